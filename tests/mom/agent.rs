@@ -1,5 +1,8 @@
 //! The simulator itself: a mom that is milder than the real ones would prove nothing.
 
+use crate::jobs::says;
+use std::time::{Duration, Instant};
+use tests::double::look::wait_until;
 use tests::mom::node::MomNode;
 use tests::mom::wire::{Ended, Run, Stream, Victims};
 
@@ -24,70 +27,45 @@ fn script(node: &mut MomNode, text: &str, mode: u32) -> Run {
 #[test]
 fn a_node_has_a_name_files_and_processes_of_its_own() {
     let (mut node, _place) = node();
-    assert_eq!(
-        node.sh("hostname; echo $$ >/run/x; ls /run; ls /dev/shm").trim(),
-        "nodea\nx"
-    );
+    let said = node.sh("hostname; echo $$ >/run/x; ls /run; ls /dev/shm");
+    assert_eq!(said, "nodea\nx\n");
     node.sh(
         "echo of-the-node:x:54399:54399::/:/bin/sh >>/etc/passwd; mkdir /etc/of-the-node; id -u of-the-node",
     );
-    assert!(
-        !std::fs::read_to_string("/etc/passwd")
-            .unwrap()
-            .contains("of-the-node"),
-        "this machine's file is untouched"
-    );
+    let own = std::fs::read_to_string("/etc/passwd").unwrap();
+    assert!(!own.contains("of-the-node"), "this machine's file is untouched");
     let left = node.snapshot();
-    assert!(
-        left.files
-            .iter()
-            .any(|f| f.starts_with("/.layer/etc/of-the-node ")),
-        "{left:?}"
-    );
+    let of_node = |file: &String| file.starts_with("/.layer/etc/of-the-node ");
+    assert!(left.files.iter().any(of_node), "{left:?}");
     assert!(left.processes.is_empty(), "{left:?}");
 }
 
 #[test]
 fn scripts_are_checked_and_get_what_a_mom_gives() {
     let (mut node, _place) = node();
-    let look = "exec >/tmp/out; umask; pwd; id -u; id -G; env | sort; ls -l /proc/$$/fd | sed -n 's/.* \\([0-9]* -> [^:]*\\).*/\\1/p'; ps -o sid= -p $$ | tr -d ' ' | grep -qx $$ && echo session";
-    let run = script(&mut node, look, 0o500);
+    let look = "exec >/tmp/out; umask; pwd; id -u; id -G; env | sort; \
+                ls -l /proc/$$/fd | sed -n 's/.* \\([0-9]* -> [^:]*\\).*/\\1/p'; \
+                ps -o sid= -p $$ | tr -d ' ' | grep -qx $$ && echo session";
     let run = Run {
         leaked: vec![9, 11, 14],
         umask: 0o077,
         user: Some((0, vec![0, 54321])),
-        ..run
+        ..script(&mut node, look, 0o500)
     };
     assert_eq!(node.run(run.clone()), Ended::Code(0));
     let text = node.read("/tmp/out").unwrap();
-    assert!(
-        text.starts_with("0077\n/var/spool/x\n0\n0 54321\nPATH=/bin:/usr/bin\nPWD=/var/spool/x\n"),
-        "{text}"
-    );
-    for fd in [
-        "0 -> /dev/null",
-        "1 -> /tmp/out",
-        "2 -> /dev/null",
-        "9 -> pipe",
-        "11 -> pipe",
-        "14 -> pipe",
-        "session",
+    let first = "0077\n/var/spool/x\n0\n0 54321\nPATH=/bin:/usr/bin\nPWD=/var/spool/x\n";
+    assert!(text.starts_with(first), "{text}");
+    let standard = ["0 -> /dev/null", "1 -> /tmp/out", "2 -> /dev/null"];
+    says(&text, &standard);
+    says(&text, &["9 -> pipe", "11 -> pipe", "14 -> pipe", "session"]);
+    for (mode, ended) in [
+        (0o400, Ended::BadScript),
+        (0o722, Ended::BadScript),
+        (0o755, Ended::Code(3)),
     ] {
-        assert!(text.contains(fd), "{fd}: {text}");
-    }
-    for mode in [0o400, 0o722, 0o755] {
-        let run = Run {
-            ..script(&mut node, "exit 3", mode)
-        };
-        assert_eq!(
-            node.run(run),
-            if mode == 0o755 {
-                Ended::Code(3)
-            } else {
-                Ended::BadScript
-            },
-            "{mode:o}"
-        );
+        let run = script(&mut node, "exit 3", mode);
+        assert_eq!(node.run(run), ended, "{mode:o}");
     }
     node.sh("chown 54321 /var/spool/x/prologue");
     assert_eq!(node.run(run.clone()), Ended::BadScript);
@@ -95,16 +73,14 @@ fn scripts_are_checked_and_get_what_a_mom_gives() {
     assert_eq!(node.run(run), Ended::NoScript);
 }
 
-/// The `sleep 3…` that run, once they are those that are awaited: a killed process may be seen for a moment.
-fn sleepers(node: &mut MomNode, awaited: &str) -> String {
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(3);
-    loop {
-        let found = node.sh("ps -eo args= | grep '^sleep 3' | sort").trim().to_owned();
-        if found == awaited || std::time::Instant::now() > end {
-            return found;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+/// The `sleep 3…` that run are these. A killed process may show for a moment.
+fn check_sleepers(node: &mut MomNode, expected: &str) {
+    let mut found = String::new();
+    wait_until(Duration::from_secs(3), || {
+        found = node.sh("ps -eo args= | grep '^sleep 3' | sort").trim().to_owned();
+        found == expected
+    });
+    assert_eq!(found, expected);
 }
 
 #[test]
@@ -118,18 +94,15 @@ fn signals_and_time_limits_kill_whom_each_mom_kills() {
         (Victims::Session, "sleep 320"),
         (Victims::Group, "sleep 310\nsleep 320"),
     ] {
-        let run = script(&mut node, text, 0o500);
-        let started = std::time::Instant::now();
-        assert_eq!(
-            node.run(Run {
-                limit_ms: 700,
-                at_limit,
-                ..run
-            }),
-            Ended::Limit
-        );
+        let run = Run {
+            limit_ms: 700,
+            at_limit,
+            ..script(&mut node, text, 0o500)
+        };
+        let started = Instant::now();
+        assert_eq!(node.run(run), Ended::Limit);
         assert!(started.elapsed().as_millis() >= 700);
-        assert_eq!(sleepers(&mut node, left), left, "{at_limit:?}");
+        check_sleepers(&mut node, left);
         node.kill_mom();
         assert!(node.snapshot().processes.is_empty());
     }
@@ -139,19 +112,13 @@ fn signals_and_time_limits_kill_whom_each_mom_kills() {
 fn openpbs_kills_the_group_after_success_and_torque_does_not() {
     let (mut node, _place) = node();
     for (kill_group_after, left) in [(true, "sleep 351"), (false, "sleep 350\nsleep 351")] {
-        let run = script(
-            &mut node,
-            "sleep 350 & setsid sleep 351 & sleep 0.2; exit 0",
-            0o500,
-        );
-        assert_eq!(
-            node.run(Run {
-                kill_group_after,
-                ..run
-            }),
-            Ended::Code(0)
-        );
-        assert_eq!(sleepers(&mut node, left), left);
+        let text = "sleep 350 & setsid sleep 351 & sleep 0.2; exit 0";
+        let run = Run {
+            kill_group_after,
+            ..script(&mut node, text, 0o500)
+        };
+        assert_eq!(node.run(run), Ended::Code(0));
+        check_sleepers(&mut node, left);
         node.kill_mom();
     }
 }
@@ -159,29 +126,23 @@ fn openpbs_kills_the_group_after_success_and_torque_does_not() {
 #[test]
 fn a_held_descriptor_or_terminal_is_seen() {
     let (mut node, _place) = node();
-    for (text, held) in [
-        (
-            "setsid sleep 30 </dev/null >/dev/null 2>&1 9>&- 4>&- & sleep 0.2; exit 0",
-            false,
-        ),
-        (
-            "setsid sleep 30 </dev/null >/dev/null 2>&1 4>&- & sleep 0.2; exit 0",
-            true,
-        ),
-        ("setsid sleep 30 9>&- 4>&- & sleep 0.2; exit 0", true),
+    let closed = "</dev/null >/dev/null 2>&1";
+    for (descriptors, held) in [
+        (format!("{closed} 9>&- 4>&-"), false),
+        (format!("{closed} 4>&-"), true),
+        ("9>&- 4>&-".to_owned(), true),
     ] {
-        let run = script(&mut node, text, 0o500);
-        let terminal = || Stream::Terminal;
+        let text = format!("setsid sleep 30 {descriptors} & sleep 0.2; exit 0");
         let run = Run {
-            stdin: terminal(),
-            stdout: terminal(),
-            stderr: terminal(),
+            stdin: Stream::Terminal,
+            stdout: Stream::Terminal,
+            stderr: Stream::Terminal,
             leaked: vec![4, 9],
-            ..run
+            ..script(&mut node, &text, 0o500)
         };
         let pid = node.start(run).unwrap();
         assert_eq!(node.wait(pid, 5000), Ended::Code(0));
-        assert_eq!(node.is_held(pid), held, "{text}");
+        assert_eq!(node.is_held(pid), held, "{descriptors}");
         node.kill_mom();
     }
 }

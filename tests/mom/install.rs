@@ -27,11 +27,7 @@ fn a_prologue_of_the_site_is_never_touched() {
     let node = &mut c.nodes[0];
     node.sh("mpsctl pbs uninstall; mpsctl pbs uninstall");
     let file = "/var/spool/torque/mom_priv/prologue";
-    assert_eq!(
-        node.sh("ls /var/spool/torque/mom_priv | grep logue; true"),
-        "",
-        "uninstall removes what install wrote"
-    );
+    assert_eq!(node.sh("ls /var/spool/torque/mom_priv | grep logue; true"), "");
     let own = "#!/bin/sh\necho a script of the site\n";
     node.write(file, own, 0o500);
     let text = node.sh_exits(1, "mpsctl pbs install");
@@ -162,10 +158,8 @@ fn install_writes_only_what_is_not_so_already() {
         let stat = format!("stat -c '%n %i %y' {}/mom_priv/* /var/lib/mpsd/*", product.home());
         let before = c.nodes[0].try_sh(&stat);
         let text = c.nodes[0].sh("mpsctl pbs install");
-        assert!(
-            !text.contains("wrote '") && !text.contains("imported hook"),
-            "{text}"
-        );
+        assert!(!text.contains("wrote '"), "{text}");
+        assert!(!text.contains("imported hook"), "{text}");
         assert_eq!(c.nodes[0].try_sh(&stat), before);
         // What was changed is put right, and said.
         let file = match product {
@@ -227,11 +221,9 @@ fn check_warns_unless_something_names_the_gpus() {
             c.serve("hooks/pbs_cgroups.HK", hook);
         }
         c.serve("hooks/pbs_cgroups.CF", &config);
+        let advice = "qmgr -c 'set hook pbs_cgroups enabled = True'";
         let text = checks(&mut c, 0, &[line]);
-        assert!(
-            line == names || text.contains("qmgr -c 'set hook pbs_cgroups enabled = True'"),
-            "{text}"
-        );
+        assert_eq!(text.contains(advice), line != names, "{text}");
     }
     // With a hook of pbs_cgroups' events PBS runs no classic epilogue.
     c.nodes[0].sh("mpsctl pbs uninstall; mpsctl pbs install --classic");
@@ -338,10 +330,8 @@ fn check_says_what_a_torque_node_lacks_until_it_lacks_nothing() {
     let text = checks(&mut c, 0, &[]);
     // The simulated node has no systemd.
     let left: Vec<&str> = text.lines().filter(|line| !line.starts_with("OK")).collect();
-    assert!(
-        left.len() == 1 && left[0].starts_with("WARN  systemd does not run here"),
-        "{text}"
-    );
+    let systemd = |line: &str| line.starts_with("WARN  systemd does not run here");
+    assert!(matches!(left[..], [line] if systemd(line)), "{text}");
 }
 
 #[test]
@@ -373,13 +363,9 @@ fn every_shell_gets_the_environment_and_nothing_outside_a_job() {
             session: false,
             ..c.user_process(&job, 0, &[shell, option, &line])
         };
-        assert_eq!(
-            c.nodes[0].run(run),
-            Ended::Code(0),
-            "{shell} {:?}",
-            c.output(&job, 0)
-        );
+        let ended = c.nodes[0].run(run);
         let (out, err) = c.output(&job, 0);
+        assert_eq!(ended, Ended::Code(0), "{shell} {out} {err}");
         assert_eq!(out.trim(), record["pipe_directory"], "{shell}");
         assert_eq!(err, "", "{shell}");
     }

@@ -100,10 +100,8 @@ pub fn attached(record: &Value, job: &Job, node: &str, sms: u64, limit_mib: Opti
     let pipe = record["pipe_directory"].as_str().unwrap_or_default();
     let of_job = format!("/run/mpsd/jobs/{}/pipe", job.id);
     assert!(pipe.starts_with(&of_job), "{record}");
-    assert!(
-        record["daemon_pid"].is_u64() && record["server_pid"].is_u64(),
-        "{record}"
-    );
+    let pids = [&record["daemon_pid"], &record["server_pid"]];
+    assert!(pids.iter().all(|pid| pid.is_u64()), "{record}");
     let found = serde_json::json!({
         "under_mps": true, "node": node, "host": node, "uid": USER.1, "job": job.id, "sms": sms, "memory_limit_mib": limit_mib,
     });

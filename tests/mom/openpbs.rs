@@ -71,10 +71,8 @@ fn a_stock_server_serves_whole_nodes_and_nodes_of_one_gpu() {
         let job = c.job("MPS=true,MPS_THREADS=50").on(&[gpus]).stock(place);
         if let Some(mode) = mode {
             begins(&mut c, &job);
-            assert!(
-                c.gpus[0].modes().iter().all(|found| found == mode),
-                "{place} {gpus:?}"
-            );
+            let modes = c.gpus[0].modes();
+            assert!(modes.iter().all(|found| found == mode), "{place} {modes:?}");
             attached(&client(&mut c, &job), &job, "nodea", 66, None);
         } else {
             let allowed = "allowed: all 2 GPUs of the node, or the node alone";
@@ -103,10 +101,8 @@ fn what_another_jobs_environment_left_is_replaced() {
     }
     let env = c.hook_of(&job, 0, ("execjob_launch", &[]), &env).env;
     assert_eq!(env["MPSD_JOB"], job.id);
-    assert_eq!(
-        env["CUDA_MPS_PIPE_DIRECTORY"],
-        format!("/run/mpsd/jobs/{}/pipe", job.id)
-    );
+    let pipe = format!("/run/mpsd/jobs/{}/pipe", job.id);
+    assert_eq!(env["CUDA_MPS_PIPE_DIRECTORY"], pipe);
     assert_eq!(env["CUDA_DEVICE_MAX_CONNECTIONS"], "2", "the user's own");
     assert!(!env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), "{env:?}");
     assert!(!env.contains_key("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), "{env:?}");
@@ -202,10 +198,7 @@ fn a_subjob_is_put_back_late_and_never_waits_for_a_time() {
     let launched = c.hook(&job, 0, "execjob_launch");
     assert!(!launched.accepted() && launched.rerun, "{}", launched.message);
     assert_eq!((launched.execution_time, launched.run_count), (None, Some(0)));
-    assert!(
-        started.elapsed() > Duration::from_secs(15),
-        "21 tries in a minute"
-    );
+    assert!(started.elapsed().as_secs() >= 15, "21 tries in a minute");
     at_once(&mut c, &job, "execjob_abort");
     c.nodes[0].sh(MEND_CONFIG);
     c.is_as_before();
@@ -317,10 +310,8 @@ fn an_unusable_configuration_puts_the_job_back_and_is_shown_by_the_node_once() {
     c.mark();
     is_put_back(&mut c, "MPS=true", "no_such_key", 0);
     let note = c.state("nodea").1;
-    assert!(
-        note.starts_with("mpsd: ") && note.contains("no_such_key") && note.len() <= 79,
-        "{note}"
-    );
+    says(&note, &["mpsd: ", "no_such_key"]);
+    assert!(note.len() <= 79, "{note}");
     is_put_back(&mut c, "MPS=maybe", "MPS=maybe", 0);
     assert_eq!(c.served("calls").matches("pbsnodes -C").count(), 1, "told once");
     c.nodes[0].sh(MEND_CONFIG);
@@ -342,10 +333,7 @@ fn an_unusable_configuration_puts_the_job_back_and_is_shown_by_the_node_once() {
 fn queuejob_refuses_at_qsub_and_moves_our_words() {
     let mut c = cluster(&["nodea"]);
     let queued = |c: &mut Cluster, account: &str| c.hook(&Job::new("", account), 0, "queuejob");
-    assert!(
-        queued(&mut c, "MPS=maybe").accepted(),
-        "off unless the site wants it"
-    );
+    assert!(queued(&mut c, "MPS=maybe").accepted());
     c.nodes[0].sh("mpsctl pbs install --queuejob");
     let refused = queued(&mut c, "proj1,MPS=maybe");
     assert_eq!(refused.verdict, "reject");
@@ -419,10 +407,7 @@ fn a_job_that_did_not_ask_imports_nothing_and_starts_no_process() {
     }
     let starts = |hooked: &Hooked| hooked.imported.contains(&"subprocess".to_owned());
     let asking = c.job("MPS=true");
-    assert!(
-        starts(&c.hook(&asking, 0, "execjob_end")),
-        "the test would not see an import"
-    );
+    assert!(starts(&c.hook(&asking, 0, "execjob_end")));
     // If something hung in the driver, the end of any job looks at it again. No earlier event does.
     c.nodes[0].sh("mkdir -p /run/mpsd; touch /run/mpsd/look-again");
     for (event, looks) in [
@@ -462,16 +447,12 @@ fn a_call_of_pbs_that_raises_leaves_nothing_and_ends_the_event_on_purpose() {
         assert_ne!(begun.verdict, "error", "{name} in begin: {}", begun.message);
         assert!(begun.accepted() || !begun.message.is_empty(), "{name}");
         let launched = c.hook(&job, 0, "execjob_launch");
-        assert_ne!(
-            launched.verdict, "error",
-            "{name} in launch: {}",
-            launched.message
-        );
+        let message = &launched.message;
+        assert_ne!(launched.verdict, "error", "{name} in launch: {message}");
         let attached = launched.env.contains_key("MPSD_JOB");
-        assert!(
-            attached || !launched.accepted() || name == "Account_Name" || name == "type",
-            "{name}: outside MPS, and no word"
-        );
+        let silent = !attached && launched.accepted();
+        let unreadable = name == "Account_Name" || name == "type";
+        assert!(!silent || unreadable, "{name}: outside MPS, and no word");
         if begun.accepted() {
             let ended = c.hook(&job, 0, "execjob_end");
             assert!(ended.accepted(), "{name} in end: {}", ended.message);
@@ -502,9 +483,6 @@ fn qsub_takes_a_job_where_the_hook_fails() {
         // The nodes read what the job has now.
         let account = queued.account.unwrap_or_default();
         let moved = queued.resources["mps"].is_some();
-        assert!(
-            moved || account == job.account,
-            "{name}: the request is lost: {account}"
-        );
+        assert!(moved || account == job.account, "{name}: lost: {account}");
     }
 }

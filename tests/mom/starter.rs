@@ -5,7 +5,7 @@ use crate::jobs::{
     attached, attached_without_limits, bare, begins, begun, client, ends, free, run_ends, says, says_once,
     shell, task_client, task_is_refused,
 };
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tests::double::Builder;
 use tests::mom::cluster::{Cluster, Product, Verdict};
 use tests::mom::node::MomNode;
@@ -57,10 +57,8 @@ fn install_writes_the_line_once_and_uninstall_takes_it_back() {
     let node = &mut c.nodes[0];
     let text = node.read(CONFIG).unwrap();
     let line = format!("\n$job_starter {STARTER}\n");
-    assert!(
-        text.starts_with("$logevent 255\n# mpsd: ") && text.ends_with(&line),
-        "{text}"
-    );
+    assert!(text.starts_with("$logevent 255\n# mpsd: "), "{text}");
+    assert!(text.ends_with(&line), "{text}");
     node.sh("mpsctl pbs install");
     assert_eq!(node.read(CONFIG).unwrap(), text);
     // The mom still starts tasks through the file.
@@ -143,10 +141,7 @@ fn a_sister_that_cannot_attach_keeps_the_job_from_starting() {
     let job = c.job("MPS=true").on(&[&[0], &[0]]);
     let started = Instant::now();
     assert_eq!(c.begin(&job), Verdict::Requeued);
-    assert!(
-        started.elapsed() >= Duration::from_secs(1),
-        "held back, or Torque would try again at once"
-    );
+    assert!(started.elapsed().as_secs() >= 1, "Torque would try again at once");
     assert_eq!(c.gpus[1].modes(), ["default", "default"]);
     c.nodes[1].sh(&format!("cp -p /root/config {CONFIG}"));
     begins(&mut c, &job);
@@ -187,11 +182,9 @@ fn what_a_sister_alone_refuses_its_tasks_are_told() {
     let job = c.job("MPS=true").on(&[&[0], &[0]]);
     c.torque_files(&job);
     c.torque_status(&job, "+nodeb-gpu/0", "");
-    assert_eq!(
-        c.torque_script(&job, 1, "prologue.parallel", None),
-        Ended::Code(0)
-    );
-    assert_eq!(c.torque_script(&job, 0, "prologue", None), Ended::Code(0));
+    for (at, script) in [(1, "prologue.parallel"), (0, "prologue")] {
+        assert_eq!(c.torque_script(&job, at, script, None), Ended::Code(0));
+    }
     let told = task_is_refused(&mut c, &job, 1);
     says(&told, &[&format!("job {}: MPS refused: ", job.id), "exec_gpus"]);
     ends(&mut c, &job);
@@ -242,10 +235,7 @@ fn the_starter_leaves_other_jobs_as_they_were_also_on_a_broken_node() {
         if breakage.starts_with("rm") {
             assert!(out.starts_with("arg0 "), "{out}");
         } else {
-            assert_eq!(
-                out, "arg0 -sh\nprofile read\n",
-                "a login shell, as without a starter: {breakage}"
-            );
+            assert_eq!(out, "arg0 -sh\nprofile read\n", "{breakage}");
         }
         bare(&task_client(&mut c, &job, 0, ""));
     }
@@ -442,10 +432,8 @@ fn no_starter_is_set_where_users_cannot_reach_it() {
     instead(node, "");
     node.sh("chmod 0750 /var/spool/torque/mom_priv");
     let text = is_left_out(node, "users may not pass '/var/spool/torque/mom_priv'");
-    assert!(
-        !text.contains("/usr/libexec"),
-        "the package's removal removes that: {text}"
-    );
+    // The package's removal removes that directory.
+    assert!(!text.contains("/usr/libexec"), "{text}");
     says(&text, &["outside MPS"]);
 }
 
@@ -461,10 +449,7 @@ fn the_starter_stays_while_a_line_of_the_configuration_names_it() {
         node.sh("mpsctl pbs install");
         node.sh(&format!("printf '# caf\\351\\n{line}\\n' >{CONFIG}"));
         node.sh_exits(1, "mpsctl pbs uninstall");
-        assert!(
-            node.read(STARTER).is_some(),
-            "the mom still starts tasks through it: {line}"
-        );
+        assert!(node.read(STARTER).is_some(), "{line}");
         node.sh(&format!("printf '# caf\\351\\n' | cmp - {CONFIG}"));
         node.sh("mpsctl pbs uninstall");
         assert_eq!(node.read(STARTER), None);

@@ -26,6 +26,12 @@ fn with_a_short_alarm(gpus: impl Fn(Builder) -> Builder, config: &str) -> Cluste
     c
 }
 
+/// Runs one of the scripts on a node, which must end with `code`. An epilogue gets the job's exit code.
+fn script_ends(c: &mut Cluster, job: &Job, at: usize, name: &str, of_job: Option<i32>, code: i32) {
+    let ended = c.torque_script(job, at, name, of_job);
+    assert_eq!(ended, Ended::Code(code), "{name}: {:?}", c.output(job, at));
+}
+
 /// Torque confines no task. Its number is CUDA's index, and not the number in the device file's name.
 #[test]
 fn a_gpu_number_is_the_index_that_cuda_counts() {
@@ -72,10 +78,8 @@ fn ranks_are_bound_to_the_gpus_near_their_cores() {
     for (rank, gpu) in [(0, 1), (1, 0)] {
         let line = format!("OMPI_COMM_WORLD_LOCAL_RANK={rank} taskset -c {rank} mpsctl exec -- {client}");
         shell(&mut c, &job, &line, 0);
-        assert_eq!(
-            c.records(0)[0]["uuids"],
-            serde_json::json!([c.gpus[0].uuids()[gpu]])
-        );
+        let own = serde_json::json!([c.gpus[0].uuids()[gpu]]);
+        assert_eq!(c.records(0)[0]["uuids"], own);
     }
     c.end(&job, 0);
 }
@@ -94,10 +98,7 @@ fn a_refused_job_is_aborted_if_its_tasks_could_not_tell_why() {
     assert_eq!(c.begin(&job), Verdict::Aborted);
     says(&c.told(&job), &["MPS_THREADS=101"]);
     let comment = c.served(&format!("comments/{}", job.id));
-    assert!(
-        comment.starts_with("MPS refused: MPS_THREADS=101: "),
-        "qstat -f: {comment}"
-    );
+    says(&comment, &["MPS refused: MPS_THREADS=101: "]);
     std::fs::remove_dir_all(c.server().join("comments")).unwrap();
     let interactive = c.job("MPS=maybe").interactive();
     assert_eq!(c.begin(&interactive), Verdict::Aborted);
@@ -113,18 +114,8 @@ fn a_prologue_that_may_not_drain_its_node_holds_its_exit_back() {
     let job = c.job("MPS=true");
     c.torque_files(&job);
     let started = Instant::now();
-    let ended = c.torque_script(&job, 0, "prologue", None);
-    assert_eq!(
-        ended,
-        Ended::Code(2),
-        "below the mom's own limit: {:?}",
-        c.output(&job, 0)
-    );
-    assert!(
-        started.elapsed() >= Duration::from_secs(2),
-        "{:?}",
-        started.elapsed()
-    );
+    script_ends(&mut c, &job, 0, "prologue", None, 2);
+    assert!(started.elapsed().as_secs() >= 2, "{:?}", started.elapsed());
     assert_eq!(c.state("nodea"), free());
     says(&c.told(&job), &["operators += root@nodea"]);
     says(
@@ -150,19 +141,12 @@ fn a_prologue_whose_worker_dies_of_a_signal_fails() {
     });
     assert!(begun, "the start does not begin");
     c.nodes[0].signal(worker.unwrap(), 9);
-    assert_eq!(
-        c.nodes[0].wait(prologue, 30_000),
-        Ended::Code(2),
-        "{:?}",
-        c.output(&job, 0)
-    );
+    let ended = c.nodes[0].wait(prologue, 30_000);
+    assert_eq!(ended, Ended::Code(2), "{:?}", c.output(&job, 0));
     c.torque_script(&job, 0, "epilogue", Some(-14));
     c.is_as_before();
-    assert_eq!(
-        c.state("nodea").0,
-        "free",
-        "a user's own daemon that does not start proves nothing"
-    );
+    // A user's own daemon that does not start proves nothing.
+    assert_eq!(c.state("nodea"), free());
 }
 
 /// Else the mom's SIGKILL would end them after 8 s.
@@ -171,24 +155,14 @@ fn a_start_that_hangs_and_an_end_that_its_user_holds_up_end_below_the_moms_limit
     let mut c = with_a_short_alarm(never_ready, "");
     let job = c.job("MPS=true");
     c.torque_files(&job);
-    assert_eq!(
-        c.torque_script(&job, 0, "prologue", None),
-        Ended::Code(2),
-        "{:?}",
-        c.output(&job, 0)
-    );
+    script_ends(&mut c, &job, 0, "prologue", None, 2);
     c.torque_script(&job, 0, "epilogue", Some(-14));
     c.is_as_before();
     let mut c = with_a_short_alarm(Builder::fast, "deadline_s = 60\n");
     let job = begun(&mut c, "MPS=true");
     c.nodes[0].sh("for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in \
          mpsd|nvidia-cuda-mps*) kill -STOP ${p#/proc/};; esac; done");
-    assert_eq!(
-        c.torque_script(&job, 0, "epilogue", Some(0)),
-        Ended::Code(0),
-        "{:?}",
-        c.output(&job, 0)
-    );
+    script_ends(&mut c, &job, 0, "epilogue", Some(0), 0);
     ends(&mut c, &job);
 }
 
@@ -203,10 +177,7 @@ fn a_start_that_fails_on_a_sister_is_told_by_its_tasks_and_does_not_take_it_down
     );
     let job = c.job("MPS=true").on(&[&[0], &[0]]);
     c.torque_files(&job);
-    assert_eq!(
-        c.torque_script(&job, 1, "prologue.parallel", None),
-        Ended::Code(0)
-    );
+    script_ends(&mut c, &job, 1, "prologue.parallel", None, 0);
     assert_eq!(c.state("nodeb"), free());
     assert_ne!(c.task(&job, 1, &["/bin/true"]), Ok(Ended::Code(0)));
     says(&c.output(&job, 1).1, &[&format!("job {}", job.id), "MPS"]);
@@ -234,10 +205,7 @@ fn a_fault_on_a_sister_requeues_the_job_and_takes_the_sister_offline_and_not_dow
         // Torque runs no epilogue on the sister: the next job's begin there removes what was recorded.
         let next = c.job("").on(&[&[], &[]]);
         c.torque_files(&next);
-        assert_eq!(
-            c.torque_script(&next, 1, "prologue.parallel", None),
-            Ended::Code(0)
-        );
+        script_ends(&mut c, &next, 1, "prologue.parallel", None, 0);
         c.is_as_before();
     }
 }
@@ -277,11 +245,8 @@ fn a_missing_program_holds_a_job_that_asks_and_no_other() {
         limit_ms: 1500,
         ..c.torque_run(&job, 0, "prologue", None)
     };
-    assert_eq!(
-        c.nodes[0].run(run),
-        Ended::Limit,
-        "it holds the job back, or Torque would try again at once"
-    );
+    // It holds the job back: Torque would try again at once.
+    assert_eq!(c.nodes[0].run(run), Ended::Limit);
     says(
         &c.told(&job),
         &["'/usr/bin/mps-prologue' is not installed on this node"],
@@ -320,11 +285,7 @@ fn a_leaked_sister_is_reconciled_once_the_server_no_longer_has_the_job() {
     let (job, fault) = leaked(&mut c);
     c.torque_status(&job, "job_state = Q", "job_state = R");
     let (_, said) = c.nodes[1].try_sh("mpsctl reconcile");
-    assert_eq!(
-        c.gpus[1].modes()[1],
-        "exclusive_process",
-        "the server has it running: {said}"
-    );
+    assert_eq!(c.gpus[1].modes()[1], "exclusive_process", "{said}");
     c.torque_status(&job, "job_state = R", "job_state = Q");
     c.nodes[1].sh("mpsctl reconcile");
     assert_eq!(c.state("nodea").0, "offline");
@@ -344,8 +305,7 @@ fn a_leaked_sister_is_clean_when_the_next_job_begins_there() {
         let (job, _fault) = leaked(&mut c);
         let next = c.job(account).on(&[&[], &[0]]);
         c.torque_files(&next);
-        let ended = c.torque_script(&next, 1, "prologue.parallel", None);
-        assert_eq!(ended, Ended::Code(0), "{account}");
+        script_ends(&mut c, &next, 1, "prologue.parallel", None, 0);
         assert_eq!(c.gpus[1].modes(), modes, "{account}");
         assert!(!c.nodes[1].sh("ls /run/mpsd/jobs").contains(&job.id), "{account}");
         c.torque_script(&next, 1, "epilogue.parallel", Some(0));

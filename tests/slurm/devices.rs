@@ -216,10 +216,8 @@ fn a_forged_list_is_refused(cell: &Context) -> Result<()> {
 fn a_gpu_that_slurm_does_not_manage_is_named(cell: &Context) -> Result<()> {
     let node = &cell.nodes.nodes[0];
     let without = cell.clients("--gres=gpu:1", "")?;
-    ensure!(
-        without[0].uuids == node.uuids()[..1],
-        "CUDA's own choice: {without:?}"
-    );
+    // CUDA's own choice.
+    holds(without[0].uuids == node.uuids()[..1], &without)?;
     let words = ["/dev/nvidia1", "/dev/nvidia0", "gres.conf"];
     cell.check_refused("srun --mps --gres=gpu:1", &words)?;
     holds(node.modes().iter().all(|mode| mode == "default"), &node.modes())?;

@@ -76,8 +76,7 @@ impl Context {
 
     /// An administrator's command to its good end; its output.
     pub fn root(&self, command: &str) -> Result<String> {
-        let words: Vec<&str> = command.split_whitespace().collect();
-        Ok(self.bed.root(&words)?.success()?.stdout)
+        self.bed.said(command)
     }
 
     /// What Slurm shows of a job, in one line.

@@ -130,10 +130,8 @@ fn our_own_drain_is_lifted_and_no_other(cell: &Context) -> Result<()> {
         cell.bed.root(&drain)?.success()?;
         let said = cell.root_mpsctl("undrain --node node2")?.said();
         let state = cell.bed.node_state("node2")?;
-        ensure!(
-            state.state.contains("DRAIN") != lifted,
-            "'{shown}': {said}: {state:?}"
-        );
+        let drained = state.state.contains("DRAIN");
+        ensure!(drained != lifted, "'{shown}': {said}: {state:?}");
         ensure!(!marker.exists(), "the marker stays: {said}");
     }
     cell.bed.resume("node2")

@@ -142,16 +142,23 @@ fn run_group(group: &Group, cells: &[Cell], tally: &Tally) -> Result<()> {
 fn bring_up(group: &Group) -> Result<Context> {
     let mut bed = Bed::create((group.options)())?;
     let nodes = (group.prepare)(&mut bed)?;
-    if let Err(error) = bed.start() {
-        bail!("{error:#}\n{}", logs(&bed));
+    Context::start_bed(bed, nodes)
+}
+
+impl Context {
+    /// Starts the daemons of a bed that has its nodes.
+    pub fn start_bed(bed: Bed, nodes: Simulated) -> Result<Context> {
+        if let Err(error) = bed.start() {
+            bail!("{error:#}\n{}", logs(&bed));
+        }
+        let [user, other] = bed.users();
+        Ok(Context {
+            bed,
+            nodes,
+            user,
+            other,
+        })
     }
-    let [user, other] = bed.users();
-    Ok(Context {
-        bed,
-        nodes,
-        user,
-        other,
-    })
 }
 
 fn guarded(cell: impl FnOnce() -> Result<()>) -> Result<()> {
@@ -187,7 +194,8 @@ fn recover(context: &Context) -> String {
     said
 }
 
-fn teardown(context: Context) -> Result<()> {
+/// Ends the bed, which must leave nothing.
+pub fn teardown(context: Context) -> Result<()> {
     let dirs = [context.bed.dir().to_owned(), context.bed.run_dir().to_owned()];
     let forced = context.bed.end()?;
     if !forced.is_empty() {
@@ -199,7 +207,8 @@ fn teardown(context: Context) -> Result<()> {
     }
 }
 
-fn logs(bed: &Bed) -> String {
+/// What the daemons logged last.
+pub fn logs(bed: &Bed) -> String {
     let mut text = String::new();
     for name in bed.nodes().iter().map(String::as_str).chain(["slurmctld"]) {
         let log = bed.log(name);

@@ -117,10 +117,7 @@ fn two_jobs_on_one_gpu_have_a_server_each(cell: &Context) -> Result<()> {
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    ensure!(
-        together == 2,
-        "two servers at the same time expected, {together} seen"
-    );
+    ensure!(together == 2, "{together} servers at the same time");
     let mut daemons = BTreeSet::new();
     for (job, user) in [(first, &cell.user), (second, &cell.other)] {
         let records = ended(job)?;
@@ -156,11 +153,7 @@ fn a_first_step_that_asks_does_not_ask_for_its_job(cell: &Context) -> Result<()>
 
 fn a_job_with_a_private_tmp_has_its_mps(cell: &Context) -> Result<()> {
     let done = cell.run("srun", "touch /tmp/mine && ls /tmp")?.success()?;
-    ensure!(
-        done.stdout == "mine\n",
-        "/tmp is not the job's own: {}",
-        done.stdout
-    );
+    holds(done.stdout == "mine\n", &done)?;
     let words = "--mps -N2 --ntasks-per-node=2 --gres=gpu:1";
     let records = cell.clients(words, "--hold 0.2")?;
     holds(records.len() == 4, &records)?;

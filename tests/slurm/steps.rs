@@ -94,11 +94,7 @@ fn a_step_cannot_raise_them(cell: &Context) -> Result<()> {
             .filter(|line| line.contains("mps: "))
             .collect();
         let right = |line: &&str| line.contains(flag) && line.contains("allowed: ");
-        ensure!(
-            !ours.is_empty() && ours.iter().all(right),
-            "{flag}: {}",
-            done.stderr
-        );
+        holds(!ours.is_empty() && ours.iter().all(right), &done)?;
     }
     Ok(())
 }
@@ -134,10 +130,7 @@ fn a_step_without_gpus_has_nothing(cell: &Context) -> Result<()> {
     // The second step needs what the first step had, and may be told that Slurm has not taken it back yet.
     let waits = |line: &&str| line.starts_with("srun: Job ") || line.starts_with("srun: Step created ");
     let others: Vec<&str> = said.lines().filter(|line| !waits(line)).collect();
-    ensure!(
-        others == ["looked"; 2],
-        "a step without GPUs was given some: {said}"
-    );
+    ensure!(others == ["looked"; 2], "{said}");
     let done = cell
         .run("salloc --mps --gres=gpu:1 srun --gres=none", look)?
         .success()?;
@@ -262,11 +255,8 @@ fn check_killed(done: &Ran) -> Result<()> {
 }
 
 fn a_job_killed_for_memory_is_told(cell: &Context) -> Result<()> {
-    check_killed(
-        &cell
-            .run("srun --mps --mem=60M --gres=gpu:1", &glutton(cell))?
-            .fails()?,
-    )
+    let command = "srun --mps --mem=60M --gres=gpu:1";
+    check_killed(&cell.run(command, &glutton(cell))?.fails()?)
 }
 
 /// The step's own daemon ends with it, while the allocation stays and its next step runs.

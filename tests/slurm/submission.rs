@@ -35,10 +35,7 @@ fn flags_in_a_script_are_in_force(cell: &Context) -> Result<()> {
     let script = format!("#SBATCH --mps\n#SBATCH --mps-mem=2G\n({line})\nsrun -N2 /bin/sh -c '{line}'");
     let (job, said) = cell.batch("-N2 --gres=gpu:1", &script)?;
     let records = records(&said)?;
-    ensure!(
-        records.len() == 3,
-        "the script's client and two of the step: {said}"
-    );
+    ensure!(records.len() == 3, "script and step: {said}");
     check_daemons(&records, cell.user.uid, 1)?;
     let id = job.to_string();
     let right = |record: &Record| record.job.as_deref() == Some(&id) && record.memory_limit_mib == Some(2048);
@@ -71,11 +68,7 @@ fn bad_values_are_refused_at_submission(cell: &Context) -> Result<()> {
                 .filter(|line| line.contains("mps: "))
                 .collect();
             let told = matches!(ours[..], [line] if line.contains(flag) && line.contains("allowed:"));
-            ensure!(
-                told,
-                "no single line with the flag and what is allowed: {}",
-                done.story()
-            );
+            ensure!(told, "no single line of ours: {}", done.story());
         }
     }
     let queue = cell.root("squeue -h")?;
@@ -98,11 +91,8 @@ fn two_hundred_jobs_at_once_leave_nothing(cell: &Context) -> Result<()> {
     let records = records(&said)?;
     let jobs: BTreeSet<_> = records.iter().filter_map(|record| record.job.clone()).collect();
     let nodes: BTreeSet<_> = records.iter().map(|record| &record.node).collect();
-    ensure!(
-        records.len() == JOBS && jobs.len() == JOBS,
-        "{} records",
-        records.len()
-    );
+    let counts = (records.len(), jobs.len());
+    ensure!(counts == (JOBS, JOBS), "records and jobs: {counts:?}");
     ensure!(nodes.len() == 4, "all nodes took part: {nodes:?}");
     let right = |record: &&Record| record.under_mps && record.error.is_none() && record.sms == Some(66);
     let wrong: Vec<_> = records.iter().filter(|record| !right(record)).collect();

@@ -80,6 +80,11 @@ pub fn is(choice: &Choice, factor: &str, value: &str) -> bool {
     choice.get(at).copied().flatten() == Some(value)
 }
 
+/// Whether `factor` is set to one of `values`.
+pub fn is_any(choice: &Choice, factor: &str, values: &[&str]) -> bool {
+    values.iter().any(|value| is(choice, factor, value))
+}
+
 /// Whether `factor` is set, and not to `value`.
 fn is_not(choice: &Choice, factor: &str, value: &str) -> bool {
     let at = FACTORS.iter().position(|known| known.name == factor);

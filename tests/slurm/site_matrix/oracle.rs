@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use tests::double::visible::multiprocessors;
 use tests::slurm::{Bystander, SMS, Witness};
 
-use super::factors::{Choice, is};
-use super::request::{Asks, LESS, Step, Variant, gpus, is_batch, is_bound_by_us, is_unplugged, steps, tasks};
+use super::factors::{Choice, is, is_any};
+use super::request::{
+    LESS, Step, StepRequest, Variant, gpus, is_batch, is_bound_by_us, is_unplugged, steps, tasks,
+};
 
 /// Memory of a simulated GPU, in MiB.
 const MEMORY: u64 = 143_771;
@@ -60,11 +62,8 @@ impl Run {
     /// Whether the command that started these tasks failed.
     fn failed(&self, label: &str) -> bool {
         let code = format!("code {label} ");
-        let mut codes = self
-            .said
-            .lines()
-            .filter_map(|line| line.strip_prefix(&code))
-            .peekable();
+        let lines = self.said.lines();
+        let mut codes = lines.filter_map(|line| line.strip_prefix(&code)).peekable();
         match codes.peek() {
             Some(_) => codes.all(|code| code != "0"),
             None => self.code != Some(0),
@@ -73,11 +72,8 @@ impl Run {
 
     /// The lines in which the product speaks.
     fn told(&self) -> Vec<&str> {
-        let ours = |line: &&str| {
-            [NO_FLAG, "mps: ", "mpsd: "]
-                .iter()
-                .any(|word| line.contains(word))
-        };
+        let words = [NO_FLAG, "mps: ", "mpsd: "];
+        let ours = |line: &&str| words.iter().any(|word| line.contains(word));
         self.said.lines().filter(ours).collect()
     }
 }
@@ -102,29 +98,34 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
         && (is(site, "devices", "constrained") || is(request, "node", "alone-on-node"));
     let batch = steps(request)
         .first()
-        .is_some_and(|step| step.label == "batch" && step.asks == Asks::AsItsJob);
+        .is_some_and(|step| step.label == "batch" && step.request == StepRequest::AsItsJob);
     // A script that asked does not begin where the plugin is not loaded.
-    let stopped = is_batch(request) && is_unplugged(request, 0) && steps(request)[0].asks == Asks::AsItsJob;
+    let stopped =
+        is_batch(request) && is_unplugged(request, 0) && steps(request)[0].request == StepRequest::AsItsJob;
     for step in steps(request) {
-        let asks = matches!(step.asks, Asks::AsItsJob | Asks::Itself | Asks::Less);
+        let wants_mps = step.wants_mps();
         let places = expected.iter().filter(|(place, _)| place.0 == step.label);
         for (place, model) in places {
-            let said = match (step.asks, found.get(place)) {
-                (_, task) if stopped || asks && is_unplugged(request, place.2) => {
+            let said = match (step.request, found.get(place)) {
+                (_, task) if stopped || wants_mps && is_unplugged(request, place.2) => {
                     let ran = task.map(|_| "ran where Slurm does not load the plugin".to_owned());
                     // Slurm's own word: no srun there has our flags.
                     let in_script =
-                        step.asks == Asks::Itself && is_batch(request) && is_unplugged(request, 0);
+                        step.request == StepRequest::Own && is_batch(request) && is_unplugged(request, 0);
                     let word = if in_script { NO_FLAG } else { "did not load" };
                     ran.into_iter().chain(refused(with, &step, word)).collect()
                 }
-                _ if uncertain && (asks || batch) => refused(with, &step, "is not certain"),
-                (Asks::Nothing | Asks::OffItself, Some(task)) => same_task(task, model, with, plain),
-                (Asks::Nothing | Asks::OffItself, None) => missing(with, &step),
-                (Asks::Off, Some(task)) if !exclusive(place, model) => same_task(task, model, with, plain),
-                (Asks::Off, Some(_)) => vec!["ran beside the MPS that has its GPU".into()],
-                (Asks::Off, None) if exclusive(place, model) => refused(with, &step, "--mps=off"),
-                (Asks::Off, None) => missing(with, &step),
+                _ if uncertain && (wants_mps || batch) => refused(with, &step, "is not certain"),
+                (StepRequest::Nothing | StepRequest::OffOfComponent, Some(task)) => {
+                    same_task(task, model, with, plain)
+                }
+                (StepRequest::Nothing | StepRequest::OffOfComponent, None) => missing(with, &step),
+                (StepRequest::Off, Some(task)) if !exclusive(place, model) => {
+                    same_task(task, model, with, plain)
+                }
+                (StepRequest::Off, Some(_)) => vec!["ran beside the MPS that has its GPU".into()],
+                (StepRequest::Off, None) if exclusive(place, model) => refused(with, &step, "--mps=off"),
+                (StepRequest::Off, None) => missing(with, &step),
                 (_, Some(task)) => attached(site, request, &step, place.3, task, model),
                 (_, None) => missing(with, &step),
             };
@@ -177,17 +178,13 @@ fn baseline(request: &Choice, plain: &Run, troubles: &mut Vec<String>) {
 
 /// The job that did not ask is as on a cluster without the plugin, in every task and every word.
 fn same_run(without: &Run, plain: &Run, troubles: &mut Vec<String>) {
-    if without.code != plain.code {
-        troubles.push(format!(
-            "did not ask: exit {:?}, not {:?}",
-            without.code, plain.code
-        ));
+    let codes = (without.code, plain.code);
+    if codes.0 != codes.1 {
+        troubles.push(format!("did not ask: exit codes {codes:?}"));
     }
     let (ours, theirs) = (lines(without), lines(plain));
     for line in ours.symmetric_difference(&theirs) {
-        troubles.push(format!(
-            "did not ask: only one of the two plain jobs reads '{line}'"
-        ));
+        troubles.push(format!("did not ask: only one plain job reads '{line}'"));
     }
     let found = without.by_place();
     for (place, model) in plain.by_place() {
@@ -195,10 +192,8 @@ fn same_run(without: &Run, plain: &Run, troubles: &mut Vec<String>) {
             Some(task) => same_task(task, model, without, plain),
             None => vec!["is not there".into()],
         };
-        troubles.extend(
-            said.into_iter()
-                .map(|said| format!("did not ask: {} r{}: {said}", place.0, place.3)),
-        );
+        let named = |said| format!("did not ask: {} r{}: {said}", place.0, place.3);
+        troubles.extend(said.into_iter().map(named));
     }
 }
 
@@ -340,7 +335,7 @@ fn refused(run: &Run, step: &Step, word: &str) -> Vec<String> {
     match run.failed(step.label) && run.told().iter().any(|line| line.contains(word)) {
         true => Vec::new(),
         false => vec![format!(
-            "refused without a word of '{word}' or without an exit code: '{}'",
+            "refused without '{word}' or an exit code: '{}'",
             run.said.trim()
         )],
     }
@@ -381,23 +376,16 @@ fn attached(
         true => task.devices.len() == 1 && task.devices.is_subset(&model.devices),
         false => task.devices == model.devices,
     };
+    let (own, others) = (&task.devices, &model.devices);
+    let (may_open, model_may_open) = (&task.may_open, &model.may_open);
     if !right {
-        said.push(format!(
-            "its GPUs are {:?}, not {:?}",
-            task.devices, model.devices
-        ));
+        said.push(format!("its GPUs are {own:?}, not {others:?}"));
     }
-    if task.may_open != model.may_open {
-        said.push(format!(
-            "it may open {:?}, not {:?}",
-            task.may_open, model.may_open
-        ));
+    if may_open != model_may_open {
+        said.push(format!("it may open {may_open:?}, not {model_may_open:?}"));
     }
-    if !task.devices.is_subset(&task.may_open) {
-        said.push(format!(
-            "its GPUs are {:?} and it may open {:?}",
-            task.devices, task.may_open
-        ));
+    if !own.is_subset(may_open) {
+        said.push(format!("its GPUs are {own:?} and it may open {may_open:?}"));
     }
     said.extend(limits(request, step, rank, task));
     said.extend(names(site, request, task));
@@ -415,10 +403,8 @@ fn names(site: &Choice, request: &Choice, task: &Witness) -> Option<String> {
         && !is(site, "gres", "partial")
         && !is(request, "ask", "per-gpu")
         && !is(request, "node", "alone-on-node")
-        && (is(request, "bind", "unbound") || is(request, "bind", "bind-none"))
-        && !["gpus-per-task", "tasks-per-gpu"]
-            .iter()
-            .any(|gpus| is(request, "gpus", gpus));
+        && is_any(request, "bind", &["unbound", "bind-none"])
+        && !is_any(request, "gpus", &["gpus-per-task", "tasks-per-gpu"]);
     let may_open = super::site::devices(site).filter(|device| task.may_open.contains(device));
     let may_open: Vec<String> = may_open.collect();
     match numbers {
@@ -448,7 +434,7 @@ fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<Str
         (gpus, tasks) => tasks.div_ceil(gpus),
     };
     let percent = match () {
-        () if step.asks == Asks::Less => LESS.parse().unwrap_or(0.0),
+        () if step.request == StepRequest::Less => LESS.parse().unwrap_or(0.0),
         () if ask("on") || ask("per-gpu") => 50.0,
         () if ask("list") => [30.0, 70.0][rank % 2],
         () if ask("auto") => (200.0 / meeting as f64).min(100.0),
@@ -590,10 +576,7 @@ fn own_daemons(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
     }
     for (place, pids) in &daemons {
         if pids.len() > 1 {
-            troubles.push(format!(
-                "{} daemons where one is the job's: {place:?}",
-                pids.len()
-            ));
+            troubles.push(format!("{} daemons, not one: {place:?}", pids.len()));
         }
     }
     let all: BTreeSet<_> = daemons.values().flatten().collect();
@@ -614,18 +597,14 @@ fn modes(
     let of_job = !is(request, "step", "one-asks") || is(request, "launch", "het");
     let may = is(site, "mode", "exclusive") && of_job && is(site, "shards", "no-shards");
     // Such a job may have more GPUs than its tasks were given.
-    let bound = ["bind-map", "bind-single"]
-        .iter()
-        .any(|bind| is(request, "bind", bind));
+    let bound = is_any(request, "bind", &["bind-map", "bind-single"]);
     let more = bound || is(request, "node", "alone-on-node");
     let nodes = Variant::With.nodes(request);
     let mut own: BTreeSet<(String, String)> = BTreeSet::new();
     for (place, task) in plain.by_place() {
-        let asks = steps(request)
-            .into_iter()
-            .find(|step| step.label == place.0)
-            .map(|step| step.asks);
-        if !is(request, "launch", "het") || matches!(asks, Some(Asks::AsItsJob | Asks::Itself | Asks::Less)) {
+        let steps = steps(request);
+        let step = steps.iter().find(|step| step.label == place.0);
+        if !is(request, "launch", "het") || step.is_some_and(Step::wants_mps) {
             let node = nodes[place.2.min(1)].clone();
             own.extend(task.devices.iter().map(|device| (node.clone(), device.clone())));
         }

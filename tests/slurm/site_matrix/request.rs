@@ -1,6 +1,6 @@
 //! A job as its factors say: its command, with MPS and without, and what is expected of each of its steps.
 
-use super::factors::{Choice, is};
+use super::factors::{Choice, is, is_any};
 use super::site::NODE;
 
 /// The same job three times.
@@ -45,19 +45,19 @@ pub fn is_unplugged(request: &Choice, node: usize) -> bool {
 
 /// What a step asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asks {
+pub enum StepRequest {
     /// What its job did.
     AsItsJob,
     /// Nothing, and neither did its job.
     Nothing,
     /// MPS, in a job that did not.
-    Itself,
+    Own,
     /// Less than its job.
     Less,
     /// No MPS, in a job with.
     Off,
     /// No MPS, as a job of its own: a component of a het job.
-    OffItself,
+    OffOfComponent,
 }
 
 /// A command that starts tasks.
@@ -66,7 +66,17 @@ pub struct Step {
     /// Its name in the tasks' records.
     pub label: &'static str,
     /// What it asked for.
-    pub asks: Asks,
+    pub request: StepRequest,
+}
+
+impl Step {
+    /// Whether its tasks are to have MPS.
+    pub fn wants_mps(&self) -> bool {
+        matches!(
+            self.request,
+            StepRequest::AsItsJob | StepRequest::Own | StepRequest::Less
+        )
+    }
 }
 
 /// One per cent less would not change the multiprocessors: far below every other limit.
@@ -74,17 +84,17 @@ pub const LESS: &str = "10";
 
 /// The commands of a request, in order. A batch script is the first of its own.
 pub fn steps(request: &Choice) -> Vec<Step> {
-    let step = |label, asks| Step { label, asks };
+    let step = |label, request| Step { label, request };
     let is = |value| is(request, "step", value);
     let (all, last) = match () {
-        () if is("one-asks") => (Asks::Nothing, Some(Asks::Itself)),
-        () if is("one-lowers") => (Asks::AsItsJob, Some(Asks::Less)),
-        () if is("one-off") => (Asks::AsItsJob, Some(Asks::Off)),
-        () => (Asks::AsItsJob, None),
+        () if is("one-asks") => (StepRequest::Nothing, Some(StepRequest::Own)),
+        () if is("one-lowers") => (StepRequest::AsItsJob, Some(StepRequest::Less)),
+        () if is("one-off") => (StepRequest::AsItsJob, Some(StepRequest::Off)),
+        () => (StepRequest::AsItsJob, None),
     };
     let het = super::factors::is(request, "launch", "het");
     let last = match last {
-        Some(Asks::Off) if het => Some(Asks::OffItself),
+        Some(StepRequest::Off) if het => Some(StepRequest::OffOfComponent),
         other => other,
     };
     if super::factors::is(request, "launch", "srun") {
@@ -107,44 +117,48 @@ pub fn steps(request: &Choice) -> Vec<Step> {
     steps
 }
 
-/// The flags of the request itself.
-fn asked(request: &Choice) -> Vec<&'static str> {
-    let is = |factor, value| is(request, factor, value);
-    let mut flags = limits(request);
-    flags.extend(match () {
-        () if is("ranks", "cyclic") => Some("--mps-bind=cyclic"),
-        () if is("ranks", "block+peers") => Some("--mps-bind=block+peers"),
-        () if is("ranks", "closest") => Some("--mps-bind=closest"),
-        () => None,
-    });
-    flags.extend(match () {
-        () if is("names", "ordinal") => Some("--mps-visible=ordinal"),
-        () if is("names", "uuid") => Some("--mps-visible=uuid"),
-        () => None,
-    });
-    flags
+/// The words that the first fitting row has, each row a factor, its value and the words.
+fn words(request: &Choice, rows: &[(&str, &str, &'static str)], otherwise: &'static str) -> &'static str {
+    let mut fitting = rows
+        .iter()
+        .filter(|(factor, value, _)| is(request, factor, value));
+    fitting.next().map_or(otherwise, |(.., words)| words)
 }
 
-fn limits(request: &Choice) -> Vec<&'static str> {
-    let is = |factor, value| is(request, factor, value);
-    match () {
-        () if is("ask", "per-gpu") => vec!["--mps=per-gpu", "--mps-threads=50"],
-        () if is("ask", "list") => vec!["--mps", "--mps-threads=30:70"],
-        () if is("ask", "memory-by-gpu") && gpus(request) > 1 => vec!["--mps", "--mps-mem=0=4G:1=2G"],
-        () if is("ask", "memory-by-gpu") => vec!["--mps", "--mps-mem=0=4G"],
-        () if is("ask", "auto") => vec!["--mps", "--mps-threads=auto", "--mps-mem=auto"],
-        () => vec!["--mps", "--mps-threads=50", "--mps-mem=4G"],
-    }
+/// The flags of the request itself.
+fn own_flags(request: &Choice) -> String {
+    let memory = match gpus(request) {
+        1 => "--mps --mps-mem=0=4G",
+        _ => "--mps --mps-mem=0=4G:1=2G",
+    };
+    let limits = [
+        ("ask", "per-gpu", "--mps=per-gpu --mps-threads=50"),
+        ("ask", "list", "--mps --mps-threads=30:70"),
+        ("ask", "memory-by-gpu", memory),
+        ("ask", "auto", "--mps --mps-threads=auto --mps-mem=auto"),
+    ];
+    let ranks = [
+        ("ranks", "cyclic", "--mps-bind=cyclic"),
+        ("ranks", "block+peers", "--mps-bind=block+peers"),
+        ("ranks", "closest", "--mps-bind=closest"),
+    ];
+    let names = [
+        ("names", "ordinal", "--mps-visible=ordinal"),
+        ("names", "uuid", "--mps-visible=uuid"),
+    ];
+    let limits = words(request, &limits, "--mps --mps-threads=50 --mps-mem=4G");
+    format!(
+        "{limits} {} {}",
+        words(request, &ranks, ""),
+        words(request, &names, "")
+    )
 }
 
 /// Whether each rank has a GPU of its own by our binding, in the order of its ranks: asked for, and not Slurm's already.
 pub fn is_bound_by_us(request: &Choice) -> bool {
     let is = |factor, value| is(request, factor, value);
-    let by_slurm = ["bind-single", "bind-map"].iter().any(|bind| is("bind", bind));
-    let implied = is("bind", "unbound")
-        && ["gpus-per-task", "tasks-per-gpu"]
-            .iter()
-            .any(|gpus| is("gpus", gpus));
+    let by_slurm = is_any(request, "bind", &["bind-single", "bind-map"]);
+    let implied = is("bind", "unbound") && is_any(request, "gpus", &["gpus-per-task", "tasks-per-gpu"]);
     !is("ranks", "as-the-site") && !by_slurm && !implied
 }
 
@@ -166,63 +180,31 @@ pub fn tasks(request: &Choice) -> usize {
     }
 }
 
-fn flags(request: &Choice, asks: Asks) -> Vec<String> {
-    let own = match asks {
-        Asks::AsItsJob | Asks::Nothing => Vec::new(),
-        Asks::Itself => asked(request),
-        Asks::Less => vec!["--mps-threads=10"],
-        Asks::Off | Asks::OffItself => vec!["--mps=off"],
-    };
-    own.into_iter().map(str::to_owned).collect()
-}
-
-/// What the job asks Slurm for, whether it wants MPS or not.
-fn shape(request: &Choice, variant: Variant) -> Vec<String> {
+/// What the job asks Slurm for on its nodes, with and without MPS.
+fn shape(request: &Choice, nodes: &str) -> String {
     let is = |factor, value| is(request, factor, value);
-    let [first, second] = variant.nodes(request);
-    let (nodes, list) = match is("nodes", "n2") && !is("launch", "het") {
-        true => (2, format!("{first},{second}")),
-        false => (1, first),
-    };
-    let tasks = tasks(request);
-    let mut shape = vec![
-        format!("-N{nodes}"),
-        format!("-n{}", nodes * tasks),
-        "-w".into(),
-        list,
-    ];
+    let (count, tasks) = (nodes.split(',').count(), tasks(request));
+    let mut shape = format!("-N{count} -n{} -w {nodes}", count * tasks);
     if !is("gpus", "tasks-per-gpu") {
-        shape.push(format!("--ntasks-per-node={tasks}"));
+        shape += &format!(" --ntasks-per-node={tasks}");
     }
-    let mut words: Vec<&str> = Vec::new();
-    words.extend(match () {
-        () if is("gpus", "gpu2") => ["--gres=gpu:2"].as_slice(),
-        () if is("gpus", "gpu3") => &["--gres=gpu:3"],
-        () if is("gpus", "gpus-per-task") => &["--gpus-per-task=1"],
-        () if is("gpus", "tasks-per-gpu") => &["--ntasks-per-gpu=1"],
-        () if is("gpus", "shard1") => &["--gres=shard:1"],
-        () => &["--gres=gpu:1"],
-    });
-    words.extend(match () {
-        () if is("bind", "bind-none") => ["--gpu-bind=none"].as_slice(),
-        () if is("bind", "bind-single") => &["--gpu-bind=single:1"],
-        () if is("bind", "bind-map") => &["--gpu-bind=map_gpu:1,0"],
-        () => &[],
-    });
-    if is("node", "alone-on-node") {
-        words.push("--exclusive");
+    let gpus = [
+        ("gpus", "gpu2", "--gres=gpu:2"),
+        ("gpus", "gpu3", "--gres=gpu:3"),
+        ("gpus", "gpus-per-task", "--gpus-per-task=1"),
+        ("gpus", "tasks-per-gpu", "--ntasks-per-gpu=1"),
+        ("gpus", "shard1", "--gres=shard:1"),
+    ];
+    let bind = [
+        ("bind", "bind-none", "--gpu-bind=none"),
+        ("bind", "bind-single", "--gpu-bind=single:1"),
+        ("bind", "bind-map", "--gpu-bind=map_gpu:1,0"),
+    ];
+    let node = [("node", "alone-on-node", "--exclusive")];
+    for (rows, otherwise) in [(&gpus[..], "--gres=gpu:1"), (&bind, ""), (&node, "")] {
+        shape = format!("{shape} {}", words(request, rows, otherwise));
     }
-    shape.extend(words.into_iter().map(str::to_owned));
     shape
-}
-
-/// What is typed: the words, and the script of a batch job.
-#[derive(Debug)]
-pub struct Command {
-    /// Program and arguments. A batch script's file is added to them.
-    pub argv: Vec<String>,
-    /// The script.
-    pub script: Option<String>,
 }
 
 /// Whether its command hands a script in and does not wait.
@@ -230,78 +212,68 @@ pub fn is_batch(request: &Choice) -> bool {
     is(request, "launch", "sbatch") || is(request, "launch", "array")
 }
 
-/// The job's command. `witness` is the program and its directory.
-pub fn command(request: &Choice, variant: Variant, witness: &str) -> Command {
-    let is = |value| is(request, "launch", value);
+/// The job's command, and the script of a batch job or of an allocation's shell. `witness` is the program and its
+/// directory.
+pub fn command(request: &Choice, variant: Variant, witness: &str) -> (String, String) {
+    let is = |factor, value| is(request, factor, value);
     let steps = steps(request);
-    let with = |asks| match variant {
-        Variant::With => flags(request, asks),
-        _ => Vec::new(),
+    let typed = |flags: String| {
+        if variant == Variant::With {
+            flags
+        } else {
+            String::new()
+        }
     };
-    let of_job = match steps[0].asks {
-        Asks::AsItsJob if variant == Variant::With => asked(request),
-        _ => Vec::new(),
+    let of_job = match steps[0].request {
+        StepRequest::AsItsJob => typed(own_flags(request)),
+        _ => String::new(),
     };
-    let of_job = || of_job.iter().map(|flag| (*flag).to_owned());
+    let of_step = |step: &Step| match step.request {
+        StepRequest::AsItsJob | StepRequest::Nothing => String::new(),
+        StepRequest::Own => typed(own_flags(request)),
+        StepRequest::Less => typed(format!("--mps-threads={LESS}")),
+        StepRequest::Off | StepRequest::OffOfComponent => typed("--mps=off".to_owned()),
+    };
     let look = |label: &str| format!("{witness} {label} 0.1");
-    let shape = shape(request, variant);
-    if is("srun") {
-        let mut argv = vec!["srun".to_owned()];
-        argv.extend(of_job());
-        argv.extend(shape);
-        argv.extend(look("first").split(' ').map(str::to_owned));
-        return Command { argv, script: None };
-    }
-    if is("het") {
-        let [_, second] = variant.nodes(request);
-        let mut other = shape.clone();
-        let at = other.iter().position(|word| word == "-w").map_or(0, |at| at + 1);
-        other[at] = second;
-        let own = match steps[1].asks {
-            Asks::AsItsJob => of_job().collect(),
-            Asks::Less => of_job().chain(with(Asks::Less)).collect(),
-            asks => with(asks),
+    let [first, second] = variant.nodes(request);
+    if is("launch", "het") {
+        let own = match steps[1].request {
+            StepRequest::AsItsJob | StepRequest::Less => format!("{of_job} {}", of_step(&steps[1])),
+            _ => of_step(&steps[1]),
         };
-        let mut argv = vec!["srun".to_owned()];
-        argv.extend(of_job());
-        argv.extend(shape);
-        argv.extend(look("first").split(' ').map(str::to_owned));
-        argv.push(":".into());
-        argv.extend(own);
-        argv.extend(other);
-        argv.extend(look("second").split(' ').map(str::to_owned));
-        return Command { argv, script: None };
+        let part =
+            |flags: &str, node: &str, label| format!("{flags} {} {}", shape(request, node), look(label));
+        let words = format!(
+            "srun {} : {}",
+            part(&of_job, &first, "first"),
+            part(&own, &second, "second")
+        );
+        return (words, String::new());
     }
-    let lines: Vec<String> = steps
-        .iter()
-        .map(|step| match step.label {
-            "batch" => look("batch"),
-            label => format!("srun {} {}", with(step.asks).join(" "), look(label)),
-        })
-        .zip(&steps)
-        .map(|(line, step)| {
-            format!(
-                "{line}; code=$?; echo \"code {} $code\"; [ $code = 0 ] || worst=1",
-                step.label
-            )
-        })
-        .collect();
-    let script = format!("worst=0\n{}\nexit $worst", lines.join("\n"));
-    let program: &[&str] = match () {
-        () if is("salloc") => &["salloc"],
-        () if is("array") => &["sbatch", "--parsable", "--array=1-2%1"],
-        () => &["sbatch", "--parsable"],
+    let nodes = if is("nodes", "n2") {
+        format!("{first},{second}")
+    } else {
+        first
     };
-    let mut argv: Vec<String> = program.iter().map(|word| (*word).to_owned()).collect();
-    argv.extend(of_job());
-    argv.extend(shape);
-    if is("salloc") {
-        argv.extend(["/bin/sh".into(), "-c".into(), script]);
-        return Command { argv, script: None };
+    let shape = format!("{of_job} {}", shape(request, &nodes));
+    if is("launch", "srun") {
+        return (format!("srun {shape} {}", look("first")), String::new());
     }
-    Command {
-        argv,
-        // Where nobody loads the plugin, another shell's script would run outside MPS, as the manual says.
-        script: Some(format!("#!/bin/bash\n{script}\n")),
+    let line = |step: &Step| {
+        let (label, flags) = (step.label, of_step(step));
+        let srun = if label == "batch" {
+            String::new()
+        } else {
+            format!("srun {flags} ")
+        };
+        let code = "code=$?; echo \"code LABEL $code\"; [ $code = 0 ] || worst=1".replace("LABEL", label);
+        format!("{srun}{}; {code}", look(label))
+    };
+    let lines: Vec<String> = steps.iter().map(line).collect();
+    let script = format!("worst=0\n{}\nexit $worst", lines.join("\n"));
+    match () {
+        () if is("launch", "salloc") => (format!("salloc {shape}"), script),
+        () if is("launch", "array") => (format!("sbatch --parsable --array=1-2%1 {shape}"), script),
+        () => (format!("sbatch --parsable {shape}"), script),
     }
 }

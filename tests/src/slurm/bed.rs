@@ -162,6 +162,7 @@ impl Bed {
         let ports = free_ports(self.options.nodes + 1)?;
         *lock(&self.port) = ports.first().copied();
         let etc = self.dir.join("etc");
+        let write = |name: &str, lines: &[String]| fs::write(etc.join(name), lines.join("\n") + "\n");
         let mut slurm = conf::slurm_conf(&self.dir, &self.host, &ports, &self.options);
         if !resolves_to_loopback(&self.host)? {
             // The daemons would listen on the machine's address only, and the nodes are reached on loopback.
@@ -180,20 +181,13 @@ impl Bed {
             let plain = slurm.lines().filter(|line| !line.starts_with(STACK));
             let none = format!("{STACK}={}/no-plugstack.conf\n", etc.display());
             fs::write(self.plain_conf(), plain.fold(none, |all, line| all + line + "\n"))?;
-            let lines = &self.options.plain_stack_lines;
-            fs::write(etc.join("no-plugstack.conf"), lines.join("\n") + "\n")?;
+            write("no-plugstack.conf", &self.options.plain_stack_lines)?;
         }
         fs::write(etc.join("gres.conf"), conf::gres_conf(&self.dir, &self.options))?;
         fs::write(etc.join("plugstack.conf"), conf::plugstack_conf(&self.options))?;
-        fs::write(
-            etc.join("cgroup.conf"),
-            self.options.cgroup_lines.join("\n") + "\n",
-        )?;
+        write("cgroup.conf", &self.options.cgroup_lines)?;
         if !self.options.job_container_lines.is_empty() {
-            fs::write(
-                etc.join("job_container.conf"),
-                self.options.job_container_lines.join("\n") + "\n",
-            )?;
+            write("job_container.conf", &self.options.job_container_lines)?;
         }
         self.start_munge()?;
         self.start_controller()?;
@@ -233,13 +227,8 @@ impl Bed {
     }
 
     fn start_controller(&self) -> Result<()> {
-        let conf = self.slurm_conf();
-        let argv = vec![
-            program(&["slurmctld", "slurmctld-wlm"])?,
-            "-D".into(),
-            "-f".into(),
-            conf,
-        ];
+        let slurmctld = program(&["slurmctld", "slurmctld-wlm"])?;
+        let argv = vec![slurmctld, "-D".into(), "-f".into(), self.slurm_conf()];
         self.start_daemon("slurmctld", argv, self.environment(&User::root()))?;
         self.wait_until("the controller's answer", START, || {
             Ok(self.root(&["scontrol", "ping"])?.stdout.contains("is UP"))
@@ -267,29 +256,17 @@ impl Bed {
                 ["-f".into(), conf]
             }
         };
-        let argv = [
-            program(&["slurmd", "slurmd-wlm"])?,
-            "-D".into(),
-            "-N".into(),
-            node.into(),
-        ];
+        let slurmd = program(&["slurmd", "slurmd-wlm"])?;
+        let argv = [slurmd, "-D".into(), "-N".into(), node.into()];
         let argv = [&self.with_private_dev(node)?[..], &argv, &source].concat();
         self.start_daemon(node, argv, env)
     }
 
     /// A command of root's among the mounts of a node's `slurmd`, with no variable that names a configuration.
     pub fn on_node(&self, node: &str, argv: &[&str]) -> Result<Ran> {
-        let pid = self.daemon(node).context("no slurmd")?.to_string();
-        let before = [
-            "env",
-            "--unset=SLURM_CONF",
-            "nsenter",
-            "--mount",
-            "--root",
-            "--target",
-            &pid,
-        ];
-        self.root(&[&before, argv].concat())
+        let pid = self.daemon(node).context("no slurmd")?;
+        let before = format!("env --unset=SLURM_CONF nsenter --mount --root --target {pid}");
+        self.root(&before.split(' ').chain(argv.iter().copied()).collect::<Vec<_>>())
     }
 
     /// Ends the `slurmd` of a node and waits for it. Running steps stay.
@@ -382,17 +359,9 @@ impl Bed {
              /bin/mount --rbind {dev} /dev && exec \"$@\""
         );
         let unshare = program(&["unshare"])?;
-        let before = [
-            &unshare,
-            "--mount",
-            "--propagation",
-            "private",
-            "/bin/sh",
-            "-c",
-            &script,
-            "sh",
-        ];
-        Ok(before.map(str::to_owned).to_vec())
+        let before = format!("{unshare} --mount --propagation private /bin/sh -c");
+        let words = before.split(' ').chain([script.as_str(), "sh"]);
+        Ok(words.map(str::to_owned).collect())
     }
 
     /// Ends it now and says what had to be forced: nothing, when all went well.

@@ -117,4 +117,10 @@ impl Bed {
     pub fn root(&self, argv: &[&str]) -> Result<Ran> {
         self.spawn(&User::root(), argv)?.wait(COMMAND)
     }
+
+    /// The same to its good end, its words between blanks; its output.
+    pub fn said(&self, command: &str) -> Result<String> {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        Ok(self.root(&words)?.success()?.stdout)
+    }
 }

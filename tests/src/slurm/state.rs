@@ -22,10 +22,7 @@ pub struct NodeState {
 impl Bed {
     /// A node's state and reason.
     pub fn node_state(&self, node: &str) -> Result<NodeState> {
-        let shown = self
-            .root(&["scontrol", "-o", "show", "node", node])?
-            .success()?
-            .stdout;
+        let shown = self.said(&format!("scontrol -o show node {node}"))?;
         // The reason is the last item and may hold blanks: `Reason=text [user@time]`.
         let reason = shown
             .split_once(" Reason=")
@@ -47,11 +44,8 @@ impl Bed {
             .stdout
             .split_whitespace()
             .filter_map(|word| word.split_once('='));
-        Ok(Some(
-            items
-                .map(|(key, value)| (key.to_owned(), value.to_owned()))
-                .collect(),
-        ))
+        let owned = items.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        Ok(Some(owned.collect()))
     }
 
     /// The state of a job, for example `RUNNING`.
@@ -80,18 +74,13 @@ impl Bed {
     /// Waits until no job is left in the queue and every node is idle.
     pub fn wait_idle(&self, limit: Duration) -> Result<()> {
         self.wait_until("idle nodes", limit, || {
-            let queue = self
-                .root(&["squeue", "-h", "-a", "-o", "%i %T"])?
-                .success()?
-                .stdout;
+            let queue = self.said("squeue -h -a -o %i")?;
             let nodes = self
                 .root(&["sinfo", "-h", "-N", "-o", "%N %T"])?
                 .success()?
                 .stdout;
-            let idle: BTreeSet<&str> = nodes
-                .lines()
-                .filter_map(|line| line.trim().strip_suffix(" idle"))
-                .collect();
+            let idle = nodes.lines().filter_map(|line| line.trim().strip_suffix(" idle"));
+            let idle: BTreeSet<&str> = idle.collect();
             Ok(queue.trim().is_empty() && idle.len() == self.options.nodes)
         })
         .with_context(|| self.situation())
@@ -99,18 +88,13 @@ impl Bed {
 
     /// Jobs and nodes in words, for messages.
     pub fn situation(&self) -> String {
-        let said = |argv: &[&str]| {
-            self.root(argv)
-                .map(|done| done.stdout + &done.stderr)
-                .unwrap_or_default()
-        };
+        let said = |argv: &[&str]| self.root(argv).map(|done| done.said()).unwrap_or_default();
         said(&["squeue", "-a", "-o", "%i %j %u %T %r"]) + &said(&["sinfo", "-N", "-o", "%N %T %E"])
     }
 
     /// Makes a drained node usable again.
     pub fn resume(&self, node: &str) -> Result<()> {
-        self.root(&["scontrol", "update", &format!("nodename={node}"), "state=resume"])?
-            .success()?;
+        self.said(&format!("scontrol update nodename={node} state=resume"))?;
         Ok(())
     }
 
@@ -135,21 +119,19 @@ impl Bed {
             return Vec::new();
         };
         let mut left = self.snapshot().beyond(&baseline);
-        left.retain(|item| {
-            match item
-                .strip_prefix("file ")
-                .and_then(|path| Path::new(path).strip_prefix(&self.run).ok())
-            {
-                Some(inside) => {
-                    let parts: Vec<_> = inside.iter().skip(1).filter_map(|part| part.to_str()).collect();
-                    !matches!(
-                        parts[..],
-                        [] | ["jobs"] | ["gpus"] | ["gpus", _] | ["failed-starts" | ".failed-starts.lock"]
-                    )
-                }
-                None => true,
+        let is_the_nodes = |item: &String| {
+            let path = Path::new(item.strip_prefix("file ")?)
+                .strip_prefix(&self.run)
+                .ok()?;
+            let parts: Vec<_> = path.iter().skip(1).filter_map(|part| part.to_str()).collect();
+            let own_files = ["failed-starts", ".failed-starts.lock"];
+            match parts[..] {
+                [] | ["jobs"] | ["gpus"] | ["gpus", _] => Some(()),
+                [file] if own_files.contains(&file) => Some(()),
+                _ => None,
             }
-        });
+        };
+        left.retain(|item| is_the_nodes(item).is_none());
         left
     }
 

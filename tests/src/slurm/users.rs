@@ -81,19 +81,3 @@ pub fn most_beds() -> usize {
 fn existing() -> impl Iterator<Item = User> {
     ACCOUNTS.iter().filter_map(|name| User::named(name).ok())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn beds_at_the_same_time_have_different_users() {
-        let first = Pair::take().unwrap();
-        let second = Pair::take().unwrap();
-        let names = |pair: &Pair| pair.0.each_ref().map(|user| user.name.clone());
-        assert!(names(&first).iter().all(|name| !names(&second).contains(name)));
-        let before = names(&first);
-        drop(first);
-        assert_eq!(names(&Pair::take().unwrap()), before);
-    }
-}
