@@ -206,8 +206,8 @@ impl Members for RealNode {
         let job = id.split('.').next().unwrap_or(id);
         let names = [format!("job_{job}"), id.to_owned(), format!("pbs_jobs.{id}")];
         let is_jobs = |part: Component| names.iter().any(|name| part.as_os_str() == name.as_str());
-        let mut cgroups = process.cgroups().unwrap_or_default().into_iter();
-        cgroups.any(|membership| membership.path.components().any(is_jobs))
+        let cgroups = process.cgroups().unwrap_or_default();
+        cgroups.iter().any(|path| path.components().any(is_jobs))
     }
 
     fn kill_client(&mut self, pid: i32) {

@@ -9,21 +9,20 @@ use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open, openat};
 use nix::sys::stat::{Mode, SFlag};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
-/// Closes every descriptor from 3 on. Only at a program's start, when it has opened nothing itself: what is there came
-/// from the scheduler (qsub's socket, spool files, pipes; docs/facts/pbs.md#daemons-left-behind), which waits for its
-/// end.
+/// Closes every descriptor from 3 on. Only at a program's start: they are the scheduler's then (qsub's socket, spool files,
+/// pipes; docs/facts/pbs.md#daemons-left-behind), and it waits for their end.
 pub fn close_inherited() {
     raw::close_all_except(&[]);
 }
 
-/// Puts all three on `/dev/null`: in a child that must hold nothing of anybody's.
+/// Puts all three on `/dev/null`, in a child that must hold no stream of another process.
 ///
 /// # Errors
-/// The kernel's, when `/dev/null` does not open.
+/// As open(2).
 pub fn all_to_null() -> Result<(), Errno> {
     let null = null()?;
     let high = raw::duplicate_above(null.as_raw_fd(), 3)?;
-    // Where one of the three was closed, it has that number: about to be replaced, not to be closed.
+    // It may have the number of one of the three, which is about to be replaced and not to be closed.
     if null.as_raw_fd() < 3 {
         let _ = null.into_raw_fd();
     }
@@ -32,15 +31,14 @@ pub fn all_to_null() -> Result<(), Errno> {
     done
 }
 
-/// `/dev/null`, to read and to write.
 pub(super) fn null() -> Result<OwnedFd, Errno> {
     open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
 }
 
-/// A pipe that holds these bytes, and then its end, to be read.
+/// The reading end of a pipe that holds these bytes, and then its end.
 ///
 /// # Errors
-/// EAGAIN when they do not fit; a pipe holds 4,096 at least, and 65,536 where the user has not opened very many.
+/// EAGAIN when they do not fit: a pipe holds 4,096 at least, and usually 65,536.
 pub fn holding(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -50,8 +48,8 @@ pub fn holding(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Takes possession of descriptor `number`, which whoever started this program left open for it. Call once a number,
-/// before anything else is opened. Closed on exec from now on.
+/// Takes possession of descriptor `number`, which the program's parent left open for it. Call it once a number, before
+/// anything else is opened. Closed on exec from now on.
 ///
 /// # Errors
 /// `EBADF` when it is not open, or is one of the standard three.
@@ -59,13 +57,13 @@ pub fn take(number: RawFd) -> Result<OwnedFd, Errno> {
     if number < 3 || !raw::is_open(number) {
         return Err(Errno::EBADF);
     }
-    // SAFETY: the descriptor is open, and by this function's rule nobody else in this program owns it.
+    // SAFETY: the descriptor is open, and by this function's rule it has no other owner in this program.
     let owned = unsafe { OwnedFd::from_raw_fd(number) };
     fcntl(&owned, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     Ok(owned)
 }
 
-/// As [`take`], of a regular file alone: what else has that number is left as it is.
+/// As [`take`], but only a regular file; anything else stays open as it is.
 ///
 /// # Errors
 /// As [`take`]; `EINVAL`: it is no regular file.
@@ -80,8 +78,7 @@ pub fn take_file(number: RawFd) -> Result<OwnedFd, Errno> {
     take(number)
 }
 
-/// Up to `cap` bytes of a file that does not wait for what it has not got, as those of `/proc` and of cgroups. No link is
-/// followed at the end of `file`.
+/// Up to `cap` bytes of a file of `/proc` or of a cgroup, which never waits. A link as the last component is not followed.
 pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Vec<u8>, Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
     let fd = openat(directory, file, flags, Mode::empty())?;
@@ -99,14 +96,14 @@ pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Ve
     Ok(bytes)
 }
 
-/// Writes such a file, at once.
+/// Writes such a file.
 pub(super) fn write_at(directory: impl AsFd, file: &str, text: &str) -> Result<(), Errno> {
     let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
     let fd = openat(directory, file, flags, Mode::empty())?;
     nix::unistd::write(&fd, text.as_bytes()).map(drop)
 }
 
-/// Reads to the first end of a line; None when the end comes first, or more than `most` bytes do.
+/// Reads to the first end of a line; `None`: the stream ended, or there are more than `most` bytes.
 ///
 /// # Errors
 /// ETIMEDOUT at the deadline; as poll(2) and read(2).
@@ -134,21 +131,13 @@ pub fn read_line(fd: BorrowedFd<'_>, deadline: Deadline, most: usize) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::deadline::Deadline;
     use crate::sys::raw::Exit;
-    use crate::sys::spawn::Child;
-    use crate::sys::testing::alone;
+    use crate::sys::testing::{alone, forked, soon};
 
-    /// In a child, since these are the test program's own descriptors.
+    /// In a child, because these are the test program's own descriptors.
     fn in_child(work: impl FnOnce() -> bool) {
-        let pid = match raw::fork().unwrap() {
-            None => raw::exit_now(if work() { 0 } else { 1 }),
-            Some(pid) => pid,
-        };
-        assert_eq!(
-            Child::adopt(pid).wait(Deadline::after_ms(5000)),
-            Some(Exit::Code(0))
-        );
+        let mut child = forked(|| u8::from(!work()));
+        assert_eq!(child.wait(soon()), Some(Exit::Code(0)));
     }
 
     fn is_null(fd: i32) -> bool {

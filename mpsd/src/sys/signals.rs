@@ -5,23 +5,23 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// A set of signals, blocked and read from a descriptor. Dropped, the mask found is back.
+/// A set of signals, blocked and read from a descriptor. Dropping it restores the mask.
 #[derive(Debug)]
 pub struct Signals {
     fd: SignalFd,
     found: SigSet,
 }
 
-/// The program of `command` begins with the default action for every signal and none blocked, whatever this process
-/// blocks or ignores: the standard library hands both down, and the vendor's programs then cannot be told to end.
+/// Makes `command` start with default actions and no signal blocked. The standard library hands down what this process
+/// blocks or ignores, and the vendor's programs would then ignore a request to end.
 pub use super::raw::reset_signals_of as start_fresh;
 
 impl Signals {
-    /// Blocks these signals in this thread (in all, where it is the first and only one). A signal that is ignored
-    /// stays ignored and never arrives; for SIGCHLD that would also reap children.
+    /// Blocks these signals in this thread. An ignored signal stays ignored and never arrives; an ignored SIGCHLD also reaps
+    /// children.
     ///
     /// # Errors
-    /// The kernel's, when no descriptor is to be had.
+    /// As signalfd(2).
     pub fn block(signals: &[Signal]) -> Result<Self, Errno> {
         let mut set = SigSet::empty();
         for signal in signals {
@@ -32,20 +32,20 @@ impl Signals {
         Ok(Self { fd, found })
     }
 
-    /// To poll: readable when one has arrived.
+    /// Readable when a signal has arrived.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The next one that has arrived; None when there is none.
+    /// The next signal that has arrived, if any.
     ///
     /// # Errors
-    /// The kernel's, interruption excepted.
+    /// As read(2), except EINTR.
     pub fn read(&self) -> Result<Option<Signal>, Errno> {
         loop {
             match self.fd.read_signal() {
                 Ok(None) => return Ok(None),
-                // A number without a name is a real-time signal's, and none of those is in the set.
+                // Only real-time signals have no name, and the set has none of them.
                 Ok(Some(info)) => {
                     let number = i32::try_from(info.ssi_signo).unwrap_or(0);
                     return Signal::try_from(number).map(Some);
@@ -56,7 +56,7 @@ impl Signals {
         }
     }
 
-    /// The mask found, again, while the descriptor stays: for the child of a fork.
+    /// Restores the mask while the descriptor stays: for the child of a fork.
     pub(super) fn restore(&self) {
         super::raw::restore_mask(&self.found);
     }
@@ -73,7 +73,6 @@ mod tests {
     use super::*;
     use crate::sys::deadline::Deadline;
     use crate::sys::descriptors::readable;
-    use crate::sys::raw;
     use crate::sys::testing::alone;
 
     #[test]
@@ -88,11 +87,5 @@ mod tests {
         assert_eq!(signals.read().unwrap(), None);
         drop(signals);
         assert_eq!(SigSet::thread_get_mask().unwrap(), before);
-    }
-
-    #[test]
-    fn actions_that_cannot_be_set_are_refused() {
-        assert_eq!(raw::default_action(Signal::SIGKILL), Err(Errno::EINVAL));
-        assert_eq!(raw::default_action(Signal::SIGCHLD), Ok(()));
     }
 }

@@ -1,13 +1,15 @@
 //! What the tests of this layer share.
 
 use super::deadline::Deadline;
+use super::raw;
+use super::spawn::{Child, Identity, Spawn};
 use std::io::{StdoutLock, Write as _};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Holds back the other tests that fork: a child made meanwhile would keep copies of this test's descriptors. And whoever prints the
-/// results: a child made meanwhile would wait for ever for its copy of that lock.
+/// Holds back other tests that fork, because their children would keep copies of this test's descriptors. It also holds back
+/// the printing of results: a child made meanwhile would wait for ever for its copy of that lock.
 pub(super) fn alone() -> (StdoutLock<'static>, MutexGuard<'static, ()>) {
     let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut printing = std::io::stdout().lock();
@@ -19,7 +21,28 @@ pub(super) fn alone() -> (StdoutLock<'static>, MutexGuard<'static, ()>) {
 /// A user that owns nothing on any system.
 pub(super) const STRANGER: u32 = 54_321;
 
-/// Time for what a busy machine needs a while for.
+/// A program of that user's.
+pub(super) fn as_stranger(program: &str, words: &[&str]) -> Spawn {
+    let mut spawn = Spawn::new(program);
+    spawn.args = words.iter().map(Into::into).collect();
+    spawn.env = vec![("PATH".into(), "/usr/bin:/bin".into())];
+    spawn.identity = Some(Identity {
+        uid: STRANGER,
+        gid: STRANGER,
+        groups: Vec::new(),
+    });
+    spawn
+}
+
+/// A child that does `work`, and exits with its code.
+pub(super) fn forked(work: impl FnOnce() -> u8) -> Child {
+    match raw::fork().unwrap() {
+        None => raw::exit_now(work()),
+        Some(pid) => Child::adopt(pid),
+    }
+}
+
+/// Enough time for a busy machine.
 pub(super) fn soon() -> Deadline {
     Deadline::after_ms(10_000)
 }

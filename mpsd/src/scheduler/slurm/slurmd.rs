@@ -69,7 +69,7 @@ impl Slurmd {
         let process = id.open()?;
         let of_controller = || {
             let cgroups = process.cgroups().unwrap_or_default();
-            cgroups.iter().any(|one| one.path == Path::new(CONTROLLER))
+            cgroups.iter().any(|path| path == Path::new(CONTROLLER))
         };
         // A user's set-user-id program has root's effective id alone.
         let uids = process.uids()?;

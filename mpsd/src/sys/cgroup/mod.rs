@@ -1,9 +1,8 @@
-//! A control group for each job: the one list of its processes that they cannot leave, and one file that ends them.
+//! A control group for each job: the only list of its processes that they cannot leave, and a file that ends them.
 //!
-//! On cgroup v2, alone or beside v1 (`/sys/fs/cgroup/unified`), the unified hierarchy; else systemd's named v1
-//! hierarchy, which lists but neither tells of the end nor kills (and out of which a user with a delegated cgroup of
-//! that hierarchy can move a process: there the caller looks at processes as well). Source: cgroups(7),
-//! `Documentation/admin-guide/cgroup-v2.rst`.
+//! In cgroup v2, alone or beside v1 (`/sys/fs/cgroup/unified`), or else in systemd's named v1 hierarchy. That hierarchy lists
+//! but does not kill. A user with a delegated cgroup there can move a process out, so the caller looks at processes as
+//! well. Source: cgroups(7), `Documentation/admin-guide/cgroup-v2.rst`.
 
 use super::deadline::Deadline;
 use super::descriptors::{read_at, write_at};
@@ -17,27 +16,26 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-mod leave;
 mod mounts;
 
-pub use leave::leave;
+pub use mounts::leave;
 
-/// Our unit, in whose cgroup the jobs' are where systemd has one for services.
+/// The directory of the jobs' cgroups, below systemd's slice for services.
 const UNIT: &str = "mpsd.service";
-/// Our directory where it has none.
+/// The same on a node without that slice.
 const PLAIN: &str = "mpsd";
-/// What bounds a job's daemons, by the cgroup's file: far more than 48 clients on each of 16 GPUs need of threads and of bytes
-/// (a server alone takes 64 MiB, docs/facts/mps-control.md#starting), and far less than a node has. The scheduler's own
-/// limits of the job stay around the job's processes.
+/// Bounds of a job's daemons, by the cgroup's file: far more threads and bytes than 48 clients on each of 16 GPUs need (a
+/// server alone takes 64 MiB, docs/facts/mps-control.md#starting), and far less than a node has. The scheduler's limits of
+/// the job still hold for the job's own processes.
 const CEILINGS: [(&str, &str); 2] = [("pids.max", "4096"), ("memory.max", "17179869184")];
-/// Whoever may list a directory may keep its lock, and root would wait for it: nobody but root lists these.
+/// Only root may list these directories: a process that lists one can keep its lock, and root would wait for it.
 const CLOSED: u32 = 0o700;
 /// Most that is read of a cgroup's file: the numbers of 100,000 processes and more. Bytes.
 const MOST: usize = 1 << 20;
 
-/// What the name of a trial's cgroup begins with; its maker's number follows. No job's does: a job's id begins with a digit.
+/// Prefix of a trial's cgroup; its maker's pid follows. A job's id begins with a digit.
 const TRIAL: &str = "doctor-";
-/// More names than are ever in our directory.
+/// More names than are ever in the jobs' directory.
 const MOST_NAMES: usize = 10_000;
 
 /// One job's cgroup, held by descriptor.
@@ -47,18 +45,18 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes the cgroup of a job, or takes the one that stands there, below `mpsd.service` or `mpsd`. None where this
-    /// node has no hierarchy that we may write.
+    /// Makes the cgroup of a job, or takes the existing one, below `mpsd.service` or `mpsd`. `None`: this node has no hierarchy
+    /// that we may write.
     pub fn create(job: &str) -> Result<Option<Self>, FileError> {
         let mut refused = None;
         for mount in mounts::usable()? {
-            let (top, base) = match Dir::open(&mount.path.join("system.slice")) {
+            let (top, base) = match Dir::open(&mount.join("system.slice")) {
                 Ok(slice) => (slice, UNIT),
-                Err(_) => (Dir::open(&mount.path)?, PLAIN),
+                Err(_) => (Dir::open(&mount)?, PLAIN),
             };
             match Self::make(&top, Some(base), job) {
                 Ok(cgroup) => return Ok(Some(cgroup)),
-                // Read-only or not ours, as in a container: perhaps the next one is.
+                // Read-only or not ours, as in a container: the next one may serve.
                 Err(error) if matches!(error.errno(), Some(Errno::EROFS | Errno::EACCES | Errno::EPERM)) => {}
                 Err(error) => refused = refused.or(Some(error)),
             }
@@ -66,7 +64,7 @@ impl Cgroup {
         refused.map_or(Ok(None), Err)
     }
 
-    /// The same in a directory of the site's choice, which must exist in a cgroup hierarchy.
+    /// The same in an existing directory of the site's choice in a cgroup hierarchy.
     pub fn create_under(base: &Path, job: &str) -> Result<Option<Self>, FileError> {
         let top = Dir::open(base)?;
         if !mounts::is_cgroup(&top) {
@@ -77,44 +75,37 @@ impl Cgroup {
 
     /// The cgroup that [`Cgroup::create`] made for a job: for a maker that ended before it could write the path down.
     pub fn find(job: &str) -> Option<Self> {
-        Self::usual_bases()
-            .into_iter()
-            .filter_map(|base| Self::open(&base.join(job)).ok().flatten())
-            .next()
+        let mut bases = Self::usual_bases().into_iter();
+        bases.find_map(|base| Self::open(&base.join(job)).ok().flatten())
     }
 
-    /// The name under which this process makes one that is no job's, to see whether a job would get one.
+    /// The name for a cgroup of this process's own, made to test whether a job would get one.
     pub fn trial() -> String {
         format!("{TRIAL}{}", std::process::id())
     }
 
     /// Where [`Cgroup::create`] may make one.
     pub fn usual_bases() -> Vec<PathBuf> {
-        let both =
-            |mount: mounts::Mount| [mount.path.join("system.slice").join(UNIT), mount.path.join(PLAIN)];
-        mounts::usable()
-            .unwrap_or_default()
-            .into_iter()
-            .flat_map(both)
-            .collect()
+        let both = |mount: PathBuf| [mount.join("system.slice").join(UNIT), mount.join(PLAIN)];
+        let mounts = mounts::usable().unwrap_or_default();
+        mounts.into_iter().flat_map(both).collect()
     }
 
-    /// The cgroups below `base` of trials whose maker was killed before it removed them.
+    /// The trials below `base` that were killed before they removed their cgroup.
     pub fn left_by_trials(base: &Path) -> Vec<PathBuf> {
         let names = Dir::open(base).and_then(|dir| dir.names(MOST_NAMES));
-        let gone = |pid: i32| Process::find(pid).is_none();
         let left = |name: &&OsString| {
-            let pid = name
+            let maker = name
                 .to_str()
                 .and_then(|name| name.strip_prefix(TRIAL)?.parse().ok());
-            pid.is_some_and(gone)
+            maker.is_some_and(|pid| Process::find(pid).is_none())
         };
         let names = names.unwrap_or_default();
         names.iter().filter(left).map(|name| base.join(name)).collect()
     }
 
-    /// Takes the cgroup at a path that [`Cgroup::create`] chose; None when it is gone. A hierarchy's root, or a cgroup
-    /// that holds the caller, is refused: it is never a job's.
+    /// Takes the cgroup at a path that [`Cgroup::create`] chose; `None`: it is gone. Refuses a hierarchy's root and a cgroup that
+    /// holds the caller, which are never a job's.
     pub fn open(path: &Path) -> Result<Option<Self>, FileError> {
         let Some(dir) = Dir::find(path)? else {
             return Ok(None);
@@ -133,14 +124,14 @@ impl Cgroup {
         Ok(Some(cgroup))
     }
 
-    /// Whether the cgroup at `path`, there or gone, is of version 2: no user can take a process out of one of root's.
+    /// Whether the cgroup at `path`, there or gone, is of version 2: a user cannot move a process out of root's.
     pub fn is_unified(path: &Path) -> bool {
         let held = path.ancestors().find_map(|above| Dir::open(above).ok());
         held.is_some_and(|dir| mounts::is_unified(&dir))
     }
 
     fn make(top: &Dir, base: Option<&str>, job: &str) -> Result<Self, FileError> {
-        // The last job's end may take the base away between our two steps.
+        // The end of another job may remove the base between the two steps.
         const TRIES: usize = 10;
         let mut outcome = Err(FileError::unfit(top.path().join(job), "cannot be made"));
         for _ in 0..TRIES {
@@ -161,14 +152,14 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Sets the ceilings, as far as this hierarchy has their controllers and they are to be had: the cgroup serves without.
-    /// Where the directory above is `ours` it hands the controllers on; the site's own stays as the site set it.
+    /// Sets the ceilings for which this hierarchy has a controller. If the directory above is `ours`, it hands the controllers
+    /// on; a site's own directory stays as it is.
     fn bound(&self, ours: bool) {
         let above = self.path().parent().filter(|_| ours);
         let above = above.and_then(|above| Dir::open(above).ok());
         for (file, most) in CEILINGS {
             if let (Some(dir), Some((controller, _))) = (&above, file.split_once('.')) {
-                // Of version 2: a cgroup has the controllers that the one above it hands on.
+                // In version 2 a cgroup has the controllers that the one above it hands on.
                 let _ = write_at(dir, "cgroup.subtree_control", &format!("+{controller}"));
             }
             let _ = write_at(&self.dir, file, most);
@@ -185,20 +176,18 @@ impl Cgroup {
         self.dir.listing()
     }
 
-    /// The processes in it, defunct ones not counted; none when it is gone.
+    /// The processes in it, without defunct ones; none when it is gone.
     pub fn procs(&self) -> Result<Vec<i32>, FileError> {
         let text = match read_at(&self.dir, "cgroup.procs", MOST) {
             Err(Errno::ENOENT | Errno::ENODEV) => return Ok(Vec::new()),
             other => other.map_err(self.fail("read cgroup"))?,
         };
-        Ok(String::from_utf8_lossy(&text)
-            .lines()
-            .filter_map(|line| line.trim().parse().ok())
-            .filter(|pid| *pid > 0)
-            .collect())
+        let text = String::from_utf8_lossy(&text);
+        let pids = text.lines().filter_map(|line| line.trim().parse().ok());
+        Ok(pids.filter(|pid| *pid > 0).collect())
     }
 
-    /// SIGKILL to every process in it; does not wait for their end. Stops early, without error, at the deadline.
+    /// Sends SIGKILL to every process in it, without waiting for their end. Stops early at the deadline, without error.
     pub fn kill(&self, deadline: Deadline) -> Result<(), FileError> {
         match write_at(&self.dir, "cgroup.kill", "1") {
             Ok(()) => Ok(()),
@@ -209,16 +198,12 @@ impl Cgroup {
         }
     }
 
-    /// First all are stopped, round after round until no new one appears (one that is stopped does not fork), then all
-    /// are killed.
+    /// First stops all, round after round until no new one appears (a stopped process does not fork), then kills all.
     fn kill_each(&self, deadline: Deadline) -> Result<(), FileError> {
         let mut stopped = BTreeSet::new();
         loop {
-            let new: Vec<i32> = self
-                .procs()?
-                .into_iter()
-                .filter(|pid| !stopped.contains(pid))
-                .collect();
+            let mut new = self.procs()?;
+            new.retain(|pid| !stopped.contains(pid));
             if new.is_empty() || deadline.expired() {
                 break;
             }
@@ -227,12 +212,11 @@ impl Cgroup {
                 stopped.insert(pid);
             }
         }
-        self.procs()?
-            .into_iter()
-            .try_for_each(|pid| self.signal(pid, Signal::SIGKILL))
+        let mut all = self.procs()?.into_iter();
+        all.try_for_each(|pid| self.signal(pid, Signal::SIGKILL))
     }
 
-    /// Signals `pid` if it is in this cgroup once we hold it: it cannot be another process then.
+    /// Signals `pid` if it is in this cgroup while we hold it, and so is not another process.
     fn signal(&self, pid: i32, signal: Signal) -> Result<(), FileError> {
         if let Some(process) = Process::find(pid)
             && self.procs()?.contains(&pid)
@@ -242,7 +226,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Removes it. False when it was gone already; EBUSY when processes are still in it.
+    /// Removes it; false: it was gone already. EBUSY: processes are still in it.
     pub fn remove(&self) -> Result<bool, FileError> {
         let (Some(parent), Some(name)) = (self.path().parent(), self.path().file_name()) else {
             return Ok(false);
@@ -252,23 +236,24 @@ impl Cgroup {
         };
         // A process killed just now still counts for a moment.
         let patience = Deadline::after_ms(300);
-        let removed = loop {
-            match parent.remove_empty_dir(name) {
-                Err(error)
-                    if error.errno() == Some(Errno::EBUSY) && patience.sleep(Duration::from_millis(5)) => {}
-                other => break other?,
+        loop {
+            let removed = parent.remove_empty_dir(name);
+            let is_busy = removed
+                .as_ref()
+                .is_err_and(|error| error.errno() == Some(Errno::EBUSY));
+            if !(is_busy && patience.sleep(Duration::from_millis(5))) {
+                return removed;
             }
-        };
-        Ok(removed)
+        }
     }
 
-    /// Whether a directory with jobs' cgroups is ours, and not the site's.
+    /// Whether a directory of jobs' cgroups is ours, and not the site's.
     pub fn is_own_base(base: &Path) -> bool {
         base.file_name().is_some_and(|name| name == UNIT || name == PLAIN)
     }
 
-    /// Takes our own directory away when the last job has gone; one in use stays, as the kernel sees to it. Anybody can list the
-    /// directory above it, and keep its lock.
+    /// Removes our own directory after the last job; the kernel keeps one in use. Any user can list the directory above it, and
+    /// keep its lock.
     pub fn remove_base(base: &Path) {
         if let (Some(above), Some(name)) = (base.parent(), base.file_name()) {
             let _ = Dir::open(above).and_then(|above| above.remove_empty_dir(name));
@@ -282,25 +267,24 @@ impl Cgroup {
 
 #[cfg(test)]
 mod tests {
-    use super::mounts::Mount;
     use super::*;
-    use crate::sys::spawn::{Child, Identity, Spawn};
-    use crate::sys::testing::{STRANGER, alone, soon};
+    use crate::sys::spawn::Child;
+    use crate::sys::testing::{alone, as_stranger, soon};
 
     /// The directory of this run of the tests alone.
     fn base() -> String {
         format!("mpsd-unit-test-{}", std::process::id())
     }
 
-    /// A cgroup that is emptied and removed whatever a test does, with what was there before.
-    struct Kept(Cgroup);
+    /// A cgroup that is emptied and removed after its test.
+    struct TestCgroup(Cgroup);
 
-    impl Drop for Kept {
+    impl Drop for TestCgroup {
         fn drop(&mut self) {
             let _ = self.0.kill(soon());
             let _ = empties(&self.0, soon());
             let _ = self.0.remove();
-            // The tests' own directory; it goes with the last.
+            // The directory of this run, after the last test.
             if let Some(dir) = self.0.path().parent().filter(|dir| dir.ends_with(base())) {
                 let _ = std::fs::remove_dir(dir);
             }
@@ -308,29 +292,19 @@ mod tests {
     }
 
     /// The job's cgroup in every hierarchy of this machine; at least one, or nothing is tested here.
-    fn everywhere(job: &str) -> Vec<Kept> {
-        let make = |mount: Mount| {
-            let top = Dir::open(&mount.path).unwrap();
-            Kept(Cgroup::make(&top, Some(&base()), job).unwrap())
+    fn everywhere(job: &str) -> Vec<TestCgroup> {
+        let make = |mount: PathBuf| {
+            let top = Dir::open(&mount).unwrap();
+            TestCgroup(Cgroup::make(&top, Some(&base()), job).unwrap())
         };
         let all: Vec<_> = mounts::usable().unwrap().into_iter().map(make).collect();
-        assert!(
-            !all.is_empty(),
-            "this machine has no cgroup hierarchy to test with"
-        );
+        assert!(!all.is_empty(), "there is no cgroup hierarchy to test with");
         all
     }
 
-    fn start(cgroup: &Cgroup, line: &str, user: bool) -> Child {
-        let mut spawn = Spawn::new("/bin/sh");
-        spawn.args = vec!["-c".into(), line.into()];
-        spawn.env = vec![("PATH".into(), "/usr/bin:/bin".into())];
+    fn start(cgroup: &Cgroup, line: &str) -> Child {
+        let mut spawn = as_stranger("/bin/sh", &["-c", line]);
         spawn.cgroup = Some(cgroup.directory().unwrap());
-        spawn.identity = user.then(|| Identity {
-            uid: STRANGER,
-            gid: STRANGER,
-            groups: vec![],
-        });
         spawn.start(soon()).unwrap()
     }
 
@@ -354,20 +328,17 @@ mod tests {
     #[test]
     fn a_program_is_born_in_it_and_its_end_is_seen() {
         let _alone = alone();
-        for Kept(cgroup) in &everywhere("4711") {
+        for TestCgroup(cgroup) in &everywhere("4711") {
             assert!(empties(cgroup, Deadline::after_ms(0)));
-            let mut child = start(cgroup, "sleep 1", true);
+            let mut child = start(cgroup, "sleep 1");
             assert!(
                 cgroup.procs().unwrap().contains(&child.pid()),
                 "{:?}",
                 cgroup.path()
             );
             assert!(!empties(cgroup, Deadline::after_ms(20)));
-            assert_eq!(
-                cgroup.remove().unwrap_err().errno(),
-                Some(Errno::EBUSY),
-                "not while it is in use"
-            );
+            let in_use = cgroup.remove().unwrap_err().errno();
+            assert_eq!(in_use, Some(Errno::EBUSY));
             assert!(empties(cgroup, soon()));
             child.wait(soon()).unwrap();
             assert!(cgroup.remove().unwrap());
@@ -377,18 +348,22 @@ mod tests {
         }
     }
 
-    /// Fifty processes of the job's user, deaf to SIGTERM, who start new ones as fast as they can.
+    /// Fifty processes of the job's user that ignore SIGTERM and start new ones as fast as they can.
     const BOMB: &str =
         "trap '' TERM; i=0; while [ $i -lt 50 ]; do (while :; do sleep 0.01; done) & i=$((i+1)); done; wait";
 
     #[test]
-    fn a_fork_bomb_ends_by_the_file_and_one_by_one() {
+    fn a_fork_bomb_and_a_stopped_process_end_by_the_file_and_one_by_one() {
         let _alone = alone();
         type Killer = fn(&Cgroup) -> Result<(), FileError>;
-        for Kept(cgroup) in &everywhere("bomb") {
-            for kill in [(|c| c.kill(soon())) as Killer, |c| c.kill_each(soon())] {
-                let mut child = start(cgroup, BOMB, true);
-                count_reaches(cgroup, 51);
+        for TestCgroup(cgroup) in &everywhere("bomb") {
+            let killers = [(|c| c.kill(soon())) as Killer, |c| c.kill_each(soon())];
+            for (kill, line, count) in killers.into_iter().flat_map(|kill| {
+                let stopped = "kill -STOP $$";
+                [(kill, BOMB, 51), (kill, stopped, 1)]
+            }) {
+                let mut child = start(cgroup, line);
+                count_reaches(cgroup, count);
                 kill(cgroup).unwrap();
                 assert!(empties(cgroup, soon()), "{:?}", cgroup.path());
                 assert_eq!(child.wait(soon()), Some(crate::sys::Exit::Signal(9)));
@@ -398,29 +373,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_process_is_killed_as_well() {
-        let _alone = alone();
-        for Kept(cgroup) in &everywhere("stopped") {
-            let mut child = start(cgroup, "kill -STOP $$", true);
-            cgroup.kill(soon()).unwrap();
-            assert!(empties(cgroup, soon()));
-            child.wait(soon()).unwrap();
-            assert!(cgroup.remove().unwrap());
-        }
-    }
-
-    #[test]
     fn only_a_cgroup_below_a_root_is_opened_and_never_our_own() {
         let _alone = alone();
-        for Kept(cgroup) in &everywhere("opened") {
+        for TestCgroup(cgroup) in &everywhere("opened") {
             let again = Cgroup::open(cgroup.path()).unwrap().unwrap();
             assert_eq!(again.path(), cgroup.path());
             let base = cgroup.path().parent().unwrap();
-            let root = Cgroup::open(base.parent().unwrap()).unwrap_err();
-            assert!(
-                root.to_string().ends_with("is the root of a cgroup hierarchy"),
-                "{root}"
-            );
+            let root = Cgroup::open(base.parent().unwrap()).unwrap_err().to_string();
+            assert!(root.ends_with("is the root of a cgroup hierarchy"), "{root}");
             let under = Cgroup::create_under(base, "site").unwrap().unwrap();
             assert_eq!(under.path(), base.join("site"));
             assert!(under.remove().unwrap());
@@ -432,22 +392,20 @@ mod tests {
             Cgroup::open(place.path()),
             Cgroup::create_under(place.path(), "x"),
         ] {
-            assert!(
-                outcome
-                    .unwrap_err()
-                    .to_string()
-                    .ends_with("is not in a cgroup hierarchy")
-            );
+            let why = outcome.unwrap_err().to_string();
+            assert!(why.ends_with("is not in a cgroup hierarchy"), "{why}");
         }
         assert!(!place.path().join("x").exists());
     }
 
-    /// Our directory above the jobs', made and removed by several at once; in a place where no daemon of this machine is.
+    /// Several processes make and remove our directory above the jobs' at once.
     #[test]
-    fn the_base_comes_and_goes_under_many_hands() {
+    fn the_base_is_made_and_removed_concurrently() {
         let _alone = alone();
         let homes = everywhere("home");
-        let Some(Kept(home)) = homes.first() else { return };
+        let Some(TestCgroup(home)) = homes.first() else {
+            return;
+        };
         let top = home.path().to_owned();
         let work = |hand: usize| {
             let top = Dir::open(&top).unwrap();
@@ -471,28 +429,26 @@ mod tests {
     #[test]
     fn the_products_own_place_is_found() {
         let _alone = alone();
-        let Kept(cgroup) = &Kept(Cgroup::create("unit-test-place").unwrap().unwrap());
+        let TestCgroup(cgroup) = &TestCgroup(Cgroup::create("unit-test-place").unwrap().unwrap());
         let base = cgroup.path().parent().unwrap();
         assert!([UNIT, PLAIN].iter().any(|name| base.ends_with(name)), "{base:?}");
         assert!(cgroup.path().exists());
     }
 
-    /// On a hierarchy with the controller; which of the two a machine's are in is its own affair.
+    /// Machines differ in which hierarchy has the controllers.
     #[test]
     fn what_can_be_bounded_is() {
         let _alone = alone();
         let pids = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"];
         let has = |base: &&&str| Path::new(base).join("cgroup.procs").exists();
         let top = Path::new(pids.iter().find(has).expect("a hierarchy for pids"));
-        let cgroup = Kept(Cgroup::make(&Dir::open(top).unwrap(), Some(&base()), "bounded").unwrap());
+        let cgroup = TestCgroup(Cgroup::make(&Dir::open(top).unwrap(), Some(&base()), "bounded").unwrap());
         assert_eq!(read_at(&cgroup.0.dir, "pids.max", 64).unwrap(), b"4096\n");
         // In a hierarchy of its own on version 1.
         let memory = Path::new("/sys/fs/cgroup/memory");
         if cgroup.0.path().join("memory.max").exists() {
-            assert_eq!(
-                read_at(&cgroup.0.dir, "memory.max", 64).unwrap(),
-                b"17179869184\n"
-            );
+            let most = read_at(&cgroup.0.dir, "memory.max", 64).unwrap();
+            assert_eq!(most, b"17179869184\n");
         } else {
             let controllers = std::fs::read_to_string(top.join("cgroup.controllers")).unwrap_or_default();
             assert!(
@@ -505,10 +461,10 @@ mod tests {
     #[test]
     fn a_directory_of_the_sites_hands_on_what_it_did_before() {
         let _alone = alone();
-        for Kept(site) in &everywhere("handed") {
+        for TestCgroup(site) in &everywhere("handed") {
             let handed = || read_at(&site.dir, "cgroup.subtree_control", MOST).ok();
             let before = handed();
-            let job = Kept(Cgroup::create_under(site.path(), "job").unwrap().unwrap());
+            let job = TestCgroup(Cgroup::create_under(site.path(), "job").unwrap().unwrap());
             assert_eq!(handed(), before, "{:?}", site.path());
             drop(job);
             assert_eq!(handed(), before, "{:?}", site.path());
@@ -523,11 +479,8 @@ mod tests {
             for cgroup in &here {
                 write_at(&cgroup.0.dir, "cgroup.procs", "0").unwrap();
             }
-            let inside = || {
-                here.iter()
-                    .filter(|one| !one.0.procs().unwrap().is_empty())
-                    .count()
-            };
+            let is_used = |cgroup: &&TestCgroup| !cgroup.0.procs().unwrap().is_empty();
+            let inside = || here.iter().filter(is_used).count();
             let before = inside();
             leave(nix::unistd::getpid().as_raw());
             vec![u8::from(before == here.len()), u8::from(inside() == 0)]

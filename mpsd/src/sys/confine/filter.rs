@@ -12,17 +12,17 @@ const OWN_ARCHITECTURE: u32 = 0xC000_003E; // AUDIT_ARCH_X86_64
 #[cfg(target_arch = "aarch64")]
 const OWN_ARCHITECTURE: u32 = 0xC000_00B7; // AUDIT_ARCH_AARCH64
 
-/// From this number on lie the calls of the x32 ABI, under the same architecture. No kernel has so many own ones.
+/// The calls of the x32 ABI have the same architecture and numbers from here on. No kernel has so many of its own.
 const X32: u32 = 0x4000_0000;
 
-/// Ways to look into, or change, another process.
+/// Reading or changing another process.
 const OTHERS: [i64; 4] = [
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
     libc::SYS_kcmp,
 ];
-/// Ways to change what the process sees of the system.
+/// Changing what the process sees of the system.
 const SURROUNDINGS: [i64; 13] = [
     libc::SYS_mount,
     libc::SYS_umount2,
@@ -38,7 +38,7 @@ const SURROUNDINGS: [i64; 13] = [
     libc::SYS_fspick,
     libc::SYS_mount_setattr,
 ];
-/// Wide or old doors of the kernel that nothing of MPS goes through.
+/// Broad or old interfaces of the kernel that MPS does not use.
 const KERNEL: [i64; 18] = [
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
@@ -71,18 +71,18 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
 
-/// Which program is made.
+/// What a filter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum For {
-    /// Programs of the job's user: all is allowed but what no part of MPS needs. A list of what the vendor's programs call
-    /// would have to change with each of their releases.
+pub(super) enum FilteredProgram {
+    /// Programs of the job's user: denies what no part of MPS needs. A list of what the vendor's programs call would change
+    /// with each of their releases.
     User,
-    /// The NVML worker: no other program, and no network, besides.
+    /// The NVML worker: also denies other programs and the network.
     Worker,
 }
 
 /// The filter; what it denies fails with EPERM.
-pub(super) fn program(whom: For) -> Vec<sock_filter> {
+pub(super) fn program(filtered: FilteredProgram) -> Vec<sock_filter> {
     let mut denied = [&OTHERS[..], &SURROUNDINGS, &KERNEL].concat();
     let mut all = vec![
         load(ARCHITECTURE),
@@ -93,12 +93,12 @@ pub(super) fn program(whom: For) -> Vec<sock_filter> {
     if cfg!(target_arch = "x86_64") {
         all.extend([skip_unless(libc::BPF_JGE, X32, 1), fail(libc::EPERM)]);
     }
-    // Its flags lie in memory, where a filter cannot look; "no such call" makes the C library take clone(2).
+    // Its flags lie in memory, which a filter cannot read; "no such call" makes the C library use clone(2).
     all.extend([
         skip_unless(libc::BPF_JEQ, number(libc::SYS_clone3), 1),
         fail(libc::ENOSYS),
     ]);
-    if whom == For::Worker {
+    if filtered == FilteredProgram::Worker {
         denied.extend(PROGRAMS);
         all.extend([
             skip_unless(libc::BPF_JEQ, number(libc::SYS_socket), 4),
@@ -155,11 +155,11 @@ fn allow() -> sock_filter {
 
 #[cfg(test)]
 mod tests {
-    //! What the filters decide, reckoned and not asked of a kernel: so it is known of a machine that only an emulator plays as well.
+    //! What the filters decide, calculated without a kernel, and so also for an emulated machine.
 
     use super::*;
 
-    /// What `program` says of a call with this first argument.
+    /// What `program` decides for a call with this first argument.
     fn verdict(program: &[sock_filter], architecture: u32, call: u32, first: u32) -> u32 {
         let (mut at, mut loaded) = (0, 0);
         loop {
@@ -190,8 +190,8 @@ mod tests {
         }
     }
 
-    /// The numbers as the kernel has them (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`), not as our library:
-    /// ptrace, mount, unshare, execve, clone, socket, read.
+    /// ptrace, mount, unshare, execve, clone, socket, read, by the kernel's sources and not by a library
+    /// (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`).
     #[cfg(target_arch = "x86_64")]
     const NUMBERS: [u32; 7] = [101, 165, 272, 59, 56, 41, 0];
     #[cfg(target_arch = "aarch64")]
@@ -207,20 +207,24 @@ mod tests {
         let (allowed, denied) = (libc::SECCOMP_RET_ALLOW, errno(libc::EPERM));
         let [ptrace, mount, unshare, execve, clone, socket, read] = NUMBERS;
         let (inet, new_user) = (libc::AF_INET as u32, libc::CLONE_NEWUSER as u32);
-        for whom in [For::User, For::Worker] {
-            let program = program(whom);
+        for filtered in [FilteredProgram::User, FilteredProgram::Worker] {
+            let program = program(filtered);
             let says = |call, first| verdict(&program, OWN_ARCHITECTURE, call, first);
             for call in [ptrace, mount, unshare] {
-                assert_eq!(says(call, 0), denied, "{whom:?}: {call}");
+                assert_eq!(says(call, 0), denied, "{filtered:?}: {call}");
             }
             assert_eq!(says(CLONE3, 0), errno(libc::ENOSYS));
             assert_eq!((says(clone, 0), says(clone, new_user)), (allowed, denied));
             assert_eq!(says(read, 0), allowed);
-            let of_worker = if whom == For::Worker { denied } else { allowed };
+            let of_worker = if filtered == FilteredProgram::Worker {
+                denied
+            } else {
+                allowed
+            };
             assert_eq!(
-                (says(execve, 0), says(socket, inet)),
-                (of_worker, of_worker),
-                "{whom:?}"
+                [says(execve, 0), says(socket, inet)],
+                [of_worker; 2],
+                "{filtered:?}"
             );
             assert_eq!(says(socket, libc::AF_UNIX as u32), allowed);
             for architecture in FOREIGN {

@@ -1,13 +1,13 @@
-//! What a process gives up for good, so that nobody who gets hold of it gains anything.
+//! What a process gives up for good, so that an attacker who controls it gains nothing.
 //!
-//! A program that root starts as the job's user is outside of the job's limits. Its user cannot debug it (it is in a group of
-//! its own); whoever gets hold of it all the same finds no privilege to be had from a set-user-id file, no namespace, and
-//! no debugging of others.
+//! A program that root starts as the job's user is outside the job's limits. Its user cannot debug it, because it has a group
+//! of its own. If an attacker controls it all the same, it gets no privilege from a set-user-id file, makes no namespace, and
+//! debugs no process.
 
 mod filter;
 
 use super::raw;
-use filter::For;
+use filter::FilteredProgram;
 use landlock::{
     ABI, Access as _, AccessFs, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetError,
     RulesetStatus, Scope, path_beneath_rules,
@@ -16,8 +16,8 @@ use nix::errno::Errno;
 use nix::libc::sock_filter;
 use nix::sys::prctl;
 
-/// What a program of the job's user, and all that it starts, may do no more. With an identity to change to the bounding set
-/// is emptied as well.
+/// What a program of the job's user, and all that it starts, may not do. A [`super::spawn::Spawn`] with an identity also
+/// empties the bounding set.
 #[derive(Clone, Debug)]
 pub struct Confinement {
     filter: Vec<sock_filter>,
@@ -26,40 +26,42 @@ pub struct Confinement {
 impl Confinement {
     /// No new privileges, and the filter of system calls.
     pub fn of_user() -> Self {
-        let filter = filter::program(For::User);
-        Self { filter }
+        Self {
+            filter: filter::program(FilteredProgram::User),
+        }
     }
 
     /// Confines this process; allocates nothing.
     pub(super) fn enter(&self) -> Result<(), Errno> {
         prctl::set_no_new_privs()?;
-        // A kernel that was built without filters goes without: see [`lacking`].
-        match raw::has_call_filters() {
-            true => raw::filter_calls(&self.filter),
-            false => Ok(()),
-        }
+        filter_calls(&self.filter)
     }
 }
 
-/// Below these directories the NVML worker may write: devices, and what a library may leave behind. Nothing of the system's
-/// programs and settings, of units and sockets in `/run`, of the kernel's settings in `/proc`, and nobody's home.
-const WORKERS_DIRECTORIES: [&str; 3] = ["/dev", "/tmp", "/var"];
-
-/// Confines this process, which is to run NVML: a vendor's library as root. It executes nothing, has no network, signals
-/// nobody, and writes in few places. What is executed for NVML elsewhere, `nvidia-modprobe`, has to be done before.
-///
-/// # Errors
-/// One line; a kernel without one of the two means (seccomp, Landlock before Linux 5.13) is none, see [`lacking`].
-pub fn nvml_worker() -> Result<(), String> {
-    landlocked().map_err(|e| format!("Landlock: {e}"))?;
-    prctl::set_no_new_privs().map_err(|e| format!("no_new_privs: {e}"))?;
+/// Installs a filter, unless the kernel was built without them: see [`lacking`].
+fn filter_calls(filter: &[sock_filter]) -> Result<(), Errno> {
     match raw::has_call_filters() {
-        true => raw::filter_calls(&filter::program(For::Worker)).map_err(|e| format!("seccomp: {e}")),
+        true => raw::filter_calls(filter),
         false => Ok(()),
     }
 }
 
-/// Restricts this process as far as the kernel can; false where it cannot.
+/// Below these directories the NVML worker may write: devices, and what a library may leave behind. Not in the system's
+/// programs and settings, `/run`, `/proc`, or a home.
+const WORKERS_DIRECTORIES: [&str; 3] = ["/dev", "/tmp", "/var"];
+
+/// Confines this process, which is to run NVML: a vendor's library as root. It can execute no program, use no network, signal
+/// no process, and write only in a few places. `nvidia-modprobe`, which NVML would execute, must have run before.
+///
+/// # Errors
+/// One line. A kernel without seccomp, or without Landlock (before Linux 5.13), is no error: see [`lacking`].
+pub fn nvml_worker() -> Result<(), String> {
+    landlocked().map_err(|e| format!("Landlock: {e}"))?;
+    prctl::set_no_new_privs().map_err(|e| format!("no_new_privs: {e}"))?;
+    filter_calls(&filter::program(FilteredProgram::Worker)).map_err(|e| format!("seccomp: {e}"))
+}
+
+/// Restricts this process if the kernel can; false: it cannot.
 fn landlocked() -> Result<bool, RulesetError> {
     let newest = ABI::V6;
     let read = AccessFs::from_read(newest) & !AccessFs::Execute;
@@ -74,16 +76,17 @@ fn landlocked() -> Result<bool, RulesetError> {
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// What this kernel does not have of the means above; for the node's log.
+/// Which of seccomp and Landlock this kernel lacks; for the node's log.
 pub fn lacking() -> Vec<&'static str> {
-    let filters = (!raw::has_call_filters()).then_some("seccomp");
-    filters
-        .into_iter()
-        .chain((!raw::has_landlock()).then_some("Landlock"))
-        .collect()
+    let mut lacking = vec!["seccomp", "Landlock"];
+    lacking.retain(|means| match *means {
+        "seccomp" => !raw::has_call_filters(),
+        _ => !raw::has_landlock(),
+    });
+    lacking
 }
 
-/// Lets no process of the same user look into this one, or take it over: ptrace(2), `/proc/PID/mem`, a core dump.
+/// Protects this process from others of the same user: ptrace(2), `/proc/PID/mem`, a core dump.
 ///
 /// # Errors
 /// As prctl(2).

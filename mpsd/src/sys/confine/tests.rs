@@ -1,53 +1,30 @@
 use super::*;
-use crate::sys::Exit;
 use crate::sys::guard::ask;
-
-use crate::sys::spawn::{Identity, Spawn};
-use crate::sys::testing::{STRANGER, alone, become_user, soon};
+use crate::sys::testing::{STRANGER, alone, as_stranger, become_user, soon};
 use nix::libc;
 
-/// Runs a shell line as the job's user, confined.
-fn confined(line: &str) -> (String, Exit) {
-    let mut spawn = Spawn::new("/bin/sh");
-    spawn.args = vec!["-c".into(), line.into()];
-    spawn.env = vec![("PATH".into(), "/usr/bin:/bin".into())];
-    spawn.identity = Some(Identity {
-        uid: STRANGER,
-        gid: STRANGER,
-        groups: vec![],
-    });
+/// What a shell line of the job's user prints, confined.
+fn confined(line: &str) -> String {
+    let mut spawn = as_stranger("/bin/sh", &["-c", line]);
     spawn.confinement = Some(Confinement::of_user());
-    let ended = spawn.run(soon(), 1 << 16).unwrap();
-    (ended.text(), ended.exit)
+    spawn.run(soon(), 1 << 16).unwrap().text()
 }
 
 #[test]
-fn a_confined_program_has_no_capability_to_come_by_and_a_filter() {
+fn a_confined_program_gets_no_capability_or_namespace_and_neither_do_its_children() {
     let _alone = alone();
-    let (text, _) = confined("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status");
+    let text = confined("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status");
     let zero = "0000000000000000";
-    let want = format!(
-        "CapInh:\t{zero}\nCapPrm:\t{zero}\nCapEff:\t{zero}\nCapBnd:\t{zero}\nCapAmb:\t{zero}\nNoNewPrivs:\t1\nSeccomp:\t2\n"
-    );
-    assert_eq!(text, want);
-}
-
-#[test]
-fn a_confined_program_makes_no_namespace_and_starts_others_as_confined_as_itself() {
-    let _alone = alone();
+    let capabilities = ["Inh", "Prm", "Eff", "Bnd", "Amb"].map(|set| format!("Cap{set}:\t{zero}\n"));
+    assert_eq!(text, capabilities.concat() + "NoNewPrivs:\t1\nSeccomp:\t2\n");
     let line = "unshare --user true 2>/dev/null || echo none; unshare --mount true 2>/dev/null || echo none; \
                 sh -c 'grep Seccomp: /proc/self/status'; echo one | cat | cat; sleep 0.01 & wait; echo end";
-    assert_eq!(confined(line).0, "none\nnone\nSeccomp:\t2\none\nend\n");
+    assert_eq!(confined(line), "none\nnone\nSeccomp:\t2\none\nend\n");
 }
 
-/// What `calls` return in a child with this filter: 0, or the number of the error.
-fn under(whom: For, calls: fn() -> Vec<i32>) -> Vec<i32> {
-    let program = filter::program(whom);
-    let confine = move || {
-        prctl::set_no_new_privs().unwrap();
-        raw::filter_calls(&program).unwrap();
-    };
-    after(confine, calls)
+/// What `calls` return in a child with the user's filter: 0, or the number of the error.
+fn filtered(calls: fn() -> Vec<i32>) -> Vec<i32> {
+    after(|| Confinement::of_user().enter().unwrap(), calls)
 }
 
 /// What `calls` return in a child that has done `first`.
@@ -84,16 +61,13 @@ fn what_is_denied_is_denied_to_root_as_well() {
             (libc::SYS_clone, i64::from(libc::CLONE_NEWNS | libc::SIGCHLD)),
         ])
     };
-    assert_eq!(under(For::User, denied), [libc::EPERM; 15]);
-    // So that the C library falls back on clone(2), whose flags a filter can see.
-    assert_eq!(
-        under(For::User, || raw::tests::calls(&[(libc::SYS_clone3, 0)])),
-        [libc::ENOSYS]
-    );
+    assert_eq!(filtered(denied), [libc::EPERM; 15]);
+    // So the C library falls back on clone(2), whose flags a filter can read.
+    let clone3 = || raw::tests::calls(&[(libc::SYS_clone3, 0)]);
+    assert_eq!(filtered(clone3), [libc::ENOSYS]);
 }
 
-/// Most of what the vendor's programs do besides reading and writing: threads, shared memory, descriptors of all kinds,
-/// sockets, scheduling, ioctl on a device, a program.
+/// Most of what the vendor's programs do besides reading and writing.
 #[test]
 fn what_a_daemon_needs_is_allowed() {
     let _alone = alone();
@@ -132,7 +106,7 @@ fn what_a_daemon_needs_is_allowed() {
         ];
         answers.map(i32::from).to_vec()
     };
-    assert_eq!(under(For::User, needed), [1; 9]);
+    assert_eq!(filtered(needed), [1; 9]);
 }
 
 #[test]
@@ -174,7 +148,7 @@ fn the_worker_executes_nothing_has_no_network_and_writes_in_few_places() {
 }
 
 #[test]
-fn a_process_that_is_not_dumpable_is_nobodys_to_debug() {
+fn a_process_that_is_not_dumpable_cannot_be_debugged() {
     let _alone = alone();
     let answer = ask(soon(), || {
         // As the user's own process, and another of the same user's.

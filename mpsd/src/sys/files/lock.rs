@@ -1,4 +1,4 @@
-//! Locks with a deadline, of files held open: the kernel releases them however their holder ends.
+//! Locks of open files, with a deadline: the kernel releases them however their holder ends.
 
 use super::{Dir, FileError};
 use crate::sys::deadline::Deadline;
@@ -10,19 +10,19 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What flock(2) is said to have failed to do, on a file system without locks for one.
+/// The act in the error of a failed flock(2), as on a file system without locks.
 pub const LOCK: &str = "lock";
 
 /// An exclusive lock; dropped, it is free.
 #[derive(Debug)]
 pub struct FileLock {
-    // None only while it is being dropped.
+    // `None` only while it is being dropped.
     lock: Option<Flock<OwnedFd>>,
 }
 
 impl Drop for FileLock {
     fn drop(&mut self) {
-        // Asked for here, since nix's own destructor panics when unlocking fails; closing unlocks in any case.
+        // nix's own destructor panics when unlocking fails; closing unlocks in any case.
         if let Some(Err((lock, _))) = self.lock.take().map(Flock::unlock) {
             std::mem::forget(lock);
         }
@@ -30,11 +30,11 @@ impl Drop for FileLock {
 }
 
 impl Dir {
-    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. A holder may remove the file
-    /// while it holds it: whoever waited then takes the next file of that name.
+    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. If its holder removes the file, the next
+    /// holder takes the next file of that name.
     ///
     /// # Errors
-    /// A bound when another holds it until after the deadline, which is never a fault: the holder may be a user's doing.
+    /// A bound if another process holds it past the deadline. That is never a fault: a user may be the cause.
     pub fn lock(&self, name: impl AsRef<OsStr>, deadline: Deadline) -> Result<FileLock, FileError> {
         let (c_name, path) = self.entry(name.as_ref())?;
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
@@ -56,10 +56,8 @@ impl Dir {
             }
         }
     }
-}
 
-impl Dir {
-    /// Whether somebody holds the lock of the file `name` now.
+    /// Whether a process holds the lock of the file `name` now.
     pub fn is_locked(&self, name: impl AsRef<OsStr>) -> bool {
         let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let entry = self.entry(name.as_ref()).ok();
@@ -74,8 +72,7 @@ fn late(path: PathBuf) -> FileError {
     FileError::Bound { path, what }
 }
 
-/// Takes the exclusive lock of an open file; `path` is for messages. Tries again after 1, 2, 4 … 20 ms: flock(2)
-/// itself can only wait for ever.
+/// Takes the exclusive lock of an open file. Tries again after 1, 2, 4 … 20 ms: flock(2) can only wait for ever.
 fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLock, FileError> {
     let mut file = file;
     let mut pause = Duration::from_millis(1);
@@ -122,10 +119,8 @@ mod tests {
             assert!(deadline.sleep(Duration::from_millis(1)));
         }
         let began = std::time::Instant::now();
-        assert!(matches!(
-            dir.lock("gpu", Deadline::after_ms(50)),
-            Err(FileError::Bound { .. })
-        ));
+        let late = dir.lock("gpu", Deadline::after_ms(50));
+        assert!(matches!(late, Err(FileError::Bound { .. })));
         assert!((50..2000).contains(&began.elapsed().as_millis()));
         child.kill(deadline).unwrap();
         let lock = dir.lock("gpu", deadline).unwrap();
@@ -162,13 +157,12 @@ mod tests {
         std::os::unix::fs::symlink("/etc/passwd", place.path().join("link")).unwrap();
         nix::unistd::mkfifo(&place.path().join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         for name in ["link", "fifo"] {
-            assert!(
-                matches!(
-                    dir.lock(name, Deadline::after_ms(50)),
-                    Err(FileError::Unfit { .. } | FileError::Io { act: "open", .. })
-                ),
-                "{name}"
+            let refused = dir.lock(name, Deadline::after_ms(50)).unwrap_err();
+            let is_unfit = matches!(
+                refused,
+                FileError::Unfit { .. } | FileError::Io { act: "open", .. }
             );
+            assert!(is_unfit, "{name}");
         }
     }
 }

@@ -1,6 +1,7 @@
-//! Files reached by descriptor, component by component, following no symbolic link: what root may do in places
-//! where a user can put things.
+//! Files reached by descriptor, component by component, without following a symbolic link: what root may do in places that
+//! a user can change.
 
+use super::raw::of_rustix;
 pub use mpsd_core::file::FileError;
 use mpsd_core::file::{kind, read_regular};
 use mpsd_core::replace::{Durability, replace_at};
@@ -21,7 +22,7 @@ pub use lock::LOCK;
 pub use remove::Bounds;
 pub use room::{TmpfsSize, has_namespace};
 
-/// An open directory; holds it (not its name), needs no permission to list it.
+/// An open directory, held by descriptor and not by name; it need not be listable.
 #[derive(Debug)]
 pub struct Dir {
     fd: OwnedFd,
@@ -37,7 +38,7 @@ const LIST: OFlag = OFlag::O_DIRECTORY
     .union(OFlag::O_CLOEXEC);
 
 impl Dir {
-    /// Opens an absolute path, from `/`, one component after the other. A symbolic link on the way is refused.
+    /// Opens an absolute path, one component after the other; refuses a symbolic link on the way.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let fd = open("/", HOLD, Mode::empty()).map_err(FileError::io("open", "/"))?;
         let mut dir = Self {
@@ -59,7 +60,7 @@ impl Dir {
         Ok(dir)
     }
 
-    /// The same; None where it is not there.
+    /// The same; `None`: it is not there.
     pub fn find(path: &Path) -> Result<Option<Self>, FileError> {
         match Self::open(path) {
             Err(error) if error.is_absent() => Ok(None),
@@ -77,13 +78,13 @@ impl Dir {
         fstat(&self.fd).map_err(FileError::io("look at", &self.path))
     }
 
-    /// Whether nobody but root may list it: whoever lists a directory can keep its lock.
+    /// Whether only root may list it. A process that lists a directory can keep its lock.
     pub fn is_closed(&self) -> bool {
         let about = self.status();
         about.is_ok_and(|about| about.st_uid == 0 && about.st_mode & 0o044 == 0)
     }
 
-    /// Owner, mode, kind of one entry, not of what a symbolic link points to; None when there is none.
+    /// Owner, mode, kind of one entry, not of a link's target; `None`: there is none.
     pub fn status_of(&self, name: impl AsRef<OsStr>) -> Result<Option<FileStat>, FileError> {
         let (name, path) = self.entry(name.as_ref())?;
         match fstatat(&self.fd, name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
@@ -103,8 +104,8 @@ impl Dir {
         }
     }
 
-    /// Opens a directory in this one, or makes it with this owner and mode (whatever the umask). One that exists is
-    /// refused unless it is a real directory of this owner; its mode is then set. The flag tells whether it is new.
+    /// Opens a directory in this one, or makes it, with this owner and mode under any umask. Refuses an existing one unless it
+    /// is a real directory of this owner. The flag tells whether it is new.
     pub fn create_dir(
         &self,
         name: impl AsRef<OsStr>,
@@ -112,7 +113,7 @@ impl Dir {
         owner: (u32, u32),
     ) -> Result<(Self, bool), FileError> {
         let (c_name, path) = self.entry(name.as_ref())?;
-        // Looked for first: making one takes the lock of this directory, which whoever may list it can keep.
+        // Making one takes the lock of this directory, which any user who may list it can keep.
         let made = match self.status_of(name.as_ref())? {
             Some(_) => false,
             None => match mkdirat(&self.fd, c_name.as_c_str(), Mode::from_bits_truncate(0o700)) {
@@ -123,10 +124,9 @@ impl Dir {
         };
         let dir = self.open_dir(name.as_ref())?;
         let status = dir.status()?;
-        let expected = if made {
-            nix::unistd::geteuid().as_raw()
-        } else {
-            owner.0
+        let expected = match made {
+            true => nix::unistd::geteuid().as_raw(),
+            false => owner.0,
         };
         if status.st_uid != expected {
             let what = format!("belongs to user {}, not to {expected}", status.st_uid);
@@ -137,7 +137,7 @@ impl Dir {
             let (uid, gid) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
             fchown(&listing, Some(uid), Some(gid)).map_err(FileError::io("give away", &path))?;
         }
-        // The same for its own lock. A mode that a change of the owner took bits from is set again.
+        // Changing the mode takes the directory's own lock. A change of owner may have removed bits.
         if dir.status()?.st_mode & 0o7777 != mode {
             fchmod(&listing, Mode::from_bits_truncate(mode))
                 .map_err(FileError::io("set the mode of", &path))?;
@@ -145,24 +145,24 @@ impl Dir {
         Ok((dir, made))
     }
 
-    /// Whether it lies in memory: no process that reads a file there keeps a lock of it meanwhile.
+    /// Whether it lies in memory, where a process that reads a file keeps no lock of it meanwhile.
     pub fn is_tmpfs(&self) -> bool {
         fstatfs(&self.fd).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
     }
 
-    /// Lets user `uid` pass through this directory of root's, not list it, by a POSIX ACL; nobody else but root may.
+    /// Lets only root and user `uid` pass through this directory of root's by a POSIX ACL. The user cannot list it.
     ///
     /// # Errors
-    /// The file system's: it has no ACLs.
+    /// The file system has no ACLs.
     pub fn let_pass(&self, uid: u32) -> Result<(), FileError> {
-        const NOBODY: u32 = u32::MAX;
+        const NO_ID: u32 = u32::MAX;
         // linux/posix_acl_xattr.h: version, and entries of tag, permissions, id, in the order of their tags.
         let entries: [(u16, u16, u32); 5] = [
-            (0x01, 0o7, NOBODY), // the owner
+            (0x01, 0o7, NO_ID), // the owner
             (0x02, 0o1, uid),
-            (0x04, 0o0, NOBODY), // the group
-            (0x10, 0o1, NOBODY), // the most for all but owner and others
-            (0x20, 0o0, NOBODY), // others
+            (0x04, 0o0, NO_ID), // the group
+            (0x10, 0o1, NO_ID), // the most for all but owner and others
+            (0x20, 0o0, NO_ID), // others
         ];
         let mut acl = 2_u32.to_le_bytes().to_vec();
         for (tag, permissions, id) in entries {
@@ -172,11 +172,10 @@ impl Dir {
         }
         let flags = rustix::fs::XattrFlags::empty();
         let set = rustix::fs::fsetxattr(self.listing()?, "system.posix_acl_access", &acl, flags);
-        let errno = |e: rustix::io::Errno| Errno::from_raw(e.raw_os_error());
-        set.map_err(|e| FileError::io("set the ACL of", &self.path)(errno(e)))
+        set.map_err(|e| FileError::io("set the ACL of", &self.path)(of_rustix(e)))
     }
 
-    /// Names in this directory, at most `max`; more is an error. No order.
+    /// The names in this directory, unordered; more than `max` is an error.
     pub fn names(&self, max: usize) -> Result<Vec<OsString>, FileError> {
         let names = self.batch(max.saturating_add(1))?;
         if names.len() > max {
@@ -188,12 +187,12 @@ impl Dir {
         Ok(names.map(OsString::from_vec).collect())
     }
 
-    /// The first names in this directory, about `most`, or all. No order.
+    /// The first names in this directory, about `most`, unordered.
     fn batch(&self, most: usize) -> Result<Vec<CString>, FileError> {
         let fail = || FileError::io("list", &self.path);
         let mut listing = nix::dir::Dir::from_fd(self.listing()?).map_err(fail())?;
         let mut names = Vec::new();
-        // Two are the directory itself and the one above.
+        // Two more for `.` and `..`.
         for entry in listing.iter().take(most.saturating_add(2)) {
             let entry = entry.map_err(fail())?;
             if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
@@ -203,8 +202,8 @@ impl Dir {
         Ok(names)
     }
 
-    /// The whole of a small regular file; None when there is none. A symbolic link, a FIFO, a device, anything of
-    /// more than `max` bytes is refused, without waiting.
+    /// The whole of a small regular file; `None`: there is none. Refuses a symbolic link, a FIFO, a device, and more than `max`
+    /// bytes, without waiting.
     pub fn read_limited(&self, name: impl AsRef<OsStr>, max: usize) -> Result<Option<Vec<u8>>, FileError> {
         let (name, path) = self.entry(name.as_ref())?;
         let flags =
@@ -218,29 +217,23 @@ impl Dir {
         read_regular(&file, &path, max).map(Some)
     }
 
-    /// Replaces (or makes) a file in one step: after a crash of the node there is the old file or the new, whole. Two writers
-    /// of one name must hold a lock.
+    /// Replaces or makes a file in one step: after a crash of the node the old file or the new is there, whole. Two writers of
+    /// one name need a lock.
     pub fn write_atomic(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
         self.replace(name.as_ref(), bytes, mode, Durability::OnDisk)
     }
 
-    /// [`Dir::write_atomic`] for what need not outlive the node's own end: it does not wait for the disk.
+    /// [`Dir::write_atomic`] without waiting for the disk: for what need not survive the node's end.
     pub fn write_whole(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
         self.replace(name.as_ref(), bytes, mode, Durability::Placed)
     }
 
-    fn replace(
-        &self,
-        name: &OsStr,
-        bytes: &[u8],
-        mode: u32,
-        durability: Durability,
-    ) -> Result<(), FileError> {
+    fn replace(&self, name: &OsStr, bytes: &[u8], mode: u32, until: Durability) -> Result<(), FileError> {
         let (_, path) = self.entry(name)?;
-        replace_at(self, name, bytes, mode, durability).map_err(FileError::io("write", path))
+        replace_at(self, name, bytes, mode, until).map_err(FileError::io("write", path))
     }
 
-    /// Makes a file that is not there, and opens it to write.
+    /// Makes a new file, and opens it to write.
     pub fn create_file(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<OwnedFd, FileError> {
         let (name, path) = self.entry(name.as_ref())?;
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -248,12 +241,12 @@ impl Dir {
         file.map_err(FileError::io("create", path))
     }
 
-    /// Removes a file, a symbolic link, a socket; false when there was none.
+    /// Removes a file, a symbolic link, a socket; false: there was none.
     pub fn remove_file(&self, name: impl AsRef<OsStr>) -> Result<bool, FileError> {
         self.unlink(name.as_ref(), UnlinkatFlags::NoRemoveDir)
     }
 
-    /// Removes a directory that is empty; false when there was none.
+    /// Removes an empty directory; false: there was none.
     pub fn remove_empty_dir(&self, name: impl AsRef<OsStr>) -> Result<bool, FileError> {
         self.unlink(name.as_ref(), UnlinkatFlags::RemoveDir)
     }
@@ -267,7 +260,7 @@ impl Dir {
         }
     }
 
-    /// A descriptor that can be listed, synced and changed, of the very directory held.
+    /// A descriptor of this directory that can be listed, synced and changed.
     pub(super) fn listing(&self) -> Result<OwnedFd, FileError> {
         openat(&self.fd, ".", LIST | OFlag::O_RDONLY, Mode::empty())
             .map_err(FileError::io("open", &self.path))
@@ -339,39 +332,28 @@ mod tests {
     #[test]
     fn a_directory_is_made_once_with_its_owner_and_mode() {
         let (place, dir) = place();
+        let status = |name: &str| {
+            let status = std::fs::metadata(place.path().join(name)).unwrap();
+            (status.uid(), status.gid(), status.mode() & 0o7777)
+        };
         let owner = (STRANGER, STRANGER + 1);
-        let (_, made) = dir.create_dir("pipe", 0o700, owner).unwrap();
-        assert!(made);
-        let status = std::fs::metadata(place.path().join("pipe")).unwrap();
-        assert_eq!(
-            (status.uid(), status.gid(), status.mode() & 0o7777),
-            (owner.0, owner.1, 0o700)
-        );
+        assert!(dir.create_dir("pipe", 0o700, owner).unwrap().1);
+        assert_eq!(status("pipe"), (owner.0, owner.1, 0o700));
         // The owner opens it to all: closed again, not refused.
         std::fs::set_permissions(place.path().join("pipe"), PermissionsExt::from_mode(0o777)).unwrap();
         assert!(!dir.create_dir("pipe", 0o700, owner).unwrap().1);
-        assert_eq!(
-            std::fs::metadata(place.path().join("pipe")).unwrap().mode() & 0o7777,
-            0o700
-        );
+        assert_eq!(status("pipe").2, 0o700);
         let other = message(dir.create_dir("pipe", 0o700, (STRANGER + 7, 0)));
         assert!(other.contains("belongs to user 54321, not to 54328"), "{other}");
-        assert_eq!(
-            std::fs::metadata(place.path().join("pipe")).unwrap().uid(),
-            STRANGER,
-            "not given away"
-        );
+        assert_eq!(status("pipe").0, STRANGER, "not given away");
         // What is not a directory is left alone.
         std::fs::write(place.path().join("file"), b"x").unwrap();
         symlink("pipe", place.path().join("link")).unwrap();
         assert!(message(dir.create_dir("file", 0o700, owner)).ends_with("file' is a regular file"));
         assert!(message(dir.create_dir("link", 0o700, owner)).ends_with("link' is a symbolic link"));
-        // Root's own, whatever the umask.
+        // Root's own, under any umask.
         dir.create_dir("jobs", 0o711, (0, 0)).unwrap();
-        assert_eq!(
-            std::fs::metadata(place.path().join("jobs")).unwrap().mode() & 0o7777,
-            0o711
-        );
+        assert_eq!(status("jobs").2, 0o711);
     }
 
     #[test]
@@ -397,17 +379,11 @@ mod tests {
         names.sort();
         assert_eq!(names, ["journal", "victim"]);
         assert!(matches!(dir.names(1), Err(FileError::Bound { .. })));
-    }
-
-    #[test]
-    fn a_failed_write_leaves_the_old_file_and_no_other() {
-        let (place, dir) = place();
+        // A failed write leaves the old file and no other.
         std::fs::create_dir(place.path().join("goal")).unwrap();
-        assert_eq!(
-            dir.write_atomic("goal", b"x", 0o600).unwrap_err().errno(),
-            Some(Errno::EISDIR)
-        );
-        assert_eq!(dir.names(10).unwrap(), ["goal"]);
+        let failed = dir.write_atomic("goal", b"x", 0o600).unwrap_err();
+        assert_eq!(failed.errno(), Some(Errno::EISDIR));
+        assert_eq!(dir.names(10).unwrap().len(), 3);
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! Removing a tree that a user owned and may still be changing.
 //!
-//! Depth costs nothing: a directory found below the first level is moved up to it, so that two descriptors do for
-//! a tree of any depth. Nothing is ever looked up twice by name, no link is followed, and each directory is taken from its
-//! owner before it is listed, so that nothing can be added to it behind our back. A file system that somebody mounted in the
-//! tree is not entered but detached, and what lies below it is removed.
+//! A directory found below the first level is moved up to it, so two descriptors serve for a tree of any depth. Nothing is
+//! looked up twice by name, and no link is followed. Each directory is taken from its owner before it is listed, so that
+//! its owner can add nothing. A mount in the tree is not entered but detached, and what it covers is removed.
 
 use super::room::{mount_of, name_of};
 use super::{Dir, FileError, HOLD};
@@ -19,24 +18,23 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Names read at a time: a directory that never ends does not fill our memory.
+/// Names read at a time, so that an endless directory does not fill our memory.
 const BATCH: usize = 4096;
-/// How long an entry that is busy and no mount is left alone before the next try.
+/// Between two tries to remove an entry that is busy and no mount.
 const BUSY: Duration = Duration::from_millis(5);
 
 /// How much may be removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Entries in all. What a user leaves in a job's directory is not ours to search for ever.
+    /// Entries in all.
     pub entries: u64,
     /// End of the work.
     pub deadline: Deadline,
 }
 
 impl Dir {
-    /// Removes the entry `name` and, if it is a directory, all below it; mounts on it and below it are detached. Stops at the
-    /// first thing it cannot remove (a bound); what it has removed by then stays removed, and it may be called again. Returns the number of
-    /// entries removed, the tree's own name included; 0 when there was none.
+    /// Removes the entry `name`, and everything below it; detaches mounts on it and below it. Stops at the first thing that it
+    /// cannot remove, or at a bound, and may be called again. Returns the number of entries removed, 0 if there was none.
     pub fn remove_tree(&self, name: impl AsRef<OsStr>, bounds: Bounds) -> Result<u64, FileError> {
         let (name, path) = self.entry(name.as_ref())?;
         let mut removal = Removal {
@@ -45,12 +43,12 @@ impl Dir {
             bounds,
         };
         let mount = mount_of(&self.as_fd())?;
-        // Taken before it is removed: where a process of its owner's keeps its lock, that is waited for without a lock of ours.
+        // Taken before it is removed: if a process of its owner keeps its lock, this waits without a lock of its own.
         let Some(top) = still_there(removal.enter(self, &name, mount))? else {
             removal.entry(self, &name)?;
             return Ok(removal.removed);
         };
-        // Whoever had it open may have added something between two passes, if he is its owner and we are not root.
+        // Unless this is root, a process of its owner may have added something between two passes.
         loop {
             removal.check(&top)?;
             removal.empty(&top, mount)?;
@@ -73,8 +71,8 @@ struct Removal {
 }
 
 impl Removal {
-    /// Removes one entry without looking at it first: the kernel says what it is, and no file system is asked
-    /// that could hang (a user may have mounted one over it). False: it is a directory that is not empty.
+    /// Removes one entry without a stat(2) of it, which could hang in a file system that a user mounted over it. False: it is a
+    /// directory that is not empty.
     fn entry(&mut self, parent: &Dir, name: &CStr) -> Result<bool, FileError> {
         loop {
             self.check(parent)?;
@@ -82,7 +80,7 @@ impl Removal {
             let outcome = match first {
                 Err(Errno::EISDIR | Errno::EPERM) => {
                     match unlinkat(parent.as_fd(), name, UnlinkatFlags::RemoveDir) {
-                        // Not a directory after all: the first answer is the one that counts.
+                        // Not a directory after all: the first answer counts.
                         Err(Errno::ENOTDIR) => first,
                         second => second,
                     }
@@ -103,15 +101,15 @@ impl Removal {
         }
     }
 
-    /// Opens a directory to be emptied, rid of what is mounted on it (`mount` is the mount of the tree), and takes it from
-    /// its owner. As root this ends every race: whoever has it open can add nothing to a directory of root's with mode 0700.
-    /// As its owner we only see to it that we may list it.
+    /// Opens a directory to be emptied, detaches what is mounted on it (`mount` is the mount of the tree), and takes it from its
+    /// owner. For root this ends every race: a process that has it open can add nothing to root's directory of mode 0700. An
+    /// owner only makes it listable.
     fn enter(&mut self, parent: &Dir, name: &CStr, mount: u64) -> Result<Dir, FileError> {
         loop {
             let path = path_of(parent, name);
             let fd = openat(parent.as_fd(), name, HOLD, Mode::empty());
             let fd = fd.map_err(FileError::io("open", &path))?;
-            // Before anything that would ask the file system itself.
+            // Before any call that the file system itself must answer.
             if mount_of(&fd)? == mount {
                 seize(&fd);
                 return Ok(Dir::from_parts(fd, path));
@@ -121,8 +119,8 @@ impl Removal {
         }
     }
 
-    /// Detaches the uppermost of what is mounted on the entry `name`. The mount is held by a descriptor before it is known to
-    /// be one, and detached through it: by no name that somebody could change meanwhile. Nothing is asked of the file system.
+    /// Detaches the uppermost mount on the entry `name`, by a descriptor that holds it and by no name that a user could change.
+    /// The file system itself is not asked.
     fn uncover(&mut self, parent: &Dir, name: &CStr) -> Result<(), FileError> {
         self.check(parent)?;
         self.moved += 1;
@@ -134,12 +132,12 @@ impl Removal {
             Err(errno) => return Err(FileError::io("open", path)(errno)),
         };
         if mount_of(&held)? == mount_of(&parent.as_fd())? {
-            // Busy for another reason, or unmounted meanwhile: the caller tries again, within its bounds.
+            // Busy for another reason, or unmounted meanwhile: the caller tries again within its bounds.
             std::thread::sleep(BUSY);
             return Ok(());
         }
         match umount2(name_of(&held).as_str(), MntFlags::MNT_DETACH) {
-            // EINVAL: detached meanwhile by somebody else.
+            // EINVAL: already detached.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
             Err(errno) => Err(FileError::io("unmount", path)(errno)),
         }
@@ -176,7 +174,7 @@ impl Removal {
             let new = CString::new(format!(".mpsd-moved-{}", self.moved)).unwrap_or_default();
             match renameat(from.as_fd(), name, top.as_fd(), new.as_c_str()) {
                 Ok(()) | Err(Errno::ENOENT) => return Ok(()),
-                // Somebody was there before us: an empty directory would have been replaced, anything else stays.
+                // The name is taken by more than an empty directory, which would have been replaced.
                 Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => {}
                 Err(Errno::EBUSY | Errno::EXDEV) => self.uncover(from, name)?,
                 Err(errno) => return Err(FileError::io("move", path_of(from, name))(errno)),
@@ -185,19 +183,15 @@ impl Removal {
     }
 
     fn check(&self, at: &Dir) -> Result<(), FileError> {
-        let bound = |what| {
-            Err(FileError::Bound {
-                path: at.path().to_owned(),
-                what,
-            })
+        let what = match self.bounds {
+            Bounds { entries, .. } if self.removed + self.moved > entries => {
+                format!("holds more than {entries} entries")
+            }
+            Bounds { deadline, .. } if deadline.expired() => "could not be removed in time".to_owned(),
+            _ => return Ok(()),
         };
-        if self.removed + self.moved > self.bounds.entries {
-            return bound(format!("holds more than {} entries", self.bounds.entries));
-        }
-        if self.bounds.deadline.expired() {
-            return bound("could not be removed in time".to_owned());
-        }
-        Ok(())
+        let path = at.path().to_owned();
+        Err(FileError::Bound { path, what })
     }
 }
 
@@ -210,13 +204,12 @@ fn seize(fd: &OwnedFd) {
     let Ok(listing) = openat(fd, ".", flags, Mode::empty()).or_else(|_| make_readable(fd, flags)) else {
         return;
     };
-    // What cannot be taken (we are not root) is emptied as it is; the listing tells if it may not.
+    // Without root it is emptied as it is, if it can be listed.
     let _ = fchown(&listing, Some(Uid::from_raw(0)), Some(Gid::from_raw(0)));
     let _ = fchmod(&listing, Mode::S_IRWXU);
 }
 
-/// An owner's own directory without permissions: the mode is changed through `/proc`, which follows our
-/// descriptor and no name.
+/// For an owner's directory without permissions: changes the mode through `/proc`, which follows our descriptor.
 fn make_readable(fd: &OwnedFd, flags: OFlag) -> Result<OwnedFd, Errno> {
     nix::sys::stat::fchmodat(
         nix::fcntl::AT_FDCWD,
@@ -230,7 +223,7 @@ fn make_readable(fd: &OwnedFd, flags: OFlag) -> Result<OwnedFd, Errno> {
 fn still_there(entered: Result<Dir, FileError>) -> Result<Option<Dir>, FileError> {
     match entered {
         Ok(dir) => Ok(Some(dir)),
-        // Removed or replaced since it was listed; the next pass sees what is there now.
+        // Removed or replaced since it was listed; the next pass finds what is there now.
         Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP)) => {
             Ok(None)
         }
@@ -241,7 +234,7 @@ fn still_there(entered: Result<Dir, FileError>) -> Result<Option<Dir>, FileError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::testing::{STRANGER, alone, soon};
+    use crate::sys::testing::{STRANGER, alone, as_stranger, soon};
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
     use std::path::Path;
 
@@ -311,28 +304,18 @@ mod tests {
     fn bounds_stop_it_and_it_may_be_called_again() {
         let (place, dir) = place();
         deep(&place.path().join("job"), 100);
-        let few = Bounds {
-            entries: 50,
-            ..bounds()
-        };
-        assert!(matches!(
-            dir.remove_tree("job", few),
-            Err(FileError::Bound { .. })
-        ));
-        let late = Bounds {
-            deadline: Deadline::after_ms(0),
-            ..bounds()
-        };
-        assert!(matches!(
-            dir.remove_tree("job", late),
-            Err(FileError::Bound { .. })
-        ));
+        let (mut few, mut late) = (bounds(), bounds());
+        few.entries = 50;
+        late.deadline = Deadline::after_ms(0);
+        for bounds in [few, late] {
+            let outcome = dir.remove_tree("job", bounds);
+            assert!(matches!(outcome, Err(FileError::Bound { .. })));
+        }
         dir.remove_tree("job", bounds()).unwrap();
         assert!(!place.path().join("job").exists());
     }
 
-    /// Mounts as an administrator or a user's fusermount puts them there: on a file, on directories at any depth, one upon
-    /// another, on the tree itself.
+    /// Mounts of an administrator or a user's fusermount: on a file, on directories at any depth, on a mount, on the tree.
     #[test]
     fn a_mount_is_detached_and_not_entered() {
         use nix::mount::{MsFlags, mount};
@@ -364,7 +347,7 @@ mod tests {
         assert!(!mounts.contains(&place.path().display().to_string()), "{mounts}");
     }
 
-    /// A user who adds to his tree, and swaps directories for links, as fast as he can while root removes it.
+    /// A user adds to the tree, and swaps directories for links, while root removes it.
     #[test]
     fn a_hostile_owner_does_not_win_the_race() {
         let _alone = alone();
@@ -384,23 +367,14 @@ mod tests {
                 tree.display(),
                 outside.display()
             );
-            let mut spawn = crate::sys::spawn::Spawn::new("/bin/sh");
-            spawn.args = vec!["-c".into(), script.into()];
-            spawn.env = vec![("PATH".into(), "/usr/bin:/bin".into())];
+            let mut spawn = as_stranger("/bin/sh", &["-c", &script]);
             spawn.session = true;
-            spawn.identity = Some(crate::sys::spawn::Identity {
-                uid: STRANGER,
-                gid: STRANGER,
-                groups: vec![],
-            });
             let mut racer = spawn.start(soon()).unwrap();
             std::thread::sleep(std::time::Duration::from_millis(20 + 17 * round));
             let removed = dir.remove_tree("job", bounds());
-            // Its own short-lived children go with the session's leader's group.
-            let _ = nix::sys::signal::killpg(
-                nix::unistd::Pid::from_raw(racer.pid()),
-                nix::sys::signal::Signal::SIGKILL,
-            );
+            // With its own short-lived children.
+            let group = nix::unistd::Pid::from_raw(racer.pid());
+            let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
             racer.wait(Deadline::after_ms(5000)).unwrap();
             removed.unwrap();
             assert!(!tree.exists());

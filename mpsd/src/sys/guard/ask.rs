@@ -3,20 +3,19 @@
 use crate::sys::Exit;
 use crate::sys::cgroup::leave;
 use crate::sys::deadline::{Deadline, Output};
-use crate::sys::spawn::{Child, KillReason, listen};
+use crate::sys::spawn::{Child, KillReason};
 use crate::sys::{descriptors, raw};
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
-use nix::unistd::Pid;
 use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Most that a question may be answered with. Bytes.
-pub const MOST_ANSWER: usize = 64 << 10;
+/// Longest answer. Bytes.
+pub(super) const MOST_ANSWER: usize = 64 << 10;
 /// Exit code of a child whose question came to no answer.
-const NOTHING: u8 = 2;
+pub(super) const NOTHING: u8 = 2;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -24,7 +23,7 @@ pub enum AskError {
     /// It hung, or answered without end, and was killed.
     #[error("the process asked {0}")]
     Killed(KillReason),
-    /// It ended in another way than by an answer: a panic, a signal.
+    /// It panicked, or a signal ended it.
     #[error("the process asked ended by {0}")]
     Ended(Exit),
     /// There was no process or pipe to be had.
@@ -33,13 +32,13 @@ pub enum AskError {
 }
 
 /// Runs `question` in a child and returns its bytes. The child has standard streams on `/dev/null` and **none of our other
-/// descriptors**: should it hang for ever, it holds nothing that somebody waits to see closed (slurmd and qsub wait so).
-/// `question` opens itself what it looks at.
+/// descriptors**: should it hang for ever, it holds no stream that slurmd or qsub waits to see closed. `question` opens
+/// itself what it needs.
 pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, AskError> {
     ask_with(None, deadline, question)
 }
 
-/// [`ask()`] of a child that has our descriptor `kept` as well; one of the three standard ones it would lose.
+/// [`ask()`] of a child that has our descriptor `kept` as well, which is none of the standard three.
 pub(super) fn ask_with(
     kept: Option<BorrowedFd>,
     deadline: Deadline,
@@ -49,14 +48,25 @@ pub(super) fn ask_with(
     let asker = nix::unistd::getpid();
     let mask = raw::block_all().map_err(AskError::NotStarted)?;
     let forked = match raw::fork() {
-        Ok(None) => in_child(asker, writer, kept, question),
+        Ok(None) => {
+            let mut keep = vec![writer.as_raw_fd()];
+            keep.extend(kept.map(|fd| fd.as_raw_fd()));
+            keep.sort_unstable();
+            // The asker may be killed, and what it began be undone: the child must change nothing after that.
+            let tied = || set_pdeathsig(Signal::SIGKILL).is_ok() && nix::unistd::getppid() == asker;
+            let bytes = in_session(tied, || {
+                raw::close_all_except(&keep);
+                question()
+            });
+            answer_and_exit(writer, bytes)
+        }
         Ok(Some(pid)) => Ok(Child::adopt_as_ours(pid)),
         Err(errno) => Err(AskError::NotStarted(errno)),
     };
     raw::restore_mask(&mask);
     drop(writer);
     let mut child = forked?;
-    match listen(&mut child, &mut [&mut answer], None, deadline, MOST_ANSWER) {
+    match child.listen(&mut [&mut answer], None, deadline, MOST_ANSWER) {
         Ok(Exit::Code(0)) => Ok(answer.bytes),
         Ok(other) => Err(AskError::Ended(other)),
         Err(why) => {
@@ -71,25 +81,24 @@ pub(super) fn ask_with(
     }
 }
 
-fn in_child(asker: Pid, writer: OwnedFd, kept: Option<BorrowedFd>, question: impl FnOnce() -> Vec<u8>) -> ! {
-    // The session is what the parent kills, with whatever the question has started.
+/// In a forked child: `work` in a session of its own, without our standard streams, with default signals. The parent kills
+/// that session, and so what the work has started. `None`: `prepare` or the work failed.
+pub(in crate::sys) fn in_session(
+    prepare: impl FnOnce() -> bool,
+    work: impl FnOnce() -> Vec<u8>,
+) -> Option<Vec<u8>> {
     let ready =
         nix::unistd::setsid().is_ok() && descriptors::all_to_null().is_ok() && raw::reset_signals().is_ok();
-    // Whoever asked may be killed, and what it began be undone meanwhile: nothing is changed behind that.
-    let tied = || set_pdeathsig(Signal::SIGKILL).is_ok() && nix::unistd::getppid() == asker;
-    if ready && tied() {
-        let mut keep = vec![writer.as_raw_fd()];
-        keep.extend(kept.map(|fd| fd.as_raw_fd()));
-        keep.sort_unstable();
-        raw::close_all_except(&keep);
-        if let Ok(bytes) = catch_unwind(AssertUnwindSafe(question)) {
-            let written = std::fs::File::from(writer).write_all(&bytes);
-            raw::exit_now(u8::from(written.is_err()));
-        }
-    }
-    raw::exit_now(NOTHING)
+    let outcome = (ready && prepare()).then(|| catch_unwind(AssertUnwindSafe(work)));
+    outcome?.ok()
 }
 
-#[cfg(test)]
-#[path = "ask_tests.rs"]
-mod tests;
+/// In a forked child: writes what its work came to, and exits.
+pub(in crate::sys) fn answer_and_exit(writer: OwnedFd, bytes: Option<Vec<u8>>) -> ! {
+    let written = bytes.map(|bytes| std::fs::File::from(writer).write_all(&bytes));
+    raw::exit_now(match written {
+        Some(Ok(())) => 0,
+        Some(Err(_)) => 1,
+        None => NOTHING,
+    })
+}

@@ -1,12 +1,13 @@
-//! Work that may die or hang, done in a child: whatever becomes of it, we go on and say so.
+//! Work that may die or hang, done in a child. Whatever happens to it, this process goes on and reports it.
 //!
-//! [`run_guarded`] is around a whole program, since Torque counts a prologue that a signal ended as success: here any
-//! death becomes exit code 2. [`ask()`] is around one question that may hang for ever in the kernel. [`detach`] is for work
-//! that goes on after the program has ended.
+//! [`run_guarded`] surrounds a whole program: Torque counts a prologue that a signal ended as success, so here any death
+//! becomes exit code 2. [`ask()`] surrounds one question that may hang for ever in the kernel. [`detach`] does work that
+//! goes on after the program has ended.
 
 mod ask;
 mod relay;
 pub use ask::{AskError, ask};
+pub(super) use ask::{answer_and_exit, in_session};
 
 use super::deadline::Deadline;
 use super::descriptors;
@@ -26,12 +27,11 @@ pub const FAULT: u8 = 2;
 
 /// Time left to a process after SIGKILL. Longer is state D, which no waiting ends.
 const AFTER_KILL: Duration = Duration::from_secs(1);
-
-/// How often a reader who did not take all is tried again: at work, and after its end.
+/// How often a reader that is behind is tried again: while the worker runs, and after its end.
 const BEHIND: Duration = Duration::from_millis(50);
 const TURN: Duration = Duration::from_millis(5);
 
-/// What became of a guarded worker that did not return.
+/// The end of a guarded worker that did not return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuardError {
     /// A signal ended it.
@@ -48,16 +48,16 @@ pub enum GuardError {
     NotStarted(Errno),
 }
 
-/// Runs `worker` in a child and answers whatever becomes of it; a panic counts as code 2. SIGTERM, SIGINT and SIGHUP
-/// go on to the worker (SIGHUP only where it was not ignored), which decides; if we ourselves are killed, so is it.
+/// Runs `worker` in a child and returns its code; a panic counts as code 2. SIGTERM, SIGINT and SIGHUP (unless ignored) are
+/// passed on to the worker, which decides. If this process is killed, so is the worker.
 ///
-/// The worker keeps our descriptors and session; what it writes is passed on. Call it before anything else is set up.
+/// The worker keeps our descriptors and session, and what it writes is passed on. Call it before anything else is set up.
 pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, GuardError> {
     let (out, their_out) = Relay::to(1).map_err(GuardError::NotStarted)?;
     let (err, their_err) = Relay::to(2).map_err(GuardError::NotStarted)?;
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
     let signals = Signals::block(&signals).map_err(GuardError::NotStarted)?;
-    // Inherited as ignored, it would lose every child's end, ours and the worker's.
+    // Inherited as ignored, it would lose the end of every child of ours and of the worker.
     let _ = raw::default_action(Signal::SIGCHLD);
     let parent = nix::unistd::getpid();
     let mut child = match raw::fork().map_err(GuardError::NotStarted)? {
@@ -86,22 +86,19 @@ pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, Gu
             None => GuardError::Hangs,
         }),
     };
-    // Its last words, for which readers have a moment.
+    // Readers have a moment for its last words.
     let patience = Deadline::after(AFTER_KILL);
     while !pass_all(&mut streams) && patience.sleep(TURN) {}
     end
 }
 
-/// Passes on what each stream has: one that nobody reads does not stop the other. False while something is left.
+/// Passes on what each stream has: an unread stream does not stop the other. False while something is left.
 fn pass_all(streams: &mut [Relay]) -> bool {
-    let mut all = true;
-    for stream in streams {
-        all &= stream.pass();
-    }
-    all
+    let passed = streams.iter_mut().map(Relay::pass);
+    passed.fold(true, |all, one| all && one)
 }
 
-/// [`guarded`] as an exit code; what was not the worker's own decision is said in one line on standard error.
+/// [`guarded`] as an exit code; an end that was not the worker's decision is one line on standard error.
 pub fn run_guarded(program: &str, deadline: Deadline, worker: impl FnOnce() -> u8) -> u8 {
     guarded(deadline, worker).unwrap_or_else(|lost| {
         relay::complain(format!("{program}: {lost}\n").as_bytes());
@@ -109,7 +106,7 @@ pub fn run_guarded(program: &str, deadline: Deadline, worker: impl FnOnce() -> u
     })
 }
 
-/// Waits for the worker, passing on signals to it, and what it writes.
+/// Waits for the worker, and passes on signals and what it writes.
 fn watch(child: &mut Child, signals: &Signals, streams: &mut [Relay], deadline: Deadline) -> Option<Exit> {
     while child.try_wait().is_none() && !deadline.expired() {
         let sources = streams.iter().filter_map(Relay::source);
@@ -126,9 +123,9 @@ fn watch(child: &mut Child, signals: &Signals, streams: &mut [Relay], deadline: 
     child.try_wait()
 }
 
-/// Runs `work` in a process of its own session with standard streams on `/dev/null`, and returns in this one at once.
-/// The child keeps this program's descriptors that close on exec (locks, pipes); what was inherited from the scheduler
-/// must have been closed before ([`descriptors::close_inherited`]), or somebody waits for it.
+/// Runs `work` in a process of its own session with standard streams on `/dev/null`, and returns at once. The child keeps
+/// this program's descriptors. Those inherited from the scheduler must be closed before ([`descriptors::close_inherited`]),
+/// or the scheduler waits for it.
 ///
 /// # Errors
 /// As fork(2).
@@ -148,8 +145,7 @@ pub fn detach(work: impl FnOnce()) -> Result<(), Errno> {
     }
 }
 
-/// From now on a panic, on any thread, writes one line and ends the process with `code`: never by a signal, never with
-/// a thread left behind. Where a panic is to be caught ([`guarded`]) it is caught by the parent, as this code.
+/// From now on a panic, on any thread, writes one line and ends the process with `code`. [`guarded`] sees this code.
 pub fn install_panic_exit(program: &'static str, code: u8) {
     std::panic::set_hook(Box::new(move |info| {
         let text = info.payload();

@@ -1,18 +1,20 @@
-//! What a worker writes, passed on: one that hangs for ever must hold nothing that a scheduler reads to its end.
+//! What a worker writes, passed on: a worker that hangs for ever must not hold a stream that a scheduler reads to its end.
 
 use super::ask::{AskError, ask_with};
 use crate::sys::deadline::{Deadline, Output};
 use crate::sys::raw;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::fs::File;
+use std::io::Write as _;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// Most that is kept for a reader who does not read; its writer waits then, as it would without us. Bytes.
+/// Most that is kept for a reader that does not read. After that the writer waits, as it would without the guard. Bytes.
 const MOST: usize = 1 << 20;
-/// A pipe that takes something takes so much without waiting (PIPE_BUF, pipe(7)). Bytes.
+/// A pipe that accepts a write accepts so much without waiting (PIPE_BUF, pipe(7)). Bytes.
 const PIECE: usize = 4096;
-/// Time for a file to take what is written to it.
+/// Time for a file to accept what is written to it.
 const FILE_TIME: Duration = Duration::from_secs(1);
 
 /// One standard stream of a worker.
@@ -21,7 +23,7 @@ pub(super) struct Relay {
     from: Output,
     to: RawFd,
     is_file: bool,
-    /// A file that did not take in time what was written to it.
+    /// A file that did not accept a write in time.
     hangs: bool,
     passed: usize,
 }
@@ -49,13 +51,13 @@ impl Relay {
         self.from.bytes.len() <= MOST
     }
 
-    /// Whether something is kept that nobody has taken yet.
+    /// Whether something is kept that no reader has accepted yet.
     pub(super) fn is_behind(&self) -> bool {
         !self.from.bytes.is_empty()
     }
 
-    /// Passes on what is there; false while something is left. It waits for nobody but for a file, and for that once and not for
-    /// long: what a file whose server is gone does not take is lost.
+    /// Passes on what is there; false while something is left. It waits only for a file, once and briefly: a file whose server
+    /// is gone loses what it does not accept.
     pub(super) fn pass(&mut self) -> bool {
         let all = self.has_room() && self.from.read(MOST);
         if self.is_file && self.is_behind() {
@@ -70,7 +72,7 @@ impl Relay {
             match nix::unistd::write(to, rest.get(..PIECE).unwrap_or(rest)) {
                 Ok(written) => self.passed += written,
                 Err(Errno::EINTR) => {}
-                // Nobody reads any more.
+                // There is no reader any more.
                 Err(_) => self.passed = self.from.bytes.len(),
             }
         }
@@ -82,7 +84,7 @@ impl Relay {
     fn pass_to_file(&mut self) {
         let rest = self.from.bytes.get(self.passed..).unwrap_or_default();
         if !self.hangs {
-            match write_apart(self.to, rest) {
+            match write_in_child(self.to, rest) {
                 // Without a child it is written here.
                 Err(AskError::NotStarted(_)) => return,
                 outcome => self.hangs = outcome.is_err(),
@@ -92,35 +94,29 @@ impl Relay {
     }
 }
 
-/// Writes to standard error, for which a file has a bounded time.
+/// Writes to standard error; a file has a bounded time for it.
 pub(super) fn complain(bytes: &[u8]) {
-    if !is_file(2) || matches!(write_apart(2, bytes), Err(AskError::NotStarted(_))) {
+    if !is_file(2) || matches!(write_in_child(2, bytes), Err(AskError::NotStarted(_))) {
         raw::complain(bytes);
     }
 }
 
-/// Whether a write to `to` can hang in the kernel though poll(2) says that it takes something. By its name: whoever serves the
-/// file is not asked.
+/// Whether a write to `to` can hang in the kernel although poll(2) calls it ready. Decided by its name, so that the file's
+/// server is not asked.
 fn is_file(to: RawFd) -> bool {
     let name = std::fs::read_link(format!("/proc/self/fd/{to}")).unwrap_or_default();
     name.is_absolute() && !name.starts_with("/dev")
 }
 
-/// Writes all of `bytes` in a child, as far as it goes.
-fn write_apart(to: RawFd, bytes: &[u8]) -> Result<(), AskError> {
-    // The child loses the standard ones.
-    let to = raw::borrow(to).try_clone_to_owned();
-    let to = to.map_err(|error| AskError::NotStarted(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
+/// Writes all of `bytes` in a child, until an error.
+fn write_in_child(to: RawFd, bytes: &[u8]) -> Result<(), AskError> {
+    // A copy, because the child loses the standard three.
+    let copy = raw::borrow(to).try_clone_to_owned();
+    let copy = copy.map_err(|e| AskError::NotStarted(Errno::from_raw(e.raw_os_error().unwrap_or(0))))?;
+    let file = File::from(copy);
     let write = || {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            match nix::unistd::write(&to, rest) {
-                Ok(written) => rest = rest.get(written..).unwrap_or_default(),
-                Err(Errno::EINTR) => {}
-                Err(_) => break,
-            }
-        }
+        let _ = (&file).write_all(bytes);
         Vec::new()
     };
-    ask_with(Some(to.as_fd()), Deadline::after(FILE_TIME), write).map(drop)
+    ask_with(Some(file.as_fd()), Deadline::after(FILE_TIME), write).map(drop)
 }

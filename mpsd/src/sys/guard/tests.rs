@@ -1,73 +1,83 @@
+use super::ask::{MOST_ANSWER, NOTHING};
 use super::*;
-use crate::sys::process::Process;
-use crate::sys::testing::{alone, soon};
+use crate::sys::process::{Process, ProcessTable};
+use crate::sys::spawn::KillReason;
+use crate::sys::testing::{alone, forked, soon};
 use nix::fcntl::OFlag;
-use std::os::fd::{AsFd, OwnedFd};
+use nix::sys::stat::Mode;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Instant;
 
 /// The tests' own panics are expected: no text of them.
-fn quietly(work: impl FnOnce() -> u8) -> impl FnOnce() -> u8 {
-    move || {
-        std::panic::set_hook(Box::new(|_| ()));
-        work()
-    }
+fn panic_quietly<T>() -> T {
+    std::panic::set_hook(Box::new(|_| ()));
+    panic!("on purpose")
 }
 
-pub(super) fn raise(signal: Signal) -> u8 {
+fn raise(signal: Signal) -> u8 {
     // Rust's own handler of SIGSEGV takes a raised one for a stray and goes on.
     let _ = raw::reset_signals();
     let _ = nix::sys::signal::raise(signal);
     0
 }
 
+fn sleep_long<T: Default>() -> T {
+    std::thread::sleep(Duration::from_secs(60));
+    T::default()
+}
+
+fn pause() -> u8 {
+    nix::unistd::pause();
+    0
+}
+
+fn text_of(read: OwnedFd) -> String {
+    std::io::read_to_string(File::from(read)).unwrap()
+}
+
 #[test]
 fn every_end_of_a_worker_becomes_a_code() {
+    use Signal::{SIGABRT, SIGHUP, SIGKILL, SIGSEGV, SIGTERM};
     let _alone = alone();
     assert_eq!(guarded(soon(), || 0), Ok(0));
     assert_eq!(guarded(soon(), || 1), Ok(1));
-    for signal in [
-        Signal::SIGKILL,
-        Signal::SIGSEGV,
-        Signal::SIGABRT,
-        Signal::SIGTERM,
-        Signal::SIGHUP,
-    ] {
+    for signal in [SIGKILL, SIGSEGV, SIGABRT, SIGTERM, SIGHUP] {
         let outcome = guarded(soon(), || raise(signal));
         assert_eq!(outcome, Err(GuardError::Died(signal as i32)));
     }
-    assert_eq!(guarded(soon(), quietly(|| panic!("worker"))), Ok(FAULT));
+    assert_eq!(guarded(soon(), panic_quietly), Ok(FAULT));
     let hook = || {
         let _ = descriptors::all_to_null();
         install_panic_exit("test", FAULT);
         panic!("worker")
     };
     assert_eq!(guarded(soon(), hook), Ok(FAULT));
+    // In a child, because the action is the whole program's.
+    let mut ignoring = forked(|| {
+        raw::tests::ignore(&[Signal::SIGCHLD]);
+        guarded(soon(), || 1).unwrap_or(FAULT)
+    });
+    assert_eq!(ignoring.wait(soon()), Some(Exit::Code(1)));
 }
 
 #[test]
 fn a_worker_past_its_time_or_stopped_is_killed() {
     let _alone = alone();
-    let forever = || -> u8 {
-        loop {
-            std::thread::sleep(Duration::from_secs(60));
-        }
-    };
+    let limit = || Deadline::after_ms(100);
     let began = Instant::now();
-    assert_eq!(guarded(Deadline::after_ms(100), forever), Err(GuardError::Late));
-    assert_eq!(
-        guarded(Deadline::after_ms(100), || raise(Signal::SIGSTOP)),
-        Err(GuardError::Late)
-    );
-    // Deaf to everything but SIGKILL.
+    assert_eq!(guarded(limit(), sleep_long), Err(GuardError::Late));
+    let stopped = guarded(limit(), || raise(Signal::SIGSTOP));
+    assert_eq!(stopped, Err(GuardError::Late));
     let deaf = || {
         raw::tests::ignore(&[Signal::SIGTERM, Signal::SIGINT]);
-        forever()
+        sleep_long()
     };
-    assert_eq!(run_guarded("test", Deadline::after_ms(100), deaf), FAULT);
+    assert_eq!(run_guarded("test", limit(), deaf), FAULT);
     assert!(began.elapsed() < Duration::from_secs(5));
 }
 
-/// Whoever waits for the end of our output does not wait for a worker that hangs.
+/// So nothing that reads our output to its end waits for a worker that hangs.
 #[test]
 fn a_worker_has_none_of_our_own_streams() {
     let _alone = alone();
@@ -77,31 +87,7 @@ fn a_worker_has_none_of_our_own_streams() {
     assert_eq!(guarded(soon(), worker), Ok(0));
 }
 
-#[test]
-fn what_a_worker_writes_is_passed_on_to_its_last_word() {
-    let _alone = alone();
-    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
-    let pid = match raw::fork().unwrap() {
-        None => {
-            nix::unistd::dup2_stdout(&write).unwrap();
-            let code = guarded(soon(), || {
-                // More than a pipe takes at once, then the last word just before the end.
-                let text = "x".repeat(200_000) + "last";
-                // Past the library's own lock, which another thread may have held at the fork.
-                u8::from(std::fs::write("/proc/self/fd/1", text).is_err())
-            });
-            raw::exit_now(code.unwrap_or(9))
-        }
-        Some(pid) => pid,
-    };
-    drop(write);
-    let mut text = String::new();
-    std::io::Read::read_to_string(&mut std::fs::File::from(read), &mut text).unwrap();
-    assert_eq!(Child::adopt(pid).wait(soon()), Some(Exit::Code(0)));
-    assert!(text.len() == 200_004 && text.ends_with("xlast"), "{}", text.len());
-}
-
-/// A guard in a child of its own with these two as its standard streams; how it ended, and after how long.
+/// A guard in a child with these two as its standard streams; how it ended, and after how long.
 fn guard_between(
     out: &OwnedFd,
     err: &OwnedFd,
@@ -109,15 +95,12 @@ fn guard_between(
     worker: impl FnOnce() -> u8,
 ) -> (Exit, Duration) {
     let began = Instant::now();
-    let pid = match raw::fork().unwrap() {
-        None => {
-            nix::unistd::dup2_stdout(out).unwrap();
-            nix::unistd::dup2_stderr(err).unwrap();
-            raw::exit_now(guarded(limit, worker).unwrap_or(9))
-        }
-        Some(pid) => pid,
-    };
-    let exit = Child::adopt(pid).wait(Deadline::after(Duration::from_secs(20)));
+    let mut guard = forked(|| {
+        nix::unistd::dup2_stdout(out).unwrap();
+        nix::unistd::dup2_stderr(err).unwrap();
+        guarded(limit, worker).unwrap_or(9)
+    });
+    let exit = guard.wait(Deadline::after_ms(20_000));
     (exit.expect("the guard ends"), began.elapsed())
 }
 
@@ -128,17 +111,14 @@ fn full_pipe() -> (OwnedFd, OwnedFd) {
     (read, write)
 }
 
-/// Past the library's own lock, which another thread may have held at the fork.
+/// Without the library's own lock, which another thread may have held at the fork.
 fn say(fd: i32, bytes: &[u8]) {
-    std::fs::OpenOptions::new()
-        .write(true)
-        .open(format!("/proc/self/fd/{fd}"))
-        .and_then(|mut file| file.write_all(bytes))
-        .unwrap();
+    let copy = raw::borrow(fd).try_clone_to_owned().unwrap();
+    File::from(copy).write_all(bytes).unwrap();
 }
 
 #[test]
-fn a_stream_that_nobody_reads_does_not_stop_the_other() {
+fn a_stream_without_a_reader_does_not_stop_the_other() {
     let _alone = alone();
     let (_unread, stuck) = full_pipe();
     let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
@@ -147,48 +127,42 @@ fn a_stream_that_nobody_reads_does_not_stop_the_other() {
         // More than a pipe holds: the rest is passed on after the worker's end.
         say(2, &[b'y'; 60_000]);
         say(2, &[b'y'; 60_000]);
+        say(2, b"last");
         0
     };
     let reader = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
-        let mut text = Vec::new();
-        std::io::Read::read_to_end(&mut std::fs::File::from(read), &mut text).unwrap();
-        text.len()
+        text_of(read)
     });
     let (exit, _) = guard_between(&stuck, &write, soon(), worker);
     drop(write);
     assert_eq!(exit, Exit::Code(0));
-    assert_eq!(reader.join().unwrap(), 120_000);
+    let text = reader.join().unwrap();
+    assert!(text.len() == 120_004 && text.ends_with("ylast"), "{}", text.len());
 }
 
 #[test]
-fn what_is_kept_for_nobody_is_bounded() {
+fn output_without_a_reader_is_bounded_and_does_not_outlive_the_deadline() {
     let _alone = alone();
     let (_unread, stuck) = full_pipe();
-    let worker = || {
+    let endless = || {
         for _ in 0..64 {
             say(1, &[b'x'; 1 << 16]);
         }
         0
     };
-    // It waits as it would without us, and is killed at its deadline.
-    let (exit, _) = guard_between(&stuck, &stuck, Deadline::after_ms(700), worker);
+    // It waits as it would without the guard, and is killed at its deadline.
+    let (exit, _) = guard_between(&stuck, &stuck, Deadline::after_ms(700), endless);
     assert_eq!(exit, Exit::Code(9));
-}
-
-#[test]
-fn a_late_worker_is_killed_before_its_last_words_are_waited_for() {
-    let _alone = alone();
-    let (_unread, stuck) = full_pipe();
+    // A late worker is killed before its last words are waited for.
     let place = tempfile::NamedTempFile::new().unwrap();
-    let path = place.path().to_owned();
-    let worker = || {
+    let late = || {
         say(1, b"x");
         std::thread::sleep(Duration::from_millis(900));
-        std::fs::write(path, "went on").unwrap();
+        std::fs::write(place.path(), "went on").unwrap();
         0
     };
-    let (exit, _) = guard_between(&stuck, &stuck, Deadline::after_ms(400), worker);
+    let (exit, _) = guard_between(&stuck, &stuck, Deadline::after_ms(400), late);
     assert_eq!(exit, Exit::Code(9));
     assert_eq!(std::fs::read_to_string(place.path()).unwrap(), "");
 }
@@ -200,38 +174,27 @@ fn a_file_takes_every_word_in_order() {
     let file = OwnedFd::from(place.reopen().unwrap());
     let worker = || {
         for word in [b"one ".repeat(30_000).as_slice(), b"two ", b"last"] {
-            let out = raw::borrow(1);
-            let mut rest = word;
-            while !rest.is_empty() {
-                rest = &rest[nix::unistd::write(out, rest).unwrap()..];
-            }
+            say(1, word);
         }
         0
     };
     let (exit, _) = guard_between(&file, &file, soon(), worker);
     assert_eq!(exit, Exit::Code(0));
     let text = std::fs::read_to_string(place.path()).unwrap();
-    assert!(
-        text.len() == 120_008 && text.ends_with("one two last"),
-        "{}",
-        text.len()
-    );
+    let ends_well = text.ends_with("one two last");
+    assert!(text.len() == 120_008 && ends_well, "{}", text.len());
 }
 
-/// A named pipe stands for a file whose server is gone: it has a path, and a write to it does not come back.
+/// A named pipe stands for a file whose server is gone: it has a path, and a write to it does not return.
 #[test]
 fn a_file_that_takes_nothing_does_not_hold_the_guard() {
     let _alone = alone();
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("hangs");
-    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
+    nix::unistd::mkfifo(&path, Mode::S_IRUSR).unwrap();
     let open = |flags| {
-        nix::fcntl::open(
-            &path,
-            OFlag::O_RDWR | OFlag::O_CLOEXEC | flags,
-            nix::sys::stat::Mode::empty(),
-        )
-        .unwrap()
+        let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC | flags;
+        nix::fcntl::open(&path, flags, Mode::empty()).unwrap()
     };
     let filler = open(OFlag::O_NONBLOCK);
     while nix::unistd::write(&filler, &[b'.'; 4096]).is_ok() {}
@@ -245,82 +208,186 @@ fn a_file_that_takes_nothing_does_not_hold_the_guard() {
     };
     let (exit, took) = guard_between(&hangs, &write, soon(), worker);
     drop(write);
-    let mut text = String::new();
-    std::io::Read::read_to_string(&mut std::fs::File::from(read), &mut text).unwrap();
-    assert_eq!((exit, text.as_str()), (Exit::Code(0), "heard"));
+    assert_eq!((exit, text_of(read).as_str()), (Exit::Code(0), "heard"));
     assert!(took < Duration::from_secs(4), "{took:?}");
 }
 
-/// Runs a guard in a child of its own, where signals may be sent to it, with the worker's pid told through a pipe.
+/// A guard in a child, to which signals may be sent, and its worker's pid.
 fn guard_in_child(worker: impl FnOnce() -> u8) -> (Child, i32) {
-    let (told, tell) = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
-    let pid = match raw::fork().unwrap() {
-        None => {
-            let code = guarded(soon(), || {
-                let _ = nix::unistd::write(&tell, &nix::unistd::getpid().as_raw().to_ne_bytes());
-                worker()
-            });
-            raw::exit_now(code.unwrap_or(FAULT))
-        }
-        Some(pid) => pid,
-    };
+    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
+    let guard = forked(|| {
+        let code = guarded(soon(), || {
+            let _ = nix::unistd::write(&write, &nix::unistd::getpid().as_raw().to_ne_bytes());
+            worker()
+        });
+        code.unwrap_or(FAULT)
+    });
     let mut word = [0u8; 4];
-    assert!(descriptors::readable(told.as_fd(), soon()).unwrap());
-    nix::unistd::read(&told, &mut word).unwrap();
-    (Child::adopt(pid), i32::from_ne_bytes(word))
+    assert!(descriptors::readable(read.as_fd(), soon()).unwrap());
+    nix::unistd::read(&read, &mut word).unwrap();
+    (guard, i32::from_ne_bytes(word))
 }
 
 #[test]
-fn children_are_counted_though_the_caller_ignored_them() {
-    let _alone = alone();
-    // In a child, since the action is the whole program's.
-    let pid = match raw::fork().unwrap() {
-        None => {
-            raw::tests::ignore(&[Signal::SIGCHLD]);
-            raw::exit_now(guarded(soon(), || 1).unwrap_or(FAULT))
-        }
-        Some(pid) => pid,
-    };
-    assert_eq!(Child::adopt(pid).wait(soon()), Some(Exit::Code(1)));
-}
-
-#[test]
-fn sigterm_reaches_the_worker_who_decides() {
+fn sigterm_reaches_the_worker_which_decides() {
     let _alone = alone();
     // Blocked before the guard, hence still blocked in the worker, which reads it.
     let signals = Signals::block(&[Signal::SIGTERM]).unwrap();
     let (mut guard, _) = guard_in_child(|| {
         let got = descriptors::readable(signals.as_fd(), soon()) == Ok(true);
-        let term = signals.read().ok().flatten();
-        if got && term == Some(Signal::SIGTERM) {
-            7
-        } else {
-            8
-        }
+        let is_term = got && signals.read() == Ok(Some(Signal::SIGTERM));
+        if is_term { 7 } else { 8 }
     });
     assert!(guard.signal(Signal::SIGTERM));
     assert_eq!(guard.wait(soon()), Some(Exit::Code(7)));
     drop(signals);
-    let (mut guard, _) = guard_in_child(|| {
-        nix::unistd::pause();
-        0
-    });
+    // Here the worker dies of it, and the guard does not.
+    let (mut guard, _) = guard_in_child(pause);
     assert!(guard.signal(Signal::SIGTERM));
-    assert_eq!(
-        guard.wait(soon()),
-        Some(Exit::Code(FAULT)),
-        "the worker died of it, the guard did not"
-    );
+    assert_eq!(guard.wait(soon()), Some(Exit::Code(FAULT)));
 }
 
 #[test]
 fn a_killed_guard_takes_its_worker_along() {
     let _alone = alone();
-    let (mut guard, worker) = guard_in_child(|| {
-        nix::unistd::pause();
-        0
-    });
+    let (mut guard, worker) = guard_in_child(pause);
     let worker = Process::find(worker).unwrap();
     guard.kill(soon()).unwrap();
     assert!(worker.wait_gone(soon()));
+}
+
+#[test]
+fn a_question_is_answered_up_to_its_bound_without_our_descriptors() {
+    let _alone = alone();
+    assert_eq!(ask(soon(), || b"four GPUs".to_vec()).unwrap(), b"four GPUs");
+    assert_eq!(ask(soon(), Vec::new).unwrap(), b"");
+    let most = ask(soon(), || vec![7; MOST_ANSWER]).unwrap();
+    assert_eq!(most.len(), MOST_ANSWER);
+    let more = ask(soon(), || vec![7; MOST_ANSWER + 1]);
+    assert_eq!(more, Err(AskError::Killed(KillReason::TooMuch(MOST_ANSWER))));
+    let file = File::open("/dev/null").unwrap();
+    let number = file.as_raw_fd();
+    let count = move || {
+        let open: Vec<i32> = (0..1024).filter(|fd| raw::is_open(*fd)).collect();
+        vec![u8::from(open.contains(&number)), open.len() as u8]
+    };
+    // 0, 1, 2 and the pipe to answer through.
+    assert_eq!(ask(soon(), count).unwrap(), [0, 4]);
+}
+
+#[test]
+fn a_question_may_crash_panic_exit_or_hang() {
+    let _alone = alone();
+    let place = tempfile::NamedTempFile::new().unwrap();
+    // Other tests have children of this process too, so each question notes its own.
+    let note = || {
+        let mut file = File::options().append(true).open(place.path());
+        let _ = file.as_mut().map(|file| writeln!(file, "{}", std::process::id()));
+    };
+    for signal in [Signal::SIGSEGV, Signal::SIGKILL] {
+        let crash = ask(soon(), || {
+            note();
+            vec![raise(signal)]
+        });
+        assert_eq!(crash, Err(AskError::Ended(Exit::Signal(signal as i32))));
+    }
+    let exit = |code| Err(AskError::Ended(Exit::Code(code)));
+    assert_eq!(ask(soon(), || raw::exit_now(9)), exit(9));
+    assert_eq!(ask(soon(), panic_quietly), exit(NOTHING));
+    let limit = Duration::from_millis(200);
+    for signal in [None, Some(Signal::SIGSTOP)] {
+        let hang = || {
+            note();
+            signal.map(raise);
+            sleep_long()
+        };
+        let outcome = ask(Deadline::after(limit), hang);
+        let Err(AskError::Killed(KillReason::Late {
+            waited,
+            survivor: None,
+        })) = outcome
+        else {
+            panic!("{outcome:?}")
+        };
+        // The limit began before the question was asked, on a busy machine well before.
+        let expected = limit / 4..Duration::from_secs(4);
+        assert!(expected.contains(&waited), "{waited:?}");
+    }
+    let asked = std::fs::read_to_string(place.path()).unwrap();
+    let table = ProcessTable::scan().unwrap();
+    let own = nix::unistd::getpid().as_raw();
+    let here: Vec<String> = table
+        .children(own)
+        .map(|child| child.stat.id.to_string())
+        .collect();
+    assert_eq!(asked.lines().count(), 4, "{asked}");
+    let is_reaped = |pid: &str| !here.iter().any(|child| child == pid);
+    assert!(asked.lines().all(is_reaped), "{asked}");
+}
+
+/// The pid that a process writes to this file.
+fn pid_in(path: &std::path::Path) -> i32 {
+    let deadline = soon();
+    loop {
+        let text = std::fs::read_to_string(path).unwrap();
+        if let Some(pid) = text.strip_suffix('\n') {
+            return pid.parse().unwrap();
+        }
+        assert!(deadline.sleep(Duration::from_millis(5)), "there is no pid");
+    }
+}
+
+/// A start that is killed, and undone by an end at once, must not go on in its child behind that.
+#[test]
+fn a_question_ends_with_its_asker() {
+    let _alone = alone();
+    let place = tempfile::NamedTempFile::new().unwrap();
+    let mut asker = forked(|| {
+        let _ = ask(Deadline::after_ms(60_000), || {
+            let _ = std::fs::write(place.path(), format!("{}\n", std::process::id()));
+            sleep_long()
+        });
+        0
+    });
+    let asked = Process::find(pid_in(place.path())).expect("it waits");
+    assert!(asker.kill(soon()).is_some());
+    assert!(asked.wait_gone(soon()), "it goes on");
+}
+
+/// Really uninterruptible: the parent of a vfork waits in state D until its child ends, and the child is stopped. (Since
+/// Linux 6.3 SIGKILL ends that wait.)
+#[test]
+fn a_question_in_state_d_is_given_up_in_bounded_time() {
+    let _alone = alone();
+    let began = Instant::now();
+    let outcome = ask(Deadline::after_ms(200), || {
+        raw::tests::wait_in_vfork();
+        Vec::new()
+    });
+    let took = began.elapsed();
+    let Err(AskError::Killed(KillReason::Late { survivor, .. })) = outcome else {
+        panic!("{outcome:?}")
+    };
+    // Its stopped child is in the question's session, so it was killed as well: what hung ends now.
+    let deadline = soon();
+    while survivor.is_some_and(|pid| raw::reap(pid) == Ok(None)) {
+        let goes_on = deadline.sleep(Duration::from_millis(5));
+        assert!(goes_on, "the process in state D did not end");
+    }
+    assert!(took < Duration::from_secs(3), "{took:?}");
+}
+
+#[test]
+fn what_a_question_has_started_ends_with_it() {
+    let _alone = alone();
+    let answer = ask(soon(), || {
+        let mut sleeper = crate::sys::spawn::Spawn::new("/bin/sleep");
+        sleeper.args = vec!["600".into()];
+        let child = sleeper.start(soon());
+        child.map_or(Vec::new(), |child| child.pid().to_ne_bytes().to_vec())
+    });
+    let pid = i32::from_ne_bytes(answer.unwrap().try_into().unwrap());
+    if let Some(left) = Process::find(pid) {
+        assert!(left.wait_gone(soon()));
+    }
 }

@@ -1,53 +1,58 @@
-//! Processes of others: known by pid *and* start time, read through a descriptor of `/proc/PID`, so that a pid
-//! used again is never taken for the process that had it.
+//! Other processes, known by pid *and* start time and read through a descriptor of `/proc/PID`, so that a reused pid is
+//! never taken for the process that had it.
 
 use super::deadline::Deadline;
 use super::descriptors::{self, read_at, write_at};
 use super::raw::{self, Exit};
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{OFlag, open, openat};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 mod stat;
 mod table;
-mod threads;
-pub use stat::{Executable, FileRef, Membership, ProcessId, Stat, State, Uids};
+pub use stat::{Executable, FileRef, ProcessId, Stat, State, Uids};
 pub use table::ProcessTable;
-pub use threads::Thread;
+
+/// Most threads that are read; no server has more.
+const MOST_THREADS: usize = 4096;
+/// Most that is read of a kernel stack. Bytes.
+const STACK: usize = 16 * 1024;
 
 impl ProcessId {
-    /// Takes hold of this process; None if it is gone, cannot be read, or its pid has passed to another.
+    /// Takes hold of this process; `None` if it is gone, cannot be read, or another process has its pid.
     pub fn open(self) -> Option<Process> {
         Process::find(self.pid).filter(|process| process.id == self)
     }
 }
 
-/// Sees how a process ends that need not be a child of ours.
+/// A process whose end is of interest, and which need not be a child of ours.
 #[derive(Debug)]
 pub struct ProcessWatch(OwnedFd);
 
 impl ProcessWatch {
-    /// Of `pid`; `None`: it has gone, no descriptor is left, or the kernel tells of nobody but one's own children (before Linux 6.15;
-    /// 6.13 and 6.14 cannot be told from later ones here, and say nothing of an end).
+    /// `None`: process `pid` is gone, no descriptor is left, or the kernel tells only of children (before Linux 6.15; 6.13 and
+    /// 6.14 look the same here, and tell nothing of an end).
     pub fn of(pid: i32) -> Option<Self> {
         let pidfd = raw::pidfd_open(pid).ok()?;
         raw::pidfd_end(pidfd.as_fd()).ok()?;
         Some(Self(pidfd))
     }
 
-    /// Polled for no event, it wakes when the process has ended and been waited for (POLLHUP).
+    /// Polled for no event, it wakes when the process has ended and its parent has waited for it (POLLHUP).
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
-    /// `None`: it has not ended, or nobody has waited for it. `Some(None)`: it has, and the kernel does not say how.
+    /// `None`: it has not ended, or its parent has not waited for it. `Some(None)`: it has, and the kernel does not tell how.
     pub fn end(&self) -> Option<Option<Exit>> {
         match raw::pidfd_end(self.0.as_fd()) {
             Ok(None) => None,
@@ -57,8 +62,18 @@ impl ProcessWatch {
     }
 }
 
-/// A process held by a descriptor of its `/proc` directory (and a pidfd where the kernel has them): reads fail
-/// with "gone" as soon as it is reaped, whoever has its pid then.
+/// A thread at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thread {
+    /// The letter of its state, as `ps` shows it.
+    pub state: char,
+    /// The symbols on its kernel stack, innermost first, one a line (`[<0>] fuse_simple_request+0x…`, a module's with its
+    /// name); empty if the kernel does not show it.
+    pub stack: String,
+}
+
+/// A process held by a descriptor of its `/proc` directory, and a pidfd if the kernel has them. Reads fail as soon as it is
+/// reaped, even if another process has its pid.
 #[derive(Debug)]
 pub struct Process {
     id: ProcessId,
@@ -66,14 +81,14 @@ pub struct Process {
     pidfd: Option<OwnedFd>,
 }
 
-/// None as an answer: the process is gone, or the kernel does not let us read that of it.
+/// `None` as an answer: the process is gone, or the kernel does not let us read that.
 impl Process {
-    /// Takes hold of whatever process has this pid now.
+    /// Takes hold of the process that has this pid now.
     pub fn find(pid: i32) -> Option<Self> {
         if pid <= 0 {
             return None;
         }
-        // The pidfd first: if the directory's process then matches it, both are the same for ever.
+        // The pidfd first: if the directory's process matches it afterwards, both are the same for ever.
         let pidfd = match raw::pidfd_open(pid) {
             Ok(fd) => Some(fd),
             Err(rustix::io::Errno::SRCH) => return None,
@@ -88,8 +103,8 @@ impl Process {
             pidfd,
         };
         process.id = process.stat()?.id;
-        let other = |fd: &OwnedFd| raw::pidfd_signal(fd.as_fd(), 0) == Err(Errno::ESRCH);
-        (!process.pidfd.as_ref().is_some_and(other)).then_some(process)
+        let is_gone = |fd: &OwnedFd| raw::pidfd_signal(fd.as_fd(), 0) == Err(Errno::ESRCH);
+        (!process.pidfd.as_ref().is_some_and(is_gone)).then_some(process)
     }
 
     /// Pid and start time.
@@ -112,10 +127,10 @@ impl Process {
         stat::ids(&self.read("status", 1 << 20)?, "Groups:")
     }
 
-    /// The file it runs; None also of a defunct process and a kernel thread. The file's file system is not asked.
+    /// The file it runs; `None` also for a defunct process and a kernel thread.
     pub fn executable(&self) -> Option<Executable> {
         let exe = self.thread_prefix() + "exe";
-        // Neither a server on the network nor a user's process behind FUSE is asked: as the kernel remembers it.
+        // As the kernel remembers it: neither a network server nor a user's FUSE process is asked.
         let about = statx(&self.directory, &exe, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
         let path = nix::fcntl::readlinkat(&self.directory, exe.as_str()).ok()?;
         Some(Executable {
@@ -127,41 +142,41 @@ impl Process {
         })
     }
 
-    /// The value of one variable in its first environment, which the process may have overwritten: a hint, never
-    /// proof. None also when unset, or beyond the first `cap` bytes. Hangs for as long as a thread of the process hangs
-    /// with the lock of its memory map held, which a user can bring about: see [`super::guard::ask()`].
+    /// The value of one variable in its first environment, which the process may have overwritten: a hint, never proof. `None`
+    /// also if it is unset, or beyond the first `cap` bytes. Hangs while a thread of the process hangs with the lock of its
+    /// memory map, which a user can cause: see [`super::guard::ask()`].
     pub fn environment_variable(&self, name: &str, cap: usize) -> Option<OsString> {
         let block = self.read(&(self.thread_prefix() + "environ"), cap)?;
-        block.split(|byte| *byte == 0).find_map(|entry| {
-            entry
-                .strip_prefix(name.as_bytes())?
-                .strip_prefix(b"=")
-                .map(|value| OsString::from_vec(value.to_vec()))
-        })
+        let mut entries = block.split(|byte| *byte == 0);
+        let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+        Some(OsString::from_vec(value.to_vec()))
     }
 
-    /// Its command line, the words ended by NUL, the first `cap` bytes: its own word, read from its memory. Hangs as
+    /// The first `cap` bytes of its command line, the words ended by NUL. Read from its memory, which it can change; hangs as
     /// [`Process::environment_variable`].
     pub fn command_line(&self, cap: usize) -> Option<Vec<u8>> {
         self.read(&(self.thread_prefix() + "cmdline"), cap)
     }
 
-    /// Its cgroups, one for each hierarchy.
-    pub fn cgroups(&self) -> Option<Vec<Membership>> {
-        Some(Membership::parse(&self.read("cgroup", 65_536)?))
+    /// The paths of its cgroups, one for each hierarchy (cgroups(7)).
+    pub fn cgroups(&self) -> Option<Vec<PathBuf>> {
+        let text = self.read("cgroup", 65_536)?;
+        let path =
+            |line: &[u8]| Some(OsString::from_vec(line.splitn(3, |b| *b == b':').nth(2)?.to_vec()).into());
+        Some(text.split(|b| *b == b'\n').filter_map(path).collect())
     }
 
     /// Sends `signal`; false when the process is gone, or the kernel refuses.
     pub fn signal(&self, signal: Signal) -> bool {
         match &self.pidfd {
             Some(pidfd) => raw::pidfd_signal(pidfd.as_fd(), signal as i32).is_ok(),
-            // The narrowest race that such a kernel allows: looked at just before.
+            // The narrowest race that such a kernel allows.
             None => self.stat().is_some() && kill(Pid::from_raw(self.id.pid), signal).is_ok(),
         }
     }
 
-    /// Waits until it has ended: reaped, or defunct (which [`Process::state`] tells). False when `deadline`
-    /// passes first; a process that cannot be waited for is not waited for.
+    /// Waits until it has ended: reaped, or defunct (see [`Process::state`]). False when `deadline` passes first; does not
+    /// wait if the kernel cannot.
     pub fn wait_gone(&self, deadline: Deadline) -> bool {
         if let Some(pidfd) = &self.pidfd {
             return descriptors::readable(pidfd.as_fd(), deadline) != Ok(false);
@@ -172,6 +187,62 @@ impl Process {
             }
         }
         true
+    }
+
+    /// Its state; defunct only if all of its threads have ended. When a process is killed, its first thread may end while
+    /// another waits in the kernel, perhaps in a dead driver: `/proc/PID` then shows a process that has ended, and it still
+    /// holds its memory and its GPU.
+    pub fn state(&self) -> Option<State> {
+        let stat = self.stat()?;
+        if stat.state != State::Defunct || stat.threads <= 1 {
+            return Some(stat.state);
+        }
+        Some(self.living_thread().map_or(stat.state, |(_, state)| state))
+    }
+
+    /// Its threads that have not ended; none for a process that is gone. Reading a stack can hang behind an exec(2) of that
+    /// process that does not finish (Linux, `fs/proc/base.c`, `lock_trace`).
+    pub fn threads(&self) -> Option<Vec<Thread>> {
+        let read = |(thread, state): (i32, State)| {
+            let stack = self.read(&format!("task/{thread}/stack"), STACK);
+            Thread {
+                state: state.letter(),
+                stack: String::from_utf8_lossy(&stack.unwrap_or_default()).into_owned(),
+            }
+        };
+        Some(self.living_threads()?.into_iter().map(read).collect())
+    }
+
+    /// The prefix of its files in `/proc/PID`: `task/TID/` if the first thread has ended before another, because the first
+    /// thread's `exe` and `environ` are empty then.
+    fn thread_prefix(&self) -> String {
+        let outlived = |stat: &Stat| stat.state == State::Defunct && stat.threads > 1;
+        let thread = self.stat().filter(outlived).and_then(|_| self.living_thread());
+        thread.map_or_else(String::new, |(thread, _)| format!("task/{thread}/"))
+    }
+
+    /// A thread that has not ended, preferably one in state D.
+    fn living_thread(&self) -> Option<(i32, State)> {
+        let living = self.living_threads()?;
+        let waiting = living.iter().find(|(_, state)| *state == State::Uninterruptible);
+        waiting.or(living.last()).copied()
+    }
+
+    /// The threads that have not ended; none for a process that is gone.
+    pub(super) fn living_threads(&self) -> Option<Vec<(i32, State)>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let listing = match openat(&self.directory, "task", flags, Mode::empty()) {
+            Err(Errno::ENOENT | Errno::ESRCH) => return Some(Vec::new()),
+            listing => listing.ok()?,
+        };
+        let mut listing = nix::dir::Dir::from_fd(listing).ok()?;
+        let living = listing.iter().flatten().take(MOST_THREADS).filter_map(|entry| {
+            let thread = entry.file_name().to_str().ok()?.parse().ok()?;
+            let stat = Stat::parse(&self.read(&format!("task/{thread}/stat"), 4096)?)?;
+            let ended = matches!(stat.state, State::Defunct | State::Dead);
+            (!ended).then_some((thread, stat.state))
+        });
+        Some(living.collect())
     }
 
     /// Up to `cap` bytes of one file of `/proc/PID`.
@@ -188,18 +259,11 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::spawn::{Identity, Spawn};
-    use crate::sys::testing::{STRANGER, alone, soon};
+    use crate::sys::testing::{STRANGER, alone, as_stranger, soon};
 
     fn sleeper() -> crate::sys::spawn::Child {
-        let mut spawn = Spawn::new("/bin/sleep");
-        spawn.args = vec!["60".into()];
+        let mut spawn = as_stranger("/bin/sleep", &["60"]);
         spawn.env = vec![("MARK".into(), "a b".into()), ("OTHER".into(), "x".into())];
-        spawn.identity = Some(Identity {
-            uid: STRANGER,
-            gid: STRANGER,
-            groups: vec![],
-        });
         spawn.start(soon()).unwrap()
     }
 
@@ -207,13 +271,7 @@ mod tests {
     fn a_name_with_parentheses_does_not_shift_the_fields() {
         let line = b"12 (a) b (\n) Z 7 8 9 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 0 0\n";
         let stat = Stat::parse(line).unwrap();
-        assert_eq!(
-            stat.id,
-            ProcessId {
-                pid: 12,
-                start_time: 4711
-            }
-        );
+        assert_eq!((stat.id.pid, stat.id.start_time), (12, 4711));
         assert_eq!((stat.state, stat.parent), (State::Defunct, 7));
         assert_eq!((stat.name.to_str(), stat.threads), (Some("a) b (\n"), 1));
         assert_eq!(Stat::parse(b"12 (a) Z 7"), None);
@@ -225,13 +283,8 @@ mod tests {
         let _alone = alone();
         let mut child = sleeper();
         let process = child.id().unwrap().open().unwrap();
-        assert_eq!(
-            process.uids().unwrap(),
-            Uids {
-                real: STRANGER,
-                effective: STRANGER
-            }
-        );
+        let uids = process.uids().unwrap();
+        assert_eq!([uids.real, uids.effective], [STRANGER; 2]);
         assert_eq!(process.environment_variable("MARK", 4096).unwrap(), "a b");
         assert_eq!(process.environment_variable("MAR", 4096), None);
         let file = std::fs::metadata("/bin/sleep").unwrap();
@@ -239,21 +292,19 @@ mod tests {
         use std::os::unix::fs::MetadataExt;
         assert_eq!((exe.file.device, exe.file.inode), (file.dev(), file.ino()));
         assert!(!process.cgroups().unwrap().is_empty());
-        let other = ProcessId {
-            start_time: child.id().unwrap().start_time + 1,
-            ..child.id().unwrap()
-        };
+        let mut other = process.id();
+        other.start_time += 1;
         assert!(other.open().is_none(), "same pid, another process");
+        let text = serde_json::to_string(&process.id()).unwrap();
+        assert_eq!(serde_json::from_str::<ProcessId>(&text).unwrap(), process.id());
+        assert!(Process::find(-1).is_none() && Process::find(0).is_none());
 
         let table = ProcessTable::scan().unwrap();
         let own = nix::unistd::getpid().as_raw();
-        assert!(
-            table
-                .children(own)
-                .any(|e| Some(e.stat.id) == child.id() && e.uid == STRANGER)
-        );
-        assert!(table.of_user(STRANGER).any(|e| Some(e.stat.id) == child.id()));
-        assert!(table.descendants(1).iter().any(|e| Some(e.stat.id) == child.id()));
+        let is_child = |entry: &table::Entry| Some(entry.stat.id) == child.id() && entry.uid == STRANGER;
+        assert!(table.children(own).any(is_child));
+        assert!(table.of_user(STRANGER).any(is_child));
+        assert!(table.descendants(1).into_iter().any(is_child));
 
         assert!(!process.wait_gone(Deadline::after_ms(20)));
         assert!(process.signal(Signal::SIGSTOP));
@@ -271,15 +322,6 @@ mod tests {
         assert!(process.id().open().is_none());
     }
 
-    #[test]
-    fn ids_travel_as_json() {
-        let id = Process::find(nix::unistd::getpid().as_raw()).unwrap().id();
-        let text = serde_json::to_string(&id).unwrap();
-        assert_eq!(serde_json::from_str::<ProcessId>(&text).unwrap(), id);
-        assert!(Process::find(-1).is_none());
-        assert!(Process::find(0).is_none());
-    }
-
     /// As on kernels before 5.3, RHEL 8's for one.
     #[test]
     fn without_pidfds_the_answers_are_the_same() {
@@ -291,19 +333,13 @@ mod tests {
         assert!(process.signal(Signal::SIGKILL));
         assert!(process.wait_gone(Deadline::after_ms(5000)));
         child.pidfd = None;
-        assert_eq!(
-            child.wait(Deadline::after_ms(5000)),
-            Some(crate::sys::Exit::Signal(9))
-        );
+        assert_eq!(child.wait(Deadline::after_ms(5000)), Some(Exit::Signal(9)));
         assert!(!process.signal(Signal::SIGKILL));
         assert!(process.wait_gone(Deadline::after_ms(0)));
         let mut child = sleeper();
         child.pidfd = None;
         assert_eq!(child.wait(Deadline::after_ms(20)), None);
-        assert_eq!(
-            child.kill(Deadline::after_ms(5000)),
-            Some(crate::sys::Exit::Signal(9))
-        );
+        assert_eq!(child.kill(Deadline::after_ms(5000)), Some(Exit::Signal(9)));
         assert!(!child.signal(Signal::SIGTERM));
     }
 
@@ -346,6 +382,6 @@ mod tests {
         assert!(process.signal(Signal::SIGKILL));
         assert!(process.wait_gone(deadline));
         assert_eq!(process.state(), Some(State::Defunct));
-        assert_eq!(child.wait(deadline), Some(crate::sys::Exit::Signal(9)));
+        assert_eq!(child.wait(deadline), Some(Exit::Signal(9)));
     }
 }

@@ -1,11 +1,11 @@
-//! What `/proc` says of a process (proc_pid_stat(5), proc_pid_status(5), cgroups(7)).
+//! What `/proc` shows of a process (proc_pid_stat(5), proc_pid_status(5)).
 
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// One process for ever: the kernel uses pids again, but not together with the same start time.
+/// One process for ever: the kernel reuses pids, but not together with the same start time.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display, Serialize, Deserialize,
 )]
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 pub struct ProcessId {
     /// Process id in our pid namespace.
     pub pid: i32,
-    /// Clock ticks after boot (field 22 of `/proc/PID/stat`, proc_pid_stat(5)).
+    /// Clock ticks after boot (field 22 of `/proc/PID/stat`).
     pub start_time: u64,
 }
 
@@ -31,7 +31,7 @@ pub enum State {
     Defunct = b'Z',
     /// T and t: stopped by a signal or a tracer.
     Stopped = b'T',
-    /// Gone while we looked.
+    /// Ended during the read.
     Dead = b'X',
 }
 
@@ -53,12 +53,12 @@ impl State {
     }
 }
 
-/// What `/proc/PID/stat` says.
+/// The fields of `/proc/PID/stat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// Pid and start time.
     pub id: ProcessId,
-    /// The command's name, chosen by the process itself: never proof of anything.
+    /// The command's name, which the process can choose: no proof.
     pub name: OsString,
     /// State of its first thread: see [`super::Process::state`].
     pub state: State,
@@ -69,22 +69,18 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Parses the file. The name stands in parentheses and may itself hold parentheses, blanks and newlines.
+    /// Parses the file. The name stands in parentheses, and may hold parentheses, blanks and newlines.
     pub(in crate::sys) fn parse(text: &[u8]) -> Option<Self> {
         let open = text.iter().position(|b| *b == b'(')?;
         let close = text.iter().rposition(|b| *b == b')')?;
         let pid = std::str::from_utf8(text.get(..open)?).ok()?.trim().parse().ok()?;
         let name = OsString::from_vec(text.get(open + 1..close)?.to_vec());
-        let rest: Vec<&str> = std::str::from_utf8(text.get(close + 1..)?)
-            .ok()?
-            .split_ascii_whitespace()
-            .collect();
+        let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
+        let rest: Vec<&str> = rest.split_ascii_whitespace().collect();
         let field = |number: usize| rest.get(number - 3)?.parse().ok(); // the fields after the name start at 3
+        let start_time = rest.get(22 - 3)?.parse().ok()?;
         Some(Self {
-            id: ProcessId {
-                pid,
-                start_time: rest.get(22 - 3)?.parse().ok()?,
-            },
+            id: ProcessId { pid, start_time },
             name,
             state: State::from_letter(*rest.first()?.as_bytes().first()?),
             threads: field(20)?,
@@ -102,7 +98,7 @@ pub struct Uids {
     pub effective: u32,
 }
 
-/// A file, whatever its name is by now.
+/// A file, independent of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRef {
     /// Its device.
@@ -111,55 +107,26 @@ pub struct FileRef {
     pub inode: u64,
 }
 
-/// The file a process runs: proof of what it is where `file` is a root-owned one.
+/// The file that a process runs. If root owns it, it proves what the process is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Executable {
     /// The file.
     pub file: FileRef,
-    /// Path as the kernel tells it; ends in ` (deleted)` for a file removed or replaced since.
+    /// The kernel's path; ends in ` (deleted)` for a file removed or replaced since.
     pub path: PathBuf,
 }
 
-pub(in crate::sys) fn parse_uids(status: &[u8]) -> Option<Uids> {
+/// The user ids in `/proc/PID/status`.
+pub(super) fn parse_uids(status: &[u8]) -> Option<Uids> {
     let ids = ids(status, "Uid:")?;
-    Some(Uids {
-        real: *ids.first()?,
-        effective: *ids.get(1)?,
-    })
+    let (real, effective) = (*ids.first()?, *ids.get(1)?);
+    Some(Uids { real, effective })
 }
 
 /// The numbers behind `name` in `/proc/PID/status`.
 pub(super) fn ids(status: &[u8], name: &str) -> Option<Vec<u32>> {
-    let line = status
-        .split(|b| *b == b'\n')
-        .find_map(|line| line.strip_prefix(name.as_bytes()))?;
+    let mut lines = status.split(|b| *b == b'\n');
+    let line = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
     let ids = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
     ids.map(|id| id.parse().ok()).collect()
-}
-
-/// One line of `/proc/PID/cgroup` (cgroups(7)).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Membership {
-    /// 0 for cgroup v2.
-    pub hierarchy: u32,
-    /// Controllers, or `name=systemd`; empty for v2.
-    pub controllers: String,
-    /// Path under the hierarchy's root.
-    pub path: PathBuf,
-}
-
-impl Membership {
-    pub(super) fn parse(text: &[u8]) -> Vec<Self> {
-        let line = |line: &[u8]| {
-            let mut parts = line.splitn(3, |b| *b == b':');
-            let hierarchy = std::str::from_utf8(parts.next()?).ok()?.parse().ok()?;
-            let controllers = String::from_utf8_lossy(parts.next()?).into_owned();
-            Some(Self {
-                hierarchy,
-                controllers,
-                path: OsString::from_vec(parts.next()?.to_vec()).into(),
-            })
-        };
-        text.split(|b| *b == b'\n').filter_map(line).collect()
-    }
 }

@@ -1,4 +1,4 @@
-//! All processes at one glance.
+//! All processes, read at once.
 
 use super::stat::parse_uids;
 use super::{Stat, Uids};
@@ -14,7 +14,7 @@ pub struct Entry {
     pub stat: Stat,
     /// Effective user id.
     pub uid: u32,
-    /// Real user id: who may signal others as this user, whatever it has become.
+    /// Real user id, which decides what it may signal.
     pub real_uid: u32,
 }
 
@@ -29,13 +29,13 @@ impl Entry {
     }
 }
 
-/// The processes that were there while it was made; each may be gone since (see [`super::ProcessId::open`]).
+/// The processes of one moment; each may be gone since (see [`super::ProcessId::open`]).
 #[derive(Clone, Debug, Default)]
 pub struct ProcessTable(Vec<Entry>);
 
 impl ProcessTable {
-    /// Reads `stat` and `status` of every process: two small files each, neither of which can hang. None where one of
-    /// them cannot be read, though the process is there.
+    /// Reads `stat` and `status` of every process, neither of which can hang. `None`: one of them cannot be read although the
+    /// process is there.
     pub fn scan() -> Option<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let proc_fd = open("/proc", flags, Mode::empty()).ok()?;
@@ -82,7 +82,7 @@ impl ProcessTable {
         let mut at = 0;
         while let Some(entry) = found.get(at) {
             let pid = entry.stat.id.pid;
-            // A pid of the table can be its own ancestor only if it was reused while we read.
+            // A pid of the table can be its own ancestor if it was reused during the scan.
             let more: Vec<_> = self.children(pid).filter(|e| !found.contains(e)).collect();
             found.extend(more);
             at += 1;

@@ -1,5 +1,5 @@
-//! Kernel calls that neither nix nor rustix wraps, each as a function safe to call. Nothing here allocates, so that the
-//! child of a fork may use it.
+//! Kernel calls that neither nix nor rustix wraps, each as a function safe to call. The child of a fork may use them:
+//! nothing here allocates.
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;
@@ -8,10 +8,16 @@ use nix::sys::signal::SigSet;
 use rustix::fs::{CWD, Mode, OFlags, RawDir, SeekFrom, openat};
 use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, set_capabilities,
+    CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities,
 };
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+/// nix's form of an error of rustix.
+pub(super) fn of_rustix(errno: rustix::io::Errno) -> Errno {
+    Errno::from_raw(errno.raw_os_error())
+}
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
@@ -30,7 +36,7 @@ pub(super) fn reap(pid: i32) -> Result<Option<Exit>, Errno> {
     Ok((found != 0).then_some(end))
 }
 
-/// Reaps a child that has ended, whichever it is: its pid and its end. None: none has. ECHILD: there is no child.
+/// Reaps any child that has ended; ECHILD: there is no child.
 pub(super) fn reap_any() -> Result<Option<(i32, Exit)>, Errno> {
     let (found, end) = wait_now(-1)?;
     Ok((found != 0).then_some((found, end)))
@@ -43,7 +49,7 @@ fn wait_now(pid: i32) -> Result<(i32, Exit), Errno> {
     Ok((found, exit_of(status)))
 }
 
-/// A status of wait(2) of a process that has ended.
+/// By the status of wait(2) of a process that has ended.
 fn exit_of(status: i32) -> Exit {
     match libc::WIFSIGNALED(status) {
         true => Exit::Signal(libc::WTERMSIG(status)),
@@ -51,8 +57,7 @@ fn exit_of(status: i32) -> Exit {
     }
 }
 
-/// Ends this process at once, without destructors or exit handlers: the only way out of a forked child, whose
-/// memory is a copy of its parent's.
+/// Ends this process without destructors or exit handlers: in a forked child those are copies of its parent's.
 pub(super) fn exit_now(code: u8) -> ! {
     // SAFETY: `_exit` takes an integer and does not return.
     unsafe { libc::_exit(i32::from(code)) }
@@ -60,20 +65,18 @@ pub(super) fn exit_now(code: u8) -> ! {
 
 /// Forks: None in the child.
 pub(super) fn fork() -> Result<Option<i32>, Errno> {
-    // SAFETY: our programs have one thread, so that the child may do what the parent may. (Unit tests have
-    // several: there the child keeps to calls that take no lock of this process, or to glibc's allocator, which
-    // its own fork handlers keep usable.)
+    // SAFETY: our programs have one thread, so the child may do what the parent may. (In unit tests with several threads
+    // the child takes no lock of this process but glibc's allocator, which fork handlers keep usable.)
     match unsafe { nix::unistd::fork() }? {
         nix::unistd::ForkResult::Child => Ok(None),
         nix::unistd::ForkResult::Parent { child } => Ok(Some(child.as_raw())),
     }
 }
 
-/// [`fork`] with the child born in the cgroup v2 whose directory is `cgroup`: moving it there afterwards waits for all
-/// CPUs (17 ms on 16 of them, measured), this does not. Fails, and makes no child, where the kernel is older than Linux
-/// 5.7 (ENOSYS, E2BIG, EINVAL) or the directory's hierarchy is v1 (EBADF).
+/// [`fork`] with the child born in the cgroup v2 with the directory `cgroup`. Moving it there afterwards waits for all CPUs
+/// (17 ms on 16 of them, measured). Makes no child before Linux 5.7 (ENOSYS, E2BIG, EINVAL) or on v1 (EBADF).
 ///
-/// The child may call nothing that takes a lock: the C library does not prepare for this fork.
+/// The child may take no lock: the C library does not prepare for this fork.
 pub(super) fn fork_into(cgroup: BorrowedFd<'_>) -> Result<Option<i32>, Errno> {
     const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
     // SAFETY: `clone_args` (clone3(2)) is plain integers, for which zero is a value.
@@ -82,8 +85,8 @@ pub(super) fn fork_into(cgroup: BorrowedFd<'_>) -> Result<Option<i32>, Errno> {
     arguments.exit_signal = libc::SIGCHLD as u64;
     arguments.cgroup = cgroup.as_raw_fd() as u64;
     let size = size_of::<libc::clone_args>();
-    // SAFETY: the structure has the kernel's layout and size; without CLONE_VM and without a stack of its own the child
-    // goes on here on its copy of our memory, as after fork(2).
+    // SAFETY: the structure has the kernel's layout and size. Without CLONE_VM and a stack of its own the child continues
+    // here on its copy of our memory, as after fork(2).
     let pid = Errno::result(unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size) })?;
     Ok((pid != 0).then_some(pid as i32))
 }
@@ -95,7 +98,7 @@ pub(super) fn pidfd_open(pid: i32) -> rustix::io::Result<OwnedFd> {
     rustix::process::pidfd_open(pid, PidfdFlags::empty())
 }
 
-/// Signals the process behind `pidfd`; `number` 0 only looks.
+/// Signals the process behind `pidfd`; `number` 0 only tests that it is there.
 pub(super) fn pidfd_signal(pidfd: BorrowedFd<'_>, number: i32) -> Result<(), Errno> {
     let none = std::ptr::null::<libc::siginfo_t>();
     // SAFETY: the descriptor is borrowed for the call; a null siginfo means "as kill(2)".
@@ -103,8 +106,8 @@ pub(super) fn pidfd_signal(pidfd: BorrowedFd<'_>, number: i32) -> Result<(), Err
     Errno::result(done).map(drop)
 }
 
-/// What the kernel says of the end of the process behind `pidfd`, which need not be a child of ours. `Ok(None)`: it has not ended, or
-/// nobody has waited for it yet. ENOTTY, EINVAL: a kernel before Linux 6.13; ESRCH: before 6.15, of one that has ended.
+/// How the process behind `pidfd` ended, which need not be a child of ours. `Ok(None)`: it has not ended, or its parent has
+/// not waited for it. ENOTTY, EINVAL: before Linux 6.13; ESRCH: it has ended, before 6.15.
 pub(super) fn pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
     /// `struct pidfd_info` (linux/pidfd.h) in its first size, which every release takes.
     #[repr(C)]
@@ -134,8 +137,8 @@ pub(super) fn block_all() -> Result<SigSet, Errno> {
     SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK)
 }
 
-/// The default action for every signal and none blocked. Straight to the kernel: glibc refuses the two real-time
-/// signals that it keeps to itself, and an ignored one would be inherited.
+/// The default action for every signal, and none blocked. glibc refuses two real-time signals, and an ignored one would be
+/// inherited, so this asks the kernel.
 pub(super) fn reset_signals() -> Result<(), Errno> {
     const LAST: i32 = 64;
     let default = [0u64; 4]; // struct sigaction of the kernel: handler SIG_DFL, no flags, no restorer, empty mask
@@ -155,8 +158,8 @@ pub fn reset_signals_of(command: &mut std::process::Command) {
     unsafe { command.pre_exec(|| reset_signals().map_err(std::io::Error::from)) };
 }
 
-/// Gives a signal its default action, whatever was inherited: SIGCHLD ignored by the caller would lose every child's exit
-/// code. EINVAL for SIGKILL and SIGSTOP.
+/// Gives a signal its default action: an inherited ignored SIGCHLD would lose every child's exit code. EINVAL for SIGKILL
+/// and SIGSTOP.
 pub(super) fn default_action(signal: nix::sys::signal::Signal) -> Result<(), Errno> {
     // SAFETY: the action runs no code of ours.
     match unsafe { libc::signal(signal as i32, libc::SIG_DFL) } {
@@ -171,15 +174,14 @@ pub(super) fn restore_mask(found: &SigSet) {
     let _ = found.thread_set_mask();
 }
 
-/// Closes every descriptor from `low` to `high`, both included. Returns false where the kernel lacks the call: before
-/// Linux 5.9; RHEL 8's kernel answers ENOSYS or EINVAL.
+/// Closes the descriptors from `low` to `high`, both included; false: the kernel lacks the call (before Linux 5.9, RHEL 8).
 fn close_range(low: u32, high: u32) -> bool {
     // SAFETY: only called in a child that owns nothing but its copies and in which no destructor runs.
     unsafe { libc::syscall(libc::SYS_close_range, low, high, 0) == 0 }
 }
 
-/// Closes every descriptor from 3 on except those in `keep`, which must be sorted. For a forked child only: the
-/// owners of those descriptors, copied with the memory, must never be dropped there.
+/// Closes every descriptor from 3 on except those in `keep`, which must be sorted. For a forked child only, in which the
+/// copied owners of those descriptors are never dropped.
 pub(super) fn close_all_except(keep: &[RawFd]) {
     let mut low = 3;
     let mut done = true;
@@ -194,19 +196,18 @@ pub(super) fn close_all_except(keep: &[RawFd]) {
     }
 }
 
-/// [`close_all_except`] by the list in `/proc/self/fd`; where that cannot be read, each number up to the limit of open
-/// files.
+/// [`close_all_except`] by the list in `/proc/self/fd`, or else by each number up to the limit of open files.
 fn close_listed(keep: &[RawFd]) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let list = openat(CWD, c"/proc/self/fd", flags, Mode::empty());
     let own = list.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-    let is_meant = |fd: &RawFd| *fd >= 3 && *fd != own && !keep.contains(fd);
-    // SAFETY: as in `close_range`: nothing in this child uses the descriptor any more.
+    let is_unwanted = |fd: &RawFd| *fd >= 3 && *fd != own && !keep.contains(fd);
+    // SAFETY: as in `close_range`: this child does not use the descriptor any more.
     let close = |fd: RawFd| unsafe { rustix::io::close(fd) };
     let Ok(list) = list else {
         // SAFETY: a constant name goes in, a number comes out.
         let limit = unsafe { libc::sysconf(libc::_SC_OPEN_MAX) }.clamp(256, 1 << 20) as RawFd;
-        return (3..limit).filter(is_meant).for_each(close);
+        return (3..limit).filter(is_unwanted).for_each(close);
     };
     // Closing while reading makes the list skip entries: read again until a pass closes nothing.
     let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -216,7 +217,7 @@ fn close_listed(keep: &[RawFd]) {
         let mut entries = RawDir::new(&list, &mut buffer);
         while let Some(Ok(entry)) = entries.next() {
             let number = entry.file_name().to_str().ok().and_then(|name| name.parse().ok());
-            if let Some(fd) = number.filter(is_meant) {
+            if let Some(fd) = number.filter(is_unwanted) {
                 close(fd);
                 closed += 1;
             }
@@ -233,26 +234,24 @@ pub(super) fn duplicate_to(source: RawFd, target: RawFd) -> Result<(), Errno> {
     Errno::result(unsafe { libc::dup2(source, target) }).map(drop)
 }
 
-/// Copies descriptor `source` to the lowest free number that is at least `lowest`, closed at exec. The caller closes it.
+/// Copies `source` to the lowest free number that is at least `lowest`, closed at exec. The caller closes it.
 pub(super) fn duplicate_above(source: RawFd, lowest: RawFd) -> Result<RawFd, Errno> {
     // SAFETY: integers only; an invalid source is refused by EBADF.
     Errno::result(unsafe { libc::fcntl(source, libc::F_DUPFD_CLOEXEC, lowest) })
 }
 
-/// Whether `fd` names an open descriptor.
+/// Whether `fd` is an open descriptor.
 pub(super) fn is_open(fd: RawFd) -> bool {
-    // SAFETY: integers only.
-    unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
+    fd >= 0 && rustix::io::fcntl_getfd(borrow(fd)).is_ok()
 }
 
 /// A borrow of descriptor `fd` for one call. The caller knows that it is open.
 pub(super) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
-    // SAFETY: callers pass a descriptor that stays open for the borrow: one they have made themselves, or 0-2.
+    // SAFETY: callers pass a descriptor of their own or 0-2, or only ask the kernel whether it is open.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// Empties the ambient, inheritable, permitted and effective capability sets and proves it. EINVAL for the
-/// ambient set is a kernel without one.
+/// Empties the ambient, inheritable, permitted and effective capability sets, and proves it.
 pub(super) fn drop_capabilities() -> rustix::io::Result<()> {
     let none = CapabilitySets {
         effective: CapabilitySet::empty(),
@@ -260,6 +259,7 @@ pub(super) fn drop_capabilities() -> rustix::io::Result<()> {
         inheritable: CapabilitySet::empty(),
     };
     match clear_ambient_capability_set() {
+        // EINVAL: the kernel has no ambient set.
         Ok(()) | Err(rustix::io::Errno::INVAL) => {}
         Err(error) => return Err(error),
     }
@@ -270,24 +270,21 @@ pub(super) fn drop_capabilities() -> rustix::io::Result<()> {
     }
 }
 
-/// Empties the bounding set: no program that is executed from now on gets a capability from its file. Needs CAP_SETPCAP.
+/// Empties the bounding set, so that no program gets a capability from its file from now on. Needs CAP_SETPCAP.
 pub(super) fn empty_bounding_set() -> Result<(), Errno> {
-    for capability in 0..64 {
-        // SAFETY: integers only.
-        match unsafe { libc::prctl(libc::PR_CAPBSET_READ, capability, 0, 0, 0) } {
-            0 => {}
-            1 => {
-                // SAFETY: integers only.
-                Errno::result(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) })?;
-            }
+    for number in 0..64 {
+        let capability = CapabilitySet::from_bits_retain(1 << number);
+        match capability_is_in_bounding_set(capability) {
+            Ok(true) => remove_capability_from_bounding_set(capability).map_err(of_rustix)?,
+            Ok(false) => {}
             // The kernel knows no capability of this number, nor of a higher one.
-            _ => break,
+            Err(_) => break,
         }
     }
     Ok(())
 }
 
-/// Whether the kernel has Landlock, and it is switched on.
+/// Whether the kernel has Landlock enabled.
 pub(super) fn has_landlock() -> bool {
     const VERSION: u32 = 1;
     let none = std::ptr::null::<libc::c_void>();
@@ -295,7 +292,7 @@ pub(super) fn has_landlock() -> bool {
     unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0, VERSION) > 0 }
 }
 
-/// Installs a filter of system calls for this process, and all that it starts, for good (seccomp(2)). Needs no_new_privs.
+/// Filters the system calls of this process, and of all that it starts, for good (seccomp(2)). Needs no_new_privs.
 pub(super) fn filter_calls(program: &[libc::sock_filter]) -> Result<(), Errno> {
     let program = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(|_| Errno::EINVAL)?,
@@ -313,7 +310,7 @@ pub(super) fn has_call_filters() -> bool {
     unsafe { libc::syscall(libc::SYS_seccomp, mode, 0, &raw const action) == 0 }
 }
 
-/// Reads this process's supplementary groups into `buffer`: how many there are.
+/// Reads this process's supplementary groups into `buffer`, and returns their number.
 pub(super) fn groups_into(buffer: &mut [libc::gid_t]) -> Result<usize, Errno> {
     let room = i32::try_from(buffer.len()).map_err(|_| Errno::EINVAL)?;
     // SAFETY: the buffer is ours and its true length is given; with length 0 the kernel only counts.
@@ -321,8 +318,7 @@ pub(super) fn groups_into(buffer: &mut [libc::gid_t]) -> Result<usize, Errno> {
     usize::try_from(count).map_err(|_| Errno::EINVAL)
 }
 
-/// Replaces the program. `arguments` and `environment` end in a null pointer and point to live strings. Returns
-/// only to say why it failed.
+/// Replaces the program; returns only why it failed.
 pub(super) fn exec(program: &std::ffi::CStr, arguments: &Pointers, environment: &Pointers) -> Errno {
     // SAFETY: the three are NUL-terminated, kept alive by their owner, and the lists end in null (see `Pointers`).
     unsafe {
@@ -343,22 +339,16 @@ pub(super) struct Pointers {
 }
 
 impl Pointers {
-    /// The list of these strings. They live as long as the list: their bytes do not move with the vector.
+    /// The strings live as long as the list: their bytes do not move with the vector.
     pub(super) fn new(strings: Vec<std::ffi::CString>) -> Self {
-        let list = strings
-            .iter()
-            .map(|s| s.as_ptr())
-            .chain([std::ptr::null()])
-            .collect();
-        Self {
-            _strings: strings,
-            list,
-        }
+        let pointers = strings.iter().map(|s| s.as_ptr());
+        let list = pointers.chain([std::ptr::null()]).collect();
+        let _strings = strings;
+        Self { _strings, list }
     }
 }
 
-/// Sets the scheduling policy and the real-time priority of a thread (0: the calling one); 0 is the priority of every policy
-/// that is not real-time.
+/// Sets the scheduling policy of a thread (0: the calling one), and its priority, which is 0 unless the policy is real-time.
 pub(super) fn set_scheduler(thread: i32, policy: i32, priority: i32) -> Result<(), Errno> {
     let parameters = libc::sched_param {
         sched_priority: priority,
@@ -373,7 +363,7 @@ pub(super) fn scheduler(thread: i32) -> Result<i32, Errno> {
     Errno::result(unsafe { libc::sched_getscheduler(thread) })
 }
 
-/// Writes all of `bytes` to standard error without taking a lock, as far as it goes.
+/// Writes to standard error without a lock, as far as it goes.
 pub(super) fn complain(bytes: &[u8]) {
     let _ = nix::unistd::write(borrow(2).as_fd(), bytes);
 }

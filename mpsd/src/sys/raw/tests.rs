@@ -1,12 +1,13 @@
 use super::*;
+use crate::sys::testing::{alone, forked, soon};
 
-/// Waits for a vforked child that has stopped itself: nothing but the child's end ends that wait on older kernels.
+/// Waits for a vforked child that has stopped itself; on older kernels only the child's end ends that wait.
 pub(in crate::sys) fn wait_in_vfork() {
     let mut status = 0;
     // SAFETY: CLONE_VFORK without CLONE_VM: the child has memory of its own.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_VFORK | libc::SIGCHLD, 0, 0, 0, 0) };
     if pid == 0 {
-        // Where SIGKILL ends the wait after all, nobody would find this child again, stopped for ever.
+        // If SIGKILL ends the wait after all, this child would stay stopped for ever.
         let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
         let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGSTOP);
         exit_now(0);
@@ -32,29 +33,18 @@ pub(in crate::sys) fn end_this_thread() -> ! {
 
 #[test]
 fn both_ways_of_closing_keep_only_what_is_named() {
+    let _alone = alone();
     for closer in [close_all_except as fn(&[RawFd]), close_listed] {
         let open: Vec<_> = (0..120)
             .map(|_| std::fs::File::open("/dev/null").unwrap())
             .collect();
         let kept = open[60].as_raw_fd();
-        let pid = match fork().unwrap() {
-            None => {
-                closer(&[kept]);
-                let left = (3..2048).filter(|fd| is_open(*fd)).count();
-                exit_now(if left == 1 && is_open(kept) && is_open(2) {
-                    0
-                } else {
-                    1
-                });
-            }
-            Some(pid) => pid,
-        };
-        let deadline = crate::sys::deadline::Deadline::after_ms(5000);
-        let mut end = None;
-        while end.is_none() && deadline.sleep(std::time::Duration::from_millis(2)) {
-            end = reap(pid).unwrap();
-        }
-        assert_eq!(end, Some(Exit::Code(0)));
+        let mut child = forked(|| {
+            closer(&[kept]);
+            let left = (3..2048).filter(|fd| is_open(*fd)).count();
+            u8::from(left != 1 || !is_open(kept) || !is_open(2))
+        });
+        assert_eq!(child.wait(soon()), Some(Exit::Code(0)));
     }
 }
 

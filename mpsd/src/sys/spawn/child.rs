@@ -1,31 +1,35 @@
-//! Children of ours: waited for with a deadline, reaped always.
+//! Children: waited for with a deadline, read within a bound, reaped always.
 
-use crate::sys::deadline::Deadline;
+use crate::sys::deadline::{Deadline, Output, readable};
 use crate::sys::priority;
-use crate::sys::process::{Process, ProcessId};
+use crate::sys::process::{Process, ProcessId, State};
 use crate::sys::raw::{self, Exit};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How often the end is looked for where the kernel has no pidfds (before Linux 5.3).
-const LOOK: Duration = Duration::from_millis(2);
+/// How often a child is checked on a kernel without pidfds (before Linux 5.3).
+const PAUSE: Duration = Duration::from_millis(2);
+/// How long a process that was killed may take to be gone, on a busy node.
+const AFTER_KILL: Duration = Duration::from_secs(1);
+/// After this time a killed process in state D is left alone: no waiting ends it.
+const SOON: Duration = Duration::from_millis(100);
 
-/// A child of ours. Dropping it reaps it if it has ended, and otherwise lets it go on.
+/// A child of this process. Dropping it reaps it if it has ended, and otherwise lets it go on.
 #[derive(Debug)]
 pub struct Child {
     pid: i32,
     id: Option<ProcessId>,
-    /// None before Linux 5.3.
+    /// `None` before Linux 5.3.
     pub(in crate::sys) pidfd: Option<OwnedFd>,
     end: Option<Exit>,
 }
 
 impl Child {
-    /// A child just forked: until we reap it, its pid cannot pass to another.
+    /// A child just forked: until it is reaped, its pid cannot pass to another process.
     pub(in crate::sys) fn adopt(pid: i32) -> Self {
         let mut child = Self {
             pid,
@@ -33,15 +37,8 @@ impl Child {
             pidfd: raw::pidfd_open(pid).ok(),
             end: None,
         };
-        child.look();
+        child.read_id();
         child
-    }
-
-    /// Reads its start time, if that is not known yet: before exec the child of a process that nobody may look into is
-    /// hidden where `/proc` hides processes (`hidepid`).
-    pub(super) fn look(&mut self) {
-        let find = || Process::find(self.pid).map(|process| process.id());
-        self.id = self.id.or_else(find);
     }
 
     /// [`Child::adopt`] for a child that does root's work: as urgent as its parent.
@@ -50,12 +47,18 @@ impl Child {
         Self::adopt(pid)
     }
 
+    /// Reads its start time, unless known. Under `hidepid` it may be hidden until exec.
+    pub(super) fn read_id(&mut self) {
+        let find = || Process::find(self.pid).map(|process| process.id());
+        self.id = self.id.or_else(find);
+    }
+
     /// Its pid.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Pid and start time, for the journal; None where `/proc` does not show it.
+    /// Pid and start time, for the journal; `None` if `/proc` does not show it.
     pub fn id(&self) -> Option<ProcessId> {
         self.id
     }
@@ -63,32 +66,20 @@ impl Child {
     /// How it ended, if it has. Reaps it; the answer stays.
     pub fn try_wait(&mut self) -> Option<Exit> {
         if self.end.is_none() {
-            self.end = match raw::reap(self.pid) {
-                Ok(end) => end,
-                // Reaped by somebody else (or by SIGCHLD being ignored): it is gone, and nobody knows how.
-                Err(_) => Some(Exit::Code(u8::MAX)),
-            };
+            // An error: it was reaped elsewhere, or because SIGCHLD is ignored. How it ended is lost.
+            self.end = raw::reap(self.pid).unwrap_or(Some(Exit::Code(u8::MAX)));
         }
         self.end
     }
 
     /// Whether it has ended; does not reap it, so that its pid and its session's number stay its own.
-    pub(super) fn has_ended(&self) -> bool {
+    fn has_ended(&self) -> bool {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         // An end by a real-time signal has no name in nix, and is an error here.
         self.end.is_some() || waitid(Id::Pid(Pid::from_raw(self.pid)), flags) != Ok(WaitStatus::StillAlive)
     }
 
-    /// SIGKILL to the session that it leads, itself included, then waits for its end; None when it survives `deadline`.
-    pub(super) fn kill_session(&mut self, deadline: Deadline) -> Option<Exit> {
-        if self.end.is_none() {
-            // Not reaped yet, so the number is not another group's. ESRCH: nobody is left to be signalled.
-            let _ = killpg(Pid::from_raw(self.pid), Signal::SIGKILL);
-        }
-        self.wait(deadline)
-    }
-
-    /// Waits for its end; None when `deadline` passes first.
+    /// Waits for its end; `None` when `deadline` passes first.
     pub fn wait(&mut self, deadline: Deadline) -> Option<Exit> {
         while self.try_wait().is_none() && !deadline.expired() {
             self.wait_with([], deadline);
@@ -96,7 +87,7 @@ impl Child {
         self.try_wait()
     }
 
-    /// Waits until it has ended, or one of these can be read, or the deadline; the caller looks which.
+    /// Waits until it has ended, one of `others` is readable, or the deadline; the caller finds out which.
     pub(in crate::sys) fn wait_with<'a>(
         &'a self,
         others: impl IntoIterator<Item = BorrowedFd<'a>>,
@@ -106,22 +97,74 @@ impl Child {
         let mut all: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let turn = match self.pidfd {
             Some(_) => deadline,
-            None => deadline.within(LOOK),
+            None => deadline.within(PAUSE),
         };
-        // An error can only be an interruption or want of memory: the caller's loop is bounded by the deadline.
+        // An error is an interruption or lack of memory: the caller's loop is bounded by the deadline.
         let _ = poll(&mut all, turn.poll_timeout());
     }
 
     /// Sends a signal; false when it has ended.
     pub fn signal(&mut self, signal: Signal) -> bool {
-        // Not reaped yet, so the pid is its own, though it be a defunct process.
+        // Not reaped yet, so the pid is its own, even if it is defunct.
         self.try_wait().is_none() && kill(Pid::from_raw(self.pid), signal).is_ok()
     }
 
-    /// SIGKILL, then waits; None when it survives `deadline` (state D).
+    /// SIGKILL, then waits; `None` when it survives `deadline` (state D).
     pub fn kill(&mut self, deadline: Deadline) -> Option<Exit> {
         self.signal(Signal::SIGKILL);
         self.wait(deadline)
+    }
+
+    /// Ends the session that it leads, and reaps it. `None`: SIGKILL does not end it.
+    fn end_session(&mut self) -> Option<Exit> {
+        if self.end.is_none() {
+            // Not reaped yet, so the number is not another group's. ESRCH: the session is empty.
+            let _ = killpg(Pid::from_raw(self.pid), Signal::SIGKILL);
+        }
+        self.wait(Deadline::after(SOON)).or_else(|| {
+            let state = Process::find(self.pid).and_then(|process| process.state());
+            let ends = state != Some(State::Uninterruptible);
+            ends.then(|| self.wait(Deadline::after(AFTER_KILL)))?
+        })
+    }
+
+    /// Reads the outputs of this child, which leads a session or is about to, until it ends. Then ends what is left of the
+    /// session, and reaps.
+    pub(in crate::sys) fn listen(
+        &mut self,
+        outputs: &mut [&mut Output],
+        stop: Option<BorrowedFd<'_>>,
+        deadline: Deadline,
+        most: usize,
+    ) -> Result<Exit, KillReason> {
+        let began = Instant::now();
+        let now = Deadline::after(Duration::ZERO);
+        let is_stopped = || stop.is_some_and(|stop| readable(stop, now) == Ok(true));
+        let mut fits = true;
+        while fits && !self.has_ended() && !deadline.expired() && !is_stopped() {
+            let sources = outputs.iter().filter_map(|output| output.source());
+            self.wait_with(sources.chain(stop), deadline);
+            fits = outputs.iter_mut().all(|output| output.read(most));
+        }
+        let late = fits && !self.has_ended();
+        let waited = began.elapsed();
+        let stopped = late && is_stopped();
+        let exit = self.end_session();
+        // What it wrote just before its end.
+        fits = fits && outputs.iter_mut().all(|output| output.read(most));
+        match exit {
+            _ if stopped => Err(KillReason::Interrupted),
+            Some(_) if !fits => Err(KillReason::TooMuch(most)),
+            Some(exit) if !late => Ok(exit),
+            Some(_) => Err(KillReason::Late {
+                waited,
+                survivor: None,
+            }),
+            None => Err(KillReason::Late {
+                waited,
+                survivor: Some(self.pid),
+            }),
+        }
     }
 }
 
@@ -129,4 +172,30 @@ impl Drop for Child {
     fn drop(&mut self) {
         self.try_wait();
     }
+}
+
+/// Why a process was killed before it had answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KillReason {
+    /// It had not ended at the deadline.
+    #[error("did not end within {} ms{}", waited.as_millis(), survives(*survivor))]
+    Late {
+        /// How long its end was waited for.
+        waited: Duration,
+        /// Its pid, if it is still there: state D, which SIGKILL does not end.
+        survivor: Option<i32>,
+    },
+    /// The caller's signal came first.
+    #[error("was ended, because something else came first")]
+    Interrupted,
+    /// It wrote more than so many bytes. No part of such an answer is used: a list that is cut off would claim that the
+    /// rest does not exist.
+    #[error("wrote more than {0} bytes")]
+    TooMuch(usize),
+}
+
+fn survives(survivor: Option<i32>) -> String {
+    survivor.map_or_else(String::new, |pid| {
+        format!(", and SIGKILL does not end its process {pid}")
+    })
 }

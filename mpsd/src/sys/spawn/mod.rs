@@ -1,7 +1,7 @@
 //! Starting a program: exact environment, exact descriptors, identity dropped for good and proved gone.
 
 use super::confine::Confinement;
-use super::deadline::Deadline;
+use super::deadline::{Deadline, Output, readable};
 use super::descriptors;
 use super::raw::{self, Exit, Pointers};
 use mpsd_core::file::FileError;
@@ -9,26 +9,27 @@ use mpsd_core::trusted::open_trusted;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
-use std::ffi::{CString, OsString};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use rustix::process::Gid;
+use std::ffi::{CString, OsStr, OsString};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 mod child;
 mod exec;
-mod run;
-pub use child::Child;
+pub use child::{Child, KillReason};
 pub use exec::Identity;
-pub(super) use run::listen;
-pub use run::{KillReason, RunError};
 
-/// A program to start: with umask 0077, working directory `/`, signals as new, no descriptors but those named, and no
-/// protection against the out-of-memory killer (slurmd and pbs_mom have one). A field not set: no identity change, no
-/// session of its own, `/dev/null` for a standard descriptor.
+/// How long a child that failed, or was killed, may take to be gone.
+const REAP: Duration = Duration::from_millis(500);
+
+/// A program to start, with umask 0077, working directory `/`, default signals, and no other descriptors. It loses the
+/// out-of-memory protection that slurmd and pbs_mom have. Fields not set mean: the caller's identity and session, and
+/// `/dev/null` for a standard descriptor.
 #[derive(Debug, Default)]
 pub struct Spawn {
-    /// Absolute path; no search path is ever looked at.
+    /// Absolute path; there is no search path.
     pub program: PathBuf,
     /// Arguments after the program's name.
     pub args: Vec<OsString>,
@@ -36,7 +37,7 @@ pub struct Spawn {
     pub env: Vec<(OsString, OsString)>,
     /// Becomes this user for good before exec.
     pub identity: Option<Identity>,
-    /// A session of its own, so that the kill of the caller's group or terminal does not reach it.
+    /// A session of its own, so that a kill of the caller's group or terminal does not reach it.
     pub session: bool,
     /// Directory of the cgroup to enter before exec.
     pub cgroup: Option<OwnedFd>,
@@ -46,11 +47,11 @@ pub struct Spawn {
     pub stdout: Option<OwnedFd>,
     /// Descriptor 2.
     pub stderr: Option<OwnedFd>,
-    /// Further descriptors, each with its number there (3 or more); all others are closed.
+    /// Further descriptors, each with its number there (3 or more).
     pub inherit: Vec<(OwnedFd, RawFd)>,
-    /// Raise the soft limit of open files to this, or to the hard limit if that is lower; never lowers it.
+    /// Raises the soft limit of open files to this, or to the hard limit if that is lower; never lowers it.
     pub nofile: Option<u64>,
-    /// What it, and all that it starts, may do no more.
+    /// What it, and all that it starts, may not do.
     pub confinement: Option<Confinement>,
 }
 
@@ -59,40 +60,72 @@ pub struct Spawn {
 #[error("cannot start '{program}': {why}")]
 pub struct SpawnError {
     program: String,
-    why: Why,
+    why: StartFailure,
 }
 
-/// Why a program was not started.
 #[derive(Debug, thiserror::Error)]
-enum Why {
-    /// Something in its description cannot be.
+enum StartFailure {
+    /// Its description is impossible.
     #[error("{0}")]
     Invalid(String),
-    /// The parent's half failed: a pipe, the cgroup's file, the fork.
+    /// In the parent: a pipe, the cgroup's file, the fork.
     #[error("{0}: {1}")]
     Parent(&'static str, Errno),
-    /// The child failed at this step.
+    /// In the child, at this step.
     #[error("{0}: {1}")]
     Child(String, Errno),
-    /// It was still at it at the end of its time.
     #[error("its process was not ready in time")]
     Late,
-    /// It ended without having said that it reached exec.
+    /// Before it reached exec.
     #[error("its process was ended by {0}")]
-    ChildOutput(Exit),
-    /// It closed its pipe and does not end, SIGKILL or not.
+    Ended(Exit),
+    /// It closed its pipe, and SIGKILL does not end it.
     #[error("its process hangs")]
     Hangs,
 }
 
 impl SpawnError {
-    /// The kernel's word, where it gave one.
+    /// The kernel's error, if there is one.
     pub fn errno(&self) -> Option<Errno> {
         match self.why {
-            Why::Parent(_, errno) | Why::Child(_, errno) => Some(errno),
-            Why::Invalid(_) | Why::Late | Why::ChildOutput(_) | Why::Hangs => None,
+            StartFailure::Parent(_, errno) | StartFailure::Child(_, errno) => Some(errno),
+            _ => None,
         }
     }
+}
+
+/// A program that has ended, and what it wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChildOutput {
+    /// How it ended.
+    pub exit: Exit,
+    /// Its standard output.
+    pub out: Vec<u8>,
+    /// Its standard error.
+    pub err: Vec<u8>,
+}
+
+impl ChildOutput {
+    /// Standard output, then standard error, as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.out).into_owned() + &String::from_utf8_lossy(&self.err)
+    }
+}
+
+/// Why a program's answer is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// It was not started.
+    #[error(transparent)]
+    Start(#[from] SpawnError),
+    /// It was started, and killed before it had answered.
+    #[error("'{program}' {why}")]
+    Killed {
+        /// The program.
+        program: String,
+        /// What was wrong.
+        why: KillReason,
+    },
 }
 
 impl Spawn {
@@ -105,7 +138,7 @@ impl Spawn {
     }
 
     /// A program that only root can have put where it is (see [`open_trusted`]). It is checked by descriptor and started by
-    /// name: nobody but root can exchange what stands under that name, and a script must know its own.
+    /// name, because a script must know its name, which only root can give to another file.
     ///
     /// # Errors
     /// It is not there, or somebody else could have put it there.
@@ -119,18 +152,20 @@ impl Spawn {
         Ok(())
     }
 
-    /// Starts it; returns after exec has succeeded, or kills it at the deadline: a program on a dead network file system
-    /// never starts, and a child that has its identity already can be stopped by its user before exec.
+    /// Starts it; returns after exec has succeeded, or kills it at the deadline. A program on a dead network file system
+    /// never starts, and the new user can stop a child between its change of identity and exec.
     pub fn start(self, deadline: Deadline) -> Result<Child, SpawnError> {
-        let plan = self.prepare().map_err(|what| self.failed(Why::Invalid(what)))?;
+        let mut plan = self
+            .prepare()
+            .map_err(|what| self.failed(StartFailure::Invalid(what)))?;
         let Some(directory) = &self.cgroup else {
-            return self.attempt(&plan, None, raw::fork, deadline);
+            return self.attempt(&mut plan, None, raw::fork, deadline);
         };
-        match self.attempt(&plan, None, || raw::fork_into(directory.as_fd()), deadline) {
+        match self.attempt(&mut plan, None, || raw::fork_into(directory.as_fd()), deadline) {
             // An older kernel, or a v1 hierarchy; or a kernel that kills a child born in a cgroup in which something was
             // killed before (seen on Linux 6.18). Nothing of the program has run: the child enters the cgroup itself.
             Err(SpawnError {
-                why: Why::Parent(..) | Why::ChildOutput(_),
+                why: StartFailure::Parent(..) | StartFailure::Ended(_),
                 ..
             }) => {}
             outcome => return outcome,
@@ -138,36 +173,62 @@ impl Spawn {
         let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         let procs = openat(directory, "cgroup.procs", flags, Mode::empty())
             .map_err(self.parent("its cgroup does not open"))?;
-        self.attempt(&plan, Some(&procs), raw::fork, deadline)
+        self.attempt(&mut plan, Some(&procs), raw::fork, deadline)
     }
 
-    /// One start by one kind of fork; the child enters the cgroup by `procs` where there is one.
+    /// Starts the program in a session of its own and waits for its end, reading at most `most` bytes of each output.
+    /// What it leaves running in that session is killed, because it may hold a copy of a pipe. `session`, `stdout` and
+    /// `stderr` are set here.
+    pub fn run(self, deadline: Deadline, most: usize) -> Result<ChildOutput, RunError> {
+        self.run_unless(None, deadline, most)
+    }
+
+    /// The same, but kills it as soon as `stop` is readable.
+    pub fn run_unless(
+        mut self,
+        stop: Option<BorrowedFd<'_>>,
+        deadline: Deadline,
+        most: usize,
+    ) -> Result<ChildOutput, RunError> {
+        let program = self.name();
+        let (mut out, stdout) = Output::pipe().map_err(self.parent(NO_PIPE))?;
+        let (mut err, stderr) = Output::pipe().map_err(self.parent(NO_PIPE))?;
+        self.session = true;
+        self.stdout = Some(stdout);
+        self.stderr = Some(stderr);
+        let mut child = self.start(deadline)?;
+        let exit = child
+            .listen(&mut [&mut out, &mut err], stop, deadline, most)
+            .map_err(|why| RunError::Killed { program, why })?;
+        let (out, err) = (out.bytes, err.bytes);
+        Ok(ChildOutput { exit, out, err })
+    }
+
+    /// One start by one kind of fork; the child enters the cgroup by `procs`, if given.
     fn attempt(
         &self,
-        plan: &exec::Plan,
+        plan: &mut exec::Plan,
         procs: Option<&OwnedFd>,
         fork: impl FnOnce() -> Result<Option<i32>, Errno>,
         deadline: Deadline,
     ) -> Result<Child, SpawnError> {
         let null = descriptors::null().map_err(self.parent("'/dev/null' does not open"))?;
-        let (report, answer) =
-            nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(self.parent("no pipe to be had"))?;
-        let wires = exec::Wires {
-            standard: [&self.stdin, &self.stdout, &self.stderr]
-                .map(|one| one.as_ref().unwrap_or(&null).as_raw_fd()),
-            inherit: self
-                .inherit
-                .iter()
-                .map(|(fd, target)| (fd.as_raw_fd(), *target))
-                .collect(),
+        let (mut report, answer) = Output::pipe().map_err(self.parent(NO_PIPE))?;
+        let standard = [&self.stdin, &self.stdout, &self.stderr];
+        let inherit = self.inherit.iter().map(|(fd, target)| (fd.as_raw_fd(), *target));
+        let mut keep = self.targets();
+        keep.push(0);
+        let mut fds = exec::ChildDescriptors {
+            standard: standard.map(|fd| fd.as_ref().unwrap_or(&null).as_raw_fd()),
+            inherit: inherit.collect(),
+            keep,
             cgroup: procs.map(AsRawFd::as_raw_fd),
             report: answer.as_raw_fd(),
         };
-        let mut room = exec::Room::new(plan, &wires);
-        // No signal may run a handler of ours in the child, or find it half made.
+        // A signal must neither run a handler of this program in the child nor meet it half made.
         let mask = raw::block_all().map_err(self.parent("signals cannot be blocked"))?;
         let forked = match fork() {
-            Ok(None) => exec::run(plan, &wires, &mut room),
+            Ok(None) => exec::run(plan, &mut fds),
             Ok(Some(pid)) => Ok(pid),
             Err(errno) => Err(errno),
         };
@@ -178,7 +239,7 @@ impl Spawn {
             Some(_) => Child::adopt(pid),
             None => Child::adopt_as_ours(pid),
         };
-        follow(child, &report, deadline).map_err(|why| self.failed(why))
+        follow(child, &mut report, deadline).map_err(|why| self.failed(why))
     }
 
     fn name(&self) -> String {
@@ -187,49 +248,62 @@ impl Spawn {
 
     fn parent(&self, act: &'static str) -> impl FnOnce(Errno) -> SpawnError {
         let program = self.name();
-        move |errno| SpawnError {
-            program,
-            why: Why::Parent(act, errno),
+        move |errno| {
+            let why = StartFailure::Parent(act, errno);
+            SpawnError { program, why }
         }
     }
 
-    fn failed(&self, why: Why) -> SpawnError {
+    fn failed(&self, why: StartFailure) -> SpawnError {
         let program = self.name();
         SpawnError { program, why }
+    }
+
+    /// The numbers of its further descriptors, sorted.
+    fn targets(&self) -> Vec<RawFd> {
+        let mut targets: Vec<_> = self.inherit.iter().map(|(_, target)| *target).collect();
+        targets.sort_unstable();
+        targets
     }
 
     /// Everything that needs memory, before the fork.
     fn prepare(&self) -> Result<exec::Plan, String> {
         let text =
-            |what: &str, bytes: Vec<u8>| CString::new(bytes).map_err(|_| format!("{what} holds a NUL byte"));
+            |what: &str, bytes: &[u8]| CString::new(bytes).map_err(|_| format!("{what} holds a NUL byte"));
         if !self.program.is_absolute() {
             return Err("its path is not absolute".to_owned());
         }
-        if let Some((_, target)) = self.inherit.iter().find(|(_, target)| *target < 3) {
+        let targets = self.targets();
+        if let Some(target) = targets.first().filter(|target| **target < 3) {
             return Err(format!("descriptor {target} is one of the standard three"));
         }
-        let mut targets: Vec<_> = self.inherit.iter().map(|(_, target)| *target).collect();
-        targets.sort_unstable();
         if targets.windows(2).any(|pair| pair.first() == pair.last()) {
             return Err("two descriptors have the same number".to_owned());
         }
-        let program = text("its path", self.program.as_os_str().as_bytes().to_vec())?;
-        let arguments = self
-            .args
-            .iter()
-            .map(|word| text("an argument", word.as_bytes().to_vec()));
-        let arguments = std::iter::once(Ok(program.clone())).chain(arguments);
+        let words =
+            std::iter::once(self.program.as_os_str()).chain(self.args.iter().map(OsString::as_os_str));
+        let words = words.map(|word: &OsStr| text("an argument", word.as_bytes()));
         let variable = |(name, value): &(OsString, OsString)| {
             if name.is_empty() || name.as_bytes().contains(&b'=') {
                 return Err(format!("'{}' is no name of a variable", name.display()));
             }
-            text("a variable", [name.as_bytes(), b"=", value.as_bytes()].concat())
+            text("a variable", &[name.as_bytes(), b"=", value.as_bytes()].concat())
         };
+        let mut identity = self.identity.clone();
+        let mut groups = Vec::new();
+        if let Some(identity) = &mut identity {
+            // In the kernel's order, each once, to be compared with its answer.
+            identity.groups.sort_unstable();
+            identity.groups.dedup();
+            groups.extend(identity.groups.iter().map(|group| Gid::from_raw(*group)));
+        }
         Ok(exec::Plan {
-            arguments: Pointers::new(arguments.collect::<Result<_, _>>()?),
-            program,
+            program: text("its path", self.program.as_os_str().as_bytes())?,
+            arguments: Pointers::new(words.collect::<Result<_, _>>()?),
             environment: Pointers::new(self.env.iter().map(variable).collect::<Result<_, _>>()?),
-            identity: self.identity.clone().map(sorted),
+            identity,
+            found_groups: vec![0; groups.len() + 1],
+            groups,
             session: self.session,
             nofile: self.nofile,
             confinement: self.confinement.clone(),
@@ -237,49 +311,27 @@ impl Spawn {
     }
 }
 
-/// Groups in the kernel's own order, each once, so that what it answers can be compared.
-fn sorted(mut identity: Identity) -> Identity {
-    identity.groups.sort_unstable();
-    identity.groups.dedup();
-    identity
-}
+const NO_PIPE: &str = "no pipe to be had";
 
-/// How long a child that failed, or was killed, may take to be gone.
-const REAP: Duration = Duration::from_millis(500);
-
-/// Reads the child's report to its end, which exec makes by closing the pipe: no byte is a child that died on its way.
-fn follow(mut started: Child, report: &OwnedFd, deadline: Deadline) -> Result<Child, Why> {
-    let Some(words) = read_report(report, deadline) else {
-        started.kill(Deadline::after(REAP));
-        return Err(Why::Late);
-    };
-    if let Some((step, errno)) = exec::failure(&words) {
-        started.wait(Deadline::after(REAP));
-        return Err(Why::Child(step, errno));
-    }
-    if words.is_empty() {
-        let end = started.kill(Deadline::after(REAP));
-        return Err(end.map_or(Why::Hangs, Why::ChildOutput));
-    }
-    started.look();
-    Ok(started)
-}
-
-/// All that the child wrote before its end of the pipe closed; None at the deadline.
-fn read_report(report: &OwnedFd, deadline: Deadline) -> Option<Vec<u8>> {
-    let mut words = Vec::new();
-    loop {
-        let mut some = [0u8; 16];
-        if !descriptors::readable(report.as_fd(), deadline).ok()? {
-            return None;
+/// Reads the child's report to its end, at which exec closes the pipe. No byte: the child died on its way.
+fn follow(mut child: Child, report: &mut Output, deadline: Deadline) -> Result<Child, StartFailure> {
+    while let Some(pipe) = report.source() {
+        if readable(pipe, deadline) != Ok(true) {
+            child.kill(Deadline::after(REAP));
+            return Err(StartFailure::Late);
         }
-        match nix::unistd::read(report, &mut some) {
-            Ok(0) => return Some(words),
-            Ok(got) => words.extend_from_slice(some.get(..got).unwrap_or_default()),
-            Err(Errno::EINTR) => {}
-            Err(_) => return None,
-        }
+        report.read(usize::MAX);
     }
+    if let Some((step, errno)) = exec::failure(&report.bytes) {
+        child.wait(Deadline::after(REAP));
+        return Err(StartFailure::Child(step, errno));
+    }
+    if report.bytes.is_empty() {
+        let end = child.kill(Deadline::after(REAP));
+        return Err(end.map_or(StartFailure::Hangs, StartFailure::Ended));
+    }
+    child.read_id();
+    Ok(child)
 }
 
 #[cfg(test)]
