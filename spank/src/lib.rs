@@ -9,10 +9,9 @@
 //! | `submission` | srun, sbatch, salloc |
 //! | `job_script` | `job_prolog`, `job_epilog`: `slurmstepd spank prolog`, a process of its own, root |
 //! | `stepd` | slurmstepd, root: a step's own daemon |
-//! | `task` | `task_init`: the forked child of slurmstepd, the user |
+//! | `task` | `task_init`: the forked child of slurmstepd, the user; also in a container, behind pyxis |
 //! | `ending` | slurmstepd, root: what the user of a task that failed is told of its MPS |
 //! | `unplugged` | nodes that do not load the plugin |
-//! | `container` | a second line behind pyxis' line: what a task sees from its container |
 //! | `node` | files of this node, as `handle::Node` |
 //!
 //! No NVML, no CUDA, no threads. All state is made by `slurm_spank_init`: one process may load, unload and load the
@@ -20,7 +19,6 @@
 #![deny(unsafe_code)]
 
 mod arguments;
-mod container;
 mod ending;
 mod handle;
 mod job_script;

@@ -2,7 +2,7 @@
 
 use crate::arguments::{Arguments, Scope};
 use crate::handle::{Context, Level, Node, Slurm, Verdict};
-use crate::{container, ending, job_script, stepd, submission, task};
+use crate::{ending, job_script, stepd, submission, task};
 use mpsd_core::config::Settings;
 use mpsd_core::observations::LimitSet;
 use mpsd_core::request::{Flags, Key};
@@ -95,9 +95,9 @@ pub fn call(
     words: &[String],
 ) -> Verdict {
     use Context::{Allocator, Local, Remote};
-    if container::is_second_line(words) {
+    if task::is_second_line(words) {
         return match (callback, slurm.context()) {
-            (Callback::TaskInit, Remote) => container::begin(slurm, node),
+            (Callback::TaskInit, Remote) => task::check_container(slurm, node),
             _ => Verdict::Continue,
         };
     }

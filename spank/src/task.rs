@@ -17,6 +17,7 @@ use mpsd_core::ranks::Rank;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::step::{of_step_after, of_tasks};
 use mpsd_core::{JobId, Refusal, Request};
+use std::path::Path;
 
 /// Attaches the task to its MPS, leaves it alone, or refuses it.
 pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Verdict {
@@ -57,9 +58,42 @@ impl TaskRefusal {
 }
 
 /// Reports why a task does not start, with the node's name: not every release of Slurm puts it before our line.
-pub fn refuse(slurm: &dyn Slurm, job: &JobId, why: &str) {
+fn refuse(slurm: &dyn Slurm, job: &JobId, why: &str) {
     let node = slurm.node_name();
     slurm.log(Level::Error, &format!("job {job}: not started on {node}: {why}"));
+}
+
+/// Whether these are the words of a second line in plugstack.conf, behind pyxis' line.
+///
+/// pyxis enters a container in its own `task_init`, and Slurm calls the plugins in the order of their lines
+/// (docs/containers.md#enroot-and-pyxis). Slurm loads the library once for both lines, so this line leaves the state alone.
+pub fn is_second_line(words: &[String]) -> bool {
+    words.iter().any(|word| word == "look=container")
+}
+
+/// `task_init` of that line, in the container. If the container hides the job's MPS, CUDA would run outside it without a word,
+/// so the task does not start.
+pub fn check_container(slurm: &dyn Slurm, node: &dyn Node) -> Verdict {
+    let variables = (
+        slurm.job(),
+        slurm.job_env(environment::JOB),
+        slurm.job_env(environment::PIPE_DIRECTORY),
+    );
+    let (Some(job), Some(_), Some(pipe)) = variables else {
+        return Verdict::Continue;
+    };
+    if node.exists(Path::new(&pipe)) {
+        return Verdict::Continue;
+    }
+    // The tasks of a node share one container, so only the first reports it.
+    if slurm.item(Item::TaskId).is_none_or(|rank| rank == 0) {
+        let why = format!(
+            "its container does not show '{pipe}', where its MPS is, and it would run outside of that; allowed: a container \
+             that has it, by enroot's hook 50-mpsd.sh (the administrator's) or as docs/containers.md says"
+        );
+        refuse(slurm, &job, &why);
+    }
+    Verdict::Leave
 }
 
 fn apply(slurm: &mut dyn Slurm, job: &JobId, changes: &[Change]) -> Verdict {

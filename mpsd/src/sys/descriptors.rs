@@ -7,6 +7,8 @@ pub use mpsd_core::deadline::{fix_standard_descriptors, readable};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open, openat};
 use nix::sys::stat::{Mode, SFlag};
+use std::fs::File;
+use std::io::Read as _;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// Closes every descriptor from 3 on. Only at a program's start: they are the scheduler's then (qsub's socket, spool files,
@@ -81,18 +83,10 @@ pub fn take_file(number: RawFd) -> Result<OwnedFd, Errno> {
 /// Up to `cap` bytes of a file of `/proc` or of a cgroup, which never waits. A link as the last component is not followed.
 pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Vec<u8>, Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
-    let fd = openat(directory, file, flags, Mode::empty())?;
-    let mut bytes = vec![0; cap];
-    let mut length = 0;
-    while length < cap {
-        match nix::unistd::read(&fd, bytes.get_mut(length..).unwrap_or_default()) {
-            Ok(0) => break,
-            Ok(got) => length += got,
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    bytes.truncate(length);
+    let file = File::from(openat(directory, file, flags, Mode::empty())?);
+    let mut bytes = Vec::with_capacity(cap.min(1 << 16));
+    let read = file.take(cap as u64).read_to_end(&mut bytes);
+    read.map_err(|error| Errno::try_from(error).unwrap_or(Errno::EIO))?;
     Ok(bytes)
 }
 

@@ -36,19 +36,14 @@ pub static plugin_version: u32 = version(option_env!("MPSD_SLURM_VERSION"));
 /// 22.05, unless the build names another release as `YY.MM`.
 const fn version(release: Option<&str>) -> u32 {
     let Some(release) = release else { return 0x16_05_00 };
-    let text = release.as_bytes();
-    assert!(
-        text.len() == 5 && text[2] == b'.',
-        "MPSD_SLURM_VERSION is YY.MM, as in 22.05"
-    );
-    (pair(text[0], text[1]) << 16) + (pair(text[3], text[4]) << 8)
+    match *release.as_bytes() {
+        [tens, ones, b'.', ten, one] => (pair(tens, ones) << 16) + (pair(ten, one) << 8),
+        _ => panic!("MPSD_SLURM_VERSION is YY.MM, as in 22.05"),
+    }
 }
 
 const fn pair(tens: u8, ones: u8) -> u32 {
-    assert!(
-        tens.is_ascii_digit() && ones.is_ascii_digit(),
-        "MPSD_SLURM_VERSION is YY.MM, as in 22.05"
-    );
+    assert!(tens.is_ascii_digit() && ones.is_ascii_digit());
     (tens - b'0') as u32 * 10 + (ones - b'0') as u32
 }
 

@@ -166,7 +166,6 @@ impl Cgroup {
         }
     }
 
-    /// Its directory's path, for the journal.
     pub fn path(&self) -> &Path {
         self.dir.path()
     }

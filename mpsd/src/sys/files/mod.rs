@@ -94,7 +94,6 @@ impl Dir {
         }
     }
 
-    /// Opens a directory in this one.
     pub fn open_dir(&self, name: impl AsRef<OsStr>) -> Result<Self, FileError> {
         let (name, path) = self.entry(name.as_ref())?;
         match openat(&self.fd, name.as_c_str(), HOLD, Mode::empty()) {

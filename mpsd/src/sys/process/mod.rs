@@ -107,17 +107,14 @@ impl Process {
         (!process.pidfd.as_ref().is_some_and(is_gone)).then_some(process)
     }
 
-    /// Pid and start time.
     pub fn id(&self) -> ProcessId {
         self.id
     }
 
-    /// `/proc/PID/stat`.
     pub fn stat(&self) -> Option<Stat> {
         Stat::parse(&self.read("stat", 4096)?)
     }
 
-    /// User ids.
     pub fn uids(&self) -> Option<Uids> {
         stat::parse_uids(&self.read("status", 65_536)?)
     }
@@ -250,7 +247,6 @@ impl Process {
         read_at(&self.directory, file, cap).ok()
     }
 
-    /// Writes a file of its `/proc` directory.
     pub(super) fn write(&self, file: &str, text: &str) -> Result<(), Errno> {
         write_at(&self.directory, file, text)
     }

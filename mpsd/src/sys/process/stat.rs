@@ -53,10 +53,8 @@ impl State {
     }
 }
 
-/// The fields of `/proc/PID/stat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// Pid and start time.
     pub id: ProcessId,
     /// The command's name, which the process can choose: no proof.
     pub name: OsString,
@@ -64,7 +62,6 @@ pub struct Stat {
     pub state: State,
     /// Threads that have not ended, with the first.
     pub threads: i32,
-    /// Parent's pid.
     pub parent: i32,
 }
 
@@ -89,12 +86,9 @@ impl Stat {
     }
 }
 
-/// User ids of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uids {
-    /// Real.
     pub real: u32,
-    /// Effective.
     pub effective: u32,
 }
 
@@ -110,7 +104,6 @@ pub struct FileRef {
 /// The file that a process runs. If root owns it, it proves what the process is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Executable {
-    /// The file.
     pub file: FileRef,
     /// The kernel's path; ends in ` (deleted)` for a file removed or replaced since.
     pub path: PathBuf,

@@ -10,9 +10,7 @@ use nix::sys::stat::Mode;
 /// One process as the scan found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// State, parent, session, name.
     pub stat: Stat,
-    /// Effective user id.
     pub uid: u32,
     /// Real user id, which decides what it may signal.
     pub real_uid: u32,
@@ -61,7 +59,6 @@ impl ProcessTable {
         Some(Self(entries))
     }
 
-    /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.0.iter()
     }

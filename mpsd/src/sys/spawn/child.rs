@@ -53,7 +53,6 @@ impl Child {
         self.id = self.id.or_else(find);
     }
 
-    /// Its pid.
     pub fn pid(&self) -> i32 {
         self.pid
     }
@@ -177,7 +176,6 @@ impl Drop for Child {
 /// Why a process was killed before it had answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KillReason {
-    /// It had not ended at the deadline.
     #[error("did not end within {} ms{}", waited.as_millis(), survives(*survivor))]
     Late {
         /// How long its end was waited for.

@@ -11,7 +11,6 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::ffi::CString;
 use std::os::fd::RawFd;
 
-/// Who the program is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Real, effective and saved user id.

@@ -31,9 +31,7 @@ const REAP: Duration = Duration::from_millis(500);
 pub struct Spawn {
     /// Absolute path; there is no search path.
     pub program: PathBuf,
-    /// Arguments after the program's name.
     pub args: Vec<OsString>,
-    /// The whole environment.
     pub env: Vec<(OsString, OsString)>,
     /// Becomes this user for good before exec.
     pub identity: Option<Identity>,
@@ -41,11 +39,8 @@ pub struct Spawn {
     pub session: bool,
     /// Directory of the cgroup to enter before exec.
     pub cgroup: Option<OwnedFd>,
-    /// Descriptor 0.
     pub stdin: Option<OwnedFd>,
-    /// Descriptor 1.
     pub stdout: Option<OwnedFd>,
-    /// Descriptor 2.
     pub stderr: Option<OwnedFd>,
     /// Further descriptors, each with its number there (3 or more).
     pub inherit: Vec<(OwnedFd, RawFd)>,
@@ -85,7 +80,6 @@ enum StartFailure {
 }
 
 impl SpawnError {
-    /// The kernel's error, if there is one.
     pub fn errno(&self) -> Option<Errno> {
         match self.why {
             StartFailure::Parent(_, errno) | StartFailure::Child(_, errno) => Some(errno),
@@ -97,11 +91,8 @@ impl SpawnError {
 /// A program that has ended, and what it wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChildOutput {
-    /// How it ended.
     pub exit: Exit,
-    /// Its standard output.
     pub out: Vec<u8>,
-    /// Its standard error.
     pub err: Vec<u8>,
 }
 
@@ -115,21 +106,14 @@ impl ChildOutput {
 /// Why a program's answer is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// It was not started.
     #[error(transparent)]
     Start(#[from] SpawnError),
     /// It was started, and killed before it had answered.
     #[error("'{program}' {why}")]
-    Killed {
-        /// The program.
-        program: String,
-        /// What was wrong.
-        why: KillReason,
-    },
+    Killed { program: String, why: KillReason },
 }
 
 impl Spawn {
-    /// A program with nothing but its name.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self {
             program: program.into(),
