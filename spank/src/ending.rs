@@ -6,7 +6,7 @@
 //! batch script's. A task that a signal ended is noted for the job's report.
 
 use crate::handle::{Item, Level, Node, Slurm};
-use crate::plugin::PluginState;
+use crate::state::PluginState;
 use crate::stepd::{self, StepKind};
 use mpsd_core::deadline::Deadline;
 use mpsd_core::killed::KilledTask;

@@ -5,7 +5,8 @@
 //! | `sys` | Slurm's ABI and fork/exec; the only `unsafe` of this crate |
 //! | `handle` | the traits `handle::Slurm` and `handle::Node` between the ABI and everything else |
 //! | `arguments` | the `key=value` words of the line in plugstack.conf |
-//! | `plugin` | each callback, by the program that Slurm runs, and the state they share |
+//! | `plugin` | each callback, by the program that Slurm runs |
+//! | `state` | what the callbacks of one process share |
 //! | `submission` | srun, sbatch, salloc |
 //! | `job_script` | `job_prolog`, `job_epilog`: `slurmstepd spank prolog`, a process of its own, root |
 //! | `stepd` | slurmstepd, root: a step's own daemon |
@@ -24,6 +25,7 @@ mod handle;
 mod job_script;
 mod node;
 mod plugin;
+mod state;
 mod stepd;
 mod submission;
 #[allow(unsafe_code)]

@@ -6,7 +6,7 @@
 use crate::arguments::{Arguments, Scope};
 use crate::handle::{Item, Level, Node, Slurm, Verdict};
 use crate::job_script::{self, limit};
-use crate::plugin::PluginState;
+use crate::state::PluginState;
 use mpsd_core::config::Settings;
 use mpsd_core::record::Record;
 use mpsd_core::{JobId, JobPaths};

@@ -1,7 +1,7 @@
 //! srun, sbatch and salloc: all flags together, before anything is submitted.
 
 use crate::handle::{Context, Level, Slurm, Verdict};
-use crate::plugin::PluginState;
+use crate::state::PluginState;
 use crate::unplugged;
 use mpsd_core::environment::JOB;
 use mpsd_core::request::{Flags, Key};

@@ -7,7 +7,7 @@
 
 use crate::arguments::Scope;
 use crate::handle::{Item, Level, Node, Slurm, Verdict};
-use crate::plugin::PluginState;
+use crate::state::PluginState;
 use crate::stepd::{self, StepKind};
 use crate::unplugged;
 use mpsd_core::config::Settings;

@@ -104,7 +104,7 @@ impl Drop for Family {
 
 /// Reaps the children that have ended: pid and end of each.
 pub fn reap_ended() -> Vec<(i32, Exit)> {
-    std::iter::from_fn(|| raw::reap_any().ok().flatten()).collect()
+    std::iter::from_fn(|| raw::reap(-1).ok().flatten()).collect()
 }
 
 /// Ends all processes below this one: SIGTERM, then SIGKILL to those that are left, and to what they have started since.

@@ -4,7 +4,8 @@
 //! Every function here must exist in every program that loads the plugin, because Rust links with BIND_NOW. They come from
 //! the program's own `libslurmfull.so`; nothing is linked.
 
-use std::ffi::{c_char, c_int, c_void};
+use crate::handle::{Context, Level};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 /// `spank_t`: opaque, valid during one callback.
 pub type Spank = *mut c_void;
@@ -53,4 +54,45 @@ unsafe extern "C" {
     pub fn slurm_verbose(format: *const c_char, ...);
     /// Always to the user, without a word like `error:` before it.
     pub fn slurm_spank_log(format: *const c_char, ...);
+}
+
+/// The context of this process.
+pub fn context() -> Context {
+    // `enum spank_context`, spank.h.
+    match spank_context() {
+        1 => Context::Local,
+        2 => Context::Remote,
+        3 => Context::Allocator,
+        4 => Context::Slurmd,
+        5 => Context::JobScript,
+        _ => Context::Unknown,
+    }
+}
+
+/// Writes one line to the place of this process's messages.
+pub fn log(level: Level, line: &str) {
+    let Ok(line) = CString::new(format!("mps: {}", line.replace('\0', "?"))) else {
+        return;
+    };
+    let say = match level {
+        Level::Error => slurm_error,
+        Level::Notice => slurm_spank_log,
+        Level::Info => slurm_info,
+        Level::Verbose => slurm_verbose,
+    };
+    // SAFETY: the format takes one string, which lives until the call returns.
+    unsafe { say(c"%s".as_ptr(), line.as_ptr()) };
+}
+
+/// Text of the C string at `text`; `None` for NULL. Bytes that are not UTF-8 become replacement characters, which no
+/// parser here accepts.
+///
+/// # Safety
+/// `text` is NULL or a C string that lives until this returns.
+pub unsafe fn text(text: *const c_char) -> Option<String> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: not NULL, and a C string by the caller's promise.
+    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }

@@ -1,8 +1,9 @@
 //! Around each callback: no panic leaves it, and all callbacks of a process share one state.
 
-use super::host;
+use super::abi;
 use crate::handle::{Context, Level, Verdict};
-use crate::plugin::{self, PluginState};
+use crate::plugin;
+use crate::state::PluginState;
 use mpsd_core::request::Key;
 use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,7 +33,7 @@ fn quiet_panics() {
         let place = info
             .location()
             .map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
-        host::log(Level::Error, &format!("internal error{place}; please report it"));
+        abi::log(Level::Error, &format!("internal error{place}; please report it"));
     }));
 }
 
@@ -59,15 +60,15 @@ fn contain(callback: impl FnOnce(&mut PluginState) -> Verdict) -> Verdict {
 /// One option was given: at submission (`remote` 0), or as it arrives on a node.
 pub extern "C" fn option_callback(number: c_int, argument: *const c_char, remote: c_int) -> c_int {
     // SAFETY: Slurm passes NULL or the option's argument, alive during the callback.
-    let argument = unsafe { host::text(argument) };
+    let argument = unsafe { abi::text(argument) };
     guard(|state| {
         let key = usize::try_from(number)
             .ok()
             .and_then(|number| Key::ALL.get(number));
         let refused = key.and_then(|key| plugin::option(state, *key, argument.as_deref(), remote != 0));
         refused.map_or(Verdict::Continue, |line| {
-            host::log(Level::Error, &line);
-            match host::context() {
+            abi::log(Level::Error, &line);
+            match abi::context() {
                 // A refusal of the user's command line: `optional` does not ignore an option's callback.
                 Context::Local | Context::Allocator | Context::Remote => Verdict::Fail,
                 _ => Verdict::Continue,

@@ -1,6 +1,6 @@
 //! [`Slurm`] over the real ABI.
 
-use super::abi::{self, RawOption, Spank};
+use super::abi::{self, RawOption, Spank, context, text};
 use crate::handle::{Context, Item, Level, Slurm};
 use mpsd_core::request::Key;
 use nix::libc;
@@ -23,47 +23,6 @@ impl Handle {
     pub fn new(raw: Spank) -> Self {
         Self { raw }
     }
-}
-
-/// The context of this process.
-pub fn context() -> Context {
-    // `enum spank_context`, spank.h.
-    match abi::spank_context() {
-        1 => Context::Local,
-        2 => Context::Remote,
-        3 => Context::Allocator,
-        4 => Context::Slurmd,
-        5 => Context::JobScript,
-        _ => Context::Unknown,
-    }
-}
-
-/// Writes one line to the place of this process's messages.
-pub fn log(level: Level, line: &str) {
-    let Ok(line) = CString::new(format!("mps: {}", line.replace('\0', "?"))) else {
-        return;
-    };
-    let say = match level {
-        Level::Error => abi::slurm_error,
-        Level::Notice => abi::slurm_spank_log,
-        Level::Info => abi::slurm_info,
-        Level::Verbose => abi::slurm_verbose,
-    };
-    // SAFETY: the format takes one string, which lives until the call returns.
-    unsafe { say(c"%s".as_ptr(), line.as_ptr()) };
-}
-
-/// Text of the C string at `text`; `None` for NULL. Bytes that are not UTF-8 become replacement characters, which no
-/// parser here accepts.
-///
-/// # Safety
-/// `text` is NULL or a C string that lives until this returns.
-pub unsafe fn text(text: *const c_char) -> Option<String> {
-    if text.is_null() {
-        return None;
-    }
-    // SAFETY: not NULL, and a C string by the caller's promise.
-    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
 /// The name, value and usage of an option's flag, as Slurm takes them.
@@ -244,6 +203,6 @@ impl Slurm for Handle {
     }
 
     fn log(&self, level: Level, line: &str) {
-        log(level, line);
+        abi::log(level, line);
     }
 }

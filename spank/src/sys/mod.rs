@@ -61,7 +61,7 @@ unsafe fn words(count: c_int, words: *const *const c_char) -> Vec<String> {
     // SAFETY: each is NULL, or a C string by the caller's promise.
     words
         .iter()
-        .filter_map(|word| unsafe { host::text(*word) })
+        .filter_map(|word| unsafe { abi::text(*word) })
         .collect()
 }
 

@@ -1,7 +1,8 @@
 //! A Slurm and a node that remember what was requested of them, and a process with the plugin in it.
 
 use crate::handle::{Context, Item, Level, Node, Program, ProgramResult, Slurm, Verdict};
-use crate::plugin::{self, Callback, PluginState};
+use crate::plugin::{self, Callback};
+use crate::state::PluginState;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::{self, Change};
 use mpsd_core::killed::KilledTask;

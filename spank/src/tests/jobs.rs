@@ -111,36 +111,25 @@ fn unchecked_flags_are_refused_by_the_program() {
 
 #[test]
 fn only_a_fault_on_a_site_that_drains_fails_the_prolog() {
-    let undetermined = failed(FailureKind::Undetermined);
-    for (answer, leaves, drains, verdict) in [
-        (ended(0, ""), None, true, Verdict::Continue),
+    let of = |kind| Some(failed(kind));
+    let fault = || of(FailureKind::Fault);
+    let refused = || Some(record("4711", RecordState::Refused));
+    for (code, lines, leaves, drains, verdict) in [
+        (0, "", None, true, Verdict::Continue),
+        (1, "refused", refused(), true, Verdict::Continue),
         (
-            ended(1, "refused"),
-            Some(record("4711", RecordState::Refused)),
+            2,
+            "killed",
+            of(FailureKind::Undetermined),
             true,
             Verdict::Continue,
         ),
-        (ended(2, "killed"), Some(undetermined), true, Verdict::Continue),
-        (
-            ended(2, "NVML is dead"),
-            Some(failed(FailureKind::Fault)),
-            true,
-            Verdict::Leave,
-        ),
-        (
-            ended(2, "NVML is dead"),
-            Some(failed(FailureKind::Fault)),
-            false,
-            Verdict::Continue,
-        ),
+        (2, "NVML is dead", fault(), true, Verdict::Leave),
+        (2, "NVML is dead", fault(), false, Verdict::Continue),
         // A refusal is never a fault, whatever an older record says.
-        (
-            ended(1, "refused"),
-            Some(failed(FailureKind::Fault)),
-            true,
-            Verdict::Continue,
-        ),
+        (1, "refused", fault(), true, Verdict::Continue),
     ] {
+        let answer = ended(code, lines);
         let mut node = FakeNode::new().answering(answer.clone(), leaves.clone());
         node.settings.as_mut().unwrap().drain.enabled = drains;
         let (outcome, slurm) = prolog(asking(), &node);

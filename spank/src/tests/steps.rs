@@ -25,36 +25,29 @@ fn a_step_that_asks_in_a_job_without_gets_its_own() {
 #[test]
 fn no_other_step_starts_or_ends_anything() {
     const EXTERN: u32 = 0xffff_fffc;
-    let component = || FakeSlurm::step(0).job("SLURM_HET_SIZE", "2");
-    for (slurm, node, line, flags, why) in [
-        (FakeSlurm::step(0), FakeNode::new(), "", "", None),
-        (FakeSlurm::step(0), FakeNode::new(), "", "mps=off", None),
-        (FakeSlurm::step(EXTERN), FakeNode::new(), "", "mps", None),
-        (FakeSlurm::step(BATCH), FakeNode::new(), "", "mps", None),
-        (FakeSlurm::step(INTERACTIVE), FakeNode::new(), "", "mps", None),
-        (FakeSlurm::step(0), FakeNode::ready(), "", "mps", None),
-        (component(), FakeNode::new(), "", "mps", None),
-        (
-            FakeSlurm::step(0),
-            FakeNode::new(),
-            "",
-            "mps=evil",
-            Some("--mps=evil"),
-        ),
-        (
-            FakeSlurm::step(0),
-            FakeNode::new(),
-            "scope=job",
-            "mps",
-            Some("sbatch or salloc"),
-        ),
+    for (step, het, has_mps, line, flags, why) in [
+        (0, "", false, "", "", ""),
+        (0, "", false, "", "mps=off", ""),
+        (EXTERN, "", false, "", "mps", ""),
+        (BATCH, "", false, "", "mps", ""),
+        (INTERACTIVE, "", false, "", "mps", ""),
+        (0, "", true, "", "mps", ""),
+        (0, "2", false, "", "mps", ""),
+        (0, "", false, "", "mps=evil", "--mps=evil"),
+        (0, "", false, "scope=job", "mps", "sbatch or salloc"),
     ] {
+        let node = if has_mps {
+            FakeNode::ready()
+        } else {
+            FakeNode::new()
+        };
+        let slurm = FakeSlurm::step(step).job("SLURM_HET_SIZE", het);
         let (mut process, _) = Process::begin(slurm, &node, line, flags);
         process.call(Callback::Exit);
         assert!(node.nothing_ran() && process.slurm.is_silent(), "{flags}");
         let failure = process.state.failure.unwrap_or_default();
         assert!(
-            why.map_or(failure.is_empty(), |why| failure.contains(why)),
+            failure.contains(why) && failure.is_empty() == why.is_empty(),
             "{failure}"
         );
     }

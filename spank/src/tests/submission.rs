@@ -2,7 +2,8 @@
 
 use super::fake::{FakeNode, FakeSlurm, Process};
 use crate::handle::{Context, Verdict};
-use crate::plugin::{self, Callback, PluginState};
+use crate::plugin::{self, Callback};
+use crate::state::PluginState;
 use crate::unplugged;
 use mpsd_core::request::{Flags, Key};
 

@@ -36,7 +36,7 @@ impl Dir {
     /// Removes the entry `name`, and everything below it; detaches mounts on it and below it. Stops at the first thing that it
     /// cannot remove, or at a bound, and may be called again. Returns the number of entries removed, 0 if there was none.
     pub fn remove_tree(&self, name: impl AsRef<OsStr>, bounds: Bounds) -> Result<u64, FileError> {
-        let (name, path) = self.entry(name.as_ref())?;
+        let (name, _) = self.entry(name.as_ref())?;
         let mut removal = Removal {
             removed: 0,
             moved: 0,
@@ -44,23 +44,16 @@ impl Dir {
         };
         let mount = mount_of(&self.as_fd())?;
         // Taken before it is removed: if a process of its owner keeps its lock, this waits without a lock of its own.
-        let Some(top) = still_there(removal.enter(self, &name, mount))? else {
-            removal.entry(self, &name)?;
-            return Ok(removal.removed);
-        };
-        // Unless this is root, a process of its owner may have added something between two passes.
+        let top = still_there(removal.enter(self, &name, mount))?;
         loop {
-            removal.check(&top)?;
-            removal.empty(&top, mount)?;
-            match unlinkat(self.as_fd(), name.as_c_str(), UnlinkatFlags::RemoveDir) {
-                Ok(()) | Err(Errno::ENOENT) => break,
-                Err(Errno::ENOTEMPTY | Errno::EEXIST) => {}
-                Err(Errno::EBUSY) => removal.uncover(self, &name)?,
-                Err(errno) => return Err(FileError::io("remove", path)(errno)),
+            if let Some(top) = &top {
+                removal.empty(top, mount)?;
+            }
+            // Unless this is root, a process of its owner may have added something meanwhile.
+            if removal.entry(self, &name)? || top.is_none() {
+                return Ok(removal.removed);
             }
         }
-        removal.removed += 1;
-        Ok(removal.removed)
     }
 }
 
@@ -78,14 +71,14 @@ impl Removal {
             self.check(parent)?;
             let first = unlinkat(parent.as_fd(), name, UnlinkatFlags::NoRemoveDir);
             let outcome = match first {
-                Err(Errno::EISDIR | Errno::EPERM) => {
-                    match unlinkat(parent.as_fd(), name, UnlinkatFlags::RemoveDir) {
-                        // Not a directory after all: the first answer counts.
-                        Err(Errno::ENOTDIR) => first,
-                        second => second,
-                    }
-                }
+                Err(Errno::EISDIR | Errno::EPERM) => unlinkat(parent.as_fd(), name, UnlinkatFlags::RemoveDir),
                 other => other,
+            };
+            // Not a directory after all: the first answer counts.
+            let outcome = if outcome == Err(Errno::ENOTDIR) {
+                first
+            } else {
+                outcome
             };
             match outcome {
                 Ok(()) => {

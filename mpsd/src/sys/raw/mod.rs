@@ -30,23 +30,13 @@ pub enum Exit {
     Signal(i32),
 }
 
-/// Reaps `pid` if it has ended; never waits. nix's `waitpid` loses the status of a real-time signal.
-pub(super) fn reap(pid: i32) -> Result<Option<Exit>, Errno> {
-    let (found, end) = wait_now(pid)?;
-    Ok((found != 0).then_some(end))
-}
-
-/// Reaps any child that has ended; ECHILD: there is no child.
-pub(super) fn reap_any() -> Result<Option<(i32, Exit)>, Errno> {
-    let (found, end) = wait_now(-1)?;
-    Ok((found != 0).then_some((found, end)))
-}
-
-fn wait_now(pid: i32) -> Result<(i32, Exit), Errno> {
+/// Reaps child `pid`, or with -1 any child, if it has ended; never waits. ECHILD: there is no such child. nix's `waitpid` loses
+/// the status of a real-time signal.
+pub(super) fn reap(pid: i32) -> Result<Option<(i32, Exit)>, Errno> {
     let mut status = 0;
     // SAFETY: `status` lives for the whole call and is a plain integer.
     let found = Errno::result(unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) })?;
-    Ok((found, exit_of(status)))
+    Ok((found != 0).then(|| (found, exit_of(status))))
 }
 
 /// By the status of wait(2) of a process that has ended.
