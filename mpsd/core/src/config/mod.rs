@@ -5,8 +5,9 @@
 //! | `mod` | [`Config`]: the file, checked as a whole |
 //! | `settings` | [`SECTIONS`]: the keys, a row each; [`Settings`]: the values in force on one node |
 //! | `values` | the types of the values, and their checks |
-//! | `layer`, `hosts` | the file's TOML, its `[[node]]` sections, and its errors |
+//! | `layer`, `hosts`, `error` | the file's TOML, its `[[node]]` sections, and its errors |
 
+mod error;
 mod hosts;
 mod layer;
 mod settings;
@@ -24,7 +25,8 @@ use crate::failure::{Evidence, Fault};
 use crate::file::{FileError, read_regular};
 use crate::text::{is_word, one_line};
 use crate::trusted::open_trusted;
-use layer::{layers, position};
+use error::{ConfigError, position};
+use layer::layers;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use std::collections::BTreeMap;
@@ -100,7 +102,7 @@ impl Config {
             let why = "not a name; allowed: letters, digits, '.', '_' and '-'";
             return Err(whole(&self.file, format!("node '{}': {why}", one_line(node, 64))));
         }
-        let in_file = |error: layer::ConfigError| error.in_file(&self.file, &self.text);
+        let in_file = |error: ConfigError| error.in_file(&self.file, &self.text);
         let mut settings = Settings::default();
         let mut lines = BTreeMap::new();
         let layers = layers(&self.text).map_err(in_file)?;

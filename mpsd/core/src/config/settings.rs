@@ -1,7 +1,7 @@
 //! The keys of `mpsd.toml`, a row each: name, type, default, parser with its range, and the text that the shipped file and
 //! mpsd.toml(5) print. `mpsctl config show` prints from the same rows.
 
-use super::layer::ConfigError;
+use super::error::ConfigError;
 use super::values::{
     Cgroup, ComputeModeRule, Entry, GpusUnknown, LeftoverClients, MemoryOverLimit, Value, Wait, WarnOrRefuse,
 };

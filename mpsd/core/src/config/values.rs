@@ -1,6 +1,6 @@
 //! The values of `mpsd.toml`. Each is checked when it is read, so that an error points at its line and column.
 
-use super::layer::ConfigError;
+use super::error::ConfigError;
 use crate::bind::{Bind, DeviceNames};
 use crate::limits::{Amount, Invalid, Percent, Priority};
 use crate::request::{MemoryLimit, Threads};
