@@ -82,11 +82,7 @@ fn end_if(
 ) -> JobEnd {
     let began = Instant::now();
     let mut findings = Findings::default();
-    let JobFiles {
-        journal,
-        observed,
-        killed,
-    } = match take_down(node, job, meant, &mut findings) {
+    let (journal, observed, killed) = match take_down(node, job, meant, &mut findings) {
         Ok(Some(found)) => found,
         Ok(None) => return JobEnd::default(),
         Err(failure) => {
@@ -174,12 +170,8 @@ fn cancel_start(
     Ok(())
 }
 
-#[derive(Default)]
-struct JobFiles {
-    journal: Option<Journal>,
-    observed: Option<Observations>,
-    killed: Vec<KilledTask>,
-}
+/// A job's journal, what its `mpsd` saw, and the tasks that a signal ended.
+type JobFiles = (Option<Journal>, Option<Observations>, Vec<KilledTask>);
 
 /// The order of an end. `None`: nothing of the job is here, or another job of its id.
 fn take_down(
@@ -213,11 +205,7 @@ fn take_down(
             *findings = undo::undo(node, journal);
         }
     }
-    Ok(Some(JobFiles {
-        journal,
-        observed,
-        killed,
-    }))
+    Ok(Some((journal, observed, killed)))
 }
 
 /// Seconds since 1970.
@@ -235,26 +223,27 @@ fn say(
     for note in &findings.notes {
         node.log(Severity::Info, &format!("job {job}: {note}"));
     }
+    let unknown = findings
+        .undetermined
+        .iter()
+        .map(|one| (Severity::Warning, "undetermined", one.to_string()));
+    let faults = findings
+        .faults
+        .iter()
+        .map(|one| (Severity::Error, "fault", one.to_string()));
     let mut lines = Vec::new();
-    for unknown in &findings.undetermined {
-        let text = format!("job {job}: {unknown}");
-        node.log(Severity::Warning, &format!("undetermined: {text}"));
-        lines.push(text);
-    }
-    for fault in &findings.faults {
-        let text = format!("job {job}: {fault}");
-        node.log(Severity::Error, &format!("fault: {text}"));
-        lines.push(text);
+    for (severity, kind, text) in unknown.chain(faults) {
+        let line = format!("job {job}: {text}");
+        node.log(severity, &format!("{kind}: {line}"));
+        lines.push(line);
     }
     match journal.and_then(|journal| audit::ended(journal, observed, now(), findings.is_clean())) {
         Some(entry) => node.audit(&entry),
-        None if findings.is_clean() => {
-            node.log(
-                Severity::Info,
-                &format!("job {job}: no MPS, the node is as it was"),
-            );
-        }
-        None => {}
+        None if !findings.is_clean() => {}
+        None => node.log(
+            Severity::Info,
+            &format!("job {job}: no MPS, the node is as it was"),
+        ),
     }
     lines
 }

@@ -166,9 +166,8 @@ impl Journal {
     /// # Errors
     /// When a path is not UTF-8.
     pub fn to_text(&self) -> Result<String, String> {
-        serde_json::to_string_pretty(self)
-            .map(|t| t + "\n")
-            .map_err(|e| e.to_string())
+        let text = serde_json::to_string_pretty(self);
+        text.map(|text| text + "\n").map_err(|e| e.to_string())
     }
 
     /// The effects that were begun, last first: what is to be undone.
@@ -181,7 +180,7 @@ impl Journal {
         self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
     }
 
-    /// The same in words, for the marker of a drain.
+    /// The same as text.
     pub fn gpu_names(&self) -> Vec<String> {
         self.gpu_uuids().into_iter().map(Into::into).collect()
     }

@@ -18,19 +18,9 @@ const DAEMON: u8 = 3 << 3;
 /// Sends one line to the node's log under the name of `program`. A node without syslog loses it: the scheduler's own
 /// log has what the program wrote to its standard error.
 pub fn line(program: &str, severity: Severity, text: &str) {
-    let Ok(socket) = UnixDatagram::unbound() else {
-        return;
-    };
-    if socket.set_nonblocking(true).is_err() {
-        return;
-    }
-    let pid = std::process::id();
-    let line = format!(
-        "<{}>{program}[{pid}]: {}",
-        DAEMON | severity as u8,
-        one_line(text, 900)
-    );
-    let _ = socket.send_to(line.as_bytes(), "/dev/log");
+    let (pid, level) = (std::process::id(), DAEMON | severity as u8);
+    let line = format!("<{level}>{program}[{pid}]: {}", one_line(text, 900));
+    let _ = send(&line, "/dev/log");
 }
 
 /// Sends an entry of the audit trail: to systemd's journal with its fields, by the journal's native protocol
@@ -54,9 +44,13 @@ fn journal(program: &str, entry: &Entry) -> std::io::Result<()> {
         .chain(&entry.fields)
         .map(|(name, value)| format!("{name}={}\n", one_line(value, LONGEST)))
         .collect();
+    send(&text, JOURNAL)
+}
+
+fn send(text: &str, to: &str) -> std::io::Result<()> {
     let socket = UnixDatagram::unbound()?;
     socket.set_nonblocking(true)?;
-    socket.send_to(text.as_bytes(), JOURNAL).map(drop)
+    socket.send_to(text.as_bytes(), to).map(drop)
 }
 
 /// Prints `program: text` on standard error, on one line; a closed standard error loses it.

@@ -25,21 +25,15 @@ const NVML: i32 = 77;
 const STARTER: i32 = 99;
 
 impl Sim {
-    /// Whether all of the job's processes are in its cgroup.
-    fn is_contained(&self, journal: &Journal) -> bool {
-        journal.cgroup.is_some()
-    }
-
     fn members_where(&self, meant: impl Fn(i32, &Living) -> bool) -> Vec<Member> {
         let world = self.world.borrow();
         let found = world.processes.iter().filter(|(pid, p)| meant(**pid, p));
-        found
-            .map(|(pid, p)| Member {
-                process: reference(*pid),
-                role: p.role,
-                state: p.state,
-            })
-            .collect()
+        let member = |(pid, p): (&i32, &Living)| Member {
+            process: reference(*pid),
+            role: p.role,
+            state: p.state,
+        };
+        found.map(member).collect()
     }
 
     /// What one signal of `rung` does to these.
@@ -58,17 +52,6 @@ impl Sim {
 
     fn gone(&self, gpu: &GpuUuid) -> Failure {
         Fault::new(Evidence::GpuLost, format!("GPU {gpu}"), "it is not there").into()
-    }
-
-    /// The pids of a job's own processes.
-    fn pids_of(&self, job: &JobId) -> Vec<i32> {
-        let world = self.world.borrow();
-        world
-            .processes
-            .iter()
-            .filter(|(_, p)| p.job == *job)
-            .map(|(pid, _)| *pid)
-            .collect()
     }
 }
 
@@ -99,9 +82,8 @@ impl Gpus for Sim {
     fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
         self.call("gpu_processes")?;
         let world = self.world.borrow();
-        let own = world
-            .processes
-            .iter()
+        let own = world.processes.iter();
+        let own = own
             .filter(|(_, p)| p.gpus.contains(gpu) && p.state != 'Z')
             .map(|(pid, _)| *pid);
         let foreign = world
@@ -139,7 +121,7 @@ impl Daemons for Sim {
 
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure> {
         self.call("remove_cgroup")?;
-        if !self.pids_of(&journal.job).is_empty() {
+        if self.world.borrow().has_process(&journal.job, |_| true) {
             return Err(Undetermined::new("the job's cgroup stays", "it is not empty").into());
         }
         self.step(|world| world.cgroups.remove(&cgroup_of(&journal.job)));
@@ -166,12 +148,7 @@ impl Daemons for Sim {
         self.call("await_ready")?;
         self.step(World::settle);
         let mut world = self.world.borrow_mut();
-        let has = |role| {
-            world
-                .processes
-                .values()
-                .any(|p| p.role == role && p.job == journal.job)
-        };
+        let has = |role| world.has_process(&journal.job, |p| p.role == role);
         if !has(Role::Control) || !has(Role::Server) {
             return Err(Undetermined::new("mpsd", "it ended without a report").into());
         }
@@ -239,7 +216,7 @@ impl Members for Sim {
     }
 
     fn strangers(&mut self, journal: &Journal) -> Vec<Member> {
-        if self.is_contained(journal) {
+        if journal.cgroup.is_some() {
             return Vec::new();
         }
         let own: Vec<i32> = self.own(journal).iter().map(|m| m.process.pid).collect();
@@ -298,11 +275,8 @@ impl Members for Sim {
 
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool {
         self.point();
-        self.world
-            .borrow()
-            .processes
-            .get(&pid)
-            .is_some_and(|p| p.job == journal.job)
+        let world = self.world.borrow();
+        world.processes.get(&pid).is_some_and(|p| p.job == journal.job)
     }
 
     fn kill_client(&mut self, pid: i32) {

@@ -182,6 +182,11 @@ impl World {
         }
     }
 
+    /// Whether the job has such a process.
+    pub fn has_process(&self, job: &JobId, is: impl Fn(&Living) -> bool) -> bool {
+        self.processes.values().any(|p| p.job == *job && is(p))
+    }
+
     /// What a living `mpsd` does by itself, nobody waiting: it starts what its job still lacks, where the directories
     /// are still there. One that finds its directories gone ends.
     pub fn settle(&mut self) {
@@ -192,21 +197,12 @@ impl World {
             .map(|(pid, p)| (*pid, p.clone()))
             .collect();
         for (pid, mpsd) in supervisors {
-            let has = |world: &Self, role| {
-                world
-                    .processes
-                    .values()
-                    .any(|p| p.role == role && p.job == mpsd.job)
-            };
             if self.users_directories(&mpsd.job) == 0 {
                 self.processes.remove(&pid);
-            } else if !has(self, Role::Control) && !self.stillborn {
+            } else if !self.has_process(&mpsd.job, |p| p.role == Role::Control) && !self.stillborn {
                 for role in [Role::Control, Role::Server] {
-                    let gpus = if role == Role::Server {
-                        mpsd.gpus.clone()
-                    } else {
-                        Vec::new()
-                    };
+                    let has_context = role == Role::Server;
+                    let gpus = mpsd.gpus.iter().filter(|_| has_context).cloned().collect();
                     self.spawn(Living {
                         role,
                         gpus,
