@@ -20,6 +20,7 @@ use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Paths};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -259,14 +260,48 @@ pub trait Daemons {
 
 /// The processes of a job's MPS, and of its user.
 pub trait Members {
-    /// The processes that root knows: those of the journal, and all in the job's own cgroup. Reads nothing that a user
-    /// can block.
-    fn own(&mut self, journal: &Journal) -> Vec<Member>;
+    /// The processes in the job's own cgroup. Reads nothing that a user can block.
+    fn grouped(&mut self, journal: &Journal) -> Vec<i32>;
+    /// A process as it is now: its identity and its state letter. Reads nothing that a user can block.
+    fn process(&mut self, pid: i32) -> Option<(ProcessRef, char)>;
+    /// Those of `processes` that run the files of the job's MPS, each with its role. If one hides, the others are still
+    /// seen.
+    fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)>;
+    /// The processes that root knows: those of the journal, and all in the job's own cgroup.
+    fn own(&mut self, journal: &Journal) -> Vec<Member> {
+        let supervisor = journal.supervisor.iter().map(|id| (*id, Role::Supervisor));
+        // A control daemon, its server, and so on.
+        let roles = [Role::Control, Role::Server].into_iter().cycle();
+        let named = supervisor.chain(journal.proved.iter().copied().zip(roles));
+        let mut found = BTreeMap::new();
+        for (id, role) in named.collect::<Vec<_>>() {
+            if let Some((process, state)) = self.process(id.pid).filter(|(process, _)| *process == id) {
+                found.entry(id.pid).or_insert(Member { process, role, state });
+            }
+        }
+        for pid in self.grouped(journal) {
+            if let Some((process, state)) = self.process(pid) {
+                let role = Role::Other;
+                found.entry(pid).or_insert(Member { process, role, state });
+            }
+        }
+        found.into_values().collect()
+    }
     /// Processes of this job's MPS that are neither in the journal nor in a cgroup that they cannot leave. Looks at the
     /// user's processes, each in a child with a deadline.
     fn strangers(&mut self, journal: &Journal) -> Vec<Member>;
     /// All of these, each with its role.
-    fn members(&mut self, journal: &Journal) -> Vec<Member>;
+    fn members(&mut self, journal: &Journal) -> Vec<Member> {
+        let mut all = self.own(journal);
+        let unknown = all.iter().filter(|m| m.role == Role::Other);
+        let unknown: Vec<ProcessRef> = unknown.map(|m| m.process).collect();
+        let known: BTreeMap<ProcessRef, Role> = self.roles(journal, &unknown).into_iter().collect();
+        for member in &mut all {
+            member.role = known.get(&member.process).copied().unwrap_or(member.role);
+        }
+        all.extend(self.strangers(journal));
+        all
+    }
     /// Sends strangers SIGTERM or SIGKILL, as the rung says, and waits for their end.
     fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration);
     /// Does what the rung says to [`Members::own`], and returns who is left by the kernel's word.

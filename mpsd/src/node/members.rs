@@ -42,25 +42,19 @@ const TURN: Duration = Duration::from_millis(100);
 const OWN_END: Duration = Duration::from_secs(1);
 
 impl Members for RealNode {
-    /// Reads only `stat` and `cgroup.procs`: no lock that a process can keep is taken for them (Linux, `fs/proc/array.c`,
-    /// `kernel/cgroup/cgroup.c`).
-    fn own(&mut self, journal: &Journal) -> Vec<Member> {
-        let mut found: BTreeMap<i32, Member> = BTreeMap::new();
-        let mut enter = |process: Option<Process>, role| {
-            if let Some(member) = process.and_then(|process| member(&process, role)) {
-                found.entry(member.process.pid).or_insert(member);
-            }
-        };
-        enter(journal.supervisor.and_then(ProcessRef::open), Role::Supervisor);
-        // A control daemon, its server, and so on.
-        let roles = [Role::Control, Role::Server].into_iter().cycle();
-        for (id, role) in journal.proved.iter().zip(roles) {
-            enter(id.open(), role);
-        }
-        for pid in self.grouped(journal) {
-            enter(Process::find(pid), Role::Other);
-        }
-        found.into_values().collect()
+    /// Only `cgroup.procs` and `stat` are read: no lock that a process can keep is taken for them (Linux,
+    /// `kernel/cgroup/cgroup.c`, `fs/proc/array.c`).
+    fn grouped(&mut self, journal: &Journal) -> Vec<i32> {
+        self.in_cgroup(journal)
+    }
+
+    fn process(&mut self, pid: i32) -> Option<(ProcessRef, char)> {
+        let process = Process::find(pid)?;
+        Some((process.id(), process.state()?.letter()))
+    }
+
+    fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)> {
+        roles(self, journal, processes)
     }
 
     fn strangers(&mut self, journal: &Journal) -> Vec<Member> {
@@ -86,18 +80,6 @@ impl Members for RealNode {
             log::line(self.program, Severity::Info, &line);
         }
         found
-    }
-
-    fn members(&mut self, journal: &Journal) -> Vec<Member> {
-        let mut all = self.own(journal);
-        let unknown = all.iter().filter(|m| m.role == Role::Other);
-        let unknown: Vec<ProcessRef> = unknown.map(|m| m.process).collect();
-        let known: BTreeMap<ProcessRef, Role> = roles(self, journal, &unknown).into_iter().collect();
-        for member in &mut all {
-            member.role = known.get(&member.process).copied().unwrap_or(member.role);
-        }
-        all.extend(self.strangers(journal));
-        all
     }
 
     fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration) {
@@ -178,7 +160,7 @@ impl Members for RealNode {
             return false;
         }
         // A daemon of ours may have lost its parent.
-        let grouped = self.grouped(journal);
+        let grouped = self.in_cgroup(journal);
         let end = Deadline::after(PROOF_TIME);
         let is_ours =
             |id: ProcessRef| grouped.contains(&id.pid) || talks_here(journal, id, end) == Some(true);
@@ -317,7 +299,7 @@ fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role
     };
     let trusted = |m: &Metadata| m.uid() == 0 && m.mode() & 0o022 == 0 && m.is_file();
     let is_roots = || std::fs::metadata(path).is_ok_and(|m| trusted(&m) && file_of(&m) == runs.file);
-    (node.grouped(journal).contains(&process.id().pid) && is_roots()).then_some(role)
+    (node.in_cgroup(journal).contains(&process.id().pid) && is_roots()).then_some(role)
 }
 
 /// The waiting threads of each user, equal ones once. Hundreds of a job's clients may wait at the same place, and all must
@@ -364,7 +346,7 @@ pub(super) fn prove(
     let process = Process::find(pid)?;
     let runs = || role_by_journal(journal, &process) == Some(role) || by_file.contains(&(process.id(), role));
     let here = || talks_here(journal, process.id(), Deadline::after(PROOF_TIME)) == Some(true);
-    let in_group = || node.grouped(journal).contains(&pid);
+    let in_group = || node.in_cgroup(journal).contains(&pid);
     let proved = uid_of(pid) == Some(journal.uid) && runs() && (in_group() || here());
     proved.then(|| process.id())
 }

@@ -121,7 +121,7 @@ impl RealNode {
         }
     }
 
-    pub(super) fn grouped(&self, journal: &Journal) -> Vec<i32> {
+    pub(super) fn in_cgroup(&self, journal: &Journal) -> Vec<i32> {
         let cgroup = self.cgroup_of(journal);
         cgroup.and_then(|cgroup| cgroup.procs().ok()).unwrap_or_default()
     }

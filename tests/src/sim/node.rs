@@ -204,15 +204,26 @@ impl Daemons for Sim {
 }
 
 impl Members for Sim {
-    fn own(&mut self, journal: &Journal) -> Vec<Member> {
+    fn grouped(&mut self, journal: &Journal) -> Vec<i32> {
         self.point();
-        let known: Vec<ProcessRef> = journal
-            .supervisor
-            .into_iter()
-            .chain(journal.proved.clone())
-            .collect();
-        let grouped = self.world.borrow().cgroups.contains(&cgroup_of(&journal.job));
-        self.members_where(|pid, p| p.job == journal.job && (grouped || known.contains(&reference(pid))))
+        let world = self.world.borrow();
+        let grouped = world.cgroups.contains(&cgroup_of(&journal.job));
+        let its = world
+            .processes
+            .iter()
+            .filter(|(_, p)| grouped && p.job == journal.job);
+        its.map(|(pid, _)| *pid).collect()
+    }
+
+    fn process(&mut self, pid: i32) -> Option<(ProcessRef, char)> {
+        let world = self.world.borrow();
+        world.processes.get(&pid).map(|p| (reference(pid), p.state))
+    }
+
+    fn roles(&mut self, _: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)> {
+        let world = self.world.borrow();
+        let role = |id: &ProcessRef| Some((*id, world.processes.get(&id.pid)?.role));
+        processes.iter().filter_map(role).collect()
     }
 
     fn strangers(&mut self, journal: &Journal) -> Vec<Member> {
@@ -221,12 +232,6 @@ impl Members for Sim {
         }
         let own: Vec<i32> = self.own(journal).iter().map(|m| m.process.pid).collect();
         self.members_where(|pid, p| p.job == journal.job && !own.contains(&pid))
-    }
-
-    fn members(&mut self, journal: &Journal) -> Vec<Member> {
-        let mut all = self.own(journal);
-        all.extend(self.strangers(journal));
-        all
     }
 
     fn end_strangers(&mut self, members: &[Member], rung: Rung, _limit: Duration) {
