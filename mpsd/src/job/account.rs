@@ -47,7 +47,7 @@ impl Account {
     /// `job` leaves; `now` is the mode that the GPU has. The mode to restore now: the last user restores what was found.
     ///
     /// # Errors
-    /// A line for the log: the mode stays, since somebody else changed it meanwhile.
+    /// A line for the log: the mode stays, since someone else changed it meanwhile.
     pub fn leave(&mut self, job: &JobId, now: ComputeMode) -> Result<Option<ComputeMode>, String> {
         self.users.remove(job);
         match self.set {

@@ -27,7 +27,7 @@ pub struct Job {
     pub asked: JobRequest,
     /// The file with the settings.
     pub config: Config,
-    /// What is in force on this node, whatever its GPUs are.
+    /// What is in force on this node, before its GPUs are known.
     pub settings: Settings,
     /// Its user.
     pub user: User,

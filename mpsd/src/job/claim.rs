@@ -49,7 +49,7 @@ pub(super) fn set_mode(
 
 /// Takes `job` out of the account of `gpu`; the last user restores the mode found. Returns a line for the log.
 pub(super) fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<Option<String>, Failure> {
-    // Without account and lock nobody has entered, and there may be no room for a lock.
+    // Without an account and a lock no job has entered, and there may be no room for a lock.
     if !node.gpus_with_files()?.contains(gpu) {
         return Ok(None);
     }

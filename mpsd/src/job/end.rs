@@ -23,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub struct Ending<'a> {
     /// What is in force on the node; the job's journal goes before it.
     pub settings: &'a Settings,
-    /// Whose job it is.
+    /// Who scheduled the job.
     pub scheduler: Scheduler,
     /// The node's name in the scheduler.
     pub node: &'a str,

@@ -1,4 +1,4 @@
-//! The journal: the plan as far as it was carried out, written before each effect.
+//! The journal: the plan, and how much of it was begun. It is written before each effect.
 
 use super::case::Job;
 use crate::plan::effects::{Effect, Plan};
@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Version of the format. A newer program reads every older version; an older one leaves a newer journal alone.
 pub const VERSION: u32 = 1;
 
-/// A process that cannot be mistaken for another one with the same number; a file whatever its name is by now.
+/// A process by pid and start time; a file by device and inode.
 pub use crate::sys::process::{FileRef, ProcessId as ProcessRef};
 
 /// How this node is drained, as configured when the job began: the epilogue may run with the configuration gone.
@@ -42,7 +42,7 @@ pub struct Programs {
 pub struct Journal {
     /// [`VERSION`].
     pub version: u32,
-    /// Whose it is.
+    /// The job.
     pub job: JobId,
     /// Who schedules it.
     pub scheduler: Scheduler,
@@ -75,7 +75,7 @@ pub struct Journal {
     /// The control daemons and servers, once root has proved them: each daemon, and behind it its server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub proved: Vec<ProcessRef>,
-    /// The process that starts the job's MPS, where nobody may be waiting for it.
+    /// The process that starts the job's MPS, if its caller may not wait for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starter: Option<ProcessRef>,
     /// The files that the three run, as they were when the job began.

@@ -80,7 +80,7 @@ pub struct ReadyDaemon {
     pub partitions: Vec<String>,
 }
 
-/// Why the job has no MPS, by its own `mpsd`: whoever lies there makes a refusal of his own job, and of nobody else's.
+/// Why the job has no MPS, by its own `mpsd`. Untrusted: a forged reason can only refuse the forger's own job.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
 pub enum Unready {
     /// What the job asks for cannot be had here.

@@ -1,4 +1,4 @@
-//! What became of the jobs of this node, in numbers that only grow: they outlive the reports, of which so many are kept.
+//! Counters of this node's jobs. They only grow, and outlive the reports.
 
 use super::report::JobReport;
 use mpsd_core::failure::FailureKind;
@@ -41,7 +41,7 @@ pub struct Tally {
     pub left: u64,
     /// Those for which the node was drained.
     pub drained: u64,
-    /// Time to ready of those whose MPS was.
+    /// Times from a job's begin to its ready MPS.
     pub ready: Times,
     /// How long their ends took.
     pub teardown: Times,
@@ -49,7 +49,7 @@ pub struct Tally {
     pub refusals: u64,
     /// Faults.
     pub faults: u64,
-    /// And whatever proves nothing.
+    /// What proves nothing.
     pub undetermined: u64,
     /// Jobs whose `mpsd` says that they lost a server.
     pub server_lost: u64,

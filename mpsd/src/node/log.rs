@@ -1,5 +1,4 @@
-//! Lines for the node's log and for whoever started a program. Syslog, where there is one, and for the audit trail systemd's
-//! journal, without a library and without waiting.
+//! Lines for the node's log and for a program's caller: syslog, and systemd's journal for the audit trail. Nothing waits.
 
 use crate::job::audit::Entry;
 use crate::job::node::Severity;

@@ -127,7 +127,7 @@ impl Nvml {
         Ok(Self { library })
     }
 
-    /// All GPUs that answer. One that is lost is left out: whoever needs it finds it missing.
+    /// All GPUs that answer. A lost one is left out: a job that needs it finds it missing.
     ///
     /// # Errors
     /// NVML itself fails, or a GPU for another reason than being lost.
@@ -242,7 +242,7 @@ impl Nvml {
         Ok(merged(&plain, &clients))
     }
 
-    /// The first look at `gpu`, which takes NVML 7 ms; whoever asks is told what fails.
+    /// The first look at `gpu`, which takes NVML 7 ms. The first question reports a failure.
     pub fn attach(&self, gpu: &GpuUuid) {
         let _ = self.device(gpu);
     }
@@ -277,8 +277,8 @@ fn place_of(gpu: &GpuUuid, directory: &Path) -> Option<String> {
     its.file_name().into_string().ok()
 }
 
-/// For `map_err` of what was asked about one GPU or MIG device. A MIG device can be taken away while its GPU runs, by whoever may
-/// divide that GPU: that it is not found is no evidence.
+/// For `map_err` of what was asked about one GPU or MIG device. A MIG device that is not found is no
+/// evidence: a user who may divide its GPU can have removed it.
 fn of_device<'u>(call: &'static str, gpu: &'u GpuUuid) -> impl FnOnce(Cause) -> NvmlError + 'u {
     move |cause| {
         let is_gone = gpu.is_mig() && matches!(cause, Cause::NotFound | Cause::InvalidArg);
@@ -337,8 +337,8 @@ fn cpus_of(bus_id: &str) -> Option<String> {
     Some(says("local_cpulist")?.trim().to_owned()).filter(|list| !list.is_empty())
 }
 
-/// The MIG devices of `parent`, in the order of their numbers on it. One that goes away meanwhile is left out: whoever needs it
-/// finds it missing.
+/// The MIG devices of `parent`, in the order of their numbers on it. One that is removed meanwhile is
+/// left out: a job that needs it finds it missing.
 ///
 /// # Errors
 /// NVML fails for another reason.

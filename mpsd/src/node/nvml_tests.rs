@@ -37,7 +37,7 @@ fn what_an_error_proves() {
     let about = |cause| NvmlError::of("nvmlDeviceGetComputeMode", "GPU 3")(cause);
     assert_eq!(about(Cause::GpuLost).evidence, Some(Evidence::GpuLost));
     assert_eq!(about(Cause::DriverNotLoaded).evidence, Some(Evidence::Nvml));
-    // A lack, a wait, or nobody knows.
+    // Something ran out, was waited for, or is unknown.
     for cause in [
         Cause::InUse,
         Cause::InsufficientMemory,

@@ -63,7 +63,7 @@ pub struct RealNode {
     pub(super) leaving: Option<NvmlWorker>,
     pub(super) silent: Option<ProcessRef>,
     pub(super) started: Option<Started>,
-    /// Whether somebody keeps the lock of the directory with the jobs' cgroups.
+    /// Whether a process keeps the lock of the directory with the jobs' cgroups.
     cgroups_kept: OnceCell<bool>,
     pub(super) namespace_kept: OnceCell<bool>,
 }
@@ -89,8 +89,8 @@ impl RealNode {
         }
     }
 
-    /// Whether the job's cgroup is out of reach: somebody keeps the lock of the site's directory that it lies in. Then its processes
-    /// are told as where there is none.
+    /// Whether a process keeps the lock of the site's directory that the job's cgroup lies in. The cgroup is then out of reach,
+    /// and the job's processes are found as on a node without one.
     pub(super) fn is_cgroup_kept(&self, journal: &Journal) -> bool {
         let base = match (&journal.cgroup, &self.cgroup) {
             (Some(path), _) => path.parent(),
@@ -216,8 +216,8 @@ impl Gpus for RealNode {
         }
     }
 
-    /// The worker is waited for when this node is dropped. At a begin it stays until the servers are ready: a GPU that nobody
-    /// holds open is shut down by a driver without persistence mode.
+    /// The worker's end is waited for when this node is dropped. At a begin it stays until the servers are ready: without
+    /// persistence mode the driver shuts a GPU down that no process holds open.
     fn dismiss_nvml(&mut self) {
         if let Some(mut worker) = self.worker.take() {
             worker.dismiss();

@@ -1,4 +1,4 @@
-//! NVML in a process of its own: it can hang in the driver, and whoever calls it must not hang with it.
+//! NVML in a process of its own: it can hang in the driver, and its caller must not hang with it.
 //!
 //! `mpsd --nvml LIBRARY` loads NVML once and answers questions, one line of JSON each, until its descriptor closes.
 
@@ -52,7 +52,7 @@ pub enum Question {
     Attach(GpuUuid),
 }
 
-/// The worker's side: answers until nobody asks.
+/// The worker's side: answers until its descriptor closes.
 pub fn serve(library: &str) -> Result<(), String> {
     confine::nvml_worker()?;
     let fd = crate::sys::descriptors::take(WORKER_FD).map_err(|e| format!("descriptor {WORKER_FD}: {e}"))?;
@@ -231,7 +231,7 @@ impl Drop for NvmlWorker {
 /// Makes the device file `device`, and loads its module, if nothing has done that since the node booted.
 ///
 /// NVIDIA's libraries do it by `nvidia-modprobe`, a set-user-id program (source: NVIDIA/nvidia-modprobe). The processes
-/// that we confine cannot start that, so root does. If it fails, whoever needs the file says what is missing.
+/// that we confine cannot start that, so root does. If it fails, the process that needs the file says so.
 pub(super) fn make_device(device: &str, arguments: &[&str]) {
     if Path::new(device).exists() || !Path::new(MODPROBE).exists() || !nix::unistd::geteuid().is_root() {
         return;

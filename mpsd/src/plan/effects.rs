@@ -79,7 +79,7 @@ impl Effect {
 /// Everything that is to be done for one job on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Whose plan it is.
+    /// The job.
     pub job: JobId,
     /// The user's numeric id.
     pub uid: u32,

@@ -53,7 +53,7 @@ fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure
         GpuName::Uuid(uuid) => (inventory.by_uuid(&GpuUuid::parse(uuid)?), uuid.clone()),
     };
     if found.is_none() && text.starts_with(MIG) {
-        // MIG devices come and go while the GPU runs, by the hand of whoever may make them: no evidence against the node.
+        // MIG devices come and go while the GPU runs, made by users who may do that: no evidence against the node.
         let why = "the scheduler gave it to the job, and NVML does not list it: the GPU was divided anew since the scheduler \
                    looked, or a user may do that";
         return Err(Undetermined::new(format!("MIG device {text}"), why).into());
@@ -67,8 +67,7 @@ fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure
     })
 }
 
-/// Whether a job with so many GPUs can have no others than all of the node's: there is one, it has as many as there are, or
-/// nobody else may run here.
+/// Whether a job with so many GPUs must have all of the node's: the node has one, or as many, or is the job's alone.
 fn no_other(count: u32, devices: &Devices, inventory: &Inventory) -> bool {
     let here = inventory.gpus.len();
     here == 1 || usize::try_from(count).is_ok_and(|count| count == here) || (devices.whole_node && here > 0)

@@ -25,7 +25,7 @@ pub fn unmixed(names: &[GpuName]) -> Result<(), Refusal> {
     }
 }
 
-/// Refuses a GPU in MIG mode of which the job has no MIG device: nobody can run on it.
+/// Refuses a GPU in MIG mode that the scheduler gave without a MIG device: nothing can run on it.
 pub fn usable(gpus: &[&Gpu]) -> Result<(), Refusal> {
     let Some(gpu) = gpus.iter().find(|gpu| gpu.mig == Mig::On) else {
         return Ok(());
@@ -37,7 +37,7 @@ pub fn usable(gpus: &[&Gpu]) -> Result<(), Refusal> {
     ))
 }
 
-/// Whether the job has MIG devices, of which a process sees one.
+/// Whether the job has MIG devices. A process sees only one of them.
 pub fn has_devices(gpus: &[&Gpu]) -> bool {
     gpus.iter().any(|gpu| gpu.uuid.is_mig())
 }

@@ -58,11 +58,11 @@ impl Share {
 pub struct ShareRequest<'a> {
     /// What the user wrote.
     pub asked: &'a Request,
-    /// How he wrote it.
+    /// In which syntax.
     pub syntax: Syntax,
     /// The same with the site's defaults.
     pub request: &'a Request,
-    /// What nobody may exceed.
+    /// The site's ceilings.
     pub ceilings: &'a Ceilings,
     /// The job's GPUs.
     pub gpus: &'a [&'a Gpu],
@@ -195,7 +195,6 @@ impl ShareRequest<'_> {
         part.ok_or_else(|| self.untold(gpu))
     }
 
-    /// The job's share of a GPU's memory, where nobody knows of how much.
     fn untold(&self, gpu: &Gpu) -> Refusal {
         let key = match self.request.replicas {
             Some(_) => Key::Replicas,

@@ -174,7 +174,7 @@ impl Scenario {
         JobId::parse(if self.step { "4711.3" } else { "4711" }).expect("job id")
     }
 
-    /// What is in force on the node, whatever its GPUs are.
+    /// What is in force on the node, before its GPUs are known.
     pub fn settings(&self) -> Settings {
         let config = Config::parse(self.config).expect("the scenario's configuration");
         config.for_node(NODE, &[]).expect("its settings")

@@ -57,7 +57,7 @@ pub struct World {
     pub now: u64,
     /// So many looks still find a process of the user's besides the job's own.
     pub user_is_seen: u32,
-    /// Nobody starts processes on this node: `mpsd` ends at once.
+    /// No process starts on this node: `mpsd` ends at once.
     pub stillborn: bool,
     /// This node has cgroups.
     pub has_cgroups: bool,
@@ -99,13 +99,10 @@ impl World {
     pub fn new(inventory: Inventory) -> Self {
         let (paths, exporters) = (paths(), ["/run/map", "/run/gpustat"].map(PathBuf::from));
         let directories = [paths.run().to_owned(), paths.jobs(), paths.gpus()];
+        let all = directories.into_iter().chain(exporters);
         Self {
             inventory,
-            files: directories
-                .into_iter()
-                .chain(exporters)
-                .map(|path| (path, None))
-                .collect(),
+            files: all.map(|path| (path, None)).collect(),
             has_cgroups: true,
             next_pid: 1000,
             ..Self::default()
@@ -142,21 +139,16 @@ impl World {
 
     /// How many directories of the user's the job has.
     pub fn users_directories(&self, job: &JobId) -> usize {
-        let (paths, is_directory) = (paths().job(job), Option::<Vec<u8>>::is_none);
-        let below = self
-            .files
-            .iter()
-            .filter(|(path, _)| path.parent() == Some(paths.directory()));
-        below.filter(|(_, entry)| is_directory(entry)).count()
+        let (paths, all) = (paths().job(job), self.files.iter());
+        let below = |path: &Path| path.parent() == Some(paths.directory());
+        all.filter(|(path, entry)| below(path) && entry.is_none()).count()
     }
 
     /// The accounts of the GPUs.
     pub fn accounts(&self) -> Tree {
-        let (gpus, files) = (paths().gpus(), self.files.clone());
+        let mut files = self.files.clone();
+        files.retain(|path, _| path.starts_with(paths().gpus()));
         files
-            .into_iter()
-            .filter(|(path, _)| path.starts_with(&gpus))
-            .collect()
     }
 
     /// Enters `account` for `gpu`, as root does.
@@ -175,11 +167,8 @@ impl World {
 
     /// Sets a compute mode behind everybody's back.
     pub fn set_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) {
-        for known in &mut self.inventory.gpus {
-            if known.uuid == *gpu {
-                known.mode = mode;
-            }
-        }
+        let mut gpus = self.inventory.gpus.iter_mut();
+        gpus.find(|known| known.uuid == *gpu).expect("a GPU").mode = mode;
     }
 
     /// Whether the job has such a process.
@@ -187,8 +176,7 @@ impl World {
         self.processes.values().any(|p| p.job == *job && is(p))
     }
 
-    /// What a living `mpsd` does by itself, nobody waiting: it starts what its job still lacks, where the directories
-    /// are still there. One that finds its directories gone ends.
+    /// What a living `mpsd` does by itself: it starts what its job still lacks. Without its directories it ends.
     pub fn settle(&mut self) {
         let supervisors: Vec<(i32, Living)> = self
             .processes
@@ -221,14 +209,11 @@ impl World {
 
     /// What a reviewer compares: what a job may change on the node.
     pub fn picture(&self) -> Self {
+        let mut files = self.files.clone();
+        files.retain(|path, _| path.parent() != Some(paths().run()));
         Self {
             inventory: self.inventory.clone(),
-            files: self
-                .files
-                .clone()
-                .into_iter()
-                .filter(|(path, _)| path.parent() != Some(paths().run()))
-                .collect(),
+            files,
             cgroups: self.cgroups.clone(),
             processes: self.processes.clone(),
             foreign: self.foreign.clone(),
