@@ -6,19 +6,17 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments = Daemon::parse();
-    let result = match (&arguments.nvml, &arguments.set) {
-        _ if arguments.note.is_some() => {
-            let file = arguments
-                .note
-                .as_deref()
-                .unwrap_or_else(|| std::path::Path::new(""));
-            daemon::note::append(file, std::io::stdin())
-        }
-        (Some(library), _) => worker::serve(library),
-        (None, Some(limits)) => daemon::set(limits),
-        (None, None) if arguments.stop => daemon::stop(),
-        (None, None) if arguments.look => daemon::look(),
-        (None, None) => daemon::run(),
+    let result = match &arguments {
+        Daemon { note: Some(file), .. } => daemon::append_note(file, std::io::stdin()),
+        Daemon {
+            nvml: Some(library), ..
+        } => worker::serve(library),
+        Daemon {
+            set: Some(limits), ..
+        } => daemon::set(limits),
+        Daemon { stop: true, .. } => daemon::stop(),
+        Daemon { look: true, .. } => daemon::look(),
+        _ => daemon::run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,7 +2,7 @@
 
 use clap::{Parser, ValueEnum};
 use mpsd::cli;
-use mpsd::cli::asking::Asking;
+use mpsd::cli::job_arguments::JobArguments;
 use mpsd_core::config::DEFAULT_PATH;
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 pub struct Arguments {
     /// The job and its request.
     #[command(flatten)]
-    pub asking: Asking,
+    pub job: JobArguments,
     /// Configuration; a file of root's.
     #[arg(long, value_name = "FILE", default_value = DEFAULT_PATH)]
     pub config: PathBuf,

@@ -128,7 +128,7 @@ fn report(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) {
     let Some(observed) = mps.record.report.then(|| node.observations(&mps.paths)).flatten() else {
         return;
     };
-    let text = observed.told(&mps.record.gpus).join("; ");
+    let text = observed.lines(&mps.record.gpus).join("; ");
     let name = slurm.process_env("SLURMD_NODENAME").unwrap_or_default();
     slurm.log(
         Level::Notice,

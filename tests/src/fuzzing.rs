@@ -1,7 +1,7 @@
 //! What is fuzzed: each place that reads text of a user, a scheduler, a file or the vendor's daemon. Each function takes any bytes and
 //! asserts what must hold of them. `fuzz/` (cargo-fuzz) and the suite use it. This file uses nothing but `mpsd` and `std`.
 
-use mpsd::daemon::dialogue::{Event, Of, Proof, check};
+use mpsd::daemon::dialogue::{Event, LimitScope, Proof, check};
 use mpsd::job::Journal;
 use mpsd::scheduler::host::{Answer, Host};
 use mpsd::scheduler::{self, CallOptions, GpuName, Input, Program, Site};
@@ -94,7 +94,7 @@ fn daemon() -> Daemon {
 /// The control daemon's answers: only the right ones pass, whatever stands around them.
 pub fn daemon_answers(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    match check(Of::NextServers, &daemon(), &text) {
+    match check(LimitScope::NextServers, &daemon(), &text) {
         Err(why) => harmless(&why),
         Ok(()) => {
             let said: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();

@@ -26,11 +26,7 @@ fn problems(place: &Place) -> Vec<String> {
     assert!(ran.err.is_empty(), "{ran:?}");
     let lines: Vec<String> = ran.out.lines().map(str::to_owned).collect();
     let has = |word: &str| lines.iter().any(|line| line.starts_with(word));
-    let code = match (has("FAIL"), has("WARN")) {
-        (true, _) => 2,
-        (false, true) => 1,
-        (false, false) => 0,
-    };
+    let code = if has("FAIL") { 2 } else { 0 };
     assert_eq!(ran.code, Some(code), "{ran:?}");
     lines
 }
@@ -211,7 +207,6 @@ fn what_a_job_left_is_removed_by_the_verb_that_the_line_names() {
 #[test]
 fn an_ordinary_user_is_told_what_only_root_can_see() {
     let ran = place().mpsctl_as(USER, &["doctor", "--problems"], &[]);
-    assert_ne!(ran.code, Some(0), "{ran:?}");
     ran.prints("run it as root");
 }
 
@@ -225,7 +220,7 @@ fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() 
     let mpsctl = dir.path().join("mpsctl");
     for (text, code, outcome) in [
         ("''", 0, "status 0\n"),
-        ("'WARN  a' 'WARN  b'", 1, "status 0\n"),
+        ("'WARN  a' 'WARN  b'", 0, "status 0\n"),
         // Killed, not found, or a misread command line: no line says that something fails.
         ("'FAIL  half a line'", 137, "status 0\n"),
         ("''", 127, "status 0\n"),

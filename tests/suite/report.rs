@@ -291,7 +291,7 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         place.end(job);
 
         let own = report_of(&place, USER, &[job]).ok();
-        own.prints("1 clients, 1 at once");
+        own.prints("1 client, 1 at once");
         assert_eq!(own.out, report(&place, &[job]).out);
         let json = report_of(&place, USER, &[job, "--json"]);
         assert_eq!(json.out, report(&place, &[job, "--json"]).out);
@@ -492,7 +492,7 @@ fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
         for words in [
             "ready after ",
             "taken down in ",
-            "by the job's own mpsd: 1 clients, 1 at once",
+            "by the job's own mpsd: 1 client, 1 at once",
         ] {
             assert!(told.iter().all(|line| line.contains(words)), "{words}: {told:?}");
         }

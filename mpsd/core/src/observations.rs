@@ -6,7 +6,7 @@
 use super::gpu::GpuUuid;
 use super::killed::SignalName;
 use super::record::{ClientLimits, RecordGpu};
-use super::text::one_line;
+use super::text::{count, one_line};
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
@@ -66,7 +66,7 @@ pub struct GpuObservations {
 
 /// A client that got no context: its server was full or in FAULT state, or the client asked for none.
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
-#[display("client {pid} got no context; {beside} others had one")]
+#[display("client {pid} got no context; {} had one", count(*beside, "other"))]
 pub struct Refused {
     /// Its pid.
     pub pid: i32,
@@ -86,7 +86,7 @@ pub struct Killed {
 
 /// A server that ended without a command.
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
-#[display("server {pid} was lost ({}) with {clients} clients, which got error 806", how_ended(*status))]
+#[display("server {pid} was lost ({}) with {}, which got error 806", how_ended(*status), count(*clients, "client"))]
 pub struct ServerLost {
     /// Its pid.
     pub pid: i32,
@@ -223,24 +223,25 @@ impl Observations {
     }
 
     /// The observations in words, for a job with these GPUs. The clients come first.
-    pub fn told(&self, gpus: &[RecordGpu]) -> Vec<String> {
+    pub fn lines(&self, gpus: &[RecordGpu]) -> Vec<String> {
         fn each<T: ToString>(list: &[T]) -> impl Iterator<Item = String> {
             list.iter().map(ToString::to_string)
         }
         let checked = |gpu: &RecordGpu| match self.gpus.iter().find(|known| known.uuid == gpu.uuid) {
             Some(known) => {
-                let (clients, mib) = (known.most_clients, known.most_memory_mib);
-                format!(
-                    "GPU {}: at most {clients} clients and {mib} MiB at a look",
-                    gpu.index
-                )
+                let (clients, mib) = (count(known.most_clients, "client"), known.most_memory_mib);
+                format!("GPU {}: at most {clients} and {mib} MiB at a look", gpu.index)
             }
             None => format!("GPU {}: no client at any look", gpu.index),
         };
         let fatal = |pid: &i32| format!("client {pid} caused a fatal GPU error");
         let changed = |change| format!("the user had the control daemon change a limit: {change}");
         let set = |set| format!("set while the job ran (mpsctl set): {set}");
-        let mut lines = vec![format!("{} clients, {} at once", self.clients, self.most_clients)];
+        let mut lines = vec![format!(
+            "{}, {} at once",
+            count(self.clients, "client"),
+            self.most_clients
+        )];
         lines.extend(gpus.iter().map(checked));
         lines.extend(each(&self.refused).chain(each(&self.killed)));
         lines.extend(each(&self.servers_lost).chain(each(&self.daemons_lost)));
@@ -278,7 +279,7 @@ impl Observations {
     }
 
     /// Adds a check of one GPU to the highest numbers so far.
-    pub fn look(&mut self, gpu: &GpuUuid, clients: u64, memory_mib: u64) {
+    pub fn take_memory(&mut self, gpu: &GpuUuid, clients: u64, memory_mib: u64) {
         match self.gpus.iter_mut().find(|known| known.uuid == *gpu) {
             Some(known) => {
                 known.most_clients = known.most_clients.max(clients);
@@ -301,8 +302,8 @@ mod tests {
     fn observations_come_back_as_they_were_written() {
         let mut observations = Observations::default();
         let gpu = GpuUuid::parse("GPU-01").unwrap();
-        observations.look(&gpu, 2, 600);
-        observations.look(&gpu, 1, 900);
+        observations.take_memory(&gpu, 2, 600);
+        observations.take_memory(&gpu, 1, 900);
         observations.last_words.push("server 7 died".to_owned());
         keep(&mut observations.refused, Refused { pid: 9, beside: 48 });
         let read = Observations::parse(observations.line().as_bytes());

@@ -68,7 +68,7 @@ pub struct RecordDevice {
 
 /// A control daemon of the job: its GPUs, its directories, and the limits of its clients. Plan, journal, record and the
 /// specification of `mpsd` hold the same value.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Daemon {
     /// The GPUs it is confined to, in NVML's order.
     pub gpus: Vec<GpuUuid>,

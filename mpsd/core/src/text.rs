@@ -16,6 +16,12 @@ pub fn one_line(text: &str, max: usize) -> String {
     out
 }
 
+/// `1 client`, `2 clients`.
+pub fn count(number: u64, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
 /// Longest word that is compared with known words, bytes.
 const LONGEST_WORD: usize = 64;
 

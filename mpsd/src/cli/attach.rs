@@ -1,4 +1,4 @@
-//! What attaches a process to its job's MPS, found from the scheduler's own variables and root's record.
+//! Attaches a process to its job's MPS, by the scheduler's variables and root's record.
 
 use super::NAME;
 use crate::job::store::Store as _;
@@ -19,29 +19,23 @@ use mpsd_core::record::{self, Daemon, Record, RecordRead, RecordState};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
 use std::path::{Path, PathBuf};
 
-/// The process that asks: its environment, and what its command line says of it.
+/// The calling process.
 #[derive(Clone, Copy, derive_more::Debug)]
 pub struct Caller<'a> {
-    /// `--config`.
     pub config: &'a Path,
-    /// `--job`.
     pub job: Option<&'a str>,
-    /// Its environment.
     #[debug(skip)]
     pub env: Lookup<'a>,
-    /// Its effective user id.
     pub uid: u32,
-    /// The job's main shell, which has no rank: what needs one is left out instead of refused.
+    /// It is the job's main shell, which has no rank: changes that need a rank are left out, not refused.
     pub main: bool,
 }
 
-/// A variable of this process.
 pub fn own_variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
 impl<'a> Caller<'a> {
-    /// This process.
     pub fn this(config: &'a Path, job: Option<&'a str>, main: bool) -> Self {
         Self {
             config,
@@ -53,21 +47,20 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// What was found for a caller.
+/// What attaches a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attachment {
-    /// The job has an MPS of its own: these changes attach the caller to it.
+    /// The job has MPS: these changes attach the caller.
     Attached(Vec<Change>),
-    /// It has none: these changes remove what another job's MPS left in the environment.
+    /// The job has none: these changes remove what another job's MPS left in the environment.
     WithoutMps(Vec<Change>),
     /// The caller is in no job.
     NoJob,
-    /// Something stands under the job's name that cannot be read, or cannot be trusted.
+    /// The job's record cannot be read or trusted.
     Unread(Undetermined),
 }
 
 impl Attachment {
-    /// The changes.
     pub fn changes(self) -> Vec<Change> {
         match self {
             Self::Attached(changes) | Self::WithoutMps(changes) => changes,
@@ -77,11 +70,11 @@ impl Attachment {
 }
 
 impl Caller<'_> {
-    /// Looks for the job and its record; waits for one that stands at `starting`, no longer than the record allows.
+    /// Finds the job's record; waits for one that is `starting`, no longer than it allows.
     ///
     /// # Errors
-    /// The job's MPS was refused (refusal) or did not start (undetermined), the caller's part of it cannot be told
-    /// (refusal), or neither a record nor a usable configuration is there (fault).
+    /// The job's MPS was refused (refusal) or did not start (undetermined), the caller's share of it is unknown (refusal),
+    /// or there is neither a record nor a usable configuration (fault).
     pub fn find(&self) -> Result<Attachment, Failure> {
         match self.look()? {
             Attachment::Unread(unread) => Err(unread.into()),
@@ -89,32 +82,26 @@ impl Caller<'_> {
         }
     }
 
-    /// The same, where a record that cannot be read is no error.
+    /// The same, but an unreadable record is no error.
     ///
     /// # Errors
     /// As [`Caller::find`].
     pub fn look(&self) -> Result<Attachment, Failure> {
-        let ids = self.ids()?;
-        let Some(job) = ids.last().cloned() else {
+        let Some(job) = self.ids()?.pop() else {
             return Ok(Attachment::NoJob);
         };
         let (settings, broken) = self.settings();
-        for id in ids {
-            let path = settings.paths.job(&id).record();
-            match record::settled(&path, settings.deadline) {
-                Ok(None) => {}
-                Ok(Some(record)) => {
-                    let changes = self.attach(&record)?;
-                    self.expect_daemon(&record, &changes)?;
-                    return Ok(Attachment::Attached(changes));
-                }
-                Err(why) => {
-                    let what = format!("record '{}'", path.display());
-                    return Ok(Attachment::Unread(Undetermined::new(what, why)));
-                }
+        match self.record(&settings) {
+            Ok(None) => {}
+            Ok(Some((_, record))) => {
+                let changes = self.attach(&record)?;
+                self.expect_daemon(&record, &changes)?;
+                return Ok(Attachment::Attached(changes));
             }
+            Err(Failure::Undetermined(unread)) => return Ok(Attachment::Unread(unread)),
+            Err(failure) => return Err(failure),
         }
-        // A shell that every job has is never stopped by it; who asks for variables must not be told "none" wrongly.
+        // A broken configuration may hide a record. It must not stop the main shell, which every job has.
         if let (Some(error), false) = (broken, self.main) {
             return Err(error.into());
         }
@@ -124,51 +111,56 @@ impl Caller<'_> {
         )))
     }
 
-    /// The record of the caller's job, whose MPS is ready, and what is known of the caller as a task of it; `None`: the job
-    /// has no MPS, or there is none.
+    /// The record of the caller's job, whose MPS is ready, and the caller as a task of it. `None`: no job, or no MPS.
     ///
     /// # Errors
     /// As [`Caller::find`].
     pub fn job_with_mps(&self) -> Result<Option<(Record, Task)>, Failure> {
         let (settings, broken) = self.settings();
+        match (self.record(&settings)?, broken) {
+            (Some((_, record)), _) => {
+                self.must_be_ready(&record)?;
+                let task = self.task(&record);
+                Ok(Some((record, task)))
+            }
+            (None, Some(fault)) => Err(fault.into()),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// The record under the first of the job's ids that has one, once it is no longer `starting`.
+    fn record(&self, settings: &Settings) -> Result<Option<(JobId, Record)>, Failure> {
         for id in self.ids()? {
             let path = settings.paths.job(&id).record();
             let unread = |why| Undetermined::new(format!("record '{}'", path.display()), why);
             if let Some(record) = record::settled(&path, settings.deadline).map_err(unread)? {
-                self.must_be_ready(&record)?;
-                let task = self.task(&record);
-                return Ok(Some((record, task)));
-            }
-        }
-        broken.map_or(Ok(None), |fault| Err(fault.into()))
-    }
-
-    /// The partition of that name of the caller's job, and the file that says who has it.
-    ///
-    /// # Errors
-    /// As [`Caller::find`].
-    pub fn partition(&self, name: &str) -> Result<Option<(Partition, PathBuf)>, Failure> {
-        let (settings, _) = self.settings();
-        for id in self.ids()? {
-            let paths = settings.paths.job(&id);
-            let unread = |why| Undetermined::new(format!("record '{}'", paths.record().display()), why);
-            let record = record::settled(&paths.record(), settings.deadline).map_err(unread)?;
-            let all = record.into_iter().flat_map(|record| record.daemons);
-            let mut partitions = all.flat_map(|daemon| daemon.partitions);
-            if let Some(own) = partitions.find(|one| one.name().as_deref() == Some(name)) {
-                return Ok(Some((own, paths.partitions_lock())));
+                return Ok(Some((id, record)));
             }
         }
         Ok(None)
     }
 
-    /// What the job's user should read although it runs.
+    /// The partition of that name of the caller's job, and its lock file.
+    ///
+    /// # Errors
+    /// As [`Caller::find`].
+    pub fn partition(&self, name: &str) -> Result<Option<(Partition, PathBuf)>, Failure> {
+        let (settings, _) = self.settings();
+        let Some((id, record)) = self.record(&settings)? else {
+            return Ok(None);
+        };
+        let mut all = record.daemons.into_iter().flat_map(|daemon| daemon.partitions);
+        let own = all.find(|one| one.name().as_deref() == Some(name));
+        Ok(own.map(|own| (own, settings.paths.job(&id).partitions_lock())))
+    }
+
+    /// The job's warnings for its user.
     pub fn warnings(&self) -> Vec<String> {
         let job = self.job_with_mps().ok().flatten();
         job.map_or(Vec::new(), |(record, _)| record.warnings)
     }
 
-    /// Whether the start of the caller's MPS failed, and nothing but the node can have failed it.
+    /// Whether the caller's MPS did not start, and only the node can be the cause.
     pub fn failed_by_node(&self) -> bool {
         let (settings, _) = self.settings();
         let failed = |id: &JobId| {
@@ -178,13 +170,12 @@ impl Caller<'_> {
         self.ids().is_ok_and(|ids| ids.iter().any(failed))
     }
 
-    /// The id that messages name.
+    /// The job's id for messages.
     pub fn job(&self) -> Option<JobId> {
         self.ids().ok()?.pop()
     }
 
-    /// The ids under which the job may have a record, most special first: a Slurm step with a daemon of its own goes
-    /// before its job.
+    /// The ids under which the job may have a record. First a Slurm step, which may have a daemon of its own.
     pub(super) fn ids(&self) -> Result<Vec<JobId>, Refusal> {
         if let Some(id) = self.job.map(str::to_owned).or_else(|| self.var("PBS_JOBID")) {
             return Ok(vec![JobId::parse(&id)?]);
@@ -197,8 +188,7 @@ impl Caller<'_> {
         Ok(step.into_iter().chain([job]).collect())
     }
 
-    /// The component of a heterogeneous job whose task this is, where it has MPS: Slurm's number is the first one's, and those of the
-    /// others follow it.
+    /// The component with MPS of a heterogeneous job. Slurm's number is the first component's; those of the others follow.
     fn component(&self) -> Option<String> {
         let number = |name| self.var(name)?.parse::<u32>().ok();
         let (first, size, own) = (number("SLURM_JOB_ID")?, number("SLURM_HET_SIZE")?, number(JOB)?);
@@ -210,8 +200,8 @@ impl Caller<'_> {
         (self.env)(name).filter(|value| !value.is_empty())
     }
 
-    /// What is in force here, and why the file does not say so: without it the usual directories are looked into.
-    /// No file at all means that nothing of ours is configured.
+    /// The settings, and why the configuration is unusable: then the usual directories are searched. Without a file
+    /// nothing of ours is configured, which is no error.
     pub(super) fn settings(&self) -> (Settings, Option<Fault>) {
         let node = self.var("SLURMD_NODENAME").unwrap_or_else(|| ThisHost.name());
         match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {
@@ -233,8 +223,8 @@ impl Caller<'_> {
         })
     }
 
-    /// Checks that the control daemon to which `changes` send the caller has not ended. Root does not enter a directory in which the
-    /// job's user can keep it waiting: it looks for the process that it proved, and judges none whose journal it cannot read.
+    /// Checks that the control daemon of `changes` has not ended. Root must not open a directory in which the job's user can
+    /// block it. It looks for the process that it proved; without a readable journal it does not judge.
     fn expect_daemon(&self, record: &Record, changes: &[Change]) -> Result<(), Undetermined> {
         if self.uid != 0 || record.uid == 0 {
             return listener::expect(changes);
@@ -296,7 +286,7 @@ impl Caller<'_> {
         }
     }
 
-    /// Whether these devices are the same job's on another node: an MPI launcher carries its environment along.
+    /// Whether these devices are the same job's on another node: an MPI launcher passes its environment on.
     fn is_another_nodes(&self, visible: &str, record: &Record) -> bool {
         let of_job = (self.env)(JOB).as_deref() == Some(record.job.as_str());
         let entries = || visible.split(',').map(str::trim);
@@ -305,8 +295,8 @@ impl Caller<'_> {
         of_job && entries().all(|entry| is_name(entry) && !here(entry))
     }
 
-    /// The devices of a process that is attached already and names them by its daemon's numbers. What else has numbers, as a
-    /// task that Torque's mom starts, names one that its daemon has not.
+    /// The devices of an attached process, which names them by its daemon's numbers. Other numbers, as in a task that
+    /// Torque's mom starts, include one that the daemon does not have.
     fn by_daemons_numbers(&self, record: &Record) -> Option<String> {
         let attached = self.var(JOB).is_some_and(|job| job == record.job.as_str());
         if !attached || !matches!(record.names(), DeviceNames::Auto | DeviceNames::Ordinal) {
@@ -328,8 +318,8 @@ impl Caller<'_> {
         Some(uuids.join(","))
     }
 
-    /// The devices by UUID, or by number: as CUDA counts what this process may open if that is known, else the node's own,
-    /// which under Slurm's ConstrainDevices stand in `SLURM_STEP_GPUS` only.
+    /// The devices by UUID or by number: CUDA's numbers among the devices that this process may open if they are known, else
+    /// the node's. Under Slurm's ConstrainDevices only `SLURM_STEP_GPUS` has the node's.
     fn visible(&self, counted: bool) -> Option<String> {
         let own = self.var(VISIBLE_DEVICES)?;
         if counted || own.contains("GPU-") || own.contains(MIG) || self.var("SLURM_JOB_ID").is_none() {
@@ -341,10 +331,9 @@ impl Caller<'_> {
     }
 }
 
-/// What a shell can have before its ranks are known. Of a list by rank that is the lowest, so that a rank which is not
-/// started by 'mpsctl exec' has no more than any was given. In per-gpu mode the daemon itself depends on the rank, unless
-/// the job has one GPU. A program without a rank would then run outside MPS without a word, so it sees no GPU; with
-/// MPS_VISIBLE=keep the scheduler's own list must stay for the ranks.
+/// The changes for a shell before its ranks are known. Of a list by rank it gets the lowest limits. In per-gpu mode with
+/// several GPUs the daemon depends on the rank: a program without one would silently run outside MPS, so it sees no GPU.
+/// With MPS_VISIBLE=keep the scheduler's list must stay for the ranks.
 fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     let shared = Record {
         rank_threads: record.rank_threads.iter().min().copied().into_iter().collect(),
@@ -355,7 +344,7 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     let several = record.per_gpu && record.gpus.len() > 1;
     let ranks: usize = record.daemons.iter().map(|daemon| daemon.partitions.len()).sum();
     let any = Task {
-        // Of several partitions none is its own: it gets no context, and its ranks do.
+        // With several partitions it has none, and gets no context; its ranks do.
         rank: (!several).then_some(Rank {
             local: 0,
             of: (ranks > 1).then_some(1),
@@ -374,7 +363,7 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
                     value: Some(String::new()),
                 });
             }
-            // Ranks below know them for another job's by this one's name no more.
+            // After that, its ranks cannot tell that these are another job's.
             if task
                 .inherited_job
                 .as_deref()
@@ -395,7 +384,7 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     }
 }
 
-/// The lowest limit of each GPU among those of the ranks.
+/// The lowest limit of all ranks for each GPU.
 fn lowest(ranks: &[Vec<(GpuUuid, u64)>]) -> Option<Vec<(GpuUuid, u64)>> {
     let least = |gpu: &GpuUuid| {
         let of_gpu = ranks.iter().flatten().filter(|(other, _)| other == gpu);

@@ -14,12 +14,13 @@ use super::report::ReportVerb;
 use super::selftest::Selftest;
 use super::set::Set;
 use super::site::{Advertise, ConfigVerb, inventory};
-use super::standing::standing;
 use super::status::Status;
-use super::support::{Around, SupportBundle};
+use super::support::{SupportBundle, SupportContext};
 use super::sweep::Sweep;
+use super::terminal::{say, say_checks};
+use super::waiting::waiting;
 use super::words::words;
-use super::{NAME, complain, say, say_findings};
+use super::{NAME, complain};
 use crate::job::outcome::UNCOUNTED;
 use crate::scheduler::setup::{AdminVerbs, SetupContext, VerbError, VerbReport};
 use crate::scheduler::{ADMIN_VERBS, Host, ThisHost};
@@ -116,7 +117,7 @@ enum Verb {
     ///
     /// Looks at the configuration, our programs, the driver, directories, cgroups, units, what jobs left, and the scheduler's
     /// set-up as its check does. As root it makes a cgroup as a job's and removes it; nothing else is changed. What could not be told
-    /// now, for want of memory or time, is a WARN. Exit status: 0 all lines are OK; 1 a WARN is among them; 2 a FAIL.
+    /// now, for want of memory or time, is a WARN: it works, and could be better. Exit status: 0 no FAIL; 2 a FAIL.
     Doctor(Doctor),
     /// Say in words what an error of CUDA's under MPS, or a log, tells: cause, remedy, source
     ///
@@ -171,11 +172,14 @@ fn wants_json(matches: &ArgMatches) -> bool {
 
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
-    let words = match words() {
-        Ok(words) => words,
-        Err(failure) => return failed(&failure),
-    };
-    let matches = command().try_get_matches_from(words).unwrap_or_else(|error| {
+    parse_and_run().unwrap_or_else(|VerbError { line, code }| {
+        complain(NAME, &line);
+        code
+    })
+}
+
+fn parse_and_run() -> Result<u8, VerbError> {
+    let matches = command().try_get_matches_from(words()?).unwrap_or_else(|error| {
         if error.use_stderr() {
             say(Env::of_unread(std::env::args_os()));
         }
@@ -188,232 +192,180 @@ pub fn main() -> u8 {
             .find(|verbs| (verbs.command)().get_name() == name)
         && let Some(config) = below.get_one::<PathBuf>("config")
     {
-        return match set_up(config, verbs, below) {
-            Ok(done) => told(&done, json),
-            Err(stopped) => stop(&stopped),
-        };
+        return Ok(print_report(&set_up(config, verbs, below)?, json));
     }
-    let Arguments { config, verb } =
-        Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    run(arguments.verb, &arguments.config, json)
+}
+
+fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
+    let root = |node: Option<&str>, name| Root {
+        config,
+        node: node.map(str::to_owned),
+        name,
+        json,
+    };
     match verb {
-        Verb::Env(verb) => env(&config, &verb),
-        Verb::Exec(verb) => exec(&config, &verb),
-        Verb::Status(verb) => status(&config, &verb),
-        Verb::Set(verb) => set(&config, &verb),
-        Verb::Sweep(verb) => sweep(&config, &verb),
-        Verb::Report(verb) => report(&config, &verb),
-        Verb::Selftest(verb) => selftest(&config, &verb),
-        Verb::Metrics(verb) => metrics(&config, &verb),
+        Verb::Env(verb) => Ok(env(config, &verb)),
+        Verb::Exec(verb) => {
+            let main = verb.is_main(&attach::own_variable);
+            match verb.run(&Caller::this(config, verb.job.as_deref(), main))? {}
+        }
+        Verb::Status(verb) => {
+            let caller = Caller::this(config, verb.job.as_deref(), false);
+            Ok(verb.run(&caller, &daemon()?)?)
+        }
+        Verb::Set(verb) => print(&verb.run(&Caller::this(config, verb.job.as_deref(), false))?),
+        Verb::Sweep(verb) => {
+            let caller = Caller::this(config, verb.job.as_deref(), false);
+            verb.run(&caller, &daemon()?)
+        }
+        Verb::Report(verb) => Ok(verb.run(&settings(config, &host_or(verb.node.as_deref()))?)?),
+        Verb::Selftest(verb) => Ok(verb.run(&Caller::this(config, None, false), &programs()?)?),
+        Verb::Metrics(verb) => {
+            must_be_root("metrics", "it reads the journals of all jobs")?;
+            Ok(verb.run(&settings(config, &host_or(verb.node.as_deref()))?)?)
+        }
         Verb::Plan(verb) => {
             let env = |name: &str| std::env::var(name).ok();
-            print(programs().and_then(|dir| verb.run(&config, &dir.join("mpsd"), &env, json)))
+            print(&verb.run(config, &daemon()?, &env, json)?)
         }
         Verb::Reconcile(verb) => {
-            let why = match verb.dry_run {
+            let (name, why) = match verb.dry_run {
                 true => ("reconcile --dry-run", "it reads the journals of all jobs"),
                 false => ("reconcile", "it changes the node"),
             };
-            let run = |settings: &Settings, name: &str| {
-                let usable = Config::load(&config).is_ok();
-                verb.run(settings, name, usable)
-            };
-            as_root(&config, verb.node.as_deref(), why, json, run)
+            let usable = Config::load(config).is_ok();
+            let run = |settings: &Settings, name: &str| verb.run(settings, name, usable);
+            root(verb.node.as_deref(), name).run(why, run)
         }
         Verb::Undrain(verb) => {
             let run = |settings: &Settings, name: &str| verb.run(settings, name);
-            let why = ("undrain", "it changes the node");
-            as_root(&config, verb.node.as_deref(), why, false, run)
+            root(verb.node.as_deref(), "undrain").run("it changes the node", run)
         }
         Verb::Idle(verb) => {
-            let run = |settings: &Settings, _: &str| verb.run(settings);
-            as_root(
-                &config,
-                None,
-                ("idle", "it reads the jobs' directories"),
-                false,
-                run,
-            )
+            root(None, "idle").run("it reads the jobs' directories", |settings, _| verb.run(settings))
         }
-        Verb::Config(ConfigVerb::Check(verb)) => told(&verb.run(&config), json),
-        Verb::Config(ConfigVerb::Show(verb)) => print(verb.run(&config, &ThisHost.name(), json)),
         Verb::SupportBundle(verb) => {
+            let mpsctl = programs()?.join(NAME);
             let run = |settings: &Settings, _: &str| {
-                let mpsctl = programs()?.join(NAME);
-                verb.run(&Around {
+                let (config, mpsctl) = (config, mpsctl.as_path());
+                verb.run(&SupportContext {
                     host: &ThisHost,
-                    config: &config,
+                    config,
                     settings,
-                    mpsctl: &mpsctl,
+                    mpsctl,
                 })
             };
-            as_root(
-                &config,
-                None,
-                ("support-bundle", "it reads root's log"),
-                false,
-                run,
-            )
+            root(None, "support-bundle").run("it reads root's log", run)
         }
-        Verb::Doctor(verb) => doctor(&config, &verb),
-        Verb::Explain(verb) => print(verb.run()),
-        Verb::Advertise(verb) => {
-            let run = |dir: PathBuf| verb.run(&config, &ThisHost.name(), &dir.join("mpsd"), json);
-            print(programs().and_then(run))
+        Verb::Config(ConfigVerb::Check(verb)) => Ok(print_report(&verb.run(config), json)),
+        Verb::Config(ConfigVerb::Show(verb)) => print(&verb.run(config, &ThisHost.name(), json)?),
+        Verb::Doctor(verb) => {
+            if nix::unistd::geteuid().is_root() {
+                priority::raise();
+            }
+            let node = host_or(verb.node.as_deref());
+            let lines = with_context(config, &node, |context| Ok(doctor::check(&node, context)))?;
+            verb.print(&lines);
+            Ok(doctor::exit_code(&lines))
         }
+        Verb::Explain(verb) => print(&verb.run()?),
+        Verb::Advertise(verb) => print(&verb.run(config, &ThisHost.name(), &daemon()?, json)?),
     }
 }
 
-fn told(done: &VerbReport, json: bool) -> u8 {
+fn print_report(report: &VerbReport, json: bool) -> u8 {
     match json {
-        true => say(&format!("{}\n", done.json())),
-        false => done.lines.iter().for_each(|line| say_findings(line)),
+        true => say(&format!("{}\n", report.json())),
+        false => report.lines.iter().for_each(|line| say_checks(line)),
     }
-    u8::from(done.incomplete)
+    u8::from(report.incomplete)
 }
 
-fn print(text: Result<String, Failure>) -> u8 {
-    match text {
-        Ok(text) => {
-            say(&text);
-            0
-        }
-        Err(failure) => failed(&failure),
+fn print(text: &str) -> Result<u8, VerbError> {
+    say(text);
+    Ok(0)
+}
+
+fn host_or(node: Option<&str>) -> String {
+    node.map_or_else(|| ThisHost.name(), str::to_owned)
+}
+
+fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
+    match nix::unistd::geteuid().is_root() {
+        true => Ok(()),
+        false => Err(Refusal::new(verb, why, "root").into()),
     }
 }
 
-fn failed(failure: &Failure) -> u8 {
-    stop(&failure.clone().into())
-}
-
-fn stop(stopped: &VerbError) -> u8 {
-    complain(NAME, &stopped.line);
-    stopped.code
-}
-
-/// What only root can do. A configuration that cannot be read must not keep what a job left alive: the usual directories
-/// are looked into, and the journals have the rest.
-fn as_root(
-    config: &Path,
-    node: Option<&str>,
-    (name_of_verb, needs_root): (&str, &str),
+/// A verb for root only.
+struct Root<'a> {
+    config: &'a Path,
+    node: Option<String>,
+    name: &'a str,
     json: bool,
-    verb: impl FnOnce(&Settings, &str) -> Result<ReconcileReport, Failure>,
-) -> u8 {
-    if !nix::unistd::geteuid().is_root() {
-        return failed(&Refusal::new(name_of_verb, needs_root, "root").into());
-    }
-    priority::raise();
-    let host = ThisHost.name();
-    let name = node.unwrap_or(&host);
-    let settings = settings(config, name).unwrap_or_else(|failure| {
-        complain(NAME, &format!("{failure}; going on with the usual directories"));
-        Settings::usual()
-    });
-    match verb(&settings, name) {
-        Ok(report) => {
-            say(&report.print(json));
-            if report.incomplete { EXIT_NODE } else { 0 }
-        }
-        Err(failure) => failed(&failure),
+}
+
+impl Root<'_> {
+    /// Runs it with the node's settings and name. An unreadable configuration must not keep the remains of a job: then
+    /// the usual directories are used, and the journals have the rest.
+    fn run(
+        self,
+        why: &str,
+        verb: impl FnOnce(&Settings, &str) -> Result<ReconcileReport, Failure>,
+    ) -> Result<u8, VerbError> {
+        must_be_root(self.name, why)?;
+        priority::raise();
+        let node = host_or(self.node.as_deref());
+        let settings = settings(self.config, &node).unwrap_or_else(|failure| {
+            complain(NAME, &format!("{failure}; going on with the usual directories"));
+            Settings::usual()
+        });
+        let report = verb(&settings, &node)?;
+        say(&report.print(self.json));
+        Ok(if report.incomplete { EXIT_NODE } else { 0 })
     }
 }
 
 fn env(config: &Path, verb: &Env) -> u8 {
-    let job = verb.job.as_deref();
-    let caller = Caller::this(config, job, verb.main);
-    let text = verb.run(&caller);
-    // The hook of OpenPBS, which writes it into the job's error file.
-    if text.is_ok() && verb.main && verb.shell == Shell::Json {
-        caller.warnings().iter().for_each(|line| complain(NAME, line));
-    }
-    if text.is_err() {
-        say(verb.failure());
-    }
-    let code = print(text);
-    // The hook again: it has the try not counted.
-    match code == EXIT_NODE && verb.shell == Shell::Json && caller.failed_by_node() {
-        true => UNCOUNTED,
-        false => code,
-    }
-}
-
-fn status(config: &Path, verb: &Status) -> u8 {
-    let caller = Caller::this(config, verb.job.as_deref(), false);
-    let code = programs().and_then(|dir| verb.run(&caller, &dir.join("mpsd")));
-    code.unwrap_or_else(|failure| failed(&failure))
-}
-
-fn set(config: &Path, verb: &Set) -> u8 {
-    let caller = Caller::this(config, verb.job.as_deref(), false);
-    print(verb.run(&caller))
-}
-
-fn report(config: &Path, verb: &ReportVerb) -> u8 {
-    let name = verb.node.clone().unwrap_or_else(|| ThisHost.name());
-    let code = settings(config, &name).and_then(|settings| verb.run(&settings));
-    code.unwrap_or_else(|failure| failed(&failure))
-}
-
-fn metrics(config: &Path, verb: &Metrics) -> u8 {
-    if !nix::unistd::geteuid().is_root() {
-        let why = "it reads the journals of all jobs";
-        return failed(&Refusal::new("metrics", why, "root").into());
-    }
-    let name = verb.node.clone().unwrap_or_else(|| ThisHost.name());
-    let code = settings(config, &name).and_then(|settings| verb.run(&settings));
-    code.unwrap_or_else(|failure| failed(&failure))
-}
-
-fn exec(config: &Path, verb: &Exec) -> u8 {
-    let job = verb.job.as_deref();
-    let main = verb.is_main(&attach::own_variable);
-    match verb.run(&Caller::this(config, job, main)) {
-        Ok(never) => match never {},
-        Err(stopped) => stop(&stopped),
-    }
-}
-
-fn sweep(config: &Path, verb: &Sweep) -> u8 {
-    let caller = Caller::this(config, verb.job.as_deref(), false);
-    let swept = programs()
-        .map_err(VerbError::from)
-        .and_then(|dir| verb.run(&caller, &dir.join("mpsd")));
-    swept.unwrap_or_else(|stopped| stop(&stopped))
-}
-
-fn selftest(config: &Path, verb: &Selftest) -> u8 {
-    let caller = Caller::this(config, None, false);
-    let code = programs().and_then(|dir| verb.run(&caller, &dir));
-    code.unwrap_or_else(|failure| failed(&failure))
-}
-
-fn doctor(config: &Path, verb: &Doctor) -> u8 {
-    if nix::unistd::geteuid().is_root() {
-        priority::raise();
-    }
-    let host = ThisHost.name();
-    let node = verb.node.as_deref().unwrap_or(&host);
-    match around(config, node, |around| Ok(doctor::look(node, around))) {
-        Ok(found) => {
-            say_findings(&verb.text(&found));
-            doctor::worst(&found)
+    let caller = Caller::this(config, verb.job.as_deref(), verb.main);
+    // JSON is for the hook of OpenPBS. It writes the warnings into the job's error file, and has a try not counted that
+    // only the node can have failed.
+    let hook = verb.shell == Shell::Json;
+    match verb.run(&caller) {
+        Ok(text) => {
+            if verb.main && hook {
+                caller.warnings().iter().for_each(|line| complain(NAME, line));
+            }
+            say(&text);
+            0
         }
-        Err(stopped) => stop(&stopped),
+        Err(failure) => {
+            say(verb.failure());
+            complain(NAME, &failure.to_string());
+            match failure.exit_code() {
+                EXIT_NODE if hook && caller.failed_by_node() => UNCOUNTED,
+                code => code,
+            }
+        }
     }
 }
 
-/// The directory of our programs: all of them lie in one.
+/// The directory of this program and of our others.
 fn programs() -> Result<PathBuf, Failure> {
     let unknown = |why: String| Undetermined::new("the directory of this program", why);
     let exe = std::env::current_exe().map_err(|e| unknown(e.to_string()))?;
-    Ok(exe
-        .parent()
-        .map(Path::to_path_buf)
-        .ok_or_else(|| unknown("it has none".to_owned()))?)
+    let directory = exe.parent().ok_or_else(|| unknown("it has none".to_owned()))?;
+    Ok(directory.to_path_buf())
 }
 
-/// What is in force on `node`. No configuration at all is fine for an administrator's verb: there are defaults for
-/// everything.
+/// The program `mpsd`.
+fn daemon() -> Result<PathBuf, Failure> {
+    Ok(programs()?.join("mpsd"))
+}
+
+/// The settings of `node`; the defaults if the usual file does not exist.
 fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
     if config == Path::new(DEFAULT_PATH) && !config.exists() {
         return Ok(Settings::usual());
@@ -422,18 +374,16 @@ fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
     Ok(read?)
 }
 
-/// The verbs that stand in a scheduler's folder.
+/// Runs a verb of a scheduler's folder, with the settings of the node that it names.
 fn set_up(config: &Path, verbs: &AdminVerbs, matches: &ArgMatches) -> Result<VerbReport, VerbError> {
-    // The settings are those of the node that the verb is about, as paths may have its name in them.
-    let named = matches
-        .subcommand()
-        .and_then(|(_, verb)| verb.try_get_one::<String>("node").ok()?);
-    let node = named.cloned().unwrap_or_else(|| ThisHost.name());
-    around(config, &node, |around| (verbs.run)(matches, around))
+    let verb = matches.subcommand().map(|(_, verb)| verb);
+    let node = verb.and_then(|verb| verb.try_get_one::<String>("node").ok()?);
+    let node = host_or(node.map(String::as_str));
+    with_context(config, &node, |context| (verbs.run)(matches, context))
 }
 
-/// What the verbs of an administrator need to know of this host, called `node`.
-fn around<T>(
+/// Runs an administrator's verb for `node`.
+fn with_context<T>(
     config: &Path,
     node: &str,
     verb: impl FnOnce(&SetupContext<'_>) -> Result<T, VerbError>,
@@ -443,7 +393,7 @@ fn around<T>(
         Ok(settings) => (settings, None),
         Err(failure) => (Settings::usual(), Some(failure)),
     };
-    let around = SetupContext {
+    verb(&SetupContext {
         config: (config != Path::new(DEFAULT_PATH)).then_some(config),
         settings,
         broken,
@@ -453,7 +403,6 @@ fn around<T>(
             let nvml = self::settings(config, node)?.nvml;
             inventory(&programs.join("mpsd"), &nvml)
         },
-        standing: &|settings| standing(settings),
-    };
-    verb(&around)
+        standing: &|settings| waiting(settings),
+    })
 }

@@ -1,6 +1,6 @@
 //! `mpsctl plan`: what root would do here for a job, printed and not done.
 
-use super::asking::Asking;
+use super::job_arguments::JobArguments;
 use super::site::inventory;
 use crate::node::real::find_user;
 use crate::plan::{Case, decide, tasks};
@@ -21,7 +21,7 @@ const NO_JOB: &str = "0";
 pub struct PlanVerb {
     /// What mps-prologue would be told
     #[command(flatten)]
-    pub asking: Asking,
+    pub arguments: JobArguments,
     /// A job that no scheduler tells of: its user
     #[arg(long, value_name = "NAME", conflicts_with = "positional")]
     pub user: Option<String>,
@@ -54,15 +54,14 @@ impl PlanVerb {
         let file = Config::load(config)?;
         let host = self.node.clone().unwrap_or_else(|| ThisHost.name());
         let settings = file.for_node(&host, &[])?;
-        let input = self.asking.input(env, Site::of(&settings), false);
-        let asking = self.asking.in_tokens()?;
+        let input = self.arguments.input(env, Site::of(&settings), false);
         let submission = match &self.user {
             Some(user) => self.submission(user)?,
-            None => asking.submission(&input, &ThisHost)?,
+            None => self.arguments.submission(&input, &ThisHost)?,
         };
         // Told here, where it is tried out, and never in a job: it may be the site's own account.
         let almost = submission.account.as_ref().and_then(Request::almost_asked);
-        let Some(asked) = asking.asked_by(submission)? else {
+        let Some(asked) = self.arguments.asked(submission)? else {
             if json {
                 return Ok(format!(
                     "{}\n",
@@ -121,27 +120,27 @@ impl PlanVerb {
             .parse()
             .map_or_else(|_| UserRef::Name(user.to_owned()), UserRef::Uid);
         let submission = Submission {
-            scheduler: self.asking.scheduler.unwrap_or(scheduler::ALL[0].scheduler()),
+            scheduler: self.arguments.scheduler.unwrap_or(scheduler::ALL[0].scheduler()),
             sister: false,
             job,
             user: named,
             account: self
-                .asking
+                .arguments
                 .given
                 .account
                 .as_ref()
                 .map(|account| account.as_encoded_bytes().to_vec()),
-            resource: self.asking.given.resource.clone(),
+            resource: self.arguments.given.resource.clone(),
             node: None,
             interactive: false,
             step: false,
         };
-        Ok(submission.of_step(self.asking.step.as_deref())?)
+        Ok(submission.of_step(self.arguments.step.as_deref())?)
     }
 
     fn devices(&self) -> Result<Devices, Failure> {
         let gpus = match self
-            .asking
+            .arguments
             .given
             .gpus
             .as_deref()

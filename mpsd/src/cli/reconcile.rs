@@ -1,5 +1,5 @@
-//! `mpsctl reconcile` and `mpsctl undrain`: what jobs left that their scheduler has let go, and our own drains after
-//! the event. Run by the timer and at boot; what cannot be decided is left alone.
+//! `mpsctl reconcile` and `mpsctl undrain`: takes down what jobs left that their scheduler no longer has, and delivers or
+//! lifts our own drains. The timer and the boot run it. What cannot be decided is left alone.
 
 use super::NAME;
 use crate::job::ledger;
@@ -29,10 +29,10 @@ use std::time::Duration;
 
 use ReportLine::{Did, Drained, Left, Said};
 
-/// So much longer than a job's end may take it is waited for.
+/// A job's end is waited for this much longer than it may take.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// How often a job is looked at that may not begin, and, where its scheduler has to be asked, less and less often.
+/// Time between two checks of a job that may not begin; it grows while the scheduler has to be asked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_SELDOM: Duration = Duration::from_secs(30);
 
@@ -58,10 +58,10 @@ pub struct Undrain {
     pub node: Option<String>,
 }
 
-/// What was said and what is left.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub struct ReconcileReport {
-    /// One line for each thing that was found.
+    /// Its lines.
     pub told: Vec<ReportLine>,
     /// Something is not as it should be.
     pub incomplete: bool,
@@ -72,9 +72,9 @@ pub struct ReconcileReport {
 pub enum ReportLine {
     /// Nothing was done, and nothing is wrong.
     Said(String),
-    /// A drain of ours stands, and an administrator decides.
+    /// A drain of ours stands: an administrator decides.
     Drained(String),
-    /// Something was done: the node's log has it too.
+    /// Something was done. It is in the node's log too.
     Did(String),
     /// Something is not as it should be.
     Left(String),
@@ -135,20 +135,20 @@ struct Run<'a> {
     undrain: bool,
     node: RealNode,
     report: ReconcileReport,
-    /// What each scheduler answered: one answer may cover all its jobs.
+    /// The answer of each scheduler, which may cover all its jobs.
     asked: HashMap<(Scheduler, String, Option<String>), Box<dyn KnownJobs>>,
-    /// Jobs that are gone, or may be, and have something left.
+    /// Jobs that are gone, or may be, with something left.
     unfinished: BTreeSet<String>,
 }
 
-/// A job directory as it was when the scheduler was asked.
+/// A job directory as it was before the scheduler was asked.
 struct Judged {
     job: JobId,
     journal: Option<Journal>,
 }
 
 impl Reconcile {
-    /// Goes over the node `name` under `settings`; `usable`: the configuration says so, and is none of the usual.
+    /// Runs on the node `name` under `settings`; `usable`: they are from a usable configuration.
     ///
     /// # Errors
     /// Our own directories cannot be read at all.
@@ -171,10 +171,10 @@ impl Reconcile {
 }
 
 impl Undrain {
-    /// Lifts our own drain of the node `name`, once nothing is wrong with it any more.
+    /// Lifts our own drain of the node `name` if nothing is wrong with it now.
     ///
     /// # Errors
-    /// No drain of ours is remembered here, or as [`Reconcile::run`].
+    /// There is no drain of ours, or as [`Reconcile::run`].
     pub fn run(&self, settings: &Settings, name: &str) -> Result<ReconcileReport, Failure> {
         let mut run = Run {
             undrain: true,
@@ -194,8 +194,8 @@ impl Undrain {
     }
 }
 
-/// For the prologue of `own` on the node `name`: takes down what other jobs left that their scheduler has let go. In a child, within
-/// `limit`: nothing that hangs there keeps a job waiting for longer.
+/// For the prologue of `own` on the node `name`: takes down what other jobs left that their scheduler no longer has. A
+/// child does it within `limit`, so that nothing that hangs delays the job longer.
 pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Duration) {
     let node = RealNode::new(NAME, settings, limit, limit / 2);
     let others = |names: Vec<String>| names.iter().any(|name| *name != own.directory_name());
@@ -204,7 +204,7 @@ pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Durat
     }
     let work = || {
         let mut run = Run::new(settings, name, false, false);
-        // Its log has each line; what cannot be read is left to the timer, which says so.
+        // Each line is in the log. Unreadable remains are left to the timer, which reports them.
         let _ = run.jobs(Some(own));
         Vec::new()
     };
@@ -214,8 +214,8 @@ pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Durat
     }
 }
 
-/// For a process of its own, after the prologue of `job` on a node that may get no epilogue: takes the job down once its scheduler has
-/// let it go. It ends with the job, and after `limit`.
+/// For a process of its own after the prologue of `job`, on a node that may get no epilogue: takes the job down once its
+/// scheduler no longer has it. It ends with the job, or after `limit`.
 pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, limit: Duration) {
     let end = Deadline::after(limit);
     let Some(journal) = enter_as_starter(settings, job) else {
@@ -247,7 +247,7 @@ pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, 
     }
 }
 
-/// Enters this process into the journal, by which the job's end ends it. The journal then.
+/// Enters this process into the journal, so that the job's end ends it. Returns the journal.
 fn enter_as_starter(settings: &Settings, job: &JobId) -> Option<Journal> {
     let mut node = RealNode::new(NAME, settings, settings.deadline, settings.deadline);
     let _held = node.find_job(job).ok()??;
@@ -257,7 +257,7 @@ fn enter_as_starter(settings: &Settings, job: &JobId) -> Option<Journal> {
     Some(journal)
 }
 
-/// Waits until `deadline`; false as soon as the directory is gone.
+/// Waits until `deadline`; false: the directory is gone.
 fn stays(directory: &Path, deadline: Deadline) -> bool {
     let gone = || -> nix::Result<Inotify> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
@@ -291,7 +291,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A doctor that was killed left the cgroup that it had made to see whether it can.
+    /// Cgroups that a killed doctor made for its check.
     fn trials(&mut self) {
         let paths = &self.settings.paths;
         for cgroup in site_directory::left_by_trials(paths, &self.settings.cgroup) {
@@ -311,8 +311,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Every job that has a directory, but for `own`. All journals are read before any scheduler is asked: a job that came later is
-    /// not in its answer.
+    /// Every job with a directory, except `own`. All journals are read before any scheduler is asked: its answer does not
+    /// have later jobs.
     fn jobs(&mut self, own: Option<&JobId>) -> Result<(), Failure> {
         let mut judged = Vec::new();
         let own = own.map(JobId::directory_name);
@@ -341,7 +341,7 @@ impl<'a> Run<'a> {
         let journal = self.node.read_journal(&named)?;
         let job = match &journal {
             Some(journal) => journal.job.clone(),
-            // A long id's directory has a shortened name, and the record the whole one.
+            // The directory of a long id has a shortened name; the record has the whole id.
             None => self.recorded(&named).unwrap_or(named),
         };
         Ok(Judged { job, journal })
@@ -354,7 +354,7 @@ impl<'a> Run<'a> {
         (record.job.directory_name() == named.as_str()).then_some(record.job)
     }
 
-    /// What the job's scheduler says of it.
+    /// The job's state by its scheduler.
     fn state(&mut self, job: &JobId, journal: Option<&Journal>) -> JobState {
         let Some(journal) = journal else {
             return self.state_by_id(job);
@@ -372,7 +372,7 @@ impl<'a> Run<'a> {
         self.ask(journal.scheduler, &site, &journal.node, job)
     }
 
-    /// The same for a job of which only the id is known: every scheduler that may have it must have let it go.
+    /// The same if only the job's id is known: no scheduler that may have it has it.
     fn state_by_id(&mut self, job: &JobId) -> JobState {
         let site = Site::of(self.settings);
         let node = self.name.to_owned();
@@ -449,8 +449,8 @@ impl<'a> Run<'a> {
         self.report.told.extend(lines.into_iter().map(Said));
     }
 
-    /// Ends one job in a child with a deadline: one that hangs does not keep the others. Whether all is as before, and what is
-    /// to be said.
+    /// Ends one job in a child with a deadline, so that one that hangs does not delay the others. Returns whether all is as
+    /// before, and the lines.
     fn end(
         &self,
         job: &JobId,
@@ -466,14 +466,14 @@ impl<'a> Run<'a> {
         Ok(serde_json::from_slice(&answer).unwrap_or_default())
     }
 
-    /// Whose a job is of which only the id is known. Where nobody may have it, it is never gone, and not taken down.
+    /// The scheduler of a job if only its id is known. Without one the job is never gone, and not taken down.
     fn owner(&self, job: &JobId) -> Scheduler {
         let site = Site::of(self.settings);
         let mut owners = scheduler::owners(job, &site);
         owners.next().unwrap_or(scheduler::ALL[0]).scheduler()
     }
 
-    /// Starts that failed for several users: told, since nothing is drained for them unless the site wants that.
+    /// Starts that failed for several users. They are told because they drain nothing, unless the site wants that.
     fn failed_starts(&mut self) {
         let window = self.settings.drain.failed_starts_window;
         let several = ledger::several_failed(&mut self.node);
@@ -488,7 +488,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What the driver held a minute ago.
+    /// Processes that the driver held a minute ago.
     fn suspicions(&mut self) {
         if !self.dry {
             for line in evidence::look_again(&mut self.node, self.settings) {
@@ -503,7 +503,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Locks of jobs that have nothing else any more.
+    /// Locks of jobs without anything else.
     fn locks(&mut self) -> Result<(), Failure> {
         for name in self.node.job_locks()? {
             let Ok(job) = JobId::parse(&name) else { continue };
@@ -520,7 +520,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// GPUs in whose accounts jobs stand that have no directory.
+    /// GPUs with jobs in their account that have no directory.
     fn gpus(&mut self) {
         let stale = match claim::stale(&mut self.node) {
             Ok(stale) => stale,
@@ -580,12 +580,12 @@ impl<'a> Run<'a> {
         self.report.tell(told);
     }
 
-    /// Notes of an unusable configuration, which is mended. It may have said another directory than the usual one, where they stand.
+    /// Notes of an unusable configuration, which is usable now. They are in the usual directory.
     fn remarks(&mut self) {
         let site = Site::of(self.settings);
         let usual = Settings::usual().paths;
         for told in drain::withdraw_remarks(&usual, &site) {
-            // A note that stays for now keeps nothing from working; the next run tries again.
+            // A note that stays does no harm; the next run tries again.
             self.report.tell(told.map_or_else(Said, Did));
         }
     }
@@ -594,7 +594,7 @@ impl<'a> Run<'a> {
         if self.dry {
             return Said(format!("{what}: would be forgotten"));
         }
-        // Lifted by hand, it leaves its reason on a node in service.
+        // A drain that was lifted by hand leaves its reason on the node.
         if let Err(why) = controller.withdraw(&marker.reason, marker.note.as_deref()) {
             return Left(format!("{what}: its reason stays on the node: {why}"));
         }

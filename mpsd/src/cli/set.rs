@@ -1,5 +1,5 @@
-//! `mpsctl set`: other limits for the clients of a running job that connect from now on. The job's `mpsd` sets them, for its user
-//! and for root alike: it holds to the ceilings that root gave it, and knows what to watch for from then on.
+//! `mpsctl set`: other limits for clients of a running job that connect later. The job's `mpsd` sets them, for its user and
+//! for root: it keeps root's ceilings, and watches the new limits.
 
 use super::NAME;
 use super::attach::Caller;
@@ -18,11 +18,9 @@ use mpsd_core::text::one_line;
 use mpsd_core::{Failure, GpuUuid, Refusal};
 use std::fmt::Display;
 
-/// What `--threads` takes.
 const THREADS: &str = "one number from 1 to 100 such as 25 or 12.5";
-/// What `--mem` takes.
 const MEMORY: &str = "a size such as 4G or 900M, or one by GPU such as 0=4G:1=2G";
-/// What remains of the request's lists.
+/// Why a list of the request is refused here.
 const BY_RANK: &str = "NVIDIA's daemon has one limit for all clients of a GPU";
 
 /// `mpsctl set`.
@@ -37,7 +35,7 @@ pub struct Set {
     /// Pinned memory limit of each client that connects from now on: 4G, or by GPU 0=4G:1=2G
     #[arg(long, value_name = "M")]
     pub mem: Option<String>,
-    /// Not possible, and said so.
+    /// Refused with the reason.
     #[arg(long, value_name = "PID", hide = true)]
     pub client: Option<String>,
     /// One object instead of text
@@ -46,11 +44,11 @@ pub struct Set {
 }
 
 impl Set {
-    /// Has the limits set; what is printed of it.
+    /// Has the limits set; returns the text to print.
     ///
     /// # Errors
-    /// A refusal: a value that cannot be set, above what the job may have, of another's job, of a job without MPS; undetermined where
-    /// the job's `mpsd` cannot be asked, or its control daemon did not do it.
+    /// Refusal: the value cannot be set or is too high, the job is another user's or has no MPS. Undetermined: the job's
+    /// `mpsd` does not answer, or its control daemon did not do it.
     pub fn run(&self, caller: &Caller<'_>) -> Result<String, Failure> {
         if let Some(client) = &self.client {
             let why = "NVIDIA's control daemon has no limit of a single client: it gives a server's to those that connect from then on";
@@ -74,7 +72,7 @@ impl Set {
         Ok(self.told(&record, &now))
     }
 
-    /// What was asked for, on the GPUs of the job.
+    /// The requested limits, for the job's GPUs.
     fn wanted(&self, record: &Record) -> Result<ClientLimits, Refusal> {
         if self.threads.is_none() && self.mem.is_none() {
             let allowed = "--threads P, --mem M, or both";
@@ -103,7 +101,7 @@ impl Set {
     }
 }
 
-/// Root asks through a process of the job's user, and says in the audit trail what it had set.
+/// Root asks through a process of the job's user, and writes the change into the audit trail.
 fn by_root(caller: &Caller<'_>, record: &Record, wanted: &ClientLimits) -> Result<Answer, Failure> {
     let (settings, _) = caller.settings();
     let mut node = RealNode::new(NAME, &settings, settings.deadline, settings.deadline / 2);
@@ -113,7 +111,7 @@ fn by_root(caller: &Caller<'_>, record: &Record, wanted: &ClientLimits) -> Resul
     let line = node.set_limits(&journal, &text, door::TIME * 2);
     let answer = line.and_then(|line| serde_json::from_slice::<Answer>(&line).ok());
     let answer = answer.unwrap_or_else(|| Err("its mpsd gives no answer".to_owned().into()));
-    // What came is its user's own text, whoever asked.
+    // The answer is the user's text.
     let answer = answer.map_err(|why| match why {
         Unready::Failed(why) => Unready::Failed(one_line(&why, 300)),
         Unready::Refused { what, why, allowed } => {

@@ -1,4 +1,4 @@
-//! `mpsctl config show` and `mpsctl advertise`: what the site decided, and what a scheduler is to be told of it.
+//! `mpsctl config` and `mpsctl advertise`: the site's settings, and the lines that tell a scheduler of them.
 
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::batch_system::{Offer, advertise};
@@ -62,10 +62,10 @@ pub struct Show {
 }
 
 impl Show {
-    /// The text to print of `file`; `host` is this host's name.
+    /// The text to print for `file`; `host` is this host's name.
     ///
     /// # Errors
-    /// The file cannot be used, or the name is none.
+    /// The file cannot be used, or the node's name is invalid.
     pub fn run(&self, file: &Path, host: &str, json: bool) -> Result<String, Failure> {
         let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
@@ -99,7 +99,7 @@ impl Advertise {
     /// The text to print for this node under the configuration `file`; `worker` is the program `mpsd`, which asks NVML.
     ///
     /// # Errors
-    /// The file cannot be used, NVML does not answer, or nothing is to be offered.
+    /// The file cannot be used, NVML does not answer, or there is nothing to offer.
     pub fn run(&self, file: &Path, host: &str, worker: &Path, json: bool) -> Result<String, Failure> {
         let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
@@ -116,7 +116,7 @@ impl Advertise {
     }
 }
 
-/// Each GPU by the settings for its own product, whatever else is on the node.
+/// Each GPU with the settings for its own product.
 fn offers<'a>(config: &Config, node: &str, inventory: &'a Inventory) -> Result<Vec<Offer<'a>>, Failure> {
     let of = |gpu: &'a Gpu| {
         let settings = config.for_node(node, &[&gpu.name])?;
@@ -131,10 +131,8 @@ fn offers<'a>(config: &Config, node: &str, inventory: &'a Inventory) -> Result<V
 
 #[cfg(test)]
 mod tests {
-    //! What an administrator is shown of the configuration.
-
     use super::*;
-    use mpsd_core::{ComputeMode, Gpu, GpuUuid};
+    use mpsd_core::GpuUuid;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
@@ -145,26 +143,20 @@ mod tests {
             "[[node]]\nhosts = \"n[1-9]\"\nmax_clients = 60\n[[node]]\nproduct = \"X\"\nmax_clients = 16\n";
         std::fs::write(&config, text).unwrap();
         std::fs::set_permissions(&config, std::fs::Permissions::from_mode(0o644)).unwrap();
-        let show = |node: Option<&str>, products: &[&str]| {
-            let products = products.iter().map(|product| (*product).to_owned()).collect();
-            Show {
+        for (node, product, words) in [
+            (None, None, "# node 'n3.domain'\nrun_dir = \"/run/mpsd\""),
+            (None, None, "\nmax_clients = 60 "),
+            (None, None, "mpsd.toml:3\n"),
+            (Some("n4"), Some("X"), "\nmax_clients = 16 "),
+            (Some("other"), None, "\nmax_clients is not set "),
+        ] {
+            let show = Show {
                 node: node.map(str::to_owned),
-                products,
-            }
-            .run(&config, "n3.domain", false)
-            .unwrap()
-        };
-        let here = show(None, &[]);
-        assert!(
-            here.starts_with("# node 'n3.domain'\nrun_dir = \"/run/mpsd\""),
-            "{here}"
-        );
-        assert!(
-            here.contains("\nmax_clients = 60 ") && here.contains("mpsd.toml:3\n"),
-            "{here}"
-        );
-        assert!(show(Some("n4"), &["X"]).contains("\nmax_clients = 16 "));
-        assert!(show(Some("other"), &[]).contains("\nmax_clients is not set "));
+                products: product.map(str::to_owned).into_iter().collect(),
+            };
+            let text = show.run(&config, "n3.domain", false).unwrap();
+            assert!(text.contains(words), "{words}: {text}");
+        }
     }
 
     #[test]
@@ -175,7 +167,7 @@ mod tests {
             uuid: GpuUuid::parse(&format!("GPU-{index}")).unwrap(),
             name: name.to_owned(),
             memory_mib: Some(1024),
-            mode: ComputeMode::Default,
+            mode: mpsd_core::ComputeMode::Default,
             mig: mpsd_core::gpu::Mig::Off,
             capability: (9, 0),
             minor: None,
@@ -187,10 +179,7 @@ mod tests {
             migs: Vec::new(),
         };
         let offers = offers(&config, "n", &inventory).unwrap();
-        let each: Vec<_> = offers
-            .iter()
-            .map(|offer| (offer.replicas, offer.clients))
-            .collect();
-        assert_eq!(each, [(Some(2), 60), (Some(7), 60)]);
+        let each = offers.iter().map(|offer| (offer.replicas, offer.clients));
+        assert_eq!(each.collect::<Vec<_>>(), [(Some(2), 60), (Some(7), 60)]);
     }
 }

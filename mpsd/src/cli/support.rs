@@ -1,5 +1,5 @@
-//! `mpsctl support-bundle`: what somebody far away needs to know of this node, in one file of root's. No file of a job is
-//! read, and where a line of ours names a user (always as `user 'NAME'`), the name is left out.
+//! `mpsctl support-bundle`: one file of root's with what a supporter needs to know of this node. No file of a job is read,
+//! and users' names are removed from our lines, which always have the form `user 'NAME'`.
 
 use super::reconcile::{ReconcileReport, ReportLine};
 use crate::scheduler::Host;
@@ -11,13 +11,13 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Most of one piece, bytes; the end is what is kept of a longer one. Sixteen of them bound the whole.
+/// Longest piece, bytes; of a longer one the end is kept. Sixteen pieces bound the whole.
 const MOST: usize = 256 << 10;
-/// Longest that one command may take.
+/// Longest time for one command.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Lines of the log; fewer where so many are more than is read of a command, as those of jobs with long limits on many GPUs can be.
+/// Lines of the log. If these are too long for one command's answer, fewer are asked for.
 const LINES: [&str; 3] = ["2000", "500", "100"];
-/// The names under which root's programs write to the node's log; the daemon's own, which users run, is none of them.
+/// The names of root's programs in the node's log. The daemon is not one: users run it.
 const LOGGED: [&str; 3] = ["mps-prologue", "mps-epilogue", "mpsctl"];
 const UNITS: [&str; 7] = [
     "mpsd.service",
@@ -28,9 +28,9 @@ const UNITS: [&str; 7] = [
     "mpsd-metrics.timer",
     "mpsd-metrics.service",
 ];
-/// What is asked of each.
+/// The properties of each.
 const STANDS: &str = "Id,LoadState,ActiveState,SubState,UnitFileState,Result,ExecMainStatus,StateChangeTimestamp,FragmentPath,DropInPaths";
-/// Files of the system's that say what it is.
+/// Files that describe the system.
 const ABOUT: [(&str, &str); 4] = [
     ("os-release", "/etc/os-release"),
     ("kernel", "/proc/version"),
@@ -46,17 +46,13 @@ pub struct SupportBundle {
     pub out: Option<PathBuf>,
 }
 
-/// What is asked, and of whom.
+/// The sources of a bundle.
 #[derive(derive_more::Debug)]
-pub struct Around<'a> {
-    /// The machine.
+pub struct SupportContext<'a> {
     #[debug(skip)]
     pub host: &'a dyn Host,
-    /// The configuration's file.
     pub config: &'a Path,
-    /// What is in force.
     pub settings: &'a Settings,
-    /// This program's own file.
     pub mpsctl: &'a Path,
 }
 
@@ -65,12 +61,12 @@ impl SupportBundle {
     ///
     /// # Errors
     /// It cannot be written, or is there.
-    pub fn run(&self, around: &Around<'_>) -> Result<ReconcileReport, Failure> {
+    pub fn run(&self, context: &SupportContext<'_>) -> Result<ReconcileReport, Failure> {
         let seconds = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
             .as_secs();
-        let usual = || PathBuf::from(format!("mpsd-support-{}-{seconds}.tar", around.host.name()));
+        let usual = || PathBuf::from(format!("mpsd-support-{}-{seconds}.tar", context.host.name()));
         let path = self.out.clone().unwrap_or_else(usual);
         let failed = |error: io::Error| {
             Failure::from(Undetermined::new(
@@ -86,7 +82,7 @@ impl SupportBundle {
             .mode(0o600)
             .open(&path)
             .map_err(failed)?;
-        let pieces = pieces(around);
+        let pieces = pieces(context);
         let size = pieces.iter().map(|(_, text)| text.len()).sum::<usize>() >> 10;
         if let Err(error) = pack(file, &pieces, seconds) {
             let _ = std::fs::remove_file(&path);
@@ -104,8 +100,7 @@ impl SupportBundle {
     }
 }
 
-/// The pieces by name.
-fn pieces(around: &Around<'_>) -> Vec<(String, Vec<u8>)> {
+fn pieces(context: &SupportContext<'_>) -> Vec<(String, Vec<u8>)> {
     let mut all = vec![(
         "version".to_owned(),
         format!("mpsd {}\n", env!("CARGO_PKG_VERSION")).into_bytes(),
@@ -114,14 +109,14 @@ fn pieces(around: &Around<'_>) -> Vec<(String, Vec<u8>)> {
         let path = Path::new(path);
         all.push((
             name.to_owned(),
-            text_of(path, around.host.configuration(path, MOST)),
+            text_of(path, context.host.configuration(path, MOST)),
         ));
     }
-    // As our programs read it: what is not root's may lead anywhere, and none of them obeys it.
-    let config = around.host.read(around.config, MOST);
-    all.push(("mpsd.toml".to_owned(), text_of(around.config, config)));
-    all.push(("vendor".to_owned(), vendor(around).into_bytes()));
-    let config = around.config.display().to_string();
+    // Read as our programs read it: only if it is root's.
+    let config = context.host.read(context.config, MOST);
+    all.push(("mpsd.toml".to_owned(), text_of(context.config, config)));
+    all.push(("vendor".to_owned(), vendor(context).into_bytes()));
+    let config = context.config.display().to_string();
     for (name, words) in [
         ("config-show", &["config", "show"][..]),
         ("doctor", &["doctor"]),
@@ -130,20 +125,20 @@ fn pieces(around: &Around<'_>) -> Vec<(String, Vec<u8>)> {
         ("reconcile-dry-run", &["reconcile", "--dry-run"]),
     ] {
         let words = [words, &["--config", &config]].concat();
-        all.push((name.to_owned(), command(around.host, around.mpsctl, &words)));
+        all.push((name.to_owned(), command(context.host, context.mpsctl, &words)));
     }
-    // Neither their log, which is below, nor the processes of mpsd.service with their arguments: jobs' own are among them.
+    // 'show' and not 'status', which lists the processes of mpsd.service with their arguments: jobs' own are among them.
     let properties = format!("--property={STANDS}");
     let status = [&["show", "--no-pager", &properties][..], &UNITS].concat();
     all.push((
         "units".to_owned(),
-        command(around.host, Path::new("/usr/bin/systemctl"), &status),
+        command(context.host, Path::new("/usr/bin/systemctl"), &status),
     ));
-    all.push(("log".to_owned(), log(around.host)));
+    all.push(("log".to_owned(), log(context.host)));
     all
 }
 
-/// The last lines of root's programs, as many as are answered.
+/// The last lines of root's programs, as many as can be read.
 fn log(host: &dyn Host) -> Vec<u8> {
     let answers = LINES.iter().map(|lines| {
         let mut words = vec!["--no-pager", "--output=short-iso", "--lines", lines, "_UID=0"];
@@ -160,7 +155,7 @@ fn log(host: &dyn Host) -> Vec<u8> {
     why
 }
 
-/// What was read of a file of the system's or of ours, or why nothing was.
+/// The text of a file, or why there is none.
 fn text_of(path: &Path, read: io::Result<Option<Vec<u8>>>) -> Vec<u8> {
     let text = match read {
         Ok(Some(bytes)) => return bytes,
@@ -170,10 +165,10 @@ fn text_of(path: &Path, read: io::Result<Option<Vec<u8>>>) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Whether the vendor's parts are there, and only root can have put them there.
-fn vendor(around: &Around<'_>) -> String {
-    let control = &around.settings.control;
-    let fit = if around.host.executable(control) {
+/// Whether the vendor's programs are there, put by root.
+fn vendor(context: &SupportContext<'_>) -> String {
+    let control = &context.settings.control;
+    let fit = if context.host.executable(control) {
         "root's, executable"
     } else {
         "not there, not root's or not executable"
@@ -181,16 +176,16 @@ fn vendor(around: &Around<'_>) -> String {
     format!(
         "control '{}': {fit}\nnvml '{}'\n",
         control.display(),
-        around.settings.nvml
+        context.settings.nvml
     )
 }
 
-/// What a command said, or why it said nothing.
+/// The output of a command, or why there is none.
 fn command(host: &dyn Host, program: &Path, words: &[&str]) -> Vec<u8> {
     said(host, program, words).unwrap_or_else(|why| why)
 }
 
-/// What a command said, its end where that is long, and how it ended; why it said nothing.
+/// The end of a command's output, and how it ended; or why there is none.
 fn said(host: &dyn Host, program: &Path, words: &[&str]) -> Result<Vec<u8>, Vec<u8>> {
     let answer = host.run(program, words, &[], PATIENCE);
     let answer = answer.map_err(|why| format!("'{}': {why}\n", program.display()).into_bytes())?;
@@ -201,7 +196,7 @@ fn said(host: &dyn Host, program: &Path, words: &[&str]) -> Result<Vec<u8>, Vec<
     Ok(bytes[bytes.len().saturating_sub(MOST)..].to_vec())
 }
 
-/// The text without the names of users, as our messages have them: `user 'NAME'`.
+/// The text without the names of users.
 fn without_users(text: &str) -> String {
     const NAMED: &str = "user '";
     let mut parts = text.split(NAMED);
@@ -231,11 +226,16 @@ mod tests {
     use super::*;
     use crate::scheduler::host::Answer;
 
-    /// A machine on which every file and every answer is longer than may be kept, and ends with a user's name.
-    struct Talkative;
+    /// A machine whose log is too long unless few lines are asked for, and whose other answers are long and end with
+    /// users' names. Its mpsd.toml is not root's.
+    struct Machine;
 
-    impl Host for Talkative {
-        fn read(&self, _: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
+    impl Host for Machine {
+        fn read(&self, _: &Path, _: usize) -> io::Result<Option<Vec<u8>>> {
+            Err(io::Error::other("it belongs to user 1000"))
+        }
+
+        fn configuration(&self, _: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
             Ok(Some(vec![b'x'; most]))
         }
 
@@ -243,8 +243,12 @@ mod tests {
             true
         }
 
-        fn run(&self, _: &Path, _: &[&str], _: &[(&str, &str)], _: Duration) -> Result<Answer, String> {
-            let text = "y".repeat(4 * MOST) + " refused: user 'alice': not known; user 'bob'";
+        fn run(&self, _: &Path, words: &[&str], _: &[(&str, &str)], _: Duration) -> Result<Answer, String> {
+            let text = match words.contains(&"--lines") {
+                true if !words.contains(&"500") => return Err("said more than 1048576 bytes".to_owned()),
+                true => "the last line".to_owned(),
+                false => "y".repeat(4 * MOST) + " refused: user 'alice': not known; user 'bob'",
+            };
             Ok(Answer { code: Some(1), text })
         }
 
@@ -254,91 +258,39 @@ mod tests {
     }
 
     #[test]
-    fn the_bundle_is_bounded_and_keeps_the_end_without_names() {
+    fn the_bundle_is_bounded_and_keeps_the_end_without_names_and_foreign_files() {
         let settings = Settings::usual();
-        let around = Around {
-            host: &Talkative,
-            config: Path::new("/etc/mpsd/mpsd.toml"),
-            settings: &settings,
-            mpsctl: Path::new("/usr/bin/mpsctl"),
-        };
-        let pieces = pieces(&around);
-        assert!(pieces.len() <= 16, "{}", pieces.len());
-        assert!(pieces.iter().all(|(_, bytes)| bytes.len() <= MOST));
-        let (_, log) = pieces.iter().find(|(name, _)| name == "log").unwrap();
-        let log = String::from_utf8_lossy(log);
-        assert!(
-            log.ends_with("refused: user '...': not known; user '...'\nexit status 1\n"),
-            "{}",
-            &log[log.len() - 80..]
-        );
-    }
-
-    #[test]
-    fn a_user_as_our_lines_name_them_is_cut() {
-        for name in ["alice", "o.b-c", "nobody"] {
-            let line = format!("job 7: MPS ready for {}", mpsd_core::text::user(name));
-            assert_eq!(without_users(&line), "job 7: MPS ready for user '...'");
-        }
-    }
-
-    #[test]
-    fn a_name_that_does_not_end_takes_the_rest_with_it() {
-        assert_eq!(
-            without_users("a user 'b' c user 'd e"),
-            "a user '...' c user '...'"
-        );
-        assert_eq!(without_users("no name"), "no name");
-    }
-
-    /// One whose log is more than is read of a command unless few lines are asked for, and whose mpsd.toml is a user's link to a secret.
-    struct Busy;
-
-    impl Host for Busy {
-        fn read(&self, _: &Path, _: usize) -> io::Result<Option<Vec<u8>>> {
-            Err(io::Error::other("it belongs to user 1000"))
-        }
-
-        fn configuration(&self, _: &Path, _: usize) -> io::Result<Option<Vec<u8>>> {
-            Ok(Some(b"a secret".to_vec()))
-        }
-
-        fn executable(&self, _: &Path) -> bool {
-            false
-        }
-
-        fn run(&self, _: &Path, words: &[&str], _: &[(&str, &str)], _: Duration) -> Result<Answer, String> {
-            match words.contains(&"500") {
-                true => Ok(Answer {
-                    code: Some(0),
-                    text: "the last line".to_owned(),
-                }),
-                false => Err("said more than 1048576 bytes".to_owned()),
-            }
-        }
-
-        fn name(&self) -> String {
-            "gpu001".to_owned()
-        }
-    }
-
-    #[test]
-    fn a_log_that_is_too_long_is_asked_for_its_last_lines() {
-        let log = log(&Busy);
-        assert_eq!(String::from_utf8_lossy(&log), "the last line\nexit status 0\n");
-    }
-
-    #[test]
-    fn a_configuration_that_is_not_roots_is_named_and_not_packed() {
-        let settings = Settings::usual();
-        let pieces = pieces(&Around {
-            host: &Busy,
+        let pieces = pieces(&SupportContext {
+            host: &Machine,
             config: Path::new("/home/alice/mpsd.toml"),
             settings: &settings,
             mpsctl: Path::new("/usr/bin/mpsctl"),
         });
-        let (_, text) = pieces.iter().find(|(name, _)| name == "mpsd.toml").unwrap();
-        let text = String::from_utf8_lossy(text);
-        assert_eq!(text, "'/home/alice/mpsd.toml': it belongs to user 1000\n");
+        assert!(pieces.len() <= 16, "{}", pieces.len());
+        assert!(pieces.iter().all(|(_, bytes)| bytes.len() <= MOST));
+        for (name, end) in [
+            ("log", "the last line\nexit status 1\n"),
+            (
+                "doctor",
+                "y refused: user '...': not known; user '...'\nexit status 1\n",
+            ),
+            ("mpsd.toml", "'/home/alice/mpsd.toml': it belongs to user 1000\n"),
+        ] {
+            let (_, text) = pieces.iter().find(|(piece, _)| piece == name).unwrap();
+            assert!(text.ends_with(end.as_bytes()), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_user_is_cut_from_lines_as_they_name_one() {
+        for name in ["alice", "o.b-c", "nobody"] {
+            let line = format!("job 7: MPS ready for {}", mpsd_core::text::user(name));
+            assert_eq!(without_users(&line), "job 7: MPS ready for user '...'");
+        }
+        // A name without an end takes the rest with it.
+        assert_eq!(
+            without_users("a user 'b' c user 'd e"),
+            "a user '...' c user '...'"
+        );
     }
 }

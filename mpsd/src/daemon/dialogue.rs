@@ -1,33 +1,33 @@
-//! What is said to a control daemon, and what its answers must be. Pure.
+//! The commands for a control daemon, and what its answers and its log must say. Pure.
 //!
-//! The daemon answers exit 0 to nearly everything, refusals included; answers come without delimiters and some
-//! commands answer nothing (docs/facts/mps-control.md#the-command-session). So every setting is read back, and every
-//! reading that may be empty is followed by one that never is.
+//! The daemon's exit code is 0 for nearly everything, refusals included. Answers have no delimiters, and some commands
+//! answer nothing (docs/facts/mps-control.md#the-command-session). So every setting is read back, and a reading that may
+//! be empty is followed by one that never is.
 
 use mpsd_core::limits::{Percent, Priority};
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 
-/// The command that always answers, with one number; it brackets those that may not.
+/// The command that always answers, with one number. It brackets those that may not.
 pub const BRACKET: &str = "get_default_active_thread_percentage";
-/// What the daemon's commands call the threads of a client.
+/// The limit of threads in the daemon's commands.
 const THREADS: &str = "active_thread_percentage";
-/// What it answers where nothing was set. Per cent.
+/// Its value if nothing was set, percent.
 const NO_LIMIT: f64 = 100.0;
 /// The daemon prints one decimal.
 const PRECISION: f64 = 0.05;
 
-/// Whose limits a command is about.
+/// The servers that a command is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Of {
-    /// The servers that the daemon starts from now on.
+pub enum LimitScope {
+    /// Those that the daemon starts later.
     NextServers,
-    /// One that runs, by its pid: the clients that connect to it from now on.
+    /// A running one, by its pid: its later clients.
     Server(i32),
 }
 
-impl Of {
-    /// The daemon's command that does `verb` with the limit `name`.
+impl LimitScope {
+    /// The command `verb` for the limit `name`.
     fn command(self, verb: &str, name: &str) -> String {
         match (self, name.split_once(' ')) {
             (Self::NextServers, _) => format!("{verb}_default_{name}"),
@@ -36,21 +36,21 @@ impl Of {
         }
     }
 
-    /// The command that always answers, with one number; it brackets those that may not.
+    /// The command that always answers, as [`BRACKET`].
     fn bracket(self) -> String {
         self.command("get", THREADS)
     }
 }
 
-/// The limits of `daemon` besides its threads: what the daemon's commands call each, its value, and what it is in words. A server
-/// that runs has no priority to set.
-fn limits(of: Of, daemon: &Daemon) -> Vec<[String; 3]> {
+/// The limits of `daemon` besides its threads: the name in commands, the value, and words for a message. The priority of
+/// a running server cannot be set.
+fn limits(scope: LimitScope, daemon: &Daemon) -> Vec<[String; 3]> {
     let memory = daemon.memory.iter().map(|(gpu, mib)| {
         let words = format!("memory limit {mib}M of {gpu}");
         let name = format!("device_pinned_mem_limit {}", gpu.in_limits());
         [name, format!("{mib}M"), words]
     });
-    let priority = daemon.priority.filter(|_| of == Of::NextServers);
+    let priority = daemon.priority.filter(|_| scope == LimitScope::NextServers);
     let priority = priority.map(|priority| {
         let words = format!("client priority {priority}");
         ["client_priority".to_owned(), level(priority).to_string(), words]
@@ -60,55 +60,58 @@ fn limits(of: Of, daemon: &Daemon) -> Vec<[String; 3]> {
 
 /// The session that sets every limit of `daemon`, reads each back, and starts the server of `uid`.
 pub fn configure(daemon: &Daemon, uid: u32) -> String {
-    format!("{}start_server -uid {uid}\n", set(Of::NextServers, daemon))
+    format!(
+        "{}start_server -uid {uid}\n",
+        set(LimitScope::NextServers, daemon)
+    )
 }
 
-/// The session that sets every limit of `daemon` and reads each back: [`check`] has the answers.
-pub fn set(of: Of, daemon: &Daemon) -> String {
-    let limits = limits(of, daemon);
+/// The session that sets every limit of `daemon` and reads each back, for [`check`].
+pub fn set(scope: LimitScope, daemon: &Daemon) -> String {
+    let limits = limits(scope, daemon);
     let threads = daemon
         .threads
-        .map(|threads| format!("{} {threads}", of.command("set", THREADS)));
+        .map(|threads| format!("{} {threads}", scope.command("set", THREADS)));
     let others = limits
         .iter()
-        .map(|[name, value, _]| format!("{} {value}", of.command("set", name)));
+        .map(|[name, value, _]| format!("{} {value}", scope.command("set", name)));
     let set = threads.into_iter().chain(others);
     let set: String = set.map(|setting| setting + "\n").collect();
-    set + &reading(of, &limits)
+    set + &reading(scope, &limits)
 }
 
-/// The lines that read every limit back, none of them changed.
-fn reading(of: Of, limits: &[[String; 3]]) -> String {
-    let bracket = of.bracket();
-    let read = |[name, ..]: &[String; 3]| format!("{}\n{bracket}\n", of.command("get", name));
+/// The lines that read every limit.
+fn reading(scope: LimitScope, limits: &[[String; 3]]) -> String {
+    let bracket = scope.bracket();
+    let read = |[name, ..]: &[String; 3]| format!("{}\n{bracket}\n", scope.command("get", name));
     let others: String = limits.iter().map(read).collect();
     format!("{bracket}\n{others}")
 }
 
 /// The session that only reads the limits of `daemon`.
 pub fn read(daemon: &Daemon) -> String {
-    reading(Of::NextServers, &limits(Of::NextServers, daemon))
+    reading(LimitScope::NextServers, &limits(LimitScope::NextServers, daemon))
 }
 
-/// A limit as it was asked for and as the daemon says it.
+/// A limit as the job asked for it and as the daemon says it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct InForce {
     /// What it limits: `active thread percentage`, `memory limit 4096M of GPU-…`, `client priority normal`.
     pub limit: String,
-    /// As it was asked for; `None`: nothing was asked.
+    /// The job's request, if any.
     pub asked: Option<String>,
-    /// What it was set to since, by `mpsctl set`.
+    /// The value that `mpsctl set` gave it later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set: Option<String>,
-    /// The daemon's own word; `None`: it says nothing.
+    /// The daemon's answer, if any.
     pub said: Option<String>,
-    /// Whether it says what was last wanted.
+    /// The answer is the last request.
     pub holds: bool,
 }
 
-/// The limits of `daemon` by the answers to [`read`], of a job that asked for those of `asked`. An answer may be missing: what
-/// follows is then the bracket's.
-pub fn in_force(asked: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> {
+/// The limits of `daemon` by the answers to [`read`], for a job that began with those of `begun`. If an answer is
+/// missing, the next one is the bracket's.
+pub fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> {
     let mut answers = answers
         .lines()
         .map(str::trim)
@@ -119,16 +122,16 @@ pub fn in_force(asked: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> 
     let of_threads = |daemon: &Daemon| daemon.threads.map(|percent| percent.to_string());
     let mut all = vec![InForce {
         limit: "active thread percentage".to_owned(),
-        asked: of_threads(asked),
-        set: of_threads(daemon).filter(|_| daemon.threads != asked.threads),
+        asked: of_threads(begun),
+        set: of_threads(daemon).filter(|_| daemon.threads != begun.threads),
         said: bracket.map(|said| one_line(said, 80)),
         holds: expect_percent(bracket, wanted).is_ok(),
     }];
-    let asked = limits(Of::NextServers, asked);
-    for [name, value, words] in limits(Of::NextServers, daemon) {
+    let begun = limits(LimitScope::NextServers, begun);
+    for [name, value, words] in limits(LimitScope::NextServers, daemon) {
         let said = answers.next_if(|said| Some(*said) != bracket);
         answers.next_if(|said| Some(*said) == bracket);
-        let before = asked.iter().find(|[before, ..]| *before == name);
+        let before = begun.iter().find(|[before, ..]| *before == name);
         all.push(InForce {
             limit: before.map_or(&words, |[.., words]| words).clone(),
             asked: before.map(|[_, value, _]| value.clone()),
@@ -152,14 +155,14 @@ fn level(priority: Priority) -> u8 {
 ///
 /// # Errors
 /// The first limit that is not in force, and what the daemon said instead.
-pub fn check(of: Of, daemon: &Daemon, answers: &str) -> Result<(), String> {
+pub fn check(scope: LimitScope, daemon: &Daemon, answers: &str) -> Result<(), String> {
     let mut answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
     let wanted = daemon.threads.map_or(NO_LIMIT, |p| f64::from(p.tenths()) / 10.0);
     if daemon.threads.is_some() {
         expect_percent(answers.next(), wanted)?;
     }
     expect_percent(answers.next(), wanted)?;
-    for [_, value, words] in limits(of, daemon) {
+    for [_, value, words] in limits(scope, daemon) {
         let said = answers.next();
         if !said.is_some_and(|said| is_same(said, &value)) {
             return Err(format!(
@@ -175,7 +178,7 @@ pub fn check(of: Of, daemon: &Daemon, answers: &str) -> Result<(), String> {
     }
 }
 
-/// By value: the daemon says `4096M` back as `4G`, in the largest unit that holds it whole (seen on driver 580).
+/// By value: the daemon answers `4096M` with `4G`, the largest unit that holds it whole (seen on driver 580).
 fn is_same(said: &str, value: &str) -> bool {
     said == value || mebibytes(said).is_some_and(|said| Some(said) == mebibytes(value))
 }
@@ -205,21 +208,21 @@ fn quoted(said: Option<&str>) -> String {
     said.map_or_else(|| "nothing".to_owned(), |s| format!("'{}'", one_line(s, 80)))
 }
 
-/// What the server's own log must show before the limits are proved, and what it has shown so far.
+/// The proof of the limits by the server's own log, as far as it has come.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Proof {
-    /// Per cent, from `Active Threads Percentage set to …`.
+    /// Percent, from `Active Threads Percentage set to …`.
     pub threads: Option<f64>,
     /// Device as named by the setting, and bytes.
     pub memory: Vec<(String, u64)>,
     /// The server that said it is ready, from `NEW SERVER n: Ready`.
     pub ready: Option<i32>,
-    /// The server said `Server has started`: its limits stand above.
+    /// `Server has started`: the lines of its limits come before.
     pub started: bool,
 }
 
 impl Proof {
-    /// Takes one line of the log in.
+    /// Takes in one line of the log.
     pub fn take(&mut self, line: &str) {
         match Event::parse(line) {
             Some(Event::Threads(percent)) => self.threads = Some(percent),
@@ -233,7 +236,7 @@ impl Proof {
         }
     }
 
-    /// Whether the server itself confirms every limit of `daemon`.
+    /// Whether the server confirms every limit of `daemon`.
     ///
     /// # Errors
     /// The limit that the server does not have.
@@ -241,7 +244,7 @@ impl Proof {
         let wanted = daemon
             .threads
             .map_or(NO_LIMIT, |p: Percent| f64::from(p.tenths()) / 10.0);
-        // With static partitions percentages are ignored, and whether the log has one is not documented.
+        // With static partitions percentages are ignored, and it is not documented whether the log has one.
         if daemon.partitions.is_empty() && self.threads.is_none_or(|t| (t - wanted).abs() > PRECISION) {
             let said = self.threads.map_or("nothing".to_owned(), |t| format!("{t:.1}"));
             return Err(format!(
@@ -265,7 +268,7 @@ impl Proof {
     }
 }
 
-/// A line of the vendor's log that means something to us (forms: mps-580-transcript).
+/// A line of the vendor's log (forms: mps-580-transcript).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// `NEW SERVER 691: Ready`.
@@ -276,13 +279,13 @@ pub enum Event {
     Threads(f64),
     /// `Device pinned memory limit for device D set to 0x… bytes`.
     Memory(String, u64),
-    /// `Try shutting down server 691, backoff is enabled`: somebody told the daemon to quit.
+    /// `Try shutting down server 691, backoff is enabled`: the daemon was told to quit.
     ServerToEnd(i32),
     /// `Server 691 exited with status 1`. A server that was killed has status 0 as well.
     ServerExited(i32, i32),
-    /// `Cmd:set_default_active_thread_percentage 100`: somebody told the daemon to set something, which need not have been granted.
+    /// `Cmd:set_default_active_thread_percentage 100`: a setting, which may have been refused.
     Setting,
-    /// `Cmd:quit`, or with a time: somebody told the daemon to end.
+    /// `Cmd:quit`, or with a time.
     Quit,
     /// `NEW CLIENT 1519 from user 1001: …`.
     NewClient(i32),
@@ -290,15 +293,15 @@ pub enum Event {
     Active(i32),
     /// `Client process 494 disconnected`.
     Left(i32),
-    /// A line that says "fatal". That a client's fatal error reaches every client on its GPU is documented (NVIDIA's
-    /// manual, "Error Containment"); the words of the log are not.
+    /// A line with "fatal". NVIDIA's manual documents that a client's fatal error reaches every client on its GPU
+    /// ("Error Containment"), but not the words of the log.
     Fatal(String),
-    /// `Failed to start server using uid …`, a fault: for the user's eyes.
+    /// `Failed to start server using uid …`, or a fault: for the user to read.
     Trouble(String),
 }
 
 impl Event {
-    /// Reads a line `[date time Who pid] message`; `None` when it means nothing to us.
+    /// Reads a line `[date time Who pid] message`; `None`: it tells nothing.
     pub fn parse(line: &str) -> Option<Self> {
         let message = line.strip_prefix('[')?.split_once("] ")?.1.trim_end();
         if let Some(command) = message.strip_prefix("Cmd:") {
@@ -308,42 +311,35 @@ impl Event {
                 _ => command.starts_with("set_").then_some(Self::Setting),
             };
         }
-        if let Some(rest) = message.strip_prefix("NEW SERVER ") {
-            return rest
-                .strip_suffix(": Ready")
-                .and_then(|pid| pid.parse().ok())
-                .map(Self::Ready);
-        }
         if let Some(rest) = message.strip_prefix("Active Threads Percentage set to ") {
             return rest.parse().ok().map(Self::Threads);
         }
         if let Some(rest) = message.strip_prefix("Device pinned memory limit for device ") {
             let (device, bytes) = rest.strip_suffix(" bytes")?.split_once(" set to 0x")?;
-            return u64::from_str_radix(bytes, 16)
-                .ok()
-                .map(|b| Self::Memory(device.to_owned(), b));
+            let bytes = u64::from_str_radix(bytes, 16).ok()?;
+            return Some(Self::Memory(device.to_owned(), bytes));
         }
-        if let Some(rest) = message.strip_prefix("NEW CLIENT ") {
-            return rest.split(' ').next()?.parse().ok().map(Self::NewClient);
+        let pid = |before: &str, after: &str| {
+            let (pid, rest) = message.strip_prefix(before)?.split_once(after)?;
+            Some((pid.parse().ok()?, rest))
+        };
+        if let Some((server, "")) = pid("NEW SERVER ", ": Ready") {
+            return Some(Self::Ready(server));
         }
-        if let Some(rest) = message.strip_prefix("Status of client {PID: ") {
-            let (pid, rest) = rest.split_once(',')?;
-            return rest
-                .ends_with(" is ACTIVE")
-                .then(|| pid.parse().ok().map(Self::Active))?;
+        if let Some((client, _)) = pid("NEW CLIENT ", " ") {
+            return Some(Self::NewClient(client));
         }
-        if let Some(rest) = message.strip_prefix("Client process ") {
-            let pid = rest.strip_suffix(" disconnected")?;
-            return pid.parse().ok().map(Self::Left);
+        if let Some((client, rest)) = pid("Status of client {PID: ", ",") {
+            return rest.ends_with(" is ACTIVE").then_some(Self::Active(client));
         }
-        if let Some(rest) = message.strip_prefix("Try shutting down server ") {
-            return rest.split(',').next()?.parse().ok().map(Self::ServerToEnd);
+        if let Some((client, "")) = pid("Client process ", " disconnected") {
+            return Some(Self::Left(client));
         }
-        if let Some((pid, status)) = message
-            .strip_prefix("Server ")
-            .and_then(|r| r.split_once(" exited with status "))
-        {
-            return Some(Self::ServerExited(pid.parse().ok()?, status.parse().ok()?));
+        if let Some((server, _)) = pid("Try shutting down server ", ",") {
+            return Some(Self::ServerToEnd(server));
+        }
+        if let Some((server, status)) = pid("Server ", " exited with status ") {
+            return Some(Self::ServerExited(server, status.parse().ok()?));
         }
         if message == "Server has started" {
             return Some(Self::Started);
@@ -367,57 +363,30 @@ mod tests {
     fn daemon(threads: Option<&str>, memory: Option<u64>) -> Daemon {
         let gpu = GpuUuid::parse(GPU).unwrap();
         Daemon {
-            gpus: vec![gpu.clone()],
-            pipe: "/p".into(),
-            log: "/l".into(),
             threads: threads.map(|t| t.parse().unwrap()),
-            memory: memory.map(|m| vec![(gpu, m)]).unwrap_or_default(),
-            priority: None,
-            partitions: Vec::new(),
+            memory: memory.map(|m| (gpu, m)).into_iter().collect(),
+            ..Daemon::default()
         }
     }
 
     #[test]
     fn the_session_sets_reads_back_and_starts() {
-        let text = configure(&daemon(Some("25"), Some(4096)), 1001);
-        assert_eq!(
-            text,
-            format!(
-                "set_default_active_thread_percentage 25\nset_default_device_pinned_mem_limit {GPU} 4096M\n\
+        let session = format!(
+            "set_default_active_thread_percentage 25\nset_default_device_pinned_mem_limit {GPU} 4096M\n\
              get_default_active_thread_percentage\nget_default_device_pinned_mem_limit {GPU}\n\
              get_default_active_thread_percentage\nstart_server -uid 1001\n"
-            )
         );
+        assert_eq!(configure(&daemon(Some("25"), Some(4096)), 1001), session);
     }
 
     #[test]
-    fn answers_of_the_recorded_daemon_pass() {
-        assert_eq!(
-            check(
-                Of::NextServers,
-                &daemon(Some("25"), Some(4096)),
-                "25.0\n25.0\n4096M\n25.0\n"
-            ),
-            Ok(())
-        );
-        assert_eq!(
-            check(
-                Of::NextServers,
-                &daemon(Some("25"), Some(4096)),
-                "25.0\n25.0\n4G\n25.0\n"
-            ),
-            Ok(())
-        );
-        assert_eq!(
-            check(Of::NextServers, &daemon(Some("12.5"), None), "12.5\n12.5\n"),
-            Ok(())
-        );
-        assert_eq!(check(Of::NextServers, &daemon(None, None), "100.0\n"), Ok(()));
-    }
-
-    #[test]
-    fn a_limit_that_was_silently_dropped_is_seen() {
-        let want = daemon(Some("25"), Some(4096));
+    fn answers_of_the_recorded_daemon_pass_and_a_dropped_limit_is_found() {
+        let passes = |daemon: &Daemon, answers| check(LimitScope::NextServers, daemon, answers);
+        let wanted = daemon(Some("25"), Some(4096));
+        assert_eq!(passes(&wanted, "25.0\n25.0\n4096M\n25.0\n"), Ok(()));
+        assert_eq!(passes(&wanted, "25.0\n25.0\n4G\n25.0\n"), Ok(()));
+        assert_eq!(passes(&daemon(Some("12.5"), None), "12.5\n12.5\n"), Ok(()));
+        assert_eq!(passes(&daemon(None, None), "100.0\n"), Ok(()));
         for (answers, word) in [
             ("100.0\n100.0\n4096M\n100.0\n", "percentage 25.0"),
             ("25.0\n25.0\n25.0\n", "memory limit"),
@@ -426,80 +395,69 @@ mod tests {
             ("25.0\n25.0\n4096M\n25.0\nNot enough privilege\n", "Not enough"),
             ("", "nothing"),
         ] {
-            let error = check(Of::NextServers, &want, answers).unwrap_err();
+            let error = passes(&wanted, answers).unwrap_err();
             assert!(error.contains(word), "{answers:?}: {error}");
         }
     }
 
     #[test]
-    fn the_servers_own_log_is_the_last_word() {
+    fn the_servers_own_log_proves_its_limits() {
         let mut proof = Proof::default();
         for line in [
             "[2026-11-21 02:38:37.001 Control   621] NEW SERVER 645: Ready",
             "[2026-11-21 01:32:37.858 Server   691] Active Threads Percentage set to 25.0",
-            &format!(
-                "[2026-11-21 01:32:37.858 Server   691] Device pinned memory limit for device {GPU} set to 0x100000000 bytes"
-            ),
+            &format!("[x Server   691] Device pinned memory limit for device {GPU} set to 0x100000000 bytes"),
             "[2026-11-21 01:32:37.858 Server   691] Server has started",
         ] {
             proof.take(line);
         }
-        assert_eq!(proof.ready, Some(645));
-        assert!(proof.started);
+        assert_eq!((proof.ready, proof.started), (Some(645), true));
         assert_eq!(proof.confirms(&daemon(Some("25"), Some(4096))), Ok(()));
         assert!(proof.confirms(&daemon(Some("50"), Some(4096))).is_err());
         assert!(proof.confirms(&daemon(Some("25"), Some(2048))).is_err());
     }
 
+    /// Recorded forms: docs/facts/mps-580-transcript.txt, tests/hardware/results. The daemon logs each command.
     #[test]
-    fn whatever_the_log_calls_fatal_is_for_the_user() {
-        let line = "[x Control   459] Server encountered a fatal exception. Shutting down";
-        assert!(
-            matches!(Event::parse(line), Some(Event::Fatal(text)) if text.starts_with("Server encountered"))
-        );
-    }
-
-    #[test]
-    fn a_server_that_was_told_to_end_is_known() {
-        let line = "[x Control   459] Try shutting down server 578, backoff is enabled";
-        assert_eq!(Event::parse(line), Some(Event::ServerToEnd(578)));
-    }
-
-    #[test]
-    fn lines_that_mean_nothing_or_are_hostile_mean_nothing() {
-        for line in [
-            "",
-            "[",
-            "[] ",
-            "NEW SERVER 1: Ready",
-            "[x] NEW SERVER x: Ready",
-            "[x] Device pinned memory limit for device",
+    fn lines_of_the_log_are_told_apart() {
+        for (line, event) in [
+            (
+                "[x Control 4582] Cmd:set_default_active_thread_percentage 25",
+                Some(Event::Setting),
+            ),
+            (
+                "[x Control 4582] Cmd:set_default_device_pinned_mem_limit GPU-c7ad435f 4096M",
+                Some(Event::Setting),
+            ),
+            (
+                "[x Control 4582] set_default_device_pinned_mem_limit GPU-c7ad435f 4096M.",
+                None,
+            ),
+            ("[x Control 621] Cmd:get_default_active_thread_percentage", None),
+            (
+                "[x Control 459] Try shutting down server 578, backoff is enabled",
+                Some(Event::ServerToEnd(578)),
+            ),
+            (
+                "[x] Server 551 exited with status 1",
+                Some(Event::ServerExited(551, 1)),
+            ),
+            (
+                "[x Control 459] Server hit a fatal exception",
+                Some(Event::Fatal("Server hit a fatal exception".to_owned())),
+            ),
+            (
+                "[x Server 621] a fault by default",
+                Some(Event::Trouble("a fault by default".to_owned())),
+            ),
+            ("", None),
+            ("[", None),
+            ("[] ", None),
+            ("NEW SERVER 1: Ready", None),
+            ("[x] NEW SERVER x: Ready", None),
+            ("[x] Device pinned memory limit for device", None),
         ] {
-            assert_eq!(Event::parse(line), None, "{line:?}");
+            assert_eq!(Event::parse(line), event, "{line:?}");
         }
-        assert_eq!(
-            Event::parse("[x] Server 551 exited with status 1"),
-            Some(Event::ServerExited(551, 1))
-        );
-    }
-
-    /// Recorded forms (docs/facts/mps-580-transcript.txt, tests/hardware/results): the daemon logs each command of a session.
-    #[test]
-    fn a_command_that_sets_something_is_known_and_none_is_a_fault() {
-        for line in [
-            "[2026-11-22 04:21:26.163 Control  4582] Cmd:set_default_active_thread_percentage 25",
-            "[2026-11-22 04:21:26.163 Control  4582] Cmd:set_default_device_pinned_mem_limit GPU-c7ad435f-7fa3-8d23-29fd-57b9c6e1047b 4096M",
-        ] {
-            assert_eq!(Event::parse(line), Some(Event::Setting), "{line:?}");
-        }
-        for line in [
-            "[2026-11-21 02:38:36.736 Control   621] Cmd:get_server_list",
-            "[x Control   621] Cmd:get_default_active_thread_percentage",
-            "[2026-11-22 04:21:26.163 Control  4582] set_default_device_pinned_mem_limit GPU-c7ad435f-7fa3-8d23-29fd-57b9c6e1047b 4096M.",
-        ] {
-            assert_eq!(Event::parse(line), None, "{line:?}");
-        }
-        let fault = "[x Server   621] a fault by default";
-        assert!(matches!(Event::parse(fault), Some(Event::Trouble(_))));
     }
 }

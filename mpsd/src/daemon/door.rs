@@ -1,5 +1,5 @@
-//! How the job's owner reaches its `mpsd`: a socket in the log directory of the first daemon, which is the owner's, mode 0700. One line
-//! of JSON each way. What comes out of it is the user's word, as all that `mpsd` says.
+//! The socket through which the job's owner asks its `mpsd` for other limits. It is in the log directory of the first
+//! daemon, which is the owner's, mode 0700. One line of JSON each way. The answer is the user's word.
 
 use super::session;
 use crate::job::spec::Unready;
@@ -14,20 +14,19 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
-/// The socket's name.
 const NAME: &str = "mpsd.socket";
-/// Longest line. Bytes: 64 GPUs with their UUIDs have a few kilobytes.
+/// Longest line, bytes: 64 GPUs with their UUIDs take a few kilobytes.
 const LONGEST: usize = 64 * 1024;
-/// Time for one who knocks to say what he wants, and to take the answer: nothing else is watched meanwhile.
+/// Time for a caller to send its request, and to take the answer: nothing else is watched meanwhile.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Longest wait for limits to be set, and to be put back where that fails.
+/// Longest wait for limits to be set, and to be restored if that fails.
 pub const TIME: Duration = Duration::from_secs(9);
 
-/// What comes back: the limits of each daemon as they are wanted now, or why nothing was set.
+/// The limits that each daemon should have now, or why nothing was set.
 pub type Answer = Result<Vec<ClientLimits>, Unready>;
 
-/// The socket, in `mpsd`.
+/// The listening socket.
 #[derive(Debug)]
 pub struct Door(UnixListener);
 
@@ -35,14 +34,14 @@ impl Door {
     /// Opens it beside the first daemon's log.
     ///
     /// # Errors
-    /// As the system says; something of that name is there already.
+    /// The system's; the file exists already.
     pub fn open(log: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(log.join(NAME))?;
         listener.set_nonblocking(true)?;
         Ok(Self(listener))
     }
 
-    /// Takes one who knocks, and what he wants set; `None`: nobody, or nothing that makes sense.
+    /// Takes the next caller of root or of our own user, and its request; `None`: there is none, or it makes no sense.
     pub fn take(&self) -> Option<(UnixStream, ClientLimits)> {
         let (stream, _) = self.0.accept().ok()?;
         let peer = getsockopt(&stream, PeerCredentials).ok()?;
@@ -60,19 +59,18 @@ impl AsFd for Door {
     }
 }
 
-/// Sends a line; whoever does not take it in time loses it.
+/// Sends a line; a peer that does not take it in time loses it.
 pub fn send(mut stream: &UnixStream, what: &impl serde::Serialize) -> io::Result<()> {
     let line = serde_json::to_string(what)?;
-    // An accepted socket may have its listener's mode.
     stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.write_all((line + "\n").as_bytes())
 }
 
-/// Asks the `mpsd` of a job with these daemons to set `wanted`, which may be nothing, and waits `limit` at most.
+/// Asks the `mpsd` of a job with these daemons to set `wanted`, which may be empty. Waits `limit` at most.
 ///
 /// # Errors
-/// It refuses; or one line: it is gone, or gives no answer in time.
+/// It refuses; it is gone, or gives no answer in time (one line).
 pub fn ask(daemons: &[Daemon], wanted: &ClientLimits, limit: Duration) -> Answer {
     let gone = |why: String| Unready::Failed(format!("the job's mpsd cannot be asked: {why}"));
     let first = daemons
@@ -91,7 +89,7 @@ pub fn ask(daemons: &[Daemon], wanted: &ClientLimits, limit: Duration) -> Answer
     })
 }
 
-/// The daemons as `mpsd` wants their limits now; those given where it does not say.
+/// The daemons with the limits that they should have now, by the job's `mpsd`; unchanged if it does not answer.
 pub fn now(daemons: &[Daemon]) -> Vec<Daemon> {
     let said = ask(daemons, &ClientLimits::default(), 2 * PATIENCE);
     let now = |limits: Vec<ClientLimits>| {
@@ -106,10 +104,9 @@ mod tests {
     use super::*;
     use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
     use std::os::fd::AsRawFd as _;
-    use std::path::PathBuf;
     use std::sync::mpsc::channel;
 
-    /// The directory's mode keeps others away; a user who opens it to them gives nobody its limits.
+    /// The directory's mode keeps others out. A user who opens it does not let them set limits.
     #[test]
     fn only_the_jobs_user_and_root_are_heard() {
         use std::os::unix::fs::PermissionsExt as _;
@@ -141,7 +138,7 @@ mod tests {
 
     /// A process of the user's may be in `mpsd`'s place, and a connection to a full backlog waits for ever.
     #[test]
-    fn a_full_backlog_keeps_nobody() {
+    fn a_full_backlog_blocks_no_caller() {
         let log = tempfile::tempdir().unwrap();
         let path = log.path().join(NAME);
         let own = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
@@ -151,12 +148,7 @@ mod tests {
         assert!(!waiting.is_empty());
         let daemon = Daemon {
             log: log.path().to_owned(),
-            gpus: Vec::new(),
-            pipe: PathBuf::new(),
-            threads: None,
-            memory: Vec::new(),
-            priority: None,
-            partitions: Vec::new(),
+            ..Daemon::default()
         };
         let (tell, told) = channel();
         std::thread::spawn(move || tell.send(ask(&[daemon], &ClientLimits::default(), TIME)));

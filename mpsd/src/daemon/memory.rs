@@ -1,27 +1,26 @@
-//! Watches the memory of clients whose limit was asked for: a client can void the vendor's own limit
+//! Watches the memory of clients with a limit. A client can void the vendor's own limit
 //! (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=garbage`; docs/facts/mps-control.md#memory-limits).
 
+use super::logs::UserLog;
+use super::observer::Observer;
 use super::session;
-use super::sight::Sight;
 use super::start::Running;
-use super::user_log::UserLog;
 use crate::job::spec::Spec;
 use crate::node::nvml::Nvml;
 use crate::sys::process::Process;
 use mpsd_core::GpuUuid;
 use mpsd_core::config::MemoryOverLimit;
-use mpsd_core::observations::OverMemory;
+use mpsd_core::observations::{OverMemory, keep};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// How often the clients are looked at while there are any and one may exceed its limit; a look costs 0.1 ms a GPU (docs/facts/mps-control.md#nvml).
-pub const PERIOD: Duration = Duration::from_secs(1);
-/// How often where there is no limit, for the job's report.
-pub const REPORT_PERIOD: Duration = Duration::from_secs(10);
-/// What NVML counts for a client beyond what its limit counts: its context and code, MiB. An H200 showed up to 316 MiB
+/// Time between two checks while a client may exceed its limit; one costs 0.1 ms a GPU (docs/facts/mps-control.md#nvml).
+const PERIOD: Duration = Duration::from_secs(1);
+/// Without limits, for the job's report.
+const REPORT_PERIOD: Duration = Duration::from_secs(10);
+/// What NVML counts for a client beyond what its limit counts: context and code, MiB. An H200 showed up to 316 MiB
 /// for a client that had allocated nothing (docs/facts/mps-control.md#nvml, 572 MiB with 256 MiB allocated).
 const OVERHEAD_MIB: u64 = 512;
-const MIB: u64 = 1 << 20;
 
 /// The watch of one job.
 #[derive(Debug)]
@@ -29,38 +28,29 @@ pub struct MemoryWatch {
     policy: MemoryOverLimit,
     library: String,
     limits: Vec<(GpuUuid, u64)>,
-    /// What they are once no client is left that has the ones before.
+    /// The limits once no client is left from before they were set.
     next_limits: Option<Vec<(GpuUuid, u64)>>,
-    /// The job's user.
     uid: u32,
-    /// The job's GPUs.
     gpus: Vec<GpuUuid>,
     nvml: Option<Nvml>,
     told: BTreeSet<(i32, GpuUuid)>,
     active: bool,
-    /// When to look next.
     next: Instant,
 }
 
 impl MemoryWatch {
-    /// The watch that `spec` asks for; switched off, it never wakes.
+    /// The watch for `spec`, asleep.
     pub fn new(spec: &Spec) -> Self {
-        let limits = spec
-            .daemons
-            .iter()
-            .flat_map(|daemon| daemon.memory.iter().cloned())
-            .collect();
+        let daemons = || spec.daemons.iter();
         Self {
             policy: spec.over_limit,
             library: spec.nvml.clone(),
-            limits,
+            limits: daemons()
+                .flat_map(|daemon| daemon.memory.iter().cloned())
+                .collect(),
             next_limits: None,
             uid: spec.uid,
-            gpus: spec
-                .daemons
-                .iter()
-                .flat_map(|daemon| daemon.gpus.iter().cloned())
-                .collect(),
+            gpus: daemons().flat_map(|daemon| daemon.gpus.iter().cloned()).collect(),
             nvml: None,
             told: BTreeSet::new(),
             active: false,
@@ -68,7 +58,7 @@ impl MemoryWatch {
         }
     }
 
-    /// A client has come: look from now on.
+    /// A client has come: check from now on, unless the site switched this off.
     pub fn wake(&mut self) {
         if !self.active && self.policy != MemoryOverLimit::Ignore && !self.gpus.is_empty() {
             self.active = true;
@@ -76,8 +66,8 @@ impl MemoryWatch {
         }
     }
 
-    /// The limits were set anew, for clients that connect from now on. Those before keep theirs, so that until none is left the
-    /// higher of both holds for all: nobody is ended for what he may hold.
+    /// Takes the new limits of clients that connect later. Earlier clients keep theirs. Until none is left, the higher
+    /// limit holds for all, so that no client is ended for memory that it may have.
     pub fn set(&mut self, running: &[Running]) {
         let all = running.iter().flat_map(|daemon| daemon.daemon.memory.iter());
         let now: Vec<(GpuUuid, u64)> = all.cloned().collect();
@@ -92,25 +82,21 @@ impl MemoryWatch {
         self.next_limits = Some(now);
     }
 
-    /// How long to sleep; `None`: until something happens.
+    /// Longest sleep; `None`: until something happens.
     pub fn period(&self) -> Option<Duration> {
         self.active
             .then(|| self.next.saturating_duration_since(Instant::now()))
     }
 
-    /// Looks once; without a client left it goes to sleep.
-    pub fn look(&mut self, spec: &Spec, running: &[Running], log: &mut UserLog, sight: &mut Sight) {
+    /// Checks once if it is time; without a client left it sleeps.
+    pub fn check(&mut self, spec: &Spec, running: &[Running], log: &mut UserLog, observer: &mut Observer) {
         if !self.active || Instant::now() < self.next {
             return;
         }
-        let period = if self.limits.is_empty() {
-            REPORT_PERIOD
-        } else {
-            PERIOD
-        };
-        self.next = Instant::now() + period;
-        let Some(clients) = self.clients(sight) else {
-            if !self.limits.is_empty() {
+        let limited = !self.limits.is_empty();
+        self.next = Instant::now() + if limited { PERIOD } else { REPORT_PERIOD };
+        let Some(clients) = self.clients(observer) else {
+            if limited {
                 log.line("NVML does not answer: the clients' memory is not watched");
             }
             self.policy = MemoryOverLimit::Ignore;
@@ -118,37 +104,37 @@ impl MemoryWatch {
             return;
         };
         self.active = !clients.is_empty();
-        if !self.active {
-            self.limits = self
-                .next_limits
-                .take()
-                .unwrap_or_else(|| std::mem::take(&mut self.limits));
+        if !self.active
+            && let Some(next) = self.next_limits.take()
+        {
+            self.limits = next;
         }
-        sight.look(&clients);
-        for over in self.over(&clients) {
-            let (pid, gpu, mib, limit) = &over;
-            if !self.told.insert((*pid, gpu.clone())) {
+        observer.take_memory(&clients);
+        for (pid, gpu, held_mib, limit_mib) in self.over(&clients) {
+            let sentence =
+                format!("client {pid} holds {held_mib} MiB on {gpu}, its limit is {limit_mib} MiB");
+            if !self.told.insert((pid, gpu)) {
                 continue;
             }
-            let sentence = format!("client {pid} holds {mib} MiB on {gpu}, its limit is {limit} MiB");
             log.line(&sentence);
-            sight.say(&sentence);
+            observer.say(&sentence);
             let terminated = self.policy == MemoryOverLimit::Terminate;
             if terminated {
-                terminate(spec, running, *pid, log);
+                terminate(spec, running, pid, log);
             }
-            sight.exceed(OverMemory {
-                pid: *pid,
-                held_mib: *mib,
-                limit_mib: *limit,
+            let over = OverMemory {
+                pid,
+                held_mib,
+                limit_mib,
                 terminated,
-            });
+            };
+            keep(&mut observer.all.over_memory, over);
         }
     }
 
-    /// The job's MPS clients on the watched GPUs: pid, GPU, memory in MiB. A GPU that is shared has other jobs' clients too: of the
-    /// others of this user the daemons' logs know nothing.
-    fn clients(&mut self, sight: &Sight) -> Option<Vec<(i32, GpuUuid, u64)>> {
+    /// The job's MPS clients on its GPUs: pid, GPU, memory in MiB. On a shared GPU the user may have other jobs, whose
+    /// clients our daemons' logs do not name.
+    fn clients(&mut self, observer: &Observer) -> Option<Vec<(i32, GpuUuid, u64)>> {
         if self.nvml.is_none() {
             self.nvml = Nvml::load(&self.library).ok();
         }
@@ -156,27 +142,20 @@ impl MemoryWatch {
         let mut all = Vec::new();
         for gpu in &self.gpus {
             let processes = nvml.processes(gpu).ok()?;
-            let is_ours = |pid| is_of(self.uid, pid) && !sight.is_stranger(pid);
+            let is_ours = |pid| is_of(self.uid, pid) && !observer.is_stranger(pid);
             let clients = processes.into_iter().filter(|p| p.mps_client && is_ours(p.pid));
-            all.extend(clients.map(|p| (p.pid, gpu.clone(), p.memory.unwrap_or(0) / MIB)));
+            all.extend(clients.map(|p| (p.pid, gpu.clone(), p.memory.unwrap_or(0) >> 20)));
         }
         Some(all)
     }
 
+    /// The clients over their limit: pid, GPU, MiB held, limit.
     fn over(&self, clients: &[(i32, GpuUuid, u64)]) -> Vec<(i32, GpuUuid, u64, u64)> {
-        let limit_of = |gpu: &GpuUuid| {
-            self.limits
-                .iter()
-                .find(|(g, _)| g == gpu)
-                .map(|(_, limit)| *limit)
+        let over = |(pid, gpu, mib): &(i32, GpuUuid, u64)| {
+            let (_, limit) = self.limits.iter().find(|(limited, _)| limited == gpu)?;
+            (*mib > limit + OVERHEAD_MIB).then(|| (*pid, gpu.clone(), *mib, *limit))
         };
-        clients
-            .iter()
-            .filter_map(|(pid, gpu, mib)| {
-                let limit = limit_of(gpu)?;
-                (*mib > limit + OVERHEAD_MIB).then(|| (*pid, gpu.clone(), *mib, limit))
-            })
-            .collect()
+        clients.iter().filter_map(over).collect()
     }
 }
 
@@ -186,7 +165,7 @@ fn is_of(uid: u32, pid: i32) -> bool {
     uids.is_some_and(|uids| uids.effective == uid)
 }
 
-/// Says `terminate_client` to the daemon whose server has the client; the others answer that they do not know it.
+/// Has the daemon whose server has the client end it.
 fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
     for daemon in running {
         let say = |commands: &str| session::say(&spec.control, &daemon.daemon, commands, spec.command_time());
@@ -208,44 +187,38 @@ fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
 mod tests {
     use super::*;
 
-    fn watch(policy: MemoryOverLimit, limit: Option<u64>) -> MemoryWatch {
-        let gpu = GpuUuid::parse("GPU-01").unwrap();
-        MemoryWatch {
-            gpus: vec![gpu.clone()],
-            next: Instant::now(),
-            policy,
-            uid: 0,
-            library: String::new(),
-            limits: limit.map(|l| (gpu, l)).into_iter().collect(),
-            next_limits: None,
-            nvml: None,
-            told: BTreeSet::new(),
-            active: false,
-        }
+    fn watch(policy: &str, limit: Option<u64>) -> MemoryWatch {
+        let memory: Vec<_> = limit.map(|limit| ("GPU-01", limit)).into_iter().collect();
+        let daemon = serde_json::json!({"gpus": ["GPU-01"], "pipe": "", "log": "", "memory": memory});
+        let spec = serde_json::json!({"job": "1", "uid": 0, "control": "/", "nvml": "", "daemons": [daemon],
+            "start_ms": 1, "command_ms": 1, "over_limit": policy});
+        MemoryWatch::new(&serde_json::from_value(spec).unwrap())
     }
 
     #[test]
-    fn only_what_no_context_explains_is_over() {
-        let watch = watch(MemoryOverLimit::Log, Some(4096));
+    fn a_client_is_over_by_more_than_its_context_explains() {
+        let watch = watch("log", Some(4096));
         let gpu = GpuUuid::parse("GPU-01").unwrap();
-        let clients = [
-            (1, gpu.clone(), 4096),
-            (2, gpu.clone(), 4096 + OVERHEAD_MIB),
-            (3, gpu.clone(), 9000),
-        ];
+        let clients = [(1, 4096), (2, 4096 + OVERHEAD_MIB), (3, 9000)];
+        let clients = clients.map(|(pid, mib)| (pid, gpu.clone(), mib));
         assert_eq!(watch.over(&clients), [(3, gpu, 9000, 4096)]);
     }
 
     #[test]
-    fn it_sleeps_without_a_client_and_where_it_is_switched_off() {
-        let mut asleep = watch(MemoryOverLimit::Ignore, Some(1));
-        asleep.wake();
-        assert_eq!(asleep.period(), None);
-        for limit in [Some(1), None] {
-            let mut awake = watch(MemoryOverLimit::Log, limit);
-            assert_eq!(awake.period(), None);
-            awake.wake();
-            assert!(awake.period().is_some_and(|period| period <= PERIOD));
+    fn it_sleeps_without_a_client_and_if_it_is_switched_off() {
+        for (policy, limit, wakes) in [
+            ("ignore", Some(1), false),
+            ("log", Some(1), true),
+            ("log", None, true),
+        ] {
+            let mut watch = watch(policy, limit);
+            assert_eq!(watch.period(), None);
+            watch.wake();
+            assert_eq!(
+                watch.period().is_some_and(|period| period <= PERIOD),
+                wakes,
+                "{policy}"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Static partitions: what makes them, and what the answers must be. Pure. Documented by NVIDIA, and not verified
-//! (docs/facts/mps-control.md#static-partitions): what is not as documented is an error.
+//! Static partitions: the commands that make them, and the answers that must follow. Pure. Documented by NVIDIA, not
+//! verified (docs/facts/mps-control.md#static-partitions): any other answer is an error.
 
 use super::dialogue::BRACKET;
 use crate::job::spec::Unready;
@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 
 /// The session that lists them.
 pub const LIST: &str = "lspart\n";
-/// What the control daemon says where a GPU has not enough chunks left.
+/// The control daemon's error if a GPU has too few chunks left.
 const NO_ROOM: &str = "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION";
 
-/// The session that makes them. An answer may be missing or have several lines: after each comes the bracket's.
+/// The session that makes them. An answer may be missing or have several lines, so each is followed by the bracket's.
 pub fn commands(partitions: &[Partition]) -> String {
     let add = |one: &Partition| format!("sm_partition add {} {}\n{BRACKET}\n", one.gpu, one.chunks);
     partitions.iter().map(add).collect()
@@ -21,7 +21,7 @@ pub fn commands(partitions: &[Partition]) -> String {
 /// The partitions with the ids that the answers to [`commands`] give them.
 ///
 /// # Errors
-/// Refused where a GPU has not so many chunks, else failed: the partition, and what was said of it.
+/// Refused: a GPU has too few chunks. Failed: any other answer.
 pub fn made(partitions: &[Partition], answers: &str) -> Result<Vec<Partition>, Unready> {
     let mut answers = answers.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut ids = BTreeSet::new();
@@ -31,7 +31,7 @@ pub fn made(partitions: &[Partition], answers: &str) -> Result<Vec<Partition>, U
             .take_while(|line| line.parse::<f64>().is_err())
             .collect();
         let said = said.join(" ");
-        // With the words around it, and without.
+        // With and without the words around it.
         let name = said
             .strip_prefix("Partition ")
             .and_then(|rest| rest.strip_suffix(" created"));
@@ -62,11 +62,11 @@ fn not_made(partition: &Partition, said: &str) -> Unready {
     ))
 }
 
-/// Checks the answer to [`LIST`]: each partition is there with its chunks, and has the multiprocessors that were asked for. The
-/// last one of a GPU may have more of them: those that make up no chunk.
+/// Checks the answer to [`LIST`]: each partition has its chunks, and at least its multiprocessors. The last one of a GPU
+/// may have more: those that make up no chunk.
 ///
 /// # Errors
-/// Refused where its chunks have fewer multiprocessors, else failed.
+/// Refused: its chunks have fewer multiprocessors. Failed: any other answer.
 pub fn check(partitions: &[Partition], answer: &str) -> Result<(), Unready> {
     partitions.iter().try_for_each(|one| listed(one, answer))
 }
@@ -106,8 +106,6 @@ fn listed(partition: &Partition, answer: &str) -> Result<(), Unready> {
 
 #[cfg(test)]
 mod tests {
-    //! Answers as the documentation prints them, and as programs that talk to the real daemon expect them.
-
     use super::*;
     use mpsd_core::GpuUuid;
 
@@ -129,49 +127,34 @@ mod tests {
     }
 
     #[test]
-    fn each_answer_is_followed_by_one_that_always_comes() {
-        assert_eq!(
-            commands(&[partition(0, 5), partition(1, 2)]),
-            format!(
-                "sm_partition add {GPU} 5\nget_default_active_thread_percentage\nsm_partition add {GPU} \
-             2\nget_default_active_thread_percentage\n"
-            )
-        );
-    }
-
-    #[test]
     fn ids_are_read_in_both_forms_and_may_hold_slashes() {
+        let session = format!(
+            "sm_partition add {GPU} 5\nget_default_active_thread_percentage\n\
+             sm_partition add {GPU} 2\nget_default_active_thread_percentage\n"
+        );
+        assert_eq!(commands(&[partition(0, 5), partition(1, 2)]), session);
         let plain = format!("{GPU}/Dx4AAA\n100.0\n{GPU}/B/x4/AA\n100.0\n");
-        assert_eq!(ids(&plain).unwrap(), ["Dx4AAA", "B/x4/AA"]);
-        let worded =
-            format!("Partition {GPU}/Dx4AAA created\n100.0\nPartition {GPU}/B/x4/AA created\n100.0\n");
-        assert_eq!(ids(&worded).unwrap(), ["Dx4AAA", "B/x4/AA"]);
+        let (one, two) = (format!("{GPU}/Dx4AAA"), format!("{GPU}/B/x4/AA"));
+        let worded = format!("Partition {one} created\n100.0\nPartition {two} created\n100.0\n");
+        for answers in [plain, worded] {
+            assert_eq!(ids(&answers).unwrap(), ["Dx4AAA", "B/x4/AA"]);
+        }
     }
 
     #[test]
-    fn what_does_not_fit_is_the_users_and_all_else_fails() {
-        let no_room = format!(
-            "{GPU}/Dx4AAA\n100.0\nFailed to fulfill the requested SM partition of 2 chunks, error \
-         CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION\n100.0\n"
-        );
+    fn too_few_chunks_are_refused_and_any_other_answer_fails() {
+        let no_room = format!("{GPU}/Dx4AAA\n100.0\nFailed to fulfill it, error {NO_ROOM}\n100.0\n");
         let refused = ids(&no_room).unwrap_err();
         assert!(matches!(refused, Unready::Refused { .. }), "{refused}");
-        assert_eq!(
-            refused.to_string(),
-            format!(
-                "MPS_SMS: {GPU} has no 16 multiprocessors left for rank 1; allowed: fewer in all: partitions share nothing"
-            )
-        );
-        let same = format!("{GPU}/Dx4AAA\n100.0\n{GPU}/Dx4AAA\n100.0\n");
-        let foreign = format!("GPU-0/Dx4AAA\n100.0\n{GPU}/B\n100.0\n");
-        let several = format!("{GPU}/Dx4AAA\n{GPU}/B\n100.0\n100.0\n");
+        let why = format!("MPS_SMS: {GPU} has no 16 multiprocessors left for rank 1");
+        assert!(refused.to_string().starts_with(&why), "{refused}");
         for answers in [
             "",
             "100.0\n100.0\n",
             "Unknown command \"sm_partition\"\n100.0\n",
-            &same,
-            &foreign,
-            &several,
+            &format!("{GPU}/Dx4AAA\n100.0\n{GPU}/Dx4AAA\n100.0\n"),
+            &format!("GPU-0/Dx4AAA\n100.0\n{GPU}/B\n100.0\n"),
+            &format!("{GPU}/Dx4AAA\n{GPU}/B\n100.0\n100.0\n"),
         ] {
             let failed = ids(answers).unwrap_err();
             assert!(matches!(failed, Unready::Failed(_)), "{answers}: {failed}");

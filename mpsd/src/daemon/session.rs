@@ -1,4 +1,4 @@
-//! One session with a control daemon: the vendor's own program, commands on its standard input, a deadline.
+//! One session with a control daemon: the vendor's own program, with commands on its standard input and a deadline.
 
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
@@ -10,34 +10,33 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-/// Most that is read of an answer, bytes: 48 clients' listings have a few kilobytes.
+/// Longest answer that is read, bytes: the lists of 48 clients take a few kilobytes.
 const LONGEST_ANSWER: usize = 256 * 1024;
 
-/// What came of a session.
+/// The outcome of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// How the program ended.
     pub exit: Exit,
-    /// All that it said on standard output.
+    /// Standard output.
     pub text: String,
-    /// And on standard error.
+    /// Standard error.
     pub trouble: String,
 }
 
 impl Answer {
-    /// The process ids in a listing, one a line.
+    /// The process ids of a list, one a line.
     pub fn numbers(&self) -> Vec<i32> {
         numbers(&self.text)
     }
 
-    /// The recorded answer of the vendor's program when nobody listens (exit 1).
+    /// Whether no daemon listens: the recorded answer of the vendor's program, exit 1.
     pub fn nobody_listens(&self) -> bool {
         let says = |text: &str| text.contains("Cannot find MPS control daemon");
         self.exit == Exit::Code(1) && (says(&self.text) || says(&self.trouble))
     }
 }
 
-/// Connects to the socket at `path` without waiting; EAGAIN: so many others do that its backlog is full.
+/// Connects to the socket at `path` without waiting; EAGAIN: its backlog is full.
 pub fn connect(path: &Path) -> nix::Result<OwnedFd> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -51,8 +50,8 @@ pub fn numbers(text: &str) -> Vec<i32> {
     pids.filter(|pid| *pid > 1).collect()
 }
 
-/// The vendor's program, made ready to talk to, or be, the control daemon of `daemon`. Its environment is written
-/// from nothing; it looks for the server's program beside itself.
+/// The vendor's program, to run or to ask the control daemon of `daemon`, with an environment of its own. It looks for
+/// the server's program beside itself.
 pub fn program(control: &Path, daemon: &Daemon) -> Spawn {
     let beside = control.parent().unwrap_or(Path::new("/usr/bin")).display();
     let gpus: Vec<&str> = daemon.gpus.iter().map(mpsd_core::GpuUuid::as_str).collect();
@@ -62,17 +61,17 @@ pub fn program(control: &Path, daemon: &Daemon) -> Spawn {
         (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()),
         (LOG_DIRECTORY.into(), daemon.log.clone().into()),
         (VISIBLE_DEVICES.into(), gpus.join(",").into()),
-        // Releases from r615 on speak a second protocol when told so; this suite speaks the text one.
+        // Releases from r615 on have a second protocol; this program speaks the text protocol.
         ("CUDA_MPS_PROTOCOL_VERSION".into(), "2".into()),
     ];
     program
 }
 
-/// Says `commands` to the control daemon of `daemon`, by the vendor's program `control`, and waits for the whole answer.
+/// Sends `commands` to the control daemon of `daemon` through the vendor's program `control`, and waits for the answer.
 ///
 /// # Errors
-/// One line: the program could not be run, or did not end within `limit`, because the daemon hangs or waits for a server that
-/// hangs, or its answer did not end. The program is killed and reaped.
+/// The program could not be run, its answer was too long, or it did not end within `limit`, because the daemon or its
+/// server hangs. The program is then killed and reaped.
 pub fn say(control: &Path, daemon: &Daemon, commands: &str, limit: Duration) -> Result<Answer, String> {
     let first = commands.lines().next().unwrap_or("");
     if limit.is_zero() {
@@ -107,26 +106,14 @@ pub fn say(control: &Path, daemon: &Daemon, commands: &str, limit: Duration) -> 
 mod tests {
     use super::*;
 
-    fn daemon() -> Daemon {
-        Daemon {
-            gpus: Vec::new(),
-            pipe: "/nowhere".into(),
-            log: "/nowhere".into(),
-            threads: None,
-            memory: Vec::new(),
-            priority: None,
-            partitions: Vec::new(),
-        }
-    }
-
     #[test]
-    fn a_daemon_is_not_said_to_hang_where_it_was_not_waited_for() {
+    fn a_daemon_is_not_said_to_hang_if_it_was_not_waited_for() {
         let hangs = |limit| {
             let dir = tempfile::tempdir().unwrap();
             let program = dir.path().join("control");
             std::fs::write(&program, "#!/bin/sh\nexec sleep 60\n").unwrap();
             std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-            say(&program, &daemon(), "get_server_list\n", limit).unwrap_err()
+            say(&program, &Daemon::default(), "get_server_list\n", limit).unwrap_err()
         };
         assert_eq!(
             hangs(Duration::ZERO),

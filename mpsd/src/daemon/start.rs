@@ -1,11 +1,10 @@
 //! Starts the control daemons of a job and proves them ready.
 
-use super::dialogue::{self, Of, Proof};
-use super::ends::Ends;
+use super::dialogue::{self, LimitScope, Proof};
 use super::events::{Events, Watches};
-use super::partitions;
-use super::session;
-use super::tail::Tail;
+use super::logs::Tail;
+use super::observer::ClientWatch;
+use super::{partitions, session};
 use crate::job::spec::{ReadyDaemon, Spec, Unready};
 use crate::sys::deadline::Deadline;
 use crate::sys::spawn::Child;
@@ -16,44 +15,41 @@ use nix::sys::signal::Signal;
 use std::fs::File;
 use std::time::Duration;
 
-/// Between the socket's appearance and its answering lie a few milliseconds and no event.
+/// The socket answers a few milliseconds after it appears, without an event.
 const RETRY: Duration = Duration::from_millis(1);
-/// A daemon that is not wanted gets this long to end by itself.
+/// Time for a daemon to end on a signal.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The option of a daemon whose GPUs are partitioned; its clients need a partition each.
+/// The daemon's option for static partitions.
 const STATIC: &str = "-S";
 
 /// A control daemon that we started.
 #[derive(Debug)]
 pub struct Running {
-    /// What it was to be.
+    /// Its plan, with the limits that it has now.
     pub daemon: Daemon,
-    /// The process.
     pub child: Child,
-    /// Its log.
     pub tail: Tail,
-    /// What is watched of it.
     pub watches: Watches,
-    /// It knows no option that it was started with.
+    /// It rejects an option that it was started with.
     refuses_option: bool,
-    /// Its limits are set and read back, and its server is asked for.
-    asked: bool,
-    /// Its server, once that is active and confirms the limits.
+    /// Its limits are set and read back, and it was told to start its server.
+    configured: bool,
+    /// Its server, once it is active and confirms the limits.
     server: Option<i32>,
     proof: Proof,
 }
 
 impl Running {
-    /// Takes in what its log has.
-    fn hear(&mut self) {
+    /// Takes in the new lines of its log.
+    fn read_log(&mut self) {
         for line in self.tail.lines() {
             self.refuses_option |= line.starts_with("Unrecognized option");
             self.proof.take(&line);
         }
     }
 
-    /// The two pids for the report.
+    /// Its report for root.
     pub fn ready(&self) -> ReadyDaemon {
         ReadyDaemon {
             control: self.child.pid(),
@@ -63,11 +59,11 @@ impl Running {
     }
 }
 
-/// Starts every daemon of `spec` and returns when each has proved its limits. A failure goes to `tell` at once: a daemon
-/// that does not end when told to would keep it back past the time for which root listens.
+/// Starts every daemon of `spec` and returns when each has proved its limits. A failure is passed to `tell` before the
+/// daemons are ended, because that may last longer than root listens.
 ///
 /// # Errors
-/// The first failure, one line, after all daemons were ended again.
+/// The first failure, after all daemons were ended.
 pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&Unready)) -> Result<Vec<Running>, Unready> {
     let mut running = Vec::new();
     let Err(reason) = bring_up(spec, events, &mut running) else {
@@ -119,7 +115,7 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
             let why = format!("not ready after {} ms: {}", spec.start_ms, stuck(running));
             return Err(why.into());
         }
-        if events.wait(Some(if again { RETRY } else { left }), &Ends::default())? {
+        if events.wait(Some(if again { RETRY } else { left }), &ClientWatch::default())? {
             return Err("ended by a signal while starting".to_owned().into());
         }
     }
@@ -127,7 +123,7 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
 
 fn stuck(running: &[Running]) -> &'static str {
     match running.iter().find(|r| r.server.is_none()) {
-        Some(daemon) if !daemon.asked => "the control daemon's socket does not answer",
+        Some(daemon) if !daemon.configured => "the control daemon's socket does not answer",
         _ => "the server does not become active",
     }
 }
@@ -144,7 +140,7 @@ fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, S
         tail,
         watches,
         refuses_option: false,
-        asked: false,
+        configured: false,
         server: None,
         proof: Proof::default(),
     })
@@ -163,24 +159,24 @@ fn spawn_control(spec: &Spec, daemon: &Daemon, log: File) -> Result<Child, Strin
         .map_err(|e| e.to_string())
 }
 
-/// Takes a daemon as far as it will go now; true: look again soon, no event will tell.
+/// Takes a daemon as far as possible now; true: try again soon, no event will wake us.
 fn advance(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unready> {
-    running.hear();
+    running.read_log();
     if let Some(end) = running.child.try_wait() {
-        running.hear();
+        running.read_log();
         return Err(match running.refuses_option {
             true => without_partitions(),
             false => format!("the control daemon ended ({end}) before it was ready").into(),
         });
     }
-    match (running.asked, running.server) {
+    match (running.configured, running.server) {
         (false, _) => ask(spec, running, end),
         (true, None) => Ok(confirm(running).map(|()| false)?),
         (true, Some(_)) => Ok(false),
     }
 }
 
-/// What a driver before static partitions says to `-S` (recorded on 580, docs/facts/mps-control.md#starting).
+/// A driver before static partitions rejects `-S` (recorded on 580, docs/facts/mps-control.md#starting).
 fn without_partitions() -> Unready {
     Unready::Refused {
         what: "MPS_SMS".to_owned(),
@@ -210,12 +206,12 @@ fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unread
     if answer.nobody_listens() {
         return Ok(true);
     }
-    dialogue::check(Of::NextServers, &running.daemon, &answer.text)?;
-    running.asked = true;
+    dialogue::check(LimitScope::NextServers, &running.daemon, &answer.text)?;
+    running.configured = true;
     Ok(true)
 }
 
-/// The log's `NEW SERVER n: Ready` says what `get_server_status` would say by ACTIVE, and costs no session
+/// `NEW SERVER n: Ready` in the log means the same as ACTIVE from `get_server_status`, and costs no session
 /// (docs/facts/mps-control.md#when-a-server-is-ready; the contract suite compares the two).
 fn confirm(running: &mut Running) -> Result<(), String> {
     let Some(server) = running.proof.ready.filter(|_| running.proof.started) else {
@@ -226,8 +222,7 @@ fn confirm(running: &mut Running) -> Result<(), String> {
     Ok(())
 }
 
-/// Ends a daemon that is not wanted: SIGTERM takes its server along (docs/facts/mps-control.md#crashes-and-hangs), else
-/// SIGKILL does.
+/// Ends a daemon by SIGTERM, then SIGKILL. Both end its server too (docs/facts/mps-control.md#crashes-and-hangs).
 pub fn end(running: &mut Running) {
     running.child.signal(Signal::SIGTERM);
     if running.child.wait(Deadline::after(GRACE)).is_none() {

@@ -1,7 +1,7 @@
-//! The polite rung: clients first, then the daemon, each command with a deadline.
+//! The polite rung of an end: clients first, then the daemon, each command with a deadline.
 //!
-//! Killing a client with work in flight is undefined for every other client (the vendor's guide), so
-//! `terminate_client` comes first; `quit` waits for clients for ever, so it comes after and with a deadline
+//! Killing a client with work in flight is undefined for every other client (the vendor's guide), so the first command
+//! is `terminate_client`. `quit` waits for clients without a limit, so it is second and has a deadline
 //! (docs/facts/mps-control.md#crashes-and-hangs).
 
 use super::session::{self, Answer};
@@ -16,7 +16,7 @@ const FORCED_QUIT_S: u64 = 1;
 /// Asks every control daemon of `spec` to end.
 ///
 /// # Errors
-/// The daemons that did not, one line.
+/// The daemons that did not end, one line.
 pub fn all(spec: &Spec) -> Result<(), String> {
     let known = spec
         .servers
@@ -24,26 +24,23 @@ pub fn all(spec: &Spec) -> Result<(), String> {
         .copied()
         .map(Some)
         .chain(std::iter::repeat(None));
-    let failed: Vec<String> = spec
-        .daemons
-        .iter()
-        .zip(known)
+    let both = spec.daemons.iter().zip(known);
+    let failed: Vec<String> = both
         .filter_map(|(daemon, known)| one(spec, daemon, known).err())
         .collect();
-    if failed.is_empty() {
-        Ok(())
-    } else {
-        Err(failed.join("; "))
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(failed.join("; ")),
     }
 }
 
-/// `known`: the one server that it had when its job began.
+/// `known`: its server when the job began.
 fn one(spec: &Spec, daemon: &Daemon, known: Option<i32>) -> Result<(), String> {
     let limit = spec.command_time();
     let say = |commands: &str, limit: Duration| session::say(&spec.control, daemon, commands, limit);
     let servers = "get_server_list\n";
-    // The usual end costs one session: that server alone is there, and has no clients. Answers have nothing between them, so
-    // that after any other the questions are asked again, each in a session of its own.
+    // Usually only that server is there, without clients: then one session is enough. Answers have no delimiters, so after
+    // any other answer each question gets a session of its own.
     let answer = match known {
         Some(server) => say(&format!("get_client_list {server}\n{servers}"), limit)?,
         None => say(servers, limit)?,
@@ -81,12 +78,10 @@ fn end_clients(servers: &Answer, say: impl Fn(&str) -> Result<Answer, String>) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsd_core::config::MemoryOverLimit;
-    use mpsd_core::record::ClientLimits;
     use std::os::unix::net::UnixListener;
     use tempfile::TempDir;
 
-    /// What a control daemon is told at an end, a line a session, that answers `clients` to the first question; server 691 was proved.
+    /// What an end tells a control daemon that answers `clients` to the first question, a line a session. Server 691 was proved.
     fn told(clients: &str, known: &[i32]) -> Vec<String> {
         told_in(&tempfile::tempdir().unwrap(), clients, known)
     }
@@ -101,26 +96,11 @@ mod tests {
         );
         std::fs::write(&control, script).unwrap();
         std::fs::set_permissions(&control, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let spec = Spec {
-            job: "1".to_owned(),
-            uid: 0,
-            control,
-            nvml: String::new(),
-            daemons: vec![Daemon {
-                pipe: directory.path().join("pipe"),
-                log: directory.path().join("log"),
-                gpus: Vec::new(),
-                threads: None,
-                memory: Vec::new(),
-                priority: None,
-                partitions: Vec::new(),
-            }],
-            servers: known.to_vec(),
-            most: ClientLimits::default(),
-            start_ms: 1,
-            command_ms: 20_000,
-            over_limit: MemoryOverLimit::Ignore,
-        };
+        let dir = |name| directory.path().join(name);
+        let spec = serde_json::json!({"job": "1", "uid": 0, "control": control, "nvml": "", "servers": known,
+            "daemons": [{"gpus": [], "pipe": dir("pipe"), "log": dir("log")}],
+            "start_ms": 1, "command_ms": 20_000, "over_limit": "ignore"});
+        let spec: Spec = serde_json::from_value(spec).unwrap();
         all(&spec).unwrap();
         let said = std::fs::read_to_string(said).unwrap();
         said.lines().map(|line| line.trim_end().to_owned()).collect()

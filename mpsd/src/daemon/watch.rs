@@ -1,70 +1,69 @@
-//! Watches over ready daemons: what happens to them goes into the user's log.
+//! Watches over ready daemons. What happens to them is written into the user's log and the observations.
 
-use super::change;
-use super::dialogue::Event;
-use super::door;
-use super::ends::Ends;
+use super::dialogue::{self, Event, InForce};
 use super::events::Events;
-use super::limits::LimitWatch;
+use super::logs::UserLog;
 use super::memory::MemoryWatch;
-use super::sight::Sight;
+use super::observer::{ClientWatch, Observer};
 use super::start::{self, Running};
-use super::user_log::UserLog;
+use super::{door, session, set};
 use crate::job::spec::Spec;
 use crate::sys::Exit;
 use mpsd_core::killed::SignalName;
+use mpsd_core::observations::{DaemonLost, LimitChanged, keep};
 use mpsd_core::record::ClientLimits;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-/// Watches over ready daemons until a signal ends us or the last of them has ended.
+/// Shortest time between two readings of one daemon's limits, so that its owner cannot keep us busy.
+const LIMITS_PERIOD: Duration = Duration::from_secs(10);
+/// Longest wait for a daemon's limits: nothing else is watched meanwhile.
+const LIMITS_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Watches until a signal ends us or the last daemon has ended.
 pub fn until_the_end(
     spec: &Spec,
     mut running: Vec<Running>,
     events: &mut Events,
     log: &mut UserLog,
-    sight: &mut Sight,
+    observer: &mut Observer,
 ) {
     let mut memory = MemoryWatch::new(spec);
     let mut limits = LimitWatch::default();
-    let mut ends = Ends::default();
+    let mut clients = ClientWatch::default();
     while !running.is_empty() {
         let period = memory.period().into_iter().chain(limits.period()).min();
-        let Ok(terminate) = events.wait(period, &ends) else {
+        let Ok(terminate) = events.wait(period, &clients) else {
             return;
         };
         for daemon in &mut running {
-            let (pid, mut told_to_set) = (daemon.child.pid(), false);
-            for line in daemon.tail.lines() {
-                let Some(event) = Event::parse(&line) else {
-                    continue;
-                };
+            let pid = daemon.child.pid();
+            for event in daemon.tail.lines().iter().filter_map(|line| Event::parse(line)) {
                 match event {
                     Event::NewClient(_) | Event::Active(_) => memory.wake(),
-                    Event::Setting => told_to_set = true,
+                    Event::Setting => limits.wake(pid),
                     _ => {}
                 }
-                ends.take(&event);
-                sight.take(pid, &event);
-                tell(log, sight, pid, event);
+                clients.take(&event);
+                observer.take(pid, &event);
+                tell(log, observer, pid, event);
             }
-            if told_to_set {
-                limits.wake(daemon);
-            }
-            if sight.is_ending(pid) {
+            if observer.is_ending(pid) {
                 events.forget_log(&mut daemon.watches);
             }
         }
-        for killed in ends.killed() {
+        for killed in clients.killed() {
             let (pid, signal) = (killed.pid, SignalName(killed.signal));
             log.line(&format!("client {pid} was ended by {signal}"));
-            sight.kill(killed);
+            keep(&mut observer.all.killed, killed);
         }
-        running.retain_mut(|daemon| !has_ended(daemon, log, sight));
-        memory.look(spec, &running, log, sight);
+        running.retain_mut(|daemon| !has_ended(daemon, log, observer));
+        memory.check(spec, &running, log, observer);
         if !terminate {
-            serve(spec, &mut running, events, (&mut memory, log, sight));
-            limits.look(spec, &running, log, sight);
+            serve(spec, &mut running, events, (&mut memory, log, observer));
+            limits.check(spec, &running, log, observer);
         }
-        sight.write();
+        observer.write();
         if terminate {
             log.line(&format!("job {}: ending MPS on a signal", spec.job));
             running.iter_mut().for_each(start::end);
@@ -73,26 +72,26 @@ pub fn until_the_end(
     }
 }
 
-/// Does what the job's owner asks for, if anything.
+/// Carries out a request of the job's owner, if there is one.
 fn serve(
     spec: &Spec,
     running: &mut [Running],
     events: &Events,
-    (memory, log, sight): (&mut MemoryWatch, &mut UserLog, &mut Sight),
+    (memory, log, observer): (&mut MemoryWatch, &mut UserLog, &mut Observer),
 ) {
-    let Some((stream, wanted)) = events.door().and_then(door::Door::take) else {
+    let Some((stream, request)) = events.door.as_ref().and_then(door::Door::take) else {
         return;
     };
-    let mut answer = change::limits(spec, running);
-    if wanted != ClientLimits::default() {
-        match change::set(spec, running, &wanted) {
+    let mut answer = set::limits(spec, running);
+    if request != ClientLimits::default() {
+        match set::set(spec, running, &request) {
             Ok(changes) => {
                 memory.set(running);
                 for change in changes {
                     log.line(&format!("set while the job runs (mpsctl set): {change}"));
-                    sight.set(change);
+                    observer.all.set(change);
                 }
-                answer = change::limits(spec, running);
+                answer = set::limits(spec, running);
             }
             Err(why) => {
                 log.line(&format!("not set: {why}"));
@@ -100,13 +99,12 @@ fn serve(
             }
         }
     }
-    // Written down before it is told.
-    sight.write();
-    // Who has gone meanwhile reads it in the log.
+    // Written before it is answered. If the owner has gone meanwhile, the log tells.
+    observer.write();
     let _ = door::send(&stream, &answer);
 }
 
-fn has_ended(daemon: &mut Running, log: &mut UserLog, sight: &mut Sight) -> bool {
+fn has_ended(daemon: &mut Running, log: &mut UserLog, observer: &mut Observer) -> bool {
     let Some(end) = daemon.child.try_wait() else {
         return false;
     };
@@ -120,72 +118,153 @@ fn has_ended(daemon: &mut Running, log: &mut UserLog, sight: &mut Sight) -> bool
          without MPS"
     );
     log.line(&sentence);
-    sight.say(&sentence);
-    sight.lose(pid, end.to_string());
+    observer.say(&sentence);
+    observer.forget(pid);
+    let how = end.to_string();
+    keep(&mut observer.all.daemons_lost, DaemonLost { pid, how });
     true
 }
 
-/// Says a line of the vendor's log in the user's words. `daemon`: the pid of the control daemon whose log it is.
-fn tell(log: &mut UserLog, sight: &mut Sight, daemon: i32, event: Event) {
-    let told_to_end = match &event {
-        Event::ServerExited(pid, 0) => sight.was_told_to_end(daemon, *pid),
-        _ => false,
-    };
-    let mut grave = |sentence: &str| {
-        log.line(sentence);
-        sight.say(sentence);
-    };
-    match event {
-        Event::ServerExited(pid, 0) if told_to_end => {
-            log.line(&format!("server {pid} ended"));
+/// Explains an event of the log of control daemon `daemon` in the user's log.
+fn tell(log: &mut UserLog, observer: &mut Observer, daemon: i32, event: Event) {
+    let (grave, line) = match event {
+        Event::ServerExited(pid, 0) if observer.was_told_to_end(daemon, pid) => {
+            (false, format!("server {pid} ended"))
         }
-        Event::ServerExited(pid, status) => grave(&format!(
-            "server {pid} died (status {status}): its clients got error 806 (cudaErrorMpsRpcFailure); \
-             the next client starts a new server with the same limits"
-        )),
-        Event::Ready(pid) => log.line(&format!("server {pid} is ready")),
-        Event::Fatal(text) => grave(&format!(
-            "the vendor's log says: {text}; a client's fatal error (an illegal address, for one) reaches every client on its \
-             GPU, and new ones are refused with error 807 (cudaErrorMpsServerNotReady) until all of these have ended"
-        )),
-        Event::Trouble(text) => log.line(&format!("the vendor's log says: {text}")),
-        _ => {}
+        Event::ServerExited(pid, status) => (
+            true,
+            format!(
+                "server {pid} died (status {status}): its clients got error 806 (cudaErrorMpsRpcFailure); \
+                 the next client starts a new server with the same limits"
+            ),
+        ),
+        Event::Ready(pid) => (false, format!("server {pid} is ready")),
+        Event::Fatal(text) => (
+            true,
+            format!(
+                "the vendor's log says: {text}; a client's fatal error (an illegal address, for one) reaches every client on its \
+                 GPU, and new ones are refused with error 807 (cudaErrorMpsServerNotReady) until all of these have ended"
+            ),
+        ),
+        Event::Trouble(text) => (false, format!("the vendor's log says: {text}")),
+        _ => return,
+    };
+    log.line(&line);
+    if grave {
+        observer.say(&line);
+    }
+}
+
+/// Reads a daemon's limits again after a command that may have changed them. Ceilings bind programs that cooperate; the
+/// owner of a control daemon may lift them (THREAT-MODEL.md). The daemon's log names each command, so no timer runs
+/// otherwise. By the pids of the control daemons.
+#[derive(Debug, Default)]
+struct LimitWatch(BTreeMap<i32, LimitState>);
+
+#[derive(Debug, Default)]
+struct LimitState {
+    /// A command came after the last reading.
+    due: bool,
+    read: Option<Instant>,
+    /// The limits that did not hold at the last reading.
+    changed: Vec<InForce>,
+}
+
+impl LimitState {
+    /// Time until the next reading.
+    fn left(&self) -> Option<Duration> {
+        let passed = self.read.map_or(LIMITS_PERIOD, |read| read.elapsed());
+        self.due.then(|| LIMITS_PERIOD.saturating_sub(passed))
+    }
+}
+
+impl LimitWatch {
+    fn wake(&mut self, daemon: i32) {
+        self.0.entry(daemon).or_default().due = true;
+    }
+
+    /// Longest sleep; `None`: until something happens.
+    fn period(&self) -> Option<Duration> {
+        self.0.values().filter_map(LimitState::left).min()
+    }
+
+    /// Reads the limits that are due, and tells which no longer hold.
+    fn check(&mut self, spec: &Spec, running: &[Running], log: &mut UserLog, observer: &mut Observer) {
+        self.0
+            .retain(|pid, _| running.iter().any(|daemon| daemon.child.pid() == *pid));
+        for daemon in running {
+            let Some(state) = self.0.get_mut(&daemon.child.pid()) else {
+                continue;
+            };
+            if state.left().is_some_and(|left| left.is_zero()) {
+                state.check(spec, daemon, log, observer);
+                (state.due, state.read) = (false, Some(Instant::now()));
+            }
+        }
+    }
+}
+
+impl LimitState {
+    fn check(&mut self, spec: &Spec, running: &Running, log: &mut UserLog, observer: &mut Observer) {
+        let pid = running.child.pid();
+        let mut tell = |observer: &mut Observer, sentence: String| {
+            log.line(&sentence);
+            observer.say(&sentence);
+        };
+        let limit = spec.command_time().min(LIMITS_PATIENCE);
+        let answer = session::say(
+            &spec.control,
+            &running.daemon,
+            &dialogue::read(&running.daemon),
+            limit,
+        );
+        let text = match answer {
+            // It is ending.
+            Ok(answer) if answer.nobody_listens() || answer.text.trim().is_empty() => return,
+            Ok(answer) => answer.text,
+            Err(why) => {
+                let what = "was told to set something, and its limits cannot be read back";
+                return tell(observer, format!("control daemon {pid} {what}: {why}"));
+            }
+        };
+        let all = dialogue::in_force(&running.daemon, &running.daemon, &text);
+        let changed: Vec<InForce> = all.into_iter().filter(|limit| !limit.holds).collect();
+        for limit in changed.iter().filter(|limit| !self.changed.contains(limit)) {
+            let change = LimitChanged {
+                limit: limit.limit.clone(),
+                asked: limit.asked.clone(),
+                said: limit.said.clone(),
+            };
+            tell(
+                observer,
+                format!("control daemon {pid} was told to change a limit: {change}"),
+            );
+            keep(&mut observer.all.limits_changed, change);
+        }
+        self.changed = changed;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsd_core::config::MemoryOverLimit;
 
-    /// What becomes of these events, each with its control daemon: the sentences that the user is to read at the end.
-    fn said(events: &[(i32, Event)]) -> String {
-        let spec = Spec {
-            job: "1".to_owned(),
-            uid: 0,
-            control: "/".into(),
-            nvml: String::new(),
-            daemons: Vec::new(),
-            servers: Vec::new(),
-            start_ms: 1,
-            command_ms: 1,
-            over_limit: MemoryOverLimit::Ignore,
-            most: ClientLimits::default(),
-        };
-        let (mut log, mut sight) = (UserLog::open(&spec), Sight::default());
+    /// The sentences that the user is to read at the end, after these events of control daemons.
+    fn last_words(events: &[(i32, Event)]) -> String {
+        let (mut log, mut observer) = (UserLog::none(), Observer::default());
         for (daemon, event) in events {
-            sight.take(*daemon, event);
-            tell(&mut log, &mut sight, *daemon, event.clone());
+            observer.take(*daemon, event);
+            tell(&mut log, &mut observer, *daemon, event.clone());
         }
-        format!("{sight:?}")
+        observer.all.last_words.join("\n")
     }
 
     #[test]
     fn servers_of_two_daemons_that_are_told_to_end_at_once_have_not_died() {
         let (first, second) = (Event::ServerToEnd(691), Event::ServerToEnd(692));
         let told = [(1, first), (2, second), (1, Event::ServerExited(691, 0))];
-        assert!(!said(&told).contains("died"), "{}", said(&told));
+        assert_eq!(last_words(&told), "");
         let of_another = [(1, Event::ServerToEnd(691)), (2, Event::ServerExited(691, 0))];
-        assert!(said(&of_another).contains("server 691 died (status 0)"));
+        assert!(last_words(&of_another).contains("server 691 died (status 0)"));
     }
 }

@@ -1,4 +1,4 @@
-//! A job's report: what root saw of it, written at its end, and beside it what the job's own `mpsd` says it saw.
+//! A job's report, written at its end: what root found, and beside it the observations of the job's own `mpsd`.
 
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// Version of the format.
 pub const VERSION: u32 = 1;
-/// Most lines of a kind, and the longest of them. Characters.
+/// Most lines of a kind, and the longest line, characters.
 const MOST_LINES: usize = 32;
 const LONGEST_LINE: usize = 500;
 /// How the note of a later end begins.
@@ -38,39 +38,39 @@ pub struct JobReport {
     pub exclusive: bool,
     /// Seconds since 1970 at which it began.
     pub began: u64,
-    /// From then until its MPS was proved ready; `None`: it never was.
+    /// Milliseconds from then until its MPS was proved ready; `None`: it never was.
     pub ready_ms: Option<u64>,
     /// Seconds since 1970 at which its end was reached.
     pub ended: u64,
-    /// How long its end took.
+    /// How long its end took, milliseconds.
     pub teardown_ms: u64,
     /// The node is as it was before the job, compute modes too.
     pub as_before: bool,
-    /// What was found at the end and proves nothing.
+    /// Findings of the end that prove nothing.
     pub undetermined: Vec<String>,
     /// Evidence against the node.
     pub faults: Vec<String>,
-    /// What was done at the end beyond the usual: processes that had to be ended, contexts that stayed, a mode left alone.
+    /// Unusual steps of the end: processes that had to be ended, contexts that stayed, a mode left alone.
     pub notes: Vec<String>,
-    /// Tasks that a signal ended, as far as the scheduler has its own processes wait for them under our eyes: Slurm.
+    /// Tasks that a signal ended. Only Slurm's plugin can tell.
     #[serde(default)]
     pub killed: Vec<KilledTask>,
-    /// What became of the drain, where there was one.
+    /// The line about the drain, if there was one.
     pub drain: Option<String>,
     /// Its scheduler has taken the drain.
     #[serde(default)]
     pub drained: bool,
-    /// The word of the job's own `mpsd`, a process of its user's: root has proved none of it.
+    /// The word of a process of the job's user: root has proved none of it.
     pub said_by_user: Option<Observations>,
 }
 
 impl JobReport {
-    /// Its file's name: a job that was started anew under its id has another one.
+    /// Its file's name. A job that was started again under its id has another name.
     pub fn file_name(&self) -> String {
         file_name(&self.job, self.began)
     }
 
-    /// Somebody looked, and saw no client on one of its GPUs at any time.
+    /// NVML was asked, and never listed a client on one of its GPUs.
     pub fn had_idle_gpu(&self) -> bool {
         let looked = self
             .said_by_user
@@ -79,9 +79,9 @@ impl JobReport {
         looked.is_some_and(|observed| observed.gpus.len() < self.gpus.len())
     }
 
-    /// This report of a later end, together with the `earlier` one of the same job: what was found, done and said at the
-    /// first end stays, and the later one says how the node is now. After an end that left the node as before there is
-    /// none: then this is another job's.
+    /// Joins this report of a later end with the `earlier` one of the same job. The first end's findings stay, and the later
+    /// report says how the node is now. After an end that left the node as before there is no later one: then this is
+    /// another job's report.
     pub fn after(self, earlier: Self) -> Self {
         if earlier.as_before
             || (earlier.version, &earlier.job, earlier.uid) != (self.version, &self.job, self.uid)
@@ -129,7 +129,7 @@ fn joined(mut first: Vec<String>, second: Vec<String>) -> Vec<String> {
     first
 }
 
-/// When the job of the report with this file name began, seconds since 1970; `None`: it is no report's.
+/// The start of the job by its report's file name, seconds since 1970; `None`: it is no report.
 pub fn began(file_name: &str) -> Option<u64> {
     file_name.strip_suffix(".json")?.rsplit_once('.')?.1.parse().ok()
 }
@@ -139,7 +139,7 @@ pub fn file_name(job: &JobId, began: u64) -> String {
     format!("{}.{began}.json", job.directory_name())
 }
 
-/// The limits of each client of `daemon`, in words; `None`: it has none.
+/// The limits of each client of `daemon` in words, if it has any.
 pub fn limits(daemon: &Daemon) -> Option<String> {
     let threads = daemon.threads.map(|threads| format!("threads {threads} %"));
     let memory = daemon
@@ -158,7 +158,7 @@ pub fn limits(daemon: &Daemon) -> Option<String> {
     (!all.is_empty()).then(|| all.join(", "))
 }
 
-/// So many of these lines, each printable, as a report has.
+/// These lines, printable and bounded.
 pub fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String> {
     let lines = of.into_iter().take(MOST_LINES);
     lines

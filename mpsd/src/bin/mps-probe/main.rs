@@ -1,11 +1,10 @@
-//! Opens a CUDA context the way a job's task does, and says what it got.
+//! Opens a CUDA context as a job's task does, and reports what it got.
 //!
-//! A client that finds no MPS daemon runs without MPS, with the whole GPU and no error (recorded of driver 580), so
-//! nobody learns from a running program whether its job's MPS works: this one asks, and answers with an exit code.
+//! A client that finds no MPS daemon runs without MPS, with the whole GPU and no error (recorded with driver 580). So a
+//! running program does not show whether its job's MPS works; this program does, by its exit code.
 
 mod cuda;
 mod report;
-mod witness;
 
 use std::io::{self, Write as _};
 use std::panic;
@@ -20,9 +19,10 @@ use mpsd::cli::programs::Probe as Options;
 use mpsd_core::environment::rank;
 use nix::unistd;
 use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
 use report::{GpuReport, ProbeReport};
 
-/// What the thread that talks to CUDA tells the one that keeps the time.
+/// Messages of the CUDA thread to the main thread, which keeps the deadlines.
 #[derive(Debug)]
 enum Step {
     Reported(ProbeReport),
@@ -71,7 +71,7 @@ impl Problem {
 }
 
 fn main() -> ExitCode {
-    // A panic (cudarc panics on a symbol that an old driver lacks) must be a line and an exit code.
+    // cudarc panics on a symbol that an old driver lacks: that must become a line and an exit code.
     panic::set_hook(Box::new(|_| {}));
     let options = Options::parse();
     let alarm = options.deadline_s + options.hold + 2;
@@ -82,8 +82,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the probe in a thread and keeps the time: CUDA calls of a client can hang for ever (recorded: a stopped
-/// control daemon, a user namespace without mapping).
+/// Runs the probe in a thread with deadlines: a client's CUDA calls can hang without end (recorded: a stopped control
+/// daemon, a user namespace without mapping).
 fn watch(options: &Options) -> Result<u8, Problem> {
     let (sender, receiver) = mpsc::channel();
     let worker_options = options.clone();
@@ -117,7 +117,7 @@ fn next(steps: &Receiver<Step>, seconds: u64) -> Result<Step, Problem> {
 }
 
 fn run(options: &Options, steps: &Sender<Step>) {
-    // The receiver is gone only when the process is about to end: nobody is left to tell.
+    // Without a receiver the process is ending.
     if let Err(problem) = probe(options, steps) {
         let _ = steps.send(Step::Failed(problem));
     }
@@ -166,11 +166,15 @@ fn open(options: &Options) -> Result<Vec<(u32, Device)>, Problem> {
 }
 
 fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Result<ProbeReport, Problem> {
-    let witness = witness::open(options.nvml.as_deref());
-    let look = |(index, device): &(u32, Device)| {
-        look(options, *index, device, witness.as_ref()).map_err(Problem::of(*index))
+    // Without NVML the driver's own attribute remains.
+    let nvml = match &options.nvml {
+        Some(path) => Nvml::builder().lib_path(path).init().ok(),
+        None => Nvml::init().ok(),
     };
-    let gpus: Vec<GpuReport> = devices.iter().map(look).collect::<Result<_, _>>()?;
+    let one = |(index, device): &(u32, Device)| {
+        examine_gpu(options, *index, device, nvml.as_ref()).map_err(Problem::of(*index))
+    };
+    let gpus: Vec<GpuReport> = devices.iter().map(one).collect::<Result<_, _>>()?;
     Ok(ProbeReport {
         host: unistd::gethostname()
             .map(|name| name.to_string_lossy().into_owned())
@@ -187,11 +191,11 @@ fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Res
     })
 }
 
-fn look(
+fn examine_gpu(
     options: &Options,
     index: u32,
     device: &Device,
-    witness: Option<&Nvml>,
+    nvml: Option<&Nvml>,
 ) -> Result<GpuReport, CudaFailure> {
     let facts = device.facts()?;
     let memset_ok = device.memset_checked(0xa5)?;
@@ -202,7 +206,7 @@ fn look(
     let allocated = cap.map(|cap_mib| device.allocatable(cap_mib)).transpose()?;
     Ok(GpuReport {
         index,
-        mps_listed: witness::lists(witness, &name_in_nvml(&facts.uuid), std::process::id()),
+        mps_listed: lists(nvml, &name_in_nvml(&facts.uuid), std::process::id()),
         facts,
         allocatable_mib: allocated.map(|(mib, _)| mib),
         allocation_capped: allocated.is_some_and(|(_, capped)| capped),
@@ -210,7 +214,22 @@ fn look(
     })
 }
 
-/// What NVML is asked by: a MIG device is the only device that a process sees, and `cuDeviceGetUuid` may tell its GPU's UUID
+/// Whether NVML lists `pid` among the device's MPS clients (`nvmlDeviceGetMPSComputeRunningProcesses`, which an ordinary
+/// user may call); `None`: NVML does not answer.
+fn lists(nvml: Option<&Nvml>, uuid: &str, pid: u32) -> Option<bool> {
+    let device = nvml?.device_by_uuid(uuid).ok()?;
+    // The list may grow between the call for its length and the call for its content.
+    for _ in 0..8 {
+        match device.mps_running_compute_processes() {
+            Ok(clients) => return Some(clients.iter().any(|client| client.pid == pid)),
+            Err(NvmlError::InsufficientSize(_)) => {}
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
+/// The name for NVML. A process sees only one MIG device, and `cuDeviceGetUuid` may return its GPU's UUID
 /// (docs/facts/mps-control.md#mig).
 fn name_in_nvml(uuid: &str) -> String {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
@@ -237,7 +256,7 @@ fn show(options: &Options, report: &ProbeReport) -> io::Result<()> {
     Ok(())
 }
 
-/// Says what went wrong, and its exit code.
+/// Reports the problem; returns its exit code.
 fn tell(options: &Options, problem: &Problem) -> u8 {
     let code = problem.exit_code();
     let failure = match problem {
@@ -248,7 +267,7 @@ fn tell(options: &Options, problem: &Problem) -> u8 {
         let line = serde_json::json!({
             "pid": std::process::id(), "error": problem.line(), "cuda": failure, "exit_code": code,
         });
-        // Standard output may be closed; the exit code tells it too.
+        // If standard output is closed, the exit code tells.
         let _ = writeln!(io::stdout().lock(), "{line}");
     }
     let _ = writeln!(io::stderr().lock(), "mps-probe: {}", problem.line());

@@ -1,15 +1,15 @@
-//! What the probe found, and whether it is what was expected. Pure: no CUDA, no NVML.
+//! The probe's report, and the expectations that it does not meet. Pure: no CUDA, no NVML.
 
 use std::fmt::Write as _;
 
 use mpsd::cli::programs::Probe as Options;
 use serde::Serialize;
 
-/// How much less than the memory limit a client may get, in MiB: its context counts against the limit (73 to
-/// 120 MiB seen with driver 580).
+/// A client may get this much less than its memory limit, MiB: its context counts too (73 to 120 MiB seen with driver
+/// 580).
 pub const MEMORY_MARGIN_MIB: u64 = 256;
 
-/// Everything that one run found.
+/// The result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct ProbeReport {
     pub host: String,
@@ -33,16 +33,16 @@ pub struct GpuReport {
     pub index: u32,
     #[serde(flatten)]
     pub facts: Facts,
-    /// Whether NVML lists this pid among the device's MPS clients; none where NVML could not be asked.
+    /// NVML lists this pid among the device's MPS clients; `None`: NVML does not answer.
     pub mps_listed: Option<bool>,
-    /// How much could be allocated, in MiB; none where it was not tried.
+    /// What could be allocated, MiB; `None`: it was not tried.
     pub allocatable_mib: Option<u64>,
     /// The cap ended the allocation, not the driver.
     pub allocation_capped: bool,
     pub memset_ok: bool,
 }
 
-/// What the driver tells of it.
+/// A device by the driver.
 #[derive(Debug, Clone, Serialize)]
 pub struct Facts {
     pub uuid: String,
@@ -52,13 +52,13 @@ pub struct Facts {
     pub total_mib: u64,
     /// Under a memory limit it counts down from the limit.
     pub free_mib: u64,
-    /// The driver's own word whether contexts here are shared through MPS (MPS_ENABLED); none before driver 545.
+    /// The driver's attribute MPS_ENABLED; `None`: before driver 545.
     pub mps_attribute: Option<bool>,
 }
 
 impl GpuReport {
-    /// Either witness is enough: NVML cannot know the pid of a client in its own pid namespace, and older drivers lack
-    /// the attribute. Neither speaks for a client that found no daemon.
+    /// One of both is enough: NVML does not know the pid of a client in its own pid namespace, and older drivers lack the
+    /// attribute. Neither is true of a client without a daemon.
     pub fn under_mps(&self) -> bool {
         self.facts.mps_attribute == Some(true) || self.mps_listed == Some(true)
     }
@@ -164,14 +164,9 @@ mod tests {
     }
 
     #[test]
-    fn the_recorded_client_meets_what_its_job_asked_for() {
-        let expected = options(&["--require-mps", "--expect-sms=32", "--expect-mem=3072"]);
-        assert_eq!(unmet(&gpu(), &expected), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_client_that_found_no_daemon_is_told_apart() {
-        let alone = GpuReport {
+    fn expectations_are_checked_one_by_one() {
+        let all = ["--require-mps", "--expect-sms=32", "--expect-mem=3072"];
+        let outside = GpuReport {
             facts: Facts {
                 sms: 132,
                 ..gpu().facts
@@ -180,35 +175,32 @@ mod tests {
             allocatable_mib: Some(3328),
             ..gpu()
         };
-        let expected = options(&["--require-mps", "--expect-sms=32", "--expect-mem=3072"]);
-        let found = unmet(&alone, &expected);
-        assert_eq!(found.len(), 3, "{found:?}");
-        assert!(
-            found[0].ends_with("the context does not go through MPS"),
-            "{found:?}"
-        );
-        assert!(
-            found[1].contains("132 multiprocessors are visible, 32 were expected"),
-            "{found:?}"
-        );
-        assert!(
-            found[2].contains("3328 MiB could be allocated, 2816 to 3072 were expected"),
-            "{found:?}"
-        );
-    }
-
-    #[test]
-    fn memory_that_does_not_hold_what_was_written_is_never_fine() {
         let broken = GpuReport {
             memset_ok: false,
             ..gpu()
         };
-        assert_eq!(unmet(&broken, &options(&[])).len(), 1);
-    }
-
-    #[test]
-    fn less_than_the_margin_below_the_limit_is_not_enough() {
-        let expected = options(&["--expect-mem=3136"]);
-        assert_eq!(unmet(&gpu(), &expected).len(), 1);
+        for (gpu, given, words) in [
+            (gpu(), &all[..], &[][..]),
+            (
+                outside,
+                &all,
+                &[
+                    "the context does not go through MPS",
+                    "132 multiprocessors are visible, 32 were expected",
+                    "3328 MiB could be allocated, 2816 to 3072 were expected",
+                ],
+            ),
+            (broken, &[], &["what was read back is not what was written"]),
+            (
+                gpu(),
+                &["--expect-mem=3136"],
+                &["2816 MiB could be allocated, 2880 to 3136 were expected"],
+            ),
+        ] {
+            let found = unmet(&gpu, &options(given));
+            assert_eq!(found.len(), words.len(), "{found:?}");
+            let mut both = found.iter().zip(words);
+            assert!(both.all(|(found, words)| found.ends_with(words)), "{found:?}");
+        }
     }
 }

@@ -1,24 +1,27 @@
-//! `mpsctl doctor`: all that keeps a node from giving jobs an MPS, one line each, with what to do. It changes nothing
-//! that stays: a cgroup is made as a job's, and removed.
+//! `mpsctl doctor`: checks what a node needs to give jobs an MPS, a line each, with what to do. As root it makes a cgroup
+//! as a job's and removes it; it changes nothing else.
 
 mod place;
 
 use super::reconcile::{Reconcile, ReportLine};
+use super::terminal::{checks_json, say, say_checks, worst};
 use crate::node::nvml::Driver;
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::ADMIN_VERBS;
 use crate::scheduler::node_check::{NO_NVML, control, has_gpu, textfile, units, unless_proved, without_gpu};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::SetupContext;
+use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS, Mig};
 use mpsd_core::{Failure, Inventory};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-/// For each answer of NVML; it loads in 12 ms, and in seconds where the driver has to wake the GPUs first
+/// Longest wait for an answer of NVML. It loads in 12 ms, or in seconds if the driver has to wake the GPUs
 /// (docs/facts/mps-control.md#times).
 const NVML_DEADLINE: Duration = Duration::from_secs(10);
-/// The programs that schedulers start, or these.
+/// The programs that schedulers and these programs start.
 const PROGRAMS: [&str; 4] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl"];
 
 /// `mpsctl doctor`.
@@ -35,37 +38,29 @@ pub struct Doctor {
     pub json: bool,
 }
 
-/// How bad it is, as the exit status: 0 all is well, 1 something could be better, 2 something does not work.
-pub fn worst(found: &[CheckLine]) -> u8 {
-    let code = |finding: &CheckLine| match finding {
-        Pass(_) => 0,
-        Warn(_) => 1,
-        Fail(_) => 2,
-    };
-    found.iter().map(code).max().unwrap_or(0)
+/// The exit code: a WARN works, so it is 0 as in the schedulers' checks; 2: something does not work.
+pub fn exit_code(found: &[CheckLine]) -> u8 {
+    match found.iter().any(CheckLine::is_wrong) {
+        true => EXIT_NODE,
+        false => 0,
+    }
 }
 
 impl Doctor {
-    /// The text to print of these findings.
-    pub fn text(&self, found: &[CheckLine]) -> String {
-        let shown = || {
-            found
-                .iter()
-                .filter(|finding| !self.problems || !matches!(finding, Pass(_)))
-        };
-        if !self.json {
-            return shown().map(|finding| format!("{finding}\n")).collect();
+    /// Prints the lines.
+    pub fn print(&self, found: &[CheckLine]) {
+        let shown = found
+            .iter()
+            .filter(|line| !self.problems || line.status() != "OK");
+        match self.json {
+            true => say(&checks_json(shown, worst(found))),
+            false => say_checks(&shown.map(|line| format!("{line}\n")).collect::<String>()),
         }
-        let one =
-            |finding: &CheckLine| serde_json::json!({"status": finding.status(), "text": finding.text()});
-        let worst = ["OK", "WARN", "FAIL"][usize::from(worst(found))];
-        let all: Vec<_> = shown().map(one).collect();
-        format!("{}\n", serde_json::json!({"worst": worst, "findings": all}))
     }
 }
 
 /// Looks at this host; `node` is its name in the scheduler.
-pub(super) fn look(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
+pub(super) fn check(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
     let mut all = vec![match &around.broken {
         None => Pass("mpsd.toml can be used".to_owned()),
         Some(broken) => Fail(format!(
@@ -77,7 +72,7 @@ pub(super) fn look(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
         true => all.extend(of_gpus(around)),
         false => all.push(without_gpu(around.host)),
     }
-    // A node may have lost its only GPU, and be drained for that.
+    // Also without a GPU: the node may have lost its only one, and be drained for that.
     match nix::unistd::geteuid().is_root() {
         true => all.extend(leftovers(node, around)),
         false if has_gpu(around) => all.push(Warn(
@@ -86,7 +81,7 @@ pub(super) fn look(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
         false => {}
     }
     all.extend(schedulers(node, around));
-    // What a scheduler's check looks at as well is told once, and why where that is known here.
+    // The schedulers' checks repeat some lines.
     let mut told: Vec<CheckLine> = Vec::new();
     for finding in all {
         if !told.contains(&finding) && finding.text() != NO_NVML {
@@ -96,7 +91,6 @@ pub(super) fn look(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
     told
 }
 
-/// What a node for jobs needs.
 fn of_gpus(around: &SetupContext<'_>) -> Vec<CheckLine> {
     let mut all = control(&around.settings.control, around.host);
     all.extend(nvml(&around.programs.join("mpsd"), &around.settings.nvml));
@@ -111,7 +105,6 @@ fn of_gpus(around: &SetupContext<'_>) -> Vec<CheckLine> {
     all
 }
 
-/// The driver, by its library.
 fn nvml(worker: &Path, library: &str) -> Vec<CheckLine> {
     let asked = || -> Result<(Inventory, Driver), Failure> {
         let mut nvml = NvmlWorker::start(worker, library, NVML_DEADLINE)?;
@@ -158,7 +151,7 @@ fn nvml(worker: &Path, library: &str) -> Vec<CheckLine> {
     all
 }
 
-/// What is to be known of GPUs in MIG mode.
+/// A note on GPUs in MIG mode.
 fn divided(inventory: &Inventory) -> Option<CheckLine> {
     let gpus = inventory.gpus.iter().filter(|gpu| gpu.mig == Mig::On);
     let gpus: Vec<String> = gpus.map(|gpu| gpu.index.to_string()).collect();
@@ -174,21 +167,15 @@ fn divided(inventory: &Inventory) -> Option<CheckLine> {
 
 /// `8 x NVIDIA H200`.
 fn products(inventory: &Inventory) -> String {
-    let mut counted: Vec<(&str, usize)> = Vec::new();
+    let mut counts = BTreeMap::<&str, usize>::new();
     for gpu in &inventory.gpus {
-        match counted.iter_mut().find(|(name, _)| *name == gpu.name) {
-            Some((_, count)) => *count += 1,
-            None => counted.push((&gpu.name, 1)),
-        }
+        *counts.entry(&gpu.name).or_default() += 1;
     }
-    let words: Vec<String> = counted
-        .iter()
-        .map(|(name, count)| format!("{count} x {name}"))
-        .collect();
-    words.join(", ")
+    let words = counts.iter().map(|(name, count)| format!("{count} x {name}"));
+    words.collect::<Vec<_>>().join(", ")
 }
 
-/// What jobs left, drains that wait, and second looks, as 'mpsctl reconcile' would find them.
+/// What 'mpsctl reconcile' would find: remains of jobs, drains, second looks.
 fn leftovers(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
     let dry = Reconcile {
         dry_run: true,
@@ -218,7 +205,7 @@ fn leftovers(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
     }
 }
 
-/// What the checks of the schedulers find that are here.
+/// The checks of the schedulers on this host.
 fn schedulers(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
     let found: Vec<Vec<CheckLine>> = ADMIN_VERBS
         .iter()
@@ -234,38 +221,5 @@ fn schedulers(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
             all
         }
         false => found.into_iter().flatten().collect(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_exit_status_is_that_of_the_worst_and_json_says_the_same() {
-        let good = || Pass("a".to_owned());
-        let better = || Warn("b".to_owned());
-        let wrong = || Fail("c".to_owned());
-        assert_eq!(worst(&[good(), good()]), 0);
-        assert_eq!(worst(&[better(), good()]), 1);
-        assert_eq!(worst(&[good(), wrong(), better()]), 2);
-        let all = [good(), better()];
-        let plain = Doctor::default();
-        assert_eq!(plain.text(&all), "OK    a\nWARN  b\n");
-        let problems = Doctor {
-            problems: true,
-            ..Doctor::default()
-        };
-        assert_eq!(problems.text(&all), "WARN  b\n");
-        let json = Doctor {
-            json: true,
-            ..Doctor::default()
-        }
-        .text(&all);
-        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-        let wanted = serde_json::json!({"worst": "WARN", "findings": [
-            {"status": "OK", "text": "a"}, {"status": "WARN", "text": "b"},
-        ]});
-        assert_eq!(json, wanted);
     }
 }

@@ -1,4 +1,4 @@
-//! Where jobs' daemons live: directories, cgroups, and what else has a say.
+//! Checks the places of jobs' daemons: directories, cgroups, security modules.
 
 use crate::node::site_directory;
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
@@ -9,10 +9,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Longest path of a pipe directory that the vendor takes; a longer one ends its daemon without a word
-/// (docs/facts/mps-control.md#starting). Bytes.
+/// Longest path of a pipe directory, bytes. With a longer one NVIDIA's daemon ends without a message
+/// (docs/facts/mps-control.md#starting).
 const LONGEST_PIPE: usize = 85;
-/// Longest name of a job's directory, and below it the longest name of a pipe directory. Bytes.
+/// Longest name of a job's directory and of a pipe directory in it, bytes.
 const LONGEST_NAMES: usize = "/".len() + 40 + "/pipe-15".len();
 const SELINUX: &str = "/sys/fs/selinux/enforce";
 const APPARMOR: &str = "/sys/kernel/security/apparmor/profiles";
@@ -22,7 +22,7 @@ pub(super) fn is_booted() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// The length of a pipe directory's path, and whether every user can pass the directories above it.
+/// Checks the length of a pipe directory's path, and that every user can pass the directories above it.
 pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
     let jobs = paths.jobs();
     let longest = jobs.as_os_str().len() + LONGEST_NAMES;
@@ -47,7 +47,7 @@ pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
     all
 }
 
-/// Whether a job's daemons get a cgroup of their own: one is made as a job's, and removed.
+/// Checks that a job's daemons get a cgroup of their own: makes one and removes it.
 pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> CheckLine {
     if *rule == Rule::None {
         return Warn(
@@ -74,7 +74,7 @@ pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> CheckLine {
     ))
 }
 
-/// The directories of the site's choice that others may list; `textfile` is that of the metrics' timer.
+/// Checks that not every user can list the site's directories; `textfile` is that of the metrics' timer.
 pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> Vec<CheckLine> {
     let below = match &settings.cgroup {
         Rule::Below(base) => Some(base.clone()),
@@ -116,7 +116,7 @@ fn every_user_may_list(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|about| about.permissions().mode() & 0o004 != 0)
 }
 
-/// What else may keep root's programs and the vendor's from their work.
+/// Checks what may deny root's programs and the vendor's their work.
 pub(super) fn security() -> Vec<CheckLine> {
     let text = |file: &str| fs::read_to_string(file).ok();
     [selinux(text(SELINUX)), apparmor(text(APPARMOR))]
@@ -125,7 +125,7 @@ pub(super) fn security() -> Vec<CheckLine> {
         .collect()
 }
 
-/// No policy is shipped: where one denies something, its log names the program.
+/// We ship no policy. If another denies something, its log names the program.
 fn selinux(enforce: Option<String>) -> Option<CheckLine> {
     (enforce?.trim() == "1").then(|| {
         Pass(
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_confines_programs_is_told() {
+    fn a_module_that_confines_programs_is_told() {
         assert_eq!(selinux(None), None);
         assert_eq!(selinux(Some("0".to_owned())), None);
         assert!(matches!(selinux(Some("1".to_owned())), Some(Pass(_))));

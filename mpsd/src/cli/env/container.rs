@@ -4,7 +4,7 @@ use mpsd_core::Refusal;
 use mpsd_core::environment::{Change, PIPE_DIRECTORY};
 use std::path::Path;
 
-/// What starts a container.
+/// A container runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Container {
     /// apptainer exec, singularity exec
@@ -18,15 +18,15 @@ pub enum Container {
 }
 
 impl Container {
-    /// What stands in the place of the options when they could not be found out. No runtime knows it, so that the container
-    /// does not start: without its options it would run outside of MPS without a word.
+    /// Printed instead of the options after a failure. No runtime knows it, so the container does not start: without its
+    /// options it would silently run outside MPS.
     pub const FAILURE: &str = "--mpsctl-env-failed\n";
 
     /// One line of options: the job's directory at its own path, with the sockets of all its daemons, and the variables. A
-    /// variable that is to be removed has no option: none of these runtimes passes it on, apart from Apptainer.
+    /// variable to be removed needs no option: of these runtimes only Apptainer passes it on.
     ///
     /// # Errors
-    /// A refusal where a word would come apart in the shell, or Apptainer would pass on what is to be removed.
+    /// A shell would split a word, or Apptainer would pass a variable on that is to be removed.
     pub fn write(self, changes: &[Change], uid: u32, gid: u32) -> Result<String, Refusal> {
         let value = |change: &Change| Some((change.name, change.value.clone()?));
         let set: Vec<_> = changes.iter().filter_map(value).collect();
@@ -81,15 +81,15 @@ impl Container {
         }
     }
 
-    /// Whether it takes a comma for the end of a variable: Apptainer does behind a second '=', and takes quotes off
+    /// Whether the value must be quoted: after a second '=' a comma ends a variable for Apptainer, which removes quotes
     /// (pflag, `stringToStringValue.Set`).
     fn splits(self, value: &str) -> bool {
         self == Self::Apptainer && value.contains(',') && value.contains('=')
     }
 }
 
-/// Whether a shell that splits and expands what a command printed leaves it as it is. Job ids may have brackets, which match
-/// files of such names alone.
+/// Whether a shell leaves this word of a command's output as it is. Job ids may have brackets, which only match files of
+/// such names.
 fn is_one_word(word: &str) -> bool {
     word.bytes()
         .all(|byte| byte.is_ascii_alphanumeric() || b"/._-+=:,[]%\"".contains(&byte))
@@ -100,59 +100,40 @@ mod tests {
     use super::*;
 
     fn change(name: &'static str, value: Option<&str>) -> Change {
-        Change {
-            name,
-            value: value.map(str::to_owned),
-        }
+        let value = value.map(str::to_owned);
+        Change { name, value }
     }
 
     #[test]
     fn each_runtime_gets_the_directory_and_the_variables() {
-        let changes = [
+        let set = [
             change(PIPE_DIRECTORY, Some("/run/mpsd/jobs/42/pipe-1")),
-            change("MPSD_JOB", Some("42")),
             change("CUDA_VISIBLE_DEVICES", Some("GPU-0,GPU-1")),
         ];
-        let foreign = [&changes[..], &[change("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None)]].concat();
-        let same = Container::Podman.write(&foreign, 1000, 100);
-        assert_eq!(same, Container::Podman.write(&changes, 1000, 100));
-        let refused = Container::Apptainer.write(&foreign, 1000, 100).unwrap_err();
-        assert!(refused.to_string().contains("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
-        let limits = [changes[0].clone(), change("LIMIT", Some("0=4G,1=2G"))];
+        let removed = change("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None);
+        let variables =
+            "--env CUDA_MPS_PIPE_DIRECTORY=/run/mpsd/jobs/42/pipe-1 --env CUDA_VISIBLE_DEVICES=GPU-0,GPU-1\n";
+        let mount = "/run/mpsd/jobs/42:/run/mpsd/jobs/42";
+        let enroot = format!("--mount {mount}:none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate ");
+        for (runtime, options) in [
+            (Container::Apptainer, "--bind /run/mpsd/jobs/42 ".to_owned()),
+            (Container::Enroot, enroot),
+            (Container::Podman, format!("--volume {mount} ")),
+            (Container::Docker, format!("--user=1000:100 --volume {mount} ")),
+        ] {
+            assert_eq!(runtime.write(&set, 1000, 100), Ok(options + variables));
+            let foreign = runtime.write(&[&set[..], &[removed.clone()]].concat(), 1000, 100);
+            assert_eq!(foreign.is_err(), runtime == Container::Apptainer);
+        }
+        let limits = [set[0].clone(), change("LIMIT", Some("0=4G,1=2G"))];
         let quoted = Container::Apptainer.write(&limits, 1000, 100).unwrap();
         assert!(quoted.ends_with("--env \"LIMIT=0=4G,1=2G\"\n"), "{quoted}");
-        let all = "--env CUDA_MPS_PIPE_DIRECTORY=/run/mpsd/jobs/42/pipe-1 --env MPSD_JOB=42 --env \
-                   CUDA_VISIBLE_DEVICES=GPU-0,GPU-1\n";
-        let of = |container: Container| container.write(&changes, 1000, 100).unwrap();
-        assert_eq!(
-            of(Container::Apptainer),
-            format!("--bind /run/mpsd/jobs/42 {all}")
-        );
-        assert_eq!(
-            of(Container::Enroot),
-            format!(
-                "--mount /run/mpsd/jobs/42:/run/mpsd/jobs/42:none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate {all}"
-            )
-        );
-        assert_eq!(
-            of(Container::Podman),
-            format!("--volume /run/mpsd/jobs/42:/run/mpsd/jobs/42 {all}")
-        );
-        assert_eq!(
-            of(Container::Docker),
-            format!("--user=1000:100 --volume /run/mpsd/jobs/42:/run/mpsd/jobs/42 {all}")
-        );
+        let without_mps = [change(PIPE_DIRECTORY, None), change("MPSD_JOB", None)];
+        assert_eq!(Container::Docker.write(&without_mps, 0, 0).unwrap(), "");
     }
 
     #[test]
-    fn a_job_without_mps_has_no_options() {
-        let removed = [change(PIPE_DIRECTORY, None), change("MPSD_JOB", None)];
-        assert_eq!(Container::Docker.write(&removed, 0, 0).unwrap(), "");
-        assert_eq!(Container::Podman.write(&[], 0, 0).unwrap(), "");
-    }
-
-    #[test]
-    fn a_word_that_would_come_apart_is_refused() {
+    fn a_word_that_a_shell_would_split_is_refused() {
         let changes = [change(PIPE_DIRECTORY, Some("/run/m psd/jobs/42/pipe"))];
         let refused = Container::Podman.write(&changes, 0, 0).unwrap_err().to_string();
         assert!(refused.contains("/run/m psd/jobs/42"), "{refused}");

@@ -1,4 +1,4 @@
-//! `mpsctl env`: the variables that attach a shell to its job's MPS, for that shell to evaluate.
+//! `mpsctl env`: prints the variables that attach a shell to its job's MPS, for the shell to evaluate.
 
 mod container;
 
@@ -26,7 +26,7 @@ pub struct Env {
     pub main: bool,
 }
 
-/// How variables are printed.
+/// The syntax of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Shell {
     /// sh, bash, zsh, ksh
@@ -40,8 +40,8 @@ pub enum Shell {
 }
 
 impl Env {
-    /// The text to print. Empty (in JSON: an empty object) outside a job and in a job without MPS, unless another job's
-    /// MPS left variables.
+    /// The text to print. It is empty (an empty object) outside a job and in a job without MPS, unless another job's MPS
+    /// left variables.
     ///
     /// # Errors
     /// As [`Caller::find`]; as [`Container::write`].
@@ -49,12 +49,12 @@ impl Env {
         let mut changes = caller.find()?.changes();
         Ok(match self.container {
             Some(container) => {
-                // As the scheduler set it (MPS_VISIBLE=keep): most runtimes pass no variable on by themselves.
+                // The scheduler's list (MPS_VISIBLE=keep): most runtimes pass no variable on.
                 if changes.iter().all(|change| change.name != VISIBLE_DEVICES) {
                     let (name, value) = (VISIBLE_DEVICES, (caller.env)(VISIBLE_DEVICES));
                     changes.push(Change { name, value });
                 }
-                // One that is to be removed matters where it is.
+                // A variable is removed only if it is set.
                 changes.retain(|change| change.value.is_some() || (caller.env)(change.name).is_some());
                 container.write(&changes, caller.uid, getegid().as_raw())?
             }
@@ -62,7 +62,7 @@ impl Env {
         })
     }
 
-    /// What is printed when the words of the command line are wrong ones: a container would start without its options.
+    /// The output after a usage error: without it a container would start without its options.
     pub fn of_unread(words: impl Iterator<Item = OsString>) -> &'static str {
         let words: Vec<OsString> = words.collect();
         let asks = |word: &OsString| word.to_string_lossy().starts_with("--container");
@@ -72,7 +72,7 @@ impl Env {
         }
     }
 
-    /// What is printed when nothing could be found out, so that what reads it fails as well.
+    /// The output after a failure, which makes its reader fail too.
     pub fn failure(&self) -> &'static str {
         match self.container {
             Some(_) => Container::FAILURE,
@@ -82,8 +82,7 @@ impl Env {
 }
 
 impl Shell {
-    /// What a shell evaluates when nothing could be found out. `eval ""` succeeds in every shell, so that a script under
-    /// `set -e`, or one that asks for the status, would go on without its MPS.
+    /// `eval ""` succeeds in every shell: a script with `set -e` would continue without its MPS.
     fn failure(self) -> &'static str {
         match self {
             Self::Sh | Self::Csh | Self::Fish => "false\n",
@@ -92,79 +91,67 @@ impl Shell {
     }
 
     fn write(self, changes: &[Change]) -> String {
-        let quoted = |value: &str| format!("'{}'", value.replace('\'', "'\\''"));
-        match self {
-            Self::Sh => changes
-                .iter()
-                .map(|change| match &change.value {
-                    Some(value) => format!("export {}={}\n", change.name, quoted(value)),
-                    None => format!("unset {}\n", change.name),
-                })
-                .collect(),
-            // csh substitutes history even between single quotes.
-            Self::Csh => changes
-                .iter()
-                .map(|change| match &change.value {
-                    Some(value) => format!("setenv {} {};\n", change.name, quoted(value).replace('!', "\\!")),
-                    None => format!("unsetenv {};\n", change.name),
-                })
-                .collect(),
-            Self::Fish => {
-                let quoted = |value: &str| format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"));
-                let line = |change: &Change| match &change.value {
-                    Some(value) => format!("set -gx {} {};\n", change.name, quoted(value)),
-                    None => format!("set -e {};\n", change.name),
-                };
-                changes.iter().map(line).collect()
-            }
-            Self::Json => {
-                let all: serde_json::Map<String, serde_json::Value> = changes
-                    .iter()
-                    .map(|change| (change.name.to_owned(), change.value.clone().into()))
-                    .collect();
-                format!("{}\n", serde_json::Value::Object(all))
-            }
+        if self == Self::Json {
+            let value = |change: &Change| (change.name.to_owned(), change.value.clone().into());
+            let all: serde_json::Map<String, serde_json::Value> = changes.iter().map(value).collect();
+            return format!("{}\n", serde_json::Value::Object(all));
         }
+        let line = |Change { name, value }: &Change| {
+            let Some(value) = value else {
+                return match self {
+                    Self::Csh => format!("unsetenv {name};\n"),
+                    Self::Fish => format!("set -e {name};\n"),
+                    _ => format!("unset {name}\n"),
+                };
+            };
+            let quoted = value.replace('\'', "'\\''");
+            match self {
+                // csh substitutes history even between single quotes.
+                Self::Csh => format!("setenv {name} '{}';\n", quoted.replace('!', "\\!")),
+                Self::Fish => {
+                    let quoted = value.replace('\\', "\\\\").replace('\'', "\\'");
+                    format!("set -gx {name} '{quoted}';\n")
+                }
+                _ => format!("export {name}='{quoted}'\n"),
+            }
+        };
+        changes.iter().map(line).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    //! What each shell reads.
-
     use super::*;
-    use mpsd_core::environment::{JOB, VISIBLE_DEVICES};
+    use mpsd_core::environment::JOB;
     use std::path::Path;
 
     #[test]
-    fn each_shell_reads_what_is_printed_for_it() {
-        let changes = [
-            Change {
-                name: JOB,
-                value: Some("it's 4!".to_owned()),
-            },
-            Change {
-                name: VISIBLE_DEVICES,
-                value: None,
-            },
-        ];
-        assert_eq!(
-            Shell::Sh.write(&changes),
-            "export MPSD_JOB='it'\\''s 4!'\nunset CUDA_VISIBLE_DEVICES\n"
-        );
-        assert_eq!(
-            Shell::Csh.write(&changes),
-            "setenv MPSD_JOB 'it'\\''s 4\\!';\nunsetenv CUDA_VISIBLE_DEVICES;\n"
-        );
-        assert_eq!(
-            Shell::Fish.write(&changes),
-            "set -gx MPSD_JOB 'it\\'s 4!';\nset -e CUDA_VISIBLE_DEVICES;\n"
-        );
-        assert_eq!(
-            Shell::Json.write(&changes),
-            "{\"CUDA_VISIBLE_DEVICES\":null,\"MPSD_JOB\":\"it's 4!\"}\n"
-        );
-        assert_eq!(Shell::Sh.write(&[]), "");
+    fn each_shell_reads_its_own_syntax() {
+        let change = |name, value: Option<&str>| Change {
+            name,
+            value: value.map(str::to_owned),
+        };
+        let changes = [change(JOB, Some("it's 4!")), change(VISIBLE_DEVICES, None)];
+        for (shell, text) in [
+            (
+                Shell::Sh,
+                "export MPSD_JOB='it'\\''s 4!'\nunset CUDA_VISIBLE_DEVICES\n",
+            ),
+            (
+                Shell::Csh,
+                "setenv MPSD_JOB 'it'\\''s 4\\!';\nunsetenv CUDA_VISIBLE_DEVICES;\n",
+            ),
+            (
+                Shell::Fish,
+                "set -gx MPSD_JOB 'it\\'s 4!';\nset -e CUDA_VISIBLE_DEVICES;\n",
+            ),
+            (
+                Shell::Json,
+                "{\"CUDA_VISIBLE_DEVICES\":null,\"MPSD_JOB\":\"it's 4!\"}\n",
+            ),
+        ] {
+            assert_eq!(shell.write(&changes), text);
+        }
     }
 
     #[test]
@@ -176,16 +163,14 @@ mod tests {
             uid: 1000,
             main: false,
         };
-        let env = |shell| {
-            Env {
+        for (shell, text) in [(Shell::Sh, ""), (Shell::Json, "{}\n")] {
+            let env = Env {
                 job: None,
                 shell,
                 container: None,
                 main: false,
-            }
-            .run(&caller)
-        };
-        assert_eq!(env(Shell::Sh), Ok(String::new()));
-        assert_eq!(env(Shell::Json), Ok("{}\n".to_owned()));
+            };
+            assert_eq!(env.run(&caller).as_deref(), Ok(text));
+        }
     }
 }

@@ -1,7 +1,8 @@
-//! `mpsctl explain`: a CUDA error, or the lines of a log, in words.
+//! `mpsctl explain`: explains a CUDA error, or the lines of a log.
 
 pub mod table;
 
+use super::terminal::{width, wrap};
 use mpsd_core::text::one_line;
 use mpsd_core::{Failure, Refusal, Undetermined};
 use nix::fcntl::OFlag;
@@ -11,9 +12,9 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use table::{ROWS, Row};
 
-/// Most of a log that is read, bytes.
+/// Longest part of a log that is read, bytes.
 const MOST: u64 = 64 << 20;
-/// Most of a line that is looked at and shown, bytes and characters.
+/// Longest part of a line that is searched, bytes; and shown, characters.
 const LINE: usize = 4096;
 const SHOWN: usize = 160;
 
@@ -30,7 +31,7 @@ impl Explain {
     /// The text to print.
     ///
     /// # Errors
-    /// A refusal of what is neither known nor a file; undetermined where the file cannot be read.
+    /// It is neither known nor a file (refusal), or the file cannot be read (undetermined).
     pub fn run(&self) -> Result<String, Failure> {
         let Some(what) = &self.what else {
             return Ok(ROWS.iter().map(|row| paragraph(row, "")).collect());
@@ -73,7 +74,7 @@ fn unknown(word: &str) -> Refusal {
     )
 }
 
-/// A regular file: a FIFO or a terminal might never end, and is not waited for either.
+/// Opens a regular file: a FIFO or a terminal might never end.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     let file = options
@@ -88,7 +89,7 @@ fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The lines, each without its rest where it is longer than any that means something.
+/// The lines that tell something, each up to [`LINE`].
 fn read(from: impl Read) -> io::Result<Vec<String>> {
     let mut lines = Vec::new();
     let mut from = BufReader::new(from.take(MOST));
@@ -96,7 +97,6 @@ fn read(from: impl Read) -> io::Result<Vec<String>> {
     while from.read_until(b'\n', &mut line)? > 0 {
         line.truncate(LINE);
         let text = String::from_utf8_lossy(&line);
-        // Only what says something is kept.
         if of_line(&text).is_some() {
             lines.push(text.trim_end().to_owned());
         }
@@ -105,21 +105,21 @@ fn read(from: impl Read) -> io::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// What a line of a log is about: by its words, else by the number of an error of MPS's own, which nothing else has.
+/// The row of a log's line, by its words.
 fn of_line(line: &str) -> Option<&'static Row> {
     let lower = line.to_ascii_lowercase();
     let says = |row: &&Row| row.words.iter().any(|word| has_word(&lower, word));
     ROWS.iter().find(says)
 }
 
-/// Whether `word` stands there and is no part of another one (`FAULT` in `default`).
+/// Whether `word` occurs by itself, not inside another word (`FAULT` in `default`).
 fn has_word(line: &str, word: &str) -> bool {
     let apart = |c: Option<char>| !c.is_some_and(|c| c.is_ascii_alphanumeric());
     line.match_indices(word)
         .any(|(at, _)| apart(line[..at].chars().next_back()) && apart(line[at + word.len()..].chars().next()))
 }
 
-/// Each thing that the log tells of once, with its first line and how many there are.
+/// One paragraph for each row, with its first line and the number of the others.
 fn of_log(lines: &[String]) -> String {
     let mut text = String::new();
     for row in ROWS {
@@ -140,14 +140,10 @@ fn of_log(lines: &[String]) -> String {
 }
 
 fn paragraph(row: &Row, line: &str) -> String {
-    let codes: Vec<String> = row
-        .codes
-        .iter()
-        .map(|code| format!("CUDA error {code}"))
-        .collect();
-    let codes = match codes.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", codes.join(", ")),
+    let codes = row.codes.iter().map(|code| format!("CUDA error {code}"));
+    let codes = match codes.collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => none,
+        codes => format!(" ({codes})"),
     };
     let Row {
         name,
@@ -156,7 +152,11 @@ fn paragraph(row: &Row, line: &str) -> String {
         source,
         ..
     } = row;
-    format!("{name}{codes}\n{line}  cause:  {cause}\n  remedy: {remedy}\n  source: docs/facts/{source}\n")
+    let width = width();
+    let part = |what: &str, text: &str| wrap(&format!("  {what:<8}{text}"), 10, width);
+    let source = part("source:", &format!("docs/facts/{source}"));
+    let (cause, remedy) = (part("cause:", cause), part("remedy:", remedy));
+    format!("{name}{codes}\n{line}{cause}\n{remedy}\n{source}\n")
 }
 
 #[cfg(test)]

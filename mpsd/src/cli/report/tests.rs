@@ -1,5 +1,3 @@
-//! The words of a report and of many.
-
 use super::*;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::{DaemonLost, Killed, Observations, OverMemory, Refused, ServerLost};
@@ -38,7 +36,7 @@ fn report() -> JobReport {
         }],
         ..Observations::default()
     };
-    seen.look(&gpu(0), 48, 9000);
+    seen.take_memory(&gpu(0), 48, 9000);
     JobReport {
         version: 1,
         job: JobId::parse("7").unwrap(),
@@ -48,13 +46,9 @@ fn report() -> JobReport {
         uid: 1000,
         gpus: vec![record_gpu(0), record_gpu(1)],
         daemons: vec![Daemon {
-            gpus: vec![gpu(0), gpu(1)],
-            pipe: "/p".into(),
-            log: "/l".into(),
             threads: Some("25".parse().unwrap()),
             memory: vec![(gpu(0), 1024)],
-            priority: None,
-            partitions: Vec::new(),
+            ..Daemon::default()
         }],
         exclusive: true,
         began: 1000,
@@ -75,7 +69,7 @@ fn report() -> JobReport {
 #[test]
 fn a_report_names_what_was_lost_with_pid_and_cause() {
     assert_eq!(
-        text::lines(&report()).join("\n"),
+        lines(&report()).join("\n"),
         "\
 job 7 of alice on n1: ready after 210 ms, ended after 60 s, taken down in 120 ms
   the node is as before, compute modes restored; not drained
@@ -93,7 +87,7 @@ job 7 of alice on n1: ready after 210 ms, ended after 60 s, taken down in 120 ms
 }
 
 #[test]
-fn who_was_killed_is_said_once_as_roots_word_where_root_knows_and_else_as_the_users() {
+fn a_killed_task_is_told_once_as_roots_word_if_root_knows_it() {
     let of = |n: u32| KilledTask {
         step: Some(0),
         rank: n,
@@ -106,8 +100,8 @@ fn who_was_killed_is_said_once_as_roots_word_where_root_knows_and_else_as_the_us
     told.killed = vec![of(1), of(2), of(3)];
     let seen = told.said_by_user.as_mut().unwrap();
     (seen.pids, seen.killed) = (vec![101, 7], vec![killed(102), killed(7)]);
-    let lines = text::lines(&told);
-    let (root, user): (Vec<&str>, Vec<&str>) = lines
+    let all = lines(&told);
+    let (root, user): (Vec<&str>, Vec<&str>) = all
         .iter()
         .map(String::as_str)
         .filter(|line| line.contains("ended by") || line.contains("out-of-memory"))
@@ -134,7 +128,7 @@ fn many_reports_are_summed_up() {
         ..quiet.clone()
     };
     let all = [report(), drain(true), drain(false), drain(false)];
-    let text = summary::lines(&all).join("\n");
+    let text = summary(&all).join("\n");
     for line in [
         "jobs: 4",
         "node not as before: 3",
@@ -147,7 +141,7 @@ fn many_reports_are_summed_up() {
     ] {
         assert!(text.lines().any(|other| other == line), "{line}:\n{text}");
     }
-    assert_eq!(summary::lines(&[]), ["no job has left a report on this node"]);
+    assert_eq!(summary(&[]), ["no job has left a report on this node"]);
 }
 
 #[test]
@@ -157,12 +151,6 @@ fn a_time_that_is_none_is_refused() {
     for none in ["", "h", "2", "2w", "-1h", "1.5h", "é"] {
         assert!(since(none).is_err(), "{none:?}");
     }
-}
-
-#[test]
-fn a_report_comes_back_as_it_was_written() {
-    let text = serde_json::to_string(&report()).unwrap();
-    assert_eq!(serde_json::from_str::<JobReport>(&text).unwrap(), report());
 }
 
 #[test]

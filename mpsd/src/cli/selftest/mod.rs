@@ -1,10 +1,10 @@
-//! `mpsctl selftest`: one small job through the site's own scheduler, which runs `mps-probe` under MPS.
+//! `mpsctl selftest`: a small job through the site's own scheduler, which runs `mps-probe` under MPS.
 
 mod run;
 
 use super::attach::Caller;
-use super::doctor::worst;
-use super::{NAME, complain, say, say_findings};
+use super::terminal::{checks_json, say, say_checks, worst};
+use super::{NAME, complain};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass};
 use crate::scheduler::trial::{MEMORY_MIB, TrialJob};
 use crate::scheduler::{ALL, BatchSystem, Scheduler, by_name};
@@ -18,7 +18,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
 use std::time::Duration;
 
-/// What ends a selftest.
+/// The signals that end a selftest.
 const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 /// A client's context counts against its memory limit: 120 to 320 MiB with driver 580.
 const CONTEXT_MIB: u64 = 512;
@@ -41,7 +41,7 @@ pub struct Selftest {
 }
 
 impl Selftest {
-    /// Carries it out; `programs` is the directory of our programs. Returns the exit code: 0 all is well, 2 something failed.
+    /// Runs it; `programs` is the directory of our programs. Returns the exit code: 0, or 2 if something failed.
     ///
     /// # Errors
     /// The caller is root or in a job, or no signal can be waited for.
@@ -70,7 +70,7 @@ impl Selftest {
         Ok(lines.end(stopped))
     }
 
-    /// The scheduler whose command is in the user's `PATH`.
+    /// Finds the scheduler whose command is in the user's `PATH`.
     fn system(&self) -> Result<&'static dyn BatchSystem, CheckLine> {
         let wanted =
             |system: &&&dyn BatchSystem| self.scheduler.is_none_or(|name| name == system.scheduler());
@@ -94,7 +94,7 @@ impl Selftest {
         })
     }
 
-    /// Submits the job and adds what it proved; returns the signal that interrupted it.
+    /// Submits the job and adds its result. Returns the signal that interrupted it.
     fn try_job(
         &self,
         system: &'static dyn BatchSystem,
@@ -149,7 +149,7 @@ impl Selftest {
     }
 }
 
-/// The findings, printed as they come.
+/// The lines, printed as they come.
 struct Lines {
     json: bool,
     found: Vec<CheckLine>,
@@ -158,45 +158,37 @@ struct Lines {
 impl Lines {
     fn add(&mut self, finding: CheckLine) {
         if !self.json {
-            say_findings(&finding.to_string());
+            say_checks(&finding.to_string());
         }
         self.found.push(finding);
     }
 
-    /// The last line; the exit code.
-    fn end(self, stopped: Option<Signal>) -> u8 {
-        let code = worst(&self.found);
-        let word = if code == 0 { "OK" } else { "FAIL" };
-        if let Some(signal) = stopped {
-            complain(
-                NAME,
-                &format!("selftest: ended by {signal}, and its job was cancelled"),
-            );
-            return EXIT_NODE;
+    /// Prints the last line; returns the exit code.
+    fn end(self, interrupted: Option<Signal>) -> u8 {
+        let worst = worst(&self.found);
+        match interrupted {
+            Some(signal) => {
+                complain(
+                    NAME,
+                    &format!("selftest: ended by {signal}, and its job was cancelled"),
+                );
+                return EXIT_NODE;
+            }
+            None if self.json => say(&checks_json(&self.found, worst)),
+            None => say_checks(&format!("{worst:<4}  selftest")),
         }
-        if self.json {
-            let one =
-                |finding: &CheckLine| serde_json::json!({"status": finding.status(), "text": finding.text()});
-            let all: Vec<_> = self.found.iter().map(one).collect();
-            say(&format!(
-                "{}\n",
-                serde_json::json!({"worst": word, "findings": all})
-            ));
-        } else {
-            say_findings(&format!("{word:<4}  selftest"));
-        }
-        code
+        if worst == "OK" { 0 } else { EXIT_NODE }
     }
 }
 
-/// A name that no other job has, on any host or in any container: a job may be ended by its name alone.
+/// A name that no other job has, on any host or in any container: a job may be ended by its name only.
 fn job_name() -> String {
-    // The standard library takes its seed from the kernel's random numbers.
+    // The standard library seeds this from the kernel's random numbers.
     let random = RandomState::new().hash_one(std::process::id());
     format!("mpsd-{:010x}", random & 0xff_ffff_ffff)
 }
 
-/// What the answer of `mps-probe --json` proves.
+/// What the output of `mps-probe --json` proves.
 fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<CheckLine> {
     let host = probe["host"].as_str().unwrap_or("a node without a name");
     let mut found = vec![Pass(format!("job: it ran on {host}, asked with '{request}'"))];
@@ -234,37 +226,30 @@ mod tests {
         ]})
     }
 
-    fn words(probe: &Value) -> Vec<&'static str> {
-        let found = proved(probe, "--mps", "do this");
-        found.iter().map(CheckLine::status).collect()
-    }
-
     #[test]
-    fn a_probe_under_mps_with_its_limit_is_ok() {
-        assert_eq!(words(&probe()), ["OK", "OK", "OK"]);
-    }
-
-    #[test]
-    fn a_probe_outside_of_mps_or_without_its_limit_fails_and_says_what_to_do() {
+    fn a_probe_under_mps_with_its_limit_is_ok_and_any_other_fails_with_a_remedy() {
+        let found = |probe: &Value| proved(probe, "--mps", "do this");
+        let marks = |probe: &Value| found(probe).iter().map(CheckLine::status).collect::<Vec<_>>();
+        assert_eq!(marks(&probe()), ["OK", "OK", "OK"]);
+        for got in [Value::Null, 2048.into(), 100.into()] {
+            let mut other = probe();
+            other["gpus"][0]["allocatable_mib"] = got;
+            assert_eq!(marks(&other), ["OK", "OK", "FAIL"], "{other}");
+        }
         let mut outside = probe();
         outside["under_mps"] = false.into();
         outside["error"] = "error 46".into();
-        let found = proved(&outside, "--mps", "do this");
+        let found = found(&outside);
         assert!(
             found[1].is_wrong() && found[1].text().ends_with("error 46: do this"),
             "{found:?}"
         );
-        for got in [Value::Null, 2048.into(), 100.into()] {
-            let mut other = probe();
-            other["gpus"][0]["allocatable_mib"] = got;
-            assert_eq!(words(&other), ["OK", "OK", "FAIL"], "{other}");
-        }
     }
 
     #[test]
-    fn no_two_jobs_have_one_name() {
+    fn no_two_jobs_have_the_same_name() {
         let (one, other) = (job_name(), job_name());
-        // A process id is the same on two hosts, and 1 in each container.
+        // A process id may be the same on two hosts, and is 1 in each container.
         assert_ne!(one, other);
         assert!(one.len() <= 15 && one.starts_with("mpsd-"), "{one}");
     }

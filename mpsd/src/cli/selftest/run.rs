@@ -1,4 +1,4 @@
-//! The scheduler's commands as the user would type them: each with a deadline, and ended when the user ends the selftest.
+//! Runs the scheduler's commands as the user would type them. Each has a deadline, and ends with the selftest.
 
 use crate::scheduler::trial::{CommandLine, Trial, TrialJob};
 use crate::sys::Exit;
@@ -13,22 +13,22 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// For a command that waits for no job.
+/// Longest time for a command that does not wait for the job.
 const COMMAND_TIME: Duration = Duration::from_secs(30);
-/// How often a job is asked for where its submission does not wait.
+/// Time between two questions for a job whose submission does not wait.
 const TURN: Duration = Duration::from_secs(1);
-/// Most that is read of one answer. Bytes.
+/// Longest answer that is read, bytes.
 const MOST: usize = 1 << 20;
-/// Most that a message repeats. Characters.
+/// Longest answer in a message, characters.
 const SHOWN: usize = 400;
 
 /// Why a job was not run to its end.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
 pub enum Stop {
-    /// The scheduler, or its command, would not.
+    /// The scheduler or its command failed.
     #[display("{_0}")]
     Failed(String),
-    /// It had not ended in time, and was cancelled; what it waited for.
+    /// It had not ended in time, and was cancelled.
     #[display("{_0}")]
     Late(String),
     /// The user ended the selftest, and the job was cancelled.
@@ -38,11 +38,9 @@ pub enum Stop {
 
 /// Runs jobs of one scheduler.
 pub struct Runner<'a> {
-    /// Whose.
     pub trial: &'static dyn Trial,
-    /// What ends the selftest.
     pub signals: &'a Signals,
-    /// Longest that a job may take, from its submission to its end.
+    /// Longest time from the job's submission to its end.
     pub limit: Duration,
 }
 
@@ -53,7 +51,7 @@ pub fn find(name: &str) -> Option<PathBuf> {
     all.find(|file| file.is_absolute() && file.is_file() && access(file, AccessFlags::X_OK).is_ok())
 }
 
-/// What a command said, and whether it ended well.
+/// Runs a command; its success, standard output and standard error.
 fn say(
     typed: &CommandLine,
     stop: Option<&Signals>,
@@ -70,17 +68,17 @@ fn say(
     Ok((ended.exit == Exit::Code(0), text(&ended.out), text(&ended.err)))
 }
 
-/// What `program --version` answers.
+/// The output of `program --version`.
 pub fn version(program: &'static str) -> String {
     let answer = say(&CommandLine::new(program, &["--version"]), None, COMMAND_TIME);
     answer.map_or_else(|_| String::new(), |(_, out, err)| out + &err)
 }
 
 impl Runner<'_> {
-    /// Runs the job to its end; the answer of `mps-probe`.
+    /// Runs the job to its end; returns the output of `mps-probe`.
     ///
     /// # Errors
-    /// Why not. Nothing of it is left in the queue then.
+    /// The job failed, and nothing of it is left in the queue.
     pub fn run(&self, order: &TrialJob<'_>) -> Result<Value, Stop> {
         let out = self.output(order)?;
         answer(&out)
@@ -97,7 +95,7 @@ impl Runner<'_> {
         }
         let ended = self.until_over(order, &id, deadline);
         let output = std::fs::read_to_string(order.output);
-        // Nobody else's; where it never came there is none.
+        // The file is ours; it may not exist.
         let _ = std::fs::remove_file(order.output);
         ended?;
         output.map_err(|error| {
@@ -108,7 +106,7 @@ impl Runner<'_> {
         })
     }
 
-    /// The command that submits, which ends with the job or names it. Where it is ended before, the job is known by its name.
+    /// Submits. The command ends with the job, or prints its id. If it is ended before, the job is known by its name.
     fn typed(&self, order: &TrialJob<'_>, typed: &CommandLine) -> Result<String, Stop> {
         match say(typed, Some(self.signals), self.limit) {
             Ok((true, out, _)) => Ok(out),
@@ -174,19 +172,19 @@ impl Runner<'_> {
             .as_ref()
             .map_or(vec![id], |ids| ids.lines().map(Some).collect());
         for id in ids {
-            // Nothing more can be done: the job has a time limit of its own.
+            // If this fails, the job's own time limit ends it.
             let _ = say(&self.trial.cancel(name, id), None, COMMAND_TIME);
         }
     }
 }
 
-/// The answer of `mps-probe --json` among what else a job wrote.
+/// Finds the output of `mps-probe --json` in a job's output.
 fn answer(out: &str) -> Option<Value> {
     let mut all = out.lines().filter_map(|line| serde_json::from_str(line).ok());
     all.find(|value: &Value| value.get("under_mps").is_some() || value.get("error").is_some())
 }
 
-/// What a command said, on one line, as far as it can be shown: a task's own last words are among its output.
+/// A command's output on one line, fit for a terminal.
 fn lines((_, out, err): &(bool, String, String)) -> String {
     let both = [err, out].into_iter().flat_map(|said| said.lines());
     let all: Vec<&str> = both.map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -196,11 +194,11 @@ fn lines((_, out, err): &(bool, String, String)) -> String {
     }
 }
 
-/// A file in the user's own directory for the output of the job of this name. A node has no other place of the user's, and everybody's /tmp is
-/// another one there.
+/// The file for the output of this job, in the user's home directory. A node has no other directory of the user's, and
+/// its /tmp is not ours.
 ///
 /// # Errors
-/// There is none, and what is allowed.
+/// The home directory cannot be used; names what is allowed.
 pub fn output(home: Option<String>, job: &str) -> Result<PathBuf, String> {
     let home = home.unwrap_or_default();
     let directory = Path::new(&home);

@@ -1,41 +1,27 @@
-//! The terminal of `--watch`: its other screen, without echo and line discipline, and as it was before whatever ends us.
+//! The terminal of `--watch`: its alternate screen, raw. Whatever ends us, the terminal is restored.
 
+use crate::cli::terminal::size;
 use crate::sys::signals::Signals;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::{Failure, Refusal};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
-use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use std::io::{Write, stdin, stdout};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// xterm's control sequences, which every terminal of today and of ssh obeys: the other screen, no cursor.
+/// xterm's control sequences: the alternate screen without a cursor, and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-/// And back.
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
-/// To the first place; the rest of a line is empty; the rest of the screen is.
+/// Go to the first place; clear the rest of the line; clear the rest of the screen.
 const HOME: &str = "\x1b[H";
 const END_OF_LINE: &str = "\x1b[K\r\n";
 const END_OF_SCREEN: &str = "\x1b[J";
-/// What a terminal that does not tell its size has. Columns and rows.
-const USUAL: (usize, usize) = (80, 24);
 /// Ctrl-C and Ctrl-D, which are plain bytes without line discipline.
 const ENDS: [u8; 4] = [b'q', b'Q', 3, 4];
 
-/// Columns of standard output; `None` where it is no terminal.
-pub fn width() -> Option<usize> {
-    isatty(stdout()).then(|| size().0)
-}
-
-fn size() -> (usize, usize) {
-    let told = tcgetwinsize(stdout()).ok();
-    let told = told.map(|size| (usize::from(size.ws_col), usize::from(size.ws_row)));
-    told.filter(|(columns, rows)| *columns > 0 && *rows > 0)
-        .unwrap_or(USUAL)
-}
-
-/// The terminal, taken. Dropped, it is as before.
+/// The terminal while `--watch` has it; restored when dropped.
 #[derive(Debug)]
 pub struct Screen {
     before: Termios,
@@ -46,22 +32,22 @@ impl Screen {
     /// Takes the terminal.
     ///
     /// # Errors
-    /// A refusal where standard input or output is none; undetermined where it cannot be set.
+    /// Standard input or output is no terminal (refusal), or it cannot be set (undetermined).
     pub fn open() -> Result<Self, Failure> {
         if !isatty(stdin()) || !isatty(stdout()) {
             let why = "standard input or output is no terminal";
             return Err(Refusal::new("--watch", why, "a terminal, or status without --watch").into());
         }
         let failed = |why: String| Failure::from(Undetermined::new("the terminal", why));
-        // What would end us comes as something to read, so that the terminal is put back first.
-        let ends = [
+        // Signals are read, not handled: the terminal is restored before we end.
+        let signals = [
             Signal::SIGINT,
             Signal::SIGTERM,
             Signal::SIGHUP,
             Signal::SIGQUIT,
             Signal::SIGWINCH,
         ];
-        let signals = Signals::block(&ends).map_err(|e| failed(e.to_string()))?;
+        let signals = Signals::block(&signals).map_err(|e| failed(e.to_string()))?;
         let before = tcgetattr(stdin()).map_err(|e| failed(e.to_string()))?;
         let screen = Self { before, signals };
         let mut raw = screen.before.clone();
@@ -71,11 +57,10 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Shows what `lines` gives for so many columns, anew every `period` and after a change of size, until 'q', Ctrl-C or a
-    /// signal.
+    /// Shows `lines` of the terminal's width every `period` and after a change of size, until 'q', Ctrl-C or a signal.
     ///
     /// # Errors
-    /// Those of `lines`; a terminal that is gone is none.
+    /// Those of `lines`. A terminal that is gone ends it without one.
     pub fn show(
         &self,
         period: Duration,
@@ -90,7 +75,7 @@ impl Screen {
         }
     }
 
-    /// Waits for the time of the next look; false: it is over.
+    /// Waits for the next update; false: the user or a signal ends it.
     fn goes_on(&self, next: Instant) -> bool {
         loop {
             let left = next.saturating_duration_since(Instant::now());
@@ -119,7 +104,7 @@ impl Screen {
     }
 }
 
-/// Reads what was typed; false: it ends us, or the terminal is gone.
+/// Reads the typed bytes; false: one of [`ENDS`] is among them, or the terminal is gone.
 fn goes_on_after_input(input: impl AsFd) -> bool {
     let mut typed = [0_u8; 64];
     match nix::unistd::read(input, &mut typed) {
@@ -128,7 +113,7 @@ fn goes_on_after_input(input: impl AsFd) -> bool {
     }
 }
 
-/// One picture: no more rows than there are, nothing of the one before left.
+/// One frame: no more rows than the terminal has, nothing left of the frame before.
 fn frame(lines: &[String], rows: usize) -> String {
     let fits = lines.len() < rows;
     let shown = if fits { lines.len() } else { rows.saturating_sub(2) };
@@ -159,8 +144,6 @@ impl Drop for Screen {
 
 #[cfg(test)]
 mod tests {
-    //! The picture on the screen.
-
     use super::*;
 
     fn rows(text: &str) -> usize {
@@ -168,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_has_no_more_rows_than_the_terminal() {
+    fn a_frame_has_no_more_rows_than_the_terminal() {
         let lines: Vec<String> = (0..10).map(|n| format!("line {n}")).collect();
         for height in 3..=20 {
             let text = frame(&lines, height);
@@ -179,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_the_picture_before_is_left() {
+    fn nothing_of_the_frame_before_is_left() {
         let text = frame(&["a".to_owned()], 24);
         assert!(
             text.starts_with(HOME) && text.ends_with(END_OF_SCREEN),

@@ -1,180 +1,149 @@
-//! A job's MPS in words, no line longer than its reader's terminal.
+//! A job's status in lines, none longer than the terminal.
 
-use super::view::{ClientView, DaemonView, GpuView, View};
-use super::whether::{Attached, Whether};
+use super::attached::Verdict;
+use super::model::{ClientStatus, DaemonStatus, GpuStatus, JobStatus};
+use crate::cli::terminal::cut;
 use mpsd_core::record::RecordState;
 
-/// What stands where something is not known.
+/// Stands for an unknown value.
 const UNKNOWN: &str = "-";
 
-/// The lines of `view`; `width`: of the terminal, columns; `None`: lines are as long as they are.
-pub fn lines(view: &View, width: Option<usize>) -> Vec<String> {
-    let user = view.user.clone().unwrap_or_else(|| format!("user {}", view.uid));
-    let mut lines = vec![format!("job {} of {user}: {}", view.job, state(view))];
-    for daemon in &view.daemons {
-        lines.extend(of_daemon(daemon, view.daemons.len() > 1));
-    }
-    if view.is_up() {
+/// The lines of `status`, cut at `width` columns.
+pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
+    let user = status
+        .user
+        .clone()
+        .unwrap_or_else(|| format!("user {}", status.uid));
+    let mut lines = vec![format!("job {} of {user}: {}", status.job, state(status))];
+    let several = status.daemons.len() > 1;
+    lines.extend(
+        status
+            .daemons
+            .iter()
+            .flat_map(|daemon| daemon_lines(daemon, several)),
+    );
+    if status.is_up() {
         lines.push("  GPU     PID  RANK  MEMORY  COMMAND".to_owned());
-        lines.extend(view.gpus.iter().flat_map(of_gpu));
-        lines.extend(idle(view));
+        lines.extend(status.gpus.iter().flat_map(gpu_lines));
+        lines.extend(idle(status));
     }
     lines.into_iter().map(|line| cut(line, width)).collect()
 }
 
 /// Whether the calling task is under its job's MPS.
-pub fn whether(whether: &Whether, width: Option<usize>) -> String {
-    let word = match whether.attached {
-        Attached::Yes => "yes",
-        Attached::No => "no",
-        Attached::Unknown => "unknown",
-    };
-    cut(format!("under MPS: {word}, because {}", whether.because), width)
+pub fn verdict(verdict: &Verdict, width: Option<usize>) -> String {
+    cut(
+        format!("under MPS: {}, because {}", verdict.attached, verdict.because),
+        width,
+    )
 }
 
-fn state(view: &View) -> String {
-    let reason = view.reason.as_deref().unwrap_or("no reason is recorded");
-    match view.state {
-        _ if view.left => "its MPS was taken down, and something of it is left".to_owned(),
+fn state(status: &JobStatus) -> String {
+    match status.state {
+        _ if status.left => "its MPS was taken down, and something of it is left".to_owned(),
+        RecordState::Ready if status.daemons.iter().all(|daemon| daemon.ended) && status.has_ended() => {
+            "its MPS has ended".to_owned()
+        }
+        RecordState::Ready if status.has_ended() => "a part of its MPS has ended".to_owned(),
         RecordState::Ready => "MPS is up".to_owned(),
         RecordState::Starting => "its MPS is being started".to_owned(),
-        RecordState::Refused => format!("its MPS was refused: {reason}"),
-        RecordState::Failed => format!("its MPS did not start: {reason}"),
+        RecordState::Refused => format!("its MPS was refused: {}", status.reason()),
+        RecordState::Failed => format!("its MPS did not start: {}", status.reason()),
     }
 }
 
-fn of_daemon(daemon: &DaemonView, several: bool) -> Vec<String> {
-    let whose = match daemon.gpus.first() {
+fn daemon_lines(daemon: &DaemonStatus, several: bool) -> Vec<String> {
+    let name = match daemon.gpus.first() {
         Some(gpu) if several => format!("control daemon of {gpu}"),
         _ => "control daemon".to_owned(),
     };
     if let Some(why) = &daemon.silent {
-        return vec![format!("  {whose}: {why}")];
+        return vec![format!("  {name}: {why}")];
     }
-    let servers: Vec<String> = daemon
-        .servers
-        .iter()
+    let servers = daemon.servers.iter();
+    let servers: Vec<String> = servers
         .map(|server| format!("server {} {}", server.pid, server.state))
         .collect();
     let servers = match servers.is_empty() {
         true => "no server: the next client starts one".to_owned(),
         false => servers.join(", "),
     };
-    let mut lines = vec![format!("  {whose}: answers; {servers}")];
+    let mut lines = vec![format!("  {name}: answers; {servers}")];
     lines.extend(daemon.limits.iter().map(|limit| {
         let said = limit.said.as_deref().unwrap_or("nothing");
-        let asked = match &limit.asked {
-            Some(asked) => format!("asked {asked}"),
-            None => "not asked for".to_owned(),
-        };
-        let set = limit.set.as_ref().map(|set| format!(", set to {set} since"));
-        let set = set.unwrap_or_default();
+        let asked = limit
+            .asked
+            .as_ref()
+            .map_or("not asked for".to_owned(), |asked| format!("asked {asked}"));
+        let set = limit
+            .set
+            .as_ref()
+            .map(|set| format!(", set to {set} since"))
+            .unwrap_or_default();
         let holds = if limit.holds { "" } else { ": NOT in force" };
         format!("  {}: {asked}{set}, the daemon says {said}{holds}", limit.limit)
     }));
     lines
 }
 
-fn of_gpu(gpu: &GpuView) -> Vec<String> {
+fn gpu_lines(gpu: &GpuStatus) -> Vec<String> {
     let index = gpu.index;
-    match &gpu.clients {
+    match gpu.clients.as_deref() {
         None => vec![format!(
             "{index:>5}  its clients are not known: its control daemon does not tell"
         )],
-        Some(clients) if clients.is_empty() => vec![format!("{index:>5}  no client")],
-        Some(clients) => clients.iter().map(|client| of_client(index, client)).collect(),
+        Some([]) => vec![format!("{index:>5}  no client")],
+        Some(clients) => clients.iter().map(|client| client_line(index, client)).collect(),
     }
 }
 
-fn of_client(index: u32, client: &ClientView) -> String {
+fn client_line(index: u32, client: &ClientStatus) -> String {
     let rank = client.rank.map_or(UNKNOWN.to_owned(), |rank| rank.to_string());
     let memory = client
-        .memory_mib
-        .map_or(UNKNOWN.to_owned(), |mib| format!("{mib}M"));
+        .memory
+        .map_or(UNKNOWN.to_owned(), |bytes| format!("{}M", bytes >> 20));
     let command = client.command.as_deref().unwrap_or(UNKNOWN);
     format!("{index:>5} {:>7} {rank:>5} {memory:>7}  {command}", client.pid)
 }
 
-fn idle(view: &View) -> Option<String> {
-    let idle = view.without_client.as_ref().filter(|gpus| !gpus.is_empty())?;
-    let list: Vec<String> = view
-        .gpus
-        .iter()
-        .filter(|gpu| idle.contains(&gpu.uuid))
-        .map(|gpu| format!("{} ({})", gpu.index, gpu.uuid))
-        .collect();
+fn idle(status: &JobStatus) -> Option<String> {
+    let idle = status.without_client.as_ref().filter(|gpus| !gpus.is_empty())?;
+    let gpus = status.gpus.iter().filter(|gpu| idle.contains(&gpu.uuid));
+    let list: Vec<String> = gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect();
     Some(format!("  no client uses GPU {}", list.join(", ")))
-}
-
-/// `line` within `width` columns; what was cut off is marked.
-fn cut(line: String, width: Option<usize>) -> String {
-    match width {
-        Some(width) if line.chars().count() > width => {
-            let mut short: String = line.chars().take(width.saturating_sub(1)).collect();
-            short.push('>');
-            short
-        }
-        _ => line,
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    //! The words, and the width.
-
+    use super::super::model::tests::{gpu, status};
     use super::*;
-    use crate::cli::status::view::ClientView;
     use crate::daemon::dialogue::InForce;
-    use crate::daemon::inquiry::Server;
-    use mpsd_core::{GpuUuid, JobId};
+    use crate::daemon::queries::Server;
 
-    fn example() -> View {
-        let gpu = |n: usize| GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap();
-        let client = ClientView {
+    fn example() -> JobStatus {
+        let mut status = status();
+        status.user = Some("alice".to_owned());
+        status.daemons[0].servers = vec![Server {
+            pid: 691,
+            state: "ACTIVE".to_owned(),
+        }];
+        status.daemons[0].limits = vec![InForce {
+            limit: "active thread percentage".to_owned(),
+            asked: Some("25".to_owned()),
+            set: None,
+            said: Some("100.0".to_owned()),
+            holds: false,
+        }];
+        status.gpus[0].clients = Some(vec![ClientStatus {
             pid: 4711,
             rank: Some(3),
             command: Some("./a-program with-a-long-name".to_owned()),
-            memory_mib: Some(512),
+            memory: Some(512 << 20),
             server: 691,
-        };
-        View {
-            job: JobId::parse("7").unwrap(),
-            uid: 1000,
-            user: Some("alice".to_owned()),
-            began: None,
-            state: RecordState::Ready,
-            left: false,
-            reason: None,
-            daemons: vec![DaemonView {
-                gpus: vec![gpu(0), gpu(1)],
-                servers: vec![Server {
-                    pid: 691,
-                    state: "ACTIVE".to_owned(),
-                }],
-                limits: vec![InForce {
-                    limit: "active thread percentage".to_owned(),
-                    asked: Some("25".to_owned()),
-                    set: None,
-                    said: Some("100.0".to_owned()),
-                    holds: false,
-                }],
-                silent: None,
-                ended: false,
-            }],
-            gpus: vec![
-                GpuView {
-                    index: 0,
-                    uuid: gpu(0),
-                    clients: Some(vec![client]),
-                },
-                GpuView {
-                    index: 1,
-                    uuid: gpu(1),
-                    clients: Some(Vec::new()),
-                },
-            ],
-            without_client: Some(vec![gpu(1)]),
-        }
+        }]);
+        status.gpus[1].clients = Some(Vec::new());
+        status.without_client = Some(vec![gpu(1)]);
+        status
     }
 
     #[test]
@@ -189,7 +158,7 @@ job 7 of alice: MPS is up
   GPU     PID  RANK  MEMORY  COMMAND
     0    4711     3    512M  ./a-program with-a-long-name
     1  no client
-  no client uses GPU 1 (GPU-00000001)"
+  no client uses GPU 1 (GPU-00000000-0001)"
         );
         for width in [1, 10, 40, 80] {
             let lines = lines(&example(), Some(width));
@@ -202,24 +171,30 @@ job 7 of alice: MPS is up
     }
 
     #[test]
-    fn a_daemon_that_says_nothing_is_told_with_why() {
-        let mut view = example();
-        view.daemons[0].silent = Some("it has ended".to_owned());
-        view.gpus[0].clients = None;
-        view.without_client = None;
-        let text = lines(&view, None).join("\n");
-        assert!(text.contains("control daemon: it has ended"), "{text}");
-        assert!(text.contains("0  its clients are not known"), "{text}");
-        assert!(!text.contains("no client uses"), "{text}");
+    fn mps_with_an_ended_daemon_is_not_called_up() {
+        let mut status = example();
+        status.daemons[0].silent = Some("it has ended".to_owned());
+        status.daemons[0].ended = true;
+        status.gpus[0].clients = None;
+        status.without_client = None;
+        let text = lines(&status, None).join("\n");
+        assert!(
+            text.contains("its MPS has ended\n  control daemon: it has ended"),
+            "{text}"
+        );
+        assert!(
+            text.contains("0  its clients are not known") && !text.contains("is up"),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_job_without_mps_is_told_with_its_reason_and_no_table() {
-        let mut view = example();
-        (view.state, view.reason) = (RecordState::Refused, Some("MPS_THREADS=0".to_owned()));
-        view.daemons.clear();
+        let mut status = example();
+        (status.state, status.reason) = (RecordState::Refused, Some("MPS_THREADS=0".to_owned()));
+        status.daemons.clear();
         assert_eq!(
-            lines(&view, None),
+            lines(&status, None),
             ["job 7 of alice: its MPS was refused: MPS_THREADS=0"]
         );
     }

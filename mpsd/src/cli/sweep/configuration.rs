@@ -1,6 +1,7 @@
-//! What is measured: how many clients, under MPS with which share of a GPU's threads, or without MPS.
+//! What is measured: so many clients, under MPS with a share of a GPU's threads, or without MPS.
 
 use mpsd_core::limits::{Invalid, Percent};
+use mpsd_core::text::count;
 use std::fmt;
 use std::str::FromStr;
 
@@ -70,102 +71,84 @@ impl fmt::Display for Share {
     }
 }
 
-/// How clients come to the GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Way {
-    /// Without MPS: they take turns.
-    Without,
-    /// Through the job's MPS.
-    Mps(Share),
-}
-
-impl fmt::Display for Way {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Without => write!(out, "without MPS"),
-            Self::Mps(Share::None) => write!(out, "MPS"),
-            Self::Mps(share) => write!(out, "MPS, {share}"),
-        }
-    }
-}
-
 /// One thing to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Configuration {
     /// Copies of the command at once.
     pub clients: u32,
-    /// How they come to the GPU.
-    pub way: Way,
+    /// The share of each under MPS; `None`: without MPS, where they take turns.
+    pub share: Option<Share>,
 }
 
 impl Configuration {
-    /// What stands for it: a share that limits nothing at this number of clients is no limit, if that is measured anyway.
-    pub fn measured_as(self, ways: &[Way], gpus: u32) -> Self {
-        let none = Way::Mps(Share::None);
-        match self.way {
-            Way::Mps(share)
-                if share.of(self.clients.div_ceil(gpus.max(1))).is_none() && ways.contains(&none) =>
-            {
-                Self { way: none, ..self }
-            }
-            _ => self,
+    /// The configuration with the same result: a share that limits nothing here is no limit, if that is measured too.
+    pub fn measured_as(self, shares: &[Option<Share>], gpus: u32) -> Self {
+        let on_a_gpu = self.clients.div_ceil(gpus.max(1));
+        let unlimited = self.share.is_some_and(|share| share.of(on_a_gpu).is_none());
+        let none = Some(Share::None);
+        match unlimited && shares.contains(&none) {
+            true => Self { share: none, ..self },
+            false => self,
         }
     }
 }
 
 impl fmt::Display for Configuration {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plural = if self.clients == 1 { "" } else { "s" };
-        write!(out, "{} client{plural}, {}", self.clients, self.way)
+        let clients = count(u64::from(self.clients), "client");
+        write!(out, "{clients}, {}", label(self.share.as_ref()))
+    }
+}
+
+/// A column of the table.
+pub fn label(share: Option<&impl ToString>) -> String {
+    match share.map(ToString::to_string).as_deref() {
+        None => "without MPS".to_owned(),
+        Some("none") => "MPS".to_owned(),
+        Some(share) => format!("MPS, {share}"),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    //! Shares, and what is measured only once.
-
     use super::*;
 
     #[test]
     fn shares_are_read_and_divided_as_the_prologue_divides() {
         let of = |text: &str, clients| {
-            let share: Share = text.parse().unwrap();
-            share
-                .of(clients)
-                .map(|percent| percent.to_string())
-                .unwrap_or_default()
+            let share = text.parse::<Share>().unwrap().of(clients);
+            share.map(|percent| percent.to_string()).unwrap_or_default()
         };
-        assert_eq!(of("none", 8), "");
-        assert_eq!([of("auto", 1), of("auto", 2), of("auto", 8)], ["", "", "25"]);
-        assert_eq!(
-            [of("100/n", 1), of("100/N", 3), of("100/n", 16)],
-            ["", "33.3", "6.2"]
-        );
-        assert_eq!([of("25", 1), of("100", 4), of("300/n", 1000)], ["25", "", "1"]);
+        for (text, clients, percent) in [
+            ("none", 8, ""),
+            ("auto", 1, ""),
+            ("auto", 2, ""),
+            ("auto", 8, "25"),
+            ("100/n", 1, ""),
+            ("100/N", 3, "33.3"),
+            ("100/n", 16, "6.2"),
+            ("25", 1, "25"),
+            ("100", 4, ""),
+            ("300/n", 1000, "1"),
+        ] {
+            assert_eq!(of(text, clients), percent, "{text} of {clients}");
+        }
         for wrong in ["", "all", "0", "101", "0/n", "x/n", "10001/n", "1/m"] {
-            assert!(
-                wrong
-                    .parse::<Share>()
-                    .unwrap_err()
-                    .to_string()
-                    .contains("allowed: none, auto"),
-                "{wrong}"
-            );
+            let error = wrong.parse::<Share>().unwrap_err().to_string();
+            assert!(error.contains("allowed: none, auto"), "{wrong}: {error}");
         }
     }
 
     #[test]
     fn a_share_that_limits_nothing_is_not_measured_twice() {
-        let (none, auto) = (Way::Mps(Share::None), Way::Mps(Share::Auto));
-        let of = |clients| Configuration { clients, way: auto };
-        let both = [Way::Without, none, auto];
-        assert_eq!(of(2).measured_as(&both, 1).way, none);
-        assert_eq!(of(3).measured_as(&both, 1).way, auto);
-        assert_eq!(of(4).measured_as(&both, 2).way, none, "two on each GPU");
-        assert_eq!(
-            of(2).measured_as(&[auto], 1).way,
-            auto,
-            "nobody measures it otherwise"
-        );
+        let (none, auto) = (Some(Share::None), Some(Share::Auto));
+        let of = |clients, shares: &[Option<Share>], gpus| {
+            let what = Configuration { clients, share: auto };
+            what.measured_as(shares, gpus).share
+        };
+        let both = [None, none, auto];
+        assert_eq!([of(2, &both, 1), of(3, &both, 1)], [none, auto]);
+        assert_eq!(of(4, &both, 2), none, "two on each GPU");
+        assert_eq!(of(2, &[auto], 1), auto, "no limit is not measured");
     }
 }

@@ -1,4 +1,4 @@
-//! The keeper's work: copies of the user's command at once, what each wrote, and how it ended.
+//! Runs copies of the user's command at once, in the process that ends with all of them.
 
 use super::metric::{Metric, Scan};
 use crate::sys::Exit;
@@ -16,36 +16,32 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Most that is read of one copy before the others' turn. Bytes.
+/// Most that is read of one copy before the next one's turn, bytes.
 const PORTION: usize = 65_536;
-/// Longest wait for something to happen.
+/// Longest wait for an event.
 const TURN: Duration = Duration::from_millis(500);
 
-/// What is to be run.
+/// The order for one measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct CopyOrder<'a> {
-    /// The command.
     pub command: &'a [OsString],
-    /// What changes in the environment of each copy.
+    /// The changes in the environment of each copy.
     pub environments: &'a [Vec<Change>],
-    /// The figure that it writes; without one its ends are counted.
+    /// The figure that a copy writes; without it, completions are counted.
     pub metric: Option<&'a Metric>,
-    /// When all are ended; `None`: when they end.
+    /// When all copies are ended; `None`: they end by themselves.
     pub limit: Option<Duration>,
 }
 
-/// What became of one copy.
+/// The result of one copy.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CopyResult {
-    /// How often it came to a good end.
+    /// How often it ended with exit code 0.
     pub completions: u32,
-    /// From the start of all to the last of them. Seconds.
+    /// Seconds from the start of all to its last completion.
     pub seconds: f64,
-    /// The last figure that it wrote.
     pub metric: Option<f64>,
-    /// How it failed.
     pub failed: Option<String>,
-    /// Its last line.
     pub last: String,
 }
 
@@ -59,63 +55,63 @@ struct Slot<'a> {
     ended: CopyResult,
 }
 
-/// Runs the order; returns when all copies have ended, one has failed, or the time is up, or `end` can be read. Those that run
-/// then are ended by the caller.
+/// Runs the order until all copies have ended, one has failed, the time is up, or `end` can be read. Then all that the
+/// copies have started is ended.
 pub fn run(order: &CopyOrder<'_>, end: BorrowedFd<'_>) -> Vec<CopyResult> {
-    let nothing = |failed: String| {
-        vec![CopyResult {
-            failed: Some(failed),
-            ..CopyResult::default()
-        }]
-    };
-    let signals = match Signals::block(&[Signal::SIGCHLD]) {
-        Ok(signals) => signals,
-        Err(errno) => return nothing(format!("signals cannot be read: {errno}")),
-    };
-    let slots: std::io::Result<Vec<Slot<'_>>> = order
-        .environments
-        .iter()
-        .map(|environment| Slot::new(order, environment))
-        .collect();
-    let mut slots = match slots {
-        Ok(slots) => slots,
-        Err(error) => return nothing(format!("no pipe to be had: {error}")),
+    let (signals, mut slots) = match prepare(order) {
+        Ok(prepared) => prepared,
+        Err(failed) => {
+            let failed = Some(failed);
+            return vec![CopyResult {
+                failed,
+                ..CopyResult::default()
+            }];
+        }
     };
     let begin = Instant::now();
     for slot in &mut slots {
         slot.start();
     }
-    while !is_over(&slots, begin) && !is_told(&signals, &slots, end, left(order, begin)) {
+    while !is_over(order, &slots, begin) && !is_told(&signals, &slots, end, left(order, begin)) {
         while let Ok(Some(_)) = signals.read() {}
         for (pid, exit) in family::reap_ended() {
             if let Some(slot) = slots.iter_mut().find(|slot| slot.pid == Some(pid)) {
                 slot.end(exit, begin);
             }
         }
-        slots.iter_mut().for_each(Slot::read);
+        slots.iter_mut().for_each(|slot| {
+            slot.read();
+        });
     }
     drop(signals);
-    // What is left of them shall not write any more; then all that they wrote is read.
+    // Nothing may write any more when the rest of the output is read.
     family::end_descendants();
     slots.into_iter().map(Slot::finish).collect()
 }
 
-fn left(order: &CopyOrder<'_>, begin: Instant) -> Duration {
-    order
-        .limit
-        .map_or(TURN, |limit| limit.saturating_sub(begin.elapsed()).min(TURN))
+fn prepare<'a>(order: &'a CopyOrder<'a>) -> Result<(Signals, Vec<Slot<'a>>), String> {
+    let signals = Signals::block(&[Signal::SIGCHLD]);
+    let signals = signals.map_err(|errno| format!("signals cannot be read: {errno}"))?;
+    let slots = order.environments.iter().map(|one| Slot::new(order, one));
+    let slots: std::io::Result<Vec<_>> = slots.collect();
+    Ok((
+        signals,
+        slots.map_err(|error| format!("no pipe to be had: {error}"))?,
+    ))
 }
 
-fn is_over(slots: &[Slot<'_>], begin: Instant) -> bool {
-    let late = slots
-        .first()
-        .and_then(|slot| slot.order.limit)
-        .is_some_and(|limit| begin.elapsed() >= limit);
-    late || slots.iter().all(|slot| slot.pid.is_none())
+fn left(order: &CopyOrder<'_>, begin: Instant) -> Duration {
+    let limit = order.limit.map(|limit| limit.saturating_sub(begin.elapsed()));
+    limit.map_or(TURN, |left| left.min(TURN))
+}
+
+fn is_over(order: &CopyOrder<'_>, slots: &[Slot<'_>], begin: Instant) -> bool {
+    order.limit.is_some_and(|limit| begin.elapsed() >= limit)
+        || slots.iter().all(|slot| slot.pid.is_none())
         || slots.iter().any(|slot| slot.ended.failed.is_some())
 }
 
-/// Waits until something happens; whether it is the end.
+/// Waits for an event; true: `end` can be read.
 fn is_told(signals: &Signals, slots: &[Slot<'_>], end: BorrowedFd<'_>, turn: Duration) -> bool {
     let pipes = slots.iter().map(|slot| slot.reader.as_fd());
     let all = [end, signals.as_fd()].into_iter().chain(pipes);
@@ -150,8 +146,8 @@ impl<'a> Slot<'a> {
         }
     }
 
-    /// In a group of its own, so that a script which ends its group ends nobody else. The command is looked for in the user's
-    /// own `PATH`.
+    /// In a process group of its own, so that a script that ends its group ends nothing else. The command is searched in
+    /// the user's own `PATH`.
     fn spawn(&self) -> std::io::Result<i32> {
         let (program, arguments) = self
             .order
@@ -172,7 +168,7 @@ impl<'a> Slot<'a> {
             };
         }
         start_fresh(&mut command);
-        // Reaped by its pid, with the orphans.
+        // Reaped with the orphans.
         command.spawn().map(|child| child.id().cast_signed())
     }
 
@@ -189,21 +185,17 @@ impl<'a> Slot<'a> {
         }
     }
 
-    fn read(&mut self) {
+    /// Reads what there is, up to [`PORTION`]; false: there is nothing now.
+    fn read(&mut self) -> bool {
         let mut bytes = [0; PORTION];
-        if let Ok(got) = self.reader.read(&mut bytes) {
-            self.scan
-                .feed(bytes.get(..got).unwrap_or_default(), self.order.metric);
-        }
+        let got = self.reader.read(&mut bytes).unwrap_or(0);
+        self.scan.feed(&bytes[..got], self.order.metric);
+        got > 0
     }
 
-    /// A pipe holds what was not read yet, and no more comes.
+    /// Reads the rest, which the pipe holds.
     fn finish(mut self) -> CopyResult {
-        let mut bytes = [0; PORTION];
-        while let Ok(got @ 1..) = self.reader.read(&mut bytes) {
-            self.scan
-                .feed(bytes.get(..got).unwrap_or_default(), self.order.metric);
-        }
+        while self.read() {}
         self.scan.end_line(self.order.metric);
         CopyResult {
             metric: self.scan.found,

@@ -1,35 +1,36 @@
 //! One configuration, measured once.
 
-use super::configuration::{Configuration, Way};
+use super::configuration::Configuration;
 use super::copies::{self, CopyOrder, CopyResult};
-use super::memory::Memory;
 use super::metric::Metric;
 use super::places::Places;
+use crate::node::worker::{NvmlWorker, Question};
 use crate::sys::family::Family;
 use crate::sys::signals::Signals;
 use indicatif::ProgressBar;
-use mpsd_core::listener;
+use mpsd_core::gpu::GpuProcess;
+use mpsd_core::{GpuUuid, Inventory, listener};
 use nix::sys::signal::Signal;
 use std::ffi::OsString;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How often the bar moves.
+/// Time between two steps of the progress bar.
 const TURN: Duration = Duration::from_millis(200);
-/// How often memory is looked at.
-const LOOK: Duration = Duration::from_secs(1);
+/// Time between two readings of the memory.
+const MEMORY_PERIOD: Duration = Duration::from_secs(1);
+/// Longest wait for NVML, which is then not asked again.
+const NVML_PATIENCE: Duration = Duration::from_secs(5);
 /// Seconds of an hour.
 const HOUR: f64 = 3600.0;
 
-/// What is the same for every configuration.
+/// What all configurations share.
 #[derive(Debug)]
 pub struct Bench<'a> {
-    /// The user's command.
     pub command: &'a [OsString],
-    /// Where copies run.
     pub places: &'a Places,
-    /// `--metric`.
     pub metric: Option<&'a Metric>,
-    /// `--seconds`.
     pub limit: Option<Duration>,
     /// The signals that end the sweep.
     pub signals: &'a Signals,
@@ -38,18 +39,18 @@ pub struct Bench<'a> {
 /// One measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
-    /// All clients together: completions an hour, or the sum of what they wrote.
+    /// Of all clients: completions an hour, or the sum of their figures.
     pub throughput: f64,
-    /// Each client, at its highest. MiB.
+    /// The highest of all readings, for each client, MiB.
     pub memory_mib: Option<u64>,
 }
 
-/// Why there is none.
+/// Why a configuration has no figure.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Unmeasured {
-    /// The sweep is to end.
-    Told(Signal),
-    /// This configuration has no figure.
+pub enum MeasureError {
+    /// A signal ends the whole sweep.
+    Interrupted(Signal),
+    /// One line.
     Failed(String),
 }
 
@@ -63,14 +64,14 @@ impl Bench<'_> {
         what: Configuration,
         memory: &mut Option<Memory>,
         bar: &ProgressBar,
-    ) -> Result<Measured, Unmeasured> {
-        let failed = |why: String| Unmeasured::Failed(why);
+    ) -> Result<Measured, MeasureError> {
+        let failed = |why: String| MeasureError::Failed(why);
         let environments = self
             .places
-            .environments(what.clients, what.way)
+            .environments(what.clients, what.share)
             .map_err(|refusal| failed(refusal.to_string()))?;
-        if matches!(what.way, Way::Mps(_)) {
-            // Without it the copies would run outside MPS, and be measured as if under it.
+        if what.share.is_some() {
+            // Without a daemon the copies would run outside MPS, and the figures would be wrong.
             let heard = environments
                 .iter()
                 .try_for_each(|changes| listener::expect(changes));
@@ -82,9 +83,7 @@ impl Bench<'_> {
             metric: self.metric,
             limit: self.limit,
         };
-        let work = |end: std::os::fd::BorrowedFd<'_>| {
-            serde_json::to_vec(&copies::run(&order, end)).unwrap_or_default()
-        };
+        let work = |end: BorrowedFd<'_>| serde_json::to_vec(&copies::run(&order, end)).unwrap_or_default();
         let mut family =
             Family::start(work).map_err(|errno| failed(format!("no process to be had: {errno}")))?;
         let begin = Instant::now();
@@ -92,9 +91,9 @@ impl Bench<'_> {
         let answer = loop {
             bar.set_message(format!("{what}, {} s", begin.elapsed().as_secs()));
             if let Some(signal) = self.signals.read().ok().flatten() {
-                return Err(Unmeasured::Told(signal));
+                return Err(MeasureError::Interrupted(signal));
             }
-            if looked.elapsed() >= LOOK {
+            if looked.elapsed() >= MEMORY_PERIOD {
                 looked = Instant::now();
                 let now = memory
                     .as_mut()
@@ -143,10 +142,51 @@ impl Bench<'_> {
         };
         match (self.metric, self.limit) {
             (Some(_), _) => Ok(sum),
-            // Each ran once: they are done when the last one is.
+            // Each ran once: the last one's end counts.
             (None, None) => Ok(together()),
             (None, Some(_)) if sum > 0.0 => Ok(sum * HOUR),
             (None, Some(limit)) => Err(format!("none came to its end within {} s", limit.as_secs())),
         }
+    }
+}
+
+/// The memory of the clients, from NVML, which tells it to an ordinary user.
+#[derive(Debug)]
+pub struct Memory {
+    worker: NvmlWorker,
+    gpus: Vec<GpuUuid>,
+    /// Of the smallest GPU, MiB; `None`: NVML does not tell it for each.
+    pub total_mib: Option<u64>,
+}
+
+impl Memory {
+    /// `None`: NVML does not answer, or a GPU has no UUID. Then memory is not shown.
+    pub fn of(gpus: &[String], worker: &Path, nvml: &str) -> Option<Self> {
+        let mut worker = NvmlWorker::start(worker, nvml, NVML_PATIENCE).ok()?;
+        let gpus: Vec<GpuUuid> = gpus
+            .iter()
+            .map(|gpu| GpuUuid::parse(gpu).ok())
+            .collect::<Option<_>>()?;
+        let inventory: Inventory = worker.ask(&Question::Inventory).ok()?;
+        let totals = gpus.iter().map(|gpu| Some(inventory.by_uuid(gpu)?.memory_mib));
+        // `None` is less than any number.
+        let total_mib = totals.collect::<Option<Vec<_>>>()?.into_iter().min()?;
+        Some(Self {
+            worker,
+            gpus,
+            total_mib,
+        })
+    }
+
+    /// The memory of these processes on the job's GPUs, MiB; `None`: NVML lists none of them.
+    pub fn of_processes(&mut self, pids: &[i32]) -> Option<u64> {
+        let mut bytes = None;
+        for gpu in &self.gpus {
+            let listed: Vec<GpuProcess> = self.worker.ask(&Question::Processes(gpu.clone())).ok()?;
+            for process in listed.iter().filter(|process| pids.contains(&process.pid)) {
+                bytes = Some(bytes.unwrap_or(0) + process.memory?);
+            }
+        }
+        bytes.map(|bytes| bytes >> 20)
     }
 }

@@ -1,15 +1,15 @@
-//! The figure that a program writes itself (`--metric`), and its last line. Whatever it writes, little is kept.
+//! The figure that a program writes itself (`--metric`), and its last line. Only a bounded part of the output is kept.
 
 use mpsd_core::text::one_line;
 use regex_lite::Regex;
 use std::str::FromStr;
 
-/// Longest part of a line that is looked at. Bytes.
+/// Longest part of a line that is searched, bytes.
 const LONGEST: usize = 4096;
-/// Longest part of a line that is shown. Characters.
+/// Longest part of a line that is shown, characters.
 const SHOWN: usize = 160;
 
-/// A pattern, and which number belongs to it.
+/// A pattern for the figure.
 #[derive(Debug, Clone)]
 pub struct Metric(Regex);
 
@@ -22,12 +22,11 @@ impl FromStr for Metric {
 }
 
 impl Metric {
-    /// The pattern.
     pub fn pattern(&self) -> &str {
         self.0.as_str()
     }
 
-    /// What stands beside the number in the pattern: `ns/day` of `([0-9.]+) ns/day`.
+    /// The words beside the number in the pattern: `ns/day` of `([0-9.]+) ns/day`.
     pub fn unit(&self) -> &str {
         let pattern = self.0.as_str();
         let is_word = |part: &&str| part.chars().any(char::is_alphabetic);
@@ -39,8 +38,8 @@ impl Metric {
         trimmed.into_iter().rfind(is_word).unwrap_or(pattern)
     }
 
-    /// The number of the last match in `line`: the pattern's first group; without one a number in the match, else right behind
-    /// it (`ns/day: 12`), else right before it (`12 ns/day`), else the next one on the line.
+    /// The number of the last match in `line`: the pattern's first group. Without a group: a number in the match, else right
+    /// after it (`ns/day: 12`), else right before it (`12 ns/day`), else the next number on the line.
     pub fn find(&self, line: &str) -> Option<f64> {
         let captures = self.0.captures_iter(line).last()?;
         if captures.len() > 1 {
@@ -77,7 +76,7 @@ fn number(text: &str) -> Option<f64> {
     (digits && number.is_finite() && number >= 0.0).then_some(number)
 }
 
-/// What a program writes, as it comes.
+/// Reads a program's output piece by piece.
 #[derive(Debug, Default)]
 pub struct Scan {
     line: Vec<u8>,
@@ -87,7 +86,6 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Takes in the next bytes.
     pub fn feed(&mut self, bytes: &[u8], metric: Option<&Metric>) {
         for part in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
             let ends = part.ends_with(b"\n") || part.ends_with(b"\r");
@@ -100,7 +98,7 @@ impl Scan {
         }
     }
 
-    /// Looks at the last line, which may have no end.
+    /// Takes the last line, which may have no end.
     pub fn end_line(&mut self, metric: Option<&Metric>) {
         if self.line.iter().any(|byte| !byte.is_ascii_whitespace()) {
             let found = metric.and_then(|metric| metric.find(&String::from_utf8_lossy(&self.line)));
@@ -110,7 +108,7 @@ impl Scan {
         self.line.clear();
     }
 
-    /// The last line that was not empty, fit for a terminal.
+    /// The last line with text, fit for a terminal.
     pub fn last(&self) -> String {
         one_line(String::from_utf8_lossy(&self.last).trim(), SHOWN)
     }
@@ -118,8 +116,6 @@ impl Scan {
 
 #[cfg(test)]
 mod tests {
-    //! Figures in the output of programs.
-
     use super::*;
 
     fn find(pattern: &str, line: &str) -> Option<f64> {

@@ -3,21 +3,20 @@
 pub mod configuration;
 mod copies;
 mod measure;
-mod memory;
 mod metric;
 pub mod outcome;
 mod places;
 pub mod plot;
 
 use super::attach::Caller;
-use super::{NAME, complain, say};
+use super::terminal::say;
+use super::{NAME, complain};
 use crate::scheduler::setup::VerbError;
 use crate::sys::family;
 use crate::sys::signals::Signals;
-use configuration::{Configuration, Share, Way};
+use configuration::{Configuration, Share};
 use indicatif::{ProgressBar, ProgressStyle};
-use measure::{Bench, Unmeasured};
-use memory::Memory;
+use measure::{Bench, MeasureError, Memory};
 use metric::Metric;
 use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED};
 use nix::sys::signal::Signal;
@@ -28,7 +27,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What a shell answers for a command that a signal ended, less the signal's number.
+/// A shell's exit code for a command that a signal ended, less the signal's number.
 const BY_SIGNAL: u8 = 128;
 
 /// `mpsctl sweep`.
@@ -70,19 +69,15 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Runs it, and prints what it found. `daemon` is the program `mpsd`, which asks NVML. The exit code.
+    /// Runs it, prints the result, and returns the exit code. `daemon` is the program `mpsd`, which asks NVML.
     ///
     /// # Errors
-    /// The caller is in no job, or its job has limits that a sweep cannot go beyond; nothing could be measured.
+    /// The caller is in no job, its job has limits of its own, or nothing could be measured.
     pub fn run(&self, caller: &Caller<'_>, daemon: &Path) -> Result<u8, VerbError> {
         let places = Places::of(caller)?;
-        let stopped = |line: String| VerbError {
-            line,
-            code: EXIT_NODE,
-        };
         let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
-        let signals = Signals::block(&signals).map_err(|errno| stopped(format!("signals: {errno}")))?;
-        family::adopt_orphans().map_err(|errno| stopped(format!("orphans: {errno}")))?;
+        let signals = Signals::block(&signals).map_err(|errno| node_error(format!("signals: {errno}")))?;
+        family::adopt_orphans().map_err(|errno| node_error(format!("orphans: {errno}")))?;
         let bench = Bench {
             command: &self.command,
             places: &places,
@@ -137,26 +132,33 @@ impl Sweep {
         }
     }
 
-    /// The ways to measure in this job.
-    fn ways(&self, places: &Places) -> Vec<Way> {
-        let without = (!self.only_mps && !places.is_exclusive()).then_some(Way::Without);
-        let shares = self.threads.iter().map(|share| Way::Mps(*share));
-        without
-            .into_iter()
-            .chain(shares.filter(|_| places.has_mps()))
-            .collect()
+    /// The shares to measure in this job; `None`: without MPS.
+    fn shares(&self, places: &Places) -> Vec<Option<Share>> {
+        let mut shares = Vec::new();
+        if !self.only_mps && !places.is_exclusive() {
+            shares.push(None);
+        }
+        if places.has_mps() {
+            shares.extend(self.threads.iter().copied().map(Some));
+        }
+        shares
     }
 
-    /// Measures all configurations, `repeat` times in turn; the signal that ended it.
+    /// Measures all configurations, `repeat` times in turn. Returns the signal that ended it.
     fn measure_all(
         &self,
         bench: &Bench<'_>,
         memory: &mut Option<Memory>,
         outcome: &mut Outcome,
     ) -> Option<Signal> {
-        let ways = self.ways(bench.places);
+        let shares = self.shares(bench.places);
         let counts: BTreeSet<u32> = self.clients.iter().copied().collect();
-        let of = |clients| ways.iter().map(move |way| Configuration { clients, way: *way });
+        let of = |clients| {
+            shares.iter().map(move |share| Configuration {
+                clients,
+                share: *share,
+            })
+        };
         let all: Vec<Configuration> = counts.into_iter().flat_map(of).collect();
         let row = |what: &Configuration| Row::of(*what, bench.places.on_a_gpu(what.clients));
         outcome.rows = all.iter().map(row).collect();
@@ -164,7 +166,7 @@ impl Sweep {
             bench,
             memory,
             bar: bar(all.len() as u64 * u64::from(self.repeat)),
-            ways: &ways,
+            shares: &shares,
             all: &all,
             broken: Vec::new(),
             outcome,
@@ -176,22 +178,18 @@ impl Sweep {
     }
 
     fn print(&self, outcome: &Outcome) -> Result<(), VerbError> {
-        let stopped = |line: String| VerbError {
-            line,
-            code: EXIT_NODE,
-        };
         if let Some(file) = &self.svg {
             let command: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
             let title = mpsd_core::text::one_line(&command.join(" "), 60);
-            let text = plot::svg(outcome, &title).map_err(|why| stopped(format!("plot: {why}")))?;
-            let unwritable = |error| stopped(format!("cannot write '{}': {error}", file.display()));
+            let text = plot::svg(outcome, &title).map_err(|why| node_error(format!("plot: {why}")))?;
+            let unwritable = |error| node_error(format!("cannot write '{}': {error}", file.display()));
             std::fs::write(file, text).map_err(unwritable)?;
         }
         if !self.json {
             say(&outcome.text());
             return Ok(());
         }
-        let mut value = serde_json::to_value(outcome).map_err(|error| stopped(error.to_string()))?;
+        let mut value = serde_json::to_value(outcome).map_err(|error| node_error(error.to_string()))?;
         if let Some(object) = value.as_object_mut() {
             object.insert("advice".to_owned(), outcome.advice().into());
         }
@@ -200,30 +198,35 @@ impl Sweep {
     }
 }
 
+fn node_error(line: String) -> VerbError {
+    let code = EXIT_NODE;
+    VerbError { line, code }
+}
+
 /// A sweep under way.
 struct Rounds<'a> {
     bench: &'a Bench<'a>,
     memory: &'a mut Option<Memory>,
     bar: ProgressBar,
-    ways: &'a [Way],
+    shares: &'a [Option<Share>],
     all: &'a [Configuration],
-    /// Ways that have failed, with how many clients: as many or more would fail as well.
+    /// Those that failed: with the same share, as many clients or more would fail too.
     broken: Vec<Configuration>,
     /// A row for each of `all`.
     outcome: &'a mut Outcome,
 }
 
 impl Rounds<'_> {
-    /// The next one of `all`; the signal that ended it.
+    /// Measures the configuration at `at`. Returns the signal that ended it.
     fn step(&mut self, at: usize) -> Result<(), Signal> {
         let Some(what) = self.all.get(at).copied() else {
             return Ok(());
         };
-        let same = what.measured_as(self.ways, self.outcome.gpus);
+        let same = what.measured_as(self.shares, self.outcome.gpus);
         if same != what {
             let place = self.all.iter().position(|other| *other == same);
             let row = place.and_then(|place| self.outcome.rows.get(place));
-            // Where it failed in this round there is no new figure.
+            // There is no new figure if it failed in this round.
             let known = self.outcome.rows.get(at).map_or(0, |row| row.runs.len());
             let figures = row.and_then(|row| Some((*row.runs.get(known)?, row.memory_mib)));
             self.add(at, figures);
@@ -234,8 +237,8 @@ impl Rounds<'_> {
                     tell(&self.bar, &line);
                     self.add(at, Some((measured.throughput, measured.memory_mib)));
                 }
-                Err(Unmeasured::Told(signal)) => return Err(signal),
-                Err(Unmeasured::Failed(why)) => {
+                Err(MeasureError::Interrupted(signal)) => return Err(signal),
+                Err(MeasureError::Failed(why)) => {
                     self.broken.push(what);
                     self.outcome.notes.push(format!("{what}: {why}"));
                     if let Some(row) = self.outcome.rows.get_mut(at) {
@@ -248,9 +251,8 @@ impl Rounds<'_> {
         Ok(())
     }
 
-    /// Whether this way has failed with as many clients or fewer.
     fn is_broken(&self, what: Configuration) -> bool {
-        let fails = |failed: &Configuration| failed.way == what.way && failed.clients <= what.clients;
+        let fails = |failed: &Configuration| failed.share == what.share && failed.clients <= what.clients;
         self.broken.iter().any(fails)
     }
 
@@ -261,7 +263,7 @@ impl Rounds<'_> {
     }
 }
 
-/// Shown on a terminal alone.
+/// Shown on a terminal only.
 fn bar(length: u64) -> ProgressBar {
     let bar = ProgressBar::new(length);
     match ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}") {
@@ -270,7 +272,7 @@ fn bar(length: u64) -> ProgressBar {
     }
 }
 
-/// On a terminal above the bar; where there is none, a line in the job's log.
+/// Prints above the bar; without a terminal, into the job's log.
 fn tell(bar: &ProgressBar, line: &str) {
     match bar.is_hidden() {
         true => complain(NAME, line),

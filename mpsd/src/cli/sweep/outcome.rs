@@ -1,14 +1,15 @@
-//! What a sweep found: as a table with bars, as JSON, and what it advises.
+//! The result of a sweep: a table with bars, JSON, and advice.
 
-use super::configuration::{Configuration, Share, Way};
+use super::configuration::{Configuration, Share, label};
+use mpsd_core::text::count;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
-/// How much less than the best is as good, when it takes fewer clients, or no share.
+/// This part of the best is as good, if it takes fewer clients or no share.
 const AS_GOOD: f64 = 0.98;
-/// What is no gain: less than runs of the same thing differ.
+/// A smaller gain is none: runs of the same thing differ as much.
 const NO_GAIN: f64 = 1.05;
-/// Longest bar. Characters.
+/// Longest bar, characters.
 const BAR: f64 = 40.0;
 
 /// One configuration with its figures.
@@ -21,7 +22,7 @@ pub struct Row {
     /// The share that was asked for: `none`, `auto`, `100/n`, `25`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<String>,
-    /// What each client got of the threads, per cent; None: all.
+    /// The threads of each client, percent; `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub percent: Option<f64>,
     /// Median of the runs, all clients together.
@@ -50,7 +51,7 @@ pub struct Outcome {
     /// MPS clients that each of them takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_clients: Option<u32>,
-    /// PBS's words are used, else Slurm's.
+    /// The advice is for PBS, else for Slurm.
     pub pbs: bool,
     /// The configurations, in the order in which they were measured.
     pub rows: Vec<Row>,
@@ -61,10 +62,7 @@ pub struct Outcome {
 impl Row {
     /// An empty one.
     pub fn of(what: Configuration, on_a_gpu: u32) -> Self {
-        let share = match what.way {
-            Way::Without => None,
-            Way::Mps(share) => Some(share),
-        };
+        let share = what.share;
         Self {
             clients: what.clients,
             mps: share.is_some(),
@@ -79,7 +77,7 @@ impl Row {
         }
     }
 
-    /// Takes in one more run.
+    /// Adds a run.
     pub fn add(&mut self, throughput: f64, memory_mib: Option<u64>) {
         self.runs.push(throughput);
         self.memory_mib = self.memory_mib.max(memory_mib);
@@ -88,11 +86,7 @@ impl Row {
 
     /// Its column.
     pub fn label(&self) -> String {
-        match self.threads.as_deref() {
-            None => "without MPS".to_owned(),
-            Some("none") => "MPS".to_owned(),
-            Some(threads) => format!("MPS, {threads}"),
-        }
+        label(self.threads.as_ref())
     }
 }
 
@@ -217,7 +211,7 @@ impl Outcome {
         out + "\n"
     }
 
-    /// So many clients like those of `row` fit into the GPUs' memory.
+    /// How many clients like those of `row` fit into the GPUs' memory.
     fn memory_allows(&self, row: &Row) -> Option<u64> {
         let fit = self.gpu_memory_mib? / row.memory_mib.filter(|mib| *mib > 0)?;
         Some(fit * u64::from(self.gpus.max(1)))
@@ -255,8 +249,8 @@ impl Outcome {
             return "MPS brings this program nothing here: run one client at a time, or fewer on each GPU"
                 .to_owned();
         }
-        let clients = |count: u32| format!("{count} client{}", if count == 1 { "" } else { "s" });
-        let mut line = format!("{}, {}", clients(best.clients), self.words(best));
+        let clients = count(u64::from(best.clients), "client");
+        let mut line = format!("{clients}, {}", self.words(best));
         let times = [
             (single, "one after another".to_owned()),
             (
@@ -295,7 +289,7 @@ impl Outcome {
         line
     }
 
-    /// What asks for a row's MPS.
+    /// The request for a row's MPS.
     fn words(&self, row: &Row) -> String {
         let share: Option<Share> = row.threads.as_deref().and_then(|threads| threads.parse().ok());
         let value = match share {
@@ -313,22 +307,14 @@ impl Outcome {
 
 #[cfg(test)]
 mod tests {
-    //! What is advised.
-
     use super::*;
     use crate::cli::sweep::plot;
 
     /// Rows from `(clients, threads, throughput)`; no threads: without MPS.
     fn outcome(rows: &[(u32, Option<&str>, f64)]) -> Outcome {
         let row = |(clients, threads, throughput): &(u32, Option<&str>, f64)| {
-            let way = threads.map_or(Way::Without, |threads| Way::Mps(threads.parse().unwrap()));
-            let mut row = Row::of(
-                Configuration {
-                    clients: *clients,
-                    way,
-                },
-                *clients,
-            );
+            let (clients, share) = (*clients, threads.map(|threads| threads.parse().unwrap()));
+            let mut row = Row::of(Configuration { clients, share }, clients);
             row.add(*throughput, Some(7800));
             row
         };
@@ -343,101 +329,73 @@ mod tests {
         }
     }
 
+    const ONE: (u32, Option<&str>, f64) = (1, Some("none"), 10.0);
+
     #[test]
-    fn the_issues_own_table_gives_its_line() {
-        let measured = outcome(&[
+    fn advice_is_one_line() {
+        let issue = [
             (1, None, 1706.0),
             (1, Some("none"), 1667.0),
             (8, None, 1156.0),
             (8, Some("none"), 3723.0),
             (8, Some("auto"), 4590.0),
             (16, Some("auto"), 4600.0),
-        ]);
-        assert_eq!(
-            measured.advice(),
-            "8 clients, --mps --mps-threads=auto: 2.7 × one after another, 4.0 × the same 8 without MPS; memory allows 18"
-        );
-        let table = measured.text();
+        ];
+        let gain = "8 clients, --mps --mps-threads=auto: 2.7 × one after another, 4.0 × the same 8 without MPS; memory allows 18";
+        let share = "4 clients, --mps --mps-threads=25: 3.0 × one after another; memory allows 18; more may be better still (--clients 8)";
+        for (rows, line) in [
+            (&issue[..], gain),
+            (&[ONE, (4, Some("none"), 20.0), (4, Some("100/n"), 30.0)], share),
+            (
+                &[(1, None, 100.0), (4, Some("none"), 103.0)],
+                "MPS brings this program nothing here",
+            ),
+            (&[ONE, (1, Some("25"), 6.0)], "one client alone"),
+            (
+                &[(1, None, 1.0), (2, None, 1.0)],
+                "this job has no MPS: submit it with --mps",
+            ),
+            // Two percent are no reason for more clients, or for a share.
+            (
+                &[
+                    ONE,
+                    (2, Some("none"), 29.8),
+                    (2, Some("25"), 30.0),
+                    (4, Some("none"), 30.1),
+                ],
+                "2 clients, --mps: ",
+            ),
+        ] {
+            let advice = outcome(rows).advice();
+            assert!(advice.starts_with(line), "{advice}");
+        }
+        let mut pbs = outcome(&[ONE, (4, Some("100/n"), 30.0)]);
+        pbs.pbs = true;
         assert!(
-            table.contains("\n      8        1,156        3,723        4,590        7800 MiB\n"),
-            "{table}"
+            pbs.advice().starts_with("4 clients, MPS=true,MPS_THREADS=25: "),
+            "{}",
+            pbs.advice()
         );
+        pbs.rows.iter_mut().for_each(|row| row.throughput = None);
         assert!(
-            table.contains("\n     16            -            -        4,600"),
-            "{table}"
+            pbs.advice().starts_with("no client came to a figure"),
+            "{}",
+            pbs.advice()
         );
+        let table = outcome(&issue).text();
+        let rows = [
+            "\n      8        1,156        3,723        4,590        7800 MiB\n",
+            "\n     16            -            -        4,600",
+        ];
+        assert!(rows.iter().all(|row| table.contains(row)), "{table}");
     }
 
     #[test]
-    fn no_gain_no_figure_and_no_mps_are_said() {
-        let flat = outcome(&[
-            (1, None, 100.0),
-            (1, Some("none"), 99.0),
-            (4, Some("none"), 103.0),
-        ]);
-        assert!(
-            flat.advice().starts_with("MPS brings this program nothing here"),
-            "{}",
-            flat.advice()
-        );
-        let mut failed = flat.clone();
-        failed.rows.iter_mut().for_each(|row| row.throughput = None);
-        assert!(
-            failed.advice().starts_with("no client came to a figure"),
-            "{}",
-            failed.advice()
-        );
-        let alone = outcome(&[(1, Some("none"), 1.0), (1, Some("25"), 0.6)]);
-        assert!(
-            alone.advice().starts_with("one client alone"),
-            "{}",
-            alone.advice()
-        );
-        let without = outcome(&[(1, None, 1.0), (2, None, 1.0)]);
-        assert!(
-            without.advice().contains("submit it with --mps"),
-            "{}",
-            without.advice()
-        );
-    }
-
-    #[test]
-    fn a_share_is_named_as_it_is_asked_for_and_more_clients_are_suggested_while_they_help() {
-        let mut measured = outcome(&[
-            (1, Some("none"), 10.0),
-            (4, Some("none"), 20.0),
-            (4, Some("100/n"), 30.0),
-        ]);
-        let line = "4 clients, --mps --mps-threads=25: 3.0 × one after another; memory allows 18; more may be better still (--clients 8)";
-        assert_eq!(measured.advice(), line);
-        measured.pbs = true;
-        assert!(
-            measured
-                .advice()
-                .starts_with("4 clients, MPS=true,MPS_THREADS=25: "),
-            "{}",
-            measured.advice()
-        );
-        // Two per cent are no reason for more clients, or for a share.
-        let close = outcome(&[
-            (1, Some("none"), 10.0),
-            (2, Some("none"), 29.8),
-            (2, Some("25"), 30.0),
-            (4, Some("none"), 30.1),
-        ]);
-        assert!(
-            close.advice().starts_with("2 clients, --mps: "),
-            "{}",
-            close.advice()
-        );
-    }
-
-    #[test]
-    fn medians_and_figures_are_those_of_people() {
+    fn medians_and_figures_are_readable() {
         let mut row = Row::of(
             Configuration {
                 clients: 2,
-                way: Way::Without,
+                share: None,
             },
             2,
         );
@@ -451,12 +409,7 @@ mod tests {
 
     #[test]
     fn the_plot_has_a_line_and_a_name_for_each_column_and_json_brings_it_back() {
-        let measured = outcome(&[
-            (1, None, 10.0),
-            (2, None, 10.0),
-            (1, Some("none"), 10.0),
-            (2, Some("none"), 19.0),
-        ]);
+        let measured = outcome(&[(1, None, 10.0), (2, None, 10.0), ONE, (2, Some("none"), 19.0)]);
         let drawn = plot::svg(&measured, "./prog <a> & b").unwrap();
         assert!(drawn.matches("<polyline").count() >= 2, "{drawn}");
         assert!(

@@ -1,6 +1,6 @@
 //! Where each copy runs: its GPU, under the job's MPS or without it.
 
-use super::configuration::{Share, Way};
+use super::configuration::Share;
 use crate::cli::attach::Caller;
 use mpsd_core::bind::{Bind, BindMode, DeviceNames};
 use mpsd_core::environment::{
@@ -16,11 +16,11 @@ use std::path::PathBuf;
 #[derive(Debug)]
 pub struct Places {
     with_mps: Option<(Record, Task)>,
-    /// The job's GPUs that this process sees: by UUID under MPS, else as the scheduler named them.
+    /// The job's GPUs that this process sees: by UUID under MPS, else by the scheduler's names.
     pub gpus: Vec<String>,
-    /// A directory that root alone can make, and never does: a client that looks there finds no MPS.
+    /// A directory that only root can make, and never makes: a client that looks there finds no MPS.
     nowhere: PathBuf,
-    /// What another job's MPS left in the environment.
+    /// Removes what another job's MPS left in the environment.
     inherited: Vec<Change>,
 }
 
@@ -79,13 +79,12 @@ impl Places {
     ///
     /// # Errors
     /// A copy's GPU cannot be told.
-    pub fn environments(&self, clients: u32, way: Way) -> Result<Vec<Vec<Change>>, Refusal> {
-        (0..clients)
-            .map(|copy| match way {
-                Way::Without => self.without(copy),
-                Way::Mps(share) => self.under(copy, clients, share),
-            })
-            .collect()
+    pub fn environments(&self, clients: u32, share: Option<Share>) -> Result<Vec<Vec<Change>>, Refusal> {
+        let one = |copy| match share {
+            None => self.without(copy),
+            Some(share) => self.under(copy, clients, share),
+        };
+        (0..clients).map(one).collect()
     }
 
     /// How many of so many clients are on one GPU, at most.
@@ -181,7 +180,7 @@ fn value(changes: &[Change], name: &str) -> Option<String> {
     changes.iter().find(|change| change.name == name)?.value.clone()
 }
 
-/// A client can only lower what the job's MPS gives, so that every figure of a job with a share of its own would be a wrong one.
+/// A client can only lower its job's limits: all figures of a job with a share of its own would be wrong.
 fn unlimited(record: &Record) -> Result<(), Refusal> {
     if record.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
         let why = "its MPS gives each rank multiprocessors of its own";
@@ -201,8 +200,6 @@ fn unlimited(record: &Record) -> Result<(), Refusal> {
 
 #[cfg(test)]
 mod tests {
-    //! Where copies run, from the record.
-
     use super::*;
     use mpsd_core::JobId;
     use mpsd_core::record::{Daemon, RecordDevice, RecordGpu, RecordState};
@@ -234,12 +231,7 @@ mod tests {
             .collect();
         record.daemons = vec![Daemon {
             gpus: all.clone(),
-            pipe: "/p".into(),
-            log: "/l".into(),
-            threads: None,
-            memory: Vec::new(),
-            priority: None,
-            partitions: Vec::new(),
+            ..Daemon::default()
         }];
         let task = Task {
             counted: Some((0..=gpus).map(uuid).collect()),
@@ -253,8 +245,8 @@ mod tests {
         }
     }
 
-    fn visible(places: &Places, clients: u32, way: Way) -> Vec<String> {
-        let all = places.environments(clients, way).unwrap();
+    fn visible(places: &Places, clients: u32, share: Option<Share>) -> Vec<String> {
+        let all = places.environments(clients, share).unwrap();
         all.iter()
             .map(|changes| value(changes, VISIBLE_DEVICES).unwrap_or_default())
             .collect()
@@ -264,16 +256,16 @@ mod tests {
     fn copies_are_bound_in_turn_with_mps_and_without() {
         let places = places(DeviceNames::Uuid, 2);
         let (one, two) = ("GPU-00000001", "GPU-00000002");
-        let auto = Way::Mps(Share::Auto);
+        let auto = Some(Share::Auto);
         assert_eq!(visible(&places, 3, auto), [one, two, one]);
-        assert_eq!(visible(&places, 3, Way::Without), [one, two, one]);
-        let share = |clients, way| {
-            let all = places.environments(clients, way).unwrap();
+        assert_eq!(visible(&places, 3, None), [one, two, one]);
+        let share = |clients, share| {
+            let all = places.environments(clients, share).unwrap();
             value(&all[0], THREADS)
         };
         assert_eq!(share(8, auto).as_deref(), Some("50"), "four on each GPU");
-        assert_eq!(share(8, Way::Mps(Share::None)), None);
-        let without = places.environments(1, Way::Without).unwrap().remove(0);
+        assert_eq!(share(8, Some(Share::None)), None);
+        let without = places.environments(1, None).unwrap().remove(0);
         let pipe = value(&without, PIPE_DIRECTORY);
         assert_eq!(
             pipe.as_deref(),
@@ -295,15 +287,11 @@ mod tests {
     fn a_program_that_reads_numbers_gets_numbers_without_mps_too() {
         let places = places(DeviceNames::Ordinal, 2);
         assert_eq!(
-            visible(&places, 2, Way::Mps(Share::None)),
+            visible(&places, 2, Some(Share::None)),
             ["0", "1"],
             "the daemon's own"
         );
-        assert_eq!(
-            visible(&places, 2, Way::Without),
-            ["1", "2"],
-            "as CUDA counts without it"
-        );
+        assert_eq!(visible(&places, 2, None), ["1", "2"], "as CUDA counts without it");
     }
 
     #[test]

@@ -23,6 +23,8 @@ enum PbsVerb {
         running: RunningJobs,
     },
     /// Say what works, what could be better, and what is wrong, one line each
+    ///
+    /// Exit status: 0 no FAIL; 1 a FAIL. As in doctor, a WARN works and could be better.
     Check(ProductOption),
     /// Read a request as the queuejob hook does: print it and the account without it, as JSON
     Request {

@@ -34,6 +34,8 @@ enum SlurmVerb {
         running: RunningJobs,
     },
     /// Say what works, what could be better, and what is wrong, one line each
+    ///
+    /// Exit status: 0 no FAIL; 1 a FAIL. As in doctor, a WARN works and could be better.
     Check(SlurmOptions),
 }
 

@@ -1,8 +1,8 @@
-//! Sets other limits while the job runs, as its owner asks ([`super::door`]): as defaults of the servers to come and at those that
-//! run, which NVIDIA's daemon applies to the clients that connect from then on (docs/facts/mps-control.md#limits-of-a-running-server).
-//! Nothing above what root allowed when the job began, and each is read back.
+//! Sets other limits while the job runs, for its owner ([`super::door`]): at the running servers and as the default of
+//! later ones. They hold for clients that connect later (docs/facts/mps-control.md#limits-of-a-running-server). Root's
+//! ceilings from the job's start apply, and each limit is read back.
 
-use super::dialogue::{self, Of};
+use super::dialogue::{self, LimitScope};
 use super::door::Answer;
 use super::session;
 use super::start::Running;
@@ -13,15 +13,15 @@ use mpsd_core::observations::LimitSet;
 use mpsd_core::record::{ClientLimits, Daemon};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Longest time for all of it, half of [`super::door::TIME`]: nothing else is watched meanwhile.
+/// Longest time for setting, half of [`super::door::TIME`]: nothing else is watched meanwhile.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// Servers of a daemon that are told: it has one user, and so one server.
+/// Most servers of a daemon that are told: it has one user, so one server.
 const MOST_SERVERS: usize = 4;
 
-/// Sets `wanted` on the daemons that it is for, all or none; what was set, for the report.
+/// Sets `wanted` on the daemons of its GPUs, all or none. Returns the changes for the report.
 ///
 /// # Errors
-/// Refused: it is above what the job may have. Failed: the daemon did not do it, and was told the limits before.
+/// Refused: it is above what the job may have. Failed: a daemon did not do it, and all got their earlier limits again.
 pub fn set(spec: &Spec, running: &mut [Running], wanted: &ClientLimits) -> Result<Vec<LimitSet>, Unready> {
     allowed(spec, running, wanted)?;
     let end = Deadline::after(PATIENCE);
@@ -40,8 +40,8 @@ pub fn set(spec: &Spec, running: &mut [Running], wanted: &ClientLimits) -> Resul
     Ok(changes(&before, wanted))
 }
 
-/// What undoes `wanted` at `daemon`. NVIDIA's daemon has no command that takes a limit away: the most does the same, since the job
-/// has none only where the site has no ceiling.
+/// Undoes `wanted` at `daemon`. NVIDIA's daemon has no command that removes a limit. The job has none only if the site has
+/// no ceiling, so the highest value does the same.
 fn as_before(spec: &Spec, daemon: &Daemon, wanted: &ClientLimits) -> Daemon {
     let own = daemon.limits();
     let most = |(gpu, _): &(GpuUuid, u64)| Some((gpu.clone(), spec.most.memory_of(gpu)?));
@@ -55,7 +55,7 @@ fn as_before(spec: &Spec, daemon: &Daemon, wanted: &ClientLimits) -> Daemon {
     })
 }
 
-/// The limits of all daemons of the job as they are wanted now, one that has ended included.
+/// The limits that all daemons of the job should have now, ended ones included.
 pub fn limits(spec: &Spec, running: &[Running]) -> Answer {
     let now = |daemon: &Daemon| {
         let one = running.iter().find(|one| one.daemon.pipe == daemon.pipe);
@@ -69,7 +69,7 @@ fn allowed(spec: &Spec, running: &[Running], wanted: &ClientLimits) -> Result<()
         let why = why.to_owned();
         Err(Unready::Refused { what, why, allowed })
     };
-    // Every prologue that knows of this says a ceiling of the threads.
+    // Every prologue that knows this protocol sends a ceiling for the threads.
     if spec.most.threads.is_none() {
         let why = "the release that started the job's MPS says no ceilings";
         return refuse("set".to_owned(), why, "a job that begins now".to_owned());
@@ -102,22 +102,22 @@ fn allowed(spec: &Spec, running: &[Running], wanted: &ClientLimits) -> Result<()
     Ok(())
 }
 
-/// Tells one daemon the limits of `daemon`, and its servers.
+/// Sets the limits of `daemon` for later servers, and for the running ones.
 fn tell(spec: &Spec, daemon: &Daemon, end: Deadline) -> Result<(), String> {
     let limit = || spec.command_time().min(end.remaining());
     let say = |commands: &str| match session::say(&spec.control, daemon, commands, limit()) {
         Ok(answer) if answer.nobody_listens() => Err("the control daemon has ended".to_owned()),
         answer => answer,
     };
-    let told = |of: Of| dialogue::check(of, daemon, &say(&dialogue::set(of, daemon))?.text);
-    told(Of::NextServers)?;
-    // After that: a server that starts in between has the new ones.
+    let told = |scope: LimitScope| dialogue::check(scope, daemon, &say(&dialogue::set(scope, daemon))?.text);
+    told(LimitScope::NextServers)?;
+    // Listed after that: a server that starts in between has the new limits.
     let servers = say("get_server_list\n")?.numbers();
     let mut servers = servers.into_iter().take(MOST_SERVERS);
-    servers.try_for_each(|pid| told(Of::Server(pid)))
+    servers.try_for_each(|pid| told(LimitScope::Server(pid)))
 }
 
-/// What `wanted` changes of the limits of `before`.
+/// The limits of `before` that `wanted` changes.
 fn changes(before: &[Daemon], wanted: &ClientLimits) -> Vec<LimitSet> {
     let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let set = |limit: String, from: Option<String>, to: String| LimitSet {
@@ -147,7 +147,7 @@ fn changes(before: &[Daemon], wanted: &ClientLimits) -> Vec<LimitSet> {
 mod tests {
     use super::*;
 
-    /// What the prologue of a release before `mpsctl set` tells `mpsd`.
+    /// The specification of a release before `mpsctl set`.
     const EARLIER: &str = r#"{"job": "1.srv", "uid": 1, "control": "/c", "nvml": "/n", "daemons": [], "start_ms": 1, "command_ms": 1,
     "over_limit": "log"}"#;
 

@@ -1,24 +1,27 @@
-//! `mpsctl exec -- COMMAND`: a task attached to its job's MPS, with its rank's limits, where no plugin or hook reaches.
+//! `mpsctl exec -- COMMAND`: a task attached to its job's MPS, with its rank's limits, if no plugin or hook does that.
 
 use super::attach::{Attachment, Caller};
 use super::{NAME, complain};
 use crate::scheduler::setup::VerbError;
 use crate::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
 use mpsd_core::config::{Config, Settings};
-use mpsd_core::environment::{rank, warning};
+use mpsd_core::environment::{Change, rank, warning};
 use mpsd_core::failure::EXIT_REFUSED;
+use mpsd_core::partitions::{Holder, VARIABLE, take};
 use mpsd_core::{Failure, Refusal};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
+use nix::sys::stat::{Mode, fstat, stat};
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-mod partition;
-
-/// Shells that Torque starts as login shells where it has no `$job_starter`; the user's own is another.
+/// Shells that Torque starts as login shells without a `$job_starter`, besides the user's own.
 const SHELLS: [&str; 8] = ["sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish"];
-/// What MPI's launchers start on a job's other nodes: it has no rank itself, its children have.
+/// Programs that MPI's launchers start on a job's other nodes: only their children have ranks.
 const LAUNCHERS: [&str; 5] = [
     "orted",
     "prted",
@@ -26,9 +29,12 @@ const LAUNCHERS: [&str; 5] = [
     "hydra_bstrap_proxy",
     "pmi_proxy",
 ];
-/// What env(1) and every shell answer for a command that is not there, and for one that cannot be run.
+/// The exit codes of env(1) and every shell for a command that is not found, and for one that cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
+
+/// The lowest number for the partition's descriptor in the command: above those that shell scripts use.
+const LOWEST: i32 = 10;
 
 /// `mpsctl exec`.
 #[derive(Debug, Clone, clap::Args)]
@@ -57,8 +63,8 @@ impl Exec {
         self.starter && (launcher || self.lone_shell(env).is_some())
     }
 
-    /// Turns this process into the command; returns only when that cannot be done. The command is looked for in the
-    /// caller's own `PATH`: it is the user's, and runs as the user.
+    /// Turns this process into the command; returns only on failure. The command is searched in the caller's own `PATH`:
+    /// it is the user's, and runs as the user.
     ///
     /// # Errors
     /// The job has no MPS here, or it was refused or failed, or the command cannot be run.
@@ -80,7 +86,7 @@ impl Exec {
             command.arg0(format!("-{name}"));
         }
         let changes = found.changes();
-        partition::hold(caller, &changes)?;
+        hold_partition(caller, &changes)?;
         for change in changes {
             match change.value {
                 Some(value) => command.env(change.name, value),
@@ -99,7 +105,7 @@ impl Exec {
         })
     }
 
-    /// What attaches the command. A starter meets every task of the node: only a record that was read stops one.
+    /// Finds what attaches the command. A starter runs every task of the node: only a readable record may stop one.
     fn find(&self, caller: &Caller<'_>) -> Result<Attachment, Failure> {
         if !self.starter {
             return match caller.find()? {
@@ -118,7 +124,7 @@ impl Exec {
                 complain(NAME, &format!("{unread}; the task runs without MPS"));
                 Ok(Attachment::NoJob)
             }
-            // No record, and no configuration that could tell of one elsewhere.
+            // No record, and no usable configuration that could name another directory.
             Err(Failure::Fault(_)) => Ok(Attachment::NoJob),
             found => found,
         }
@@ -140,8 +146,8 @@ fn is_of_tm(env: Lookup<'_>) -> bool {
     env("PBS_TASKNUM").is_some_and(|number| number.trim().parse::<u32>().is_ok_and(|number| number > 1))
 }
 
-/// Lets root's own job through. A mom that may run its starter as root would have every user's task run so, and who the
-/// user is it says in variables that a task of TM can bring along: there nothing runs.
+/// Lets root's own job through. A mom that may run its starter as root would run every user's task as root, and names the
+/// user in variables that a task of TM can set: there nothing runs.
 fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     let refused = |why: String, allowed: &str| Err(Refusal::new("job starter", why, allowed));
     let root = |name: &&str| (caller.env)(name).is_none_or(|user| user == "root");
@@ -162,6 +168,52 @@ fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Takes the static partition of `changes` for this process and its command: a second launcher would share it. The lock
+/// is on the rank's byte of a file in root's directory, which is the job's user's; a step of Slurm has all bytes. The
+/// descriptor stays open in the command and its children, so the lock ends with them.
+///
+/// # Errors
+/// Another process has it (refusal), or that cannot be told.
+fn hold_partition(caller: &Caller<'_>, changes: &[Change]) -> Result<(), Failure> {
+    let own = changes.iter().find(|change| change.name == VARIABLE);
+    let Some(name) = own.and_then(|change| change.value.as_deref()) else {
+        return Ok(());
+    };
+    // The step has it: the plugin's variable came with the step's lock.
+    let of_step = (caller.env)("SLURM_STEP_ID").is_some() && (caller.env)(VARIABLE).as_deref() == Some(name);
+    let Some((partition, path)) = caller.partition(name)?.filter(|_| !of_step) else {
+        return Ok(());
+    };
+    let refused = |why: &str, allowed| Refusal::new("static partitions by local rank", why, allowed);
+    let cannot = |e: Errno| refused(&format!("cannot lock '{}': {e}", path.display()), "");
+    let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let file = File::from(open(&path, flags, Mode::empty()).map_err(cannot)?);
+    let taken = take(&file, Holder::Rank(partition.rank)).map_err(cannot)?;
+    if !taken && !is_inherited(&file) {
+        let why = format!(
+            "another process of the job has that of rank {} on this node",
+            partition.rank
+        );
+        return Err(refused(&why, "one launcher at a time, or a job for each").into());
+    }
+    // The lock belongs to the open file, which stays open under this number.
+    fcntl(&file, FcntlArg::F_DUPFD(LOWEST))
+        .map(drop)
+        .map_err(|e| cannot(e).into())
+}
+
+/// Whether the process that started this one, as a job starter, already holds the lock for it.
+fn is_inherited(own: &File) -> bool {
+    let Ok(wanted) = fstat(own).map(|found| (found.st_dev, found.st_ino)) else {
+        return false;
+    };
+    let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let same =
+        numbers.filter(|entry| stat(&entry.path()).is_ok_and(|found| (found.st_dev, found.st_ino) == wanted));
+    // Ours is one of them.
+    same.count() > 1
+}
+
 fn no_mps(caller: &Caller<'_>) -> Refusal {
     match caller.job() {
         Some(job) => {
@@ -178,8 +230,6 @@ fn no_mps(caller: &Caller<'_>) -> Refusal {
 
 #[cfg(test)]
 mod tests {
-    //! What is run, and how.
-
     use super::*;
 
     fn exec(starter: bool, words: &[&str]) -> Exec {
@@ -213,7 +263,7 @@ mod tests {
 
     #[test]
     fn the_hook_knows_the_same_launchers() {
-        let hook = include_str!("../../../../etc/pbs/hooks/mpsd.py");
+        let hook = include_str!("../../../etc/pbs/hooks/mpsd.py");
         let line = hook
             .lines()
             .find(|line| line.starts_with("LAUNCHERS = "))

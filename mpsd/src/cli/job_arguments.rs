@@ -1,0 +1,104 @@
+//! The job and its request on the command lines of `mps-prologue` and `mpsctl plan`.
+
+pub use crate::plan::JobRequest;
+use crate::scheduler::{self, CallOptions, Host, Input, Program, Scheduler, Site, Submission};
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, Command, Error};
+use mpsd_core::request::{Key, Syntax};
+use mpsd_core::{Failure, Request};
+use std::ffi::{OsStr, OsString};
+
+/// The options and arguments that say what the job is and what it asked for.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct JobArguments {
+    /// The batch system; without it, found from the number of arguments and the environment.
+    #[arg(long, value_parser = scheduler::by_name())]
+    pub scheduler: Option<Scheduler>,
+    /// The request, in the words of the account tokens (Slurm's plugin).
+    #[arg(long, value_name = "TEXT", value_parser = Tokens, hide_possible_values = true, allow_hyphen_values = true)]
+    pub request: Option<String>,
+    /// What goes before the scheduler's own words.
+    #[command(flatten)]
+    pub given: CallOptions,
+    /// A daemon for this step of the job alone (Slurm); the compute mode stays.
+    #[arg(long, value_name = "STEP")]
+    pub step: Option<String>,
+    /// The scheduler's own arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    pub positional: Vec<OsString>,
+}
+
+/// Any text, for which a shell completes the request's tokens. A wrong token is a refusal, not a usage error.
+#[derive(Debug, Clone, Copy)]
+struct Tokens;
+
+impl TypedValueParser for Tokens {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let tokens = Key::ALL.into_iter().flat_map(|key| key.row().completions());
+        Some(Box::new(tokens.map(PossibleValue::new)))
+    }
+}
+
+impl JobArguments {
+    /// The input of a scheduler's folder.
+    pub fn input<'a>(&'a self, env: scheduler::Lookup<'a>, site: Site, terminal: bool) -> Input<'a> {
+        Input {
+            program: Program::Prologue,
+            scheduler: self.scheduler,
+            arguments: &self.positional,
+            env,
+            given: self.given.clone(),
+            site,
+            terminal,
+        }
+    }
+
+    /// The job, or its step, by the scheduler's arguments.
+    ///
+    /// # Errors
+    /// Undetermined: the scheduler never calls us with these arguments.
+    pub fn submission(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
+        let submission = scheduler::read(input, host)?;
+        Ok(submission.of_step(self.step.as_deref())?)
+    }
+
+    /// The request of a job; `None`: it did not ask, or switched MPS off. Nothing is read or touched for it.
+    ///
+    /// # Errors
+    /// A refusal of the request.
+    pub fn asked(&self, submission: Submission) -> Result<Option<JobRequest>, Failure> {
+        let usual = scheduler::of(submission.scheduler).syntax();
+        let text = self.request.as_deref();
+        // On a command line the request may be written in Slurm's flags too.
+        let given = match text.filter(|text| text.trim_start().starts_with("--")) {
+            Some(flags) => Some(Request::from_flags(flags)?),
+            None => text.map(Request::from_account).transpose()?.flatten(),
+        };
+        let account = submission.account.as_ref().map(Request::from_account);
+        let resource = submission.resource.as_deref().map(Request::from_resource);
+        let all = [
+            (given, usual),
+            (account.transpose()?.flatten(), usual),
+            (resource.transpose()?, Syntax::Resource),
+        ];
+        let mut all = all
+            .into_iter()
+            .filter_map(|(request, syntax)| Some((request?, syntax)));
+        let Some((first, syntax)) = all.next() else {
+            return Ok(None);
+        };
+        let request = all.try_fold(first, |request, (other, _)| Request::merge(request, other))?;
+        let asked = request.is_on().then_some(JobRequest {
+            request,
+            syntax,
+            submission,
+        });
+        Ok(asked)
+    }
+}

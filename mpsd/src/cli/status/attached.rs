@@ -1,0 +1,171 @@
+//! Whether the calling task is attached to its job's MPS, and why (not).
+
+use super::model::JobStatus;
+use mpsd_core::environment::PIPE_DIRECTORY;
+use mpsd_core::record::RecordState;
+use mpsd_core::text::one_line;
+use serde::Serialize;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+/// Whether a CUDA program started here is a client of the job's MPS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, derive_more::Display)]
+#[serde(rename_all = "lowercase")]
+#[display(rename_all = "lowercase")]
+pub enum Attached {
+    Yes,
+    No,
+    Unknown,
+}
+
+/// The verdict and its reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    pub attached: Attached,
+    /// One line.
+    pub because: String,
+}
+
+impl Verdict {
+    pub fn new(attached: Attached, because: impl Into<String>) -> Self {
+        let because = because.into();
+        Self { attached, because }
+    }
+
+    pub fn no(because: impl Into<String>) -> Self {
+        Self::new(Attached::No, because)
+    }
+
+    /// The verdict for a process with this value of `CUDA_MPS_PIPE_DIRECTORY` in the job `status`.
+    pub fn of(status: &JobStatus, pipe: Option<&str>) -> Self {
+        let (job, reason) = (&status.job, status.reason());
+        match status.state {
+            RecordState::Ready => {}
+            RecordState::Starting => return Self::no(format!("the MPS of job {job} is still being started")),
+            RecordState::Refused => return Self::no(format!("the MPS of job {job} was refused: {reason}")),
+            RecordState::Failed => return Self::no(format!("the MPS of job {job} did not start: {reason}")),
+        }
+        let how = "attach with 'mpsctl exec -- COMMAND' or eval \"$(mpsctl env)\"";
+        let Some(pipe) = pipe else {
+            return Self::no(format!("{PIPE_DIRECTORY} is not set here: {how}"));
+        };
+        let own: Vec<&Path> = status
+            .daemons
+            .iter()
+            .map(|daemon| daemon.plan.pipe.as_path())
+            .collect();
+        let daemon = match position(&own, Path::new(pipe)) {
+            Ok(Some(place)) => &status.daemons[place],
+            Ok(None) => {
+                let pipe = one_line(pipe, 120);
+                return Self::no(format!(
+                    "{PIPE_DIRECTORY} is '{pipe}', which is no daemon's of job {job}: {how}"
+                ));
+            }
+            Err(why) => {
+                let because = one_line(&format!("{PIPE_DIRECTORY} is '{pipe}': {why}"), 300);
+                return Self::new(Attached::Unknown, because);
+            }
+        };
+        match &daemon.silent {
+            None => Self::new(
+                Attached::Yes,
+                format!("{PIPE_DIRECTORY} is that of job {job}, and its control daemon answers"),
+            ),
+            Some(_) if daemon.ended => Self::no(format!(
+                "the control daemon of job {job} has ended: a client that starts now runs outside MPS, or not at all"
+            )),
+            Some(because) => Self::new(Attached::Unknown, because),
+        }
+    }
+
+    /// The exit code of `mpsctl status`: 0 attached, 1 not, 2 unknown.
+    pub fn code(&self) -> u8 {
+        self.attached as u8
+    }
+}
+
+/// Which of `own` the directory `pipe` is: by name, or by its inode through a link or a bind mount.
+///
+/// # Errors
+/// A directory cannot be read.
+fn position(own: &[&Path], pipe: &Path) -> Result<Option<usize>, String> {
+    if let Some(place) = own.iter().position(|own| *own == pipe) {
+        return Ok(Some(place));
+    }
+    let inode = |path: &Path| match path.metadata() {
+        Ok(about) => Ok(Some((about.dev(), about.ino()))),
+        Err(why) if why.kind() == ErrorKind::NotFound && path == pipe => Ok(None),
+        Err(why) => Err(format!("'{}' cannot be read: {why}", path.display())),
+    };
+    let Some(here) = inode(pipe)? else {
+        return Ok(None);
+    };
+    let own: Vec<_> = own.iter().map(|own| inode(own)).collect();
+    match own.iter().position(|own| *own == Ok(Some(here))) {
+        Some(place) => Ok(Some(place)),
+        None => own.into_iter().collect::<Result<Vec<_>, _>>().map(|_| None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::NvmlLists;
+    use super::super::model::tests::status;
+    use super::*;
+    use crate::daemon::queries::{AnswerError, DaemonAnswer};
+
+    #[test]
+    fn each_state_of_a_task_has_its_reason_and_code() {
+        let hangs = Err(AnswerError::Failed("no answer within 2000 ms".to_owned()));
+        let answers = || Ok(DaemonAnswer::default());
+        for (state, answer, pipe, code, words) in [
+            (RecordState::Ready, answers(), Some("/p"), 0, "answers"),
+            (RecordState::Ready, answers(), None, 1, "is not set here"),
+            (RecordState::Ready, answers(), Some("/q\u{1b}"), 1, "'/q?'"),
+            (
+                RecordState::Ready,
+                Err(AnswerError::Ended),
+                Some("/p"),
+                1,
+                "outside MPS",
+            ),
+            (RecordState::Ready, hangs, Some("/p"), 2, "no answer within"),
+            (RecordState::Starting, answers(), Some("/p"), 1, "being started"),
+            (RecordState::Refused, answers(), None, 1, "refused: a reason"),
+            (RecordState::Failed, answers(), None, 1, "did not start: a reason"),
+        ] {
+            let mut status = status();
+            status.state = state;
+            status.add_answers(&[answer], &NvmlLists::new(), &[]);
+            let found = Verdict::of(&status, pipe);
+            assert!(
+                found.code() == code && found.because.contains(words),
+                "{state:?} {pipe:?}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_link_to_the_jobs_own_directory_is_that_directory() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path();
+        let (own, other, link) = (dir.join("own"), dir.join("other"), dir.join("link"));
+        for dir in [&own, &other] {
+            std::fs::create_dir_all(dir).unwrap();
+        }
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        std::fs::write(dir.join("file"), "").unwrap();
+        let mut status = status();
+        status.daemons[0].plan.pipe.clone_from(&own);
+        let code = |status: &JobStatus, pipe: &Path| Verdict::of(status, pipe.to_str()).code();
+        assert_eq!(code(&status, &link), 0, "a link");
+        assert_eq!(code(&status, &other), 1, "another directory");
+        assert_eq!(code(&status, &dir.join("none")), 1, "no directory");
+        assert_eq!(code(&status, &dir.join("file/below")), 2, "unreadable");
+        // As in a container that has it under another name.
+        status.daemons[0].plan.pipe = dir.join("gone");
+        assert_eq!(code(&status, &link), 2, "the job's own is unreadable");
+    }
+}

@@ -1,0 +1,346 @@
+//! What is known of a job with MPS, from root's journal or record, its control daemons, NVML and the kernel.
+//! `mpsctl status` and `mpsctl metrics` both show this value. Its fields are those of `status --json`.
+
+use crate::daemon::dialogue::InForce;
+use crate::daemon::queries::{AnswerError, Client, DaemonAnswer, Server};
+use crate::job::Journal;
+use crate::node::clients::Task;
+use mpsd_core::gpu::GpuProcess;
+use mpsd_core::record::{Daemon, Record, RecordState};
+use mpsd_core::text::one_line;
+use mpsd_core::{GpuUuid, JobId};
+use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
+
+/// NVML's processes on each GPU that it answered for.
+pub type NvmlLists = BTreeMap<GpuUuid, Vec<GpuProcess>>;
+
+/// A job that has MPS here, or was to have it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct JobStatus {
+    /// The job, or the step with a daemon of its own.
+    pub job: JobId,
+    pub uid: u32,
+    /// The user's name, which root's journal has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Seconds since 1970, which root's journal has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub began: Option<u64>,
+    pub state: RecordState,
+    /// It was taken down, and something of it is still here.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
+    /// Why it has no MPS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    pub daemons: Vec<DaemonStatus>,
+    pub gpus: Vec<GpuStatus>,
+    /// The GPUs that no client uses; `None`: a daemon does not answer.
+    pub without_client: Option<Vec<GpuUuid>>,
+}
+
+/// A control daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DaemonStatus {
+    /// As root planned it.
+    #[serde(skip)]
+    pub plan: Daemon,
+    pub gpus: Vec<GpuUuid>,
+    pub servers: Vec<Server>,
+    /// The limits of new clients.
+    pub limits: Vec<InForce>,
+    /// Why it does not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silent: Option<String>,
+    pub ended: bool,
+}
+
+/// A GPU of the job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GpuStatus {
+    /// NVML's index on the node.
+    pub index: u32,
+    pub uuid: GpuUuid,
+    /// The job's clients on it; `None`: not known.
+    pub clients: Option<Vec<ClientStatus>>,
+}
+
+/// A client on a GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ClientStatus {
+    pub pid: i32,
+    /// Its rank in the job.
+    pub rank: Option<u32>,
+    pub command: Option<String>,
+    /// The GPU's memory that NVML counts for it, bytes: its context and code too. Serialized in MiB.
+    #[serde(rename = "memory_mib", serialize_with = "as_mib")]
+    pub memory: Option<u64>,
+    /// The pid of its server.
+    pub server: i32,
+}
+
+fn as_mib<S: Serializer>(bytes: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
+    bytes.map(|bytes| bytes >> 20).serialize(to)
+}
+
+impl JobStatus {
+    /// The status before anything was asked. `None`: neither journal nor record is there.
+    pub fn new(journal: Option<&Journal>, record: Option<Record>) -> Option<Self> {
+        let (job, uid, gpus, daemons) = match (journal, &record) {
+            (Some(journal), _) => (&journal.job, journal.uid, &journal.gpus, &journal.daemons),
+            (None, Some(record)) => (&record.job, record.uid, &record.gpus, &record.daemons),
+            (None, None) => return None,
+        };
+        let daemon = |plan: &Daemon| DaemonStatus {
+            gpus: plan.gpus.clone(),
+            plan: plan.clone(),
+            servers: Vec::new(),
+            limits: Vec::new(),
+            silent: None,
+            ended: false,
+        };
+        let gpus = gpus.iter().map(|gpu| GpuStatus {
+            index: gpu.index,
+            uuid: gpu.uuid.clone(),
+            clients: None,
+        });
+        Some(Self {
+            job: job.clone(),
+            uid,
+            user: journal.map(|journal| journal.user.clone()),
+            began: journal.map(|journal| journal.began),
+            // A journal without a record is a start before its record, or an end under way.
+            state: record
+                .as_ref()
+                .map_or(RecordState::Starting, |record| record.state),
+            left: journal.is_some_and(|journal| journal.left),
+            daemons: daemons.iter().map(daemon).collect(),
+            gpus: gpus.collect(),
+            reason: record.and_then(|record| record.reason),
+            without_client: None,
+        })
+    }
+
+    /// Its MPS was proved ready, and has not been taken down.
+    pub fn is_up(&self) -> bool {
+        self.state == RecordState::Ready && !self.left
+    }
+
+    /// A control daemon has ended.
+    pub fn has_ended(&self) -> bool {
+        self.daemons.iter().any(|daemon| daemon.ended)
+    }
+
+    /// `reason`, for a sentence.
+    pub fn reason(&self) -> &str {
+        self.reason.as_deref().unwrap_or("no reason is recorded")
+    }
+
+    /// Adds the daemons' answers, which are in the order of `daemons`, and whatever NVML and the kernel say of their clients.
+    pub fn add_answers(
+        &mut self,
+        answers: &[Result<DaemonAnswer, AnswerError>],
+        nvml: &NvmlLists,
+        tasks: &[Task],
+    ) {
+        self.daemons.truncate(answers.len());
+        for (daemon, answer) in self.daemons.iter_mut().zip(answers) {
+            daemon.add(answer);
+        }
+        let uuids: Vec<GpuUuid> = self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let memory = |pid: i32, gpu: &GpuUuid| {
+            let process = nvml.get(gpu)?.iter().find(|p| p.pid == pid && p.mps_client)?;
+            process.memory.filter(|bytes| *bytes > 0)
+        };
+        for gpu in &mut self.gpus {
+            let mut both = self.daemons.iter().zip(answers);
+            let Some((_, Ok(answer))) = both.find(|(daemon, _)| daemon.gpus.contains(&gpu.uuid)) else {
+                continue;
+            };
+            // A client is where NVML counts memory for it; if NVML counts none anywhere, where its daemon says.
+            let is_here = |client: &&Client| {
+                let counted = || uuids.iter().any(|uuid| memory(client.pid, uuid).is_some());
+                memory(client.pid, &gpu.uuid).is_some()
+                    || (client.gpu.as_ref() == Some(&gpu.uuid) && !counted())
+            };
+            let status = |client: &Client| {
+                let task = tasks.iter().find(|task| task.pid == client.pid);
+                ClientStatus {
+                    pid: client.pid,
+                    rank: task.and_then(|task| task.rank),
+                    command: task.map(|task| one_line(&task.command, 120)),
+                    memory: memory(client.pid, &gpu.uuid),
+                    server: client.server,
+                }
+            };
+            let mut clients: Vec<ClientStatus> = answer.clients.iter().filter(is_here).map(status).collect();
+            clients.sort_by_key(|client| (client.rank, client.pid));
+            gpu.clients = Some(clients);
+        }
+        self.without_client = self.gpus_without_client();
+    }
+
+    fn gpus_without_client(&self) -> Option<Vec<GpuUuid>> {
+        let known: Option<Vec<_>> = self
+            .gpus
+            .iter()
+            .map(|gpu| Some((gpu, gpu.clients.as_ref()?)))
+            .collect();
+        let idle = known?.into_iter().filter(|(_, clients)| clients.is_empty());
+        Some(idle.map(|(gpu, _)| gpu.uuid.clone()).collect())
+    }
+}
+
+impl DaemonStatus {
+    /// Any answer is text of the job's user: it is made fit for a terminal.
+    fn add(&mut self, answer: &Result<DaemonAnswer, AnswerError>) {
+        let text = |text: &str| one_line(text, 80);
+        let server = |server: &Server| Server {
+            state: text(&server.state),
+            ..server.clone()
+        };
+        let limit = |limit: &InForce| InForce {
+            limit: text(&limit.limit),
+            asked: limit.asked.as_deref().map(text),
+            set: limit.set.as_deref().map(text),
+            said: limit.said.as_deref().map(text),
+            holds: limit.holds,
+        };
+        match answer {
+            Ok(answer) => {
+                self.servers = answer.servers.iter().map(server).collect();
+                self.limits = answer.limits.iter().map(limit).collect();
+            }
+            Err(why) => {
+                self.silent = Some(one_line(&why.to_string(), 200));
+                self.ended = *why == AnswerError::Ended;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use mpsd_core::record::RecordGpu;
+
+    pub fn gpu(n: u32) -> GpuUuid {
+        GpuUuid::parse(&format!("GPU-00000000-000{n}")).unwrap()
+    }
+
+    /// A ready job of user 1000 with two GPUs behind one daemon.
+    pub fn status() -> JobStatus {
+        let mut record = Record::closed(
+            JobId::parse("7").unwrap(),
+            1000,
+            RecordState::Ready,
+            "a reason".to_owned(),
+        );
+        record.gpus = [0, 1]
+            .map(|index| RecordGpu {
+                index,
+                uuid: gpu(index),
+                cpus: None,
+            })
+            .to_vec();
+        record.daemons = vec![Daemon {
+            gpus: vec![gpu(0), gpu(1)],
+            pipe: "/p".into(),
+            ..Daemon::default()
+        }];
+        JobStatus::new(None, Some(record)).unwrap()
+    }
+
+    /// The answer of a daemon with these clients: pid and the GPU that `ps` names.
+    fn answer(clients: &[(i32, Option<u32>)]) -> DaemonAnswer {
+        let client = |(pid, on): &(i32, Option<u32>)| Client {
+            pid: *pid,
+            server: 50,
+            gpu: on.map(gpu),
+        };
+        DaemonAnswer {
+            servers: vec![Server {
+                pid: 50,
+                state: "ACTIVE".to_owned(),
+            }],
+            clients: clients.iter().map(client).collect(),
+            limits: Vec::new(),
+        }
+    }
+
+    fn process(pid: i32, mib: u64, mps_client: bool) -> GpuProcess {
+        GpuProcess {
+            pid,
+            memory: Some(mib << 20),
+            mps_client,
+        }
+    }
+
+    fn answered(answer: DaemonAnswer, nvml: [Vec<GpuProcess>; 2], command: &str) -> JobStatus {
+        let mut status = status();
+        let task = Task {
+            pid: 100,
+            rank: Some(3),
+            command: command.to_owned(),
+        };
+        let lists = (0..).map(gpu).zip(nvml).filter(|(_, list)| !list.is_empty());
+        status.add_answers(&[Ok(answer)], &lists.collect(), &[task]);
+        status
+    }
+
+    fn pids(status: &JobStatus) -> [Vec<i32>; 2] {
+        [0, 1].map(|n: usize| {
+            status.gpus[n]
+                .clients
+                .iter()
+                .flatten()
+                .map(|client| client.pid)
+                .collect()
+        })
+    }
+
+    #[test]
+    fn a_client_is_where_nvml_counts_its_memory_and_else_where_its_daemon_says() {
+        // It looked at the first GPU, and uses the second: NVML lists it on both, and ps names the first.
+        let nvml = [vec![process(100, 0, true)], vec![process(100, 512, true)]];
+        let found = answered(answer(&[(100, Some(0))]), nvml, "./app");
+        assert_eq!(pids(&found), [vec![], vec![100]]);
+        assert_eq!(found.without_client, Some(vec![gpu(0)]));
+        let json = serde_json::to_value(&found).unwrap();
+        let client =
+            serde_json::json!({"pid": 100, "rank": 3, "command": "./app", "memory_mib": 512, "server": 50});
+        assert_eq!(json["gpus"][1]["clients"][0], client);
+        let found = answered(answer(&[(100, Some(1)), (101, None)]), [vec![], vec![]], "./app");
+        assert_eq!(pids(&found), [vec![], vec![100]]);
+        // Another job's client, and the server itself.
+        let nvml = [vec![process(900, 100, true), process(50, 66, false)], vec![]];
+        let found = answered(answer(&[]), nvml, "./app");
+        assert_eq!(found.without_client, Some(vec![gpu(0), gpu(1)]));
+    }
+
+    #[test]
+    fn the_gpus_of_a_silent_daemon_are_not_called_idle() {
+        let mut status = status();
+        let why = AnswerError::Failed("no answer within 2000 ms".to_owned());
+        status.add_answers(&[Err(why)], &NvmlLists::new(), &[]);
+        assert_eq!((&status.without_client, &status.gpus[0].clients), (&None, &None));
+        assert!(status.daemons[0].silent.is_some() && !status.has_ended());
+    }
+
+    #[test]
+    fn no_control_character_of_a_user_comes_through() {
+        let mut hostile = answer(&[(100, Some(0))]);
+        hostile.servers[0].state = "\u{1b}[2JACTIVE\n".to_owned();
+        hostile.limits.push(InForce {
+            limit: "threads\r".to_owned(),
+            asked: Some("\u{7}".to_owned()),
+            set: None,
+            said: Some("\u{202e}25".to_owned()),
+            holds: true,
+        });
+        let text = format!("{:?}", answered(hostile, [vec![], vec![]], "a\u{1b}]0;x\u{7}b"));
+        let hidden = ["\\u{1b}", "\\u{7}", "\\u{202e}", "\\r", "\\n"];
+        assert!(hidden.iter().all(|hidden| !text.contains(hidden)), "{text}");
+    }
+}

@@ -1,0 +1,119 @@
+//! What `mpsctl` prints: lines that fit the terminal, and the lines of a check with a colored mark.
+
+use crate::scheduler::setup::CheckLine;
+use anstyle::AnsiColor;
+use rustix::termios::{isatty, tcgetwinsize};
+use std::io::{Write as _, stdout};
+
+/// Columns and rows of a terminal that does not tell them.
+const USUAL: (usize, usize) = (80, 24);
+/// The words that begin a line of a check, with their colors.
+const MARKS: [(&str, AnsiColor); 3] = [
+    ("OK", AnsiColor::Green),
+    ("WARN", AnsiColor::Yellow),
+    ("FAIL", AnsiColor::Red),
+];
+/// The text of a check's line begins here, and so do its further lines.
+const MARK_WIDTH: usize = 6;
+
+/// Prints `text` on standard output; a closed one loses it.
+pub fn say(text: &str) {
+    let _ = stdout().write_all(text.as_bytes());
+}
+
+/// Columns and rows of the terminal that is standard output.
+pub fn size() -> (usize, usize) {
+    let size = tcgetwinsize(stdout()).map(|size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+    size.ok()
+        .filter(|(columns, rows)| *columns > 0 && *rows > 0)
+        .unwrap_or(USUAL)
+}
+
+/// Columns of standard output; `None`: it is no terminal, and lines are as long as they are.
+pub fn width() -> Option<usize> {
+    isatty(stdout()).then(|| size().0)
+}
+
+/// `line` within `width` columns; '>' stands for the part that is cut off.
+pub fn cut(mut line: String, width: Option<usize>) -> String {
+    if let Some(width) = width.filter(|width| line.chars().count() > *width) {
+        line = line.chars().take(width.saturating_sub(1)).collect();
+        line.push('>');
+    }
+    line
+}
+
+/// `line` broken between words to fit `width` columns; the second and later lines begin with `indent` blanks.
+pub fn wrap(line: &str, indent: usize, width: Option<usize>) -> String {
+    // A terminal with no room beside the indent gets the line as it is.
+    let Some(width) = width.filter(|width| *width > 2 * indent) else {
+        return line.to_owned();
+    };
+    let mut out = String::new();
+    let mut column = 0;
+    for (place, word) in line.split(' ').enumerate() {
+        let length = word.chars().count();
+        if place > 0 && column + 1 + length > width && column > indent {
+            out.push('\n');
+            out.push_str(&" ".repeat(indent));
+            column = indent;
+        } else if place > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += length;
+    }
+    out
+}
+
+/// Prints lines of a check, or lines between them. The marks are colored on a terminal only, and not with `NO_COLOR`.
+pub fn say_checks(text: &str) {
+    let mut out = anstream::stdout();
+    let width = width();
+    for line in text.lines() {
+        let mark = MARKS.iter().find_map(|(mark, color)| {
+            let rest = line.strip_prefix(mark).filter(|rest| rest.starts_with(' '))?;
+            Some((mark, color.on_default(), rest))
+        });
+        let _ = match mark {
+            Some((mark, style, _)) => {
+                let line = wrap(line, MARK_WIDTH, width);
+                writeln!(out, "{style}{mark}{style:#}{}", &line[mark.len()..])
+            }
+            None => writeln!(out, "{line}"),
+        };
+    }
+}
+
+/// The object that `doctor --json` and `selftest --json` print.
+pub fn checks_json<'a>(lines: impl IntoIterator<Item = &'a CheckLine>, worst: &str) -> String {
+    let one = |line: &CheckLine| serde_json::json!({"status": line.status(), "text": line.text()});
+    let findings: Vec<_> = lines.into_iter().map(one).collect();
+    format!("{}\n", serde_json::json!({"worst": worst, "findings": findings}))
+}
+
+/// The worst mark of these lines.
+pub fn worst(lines: &[CheckLine]) -> &'static str {
+    let has = |mark: &&str| lines.iter().any(|line| line.status() == *mark);
+    ["FAIL", "WARN"].into_iter().find(has).unwrap_or("OK")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_wrapped_between_words_and_no_word_is_lost() {
+        let line = "WARN  one two three four five six seven";
+        for width in [0, 5, 13, 20, 80] {
+            let text = wrap(line, MARK_WIDTH, Some(width));
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(words(&text), words(line), "{width}");
+            let fits = width <= 2 * MARK_WIDTH || text.lines().all(|line| line.chars().count() <= width);
+            assert!(fits, "{width}: {text}");
+        }
+        assert_eq!(wrap("OK    a bb ccc", 6, Some(13)), "OK    a bb\n      ccc");
+        assert_eq!(wrap(line, 6, None), line);
+    }
+}

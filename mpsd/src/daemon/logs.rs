@@ -1,0 +1,190 @@
+//! Files of the job's user that the daemon appends to or follows: the vendor's log, the job's own log, and the output
+//! file of a job that did not start. Each may be a link, a FIFO or a device of the user's making.
+
+use crate::job::spec::Spec;
+use mpsd_core::text::one_line;
+use nix::fcntl::OFlag;
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Takes the control daemon's output, in its log directory.
+pub const CONTROL_LOG: &str = "control.log";
+/// The job's own log, in the first daemon's log directory.
+const USER_LOG: &str = "mpsd.log";
+/// Longest line that is parsed, bytes; the rest of a longer line is dropped.
+const LONGEST_LINE: usize = 4096;
+/// Lines kept for an error message.
+const KEPT: usize = 12;
+/// Longest line of [`append_note`], bytes.
+const LONGEST_NOTE: u64 = 4096;
+
+/// A pipe without a reader, or a terminal, must not block us.
+const NO_WAIT: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOCTTY);
+
+/// Opens a log of the user's for appending; it follows no link.
+fn open_log(path: &Path) -> io::Result<File> {
+    let flags = NO_WAIT | OFlag::O_NOFOLLOW;
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(flags.bits())
+        .open(path)
+}
+
+/// A log that is followed.
+#[derive(Debug)]
+pub struct Tail {
+    file: File,
+    rest: Vec<u8>,
+    last: VecDeque<String>,
+}
+
+impl Tail {
+    /// Makes `control.log` in `directory` and opens it twice: for the daemon to append to, and for us to read.
+    ///
+    /// # Errors
+    /// The system's; something other than a regular file is in its place.
+    pub fn create(directory: &Path) -> io::Result<(File, Self)> {
+        let path = directory.join(CONTROL_LOG);
+        let writer = open_log(&path)?;
+        let flags = NO_WAIT | OFlag::O_NOFOLLOW;
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(flags.bits())
+            .open(&path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        let (rest, last) = (Vec::new(), VecDeque::new());
+        Ok((writer, Self { file, rest, last }))
+    }
+
+    /// The lines since the last call.
+    pub fn lines(&mut self) -> Vec<String> {
+        let mut block = [0_u8; 16 * 1024];
+        let mut lines = Vec::new();
+        while let Ok(n @ 1..) = self.file.read(&mut block) {
+            for byte in &block[..n] {
+                match byte {
+                    b'\n' => {
+                        lines.push(String::from_utf8_lossy(&self.rest).into_owned());
+                        self.rest.clear();
+                    }
+                    _ if self.rest.len() < LONGEST_LINE => self.rest.push(*byte),
+                    _ => {}
+                }
+            }
+        }
+        self.last.extend(lines.iter().cloned());
+        self.last.drain(..self.last.len().saturating_sub(KEPT));
+        lines
+    }
+
+    /// The last lines, oldest first.
+    pub fn last(&self) -> Vec<String> {
+        self.last.iter().map(|line| one_line(line, 300)).collect()
+    }
+}
+
+/// The job's log for its user, `mpsd.log`. A full disk loses lines and does no other harm.
+#[derive(Debug)]
+pub struct UserLog(Option<File>);
+
+impl UserLog {
+    #[cfg(test)]
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    /// The log beside that of `spec`'s first daemon.
+    pub fn open(spec: &Spec) -> Self {
+        let first = spec.daemons.first();
+        Self(first.and_then(|daemon| open_log(&daemon.log.join(USER_LOG)).ok()))
+    }
+
+    /// Writes a line with the time, in seconds since 1970.
+    pub fn line(&mut self, text: &str) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (seconds, ms) = (now.as_secs(), now.subsec_millis());
+        let line = format!("{seconds}.{ms:03} {}\n", one_line(text, 500));
+        if let Some(file) = &mut self.0 {
+            let _ = file.write_all(line.as_bytes());
+        }
+    }
+}
+
+/// `mpsd --note FILE`: appends root's line, from standard input, to the output file of a job that did not start.
+/// It runs as the job's user, and makes the file if needed. The scheduler may empty it later.
+///
+/// # Errors
+/// The file cannot be written, or is no regular file.
+pub fn append_note(file: &Path, from: impl Read) -> Result<(), String> {
+    let append = || {
+        let mut text = Vec::new();
+        from.take(LONGEST_NOTE).read_to_end(&mut text)?;
+        let mut options = OpenOptions::new();
+        options
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .custom_flags(NO_WAIT.bits());
+        let mut file = options.open(file)?;
+        match file.metadata()?.is_file() {
+            true => file.write_all(&text),
+            false => Err(io::Error::other("it is no ordinary file")),
+        }
+    };
+    append().map_err(|error| format!("'{}': {error}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::stat::Mode;
+
+    #[test]
+    fn lines_come_once_whole_and_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut writer, mut tail) = Tail::create(dir.path()).unwrap();
+        writer.write_all(b"one\ntw").unwrap();
+        assert_eq!(tail.lines(), ["one"]);
+        writer.write_all(b"o\n").unwrap();
+        writer.write_all(&[b'x'; 10_000]).unwrap();
+        writer.write_all(b"\n").unwrap();
+        let lines = tail.lines();
+        assert_eq!((lines[0].as_str(), lines[1].len()), ("two", LONGEST_LINE));
+        assert!(tail.lines().is_empty());
+        assert_eq!(tail.last()[..2], ["one", "two"]);
+    }
+
+    #[test]
+    fn a_log_is_a_regular_file_and_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join(CONTROL_LOG);
+        std::os::unix::fs::symlink("/etc/passwd", &log).unwrap();
+        assert!(Tail::create(dir.path()).is_err());
+        std::fs::remove_file(&log).unwrap();
+        nix::unistd::mkfifo(&log, Mode::S_IRWXU).unwrap();
+        assert!(Tail::create(dir.path()).is_err());
+    }
+
+    #[test]
+    fn a_note_is_appended_to_a_regular_file_only() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("job-1.out");
+        append_note(&file, &b"one\n"[..]).unwrap();
+        append_note(&file, &b"two\n"[..]).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "one\ntwo\n");
+        let pipe = place.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+        for other in [Path::new("/dev/null"), place.path(), &pipe] {
+            let why = append_note(other, &b"x\n"[..]).unwrap_err();
+            assert!(why.contains(&other.display().to_string()), "{why}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Asks control daemons for their servers, clients and limits, for `mpsctl status`. Every answer is the user's word.
+
+use super::dialogue::{self, InForce};
+use super::{door, session};
+use crate::sys::deadline::Deadline;
+use mpsd_core::GpuUuid;
+use mpsd_core::record::Daemon;
+use mpsd_core::text::one_line;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::time::Duration;
+
+/// Most servers that are asked: a daemon has one a user, and one user.
+const MOST_SERVERS: usize = 4;
+/// Most clients of a daemon in its answer: far more than its GPUs take.
+const MOST_CLIENTS: usize = 1024;
+/// Shortest part of a UUID by which `ps` may name a GPU: `GPU-` and eight digits
+/// (docs/facts/mps-control.md#the-command-session).
+const SHORTEST_NAME: usize = 12;
+
+/// The answer of a control daemon.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonAnswer {
+    pub servers: Vec<Server>,
+    /// The clients of all servers.
+    pub clients: Vec<Client>,
+    /// The limits of new clients.
+    pub limits: Vec<InForce>,
+}
+
+/// Why a control daemon gave no answer.
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
+pub enum AnswerError {
+    /// No process listens in its directory.
+    #[display("it has ended")]
+    Ended,
+    /// No whole answer in time; one line.
+    #[display("{_0}")]
+    Failed(String),
+}
+
+/// A server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Server {
+    pub pid: i32,
+    /// `ACTIVE`, `FAULT` or another word.
+    pub state: String,
+}
+
+/// A client of a server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Client {
+    pub pid: i32,
+    /// The pid of its server.
+    pub server: i32,
+    /// The GPU that `ps` names for it.
+    pub gpu: Option<GpuUuid>,
+}
+
+/// Asks each control daemon of a job through the vendor's program `control`, each within `limit`. The job's `mpsd` tells
+/// which limits should hold now.
+pub fn ask_all(
+    control: &Path,
+    daemons: &[Daemon],
+    limit: Duration,
+) -> Vec<Result<DaemonAnswer, AnswerError>> {
+    let now = door::now(daemons);
+    let both = daemons.iter().zip(&now);
+    both.map(|(begun, now)| ask(control, begun, now, limit)).collect()
+}
+
+/// Asks one control daemon, which began with the limits of `begun` and should have those of `daemon`.
+fn ask(
+    control: &Path,
+    begun: &Daemon,
+    daemon: &Daemon,
+    limit: Duration,
+) -> Result<DaemonAnswer, AnswerError> {
+    let end = Deadline::after(limit);
+    let say = |commands: &str| match session::say(control, daemon, commands, end.remaining()) {
+        Ok(answer) if answer.nobody_listens() => Err(AnswerError::Ended),
+        Ok(answer) => Ok(answer),
+        Err(why) => Err(AnswerError::Failed(one_line(&why, 200))),
+    };
+    // First the question that always has an answer.
+    let limits = say(&dialogue::read(daemon))?.text;
+    if limits.trim().is_empty() {
+        let why = "it answers nothing: it is ending, or broken";
+        return Err(AnswerError::Failed(why.to_owned()));
+    }
+    let mut all = DaemonAnswer {
+        limits: dialogue::in_force(begun, daemon, &limits),
+        ..DaemonAnswer::default()
+    };
+    for pid in say("get_server_list\n")?.numbers().into_iter().take(MOST_SERVERS) {
+        let answer = say(&format!("get_server_status {pid}\nget_client_list {pid}\n"))?;
+        let (state, clients) = answer.text.split_once('\n').unwrap_or((&answer.text, ""));
+        let state = one_line(state.trim(), 40);
+        all.servers.push(Server { pid, state });
+        let room = MOST_CLIENTS.saturating_sub(all.clients.len());
+        let clients = session::numbers(clients).into_iter().take(room);
+        all.clients.extend(clients.map(|client| Client {
+            pid: client,
+            server: pid,
+            gpu: None,
+        }));
+    }
+    if !all.clients.is_empty() {
+        place(&mut all.clients, &say("ps\n")?.text, &daemon.gpus);
+    }
+    Ok(all)
+}
+
+/// Enters the GPUs that the table of `ps` names. Its last column is the clients' own text: only the first words are read.
+fn place(clients: &mut [Client], table: &str, gpus: &[GpuUuid]) {
+    for row in table.lines() {
+        let words: Vec<&str> = row.split_ascii_whitespace().take(4).collect();
+        let [pid, _id, _server, name] = words.as_slice() else {
+            continue;
+        };
+        let (Ok(pid), true) = (pid.parse::<i32>(), name.len() >= SHORTEST_NAME) else {
+            continue;
+        };
+        let gpu = gpus.iter().find(|gpu| gpu.as_str().starts_with(name));
+        for client in clients.iter_mut().filter(|client| client.pid == pid) {
+            client.gpu = gpu.cloned();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPU: &str = "GPU-200b4359-5562-4e0e-ed46-88b581af6524";
+
+    fn placed(table: &str) -> [Option<GpuUuid>; 2] {
+        let mut clients = [877, 878].map(|pid| Client {
+            pid,
+            server: 691,
+            gpu: None,
+        });
+        let gpus = [GPU, "GPU-7dbe9b56-f73b-eee7-0000-000000000000"];
+        place(&mut clients, table, &gpus.map(|gpu| GpuUuid::parse(gpu).unwrap()));
+        clients.map(|client| client.gpu)
+    }
+
+    #[test]
+    fn a_client_is_placed_by_the_short_uuid_of_the_recorded_table() {
+        // Driver 580.
+        let table = "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND\n\
+                     877       11        691            GPU-200b4359-5562-4e0e    4026531836     /tmp/client\n";
+        assert_eq!(placed(table), [GpuUuid::parse(GPU).ok(), None]);
+        for table in [
+            "",
+            "Server not found\n",
+            "877\n",
+            "877 11 691 GPU-\n",
+            "877 11 691 GPU-99999999-5562\n",
+            "\u{1b}[2J877 11 691 GPU-200b4359-5562-4e0e\n",
+            "99999999999999999999 11 691 GPU-200b4359-5562-4e0e\n",
+        ] {
+            assert_eq!(placed(table), [None, None], "{table:?}");
+        }
+    }
+}
