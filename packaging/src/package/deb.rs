@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::layout::Package;
-use super::{Release, date, gzip, take_over};
+use super::release::{Release, date, gzip, take_over};
 use crate::command::{quietly, wrote};
 use crate::files::{copy, make_dir, read_text, write};
 use crate::{cargo, install};

@@ -7,6 +7,7 @@ mod deb;
 mod layout;
 pub mod plugin;
 pub mod programs;
+mod release;
 mod repository;
 mod rpm;
 pub mod stage;
@@ -19,11 +20,11 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::cargo;
-use crate::command::{command, quietly, wrote};
-use crate::files::{emptied, is_a, list, read, read_text, rename, write};
+use crate::command::{command, wrote};
+use crate::files::{emptied, is_a, list, read_text, write};
 use programs::{Built, Machine, Profile};
+use release::Release;
 use repository::Repository;
-use stage::Staged;
 
 /// `dist`'s options.
 #[derive(Debug, clap::Args)]
@@ -117,21 +118,6 @@ fn packed(out: &Path) -> Result<Vec<PathBuf>> {
     Ok(packages)
 }
 
-/// What both formats need to know.
-#[derive(Debug)]
-struct Release {
-    version: String,
-    /// Number of the packages among those of the version.
-    revision: u32,
-    /// Seconds since 1970 that every file and package carries.
-    epoch: u64,
-    /// What the programs run on.
-    machine: Machine,
-    /// The staged tree.
-    tree: PathBuf,
-    files: Vec<Staged>,
-}
-
 /// Packs what was built into `--out`, which is emptied first; the packages in order.
 fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
     emptied(&options.out)?;
@@ -162,20 +148,6 @@ fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
     write(&out.join("notes.md"), notes(&version)?)?;
     fs::remove_dir_all(&work).with_context(|| format!("cannot remove '{}'", work.display()))?;
     Ok(packages)
-}
-
-/// Moves a package that was made to `out`. What is for every machine is packed with each machine's programs, under one name: two
-/// that differ are refused.
-fn take_over(made: &Path, out: &Path) -> Result<PathBuf> {
-    let file = out.join(made.file_name().context("a package without a name")?);
-    if file.exists() && read(made)? != read(&file)? {
-        bail!(
-            "'{}' is for every machine, and came out as other bytes for the second one",
-            file.display()
-        );
-    }
-    rename(made, &file)?;
-    Ok(file)
 }
 
 /// The workspace's version: it stands in `Cargo.toml` alone.
@@ -211,16 +183,4 @@ fn epoch() -> Result<u64> {
         .ok()
         .and_then(|time| time.trim().parse().ok())
         .unwrap_or(1_767_225_600))
-}
-
-/// Without name and time, so that the same text gives the same bytes.
-fn gzip(path: &Path) -> Result<()> {
-    quietly(command("gzip", "-9n").arg(path))
-}
-
-/// A time in a format of date(1)'s.
-fn date(epoch: u64, format: &str) -> Result<String> {
-    let mut date = Command::new("date");
-    date.args(["--utc", format, "-d", &format!("@{epoch}")]);
-    Ok(wrote(date.env("LC_ALL", "C"))?.trim().to_owned())
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{date, gzip};
+use super::release::{date, gzip};
 use crate::command::{command, quietly, works, wrote};
 use crate::files::{copy, is_a, make_dir, write};
 use crate::install;

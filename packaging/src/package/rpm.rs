@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use super::layout::Package;
-use super::{Release, date, gzip, take_over};
+use super::release::{Release, date, gzip, take_over};
 use crate::command::quietly;
 use crate::files::{list, make_dir, read, read_text, rename, write};
 use crate::{cargo, install};

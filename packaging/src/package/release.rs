@@ -1,0 +1,54 @@
+//! One release, in the form that both package formats need.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::programs::Machine;
+use super::stage::Staged;
+use crate::command::{command, quietly, wrote};
+use crate::files::{read, rename};
+
+/// What both formats need to know.
+#[derive(Debug)]
+pub struct Release {
+    /// The packages' version.
+    pub version: String,
+    /// Number of the packages among those of the version.
+    pub revision: u32,
+    /// Seconds since 1970 that every file and package carries.
+    pub epoch: u64,
+    /// What the programs run on.
+    pub machine: Machine,
+    /// The staged tree.
+    pub tree: PathBuf,
+    /// Its files.
+    pub files: Vec<Staged>,
+}
+
+/// Moves a package that was made to `out`. What is for every machine is packed with each machine's programs, under one name: two
+/// that differ are refused.
+pub fn take_over(made: &Path, out: &Path) -> Result<PathBuf> {
+    let file = out.join(made.file_name().context("a package without a name")?);
+    if file.exists() && read(made)? != read(&file)? {
+        bail!(
+            "'{}' is for every machine, and came out as other bytes for the second one",
+            file.display()
+        );
+    }
+    rename(made, &file)?;
+    Ok(file)
+}
+
+/// Without name and time, so that the same text gives the same bytes.
+pub fn gzip(path: &Path) -> Result<()> {
+    quietly(command("gzip", "-9n").arg(path))
+}
+
+/// A time in a format of date(1)'s.
+pub fn date(epoch: u64, format: &str) -> Result<String> {
+    let mut date = Command::new("date");
+    date.args(["--utc", format, "-d", &format!("@{epoch}")]);
+    Ok(wrote(date.env("LC_ALL", "C"))?.trim().to_owned())
+}
