@@ -81,7 +81,7 @@ struct Prologue {
 
 impl Prologue {
     fn load(&self, node: &str) -> Result<(Config, Settings), Fault> {
-        let read = || Ok(Config::load(&self.arguments.config)?);
+        let read = || Config::load(&self.arguments.config);
         let config = self.config.get_or_init(read).clone()?;
         let settings = config.for_node(node, &[])?;
         Ok((config, settings))

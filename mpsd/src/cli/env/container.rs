@@ -122,7 +122,7 @@ mod tests {
             (Container::Docker, format!("--user=1000:100 --volume {mount} ")),
         ] {
             assert_eq!(runtime.write(&set, 1000, 100), Ok(options + variables));
-            let foreign = runtime.write(&[&set[..], &[removed.clone()]].concat(), 1000, 100);
+            let foreign = runtime.write(&[&set[..], std::slice::from_ref(&removed)].concat(), 1000, 100);
             assert_eq!(foreign.is_err(), runtime == Container::Apptainer);
         }
         let limits = [set[0].clone(), change("LIMIT", Some("0=4G,1=2G"))];

@@ -94,8 +94,10 @@ pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, Gu
 
 /// Passes on what each stream has: an unread stream does not stop the other. False while something is left.
 fn pass_all(streams: &mut [Relay]) -> bool {
-    let passed = streams.iter_mut().map(Relay::pass);
-    passed.fold(true, |all, one| all && one)
+    let left = streams
+        .iter_mut()
+        .filter_map(|stream| (!stream.pass()).then_some(()));
+    left.count() == 0
 }
 
 /// [`guarded`] as an exit code; an end that was not the worker's decision is one line on standard error.
