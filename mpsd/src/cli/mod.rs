@@ -1,6 +1,7 @@
 //! `mpsctl`, and what the programs share.
 
 mod attach;
+mod container_options;
 mod doctor;
 mod env;
 pub mod examples;
@@ -10,11 +11,13 @@ mod idle;
 pub mod job_arguments;
 mod metrics;
 pub mod mpsctl;
+mod node_places;
 mod plan;
 pub mod programs;
 pub mod reconcile;
 pub mod report;
 mod selftest;
+mod selftest_job;
 mod set;
 mod site;
 mod status;

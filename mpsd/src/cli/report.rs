@@ -267,4 +267,5 @@ fn times(values: impl Iterator<Item = u64>) -> String {
 }
 
 #[cfg(test)]
+#[path = "report_tests.rs"]
 mod tests;

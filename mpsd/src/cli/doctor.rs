@@ -1,8 +1,7 @@
 //! `mpsctl doctor`: checks what a node needs to give jobs an MPS, a line each, with what to do. As root it makes a cgroup
 //! as a job's and removes it; it changes nothing else.
 
-mod place;
-
+use super::node_places;
 use super::reconcile::{Reconcile, ReportLine};
 use super::terminal::{checks_json, say, say_checks, worst};
 use crate::node::nvml::Driver;
@@ -94,14 +93,17 @@ pub(super) fn check(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
 fn of_gpus(around: &SetupContext<'_>) -> Vec<CheckLine> {
     let mut all = control(&around.settings.control, around.host);
     all.extend(nvml(&around.programs.join("mpsd"), &around.settings.nvml));
-    all.extend(place::directories(&around.settings.paths));
-    all.extend(place::security());
-    all.extend(units(around.host, place::is_booted()));
+    all.extend(node_places::directories(&around.settings.paths));
+    all.extend(node_places::security());
+    all.extend(units(around.host, node_places::is_booted()));
     if nix::unistd::geteuid().is_root() {
-        all.push(place::cgroup(&around.settings.paths, &around.settings.cgroup));
+        all.push(node_places::cgroup(
+            &around.settings.paths,
+            &around.settings.cgroup,
+        ));
     }
-    let textfile = place::is_booted().then(|| textfile(around.host)).flatten();
-    all.extend(place::listed_by_all(&around.settings, textfile));
+    let textfile = node_places::is_booted().then(|| textfile(around.host)).flatten();
+    all.extend(node_places::listed_by_all(&around.settings, textfile));
     all
 }
 

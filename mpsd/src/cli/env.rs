@@ -1,9 +1,7 @@
 //! `mpsctl env`: prints the variables that attach a shell to its job's MPS, for the shell to evaluate.
 
-mod container;
-
 use super::attach::Caller;
-use container::Container;
+use super::container_options::Container;
 use mpsd_core::Failure;
 use mpsd_core::environment::{Change, VISIBLE_DEVICES};
 use nix::unistd::getegid;

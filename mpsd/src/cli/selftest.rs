@@ -1,8 +1,7 @@
 //! `mpsctl selftest`: a small job through the site's own scheduler, which runs `mps-probe` under MPS.
 
-mod run;
-
 use super::attach::Caller;
+use super::selftest_job::{Runner, Stop, find, output, version};
 use super::terminal::{checks_json, say, say_checks, worst};
 use super::{NAME, complain};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass};
@@ -12,7 +11,6 @@ use crate::sys::signals::Signals;
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
 use mpsd_core::{Failure, Refusal};
 use nix::sys::signal::Signal;
-use run::{Runner, Stop, find, output, version};
 use serde_json::Value;
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
