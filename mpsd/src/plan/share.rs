@@ -24,7 +24,8 @@ pub struct Share {
 }
 
 impl Share {
-    /// By how many each GPU's memory is divided at least: by more than its tasks where a ceiling is lower than their share.
+    /// The smallest number of parts that a GPU's memory is divided into. If a ceiling is lower than the tasks' share, this
+    /// is more than the number of tasks.
     pub fn divides_memory_by(&self, gpus: &[&Gpu]) -> Option<u32> {
         let whole = |uuid: &GpuUuid| gpus.iter().find(|gpu| gpu.uuid == *uuid)?.memory_mib;
         let parts = self
@@ -73,8 +74,8 @@ pub struct ShareRequest<'a> {
 type Memory = (Vec<(GpuUuid, u64)>, Vec<Vec<(GpuUuid, u64)>>);
 
 impl ShareRequest<'_> {
-    /// The limits. What the user wrote as a number and exceeds a ceiling is refused; what he did not (nothing, `auto`, the
-    /// site's own default) is lowered to it.
+    /// The limits. A number that the user wrote is refused above a ceiling. What the user left to us (nothing, `auto`, the
+    /// site's default) is lowered to it.
     ///
     /// # Errors
     /// A refusal: a number above a ceiling, `auto` without a known number of tasks, more memory than a GPU has, a GPU that
@@ -213,27 +214,34 @@ impl ShareRequest<'_> {
         })
     }
 
-    /// A limit of so many MiB on a GPU, under the ceiling.
+    /// A limit of so many MiB on a GPU. Above the ceiling, or above what the GPU has, a number of the user's is refused, and
+    /// any other is lowered.
     fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
         let total = gpu.memory_mib.unwrap_or(u64::MAX);
-        if let Some(ceiling) = self.ceilings.memory
-            && let most = self.ceiling(gpu, ceiling)?
-            && mib > most
-        {
-            let above = |key, allowed| Err(self.above(key, "memory limit", ceiling, allowed));
-            return match (&self.asked.memory, self.asked.replicas) {
-                (_, Some(_)) => above(Key::Replicas, "more replicas, each of them smaller".to_owned()),
-                (None | Some(MemoryLimit::Auto), _) => Ok(most.min(total)),
-                _ => above(Key::Mem, format!("at most {ceiling}")),
-            };
+        let typed = match &self.asked.memory {
+            None | Some(MemoryLimit::Auto) => self.asked.replicas.map(|_| Key::Replicas),
+            Some(_) => Some(Key::Mem),
+        };
+        let most = match self.ceilings.memory {
+            Some(ceiling) => self.ceiling(gpu, ceiling)?,
+            None => u64::MAX,
+        };
+        match (typed, self.ceilings.memory) {
+            (Some(key), Some(ceiling)) if mib > most => {
+                let allowed = match key {
+                    Key::Replicas => "more replicas, each of them smaller".to_owned(),
+                    _ => format!("at most {ceiling}"),
+                };
+                Err(self.above(key, "memory limit", ceiling, allowed))
+            }
+            (Some(_), _) if mib > total => {
+                let what = format!("memory limit {}", Amount::Mebibytes(mib));
+                let why = format!("GPU {} '{}' has {total}M", gpu.index, gpu.name);
+                let allowed = format!("at most {total}M, or a share such as 25%");
+                Err(Refusal::new(what, why, allowed))
+            }
+            _ => Ok(mib.min(most).min(total)),
         }
-        if mib > total {
-            let what = format!("memory limit {}", Amount::Mebibytes(mib));
-            let why = format!("GPU {} '{}' has {total}M", gpu.index, gpu.name);
-            let allowed = format!("at most {total}M, or a share such as 25%");
-            return Err(Refusal::new(what, why, allowed));
-        }
-        Ok(mib)
     }
 
     /// Limits by GPU; those that the list leaves out have the ceiling.
@@ -389,10 +397,13 @@ mod tests {
             with("[defaults]\nthreads = \"20:80\"\nmem = \"99%\"", "MPS=on", None),
             "50 [10240, 4055] 20:50"
         );
-        assert_eq!(
-            with("[defaults]\nmem = \"99G\"", "MPS=on", None),
-            "50 [10240, 4096]"
-        );
+        for default in ["99G", "8G"] {
+            let config = format!("[defaults]\nmem = \"{default}\"");
+            let gpu_0 = if default == "8G" { 8192 } else { 10_240 };
+            assert_eq!(with(&config, "MPS=on", None), format!("50 [{gpu_0}, 4096]"));
+        }
+        let without_ceiling = limits("[defaults]\nmem = \"8G\"", "MPS=on", &[81_920, 4_096], None);
+        assert_eq!(without_ceiling.unwrap(), "all [8192, 4096]");
         let auto = "MPS=on,MPS_THREADS=auto,MPS_MEM=auto";
         assert_eq!(with("", auto, Some(16)), "12.5 [5120, 256]");
         assert_eq!(with("", auto, Some(2)), "50 [10240, 2048]");
