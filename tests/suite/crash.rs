@@ -294,7 +294,7 @@ fn a_start_under_way_is_given_up_wherever_the_epilogue_meets_it() {
             tried += 1;
             let up = matches!(ended, Some(Ok(()))) && world.borrow().has_job(&scenario.id());
             if up && meeting.locked_out {
-                // The last question was answered already: the lock that the epilogue waits for is as good as free.
+                // The start asked for the last time before the epilogue came, and is about to free the lock.
                 late += 1;
                 restored(&world, &scenario, &name);
                 continue;

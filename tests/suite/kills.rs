@@ -60,7 +60,7 @@ fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> O
     None
 }
 
-/// Kills a prologue when its journal says `at` effects were begun; what it said when it was dead.
+/// Kills a prologue when its journal says that `at` effects were begun. Returns how many the journal has afterwards.
 fn kill_prologue(place: &Place, job: &str, at: usize, whole: bool, later: bool) -> Option<usize> {
     let mut program = place.start_torque(job, ACCOUNT, "0");
     let pid = step_until(&mut program, |_| begun(place, job).map_or(0, |b| b.0) >= at)?;

@@ -203,7 +203,7 @@ pub struct Record {
     /// How `CUDA_VISIBLE_DEVICES` names the GPUs; `None`: by UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names: Option<DeviceNames>,
-    /// For a process outside its MPS that may open every GPU of the node, number i is the i-th GPU of the job.
+    /// A process outside the job's MPS that can open every GPU of the node would find the job's i-th GPU as number i.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub same_numbers: bool,
     /// Which GPU a rank sees; `None`: all of the job's.

@@ -4,7 +4,7 @@
 //! answer nothing (docs/facts/mps-control.md#the-command-session). So every setting is read back, and a reading that may
 //! be empty is followed by one that never is.
 
-use mpsd_core::limits::{Percent, Priority};
+use mpsd_core::limits::Percent;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 
@@ -53,7 +53,7 @@ fn limits(scope: LimitScope, daemon: &Daemon) -> Vec<[String; 3]> {
     let priority = daemon.priority.filter(|_| scope == LimitScope::NextServers);
     let priority = priority.map(|priority| {
         let words = format!("client priority {priority}");
-        ["client_priority".to_owned(), level(priority).to_string(), words]
+        ["client_priority".to_owned(), priority.number().to_string(), words]
     });
     memory.chain(priority).collect()
 }
@@ -109,8 +109,8 @@ pub struct InForce {
     pub holds: bool,
 }
 
-/// The limits of `daemon` by the answers to [`read`], for a job that began with those of `begun`. If an answer is
-/// missing, the next one is the bracket's.
+/// The limits of `daemon` by the answers to [`read`], for a job that began with those of `begun`. A size may have
+/// no answer; then the next line is the answer to the closing question.
 pub fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> {
     let mut answers = answers
         .lines()
@@ -141,14 +141,6 @@ pub fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> 
         });
     }
     all
-}
-
-/// The vendor's number for a priority (`set_default_client_priority`: 0 normal, 1 below normal).
-fn level(priority: Priority) -> u8 {
-    match priority {
-        Priority::Normal => 0,
-        Priority::BelowNormal => 1,
-    }
 }
 
 /// Checks the answers to [`configure`] or [`set`] line by line.

@@ -167,8 +167,8 @@ fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Sched
 
 /// Locks the job's directory, once nothing of an earlier prologue is left in it; `None` if the same start is there already.
 ///
-/// A ready daemon of a Slurm step is the same start called twice, and stays: before Slurm 24.05 remote callbacks run twice.
-/// All else is taken down first: Torque runs a job's prologue again without an epilogue between
+/// Before Slurm 24.05 a step's callbacks run twice, so a step's daemon that is ready stays. Anything else is taken down
+/// first, because Torque runs a job's prologue again without an epilogue between
 /// (docs/facts/pbs.md#sister-nodes).
 fn take_over(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<Option<LockGuard>, FailedStart> {
     let submission = &job.asked.submission;

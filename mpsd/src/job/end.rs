@@ -1,4 +1,4 @@
-//! The end of a job, for the epilogue and for `mpsctl reconcile`: the journal backwards, the log lines, the drain on proof.
+//! The end of a job, for the epilogue and for `mpsctl reconcile`: undo the journal, write the log lines, drain on proof.
 
 use super::audit;
 use super::evidence;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Where a job ends, and what is in force.
 #[derive(Debug, Clone)]
 pub struct Ending<'a> {
-    /// What is in force on the node; the job's journal goes before it.
+    /// What is in force on the node. Where the job's journal says something else, the journal wins.
     pub settings: &'a Settings,
     /// Who scheduled the job.
     pub scheduler: Scheduler,

@@ -56,7 +56,7 @@ pub struct Journal {
     pub gid: u32,
     /// The effects, in order.
     pub plan: Vec<Effect>,
-    /// How many of them were begun; the last of these may be undone half or whole, or not have happened.
+    /// How many of them were begun; the last of these may have happened in part or not at all.
     pub begun: usize,
     /// The job's GPUs.
     pub gpus: Vec<RecordGpu>,

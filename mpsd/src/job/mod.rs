@@ -1,5 +1,5 @@
-//! The life of a job: [`begin()`] and [`end()`] are the only orders in which things happen to a node. Both, and all that they
-//! call, are generic over it ([`node`]): the programs run them on this one, the tests on one in memory.
+//! The life of a job. [`begin()`] and [`undo`] hold the only orders in which things happen to a node. Both are generic over
+//! the node ([`node`]): the programs run them on this one, the tests on one in memory.
 
 pub mod account;
 pub mod audit;

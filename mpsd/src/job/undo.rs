@@ -1,4 +1,4 @@
-//! A job's MPS taken down: the journal backwards. Goes on after errors, can be repeated, and says what it found.
+//! Undoes what a job's journal says was begun. Goes on after errors, can be repeated, and says what it found.
 
 use super::claim;
 use super::evidence;
@@ -19,7 +19,7 @@ pub struct Findings {
     pub faults: Vec<Fault>,
     /// What did not work and proves nothing.
     pub undetermined: Vec<Undetermined>,
-    /// How many of these are about other exporters' files. No start waits for those.
+    /// How many of `undetermined` are about files of exporters (dcgm-exporter, jobstats). No start waits for those.
     pub untold: usize,
     /// Lines for the report.
     pub notes: Vec<String>,
@@ -98,7 +98,7 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
         stop_own(node, journal, &mut findings);
     }
     for effect in journal.to_undo() {
-        // The account says what to restore, for the claim and for the compute mode set after it.
+        // Leaving the account also restores the compute mode, so `SetComputeMode` needs no step of its own.
         if let Effect::ClaimGpu { gpu } = effect {
             findings.take_note(claim::leave(node, &journal.job, gpu));
         }

@@ -9,8 +9,8 @@ use mpsd_core::record::{AutoDivisors, ClientLimits, Daemon, RecordGpu};
 use std::fmt;
 use std::path::PathBuf;
 
-/// One thing that root does to the node for the job. Undone in reverse order; each inverse copes with an effect
-/// that was begun and not finished, or never begun.
+/// One thing that root does to the node for the job. `job/undo.rs` has the inverses and their order. Each inverse copes
+/// with an effect that was begun and not finished, or never begun.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "effect", rename_all = "kebab-case")]
 pub enum Effect {

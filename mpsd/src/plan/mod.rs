@@ -181,14 +181,14 @@ fn effects(
     }
     effects.extend((0..daemons).map(|daemon| Effect::MakeDirectories { daemon }));
     effects.push(Effect::StartDaemon);
-    // Behind it: meanwhile the daemon comes up. A step's own daemon is one of several of its job on a GPU, which these files do not know.
+    // Last, while the daemon comes up. Exporters' files have one line a job and GPU, so a step with its own daemon has none.
     if !case.asked.submission.step {
         effects.extend(exporters(settings));
     }
     effects
 }
 
-fn exporters(settings: &Settings) -> impl Iterator<Item = Effect> {
+fn exporters(settings: &Settings) -> Vec<Effect> {
     let site = &settings.metrics;
     let all = [
         (Exporter::Dcgm, &site.dcgm_job_map),
@@ -198,7 +198,7 @@ fn exporters(settings: &Settings) -> impl Iterator<Item = Effect> {
         let directory = directory.clone()?;
         Some(Effect::TellExporter { exporter, directory })
     };
-    all.into_iter().filter_map(told).collect::<Vec<_>>().into_iter()
+    all.into_iter().filter_map(told).collect()
 }
 
 fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'static str> {

@@ -2,8 +2,8 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `options` | the table of options, and [`Request`], what they mean together |
-//! | `syntax` | the parser, and [`Flags`], what a Slurm user typed |
+//! | `options` | the table of options, and [`Request`], their values |
+//! | `syntax` | the parser, the options that exclude each other, and [`Flags`], what a Slurm user typed |
 //! | `values` | the values that are lists or words |
 
 mod options;

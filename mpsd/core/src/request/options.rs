@@ -209,8 +209,8 @@ options! {
         help: "which of the job's GPUs each rank sees: `auto`, `block`, `cyclic`, `closest`, `none`; `block+peers`: first",
         more: "A bound task sees its own GPU alone, with `+peers` the others behind it. `block` gives neighbouring ranks one \
                GPU, `cyclic` deals the ranks out in turn, `closest` goes by the task's cores. `auto`, the default, \
-               shows every task all GPUs. Where a node has a task for each GPU, or more, each sees them in an order of its own. \
-               Tasks that take the first GPU share them, and those that choose by rank do so as evenly as without MPS. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
+               shows every task all GPUs. If a node has at least one task for each GPU, each task sees them in its own order. \
+               Tasks that take the first GPU then share the GPUs, and tasks that choose by rank share them as evenly as without MPS. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
         of_tasks: true,
         plan: |request| Some(format!("tasks bound to GPUs: {}", request.bind?)),
         ..Row::PLAIN
