@@ -29,10 +29,11 @@ const BROKEN: u8 = guard::FAULT;
 pub fn main() -> u8 {
     priority::raise();
     guard::install_panic_exit(NAME, BROKEN);
+    // First, because a full table of descriptors has no room for `/dev/null`.
+    descriptors::close_inherited();
     if descriptors::fix_standard_descriptors().is_err() {
         return BROKEN;
     }
-    descriptors::close_inherited();
     let arguments = Arguments::parse();
     let env = |name: &str| std::env::var(name).ok();
     let input = Input {

@@ -209,17 +209,13 @@ impl Report {
 
     fn newer_slurm(&mut self, name: &'static str) -> Result<()> {
         let system = cargo::target_directory()?.join("tmp/debian-trixie/root");
-        let made = match system.is_dir() {
-            true => runs::in_system(&system),
-            false => Err(anyhow::anyhow!("the stage 'packages' has made no Debian 13")),
-        };
-        self.command_or_skip(
-            name,
-            made.map(|mut command| {
-                command.arg("--").args(NEWER);
-                command
-            }),
-        )
+        if !system.is_dir() {
+            let why = Err(anyhow::anyhow!("the stage 'packages' has made no Debian 13"));
+            return self.command_or_skip(name, why);
+        }
+        let mut command = runs::in_system(&system)?;
+        command.arg("--").args(NEWER);
+        self.command_or_skip(name, Ok(command))
     }
 
     fn site(&mut self, name: &'static str) -> Result<()> {

@@ -41,10 +41,11 @@ const RECORD_LIMIT: Duration = Duration::from_secs(5);
 pub fn main() -> u8 {
     priority::raise();
     guard::install_panic_exit(NAME, BROKEN);
+    // First, because a full table of descriptors has no room for `/dev/null`.
+    descriptors::close_inherited();
     if descriptors::fix_standard_descriptors().is_err() {
         return BROKEN;
     }
-    descriptors::close_inherited();
     let arguments = match words() {
         Ok(words) => Arguments::parse_from(words),
         Err(failure) => {
@@ -76,13 +77,19 @@ pub fn main() -> u8 {
 struct Prologue {
     arguments: Arguments,
     /// The configuration, read once, and only for a job that asked.
-    config: OnceCell<Result<Config, Fault>>,
+    config: OnceCell<Config>,
 }
 
 impl Prologue {
     fn load(&self, node: &str) -> Result<(Config, Settings), Fault> {
-        let read = || Config::load(&self.arguments.config);
-        let config = self.config.get_or_init(read).clone()?;
+        let config = match self.config.get() {
+            Some(config) => config.clone(),
+            // A failure is not kept: it may pass.
+            None => {
+                let config = Config::load(&self.arguments.config)?;
+                self.config.get_or_init(|| config).clone()
+            }
+        };
         let settings = config.for_node(node, &[])?;
         Ok((config, settings))
     }

@@ -121,7 +121,7 @@ fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()>
     let line = cell.client("--hold 1");
     let told = |text: &str| {
         let of_report =
-            |line: &&str| line.contains(", by its own mpsd so far: ") && line.contains(" clients, ");
+            |line: &&str| line.contains(", by its own mpsd so far: ") && line.contains(" at once; GPU ");
         text.lines().filter(of_report).count()
     };
     let asks = format!("{ONE_GPU} --mps-report");

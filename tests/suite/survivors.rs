@@ -90,6 +90,8 @@ fn what_the_driver_holds_drains_at_the_second_look_within_two_minutes() {
     assert_eq!(suspected.count(), 3, "mpsd, control daemon, server: {found:?}");
     assert_eq!(world.borrow().drains, Vec::<String>::new());
     assert!(is_refused(&world));
+    let asks_the_timer = || world.borrow().files.contains_key(&paths().look_again());
+    assert!(asks_the_timer());
     assert_eq!(later(&world, &scenario, 30), Vec::<String>::new(), "too early");
     assert!(is_refused(&world));
     later(&world, &scenario, 33);
@@ -100,6 +102,22 @@ fn what_the_driver_holds_drains_at_the_second_look_within_two_minutes() {
         assert!(drain.ends_with(": state D after 63 s"), "{drain}");
     }
     assert!(suspicions(&world).is_none());
+    assert!(!asks_the_timer());
+}
+
+#[test]
+fn another_end_does_not_put_the_second_look_off() {
+    let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
+    end(&world, &scenario);
+    world.borrow_mut().now += 30;
+    end(&world, &scenario);
+    later(&world, &scenario, 33);
+    let drains = world.borrow().drains.clone();
+    assert!(!drains.is_empty());
+    assert!(
+        drains.iter().all(|drain| drain.ends_with(": state D after 63 s")),
+        "{drains:?}"
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //!
 //! The plugin runs inside `slurmd` and links this crate alone; so nothing in here starts a process or talks to a GPU, and
 //! every wait has a [`deadline`]. The only files it opens are the configuration and the record,
-//! through [`trusted`] and [`mod@file`], and this process's own status. [`listener`] asks the kernel whether a socket is held open.
+//! through [`trusted`] and [`mod@file`], this process's own status, and `/dev/null`. [`listener`] asks the kernel whether a socket is held open.
 #![forbid(unsafe_code)]
 
 pub mod bind;

@@ -74,16 +74,11 @@ impl JobArguments {
     /// A refusal of the request.
     pub fn asked(&self, submission: Submission) -> Result<Option<JobRequest>, Failure> {
         let usual = scheduler::of(submission.scheduler).syntax();
-        let text = self.request.as_deref();
-        // On a command line the request may be written in Slurm's flags too.
-        let given = match text.filter(|text| text.trim_start().starts_with("--")) {
-            Some(flags) => Some(Request::from_flags(flags)?),
-            None => text.map(Request::from_account).transpose()?.flatten(),
-        };
+        let given = self.request.as_deref().map(Request::from_account);
         let account = submission.account.as_ref().map(Request::from_account);
         let resource = submission.resource.as_deref().map(Request::from_resource);
         let all = [
-            (given, usual),
+            (given.transpose()?.flatten(), usual),
             (account.transpose()?.flatten(), usual),
             (resource.transpose()?, Syntax::Resource),
         ];

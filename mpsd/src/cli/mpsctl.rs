@@ -116,8 +116,8 @@ enum Verb {
     /// Say what keeps this host from giving jobs an MPS, one line each, with what to do
     ///
     /// Looks at the configuration, our programs, the driver, directories, cgroups, units, what jobs left, and the scheduler's
-    /// set-up as its check does. As root it makes a cgroup as a job's and removes it; nothing else is changed. What could not be told
-    /// now, for want of memory or time, is a WARN: it works, and could be better. Exit status: 0 no FAIL; 2 a FAIL.
+    /// set-up as its check does. As root it makes a cgroup as a job's and removes it; nothing else is changed. A WARN works and could
+    /// be better, or could not be told now for want of memory or time. Exit status: 0 no FAIL; 2 a FAIL.
     Doctor(Doctor),
     /// Say in words what an error of CUDA's under MPS, or a log, tells: cause, remedy, source
     ///

@@ -116,4 +116,19 @@ mod tests {
         assert_eq!(wrap("OK    a bb ccc", 6, Some(13)), "OK    a bb\n      ccc");
         assert_eq!(wrap(line, 6, None), line);
     }
+
+    #[test]
+    fn the_worst_line_counts_also_if_it_is_not_shown() {
+        let [pass, warn, fail] =
+            [CheckLine::Pass, CheckLine::Warn, CheckLine::Fail].map(|line| line("x".into()));
+        assert_eq!(worst(&[]), "OK");
+        let all = [pass, warn];
+        assert_eq!(worst(&all), "WARN");
+        let json: serde_json::Value = serde_json::from_str(&checks_json(&all[1..], worst(&all))).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({"worst": "WARN", "findings": [{"status": "WARN", "text": "x"}]})
+        );
+        assert_eq!(worst(&[fail]), "FAIL");
+    }
 }

@@ -62,3 +62,21 @@ impl Account {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ComputeMode::{Default, ExclusiveProcess, Prohibited};
+
+    #[test]
+    fn only_a_job_alone_on_a_gpu_found_in_default_may_set_a_mode() {
+        let [one, two] = ["1", "2"].map(|id| JobId::parse(id).unwrap());
+        let alone = Account::join(None, &one, Default);
+        assert_eq!(alone.may_set(&one, Default), Ok(()));
+        assert!(alone.may_set(&one, Prohibited).is_err(), "someone else set it");
+        let found_exclusive = Account::join(None, &one, ExclusiveProcess);
+        assert!(found_exclusive.may_set(&one, ExclusiveProcess).is_err());
+        let shared = Account::join(Some(alone), &two, Default);
+        assert!(shared.may_set(&two, Default).is_err());
+    }
+}

@@ -41,6 +41,8 @@ const LONGEST: usize = 1 << 20;
 const MOST_ENTRIES: u64 = 1_000_000;
 /// Time to remove what a user left in a job's directories.
 const REMOVE_TIME: Duration = Duration::from_secs(5);
+/// Most times that an end tries again to write its mark.
+const TRIES: u32 = 10;
 /// A directory operation slower than this means that someone keeps the directory's lock.
 const KEPT: Duration = Duration::from_millis(500);
 
@@ -195,10 +197,20 @@ pub trait Store: Files {
     fn cancel(&mut self, job: &JobId) -> Result<(), Failure> {
         self.make(&self.settings().paths.jobs())?;
         let directory = self.job_files(job).directory().to_owned();
-        let marked = self
-            .create_dir(&directory, PASSABLE)
-            .and_then(|()| self.write(&directory.join(CANCELLED), b"", SECRET, Durability::Placed));
+        // Ends at once write the same temporary file without a lock, and may take it from each other.
+        let is_taken = |error: &FileError| matches!(error, FileError::Io { errno, .. } if [Errno::EEXIST, Errno::ENOENT].contains(errno));
+        let mut tries = 0..TRIES;
+        let marked = loop {
+            let marked = self
+                .create_dir(&directory, PASSABLE)
+                .and_then(|()| self.write(&directory.join(CANCELLED), b"", SECRET, Durability::Placed));
+            let again = marked.as_ref().is_err_and(is_taken) && tries.next().is_some();
+            if !again || self.is_cancelled(job) || !self.has_directory(job) {
+                break marked;
+            }
+        };
         match marked {
+            Err(_) if self.is_cancelled(job) => Ok(()),
             // The holder of the job's lock has removed the directory meanwhile, so nothing is under way.
             Err(error) if error.is_absent() => Ok(()),
             other => other.map_err(|error| self.failed(error)),

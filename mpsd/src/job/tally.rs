@@ -121,4 +121,14 @@ mod tests {
         tally.look(1);
         assert_eq!(tally.begun, 4);
     }
+
+    #[test]
+    fn a_time_counts_in_the_first_class_that_holds_it_and_the_longest_in_none() {
+        let mut times = Times::default();
+        for ms in [0, 50, 51, 20_000, 20_001] {
+            times.add(ms);
+        }
+        assert_eq!(times.within, [2, 1, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!((times.count, times.sum_ms), (5, 40_102));
+    }
 }

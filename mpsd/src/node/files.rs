@@ -20,6 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -57,7 +58,10 @@ impl Files for RealNode {
     }
 
     fn is_there(&self, path: &Path) -> bool {
-        path.symlink_metadata().is_ok()
+        // What cannot be told counts as there: the next read says why.
+        let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory];
+        path.symlink_metadata()
+            .map_or_else(|error| !absent.contains(&error.kind()), |_| true)
     }
 
     fn read(&mut self, path: &Path, max: usize) -> Result<Option<Vec<u8>>, FileError> {

@@ -54,6 +54,8 @@ pub(crate) enum Step {
         mode: u32,
         /// The line about a file that was written.
         written: String,
+        /// What is left to the administrator if it cannot be written. Without it that ends the set-up.
+        otherwise: Option<String>,
     },
     Remove(PathBuf),
     /// Nothing to do. One line or several.
@@ -71,6 +73,7 @@ impl Step {
             text,
             mode,
             written,
+            otherwise: None,
         }
     }
 }
@@ -88,12 +91,20 @@ pub(crate) fn apply(steps: impl IntoIterator<Item = Step>) -> Result<VerbReport,
                 text,
                 mode,
                 written,
+                otherwise,
             } => {
-                if !is_so(&path, &text, mode) {
-                    make_directory(path.parent().unwrap_or(Path::new("/")), 0o755)?;
-                    replace(&path, &text, mode, Durability::OnDisk).map_err(|error| error.to_string())?;
-                    report.did(written);
-                    report.changed = true;
+                if is_so(&path, &text, mode) {
+                    continue;
+                }
+                make_directory(path.parent().unwrap_or(Path::new("/")), 0o755)?;
+                let replaced = replace(&path, &text, mode, Durability::OnDisk);
+                match (replaced.map_err(|error| error.to_string()), otherwise) {
+                    (Ok(()), _) => {
+                        report.did(written);
+                        report.changed = true;
+                    }
+                    (Err(why), Some(line)) => report.left(format!("{why}; {line}")),
+                    (Err(why), None) => return Err(why),
                 }
             }
             Step::Remove(path) => {

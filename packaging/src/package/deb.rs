@@ -10,7 +10,7 @@ use anyhow::Result;
 use super::layout::Package;
 use super::release::{Release, date, gzip, take_over};
 use crate::command::{quietly, wrote};
-use crate::files::{copy, make_dir, read_text, write};
+use crate::files::{copy, list, make_dir, read_text, write};
 use crate::{cargo, install};
 
 /// No person, and no host that takes mail: reports go to the repository.
@@ -53,12 +53,24 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
     control(release, package, [&version, architecture], &dir)?;
     let name = format!("{}_{version}_{architecture}.deb", package.name());
     let made = work.join(&name);
+    modes_of_directories(&dir)?;
     let mut command = Command::new("/usr/bin/dpkg-deb");
     command
         .args(["--root-owner-group", "-Zxz", "--build"])
         .args([&dir, &made]);
     quietly(command.env("SOURCE_DATE_EPOCH", release.epoch.to_string()))?;
     take_over(&made, out)
+}
+
+/// A set-group-id bit or a default ACL of a directory above gives other modes than the umask.
+fn modes_of_directories(dir: &Path) -> Result<()> {
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755))?;
+    for path in list(dir)? {
+        if path.is_dir() && !path.is_symlink() {
+            modes_of_directories(&path)?;
+        }
+    }
+    Ok(())
 }
 
 /// What Debian wants of every package: copyright, changelog, and why lintian is overridden.

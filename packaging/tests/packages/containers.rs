@@ -80,8 +80,10 @@ impl Bed {
     fn script(&self, line: &str) -> Ran {
         let stage = &self.stage;
         let node = stage.node.dir().display();
+        // Podman would join the namespace of the process that an earlier run left a number of; here that is another process.
         let podman = format!(
-            "podman() {{ [ \"$1\" = run ] && shift; command podman --root \"$HOME/store\" --runroot \"$HOME/run/pods\" \
+            "rm -f \"$XDG_RUNTIME_DIR/libpod/tmp/pause.pid\"\n\
+             podman() {{ [ \"$1\" = run ] && shift; command podman --root \"$HOME/store\" --runroot \"$HOME/run/pods\" \
              --storage-driver vfs --cgroup-manager cgroupfs --events-backend file run --rm --cgroups disabled --network none \
              --volume /usr:/usr:ro --volume {node}:{node} \"$@\"; }}\n\
              mpsctl() {{ command mpsctl --config {config} \"$@\"; }}\n",

@@ -254,7 +254,8 @@ impl Request {
             let value = value.or_else(|| key.row().bare.is_none().then(|| words.next()).flatten());
             flags.take(key, value)?;
         }
-        flags.request().map(Option::unwrap_or_default)
+        let request = flags.request()?.filter(Self::is_on);
+        Ok(request.unwrap_or_default())
     }
 
     /// Reads an account string such as `proj1,MPS=true,MPS_THREADS=25`, of unknown encoding, as arguments and

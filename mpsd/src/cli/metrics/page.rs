@@ -2,7 +2,7 @@
 //! the job, so that no label grows without end.
 
 use super::super::status::model::{ClientStatus, JobStatus};
-use super::{NodeStatus, phase};
+use super::collect::{NodeStatus, phase};
 use crate::job::tally::{CLASSES, Tally, Times};
 use crate::node::reports::Counted;
 use std::fmt::{Display, Write as _};

@@ -157,9 +157,9 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport,
     }
     let (release, plugin) = plugin(options, &slurm, ctx)?;
     let mut report = apply(steps(&stack, options, release, &plugin, ctx)?)?;
-    if report.changed || report.incomplete {
+    if report.changed {
         report.did("restart slurmd on the nodes: it reads the plugin stack when it starts, and no 'reconfigure' helps");
-    } else {
+    } else if !report.incomplete {
         report.did(format!(
             "'{}' has our line for Slurm {release}",
             stack.home().display()

@@ -119,6 +119,7 @@ fn uninstall(pbs: &Installation, _: &SetupContext<'_>) -> Result<VerbReport, Str
             text: kept,
             mode,
             written: took,
+            otherwise: None,
         },
         Step::Todo(stays),
     ])
@@ -201,15 +202,20 @@ fn set(pbs: &Installation, starter: String) -> Result<Vec<Step>, String> {
     let shown = config.display();
     let written = format!("wrote its line in '{shown}'; {REREAD}");
     let mut steps = vec![Step::write(&file, starter, STARTER_MODE, "")];
-    match mode(&config) {
-        Ok(mode) => {
-            let text = contents(&config).map_err(|e| format!("cannot read '{shown}': {e}"))?;
-            let text = with_line(text, &line);
+    let found = mode(&config).map_err(str::to_owned);
+    let found = found.and_then(|mode| {
+        contents(&config)
+            .map(|text| (mode, text))
+            .map_err(|e| e.to_string())
+    });
+    match found {
+        Ok((mode, text)) => {
             steps.push(Step::Write {
                 path: config.clone(),
-                text,
+                text: with_line(text, &line),
                 mode,
                 written,
+                otherwise: Some(format!("add to '{shown}':\n    {line}")),
             });
             steps.extend(starter::reread_command(pbs).map(tell_mom));
         }
