@@ -61,7 +61,16 @@ impl PlanVerb {
         };
         // Told here, where it is tried out, and never in a job: it may be the site's own account.
         let almost = submission.account.as_ref().and_then(Request::almost_asked);
-        let Some(asked) = self.arguments.asked(submission)? else {
+        // Here the request may also be written in Slurm's flags, as on a command line.
+        let mut arguments = self.arguments.clone();
+        let flags = arguments
+            .request
+            .filter(|text| text.trim_start().starts_with("--"));
+        arguments.request = match flags {
+            Some(flags) => Some(Request::from_flags(&flags)?.to_string()),
+            None => self.arguments.request.clone(),
+        };
+        let Some(asked) = arguments.asked(submission)? else {
             if json {
                 return Ok(format!(
                     "{}\n",
