@@ -50,7 +50,7 @@ pub enum Evidence {
     Survivor,
     /// Starts fail for two or more users within the window.
     RepeatedStarts,
-    /// A file of ours cannot be made in a place that only root can write.
+    /// Root cannot make one of our files in a place that only root can write.
     Storage,
     /// Our own configuration is unusable.
     Configuration,

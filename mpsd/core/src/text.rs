@@ -62,7 +62,7 @@ fn is_format(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// A user in any line of ours. 'mpsctl support-bundle' finds names by this form, and cuts them.
+/// How each line names a user. `mpsctl support-bundle` finds names by this form, and removes them.
 pub fn user(name: impl std::fmt::Display) -> String {
     format!("user '{name}'")
 }

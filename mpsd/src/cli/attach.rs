@@ -111,7 +111,7 @@ impl Caller<'_> {
         )))
     }
 
-    /// The record of the caller's job, whose MPS is ready, and the caller as a task of it. `None`: no job, or no MPS.
+    /// The record of the caller's job, if its MPS is ready, and the caller's rank. `None`: no job, or no MPS.
     ///
     /// # Errors
     /// As [`Caller::find`].
@@ -201,7 +201,7 @@ impl Caller<'_> {
     }
 
     /// The settings, and why the configuration is unusable: then the usual directories are searched. Without a file
-    /// nothing of ours is configured, which is no error.
+    /// mpsd is not configured, which is no error.
     pub(super) fn settings(&self) -> (Settings, Option<Fault>) {
         let node = self.var("SLURMD_NODENAME").unwrap_or_else(|| ThisHost.name());
         match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {

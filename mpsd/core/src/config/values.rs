@@ -205,8 +205,8 @@ pub enum GpusUnknown {
     WholeNodeIfExclusive,
 }
 
-/// `too_many_tasks`: more tasks on a GPU than it takes clients. `pbs.unattached_tasks`: TM tasks that nothing of ours
-/// attaches to the job's MPS.
+/// `too_many_tasks`: more tasks on a GPU than it takes clients. `pbs.unattached_tasks`: tasks that TM starts and
+/// that miss the job's MPS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WarnOrRefuse {

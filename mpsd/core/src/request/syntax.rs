@@ -12,7 +12,7 @@ use crate::limits::{Amount, Percent, carried_as_text};
 use crate::text::{nearest, one_line, or_meant};
 use std::str::FromStr;
 
-/// Longest text with a token of ours, bytes.
+/// Longest text that is searched for MPS tokens. Bytes.
 pub(super) const LONGEST: usize = 1024;
 /// Longest value in [`Flags::raw`], characters.
 const LONGEST_RAW: usize = 100;
