@@ -35,6 +35,20 @@ pub fn own_variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
+#[cfg(test)]
+impl Caller<'static> {
+    /// A process of an ordinary user on a node without mpsd.
+    pub fn outside_a_job() -> Self {
+        Self {
+            config: Path::new("/nonexistent"),
+            job: None,
+            env: &|_| None,
+            uid: 1000,
+            main: false,
+        }
+    }
+}
+
 impl<'a> Caller<'a> {
     pub fn this(config: &'a Path, job: Option<&'a str>, main: bool) -> Self {
         Self {

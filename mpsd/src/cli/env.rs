@@ -121,7 +121,6 @@ impl Shell {
 mod tests {
     use super::*;
     use mpsd_core::environment::JOB;
-    use std::path::Path;
 
     #[test]
     fn each_shell_reads_its_own_syntax() {
@@ -154,13 +153,7 @@ mod tests {
 
     #[test]
     fn outside_a_job_nothing_is_printed() {
-        let caller = Caller {
-            config: Path::new("/nonexistent"),
-            job: None,
-            env: &|_| None,
-            uid: 1000,
-            main: false,
-        };
+        let caller = Caller::outside_a_job();
         for (shell, text) in [(Shell::Sh, ""), (Shell::Json, "{}\n")] {
             let env = Env {
                 job: None,

@@ -242,13 +242,7 @@ mod tests {
 
     #[test]
     fn outside_a_job_exec_says_why() {
-        let caller = Caller {
-            config: Path::new("/nonexistent"),
-            job: None,
-            env: &|_| None,
-            uid: 1000,
-            main: false,
-        };
+        let caller = Caller::outside_a_job();
         let not = exec(false, &["true"]).run(&caller).unwrap_err();
         assert!(
             not.line.contains("PBS_JOBID and SLURM_JOB_ID are not set"),
