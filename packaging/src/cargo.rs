@@ -26,12 +26,10 @@ pub fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// The same, its words cut at spaces.
 pub fn words(line: &str) -> Command {
     command(&Vec::from_iter(line.split_whitespace()))
 }
 
-/// A command of the compiler's.
 pub fn rustc(words: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
     command.args(words).stdin(Stdio::null());
@@ -47,20 +45,17 @@ pub fn by_toolchain(name: &str, words: &str) -> Option<Command> {
     there.then(|| command::command("rustup", &format!("run {name} cargo {words}")))
 }
 
-/// The oldest Rust that Cargo.toml promises to build with.
 pub fn oldest_rust() -> Result<String> {
     let metadata = metadata()?;
     let own = metadata["packages"][0]["rust_version"].as_str();
     Ok(own.context("Cargo.toml names no rust-version")?.to_owned())
 }
 
-/// Whether the standard library for `target` is installed.
 pub fn has_target(target: &str) -> bool {
     let library = wrote(&mut rustc(&["--print", "target-libdir", "--target", target]));
     library.is_ok_and(|path| Path::new(path.trim()).is_dir())
 }
 
-/// Builds, or runs, with cargo's own progress on the terminal.
 pub fn build(line: &str) -> Result<()> {
     let status = words(line).status().context("cannot start cargo")?;
     if !status.success() {
@@ -69,13 +64,11 @@ pub fn build(line: &str) -> Result<()> {
     Ok(())
 }
 
-/// `cargo metadata` of the workspace, dependencies left out.
 pub fn metadata() -> Result<Value> {
     let text = wrote(words("metadata --no-deps --format-version=1").stderr(Stdio::inherit()))?;
     serde_json::from_str(&text).context("'cargo metadata' gave no JSON")
 }
 
-/// Cargo's target directory.
 pub fn target_directory() -> Result<PathBuf> {
     let metadata = metadata()?;
     let target = metadata["target_directory"].as_str();

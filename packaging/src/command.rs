@@ -13,7 +13,6 @@ use nix::unistd::Pid;
 /// Longest that a command may take that shows nothing: an installation, a build.
 const QUIET: Duration = Duration::from_secs(600);
 
-/// A command with these words, cut at spaces.
 pub fn command(program: &str, words: &str) -> Command {
     let mut command = Command::new(program);
     command.args(words.split_whitespace()).stdin(Stdio::null());
@@ -64,7 +63,6 @@ pub fn quietly(command: &mut Command) -> Result<()> {
     quietly_within(command, QUIET)
 }
 
-/// The same of a command that may take this long.
 pub fn quietly_within(command: &mut Command, limit: Duration) -> Result<()> {
     let mut said = Vec::new();
     let status = lines(command, limit, |line| said.push(line.to_owned()))?;
@@ -87,7 +85,6 @@ pub fn wrote(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("{command:?} wrote no text"))
 }
 
-/// Whether a command can be started and succeeds.
 pub fn works(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
@@ -102,7 +99,6 @@ pub fn step<T>(what: &str, act: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-/// Kills a child and all its descendants.
 fn kill_tree(root: i32) {
     let parents = parents();
     let mut family = BTreeSet::from([root]);
@@ -121,7 +117,6 @@ fn kill_tree(root: i32) {
     }
 }
 
-/// Every process with its parent.
 fn parents() -> Vec<(i32, i32)> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());

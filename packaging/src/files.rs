@@ -29,7 +29,6 @@ pub fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).with_context(|| format!("cannot move '{}'", from.display()))
 }
 
-/// A directory with its parents.
 pub fn make_dir(path: &Path) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("cannot make '{}'", path.display()))
 }
@@ -42,7 +41,6 @@ pub fn emptied(path: &Path) -> Result<()> {
     make_dir(path)
 }
 
-/// What lies in a directory, in order.
 pub fn list(path: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(path).with_context(|| format!("cannot list '{}'", path.display()))?;
     let mut found = entries
@@ -52,7 +50,6 @@ pub fn list(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether a file's name has this extension.
 pub fn is_a(path: &Path, extension: &str) -> bool {
     path.extension().is_some_and(|own| own == extension)
 }

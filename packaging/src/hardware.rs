@@ -16,15 +16,12 @@ use crate::files::{copy, is_a, list, make_dir, read_text};
 const SLURM: &str = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libmunge2 libhwloc15 libjson-c5 liblua5.1-0 \
                      libnuma1 libyaml-0-2 libdbus-1-3";
 
-/// Programs of the package.
 const PROGRAMS: &str =
     "hardware slurm-warden cuda-load mpsd mpsctl mps-probe mps-prologue mps-epilogue spank_mps.so";
 /// What measures the plugin on simulated nodes, under cargo's own names in the folder `bench`.
 const BENCH: &str = "bench slurm-warden fake-mps-control fake-cuda-client libnvml_stub.so libcontainer_stub.so \
                      libspank_mps.so mpsd mps-prologue mps-epilogue";
-/// The contract suite, a test program.
 const CONTRACT: &str = "contract";
-/// What builds all of these.
 const BUILD: &str =
     "build --lib --bins -p mpsd -p prologue -p epilogue -p spank -p tests -p nvml-stub -p container-stub";
 
@@ -61,7 +58,6 @@ pub struct Options {
     arguments: Vec<String>,
 }
 
-/// Carries the subcommand out in the workspace.
 pub fn run(options: &Options) -> Result<()> {
     if let Some(directory) = &options.pack {
         return pack(directory, options, !options.no_slurm);
@@ -85,7 +81,6 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Copies the result to its dated place.
 fn keep(out: &Path) -> Result<PathBuf> {
     let file = out.join("hardware.toml");
     let result: toml::Value =
@@ -165,7 +160,6 @@ fn build(words: &str) -> Result<BTreeMap<String, PathBuf>> {
     Ok(built)
 }
 
-/// What one message of cargo's says was built. A test program's file has a hash behind the name.
 fn artifacts(message: &Value) -> Vec<(String, PathBuf)> {
     let kinds = message["target"]["kind"].as_array().into_iter().flatten();
     let is_library = kinds.filter_map(Value::as_str).any(|kind| kind == "cdylib");

@@ -29,7 +29,6 @@ pub fn program(path: &str, deb: &str, rpm: &str) -> Result<()> {
     Ok(())
 }
 
-/// Installs packages by the system's package manager: their names on Debian, and on RPM systems.
 pub fn packages(deb: &str, rpm: &str) -> Result<()> {
     let install = if Path::new(APT).exists() {
         quietly(&mut command(APT, "update -q"))?;
@@ -103,7 +102,6 @@ const ZIG: &str = "cargo-zigbuild==0.24.0 \
      --hash=sha256:97079827064a7492cce5541ceb438ae8003ce1e54e399676da2d62fb7a5dc08b \
      --hash=sha256:d2804f94f54f7fcf8169f4b212a619ad688a4e2e6592e976f0cf2e58e2cd8af3";
 
-/// The directory with both.
 pub fn zig() -> Result<PathBuf> {
     python("zig", ZIG)
 }
@@ -112,7 +110,6 @@ pub fn zig() -> Result<PathBuf> {
 /// emulator, which is for this machine and needs no library.
 const ARM64: &str =
     "dpkg,rpm,perl-base,coreutils,dash,sed,grep,findutils,diffutils,tar,gzip,libc-bin,qemu-user-static:amd64";
-/// The emulator in it.
 pub const EMULATOR: &str = "usr/bin/qemu-aarch64-static";
 
 /// The directory with a Debian for arm64 and Debian's qemu, which runs its programs here; made when it is not there. Nothing is
@@ -140,7 +137,6 @@ pub fn arm64() -> Result<PathBuf> {
     Ok(home.join("root"))
 }
 
-/// Programs that the tests' Slurm consists of; Debian's alternatives have another name.
 const SLURM: &str = "munged slurmctld slurmd slurmstepd srun sbatch salloc scontrol sinfo";
 /// Services of the packages: the tests have their own, so these must not run.
 const SERVICES: [&str; 3] = ["slurmctld", "slurmd", "munge"];
@@ -148,7 +144,6 @@ const SERVICES: [&str; 3] = ["slurmctld", "slurmd", "munge"];
 /// already, and keeps its own.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
-/// Installs Slurm and munge where something of them is missing.
 pub fn slurm() -> Result<()> {
     if missing().is_empty() {
         return Ok(());

@@ -24,7 +24,6 @@ pub struct Options {
 
 /// Longest that the packages for all machines may take: from nothing, optimized, on two cores that others use as well.
 const BUILD: Duration = Duration::from_secs(3600);
-/// Where the packages go, and the second build.
 const PACKAGES: &str = "target/packages";
 const AGAIN: &str = "target/again";
 
@@ -59,7 +58,6 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// The version stands in one place, and the tag says it.
 fn version(tag: Option<&str>) -> Result<()> {
     let version = package::version()?;
     let metadata = cargo::metadata()?;
@@ -90,7 +88,6 @@ fn changelog(tagged: bool) -> Result<()> {
     Ok(())
 }
 
-/// What stands under the heading for what has no version yet.
 fn unreleased(text: &str) -> &str {
     let below = text.split_once("## [Unreleased]\n");
     let below = below.map_or("", |(_, below)| below);

@@ -19,9 +19,7 @@ const LONGEST: Duration = Duration::from_secs(1500);
 const MARGIN: Duration = Duration::from_secs(120);
 /// Time for one job of the soak; a loaded machine of two cores needs a sixth of a second.
 const CYCLE: Duration = Duration::from_secs(2);
-/// How libFuzzer names its count in the statistics at its end.
 const EXECUTIONS: &str = "stat::number_of_executed_units:";
-/// What the matrices start.
 const PROGRAMS: &str = "build --workspace --lib --bins";
 
 /// Runs the suite's modules with figures, and adds up how much they tried: their lines `figure: NAME = COUNT`.
@@ -68,10 +66,8 @@ pub enum Matrix {
     },
 }
 
-/// The cells on a real Slurm; their words follow.
 const CELLS: &str = "test --locked --package tests --test slurm";
 
-/// Runs one.
 pub fn matrix(matrix: &Matrix) -> Result<()> {
     let Matrix::Slurm {
         prefix,
@@ -201,7 +197,6 @@ pub fn fuzz(options: &Fuzz) -> Result<()> {
     Ok(())
 }
 
-/// The programs of the fuzz crate.
 fn targets() -> Result<Vec<String>> {
     let manifest: Table = toml::from_str(&read_text(cargo::root()?.join("fuzz/Cargo.toml"))?)?;
     let bins = manifest.get("bin").and_then(|bins| bins.as_array()).into_iter();

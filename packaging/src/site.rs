@@ -11,7 +11,6 @@ use crate::cargo;
 use crate::command::quietly;
 use crate::install::{program, python};
 
-/// mkdocs, its theme, and what they need.
 const MKDOCS: &str = include_str!("../python/mkdocs.txt");
 const CHROMIUM: &str = "/usr/bin/chromium";
 /// No sandbox, because root cannot have it; no network; frames may read one another's pages.
@@ -37,20 +36,17 @@ pub struct Options {
 }
 
 impl Options {
-    /// The site in `dir`.
     pub fn into_dir(dir: &str) -> Options {
         Options { out: dir.into() }
     }
 }
 
-/// Installs what makes and checks the site, if it is missing.
 pub fn prepare() -> Result<()> {
     python("mkdocs", MKDOCS)?;
     program("/usr/bin/mandoc", "mandoc", "mandoc")?;
     program(CHROMIUM, "chromium", "chromium")
 }
 
-/// Makes the site and checks it.
 pub fn run(options: &Options) -> Result<()> {
     prepare()?;
     let root = cargo::root()?;
@@ -88,7 +84,6 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Has a browser measure each page of `site` and follow its links.
 fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
     let mut pages = Vec::new();
     collect(site, &mut pages)?;

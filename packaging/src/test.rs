@@ -51,7 +51,6 @@ arm64-unit  |             | unit tests for aarch64, by an emulator |
 slurm-24.11 | build       | cells on Debian 13's Slurm, in the system that 'packages' made |
 docs        | build       | the documentation's site, each link followed |";
 
-/// A part of CI.
 struct Stage {
     name: &'static str,
     needs: Vec<&'static str>,
@@ -189,13 +188,11 @@ impl Report {
         )
     }
 
-    /// Advisories change by themselves: CI looks at them.
     fn deny(&mut self, name: &'static str) -> Result<()> {
         let command = deny("licenses bans sources").context("cargo-deny cannot be had");
         self.command_or_skip(name, command)
     }
 
-    /// In the system that the packages were tried on, by its emulator.
     fn emulated(&mut self, name: &'static str) -> Result<()> {
         let made = programs::portable(Profile::Quick, Machine::Arm, "test").and_then(|mut command| {
             let system = arm64()?;
@@ -230,7 +227,6 @@ impl Report {
         Ok(())
     }
 
-    /// `cargo WORDS`, with what each stage wants of its environment.
     fn cargo(&mut self, name: &'static str, words: &str) {
         let mut command = cargo::words(words);
         match name {
@@ -254,7 +250,6 @@ impl Report {
         Ok(())
     }
 
-    /// Runs one stage and shows it.
     fn command(&mut self, name: &'static str, mut command: Command) {
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
         let words = words.join(" ");
@@ -319,7 +314,6 @@ impl Report {
     }
 }
 
-/// Sums over all `test result:` lines, and what was left out.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tally {
     passed: u64,
@@ -347,7 +341,6 @@ impl Tally {
         }
     }
 
-    /// The plain last line.
     fn summary(&self) -> String {
         let text = format!("{} passed, {} failed", self.passed, self.failed);
         match self.skipped.len() {

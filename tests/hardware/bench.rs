@@ -53,7 +53,6 @@ const LIMIT: f64 = 1.15;
 /// Account strings of jobs that did not ask for MPS, and what `mps-prologue` may take for one, milliseconds.
 const OTHERS: [&str; 3] = ["", "mps_physics", "MPSLAB"];
 const OTHERS_LIMIT: f64 = 5.0;
-/// Plain MPS: no limits, which a load would feel.
 pub const PLAIN: &str = "MPS=true";
 /// How often jobs start and end at once, and each alone.
 const ROUNDS: usize = 8;
@@ -138,7 +137,6 @@ fn record(section: &mut Section, sides: &Sides, lives: &[Vec<Life>]) {
     section.times(sides.end, &last(lives, END));
 }
 
-/// The last of each round.
 fn last(lives: &[Vec<Life>], part: usize) -> Vec<f64> {
     let last = |lives: &Vec<Life>| lives.iter().map(|life| life[part]).fold(0.0, f64::max);
     lives.iter().map(last).collect()
@@ -155,7 +153,6 @@ fn live(place: &Place, gpus: &[Gpu], floor: bool, account: &str) -> Result<Vec<L
     Ok(lives)
 }
 
-/// By the shortest possible means: NVIDIA's daemon and server, then `quit`.
 fn daemons(place: &Place, gpus: &[Gpu]) -> Result<Vec<Life>> {
     let started = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
         Ok(place.daemon(&gpu.uuid, &format!("floor{number}"), "")?.0)
@@ -165,7 +162,6 @@ fn daemons(place: &Place, gpus: &[Gpu]) -> Result<Vec<Life>> {
     })
 }
 
-/// By a job's prologue and epilogue.
 fn jobs(place: &Place, gpus: &[Gpu], account: &str) -> Result<Vec<Life>> {
     let begun = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
         let job = Job::named(place, gpu, &format!("{}.srv", 6100 + number))?;
@@ -189,7 +185,6 @@ fn each<T: Send, U: Send>(all: Vec<T>, act: impl Fn(T) -> Result<U> + Sync) -> R
     })
 }
 
-/// What a user waits for, on one GPU: `srun --mps true` against `srun true`.
 pub fn waits(section: &mut Section, run: &Run) -> Result<()> {
     const CASES: [&[&str]; 2] = [&["--gres=gpu:1", "true"], &["--gres=gpu:1", "--mps", "true"]];
     let options = slurm::options(vec![run.number as u32]);

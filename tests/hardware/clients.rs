@@ -20,22 +20,18 @@ pub const MARGIN_MIB: u64 = 256;
 /// Number of clients at once.
 pub const CLIENTS: usize = 8;
 
-/// What is asked for each client.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub percent: f64,
     pub memory_mib: u64,
-    /// All multiprocessors of the device.
     pub device_sms: u64,
 }
 
 impl Limits {
-    /// The share rounded down to the hardware's granularity.
     pub fn sms(&self) -> u64 {
         ((self.device_sms as f64 * self.percent / 100.0 / SM_UNIT).floor() * SM_UNIT) as u64
     }
 
-    /// The options that make `mps-probe` itself judge.
     pub fn probe_options(&self) -> Vec<String> {
         let (sms, memory) = (self.sms().to_string(), self.memory_mib.to_string());
         let words = [
@@ -50,23 +46,18 @@ impl Limits {
     }
 }
 
-/// One client's report.
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// Its exit code, or its launcher's.
     pub code: Option<i32>,
-    /// What it wrote to standard error.
     pub complaint: String,
     pub report: Value,
 }
 
 impl Client {
-    /// A number of its first GPU.
     pub fn number(&self, key: &str) -> Option<u64> {
         self.report["gpus"][0][key].as_u64()
     }
 
-    /// The multiprocessors of its first GPU.
     pub fn sms(&self) -> Result<u64> {
         match self.number("sms") {
             Some(sms) => Ok(sms),
@@ -74,7 +65,6 @@ impl Client {
         }
     }
 
-    /// A word of its first GPU.
     pub fn word(&self, key: &str) -> &str {
         self.report["gpus"][0][key].as_str().unwrap_or("")
     }
@@ -112,7 +102,6 @@ pub fn at_once<T>(
     Ok((clients, seen))
 }
 
-/// One client to its end.
 pub fn alone(command: &mut Command) -> Result<Client> {
     read(child::run(command, "", Duration::from_secs(60))?)
 }
@@ -183,7 +172,6 @@ pub fn outside(run: &Run, visible: &str, options: &[&str]) -> Result<Client> {
     alone(run.place.as_user(&probe, &env).arg("--json").args(options))
 }
 
-/// What a client outside MPS sees of the GPU: its multiprocessors.
 pub fn bare(section: &mut Section, run: &Run) -> Result<u64> {
     let uuid = run.gpu().uuid.as_str();
     let client = outside(run, uuid, &["--alloc=1024"])?;

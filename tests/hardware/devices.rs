@@ -17,13 +17,11 @@ use crate::slurm::{self, Debs, tail};
 /// Longest that one `srun` may take.
 const SRUN: Duration = Duration::from_secs(90);
 
-/// A GPU and its device file's number.
 struct Device {
     uuid: String,
     minor: u32,
 }
 
-/// What a job asks for of GPUs with a type.
 const ASKED: [&str; 4] = [
     "--gres=gpu:a:1",
     "--gres=gpu:b:1",
@@ -87,7 +85,6 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     })
 }
 
-/// All GPUs in the order of the bus, from `nvidia-smi -q`.
 fn devices() -> Result<Vec<Device>> {
     let text = site::smi(&["-q"])?;
     let values = |key: &str| {

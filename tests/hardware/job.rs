@@ -14,7 +14,6 @@ use crate::look;
 use crate::result::Section;
 use crate::site::{self, Gpu, Place, Run};
 
-/// The scheduler's own name of the job.
 const JOB: &str = "4711.srv";
 
 /// What the user asked for; the limits in numbers are [`PERCENT`] and [`MEMORY_MIB`].
@@ -54,7 +53,6 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// The same on several GPUs.
     pub fn on(mut self, gpus: &[&Gpu]) -> Self {
         let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         self.gpu = uuids.join(",");
@@ -108,7 +106,6 @@ impl<'a> Job<'a> {
         Ok(command)
     }
 
-    /// The variables that `mpsctl env` gives the user's tasks.
     pub fn environment(&self) -> Result<BTreeMap<String, String>> {
         let mut env = site::base_env();
         env.insert("PBS_JOBID".into(), self.id.clone());
@@ -150,12 +147,10 @@ impl<'a> Job<'a> {
         command
     }
 
-    /// The scheduler's name of the job.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Its directory.
     pub fn directory(&self) -> PathBuf {
         self.place.run.join("mpsd/jobs").join(&self.id)
     }
@@ -169,7 +164,6 @@ impl Drop for Job<'_> {
     }
 }
 
-/// The configuration of the run: every GPU setting stays as it is.
 pub fn config(place: &Place) -> Result<PathBuf> {
     let file = place.dir.join("etc/mpsd.toml");
     let text = format!(
@@ -183,7 +177,6 @@ pub fn config(place: &Place) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// The whole job.
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let (place, gpu, limits) = (&run.place, run.gpu(), &run.limits);
     section.fact("request", ACCOUNT);
@@ -205,7 +198,6 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     })
 }
 
-/// What the daemon that `env` names answers to `question`, asked by hand.
 pub fn ask(place: &Place, env: &BTreeMap<String, String>, question: &str) -> Result<String> {
     let control = site::program("nvidia-cuda-mps-control")?;
     let mut command = place.as_user(&control, env);
@@ -238,7 +230,6 @@ fn idle(section: &mut Section, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The limits, as the control daemon tells them.
 fn read_back(
     section: &mut Section,
     place: &Place,
@@ -258,7 +249,6 @@ fn read_back(
     Ok(())
 }
 
-/// The server's own lines about its limits, in the log directory.
 pub fn server_log(section: &mut Section, directory: &Path, gpu: &str, limits: &Limits) {
     let log = all_text(directory);
     let bytes = limits.memory_mib << 20;
@@ -277,7 +267,6 @@ pub fn server_log(section: &mut Section, directory: &Path, gpu: &str, limits: &L
     }
 }
 
-/// All regular files below `log*` of a job's directory.
 fn all_text(directory: &Path) -> String {
     let entries = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten();
     let logs = entries(directory).filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));

@@ -31,7 +31,6 @@ const UP: f64 = 6.0;
 const COUNT: f64 = 2.0;
 /// How long a simulation counts; it warms up for 9 s before and goes on behind, so that all count side by side. Seconds.
 const SIMULATED: &str = "6";
-/// OpenMM's input, in the user's directory.
 const INPUT: &str = "system.xml";
 /// Clients at once that a sweep tries, and the longest that it may take.
 const CLIENTS: &str = "1,2,4,8,16";
@@ -42,18 +41,15 @@ const CONFIRMED: f64 = 0.10;
 const EACH: usize = 8;
 const REACH: f64 = 0.97;
 
-/// How a program chooses its GPU: in words, and our option that does so.
 type Choice = (&'static str, Option<&'static str>);
 pub const FIRST: Choice = ("takes the first GPU", None);
 const BY_RANK: Choice = ("takes the GPU of its rank", Some("--by-rank"));
 const BY_BLOCK: Choice = ("takes the GPU of its block of ranks", Some("--by-block"));
 
-/// One `srun` with MPS.
 pub struct Load {
     pub gpus: usize,
     pub clients: usize,
     pub choice: Choice,
-    /// What the user says beside `--mps`.
     pub flags: Vec<&'static str>,
     /// So many clients must be on each GPU.
     pub each: Option<usize>,
@@ -83,31 +79,22 @@ impl Load {
     }
 }
 
-/// What one client says of itself.
 #[derive(Debug, Default, Deserialize)]
 struct Client {
-    /// Among the tasks of the node.
     rank: usize,
-    /// GPUs that it sees.
     visible: usize,
     uuid: String,
     late: bool,
-    /// What it did in the time, in its own unit.
     per_second: f64,
 }
 
-/// What one load brought.
 pub struct Row {
-    /// All clients together.
     pub sum: f64,
-    /// Of as many times the loads on one GPU.
     pub part: f64,
-    /// The clients' GPUs, by rank.
     gpus: Vec<String>,
 }
 
 impl Row {
-    /// Clients on each GPU.
     fn each(&self) -> Vec<usize> {
         let mut each = BTreeMap::<&str, usize>::new();
         for gpu in &self.gpus {
@@ -117,7 +104,6 @@ impl Row {
     }
 }
 
-/// A program under load.
 pub enum Program<'a> {
     /// Launches of small kernels a second.
     Kernels,
@@ -125,7 +111,6 @@ pub enum Program<'a> {
     OpenMm(&'a Dynamics),
 }
 
-/// Runs all `loads`, and holds each to what it expects.
 pub fn table(
     section: &mut Section,
     run: &Run,
@@ -183,7 +168,6 @@ fn judge(section: &mut Section, load: &Load, row: &Row, program: &Program<'_>) {
     }
 }
 
-/// One `srun`; its clients by rank.
 fn start(run: &Run, bed: &Bed, user: &User, program: &Program<'_>, load: &Load) -> Result<Vec<Client>> {
     let (gres, tasks) = (format!("--gres=gpu:{}", load.gpus), format!("-n{}", load.clients));
     let mut words = vec![gres, tasks];
@@ -361,9 +345,7 @@ pub fn several(section: &mut Section, run: &Run) -> Result<()> {
     })
 }
 
-/// One simulation with OpenMM, as the ordinary user runs it.
 pub struct Dynamics {
-    /// Program and arguments.
     command: Vec<String>,
     /// What it needs of its environment.
     env: BTreeMap<String, String>,
@@ -398,9 +380,7 @@ impl Dynamics {
     }
 }
 
-/// One `mpsctl sweep`.
 struct Sweep {
-    /// Of its files.
     name: &'static str,
     what: &'static str,
     options: &'static [&'static str],
@@ -443,7 +423,6 @@ pub fn gain(section: &mut Section, run: &Run) -> Result<()> {
     })
 }
 
-/// What it brings to inference with PyTorch, where the machine has it.
 pub fn inference(section: &mut Section, run: &Run) -> Result<()> {
     look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
         let home = run.place.user_dir("inference")?;
@@ -460,7 +439,6 @@ pub fn inference(section: &mut Section, run: &Run) -> Result<()> {
     })
 }
 
-/// The sweeps of a table as the user of one job; what each found, with the title of its plot.
 fn swept(
     section: &mut Section,
     run: &Run,
@@ -494,7 +472,6 @@ fn swept(
     Ok(found)
 }
 
-/// A job of its own that asks for what the sweep found best, and starts so many simulations.
 fn confirm(section: &mut Section, run: &Run, home: &Path, found: &Value, dynamics: &[String]) -> Result<()> {
     let rows = found["rows"].as_array().context("rows")?;
     let figure = |row: &Value| row["throughput"].as_f64().unwrap_or(0.0);

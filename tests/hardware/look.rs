@@ -11,7 +11,6 @@ use tests::child;
 use crate::result::Section;
 use crate::site::{self, Place};
 
-/// Words in a command line that mark a process of MPS or of this project.
 const OURS: [&str; 5] = [
     "nvidia-cuda-mps",
     "mpsd",
@@ -20,7 +19,6 @@ const OURS: [&str; 5] = [
     "mps-probe",
 ];
 
-/// What can be left behind, a line each.
 #[derive(Default)]
 struct Look {
     lines: BTreeSet<String>,
@@ -29,7 +27,6 @@ struct Look {
 }
 
 impl Look {
-    /// Looks at the machine and at the run directory.
     fn take(run: &Path) -> Result<Self> {
         let mut look = Self::default();
         look.processes()?;

@@ -94,7 +94,6 @@ enum Part {
     Seen,
 }
 
-/// The name of a part's section in the result, and what fills it.
 type Step = (&'static str, fn(&mut Section, &Run) -> Result<()>);
 
 impl Part {

@@ -20,7 +20,6 @@ use crate::slurm;
 const EACH: usize = 8;
 const MOST: usize = 48;
 
-/// The whole experiment.
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     if run.gpus.len() < 2 {
         section.fact("left_out", "this machine has one GPU");
@@ -141,7 +140,6 @@ fn near(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Result<()> 
     Ok(())
 }
 
-/// The column `CPU Affinity` of `nvidia-smi topo -m`, a set of cores for each GPU.
 fn nearby(topology: &str, gpus: usize) -> Vec<BTreeSet<u32>> {
     let mut rows = topology.lines();
     let header: Vec<&str> = rows.next().unwrap_or("").split('\t').map(str::trim).collect();

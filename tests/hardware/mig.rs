@@ -76,7 +76,6 @@ fn one(section: &mut Section, place: &Place, mig: &Gpu, limits: &Limits) -> Resu
     Ok(())
 }
 
-/// One job on two devices: a daemon each, and each rank under its own.
 fn two(section: &mut Section, place: &Place, migs: [&Gpu; 2]) -> Result<()> {
     let job = Job::named(place, migs[0], JOB)?.on(&migs);
     job.begin(section, "two MIG devices: ", ACCOUNT)?;

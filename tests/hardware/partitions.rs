@@ -13,13 +13,11 @@ use crate::result::Section;
 use crate::site::{self, Gpu, Place, Run};
 
 const JOB: &str = "4713.srv";
-/// Two ranks; multiples of a chunk of every GPU.
 const ACCOUNT: &str = "MPS=true,MPS_SMS=8:16";
 const RANKS: [(u32, u64); 2] = [(0, 8), (1, 16)];
 /// The first branch of the driver with them.
 const FIRST: u32 = 590;
 
-/// The whole job.
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let (place, gpu) = (&run.place, run.gpu());
     section.fact("request", ACCOUNT);
@@ -64,7 +62,6 @@ fn granted(section: &mut Section, place: &Place, job: &Job<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The refusal names this driver and the first that has partitions.
 fn refused(section: &mut Section, place: &Place, gpu: &Gpu, job: &Job<'_>) -> Result<()> {
     let why = format!("static partitions: driver {} has none", gpu.driver);
     section.fact("not verified here", why);
@@ -100,7 +97,6 @@ fn unknown(section: &mut Section, place: &Place, gpu: &Gpu) -> Result<()> {
     std::fs::remove_dir_all(directory).context("the directory of a daemon that was refused")
 }
 
-/// `mps-probe` as `mpsctl exec` starts the rank of that number.
 fn client(place: &Place, job: &Job<'_>, rank: u32) -> Result<Ran> {
     let mut env = site::base_env();
     env.insert("OMPI_COMM_WORLD_LOCAL_RANK".into(), rank.to_string());

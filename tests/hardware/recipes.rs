@@ -32,11 +32,9 @@ const ROUNDED_MIB: u64 = 16;
 /// The first NCCL that lets several ranks share a GPU, if it is asked to.
 const NCCL_SHARES: (u32, u32) = (2, 30);
 
-/// One recipe.
 struct Recipe {
     name: &'static str,
     modules: &'static [&'static str],
-    /// The ranks are an MPI launcher's.
     launched: bool,
 }
 
@@ -62,7 +60,6 @@ const RECIPES: [Recipe; 5] = [
 struct Kitchen<'a> {
     place: &'a Place,
     python: PathBuf,
-    /// The user's directory.
     home: PathBuf,
     end: Instant,
 }
@@ -98,7 +95,6 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
 }
 
 impl Kitchen<'_> {
-    /// Why a recipe is left out.
     fn lacks(&self, recipe: &Recipe, packages: &[&str]) -> Option<String> {
         if let Some(name) = recipe.modules.iter().find(|name| !packages.contains(name)) {
             return Some(format!("no Python package '{name}'"));
@@ -183,7 +179,6 @@ impl Kitchen<'_> {
         self.started(job.exec(env)?, name, rank, go)
     }
 
-    /// `mpirun -n 4 mpsctl exec -- ...`: the rank comes from the launcher.
     fn launch(&self, job: &Job<'_>, name: &str, go: &Path) -> Result<Running> {
         let exec = job.exec(site::home_env(self.place, &self.home))?;
         let mut command = self.as_user(&site::program("mpirun")?);
@@ -194,7 +189,6 @@ impl Kitchen<'_> {
         self.started(command, name, 0, go)
     }
 
-    /// Starts the recipe behind the words that `command` has.
     fn started(&self, mut command: Command, name: &str, rank: usize, go: &Path) -> Result<Running> {
         command.arg(&self.python).arg(self.place.staged("recipes.py")?);
         command.args([name, &rank.to_string(), &RANKS.to_string()]);
@@ -202,7 +196,6 @@ impl Kitchen<'_> {
         Running::start(command.arg(go).current_dir(&self.home), "")
     }
 
-    /// The clients of the job's servers, as the daemon lists them.
     fn listed(&self, job: &Job<'_>) -> Result<Vec<String>> {
         let env = job.environment()?;
         let mut listed = Vec::new();
@@ -239,7 +232,6 @@ impl Kitchen<'_> {
     }
 }
 
-/// What the ranks say, as soon as all have reported.
 fn reports(ranks: &[Running]) -> Result<Vec<Value>> {
     let said = || -> Vec<Value> {
         let lines: Vec<String> = ranks.iter().map(Running::stdout_so_far).collect();
@@ -269,7 +261,6 @@ fn reports(ranks: &[Running]) -> Result<Vec<Value>> {
     Ok(found)
 }
 
-/// Each rank's result, and its memory against the limit.
 fn judge(section: &mut Section, name: &str, reports: &[Value]) -> Result<()> {
     let right = reports.iter().filter(|report| report["right"] == true).count();
     section.equal(format!("{name}: right results"), &right, &reports.len());

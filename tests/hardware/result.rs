@@ -12,7 +12,6 @@ use toml::{Table, Value};
 
 use crate::site;
 
-/// One assertion and what was seen.
 #[derive(Debug, Clone, Serialize)]
 pub struct Check {
     pub name: String,
@@ -20,7 +19,6 @@ pub struct Check {
     pub seen: String,
 }
 
-/// One part of the run.
 #[derive(Debug, Clone, Default)]
 pub struct Section {
     pub name: &'static str,
@@ -36,7 +34,6 @@ impl Section {
         }
     }
 
-    /// Records a fact.
     pub fn fact(&mut self, key: &str, value: impl Into<Value>) {
         self.facts.insert(key.to_owned(), value.into());
     }
@@ -47,7 +44,6 @@ impl Section {
         self.fact(&format!("{key}_spread"), spread(values));
     }
 
-    /// Records an assertion; whether it held.
     pub fn check(&mut self, name: impl Into<String>, ok: bool, seen: impl Into<String>) -> bool {
         self.checks.push(Check {
             name: name.into(),
@@ -67,7 +63,6 @@ impl Section {
         self.check(name, found.is_empty(), found.join("\n"))
     }
 
-    /// Records that `seen` equals `expected`.
     pub fn equal<T: PartialEq + std::fmt::Debug>(
         &mut self,
         name: impl Into<String>,
@@ -88,7 +83,6 @@ impl Section {
     }
 }
 
-/// The whole run.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
     pub sections: Vec<Section>,
@@ -102,7 +96,6 @@ impl Outcome {
         (held.len(), failed.len())
     }
 
-    /// The file for `tests/hardware/results`.
     pub fn toml(&self) -> Result<String> {
         let (held, failed) = self.counts();
         let mut table = Table::new();
@@ -115,7 +108,6 @@ impl Outcome {
         Ok(toml::to_string(&table)?)
     }
 
-    /// The account for the reader.
     pub fn text(&self) -> String {
         let mut out = String::new();
         for section in &self.sections {
@@ -154,7 +146,6 @@ pub fn spread(times: &[f64]) -> String {
     )
 }
 
-/// The middle one, to a hundredth.
 pub fn median(values: &[f64]) -> f64 {
     hundredths(quantile(values, 0.5))
 }
@@ -163,7 +154,6 @@ pub fn hundredths(number: f64) -> f64 {
     (number * 100.0).round() / 100.0
 }
 
-/// A list of figures as a TOML array.
 pub fn list(values: &[f64]) -> Value {
     values.to_vec().into()
 }

@@ -28,11 +28,9 @@ const LOAD: &str = "90";
 struct Scene<'a> {
     run: &'a Run,
     job: Job<'a>,
-    /// What is kept of what was seen.
     kept: String,
 }
 
-/// The whole play.
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
         play(section, run)

@@ -20,13 +20,11 @@ use tests::floor::Daemon;
 use crate::clients::Limits;
 use crate::result::Section;
 
-/// Where NVIDIA's programs and libraries are, and others.
 const PROGRAM_DIRS: &str =
     "/usr/bin:/usr/local/nvidia/bin:/usr/local/bin:/opt/nvidia/bin:/bin:/usr/sbin:/sbin:/usr/local/sbin";
 const LIBRARY_DIRS: &str = "/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/local/nvidia/lib64:/usr/local/nvidia/lib:\
                             /usr/lib/aarch64-linux-gnu:/usr/lib:/lib/x86_64-linux-gnu";
 
-/// The first program of that name: the usual places, then PATH.
 pub fn program(name: &str) -> Result<PathBuf> {
     find(name, PROGRAM_DIRS, "PATH")
 }
@@ -36,7 +34,6 @@ pub fn nvml() -> Result<PathBuf> {
     find("libnvidia-ml.so.1", LIBRARY_DIRS, "LD_LIBRARY_PATH")
 }
 
-/// The Python in PATH: the machine's own may lack numpy and CUDA's libraries.
 pub fn python() -> Result<PathBuf> {
     find("python3", "", "PATH")
 }
@@ -68,7 +65,6 @@ pub struct Gpu {
     pub mode: String,
 }
 
-/// All GPUs of the machine.
 pub fn gpus() -> Result<Vec<Gpu>> {
     let fields = "--query-gpu=uuid,name,driver_version,memory.total,compute_mode";
     let text = smi(&[fields, "--format=csv,noheader,nounits"])?;
@@ -86,37 +82,27 @@ pub fn gpus() -> Result<Vec<Gpu>> {
     text.lines().map(whole).collect()
 }
 
-/// `nvidia-smi` with `arguments`; its standard output.
 pub fn smi(arguments: &[&str]) -> Result<String> {
     let mut command = Command::new(program("nvidia-smi")?);
     let ran = child::run(command.args(arguments), "", Duration::from_secs(30))?;
     Ok(ran.success()?.stdout)
 }
 
-/// What all parts of a run share.
 pub struct Run {
     pub place: Place,
-    /// All GPUs of the machine, in the order of the bus.
     pub gpus: Vec<Gpu>,
-    /// Number of the GPU for the parts that use one.
     pub number: usize,
-    /// What each client of a job is given.
     pub limits: Limits,
-    /// The folder of the programs.
     pub package: PathBuf,
-    /// Where results go.
     pub out: Option<PathBuf>,
-    /// How often the sides of a measurement take turns.
     pub pairs: usize,
 }
 
 impl Run {
-    /// The GPU for the parts that use one.
     pub fn gpu(&self) -> &Gpu {
         &self.gpus[self.number]
     }
 
-    /// Writes a file of the result, if they are kept.
     pub fn keep(&self, name: &str, text: &str) -> Result<()> {
         let Some(out) = &self.out else { return Ok(()) };
         fs::create_dir_all(out)?;
@@ -131,9 +117,7 @@ impl Run {
 pub struct Place {
     /// Programs and configuration: root-owned all the way up, passable for everybody.
     pub dir: PathBuf,
-    /// The run directory of the configuration, on a memory file system, as `/run` is on a node.
     pub run: PathBuf,
-    /// That file system is ours: this machine's `/run` is on a disk.
     mounted: bool,
     pub user: User,
 }
@@ -179,7 +163,6 @@ impl Place {
         self.dir.join("bin").join(name.as_ref())
     }
 
-    /// A staged program, or an error that says how it gets there.
     pub fn staged(&self, name: &str) -> Result<PathBuf> {
         let path = self.bin(name);
         if !path.is_file() {
@@ -190,7 +173,6 @@ impl Place {
         Ok(path)
     }
 
-    /// Where Python packages of this run are installed.
     pub fn python_packages(&self) -> PathBuf {
         self.dir.join("python")
     }
@@ -225,7 +207,6 @@ impl Place {
         Ok((Daemon::start(control, directory, &pipe, &session)?, env))
     }
 
-    /// A command as the ordinary user with exactly `env`.
     pub fn as_user(&self, program: &Path, env: &BTreeMap<String, String>) -> Command {
         let mut command = Command::new(program);
         command
@@ -259,7 +240,6 @@ pub fn base_env() -> BTreeMap<String, String> {
     env
 }
 
-/// What a program that keeps files has in its environment: `home` is the user's directory.
 pub fn home_env(place: &Place, home: &Path) -> BTreeMap<String, String> {
     let mut env = base_env();
     let text = |path: &Path| path.display().to_string();
@@ -297,7 +277,6 @@ fn fresh(base: &str) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// What the machine is, for the result.
 pub fn describe(section: &mut Section) -> Result<Vec<Gpu>> {
     let gpus = gpus()?;
     for (index, gpu) in gpus.iter().enumerate() {

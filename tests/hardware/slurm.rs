@@ -24,7 +24,6 @@ const SRUN: Duration = Duration::from_secs(90);
 /// How often the job runs: the first one also brings the programs into the page cache.
 const RUNS: usize = 3;
 
-/// The whole chain, as an ordinary user.
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
         let options = options(vec![run.number as u32]);
@@ -43,7 +42,6 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     })
 }
 
-/// Brings a Slurm with the plugin up, has `act` use it, and takes all of it away again.
 pub fn on_bed<T>(
     section: &mut Section,
     run: &Run,
@@ -136,7 +134,6 @@ const SLICE: &str = "/sys/fs/cgroup/system.slice";
 
 const COMMAND: Duration = Duration::from_secs(60);
 
-/// Debian's names of the programs, and the names that Slurm itself calls.
 const PLAIN: [&str; 3] = ["slurmctld", "slurmd", "slurmstepd"];
 
 /// What was brought; removed when dropped.
@@ -145,7 +142,6 @@ pub struct Debs {
     files: Vec<PathBuf>,
     directories: Vec<PathBuf>,
     hosts: Option<Vec<u8>>,
-    /// `system.slice`, where Slurm's groups go, was made.
     slice: bool,
 }
 
@@ -213,7 +209,6 @@ impl Debs {
         Ok(())
     }
 
-    /// The controller and its nodes call each other by the host's name.
     fn name_this_host(&mut self) -> Result<()> {
         use std::net::ToSocketAddrs as _;
         let host = nix::unistd::gethostname()?.to_string_lossy().into_owned();

@@ -14,7 +14,6 @@ fn openpbs() -> Cluster {
     Cluster::new(Product::OpenPbs, &["nodea"])
 }
 
-/// `mpsctl pbs check` ends with this code and says these words.
 fn checks(c: &mut Cluster, code: i32, words: &[&str]) -> String {
     let text = c.nodes[0].sh_exits(code, "mpsctl pbs check");
     says(&text, words);

@@ -11,7 +11,6 @@ pub fn never_ready(builder: Builder) -> Builder {
     builder.fast().fault(|faults| faults.start = "never".into())
 }
 
-/// Runs a test under Torque and under OpenPBS.
 pub fn on_both(nodes: &[&str], test: impl Fn(&mut Cluster)) {
     for product in Product::ALL {
         println!("under {}", product.name());
@@ -25,7 +24,6 @@ pub fn begins(c: &mut Cluster, job: &Job) {
     assert_eq!(verdict, Verdict::Runs, "{}: {:?}", job.account, c.output(job, 0));
 }
 
-/// Begins a job with this account on the first node's first GPU.
 pub fn begun(c: &mut Cluster, account: &str) -> Job {
     let job = c.job(account);
     begins(c, &job);
@@ -56,13 +54,11 @@ pub fn shell(c: &mut Cluster, job: &Job, script: &str, code: i32) {
     run_ends(c, job, run, code);
 }
 
-/// The record of a client in the job's main shell.
 pub fn client(c: &mut Cluster, job: &Job) -> Value {
     shell(c, job, &Cluster::client(""), 0);
     c.records(0).remove(0)
 }
 
-/// Runs a client as a task that TM starts on a node, behind `prefix`.
 pub fn task(c: &mut Cluster, job: &Job, at: usize, prefix: &str) -> Result<Ended, String> {
     let words = format!("{prefix}{}", Cluster::client_on(&c.nodes[at].name));
     c.task(job, at, &words.split(' ').collect::<Vec<_>>())
@@ -82,14 +78,12 @@ pub fn task_is_refused(c: &mut Cluster, job: &Job, at: usize) -> String {
     c.output(job, at).1
 }
 
-/// Each of the words is in the text.
 pub fn says(text: &str, words: &[&str]) {
     for word in words {
         assert!(text.contains(word), "no '{word}': {text}");
     }
 }
 
-/// The same in a text of one line.
 pub fn says_once(text: &str, words: &[&str]) {
     says(text, words);
     assert_eq!(text.lines().count(), 1, "{text}");
@@ -110,7 +104,6 @@ pub fn attached(record: &Value, job: &Job, node: &str, sms: u64, limit_mib: Opti
     }
 }
 
-/// The same with the whole of the first node's GPU.
 pub fn attached_without_limits(record: &Value, job: &Job) {
     attached(record, job, "nodea", 132, None);
 }
@@ -122,7 +115,6 @@ pub fn bare(record: &Value) {
     assert_eq!(record["error"], Value::Null, "{record}");
 }
 
-/// The state of a node that takes jobs.
 pub fn free() -> (String, String) {
     ("free".into(), String::new())
 }
@@ -131,20 +123,17 @@ pub fn free() -> (String, String) {
 pub struct NoControl(PathBuf);
 
 impl NoControl {
-    /// Takes it away.
     pub fn on(c: &Cluster, at: usize) -> Self {
         let control = c.gpus[at].control();
         std::fs::rename(&control, control.with_extension("aside")).expect("a control daemon");
         Self(control)
     }
 
-    /// Puts it back.
     pub fn repair(self) {
         std::fs::rename(self.0.with_extension("aside"), self.0).expect("a control daemon");
     }
 }
 
-/// The variable in which this product's usual MPI tells a rank its number.
 pub fn rank_variable(c: &Cluster) -> &'static str {
     match c.product {
         Product::Torque => "OMPI_COMM_WORLD_LOCAL_RANK",

@@ -34,7 +34,6 @@ fn ends_unlaunched(c: &mut Cluster, job: &Job) {
     c.is_as_before();
 }
 
-/// The job's launch is rejected; why.
 fn is_refused(c: &mut Cluster, job: &Job) -> String {
     begins(c, job);
     c.shell(job, "true").unwrap_err()
@@ -139,7 +138,6 @@ fn a_fault_of_a_sister_rejects_begin_and_takes_the_sister_offline() {
     c.is_as_before();
 }
 
-/// The job's begin is rejected with `why`, and PBS counts so many tries of the job.
 fn is_put_back(c: &mut Cluster, account: &str, why: &str, tries: u32) {
     let job = c.job(account);
     c.openpbs_files(&job);

@@ -10,12 +10,10 @@ use tests::mom::wire::{Ended, Run, Stream, variables};
 
 const SAID: &str = "/tmp/said";
 
-/// Starts it on the node, which is the submitting host too; its pid.
 fn start(c: &mut Cluster, words: &[&str]) -> i32 {
     start_at(c, &format!("/home/{}", USER.0), words)
 }
 
-/// The same with this home.
 fn start_at(c: &mut Cluster, home: &str, words: &[&str]) -> i32 {
     let server = c.server();
     c.serve("calls", &c.served("calls"));
@@ -45,7 +43,6 @@ fn start_at(c: &mut Cluster, home: &str, words: &[&str]) -> i32 {
     c.nodes[0].start(run).expect("a running mpsctl")
 }
 
-/// The next job in the queue: its words, and its script.
 fn next(c: &Cluster, id: &str) -> (Vec<String>, String) {
     let mut text = String::new();
     let there = wait_until(Duration::from_secs(30), || {
@@ -62,7 +59,6 @@ fn after<'a>(words: &'a [String], flag: &str) -> Option<&'a str> {
     words.get(at + 1).map(String::as_str)
 }
 
-/// Runs the first job as its mom does, and brings its output back; its words.
 fn serve(c: &mut Cluster, code: i32) -> Vec<String> {
     let id = "0.pbsserver";
     let (words, script) = next(c, id);
@@ -83,7 +79,6 @@ fn serve(c: &mut Cluster, code: i32) -> Vec<String> {
     words
 }
 
-/// It ends with this code and says these words.
 fn ends(c: &mut Cluster, pid: i32, code: i32, words: &[&str]) -> String {
     let ended = c.nodes[0].wait(pid, 60_000);
     let text = c.nodes[0].read(SAID).unwrap_or_default();

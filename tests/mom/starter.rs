@@ -33,7 +33,6 @@ fn without_starter(config: &str) -> Cluster {
     c
 }
 
-/// Takes the starter out of the configuration and adds `lines` to it.
 fn instead(node: &mut MomNode, lines: &str) {
     node.try_sh("mpsctl pbs uninstall; mpsctl pbs uninstall");
     node.write(CONFIG, &format!("$logevent 255\n{lines}\n"), 0o644);

@@ -2,11 +2,9 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A piece of it.
 pub struct Work<'a> {
     /// What no other work may have meanwhile.
     pub claims: Vec<String>,
-    /// The work itself.
     pub run: Box<dyn FnOnce() + Send + 'a>,
 }
 
@@ -68,7 +66,6 @@ impl<'a> Queue<'a> {
     }
 }
 
-/// Returns the claims of a piece of work, also if it panicked.
 struct Claimed<'q, 'a> {
     queue: &'q Queue<'a>,
     claims: Vec<String>,

@@ -43,7 +43,6 @@ pub fn go_on() -> Result<()> {
     Ok(())
 }
 
-/// Sleeps, in slices that notice an interruption.
 pub fn pause(length: Duration) -> Result<()> {
     let end = Instant::now() + length;
     while Instant::now() < end {
@@ -81,7 +80,6 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Itself if it exited with 0.
     pub fn success(self) -> Result<Self> {
         if self.code == Some(0) {
             return Ok(self);
@@ -89,7 +87,6 @@ impl Ran {
         bail!("{}", self.story())
     }
 
-    /// Itself if it exited with `code`.
     pub fn exits(self, code: i32) -> Result<Self> {
         if self.code == Some(code) {
             return Ok(self);
@@ -97,7 +94,6 @@ impl Ran {
         bail!("it should exit with {code}: {}", self.story())
     }
 
-    /// Itself if it failed.
     pub fn fails(self) -> Result<Self> {
         if self.code != Some(0) {
             return Ok(self);
@@ -110,7 +106,6 @@ impl Ran {
         format!("{}{}", self.stdout, self.stderr)
     }
 
-    /// Everything about it in a few lines.
     pub fn story(&self) -> String {
         let end = match (self.code, self.signal) {
             (Some(code), _) => format!("exit {code}"),
@@ -146,7 +141,6 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts it with `input` on its standard input.
     pub fn start(command: &mut Command, input: &str) -> Result<Self> {
         let what = command_line(command);
         command
@@ -180,17 +174,14 @@ impl Running {
         self.pid.as_raw().cast_unsigned()
     }
 
-    /// What it has written to its standard output so far.
     pub fn stdout_so_far(&self) -> String {
         self.drains[0].so_far()
     }
 
-    /// What it has written to its standard error so far.
     pub fn stderr_so_far(&self) -> String {
         self.drains[1].so_far()
     }
 
-    /// Its status if it ends within this time.
     pub fn ended_within(&mut self, limit: Duration) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = self.end.recv_timeout(limit).ok();
@@ -261,7 +252,6 @@ fn command_line(command: &Command) -> String {
     words.join(" ")
 }
 
-/// Collects what comes out of a pipe.
 #[derive(Debug)]
 pub struct Drain {
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -291,7 +281,6 @@ impl Drain {
         }
     }
 
-    /// Whether the pipe was closed within `limit`.
     pub fn wait(&self, limit: Duration) -> bool {
         self.closed
             .lock()

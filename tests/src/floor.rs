@@ -17,15 +17,11 @@ use crate::child::{self, Ran};
 /// Longest that a step of the start may take: 0.75 s at most was ever seen.
 const STEP: Duration = Duration::from_secs(20);
 
-/// A running `nvidia-cuda-mps-control -f`.
 pub struct Daemon<'a> {
-    /// The program, with its user and environment.
     control: Box<dyn Fn() -> Command + Send + 'a>,
-    /// Removed at the end.
     directory: PathBuf,
     child: Option<Child>,
     lines: Receiver<(String, Instant)>,
-    /// What it has logged so far, its server's lines included.
     pub log: Vec<String>,
     /// From before the daemon's fork to the line `NEW SERVER <pid>: Ready`.
     pub ready: Duration,
@@ -129,7 +125,6 @@ impl<'a> Daemon<'a> {
         }
     }
 
-    /// One session with the daemon, a command a line.
     pub fn command(&self, session: &str) -> Result<Ran> {
         child::run(&mut (self.control)(), session, STEP)
     }

@@ -57,12 +57,10 @@ impl Hung {
         Self::withholding(WRITE, at, uid, "")
     }
 
-    /// The file can be opened, and no read of it ends.
     pub fn over_reads(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(READ, at, uid, "")
     }
 
-    /// No change of a mode or owner ends.
     pub fn over_changes(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(SETATTR, at, uid, "")
     }
@@ -99,7 +97,6 @@ impl Hung {
         })
     }
 
-    /// Whether a process waits for an answer.
     pub fn holds_somebody(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
@@ -122,7 +119,6 @@ fn group_of(uid: u32) -> u32 {
     account.map_or(uid, |account| account.gid.as_raw())
 }
 
-/// `leaves`: the server is gone with the first request that it withholds.
 fn serve(mut device: File, uid: u32, (withheld, leaves): (u32, bool), asked: &AtomicBool) {
     let mut request = vec![0_u8; 1 << 17];
     // The device ends with an error when the connection is cut.
@@ -165,7 +161,6 @@ fn serve(mut device: File, uid: u32, (withheld, leaves): (u32, bool), asked: &At
     }
 }
 
-/// `fuse_init_out` of version 7.31: no feature at all.
 fn greeting() -> Vec<u8> {
     let mut body = vec![0_u8; 64];
     body[0..4].copy_from_slice(&7_u32.to_ne_bytes());
@@ -174,17 +169,14 @@ fn greeting() -> Vec<u8> {
     body
 }
 
-/// `fuse_entry_out`: every name is the file.
 fn entry(uid: u32) -> Vec<u8> {
     [numbers(&[ROOT + 1, 0, VALID, VALID, 0]), attr(ROOT + 1, uid)].concat()
 }
 
-/// `fuse_attr_out`.
 fn attributes(node: u64, uid: u32) -> Vec<u8> {
     [numbers(&[VALID, 0]), attr(node, uid)].concat()
 }
 
-/// `fuse_attr`.
 fn attr(node: u64, uid: u32) -> Vec<u8> {
     let (mode, length): (u32, u64) = match node {
         ROOT => (0o40_755, 0),

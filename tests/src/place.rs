@@ -60,13 +60,11 @@ impl DerefMut for Place {
     }
 }
 
-/// A node that wastes no time.
 pub fn fast(gpus: usize) -> Builder {
     NodeDouble::builder().gpus(gpus, "NVIDIA H200").fast()
 }
 
 impl Place {
-    /// The suite on `node`, with `extra` lines in its configuration.
     pub fn new(node: Builder, extra: &str) -> Self {
         Self::of(node, extra, own_cgroup())
     }
@@ -74,7 +72,6 @@ impl Place {
         Self::of(node, extra, None)
     }
 
-    /// The suite on `node`, with a job in service on these GPUs.
     #[track_caller]
     pub fn with_job(node: Builder, extra: &str, job: &str, account: &str, gpus: &str) -> Self {
         let place = Self::new(node, extra);
@@ -93,7 +90,6 @@ impl Place {
         place
     }
 
-    /// Writes the configuration with these lines and the place's own.
     pub fn configure(&self, extra: &str) {
         let path = self.cgroups.as_ref().map(|path| path.display().to_string());
         let choice = path.unwrap_or("none".to_owned());
@@ -124,7 +120,6 @@ impl Place {
         self.start("mps-epilogue", &epilogue_args(job), &[])
     }
 
-    /// The job's GPU file as pbs_mom writes it, and the variables that lead to it.
     fn gpu_file(&self, job: &str, gpus: &str) -> Vec<(&'static str, String)> {
         let nodes = self.path("nodes");
         fs::create_dir_all(&nodes).expect("directory");
@@ -182,7 +177,6 @@ impl Place {
         picture
     }
 
-    /// The processes that run the suite's or the node's files, by `/proc`.
     pub fn processes(&self) -> Vec<look::Process> {
         let mut all = self.node.processes();
         all.extend(look::processes_from(&self.path("bin")));
@@ -252,7 +246,6 @@ impl Place {
         entries.map(|entry| read(entry.path())).collect()
     }
 
-    /// What our epilogue says of `job` under `--strict`.
     pub fn strict_end(&self, job: &str) -> Ran {
         let mut args = vec!["--strict"];
         args.extend(epilogue_args(job));
@@ -274,7 +267,6 @@ impl Place {
         self.strict_end(job).ok()
     }
 
-    /// A CUDA program of the user's in this job, with `env` beside the job's pipe directory.
     pub fn client(&self, job: &str, args: &[&str], env: &[(&str, &str)]) -> Running {
         let mut command = self.cuda(args);
         command.envs([self.pipe(job)]).envs(env.iter().copied());
@@ -289,7 +281,6 @@ impl Place {
         client
     }
 
-    /// Whether a process has memory on a GPU.
     pub fn has_context(&self, pid: u32) -> bool {
         let contexts = self.node.contexts();
         contexts.iter().any(|(_, it)| it.pid == pid && it.bytes > 0)
@@ -302,7 +293,6 @@ impl Place {
         ran
     }
 
-    /// The same, which may get no context.
     pub fn tried(&self, job: &str, args: &[&str]) -> Ran {
         finish(self.cuda(args).envs([self.pipe(job)]))
     }
@@ -322,7 +312,6 @@ impl Place {
         command
     }
 
-    /// A session of the job's user with its control daemon.
     #[track_caller]
     pub fn say(&self, job: &str, lines: &str) {
         let mut command = as_user(USER, self.node.control());
@@ -339,7 +328,6 @@ impl Place {
         fs::read_to_string(self.job(job).join("log").join(name)).unwrap_or_default()
     }
 
-    /// What a client of `job` finds its daemon by.
     pub fn pipe(&self, job: &str) -> (String, String) {
         let pipe = self.job(job).join("pipe").display().to_string();
         ("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)
@@ -397,7 +385,6 @@ pub fn side_by_side<T: Send>(items: Vec<T>, at_once: usize, work: impl Fn(T) + S
 pub struct Running(pub Child);
 
 impl Running {
-    /// Starts it with the streams that the command names.
     #[track_caller]
     pub fn start(mut command: impl BorrowMut<Command>) -> Self {
         let command = command.borrow_mut();
@@ -432,14 +419,12 @@ pub fn eventually(what: impl Display, so: impl FnMut() -> bool) {
     assert!(wait_until(PATIENCE, so), "it does not happen: {what}");
 }
 
-/// The value of one line of `/proc/PID/status`.
 pub fn status_of(pid: u32, name: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let named = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned());
     text.lines().find_map(named).unwrap_or_default()
 }
 
-/// The memory that a process has in use, in kB.
 pub fn resident_kb(pid: u32) -> i64 {
     let text = status_of(pid, "VmRSS");
     let number = text.split_whitespace().next();
@@ -449,7 +434,6 @@ pub fn kill(pid: u32, signal: nix::sys::signal::Signal) {
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal);
 }
 
-/// A cgroup for one test, in the hierarchy that the suite itself would choose.
 fn own_cgroup() -> Option<PathBuf> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -45,7 +45,6 @@ pub fn quantile(samples: &[f64], part: f64) -> f64 {
     sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64)
 }
 
-/// The one in the middle, or between the middle two.
 pub fn median(samples: &[f64]) -> f64 {
     quantile(samples, 0.5)
 }

@@ -14,10 +14,8 @@ use crate::place::{Running, eventually};
 /// A page: what the smallest file takes of a tmpfs.
 const PAGE: usize = 4096;
 const NOTHING: Option<&str> = None;
-/// The file that takes all room.
 const BALLAST: &str = ".ballast";
 
-/// A tmpfs over a directory; dropped, it is gone.
 #[derive(Debug)]
 pub struct Small {
     at: PathBuf,
@@ -109,7 +107,6 @@ impl Older {
         }
     }
 
-    /// Keeps it for `job` below `base`, as job_container/tmpfs does.
     pub fn keep_for(&mut self, base: &Path, job: &str) {
         let point = base.join(job).join(".ns");
         fs::create_dir_all(base.join(job)).expect("directory");
@@ -129,7 +126,6 @@ impl Older {
         self.kept = Some(point);
     }
 
-    /// What `command` would be in it.
     pub fn within(&self, command: &Command) -> Command {
         let mut within = Command::new("/usr/bin/nsenter");
         within.arg(format!("--mount={}", self.file().display()));

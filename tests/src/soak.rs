@@ -12,16 +12,13 @@ const GPUS: u32 = 8;
 const TRIES: u32 = 5;
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25";
 
-/// How many jobs, and which.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
     pub cycles: u32,
     pub at_once: usize,
-    /// Where the dice begin.
     pub seed: u64,
 }
 
-/// What was done, and what was lost on the way.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Jobs whose MPS was proved ready.
@@ -33,10 +30,8 @@ pub struct Report {
     pub repeated: AtomicU32,
     /// Jobs of which something was left after all tries.
     pub lost: AtomicU32,
-    /// Kilobytes that a long-lived `mpsd` grew by.
     pub grown_kb: i64,
     pub took: Duration,
-    /// Everything that was different at the end, one line each.
     pub different: Vec<String>,
 }
 
@@ -99,7 +94,6 @@ pub fn run(load: Load) -> Report {
 struct Shared<'a> {
     place: &'a Place,
     report: &'a Report,
-    /// The long-lived job's processes: nobody kills them.
     spared: BTreeSet<u32>,
 }
 
@@ -152,7 +146,6 @@ fn end(place: &Place, report: &Report, job: &str) {
     report.lost.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Kills or stops some process of some job: all of them are the same user's.
 fn strike(shared: &Shared<'_>, dice: &mut Dice) {
     let pids = THREE.iter().flat_map(|name| shared.place.pids(name));
     let victims: Vec<u32> = pids.filter(|pid| !shared.spared.contains(pid)).collect();

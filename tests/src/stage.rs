@@ -14,15 +14,12 @@ use tempfile::TempDir;
 
 /// The ordinary user of the tests: in every passwd, without a home that matters.
 pub const USER: &str = "nobody";
-/// A stranger to that user.
 pub const OTHER_USER: &str = "daemon";
-/// The processes of a job's MPS by the names of their files.
 pub const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
 /// No command of the suite may take longer than this.
 const LONGEST: Duration = Duration::from_secs(60);
 const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
 
-/// A simulated node with the suite installed.
 #[derive(Debug)]
 pub struct Stage {
     pub node: NodeDouble,
@@ -37,7 +34,6 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Itself if it exited with 0.
     #[track_caller]
     pub fn ok(self) -> Self {
         self.exits(0)
@@ -85,7 +81,6 @@ impl Ran {
         self
     }
 
-    /// Standard output, or its first line, as JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
         let first = || serde_json::from_str(self.out.lines().next().unwrap_or_default());
@@ -95,7 +90,6 @@ impl Ran {
 }
 
 impl Stage {
-    /// Installs the suite beside `node`, with `extra` lines in its configuration.
     pub fn new(node: NodeDouble, extra: &str) -> Self {
         let root = TempDir::with_prefix("stage-").expect("no temporary directory");
         chmod(root.path(), 0o755);
@@ -128,7 +122,6 @@ impl Stage {
         fs::write(self.config(), text).expect("configuration");
     }
 
-    /// A path below the stage's own directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }
@@ -158,12 +151,10 @@ impl Stage {
         self.run("mps-epilogue", args, env)
     }
 
-    /// A Torque prologue for `job` of [`USER`] with account `account` and GPU 0.
     pub fn torque(&self, job: &str, account: &str) -> Ran {
         self.torque_on(job, account, "0")
     }
 
-    /// The same with these GPUs.
     pub fn torque_on(&self, job: &str, account: &str, gpus: &str) -> Ran {
         let mut args = vec!["--gpus", gpus];
         args.extend(prologue_args(job, account));
@@ -176,7 +167,6 @@ impl Stage {
         self.prologue(&args, &[]).exits(1)
     }
 
-    /// The Torque epilogue for `job`.
     pub fn torque_end(&self, job: &str) -> Ran {
         self.epilogue(&epilogue_args(job), &[])
     }
@@ -191,14 +181,12 @@ impl Stage {
         finish(self.mpsctl_of(user).args(args).envs(env.iter().copied()))
     }
 
-    /// The same, to be completed and run.
     pub fn mpsctl_of(&self, user: &str) -> Command {
         let mut command = as_user(user, self.program("mpsctl"));
         command.arg("--config").arg(self.config()).env_clear();
         command
     }
 
-    /// A program of ours with our configuration.
     pub fn run<S: AsRef<OsStr>>(&self, program: &str, args: &[S], env: &[(&str, &str)]) -> Ran {
         let mut command = Command::new(self.program(program));
         command
@@ -210,7 +198,6 @@ impl Stage {
         finish(command)
     }
 
-    /// A client of `job`'s MPS as [`USER`], attached by `mpsctl env`'s values given in `env`.
     pub fn client<S: AsRef<OsStr>>(&self, args: &[S], env: &[(String, String)]) -> Ran {
         let mut command = as_user(USER, self.node.client());
         command.arg("--node").arg(self.node.dir()).args(args).env_clear();
@@ -239,7 +226,6 @@ impl Drop for Stage {
     }
 }
 
-/// A built program of the workspace.
 pub fn built(program: &str) -> PathBuf {
     let exe = std::env::current_exe().expect("own path");
     let dir = exe.ancestors().skip(1).take(2).find(|d| d.join("mpsd").is_file());
@@ -275,7 +261,6 @@ pub fn chmod(path: &Path, mode: u32) {
     set.unwrap_or_else(|why| panic!("{}: {why}", path.display()));
 }
 
-/// Writes a shell script that everybody may run.
 #[track_caller]
 pub fn script(path: &Path, body: &str) {
     fs::write(path, format!("#!/bin/sh\n{body}\n")).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
@@ -286,7 +271,6 @@ pub fn uid_of(user: &str) -> u32 {
     found.expect(user).uid.as_raw()
 }
 
-/// The arguments of a Torque prologue of [`USER`].
 pub fn prologue_args<'a>(job: &'a str, account: &'a str) -> Vec<&'a str> {
     let head = ["--scheduler", "torque", job, USER, "nogroup", "job1"];
     [&head[..], &["nodes=1:gpus=1", "batch", account]].concat()

@@ -11,7 +11,6 @@ use crate::scarcity::Small;
 /// Longest line that is kept. Bytes.
 const LONGEST: usize = 64 * 1024;
 
-/// The node's log of this thread and of what it starts.
 #[derive(Debug)]
 pub struct Syslog {
     socket: UnixDatagram,
@@ -59,7 +58,6 @@ impl Syslog {
         while sender.send_to(b"x", path).is_ok() {}
     }
 
-    /// The lines since the last call, each with its severity and its program's name.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let mut bytes = [0; LONGEST];

@@ -17,7 +17,6 @@ fn with_job(gpus: usize, job: &str) -> Place {
     Place::with_job(fast(gpus), CONFIG, job, ACCOUNT, &all.join(","))
 }
 
-/// Asserts that a client of the job runs under MPS with its limits.
 #[track_caller]
 fn assert_served(place: &Place, job: &str) {
     assert_eq!(place.served(job, &[]).json()["sms"], 32);

@@ -8,7 +8,6 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Item, UseTree};
 use toml::Table;
 
-/// The modules of `mpsd`, lowest first. A module imports from lower ones and from itself.
 const LAYERS: [&str; 7] = ["sys", "scheduler", "plan", "job", "node", "daemon", "cli"];
 /// The only homes of `unsafe`: the kernel's interface, Slurm's, and CUDA's in the probe.
 const UNSAFE: [&str; 3] = [
@@ -17,7 +16,6 @@ const UNSAFE: [&str; 3] = [
     "mpsd/src/bin/mps-probe/cuda.rs",
 ];
 const SCHEDULERS: [&str; 3] = ["Slurm", "Torque", "OpenPbs"];
-/// The first file of each crate.
 const ROOTS: [&str; 11] = [
     "mpsd/core/src/lib.rs",
     "mpsd/src/lib.rs",
@@ -55,17 +53,14 @@ type Source<'a> = &'a dyn Fn(&str) -> Option<String>;
 #[derive(Debug, Default)]
 struct Module {
     file: String,
-    /// What `use` brings in, with the path behind each name.
     imports: BTreeMap<String, Names>,
     /// Each path of a `use`, of the code and of macros, without re-exports of children (`pub use child::Thing`): a parent is the door
     /// of its children, which may use what it defines.
     paths: Vec<Names>,
     has_unsafe: bool,
-    /// `cfg!(test)`.
     has_switch: bool,
 }
 
-/// The modules of a crate by their paths in it.
 #[derive(Debug, Default)]
 struct Crate(BTreeMap<Names, Module>);
 
@@ -112,7 +107,6 @@ impl Crate {
         self.0.insert(path, module);
     }
 
-    /// Which file names which others.
     fn edges(&self) -> BTreeMap<&str, BTreeSet<&str>> {
         let mut edges = BTreeMap::new();
         for (at, module) in &self.0 {
@@ -139,7 +133,6 @@ impl Crate {
         }
     }
 
-    /// From inside `at`: into a child, behind an import, or to an item of its own.
     fn step(&self, at: &[String], path: &[String], depth: u32) -> Option<Names> {
         let Some((first, rest)) = path.split_first() else {
             return Some(at.to_vec());
@@ -162,7 +155,6 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
 }
 
 impl Module {
-    /// Opens the braces of a `use`.
     fn import(&mut self, tree: &UseTree, before: &[String], is_public: bool) {
         let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
         let (name, path) = match tree {
@@ -229,7 +221,6 @@ impl<'ast> Visit<'ast> for Module {
     }
 }
 
-/// The files that name themselves through others, each with those that it names among them.
 fn circles(edges: &BTreeMap<&str, BTreeSet<&str>>) -> Vec<String> {
     let is_in_one = |file: &&&str| {
         let (mut found, mut left) = (BTreeSet::new(), vec![**file]);
@@ -310,7 +301,6 @@ fn each_crate_depends_on_what_its_place_allows() {
     }
 }
 
-/// Whether the files `a.rs` and `b.rs` of a made-up crate, with these texts, are a circle.
 fn is_circle(a: &str, b: &str) -> bool {
     let files = BTreeMap::from([
         ("x/lib.rs", "pub mod a; mod b; mod c;"),

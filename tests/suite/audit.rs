@@ -7,7 +7,6 @@ use tests::scarcity::alone;
 use tests::stage::{USER, uid_of};
 use tests::syslog::Syslog;
 
-/// The fields of one entry in the journal's own form.
 struct Entry<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Entry<'a> {

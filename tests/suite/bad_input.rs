@@ -172,7 +172,6 @@ impl Watched {
         Self(inotify)
     }
 
-    /// How many there were since the last call.
     fn events(&self) -> usize {
         let batches = std::iter::from_fn(|| self.0.read_events().ok());
         batches.map(|events| events.len()).sum()

@@ -25,7 +25,6 @@ fn keeper(line: &str, path: &Path) -> Running {
     kept
 }
 
-/// The next job of another user, from begin to end.
 #[track_caller]
 fn assert_another_is_served(place: &Place, job: &str) {
     place.prologue(&openpbs_args(job, OTHER_USER, ACCOUNT), &[]).ok();

@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 use tests::fuzzing::TARGETS;
 
-/// Damage that parsers stumble over, put in at each place of each entry.
 const PIECES: [&str; 8] = [
     "=",
     ",",

@@ -71,7 +71,6 @@ fn shared(world: &World) -> Rc<RefCell<World>> {
     Rc::new(RefCell::new(world.clone()))
 }
 
-/// What the program `mps-prologue` does.
 fn prologue(node: &mut Sim, scenario: &Scenario) -> Result<(), FailedStart> {
     let job = scenario.job().expect("job");
     let begun = job::begin(node, &job, scenario, scenario.when);
@@ -84,7 +83,6 @@ fn prologue(node: &mut Sim, scenario: &Scenario) -> Result<(), FailedStart> {
     }
 }
 
-/// What the program `mps-epilogue` does.
 fn epilogue(node: &mut Sim, scenario: &Scenario) -> Findings {
     let settings = scenario.settings();
     job::end(node, &scenario.id(), &scenario.ending(&settings)).findings
@@ -106,7 +104,6 @@ fn restored(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
     }
 }
 
-/// A node on which the job's MPS runs, and how many points and calls that took.
 fn running(scenario: &Scenario) -> (World, usize, usize) {
     let world = shared(&before(scenario));
     let mut node = Sim::new(&world, Trouble::None);
@@ -254,11 +251,9 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
 struct Meeting {
     /// Nothing of the job was there.
     too_early: bool,
-    /// The start held the job's lock all the time.
     locked_out: bool,
 }
 
-/// A start of `scenario` into which an epilogue comes at point `at`.
 fn met(scenario: &Scenario, at: usize) -> (Rc<RefCell<World>>, Option<Result<(), String>>, Meeting) {
     let world = shared(&before(scenario));
     let meeting = Rc::new(RefCell::new(Meeting::default()));
@@ -475,7 +470,6 @@ fn the_next_look_finishes(world: &Rc<RefCell<World>>, scenario: &Scenario) {
     restored(world, scenario, "the survivors ended at last");
 }
 
-/// A start of another user has just failed.
 fn fail_earlier(world: &Rc<RefCell<World>>) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let when = now.expect("a time").as_secs();

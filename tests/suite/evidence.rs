@@ -29,7 +29,6 @@ fn start(place: &Place, job: &str, user: &str) -> Ran {
     place.prologue(&openpbs_args(job, user, ACCOUNT), &[])
 }
 
-/// A node on which no control daemon comes up.
 fn stillborn() -> Place {
     Place::new(fast(1).fault(|f| f.start = "exits".into()), CONFIG)
 }
@@ -48,7 +47,6 @@ fn no_evidence(place: &Place, users: &[String; 2], after: &str) {
     figures::tell("faults", 1);
 }
 
-/// A process of this user.
 fn asleep(user: &str) -> Running {
     let mut command = as_user(user, "/bin/sleep");
     let sleeper = Running::start(command.arg("60").env_clear().stdin(Stdio::null()));
@@ -105,7 +103,6 @@ fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhe
     long_ago(&users);
 }
 
-/// Another program holds the GPU: contention.
 fn held_by_another(users: &[String; 2]) {
     let place = stillborn();
     // No daemon is there: it runs outside MPS.
@@ -117,7 +114,6 @@ fn held_by_another(users: &[String; 2]) {
     figures::tell("faults", 1);
 }
 
-/// A third user's job has filled the file system of all jobs' pipes.
 fn full(users: &[String; 2]) {
     alone(|| {
         let place = stillborn();
@@ -131,7 +127,6 @@ fn full(users: &[String; 2]) {
     });
 }
 
-/// The first failure is older than the site's window.
 fn long_ago(users: &[String; 2]) {
     let place = stillborn();
     place.configure(&format!("{CONFIG}failed_starts_window_s = 60\n"));

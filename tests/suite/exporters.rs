@@ -28,7 +28,6 @@ fn configure(place: &Place, map: &Path, stat: &Path) {
     ));
 }
 
-/// Name and text of each file of a directory.
 fn told(dir: &Path) -> Vec<(String, String)> {
     let entries = fs::read_dir(dir).expect("listed").flatten();
     let read = |entry: fs::DirEntry| {

@@ -18,11 +18,8 @@ const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 /// What a start under a fault must come to.
 #[derive(Clone, Copy)]
 enum Comes {
-    /// Ready, and taken down clean in spite of the fault.
     Ready,
-    /// Exit 2 with this word, no drain.
     Undetermined(&'static str),
-    /// Exit 2 with this word, and a drain with it.
     Fault(&'static str),
 }
 

@@ -5,12 +5,10 @@ use std::fs;
 use tests::place::{Place, fast};
 use tests::stage::{Ran, USER, openpbs_args, script, uid_of};
 
-/// What asks a scheduler, or tells it something.
 const COMMANDS: [&str; 9] = [
     "scontrol", "squeue", "sinfo", "scancel", "sacct", "qstat", "pbsnodes", "qalter", "qmgr",
 ];
 
-/// A node that writes down each call of a scheduler's command.
 fn watched() -> Place {
     let place = Place::new(fast(1), "");
     let (bin, calls) = (place.directory("bin-of-schedulers"), place.path("calls"));
@@ -35,14 +33,12 @@ fn calls(place: &Place) -> String {
     fs::read_to_string(place.path("calls")).unwrap_or_default()
 }
 
-/// Slurm's prolog of `job` with this request.
 fn prolog(place: &Place, job: &str, request: &str) -> Ran {
     let args = ["--scheduler", "slurm", "--gpus", "0", "--request", request];
     let uid = uid_of(USER).to_string();
     place.prologue(&args, &slurm(job, &uid, "prolog_slurmd"))
 }
 
-/// Slurm's environment for prolog and epilog of `job`.
 fn slurm<'a>(job: &'a str, uid: &'a str, context: &'a str) -> [(&'a str, &'a str); 4] {
     [
         ("SLURM_JOB_ID", job),

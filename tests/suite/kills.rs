@@ -17,7 +17,6 @@ const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 /// How long a stepped process runs between two looks at it.
 const STRIDE: Duration = Duration::from_micros(150);
 
-/// How many effects the journal says were begun, and of how many.
 fn begun(place: &Place, job: &str) -> Option<(usize, usize)> {
     let text = std::fs::read(place.job(job).join("journal")).ok()?;
     let journal: serde_json::Value = serde_json::from_slice(&text).ok()?;
@@ -151,7 +150,6 @@ fn an_epilogue_killed_in_every_phase_is_finished_by_the_next() {
     figures::tell("real_kills", killed);
 }
 
-/// What a user does to one of the three at a moment.
 fn strike(place: &Place, name: &str, signal: Signal) -> bool {
     let pids = place.pids(name);
     for pid in &pids {

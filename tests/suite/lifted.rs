@@ -13,7 +13,6 @@ fn served(job: &str) -> Place {
     Place::with_job(fast(1), "deadline_s = 6\n", job, account, "0")
 }
 
-/// The job's GPU, as its control daemon was told of it.
 #[track_caller]
 fn gpu(place: &Place, job: &str) -> String {
     let log = place.log(job, "control.log");

@@ -17,7 +17,6 @@ use tests::stage::{Ran, USER, openpbs_args};
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// The samples of a page, by name and labels.
 type Samples = BTreeMap<String, f64>;
 
 fn metrics(place: &Place, args: &[&str]) -> Ran {
@@ -37,7 +36,6 @@ fn samples(page: &str) -> Samples {
     lines.map(sample).collect()
 }
 
-/// The page now, each family with its help and its type.
 #[track_caller]
 fn page(place: &Place) -> Samples {
     let ran = metrics(place, &[]).ok();
@@ -253,7 +251,6 @@ fn neither_a_users_directory_nor_a_disk_that_does_not_answer_holds_anything_up()
     });
 }
 
-/// The words of a text that are names of ours.
 fn names(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let ours = words.filter(|word| word.starts_with("mpsd_"));

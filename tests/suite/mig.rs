@@ -8,12 +8,10 @@ use tests::stage::{OTHER_USER, Ran, USER, uid_of};
 
 const JOB: &str = "4711";
 
-/// The name of a MIG device.
 fn name(gpu: usize, number: u32) -> String {
     mig(gpu, number).uuid
 }
 
-/// Two GPUs with three MIG devices each, and one that is whole.
 fn place() -> Place {
     Place::new(fast(3).divided(0, 3).divided(1, 3), "deadline_s = 6\n")
 }
@@ -32,7 +30,6 @@ fn prolog(place: &Place, job: &str, user: &str, request: &str, names: &str) -> R
     place.prologue(&["--request", request], &env)
 }
 
-/// Ends a job of Slurm.
 #[track_caller]
 fn epilog(place: &Place, job: &str, user: &str) {
     let uid = uid_of(user).to_string();
@@ -71,7 +68,6 @@ fn had(ran: Ran, device: &str, limit: u64) -> u64 {
     record["sms"].as_u64().expect("a number")
 }
 
-/// The devices that the control daemons of all jobs were started with.
 fn devices_of_daemons(place: &Place) -> Vec<String> {
     let of = |pid: u32| {
         let text = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();

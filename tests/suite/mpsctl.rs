@@ -19,12 +19,10 @@ fn with_job(gpus: usize, job: &str, account: &str, on: &str) -> Place {
     Place::with_job(fast(gpus), "", job, account, on)
 }
 
-/// `mpsctl` of [`USER`].
 fn mpsctl(place: &Place, args: &[&str], env: &[(&str, &str)]) -> Ran {
     place.mpsctl_as(USER, args, env)
 }
 
-/// The words of `mpsctl env` for a shell.
 fn env_line(place: &Place) -> String {
     let (mpsctl, config) = (place.program("mpsctl"), place.config());
     format!("{} --config {} env", mpsctl.display(), config.display())

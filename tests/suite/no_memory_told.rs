@@ -2,7 +2,6 @@
 
 use tests::place::{Place, fast};
 
-/// A node with two of them.
 fn place(extra: &str) -> Place {
     let node = fast(2).describe(|node| {
         for gpu in &mut node.gpu {

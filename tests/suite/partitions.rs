@@ -8,7 +8,6 @@ use tests::double::Builder;
 use tests::place::{Place, Running, eventually, fast};
 use tests::stage::{Ran, USER, finish, script};
 
-/// Two ranks: 16 and 32 multiprocessors.
 const TWO: &str = "MPS=true,MPS_SMS=16:32";
 const RANK: &str = "OMPI_COMM_WORLD_LOCAL_RANK";
 
@@ -21,7 +20,6 @@ fn place(node: Builder) -> Place {
     Place::new(node, "deadline_s = 6\n")
 }
 
-/// A client as `mpsctl exec` starts the rank of that number.
 fn rank(place: &Place, job: &str, rank: &str) -> Ran {
     // NVIDIA's daemon ignores the percentage then.
     let percentage = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10");

@@ -169,7 +169,6 @@ fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// One more GPU of the job's.
 fn given(devices: &mut Devices, name: &str) {
     if let GpuSource::Listed(names) = &mut devices.gpus {
         names.extend(GpuName::parse(name));

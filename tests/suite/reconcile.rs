@@ -13,7 +13,6 @@ use tests::scarcity::{Small, alone};
 use tests::stage::{Ran, USER, finish, script};
 const NODE: &str = "gpu001";
 
-/// The node, and its server: a directory.
 struct Site {
     place: Place,
 }
@@ -73,7 +72,6 @@ impl Site {
         fs::write(self.path("server").join(name), text).expect("server");
     }
 
-    /// The server answers no more, or again.
     fn away(&self, is_away: bool) {
         match is_away {
             true => self.server("away", ""),
@@ -81,13 +79,11 @@ impl Site {
         }
     }
 
-    /// State and note of the node.
     fn note(&self) -> [String; 2] {
         let read = |name| fs::read_to_string(self.path("server").join(name)).expect("server");
         ["state", "note"].map(|name| read(name).trim().to_owned())
     }
 
-    /// What the server says of a job.
     fn job(&self, job: &str, state: &str, host: &str) {
         let text = format!("Job Id: {job}\n    job_state = {state}\n    exec_host = {host}/0\n");
         self.server(&format!("jobs/{job}"), &text);
@@ -107,7 +103,6 @@ impl Site {
         self.mpsctl(&["reconcile"])
     }
 
-    /// A run of the timer that does or finds this, and is good.
     #[track_caller]
     fn reconciles(&self, words: &str) {
         self.reconcile().ok().prints(words);
@@ -122,7 +117,6 @@ impl Site {
         self.place.assert_as_before("a run of reconcile");
     }
 
-    /// Ends everything of the simulated node by force.
     fn kill_all(&self) {
         let all = self.place.processes();
         all.iter().for_each(|process| kill(process.pid, Signal::SIGKILL));
@@ -130,7 +124,6 @@ impl Site {
         eventually("all processes end", are_gone);
     }
 
-    /// A drain of ours as an epilogue notes it.
     fn marker(&self, reason: &str, delivered: bool) {
         let file = self
             .place

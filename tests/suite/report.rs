@@ -27,18 +27,15 @@ fn report(place: &Place, args: &[&str]) -> Ran {
     place.mpsctl(&[&["report"], args].concat())
 }
 
-/// `mpsctl report`, as an ordinary user.
 fn report_of(place: &Place, user: &str, args: &[&str]) -> Ran {
     place.mpsctl_as(user, &[&["report"], args].concat(), &[])
 }
 
-/// The report of `job`.
 #[track_caller]
 fn of(place: &Place, job: &str) -> Value {
     report(place, &[job, "--json"]).ok().json()
 }
 
-/// The reports; beside them are the counters, which belong to no job.
 fn files(place: &Place) -> Vec<PathBuf> {
     let entries = fs::read_dir(place.path("state/reports"));
     let paths = entries.into_iter().flatten().flatten().map(|entry| entry.path());
@@ -55,7 +52,6 @@ fn tells(place: &Place, job: &str, words: &str) {
     eventually(format_args!("'{words}' in what mpsd saw"), told);
 }
 
-/// Owner and mode.
 fn mode(path: &Path) -> (u32, u32) {
     let about = fs::metadata(path).expect("it is there");
     (about.uid(), about.mode() & 0o7777)

@@ -135,7 +135,6 @@ fn full_shared_memory_keeps_nobody_from_starting_or_being_served() {
     });
 }
 
-/// The prologue with limits of this many descriptors, soft and hard.
 fn with_descriptors(place: &Place, soft: u64, hard: u64) -> Ran {
     let mut command = Command::new("/usr/bin/prlimit");
     command.arg(format!("--nofile={soft}:{hard}"));
@@ -145,7 +144,6 @@ fn with_descriptors(place: &Place, soft: u64, hard: u64) -> Ran {
     finish(command.env_clear())
 }
 
-/// Soft and hard limit of descriptors of process `pid`.
 fn descriptors_of(pid: u32) -> (u64, u64) {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("limits");
     let line = limits.lines().find(|l| l.starts_with("Max open files"));

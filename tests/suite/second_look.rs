@@ -8,7 +8,6 @@ use std::time::Duration;
 use tests::place::{Place, eventually, fast};
 
 const CONFIG: &str = "deadline_s = 6\n";
-/// Both are gone when somebody has looked and found that the driver let go.
 const FILES: [&str; 2] = ["run/suspicions", "run/look-again"];
 
 /// Seconds since the boot.

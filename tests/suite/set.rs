@@ -20,7 +20,6 @@ const CEILINGS: &str =
     "deadline_s = 6\nmemory_over_limit = \"terminate\"\n[ceilings]\nthreads = 60\nmem = \"6G\"\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
 const PER_GPU: &str = "MPS=per-gpu,MPS_THREADS=25,MPS_MEM=1G";
-/// What is said of a request that may have failed in part.
 const NOT_SET: &str = "nothing is known to be set: ";
 
 fn served(node: Builder, job: &str, account: &str, gpus: &str) -> Place {
@@ -35,7 +34,6 @@ fn mpsctl(place: &Place, user: Option<&str>, args: &[&str]) -> Ran {
     }
 }
 
-/// `mpsctl set` of the job's user.
 fn set(place: &Place, job: &str, args: &[&str]) -> Ran {
     mpsctl(place, Some(USER), &[&["set", job], args].concat())
 }
@@ -46,7 +44,6 @@ fn done(ran: &Ran, words: &str) {
     ran.prints(words);
 }
 
-/// Refused in one line with these words.
 #[track_caller]
 fn refused(ran: Ran, code: i32, words: &str) {
     let ran = ran.exits(code);
@@ -54,12 +51,10 @@ fn refused(ran: Ran, code: i32, words: &str) {
     ran.complains(words).prints_nothing();
 }
 
-/// The job's log, as its user reads it.
 fn log(place: &Place, job: &str) -> String {
     place.log(job, "mpsd.log")
 }
 
-/// The multiprocessors of a client that connects now.
 #[track_caller]
 fn sms(place: &Place, job: &str) -> u64 {
     let record = place.served(job, &[]).json();
@@ -253,7 +248,6 @@ fn without_its_mpsd_and_with_a_daemon_that_does_not_answer_nothing_is_said_to_be
     place.assert_ends_clean(job, "limits that were not set");
 }
 
-/// The control daemon of the job's GPU `n`.
 fn control_daemon(place: &Place, n: usize) -> u32 {
     let is_it = |pid: &u32| {
         let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -263,7 +257,6 @@ fn control_daemon(place: &Place, n: usize) -> u32 {
     pids.into_iter().find(is_it).expect("its daemon")
 }
 
-/// The multiprocessors of a client of GPU `n` that connects now.
 #[track_caller]
 fn sms_of_gpu(place: &Place, job: &str, n: usize) -> u64 {
     let pipe = place.job(job).join(format!("pipe-{n}"));

@@ -10,7 +10,6 @@ use tests::double::copy_program;
 use tests::place::{Place, Running, eventually, fast};
 use tests::stage::{Ran, USER, as_user, built, chmod, script, uid_of};
 
-/// A Slurm's configuration, and plugins beside it.
 struct Cluster {
     place: Place,
 }
@@ -32,7 +31,6 @@ impl Cluster {
         cluster
     }
 
-    /// A good configuration with our line.
     fn enabled() -> Self {
         let cluster = Self::new(GOOD);
         cluster.enable().ok();
@@ -65,7 +63,6 @@ impl Cluster {
         self.slurm("check", &[])
     }
 
-    /// A copy of a program of this machine under slurmd's name.
     fn slurmd_from(&self, program: &str) -> PathBuf {
         let copy = self.place.directory("prefix/sbin").join("slurmd");
         copy_program(Path::new(program), &copy).expect(program);
@@ -88,14 +85,12 @@ impl Cluster {
         running
     }
 
-    /// Slurm's commands of a release beside that slurmd.
     fn commands(&self, release: &str) {
         let bin = self.place.directory("prefix/bin");
         script(&bin.join("scontrol"), "");
         script(&bin.join("sinfo"), &format!("echo slurm {release}"));
     }
 
-    /// The line that enable writes.
     fn line(&self) -> String {
         let (plugin, bin) = (self.path("plugins/22.05/spank_mps.so"), self.path("bin"));
         format!(
@@ -110,7 +105,6 @@ impl Cluster {
 const GOOD: &str = "GresTypes=gpu\nPrologFlags=Alloc";
 /// The controller sends plugstack.conf to the nodes, and nothing that it includes.
 const CONFIGLESS: &str = "GresTypes=gpu\nPrologFlags=Alloc\nSlurmctldParameters=enable_configless";
-/// Our file, and the file that includes it.
 const OURS: &str = "plugstack.conf.d/mpsd.conf";
 const STACK: &str = "plugstack.conf";
 

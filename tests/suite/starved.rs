@@ -52,7 +52,6 @@ impl Flood {
         flood
     }
 
-    /// Runs a line to its end: what it wrote, and how long it took.
     fn run(&mut self, line: &str) -> (String, Duration) {
         let began = Instant::now();
         writeln!(self.to, "{{ {line} ; }} 2>&1; echo; echo done.").expect("the shell");
@@ -64,7 +63,6 @@ impl Flood {
         (text.replace("\ndone.\n", ""), began.elapsed())
     }
 
-    /// Runs a program of ours, and says how it ended.
     fn program(&mut self, place: &Place, name: &str, args: &[&str]) -> (String, Duration) {
         let args: String = args.iter().map(|arg| format!(" '{arg}'")).collect();
         let (program, config) = (place.program(name), place.config());
@@ -125,7 +123,6 @@ fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
     place.assert_as_before("a flood");
 }
 
-/// Endless loops that fill one CPU, in one process group that `timeout` ends.
 struct Loops(Running);
 
 impl Loops {

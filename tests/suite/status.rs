@@ -31,14 +31,12 @@ fn status(place: &Place, user: Option<&str>, args: &[&str], env: &[(&str, &str)]
     }
 }
 
-/// `mpsctl status` of a task of this job.
 fn status_in(place: &Place, job: &str, args: &[&str]) -> Ran {
     let (name, pipe) = place.pipe(job);
     let env = [("PBS_JOBID", job), (name.as_str(), pipe.as_str())];
     status(place, Some(USER), args, &env)
 }
 
-/// A client of the job on this GPU of it, attached.
 fn client(place: &Place, job: &str, gpu: &str, rank: &str) -> Running {
     let args = ["--hold", "30", "--gpu", gpu];
     place.attached(job, &args, &[("SLURM_PROCID", rank)])
@@ -155,7 +153,6 @@ fn a_journal_that_cannot_be_read_hides_no_other_job() {
     place.assert_ends_clean("306.srv", "an unreadable journal");
 }
 
-/// What a user's own control daemon may answer.
 fn nonsense() -> [(&'static str, String); 6] {
     let numbers = "1\n-7\n99999999999999999999\n4194304999\n2147483647";
     [
@@ -213,7 +210,6 @@ fn assert_harmless(ran: &Ran, what: &str) {
     }
 }
 
-/// `mpsctl status --watch` of the job's user on a terminal of its own.
 struct Watch {
     process: Running,
     terminal: OwnedFd,
@@ -262,7 +258,6 @@ impl Watch {
         nix::unistd::write(self.terminal.as_fd(), text.as_bytes()).expect("terminal");
     }
 
-    /// Whether the terminal has its echo and line discipline.
     fn is_usual(&self) -> bool {
         let flags = tcgetattr(self.terminal.as_fd()).expect("terminal").local_flags;
         flags.contains(LocalFlags::ECHO | LocalFlags::ICANON | LocalFlags::ISIG)

@@ -14,7 +14,6 @@ use tests::stage::{THREE, USER, finish, openpbs_args, prologue_args};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
-/// How long a client stays that a test ends.
 const STAYS: [&str; 3] = ["--hold", "20", "--busy"];
 const LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 
@@ -22,7 +21,6 @@ fn served(job: &str, config: &str) -> Place {
     Place::with_job(fast(1), &format!("{CONFIG}{config}"), job, ACCOUNT, "0")
 }
 
-/// The job's own log, as its user reads it.
 fn log_of(place: &Place, job: &str) -> String {
     place.log(job, "mpsd.log")
 }
@@ -47,7 +45,6 @@ fn error_of(text: &str) -> Option<u64> {
     last["cuda"]["code"].as_u64()
 }
 
-/// A client of the job with a context, and a pipe for its output.
 fn client(place: &Place, job: &str, args: &[&str], env: &[(&str, &str)]) -> Running {
     let mut command = place.cuda(args);
     command.envs([place.pipe(job)]).envs(env.iter().copied());
@@ -60,7 +57,6 @@ fn client(place: &Place, job: &str, args: &[&str], env: &[(&str, &str)]) -> Runn
     client
 }
 
-/// The error that a client ended with.
 #[track_caller]
 fn error(mut client: Running) -> Option<u64> {
     client.wait();
@@ -138,7 +134,6 @@ fn a_fatal_gpu_error_of_one_client_is_told_to_the_user_and_drains_nothing() {
     place.assert_as_before("a server in FAULT state");
 }
 
-/// A cgroup as a scheduler's daemon has.
 struct Parent(PathBuf);
 
 impl Parent {
@@ -213,7 +208,6 @@ impl Watched {
         log_of(&self.place, "96.srv")
     }
 
-    /// Lines of the job's log that say of this client that it holds too much.
     fn lines(&self, client: &Running) -> usize {
         let line = format!("client {} holds ", client.pid());
         self.log().lines().filter(|l| l.contains(&line)).count()
@@ -228,7 +222,6 @@ impl Watched {
     }
 }
 
-/// A client that voids the vendor's limit, as any client can, and holds 4 GiB.
 fn greedy(place: &Place) -> Running {
     let args = [&["--alloc", "4096"][..], &STAYS].concat();
     client(place, "96.srv", &args, &[(LIMIT, "garbage")])

@@ -30,7 +30,6 @@ fn stuck(looks: Vec<Vec<Thread>>) -> (Rc<RefCell<World>>, Scenario) {
     (world, scenario)
 }
 
-/// What waits for its second look, as it stands on the node.
 fn suspicions(world: &Rc<RefCell<World>>) -> Option<String> {
     world.borrow().text(&paths().run().join("suspicions"))
 }

@@ -13,16 +13,13 @@ use tests::double::{copy_program, look};
 use tests::place::{Place, eventually, fast, kill};
 use tests::stage::{self, Ran, USER, finish, uid_of};
 
-/// The job of these tests.
 const JOB: &str = "7.srv";
 
-/// A node with a job of [`USER`]'s, and programs for it to run.
 struct Bench {
     place: Place,
 }
 
 impl Bench {
-    /// One GPU under MPS, and the compute mode as it is.
     fn usual() -> Self {
         Self::new(1, "keep", "MPS=true")
     }
@@ -40,7 +37,6 @@ impl Bench {
         Self { place }
     }
 
-    /// A script of the user's.
     fn script(&self, name: &str, text: &str) -> String {
         let file = self.place.path("programs").join(name);
         stage::script(&file, text);
@@ -74,7 +70,6 @@ impl Bench {
         finish(self.command(args))
     }
 
-    /// The same as JSON.
     #[track_caller]
     fn json(&self, args: &[&str]) -> Value {
         self.sweep(&[&["--json"], args].concat()).ok().json()
@@ -86,7 +81,6 @@ impl Bench {
         self.json(&[&words, more].concat())
     }
 
-    /// The processes of the user's programs, and the node's clients.
     fn left(&self) -> Vec<String> {
         let dir = self.place.path("programs");
         let ours = dir.display().to_string();
@@ -113,7 +107,6 @@ impl Drop for Bench {
     }
 }
 
-/// A row of the JSON.
 fn row<'a>(json: &'a Value, clients: u64, threads: Option<&str>) -> &'a Value {
     let rows = json["rows"].as_array().expect("rows");
     let is_it = |row: &&Value| row["clients"] == clients && row["threads"].as_str() == threads;
@@ -318,7 +311,6 @@ fn children_that_outlive_their_run_are_ended_with_it() {
     bench.assert_none_left(Duration::ZERO);
 }
 
-/// A sweep of two clinging copies, all of which run.
 fn clinging(bench: &Bench) -> Running {
     let linger = bench.place.path("programs/linger").display().to_string();
     let script = bench.script("clinging", &CLINGING.replace("LINGER", &linger));

@@ -13,10 +13,8 @@ use crate::command::{quietly, wrote};
 use crate::files::{copy, list, make_dir, read_text, write};
 use crate::{cargo, install};
 
-/// No person, and no host that takes mail: reports go to the repository.
 const MAINTAINER: &str = "The mpsd authors <mpsd@mpsd.invalid>";
 
-/// Makes the packages in `out`, working below `work`.
 pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> {
     install::program("/usr/bin/dpkg-deb", "dpkg", "dpkg")?;
     Package::ALL
@@ -62,7 +60,6 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
     take_over(&made, out)
 }
 
-/// A set-group-id bit or a default ACL of a directory above gives other modes than the umask.
 fn modes_of_directories(dir: &Path) -> Result<()> {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755))?;
     for path in list(dir)? {
@@ -73,7 +70,6 @@ fn modes_of_directories(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What Debian wants of every package: copyright, changelog, and why lintian is overridden.
 fn documents(release: &Release, package: Package, version: &str, dir: &Path) -> Result<()> {
     let root = cargo::root()?;
     let doc = dir.join("usr/share/doc").join(package.name());

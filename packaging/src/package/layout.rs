@@ -6,14 +6,10 @@ use super::programs::PROGRAMS;
 
 const LIST: &str = include_str!("../../files.txt");
 
-/// A package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Package {
-    /// Programs, configuration, units, man pages.
     Base,
-    /// What Torque and OpenPBS need.
     Pbs,
-    /// The plugin for each release of Slurm.
     Slurm,
 }
 
@@ -21,7 +17,6 @@ impl Package {
     /// All of them; the others need the first.
     pub const ALL: [Package; 3] = [Package::Base, Package::Pbs, Package::Slurm];
 
-    /// Its name, the same in both formats.
     pub fn name(self) -> &'static str {
         match self {
             Package::Base => "mpsd",
@@ -31,17 +26,13 @@ impl Package {
     }
 }
 
-/// One line of the list.
 #[derive(Debug, Clone)]
 pub struct Entry {
     pub package: Package,
-    /// Absolute path on the node; a directory where a directory's files are taken.
     pub to: String,
     /// Links have none.
     pub mode: u32,
-    /// What kind of source its bytes have, as `files.txt` explains.
     pub kind: &'static str,
-    /// The source's file, folder, place, shell, or release of Slurm.
     pub from: String,
 }
 

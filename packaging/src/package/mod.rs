@@ -59,7 +59,6 @@ pub struct Options {
 }
 
 impl Options {
-    /// Everything built for every machine, the packages in `dir`.
     pub fn into_dir(dir: &str) -> Options {
         Options {
             out: dir.into(),
@@ -75,7 +74,6 @@ impl Options {
     }
 }
 
-/// Builds and packs.
 pub fn run(options: &Options) -> Result<()> {
     let repository = options.repository.as_deref().zip(options.key.as_deref());
     let repository = repository.map(|(dir, key)| Repository { dir, key });
@@ -92,7 +90,6 @@ pub fn run(options: &Options) -> Result<()> {
     repository.map_or(Ok(()), |repository| repository.add(&packages))
 }
 
-/// What is to be packed, for each machine.
 fn built(options: &Options) -> Result<Vec<Built>> {
     let built = |machine: &Machine| match &options.programs {
         Some(programs) => programs::around(Profile::Portable, *machine, programs.clone()),
@@ -105,7 +102,6 @@ fn built(options: &Options) -> Result<Vec<Built>> {
     options.target.iter().map(built).collect()
 }
 
-/// The packages in `out`, in order.
 fn packed(out: &Path) -> Result<Vec<PathBuf>> {
     let mut packages = list(out)?;
     packages.retain(|file| is_a(file, "deb") || is_a(file, "rpm"));
@@ -118,7 +114,6 @@ fn packed(out: &Path) -> Result<Vec<PathBuf>> {
     Ok(packages)
 }
 
-/// Packs what was built into `--out`, which is emptied first; the packages in order.
 fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
     emptied(&options.out)?;
     let out = &fs::canonicalize(&options.out)?;
@@ -157,7 +152,6 @@ pub fn version() -> Result<String> {
     Ok(version.context("'Cargo.toml' has no version")?.to_owned())
 }
 
-/// The entry of `version` in CHANGELOG.md.
 pub fn notes(version: &str) -> Result<String> {
     let text = read_text(cargo::root()?.join("CHANGELOG.md"))?;
     let heading = format!("## [{version}]");

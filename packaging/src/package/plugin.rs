@@ -34,7 +34,6 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The exported symbol with the stamp.
 const STAMP: &str = "plugin_version";
 
 /// `SLURM_VERSION_NUM(major, minor, 0)` of a release as `YY.MM` (slurm.h: major << 16 | minor << 8 | micro).
@@ -62,7 +61,6 @@ pub fn stamped(plugin: &[u8], release: &str) -> Result<Vec<u8>> {
     Ok(copy)
 }
 
-/// A 64-bit ELF file.
 pub struct Elf<'a>(ElfFile64<'a>);
 
 impl<'a> Elf<'a> {
@@ -76,7 +74,6 @@ impl<'a> Elf<'a> {
         self.0.architecture()
     }
 
-    /// Where in the file the bytes of the dynamic symbol `name` lie, and how many there are.
     fn symbol(&self, name: &str) -> Result<(usize, u64)> {
         let mut symbols = self.0.dynamic_symbols();
         let symbol = symbols.find(|symbol| symbol.is_definition() && symbol.name() == Ok(name));

@@ -11,7 +11,6 @@ use crate::cargo::{self, target_directory};
 use crate::command::{command, wrote};
 use crate::install;
 
-/// The shipped programs, and the crates that they and the plugin are built from.
 pub const PROGRAMS: [&str; 5] = ["mpsd", "mpsctl", "mps-probe", "mps-prologue", "mps-epilogue"];
 const SHIPPED: &str = "-p mpsd -p prologue -p epilogue -p spank";
 
@@ -43,7 +42,6 @@ impl Machine {
         }
     }
 
-    /// As Debian names it.
     pub fn debian(self) -> &'static str {
         match self {
             Machine::X86 => "amd64",
@@ -51,12 +49,10 @@ impl Machine {
         }
     }
 
-    /// As Rust names it.
     pub fn triple(self) -> String {
         format!("{}-unknown-linux-gnu", self.name())
     }
 
-    /// As an ELF file's header has it.
     pub fn elf(self) -> Architecture {
         match self {
             Machine::X86 => Architecture::X86_64,
@@ -65,32 +61,23 @@ impl Machine {
     }
 }
 
-/// How the programs are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
-    /// The dev profile, for this machine.
     Debug,
     /// As released, but not optimized: quick, to try on another machine.
     Quick,
-    /// Released: stripped, linked against the oldest C library that is supported.
     Portable,
 }
 
-/// What was built, and where.
 #[derive(Debug)]
 pub struct Built {
     pub profile: Profile,
-    /// What they run on.
     pub machine: Machine,
-    /// Directory of the programs and the plugin.
     pub programs: PathBuf,
-    /// What `manual` wrote.
     pub manual: PathBuf,
-    /// The crates in the programs, a line each: name, version, licence.
     pub crates: String,
 }
 
-/// Builds everything.
 pub fn everything(profile: Profile, machine: Machine) -> Result<Built> {
     let target = target_directory()?;
     let programs = match profile {
@@ -114,7 +101,6 @@ pub fn everything(profile: Profile, machine: Machine) -> Result<Built> {
     around(profile, machine, programs)
 }
 
-/// Everything but the programs, which lie in `programs`.
 pub fn around(profile: Profile, machine: Machine, programs: PathBuf) -> Result<Built> {
     let manual = target_directory()?.join("manual");
     cargo::build(&format!("run --quiet --locked -p manual -- {}", manual.display()))?;
@@ -169,7 +155,6 @@ pub fn portable(profile: Profile, machine: Machine, verb: &str) -> Result<Comman
     Ok(command)
 }
 
-/// In an archive by `git archive`: the commit's name.
 const ARCHIVED: &str = include_str!("../../commit");
 
 /// The short name of the commit that is built, for what `--version` says: `MPSD_COMMIT`, or git's, or what `git archive` wrote into
@@ -182,7 +167,6 @@ fn commit() -> Option<String> {
     is_name.then(|| name.trim().chars().take(12).collect())
 }
 
-/// No path of this machine in the programs: they are the same bytes wherever they are built.
 fn remapped() -> Result<String> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cargo")));
@@ -194,7 +178,6 @@ fn remapped() -> Result<String> {
     ))
 }
 
-/// One line for each crate that is linked into what we ship.
 fn crates(machine: Machine) -> Result<String> {
     let words = format!(
         "tree --locked -e normal --prefix none --no-dedupe --target {} {SHIPPED}",

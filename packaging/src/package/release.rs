@@ -10,20 +10,14 @@ use super::stage::Staged;
 use crate::command::{command, quietly, wrote};
 use crate::files::{read, rename};
 
-/// What both formats need to know.
 #[derive(Debug)]
 pub struct Release {
-    /// The packages' version.
     pub version: String,
-    /// Number of the packages among those of the version.
     pub revision: u32,
     /// Seconds since 1970 that every file and package carries.
     pub epoch: u64,
-    /// What the programs run on.
     pub machine: Machine,
-    /// The staged tree.
     pub tree: PathBuf,
-    /// Its files.
     pub files: Vec<Staged>,
 }
 

@@ -19,7 +19,6 @@ use crate::install;
 #[derive(Debug)]
 pub struct Repository<'a> {
     pub dir: &'a Path,
-    /// The key, as gpg's `--local-user` names it.
     pub key: &'a str,
 }
 
@@ -87,7 +86,6 @@ impl Repository<'_> {
     }
 }
 
-/// What apt asks of a flat repository, and the sums of its indexes.
 fn release_file(tree: &Path) -> Result<String> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
     let mut text = format!(

@@ -12,14 +12,12 @@ use crate::command::quietly;
 use crate::files::{list, make_dir, read, read_text, rename, write};
 use crate::{cargo, install};
 
-/// Where Debian's and the RPM systems' zsh looks for completions that packages bring.
 const DEBIANS_ZSH: &str = "/usr/share/zsh/vendor-completions";
 const RPMS_ZSH: &str = "/usr/share/zsh/site-functions";
 
 /// Its files are compressed, as brp-compress does it.
 const MAN: &str = "/usr/share/man/";
 
-/// Makes the packages in `out`, working below `work`.
 pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> {
     install::program("/usr/bin/rpmbuild", "rpm", "rpm-build")?;
     let top = work.join("rpm");

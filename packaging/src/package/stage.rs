@@ -12,10 +12,8 @@ use super::programs::{self, Built, GLIBC, Machine, Profile};
 use crate::cargo;
 use crate::files::{list, make_dir, read, write};
 
-/// A file as it lies in the tree.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Staged {
-    /// Absolute path on the node.
     pub path: String,
     pub package: Package,
     /// None for a link.
@@ -32,7 +30,6 @@ pub struct Options {
     debug: bool,
 }
 
-/// Builds, then lays out the tree.
 pub fn run(options: &Options) -> Result<()> {
     let profile = if options.debug {
         Profile::Debug
@@ -81,7 +78,6 @@ pub fn stage(dir: &Path, built: &Built) -> Result<Vec<Staged>> {
     Ok(files)
 }
 
-/// Puts one file or link into the tree.
 fn put(dir: &Path, entry: &Entry, built: &Built) -> Result<Staged> {
     let path = dir.join(entry.to.trim_start_matches('/'));
     make_dir(path.parent().context("no directory")?)?;
@@ -148,7 +144,6 @@ fn runs_there(name: &str, bytes: &[u8], machine: Machine) -> Result<()> {
     }
 }
 
-/// The text with our programs where they are installed, as `mpsctl pbs install` writes it.
 fn rendered(text: &[u8]) -> Result<Vec<u8>> {
     let text = std::str::from_utf8(text)?.replace("/usr/bin/mps-", "/usr/libexec/mpsd/mps-");
     let text = text.replace("PROGRAMS = \"/usr/bin\"", "PROGRAMS = \"/usr/libexec/mpsd\"");

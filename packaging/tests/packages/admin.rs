@@ -18,7 +18,6 @@ use crate::{
     BEFORE, NAMES, monitoring, older, open_to_all, package, packages, repository, said, skip, target, units,
 };
 
-/// Lists our units.
 const UNITS: &str = "systemctl list-units --all --plain --no-legend 'mps*'";
 /// The versions of our packages.
 const VERSIONS: &str = "dpkg-query -W -f '${Version}\n' mpsd mpsd-slurm";
@@ -116,7 +115,6 @@ fn install(cluster: &Machine, watch: &mut Stopwatch) {
     }
 }
 
-/// The lines behind the package manager's, whichever that was.
 fn enable(cluster: &Machine, watch: &mut Stopwatch) {
     for step in commands("install.md", "On the nodes") {
         watch.take(&step, || cluster.administrator(&step));
@@ -155,7 +153,6 @@ fn by_dnf(root: &Root, cluster: &mut Machine, note: &Path) {
     cluster.idle();
 }
 
-/// The two keys that name the vendor's parts.
 fn simulate(root: &Root) {
     root.write(CONFIG, &(KEYS.to_owned() + &root.read(CONFIG)));
 }
@@ -181,7 +178,6 @@ fn selftest(cluster: &mut Machine, watch: &mut Stopwatch) {
     cluster.nothing_is_left();
 }
 
-/// Under the MPS of their own job, as its user, with a quarter of the GPU.
 #[track_caller]
 fn are_under_mps(records: &[Record], uid: u32) {
     for record in records {
@@ -200,7 +196,6 @@ fn uid(cluster: &Machine) -> u32 {
     cluster.run(&format!("id -u {USER}")).trim().parse().unwrap()
 }
 
-/// Returns the id of the one with MPS.
 fn jobs(cluster: &mut Machine) -> String {
     cluster.idle();
     let plain = &cluster.clients(&["--gres=gpu:1"])[0];

@@ -33,14 +33,12 @@ fn ansible() -> Result<PathBuf, String> {
     Ok(made.clone()?.join("bin"))
 }
 
-/// Runs the role against a machine.
 struct Control {
     bin: PathBuf,
     place: PathBuf,
 }
 
 impl Control {
-    /// With a command in ssh's place that hands its last word to `enter`.
     fn of(name: &str, enter: &Command, bin: PathBuf) -> Control {
         let place = target(&format!("{name}-control"));
         let _ = fs::remove_dir_all(&place);
@@ -84,7 +82,6 @@ impl Control {
         command.env_remove("ANSIBLE_CONFIG").output().unwrap()
     }
 
-    /// How many tasks changed something, and what the run said.
     #[track_caller]
     fn changes(&self, variables: &serde_json::Value) -> (u32, String) {
         let output = self.play(variables);
@@ -108,7 +105,6 @@ fn started(cluster: &Machine) -> String {
     cluster.run("systemctl show --property=ExecMainStartTimestampMonotonic slurmd")
 }
 
-/// A booted Debian for `body`, and Ansible.
 fn on_a_machine(name: &'static str, body: impl FnOnce(&Root, Cgroup, PathBuf) + Send + 'static) {
     match bootable("bookworm", name).and_then(|system| Ok((system, ansible()?))) {
         Ok(((base, cgroup), bin)) => Root::over(&base, name, move |root| body(root, cgroup, bin)),
@@ -207,7 +203,6 @@ printf '%d\n\0' $$ >$home/mom_priv/mom.lock
 while :; do sleep 1000 & wait; done
 "#;
 
-/// Of either: the commands and the server's directory; of Torque a mom that runs.
 fn pbs(root: &Root) {
     let fake = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("fake-pbs");
     for product in ["torque", "pbs"] {

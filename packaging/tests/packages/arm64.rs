@@ -17,9 +17,7 @@ use crate::install::{
 use crate::root::Root;
 use crate::{NAMES, dist, find, open_to_all, packages, run, said, skip, target};
 
-/// The system's emulator; xtask puts it there.
 const EMULATOR: &str = "usr/bin/qemu-aarch64-static";
-/// Rust's name of the machine.
 const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 /// What Slurm calls, and what it reads before.
 const EXPORTED: &str = "plugin_name plugin_type slurm_spank_init slurm_spank_init_post_opt slurm_spank_job_prolog \
@@ -44,7 +42,6 @@ pub fn made() -> Option<&'static Path> {
     made.as_deref()
 }
 
-/// As [`crate::package`], of arm64's.
 pub fn package(name: &str, extension: &str) -> PathBuf {
     find(made().unwrap(), name, extension)
 }
@@ -105,7 +102,6 @@ const SAID: [&str; 18] = [
     "mpsctl plan --user alice --job 77 --node n1 --request MPS=on --gpus 7",
 ];
 
-/// Runs them, and doctor, which finds the same good on every system.
 fn said_by(root: &Root) -> Vec<String> {
     let doctor = String::from_utf8(root.output("mpsctl doctor --node n1").stdout).unwrap();
     for line in [
@@ -173,7 +169,6 @@ const SLURM: &str = "spank_setenv spank_unsetenv spank_context spank_job_control
                      spank_get_item spank_option_getopt spank_getenv spank_option_register slurm_error slurm_spank_log \
                      slurm_info slurm_verbose";
 
-/// A library for arm64 with these names, by the linker of the packages.
 fn slurm_for_arm64() -> PathBuf {
     let (text, library) = (target("slurm.c"), target("libslurm-names.so"));
     let functions = SLURM

@@ -11,16 +11,12 @@ use crate::machine::{HOST, Machine};
 use crate::root::Root;
 use crate::{open_to_all, run, said};
 
-/// Who submits.
 pub const USER: &str = "worker";
-/// The simulated vendor's directory.
 pub const VENDOR: &str = "/var/opt/vendor";
-/// What CUDA programs are on this cluster.
 pub const CLIENT: [&str; 3] = ["/var/opt/vendor/fake-cuda-client", "--node", VENDOR];
 /// What the configuration says of the vendor's parts: the only difference to a node with GPUs.
 pub const KEYS: &str =
     "control = \"/var/opt/vendor/nvidia-cuda-mps-control\"\nnvml = \"/var/opt/vendor/libnvidia-ml.so.1\"\n";
-/// A job with a quarter of a GPU.
 pub const QUARTER: [&str; 3] = ["--gres=gpu:1", "--mps", "--mps-threads=25"];
 
 /// The rest is Debian's or Slurm's default. No cgroups for jobs: a systemd in a container gives none.
@@ -66,7 +62,6 @@ pub fn vendor(root: &Root) -> NodeDouble {
     vendor
 }
 
-/// The doubles of this build; `cargo xtask test` has built them.
 pub fn doubles() -> Programs {
     let dir = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap();
     let of = || Programs::of(dir.join("fake-mps-control"), dir.join("fake-cuda-client"));
@@ -87,19 +82,16 @@ impl Machine {
         });
     }
 
-    /// `srun WORDS` by the user, as a command of the test's.
     pub fn srun(&self, words: &[&str]) -> Command {
         self.command(&[&["runuser", "-u", USER, "--", "srun", "--chdir=/tmp"], words].concat())
     }
 
-    /// A line by the user in its home.
     #[track_caller]
     pub fn user(&self, line: &str) -> String {
         let line = format!("cd /home/{USER}\n{line}");
         self.expect(&["runuser", "-u", USER, "--", "sh", "-ec", &line])
     }
 
-    /// `srun WORDS CLIENT` by the user, to its end; the clients' own records.
     #[track_caller]
     pub fn clients(&self, words: &[&str]) -> Vec<Record> {
         let output = self.srun(&[words, &CLIENT].concat()).output().unwrap();
@@ -125,7 +117,6 @@ impl Machine {
         (child, records.remove(0))
     }
 
-    /// Ends such a job.
     pub fn cancel(&self, job: &str, mut srun: Child) {
         self.run(&format!("scancel {job}"));
         srun.wait().unwrap();
@@ -142,7 +133,6 @@ impl Machine {
         self.run("srun --help").contains("--mps-threads")
     }
 
-    /// The files that a job's MPS runs: those of our packages, and the vendor's.
     fn programs(&self) -> Vec<String> {
         // Of whichever package manager brought them.
         let list = "rpm --query --list mpsd mpsd-slurm 2>/dev/null || dpkg-query --listfiles mpsd mpsd-slurm";

@@ -47,7 +47,6 @@ fn unpacked() -> Result<PathBuf, String> {
     Ok(made.join("root"))
 }
 
-/// A job under MPS on a simulated node, and a place for its user's containers.
 struct Bed {
     stage: Stage,
     packages: PathBuf,
@@ -109,7 +108,6 @@ impl Bed {
         format!("--rootfs {}", self.stage.path("home/image").display())
     }
 
-    /// A client in a container that is started with these options.
     fn client(&self, options: &str) -> Value {
         let (client, node) = (self.stage.node.client(), self.stage.node.dir());
         let (client, node) = (client.display(), node.display());

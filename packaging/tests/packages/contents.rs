@@ -17,7 +17,6 @@ fn rpm(package: &Path, query: &str) -> String {
         .arg(package))
 }
 
-/// The files of a Debian package: mode, owner, path.
 fn deb_files(package: &Path) -> Vec<String> {
     let listed = run(Command::new("dpkg-deb").arg("-c").arg(package));
     let line = |line: &str| {
@@ -119,7 +118,6 @@ fn the_sums_are_the_packages() {
     assert_eq!(said.matches(": OK\n").count(), 6, "{said}");
 }
 
-/// What each machine's packages are found by, and its programs and plugins.
 fn machines() -> Vec<Vec<PathBuf>> {
     let arm = arm64::made().map(|_| unpacked(arm64::package));
     [Some(unpacked(package)), arm].into_iter().flatten().collect()
@@ -183,7 +181,6 @@ pub fn stamp(release: &str) -> u32 {
     major.parse::<u32>().unwrap() << 16 | minor.parse::<u32>().unwrap() << 8
 }
 
-/// The programs and plugins of one machine's packages.
 fn unpacked(package: fn(&str, &str) -> PathBuf) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for name in ["mpsd", "mpsd-slurm"] {

@@ -10,7 +10,6 @@ use crate::{kept, try_run};
 /// Beside the smallest Debian: what starts services, what a cluster's only node runs, and what Ansible wants to find.
 const INCLUDED: &str =
     "systemd,dbus,iproute2,munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,python3,python3-apt";
-/// And dnf, by which the RPM packages come to a Slurm.
 const WITH_DNF: &str = "dnf,rpm";
 /// Longest that making it may take.
 const LIMIT: &str = "900";
@@ -50,7 +49,6 @@ pub fn base(suite: &str) -> Result<PathBuf, String> {
     Ok(place.join("root"))
 }
 
-/// debootstrap, from the system's package manager if it is missing.
 fn install() -> Result<(), String> {
     if Path::new("/usr/sbin/debootstrap").exists() {
         return Ok(());

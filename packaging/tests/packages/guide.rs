@@ -13,7 +13,6 @@ pub fn commands(page: &str, heading: &str) -> Vec<String> {
     found
 }
 
-/// The job script below a heading.
 #[track_caller]
 pub fn script(page: &str, heading: &str) -> String {
     let script = fenced(&below(page, heading), "bash");
@@ -33,7 +32,6 @@ fn below(page: &str, heading: &str) -> String {
     text.split("\n## ").next().unwrap().to_owned()
 }
 
-/// What stands in the blocks of this language.
 fn fenced(text: &str, language: &str) -> String {
     let fence = format!("```{language}\n");
     let blocks = text.split(&fence).skip(1);

@@ -8,7 +8,6 @@ use std::process::Command;
 use crate::root::Root;
 use crate::{NAMES, older, package, run, skip, target};
 
-/// Every program, by the path that people and schedulers use.
 const PROGRAMS: [&str; 7] = [
     "/usr/bin/mpsctl",
     "/usr/bin/mps-probe",
@@ -19,7 +18,6 @@ const PROGRAMS: [&str; 7] = [
     "/usr/libexec/mpsd/mps-epilogue",
 ];
 
-/// The site's own files.
 const FOREIGN: [(&str, &str); 5] = [
     (
         "/var/spool/torque/mom_priv/prologue",
@@ -84,7 +82,6 @@ pub fn gone(root: &Root, but: &[&str]) {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// Has a package manager take packages in one transaction: `dpkg --install`, `rpm --upgrade`.
 pub fn take(root: &Root, command: &str, packages: &[PathBuf]) {
     let files: Vec<String> = packages.iter().map(|package| root.take(package)).collect();
     root.run(&format!("{command} {}", files.join(" ")));
@@ -203,7 +200,6 @@ fn the_rpm_packages_install_follow_slurm_upgrade_and_leave() {
     });
 }
 
-/// A package that brings a slurmd, as an upgrade of Slurm does.
 fn slurm_of_tomorrow() -> PathBuf {
     let dir = target("slurm-of-tomorrow");
     let _ = fs::remove_dir_all(&dir);

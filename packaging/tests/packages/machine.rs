@@ -11,13 +11,11 @@ use tests::double::remove_cgroup;
 use crate::root::Root;
 use crate::{debian, said};
 
-/// Its host name.
 pub const HOST: &str = "gpu001";
 /// Longest that one command in it may take, in seconds.
 const LIMIT: &str = "120";
 /// Longest that it may take to boot, to end, or until a job begins or is gone.
 const BOOT: Duration = Duration::from_secs(120);
-/// What its cgroup's name begins with; the test's pid and the machine's name follow.
 const PREFIX: &str = "mpsd-packages.";
 
 /// In the cgroup first, so that the new cgroup namespace begins there. The devices are those that every container has.
@@ -48,7 +46,6 @@ END
 '
 "#;
 
-/// The machine.
 #[derive(Debug)]
 pub struct Machine {
     outer: Child,
@@ -62,7 +59,6 @@ pub fn bootable(suite: &str, name: &str) -> Result<(PathBuf, Cgroup), String> {
     Ok((debian::base(suite)?, Cgroup::create(name)?))
 }
 
-/// The cgroup that a machine has for itself, removed with all below it.
 #[derive(Debug)]
 pub struct Cgroup(PathBuf);
 
@@ -179,7 +175,6 @@ impl Machine {
         command
     }
 
-    /// Runs a shell's line in it.
     pub fn output(&self, line: &str) -> Output {
         self.command(&["sh", "-ec", line]).output().unwrap()
     }
@@ -190,7 +185,6 @@ impl Machine {
         self.expect(&["sh", "-ec", line])
     }
 
-    /// The same of a command.
     #[track_caller]
     pub fn expect(&self, words: &[&str]) -> String {
         let output = self.command(words).output().unwrap();
@@ -203,7 +197,6 @@ impl Machine {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The last lines of its journal.
     pub fn journal(&self) -> String {
         let output = self.output("journalctl --no-pager --lines=80 --output=short-monotonic");
         String::from_utf8_lossy(&output.stdout).into_owned()

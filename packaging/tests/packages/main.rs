@@ -26,12 +26,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// A place of the tests' below the target directory.
 fn target(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// The packages' names.
 const NAMES: [&str; 3] = ["mpsd", "mpsd-pbs", "mpsd-slurm"];
 
 /// The directory with the packages, made by the first who asks.
@@ -40,7 +38,6 @@ fn packages() -> &'static Path {
     MADE.get_or_init(|| dist("packages", &[]))
 }
 
-/// `cargo xtask dist WORDS` into a directory of this name.
 fn dist(name: &str, words: &[&str]) -> PathBuf {
     let out = target(name);
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
@@ -50,7 +47,6 @@ fn dist(name: &str, words: &[&str]) -> PathBuf {
     out
 }
 
-/// The file of package `name` that ends in `extension`.
 fn package(name: &str, extension: &str) -> PathBuf {
     find(packages(), name, extension)
 }
@@ -58,7 +54,6 @@ fn package(name: &str, extension: &str) -> PathBuf {
 /// The release before, by its number: what is in the packages is this one's.
 const BEFORE: &str = "0.1.0";
 
-/// The same package under that number.
 fn older(name: &str, extension: &str) -> PathBuf {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     packages();
@@ -81,7 +76,6 @@ fn find(dir: &Path, name: &str, extension: &str) -> PathBuf {
     found[0].clone()
 }
 
-/// What a command wrote to both of its streams, and how it ended.
 fn said(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -109,7 +103,6 @@ fn kept(name: &str, wanted: &str, make: impl FnOnce(&Path) -> Result<(), String>
     Ok(place)
 }
 
-/// Runs a program that may be missing, or may want a network.
 fn try_run(command: &mut Command) -> Result<(), String> {
     let name = command.get_program().to_string_lossy().into_owned();
     match command.env("DEBIAN_FRONTEND", "noninteractive").output() {

@@ -11,9 +11,7 @@ use crate::guide::commands;
 use crate::machine::{HOST, Machine};
 use crate::{kept, run, said, skip, target, unpack};
 
-/// Debian's packages.
 const PACKAGES: [&str; 2] = ["prometheus", "prometheus-node-exporter"];
-/// Where the units write, and Debian's node_exporter looks.
 const TEXTFILES: &str = "/var/lib/prometheus/node-exporter";
 const RULES: &str = "/usr/share/mpsd/examples/mpsd.rules.yml";
 const RULE_TESTS: &str = include_str!("mpsd.rules.test.yml");
@@ -27,7 +25,6 @@ fn programs() -> Result<PathBuf, String> {
     Ok(made.join("root/usr/bin"))
 }
 
-/// A server of this test's, with the machine's network; ended with the test.
 #[derive(Debug)]
 struct Server(Child);
 
@@ -38,7 +35,6 @@ impl Drop for Server {
     }
 }
 
-/// A command on this machine's files, with the other one's network.
 fn beside(machine: &Machine, program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "nsenter"]);
@@ -141,7 +137,6 @@ fn write(machine: &Machine) {
     }
 }
 
-/// node_exporter and Prometheus, which looks at it each second.
 fn start(machine: &Machine, bin: &Path, dir: &Path, rules: &Path) -> [Server; 2] {
     let config = format!(
         "global: {{ scrape_interval: 1s, evaluation_interval: 1s }}\nrule_files: ['{}']\n\
@@ -167,7 +162,6 @@ fn start(machine: &Machine, bin: &Path, dir: &Path, rules: &Path) -> [Server; 2]
     [serve(exporter), serve(prometheus)]
 }
 
-/// The queries of the dashboard that is installed, for all nodes.
 fn expressions(machine: &Machine) -> Vec<String> {
     let text = fs::read_to_string(machine.at("/usr/share/mpsd/examples/mpsd.dashboard.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();

@@ -14,10 +14,8 @@ use crate::{BEFORE, NAMES, arm64, older, package, packages, run, said, skip, tar
 
 /// Where the guide has it.
 const PLACE: &str = "/srv/mpsd";
-/// The test's own key.
 const KEY: &str = "mpsd test <mpsd@mpsd.invalid>";
 
-/// gpg's directory with a key in it; its agent ends with it.
 struct Keys(PathBuf);
 
 impl Keys {

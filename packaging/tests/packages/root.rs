@@ -10,11 +10,9 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::{open_to_all, said, target};
 
-/// The copy.
 #[derive(Debug)]
 pub struct Root {
     path: PathBuf,
-    /// Runs its programs, where they are another machine's.
     emulator: Option<PathBuf>,
 }
 
@@ -83,25 +81,21 @@ impl Root {
         mount(Some(from), &self.at(to), kind, flags, None::<&str>).unwrap();
     }
 
-    /// A place in it.
     pub fn at(&self, path: &str) -> PathBuf {
         self.path.join(path.trim_start_matches('/'))
     }
 
-    /// Writes a file, with its directories.
     pub fn write(&self, path: &str, text: &str) {
         let path = self.at(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
 
-    /// A file's text.
     #[track_caller]
     pub fn read(&self, path: &str) -> String {
         fs::read_to_string(self.at(path)).unwrap_or_else(|error| panic!("'{path}': {error}"))
     }
 
-    /// Copies a file of this machine in.
     pub fn take(&self, from: &Path) -> String {
         let to = format!("/root/{}", from.file_name().unwrap().to_str().unwrap());
         fs::create_dir_all(self.at("/root")).unwrap();
@@ -109,12 +103,10 @@ impl Root {
         to
     }
 
-    /// Runs a shell's line in it.
     pub fn output(&self, line: &str) -> Output {
         self.try_words(&["sh", "-ec", line])
     }
 
-    /// Runs a command in it.
     pub fn try_words(&self, words: &[&str]) -> Output {
         let mut command = self.chroot();
         command.arg(&self.path).args(words).current_dir("/").env_clear();

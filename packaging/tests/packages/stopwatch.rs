@@ -6,12 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::target;
 
-/// What a package manager's line begins with.
 const MANAGERS: [&str; 2] = ["apt", "dnf"];
 /// Longest that our own lines may take in all.
 const OURS: Duration = Duration::from_secs(60);
 
-/// The times of one system.
 #[derive(Debug, Default)]
 pub struct Stopwatch {
     ours: Duration,
@@ -20,7 +18,6 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Does what `line` says, and takes the time.
     pub fn take<T>(&mut self, line: &str, typed: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
         let done = typed();

@@ -6,10 +6,8 @@ use std::path::{Path, PathBuf};
 use crate::cluster::{VENDOR, listed};
 use crate::machine::{HOST, Machine};
 
-/// Where the packages put them.
 const PLACE: &str = "/usr/lib/systemd/system";
 const DROP_INS: &str = "/run/systemd/system";
-/// What is made for a second look that is due soon: see mpsd-look-again.path.
 const LOOK_AGAIN: &str = "/run/mpsd/look-again";
 /// The units of 0.1.0, in which mpsd.service took down at boot what jobs had left, and nothing was confined.
 const EARLIER: [(&str, &str); 3] = [
@@ -74,7 +72,6 @@ fn nothing_in_the_home_binds_the_daemons_in_it() {
     }
 }
 
-/// The units as a node has them that was set up with 0.1.0.
 pub fn have_been_those_of_0_1_0(machine: &Machine) {
     machine.run("systemctl stop mpsd-reconcile.timer");
     for name in listed(&directory()) {
@@ -86,7 +83,6 @@ pub fn have_been_those_of_0_1_0(machine: &Machine) {
     machine.run("systemctl daemon-reload; systemctl restart mpsd.service mpsd-reconcile.timer");
 }
 
-/// Puts a file beside a unit's; where it lies.
 fn drop_in(machine: &Machine, unit: &str, text: &str) -> PathBuf {
     let dir = machine.at(&format!("{DROP_INS}/{unit}.d"));
     let number = listed(&dir).len();
@@ -97,7 +93,6 @@ fn drop_in(machine: &Machine, unit: &str, text: &str) -> PathBuf {
     file
 }
 
-/// The simulated GPUs keep their modes in files, where real ones have a driver.
 pub fn reach_the_simulated_gpus(machine: &Machine) {
     for unit in ["mpsd-reconcile", "mpsd-boot", "mpsd-metrics"] {
         drop_in(
@@ -179,7 +174,6 @@ pub fn reconcile_in_their_sandbox(cluster: &mut Machine, note: &Path) {
     cluster.nothing_is_left();
 }
 
-/// A drop-in for what the sandbox lets a command do, written down by that command.
 fn probe(machine: &Machine) -> PathBuf {
     const PROBE: &str = "[Service]\nExecStartPost=/bin/sh -c '\
         { grep -E \"^(CapBnd|Seccomp|NoNewPrivs):\" /proc/self/status; cut -d\" \" -f19 /proc/$$$$/stat; \

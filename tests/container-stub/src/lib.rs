@@ -15,7 +15,6 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getgid, getuid};
 
-/// Slurm's handle.
 type Spank = *mut c_void;
 
 /// The plugin's name.

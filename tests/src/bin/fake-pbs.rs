@@ -187,7 +187,6 @@ fn qsub(words: &[&str]) -> u8 {
     u8::from(kept.is_none())
 }
 
-/// `-N NAME`: the jobs of that name, a line each.
 fn qselect(words: &[&str]) -> u8 {
     let ["-N", name] = words else {
         return 2;

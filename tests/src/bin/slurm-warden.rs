@@ -27,7 +27,6 @@ const KILL_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 struct Warden {
-    /// Daemons in the order they were started.
     daemons: Vec<i32>,
     ended: BTreeSet<i32>,
     clients: Vec<(i32, u64)>,
@@ -135,7 +134,6 @@ impl Warden {
         }
     }
 
-    /// Collects every child that has ended, adopted ones included.
     fn reap(&mut self) {
         while let Ok(status) = waitpid(None::<Pid>, Some(WaitPidFlag::WNOHANG)) {
             match status {
@@ -181,7 +179,6 @@ impl Warden {
         bail!("pid {pid} survives SIGKILL for {} s", KILL_WAIT.as_secs())
     }
 
-    /// Ends everything in the reverse order; what had to be forced, in words.
     fn teardown(&mut self) -> Vec<String> {
         let mut forced = Vec::new();
         for &(pid, start) in &self.clients {

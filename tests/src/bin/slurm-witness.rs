@@ -35,7 +35,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// The nodes' directories stand beside this program.
 fn node() -> Result<Node> {
     let name = std::env::var("SLURMD_NODENAME").context("no SLURMD_NODENAME")?;
     let own = std::env::current_exe()?;

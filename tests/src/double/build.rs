@@ -12,12 +12,9 @@ use tempfile::TempDir;
 use super::look::{self, Process};
 use super::node::{Context, Description, Faults, Gpu, MigDevice, Node, NvmlFaults, Times};
 
-/// Where the built doubles lie.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    /// `fake-mps-control`.
     pub control: PathBuf,
-    /// `fake-cuda-client`.
     pub client: PathBuf,
     /// `libnvml_stub.so`.
     pub nvml: PathBuf,
@@ -49,7 +46,6 @@ impl Programs {
     }
 }
 
-/// A simulated node to be made.
 #[derive(Debug)]
 pub struct Builder {
     is: Description,
@@ -82,7 +78,6 @@ impl Builder {
         self
     }
 
-    /// Faults of the control daemon and the server.
     pub fn fault(mut self, set: impl FnOnce(&mut Faults)) -> Builder {
         set(&mut self.is.faults);
         self
@@ -119,7 +114,6 @@ impl Builder {
         self
     }
 
-    /// GPU `gpu` in MIG mode, with so many MIG devices.
     pub fn divided(mut self, gpu: usize, devices: u32) -> Builder {
         self.is.gpu[gpu].mig = (0..devices).map(|number| mig(gpu, number)).collect();
         self
@@ -137,7 +131,6 @@ impl Builder {
         self
     }
 
-    /// Makes it.
     pub fn build(self) -> Result<NodeDouble, String> {
         let programs = self.programs.map_or_else(Programs::found, Ok)?;
         let (dir, temporary) = match self.at {
@@ -160,7 +153,6 @@ impl Builder {
 }
 
 impl NodeDouble {
-    /// A node called gpu001 with one H200.
     pub fn builder() -> Builder {
         let builder = Builder {
             is: Description::default(),
@@ -212,12 +204,10 @@ impl NodeDouble {
         self.write().expect("the node's directory takes its description");
     }
 
-    /// Its directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// `nvidia-cuda-mps-control`, for `control` of the configuration.
     pub fn control(&self) -> PathBuf {
         self.dir.join("nvidia-cuda-mps-control")
     }
@@ -227,7 +217,6 @@ impl NodeDouble {
         self.dir.join("libnvidia-ml.so.1")
     }
 
-    /// A CUDA program; it wants `--node` and [`NodeDouble::dir`] as its first arguments.
     pub fn client(&self) -> PathBuf {
         self.dir.join("fake-cuda-client")
     }
@@ -246,7 +235,6 @@ impl NodeDouble {
         self.is.gpu.iter().flat_map(with_parts).collect()
     }
 
-    /// File names of the GPUs' devices, in PCI order; those that have one.
     pub fn device_names(&self) -> Vec<String> {
         let gpus = self.is.gpu.iter();
         let names = gpus.filter_map(|gpu| gpu.device.as_ref()?.file_name());
@@ -273,19 +261,16 @@ impl NodeDouble {
         self.uuids().iter().map(|uuid| node.mode(uuid)).collect()
     }
 
-    /// Sets a compute mode behind everybody's back.
     pub fn set_mode(&self, uuid: &str, mode: &str) {
         self.node()
             .set_mode(uuid, mode)
             .expect("root writes the node's modes");
     }
 
-    /// The living processes that run out of this directory: control daemons, servers, clients.
     pub fn processes(&self) -> Vec<Process> {
         look::processes_from(&self.dir)
     }
 
-    /// Those of them that are control daemons or servers.
     pub fn daemons(&self) -> Vec<Process> {
         let mut all = self.processes();
         all.retain(|p| p.exe.to_string_lossy().contains("/nvidia-cuda-mps"));
@@ -323,7 +308,6 @@ pub fn copy_program(from: &Path, to: &Path) -> std::io::Result<()> {
     }
 }
 
-/// MIG device `number` of GPU `gpu`: one, two or four of its slices and eighths.
 pub fn mig(gpu: usize, number: u32) -> MigDevice {
     let part = 1 << number.min(2);
     MigDevice {

@@ -5,16 +5,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A process as /proc shows it.
 #[derive(Clone, Debug)]
 pub struct Process {
-    /// Its pid.
     pub pid: u32,
-    /// Its parent's pid.
     pub parent: u32,
-    /// Its effective user.
     pub uid: u32,
-    /// Its state: `S`, `R`, `D`, `T`, `Z`, …
     pub state: char,
     /// Its executable; empty for a zombie.
     pub exe: PathBuf,
@@ -22,7 +17,6 @@ pub struct Process {
     pub args: Vec<String>,
 }
 
-/// One process, if it exists (a zombie does).
 pub fn process(pid: u32) -> Option<Process> {
     let dir = PathBuf::from(format!("/proc/{pid}"));
     let stat = fs::read_to_string(dir.join("stat")).ok()?;
@@ -45,7 +39,6 @@ pub fn process(pid: u32) -> Option<Process> {
     })
 }
 
-/// Every process there is.
 pub fn processes() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries
@@ -53,7 +46,6 @@ pub fn processes() -> Vec<Process> {
         .collect()
 }
 
-/// The processes that run a file of this directory, zombies left out.
 pub fn processes_from(dir: &Path) -> Vec<Process> {
     processes()
         .into_iter()
@@ -61,7 +53,6 @@ pub fn processes_from(dir: &Path) -> Vec<Process> {
         .collect()
 }
 
-/// Whether a process exists and is no zombie.
 pub fn alive(pid: u32) -> bool {
     process(pid).is_some_and(|p| p.state != 'Z' && p.state != 'X')
 }

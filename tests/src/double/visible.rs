@@ -79,7 +79,6 @@ fn find<'a>(gpus: &[&'a Gpu], name: &str) -> Option<&'a Gpu> {
     first.filter(|_| matches.next().is_none())
 }
 
-/// A thread percentage as the control daemon accepts it.
 pub fn percentage(text: &str) -> Option<f64> {
     text.trim()
         .parse::<f64>()

@@ -14,32 +14,22 @@ use serde::{Deserialize, Serialize};
 /// Longest packet.
 const PACKET: usize = 64 << 10;
 
-/// What a client program tells the server when it attaches.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Attach {
-    /// `CUDA_VISIBLE_DEVICES`.
     pub visible: Option<String>,
-    /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`.
     pub threads: Option<String>,
-    /// `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`.
     pub memory: Option<String>,
-    /// `CUDA_MPS_SM_PARTITION`.
     #[serde(default)]
     pub partition: Option<String>,
     /// The one visible GPU on which it opens a context; all of them if there is none.
     pub gpu: Option<usize>,
-    /// Its own name.
     pub command: String,
 }
 
-/// One GPU as a client got it.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Granted {
-    /// The GPU.
     pub uuid: String,
-    /// Multiprocessors that it may use.
     pub sms: u32,
-    /// Its memory limit in bytes, if there is one.
     pub limit: Option<u64>,
     /// Bytes that it may still allocate.
     pub free: u64,
@@ -47,12 +37,9 @@ pub struct Granted {
     pub taken: u64,
 }
 
-/// An error of CUDA.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct CudaError {
-    /// Its number.
     pub code: u32,
-    /// Its name.
     pub name: String,
 }
 
@@ -80,14 +67,10 @@ impl CudaError {
     }
 }
 
-/// What the server answers a client.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub enum Reply {
-    /// Attached, with these GPUs.
     Granted(Vec<Granted>),
-    /// The call worked.
     Done,
-    /// The call failed.
     Failed(CudaError),
 }
 
@@ -105,14 +88,12 @@ pub fn pipe_directory() -> PathBuf {
     std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from)
 }
 
-/// Connects to a socket in the pipe directory.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let fd = socket()?;
     socket::connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
     Ok(fd)
 }
 
-/// Listens on a socket in the pipe directory, replacing what lies there.
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     let fd = socket()?;
     let address = UnixAddr::new(path)?;
@@ -125,14 +106,12 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Accepts one connection.
 pub fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
     let fd = socket::accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?;
     // SAFETY: accept4 returned this descriptor and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A connected pair.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socket::socketpair(
         AddressFamily::Unix,
@@ -142,18 +121,15 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Process and user at the other end.
 pub fn peer(fd: &OwnedFd) -> io::Result<(u32, u32)> {
     let credentials = socket::getsockopt(fd, sockopt::PeerCredentials)?;
     Ok((credentials.pid() as u32, credentials.uid()))
 }
 
-/// Sends one packet.
 pub fn send(fd: &OwnedFd, packet: &[u8]) -> io::Result<()> {
     send_with(fd, packet, &[])
 }
 
-/// Sends one packet and a descriptor.
 pub fn send_fd(fd: &OwnedFd, packet: &[u8], passed: &OwnedFd) -> io::Result<()> {
     send_with(fd, packet, &[ControlMessage::ScmRights(&[passed.as_raw_fd()])])
 }

@@ -14,12 +14,9 @@ pub const USER: (&str, u32) = ("alice", 54321);
 const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
 const PBS_COMMANDS: &str = "pbsnodes qstat qalter printjob qmgr momctl qsub qselect qdel";
 
-/// Which PBS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Product {
-    /// Torque 6.1.
     Torque,
-    /// OpenPBS 23.
     OpenPbs,
 }
 
@@ -27,7 +24,6 @@ impl Product {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Torque, Self::OpenPbs];
 
-    /// Name, directory with `mom_priv`, directory with the commands.
     fn words(self) -> [&'static str; 3] {
         match self {
             Self::Torque => ["torque", "/var/spool/torque", "/usr/local/bin"],
@@ -35,12 +31,10 @@ impl Product {
         }
     }
 
-    /// Its name for our programs.
     pub fn name(self) -> &'static str {
         self.words()[0]
     }
 
-    /// The directory with `mom_priv`.
     pub fn home(self) -> &'static str {
         self.words()[1]
     }
@@ -49,22 +43,15 @@ impl Product {
 /// What a job may not leave behind on a node.
 #[derive(Clone, Debug)]
 pub struct Leftovers {
-    /// Paths, each with type and mode.
     pub files: Vec<String>,
-    /// Command lines.
     pub processes: Vec<String>,
-    /// The compute mode of each GPU.
     pub modes: Vec<String>,
 }
 
-/// A simulated cluster. Fields are dropped in order: the nodes, the GPUs, the directory.
 #[derive(Debug)]
 pub struct Cluster {
-    /// Which PBS.
     pub product: Product,
-    /// Its nodes. A job runs on the first of them.
     pub nodes: Vec<MomNode>,
-    /// Their GPUs.
     pub gpus: Vec<NodeDouble>,
     /// OpenPBS's hook waits in the mom no longer than the shipped hook does.
     pub impatient_mom: bool,
@@ -73,31 +60,22 @@ pub struct Cluster {
     place: TempDir,
 }
 
-/// A job as it was submitted.
 #[derive(Clone, Debug, Default)]
 pub struct Job {
-    /// `0.vm`
     pub id: String,
-    /// `-A`
     pub account: String,
-    /// `-l mps=`
     pub resource: String,
-    /// GPU numbers on each of the cluster's first nodes.
     pub gpus: Vec<Vec<u32>>,
-    /// Tasks on each node (ppn, mpiprocs).
     pub tasks: u32,
-    /// `qsub -I`
     pub interactive: bool,
     /// `-l place=` on an OpenPBS without pbs_cgroups, which then names no GPUs.
     pub stock_place: Option<String>,
-    /// Its user named the nodes.
     pub named: bool,
     /// Further nodes of the job, which the cluster does not have.
     pub vnodes_elsewhere: usize,
 }
 
 impl Job {
-    /// A batch job on the first node with its GPU 0 and four tasks.
     pub fn new(id: &str, account: &str) -> Self {
         Self {
             id: id.to_owned(),
@@ -108,19 +86,16 @@ impl Job {
         }
     }
 
-    /// With these GPUs, a list for each node.
     pub fn on(mut self, gpus: &[&[u32]]) -> Self {
         self.gpus = gpus.iter().map(|gpus| gpus.to_vec()).collect();
         self
     }
 
-    /// On a stock OpenPBS, with this place.
     pub fn stock(mut self, place: &str) -> Self {
         self.stock_place = Some(place.to_owned());
         self
     }
 
-    /// Interactive.
     pub fn interactive(mut self) -> Self {
         self.interactive = true;
         self
@@ -132,12 +107,10 @@ impl Job {
 }
 
 impl Cluster {
-    /// Nodes with two GPUs each, a server on a host of its own, our suite installed and enabled.
     pub fn new(product: Product, names: &[&str]) -> Self {
         Self::with(product, names, Builder::fast, "")
     }
 
-    /// The same with other GPUs, and with more lines in `mpsd.toml`.
     pub fn with(product: Product, names: &[&str], gpus: impl Fn(Builder) -> Builder, config: &str) -> Self {
         let place = tempfile::Builder::new()
             .prefix("mom-")
@@ -210,7 +183,6 @@ impl Cluster {
         }
     }
 
-    /// A job with an id of its own on this cluster.
     pub fn job(&mut self, account: &str) -> Job {
         self.jobs += 1;
         let host = if self.product == Product::Torque {
@@ -221,12 +193,10 @@ impl Cluster {
         Job::new(&format!("{}.{host}", self.jobs), account)
     }
 
-    /// The server's directory, as this machine sees it.
     pub fn server(&self) -> PathBuf {
         self.place.path().join("server")
     }
 
-    /// Writes a file of the server's directory.
     pub fn serve(&self, name: &str, text: &str) {
         std::fs::write(self.server().join(name), text)
             .unwrap_or_else(|why| panic!("server's '{name}': {why}"));
@@ -237,14 +207,12 @@ impl Cluster {
         std::fs::read_to_string(self.server().join(name)).unwrap_or_default()
     }
 
-    /// A node's state and note, as the server has them.
     pub fn state(&self, node: &str) -> (String, String) {
         let text = self.served(&format!("nodes/{node}"));
         let (state, note) = text.split_once('\n').unwrap_or((&text, ""));
         (state.to_owned(), note.trim_end().to_owned())
     }
 
-    /// From the start of the job to its first process, as this cluster's moms do it.
     pub fn begin(&mut self, job: &Job) -> Verdict {
         match self.product {
             Product::Torque => self.torque_begin(job),
@@ -252,7 +220,6 @@ impl Cluster {
         }
     }
 
-    /// The job's main shell; `Err`: its launch was rejected.
     pub fn shell(&mut self, job: &Job, script: &str) -> Result<Run, String> {
         match self.product {
             Product::Torque => Ok(self.torque_shell(job, script)),
@@ -268,7 +235,6 @@ impl Cluster {
         }
     }
 
-    /// From the end of the job's last process.
     pub fn end(&mut self, job: &Job, code: i32) {
         match self.product {
             Product::Torque => self.torque_end(job, code),
@@ -324,7 +290,6 @@ impl Cluster {
         }
     }
 
-    /// The environment that PBS gives to the job's processes.
     pub fn job_environment(&self, job: &Job, at: usize) -> BTreeMap<String, String> {
         let user = USER.0;
         let kind = if job.interactive {
@@ -354,12 +319,10 @@ impl Cluster {
         env
     }
 
-    /// The job's output file (`OU`) or its error file (`ER`).
     pub(super) fn spool(&self, job: &Job, kind: &str) -> Stream {
         Stream::File(format!("{}/spool/{}.{kind}", self.product.home(), job.id))
     }
 
-    /// A process of the job's user, its output in the job's files.
     pub fn user_process(&self, job: &Job, at: usize, argv: &[&str]) -> Run {
         let (user, uid) = USER;
         Run {
@@ -386,7 +349,6 @@ impl Cluster {
         (file("OU"), file("ER"))
     }
 
-    /// What the job's user reads of us on the first node.
     pub fn told(&mut self, job: &Job) -> String {
         self.output(job, 0).1
     }
@@ -403,13 +365,11 @@ impl Cluster {
         format!("{} {options}", Self::client_on("$(hostname)"))
     }
 
-    /// The same for a node with this name.
     pub fn client_on(node: &str) -> String {
         let gpu = format!("/var/srv/pbs/gpu-{node}");
         format!("{gpu}/fake-cuda-client --node {gpu} --record /tmp/records")
     }
 
-    /// Takes the clients' own records from a node.
     pub fn records(&mut self, at: usize) -> Vec<Value> {
         let text = self.nodes[at].read("/tmp/records").unwrap_or_default();
         self.nodes[at].sh("rm -f /tmp/records");
@@ -418,7 +378,6 @@ impl Cluster {
     }
 }
 
-/// A file of `etc/` as it is shipped.
 fn shipped(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../etc").join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("'{}': {e}", path.display()))
@@ -434,14 +393,11 @@ pub fn programs_are_built() {
     }
 }
 
-/// What a mom makes of a prologue's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The job runs.
     Runs,
     /// It is aborted and not tried again.
     Aborted,
-    /// It is queued again, and soon tried again.
     Requeued,
 }
 

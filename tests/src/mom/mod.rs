@@ -10,7 +10,5 @@ pub mod openpbs;
 pub mod torque;
 pub mod wire;
 
-/// The module `pbs` that a hook imports.
 pub const STUB: &str = include_str!("../../mom/stub/pbs.py");
-/// What the mom's Python does with a hook.
 pub const RUN_HOOK: &str = include_str!("../../mom/stub/run_hook.py");

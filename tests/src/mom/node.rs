@@ -11,7 +11,6 @@ use std::time::Duration;
 /// A node. Dropping it ends everything in it.
 #[derive(Debug)]
 pub struct MomNode {
-    /// Its host name.
     pub name: String,
     child: Child,
     input: Option<ChildStdin>,
@@ -56,7 +55,6 @@ impl MomNode {
         }
     }
 
-    /// Runs a process to its end.
     pub fn run(&mut self, run: Run) -> Ended {
         match self.order(&Order::Run(Box::new(run))) {
             Answer::Ended(ended) => ended,
@@ -90,7 +88,6 @@ impl MomNode {
         self.order(&Order::Signal { pid, signal });
     }
 
-    /// Kills the mom's cgroup.
     pub fn kill_mom(&mut self) {
         self.order(&Order::KillMom);
     }
@@ -100,7 +97,6 @@ impl MomNode {
         matches!(self.order(&Order::Held { pid }), Answer::Bool(true))
     }
 
-    /// The text of a file, if it exists.
     pub fn read(&mut self, path: &str) -> Option<String> {
         let path = path.to_owned();
         match self.order(&Order::Read { path }) {
@@ -109,13 +105,11 @@ impl MomNode {
         }
     }
 
-    /// Writes a file.
     pub fn write(&mut self, path: &str, text: &str, mode: u32) {
         let (path, text) = (path.to_owned(), text.to_owned());
         self.order(&Order::Write { path, text, mode });
     }
 
-    /// What exists there besides this machine's own files.
     pub fn snapshot(&mut self) -> Snapshot {
         match self.order(&Order::Snapshot) {
             Answer::Snapshot(snapshot) => snapshot,

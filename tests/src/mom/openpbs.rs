@@ -9,14 +9,10 @@ use std::collections::BTreeMap;
 const HOME: &str = "/var/spool/pbs";
 const TMP: &str = "/var/spool/pbs/mom_priv/hooks/tmp";
 
-/// How a hook ended, and what it made of the event.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Hooked {
-    /// `accept`, `reject`, or `error` when it raised.
     pub verdict: String,
-    /// Why it rejected.
     pub message: String,
-    /// Modules that it imported, beside those of Python's start.
     pub imported: Vec<String>,
     /// `event.progname` afterwards.
     pub progname: String,
@@ -24,9 +20,7 @@ pub struct Hooked {
     pub argv: Vec<String>,
     /// `event.env` afterwards.
     pub env: BTreeMap<String, String>,
-    /// What it logged.
     pub log: Vec<(i32, String)>,
-    /// `job.run_count`, where the hook set it.
     pub run_count: Option<u32>,
     /// `job.Execution_Time`, where the hook set it. Seconds since 1970.
     pub execution_time: Option<u64>,
@@ -39,7 +33,6 @@ pub struct Hooked {
 }
 
 impl Hooked {
-    /// It let the event pass.
     pub fn accepted(&self) -> bool {
         self.verdict == "accept"
     }
@@ -124,7 +117,6 @@ impl Cluster {
         Ok(run)
     }
 
-    /// A task that TM starts (pbsdsh): a launch of its own, no shell, no profile.
     pub fn openpbs_task(&mut self, job: &Job, at: usize, argv: &[&str]) -> Result<Ended, String> {
         let mut run = self.user_process(job, at, argv);
         run.env.insert("PBS_TASKNUM".into(), "2".into());
@@ -152,7 +144,6 @@ impl Cluster {
         Ok(hooked)
     }
 
-    /// Our hook on one event, if it is imported, enabled and listens to the event.
     pub fn hook(&mut self, job: &Job, at: usize, event: &str) -> Hooked {
         let env = match event {
             "execjob_launch" => self.job_environment(job, at),
@@ -161,7 +152,6 @@ impl Cluster {
         self.hook_of(job, at, (event, &[]), &env)
     }
 
-    /// The same with the program that execjob_launch is told, and with this environment.
     pub fn hook_of(
         &mut self,
         job: &Job,
@@ -291,13 +281,11 @@ impl Cluster {
         }
     }
 
-    /// A classic script on the first node; an epilogue gets the job's exit code.
     pub fn openpbs_script(&mut self, job: &Job, name: &str, code: Option<i32>) -> Ended {
         let run = self.openpbs_run(job, name, code);
         self.nodes[0].run(run)
     }
 
-    /// The process of [`Cluster::openpbs_script`].
     pub fn openpbs_run(&mut self, job: &Job, name: &str, code: Option<i32>) -> Run {
         let user = USER.0;
         let home = format!("/home/{user}");

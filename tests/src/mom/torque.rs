@@ -26,7 +26,6 @@ impl Cluster {
         }
     }
 
-    /// Its first half: the sisters join the job.
     pub fn torque_join(&mut self, job: &Job) -> Verdict {
         assert_eq!(self.product, Product::Torque);
         self.torque_files(job);
@@ -42,7 +41,6 @@ impl Cluster {
         Verdict::Runs
     }
 
-    /// Its second half: the mother superior's prologue.
     pub fn torque_start(&mut self, job: &Job) -> Verdict {
         let ended = self.torque_script(job, 0, "prologue", None);
         match Verdict::of(self.product, ended, job.interactive) {
@@ -66,7 +64,6 @@ impl Cluster {
         verdict
     }
 
-    /// Replaces words in what the server says of a job.
     pub fn torque_status(&self, job: &Job, from: &str, to: &str) {
         let file = format!("jobs/{}", job.id);
         self.serve(&file, &self.served(&file).replace(from, to));
@@ -90,7 +87,6 @@ impl Cluster {
         self.serve(&format!("nodes/{name}"), &format!("down,{state}\n{note}"));
     }
 
-    /// From the end of the job's last process: sisters first.
     pub fn torque_end(&mut self, job: &Job, code: i32) {
         for sister in 1..job.gpus.len() {
             let ended = self.torque_script(job, sister, "epilogue.parallel", Some(code));
@@ -129,7 +125,6 @@ impl Cluster {
         self.nodes[at].run(run)
     }
 
-    /// The starter that the mom has read, by its log.
     fn job_starter(&mut self, at: usize) -> Option<String> {
         let log = self.nodes[at].read(&format!("{HOME}/mom_logs/20261122"))?;
         let since_hup = log
@@ -174,7 +169,6 @@ impl Cluster {
         self.nodes[at].run(run)
     }
 
-    /// The process of [`Cluster::torque_script`].
     pub fn torque_run(&mut self, job: &Job, at: usize, name: &str, code: Option<i32>) -> Run {
         let (user, uid) = USER;
         let part = |node: &str, gpus: usize| format!("{node}:ppn={}:gpus={gpus}", job.tasks);

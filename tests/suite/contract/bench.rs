@@ -21,26 +21,20 @@ use crate::processes::{Ended, Running, USER, command, run, spawn};
 pub const PATIENCE: Duration = Duration::from_secs(10);
 /// After how long a command counts as hung.
 pub const HANGS: Duration = Duration::from_secs(1);
-/// The variable by which clients and sessions find a daemon.
 pub const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// A GPU of the machine under test.
 #[derive(Clone, Debug)]
 pub struct GpuFact {
     pub uuid: String,
     pub sms: u32,
 }
 
-/// The subject: NVIDIA's program, or a node of doubles.
 #[derive(Debug)]
 pub struct Bench {
-    /// A directory that every user may search.
     pub dir: TempDir,
-    /// The doubles' node, if that is the subject.
     pub node: Option<NodeDouble>,
     pub control: PathBuf,
     pub gpus: Vec<GpuFact>,
-    /// The client program with its first arguments.
     pub client: Vec<String>,
 }
 
@@ -48,9 +42,7 @@ pub struct Bench {
 #[derive(Debug)]
 pub struct Daemon<'b> {
     pub bench: &'b Bench,
-    /// `CUDA_MPS_PIPE_DIRECTORY`.
     pub pipe: PathBuf,
-    /// `CUDA_MPS_LOG_DIRECTORY`.
     pub log: PathBuf,
     /// The foreground process; none for a daemon in the background.
     process: Option<Running>,
@@ -88,12 +80,10 @@ fn directory() -> TempDir {
 }
 
 impl Bench {
-    /// The subject with all its GPUs; the double has one.
     pub fn new() -> Bench {
         Bench::with(|builder| builder)
     }
 
-    /// The subject; the double with this change.
     pub fn with(change: impl FnOnce(Builder) -> Builder) -> Bench {
         match nvidia() {
             true => Bench::of_nvidia(),
@@ -160,14 +150,12 @@ impl Bench {
         bench
     }
 
-    /// Runs the control program as this user.
     pub fn control(&self, uid: u32, arguments: &[&str], env: &[(&str, &str)], input: &str) -> Ended {
         let mut command = command(&self.control, uid, env);
         command.args(arguments);
         run(command, input, PATIENCE)
     }
 
-    /// A pair of directories for a daemon of this user.
     pub fn directories(&self) -> Daemon<'_> {
         let own = TempDir::with_prefix_in("d-", self.dir.path());
         let own = own.expect("it is ours").keep();
@@ -186,12 +174,10 @@ impl Bench {
         }
     }
 
-    /// A daemon of [`USER`] in the foreground that answers.
     pub fn daemon(&self) -> Daemon<'_> {
         self.daemon_with(&[])
     }
 
-    /// As [`Bench::daemon`], with more in its environment.
     pub fn daemon_with(&self, env: &[(&str, &str)]) -> Daemon<'_> {
         let mut daemon = self.directories();
         daemon.start(env);
@@ -210,7 +196,6 @@ impl Daemon<'_> {
         self.start_so(more, |command| command);
     }
 
-    /// As [`Daemon::start`], with this change of the command.
     pub fn start_so(&mut self, more: &[(&str, &str)], change: impl FnOnce(&mut Command) -> &mut Command) {
         let env = [&self.env()[..], more].concat();
         let mut command = command(&self.bench.control, USER, &env);
@@ -221,13 +206,11 @@ impl Daemon<'_> {
         assert!(made && self.answers(), "no daemon: {}", self.log_text());
     }
 
-    /// Whether a session gets an answer.
     pub fn answers(&self) -> bool {
         let get = "get_default_active_thread_percentage";
         wait_until(PATIENCE, || self.say(get).code() == 0)
     }
 
-    /// The daemon's pid.
     pub fn pid(&self) -> u32 {
         let of_file = || self.pid_of_file().expect("a daemon left its pid");
         self.process.as_ref().map_or_else(of_file, Running::pid)
@@ -241,7 +224,6 @@ impl Daemon<'_> {
         self.process.as_mut().expect("a daemon in the foreground")
     }
 
-    /// Asserts that the foreground process ends. Its exit code.
     #[track_caller]
     pub fn ends(&mut self) -> Option<i32> {
         let status = self.process().ended_within(PATIENCE);
@@ -249,17 +231,14 @@ impl Daemon<'_> {
         status.code()
     }
 
-    /// A session of its user with these lines.
     pub fn say(&self, lines: &str) -> Ended {
         self.say_as(USER, lines)
     }
 
-    /// A session of this user with these lines.
     pub fn say_as(&self, uid: u32, lines: &str) -> Ended {
         self.bench.control(uid, &[], &self.env(), &format!("{lines}\n"))
     }
 
-    /// Whether its user's session with these lines gets no answer.
     pub fn hangs(&self, lines: &str) -> bool {
         self.begin(lines).finish(HANGS).hung
     }
@@ -270,20 +249,17 @@ impl Daemon<'_> {
         spawn(command, &format!("{lines}\n"))
     }
 
-    /// What it and its server have logged so far.
     pub fn log_text(&self) -> String {
         let written = self.process.as_ref().map(Running::written);
         written.unwrap_or_default().concat()
     }
 
-    /// Waits for a line of the log.
     #[track_caller]
     pub fn logs(&self, text: &str) {
         let told = wait_until(PATIENCE, || self.log_text().contains(text));
         assert!(told, "'{text}' is not in {}", self.log_text());
     }
 
-    /// The server's pid as the daemon tells it, if there is one.
     pub fn server(&self) -> Option<u32> {
         self.say("get_server_list").out.trim().parse().ok()
     }
@@ -297,14 +273,12 @@ impl Daemon<'_> {
         server
     }
 
-    /// Asserts that the daemon says of a server that it serves.
     #[track_caller]
     pub fn assert_active(&self, server: u32) {
         self.say(&format!("get_server_status {server}"))
             .answers("ACTIVE\n");
     }
 
-    /// A client program of its user in its environment.
     pub fn client(&self) -> Client<'_> {
         Client::new(self.bench).env(PIPE, self.pipe.to_str().expect("plain names"))
     }

@@ -29,13 +29,11 @@ pub struct Outcome {
 /// A client that holds its context; killed when dropped.
 #[derive(Debug)]
 pub struct Holding {
-    /// Its first record.
     pub record: Value,
     running: Running,
 }
 
 impl<'b> Client<'b> {
-    /// A client of [`USER`] that knows no pipe directory.
     pub fn new(bench: &'b Bench) -> Client<'b> {
         // Where CUDA looks without the variable there must be no daemon.
         let nowhere = bench.dir.path().join("nowhere").display().to_string();
@@ -57,7 +55,6 @@ impl<'b> Client<'b> {
         self
     }
 
-    /// Finding out how much it may allocate, up to 16 GiB.
     pub fn allocating(mut self) -> Self {
         self.arguments.push("--alloc=16384".into());
         self
@@ -104,7 +101,6 @@ impl<'b> Client<'b> {
         started.unwrap_or_else(|out| panic!("the client did not come up: {out}"))
     }
 
-    /// Starts it and waits for its first record; what it wrote if that is an error.
     pub fn start(&self) -> Result<Holding, String> {
         let mut running = self.spawn();
         let mut line = None;
@@ -156,7 +152,6 @@ impl Holding {
     }
 }
 
-/// Whether a record is that of a client under MPS.
 pub fn under_mps(record: &Value) -> bool {
     record["under_mps"] == true
 }

@@ -3,7 +3,6 @@
 use crate::bench::Bench;
 use crate::processes::STRANGER;
 
-/// Asserts the answer to each command in a session of its own, with exit status 0.
 #[track_caller]
 fn answers(bench: &Bench, pairs: &[(&str, &str)]) {
     let daemon = bench.daemon();

@@ -18,7 +18,6 @@ use crate::processes::USER;
 /// Time in which nothing must happen.
 const MOMENT: Duration = Duration::from_millis(300);
 
-/// A node of doubles, if these are the subject.
 fn double(change: impl FnOnce(Builder) -> Builder) -> Option<Bench> {
     (!nvidia()).then(|| Bench::of_double(change))
 }

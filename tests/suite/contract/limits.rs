@@ -9,7 +9,6 @@ use crate::client::{of_first_gpu, under_mps};
 const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 
-/// A client under MPS with this variable.
 fn client(daemon: &Daemon, name: &str, value: &str) -> Value {
     let outcome = daemon.client().env(name, value).allocating().run();
     let record = outcome.record().clone();

@@ -13,7 +13,6 @@ use crate::processes::{USER, command, run};
 /// The default of `daemon_group`.
 const OWN_GROUP: u32 = 65_530;
 
-/// A daemon with a limit of 25 %, by which its clients are known.
 fn daemon(bench: &Bench) -> Daemon<'_> {
     let daemon = bench.daemon();
     daemon.say("set_default_active_thread_percentage 25");
@@ -32,7 +31,6 @@ fn attached(bench: &Bench, record: &Value) {
     assert_eq!(of_first_gpu(record, "sms"), u64::from(share), "{record}");
 }
 
-/// `unshare` with these options, then the user.
 fn unshared<'a>(options: &[&'a str]) -> Vec<&'a str> {
     [&["/usr/bin/unshare"], options, &drop_to_user()].concat()
 }

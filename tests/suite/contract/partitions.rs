@@ -3,7 +3,6 @@
 use crate::bench::{Bench, Daemon, PATIENCE, not_verified, nvidia};
 use crate::processes::USER;
 
-/// The name of a partition, by which a client finds it.
 const VARIABLE: &str = "CUDA_MPS_SM_PARTITION";
 
 /// A subject that has them; none if NVIDIA's program lists no `-S`.
@@ -31,7 +30,6 @@ fn daemon(bench: &Bench) -> Daemon<'_> {
     daemon
 }
 
-/// Makes a partition; its name, and its id.
 #[track_caller]
 fn add(daemon: &Daemon, chunks: u32) -> (String, String) {
     let gpu = &daemon.bench.gpus[0].uuid;
@@ -42,7 +40,6 @@ fn add(daemon: &Daemon, chunks: u32) -> (String, String) {
     (name, id)
 }
 
-/// Used chunks and multiprocessors in the row of a partition, and whether it has clients.
 fn row(daemon: &Daemon, id: &str) -> Option<(u32, u32, String)> {
     let listing = daemon.say("lspart").out;
     let has_id = |line: &&str| line.split_whitespace().any(|word| word == id);

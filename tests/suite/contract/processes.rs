@@ -84,7 +84,6 @@ impl Running {
         self.group.as_raw().cast_unsigned()
     }
 
-    /// What it has written to standard output so far, and to standard error.
     pub fn written(&self) -> [String; 2] {
         let child = self.child.as_ref().expect("it was not finished");
         [child.stdout_so_far(), child.stderr_so_far()]
@@ -93,7 +92,6 @@ impl Running {
         nix::sys::signal::kill(self.group, signal).expect("the child is not reaped yet");
     }
 
-    /// Its status if it ends within this time.
     pub fn ended_within(&mut self, limit: Duration) -> Option<ExitStatus> {
         self.child().ended_within(limit)
     }

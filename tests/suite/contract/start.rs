@@ -14,7 +14,6 @@ use tests::stage::chmod;
 use crate::bench::{Bench, Daemon, PATIENCE, PIPE, assert_within};
 use crate::processes::USER;
 
-/// What a daemon makes in its pipe directory.
 const FILES: [&str; 5] = [
     "control",
     "control_lock",

@@ -8,7 +8,6 @@ use tests::double::mig;
 
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// One line each, printed by every run.
 const DOCUMENTED: [&str; 20] = [
     "EXCLUSIVE_PROCESS: a client without MPS fails while another context is on the GPU",
     "EXCLUSIVE_PROCESS: clients under MPS share the GPU, which the server alone holds",
@@ -75,7 +74,6 @@ fn a_daemon_of_a_mig_device_serves_it_alone_and_takes_limits_by_index() {
     drop(holding);
 }
 
-/// The double with its GPU in this compute mode.
 fn in_mode(mode: &str) -> Option<Bench> {
     if nvidia() {
         return None;

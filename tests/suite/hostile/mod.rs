@@ -24,7 +24,6 @@ use tests::stage::{OTHER_USER, THREE, USER, as_user, chmod, finish, prologue_arg
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
-/// A node with job `job` in service.
 fn served(job: &str) -> Place {
     Place::with_job(fast(1), CONFIG, job, ACCOUNT, "0")
 }
@@ -299,7 +298,6 @@ fn hides_in(program: &Path, at: &Path, hung: &Hung, env: &[(String, String)]) ->
     hidden
 }
 
-/// Whether `cat FILE` ends within a second.
 fn can_be_read(pid: u32, file: &str) -> bool {
     let mut command = Command::new("/bin/cat");
     command.arg(format!("/proc/{pid}/{file}")).stdout(Stdio::null());

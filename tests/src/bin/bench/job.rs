@@ -59,7 +59,6 @@ pub fn run(rounds: usize, beside: Option<&Path>) -> Result<Value> {
     Ok(report)
 }
 
-/// A build that takes part.
 struct Side {
     place: Place,
     /// The numbers are asked for while its job begins.
@@ -72,7 +71,6 @@ impl Side {
         Self { place, watched }
     }
 
-    /// Has its jobs told to the other exporters.
     fn tell_exporters(&self) -> Result<()> {
         let path = |name: &str| self.place.stage.path(name);
         for name in ["dcgm", "gpustat"] {
@@ -85,7 +83,6 @@ impl Side {
         Ok(())
     }
 
-    /// `mpsctl metrics`, where it is to be asked.
     fn scrape(&self) -> Result<Option<Running>> {
         let stage = &self.place.stage;
         let page = || {
@@ -97,7 +94,6 @@ impl Side {
     }
 }
 
-/// A node with this build's programs, or those in `programs`.
 fn place(programs: Option<&Path>) -> Result<Place> {
     let node = NodeDouble::builder().gpus(1, GPU).times(|times| {
         times.nvml = NVML_MS;
@@ -171,7 +167,6 @@ fn by_hand(place: &Place) -> Result<Times> {
     Ok(times)
 }
 
-/// The times of all rounds.
 fn joined(rounds: Vec<Times>) -> Times {
     let mut all = Times::new();
     for (name, values) in rounds.into_iter().flatten() {
@@ -189,7 +184,6 @@ fn spreads(times: &Times) -> Value {
     times.iter().map(one).collect::<serde_json::Map<_, _>>().into()
 }
 
-/// With the ratios to the floor.
 fn against(times: &Times, floor: &Times) -> Value {
     let ratio = |of: &str, to: &str| rounded(median(&times[of]) / median(&floor[to]));
     let mut told = spreads(times);

@@ -99,7 +99,6 @@ fn measure(flags: &str, against: &str, pairs: usize, slurm: &mut String) -> Resu
     Ok([with, without])
 }
 
-/// Times of the loaded node, and of the plain one.
 fn pairs_on(bed: &Bed, plain: &str, pairs: usize) -> Result<Vec<Vec<f64>>> {
     let [user, _] = bed.users();
     let loaded = if plain == "node1" { "node2" } else { "node1" };
@@ -112,7 +111,6 @@ fn pairs_on(bed: &Bed, plain: &str, pairs: usize) -> Result<Vec<Vec<f64>>> {
     })
 }
 
-/// Times of `srun --mps true` where it waits in the task, and where it waits in the prolog.
 fn measure_waits(pairs: usize) -> Result<[Vec<f64>; 2]> {
     let (mut task, mut prolog) = (Vec::new(), Vec::new());
     for waits in ["node1", "node2"] {

@@ -15,7 +15,6 @@ use crate::step;
 
 const NODES: [&str; 2] = ["nodea", "nodeb"];
 
-/// Runs it; whether every promise was kept.
 pub fn run(product: Product) -> bool {
     programs_are_built();
     let started = Instant::now();
@@ -58,7 +57,6 @@ fn begins(cluster: &mut Cluster, job: &Job, promises: &mut Promises) {
     });
 }
 
-/// The clients of one node, started by TM as pbsdsh and MPI launchers do: no shell, no profile.
 fn clients(cluster: &mut Cluster, job: &Job, at: usize, promises: &mut Promises) {
     let modes = cluster.gpus[at].modes();
     let promise = "compute mode: default → exclusive_process on the job's GPU, untouched on the other";

@@ -13,16 +13,11 @@ use tests::slurm::{Bed, Process};
 /// How often it looks.
 const PERIOD: Duration = Duration::from_millis(3);
 
-/// What was seen of one node.
 #[derive(Debug, Default, Clone)]
 pub struct Observations {
-    /// When `mps-prologue` was first there.
     pub prologue: Option<Instant>,
-    /// The job's control daemons.
     pub daemons: BTreeMap<i32, Process>,
-    /// The job's servers.
     pub servers: BTreeMap<i32, Process>,
-    /// When a server first had its context on a GPU; on real GPUs, when its process was first there.
     pub server_up: Option<Instant>,
     /// Every compute mode that a GPU had, in order, by UUID (simulated GPUs only).
     pub modes: BTreeMap<String, Vec<String>>,
@@ -30,7 +25,6 @@ pub struct Observations {
 
 type ByNode = BTreeMap<String, Observations>;
 
-/// The thread that looks.
 pub struct Onlooker {
     over: Arc<AtomicBool>,
     thread: JoinHandle<ByNode>,

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-/// Lines to print.
 #[derive(Default)]
 pub struct Promises {
     lines: Vec<String>,
@@ -27,7 +26,6 @@ impl Promises {
         self.lines.push(text.into());
     }
 
-    /// Whether every promise was kept.
     pub fn are_kept(&self) -> bool {
         self.broken == 0
     }

@@ -17,16 +17,13 @@ pub const CLIENTS: usize = 2;
 /// multiprocessors, 315 with 78), and it tries in steps of 64.
 const MARGIN: u64 = 315 + 64;
 
-/// Where the demo runs.
 pub enum Site {
-    /// Two nodes, two simulated GPUs each.
     Simulated(Option<Simulated>),
     /// One node with this machine's GPUs, by number of `/dev/nvidiaN`.
     Real(Vec<u32>, Option<Product>),
 }
 
 impl Site {
-    /// Looks for GPUs.
     pub fn find() -> Result<Site> {
         if !Path::new("/dev/nvidia0").exists() {
             return Ok(Site::Simulated(None));
@@ -38,7 +35,6 @@ impl Site {
         Ok(Site::Real(numbers.into_iter().collect(), None))
     }
 
-    /// How many nodes the job uses.
     pub fn nodes(&self) -> usize {
         match self {
             Site::Simulated(_) => 2,
@@ -87,7 +83,6 @@ impl Site {
         Ok(())
     }
 
-    /// The simulated nodes' directories, by node.
     pub fn doubles(&self) -> Vec<PathBuf> {
         match self {
             Site::Simulated(Some(simulated)) => {
@@ -97,7 +92,6 @@ impl Site {
         }
     }
 
-    /// srun's arguments.
     pub fn arguments(&self) -> Vec<&'static str> {
         let words = match self {
             Site::Simulated(_) => {
@@ -123,7 +117,6 @@ impl Site {
         }
     }
 
-    /// What was seen on the nodes, against what was asked for.
     pub fn judge(
         &self,
         promises: &mut Promises,

@@ -12,27 +12,20 @@ use tests::double::wire::{self, Attach, CudaError, Granted, Reply};
 
 use crate::bare::Bare;
 
-/// A program with its contexts.
 #[derive(Debug)]
 pub struct Running {
-    /// What it got.
     pub gpus: Vec<Granted>,
-    /// The daemon and the server, if it is under MPS.
     pub mps: Option<Mps>,
     bare: Option<Bare>,
 }
 
-/// The MPS that serves it.
 #[derive(Debug)]
 pub struct Mps {
-    /// The control daemon's pid.
     pub daemon: u32,
-    /// The server's pid.
     pub server: u32,
     connection: OwnedFd,
 }
 
-/// A variable of the environment, if it is set and text.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
@@ -130,7 +123,6 @@ impl Mps {
 }
 
 impl Running {
-    /// Allocates on the first GPU that it uses.
     pub fn allocate(&mut self, bytes: u64) -> Result<(), CudaError> {
         let Some(at) = self.gpus.iter().position(|g| g.taken > 0) else {
             return Err(CudaError::of(100));
@@ -150,7 +142,6 @@ impl Running {
         Ok(())
     }
 
-    /// Gives memory back.
     pub fn free(&mut self, bytes: u64) {
         if let Some(mps) = &self.mps {
             let _ = mps.call(format!("FREE {bytes}").as_bytes());

@@ -6,7 +6,6 @@ use tests::double::wire::{CudaError, Granted};
 
 use crate::attach::variable;
 
-/// Its contexts; they are taken off the GPUs when it is dropped.
 #[derive(Debug)]
 pub struct Bare {
     node: Node,
@@ -14,7 +13,6 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// Opens a context on each visible GPU, or on one of them.
     pub fn open(node: &Node, only: Option<usize>) -> Result<(Bare, Vec<Granted>), CudaError> {
         let all = node.cuda();
         let all: Vec<&Gpu> = all.iter().collect();
@@ -66,7 +64,6 @@ impl Bare {
         Ok(())
     }
 
-    /// Writes down the memory of one of its contexts.
     pub fn register(&self, gpu: &Granted) {
         let node = &self.node;
         let _ = node.register(&gpu.uuid, std::process::id(), gpu.taken, "bare");

@@ -12,7 +12,6 @@ use tests::double::wire::CudaError;
 
 use crate::attach::{Running, variable};
 
-/// Writes what a program got.
 pub fn write(file: Option<&Path>, node: &Node, running: &Running, allocatable: Option<u64>, took: Duration) {
     let mps = running.mps.as_ref();
     let gpus: Vec<Value> = running
@@ -40,7 +39,6 @@ pub fn write(file: Option<&Path>, node: &Node, running: &Running, allocatable: O
     put(file, &record);
 }
 
-/// Writes that a program failed; returns its exit code.
 pub fn failed(file: Option<&Path>, node: &str, error: &CudaError, code: u8) -> ExitCode {
     let code = if error.code == 100 { 2 } else { code };
     put(

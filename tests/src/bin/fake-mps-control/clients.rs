@@ -9,7 +9,6 @@ use crate::daemon::Daemon;
 /// How often a server is tried for a waiting client (recorded: twice).
 const ATTEMPTS: u32 = 2;
 
-/// A client that waits for a server.
 #[derive(Debug)]
 pub struct Pending {
     connection: OwnedFd,
@@ -18,7 +17,6 @@ pub struct Pending {
 }
 
 impl Daemon {
-    /// A client program has connected.
     pub fn new_client(&mut self, connection: OwnedFd, pid: u32, uid: u32) {
         if self.quit.is_some() {
             return;
@@ -58,7 +56,6 @@ impl Daemon {
         }
     }
 
-    /// The server is ready: its user's clients connect again.
     pub fn clients_may_retry(&mut self) {
         let ready = self.server.as_ref().map(|s| s.uid);
         for client in self.pending.extract_if(.., |c| Some(c.uid) == ready) {

@@ -16,7 +16,6 @@ fn insufficient(uid: u32) -> String {
 }
 
 impl Daemon {
-    /// One command of a session of a user: the packet that answers it.
     pub fn command(&mut self, session: u64, uid: u32, line: &str) -> Vec<u8> {
         self.log.control(&format!("Cmd:{line}"));
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -208,7 +207,6 @@ fn device_table(gpus: &[&Gpu], csv: bool) -> String {
     table
 }
 
-/// `0000:00:06.0` as this program writes it: `0000:00.06.00`.
 fn pci(id: &str) -> String {
     let mut parts = id.split([':', '.']);
     let mut next = || parts.next().unwrap_or("0");

@@ -18,18 +18,14 @@ use crate::servers::Server;
 use crate::settings::Settings;
 use crate::start::Files;
 
-/// A command session.
 #[derive(Debug)]
 pub struct Session {
-    /// Its connection.
     pub connection: OwnedFd,
-    /// The user at the other end.
     pub uid: u32,
     /// Its number, never used twice.
     pub id: u64,
 }
 
-/// The state of the daemon.
 #[derive(Debug)]
 pub struct Daemon {
     pub node: Node,
@@ -44,10 +40,8 @@ pub struct Daemon {
     pub retry: Option<Retry>,
     /// Exit status, once the daemon is to end.
     pub ended: Option<u8>,
-    /// Whether a server has ever ended with another status than 0.
     pub server_failed: bool,
     last_session: u64,
-    /// How many static partitions it has made.
     pub last_partition: u32,
 }
 
@@ -107,7 +101,6 @@ impl Daemon {
         status
     }
 
-    /// Which of children, the two sockets and the sessions have something to say.
     fn wait(&self, children: &SignalFd) -> Vec<bool> {
         let own = [
             children.as_fd(),
@@ -176,7 +169,6 @@ impl Daemon {
         }
     }
 
-    /// One command of a session, or its end.
     fn session(&mut self, id: u64) {
         let Some(at) = self.sessions.iter().position(|s| s.id == id) else {
             return;

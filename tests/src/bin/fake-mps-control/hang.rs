@@ -7,7 +7,6 @@ use std::process::ExitCode;
 
 use nix::libc;
 
-/// Names the file to hang in.
 const VARIABLE: &str = "FAKE_MPS_HANGS_IN";
 /// Names a directory to list into a mapping of that file: the kernel keeps the directory's lock while the file system withholds
 /// what stands there.

@@ -7,7 +7,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::libc;
 
-/// Where log lines go.
 #[derive(Debug)]
 pub struct Log(Option<File>);
 
@@ -23,12 +22,10 @@ impl Log {
         Log(OpenOptions::new().create(true).append(true).open(path).ok())
     }
 
-    /// A copy of the file behind it, for the server's output.
     pub fn descriptor(&self) -> Option<File> {
         self.0.as_ref().and_then(|f| f.try_clone().ok())
     }
 
-    /// One line of `who` (`Control`, `Server`, `Other`), with the pid of the writing process.
     pub fn line(&self, who: &str, text: &str) {
         let Some(mut file) = self.0.as_ref() else { return };
         let line = format!("[{} {who} {:>5}] {text}\n", now(), std::process::id());
@@ -36,12 +33,10 @@ impl Log {
         let _ = file.write_all(line.as_bytes());
     }
 
-    /// One line of the control daemon.
     pub fn control(&self, text: &str) {
         self.line("Control", text);
     }
 
-    /// One line of a server that is up.
     pub fn server(&self, text: &str) {
         self.line("Server", text);
     }

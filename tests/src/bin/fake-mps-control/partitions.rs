@@ -6,16 +6,12 @@ use tests::double::node::Gpu;
 
 use crate::daemon::Daemon;
 
-/// One partition.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Partition {
-    /// Its GPU.
     pub uuid: String,
     /// What comes behind the UUID in its full id.
     pub id: String,
-    /// Its size.
     pub chunks: u32,
-    /// The multiprocessors of these.
     pub sms: u32,
 }
 
@@ -24,7 +20,6 @@ fn chunk(gpu: &Gpu) -> u32 {
     if gpu.capability >= (9, 0) { 8 } else { 4 }
 }
 
-/// Chunks and multiprocessors of a GPU that are free, and those that are used.
 fn account(gpu: &Gpu, all: &[Partition]) -> [(u32, u32); 2] {
     let own = || all.iter().filter(|one| one.uuid == gpu.uuid);
     let used: u32 = own().map(|one| one.chunks).sum();

@@ -10,25 +10,19 @@ use crate::daemon::Daemon;
 /// First pause between two attempts; each next one is twice as long (recorded).
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
-/// An accepted `quit`.
 #[derive(Debug)]
 pub struct Quit {
-    /// The session that asked.
     pub session: u64,
-    /// `-t`: when the server is ended with its clients.
     pub deadline: Option<Instant>,
 }
 
-/// The next attempt.
 #[derive(Debug)]
 pub struct Retry {
-    /// When.
     pub at: Instant,
     pause: Duration,
 }
 
 impl Daemon {
-    /// Begins to quit; the session hears of the end when the daemon ends.
     pub fn begin_quit(&mut self, session: u64, patience: Option<Duration>) {
         let deadline = patience.map(|p| Instant::now() + p);
         self.quit = Some(Quit { session, deadline });

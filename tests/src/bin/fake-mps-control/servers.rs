@@ -12,21 +12,15 @@ use tests::double::wire;
 use crate::daemon::Daemon;
 use crate::start::hang;
 
-/// A server process.
 #[derive(Debug)]
 pub struct Server {
-    /// Its pid.
     pub pid: u32,
-    /// Its user.
     pub uid: u32,
-    /// Its connection, from the moment it is ready.
     pub connection: Option<OwnedFd>,
-    /// Whether it takes clients.
     pub active: bool,
 }
 
 impl Daemon {
-    /// Starts a server for a user; its end, should it fail, comes as a dead child.
     pub fn start_server(&mut self, uid: u32) {
         // SAFETY: this process has one thread.
         match unsafe { nix::unistd::fork() } {
@@ -124,7 +118,6 @@ impl Daemon {
         wire::recv(connection).map(|answer| String::from_utf8_lossy(&answer[1..]).into_owned())
     }
 
-    /// A dead child.
     pub fn server_ended(&mut self, pid: u32, status: i32) {
         self.log
             .control(&format!("Server {pid} exited with status {status}"));

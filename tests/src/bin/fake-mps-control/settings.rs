@@ -5,14 +5,10 @@ use tests::double::visible::{self, MemoryLimit};
 
 use crate::partitions::Partition;
 
-/// Defaults for upcoming servers, or the settings of one server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// Active thread percentage.
     pub threads: f64,
-    /// Pinned memory limits, in the order in which their devices were named first.
     pub memory: Vec<MemoryLimit>,
-    /// Client priority, 0 or 1.
     pub priority: u32,
     /// Static partitions; none at all: the daemon was started without `-S`.
     pub partitions: Option<Vec<Partition>>,
@@ -37,7 +33,6 @@ impl Settings {
         new.is_some()
     }
 
-    /// The thread percentage as the daemon writes it.
     pub fn threads_text(&self) -> String {
         format!("{:.1}", self.threads)
     }
@@ -60,7 +55,6 @@ impl Settings {
         self.memory.iter().skip(1).chain(self.memory.first())
     }
 
-    /// A memory limit as it is read back.
     pub fn memory_text(&self, device: &str) -> Option<&str> {
         self.memory
             .iter()

@@ -22,14 +22,10 @@ use crate::log::Log;
 /// The longest path that fits into a socket's address.
 const SUN_PATH: usize = 107;
 
-/// Everything that a daemon holds open.
 #[derive(Debug)]
 pub struct Files {
-    /// Socket for clients, servers and strangers' sessions.
     pub control: OwnedFd,
-    /// Socket for the owner's sessions.
     pub privileged: OwnedFd,
-    /// The FIFO `log`, standard input of every server.
     pub fifo: File,
     _lock: Flock<File>,
 }
@@ -38,7 +34,6 @@ fn log_directory() -> PathBuf {
     std::env::var_os("CUDA_MPS_LOG_DIRECTORY").map_or_else(|| "/var/log/nvidia-mps".into(), PathBuf::from)
 }
 
-/// `-f`: stays, and logs to standard output.
 pub fn foreground(node: Node, partitioned: bool) -> ExitCode {
     match prepare(&node) {
         Ok(lock) => serve((node, partitioned), lock, Log::stdout(), Log::stdout(), |_| ()),
@@ -46,7 +41,6 @@ pub fn foreground(node: Node, partitioned: bool) -> ExitCode {
     }
 }
 
-/// `-d`: returns when the daemon has its sockets.
 pub fn background(node: Node, partitioned: bool) -> ExitCode {
     let lock = match prepare(&node) {
         Ok(lock) => lock,
@@ -225,7 +219,6 @@ fn files(pipe: &Path, lock: Flock<File>) -> std::io::Result<Files> {
     })
 }
 
-/// Waits for ever, alive.
 pub fn hang() -> ! {
     loop {
         nix::unistd::pause();

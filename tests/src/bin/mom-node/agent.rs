@@ -121,7 +121,6 @@ fn kill_cgroup(cgroup: &str, running: &mut Running) -> Result<(), String> {
     Err(format!("'{cgroup}' is not empty"))
 }
 
-/// Everything in the layer of writes and on the node's own tmpfs, and every process but the agent.
 fn snapshot() -> Snapshot {
     let mut all = Snapshot::default();
     for top in [LAYER, "/run", "/tmp", "/dev/shm"] {

@@ -16,16 +16,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use tests::mom::cluster::USER;
 use tests::mom::wire::{Run, Stream};
 
-/// The order and what the agent prepared for it.
 #[derive(Serialize, Deserialize)]
 pub struct Launch {
-    /// The order.
     pub run: Run,
     /// The agent's own descriptors behind `run.leaked`, in that order; reached through `/proc/1/fd`.
     pub passed: Vec<i32>,
-    /// The terminal's name.
     pub terminal: Option<String>,
-    /// The mom's cgroup.
     pub cgroup: Option<String>,
 }
 

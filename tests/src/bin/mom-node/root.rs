@@ -8,7 +8,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tests::double::remove_cgroup;
 
-/// The layer of writes, seen from inside the node.
 pub const LAYER: &str = "/.layer";
 
 /// Empty on a node: this machine may have users' homes there, a PBS, an mpsd.
@@ -35,7 +34,6 @@ fn mounted(from: &str, to: &Path, kind: Option<&str>, flags: MsFlags, options: O
     mount(Some(from), to, kind, flags, options).with_context(|| format!("'{}'", to.display()))
 }
 
-/// Builds the tree in `dir` and enters it.
 pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<()> {
     let empty = MsFlags::empty();
     mounted(
@@ -112,14 +110,11 @@ pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<()> {
 pub struct Hierarchy {
     /// Where it is mounted.
     pub top: &'static str,
-    /// This process's own cgroup.
     home: PathBuf,
-    /// The node's.
     node: PathBuf,
 }
 
 impl Hierarchy {
-    /// Makes the node's cgroup in every hierarchy and enters it.
     pub fn enter_all() -> Vec<Hierarchy> {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         TOPS.into_iter()
@@ -147,7 +142,6 @@ impl Hierarchy {
         Some(Hierarchy { top, home, node })
     }
 
-    /// Goes back and removes the node's cgroup, with those that were made below it.
     pub fn leave(self) {
         let _ = fs::write(self.home.join("cgroup.procs"), "0");
         if let Err(why) = remove_cgroup(&self.node) {

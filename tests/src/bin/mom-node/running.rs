@@ -17,7 +17,6 @@ use tests::mom::wire::{Ended, Run, Stream, Victims};
 
 const TICK: Duration = Duration::from_millis(2);
 
-/// What a started process got from the mom, and how it was ordered.
 struct Held {
     run: Run,
     started: Instant,
@@ -25,7 +24,6 @@ struct Held {
     writers: Vec<OwnedFd>,
 }
 
-/// All processes that orders started.
 #[derive(Default)]
 pub struct Running {
     held: BTreeMap<i32, Held>,
@@ -43,7 +41,6 @@ impl Running {
         }
     }
 
-    /// The mom's cgroup.
     pub fn cgroup(&self) -> Option<&str> {
         self.cgroup.as_deref()
     }
@@ -133,7 +130,6 @@ impl Running {
         true
     }
 
-    /// Takes every ended child, ours or an orphan.
     pub fn reap(&mut self) {
         loop {
             let (pid, ended) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
@@ -186,7 +182,6 @@ fn sigkill_group(group: i32) {
     let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
 }
 
-/// The last writer of this pipe has closed it.
 fn hung_up(reader: &OwnedFd) -> Result<bool, String> {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use std::os::fd::AsFd;
@@ -206,7 +201,6 @@ fn check(path: &str) -> Result<(), Ended> {
     if good { Ok(()) } else { Err(Ended::BadScript) }
 }
 
-/// Every process of the session of `pid`.
 fn session(pid: i32) -> Vec<i32> {
     let of = |number: &i32| {
         let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
@@ -216,7 +210,6 @@ fn session(pid: i32) -> Vec<i32> {
     processes().into_iter().filter(of).collect()
 }
 
-/// The numbers of all processes.
 pub fn processes() -> Vec<i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries

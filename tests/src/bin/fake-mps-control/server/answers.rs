@@ -9,7 +9,6 @@ use tests::double::wire::{CudaError, Reply};
 use super::Server;
 
 impl Server {
-    /// One order of the control daemon; false when the server is to end.
     pub(super) fn control_spoke(&mut self) -> bool {
         let Some((packet, passed)) = wire::recv_fd(&self.control) else {
             if self.node.is.faults.server_survives_control {

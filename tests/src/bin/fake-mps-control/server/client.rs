@@ -10,43 +10,34 @@ use super::Server;
 use super::fatal::Fatal;
 use crate::partitions::Partition;
 
-/// A client program.
 #[derive(Debug)]
 pub struct Client {
-    /// Its connection.
     pub connection: OwnedFd,
     /// Its pid, as this server's pid namespace has it.
     pub pid: u32,
-    /// Its number at this server.
     pub id: u32,
-    /// How it calls itself.
     pub command: String,
     /// What it got, once it has attached.
     pub granted: Vec<Granted>,
-    /// The id of its static partition.
     pub partition: Option<String>,
 }
 
 impl Client {
-    /// How many contexts it has.
     pub fn contexts(&self) -> usize {
         self.granted.iter().filter(|g| g.taken > 0).count()
     }
 
-    /// The number of its context on this GPU, from 1.
     pub fn context_on(&self, uuid: &str) -> Option<usize> {
         let mut used = self.granted.iter().filter(|g| g.taken > 0);
         used.position(|g| g.uuid == uuid).map(|at| at + 1)
     }
 
-    /// The first GPU on which it has a context.
     pub fn device(&self) -> &str {
         self.granted.iter().find(|g| g.taken > 0).map_or("", |g| &g.uuid)
     }
 }
 
 impl Server {
-    /// The control daemon passes a client on.
     pub(super) fn take_client(&mut self, pid: u32, connection: OwnedFd) {
         self.last_client += 1;
         self.clients.push(Client {
@@ -59,7 +50,6 @@ impl Server {
         });
     }
 
-    /// A client says something, or has gone.
     pub(super) fn client_spoke(&mut self, id: u32) {
         let Some(at) = self.clients.iter().position(|c| c.id == id) else {
             return;
@@ -237,7 +227,6 @@ impl Server {
         Reply::Done
     }
 
-    /// Takes a client's contexts off the GPUs.
     pub(super) fn forget(&self, client: &Client) {
         for gpu in &client.granted {
             self.node.unregister(&gpu.uuid, client.pid);

@@ -6,7 +6,6 @@ use tests::double::wire::{CudaError, Reply};
 
 use super::Server;
 
-/// How far the server is with a fatal error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fatal {
     /// There was none, or it is over.
@@ -14,7 +13,6 @@ pub enum Fatal {
     None,
     /// Its clients have not ended yet.
     Handling,
-    /// They have ended; the next client gets a new context.
     ContextLost,
 }
 
@@ -48,7 +46,6 @@ impl Server {
         }
     }
 
-    /// A client has gone: with the last of them the error is over.
     pub(super) fn fault_may_end(&mut self) {
         if self.fatal != Fatal::Handling || self.attached().next().is_some() {
             return;

@@ -22,13 +22,11 @@ use crate::log::Log;
 use crate::settings::Settings;
 use crate::start::hang;
 
-/// The state of the server.
 #[derive(Debug)]
 pub struct Server {
     node: Node,
     log: Log,
     control: OwnedFd,
-    /// The GPUs that it shows its clients, in PCI order.
     gpus: Vec<Gpu>,
     settings: Settings,
     clients: Vec<Client>,
