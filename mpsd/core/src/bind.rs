@@ -35,9 +35,8 @@ pub struct Bind {
 impl Bind {
     /// What [`Bind::from_str`] accepts, in any case.
     pub const ALLOWED: &'static str = "block, cyclic, closest, each also with +peers; auto, none";
-    /// The binding if neither job nor site names one. Without it a program that takes the first GPU would leave a job's others
-    /// idle (OpenMM, 16 clients on two GPUs: docs/measured.md). A program that chooses by rank or number finds as many as
-    /// without us.
+    /// The binding if neither job nor site names one. Bound to none, programs that take the first GPU would leave the
+    /// others idle (docs/measured.md).
     pub const DEFAULT: Self = Self::of(BindMode::Auto);
     /// No task is bound.
     pub const NONE: Self = Self::of(BindMode::None);

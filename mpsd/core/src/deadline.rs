@@ -61,9 +61,6 @@ impl Deadline {
 }
 
 /// Waits until `fd` is readable or at its end; false at the deadline.
-///
-/// # Errors
-/// As poll(2), except EINTR.
 pub fn readable(fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool, Errno> {
     loop {
         match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], deadline.poll_timeout()) {
@@ -86,9 +83,6 @@ pub struct Output {
 
 impl Output {
     /// An output, and the end of its pipe to write to.
-    ///
-    /// # Errors
-    /// As pipe(2).
     pub fn pipe() -> Result<(Self, OwnedFd), Errno> {
         let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -119,11 +113,7 @@ impl Output {
     }
 }
 
-/// Opens `/dev/null` on each of 0, 1 and 2 that is closed, so that nothing opened later gets such a number: Slurm runs
-/// `job_prolog` with descriptor 0 closed.
-///
-/// # Errors
-/// As open(2).
+/// Opens `/dev/null` on each of 0, 1 and 2 that is closed, so that no later file gets its number: Slurm's prologs lack 0.
 pub fn fix_standard_descriptors() -> Result<(), Errno> {
     loop {
         // The lowest free number.

@@ -30,8 +30,8 @@ const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 const USUAL_CONNECTIONS: u32 = 2;
 /// The job that a task's MPS belongs to. It tells which variables a task inherited from another job.
 pub const JOB: &str = "MPSD_JOB";
-/// Variables with a launcher's local rank and its number of ranks on the node, in the order of the look-up: an MPI launcher
-/// inside a Slurm step inherits the step's own.
+/// Each launcher's local rank and number of ranks. An MPI launcher inside a Slurm step inherits the step's own: Slurm is
+/// last.
 const LAUNCHERS: [(&str, &str); 4] = [
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -74,8 +74,7 @@ pub struct Task {
     pub cpus: Option<Cpus>,
     /// Its `CUDA_VISIBLE_DEVICES` as the scheduler set it: UUIDs, or indexes.
     pub visible: Option<String>,
-    /// The GPUs that it may open, in CUDA's order: indexes in `visible` are places here. `None`: they are the node's own
-    /// indexes.
+    /// The GPUs that it may open, in CUDA's order, by which `visible` counts; `None`: `visible` has the node's own indexes.
     pub counted: Option<Vec<GpuUuid>>,
     /// `MPSD_JOB` as inherited.
     pub inherited_job: Option<String>,
@@ -116,11 +115,7 @@ impl Change {
     }
 }
 
-/// The changes to a task's environment that attach it to the job's MPS.
-///
-/// # Errors
-/// A refusal if the task's GPU cannot be told: a list or per-gpu mode without a local rank, or a device that is not the
-/// job's.
+/// The changes to a task's environment that attach it to the job's MPS. Refuses a task if its GPU or share cannot be told.
 pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     let visible = visible_gpus(record, task)?;
     let partition = own_partition(record, task)?;
@@ -164,8 +159,7 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
     Ok(changes)
 }
 
-/// The removals that free a task of variables which another job's MPS left in its environment
-/// (`sbatch` or `qsub -V` from inside a job). The user's own variables stay.
+/// Removes the variables that another job's MPS left (`sbatch` or `qsub -V` inside a job). The user's own stay.
 pub fn strip_inherited(this_job: Option<&str>, lookup: &dyn Fn(&str) -> Option<String>) -> Vec<Change> {
     let Some(other) = lookup(JOB).filter(|job| this_job != Some(job)) else {
         return Vec::new();
@@ -214,7 +208,6 @@ fn no_rank(what: &str) -> Refusal {
     )
 }
 
-/// The job's GPUs that this task may see.
 fn visible_gpus(record: &Record, task: &Task) -> Result<Vec<GpuUuid>, Refusal> {
     let Some(list) = task.visible.as_deref().filter(|list| !list.trim().is_empty()) else {
         let open = |gpu: &GpuUuid| task.counted.as_ref().is_none_or(|counted| counted.contains(gpu));
@@ -252,7 +245,6 @@ fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refus
     })
 }
 
-/// The GPUs that the task keeps, its own first.
 fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<GpuUuid>, Refusal> {
     let requested = record.bind.unwrap_or(Bind::NONE);
     let tasks = task.rank.and_then(|rank| rank.of);
@@ -332,7 +324,6 @@ fn gpu_of_partition(record: &Record, own: &Partition, visible: &[GpuUuid]) -> Re
     Ok(own.gpu.clone())
 }
 
-/// The daemon of a task with these GPUs.
 fn daemon_of<'a>(record: &'a Record, gpus: &[GpuUuid]) -> Result<&'a Daemon, Refusal> {
     let mut daemons = record.daemons.iter();
     let daemon = match record.per_gpu {

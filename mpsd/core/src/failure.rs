@@ -86,15 +86,13 @@ impl Fault {
         self
     }
 
-    /// Whether this evidence takes the node out of service. An unusable configuration stops MPS jobs on the node, but other jobs
-    /// run well, so it does not.
+    /// Whether it takes the node out of service. With an unusable configuration other jobs still run well.
     pub fn drains(&self) -> bool {
         self.evidence != Evidence::Configuration
     }
 }
 
-/// It did not work, and the user's own processes or something outside this node could be the cause. The job is requeued and
-/// nothing is drained: else any user could drain the cluster.
+/// It did not work, and the user or something outside this node could be the cause. The job is requeued, nothing is drained.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct Undetermined {

@@ -4,8 +4,7 @@ use super::failure::Refusal;
 use super::text::one_line;
 use derive_more::{Display, Into};
 
-/// The UUID of a GPU (`GPU-200b4359-5562-4e0e-ed46-88b581af6524`) or of a MIG device (`MIG-…`), as NVML prints it. Safe as a
-/// file name.
+/// The UUID of a GPU (`GPU-200b4359-…`) or of a MIG device (`MIG-…`), as NVML prints it. Safe as a file name.
 #[derive(
     Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display, Into, serde::Serialize, serde::Deserialize,
 )]
@@ -13,10 +12,7 @@ use derive_more::{Display, Into};
 pub struct GpuUuid(String);
 
 impl GpuUuid {
-    /// Checks `raw`: `GPU-` or `MIG-`, then hexadecimal digits and `-`, at most 64 bytes.
-    ///
-    /// # Errors
-    /// A refusal that names `raw`. Before 470 the driver names a MIG device by its GPU and two numbers.
+    /// Checks `raw`. Refuses the names of MIG devices before driver 470: a GPU and two numbers.
     pub fn parse(raw: &str) -> Result<Self, Refusal> {
         let digits = raw
             .strip_prefix("GPU-")
@@ -49,8 +45,8 @@ impl GpuUuid {
         self.0.starts_with(MIG)
     }
 
-    /// The name in memory limits, for a daemon and its clients. A daemon of a MIG device shows no other, and NVIDIA's plugin for
-    /// Kubernetes uses the index there (docs/facts/mps-control.md#mig).
+    /// The name in memory limits. A daemon of a MIG device shows only that device, as number 0
+    /// (docs/facts/mps-control.md#mig).
     pub fn in_limits(&self) -> &str {
         if self.is_mig() { "0" } else { &self.0 }
     }
@@ -137,8 +133,8 @@ impl Gpu {
         self.capability >= (7, 0)
     }
 
-    /// The clients that a server takes on it if a whole GPU takes `most`. NVIDIA: lowered in proportion to the size of the
-    /// compute instance (docs/facts/mps-control.md#mig). We suppose that it is rounded down.
+    /// A server's clients if a whole GPU takes `most`: NVIDIA lowers them by the compute instance's size
+    /// (docs/facts/mps-control.md#mig). We suppose that it rounds down.
     fn part_of(&self, most: u32) -> u32 {
         match self.mig {
             Mig::Device { slices, of } if slices < of => (most * slices / of).max(1),
@@ -179,8 +175,7 @@ impl Inventory {
         own.is_some_and(|own| own >= branch)
     }
 
-    /// The MPS clients that `gpu` takes (docs/facts/mps-control.md#clients). `site` is `max_clients`: it replaces what the driver
-    /// is known for, but a GPU before Volta takes no more than its own number.
+    /// The MPS clients that `gpu` takes (docs/facts/mps-control.md#clients). `site` is `max_clients`, for Volta and later.
     pub fn clients(&self, gpu: &Gpu, site: Option<u32>) -> u32 {
         let known = match self.has_driver(DRIVER_OF_13_1) {
             true => MOST_CLIENTS,

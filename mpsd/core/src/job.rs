@@ -6,8 +6,7 @@ use derive_more::{Display, Into};
 
 /// Longest job id, bytes: longer than any that our schedulers write.
 const LONGEST_ID: usize = 255;
-/// Longest id that is its own directory name, bytes: NVIDIA's daemon fails silently on pipe paths over about 100 bytes
-/// (docs/facts/mps-control.md#starting).
+/// Longest id that is its own directory name, bytes: longer pipe paths fail (docs/facts/mps-control.md#starting).
 const LONGEST_NAME: usize = 40;
 /// Bytes of a longer id that stay readable in the directory name.
 const READABLE_PART: usize = 24;
@@ -36,9 +35,7 @@ impl Scheduler {
     }
 }
 
-/// A job id as the scheduler wrote it, or `JOB.STEP` for a Slurm step with a daemon of its own.
-///
-/// Cannot hold a path separator, `..` or a control character.
+/// A job id as the scheduler wrote it, or `JOB.STEP` for a Slurm step with a daemon of its own. Safe within a path.
 #[derive(
     Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display, Into, serde::Serialize, serde::Deserialize,
 )]
@@ -46,10 +43,7 @@ impl Scheduler {
 pub struct JobId(String);
 
 impl JobId {
-    /// Checks `raw`.
-    ///
-    /// # Errors
-    /// A refusal when it is empty, longer than 255 bytes, or holds `/`, `..` or a control character.
+    /// Refuses an empty text, more than 255 bytes, `/`, `..` and control characters.
     pub fn parse(raw: &str) -> Result<Self, Refusal> {
         let why = if raw.is_empty() {
             "it is empty"
@@ -74,8 +68,7 @@ impl JobId {
         &self.0
     }
 
-    /// The directory of this job under `jobs/`: the id itself when it has at most 40 bytes of `[A-Za-z0-9._-]` and
-    /// brackets, else its first 24 safe bytes, `-`, and 12 hex digits of its hash.
+    /// The job's directory under `jobs/`: the id if it is short and plain, else its first 24 safe bytes and a hash.
     pub fn directory_name(&self) -> String {
         if self.0.len() <= LONGEST_NAME && is_word(&self.0, b"._-[]") && !self.0.starts_with('.') {
             return self.0.clone();
@@ -89,9 +82,6 @@ impl JobId {
     }
 
     /// The id of a step of this job, as a job of its own (`4711.3`).
-    ///
-    /// # Errors
-    /// As [`JobId::parse`].
     pub fn step(&self, step: &str) -> Result<Self, Refusal> {
         Self::parse(&format!("{}.{step}", self.0))
     }

@@ -1,7 +1,5 @@
 //! The tasks of a job that a signal ended. Slurm's plugin notes them as root, in the slurmstepd that waited for them.
-//!
-//! `/run/mpsd/jobs/<job>/killed`, root 0600: made with the job, a line a task, appended. No user reaches the file. The job's
-//! user can only end tasks.
+//! `/run/mpsd/jobs/<job>/killed`, root 0600, has a line a task. No user reaches the file.
 
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
@@ -9,7 +7,6 @@ use std::fmt;
 
 /// Longest file that is written or read, bytes.
 pub const LONGEST: usize = 4096;
-/// Longest line, bytes.
 const LINE: usize = 80;
 /// Tasks that a report names one by one: the end of a step ends all of its tasks.
 const MOST_TOLD: usize = 8;
@@ -70,8 +67,7 @@ pub fn parse(bytes: &[u8]) -> Vec<KilledTask> {
     whole.filter_map(KilledTask::of_line).collect()
 }
 
-/// The tasks in words, in the order of their ends. `is_client` tells whether a pid is known as a client. A client may also be a
-/// child of the task.
+/// The tasks in words, in the order of their ends. `is_client` knows the pids of clients, which may be children of tasks.
 pub fn told(tasks: &[KilledTask], is_client: impl Fn(i32) -> bool) -> Vec<String> {
     let one = |task: &KilledTask| {
         let (place, pid, signal) = (task.place(), task.pid, SignalName(task.signal));

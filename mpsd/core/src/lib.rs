@@ -1,9 +1,8 @@
-//! What every program of the suite knows of a job, the Slurm plugin included: its request, the configuration, the record that
-//! root leaves for the job's tasks, job ids, paths, GPU names, and the three kinds of failure.
+//! What every program of the suite knows of a job, the Slurm plugin included.
 //!
-//! The plugin runs inside `slurmd` and links this crate alone; so nothing in here starts a process or talks to a GPU, and
-//! every wait has a [`deadline`]. The only files it opens are the configuration and the record,
-//! through [`trusted`] and [`mod@file`], this process's own status, and `/dev/null`. [`listener`] asks the kernel whether a socket is held open.
+//! The plugin runs inside `slurmd` and links this crate alone. So nothing in here starts a process or talks to a GPU, every
+//! wait has a [`deadline`], and the only files opened are the configuration, the record, this process's status and
+//! `/dev/null`.
 #![forbid(unsafe_code)]
 
 pub mod bind;

@@ -1,7 +1,5 @@
-//! The limits of an MPS client: shares in tenths of a per cent, amounts of device memory, priority.
-//!
-//! Every value is parsed once, from text that may be hostile, and printed in a canonical form that the parser accepts
-//! again. Nothing is rounded up: users never get more than they asked for.
+//! The limits of an MPS client. Each is parsed once, from text that may be hostile, and printed in a form that parses again.
+//! Nothing is rounded up: users never get more than they asked for.
 
 use crate::text::is_digits;
 use serde::{Deserialize, Serialize};
@@ -59,9 +57,8 @@ impl Percent {
         Self::clamped(u32::from(Self::WHOLE.0) / parts.max(1))
     }
 
-    /// The share that `auto` gives to each of `tasks` on a GPU: 100 / (tasks / 2), at most 100.
-    ///
-    /// This is twice the even share, as NVIDIA's guide advises: clients seldom all compute at the same time.
+    /// The share that `auto` gives to each of `tasks` on a GPU: twice the even share, at most 100. NVIDIA's guide advises
+    /// this, because clients seldom all compute at the same time.
     pub fn auto(tasks: u32) -> Self {
         Self::clamped(2 * u32::from(Self::WHOLE.0) / tasks.max(1))
     }
@@ -147,7 +144,6 @@ impl FromStr for Amount {
     }
 }
 
-/// Longest number that a message repeats, digits.
 const SHOWN: usize = 10;
 
 /// MiB in a `unit`. Decimal units (`GB`) are refused, not guessed: the control daemon ignores them without a word.
@@ -229,8 +225,7 @@ pub(crate) fn word(text: &str) -> String {
 
 const BILLION: u128 = 1_000_000_000;
 
-/// A non-negative decimal number in billionths, rounded down, and whether that cut anything off. No sign, no exponent,
-/// digits on both sides of a point.
+/// A plain decimal number in billionths, rounded down, and whether that cut anything off.
 fn decimal(text: &str) -> Option<(u128, bool)> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
     if !is_digits(whole) || !is_digits(decimals) {

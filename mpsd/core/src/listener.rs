@@ -1,5 +1,4 @@
-//! Checks that a control daemon listens in the pipe directory of a task. A CUDA program that finds none runs outside MPS and
-//! says nothing (docs/facts/mps-control.md#clients).
+//! Checks that a control daemon listens. A CUDA program without one runs outside MPS (docs/facts/mps-control.md#clients).
 
 use super::environment::{Change, PIPE_DIRECTORY};
 use super::failure::Undetermined;
@@ -9,14 +8,10 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// The socket of NVIDIA's daemon in its pipe directory.
 const SOCKET: &str = "control";
 
-/// Checks that the control daemon of the environment `changes` listens. Call it only as the job's user, who can replace what
-/// lies in the pipe directory.
-///
-/// # Errors
-/// No daemon listens there. Any other failed check proves nothing, and is no error.
+/// Fails if no control daemon listens in the pipe directory that `changes` set. A check that fails otherwise proves nothing.
+/// Call it only as the job's user, who can replace what lies there.
 pub fn expect(changes: &[Change]) -> Result<(), Undetermined> {
     let pipe = changes.iter().find(|change| change.name == PIPE_DIRECTORY);
     let Some(pipe) = pipe.and_then(|change| change.value.as_deref()) else {
@@ -53,8 +48,8 @@ pub fn missing(pipe: &Path) -> Option<Errno> {
     errno.filter(|errno| gone.contains(errno))
 }
 
-/// Only asks the kernel. The daemon's socket takes streams. The kernel refuses a datagram socket (EPROTOTYPE) without the daemon,
-/// but only while a process holds the daemon's socket open (Linux: `unix_find_bsd`).
+/// Asks the kernel alone: it refuses a datagram to a stream socket (EPROTOTYPE) only while a process holds that socket open
+/// (Linux: `unix_find_bsd`).
 fn probe(path: &Path) -> nix::Result<()> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let own = socket(AddressFamily::Unix, SockType::Datagram, flags, None)?;

@@ -1,6 +1,4 @@
-//! What a job's `mpsd` saw of the job's clients and servers. `mpsd` is a process of the job's user, so root proves nothing by it.
-//! The job's report has it as the user's word, bounded and printable.
-//!
+//! What a job's `mpsd` saw of clients and servers: the user's word, by which root proves nothing. Bounded and printable.
 //! `/run/mpsd/jobs/<job>/observations`, root 0600: root makes the file and hands `mpsd` a descriptor of it. One line of JSON.
 
 use super::gpu::GpuUuid;
@@ -12,13 +10,10 @@ use serde::{Deserialize, Serialize};
 
 /// Longest line that is written or read, bytes.
 pub const LONGEST: usize = 64 * 1024;
-/// Most entries of each list.
 const MOST: usize = 16;
 /// Most pids of clients, the youngest.
 const MOST_PIDS: usize = 512;
-/// Most GPUs of a job.
 const MOST_GPUS: usize = 64;
-/// Longest sentence, characters.
 const SENTENCE: usize = 500;
 
 /// What a job's `mpsd` saw.

@@ -1,13 +1,11 @@
 //! The order in which each task of a node sees the job's GPUs if no task is bound to a GPU (`--mps-bind=auto`).
 //!
-//! A program chooses its GPU by a place in the list of visible GPUs: the first place, or a place that it computes from its rank.
-//! Which of these habits a program has is not known. So each task gets an order of its own, in which every habit leads to a GPU
-//! that few other tasks with the same habit use. A habit by rank then shares the GPUs as evenly as in the order of the bus, and
-//! the first place is as even as that allows.
+//! A program takes the first visible GPU, or a place that it computes from its rank; which, is not known. So each task gets
+//! an order in which every such habit leads to a GPU that few other tasks with the habit use. A habit by rank then shares
+//! the GPUs as evenly as in the order of the bus, and the first place is as even as that allows.
 
 use std::cmp::Reverse;
 
-/// Habits that programs have.
 const HABITS: usize = 4;
 /// The habit of the first place, which is the same GPU for all tasks in the order of the bus.
 const FIRST: usize = 0;
@@ -15,13 +13,11 @@ const FIRST: usize = 0;
 const IN_TURN: usize = 1;
 /// A value for each habit of a task: a place in its list, or the GPU there.
 type ByHabit = [usize; HABITS];
-/// The weight of a task that a GPU already has, by habit. The two kinds of blocks are often the same, so together they weigh as
-/// much as another habit.
+/// The weight of a task that a GPU already has, by habit. The two kinds of blocks are often the same.
 const WEIGHTS: ByHabit = [2, 2, 1, 1];
 /// How often each task chooses. For up to 16 GPUs and 512 tasks nothing becomes more even after the sixth time.
 const ROUNDS: usize = 8;
-/// More tasks than these, which 16 GPUs do not take as MPS clients, see the GPUs in the order of the bus. A launcher may give any
-/// number, and root counts by it in OpenPBS's hook.
+/// With more tasks, which 16 GPUs do not take as clients, all see the order of the bus: a launcher may give any number.
 const MOST_TASKS: usize = 1024;
 
 /// The places at which a task looks: the first, the rank modulo the GPUs, blocks of ranks, and blocks rounded up (LAMMPS).
@@ -29,9 +25,8 @@ fn places(task: usize, tasks: usize, gpus: usize) -> ByHabit {
     [0, task % gpus, task * gpus / tasks, task / tasks.div_ceil(gpus)]
 }
 
-/// The order in which `task` of the `tasks` on a node sees the `gpus`, which count from 0 along the bus.
-///
-/// Fewer tasks than GPUs see them in the order of the bus: each task may use several GPUs, and its choice is not known.
+/// The order in which `task` of `tasks` sees the `gpus`, which count from 0 along the bus. Fewer tasks than GPUs see the
+/// order of the bus: each may use several.
 pub fn order(task: usize, tasks: usize, gpus: usize) -> Vec<usize> {
     let of_bus = || (0..gpus).collect();
     if tasks > MOST_TASKS {
@@ -55,8 +50,7 @@ fn orders(tasks: usize, gpus: usize) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// How many of the `tasks` on a node a habit can bring to the same GPU. 1 if each task can have a GPU: tasks that share a GPU
-/// nevertheless do so without MPS as well.
+/// How many of the `tasks` a habit can bring to the same GPU. 1 if each can have its own: sharing would not be our doing.
 pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     if tasks <= gpus {
         return 1;
@@ -68,10 +62,8 @@ pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     all.into_iter().flatten().max().unwrap_or(tasks)
 }
 
-/// The GPU to which each habit leads, for each task.
-///
-/// Each task in turn takes the GPUs that the fewest others have, and chooses again until nothing becomes more even. The test
-/// below tries every number of tasks and GPUs.
+/// The GPU to which each habit leads, for each task. Each task in turn takes the GPUs that the fewest others have, and
+/// chooses again until nothing becomes more even.
 fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
     if gpus == 0 {
         return Vec::new();
@@ -112,8 +104,8 @@ fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
     best
 }
 
-/// A GPU for each place at which a task looks: the GPU that the fewest others have by the same habits. The place of most habits
-/// chooses first. Each round begins at another GPU, so that tasks do not repeat the same choices.
+/// A GPU for each place: the one that the fewest others have by the same habits. The place of most habits chooses first. Each
+/// round begins at another GPU, so that tasks do not repeat the same choices.
 fn choose(places: &ByHabit, taken: &[ByHabit], round: usize) -> ByHabit {
     let gpus = taken.len();
     let mut distinct = places.to_vec();
@@ -142,7 +134,6 @@ fn habits_at(places: &ByHabit, place: usize) -> impl Iterator<Item = usize> {
     (0..HABITS).filter(move |habit| places[*habit] == place)
 }
 
-/// The number of tasks on each GPU, by habit.
 fn on_each(dealt: &[ByHabit], gpus: usize) -> Vec<ByHabit> {
     let mut on_each = vec![[0; HABITS]; gpus];
     for own in dealt {

@@ -1,7 +1,5 @@
-//! Static partitions: multiprocessors of a GPU that one rank has alone (docs/facts/mps-control.md#static-partitions).
-//!
-//! Documented by NVIDIA and not verified: no GPU at hand has a driver with them. Anything that differs from the documentation
-//! is an error, and no rank runs without its partition.
+//! Static partitions: multiprocessors of a GPU that one rank has alone (docs/facts/mps-control.md#static-partitions). By
+//! NVIDIA's documentation, not verified: any difference is an error, and no rank runs without its partition.
 
 use super::gpu::{Gpu, GpuUuid};
 use super::text::is_word;
@@ -42,8 +40,7 @@ impl Partition {
     }
 }
 
-/// Multiprocessors in a chunk of `gpu`, if it is a card. A GPU that is part of a processor has smaller chunks, and its
-/// partitions fail when they are read back.
+/// Multiprocessors in a chunk of a card. A GPU in a processor has smaller ones, and its partitions fail when read back.
 pub fn chunk(gpu: &Gpu) -> u32 {
     if gpu.capability >= HOPPER { 8 } else { 4 }
 }
@@ -58,9 +55,6 @@ pub enum Holder {
 }
 
 /// Takes the partitions until the open file is closed, a byte of it for each rank; false: another process holds one of them.
-///
-/// # Errors
-/// The file cannot be locked.
 pub fn take(file: &File, holder: Holder) -> nix::Result<bool> {
     match lock(file, holder, libc::F_WRLCK) {
         Ok(()) => Ok(true),

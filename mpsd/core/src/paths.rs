@@ -85,8 +85,7 @@ pub const OBSERVATIONS: &str = "observations";
 pub const TOLD: &str = "told";
 /// Name of the file with the tasks that a signal ended.
 pub const KILLED: &str = "killed";
-/// Name of the directory, root 0711, with the lock of the job's static partitions: a step locks the file, a rank of
-/// `mpsctl exec` a byte of it. The owner of a file can keep its lock, and must not block the removal of the job's directory.
+/// The directory, root 0711, with the lock of the static partitions. Users can keep a lock in it, not of the job's directory.
 pub const PARTITIONS: &str = "partitions";
 /// Name of the lock in [`PARTITIONS`].
 pub const PARTITIONS_LOCK: &str = "lock";

@@ -70,10 +70,7 @@ pub struct Rank {
     pub of: Option<u32>,
 }
 
-/// The places among `gpus` of those that a task sees, in its order: its own first, if it has one.
-///
-/// # Errors
-/// A refusal if the mode needs a number of ranks, or cores near a GPU, that are not known.
+/// The places among `gpus` of those that a task sees, its own first. Refuses a mode without the ranks or cores that it needs.
 pub fn order_of(bind: Bind, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Vec<usize>, Refusal> {
     let own = match bind.how {
         BindMode::None => return Ok((0..gpus.len()).collect()),
@@ -87,7 +84,6 @@ pub fn order_of(bind: Bind, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Res
     Ok(once(own).chain(peers).collect())
 }
 
-/// The place of the task's own GPU.
 fn place_of(how: BindMode, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<usize, Refusal> {
     let count = gpus.len().max(1);
     let local = rank.local as usize;
@@ -102,7 +98,6 @@ fn place_of(how: BindMode, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Resu
     }
 }
 
-/// The number of ranks on the node.
 fn tasks(how: BindMode, rank: Rank) -> Result<usize, Refusal> {
     let what = || format!("MPS_BIND={}", Bind::of(how));
     let why = "how many ranks this node has is not known";
@@ -113,8 +108,8 @@ fn tasks(how: BindMode, rank: Rank) -> Result<usize, Refusal> {
 
 /// The place of the nearest GPU; `None`: all are equally near.
 ///
-/// Several GPUs may be equally near. A task with some of its launcher's cores there takes its turn by the place of its cores,
-/// another task by its rank. Launchers deal ranks to sockets in blocks or in turns, and the sum below is even for both.
+/// Among several, a task with some of its launcher's cores there takes its turn by the place of its cores, another by its
+/// rank. Launchers deal ranks to sockets in blocks or in turns, and the sum below is even for both.
 fn closest(rank: usize, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Option<usize>, Refusal> {
     let mut local = Vec::new();
     for gpu in gpus {

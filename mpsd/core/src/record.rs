@@ -1,7 +1,7 @@
 //! The record: what root leaves on the node for the job's tasks to read.
 //!
-//! `/run/mpsd/jobs/<job>/record`, root 0644. The plugin's `task_init`, `mpsctl env` and `mpsctl exec` read nothing else: an
-//! option may be lost on the way (`sbatch --export=NONE`; docs/facts/slurm.md#options).
+//! `/run/mpsd/jobs/<job>/record`, root 0644. Tasks read nothing else: options may be lost on the way (`sbatch --export=NONE`;
+//! docs/facts/slurm.md#options).
 
 use super::bind::{Bind, DeviceNames};
 use super::failure::FailureKind;
@@ -22,10 +22,8 @@ use std::time::{Duration, Instant};
 
 /// Version of the format; a reader refuses any other.
 pub const VERSION: u32 = 1;
-/// Longest record that a reader takes, bytes.
 const LONGEST: usize = 1 << 20;
-/// How long a record may be away while its job starts. A failed start removes the directory before it writes the record of
-/// the failure.
+/// How long a record may be away while its job starts: a failed start removes the directory, and writes a record after.
 const AWAY: Duration = Duration::from_secs(3);
 
 /// How long a change may stay unseen if the user has no inotify instance left.
@@ -66,8 +64,7 @@ pub struct RecordDevice {
     pub file: PathBuf,
 }
 
-/// A control daemon of the job: its GPUs, its directories, and the limits of its clients. Plan, journal, record and the
-/// specification of `mpsd` hold the same value.
+/// A control daemon of the job. Plan, journal, record and the specification of `mpsd` hold the same value.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Daemon {
     /// The GPUs it is confined to, in NVML's order.
@@ -251,8 +248,7 @@ impl Record {
         }
     }
 
-    /// Whether the job's GPUs are MIG devices. `CUDA_VISIBLE_DEVICES` then has names, not numbers
-    /// (docs/facts/slurm.md#gpus-of-a-job).
+    /// `CUDA_VISIBLE_DEVICES` of MIG devices has names, not numbers (docs/facts/slurm.md#gpus-of-a-job).
     pub fn is_mig(&self) -> bool {
         self.gpus.iter().any(|gpu| gpu.uuid.is_mig())
     }
@@ -263,9 +259,6 @@ impl Record {
     }
 
     /// Reads a record's text.
-    ///
-    /// # Errors
-    /// One line: not JSON of this version.
     pub fn parse(text: &str) -> Result<Self, String> {
         #[derive(serde::Deserialize)]
         struct Head {
@@ -282,10 +275,7 @@ impl Record {
         serde_json::from_str(text).map_err(unreadable)
     }
 
-    /// The record's text.
-    ///
-    /// # Errors
-    /// When a path is not UTF-8.
+    /// The record's text; fails if a path is not UTF-8.
     pub fn to_text(&self) -> Result<String, String> {
         serde_json::to_string_pretty(self)
             .map(|t| t + "\n")
@@ -304,11 +294,7 @@ pub enum RecordRead {
     Found(Box<Record>),
 }
 
-/// Reads the record at `path`, once.
-///
-/// # Errors
-/// One line: the file cannot be trusted or understood. A job without a directory has no record, even if the way to it has
-/// other faults: they must not stop a job that did not ask.
+/// Reads the record at `path`, once. A job without a directory has no record, whatever is wrong on the way: it must run.
 pub fn look(path: &Path) -> Result<RecordRead, String> {
     let file = match open_trusted(path) {
         Ok(file) => file,
@@ -326,18 +312,14 @@ pub fn look(path: &Path) -> Result<RecordRead, String> {
     Ok(RecordRead::Found(Box::new(record)))
 }
 
-/// Whether nothing stands there for sure.
 fn is_absent(path: &Path) -> bool {
     let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory];
     path.symlink_metadata()
         .is_err_and(|error| absent.contains(&error.kind()))
 }
 
-/// The record at `path` when it is no longer `starting`; `None`: there is no MPS. A record that is returned as `starting` was
-/// not ready in time, or was removed. `limit` is for a record without a deadline of its own.
-///
-/// # Errors
-/// One line: as [`look`], or the directory stayed closed to this user.
+/// The record at `path` once it is not `starting`; `None`: there is no MPS. If it is returned as `starting`, it was not ready
+/// in time or was removed. `limit` is for a record without a deadline of its own.
 pub fn settled(path: &Path, limit: Duration) -> Result<Option<Record>, String> {
     let begin = Instant::now();
     let mut waiting = Waiting {
@@ -354,8 +336,7 @@ pub fn settled(path: &Path, limit: Duration) -> Result<Option<Record>, String> {
     }
 }
 
-/// A watch on the file itself: a rename replaces it, and takes the old file's last name. The user may pass its directory
-/// (0711) but not read it, and so cannot watch the directory.
+/// Watches the file, because the user may not read the directory (0711). A rename takes the old file's last name.
 fn watch(path: &Path) -> Option<Inotify> {
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
     let flags = AddWatchFlags::IN_ATTRIB | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_CLOSE_WRITE;

@@ -20,11 +20,8 @@ pub enum Durability {
     OnDisk,
 }
 
-/// Replaces, or makes, the file `path` with this mode and any umask. It follows symbolic links on the way to the file, so it is
-/// only for places that root alone can write.
-///
-/// # Errors
-/// What failed. The old file is unchanged.
+/// Replaces or makes the file `path`, or leaves the old file as it is. It follows links, so only root may write the way to
+/// it.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32, durability: Durability) -> Result<(), FileError> {
     let fail = |errno| FileError::io("write", path)(errno);
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -35,11 +32,8 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32, durability: Durability) -> 
     replace_at(&parent, name, bytes, mode, durability).map_err(fail)
 }
 
-/// Replaces, or makes, the entry `name` of an open directory, and follows no symbolic link. The new file is `.NAME.new` until it
-/// is complete; a crash may leave it, and the next call removes it. Two writers of the same name must hold a lock.
-///
-/// # Errors
-/// As open(2), write(2), fsync(2) and rename(2).
+/// Replaces or makes the entry `name` without following a link. The new file is `.NAME.new` until it is whole; a crash leaves
+/// it to the next call. Two writers of the same name must hold a lock.
 pub fn replace_at(
     directory: impl AsFd,
     name: &OsStr,

@@ -1,5 +1,5 @@
 //! A step that asks for other limits than its job. The job's daemon already runs, and a client can only lower its limits
-//! (docs/facts/mps-control.md#clients). What that cannot do is refused.
+//! (docs/facts/mps-control.md#clients).
 
 use super::bind::Bind;
 use super::failure::Refusal;
@@ -10,14 +10,10 @@ use super::record::Record;
 use super::request::{Key, MemoryLimit, Mode, Request, Syntax, Threads};
 use super::text::one_line;
 
-/// Longest word that a refusal repeats, characters.
 const SHOWN: usize = 60;
 
-/// The job's record for a step with the request `step`: lower limits become those of its ranks. An option with the job's own
-/// value, which every step inherits, changes nothing.
-///
-/// # Errors
-/// A refusal of an option that differs from the job's and that the job's daemon cannot carry out.
+/// The job's record for a step with the request `step`: lower limits become those of its ranks. A step inherits the job's
+/// values, so these change nothing. Refuses other options that the job's daemon cannot carry out.
 pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     let mut own = record.clone();
     let Some(job) = &record.request else {
@@ -57,11 +53,7 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     Ok(own)
 }
 
-/// [`of_step`] after `mpsctl set` changed the limits of the job's clients. The new limits bound the step. They come from the
-/// job's own user, and NVIDIA's daemon holds the clients to the limits that it was told in any case.
-///
-/// # Errors
-/// As [`of_step`].
+/// [`of_step`] within the limits that `mpsctl set` gave. They are the user's word, but NVIDIA's daemon enforces its own.
 pub fn of_step_after(record: &Record, set: &[LimitSet], step: &Request) -> Result<Record, Refusal> {
     let mut now = record.clone();
     for limits in set.iter().map(LimitSet::limits) {
@@ -74,8 +66,7 @@ pub fn of_step_after(record: &Record, set: &[LimitSet], step: &Request) -> Resul
     Ok(own)
 }
 
-/// The record for a step with `tasks` tasks on its `gpus` GPUs. If the step uses fewer GPUs than the job (`--exclusive`), `auto`
-/// gave each task too much.
+/// The record for a step with `tasks` tasks on `gpus` GPUs. On fewer GPUs than the job's, `auto` gave each task too much.
 pub fn of_tasks(record: &Record, tasks: u32, gpus: u32) -> Record {
     let mut own = record.clone();
     let bind = record.bind.unwrap_or(Bind::NONE);

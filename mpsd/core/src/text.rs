@@ -1,9 +1,6 @@
 //! Text of other people, made safe for one line of a log or a terminal.
 
-/// `text` on one line: control characters, escapes and non-ASCII blanks replaced, at most `max` characters.
-///
-/// The job's user writes account strings, log lines and environment values. An administrator reads them in a terminal that obeys
-/// escape sequences.
+/// `text` on one line, made safe for a terminal that obeys escape sequences; at most `max` characters.
 pub fn one_line(text: &str, max: usize) -> String {
     let mut out = String::with_capacity(text.len().min(max));
     for (n, c) in text.chars().enumerate() {
@@ -22,7 +19,6 @@ pub fn count(number: u64, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
-/// Longest word that is compared with known words, bytes.
 const LONGEST_WORD: usize = 64;
 
 /// The `known` word that the user most likely meant by `word`, in any case; `None`: none is near.

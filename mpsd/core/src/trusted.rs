@@ -8,8 +8,7 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
-/// A regular file, open for reading. It belongs to root, and neither group nor others may write it. The same is true for every
-/// directory and symbolic link on the way to it.
+/// A regular file, open for reading, that only root can have put in its place.
 #[derive(Debug)]
 pub struct TrustedFile {
     /// The open file.
@@ -29,12 +28,11 @@ impl TrustedFile {
     }
 }
 
-/// The kernel's own bound.
 const MAX_LINKS: usize = 40;
 const DIRECTORY: OFlag = OFlag::O_PATH.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
-/// Opens a file that can be trusted. It follows symbolic links of root (`libnvidia-ml.so.1` is one), one at a time. A directory
-/// that all may write is trusted only with the sticky bit, as `/tmp`: it keeps root's entries root's.
+/// Opens a file that can be trusted, and follows links of root (`libnvidia-ml.so.1` is one). A directory that all may write
+/// needs the sticky bit, as `/tmp` has: it keeps root's entries root's.
 pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
     if !path.is_absolute() {
         return Err(FileError::unfit(path, "is not an absolute path"));
@@ -97,7 +95,6 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
     Err(FileError::unfit(&here, "is a directory, not a regular file"))
 }
 
-/// The components of a path, last first.
 fn pending(path: &Path) -> Vec<OsString> {
     let part = |component: Component<'_>| match component {
         Component::Normal(name) => Some(name.to_owned()),

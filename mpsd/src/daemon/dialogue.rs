@@ -1,20 +1,17 @@
 //! The commands for a control daemon, and what its answers and its log must say. Pure.
 //!
-//! The daemon's exit code is 0 for nearly everything, refusals included. Answers have no delimiters, and some commands
-//! answer nothing (docs/facts/mps-control.md#the-command-session). So every setting is read back, and a reading that may
-//! be empty is followed by one that never is.
+//! The daemon exits with 0 after nearly everything, and some commands answer nothing
+//! (docs/facts/mps-control.md#the-command-session). So every setting is read back, and a reading that may be empty is
+//! followed by one that never is.
 
 use mpsd_core::limits::Percent;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 
 /// The command that always answers, with one number. It brackets those that may not.
-pub const BRACKET: &str = "get_default_active_thread_percentage";
-/// The limit of threads in the daemon's commands.
+pub(crate) const BRACKET: &str = "get_default_active_thread_percentage";
 const THREADS: &str = "active_thread_percentage";
-/// Its value if nothing was set, percent.
 const NO_LIMIT: f64 = 100.0;
-/// The daemon prints one decimal.
 const PRECISION: f64 = 0.05;
 
 /// The servers that a command is about.
@@ -36,14 +33,12 @@ impl LimitScope {
         }
     }
 
-    /// The command that always answers, as [`BRACKET`].
     fn bracket(self) -> String {
         self.command("get", THREADS)
     }
 }
 
-/// The limits of `daemon` besides its threads: the name in commands, the value, and words for a message. The priority of
-/// a running server cannot be set.
+/// The limits of `daemon` besides its threads: name, value, and words. The priority of a running server cannot be set.
 fn limits(scope: LimitScope, daemon: &Daemon) -> Vec<[String; 3]> {
     let memory = daemon.memory.iter().map(|(gpu, mib)| {
         let words = format!("memory limit {mib}M of {gpu}");
@@ -58,8 +53,7 @@ fn limits(scope: LimitScope, daemon: &Daemon) -> Vec<[String; 3]> {
     memory.chain(priority).collect()
 }
 
-/// The session that sets every limit of `daemon`, reads each back, and starts the server of `uid`.
-pub fn configure(daemon: &Daemon, uid: u32) -> String {
+pub(crate) fn configure(daemon: &Daemon, uid: u32) -> String {
     format!(
         "{}start_server -uid {uid}\n",
         set(LimitScope::NextServers, daemon)
@@ -67,7 +61,7 @@ pub fn configure(daemon: &Daemon, uid: u32) -> String {
 }
 
 /// The session that sets every limit of `daemon` and reads each back, for [`check`].
-pub fn set(scope: LimitScope, daemon: &Daemon) -> String {
+pub(crate) fn set(scope: LimitScope, daemon: &Daemon) -> String {
     let limits = limits(scope, daemon);
     let threads = daemon
         .threads
@@ -80,7 +74,6 @@ pub fn set(scope: LimitScope, daemon: &Daemon) -> String {
     set + &reading(scope, &limits)
 }
 
-/// The lines that read every limit.
 fn reading(scope: LimitScope, limits: &[[String; 3]]) -> String {
     let bracket = scope.bracket();
     let read = |[name, ..]: &[String; 3]| format!("{}\n{bracket}\n", scope.command("get", name));
@@ -88,30 +81,23 @@ fn reading(scope: LimitScope, limits: &[[String; 3]]) -> String {
     format!("{bracket}\n{others}")
 }
 
-/// The session that only reads the limits of `daemon`.
-pub fn read(daemon: &Daemon) -> String {
+pub(crate) fn read(daemon: &Daemon) -> String {
     reading(LimitScope::NextServers, &limits(LimitScope::NextServers, daemon))
 }
 
-/// A limit as the job asked for it and as the daemon says it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct InForce {
-    /// What it limits: `active thread percentage`, `memory limit 4096M of GPU-…`, `client priority normal`.
+pub(crate) struct InForce {
     pub limit: String,
-    /// The job's request, if any.
     pub asked: Option<String>,
     /// The value that `mpsctl set` gave it later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set: Option<String>,
-    /// The daemon's answer, if any.
     pub said: Option<String>,
-    /// The answer is the last request.
     pub holds: bool,
 }
 
-/// The limits of `daemon` by the answers to [`read`], for a job that began with those of `begun`. A size may have
-/// no answer; then the next line is the answer to the closing question.
-pub fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> {
+/// The limits by the answers to [`read`], for a job that began with those of `begun`. A size may have no answer.
+pub(crate) fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> {
     let mut answers = answers
         .lines()
         .map(str::trim)
@@ -143,10 +129,7 @@ pub fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> 
     all
 }
 
-/// Checks the answers to [`configure`] or [`set`] line by line.
-///
-/// # Errors
-/// The first limit that is not in force, and what the daemon said instead.
+/// Checks the answers to [`configure`] or [`set`]. The error names the first limit that is not in force.
 pub fn check(scope: LimitScope, daemon: &Daemon, answers: &str) -> Result<(), String> {
     let mut answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
     let wanted = daemon.threads.map_or(NO_LIMIT, |p| f64::from(p.tenths()) / 10.0);
@@ -229,9 +212,6 @@ impl Proof {
     }
 
     /// Whether the server confirms every limit of `daemon`.
-    ///
-    /// # Errors
-    /// The limit that the server does not have.
     pub fn confirms(&self, daemon: &Daemon) -> Result<(), String> {
         let wanted = daemon
             .threads
@@ -285,8 +265,7 @@ pub enum Event {
     Active(i32),
     /// `Client process 494 disconnected`.
     Left(i32),
-    /// A line with "fatal". NVIDIA's manual documents that a client's fatal error reaches every client on its GPU
-    /// ("Error Containment"), but not the words of the log.
+    /// A client's fatal error, which ends every client on its GPU. NVIDIA documents that, and not the words of the log.
     Fatal(String),
     /// `Failed to start server using uid …`, or a fault: for the user to read.
     Trouble(String),

@@ -1,5 +1,5 @@
-//! The socket through which the job's owner asks its `mpsd` for other limits. It is in the log directory of the first
-//! daemon, which is the owner's, mode 0700. One line of JSON each way. The answer is the user's word.
+//! The socket through which the job's owner asks its `mpsd` for other limits, in the first daemon's log directory, which is
+//! the owner's (0700). One line of JSON each way. The answer is the user's word.
 
 use super::session;
 use crate::job::spec::Unready;
@@ -15,7 +15,6 @@ use std::path::Path;
 use std::time::Duration;
 
 const NAME: &str = "mpsd.socket";
-/// Longest line, bytes: 64 GPUs with their UUIDs take a few kilobytes.
 const LONGEST: usize = 64 * 1024;
 /// Time for a caller to send its request, and to take the answer: nothing else is watched meanwhile.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -23,18 +22,12 @@ const PATIENCE: Duration = Duration::from_millis(300);
 /// Longest wait for limits to be set, and to be restored if that fails.
 pub const TIME: Duration = Duration::from_secs(9);
 
-/// The limits that each daemon should have now, or why nothing was set.
 pub type Answer = Result<Vec<ClientLimits>, Unready>;
 
-/// The listening socket.
 #[derive(Debug)]
 pub struct Door(UnixListener);
 
 impl Door {
-    /// Opens it beside the first daemon's log.
-    ///
-    /// # Errors
-    /// The system's; the file exists already.
     pub fn open(log: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(log.join(NAME))?;
         listener.set_nonblocking(true)?;
@@ -68,9 +61,6 @@ pub fn send(mut stream: &UnixStream, what: &impl serde::Serialize) -> io::Result
 }
 
 /// Asks the `mpsd` of a job with these daemons to set `wanted`, which may be empty. Waits `limit` at most.
-///
-/// # Errors
-/// It refuses; it is gone, or gives no answer in time (one line).
 pub fn ask(daemons: &[Daemon], wanted: &ClientLimits, limit: Duration) -> Answer {
     let gone = |why: String| Unready::Failed(format!("the job's mpsd cannot be asked: {why}"));
     let first = daemons

@@ -11,27 +11,20 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-/// The watches of one control daemon's files.
 #[derive(Debug, Default)]
 pub struct Watches {
     socket: Option<WatchDescriptor>,
     log: Option<WatchDescriptor>,
 }
 
-/// The descriptors that are polled.
 #[derive(Debug)]
 pub struct Events {
     signals: Signals,
     inotify: Inotify,
-    /// The socket of the job's owner.
     pub door: Option<Door>,
 }
 
 impl Events {
-    /// Blocks the signals, which are read from a descriptor from now on.
-    ///
-    /// # Errors
-    /// The system has no descriptor left.
     pub fn new() -> Result<Self, String> {
         let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD];
         let signals =
@@ -46,10 +39,6 @@ impl Events {
         })
     }
 
-    /// Watches for a daemon's socket and its log.
-    ///
-    /// # Errors
-    /// The directory is gone, or the user's watches are used up.
     pub fn watch_start(&mut self, pipe: &Path, log: &Path) -> Result<Watches, String> {
         let watch = |path: &Path, what| {
             let watched = self.inotify.add_watch(path, what).map(Some);
@@ -61,14 +50,12 @@ impl Events {
         })
     }
 
-    /// Ends the watch for a daemon's socket, which is there now.
     pub fn forget_socket(&mut self, watches: &mut Watches) {
         self.forget(watches.socket.take());
     }
 
-    /// Ends the watch of its log before the daemon's end, which SIGCHLD tells. Root waits for our end, and closing the
-    /// descriptor right after its last watch takes the kernel 7 to 25 ms (`fsnotify_wait_marks_destroyed`; measured on
-    /// Linux 6.18).
+    /// Ends the watch of its log before the daemon's end. Closing the descriptor right after its last watch takes the
+    /// kernel 7 to 25 ms (`fsnotify_wait_marks_destroyed`, Linux 6.18), and root waits for our end.
     pub fn forget_log(&mut self, watches: &mut Watches) {
         self.forget(watches.log.take());
     }
@@ -79,9 +66,6 @@ impl Events {
     }
 
     /// Waits for an event, `limit` at most; `None`: without a limit. True: SIGTERM, SIGINT or SIGHUP.
-    ///
-    /// # Errors
-    /// The system refuses to wait.
     pub fn wait(&mut self, limit: Option<Duration>, clients: &ClientWatch) -> Result<bool, String> {
         // Rounded up: a limit below a millisecond must not become a busy loop.
         let timeout = limit.map_or(PollTimeout::NONE, |d| {

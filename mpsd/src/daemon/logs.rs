@@ -1,5 +1,5 @@
-//! Files of the job's user that the daemon appends to or follows: the vendor's log, the job's own log, and the output
-//! file of a job that did not start. Each may be a link, a FIFO or a device of the user's making.
+//! Files of the job's user that the daemon appends to or follows. Each may be a link, a FIFO or a device of the user's
+//! making.
 
 use crate::job::spec::Spec;
 use mpsd_core::text::one_line;
@@ -11,21 +11,16 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Takes the control daemon's output, in its log directory.
 pub const CONTROL_LOG: &str = "control.log";
-/// The job's own log, in the first daemon's log directory.
 const USER_LOG: &str = "mpsd.log";
 /// Longest line that is parsed, bytes; the rest of a longer line is dropped.
 const LONGEST_LINE: usize = 4096;
-/// Lines kept for an error message.
 const KEPT: usize = 12;
-/// Longest line of [`append_note`], bytes.
 const LONGEST_NOTE: u64 = 4096;
 
 /// A pipe without a reader, or a terminal, must not block us.
 const NO_WAIT: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOCTTY);
 
-/// Opens a log of the user's for appending; it follows no link.
 fn open_log(path: &Path) -> io::Result<File> {
     let flags = NO_WAIT | OFlag::O_NOFOLLOW;
     OpenOptions::new()
@@ -36,7 +31,6 @@ fn open_log(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// A log that is followed.
 #[derive(Debug)]
 pub struct Tail {
     file: File,
@@ -46,9 +40,6 @@ pub struct Tail {
 
 impl Tail {
     /// Makes `control.log` in `directory` and opens it twice: for the daemon to append to, and for us to read.
-    ///
-    /// # Errors
-    /// The system's; something other than a regular file is in its place.
     pub fn create(directory: &Path) -> io::Result<(File, Self)> {
         let path = directory.join(CONTROL_LOG);
         let writer = open_log(&path)?;
@@ -64,7 +55,6 @@ impl Tail {
         Ok((writer, Self { file, rest, last }))
     }
 
-    /// The lines since the last call.
     pub fn lines(&mut self) -> Vec<String> {
         let mut block = [0_u8; 16 * 1024];
         let mut lines = Vec::new();
@@ -85,7 +75,6 @@ impl Tail {
         lines
     }
 
-    /// The last lines, oldest first.
     pub fn last(&self) -> Vec<String> {
         self.last.iter().map(|line| one_line(line, 300)).collect()
     }
@@ -101,13 +90,11 @@ impl UserLog {
         Self(None)
     }
 
-    /// The log beside that of `spec`'s first daemon.
     pub fn open(spec: &Spec) -> Self {
         let first = spec.daemons.first();
         Self(first.and_then(|daemon| open_log(&daemon.log.join(USER_LOG)).ok()))
     }
 
-    /// Writes a line with the time, in seconds since 1970.
     pub fn line(&mut self, text: &str) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (seconds, ms) = (now.as_secs(), now.subsec_millis());
@@ -118,11 +105,7 @@ impl UserLog {
     }
 }
 
-/// `mpsd --note FILE`: appends root's line, from standard input, to the output file of a job that did not start.
-/// It runs as the job's user, and makes the file if needed. The scheduler may empty it later.
-///
-/// # Errors
-/// The file cannot be written, or is no regular file.
+/// `mpsd --note FILE`, run as the job's user: appends root's line to the output file of a job that did not start.
 pub fn append_note(file: &Path, from: impl Read) -> Result<(), String> {
     let append = || {
         let mut text = Vec::new();

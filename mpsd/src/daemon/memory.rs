@@ -1,5 +1,4 @@
-//! Watches the memory of clients with a limit. A client can void the vendor's own limit
-//! (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=garbage`; docs/facts/mps-control.md#memory-limits).
+//! Watches the memory of clients with a limit, because a client can void NVIDIA's (docs/facts/mps-control.md#memory-limits).
 
 use super::logs::UserLog;
 use super::observer::Observer;
@@ -18,11 +17,9 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_secs(1);
 /// Without limits, for the job's report.
 const REPORT_PERIOD: Duration = Duration::from_secs(10);
-/// What NVML counts for a client beyond what its limit counts: context and code, MiB. An H200 showed up to 316 MiB
-/// for a client that had allocated nothing (docs/facts/mps-control.md#nvml, 572 MiB with 256 MiB allocated).
+/// What NVML counts beyond the limit: context and code, MiB. Up to 316 MiB on an H200 (docs/facts/mps-control.md#nvml).
 const OVERHEAD_MIB: u64 = 512;
 
-/// The watch of one job.
 #[derive(Debug)]
 pub struct MemoryWatch {
     policy: MemoryOverLimit,
@@ -39,7 +36,6 @@ pub struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    /// The watch for `spec`, asleep.
     pub fn new(spec: &Spec) -> Self {
         let daemons = || spec.daemons.iter();
         Self {
@@ -66,8 +62,7 @@ impl MemoryWatch {
         }
     }
 
-    /// Takes the new limits of clients that connect later. Earlier clients keep theirs. Until none is left, the higher
-    /// limit holds for all, so that no client is ended for memory that it may have.
+    /// Takes the new limits of clients that connect later. Until no earlier client is left, the higher limit holds for all.
     pub fn set(&mut self, running: &[Running]) {
         let all = running.iter().flat_map(|daemon| daemon.daemon.memory.iter());
         let now: Vec<(GpuUuid, u64)> = all.cloned().collect();
@@ -82,13 +77,11 @@ impl MemoryWatch {
         self.next_limits = Some(now);
     }
 
-    /// Longest sleep; `None`: until something happens.
     pub fn period(&self) -> Option<Duration> {
         self.active
             .then(|| self.next.saturating_duration_since(Instant::now()))
     }
 
-    /// Checks once if it is time; without a client left it sleeps.
     pub fn check(&mut self, spec: &Spec, running: &[Running], log: &mut UserLog, observer: &mut Observer) {
         if !self.active || Instant::now() < self.next {
             return;
@@ -132,8 +125,8 @@ impl MemoryWatch {
         }
     }
 
-    /// The job's MPS clients on its GPUs: pid, GPU, memory in MiB. On a shared GPU the user may have other jobs, whose
-    /// clients our daemons' logs do not name.
+    /// The job's clients: pid, GPU, MiB. On a shared GPU the user's other jobs have clients that our daemons' logs do not
+    /// name.
     fn clients(&mut self, observer: &Observer) -> Option<Vec<(i32, GpuUuid, u64)>> {
         if self.nvml.is_none() {
             self.nvml = Nvml::load(&self.library).ok();
@@ -149,7 +142,6 @@ impl MemoryWatch {
         Some(all)
     }
 
-    /// The clients over their limit: pid, GPU, MiB held, limit.
     fn over(&self, clients: &[(i32, GpuUuid, u64)]) -> Vec<(i32, GpuUuid, u64, u64)> {
         let over = |(pid, gpu, mib): &(i32, GpuUuid, u64)| {
             let (_, limit) = self.limits.iter().find(|(limited, _)| limited == gpu)?;
@@ -159,13 +151,11 @@ impl MemoryWatch {
     }
 }
 
-/// Whether `pid` is a process of this user.
 fn is_of(uid: u32, pid: i32) -> bool {
     let uids = Process::find(pid).and_then(|process| process.uids());
     uids.is_some_and(|uids| uids.effective == uid)
 }
 
-/// Has the daemon whose server has the client end it.
 fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
     for daemon in running {
         let say = |commands: &str| session::say(&spec.control, &daemon.daemon, commands, spec.command_time());

@@ -1,8 +1,7 @@
-//! The daemon `mpsd`: runs as the job's user, one per job and node, over one control daemon or one per GPU.
+//! The daemon `mpsd`: runs as the job's user, over the job's control daemons on this node.
 //!
-//! It starts the control daemons, applies and proves the limits, reports, and then sleeps in `poll` until something
-//! happens. No timer runs meanwhile. If it is killed, the job's MPS continues: the control daemons write into files and
-//! need nothing of it.
+//! It starts them, proves their limits, reports, and sleeps in `poll` until something happens. If it is killed, the job's MPS
+//! continues: the control daemons write into files and need nothing of it.
 
 pub mod dialogue;
 pub(crate) mod door;
@@ -26,13 +25,9 @@ use std::time::Instant;
 
 pub use logs::append_note;
 
-/// Longest specification, bytes.
 const LONGEST_SPEC: u64 = 1 << 20;
 
-/// Runs the job's `mpsd` to its end.
-///
-/// # Errors
-/// One line, which was also written to the report descriptor.
+/// Runs the job's `mpsd` to its end. An error was also written to the report descriptor.
 pub fn run() -> Result<(), String> {
     let began = Instant::now();
     let spec = own_spec()?;
@@ -59,18 +54,11 @@ pub fn run() -> Result<(), String> {
 }
 
 /// Asks the job's control daemons to end: `mpsd --stop`, run as the job's user by the teardown.
-///
-/// # Errors
-/// The daemons that did not end.
 pub fn stop() -> Result<(), String> {
     stop::all(&own_spec()?)
 }
 
-/// Asks the job's control daemons for their state and reports each answer: `mpsd --look`. It runs as the job's user, for
-/// root, who never talks to a user's daemon.
-///
-/// # Errors
-/// The report cannot be written.
+/// `mpsd --look`: reports what the control daemons say, as the job's user, because root never talks to them.
 pub fn look() -> Result<(), String> {
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
@@ -78,11 +66,7 @@ pub fn look() -> Result<(), String> {
     send(&mut report, &answers)
 }
 
-/// Asks the job's `mpsd` to set these limits, a line of JSON, and reports its answer: `mpsd --set`, run as the job's user
-/// for root.
-///
-/// # Errors
-/// The report cannot be written.
+/// `mpsd --set`: asks the job's `mpsd` to set these limits, a line of JSON, and reports its answer.
 pub fn set(limits: &str) -> Result<(), String> {
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
@@ -96,8 +80,7 @@ fn send(report: &mut File, what: &impl serde::Serialize) -> Result<(), String> {
     written.map_err(|e| format!("cannot report: {e}"))
 }
 
-/// Reads the specification, and first keeps the user's other processes from debugging this one: they are inside the
-/// job's limits, and this one is not.
+/// Reads the specification. First keeps the user's processes, which are inside the job's limits, from debugging this one.
 fn own_spec() -> Result<Spec, String> {
     confine::undumpable().map_err(|e| format!("cannot be kept from debuggers: {e}"))?;
     let mut text = String::new();

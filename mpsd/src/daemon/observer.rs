@@ -1,5 +1,4 @@
-//! What `mpsd` observes of its job, kept for the job's report. The file is written at each change, so a killed `mpsd`
-//! has already reported everything.
+//! What `mpsd` observes of its job, for the job's report. Written at each change, so a killed `mpsd` has reported everything.
 
 use super::dialogue::Event;
 use crate::job::spec::OBSERVATIONS_FD;
@@ -17,21 +16,15 @@ const MOST_CLIENTS: usize = 1024;
 /// Most clients that are watched: those of eight GPUs, and half of a process's usual number of descriptors.
 const MOST_WATCHED: usize = 480;
 
-/// The state of one daemon by its log.
 #[derive(Debug, Default)]
 struct DaemonState {
-    /// Clients with a context.
     clients: BTreeSet<i32>,
-    /// The server that was told to end.
     to_end: Option<i32>,
-    /// The daemon was told to quit.
     quits: bool,
 }
 
-/// Collects the observations and writes them into root's file.
 #[derive(Debug, Default)]
 pub struct Observer {
-    /// So far. They are written by [`Observer::write`].
     pub all: Observations,
     file: Option<File>,
     /// By the pid of the control daemon.
@@ -48,7 +41,6 @@ impl Observer {
         }
     }
 
-    /// Takes in an event of the log of the control daemon with pid `daemon`.
     pub fn take(&mut self, daemon: i32, event: &Event) {
         let state = self.daemons.entry(daemon).or_default();
         match event {
@@ -85,7 +77,6 @@ impl Observer {
         state.is_some_and(|state| state.quits && state.to_end.is_some() && state.clients.is_empty())
     }
 
-    /// Whether this daemon's server was told to end.
     pub fn was_told_to_end(&self, daemon: i32, server: i32) -> bool {
         self.daemons
             .get(&daemon)
@@ -99,18 +90,15 @@ impl Observer {
         self.all.clients > 0 && self.daemons.values().all(unknown)
     }
 
-    /// Adds a sentence that the user should read at the end.
     pub fn say(&mut self, sentence: &str) {
         keep(&mut self.all.last_words, sentence.to_owned());
     }
 
-    /// Forgets the clients of a control daemon that has ended.
     pub fn forget(&mut self, daemon: i32) {
         self.daemons.remove(&daemon);
     }
 
-    /// Adds what NVML counts: pid, GPU and MiB of each client. A process that only opened a GPU is listed with 0
-    /// (docs/facts/mps-control.md#nvml).
+    /// Adds what NVML counts. A process that only opened a GPU is listed with 0 MiB (docs/facts/mps-control.md#nvml).
     pub fn take_memory(&mut self, clients: &[(i32, GpuUuid, u64)]) {
         let mut gpus: BTreeMap<&GpuUuid, (u64, u64)> = BTreeMap::new();
         for (_, gpu, mib) in clients.iter().filter(|(_, _, mib)| *mib > 0) {
@@ -122,7 +110,6 @@ impl Observer {
         }
     }
 
-    /// Writes the observations if they have changed.
     pub fn write(&mut self) {
         if self.all == self.written {
             return;
@@ -137,21 +124,18 @@ impl Observer {
     }
 }
 
-/// The client that a line about a fatal error names.
 fn culprit(words: &str) -> Option<i32> {
     let mut words = words.split(|c: char| !c.is_ascii_alphanumeric());
     words.find(|word| word.eq_ignore_ascii_case("client"))?;
     words.find_map(|word| word.parse().ok())
 }
 
-/// The living clients, each with a pidfd, which tells how the client ended. NVIDIA's log has the same line for a killed
-/// client and for one that ended by itself, and a client is no child of ours. Only Linux 6.15 and later tell
+/// The living clients, each with a pidfd, which tells from Linux 6.15 on how a client ended. NVIDIA's log does not
 /// (docs/facts/mps-control.md#how-a-client-ended).
 #[derive(Debug, Default)]
 pub struct ClientWatch(Vec<(i32, ProcessWatch)>);
 
 impl ClientWatch {
-    /// Takes in an event of the vendor's log.
     pub fn take(&mut self, event: &Event) {
         let (Event::NewClient(pid) | Event::Active(pid)) = event else {
             return;

@@ -1,4 +1,4 @@
-//! Static partitions: the commands that make them, and the answers that must follow. Pure. Documented by NVIDIA, not
+//! Static partitions: the commands that make them, and the answers that must follow. Pure. By NVIDIA's documentation, not
 //! verified (docs/facts/mps-control.md#static-partitions): any other answer is an error.
 
 use super::dialogue::BRACKET;
@@ -7,9 +7,7 @@ use mpsd_core::partitions::{Partition, id_of};
 use mpsd_core::text::one_line;
 use std::collections::BTreeSet;
 
-/// The session that lists them.
 pub const LIST: &str = "lspart\n";
-/// The control daemon's error if a GPU has too few chunks left.
 const NO_ROOM: &str = "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION";
 
 /// The session that makes them. An answer may be missing or have several lines, so each is followed by the bracket's.
@@ -18,10 +16,7 @@ pub fn commands(partitions: &[Partition]) -> String {
     partitions.iter().map(add).collect()
 }
 
-/// The partitions with the ids that the answers to [`commands`] give them.
-///
-/// # Errors
-/// Refused: a GPU has too few chunks. Failed: any other answer.
+/// The partitions with the ids from the answers to [`commands`]. Refused: a GPU has too few chunks.
 pub fn made(partitions: &[Partition], answers: &str) -> Result<Vec<Partition>, Unready> {
     let mut answers = answers.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut ids = BTreeSet::new();
@@ -62,17 +57,13 @@ fn not_made(partition: &Partition, said: &str) -> Unready {
     ))
 }
 
-/// Checks the answer to [`LIST`]: each partition has its chunks, and at least its multiprocessors. The last one of a GPU
-/// may have more: those that make up no chunk.
-///
-/// # Errors
-/// Refused: its chunks have fewer multiprocessors. Failed: any other answer.
+/// Checks the answer to [`LIST`]: each has its chunks, and at least its multiprocessors. The last one of a GPU may have more.
 pub fn check(partitions: &[Partition], answer: &str) -> Result<(), Unready> {
     partitions.iter().try_for_each(|one| listed(one, answer))
 }
 
-/// A row is `GPU-74d43ed3 <id> - 7 - 56 Yes`: a part of the UUID, the id, free and used chunks, free and used
-/// multiprocessors, and whether it has clients. What does not apply is `-`, or left out.
+/// A row is `GPU-74d43ed3 <id> - 7 - 56 Yes`: part of the UUID, id, free and used chunks, free and used multiprocessors,
+/// clients. What does not apply is `-`, or left out.
 fn listed(partition: &Partition, answer: &str) -> Result<(), Unready> {
     let Partition {
         rank, sms, chunks, ..

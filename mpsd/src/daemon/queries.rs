@@ -14,32 +14,24 @@ use std::time::Duration;
 const MOST_SERVERS: usize = 4;
 /// Most clients of a daemon in its answer: far more than its GPUs take.
 const MOST_CLIENTS: usize = 1024;
-/// Shortest part of a UUID by which `ps` may name a GPU: `GPU-` and eight digits
-/// (docs/facts/mps-control.md#the-command-session).
+/// Shortest name of a GPU in `ps`: `GPU-` and eight digits (docs/facts/mps-control.md#the-command-session).
 const SHORTEST_NAME: usize = 12;
 
-/// The answer of a control daemon.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonAnswer {
     pub servers: Vec<Server>,
-    /// The clients of all servers.
     pub clients: Vec<Client>,
-    /// The limits of new clients.
     pub limits: Vec<InForce>,
 }
 
-/// Why a control daemon gave no answer.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
 pub enum AnswerError {
-    /// No process listens in its directory.
     #[display("it has ended")]
     Ended,
-    /// No whole answer in time; one line.
     #[display("{_0}")]
     Failed(String),
 }
 
-/// A server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Server {
     pub pid: i32,
@@ -47,18 +39,14 @@ pub struct Server {
     pub state: String,
 }
 
-/// A client of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Client {
     pub pid: i32,
-    /// The pid of its server.
     pub server: i32,
-    /// The GPU that `ps` names for it.
     pub gpu: Option<GpuUuid>,
 }
 
-/// Asks each control daemon of a job through the vendor's program `control`, each within `limit`. The job's `mpsd` tells
-/// which limits should hold now.
+/// Asks each control daemon of a job through the vendor's program `control`. `mpsd` tells which limits should hold now.
 pub fn ask_all(
     control: &Path,
     daemons: &[Daemon],

@@ -10,26 +10,20 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-/// Longest answer that is read, bytes: the lists of 48 clients take a few kilobytes.
 const LONGEST_ANSWER: usize = 256 * 1024;
 
-/// The outcome of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub exit: Exit,
-    /// Standard output.
     pub text: String,
-    /// Standard error.
     pub trouble: String,
 }
 
 impl Answer {
-    /// The process ids of a list, one a line.
     pub fn numbers(&self) -> Vec<i32> {
         numbers(&self.text)
     }
 
-    /// Whether no daemon listens: the recorded answer of the vendor's program, exit 1.
     pub fn nobody_listens(&self) -> bool {
         let says = |text: &str| text.contains("Cannot find MPS control daemon");
         self.exit == Exit::Code(1) && (says(&self.text) || says(&self.trouble))
@@ -44,14 +38,12 @@ pub fn connect(path: &Path) -> nix::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The process ids in `text`, one a line.
 pub fn numbers(text: &str) -> Vec<i32> {
     let pids = text.lines().filter_map(|line| line.trim().parse().ok());
     pids.filter(|pid| *pid > 1).collect()
 }
 
-/// The vendor's program, to run or to ask the control daemon of `daemon`, with an environment of its own. It looks for
-/// the server's program beside itself.
+/// The vendor's program for `daemon`. It looks for the server's program beside itself.
 pub fn program(control: &Path, daemon: &Daemon) -> Spawn {
     let beside = control.parent().unwrap_or(Path::new("/usr/bin")).display();
     let gpus: Vec<&str> = daemon.gpus.iter().map(mpsd_core::GpuUuid::as_str).collect();
@@ -67,11 +59,8 @@ pub fn program(control: &Path, daemon: &Daemon) -> Spawn {
     program
 }
 
-/// Sends `commands` to the control daemon of `daemon` through the vendor's program `control`, and waits for the answer.
-///
-/// # Errors
-/// The program could not be run, its answer was too long, or it did not end within `limit`, because the daemon or its
-/// server hangs. The program is then killed and reaped.
+/// Sends `commands` to the control daemon of `daemon` through the vendor's program `control`, and waits for the answer. A
+/// program that does not end within `limit` is killed and reaped: the daemon or its server hangs.
 pub fn say(control: &Path, daemon: &Daemon, commands: &str, limit: Duration) -> Result<Answer, String> {
     let first = commands.lines().next().unwrap_or("");
     if limit.is_zero() {

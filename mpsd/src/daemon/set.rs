@@ -1,6 +1,5 @@
-//! Sets other limits while the job runs, for its owner ([`super::door`]): at the running servers and as the default of
-//! later ones. They hold for clients that connect later (docs/facts/mps-control.md#limits-of-a-running-server). Root's
-//! ceilings from the job's start apply, and each limit is read back.
+//! Sets other limits while the job runs, for its owner ([`super::door`]), within root's ceilings. They hold for clients that
+//! connect later (docs/facts/mps-control.md#limits-of-a-running-server). Each is read back.
 
 use super::dialogue::{self, LimitScope};
 use super::door::Answer;
@@ -18,10 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(4);
 /// Most servers of a daemon that are told: it has one user, so one server.
 const MOST_SERVERS: usize = 4;
 
-/// Sets `wanted` on the daemons of its GPUs, all or none. Returns the changes for the report.
-///
-/// # Errors
-/// Refused: it is above what the job may have. Failed: a daemon did not do it, and all got their earlier limits again.
+/// Sets `wanted` on the daemons of its GPUs, all or none. Returns the changes for the report. Refused: it is above what the
+/// job may have. Failed: a daemon did not do it, and all got their earlier limits again.
 pub fn set(spec: &Spec, running: &mut [Running], wanted: &ClientLimits) -> Result<Vec<LimitSet>, Unready> {
     allowed(spec, running, wanted)?;
     let end = Deadline::after(PATIENCE);
@@ -40,8 +37,7 @@ pub fn set(spec: &Spec, running: &mut [Running], wanted: &ClientLimits) -> Resul
     Ok(changes(&before, wanted))
 }
 
-/// Undoes `wanted` at `daemon`. NVIDIA's daemon has no command that removes a limit. The job has none only if the site has
-/// no ceiling, so the highest value does the same.
+/// Undoes `wanted` at `daemon`. No command removes a limit, but a job without one has no ceiling: the highest value does it.
 fn as_before(spec: &Spec, daemon: &Daemon, wanted: &ClientLimits) -> Daemon {
     let own = daemon.limits();
     let most = |(gpu, _): &(GpuUuid, u64)| Some((gpu.clone(), spec.most.memory_of(gpu)?));
@@ -102,7 +98,6 @@ fn allowed(spec: &Spec, running: &[Running], wanted: &ClientLimits) -> Result<()
     Ok(())
 }
 
-/// Sets the limits of `daemon` for later servers, and for the running ones.
 fn tell(spec: &Spec, daemon: &Daemon, end: Deadline) -> Result<(), String> {
     let limit = || spec.command_time().min(end.remaining());
     let say = |commands: &str| match session::say(&spec.control, daemon, commands, limit()) {
@@ -117,7 +112,6 @@ fn tell(spec: &Spec, daemon: &Daemon, end: Deadline) -> Result<(), String> {
     servers.try_for_each(|pid| told(LimitScope::Server(pid)))
 }
 
-/// The limits of `before` that `wanted` changes.
 fn changes(before: &[Daemon], wanted: &ClientLimits) -> Vec<LimitSet> {
     let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let set = |limit: String, from: Option<String>, to: String| LimitSet {

@@ -17,13 +17,10 @@ use std::time::Duration;
 
 /// The socket answers a few milliseconds after it appears, without an event.
 const RETRY: Duration = Duration::from_millis(1);
-/// Time for a daemon to end on a signal.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The daemon's option for static partitions.
 const STATIC: &str = "-S";
 
-/// A control daemon that we started.
 #[derive(Debug)]
 pub struct Running {
     /// Its plan, with the limits that it has now.
@@ -41,7 +38,6 @@ pub struct Running {
 }
 
 impl Running {
-    /// Takes in the new lines of its log.
     fn read_log(&mut self) {
         for line in self.tail.lines() {
             self.refuses_option |= line.starts_with("Unrecognized option");
@@ -49,7 +45,6 @@ impl Running {
         }
     }
 
-    /// Its report for root.
     pub fn ready(&self) -> ReadyDaemon {
         ReadyDaemon {
             control: self.child.pid(),
@@ -59,11 +54,8 @@ impl Running {
     }
 }
 
-/// Starts every daemon of `spec` and returns when each has proved its limits. A failure is passed to `tell` before the
-/// daemons are ended, because that may last longer than root listens.
-///
-/// # Errors
-/// The first failure, after all daemons were ended.
+/// Starts every daemon of `spec` and returns when each has proved its limits. On a failure all are ended, after `tell`: the
+/// end may last longer than root listens.
 pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&Unready)) -> Result<Vec<Running>, Unready> {
     let mut running = Vec::new();
     let Err(reason) = bring_up(spec, events, &mut running) else {
@@ -211,8 +203,7 @@ fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unread
     Ok(true)
 }
 
-/// `NEW SERVER n: Ready` in the log means the same as ACTIVE from `get_server_status`, and costs no session
-/// (docs/facts/mps-control.md#when-a-server-is-ready; the contract suite compares the two).
+/// `NEW SERVER n: Ready` in the log means ACTIVE, and costs no session (docs/facts/mps-control.md#when-a-server-is-ready).
 fn confirm(running: &mut Running) -> Result<(), String> {
     let Some(server) = running.proof.ready.filter(|_| running.proof.started) else {
         return Ok(());

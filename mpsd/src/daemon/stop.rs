@@ -1,8 +1,5 @@
-//! The polite rung of an end: clients first, then the daemon, each command with a deadline.
-//!
-//! Killing a client with work in flight is undefined for every other client (the vendor's guide), so the first command
-//! is `terminate_client`. `quit` waits for clients without a limit, so it is second and has a deadline
-//! (docs/facts/mps-control.md#crashes-and-hangs).
+//! The polite rung of an end, each command with a deadline. Killing a client with work in flight is undefined for all
+//! others, so `terminate_client` is first. `quit` waits for clients (docs/facts/mps-control.md#crashes-and-hangs).
 
 use super::session::{self, Answer};
 use crate::job::spec::Spec;
@@ -10,13 +7,8 @@ use mpsd_core::listener;
 use mpsd_core::record::Daemon;
 use std::time::Duration;
 
-/// Seconds that `quit -t` gives the server.
 const FORCED_QUIT_S: u64 = 1;
 
-/// Asks every control daemon of `spec` to end.
-///
-/// # Errors
-/// The daemons that did not end, one line.
 pub fn all(spec: &Spec) -> Result<(), String> {
     let known = spec
         .servers
@@ -34,13 +26,12 @@ pub fn all(spec: &Spec) -> Result<(), String> {
     }
 }
 
-/// `known`: its server when the job began.
 fn one(spec: &Spec, daemon: &Daemon, known: Option<i32>) -> Result<(), String> {
     let limit = spec.command_time();
     let say = |commands: &str, limit: Duration| session::say(&spec.control, daemon, commands, limit);
     let servers = "get_server_list\n";
-    // Usually only that server is there, without clients: then one session is enough. Answers have no delimiters, so after
-    // any other answer each question gets a session of its own.
+    // Usually only that server is there, without clients: one session is enough. Answers have no delimiters, so after any
+    // other answer each question gets a session of its own.
     let answer = match known {
         Some(server) => say(&format!("get_client_list {server}\n{servers}"), limit)?,
         None => say(servers, limit)?,

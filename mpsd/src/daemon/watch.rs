@@ -17,10 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Shortest time between two readings of one daemon's limits, so that its owner cannot keep us busy.
 const LIMITS_PERIOD: Duration = Duration::from_secs(10);
-/// Longest wait for a daemon's limits: nothing else is watched meanwhile.
 const LIMITS_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Watches until a signal ends us or the last daemon has ended.
 pub fn until_the_end(
     spec: &Spec,
     mut running: Vec<Running>,
@@ -72,7 +70,6 @@ pub fn until_the_end(
     }
 }
 
-/// Carries out a request of the job's owner, if there is one.
 fn serve(
     spec: &Spec,
     running: &mut [Running],
@@ -125,7 +122,6 @@ fn has_ended(daemon: &mut Running, log: &mut UserLog, observer: &mut Observer) -
     true
 }
 
-/// Explains an event of the log of control daemon `daemon` in the user's log.
 fn tell(log: &mut UserLog, observer: &mut Observer, daemon: i32, event: Event) {
     let (grave, line) = match event {
         Event::ServerExited(pid, 0) if observer.was_told_to_end(daemon, pid) => {
@@ -155,23 +151,19 @@ fn tell(log: &mut UserLog, observer: &mut Observer, daemon: i32, event: Event) {
     }
 }
 
-/// Reads a daemon's limits again after a command that may have changed them. Ceilings bind programs that cooperate; the
-/// owner of a control daemon may lift them (THREAT-MODEL.md). The daemon's log names each command, so no timer runs
-/// otherwise. By the pids of the control daemons.
+/// Reads a daemon's limits again after a command in its log that may have changed them: its owner may lift them
+/// (THREAT-MODEL.md). By the pids of the control daemons.
 #[derive(Debug, Default)]
 struct LimitWatch(BTreeMap<i32, LimitState>);
 
 #[derive(Debug, Default)]
 struct LimitState {
-    /// A command came after the last reading.
     due: bool,
     read: Option<Instant>,
-    /// The limits that did not hold at the last reading.
     changed: Vec<InForce>,
 }
 
 impl LimitState {
-    /// Time until the next reading.
     fn left(&self) -> Option<Duration> {
         let passed = self.read.map_or(LIMITS_PERIOD, |read| read.elapsed());
         self.due.then(|| LIMITS_PERIOD.saturating_sub(passed))
@@ -183,12 +175,10 @@ impl LimitWatch {
         self.0.entry(daemon).or_default().due = true;
     }
 
-    /// Longest sleep; `None`: until something happens.
     fn period(&self) -> Option<Duration> {
         self.0.values().filter_map(LimitState::left).min()
     }
 
-    /// Reads the limits that are due, and tells which no longer hold.
     fn check(&mut self, spec: &Spec, running: &[Running], log: &mut UserLog, observer: &mut Observer) {
         self.0
             .retain(|pid, _| running.iter().any(|daemon| daemon.child.pid() == *pid));

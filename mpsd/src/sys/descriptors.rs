@@ -11,16 +11,13 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
-/// Closes every descriptor from 3 on. Only at a program's start: they are the scheduler's then (qsub's socket, spool files,
-/// pipes; docs/facts/pbs.md#daemons-left-behind), and it waits for their end.
+/// Closes every descriptor from 3 on, at a program's start: the scheduler waits for their end
+/// (docs/facts/pbs.md#daemons-left-behind).
 pub fn close_inherited() {
     raw::close_all_except(&[]);
 }
 
 /// Puts all three on `/dev/null`, in a child that must hold no stream of another process.
-///
-/// # Errors
-/// As open(2).
 pub fn all_to_null() -> Result<(), Errno> {
     let null = null()?;
     let high = raw::duplicate_above(null.as_raw_fd(), 3)?;
@@ -37,10 +34,7 @@ pub(super) fn null() -> Result<OwnedFd, Errno> {
     open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
 }
 
-/// The reading end of a pipe that holds these bytes, and then its end.
-///
-/// # Errors
-/// EAGAIN when they do not fit: a pipe holds 4,096 at least, and usually 65,536.
+/// The reading end of a pipe that holds these bytes, and then its end. EAGAIN: more than a pipe holds, 4,096 at least.
 pub fn holding(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -50,11 +44,8 @@ pub fn holding(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Takes possession of descriptor `number`, which the program's parent left open for it. Call it once a number, before
-/// anything else is opened. Closed on exec from now on.
-///
-/// # Errors
-/// `EBADF` when it is not open, or is one of the standard three.
+/// Takes descriptor `number`, which the parent left open, once and before anything else is opened. Closed on exec from now
+/// on. EBADF: it is not open, or is one of the standard three.
 pub fn take(number: RawFd) -> Result<OwnedFd, Errno> {
     if number < 3 || !raw::is_open(number) {
         return Err(Errno::EBADF);
@@ -65,10 +56,7 @@ pub fn take(number: RawFd) -> Result<OwnedFd, Errno> {
     Ok(owned)
 }
 
-/// As [`take`], but only a regular file; anything else stays open as it is.
-///
-/// # Errors
-/// As [`take`]; `EINVAL`: it is no regular file.
+/// As [`take`], but only a regular file; anything else stays open (EINVAL).
 pub fn take_file(number: RawFd) -> Result<OwnedFd, Errno> {
     if !raw::is_open(number) {
         return Err(Errno::EBADF);
@@ -90,17 +78,13 @@ pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Ve
     Ok(bytes)
 }
 
-/// Writes such a file.
 pub(super) fn write_at(directory: impl AsFd, file: &str, text: &str) -> Result<(), Errno> {
     let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
     let fd = openat(directory, file, flags, Mode::empty())?;
     nix::unistd::write(&fd, text.as_bytes()).map(drop)
 }
 
-/// Reads to the first end of a line; `None`: the stream ended, or there are more than `most` bytes.
-///
-/// # Errors
-/// ETIMEDOUT at the deadline; as poll(2) and read(2).
+/// Reads to the first end of a line; `None`: the stream ended, or has more than `most` bytes. ETIMEDOUT at the deadline.
 pub fn read_line(fd: BorrowedFd<'_>, deadline: Deadline, most: usize) -> Result<Option<Vec<u8>>, Errno> {
     let mut text = Vec::new();
     let mut block = [0; 4096];

@@ -1,8 +1,7 @@
 //! Programs that are started to be ended again, with everything they have started.
 //!
-//! A keeper, a child of this process, starts them. Orphans below the keeper become its children, so it finds all of them by
-//! descent alone. It ends them when its work is done, or when this process is gone and its end of a pipe closes. If the
-//! keeper is killed, they become ours, and we end them.
+//! A keeper, a child of this process, starts them, and orphans below it become its children. It ends them all when its work
+//! is done, or when this process is gone and its end of a pipe closes. If the keeper is killed, they become ours.
 
 use super::deadline::{Deadline, Output};
 use super::guard::{answer_and_exit, in_session};
@@ -17,39 +16,27 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// From SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
 /// From SIGKILL to giving up: longer is state D, which no waiting ends.
 const AFTER_KILL: Duration = Duration::from_secs(3);
-/// Between two scans for processes that are left.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Longest answer of a keeper's work. Bytes.
 const MOST_ANSWER: usize = 4 << 20;
 
-/// A keeper at work.
 #[derive(Debug)]
 pub struct Family {
     keeper: Child,
-    /// What the keeper's work comes to.
     answer: Output,
     /// Dropped, it tells the keeper to end everything.
     leash: Option<OwnedFd>,
 }
 
-/// Makes this process the parent of every orphan below it.
-///
-/// # Errors
-/// prctl(2)'s.
 pub fn adopt_orphans() -> Result<(), Errno> {
     nix::sys::prctl::set_child_subreaper(true)
 }
 
 impl Family {
-    /// Starts a keeper that does `work` in a session of its own, without our standard streams. `work` returns when it is done,
-    /// or when the descriptor that it gets becomes readable: then everything is to end.
-    ///
-    /// # Errors
-    /// No process or pipe to be had.
+    /// Starts a keeper that does `work` in a session of its own. `work` returns when it is done, or when the descriptor
+    /// that it gets becomes readable: then everything is to end.
     pub fn start(work: impl FnOnce(BorrowedFd<'_>) -> Vec<u8>) -> Result<Self, Errno> {
         let (tied, leash) = pipe2(OFlag::O_CLOEXEC)?;
         let (answer, writer) = Output::pipe()?;
@@ -68,8 +55,8 @@ impl Family {
         }
     }
 
-    /// Waits until the work is done, one of `others` is readable, or for `turn`. Returns what the work came to once it is
-    /// done, or how a lost keeper ended.
+    /// Waits until the work is done, one of `others` is readable, or for `turn`. Returns the work's answer, or a lost
+    /// keeper's end.
     pub fn wait(&mut self, others: &[BorrowedFd<'_>], turn: Duration) -> Option<Result<Vec<u8>, Exit>> {
         let watched = others.iter().copied().chain(self.answer.source());
         self.keeper.wait_with(watched, Deadline::after(turn));
@@ -83,7 +70,6 @@ impl Family {
         })
     }
 
-    /// The pids of all processes below the keeper.
     pub fn members(&self) -> Vec<i32> {
         let table = ProcessTable::scan().unwrap_or_default();
         let all = table.descendants(self.keeper.pid());
@@ -102,7 +88,6 @@ impl Drop for Family {
     }
 }
 
-/// Reaps the children that have ended: pid and end of each.
 pub fn reap_ended() -> Vec<(i32, Exit)> {
     std::iter::from_fn(|| raw::reap(-1).ok().flatten()).collect()
 }

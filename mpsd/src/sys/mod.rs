@@ -1,11 +1,10 @@
 //! The kernel as the programs use it: processes, files, privileges, cgroups, signals, time.
 //!
-//! `unsafe` stands only in `raw` and [`descriptors`], behind functions that are safe to call. The programs have one thread,
-//! which makes forking safe (see [`guard`]). Every wait has a [`deadline::Deadline`]. What a user can change is reached by
-//! descriptor, never twice by name.
+//! `unsafe` stands only in `raw` and [`descriptors`]. The programs have one thread, which makes forking safe. Every wait
+//! has a [`deadline::Deadline`]. What a user can change is reached by descriptor, never twice by name.
 
 pub(crate) mod cgroup;
-pub mod confine;
+pub(crate) mod confine;
 pub mod descriptors;
 pub(crate) mod family;
 pub(crate) mod files;
@@ -18,15 +17,14 @@ pub mod signals;
 pub(crate) mod spawn;
 
 pub use mpsd_core::deadline;
-pub use raw::Exit;
+pub(crate) use raw::Exit;
 
 #[cfg(test)]
 mod testing;
 
 use nix::errno::Errno;
 
-/// Whether `errno` means that space, memory, processes, descriptors, locks or the length of arguments ran out. Any user can
-/// cause that, so it is no evidence against the node.
+/// Whether `errno` means that something ran out. Any user can cause that, so it is no evidence against the node.
 pub fn is_scarcity(errno: Errno) -> bool {
     matches!(
         errno,

@@ -8,10 +8,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// Most that is read of the list. Bytes.
 const MOST: usize = 16 << 20;
 
-/// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
     /// Its number in this namespace; a later mount may get it again.
@@ -19,14 +17,11 @@ pub(super) struct Mount {
     /// The part of its file system that it shows.
     pub root: PathBuf,
     pub path: PathBuf,
-    /// The type of file system.
     pub kind: String,
-    /// The file system's own options.
     pub options: String,
 }
 
 impl Mount {
-    /// Whether the file system has this option.
     pub fn has(&self, option: &str) -> bool {
         self.options.split(',').any(|one| one == option)
     }

@@ -1,9 +1,7 @@
-//! Which process runs first: root's programs before a flood of users' processes; and a process that its user starves, back
-//! at normal priority.
+//! Which process runs first: root's programs before a flood of users' processes.
 //!
-//! A prologue runs in its scheduler's cgroup, and 500 endless loops of another job may run there too. As one process among
-//! equals it waits a second for each turn and misses its deadline at its first steps. Source: sched(7),
-//! `Documentation/scheduler/sched-design-CFS.rst`.
+//! 500 endless loops of another job may run in the scheduler's cgroup. Among equals a prologue waits a second for each
+//! turn, and misses its deadline. Source: sched(7), `Documentation/scheduler/sched-design-CFS.rst`.
 
 use super::process::Process;
 use super::raw;
@@ -14,17 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The lowest real-time priority: above every ordinary process, below what the site runs in real time.
 const LOWEST: i32 = 1;
-/// The nice value that weighs most.
 const FIRST: i32 = -20;
 
-/// Whether this program raised itself, for [`hand_down`].
 static RAISED: AtomicBool = AtomicBool::new(false);
 
-/// Puts this process (its calling thread) before all ordinary ones; false: this is not possible, and it works as before. For
-/// root's programs with a deadline. They wait far more than they compute, and the kernel keeps 5 % of a CPU for the others
-/// (`sched_rt_runtime_us`).
-///
-/// No child inherits it (SCHED_RESET_ON_FORK); those that do root's work get it by [`hand_down`].
+/// Puts this process before all ordinary ones, if possible. For root's programs with a deadline, which wait far more than
+/// they compute. Children that do root's work get it by [`hand_down`] (SCHED_RESET_ON_FORK).
 pub fn raise() -> bool {
     let raised = put_first(0);
     RAISED.store(raised, Ordering::Relaxed);
@@ -38,9 +31,8 @@ pub(super) fn hand_down(child: i32) {
     }
 }
 
-/// Puts a thread before every process that is not in real time, in all cgroups and autogroups. If this cgroup has no real
-/// time, or a filter forbids it, the thread gets the best nice value of its own cgroup and autogroup. False: neither is
-/// possible, without CAP_SYS_NICE.
+/// Puts a thread before every process that is not in real time. If that is forbidden, it gets the best nice value of its own
+/// cgroup. False: neither is possible, without CAP_SYS_NICE.
 fn put_first(thread: i32) -> bool {
     let reset = libc::SCHED_RESET_ON_FORK;
     if raw::set_scheduler(thread, libc::SCHED_RR | reset, LOWEST).is_ok() {
@@ -52,10 +44,8 @@ fn put_first(thread: i32) -> bool {
     !inherited && setpriority_process(Pid::from_raw(thread), FIRST).is_ok()
 }
 
-/// Makes each thread of `process` ordinary again: SCHED_OTHER, nice 0, every CPU of its cpuset, an autogroup of nice 0. A
-/// user can lower all of these, and SIGKILL then waits for a turn that never arrives.
-///
-/// Each of them is optional: a thread may end meanwhile, and the kernel may lack autogroups.
+/// Makes each thread of `process` ordinary again, as far as possible: SCHED_OTHER, nice 0, every CPU of its cpuset, an
+/// autogroup of nice 0. A user can lower all of these, and SIGKILL then waits for a turn that never arrives.
 pub fn normalise(process: &Process) {
     let mut everywhere = CpuSet::new();
     for cpu in 0..CpuSet::count() {

@@ -7,21 +7,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// A set of signals, blocked and read from a descriptor. Dropping it restores the mask.
 #[derive(Debug)]
-pub struct Signals {
+pub(crate) struct Signals {
     fd: SignalFd,
     found: SigSet,
 }
 
-/// Makes `command` start with default actions and no signal blocked. The standard library hands down what this process
-/// blocks or ignores, and the vendor's programs would then ignore a request to end.
+/// Makes `command` start with default actions and no signal blocked, because the standard library hands ours down.
 pub use super::raw::reset_signals_of as start_fresh;
 
 impl Signals {
-    /// Blocks these signals in this thread. An ignored signal stays ignored and never arrives; an ignored SIGCHLD also reaps
+    /// Blocks these signals in this thread. An ignored one stays ignored and never arrives; an ignored SIGCHLD reaps
     /// children.
-    ///
-    /// # Errors
-    /// As signalfd(2).
     pub fn block(signals: &[Signal]) -> Result<Self, Errno> {
         let mut set = SigSet::empty();
         for signal in signals {
@@ -32,15 +28,10 @@ impl Signals {
         Ok(Self { fd, found })
     }
 
-    /// Readable when a signal has arrived.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The next signal that has arrived, if any.
-    ///
-    /// # Errors
-    /// As read(2), except EINTR.
     pub fn read(&self) -> Result<Option<Signal>, Errno> {
         loop {
             match self.fd.read_signal() {

@@ -5,20 +5,16 @@ use crate::text::{nearest, one_line, or_meant};
 use std::ops::Range;
 use std::path::Path;
 
-/// Longest reason that is shown, characters.
 const LONGEST: usize = 600;
-/// Types as serde names them, and in words.
 const TYPE_NAMES: [(&str, &str); 3] = [
     ("expected i64", "expected a whole number"),
     ("expected a sequence", "expected a list in brackets"),
     ("expected a boolean", "expected true or false"),
 ];
 
-/// What is wrong with a part of the file.
 #[derive(Debug)]
 pub struct ConfigError {
     pub(super) span: Range<usize>,
-    /// What is wrong, and what is allowed.
     why: String,
 }
 

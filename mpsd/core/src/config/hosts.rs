@@ -1,6 +1,4 @@
-//! Host lists as Slurm writes them: `gpu[001-100,105],x1,r[1-4]n[0-7]`.
-//!
-//! A list is matched against one name and never expanded: `[0-999999]` costs nothing.
+//! Host lists as Slurm writes them, `gpu[001-100,105],x1,r[1-4]n[0-7]`. A list is never expanded: `[0-999999]` costs nothing.
 
 use crate::text::{is_digits, is_word};
 
@@ -48,8 +46,7 @@ impl Range {
 }
 
 impl HostList {
-    /// Whether the list holds `name`, or its part before the first dot: Slurm and PBS use a node's short name, the kernel
-    /// often its long name.
+    /// Whether the list holds `name`, or its part before the first dot: the kernel often has a node's long name.
     pub fn contains(&self, name: &str) -> bool {
         let short = name.split('.').next().unwrap_or(name);
         let mut patterns = self.patterns.iter();

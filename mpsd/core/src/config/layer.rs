@@ -15,7 +15,6 @@ const ANY_NODE: &str = "node";
 
 type Value<'a> = Spanned<DeValue<'a>>;
 
-/// What one part of the file sets, and on which nodes.
 #[derive(Debug, Default)]
 pub(super) struct Layer<'a> {
     hosts: Option<HostList>,
@@ -30,10 +29,7 @@ impl Layer<'_> {
     }
 }
 
-/// The parts of the file, in order, each key read once with all its checks.
-///
-/// # Errors
-/// The first error in the file.
+/// The parts of the file, in order, each key read once with all its checks; or the file's first error.
 pub(super) fn layers(text: &str) -> Result<Vec<Layer<'_>>, ConfigError> {
     let file = DeTable::parse(text).map_err(|error| ConfigError::toml(&error, 0..0))?;
     let mut reader = Reader::default();
@@ -152,7 +148,6 @@ impl Reader {
     }
 }
 
-/// The key that the user meant by `name`, in this section or another.
 fn meant(section: &Section, name: &str) -> Option<String> {
     let here = nearest(name, known(section));
     let elsewhere = || {
@@ -163,7 +158,6 @@ fn meant(section: &Section, name: &str) -> Option<String> {
     here.or_else(elsewhere).map(|key| format!("'{key}'"))
 }
 
-/// The keys that a section allows.
 fn known(section: &Section) -> Vec<&'static str> {
     let mut names: Vec<&str> = section.rows.iter().map(|row| row.key).collect();
     if section.name.is_empty() {

@@ -1,11 +1,4 @@
-//! `mpsd.toml`: what the site decides.
-//!
-//! | file | holds |
-//! |---|---|
-//! | `mod` | [`Config`]: the file, checked as a whole |
-//! | `settings` | [`SECTIONS`]: the keys, a row each; [`Settings`]: the values in force on one node |
-//! | `values` | the types of the values, and their checks |
-//! | `layer`, `hosts`, `error` | the file's TOML, its `[[node]]` sections, and its errors |
+//! `mpsd.toml`: what the site decides. A key is a row of `settings`; `values` has the types, `layer` reads the TOML.
 
 mod error;
 mod hosts;
@@ -35,7 +28,6 @@ use values::Entry;
 
 /// The path of the file without `--config`.
 pub const DEFAULT_PATH: &str = "/etc/mpsd/mpsd.toml";
-/// Longest file, bytes.
 const LONGEST: usize = 1 << 20;
 
 /// The file, read and checked.
@@ -46,10 +38,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the file at `path`. It must be root's, and so must every directory on the way to it.
-    ///
-    /// # Errors
-    /// The file cannot be trusted, read or understood. The defaults do not replace it: the site did not write them.
+    /// Reads the file at `path`. It and every directory on the way must be root's. Defaults never replace a file with an
+    /// error.
     pub fn load(path: &Path) -> Result<Self, Fault> {
         let bytes = open_trusted(path)
             .and_then(|file| file.read(LONGEST))
@@ -58,9 +48,6 @@ impl Config {
     }
 
     /// Reads a draft of the file, which any user may own. Nothing acts on a draft.
-    ///
-    /// # Errors
-    /// As [`Config::load`], except for the owner.
     pub fn draft(path: &Path) -> Result<Self, Fault> {
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let bytes = open(path, flags, Mode::empty())
@@ -70,10 +57,7 @@ impl Config {
         Self::parse_as(path, in_text(path, bytes)?)
     }
 
-    /// Reads `text` as if it stood in [`DEFAULT_PATH`].
-    ///
-    /// # Errors
-    /// The text is no TOML, or has an unknown key or a wrong value anywhere, in sections for other nodes too.
+    /// Reads `text` as if it stood in [`DEFAULT_PATH`]. An error in a section for other nodes counts too.
     pub fn parse(text: &str) -> Result<Self, Fault> {
         Self::parse_as(Path::new(DEFAULT_PATH), text.to_owned())
     }
@@ -89,14 +73,8 @@ impl Config {
         &self.file
     }
 
-    /// The values in force on `node` with GPUs of these `products`: the file's top, then every section that fits, in
-    /// order. A later value replaces an earlier value.
-    ///
-    /// Before NVML has answered, `products` is empty, and no section with a product fits. Such sections hold no key that
-    /// is needed so early.
-    ///
-    /// # Errors
-    /// `node` is not a name that could stand in a path.
+    /// The values in force on `node` with GPUs of these `products`: the file's top, then every section that fits, in order.
+    /// Before NVML has answered `products` is empty. Sections with a product hold no key that is needed so early.
     pub fn for_node(&self, node: &str, products: &[&str]) -> Result<Settings, Fault> {
         if !is_node_name(node) {
             let why = "not a name; allowed: letters, digits, '.', '_' and '-'";

@@ -1,5 +1,4 @@
-//! The keys of `mpsd.toml`, a row each: name, type, default, parser with its range, and the text that the shipped file and
-//! mpsd.toml(5) print. `mpsctl config show` prints from the same rows.
+//! The keys of `mpsd.toml`, a row each. The shipped file, mpsd.toml(5) and `mpsctl config show` are printed from them.
 
 use super::error::ConfigError;
 use super::values::{
@@ -312,8 +311,7 @@ impl Settings {
         if !request.is_on() {
             return whole;
         }
-        // Static partitions ignore a percentage. A default binding must not make a task fail that keeps the scheduler's
-        // CUDA_VISIBLE_DEVICES.
+        // Static partitions ignore a percentage. A default binding fails tasks that keep the scheduler's CUDA_VISIBLE_DEVICES.
         let keeps = request.visible.unwrap_or(self.cuda_visible_devices) == DeviceNames::Keep;
         let is_shared = request.replicas.is_some();
         let defaults = self.defaults.clone();

@@ -22,7 +22,6 @@ pub struct Entry<'a> {
 
 /// The type of a key's value.
 pub(super) trait Value: Serialize + Sized {
-    /// Reads the value of a key that names no other parser.
     fn read(entry: &Entry<'_>) -> Result<Self, ConfigError>;
 
     /// The value as it would stand in the file; `None`: not set.
@@ -46,7 +45,6 @@ impl<'a> Entry<'a> {
         check(self.get()?).map_err(|why| ConfigError::at(self.value.span(), why))
     }
 
-    /// A path on this node.
     fn path(&self) -> Result<PathBuf, ConfigError> {
         self.checked(|text| on_node(&text, self.node).map(PathBuf::from))
     }
@@ -205,8 +203,7 @@ pub enum GpusUnknown {
     WholeNodeIfExclusive,
 }
 
-/// `too_many_tasks`: more tasks on a GPU than it takes clients. `pbs.unattached_tasks`: tasks that TM starts and
-/// that miss the job's MPS.
+/// `too_many_tasks`, and `pbs.unattached_tasks`: tasks that TM starts and that miss the job's MPS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WarnOrRefuse {

@@ -1,10 +1,4 @@
-//! What a user asks for: one grammar for every scheduler.
-//!
-//! | file | holds |
-//! |---|---|
-//! | `options` | the table of options, and [`Request`], their values |
-//! | `syntax` | the parser, the options that exclude each other, and [`Flags`], what a Slurm user typed |
-//! | `values` | the values that are lists or words |
+//! What a user asks for: one grammar for every scheduler. Each option is a row of `options`, `syntax` parses.
 
 mod options;
 mod syntax;

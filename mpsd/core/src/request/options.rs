@@ -1,6 +1,4 @@
-//! The options of a request, a row each. An option's row gives its field in [`Request`], its account token, its word in OpenPBS's
-//! resource, its flag in Slurm with the line in `--help`, what a refusal allows, the printed request and plan, the manual
-//! pages, the completions and the table in the quick start.
+//! The options of a request, a row each, from which the parser, flags, help, refusals, manual pages and completions come.
 
 use super::values::{self, MemoryLimit, Mode, Sms, Threads};
 use crate::bind::{Bind, DeviceNames};
@@ -98,10 +96,8 @@ macro_rules! options {
 
         static ROWS: [Row; 1 + [$(stringify!($key)),+].len()] = [MODE, $($row),+];
 
-        /// A request, with all checks that need no node.
-        ///
-        /// `Display` gives the canonical account tokens (`MPS=per-node,MPS_THREADS=30:70`), which
-        /// [`Request::from_account`] reads back to the same value; serde carries that text.
+        /// A request, with all checks that need no node. Its text, also for serde, is the canonical account string
+        /// (`MPS=per-node,MPS_THREADS=30:70`).
         #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         #[serde(try_from = "String", into = "String")]
         pub struct Request {
@@ -295,7 +291,6 @@ impl Request {
         self.values().map(word).collect::<Vec<_>>().join("+")
     }
 
-    /// The options that it gives, with the canonical text of each value.
     fn values(&self) -> impl Iterator<Item = (Key, String)> {
         let all = Key::ALL.into_iter();
         all.filter_map(|key| Some((key, self.value(key)?)))

@@ -1,8 +1,5 @@
-//! How a user writes a request, and what a refusal of it says.
-//!
-//! Account tokens, Slurm's flags and OpenPBS's resource go by the table of `options` and end in the same check of the
-//! whole. Every text is hostile: a Slurm user can put any bytes into the variable that root's prolog reads
-//! (docs/facts/slurm.md#options).
+//! How a user writes a request, and what a refusal of it says. Every text is hostile: a Slurm user can put any bytes into the
+//! variable that root's prolog reads (docs/facts/slurm.md#options).
 
 use super::options::{Key, Request};
 use super::values::Mode;
@@ -14,9 +11,7 @@ use std::str::FromStr;
 
 /// Longest text that is searched for MPS tokens. Bytes.
 pub(super) const LONGEST: usize = 1024;
-/// Longest value in [`Flags::raw`], characters.
 const LONGEST_RAW: usize = 100;
-/// Characters of the user's text that a message repeats.
 const SHOWN: usize = 60;
 /// The token without a value, as our documentation spells it: a site's own account may be called `mps`.
 const BARE: &str = "MPS";
@@ -109,7 +104,6 @@ impl Key {
     }
 }
 
-/// A request under construction, word by word.
 struct Parser {
     syntax: Syntax,
     request: Request,
@@ -177,13 +171,8 @@ impl Flags {
         flags
     }
 
-    /// Keeps the flag of `key`, and checks its value alone.
-    ///
-    /// Slurm gives a flag without a value as NULL at submission, as the empty string on a node and as `(null)` in the
-    /// prolog (docs/facts/slurm.md#options).
-    ///
-    /// # Errors
-    /// A refusal of the value. The flag is kept, and [`Flags::request`] refuses it again.
+    /// Keeps the flag of `key`, and checks its value alone. A refused flag is kept, and [`Flags::request`] refuses it again.
+    /// Slurm gives no value as NULL, `""` or `(null)` (docs/facts/slurm.md#options).
     pub fn take(&mut self, key: Key, argument: Option<&str>) -> Result<(), Refusal> {
         let value = argument.filter(|text| !matches!(*text, "" | "(null)"));
         let flag = Some(value.map(str::to_owned));
@@ -194,9 +183,6 @@ impl Flags {
     }
 
     /// The request that the flags make together; `None`: there is no flag.
-    ///
-    /// # Errors
-    /// A refusal that names the flag, its value, and what is allowed.
     pub fn request(&self) -> Result<Option<Request>, Refusal> {
         match self.given().next() {
             None => Ok(None),
@@ -218,8 +204,8 @@ impl Flags {
         Ok(parser)
     }
 
-    /// Wrong flags as tokens that `mps-prologue` refuses for the same reason, and records. `?` stands for a character that
-    /// could split or hide a token.
+    /// Wrong flags as tokens that `mps-prologue` refuses for the same reason. `?` stands for what could split or hide a
+    /// token.
     pub fn raw(&self) -> String {
         let harmless = |c: char| match c {
             ',' => ':',
@@ -242,9 +228,6 @@ impl Flags {
 
 impl Request {
     /// Reads the flags as they stand on a command line: `--mps --mps-threads=25`.
-    ///
-    /// # Errors
-    /// A refusal that names the flag, the reason and what is allowed.
     pub fn from_flags(line: &str) -> Result<Self, Refusal> {
         let mut flags = Flags::default();
         let mut words = line.split_whitespace();
@@ -258,14 +241,8 @@ impl Request {
         Ok(request.unwrap_or_default())
     }
 
-    /// Reads an account string such as `proj1,MPS=true,MPS_THREADS=25`, of unknown encoding, as arguments and
-    /// environments hold it. `None`: no token is ours.
-    ///
-    /// Tokens stand between commas, semicolons and blanks. A token is ours if it has `=` and its key, in any case, is
-    /// `MPS` or `MPS_` and letters. The others are the site's account.
-    ///
-    /// # Errors
-    /// A refusal that names the token, the reason and what is allowed.
+    /// Reads an account such as `proj1,MPS=true,MPS_THREADS=25`, of unknown encoding; `None`: no token is ours. Ours have
+    /// `=` and, in any case, the key `MPS` or `MPS_` and letters.
     pub fn from_account(account: impl AsRef<[u8]>) -> Result<Option<Self>, Refusal> {
         let text = String::from_utf8_lossy(account.as_ref());
         let tokens = text.split(is_between).filter_map(|token| token.split_once('='));
@@ -283,8 +260,7 @@ impl Request {
         parser.finish().map(Some)
     }
 
-    /// A note for a user with an account that names MPS without a value. Such a token may be the site's own account, and
-    /// asks for nothing.
+    /// A note on an account that names MPS without a value, which may be the site's own word, and asks for nothing.
     pub fn almost_asked(account: impl AsRef<[u8]>) -> Option<String> {
         let text = String::from_utf8_lossy(account.as_ref());
         let mut tokens = text.split(is_between);
@@ -298,9 +274,6 @@ impl Request {
     }
 
     /// Reads the value of OpenPBS's `mps` resource: `on+threads=25+mem=4G`.
-    ///
-    /// # Errors
-    /// A refusal that names the word as `mps=…`.
     pub fn from_resource(resource: &str) -> Result<Self, Refusal> {
         refuse_if_long("the mps resource", resource.len())?;
         let mut parser = Parser::new(Syntax::Resource);
@@ -322,9 +295,6 @@ impl Request {
     }
 
     /// One request from an account and a resource, which may not contradict each other.
-    ///
-    /// # Errors
-    /// A refusal that names both words if they differ.
     pub fn merge(account: Self, resource: Self) -> Result<Self, Refusal> {
         for key in Key::ALL {
             if let (Some(one), Some(other)) = (account.value(key), resource.value(key))
@@ -397,7 +367,6 @@ fn key_of_flag(name: &str) -> Result<Key, Refusal> {
     Err(refuse(name, &or_meant(why, meant), Syntax::Flags.all_tokens()))
 }
 
-/// Whether an account's tokens end at this character.
 fn is_between(c: char) -> bool {
     c == ',' || c == ';' || c.is_ascii_whitespace()
 }

@@ -148,7 +148,6 @@ impl Sms {
     /// What [`Sms::from_str`] accepts.
     pub const ALLOWED: &'static str =
         "a whole number of multiprocessors such as 16, or one for each local rank such as 16:32";
-    /// Far more than a GPU has.
     const MOST: u32 = 1024;
 }
 
@@ -211,7 +210,6 @@ pub(super) fn replicas(text: &str) -> Result<u32, Invalid> {
     whole(text, MOST_CLIENTS, REPLICAS)
 }
 
-/// A whole number from 1 to `most`.
 fn whole(text: &str, most: u32, allowed: &'static str) -> Result<u32, Invalid> {
     if !is_digits(text) {
         return Err(Invalid::new("not a whole number", allowed));

@@ -1,8 +1,7 @@
 //! A control group for each job: the only list of its processes that they cannot leave, and a file that ends them.
 //!
-//! In cgroup v2, alone or beside v1 (`/sys/fs/cgroup/unified`), or else in systemd's named v1 hierarchy. That hierarchy lists
-//! but does not kill. A user with a delegated cgroup there can move a process out, so the caller looks at processes as
-//! well. Source: cgroups(7), `Documentation/admin-guide/cgroup-v2.rst`.
+//! In cgroup v2, or else in systemd's named v1 hierarchy, which lists but does not kill, and which a user with a delegated
+//! cgroup can leave. Source: cgroups(7), `Documentation/admin-guide/cgroup-v2.rst`.
 
 use super::deadline::Deadline;
 use super::descriptors::{read_at, write_at};
@@ -22,31 +21,26 @@ pub use mounts::leave;
 
 /// The directory of the jobs' cgroups, below systemd's slice for services.
 const UNIT: &str = "mpsd.service";
-/// The same on a node without that slice.
 const PLAIN: &str = "mpsd";
-/// Bounds of a job's daemons, by the cgroup's file: far more threads and bytes than 48 clients on each of 16 GPUs need (a
-/// server alone takes 64 MiB, docs/facts/mps-control.md#starting), and far less than a node has. The scheduler's limits of
-/// the job still hold for the job's own processes.
+/// Bounds of a job's daemons: far more than 48 clients on each of 16 GPUs need (a server alone takes 64 MiB,
+/// docs/facts/mps-control.md#starting), and far less than a node has.
 const CEILINGS: [(&str, &str); 2] = [("pids.max", "4096"), ("memory.max", "17179869184")];
 /// Only root may list these directories: a process that lists one can keep its lock, and root would wait for it.
 const CLOSED: u32 = 0o700;
-/// Most that is read of a cgroup's file: the numbers of 100,000 processes and more. Bytes.
 const MOST: usize = 1 << 20;
 
 /// Prefix of a trial's cgroup; its maker's pid follows. A job's id begins with a digit.
 const TRIAL: &str = "doctor-";
-/// More names than are ever in the jobs' directory.
 const MOST_NAMES: usize = 10_000;
 
-/// One job's cgroup, held by descriptor.
 #[derive(Debug)]
 pub struct Cgroup {
     dir: Dir,
 }
 
 impl Cgroup {
-    /// Makes the cgroup of a job, or takes the existing one, below `mpsd.service` or `mpsd`. `None`: this node has no hierarchy
-    /// that we may write.
+    /// Makes or takes the cgroup of a job, below `mpsd.service` or `mpsd`. `None`: this node has no hierarchy that we may
+    /// write.
     pub fn create(job: &str) -> Result<Option<Self>, FileError> {
         let mut refused = None;
         for mount in mounts::usable()? {
@@ -64,7 +58,6 @@ impl Cgroup {
         refused.map_or(Ok(None), Err)
     }
 
-    /// The same in an existing directory of the site's choice in a cgroup hierarchy.
     pub fn create_under(base: &Path, job: &str) -> Result<Option<Self>, FileError> {
         let top = Dir::open(base)?;
         if !mounts::is_cgroup(&top) {
@@ -84,7 +77,6 @@ impl Cgroup {
         format!("{TRIAL}{}", std::process::id())
     }
 
-    /// Where [`Cgroup::create`] may make one.
     pub fn usual_bases() -> Vec<PathBuf> {
         let both = |mount: PathBuf| [mount.join("system.slice").join(UNIT), mount.join(PLAIN)];
         let mounts = mounts::usable().unwrap_or_default();
@@ -104,8 +96,7 @@ impl Cgroup {
         names.iter().filter(left).map(|name| base.join(name)).collect()
     }
 
-    /// Takes the cgroup at a path that [`Cgroup::create`] chose; `None`: it is gone. Refuses a hierarchy's root and a cgroup that
-    /// holds the caller, which are never a job's.
+    /// Takes the cgroup at a path that [`Cgroup::create`] chose; `None`: it is gone. Refuses a root, and one that holds us.
     pub fn open(path: &Path) -> Result<Option<Self>, FileError> {
         let Some(dir) = Dir::find(path)? else {
             return Ok(None);
@@ -152,8 +143,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Sets the ceilings for which this hierarchy has a controller. If the directory above is `ours`, it hands the controllers
-    /// on; a site's own directory stays as it is.
+    /// Sets the ceilings that this hierarchy has. If the directory above is `ours`, it hands the controllers on.
     fn bound(&self, ours: bool) {
         let above = self.path().parent().filter(|_| ours);
         let above = above.and_then(|above| Dir::open(above).ok());
@@ -170,7 +160,6 @@ impl Cgroup {
         self.dir.path()
     }
 
-    /// A descriptor of its directory, for [`super::spawn::Spawn::cgroup`].
     pub fn directory(&self) -> Result<OwnedFd, FileError> {
         self.dir.listing()
     }
@@ -246,13 +235,12 @@ impl Cgroup {
         }
     }
 
-    /// Whether a directory of jobs' cgroups is ours, and not the site's.
     pub fn is_own_base(base: &Path) -> bool {
         base.file_name().is_some_and(|name| name == UNIT || name == PLAIN)
     }
 
-    /// Removes our own directory after the last job; the kernel keeps one in use. Any user can list the directory above it, and
-    /// keep its lock.
+    /// Removes our own directory after the last job; the kernel keeps one in use. Any user can keep the lock of the one
+    /// above.
     pub fn remove_base(base: &Path) {
         if let (Some(above), Some(name)) = (base.parent(), base.file_name()) {
             let _ = Dir::open(above).and_then(|above| above.remove_empty_dir(name));

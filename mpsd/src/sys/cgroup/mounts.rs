@@ -7,9 +7,7 @@ use nix::errno::Errno;
 use nix::sys::statfs::{CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, fstatfs};
 use std::path::{Path, PathBuf};
 
-/// More than a kernel has controllers.
 const MOST_HIERARCHIES: usize = 64;
-/// Where systemd mounts them.
 const USUAL: [&str; 3] = [
     "/sys/fs/cgroup",
     "/sys/fs/cgroup/unified",
@@ -23,7 +21,6 @@ enum Version {
     Named,
 }
 
-/// The paths of the hierarchies that serve, the better one first.
 pub(super) fn usable() -> Result<Vec<PathBuf>, FileError> {
     match mountinfo::all() {
         Ok(mounts) => Ok(of(mounts)),
@@ -46,19 +43,16 @@ fn of(all: Vec<mountinfo::Mount>) -> Vec<PathBuf> {
     mounts.into_iter().map(|(_, path)| path).collect()
 }
 
-/// Whether a directory lies in a cgroup hierarchy, by its file system.
 pub(super) fn is_cgroup(dir: &Dir) -> bool {
     is_unified(dir) || fstatfs(dir).is_ok_and(|found| found.filesystem_type() == CGROUP_SUPER_MAGIC)
 }
 
-/// Whether that hierarchy is of version 2.
 pub(super) fn is_unified(dir: &Dir) -> bool {
     fstatfs(dir).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
-/// Moves a process of ours that hangs to the root of each hierarchy, if possible. A user can make it stay in the job's cgroup,
-/// and a scheduler that finds it there takes the node out of service (Slurm's "Kill task failed"). Each move waits for the
-/// kernel (10 ms on Linux 6.18), so this is only for a process that may not end by itself.
+/// Moves a process of ours that hangs to the root of each hierarchy. In the job's cgroup, where a user can make it stay, it
+/// would drain the node (Slurm's "Kill task failed"). Each move waits for the kernel (10 ms on Linux 6.18).
 pub fn leave(pid: i32) {
     let (top, text) = (Path::new("/sys/fs/cgroup"), pid.to_string());
     let Ok(dir) = Dir::open(top) else { return };

@@ -15,14 +15,12 @@ const OWN_ARCHITECTURE: u32 = 0xC000_00B7; // AUDIT_ARCH_AARCH64
 /// The calls of the x32 ABI have the same architecture and numbers from here on. No kernel has so many of its own.
 const X32: u32 = 0x4000_0000;
 
-/// Reading or changing another process.
 const OTHERS: [i64; 4] = [
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
     libc::SYS_kcmp,
 ];
-/// Changing what the process sees of the system.
 const SURROUNDINGS: [i64; 13] = [
     libc::SYS_mount,
     libc::SYS_umount2,
@@ -59,10 +57,8 @@ const KERNEL: [i64; 18] = [
     libc::SYS_reboot,
     libc::SYS_quotactl,
 ];
-/// Starting another program.
 const PROGRAMS: [i64; 2] = [libc::SYS_execve, libc::SYS_execveat];
 
-/// Namespaces of any kind (clone(2)).
 const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
@@ -71,11 +67,9 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
 
-/// What a filter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilteredProgram {
-    /// Programs of the job's user: denies what no part of MPS needs. A list of what the vendor's programs call would change
-    /// with each of their releases.
+    /// Programs of the job's user. What the vendor's programs call changes with each release, so this denies what none needs.
     User,
     /// The NVML worker: also denies other programs and the network.
     Worker,

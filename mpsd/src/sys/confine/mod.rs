@@ -1,8 +1,7 @@
 //! What a process gives up for good, so that an attacker who controls it gains nothing.
 //!
-//! A program that root starts as the job's user is outside the job's limits. Its user cannot debug it, because it has a group
-//! of its own. If an attacker controls it all the same, it gets no privilege from a set-user-id file, makes no namespace, and
-//! debugs no process.
+//! A program that root starts as the job's user is outside the job's limits. It gets no privilege from a set-user-id file,
+//! makes no namespace, and debugs no process.
 
 mod filter;
 
@@ -16,22 +15,19 @@ use nix::errno::Errno;
 use nix::libc::sock_filter;
 use nix::sys::prctl;
 
-/// What a program of the job's user, and all that it starts, may not do. A [`super::spawn::Spawn`] with an identity also
-/// empties the bounding set.
+/// What a program of the job's user, and all that it starts, may not do.
 #[derive(Clone, Debug)]
 pub struct Confinement {
     filter: Vec<sock_filter>,
 }
 
 impl Confinement {
-    /// No new privileges, and the filter of system calls.
     pub fn of_user() -> Self {
         Self {
             filter: filter::program(FilteredProgram::User),
         }
     }
 
-    /// Confines this process; allocates nothing.
     pub(super) fn enter(&self) -> Result<(), Errno> {
         prctl::set_no_new_privs()?;
         filter_calls(&self.filter)
@@ -46,22 +42,17 @@ fn filter_calls(filter: &[sock_filter]) -> Result<(), Errno> {
     }
 }
 
-/// Below these directories the NVML worker may write: devices, and what a library may leave behind. Not in the system's
-/// programs and settings, `/run`, `/proc`, or a home.
+/// Here the NVML worker may write: devices, and what a library may leave behind.
 const WORKERS_DIRECTORIES: [&str; 3] = ["/dev", "/tmp", "/var"];
 
 /// Confines this process, which is to run NVML: a vendor's library as root. It can execute no program, use no network, signal
-/// no process, and write only in a few places. `nvidia-modprobe`, which NVML would execute, must have run before.
-///
-/// # Errors
-/// One line. A kernel without seccomp, or without Landlock (before Linux 5.13), is no error: see [`lacking`].
+/// no process, and write only in a few places. A kernel without seccomp or Landlock (5.13) is no error: see [`lacking`].
 pub fn nvml_worker() -> Result<(), String> {
     landlocked().map_err(|e| format!("Landlock: {e}"))?;
     prctl::set_no_new_privs().map_err(|e| format!("no_new_privs: {e}"))?;
     filter_calls(&filter::program(FilteredProgram::Worker)).map_err(|e| format!("seccomp: {e}"))
 }
 
-/// Restricts this process if the kernel can; false: it cannot.
 fn landlocked() -> Result<bool, RulesetError> {
     let newest = ABI::V6;
     let read = AccessFs::from_read(newest) & !AccessFs::Execute;
@@ -87,9 +78,6 @@ pub fn lacking() -> Vec<&'static str> {
 }
 
 /// Protects this process from others of the same user: ptrace(2), `/proc/PID/mem`, a core dump.
-///
-/// # Errors
-/// As prctl(2).
 pub fn undumpable() -> Result<(), Errno> {
     prctl::set_dumpable(false)
 }

@@ -13,7 +13,6 @@ use std::time::Duration;
 /// The act in the error of a failed flock(2), as on a file system without locks.
 pub const LOCK: &str = "lock";
 
-/// An exclusive lock; dropped, it is free.
 #[derive(Debug)]
 pub struct FileLock {
     // `None` only while it is being dropped.
@@ -30,11 +29,8 @@ impl Drop for FileLock {
 }
 
 impl Dir {
-    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. If its holder removes the file, the next
-    /// holder takes the next file of that name.
-    ///
-    /// # Errors
-    /// A bound if another process holds it past the deadline. That is never a fault: a user may be the cause.
+    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. Held past the deadline, it is the error
+    /// `Bound`, never a fault: a user may be the cause.
     pub fn lock(&self, name: impl AsRef<OsStr>, deadline: Deadline) -> Result<FileLock, FileError> {
         let (c_name, path) = self.entry(name.as_ref())?;
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
@@ -57,7 +53,6 @@ impl Dir {
         }
     }
 
-    /// Whether a process holds the lock of the file `name` now.
     pub fn is_locked(&self, name: impl AsRef<OsStr>) -> bool {
         let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let entry = self.entry(name.as_ref()).ok();

@@ -60,7 +60,6 @@ impl Dir {
         Ok(dir)
     }
 
-    /// The same; `None`: it is not there.
     pub fn find(path: &Path) -> Result<Option<Self>, FileError> {
         match Self::open(path) {
             Err(error) if error.is_absent() => Ok(None),
@@ -68,12 +67,10 @@ impl Dir {
         }
     }
 
-    /// The path under which it was opened, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Owner, mode, device of the directory held.
     pub fn status(&self) -> Result<FileStat, FileError> {
         fstat(&self.fd).map_err(FileError::io("look at", &self.path))
     }
@@ -103,8 +100,7 @@ impl Dir {
         }
     }
 
-    /// Opens a directory in this one, or makes it, with this owner and mode under any umask. Refuses an existing one unless it
-    /// is a real directory of this owner. The flag tells whether it is new.
+    /// Opens or makes a directory with this owner and mode. Refuses one of another owner. The flag tells whether it is new.
     pub fn create_dir(
         &self,
         name: impl AsRef<OsStr>,
@@ -149,10 +145,7 @@ impl Dir {
         fstatfs(&self.fd).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
     }
 
-    /// Lets only root and user `uid` pass through this directory of root's by a POSIX ACL. The user cannot list it.
-    ///
-    /// # Errors
-    /// The file system has no ACLs.
+    /// Lets only root and user `uid` pass through this directory, by a POSIX ACL. Fails on a file system without ACLs.
     pub fn let_pass(&self, uid: u32) -> Result<(), FileError> {
         const NO_ID: u32 = u32::MAX;
         // linux/posix_acl_xattr.h: version, and entries of tag, permissions, id, in the order of their tags.
@@ -174,7 +167,6 @@ impl Dir {
         set.map_err(|e| FileError::io("set the ACL of", &self.path)(of_rustix(e)))
     }
 
-    /// The names in this directory, unordered; more than `max` is an error.
     pub fn names(&self, max: usize) -> Result<Vec<OsString>, FileError> {
         let names = self.batch(max.saturating_add(1))?;
         if names.len() > max {
@@ -186,7 +178,6 @@ impl Dir {
         Ok(names.map(OsString::from_vec).collect())
     }
 
-    /// The first names in this directory, about `most`, unordered.
     fn batch(&self, most: usize) -> Result<Vec<CString>, FileError> {
         let fail = || FileError::io("list", &self.path);
         let mut listing = nix::dir::Dir::from_fd(self.listing()?).map_err(fail())?;
@@ -201,8 +192,8 @@ impl Dir {
         Ok(names)
     }
 
-    /// The whole of a small regular file; `None`: there is none. Refuses a symbolic link, a FIFO, a device, and more than `max`
-    /// bytes, without waiting.
+    /// A small regular file, read without waiting; `None`: there is none. Refuses every other kind, and more than `max`
+    /// bytes.
     pub fn read_limited(&self, name: impl AsRef<OsStr>, max: usize) -> Result<Option<Vec<u8>>, FileError> {
         let (name, path) = self.entry(name.as_ref())?;
         let flags =
@@ -216,8 +207,7 @@ impl Dir {
         read_regular(&file, &path, max).map(Some)
     }
 
-    /// Replaces or makes a file in one step: after a crash of the node the old file or the new is there, whole. Two writers of
-    /// one name need a lock.
+    /// Replaces or makes a file in one step, also over a crash of the node. Two writers of one name need a lock.
     pub fn write_atomic(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
         self.replace(name.as_ref(), bytes, mode, Durability::OnDisk)
     }
@@ -232,7 +222,6 @@ impl Dir {
         replace_at(self, name, bytes, mode, until).map_err(FileError::io("write", path))
     }
 
-    /// Makes a new file, and opens it to write.
     pub fn create_file(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<OwnedFd, FileError> {
         let (name, path) = self.entry(name.as_ref())?;
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -240,12 +229,10 @@ impl Dir {
         file.map_err(FileError::io("create", path))
     }
 
-    /// Removes a file, a symbolic link, a socket; false: there was none.
     pub fn remove_file(&self, name: impl AsRef<OsStr>) -> Result<bool, FileError> {
         self.unlink(name.as_ref(), UnlinkatFlags::NoRemoveDir)
     }
 
-    /// Removes an empty directory; false: there was none.
     pub fn remove_empty_dir(&self, name: impl AsRef<OsStr>) -> Result<bool, FileError> {
         self.unlink(name.as_ref(), UnlinkatFlags::RemoveDir)
     }
@@ -275,7 +262,6 @@ impl Dir {
         }
     }
 
-    /// An entry that is not what it has to be.
     fn unfit(&self, name: &CString, path: PathBuf) -> FileError {
         let status = fstatat(&self.fd, name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW);
         let what = status.map_or("has gone".to_owned(), |status| format!("is {}", kind(&status)));
@@ -287,7 +273,6 @@ impl Dir {
     }
 }
 
-/// The descriptor (O_PATH).
 impl AsFd for Dir {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -1,8 +1,7 @@
 //! Removing a tree that a user owned and may still be changing.
 //!
-//! A directory found below the first level is moved up to it, so two descriptors serve for a tree of any depth. Nothing is
-//! looked up twice by name, and no link is followed. Each directory is taken from its owner before it is listed, so that
-//! its owner can add nothing. A mount in the tree is not entered but detached, and what it covers is removed.
+//! A directory found below the first level is moved up to it, so two descriptors serve for any depth. No link is followed.
+//! Each directory is taken from its owner before it is listed. A mount is not entered but detached.
 
 use super::room::{mount_of, name_of};
 use super::{Dir, FileError, HOLD};
@@ -20,7 +19,6 @@ use std::time::Duration;
 
 /// Names read at a time, so that an endless directory does not fill our memory.
 const BATCH: usize = 4096;
-/// Between two tries to remove an entry that is busy and no mount.
 const BUSY: Duration = Duration::from_millis(5);
 
 /// How much may be removed.
@@ -33,8 +31,8 @@ pub struct Bounds {
 }
 
 impl Dir {
-    /// Removes the entry `name`, and everything below it; detaches mounts on it and below it. Stops at the first thing that it
-    /// cannot remove, or at a bound, and may be called again. Returns the number of entries removed, 0 if there was none.
+    /// Removes the entry `name` with everything below it, and detaches mounts. Stops at the first thing that it cannot
+    /// remove, or at a bound, and may be called again. Returns the number of entries removed.
     pub fn remove_tree(&self, name: impl AsRef<OsStr>, bounds: Bounds) -> Result<u64, FileError> {
         let (name, _) = self.entry(name.as_ref())?;
         let mut removal = Removal {
@@ -64,8 +62,7 @@ struct Removal {
 }
 
 impl Removal {
-    /// Removes one entry without a stat(2) of it, which could hang in a file system that a user mounted over it. False: it is a
-    /// directory that is not empty.
+    /// Removes one entry without a stat(2), which could hang in a user's file system. False: a directory that is not empty.
     fn entry(&mut self, parent: &Dir, name: &CStr) -> Result<bool, FileError> {
         loop {
             self.check(parent)?;
@@ -94,9 +91,8 @@ impl Removal {
         }
     }
 
-    /// Opens a directory to be emptied, detaches what is mounted on it (`mount` is the mount of the tree), and takes it from its
-    /// owner. For root this ends every race: a process that has it open can add nothing to root's directory of mode 0700. An
-    /// owner only makes it listable.
+    /// Opens a directory to be emptied, detaches what is mounted on it (`mount` is the mount of the tree), and takes it
+    /// from its owner. For root this ends every race: a process that has it open can add nothing.
     fn enter(&mut self, parent: &Dir, name: &CStr, mount: u64) -> Result<Dir, FileError> {
         loop {
             let path = path_of(parent, name);
@@ -112,8 +108,7 @@ impl Removal {
         }
     }
 
-    /// Detaches the uppermost mount on the entry `name`, by a descriptor that holds it and by no name that a user could change.
-    /// The file system itself is not asked.
+    /// Detaches the uppermost mount on the entry `name`, by descriptor. The file system itself is not asked.
     fn uncover(&mut self, parent: &Dir, name: &CStr) -> Result<(), FileError> {
         self.check(parent)?;
         self.moved += 1;
@@ -159,7 +154,6 @@ impl Removal {
         }
     }
 
-    /// Moves a directory that is not empty to `top`, under a name that is free there.
     fn move_up(&mut self, from: &Dir, name: &CStr, top: &Dir) -> Result<(), FileError> {
         loop {
             self.check(top)?;

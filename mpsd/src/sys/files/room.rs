@@ -1,7 +1,5 @@
-//! A file system for what a user may fill, and the end of file systems that users mount.
-//!
-//! A user can keep a file without a name while one of their processes lives, so no removal frees its space. A bounded file
-//! system for the job does: then the user only keeps space of the job's own.
+//! A bounded file system for what a user may fill, and the end of file systems that users mount. A user can keep the space
+//! of a file without a name, so no removal frees it.
 
 use super::{Dir, FileError};
 use crate::sys::mountinfo::{self, Mount};
@@ -21,10 +19,7 @@ pub struct TmpfsSize {
 }
 
 impl Dir {
-    /// Covers this directory with a tmpfs of this owner and mode, by descriptor and by no name that a user could change.
-    ///
-    /// # Errors
-    /// EPERM: this program may not mount, as in most containers.
+    /// Covers this directory with a tmpfs of this owner and mode. EPERM: this program may not mount, as in most containers.
     pub fn cover(&self, room: TmpfsSize, mode: u32, owner: (u32, u32)) -> Result<(), FileError> {
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         let (TmpfsSize { bytes, files }, (uid, gid)) = (room, owner);
@@ -34,10 +29,8 @@ impl Dir {
             .map_err(FileError::io("mount a tmpfs over", &self.path))
     }
 
-    /// Ends the FUSE file systems that users mounted below this directory, so that every wait for them ends with an error. The
-    /// server may be a thread of the waiting process, and then not even SIGKILL ends that wait.
-    ///
-    /// Root's own are left alone, and those that are reached only through another one.
+    /// Ends the FUSE file systems that users mounted below this directory, so that every wait for them ends. Not even
+    /// SIGKILL ends a process if a thread of it is the server. Root's own, and those behind another mount, stay.
     pub fn abort_users_mounts(&self) {
         let below =
             |mount: &&Mount| mount.path.starts_with(&self.path) && is_fuse(mount) && !mount.has("user_id=0");
@@ -51,7 +44,6 @@ impl Dir {
         }
     }
 
-    /// Opens what lies at `path` below this directory, without following a link.
     fn walk(&self, path: &Path) -> Option<OwnedFd> {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mut held = self.fd.try_clone().ok()?;
@@ -80,8 +72,7 @@ pub(super) fn name_of(fd: &impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
-/// The mount that a descriptor lies on (proc_pid_fdinfo(5)). This cannot hang in a dead file system; device numbers would not
-/// show a bind mount.
+/// The mount that a descriptor lies on (proc_pid_fdinfo(5)), also in a dead file system. Device numbers show no bind mount.
 pub(super) fn mount_of(fd: &impl AsFd) -> Result<u64, FileError> {
     let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
     let text = std::fs::read_to_string(&path).unwrap_or_default();

@@ -12,29 +12,22 @@ use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Longest answer. Bytes.
 pub(super) const MOST_ANSWER: usize = 64 << 10;
-/// Exit code of a child whose question came to no answer.
 pub(super) const NOTHING: u8 = 2;
 
-/// Why there is no answer.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum AskError {
-    /// It hung, or answered without end, and was killed.
+pub(crate) enum AskError {
     #[error("the process asked {0}")]
     Killed(KillReason),
-    /// It panicked, or a signal ended it.
     #[error("the process asked ended by {0}")]
     Ended(Exit),
-    /// There was no process or pipe to be had.
     #[error("no process to be had: {0}")]
     NotStarted(Errno),
 }
 
-/// Runs `question` in a child and returns its bytes. The child has standard streams on `/dev/null` and **none of our other
-/// descriptors**: should it hang for ever, it holds no stream that slurmd or qsub waits to see closed. `question` opens
-/// itself what it needs.
-pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, AskError> {
+/// Runs `question` in a child and returns its bytes. The child has **none of our descriptors**: should it hang for ever, it
+/// holds no stream that slurmd or qsub waits to see closed.
+pub(crate) fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, AskError> {
     ask_with(None, deadline, question)
 }
 
@@ -81,8 +74,8 @@ pub(super) fn ask_with(
     }
 }
 
-/// In a forked child: `work` in a session of its own, without our standard streams, with default signals. The parent kills
-/// that session, and so what the work has started. `None`: `prepare` or the work failed.
+/// In a forked child: `work` in a session of its own, which the parent kills, without our standard streams. `None`: it
+/// failed.
 pub(in crate::sys) fn in_session(
     prepare: impl FnOnce() -> bool,
     work: impl FnOnce() -> Vec<u8>,
@@ -93,7 +86,6 @@ pub(in crate::sys) fn in_session(
     outcome?.ok()
 }
 
-/// In a forked child: writes what its work came to, and exits.
 pub(in crate::sys) fn answer_and_exit(writer: OwnedFd, bytes: Option<Vec<u8>>) -> ! {
     let written = bytes.map(|bytes| std::fs::File::from(writer).write_all(&bytes));
     raw::exit_now(match written {

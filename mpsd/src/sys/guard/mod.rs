@@ -1,12 +1,11 @@
 //! Work that may die or hang, done in a child. Whatever happens to it, this process goes on and reports it.
 //!
-//! [`run_guarded`] surrounds a whole program: Torque counts a prologue that a signal ended as success, so here any death
-//! becomes exit code 2. [`ask()`] surrounds one question that may hang for ever in the kernel. [`detach`] does work that
-//! goes on after the program has ended.
+//! [`run_guarded`] surrounds a whole program: Torque counts a prologue that a signal ended as success. [`ask()`] surrounds
+//! one question that may hang in the kernel. [`detach`] does work that goes on after the program has ended.
 
 mod ask;
 mod relay;
-pub use ask::{AskError, ask};
+pub(crate) use ask::{AskError, ask};
 pub(super) use ask::{answer_and_exit, in_session};
 
 use super::deadline::Deadline;
@@ -31,28 +30,21 @@ const AFTER_KILL: Duration = Duration::from_secs(1);
 const BEHIND: Duration = Duration::from_millis(50);
 const TURN: Duration = Duration::from_millis(5);
 
-/// The end of a guarded worker that did not return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GuardError {
-    /// A signal ended it.
+pub(crate) enum GuardError {
     #[error("it was ended by signal {0}")]
     Died(i32),
-    /// It was still at work at the deadline.
     #[error("it was not done at its deadline, and was ended")]
     Late,
-    /// The same, and it survived SIGKILL.
     #[error("it was not done at its deadline, and hangs in the kernel (state D) after SIGKILL")]
     Hangs,
-    /// It could not be started: no process, no memory.
     #[error("no process could be started for it: {0}")]
     NotStarted(Errno),
 }
 
-/// Runs `worker` in a child and returns its code; a panic counts as code 2. SIGTERM, SIGINT and SIGHUP (unless ignored) are
-/// passed on to the worker, which decides. If this process is killed, so is the worker.
-///
-/// The worker keeps our descriptors and session, and what it writes is passed on. Call it before anything else is set up.
-pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, GuardError> {
+/// Runs `worker` in a child and returns its code; a panic counts as code 2. SIGTERM, SIGINT and SIGHUP (unless ignored), and
+/// what it writes, are passed on. If this process is killed, so is the worker. Call it before anything else is set up.
+pub(crate) fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, GuardError> {
     let (out, their_out) = Relay::to(1).map_err(GuardError::NotStarted)?;
     let (err, their_err) = Relay::to(2).map_err(GuardError::NotStarted)?;
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
@@ -108,7 +100,6 @@ pub fn run_guarded(program: &str, deadline: Deadline, worker: impl FnOnce() -> u
     })
 }
 
-/// Waits for the worker, and passes on signals and what it writes.
 fn watch(child: &mut Child, signals: &Signals, streams: &mut [Relay], deadline: Deadline) -> Option<Exit> {
     while child.try_wait().is_none() && !deadline.expired() {
         let sources = streams.iter().filter_map(Relay::source);
@@ -125,12 +116,8 @@ fn watch(child: &mut Child, signals: &Signals, streams: &mut [Relay], deadline: 
     child.try_wait()
 }
 
-/// Runs `work` in a process of its own session with standard streams on `/dev/null`, and returns at once. The child keeps
-/// this program's descriptors. Those inherited from the scheduler must be closed before ([`descriptors::close_inherited`]),
-/// or the scheduler waits for it.
-///
-/// # Errors
-/// As fork(2).
+/// Runs `work` in a session of its own without our standard streams, and returns at once. The scheduler waits for descriptors
+/// of its own that the child has: close them first ([`descriptors::close_inherited`]).
 pub fn detach(work: impl FnOnce()) -> Result<(), Errno> {
     match raw::fork()? {
         Some(pid) => {

@@ -14,10 +14,8 @@ use std::time::Duration;
 const MOST: usize = 1 << 20;
 /// A pipe that accepts a write accepts so much without waiting (PIPE_BUF, pipe(7)). Bytes.
 const PIECE: usize = 4096;
-/// Time for a file to accept what is written to it.
 const FILE_TIME: Duration = Duration::from_secs(1);
 
-/// One standard stream of a worker.
 #[derive(Debug)]
 pub(super) struct Relay {
     from: Output,
@@ -51,13 +49,11 @@ impl Relay {
         self.from.bytes.len() <= MOST
     }
 
-    /// Whether something is kept that no reader has accepted yet.
     pub(super) fn is_behind(&self) -> bool {
         !self.from.bytes.is_empty()
     }
 
-    /// Passes on what is there; false while something is left. It waits only for a file, once and briefly: a file whose server
-    /// is gone loses what it does not accept.
+    /// Passes on what is there; false while something is left. A file whose server is gone loses what it does not accept.
     pub(super) fn pass(&mut self) -> bool {
         let all = self.has_room() && self.from.read(MOST);
         if self.is_file && self.is_behind() {
@@ -94,21 +90,18 @@ impl Relay {
     }
 }
 
-/// Writes to standard error; a file has a bounded time for it.
 pub(super) fn complain(bytes: &[u8]) {
     if !is_file(2) || matches!(write_in_child(2, bytes), Err(AskError::NotStarted(_))) {
         raw::complain(bytes);
     }
 }
 
-/// Whether a write to `to` can hang in the kernel although poll(2) calls it ready. Decided by its name, so that the file's
-/// server is not asked.
+/// Whether a write to `to` can hang although poll(2) calls it ready. By name, so that the file's server is not asked.
 fn is_file(to: RawFd) -> bool {
     let name = std::fs::read_link(format!("/proc/self/fd/{to}")).unwrap_or_default();
     name.is_absolute() && !name.starts_with("/dev")
 }
 
-/// Writes all of `bytes` in a child, until an error.
 fn write_in_child(to: RawFd, bytes: &[u8]) -> Result<(), AskError> {
     // A copy, because the child loses the standard three.
     let copy = raw::borrow(to).try_clone_to_owned();

@@ -1,5 +1,4 @@
-//! Other processes, known by pid *and* start time and read through a descriptor of `/proc/PID`, so that a reused pid is
-//! never taken for the process that had it.
+//! Other processes, known by pid *and* start time and read through a descriptor of `/proc/PID`: a pid may be used again.
 
 use super::deadline::Deadline;
 use super::descriptors::{self, read_at, write_at};
@@ -22,9 +21,7 @@ mod table;
 pub use stat::{Executable, FileRef, ProcessId, Stat, State, Uids};
 pub use table::ProcessTable;
 
-/// Most threads that are read; no server has more.
 const MOST_THREADS: usize = 4096;
-/// Most that is read of a kernel stack. Bytes.
 const STACK: usize = 16 * 1024;
 
 impl ProcessId {
@@ -39,8 +36,7 @@ impl ProcessId {
 pub struct ProcessWatch(OwnedFd);
 
 impl ProcessWatch {
-    /// `None`: process `pid` is gone, no descriptor is left, or the kernel tells only of children (before Linux 6.15; 6.13 and
-    /// 6.14 look the same here, and tell nothing of an end).
+    /// `None`: it is gone, no descriptor is left, or the kernel tells only of children (before Linux 6.15).
     pub fn of(pid: i32) -> Option<Self> {
         let pidfd = raw::pidfd_open(pid).ok()?;
         raw::pidfd_end(pidfd.as_fd()).ok()?;
@@ -67,13 +63,11 @@ impl ProcessWatch {
 pub struct Thread {
     /// The letter of its state, as `ps` shows it.
     pub state: char,
-    /// The symbols on its kernel stack, innermost first, one a line (`[<0>] fuse_simple_request+0x…`, a module's with its
-    /// name); empty if the kernel does not show it.
+    /// The symbols on its kernel stack, innermost first, one a line (`[<0>] fuse_simple_request+0x…`); may be hidden.
     pub stack: String,
 }
 
-/// A process held by a descriptor of its `/proc` directory, and a pidfd if the kernel has them. Reads fail as soon as it is
-/// reaped, even if another process has its pid.
+/// A process held by a descriptor of its `/proc` directory, and a pidfd. Reads fail as soon as it is reaped.
 #[derive(Debug)]
 pub struct Process {
     id: ProcessId,
@@ -83,7 +77,6 @@ pub struct Process {
 
 /// `None` as an answer: the process is gone, or the kernel does not let us read that.
 impl Process {
-    /// Takes hold of the process that has this pid now.
     pub fn find(pid: i32) -> Option<Self> {
         if pid <= 0 {
             return None;
@@ -119,7 +112,6 @@ impl Process {
         stat::parse_uids(&self.read("status", 65_536)?)
     }
 
-    /// Supplementary group ids, 65,536 at most (Linux, `NGROUPS_MAX`).
     pub fn groups(&self) -> Option<Vec<u32>> {
         stat::ids(&self.read("status", 1 << 20)?, "Groups:")
     }
@@ -139,9 +131,8 @@ impl Process {
         })
     }
 
-    /// The value of one variable in its first environment, which the process may have overwritten: a hint, never proof. `None`
-    /// also if it is unset, or beyond the first `cap` bytes. Hangs while a thread of the process hangs with the lock of its
-    /// memory map, which a user can cause: see [`super::guard::ask()`].
+    /// The value of one variable of its first environment within `cap` bytes: a hint, never proof. Hangs while a thread of
+    /// it hangs with the lock of its memory map, which a user can cause: see [`super::guard::ask()`].
     pub fn environment_variable(&self, name: &str, cap: usize) -> Option<OsString> {
         let block = self.read(&(self.thread_prefix() + "environ"), cap)?;
         let mut entries = block.split(|byte| *byte == 0);
@@ -149,13 +140,11 @@ impl Process {
         Some(OsString::from_vec(value.to_vec()))
     }
 
-    /// The first `cap` bytes of its command line, the words ended by NUL. Read from its memory, which it can change; hangs as
-    /// [`Process::environment_variable`].
+    /// The first `cap` bytes of its command line, which it can change. Hangs as [`Process::environment_variable`].
     pub fn command_line(&self, cap: usize) -> Option<Vec<u8>> {
         self.read(&(self.thread_prefix() + "cmdline"), cap)
     }
 
-    /// The paths of its cgroups, one for each hierarchy (cgroups(7)).
     pub fn cgroups(&self) -> Option<Vec<PathBuf>> {
         let text = self.read("cgroup", 65_536)?;
         let path =
@@ -163,7 +152,6 @@ impl Process {
         Some(text.split(|b| *b == b'\n').filter_map(path).collect())
     }
 
-    /// Sends `signal`; false when the process is gone, or the kernel refuses.
     pub fn signal(&self, signal: Signal) -> bool {
         match &self.pidfd {
             Some(pidfd) => raw::pidfd_signal(pidfd.as_fd(), signal as i32).is_ok(),
@@ -172,8 +160,7 @@ impl Process {
         }
     }
 
-    /// Waits until it has ended: reaped, or defunct (see [`Process::state`]). False when `deadline` passes first; does not
-    /// wait if the kernel cannot.
+    /// Waits until it has ended: reaped or defunct. False when `deadline` passes first.
     pub fn wait_gone(&self, deadline: Deadline) -> bool {
         if let Some(pidfd) = &self.pidfd {
             return descriptors::readable(pidfd.as_fd(), deadline) != Ok(false);
@@ -186,9 +173,8 @@ impl Process {
         true
     }
 
-    /// Its state; defunct only if all of its threads have ended. When a process is killed, its first thread may end while
-    /// another waits in the kernel, perhaps in a dead driver: `/proc/PID` then shows a process that has ended, and it still
-    /// holds its memory and its GPU.
+    /// Its state; defunct only if all of its threads have ended. The first thread of a killed process may end while another
+    /// waits in a dead driver: `/proc/PID` then shows a process that has ended, and it still holds its GPU.
     pub fn state(&self) -> Option<State> {
         let stat = self.stat()?;
         if stat.state != State::Defunct || stat.threads <= 1 {
@@ -197,8 +183,8 @@ impl Process {
         Some(self.living_thread().map_or(stat.state, |(_, state)| state))
     }
 
-    /// Its threads that have not ended; none for a process that is gone. Reading a stack can hang behind an exec(2) of that
-    /// process that does not finish (Linux, `fs/proc/base.c`, `lock_trace`).
+    /// Its threads that have not ended. Reading a stack can hang behind an exec(2) that does not finish (Linux,
+    /// `lock_trace`).
     pub fn threads(&self) -> Option<Vec<Thread>> {
         let read = |(thread, state): (i32, State)| {
             let stack = self.read(&format!("task/{thread}/stack"), STACK);
@@ -210,8 +196,7 @@ impl Process {
         Some(self.living_threads()?.into_iter().map(read).collect())
     }
 
-    /// The prefix of its files in `/proc/PID`: `task/TID/` if the first thread has ended before another, because the first
-    /// thread's `exe` and `environ` are empty then.
+    /// `task/TID/` if the first thread has ended before another: its own `exe` and `environ` are empty then.
     fn thread_prefix(&self) -> String {
         let outlived = |stat: &Stat| stat.state == State::Defunct && stat.threads > 1;
         let thread = self.stat().filter(outlived).and_then(|_| self.living_thread());
@@ -225,7 +210,6 @@ impl Process {
         waiting.or(living.last()).copied()
     }
 
-    /// The threads that have not ended; none for a process that is gone.
     pub(super) fn living_threads(&self) -> Option<Vec<(i32, State)>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let listing = match openat(&self.directory, "task", flags, Mode::empty()) {
@@ -242,7 +226,6 @@ impl Process {
         Some(living.collect())
     }
 
-    /// Up to `cap` bytes of one file of `/proc/PID`.
     fn read(&self, file: &str, cap: usize) -> Option<Vec<u8>> {
         read_at(&self.directory, file, cap).ok()
     }

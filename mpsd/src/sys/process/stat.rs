@@ -21,7 +21,6 @@ pub struct ProcessId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
-    /// Runs, or waits for a CPU.
     Running = b'R',
     /// S, and I for kernel threads.
     Sleeping = b'S',
@@ -31,7 +30,6 @@ pub enum State {
     Defunct = b'Z',
     /// T and t: stopped by a signal or a tracer.
     Stopped = b'T',
-    /// Ended during the read.
     Dead = b'X',
 }
 
@@ -47,7 +45,6 @@ impl State {
         }
     }
 
-    /// The letter that `ps` shows.
     pub fn letter(self) -> char {
         char::from(self as u8)
     }
@@ -109,14 +106,12 @@ pub struct Executable {
     pub path: PathBuf,
 }
 
-/// The user ids in `/proc/PID/status`.
 pub(super) fn parse_uids(status: &[u8]) -> Option<Uids> {
     let ids = ids(status, "Uid:")?;
     let (real, effective) = (*ids.first()?, *ids.get(1)?);
     Some(Uids { real, effective })
 }
 
-/// The numbers behind `name` in `/proc/PID/status`.
 pub(super) fn ids(status: &[u8], name: &str) -> Option<Vec<u32>> {
     let mut lines = status.split(|b| *b == b'\n');
     let line = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;

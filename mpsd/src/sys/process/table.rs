@@ -7,7 +7,6 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;
 
-/// One process as the scan found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub stat: Stat,
@@ -32,8 +31,7 @@ impl Entry {
 pub struct ProcessTable(Vec<Entry>);
 
 impl ProcessTable {
-    /// Reads `stat` and `status` of every process, neither of which can hang. `None`: one of them cannot be read although the
-    /// process is there.
+    /// Reads `stat` and `status` of every process, which cannot hang. `None`: a process is there and cannot be read.
     pub fn scan() -> Option<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let proc_fd = open("/proc", flags, Mode::empty()).ok()?;
@@ -63,12 +61,10 @@ impl ProcessTable {
         self.0.iter()
     }
 
-    /// The processes of one user.
     pub fn of_user(&self, uid: u32) -> impl Iterator<Item = &Entry> {
         self.iter().filter(move |entry| entry.uid == uid)
     }
 
-    /// The children of one process.
     pub fn children(&self, parent: i32) -> impl Iterator<Item = &Entry> {
         self.iter().filter(move |entry| entry.stat.parent == parent)
     }

@@ -1,5 +1,4 @@
-//! Kernel calls that neither nix nor rustix wraps, each as a function safe to call. The child of a fork may use them:
-//! nothing here allocates.
+//! Kernel calls that nix and rustix lack, each safe to call. Nothing here allocates: the child of a fork may use them.
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;
@@ -14,15 +13,12 @@ use rustix::thread::{
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-/// nix's form of an error of rustix.
 pub(super) fn of_rustix(errno: rustix::io::Errno) -> Errno {
     Errno::from_raw(errno.raw_os_error())
 }
 
-/// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
-pub enum Exit {
-    /// It called exit with this code.
+pub(crate) enum Exit {
     #[display("exit code {_0}")]
     Code(u8),
     /// This signal ended it; a number, since real-time signals have no name.
@@ -30,8 +26,7 @@ pub enum Exit {
     Signal(i32),
 }
 
-/// Reaps child `pid`, or with -1 any child, if it has ended; never waits. ECHILD: there is no such child. nix's `waitpid` loses
-/// the status of a real-time signal.
+/// Reaps child `pid`, or with -1 any child, if it has ended. nix's `waitpid` loses the status of a real-time signal.
 pub(super) fn reap(pid: i32) -> Result<Option<(i32, Exit)>, Errno> {
     let mut status = 0;
     // SAFETY: `status` lives for the whole call and is a plain integer.
@@ -39,7 +34,6 @@ pub(super) fn reap(pid: i32) -> Result<Option<(i32, Exit)>, Errno> {
     Ok((found != 0).then(|| (found, exit_of(status))))
 }
 
-/// By the status of wait(2) of a process that has ended.
 fn exit_of(status: i32) -> Exit {
     match libc::WIFSIGNALED(status) {
         true => Exit::Signal(libc::WTERMSIG(status)),
@@ -63,10 +57,8 @@ pub(super) fn fork() -> Result<Option<i32>, Errno> {
     }
 }
 
-/// [`fork`] with the child born in the cgroup v2 with the directory `cgroup`. Moving it there afterwards waits for all CPUs
-/// (17 ms on 16 of them, measured). Makes no child before Linux 5.7 (ENOSYS, E2BIG, EINVAL) or on v1 (EBADF).
-///
-/// The child may take no lock: the C library does not prepare for this fork.
+/// [`fork`] with the child born in the cgroup v2 `cgroup`: moving it there waits for all CPUs (17 ms on 16 of them). Makes no
+/// child before Linux 5.7 (ENOSYS, E2BIG, EINVAL) or on v1 (EBADF). The child may take no lock.
 pub(super) fn fork_into(cgroup: BorrowedFd<'_>) -> Result<Option<i32>, Errno> {
     const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
     // SAFETY: `clone_args` (clone3(2)) is plain integers, for which zero is a value.
@@ -96,8 +88,8 @@ pub(super) fn pidfd_signal(pidfd: BorrowedFd<'_>, number: i32) -> Result<(), Err
     Errno::result(done).map(drop)
 }
 
-/// How the process behind `pidfd` ended, which need not be a child of ours. `Ok(None)`: it has not ended, or its parent has
-/// not waited for it. ENOTTY, EINVAL: before Linux 6.13; ESRCH: it has ended, before 6.15.
+/// How the process behind `pidfd`, which need not be a child, ended. `Ok(None)`: it has not ended, or its parent has not
+/// waited for it. ENOTTY, EINVAL: before Linux 6.13; ESRCH: it has ended, before 6.15.
 pub(super) fn pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
     /// `struct pidfd_info` (linux/pidfd.h) in its first size, which every release takes.
     #[repr(C)]
@@ -105,7 +97,6 @@ pub(super) fn pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
     struct PidfdInfo {
         mask: u64,
         cgroup: u64,
-        /// Pids and ids.
         numbers: [u32; 11],
         exit_code: i32,
     }
@@ -122,13 +113,11 @@ pub(super) fn pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
     Ok(ended.then(|| exit_of(info.exit_code)))
 }
 
-/// Blocks every signal in this thread; returns the mask that was set before.
 pub(super) fn block_all() -> Result<SigSet, Errno> {
     SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK)
 }
 
-/// The default action for every signal, and none blocked. glibc refuses two real-time signals, and an ignored one would be
-/// inherited, so this asks the kernel.
+/// The default action for every signal, and none blocked. The C library refuses two real-time signals.
 pub(super) fn reset_signals() -> Result<(), Errno> {
     const LAST: i32 = 64;
     let default = [0u64; 4]; // struct sigaction of the kernel: handler SIG_DFL, no flags, no restorer, empty mask
@@ -141,15 +130,14 @@ pub(super) fn reset_signals() -> Result<(), Errno> {
     SigSet::empty().thread_set_mask()
 }
 
-/// Makes `command` start its program as [`reset_signals`] says.
+/// Makes `command` start with default actions and no signal blocked: the standard library hands ours down.
 pub fn reset_signals_of(command: &mut std::process::Command) {
     use std::os::unix::process::CommandExt as _;
     // SAFETY: `reset_signals` makes plain kernel calls, allocates nothing and takes no lock.
     unsafe { command.pre_exec(|| reset_signals().map_err(std::io::Error::from)) };
 }
 
-/// Gives a signal its default action: an inherited ignored SIGCHLD would lose every child's exit code. EINVAL for SIGKILL
-/// and SIGSTOP.
+/// Gives a signal its default action: an inherited ignored SIGCHLD would lose every child's exit code.
 pub(super) fn default_action(signal: nix::sys::signal::Signal) -> Result<(), Errno> {
     // SAFETY: the action runs no code of ours.
     match unsafe { libc::signal(signal as i32, libc::SIG_DFL) } {
@@ -158,7 +146,6 @@ pub(super) fn default_action(signal: nix::sys::signal::Signal) -> Result<(), Err
     }
 }
 
-/// Sets the mask again that [`block_all`] returned.
 pub(super) fn restore_mask(found: &SigSet) {
     // Setting a valid mask has no way to fail.
     let _ = found.thread_set_mask();
@@ -170,8 +157,7 @@ fn close_range(low: u32, high: u32) -> bool {
     unsafe { libc::syscall(libc::SYS_close_range, low, high, 0) == 0 }
 }
 
-/// Closes every descriptor from 3 on except those in `keep`, which must be sorted. For a forked child only, in which the
-/// copied owners of those descriptors are never dropped.
+/// Closes every descriptor from 3 on except those in `keep`, which must be sorted. For a forked child only, which drops none.
 pub(super) fn close_all_except(keep: &[RawFd]) {
     let mut low = 3;
     let mut done = true;
@@ -230,7 +216,6 @@ pub(super) fn duplicate_above(source: RawFd, lowest: RawFd) -> Result<RawFd, Err
     Errno::result(unsafe { libc::fcntl(source, libc::F_DUPFD_CLOEXEC, lowest) })
 }
 
-/// Whether `fd` is an open descriptor.
 pub(super) fn is_open(fd: RawFd) -> bool {
     // SAFETY: integers only.
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
@@ -275,7 +260,6 @@ pub(super) fn empty_bounding_set() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the kernel has Landlock enabled.
 pub(super) fn has_landlock() -> bool {
     const VERSION: u32 = 1;
     let none = std::ptr::null::<libc::c_void>();
@@ -294,14 +278,12 @@ pub(super) fn filter_calls(program: &[libc::sock_filter]) -> Result<(), Errno> {
     Errno::result(unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) }).map(drop)
 }
 
-/// Whether the kernel has such filters.
 pub(super) fn has_call_filters() -> bool {
     let (mode, action) = (libc::SECCOMP_GET_ACTION_AVAIL, libc::SECCOMP_RET_ERRNO);
     // SAFETY: the kernel reads one number that lives for the whole call.
     unsafe { libc::syscall(libc::SYS_seccomp, mode, 0, &raw const action) == 0 }
 }
 
-/// Reads this process's supplementary groups into `buffer`, and returns their number.
 pub(super) fn groups_into(buffer: &mut [libc::gid_t]) -> Result<usize, Errno> {
     let room = i32::try_from(buffer.len()).map_err(|_| Errno::EINVAL)?;
     // SAFETY: the buffer is ours and its true length is given; with length 0 the kernel only counts.
@@ -309,7 +291,6 @@ pub(super) fn groups_into(buffer: &mut [libc::gid_t]) -> Result<usize, Errno> {
     usize::try_from(count).map_err(|_| Errno::EINVAL)
 }
 
-/// Replaces the program; returns only why it failed.
 pub(super) fn exec(program: &std::ffi::CStr, arguments: &Pointers, environment: &Pointers) -> Errno {
     // SAFETY: the three are NUL-terminated, kept alive by their owner, and the lists end in null (see `Pointers`).
     unsafe {
@@ -322,7 +303,6 @@ pub(super) fn exec(program: &std::ffi::CStr, arguments: &Pointers, environment: 
     Errno::last()
 }
 
-/// A null-terminated list of C strings, with the strings it points to.
 #[derive(Debug)]
 pub(super) struct Pointers {
     _strings: Vec<std::ffi::CString>,

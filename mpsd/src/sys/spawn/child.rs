@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 /// How often a child is checked on a kernel without pidfds (before Linux 5.3).
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long a process that was killed may take to be gone, on a busy node.
 const AFTER_KILL: Duration = Duration::from_secs(1);
 /// After this time a killed process in state D is left alone: no waiting ends it.
 const SOON: Duration = Duration::from_millis(100);
@@ -81,7 +80,6 @@ impl Child {
         self.end.is_some() || waitid(Id::Pid(Pid::from_raw(self.pid)), flags) != Ok(WaitStatus::StillAlive)
     }
 
-    /// Waits for its end; `None` when `deadline` passes first.
     pub fn wait(&mut self, deadline: Deadline) -> Option<Exit> {
         while self.try_wait().is_none() && !deadline.expired() {
             self.wait_with([], deadline);
@@ -105,13 +103,11 @@ impl Child {
         let _ = poll(&mut all, turn.poll_timeout());
     }
 
-    /// Sends a signal; false when it has ended.
     pub fn signal(&mut self, signal: Signal) -> bool {
         // Not reaped yet, so the pid is its own, even if it is defunct.
         self.try_wait().is_none() && kill(Pid::from_raw(self.pid), signal).is_ok()
     }
 
-    /// SIGKILL, then waits; `None` when it survives `deadline` (state D).
     pub fn kill(&mut self, deadline: Deadline) -> Option<Exit> {
         self.signal(Signal::SIGKILL);
         self.wait(deadline)
@@ -130,8 +126,7 @@ impl Child {
         })
     }
 
-    /// Reads the outputs of this child, which leads a session or is about to, until it ends. Then ends what is left of the
-    /// session, and reaps.
+    /// Reads the outputs of this child, which leads a session, until it ends. Then ends the rest of the session, and reaps.
     pub(in crate::sys) fn listen(
         &mut self,
         outputs: &mut [&mut Output],
@@ -176,21 +171,17 @@ impl Drop for Child {
     }
 }
 
-/// Why a process was killed before it had answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KillReason {
     #[error("did not end within {} ms{}", waited.as_millis(), survives(*survivor))]
     Late {
-        /// How long its end was waited for.
         waited: Duration,
         /// Its pid, if it is still there: state D, which SIGKILL does not end.
         survivor: Option<i32>,
     },
-    /// The caller's signal came first.
     #[error("was ended, because something else came first")]
     Interrupted,
-    /// It wrote more than so many bytes. No part of such an answer is used: a list that is cut off would claim that the
-    /// rest does not exist.
+    /// Too many bytes. No part is used: a list that is cut off would claim that the rest does not exist.
     #[error("wrote more than {0} bytes")]
     TooMuch(usize),
 }

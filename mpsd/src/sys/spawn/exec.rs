@@ -13,18 +13,14 @@ use std::os::fd::RawFd;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Real, effective and saved user id.
     pub uid: u32,
-    /// Real, effective and saved group id.
     pub gid: u32,
     /// Supplementary groups, all of them and no others.
     pub groups: Vec<u32>,
 }
 
-/// A step that failed, in words for the message, and why.
 type FailedStep = (&'static str, Errno);
 
-/// What the child does, prepared before the fork.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub program: CString,
@@ -39,7 +35,6 @@ pub(super) struct Plan {
     pub confinement: Option<Confinement>,
 }
 
-/// The descriptors that it needs, by the parent's numbers.
 #[derive(Debug)]
 pub(super) struct ChildDescriptors {
     pub standard: [RawFd; 3],
@@ -52,7 +47,6 @@ pub(super) struct ChildDescriptors {
     pub report: RawFd,
 }
 
-/// Runs in the child and never returns: exec, or a report and an exit.
 pub(super) fn run(plan: &mut Plan, fds: &mut ChildDescriptors) -> ! {
     // The report moves above every number that the program is to have, so that nothing is put over it.
     let above = fds.keep.iter().copied().max().unwrap_or(2).max(2) + 1;
@@ -174,8 +168,7 @@ fn raise_open_files(nofile: u64) -> Result<(), Errno> {
     }
 }
 
-/// Groups, then group, then user; EAGAIN for the user means too many processes. These are the system calls themselves: the
-/// C library's functions would ask all other threads to follow, and a forked child has none.
+/// Groups, group, user; EAGAIN for the user means too many processes. The C library would ask all other threads to follow.
 fn become_user(identity: &Identity, groups: &[Gid]) -> Result<(), FailedStep> {
     let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     let at = |step| move |errno| (step, of_rustix(errno));
@@ -184,7 +177,6 @@ fn become_user(identity: &Identity, groups: &[Gid]) -> Result<(), FailedStep> {
     set_thread_res_uid(uid, uid, uid).map_err(at("its user cannot be set"))
 }
 
-/// Drops the capabilities, and proves that nothing of the former identity is left.
 fn prove(identity: &Identity, found_groups: &mut [nix::libc::gid_t]) -> Result<(), Errno> {
     let ids = nix::unistd::getresuid()?;
     let gids = nix::unistd::getresgid()?;

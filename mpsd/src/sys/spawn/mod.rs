@@ -21,23 +21,19 @@ mod exec;
 pub use child::{Child, KillReason};
 pub use exec::Identity;
 
-/// How long a child that failed, or was killed, may take to be gone.
 const REAP: Duration = Duration::from_millis(500);
 
-/// A program to start, with umask 0077, working directory `/`, default signals, and no other descriptors. It loses the
-/// out-of-memory protection that slurmd and pbs_mom have. Fields not set mean: the caller's identity and session, and
-/// `/dev/null` for a standard descriptor.
+/// A program to start, with umask 0077, working directory `/`, default signals, no other descriptors, and no out-of-memory
+/// protection. Fields not set mean the caller's identity and session, and `/dev/null`.
 #[derive(Debug, Default)]
 pub struct Spawn {
     /// Absolute path; there is no search path.
     pub program: PathBuf,
     pub args: Vec<OsString>,
     pub env: Vec<(OsString, OsString)>,
-    /// Becomes this user for good before exec.
     pub identity: Option<Identity>,
     /// A session of its own, so that a kill of the caller's group or terminal does not reach it.
     pub session: bool,
-    /// Directory of the cgroup to enter before exec.
     pub cgroup: Option<OwnedFd>,
     pub stdin: Option<OwnedFd>,
     pub stdout: Option<OwnedFd>,
@@ -50,7 +46,6 @@ pub struct Spawn {
     pub confinement: Option<Confinement>,
 }
 
-/// A program that was not started; nothing of it has run.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot start '{program}': {why}")]
 pub struct SpawnError {
@@ -60,18 +55,14 @@ pub struct SpawnError {
 
 #[derive(Debug, thiserror::Error)]
 enum StartFailure {
-    /// Its description is impossible.
     #[error("{0}")]
     Invalid(String),
-    /// In the parent: a pipe, the cgroup's file, the fork.
     #[error("{0}: {1}")]
     Parent(&'static str, Errno),
-    /// In the child, at this step.
     #[error("{0}: {1}")]
     Child(String, Errno),
     #[error("its process was not ready in time")]
     Late,
-    /// Before it reached exec.
     #[error("its process was ended by {0}")]
     Ended(Exit),
     /// It closed its pipe, and SIGKILL does not end it.
@@ -88,7 +79,6 @@ impl SpawnError {
     }
 }
 
-/// A program that has ended, and what it wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChildOutput {
     pub exit: Exit,
@@ -97,18 +87,15 @@ pub struct ChildOutput {
 }
 
 impl ChildOutput {
-    /// Standard output, then standard error, as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.out).into_owned() + &String::from_utf8_lossy(&self.err)
     }
 }
 
-/// Why a program's answer is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error(transparent)]
     Start(#[from] SpawnError),
-    /// It was started, and killed before it had answered.
     #[error("'{program}' {why}")]
     Killed { program: String, why: KillReason },
 }
@@ -121,11 +108,7 @@ impl Spawn {
         }
     }
 
-    /// A program that only root can have put where it is (see [`open_trusted`]). It is checked by descriptor and started by
-    /// name, because a script must know its name, which only root can give to another file.
-    ///
-    /// # Errors
-    /// It is not there, or somebody else could have put it there.
+    /// A program that only root can have put where it is. It is started by name, because a script must know its name.
     pub fn trusted(program: &Path) -> Result<Self, FileError> {
         open_trusted(program).map(|_| Self::new(program))
     }
@@ -136,8 +119,8 @@ impl Spawn {
         Ok(())
     }
 
-    /// Starts it; returns after exec has succeeded, or kills it at the deadline. A program on a dead network file system
-    /// never starts, and the new user can stop a child between its change of identity and exec.
+    /// Starts it; returns after exec has succeeded, or kills it at the deadline: its file system may be dead, or its user
+    /// stop it.
     pub fn start(self, deadline: Deadline) -> Result<Child, SpawnError> {
         let mut plan = self
             .prepare()
@@ -146,8 +129,8 @@ impl Spawn {
             return self.attempt(&mut plan, None, raw::fork, deadline);
         };
         match self.attempt(&mut plan, None, || raw::fork_into(directory.as_fd()), deadline) {
-            // An older kernel, or a v1 hierarchy; or a kernel that kills a child born in a cgroup in which something was
-            // killed before (seen on Linux 6.18). Nothing of the program has run: the child enters the cgroup itself.
+            // An older kernel, or v1; or one that kills a child born in a cgroup where something was killed before (seen on
+            // Linux 6.18). Nothing of the program has run: the child enters the cgroup itself.
             Err(SpawnError {
                 why: StartFailure::Parent(..) | StartFailure::Ended(_),
                 ..
@@ -160,9 +143,8 @@ impl Spawn {
         self.attempt(&mut plan, Some(&procs), raw::fork, deadline)
     }
 
-    /// Starts the program in a session of its own and waits for its end, reading at most `most` bytes of each output.
-    /// What it leaves running in that session is killed, because it may hold a copy of a pipe. `session`, `stdout` and
-    /// `stderr` are set here.
+    /// Starts it in a session of its own and waits for its end, reading at most `most` bytes of each output. What it leaves
+    /// running in that session is killed, because it may hold a copy of a pipe.
     pub fn run(self, deadline: Deadline, most: usize) -> Result<ChildOutput, RunError> {
         self.run_unless(None, deadline, most)
     }
@@ -243,7 +225,6 @@ impl Spawn {
         SpawnError { program, why }
     }
 
-    /// The numbers of its further descriptors, sorted.
     fn targets(&self) -> Vec<RawFd> {
         let mut targets: Vec<_> = self.inherit.iter().map(|(_, target)| *target).collect();
         targets.sort_unstable();
