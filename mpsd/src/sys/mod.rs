@@ -17,7 +17,7 @@ pub mod signals;
 pub(crate) mod spawn;
 
 pub use mpsd_core::deadline;
-pub(crate) use raw::Exit;
+pub use raw::Exit;
 
 #[cfg(test)]
 mod testing;

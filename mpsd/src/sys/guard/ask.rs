@@ -15,19 +15,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(super) const MOST_ANSWER: usize = 64 << 10;
 pub(super) const NOTHING: u8 = 2;
 
+/// Why there is no answer.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub(crate) enum AskError {
+pub enum AskError {
+    /// It hung, or answered without end.
     #[error("the process asked {0}")]
     Killed(KillReason),
+    /// It panicked, or a signal ended it.
     #[error("the process asked ended by {0}")]
     Ended(Exit),
+    /// Neither process nor pipe was to be had.
     #[error("no process to be had: {0}")]
     NotStarted(Errno),
 }
 
 /// Runs `question` in a child and returns its bytes. The child has **none of our descriptors**: should it hang for ever, it
 /// holds no stream that slurmd or qsub waits to see closed.
-pub(crate) fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, AskError> {
+pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, AskError> {
     ask_with(None, deadline, question)
 }
 

@@ -5,7 +5,7 @@
 
 mod ask;
 mod relay;
-pub(crate) use ask::{AskError, ask};
+pub use ask::{AskError, ask};
 pub(super) use ask::{answer_and_exit, in_session};
 
 use super::deadline::Deadline;
