@@ -9,11 +9,10 @@ use anyhow::Result;
 
 use super::layout::Package;
 use super::release::{Release, date, gzip, take_over};
+use super::{homepage, maintainer};
 use crate::command::{quietly, wrote};
 use crate::files::{copy, list, make_dir, read_text, write};
 use crate::{cargo, install};
-
-const MAINTAINER: &str = "The mpsd authors <mpsd@mpsd.invalid>";
 
 pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> {
     install::program("/usr/bin/dpkg-deb", "dpkg", "dpkg")?;
@@ -90,7 +89,8 @@ fn documents(release: &Release, package: Package, version: &str, dir: &Path) -> 
     )?;
     let date = date(release.epoch, "-R")?;
     let changelog = format!(
-        "mpsd ({version}) unstable; urgency=medium\n\n  * See /usr/share/doc/mpsd/CHANGELOG.md.\n\n -- {MAINTAINER}  {date}\n"
+        "mpsd ({version}) unstable; urgency=medium\n\n  * See /usr/share/doc/mpsd/CHANGELOG.md.\n\n -- {}  {date}\n",
+        maintainer()?
     );
     write(&doc.join("changelog"), changelog)?;
     gzip(&doc.join("changelog"))?;
@@ -117,7 +117,8 @@ fn control(
     let control = read_text(recipe("control")?)?
         .replace("@VERSION@", version)
         .replace("@ARCH@", architecture)
-        .replace("@MAINTAINER@", MAINTAINER)
+        .replace("@MAINTAINER@", &maintainer()?)
+        .replace("@HOMEPAGE@", &homepage()?)
         .replace("@SIZE@", &size.to_string());
     write(&into.join("control"), control)?;
     write(&into.join("md5sums"), sums)?;

@@ -140,16 +140,37 @@ fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
         &out.join("SHA256SUMS"),
         wrote(Command::new("sha256sum").current_dir(out).args(names))?,
     )?;
-    write(&out.join("notes.md"), notes(&version)?)?;
+    let compiler = wrote(&mut cargo::rustc(&["--version"]))?;
+    write(
+        &out.join("notes.md"),
+        format!("{}\nBuilt with {}.\n", notes(&version)?, compiler.trim()),
+    )?;
     fs::remove_dir_all(&work).with_context(|| format!("cannot remove '{}'", work.display()))?;
     Ok(packages)
 }
 
 /// The workspace's version: it stands in `Cargo.toml` alone.
 pub fn version() -> Result<String> {
+    manifest(|package| package["version"].as_str())
+}
+
+/// Who maintains the packages, with an address.
+fn maintainer() -> Result<String> {
+    manifest(|package| package["authors"][0].as_str())
+}
+
+/// The project's page.
+fn homepage() -> Result<String> {
+    manifest(|package| package["homepage"].as_str())
+}
+
+/// A key of `[workspace.package]` in `Cargo.toml`.
+fn manifest(key: impl Fn(&toml::Value) -> Option<&str>) -> Result<String> {
     let manifest: toml::Value = toml::from_str(&read_text(cargo::root()?.join("Cargo.toml"))?)?;
-    let version = manifest["workspace"]["package"]["version"].as_str();
-    Ok(version.context("'Cargo.toml' has no version")?.to_owned())
+    let value = key(&manifest["workspace"]["package"]);
+    Ok(value
+        .context("'Cargo.toml' lacks a key of [workspace.package]")?
+        .to_owned())
 }
 
 pub fn notes(version: &str) -> Result<String> {
