@@ -136,7 +136,7 @@ struct Run<'a> {
     node: RealNode,
     report: ReconcileReport,
     /// The answer of each scheduler, which may cover all its jobs.
-    asked: HashMap<(Scheduler, String, Option<String>), Box<dyn KnownJobs>>,
+    asked: HashMap<(Scheduler, String, Option<String>), KnownJobs>,
     /// Jobs that are gone, or may be, with something left.
     unfinished: BTreeSet<String>,
 }
@@ -235,7 +235,7 @@ pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, 
         }
         if scheduler.has_file_of(job) {
             pause = LOOK_EVERY;
-        } else if let JobState::Gone(why) = known.state_of(job) {
+        } else if let JobState::Gone(why) = known(job) {
             let text = format!("job {job}: did not begin here ({why}): taken down");
             line(NAME, Severity::Info, &text);
             let mut node = RealNode::new(NAME, settings, within, within / 2);
@@ -389,9 +389,7 @@ impl<'a> Run<'a> {
     fn ask(&mut self, scheduler: Scheduler, site: &Site, node: &str, job: &JobId) -> JobState {
         let key = (scheduler, node.to_owned(), site.slurm_conf.clone());
         let asked = self.asked.entry(key);
-        asked
-            .or_insert_with(|| scheduler::of(scheduler).at(site).known_jobs(node))
-            .state_of(job)
+        asked.or_insert_with(|| scheduler::of(scheduler).at(site).known_jobs(node))(job)
     }
 
     fn living(&mut self, journal: &Journal) -> Vec<Member> {

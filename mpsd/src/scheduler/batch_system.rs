@@ -103,7 +103,7 @@ pub trait Located {
         false
     }
     /// What it knows of the jobs on `node`. It may be asked at once.
-    fn known_jobs(&self, node: &str) -> Box<dyn KnownJobs>;
+    fn known_jobs(&self, node: &str) -> KnownJobs;
     /// The way to take `node` out of service and back.
     fn controller(&self, node: &str) -> Box<dyn Controller>;
     /// Longest reason that it keeps whole. Bytes.

@@ -40,18 +40,8 @@ pub use torque::may_run_as_root;
 /// Every batch system that the suite knows. A new one is a folder and its line here.
 pub static ALL: [&dyn BatchSystem; 3] = [&slurm::Slurm, &torque::Torque, &openpbs::OpenPbs];
 
-/// Both PBS share their verbs.
-static PBS: [&pbs::installation::Product; 2] = [&torque::setup::PRODUCT, &openpbs::setup::PRODUCT];
-
-/// The verbs of `mpsctl` that set up a scheduler.
-pub(crate) static ADMIN_VERBS: [AdminVerbs; 2] = [
-    slurm::setup::VERBS,
-    AdminVerbs {
-        command: pbs::setup::command,
-        run: |matches, ctx| pbs::setup::run(&PBS, matches, ctx),
-        check: |_, ctx| pbs::setup::check_here(&PBS, ctx),
-    },
-];
+/// The verbs of `mpsctl` that set up a scheduler. Both PBS share theirs.
+pub(crate) static ADMIN_VERBS: [AdminVerbs; 2] = [slurm::setup::VERBS, pbs::setup::VERBS];
 
 /// The batch system of that name.
 pub fn of(scheduler: Scheduler) -> &'static dyn BatchSystem {

@@ -1,6 +1,4 @@
 //! What `mpsctl` does for an administrator in a scheduler's configuration.
-//!
-//! A set-up reads the facts of the installation, makes a list of [`Step`]s from them, and [`apply`] carries the list out.
 
 use super::host::Host;
 use crate::sys::deadline::Deadline;
@@ -11,17 +9,14 @@ use mpsd_core::{Failure, Inventory, Paths};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-/// How often the running jobs are counted.
 const POLL: Duration = Duration::from_millis(500);
 
 /// The administrator's verbs for a scheduler: `mpsctl slurm …`.
 pub(crate) struct AdminVerbs {
-    /// The command line below `mpsctl`.
     pub command: fn() -> clap::Command,
-    /// Carries out the verb of the matches.
     pub run: fn(&clap::ArgMatches, &SetupContext<'_>) -> Result<VerbReport, VerbError>,
     /// Checks the scheduler's node of this name; `None`: the scheduler is not on this host.
     pub check: fn(&str, &SetupContext<'_>) -> Option<Vec<CheckLine>>,
@@ -42,82 +37,6 @@ pub(crate) struct SetupContext<'a> {
     pub inventory: &'a dyn Fn(&str) -> Result<Inventory, Failure>,
     /// What waits for the administrator here under any scheduler.
     pub standing: &'a dyn Fn(&Settings) -> Vec<CheckLine>,
-}
-
-/// One step of a set-up.
-#[derive(Debug)]
-pub(crate) enum Step {
-    /// This file, of root, with this text and mode. Its directory is made.
-    Write {
-        path: PathBuf,
-        text: Vec<u8>,
-        mode: u32,
-        /// The line about a file that was written.
-        written: String,
-        /// What is left to the administrator if it cannot be written. Without it that ends the set-up.
-        otherwise: Option<String>,
-    },
-    Remove(PathBuf),
-    /// Nothing to do. One line or several.
-    Note(String),
-    /// Left to the administrator. One line or several.
-    Todo(String),
-}
-
-impl Step {
-    pub(crate) fn write(path: &Path, text: impl Into<Vec<u8>>, mode: u32, about: &str) -> Self {
-        let written = format!("wrote '{}'{about}", path.display());
-        let (path, text) = (path.to_owned(), text.into());
-        Self::Write {
-            path,
-            text,
-            mode,
-            written,
-            otherwise: None,
-        }
-    }
-}
-
-/// Carries out the steps in their order. A file that is already as wanted is not touched.
-///
-/// # Errors
-/// One line. The steps before stay done.
-pub(crate) fn apply(steps: impl IntoIterator<Item = Step>) -> Result<VerbReport, String> {
-    let mut report = VerbReport::default();
-    for step in steps {
-        match step {
-            Step::Write {
-                path,
-                text,
-                mode,
-                written,
-                otherwise,
-            } => {
-                if is_so(&path, &text, mode) {
-                    continue;
-                }
-                make_directory(path.parent().unwrap_or(Path::new("/")), 0o755)?;
-                let replaced = replace(&path, &text, mode, Durability::OnDisk);
-                match (replaced.map_err(|error| error.to_string()), otherwise) {
-                    (Ok(()), _) => {
-                        report.did(written);
-                        report.changed = true;
-                    }
-                    (Err(why), Some(line)) => report.left(format!("{why}; {line}")),
-                    (Err(why), None) => return Err(why),
-                }
-            }
-            Step::Remove(path) => {
-                let shown = path.display();
-                fs::remove_file(&path).map_err(|e| format!("cannot remove '{shown}': {e}"))?;
-                report.did(format!("removed '{shown}'"));
-                report.changed = true;
-            }
-            Step::Note(text) => text.lines().for_each(|line| report.did(line)),
-            Step::Todo(text) => text.lines().for_each(|line| report.left(line)),
-        }
-    }
-    Ok(report)
 }
 
 /// Whether root's regular file has this text and mode.
@@ -148,24 +67,43 @@ pub struct VerbReport {
 }
 
 impl VerbReport {
-    pub(crate) fn did(&mut self, line: impl Into<String>) {
-        self.lines.push(line.into());
+    /// Reports one line or several.
+    pub(crate) fn did(&mut self, text: impl AsRef<str>) {
+        self.lines.extend(text.as_ref().lines().map(str::to_owned));
     }
 
-    pub(crate) fn left(&mut self, line: impl Into<String>) {
-        self.lines.push(line.into());
+    /// Reports what is left to the administrator.
+    pub(crate) fn left(&mut self, text: impl AsRef<str>) {
+        self.did(text);
         self.incomplete = true;
     }
 
-    pub(crate) fn add(&mut self, other: Self) {
-        self.lines.extend(other.lines);
-        self.incomplete |= other.incomplete;
-        self.changed |= other.changed;
+    /// Writes root's file with this text and mode, unless it is so already. Its directory is made.
+    ///
+    /// # Errors
+    /// One line. What was done before stays done.
+    pub(crate) fn write(&mut self, path: &Path, text: &[u8], mode: u32, about: &str) -> Result<(), String> {
+        if is_so(path, text, mode) {
+            return Ok(());
+        }
+        make_directory(path.parent().unwrap_or(Path::new("/")), 0o755)?;
+        replace(path, text, mode, Durability::OnDisk).map_err(|error| error.to_string())?;
+        self.did(format!("wrote '{}'{about}", path.display()));
+        self.changed = true;
+        Ok(())
+    }
+
+    pub(crate) fn remove(&mut self, path: &Path) -> Result<(), String> {
+        let shown = path.display();
+        fs::remove_file(path).map_err(|e| format!("cannot remove '{shown}': {e}"))?;
+        self.did(format!("removed '{shown}'"));
+        self.changed = true;
+        Ok(())
     }
 
     /// One object in the form of 'mpsctl doctor --json'; a line that is no line of a check has no status.
     pub(crate) fn json(&self) -> serde_json::Value {
-        let one = |line: &String| {
+        let finding = |line: &String| {
             let split = line
                 .split_once(' ')
                 .filter(|(word, _)| ["OK", "WARN", "FAIL"].contains(word));
@@ -174,7 +112,7 @@ impl VerbReport {
             });
             serde_json::json!({"status": status, "text": text})
         };
-        let findings: Vec<_> = self.lines.iter().map(one).collect();
+        let findings: Vec<_> = self.lines.iter().map(finding).collect();
         serde_json::json!({"incomplete": self.incomplete, "findings": findings})
     }
 }
@@ -200,8 +138,10 @@ pub struct VerbError {
 
 impl From<String> for VerbError {
     fn from(line: String) -> Self {
-        let code = EXIT_REFUSED;
-        Self { line, code }
+        Self {
+            line,
+            code: EXIT_REFUSED,
+        }
     }
 }
 
@@ -276,16 +216,16 @@ impl RunningJobs {
     /// # Errors
     /// Jobs still run after the wait.
     pub fn allow(&self, paths: &Paths) -> Result<Option<String>, String> {
-        let jobs = running_jobs(paths, if self.force { 0 } else { self.wait })?;
-        let list = jobs.join(", ");
-        match (jobs.is_empty(), self.force) {
-            (true, _) => Ok(None),
-            (false, true) => Ok(Some(format!(
-                "{list}: with MPS here still; mpsd-reconcile.timer takes it down after them"
+        let jobs = running_jobs(paths, if self.force { 0 } else { self.wait })?.join(", ");
+        let timer = "mpsd-reconcile.timer takes";
+        match (jobs.as_str(), self.force) {
+            ("", _) => Ok(None),
+            (_, true) => Ok(Some(format!(
+                "{jobs}: with MPS here still; {timer} it down after them"
             ))),
-            (false, false) => Err(format!(
-                "nothing removed: jobs with MPS run here, and their end needs our files: {list}; allowed: --wait SECONDS, or \
-                 --force, after which mpsd-reconcile.timer takes their MPS down"
+            (_, false) => Err(format!(
+                "nothing removed: jobs with MPS run here, and their end needs our files: {jobs}; allowed: --wait SECONDS, or \
+                 --force, after which {timer} their MPS down"
             )),
         }
     }
@@ -306,8 +246,9 @@ pub(crate) fn running_jobs(paths: &Paths, wait_s: u64) -> Result<Vec<String>, St
         let begun = entries
             .flatten()
             .filter(|entry| entry.path().join("journal").exists());
-        let names = begun.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        let mut jobs: Vec<String> = names.collect();
+        let mut jobs: Vec<String> = begun
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect();
         if jobs.is_empty() || !end.sleep(POLL) {
             jobs.sort();
             return Ok(jobs);
@@ -324,7 +265,11 @@ mod tests {
     fn a_file_is_written_only_if_its_text_mode_owner_or_kind_is_wrong() {
         let directory = tempfile::tempdir().unwrap();
         let (file, other) = (directory.path().join("file"), directory.path().join("other"));
-        let changed = || apply([Step::write(&file, "text", 0o500, "")]).unwrap().changed;
+        let changed = || {
+            let mut report = VerbReport::default();
+            report.write(&file, b"text", 0o500, "").unwrap();
+            report.changed
+        };
         let inode = || fs::symlink_metadata(&file).unwrap().ino();
         assert!(changed());
         let before = inode();

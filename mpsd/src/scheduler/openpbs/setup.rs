@@ -1,16 +1,15 @@
 //! `mpsctl pbs` in an OpenPBS: our hook, or the classic scripts. The hook is a file under `state_dir` that is imported
 //! through qmgr and read back.
 
-use crate::scheduler::pbs::installation::{
-    InstallOptions, Installation, MOST_CONF, Product, Script, attribute,
-};
 use crate::scheduler::pbs::scripts::{calls_us, config_option, consequence, place_scripts, unattached};
+use crate::scheduler::pbs::{InstallOptions, Installation, MOST_CONF, Product, Script, attribute};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
-use crate::scheduler::setup::{SetupContext, Step, VerbReport, apply, make_directory};
+use crate::scheduler::setup::{SetupContext, VerbReport, make_directory};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::{GpusUnknown, Settings, WarnOrRefuse};
 use mpsd_core::job::Scheduler;
 use mpsd_core::text::one_line;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -51,9 +50,9 @@ pub(crate) static PRODUCT: Product = Product {
     online_option: "-r",
     comments: false,
     scripts: &SCRIPTS,
-    install: |pbs, options, ctx| match options.classic {
-        true => apply(place_classic(pbs, ctx)),
-        false => place_hook(pbs, options, ctx),
+    install: |pbs, options, ctx, report| match options.classic {
+        true => place_classic(pbs, ctx, report),
+        false => place_hook(pbs, options, ctx, report),
     },
     uninstall,
     check_hook,
@@ -69,7 +68,6 @@ pub(crate) static PRODUCT: Product = Product {
     },
 };
 
-/// The hook's name in PBS.
 const NAME: &str = "mpsd";
 /// The hook of PBS that names a job's GPUs.
 const CGROUPS: &str = "pbs_cgroups";
@@ -86,8 +84,9 @@ const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 /// Marks the lines of the hook that an installation fills in.
 const FILLED_IN: &str = "# filled in by";
-/// Stands for an answer if the mom has no copy of the hook.
-const NOT_AT_THE_MOM: &str = "the mom has no copy of it";
+/// What qmgr says of a hook that is not there, in any case; and our word for a mom without a copy of it.
+const NO_HOOK: &str = "hook not found";
+const NOT_AT_THE_MOM: &str = "hook not found at the mom";
 
 /// What a site does so that PBS names a job's GPUs.
 const NAME_GPUS: &str = "qmgr -c 'export hook pbs_cgroups application/x-config default' >cgroups.json; \
@@ -95,29 +94,34 @@ const NAME_GPUS: &str = "qmgr -c 'export hook pbs_cgroups application/x-config d
      qmgr -c 'import hook pbs_cgroups application/x-config default cgroups.json'; \
      qmgr -c 'set hook pbs_cgroups enabled = True'";
 
-fn place_classic(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<Step> {
-    let mut steps = place_scripts(pbs, ctx);
+fn place_classic(pbs: &Installation, ctx: &SetupContext<'_>, report: &mut VerbReport) -> Result<(), String> {
+    place_scripts(pbs, ctx, report)?;
     let left = consequence(ctx);
-    let text = format!("tasks that TM starts are not attached by the classic scripts: {left}");
-    steps.push(match ctx.settings.pbs.unattached_tasks {
-        WarnOrRefuse::Refuse => Step::Todo(text),
-        WarnOrRefuse::Warn => Step::Note(text),
-    });
-    steps
+    report.did(format!(
+        "tasks that TM starts are not attached by the classic scripts: {left}"
+    ));
+    report.incomplete |= ctx.settings.pbs.unattached_tasks == WarnOrRefuse::Refuse;
+    Ok(())
 }
 
 fn place_hook(
     pbs: &Installation,
     options: &InstallOptions,
     ctx: &SetupContext<'_>,
-) -> Result<VerbReport, String> {
+    report: &mut VerbReport,
+) -> Result<(), String> {
     let ask = |line: &str| pbs.qmgr(line, ctx.host);
-    let (file, body) = (hook_file(ctx), render(ctx));
-    make_directory(ctx.settings.paths.state(), 0o711)?;
-    let mut report = apply([Step::write(&file, body.as_str(), 0o644, "")])?;
-    let events = [EVENTS, "queuejob"][..1 + usize::from(options.queuejob)].join(",");
-    let wanted = attributes(&events, alarm_s(ctx));
     let shown = || ask(&format!("list hook {NAME}"));
+    let (file, body, alarm) = (hook_file(ctx), render(ctx), alarm_s(ctx));
+    make_directory(ctx.settings.paths.state(), 0o711)?;
+    report.write(&file, body.as_bytes(), 0o644, "")?;
+    let events = [EVENTS, "queuejob"][..1 + usize::from(options.queuejob)].join(",");
+    let attributes = [
+        ("event", format!("\"{events}\"")),
+        ("order", ORDER.to_string()),
+        ("alarm", alarm.to_string()),
+        ("enabled", "True".to_owned()),
+    ];
     let before = shown();
     let mut commands = Vec::new();
     if before.is_err() {
@@ -125,25 +129,25 @@ fn place_hook(
     }
     let file = file.display();
     commands.push(format!("import hook {NAME} application/x-python default {file}"));
-    let set = |(name, value): &(&str, String)| format!("set hook {NAME} {name} = {value}");
-    commands.extend(wanted.iter().map(set));
-    if before.is_ok_and(|shown| is_as_wanted(&shown, &wanted))
+    commands.extend(
+        attributes
+            .iter()
+            .map(|(name, value)| format!("set hook {NAME} {name} = {value}")),
+    );
+    if before.is_ok_and(|shown| has(&shown, &attributes))
         && exported(pbs, ctx).as_deref() == Ok(body.trim_end())
     {
         report.did(format!("hook '{NAME}' is as it should be: {events}"));
     } else {
-        match carry_out(&commands, &ask) {
-            Ok(()) => match shown() {
-                Ok(text) if is_as_wanted(&text, &wanted) => report.did(format!(
-                    "imported hook '{NAME}': {events}, order {ORDER}, alarm {} s; moms have it within seconds",
-                    alarm_s(ctx)
-                )),
-                Ok(text) => {
-                    let text = one_line(text.trim(), 200);
-                    report.left(format!("qmgr took the hook, but shows it otherwise: {text}"));
-                }
-                Err(why) => report.left(format!("qmgr took the hook, but does not show it: {why}")),
-            },
+        match carry_out(&commands, &ask).map(|()| shown()) {
+            Ok(Ok(text)) if has(&text, &attributes) => report.did(format!(
+                "imported hook '{NAME}': {events}, order {ORDER}, alarm {alarm} s; moms have it within seconds"
+            )),
+            Ok(Ok(text)) => {
+                let text = one_line(text.trim(), 200);
+                report.left(format!("qmgr took the hook, but shows it otherwise: {text}"));
+            }
+            Ok(Err(why)) => report.left(format!("qmgr took the hook, but does not show it: {why}")),
             Err(why) if is_pending(&why) => report.left(format!(
                 "PBS deletes the hook '{NAME}' that was there before, for longer than {} s: a mom that is down keeps its copy; run \
                  this again once 'pbsnodes -a' shows them all up",
@@ -151,40 +155,39 @@ fn place_hook(
             )),
             Err(why) => {
                 let lines: String = commands.iter().map(|line| format!("\n    qmgr -c '{line}'")).collect();
-                let text = format!("qmgr did not take the hook ({why}); a manager of PBS runs:{lines}");
-                text.lines().for_each(|line| report.left(line));
+                report.left(format!("qmgr did not take the hook ({why}); a manager of PBS runs:{lines}"));
             }
         }
     }
     if ask("list resource mps").is_err() {
-        let why = "optional, so that accounts stay clean (qsub -l mps=on+threads=25), a manager of PBS runs:";
-        report.did(why);
-        report.did("    qmgr -c 'create resource mps type=string,flag=m'");
+        report.did(
+            "optional, so that accounts stay clean (qsub -l mps=on+threads=25), a manager of PBS runs:\n    \
+             qmgr -c 'create resource mps type=string,flag=m'",
+        );
     }
-    Ok(report)
+    Ok(())
 }
 
-fn uninstall(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<VerbReport, String> {
-    let ask = |line: &str| pbs.qmgr(line, ctx.host);
-    let mut steps = Vec::new();
-    match ask(&format!("list hook {NAME}")) {
-        Ok(_) => match ask(&format!("delete hook {NAME}")) {
-            Ok(_) => steps.push(Step::Note(format!(
-                "deleted hook '{NAME}' on every node\njobs with MPS on other nodes cannot be seen from here: there 'mpsctl \
-                 reconcile' tells of them, and takes their MPS down after them"
-            ))),
-            Err(why) => steps.push(Step::Todo(format!(
-                "cannot delete the hook ({why}); a manager of PBS runs: qmgr -c 'delete hook {NAME}'"
-            ))),
-        },
-        Err(why) if is_denied(&why) && moms_copy(pbs, NAME, "HK").exists() => steps.push(Step::Todo(format!(
+fn uninstall(pbs: &Installation, ctx: &SetupContext<'_>, report: &mut VerbReport) -> Result<(), String> {
+    let delete = format!("delete hook {NAME}");
+    match pbs.qmgr(&format!("list hook {NAME}"), ctx.host).map(|_| pbs.qmgr(&delete, ctx.host)) {
+        Ok(Ok(_)) => report.did(format!(
+            "deleted hook '{NAME}' on every node\njobs with MPS on other nodes cannot be seen from here: there 'mpsctl \
+             reconcile' tells of them, and takes their MPS down after them"
+        )),
+        Ok(Err(why)) => {
+            report.left(format!("cannot delete the hook ({why}); a manager of PBS runs: qmgr -c '{delete}'"));
+        }
+        Err(why) if is_denied(&why) && moms_copy(pbs, NAME, "HK").exists() => report.left(format!(
             "hook '{NAME}' can be deleted from the server's host alone: 'mpsctl pbs uninstall' there"
-        ))),
+        )),
         Err(_) => {}
     }
     let file = hook_file(ctx);
-    steps.extend(file.exists().then_some(Step::Remove(file)));
-    apply(steps)
+    if file.exists() {
+        report.remove(&file)?;
+    }
+    Ok(())
 }
 
 /// How long the hook waits for one of our programs: at least as long as one with a broken configuration takes. Seconds.
@@ -203,43 +206,34 @@ fn hook_file(ctx: &SetupContext<'_>) -> PathBuf {
 
 /// The hook with this installation's programs and configuration.
 fn render(ctx: &SetupContext<'_>) -> String {
-    let look_again = ctx.settings.paths.look_again().display().to_string();
     let values = [
-        ("PROGRAMS", serde_json::json!(ctx.programs.display().to_string())),
-        ("OPTIONS", serde_json::json!(config_option(ctx))),
-        ("LIMIT_S", serde_json::json!(limit_s(ctx))),
-        ("LOOK_AGAIN", serde_json::json!(look_again)),
+        ("PROGRAMS", json!(ctx.programs.display().to_string())),
+        ("OPTIONS", json!(config_option(ctx))),
+        ("LIMIT_S", json!(limit_s(ctx))),
+        (
+            "LOOK_AGAIN",
+            json!(ctx.settings.paths.look_again().display().to_string()),
+        ),
     ];
     let filled = |line: &str| {
-        let mut values = values.iter();
-        match values.find(|(key, _)| line.split(' ').next() == Some(key)) {
-            Some((key, value)) => format!("{key} = {value}\n"),
-            None => format!("{line}\n"),
-        }
+        let value = values.iter().find(|(key, _)| line.split(' ').next() == Some(key));
+        value.map_or_else(
+            || format!("{line}\n"),
+            |(key, value)| format!("{key} = {value}\n"),
+        )
     };
     HOOK.lines().map(filled).collect()
 }
 
-/// The attributes of our hook in PBS.
-fn attributes(events: &str, alarm_s: u64) -> [(&'static str, String); 4] {
-    [
-        ("event", format!("\"{events}\"")),
-        ("order", ORDER.to_string()),
-        ("alarm", alarm_s.to_string()),
-        ("enabled", "True".to_owned()),
-    ]
-}
-
 /// Whether a hook that qmgr shows has these attributes; its events may stand in any order.
-fn is_as_wanted(shown: &str, wanted: &[(&str, String)]) -> bool {
+fn has(shown: &str, attributes: &[(&str, String)]) -> bool {
     let set = |list: &str| -> BTreeSet<String> {
         let words = list.trim_matches('"').split(',');
         words.map(|word| word.trim().to_lowercase()).collect()
     };
-    let is = |(name, value): &(&str, String)| {
-        attribute(shown, name).is_some_and(|found| set(&found) == set(value))
-    };
-    wanted.iter().all(is)
+    let is =
+        |(name, value): &(&str, String)| attribute(shown, name).is_some_and(|own| set(&own) == set(value));
+    attributes.iter().all(is)
 }
 
 /// All of qmgr's commands; from the first one again while the server deletes the hook that was there before.
@@ -260,11 +254,7 @@ fn is_pending(why: &str) -> bool {
 
 /// Whether qmgr or the mom said for certain that there is no hook (docs/facts/pbs.md#hooks-of-openpbs).
 fn is_absent(why: &str) -> bool {
-    why == NOT_AT_THE_MOM || is_no_hook(why)
-}
-
-fn is_no_hook(why: &str) -> bool {
-    why.to_lowercase().contains("hook not found")
+    why.to_lowercase().contains(NO_HOOK)
 }
 
 fn is_denied(why: &str) -> bool {
@@ -292,10 +282,7 @@ fn read_copy(copy: &Path, ctx: &SetupContext<'_>) -> Result<Option<String>, Stri
 }
 
 /// A hook as qmgr shows it. If root of this node may not ask qmgr, as the mom's own copy says it: `NAME=VALUE` lines
-/// without those that have the default (read: hook.c; enabled, and an alarm of 30 s).
-///
-/// # Errors
-/// What qmgr said, or [`NOT_AT_THE_MOM`].
+/// without those that have the default (read: hook.c; enabled, and an alarm of 30 s). An error is qmgr's, or [`NOT_AT_THE_MOM`].
 fn shown(pbs: &Installation, name: &str, ctx: &SetupContext<'_>) -> Result<String, String> {
     let asked = pbs.qmgr(&format!("list hook {name}"), ctx.host);
     if !asked.as_ref().is_err_and(|why| is_denied(why)) {
@@ -343,44 +330,46 @@ fn check_ours(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
     let needed = alarm_s(ctx);
     let text = match shown(pbs, NAME, ctx) {
         Ok(text) => text.to_lowercase(),
+        Err(why) if !is_absent(&why) => {
+            all.push(Warn(format!(
+                "hook '{NAME}' not seen ({why}); run 'mpsctl pbs install' as a manager"
+            )));
+            return false;
+        }
+        Err(_) if has_classic(pbs) => return false,
         Err(why) => {
-            let (at, remedy) = match is_no_hook(&why) {
-                true => (
-                    "PBS",
-                    "run 'mpsctl pbs install' as a manager on the server's host",
+            let fail = match why == NOT_AT_THE_MOM {
+                false => format!(
+                    "PBS has no hook '{NAME}': jobs run without MPS; run 'mpsctl pbs install' as a manager on the server's host"
                 ),
-                false => (
-                    "this mom",
-                    "'mpsctl pbs install' runs once, on the server's host, and its moms have it within seconds",
+                true => format!(
+                    "this mom has no hook '{NAME}': jobs run without MPS; 'mpsctl pbs install' runs once, on the server's host, and \
+                     its moms have it within seconds"
                 ),
             };
-            match is_absent(&why) {
-                true if has_classic(pbs) => {}
-                true => all.push(Fail(format!(
-                    "{at} has no hook '{NAME}': jobs run without MPS; {remedy}"
-                ))),
-                false => all.push(Warn(format!(
-                    "hook '{NAME}' not seen ({why}); run 'mpsctl pbs install' as a manager"
-                ))),
-            }
+            all.push(Fail(fail));
             return false;
         }
     };
-    if !is_enabled(&text) {
-        all.push(Fail(format!(
-            "hook '{NAME}' is not enabled: qmgr -c 'set hook {NAME} enabled = True'"
-        )));
-        return true;
-    }
-    let mut lines = text.lines();
-    let alarm = lines.find_map(|line| line.trim().strip_prefix("alarm = ")?.trim().parse::<u64>().ok());
-    all.push(match alarm {
-        Some(seconds) if seconds < needed => Fail(format!(
-            "hook '{NAME}' is killed after {seconds} s, before our own deadline: qmgr -c 'set hook {NAME} alarm = {needed}'"
+    let alarm = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("alarm = ")?.trim().parse().ok());
+    let alarm = alarm.filter(|alarm: &u64| *alarm < needed);
+    let set = |what| format!("qmgr -c 'set hook {NAME} {what}'");
+    all.push(match (is_enabled(&text), alarm) {
+        (false, _) => Fail(format!(
+            "hook '{NAME}' is not enabled: {}",
+            set("enabled = True".to_owned())
         )),
-        _ => Pass(format!("hook '{NAME}' is enabled")),
+        (true, Some(seconds)) => Fail(format!(
+            "hook '{NAME}' is killed after {seconds} s, before our own deadline: {}",
+            set(format!("alarm = {needed}"))
+        )),
+        (true, None) => Pass(format!("hook '{NAME}' is enabled")),
     });
-    all.extend(check_moms_copy(pbs, ctx));
+    if is_enabled(&text) {
+        all.extend(check_moms_copy(pbs, ctx));
+    }
     true
 }
 
@@ -415,7 +404,7 @@ fn check_moms_copy(pbs: &Installation, ctx: &SetupContext<'_>) -> Option<CheckLi
 fn is_this_version(text: &str) -> bool {
     let key = |line: &str| line.split(' ').next().map(str::to_owned);
     let is_alike =
-        |(its, ours): (&str, &str)| its == ours || (ours.contains(FILLED_IN) && key(its) == key(ours));
+        |(its, ours): (&str, &str)| its == ours || ours.contains(FILLED_IN) && key(its) == key(ours);
     text.lines().count() == HOOK.lines().count() && text.lines().zip(HOOK.lines()).all(is_alike)
 }
 
@@ -445,16 +434,15 @@ fn check_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
 
 /// Whether pbs_cgroups, as configured, finds GPUs and writes them into its file (read: pbs_cgroups.PY).
 fn cgroups_names_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<bool, String> {
-    let asked = pbs.qmgr(
+    let text = match pbs.qmgr(
         &format!("export hook {CGROUPS} application/x-config default"),
         ctx.host,
-    );
-    let text = match asked {
+    ) {
         Err(why) if is_denied(&why) => read_copy(&moms_copy(pbs, CGROUPS, "CF"), ctx)?.unwrap_or_default(),
         other => other?,
     };
-    let config: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
-    let on = |value: &serde_json::Value, unset: bool| value.as_bool().unwrap_or(unset);
+    let config: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+    let on = |value: &Value, unset: bool| value.as_bool().unwrap_or(unset);
     Ok(on(&config["cgroup"]["devices"]["enabled"], false) && on(&config["discover_gpus"], true))
 }
 

@@ -1,8 +1,8 @@
 //! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, and the time that the mom leaves us.
 
 use super::control::PbsNode;
-use super::installation::{Installation, attribute, same_node};
 use super::scripts::{Author, author, calls_us, scripts};
+use super::{Installation, attribute, same_node};
 use crate::scheduler::call::MARGIN;
 use crate::scheduler::control::Controller;
 use crate::scheduler::node_check::node_check;
@@ -43,9 +43,10 @@ pub(super) fn check(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine
 fn check_script(path: &Path, about: &fs::Metadata, hooked: bool) -> CheckLine {
     let (shown, mode) = (path.display(), about.mode());
     if !about.is_file() || about.uid() != 0 || mode & 0o022 != 0 || mode & 0o500 != 0o500 {
-        let harm = "the mom refuses it and requeues every job; chown root and chmod 0500";
         let (owner, mode) = (about.uid(), mode & 0o7777);
-        return Fail(format!("'{shown}' has owner {owner} and mode {mode:04o}: {harm}"));
+        return Fail(format!(
+            "'{shown}' has owner {owner} and mode {mode:04o}: the mom refuses it and requeues every job; chown root and chmod 0500"
+        ));
     }
     match (author(path) == Author::Ours, calls_us(path), hooked) {
         (true, _, true) => Warn(format!(
@@ -71,8 +72,7 @@ fn time_limit(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
     if limit >= ours + MARGIN {
         return Pass(text);
     }
-    let needed = pbs.product.early_s + (ours + MARGIN).as_secs();
-    let config = pbs.mom_config();
+    let (needed, config) = (pbs.product.early_s + (ours + MARGIN).as_secs(), pbs.mom_config());
     Fail(format!(
         "{text}: set '$prologalarm {needed}' in '{}'",
         config.display()
@@ -95,9 +95,8 @@ fn operators(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> CheckLin
 fn old_note(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> Option<CheckLine> {
     let name = ctx.settings.pbs.node.as_deref().unwrap_or_default();
     let status = PbsNode::new(pbs.clone(), name, ctx.host).status().ok()?;
-    let note = status
-        .reason
-        .filter(|note| !status.drained && note.starts_with(&ctx.settings.drain.prefix))?;
+    let is_ours = |note: &String| !status.drained && note.starts_with(&ctx.settings.drain.prefix);
+    let note = status.reason.filter(is_ours)?;
     let (option, none) = (pbs.product.note_option, pbs.product.no_note);
     let none = if none.is_empty() { "''" } else { none };
     Some(Warn(format!(
@@ -107,14 +106,8 @@ fn old_note(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> Option<Ch
 
 fn may_drain(server: &str, node: &str) -> bool {
     // Root on the server's own host may do all.
-    let first = || {
-        Some(
-            server
-                .lines()
-                .find_map(|line| line.strip_prefix("Server "))?
-                .to_owned(),
-        )
-    };
+    let mut lines = server.lines();
+    let first = || Some(lines.find_map(|line| line.strip_prefix("Server "))?.to_owned());
     let servers_host = attribute(server, "server_host").or_else(first);
     let matches = |host: &str| {
         let domain = host.strip_prefix("*.");

@@ -1,11 +1,12 @@
-//! Takes a node out of a PBS and back, with `pbsnodes`.
+//! A PBS on this node: its jobs by the mom's own files and `qstat`, its node by `pbsnodes`.
 //!
 //! Torque's pbsnodes exits 0 even if the server refused or does not know the node (docs/facts/pbs.md#pbsnodes). So no exit
 //! code of it counts.
 
-use super::installation::{Installation, attribute};
-use crate::scheduler::control::{Controller, NodeStatus};
-use crate::scheduler::host::Host;
+use super::{Installation, attribute, same_node};
+use crate::scheduler::batch_system::Located;
+use crate::scheduler::control::{Controller, JobState, KnownJobs, NodeStatus};
+use crate::scheduler::host::{Host, ThisHost};
 use mpsd_core::JobId;
 use mpsd_core::text::one_line;
 use std::time::Duration;
@@ -14,10 +15,18 @@ use std::time::Duration;
 pub(crate) const LONGEST_REASON: usize = 79;
 /// A call took 5 to 11 ms; a busy server gets this.
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
+/// The same for a question of 'mpsctl reconcile', which has more time.
+const QSTAT_DEADLINE: Duration = Duration::from_secs(5);
 /// Longest answer that a message repeats. Characters.
 const SHOWN: usize = 120;
 /// Longest comment that we give a job. Characters.
 const LONGEST_COMMENT: usize = 500;
+
+/// Torque's and OpenPBS's exit code for a job that the server does not know (recorded).
+const UNKNOWN_JOB: i32 = 153;
+/// States of a job that is on no node: completed, finished, queued, held, waiting, moved, expired, begun array (the array
+/// itself, not one of its jobs).
+const ON_NO_NODE: [&str; 8] = ["C", "F", "Q", "H", "W", "M", "X", "B"];
 
 /// One node of one PBS.
 pub(crate) struct PbsNode<'h> {
@@ -38,14 +47,10 @@ impl<'h> PbsNode<'h> {
     /// is tried after it: Torque wants the exact name.
     pub fn new(pbs: Installation, name: &str, host: &'h dyn Host) -> Self {
         let own = host.name();
-        let short = own.split('.').next().unwrap_or_default().to_owned();
-        let mut names: Vec<String> = Vec::new();
-        for candidate in [name.to_owned(), own, short] {
-            let usable = !candidate.is_empty() && !candidate.starts_with('-');
-            if usable && !names.contains(&candidate) {
-                names.push(candidate);
-            }
-        }
+        let short = own.split('.').next().unwrap_or_default();
+        let mut names = vec![name.to_owned(), own.clone(), short.to_owned()];
+        names.retain(|name| !name.is_empty() && !name.starts_with('-'));
+        names.dedup();
         Self { host, pbs, names }
     }
 
@@ -59,13 +64,13 @@ impl<'h> PbsNode<'h> {
         let mut last = format!("this node has no name in {}", self.pbs.product.scheduler);
         for name in &self.names {
             let text = self.call(&[name])?;
-            match parse(&text, name) {
-                Some(found) => return Ok(found),
-                None => {
-                    let said = one_line(text.trim(), SHOWN);
-                    last = format!("'pbsnodes {name}' shows no such node: {said}");
-                }
+            if let Some(found) = parse(&text, name) {
+                return Ok(found);
             }
+            last = format!(
+                "'pbsnodes {name}' shows no such node: {}",
+                one_line(text.trim(), SHOWN)
+            );
         }
         Err(last)
     }
@@ -74,12 +79,13 @@ impl<'h> PbsNode<'h> {
     fn comment(&self, job: &JobId, line: &str) -> Result<(), String> {
         let comment = one_line(line, LONGEST_COMMENT).replace('"', "'");
         let comment = format!("comment=\"{comment}\"");
-        let arguments = ["-W", &comment, job.as_str()];
-        let answer = self.pbs.run("qalter", &arguments, CALL_DEADLINE, self.host)?;
-        match answer.code {
-            Some(0) => Ok(()),
-            _ => Err(format!("qalter said: {}", one_line(answer.text.trim(), SHOWN))),
-        }
+        let answer = self.pbs.run(
+            "qalter",
+            &["-W", &comment, job.as_str()],
+            CALL_DEADLINE,
+            self.host,
+        )?;
+        answer.accepted("qalter").map(drop)
     }
 
     /// Gives an order together with the note that the node has afterwards.
@@ -150,6 +156,65 @@ impl Controller for PbsNode<'_> {
         let state = self.find().map_or_else(|why| why, still);
         let operators = format!("qmgr -c 'set server operators += root@{}'", self.host.name());
         format!("{state}; {said}; if root is no operator there: {operators}")
+    }
+}
+
+impl Located for Installation {
+    /// The ids of a PBS have a server's name in them.
+    fn may_own(&self, job: &JobId) -> bool {
+        self.is_here() && job.as_str().contains(|c: char| !c.is_ascii_digit() && c != '.')
+    }
+
+    /// Torque's file of the subjob `57[1].srv` is `57-1.srv.JB`.
+    fn has_file_of(&self, job: &JobId) -> bool {
+        let torques = job.as_str().replace('[', "-").replace(']', "");
+        let torques = self.job_file(job).with_file_name(format!("{torques}.JB"));
+        let mut files = [self.job_file(job), torques].into_iter();
+        files.any(|file| file.symlink_metadata().is_ok())
+    }
+
+    fn known_jobs(&self, node: &str) -> KnownJobs {
+        let (pbs, node) = (self.clone(), node.to_owned());
+        Box::new(move |job| {
+            // Torque's mom makes its file only after the prologue (recorded).
+            if pbs.has_file_of(job) {
+                return JobState::Here;
+            }
+            match pbs.run("qstat", &["-f", job.as_str()], QSTAT_DEADLINE, &ThisHost) {
+                Ok(answer) => job_state(&node, answer.code, &answer.text),
+                Err(why) => JobState::Undecided(why),
+            }
+        })
+    }
+
+    fn controller(&self, node: &str) -> Box<dyn Controller> {
+        Box::new(PbsNode::new(self.clone(), node, &ThisHost))
+    }
+
+    fn longest_reason(&self) -> usize {
+        LONGEST_REASON
+    }
+}
+
+/// What `qstat -f JOB` says.
+fn job_state(node: &str, code: Option<i32>, text: &str) -> JobState {
+    // OpenPBS says "has finished" of a job that it keeps as history only.
+    if code == Some(UNKNOWN_JOB) || text.contains("has finished") {
+        return JobState::Gone("the server does not know it".to_owned());
+    }
+    let Some(state) = attribute(text, "job_state").filter(|_| code == Some(0)) else {
+        return JobState::Undecided(format!("qstat said: {}", one_line(text.trim(), 120)));
+    };
+    if ON_NO_NODE.contains(&state.as_str()) {
+        return JobState::Gone(format!("it is in state {state}"));
+    }
+    let Some(hosts) = attribute(text, "exec_host") else {
+        return JobState::Undecided(format!("in state {state}, and qstat names no exec_host"));
+    };
+    let is_here = |word: &str| same_node(word.split('/').next().unwrap_or(word), node);
+    match hosts.split('+').any(is_here) {
+        true => JobState::Here,
+        false => JobState::Gone(format!("it is on {}", one_line(&hosts, 60))),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::scheduler::host::Answer;
-use crate::scheduler::pbs::installation::Product;
+use crate::scheduler::pbs::Product;
 use crate::scheduler::{openpbs, torque};
 use std::cell::RefCell;
 use std::io;
@@ -149,5 +149,33 @@ fn a_refusal_is_seen_although_torque_answers_0() {
         ] {
             assert!(why.contains(words), "{why}");
         }
+    }
+}
+
+#[test]
+fn a_job_is_here_while_it_runs_here_and_gone_only_by_the_servers_word() {
+    let text = |state: &str, hosts: &str| {
+        format!("Job Id: 7.srv\n    job_state = {state}\n    exec_host = {hosts}\n")
+    };
+    let of = |state: &str, hosts: &str| job_state("n2", Some(0), &text(state, hosts));
+    assert_eq!(of("R", "n1/0+n2/0*4"), JobState::Here);
+    assert_eq!(of("E", "n2.cluster/0"), JobState::Here);
+    assert!(matches!(of("R", "n1/0+n22/0"), JobState::Gone(_)));
+    for state in ["C", "Q", "H", "F"] {
+        assert!(matches!(of(state, "n2/0"), JobState::Gone(_)), "{state}");
+    }
+    for (code, text, gone) in [
+        (153, "qstat: Unknown Job Id 7.srv", true),
+        (
+            35,
+            "qstat: 7.srv Job has finished, use -x or -H to obtain historical job information",
+            true,
+        ),
+        (1, "qstat: cannot connect to server srv (errno=15010)", false),
+        (0, "Job Id: 7.srv\n    job_state = R\n", false),
+        (0, "", false),
+    ] {
+        let state = job_state("n2", Some(code), text);
+        assert_eq!(matches!(state, JobState::Gone(_)), gone, "{text}");
     }
 }

@@ -1,9 +1,240 @@
-//! What Torque and OpenPBS share: where a PBS lives, `pbsnodes`, `qstat`, and the verbs of `mpsctl pbs`.
+//! What Torque and OpenPBS share: where a PBS lives, its mom's files, `pbsnodes`, `qstat`, and the verbs of `mpsctl pbs`.
 
 mod check;
 pub(crate) mod control;
-pub(crate) mod installation;
-pub(crate) mod jobs;
 pub(crate) mod scripts;
 pub(crate) mod setup;
 pub(crate) mod trial;
+
+use crate::scheduler::call::Site;
+use crate::scheduler::host::{Answer, Host};
+use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport};
+use mpsd_core::job::{JobId, Scheduler};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Most that a PBS configuration file is read. Bytes.
+pub(crate) const MOST_CONF: usize = 256 << 10;
+/// qmgr talks to the server, which may be busy.
+const QMGR_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What differs between Torque and OpenPBS.
+pub(crate) struct Product {
+    pub scheduler: Scheduler,
+    /// Its name as people write it.
+    pub title: &'static str,
+    /// Where its packages and builds keep the mom's files, most usual first.
+    pub homes: [&'static str; 2],
+    /// Where its commands are.
+    pub commands: &'static [&'static str],
+    /// The file that names both, if it has one.
+    pub conf: Option<&'static str>,
+    /// `$prologalarm` if the mom's configuration does not set it. Seconds.
+    pub alarm_s: u64,
+    /// How much earlier the mom kills if the alarm is longer than this. Seconds.
+    pub early_s: u64,
+    /// pbsnodes: the option before a note, the note that removes one, and the option for "back into service".
+    pub note_option: &'static str,
+    pub no_note: &'static str,
+    pub online_option: &'static str,
+    /// Whether a refused job's comment tells its user, because nothing else does.
+    pub comments: bool,
+    /// Our scripts in `mom_priv`.
+    pub scripts: &'static [Script],
+    pub install: fn(&Installation, &InstallOptions, &SetupContext<'_>, &mut VerbReport) -> Result<(), String>,
+    /// Removes what `install` put there, but for the scripts.
+    pub uninstall: fn(&Installation, &SetupContext<'_>, &mut VerbReport) -> Result<(), String>,
+    /// Checks the hook that makes the scripts needless; whether it is there.
+    pub check_hook: fn(&Installation, &SetupContext<'_>, &mut Vec<CheckLine>) -> bool,
+    /// Checks whether tasks that TM starts are attached; `None`: the hook does that.
+    pub check_tasks: fn(&Installation, bool, &SetupContext<'_>) -> Option<CheckLine>,
+    /// The line about a script that is not there, if there is no hook either.
+    pub absent_script: fn(&str) -> CheckLine,
+}
+
+/// A script of ours for a mom.
+pub(crate) struct Script {
+    /// Its names in `mom_priv`.
+    pub names: &'static [&'static str],
+    /// Its text as shipped.
+    pub text: &'static str,
+    pub program: &'static str,
+    /// For a site with a script of its own: the line to add, with `PROGRAM` for the program, and its place.
+    pub lines: [&'static str; 2],
+}
+
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct ProductOption {
+    /// The product; found by itself where only one is installed
+    #[arg(long, value_name = "torque|openpbs", value_parser = ["torque", "openpbs"], hide_possible_values = true)]
+    pub scheduler: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct InstallOptions {
+    #[command(flatten)]
+    pub product: ProductOption,
+    /// Torque: leave $job_starter as it is; tasks that TM starts then need 'mpsctl exec -- COMMAND'
+    #[arg(long)]
+    pub no_job_starter: bool,
+    /// OpenPBS: the classic prologue and epilogue instead of the hook (first node of a job only)
+    #[arg(long)]
+    pub classic: bool,
+    /// OpenPBS: the hook also refuses at qsub and moves our words out of the account
+    #[arg(long)]
+    pub queuejob: bool,
+}
+
+/// A PBS on this node.
+#[derive(Clone)]
+pub(crate) struct Installation {
+    pub product: &'static Product,
+    /// The directory with `mom_priv` and `aux`.
+    pub home: PathBuf,
+    /// Directories with commands, in order.
+    pub commands: Vec<PathBuf>,
+}
+
+impl Installation {
+    /// The installation of `product`: from `site`, else its configuration, else the usual places.
+    pub fn find(product: &'static Product, site: &Site, host: &dyn Host) -> Self {
+        let read = |file| host.read(Path::new(file), MOST_CONF).ok()?;
+        let conf = product.conf.and_then(read).unwrap_or_default();
+        let conf_path = |key| conf_path(&String::from_utf8_lossy(&conf), key);
+        let has_mom = |home: &&&str| Path::new(home).join("mom_priv").is_dir();
+        let usual = || {
+            product
+                .homes
+                .iter()
+                .find(has_mom)
+                .unwrap_or(&product.homes[0])
+                .into()
+        };
+        let home = site.home.clone().or_else(|| conf_path("PBS_MOM_HOME"));
+        let exec = site.exec.clone().or_else(|| conf_path("PBS_EXEC"));
+        let mut commands = exec.map_or(Vec::new(), |exec| vec![exec.join("bin"), exec.join("sbin"), exec]);
+        if site.exec.is_none() {
+            commands.extend(product.commands.iter().map(PathBuf::from));
+        }
+        Self {
+            product,
+            home: home.or_else(|| conf_path("PBS_HOME")).unwrap_or_else(usual),
+            commands,
+        }
+    }
+
+    /// Runs a command of the PBS, from the first of its directories that has it.
+    pub fn run(
+        &self,
+        name: &str,
+        arguments: &[&str],
+        deadline: Duration,
+        host: &dyn Host,
+    ) -> Result<Answer, String> {
+        let mut candidates = self.commands.iter().map(|dir| dir.join(name));
+        let Some(program) = candidates.find(|path| host.executable(path)) else {
+            let places: Vec<_> = self.commands.iter().map(|dir| dir.to_string_lossy()).collect();
+            let places = places.join(", ");
+            return Err(format!(
+                "no '{name}' in {places} that is root's; set exec under [pbs]"
+            ));
+        };
+        host.run(&program, arguments, &[], deadline)
+    }
+
+    /// Gives qmgr one command: of several `-c` only the last counts (recorded).
+    pub fn qmgr(&self, command: &str, host: &dyn Host) -> Result<String, String> {
+        self.run("qmgr", &["-c", command], QMGR_DEADLINE, host)?
+            .accepted("qmgr")
+    }
+
+    pub fn mom_priv(&self) -> PathBuf {
+        self.home.join("mom_priv")
+    }
+
+    /// Whether a mom is installed here.
+    pub fn is_here(&self) -> bool {
+        self.mom_priv().is_dir()
+    }
+
+    pub fn mom_config(&self) -> PathBuf {
+        self.mom_priv().join("config")
+    }
+
+    /// The mom's own file of a job.
+    pub fn job_file(&self, job: &JobId) -> PathBuf {
+        self.mom_priv().join("jobs").join(format!("{job}.JB"))
+    }
+
+    /// How long the mom lets a prologue or an epilogue run before it kills it.
+    pub fn time_limit(&self, host: &dyn Host) -> Duration {
+        let text = host.read(&self.mom_config(), MOST_CONF).ok().flatten();
+        let set = prolog_alarm(&String::from_utf8_lossy(&text.unwrap_or_default()));
+        let (alarm, early) = (set.unwrap_or(self.product.alarm_s), self.product.early_s);
+        Duration::from_secs(if alarm > early { alarm - early } else { alarm })
+    }
+}
+
+/// The last `$prologalarm N` of a mom's configuration.
+fn prolog_alarm(config: &str) -> Option<u64> {
+    let mut values = config.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        words.next().filter(|word| *word == "$prologalarm")?;
+        words.next()?.parse().ok()
+    });
+    values.rfind(|seconds| *seconds > 0)
+}
+
+/// The absolute path that a line `KEY=VALUE` of OpenPBS's `/etc/pbs.conf` names.
+fn conf_path(text: &str, key: &str) -> Option<PathBuf> {
+    let mut lines = text.lines().map(str::trim);
+    let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
+    let path = PathBuf::from(value.trim().trim_matches('"'));
+    path.is_absolute().then_some(path)
+}
+
+/// Whether two names mean the same node: equal, or equal up to the first dot if one has no domain.
+pub(crate) fn same_node(a: &str, b: &str) -> bool {
+    let short = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    let one_bare = !a.contains('.') || !b.contains('.');
+    !short(a).is_empty() && short(a) == short(b) && (one_bare || a.eq_ignore_ascii_case(b))
+}
+
+/// The value of `NAME = VALUE` in what `qstat -f` and `printjob` print. Torque's qstat folds after 80 columns: such a line
+/// begins with a tab and holds no name. A name that stands there twice is no answer: a user can write a newline and a
+/// false line into the job's variables.
+pub(crate) fn attribute(text: &str, name: &str) -> Option<String> {
+    let named = |line: &str| {
+        let (key, value) = line.split_once('=')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    };
+    if text.lines().filter_map(named).count() != 1 {
+        return None;
+    }
+    let mut lines = text.lines();
+    let mut value = lines.by_ref().find_map(named)?;
+    let is_folded = |line: &&str| line.starts_with('\t') && !line.contains(" = ");
+    value.extend(lines.take_while(is_folded).map(str::trim));
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_alarm_counts_and_the_moms_own_home_goes_first() {
+        let config = "$logevent 255\n$prologalarm 15\n# $prologalarm 3\n$prologalarm 60\n";
+        assert_eq!(prolog_alarm(config), Some(60));
+        assert_eq!(prolog_alarm("$prologalarm x\n"), None);
+        let conf = "PBS_HOME=/var/spool/pbs\nPBS_MOM_HOME=\"/local/pbs\"\nPBS_EXEC=opt/pbs\n";
+        assert_eq!(conf_path(conf, "PBS_MOM_HOME"), Some("/local/pbs".into()));
+        assert_eq!(conf_path(conf, "PBS_EXEC"), None);
+    }
+
+    #[test]
+    fn names_of_a_node_with_and_without_domain() {
+        assert!(same_node("vm", "vm.example.org") && same_node("VM", "vm"));
+        assert!(!same_node("vm.a", "vm.b") && !same_node("vm1", "vm") && !same_node("", ""));
+    }
+}

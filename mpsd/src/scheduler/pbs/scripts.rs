@@ -1,11 +1,11 @@
 //! The classic scripts in `mom_priv`: ours are written and replaced, the site's own stay.
 
-use super::installation::{Installation, Product, Script};
-use crate::scheduler::setup::{CheckLine, SetupContext, Step, is_so};
+use super::{Installation, Product, Script};
+use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport, is_so};
 use mpsd_core::config::WarnOrRefuse;
 use std::fs;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::io::{Error, ErrorKind};
+use std::path::Path;
 
 /// The line that makes a script ours.
 const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
@@ -31,59 +31,66 @@ pub(crate) enum Author {
 }
 
 pub(crate) fn author(path: &Path) -> Author {
+    let is_absent = |error: &Error| error.kind() == ErrorKind::NotFound && path.symlink_metadata().is_err();
+    let is_tagged = |text: &str| text.lines().take(3).any(|line| line.starts_with(TAG));
     match fs::read(path) {
-        Ok(bytes) => {
-            let text = String::from_utf8_lossy(&bytes);
-            match text.lines().take(3).any(|line| line.starts_with(TAG)) {
-                true => Author::Ours,
-                false => Author::Site,
-            }
-        }
-        Err(e) if e.kind() == ErrorKind::NotFound && fs::symlink_metadata(path).is_err() => Author::Absent,
-        Err(_) => Author::Site,
+        Ok(bytes) if is_tagged(&String::from_utf8_lossy(&bytes)) => Author::Ours,
+        Err(error) if is_absent(&error) => Author::Absent,
+        _ => Author::Site,
     }
 }
 
-/// The steps that put our scripts in place.
-pub(crate) fn place_scripts(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<Step> {
-    let step = |(script, name): (&Script, &str)| {
+/// Puts our scripts in place.
+pub(crate) fn place_scripts(
+    pbs: &Installation,
+    ctx: &SetupContext<'_>,
+    report: &mut VerbReport,
+) -> Result<(), String> {
+    for (script, name) in scripts(pbs.product) {
         let path = pbs.mom_priv().join(name);
         let (shown, text) = (path.display(), render(script.text, ctx));
-        match author(&path) {
-            Author::Site if calls_us(&path) => {
-                Step::Note(format!("'{shown}' is the site's own and calls us"))
+        if author(&path) != Author::Site {
+            if is_so(&path, text.as_bytes(), SCRIPT_MODE) {
+                report.did(format!("'{shown}' is ours"));
             }
-            Author::Site => {
-                let call = command_line(&ctx.programs.join(script.program), ctx);
-                let lines = script.lines.join("\n    ").replace("PROGRAM", &call);
-                let why = "is the site's own and stays; add to it:";
-                Step::Todo(format!("'{shown}' {why}\n    {lines}"))
-            }
-            _ if is_so(&path, text.as_bytes(), SCRIPT_MODE) => Step::Note(format!("'{shown}' is ours")),
-            _ => Step::write(&path, text, SCRIPT_MODE, ""),
+            report.write(&path, text.as_bytes(), SCRIPT_MODE, "")?;
+        } else if calls_us(&path) {
+            report.did(format!("'{shown}' is the site's own and calls us"));
+        } else {
+            let call = command_line(&ctx.programs.join(script.program), ctx);
+            let lines = script.lines.join("\n    ").replace("PROGRAM", &call);
+            report.left(format!(
+                "'{shown}' is the site's own and stays; add to it:\n    {lines}"
+            ));
         }
-    };
-    scripts(pbs.product).map(step).collect()
+    }
+    Ok(())
 }
 
-pub(super) fn remove_scripts(pbs: &Installation) -> Vec<Step> {
-    let paths = scripts(pbs.product).map(|(_, name)| pbs.mom_priv().join(name));
-    let step = |path: PathBuf| match author(&path) {
-        Author::Ours => Some(Step::Remove(path)),
-        Author::Site if calls_us(&path) => Some(Step::Todo(format!(
-            "'{}' is the site's own: take our lines out of it",
-            path.display()
-        ))),
-        Author::Site | Author::Absent => None,
-    };
-    paths.filter_map(step).collect()
+pub(super) fn remove_scripts(pbs: &Installation, report: &mut VerbReport) -> Result<(), String> {
+    for (_, name) in scripts(pbs.product) {
+        let path = pbs.mom_priv().join(name);
+        match author(&path) {
+            Author::Ours => report.remove(&path)?,
+            Author::Site if calls_us(&path) => {
+                report.left(format!(
+                    "'{}' is the site's own: take our lines out of it",
+                    path.display()
+                ));
+            }
+            Author::Site | Author::Absent => {}
+        }
+    }
+    Ok(())
 }
 
 /// Whether a script names one of our programs.
 pub(crate) fn calls_us(path: &Path) -> bool {
     let text = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
-    text.contains("mps-prologue") || text.contains("mps-epilogue")
+    ["mps-prologue", "mps-epilogue"]
+        .iter()
+        .any(|program| text.contains(program))
 }
 
 /// A program and its configuration, as a shell reads them.

@@ -1,15 +1,18 @@
 //! `mpsctl pbs install | uninstall | check | request`: our files in a PBS. The site's own files stay as they are.
 
 use super::check::check;
-use super::installation::{InstallOptions, Installation, Product, ProductOption};
 use super::scripts::remove_scripts;
+use super::{InstallOptions, Installation, Product, ProductOption};
 use crate::scheduler::call::Site;
-use crate::scheduler::setup::{CheckLine, RunningJobs, SetupContext, Step, VerbError, VerbReport, apply};
+use crate::scheduler::setup::{AdminVerbs, RunningJobs, SetupContext, VerbError, VerbReport};
+use crate::scheduler::{openpbs, torque};
 use clap::{FromArgMatches, Subcommand};
 use mpsd_core::failure::Refusal;
 use mpsd_core::request::Request;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+
+const PRODUCTS: [&Product; 2] = [&torque::setup::PRODUCT, &openpbs::setup::PRODUCT];
 
 #[derive(Debug, Subcommand)]
 enum PbsVerb {
@@ -37,92 +40,82 @@ enum PbsVerb {
     },
 }
 
-pub(crate) fn command() -> clap::Command {
-    PbsVerb::augment_subcommands(clap::Command::new("pbs").about("Torque and OpenPBS"))
-        .subcommand_required(true)
-        .arg_required_else_help(true)
-}
+pub(crate) const VERBS: AdminVerbs = AdminVerbs {
+    command: || {
+        PbsVerb::augment_subcommands(clap::Command::new("pbs").about("Torque and OpenPBS"))
+            .subcommand_required(true)
+            .arg_required_else_help(true)
+    },
+    run,
+    check: |_, ctx| {
+        let here = installations(ctx).filter(Installation::is_here);
+        let checks: Vec<_> = here.map(|pbs| check(&pbs, ctx)).collect();
+        (!checks.is_empty()).then(|| checks.concat())
+    },
+};
 
-/// The products, as the schedulers' list has them.
-pub(crate) type Products = [&'static Product];
-
-pub(crate) fn run(
-    products: &Products,
-    matches: &clap::ArgMatches,
-    ctx: &SetupContext<'_>,
-) -> Result<VerbReport, VerbError> {
+fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport, VerbError> {
     let verb = PbsVerb::from_arg_matches(matches).map_err(|error| error.to_string())?;
-    // It says nothing of this node: a node with a broken configuration must know which jobs asked.
-    if let PbsVerb::Request { account, resource } = &verb {
-        let answer = request(account, resource).map_err(|refusal| refusal.to_string())?;
-        return Ok(apply([Step::Note(answer)])?);
-    }
-    if let Some(broken) = &ctx.broken {
-        return Err(broken.clone().into());
-    }
-    let (PbsVerb::Install(InstallOptions { product, .. })
-    | PbsVerb::Uninstall { product, .. }
-    | PbsVerb::Check(product)) = &verb
-    else {
-        return Ok(VerbReport::default());
-    };
-    let pbs = find(products, product, ctx)?;
-    Ok(match &verb {
-        PbsVerb::Install(options) => (pbs.product.install)(&pbs, options, ctx)?,
-        PbsVerb::Uninstall { running, .. } => {
-            let still = running.allow(&ctx.settings.paths)?;
-            let mut report = apply(remove_scripts(&pbs))?;
-            report.add((pbs.product.uninstall)(&pbs, ctx)?);
-            report.lines.extend(still);
-            report
+    let mut report = VerbReport::default();
+    let broken = ctx.broken.clone().map_or(Ok(()), Err);
+    match &verb {
+        // It says nothing of this node: a node with a broken configuration must know which jobs asked.
+        PbsVerb::Request { account, resource } => {
+            report.did(request(account, resource).map_err(|refusal| refusal.to_string())?);
         }
-        PbsVerb::Check(_) | PbsVerb::Request { .. } => check(&pbs, ctx).into(),
-    })
+        PbsVerb::Install(options) => {
+            broken?;
+            let pbs = find(&options.product, ctx)?;
+            (pbs.product.install)(&pbs, options, ctx, &mut report)?;
+        }
+        PbsVerb::Uninstall { product, running } => {
+            broken?;
+            let pbs = find(product, ctx)?;
+            let still = running.allow(&ctx.settings.paths)?;
+            remove_scripts(&pbs, &mut report)?;
+            (pbs.product.uninstall)(&pbs, ctx, &mut report)?;
+            report.lines.extend(still);
+        }
+        PbsVerb::Check(product) => {
+            broken?;
+            report = check(&find(product, ctx)?, ctx).into();
+        }
+    }
+    Ok(report)
 }
 
-/// Checks each PBS that is here.
-pub(crate) fn check_here(products: &Products, ctx: &SetupContext<'_>) -> Option<Vec<CheckLine>> {
-    let here = installations(products, ctx).filter(Installation::is_here);
-    let checks: Vec<_> = here.map(|pbs| check(&pbs, ctx)).collect();
-    (!checks.is_empty()).then(|| checks.concat())
-}
-
-fn installations(products: &Products, ctx: &SetupContext<'_>) -> impl Iterator<Item = Installation> {
+fn installations(ctx: &SetupContext<'_>) -> impl Iterator<Item = Installation> {
     let site = Site::of(&ctx.settings);
-    products
-        .iter()
+    PRODUCTS
+        .into_iter()
         .map(move |product| Installation::find(product, &site, ctx.host))
 }
 
 /// The PBS that the option names, else the only one that has a `mom_priv` here.
-fn find(products: &Products, option: &ProductOption, ctx: &SetupContext<'_>) -> Result<Installation, String> {
-    let is_named = |pbs: &Installation| {
-        let named = option.scheduler.as_ref();
-        named.is_none_or(|name| *name == pbs.product.scheduler.to_string())
-    };
-    let named = installations(products, ctx).filter(is_named);
-    let (here, elsewhere): (Vec<_>, Vec<_>) = named.partition(Installation::is_here);
-    match here.as_slice() {
-        [pbs] => Ok(pbs.clone()),
-        [] => {
-            let home = |pbs: &Installation| format!("'{}'", pbs.mom_priv().display());
-            let homes: Vec<String> = elsewhere.iter().map(home).collect();
-            let homes = homes.join(", no ");
-            Err(format!(
-                "no {homes}: no PBS mom on this node; set home under [pbs]"
-            ))
-        }
-        _ => Err("both Torque and OpenPBS are here; say which with --scheduler".to_owned()),
+fn find(option: &ProductOption, ctx: &SetupContext<'_>) -> Result<Installation, String> {
+    let name = option.scheduler.as_deref();
+    let named = installations(ctx).filter(|pbs| name.is_none_or(|name| name == pbs.product.scheduler.name()));
+    let (mut here, elsewhere): (Vec<_>, Vec<_>) = named.partition(Installation::is_here);
+    if here.len() > 1 {
+        return Err("both Torque and OpenPBS are here; say which with --scheduler".to_owned());
     }
+    here.pop().ok_or_else(|| {
+        let homes = elsewhere
+            .iter()
+            .map(|pbs| format!("'{}'", pbs.mom_priv().display()));
+        let homes = homes.collect::<Vec<_>>().join(", no ");
+        format!("no {homes}: no PBS mom on this node; set home under [pbs]")
+    })
 }
 
 /// The answer to the queuejob hook, one line of JSON: `resource` (empty: not asked), the `account` without our words, and
 /// a `note` if the account almost asks.
 fn request(account: &OsStr, resource: &str) -> Result<String, Refusal> {
     let by_account = Request::from_account(account.as_bytes())?;
-    let by_resource = (!resource.is_empty())
-        .then(|| Request::from_resource(resource))
-        .transpose()?;
+    let by_resource = match resource {
+        "" => None,
+        text => Some(Request::from_resource(text)?),
+    };
     let request = match (by_account, by_resource) {
         (Some(one), Some(other)) => Some(Request::merge(one, other)?),
         (one, other) => one.or(other),
@@ -138,9 +131,8 @@ fn request(account: &OsStr, resource: &str) -> Result<String, Refusal> {
         .map(Request::in_resource_words)
         .unwrap_or_default();
     let mut answer = serde_json::json!({ "resource": words, "account": rest.join(",") });
-    if request.is_none()
-        && let Some(note) = Request::almost_asked(account.as_bytes())
-    {
+    let note = Request::almost_asked(account.as_bytes()).filter(|_| request.is_none());
+    if let Some(note) = note {
         answer["note"] = note.into();
     }
     Ok(answer.to_string())

@@ -21,37 +21,19 @@ const TITLE: usize = 256;
 /// A busy controller gets this for one answer.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The jobs of one node: what is known without the controller, and the controller's answer, or why there is none.
-pub(super) struct SlurmJobs {
-    slurm: Installation,
-    node: String,
-    /// The steps with a slurmstepd here.
-    steps: BTreeSet<String>,
-    answer: OnceCell<Result<SqueueAnswer, String>>,
-}
-
-impl SlurmJobs {
-    pub(super) fn new(slurm: Installation, node: &str) -> Self {
-        Self {
-            slurm,
-            node: node.to_owned(),
-            steps: steps_here().unwrap_or_default(),
-            answer: OnceCell::new(),
-        }
-    }
-}
-
-impl KnownJobs for SlurmJobs {
-    fn state_of(&self, job: &JobId) -> JobState {
-        if has(&self.steps, job) {
+/// The jobs of one node.
+pub(super) fn known_jobs(slurm: Installation, node: &str) -> KnownJobs {
+    let steps = steps_here().unwrap_or_default();
+    let (node, answer) = (node.to_owned(), OnceCell::new());
+    Box::new(move |job| {
+        if has(&steps, job) {
             return JobState::Here;
         }
-        let ask = || SqueueAnswer::ask(&self.slurm, &self.node);
-        match self.answer.get_or_init(ask) {
+        match answer.get_or_init(|| SqueueAnswer::ask(&slurm, &node)) {
             Ok(answer) => answer.state(job),
             Err(why) => JobState::Undecided(why.clone()),
         }
-    }
+    })
 }
 
 /// Whether one of `steps` is this one, or one of this job's.

@@ -180,8 +180,8 @@ impl Located for Here {
         job.as_str().bytes().all(|b| b.is_ascii_digit() || b == b'.')
     }
 
-    fn known_jobs(&self, node: &str) -> Box<dyn KnownJobs> {
-        Box::new(jobs::SlurmJobs::new(Installation::find(&self.0, node), node))
+    fn known_jobs(&self, node: &str) -> KnownJobs {
+        jobs::known_jobs(Installation::find(&self.0, node), node)
     }
 
     fn controller(&self, node: &str) -> Box<dyn Controller> {

@@ -7,9 +7,7 @@ use super::stack::{
     Delivery, PLUGIN, Stack, TAG, USUAL_PROGRAMS, is_foreign, is_ours, our_line, second_line,
 };
 use crate::scheduler::call::Site;
-use crate::scheduler::setup::{
-    AdminVerbs, CheckLine, RunningJobs, SetupContext, Step, VerbError, VerbReport, apply,
-};
+use crate::scheduler::setup::{AdminVerbs, CheckLine, RunningJobs, SetupContext, VerbError, VerbReport};
 use clap::{FromArgMatches, Subcommand};
 use mpsd_core::{Failure, Refusal};
 use std::fs;
@@ -17,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Where the package puts the plugin for each release.
 const PLUGINS: &str = "/usr/lib/mpsd/spank";
+const RESTART: &str = "restart slurmd on the nodes: it reads the plugin stack when it starts";
 
 #[derive(Debug, Clone, Subcommand)]
 enum SlurmVerb {
@@ -156,9 +155,16 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport,
         ));
     }
     let (release, plugin) = plugin(options, &slurm, ctx)?;
-    let mut report = apply(steps(&stack, options, release, &plugin, ctx)?)?;
+    let mut report = VerbReport::default();
+    add_line(
+        &mut report,
+        &stack,
+        &line(options, &plugin, ctx),
+        release,
+        &plugin,
+    )?;
     if report.changed {
-        report.did("restart slurmd on the nodes: it reads the plugin stack when it starts, and no 'reconfigure' helps");
+        report.did(format!("{RESTART}, and no 'reconfigure' helps"));
     } else if !report.incomplete {
         report.did(format!(
             "'{}' has our line for Slurm {release}",
@@ -168,57 +174,62 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport,
     Ok(report)
 }
 
-/// The steps that put our line into the stack.
-fn steps(
+/// Puts `line` into the stack, and beside pyxis our second one.
+fn add_line(
+    report: &mut VerbReport,
     stack: &Stack,
-    options: &EnableOptions,
+    line: &str,
     release: Release,
     plugin: &Path,
-    ctx: &SetupContext<'_>,
-) -> Result<Vec<Step>, String> {
-    let (snippet, shown) = (stack.snippet(), stack.file.display());
-    let line = line(options, plugin, ctx);
-    let text = format!("{TAG}\n{line}\n");
+) -> Result<(), String> {
+    let (snippet, second, shown) = (stack.snippet(), stack.second_snippet(), stack.file.display());
     let for_release = format!(" for Slurm {release}");
     if stack.delivery == Delivery::Sent {
         let about = format!("{for_release}; the controller sends it to the nodes");
-        return Ok(match is_foreign(&stack.file) {
-            false => Vec::from_iter(write(&stack.file, text, &about)),
-            true if our_line(&stack.file).as_ref() == Some(&line) => Vec::new(),
-            true => vec![Step::Todo(format!(
+        if !is_foreign(&stack.file) {
+            write(report, &stack.file, &tagged(line), &about)?;
+        } else if our_line(&stack.file).as_deref() != Some(line) {
+            report.left(format!(
                 "the controller sends '{shown}' to the nodes, and nothing that it includes: let this be its line for \
                  {PLUGIN}: {line}"
-            ))],
-        });
+            ));
+        }
+        return Ok(());
     }
     if is_foreign(&snippet) {
-        let snippet = snippet.display();
         return Err(format!(
-            "'{snippet}': there is one that we did not write; remove it first"
+            "'{}': there is one that we did not write; remove it first",
+            snippet.display()
         ));
     }
-    let mut steps = Vec::from_iter(write(&snippet, text, &for_release));
+    write(report, &snippet, &tagged(line), &for_release)?;
     if !is_foreign(&stack.file) {
-        let include = format!("{TAG}\n{}\n", stack.include());
-        steps.extend(write(&stack.file, include, " to include it"));
+        write(report, &stack.file, &tagged(&stack.include()), " to include it")?;
     } else if our_line(&stack.file).is_none() && !stack.includes_snippet() {
-        steps.push(Step::Todo(format!(
-            "add this line to '{shown}': {}",
-            stack.include()
-        )));
+        report.left(format!("add this line to '{shown}': {}", stack.include()));
     }
-    let second = stack.second_snippet();
-    if stack.has_pyxis() && !is_foreign(&second) {
-        let text = format!("{TAG}\n{}\n", second_line(plugin));
-        steps.extend(write(&second, text, " to look behind pyxis"));
+    match stack.has_pyxis() && !is_foreign(&second) {
+        true => write(
+            report,
+            &second,
+            &tagged(&second_line(plugin)),
+            " to look behind pyxis",
+        ),
+        false => Ok(()),
     }
-    Ok(steps)
+}
+
+/// A file of ours with this line.
+fn tagged(line: &str) -> String {
+    format!("{TAG}\n{line}\n")
 }
 
 /// Writes a file unless its text is the same: its time tells when slurmd must have begun.
-fn write(file: &Path, text: String, about: &str) -> Option<Step> {
-    let is_same = fs::read_to_string(file).is_ok_and(|old| old == text);
-    (!is_same).then(|| Step::write(file, text, 0o644, about))
+fn write(report: &mut VerbReport, file: &Path, text: &str, about: &str) -> Result<(), String> {
+    match fs::read_to_string(file).is_ok_and(|old| old == text) {
+        true => Ok(()),
+        false => report.write(file, text.as_bytes(), 0o644, about),
+    }
 }
 
 /// The release that the option names, else the installed one, and the plugin that is stamped for it.
@@ -235,8 +246,9 @@ fn plugin(
     let shown = file.display();
     if !file.exists() {
         let entries = fs::read_dir(plugins).into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        let mut have: Vec<String> = names.collect();
+        let mut have: Vec<String> = entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
         have.sort();
         let have = if have.is_empty() {
             "none".to_owned()
@@ -272,34 +284,30 @@ fn line(options: &EnableOptions, plugin: &Path, ctx: &SetupContext<'_>) -> Strin
 /// After an upgrade of Slurm our line names the plugin for the new release. The packages run it, so a host without our line
 /// is left as it is, without a word.
 fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport, String> {
+    let mut report = VerbReport::default();
     let Ok((slurm, conf)) = options.slurm.find(ctx) else {
-        return Ok(VerbReport::default());
+        return Ok(report);
     };
     let stack = Stack::of(&conf);
     let (home, second) = (stack.home(), stack.second_snippet());
     if stack.delivery == Delivery::Fetched || our_line(&home).is_none() {
-        return Ok(VerbReport::default());
+        return Ok(report);
     }
     let (release, plugin) = plugin(options, &slurm, ctx)?;
     let about = format!(" to name the plugin for Slurm {release}");
-    let mut steps = Vec::new();
-    if second.exists() && !is_foreign(&second) {
-        let text = format!("{TAG}\n{}\n", second_line(&plugin));
-        steps.extend(write(&second, text, &about));
-    }
     let old = fs::read_to_string(&home).map_err(|e| format!("cannot read '{}': {e}", home.display()))?;
     let new = renamed(&old, &plugin);
-    if new != old && is_foreign(&home) {
-        let (home, plugin) = (home.display(), plugin.display());
-        steps.push(Step::Todo(format!(
-            "let the line for {PLUGIN} in '{home}' name '{plugin}'"
-        )));
-    } else if new != old {
-        steps.extend(write(&home, new, &about));
+    if second.exists() && !is_foreign(&second) {
+        write(&mut report, &second, &tagged(&second_line(&plugin)), &about)?;
     }
-    let mut report = apply(steps)?;
+    if !is_foreign(&home) {
+        write(&mut report, &home, &new, &about)?;
+    } else if new != old {
+        let (home, plugin) = (home.display(), plugin.display());
+        report.left(format!("let the line for {PLUGIN} in '{home}' name '{plugin}'"));
+    }
     if report.changed {
-        report.did("restart slurmd on the nodes: it reads the plugin stack when it starts");
+        report.did(RESTART);
     }
     Ok(report)
 }
@@ -315,17 +323,17 @@ fn renamed(text: &str, plugin: &Path) -> String {
 }
 
 fn disable(stack: &Stack) -> Result<VerbReport, String> {
-    let snippet = stack.snippet();
-    let files = [snippet.clone(), stack.second_snippet(), stack.file.clone()].into_iter();
-    let is_ours = |file: &PathBuf| file.exists() && !is_foreign(file);
-    let mut report = apply(files.filter(is_ours).map(Step::Remove))?;
+    let (snippet, file) = (stack.snippet(), &stack.file);
+    let mut report = VerbReport::default();
+    for path in [&snippet, &stack.second_snippet(), file] {
+        if path.exists() && !is_foreign(path) {
+            report.remove(path)?;
+        }
+    }
     if snippet.exists() {
         report.left(format!("'{}' is not ours: left as it is", snippet.display()));
-    } else if our_line(&stack.file).is_some() {
-        report.left(format!(
-            "remove the line for {PLUGIN} from '{}'",
-            stack.file.display()
-        ));
+    } else if our_line(file).is_some() {
+        report.left(format!("remove the line for {PLUGIN} from '{}'", file.display()));
     } else if report.changed {
         report.did("restart slurmd on the nodes: it keeps the plugin until then");
     } else {

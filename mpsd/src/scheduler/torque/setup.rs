@@ -5,14 +5,14 @@ use super::starter::{self, Starter, names, own_way_with_shells};
 use crate::scheduler::batch_system::Unattached;
 use crate::scheduler::call::Site;
 use crate::scheduler::host::Host;
-use crate::scheduler::pbs::installation::{InstallOptions, Installation, Product, Script};
 use crate::scheduler::pbs::scripts::{
     Author, author, command_line, consequence, place_scripts, render, unattached,
 };
-use crate::scheduler::setup::{CheckLine, SetupContext, Step, VerbReport, apply};
+use crate::scheduler::pbs::{InstallOptions, Installation, Product, Script};
+use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport};
 use mpsd_core::job::Scheduler;
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,6 @@ use std::path::{Path, PathBuf};
 const ABOVE: &str = "# mpsd: written by 'mpsctl pbs install': tasks that TM starts get their job's MPS";
 /// Every user's tasks go through it.
 const STARTER_MODE: u32 = 0o755;
-/// A new configuration of the mom.
 const CONFIG_MODE: u32 = 0o644;
 const REREAD: &str = "the mom reads it at its next start, or by SIGHUP";
 const JOB_STARTER: &str = include_str!("../../../../etc/pbs/torque/job-starter");
@@ -87,17 +86,87 @@ fn install(
     pbs: &Installation,
     options: &InstallOptions,
     ctx: &SetupContext<'_>,
-) -> Result<VerbReport, String> {
-    let mut steps = place_scripts(pbs, ctx);
-    steps.extend(place_starter(pbs, options, ctx)?);
-    apply(steps)
+    report: &mut VerbReport,
+) -> Result<(), String> {
+    place_scripts(pbs, ctx, report)?;
+    let (config, file) = (pbs.mom_config(), starter_file(pbs));
+    let (shown, follows) = (config.display(), consequence(ctx));
+    let text = render(JOB_STARTER, ctx);
+    let own_way = own_way_with_shells(pbs, ctx.host).map(lost);
+    let closed = closed(&file);
+    let left_out = match Starter::of(pbs, ctx.host) {
+        Starter::Absent | Starter::Privileged { ours: false } if options.no_job_starter => {
+            report.did(format!("no $job_starter, as wished:\n    {follows}"));
+            return Ok(());
+        }
+        Starter::Absent => match own_way.or(closed) {
+            Some(why) => why,
+            None => return set(pbs, &text, report),
+        },
+        Starter::Ours(at) => {
+            let starter = at.display();
+            match closed {
+                Some(why) if at == file => report.left(format!("$job_starter '{starter}': {why}")),
+                None if at == file => report.write(&file, text.as_bytes(), STARTER_MODE, "")?,
+                _ => {}
+            }
+            report.did(format!("$job_starter '{starter}' is ours"));
+            tell_mom(starter::reread_needed(pbs, &file), report);
+            if let Some(what) = own_way {
+                report.left(format!("take it out of '{shown}': {what}"));
+            }
+            return Ok(());
+        }
+        Starter::Foreign(at) => {
+            let (at, call) = (at.display(), command_line(&ctx.programs.join("mpsctl"), ctx));
+            report.left(format!(
+                "$job_starter '{at}' is the site's own and stays; let its last line be:\n    exec {call} exec --starter -- \"$@\""
+            ));
+            return Ok(());
+        }
+        Starter::Privileged { ours: true } => {
+            report.left(privileged(pbs));
+            return Ok(());
+        }
+        Starter::Privileged { ours: false } => privileged(pbs),
+        Starter::Unread(why) => format!("'{shown}' cannot be read ({why})"),
+    };
+    report.left(format!("no $job_starter was set: {left_out}\n    {follows}"));
+    Ok(())
+}
+
+/// Puts our starter there, and the line that names it. Another starter stays.
+fn set(pbs: &Installation, starter: &str, report: &mut VerbReport) -> Result<(), String> {
+    let (config, line) = (pbs.mom_config(), config_line(pbs));
+    report.write(&starter_file(pbs), starter.as_bytes(), STARTER_MODE, "")?;
+    let about = format!(" with our $job_starter; {REREAD}");
+    let read = mode(&config).and_then(|mode| Ok((mode, contents(&config)?)));
+    match read.and_then(|(mode, text)| report.write(&config, &with_line(text, &line), mode, &about)) {
+        Ok(()) => tell_mom(starter::reread_command(pbs), report),
+        Err(why) => {
+            report.left(format!(
+                "cannot change '{}' ({why}); add to it:\n    {line}",
+                config.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The command that puts our starter in force, for a mom that runs without it.
+fn tell_mom(command: Option<String>, report: &mut VerbReport) {
+    if let Some(command) = command {
+        report.did(format!(
+            "until then tasks that TM starts run outside MPS; now run:\n    {command}"
+        ));
+    }
 }
 
 /// Takes the lines that name our starter out of the mom's configuration. The file is removed only if no line names it:
 /// until its SIGHUP the mom starts every task through it.
-fn uninstall(pbs: &Installation, _: &SetupContext<'_>) -> Result<VerbReport, String> {
+fn uninstall(pbs: &Installation, _: &SetupContext<'_>, report: &mut VerbReport) -> Result<(), String> {
     let (config, starter) = (pbs.mom_config(), starter_file(pbs));
-    let (shown, ours) = (config.display().to_string(), starter.display());
+    let (shown, ours) = (config.display(), starter.display());
     let text = contents(&config).map_err(|e| format!("cannot read '{shown}': {e}; '{ours}' stays"))?;
     let is_ours = |line: &&[u8]| {
         let line = String::from_utf8_lossy(line);
@@ -106,23 +175,23 @@ fn uninstall(pbs: &Installation, _: &SetupContext<'_>) -> Result<VerbReport, Str
     let lines = text.split_inclusive(|byte| *byte == b'\n');
     let kept = lines.filter(|line| !is_ours(line)).collect::<Vec<_>>().concat();
     if kept.len() == text.len() {
-        let is_ours = author(&starter) == Author::Ours;
-        return apply(is_ours.then_some(Step::Remove(starter)));
+        return match author(&starter) {
+            Author::Ours => report.remove(&starter),
+            Author::Absent | Author::Site => Ok(()),
+        };
     }
     let mode = mode(&config).map_err(|why| format!("cannot change '{shown}': {why}"))?;
+    report.write(
+        &config,
+        &kept,
+        mode,
+        &format!(" without '{}'; {REREAD}", config_line(pbs)),
+    )?;
     let command = starter::reread_command(pbs).unwrap_or_else(|| "a start of the mom".to_owned());
-    let took = format!("took '{}' out of '{shown}'; {REREAD}", config_line(pbs));
-    let stays = format!("'{ours}' stays until then: run this again, after:\n    {command}");
-    apply([
-        Step::Write {
-            path: config,
-            text: kept,
-            mode,
-            written: took,
-            otherwise: None,
-        },
-        Step::Todo(stays),
-    ])
+    report.left(format!(
+        "'{ours}' stays until then: run this again, after:\n    {command}"
+    ));
+    Ok(())
 }
 
 /// Whether tasks that TM starts are attached, and what becomes of jobs if they are not.
@@ -146,92 +215,6 @@ fn config_line(pbs: &Installation) -> String {
     format!("$job_starter {}", starter_file(pbs).display())
 }
 
-/// The steps for our starter, and for the line that makes the mom use it. Another starter stays.
-fn place_starter(
-    pbs: &Installation,
-    options: &InstallOptions,
-    ctx: &SetupContext<'_>,
-) -> Result<Vec<Step>, String> {
-    let config = pbs.mom_config();
-    let (shown, file) = (config.display(), starter_file(pbs));
-    let text = render(JOB_STARTER, ctx);
-    let follows = consequence(ctx);
-    let left_out = |why: &str| {
-        let text = format!("no $job_starter was set: {why}\n    {follows}");
-        vec![Step::Todo(text)]
-    };
-    let own_way = own_way_with_shells(pbs, ctx.host).map(lost);
-    let closed = closed(&file);
-    Ok(match Starter::of(pbs, ctx.host) {
-        Starter::Absent | Starter::Privileged { ours: false } if options.no_job_starter => {
-            vec![Step::Note(format!("no $job_starter, as wished:\n    {follows}"))]
-        }
-        Starter::Absent => match own_way.or(closed) {
-            Some(why) => left_out(&why),
-            None => set(pbs, text)?,
-        },
-        Starter::Ours(at) => {
-            let mut steps = Vec::new();
-            if at == file {
-                steps.push(match closed {
-                    Some(why) => Step::Todo(format!("$job_starter '{}': {why}", at.display())),
-                    None => Step::write(&file, text, STARTER_MODE, ""),
-                });
-            }
-            steps.push(Step::Note(format!("$job_starter '{}' is ours", at.display())));
-            steps.extend(starter::reread_needed(pbs, &file).map(tell_mom));
-            steps.extend(own_way.map(|what| Step::Todo(format!("take it out of '{shown}': {what}"))));
-            steps
-        }
-        Starter::Foreign(at) => {
-            let call = command_line(&ctx.programs.join("mpsctl"), ctx);
-            vec![Step::Todo(format!(
-                "$job_starter '{}' is the site's own and stays; let its last line be:\n    exec {call} exec --starter -- \"$@\"",
-                at.display()
-            ))]
-        }
-        Starter::Privileged { ours: true } => vec![Step::Todo(privileged(pbs))],
-        Starter::Privileged { ours: false } => left_out(&privileged(pbs)),
-        Starter::Unread(why) => left_out(&format!("'{shown}' cannot be read ({why})")),
-    })
-}
-
-/// Our starter, and the line that names it.
-fn set(pbs: &Installation, starter: String) -> Result<Vec<Step>, String> {
-    let (config, file, line) = (pbs.mom_config(), starter_file(pbs), config_line(pbs));
-    let shown = config.display();
-    let written = format!("wrote its line in '{shown}'; {REREAD}");
-    let mut steps = vec![Step::write(&file, starter, STARTER_MODE, "")];
-    let found = mode(&config).map_err(str::to_owned);
-    let found = found.and_then(|mode| {
-        contents(&config)
-            .map(|text| (mode, text))
-            .map_err(|e| e.to_string())
-    });
-    match found {
-        Ok((mode, text)) => {
-            steps.push(Step::Write {
-                path: config.clone(),
-                text: with_line(text, &line),
-                mode,
-                written,
-                otherwise: Some(format!("add to '{shown}':\n    {line}")),
-            });
-            steps.extend(starter::reread_command(pbs).map(tell_mom));
-        }
-        Err(why) => steps.push(Step::Todo(format!(
-            "cannot change '{shown}' ({why}); add to it:\n    {line}"
-        ))),
-    }
-    Ok(steps)
-}
-
-/// The command that puts our starter in force, for a mom that runs without it.
-fn tell_mom(command: String) -> Step {
-    let why = "until then tasks that TM starts run outside MPS; now run:";
-    Step::Note(format!("{why}\n    {command}"))
-}
-
 fn lost(line: &str) -> String {
     format!("the mom has {line}, and under any $job_starter that is lost for every job")
 }
@@ -246,10 +229,10 @@ fn privileged(pbs: &Installation) -> String {
 }
 
 /// The bytes of a mom's configuration, in any encoding; empty if there is no file.
-fn contents(config: &Path) -> io::Result<Vec<u8>> {
+fn contents(config: &Path) -> Result<Vec<u8>, String> {
     match fs::read(config) {
         Err(gone) if gone.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        other => other,
+        other => other.map_err(|error| error.to_string()),
     }
 }
 
@@ -260,19 +243,20 @@ fn closed(file: &Path) -> Option<String> {
     Some(format!("users may not pass '{}'", closed.display()))
 }
 
-fn with_line(mut text: Vec<u8>, line: &str) -> Vec<u8> {
-    if !text.is_empty() && !text.ends_with(b"\n") {
-        text.push(b'\n');
-    }
-    text.extend_from_slice(format!("{ABOVE}\n{line}\n").as_bytes());
-    text
+fn with_line(text: Vec<u8>, line: &str) -> Vec<u8> {
+    let end = if text.is_empty() || text.ends_with(b"\n") {
+        ""
+    } else {
+        "\n"
+    };
+    [text, format!("{end}{ABOVE}\n{line}\n").into_bytes()].concat()
 }
 
 /// The mode that the mom's configuration keeps. A link, or a file of another user, is managed elsewhere.
-fn mode(config: &Path) -> Result<u32, &'static str> {
+fn mode(config: &Path) -> Result<u32, String> {
     match fs::symlink_metadata(config) {
-        Ok(about) if !about.is_file() => Err("it is no plain file"),
-        Ok(about) if about.uid() != 0 || about.gid() != 0 => Err("it is not root's"),
+        Ok(about) if !about.is_file() => Err("it is no plain file".to_owned()),
+        Ok(about) if about.uid() != 0 || about.gid() != 0 => Err("it is not root's".to_owned()),
         Ok(about) => Ok(about.mode() & 0o777),
         Err(_) => Ok(CONFIG_MODE),
     }

@@ -3,7 +3,7 @@
 
 use crate::scheduler::batch_system::Unattached;
 use crate::scheduler::host::{Host, began};
-use crate::scheduler::pbs::installation::{Installation, MOST_CONF};
+use crate::scheduler::pbs::{Installation, MOST_CONF};
 use crate::sys::process::Process;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
