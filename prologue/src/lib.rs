@@ -13,16 +13,16 @@ use mpsd::job::node::{Console, Files as _, Severity};
 use mpsd::job::{self, Ending, Job, ReturnWhen, Scheduled, outcome};
 use mpsd::node::log::complain;
 use mpsd::node::real::{RealNode, find_user};
-use mpsd::plan::JobRequest;
 use mpsd::scheduler::drain::{self, Place};
 use mpsd::scheduler::{
     self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached,
 };
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
-use mpsd_core::Failure;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::failure::Fault;
+use mpsd_core::request::Syntax;
+use mpsd_core::{Failure, Request};
 use std::cell::OnceCell;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -61,14 +61,15 @@ pub fn main() -> u8 {
     let job = &prologue.arguments.job;
     let input = job.input(&env, prologue.site(), std::io::stdout().is_terminal());
     let submission = job.submission(&input, &ThisHost);
-    match submission.and_then(|submission| job.asked(submission)) {
-        Ok(None) => {
+    let found = submission.and_then(|submission| Ok((job.request_of(&submission)?, submission)));
+    match found {
+        Ok((None, _)) => {
             if prologue.arguments.gone {
                 prologue.clear_before(&input);
             }
             0
         }
-        Ok(Some(asked)) => prologue.guarded(input, asked),
+        Ok((Some(request), submission)) => prologue.guarded(input, &submission, request),
         Err(failure) => prologue.fail_early(&input, &failure),
     }
 }
@@ -107,16 +108,14 @@ impl Prologue {
     }
 
     /// A child does all further work, so that its crash becomes an exit code.
-    fn guarded(&self, input: Input<'_>, asked: JobRequest) -> u8 {
-        let submission = &asked.submission;
+    fn guarded(&self, input: Input<'_>, submission: &Submission, request: (Request, Syntax)) -> u8 {
         let system = scheduler::of(submission.scheduler);
         let node = submission.node_name(&ThisHost);
         let budget = self.budget(&input, system, &node, submission.step);
         let limit = budget.work;
         guard::run_guarded(NAME, Deadline::after(budget.whole), || {
             let deadline = Deadline::after(limit);
-            let submission = asked.submission.clone();
-            match self.prepare(asked, deadline) {
+            match self.prepare(submission, request, deadline) {
                 Ok(job) => {
                     if system.may_skip_epilogue() {
                         reconcile::take_down_gone(&job.settings, &job.node, &submission.job, limit / 2);
@@ -133,9 +132,8 @@ impl Prologue {
                     let its = watched
                         .then(|| system.time_limit(&input, false, &job.site))
                         .flatten();
-                    let again = when == ReturnWhen::Ready
-                        && !job.asked.submission.step
-                        && system.was_put_back(&input);
+                    let again =
+                        when == ReturnWhen::Ready && !job.submission.step && system.was_put_back(&input);
                     let begun = job::begin(&mut node, &job, &Told::of(input, &job), when);
                     if again && begun.failed.is_none() {
                         outcome::of_success(&mut node, &job);
@@ -146,7 +144,7 @@ impl Prologue {
                     }
                     begun.code
                 }
-                Err(failure) => self.fail_unprepared(&submission, &failure, deadline),
+                Err(failure) => self.fail_unprepared(submission, &failure, deadline),
             }
         })
     }
@@ -177,12 +175,19 @@ impl Prologue {
     }
 
     /// Reads the configuration (fault) and looks the user up (undetermined).
-    fn prepare(&self, asked: JobRequest, deadline: Deadline) -> Result<Job, Failure> {
-        let node = asked.submission.node_name(&ThisHost);
+    fn prepare(
+        &self,
+        submission: &Submission,
+        (request, syntax): (Request, Syntax),
+        deadline: Deadline,
+    ) -> Result<Job, Failure> {
+        let node = submission.node_name(&ThisHost);
         let (config, settings) = self.load(&node)?;
-        let user = find_user(&asked.submission.user)?;
+        let user = find_user(&submission.user)?;
         Ok(Job {
-            asked,
+            submission: submission.clone(),
+            request,
+            syntax,
             config,
             site: Site::of(&settings),
             settings,
@@ -284,7 +289,7 @@ fn watch_start(system: &dyn BatchSystem, job: &Job, its: Option<Duration>) {
         node: &job.node,
         site,
     };
-    let id = &job.asked.submission.job;
+    let id = &job.submission.job;
     // Without a process the next prologue here does it.
     let _ = guard::detach(|| reconcile::take_down_unbegun(&job.settings, &ending, id, limit));
 }
@@ -298,7 +303,7 @@ struct Told<'a> {
 impl<'a> Told<'a> {
     fn of(mut input: Input<'a>, job: &'a Job) -> Self {
         input.site = job.site.clone();
-        let submission = &job.asked.submission;
+        let submission = &job.submission;
         Self { submission, input }
     }
 }

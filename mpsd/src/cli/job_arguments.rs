@@ -1,6 +1,5 @@
 //! The job and its request on the command lines of `mps-prologue` and `mpsctl plan`.
 
-pub use crate::plan::JobRequest;
 use crate::scheduler::{self, CallOptions, Host, Input, Program, Scheduler, Site, Submission};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
@@ -68,11 +67,11 @@ impl JobArguments {
         Ok(submission.of_step(self.step.as_deref())?)
     }
 
-    /// The request of a job; `None`: it did not ask, or switched MPS off. Nothing is read or touched for it.
+    /// The request of a job, and how its user wrote it; `None`: it did not ask, or switched MPS off. Nothing is read or touched for it.
     ///
     /// # Errors
     /// A refusal of the request.
-    pub fn asked(&self, submission: Submission) -> Result<Option<JobRequest>, Failure> {
+    pub fn request_of(&self, submission: &Submission) -> Result<Option<(Request, Syntax)>, Failure> {
         let usual = scheduler::of(submission.scheduler).syntax();
         let given = self.request.as_deref().map(Request::from_account);
         let account = submission.account.as_ref().map(Request::from_account);
@@ -89,11 +88,6 @@ impl JobArguments {
             return Ok(None);
         };
         let request = all.try_fold(first, |request, (other, _)| Request::merge(request, other))?;
-        let asked = request.is_on().then_some(JobRequest {
-            request,
-            syntax,
-            submission,
-        });
-        Ok(asked)
+        Ok(request.is_on().then_some((request, syntax)))
     }
 }

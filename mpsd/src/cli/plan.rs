@@ -70,7 +70,7 @@ impl PlanVerb {
             Some(flags) => Some(Request::from_flags(&flags)?.to_string()),
             None => self.arguments.request.clone(),
         };
-        let Some(asked) = arguments.asked(submission)? else {
+        let Some((request, syntax)) = arguments.request_of(&submission)? else {
             if json {
                 return Ok(format!(
                     "{}\n",
@@ -83,26 +83,25 @@ impl PlanVerb {
         let told = match &self.user {
             Some(_) => None,
             None => {
-                let missing = scheduler::of(asked.submission.scheduler).unattached(
-                    &asked.submission,
-                    &input,
-                    &ThisHost,
-                );
-                tasks::decide(missing, asked.submission.sister, settings.pbs.unattached_tasks)?
+                let system = scheduler::of(submission.scheduler);
+                let missing = system.unattached(&submission, &input, &ThisHost);
+                tasks::decide(missing, submission.sister, settings.pbs.unattached_tasks)?
             }
         };
         let devices = match &self.user {
             Some(_) => self.devices()?,
-            None => scheduler::devices(&asked.submission, &input, &ThisHost)?,
+            None => scheduler::devices(&submission, &input, &ThisHost)?,
         };
-        let node = self.node.clone().or_else(|| asked.submission.node.clone());
+        let node = self.node.clone().or_else(|| submission.node.clone());
         let node = node.unwrap_or(host);
         let inventory = inventory(worker, &settings.nvml)?;
-        let user = find_user(&asked.submission.user)?;
+        let user = find_user(&submission.user)?;
         let (_, plan) = decide(&Case {
             config: &file,
             node: &node,
-            asked: &asked,
+            submission: &submission,
+            request: &request,
+            syntax,
             uid: user.uid,
             devices: &devices,
             inventory: &inventory,
@@ -112,14 +111,14 @@ impl PlanVerb {
             object["asked"] = true.into();
             object["node"] = node.into();
             object["user"] = user.name.into();
-            object["request"] = asked.request.to_string().into();
+            object["request"] = request.to_string().into();
             object["note"] = told.into();
             return Ok(format!("{object}\n"));
         }
         let told = told.map(|told| format!("note: {told}\n")).unwrap_or_default();
         Ok(format!(
             "node {node} user {} request {}\n{plan}{told}",
-            user.name, asked.request
+            user.name, request
         ))
     }
 

@@ -71,7 +71,7 @@ fn start<N: Node>(
         false => None,
     };
     let (settings, plan, devices, inventory) = look(node, job, scheduled).map_err(|failure| FailedStart {
-        job_ended: early.is_some() && is_over(node, &job.asked.submission.job),
+        job_ended: early.is_some() && is_over(node, &job.submission.job),
         ..failure.into()
     })?;
     let held = match early {
@@ -117,7 +117,9 @@ fn look(
     let (settings, plan) = decide(&Case {
         config: &job.config,
         node: &job.node,
-        asked: &job.asked,
+        submission: &job.submission,
+        request: &job.request,
+        syntax: job.syntax,
         uid: job.user.uid,
         devices: &devices,
         inventory: &inventory,
@@ -155,7 +157,7 @@ fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermin
 
 /// Refuses a job whose TM tasks nothing of ours attaches, or warns in the job's own error file, as the site wants.
 fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<(), Failure> {
-    let submission = &job.asked.submission;
+    let submission = &job.submission;
     let rule = job.settings.pbs.unattached_tasks;
     if let Some(told) = tasks::decide(scheduled.unattached(), submission.sister, rule)? {
         let text = format!("job {}: {told}", submission.job);
@@ -171,7 +173,7 @@ fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Sched
 /// first, because Torque runs a job's prologue again without an epilogue between
 /// (docs/facts/pbs.md#sister-nodes).
 fn take_over(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<Option<LockGuard>, FailedStart> {
-    let submission = &job.asked.submission;
+    let submission = &job.submission;
     let id = &submission.job;
     let held = open(node, job, when)?;
     let Some(journal) = node.read_journal(id)? else {
@@ -199,7 +201,7 @@ fn take_over(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<Option
 
 /// Locks the job's directory; an announced start is recorded at once.
 fn open(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<LockGuard, Failure> {
-    let id = &job.asked.submission.job;
+    let id = &job.submission.job;
     let held = node.open_job(id)?;
     if when == ReturnWhen::Announced {
         let reason = "its MPS is being started".to_owned();

@@ -1,13 +1,13 @@
 //! A job before its start: all that is known of it then.
 
-use crate::plan::JobRequest;
 use crate::plan::effects::{Effect, Plan};
 use crate::scheduler::drain::Place;
-use crate::scheduler::{Devices, GpuSource, Site, Unattached};
+use crate::scheduler::{Devices, GpuSource, Site, Submission, Unattached};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::record::{self, Record, RecordState};
-use mpsd_core::{Failure, Inventory};
+use mpsd_core::request::Syntax;
+use mpsd_core::{Failure, Inventory, Request};
 
 /// A user of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,8 +23,12 @@ pub struct User {
 /// A job that asked, with all that is known before its GPUs are looked at.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// What it asked for.
-    pub asked: JobRequest,
+    /// What the scheduler says of it.
+    pub submission: Submission,
+    /// What its user asked for, as written.
+    pub request: Request,
+    /// How the user wrote it, for messages.
+    pub syntax: Syntax,
     /// The file with the settings.
     pub config: Config,
     /// What is in force on this node, before its GPUs are known.
@@ -45,7 +49,7 @@ impl Job {
     /// Its node in the scheduler.
     pub fn place(&self) -> Place<'_> {
         Place {
-            scheduler: self.asked.submission.scheduler,
+            scheduler: self.submission.scheduler,
             site: self.site.clone(),
             node: &self.node,
         }
@@ -73,7 +77,7 @@ impl Job {
             exclusive: plan.effects.iter().any(exclusive),
             deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
             per_gpu: plan.per_gpu,
-            request: Some(self.asked.request.clone()),
+            request: Some(self.request.clone()),
             named: matches!(devices.gpus, GpuSource::Listed(_) | GpuSource::Numbered(_)),
             gpus: plan.gpus.clone(),
             devices: devices.gpus.to_count(inventory),

@@ -110,7 +110,7 @@ impl Journal {
         Self {
             version: VERSION,
             job: plan.job.clone(),
-            scheduler: job.asked.submission.scheduler,
+            scheduler: job.submission.scheduler,
             node: job.node.clone(),
             user: job.user.name.clone(),
             uid: job.user.uid,

@@ -191,8 +191,8 @@ impl SuspicionPlace {
     pub fn begin(job: &Job) -> Self {
         let drain = &job.settings.drain;
         Self {
-            job: job.asked.submission.job.clone(),
-            scheduler: job.asked.submission.scheduler,
+            job: job.submission.job.clone(),
+            scheduler: job.submission.scheduler,
             node: job.node.clone(),
             uid: job.user.uid,
             prefix: drain.enabled.then(|| drain.prefix.clone()),

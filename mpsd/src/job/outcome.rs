@@ -24,7 +24,7 @@ pub const UNCOUNTED: u8 = 3;
 /// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code. `awaited`: somebody waits for
 /// that code; nobody does in the process that goes on after the prologue returned.
 pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited: bool) -> u8 {
-    let (submission, failure) = (&job.asked.submission, &failed.failure);
+    let (submission, failure) = (&job.submission, &failed.failure);
     let id = &submission.job;
     let to_shell = is_told_by_shell(submission, failure, &job.site);
     log(node, id, failure);
@@ -121,7 +121,7 @@ pub fn tell(
 
 /// A start worked of a job that was tried before.
 pub fn of_success(node: &mut impl Node, job: &Job) {
-    let submission = &job.asked.submission;
+    let submission = &job.submission;
     said(node, submission, |node| {
         node.controller(&job.place()).started(&submission.job)
     });
@@ -181,7 +181,7 @@ fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
     let faults = own.into_iter().chain(&failed.findings.faults);
     let policy = &job.settings.drain;
     let prefix = policy.enabled.then_some(policy.prefix.as_str());
-    let id = &job.asked.submission.job;
+    let id = &job.submission.job;
     match drain(node, &job.place(), prefix, id, faults, failed.gpus.clone()) {
         Some((line, delivered)) => {
             node.complain(&line);
@@ -250,7 +250,7 @@ pub fn requeue(
 /// that it was submitted with. Those of a step come with the step, whose own start fails likewise
 /// (docs/facts/slurm.md#options).
 fn end_script(node: &mut impl Node, job: &Job) {
-    let id = &job.asked.submission.job;
+    let id = &job.submission.job;
     let text = match node.controller(&job.place()).end_script(id) {
         Ok(false) => return,
         Ok(true) => format!("job {id}: ended, as its script cannot be told that it has no MPS"),

@@ -1,12 +1,12 @@
 //! What MIG changes of a plan (docs/facts/mps-control.md#mig): a process sees one MIG device, so each has a daemon of its own and
 //! each rank one of them; the compute mode stays; and where a MIG device is seen, CUDA shows no whole GPU.
 
+use super::draft::Draft;
 use crate::scheduler::GpuName;
 use mpsd_core::bind::{Bind, DeviceNames};
-use mpsd_core::config::Settings;
 use mpsd_core::gpu::{MIG, Mig};
-use mpsd_core::request::{Key, Syntax};
-use mpsd_core::{Gpu, Refusal, Request};
+use mpsd_core::request::Key;
+use mpsd_core::{Gpu, Refusal};
 
 /// Refuses a job that was given MIG devices and whole GPUs. By names alone: a number beside them counts both.
 pub fn unmixed(names: &[GpuName]) -> Result<(), Refusal> {
@@ -50,27 +50,24 @@ pub fn kind(gpus: &[&Gpu]) -> &'static str {
     }
 }
 
-/// How the tasks of a job that `asked` so, and has `request` with the site's defaults, are bound, and how `CUDA_VISIBLE_DEVICES` names what they see.
+/// How the job's tasks are bound, and how `CUDA_VISIBLE_DEVICES` names what they see.
 ///
 /// # Errors
-/// A refusal of what the user asked for, and no task on a MIG device can have.
-pub fn binding(
-    asked: &Request,
-    syntax: Syntax,
-    request: &Request,
-    settings: &Settings,
-    gpus: &[&Gpu],
-) -> Result<(Bind, DeviceNames), Refusal> {
-    let bind = request.bind.unwrap_or(Bind::DEFAULT);
-    let names = request.visible.unwrap_or(settings.cuda_visible_devices);
-    if !has_devices(gpus) {
+/// A refusal of what the user wrote, and no task on a MIG device can have.
+pub fn binding(draft: &Draft<'_>) -> Result<(Bind, DeviceNames), Refusal> {
+    let bind = draft.request.bind.unwrap_or(Bind::DEFAULT);
+    let names = draft
+        .request
+        .visible
+        .unwrap_or(draft.settings.cuda_visible_devices);
+    if !has_devices(&draft.gpus) {
         return Ok((bind, names));
     }
-    let several = gpus.len() > 1;
+    let several = draft.gpus.len() > 1;
     let refused = |key, value: String, why: &str, allowed: &str| {
-        Err(Refusal::new(syntax.token(key, Some(&value)), why, allowed))
+        Err(Refusal::new(draft.syntax.token(key, Some(&value)), why, allowed))
     };
-    match (asked.bind, asked.visible) {
+    match (draft.written.bind, draft.written.visible) {
         (Some(bind), _) if several && (bind.peers || bind == Bind::NONE) => {
             let why = "a process sees one MIG device, and the job has several";
             refused(Key::Bind, bind.to_string(), why, "block, cyclic, closest")

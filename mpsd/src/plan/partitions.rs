@@ -1,35 +1,18 @@
 //! The static partitions of a job's ranks: which rank has how many multiprocessors of which GPU. How many a GPU has in all is
 //! known to NVIDIA's daemon alone, which refuses what does not fit.
 
+use super::draft::Draft;
 use mpsd_core::bind::BindMode;
-use mpsd_core::config::Settings;
 use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS};
 use mpsd_core::partitions::{LEAST_CAPABILITY, Partition, chunk};
-use mpsd_core::request::{Key, Request, Sms, Syntax};
+use mpsd_core::request::{Key, Sms, Syntax};
 use mpsd_core::text::one_line;
-use mpsd_core::{Gpu, Inventory, Refusal};
+use mpsd_core::{Gpu, Refusal};
 
 /// Longest word of the user's that a refusal repeats. Characters.
 const SHOWN: usize = 60;
 
-/// What partitions are made from.
-#[derive(Debug, Clone, Copy)]
-pub struct PartitionRequest<'a> {
-    /// The request with the site's defaults.
-    pub request: &'a Request,
-    /// How the user wrote it.
-    pub syntax: Syntax,
-    /// What is in force.
-    pub settings: &'a Settings,
-    /// What the node has.
-    pub inventory: &'a Inventory,
-    /// The job's GPUs.
-    pub gpus: &'a [&'a Gpu],
-    /// The job's tasks on this node, where that is known.
-    pub tasks: Option<u32>,
-}
-
-impl PartitionRequest<'_> {
+impl Draft<'_> {
     /// The partitions, by rank; none where none were asked for.
     ///
     /// # Errors
@@ -109,7 +92,7 @@ impl PartitionRequest<'_> {
     }
 
     fn by_rank(&self, sms: &Sms) -> Result<Vec<u32>, Refusal> {
-        let tasks = self.tasks.filter(|tasks| *tasks > 0);
+        let tasks = self.tasks;
         // More chunks than any GPU has; and of tasks without end, which a user may ask of OpenPBS, no list is made.
         let most = MOST_CLIENTS.saturating_mul(self.gpus.len().try_into().unwrap_or(u32::MAX));
         if let Some(tasks) = tasks.filter(|tasks| *tasks > most) {

@@ -1,9 +1,9 @@
 //! Limits made concrete: `auto`, shares and replicas become per cents and MiB of the job's own GPUs, under the site's ceilings.
 
-use mpsd_core::config::Ceilings;
+use super::draft::Draft;
 use mpsd_core::limits::{Amount, Percent, Priority};
 use mpsd_core::record::{ClientLimits, Daemon};
-use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Request, Syntax, Threads};
+use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Threads};
 use mpsd_core::text::one_line;
 use mpsd_core::{Gpu, GpuUuid, Refusal};
 use std::path::PathBuf;
@@ -54,26 +54,9 @@ impl Share {
     }
 }
 
-/// What a job's limits are made from.
-#[derive(Debug, Clone, Copy)]
-pub struct ShareRequest<'a> {
-    /// What the user wrote.
-    pub asked: &'a Request,
-    /// In which syntax.
-    pub syntax: Syntax,
-    /// The same with the site's defaults.
-    pub request: &'a Request,
-    /// The site's ceilings.
-    pub ceilings: &'a Ceilings,
-    /// The job's GPUs.
-    pub gpus: &'a [&'a Gpu],
-    /// How many of its tasks can meet on one of them, where that is known.
-    pub tasks: Option<u32>,
-}
-
 type Memory = (Vec<(GpuUuid, u64)>, Vec<Vec<(GpuUuid, u64)>>);
 
-impl ShareRequest<'_> {
+impl Draft<'_> {
     /// The limits. A number that the user wrote is refused above a ceiling. What the user left to us (nothing, `auto`, the
     /// site's default) is lowered to it.
     ///
@@ -95,19 +78,19 @@ impl ShareRequest<'_> {
     /// The most that the site, and each GPU, let a client have.
     pub fn most(&self) -> ClientLimits {
         let of_gpu = |gpu: &&Gpu| {
-            let ceiling = self.ceilings.memory;
+            let ceiling = self.settings.ceilings.memory;
             let ceiling = ceiling.map(|most| most.mebibytes_of(gpu.memory_mib).unwrap_or(0));
             let most = ceiling.into_iter().chain(gpu.memory_mib).min();
             (gpu.uuid.clone(), most.unwrap_or(u64::MAX))
         };
         ClientLimits {
-            threads: Some(self.ceilings.threads.unwrap_or(Percent::WHOLE)),
+            threads: Some(self.settings.ceilings.threads.unwrap_or(Percent::WHOLE)),
             memory: self.gpus.iter().map(of_gpu).collect(),
         }
     }
 
-    fn tasks(&self, what: &str) -> Result<u32, Refusal> {
-        self.tasks.ok_or_else(|| {
+    fn meeting_tasks(&self, what: &str) -> Result<u32, Refusal> {
+        self.meeting.ok_or_else(|| {
             let why = "the scheduler does not say how many tasks the job has on a GPU";
             Refusal::new(
                 format!("{what}=auto"),
@@ -119,7 +102,7 @@ impl ShareRequest<'_> {
 
     /// The user's word of `key`, which stands for more than the site allows.
     fn above(&self, key: Key, what: &str, ceiling: impl ToString, allowed: String) -> Refusal {
-        let word = self.syntax.token(key, self.asked.value(key).as_deref());
+        let word = self.syntax.token(key, self.written.value(key).as_deref());
         let ceiling = ceiling.to_string();
         let why = format!("the {what} is above this site's ceiling of {ceiling}");
         Refusal::new(one_line(&word, SHOWN), why, allowed)
@@ -131,14 +114,17 @@ impl ShareRequest<'_> {
         let (most, ranks) = match (&self.request.threads, self.request.replicas) {
             (_, Some(replicas)) => (Some(Percent::part_of(replicas)), Vec::new()),
             (None, None) => (None, Vec::new()),
-            (Some(Threads::Auto), _) => (Some(Percent::auto(self.tasks("MPS_THREADS")?)), Vec::new()),
+            (Some(Threads::Auto), _) => (
+                Some(Percent::auto(self.meeting_tasks("MPS_THREADS")?)),
+                Vec::new(),
+            ),
             (Some(Threads::Uniform(percent)), _) => (Some(*percent), Vec::new()),
             (Some(Threads::PerRank(list)), _) => (list.iter().max().copied(), list.clone()),
         };
-        let Some(ceiling) = self.ceilings.threads else {
+        let Some(ceiling) = self.settings.ceilings.threads else {
             return Ok((most, ranks));
         };
-        match (&self.asked.threads, self.asked.replicas) {
+        match (&self.written.threads, self.written.replicas) {
             (_, Some(_)) if most > Some(ceiling) => {
                 let least = u32::from(Percent::WHOLE.tenths()).div_ceil(ceiling.tenths().into());
                 let allowed = format!("at least {least} replicas");
@@ -165,11 +151,11 @@ impl ShareRequest<'_> {
         let all = |amount: Amount| self.on_each(|gpu| self.part(gpu, amount));
         let daemons = match (&self.request.memory, self.request.replicas) {
             (_, Some(replicas)) => even(replicas)?,
-            (None, None) => match self.ceilings.memory {
+            (None, None) => match self.settings.ceilings.memory {
                 Some(_) => self.on_each(|gpu| Ok(gpu.memory_mib.unwrap_or(u64::MAX)))?,
                 None => Vec::new(),
             },
-            (Some(MemoryLimit::Auto), _) => even(self.tasks("MPS_MEM")?)?,
+            (Some(MemoryLimit::Auto), _) => even(self.meeting_tasks("MPS_MEM")?)?,
             (Some(MemoryLimit::Uniform(amount)), _) => all(*amount)?,
             (Some(MemoryLimit::PerGpu(list)), _) => self.by_gpu(list)?,
             (Some(MemoryLimit::PerRank(list)), _) => {
@@ -218,15 +204,15 @@ impl ShareRequest<'_> {
     /// any other is lowered.
     fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
         let total = gpu.memory_mib.unwrap_or(u64::MAX);
-        let typed = match &self.asked.memory {
-            None | Some(MemoryLimit::Auto) => self.asked.replicas.map(|_| Key::Replicas),
+        let typed = match &self.written.memory {
+            None | Some(MemoryLimit::Auto) => self.written.replicas.map(|_| Key::Replicas),
             Some(_) => Some(Key::Mem),
         };
-        let most = match self.ceilings.memory {
+        let most = match self.settings.ceilings.memory {
             Some(ceiling) => self.ceiling(gpu, ceiling)?,
             None => u64::MAX,
         };
-        match (typed, self.ceilings.memory) {
+        match (typed, self.settings.ceilings.memory) {
             (Some(key), Some(ceiling)) if mib > most => {
                 let allowed = match key {
                     Key::Replicas => "more replicas, each of them smaller".to_owned(),
@@ -266,7 +252,7 @@ impl ShareRequest<'_> {
             })?;
             limits.push((gpu.uuid.clone(), self.limit(gpu, self.part(gpu, *amount)?)?));
         }
-        if let Some(ceiling) = self.ceilings.memory {
+        if let Some(ceiling) = self.settings.ceilings.memory {
             let named: Vec<GpuUuid> = limits.iter().map(|(uuid, _)| uuid.clone()).collect();
             let left_out = self.gpus.iter().filter(|gpu| !named.contains(&gpu.uuid));
             for gpu in left_out {
@@ -290,8 +276,9 @@ fn untold(what: String, gpu: &Gpu, allowed: &str) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsd_core::ComputeMode;
     use mpsd_core::config::Config;
+    use mpsd_core::request::Syntax;
+    use mpsd_core::{ComputeMode, Inventory, Request};
 
     fn gpu(index: u32, memory_mib: impl Into<Option<u64>>) -> Gpu {
         Gpu {
@@ -318,16 +305,18 @@ mod tests {
             .zip(memory)
             .map(|(index, memory)| gpu(index, *memory))
             .collect();
-        let asked = Request::from_account(account).unwrap().unwrap();
-        let wanted = ShareRequest {
-            asked: &asked,
+        let written = Request::from_account(account).unwrap().unwrap();
+        let draft = Draft {
+            written: &written,
             syntax: Syntax::Account,
-            request: &settings.with_defaults(&asked),
-            ceilings: &settings.ceilings,
-            gpus: &gpus.iter().collect::<Vec<_>>(),
-            tasks,
+            request: settings.with_defaults(&written),
+            settings: &settings,
+            inventory: &Inventory::default(),
+            gpus: gpus.iter().collect(),
+            tasks: None,
+            meeting: tasks,
         };
-        let share = wanted.share().map_err(|refusal| refusal.to_string())?;
+        let share = draft.share().map_err(|refusal| refusal.to_string())?;
         let threads = share
             .threads
             .map_or("all".to_owned(), |percent| percent.to_string());

@@ -2,7 +2,7 @@
 
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::effects::Plan;
-use mpsd::plan::{Case, JobRequest, decide};
+use mpsd::plan::{Case, decide};
 use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef};
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
@@ -188,11 +188,9 @@ impl Scenario {
         let request = Request::from_account(self.account)?
             .ok_or_else(|| Refusal::new("scenario", "it does not ask for MPS", ""))?;
         Ok(Job {
-            asked: JobRequest {
-                request,
-                syntax: Syntax::Account,
-                submission: self.submission(),
-            },
+            submission: self.submission(),
+            request,
+            syntax: Syntax::Account,
             config: Config::parse(self.config).expect("the scenario's configuration"),
             settings: self.settings(),
             user: User {
@@ -240,7 +238,9 @@ impl Scenario {
         let case = Case {
             config: &job.config,
             node: &job.node,
-            asked: &job.asked,
+            submission: &job.submission,
+            request: &job.request,
+            syntax: job.syntax,
             uid: UID,
             devices: &self.devices,
             inventory: &self.inventory,
