@@ -140,15 +140,15 @@ fn our_own_drain_is_lifted_and_no_other(cell: &Context) -> Result<()> {
 /// Noted as an epilogue does it. The process no longer exists, so the second look forgets it.
 fn what_hung_is_looked_at_again_after_any_job(cell: &Context) -> Result<()> {
     let run = cell.bed.run_dir().join("node1");
-    let suspicion = serde_json::json!([{
+    let ledger = serde_json::json!({"version": 1, "suspicions": [{
         "suspect": {"process": {"pid": i32::MAX, "start_time": 1}}, "what": "mps-server 691", "since": 0,
         "job": NEVER, "scheduler": "slurm", "node": "node1", "uid": 1001, "prefix": "mpsd:", "gpus": [],
-    }]);
+    }]});
     fs::create_dir_all(&run)?;
-    fs::write(run.join("suspicions"), suspicion.to_string())?;
+    fs::write(run.join("ledger"), ledger.to_string())?;
     fs::write(run.join("look-again"), "")?;
     cell.run("srun -w node1 /bin/true", "")?.success()?;
-    let files = ["suspicions", "look-again"].map(|name| run.join(name));
+    let files = ["ledger", "look-again"].map(|name| run.join(name));
     cell.wait("the second look", || Ok(files.iter().all(|file| !file.exists())))
 }
 

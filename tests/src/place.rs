@@ -28,8 +28,8 @@ const STANDING: [&str; 6] = [
     "run/gpus",
     "state/drains",
     "state/reports",
-    "run/failed-starts",
-    "run/.failed-starts.lock",
+    "run/ledger",
+    "run/.ledger.lock",
 ];
 
 /// The reports of jobs that have ended, and their users' copies, which lie in a tmpfs alone.

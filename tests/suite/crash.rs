@@ -473,8 +473,9 @@ fn the_next_look_finishes(world: &Rc<RefCell<World>>, scenario: &Scenario) {
 fn fail_earlier(world: &Rc<RefCell<World>>) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let when = now.expect("a time").as_secs();
-    let text = format!("{{\"{}\":{{\"when\":{when},\"job\":\"7\"}}}}", UID + 7);
-    world.borrow_mut().put(paths().run().join("failed-starts"), text);
+    let failed = format!("{{\"{}\":{{\"when\":{when},\"job\":\"7\"}}}}", UID + 7);
+    let text = format!("{{\"version\":1,\"failed_starts\":{failed}}}");
+    world.borrow_mut().put(paths().run().join("ledger"), text);
 }
 
 #[test]
@@ -490,10 +491,7 @@ fn a_start_that_fails_for_two_users_is_told_and_is_evidence_only_where_the_site_
     );
     let told = |line: &String| line.starts_with("starts of several users failed");
     assert!(world.borrow().log.iter().any(told), "{:?}", world.borrow().log);
-    world
-        .borrow_mut()
-        .files
-        .remove(&paths().run().join("failed-starts"));
+    world.borrow_mut().files.remove(&paths().run().join("ledger"));
     let scenario = scenario.config("[drain]\non_failed_starts = true");
     for _ in 0..3 {
         let failed = prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect_err("stillborn");

@@ -1,6 +1,5 @@
 //! Starts that fail for one user after another: evidence against the node only if no user can have been the cause.
 
-use std::collections::BTreeMap;
 use std::process::Stdio;
 
 use nix::unistd::{Uid, User};
@@ -132,16 +131,16 @@ fn long_ago(users: &[String; 2]) {
     place.configure(&format!("{CONFIG}failed_starts_window_s = 60\n"));
     start(&place, "110.srv", &users[0]).exits(2);
     // What root noted of it is made two minutes older.
-    let note = place.path("run/failed-starts");
+    let note = place.path("run/ledger");
     let text = std::fs::read(&note).expect("the first failure is noted");
-    let mut failures: BTreeMap<u32, serde_json::Value> =
-        serde_json::from_slice(&text).expect("failures by user");
+    let mut ledger: serde_json::Value = serde_json::from_slice(&text).expect("a ledger");
+    let failures = ledger["failed_starts"].as_object_mut().expect("failures by user");
     assert_eq!(failures.len(), 1, "{failures:?}");
     for failure in failures.values_mut() {
         assert_eq!(failure["job"], "110.srv", "{failure}");
         failure["when"] = (failure["when"].as_u64().expect("seconds") - 120).into();
     }
-    std::fs::write(&note, serde_json::to_vec(&failures).expect("JSON")).expect("note");
+    std::fs::write(&note, serde_json::to_vec(&ledger).expect("JSON")).expect("note");
     start(&place, "111.srv", &users[1]).exits(2);
     place.assert_not_drained("a failure of long ago");
     figures::tell("faults", 1);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tests::place::{Place, eventually, fast};
 
 const CONFIG: &str = "deadline_s = 6\n";
-const FILES: [&str; 2] = ["run/suspicions", "run/look-again"];
+const FILES: [&str; 2] = ["run/ledger", "run/look-again"];
 
 /// Seconds since the boot.
 fn up() -> u64 {
@@ -25,13 +25,13 @@ fn noted(age_s: u64) -> Place {
 }
 
 fn note(place: &Place, age_s: u64) {
-    let suspicion = serde_json::json!([{
+    let ledger = serde_json::json!({"version": 1, "suspicions": [{
         "suspect": {"process": {"pid": i32::MAX, "start_time": 1}},
         "what": "mps-server 691", "since": up().saturating_sub(age_s),
         "job": "120.srv", "scheduler": "torque", "node": "gpu001", "uid": 1001, "prefix": "mpsd:", "gpus": [],
-    }]);
+    }]});
     let files = files(place);
-    fs::write(&files[0], suspicion.to_string()).expect("suspicions");
+    fs::write(&files[0], ledger.to_string()).expect("ledger");
     fs::write(&files[1], "").expect("mark");
 }
 

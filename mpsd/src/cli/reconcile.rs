@@ -2,7 +2,7 @@
 //! lifts our own drains. The timer and the boot run it. What cannot be decided is left alone.
 
 use super::NAME;
-use crate::job::ledger;
+use crate::job::ledger::{self, Ledger};
 use crate::job::node::{Member, Members, Severity};
 use crate::job::store::Store as _;
 use crate::job::{self, Ending, Journal, claim, evidence};
@@ -493,7 +493,7 @@ impl<'a> Run<'a> {
                 self.report.tell(Did(line));
             }
         }
-        for waiting in self.node.suspicions() {
+        for waiting in Ledger::read(&mut self.node).suspicions {
             self.report.tell(Left(format!(
                 "job {}: {} hung in the driver: looked at again a minute later; until then the node takes no job with MPS",
                 waiting.place.job, waiting.what

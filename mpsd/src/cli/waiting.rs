@@ -1,8 +1,7 @@
 //! What waits for the administrator on this node, under any scheduler. Every scheduler's `check` shows it.
 
-use crate::job::ledger::{self, PAUSE_S, SeveralFailed, Suspicion};
+use crate::job::ledger::{self, Ledger, PAUSE_S, SeveralFailed, Suspicion};
 use crate::job::node::Console as _;
-use crate::job::store::Store as _;
 use crate::node::real::RealNode;
 use crate::scheduler::setup::CheckLine::{self, Fail, Warn};
 use mpsd_core::config::Settings;
@@ -18,7 +17,7 @@ pub(super) fn waiting(settings: &Settings) -> Vec<CheckLine> {
     let limit = settings.deadline;
     let mut node = RealNode::new(super::NAME, settings, limit, limit / 2);
     let now = node.since_boot();
-    let suspicions = node.suspicions();
+    let suspicions = Ledger::read(&mut node).suspicions;
     let mut all: Vec<CheckLine> = suspicions.iter().map(|one| suspicion(one, now)).collect();
     if all.is_empty() && settings.paths.look_again().symlink_metadata().is_ok() {
         let text = "something hung in the driver and waits for its second look: root is told what ('mpsctl reconcile --dry-run')";

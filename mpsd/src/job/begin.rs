@@ -7,7 +7,7 @@ use super::claim;
 use super::evidence;
 use super::exporters::{self, Direction};
 use super::journal::{Journal, ProcessRef};
-use super::ledger::PAUSE_S;
+use super::ledger::{self, Ledger, PAUSE_S};
 use super::node::{LockGuard, Node, Role, Severity};
 use super::outcome;
 use super::spec::Spec;
@@ -142,7 +142,7 @@ fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermin
     for line in evidence::look_again(node, &job.settings) {
         node.complain(&line);
     }
-    let why = match node.suspicions().first() {
+    let why = match Ledger::read(node).suspicions.first() {
         Some(suspicion) => format!(
             "since job {} {} hangs in the driver: looked at again {PAUSE_S} s after",
             suspicion.place.job, suspicion.what
@@ -346,7 +346,7 @@ impl Start {
         let user_was_here = node.user_is_here(&self.journal);
         match node.await_ready(&self.journal, &self.spec) {
             Ok(proved) => {
-                node.forget_failed_starts();
+                ledger::forget_failed_starts(node);
                 // What the driver holds at the job's end counts against the node only if it is one of these.
                 self.journal.proved = proved.processes;
                 for (daemon, ids) in self.journal.daemons.iter_mut().zip(proved.partitions) {

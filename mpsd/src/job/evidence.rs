@@ -5,9 +5,8 @@
 //! held by something else proves nothing: its user can be the cause.
 
 use super::journal::{Journal, ProcessRef};
-use super::ledger::{PAUSE_S, Suspect, Suspicion, SuspicionPlace};
+use super::ledger::{self, Ledger, PAUSE_S, Suspect, Suspicion, SuspicionPlace};
 use super::node::{Member, Node, Role, Severity, Thread, Waiting};
-use super::store::Store as _;
 use crate::scheduler::Site;
 use crate::scheduler::drain::Place;
 use crate::sys::deadline::Deadline;
@@ -45,7 +44,7 @@ pub(super) fn of_failed_start(
     // Partitions are known by NVIDIA's documentation alone, which the daemon here may not keep. No other job suffers.
     let has_partitions = journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty());
     let a_users = unknown.by_user || lacking.is_some() || gpu_is_held(node, journal);
-    if has_partitions || a_users || !node.note_failed_start(journal.uid, &journal.job) {
+    if has_partitions || a_users || !ledger::note_failed_start(node, journal.uid, &journal.job) {
         return unknown.into();
     }
     // First: a scheduler cuts the reason of a drain.
@@ -185,12 +184,13 @@ fn silent_nvml_is_held(node: &mut impl Node) -> bool {
 
 fn suspect(node: &mut impl Node, suspect: Suspect, what: &str, place: SuspicionPlace) {
     let (since, what) = (node.since_boot(), what.to_owned());
-    node.suspect(&Suspicion {
+    let suspicion = Suspicion {
         suspect,
         what,
         since,
         place,
-    });
+    };
+    ledger::suspect(node, &suspicion);
 }
 
 /// Looks again at what was suspected at least [`PAUSE_S`] ago. What the driver still holds drains the node; the rest is
@@ -198,10 +198,10 @@ fn suspect(node: &mut impl Node, suspect: Suspect, what: &str, place: SuspicionP
 pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
     let now = node.since_boot();
     let mut lines = Vec::new();
-    for suspicion in node.suspicions() {
+    for suspicion in Ledger::read(node).suspicions {
         let age = now.saturating_sub(suspicion.since);
         if age < PAUSE_S {
-            node.suspect(&suspicion);
+            ledger::suspect(node, &suspicion);
             continue;
         }
         match still_held(node, &suspicion, age) {
@@ -212,7 +212,7 @@ pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
                 node.log(Severity::Info, &line);
             }
         }
-        node.acquit(&suspicion);
+        ledger::acquit(node, &suspicion);
     }
     lines
 }

@@ -1,84 +1,98 @@
-//! Root's small files in `run_dir`, each under a lock of its own: failed starts, and what waits for a second look.
+//! The ledger: what root keeps of a node between jobs, in one file under one lock.
+//!
+//! What cannot be read, or has another version, counts as empty: no job waits for it, and no node is drained for it.
 
 use super::case::Job;
 use super::journal::{Journal, ProcessRef};
-use super::node::Files;
+use super::node::{Files, Members};
 use crate::sys::deadline::Deadline;
 use mpsd_core::replace::Durability;
 use mpsd_core::{JobId, Scheduler};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// Version of the format.
+pub const VERSION: u32 = 1;
+const NAME: &str = "ledger";
+const LOCK: &str = ".ledger.lock";
 const LOCK_TIME: Duration = Duration::from_millis(500);
 /// Longest file that is read. Bytes.
 const LONGEST: usize = 1 << 20;
+/// Most failed starts, and most suspicions, that are kept.
+const MOST: usize = 256;
 /// How many users' failed starts are told.
 const USERS: usize = 2;
 const SECRET: u32 = 0o600;
 
-/// One of these files, by its name. The file is absent while there is nothing to say.
-#[derive(Debug, Clone, Copy)]
-pub struct LedgerFile(pub &'static str);
-
-impl LedgerFile {
-    /// Starts that failed, by user id.
-    pub const FAILED_STARTS: Self = Self("failed-starts");
+/// `/run/mpsd/ledger`, root 0600, changed under its lock only. The file is absent while the ledger is empty.
+///
+/// Two things of the node have files of their own. A GPU's account (`gpus/UUID`) does, because jobs on different GPUs must
+/// not wait for each other. The mark `look-again` does, because systemd, Slurm's plugin and the hook of OpenPBS see it
+/// without reading it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ledger {
+    version: u32,
+    /// The last failed start of each user, by user id.
+    #[serde(default)]
+    failed_starts: BTreeMap<u32, LastFailure>,
     /// What waits for a second look.
-    pub const SUSPICIONS: Self = Self("suspicions");
+    #[serde(default)]
+    pub suspicions: Vec<Suspicion>,
+    /// The NVML process of a mere look that outlived SIGKILL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hung_worker: Option<ProcessRef>,
+}
 
-    fn path<F: Files + ?Sized>(self, files: &F) -> PathBuf {
-        files.settings().paths.run().join(self.0)
-    }
-
-    fn lock(path: &std::path::Path) -> PathBuf {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        path.with_file_name(format!(".{name}.lock"))
-    }
-
-    /// What it says; empty if it is not there or is garbled.
-    pub fn read<T: Default + DeserializeOwned, F: Files + ?Sized>(self, files: &mut F) -> T {
-        let bytes = files.read(&self.path(files), LONGEST).ok().flatten();
-        serde_json::from_slice(&bytes.unwrap_or_default()).unwrap_or_default()
-    }
-
-    /// Changes it under its lock. Returns what it says then; `None` if the lock is not to be had in time.
-    pub fn change<T, F>(self, files: &mut F, change: impl FnOnce(&mut T, &mut F)) -> Option<T>
-    where
-        T: Default + PartialEq + Serialize + DeserializeOwned,
-        F: Files + ?Sized,
-    {
-        let path = self.path(files);
-        let _held = files.lock(&Self::lock(&path), Deadline::after(LOCK_TIME)).ok()?;
-        let mut said = self.read(files);
-        change(&mut said, files);
-        if said == T::default() {
-            self.remove(files);
-        } else if let Ok(text) = serde_json::to_vec(&said) {
-            let _ = files.write(&path, &text, SECRET, Durability::OnDisk);
+impl Default for Ledger {
+    fn default() -> Self {
+        Self {
+            version: VERSION,
+            failed_starts: BTreeMap::new(),
+            suspicions: Vec::new(),
+            hung_worker: None,
         }
-        Some(said)
-    }
-
-    /// Removes it and its lock.
-    pub fn remove<F: Files + ?Sized>(self, files: &mut F) {
-        let path = self.path(files);
-        let _ = files.remove_file(&path);
-        let _ = files.remove_file(&Self::lock(&path));
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+impl Ledger {
+    /// What it says now.
+    pub fn read(files: &mut impl Files) -> Self {
+        let path = files.settings().paths.run().join(NAME);
+        let bytes = files.read(&path, LONGEST).ok().flatten();
+        let ledger: Option<Self> = serde_json::from_slice(&bytes.unwrap_or_default()).ok();
+        ledger
+            .filter(|ledger| ledger.version == VERSION)
+            .unwrap_or_default()
+    }
+
+    /// Changes it under its lock. Returns what it says then; `None` if the lock is not to be had in time.
+    fn change<F: Files>(files: &mut F, change: impl FnOnce(&mut Self, &mut F)) -> Option<Self> {
+        let [path, lock] = [NAME, LOCK].map(|name| files.settings().paths.run().join(name));
+        let _held = files.lock(&lock, Deadline::after(LOCK_TIME)).ok()?;
+        let mut ledger = Self::read(files);
+        change(&mut ledger, files);
+        if ledger == Self::default() {
+            let _ = files.remove_file(&path);
+            let _ = files.remove_file(&lock);
+        } else if let Ok(text) = serde_json::to_vec(&ledger) {
+            let _ = files.write(&path, &text, SECRET, Durability::OnDisk);
+        }
+        Some(ledger)
+    }
+
+    fn keep_within(&mut self, when: u64, window: Duration) {
+        let is_within = |one: &LastFailure| when.saturating_sub(one.when) < window.as_secs();
+        self.failed_starts.retain(|_, one| is_within(one));
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct LastFailure {
     /// Seconds since 1970.
     when: u64,
     job: JobId,
 }
-
-/// By user id.
-type LastFailures = BTreeMap<u32, LastFailure>;
 
 /// Starts that failed for several users within the window.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,31 +106,37 @@ pub struct SeveralFailed {
 }
 
 /// Enters a failed start. True if the starts of two users or more failed within the window.
-pub(super) fn note_failed_start<F: Files + ?Sized>(files: &mut F, uid: u32, job: &JobId) -> bool {
+pub(super) fn note_failed_start(files: &mut impl Files, uid: u32, job: &JobId) -> bool {
     let window = files.settings().failed_starts_window;
-    let noted = LedgerFile::FAILED_STARTS.change(files, |failed: &mut LastFailures, _| {
+    let noted = Ledger::change(files, |ledger, _| {
         let when = now();
-        keep_within(failed, when, window);
-        let job = job.clone();
-        failed.insert(uid, LastFailure { when, job });
+        ledger.keep_within(when, window);
+        if ledger.failed_starts.len() < MOST {
+            let job = job.clone();
+            ledger.failed_starts.insert(uid, LastFailure { when, job });
+        }
     });
-    noted.is_some_and(|failed| failed.len() >= USERS)
+    noted.is_some_and(|ledger| ledger.failed_starts.len() >= USERS)
+}
+
+/// Forgets failed starts: a start worked, so they were not the node's.
+pub(super) fn forget_failed_starts(files: &mut impl Files) {
+    if !Ledger::read(files).failed_starts.is_empty() {
+        Ledger::change(files, |ledger, _| ledger.failed_starts.clear());
+    }
 }
 
 /// The starts that failed within the window before the last one, if several users' did. No start has worked since.
-pub fn several_failed<F: Files + ?Sized>(files: &mut F) -> Option<SeveralFailed> {
-    let mut failed: LastFailures = LedgerFile::FAILED_STARTS.read(files);
-    let last = failed.values().max_by_key(|one| one.when)?.clone();
-    keep_within(&mut failed, last.when, files.settings().failed_starts_window);
-    (failed.len() >= USERS).then(|| SeveralFailed {
-        users: failed.len(),
+pub fn several_failed(files: &mut impl Files) -> Option<SeveralFailed> {
+    let mut ledger = Ledger::read(files);
+    let last = ledger.failed_starts.values().max_by_key(|one| one.when)?.clone();
+    ledger.keep_within(last.when, files.settings().failed_starts_window);
+    let users = ledger.failed_starts.len();
+    (users >= USERS).then(|| SeveralFailed {
+        users,
         job: last.job,
         age: Duration::from_secs(now().saturating_sub(last.when)),
     })
-}
-
-fn keep_within(failed: &mut LastFailures, when: u64, window: Duration) {
-    failed.retain(|_, one| when.saturating_sub(one.when) < window.as_secs());
 }
 
 /// Seconds since 1970.
@@ -130,7 +150,7 @@ fn now() -> u64 {
 pub const PAUSE_S: u64 = 60;
 
 /// What the driver held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Suspect {
     /// A process of a job's MPS that root started or proved, after SIGKILL.
@@ -140,7 +160,7 @@ pub enum Suspect {
 }
 
 /// What the driver held once. It is evidence only if the driver holds it at the second look, too.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suspicion {
     /// What the driver held.
     pub suspect: Suspect,
@@ -154,7 +174,7 @@ pub struct Suspicion {
 }
 
 /// The job at whose begin or end something was suspected, and how its node is drained.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SuspicionPlace {
     /// The job.
     pub job: JobId,
@@ -203,9 +223,10 @@ impl SuspicionPlace {
 }
 
 /// Enters `suspicion` unless its object is suspected already, and asks the timer for a second look.
-pub(super) fn suspect<F: Files + ?Sized>(files: &mut F, suspicion: &Suspicion) {
-    LedgerFile::SUSPICIONS.change(files, |known: &mut Vec<Suspicion>, _| {
-        if !known.iter().any(|other| other.suspect == suspicion.suspect) {
+pub(super) fn suspect(files: &mut impl Files, suspicion: &Suspicion) {
+    Ledger::change(files, |ledger, _| {
+        let known = &mut ledger.suspicions;
+        if known.len() < MOST && !known.iter().any(|other| other.suspect == suspicion.suspect) {
             known.push(suspicion.clone());
         }
     });
@@ -214,13 +235,71 @@ pub(super) fn suspect<F: Files + ?Sized>(files: &mut F, suspicion: &Suspicion) {
 }
 
 /// Removes what is said of the object of `suspicion`.
-pub(super) fn acquit<F: Files + ?Sized>(files: &mut F, suspicion: &Suspicion) {
-    LedgerFile::SUSPICIONS.change(files, |known: &mut Vec<Suspicion>, files| {
-        known.retain(|other| other.suspect != suspicion.suspect);
-        if known.is_empty() {
+pub(super) fn acquit(files: &mut impl Files, suspicion: &Suspicion) {
+    Ledger::change(files, |ledger, files| {
+        ledger
+            .suspicions
+            .retain(|other| other.suspect != suspicion.suspect);
+        if ledger.suspicions.is_empty() {
             // The mark goes with the last one, under the lock. On a node without our units nothing else removes it.
             let mark = files.settings().paths.look_again();
             let _ = files.remove_file(&mark);
         }
     });
+}
+
+/// The NVML process of a mere look that outlived SIGKILL, if it still lives. While it lives no other is started for a
+/// look: one a minute would fill the node.
+pub fn hung_worker(node: &mut (impl Files + Members)) -> Option<ProcessRef> {
+    let known = Ledger::read(node).hung_worker?;
+    let still = Some(known).filter(|worker| lives(node, *worker));
+    if still.is_none() {
+        Ledger::change(node, |ledger, _| ledger.hung_worker = None);
+    }
+    still
+}
+
+/// Remembers `worker`, which was killed, if it still lives.
+pub fn remember_worker(node: &mut (impl Files + Members), worker: ProcessRef) {
+    if lives(node, worker) {
+        Ledger::change(node, |ledger, _| ledger.hung_worker = Some(worker));
+    }
+}
+
+fn lives(node: &mut impl Members, worker: ProcessRef) -> bool {
+    let now = node.process(worker.pid);
+    now.is_some_and(|(process, state)| process == worker && !matches!(state, 'Z' | 'X'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::real::RealNode;
+    use mpsd_core::Paths;
+    use mpsd_core::config::Settings;
+
+    #[test]
+    fn a_ledger_that_cannot_be_read_or_is_a_newer_releases_counts_as_empty() {
+        let place = tempfile::tempdir().unwrap();
+        let settings = Settings {
+            paths: Paths::new(place.path(), place.path()),
+            ..Settings::usual()
+        };
+        let limit = Duration::from_secs(20);
+        let mut node = RealNode::new("test", &settings, limit, limit);
+        let (file, job) = (place.path().join(NAME), JobId::parse("7").unwrap());
+        for text in [
+            "",
+            "{",
+            "[]",
+            "{\"version\":2,\"failed_starts\":{\"5\":{\"when\":1,\"job\":\"6\"}}}",
+        ] {
+            std::fs::write(&file, text).unwrap();
+            assert_eq!(Ledger::read(&mut node), Ledger::default(), "{text}");
+            assert!(!note_failed_start(&mut node, 1000, &job), "{text}");
+            assert!(note_failed_start(&mut node, 1001, &job), "{text}");
+            forget_failed_starts(&mut node);
+            assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "{text}");
+        }
+    }
 }

@@ -3,7 +3,6 @@
 
 use super::account::Account;
 use super::journal::Journal;
-use super::ledger::{self, LedgerFile, Suspicion};
 use super::node::{Files, LockGuard};
 use super::{failure, unless_scarce};
 use crate::sys::deadline::Deadline;
@@ -345,31 +344,6 @@ pub trait Store: Files {
     fn killed_tasks(&mut self, job: &JobId) -> Vec<KilledTask> {
         let found = self.read(&self.job_files(job).killed(), killed::LONGEST);
         killed::parse(&found.ok().flatten().unwrap_or_default())
-    }
-
-    /// Remembers that a start of `job` of `uid` failed. True if starts of two users failed within the window.
-    fn note_failed_start(&mut self, uid: u32, job: &JobId) -> bool {
-        ledger::note_failed_start(self, uid, job)
-    }
-
-    /// Forgets failed starts: a start worked, so they were not the node's.
-    fn forget_failed_starts(&mut self) {
-        LedgerFile::FAILED_STARTS.remove(self);
-    }
-
-    /// What waits for a second look; empty if the file is not there or is garbled.
-    fn suspicions(&mut self) -> Vec<Suspicion> {
-        LedgerFile::SUSPICIONS.read(self)
-    }
-
-    /// Remembers `suspicion` and has the node looked at again.
-    fn suspect(&mut self, suspicion: &Suspicion) {
-        ledger::suspect(self, suspicion);
-    }
-
-    /// Forgets `suspicion`.
-    fn acquit(&mut self, suspicion: &Suspicion) {
-        ledger::acquit(self, suspicion);
     }
 }
 

@@ -3,7 +3,6 @@
 mod as_user;
 pub mod clients;
 mod files;
-pub mod hung_worker;
 mod launch;
 pub(crate) mod lift_check;
 pub mod log;

@@ -271,8 +271,8 @@ impl Cluster {
             "/run/mpsd/gpus ",
             "/run/mpsd/reports",
             "/run/mpsd/lock ",
-            "/run/mpsd/failed-starts ",
-            "/run/mpsd/.failed-starts.lock ",
+            "/run/mpsd/ledger ",
+            "/run/mpsd/.ledger.lock ",
         ];
         let after = self.leftovers();
         for (node, (before, after)) in self.before.iter().zip(after).enumerate() {

@@ -124,7 +124,7 @@ impl Bed {
                 .strip_prefix(&self.run)
                 .ok()?;
             let parts: Vec<_> = path.iter().skip(1).filter_map(|part| part.to_str()).collect();
-            let own_files = ["failed-starts", ".failed-starts.lock"];
+            let own_files = ["ledger", ".ledger.lock"];
             match parts[..] {
                 [] | ["jobs"] | ["gpus"] | ["gpus", _] => Some(()),
                 [file] if own_files.contains(&file) => Some(()),

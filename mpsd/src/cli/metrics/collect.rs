@@ -3,9 +3,9 @@
 use super::super::NAME;
 use super::super::status::model::{ClientStatus, JobStatus, NvmlLists};
 use crate::job::Journal;
+use crate::job::ledger::{self, Ledger};
 use crate::job::node::{Gpus as _, Members as _, Role};
 use crate::job::store::Store as _;
-use crate::node::hung_worker;
 use crate::node::real::RealNode;
 use mpsd_core::config::Settings;
 use mpsd_core::gpu::GpuProcess;
@@ -44,8 +44,8 @@ impl NodeStatus {
                 Err(_) => status.unread += 1,
             }
         }
-        status.suspicions = node.suspicions().len();
-        let hung = hung_worker::earlier(&mut node).filter(|_| !journals.is_empty());
+        status.suspicions = Ledger::read(&mut node).suspicions.len();
+        let hung = ledger::hung_worker(&mut node).filter(|_| !journals.is_empty());
         let lists = match hung {
             Some(worker) => {
                 let why =
@@ -56,7 +56,7 @@ impl NodeStatus {
             None => status.ask_nvml(&mut node, &journals),
         };
         if let Some(silent) = node.silent_nvml() {
-            hung_worker::remember(&mut node, silent);
+            ledger::remember_worker(&mut node, silent);
         }
         let jobs = journals
             .iter()
