@@ -1,12 +1,11 @@
 //! Functions about one GPU.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulong, c_ulonglong, c_void};
-use std::time::Duration;
+use std::ffi::{c_char, c_int, c_uint, c_ulong, c_ulonglong};
 
 use crate::node::{Context, Gpu, MIB, Node};
 use crate::{
-    Device, INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, Out, Return, SUCCESS, TIMEOUT,
-    UNKNOWN, answer, gpu, healthy, list, mig, node, part, put, string, text,
+    Device, INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, Out, Return, UNKNOWN, answer, gpu,
+    healthy, list, mig, node, part, put, string, text,
 };
 
 /// Compute modes, at the place of their number.
@@ -15,18 +14,8 @@ const MODES: [&str; 4] = ["default", "exclusive_thread", "prohibited", "exclusiv
 /// Memory that the driver keeps for itself, in MiB.
 const RESERVED_MIB: u64 = 600;
 
-/// `nvmlEventTypeXidCriticalError` alone.
-const XID: c_ulonglong = 8;
-
 #[repr(C)]
 struct Memory {
-    total: c_ulonglong,
-    free: c_ulonglong,
-    used: c_ulonglong,
-}
-
-#[repr(C)]
-struct Memory2 {
     version: c_uint,
     total: c_ulonglong,
     reserved: c_ulonglong,
@@ -101,11 +90,6 @@ unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device:
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetIndex(device: Device, index: Out<c_uint>) -> Return {
-    answer(|| put(index, gpu(device)?.2 as c_uint))
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetUUID(device: Device, uuid: *mut c_char, length: c_uint) -> Return {
     // SAFETY: the caller gives room for `length` bytes.
     answer(|| unsafe { text(uuid, length, &part(device)?.1.uuid) })
@@ -118,34 +102,20 @@ unsafe extern "C" fn nvmlDeviceGetName(device: Device, name: *mut c_char, length
     answer(|| unsafe { text(name, length, &part(device)?.1.name) })
 }
 
-/// Total, used and free memory in bytes.
-fn memory(device: Device) -> Result<(u64, u64, u64), Return> {
-    let (node, gpu) = part(device)?;
-    if !gpu.memory_told {
-        return Err(NOT_SUPPORTED);
-    }
-    let used: u64 = contexts(&node, &gpu).iter().map(|c| c.bytes).sum();
-    let total = gpu.memory_mib * MIB;
-    Ok((total, used, total.saturating_sub(used + RESERVED_MIB * MIB)))
-}
-
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMemoryInfo(device: Device, to: Out<Memory>) -> Return {
+extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, to: Out<Memory>) -> Return {
     answer(|| {
-        let (total, used, free) = memory(device)?;
-        put(to, Memory { total, free, used })
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, to: Out<Memory2>) -> Return {
-    answer(|| {
-        let (total, used, free) = memory(device)?;
-        let all = Memory2 {
-            version: size_of::<Memory2>() as c_uint | 2 << 24,
+        let (node, gpu) = part(device)?;
+        if !gpu.memory_told {
+            return Err(NOT_SUPPORTED);
+        }
+        let used: u64 = contexts(&node, &gpu).iter().map(|c| c.bytes).sum();
+        let (total, reserved) = (gpu.memory_mib * MIB, RESERVED_MIB * MIB);
+        let all = Memory {
+            version: size_of::<Memory>() as c_uint | 2 << 24,
             total,
-            reserved: RESERVED_MIB * MIB,
-            free,
+            reserved,
+            free: total.saturating_sub(used + reserved),
             used,
         };
         put(to, all)
@@ -255,30 +225,6 @@ extern "C" fn nvmlDeviceGetCudaComputeCapability(
     })
 }
 
-/// The architecture follows from the compute capability.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetArchitecture(device: Device, to: Out<c_uint>) -> Return {
-    let number = |capability| match capability {
-        (3, _) => 2,
-        (5, _) => 3,
-        (6, _) => 4,
-        (7, 5) => 6,
-        (7, _) => 5,
-        (8, 9) => 8,
-        (8, _) => 7,
-        (9, _) => 9,
-        (10.., _) => 10,
-        _ => c_uint::MAX,
-    };
-    answer(|| put(to, number(gpu(device)?.1.capability)))
-}
-
-/// `NVML_BRAND_NVIDIA`.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetBrand(device: Device, brand: Out<c_uint>) -> Return {
-    answer(|| gpu(device).and_then(|_| put(brand, 14)))
-}
-
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPersistenceMode(device: Device, mode: Out<c_uint>) -> Return {
     answer(|| put(mode, gpu(device)?.1.persistence.into()))
@@ -335,42 +281,4 @@ unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
 ) -> Return {
     // SAFETY: the caller gives room for `count` processes.
     answer(|| unsafe { list(count, to, &processes(device, true)?) })
-}
-
-/// Processes that draw: none.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
-    device: Device,
-    count: Option<&mut c_uint>,
-    to: *mut Process,
-) -> Return {
-    // SAFETY: the caller gives room for `count` processes.
-    answer(|| gpu(device).and_then(|_| unsafe { list(count, to, &[]) }))
-}
-
-/// Sets of events can be made and waited for; no event ever comes.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlEventSetCreate(set: Out<*mut c_void>) -> Return {
-    answer(|| put(set, std::ptr::without_provenance_mut(1)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlEventSetFree(_set: *mut c_void) -> Return {
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetSupportedEventTypes(device: Device, types: Out<c_ulonglong>) -> Return {
-    answer(|| gpu(device).and_then(|_| put(types, XID)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceRegisterEvents(device: Device, _types: c_ulonglong, _set: *mut c_void) -> Return {
-    answer(|| gpu(device).map(|_| ()))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlEventSetWait_v2(_set: *mut c_void, _data: *mut c_void, milliseconds: c_uint) -> Return {
-    std::thread::sleep(Duration::from_millis(milliseconds.into()));
-    TIMEOUT
 }

@@ -10,7 +10,6 @@ mod mig;
 #[allow(dead_code)]
 #[path = "../../src/double/node.rs"]
 mod node;
-mod system;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
@@ -31,7 +30,6 @@ const NO_PERMISSION: Return = 4;
 const NOT_FOUND: Return = 6;
 const INSUFFICIENT_SIZE: Return = 7;
 const DRIVER_NOT_LOADED: Return = 9;
-const TIMEOUT: Return = 10;
 const GPU_IS_LOST: Return = 15;
 const UNKNOWN: Return = 999;
 
@@ -84,6 +82,25 @@ fn hang() -> ! {
     loop {
         nix::unistd::pause();
     }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlInit_v2() -> Return {
+    initialize()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlShutdown() -> Return {
+    if let Ok(mut node) = NODE.lock() {
+        *node = None;
+    }
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) -> Return {
+    // SAFETY: the caller gives room for `length` bytes.
+    answer(|| unsafe { text(version, length, &node()?.is.driver_version) })
 }
 
 /// The node, unless `nvmlInit` has not been called or this call is to hang.

@@ -94,13 +94,3 @@ extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(device: Device, index: c_uint,
         put_handle(mig, at, index as usize)
     })
 }
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig: Device, device: Out<Device>) -> Return {
-    answer(|| put(device, std::ptr::without_provenance_mut(gpu(mig)?.2 + 1)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceIsMigDeviceHandle(device: Device, is: Out<c_uint>) -> Return {
-    answer(|| gpu(device).and_then(|_| put(is, place(device).is_some().into())))
-}

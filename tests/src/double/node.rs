@@ -182,8 +182,6 @@ pub struct Faults {
     pub server_survives_control: bool,
     /// Limits are accepted and read back, and never applied.
     pub drop_limits: bool,
-    /// The server itself refuses every client.
-    pub refuse_clients: bool,
     /// The control daemon knows no `-S` with any version of the driver.
     pub no_static: bool,
     /// The listing of partitions gives each so many multiprocessors less than it has.

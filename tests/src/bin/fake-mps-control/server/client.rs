@@ -77,9 +77,6 @@ impl Server {
         if let Some(refused) = self.refuse_in_fault(self.clients[at].pid) {
             return refused;
         }
-        if self.node.is.faults.refuse_clients {
-            return Reply::Failed(CudaError::of(805));
-        }
         let attached = self.clients.iter().filter(|c| !c.granted.is_empty()).count();
         if attached >= self.most_clients() {
             return Reply::Failed(CudaError::of(808));
