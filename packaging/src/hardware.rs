@@ -182,29 +182,3 @@ fn slurm_packages(directory: &Path) -> Result<()> {
     let mut download = command("apt-get", &format!("-qq download {SLURM}"));
     quietly(download.current_dir(directory)).context("pack with --no-slurm to leave Slurm out")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_result_is_named_by_day_and_gpu() {
-        let name = file_name(
-            "2026-11-21T04:40:00Z",
-            "NVIDIA H200 143771 MiB, compute mode Default",
-        );
-        assert_eq!(name, "2026-11-21-nvidia-h200.toml");
-    }
-
-    #[test]
-    fn artifacts_are_found_by_their_file_names() {
-        let bin = serde_json::json!({"target": {"kind": ["bin"], "name": "mpsd"}, "executable": "/t/mpsd", "filenames": ["/t/mpsd"]});
-        assert_eq!(artifacts(&bin), [("mpsd".to_owned(), PathBuf::from("/t/mpsd"))]);
-        let plugin = serde_json::json!({"target": {"kind": ["cdylib"], "name": "spank_mps"}, "executable": null,
-            "filenames": ["/t/libspank_mps.so"]});
-        assert_eq!(
-            artifacts(&plugin),
-            [("libspank_mps.so".to_owned(), PathBuf::from("/t/libspank_mps.so"))]
-        );
-    }
-}

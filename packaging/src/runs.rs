@@ -265,13 +265,4 @@ mod tests {
             "{error}"
         );
     }
-
-    #[test]
-    fn reads_libfuzzers_count() {
-        assert_eq!(
-            executions("stat::number_of_executed_units: 337305"),
-            Some(337_305)
-        );
-        assert_eq!(executions("stat::average_exec_per_sec:     5529"), None);
-    }
 }

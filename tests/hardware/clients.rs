@@ -217,12 +217,6 @@ mod tests {
     };
 
     #[test]
-    fn shares_are_rounded_down_as_recorded() {
-        let of = |percent| Limits { percent, ..LIMITS }.sms();
-        assert_eq!((of(25.0), of(10.0), of(100.0)), (32, 12, 132));
-    }
-
-    #[test]
     fn one_client_with_too_much_memory_fails_the_judgement() {
         let client = |mib: u64| Client {
             code: Some(0),

@@ -312,14 +312,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_about_memory_are_understood() {
-        assert_eq!(mebibytes("3G"), Some(3072));
-        assert_eq!(mebibytes("4096M"), Some(4096));
-        assert_eq!(mebibytes(""), None);
-        assert_eq!(mebibytes("3X"), None);
-    }
-
-    #[test]
     fn a_log_without_the_limit_fails() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("log")).unwrap();

@@ -170,12 +170,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_begins_with_the_median() {
-        let seen = spread(&[4.0, 1.0, 3.0, 2.0]);
-        assert_eq!(seen, "median 2.5 ms, quartiles 1.75 to 3.25, range 1 to 4");
-    }
-
-    #[test]
     fn a_failed_check_is_counted_and_told() {
         let mut section = Section::new("job");
         section.fact("sms", 32);

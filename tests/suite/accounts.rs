@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tests::place::{Place, eventually, fast, kill};
-use tests::stage::THREE;
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
@@ -46,13 +45,6 @@ fn a_mode_that_an_admin_changed_meanwhile_is_left_alone() {
     assert_eq!(place.node.modes(), ["prohibited", "default"]);
     place.node.set_mode(&uuids[0], "default");
     place.assert_as_before("a mode that an administrator changed");
-}
-
-#[test]
-fn a_mode_found_exclusive_is_found_exclusive_again() {
-    let node = fast(1).describe(|d| d.gpu[0].mode = "exclusive_process".into());
-    let place = Place::with_job(node, CONFIG, "63.srv", ACCOUNT, "0");
-    place.assert_ends_clean("63.srv", "a mode found exclusive");
 }
 
 #[test]
@@ -135,16 +127,4 @@ fn a_killed_mpsd_goes_on_serving_and_is_cleaned_up_behind() {
         assert_served(&place, "68.srv");
         place.assert_ends_clean("68.srv", "a killed mpsd");
     }
-}
-
-#[test]
-fn a_killed_server_is_started_again_with_the_same_limits() {
-    let place = with_job(1, "69.srv");
-    let server = place.pids(THREE[2]);
-    kill(server[0], Signal::SIGKILL);
-    eventually("the server ends", || place.pids(THREE[2]) != server);
-    assert_served(&place, "69.srv");
-    let log = place.log("69.srv", "mpsd.log");
-    assert!(log.contains(&format!("server {} died", server[0])), "{log}");
-    place.assert_ends_clean("69.srv", "a killed server");
 }

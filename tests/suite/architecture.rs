@@ -300,35 +300,3 @@ fn each_crate_depends_on_what_its_place_allows() {
         }
     }
 }
-
-fn is_circle(a: &str, b: &str) -> bool {
-    let files = BTreeMap::from([
-        ("x/lib.rs", "pub mod a; mod b; mod c;"),
-        ("x/a.rs", a),
-        ("x/b.rs", b),
-        ("x/c.rs", "pub use crate::b::B;"),
-    ]);
-    let made_up = Crate::read("x/lib.rs", &|file| files.get(file).map(|text| (*text).to_owned()));
-    !circles(&made_up.edges()).is_empty()
-}
-
-#[test]
-fn a_circle_is_found_in_every_form_of_a_path() {
-    let in_macro = "fn f() { assert!(crate::a::A::new().is_some(), \"{}\", 1) }";
-    for (to_b, to_a) in [
-        ("use crate::b::B;", "use crate::a::{self, A};"),
-        ("use super::{c, b::{x, B as Y}};", "fn f() { crate::a::A::new() }"),
-        ("fn f() -> super::b::B {}", "use super::a; impl a::A {}"),
-        ("use crate::c::B;", in_macro),
-    ] {
-        let in_tests = format!("#[cfg(test)] mod tests {{ {to_a} }}");
-        for (a, b, expected) in [
-            (to_b, to_a, true),
-            (to_b, "", false),
-            ("", to_a, false),
-            (to_b, &in_tests, false),
-        ] {
-            assert_eq!(is_circle(a, b), expected, "{a} {b}");
-        }
-    }
-}

@@ -1,7 +1,6 @@
 //! `mpsctl doctor` on a healthy node and on broken ones: each break is found, and its remedy makes the line OK.
 
 use std::fs;
-use std::path::Path;
 
 use tests::double::mig;
 use tests::place::{Place, fast};
@@ -238,50 +237,6 @@ fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() 
         command.args(["-c", check, "nhc", &example("mpsd.nhc")]);
         let ran = finish(command.env("MPSCTL", &mpsctl));
         assert_eq!(ran.out, outcome, "{text} {code}");
-    }
-}
-
-/// A few names stand for ReFrame, which is not here. ReFrame 4.10.4 has run the check as well.
-#[test]
-fn the_example_for_reframe_finds_what_fails() {
-    let dir = tempfile::tempdir().expect("directory");
-    let stand_in = r#"
-import builtins, re, sys, types
-reframe = types.ModuleType("reframe")
-reframe.simple_test = lambda test: tests.append(test) or test
-reframe.RunOnlyRegressionTest = object
-sanity = types.ModuleType("reframe.utility.sanity")
-sanity.all = all
-sanity.assert_found = lambda pattern, file: bool(re.search(pattern, open(file).read(), re.M))
-sanity.assert_not_found = lambda pattern, file: not re.search(pattern, open(file).read(), re.M)
-typecheck = types.ModuleType("reframe.utility.typecheck")
-typecheck.List = {str: list}
-utility = types.ModuleType("reframe.utility")
-utility.sanity, utility.typecheck = sanity, typecheck
-sys.modules.update({"reframe": reframe, "reframe.utility": utility})
-sys.modules.update({"reframe.utility.sanity": sanity, "reframe.utility.typecheck": typecheck})
-builtins.sanity_function = lambda function: function
-builtins.run_before = lambda stage: lambda function: function
-builtins.variable = lambda type, value: value
-tests = []
-exec(open(sys.argv[1]).read())
-one = tests[0]()
-one.words = ["--partition=gpu"]
-one.with_words()
-assert (one.executable, one.executable_opts) == ("/usr/bin/mpsctl", ["selftest", "--", "--partition=gpu"])
-one.stdout = sys.argv[2]
-print(one.is_ok())
-"#;
-    let output = dir.path().join("output");
-    for (text, outcome) in [
-        ("OK    a\nOK    selftest\n", "True\n"),
-        ("FAIL  a\nFAIL  selftest\n", "False\n"),
-        ("OK    a\n", "False\n"),
-    ] {
-        fs::write(&output, text).expect("output");
-        let mut command = std::process::Command::new("/usr/bin/python3");
-        command.args(["-c", stand_in, &example("reframe_mpsd.py")]);
-        assert_eq!(finish(command.arg(Path::new(&output))).out, outcome, "{text}");
     }
 }
 

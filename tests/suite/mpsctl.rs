@@ -29,37 +29,6 @@ fn env_line(place: &Place) -> String {
 }
 
 #[test]
-fn every_shell_is_attached_by_what_is_printed_for_it() {
-    let place = with_job(1, "4711.srv", "MPS=true,MPS_THREADS=25", "0");
-    let env = env_line(&place);
-    let (client, node) = (place.node.client(), place.node.dir());
-    let client = format!("{} --node {}", client.display(), node.display());
-    let mut tried = 0;
-    for (shell, script) in [
-        ("/bin/sh", format!("eval \"$({env})\" && {client}")),
-        (
-            "/bin/bash",
-            format!("set -eu; eval \"$({env} --shell sh)\"; {client}"),
-        ),
-        ("/usr/bin/zsh", format!("eval \"$({env})\"; {client}")),
-        ("/usr/bin/tcsh", format!("eval `{env} --shell csh`; {client}")),
-        ("/usr/bin/csh", format!("eval `{env} --shell csh`; {client}")),
-    ] {
-        if !Path::new(shell).exists() {
-            continue;
-        }
-        tried += 1;
-        let mut command = as_user(USER, shell);
-        command.args(["-c", &script]).env_clear();
-        let ran = finish(command.envs([("PBS_JOBID", "4711.srv"), PATH]));
-        let record = ran.ok().json();
-        assert_eq!(record["under_mps"], true, "{shell}: {record}");
-        assert_eq!(record["sms"], 32, "{shell}: {record}");
-    }
-    assert!(tried >= 2, "sh and bash are everywhere");
-}
-
-#[test]
 fn json_names_the_jobs_own_directories_and_gpus() {
     let place = with_job(2, "7.srv", "MPS=true", "1");
     let env = [("PBS_JOBID", "7.srv"), ("CUDA_VISIBLE_DEVICES", "1")];
@@ -143,34 +112,6 @@ fn a_starting_job_is_waited_for_within_its_deadline() {
         let ran = mpsctl(&place, &["env"], &job).ok();
         ran.prints("CUDA_MPS_PIPE_DIRECTORY");
     });
-}
-
-#[test]
-fn exec_applies_lists_and_per_gpu_by_the_launchers_rank() {
-    const VARIABLES: [&str; 4] = [
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "MPI_LOCALRANKID",
-        "PALS_LOCAL_RANKID",
-        "SLURM_LOCALID",
-    ];
-    let place = with_job(2, "6.srv", "MPS=per-gpu,MPS_THREADS=25:50", "0,1");
-    let job = ("PBS_JOBID", "6.srv");
-    for (rank, variable) in ["0", "1", "1", "0"].into_iter().zip(VARIABLES) {
-        let record = place.exec(&[], &[job, (variable, rank)]).ok().json();
-        let pipe = place.job("6.srv").join(format!("pipe-{rank}"));
-        let sms = if rank == "0" { 32 } else { 66 };
-        assert_eq!(record["pipe_directory"], json!(pipe), "{variable}: {record}");
-        assert_eq!(record["under_mps"], true, "{variable}: {record}");
-        assert_eq!(record["sms"], sms, "{variable}: {record}");
-    }
-    let ran = place.exec(&[], &[job]).exits(1);
-    ran.prints_nothing();
-    for variable in VARIABLES {
-        ran.complains(variable);
-    }
-    let main = mpsctl(&place, &["env", "--main"], &[job]).ok();
-    main.prints("MPSD_JOB").lacks("PIPE");
-    place.assert_ends_clean("6.srv", "a job of two ranks");
 }
 
 /// The words of the command begin with the command: what looks like an option before it is an option, mistyped.

@@ -479,34 +479,3 @@ fn what_mps_needs_of_slurms_configuration_is_checked() {
         assert!(!fails || ran.code == Some(1), "{ran:?}");
     }
 }
-
-#[test]
-fn units_call_verbs_that_there_are_and_end_no_job() {
-    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../etc/systemd/system");
-    let mut calls = 0;
-    for unit in fs::read_dir(&units).expect("units").flatten() {
-        let text = fs::read_to_string(unit.path()).expect("unit");
-        let commands = text.lines().filter_map(|line| line.strip_prefix("ExecStart="));
-        for line in commands.filter(|line| line.contains("mps")) {
-            let words = line.trim_start_matches('-').split_whitespace();
-            let words = words.map(|word| word.trim_start_matches("/usr/bin/"));
-            let parsed = mpsd::cli::mpsctl::command().try_get_matches_from(words);
-            assert!(parsed.is_ok(), "{line}: {parsed:?}");
-            calls += 1;
-        }
-    }
-    assert_eq!(calls, 3);
-    let home = fs::read_to_string(units.join("mpsd.service")).expect("unit");
-    // Else a stop of the unit, or too many processes, would end jobs.
-    for promise in [
-        "Delegate=yes",
-        "KillMode=process",
-        "SendSIGKILL=no",
-        "OOMPolicy=continue",
-        "TasksMax=infinity",
-        "RemainAfterExit=yes",
-        "ExecStart=-/bin/true",
-    ] {
-        assert!(home.lines().any(|line| line == promise), "{promise}");
-    }
-}

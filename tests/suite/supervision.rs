@@ -71,7 +71,7 @@ fn a_server_that_dies_under_its_clients_costs_them_806_and_the_next_is_served() 
     kill(place.pids(THREE[2])[0], Signal::SIGKILL);
     assert_eq!(error(busy), Some(806));
     says(&place, "90.srv", "its clients got error 806");
-    place.served("90.srv", &[]);
+    assert_eq!(place.served("90.srv", &[]).json()["sms"], 32);
     ends_clean(&place, "90.srv", "a server that died under its client");
 }
 

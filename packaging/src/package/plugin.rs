@@ -127,13 +127,4 @@ mod tests {
             assert!(number(wrong).is_err(), "{wrong}");
         }
     }
-
-    #[test]
-    fn orders_versions_by_number() {
-        assert_eq!(glibc("GLIBC_2.28"), Some((2, 28)));
-        assert_eq!(glibc("GLIBC_2.2.5"), Some((2, 2)));
-        assert!(glibc("GLIBC_2.4") < glibc("GLIBC_2.28"));
-        assert_eq!(glibc("GCC_3.0"), None);
-        assert_eq!(glibc("GLIBC_PRIVATE"), None);
-    }
 }

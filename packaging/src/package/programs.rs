@@ -205,21 +205,3 @@ fn crate_line(line: &str) -> Option<String> {
     let (name, version) = (words.next()?, words.next()?.strip_prefix('v')?);
     Some(format!("{name} {version} {licence}\n"))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_crate_is_a_line_and_ours_is_none() {
-        let line = crate_line("serde_derive v1.0.2 (proc-macro)\tMIT OR Apache-2.0");
-        assert_eq!(line.as_deref(), Some("serde_derive 1.0.2 MIT OR Apache-2.0\n"));
-        assert_eq!(crate_line("mpsd v0.1.0 (/src/mpsd)\tMIT OR Apache-2.0"), None);
-    }
-
-    #[test]
-    fn the_file_in_the_repository_is_for_git_archive_to_fill_in() {
-        let filled = ARCHIVED.trim().bytes().all(|byte| byte.is_ascii_hexdigit());
-        assert!(ARCHIVED == "$Format:%H$\n" || filled, "{ARCHIVED}");
-    }
-}

@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use nvml_wrapper::Nvml;
-use nvml_wrapper::enum_wrappers::device::ComputeMode;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use tests::double::look::{alive, process, wait_until};
 use tests::double::node::Faults;
-use tests::double::{Builder, Frozen, NodeDouble, mig};
+use tests::double::{Builder, Frozen, NodeDouble};
 use tests::place::kill;
 
 use crate::bench::{Bench, PATIENCE, nvidia};
@@ -117,40 +116,4 @@ fn nvml_lists_servers_and_clients_as_recorded() {
     assert_eq!(node.contexts().len(), 2);
     drop(daemon);
     assert!(node.contexts().is_empty() && node.processes().is_empty());
-}
-
-#[test]
-fn nvml_has_mig_devices_as_its_header_says() {
-    let Some(bench) = double(|b| b.gpus(1, "NVIDIA H200").divided(0, 2)) else {
-        return;
-    };
-    let names = [0, 1].map(|number| mig(0, number).uuid);
-    let daemon = bench.daemon_with(&[("CUDA_VISIBLE_DEVICES", &names[1])]);
-    let server = daemon.start_server();
-    let nvml = open(bench.node.as_ref().unwrap()).unwrap();
-    let gpu = nvml.device_by_index(0).unwrap();
-    assert_eq!(gpu.mig_mode().unwrap().current, 1);
-    assert_eq!(gpu.mig_device_count().unwrap(), 7);
-    assert!(matches!(gpu.mig_device_by_index(2), Err(NvmlError::NotFound)));
-    assert!(matches!(gpu.compute_mode(), Err(NvmlError::NotSupported)));
-    let devices = names
-        .each_ref()
-        .map(|name| nvml.device_by_uuid(name.as_str()).unwrap());
-    let pids = |device: &nvml_wrapper::Device<'_>| -> Vec<u32> {
-        let all = device.running_compute_processes().unwrap();
-        all.iter().map(|process| process.pid).collect()
-    };
-    assert_eq!(devices.each_ref().map(pids), [vec![], vec![server]]);
-    assert_eq!(pids(&gpu), [server]);
-    for (number, device) in devices.iter().enumerate() {
-        assert_eq!(device.uuid().unwrap(), names[number]);
-        let slices = device.attributes().unwrap().compute_instance_slice_count;
-        assert_eq!(slices, 1 << number);
-        let mib = device.memory_info().unwrap().total >> 20;
-        assert_eq!(mib, 143_771 * (1 << number) / 8);
-        assert_eq!(device.compute_mode().unwrap(), ComputeMode::Default);
-    }
-    let mut one = nvml.device_by_uuid(names[0].as_str()).unwrap();
-    let refused = one.set_compute_mode(ComputeMode::ExclusiveProcess);
-    assert!(matches!(refused, Err(NvmlError::NotSupported)));
 }

@@ -20,18 +20,6 @@ fn start_server_returns_before_the_server_is_ready() {
     daemon.logs(": Ready");
 }
 
-#[test]
-fn active_is_what_the_daemon_says_of_a_ready_server() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
-    daemon.say(&format!("start_server -uid {USER}"));
-    let status = |server| daemon.say(&format!("get_server_status {server}")).out;
-    let active = || daemon.server().is_some_and(|server| status(server) == "ACTIVE\n");
-    assert!(wait_until(PATIENCE, active), "{}", daemon.log_text());
-    let server = daemon.server().unwrap();
-    daemon.logs(&format!("NEW SERVER {server}: Ready"));
-}
-
 /// What `mpsd` relies on: it reads the log, which costs no session, and does not ask.
 #[test]
 fn a_server_is_active_from_the_moment_its_log_says_ready() {

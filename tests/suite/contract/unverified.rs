@@ -1,45 +1,12 @@
 //! What the documentation says and no test here may try on a GPU: it would need a GPU fault or another compute mode. The double behaves
 //! so; that NVIDIA's program does is not verified.
 
-use crate::bench::{Bench, nvidia, say};
+use crate::bench::{Bench, nvidia};
 use crate::client::{Client, of_first_gpu, under_mps};
 use crate::processes::USER;
 use tests::double::mig;
 
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
-
-const DOCUMENTED: [&str; 20] = [
-    "EXCLUSIVE_PROCESS: a client without MPS fails while another context is on the GPU",
-    "EXCLUSIVE_PROCESS: clients under MPS share the GPU, which the server alone holds",
-    "EXCLUSIVE_PROCESS: a server cannot start while a foreign context holds the GPU",
-    "PROHIBITED: neither a server nor a client gets a context",
-    "after a fatal fault of a client get_server_status answers FAULT until all clients have gone",
-    "get_server_status answers INITIALIZING while a server comes up",
-    "before Volta a server takes 16 clients, and one fault ends them all",
-    "from driver 590 on a GPU takes 60 clients",
-    "CUDA_DEVICE_MAX_CONNECTIONS above 2 makes a GPU take fewer clients",
-    "MIG: a control daemon whose CUDA_VISIBLE_DEVICES is a MIG device's UUID serves that device alone",
-    "MIG: a process sees one MIG device, the first of several, and no whole GPU beside it",
-    "MIG: a memory limit of that daemon holds by index 0; by UUID it may not",
-    "MIG: a server takes its device's part of the clients",
-    "MIG: EXCLUSIVE_PROCESS is not supported, and only a MIG device's handle tells a compute mode",
-    "MIG: NVML lists a device's own server and clients through the handle of its UUID",
-    "MIG: a program needs the files of its device's two capabilities beside its GPU's",
-    "static partitions: -S, sm_partition add and rm, lspart, chunks of 8 multiprocessors from Hopper on and of 4 before",
-    "static partitions: a client has those of its CUDA_MPS_SM_PARTITION, and no context without one",
-    "static partitions: no more chunks are given than a GPU has",
-    "a server shows no MIG devices of several GPUs at once",
-];
-
-#[test]
-fn documented_and_not_verified() {
-    for belief in DOCUMENTED {
-        say(&format!("documented, not verified: {belief}"));
-    }
-    if nvidia() {
-        say("the tests of namespaces, users and limits above ran against NVIDIA's program");
-    }
-}
 
 #[test]
 fn a_daemon_of_a_mig_device_serves_it_alone_and_takes_limits_by_index() {
