@@ -185,27 +185,6 @@ pub fn bare(section: &mut Section, run: &Run) -> Result<u64> {
     client.sms()
 }
 
-/// Eight clients at once under a daemon started by hand.
-pub fn under_daemon(section: &mut Section, run: &Run) -> Result<()> {
-    let (place, uuid, limits) = (&run.place, &run.gpu().uuid, &run.limits);
-    let commands = format!(
-        "set_default_active_thread_percentage {}\nset_default_device_pinned_mem_limit {uuid} {}M\n",
-        limits.percent, limits.memory_mib
-    );
-    let (mut daemon, mut env) = place.daemon(uuid, "probe", &commands)?;
-    let list = format!("get_client_list {}\n", daemon.server);
-    let listed = || Ok(daemon.command(&list)?.stdout.lines().count());
-    let (_, listed) = at_once(section, place, &env, (CLIENTS, limits), listed)?;
-    section.equal("clients in the daemon's list", &listed, &CLIENTS);
-    env.insert("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE".into(), "10".into());
-    let lower = alone(place.as_user(&place.staged("mps-probe")?, &env).arg("--json"))?;
-    section.fact("sms_of_a_client_that_asks_for_10", lower.sms()? as i64);
-    daemon.collect();
-    section.fact("daemon_log", daemon.log.join("\n"));
-    section.fact("quit_ms", child::ms(daemon.quit()?.0));
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,6 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tests::slurm::{Bed, Options, User, unified};
 
-use crate::look;
 use crate::result::Section;
 use crate::site::{self, Place, Run};
 use crate::slurm::{self, Debs, tail};
@@ -73,16 +72,13 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
             asked: &ASKED,
         });
     }
-    let uuids = devices.iter().map(|device| &device.uuid);
-    look::unchanged(section, place, uuids, 5, |section| {
-        let _slurm = Debs::install(&run.package.join("debs"))?;
-        for list in &lists {
-            for constrain in [false, true] {
-                under(section, place, list, constrain, &devices)?;
-            }
+    let _slurm = Debs::install(&run.package.join("debs"))?;
+    for list in &lists {
+        for constrain in [false, true] {
+            under(section, place, list, constrain, &devices)?;
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 fn devices() -> Result<Vec<Device>> {

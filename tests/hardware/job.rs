@@ -10,7 +10,6 @@ use ::tests::child::{self, Ran};
 use anyhow::{Context, Result, bail};
 
 use crate::clients::{self, CLIENTS, Limits};
-use crate::look;
 use crate::result::Section;
 use crate::site::{self, Gpu, Place, Run};
 
@@ -180,22 +179,20 @@ pub fn config(place: &Place) -> Result<PathBuf> {
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let (place, gpu, limits) = (&run.place, run.gpu(), &run.limits);
     section.fact("request", ACCOUNT);
-    look::unchanged(section, place, [&gpu.uuid], 3, |section| {
-        let job = Job::named(place, gpu, JOB)?;
-        let prologue = job.begin(section, "", ACCOUNT)?;
-        section.fact("prologue_ms", prologue.ms());
-        let name = "the prologue's output is closed when it has ended";
-        section.check(name, !prologue.held_open, "a pipe of the mom");
-        let env = job.environment()?;
-        section.fact("task_environment", format!("{env:?}"));
-        read_back(section, place, gpu, &env, limits)?;
-        server_log(section, &job.directory(), &gpu.uuid, limits);
-        idle(section, &job.directory())?;
-        eight_clients(section, place, &env, limits)?;
-        let epilogue = job.end(section, "")?;
-        section.fact("epilogue_ms", epilogue.ms());
-        Ok(())
-    })
+    let job = Job::named(place, gpu, JOB)?;
+    let prologue = job.begin(section, "", ACCOUNT)?;
+    section.fact("prologue_ms", prologue.ms());
+    let name = "the prologue's output is closed when it has ended";
+    section.check(name, !prologue.held_open, "a pipe of the mom");
+    let env = job.environment()?;
+    section.fact("task_environment", format!("{env:?}"));
+    read_back(section, place, gpu, &env, limits)?;
+    server_log(section, &job.directory(), &gpu.uuid, limits);
+    idle(section, &job.directory())?;
+    eight_clients(section, place, &env, limits)?;
+    let epilogue = job.end(section, "")?;
+    section.fact("epilogue_ms", epilogue.ms());
+    Ok(())
 }
 
 pub fn ask(place: &Place, env: &BTreeMap<String, String>, question: &str) -> Result<String> {

@@ -18,7 +18,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::job::Job;
-use crate::look;
 use crate::result::Section;
 use crate::site::{self, Gpu, Run};
 use crate::slurm;
@@ -243,24 +242,17 @@ pub fn bind(section: &mut Section, run: &Run) -> Result<()> {
             }
         }
     }
-    let Some(gpus) = run.gpus.get(..2) else {
-        section.fact("left_out", "this machine has one GPU");
-        return Ok(());
-    };
-    let uuids = gpus.iter().map(|gpu| &gpu.uuid);
-    look::unchanged(section, &run.place, uuids, 5, |section| {
-        let mut options = slurm::options(vec![0, 1]);
-        options.cpus = 16;
-        slurm::on_bed(section, run, options, |section, bed, user| {
-            cores(section, run, bed, user)?;
-            table(section, run, (bed, user), &Program::Kernels, &loads)?;
-            // The daemon's own numbers lead to the same GPUs as UUIDs.
-            let names = ["--mps-visible=uuid", "--mps-visible=ordinal"];
-            let names = names.map(|names| Load::new(2, 4, FIRST, &["--mps-bind=cyclic+peers", names]));
-            let rows = table(section, run, (bed, user), &Program::Kernels, &names)?;
-            section.equal("GPUs by number and by UUID", &rows[1].gpus, &rows[0].gpus);
-            Ok(())
-        })
+    let mut options = slurm::options(vec![0, 1]);
+    options.cpus = 16;
+    slurm::on_bed(section, run, options, |section, bed, user| {
+        cores(section, run, bed, user)?;
+        table(section, run, (bed, user), &Program::Kernels, &loads)?;
+        // The daemon's own numbers lead to the same GPUs as UUIDs.
+        let names = ["--mps-visible=uuid", "--mps-visible=ordinal"];
+        let names = names.map(|names| Load::new(2, 4, FIRST, &["--mps-bind=cyclic+peers", names]));
+        let rows = table(section, run, (bed, user), &Program::Kernels, &names)?;
+        section.equal("GPUs by number and by UUID", &rows[1].gpus, &rows[0].gpus);
+        Ok(())
     })
 }
 
@@ -294,10 +286,6 @@ fn cores(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Result<()>
 /// reach [`REACH`] of as many times one GPU; one GPU is measured first and last.
 pub fn several(section: &mut Section, run: &Run) -> Result<()> {
     let most = run.gpus.len();
-    if most < 2 {
-        section.fact("left_out", "this machine has one GPU");
-        return Ok(());
-    }
     let unbound = Some("--mps-bind=none");
     let mut cases = vec![(1, FIRST, None), (2, FIRST, None), (2, FIRST, unbound)];
     cases.extend([(2, BY_RANK, None), (2, BY_BLOCK, None)]);
@@ -316,33 +304,30 @@ pub fn several(section: &mut Section, run: &Run) -> Result<()> {
         }
     });
     let loads: Vec<Load> = loads.collect();
-    let uuids = run.gpus.iter().map(|gpu| &gpu.uuid);
-    look::unchanged(section, &run.place, uuids, 5, |section| {
-        let home = run.place.user_dir("several")?;
-        let Some(dynamics) = Dynamics::prepare(section, run, &home)? else {
-            return Ok(());
-        };
-        let mut options = slurm::options((0..most as u32).collect());
-        options.cpus = std::thread::available_parallelism()?.get() as u32;
-        let rows = slurm::on_bed(section, run, options, |section, bed, user| {
-            table(section, run, (bed, user), &Program::OpenMm(&dynamics), &loads)
-        })?;
-        let figures = cases.iter().zip(&rows).map(|((gpus, choice, flag), row)| {
-            json!({
-                "gpus": gpus,
-                "program": choice.0,
-                "flag": flag,
-                "ns_per_day": (row.sum * 10.0).round() / 10.0,
-                "of_one_gpu_each": (row.part * 1000.0).round() / 1000.0,
-                "simulations_on_each": row.each(),
-            })
-        });
-        let title = format!("OpenMM on several GPUs, {}", run.gpus[0].name);
-        let rows: Vec<Value> = figures.collect();
-        let told = json!({"title": title, "simulations_each": EACH, "rows": rows});
-        run.keep("several.json", &format!("{told:#}\n"))?;
-        Ok(fs::remove_dir_all(&home)?)
-    })
+    let home = run.place.user_dir("several")?;
+    let Some(dynamics) = Dynamics::prepare(section, run, &home)? else {
+        return Ok(());
+    };
+    let mut options = slurm::options((0..most as u32).collect());
+    options.cpus = std::thread::available_parallelism()?.get() as u32;
+    let rows = slurm::on_bed(section, run, options, |section, bed, user| {
+        table(section, run, (bed, user), &Program::OpenMm(&dynamics), &loads)
+    })?;
+    let figures = cases.iter().zip(&rows).map(|((gpus, choice, flag), row)| {
+        json!({
+            "gpus": gpus,
+            "program": choice.0,
+            "flag": flag,
+            "ns_per_day": (row.sum * 10.0).round() / 10.0,
+            "of_one_gpu_each": (row.part * 1000.0).round() / 1000.0,
+            "simulations_on_each": row.each(),
+        })
+    });
+    let title = format!("OpenMM on several GPUs, {}", run.gpus[0].name);
+    let rows: Vec<Value> = figures.collect();
+    let told = json!({"title": title, "simulations_each": EACH, "rows": rows});
+    run.keep("several.json", &format!("{told:#}\n"))?;
+    Ok(fs::remove_dir_all(&home)?)
 }
 
 pub struct Dynamics {
@@ -391,52 +376,48 @@ struct Sweep {
 /// What MPS brings on one GPU: small kernels, and OpenMM where the package has it.
 pub fn gain(section: &mut Section, run: &Run) -> Result<()> {
     const OPENMM: &str = "([0-9.]+) ns/day";
-    look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
-        let home = run.place.user_dir("gain")?;
-        let load = run.place.staged("cuda-load")?.display().to_string();
-        let counting = [&load, "--after", "3", "--seconds", "2"];
-        let mut sweeps = vec![Sweep {
-            name: "kernels",
-            what: "small kernels",
-            options: &["--clients", CLIENTS],
-            metric: "\"per_second\":([0-9.]+)",
-            command: counting.map(String::from).to_vec(),
-        }];
-        let dynamics = Dynamics::prepare(section, run, &home)?;
-        if let Some(dynamics) = &dynamics {
-            let openmm = |name, options| Sweep {
-                name,
-                what: "OpenMM",
-                options,
-                metric: OPENMM,
-                command: dynamics.command.clone(),
-            };
-            sweeps.push(openmm("openmm", &["--clients", CLIENTS]));
-            let alone = &["--clients", "1", "--only-mps", "--threads", "none,25,12.5"];
-            sweeps.push(openmm("openmm-alone", alone));
-        }
-        let found = swept(section, run, &home, "7001.srv", &sweeps)?;
-        if let Some(dynamics) = dynamics {
-            confirm(section, run, &home, &found[1][0], &dynamics.command)?;
-        }
-        Ok(fs::remove_dir_all(&home)?)
-    })
+    let home = run.place.user_dir("gain")?;
+    let load = run.place.staged("cuda-load")?.display().to_string();
+    let counting = [&load, "--after", "3", "--seconds", "2"];
+    let mut sweeps = vec![Sweep {
+        name: "kernels",
+        what: "small kernels",
+        options: &["--clients", CLIENTS],
+        metric: "\"per_second\":([0-9.]+)",
+        command: counting.map(String::from).to_vec(),
+    }];
+    let dynamics = Dynamics::prepare(section, run, &home)?;
+    if let Some(dynamics) = &dynamics {
+        let openmm = |name, options| Sweep {
+            name,
+            what: "OpenMM",
+            options,
+            metric: OPENMM,
+            command: dynamics.command.clone(),
+        };
+        sweeps.push(openmm("openmm", &["--clients", CLIENTS]));
+        let alone = &["--clients", "1", "--only-mps", "--threads", "none,25,12.5"];
+        sweeps.push(openmm("openmm-alone", alone));
+    }
+    let found = swept(section, run, &home, "7001.srv", &sweeps)?;
+    if let Some(dynamics) = dynamics {
+        confirm(section, run, &home, &found[1][0], &dynamics.command)?;
+    }
+    Ok(fs::remove_dir_all(&home)?)
 }
 
 pub fn inference(section: &mut Section, run: &Run) -> Result<()> {
-    look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
-        let home = run.place.user_dir("inference")?;
-        let command = [site::python()?, run.place.staged("inference.py")?, "3".into()];
-        let sweep = Sweep {
-            name: "pytorch",
-            what: "PyTorch inference",
-            options: &["--clients", "1,8"],
-            metric: "([0-9.]+) pictures/s",
-            command: command.map(|word| word.display().to_string()).to_vec(),
-        };
-        swept(section, run, &home, "7003.srv", &[sweep])?;
-        Ok(fs::remove_dir_all(&home)?)
-    })
+    let home = run.place.user_dir("inference")?;
+    let command = [site::python()?, run.place.staged("inference.py")?, "3".into()];
+    let sweep = Sweep {
+        name: "pytorch",
+        what: "PyTorch inference",
+        options: &["--clients", "1,8"],
+        metric: "([0-9.]+) pictures/s",
+        command: command.map(|word| word.display().to_string()).to_vec(),
+    };
+    swept(section, run, &home, "7003.srv", &[sweep])?;
+    Ok(fs::remove_dir_all(&home)?)
 }
 
 fn swept(

@@ -9,7 +9,8 @@ use anyhow::Result;
 use tests::child;
 
 use crate::result::Section;
-use crate::site::{self, Place};
+use crate::site::{self, Run};
+use crate::{Act, mig};
 
 const OURS: [&str; 5] = [
     "nvidia-cuda-mps",
@@ -106,20 +107,18 @@ impl Look {
     }
 }
 
-/// Carries `act` out, then looks until the machine is as it was before, `seconds` at most, and records the result. Not counted
-/// is what the run directory keeps by design between jobs on `gpus`.
-pub fn unchanged<'a>(
-    section: &mut Section,
-    place: &Place,
-    gpus: impl IntoIterator<Item = &'a String>,
-    seconds: u64,
-    act: impl FnOnce(&mut Section) -> Result<()>,
-) -> Result<()> {
-    let run = &place.run;
+/// Longest that the machine may take until it is as before.
+const SETTLED: Duration = Duration::from_secs(5);
+
+/// Carries `act` out, looks until the machine is as it was before, and records the result. What the run directory keeps by
+/// design between jobs does not count.
+pub fn unchanged(section: &mut Section, all: &Run, act: Act) -> Result<()> {
+    let run = &all.place.run;
     let before = Look::take(run)?;
-    act(section)?;
-    let allowed: Vec<PathBuf> = gpus.into_iter().flat_map(|gpu| kept(run, gpu)).collect();
-    let limit = Duration::from_secs(seconds);
+    act(section, all)?;
+    let gpus = all.gpus.iter().map(|gpu| gpu.uuid.clone());
+    let gpus = gpus.chain(mig::devices(&site::smi(&["-L"])?));
+    let allowed: Vec<PathBuf> = gpus.flat_map(|gpu| kept(run, &gpu)).collect();
     // A user's copies of reports are bounded: the oldest go.
     let pruned = format!("gone: file {}/", run.join("mpsd/reports").display());
     let keeps = |line: &String| {
@@ -127,7 +126,7 @@ pub fn unchanged<'a>(
         line.starts_with(&pruned) || allowed.iter().any(is)
     };
     let (mut left, mut defunct) = (Vec::new(), Vec::new());
-    child::until(limit, Duration::from_millis(100), || match Look::take(run) {
+    child::until(SETTLED, Duration::from_millis(100), || match Look::take(run) {
         Ok(look) => {
             left = look.against(&before);
             left.retain(|line| !keeps(line));

@@ -60,8 +60,6 @@ enum Part {
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
-    /// The probe outside MPS and under a daemon started by hand
-    Probe,
     /// One whole job: prologue, eight clients, epilogue
     Job,
     /// A job with static partitions, or its refusal where the driver has none
@@ -94,48 +92,46 @@ enum Part {
     Seen,
 }
 
-type Step = (&'static str, fn(&mut Section, &Run) -> Result<()>);
+/// A part of the run, its section in the result, and what fills the section.
+struct Step {
+    part: Part,
+    name: &'static str,
+    /// On fewer GPUs it is left out. With one or more, the machine must look afterwards as it did before.
+    gpus: usize,
+    act: Act,
+}
 
-impl Part {
-    /// What a whole run takes in.
-    const ALL: [Self; 11] = [
-        Self::Probe,
-        Self::Job,
-        Self::Partitions,
-        Self::Pairs,
-        Self::Slurm,
-        Self::Waits,
-        Self::Plugin,
-        Self::Devices,
-        Self::Mig,
-        Self::Seen,
-        Self::Contract,
-    ];
+type Act = fn(&mut Section, &Run) -> Result<()>;
 
-    fn steps(self) -> Vec<Step> {
-        let step: Step = match self {
-            Self::All => return Self::ALL.into_iter().flat_map(Self::steps).collect(),
-            Self::Contract => ("contract", contract),
-            Self::Probe => ("daemon_by_hand", clients::under_daemon),
-            Self::Job => ("job", job::run),
-            Self::Partitions => ("partitions", partitions::run),
-            Self::Pairs => ("times", bench::pairs),
-            Self::Slurm => ("slurm", slurm::run),
-            Self::Waits => ("waits", bench::waits),
-            Self::Plugin => ("plugin", bench::plugin),
-            Self::Devices => ("devices", devices::run),
-            Self::Mig => ("mig", mig::run),
-            Self::Bind => ("bind", load::bind),
-            Self::Many => ("many", many::run),
-            Self::Gain => ("gain", load::gain),
-            Self::Inference => ("inference", load::inference),
-            Self::Recipes => ("recipes", recipes::run),
-            Self::Several => ("several", load::several),
-            Self::Seen => ("seen", seen::run),
-        };
-        vec![step]
+const fn step(part: Part, name: &'static str, gpus: usize, act: Act) -> Step {
+    Step {
+        part,
+        name,
+        gpus,
+        act,
     }
 }
+
+/// The first [`WHOLE`] are a whole run.
+const STEPS: [Step; 16] = [
+    step(Part::Job, "job", 1, job::run),
+    step(Part::Partitions, "partitions", 1, partitions::run),
+    step(Part::Pairs, "times", 0, bench::pairs),
+    step(Part::Slurm, "slurm", 1, slurm::run),
+    step(Part::Waits, "waits", 0, bench::waits),
+    step(Part::Plugin, "plugin", 0, bench::plugin),
+    step(Part::Devices, "devices", 2, devices::run),
+    step(Part::Mig, "mig", 1, mig::run),
+    step(Part::Seen, "seen", 1, seen::run),
+    step(Part::Contract, "contract", 0, contract),
+    step(Part::Bind, "bind", 2, load::bind),
+    step(Part::Many, "many", 2, many::run),
+    step(Part::Gain, "gain", 1, load::gain),
+    step(Part::Inference, "inference", 1, load::inference),
+    step(Part::Recipes, "recipes", 1, recipes::run),
+    step(Part::Several, "several", 2, load::several),
+];
+const WHOLE: usize = 10;
 
 fn main() -> ExitCode {
     match run(Options::parse()) {
@@ -180,21 +176,33 @@ fn run(options: Options) -> Result<bool> {
     run.place.stage(&run.package)?;
     // The bare client also tells how many multiprocessors there are: the shares are computed from that.
     let mut device_sms = 0;
-    step(&mut outcome, "outside_mps", |section| {
+    carry_out(&mut outcome, "outside_mps", |section| {
         device_sms = clients::bare(section, &run)?;
         Ok(())
     })?;
     run.limits.device_sms = device_sms;
-    for (name, act) in options.part.unwrap_or(Part::All).steps() {
-        step(&mut outcome, name, |section| act(section, &run))?;
+    let part = options.part.unwrap_or(Part::All);
+    let chosen = STEPS.iter().enumerate().filter(|(number, step)| match part {
+        Part::All => *number < WHOLE,
+        part => step.part == part,
+    });
+    for (_, step) in chosen {
+        carry_out(&mut outcome, step.name, |section| match step.gpus {
+            0 => (step.act)(section, &run),
+            least if run.gpus.len() < least => {
+                section.fact("left_out", "this machine has one GPU");
+                Ok(())
+            }
+            _ => look::unchanged(section, &run, step.act),
+        })?;
     }
     run.keep("hardware.toml", &outcome.toml()?)?;
     println!("{}", outcome.text());
     Ok(outcome.counts().1 == 0)
 }
 
-/// Runs a part; one that cannot be carried out is a failed check, and the next goes on.
-fn step(
+/// A part that cannot be carried out is a failed check, and the next one begins.
+fn carry_out(
     outcome: &mut Outcome,
     name: &'static str,
     act: impl FnOnce(&mut Section) -> Result<()>,

@@ -11,7 +11,6 @@ use anyhow::{Result, bail};
 use crate::bench::{self, PLAIN};
 use crate::job::Job;
 use crate::load::{self, FIRST, Load, Program};
-use crate::look;
 use crate::result::Section;
 use crate::site::{self, Run};
 use crate::slurm;
@@ -21,23 +20,16 @@ const EACH: usize = 8;
 const MOST: usize = 48;
 
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
-    if run.gpus.len() < 2 {
-        section.fact("left_out", "this machine has one GPU");
-        return Ok(());
-    }
     section.fact("gpus", run.gpus.len() as i64);
     section.fact("topology", site::smi(&["topo", "-m"])?);
-    let uuids = run.gpus.iter().map(|gpu| &gpu.uuid);
-    look::unchanged(section, &run.place, uuids, 5, |section| {
-        bench::at_once(section, run)?;
-        full(section, run)?;
-        let mut options = slurm::options((0..run.gpus.len() as u32).collect());
-        options.cpus = std::thread::available_parallelism()?.get() as u32;
-        options.slurm_lines.push("TaskPlugin=task/affinity".into());
-        slurm::on_bed(section, run, options, |section, bed, user| {
-            under_load(section, run, bed, user)?;
-            near(section, run, bed, user)
-        })
+    bench::at_once(section, run)?;
+    full(section, run)?;
+    let mut options = slurm::options((0..run.gpus.len() as u32).collect());
+    options.cpus = std::thread::available_parallelism()?.get() as u32;
+    options.slurm_lines.push("TaskPlugin=task/affinity".into());
+    slurm::on_bed(section, run, options, |section, bed, user| {
+        under_load(section, run, bed, user)?;
+        near(section, run, bed, user)
     })
 }
 

@@ -5,7 +5,6 @@ use anyhow::Result;
 
 use crate::clients::{self, Client, Limits};
 use crate::job::{self, Job};
-use crate::look;
 use crate::result::Section;
 use crate::site::{self, Gpu, Place, Run};
 
@@ -27,30 +26,28 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         uuid: uuid.clone(),
         ..run.gpu().clone()
     };
-    look::unchanged(section, &run.place, devices.iter().take(2), 5, |section| {
-        let bare = clients::outside(run, first, &[])?;
-        section.fact("bare_client", bare.report.to_string());
-        let limits = Limits {
-            percent: 50.0,
-            memory_mib: 1024,
-            device_sms: bare.sms()?,
-        };
-        one(section, &run.place, &mig(first), &limits)?;
-        if let [first, second, ..] = &devices[..] {
-            let seen = clients::outside(run, &format!("{first},{second}"), &[])?.report;
-            section.equal(
-                "MIG devices that a process sees of two",
-                &seen["gpus"].as_array().map(Vec::len),
-                &Some(1),
-            );
-            two(section, &run.place, [&mig(first), &mig(second)])?;
-        }
-        Ok(())
-    })
+    let bare = clients::outside(run, first, &[])?;
+    section.fact("bare_client", bare.report.to_string());
+    let limits = Limits {
+        percent: 50.0,
+        memory_mib: 1024,
+        device_sms: bare.sms()?,
+    };
+    one(section, &run.place, &mig(first), &limits)?;
+    if let [first, second, ..] = &devices[..] {
+        let seen = clients::outside(run, &format!("{first},{second}"), &[])?.report;
+        section.equal(
+            "MIG devices that a process sees of two",
+            &seen["gpus"].as_array().map(Vec::len),
+            &Some(1),
+        );
+        two(section, &run.place, [&mig(first), &mig(second)])?;
+    }
+    Ok(())
 }
 
 /// The UUIDs of MIG devices in the lines `  MIG 1g.10gb     Device  0: (UUID: MIG-…)`.
-fn devices(list: &str) -> Vec<String> {
+pub fn devices(list: &str) -> Vec<String> {
     let uuid = |line: &str| {
         let (_, rest) = line.trim().strip_prefix("MIG ")?.split_once("(UUID: ")?;
         Some(rest.trim_end_matches(')').to_owned())

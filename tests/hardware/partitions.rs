@@ -1,5 +1,5 @@
 //! Static partitions, on a driver that has them: each rank of a job has the multiprocessors of its own partition. On an older one: the job
-//! is refused, and the refusal names the driver and the first that has them; NVIDIA's program itself knows no option for them.
+//! is refused, and the refusal names the driver and the first that has them.
 
 use std::time::Duration;
 
@@ -8,7 +8,6 @@ use serde_json::Value;
 use tests::child::{self, Ran};
 
 use crate::job::Job;
-use crate::look;
 use crate::result::Section;
 use crate::site::{self, Gpu, Place, Run};
 
@@ -21,34 +20,28 @@ const FIRST: u32 = 590;
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let (place, gpu) = (&run.place, run.gpu());
     section.fact("request", ACCOUNT);
-    look::unchanged(section, place, [&gpu.uuid], 3, |section| {
-        let job = Job::named(place, gpu, JOB)?;
-        let branch = gpu.driver.split('.').next().and_then(|own| own.parse().ok());
-        if branch.unwrap_or(0) < FIRST {
-            refused(section, place, gpu, &job)?;
-        } else {
-            job.begin(section, "", ACCOUNT)?;
-            granted(section, place, &job)?;
-        }
-        job.end(section, "")?;
-        Ok(())
-    })
+    let job = Job::named(place, gpu, JOB)?;
+    let branch = gpu.driver.split('.').next().and_then(|own| own.parse().ok());
+    if branch.unwrap_or(0) < FIRST {
+        refused(section, gpu, &job)?;
+    } else {
+        job.begin(section, "", ACCOUNT)?;
+        granted(section, place, &job)?;
+    }
+    job.end(section, "")?;
+    Ok(())
 }
 
 /// Each rank has the multiprocessors of its own partition, and one without a partition does not run.
 fn granted(section: &mut Section, place: &Place, job: &Job<'_>) -> Result<()> {
     for (rank, sms) in RANKS {
         let ran = client(place, job, rank)?;
-        let record: Value =
-            serde_json::from_str(&ran.stdout).with_context(|| format!("no record: {}", ran.story()))?;
+        let record: Value = serde_json::from_str(&ran.stdout).with_context(|| ran.story())?;
         let has = record["gpus"][0]["sms"].as_u64();
         // The last partition of a GPU may have those that make up no chunk.
         let enough = has.is_some_and(|has| has >= sms);
-        section.check(
-            format!("rank {rank} has {sms} multiprocessors"),
-            enough,
-            record.to_string(),
-        );
+        let name = format!("rank {rank} has {sms} multiprocessors");
+        section.check(name, enough, record.to_string());
         let under = record["under_mps"].as_bool();
         section.equal(format!("rank {rank} is under MPS"), &under, &Some(true));
     }
@@ -62,39 +55,15 @@ fn granted(section: &mut Section, place: &Place, job: &Job<'_>) -> Result<()> {
     Ok(())
 }
 
-fn refused(section: &mut Section, place: &Place, gpu: &Gpu, job: &Job<'_>) -> Result<()> {
+fn refused(section: &mut Section, gpu: &Gpu, job: &Job<'_>) -> Result<()> {
     let why = format!("static partitions: driver {} has none", gpu.driver);
     section.fact("not verified here", why);
     let prologue = job.prologue(ACCOUNT)?;
     let told = prologue.story();
     let named = told.contains(&gpu.driver) && told.contains(&format!("driver {FIRST}"));
-    section.check(
-        "the job is refused, by the driver here and the first that has them",
-        prologue.code == Some(1) && named,
-        told,
-    );
-    unknown(section, place, gpu)
-}
-
-/// NVIDIA's own program and the option, started as the job's daemon would be: it names the option and leaves.
-fn unknown(section: &mut Section, place: &Place, gpu: &Gpu) -> Result<()> {
-    let directory = place.user_dir("partitions")?;
-    let text = directory.display().to_string();
-    let mut env = site::base_env();
-    env.insert("CUDA_MPS_PIPE_DIRECTORY".into(), text.clone());
-    env.insert("CUDA_MPS_LOG_DIRECTORY".into(), text);
-    env.insert("CUDA_VISIBLE_DEVICES".into(), gpu.uuid.clone());
-    let control = site::program("nvidia-cuda-mps-control")?;
-    let mut command = place.as_user(&control, &env);
-    let ran = child::run(command.args(["-f", "-S"]), "", Duration::from_secs(10))?;
-    let told = format!("{}{}", ran.stdout, ran.stderr);
-    let first = told.lines().next().unwrap_or_default();
-    section.check(
-        "NVIDIA's daemon refuses -S, and no daemon stays",
-        first.starts_with("Unrecognized option") && !directory.join("control").exists(),
-        format!("exit {:?}: {first}", ran.code),
-    );
-    std::fs::remove_dir_all(directory).context("the directory of a daemon that was refused")
+    let name = "the job is refused, by the driver here and the first that has them";
+    section.check(name, prologue.code == Some(1) && named, told);
+    Ok(())
 }
 
 fn client(place: &Place, job: &Job<'_>, rank: u32) -> Result<Ran> {

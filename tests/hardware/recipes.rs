@@ -12,7 +12,6 @@ use serde_json::Value;
 
 use crate::clients::MARGIN_MIB;
 use crate::job::{self, Job};
-use crate::look;
 use crate::result::Section;
 use crate::site::{self, Place, Run};
 
@@ -70,28 +69,26 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         section.fact("left_out", "no python3 in PATH");
         return Ok(());
     };
-    look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
-        let kitchen = Kitchen {
-            place: &run.place,
-            python,
-            home: run.place.user_dir("recipes")?,
-            end: Instant::now() + PART,
-        };
-        let packages = kitchen.packages(section)?;
-        for (number, recipe) in RECIPES.iter().enumerate() {
-            if let Some(why) = kitchen.lacks(recipe, &packages) {
-                section.fact(&format!("{}: left_out", recipe.name), why);
-                continue;
-            }
-            eprintln!("hardware: recipe {}", recipe.name);
-            let job = Job::named(&run.place, run.gpu(), &format!("{}.srv", 7200 + number))?;
-            if let Err(e) = kitchen.one(section, &job, recipe) {
-                section.check(format!("{}: carried out", recipe.name), false, format!("{e:#}"));
-            }
-            job.end(section, &format!("{}: ", recipe.name))?;
+    let kitchen = Kitchen {
+        place: &run.place,
+        python,
+        home: run.place.user_dir("recipes")?,
+        end: Instant::now() + PART,
+    };
+    let packages = kitchen.packages(section)?;
+    for (number, recipe) in RECIPES.iter().enumerate() {
+        if let Some(why) = kitchen.lacks(recipe, &packages) {
+            section.fact(&format!("{}: left_out", recipe.name), why);
+            continue;
         }
-        Ok(fs::remove_dir_all(&kitchen.home)?)
-    })
+        eprintln!("hardware: recipe {}", recipe.name);
+        let job = Job::named(&run.place, run.gpu(), &format!("{}.srv", 7200 + number))?;
+        if let Err(e) = kitchen.one(section, &job, recipe) {
+            section.check(format!("{}: carried out", recipe.name), false, format!("{e:#}"));
+        }
+        job.end(section, &format!("{}: ", recipe.name))?;
+    }
+    Ok(fs::remove_dir_all(&kitchen.home)?)
 }
 
 impl Kitchen<'_> {

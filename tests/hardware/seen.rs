@@ -11,7 +11,6 @@ use serde_json::Value;
 use tests::child::{self, Ran, Running};
 
 use crate::job::{self, Job};
-use crate::look;
 use crate::result::Section;
 use crate::site::Run;
 
@@ -32,12 +31,6 @@ struct Scene<'a> {
 }
 
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
-    look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
-        play(section, run)
-    })
-}
-
-fn play(section: &mut Section, run: &Run) -> Result<()> {
     let job = Job::named(&run.place, run.gpu(), "7100.srv")?;
     job.prologue(job::ACCOUNT)?.success()?;
     let mut scene = Scene {

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use crate::clients::{self, CLIENTS};
 use crate::result::Section;
 use crate::site::{Place, Run};
-use crate::{job, look, site};
+use crate::{job, site};
 
 /// Longest that one `srun` may take.
 const SRUN: Duration = Duration::from_secs(90);
@@ -25,20 +25,18 @@ const SRUN: Duration = Duration::from_secs(90);
 const RUNS: usize = 3;
 
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
-    look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
-        let options = options(vec![run.number as u32]);
-        on_bed(section, run, options, |section, bed, user| {
-            (0..RUNS).try_for_each(|number| one(section, run, bed, user, number))?;
-            // srun returns before the epilog has run: the node is COMPLETING until then.
-            let state = || Ok::<_, anyhow::Error>(bed.node_state("node1")?.state);
-            let is_idle = || state().is_ok_and(|state| state == "IDLE");
-            child::until(Duration::from_secs(20), Duration::from_millis(100), is_idle)?;
-            let state = state()?;
-            section.check("the node is idle and not drained", state == "IDLE", state);
-            let left = bed.left_behind();
-            section.none("nothing left of the jobs", &left);
-            Ok(())
-        })
+    let options = options(vec![run.number as u32]);
+    on_bed(section, run, options, |section, bed, user| {
+        (0..RUNS).try_for_each(|number| one(section, run, bed, user, number))?;
+        // srun returns before the epilog has run: the node is COMPLETING until then.
+        let state = || Ok::<_, anyhow::Error>(bed.node_state("node1")?.state);
+        let is_idle = || state().is_ok_and(|state| state == "IDLE");
+        child::until(Duration::from_secs(20), Duration::from_millis(100), is_idle)?;
+        let state = state()?;
+        section.check("the node is idle and not drained", state == "IDLE", state);
+        let left = bed.left_behind();
+        section.none("nothing left of the jobs", &left);
+        Ok(())
     })
 }
 
