@@ -17,8 +17,6 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
 
-use package::{plugin, stage};
-
 /// Builds, shows, tests and measures mpsd.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
@@ -58,10 +56,6 @@ enum Verb {
     Texts,
     /// Make the documentation's site, and follow its links.
     Docs(site::Options),
-    /// Lay out the tree that is installed, below a directory.
-    Stage(stage::Options),
-    /// Stamp one linked plugin for each release of Slurm.
-    SpankVariants(plugin::Options),
     /// Make the packages for Debian and RPM systems.
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
@@ -78,11 +72,8 @@ enum Verb {
 impl Verb {
     /// Building and packing does not, unless a tool has to be installed first.
     fn needs_root(&self) -> bool {
-        use Verb::{Dist, Docs, ReleaseCheck, SpankVariants, Stage, Texts};
-        !matches!(
-            self,
-            Texts | Docs(_) | Stage(_) | SpankVariants(_) | Dist(_) | ReleaseCheck(_)
-        )
+        use Verb::{Dist, Docs, ReleaseCheck, Texts};
+        !matches!(self, Texts | Docs(_) | Dist(_) | ReleaseCheck(_))
     }
 }
 
@@ -119,8 +110,6 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Fuzz(options) => runs::fuzz(options)?,
         Verb::Texts => cargo::build("run --package manual -- --texts .")?,
         Verb::Docs(options) => site::run(options)?,
-        Verb::Stage(options) => stage::run(options)?,
-        Verb::SpankVariants(options) => plugin::run(options)?,
         Verb::Dist(options) => package::run(options)?,
         Verb::Hardware(options) => hardware::run(options)?,
         Verb::ReleaseCheck(options) => release_check::run(options)?,

@@ -47,7 +47,8 @@ pub fn run(options: &Options) -> Result<()> {
         "man pages and completions",
         quietly(&mut cargo::words("test --locked -p manual")),
     );
-    if !options.quick && check("packages", package::run(&package::Options::into_dir(PACKAGES))) {
+    let pack = || package::run(&package::Options::into_dir(PACKAGES)?);
+    if !options.quick && check("packages", pack()) {
         check("lintian", lintian());
         check("rpmlint", rpmlint());
         check("reproducible", reproducible());

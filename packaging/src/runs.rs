@@ -19,7 +19,6 @@ const LONGEST: Duration = Duration::from_secs(1500);
 const MARGIN: Duration = Duration::from_secs(120);
 /// Time for one job of the soak; a loaded machine of two cores needs a sixth of a second.
 const CYCLE: Duration = Duration::from_secs(2);
-const EXECUTIONS: &str = "stat::number_of_executed_units:";
 const PROGRAMS: &str = "build --workspace --lib --bins";
 
 /// Runs the suite's modules with figures, and adds up how much they tried: their lines `figure: NAME = COUNT`.
@@ -233,7 +232,8 @@ fn one(built: &Path, programs: &Path, target: &str, seconds: u64) -> Result<u64>
     ]);
     let (mut count, mut said) = (None, Vec::new());
     let status = lines(&mut command, Duration::from_secs(seconds) + MARGIN, |line| {
-        count = executions(line).or(count);
+        let executions = line.strip_prefix("stat::number_of_executed_units:");
+        count = executions.and_then(|number| number.trim().parse().ok()).or(count);
         said.push(line.to_owned());
     })?;
     match count {
@@ -244,10 +244,6 @@ fn one(built: &Path, programs: &Path, target: &str, seconds: u64) -> Result<u64>
             said.join("\n")
         ),
     }
-}
-
-fn executions(line: &str) -> Option<u64> {
-    line.strip_prefix(EXECUTIONS)?.trim().parse().ok()
 }
 
 #[cfg(test)]

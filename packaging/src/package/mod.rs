@@ -5,12 +5,12 @@
 
 mod deb;
 mod layout;
-pub mod plugin;
+mod plugin;
 pub mod programs;
 mod release;
 mod repository;
 mod rpm;
-pub mod stage;
+mod stage;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use clap::{Args as _, FromArgMatches as _};
 
 use crate::cargo;
 use crate::command::{command, wrote};
@@ -59,18 +60,11 @@ pub struct Options {
 }
 
 impl Options {
-    pub fn into_dir(dir: &str) -> Options {
-        Options {
-            out: dir.into(),
-            target: vec![Machine::X86, Machine::Arm],
-            quick: Vec::new(),
-            programs: None,
-            revision: 1,
-            number: None,
-            packed: false,
-            repository: None,
-            key: None,
-        }
+    /// Everything built for every machine, the packages in `dir`.
+    pub fn into_dir(dir: &str) -> Result<Options> {
+        let words = ["dist", "--target", "x86_64,aarch64", "--out", dir];
+        let given = Options::augment_args(clap::Command::new("dist")).try_get_matches_from(words)?;
+        Ok(Options::from_arg_matches(&given)?)
     }
 }
 
@@ -92,7 +86,7 @@ pub fn run(options: &Options) -> Result<()> {
 
 fn built(options: &Options) -> Result<Vec<Built>> {
     let built = |machine: &Machine| match &options.programs {
-        Some(programs) => programs::around(Profile::Portable, *machine, programs.clone()),
+        Some(programs) => programs::around(*machine, programs.clone()),
         None if options.quick.contains(machine) => programs::everything(Profile::Quick, *machine),
         None => programs::everything(Profile::Portable, *machine),
     };

@@ -3,36 +3,9 @@
 //! Slurm compares major and minor of `plugin_version` with its own and refuses the file else; between the releases that we
 //! support, nothing else that the plugin uses differs.
 
-use std::path::PathBuf;
-
 use anyhow::{Context as _, Result, bail};
 use object::read::elf::ElfFile64;
 use object::{Architecture, Object as _, ObjectSection as _, ObjectSymbol as _};
-
-use super::layout::SLURM;
-use crate::files::{make_dir, read, write};
-
-/// `spank-variants`' options.
-#[derive(Debug, clap::Args)]
-pub struct Options {
-    /// The plugin as linked
-    plugin: PathBuf,
-    /// Gets a directory YY.MM with a plugin for each release
-    dir: PathBuf,
-}
-
-/// Writes the plugin once for each release.
-pub fn run(options: &Options) -> Result<()> {
-    let plugin = read(&options.plugin)?;
-    for release in SLURM {
-        let dir = options.dir.join(release);
-        make_dir(&dir)?;
-        let path = dir.join("spank_mps.so");
-        write(&path, stamped(&plugin, release)?)?;
-        println!("{}", path.display());
-    }
-    Ok(())
-}
 
 const STAMP: &str = "plugin_version";
 

@@ -63,7 +63,6 @@ impl Machine {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
-    Debug,
     /// As released, but not optimized: quick, to try on another machine.
     Quick,
     Portable,
@@ -71,7 +70,6 @@ pub enum Profile {
 
 #[derive(Debug)]
 pub struct Built {
-    pub profile: Profile,
     pub machine: Machine,
     pub programs: PathBuf,
     pub manual: PathBuf,
@@ -79,33 +77,22 @@ pub struct Built {
 }
 
 pub fn everything(profile: Profile, machine: Machine) -> Result<Built> {
-    let target = target_directory()?;
-    let programs = match profile {
-        Profile::Debug => {
-            cargo::build(&format!("build --locked {SHIPPED}"))?;
-            target.join("debug")
-        }
-        Profile::Quick | Profile::Portable => {
-            let status = build(profile, machine)?.status().context("cannot start cargo")?;
-            if !status.success() {
-                bail!("'cargo zigbuild' for {} failed ({status})", machine.name());
-            }
-            let directory = if profile == Profile::Quick {
-                "debug"
-            } else {
-                "release"
-            };
-            target.join(machine.triple()).join(directory)
-        }
+    let status = build(profile, machine)?.status().context("cannot start cargo")?;
+    if !status.success() {
+        bail!("'cargo zigbuild' for {} failed ({status})", machine.name());
+    }
+    let directory = match profile {
+        Profile::Quick => "debug",
+        Profile::Portable => "release",
     };
-    around(profile, machine, programs)
+    let programs = target_directory()?.join(machine.triple()).join(directory);
+    around(machine, programs)
 }
 
-pub fn around(profile: Profile, machine: Machine, programs: PathBuf) -> Result<Built> {
+pub fn around(machine: Machine, programs: PathBuf) -> Result<Built> {
     let manual = target_directory()?.join("manual");
     cargo::build(&format!("run --quiet --locked -p manual -- {}", manual.display()))?;
     Ok(Built {
-        profile,
         machine,
         programs,
         manual,

@@ -1,14 +1,14 @@
-//! `cargo xtask stage DIR`: the installed tree, file by file as `layout` lists it.
+//! The installed tree below a directory, file by file as `layout` lists it.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
 use super::layout::{self, Entry, Package};
 use super::plugin::{self, Elf, glibc};
-use super::programs::{self, Built, GLIBC, Machine, Profile};
+use super::programs::{Built, GLIBC, Machine};
 use crate::cargo;
 use crate::files::{list, make_dir, read, write};
 
@@ -18,28 +18,6 @@ pub struct Staged {
     pub package: Package,
     /// None for a link.
     pub mode: Option<u32>,
-}
-
-/// `stage`'s options.
-#[derive(Debug, clap::Args)]
-pub struct Options {
-    /// Where the tree is made; must not exist, or be empty
-    dir: PathBuf,
-    /// Take the programs of the dev profile, for this machine only: quick, to look at
-    #[arg(long)]
-    debug: bool,
-}
-
-pub fn run(options: &Options) -> Result<()> {
-    let profile = if options.debug {
-        Profile::Debug
-    } else {
-        Profile::Portable
-    };
-    let built = programs::everything(profile, Machine::OWN)?;
-    let files = stage(&options.dir, &built)?;
-    println!("{} files below '{}'", files.len(), options.dir.display());
-    Ok(())
 }
 
 /// Lays out the tree below `dir` and returns its files in order.
@@ -114,9 +92,7 @@ fn bytes(entry: &Entry, built: &Built) -> Result<Vec<u8>> {
 
 fn program(built: &Built, name: &str) -> Result<Vec<u8>> {
     let bytes = read(&built.programs.join(name))?;
-    if built.profile != Profile::Debug {
-        runs_there(name, &bytes, built.machine)?;
-    }
+    runs_there(name, &bytes, built.machine)?;
     Ok(bytes)
 }
 
