@@ -19,8 +19,8 @@ pub fn command(program: &str, words: &str) -> Command {
     command
 }
 
-/// Runs `command`, hands every line of both its streams to `each`, and returns how it ended. After `limit` it is killed with
-/// all its descendants, and that is an error. It stays in this process group: Ctrl-C ends it too.
+/// Hands every line of both streams to `each`. After `limit` the command is killed with all its descendants, and that is an
+/// error. It stays in this process group: Ctrl-C ends it too.
 pub fn lines(command: &mut Command, limit: Duration, mut each: impl FnMut(&str)) -> Result<ExitStatus> {
     let program = command.get_program().to_string_lossy().into_owned();
     command

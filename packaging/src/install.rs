@@ -16,8 +16,7 @@ use crate::files::{emptied, make_dir, write};
 const APT: &str = "/usr/bin/apt-get";
 const DNF: &str = "/usr/bin/dnf";
 
-/// A program that is there, or that the system's package manager brings: its path, its package on Debian, its package on RPM
-/// systems.
+/// A program that is there, or that the package manager brings: its path, its package on Debian and on RPM systems.
 pub fn program(path: &str, deb: &str, rpm: &str) -> Result<()> {
     if Path::new(path).exists() {
         return Ok(());
@@ -55,8 +54,7 @@ fn kept(place: &str, name: &str, wanted: &str, make: impl FnOnce(&Path) -> Resul
     Ok(home)
 }
 
-/// The directory with the programs of a Python environment of our own, made when it is not there. `wanted` has the lines of pip's
-/// requirements files: names with versions and the hashes of their wheels, without which pip takes nothing.
+/// The directory with a Python environment's programs. `wanted` is a pip requirements file with the hashes of the wheels.
 pub fn python(name: &str, wanted: &str) -> Result<PathBuf> {
     let home = kept("tools", name, wanted, |home| {
         // Debian packs `venv` by itself.
@@ -106,14 +104,12 @@ pub fn zig() -> Result<PathBuf> {
     python("zig", ZIG)
 }
 
-/// What is on the system for arm64: what installs the packages, what a maintainer's script calls, perl to load the plugin, and the
-/// emulator, which is for this machine and needs no library.
+/// What is on the system for arm64; the emulator is for this machine.
 const ARM64: &str =
     "dpkg,rpm,perl-base,coreutils,dash,sed,grep,findutils,diffutils,tar,gzip,libc-bin,qemu-user-static:amd64";
 pub const EMULATOR: &str = "usr/bin/qemu-aarch64-static";
 
-/// The directory with a Debian for arm64 and Debian's qemu, which runs its programs here; made when it is not there. Nothing is
-/// installed but mmdebstrap, and nothing of the other machine runs while the files are laid out.
+/// The directory with a Debian for arm64, made when it is not there, and the emulator that runs its programs here.
 pub fn arm64() -> Result<PathBuf> {
     let home = kept("tmp", "debian-arm64", ARM64, |home| {
         if !cfg!(target_arch = "x86_64") {
@@ -140,8 +136,7 @@ pub fn arm64() -> Result<PathBuf> {
 const SLURM: &str = "munged slurmctld slurmd slurmstepd srun sbatch salloc scontrol sinfo";
 /// Services of the packages: the tests have their own, so these must not run.
 const SERVICES: [&str; 3] = ["slurmctld", "slurmd", "munge"];
-/// Debian's packages ask this program before they start a service: 101 means no. A machine that has such a file has decided
-/// already, and keeps its own.
+/// Debian's packages ask this program before they start a service: 101 means no. A machine that has one keeps its own.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 pub fn slurm() -> Result<()> {

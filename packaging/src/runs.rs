@@ -90,9 +90,7 @@ pub fn matrix(matrix: &Matrix) -> Result<()> {
     shown(&mut run, LONGEST)
 }
 
-/// Starts a test program in a system: a file system in memory over it, with this machine's processes, devices, cgroups,
-/// repository and build.
-/// On one line, because it stands in a value of cargo's configuration.
+/// Starts a test program in a system, below a file system in memory. On one line: it stands in a value of cargo's configuration.
 const IN_SYSTEM: &str = "root=$1 repository=$2 build=$3; shift 3; place=$build/tmp/matrix-root; mkdir -p $place; \
     mount -t tmpfs -o mode=755 none $place; mkdir -m 755 $place/upper $place/work $place/root; \
     mount -t overlay -o lowerdir=$root,upperdir=$place/upper,workdir=$place/work overlay $place/root; \
@@ -163,8 +161,7 @@ pub struct Fuzz {
     target: Vec<String>,
 }
 
-/// Builds the targets with the compiler of this workspace, and runs them one after another. cargo-fuzz needs unstable options. No sanitizer: what is fuzzed has no unsafe code (the suite's architecture tests hold it), and without one it is
-/// many times faster.
+/// No sanitizer: what is fuzzed has no unsafe code, and without one it is many times faster.
 pub fn fuzz(options: &Fuzz) -> Result<()> {
     let targets = chosen(&options.target, targets()?)?;
     let mut build = cargo::words("fuzz build --sanitizer none");

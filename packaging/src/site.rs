@@ -1,5 +1,5 @@
-//! `cargo xtask docs`: a site of the repository's pages and of the man pages. mkdocs makes it (`packaging/site/`). A headless
-//! browser then opens each page at three widths: a page that scrolls sideways, or a link that leads nowhere, is an error.
+//! `cargo xtask docs`: the site, by mkdocs. A headless browser opens each page at three widths: a page that scrolls sideways,
+//! or a link that leads nowhere, is an error.
 
 use std::fs;
 use std::path::{Path, PathBuf};

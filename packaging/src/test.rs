@@ -11,20 +11,16 @@ use crate::install::{EMULATOR, arm64, deny, slurm};
 use crate::package::programs::{self, Machine, Profile};
 use crate::{cargo, command, runs, site};
 
-/// Longest that one stage may take. All of them are to fit into thirty minutes on two cores; the workflow gives ninety,
-/// for the first build and a slow network.
+/// Longest that one stage may take. All of them are to fit into thirty minutes on two cores.
 const LONGEST: Duration = Duration::from_secs(1500);
 
-/// The unit tests that an emulator runs: what reckons, and takes no minute under it. The rest reads the system's files, or asks
-/// the kernel, which stays this machine's; programs of the packages' tests do that.
+/// The unit tests that an emulator runs: the rest asks the kernel, which stays this machine's.
 const EMULATED: &str = "--lib -p mpsd-core -- environment:: gpu:: job:: limits:: step::";
 
-/// The cells that run on Debian 13's Slurm as well, below three minutes: half of the site matrix's clusters, with PrologFlags of
-/// every kind, and all that depends on where Slurm is.
+/// The cells that run on Debian 13's Slurm as well: all that depends on where Slurm is, in less than three minutes.
 const NEWER: [&str; 3] = ["constrained", "configless", "stack"];
 
-/// What procps or systemd sets on every booted Debian: the kernel then refuses O_CREAT of another user's file in a directory like
-/// /tmp. A site's nodes have it, so the tests have to run with it.
+/// What procps or systemd sets on every booted Debian, and so on a site's nodes.
 const BOOTED: [(&str, &str); 3] = [
     ("protected_regular", "2"),
     ("protected_fifos", "2"),
@@ -148,8 +144,7 @@ struct Report {
 }
 
 impl Report {
-    /// Those that are more than cargo's words need a part of the toolchain, or of the system, that not every machine has. CI has
-    /// all of them.
+    /// The stages that are more than cargo's words need what not every machine has; CI has it.
     fn stage(&mut self, stage: &Stage) -> Result<()> {
         match stage.name {
             "setup" => self.setup(stage.name),

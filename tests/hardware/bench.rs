@@ -1,5 +1,4 @@
-//! The benchmarks of times. One runner lets the cases of a table take turns; the tables are the begin and the end of a job, by the
-//! shortest possible means and by ours, on one GPU and on all at once, and what a user waits for.
+//! The benchmarks of times: the begin and the end of a job against the shortest possible means, and what a user waits for.
 
 use std::process::Command;
 use std::thread;
@@ -204,8 +203,7 @@ pub fn waits(section: &mut Section, run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// What the plugin costs a job that did not ask, against no plugin and against one that does nothing, on simulated nodes of the same
-/// machine: `bench srun`. Its result stands beside ours.
+/// What the plugin costs a job that did not ask: `bench srun` on simulated nodes of this machine.
 pub fn plugin(section: &mut Section, run: &Run) -> Result<()> {
     let _slurm = Debs::install(&run.package.join("debs"))?;
     let file = run.out.as_ref().unwrap_or(&run.package).join("bench-srun.json");

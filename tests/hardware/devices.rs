@@ -1,6 +1,5 @@
-//! Two real GPUs, and four where the machine has them, under lists that are partial or against the order of the bus. The oracle is the same job without MPS: what
-//! `mps-probe` sees there. A job with MPS has the same GPU, by `mps-probe` and by NVIDIA's own list of compute processes, or
-//! it is refused in a line that names both device files, and no server starts.
+//! Real GPUs under lists that are partial or against the order of the bus. The same job without MPS says which GPU is right:
+//! a job with MPS has that GPU, or is refused in a line that names both device files.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

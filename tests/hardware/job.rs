@@ -202,8 +202,7 @@ pub fn ask(place: &Place, env: &BTreeMap<String, String>, question: &str) -> Res
     Ok(ran.success()?.stdout.trim().to_owned())
 }
 
-/// What the job's `mpsd` costs while nothing happens: wake-ups in two seconds, and memory as the kernel reckons its part of what is
-/// shared.
+/// What an idle `mpsd` costs: wake-ups in two seconds, and its share of memory as the kernel counts it.
 fn idle(section: &mut Section, directory: &Path) -> Result<()> {
     let journal = fs::read_to_string(directory.join("journal"))?;
     let journal: serde_json::Value = serde_json::from_str(&journal)?;

@@ -1,6 +1,4 @@
-//! The benchmarks of throughput: programs that run on GPUs at once and count during the same seconds. Tables of `srun` with MPS on
-//! one and several GPUs, by what the user says of binding and by how the program chooses its GPU; and tables of `mpsctl sweep`,
-//! with a job that does as the sweep advises.
+//! The benchmarks of throughput: programs that count during the same seconds, started by `srun` or by `mpsctl sweep`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -218,8 +216,7 @@ fn simulation(line: &str, gpus: &[Gpu]) -> Result<Client> {
 
 /// Small kernels on two GPUs under each way to bind. Sixteen of these clients do not fill a GPU: what is shown is where each runs.
 pub fn bind(section: &mut Section, run: &Run) -> Result<()> {
-    /// A way, the GPUs that each of several clients sees, and the least clients that it spreads evenly if they take the first GPU.
-    /// Where the cores of this machine are near one GPU only, 'closest' is that one.
+    /// A way, the GPUs that each client sees, and the fewest clients that it spreads evenly if they take the first GPU.
     const WAYS: [(&str, usize, Option<usize>); 6] = [
         ("--mps-bind=none", 2, None),
         ("--mps-bind=block", 1, Some(2)),
@@ -282,8 +279,7 @@ fn cores(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Result<()>
     Ok(())
 }
 
-/// OpenMM on one, two and all GPUs of the host, eight simulations on each. What the user gets who says nothing of binding must
-/// reach [`REACH`] of as many times one GPU; one GPU is measured first and last.
+/// OpenMM, eight simulations on each GPU. Without a word of binding they must reach [`REACH`] of as many times one GPU.
 pub fn several(section: &mut Section, run: &Run) -> Result<()> {
     let most = run.gpus.len();
     let unbound = Some("--mps-bind=none");
@@ -337,8 +333,7 @@ pub struct Dynamics {
 }
 
 impl Dynamics {
-    /// Installs OpenMM for this run and makes its input in `home`; None where the package has none, or the machine no Python for
-    /// it.
+    /// Installs OpenMM for this run and makes its input; None if the package has none, or the machine no Python.
     fn prepare(section: &mut Section, run: &Run, home: &Path) -> Result<Option<Self>> {
         let entries = fs::read_dir(run.package.join("wheels")).into_iter().flatten();
         let wheels: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;

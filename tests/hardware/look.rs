@@ -150,8 +150,7 @@ pub fn unchanged(section: &mut Section, all: &Run, act: Act) -> Result<()> {
     Ok(())
 }
 
-/// What the run directory keeps between jobs: its own three directories, the lock file of the GPU, and reports that their users may
-/// read, until the next boot.
+/// What the run directory keeps until the next boot: its directories, the GPU's lock file, users' reports.
 fn kept(run: &Path, gpu: &str) -> Vec<PathBuf> {
     let own = ["mpsd", "mpsd/jobs", "mpsd/gpus", &format!("mpsd/gpus/{gpu}")].map(|path| run.join(path));
     let mut all = own.to_vec();

@@ -1,8 +1,5 @@
-//! The project against a real GPU, with `compute_mode = "keep"`: checks of the product (contract suite, jobs, a real Slurm, what users
-//! see), and benchmarks, which are tables of cases with one runner.
-//! Nothing here changes a setting of a GPU, provokes a fault of it or resets it.
-//!
-//! It runs without cargo: `cargo xtask hardware --pack DIR` puts it and everything it needs into one folder.
+//! The project against a real GPU. Nothing here changes a setting of a GPU (`compute_mode = "keep"`), provokes a fault or
+//! resets it. It runs without cargo: `cargo xtask hardware --pack DIR` puts all that it needs into one folder.
 
 mod bench;
 mod clients;

@@ -1,5 +1,4 @@
-//! All GPUs of one host: jobs of a GPU each that start and end at once, the load that they take together,
-//! the GPU near a task's core, and a GPU full of clients beside busy ones.
+//! All GPUs of one host: jobs at once, their load, the GPU near a task's core, and a full GPU beside busy ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -1,5 +1,4 @@
-//! MPS on MIG devices: what NVIDIA documents and this project builds on (docs/facts/mps-control.md#mig), where the machine has some.
-//! No MIG device is made or removed, and no mode is changed.
+//! MPS on MIG devices as documented (docs/facts/mps-control.md#mig). No MIG device is made or removed, no mode changed.
 
 use anyhow::Result;
 

@@ -1,5 +1,4 @@
-//! Static partitions, on a driver that has them: each rank of a job has the multiprocessors of its own partition. On an older one: the job
-//! is refused, and the refusal names the driver and the first that has them.
+//! Static partitions: each rank has its own partition, or an older driver's refusal names the driver and the first with them.
 
 use std::time::Duration;
 

@@ -21,8 +21,7 @@ const RANKS: usize = 4;
 const LIMIT_MIB: u64 = 4096;
 const SHARE_MIB: u64 = LIMIT_MIB / 2;
 const ACCOUNT: &str = "MPS=true,MPS_MEM=4G";
-/// Longest that Python may take to load a package for the first time, that the ranks of a recipe may take until all have said what they
-/// saw, and that the whole part may take.
+/// Longest that loading a package, the ranks of a recipe until all have reported, and the whole part may take.
 const LOAD: Duration = Duration::from_secs(40);
 const RECIPE: Duration = Duration::from_secs(30);
 const PART: Duration = Duration::from_secs(85);

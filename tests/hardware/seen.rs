@@ -1,5 +1,4 @@
-//! What user and administrator see of a job on NVIDIA's own daemon: status of eight clients, a report after a killed client, one
-//! client too many and a server that was ended, and what `explain` says of NVIDIA's own logs of these.
+//! What user and administrator see of a job on NVIDIA's own daemon, and what `explain` says of NVIDIA's own logs.
 
 use std::fs;
 use std::time::{Duration, Instant};

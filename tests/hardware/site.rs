@@ -111,8 +111,7 @@ impl Run {
     }
 }
 
-/// A private place: programs, configuration and run directory, removed when dropped, with every process that still
-/// names it.
+/// A private place, removed when dropped, with every process that still names it.
 #[derive(Debug)]
 pub struct Place {
     /// Programs and configuration: root-owned all the way up, passable for everybody.
@@ -251,8 +250,7 @@ pub fn home_env(place: &Place, home: &Path) -> BTreeMap<String, String> {
     env
 }
 
-/// Kills, by pid, what still has the run directory in its environment or is one of the staged programs: the last resort
-/// after a failure.
+/// The last resort: kills, by pid, what runs a staged program or has the run directory in its environment.
 fn kill_the_rest(run: &Path, dir: &Path) {
     let needle = run.as_os_str().as_encoded_bytes();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

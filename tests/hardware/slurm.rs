@@ -1,5 +1,4 @@
-//! A real Slurm beside the real GPU: `srun --mps` → plugin → prologue → NVIDIA's daemon → CUDA clients. On a machine without a
-//! package manager what Slurm's packages hold and the machine lacks is copied in, and taken away again.
+//! A real Slurm beside the real GPU. What the machine lacks of Slurm is copied in, and taken away again.
 
 use std::fs;
 use std::io::Write as _;

@@ -1,5 +1,4 @@
-//! Tasks that Torque's TM starts, without a shell or a profile, and our `$job_starter` that attaches them: which jobs it
-//! serves, which moms get none, and what it does to no job.
+//! Tasks that Torque's TM starts without a shell, and our `$job_starter`, which attaches them.
 
 use crate::jobs::{
     attached, attached_without_limits, bare, begins, begun, client, ends, free, run_ends, says, says_once,
@@ -148,8 +147,7 @@ fn a_sister_that_cannot_attach_keeps_the_job_from_starting() {
     ends(&mut c, &job);
 }
 
-/// Torque would requeue a job for ever whose prologue.parallel fails. The second request is refused by what the node has:
-/// its record on the sister stays, since Torque does not run the sister's epilogue.
+/// Torque would requeue a job for ever if its prologue.parallel failed. It runs no epilogue on the sister, so a record stays there.
 #[test]
 fn a_refusal_on_two_nodes_takes_no_sister_down() {
     let mut c = cluster(&["nodea", "nodeb"]);

@@ -19,8 +19,7 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// How long a pipe may stay open after its program has ended, because a child of it still holds it.
 const PIPE_WAIT: Duration = Duration::from_millis(500);
 
-/// Turns SIGINT, SIGTERM and SIGHUP into a flag, so that guards are dropped. Children start with an empty mask
-/// ([`Running::start`]).
+/// Turns SIGINT, SIGTERM and SIGHUP into a flag, so that guards are dropped.
 pub fn catch_interrupts() -> Result<()> {
     let mut set = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {

@@ -1,5 +1,4 @@
-//! NVIDIA's control daemon, or its double, started by hand with the shortest possible means: the floor that the prologue is measured
-//! against.
+//! NVIDIA's control daemon or its double, started by the shortest possible means: the floor for the prologue's time.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};

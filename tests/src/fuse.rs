@@ -1,5 +1,4 @@
-//! A file system in user space with one file, of which one kind of request is never answered. A process that makes that request waits, and
-//! once the request was read not even SIGKILL ends the wait.
+//! A file system with one file that never answers one kind of request: even SIGKILL does not end who waits for the answer.
 
 use std::fs::File;
 use std::io::{Read, Write};

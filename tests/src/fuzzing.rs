@@ -1,5 +1,4 @@
-//! What is fuzzed: each place that reads text of a user, a scheduler, a file or the vendor's daemon. Each function takes any bytes and
-//! asserts what must hold of them. `fuzz/` (cargo-fuzz) and the suite use it. This file uses nothing but `mpsd` and `std`.
+//! What is fuzzed, by `fuzz/` (cargo-fuzz) and by the suite: each place that reads foreign text takes any bytes.
 
 use mpsd::daemon::dialogue::{Event, LimitScope, Proof, check};
 use mpsd::job::Journal;

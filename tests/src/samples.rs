@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-/// The results of each case of a table, measured in turn `rounds` times, another case first each time. Before several rounds comes
-/// one that does not count: it brings programs and libraries into the page cache.
+/// The results of each case, measured in turn `rounds` times, another case first each time. Before several rounds comes one
+/// that does not count: it brings programs and libraries into the page cache.
 pub fn in_turn<C, R>(
     cases: &[C],
     rounds: usize,

@@ -18,8 +18,7 @@ pub struct Syslog {
 }
 
 impl Syslog {
-    /// Lays a `/dev` with a log over the machine's. `room`, an empty directory, keeps the difference. The thread gets a mount
-    /// namespace of its own, as with [`Small::over`].
+    /// Lays a `/dev` with a log over the machine's, in a mount namespace of this thread. `room` is an empty directory.
     pub fn hear(room: &Path) -> Self {
         Self::hear_at(room, "/dev", Path::new("/dev/log"))
     }

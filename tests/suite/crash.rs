@@ -1,5 +1,5 @@
-//! The crash matrix, generated from plans: a prologue and an epilogue are killed at every point between two smallest
-//! changes, or a call of theirs fails; then an epilogue runs, and the node must be exactly as it was before.
+//! The crash matrix, generated from plans: a prologue and an epilogue are killed, or a call of theirs fails, at every point. Then
+//! an epilogue runs, and the node must be exactly as before.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;

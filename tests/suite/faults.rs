@@ -1,5 +1,5 @@
-//! The fault matrix: everything that the control daemon, its server and NVML can do wrong has a defined outcome, within
-//! the deadline, with nothing left; and the line between the node's fault (a drain) and what nobody knows (none).
+//! The fault matrix: everything that the control daemon, its server and NVML can do wrong has its outcome, within the deadline,
+//! with nothing left; only the node's own faults drain it.
 
 use std::time::Duration;
 

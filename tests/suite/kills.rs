@@ -1,5 +1,4 @@
-//! Real SIGKILLs of real processes: prologue and epilogue at every state of the journal, `mpsd`, control daemon and
-//! server by their own user in every phase. Afterwards one epilogue, and the node is exactly as before; never a drain.
+//! Real SIGKILLs of real processes in every phase. Afterwards one epilogue, and the node is exactly as before; never a drain.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -24,8 +23,7 @@ fn begun(place: &Place, job: &str) -> Option<(usize, usize)> {
     Some((usize::try_from(journal["begun"].as_u64()?).ok()?, all))
 }
 
-/// The child of `parent` that runs the same file: the guarded worker. Asked of the kernel by its parent: on a busy machine
-/// the worker is half done by the time that all processes were looked at.
+/// The guarded worker: the child of `parent` that runs the same file. A look at all processes would come too late.
 fn worker(parent: u32) -> Option<u32> {
     let own = look::process(parent)?.exe;
     let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;

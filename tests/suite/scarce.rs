@@ -1,5 +1,4 @@
-//! A node that is not broken and has nothing left: a full file system, no shared memory, no descriptors. Any user can be the cause, so
-//! nothing is drained; a line names what ran out, and nothing is left behind.
+//! A node that has nothing left: any user can be the cause, so nothing is drained, and a line names what ran out.
 
 use std::fs;
 use std::path::Path;
@@ -30,8 +29,7 @@ fn gave_up(place: &Place, ran: &Ran, words: &[&str], after: &str) {
     place.assert_as_before(after);
 }
 
-/// Starts with none of `what` free, then with one, and so on, until a start is ready. It must end clean. `judge` tries each start that
-/// failed; their number.
+/// Starts with none of `what` free, then with one, and so on, until a start is ready. The number of starts that failed.
 fn until_it_starts(
     place: &Place,
     small: &Small,

@@ -1,5 +1,4 @@
-//! What hung in the driver and waits for its second look: who looks where no timer does, and what an administrator is told. The
-//! verdict itself is `survivors`'.
+//! What hung in the driver and waits for its second look: who looks if no timer does. The verdict is tried in `survivors`.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,5 +1,4 @@
-//! Users who leave no turn on a CPU: a flood of another user's processes in root's own session, and a job's own processes that its user
-//! starves. Jobs begin and end in spite of both, and nothing is drained.
+//! Users who leave no turn on a CPU, to another user's job or to their own: jobs begin and end, and nothing is drained.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

@@ -1,5 +1,5 @@
-//! What survives SIGKILL, and an NVML that is silent: a node is drained only for what root started or proved, what the
-//! vendor's driver holds in every look, and holds again a minute later. How it stands comes in through the node's trait.
+//! What survives SIGKILL, and a silent NVML: a node is drained only for what root started or proved, if the vendor's driver
+//! holds it in every look, and again a minute later.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,10 +1,5 @@
-//! Writes the man pages and the completions: OPTIONS from the same definitions as `--help`, the keys of mpsd.toml from the
-//! shipped file's own comments, the prose from `packaging/man`.
-//!
-//! `manual --texts REPOSITORY` writes what the tables of options and keys say into the repository's own texts.
-//!
-//! `manual DIR` makes `DIR/man/NAME.SECTION` and `DIR/completions/{bash,zsh,fish}/…`. A crate of its own, so that `cargo
-//! xtask` itself is built without the suite.
+//! `manual DIR` writes man pages and completions into `DIR/man` and `DIR/completions`; `manual --texts REPOSITORY` writes what
+//! the tables of options and keys say into the repository's texts. A crate of its own, so that no installed program needs it.
 
 mod pages;
 mod programs;

@@ -1,7 +1,5 @@
-//! The shipped mpsd.toml, out of the table of keys; and mpsd.toml(5) out of that file's comments.
-//!
-//! The shipped file has a comment above each key, a single `#` before a key that stands at its default, a table's line, and
-//! an example of `[[node]]`; blocks stand between empty lines.
+//! The shipped mpsd.toml out of the table of keys, and mpsd.toml(5) out of that file's comments. A comment stands above each key,
+//! a single `#` before a key at its default; blocks stand between empty lines.
 
 use anyhow::{Result, bail};
 use mpsd_core::config::{Row, SECTIONS, Settings};

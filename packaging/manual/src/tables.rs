@@ -74,9 +74,6 @@ fn meaning(row: &Row) -> String {
 }
 
 /// The quick start with the table of options in it.
-///
-/// # Errors
-/// It has no place for it.
 pub fn in_quick_start(page: &str) -> Result<String> {
     let mut table = "| Slurm | PBS account token | value |\n|---|---|---|\n".to_owned();
     for row in options() {
@@ -100,9 +97,6 @@ pub fn errors() -> String {
 }
 
 /// The guide's page of troubleshooting with the table of errors in it.
-///
-/// # Errors
-/// It has no place for it.
 pub fn in_troubleshooting(page: &str) -> Result<String> {
     let line = |row: &Trouble| {
         let [title, cause, remedy] =

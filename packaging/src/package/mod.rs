@@ -1,7 +1,5 @@
-//! `cargo xtask dist`: the packages, out of one staged tree.
-//!
-//! dpkg-deb and rpmbuild make them, each from the files as they lie: both run on Debian and on RPM systems. (cargo-generate-rpm
-//! knows neither links nor file triggers, and Slurm's upgrade needs a trigger.)
+//! `cargo xtask dist`: the packages, out of one staged tree, by dpkg-deb and rpmbuild. (cargo-generate-rpm knows neither links nor
+//! file triggers, and Slurm's upgrade needs a trigger.)
 
 mod deb;
 mod layout;

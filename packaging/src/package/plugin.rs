@@ -1,7 +1,5 @@
-//! The plugin for each release of Slurm: linked once, its stamp rewritten; and as much of ELF as that and the packages need.
-//!
-//! Slurm compares major and minor of `plugin_version` with its own and refuses the file else; between the releases that we
-//! support, nothing else that the plugin uses differs.
+//! The plugin for each release of Slurm: linked once, its stamp rewritten. Slurm refuses the file if major or minor of
+//! `plugin_version` differ from its own; nothing else that the plugin uses differs between these releases.
 
 use anyhow::{Context as _, Result, bail};
 use object::read::elf::ElfFile64;
@@ -37,8 +35,6 @@ pub fn stamped(plugin: &[u8], release: &str) -> Result<Vec<u8>> {
 pub struct Elf<'a>(ElfFile64<'a>);
 
 impl<'a> Elf<'a> {
-    /// # Errors
-    /// Not an ELF file of the kind, or one that is cut off.
     pub fn parse(bytes: &'a [u8]) -> Result<Elf<'a>> {
         Ok(Elf(ElfFile64::parse(bytes).context("not a 64-bit ELF file")?))
     }
@@ -63,9 +59,6 @@ impl<'a> Elf<'a> {
     }
 
     /// The versions that the file wants of other libraries, as in `GLIBC_2.28` (LSB, "Symbol Versioning").
-    ///
-    /// # Errors
-    /// A table that is cut off.
     pub fn wanted_versions(&self) -> Result<Vec<String>> {
         let (endian, data, sections) = (self.0.endian(), self.0.data(), self.0.elf_section_table());
         let mut versions = Vec::new();

@@ -101,9 +101,6 @@ pub fn around(machine: Machine, programs: PathBuf) -> Result<Built> {
 }
 
 /// The command that builds what is shipped; and, to try it, the simulated NVML of that machine.
-///
-/// # Errors
-/// As [`portable`].
 pub fn build(profile: Profile, machine: Machine) -> Result<Command> {
     let mut command = portable(profile, machine, "zigbuild")?;
     command.args(SHIPPED.split(' '));
@@ -114,9 +111,6 @@ pub fn build(profile: Profile, machine: Machine) -> Result<Command> {
 }
 
 /// cargo-zigbuild's command for programs, or tests, that another machine runs.
-///
-/// # Errors
-/// No standard library for that machine; no Zig.
 pub fn portable(profile: Profile, machine: Machine, verb: &str) -> Result<Command> {
     let triple = machine.triple();
     if !cargo::has_target(&triple) {
@@ -144,8 +138,7 @@ pub fn portable(profile: Profile, machine: Machine, verb: &str) -> Result<Comman
 
 const ARCHIVED: &str = include_str!("../../commit");
 
-/// The short name of the commit that is built, for what `--version` says: `MPSD_COMMIT`, or git's, or what `git archive` wrote into
-/// the source; none where nothing tells.
+/// The short name of the commit for `--version`: `MPSD_COMMIT`, or git's, or what `git archive` wrote into the source.
 fn commit() -> Option<String> {
     let of_git = || wrote(&mut command("git", "rev-parse --short=12 HEAD")).ok();
     let given = std::env::var("MPSD_COMMIT").ok().or_else(of_git);

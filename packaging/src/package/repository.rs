@@ -1,8 +1,5 @@
-//! `cargo xtask dist --repository DIR`: what apt and dnf install from, signed. What lies in DIR stays, so that older versions can be
-//! had as well.
-//!
-//! `DIR/mpsd.asc` is the public key. `DIR/apt` is a flat repository: apt trusts what InRelease, signed, has the sums of. `DIR/dnf` has
-//! the same in `repodata/repomd.xml` and its signature.
+//! `cargo xtask dist --repository DIR`: what apt and dnf install from, signed. `DIR/mpsd.asc` is the public key, `DIR/apt` a flat
+//! repository (apt trusts the signed InRelease), `DIR/dnf` has `repodata/repomd.xml` and its signature. Older versions stay.
 
 use std::fs;
 use std::path::{Path, PathBuf};

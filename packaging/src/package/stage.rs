@@ -21,9 +21,6 @@ pub struct Staged {
 }
 
 /// Lays out the tree below `dir` and returns its files in order.
-///
-/// # Errors
-/// A file that is missing or cannot be written; a program of the portable build that needs a newer C library.
 pub fn stage(dir: &Path, built: &Built) -> Result<Vec<Staged>> {
     make_dir(dir)?;
     if !list(dir)?.is_empty() {
@@ -96,8 +93,7 @@ fn program(built: &Built, name: &str) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// No other machine's code, nothing that RHEL 8's C library does not have, and no other library, as GCC's for unwinding: the
-/// packages depend on none.
+/// The packages depend on no library but RHEL 8's C library, and have no other machine's code.
 fn runs_there(name: &str, bytes: &[u8], machine: Machine) -> Result<()> {
     let elf = Elf::parse(bytes)?;
     if elf.machine() != machine.elf() {

@@ -1,5 +1,5 @@
-//! From the packages to a user's job by the guide's lines and nothing else, in a Debian made from nothing: real dpkg, real
-//! systemd, real Slurm; the GPUs alone are simulated. Then what an administrator does later: restart, upgrade, remove, purge.
+//! From the packages to a user's job by the guide's lines alone, in a Debian with real dpkg, systemd and Slurm; the GPUs are
+//! simulated. Then restart, upgrade, remove, purge.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -129,8 +129,7 @@ fn enable(cluster: &Machine, watch: &mut Stopwatch) {
     assert!(cluster.knows_the_flag());
 }
 
-/// The same with the RPM packages: their scripts and triggers meet a systemd and a Slurm that run. Then they are removed. No
-/// distribution of RPM packages can be had as Debian can.
+/// The same with the RPM packages, whose scripts and triggers meet a systemd and a Slurm that run.
 fn by_dnf(root: &Root, cluster: &mut Machine, note: &Path) {
     let mut watch = Stopwatch::default();
     repository::dnf_installs_from_it(root, cluster, &mut watch);
@@ -284,8 +283,7 @@ fn report_a_problem(cluster: &Machine) {
     assert!(!text.contains(&format!("'{USER}'")), "{text}");
 }
 
-/// A job lives through restarts of everything that root may restart, and through an upgrade from 0.1.0 and its units, and its
-/// epilogue is then the newer one.
+/// A job lives through restarts, and through an upgrade from 0.1.0 and its units; its epilogue is then the newer one.
 fn restart_and_upgrade(cluster: &mut Machine, note: &Path) {
     units::have_been_those_of_0_1_0(cluster);
     let (mut srun, record) = cluster.holding(note);

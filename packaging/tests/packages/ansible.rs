@@ -1,5 +1,4 @@
-//! The Ansible role, against a booted Debian with a real Slurm, or what stands for a PBS: the first run changes, a second one nothing; then
-//! an upgrade, and away again. Ansible runs on this machine, and reaches the other one by a command in ssh's place.
+//! The Ansible role against a booted Debian: the first run changes, a second one nothing; then an upgrade, and away again.
 
 use std::fs;
 use std::path::{Path, PathBuf};

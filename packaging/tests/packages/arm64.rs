@@ -1,5 +1,4 @@
-//! The packages for arm64, on a system of that machine under emulation: they install, their programs run and say what x86_64's say,
-//! and the plugin loads. What qemu's user emulation has not (seccomp, Landlock) nothing here can show.
+//! The packages for arm64 under emulation: they install, run, and say what x86_64's say. qemu has no seccomp and no Landlock.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -79,8 +78,7 @@ fn with_system(name: &'static str, body: impl FnOnce(&Root) + Send + 'static) {
 /// Where both systems have the simulated node, and what its NVML answers from.
 const VENDOR: &str = "/opt/vendor";
 
-/// What x86_64's programs and arm64's must say alike, each with its exit code: lines of a node with two GPUs, refusals, plans; a job that
-/// did not ask, a mistake, arguments that no scheduler gives. None of them leaves anything.
+/// What x86_64's programs and arm64's must say alike, each with its exit code. None of it leaves anything.
 const SAID: [&str; 18] = [
     "mpsctl --version",
     "/usr/libexec/mpsd/mpsd --help",

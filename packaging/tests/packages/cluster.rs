@@ -148,8 +148,7 @@ impl Machine {
         files
     }
 
-    /// No job's MPS is on the node: no process, no directory, no cgroup, no drain, and the GPUs
-    /// are in the mode they were in.
+    /// No process, directory, cgroup or drain of a job's MPS is on the node, and the GPUs are in the mode they were in.
     #[track_caller]
     pub fn nothing_is_left(&mut self) {
         self.idle();
@@ -171,10 +170,8 @@ impl Machine {
     }
 }
 
-/// Those of the running files, a path a line, that are among `programs`.
-///
-/// The kernel shows the file of a process with mounts of its own, as systemd's services have, by its path on the machine
-/// below: that path ends in the program's own, and all before it may be anything. An upgrade leaves ` (deleted)` behind.
+/// Those of the running files, a path a line, that are among `programs`. The kernel may show anything before a path of a process
+/// with mounts of its own, and ` (deleted)` behind it after an upgrade.
 fn running_of<'a>(programs: &[String], running: &'a str) -> Vec<&'a str> {
     let is_one = |file: &&str| {
         let file = file.strip_suffix(" (deleted)").unwrap_or(file);

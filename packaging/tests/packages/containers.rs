@@ -1,8 +1,5 @@
-//! A real rootless Podman with crun, out of Debian's packages: a container with the options that `mpsctl env --container`
-//! prints is under its job's MPS, one without them is not, and both are told apart.
-//!
-//! The packages are unpacked in the target directory and laid over /usr and /etc in namespaces of the container's own: this
-//! machine has no more of them than before, and what Podman leaves running ends with its first process.
+//! A real rootless Podman with crun, out of Debian's packages: a container with the options of `mpsctl env --container` is under
+//! its job's MPS, one without them is not. The packages are laid over /usr and /etc in the container's own namespaces.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -74,8 +71,7 @@ impl Bed {
         Bed { stage, packages }
     }
 
-    /// A line of the job's script, where `mpsctl` and `podman` are on the PATH. The site's words for Podman come from an alias: a
-    /// machine without subordinate ids or cgroups, and an image without programs.
+    /// A line of the job's script. An alias holds the site's words for Podman: no subordinate ids, cgroups, or image.
     fn script(&self, line: &str) -> Ran {
         let stage = &self.stage;
         let node = stage.node.dir().display();

@@ -1,6 +1,5 @@
-//! A Debian made from nothing by debootstrap, with systemd and Slurm out of Debian's own packages.
-//!
-//! It is made once and kept in the target directory; tests get a copy each and write into a file system in memory over it.
+//! A Debian made by debootstrap, with systemd and Slurm out of Debian's own packages. It is made once and kept in the target
+//! directory; tests get a copy each.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

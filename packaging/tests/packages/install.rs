@@ -1,5 +1,4 @@
-//! Installing, upgrading and removing by the systems' own package managers, without a running systemd, as in an image; and the
-//! plugin beside this machine's Slurm, which it follows when Slurm is upgraded.
+//! Installing, upgrading and removing by the package managers without a systemd, as in an image; the plugin follows Slurm.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,4 @@
-//! A machine of its own that boots a system under its own systemd: processes, mounts, network, host name and cgroups are its
-//! own. It has two devices that pass for GPUs. When it is dropped, or the test dies, nothing of it is left.
+//! A machine in namespaces and a cgroup of its own that boots a system under its own systemd. It is gone when dropped.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,5 @@
-//! The packages, as an administrator meets them: what is in them, whether they install, what they change, what they leave.
-//!
-//! They are made once for all tests by `cargo xtask dist`. Installing happens in a copy of this machine's system, or of a
-//! Debian made from nothing, that is gone with the test: an overlay in a mount namespace of its own.
+//! The packages, as an administrator meets them. `cargo xtask dist` makes them once for all tests. Installing happens in a copy of
+//! a system, an overlay in a mount namespace, that is gone with the test.
 
 mod admin;
 mod ansible;

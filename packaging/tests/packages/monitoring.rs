@@ -1,5 +1,4 @@
-//! Prometheus and its node_exporter, out of Debian's own packages, beside a machine that runs jobs with MPS: they scrape what our timer's
-//! service writes from within its sandbox, and the alert for a drained node fires.
+//! Debian's Prometheus and node_exporter scrape what our timer's service writes, and the alert for a drained node fires.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -129,8 +128,7 @@ pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Machine, note: &Path) {
     cluster.nothing_is_left();
 }
 
-/// What the timer does. A run of the timer's may be under way that has looked already: the first start joins it then, and the
-/// second looks again.
+/// What the timer does. The first start may join a run under way; the second looks again.
 fn write(machine: &Machine) {
     for _ in 0..2 {
         machine.run("systemctl start mpsd-metrics.service");

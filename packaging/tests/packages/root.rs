@@ -1,5 +1,4 @@
-//! A copy of a system to install into: the system below, read only, and a file system in memory over it, in a mount
-//! namespace of one thread. Nothing of it is left when the thread has ended, also after a panic.
+//! A copy of a system to install into: an overlay in a mount namespace of one thread, gone with the thread.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,8 +26,7 @@ const EMULATE: &str =
     r#"mount -t binfmt_misc none "$1"; printf %s "$2" >"$1/register"; shift 2; exec chroot "$@""#;
 
 impl Root {
-    /// Makes a copy of this machine's system, with its devices and processes, and hands it to `body`, in a thread of its
-    /// own.
+    /// Hands a copy of this machine's system, with its devices and processes, to `body`, in a thread of its own.
     pub fn with(name: &str, body: impl FnOnce(&Root) + Send + 'static) {
         Root::over(Path::new("/"), name, |root| {
             root.mount("proc", "/proc", Some("proc"), MsFlags::empty());

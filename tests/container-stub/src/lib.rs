@@ -1,10 +1,5 @@
-//! A double of pyxis: a plugin of Slurm's that takes a task into namespaces of its own in `task_init`, as pyxis does with those
-//! of a container (pyxis_slurmstepd.c, `slurm_spank_task_init`).
-//!
-//! It has a prolog and an epilog that do nothing: what they cost is what slurmd does for any plugin's.
-//!
-//! The task's variable `CONTAINER` says which: the directories of the line's words `CONTAINER=DIR` are empty there. Without it
-//! nothing is done.
+//! A double of pyxis: a Slurm plugin that takes a task into the namespaces which the task's variable `CONTAINER` names
+//! (pyxis_slurmstepd.c, `slurm_spank_task_init`). Its prolog and epilog do nothing.
 #![allow(non_upper_case_globals)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};

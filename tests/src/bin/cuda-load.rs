@@ -1,8 +1,5 @@
-//! A CUDA program that launches many small kernels, and says how many: `cuda-load (--at UNIX | --after S) --seconds S
-//! [--by-rank]`.
-//!
-//! It takes the first GPU that it sees, as most programs do; with `--by-rank` that of its local rank modulo the number of those
-//! it sees, as programs do which map their ranks themselves. The kernel reads and writes no memory.
+//! A CUDA program that launches many small kernels, which touch no memory, and says how many. It takes the first GPU that
+//! it sees; with `--by-rank` that of its local rank modulo the number of those it sees.
 
 use std::ffi::{CString, c_void};
 use std::process::ExitCode;

@@ -1,6 +1,5 @@
-//! The commands of a PBS as its users and our programs see them: `pbsnodes`, `qstat`, `qalter`, `printjob`, `qmgr`, `momctl`, `qsub`, `qselect`, `qdel`, by
-//! the name it is called. One directory, `/var/srv/pbs`, is the server; what was recorded of refusals, exit codes and
-//! texts is kept (docs/facts/pbs.md#pbsnodes), above all that Torque's pbsnodes ends with 0 when it was refused.
+//! The commands of a PBS, by the name it is called. The directory `/var/srv/pbs` is the server. Refusals, exit codes and texts
+//! are the recorded ones (docs/facts/pbs.md#pbsnodes): above all, Torque's pbsnodes ends with 0 when it was refused.
 
 use std::fs;
 use std::io::Write;

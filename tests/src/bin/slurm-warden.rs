@@ -1,5 +1,4 @@
-//! Supervisor of a throw-away Slurm: see `tests::slurm`. It starts the daemons, adopts what they leave behind, and
-//! when the pipe to the test process closes it ends all of it, unmounts and removes the directories.
+//! Supervisor of a throw-away Slurm (`tests::slurm`): when the pipe to the test closes it ends and removes all of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};

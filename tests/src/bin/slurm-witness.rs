@@ -1,7 +1,5 @@
-//! A task of the site matrix: see `tests::slurm::Witness`.
-//!
-//! `slurm-witness DIR LABEL HOLD` looks at itself, runs the node's CUDA client for HOLD seconds and leaves its record in DIR.
-//! `slurm-witness --bystander DIR` opens a context on its GPU again and again until `DIR/end` is there.
+//! A task of the site matrix (`tests::slurm::Witness`). `DIR LABEL HOLD`: looks at itself, runs the node's CUDA client for HOLD
+//! seconds, leaves its record in DIR. `--bystander DIR`: opens a context again and again until `DIR/end` is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,8 +11,7 @@ use tests::double::node::{Gpu, Node, start_time};
 use tests::double::visible;
 use tests::slurm::{Bystander, Process, Record, Witness};
 
-/// How often the bystander opens a context, and how long it keeps it: most of the time it has none, as a program between two
-/// phases of its work.
+/// How often the bystander opens a context, and how long it keeps it: most of the time it has none.
 const PAUSE: Duration = Duration::from_millis(190);
 const CONTEXT: Duration = Duration::from_millis(10);
 

@@ -21,8 +21,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Beside the running test, in `target/<profile>`. Cargo builds the two programs with the tests of this package;
-    /// the library needs `cargo build -p nvml-stub` (or `--workspace`).
+    /// Beside the running test, in `target/<profile>`.
     pub fn found() -> Result<Programs, String> {
         let exe = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
         let parents: Vec<&Path> = exe.ancestors().skip(1).take(2).collect();
@@ -53,8 +52,7 @@ pub struct Builder {
     programs: Option<Programs>,
 }
 
-/// A simulated node. When it is dropped every process that runs out of its directory is killed, and the directory
-/// removed.
+/// A simulated node, removed when dropped with every process that runs out of its directory.
 #[derive(Debug)]
 pub struct NodeDouble {
     dir: PathBuf,
@@ -63,8 +61,7 @@ pub struct NodeDouble {
 }
 
 impl Builder {
-    /// So many GPUs of this product, instead of those before. An H200 has the recorded 132 multiprocessors and
-    /// 143,771 MiB.
+    /// So many GPUs of this product, instead of those before; 132 multiprocessors and 143,771 MiB each (recorded of an H200).
     pub fn gpus(mut self, count: usize, product: &str) -> Builder {
         self.is.gpu = (0..count)
             .map(|index| gpu(&self.is.name, index, product))
@@ -294,11 +291,8 @@ impl Drop for NodeDouble {
     }
 }
 
-/// Copies a program by a process of its own. Another thread may fork while we have it open for
-/// writing. Until that child executes its own file, the copy could not run ("text file busy").
-///
-/// # Errors
-/// As cp(1) says.
+/// Copies a program by a process of its own. Another thread may fork while we have it open for writing; until that child
+/// executes its own file, the copy could not run ("text file busy").
 pub fn copy_program(from: &Path, to: &Path) -> std::io::Result<()> {
     let mut copy = std::process::Command::new("/bin/cp");
     let done = copy.arg("--").args([from, to]).output()?;

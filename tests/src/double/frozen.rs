@@ -1,5 +1,4 @@
-//! A process that survives SIGKILL, honestly and not for ever: frozen by the version-1 freezer it stands in state D,
-//! a deadly signal stays pending, and it dies as soon as it is thawed.
+//! A process that survives SIGKILL for a while: frozen by the version-1 freezer it is in state D, and it dies when thawed.
 
 use std::fs;
 use std::io;
@@ -66,10 +65,7 @@ impl Drop for Frozen {
     }
 }
 
-/// Removes a cgroup that is empty, and those below it: its files cannot be removed one by one.
-///
-/// # Errors
-/// A cgroup that is not there, or has a process.
+/// Removes an empty cgroup and those below it: its files cannot be removed one by one.
 pub fn remove_cgroup(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;

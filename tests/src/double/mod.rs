@@ -1,8 +1,5 @@
-//! Doubles of NVIDIA's parts: one directory stands for one node.
-//!
-//! `node` describes it and holds what runs on it now, `visible` is CUDA's view of it (which GPUs a program sees and
-//! what its limits leave), `wire` is how the doubles talk among themselves, `build` makes such a directory for a test,
-//! and `look` looks at it (and at /proc) independently of the programs under test.
+//! Doubles of NVIDIA's parts. One directory is one node: `node` describes it, `visible` is CUDA's view of it, `wire` is how the
+//! doubles talk, `build` makes it, and `look` looks at it and at /proc independently of the programs under test.
 
 pub mod build;
 pub mod frozen;

@@ -149,8 +149,7 @@ impl Cluster {
         cluster
     }
 
-    /// Puts on a node what a package, an administrator and a PBS do. This machine's own user with our user's name or
-    /// number does not exist there.
+    /// Puts on a node what a package, an administrator and a PBS do.
     fn furnish(&mut self, at: usize, config: &str) {
         let product = self.product;
         let node = &mut self.nodes[at];
@@ -262,8 +261,7 @@ impl Cluster {
         self.before = self.leftovers();
     }
 
-    /// The nodes are as they were when the cluster was made or marked. The files of `/run/mpsd` that belong to a node
-    /// and not to a job may be new.
+    /// The nodes are as they were made or marked, but for the files of `/run/mpsd` that belong to the node.
     pub fn is_as_before(&mut self) {
         let of_node = [
             "/run/mpsd ",

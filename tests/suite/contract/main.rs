@@ -1,8 +1,6 @@
-//! What we believe of NVIDIA's MPS control daemon, one test a belief.
-//!
-//! `MPS_SUBJECT=fake` (the default) asks the double in this repository, `MPS_SUBJECT=nvidia` the vendor's program on a
-//! machine with a GPU: same tests, same assertions. The second needs `MPS_PROBE`, the path of `mps-probe`, as its CUDA
-//! client, and wants `--test-threads=1`. Both need root, which acts as two ordinary users by their numbers.
+//! What we believe of NVIDIA's MPS control daemon, one test a belief. `MPS_SUBJECT=fake` (the default) asks the double,
+//! `MPS_SUBJECT=nvidia` the vendor's program on a machine with a GPU: it needs `MPS_PROBE`, the path of `mps-probe`, and
+//! `--test-threads=1`. Both need root.
 
 mod bench;
 mod client;

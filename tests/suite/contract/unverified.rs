@@ -1,5 +1,4 @@
-//! What the documentation says and no test here may try on a GPU: it would need a GPU fault or another compute mode. The double behaves
-//! so; that NVIDIA's program does is not verified.
+//! What no test may try on a GPU: it would need a GPU fault or another compute mode. Only the double is tried.
 
 use crate::bench::{Bench, nvidia};
 use crate::client::{Client, of_first_gpu, under_mps};

@@ -1,7 +1,5 @@
-//! What our own part of a job costs: `mps-prologue` and `mps-epilogue` against the floor, NVIDIA's daemon and server by the
-//! shortest possible means, and both programs for a job that did not ask against a program that does nothing. All sides take
-//! turns. Other builds of the same programs can take part (`--beside`). So does this build with all that watches a job at work:
-//! it writes the other exporters' files, tells the report to the user, and answers a scrape at the moment when the job begins.
+//! What our own part of a job costs, against the floor; and a job that did not ask, against a program that does nothing. Another
+//! build (`--beside`) can take part, and so does this build with all that watches a job at work.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;

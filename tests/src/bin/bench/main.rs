@@ -1,5 +1,4 @@
-//! Benchmarks on simulated GPUs with recorded times: `bench job`, `bench scale`, `bench srun`. `cargo xtask bench` builds and
-//! starts it; on a real GPU `cargo xtask hardware` measures. Each result is written as JSON.
+//! Benchmarks on simulated GPUs with recorded times, each result as JSON. On a real GPU `cargo xtask hardware` measures.
 
 mod job;
 mod scale;

@@ -1,5 +1,4 @@
-//! What many at once cost one another: eight jobs that begin and end at once on a node of eight GPUs against one alone, 48
-//! clients that start at once against one, and a job on 1 to 16 nodes of a real Slurm with and without `--mps`.
+//! What many at once cost one another: jobs on a node of eight GPUs, 48 clients, and a job on 1 to 16 nodes of a real Slurm.
 
 use std::process::Stdio;
 use std::time::Instant;
@@ -103,8 +102,7 @@ fn clients(rounds: usize) -> Result<Value> {
     Ok(json!({"one_ms": median(&times[0]), "all_48_ms": median(&times[1])}))
 }
 
-/// A job on so many nodes: how long `srun true` takes, what `--mps` adds, and how much of it is the host's own work, which is
-/// every node's here.
+/// A job on so many nodes: `srun true`, what `--mps` adds, and how much of it is the host's work, which is every node's here.
 fn nodes(rounds: usize) -> Result<Value> {
     let most = NODES[NODES.len() - 1];
     let mut bed = Bed::create(Options {

@@ -1,9 +1,6 @@
-//! What the plugin costs a job that did not ask for it: `srun true` with and without it, in turn, on the same Slurm.
-//!
-//! One node's slurmd is started with the plugin and the other's without; the commands likewise. Half-way the two nodes
-//! change places, so that nothing but the plugin differs. Without PrologFlags, with which slurmd runs programs of its own for any
-//! plugin's prolog, the same against nodes with a plugin that does nothing. Then the same for `srun --mps true` on simulated
-//! nodes, with `slurm.wait` "task" against "prolog". All times are in milliseconds.
+//! What the plugin costs a job that did not ask: `srun true` with and without it, in turn, on the same Slurm. Half-way the two
+//! nodes change places. Without PrologFlags slurmd runs programs of its own for any plugin's prolog, so the other side has a
+//! plugin that does nothing. Then `srun --mps true` with `slurm.wait` "task" against "prolog". Milliseconds.
 
 use std::time::SystemTime;
 

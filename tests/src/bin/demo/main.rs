@@ -1,8 +1,5 @@
-//! README's first command, after the build: one MPS job on a throw-away Slurm, and what an onlooker saw of it; with
-//! `--scheduler torque|openpbs` the same on simulated moms.
-//!
-//! Every figure comes from the clients' own records, from `/proc`, from the state of the (simulated) GPUs or from the file
-//! system; nothing is taken from what our programs say of themselves.
+//! README's first command: one MPS job on a throw-away Slurm, or on simulated moms, and what an onlooker saw of it. No figure
+//! comes from what our programs say of themselves.
 
 mod moms;
 mod onlooker;

@@ -1,5 +1,4 @@
-//! The same story on Torque or OpenPBS: two nodes of the mom simulator, which do to our installed files what the moms were
-//! recorded to do.
+//! The same on Torque or OpenPBS, by the mom simulator.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -1,5 +1,4 @@
-//! A double of a CUDA program: attaches to the MPS of its environment, or runs without, exactly as the recording says,
-//! and writes one record of what it got.
+//! A double of a CUDA program: attaches as recorded to the MPS of its environment, or runs without, and writes a record.
 
 mod attach;
 mod bare;

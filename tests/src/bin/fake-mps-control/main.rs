@@ -1,7 +1,5 @@
-//! A double of NVIDIA's MPS: `nvidia-cuda-mps-control` and, under that name, `nvidia-cuda-mps-server`.
-//!
-//! It behaves as the recording of driver 580 says, down to texts, exit codes and times; it wants to lie, beside a
-//! `node.toml`, in the directory of a simulated node.
+//! A double of `nvidia-cuda-mps-control` and, under that name, `nvidia-cuda-mps-server`: as recorded of driver 580, down to
+//! texts, exit codes and times. It lies beside a `node.toml`, in the directory of a simulated node.
 
 mod clients;
 mod commands;

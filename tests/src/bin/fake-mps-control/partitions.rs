@@ -1,5 +1,4 @@
-//! Static partitions. No driver with them was at hand: each behaviour stands here as NVIDIA's MPS guide of release 615 has it, by
-//! the page in brackets, or as programs read it that talk to the real daemon.
+//! Static partitions, as NVIDIA's MPS guide of release 615 has them on the page in brackets. Not verified on any driver.
 
 use serde::{Deserialize, Serialize};
 use tests::double::node::Gpu;

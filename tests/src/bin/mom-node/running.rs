@@ -1,5 +1,4 @@
-//! Processes of the node: started, waited for, and killed as a mom kills them. The agent is process 1 here, so a
-//! process that loses its parent becomes its child and is reaped too. A zombie would look like a daemon that does not die.
+//! Processes of the node, killed as a mom kills them. The agent is process 1, so it reaps orphans: a zombie would look alive.
 
 use crate::launch::Launch;
 use nix::errno::Errno;

@@ -1,6 +1,5 @@
-//! A fatal GPU error as NVIDIA's manual has it (docs/facts/mps-control.md#error-containment): every client on the GPU
-//! gets the error of the one that caused it, the server's status is FAULT and new clients are refused until all of them
-//! have ended; then it serves again. Documented, never recorded: the words in the log are the double's own.
+//! A fatal GPU error as NVIDIA's manual has it (docs/facts/mps-control.md#error-containment): every client gets it, the status is
+//! FAULT, and new clients are refused until all have ended. Never recorded: the words in the log are the double's own.
 
 use tests::double::wire::{CudaError, Reply};
 

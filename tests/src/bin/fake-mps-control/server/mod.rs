@@ -1,5 +1,4 @@
-//! The server process, `nvidia-cuda-mps-server`: holds a context on every GPU that it is shown and serves the clients
-//! that the control daemon passes on.
+//! `nvidia-cuda-mps-server`: a context on every GPU that it is shown, and the clients that the control daemon passes on.
 
 mod answers;
 mod client;
