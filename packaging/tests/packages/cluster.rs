@@ -180,30 +180,6 @@ fn running_of<'a>(programs: &[String], running: &'a str) -> Vec<&'a str> {
     running.lines().filter(is_one).collect()
 }
 
-#[test]
-fn a_process_is_ours_by_the_whole_path_of_its_program() {
-    let programs = [
-        "/usr/libexec/mpsd/mpsd",
-        "/var/opt/vendor/nvidia-cuda-mps-control",
-    ]
-    .map(str::to_owned);
-    let ours = [
-        "/below/usr/libexec/mpsd/mpsd",
-        "/usr/libexec/mpsd/mpsd (deleted)",
-        &programs[1],
-    ];
-    let others = [
-        "/below/usr/lib/systemd/systemd-journald",
-        "/below/mpsd/other",
-        "/var/opt/vendor",
-        "/home/mpsd",
-    ];
-    assert_eq!(
-        running_of(&programs, &[ours.join("\n"), others.join("\n")].join("\n")),
-        ours
-    );
-}
-
 /// Names in a directory, none where there is no directory.
 pub fn listed(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
