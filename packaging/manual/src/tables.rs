@@ -38,7 +38,7 @@ pub fn flags() -> String {
     options().map(flag).collect()
 }
 
-/// The account tokens, with the word in the resource of OpenPBS.
+/// The tokens of the account string, with the word in the resource of OpenPBS.
 pub fn tokens() -> String {
     let token = |row: &Row| {
         let word = match row.name {
@@ -75,7 +75,7 @@ fn meaning(row: &Row) -> String {
 
 /// The quick start with the table of options in it.
 pub fn in_quick_start(page: &str) -> Result<String> {
-    let mut table = "| Slurm | PBS account token | value |\n|---|---|---|\n".to_owned();
+    let mut table = "| Slurm | PBS, in the account string | value |\n|---|---|---|\n".to_owned();
     for row in options() {
         let (flag, token, value) = (row.flag(), row.token(), row.value);
         let (open, close) = if row.bare.is_some() { ("[", "]") } else { ("", "") };
