@@ -75,14 +75,14 @@ impl Selftest {
         let mut all = ALL
             .iter()
             .filter(wanted)
-            .filter(|system| find(system.trial().submits()).is_some());
-        let is_its = |system: &&&dyn BatchSystem| system.trial().is_its(&version(system.trial().submits()));
+            .filter(|system| find(system.trial().submits).is_some());
+        let is_its = |system: &&&dyn BatchSystem| (system.trial().is_its)(&version(system.trial().submits));
         let found = match self.scheduler {
             Some(_) => all.next(),
             None => all.find(is_its),
         };
         found.copied().ok_or_else(|| {
-            let submits = |system: &&dyn BatchSystem| system.trial().submits();
+            let submits = |system: &&dyn BatchSystem| system.trial().submits;
             let mut commands: Vec<&str> = ALL.iter().filter(wanted).map(submits).collect();
             commands.dedup();
             Fail(format!(
@@ -102,7 +102,7 @@ impl Selftest {
         lines: &mut Lines,
     ) -> Option<Signal> {
         let trial = system.trial();
-        let file = find(trial.submits()).unwrap_or_default();
+        let file = find(trial.submits).unwrap_or_default();
         lines.add(Pass(format!(
             "scheduler: {}, by '{}'",
             system.scheduler(),
@@ -117,7 +117,7 @@ impl Selftest {
         let output = match output((caller.env)("HOME"), &name) {
             Ok(file) => file.display().to_string(),
             // srun passes the output on, and needs no file.
-            Err(_) if trial.ask(&name).is_none() => String::new(),
+            Err(_) if trial.ask.is_none() => String::new(),
             Err(why) => {
                 lines.add(Fail(format!("job: none was submitted: {why}")));
                 return None;
@@ -129,17 +129,17 @@ impl Selftest {
             programs,
             output: &output,
         });
-        let request = trial.request();
+        let request = trial.request;
         match ran {
             Err(Stop::Interrupted(signal)) => return Some(signal),
             Err(stop) => {
                 let said = stop.to_string();
-                let remedy = trial.remedy(&said);
+                let remedy = (trial.remedy)(&said);
                 lines.add(Fail(format!(
                     "job: the one that asked with '{request}': {said}: {remedy}"
                 )));
             }
-            Ok(probe) => proved(&probe, request, trial.remedy(""))
+            Ok(probe) => proved(&probe, request, (trial.remedy)(""))
                 .into_iter()
                 .for_each(|finding| lines.add(finding)),
         }

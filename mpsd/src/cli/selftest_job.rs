@@ -38,7 +38,7 @@ pub enum Stop {
 
 /// Runs jobs of one scheduler.
 pub struct Runner<'a> {
-    pub trial: &'static dyn Trial,
+    pub trial: &'static Trial,
     pub signals: &'a Signals,
     /// Longest time from the job's submission to its end.
     pub limit: Duration,
@@ -86,11 +86,11 @@ impl Runner<'_> {
     }
 
     fn output(&self, order: &TrialJob<'_>) -> Result<String, Stop> {
-        let typed = self.trial.submit(order);
+        let typed = (self.trial.submit)(order);
         let deadline = Deadline::after(self.limit);
         let out = self.typed(order, &typed)?;
         let id = out.trim().to_owned();
-        if self.trial.ask(&id).is_none() {
+        if self.trial.ask.is_none() {
             return Ok(out);
         }
         let ended = self.until_over(order, &id, deadline);
@@ -130,9 +130,9 @@ impl Runner<'_> {
 
     fn until_over(&self, order: &TrialJob<'_>, id: &str, deadline: Deadline) -> Result<(), Stop> {
         while !deadline.expired() {
-            let asked = self.trial.ask(id).map(|typed| say(&typed, None, COMMAND_TIME));
+            let asked = self.trial.ask.map(|ask| say(&ask(id), None, COMMAND_TIME));
             if let Some(Ok((_, out, err))) = asked
-                && self.trial.is_over(&(out + &err))
+                && (self.trial.is_over)(&(out + &err))
             {
                 return Ok(());
             }
@@ -145,10 +145,10 @@ impl Runner<'_> {
     }
 
     fn late(&self, name: &str, id: Option<&str>) -> Stop {
-        let why = match (id, self.trial.named(name)) {
-            (None, Some(_)) => format!("'{}' had not answered", self.trial.submits()),
+        let why = match (id, self.trial.named) {
+            (None, Some(_)) => format!("'{}' had not answered", self.trial.submits),
             _ => {
-                let why = say(&self.trial.why(name, id), None, COMMAND_TIME);
+                let why = say(&(self.trial.why)(name, id), None, COMMAND_TIME);
                 why.map(|answer| lines(&answer)).unwrap_or_default()
             }
         };
@@ -166,14 +166,15 @@ impl Runner<'_> {
     }
 
     fn cancel(&self, name: &str, id: Option<&str>) {
-        let named = self.trial.named(name).filter(|_| id.is_none());
-        let ids = named.map(|typed| say(&typed, None, COMMAND_TIME).map_or(String::new(), |(_, out, _)| out));
+        let named = self.trial.named.filter(|_| id.is_none());
+        let ids =
+            named.map(|named| say(&named(name), None, COMMAND_TIME).map_or(String::new(), |(_, out, _)| out));
         let ids = ids
             .as_ref()
             .map_or(vec![id], |ids| ids.lines().map(Some).collect());
         for id in ids {
             // If this fails, the job's own time limit ends it.
-            let _ = say(&self.trial.cancel(name, id), None, COMMAND_TIME);
+            let _ = say(&(self.trial.cancel)(name, id), None, COMMAND_TIME);
         }
     }
 }

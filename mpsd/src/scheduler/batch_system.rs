@@ -89,7 +89,7 @@ pub trait BatchSystem: Sync {
     // The administrator's configuration.
 
     /// How its users run a small job, for `mpsctl selftest`.
-    fn trial(&self) -> &'static dyn Trial;
+    fn trial(&self) -> &'static Trial;
     /// The lines that make it offer `total` shares of the GPUs of `node`.
     fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String;
 }

@@ -10,15 +10,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// NVIDIA's PCI vendor number.
 const NVIDIA: &str = "0x10de";
 /// The server's program, beside the control daemon's (docs/facts/mps-control.md#starting).
 const SERVER: &str = "nvidia-cuda-mps-server";
-/// Is there while the driver is loaded.
 const DRIVER: &str = "/proc/driver/nvidia/version";
-/// The file has two lines. Bytes.
 const MOST_OF_DRIVER: usize = 4096;
-/// The line about an NVML that does not answer; 'mpsctl doctor' says why.
 pub(crate) const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
 /// Is there if systemd runs (sd_booted(3)).
 const BOOTED: &str = "/run/systemd/system";
@@ -90,7 +86,6 @@ pub(crate) fn has_gpu(ctx: &SetupContext<'_>) -> bool {
     Path::new(&ctx.settings.nvml).is_absolute() || bus.any(|device| is_gpu(&device.path()))
 }
 
-/// NVIDIA's two programs.
 pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
     let server = control.with_file_name(SERVER);
     let one = |program: &Path, key: &str| match open_trusted(program) {
@@ -107,7 +102,6 @@ pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
     ]
 }
 
-/// Our units, if systemd runs.
 pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
     if !booted {
         return vec![Warn(

@@ -10,7 +10,6 @@ use mpsd_core::record::RecordDevice;
 use mpsd_core::{Failure, Gpu, GpuUuid, Inventory, Refusal};
 use std::path::PathBuf;
 
-/// The way out of every doubt.
 const ALLOWED: &str =
     "a list of all of the node's GPUs with ConstrainDevices=yes; 'mpsctl slurm check' says more";
 
@@ -27,43 +26,33 @@ pub struct Numbers {
     pub by_uuid: bool,
 }
 
-/// One GPU of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Number {
-    /// Its place in the list, from 0.
     pub place: u32,
-    /// Its UUID, if the scheduler gives it as well.
     pub uuid: Option<String>,
 }
 
-/// The scheduler's list of this node's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum List {
-    /// These files, in this order.
     Files(Vec<DeviceFile>),
     /// GPUs that the scheduler found by itself.
     Found {
         count: usize,
         order: Order,
-        /// Only these, if the site says so.
         only: Option<Vec<DeviceFile>>,
         /// The line of the configuration that has the scheduler look.
         entry: String,
     },
-    /// Not known: why.
     Unknown(String),
 }
 
 /// How a scheduler sorts the GPUs that it found by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// As NVML does.
     Bus,
-    /// By the number in the device file's name.
     Minor,
 }
 
-/// A device file in a scheduler's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFile {
     pub path: PathBuf,
@@ -84,9 +73,6 @@ fn file_of<'l>(list: &'l [(DeviceFile, Option<&Gpu>)], gpu: &Gpu) -> Option<&'l 
 
 impl Numbers {
     /// The job's GPUs, in the scheduler's order.
-    ///
-    /// # Errors
-    /// A refusal if a doubt remains; a fault if NVML does not have the GPU that the scheduler gave.
     pub fn gpus<'a>(&self, inventory: &'a Inventory) -> Result<Vec<&'a Gpu>, Failure> {
         let list = self.list.resolve(inventory);
         let given = self.numbers.iter().map(|number| given(number, &list, inventory));
@@ -111,7 +97,6 @@ impl Numbers {
         counted.collect()
     }
 
-    /// The GPU with the number as CUDA's index.
     fn counted<'a>(
         &self,
         place: u32,

@@ -79,9 +79,6 @@ impl VerbReport {
     }
 
     /// Writes root's file with this text and mode, unless it is so already. Its directory is made.
-    ///
-    /// # Errors
-    /// One line. What was done before stays done.
     pub(crate) fn write(&mut self, path: &Path, text: &[u8], mode: u32, about: &str) -> Result<(), String> {
         if is_so(path, text, mode) {
             return Ok(());
@@ -212,9 +209,6 @@ pub(crate) struct RunningJobs {
 
 impl RunningJobs {
     /// A line for the report if the verb is forced.
-    ///
-    /// # Errors
-    /// Jobs still run after the wait.
     pub fn allow(&self, paths: &Paths) -> Result<Option<String>, String> {
         let jobs = running_jobs(paths, if self.force { 0 } else { self.wait })?.join(", ");
         let timer = "mpsd-reconcile.timer takes";
@@ -232,9 +226,6 @@ impl RunningJobs {
 }
 
 /// The jobs with MPS on this node, as soon as there is none or `wait_s` seconds are over.
-///
-/// # Errors
-/// The directory of jobs cannot be read.
 pub(crate) fn running_jobs(paths: &Paths, wait_s: u64) -> Result<Vec<String>, String> {
     let end = Deadline::after(Duration::from_secs(wait_s));
     let directory = paths.jobs();

@@ -6,7 +6,6 @@ use std::path::Path;
 
 /// Version of the format.
 pub const VERSION: u32 = 1;
-/// What the file of a note begins with.
 const REMARK: &str = "remark-";
 const LONGEST: usize = 64 * 1024;
 const MOST: usize = 1000;

@@ -15,7 +15,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest reason of another's that a message repeats. Characters.
 const SHOWN: usize = 80;
-/// Stands for what was cut out of a reason.
 const CUT: &str = "...";
 
 /// What became of a drain.

@@ -10,33 +10,23 @@ use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, Unattached};
 use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
-use super::pbs::trial::Qsub;
 use super::pbs::{Installation, attribute, same_node};
-use super::trial::Trial;
+use super::trial::{QSUB_OF_OPENPBS, Trial};
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use setup::PRODUCT;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Most that pbs_cgroups' environment file is read. Bytes.
 const MOST_ENV_FILE: usize = 64 << 10;
-/// A job file has some kilobytes and the user's variables. Bytes.
 const MOST_JOB_FILE: usize = 4 << 20;
-/// `printjob` reads one small file.
 const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
 
-/// Arguments of the classic epilogue.
 const CLASSIC_EPILOGUE: usize = 10;
 
 /// The batch system OpenPBS, also PBS Professional.
 #[derive(Debug, Clone, Copy)]
 pub struct OpenPbs;
-
-static TRIAL: Qsub = Qsub {
-    is_its: |version| version.contains("pbs_version"),
-    place: &["-l", "select=1:ngpus=1", "-l", "place=exclhost"],
-};
 
 impl BatchSystem for OpenPbs {
     fn scheduler(&self) -> Scheduler {
@@ -149,8 +139,8 @@ impl BatchSystem for OpenPbs {
         Box::new(Installation::find(&PRODUCT, site, &ThisHost))
     }
 
-    fn trial(&self) -> &'static dyn Trial {
-        &TRIAL
+    fn trial(&self) -> &'static Trial {
+        &QSUB_OF_OPENPBS
     }
 
     fn shares(&self, node: &str, _: &[Offer<'_>], total: u32) -> String {
@@ -180,7 +170,6 @@ fn under_classic_scripts(nodes: usize) -> Unattached {
     }
 }
 
-/// Whether our hook called, and not the classic prologue.
 fn is_hooked(input: &Input<'_>) -> bool {
     input.given.account.is_some() || input.given.resource.is_some()
 }
@@ -194,7 +183,6 @@ fn nodes(job: &JobId, input: &Input<'_>, host: &dyn Host) -> usize {
     hosts.len()
 }
 
-/// The mom's job file, without which account and resource are unknown.
 fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, Failure> {
     job_file(job, input, host).or_else(|why| {
         // Without printjob no other job of the node may suffer.
@@ -214,7 +202,6 @@ fn cannot_have_asked(job: &JobId, input: &Input<'_>, host: &dyn Host) -> bool {
     !bytes.windows(3).any(|window| window.eq_ignore_ascii_case(b"mps"))
 }
 
-/// `printjob $PBS_HOME/mom_priv/jobs/JOB.JB`: every attribute, no server.
 fn job_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, String> {
     let pbs = Installation::find(&PRODUCT, &input.site, host);
     let file = pbs.job_file(job);
@@ -249,7 +236,6 @@ fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> 
     })
 }
 
-/// The job's shape in PBS's words, from the hook's options or the mom's job file.
 #[derive(Debug, Default)]
 struct Described {
     select: String,
@@ -310,7 +296,6 @@ impl Described {
     }
 }
 
-/// The sum of `ngpus=` in parts of a list of vnodes, or of a select statement.
 fn ngpus<'t>(parts: impl Iterator<Item = (&'t str, &'t str)>) -> u32 {
     parts
         .flat_map(|(_, part)| part.split([':', '+']))
@@ -341,7 +326,6 @@ fn members(vnodes: &str) -> impl Iterator<Item = &str> {
     parts(vnodes).map(|(host, _)| host)
 }
 
-/// Each part of such a list, behind the host that it names.
 fn parts(vnodes: &str) -> impl Iterator<Item = (&str, &str)> {
     vnodes
         .split(['+', '(', ')'])

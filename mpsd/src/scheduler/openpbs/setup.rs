@@ -14,7 +14,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The classic scripts.
 pub(crate) static SCRIPTS: [Script; 2] = [
     Script {
         names: &["prologue"],
@@ -36,7 +35,6 @@ pub(crate) static SCRIPTS: [Script; 2] = [
     },
 ];
 
-/// OpenPBS and PBS Professional.
 pub(crate) static PRODUCT: Product = Product {
     scheduler: Scheduler::OpenPbs,
     title: "OpenPBS or PBS Professional",
@@ -69,7 +67,6 @@ pub(crate) static PRODUCT: Product = Product {
 };
 
 const NAME: &str = "mpsd";
-/// The hook of PBS that names a job's GPUs.
 const CGROUPS: &str = "pbs_cgroups";
 /// What the hook gives our programs beyond their own deadline, to end by themselves. Seconds.
 const GRACE_S: u64 = 5;
@@ -82,13 +79,11 @@ const PENDING: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_secs(1);
 const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
-/// Marks the lines of the hook that an installation fills in.
 const FILLED_IN: &str = "# filled in by";
 /// What qmgr says of a hook that is not there, in any case; and our word for a mom without a copy of it.
 const NO_HOOK: &str = "hook not found";
 const NOT_AT_THE_MOM: &str = "hook not found at the mom";
 
-/// What a site does so that PBS names a job's GPUs.
 const NAME_GPUS: &str = "qmgr -c 'export hook pbs_cgroups application/x-config default' >cgroups.json; \
      (in cgroups.json: \"devices\": { \"enabled\": true, and \"nvidia-smi\": its path where that is not /usr/bin/nvidia-smi); \
      qmgr -c 'import hook pbs_cgroups application/x-config default cgroups.json'; \
@@ -195,7 +190,6 @@ fn limit_s(ctx: &SetupContext<'_>) -> u64 {
     ctx.settings.deadline.max(Settings::usual().deadline).as_secs() + GRACE_S
 }
 
-/// When PBS may kill the hook. Seconds.
 fn alarm_s(ctx: &SetupContext<'_>) -> u64 {
     2 * limit_s(ctx) + ALARM_MARGIN_S
 }
@@ -204,7 +198,6 @@ fn hook_file(ctx: &SetupContext<'_>) -> PathBuf {
     ctx.settings.paths.state().join("mpsd.py")
 }
 
-/// The hook with this installation's programs and configuration.
 fn render(ctx: &SetupContext<'_>) -> String {
     let values = [
         ("PROGRAMS", json!(ctx.programs.display().to_string())),
@@ -265,7 +258,6 @@ fn is_enabled(shown: &str) -> bool {
     shown.to_lowercase().contains("enabled = true")
 }
 
-/// Whether a classic prologue here calls us.
 fn has_classic(pbs: &Installation) -> bool {
     calls_us(&pbs.mom_priv().join("prologue"))
 }
@@ -274,7 +266,6 @@ fn moms_copy(pbs: &Installation, name: &str, kind: &str) -> PathBuf {
     pbs.mom_priv().join("hooks").join(format!("{name}.{kind}"))
 }
 
-/// A mom's own copy of a part of a hook, as text.
 fn read_copy(copy: &Path, ctx: &SetupContext<'_>) -> Result<Option<String>, String> {
     let read = ctx.host.read(copy, MOST_CONF);
     let bytes = read.map_err(|e| format!("'{}': {e}", copy.display()))?;
@@ -299,7 +290,6 @@ fn shown(pbs: &Installation, name: &str, ctx: &SetupContext<'_>) -> Result<Strin
     Ok(format!("enabled = {enabled}\nalarm = {alarm}\n"))
 }
 
-/// The hook's body as the server has it.
 fn exported(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<String, String> {
     let body = pbs.qmgr(
         &format!("export hook {NAME} application/x-python default"),
@@ -325,7 +315,6 @@ fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
     hooked
 }
 
-/// Whether our hook is there, and the lines about it.
 fn check_ours(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLine>) -> bool {
     let needed = alarm_s(ctx);
     let text = match shown(pbs, NAME, ctx) {

@@ -105,7 +105,6 @@ fn old_note(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> Option<Ch
 }
 
 fn may_drain(server: &str, node: &str) -> bool {
-    // Root on the server's own host may do all.
     let mut lines = server.lines();
     let first = || Some(lines.find_map(|line| line.strip_prefix("Server "))?.to_owned());
     let servers_host = attribute(server, "server_host").or_else(first);

@@ -17,9 +17,7 @@ pub(crate) const LONGEST_REASON: usize = 79;
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
 /// The same for a question of 'mpsctl reconcile', which has more time.
 const QSTAT_DEADLINE: Duration = Duration::from_secs(5);
-/// Longest answer that a message repeats. Characters.
 const SHOWN: usize = 120;
-/// Longest comment that we give a job. Characters.
 const LONGEST_COMMENT: usize = 500;
 
 /// Torque's and OpenPBS's exit code for a job that the server does not know (recorded).
@@ -28,14 +26,12 @@ const UNKNOWN_JOB: i32 = 153;
 /// itself, not one of its jobs).
 const ON_NO_NODE: [&str; 8] = ["C", "F", "Q", "H", "W", "M", "X", "B"];
 
-/// One node of one PBS.
 pub(crate) struct PbsNode<'h> {
     host: &'h dyn Host,
     pbs: Installation,
     names: Vec<String>,
 }
 
-/// A node's paragraph of `pbsnodes`.
 struct Paragraph {
     name: String,
     state: String,
@@ -59,7 +55,6 @@ impl<'h> PbsNode<'h> {
         answer.map(|answer| answer.text)
     }
 
-    /// The node under the first name that PBS knows.
     fn find(&self) -> Result<Paragraph, String> {
         let mut last = format!("this node has no name in {}", self.pbs.product.scheduler);
         for name in &self.names {
@@ -88,7 +83,6 @@ impl<'h> PbsNode<'h> {
         answer.accepted("qalter").map(drop)
     }
 
-    /// Gives an order together with the note that the node has afterwards.
     fn order(&self, order: &str, note: &str) -> Result<String, String> {
         let name = self.find()?.name;
         self.call(&[order, self.pbs.product.note_option, note, &name])
@@ -196,7 +190,6 @@ impl Located for Installation {
     }
 }
 
-/// What `qstat -f JOB` says.
 fn job_state(node: &str, code: Option<i32>, text: &str) -> JobState {
     // OpenPBS says "has finished" of a job that it keeps as history only.
     if code == Some(UNKNOWN_JOB) || text.contains("has finished") {

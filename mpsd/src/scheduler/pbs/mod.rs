@@ -4,7 +4,6 @@ mod check;
 pub(crate) mod control;
 pub(crate) mod scripts;
 pub(crate) mod setup;
-pub(crate) mod trial;
 
 use crate::scheduler::call::Site;
 use crate::scheduler::host::{Answer, Host};
@@ -13,21 +12,16 @@ use mpsd_core::job::{JobId, Scheduler};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Most that a PBS configuration file is read. Bytes.
 pub(crate) const MOST_CONF: usize = 256 << 10;
-/// qmgr talks to the server, which may be busy.
 const QMGR_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What differs between Torque and OpenPBS.
 pub(crate) struct Product {
     pub scheduler: Scheduler,
-    /// Its name as people write it.
     pub title: &'static str,
     /// Where its packages and builds keep the mom's files, most usual first.
     pub homes: [&'static str; 2],
-    /// Where its commands are.
     pub commands: &'static [&'static str],
-    /// The file that names both, if it has one.
     pub conf: Option<&'static str>,
     /// `$prologalarm` if the mom's configuration does not set it. Seconds.
     pub alarm_s: u64,
@@ -39,7 +33,6 @@ pub(crate) struct Product {
     pub online_option: &'static str,
     /// Whether a refused job's comment tells its user, because nothing else does.
     pub comments: bool,
-    /// Our scripts in `mom_priv`.
     pub scripts: &'static [Script],
     pub install: fn(&Installation, &InstallOptions, &SetupContext<'_>, &mut VerbReport) -> Result<(), String>,
     /// Removes what `install` put there, but for the scripts.
@@ -52,11 +45,8 @@ pub(crate) struct Product {
     pub absent_script: fn(&str) -> CheckLine,
 }
 
-/// A script of ours for a mom.
 pub(crate) struct Script {
-    /// Its names in `mom_priv`.
     pub names: &'static [&'static str],
-    /// Its text as shipped.
     pub text: &'static str,
     pub program: &'static str,
     /// For a site with a script of its own: the line to add, with `PROGRAM` for the program, and its place.
@@ -85,13 +75,11 @@ pub(crate) struct InstallOptions {
     pub queuejob: bool,
 }
 
-/// A PBS on this node.
 #[derive(Clone)]
 pub(crate) struct Installation {
     pub product: &'static Product,
     /// The directory with `mom_priv` and `aux`.
     pub home: PathBuf,
-    /// Directories with commands, in order.
     pub commands: Vec<PathBuf>,
 }
 
@@ -152,7 +140,6 @@ impl Installation {
         self.home.join("mom_priv")
     }
 
-    /// Whether a mom is installed here.
     pub fn is_here(&self) -> bool {
         self.mom_priv().is_dir()
     }
@@ -161,12 +148,10 @@ impl Installation {
         self.mom_priv().join("config")
     }
 
-    /// The mom's own file of a job.
     pub fn job_file(&self, job: &JobId) -> PathBuf {
         self.mom_priv().join("jobs").join(format!("{job}.JB"))
     }
 
-    /// How long the mom lets a prologue or an epilogue run before it kills it.
     pub fn time_limit(&self, host: &dyn Host) -> Duration {
         let text = host.read(&self.mom_config(), MOST_CONF).ok().flatten();
         let set = prolog_alarm(&String::from_utf8_lossy(&text.unwrap_or_default()));
@@ -175,7 +160,6 @@ impl Installation {
     }
 }
 
-/// The last `$prologalarm N` of a mom's configuration.
 fn prolog_alarm(config: &str) -> Option<u64> {
     let mut values = config.lines().filter_map(|line| {
         let mut words = line.split_whitespace();

@@ -7,7 +7,6 @@ use std::fs;
 use std::io::{Error, ErrorKind};
 use std::path::Path;
 
-/// The line that makes a script ours.
 const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
 /// What pbs_mom demands and no more: root reads and runs it.
 const SCRIPT_MODE: u32 = 0o500;
@@ -15,16 +14,13 @@ const SCRIPT_MODE: u32 = 0o500;
 const SHIPPED: &str = "/usr/bin/";
 const SHIPPED_RUN: &str = "/run/mpsd/";
 
-/// Each script of the product under each of its names.
 pub(super) fn scripts(product: &Product) -> impl Iterator<Item = (&Script, &'static str)> {
     let scripts = product.scripts.iter();
     scripts.flat_map(|script| script.names.iter().map(move |name| (script, *name)))
 }
 
-/// Who wrote a script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Author {
-    /// There is no script.
     Absent,
     Ours,
     Site,
@@ -40,7 +36,6 @@ pub(crate) fn author(path: &Path) -> Author {
     }
 }
 
-/// Puts our scripts in place.
 pub(crate) fn place_scripts(
     pbs: &Installation,
     ctx: &SetupContext<'_>,
@@ -84,7 +79,6 @@ pub(super) fn remove_scripts(pbs: &Installation, report: &mut VerbReport) -> Res
     Ok(())
 }
 
-/// Whether a script names one of our programs.
 pub(crate) fn calls_us(path: &Path) -> bool {
     let text = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -93,14 +87,12 @@ pub(crate) fn calls_us(path: &Path) -> bool {
         .any(|program| text.contains(program))
 }
 
-/// A program and its configuration, as a shell reads them.
 pub(crate) fn command_line(program: &Path, ctx: &SetupContext<'_>) -> String {
     let words = [vec![program.display().to_string()], config_option(ctx)].concat();
     let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
     words.join(" ")
 }
 
-/// The shipped text with this installation's programs, configuration and directories.
 pub(crate) fn render(shipped: &str, ctx: &SetupContext<'_>) -> String {
     let programs = ctx.programs.display().to_string();
     let options = config_option(ctx).into_iter();
@@ -122,7 +114,6 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// The arguments with which our programs find their configuration.
 pub(crate) fn config_option(ctx: &SetupContext<'_>) -> Vec<String> {
     let option = |path: &Path| vec!["--config".to_owned(), path.display().to_string()];
     ctx.config.map(option).unwrap_or_default()

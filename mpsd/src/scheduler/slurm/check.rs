@@ -129,7 +129,6 @@ fn check_plugin(file: &Path, installed: Option<Release>) -> CheckLine {
     }
 }
 
-/// The files that the plugin will use.
 fn check_files(words: &[&str], ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let given = |key: &str| {
         let value = |word: &&str| Some(PathBuf::from(word.strip_prefix(key)?.strip_prefix('=')?));

@@ -5,9 +5,7 @@ use crate::scheduler::host::Host;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Most that one file is read. Bytes.
 const MOST: usize = 1 << 20;
-/// Files that include one another at most this deep.
 const DEEPEST: usize = 4;
 /// Where packages and builds keep slurm.conf, most usual first.
 const USUAL: [&str; 5] = [
@@ -28,19 +26,14 @@ pub(super) fn is_fetched(file: &Path) -> bool {
         || file.parent().is_some_and(|dir| dir.ends_with("conf-cache"))
 }
 
-/// A slurm.conf.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Conf {
     pub file: PathBuf,
-    /// With those of included files, in order.
     lines: Vec<Line>,
 }
 
 impl Conf {
     /// The file that is named, else the first usual one.
-    ///
-    /// # Errors
-    /// One line: there is none, or it cannot be read.
     pub fn find(named: Option<&Path>, host: &dyn Host) -> Result<Self, String> {
         let usual = || USUAL.iter().map(Path::new).find(|path| path.exists());
         let list = || USUAL.join(", ");
@@ -65,7 +58,6 @@ impl Conf {
         items.any(|one| one.trim().eq_ignore_ascii_case(item))
     }
 
-    /// How long slurmstepd waits for the end of a step before it drains the node.
     pub fn unkillable_step_timeout(&self) -> Duration {
         let set = self
             .value("UnkillableStepTimeout")
@@ -91,7 +83,6 @@ impl Conf {
     }
 }
 
-/// One line with words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Line {
     file: PathBuf,
@@ -107,7 +98,6 @@ impl Line {
         Some(value)
     }
 
-    /// Whether the value of a key is this one, in any case.
     pub fn is(&self, key: &str, value: &str) -> bool {
         self.value(key).is_some_and(|own| own.eq_ignore_ascii_case(value))
     }
@@ -119,7 +109,6 @@ impl Line {
             .is_some_and(|(name, _)| name.eq_ignore_ascii_case(key))
     }
 
-    /// The file and the number, for messages.
     pub fn place(&self) -> String {
         format!("'{}' line {}", self.file.display(), self.number)
     }
@@ -131,9 +120,6 @@ pub(super) fn last<'l>(lines: &'l [Line], key: &str) -> Option<&'l str> {
 }
 
 /// The lines of a file and of those that it includes; `None`: there is no such file.
-///
-/// # Errors
-/// One line: a file cannot be read, or includes a file that is not there.
 pub(super) fn read(file: &Path, host: &dyn Host) -> Result<Option<Vec<Line>>, String> {
     let mut all = Vec::new();
     let directory = file.parent().unwrap_or(Path::new("/"));

@@ -7,14 +7,10 @@ use mpsd_core::text::one_line;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A busy controller gets this for one call.
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
 
-/// One node of a Slurm.
 pub(super) struct SlurmNode {
-    /// The Slurm.
     pub slurm: Installation,
-    /// The node's name.
     pub name: String,
 }
 
@@ -154,18 +150,14 @@ impl Controller for SlurmNode {
     }
 }
 
-/// How our comments begin.
 const OURS: &str = "mpsd: ";
 /// Before the number of a start that failed, behind the node's name in our comment.
 const FAILED: &str = "failed start ";
-/// What stands between the user's comment and ours.
 const BEHIND: &str = "; mpsd: ";
-/// Most of a job's comment that is ours. Characters.
 const LONGEST_COMMENT: usize = 400;
 /// What squeue is asked to show of a job's comment. Bytes; a comment of that length may be longer.
 const SHOWN_COMMENT: usize = 1024;
 
-/// A job as squeue shows it.
 #[derive(Debug, PartialEq, Eq)]
 struct Queued {
     /// It is not back in the queue yet.
@@ -176,7 +168,6 @@ struct Queued {
 }
 
 impl Queued {
-    /// How many starts its comment counts.
     fn failed_starts(&self) -> Option<u32> {
         self.comment.as_deref().map(failed_starts)
     }
@@ -207,7 +198,6 @@ impl SlurmNode {
         self.call("scontrol", &words).map(drop)
     }
 
-    /// `own`: the name that is its alone.
     fn job(&self, job: &JobId, own: &str) -> Result<Queued, String> {
         // The number behind the comment proves that the line is whole.
         let format = format!("--Format=JobID:16,State:16,RestartCnt:16,Comment:{SHOWN_COMMENT},JobID:16");
@@ -217,7 +207,6 @@ impl SlurmNode {
         found.ok_or_else(|| format!("squeue shows no job {job}"))
     }
 
-    /// The node's comment.
     fn marked(&self) -> Result<String, String> {
         let stands = self.call("sinfo", &["-h", "-n", &self.name, "-O", "Comment:400"])?;
         Ok(stands.lines().next().unwrap_or_default().trim().to_owned())
@@ -272,7 +261,6 @@ fn of_ours(comment: &str) -> usize {
     }
 }
 
-/// How many starts our part of a comment counts.
 fn failed_starts(comment: &str) -> u32 {
     let ours = comment.get(of_ours(comment)..).unwrap_or_default();
     let behind_name = || ours.split_once(OURS)?.1.split_once(": ");

@@ -10,13 +10,11 @@ use crate::scheduler::numbers::{DeviceFile, List, Order};
 use mpsd_core::config::HostList;
 use std::path::{Path, PathBuf};
 
-/// Most files that one pattern may stand for; Slurm's own bound.
 const MOST_FILES: usize = 1024;
 
 /// What Slurm's configuration says of this node's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gres {
-    /// The list in which a job's numbers are places.
     pub list: List,
     /// Whether a task can open only its own GPUs; `None`: not known.
     pub confined: Option<bool>,
@@ -34,7 +32,6 @@ pub struct Gres {
     pub unshared: bool,
 }
 
-/// One kind of GPU that slurm.conf grants to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Granted {
     kind: Option<String>,
@@ -107,7 +104,6 @@ fn names_a_share(value: &str) -> bool {
     value.split(',').any(is_share)
 }
 
-/// As Slurm itself decides it.
 fn confined(slurm: &[Line], cgroup: Option<&[Line]>) -> Option<bool> {
     let plugin = last(slurm, "TaskPlugin").unwrap_or_default();
     if !plugin.contains("cgroup") {
@@ -236,7 +232,6 @@ fn contains(list: &str, node: &str) -> bool {
     HostList::try_from(list.to_owned()).is_ok_and(|list| list.contains(node))
 }
 
-/// The device files of one line.
 fn files(line: &Line, host: &dyn Host) -> Result<Vec<DeviceFile>, String> {
     let list = line.value("File").or_else(|| line.value("Files"));
     let list = list.ok_or_else(|| format!("{} has no File", line.place()))?;

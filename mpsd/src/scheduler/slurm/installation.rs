@@ -21,20 +21,15 @@ const COMMANDS: [&str; 4] = [
 ];
 /// Where directories of several releases stand side by side.
 const SIDE_BY_SIDE: [&str; 3] = ["/opt", "/opt/slurm", "/opt/aws/pcs/scheduler"];
-/// A local program prints its version.
 const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 /// Where slurmd is, and then the commands that every host of a cluster has.
 const VERSION_PROGRAMS: [&str; 4] = ["../sbin/slurmd", "slurmd", "sinfo", "srun"];
-/// Largest plugin that is read. Bytes; ours stays below 1 MiB stripped.
 const LARGEST: usize = 64 << 20;
 const SYMBOL: &str = "plugin_version";
 
-/// A Slurm of this host.
 #[derive(Debug, Clone)]
 pub(super) struct Installation {
-    /// The directory with its commands.
     pub commands: PathBuf,
-    /// Its running daemon.
     pub daemon: Option<Slurmd>,
     /// `SLURM_CONF` for its commands, if it is not what they find by themselves.
     conf: Option<PathBuf>,
@@ -83,7 +78,6 @@ impl Installation {
         daemon?.untrusted(&ThisHost)
     }
 
-    /// What a command of Slurm's answers, if it ends with 0.
     pub fn ask(&self, program: &str, arguments: &[&str], deadline: Duration) -> Result<String, String> {
         self.untrusted().map_or(Ok(()), Err)?;
         let conf = self.conf.as_ref().and_then(|conf| conf.to_str());
@@ -92,7 +86,6 @@ impl Installation {
         answer.accepted(program)
     }
 
-    /// The slurm.conf that it takes.
     pub fn conf(&self, host: &dyn Host) -> Option<PathBuf> {
         let of_daemon = || self.daemon.as_ref()?.conf(host);
         let beside = |name: &str| Some(self.commands.parent()?.join(name)).filter(|path| path.exists());
@@ -123,7 +116,6 @@ pub(super) fn directories() -> Vec<PathBuf> {
     let side_by_side = SIDE_BY_SIDE.iter().flat_map(|dir| {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         let mut found: Vec<PathBuf> = entries.map(|entry| entry.path().join("bin")).collect();
-        // The newest release first.
         found.sort_by(|one, other| other.cmp(one));
         found
     });
@@ -162,7 +154,6 @@ impl Release {
         release.filter(is_one).ok_or_else(wrong)
     }
 
-    /// The release that `slurm-wlm 22.05.8` names.
     fn in_version(text: &str) -> Option<Self> {
         Self::parse(text.split_whitespace().nth(1)?).ok()
     }

@@ -16,12 +16,9 @@ use std::time::Duration;
 
 /// The program of a step; Debian's name goes on.
 const STEPD: &str = "slurmstepd";
-/// Longest title that is read. Bytes.
 const TITLE: usize = 256;
-/// A busy controller gets this for one answer.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The jobs of one node.
 pub(super) fn known_jobs(slurm: Installation, node: &str) -> KnownJobs {
     let steps = steps_here().unwrap_or_default();
     let (node, answer) = (node.to_owned(), OnceCell::new());
@@ -36,7 +33,6 @@ pub(super) fn known_jobs(slurm: Installation, node: &str) -> KnownJobs {
     })
 }
 
-/// Whether one of `steps` is this one, or one of this job's.
 fn has(steps: &BTreeSet<String>, job: &JobId) -> bool {
     let job = job.as_str();
     let is_its = |step: &String| step.split_once('.').is_some_and(|(whole, _)| whole == job);
@@ -73,7 +69,6 @@ fn step_of(title: &[u8]) -> Option<String> {
     (plain(of_job) && job.bytes().all(|byte| byte.is_ascii_digit())).then(|| step.to_owned())
 }
 
-/// The jobs and steps of one node, as squeue shows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct SqueueAnswer {
     jobs: BTreeSet<String>,

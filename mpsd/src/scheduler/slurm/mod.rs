@@ -14,7 +14,6 @@ mod jobs;
 pub(crate) mod setup;
 mod slurmd;
 mod stack;
-mod trial;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer};
 use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
@@ -22,7 +21,7 @@ use super::control::{Controller, KnownJobs};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
 use super::numbers::{List, Number, Numbers};
-use super::trial::Trial;
+use super::trial::{SRUN, Trial};
 use conf::Conf;
 use gres::Gres;
 use installation::Installation;
@@ -35,11 +34,8 @@ use mpsd_core::text::one_line;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The job's GPUs in a prolog.
 const OF_JOB: &str = "SLURM_JOB_GPUS";
-/// The prolog waits no longer for the controller.
 const DEADLINE: Duration = Duration::from_secs(3);
-/// More GPUs than a node has.
 const MOST: u32 = 1024;
 
 /// The batch system Slurm.
@@ -144,8 +140,8 @@ impl BatchSystem for Slurm {
         Box::new(Here(site.clone()))
     }
 
-    fn trial(&self) -> &'static dyn Trial {
-        &trial::Srun
+    fn trial(&self) -> &'static Trial {
+        &SRUN
     }
 
     /// `gres/shard` counts and does not limit; the limits are ours. The device file in a line says which GPU's shares they are.
@@ -171,7 +167,6 @@ impl BatchSystem for Slurm {
     }
 }
 
-/// The Slurm of this node.
 struct Here(Site);
 
 impl Located for Here {
@@ -313,9 +308,6 @@ fn missing(name: &str) -> Undetermined {
 /// The job's places in the list of the GPUs of `node`, as slurmctld says: `scontrol --details show job`. Untrusted: the
 /// answer holds text of the user, the job's name among it, which could forge such a line. So the whole answer may name the
 /// node once, and the places must include those of `told`, which the prolog has.
-///
-/// # Errors
-/// One line: the controller does not answer, or what it says is not clear.
 fn places(input: &Input<'_>, node: &str, told: &[GpuName]) -> Result<Vec<GpuName>, String> {
     let var = |name: &str| (input.env)(name).filter(|value| !value.is_empty());
     let id = var("SLURM_JOB_ID").ok_or("Slurm did not set SLURM_JOB_ID")?;

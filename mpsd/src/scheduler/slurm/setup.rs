@@ -38,7 +38,6 @@ enum SlurmVerb {
     Check(SlurmOptions),
 }
 
-/// Which Slurm.
 #[derive(Debug, Clone, Default, clap::Args)]
 struct SlurmOptions {
     /// slurm.conf; if not given, from mpsd.toml, from SLURM_CONF, or that of the Slurm that runs here
@@ -174,7 +173,6 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport,
     Ok(report)
 }
 
-/// Puts `line` into the stack, and beside pyxis our second one.
 fn add_line(
     report: &mut VerbReport,
     stack: &Stack,
@@ -219,7 +217,6 @@ fn add_line(
     }
 }
 
-/// A file of ours with this line.
 fn tagged(line: &str) -> String {
     format!("{TAG}\n{line}\n")
 }

@@ -14,10 +14,8 @@ use std::time::SystemTime;
 const DAEMONS: [&str; 4] = ["slurmd", "slurmd-wlm", "slurmctld", "sackd"];
 /// The cgroup of a controller that systemd started. It has a user of its own, and no other process gets into this cgroup.
 const CONTROLLER: &str = "/system.slice/slurmctld.service";
-/// Largest library that is searched for the path of slurm.conf; Slurm's has 11 MB. Bytes.
 const LARGEST: usize = 64 << 20;
 
-/// A running daemon of Slurm's.
 #[derive(Debug, Clone)]
 pub(super) struct Slurmd {
     id: ProcessId,
@@ -33,7 +31,6 @@ pub(super) struct Slurmd {
     node: Option<String>,
 }
 
-/// How many nodes of Slurm have a daemon in `table`.
 pub(super) fn of_nodes(table: &ProcessTable) -> usize {
     Slurmd::all(table, &DAEMONS[..2]).len()
 }
@@ -110,12 +107,10 @@ impl Slurmd {
         self.id.pid
     }
 
-    /// Whether it is a node's.
     pub fn is_of_node(&self) -> bool {
         self.name.starts_with("slurmd")
     }
 
-    /// When it began, within some milliseconds.
     pub fn began(&self) -> Option<SystemTime> {
         host::started(self.id.start_time)
     }
@@ -169,7 +164,6 @@ impl Slurmd {
         Some(mapped.iter().any(|path| [&file, &replaced].contains(&path)))
     }
 
-    /// The files in its memory.
     fn mapped(&self) -> Option<Vec<PathBuf>> {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.id.pid)).ok()?;
         let file = |line: &str| line.find('/').map(|at| PathBuf::from(&line[at..]));

@@ -9,21 +9,15 @@ use std::path::{Path, PathBuf};
 
 /// Where the plugin finds its programs and its configuration by itself (spank: `arguments`).
 pub(super) const USUAL_PROGRAMS: &str = "/usr/libexec/mpsd";
-/// The plugin's file.
 pub(super) const PLUGIN: &str = "spank_mps.so";
-/// The plugin of pyxis.
 const PYXIS: &str = "spank_pyxis.so";
-/// The first line of our files.
 pub(super) const TAG: &str = "# mpsd: written by 'mpsctl slurm enable', removed by 'mpsctl slurm disable'";
-/// The first word of a line of the stack.
 pub(super) const WORDS: [&str; 2] = ["optional", "required"];
 /// Makes a line of ours the second one (spank: `container`).
 const LOOK: &str = "look=container";
 
-/// How a host gets its plugstack.conf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Delivery {
-    /// It is this host's own.
     Local,
     /// The controller here sends it to the nodes, and nothing that it includes: our line stands in it itself.
     Sent,
@@ -31,9 +25,7 @@ pub(super) enum Delivery {
     Fetched,
 }
 
-/// A plugin stack.
 pub(super) struct Stack {
-    /// plugstack.conf.
     pub file: PathBuf,
     pub delivery: Delivery,
 }
@@ -65,7 +57,6 @@ impl Stack {
         self.directory().join("zz-mpsd.conf")
     }
 
-    /// The file for our line.
     pub fn home(&self) -> PathBuf {
         match self.delivery {
             Delivery::Local => self.snippet(),
@@ -73,7 +64,6 @@ impl Stack {
         }
     }
 
-    /// The line with which plugstack.conf includes the snippets.
     pub fn include(&self) -> String {
         format!("include {}/*.conf", self.directory().display())
     }
@@ -146,7 +136,6 @@ fn read_lines(file: &Path) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Whether a line of a stack names this plugin.
 fn names(line: &str, plugin: &str) -> bool {
     let mut words = line.split_whitespace();
     let is_plugin = |file: &str| Path::new(file).file_name().is_some_and(|name| name == plugin);
@@ -162,12 +151,10 @@ fn is_first(line: &str) -> bool {
     is_ours(line) && !line.split_whitespace().any(|word| word == LOOK)
 }
 
-/// Our second line.
 pub(super) fn second_line(plugin: &Path) -> String {
     format!("{} {} {LOOK}", WORDS[0], plugin.display())
 }
 
-/// Our first line in `file`.
 pub(super) fn our_line(file: &Path) -> Option<String> {
     let text = fs::read_to_string(file).ok()?;
     text.lines().find(|line| is_first(line)).map(str::to_owned)
@@ -189,7 +176,6 @@ fn includes(text: &str, base: &Path, snippet: &Path) -> bool {
     })
 }
 
-/// What an `include` of the stack names.
 fn pattern(line: &str) -> Option<&str> {
     let line = line.split('#').next().unwrap_or_default().trim();
     let rest = line.strip_prefix("include")?;

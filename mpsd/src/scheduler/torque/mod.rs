@@ -11,9 +11,8 @@ use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
 use super::pbs::control::offline_for;
-use super::pbs::trial::Qsub;
 use super::pbs::{attribute, same_node};
-use super::trial::Trial;
+use super::trial::{QSUB_OF_TORQUE, Trial};
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::text::one_line;
@@ -22,23 +21,15 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Most that a job's GPU file is read: a line a GPU of the whole job. Bytes.
 const MOST_GPU_FILE: usize = 1 << 20;
-/// Most that a job's node file is read: a line a task of the whole job. Bytes.
 const MOST_NODE_FILE: usize = 16 << 20;
 /// `qstat -f` answered within 7 ms; a server under load gets this.
 const QSTAT_DEADLINE: Duration = Duration::from_secs(4);
-/// Words of the resource list that let jobs share a GPU.
 const SHARED_WORDS: [&str; 2] = ["shared", "default"];
 
 /// The batch system Torque.
 #[derive(Debug, Clone, Copy)]
 pub struct Torque;
-
-static TRIAL: Qsub = Qsub {
-    is_its: |version| !version.contains("pbs_version"),
-    place: &["-l", "nodes=1:gpus=1"],
-};
 
 /// The configuration of Torque's mom here, if the mom may run its starter as root: in doubt, or if it cannot be read.
 pub fn may_run_as_root(site: &Site, host: &dyn Host) -> Option<PathBuf> {
@@ -190,8 +181,8 @@ impl BatchSystem for Torque {
         Box::new(installation(site, &ThisHost))
     }
 
-    fn trial(&self) -> &'static dyn Trial {
-        &TRIAL
+    fn trial(&self) -> &'static Trial {
+        &QSUB_OF_TORQUE
     }
 
     /// Torque's own scheduler counts no generic resource of a node; Maui and Moab do.
@@ -207,7 +198,6 @@ impl BatchSystem for Torque {
     }
 }
 
-/// The mother superior is node 0 of the job and has a node file; a sister has neither.
 fn is_sister(input: &Input<'_>) -> bool {
     input.given.sister || input.number("PBS_NODENUM").is_some_and(|number| number != 0)
 }

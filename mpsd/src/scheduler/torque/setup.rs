@@ -16,9 +16,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The line above ours in the mom's configuration.
 const ABOVE: &str = "# mpsd: written by 'mpsctl pbs install': tasks that TM starts get their job's MPS";
-/// Every user's tasks go through it.
 const STARTER_MODE: u32 = 0o755;
 const CONFIG_MODE: u32 = 0o644;
 const REREAD: &str = "the mom reads it at its next start, or by SIGHUP";
@@ -135,7 +133,6 @@ fn install(
     Ok(())
 }
 
-/// Puts our starter there, and the line that names it. Another starter stays.
 fn set(pbs: &Installation, starter: &str, report: &mut VerbReport) -> Result<(), String> {
     let (config, line) = (pbs.mom_config(), config_line(pbs));
     report.write(&starter_file(pbs), starter.as_bytes(), STARTER_MODE, "")?;
@@ -228,7 +225,6 @@ fn privileged(pbs: &Installation) -> String {
     )
 }
 
-/// The bytes of a mom's configuration, in any encoding; empty if there is no file.
 fn contents(config: &Path) -> Result<Vec<u8>, String> {
     match fs::read(config) {
         Err(gone) if gone.kind() == ErrorKind::NotFound => Ok(Vec::new()),

@@ -12,9 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// What makes a starter one of ours, or a site's own that attaches tasks.
 const OURS: &str = "mpsctl exec";
-/// The line of a mom's configuration that names its starter.
 const STARTER: &str = "$job_starter";
-/// A starter is a script of some lines. Bytes.
 const MOST_STARTER: usize = 64 << 10;
 /// How much a process's start is rounded up, and the time of a file down. Seconds.
 const ROUNDED: i64 = 2;
@@ -22,9 +20,7 @@ const ROUNDED: i64 = 2;
 /// A Torque mom's `$job_starter`, by the last line of its configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Starter {
-    /// The mom executes tasks itself.
     Absent,
-    /// Tasks go through `mpsctl exec`.
     Ours(PathBuf),
     /// The site's own, which does not call us or is not there.
     Foreign(PathBuf),
@@ -33,7 +29,6 @@ pub enum Starter {
         /// The starter is ours, which then runs nothing.
         ours: bool,
     },
-    /// The mom's configuration cannot be read: why.
     Unread(String),
 }
 
@@ -55,7 +50,6 @@ impl Starter {
     }
 }
 
-/// The text of the mom's configuration; `None`: there is no file.
 fn config(pbs: &Installation, host: &dyn Host) -> Result<Option<String>, String> {
     let read = host
         .read(&pbs.mom_config(), MOST_CONF)
