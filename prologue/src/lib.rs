@@ -117,7 +117,7 @@ impl Prologue {
             let deadline = Deadline::after(limit);
             match self.prepare(submission, request, deadline) {
                 Ok(job) => {
-                    if system.may_skip_epilogue() {
+                    if system.facts().may_skip_epilogue {
                         reconcile::take_down_gone(&job.settings, &job.node, &submission.job, limit / 2);
                     }
                     let limit = deadline.remaining();
@@ -128,7 +128,7 @@ impl Prologue {
                         Wait::Started => ReturnWhen::Started,
                         Wait::Announced => ReturnWhen::Announced,
                     };
-                    let watched = submission.sister && system.may_skip_epilogue();
+                    let watched = submission.sister && system.facts().may_skip_epilogue;
                     let its = watched
                         .then(|| system.time_limit(&input, false, &job.site))
                         .flatten();
@@ -151,7 +151,7 @@ impl Prologue {
 
     /// Takes down what an earlier job may have left, which our script saw before this job that did not ask.
     fn clear_before(&self, input: &Input<'_>) {
-        let Some(system) = scheduler::caller(input).filter(|system| system.may_skip_epilogue()) else {
+        let Some(system) = scheduler::caller(input).filter(|system| system.facts().may_skip_epilogue) else {
             return;
         };
         let Ok(submission) = scheduler::read(input, &ThisHost) else {
@@ -241,7 +241,7 @@ impl Prologue {
         complain(NAME, &failure.to_string());
         let Ok(submission) = submission else {
             let held = self.arguments.wait != Wait::Announced;
-            let system = scheduler::caller(input).filter(|system| held && system.retries_at_once());
+            let system = scheduler::caller(input).filter(|system| held && system.facts().retries_at_once);
             if let (Some(system), false, BROKEN) = (system, input.terminal, failure.exit_code()) {
                 let budget = self.budget(input, system, &ThisHost.name(), false);
                 let end = Deadline::after(budget.work);

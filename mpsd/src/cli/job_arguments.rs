@@ -72,7 +72,7 @@ impl JobArguments {
     /// # Errors
     /// A refusal of the request.
     pub fn request_of(&self, submission: &Submission) -> Result<Option<(Request, Syntax)>, Failure> {
-        let usual = scheduler::of(submission.scheduler).syntax();
+        let usual = scheduler::of(submission.scheduler).facts().syntax;
         let given = self.request.as_deref().map(Request::from_account);
         let account = submission.account.as_ref().map(Request::from_account);
         let resource = submission.resource.as_deref().map(Request::from_resource);

@@ -75,14 +75,16 @@ impl Selftest {
         let mut all = ALL
             .iter()
             .filter(wanted)
-            .filter(|system| find(system.trial().submits).is_some());
-        let is_its = |system: &&&dyn BatchSystem| (system.trial().is_its)(&version(system.trial().submits));
+            .filter(|system| find(system.facts().trial.submits).is_some());
+        let is_its = |system: &&&dyn BatchSystem| {
+            (system.facts().trial.is_its)(&version(system.facts().trial.submits))
+        };
         let found = match self.scheduler {
             Some(_) => all.next(),
             None => all.find(is_its),
         };
         found.copied().ok_or_else(|| {
-            let submits = |system: &&dyn BatchSystem| system.trial().submits;
+            let submits = |system: &&dyn BatchSystem| system.facts().trial.submits;
             let mut commands: Vec<&str> = ALL.iter().filter(wanted).map(submits).collect();
             commands.dedup();
             Fail(format!(
@@ -101,7 +103,7 @@ impl Selftest {
         signals: &Signals,
         lines: &mut Lines,
     ) -> Option<Signal> {
-        let trial = system.trial();
+        let trial = system.facts().trial;
         let file = find(trial.submits).unwrap_or_default();
         lines.add(Pass(format!(
             "scheduler: {}, by '{}'",

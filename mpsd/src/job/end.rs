@@ -51,7 +51,7 @@ pub fn jobs_of(node: &impl Node, submission: &Submission) -> Vec<JobId> {
     if node.has_directory(own) || node.has_lock(own) {
         jobs.push(own.clone());
     }
-    if scheduler::of(submission.scheduler).has_steps() && !submission.step {
+    if scheduler::of(submission.scheduler).facts().has_steps && !submission.step {
         let names = node.job_directories().unwrap_or_default();
         let ids = names.iter().filter_map(|name| JobId::parse(name).ok());
         jobs.extend(ids.filter(|id| id != own && id.belongs_to(own)));

@@ -261,12 +261,12 @@ fn end_script(node: &mut impl Node, job: &Job) {
     node.log(Severity::Warning, &text);
 }
 
-/// Ends late where nothing else keeps the scheduler from trying again at once (see [`BatchSystem::retries_at_once`]). An
+/// Ends late where nothing else keeps the scheduler from trying again at once (see [`retries_at_once`]). An
 /// interactive job is aborted instead.
 ///
-/// [`BatchSystem::retries_at_once`]: crate::scheduler::BatchSystem::retries_at_once
+/// [`retries_at_once`]: crate::scheduler::SystemFacts::retries_at_once
 pub fn hold(node: &mut impl Node, submission: &Submission, deadline: Deadline) {
-    if submission.interactive || !scheduler::of(submission.scheduler).retries_at_once() {
+    if submission.interactive || !scheduler::of(submission.scheduler).facts().retries_at_once {
         return;
     }
     let line = "the exit is held back until the deadline, or the scheduler would try again at once";

@@ -217,7 +217,7 @@ fn without_rank(case: &Case<'_>, draft: &Draft<'_>, names: DeviceNames) -> Optio
     let per_gpu = draft.request.mode == Mode::PerGpu && draft.gpus.len() > 1;
     let ranks_alone = per_gpu && names != DeviceNames::Keep;
     let system = scheduler::of(case.submission.scheduler);
-    (ranks_alone && !system.has_steps()).then(|| {
+    (ranks_alone && !system.facts().has_steps).then(|| {
         "with a daemon for each GPU a program without a rank sees no GPU: start each rank with 'mpsctl exec -- COMMAND'"
             .to_owned()
     })

@@ -1,6 +1,6 @@
 //! What the suite asks of a batch system. A folder implements it; `scheduler::ALL` registers it.
 
-use super::call::{Input, Lookup, Program, Site, Submission};
+use super::call::{Input, Lookup, Site, Submission};
 use super::control::{Controller, KnownJobs};
 use super::devices::Devices;
 use super::host::Host;
@@ -12,44 +12,56 @@ use mpsd_core::request::Syntax;
 use mpsd_core::{Gpu, Refusal};
 use std::time::Duration;
 
+/// What holds for all jobs of a batch system.
+#[derive(Debug)]
+pub struct SystemFacts {
+    /// Its name, as it stands in journals, markers and `--scheduler`.
+    pub scheduler: Scheduler,
+    /// What `--help` says beside the name.
+    pub title: &'static str,
+    /// The argument vectors that it gives the prologue and the epilogue, for a message.
+    pub vectors: [&'static str; 2],
+    /// How its users write a request, for messages.
+    pub syntax: Syntax,
+    /// How its users run a small job, for `mpsctl selftest`.
+    pub trial: &'static Trial,
+    /// Longest reason of a drain that it keeps whole. Bytes.
+    pub longest_reason: usize,
+    /// Whether a step of a job can have a daemon of its own, under the job's id and the step's.
+    pub has_steps: bool,
+    /// Whether it starts a batch job again at once after a failed prologue. If the node could not be taken out of service,
+    /// the prologue then waits until its deadline before it exits: that is the only brake left.
+    pub retries_at_once: bool,
+    /// Whether a node of a job that never began may run our prologue and get no epilogue. Then a process of ours cleans up,
+    /// or the next prologue on that node.
+    pub may_skip_epilogue: bool,
+}
+
 /// A batch system: its calls, its jobs, its nodes.
 pub trait BatchSystem: Sync {
-    /// Its name, as it stands in journals, markers and `--scheduler`.
-    fn scheduler(&self) -> Scheduler;
-    /// What `--help` says beside the name.
-    fn title(&self) -> &'static str;
+    /// What holds for all its jobs.
+    fn facts(&self) -> &'static SystemFacts;
+    /// Its name.
+    fn scheduler(&self) -> Scheduler {
+        self.facts().scheduler
+    }
 
     // How it calls us.
 
     /// Whether it makes a call without `--scheduler`, with so many positional arguments and this environment.
     fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool;
-    /// The argument vectors that it gives `program`, for a message.
-    fn vectors(&self, program: Program) -> &'static str;
-    /// Identifies the job and its request. Reads nothing that would cost time for a job without MPS.
-    ///
-    /// # Errors
-    /// Undetermined: a vector that it never writes, so we are wired up wrongly. Refusal: an id or a name that it never writes.
+    /// Identifies the job and its request. Reads nothing that would cost time for a job without MPS. Undetermined: a vector
+    /// that it never writes, so we are wired up wrongly. Refusal: an id or a name that it never writes.
     fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure>;
     /// The job's GPUs and tasks on this node. It may ask the scheduler, so it is for jobs that asked for MPS.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices;
-    /// Checks that nothing went wrong on the job's other nodes before.
-    ///
-    /// # Errors
-    /// Undetermined: the job is to be put back.
+    /// Checks that nothing went wrong on the job's other nodes before. Undetermined: the job is to be put back.
     fn elsewhere(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Result<(), Failure> {
         Ok(())
     }
     /// Why tasks of this job, which asked for MPS, cannot be attached to it; `None`: they are.
     fn unattached(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Option<Unattached> {
         None
-    }
-    /// How its users write a request, for messages.
-    fn syntax(&self) -> Syntax {
-        Syntax::Account
-    }
-    /// Whether a step of a job can have a daemon of its own, under the job's id and the step's.
-    fn has_steps(&self) -> bool {
-        false
     }
 
     // What it makes of a failure.
@@ -64,18 +76,8 @@ pub trait BatchSystem: Sync {
     fn shows_end(&self, _: &Input<'_>) -> bool {
         false
     }
-    /// Whether it starts a batch job again at once after a failed prologue. If the node could not be taken out of service,
-    /// the prologue then waits until its deadline before it exits: that is the only brake left.
-    fn retries_at_once(&self) -> bool {
-        false
-    }
     /// Whether the job was put back into its queue before, and its user was told why in a place that stays.
     fn was_put_back(&self, _input: &Input<'_>) -> bool {
-        false
-    }
-    /// Whether a node of a job that never began may run our prologue and get no epilogue. Then a process of ours cleans up,
-    /// or the next prologue on that node.
-    fn may_skip_epilogue(&self) -> bool {
         false
     }
 
@@ -86,11 +88,7 @@ pub trait BatchSystem: Sync {
     /// Its jobs and its nodes.
     fn at(&self, site: &Site) -> Box<dyn Located>;
 
-    // The administrator's configuration.
-
-    /// How its users run a small job, for `mpsctl selftest`.
-    fn trial(&self) -> &'static Trial;
-    /// The lines that make it offer `total` shares of the GPUs of `node`.
+    /// The lines of configuration that make it offer `total` shares of the GPUs of `node`.
     fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String;
 }
 
@@ -106,8 +104,6 @@ pub trait Located {
     fn known_jobs(&self, node: &str) -> KnownJobs;
     /// The way to take `node` out of service and back.
     fn controller(&self, node: &str) -> Box<dyn Controller>;
-    /// Longest reason that it keeps whole. Bytes.
-    fn longest_reason(&self) -> usize;
 }
 
 /// What the prologue does with a failure beyond its exit code.
@@ -166,18 +162,14 @@ impl Offer<'_> {
 }
 
 /// What the administrator adds to the configuration of `system` so that `node` offers its shares: `mpsctl advertise`.
-///
-/// # Errors
-/// A refusal when nothing is to be offered.
+/// Refused when nothing is to be offered.
 pub fn advertise(system: &dyn BatchSystem, node: &str, offers: &[Offer<'_>]) -> Result<String, Refusal> {
     let total: u32 = offers.iter().map(Offer::shares).sum();
     if total == 0 {
-        let why = if offers.is_empty() {
-            "it has no GPU"
-        } else if offers.iter().all(|offer| offer.replicas.is_none()) {
-            "replicas is not set for it in mpsd.toml"
-        } else {
-            "its GPUs with replicas are in MIG mode, and shares are of whole GPUs"
+        let why = match offers.iter().any(|offer| offer.replicas.is_some()) {
+            _ if offers.is_empty() => "it has no GPU",
+            false => "replicas is not set for it in mpsd.toml",
+            true => "its GPUs with replicas are in MIG mode, and shares are of whole GPUs",
         };
         let allowed = "replicas = N, for the site, in a [[node]] section with hosts, or in one with product";
         return Err(Refusal::new(format!("shares of node '{node}'"), why, allowed));

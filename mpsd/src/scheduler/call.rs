@@ -1,5 +1,6 @@
 //! How a scheduler calls the prologue and the epilogue, what such a call says of a job, and how long it may take.
 
+use super::batch_system::SystemFacts;
 use super::devices::{GpuName, GpuSource};
 use super::host::Host;
 use mpsd_core::config::Settings;
@@ -60,9 +61,6 @@ pub struct Submission {
 
 impl Submission {
     /// The same for the named step of the job, unless this is a step already.
-    ///
-    /// # Errors
-    /// As [`JobId::parse`].
     pub fn of_step(mut self, step: Option<&str>) -> Result<Self, Refusal> {
         if let Some(step) = step.filter(|_| !self.step) {
             self.job = self.job.step(step)?;
@@ -205,10 +203,14 @@ impl Input<'_> {
         }))
     }
 
-    /// The failure of a call that `scheduler` never makes; `vectors` are those that it makes.
-    pub(crate) fn wrong_vector(&self, scheduler: Scheduler, vectors: &str) -> Failure {
-        let what = format!("{} arguments from {scheduler}", self.arguments.len());
-        Undetermined::new(what, format!("expected: {vectors}")).into()
+    /// The failure of a call that this batch system never makes.
+    pub(crate) fn wrong_vector(&self, facts: &SystemFacts) -> Failure {
+        let what = format!("{} arguments from {}", self.arguments.len(), facts.scheduler);
+        Undetermined::new(
+            what,
+            format!("expected: {}", facts.vectors[self.program as usize]),
+        )
+        .into()
     }
 }
 

@@ -24,7 +24,7 @@ pub mod trial;
 #[cfg(test)]
 mod testing;
 
-pub use batch_system::{BatchSystem, ExitPolicy, Unattached};
+pub use batch_system::{BatchSystem, ExitPolicy, SystemFacts, Unattached};
 pub use call::{Budget, CallOptions, Input, Lookup, Program, Site, Submission, UserRef};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 pub use control::Requeued;
@@ -51,7 +51,7 @@ pub fn of(scheduler: Scheduler) -> &'static dyn BatchSystem {
 
 /// The values of `--scheduler`.
 pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
-    let values = ALL.map(|system| PossibleValue::new(system.scheduler().name()).help(system.title()));
+    let values = ALL.map(|system| PossibleValue::new(system.scheduler().name()).help(system.facts().title));
     let find = |name: String| ALL.into_iter().find(|system| system.scheduler().name() == name);
     PossibleValuesParser::new(values).try_map(move |name| {
         find(name)
@@ -79,7 +79,13 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
     match caller(input) {
         Some(system) => system.read(input, host),
         None => {
-            let known = ALL.map(|one| format!("{} ({})", one.vectors(input.program), one.scheduler()));
+            let known = ALL.map(|one| {
+                format!(
+                    "{} ({})",
+                    one.facts().vectors[input.program as usize],
+                    one.scheduler()
+                )
+            });
             let what = format!("{} arguments", input.arguments.len());
             let why = format!("no scheduler calls so; expected: {}", known.join(", "));
             Err(Undetermined::new(what, why).into())

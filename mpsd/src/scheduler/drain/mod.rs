@@ -3,7 +3,6 @@
 
 pub mod markers;
 
-use super::batch_system::Located;
 use super::call::Site;
 use super::control::{Controller, NodeStatus};
 use super::of;
@@ -62,13 +61,9 @@ impl<'a> Place<'a> {
         }
     }
 
-    fn system(&self) -> Box<dyn Located> {
-        of(self.scheduler).at(&self.site)
-    }
-
     /// The way to take it out of service.
     pub fn controller(&self) -> Box<dyn Controller> {
-        self.system().controller(self.node)
+        of(self.scheduler).at(&self.site).controller(self.node)
     }
 }
 
@@ -112,7 +107,10 @@ fn without_directory(text: &str) -> Option<String> {
 /// note. It is remembered, so that it can be withdrawn. Returns a line for the log if something was tried.
 pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, failure: &impl Display) -> Option<String> {
     let controller = place.controller();
-    let note = fitted(place.system().longest_reason(), &format!("{prefix} {failure}"));
+    let note = fitted(
+        of(place.scheduler).facts().longest_reason,
+        &format!("{prefix} {failure}"),
+    );
     let shown = match controller.status() {
         Ok(shown) => shown,
         Err(why) => return Some(format!("node '{}' is not told ({why}): {note}", place.node)),
@@ -209,7 +207,10 @@ pub fn deliver(
         note: markers::delivered(paths, place.node).and_then(|earlier| earlier.note),
         job: job.as_str().to_owned(),
         gpus,
-        ..marker(place, reason(place.system().longest_reason(), prefix, job, fault))
+        ..marker(
+            place,
+            reason(of(place.scheduler).facts().longest_reason, prefix, job, fault),
+        )
     };
     // The marker first: a forgotten drain could never be lifted.
     let waiting = markers::write(paths, &marker);

@@ -6,14 +6,16 @@
 
 pub(crate) mod setup;
 
-use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, Unattached};
+use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts, Unattached};
 use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
+use super::pbs::control::LONGEST_REASON;
 use super::pbs::{Installation, attribute, same_node};
-use super::trial::{QSUB_OF_OPENPBS, Trial};
+use super::trial::QSUB_OF_OPENPBS;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::request::Syntax;
 use setup::PRODUCT;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -28,13 +30,25 @@ const CLASSIC_EPILOGUE: usize = 10;
 #[derive(Debug, Clone, Copy)]
 pub struct OpenPbs;
 
-impl BatchSystem for OpenPbs {
-    fn scheduler(&self) -> Scheduler {
-        PRODUCT.scheduler
-    }
+static FACTS: SystemFacts = SystemFacts {
+    scheduler: Scheduler::OpenPbs,
+    title: PRODUCT.title,
+    vectors: [
+        "JOB USER GROUP",
+        "JOB USER GROUP [NAME SESSION RESOURCES USED QUEUE ACCOUNT CODE]",
+    ],
+    syntax: Syntax::Account,
+    trial: &QSUB_OF_OPENPBS,
+    longest_reason: LONGEST_REASON,
+    has_steps: false,
+    // Once a second; after 21 tries it holds the job until an operator releases it (docs/facts/pbs.md#results-of-a-prologue).
+    retries_at_once: true,
+    may_skip_epilogue: false,
+};
 
-    fn title(&self) -> &'static str {
-        PRODUCT.title
+impl BatchSystem for OpenPbs {
+    fn facts(&self) -> &'static SystemFacts {
+        &FACTS
     }
 
     /// 3 arguments are the classic prologue. 10 are the epilogue, or that of a Torque before 5: the environment tells.
@@ -43,20 +57,13 @@ impl BatchSystem for OpenPbs {
         arguments == 3 || (arguments == 10 && !of_torque())
     }
 
-    fn vectors(&self, program: Program) -> &'static str {
-        match program {
-            Program::Prologue => "JOB USER GROUP",
-            Program::Epilogue => "JOB USER GROUP [NAME SESSION RESOURCES USED QUEUE ACCOUNT CODE]",
-        }
-    }
-
     fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
         let classic = match input.program {
             Program::Prologue => input.arguments.len() == 3,
             Program::Epilogue => matches!(input.arguments.len(), 3 | CLASSIC_EPILOGUE),
         };
         if !classic {
-            return Err(input.wrong_vector(Scheduler::OpenPbs, self.vectors(input.program)));
+            return Err(input.wrong_vector(self.facts()));
         }
         let job = JobId::parse(&input.text(1, "job id")?)?;
         let file = match input.program {
@@ -69,7 +76,7 @@ impl BatchSystem for OpenPbs {
         let resource = input.given.resource.clone();
         let resource = resource.or_else(|| attribute(&file, "Resource_List.mps"));
         Ok(Submission {
-            scheduler: Scheduler::OpenPbs,
+            scheduler: self.scheduler(),
             sister: input.given.sister,
             job,
             user: UserRef::Name(input.text(2, "user")?),
@@ -115,12 +122,6 @@ impl BatchSystem for OpenPbs {
         }
     }
 
-    /// Once a second, and after 21 tries it holds the job until an operator releases it
-    /// (docs/facts/pbs.md#results-of-a-prologue).
-    fn retries_at_once(&self) -> bool {
-        true
-    }
-
     /// The classic epilogue writes there (docs/facts/pbs.md#environment-identity-and-descriptors). Our hook logs one line.
     fn shows_end(&self, input: &Input<'_>) -> bool {
         input.arguments.len() == CLASSIC_EPILOGUE
@@ -137,10 +138,6 @@ impl BatchSystem for OpenPbs {
 
     fn at(&self, site: &Site) -> Box<dyn Located> {
         Box::new(Installation::find(&PRODUCT, site, &ThisHost))
-    }
-
-    fn trial(&self) -> &'static Trial {
-        &QSUB_OF_OPENPBS
     }
 
     fn shares(&self, node: &str, _: &[Offer<'_>], total: u32) -> String {

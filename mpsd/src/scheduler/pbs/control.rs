@@ -184,10 +184,6 @@ impl Located for Installation {
     fn controller(&self, node: &str) -> Box<dyn Controller> {
         Box::new(PbsNode::new(self.clone(), node, &ThisHost))
     }
-
-    fn longest_reason(&self) -> usize {
-        LONGEST_REASON
-    }
 }
 
 fn job_state(node: &str, code: Option<i32>, text: &str) -> JobState {

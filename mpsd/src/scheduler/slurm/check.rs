@@ -4,7 +4,7 @@ use super::conf::Conf;
 use super::gres::Gres;
 use super::installation::{Installation, Release, stamp_of};
 use super::stack::{Delivery, PLUGIN, Stack, USUAL_PROGRAMS, WORDS, our_line};
-use crate::scheduler::call::{Budget, MARGIN, Program, within};
+use crate::scheduler::call::{MARGIN, Program, within};
 use crate::scheduler::node_check::node_check;
 use crate::scheduler::numbers::{List, Number, Numbers};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
@@ -29,25 +29,21 @@ pub(super) fn check(
         "Slurm's configuration is '{}'",
         conf.file.display()
     ))];
-    let releases = slurm.releases(ctx.host);
+    let (releases, stack) = (slurm.releases(ctx.host), Stack::of(conf));
     all.push(one_release(slurm, &releases));
-    let stack = Stack::of(conf);
     let found = stack.found();
     all.push(check_stack(&stack, found.as_deref()));
     let home = found.unwrap_or_else(|| stack.home());
     let mut loaded = None;
     match line(&home) {
         Ok(line) => {
-            let mut words = line.split_whitespace();
-            let word = words.next().unwrap_or_default();
-            all.push(Pass(format!("'{}' has our line, '{word}'", home.display())));
-            let words: Vec<&str> = words.collect();
-            loaded = words.first().map(PathBuf::from);
-            if let Some(plugin) = &loaded {
-                all.push(check_plugin(plugin, releases.first().copied()));
-            }
+            let words: Vec<&str> = line.split_whitespace().collect();
+            all.push(Pass(format!("'{}' has our line, '{}'", home.display(), words[0])));
+            let plugin = PathBuf::from(words[1]);
+            all.push(check_plugin(&plugin, releases.first().copied()));
             all.extend(check_files(&words, ctx));
-            all.extend(loaded.as_deref().and_then(|plugin| stack.check_pyxis(plugin)));
+            all.extend(stack.check_pyxis(&plugin));
+            loaded = Some(plugin);
         }
         Err(why) => all.push(Fail(format!("'{}': {why}", home.display()))),
     }
@@ -57,9 +53,9 @@ pub(super) fn check(
     all.extend(check_gpus(conf, node, ctx));
     all.extend((ctx.standing)(&ctx.settings));
     if !plugins.is_dir() {
-        let plugins = plugins.display();
         all.push(Fail(format!(
-            "no '{plugins}': install the package with the plugins"
+            "no '{}': install the package with the plugins",
+            plugins.display()
         )));
     }
     all
@@ -72,8 +68,11 @@ fn one_release(slurm: &Installation, releases: &[Release]) -> CheckLine {
         [] => Warn("no slurmd, sinfo or srun here says its version".to_owned()),
         [one] => Pass(format!("Slurm {one} is installed, its commands in '{dir}'")),
         several => {
-            let list: Vec<String> = several.iter().map(ToString::to_string).collect();
-            let list = list.join(", ");
+            let list = several
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ");
             Fail(format!(
                 "slurmd and the commands in '{dir}' are of different releases: {list}"
             ))
@@ -82,7 +81,7 @@ fn one_release(slurm: &Installation, releases: &[Release]) -> CheckLine {
 }
 
 fn check_stack(stack: &Stack, found: Option<&Path>) -> CheckLine {
-    let shown = stack.file.display();
+    let (shown, include) = (stack.file.display(), stack.include());
     let command = match stack.delivery {
         Delivery::Fetched => "'mpsctl slurm enable' on the controller's host",
         Delivery::Local | Delivery::Sent => "'mpsctl slurm enable'",
@@ -102,10 +101,7 @@ fn check_stack(stack: &Stack, found: Option<&Path>) -> CheckLine {
             "'{shown}' has no line of ours in it, and the controller sends nothing that it includes: run {command}"
         )),
         None if stack.includes_snippet() => Pass(format!("'{shown}' includes the file of our line")),
-        None => Fail(format!(
-            "'{shown}' does not include our line; add: {}",
-            stack.include()
-        )),
+        None => Fail(format!("'{shown}' does not include our line; add: {include}")),
     }
 }
 
@@ -130,20 +126,24 @@ fn check_plugin(file: &Path, installed: Option<Release>) -> CheckLine {
 }
 
 fn check_files(words: &[&str], ctx: &SetupContext<'_>) -> Vec<CheckLine> {
-    let given = |key: &str| {
-        let value = |word: &&str| Some(PathBuf::from(word.strip_prefix(key)?.strip_prefix('=')?));
-        words.iter().find_map(value)
+    let given = |key: &str, usual: &Path| {
+        let mut values = words
+            .iter()
+            .filter_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        values.next().map_or_else(|| usual.to_owned(), PathBuf::from)
     };
-    let programs = [("prologue", "mps-prologue"), ("epilogue", "mps-epilogue")].map(|(key, name)| {
-        let file = given(key).unwrap_or_else(|| Path::new(USUAL_PROGRAMS).join(name));
-        CheckLine::program(&file, ctx.host)
-    });
-    let config = given("config").unwrap_or_else(|| PathBuf::from(mpsd_core::config::DEFAULT_PATH));
+    let program =
+        |key, name| CheckLine::program(&given(key, &Path::new(USUAL_PROGRAMS).join(name)), ctx.host);
+    let config = given("config", Path::new(mpsd_core::config::DEFAULT_PATH));
     let config = match Config::load(&config) {
         Ok(_) => Pass(format!("'{}' can be used", config.display())),
         Err(error) => Fail(error.to_string()),
     };
-    programs.into_iter().chain([config]).collect()
+    vec![
+        program("prologue", "mps-prologue"),
+        program("epilogue", "mps-epilogue"),
+        config,
+    ]
 }
 
 /// Whether slurmd has our plugin: loaded, as root can see, or else because it began after our line was written. A copy that
@@ -159,13 +159,18 @@ fn check_slurmd(
     };
     let of = format!("slurmd (pid {})", slurmd.pid());
     if slurmd.replaced {
-        let why = "runs a program that was replaced since: restart slurmd";
-        return Some(Fail(format!("{of} {why}")));
+        return Some(Fail(format!(
+            "{of} runs a program that was replaced since: restart slurmd"
+        )));
     }
     let (loaded, fetched) = (slurmd.has_loaded(plugin?), stack.delivery == Delivery::Fetched);
     let written = fs::metadata(home).and_then(|about| about.modified()).ok();
-    let times = || slurmd.began().zip(written);
-    let is_older = || times().is_some_and(|(began, written)| began < written);
+    let is_older = || {
+        slurmd
+            .began()
+            .zip(written)
+            .is_some_and(|(began, written)| began < written)
+    };
     Some(match loaded {
         Some(true) => Pass("slurmd has loaded our plugin".to_owned()),
         Some(false) if fetched => Fail(format!("{of} has not loaded our plugin: restart slurmd")),
@@ -180,15 +185,16 @@ fn check_slurmd(
 }
 
 fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
-    let flags = conf.value("PrologFlags").unwrap_or("not set");
+    let flags = format!(
+        "PrologFlags is {}",
+        conf.value("PrologFlags").unwrap_or("not set")
+    );
     let has_flag = |flag: &&str| conf.lists("PrologFlags", flag);
     let mut all = vec![match ["Alloc", "Contain", "RunInJob"].iter().any(has_flag) {
-        true => Pass(format!(
-            "PrologFlags is {flags}: the prolog runs on each node at the allocation"
-        )),
+        true => Pass(format!("{flags}: the prolog runs on each node at the allocation")),
         false => Warn(format!(
-            "PrologFlags is {flags}: the prolog runs at a node's first step only; PrologFlags=Alloc (or Contain) runs it \
-             on each node at the allocation"
+            "{flags}: the prolog runs at a node's first step only; PrologFlags=Alloc (or Contain) runs it on each node at the \
+             allocation"
         )),
     }];
     if has_flag(&"RunInJob") {
@@ -197,21 +203,15 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
         all.push(Warn(text.to_owned()));
     }
     all.extend(timeouts(conf, ctx.settings.deadline));
-    all.push(unkillable_timeout(conf, ctx.settings.deadline));
-    all.push(match conf.lists("GresTypes", "gpu") {
+    let lists = |gres| conf.lists("GresTypes", gres);
+    let no_gpu = "GresTypes has no gpu: Slurm tells no job's GPUs, and every request for MPS is refused";
+    all.push(match lists("gpu") {
         true => Pass("GresTypes has gpu: Slurm tells a job's GPUs".to_owned()),
-        false => {
-            let text =
-                "GresTypes has no gpu: Slurm tells no job's GPUs, and every request for MPS is refused";
-            Fail(text.to_owned())
-        }
+        false => Fail(no_gpu.to_owned()),
     });
-    let is_type = |share: &&str| conf.lists("GresTypes", share);
-    all.extend(["mps", "shard"].into_iter().filter(is_type).map(|share| {
-        Warn(format!(
-            "GresTypes has {share}: jobs may share a GPU, so its compute mode stays as it is"
-        ))
-    }));
+    let shared = "jobs may share a GPU, so its compute mode stays as it is";
+    let shares = ["mps", "shard"].into_iter().filter(|share| lists(share));
+    all.extend(shares.map(|share| Warn(format!("GresTypes has {share}: {shared}"))));
     let containers = conf.value("JobContainerType").unwrap_or_default();
     all.extend(
         containers
@@ -221,58 +221,50 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     all
 }
 
-/// slurmd kills a prolog and an epilog after a time, and drains the node then (docs/facts/slurm.md#failures).
+/// slurmd kills a prolog and an epilog after a time, and drains the node then (docs/facts/slurm.md#failures). slurmstepd ends
+/// a step's own daemon in its last callback, and drains the node at its timeout (docs/facts/slurm.md#the-end-of-a-step).
 fn timeouts(conf: &Conf, ours: Duration) -> Vec<CheckLine> {
-    let both = [
-        (Program::Prologue, "start", "Prolog error"),
-        (Program::Epilogue, "end", "Epilog error"),
+    let of = |program, what, reason| Some((conf.timeout(program)?, what, reason, LEAST));
+    let unkillable = ("UnkillableStepTimeout", conf.unkillable_step_timeout());
+    let all = [
+        of(Program::Prologue, "the start of a job's MPS", "Prolog error"),
+        of(Program::Epilogue, "the end of a job's MPS", "Epilog error"),
+        Some((
+            unkillable,
+            "a step's own daemon",
+            "Kill task failed",
+            Duration::ZERO,
+        )),
     ];
-    let all = both.into_iter().filter_map(|(program, what, reason)| {
-        let (key, limit) = conf.timeout(program)?;
-        let work = Budget::new(ours, Some(limit)).work;
-        let (limit_s, needed) = (limit.as_secs(), (ours + MARGIN).as_secs());
-        let text = format!("{key} is {limit_s} s");
-        if work >= ours {
-            return Some(Pass(format!("{text}: more than the {what} of a job's MPS takes")));
+    let line = |((key, limit), what, reason, least): ((&str, Duration), &str, &str, Duration)| {
+        let (left, needed) = (within(limit), (ours + MARGIN).as_secs());
+        let text = format!("{key} is {} s", limit.as_secs());
+        if left >= ours {
+            return Pass(format!("{text}: more than {what} takes"));
         }
+        let (gets, ours) = (left.as_secs_f64(), ours.as_secs());
         let text = format!(
-            "{text}: the {what} of a job's MPS gets {:.1} s of our {} (deadline_s), or Slurm would drain the node \
-             (\"{reason}\"); {needed} s leave it all",
-            work.as_secs_f64(),
-            ours.as_secs(),
+            "{text}: {what} gets {gets} s of our {ours} (deadline_s), or Slurm would drain the node (\"{reason}\"); {needed} s \
+             leave it all"
         );
-        Some(if work < LEAST { Fail(text) } else { Warn(text) })
-    });
-    all.collect()
-}
-
-/// slurmstepd ends a step's own daemon in its last callback, and drains the node at this timeout
-/// (docs/facts/slurm.md#the-end-of-a-step).
-fn unkillable_timeout(conf: &Conf, ours: Duration) -> CheckLine {
-    let limit = conf.unkillable_step_timeout();
-    let (left, limit_s, needed) = (within(limit), limit.as_secs(), (ours + MARGIN).as_secs());
-    let text = format!("UnkillableStepTimeout is {limit_s} s");
-    if left >= ours {
-        return Pass(format!("{text}: more than a step's own daemon takes to end"));
-    }
-    let (left, ours) = (left.as_secs(), ours.as_secs());
-    Warn(format!(
-        "{text}: a step's own daemon gets {left} s of our {ours} (deadline_s) to start and to end, or Slurm would drain the node \
-         (\"Kill task failed\"); {needed} s leave it all"
-    ))
+        if left < least { Fail(text) } else { Warn(text) }
+    };
+    all.into_iter().flatten().map(line).collect()
 }
 
 /// Under job_container/tmpfs the tasks have their own /tmp, and their own /dev/shm unless job_container.conf says Dirs=/tmp.
 /// Client and server share nothing there (driver 580; the contract suite's `namespaces`), but tasks must see the job's pipe.
 fn container(run: &Path) -> CheckLine {
-    let hidden = ["/tmp", "/dev/shm", "/var/tmp"];
-    if hidden.iter().any(|hidden| run.starts_with(hidden)) {
-        let run = run.display();
-        return Fail(format!(
-            "run_dir '{run}' is hidden from tasks by job_container/tmpfs; allowed: /run/mpsd"
-        ));
+    match ["/tmp", "/dev/shm", "/var/tmp"]
+        .iter()
+        .any(|hidden| run.starts_with(hidden))
+    {
+        true => Fail(format!(
+            "run_dir '{}' is hidden from tasks by job_container/tmpfs; allowed: /run/mpsd",
+            run.display()
+        )),
+        false => Pass("job_container/tmpfs: MPS needs no shared /tmp or /dev/shm (driver 580)".to_owned()),
     }
-    Pass("job_container/tmpfs: MPS needs no shared /tmp or /dev/shm (driver 580)".to_owned())
 }
 
 /// Whether Slurm's number of each GPU leads a job to that GPU; the lines of gres.conf if not.
@@ -282,13 +274,12 @@ fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine>
         return Vec::new();
     }
     let Ok(inventory) = (ctx.inventory)(node) else {
-        let text = "NVML does not answer: which GPUs gres.conf lists is not known";
-        return vec![Warn(text.to_owned())];
+        return vec![Warn(
+            "NVML does not answer: which GPUs gres.conf lists is not known".to_owned(),
+        )];
     };
-    let outdated = gres.outdated.as_ref();
-    let outdated =
-        outdated.map(|why| Warn(format!("{why}; until it is restarted no compute mode is changed")));
-    let mut all: Vec<CheckLine> = outdated.into_iter().collect();
+    let outdated = |why| Warn(format!("{why}; until it is restarted no compute mode is changed"));
+    let mut all: Vec<CheckLine> = gres.outdated.iter().map(outdated).collect();
     let listed = match gres.list.resolve(&inventory) {
         Ok(listed) => listed,
         Err(why) => {
@@ -318,13 +309,14 @@ fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine>
             Ok(_) => None,
         }
     });
-    let wrong: Vec<CheckLine> = wrong.collect();
-    if wrong.is_empty() {
-        let count = listed.len();
-        let text = format!("each of the {count} GPUs of gres.conf is the one that a job with it computes on");
-        all.push(Pass(text));
-    }
+    let before = all.len();
     all.extend(wrong);
+    if all.len() == before {
+        let count = listed.len();
+        all.push(Pass(format!(
+            "each of the {count} GPUs of gres.conf is the one that a job with it computes on"
+        )));
+    }
     all
 }
 
@@ -350,24 +342,24 @@ mod tests {
             // A key for one of both comes first.
             (
                 "PrologTimeout=26\nPrologEpilogTimeout=9\n",
-                &["OK    PrologTimeout is 26 s", "FAIL  PrologEpilogTimeout is 9 s"],
+                &["OK    PrologTimeout is 26", "FAIL  PrologEpilogTimeout is 9"],
             ),
             (
                 "prologepilogtimeout=300\nEpilogTimeout=25\n",
-                &[
-                    "OK    PrologEpilogTimeout is 300 s",
-                    "WARN  EpilogTimeout is 25 s",
-                ],
+                &["OK    PrologEpilogTimeout is 300", "WARN  EpilogTimeout is 25"],
             ),
-            ("EpilogTimeout=25\n", &["WARN  EpilogTimeout is 25 s"]),
+            ("EpilogTimeout=25\n", &["WARN  EpilogTimeout is 25"]),
         ] {
             let host = TextHost::default().file("/x/slurm.conf", lines);
             let conf = Conf::find(Some(Path::new("/x/slurm.conf")), &host).unwrap();
-            let found = timeouts(&conf, Duration::from_secs(20));
-            let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+            let found = timeouts(&conf, Duration::from_secs(20))
+                .into_iter()
+                .map(|line| line.to_string());
+            let found: Vec<String> = found.collect();
+            let expected = [expected, &["OK    UnkillableStepTimeout is 60"]].concat();
             assert_eq!(found.len(), expected.len(), "{found:?}");
             let alike = |(line, begin): (&String, &&str)| line.starts_with(*begin);
-            assert!(found.iter().zip(expected).all(alike), "{found:?}");
+            assert!(found.iter().zip(&expected).all(alike), "{found:?}");
         }
     }
 }

@@ -15,13 +15,13 @@ pub(crate) mod setup;
 mod slurmd;
 mod stack;
 
-use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer};
-use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
+use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts};
+use super::call::{Input, Lookup, Site, Submission, UserRef};
 use super::control::{Controller, KnownJobs};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
 use super::numbers::{List, Number, Numbers};
-use super::trial::{SRUN, Trial};
+use super::trial::SRUN;
 use conf::Conf;
 use gres::Gres;
 use installation::Installation;
@@ -42,26 +42,31 @@ const MOST: u32 = 1024;
 #[derive(Debug, Clone, Copy)]
 pub struct Slurm;
 
-impl BatchSystem for Slurm {
-    fn scheduler(&self) -> Scheduler {
-        Scheduler::Slurm
-    }
+static FACTS: SystemFacts = SystemFacts {
+    scheduler: Scheduler::Slurm,
+    title: "Slurm, through the plugin",
+    vectors: ["none and Slurm's environment"; 2],
+    syntax: Syntax::Flags,
+    trial: &SRUN,
+    // Slurm keeps reasons whole; this is enough for two paths and an error.
+    longest_reason: 400,
+    has_steps: true,
+    retries_at_once: false,
+    may_skip_epilogue: false,
+};
 
-    fn title(&self) -> &'static str {
-        "Slurm, through the plugin"
+impl BatchSystem for Slurm {
+    fn facts(&self) -> &'static SystemFacts {
+        &FACTS
     }
 
     fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool {
         arguments == 0 && env("SLURM_JOB_ID").is_some()
     }
 
-    fn vectors(&self, _: Program) -> &'static str {
-        "none and Slurm's environment"
-    }
-
     fn read(&self, input: &Input<'_>, _: &dyn Host) -> Result<Submission, Failure> {
         if !input.arguments.is_empty() {
-            return Err(input.wrong_vector(Scheduler::Slurm, self.vectors(input.program)));
+            return Err(input.wrong_vector(self.facts()));
         }
         let var = |name: &str| (input.env)(name).filter(|v| !v.is_empty());
         let id = var("SLURM_JOB_ID").ok_or_else(|| missing("SLURM_JOB_ID"))?;
@@ -70,7 +75,7 @@ impl BatchSystem for Slurm {
         let uid: u32 = uid.parse().map_err(no_number)?;
         let account = input.given.account.as_ref();
         let submission = Submission {
-            scheduler: Scheduler::Slurm,
+            scheduler: self.scheduler(),
             sister: false,
             job: JobId::parse(&id)?,
             user: UserRef::Uid(uid),
@@ -102,14 +107,6 @@ impl BatchSystem for Slurm {
         }
     }
 
-    fn syntax(&self) -> Syntax {
-        Syntax::Flags
-    }
-
-    fn has_steps(&self) -> bool {
-        true
-    }
-
     /// Slurm drains a node with a failed prolog, and an undetermined failure proves nothing about the node. So the prolog
     /// succeeds, and we put the batch job back into the queue. A job of srun or salloc cannot go back: its tasks read the
     /// refusal in the record.
@@ -138,10 +135,6 @@ impl BatchSystem for Slurm {
 
     fn at(&self, site: &Site) -> Box<dyn Located> {
         Box::new(Here(site.clone()))
-    }
-
-    fn trial(&self) -> &'static Trial {
-        &SRUN
     }
 
     /// `gres/shard` counts and does not limit; the limits are ours. The device file in a line says which GPU's shares they are.
@@ -184,11 +177,6 @@ impl Located for Here {
             slurm: Installation::find(&self.0, node),
             name: node.to_owned(),
         })
-    }
-
-    /// Slurm keeps reasons whole; this is enough for two paths and an error.
-    fn longest_reason(&self) -> usize {
-        400
     }
 }
 

@@ -70,31 +70,45 @@ impl Stack {
 
     /// The lines in Slurm's order: an `include` stands for its files in the order of their names.
     fn lines(&self) -> Vec<String> {
-        let lines = read_lines(&self.file).into_iter();
-        lines.flat_map(|line| self.expand(line)).collect()
+        read_lines(&self.file)
+            .into_iter()
+            .flat_map(|line| self.expand(line))
+            .collect()
     }
 
     fn expand(&self, line: String) -> Vec<String> {
-        let files = pattern(&line).map(|pattern| matching(&self.file.with_file_name("").join(pattern)));
-        files.map_or_else(
-            || vec![line],
-            |files| files.iter().flat_map(|file| read_lines(file)).collect(),
-        )
+        let Some(pattern) = self.pattern(&line) else {
+            return vec![line];
+        };
+        let entries = pattern.parent().map(fs::read_dir).into_iter().flatten().flatten();
+        let files = entries.flatten().map(|entry| entry.path());
+        let mut files: Vec<PathBuf> = files.filter(|file| fits(&pattern, file)).collect();
+        files.sort();
+        files.iter().flat_map(|file| read_lines(file)).collect()
+    }
+
+    /// What an `include` names: a file, or a pattern in the last component.
+    fn pattern(&self, line: &str) -> Option<PathBuf> {
+        let rest = line.split('#').next()?.trim().strip_prefix("include")?;
+        let named = rest.starts_with([' ', '\t']).then(|| rest.trim())?;
+        Some(self.file.with_file_name("").join(named))
     }
 
     /// The file in which Slurm finds our line.
     pub fn found(&self) -> Option<PathBuf> {
-        if our_line(&self.file).is_some() {
-            return Some(self.file.clone());
-        }
-        let snippet = self.snippet();
-        (self.includes_snippet() && our_line(&snippet).is_some()).then_some(snippet)
+        let included = || Some(self.snippet()).filter(|_| self.includes_snippet());
+        let has_line = |file: &PathBuf| our_line(file).is_some();
+        Some(self.file.clone())
+            .filter(has_line)
+            .or_else(|| included().filter(has_line))
     }
 
     /// Whether plugstack.conf includes our snippet, which may not be there yet.
     pub fn includes_snippet(&self) -> bool {
-        let text = fs::read_to_string(&self.file).unwrap_or_default();
-        self.delivery == Delivery::Local && includes(&text, &self.file.with_file_name(""), &self.snippet())
+        let mut patterns = read_lines(&self.file)
+            .into_iter()
+            .filter_map(|line| self.pattern(&line));
+        self.delivery == Delivery::Local && patterns.any(|pattern| fits(&pattern, &self.snippet()))
     }
 
     /// Whether pyxis is in the stack, or will be once our include is in it.
@@ -108,10 +122,9 @@ impl Stack {
 
     /// Whether the order of the lines keeps tasks from their MPS, or from reading that they have none.
     pub fn check_pyxis(&self, plugin: &Path) -> Option<CheckLine> {
-        let lines = self.lines();
+        let (lines, stack) = (self.lines(), self.file.display());
         let pyxis = lines.iter().position(|line| names(line, PYXIS))?;
         let ours = lines.iter().position(|line| is_first(line))?;
-        let stack = self.file.display();
         Some(if pyxis < ours {
             Warn(format!(
                 "'{stack}': the line of pyxis comes before ours, and tasks are in their containers before they have their MPS; \
@@ -168,45 +181,20 @@ pub(super) fn is_foreign(file: &Path) -> bool {
     }
 }
 
-/// Whether an `include` of the stack in `base` names `snippet`: by itself, or by a pattern for the last component.
-fn includes(text: &str, base: &Path, snippet: &Path) -> bool {
-    text.lines().filter_map(pattern).any(|pattern| {
-        let path = base.join(pattern);
-        path.parent() == snippet.parent() && fits(name_of(&path), name_of(snippet))
-    })
-}
-
-fn pattern(line: &str) -> Option<&str> {
-    let line = line.split('#').next().unwrap_or_default().trim();
-    let rest = line.strip_prefix("include")?;
-    rest.starts_with([' ', '\t']).then(|| rest.trim())
-}
-
-/// The files that fit a pattern in the last component, in the order of their names.
-fn matching(pattern: &Path) -> Vec<PathBuf> {
-    let entries = pattern.parent().map(fs::read_dir).into_iter().flatten().flatten();
-    let files = entries.flatten().map(|entry| entry.path());
-    let mut fitting: Vec<PathBuf> = files
-        .filter(|file| fits(name_of(pattern), name_of(file)))
-        .collect();
-    fitting.sort();
-    fitting
-}
-
-fn name_of(path: &Path) -> &str {
-    path.file_name()
-        .and_then(|name| name.to_str())
-        .unwrap_or_default()
-}
-
-/// Whether a pattern with at most one `*` fits `name`.
-fn fits(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == name,
+/// Whether a pattern with at most one `*` in the last component fits `file`.
+fn fits(pattern: &Path, file: &Path) -> bool {
+    let name_of = |path: &Path| {
+        path.file_name()
+            .map_or(String::new(), |name| name.to_string_lossy().into_owned())
+    };
+    let name = name_of(file);
+    let named = match name_of(pattern).split_once('*') {
+        None => name_of(pattern) == name,
         Some((head, tail)) => {
             name.len() >= head.len() + tail.len() && name.starts_with(head) && name.ends_with(tail)
         }
-    }
+    };
+    named && pattern.parent() == file.parent()
 }
 
 #[cfg(test)]
@@ -215,19 +203,26 @@ mod tests {
 
     #[test]
     fn an_include_is_found_as_slurm_would() {
-        let base = Path::new("/etc/slurm/");
-        for (text, found) in [
+        let stack = Stack {
+            file: "/etc/slurm/plugstack.conf".into(),
+            delivery: Delivery::Local,
+        };
+        for (line, found) in [
             ("include /etc/slurm/plugstack.conf.d/*.conf", true),
             ("include plugstack.conf.d/*.conf # ours too", true),
-            ("optional x.so\ninclude\t/etc/slurm/plugstack.conf.d/*\n", true),
+            ("include\t/etc/slurm/plugstack.conf.d/*", true),
             ("include /etc/slurm/plugstack.conf.d/mpsd.conf", true),
             ("", false),
             ("#include plugstack.conf.d/*.conf", false),
             ("include /etc/other.d/*.conf", false),
             ("include plugstack.conf.d/pyxis.conf", false),
         ] {
-            let snippet = base.join("plugstack.conf.d/mpsd.conf");
-            assert_eq!(includes(text, base, &snippet), found, "{text}");
+            let pattern = stack.pattern(line);
+            assert_eq!(
+                pattern.is_some_and(|pattern| fits(&pattern, &stack.snippet())),
+                found,
+                "{line}"
+            );
         }
     }
 }

@@ -6,15 +6,16 @@
 pub(crate) mod setup;
 mod starter;
 
-use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, Unattached};
+use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts, Unattached};
 use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
-use super::pbs::control::offline_for;
+use super::pbs::control::{LONGEST_REASON, offline_for};
 use super::pbs::{attribute, same_node};
-use super::trial::{QSUB_OF_TORQUE, Trial};
+use super::trial::QSUB_OF_TORQUE;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::request::Syntax;
 use mpsd_core::text::one_line;
 use setup::{PRODUCT, installation};
 use std::collections::BTreeSet;
@@ -36,13 +37,26 @@ pub fn may_run_as_root(site: &Site, host: &dyn Host) -> Option<PathBuf> {
     starter::may_run_as_root(&installation(site, host), host)
 }
 
-impl BatchSystem for Torque {
-    fn scheduler(&self) -> Scheduler {
-        PRODUCT.scheduler
-    }
+static FACTS: SystemFacts = SystemFacts {
+    scheduler: Scheduler::Torque,
+    title: PRODUCT.title,
+    vectors: [
+        "JOB USER GROUP NAME RESOURCES QUEUE ACCOUNT [SCRIPT [HOSTS]]",
+        "JOB USER GROUP NAME SESSION RESOURCES USED QUEUE ACCOUNT CODE [SCRIPT]",
+    ],
+    syntax: Syntax::Account,
+    trial: &QSUB_OF_TORQUE,
+    longest_reason: LONGEST_REASON,
+    has_steps: false,
+    // Four times a second, for ever (docs/facts/pbs.md#results-of-a-prologue).
+    retries_at_once: true,
+    // docs/facts/pbs.md#sister-nodes
+    may_skip_epilogue: true,
+};
 
-    fn title(&self) -> &'static str {
-        PRODUCT.title
+impl BatchSystem for Torque {
+    fn facts(&self) -> &'static SystemFacts {
+        &FACTS
     }
 
     /// 7 to 9 arguments are a prologue, and 11 an epilogue. 10 are an epilogue before Torque 5, or OpenPBS's: the
@@ -52,20 +66,13 @@ impl BatchSystem for Torque {
         matches!(arguments, 7..=9 | 11) || (arguments == 10 && of_torque())
     }
 
-    fn vectors(&self, program: Program) -> &'static str {
-        match program {
-            Program::Prologue => "JOB USER GROUP NAME RESOURCES QUEUE ACCOUNT [SCRIPT [HOSTS]]",
-            Program::Epilogue => "JOB USER GROUP NAME SESSION RESOURCES USED QUEUE ACCOUNT CODE [SCRIPT]",
-        }
-    }
-
     fn read(&self, input: &Input<'_>, _: &dyn Host) -> Result<Submission, Failure> {
         let (known, account) = match input.program {
             Program::Prologue => (7..=9, 7),
             Program::Epilogue => (10..=11, 9),
         };
         if !known.contains(&input.arguments.len()) {
-            return Err(input.wrong_vector(Scheduler::Torque, self.vectors(input.program)));
+            return Err(input.wrong_vector(self.facts()));
         }
         let sister = is_sister(input);
         let mother = if sister {
@@ -74,7 +81,7 @@ impl BatchSystem for Torque {
             (input.env)("PBS_MSHOST").filter(|host| !host.is_empty())
         };
         Ok(Submission {
-            scheduler: Scheduler::Torque,
+            scheduler: self.scheduler(),
             sister,
             job: JobId::parse(&input.text(1, "job id")?)?,
             user: UserRef::Name(input.text(2, "user")?),
@@ -158,16 +165,6 @@ impl BatchSystem for Torque {
         batch && pbs.is_here() && starter::unattached(&pbs, host).is_none()
     }
 
-    /// Four times a second, for ever (docs/facts/pbs.md#results-of-a-prologue).
-    fn retries_at_once(&self) -> bool {
-        true
-    }
-
-    /// docs/facts/pbs.md#sister-nodes.
-    fn may_skip_epilogue(&self) -> bool {
-        true
-    }
-
     /// docs/facts/pbs.md#environment-identity-and-descriptors.
     fn shows_end(&self, _: &Input<'_>) -> bool {
         true
@@ -179,10 +176,6 @@ impl BatchSystem for Torque {
 
     fn at(&self, site: &Site) -> Box<dyn Located> {
         Box::new(installation(site, &ThisHost))
-    }
-
-    fn trial(&self) -> &'static Trial {
-        &QSUB_OF_TORQUE
     }
 
     /// Torque's own scheduler counts no generic resource of a node; Maui and Moab do.
