@@ -65,9 +65,6 @@ fn open_or_make(path: &Path) -> Result<Dir, FileError> {
 }
 
 /// Writes `marker`.
-///
-/// # Errors
-/// The directory cannot be made or written.
 pub fn write(paths: &Paths, marker: &Marker) -> Result<(), String> {
     let text = serde_json::to_vec_pretty(marker).map_err(|e| e.to_string())?;
     let written = directory(paths).and_then(|dir| dir.write_atomic(marker.file(), &text, 0o644));
@@ -75,12 +72,9 @@ pub fn write(paths: &Paths, marker: &Marker) -> Result<(), String> {
 }
 
 /// Removes `marker`.
-///
-/// # Errors
-/// As [`write()`].
 pub fn remove(paths: &Paths, marker: &Marker) -> Result<(), String> {
     let removed = directory(paths).and_then(|dir| dir.remove_file(marker.file()));
-    removed.map(|_| ()).map_err(|e| e.to_string())
+    removed.map(drop).map_err(|e| e.to_string())
 }
 
 /// The drains of this node, without garbled ones: the scheduler's own reason tells more.
@@ -101,10 +95,14 @@ fn read_all(paths: &Paths, remarks: bool) -> Vec<Marker> {
         let bytes = dir.read_limited(name, LONGEST).ok()??;
         serde_json::from_slice(&bytes).ok()
     };
-    let markers = dir.names(MOST).unwrap_or_default().into_iter().filter_map(read);
+    let mut markers: Vec<Marker> = dir
+        .names(MOST)
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(read)
+        .collect();
+    markers.retain(|marker| marker.remark == remarks);
     markers
-        .filter(|marker: &Marker| marker.remark == remarks)
-        .collect()
 }
 
 /// A drain of this node that the scheduler does not have yet.

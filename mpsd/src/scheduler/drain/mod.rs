@@ -65,11 +65,24 @@ impl<'a> Place<'a> {
     pub fn controller(&self) -> Box<dyn Controller> {
         of(self.scheduler).at(&self.site).controller(self.node)
     }
-}
 
-/// The reason for `fault`, at most `longest` bytes: `mpsd: job 4711: mps-server 691: state D after 20 s`.
-fn reason(longest: usize, prefix: &str, job: &JobId, fault: &Fault) -> String {
-    fitted(longest, &format!("{prefix} job {job}: {fault}"))
+    /// A drain of this node that has not been delivered, for this reason.
+    fn marker(&self, reason: &str) -> Marker {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Marker {
+            version: markers::VERSION,
+            scheduler: self.scheduler,
+            node: self.node.to_owned(),
+            reason: fitted(of(self.scheduler).facts().longest_reason, reason),
+            note: None,
+            job: String::new(),
+            gpus: Vec::new(),
+            delivered: false,
+            slurm_conf: self.site.slurm_conf.clone(),
+            when: since_1970.as_secs(),
+            remark: false,
+        }
+    }
 }
 
 /// `text` as a scheduler keeps it, at most `longest` bytes. To fit, its paths lose their directories, the longest path
@@ -107,49 +120,26 @@ fn without_directory(text: &str) -> Option<String> {
 /// note. It is remembered, so that it can be withdrawn. Returns a line for the log if something was tried.
 pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, failure: &impl Display) -> Option<String> {
     let controller = place.controller();
-    let note = fitted(
-        of(place.scheduler).facts().longest_reason,
-        &format!("{prefix} {failure}"),
-    );
-    let shown = match controller.status() {
-        Ok(shown) => shown,
-        Err(why) => return Some(format!("node '{}' is not told ({why}): {note}", place.node)),
-    };
-    let stands = shown.reason.unwrap_or_default();
-    let free = stands.is_empty() || stands.starts_with(prefix);
-    if shown.drained || stands == note || !free {
-        return None;
-    }
     let marker = Marker {
         delivered: true,
         remark: true,
-        ..marker(place, note.clone())
+        ..place.marker(&format!("{prefix} {failure}"))
     };
-    // The marker first: a forgotten note would stay after the repair.
-    let told = markers::write(paths, &marker).and_then(|()| controller.remark(&note));
-    Some(match told {
-        Ok(_) => format!("node '{}' shows: {note}", place.node),
-        Err(why) => format!("node '{}' is not told ({why}): {note}", place.node),
-    })
-}
-
-/// A marker of a drain of this node that has not been delivered.
-fn marker(place: &Place<'_>, reason: String) -> Marker {
-    Marker {
-        version: markers::VERSION,
-        scheduler: place.scheduler,
-        node: place.node.to_owned(),
-        reason,
-        note: None,
-        job: String::new(),
-        gpus: Vec::new(),
-        delivered: false,
-        slurm_conf: place.site.slurm_conf.clone(),
-        when: SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_secs(),
-        remark: false,
+    let note = &marker.reason;
+    let told = controller.status().and_then(|shown| {
+        let stands = shown.reason.unwrap_or_default();
+        let free = stands.is_empty() || stands.starts_with(prefix);
+        if shown.drained || stands == *note || !free {
+            return Ok(false);
+        }
+        // The marker first: a forgotten note would stay after the repair.
+        markers::write(paths, &marker)?;
+        controller.remark(note).map(|_| true)
+    });
+    match told {
+        Ok(false) => None,
+        Ok(true) => Some(format!("node '{}' shows: {note}", place.node)),
+        Err(why) => Some(format!("node '{}' is not told ({why}): {note}", place.node)),
     }
 }
 
@@ -157,40 +147,15 @@ fn marker(place: &Place<'_>, reason: String) -> Marker {
 pub fn withdraw_remarks(paths: &Paths, site: &Site) -> Vec<Result<String, String>> {
     let withdraw = |marker: Marker| {
         let what = format!("note of node '{}' ({})", marker.node, marker.reason);
-        let controller = Place::of(&marker, site).controller();
-        let gone = controller.withdraw(&marker.reason, None);
+        let gone = Place::of(&marker, site)
+            .controller()
+            .withdraw(&marker.reason, None);
         match gone.and_then(|()| markers::remove(paths, &marker)) {
             Ok(()) => Ok(format!("{what}: withdrawn")),
             Err(why) => Err(format!("{what}: not withdrawn: {why}")),
         }
     };
     markers::remarks(paths).into_iter().map(withdraw).collect()
-}
-
-/// Takes the node of `marker`, which stood as `before`, out of service and reads it back.
-///
-/// # Errors
-/// One line: it is in service still.
-fn drain(
-    controller: &dyn Controller,
-    prefix: &str,
-    marker: &Marker,
-    before: NodeStatus,
-) -> Result<Outcome, String> {
-    if before.drained {
-        let reason = before.reason.unwrap_or_default();
-        return Ok(match reason.starts_with(prefix) {
-            true => Outcome::Ours(reason),
-            false => Outcome::Others(reason),
-        });
-    }
-    let said = controller.take_out(&marker.reason, marker.note.as_deref())?;
-    let after = controller.status()?;
-    match after.reason.unwrap_or_default() {
-        _ if !after.drained => Err(controller.not_obeyed(&said)),
-        reason if reason == marker.reason => Ok(Outcome::Ours(reason)),
-        other => Ok(Outcome::Others(other)),
-    }
 }
 
 /// Drains the node for `fault` of `job` and remembers it; a drain that cannot be delivered waits for the timer. Returns a
@@ -207,16 +172,12 @@ pub fn deliver(
         note: markers::delivered(paths, place.node).and_then(|earlier| earlier.note),
         job: job.as_str().to_owned(),
         gpus,
-        ..marker(
-            place,
-            reason(of(place.scheduler).facts().longest_reason, prefix, job, fault),
-        )
+        ..place.marker(&format!("{prefix} job {job}: {fault}"))
     };
     // The marker first: a forgotten drain could never be lifted.
     let waiting = markers::write(paths, &marker);
     let (outcome, remembered) = hand_over(paths, prefix, &marker, place.controller().as_ref());
-    let (node, reason) = (place.node, &marker.reason);
-    let delivered = outcome.is_ok();
+    let (node, reason, delivered) = (place.node, &marker.reason, outcome.is_ok());
     let line = match outcome {
         Ok(Outcome::Ours(_)) => format!("node '{node}' drained: {reason}"),
         Ok(Outcome::Others(other)) => {
@@ -231,12 +192,6 @@ pub fn deliver(
     }
 }
 
-/// An administrator's note on a node in service. A note of ours is left from a drain that was lifted by hand.
-fn memo(status: &NodeStatus, prefix: &str) -> Option<String> {
-    let note = status.reason.clone().filter(|_| !status.drained)?;
-    (!note.is_empty() && !note.starts_with(prefix)).then_some(note)
-}
-
 /// Tries to deliver the drain of `marker`; returns what became of it, and whether that is remembered.
 pub fn hand_over(
     paths: &Paths,
@@ -249,7 +204,9 @@ pub fn hand_over(
         Err(why) => return (Err(why), Ok(())),
     };
     let mut marker = marker.clone();
-    if let Some(memo) = memo(&before, prefix) {
+    // An administrator's note on a node in service. A note of ours is left from a drain that was lifted by hand.
+    let is_memo = |note: &String| !before.drained && !note.is_empty() && !note.starts_with(prefix);
+    if let Some(memo) = before.reason.clone().filter(is_memo) {
         marker.note = Some(memo);
         // First: the order writes over it.
         if let Err(why) = markers::write(paths, &marker) {
@@ -270,50 +227,65 @@ pub fn hand_over(
     (outcome, remembered)
 }
 
-/// How the drain of `marker` stands.
-///
-/// # Errors
-/// One line: the controller does not answer.
+/// Takes the node of `marker`, which stood as `before`, out of service and reads it back.
+fn drain(
+    controller: &dyn Controller,
+    prefix: &str,
+    marker: &Marker,
+    before: NodeStatus,
+) -> Result<Outcome, String> {
+    let outcome = |reason: String, is_ours: bool| match is_ours {
+        true => Outcome::Ours(reason),
+        false => Outcome::Others(reason),
+    };
+    if before.drained {
+        let reason = before.reason.unwrap_or_default();
+        let is_ours = reason.starts_with(prefix);
+        return Ok(outcome(reason, is_ours));
+    }
+    let said = controller.take_out(&marker.reason, marker.note.as_deref())?;
+    let after = controller.status()?;
+    let reason = after.reason.unwrap_or_default();
+    let is_ours = reason == marker.reason;
+    match after.drained {
+        true => Ok(outcome(reason, is_ours)),
+        false => Err(controller.not_obeyed(&said)),
+    }
+}
+
+/// How the drain of `marker` stands, if the controller answers.
 pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState, String> {
     let shown = controller.status()?;
     let reason = shown.reason.unwrap_or_default();
     Ok(match (marker.delivered, shown.drained) {
         (_, true) if reason == marker.reason => DrainState::Stands,
-        (false, false) => DrainState::Undelivered,
-        (true, false) => DrainState::Over("it was lifted".to_owned()),
         (_, true) => {
             let reason = one_line(&reason, SHOWN);
             DrainState::Over(format!("the node is drained for another reason ('{reason}')"))
         }
+        (true, false) => DrainState::Over("it was lifted".to_owned()),
+        (false, false) => DrainState::Undelivered,
     })
 }
 
-/// Lifts the drain of `marker` and forgets it. The caller has checked the node.
-///
-/// # Errors
-/// One line: it is another's, or the node stays out of service.
+/// Lifts the drain of `marker` and forgets it. The caller has checked the node. It stays if it is another's, or if the
+/// scheduler does not obey.
 pub fn lift(paths: &Paths, marker: &Marker, controller: &dyn Controller) -> Result<(), String> {
-    undrain(controller, marker)?;
-    markers::remove(paths, marker)
-}
-
-fn undrain(controller: &dyn Controller, marker: &Marker) -> Result<(), String> {
     let before = controller.status()?;
-    if !before.drained {
-        return Ok(());
+    if before.drained {
+        let reason = before.reason.unwrap_or_default();
+        if reason != marker.reason {
+            let reason = one_line(&reason, SHOWN);
+            return Err(format!(
+                "the reason shown is '{reason}', which is not ours: left as it is"
+            ));
+        }
+        let said = controller.put_back(marker.note.as_deref())?;
+        if controller.status()?.drained {
+            return Err(controller.not_obeyed(&said));
+        }
     }
-    let reason = before.reason.unwrap_or_default();
-    if reason != marker.reason {
-        let reason = one_line(&reason, SHOWN);
-        return Err(format!(
-            "the reason shown is '{reason}', which is not ours: left as it is"
-        ));
-    }
-    let said = controller.put_back(marker.note.as_deref())?;
-    match controller.status()?.drained {
-        true => Err(controller.not_obeyed(&said)),
-        false => Ok(()),
-    }
+    markers::remove(paths, marker)
 }
 
 #[cfg(test)]
@@ -377,14 +349,17 @@ mod tests {
             site: Site::default(),
             node: "n1",
         };
-        marker(&place, reason.to_owned())
+        place.marker(reason)
     }
 
     #[test]
     fn only_our_own_reason_is_set_and_lifted_and_an_order_is_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths::new(dir.path().join("run"), dir.path());
         let node = Fake::new(true, Some("bad disk"), true);
         assert_eq!(node.drain(OURS), Ok(Outcome::Others("bad disk".into())));
-        assert!(undrain(&node, &our_marker(OURS)).is_err());
+        let lifts = |node: &Fake| lift(&paths, &our_marker(OURS), node);
+        assert!(lifts(&node).is_err());
         assert_eq!(node.status(), Ok(status(true, Some("bad disk"))));
         let bare = Fake::new(true, None, true);
         assert_eq!(bare.drain(OURS), Ok(Outcome::Others(String::new())));
@@ -393,11 +368,11 @@ mod tests {
         for reason in [OURS, "mpsd: job 2: y"] {
             assert_eq!(node.drain(reason), Ok(Outcome::Ours(OURS.to_owned())));
         }
-        assert_eq!(undrain(&node, &our_marker(OURS)), Ok(()));
+        assert_eq!(lifts(&node), Ok(()));
         assert_eq!(node.status(), Ok(status(false, None)));
 
         assert!(Fake::new(false, None, false).drain(OURS).is_err());
-        assert!(undrain(&Fake::new(true, Some(OURS), false), &our_marker(OURS)).is_err());
+        assert!(lifts(&Fake::new(true, Some(OURS), false)).is_err());
     }
 
     #[test]
@@ -434,15 +409,16 @@ mod tests {
 
     #[test]
     fn reasons_fit_the_schedulers_field() {
-        let job = |id: &str| JobId::parse(id).unwrap();
+        let reason =
+            |longest, job: &str, fault: &Fault| fitted(longest, &format!("mpsd: job {job}: {fault}"));
         let fault = Fault::new(Evidence::Survivor, "mps-server 691", "state D after 20 s");
         let whole = "mpsd: job 4711: mps-server 691: state D after 20 s";
-        assert_eq!(reason(400, "mpsd:", &job("4711"), &fault), whole);
+        assert_eq!(reason(400, "4711", &fault), whole);
         let path = "'/opt/cluster/software/nvidia/mps/580.95.05/bin/nvidia-cuda-mps-control'";
         let cause = format!("cannot open {path}: not there");
         for (what, why) in [(path, "not there"), ("NVIDIA's control daemon", &cause)] {
             let fault = Fault::new(Evidence::VendorProgram, what, why);
-            let text = reason(79, "mpsd:", &job("4711.pbs.cluster.example.org"), &fault);
+            let text = reason(79, "4711.pbs.cluster.example.org", &fault);
             assert!(text.len() <= 79 && text.ends_with(": not there"), "{text}");
             assert!(
                 text.starts_with("mpsd: job 4711.") && text.contains("..."),
@@ -451,7 +427,7 @@ mod tests {
         }
         let long = Fault::new(Evidence::Nvml, "NVML", "\"é\n".repeat(800));
         for most in [400, 79] {
-            let text = reason(most, "mpsd:", &job("4711"), &long);
+            let text = reason(most, "4711", &long);
             assert!(text.len() <= most && text.len() > most - 8, "{text}");
             assert!(text.is_ascii() && !text.contains('\n'), "{text}");
         }
