@@ -33,7 +33,7 @@ const UNITS: [(&str, &str); 2] = [
 const RUNS: [(&str, &str); 2] = [
     (
         "mpsd-reconcile.service",
-        "what a job left, or a drain of ours that is not delivered, may stay",
+        "what a job left, or an undelivered drain of ours, may stay",
     ),
     ("mpsd-metrics.service", "the numbers for Prometheus are old"),
 ];
@@ -108,10 +108,7 @@ pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
             "systemd does not run here: nothing calls 'mpsctl reconcile' by itself; let cron do that every ten minutes".to_owned(),
         )];
     }
-    let ask = |verb: &str, unit: &str| {
-        let answer = host.run(Path::new(SYSTEMCTL), &[verb, unit], &[], UNIT_DEADLINE);
-        answer.map(|answer| answer.text.trim().to_owned())
-    };
+    let ask = |verb: &str, unit: &str| systemctl(host, &[verb, unit]);
     let one = |(unit, without): (&str, &str)| match (ask("is-active", unit), ask("is-enabled", unit)) {
         (Err(why), _) | (_, Err(why)) => Warn(format!("{unit}: systemd does not say how it stands: {why}")),
         (Ok(active), _) if active != "active" => Fail(format!(
@@ -124,28 +121,24 @@ pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
     };
     // Not a FAIL: a user's process that cannot be ended makes a run fail, and must not drain the node.
     let failed = |(unit, without): (&str, &str)| {
-        let answer = ask("is-failed", unit).ok()?;
-        (answer == "failed").then(|| {
-            Warn(format!(
-                "{unit} failed in its last run: {without}; 'journalctl -u {unit}' says why"
-            ))
-        })
+        let text = format!("{unit} failed in its last run: {without}; 'journalctl -u {unit}' says why");
+        (ask("is-failed", unit).ok()? == "failed").then_some(Warn(text))
     };
     let runs = RUNS.into_iter().filter_map(failed);
     UNITS.into_iter().map(one).chain(runs).collect()
 }
 
-/// Where an active metrics timer writes.
-pub(crate) fn textfile(host: &dyn Host) -> Option<PathBuf> {
-    let ask = |arguments: &[&str]| host.run(Path::new(SYSTEMCTL), arguments, &[], UNIT_DEADLINE);
-    let active = ask(&["is-active", "mpsd-metrics.timer"]).ok()?;
-    let shown = ask(&["show", "--property=ExecStart", "mpsd-metrics.service"]).ok()?;
-    (active.text.trim() == "active").then(|| written_to(&shown.text))?
+fn systemctl(host: &dyn Host, arguments: &[&str]) -> Result<String, String> {
+    let answer = host.run(Path::new(SYSTEMCTL), arguments, &[], UNIT_DEADLINE)?;
+    Ok(answer.text.trim().to_owned())
 }
 
+/// Where an active metrics timer writes:
 /// `ExecStart={ path=/usr/bin/mpsctl ; argv[]=/usr/bin/mpsctl metrics --textfile DIR ; ... }`.
-fn written_to(shown: &str) -> Option<PathBuf> {
-    let (_, behind) = shown.rsplit_once("--textfile")?;
+pub(crate) fn textfile(host: &dyn Host) -> Option<PathBuf> {
+    let active = systemctl(host, &["is-active", "mpsd-metrics.timer"]).ok()?;
+    let shown = systemctl(host, &["show", "--property=ExecStart", "mpsd-metrics.service"]).ok()?;
+    let (_, behind) = shown.rsplit_once("--textfile").filter(|_| active == "active")?;
     let directory = behind.trim_start_matches(['=', ' ']).split_whitespace().next()?;
     Some(directory.into())
 }

@@ -64,11 +64,11 @@ pub struct DeviceFile {
 /// A listed GPU; `None`: NVML does not have it.
 type Listed<'a> = Vec<(DeviceFile, Option<&'a Gpu>)>;
 
-fn file_of<'l>(list: &'l [(DeviceFile, Option<&Gpu>)], gpu: &Gpu) -> Option<&'l DeviceFile> {
-    let found = list
-        .iter()
-        .find(|(_, one)| one.is_some_and(|one| one.uuid == gpu.uuid));
-    found.map(|(file, _)| file)
+fn file_of<'l>(list: &'l Listed<'_>, gpu: &Gpu) -> Option<&'l DeviceFile> {
+    let is_it = |listed: &Option<&Gpu>| listed.is_some_and(|listed| listed.uuid == gpu.uuid);
+    list.iter()
+        .find(|(_, listed)| is_it(listed))
+        .map(|(file, _)| file)
 }
 
 impl Numbers {
@@ -86,15 +86,15 @@ impl Numbers {
         }
         if let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.mig == Mig::On) {
             // CUDA shows no whole GPU beside a MIG device (docs/facts/mps-control.md#mig).
-            let index = gpu.index;
-            return Err(doubt(format!(
-                "GPU {index} is in MIG mode, and tasks may open its MIG devices"
-            )));
+            let why = format!(
+                "GPU {} is in MIG mode, and tasks may open its MIG devices",
+                gpu.index
+            );
+            return Err(doubt(why));
         }
         let list = list.unwrap_or_default();
-        let pairs = self.numbers.iter().zip(given);
-        let counted = pairs.map(|(number, given)| self.counted(number.place, given, &list, inventory));
-        counted.collect()
+        let counted = |(number, given): (&Number, _)| self.counted(number.place, given, &list, inventory);
+        self.numbers.iter().zip(given).map(counted).collect()
     }
 
     fn counted<'a>(
@@ -111,17 +111,13 @@ impl Numbers {
         };
         // Tasks can open every GPU for certain.
         let free = self.confined.is_some();
+        let alike = || inventory.gpus.iter().all(|gpu| gpu.name == counted.name);
         match given {
             Ok(given) if given.uuid == counted.uuid => Ok(given),
             Err(_) if free => Ok(counted),
             Err(why) => Err(doubt(why)),
-            Ok(given) => {
-                let alike = inventory.gpus.iter().all(|gpu| gpu.name == counted.name);
-                match free && alike && file_of(list, counted).is_some() {
-                    true => Ok(counted),
-                    false => Err(leads_astray(list, Some(given), counted)),
-                }
-            }
+            Ok(_) if free && alike() && file_of(list, counted).is_some() => Ok(counted),
+            Ok(given) => Err(leads_astray(list, Some(given), counted)),
         }
     }
 
@@ -147,44 +143,39 @@ impl List {
             minor.ok_or_else(|| format!("NVML does not tell the minor number of {}", gpu.uuid))
         };
         let mut gpus: Vec<(u32, &Gpu)> = inventory.gpus.iter().map(minor).collect::<Result<_, _>>()?;
-        match self {
+        let (count, order, only, entry) = match self {
+            Self::Unknown(why) => return Err(why.clone()),
             Self::Files(files) => {
-                let with = |wanted: u32| {
-                    gpus.iter()
-                        .find(|(minor, _)| *minor == wanted)
-                        .map(|(_, gpu)| *gpu)
-                };
-                Ok(files
+                let with = |file: &DeviceFile| gpus.iter().find(|(minor, _)| *minor == file.minor);
+                let listed = files
                     .iter()
-                    .map(|file| (file.clone(), with(file.minor)))
-                    .collect())
+                    .map(|file| (file.clone(), with(file).map(|(_, gpu)| *gpu)));
+                return Ok(listed.collect());
             }
-            Self::Unknown(why) => Err(why.clone()),
             Self::Found {
                 count,
                 order,
                 only,
                 entry,
-            } => {
-                if let Some(only) = only {
-                    gpus.retain(|(minor, _)| only.iter().any(|file| file.minor == *minor));
-                }
-                let have = gpus.len();
-                if have != *count {
-                    return Err(format!(
-                        "{entry} lets Slurm find its {count} GPUs by itself, and NVML has {have}"
-                    ));
-                }
-                if *order == Order::Minor {
-                    gpus.sort_by_key(|(minor, _)| *minor);
-                }
-                let file = |(minor, gpu)| {
-                    let (path, entry) = (format!("/dev/nvidia{minor}").into(), entry.clone());
-                    (DeviceFile { path, minor, entry }, Some(gpu))
-                };
-                Ok(gpus.into_iter().map(file).collect())
-            }
+            } => (*count, *order, only, entry),
+        };
+        if let Some(only) = only {
+            gpus.retain(|(minor, _)| only.iter().any(|file| file.minor == *minor));
         }
+        let have = gpus.len();
+        if have != count {
+            return Err(format!(
+                "{entry} lets Slurm find its {count} GPUs by itself, and NVML has {have}"
+            ));
+        }
+        if order == Order::Minor {
+            gpus.sort_by_key(|(minor, _)| *minor);
+        }
+        let file = |(minor, gpu)| {
+            let (path, entry) = (format!("/dev/nvidia{minor}").into(), entry.clone());
+            (DeviceFile { path, minor, entry }, Some(gpu))
+        };
+        Ok(gpus.into_iter().map(file).collect())
     }
 }
 

@@ -36,15 +36,14 @@ impl Conf {
     /// The file that is named, else the first usual one.
     pub fn find(named: Option<&Path>, host: &dyn Host) -> Result<Self, String> {
         let usual = || USUAL.iter().map(Path::new).find(|path| path.exists());
-        let list = || USUAL.join(", ");
-        let none = || {
-            format!(
-                "no slurm.conf in any usual place ({}); name it with --slurm-conf",
-                list()
-            )
+        let Some(file) = named.or_else(usual) else {
+            let usual = USUAL.join(", ");
+            return Err(format!(
+                "no slurm.conf in any usual place ({usual}); name it with --slurm-conf"
+            ));
         };
-        let file = named.or_else(usual).ok_or_else(none)?.to_owned();
-        let lines = read(&file, host)?.ok_or_else(|| format!("no '{}'", file.display()))?;
+        let lines = read(file, host)?.ok_or_else(|| format!("no '{}'", file.display()))?;
+        let file = file.to_owned();
         Ok(Self { file, lines })
     }
 
@@ -76,10 +75,8 @@ impl Conf {
         let (key, text) = keys.find_map(|key| Some((key, self.value(key)?)))?;
         // 0 and the two largest numbers stand for no limit.
         let seconds: u16 = text.parse().ok()?;
-        let limits = 1..u16::MAX - 1;
-        limits
-            .contains(&seconds)
-            .then(|| (key, Duration::from_secs(seconds.into())))
+        let limit = Duration::from_secs(seconds.into());
+        (1..u16::MAX - 1).contains(&seconds).then_some((key, limit))
     }
 }
 
@@ -104,9 +101,8 @@ impl Line {
 
     /// Whether this is the key of the first word, which says what the line is about.
     pub fn is_about(&self, key: &str) -> bool {
-        self.words
-            .first()
-            .is_some_and(|(name, _)| name.eq_ignore_ascii_case(key))
+        let first = self.words.first();
+        first.is_some_and(|(name, _)| name.eq_ignore_ascii_case(key))
     }
 
     pub fn place(&self) -> String {
@@ -121,9 +117,7 @@ pub(super) fn last<'l>(lines: &'l [Line], key: &str) -> Option<&'l str> {
 
 /// The lines of a file and of those that it includes; `None`: there is no such file.
 pub(super) fn read(file: &Path, host: &dyn Host) -> Result<Option<Vec<Line>>, String> {
-    let mut all = Vec::new();
-    let directory = file.parent().unwrap_or(Path::new("/"));
-    Ok(collect(file, directory, host, DEEPEST, &mut all)?.then_some(all))
+    collect(file, file.parent().unwrap_or(Path::new("/")), host, DEEPEST)
 }
 
 fn collect(
@@ -131,29 +125,28 @@ fn collect(
     directory: &Path,
     host: &dyn Host,
     depth: usize,
-    all: &mut Vec<Line>,
-) -> Result<bool, String> {
+) -> Result<Option<Vec<Line>>, String> {
     let failed = |why: String| format!("cannot read '{}': {why}", file.display());
-    let read = host
+    let Some(bytes) = host
         .configuration(file, MOST)
-        .map_err(|e| failed(e.to_string()))?;
-    let Some(bytes) = read else {
-        return Ok(false);
+        .map_err(|e| failed(e.to_string()))?
+    else {
+        return Ok(None);
     };
+    let mut all = Vec::new();
     for (number, text) in joined(&String::from_utf8_lossy(&bytes)) {
-        if let Some(path) = included(&text) {
-            let path = directory.join(path);
-            if depth == 0 || !collect(&path, directory, host, depth - 1, all)? {
-                return Err(failed(format!("it includes '{}'", path.display())));
-            }
-            continue;
-        }
         let (file, words) = (file.to_owned(), words(&text));
-        if !words.is_empty() {
+        if let Some(path) = included(&text).map(|path| directory.join(path)) {
+            let deeper = depth
+                .checked_sub(1)
+                .map(|depth| collect(&path, directory, host, depth));
+            let lines = deeper.transpose()?.flatten();
+            all.extend(lines.ok_or_else(|| failed(format!("it includes '{}'", path.display())))?);
+        } else if !words.is_empty() {
             all.push(Line { file, number, words });
         }
     }
-    Ok(true)
+    Ok(Some(all))
 }
 
 /// Lines without comments, those that end with a backslash put together; each with its first number.

@@ -53,14 +53,11 @@ impl Installation {
         };
         let named = site.slurm_exec.as_ref();
         let named = named.map(|dir| with_commands(dir.join("bin")).unwrap_or_else(|| dir.clone()));
-        let found = named.or_else(of_daemon).or_else(of_conf);
-        let usual = || {
-            let first = directories().into_iter().next();
-            first.unwrap_or_else(|| COMMANDS[0].into())
-        };
+        let usual = || directories().into_iter().next();
+        let found = named.or_else(of_daemon).or_else(of_conf).or_else(usual);
         let of_running = || daemon.as_ref()?.named();
         Self {
-            commands: found.unwrap_or_else(usual),
+            commands: found.unwrap_or_else(|| COMMANDS[0].into()),
             conf: conf.map(PathBuf::from).or_else(of_running),
             is_named: site.slurm_exec.is_some(),
             daemon,
@@ -142,16 +139,13 @@ impl Release {
     /// Reads `23.11`, `23.11.5` or `23.11.0-1rc1`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut parts = text.split('.');
-        let mut number = || parts.next().filter(|part| part.len() == 2)?.parse().ok();
-        let release = number().and_then(|major| {
-            Some(Self {
-                major,
-                minor: number()?,
-            })
-        });
-        let is_one = |release: &Self| (20..100).contains(&release.major) && (1..=12).contains(&release.minor);
-        let wrong = || format!("'{text}' is no release; allowed: 22.05 and the like");
-        release.filter(is_one).ok_or_else(wrong)
+        let mut number = |range: std::ops::Range<u8>| {
+            let number = parts.next().filter(|part| part.len() == 2)?.parse().ok();
+            number.filter(|number| range.contains(number))
+        };
+        let release = number(20..100).zip(number(1..13));
+        let release = release.map(|(major, minor)| Self { major, minor });
+        release.ok_or_else(|| format!("'{text}' is no release; allowed: 22.05 and the like"))
     }
 
     fn in_version(text: &str) -> Option<Self> {

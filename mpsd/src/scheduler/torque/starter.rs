@@ -53,8 +53,8 @@ impl Starter {
 fn config(pbs: &Installation, host: &dyn Host) -> Result<Option<String>, String> {
     let read = host
         .read(&pbs.mom_config(), MOST_CONF)
-        .map_err(|error| error.to_string())?;
-    Ok(read.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+        .map_err(|error| error.to_string());
+    Ok(read?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 /// The mom's configuration, if the mom may run its starter as root: in doubt, or if it cannot be read.
@@ -79,10 +79,8 @@ pub fn own_way_with_shells(pbs: &Installation, host: &dyn Host) -> Option<&'stat
     let text = config(pbs, host).ok()??;
     let off = |name: &&str| values(&text, name).filter_map(boolean).last() == Some(false);
     let logins = ["$source_login_batch", "$source_login_interactive"];
-    let wrapped = values(&text, "$preexec")
-        .last()
-        .is_some_and(|value| !value.is_empty());
-    logins.into_iter().find(off).or(wrapped.then_some("$preexec"))
+    let preexec = values(&text, "$preexec").last().filter(|value| !value.is_empty());
+    logins.into_iter().find(off).or(preexec.map(|_| "$preexec"))
 }
 
 /// The last line counts. A line that the mom does not understand is no "no".
@@ -129,34 +127,29 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
     let (config, install) = (config.display(), "'mpsctl pbs install' on the node");
     let starter = Starter::of(pbs, host);
     let no_way_round = starter == Starter::Privileged { ours: true };
+    let has = |what: &str| format!("'{config}' has {what}");
+    let tm = "attach tasks started by TM";
     let (why, remedy) = match starter {
-        Starter::Ours(path) => (
-            format!(
-                "the mom has not read the $job_starter of '{config}', which attaches tasks started by TM"
-            ),
-            reread_needed(pbs, &path)?,
-        ),
-        Starter::Absent => (
-            format!("'{config}' has no $job_starter that attaches tasks started by TM"),
-            install.to_owned(),
-        ),
-        Starter::Foreign(path) => (
-            format!(
-                "the $job_starter '{}' of '{config}' does not attach tasks started by TM",
+        Starter::Ours(path) => {
+            let why = format!("the mom has not read the $job_starter of '{config}', to {tm}");
+            (why, reread_needed(pbs, &path)?)
+        }
+        Starter::Absent => (has(&format!("no $job_starter to {tm}")), install.to_owned()),
+        Starter::Foreign(path) => {
+            let why = has(&format!(
+                "the $job_starter '{}', which does not {tm}",
                 path.display()
-            ),
-            format!("{install}, which says how to add ours"),
-        ),
-        Starter::Privileged { .. } => (
-            format!(
-                "'{config}' has $job_starter_run_privileged, and our starter runs as the job's user only"
-            ),
-            "that line says false".to_owned(),
-        ),
-        Starter::Unread(why) => (
-            format!("'{config}' cannot be read ({why}), so tasks started by TM may not be attached"),
-            "that file to be readable".to_owned(),
-        ),
+            ));
+            (why, format!("{install}, which says how to add ours"))
+        }
+        Starter::Privileged { .. } => {
+            let why = "$job_starter_run_privileged, and our starter runs as the job's user only";
+            (has(why), "that line says false".to_owned())
+        }
+        Starter::Unread(why) => {
+            let why = format!("'{config}' cannot be read ({why}): perhaps nothing is there to {tm}");
+            (why, "that file to be readable".to_owned())
+        }
     };
     Some(Unattached {
         why,
@@ -170,9 +163,8 @@ pub fn reread_needed(pbs: &Installation, starter: &Path) -> Option<String> {
     let (pid, start) = running(pbs)?;
     let newer = start > fs::metadata(pbs.mom_config()).ok()?.mtime() + ROUNDED;
     let named = || Some(Path::new(in_force(pbs, pid, start)?.split_whitespace().next()?) == starter);
-    (!newer && named() != Some(true))
-        .then(|| reread_command(pbs))
-        .flatten()
+    let is_read = newer || named() == Some(true);
+    if is_read { None } else { reread_command(pbs) }
 }
 
 /// The command that makes a running mom read its configuration again.
@@ -200,11 +192,10 @@ fn in_force(pbs: &Installation, pid: i32, start: i64) -> Option<String> {
     let mut logs: Vec<_> = entries.filter(is_since).map(|entry| entry.path()).collect();
     logs.sort();
     let last = |log: &PathBuf| {
-        let lines = BufReader::new(File::open(log).ok()?).split(b'\n');
-        lines
-            .map_while(Result::ok)
-            .filter_map(|line| starter_in(&line, pid))
-            .last()
+        let lines = BufReader::new(File::open(log).ok()?)
+            .split(b'\n')
+            .map_while(Result::ok);
+        lines.filter_map(|line| starter_in(&line, pid)).last()
     };
     logs.iter().rev().find_map(last)
 }
