@@ -9,7 +9,7 @@ use mpsd_core::failure::Failure;
 use mpsd_core::gpu::Mig;
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
-use mpsd_core::{Gpu, Refusal};
+use mpsd_core::{Gpu, Refusal, Undetermined};
 use std::time::Duration;
 
 /// What holds for all jobs of a batch system.
@@ -35,6 +35,18 @@ pub struct SystemFacts {
     /// Whether a node of a job that never began may run our prologue and get no epilogue. Then a process of ours cleans up,
     /// or the next prologue on that node.
     pub may_skip_epilogue: bool,
+}
+
+impl SystemFacts {
+    /// The failure of a call that this batch system never makes.
+    pub(crate) fn wrong_vector(&self, input: &Input<'_>) -> Failure {
+        let what = format!("{} arguments from {}", input.arguments.len(), self.scheduler);
+        Undetermined::new(
+            what,
+            format!("expected: {}", self.vectors[input.program as usize]),
+        )
+        .into()
+    }
 }
 
 /// A batch system: its calls, its jobs, its nodes.

@@ -1,6 +1,5 @@
 //! How a scheduler calls the prologue and the epilogue, what such a call says of a job, and how long it may take.
 
-use super::batch_system::SystemFacts;
 use super::devices::{GpuName, GpuSource};
 use super::host::Host;
 use mpsd_core::config::Settings;
@@ -201,16 +200,6 @@ impl Input<'_> {
             true => GpuSource::None,
             false => GpuSource::Listed(names),
         }))
-    }
-
-    /// The failure of a call that this batch system never makes.
-    pub(crate) fn wrong_vector(&self, facts: &SystemFacts) -> Failure {
-        let what = format!("{} arguments from {}", self.arguments.len(), facts.scheduler);
-        Undetermined::new(
-            what,
-            format!("expected: {}", facts.vectors[self.program as usize]),
-        )
-        .into()
     }
 }
 

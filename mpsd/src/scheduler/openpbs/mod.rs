@@ -63,7 +63,7 @@ impl BatchSystem for OpenPbs {
             Program::Epilogue => matches!(input.arguments.len(), 3 | CLASSIC_EPILOGUE),
         };
         if !classic {
-            return Err(input.wrong_vector(self.facts()));
+            return Err(FACTS.wrong_vector(input));
         }
         let job = JobId::parse(&input.text(1, "job id")?)?;
         let file = match input.program {

@@ -269,10 +269,12 @@ fn container(run: &Path) -> CheckLine {
 
 /// Whether Slurm's number of each GPU leads a job to that GPU; the lines of gres.conf if not.
 fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
-    let gres = Gres::read(&conf.file, node, ctx.host);
-    if !gres.grants {
+    let Some(gres) = Gres::read(&conf.file, node, ctx.host)
+        .ok()
+        .filter(|gres| gres.grants)
+    else {
         return Vec::new();
-    }
+    };
     let Ok(inventory) = (ctx.inventory)(node) else {
         return vec![Warn(
             "NVML does not answer: which GPUs gres.conf lists is not known".to_owned(),

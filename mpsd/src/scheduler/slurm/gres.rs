@@ -40,14 +40,10 @@ struct Granted {
 
 impl Gres {
     /// Reads the files beside `conf`, the slurm.conf, for the node that it calls `node`.
-    pub fn read(conf: &Path, node: &str, host: &dyn Host) -> Self {
+    pub fn read(conf: &Path, node: &str, host: &dyn Host) -> Result<Self, String> {
         let beside = |name: &str| conf::read(&conf.with_file_name(name), host).map(Option::unwrap_or_default);
-        let slurm =
-            conf::read(conf, host).and_then(|lines| lines.ok_or_else(|| format!("no '{}'", conf.display())));
-        let (slurm, gres, cgroup) = match (slurm, beside("gres.conf"), beside("cgroup.conf")) {
-            (Ok(slurm), Ok(gres), cgroup) => (slurm, gres, cgroup.ok()),
-            (Err(why), ..) | (_, Err(why), _) => return Self::unknown(why),
-        };
+        let slurm = conf::read(conf, host)?.ok_or_else(|| format!("no '{}'", conf.display()))?;
+        let (gres, cgroup) = (beside("gres.conf")?, beside("cgroup.conf").ok());
         let any = |lines: &[Line], key: &str, fits: fn(&str) -> bool| {
             let mut values = lines.iter().filter_map(|line| line.value(key));
             values.any(fits)
@@ -59,7 +55,7 @@ impl Gres {
         let granted = granted(&slurm, node).unwrap_or_default();
         let mut types = gres.iter().filter_map(|line| line.value("Type"));
         let first = types.next();
-        Self {
+        Ok(Self {
             confined: confined(&slurm, cgroup.as_deref()),
             unnamed: flags.any(leaves),
             by_uuid: any(&gres, "Flags", |flags| flags.contains("env_uuid")),
@@ -70,20 +66,7 @@ impl Gres {
                 && !any(&gres, "Name", names_a_share),
             list: list(&slurm, &gres, node, host).unwrap_or_else(List::Unknown),
             outdated,
-        }
-    }
-
-    fn unknown(why: String) -> Self {
-        Self {
-            list: List::Unknown(why),
-            confined: None,
-            by_uuid: false,
-            unnamed: false,
-            several_types: false,
-            grants: false,
-            outdated: None,
-            unshared: false,
-        }
+        })
     }
 }
 
@@ -100,8 +83,7 @@ fn outdated(conf: &Path, node: &str) -> Option<String> {
 }
 
 fn names_a_share(value: &str) -> bool {
-    let is_share = |name: &str| is_one_of(name, &["shard", "mps"]);
-    value.split(',').any(is_share)
+    value.split(',').any(|name| is_one_of(name, &["shard", "mps"]))
 }
 
 fn confined(slurm: &[Line], cgroup: Option<&[Line]>) -> Option<bool> {
@@ -122,8 +104,10 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
     // Lines that begin with Name come before those that begin with NodeName, in any order in the file.
     let named = gres.iter().filter(|line| line.is_about("Name"));
     let has_us = |line: &&Line| line.value("NodeName").is_some_and(|list| contains(list, node));
-    let of_nodes = gres.iter().filter(|line| line.is_about("NodeName"));
-    let ours = of_nodes.filter(has_us);
+    let ours = gres
+        .iter()
+        .filter(|line| line.is_about("NodeName"))
+        .filter(has_us);
     let with_detection = |line| Some((line, Line::value(line, "AutoDetect")?));
     let global = || gres.iter().rfind(|line| line.is_about("AutoDetect"));
     let detection = ours.clone().find_map(with_detection);
@@ -132,25 +116,14 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
     if let Some(line) = lines.iter().find(|line| line.value("MultipleFiles").is_some()) {
         return Err(format!("{} has MultipleFiles", line.place()));
     }
-    let order = detection.map(|(line, how)| (line, how.to_ascii_lowercase()));
-    match order {
-        Some((line, how)) if how == "nvml" || how == "nvidia" => {
-            let order = if how == "nvml" { Order::Bus } else { Order::Minor };
-            detected(&granted, &lines, order, line.place(), host)
-        }
-        Some((line, how)) if how != "off" => Err(format!("{} has AutoDetect={how}", line.place())),
-        _ => Ok(List::Files(merged(&mut granted, &lines, host)?)),
-    }
-}
-
-/// The GPUs that Slurm finds by itself. Lines with files name some of them, other lines only types.
-fn detected(
-    granted: &[Granted],
-    lines: &[&Line],
-    order: Order,
-    entry: String,
-    host: &dyn Host,
-) -> Result<List, String> {
+    let how = detection.map(|(line, how)| (line.place(), how.to_ascii_lowercase()));
+    let order = match how.as_ref().map(|(place, how)| (place, how.as_str())) {
+        Some((_, "nvml")) => Order::Bus,
+        Some((_, "nvidia")) => Order::Minor,
+        None | Some((_, "off")) => return Ok(List::Files(merged(&mut granted, &lines, host)?)),
+        Some((place, how)) => return Err(format!("{place} has AutoDetect={how}")),
+    };
+    // Slurm finds the GPUs by itself. Lines with files name some of them, other lines only types.
     let mut only = Vec::new();
     for line in lines.iter().filter(|line| line.value("File").is_some()) {
         only.extend(files(line, host)?);
@@ -161,7 +134,7 @@ fn detected(
         count,
         order,
         only: partly.then_some(only),
-        entry,
+        entry: how.map(|(place, _)| place).unwrap_or_default(),
     })
 }
 
@@ -177,8 +150,9 @@ fn merged(granted: &mut [Granted], lines: &[&Line], host: &dyn Host) -> Result<V
         let named = kind.kind.as_deref();
         let fits = |line: &Line| named.is_none_or(|named| line.is("Type", named));
         while kind.count > 0 {
-            let at = left.iter().position(|(line, _)| fits(line));
-            let Some(at) = at else { break };
+            let Some(at) = left.iter().position(|(line, _)| fits(line)) else {
+                break;
+            };
             let (_, mut files) = left.remove(at);
             files.truncate(kind.count);
             kind.count -= files.len();

@@ -66,7 +66,7 @@ impl BatchSystem for Slurm {
 
     fn read(&self, input: &Input<'_>, _: &dyn Host) -> Result<Submission, Failure> {
         if !input.arguments.is_empty() {
-            return Err(input.wrong_vector(self.facts()));
+            return Err(FACTS.wrong_vector(input));
         }
         let var = |name: &str| (input.env)(name).filter(|v| !v.is_empty());
         let id = var("SLURM_JOB_ID").ok_or_else(|| missing("SLURM_JOB_ID"))?;
@@ -93,8 +93,9 @@ impl BatchSystem for Slurm {
         let scope = if is_step { "SLURM_STEP_GPUS" } else { OF_JOB };
         let conf = (input.env)("SLURM_CONF").map(PathBuf::from);
         let node = (input.env)("SLURMD_NODENAME").unwrap_or_else(|| host.name());
-        let gres = conf.map(|conf| Gres::read(&conf, &node, host));
-        let exclusive = exclusive(input, gres.as_ref());
+        let conf = conf.ok_or("Slurm did not say where its configuration is (SLURM_CONF)".to_owned());
+        let gres = conf.and_then(|conf| Gres::read(&conf, &node, host));
+        let exclusive = exclusive(input, gres.as_ref().ok());
         let gpus = gpus(input, scope, gres, &node);
         Devices {
             exclusive: match gpus {
@@ -190,60 +191,44 @@ fn step(input: &Input<'_>) -> Option<String> {
     (!id.is_empty() && id.bytes().all(|b| b.is_ascii_digit())).then_some(id)
 }
 
-fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>, node: &str) -> GpuSource {
+fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) -> GpuSource {
     let visible = (input.env)("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     // A MIG device has no number of its own in SLURM_JOB_GPUS; only here does Slurm give its name.
     let mig = visible.contains("MIG-");
     let listed = || (input.env)(scope).unwrap_or_default();
     let text = if mig { visible.clone() } else { listed() };
-    match GpuName::parse_list(&text) {
-        Ok(names) if names.is_empty() => GpuSource::None,
+    let names = match GpuName::parse_list(&text) {
+        Ok(names) if names.is_empty() => return GpuSource::None,
+        Ok(names) => names,
+        Err(why) => return GpuSource::Unknown(format!("{scope}={}: {why}", one_line(&text, 80))),
+    };
+    let several = scope == OF_JOB && gres.as_ref().is_ok_and(|gres| gres.several_types);
+    match (mig, several) {
         // Untrusted: in a step the variable is then the user's own, and could name another job's device.
-        Ok(_) if mig && scope != OF_JOB && gres.as_ref().is_some_and(|gres| gres.unnamed) => {
+        (true, _) if scope != OF_JOB && gres.as_ref().is_ok_and(|gres| gres.unnamed) => {
             let why = "gres.conf has Flags by which Slurm leaves CUDA_VISIBLE_DEVICES to the step's user, and nothing else names a MIG device";
             GpuSource::Unknown(why.to_owned())
         }
-        Ok(names) if mig => {
-            let several = scope == OF_JOB && gres.is_some_and(|gres| gres.several_types);
-            match unnamed_devices(input, node, names.len(), several) {
-                None => GpuSource::Listed(names),
-                Some(why) => GpuSource::Unknown(why),
-            }
-        }
-        Ok(names) if scope == OF_JOB && gres.as_ref().is_some_and(|gres| gres.several_types) => {
-            match places(input, node, &names) {
-                Ok(names) => GpuSource::Numbered(numbers(&names, "", gres)),
-                Err(why) => GpuSource::Unknown(format!(
-                    "{scope} names GPUs of one type only, and the node has several: {why}"
-                )),
-            }
-        }
-        Ok(names) => GpuSource::Numbered(numbers(&names, &visible, gres)),
-        Err(why) => GpuSource::Unknown(format!("{scope}={}: {why}", one_line(&text, 80))),
-    }
-}
-
-/// Why the names of so many MIG devices are not all that the job has: a prolog is not told of devices of a second type, as
-/// the whole GPUs of a node that has both.
-fn unnamed_devices(input: &Input<'_>, node: &str, named: usize, several_types: bool) -> Option<String> {
-    if !several_types {
-        return None;
-    }
-    let told = GpuName::parse_list(&(input.env)(OF_JOB).unwrap_or_default());
-    match told.and_then(|told| places(input, node, &told)) {
-        Ok(all) if all.len() == named => None,
-        Ok(all) => Some(format!(
-            "Slurm gives it {} devices of several types, and names {named} of one type to the prolog",
-            all.len()
-        )),
-        Err(why) => Some(format!(
-            "{OF_JOB} names devices of one type only, and the node has several: {why}"
-        )),
+        (true, false) => GpuSource::Listed(names),
+        (false, false) => GpuSource::Numbered(numbers(&names, &visible, gres)),
+        // A prolog is told no device of a second type, as the whole GPUs of a node that has both.
+        (_, true) => match all_places(input, node) {
+            Ok(all) if !mig => GpuSource::Numbered(numbers(&all, "", gres)),
+            Ok(all) if all.len() == names.len() => GpuSource::Listed(names),
+            Ok(all) => GpuSource::Unknown(format!(
+                "Slurm gives it {} devices of several types, and names {} of one type to the prolog",
+                all.len(),
+                names.len()
+            )),
+            Err(why) => GpuSource::Unknown(format!(
+                "{OF_JOB} names devices of one type only, and the node has several: {why}"
+            )),
+        },
     }
 }
 
 /// The numbers with the UUIDs that the prolog of Slurm 25.11 and later has beside them under AutoDetect=nvml.
-fn numbers(names: &[GpuName], visible: &str, gres: Option<Gres>) -> Numbers {
+fn numbers(names: &[GpuName], visible: &str, gres: Result<Gres, String>) -> Numbers {
     let uuid = |entry: &str| entry.starts_with("GPU-").then(|| entry.to_owned());
     let mut uuids: Vec<Option<String>> = visible.split(',').map(uuid).collect();
     uuids.resize(names.len(), None);
@@ -251,12 +236,11 @@ fn numbers(names: &[GpuName], visible: &str, gres: Option<Gres>) -> Numbers {
         GpuName::Index(place) => Some(Number { place: *place, uuid }),
         GpuName::Uuid(_) => None,
     };
-    let unknown = || List::Unknown("Slurm did not say where its configuration is (SLURM_CONF)".to_owned());
     Numbers {
         numbers: names.iter().zip(uuids).filter_map(number).collect(),
-        confined: gres.as_ref().and_then(|gres| gres.confined),
-        by_uuid: gres.as_ref().is_some_and(|gres| gres.by_uuid),
-        list: gres.map_or_else(unknown, |gres| gres.list),
+        confined: gres.as_ref().ok().and_then(|gres| gres.confined),
+        by_uuid: gres.as_ref().is_ok_and(|gres| gres.by_uuid),
+        list: gres.map_or_else(List::Unknown, |gres| gres.list),
     }
 }
 
@@ -267,19 +251,17 @@ fn exclusive(input: &Input<'_>, gres: Option<&Gres>) -> Exclusive {
     if shares.iter().any(|name| (input.env)(name).is_some()) {
         return Exclusive::Shared;
     }
-    if gres.is_some_and(|gres| gres.unshared) {
-        Exclusive::GpusAlone
-    } else {
-        Exclusive::Unknown
+    match gres.is_some_and(|gres| gres.unshared) {
+        true => Exclusive::GpusAlone,
+        false => Exclusive::Unknown,
     }
 }
 
 /// Tasks on this node: an even share, rounded up.
 fn tasks(input: &Input<'_>) -> Option<u32> {
-    let (total, nodes) = if step(input).is_some() {
-        ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
-    } else {
-        ("SLURM_JOB_NTASKS", "SLURM_JOB_NUM_NODES")
+    let (total, nodes) = match step(input).is_some() {
+        true => ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"),
+        false => ("SLURM_JOB_NTASKS", "SLURM_JOB_NUM_NODES"),
     };
     let number = |name: &str, other: &str| {
         let found = input.number(name).or_else(|| input.number(other));
@@ -295,21 +277,31 @@ fn missing(name: &str) -> Undetermined {
 
 /// The job's places in the list of the GPUs of `node`, as slurmctld says: `scontrol --details show job`. Untrusted: the
 /// answer holds text of the user, the job's name among it, which could forge such a line. So the whole answer may name the
-/// node once, and the places must include those of `told`, which the prolog has.
-fn places(input: &Input<'_>, node: &str, told: &[GpuName]) -> Result<Vec<GpuName>, String> {
+/// node once, and the places must include those that the prolog was told.
+fn all_places(input: &Input<'_>, node: &str) -> Result<Vec<GpuName>, String> {
     let var = |name: &str| (input.env)(name).filter(|value| !value.is_empty());
+    let told = GpuName::parse_list(&(input.env)(OF_JOB).unwrap_or_default())?;
     let id = var("SLURM_JOB_ID").ok_or("Slurm did not set SLURM_JOB_ID")?;
     let slurm = Installation::find(&input.site, node);
-    let call = |program, words: &[&str]| slurm.ask(program, words, DEADLINE);
-    let show = |id: &str| call("scontrol", &["--details", "--oneliner", "show", "job", id]);
-    let whole = of_node(&show(&id)?, node, told);
+    let show = |id: &str| {
+        slurm.ask(
+            "scontrol",
+            &["--details", "--oneliner", "show", "job", id],
+            DEADLINE,
+        )
+    };
     // The id of an array, or of a het job, is that of all its parts. squeue names each part, without text of the user.
-    whole.or_else(|why| {
-        let names = call("squeue", &["--noheader", "--jobs", &id, "--format", "%A %i"])?;
-        let mut lines = names.lines();
-        let own = lines.find_map(|line| line.strip_prefix(&id)?.strip_prefix(' '));
+    of_node(&show(&id)?, node, &told).or_else(|why| {
+        let names = slurm.ask(
+            "squeue",
+            &["--noheader", "--jobs", &id, "--format", "%A %i"],
+            DEADLINE,
+        )?;
+        let own = names
+            .lines()
+            .find_map(|line| line.strip_prefix(&id)?.strip_prefix(' '));
         let own = own.map(str::trim).filter(|own| *own != id).ok_or(why)?;
-        of_node(&show(own)?, node, told)
+        of_node(&show(own)?, node, &told)
     })
 }
 

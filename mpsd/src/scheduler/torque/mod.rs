@@ -72,7 +72,7 @@ impl BatchSystem for Torque {
             Program::Epilogue => (10..=11, 9),
         };
         if !known.contains(&input.arguments.len()) {
-            return Err(input.wrong_vector(self.facts()));
+            return Err(FACTS.wrong_vector(input));
         }
         let sister = is_sister(input);
         let mother = if sister {
