@@ -242,20 +242,3 @@ fn one(built: &Path, programs: &Path, target: &str, seconds: u64) -> Result<u64>
         ),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn finds_the_targets_and_refuses_an_unknown_one() {
-        let all = targets().unwrap();
-        assert_eq!(chosen(&[], all.clone()).unwrap(), all);
-        assert_eq!(chosen(&["request".to_owned()], all.clone()).unwrap(), ["request"]);
-        let error = chosen(&["requests".to_owned()], all).unwrap_err().to_string();
-        assert!(
-            error.contains("'requests'") && error.contains("server_log"),
-            "{error}"
-        );
-    }
-}

@@ -25,22 +25,6 @@ fn script(node: &mut MomNode, text: &str, mode: u32) -> Run {
 }
 
 #[test]
-fn a_node_has_a_name_files_and_processes_of_its_own() {
-    let (mut node, _place) = node();
-    let said = node.sh("hostname; echo $$ >/run/x; ls /run; ls /dev/shm");
-    assert_eq!(said, "nodea\nx\n");
-    node.sh(
-        "echo of-the-node:x:54399:54399::/:/bin/sh >>/etc/passwd; mkdir /etc/of-the-node; id -u of-the-node",
-    );
-    let own = std::fs::read_to_string("/etc/passwd").unwrap();
-    assert!(!own.contains("of-the-node"), "this machine's file is untouched");
-    let left = node.snapshot();
-    let of_node = |file: &String| file.starts_with("/.layer/etc/of-the-node ");
-    assert!(left.files.iter().any(of_node), "{left:?}");
-    assert!(left.processes.is_empty(), "{left:?}");
-}
-
-#[test]
 fn scripts_are_checked_and_get_what_a_mom_gives() {
     let (mut node, _place) = node();
     let look = "exec >/tmp/out; umask; pwd; id -u; id -G; env | sort; \
@@ -84,42 +68,48 @@ fn check_sleepers(node: &mut MomNode, expected: &str) {
 }
 
 #[test]
-fn signals_and_time_limits_kill_whom_each_mom_kills() {
+fn signals_time_limits_and_ends_kill_whom_each_mom_kills() {
     let (mut node, _place) = node();
     let run = script(&mut node, "kill -ABRT $$", 0o500);
     assert_eq!(node.run(run), Ended::Signal(6));
-    // A child in a group of its own and the same session: Torque's SIGKILL reaches it, OpenPBS's does not.
-    let text = "timeout 319 sleep 310 & setsid sleep 320 & sleep 0.2; sleep 330";
-    for (at_limit, left) in [
-        (Victims::Session, "sleep 320"),
-        (Victims::Group, "sleep 310\nsleep 320"),
+    // `timeout` gives its child a group of its own. Torque's SIGKILL reaches the session, OpenPBS's the group, also after success.
+    for (last, at_limit, kill_group_after, ended, left) in [
+        ("sleep 330", Victims::Session, false, Ended::Limit, "sleep 320"),
+        (
+            "sleep 330",
+            Victims::Group,
+            false,
+            Ended::Limit,
+            "sleep 310\nsleep 320",
+        ),
+        (
+            "sleep 340 & sleep 0.2",
+            Victims::Group,
+            true,
+            Ended::Code(0),
+            "sleep 310\nsleep 320",
+        ),
+        (
+            "true",
+            Victims::Session,
+            false,
+            Ended::Code(0),
+            "sleep 310\nsleep 320",
+        ),
     ] {
+        let text = format!("timeout 319 sleep 310 & setsid sleep 320 & sleep 0.2; {last}");
         let run = Run {
-            limit_ms: 700,
+            limit_ms: 1500,
             at_limit,
-            ..script(&mut node, text, 0o500)
+            kill_group_after,
+            ..script(&mut node, &text, 0o500)
         };
         let started = Instant::now();
-        assert_eq!(node.run(run), Ended::Limit);
-        assert!(started.elapsed().as_millis() >= 700);
+        assert_eq!(node.run(run), ended, "{last}");
+        assert!(ended != Ended::Limit || started.elapsed().as_millis() >= 1500);
         check_sleepers(&mut node, left);
         node.kill_mom();
         assert!(node.snapshot().processes.is_empty());
-    }
-}
-
-#[test]
-fn openpbs_kills_the_group_after_success_and_torque_does_not() {
-    let (mut node, _place) = node();
-    for (kill_group_after, left) in [(true, "sleep 351"), (false, "sleep 350\nsleep 351")] {
-        let text = "sleep 350 & setsid sleep 351 & sleep 0.2; exit 0";
-        let run = Run {
-            kill_group_after,
-            ..script(&mut node, text, 0o500)
-        };
-        assert_eq!(node.run(run), Ended::Code(0));
-        check_sleepers(&mut node, left);
-        node.kill_mom();
     }
 }
 

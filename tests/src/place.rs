@@ -1,22 +1,24 @@
-//! A stage with a cgroup of its own, and a picture of the node before any job, with which each end is compared.
+//! A simulated node with the suite installed, and a picture of it before any job, with which each end is compared.
 
 use std::borrow::BorrowMut;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs;
 use std::io::Write as _;
-use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use tempfile::TempDir;
+
 use crate::beside::{self, Work};
 use crate::double::look::{self, wait_until};
-use crate::double::{Builder, NodeDouble};
+use crate::double::{Builder, NodeDouble, copy_program};
 use crate::fuse::Hung;
-use crate::stage::{Ran, Stage, USER, as_user, epilogue_args, finish, prologue_args, uid_of};
+use crate::stage::{Ran, USER, as_user, built, chmod, epilogue_args, finish, prologue_args, uid_of};
 
 /// How long what was ended may take to vanish.
 const MOMENT: Duration = Duration::from_secs(4);
@@ -35,29 +37,17 @@ const STANDING: [&str; 6] = [
 /// The reports of jobs that have ended, and their users' copies, which lie in a tmpfs alone.
 const REPORTS: [&str; 2] = ["state/reports/", "run/reports"];
 const NODE: &str = "gpu001";
+const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
 pub type Picture = BTreeMap<String, String>;
 
-/// A stage whose jobs have their cgroups in a directory of its own.
+/// A simulated node with the suite installed, whose jobs have their cgroups in a directory of its own.
 #[derive(Debug)]
 pub struct Place {
-    pub stage: Stage,
+    pub node: NodeDouble,
     /// Where its jobs' cgroups are made; none where this machine has no hierarchy to write.
     pub cgroups: Option<PathBuf>,
+    root: TempDir,
     before: Picture,
-}
-
-impl Deref for Place {
-    type Target = Stage;
-
-    fn deref(&self) -> &Stage {
-        &self.stage
-    }
-}
-
-impl DerefMut for Place {
-    fn deref_mut(&mut self) -> &mut Stage {
-        &mut self.stage
-    }
 }
 
 pub fn fast(gpus: usize) -> Builder {
@@ -81,19 +71,144 @@ impl Place {
 
     fn of(node: Builder, extra: &str, cgroups: Option<PathBuf>) -> Self {
         let mut place = Self {
-            stage: Stage::new(node.build().expect("node"), ""),
+            node: node.build().expect("node"),
             cgroups,
+            root: TempDir::with_prefix("stage-").expect("no temporary directory"),
             before: Picture::new(),
         };
+        chmod(place.root.path(), 0o755);
+        for dir in ["bin", "run", "state"] {
+            place.directory(dir);
+        }
+        for program in PROGRAMS {
+            let to = place.program(program);
+            copy_program(&built(program), &to).unwrap_or_else(|e| panic!("build {program} first: {e}"));
+            chmod(&to, 0o755);
+        }
         place.configure(extra);
         place.before = place.picture();
         place
     }
 
+    /// Writes the configuration with these lines and the place's own cgroup.
     pub fn configure(&self, extra: &str) {
         let path = self.cgroups.as_ref().map(|path| path.display().to_string());
         let choice = path.unwrap_or("none".to_owned());
-        self.stage.configure(&format!("cgroup = \"{choice}\"\n{extra}"));
+        self.configure_whole(&format!("cgroup = \"{choice}\"\n{extra}"));
+    }
+
+    /// Writes the configuration with these lines. A PBS of this machine is none of the place's.
+    pub fn configure_whole(&self, extra: &str) {
+        let no_pbs = match extra.contains("[pbs]") {
+            true => String::new(),
+            false => format!("pbs.home = \"{}\"", self.path("no-pbs").display()),
+        };
+        let text = format!(
+            "run_dir = \"{}\"\nstate_dir = \"{}\"\ncontrol = \"{}\"\nnvml = \"{}\"\n{no_pbs}\n{extra}\n",
+            self.path("run").display(),
+            self.path("state").display(),
+            self.node.control().display(),
+            self.node.nvml().display(),
+        );
+        fs::write(self.config(), text).expect("configuration");
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    /// A new directory below it, which everybody may list and root alone may change.
+    pub fn directory(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(&path).unwrap_or_else(|why| panic!("{name}: {why}"));
+        chmod(&path, 0o755);
+        path
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.path("mpsd.toml")
+    }
+
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.path("bin").join(name)
+    }
+
+    pub fn job(&self, job: &str) -> PathBuf {
+        self.path("run/jobs").join(job)
+    }
+
+    /// The prologue with arguments and environment as a scheduler gives them, and nothing else.
+    pub fn prologue<S: AsRef<OsStr>>(&self, args: &[S], env: &[(&str, &str)]) -> Ran {
+        self.run("mps-prologue", args, env)
+    }
+
+    pub fn epilogue<S: AsRef<OsStr>>(&self, args: &[S], env: &[(&str, &str)]) -> Ran {
+        self.run("mps-epilogue", args, env)
+    }
+
+    /// The same, whose request is refused, with a record of that for its tasks.
+    pub fn refused(&self, job: &str, account: &str) -> Ran {
+        let args = [&["--record", "--gpus", "0"], &prologue_args(job, account)[..]].concat();
+        self.prologue(&args, &[]).exits(1)
+    }
+
+    pub fn torque_end(&self, job: &str) -> Ran {
+        self.epilogue(&epilogue_args(job), &[])
+    }
+
+    /// `mpsctl` as root, without any variable.
+    pub fn mpsctl(&self, args: &[&str]) -> Ran {
+        self.run("mpsctl", args, &[])
+    }
+
+    /// `mpsctl` as an ordinary user, with these variables alone.
+    pub fn mpsctl_as(&self, user: &str, args: &[&str], env: &[(&str, &str)]) -> Ran {
+        finish(self.mpsctl_of(user).args(args).envs(env.iter().copied()))
+    }
+
+    pub fn mpsctl_of(&self, user: &str) -> Command {
+        let mut command = as_user(user, self.program("mpsctl"));
+        command.arg("--config").arg(self.config()).env_clear();
+        command
+    }
+
+    /// A program of ours with our configuration, as root and without any variable.
+    pub fn command(&self, program: &str) -> Command {
+        self.command_by(&[], program)
+    }
+
+    /// The same, run by these words before it.
+    pub fn command_by(&self, words: &[&str], program: &str) -> Command {
+        let program = self.program(program);
+        let mut command = match words {
+            [] => Command::new(program),
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(program);
+                command
+            }
+        };
+        command.arg("--config").arg(self.config()).env_clear();
+        command
+    }
+
+    pub fn run<S: AsRef<OsStr>>(&self, program: &str, args: &[S], env: &[(&str, &str)]) -> Ran {
+        finish(self.command(program).args(args).envs(env.iter().copied()))
+    }
+
+    /// What is mounted below the jobs' directories.
+    pub fn mounts(&self) -> Vec<PathBuf> {
+        let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
+        let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+        let jobs = self.path("run/jobs");
+        let points = points.map(PathBuf::from);
+        points.filter(|at| at.starts_with(&jobs)).collect()
+    }
+
+    /// A Torque prologue that is told by an option that the job has GPU 0.
+    pub fn torque_on_gpu_0(&self, job: &str, account: &str) -> Ran {
+        let args = [&["--gpus", "0"], &prologue_args(job, account)[..]].concat();
+        self.prologue(&args, &[])
     }
 
     /// A Torque prologue for `job` of [`crate::stage::USER`], which alone holds these GPUs (numbers with commas).
@@ -133,12 +248,10 @@ impl Place {
     }
 
     fn start(&self, program: &str, args: &[&str], env: &[(&str, String)]) -> Running {
-        let mut command = Command::new(self.program(program));
-        command.arg("--config").arg(self.config()).args(args).env_clear();
-        command
-            .envs(env.iter().map(|(k, v)| (k, v)))
-            .stderr(Stdio::null());
-        Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()))
+        let mut command = self.command(program);
+        command.args(args).envs(env.iter().map(|(k, v)| (k, v)));
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        Running::start(command.stderr(Stdio::null()))
     }
 
     /// Everything that a job could change, found without our own code.
@@ -208,8 +321,8 @@ impl Place {
     /// Asserts that the node is exactly as before the first job, and not drained. What was ended has a moment to vanish.
     #[track_caller]
     pub fn assert_as_before(&self, after: &str) {
-        wait_until(MOMENT, || self.picture() == self.before);
-        assert_eq!(self.picture(), self.before, "after {after}");
+        let different = self.difference();
+        assert!(different.is_empty(), "after {after}: {different:#?}");
     }
 
     /// What is there now and was not before the first job, and the reverse. What was ended has a moment to vanish.
@@ -247,9 +360,7 @@ impl Place {
     }
 
     pub fn strict_end(&self, job: &str) -> Ran {
-        let mut args = vec!["--strict"];
-        args.extend(epilogue_args(job));
-        self.epilogue(&args, &[])
+        self.epilogue(&[&["--strict"], &epilogue_args(job)[..]].concat(), &[])
     }
 
     /// Ends the job, and asserts that nothing is left and nothing was drained.
@@ -366,6 +477,10 @@ impl Drop for Place {
                 }
                 fs::remove_dir(cgroups).is_ok() || !cgroups.exists()
             });
+        }
+        // Of a job that a failed test has left: its directory could not be removed else.
+        for at in self.mounts().iter().rev() {
+            let _ = nix::mount::umount2(at, nix::mount::MntFlags::MNT_DETACH);
         }
     }
 }

@@ -65,12 +65,4 @@ mod tests {
         let once = in_turn(&["a", "b"], 1, |case, round| Ok(format!("{case}{round}")));
         assert_eq!(once.unwrap(), [["a0"], ["b0"]]);
     }
-
-    #[test]
-    fn quantiles_lie_between_the_nearest_two() {
-        assert_eq!(median(&[5.0, 1.0, 3.0]), 3.0);
-        assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), 2.5);
-        assert_eq!(quantile(&[4.0, 1.0, 3.0, 2.0], 0.25), 1.75);
-        assert!(median(&[]).is_nan());
-    }
 }

@@ -139,7 +139,7 @@ fn end(place: &Place, report: &Report, job: &str) {
         if again > 0 {
             report.repeated.fetch_add(1, Ordering::Relaxed);
         }
-        if place.strict_end(job).code == Some(0) && !place.stage.job(job).exists() {
+        if place.strict_end(job).code == Some(0) && !place.job(job).exists() {
             return;
         }
     }

@@ -1,7 +1,6 @@
-//! The suite's programs installed beside a simulated node, and how a test runs them.
+//! How a test runs programs, as root and as ordinary users.
 
 use crate::child;
-use crate::double::{NodeDouble, copy_program};
 use serde_json::Value;
 use std::borrow::BorrowMut;
 use std::ffi::OsStr;
@@ -10,7 +9,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use tempfile::TempDir;
 
 /// The ordinary user of the tests: in every passwd, without a home that matters.
 pub const USER: &str = "nobody";
@@ -18,13 +16,7 @@ pub const OTHER_USER: &str = "daemon";
 pub const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
 /// No command of the suite may take longer than this.
 const LONGEST: Duration = Duration::from_secs(60);
-const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
 
-#[derive(Debug)]
-pub struct Stage {
-    pub node: NodeDouble,
-    root: TempDir,
-}
 #[derive(Debug, Clone)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -86,143 +78,6 @@ impl Ran {
         let first = || serde_json::from_str(self.out.lines().next().unwrap_or_default());
         let whole = serde_json::from_str(&self.out).or_else(|_| first());
         whole.unwrap_or_else(|why| panic!("{why}: {self:?}"))
-    }
-}
-
-impl Stage {
-    pub fn new(node: NodeDouble, extra: &str) -> Self {
-        let root = TempDir::with_prefix("stage-").expect("no temporary directory");
-        chmod(root.path(), 0o755);
-        let stage = Self { node, root };
-        for dir in ["bin", "run", "state"] {
-            stage.directory(dir);
-        }
-        for program in PROGRAMS {
-            let to = stage.program(program);
-            copy_program(&built(program), &to).unwrap_or_else(|e| panic!("build {program} first: {e}"));
-            chmod(&to, 0o755);
-        }
-        stage.configure(extra);
-        stage
-    }
-
-    /// Writes the configuration anew with `extra` lines. A PBS of this machine is none of the stage's.
-    pub fn configure(&self, extra: &str) {
-        let no_pbs = match extra.contains("[pbs]") {
-            true => String::new(),
-            false => format!("pbs.home = \"{}\"", self.path("no-pbs").display()),
-        };
-        let text = format!(
-            "run_dir = \"{}\"\nstate_dir = \"{}\"\ncontrol = \"{}\"\nnvml = \"{}\"\n{no_pbs}\n{extra}\n",
-            self.path("run").display(),
-            self.path("state").display(),
-            self.node.control().display(),
-            self.node.nvml().display(),
-        );
-        fs::write(self.config(), text).expect("configuration");
-    }
-
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.root.path().join(name)
-    }
-
-    /// A new directory below it, which everybody may list and root alone may change.
-    pub fn directory(&self, name: &str) -> PathBuf {
-        let path = self.path(name);
-        fs::create_dir_all(&path).unwrap_or_else(|why| panic!("{name}: {why}"));
-        chmod(&path, 0o755);
-        path
-    }
-    pub fn config(&self) -> PathBuf {
-        self.path("mpsd.toml")
-    }
-    pub fn program(&self, name: &str) -> PathBuf {
-        self.path("bin").join(name)
-    }
-    pub fn job(&self, job: &str) -> PathBuf {
-        self.path("run/jobs").join(job)
-    }
-
-    /// The prologue with arguments and environment as a scheduler gives them, and nothing else.
-    pub fn prologue<S: AsRef<OsStr>>(&self, args: &[S], env: &[(&str, &str)]) -> Ran {
-        self.run("mps-prologue", args, env)
-    }
-    pub fn epilogue<S: AsRef<OsStr>>(&self, args: &[S], env: &[(&str, &str)]) -> Ran {
-        self.run("mps-epilogue", args, env)
-    }
-
-    pub fn torque(&self, job: &str, account: &str) -> Ran {
-        self.torque_on(job, account, "0")
-    }
-
-    pub fn torque_on(&self, job: &str, account: &str, gpus: &str) -> Ran {
-        let mut args = vec!["--gpus", gpus];
-        args.extend(prologue_args(job, account));
-        self.prologue(&args, &[])
-    }
-
-    /// The same, whose request is refused, with a record of that for its tasks.
-    pub fn refused(&self, job: &str, account: &str) -> Ran {
-        let args = [&["--record", "--gpus", "0"], &prologue_args(job, account)[..]].concat();
-        self.prologue(&args, &[]).exits(1)
-    }
-
-    pub fn torque_end(&self, job: &str) -> Ran {
-        self.epilogue(&epilogue_args(job), &[])
-    }
-
-    /// `mpsctl` as root, without any variable.
-    pub fn mpsctl(&self, args: &[&str]) -> Ran {
-        self.run("mpsctl", args, &[])
-    }
-
-    /// `mpsctl` as an ordinary user, with these variables alone.
-    pub fn mpsctl_as(&self, user: &str, args: &[&str], env: &[(&str, &str)]) -> Ran {
-        finish(self.mpsctl_of(user).args(args).envs(env.iter().copied()))
-    }
-
-    pub fn mpsctl_of(&self, user: &str) -> Command {
-        let mut command = as_user(user, self.program("mpsctl"));
-        command.arg("--config").arg(self.config()).env_clear();
-        command
-    }
-
-    pub fn run<S: AsRef<OsStr>>(&self, program: &str, args: &[S], env: &[(&str, &str)]) -> Ran {
-        let mut command = Command::new(self.program(program));
-        command
-            .arg("--config")
-            .arg(self.config())
-            .args(args)
-            .env_clear()
-            .envs(env.iter().copied());
-        finish(command)
-    }
-
-    pub fn client<S: AsRef<OsStr>>(&self, args: &[S], env: &[(String, String)]) -> Ran {
-        let mut command = as_user(USER, self.node.client());
-        command.arg("--node").arg(self.node.dir()).args(args).env_clear();
-        command.envs(env.iter().map(|(k, v)| (k, v)));
-        finish(command)
-    }
-
-    /// What is mounted below the stage's own directories.
-    pub fn mounts(&self) -> Vec<PathBuf> {
-        let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
-        let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
-        let jobs = self.path("run/jobs");
-        points
-            .map(PathBuf::from)
-            .filter(|at| at.starts_with(&jobs))
-            .collect()
-    }
-}
-
-/// Of a job that a failed test has left: the directory could not be removed else.
-impl Drop for Stage {
-    fn drop(&mut self) {
-        for at in self.mounts().iter().rev() {
-            let _ = nix::mount::umount2(at, nix::mount::MntFlags::MNT_DETACH);
-        }
     }
 }
 

@@ -42,7 +42,7 @@ fn what_the_user_typed_is_refused_by_name_with_what_is_allowed() {
         ("MPS=true,MPS_THR\x1b[31mEADS=5,MPS_MEM=\x07", ["", ""]),
         (&long, ["1024", ""]),
     ] {
-        let ran = place.stage.torque("11.srv", account);
+        let ran = place.torque_on_gpu_0("11.srv", account);
         says(&place, &ran, 1, &[words[0], words[1], "allowed"]);
     }
 }
@@ -57,7 +57,7 @@ fn a_job_id_that_could_be_a_path_is_refused() {
         ("47..11", "'47..11'"),
         ("a\nb", "'a?b'"),
     ] {
-        let ran = place.stage.torque(id, "MPS=true");
+        let ran = place.torque_on_gpu_0(id, "MPS=true");
         says(&place, &ran, 1, &["job id", shown, "allowed"]);
         place.torque_end(id).ok();
         place.assert_as_before(id);
@@ -85,9 +85,9 @@ fn a_missing_or_foreign_control_daemon_is_the_nodes_fault() {
     let control = place.node.control();
     let words = ["nvidia-cuda-mps-control"];
     chmod(&control, 0o777);
-    says(&place, &place.stage.torque("13.srv", "MPS=true"), 2, &words);
+    says(&place, &place.torque_on_gpu_0("13.srv", "MPS=true"), 2, &words);
     fs::remove_file(&control).expect("remove");
-    says(&place, &place.stage.torque("13.srv", "MPS=true"), 2, &words);
+    says(&place, &place.torque_on_gpu_0("13.srv", "MPS=true"), 2, &words);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
     let counters = || fs::metadata("/var/lib/mpsd/reports/counters").and_then(|file| file.modified());
     let before = counters().ok();
     let told = |words: &[&str]| {
-        let ran = place.stage.torque("14.srv", "MPS=true");
+        let ran = place.torque_on_gpu_0("14.srv", "MPS=true");
         let node = nix::unistd::gethostname().expect("name");
         let line = format!("MPS is misconfigured on {} (not your job)", node.display());
         says(&place, &ran, 2, &[words, &["mpsd.toml", &line]].concat());
@@ -139,7 +139,7 @@ fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
     ] {
         let mut times: Vec<Duration> = Vec::new();
         for _ in 0..20 {
-            let ran = place.stage.torque("15.srv", account);
+            let ran = place.torque_on_gpu_0("15.srv", account);
             ran.prints_only("");
             times.push(ran.took);
         }
@@ -155,7 +155,7 @@ fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
         assert!(*fastest < allowed, "{account:?} took {times:?}");
     }
     // The watch itself works: a job that asks does read the configuration.
-    place.stage.torque("15.srv", "MPS=true").exits(2);
+    place.torque_on_gpu_0("15.srv", "MPS=true").exits(2);
     assert!(watched.events() > 0, "the watch saw nothing");
 }
 

@@ -124,9 +124,9 @@ fn a_jobs_file_systems_end_in_every_namespace_with_its_directory() {
         let older = Older::start();
         place.begin("67.srv", ACCOUNT, "0");
         let newer = Older::start();
-        let mut epilogue = Command::new(place.program("mps-epilogue"));
-        epilogue.arg("--config").arg(place.config()).arg("--strict");
-        finish(older.within(epilogue.args(epilogue_args("67.srv")))).ok();
+        let mut epilogue = place.command("mps-epilogue");
+        epilogue.arg("--strict").args(epilogue_args("67.srv"));
+        finish(older.within(&mut epilogue)).ok();
         let copies = finish(newer.within(Command::new("/bin/cat").arg("/proc/self/mounts")));
         copies.prints(" / ").lacks("67.srv");
         place.assert_as_before("an epilogue in an older namespace");

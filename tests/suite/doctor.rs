@@ -182,7 +182,7 @@ fn a_typo_in_the_configuration_a_missing_cgroup_and_a_closed_directory_are_found
     );
 
     let line = "WARN  a job's daemons get no cgroup of their own (";
-    let elsewhere = |place: &mut Place| place.stage.configure("cgroup = \"/nonexistent\"");
+    let elsewhere = |place: &mut Place| place.configure_whole("cgroup = \"/nonexistent\"");
     found(&mut place, line, elsewhere, configure(""));
 
     let run = |mode: u32| move |place: &mut Place| chmod(&place.path("run"), mode);

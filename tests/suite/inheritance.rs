@@ -153,14 +153,10 @@ fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_d
 fn a_user_at_the_limit_of_their_processes_drains_nothing() {
     let place = Place::new(fast(1), "deadline_s = 3\n");
     for most in [1, 2, 3] {
-        let mut command = Command::new("/usr/bin/prlimit");
-        command.arg(format!("--nproc={most}:{most}"));
-        command.arg(place.program("mps-prologue"));
-        command.arg("--config").arg(place.config());
-        command
-            .args(["--gpus", "0"])
-            .args(prologue_args("88.srv", ACCOUNT));
-        let ran = finish(command.env_clear());
+        let limit = format!("--nproc={most}:{most}");
+        let mut command = place.command_by(&["/usr/bin/prlimit", &limit], "mps-prologue");
+        command.args(["--gpus", "0"]);
+        let ran = finish(command.args(prologue_args("88.srv", ACCOUNT)));
         assert!(matches!(ran.code, Some(0 | 2)), "{ran:?}");
         place.assert_ends_clean("88.srv", &format!("at most {most} processes"));
     }

@@ -263,12 +263,10 @@ fn a_gpu_has_its_mode_back_only_when_the_jobs_processes_have_ended() {
 fn a_start_that_goes_on_alone_keeps_nothing_of_its_caller_open() {
     let slow = fast(1).times(|t| t.server_ready = (4000, 4000));
     let place = Place::new(slow, "deadline_s = 20\n");
-    let mut command = std::process::Command::new("/bin/sh");
-    command.args(["-c", "exec \"$@\" 9>&1 >/dev/null 2>&1", "sh"]);
-    command.arg(place.program("mps-prologue"));
-    command.arg("--config").arg(place.config());
+    let shell = ["/bin/sh", "-c", "exec \"$@\" 9>&1 >/dev/null 2>&1", "sh"];
+    let mut command = place.command_by(&shell, "mps-prologue");
     command.args(["--wait", "started", "--record", "--gpus", "0"]);
-    command.args(prologue_args("32.srv", ACCOUNT)).env_clear();
+    command.args(prologue_args("32.srv", ACCOUNT));
     let mut start = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()));
     let inherited = start.0.stdout.take().expect("a pipe");
     assert_eq!(start.wait(), Some(0));

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::signal::Signal;
@@ -268,10 +268,8 @@ fn a_mount_of_the_users_goes_on_the_host_when_a_confined_reconcile_removes_its_d
         }
         let mounts = || fs::read_to_string("/proc/thread-self/mounts").expect("mounts");
         assert_eq!(mounts().matches("theirs").count(), 2);
-        let mut command = Command::new("/usr/bin/unshare");
-        command.args(["--mount", "--propagation", "slave"]);
-        command.arg(site.place.program("mpsctl")).arg("--config");
-        command.arg(site.place.config());
+        let apart = ["/usr/bin/unshare", "--mount", "--propagation", "slave"];
+        let mut command = site.place.command_by(&apart, "mpsctl");
         finish(command.args(["reconcile", "--node", NODE])).ok();
         assert!(!mounts().contains("theirs"), "{}", mounts());
         assert!(!site.directory("6.srv").exists());
@@ -404,9 +402,8 @@ fn a_job_whose_end_hangs_does_not_keep_the_others_from_theirs() {
     let site = Site::of(slow, "");
     site.start("6.srv");
     site.place.refused("7.srv", "MPS=maybe");
-    let mut command = Command::new(site.place.program("mpsctl"));
-    command.arg("--config").arg(site.place.config());
-    command.args(["reconcile", "--node", NODE]).env_clear();
+    let mut command = site.place.command("mpsctl");
+    command.args(["reconcile", "--node", NODE]);
     let mut reconcile = Running::start(command.stdout(Stdio::piped()));
     let parent = reconcile.pid();
     // The child that ends the first job.

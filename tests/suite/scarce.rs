@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use nix::sys::resource::{Resource, getrlimit};
 use tests::figures;
@@ -134,12 +133,9 @@ fn full_shared_memory_keeps_nobody_from_starting_or_being_served() {
 }
 
 fn with_descriptors(place: &Place, soft: u64, hard: u64) -> Ran {
-    let mut command = Command::new("/usr/bin/prlimit");
-    command.arg(format!("--nofile={soft}:{hard}"));
-    command.arg(place.program("mps-prologue"));
-    command.arg("--config").arg(place.config());
-    command.args(openpbs_args("70.srv", USER, ACCOUNT));
-    finish(command.env_clear())
+    let limit = format!("--nofile={soft}:{hard}");
+    let mut command = place.command_by(&["/usr/bin/prlimit", &limit], "mps-prologue");
+    finish(command.args(openpbs_args("70.srv", USER, ACCOUNT)))
 }
 
 fn descriptors_of(pid: u32) -> (u64, u64) {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -165,14 +165,16 @@ fn the_end_of_the_daemon_that_ran_the_prologue_leaves_the_job_in_service() {
         return println!("not tried here: no unified hierarchy with cgroup.kill");
     };
     let place = Place::new(fast(1), CONFIG);
-    let mut command = Command::new("/bin/sh");
-    command.args(["-c", "echo $$ > $0/cgroup.procs && exec \"$@\""]);
-    command.arg(&parent.0).arg(place.program("mps-prologue"));
-    command.arg("--config").arg(place.config());
-    command
-        .args(["--gpus", "0"])
-        .args(prologue_args("97.srv", ACCOUNT));
-    finish(command.env_clear()).ok();
+    let cgroup = parent.0.to_str().expect("a path");
+    let shell = [
+        "/bin/sh",
+        "-c",
+        "echo $$ > $0/cgroup.procs && exec \"$@\"",
+        cgroup,
+    ];
+    let mut command = place.command_by(&shell, "mps-prologue");
+    command.args(["--gpus", "0"]);
+    finish(command.args(prologue_args("97.srv", ACCOUNT))).ok();
     // As 'systemctl restart slurmd' with KillMode=control-group.
     fs::write(parent.0.join("cgroup.kill"), "1").expect("cgroup.kill");
     let events = || fs::read_to_string(parent.0.join("cgroup.events"));

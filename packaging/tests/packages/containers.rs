@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
-use tests::double::NodeDouble;
-use tests::stage::{Ran, Stage, USER, finish};
+use tests::place::{Place, fast};
+use tests::stage::{Ran, USER, finish};
 
 use crate::guide::commands;
 use crate::{kept, run, skip, unpack};
@@ -45,36 +45,34 @@ fn unpacked() -> Result<PathBuf, String> {
 }
 
 struct Bed {
-    stage: Stage,
+    place: Place,
     packages: PathBuf,
 }
 
 impl Bed {
     /// As a job that has the GPUs in mode DEFAULT, where a client that misses its daemon meets no error.
     fn new(packages: PathBuf) -> Bed {
-        let node = NodeDouble::builder().gpus(1, "NVIDIA H200").fast().build();
-        let stage = Stage::new(node.unwrap(), "compute_mode = \"keep\"");
+        let place = Place::without_cgroup(fast(1), "compute_mode = \"keep\"");
         for dir in ["home", "home/run", "home/image"] {
-            fs::create_dir(stage.path(dir)).unwrap();
-            fs::set_permissions(stage.path(dir), fs::Permissions::from_mode(0o700)).unwrap();
+            fs::create_dir(place.path(dir)).unwrap();
+            fs::set_permissions(place.path(dir), fs::Permissions::from_mode(0o700)).unwrap();
         }
         for dir in ["usr", "etc", "proc", "dev", "sys", "tmp", "run", "var"] {
-            fs::create_dir(stage.path("home/image").join(dir)).unwrap();
+            fs::create_dir(place.path("home/image").join(dir)).unwrap();
         }
         for link in ["bin", "lib", "lib64", "sbin"] {
-            std::os::unix::fs::symlink(format!("usr/{link}"), stage.path("home/image").join(link)).unwrap();
+            std::os::unix::fs::symlink(format!("usr/{link}"), place.path("home/image").join(link)).unwrap();
         }
         let own = format!("{USER}:nogroup");
-        run(Command::new("chown").args(["-R", &own]).arg(stage.path("home")));
-        let begun = stage.torque_on(JOB, "MPS=true,MPS_THREADS=25", "0");
-        assert_eq!(begun.code, Some(0), "{begun:?}");
-        Bed { stage, packages }
+        run(Command::new("chown").args(["-R", &own]).arg(place.path("home")));
+        place.begin(JOB, "MPS=true,MPS_THREADS=25", "0");
+        Bed { place, packages }
     }
 
     /// A line of the job's script. An alias holds the site's words for Podman: no subordinate ids, cgroups, or image.
     fn script(&self, line: &str) -> Ran {
-        let stage = &self.stage;
-        let node = stage.node.dir().display();
+        let place = &self.place;
+        let node = place.node.dir().display();
         // Podman would join the namespace of the process that an earlier run left a number of; here that is another process.
         let podman = format!(
             "rm -f \"$XDG_RUNTIME_DIR/libpod/tmp/pause.pid\"\n\
@@ -82,7 +80,7 @@ impl Bed {
              --storage-driver vfs --cgroup-manager cgroupfs --events-backend file run --rm --cgroups disabled --network none \
              --volume /usr:/usr:ro --volume {node}:{node} \"$@\"; }}\n\
              mpsctl() {{ command mpsctl --config {config} \"$@\"; }}\n",
-            config = stage.config().display(),
+            config = place.config().display(),
         );
         let mut command = Command::new("unshare");
         command
@@ -92,20 +90,20 @@ impl Bed {
             .env_clear()
             .env("PACKAGES", &self.packages)
             .env("AS", USER)
-            .env("HOME", stage.path("home"))
-            .env("XDG_RUNTIME_DIR", stage.path("home/run"))
+            .env("HOME", place.path("home"))
+            .env("XDG_RUNTIME_DIR", place.path("home/run"))
             .env("PBS_JOBID", JOB);
-        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", stage.path("bin").display());
+        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", place.path("bin").display());
         command.env("PATH", path);
         finish(command)
     }
 
     fn rootfs(&self) -> String {
-        format!("--rootfs {}", self.stage.path("home/image").display())
+        format!("--rootfs {}", self.place.path("home/image").display())
     }
 
     fn client(&self, options: &str) -> Value {
-        let (client, node) = (self.stage.node.client(), self.stage.node.dir());
+        let (client, node) = (self.place.node.client(), self.place.node.dir());
         let (client, node) = (client.display(), node.display());
         let ran = self.script(&format!(
             "podman run {options} {} {client} --node {node}",
@@ -118,7 +116,7 @@ impl Bed {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        let _ = self.stage.torque_end(JOB);
+        let _ = self.place.torque_end(JOB);
     }
 }
 
@@ -143,7 +141,7 @@ fn a_container_is_attached_by_the_options_that_mpsctl_prints_and_by_nothing_less
     let outside = bed.client("");
     assert_eq!(outside["under_mps"], false, "{outside}");
     assert_eq!(outside["error"], Value::Null, "{outside}");
-    let pipe = bed.stage.job(JOB).join("pipe");
+    let pipe = bed.place.job(JOB).join("pipe");
     let blind = bed.client(&format!("--env CUDA_MPS_PIPE_DIRECTORY={}", pipe.display()));
     assert_eq!(blind["under_mps"], false, "{blind}");
 
@@ -169,7 +167,7 @@ fn a_container_is_attached_by_the_options_that_mpsctl_prints_and_by_nothing_less
     let [line] = &commands("containers.md", "To see whether a container is attached")[..] else {
         panic!("one command");
     };
-    let probe = format!("{}:/", bed.stage.program("mps-probe").display());
+    let probe = format!("{}:/", bed.place.program("mps-probe").display());
     let line = line.replace("/usr/libexec/mpsd/mps-probe:/", &probe);
     let ran = bed.script(&line.replace(" IMAGE ", &format!(" {} ", bed.rootfs())));
     assert_eq!(ran.code, Some(2), "{ran:?}");

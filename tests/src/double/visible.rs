@@ -150,19 +150,3 @@ pub fn client_limits(variable: &str, seen: &[&Gpu]) -> Option<Vec<Option<u64>>> 
 pub fn context_bytes(multiprocessors: u32) -> u64 {
     (27.0 + 3.69 * f64::from(multiprocessors)).round() as u64 * MIB
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_are_the_recorded_ones() {
-        let of = |p| multiprocessors(132, p);
-        assert_eq!(
-            [of(25.0), of(10.0), of(60.0), of(100.0), of(50.0), of(0.5)],
-            [32, 12, 78, 132, 66, 8]
-        );
-        let mib = |sms| context_bytes(sms) / MIB;
-        assert_eq!([mib(12), mib(32), mib(78), mib(132)], [71, 145, 315, 514]);
-    }
-}

@@ -70,7 +70,7 @@ impl Side {
     }
 
     fn tell_exporters(&self) -> Result<()> {
-        let path = |name: &str| self.place.stage.path(name);
+        let path = |name: &str| self.place.path(name);
         for name in ["dcgm", "gpustat"] {
             std::fs::create_dir_all(path(name))?;
         }
@@ -82,11 +82,9 @@ impl Side {
     }
 
     fn scrape(&self) -> Result<Option<Running>> {
-        let stage = &self.place.stage;
         let page = || {
-            let mut command = Command::new(stage.program("mpsctl"));
-            command.arg("--config").arg(stage.config()).arg("metrics");
-            command.stdout(Stdio::null()).spawn().map(Running)
+            let mut command = self.place.command("mpsctl");
+            command.arg("metrics").stdout(Stdio::null()).spawn().map(Running)
         };
         Ok(self.watched.then(page).transpose()?)
     }
@@ -102,7 +100,7 @@ fn place(programs: Option<&Path>) -> Result<Place> {
         let Some(from) = programs.map(|dir| dir.join(name)) else {
             break;
         };
-        let to = place.stage.program(name);
+        let to = place.program(name);
         std::fs::remove_file(&to)?;
         copy_program(&from, &to).with_context(|| format!("cannot copy '{}'", from.display()))?;
         std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o755))?;
@@ -120,7 +118,7 @@ fn job(side: &Side) -> Result<Times> {
         Ok(())
     };
     let scrape = side.scrape()?;
-    took("prologue_ms", place.stage.torque("700.srv", "MPS=true"))?;
+    took("prologue_ms", place.torque_on_gpu_0("700.srv", "MPS=true"))?;
     if let Some(mut scrape) = scrape {
         ensure!(scrape.0.wait()?.success(), "the numbers cannot be had");
     }
@@ -130,9 +128,9 @@ fn job(side: &Side) -> Result<Times> {
     for _ in 0..OTHERS {
         took(
             "prologue_not_asked_ms",
-            place.stage.torque("701.srv", "mps_physics"),
+            place.torque_on_gpu_0("701.srv", "mps_physics"),
         )?;
-        took("epilogue_not_asked_ms", place.stage.torque_end("701.srv"))?;
+        took("epilogue_not_asked_ms", place.torque_end("701.srv"))?;
     }
     Ok(times)
 }
@@ -144,11 +142,11 @@ fn by_hand(place: &Place) -> Result<Times> {
     let user = nix::unistd::User::from_name(USER)?.context("no such user")?.uid;
     nix::unistd::chown(dir.path(), Some(user), None)?;
     let control = || {
-        let mut command = as_user(USER, place.stage.node.control());
+        let mut command = as_user(USER, place.node.control());
         command.env_clear();
         command.env("CUDA_MPS_PIPE_DIRECTORY", dir.path());
         command.env("CUDA_MPS_LOG_DIRECTORY", dir.path());
-        command.env("CUDA_VISIBLE_DEVICES", &place.stage.node.uuids()[0]);
+        command.env("CUDA_VISIBLE_DEVICES", &place.node.uuids()[0]);
         command
     };
     let pipe = dir.path().to_owned();

@@ -78,8 +78,8 @@ fn clients(rounds: usize) -> Result<Value> {
         let begin = Instant::now();
         let mut running = Vec::new();
         for _ in 0..count {
-            let mut command = as_user(USER, place.stage.node.client());
-            command.arg("--node").arg(place.stage.node.dir());
+            let mut command = as_user(USER, place.node.client());
+            command.arg("--node").arg(place.node.dir());
             command.args(["--hold", "60"]).env_clear();
             command.envs([place.pipe("600.srv")]);
             command.stdin(Stdio::null()).stdout(Stdio::null());
@@ -87,7 +87,7 @@ fn clients(rounds: usize) -> Result<Value> {
         }
         let pids: Vec<u32> = running.iter().map(|one| one.0.id()).collect();
         let attached = || {
-            let contexts = place.stage.node.contexts();
+            let contexts = place.node.contexts();
             let of_ours = contexts.iter().filter(|(_, context)| pids.contains(&context.pid));
             of_ours.filter(|(_, context)| context.bytes > 0).count()
         };
