@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::cargo;
 use crate::command::quietly;
+use crate::files::{copy, emptied, is_a, list, read_text, write};
 use crate::install::{program, python};
 
 const MKDOCS: &str = include_str!("../python/mkdocs.txt");
@@ -51,18 +52,14 @@ pub fn run(options: &Options) -> Result<()> {
     prepare()?;
     let root = cargo::root()?;
     let work = cargo::target_directory()?.join("docs");
-    if work.exists() {
-        fs::remove_dir_all(&work).with_context(|| format!("cannot empty '{}'", work.display()))?;
-    }
     let manual = work.join("manual");
-    for dir in [&manual, &work.join("pages")] {
-        fs::create_dir_all(dir).with_context(|| format!("cannot make '{}'", dir.display()))?;
+    for dir in [&work, &manual, &work.join("pages")] {
+        emptied(dir)?;
     }
     let to = manual.display().to_string();
     cargo::build(&format!("run --locked --package manual -- {to}"))?;
     for name in ["mkdocs.yml", "hooks.py", "site.css"] {
-        fs::copy(root.join("packaging/site").join(name), work.join(name))
-            .with_context(|| format!("cannot copy 'packaging/site/{name}'"))?;
+        copy(&root.join("packaging/site").join(name), &work.join(name))?;
     }
     let out = std::path::absolute(&options.out)?;
     let mut command = Command::new(python("mkdocs", MKDOCS)?.join("mkdocs"));
@@ -89,14 +86,10 @@ fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
     collect(site, &mut pages)?;
     let relative = pages.iter().filter_map(|page| page.strip_prefix(site).ok());
     let relative: Vec<&Path> = relative.filter(|page| *page != Path::new("404.html")).collect();
-    let text = fs::read_to_string(root.join("packaging/site/check.html"))?;
-    let text = text.replacen(
-        "= PAGES;",
-        &format!("= {};", serde_json::to_string(&relative)?),
-        1,
-    );
+    let text = read_text(root.join("packaging/site/check.html"))?;
+    let text = text.replacen("PAGES;", &format!("{};", serde_json::to_string(&relative)?), 1);
     let file = site.join("check.html");
-    fs::write(&file, text).with_context(|| format!("cannot write '{}'", file.display()))?;
+    write(&file, text)?;
     let mut command = Command::new("/usr/bin/timeout");
     command.args(["--kill-after=5", "300", CHROMIUM]).args(BROWSER);
     command.arg(format!("--user-data-dir={}", work.join("browser").display()));
@@ -120,14 +113,12 @@ fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
 }
 
 fn collect(dir: &Path, pages: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(dir).with_context(|| format!("cannot read '{}'", dir.display()))? {
-        let path = entry?.path();
+    for path in list(dir)? {
         if path.is_dir() {
             collect(&path, pages)?;
-        } else if path.extension().is_some_and(|end| end == "html") {
+        } else if is_a(&path, "html") {
             pages.push(path);
         }
     }
-    pages.sort();
     Ok(())
 }

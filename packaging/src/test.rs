@@ -97,7 +97,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     for stage in chosen(&options.stages)? {
         match stage.needs.iter().find(|needed| report.failed(needed)) {
             Some(needed) => report.skip(&format!("{}: '{needed}' failed", stage.name)),
-            None => report.stage(&stage)?,
+            None => report.stage(&stage),
         }
     }
     Ok(report.end())
@@ -144,105 +144,26 @@ struct Report {
 }
 
 impl Report {
-    /// The stages that are more than cargo's words need what not every machine has; CI has it.
-    fn stage(&mut self, stage: &Stage) -> Result<()> {
-        match stage.name {
-            "setup" => self.setup(stage.name),
-            "oldest-rust" => self.oldest_rust(stage.name),
-            "aarch64" => self.command_or_skip(stage.name, programs::build(Profile::Quick, Machine::Arm)),
-            "deny" => self.deny(stage.name),
-            "arm64-unit" => self.emulated(stage.name),
-            "slurm-24.11" => self.newer_slurm(stage.name),
-            "docs" => self.site(stage.name),
-            name => {
-                self.cargo(name, stage.cargo);
-                Ok(())
-            }
-        }
-    }
-
-    fn setup(&mut self, name: &'static str) -> Result<()> {
-        let started = Instant::now();
-        slurm()?;
-        self.verdict(name, started, Tally::default(), Ok(()));
-        Ok(())
-    }
-
-    fn oldest_rust(&mut self, name: &'static str) -> Result<()> {
-        let oldest = cargo::oldest_rust()?;
-        // A directory of its own: what another compiler built is of no use to this one.
-        let target = cargo::target_directory()?.join(name);
-        let command = cargo::by_toolchain(&oldest, "check --locked --workspace --all-targets");
-        let command = command.with_context(|| format!("toolchain {oldest} is not installed"));
-        self.command_or_skip(
-            name,
-            command.map(|mut command| {
-                command.env("CARGO_TARGET_DIR", target);
-                command
-            }),
-        )
-    }
-
-    fn deny(&mut self, name: &'static str) -> Result<()> {
-        let command = deny("licenses bans sources").context("cargo-deny cannot be had");
-        self.command_or_skip(name, command)
-    }
-
-    fn emulated(&mut self, name: &'static str) -> Result<()> {
-        let made = programs::portable(Profile::Quick, Machine::Arm, "test").and_then(|mut command| {
-            let system = arm64()?;
-            let runner = format!("{} -L {}", system.join(EMULATOR).display(), system.display());
-            command.args(EMULATED.split(' '));
-            command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
-            Ok(command)
-        });
-        self.command_or_skip(name, made)
-    }
-
-    fn newer_slurm(&mut self, name: &'static str) -> Result<()> {
-        let system = cargo::target_directory()?.join("tmp/debian-trixie/root");
-        if !system.is_dir() {
-            let why = Err(anyhow::anyhow!("the stage 'packages' has made no Debian 13"));
-            return self.command_or_skip(name, why);
-        }
-        let mut command = runs::in_system(&system)?;
-        command.arg("--").args(NEWER);
-        self.command_or_skip(name, Ok(command))
-    }
-
-    fn site(&mut self, name: &'static str) -> Result<()> {
-        if let Err(why) = site::prepare() {
-            self.skip(&format!("{name}: what makes the site cannot be had: {why:#}"));
-            return Ok(());
-        }
-        println!("\n=== {name}: cargo xtask docs");
-        let started = Instant::now();
-        let made = site::run(&site::Options::into_dir("target/site"));
-        self.verdict(name, started, Tally::default(), made);
-        Ok(())
-    }
-
-    fn cargo(&mut self, name: &'static str, words: &str) {
-        let mut command = cargo::words(words);
+    fn stage(&mut self, stage: &Stage) {
+        let (name, started) = (stage.name, Instant::now());
         match name {
-            "doc" => command.env("RUSTDOCFLAGS", "-D warnings"),
-            "contract" => command.env("MPS_SUBJECT", "fake"),
-            // A job under a mom waits for most of its time: two tests for each processor.
-            "mom" => {
-                let threads = std::thread::available_parallelism().map_or(2, |count| 2 * count.get());
-                command.env("RUST_TEST_THREADS", threads.to_string())
+            "setup" => {
+                let done = slurm();
+                self.verdict(name, started, Tally::default(), done);
             }
-            _ => &mut command,
-        };
-        self.command(name, command);
-    }
-
-    fn command_or_skip(&mut self, name: &'static str, command: Result<Command>) -> Result<()> {
-        match command {
-            Ok(command) => self.command(name, command),
-            Err(why) => self.skip(&format!("{name}: {why:#}")),
+            "docs" => {
+                if let Err(why) = site::prepare() {
+                    return self.skip(&format!("{name}: what makes the site cannot be had: {why:#}"));
+                }
+                println!("\n=== {name}: cargo xtask docs");
+                let made = site::run(&site::Options::into_dir("target/site"));
+                self.verdict(name, started, Tally::default(), made);
+            }
+            _ => match command_of(stage) {
+                Ok(command) => self.command(name, command),
+                Err(why) => self.skip(&format!("{name}: {why:#}")),
+            },
         }
-        Ok(())
     }
 
     fn command(&mut self, name: &'static str, mut command: Command) {
@@ -307,6 +228,51 @@ impl Report {
             _ => ExitCode::FAILURE,
         }
     }
+}
+
+/// The stages that are more than cargo's words need what not every machine has; CI has it.
+fn command_of(stage: &Stage) -> Result<Command> {
+    let mut command = match stage.name {
+        "oldest-rust" => {
+            let oldest = cargo::oldest_rust()?;
+            let command = cargo::by_toolchain(&oldest, "check --locked --workspace --all-targets");
+            let mut command = command.with_context(|| format!("toolchain {oldest} is not installed"))?;
+            // A directory of its own: what another compiler built is of no use to this one.
+            command.env("CARGO_TARGET_DIR", cargo::target_directory()?.join(stage.name));
+            command
+        }
+        "aarch64" => programs::build(Profile::Quick, Machine::Arm)?,
+        "deny" => deny("licenses bans sources").context("cargo-deny cannot be had")?,
+        "arm64-unit" => {
+            let mut command = programs::portable(Profile::Quick, Machine::Arm, "test")?;
+            let system = arm64()?;
+            let runner = format!("{} -L {}", system.join(EMULATOR).display(), system.display());
+            command.args(EMULATED.split(' '));
+            command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+            command
+        }
+        "slurm-24.11" => {
+            let system = cargo::target_directory()?.join("tmp/debian-trixie/root");
+            if !system.is_dir() {
+                bail!("the stage 'packages' has made no Debian 13");
+            }
+            let mut command = runs::in_system(&system)?;
+            command.arg("--").args(NEWER);
+            command
+        }
+        _ => cargo::words(stage.cargo),
+    };
+    match stage.name {
+        "doc" => command.env("RUSTDOCFLAGS", "-D warnings"),
+        "contract" => command.env("MPS_SUBJECT", "fake"),
+        // A job under a mom waits for most of its time: two tests for each processor.
+        "mom" => {
+            let threads = std::thread::available_parallelism().map_or(2, |count| 2 * count.get());
+            command.env("RUST_TEST_THREADS", threads.to_string())
+        }
+        _ => &mut command,
+    };
+    Ok(command)
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]

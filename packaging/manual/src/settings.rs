@@ -128,21 +128,6 @@ pub fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn a_block_becomes_its_keys_and_their_meaning_and_a_table_a_section() {
-        let roff = block("# How long, in\n# seconds.\n#deadline_s = 20").unwrap();
-        assert_eq!(
-            roff,
-            ".PP\n.B deadline_s = 20\n.RS 4\nHow long, in\nseconds.\n.RE\n"
-        );
-        let roff = block("# What no job may exceed.\n[ceilings]\n#mem = \"50%\"").unwrap();
-        let expected = ".SS [ceilings]\n.PP\nWhat no job may exceed.\n.PP\n.B mem = \\(dq50%\\(dq\n";
-        assert!(roff.starts_with(expected), "{roff}");
-        assert!(block("deadline_s = 30").is_err(), "a line in force is noticed");
-    }
-
     #[test]
     fn every_key_of_the_shipped_file_is_on_the_page() {
         let file = include_str!("../../../etc/mpsd/mpsd.toml");
