@@ -12,6 +12,7 @@ mod jobs;
 mod leftovers;
 mod mig;
 mod no_room;
+mod operations;
 mod partitions;
 mod runner;
 mod seen;
@@ -54,6 +55,7 @@ const GROUPS: &[runner::Group] = &[
     devices::FIRST,
     mig::CONFINED,
     mig::FREE,
+    operations::GROUP,
     partitions::GROUP,
     seen::GROUP,
     containers::GROUP,

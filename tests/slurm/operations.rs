@@ -1,0 +1,116 @@
+//! What happens to jobs on a cluster that runs for years: suspended, preempted, entered from outside
+//! (docs/operations.md).
+
+use anyhow::Result;
+use tests::slurm::{Bed, Options, Simulated, User};
+
+use crate::failures::starts_again_soon;
+use crate::jobs::{LIMIT, check_bare, check_daemons, holds, records};
+use crate::runner::{Context, Group, cells, fast};
+
+/// The group.
+pub const GROUP: Group = Group {
+    options,
+    prepare,
+    ..Group::new(
+        "operations",
+        cells![
+            a_suspended_job_goes_on,
+            a_suspended_job_can_be_cancelled,
+            a_preempted_job_gets_its_mps_again,
+            a_preempted_job_is_suspended_and_goes_on,
+            a_shell_from_outside_attaches_by_the_jobs_id,
+        ],
+    )
+};
+
+/// Two partitions above the usual one: the first requeues the jobs that are in its way, the second suspends them.
+fn options() -> Options {
+    Options {
+        slurm_lines: vec![
+            "PreemptType=preempt/partition_prio".into(),
+            "PreemptMode=SUSPEND,GANG".into(),
+        ],
+        partition_lines: vec![
+            "PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE State=UP".into(),
+            "PartitionName=paused Nodes=ALL PriorityTier=1 PreemptMode=SUSPEND State=UP".into(),
+            "PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF State=UP".into(),
+        ],
+        ..Options::default()
+    }
+}
+
+fn prepare(bed: &mut Bed) -> Result<Simulated> {
+    starts_again_soon(bed);
+    fast(bed, "")
+}
+
+/// A batch job whose client runs for so long, with its MPS ready.
+fn running(cell: &Context, words: &str, seconds: u32) -> Result<u32> {
+    let script = cell.client(&format!("--hold {seconds}"));
+    let job = cell.submit(&format!("--mps -w node1 --gres=gpu:2 {words}"), &script)?;
+    cell.wait_ready(1)?;
+    Ok(job)
+}
+
+/// The job's own client ran under its MPS, to its end.
+fn completed(cell: &Context, job: u32) -> Result<()> {
+    cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
+    check_daemons(&records(&cell.output(job))?, cell.user.uid, 1)
+}
+
+fn a_suspended_job_goes_on(cell: &Context) -> Result<()> {
+    let job = running(cell, "", 3)?;
+    cell.root(&format!("scontrol suspend {job}"))?;
+    cell.wait_shown(job, &["JobState=SUSPENDED "])?;
+    cell.root(&format!("scontrol resume {job}"))?;
+    completed(cell, job)
+}
+
+fn a_suspended_job_can_be_cancelled(cell: &Context) -> Result<()> {
+    let job = running(cell, "", 60)?;
+    cell.root(&format!("scontrol suspend {job}"))?;
+    cell.wait_shown(job, &["JobState=SUSPENDED "])?;
+    cell.root(&format!("scancel {job}"))?;
+    cell.idle()?;
+    cell.check_in_service()
+}
+
+/// The second job has the same GPUs, with an MPS of its own. The first starts again with one.
+fn a_preempted_job_gets_its_mps_again(cell: &Context) -> Result<()> {
+    let first = running(cell, "--partition=low --requeue", 2)?;
+    let urgent = cell.clients("--mps --partition=urgent -w node1 --gres=gpu:2", "")?;
+    check_daemons(&urgent, cell.user.uid, 1)?;
+    cell.wait_shown(first, &["Restarts=1 "])?;
+    completed(cell, first)
+}
+
+/// Slurm keeps a suspended job's GPUs, so the second job runs beside it on CPUs alone.
+fn a_preempted_job_is_suspended_and_goes_on(cell: &Context) -> Result<()> {
+    let first = running(cell, "--partition=paused --exclusive", 3)?;
+    let urgent = cell.clients("--partition=urgent -w node1", "");
+    if let Ok(bare) = &urgent {
+        check_bare(bare)?;
+    }
+    completed(cell, first)?;
+    urgent.map(drop)
+}
+
+/// As from an ssh session that pam_slurm_adopt put into the job: no variable of ours is there.
+fn a_shell_from_outside_attaches_by_the_jobs_id(cell: &Context) -> Result<()> {
+    let job = running(cell, "", 60)?;
+    let line = cell.client("").replace("$SLURMD_NODENAME", "node1");
+    let outside = |user: &User, exec: &str| {
+        let env = [("SLURMD_NODENAME", "node1")];
+        cell.start_as(user, exec, &line, &env)?.wait(LIMIT)
+    };
+    let bare = outside(&cell.user, "env")?;
+    check_bare(&records(&bare.said())?)?;
+    let exec = format!("{} exec --job {job} --", cell.mpsctl());
+    let attached = outside(&cell.user, &exec)?.success()?;
+    check_daemons(&records(&attached.said())?, cell.user.uid, 1)?;
+    let another = outside(&cell.other, &exec)?.fails()?;
+    holds(another.stdout.is_empty(), &another.story())?;
+    cell.root(&format!("scancel {job}"))?;
+    cell.idle()
+}
