@@ -1,29 +1,53 @@
 //! `mps-epilogue`: the journal backwards, then one look whether the node is as it was.
 //!
-//! It needs no request, no user and no GPU list: the journal has all. Where there is no directory of the job it ends at
-//! once; so it runs after every job. What it does to the node, and in which order, is [`mpsd::job::end`].
+//! It needs no request, no user and no GPU list: the journal has all. If the job has no directory, it ends at once; so it
+//! can run after every job. What it does to the node, and in which order, is [`mpsd::job::end`].
 #![forbid(unsafe_code)]
 
-pub mod arguments;
-
-use arguments::Arguments;
 use clap::Parser;
-use mpsd::cli::report;
+use mpsd::cli::{self, report};
 use mpsd::job::{self, Ending, evidence};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
-use mpsd::scheduler::{self, Budget, CallOptions, Input, Program, Site, Submission, ThisHost};
+use mpsd::scheduler::{self, Budget, CallOptions, Input, Program, Scheduler, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
 use mpsd_core::Failure;
-use mpsd_core::config::{Config, Settings};
-use std::path::Path;
+use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Name in messages.
 pub const NAME: &str = "mps-epilogue";
 /// Exit code for a node that is not as it was, with `--strict`, and for a broken invocation.
 const BROKEN: u8 = guard::FAULT;
+
+/// Takes a job's MPS away when the job has ended, and proves that it is gone.
+///
+/// Run as root after the job, by whatever ran mps-prologue before it; also without a prologue, twice, or after a
+/// crash. A job that has no MPS on this node costs nothing.
+///
+/// Exit status: 0; with --strict 2 when the node is not as it was.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "mps-epilogue", version = cli::version(), after_help = cli::examples::of("mps-epilogue"))]
+pub struct Arguments {
+    /// The batch system; without it, found from the number of arguments and the environment.
+    #[arg(long, value_parser = scheduler::by_name())]
+    pub scheduler: Option<Scheduler>,
+    /// Configuration; a file of root's. Only its directories are needed: the job's journal has the rest.
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_PATH)]
+    pub config: PathBuf,
+    /// Exit 2 when something of the job is left.
+    #[arg(long)]
+    pub strict: bool,
+    /// End the daemon of this step alone (Slurm).
+    #[arg(long, value_name = "STEP")]
+    pub step: Option<String>,
+    /// The scheduler's own arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    pub positional: Vec<OsString>,
+}
 
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
@@ -45,13 +69,12 @@ pub fn main() -> u8 {
         site: Site::default(),
         terminal: false,
     };
-    match named(&arguments, &input) {
-        Ok(submission) => clean(&arguments, &submission, &input),
-        Err(failure) => {
-            complain(NAME, &failure.to_string());
-            if arguments.strict { failure.exit_code() } else { 0 }
-        }
-    }
+    let code = named(&arguments, &input).map(|submission| clean(&arguments, &submission, &input));
+    let code = code.unwrap_or_else(|failure| {
+        complain(NAME, &failure.to_string());
+        failure.exit_code()
+    });
+    if arguments.strict { code } else { 0 }
 }
 
 fn named(arguments: &Arguments, input: &Input<'_>) -> Result<Submission, Failure> {
@@ -61,7 +84,12 @@ fn named(arguments: &Arguments, input: &Input<'_>) -> Result<Submission, Failure
 
 fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u8 {
     let name = submission.node_name(&ThisHost);
-    let settings = settings(&arguments.config, &name);
+    // A configuration that cannot be read must not keep the job's MPS alive. The journal has all but the directories.
+    let read = Config::load(&arguments.config).and_then(|config| config.for_node(&name, &[]));
+    let settings = read.unwrap_or_else(|error| {
+        complain(NAME, &format!("{error}; going on with the usual directories"));
+        Settings::usual()
+    });
     let node = |limit: Duration| RealNode::new(NAME, &settings, limit, limit / 2);
     look_again(&settings, submission);
     let jobs = job::jobs_of(&node(settings.deadline), submission);
@@ -73,7 +101,7 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
     let shown = system.shows_end(input);
     let limit = system.time_limit(input, submission.step, &Site::of(&settings));
     let budget = Budget::new(settings.deadline, limit);
-    let code = guard::run_guarded(NAME, Deadline::after(budget.whole), || {
+    guard::run_guarded(NAME, Deadline::after(budget.whole), || {
         let deadline = Deadline::after(budget.work);
         let ending = Ending {
             settings: &settings,
@@ -99,12 +127,11 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
             clean &= ended.findings.is_clean();
         }
         if clean { 0 } else { BROKEN }
-    });
-    if arguments.strict { code } else { 0 }
+    })
 }
 
-/// What hung in the driver is looked at again after any job of the node, so that nothing depends on a timer: in a process of its own,
-/// for which no job waits. Not from a step's end, whose processes are the step's to its scheduler.
+/// Takes the second look at what hung in the driver, after any job of the node, so that nothing depends on a timer. No job waits
+/// for it. A step's end does not: its scheduler counts the processes as the step's.
 fn look_again(settings: &Settings, submission: &Submission) {
     if submission.step || settings.paths.look_again().symlink_metadata().is_err() {
         return;
@@ -115,19 +142,6 @@ fn look_again(settings: &Settings, submission: &Submission) {
         evidence::look_again(&mut node, settings);
         Vec::new()
     };
-    // Whoever comes next does it where no process is to be had now.
+    // If no process can be had now, the next epilogue does it.
     let _ = guard::detach(|| drop(guard::ask(Deadline::after(limit), look)));
-}
-
-/// What is in force here. A configuration that cannot be read must not keep the job's MPS alive: the usual directories
-/// are looked into, and the journal has the rest.
-fn settings(config: &Path, node: &str) -> Settings {
-    let read = Config::load(config).and_then(|config| config.for_node(node, &[]));
-    match read {
-        Ok(settings) => settings,
-        Err(error) => {
-            complain(NAME, &format!("{error}; going on with the usual directories"));
-            Settings::usual()
-        }
-    }
 }

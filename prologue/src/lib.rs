@@ -3,10 +3,9 @@
 //! What it does to the node, and in which order, is [`mpsd::job::begin`].
 #![forbid(unsafe_code)]
 
-pub mod arguments;
-
-use arguments::{Arguments, Wait};
 use clap::Parser;
+use mpsd::cli;
+use mpsd::cli::job_arguments::JobArguments;
 use mpsd::cli::reconcile;
 use mpsd::cli::words::words;
 use mpsd::job::node::{Console, Files as _, Severity};
@@ -19,7 +18,7 @@ use mpsd::scheduler::{
 };
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
-use mpsd_core::config::{Config, Settings};
+use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
 use mpsd_core::failure::Fault;
 use mpsd_core::request::Syntax;
 use mpsd_core::{Failure, Request};
@@ -37,6 +36,34 @@ const HELD_STEP: Duration = Duration::from_millis(200);
 /// Time to write a record without a prepared job.
 const RECORD_LIMIT: Duration = Duration::from_secs(5);
 
+/// Starts a job's own NVIDIA MPS before the job runs.
+///
+/// Run as root by Slurm's plugin, by a Torque or OpenPBS prologue, or by the OpenPBS hook. A job that did not ask for
+/// MPS is left alone: exit 0, nothing touched.
+///
+/// Exit status: 0 the server is proved ready, or MPS was not asked for; 1 the request was refused; 2 the node could
+/// not do it (requeue the job); 3 the same, told to
+/// the OpenPBS hook alone: the node's fault, so that the try does not count against the job.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "mps-prologue", version = cli::version(), after_help = cli::examples::of("mps-prologue"))]
+pub struct Arguments {
+    /// The job and its request.
+    #[command(flatten)]
+    pub job: JobArguments,
+    /// Configuration; a file of root's.
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_PATH)]
+    pub config: PathBuf,
+    /// When to return. A caller of 'announced' may stop waiting before.
+    #[arg(long, value_enum, default_value = "ready")]
+    pub wait: ReturnWhen,
+    /// Leave a refusal or a failure on the node for the job's tasks to read.
+    #[arg(long)]
+    pub record: bool,
+    /// Torque: a directory is here of a job that the mom does not have. It is taken down first, also for a job that did not ask.
+    #[arg(long)]
+    pub gone: bool,
+}
+
 /// Runs the program; returns its exit code. It must not end by a signal: Torque would take that for success.
 pub fn main() -> u8 {
     priority::raise();
@@ -53,16 +80,13 @@ pub fn main() -> u8 {
             return failure.exit_code();
         }
     };
-    let prologue = Prologue {
-        config: OnceCell::new(),
-        arguments,
-    };
+    let config = OnceCell::new();
+    let prologue = Prologue { arguments, config };
     let env = |name: &str| std::env::var(name).ok();
     let job = &prologue.arguments.job;
     let input = job.input(&env, prologue.site(), std::io::stdout().is_terminal());
     let submission = job.submission(&input, &ThisHost);
-    let found = submission.and_then(|submission| Ok((job.request_of(&submission)?, submission)));
-    match found {
+    match submission.and_then(|submission| Ok((job.request_of(&submission)?, submission))) {
         Ok((None, _)) => {
             if prologue.arguments.gone {
                 prologue.clear_before(&input);
@@ -95,16 +119,18 @@ impl Prologue {
         Ok((config, settings))
     }
 
+    fn settings(&self, node: &str) -> Option<Settings> {
+        self.load(node).ok().map(|(_, settings)| settings)
+    }
+
     /// Where PBS lives. Only the classic prologue of OpenPBS runs a command of PBS before it knows whether the job asked;
     /// no other job pays for reading the configuration.
     fn site(&self) -> Site {
         let job = &self.arguments.job;
         let classic =
             job.positional.len() == 3 && job.given.account.is_none() && job.given.resource.is_none();
-        let settings = classic.then(|| self.load(&ThisHost.name()).ok()).flatten();
-        settings
-            .map(|(_, settings)| Site::of(&settings))
-            .unwrap_or_default()
+        let settings = classic.then(|| self.settings(&ThisHost.name())).flatten();
+        settings.as_ref().map(Site::of).unwrap_or_default()
     }
 
     /// A child does all further work, so that its crash becomes an exit code.
@@ -112,66 +138,13 @@ impl Prologue {
         let system = scheduler::of(submission.scheduler);
         let node = submission.node_name(&ThisHost);
         let budget = self.budget(&input, system, &node, submission.step);
-        let limit = budget.work;
         guard::run_guarded(NAME, Deadline::after(budget.whole), || {
-            let deadline = Deadline::after(limit);
-            match self.prepare(submission, request, deadline) {
-                Ok(job) => {
-                    if system.facts().may_skip_epilogue {
-                        reconcile::take_down_gone(&job.settings, &job.node, &submission.job, limit / 2);
-                    }
-                    let limit = deadline.remaining();
-                    // A rollback must fit behind a start that took its whole time.
-                    let mut node = RealNode::new(NAME, &job.settings, limit, limit / 3);
-                    let when = match self.arguments.wait {
-                        Wait::Ready => ReturnWhen::Ready,
-                        Wait::Started => ReturnWhen::Started,
-                        Wait::Announced => ReturnWhen::Announced,
-                    };
-                    let watched = submission.sister && system.facts().may_skip_epilogue;
-                    let its = watched
-                        .then(|| system.time_limit(&input, false, &job.site))
-                        .flatten();
-                    let again =
-                        when == ReturnWhen::Ready && !job.submission.step && system.was_put_back(&input);
-                    let begun = job::begin(&mut node, &job, &Told::of(input, &job), when);
-                    if again && begun.failed.is_none() {
-                        outcome::of_success(&mut node, &job);
-                    }
-                    drop(node);
-                    if begun.code == 0 && watched {
-                        watch_start(system, &job, its);
-                    }
-                    begun.code
-                }
+            let deadline = Deadline::after(budget.work);
+            match self.prepare(submission, request, node, deadline) {
+                Ok(job) => self.start(input, &job),
                 Err(failure) => self.fail_unprepared(submission, &failure, deadline),
             }
         })
-    }
-
-    /// Takes down what an earlier job may have left, which our script saw before this job that did not ask.
-    fn clear_before(&self, input: &Input<'_>) {
-        let Some(system) = scheduler::caller(input).filter(|system| system.facts().may_skip_epilogue) else {
-            return;
-        };
-        let Ok(submission) = scheduler::read(input, &ThisHost) else {
-            return;
-        };
-        let name = submission.node_name(&ThisHost);
-        let Ok((_, settings)) = self.load(&name) else {
-            return;
-        };
-        let budget = self.budget(input, system, &name, submission.step);
-        reconcile::take_down_gone(&settings, &name, &submission.job, budget.work);
-    }
-
-    /// The time for the whole prologue: the configured limit, below the scheduler's.
-    fn budget(&self, input: &Input<'_>, system: &dyn BatchSystem, node: &str, step: bool) -> Budget {
-        let settings = self
-            .load(node)
-            .map_or_else(|_| Settings::usual(), |(_, settings)| settings);
-        let limit = system.time_limit(input, step, &Site::of(&settings));
-        Budget::new(settings.deadline, limit)
     }
 
     /// Reads the configuration (fault) and looks the user up (undetermined).
@@ -179,9 +152,9 @@ impl Prologue {
         &self,
         submission: &Submission,
         (request, syntax): (Request, Syntax),
+        node: String,
         deadline: Deadline,
     ) -> Result<Job, Failure> {
-        let node = submission.node_name(&ThisHost);
         let (config, settings) = self.load(&node)?;
         let user = find_user(&submission.user)?;
         Ok(Job {
@@ -198,33 +171,84 @@ impl Prologue {
         })
     }
 
+    fn start(&self, input: Input<'_>, job: &Job) -> u8 {
+        let (submission, wait) = (&job.submission, self.arguments.wait);
+        let system = scheduler::of(submission.scheduler);
+        if system.facts().may_skip_epilogue {
+            let limit = job.deadline.remaining() / 2;
+            reconcile::take_down_gone(&job.settings, &job.node, &submission.job, limit);
+        }
+        let limit = job.deadline.remaining();
+        // A rollback must fit behind a start that took its whole time.
+        let mut node = RealNode::new(NAME, &job.settings, limit, limit / 3);
+        let is_watched = submission.sister && system.facts().may_skip_epilogue;
+        let schedulers_limit = is_watched
+            .then(|| system.time_limit(&input, false, &job.site))
+            .flatten();
+        let again = wait == ReturnWhen::Ready && !submission.step && system.was_put_back(&input);
+        let site = job.site.clone();
+        let input = Input { site, ..input };
+        let begun = job::begin(&mut node, job, &JobInput { submission, input }, wait);
+        if again && begun.failed.is_none() {
+            outcome::of_success(&mut node, job);
+        }
+        drop(node);
+        if begun.code == 0 && is_watched {
+            watch_start(system, job, schedulers_limit.unwrap_or(job.settings.deadline));
+        }
+        begun.code
+    }
+
+    /// Takes down what an earlier job may have left, which our script saw before this job that did not ask.
+    fn clear_before(&self, input: &Input<'_>) {
+        let caller = scheduler::caller(input).filter(|system| system.facts().may_skip_epilogue);
+        let (Some(system), Ok(submission)) = (caller, scheduler::read(input, &ThisHost)) else {
+            return;
+        };
+        let name = submission.node_name(&ThisHost);
+        if let Some(settings) = self.settings(&name) {
+            let budget = self.budget(input, system, &name, submission.step);
+            reconcile::take_down_gone(&settings, &name, &submission.job, budget.work);
+        }
+    }
+
+    /// The time for the whole prologue: the configured limit, below the scheduler's.
+    fn budget(&self, input: &Input<'_>, system: &dyn BatchSystem, node: &str, step: bool) -> Budget {
+        let settings = self.settings(node).unwrap_or_else(Settings::usual);
+        let limit = system.time_limit(input, step, &Site::of(&settings));
+        Budget::new(settings.deadline, limit)
+    }
+
     /// Reports and records a failure without a prepared job: an unusable configuration or an unknown user. It is not drained,
     /// and the exit is delayed.
     fn fail_unprepared(&self, submission: &Submission, failure: &Failure, deadline: Deadline) -> u8 {
         let name = submission.node_name(&ThisHost);
-        let settings = self.load(&name).ok().map(|(_, s)| s);
-        let known = settings.is_some();
+        let settings = self.settings(&name);
+        let is_usable = settings.is_some();
         let mut settings = settings.unwrap_or_else(Settings::usual);
-        if !known {
+        if !is_usable {
             // The place of this node's counters is unknown: make none elsewhere.
             settings.reports.keep = 0;
         }
+        let place = place(submission, &settings, &name);
         let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
         let told = match failure.clone() {
             Failure::Fault(fault) => fault.to_user(&name).into(),
             other => other,
         };
         outcome::say(&mut node, &submission.job, &told);
-        if self.arguments.record && known {
+        if self.arguments.record && is_usable {
             outcome::leave_record(&mut node, &submission.job, 0, &told);
         }
-        if let Failure::Fault(fault) = failure {
-            show(&mut node, submission, &settings, fault);
+        // The scheduler's list of nodes shows an unusable configuration, without a drain.
+        if let (Failure::Fault(fault), true) = (failure, settings.drain.enabled)
+            && let Some(line) = drain::remark(&settings.paths, &place, &settings.drain.prefix, fault)
+        {
+            node.log(Severity::Warning, &line);
         }
-        let place = place(submission, &settings, &name);
         let requeued = outcome::requeue(&mut node, &place, submission, &settings, failure, false);
         outcome::tell(&mut node, &place, submission, &told, requeued.as_ref());
-        if self.arguments.wait != Wait::Announced {
+        if self.arguments.wait != ReturnWhen::Announced {
             outcome::hold(&mut node, submission, deadline);
         }
         outcome::exit_code(submission, self.arguments.record, failure)
@@ -239,19 +263,20 @@ impl Prologue {
             return 0;
         }
         complain(NAME, &failure.to_string());
-        let Ok(submission) = submission else {
-            let held = self.arguments.wait != Wait::Announced;
-            let system = scheduler::caller(input).filter(|system| held && system.facts().retries_at_once);
-            if let (Some(system), false, BROKEN) = (system, input.terminal, failure.exit_code()) {
-                let budget = self.budget(input, system, &ThisHost.name(), false);
-                let end = Deadline::after(budget.work);
-                while end.less(HELD_STEP).sleep(HELD_STEP) {}
+        match &submission {
+            // The mother superior makes the same refusal, so the sisters may exit 0.
+            Ok(submission) if outcome::is_left_to_tasks(submission, failure) => return 0,
+            Ok(_) => {}
+            Err(_) => {
+                let is_held = self.arguments.wait != ReturnWhen::Announced;
+                let system =
+                    scheduler::caller(input).filter(|system| is_held && system.facts().retries_at_once);
+                if let (Some(system), false, BROKEN) = (system, input.terminal, failure.exit_code()) {
+                    let budget = self.budget(input, system, &ThisHost.name(), false);
+                    let end = Deadline::after(budget.work);
+                    while end.less(HELD_STEP).sleep(HELD_STEP) {}
+                }
             }
-            return failure.exit_code();
-        };
-        // The mother superior makes the same refusal, so the sisters may exit 0.
-        if outcome::is_left_to_tasks(&submission, failure) {
-            return 0;
         }
         failure.exit_code()
     }
@@ -259,56 +284,44 @@ impl Prologue {
     /// Records a refusal and tells the user, if the configuration is usable. True: the job's own shell tells it.
     fn is_left_to_shell(&self, submission: &Submission, failure: &Failure) -> bool {
         let name = submission.node_name(&ThisHost);
-        let settings = self.load(&name).map(|(_, settings)| settings);
-        let (Failure::Refusal(_), Ok(settings)) = (failure, settings) else {
+        let (Failure::Refusal(_), Some(settings)) = (failure, self.settings(&name)) else {
             return false;
         };
-        let to_shell = outcome::is_told_by_shell(submission, failure, &Site::of(&settings));
+        let place = place(submission, &settings, &name);
+        let to_shell = outcome::is_told_by_shell(submission, failure, &place.site);
         let uid = find_user(&submission.user).map_or(0, |user| user.uid);
         let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
         node.count_failure(failure.kind());
         let recorded = (self.arguments.record || to_shell)
             && outcome::leave_record(&mut node, &submission.job, uid, failure);
-        let told = to_shell && recorded;
-        if !told {
-            let place = place(submission, &settings, &name);
+        if !(to_shell && recorded) {
             outcome::tell(&mut node, &place, submission, failure, None);
         }
-        told
+        to_shell && recorded
     }
 }
 
 /// Leaves a process that takes this job down if the job does not begin after all, because no epilogue runs here then. It
-/// lasts as long as the other nodes' prologues and then the mother superior's. `its`: the scheduler's limit of each.
-fn watch_start(system: &dyn BatchSystem, job: &Job, its: Option<Duration>) {
-    let site = Site::of(&job.settings);
-    let limit = 2 * its.unwrap_or(job.settings.deadline);
+/// lasts as long as the other nodes' prologues and then the mother superior's, each for at most `limit`.
+fn watch_start(system: &dyn BatchSystem, job: &Job, limit: Duration) {
     let ending = Ending {
         settings: &job.settings,
         scheduler: system.scheduler(),
         node: &job.node,
-        site,
+        site: job.site.clone(),
     };
     let id = &job.submission.job;
     // Without a process the next prologue here does it.
-    let _ = guard::detach(|| reconcile::take_down_unbegun(&job.settings, &ending, id, limit));
+    let _ = guard::detach(|| reconcile::take_down_unbegun(&job.settings, &ending, id, 2 * limit));
 }
 
 /// Answers further questions from the scheduler's arguments.
-struct Told<'a> {
+struct JobInput<'a> {
     submission: &'a Submission,
     input: Input<'a>,
 }
 
-impl<'a> Told<'a> {
-    fn of(mut input: Input<'a>, job: &'a Job) -> Self {
-        input.site = job.site.clone();
-        let submission = &job.submission;
-        Self { submission, input }
-    }
-}
-
-impl Scheduled for Told<'_> {
+impl Scheduled for JobInput<'_> {
     fn unattached(&self) -> Option<Unattached> {
         let mut input = self.input.clone();
         input.site.home = input.site.home.or_else(home_of_caller);
@@ -325,18 +338,6 @@ impl Scheduled for Told<'_> {
 fn home_of_caller() -> Option<PathBuf> {
     let here = std::env::current_dir().ok()?;
     (here.file_name()? == "mom_priv").then(|| here.parent().map(PathBuf::from))?
-}
-
-/// Shows an unusable configuration in the scheduler's list of nodes, without a drain.
-fn show(node: &mut RealNode, submission: &Submission, settings: &Settings, fault: &Fault) {
-    if !settings.drain.enabled {
-        return;
-    }
-    let name = submission.node_name(&ThisHost);
-    let place = place(submission, settings, &name);
-    if let Some(line) = drain::remark(&settings.paths, &place, &settings.drain.prefix, fault) {
-        node.log(Severity::Warning, &line);
-    }
 }
 
 fn place<'a>(submission: &Submission, settings: &Settings, node: &'a str) -> Place<'a> {

@@ -16,11 +16,8 @@ pub enum Scope {
 /// What the line in plugstack.conf says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arguments {
-    /// `mpsd.toml`.
     pub config: PathBuf,
-    /// `mps-prologue`.
     pub prologue: PathBuf,
-    /// `mps-epilogue`.
     pub epilogue: PathBuf,
     pub scope: Scope,
 }
@@ -59,26 +56,20 @@ impl Arguments {
     }
 
     fn take(&mut self, key: &str, value: &str) -> Result<(), &'static str> {
-        let path = PathBuf::from(value);
-        let file = match key {
-            "config" => &mut self.config,
-            "prologue" => &mut self.prologue,
-            "epilogue" => &mut self.epilogue,
-            "scope" => {
-                self.scope = match value {
-                    "both" => Scope::Both,
-                    "job" => Scope::Job,
-                    "step" => Scope::Step,
-                    _ => return Err("unknown scope"),
-                };
-                return Ok(());
-            }
-            _ => return Err("unknown key"),
+        let path = || match value.starts_with('/') {
+            true => Ok(PathBuf::from(value)),
+            false => Err("the path is not absolute"),
         };
-        if !path.is_absolute() {
-            return Err("the path is not absolute");
+        match (key, value) {
+            ("config", _) => self.config = path()?,
+            ("prologue", _) => self.prologue = path()?,
+            ("epilogue", _) => self.epilogue = path()?,
+            ("scope", "both") => self.scope = Scope::Both,
+            ("scope", "job") => self.scope = Scope::Job,
+            ("scope", "step") => self.scope = Scope::Step,
+            ("scope", _) => return Err("unknown scope"),
+            _ => return Err("unknown key"),
         }
-        *file = path;
         Ok(())
     }
 }

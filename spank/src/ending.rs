@@ -23,40 +23,42 @@ const SIGKILL: i32 = 9;
 /// Tells what happened to the MPS of a task that has ended. Of tasks that ended well only the last of a job with MPS is
 /// examined: what a script starts after its control daemon has ended runs outside MPS, and may end well.
 pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
-    state.ended_tasks += 1;
-    let is_last = slurm
-        .item(Item::LocalTasks)
-        .is_none_or(|all| state.ended_tasks >= all);
-    if let (true, Some(Ok(lock))) = (is_last, &state.partitions_lock) {
+    state.step.ended_tasks += 1;
+    let tasks = slurm.item(Item::LocalTasks);
+    let is_last = tasks.is_none_or(|all| state.step.ended_tasks >= all);
+    if let (true, Some(Ok(lock))) = (is_last, &state.step.partitions_lock) {
         partitions::give_back(lock);
     }
+    let status = slurm.item(Item::TaskExitStatus).filter(|status| *status != 0);
+    let ends_job = is_last && ends_job(slurm);
+    let shows_report = ends_job && wants_report(state);
     // A step that opted out neither failed by that MPS nor takes its words from the tasks that did.
-    if state.opts_out() {
+    if state.opts_out() || status.is_none() && !shows_report && !(ends_job && state.step.has_mps) {
         return;
     }
-    let status = slurm.item(Item::TaskExitStatus).filter(|status| *status != 0);
-    if let Some(status) = status
-        && let Some(mps) = mps_of_step(slurm, node, state)
-    {
+    let Some(mps) = mps_of_step(slurm, node, state) else {
+        return;
+    };
+    if let Some(status) = status {
         note_killed(slurm, node, status, &mps);
         let patience = if is_last { LATE } else { Duration::ZERO };
         last_words(slurm, node, state, &mps, patience);
     }
-    if !is_last || !ends_job(slurm) {
+    let Some(observed) = ends_job.then(|| node.observations(&mps.paths)).flatten() else {
         return;
+    };
+    if !observed.daemons_lost.is_empty() {
+        last_words(slurm, node, state, &mps, Duration::ZERO);
     }
-    if state.has_mps && !state.has_told {
-        let has_lost_daemon = |mps: &StepMps| {
-            let observed = node.observations(&mps.paths);
-            observed.is_some_and(|observed| !observed.daemons_lost.is_empty())
-        };
-        if let Some(mps) = mps_of_step(slurm, node, state).filter(has_lost_daemon) {
-            last_words(slurm, node, state, &mps, Duration::ZERO);
-        }
+    if shows_report && mps.record.report {
+        let text = observed.lines(&mps.record.gpus).join("; ");
+        notice(slurm, &format!(", by its own mpsd so far: {text}"));
     }
-    if wants_report(state) {
-        report(slurm, node, state);
-    }
+}
+
+fn notice(slurm: &dyn Slurm, text: &str) {
+    let (job, name) = (slurm.item(Item::JobId).unwrap_or_default(), slurm.node_name());
+    slurm.log(Level::Notice, &format!("job {job}: on {name}{text}"));
 }
 
 /// Notes what nothing else shows: NVIDIA's log has a killed client as one that ended. The client may be a child of the
@@ -70,14 +72,15 @@ fn note_killed(slurm: &dyn Slurm, node: &dyn Node, status: u32, mps: &StepMps) {
     let (signal, pid) = ((status & 0x7f).cast_signed(), slurm.item(Item::TaskPid));
     let (1.., Some(pid)) = (signal, pid) else { return };
     let rank = slurm.item(Item::TaskGlobalId);
+    let oom_kills = (signal == SIGKILL).then(|| node.oom_kills()).flatten();
     let task = KilledTask {
         step,
         rank: rank.or_else(|| slurm.item(Item::TaskId)).unwrap_or_default(),
         pid: pid.cast_signed(),
         signal,
-        oom_kills: if signal == SIGKILL { node.oom_kills() } else { 0 },
+        oom_kills: oom_kills.unwrap_or_default(),
     };
-    node.note_killed(&mps.paths, &task);
+    let _ = node.note_killed(&mps.paths, &task);
 }
 
 /// Shows the last words of the step's `mpsd`, unless the step has shown some already.
@@ -88,52 +91,32 @@ fn last_words(
     mps: &StepMps,
     patience: Duration,
 ) {
-    let (Some(job), false) = (slurm.job(), state.has_told) else {
-        return;
-    };
     let deadline = Deadline::after(patience);
-    let mut words = node.take_last_words(&mps.paths);
-    while words.is_empty() && deadline.sleep(PAUSE) {
-        words = node.take_last_words(&mps.paths);
-    }
-    state.has_told = !words.is_empty();
-    let name = slurm.process_env("SLURMD_NODENAME").unwrap_or_default();
-    for line in words {
-        slurm.log(
-            Level::Notice,
-            &format!("job {job}: on {name} its mpsd says: {line}"),
-        );
+    while !state.step.has_told {
+        let words = node.take_last_words(&mps.paths).unwrap_or_default();
+        if words.is_empty() && !deadline.sleep(PAUSE) {
+            return;
+        }
+        state.step.has_told = !words.is_empty();
+        for line in words {
+            notice(slurm, &format!(" its mpsd says: {line}"));
+        }
     }
 }
 
 /// Whether the flags, or else the site, ask for a report.
 fn wants_report(state: &PluginState) -> bool {
-    let Some(Ok(settings)) = &state.settings else {
-        return false;
-    };
     let by_flag = state.request_on().and_then(|request| request.report);
-    by_flag.or(settings.defaults.report) == Some(true)
+    let by_site = || state.step.settings.as_ref()?.as_ref().ok()?.defaults.report;
+    by_flag.or_else(by_site) == Some(true)
 }
 
 /// Whether this is the script, or a step that no script began.
 fn ends_job(slurm: &dyn Slurm) -> bool {
-    let of_step = || matches!(stepd::kind(slurm), Some(StepKind::Step(_))) && !stepd::is_of_script(slurm);
-    stepd::is_script(slurm) || of_step()
-}
-
-fn report(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) {
-    let (Some(job), Some(mps)) = (slurm.job(), mps_of_step(slurm, node, state)) else {
-        return;
-    };
-    let Some(observed) = mps.record.report.then(|| node.observations(&mps.paths)).flatten() else {
-        return;
-    };
-    let text = observed.lines(&mps.record.gpus).join("; ");
-    let name = slurm.process_env("SLURMD_NODENAME").unwrap_or_default();
-    slurm.log(
-        Level::Notice,
-        &format!("job {job}: on {name}, by its own mpsd so far: {text}"),
-    );
+    match stepd::kind(slurm) {
+        Some(StepKind::Step(_)) => !stepd::is_of_script(slurm),
+        _ => stepd::is_script(slurm),
+    }
 }
 
 /// The MPS that the step's tasks use.
@@ -143,7 +126,7 @@ struct StepMps {
 }
 
 fn mps_of_step(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) -> Option<StepMps> {
-    let settings = state.settings.as_ref()?.as_ref().ok()?;
+    let settings = state.step.settings.as_ref()?.as_ref().ok()?;
     let of = |job: &JobId| {
         let paths = settings.paths.job(job);
         let record = node.record(&paths.record()).ok().flatten()?;
@@ -153,7 +136,7 @@ fn mps_of_step(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) -> Optio
     };
     let job = slurm.job()?;
     let own = || match stepd::kind(slurm)? {
-        StepKind::Step(number) if state.own_daemon => of(&job.step(&number.to_string()).ok()?),
+        StepKind::Step(number) if state.step.own_daemon => of(&job.step(&number.to_string()).ok()?),
         _ => None,
     };
     of(&job).or_else(own)

@@ -1,5 +1,5 @@
-//! What stands between the plugin and the world: Slurm on one side, this node's files and programs on the other.
-//! The real ones are in [`crate::sys`] and [`crate::node`]; unit tests bring their own.
+//! What stands between the plugin and the world: Slurm, and this node's files and programs. The real ones are in
+//! [`crate::sys`] and [`crate::this_node`]; unit tests bring their own.
 
 use mpsd_core::config::Settings;
 use mpsd_core::environment::Change;
@@ -12,7 +12,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Which program loaded the plugin.
+/// The program that loaded the plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Context {
     /// srun.
@@ -21,7 +21,6 @@ pub enum Context {
     Allocator,
     /// slurmstepd with a step.
     Remote,
-    /// slurmd itself.
     Slurmd,
     /// `slurmstepd spank prolog|epilog`.
     JobScript,
@@ -39,13 +38,13 @@ pub enum Item {
     StepId = 3,
     /// Tasks of the step on this node.
     LocalTasks = 6,
-    /// The task's rank on this node; in task hooks only.
+    /// The task's rank on this node; in task hooks only, as the three below.
     TaskId = 11,
-    /// The task's rank in the step; in task hooks only.
+    /// The task's rank in the step.
     TaskGlobalId = 12,
-    /// How the task ended, as wait(2) says; in `task_exit` only.
+    /// As wait(2) says; in `task_exit` only.
     TaskExitStatus = 13,
-    /// In `task_exit` the pid of the process that has ended.
+    /// In `task_exit` the process that has ended.
     TaskPid = 14,
 }
 
@@ -58,8 +57,6 @@ pub enum Level {
     Notice,
     /// A log; from a node never the user's terminal.
     Info,
-    /// Only with `-v`.
-    Verbose,
 }
 
 /// Slurm, during one callback.
@@ -69,9 +66,8 @@ pub trait Slurm {
     fn item(&self, item: Item) -> Option<u32>;
     /// A variable of the step's environment. The user controls it, except for what Slurm overwrote.
     fn job_env(&self, name: &str) -> Option<String>;
-    /// A variable of this process.
     fn process_env(&self, name: &str) -> Option<String>;
-    /// All variables of this process that are UTF-8.
+    /// Those that are UTF-8.
     fn all_process_env(&self) -> Vec<(String, String)>;
     /// Sets or removes a variable of the step's environment; false: Slurm refused.
     fn set_job_env(&mut self, name: &str, value: Option<&str>) -> bool;
@@ -79,17 +75,15 @@ pub trait Slurm {
     fn set_script_env(&mut self, name: &str, value: Option<&str>);
     /// Sets or removes a variable of srun, sbatch or salloc itself, which the job inherits.
     fn set_process_env(&mut self, name: &str, value: Option<&str>);
-    /// The command line of this process.
     fn command_line(&self) -> Vec<String>;
     /// The task prolog that srun will request.
     fn task_prolog(&self) -> Option<String>;
     /// Replaces that task prolog; empty: none.
     fn set_task_prolog(&mut self, path: &str);
-    /// Whether this process submits a script.
+    /// Whether this is sbatch.
     fn is_batch(&self) -> bool;
-    /// Registers the flag of an option.
     fn register(&mut self, key: Key);
-    /// Whether the flag of an option was given, and its argument. For job_prolog, in which Slurm calls no option's callback.
+    /// A flag and its argument, for job_prolog, in which Slurm calls no option's callback.
     fn option(&self, key: Key) -> Option<Option<String>>;
     fn log(&self, level: Level, line: &str);
 
@@ -103,14 +97,18 @@ pub trait Slurm {
         let name = self.process_env("SLURMD_NODENAME");
         name.unwrap_or_else(|| "this node".into())
     }
+
+    /// The first task of this node reports what holds for all of them.
+    fn is_first_task(&self) -> bool {
+        self.item(Item::TaskId).is_none_or(|rank| rank == 0)
+    }
 }
 
-/// One of mpsd's programs, to be run as root.
+/// One of mpsd's programs, for root to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     pub path: PathBuf,
     pub arguments: Vec<String>,
-    /// Its whole environment.
     pub environment: Vec<(String, String)>,
     /// After this time its process group is killed.
     pub limit: Duration,
@@ -119,41 +117,35 @@ pub struct Program {
     pub detached: bool,
 }
 
-/// How a program ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramResult {
     /// Its exit code, or why there is none.
     pub code: Result<i32, String>,
-    /// What it wrote, in printable lines.
+    /// Printable.
     pub lines: Vec<String>,
 }
 
-/// This node.
 pub trait Node {
     /// The configuration at `path`, for the node that Slurm calls `name`.
     fn settings(&self, path: &Path, name: Option<&str>) -> Result<Settings, String>;
-    /// Runs a program and waits for it.
     fn run(&self, program: &Program) -> ProgramResult;
     /// Whether `jobs` has a directory of this job or of one of its steps.
     fn has_directories(&self, jobs: &Path, job: &JobId) -> bool;
-    /// Whether something stands at `path`.
     fn exists(&self, path: &Path) -> bool;
     /// Proves, as the job's user, that the control daemon to which `changes` send a task listens.
     fn expect_listener(&self, changes: &[Change]) -> Result<(), String>;
-    /// The record at `path`; `Ok(None)`: there is none.
     fn record(&self, path: &Path) -> Result<Option<Record>, String>;
     /// As [`Node::record`], but waits while the record says `starting`: as long as it says itself, else for `limit`.
     fn settled_record(&self, path: &Path, limit: Duration) -> Result<Option<Record>, String>;
     /// Writes a record for the job's tasks if `mps-prologue` could not; root only.
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String>;
-    /// What the job's `mpsd` has seen so far.
     fn observations(&self, job: &JobPaths) -> Option<Observations>;
-    /// The last words of the job's `mpsd` that no step has shown yet. Each line is returned once.
-    fn take_last_words(&self, job: &JobPaths) -> Vec<String>;
-    /// Notes a task of the job that a signal ended, for its report; root only.
-    fn note_killed(&self, job: &JobPaths, task: &KilledTask);
-    /// How many processes of this job the kernel's out-of-memory killer has ended; 0 if this cannot be read.
-    fn oom_kills(&self) -> u64;
+    /// The last words of the job's `mpsd`, each of them once; `None`: no step has any to show.
+    fn take_last_words(&self, job: &JobPaths) -> Option<Vec<String>>;
+    /// Notes a task of the job that a signal ended, for its report; root only. A failure leaves it out of the report.
+    fn note_killed(&self, job: &JobPaths, task: &KilledTask) -> Option<()>;
+    /// How many processes of this job the kernel's out-of-memory killer has ended.
+    fn oom_kills(&self) -> Option<u64>;
     /// Opens the lock of the job's static partitions; root only, for tasks that inherit it.
     fn partitions_lock(&self, job: &JobPaths) -> Result<File, String>;
 }

@@ -15,8 +15,6 @@ use std::time::Duration;
 
 /// Between the deadline that a program gives itself and ours.
 const GRACE: Duration = Duration::from_secs(10);
-/// A program's deadline if the configuration cannot be read.
-const DEADLINE: Duration = Duration::from_secs(20);
 
 /// `job_prolog`. Slurm drains the node when it fails, so neither a refusal nor anything that the user's processes could
 /// have caused fails it. Both are recorded, and `task_init` tells the user.
@@ -25,8 +23,7 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verd
     if request == submission::OFF {
         return Verdict::Continue;
     }
-    let name = slurm.process_env("SLURMD_NODENAME");
-    let settings = node.settings(&arguments.config, name.as_deref());
+    let settings = settings(slurm, node, arguments);
     let request = match &settings {
         _ if !request.is_empty() => request,
         Ok(settings) if is_automatic(slurm, settings) => "MPS=on".to_owned(),
@@ -37,9 +34,12 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verd
     };
     let of_srun = slurm.process_env(submission::SUBMITTED).as_deref() == Some(submission::SRUN);
     let in_task = of_srun && settings.as_ref().is_ok_and(|s| s.slurm.wait == Wait::Task);
-    let limit = settings.as_ref().map_or(DEADLINE + GRACE, limit);
-    let result = node.run(&prologue(arguments, &request, in_task, environment(slurm), limit));
-    report(slurm, &format!("job {job}"), &result);
+    let wait = if in_task { "started" } else { "ready" };
+    let words = ["--request", &request, "--record", "--wait", wait];
+    let usual = Settings::usual();
+    let limits = settings.as_ref().unwrap_or(&usual);
+    let program = program(&arguments.prologue, arguments, limits, &words, environment(slurm));
+    let result = run(slurm, node, &format!("job {job}"), &program);
     let Ok(settings) = settings else {
         return Verdict::Continue;
     };
@@ -60,11 +60,7 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verd
 /// Records the failure of an `mps-prologue` that is missing, was killed or left no record. Without a record, a task of a
 /// job that asked would run without MPS if its flags were lost on the way.
 fn leave_failure(slurm: &dyn Slurm, node: &dyn Node, path: &Path, job: JobId, result: &ProgramResult) {
-    let reason = match &result.code {
-        Err(why) => Some(one_line(why, 400)),
-        Ok(_) => result.lines.last().map(|line| unprefixed(line).to_owned()),
-    };
-    let reason = reason.unwrap_or_else(|| "the prologue failed without a word".into());
+    let reason = failure(result).unwrap_or_else(|| "the prologue failed without a word".into());
     let uid = slurm.item(Item::JobUid).unwrap_or_default();
     let mut record = Record::closed(job, uid, RecordState::Failed, reason);
     record.kind = Some(FailureKind::Undetermined);
@@ -74,22 +70,24 @@ fn leave_failure(slurm: &dyn Slurm, node: &dyn Node, path: &Path, job: JobId, re
 }
 
 /// `job_epilog`: cleans every directory of the job, whatever its options were. A job without one costs two lookups. After
-/// any job `mps-epilogue` takes its second look at what hung in the driver, if anything waits for that.
-pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verdict {
-    let Some(job) = slurm.job() else {
-        return Verdict::Continue;
-    };
-    let name = slurm.process_env("SLURMD_NODENAME");
-    let settings = node
-        .settings(&arguments.config, name.as_deref())
-        .unwrap_or_else(|_| Settings::usual());
+/// any job `mps-epilogue` takes its second look at what hung in the driver, if anything waits for that. It drains the
+/// node itself, with its own reason.
+pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) {
+    let Some(job) = slurm.job() else { return };
+    let settings = settings(slurm, node, arguments).unwrap_or_else(|_| Settings::usual());
     let paths = &settings.paths;
     if node.has_directories(&paths.jobs(), &job) || node.exists(&paths.look_again()) {
-        let result = node.run(&epilogue(arguments, environment(slurm), limit(&settings)));
-        report(slurm, &format!("job {job}"), &result);
+        // What it cannot undo becomes an error in its log; Slurm sees none of its exit codes.
+        let words = ["--strict"];
+        let program = program(
+            &arguments.epilogue,
+            arguments,
+            &settings,
+            &words,
+            environment(slurm),
+        );
+        run(slurm, node, &format!("job {job}"), &program);
     }
-    // mps-epilogue drains the node itself, with its own reason.
-    Verdict::Continue
 }
 
 /// What the job asked for, as `mps-prologue` takes it: a request, [`submission::OFF`], or nothing. If a step is the first
@@ -99,12 +97,10 @@ fn request(slurm: &dyn Slurm) -> String {
         return slurm.process_env(submission::JOBS_REQUEST).unwrap_or_default();
     }
     let flags = Flags::from_fn(|key| slurm.option(key));
-    match flags.request() {
-        Ok(None) => String::new(),
-        Ok(Some(request)) if !request.is_on() => submission::OFF.to_owned(),
-        Ok(Some(request)) => request.to_string(),
-        Err(_) => flags.raw(),
-    }
+    flags.request().map_or_else(
+        |_| flags.raw(),
+        |request| submission::request_text(request.as_ref()),
+    )
 }
 
 /// Whether the configuration gives MPS to this job.
@@ -112,23 +108,20 @@ fn is_automatic(slurm: &dyn Slurm, settings: &Settings) -> bool {
     let site = &settings.slurm;
     // Slurm sets it in the prolog of jobs with gres/mps only (src/plugins/gres/mps, 22.05).
     let gres = site.auto_gres && slurm.process_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").is_some();
-    let partition = || {
-        let of_job = slurm.process_env("SLURM_JOB_PARTITION").unwrap_or_default();
-        site.auto_partitions.contains(&of_job)
-    };
-    let constraint = || {
-        let expected = site.auto_constraint.as_deref()?;
-        let of_job = slurm.process_env("SLURM_JOB_CONSTRAINTS")?;
+    let of_job = slurm.process_env("SLURM_JOB_PARTITION").unwrap_or_default();
+    let constraints = slurm.process_env("SLURM_JOB_CONSTRAINTS");
+    let is_constrained = |(expected, of_job): (&String, String)| {
         // An expression like "[a*2&b*1]|c": features stand between operators.
         let mut features = of_job.split(|c: char| "&|[](),*".contains(c));
-        Some(features.any(|feature| feature.trim() == expected))
+        features.any(|feature| feature.trim() == expected)
     };
-    gres || partition() || constraint() == Some(true)
+    let constraint = site.auto_constraint.as_ref().zip(constraints);
+    gres || site.auto_partitions.contains(&of_job) || constraint.is_some_and(is_constrained)
 }
 
-/// How long one of the programs may take.
-pub fn limit(settings: &Settings) -> Duration {
-    settings.deadline + GRACE
+/// The configuration of this node.
+pub fn settings(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Result<Settings, String> {
+    node.settings(&arguments.config, slurm.process_env("SLURMD_NODENAME").as_deref())
 }
 
 /// What slurmd says of the job. The programs get nothing else of this process's environment.
@@ -143,31 +136,13 @@ fn environment(slurm: &dyn Slurm) -> Vec<(String, String)> {
     environment
 }
 
-/// `mps-prologue` for a job or step, which waits until MPS is ready, or only until it is starting.
-pub fn prologue(
-    arguments: &Arguments,
-    request: &str,
-    only_start: bool,
-    environment: Vec<(String, String)>,
-    limit: Duration,
-) -> Program {
-    let wait = if only_start { "started" } else { "ready" };
-    let words = ["--request", request, "--record", "--wait", wait];
-    program(&arguments.prologue, arguments, &words, environment, limit)
-}
-
-/// `mps-epilogue` for a job or step.
-pub fn epilogue(arguments: &Arguments, environment: Vec<(String, String)>, limit: Duration) -> Program {
-    // What it cannot undo becomes an error in its log; Slurm sees none of its exit codes.
-    program(&arguments.epilogue, arguments, &["--strict"], environment, limit)
-}
-
-fn program(
+/// `mps-prologue` or `mps-epilogue` for a job or step.
+pub fn program(
     path: &Path,
     arguments: &Arguments,
+    settings: &Settings,
     words: &[&str],
     environment: Vec<(String, String)>,
-    limit: Duration,
 ) -> Program {
     let config = arguments.config.to_string_lossy();
     let common = ["--scheduler", "slurm", "--config", &config];
@@ -176,34 +151,46 @@ fn program(
         path: path.to_owned(),
         arguments: words.map(|word| (*word).to_owned()).collect(),
         environment,
-        limit,
+        limit: settings.deadline + GRACE,
         detached: false,
     }
 }
 
-/// A line of `mps-prologue` or `mps-epilogue` without its name and job, which the reader knows already.
-pub fn unprefixed(line: &str) -> &str {
-    let named = ["mps-prologue: ", "mps-epilogue: "]
-        .iter()
-        .find_map(|name| line.strip_prefix(name));
-    let of_job = named.and_then(|rest| rest.strip_prefix("job ")?.split_once(": "));
-    of_job.map(|(_, rest)| rest).or(named).unwrap_or(line)
-}
-
-/// Logs what a program wrote, or why it wrote nothing, for `owner`: a job or step.
-pub fn report(slurm: &dyn Slurm, owner: &str, result: &ProgramResult) {
+/// Runs a program for `owner`, a job or step, and logs what it wrote, or why it wrote nothing.
+pub fn run(slurm: &dyn Slurm, node: &dyn Node, owner: &str, program: &Program) -> ProgramResult {
+    let result = node.run(program);
     let level = match result.code {
         Ok(0) => Level::Info,
         _ => Level::Error,
     };
-    for line in &result.lines {
-        slurm.log(level, &format!("{owner}: {}", unprefixed(line)));
-    }
+    let mut lines: Vec<String> = result.lines.iter().map(|line| unprefixed(line)).collect();
     match &result.code {
-        Err(why) => slurm.log(level, &format!("{owner}: {}", one_line(why, 400))),
-        Ok(code) if *code != 0 && result.lines.is_empty() => {
-            slurm.log(level, &format!("{owner}: exit code {code} without a word"));
-        }
+        Err(why) => lines.push(one_line(why, 400)),
+        Ok(code) if *code != 0 && lines.is_empty() => lines.push(format!("exit code {code} without a word")),
         Ok(_) => {}
     }
+    for line in lines {
+        slurm.log(level, &format!("{owner}: {line}"));
+    }
+    result
+}
+
+/// Why a program failed, for the user; `None`: it did not, or did not say.
+pub fn failure(result: &ProgramResult) -> Option<String> {
+    match &result.code {
+        Ok(0) => None,
+        Ok(_) => result.lines.last().map(|line| unprefixed(line)),
+        Err(why) => Some(one_line(why, 400)),
+    }
+}
+
+/// A line of `mps-prologue` or `mps-epilogue` without its name and job, which the reader knows already.
+fn unprefixed(line: &str) -> String {
+    let mut names = ["mps-prologue: ", "mps-epilogue: "].iter();
+    let named = names.find_map(|name| line.strip_prefix(name)).unwrap_or(line);
+    let of_job = named.strip_prefix("job ").and_then(|rest| rest.split_once(": "));
+    of_job
+        .filter(|_| named != line)
+        .map_or(named, |(_, rest)| rest)
+        .to_owned()
 }

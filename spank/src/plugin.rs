@@ -28,57 +28,43 @@ pub fn call(
     words: &[String],
 ) -> Verdict {
     use Context::{Allocator, Local, Remote};
-    if task::is_second_line(words) {
-        return match (callback, slurm.context()) {
-            (Callback::TaskInit, Remote) => task::check_container(slurm, node),
-            _ => Verdict::Continue,
-        };
-    }
+    let is_second_line = task::is_second_line(words);
     match (callback, slurm.context()) {
-        (Callback::Init, _) => {
+        (Callback::TaskInit, Remote) if is_second_line => return task::check_container(slurm, node),
+        _ if is_second_line => {}
+        (Callback::Init, context) => {
             *state = PluginState::new(words);
-            init(slurm, state);
-            Verdict::Continue
+            init(slurm, state, context);
         }
-        (Callback::InitPostOpt, context) => {
-            state.request = state.flags.request();
-            match context {
-                Local | Allocator => submission::check(slurm, state),
-                Remote => stepd::begin(slurm, node, state),
-                _ => Verdict::Continue,
-            }
-        }
+        (Callback::InitPostOpt, Local | Allocator) => return submission::check(slurm, state),
+        (Callback::InitPostOpt, Remote) => stepd::begin(slurm, node, state),
         (Callback::JobProlog, _) => match Arguments::parse(words) {
-            Ok(arguments) if arguments.scope != Scope::Step => job_script::prolog(slurm, node, &arguments),
-            _ => Verdict::Continue,
+            Ok(arguments) if arguments.scope != Scope::Step => {
+                return job_script::prolog(slurm, node, &arguments);
+            }
+            _ => {}
         },
         // Also under scope=step, because a killed slurmstepd leaves its step's daemon. A broken line counts as an empty
         // one, so that a line changed under running jobs leaves none of them behind.
         (Callback::JobEpilog, _) => {
-            job_script::epilog(slurm, node, &Arguments::parse(words).unwrap_or_default())
+            job_script::epilog(slurm, node, &Arguments::parse(words).unwrap_or_default());
         }
-        (Callback::TaskInit, Remote) => task::begin(slurm, node, state),
-        (Callback::TaskExit, Remote) => {
-            ending::of_task(slurm, node, state);
-            Verdict::Continue
-        }
+        (Callback::TaskInit, Remote) => return task::begin(slurm, node, state),
+        (Callback::TaskExit, Remote) => ending::of_task(slurm, node, state),
         (Callback::Exit, Remote) => stepd::end(slurm, node, state),
-        _ => Verdict::Continue,
+        _ => {}
     }
+    Verdict::Continue
 }
 
-fn init(slurm: &mut dyn Slurm, state: &PluginState) {
-    let context = slurm.context();
-    if matches!(context, Context::Local | Context::Allocator) {
+fn init(slurm: &mut dyn Slurm, state: &PluginState, context: Context) {
+    use Context::{Allocator, Local, Remote};
+    if matches!(context, Local | Allocator) {
         submission::forget_inherited(slurm);
     }
     match (context, &state.line) {
         // Also with a broken line: an unknown flag would not tell the user why.
-        (Context::Local | Context::Allocator | Context::Remote, _) => {
-            for key in Key::ALL {
-                slurm.register(key);
-            }
-        }
+        (Local | Allocator | Remote, _) => Key::ALL.into_iter().for_each(|key| slurm.register(key)),
         // Only slurmd reports a broken line unasked: once, in its log.
         (Context::Slurmd, Err(why)) => slurm.log(Level::Error, &format!("inert: {why}")),
         _ => {}

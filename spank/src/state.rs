@@ -12,28 +12,30 @@ use std::fs::File;
 pub struct PluginState {
     /// The line in plugstack.conf, or why it is unusable: then nothing is done, and a user who asks for MPS is told.
     pub line: Result<Arguments, String>,
-    /// The flags as they arrive.
     pub flags: Flags,
-    /// The request that they make, once all are there; `Ok(None)`: no flag. An honest submission has no refusal.
-    pub request: Result<Option<Request>, Refusal>,
-    /// The configuration, read by slurmstepd as root; `None` in steps that do not need it.
+    pub step: StepState,
+}
+
+/// What slurmstepd knows of its step.
+#[derive(Debug, Default)]
+pub struct StepState {
+    /// Read as root; `None` in steps that do not need it.
     pub settings: Option<Result<Settings, String>>,
     /// The job, or the step, had a record when the step began.
     pub has_mps: bool,
-    /// `mps-prologue` was run for a daemon of the step's own.
     pub own_daemon: bool,
-    /// How many GPUs the step has, if Slurm names them. A task may have fewer.
+    /// Why it has no daemon of its own.
+    pub failure: Option<String>,
+    /// How many GPUs it has, if Slurm names them. A task may have fewer.
     pub gpus: Option<u32>,
     /// The lock of the job's static partitions, or why it does not open; `None`: the job has none.
     pub partitions_lock: Option<Result<File, String>>,
     /// The limits that `mpsctl set` gave the job's clients before the step began.
     pub limits_set: Vec<LimitSet>,
-    /// How many of the step's tasks on this node have ended.
+    /// On this node.
     pub ended_tasks: u32,
     /// Its user has read why its MPS failed.
     pub has_told: bool,
-    /// Why the step has no daemon of its own.
-    pub failure: Option<String>,
 }
 
 impl PluginState {
@@ -42,31 +44,27 @@ impl PluginState {
         Self {
             line: Arguments::parse(words),
             flags: Flags::default(),
-            request: Ok(None),
-            settings: None,
-            has_mps: false,
-            own_daemon: false,
-            gpus: None,
-            partitions_lock: None,
-            limits_set: Vec::new(),
-            ended_tasks: 0,
-            has_told: false,
-            failure: None,
+            step: StepState::default(),
         }
     }
 
+    /// What the flags ask for, once all are there; `Ok(None)`: no flag. An honest submission has no refusal.
+    pub fn request(&self) -> Result<Option<Request>, Refusal> {
+        self.flags.request()
+    }
+
     /// The request of flags that ask for MPS.
-    pub fn request_on(&self) -> Option<&Request> {
-        self.request.iter().flatten().find(|request| request.is_on())
+    pub fn request_on(&self) -> Option<Request> {
+        self.request().ok().flatten().filter(Request::is_on)
     }
 
     /// Whether the flags, right or wrong, ask for MPS.
     pub fn asks(&self) -> bool {
-        self.request.is_err() || self.request_on().is_some()
+        self.request()
+            .map_or(true, |request| request.is_some_and(|request| request.is_on()))
     }
 
-    /// Whether the flags say `--mps=off`.
     pub fn opts_out(&self) -> bool {
-        matches!(&self.request, Ok(Some(request)) if !request.is_on())
+        matches!(self.request(), Ok(Some(request)) if !request.is_on())
     }
 }

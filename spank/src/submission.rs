@@ -7,24 +7,21 @@ use mpsd_core::environment::JOB;
 use mpsd_core::request::{Flags, Key};
 use mpsd_core::{Refusal, Request};
 
-/// Tells job_prolog, as `SPANK_MPS_SUBMIT`, which command submitted: [`SRUN`], [`STEP`] or [`ALLOCATOR`]. The user can
-/// write it too; no value does harm.
+/// Tells job_prolog which command submitted: [`SRUN`], [`STEP`] or [`ALLOCATOR`]. The user can write it too; no value
+/// does harm. `SPANK_` stands before the name there.
 const SUBMITTER: &str = "MPS_SUBMIT";
-/// What job_prolog sees of it.
 pub const SUBMITTED: &str = "SPANK_MPS_SUBMIT";
 /// srun, for a job of its own.
 pub const SRUN: &str = "srun";
 /// srun, for a step in an allocation.
 pub const STEP: &str = "step";
-/// sbatch, salloc, scrontab.
 const ALLOCATOR: &str = "allocator";
 
-/// Tells job_prolog, as `SPANK_MPS_JOB`, what the job of a step asked for: a request, [`OFF`], or nothing. Without
-/// PrologFlags a step may be the first of its job on the node. The user can write it, as the flags.
+/// Tells job_prolog what the job of a step asked for: a request, [`OFF`], or nothing. Without PrologFlags a step may be the
+/// first of its job on the node. The user can write it, as the flags.
 const OF_JOB: &str = "MPS_JOB";
-/// What job_prolog sees of it.
 pub const JOBS_REQUEST: &str = "SPANK_MPS_JOB";
-/// In [`JOBS_REQUEST`]: the job opted out.
+/// The job opted out.
 pub const OFF: &str = "off";
 
 /// What a job has in its environment: each of Slurm's submitting commands sets the first three, this plugin the last.
@@ -38,8 +35,17 @@ fn option_variable(key: Key) -> String {
     format!("_SLURM_SPANK_OPTION_mps_{option}")
 }
 
-/// Removes the flags that an allocation hands to its steps. They are no request of a job that its script submits, nor of
-/// a step of another job. Called before Slurm reads an option from the environment; srun has already copied it for the
+/// A request as job_prolog takes it: its text, [`OFF`], or nothing.
+pub fn request_text(request: Option<&Request>) -> String {
+    match request {
+        Some(request) if request.is_on() => request.to_string(),
+        Some(_) => OFF.to_owned(),
+        None => String::new(),
+    }
+}
+
+/// Removes the flags that an allocation hands to its steps: a job that its script submits, and a step of another job, did
+/// not ask for them. Called before Slurm reads an option from the environment; srun has already copied it for the
 /// prolog. salloc's shell has each option twice, and slurmstepd takes the one without the prefix
 /// (docs/facts/slurm.md#options).
 pub fn forget_inherited(slurm: &mut dyn Slurm) {
@@ -82,47 +88,38 @@ fn of_allocation(slurm: &dyn Slurm) -> Result<Option<Request>, Refusal> {
 
 /// `init_post_opt` of the submitting command. A refusal ends the process, because under `optional` Slurm would submit.
 pub fn check(slurm: &mut dyn Slurm, state: &PluginState) -> Verdict {
-    if state.request == Ok(None) {
+    let request = state.request();
+    if request == Ok(None) {
         unplugged::release(slurm);
         return Verdict::Continue;
     }
     let (by, of_job) = match slurm.context() {
         Context::Allocator => (ALLOCATOR, None),
         _ if slurm.process_env("SLURM_JOB_ID").is_none() => (SRUN, None),
-        _ => (STEP, Some(of_allocation(slurm))),
+        _ => (STEP, Some(of_allocation(slurm).unwrap_or_default())),
     };
-    let of_component = slurm.process_env("SLURM_HET_SIZE").is_some();
-    // For a het job this runs once a component. Slurm hands the flags of each component on to the next, and so do we.
-    let refusal = match (&state.request, &state.line) {
-        (Err(refusal), _) => Some(refusal.to_string()),
-        (_, Err(why)) => Some(format!("--mps cannot be given here: {why}")),
-        // On a node the flags of this step cannot be told from another component's.
-        _ if of_component && state.asks() => match &of_job {
-            None => None,
-            Some(Ok(Some(job))) if job.is_on() => None,
-            Some(_) => Some(
-                "--mps: a step of a het job has the MPS of its component; allowed: --mps for the component in salloc or sbatch"
-                    .into(),
-            ),
-        },
-        _ => None,
+    // For a het job this runs once a component. Slurm hands the flags of each component on to the next, and so do we. On a
+    // node the flags of a step cannot be told from another component's.
+    let is_component = slurm.process_env("SLURM_HET_SIZE").is_some() && state.asks();
+    let has_mps = |job: &Option<Request>| job.as_ref().is_some_and(Request::is_on);
+    let refusal = match (&request, &state.line) {
+        (Err(refusal), _) => refusal.to_string(),
+        (_, Err(why)) => format!("--mps cannot be given here: {why}"),
+        _ if is_component && !of_job.as_ref().is_none_or(has_mps) => {
+            "--mps: a step of a het job has the MPS of its component; allowed: --mps for the component in salloc or sbatch".into()
+        }
+        (_, Ok(line)) => {
+            match state.asks() {
+                true => unplugged::require(slurm, &line.prologue),
+                false => unplugged::release(slurm),
+            }
+            slurm.set_script_env(SUBMITTER, Some(by));
+            if let Some(of_job) = of_job {
+                slurm.set_script_env(OF_JOB, Some(&request_text(of_job.as_ref())));
+            }
+            return Verdict::Continue;
+        }
     };
-    if let Some(line) = refusal {
-        slurm.log(Level::Error, &line);
-        return Verdict::Leave;
-    }
-    match &state.line {
-        Ok(line) if state.asks() => unplugged::require(slurm, &line.prologue),
-        _ => unplugged::release(slurm),
-    }
-    slurm.set_script_env(SUBMITTER, Some(by));
-    if let Some(of_job) = of_job {
-        let text = match of_job {
-            Ok(Some(request)) if request.is_on() => request.to_string(),
-            Ok(Some(_)) => OFF.to_owned(),
-            Ok(None) | Err(_) => String::new(),
-        };
-        slurm.set_script_env(OF_JOB, Some(&text));
-    }
-    Verdict::Continue
+    slurm.log(Level::Error, &refusal);
+    Verdict::Leave
 }

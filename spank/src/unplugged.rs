@@ -15,12 +15,11 @@ use std::path::Path;
 const PROGRAM: &str = "mps-task-prolog";
 /// From this variable srun takes a task prolog that no flag names.
 const VARIABLE: &str = "SLURM_TASK_PROLOG";
-/// The user's own task prolog. Slurm keeps variables that begin with `SLURM_` under `--export=NONE`.
+/// Keeps the user's own. Slurm keeps variables that begin with `SLURM_` under `--export=NONE`.
 const USERS: &str = "SLURM_MPSD_TASK_PROLOG";
 /// Marks a task for `mps-task-prolog`.
 const MARK: &str = "MPSD_TASK";
 const BASH: &str = "BASH_ENV";
-/// The user's own `BASH_ENV`.
 const USERS_BASH: &str = "SLURM_MPSD_BASH_ENV";
 /// The value of `BASH_ENV`, which bash expands before it reads a script.
 const STOP: &str = "$(echo \"mps: job $SLURM_JOB_ID: not started on $SLURMD_NODENAME: --mps was asked for, and Slurm there \

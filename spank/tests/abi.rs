@@ -14,7 +14,7 @@ const EXPORTS: &str = "plugin_name plugin_type plugin_version slurm_spank_exit s
 
 /// What Slurm must have: all of them since before 22.05. The plugin is linked with BIND_NOW, so a program that lacks one does
 /// not load it.
-const IMPORTS: &str = "slurm_error slurm_info slurm_spank_log slurm_verbose spank_context spank_get_item spank_getenv \
+const IMPORTS: &str = "slurm_error slurm_info slurm_spank_log spank_context spank_get_item spank_getenv \
                        spank_job_control_setenv spank_job_control_unsetenv spank_option_getopt \
                        spank_option_register spank_setenv spank_unsetenv";
 

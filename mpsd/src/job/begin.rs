@@ -23,15 +23,15 @@ use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, Inventory, JobId};
 use std::time::Instant;
 
-/// When the prologue returns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// When the prologue returns: a value of its `--wait`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ReturnWhen {
-    /// The daemons are proved ready.
+    /// When the server is proved ready.
     Ready,
-    /// The daemons are being started. A process of its own proves them, and the record tells.
+    /// When it is being started; a process of its own proves it, and the record tells.
     Started,
-    /// As `Ready`, but the caller may stop waiting before. So the record says from the first moment that the start is
-    /// under way, and the journal names this process, so that an end of the job can end it.
+    /// As 'ready', but the caller may stop waiting before. The record tells from the first moment, and the journal names this
+    /// process, so that an end of the job can end it.
     Announced,
 }
 

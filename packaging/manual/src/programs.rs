@@ -18,8 +18,8 @@ pub fn all() -> Vec<Program> {
     let all = [
         ("mpsctl", "1", mpsd::cli::mpsctl::command()),
         ("mps-probe", "1", mpsd::cli::programs::Probe::command()),
-        ("mps-prologue", "8", prologue::arguments::Arguments::command()),
-        ("mps-epilogue", "8", epilogue::arguments::Arguments::command()),
+        ("mps-prologue", "8", prologue::Arguments::command()),
+        ("mps-epilogue", "8", epilogue::Arguments::command()),
         ("mpsd", "8", mpsd::cli::programs::Daemon::command()),
     ];
     let program = |(name, section, command)| Program {

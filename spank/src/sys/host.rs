@@ -1,6 +1,9 @@
-//! [`Slurm`] over the real ABI.
+//! Slurm's plugin ABI, written by hand: `slurm/spank.h` and `slurm/slurm_errno.h`, the same from 22.05 to 26.05
+//! (only additions between them: `spank_prepend_task_argv` in 23.11, `slurm_spank_init_failure_mode` in 25.05).
+//!
+//! Every function here must exist in every program that loads the plugin, because Rust links with BIND_NOW. They come from
+//! the program's own `libslurmfull.so`; nothing is linked.
 
-use super::abi::{self, RawOption, Spank, context, text};
 use crate::handle::{Context, Item, Level, Slurm};
 use mpsd_core::request::Key;
 use nix::libc;
@@ -8,45 +11,138 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::transmute;
 use std::ptr;
 
+/// `spank_t`: opaque, valid during one callback.
+pub type Spank = *mut c_void;
+
+/// `ESPANK_SUCCESS`.
+const SUCCESS: c_int = 0;
+
+/// `spank_opt_cb_f`: 0 accepts, a negative value refuses; `argument` may be NULL.
+pub type OptionCallback = extern "C" fn(value: c_int, argument: *const c_char, remote: c_int) -> c_int;
+
+/// `struct spank_option`. Slurm copies it when it is registered or asked for.
+#[repr(C)]
+struct RawOption {
+    name: *const c_char,
+    arginfo: *const c_char,
+    /// Must not be NULL.
+    usage: *const c_char,
+    /// 0 no argument, 1 required, 2 optional, as for getopt_long(3).
+    has_arg: c_int,
+    val: c_int,
+    cb: Option<OptionCallback>,
+}
+
+unsafe extern "C" {
+    safe fn spank_context() -> c_int;
+    fn spank_get_item(spank: Spank, item: c_int, ...) -> c_int;
+    fn spank_getenv(spank: Spank, name: *const c_char, buffer: *mut c_char, length: c_int) -> c_int;
+    fn spank_setenv(spank: Spank, name: *const c_char, value: *const c_char, overwrite: c_int) -> c_int;
+    fn spank_unsetenv(spank: Spank, name: *const c_char) -> c_int;
+    /// Crashes Slurm in the job_script context, and in local_user_init of a het job
+    /// (docs/facts/slurm.md#calls-that-crash-slurm): only for init and init_post_opt of the local and allocator
+    /// contexts.
+    fn spank_job_control_setenv(
+        spank: Spank,
+        name: *const c_char,
+        value: *const c_char,
+        overwrite: c_int,
+    ) -> c_int;
+    /// The same.
+    fn spank_job_control_unsetenv(spank: Spank, name: *const c_char) -> c_int;
+    fn spank_option_register(spank: Spank, option: *mut RawOption) -> c_int;
+    fn spank_option_getopt(spank: Spank, option: *mut RawOption, argument: *mut *mut c_char) -> c_int;
+    fn slurm_error(format: *const c_char, ...);
+    fn slurm_info(format: *const c_char, ...);
+    /// Always to the user, without a word like `error:` before it.
+    fn slurm_spank_log(format: *const c_char, ...);
+}
+
+/// The context of this process.
+pub fn context() -> Context {
+    // `enum spank_context`, spank.h.
+    match spank_context() {
+        1 => Context::Local,
+        2 => Context::Remote,
+        3 => Context::Allocator,
+        4 => Context::Slurmd,
+        5 => Context::JobScript,
+        _ => Context::Unknown,
+    }
+}
+
+/// Writes one line to the place of this process's messages.
+pub fn log(level: Level, line: &str) {
+    let Ok(line) = CString::new(format!("mps: {}", line.replace('\0', "?"))) else {
+        return;
+    };
+    let say = match level {
+        Level::Error => slurm_error,
+        Level::Notice => slurm_spank_log,
+        Level::Info => slurm_info,
+    };
+    // SAFETY: the format takes one string, which lives until the call returns.
+    unsafe { say(c"%s".as_ptr(), line.as_ptr()) };
+}
+
+/// Text of the C string at `text`; `None` for NULL. Bytes that are not UTF-8 become replacement characters, which no
+/// parser here accepts.
+///
+/// # Safety
+/// `text` is NULL or a C string that lives until this returns.
+pub unsafe fn text(text: *const c_char) -> Option<String> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: not NULL, and a C string by the caller's promise.
+    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
 /// Longest value of a variable that is read. Bytes.
 const LONGEST_VALUE: usize = 64 << 10;
 /// srun's option.
 const TASK_PROLOG: &CStr = c"task-prolog";
 
-/// Slurm's handle during one callback.
-pub struct Handle {
-    raw: Spank,
-}
+type Setter = unsafe extern "C" fn(Spank, *const c_char, *const c_char, c_int) -> c_int;
+type Remover = unsafe extern "C" fn(Spank, *const c_char) -> c_int;
+
+/// Slurm's handle during one callback, which only an entry point has while it runs, and what Slurm calls for each option.
+pub struct Handle(pub Spank, pub OptionCallback);
 
 impl Handle {
-    /// Only an entry point has such a pointer, and only while it runs.
-    pub fn new(raw: Spank) -> Self {
-        Self { raw }
+    /// Sets or removes a variable; false: Slurm refused.
+    fn set(&self, name: &str, value: Option<&str>, set: Setter, remove: Remover) -> bool {
+        let (Ok(name), Ok(value)) = (CString::new(name), value.map(CString::new).transpose()) else {
+            return false;
+        };
+        let rc = match value {
+            // SAFETY: the handle is this callback's; Slurm copies both strings.
+            Some(value) => unsafe { set(self.0, name.as_ptr(), value.as_ptr(), 1) },
+            // SAFETY: the handle is this callback's; the name lives until the call returns.
+            None => unsafe { remove(self.0, name.as_ptr()) },
+        };
+        rc == SUCCESS
     }
 }
 
-/// The name, value and usage of an option's flag, as Slurm takes them.
-fn option_texts(key: Key) -> Option<[CString; 3]> {
+/// Hands an option's flag to `call` as Slurm takes it. It lives until `call` returns.
+fn with_option<T>(key: Key, cb: Option<OptionCallback>, call: impl FnOnce(*mut RawOption) -> T) -> Option<T> {
     let row = key.row();
-    let value = match row.bare {
-        Some(_) => format!("[{}]", row.value),
-        None => row.value.to_owned(),
+    let (value, has_arg) = match row.bare {
+        Some(_) => (format!("[{}]", row.value), 2),
+        None => (row.value.to_owned(), 1),
     };
-    let text = |text: String| CString::new(text).ok();
-    Some([text(row.flag())?, text(value)?, text(row.usage())?])
-}
-
-/// An option's flag as Slurm takes it; the pointers are those of `texts`.
-fn raw_option(key: Key, texts: &[CString; 3], cb: Option<abi::OptionCallback>) -> RawOption {
-    let [name, value, usage] = texts;
-    RawOption {
+    let [name, value, usage] = [row.flag(), value, row.usage()].map(CString::new);
+    let (name, value, usage) = (name.ok()?, value.ok()?, usage.ok()?);
+    let mut option = RawOption {
         name: name.as_ptr(),
         arginfo: value.as_ptr(),
         usage: usage.as_ptr(),
-        has_arg: if key.row().bare.is_some() { 2 } else { 1 },
+        has_arg,
         val: key as c_int,
         cb,
-    }
+    };
+    Some(call(&raw mut option))
 }
 
 /// srun's own options, through the functions that Slurm's `cli_filter` plugins use (`src/common/slurm_opt.h`; the same
@@ -70,8 +166,8 @@ impl Slurm for Handle {
     fn item(&self, item: Item) -> Option<u32> {
         let mut value = 0_u32;
         // SAFETY: the handle is this callback's, and each of these items is 32 bits wide (spank.h).
-        let rc = unsafe { abi::spank_get_item(self.raw, item as c_int, ptr::from_mut(&mut value)) };
-        (rc == abi::SUCCESS).then_some(value)
+        let rc = unsafe { spank_get_item(self.0, item as c_int, ptr::from_mut(&mut value)) };
+        (rc == SUCCESS).then_some(value)
     }
 
     fn job_env(&self, name: &str) -> Option<String> {
@@ -79,8 +175,8 @@ impl Slurm for Handle {
         let mut buffer = vec![0_u8; LONGEST_VALUE];
         let length = c_int::try_from(buffer.len()).ok()?;
         // SAFETY: the handle is this callback's; Slurm writes at most `length` bytes with the closing NUL.
-        let rc = unsafe { abi::spank_getenv(self.raw, name.as_ptr(), buffer.as_mut_ptr().cast(), length) };
-        if rc != abi::SUCCESS {
+        let rc = unsafe { spank_getenv(self.0, name.as_ptr(), buffer.as_mut_ptr().cast(), length) };
+        if rc != SUCCESS {
             return None;
         }
         let value = CStr::from_bytes_until_nul(&buffer).ok()?;
@@ -98,33 +194,13 @@ impl Slurm for Handle {
     }
 
     fn set_job_env(&mut self, name: &str, value: Option<&str>) -> bool {
-        let (Ok(name), Ok(value)) = (CString::new(name), value.map(CString::new).transpose()) else {
-            return false;
-        };
-        let rc = match value {
-            // SAFETY: the handle is this callback's; Slurm copies both strings.
-            Some(value) => unsafe { abi::spank_setenv(self.raw, name.as_ptr(), value.as_ptr(), 1) },
-            // SAFETY: the handle is this callback's; the name lives until the call returns.
-            None => unsafe { abi::spank_unsetenv(self.raw, name.as_ptr()) },
-        };
-        rc == abi::SUCCESS
+        self.set(name, value, spank_setenv, spank_unsetenv)
     }
 
     fn set_script_env(&mut self, name: &str, value: Option<&str>) {
-        let here = matches!(context(), Context::Local | Context::Allocator);
-        let (true, Ok(name), Ok(value)) = (here, CString::new(name), value.map(CString::new).transpose())
-        else {
-            return;
-        };
-        match value {
-            // SAFETY: the handle is this callback's, in one of the two contexts that do not crash; Slurm copies both.
-            Some(value) => unsafe {
-                abi::spank_job_control_setenv(self.raw, name.as_ptr(), value.as_ptr(), 1);
-            },
-            // SAFETY: as above; a variable that is not there is no trouble.
-            None => unsafe {
-                abi::spank_job_control_unsetenv(self.raw, name.as_ptr());
-            },
+        // These functions crash Slurm elsewhere.
+        if matches!(context(), Context::Local | Context::Allocator) {
+            self.set(name, value, spank_job_control_setenv, spank_job_control_unsetenv);
         }
     }
 
@@ -141,11 +217,9 @@ impl Slurm for Handle {
     }
 
     fn command_line(&self) -> Vec<String> {
-        let words = std::fs::read("/proc/self/cmdline").unwrap_or_default();
-        let words = words.split(|byte| *byte == 0);
-        words
-            .map(|word| String::from_utf8_lossy(word).into_owned())
-            .collect()
+        let line = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        line.split('\0').map(str::to_owned).collect()
     }
 
     fn task_prolog(&self) -> Option<String> {
@@ -183,26 +257,23 @@ impl Slurm for Handle {
     }
 
     fn register(&mut self, key: Key) {
-        let Some(texts) = option_texts(key) else { return };
-        let mut option = raw_option(key, &texts, Some(super::guard::option_callback));
-        // SAFETY: the handle is this callback's; Slurm copies the option with its texts, which live until the call returns.
-        unsafe { abi::spank_option_register(self.raw, &raw mut option) };
+        with_option(key, Some(self.1), |option| {
+            // SAFETY: the handle is this callback's; Slurm copies the option with its texts.
+            unsafe { spank_option_register(self.0, option) }
+        });
     }
 
     fn option(&self, key: Key) -> Option<Option<String>> {
-        let texts = option_texts(key)?;
-        let mut option = raw_option(key, &texts, None);
         let mut argument: *mut c_char = ptr::null_mut();
-        // SAFETY: the handle is this callback's; Slurm copies the option with its texts and keeps the argument it points to.
-        let rc = unsafe { abi::spank_option_getopt(self.raw, &raw mut option, &raw mut argument) };
-        if rc != abi::SUCCESS {
-            return None;
-        }
+        let rc = with_option(key, None, |option| {
+            // SAFETY: the handle is this callback's; Slurm copies the option with its texts.
+            unsafe { spank_option_getopt(self.0, option, &raw mut argument) }
+        });
         // SAFETY: NULL or a string that Slurm keeps as long as its stack.
-        Some(unsafe { text(argument) })
+        (rc == Some(SUCCESS)).then(|| unsafe { text(argument) })
     }
 
     fn log(&self, level: Level, line: &str) {
-        abi::log(level, line);
+        log(level, line);
     }
 }

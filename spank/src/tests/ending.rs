@@ -4,7 +4,7 @@ use super::fake::{BATCH, FakeNode, FakeSlurm, Process, ended, record};
 use crate::handle::{Item, Level};
 use crate::plugin::Callback;
 use mpsd_core::killed::KilledTask;
-use mpsd_core::observations::{DaemonLost, Observations};
+use mpsd_core::observations::Observations;
 use mpsd_core::record::RecordState;
 
 const LOST: &str = "server 12 died";
@@ -92,40 +92,6 @@ fn a_step_without_that_mps_is_told_nothing_of_it() {
     }
 }
 
-/// The script prints it, or without a script the step; never a step of the script.
-#[test]
-fn a_job_that_wants_it_reads_at_the_end_what_its_mps_was_used_for() {
-    let line = "job 4711: on n1, by its own mpsd so far: 3 clients, 2 at once; GPU 2: no client at any look; GPU 3: no client at any look";
-    let asks = "mps mps-report";
-    for (step, of_script, flags, recorded, lines) in [
-        (BATCH, true, asks, true, vec![line]),
-        (0, false, asks, true, vec![line]),
-        (0, true, asks, true, vec![]),
-        (0, true, "mps", true, vec![]),
-        (0, false, "mps", false, vec![]),
-        (BATCH, true, "mps", false, vec![]),
-        (0, false, asks, false, vec![]),
-    ] {
-        let mut own = record("4711", RecordState::Ready);
-        own.report = recorded;
-        let mut node = FakeNode::new().with_record(own);
-        node.observations = Some(Observations {
-            clients: 3,
-            most_clients: 2,
-            ..Observations::default()
-        });
-        let slurm = FakeSlurm::step(step).job("ENVIRONMENT", if of_script { "BATCH" } else { "" });
-        let mut process = begin(slurm, &node, flags);
-        let before = node.reads.get();
-        exit(&mut process, &[0; 4]);
-        assert!(
-            step == BATCH || !of_script || node.reads.get() == before,
-            "it costs no read"
-        );
-        assert_eq!(told(&process), lines, "{step} {of_script} {flags:?}");
-    }
-}
-
 #[test]
 fn a_task_that_a_signal_ended_is_noted_and_one_that_ended_or_failed_is_not() {
     for (step, of) in [(0, Some(0)), (7, Some(7)), (BATCH, None)] {
@@ -146,24 +112,5 @@ fn a_task_that_a_signal_ended_is_noted_and_one_that_ended_or_failed_is_not() {
             oom_kills,
         };
         assert_eq!(*node.killed.borrow(), [noted(3, 9, 3), noted(6, 11, 0)], "{step}");
-    }
-}
-
-/// What the script itself starts then runs outside MPS and may end well.
-#[test]
-fn a_script_that_ended_well_is_told_that_its_control_daemon_had_ended() {
-    let lost = DaemonLost {
-        pid: 7,
-        how: "signal 9".into(),
-    };
-    for (daemons_lost, lines) in [(vec![], 0), (vec![lost], 1)] {
-        let mut node = FakeNode::ready();
-        node.observations = Some(Observations {
-            daemons_lost,
-            ..Observations::default()
-        });
-        let mut process = begin(FakeSlurm::step(BATCH), &node, "");
-        exit(&mut process, &[0; 4]);
-        assert_eq!(told(&process).len(), lines);
     }
 }

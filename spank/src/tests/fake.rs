@@ -30,7 +30,6 @@ pub struct FakeSlurm {
     pub process_env: Env,
     pub script_env: Env,
     pub command_line: Vec<String>,
-    /// srun's option.
     pub task_prolog: Option<String>,
     pub registered: Vec<Key>,
     pub options: Vec<(Key, Option<String>)>,
@@ -122,13 +121,11 @@ pub struct Process<'a> {
 impl<'a> Process<'a> {
     /// Before the first callback.
     pub fn new(slurm: FakeSlurm, node: &'a FakeNode, line: &str) -> Self {
-        let line = line.split_whitespace().map(str::to_owned).collect();
-        let state = PluginState::new(&[]);
         Self {
             slurm,
             node,
-            state,
-            line,
+            state: PluginState::new(&[]),
+            line: line.split_whitespace().map(str::to_owned).collect(),
         }
     }
 
@@ -215,27 +212,26 @@ fn set(env: &mut Env, name: &str, value: Option<&str>) -> Option<String> {
 }
 
 /// A node with records by path, and one answer for every program.
+#[derive(Default)]
 pub struct FakeNode {
-    pub settings: Result<Settings, String>,
+    /// `None`: they are unusable.
+    pub settings: Option<Settings>,
     pub records: RefCell<BTreeMap<PathBuf, Record>>,
     /// Why a task cannot read them.
     pub unreadable: Option<String>,
-    pub answer: ProgramResult,
+    pub answer: Option<ProgramResult>,
     /// The record that `mps-prologue` leaves.
     pub leaves: Option<Record>,
     pub ran: RefCell<Vec<Program>>,
     pub directories: Vec<&'static str>,
-    /// Something waits for its second look.
     pub look_again: bool,
     /// The last words of the job's `mpsd`; if `late`, only from the second attempt on.
     pub words: RefCell<Vec<&'static str>>,
     pub late: Cell<bool>,
-    /// What it has seen.
     pub observations: Option<Observations>,
-    /// The tasks that were noted.
     pub killed: RefCell<Vec<KilledTask>>,
     pub oom_kills: u64,
-    /// How often a record was read.
+    /// Of records.
     pub reads: Cell<u32>,
     pub partitions_lock: PathBuf,
     /// The task's container hides the job's directory.
@@ -247,23 +243,8 @@ pub struct FakeNode {
 impl FakeNode {
     pub fn new() -> Self {
         Self {
-            settings: Ok(Settings::usual()),
-            records: RefCell::default(),
-            unreadable: None,
-            answer: ended(0, ""),
-            leaves: None,
-            ran: RefCell::default(),
-            directories: Vec::new(),
-            look_again: false,
-            words: RefCell::default(),
-            late: Cell::default(),
-            observations: None,
-            killed: RefCell::default(),
-            oom_kills: 0,
-            reads: Cell::default(),
-            partitions_lock: PathBuf::new(),
-            hides: false,
-            ended: Vec::new(),
+            settings: Some(Settings::usual()),
+            ..Self::default()
         }
     }
 
@@ -274,9 +255,7 @@ impl FakeNode {
 
     /// A node without a usable configuration.
     pub fn broken() -> Self {
-        let mut node = Self::new();
-        node.settings = Err("no such file".into());
-        node
+        Self::default()
     }
 
     pub fn with_record(self, record: Record) -> Self {
@@ -285,8 +264,7 @@ impl FakeNode {
     }
 
     pub fn answering(mut self, answer: ProgramResult, leaves: Option<Record>) -> Self {
-        self.answer = answer;
-        self.leaves = leaves;
+        (self.answer, self.leaves) = (Some(answer), leaves);
         self
     }
 
@@ -294,8 +272,8 @@ impl FakeNode {
     pub fn under(keys: &str) -> Self {
         let config = Config::parse(&format!("[slurm]\n{keys}")).unwrap();
         Self {
-            settings: Ok(config.for_node("n1", &[]).unwrap()),
-            ..Self::new()
+            settings: Some(config.for_node("n1", &[]).unwrap()),
+            ..Self::default()
         }
     }
 
@@ -350,14 +328,14 @@ pub fn record(job: &str, state: RecordState) -> Record {
 impl Node for FakeNode {
     fn settings(&self, _: &Path, name: Option<&str>) -> Result<Settings, String> {
         assert_eq!(name, Some("n1"));
-        self.settings.clone()
+        self.settings.clone().ok_or_else(|| "no such file".into())
     }
     fn run(&self, program: &Program) -> ProgramResult {
         self.ran.borrow_mut().push(program.clone());
         if let Some(record) = &self.leaves {
             self.records.borrow_mut().insert(path_of(record), record.clone());
         }
-        self.answer.clone()
+        self.answer.clone().unwrap_or_else(|| ended(0, ""))
     }
     fn has_directories(&self, _: &Path, job: &JobId) -> bool {
         let belongs = |name: &&str| JobId::parse(name).unwrap().belongs_to(job);
@@ -370,19 +348,18 @@ impl Node for FakeNode {
         assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");
         self.observations.clone()
     }
-    fn take_last_words(&self, job: &JobPaths) -> Vec<String> {
+    fn take_last_words(&self, job: &JobPaths) -> Option<Vec<String>> {
         assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");
-        match self.late.take() {
-            true => Vec::new(),
-            false => self.words.take().into_iter().map(str::to_owned).collect(),
-        }
+        let words = || self.words.take().into_iter().map(str::to_owned).collect();
+        (!self.late.take()).then(words)
     }
-    fn note_killed(&self, job: &JobPaths, task: &KilledTask) {
+    fn note_killed(&self, job: &JobPaths, task: &KilledTask) -> Option<()> {
         assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");
         self.killed.borrow_mut().push(task.clone());
+        Some(())
     }
-    fn oom_kills(&self) -> u64 {
-        self.oom_kills
+    fn oom_kills(&self) -> Option<u64> {
+        Some(self.oom_kills)
     }
     fn expect_listener(&self, changes: &[Change]) -> Result<(), String> {
         let is_ended = |change: &Change| {

@@ -65,21 +65,19 @@ fn the_request_goes_on_in_canonical_form_and_the_environment_cleaned() {
     assert_eq!(ran[0].path.to_str(), Some("/usr/libexec/mpsd/mps-prologue"));
     let names: Vec<_> = ran[0].environment.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["SLURMD_NODENAME", "SLURM_JOB_GPUS"]);
-}
-
-#[test]
-fn a_step_that_comes_first_passes_its_jobs_request_on() {
-    let node = FakeNode::new();
-    let slurm = asking().process("SPANK_MPS_SUBMIT", "step");
-    prolog(
-        slurm.process("SPANK_MPS_JOB", "MPS=per-node,MPS_THREADS=50"),
-        &node,
-    );
-    let words = node.words();
-    assert!(
-        words.contains("--request MPS=per-node,MPS_THREADS=50 "),
-        "{words}"
-    );
+    // Of a step that comes first its job's counts, and the program refuses flags that nothing has checked.
+    let step = asking().process("SPANK_MPS_SUBMIT", "step");
+    let step = step.process("SPANK_MPS_JOB", "MPS=per-node,MPS_THREADS=50");
+    let mut forged = script().asking("mps mps-mem=x");
+    forged.options[1].1 = Some("4G;MPS=off \n".into());
+    let whole = "MPS=per-node,MPS_THREADS=50 ";
+    for (slurm, request) in [(step, whole), (forged, "MPS=on,MPS_MEM=4G?MPS=off?? ")] {
+        let refused = Some(record("4711", RecordState::Refused));
+        let node = FakeNode::new().answering(ended(1, "refused"), refused);
+        assert_eq!(prolog(slurm, &node).0, Verdict::Continue);
+        let words = node.words();
+        assert!(words.contains(&format!("--request {request}")), "{words}");
+    }
 }
 
 #[test]
@@ -94,19 +92,6 @@ fn only_a_job_of_srun_is_waited_for_in_its_task() {
         prolog(asking().process("SPANK_MPS_SUBMIT", by), &node);
         assert!(node.words().ends_with(&format!("--wait {wait}")), "{by}");
     }
-}
-
-#[test]
-fn unchecked_flags_are_refused_by_the_program() {
-    let node = FakeNode::new().answering(ended(1, "refused"), Some(record("4711", RecordState::Refused)));
-    let mut slurm = script().asking("mps mps-mem=x");
-    slurm.options[1].1 = Some("4G;MPS=off \n".into());
-    assert_eq!(prolog(slurm, &node).0, Verdict::Continue);
-    let words = node.words();
-    assert!(
-        words.contains("--request MPS=on,MPS_MEM=4G?MPS=off?? "),
-        "{words}"
-    );
 }
 
 #[test]
@@ -215,17 +200,11 @@ fn the_epilog_cleans_what_is_there_whatever_was_asked() {
         assert_eq!(process.call(Callback::JobEpilog), Verdict::Continue);
         assert_eq!(!node.nothing_ran(), cleans, "{directories:?} {look_again}");
         assert!(process.slurm.is_silent());
+        // It drains by itself; the plugin only logs that.
+        node.answer = Some(ended(3, "drained: mps-server in state D"));
+        let mut process = Process::new(script(), &node, "");
+        assert_eq!(process.call(Callback::JobEpilog), Verdict::Continue);
+        let line = "job 4711: drained: mps-server in state D";
+        assert_eq!(process.slurm.errors(), vec![line; usize::from(cleans)]);
     }
-}
-
-#[test]
-fn an_epilog_that_fails_is_logged_and_does_not_drain_by_itself() {
-    let mut node = FakeNode::new().answering(ended(3, "drained: mps-server in state D"), None);
-    node.directories = vec!["4711"];
-    let mut process = Process::new(script(), &node, "");
-    assert_eq!(process.call(Callback::JobEpilog), Verdict::Continue);
-    assert_eq!(
-        process.slurm.errors(),
-        ["job 4711: drained: mps-server in state D"]
-    );
 }

@@ -45,7 +45,7 @@ fn no_other_step_starts_or_ends_anything() {
         let (mut process, _) = Process::begin(slurm, &node, line, flags);
         process.call(Callback::Exit);
         assert!(node.nothing_ran() && process.slurm.is_silent(), "{flags}");
-        let failure = process.state.failure.unwrap_or_default();
+        let failure = process.state.step.failure.unwrap_or_default();
         assert!(
             failure.contains(why) && failure.is_empty() == why.is_empty(),
             "{failure}"
@@ -57,7 +57,7 @@ fn no_other_step_starts_or_ends_anything() {
 fn a_failed_start_is_kept_for_the_task_and_cleaned_up_at_the_end() {
     let node = FakeNode::new().answering(ended(2, "log\nthe GPU is busy"), None);
     let (mut process, _) = Process::begin(FakeSlurm::step(0), &node, "", "mps");
-    assert_eq!(process.state.failure.as_deref(), Some("the GPU is busy"));
+    assert_eq!(process.state.step.failure.as_deref(), Some("the GPU is busy"));
     process.call(Callback::Exit);
     assert_eq!(node.ran.borrow().len(), 2);
 }

@@ -182,17 +182,6 @@ fn variable<'a>(slurm: &'a FakeSlurm, name: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn srun_requests_our_task_prolog_and_keeps_the_users() {
-    for users in [None, Some("/home/u/prolog")] {
-        let mut slurm = FakeSlurm::new(Context::Local);
-        slurm.task_prolog = users.map(str::to_owned);
-        let (_, slurm) = submit(slurm, "", "mps=on");
-        assert_eq!(slurm.task_prolog.as_deref(), Some(OURS));
-        assert_eq!(variable(&slurm, "SLURM_MPSD_TASK_PROLOG"), users);
-    }
-}
-
-#[test]
 fn a_step_in_an_allocation_keeps_or_drops_the_task_prolog_of_the_allocation() {
     let users = Some("/home/u/prolog");
     for (flags, option, allocations, kept) in [
@@ -227,17 +216,4 @@ fn what_stops_a_script_is_removed_again() {
         assert_eq!(task.job_env.get("BASH_ENV").map(String::as_str), users);
         assert!(!task.job_env.contains_key("SLURM_MPSD_BASH_ENV"));
     }
-}
-
-#[test]
-fn no_two_tasks_have_the_same_mark() {
-    let mark = |node: &str, pid: &str| {
-        let task = FakeSlurm::step(0)
-            .job("SLURMD_NODENAME", node)
-            .job("SLURM_TASK_PID", pid);
-        unplugged::mark(&task).value
-    };
-    assert_eq!(mark("n1", "7").as_deref(), Some("n1:7"));
-    assert_ne!(mark("n1", "7"), mark("n2", "7"));
-    assert_ne!(mark("n1", "7"), mark("n1", "8"));
 }

@@ -4,16 +4,13 @@ use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, record};
 use crate::handle::{Item, Level, Verdict};
 use crate::plugin::Callback;
 use mpsd_core::GpuUuid;
-use mpsd_core::bind::{Bind, BindMode};
 use mpsd_core::observations::{LimitSet, Observations};
 use mpsd_core::partitions::Partition;
-use mpsd_core::record::{Daemon, Record, RecordDevice, RecordState};
+use mpsd_core::record::{RecordDevice, RecordState};
 
 const GPUS: &str = "CUDA_VISIBLE_DEVICES";
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const PARTITION: &str = "CUDA_MPS_SM_PARTITION";
-const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-const BOTH: &str = "GPU-00000002,GPU-00000003";
 
 /// init_post_opt as slurmstepd, then task_init as its child.
 fn task(slurm: FakeSlurm, node: &FakeNode, line: &str, flags: &str) -> (Verdict, FakeSlurm) {
@@ -40,11 +37,6 @@ fn refused(slurm: FakeSlurm, node: &FakeNode, line: &str, flags: &str) -> String
 
 fn value<'a>(slurm: &'a FakeSlurm, name: &str) -> Option<&'a str> {
     slurm.job_env.get(name).map(String::as_str)
-}
-
-/// A step for which Slurm names no GPUs.
-fn unnamed() -> FakeSlurm {
-    FakeSlurm::step(0).job("SLURM_STEP_GPUS", "").job(GPUS, "")
 }
 
 #[test]
@@ -168,24 +160,6 @@ fn one_step_at_a_time_has_the_partitions() {
     assert_eq!(rank(&mut slurmstepd(&node, 4, 2), 0), Verdict::Continue);
 }
 
-/// A user who looks at what the only rank does gets no context, is told so, and disturbs nothing.
-#[test]
-fn a_single_task_beside_the_only_rank_runs_without_its_partition() {
-    let (node, _file) = partitioned(&["A"]);
-    let mut first = slurmstepd(&node, 0, 1);
-    assert_eq!(rank(&mut first, 0), Verdict::Continue);
-    assert_eq!(value(&first.slurm, PARTITION), Some("GPU-00000002/A"));
-    let mut second = slurmstepd(&node, 1, 1);
-    second.slurm = second.slurm.job(PARTITION, "inherited");
-    assert_eq!(second.call(Callback::TaskInit), Verdict::Continue);
-    assert_eq!(value(&second.slurm, PARTITION), None);
-    let notices = second.slurm.at_level(Level::Notice);
-    assert!(
-        notices.len() == 1 && notices[0].contains("another step has the static partition"),
-        "{notices:?}"
-    );
-}
-
 #[test]
 fn without_the_lock_of_the_partitions_no_rank_runs() {
     let (mut node, _file) = partitioned(&["A", "B"]);
@@ -197,24 +171,6 @@ fn without_the_lock_of_the_partitions_no_rank_runs() {
         "{:?}",
         step.slurm.errors()
     );
-}
-
-#[test]
-fn a_script_hands_no_partition_on_and_a_rank_has_its_own() {
-    let (node, _file) = partitioned(&["A", "B"]);
-    for (step, rank, own) in [
-        (BATCH, 0, None),
-        (INTERACTIVE, 0, None),
-        (0, 0, Some("GPU-00000002/A")),
-        (0, 1, Some("GPU-00000002/B")),
-    ] {
-        let slurm = FakeSlurm::step(step).with(Item::TaskId, rank);
-        let slurm = runs(
-            slurm.job("SLURM_JOB_GPUS", "2,3").job(PARTITION, "inherited"),
-            &node,
-        );
-        assert_eq!(value(&slurm, PARTITION), own, "{step:x} {rank}");
-    }
 }
 
 /// A number is a place among what the task may open, which the task itself finds out.
@@ -246,104 +202,6 @@ fn a_number_is_a_place_among_what_the_task_may_open() {
     assert!(told.contains("'0', which is GPU-00000001 here"), "{told}");
 }
 
-#[test]
-fn a_script_and_a_step_whose_gpus_slurm_does_not_name_have_all_of_the_jobs() {
-    let script = FakeSlurm::step(BATCH)
-        .job("SLURM_JOB_GPUS", "2,3")
-        .job("SLURM_STEP_GPUS", "7");
-    let unbound = unnamed().job("SLURMD_TRES_BIND", "gpu:none");
-    // `--gpus-per-task=TYPE:N`: Slurm counts them.
-    let counted = || unnamed().job("SLURMD_TRES_BIND", "gpu:per_task:a:1");
-    let mut job_without_names = record("4711", RecordState::Ready);
-    job_without_names.named = false;
-    for (slurm, record) in [
-        (script, None),
-        (unbound, None),
-        (counted().job("SLURM_GPUS_ON_NODE", "2"), None),
-        (unnamed(), Some(job_without_names)),
-    ] {
-        let node = match record {
-            Some(record) => FakeNode::new().with_record(record),
-            None => FakeNode::ready(),
-        };
-        assert_eq!(value(&runs(slurm, &node), GPUS), Some(BOTH));
-    }
-    // The word alone may come from a step around this one, which has none.
-    assert_eq!(value(&runs(counted(), &FakeNode::ready()), GPUS), None);
-    // A step without GPUs has none of the job's. The plugin marks it, and nothing else.
-    let without = unnamed()
-        .job("MPSD_JOB", "4711")
-        .job(PIPE, "/run/mpsd/jobs/4711/pipe");
-    let slurm = runs(without, &FakeNode::ready());
-    assert_eq!(slurm.job_env.keys().collect::<Vec<_>>(), ["MPSD_TASK"]);
-}
-
-/// Slurm's numbers of MIG devices are places in its own list.
-#[test]
-fn a_task_on_a_mig_device_goes_by_its_name() {
-    let mut own = record("4711", RecordState::Ready);
-    for (n, gpu) in own.gpus.iter_mut().enumerate() {
-        (gpu.index, gpu.uuid) = (0, GpuUuid::parse(&format!("MIG-0000000{n}")).unwrap());
-    }
-    let daemon = own.daemons[0].clone();
-    own.per_gpu = true;
-    let daemons = (0..).zip(&own.gpus).map(|(n, gpu)| Daemon {
-        gpus: vec![gpu.uuid.clone()],
-        pipe: format!("/run/mpsd/jobs/4711/pipe-{n}").into(),
-        ..daemon.clone()
-    });
-    own.daemons = daemons.collect();
-    let node = FakeNode::new().with_record(own);
-    for (visible, rank, expected) in [
-        ("MIG-00000000,MIG-00000001", 0, "0"),
-        ("MIG-00000000,MIG-00000001", 1, "1"),
-        ("MIG-00000000,MIG-00000001", 2, "0"),
-        ("MIG-00000001", 0, "1"),
-    ] {
-        let slurm = FakeSlurm::step(0).with(Item::TaskId, rank);
-        let slurm = runs(slurm.job("SLURM_STEP_GPUS", "4,5").job(GPUS, visible), &node);
-        let pipe = format!("/run/mpsd/jobs/4711/pipe-{expected}");
-        let gpu = format!("MIG-0000000{expected}");
-        assert_eq!(
-            (value(&slurm, PIPE), value(&slurm, GPUS)),
-            (Some(&*pipe), Some(&*gpu))
-        );
-    }
-}
-
-#[test]
-fn the_tasks_of_a_step_are_bound_as_it_asks_and_slurms_own_binding_wins() {
-    let mut bound = record("4711", RecordState::Ready);
-    bound.bind = Some(Bind::of(BindMode::Auto));
-    let node = FakeNode::new().with_record(bound);
-    let cyclic = "mps mps-bind=cyclic";
-    for (flags, bind, step, rank, gpus) in [
-        // Four tasks on two GPUs.
-        ("mps", "", 0, 1, "3,2"),
-        ("mps", "", 0, 2, "3,2"),
-        (cyclic, "", 0, 1, "3"),
-        (cyclic, "gpu:none", 0, 1, "3"),
-        ("mps", "gpu:single:2", 0, 2, "2,3"),
-        (cyclic, "gpu:single:2", 0, 1, "2,3"),
-        ("mps", "gpu:per_task:2", 0, 2, "2,3"),
-        (cyclic, "gpu:per_task:2", 0, 1, "2,3"),
-        ("mps", "gpu:verbose,map:0,1", 0, 2, "2,3"),
-        (cyclic, "gpu:verbose,map:0,1", 0, 1, "2,3"),
-        ("mps", "gpu:none", 0, 2, "2,3"),
-        // A script is no rank.
-        (cyclic, "", BATCH, 0, "2,3"),
-    ] {
-        let slurm = FakeSlurm::step(step)
-            .with(Item::TaskId, rank)
-            .job("SLURMD_TRES_BIND", bind);
-        let slurm = slurm.job("SLURM_STEP_GPUS", "2,3").job("SLURM_JOB_GPUS", "2,3");
-        let (verdict, slurm) = task(slurm, &node, "", flags);
-        assert_eq!(verdict, Verdict::Continue);
-        let found = slurm.job_env[GPUS].replace("GPU-0000000", "");
-        assert_eq!(found, gpus, "{flags} {bind} {rank}");
-    }
-}
-
 /// The mark lets a task pass the task prolog of mpsd.
 #[test]
 fn a_task_without_mps_is_marked_only_if_the_task_prolog_runs_before_it() {
@@ -369,26 +227,6 @@ fn a_task_without_mps_is_marked_only_if_the_task_prolog_runs_before_it() {
             "{step} {flags} {prolog}"
         );
     }
-}
-
-#[test]
-fn a_step_may_lower_its_jobs_limits_and_no_more() {
-    let lower = "mps mps-threads=25 mps-mem=2G";
-    let memory = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
-    for (het, flags, threads, mem) in [
-        ("", lower, Some("25"), Some("GPU-00000002=2048M")),
-        ("", "mps mps-threads=50", None, None),
-        // The flags of a het job's component may be another component's.
-        ("2", lower, None, None),
-    ] {
-        let slurm = FakeSlurm::step(0).job("SLURM_HET_SIZE", het);
-        let (verdict, slurm) = task(slurm, &FakeNode::ready(), "", flags);
-        assert_eq!(verdict, Verdict::Continue);
-        assert_eq!((value(&slurm, THREADS), value(&slurm, memory)), (threads, mem));
-    }
-    let told = refused(FakeSlurm::step(0), &FakeNode::ready(), "", "mps mps-threads=80");
-    let why = ["--mps-threads=80", "allowed: 1 to 50"];
-    assert!(why.iter().all(|why| told.contains(why)), "{told}");
 }
 
 #[test]
@@ -462,43 +300,6 @@ fn a_plugin_in_trouble_stops_only_users_who_asked() {
             assert_eq!(slurm.job_env, before);
         }
     }
-}
-
-#[test]
-fn off_opts_a_step_out_unless_the_gpus_are_exclusive() {
-    let inside = || {
-        let slurm = FakeSlurm::step(0).job("MPSD_JOB", "4711");
-        slurm.job(PIPE, "/run/mpsd/jobs/4711/pipe")
-    };
-    let (verdict, slurm) = task(inside(), &FakeNode::ready(), "", "mps=off");
-    let left = ["MPSD_JOB", PIPE, GPUS].map(|name| value(&slurm, name));
-    assert_eq!((verdict, left), (Verdict::Continue, [None, None, Some("0")]));
-    let exclusive = Record {
-        exclusive: true,
-        ..record("4711", RecordState::Ready)
-    };
-    let told = refused(inside(), &FakeNode::new().with_record(exclusive), "", "mps=off");
-    let why = ["--mps=off", "EXCLUSIVE_PROCESS"];
-    assert!(why.iter().all(|why| told.contains(why)), "{told}");
-}
-
-#[test]
-fn variables_of_another_job_do_not_survive_a_submission() {
-    let inherited = || {
-        let slurm = FakeSlurm::step(0).job("MPSD_JOB", "4000").job(THREADS, "30");
-        slurm.job(PIPE, "/run/mpsd/jobs/4000/pipe")
-    };
-    let (verdict, without) = task(inherited(), &FakeNode::new(), "", "");
-    assert_eq!(verdict, Verdict::Continue);
-    assert_eq!(
-        without.job_env.keys().collect::<Vec<_>>(),
-        [GPUS, "SLURM_STEP_GPUS"]
-    );
-    let (_, with) = task(inherited(), &FakeNode::ready(), "", "");
-    assert_eq!(
-        (value(&with, "MPSD_JOB"), value(&with, THREADS)),
-        (Some("4711"), None)
-    );
 }
 
 /// The script shows it, or else the first step of the job or the one whose daemon it is; always one task of the node.

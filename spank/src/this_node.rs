@@ -19,7 +19,6 @@ use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The real node.
 pub struct ThisNode;
 
 impl Node for ThisNode {
@@ -36,16 +35,11 @@ impl Node for ThisNode {
     }
 
     fn has_directories(&self, jobs: &Path, job: &JobId) -> bool {
-        let Ok(entries) = std::fs::read_dir(jobs) else {
-            return false;
-        };
-        let name = job.directory_name();
+        let own = job.directory_name();
         // By name: a step's directory has its id, which is short.
-        entries.flatten().any(|entry| {
-            let found = entry.file_name();
-            let Some(found) = found.to_str() else { return false };
-            found == name || JobId::parse(found).is_ok_and(|id| id.belongs_to(job))
-        })
+        let belongs = |name: &str| name == own || JobId::parse(name).is_ok_and(|id| id.belongs_to(job));
+        let mut entries = std::fs::read_dir(jobs).into_iter().flatten().flatten();
+        entries.any(|entry| entry.file_name().to_str().is_some_and(belongs))
     }
 
     fn exists(&self, path: &Path) -> bool {
@@ -79,26 +73,33 @@ impl Node for ThisNode {
     }
 
     fn observations(&self, job: &JobPaths) -> Option<Observations> {
-        Observations::parse(
-            &open_trusted(&job.observations())
-                .ok()?
-                .read(observations::LONGEST)
-                .ok()?,
-        )
+        let file = open_trusted(&job.observations()).ok()?;
+        Observations::parse(&file.read(observations::LONGEST).ok()?)
     }
 
-    fn take_last_words(&self, job: &JobPaths) -> Vec<String> {
-        take_last_words(job).unwrap_or_default()
+    /// The file `told` has their number. `None` also if another step takes them at this moment.
+    fn take_last_words(&self, job: &JobPaths) -> Option<Vec<String>> {
+        let words = self.observations(job)?.last_words;
+        let file = open_existing(&job.told(), OFlag::O_RDWR).ok()?;
+        let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()?;
+        let mut number = [0; 8];
+        let length = file.read_at(&mut number, 0).ok()?;
+        let told = std::str::from_utf8(&number[..length]).ok()?.parse().unwrap_or(0);
+        let untold = words.get(told..).filter(|untold| !untold.is_empty())?;
+        file.write_all_at(words.len().to_string().as_bytes(), 0).ok()?;
+        Some(untold.to_vec())
     }
 
-    fn note_killed(&self, job: &JobPaths, task: &KilledTask) {
-        // If this fails, the report only lacks the task.
-        let _ = append_killed(job, task);
+    fn note_killed(&self, job: &JobPaths, task: &KilledTask) -> Option<()> {
+        let mut file = open_existing(&job.killed(), OFlag::O_WRONLY | OFlag::O_APPEND).ok()?;
+        let line = task.line(file.metadata().ok()?.len())?;
+        // One write, so that lines of two steps do not mix.
+        file.write_all(line.as_bytes()).ok()
     }
 
-    fn oom_kills(&self) -> u64 {
-        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        oom_kills(&own, Path::new("/sys/fs/cgroup")).unwrap_or_default()
+    fn oom_kills(&self) -> Option<u64> {
+        let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+        oom_kills(&own, Path::new("/sys/fs/cgroup"))
     }
 
     fn partitions_lock(&self, job: &JobPaths) -> Result<File, String> {
@@ -114,27 +115,6 @@ fn open_existing(path: &Path, access: OFlag) -> nix::Result<File> {
     open(path, access | flags, Mode::empty()).map(File::from)
 }
 
-/// The last words that the number in the file `told` does not cover yet; raises it. `None`: there are none, or another
-/// step takes them at this moment.
-fn take_last_words(job: &JobPaths) -> Option<Vec<String>> {
-    let words = ThisNode.observations(job)?.last_words;
-    let file = open_existing(&job.told(), OFlag::O_RDWR).ok()?;
-    let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()?;
-    let mut number = [0; 8];
-    let length = file.read_at(&mut number, 0).ok()?;
-    let told = std::str::from_utf8(&number[..length]).ok()?.parse().unwrap_or(0);
-    let untold = words.get(told..).filter(|untold| !untold.is_empty())?;
-    file.write_all_at(words.len().to_string().as_bytes(), 0).ok()?;
-    Some(untold.to_vec())
-}
-
-fn append_killed(job: &JobPaths, task: &KilledTask) -> Option<()> {
-    let mut file = open_existing(&job.killed(), OFlag::O_WRONLY | OFlag::O_APPEND).ok()?;
-    let line = task.line(file.metadata().ok()?.len())?;
-    // One write, so that lines of two steps do not mix.
-    file.write_all(line.as_bytes()).ok()
-}
-
 /// The count of the job's cgroup, in which Slurm keeps slurmstepd as well (`job_N/step_M/slurm`). Only version 2 counts
 /// all processes below a cgroup. `own` is the text of `/proc/self/cgroup`.
 fn oom_kills(own: &str, mounted: &Path) -> Option<u64> {
@@ -147,5 +127,5 @@ fn oom_kills(own: &str, mounted: &Path) -> Option<u64> {
 }
 
 #[cfg(test)]
-#[path = "node_tests.rs"]
+#[path = "this_node_tests.rs"]
 mod tests;
