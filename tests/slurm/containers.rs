@@ -11,7 +11,6 @@ use tests::slurm::{Bed, Simulated, program_beside, stamp};
 use crate::jobs::{LIMIT, check_bare, holds, records, says};
 use crate::runner::{Context, Group, cells};
 
-/// One bed.
 pub const GROUP: Group = Group {
     prepare,
     ..Group::new(

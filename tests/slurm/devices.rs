@@ -226,7 +226,6 @@ fn a_gpu_that_slurm_does_not_manage_is_named(cell: &Context) -> Result<()> {
     holds(matches!(&said[..], [line] if fails(line)), &said)
 }
 
-/// What slurm.conf grants the node, and a gres.conf.
 const LISTS: [(&str, &str); 9] = [
     ("gpu:4", "Name=gpu File=/dev/nvidia[0-3]\n"),
     ("gpu:2", "Name=gpu File=/dev/nvidia[2-3,0-1]\n"),
@@ -367,7 +366,6 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(minors.map(|minor| format!("/dev/nvidia{minor}").into()).collect())
 }
 
-/// The files in `slurmd -G`'s lines, ranges spelled out.
 fn files_of(said: &str) -> Vec<PathBuf> {
     let files = said
         .lines()

@@ -13,13 +13,11 @@ use tests::slurm::{Bed, Changed, Simulated};
 use crate::jobs::{LIMIT, ONE_GPU, check_daemons, holds, says};
 use crate::runner::{Cell, Context, Group, cells, fast};
 
-/// Under the word that the package ships.
 pub const OPTIONAL: Group = Group {
     prepare,
     ..Group::new("failures_optional", CELLS)
 };
 
-/// Under the other word.
 pub const REQUIRED: Group = Group {
     prepare,
     ..Group::required("failures_required", CELLS)
@@ -68,7 +66,6 @@ pub fn starts_again_soon(bed: &mut Bed) {
     bed.options_mut().slurm_lines.push(line);
 }
 
-/// While this lives, no MPS server gets ready.
 fn never_ready(cell: &Context) -> Result<Changed> {
     cell.nodes
         .change(|node| node.faults.server = "never-ready".into())
@@ -167,7 +164,6 @@ fn a_server_never_ready_requeues_a_batch_job_and_refuses_srun(cell: &Context) ->
     cell.check_in_service()
 }
 
-/// A job's comment, whole.
 pub fn comment(cell: &Context, job: u32) -> Result<String> {
     Ok(cell
         .root(&format!("squeue -h -a -j {job} -o %k"))?
@@ -292,7 +288,6 @@ fn an_element_of_an_array_is_held_alone(cell: &Context) -> Result<()> {
     outcome
 }
 
-/// Ends a job, and removes the notes that a job was held here.
 pub fn end_held(cell: &Context, job: u32) -> Result<()> {
     cell.root(&format!("scancel {job}"))?;
     forget_comments(cell)
@@ -306,7 +301,6 @@ fn forget_comments(cell: &Context) -> Result<()> {
     cell.check_in_service()
 }
 
-/// While this lives, the configuration has an unknown key.
 struct BadConfiguration<'a>(&'a Context, String);
 
 impl BadConfiguration<'_> {

@@ -9,10 +9,8 @@ use tests::slurm::{Client, Record, User};
 
 use crate::runner::Context;
 
-/// Longest that one command may take.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// The usual request on the first node.
 pub const ONE_GPU: &str = "--mps -w node1 --gres=gpu:1";
 
 impl Context {
@@ -26,7 +24,6 @@ impl Context {
         self.start_as(&self.user, command, line, &[])
     }
 
-    /// The same as this user and with further variables.
     pub fn start_as(&self, user: &User, command: &str, line: &str, env: &[(&str, &str)]) -> Result<Client> {
         let mut words: Vec<&str> = command.split_whitespace().collect();
         if !line.is_empty() {
@@ -35,7 +32,6 @@ impl Context {
         self.bed.spawn_with(user, &words, env)
     }
 
-    /// [`Context::start`] to its end.
     pub fn run(&self, command: &str, line: &str) -> Result<Ran> {
         self.start(command, line)?.wait(LIMIT)
     }
@@ -52,18 +48,15 @@ impl Context {
         Ok(records)
     }
 
-    /// Hands a batch script in; the job's id.
     pub fn submit(&self, words: &str, script: &str) -> Result<u32> {
         let words: Vec<&str> = words.split_whitespace().collect();
         self.bed.sbatch(&self.user, &words, script)
     }
 
-    /// What a batch job wrote so far.
     pub fn output(&self, job: u32) -> String {
         self.bed.output(&self.user, job)
     }
 
-    /// A batch job to its good end; its id and output.
     pub fn batch(&self, words: &str, script: &str) -> Result<(u32, String)> {
         let job = self.submit(words, script)?;
         let ended = self.bed.wait_job(job, &["COMPLETED"], LIMIT);
@@ -74,22 +67,18 @@ impl Context {
         }
     }
 
-    /// An administrator's command to its good end; its output.
     pub fn root(&self, command: &str) -> Result<String> {
         self.bed.said(command)
     }
 
-    /// What Slurm shows of a job, in one line.
     pub fn shown(&self, job: impl std::fmt::Display) -> Result<String> {
         self.root(&format!("scontrol -o show job {job}"))
     }
 
-    /// Waits until it holds.
     pub fn wait(&self, what: &str, holds: impl FnMut() -> Result<bool>) -> Result<()> {
         self.bed.wait_until(what, LIMIT, holds)
     }
 
-    /// Waits until Slurm shows a job with each of these words.
     pub fn wait_shown(&self, job: impl std::fmt::Display, words: &[&str]) -> Result<()> {
         let mut shown = String::new();
         let waited = self.wait(&format!("job {job} with {words:?}"), || {
@@ -99,12 +88,10 @@ impl Context {
         waited.map_err(|error| error.context(shown))
     }
 
-    /// Waits until all nodes are idle.
     pub fn idle(&self) -> Result<()> {
         self.bed.wait_idle(LIMIT)
     }
 
-    /// No node is drained.
     pub fn check_in_service(&self) -> Result<()> {
         for node in self.bed.nodes() {
             let state = self.bed.node_state(&node)?;
@@ -113,7 +100,6 @@ impl Context {
         Ok(())
     }
 
-    /// The first node still gives a job its MPS.
     pub fn check_node1_serves(&self) -> Result<()> {
         check_daemons(&self.clients(ONE_GPU, "--hold 0.1")?, self.user.uid, 1)
     }
@@ -123,7 +109,6 @@ impl Context {
         self.check_refused_with(command, &self.client(""), &[], words)
     }
 
-    /// The same of this line and with further variables.
     pub fn check_refused_with(
         &self,
         command: &str,
@@ -140,20 +125,17 @@ impl Context {
         Ok(done)
     }
 
-    /// The words of `mpsctl` with the bed's configuration.
     pub fn mpsctl(&self) -> String {
         let product = &self.nodes.product;
         let program = product.libexec.join("mpsctl");
         format!("{} --config {}", program.display(), product.config.display())
     }
 
-    /// Runs `mpsctl WORDS` as root.
     pub fn root_mpsctl(&self, words: &str) -> Result<Ran> {
         let line = format!("{} {words}", self.mpsctl());
         self.bed.root(&line.split_whitespace().collect::<Vec<_>>())
     }
 
-    /// The ids of a node's jobs and steps whose MPS is ready.
     pub fn ready(&self, node: &str) -> Vec<String> {
         let jobs = self.bed.run_dir().join(node).join("jobs");
         let entries = std::fs::read_dir(&jobs).into_iter().flatten().flatten();
@@ -175,7 +157,6 @@ impl Context {
     }
 }
 
-/// Each of the words is in the text.
 pub fn says(text: &str, words: &[&str]) -> Result<()> {
     for word in words {
         ensure!(text.contains(word), "'{word}' is not told: {text}");
@@ -183,7 +164,6 @@ pub fn says(text: &str, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// It holds; else what was found.
 pub fn holds(so: bool, found: &dyn std::fmt::Debug) -> Result<()> {
     ensure!(so, "{found:?}");
     Ok(())
@@ -194,14 +174,12 @@ pub fn ended(command: Client) -> Result<Vec<Record>> {
     records(&command.wait(LIMIT)?.success()?.said())
 }
 
-/// The records in what a command said.
 pub fn records(said: &str) -> Result<Vec<Record>> {
     let records = Record::all(said)?;
     ensure!(!records.is_empty(), "no client wrote a record:\n{said}");
     Ok(records)
 }
 
-/// The GPUs that the clients have, each once.
 pub fn gpus(records: &[Record]) -> BTreeSet<String> {
     records.iter().flat_map(|record| record.uuids.clone()).collect()
 }
@@ -221,12 +199,10 @@ pub fn check_daemons(records: &[Record], uid: u32, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Every client ran without MPS.
 pub fn check_bare(records: &[Record]) -> Result<()> {
     holds(records.iter().all(|record| !record.under_mps), &records)
 }
 
-/// Checks again and again for as long.
 pub fn check_during(time: Duration, mut check: impl FnMut() -> Result<()>) -> Result<()> {
     let end = Instant::now() + time;
     while Instant::now() < end {

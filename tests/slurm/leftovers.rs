@@ -11,7 +11,6 @@ use tests::slurm::{Client, Options, User};
 use crate::jobs::{LIMIT, holds, says};
 use crate::runner::{Context, Group, cells};
 
-/// The group.
 pub const GROUP: Group = Group::new(
     "leftovers",
     cells![
@@ -61,7 +60,6 @@ fn left_alone(id: &str) -> String {
     format!("job {id}: its scheduler has it here: left alone")
 }
 
-/// Ends an `srun` and its job.
 fn end(cell: &Context, client: Client, job: &str) -> Result<()> {
     client.signal(Signal::SIGKILL)?;
     let _ = client.wait(LIMIT)?;

@@ -30,7 +30,6 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Groups whose beds stand beside others.
 const GROUPS: &[runner::Group] = &[
     submission::OPTIONAL,
     submission::REQUIRED,

@@ -9,7 +9,6 @@ use tests::scarcity::Small;
 use crate::jobs::{ONE_GPU, holds, says};
 use crate::runner::{Context, Group, cells, fast};
 
-/// One cluster for all of them.
 pub const GROUP: Group = Group {
     prepare: |bed| fast(bed, "deadline_s = 4\n"),
     ..Group::new(

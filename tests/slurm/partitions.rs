@@ -9,7 +9,6 @@ use tests::slurm::{Record, Simulated};
 use crate::jobs::{LIMIT, check_daemons, records, says};
 use crate::runner::{Context, Group, cells};
 
-/// The group.
 pub const GROUP: Group = Group {
     prepare: |bed| {
         Simulated::install(bed, "", |node| {
@@ -59,7 +58,6 @@ fn each_rank_has_its_own(cell: &Context) -> Result<()> {
     steps.try_for_each(|step| check(cell, step.to_vec(), &[8, 8]))
 }
 
-/// `srun WORDS` is refused on the node, or before, with `why`.
 fn refused(cell: &Context, words: &str, why: &str) -> Result<()> {
     cell.check_refused(&format!("srun --gres=gpu:1 --mps {words}"), &[why])?;
     cell.check_in_service()

@@ -10,30 +10,22 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use tests::beside::Work;
 use tests::slurm::{Bed, Options, Simulated, User, Word};
 
-/// How long the bed may take to become quiet after a cell.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// A cell's name and what it does.
 pub type Cell = (&'static str, fn(&Context) -> Result<()>);
 
-/// Cells with the names of their functions.
 macro_rules! cells {
     ($($cell:path),* $(,)?) => { &[$((stringify!($cell), $cell as fn(&$crate::runner::Context) -> anyhow::Result<()>)),*] };
 }
 pub(crate) use cells;
 
-/// Cells that share one bed.
 #[derive(Clone, Copy)]
 pub struct Group {
-    /// Name before the `::`.
     pub name: &'static str,
-    /// What their bed is like.
     pub options: fn() -> Options,
     /// Puts into the created bed what it needs before the daemons start.
     pub prepare: fn(&mut Bed) -> Result<Simulated>,
-    /// Why this machine cannot run them, if it cannot.
     pub needs: fn() -> Option<String>,
-    /// The cells, in order.
     pub cells: &'static [Cell],
 }
 
@@ -49,7 +41,6 @@ impl Group {
         }
     }
 
-    /// The same under the other word of plugstack.conf.
     pub const fn required(name: &'static str, cells: &'static [Cell]) -> Group {
         Group {
             options: || Options {
@@ -61,24 +52,17 @@ impl Group {
     }
 }
 
-/// Nodes that waste no time, with these lines in `mpsd.toml`.
 pub fn fast(bed: &mut Bed, config: &str) -> Result<Simulated> {
     Simulated::install(bed, config, |node| node.fast())
 }
 
-/// What a cell works with.
 pub struct Context {
-    /// The running cluster.
     pub bed: Bed,
-    /// Its simulated nodes, where the product is installed.
     pub nodes: Simulated,
-    /// The user that submits.
     pub user: User,
-    /// Another user.
     pub other: User,
 }
 
-/// What the cells came to.
 #[derive(Default)]
 pub struct Tally(Mutex<Counts>);
 
@@ -104,49 +88,37 @@ pub fn beds<'a>(groups: &'a [Group], claims: &[&str], words: &[String], tally: &
         match (group.needs)() {
             _ if cells.is_empty() => {}
             Some(why) => println!("skipped: slurm {}: {why}", group.name),
-            None => beds.push(Work {
-                claims: [
-                    (group.options)().claims(),
-                    claims.iter().map(ToString::to_string).collect(),
-                ]
-                .concat(),
-                run: Box::new(move || tally.of_bed(group.name, || run_group(group, &cells, tally))),
-            }),
+            None => {
+                let mut all = (group.options)().claims();
+                all.extend(claims.iter().map(ToString::to_string));
+                beds.push(Work {
+                    claims: all,
+                    run: Box::new(move || tally.of_bed(group.name, || run_group(group, &cells, tally))),
+                });
+            }
         }
     }
     beds
 }
 
 fn run_group(group: &Group, cells: &[Cell], tally: &Tally) -> Result<()> {
-    let context = bring_up(group)?;
+    let mut bed = Bed::create((group.options)())?;
+    let nodes = (group.prepare)(&mut bed)?;
+    let context = Context::start_bed(bed, nodes)?;
     for (name, cell) in cells {
         let started = Instant::now();
         let outcome = guarded(|| cell(&context)).and_then(|()| quiet(&context));
-        let said = match outcome {
-            Ok(()) => String::new(),
-            Err(_) => recover(&context),
-        };
+        let said = outcome
+            .as_ref()
+            .map_or_else(|_| recover(&context), |()| String::new());
         tally.note(&format!("{}::{name}", group.name), started, outcome, &said);
     }
-    let started = Instant::now();
-    let outcome = guarded(|| teardown(context));
-    tally.note(
-        &format!("{}::the_bed_leaves_nothing", group.name),
-        started,
-        outcome,
-        "",
-    );
+    let (started, name) = (Instant::now(), format!("{}::the_bed_leaves_nothing", group.name));
+    tally.note(&name, started, guarded(|| teardown(context)), "");
     Ok(())
 }
 
-fn bring_up(group: &Group) -> Result<Context> {
-    let mut bed = Bed::create((group.options)())?;
-    let nodes = (group.prepare)(&mut bed)?;
-    Context::start_bed(bed, nodes)
-}
-
 impl Context {
-    /// Starts the daemons of a bed that has its nodes.
     pub fn start_bed(bed: Bed, nodes: Simulated) -> Result<Context> {
         if let Err(error) = bed.start() {
             bail!("{error:#}\n{}", logs(&bed));
@@ -169,7 +141,6 @@ fn guarded(cell: impl FnOnce() -> Result<()>) -> Result<()> {
     })
 }
 
-/// What must hold after every cell.
 fn quiet(context: &Context) -> Result<()> {
     context.bed.wait_idle(QUIET).context("after the cell")?;
     context.bed.wait_clean(Duration::from_secs(5))?;
@@ -194,7 +165,6 @@ fn recover(context: &Context) -> String {
     said
 }
 
-/// Ends the bed, which must leave nothing.
 pub fn teardown(context: Context) -> Result<()> {
     let dirs = [context.bed.dir().to_owned(), context.bed.run_dir().to_owned()];
     let forced = context.bed.end()?;
@@ -207,7 +177,6 @@ pub fn teardown(context: Context) -> Result<()> {
     }
 }
 
-/// What the daemons logged last.
 pub fn logs(bed: &Bed) -> String {
     let mut text = String::new();
     for name in bed.nodes().iter().map(String::as_str).chain(["slurmctld"]) {
@@ -224,7 +193,6 @@ impl Tally {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts cells, chosen or not.
     pub fn there_are(&self, cells: usize) {
         self.counts().all += cells;
     }
@@ -256,7 +224,6 @@ impl Tally {
         }
     }
 
-    /// Prints the failures and libtest's summary line.
     pub fn end(&self, started: Instant) -> ExitCode {
         let counts = self.counts();
         for failure in &counts.failed {
@@ -270,10 +237,6 @@ impl Tally {
             counts.failed.len(),
             started.elapsed().as_secs_f64()
         );
-        if counts.failed.is_empty() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        }
+        ExitCode::from(u8::from(!counts.failed.is_empty()))
     }
 }

@@ -8,7 +8,6 @@ use serde_json::Value;
 use crate::jobs::{LIMIT, ONE_GPU, says};
 use crate::runner::{Context, Group, cells};
 
-/// One bed for all of them.
 pub const GROUP: Group = Group::new(
     "seen",
     cells![
@@ -20,7 +19,6 @@ pub const GROUP: Group = Group::new(
     ],
 );
 
-/// What `mpsctl WORDS` tells root on `node1`.
 fn roots(cell: &Context, words: &str) -> Result<String> {
     let line = format!("SLURMD_NODENAME=node1 {} {words}", cell.mpsctl());
     Ok(cell
@@ -30,13 +28,11 @@ fn roots(cell: &Context, words: &str) -> Result<String> {
         .stdout)
 }
 
-/// The newest report of the node.
 fn newest_report(cell: &Context) -> Value {
     let said = roots(cell, "report --node node1 --since 1h --json | tail -n 1").unwrap_or_default();
     serde_json::from_str(&said).unwrap_or_default()
 }
 
-/// What the mpsds of node1's jobs observed so far.
 fn observations(cell: &Context) -> Vec<Value> {
     let jobs = std::fs::read_dir(cell.bed.run_dir().join("node1/jobs"));
     let files = jobs.into_iter().flatten().flatten();
@@ -46,7 +42,6 @@ fn observations(cell: &Context) -> Vec<Value> {
         .collect()
 }
 
-/// Waits until the mpsd of node1's job has observed it.
 fn wait_observed(cell: &Context, what: &str, holds: impl Fn(&Value) -> bool) -> Result<()> {
     cell.wait(what, || Ok(observations(cell).iter().any(&holds)))
 }
@@ -95,7 +90,6 @@ fn status_shows_the_clients_and_the_gpu_without_one(cell: &Context) -> Result<()
     Ok(())
 }
 
-/// Kills the server of node1's only job; its pid.
 fn kill_server(cell: &Context) -> Result<u32> {
     let daemons = cell.nodes.node("node1")?.daemons();
     let mut servers = daemons
@@ -106,7 +100,6 @@ fn kill_server(cell: &Context) -> Result<u32> {
     Ok(server)
 }
 
-/// One line tells of the death of `server`.
 fn check_told_once(text: &str, server: u32) -> Result<()> {
     let told = text
         .matches(&format!("on node1 its mpsd says: server {server} died ("))

@@ -5,51 +5,44 @@ use std::collections::BTreeSet;
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tests::slurm::{Record, User};
+use tests::slurm::Record;
 
 use crate::jobs::{LIMIT, check_daemons, ended, gpus, holds, records};
 use crate::runner::{Context, Group, cells};
 
-/// One bed for all of them.
 pub const GROUP: Group = Group::new(
     "shapes",
     cells![
-        two_users_have_a_daemon_and_a_gpu_each,
-        two_jobs_of_one_user_have_a_daemon_and_a_gpu_each,
+        two_jobs_have_a_daemon_and_a_gpu_each,
         a_job_run_again_has_another_daemon,
         a_cancelled_job_leaves_nothing,
         a_job_submitted_by_a_job_has_nothing_of_it,
         a_batch_job_without_environment_has_its_mps,
-        overlapping_steps_share_their_jobs_daemon,
         steps_at_once_share_their_jobs_daemons,
         steps_that_ask_at_once_have_a_daemon_each,
         a_killed_slurmstepd_leaves_nothing,
     ],
 );
 
-fn two_users_have_a_daemon_and_a_gpu_each(cell: &Context) -> Result<()> {
-    side_by_side(cell, [&cell.user, &cell.other])
-}
-
-fn two_jobs_of_one_user_have_a_daemon_and_a_gpu_each(cell: &Context) -> Result<()> {
-    side_by_side(cell, [&cell.user, &cell.user])
-}
-
-fn side_by_side(cell: &Context, users: [&User; 2]) -> Result<()> {
+/// Of two users, and of one.
+fn two_jobs_have_a_daemon_and_a_gpu_each(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 1.5");
-    let jobs = users.map(|user| cell.start_as(user, "srun --mps -w node1 -n2 --gres=gpu:1", &line, &[]));
-    let (mut daemons, mut all) = (BTreeSet::new(), BTreeSet::new());
-    for (job, user) in jobs.into_iter().zip(users) {
-        let records = ended(job?)?;
-        holds(records.len() == 2, &records)?;
-        check_daemons(&records, user.uid, 1)?;
-        daemons.extend(records.iter().map(|record| record.daemon_pid));
-        all.extend(gpus(&records));
+    for users in [[&cell.user, &cell.other], [&cell.user, &cell.user]] {
+        let jobs = users.map(|user| cell.start_as(user, "srun --mps -w node1 -n2 --gres=gpu:1", &line, &[]));
+        let (mut daemons, mut all) = (BTreeSet::new(), BTreeSet::new());
+        for (job, user) in jobs.into_iter().zip(users) {
+            let records = ended(job?)?;
+            holds(records.len() == 2, &records)?;
+            check_daemons(&records, user.uid, 1)?;
+            daemons.extend(records.iter().map(|record| record.daemon_pid));
+            all.extend(gpus(&records));
+        }
+        holds(daemons.len() == 2 && all.len() == 2, &(daemons, all))?;
+        cell.idle()?;
     }
-    holds(daemons.len() == 2 && all.len() == 2, &(daemons, all))
+    Ok(())
 }
 
-/// Two clients under MPS, not under the same daemon.
 fn check_different_daemons(cell: &Context, records: &[Record]) -> Result<()> {
     let [first, second] = records else {
         bail!("two clients expected: {records:?}")
@@ -135,21 +128,18 @@ fn two_steps(cell: &Context, job: &str, step: &str, hold: &str) -> Result<Vec<Re
     cell.records(&format!("salloc {job}"), &shell)
 }
 
-fn overlapping_steps_share_their_jobs_daemon(cell: &Context) -> Result<()> {
-    let job = "--mps -N1 -n2 --gres=gpu:2";
-    let records = two_steps(cell, job, "--overlap -n2 --gres=gpu:2", "--hold 0.5")?;
-    holds(records.len() == 4, &records)?;
-    check_daemons(&records, cell.user.uid, 1)
-}
-
-/// Each step has one GPU of each node.
+/// Steps that overlap have both GPUs of a node, the others one of each node.
 fn steps_at_once_share_their_jobs_daemons(cell: &Context) -> Result<()> {
-    for (flag, daemons) in [("--mps", 1), ("--mps=per-gpu", 2)] {
-        let job = format!("{flag} -N2 --ntasks-per-node=2 --gres=gpu:2");
-        let records = two_steps(cell, &job, "--exact -N2 -n2 --gres=gpu:1", "--hold 0.3")?;
-        holds(records.iter().all(|record| record.uuids.len() == 1), &records)?;
+    let (both, exact) = ("--overlap -n2 --gres=gpu:2", "--exact -N2 -n2 --gres=gpu:1");
+    for (job, step, own, all, daemons) in [
+        ("--mps -N1 -n2", both, 2, 2, 1),
+        ("--mps -N2 --ntasks-per-node=2", exact, 1, 4, 1),
+        ("--mps=per-gpu -N2 --ntasks-per-node=2", exact, 1, 4, 2),
+    ] {
+        let records = two_steps(cell, &format!("{job} --gres=gpu:2"), step, "--hold 0.4")?;
+        let right = records.len() == 4 && records.iter().all(|record| record.uuids.len() == own);
+        holds(right && gpus(&records).len() == all, &records)?;
         check_daemons(&records, cell.user.uid, daemons)?;
-        holds(gpus(&records).len() == 4, &records)?;
     }
     Ok(())
 }

@@ -13,7 +13,6 @@ use tests::slurm::{Options, Process, stamp};
 use crate::jobs::{check_daemons, holds, says};
 use crate::runner::{Context, Group, cells};
 
-/// A cluster whose nodes get their files from the controller.
 pub const CONFIGLESS: Group = Group {
     options: || Options {
         configless: true,
@@ -24,7 +23,6 @@ pub const CONFIGLESS: Group = Group {
     ..Group::new("stack_configless", cells![the_line_reaches_the_nodes])
 };
 
-/// One bed for both words.
 pub const GROUP: Group = Group::new(
     "stack",
     cells![
@@ -37,7 +35,6 @@ pub const GROUP: Group = Group::new(
 /// The stamp of Slurm 23.11.5.
 pub const OTHER_RELEASE: u32 = 0x0017_0b05;
 
-/// The stack of the bed, which is ours while this lives.
 struct Stack<'a> {
     cell: &'a Context,
     before: String,

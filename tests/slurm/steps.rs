@@ -10,7 +10,6 @@ use crate::jobs::{LIMIT, ONE_GPU, check_daemons, holds, records, says};
 use crate::runner::{Cell, Context, Group, cells};
 use crate::sites::no_cgroups;
 
-/// One bed for all of them.
 pub const GROUP: Group = Group::new(
     "steps",
     cells![
@@ -54,7 +53,6 @@ pub const MEMORY_CGROUP: Group = Group {
 
 const KILLED: &[Cell] = cells![a_job_killed_for_memory_is_told, a_step_killed_for_memory_is_told];
 
-/// An allocation with limits, and a step in it.
 fn step(words: &str) -> String {
     format!("salloc --mps --mps-threads=50 --mps-mem=4G -n2 --gres=gpu:1 srun {words}")
 }

@@ -14,10 +14,8 @@ const CELLS: &[crate::runner::Cell] = cells![
     bad_values_are_refused_at_submission
 ];
 
-/// Under the word that the package ships.
 pub const OPTIONAL: Group = Group::new("submission_optional", CELLS);
 
-/// Under the other word.
 pub const REQUIRED: Group = Group::required("submission_required", CELLS);
 
 /// Four nodes. On a busy host a daemon may take longer than on a node of its own.

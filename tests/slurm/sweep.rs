@@ -24,7 +24,6 @@ pub const GROUP: Group = Group {
 
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// The step's command: a sweep of `script`.
 fn line(cell: &Context, words: &str, script: &str) -> String {
     format!("exec {} sweep {words} -- /bin/sh -c '{script}'", cell.mpsctl())
 }

@@ -12,13 +12,11 @@ use crate::jobs::{LIMIT, ONE_GPU, check_daemons, holds, records, says};
 use crate::runner::{Cell, Context, Group, cells};
 use crate::stack::OTHER_RELEASE;
 
-/// Under the word that the package ships.
 pub const OPTIONAL: Group = Group {
     options: || options(Word::Optional),
     ..Group::new("unplugged_optional", CELLS)
 };
 
-/// Under the other word.
 pub const REQUIRED: Group = Group {
     options: || options(Word::Required),
     ..Group::new("unplugged_required", CELLS)
@@ -102,7 +100,6 @@ fn a_plugin_of_another_release_is_told(cell: &Context) -> Result<()> {
     cell.bed.resume("node2").or(Ok(()))
 }
 
-/// It runs where the job runs, and does what it did.
 fn a_task_prolog_of_the_users_runs(cell: &Context) -> Result<()> {
     let script = cell.bed.dir().join("task-prolog");
     let text = "#!/bin/sh\necho export FROM_PROLOG=$SLURM_PROCID\necho print said by it\n";

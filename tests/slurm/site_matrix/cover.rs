@@ -28,7 +28,6 @@ fn parts(mut combination: Combination) -> Vec<(usize, usize)> {
     parts
 }
 
-/// What is to be covered.
 struct Cover<'a> {
     levels: &'a [usize],
     /// Factors of which every combination is wanted.
@@ -115,7 +114,6 @@ fn begin(size: usize, prefix: &[usize], seed: Combination) -> Option<Vec<Option<
 }
 
 impl Cover<'_> {
-    /// The wanted combinations of a row.
     fn of<'a>(&'a self, row: &'a [usize]) -> impl Iterator<Item = Combination> + 'a {
         let chosen: Vec<Option<usize>> = row.iter().copied().map(Some).collect();
         let one = |factors: &Vec<usize>| combination(factors.iter().map(|factor| (*factor, row[*factor])));

@@ -10,7 +10,6 @@ const fn factor(name: &'static str, values: &'static [&'static str]) -> Factor {
     Factor { name, values }
 }
 
-/// The factors of a site, then those of a request.
 pub const FACTORS: &[Factor] = &[
     // PrologFlags.
     factor("prolog", &["no-flags", "alloc", "contain"]),
@@ -80,12 +79,10 @@ pub fn is(choice: &Choice, factor: &str, value: &str) -> bool {
     choice.get(at).copied().flatten() == Some(value)
 }
 
-/// Whether `factor` is set to one of `values`.
 pub fn is_any(choice: &Choice, factor: &str, values: &[&str]) -> bool {
     values.iter().any(|value| is(choice, factor, value))
 }
 
-/// Whether `factor` is set, and not to `value`.
 fn is_not(choice: &Choice, factor: &str, value: &str) -> bool {
     let at = FACTORS.iter().position(|known| known.name == factor);
     let set = at.and_then(|at| choice.get(at).copied().flatten()).is_some();
@@ -165,12 +162,10 @@ pub fn interactions(given: usize, size: usize) -> Vec<Vec<usize>> {
     all
 }
 
-/// How many values each factor has.
 pub fn levels() -> Vec<usize> {
     FACTORS.iter().map(|factor| factor.values.len()).collect()
 }
 
-/// The names of the chosen values.
 pub fn values(choice: &[usize], first: usize) -> String {
     let values = choice.iter().zip(&FACTORS[first..]);
     let names: Vec<&str> = values.map(|(value, factor)| factor.values[*value]).collect();

@@ -22,13 +22,10 @@ use self::factors::{SITE, levels, values};
 use self::run::Site;
 use crate::runner::{Tally, is_chosen};
 
-/// Name before the first `::`.
 const NAME: &str = "site_matrix";
 
-/// The values of a cell's factors.
 type Row = Vec<Option<usize>>;
 
-/// The sites, each with its cells by name.
 fn cells() -> Vec<(Row, Vec<(String, Row)>)> {
     let levels = levels();
     let sites = cover::cover(&levels[..SITE], &[Vec::new()]);
@@ -46,13 +43,11 @@ fn cells() -> Vec<(Row, Vec<(String, Row)>)> {
     sites.iter().map(of_site).collect()
 }
 
-/// The cells' names.
 pub fn names() -> impl Iterator<Item = String> {
     let sites = cells().into_iter();
     sites.flat_map(|(_, cells)| cells).map(|(name, _)| name)
 }
 
-/// The sites of the cells whose names hold one of `words`.
 pub fn beds<'a>(words: &[String], tally: &'a Tally) -> Vec<Work<'a>> {
     let mut beds = Vec::new();
     for (site, mut cells) in cells() {
@@ -66,10 +61,8 @@ pub fn beds<'a>(words: &[String], tally: &'a Tally) -> Vec<Work<'a>> {
             None => beds.push(Work {
                 claims: site::options(&site).claims(),
                 run: Box::new(move || {
-                    let name = format!(
-                        "{NAME}::{}",
-                        values(&site.iter().copied().flatten().collect::<Vec<_>>(), 0)
-                    );
+                    let chosen: Vec<usize> = site.iter().copied().flatten().collect();
+                    let name = format!("{NAME}::{}", values(&chosen, 0));
                     tally.of_bed(&name, || run_site(&name, &site, &cells, tally));
                 }),
             }),
@@ -88,18 +81,10 @@ fn run_site(site_name: &str, choice: &Row, cells: &[(String, Row)], tally: &Tall
             [] => Ok(()),
             _ => Err(anyhow!("{}", troubles.join("\n"))),
         });
-        let said = match outcome {
-            Ok(()) => String::new(),
-            Err(_) => site.logs(),
-        };
+        let said = outcome.as_ref().map_or_else(|_| site.logs(), |()| String::new());
         tally.note(name, started, outcome, &said);
     }
-    let started = Instant::now();
-    tally.note(
-        &format!("{site_name}::the_site_leaves_nothing"),
-        started,
-        site.end(),
-        "",
-    );
+    let (started, name) = (Instant::now(), format!("{site_name}::the_site_leaves_nothing"));
+    tally.note(&name, started, site.end(), "");
     Ok(())
 }

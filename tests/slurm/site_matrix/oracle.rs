@@ -16,22 +16,16 @@ const MEMORY: u64 = 143_771;
 /// What Slurm says where nobody registers our flags.
 const NO_FLAG: &str = "unrecognized option '--mps";
 
-/// What one of the three jobs did.
 #[derive(Debug)]
 pub struct Run {
-    /// Which of them it was.
     pub variant: Variant,
-    /// Its two nodes.
     pub nodes: [String; 2],
     /// The command's exit code; nothing if a signal ended it.
     pub code: Option<i32>,
-    /// What its user reads: the terminal, and a batch job's output.
     pub said: String,
-    /// Its tasks.
     pub tasks: Vec<Witness>,
 }
 
-/// What was seen beside the jobs.
 #[derive(Debug)]
 pub struct Beside {
     /// The compute modes that each GPU had, by node and device file.
@@ -59,7 +53,6 @@ impl Run {
         self.tasks.iter().map(|task| (self.place(task), task)).collect()
     }
 
-    /// Whether the command that started these tasks failed.
     fn failed(&self, label: &str) -> bool {
         let code = format!("code {label} ");
         let lines = self.said.lines();
@@ -155,7 +148,6 @@ fn array(index: &str) -> String {
     }
 }
 
-/// The job without the plugin must itself run as meant.
 fn baseline(request: &Choice, plain: &Run, troubles: &mut Vec<String>) {
     let nodes = if is(request, "nodes", "n2") { 2 } else { 1 };
     let elements = if is(request, "launch", "array") { 2 } else { 1 };
@@ -200,7 +192,6 @@ fn same_run(without: &Run, plain: &Run, troubles: &mut Vec<String>) {
 /// What Slurm tells or not, by how long something took.
 const BY_CHANCE: &[&str] = &["salloc: ", "srun: Job ", "srun: Step created", "srun: job "];
 
-/// The lines that its user reads.
 fn lines(run: &Run) -> BTreeSet<String> {
     let said = plain_text(&run.said, &run.nodes);
     let told = said

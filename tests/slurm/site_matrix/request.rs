@@ -3,22 +3,17 @@
 use super::factors::{Choice, is, is_any};
 use super::site::NODE;
 
-/// The same job three times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// It asks for MPS.
     With,
-    /// It does not.
     Without,
     /// It does not, and neither its client nor its nodes have the plugin.
     Plain,
 }
 
 impl Variant {
-    /// All of them.
     pub const ALL: [Variant; 3] = [Variant::With, Variant::Without, Variant::Plain];
 
-    /// Its two nodes.
     pub fn nodes(self, request: &Choice) -> [String; 2] {
         let numbers = match self {
             Variant::With => [0, 1].map(|at| at + if is_unplugged(request, at) { 7 } else { 1 }),
@@ -28,7 +23,6 @@ impl Variant {
         numbers.map(|number| format!("{NODE}{number}"))
     }
 
-    /// Its name, for its directory.
     pub fn name(self) -> &'static str {
         match self {
             Variant::With => "with",
@@ -43,7 +37,6 @@ pub fn is_unplugged(request: &Choice, node: usize) -> bool {
     is(request, "plug", "unplugged") || is(request, "plug", "half-plugged") && node == 1
 }
 
-/// What a step asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepRequest {
     /// What its job did.
@@ -60,17 +53,13 @@ pub enum StepRequest {
     OffOfComponent,
 }
 
-/// A command that starts tasks.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Its name in the tasks' records.
     pub label: &'static str,
-    /// What it asked for.
     pub request: StepRequest,
 }
 
 impl Step {
-    /// Whether its tasks are to have MPS.
     pub fn wants_mps(&self) -> bool {
         matches!(
             self.request,
@@ -125,7 +114,6 @@ fn words(request: &Choice, rows: &[(&str, &str, &'static str)], otherwise: &'sta
     fitting.next().map_or(otherwise, |(.., words)| words)
 }
 
-/// The flags of the request itself.
 fn own_flags(request: &Choice) -> String {
     let memory = match gpus(request) {
         1 => "--mps --mps-mem=0=4G",
@@ -162,7 +150,6 @@ pub fn is_bound_by_us(request: &Choice) -> bool {
     !is("ranks", "as-the-site") && !by_slurm && !implied
 }
 
-/// How many GPUs the job has on each node.
 pub fn gpus(request: &Choice) -> usize {
     match () {
         () if is(request, "gpus", "gpu1") || is(request, "gpus", "shard1") => 1,
@@ -171,7 +158,6 @@ pub fn gpus(request: &Choice) -> usize {
     }
 }
 
-/// The job's tasks on each of its nodes.
 pub fn tasks(request: &Choice) -> usize {
     match () {
         () if is(request, "tasks", "four-tasks") => 4,
@@ -207,7 +193,6 @@ fn shape(request: &Choice, nodes: &str) -> String {
     shape
 }
 
-/// Whether its command hands a script in and does not wait.
 pub fn is_batch(request: &Choice) -> bool {
     is(request, "launch", "sbatch") || is(request, "launch", "array")
 }

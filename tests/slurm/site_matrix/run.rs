@@ -18,15 +18,11 @@ use super::site;
 use crate::jobs::LIMIT;
 use crate::runner::{Context, logs, teardown};
 
-/// How long the nodes may take to become quiet after a cell.
 const QUIET: Duration = Duration::from_secs(20);
-/// How often compute modes are read.
 const SAMPLE: Duration = Duration::from_millis(5);
 
-/// A running cluster.
 pub struct Site {
     cell: Context,
-    /// The other user's job, and the directory of its records.
     bystander: Option<(Client, PathBuf)>,
     count: usize,
 }
@@ -34,7 +30,6 @@ pub struct Site {
 type Modes = BTreeMap<(String, String), BTreeSet<String>>;
 
 impl Site {
-    /// Brings it up.
     pub fn start(choice: &Choice) -> Result<Site> {
         let (bed, nodes) = site::create(choice)?;
         Ok(Site {
@@ -44,7 +39,6 @@ impl Site {
         })
     }
 
-    /// Runs a cell; its troubles.
     pub fn cell(&mut self, site: &Choice, request: &Choice) -> Result<Vec<String>> {
         self.stand_by(!is(request, "node", "alone-on-node"))?;
         let dir = self.directory(&self.cell.user.clone())?;
@@ -65,18 +59,15 @@ impl Site {
         Ok(troubles)
     }
 
-    /// Ends it; what had to be forced.
     pub fn end(mut self) -> Result<()> {
         self.stand_by(false)?;
         teardown(self.cell)
     }
 
-    /// What the daemons logged last.
     pub fn logs(&self) -> String {
         logs(&self.cell.bed)
     }
 
-    /// An empty directory that the user's tasks may write to.
     fn directory(&mut self, user: &User) -> Result<PathBuf> {
         self.count += 1;
         let dir = self.cell.bed.dir().join(format!("cell{}", self.count));
@@ -125,7 +116,6 @@ impl Site {
         Ok(())
     }
 
-    /// The three jobs at once, and the compute modes meanwhile.
     fn run(&self, request: &Choice, dir: &Path) -> Result<([Run; 3], Modes)> {
         let end = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -219,7 +209,6 @@ impl Site {
         Ok((variant, place, client))
     }
 
-    /// What the cell left, and the nodes made usable again.
     fn left(&self) -> Result<Vec<String>> {
         let (cell, bed) = (&self.cell, &self.cell.bed);
         let mut troubles = Vec::new();
@@ -253,7 +242,6 @@ impl Site {
     }
 }
 
-/// The compute modes that each GPU had until `end`.
 fn sample(bed: &Bed, nodes: &[NodeDouble], end: &AtomicBool) -> Modes {
     let mut seen = Modes::new();
     while !end.load(Ordering::Relaxed) {

@@ -7,10 +7,8 @@ use tests::slurm::{Bed, Gpus, Options, Simulated, WITNESS, Word, program_beside}
 use super::factors::{Choice, is};
 use crate::sites::no_cgroups;
 
-/// GPUs of a node.
 const GPUS: u32 = 4;
 
-/// What the nodes are called before their number.
 pub const NODE: &str = "site";
 
 /// Minor numbers in the order of the bus: as everybody expects them, and as a public document of a site shows them.
@@ -22,7 +20,6 @@ pub fn devices(site: &Choice) -> impl Iterator<Item = String> {
     minors.into_iter().map(|minor| format!("nvidia{minor}"))
 }
 
-/// Why this machine cannot run the site, if it cannot.
 pub fn needs(site: &Choice) -> Option<String> {
     let controllers: &[&str] = match is(site, "task", "task-cgroup") {
         true => &["devices", "freezer", "cpuset"],
@@ -31,7 +28,6 @@ pub fn needs(site: &Choice) -> Option<String> {
     no_cgroups(controllers)
 }
 
-/// Its cluster, and the product on it; not yet started.
 pub fn create(site: &Choice) -> Result<(Bed, Simulated)> {
     let mut bed = Bed::create(options(site))?;
     let extra = format!(
@@ -52,7 +48,6 @@ pub fn create(site: &Choice) -> Result<(Bed, Simulated)> {
     Ok((bed, simulated))
 }
 
-/// What it is like.
 pub fn options(site: &Choice) -> Options {
     let is = |factor, value| is(site, factor, value);
     let shards = is("shards", "shards");
@@ -104,7 +99,6 @@ pub fn options(site: &Choice) -> Options {
     options
 }
 
-/// A line for each GPU.
 fn gres_lines(site: &Choice) -> Vec<String> {
     let line = |(number, words): (u32, &str)| format!("Name=gpu File=/dev/nvidia{number}{words}");
     let is = |value| is(site, "gres", value);

@@ -28,10 +28,8 @@ const BASE: &str = "/var/lib";
 /// Where the nodes' run directories are made: a memory file system on most machines, as in production.
 const RUN_BASE: &str = "/run";
 
-/// The key of slurm.conf that names plugstack.conf.
 const STACK: &str = "PlugStackConfig";
 
-/// Longest that a daemon may take to come up.
 const START: Duration = Duration::from_secs(30);
 
 /// A throw-away Slurm. Dropping it ends every process of it and removes its directories.
@@ -99,7 +97,6 @@ impl Bed {
         Ok(bed)
     }
 
-    /// The bed's directory: root-owned, passable for everybody.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -131,7 +128,6 @@ impl Bed {
         &mut self.options
     }
 
-    /// Names of the nodes.
     pub fn nodes(&self) -> Vec<String> {
         (1..=self.options.nodes)
             .map(|index| self.options.node(index))
@@ -235,7 +231,6 @@ impl Bed {
         })
     }
 
-    /// Starts the `slurmd` of a node; does not wait.
     pub fn start_node(&self, node: &str) -> Result<()> {
         fs::create_dir_all(self.dir.join("spool").join(node))?;
         let plain = self.options.plain_nodes.iter().any(|name| name == node);
@@ -278,7 +273,6 @@ impl Bed {
         Ok(())
     }
 
-    /// Pid of a daemon: `munged`, `slurmctld` or a node's name.
     pub fn daemon(&self, name: &str) -> Option<i32> {
         lock(&self.daemons).get(name).copied()
     }
@@ -373,10 +367,8 @@ impl Bed {
 /// The name under which each node with places of its own finds its run directory.
 const HERE: &str = "here";
 
-/// Where a slurmd without a configuration file writes and asks.
 const USUAL_PLACES: [&str; 2] = ["/run/slurm", "/run/munge"];
 
-/// What every `/dev` has: name, major and minor number.
 const USUAL_DEVICES: [(&str, u64, u64); 6] = [
     ("null", 1, 3),
     ("zero", 1, 5),

@@ -1,17 +1,23 @@
-//! Slurm's commands on a bed: who runs them, with what environment.
+//! Slurm's commands on a bed: who runs them, with what environment, each with a deadline.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::bed::Bed;
-use super::client::Client;
 use super::host::{program, search_path};
+use super::look::Process;
 use super::users::User;
-use crate::child::Ran;
+use super::warden::{Request, Warden};
+use crate::child::{Ran, Running, alive};
 
 /// Longest that one of Slurm's administrative commands may take.
 const COMMAND: Duration = Duration::from_secs(30);
@@ -37,7 +43,6 @@ impl Bed {
         }
     }
 
-    /// The environment of a user's shell on this cluster.
     pub fn environment(&self, user: &User) -> BTreeMap<String, String> {
         [
             ("SLURM_CONF", self.client_conf()),
@@ -50,12 +55,10 @@ impl Bed {
         .into()
     }
 
-    /// Starts a command as `user`, in the user's directory.
     pub fn spawn(&self, user: &User, argv: &[&str]) -> Result<Client> {
         self.spawn_with(user, argv, &[])
     }
 
-    /// The same with further variables in its environment.
     pub fn spawn_with(&self, user: &User, argv: &[&str], extra: &[(&str, &str)]) -> Result<Client> {
         let mut env = self.environment(user);
         env.extend(
@@ -85,7 +88,6 @@ impl Bed {
         Ok(self.spawn_with(user, argv, extra)?.wait(limit)?.success()?.wall)
     }
 
-    /// `srun` as `user`, to its end.
     pub fn srun(&self, user: &User, arguments: &[&str], limit: Duration) -> Result<Ran> {
         self.spawn(user, &[&["srun"], arguments].concat())?.wait(limit)
     }
@@ -108,12 +110,10 @@ impl Bed {
         id.parse().with_context(|| format!("sbatch said '{id}'"))
     }
 
-    /// What a batch job wrote so far.
     pub fn output(&self, user: &User, job: u32) -> String {
         fs::read_to_string(self.home(user).join(format!("job-{job}.out"))).unwrap_or_default()
     }
 
-    /// An administrator's command, to its end.
     pub fn root(&self, argv: &[&str]) -> Result<Ran> {
         self.spawn(&User::root(), argv)?.wait(COMMAND)
     }
@@ -122,5 +122,47 @@ impl Bed {
     pub fn said(&self, command: &str) -> Result<String> {
         let words: Vec<&str> = command.split_whitespace().collect();
         Ok(self.root(&words)?.success()?.stdout)
+    }
+}
+
+#[derive(Debug)]
+pub struct Client(Running);
+
+impl Client {
+    fn start(
+        warden: &Warden,
+        user: &User,
+        argv: &[&str],
+        env: &BTreeMap<String, String>,
+        dir: &Path,
+    ) -> Result<Client> {
+        let (program, arguments) = argv.split_first().context("empty command")?;
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().envs(env).current_dir(dir);
+        if user.uid != 0 {
+            command.uid(user.uid).gid(user.gid);
+        }
+        let client = Client(Running::start(&mut command, "")?);
+        if let Some(Process { pid, start, .. }) = Process::read(client.pid()) {
+            warden.ask(&Request::Client { pid, start })?;
+        }
+        Ok(client)
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.0.pid().cast_signed()
+    }
+
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill(Pid::from_raw(self.pid()), signal)?)
+    }
+
+    pub fn runs(&self) -> bool {
+        alive(self.0.pid())
+    }
+
+    /// Waits for its end, at most `limit` from its start. A command that takes longer is killed, and that is an error.
+    pub fn wait(self, limit: Duration) -> Result<Ran> {
+        self.0.finish(limit)
     }
 }

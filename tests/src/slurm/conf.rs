@@ -15,7 +15,6 @@ pub enum Word {
 }
 
 impl Word {
-    /// The word as `plugstack.conf` spells it.
     pub fn text(self) -> &'static str {
         match self {
             Word::Optional => "optional",
@@ -24,7 +23,6 @@ impl Word {
     }
 }
 
-/// What the nodes' `gres/gpu` are made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gpus {
     /// So many character devices of major 240 on each node.
@@ -37,12 +35,9 @@ pub enum Gpus {
 /// job may use it, and EPERM when `ConstrainDevices` forbids it.
 pub const SIMULATED_MAJOR: u64 = 240;
 
-/// The device file of a simulated GPU, and its minor number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// The path by which the node knows it.
     pub file: PathBuf,
-    /// Its minor number, which NVML gives too.
     pub minor: u32,
 }
 
@@ -173,12 +168,10 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
     text
 }
 
-/// The key of a line `KEY=VALUE`.
 pub(super) fn key(line: &str) -> &str {
     line.split_once('=').map_or(line, |(key, _)| key.trim())
 }
 
-/// How many GPUs node `index` (from 1) has.
 pub fn gpus_of(options: &Options, index: usize) -> usize {
     match &options.gpus {
         Gpus::Simulated(count) => *count as usize,
@@ -215,7 +208,6 @@ pub fn gres_conf(dir: &Path, options: &Options) -> String {
     text
 }
 
-/// `plugstack.conf`: empty without a plugin.
 pub fn plugstack_conf(options: &Options) -> String {
     let mut text = String::new();
     if let Some(plugin) = &options.plugin {
@@ -229,20 +221,4 @@ pub fn plugstack_conf(options: &Options) -> String {
         let _ = writeln!(text, "{line}");
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn real_gpus_belong_to_the_first_node_only() {
-        let options = Options {
-            gpus: Gpus::Real(vec![0, 3]),
-            ..Options::default()
-        };
-        let text = gres_conf(Path::new("/bed"), &options);
-        assert!(text.contains("NodeName=node1 Name=gpu File=/dev/nvidia3\n"));
-        assert!(!text.contains("node2"));
-    }
 }

@@ -71,7 +71,6 @@ pub fn use_slurm_of(prefix: &Path) {
     let _ = PREFIX.set(prefix.to_owned());
 }
 
-/// Where programs are looked for, as `PATH` has it.
 pub(super) fn search_path() -> String {
     let own = PREFIX
         .get()
@@ -79,7 +78,6 @@ pub(super) fn search_path() -> String {
     own.unwrap_or_default() + "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 }
 
-/// The first of `names` that is installed.
 pub(super) fn program(names: &[&str]) -> Result<String> {
     let dirs = search_path();
     dirs.split(':')

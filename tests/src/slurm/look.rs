@@ -7,12 +7,9 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// One process as `/proc` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Process id.
     pub pid: i32,
-    /// Parent's process id.
     pub parent: i32,
     /// Start time in clock ticks since boot: with the pid, the process's identity.
     pub start: u64,
@@ -20,16 +17,13 @@ pub struct Process {
     pub state: char,
     /// Name of the program file (`comm`, at most 15 bytes).
     pub name: String,
-    /// Effective uid.
     pub uid: u32,
     /// Program file, unless the kernel does not say (a zombie).
     pub exe: Option<PathBuf>,
-    /// Arguments.
     pub argv: Vec<String>,
 }
 
 impl Process {
-    /// Reads one process; nothing if there is none with this pid.
     pub fn read(pid: i32) -> Option<Process> {
         let dir = PathBuf::from(format!("/proc/{pid}"));
         let stat = std::fs::read_to_string(dir.join("stat")).ok()?;
@@ -111,7 +105,6 @@ fn words(bytes: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// Every process of the machine that can be read.
 pub fn processes() -> Vec<Process> {
     let Ok(entries) = std::fs::read_dir("/proc") else {
         return Vec::new();
@@ -161,13 +154,11 @@ impl Snapshot {
         Snapshot(items)
     }
 
-    /// What is here and was not in `earlier`.
     pub fn beyond(&self, earlier: &Snapshot) -> Vec<String> {
         self.0.difference(&earlier.0).cloned().collect()
     }
 }
 
-/// Notes every path below `dir` that `counts`.
 fn walk(dir: &Path, items: &mut BTreeSet<String>, counts: &dyn Fn(&Path) -> bool) {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return;

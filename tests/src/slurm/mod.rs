@@ -10,7 +10,6 @@
 //! by process id, unmounts and removes what the bed made.
 
 mod bed;
-mod client;
 mod commands;
 mod conf;
 mod host;
@@ -22,17 +21,15 @@ pub mod stamp;
 mod state;
 mod users;
 mod warden;
-mod witness;
 
 pub use bed::Bed;
-pub use client::Client;
+pub use commands::Client;
 pub use conf::{Gpus, SIMULATED_MAJOR, Word, private_dev};
 pub use host::{program_beside, use_slurm_of};
 pub use look::{Process, Snapshot, processes};
 pub use options::{CONFIGLESS, Options, unified};
 pub use product::{PLUGIN, Product};
-pub use simulated::{Changed, MODEL, Record, RecordGpu, SMS, Simulated};
+pub use simulated::{Bystander, Changed, MODEL, Record, RecordGpu, SMS, Simulated, WITNESS, Witness};
 pub use state::NodeState;
 pub use users::{User, most_beds};
 pub use warden::{Reply, Request, WARDEN, Warden};
-pub use witness::{Bystander, WITNESS, Witness};

@@ -8,7 +8,6 @@ use super::conf::{self, Gpus, Word};
 /// do not say whose they are.
 pub const CONFIGLESS: &str = "slurmds without a file";
 
-/// What the bed is to be like.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Number of nodes, all on this host.
@@ -16,9 +15,7 @@ pub struct Options {
     /// What the nodes are called before their number: `node1` and up. Slurm's cgroups have these names too, so beds that
     /// use them at the same time need different ones.
     pub node_name: &'static str,
-    /// CPUs that each node claims.
     pub cpus: u32,
-    /// The nodes' GPUs.
     pub gpus: Gpus,
     /// Minor numbers of the nodes' GPUs in the order of the bus. Each node then has a `/dev` of its own with
     /// `/dev/nvidia<minor>`; empty: files of the bed's own, `Gpus::Simulated` of them.
@@ -33,17 +30,12 @@ pub struct Options {
     pub configless: bool,
     /// Further kinds of gres beside `gpu` (`mps`, `shard`), `gres_count` of each on every node.
     pub gres_types: Vec<String>,
-    /// See `gres_types`.
     pub gres_count: u32,
     /// Words added to every `NodeName=` line, for example `Feature=mps`.
     pub node_words: Option<String>,
-    /// The word before the plugin.
     pub word: Word,
-    /// The plugin to load, if any.
     pub plugin: Option<PathBuf>,
-    /// Arguments on the plugin's line.
     pub plugin_arguments: Vec<String>,
-    /// Lines of plugstack.conf behind the plugin's.
     pub stack_lines: Vec<String>,
     /// Nodes whose slurmd is started without the plugin, on the same cluster: see [`crate::slurm::Bed::plain_conf`].
     pub plain_nodes: Vec<String>,
@@ -53,20 +45,15 @@ pub struct Options {
     pub prolog_flags: String,
     /// Lines of `slurm.conf`; one that sets a key of ours replaces it.
     pub slurm_lines: Vec<String>,
-    /// Further partition lines.
     pub partition_lines: Vec<String>,
-    /// `cgroup.conf`.
     pub cgroup_lines: Vec<String>,
-    /// `job_container.conf`, if there is to be one.
     pub job_container_lines: Vec<String>,
 }
 
-/// Whether `/sys/fs/cgroup` is the unified hierarchy.
 pub fn unified() -> bool {
     Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
-/// What works on this machine.
 fn cgroup_lines() -> Vec<String> {
     match unified() {
         // Without systemd, Slurm's plugin for the unified hierarchy makes its own groups, in `system.slice`.
@@ -106,7 +93,6 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Name of node `index` (from 1).
     pub(super) fn node(&self, index: usize) -> String {
         format!("{}{index}", self.node_name)
     }
@@ -137,27 +123,5 @@ impl Options {
         self.slurm_lines
             .iter()
             .any(|line| conf::key(line).eq_ignore_ascii_case(key))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn beds_claim_what_they_cannot_share() {
-        let with_cgroups = |node_name| Options {
-            slurm_lines: vec!["TaskPlugin=task/cgroup".into()],
-            node_name,
-            ..Options::default()
-        };
-        let configless = Options {
-            configless: true,
-            ..Options::default()
-        };
-        assert!(Options::default().claims().is_empty());
-        assert_eq!(with_cgroups("node").claims(), with_cgroups("node").claims());
-        assert_ne!(with_cgroups("node").claims(), with_cgroups("site").claims());
-        assert_eq!(configless.claims(), [CONFIGLESS]);
     }
 }

@@ -14,17 +14,12 @@ use crate::double::copy_program;
 /// Programs of the product, beside one another as after an installation.
 const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
 
-/// The plugin's file.
 pub const PLUGIN: &str = "libspank_mps.so";
 
-/// Where a bed's product lies.
 #[derive(Clone, Debug)]
 pub struct Product {
-    /// Programs.
     pub libexec: PathBuf,
-    /// `mpsd.toml`.
     pub config: PathBuf,
-    /// The plugin.
     pub plugin: PathBuf,
 }
 

@@ -1,5 +1,6 @@
 //! A bed whose nodes are simulated: each has its own doubles of NVIDIA's programs and its own GPUs.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -11,18 +12,14 @@ use super::product::Product;
 use crate::double::node::Description;
 use crate::double::{Builder, NodeDouble};
 
-/// Product name of the simulated GPUs.
 pub const MODEL: &str = "NVIDIA H200";
 
-/// Multiprocessors of a simulated GPU.
 pub const SMS: u64 = 132;
 
 /// The nodes' doubles, and the product that is configured for them.
 #[derive(Debug)]
 pub struct Simulated {
-    /// The product.
     pub product: Product,
-    /// One double a node, in order.
     pub nodes: Vec<NodeDouble>,
     root: PathBuf,
 }
@@ -31,46 +28,31 @@ pub struct Simulated {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default)]
 pub struct Record {
-    /// Its pid.
     pub pid: i32,
     /// The user that it ran as. The record of a failure lacks it, as most of this.
     pub uid: Option<u32>,
     /// The node it ran on, which `mps-probe` does not know.
     pub node: String,
-    /// Its rank on that node.
     pub local_rank: Option<u32>,
-    /// `CUDA_MPS_PIPE_DIRECTORY` as it saw it.
     pub pipe_directory: Option<String>,
-    /// `CUDA_VISIBLE_DEVICES` as it saw it.
     pub visible: Option<String>,
-    /// `MPSD_JOB` as it saw it.
     pub job: Option<String>,
-    /// Whether a server served it.
     pub under_mps: bool,
-    /// The control daemon it attached to.
     pub daemon_pid: Option<i32>,
-    /// The server it attached to.
     pub server_pid: Option<i32>,
-    /// The GPUs it could see.
     pub uuids: Vec<String>,
     /// What it got of each.
     pub gpus: Vec<RecordGpu>,
-    /// Multiprocessors it was given.
     pub sms: Option<u64>,
     /// Memory it may take, in MiB.
     pub memory_limit_mib: Option<u64>,
-    /// Why it got nothing.
     pub error: Option<String>,
 }
 
-/// A GPU in a client's record.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct RecordGpu {
-    /// Its UUID.
     pub uuid: String,
-    /// Multiprocessors that the client may use.
     pub sms: u64,
-    /// MiB that it could allocate, where it tried (`--alloc`).
     #[serde(default)]
     pub allocatable_mib: Option<u64>,
 }
@@ -127,7 +109,6 @@ impl Simulated {
         format!("exec {node}/fake-cuda-client --node {node} {arguments}")
     }
 
-    /// The double of a node.
     pub fn node(&self, name: &str) -> Result<&NodeDouble> {
         let root = self.root.join(name);
         self.nodes
@@ -166,7 +147,6 @@ impl Simulated {
     }
 }
 
-/// Puts the nodes' descriptions back when dropped.
 #[derive(Debug)]
 pub struct Changed(Vec<(PathBuf, String)>);
 
@@ -185,4 +165,55 @@ fn replace(file: &Path, text: &str) -> Result<()> {
     let new = file.with_extension("new");
     std::fs::write(&new, text)?;
     Ok(std::fs::rename(new, file)?)
+}
+
+/// File name of the program, beside the other programs of the build.
+pub const WITNESS: &str = "slurm-witness";
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Witness {
+    pub label: String,
+    pub node: String,
+    /// File names of the GPUs on which it had a context.
+    pub devices: BTreeSet<String>,
+    pub may_open: BTreeSet<String>,
+    pub environment: BTreeMap<String, String>,
+    /// Its limits by name, the soft one and the hard one.
+    pub limits: BTreeMap<String, String>,
+    pub cuda: Record,
+    pub daemon_uid: Option<u32>,
+}
+
+impl Witness {
+    pub fn variable(&self, name: &str) -> Option<&str> {
+        self.environment.get(name).map(String::as_str)
+    }
+
+    /// Its rank on its node; a batch script has none.
+    pub fn local_rank(&self) -> usize {
+        self.variable("SLURM_LOCALID")
+            .and_then(|rank| rank.parse().ok())
+            .unwrap_or(0)
+    }
+
+    pub fn all(dir: &Path) -> Result<Vec<Witness>> {
+        let entries = std::fs::read_dir(dir).with_context(|| format!("cannot read '{}'", dir.display()))?;
+        let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+        files.retain(|file| file.extension().is_some_and(|end| end == "json"));
+        files.sort();
+        let read = |file: &std::path::PathBuf| {
+            let text = std::fs::read_to_string(file)?;
+            serde_json::from_str(&text).with_context(|| format!("no record: '{}'", file.display()))
+        };
+        files.iter().map(read).collect()
+    }
+}
+
+/// What another user's job saw of the GPU that it had all the while.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Bystander {
+    pub device: String,
+    pub contexts: u64,
+    /// What it should not have seen: a compute mode, a context that was refused.
+    pub troubles: BTreeSet<String>,
 }

@@ -39,7 +39,6 @@ pub fn write(file: &Path, version: u32) -> Result<()> {
     Ok(())
 }
 
-/// The place in the file of a dynamic symbol's bytes.
 fn offset(bytes: &[u8], name: &str) -> Option<usize> {
     let file = object::File::parse(bytes).ok()?;
     let symbol = file.dynamic_symbols().find(|symbol| symbol.name() == Ok(name))?;

@@ -10,17 +10,14 @@ use anyhow::{Context as _, Result, bail};
 use super::bed::{Bed, lock};
 use super::look::{Process, Snapshot};
 
-/// A node as the controller sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeState {
     /// The state with its flags, for example `IDLE+DRAIN`.
     pub state: String,
-    /// The reason of a drain, or nothing.
     pub reason: String,
 }
 
 impl Bed {
-    /// A node's state and reason.
     pub fn node_state(&self, node: &str) -> Result<NodeState> {
         let shown = self.said(&format!("scontrol -o show node {node}"))?;
         // The reason is the last item and may hold blanks: `Reason=text [user@time]`.
@@ -48,7 +45,6 @@ impl Bed {
         Ok(Some(owned.collect()))
     }
 
-    /// The state of a job, for example `RUNNING`.
     pub fn job_state(&self, id: u32) -> Result<String> {
         let job = self.job(id)?.with_context(|| format!("job {id} is not known"))?;
         job.get("JobState").cloned().context("a job without a state")
@@ -86,24 +82,20 @@ impl Bed {
         .with_context(|| self.situation())
     }
 
-    /// Jobs and nodes in words, for messages.
     pub fn situation(&self) -> String {
         let said = |argv: &[&str]| self.root(argv).map(|done| done.said()).unwrap_or_default();
         said(&["squeue", "-a", "-o", "%i %j %u %T %r"]) + &said(&["sinfo", "-N", "-o", "%N %T %E"])
     }
 
-    /// Makes a drained node usable again.
     pub fn resume(&self, node: &str) -> Result<()> {
         self.said(&format!("scontrol update nodename={node} state=resume"))?;
         Ok(())
     }
 
-    /// What slurmd of `node` has logged.
     pub fn log(&self, node: &str) -> String {
         fs::read_to_string(self.dir.join("log").join(node)).unwrap_or_default()
     }
 
-    /// What a job could leave behind, now.
     pub fn snapshot(&self) -> Snapshot {
         let known = lock(&self.daemons).values().copied().collect();
         let roots: Vec<PathBuf> = [&self.run].into_iter().chain(&self.cgroup).cloned().collect();
@@ -153,7 +145,6 @@ impl Bed {
         found
     }
 
-    /// Polls until `done`; an error names `what` and the time.
     pub fn wait_until(
         &self,
         what: &str,

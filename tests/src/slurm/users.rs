@@ -11,17 +11,13 @@ const ACCOUNTS: [&str; 12] = [
     "nobody", "daemon", "bin", "mail", "lp", "games", "sync", "news", "sys", "adm", "operator", "uucp",
 ];
 
-/// The accounts of the beds of this process.
 static TAKEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// An existing account of the machine that submits jobs: nothing is created for the tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// Account name.
     pub name: String,
-    /// User id.
     pub uid: u32,
-    /// Primary group id.
     pub gid: u32,
 }
 
@@ -40,7 +36,6 @@ impl User {
         })
     }
 
-    /// The administrator.
     pub fn root() -> User {
         User {
             name: "root".into(),
@@ -73,7 +68,6 @@ impl Drop for Pair {
     }
 }
 
-/// For how many beds at once this machine has accounts.
 pub fn most_beds() -> usize {
     existing().count() / 2
 }

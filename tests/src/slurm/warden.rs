@@ -16,65 +16,49 @@ pub const WARDEN: &str = "slurm-warden";
 /// Longest that a whole teardown may take, daemons that ignore SIGTERM included.
 const TEARDOWN: Duration = Duration::from_secs(40);
 
-/// What the warden can be asked.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
     /// Start a daemon: program, arguments, whole environment, file for its output. Answer: `Started`.
     Start {
-        /// Program and arguments.
         argv: Vec<String>,
-        /// The whole environment.
         env: BTreeMap<String, String>,
-        /// File that its stdout and stderr are appended to.
         log: PathBuf,
     },
     /// End a daemon: SIGTERM, SIGKILL after `wait_ms`, reap. Answer: `Stopped`.
     Stop {
-        /// The pid that `Started` gave.
         pid: i32,
         /// How long SIGTERM may take.
         wait_ms: u64,
     },
     /// A directory to remove in the end, with whatever is mounted in it. Answer: `Done`.
-    Remove {
-        /// The directory.
-        path: PathBuf,
-    },
+    Remove { path: PathBuf },
     /// A cgroup to remove in the end, with those below it. Answer: `Done`.
-    RemoveCgroup {
-        /// Its directory.
-        path: PathBuf,
-    },
+    RemoveCgroup { path: PathBuf },
     /// A process of the test itself (an `srun`) to end in the end if it is still there. Answer: `Done`.
     Client {
-        /// Its pid.
         pid: i32,
         /// Its start time in clock ticks, as in `/proc/PID/stat`, so that a later process with this pid is left alone.
         start: u64,
     },
 }
 
-/// What the warden answers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
     /// The daemon runs under this pid.
     Started(i32),
-    /// The daemon is gone; whether SIGKILL was needed.
     Stopped {
         /// SIGTERM was not enough.
         killed: bool,
     },
     /// Noted.
     Done,
-    /// It failed, and why.
     Failed(String),
     /// Last line, after the teardown: what it had to kill or could not remove.
     Ended(Vec<String>),
 }
 
-/// The running supervisor.
 #[derive(Debug)]
 pub struct Warden {
     pid: i32,
@@ -111,12 +95,10 @@ impl Warden {
         })
     }
 
-    /// Pid of the supervisor: the root of every process of the bed.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Asks and waits for the answer.
     pub fn ask(&self, request: &Request) -> Result<Reply> {
         let mut guard = self
             .channel
