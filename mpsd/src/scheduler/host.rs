@@ -31,10 +31,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The text of a command that ended with 0.
-    ///
-    /// # Errors
-    /// What `name` said, on one line.
+    /// The text of a command that ended with 0; else what `name` said, on one line.
     pub fn accepted(self, name: &str) -> Result<String, String> {
         match self.code {
             Some(0) => Ok(self.text),
@@ -46,41 +43,37 @@ impl Answer {
 /// What a scheduler's folder may ask of the machine.
 pub trait Host {
     /// A file that only root can have put there, if it has at most `most` bytes; `None` when there is none.
-    ///
-    /// # Errors
-    /// Anything but absence.
     fn read(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>>;
 
-    /// A file of the scheduler's own configuration, if it has at most `most` bytes; `None` when there is none. It may be a
-    /// link and have any owner: the scheduler's daemon, which is root, obeys the same file.
-    ///
-    /// # Errors
-    /// Anything but absence. It must be a regular file.
+    /// The text of such a file. An error is one line.
+    fn text(&self, path: &Path, most: usize) -> Result<Option<String>, String> {
+        let read = self
+            .read(path, most)
+            .map_err(|e| format!("cannot read '{}': {e}", path.display()))?;
+        Ok(read.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// The same of a file of the scheduler's own configuration. It may be a link and have any owner: the scheduler's daemon,
+    /// which is root, obeys the same file.
     fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
         self.read(path, most)
     }
 
-    /// The minor number of a device file.
-    ///
-    /// # Errors
-    /// It is not there, or no character device.
+    /// The minor number of a character device file.
     fn minor(&self, path: &Path) -> io::Result<u32> {
         let about = std::fs::metadata(path)?;
         if !about.file_type().is_char_device() {
             return Err(io::Error::other("not a character device"));
         }
         let minor = nix::sys::stat::minor(about.rdev());
-        u32::try_from(minor).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+        u32::try_from(minor).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
     /// Whether `path` is a program that only root can have put there, and that root may execute.
     fn executable(&self, path: &Path) -> bool;
 
     /// Runs `program` (absolute, root's) without a shell, with `environment` and our own `PATH` and locale. Kills it at the
-    /// deadline.
-    ///
-    /// # Errors
-    /// It did not run or end, or its answer is too long.
+    /// deadline. Fails if it did not run or end, or if its answer is too long.
     fn run(
         &self,
         program: &Path,

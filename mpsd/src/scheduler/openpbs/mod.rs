@@ -213,10 +213,9 @@ fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> 
     let pbs = Installation::find(&PRODUCT, &input.site, host);
     let path = pbs.home.join("aux").join(format!("{}.env", submission.job));
     let shown = path.display();
-    let text = match host.read(&path, MOST_ENV_FILE) {
-        Ok(None) => return None,
-        Ok(Some(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(e) => return Some(GpuSource::Unknown(format!("cannot read '{shown}': {e}"))),
+    let text = match host.text(&path, MOST_ENV_FILE) {
+        Ok(text) => text?,
+        Err(why) => return Some(GpuSource::Unknown(why)),
     };
     let mut lines = text.lines().map(str::trim);
     let line = lines.find_map(|line| line.strip_prefix("CUDA_VISIBLE_DEVICES="))?;
@@ -265,17 +264,20 @@ impl Described {
     }
 
     fn without_cgroups(&self, here: &str) -> GpuSource {
-        let why = "PBS gives a number of GPUs and pbs_cgroups is not there to name them".to_owned();
-        let unknown = |why: &str| GpuSource::Unknown(why.to_owned());
-        match ngpus(parts(&self.vnodes).filter(|(host, _)| same_node(host, here))) {
-            0 if self.vnodes.is_empty() && self.select.is_empty() => {
-                unknown("no file of pbs_cgroups, and nothing says what the job asked for")
-            }
-            0 if self.vnodes.is_empty() && ngpus([("", self.select.as_str())].into_iter()) > 0 => {
-                unknown(&why)
-            }
-            0 => unknown("the job did not ask PBS for GPUs here (-l select=1:ngpus=1)"),
-            count => GpuSource::Counted { count, why },
+        let unnamed = "PBS gives a number of GPUs and pbs_cgroups is not there to name them";
+        let selected = || ngpus([("", self.select.as_str())].into_iter());
+        let count = ngpus(parts(&self.vnodes).filter(|(host, _)| same_node(host, here)));
+        let why = match (count, self.vnodes.as_str(), self.select.as_str()) {
+            (0, "", "") => "no file of pbs_cgroups, and nothing says what the job asked for",
+            (0, "", _) if selected() > 0 => unnamed,
+            (0, ..) => "the job did not ask PBS for GPUs here (-l select=1:ngpus=1)",
+            _ => unnamed,
+        };
+        let why = why.to_owned();
+        if count == 0 {
+            GpuSource::Unknown(why)
+        } else {
+            GpuSource::Counted { count, why }
         }
     }
 
@@ -294,28 +296,25 @@ impl Described {
 }
 
 fn ngpus<'t>(parts: impl Iterator<Item = (&'t str, &'t str)>) -> u32 {
-    parts
-        .flat_map(|(_, part)| part.split([':', '+']))
-        .filter_map(|word| word.strip_prefix("ngpus=")?.parse::<u32>().ok())
-        .fold(0, u32::saturating_add)
+    let words = parts.flat_map(|(_, part)| part.split([':', '+']));
+    let counts = words.filter_map(|word| word.strip_prefix("ngpus=")?.parse::<u32>().ok());
+    counts.fold(0, u32::saturating_add)
 }
 
 /// The sum of `mpiprocs` of the chunks on this node; `None` unless every chunk of the job has the same.
 fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
-    let mut each: Option<u32> = None;
-    for chunk in select.split('+').filter(|chunk| !chunk.is_empty()) {
+    let counts = select.split('+').filter(|chunk| !chunk.is_empty()).map(|chunk| {
         let count = chunk.split(':').find_map(|word| word.strip_prefix("mpiprocs="))?;
-        let count = count.parse().ok()?;
-        if each.is_some_and(|other| other != count) {
-            return None;
-        }
-        each = Some(count);
-    }
+        count.parse().ok().filter(|count: &u32| *count > 0)
+    });
+    let mut counts = counts.collect::<Option<Vec<u32>>>()?;
+    counts.dedup();
+    let [each] = counts[..] else { return None };
     // (nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2): a chunk may span vnodes; those of one host are host[0], host[1].
     let is_here = |chunk: &&str| members(chunk).any(|name| same_node(name, here));
     let chunks = vnodes.split(')').filter(is_here);
     let chunks = u32::try_from(chunks.count()).ok().filter(|n| *n > 0)?;
-    each.filter(|n| *n > 0)?.checked_mul(chunks)
+    each.checked_mul(chunks)
 }
 
 /// The hosts that a list of vnodes or of hosts names, one for each of its parts; vnodes of one host are `host[0]`, `host[1]`.

@@ -11,7 +11,7 @@ use mpsd_core::job::Scheduler;
 use mpsd_core::text::one_line;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub(crate) static SCRIPTS: [Script; 2] = [
@@ -266,12 +266,6 @@ fn moms_copy(pbs: &Installation, name: &str, kind: &str) -> PathBuf {
     pbs.mom_priv().join("hooks").join(format!("{name}.{kind}"))
 }
 
-fn read_copy(copy: &Path, ctx: &SetupContext<'_>) -> Result<Option<String>, String> {
-    let read = ctx.host.read(copy, MOST_CONF);
-    let bytes = read.map_err(|e| format!("'{}': {e}", copy.display()))?;
-    Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
-}
-
 /// A hook as qmgr shows it. If root of this node may not ask qmgr, as the mom's own copy says it: `NAME=VALUE` lines
 /// without those that have the default (read: hook.c; enabled, and an alarm of 30 s). An error is qmgr's, or [`NOT_AT_THE_MOM`].
 fn shown(pbs: &Installation, name: &str, ctx: &SetupContext<'_>) -> Result<String, String> {
@@ -280,14 +274,18 @@ fn shown(pbs: &Installation, name: &str, ctx: &SetupContext<'_>) -> Result<Strin
         return asked;
     }
     let copy = moms_copy(pbs, name, "HK");
-    let text = read_copy(&copy, ctx)?.filter(|_| copy.with_extension("PY").is_file());
+    let text = ctx
+        .host
+        .text(&copy, MOST_CONF)?
+        .filter(|_| copy.with_extension("PY").is_file());
     let text = text.ok_or(NOT_AT_THE_MOM)?;
-    let value = |name: &str| {
-        text.lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+    let value = |name: &str, default| {
+        let mut values = text
+            .lines()
+            .filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        format!("{name} = {}\n", values.next().unwrap_or(default))
     };
-    let (enabled, alarm) = (value("enabled").unwrap_or("true"), value("alarm").unwrap_or("30"));
-    Ok(format!("enabled = {enabled}\nalarm = {alarm}\n"))
+    Ok(value("enabled", "true") + &value("alarm", "30"))
 }
 
 fn exported(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<String, String> {
@@ -368,7 +366,7 @@ fn check_moms_copy(pbs: &Installation, ctx: &SetupContext<'_>) -> Option<CheckLi
     let copy = moms_copy(pbs, NAME, "PY");
     let shown = copy.display();
     let remedy = "its server sends it again when the mom is restarted";
-    let Some(text) = read_copy(&copy, ctx).ok()? else {
+    let Some(text) = ctx.host.text(&copy, MOST_CONF).ok()? else {
         // A mom removes its lock when it ends.
         return pbs.mom_priv().join("mom.lock").exists().then(|| {
             Fail(format!(
@@ -427,7 +425,10 @@ fn cgroups_names_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<bool
         &format!("export hook {CGROUPS} application/x-config default"),
         ctx.host,
     ) {
-        Err(why) if is_denied(&why) => read_copy(&moms_copy(pbs, CGROUPS, "CF"), ctx)?.unwrap_or_default(),
+        Err(why) if is_denied(&why) => ctx
+            .host
+            .text(&moms_copy(pbs, CGROUPS, "CF"), MOST_CONF)?
+            .unwrap_or_default(),
         other => other?,
     };
     let config: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;

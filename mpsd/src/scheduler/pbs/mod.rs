@@ -86,9 +86,9 @@ pub(crate) struct Installation {
 impl Installation {
     /// The installation of `product`: from `site`, else its configuration, else the usual places.
     pub fn find(product: &'static Product, site: &Site, host: &dyn Host) -> Self {
-        let read = |file| host.read(Path::new(file), MOST_CONF).ok()?;
+        let read = |file| host.text(Path::new(file), MOST_CONF).ok()?;
         let conf = product.conf.and_then(read).unwrap_or_default();
-        let conf_path = |key| conf_path(&String::from_utf8_lossy(&conf), key);
+        let conf_path = |key| conf_path(&conf, key);
         let has_mom = |home: &&&str| Path::new(home).join("mom_priv").is_dir();
         let usual = || {
             product
@@ -153,8 +153,8 @@ impl Installation {
     }
 
     pub fn time_limit(&self, host: &dyn Host) -> Duration {
-        let text = host.read(&self.mom_config(), MOST_CONF).ok().flatten();
-        let set = prolog_alarm(&String::from_utf8_lossy(&text.unwrap_or_default()));
+        let config = host.text(&self.mom_config(), MOST_CONF).ok().flatten();
+        let set = config.and_then(|config| prolog_alarm(&config));
         let (alarm, early) = (set.unwrap_or(self.product.alarm_s), self.product.early_s);
         Duration::from_secs(if alarm > early { alarm - early } else { alarm })
     }

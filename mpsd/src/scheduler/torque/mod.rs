@@ -18,7 +18,6 @@ use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
 use mpsd_core::text::one_line;
 use setup::{PRODUCT, installation};
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -75,11 +74,7 @@ impl BatchSystem for Torque {
             return Err(FACTS.wrong_vector(input));
         }
         let sister = is_sister(input);
-        let mother = if sister {
-            None
-        } else {
-            (input.env)("PBS_MSHOST").filter(|host| !host.is_empty())
-        };
+        let mother = (input.env)("PBS_MSHOST").filter(|host| !host.is_empty() && !sister);
         Ok(Submission {
             scheduler: self.scheduler(),
             sister,
@@ -96,17 +91,15 @@ impl BatchSystem for Torque {
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
         let wanted = resources(input);
         let here = submission.node.clone().unwrap_or_else(|| host.name());
-        let gpus = if !asks_for_gpus(&wanted) {
-            GpuSource::Unknown("the job did not ask Torque for GPUs (-l nodes=1:gpus=1)".to_owned())
-        } else {
-            match gpu_file(input) {
-                Some(path) if !submission.sister => from_file(&path, &here, host),
-                _ => from_qstat(submission, input, &here, host),
+        let gpus = match gpu_file(input) {
+            _ if !asks_for_gpus(&wanted) => {
+                GpuSource::Unknown("the job did not ask Torque for GPUs (-l nodes=1:gpus=1)".to_owned())
             }
+            Some(path) if !submission.sister => from_file(&path, &here, host),
+            _ => from_qstat(submission, input, &here, host),
         };
-        let shared = wanted
-            .split([',', ':', '+', '='])
-            .any(|word| SHARED_WORDS.contains(&word));
+        let mut words = wanted.split([',', ':', '+', '=']);
+        let shared = words.any(|word| SHARED_WORDS.contains(&word));
         let exclusive = match &gpus {
             GpuSource::Listed(_) if shared => Exclusive::Shared,
             GpuSource::Listed(_) => Exclusive::GpusAlone,
@@ -131,9 +124,10 @@ impl BatchSystem for Torque {
         }
         let here = submission.node.clone().unwrap_or_else(|| host.name());
         let tasks = nodes_of_tasks(input, host);
-        let others = tasks.iter().map(String::as_str);
-        let others: BTreeSet<&str> = others.filter(|name| !same_node(name, &here)).collect();
-        let names: Vec<&str> = others.into_iter().collect();
+        let mut names: Vec<&str> = tasks.iter().map(String::as_str).collect();
+        names.retain(|name| !same_node(name, &here));
+        names.sort_unstable();
+        names.dedup();
         let pbs = installation(&input.site, host);
         let reason = format!("job {}: ", submission.job);
         match offline_for(&pbs, &names, &reason, host) {
@@ -199,9 +193,8 @@ fn is_sister(input: &Input<'_>) -> bool {
 /// nodes (docs/facts/pbs.md#environment-identity-and-descriptors).
 fn nodes_of_tasks(input: &Input<'_>, host: &dyn Host) -> Vec<String> {
     let file = (input.env)("PBS_NODEFILE").filter(|path| path.starts_with('/'));
-    let text = file.and_then(|path| host.read(Path::new(&path), MOST_NODE_FILE).ok()?);
-    let text = String::from_utf8_lossy(&text.unwrap_or_default()).into_owned();
-    let names = text.lines().map(str::trim);
+    let text = file.and_then(|path| host.text(Path::new(&path), MOST_NODE_FILE).ok()?);
+    let names = text.iter().flat_map(|text| text.lines()).map(str::trim);
     let names = names.filter(|name| !name.is_empty() && !name.starts_with('-'));
     names.map(str::to_owned).collect()
 }
@@ -224,10 +217,11 @@ fn resources(input: &Input<'_>) -> String {
 
 /// `nodes=1:gpus=1`, `nodes=2:ppn=4:gpus=2:shared+…`, `gpus=1`; `gpus=0` asks for none.
 fn asks_for_gpus(resources: &str) -> bool {
-    let mut counts = resources
-        .split([',', ':', '+'])
-        .filter_map(|part| part.rsplit_once("gpus="));
-    counts.any(|(_, count)| count.trim() != "0")
+    let mut parts = resources.split([',', ':', '+']);
+    parts.any(|part| {
+        part.rsplit_once("gpus=")
+            .is_some_and(|(_, count)| count.trim() != "0")
+    })
 }
 
 /// The prologue's environment has no PBS_GPUFILE, but the file exists already (recorded).
@@ -238,10 +232,10 @@ fn gpu_file(input: &Input<'_>) -> Option<PathBuf> {
 
 fn from_file(path: &Path, here: &str, host: &dyn Host) -> GpuSource {
     let shown = path.display();
-    let text = match host.read(path, MOST_GPU_FILE) {
-        Ok(Some(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+    let text = match host.text(path, MOST_GPU_FILE) {
+        Ok(Some(text)) => text,
         Ok(None) => return GpuSource::Unknown(format!("no file '{shown}'")),
-        Err(e) => return GpuSource::Unknown(format!("cannot read '{shown}': {e}")),
+        Err(why) => return GpuSource::Unknown(why),
     };
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     listed(lines.map(|line| line.rsplit_once("-gpu")), here)
@@ -250,19 +244,17 @@ fn from_file(path: &Path, here: &str, host: &dyn Host) -> GpuSource {
 
 /// This node's part of `exec_gpus = vm-gpu/0+vm-gpu/1`.
 fn from_qstat(submission: &Submission, input: &Input<'_>, here: &str, host: &dyn Host) -> GpuSource {
-    let pbs = installation(&input.site, host);
-    let answer = match pbs.run("qstat", &["-f", submission.job.as_str()], QSTAT_DEADLINE, host) {
+    let (pbs, job) = (installation(&input.site, host), submission.job.as_str());
+    let answer = match pbs.run("qstat", &["-f", job], QSTAT_DEADLINE, host) {
         Ok(answer) => answer,
         Err(why) => return GpuSource::Unknown(why),
     };
     let Some(text) = attribute(&answer.text, "exec_gpus") else {
-        return GpuSource::Unknown(format!("'qstat -f {}' shows no exec_gpus", submission.job));
+        return GpuSource::Unknown(format!("'qstat -f {job}' shows no exec_gpus"));
     };
     listed(text.split('+').map(|part| part.trim().rsplit_once("-gpu/")), here).unwrap_or_else(|| {
-        GpuSource::Unknown(format!(
-            "exec_gpus '{}' names no GPU of '{here}'",
-            one_line(&text, 80)
-        ))
+        let text = one_line(&text, 80);
+        GpuSource::Unknown(format!("exec_gpus '{text}' names no GPU of '{here}'"))
     })
 }
 

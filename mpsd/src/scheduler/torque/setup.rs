@@ -127,7 +127,7 @@ fn install(
             return Ok(());
         }
         Starter::Privileged { ours: false } => privileged(pbs),
-        Starter::Unread(why) => format!("'{shown}' cannot be read ({why})"),
+        Starter::Unread(why) => why,
     };
     report.left(format!("no $job_starter was set: {left_out}\n    {follows}"));
     Ok(())

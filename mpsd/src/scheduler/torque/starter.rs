@@ -51,10 +51,7 @@ impl Starter {
 }
 
 fn config(pbs: &Installation, host: &dyn Host) -> Result<Option<String>, String> {
-    let read = host
-        .read(&pbs.mom_config(), MOST_CONF)
-        .map_err(|error| error.to_string());
-    Ok(read?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    host.text(&pbs.mom_config(), MOST_CONF)
 }
 
 /// The mom's configuration, if the mom may run its starter as root: in doubt, or if it cannot be read.
@@ -113,8 +110,8 @@ fn boolean(value: &str) -> Option<bool> {
 }
 
 fn is_ours(path: &Path, host: &dyn Host) -> bool {
-    let text = host.read(path, MOST_STARTER).ok().flatten().unwrap_or_default();
-    host.executable(path) && String::from_utf8_lossy(&text).contains(OURS)
+    let text = host.text(path, MOST_STARTER).ok().flatten();
+    host.executable(path) && text.is_some_and(|text| text.contains(OURS))
 }
 
 /// Why the mom does not attach the tasks that TM starts; `None`: it does.
@@ -146,10 +143,10 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
             let why = "$job_starter_run_privileged, and our starter runs as the job's user only";
             (has(why), "that line says false".to_owned())
         }
-        Starter::Unread(why) => {
-            let why = format!("'{config}' cannot be read ({why}): perhaps nothing is there to {tm}");
-            (why, "that file to be readable".to_owned())
-        }
+        Starter::Unread(why) => (
+            format!("{why}: nothing may {tm}"),
+            "that file to be readable".to_owned(),
+        ),
     };
     Some(Unattached {
         why,
