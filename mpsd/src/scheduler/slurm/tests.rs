@@ -49,17 +49,13 @@ fn slurm_prolog_epilog_and_step() {
     call.host = TextHost::default().file(CONF, "gresTypes=gpu,Shard # both\n");
     assert_eq!(call.devices().exclusive, Exclusive::Unknown);
 
-    let step = [
-        &IDENTITY[..],
-        &[
-            ("SLURM_STEP_ID", "3"),
-            ("SLURM_STEP_GPUS", "2"),
-            ("CUDA_VISIBLE_DEVICES", "0"),
-            ("SLURM_STEP_NUM_TASKS", "4"),
-            ("SLURM_STEP_NUM_NODES", "1"),
-        ],
-    ]
-    .concat();
+    let step = environment(&[
+        ("SLURM_STEP_ID", "3"),
+        ("SLURM_STEP_GPUS", "2"),
+        ("CUDA_VISIBLE_DEVICES", "0"),
+        ("SLURM_STEP_NUM_TASKS", "4"),
+        ("SLURM_STEP_NUM_NODES", "1"),
+    ]);
     let call = Call::new(Program::Prologue, &[], &step);
     let s = call.read().unwrap();
     assert_eq!((s.job.as_str(), s.step), ("47.3", true));
@@ -111,11 +107,9 @@ fn a_steps_mig_device_is_believed_only_if_slurm_names_it() {
 
 /// A node with these GPUs in the order of the bus, by their minor numbers.
 fn node(minors: &[u32]) -> Inventory {
+    let gpus = (0..).zip(minors).map(|(index, minor)| gpu(index, *minor));
     Inventory {
-        gpus: (0..)
-            .zip(minors)
-            .map(|(index, minor)| gpu(index, *minor))
-            .collect(),
+        gpus: gpus.collect(),
         driver: String::new(),
         migs: Vec::new(),
     }
@@ -195,11 +189,7 @@ impl Case {
 
     /// With these numbers, which both variables have.
     fn jobs(self, jobs: &'static str) -> Self {
-        Self {
-            jobs,
-            cuda: jobs,
-            ..self
-        }
+        Self { jobs, ..self }.cuda(jobs)
     }
 
     fn minors(self, minors: &'static [u32]) -> Self {
@@ -232,18 +222,11 @@ fn a_place_in_a_complete_list() {
 
 #[test]
 fn without_the_controller_a_prolog_with_several_types_is_refused_in_words() {
-    let env = [
-        ("SLURM_JOB_GPUS", "1"),
-        ("SLURMD_NODENAME", "n1"),
-        ("SLURM_CONF", "/nowhere/slurm.conf"),
-        ("SLURM_SCRIPT_CONTEXT", "prolog_slurmd"),
-    ];
-    let env = [&IDENTITY[..], &env].concat();
+    let env = environment(&[("SLURM_JOB_GPUS", "1"), ("SLURM_SCRIPT_CONTEXT", "prolog_slurmd")]);
     let mut call = Call::new(Program::Prologue, &[], &env);
     let gres = "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n";
-    call.host = TextHost::default()
-        .file("/nowhere/slurm.conf", "NodeName=n1 Gres=gpu:a:1,gpu:b:1\n")
-        .file("/nowhere/gres.conf", gres);
+    let conf = TextHost::default().file(CONF, "NodeName=n1 Gres=gpu:a:1,gpu:b:1\n");
+    call.host = conf.file(GRES, gres);
     let GpuSource::Unknown(why) = call.devices().gpus else {
         panic!("one type's GPUs are taken for all");
     };
@@ -339,13 +322,8 @@ fn an_unreadable_file_is_no_guess() {
 const TWO: &str = "JobId=7 JobName=x NodeList=n[1-3] JOB_GRES=gpu:a:1,gpu:b:2 Nodes=n[1-2] CPU_IDs=0-1 Mem=0 \
                GRES=gpu:a:1(IDX:0),gpu:b:2(IDX:2-3) Nodes=n3 CPU_IDs=0 Mem=0 GRES=gpu:a:2(IDX:0,1) MinCPUsNode=1";
 
-fn places_of(text: &str, node: &str, told: u32) -> Result<Vec<u32>, String> {
-    let index = |name| match name {
-        GpuName::Index(place) => place,
-        GpuName::Uuid(_) => u32::MAX,
-    };
-    let found = super::of_node(text, node, &[GpuName::Index(told)])?;
-    Ok(found.into_iter().map(index).collect())
+fn places_of(text: &str, node: &str, told: u32) -> Result<Vec<GpuName>, String> {
+    super::of_node(text, node, &[GpuName::Index(told)])
 }
 
 #[test]
@@ -356,13 +334,12 @@ fn the_places_of_every_type_and_no_answer_for_a_forged_line() {
         ("Nodes=n3 GRES=gpu:b:1(IDX:1),gpu:a:0(IDX:)", "n3", 1, &[1]),
         ("Nodes=n3 GRES=shard:1(IDX:1)", "n3", 1, &[1]),
     ] {
-        assert_eq!(places_of(text, node, told).as_deref(), Ok(places), "{text}");
+        let places: Vec<GpuName> = places.iter().map(|place| GpuName::Index(*place)).collect();
+        assert_eq!(places_of(text, node, told), Ok(places), "{text}");
     }
     // The job's name is the user's text.
-    let (forged, lines) = (
-        "=x Nodes=n2 GRES=gpu:4(IDX:0-3)",
-        "=x\nJobId=8 Nodes=n2 GRES=gpu:4(IDX:0-3)\nJobId=9",
-    );
+    let forged = "=x Nodes=n2 GRES=gpu:4(IDX:0-3)";
+    let lines = "=x\nJobId=8 Nodes=n2 GRES=gpu:4(IDX:0-3)\nJobId=9";
     for (text, node, told) in [
         (&*TWO.replace("=x", forged), "n2", 2),
         (&TWO.replace("=x", lines), "n2", 2),
