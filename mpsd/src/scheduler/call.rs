@@ -194,12 +194,11 @@ impl Input<'_> {
         let Some(text) = &self.given.gpus else {
             return Ok(None);
         };
-        let names = GpuName::parse_list(text)
-            .map_err(|why| Undetermined::new(format!("--gpus '{}'", one_line(text, 80)), why))?;
-        Ok(Some(match names.is_empty() {
-            true => GpuSource::None,
-            false => GpuSource::Listed(names),
-        }))
+        match GpuName::parse_list(text) {
+            Ok(names) if names.is_empty() => Ok(Some(GpuSource::None)),
+            Ok(names) => Ok(Some(GpuSource::Listed(names))),
+            Err(why) => Err(Undetermined::new(format!("--gpus '{}'", one_line(text, 80)), why).into()),
+        }
     }
 }
 

@@ -27,10 +27,7 @@ impl GpuName {
         number.then(|| text.parse().ok().map(Self::Index))?
     }
 
-    /// Reads a list with commas; blank entries are left out.
-    ///
-    /// # Errors
-    /// The entry that is neither a number nor a UUID.
+    /// Reads a list with commas; blank entries are left out. It fails for an entry that is neither a number nor a UUID.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, String> {
         let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
         let parse = |entry| Self::parse(entry).ok_or_else(|| format!("'{}' is no GPU", one_line(entry, 40)));

@@ -71,10 +71,7 @@ pub fn caller(input: &Input<'_>) -> Option<&'static dyn BatchSystem> {
     input.scheduler.map(of).or_else(|| ALL.into_iter().find(calls))
 }
 
-/// The job and its request.
-///
-/// # Errors
-/// A call that no scheduler makes; else as [`BatchSystem::read`].
+/// The job and its request. It fails for a call that no scheduler makes; else as [`BatchSystem::read`].
 pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
     match caller(input) {
         Some(system) => system.read(input, host),
@@ -94,10 +91,7 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
 }
 
 /// The job's GPUs and tasks on this node; `--gpus` overrides the scheduler.
-///
-/// # Errors
-/// An unreadable `--gpus`, or what [`BatchSystem::elsewhere`] found. GPUs that cannot be found are no error but
-/// [`GpuSource::Unknown`].
+/// It fails for an unreadable `--gpus`, or as [`BatchSystem::elsewhere`]. GPUs that cannot be found are [`GpuSource::Unknown`].
 pub fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<Devices, Failure> {
     let given = input.given_gpus()?;
     let system = of(submission.scheduler);

@@ -227,8 +227,7 @@ impl RunningJobs {
 
 /// The jobs with MPS on this node, as soon as there is none or `wait_s` seconds are over.
 pub(crate) fn running_jobs(paths: &Paths, wait_s: u64) -> Result<Vec<String>, String> {
-    let end = Deadline::after(Duration::from_secs(wait_s));
-    let directory = paths.jobs();
+    let (directory, end) = (paths.jobs(), Deadline::after(Duration::from_secs(wait_s)));
     loop {
         let entries = match fs::read_dir(&directory) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),

@@ -80,7 +80,10 @@ const POLL: Duration = Duration::from_secs(1);
 const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 const FILLED_IN: &str = "# filled in by";
-/// What qmgr says of a hook that is not there, in any case; and our word for a mom without a copy of it.
+/// What qmgr says: to root of a node that is no manager; of a deleted hook, which keeps its name until every mom has removed
+/// its copy; and of no hook, in any case (docs/facts/pbs.md#hooks-of-openpbs). The last is our word for a mom without a copy.
+const DENIED: &str = "unauthorized to access hooks";
+const PENDING_DELETE: &str = "is pending delete";
 const NO_HOOK: &str = "hook not found";
 const NOT_AT_THE_MOM: &str = "hook not found at the mom";
 
@@ -143,7 +146,7 @@ fn place_hook(
                 report.left(format!("qmgr took the hook, but shows it otherwise: {text}"));
             }
             Ok(Err(why)) => report.left(format!("qmgr took the hook, but does not show it: {why}")),
-            Err(why) if is_pending(&why) => report.left(format!(
+            Err(why) if why.contains(PENDING_DELETE) => report.left(format!(
                 "PBS deletes the hook '{NAME}' that was there before, for longer than {} s: a mom that is down keeps its copy; run \
                  this again once 'pbsnodes -a' shows them all up",
                 PENDING.as_secs()
@@ -173,7 +176,7 @@ fn uninstall(pbs: &Installation, ctx: &SetupContext<'_>, report: &mut VerbReport
         Ok(Err(why)) => {
             report.left(format!("cannot delete the hook ({why}); a manager of PBS runs: qmgr -c '{delete}'"));
         }
-        Err(why) if is_denied(&why) && moms_copy(pbs, NAME, "HK").exists() => report.left(format!(
+        Err(why) if why.contains(DENIED) && moms_copy(pbs, NAME, "HK").exists() => report.left(format!(
             "hook '{NAME}' can be deleted from the server's host alone: 'mpsctl pbs uninstall' there"
         )),
         Err(_) => {}
@@ -234,24 +237,10 @@ fn carry_out(commands: &[String], ask: &dyn Fn(&str) -> Result<String, String>) 
     let end = Deadline::after(PENDING);
     loop {
         match commands.iter().try_for_each(|line| ask(line).map(|_| ())) {
-            Err(why) if is_pending(&why) && end.sleep(POLL) => {}
+            Err(why) if why.contains(PENDING_DELETE) && end.sleep(POLL) => {}
             done => return done,
         }
     }
-}
-
-/// A deleted hook keeps its name until every mom has removed its copy (docs/facts/pbs.md#hooks-of-openpbs).
-fn is_pending(why: &str) -> bool {
-    why.contains("is pending delete")
-}
-
-/// Whether qmgr or the mom said for certain that there is no hook (docs/facts/pbs.md#hooks-of-openpbs).
-fn is_absent(why: &str) -> bool {
-    why.to_lowercase().contains(NO_HOOK)
-}
-
-fn is_denied(why: &str) -> bool {
-    why.contains("unauthorized to access hooks")
 }
 
 fn is_enabled(shown: &str) -> bool {
@@ -270,7 +259,7 @@ fn moms_copy(pbs: &Installation, name: &str, kind: &str) -> PathBuf {
 /// without those that have the default (read: hook.c; enabled, and an alarm of 30 s). An error is qmgr's, or [`NOT_AT_THE_MOM`].
 fn shown(pbs: &Installation, name: &str, ctx: &SetupContext<'_>) -> Result<String, String> {
     let asked = pbs.qmgr(&format!("list hook {name}"), ctx.host);
-    if !asked.as_ref().is_err_and(|why| is_denied(why)) {
+    if !asked.as_ref().is_err_and(|why| why.contains(DENIED)) {
         return asked;
     }
     let copy = moms_copy(pbs, name, "HK");
@@ -317,7 +306,7 @@ fn check_ours(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
     let needed = alarm_s(ctx);
     let text = match shown(pbs, NAME, ctx) {
         Ok(text) => text.to_lowercase(),
-        Err(why) if !is_absent(&why) => {
+        Err(why) if !why.to_lowercase().contains(NO_HOOK) => {
             all.push(Warn(format!(
                 "hook '{NAME}' not seen ({why}); run 'mpsctl pbs install' as a manager"
             )));
@@ -404,7 +393,7 @@ fn check_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
             Ok(false) => "pbs_cgroups leaves GPUs out (devices, discover_gpus)".to_owned(),
             Err(why) => format!("the configuration of pbs_cgroups is not known ({why})"),
         },
-        Err(why) if is_absent(&why) => "there is no hook pbs_cgroups".to_owned(),
+        Err(why) if why.to_lowercase().contains(NO_HOOK) => "there is no hook pbs_cgroups".to_owned(),
         Err(why) => format!("pbs_cgroups not seen ({why})"),
     };
     let without = match ctx.settings.gpus_unknown {
@@ -425,7 +414,7 @@ fn cgroups_names_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<bool
         &format!("export hook {CGROUPS} application/x-config default"),
         ctx.host,
     ) {
-        Err(why) if is_denied(&why) => ctx
+        Err(why) if why.contains(DENIED) => ctx
             .host
             .text(&moms_copy(pbs, CGROUPS, "CF"), MOST_CONF)?
             .unwrap_or_default(),
