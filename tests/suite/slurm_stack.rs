@@ -153,10 +153,10 @@ fn enable_writes_one_line_and_disable_takes_it_back() {
     assert_eq!(files(), before);
     let ran = cluster.check().ok();
     ran.prints("for Slurm 22.05").lacks("FAIL");
-    cluster
-        .slurm("enable", &["--release", "22.05", "--required"])
-        .ok();
-    assert!(cluster.read(OURS).contains("\nrequired /"));
+    let options = ["--release", "22.05", "--required", "--scope", "step"];
+    cluster.slurm("enable", &options).ok();
+    let line = cluster.line().replace("optional", "required");
+    assert!(cluster.read(OURS).ends_with(&format!("\n{line} scope=step\n")));
     for _ in 0..2 {
         cluster.slurm("disable", &[]).ok();
         assert_eq!(files(), ["", ""]);

@@ -137,7 +137,7 @@ fn qsub(job: &TrialJob<'_>, place: &[&str]) -> CommandLine {
     arguments.extend(["-l", "walltime=00:05:00", "-A", &accounts]);
     // A second place is an error, or is added to the first.
     let is_place = |word: &&String| word.contains("select=") || word.contains("nodes=");
-    if !own.iter().any(|word| is_place(word)) {
+    if !own.iter().any(is_place) {
         arguments.extend(place);
     }
     arguments.extend(own.iter().map(|word| word.as_str()));

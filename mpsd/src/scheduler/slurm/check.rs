@@ -328,14 +328,6 @@ mod tests {
     use crate::scheduler::testing::TextHost;
 
     #[test]
-    fn a_private_tmp_and_shm_hide_nothing_but_a_run_dir_in_them() {
-        assert!(matches!(container(Path::new("/run/mpsd")), Pass(_)));
-        for hidden in ["/tmp/mpsd", "/dev/shm/mpsd", "/var/tmp/mpsd"] {
-            assert!(container(Path::new(hidden)).is_wrong(), "{hidden}");
-        }
-    }
-
-    #[test]
     fn a_timeout_of_slurm_that_shortens_our_own_is_told() {
         for (lines, expected) in [
             ("", &[][..]),

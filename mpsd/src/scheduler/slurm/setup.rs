@@ -342,23 +342,6 @@ fn disable(stack: &Stack) -> Result<VerbReport, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::testing::context;
-
-    #[test]
-    fn only_what_is_unusual_stands_in_the_line() {
-        let plugin = Path::new("/usr/lib/mpsd/spank/22.05/spank_mps.so");
-        let usual = line(&EnableOptions::default(), plugin, &context(USUAL_PROGRAMS, None));
-        assert_eq!(usual, "optional /usr/lib/mpsd/spank/22.05/spank_mps.so");
-        let options = EnableOptions {
-            required: true,
-            scope: Some("step".into()),
-            ..EnableOptions::default()
-        };
-        let unusual = line(&options, plugin, &context("/opt/m", Some("/c")));
-        let expected = "required /usr/lib/mpsd/spank/22.05/spank_mps.so config=/c prologue=/opt/m/mps-prologue \
-                        epilogue=/opt/m/mps-epilogue scope=step";
-        assert_eq!(unusual, expected);
-    }
 
     #[test]
     fn a_refresh_changes_the_plugins_place_alone() {
