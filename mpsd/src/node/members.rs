@@ -126,11 +126,13 @@ impl Members for RealNode {
     fn waiting(&mut self) -> Option<Vec<Waiting>> {
         let all = || {
             let table = ProcessTable::scan()?;
-            let users = table.iter().filter(|entry| entry.uid != 0);
+            let users = table.iter().filter(|entry| entry.uids.effective != 0);
             // A process may have ended meanwhile.
             let threads =
                 |process: ProcessRef| process.open().and_then(|one| one.threads()).unwrap_or_default();
-            Some(by_user(users.map(|entry| (entry.uid, threads(entry.stat.id)))))
+            Some(by_user(
+                users.map(|entry| (entry.uids.effective, threads(entry.stat.id))),
+            ))
         };
         asked(Deadline::after(ALL_THREADS), all)?
     }
@@ -148,7 +150,7 @@ impl Members for RealNode {
             let theirs: BTreeSet<i32> = theirs.map(|entry| entry.stat.id.pid).collect();
             table
                 .iter()
-                .filter(|entry| entry.uid == journal.uid || entry.real_uid == journal.uid)
+                .filter(|entry| [entry.uids.effective, entry.uids.real].contains(&journal.uid))
                 // The first thread may have ended while another lives.
                 .filter(|entry| entry.stat.state != State::Defunct || entry.stat.threads > 1)
                 .map(|entry| entry.stat.id)

@@ -50,7 +50,7 @@ impl Family {
                 drop((leash, answer));
                 let bytes = in_session(|| adopt_orphans().is_ok(), || work(tied.as_fd()));
                 end_descendants();
-                answer_and_exit(writer, bytes)
+                answer_and_exit(&writer.into(), bytes)
             }
         }
     }
@@ -89,7 +89,7 @@ impl Drop for Family {
 }
 
 pub fn reap_ended() -> Vec<(i32, Exit)> {
-    std::iter::from_fn(|| raw::reap(-1).ok().flatten()).collect()
+    std::iter::from_fn(|| raw::reap(None).ok().flatten()).collect()
 }
 
 /// Ends all processes below this one: SIGTERM, then SIGKILL to those that are left, and to what they have started since.

@@ -9,7 +9,6 @@ pub mod descriptors;
 pub(crate) mod family;
 pub(crate) mod files;
 pub mod guard;
-mod mountinfo;
 pub mod priority;
 pub(crate) mod process;
 mod raw;

@@ -49,7 +49,7 @@ impl Signals {
 
     /// Restores the mask while the descriptor stays: for the child of a fork.
     pub(super) fn restore(&self) {
-        super::raw::restore_mask(&self.found);
+        let _ = self.found.thread_set_mask();
     }
 }
 

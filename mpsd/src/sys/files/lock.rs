@@ -32,18 +32,18 @@ impl Dir {
     /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. Held past the deadline, it is the error
     /// `Bound`, never a fault: a user may be the cause.
     pub fn lock(&self, name: impl AsRef<OsStr>, deadline: Deadline) -> Result<FileLock, FileError> {
-        let (c_name, path) = self.entry(name.as_ref())?;
+        let (name, path) = self.entry(&name)?;
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let mode = Mode::from_bits_truncate(0o600);
         loop {
-            let file = openat(&self.fd, c_name.as_c_str(), flags, mode);
+            let file = openat(&self.fd, name, flags, mode);
             let file = file.map_err(FileError::io("open", &path))?;
             let held = fstat(&file).map_err(FileError::io("look at", &path))?;
             if SFlag::from_bits_truncate(held.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
-                return Err(self.unfit(&c_name, path));
+                return Err(self.unfit(name, path));
             }
             let locked = acquire(file, &path, deadline)?;
-            let named = self.status_of(name.as_ref())?;
+            let named = self.status_of(name)?;
             if named.is_some_and(|s| (s.st_dev, s.st_ino) == (held.st_dev, held.st_ino)) {
                 return Ok(locked);
             }
@@ -55,8 +55,8 @@ impl Dir {
 
     pub fn is_locked(&self, name: impl AsRef<OsStr>) -> bool {
         let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let entry = self.entry(name.as_ref()).ok();
-        let file = entry.and_then(|(name, _)| openat(&self.fd, name.as_c_str(), flags, Mode::empty()).ok());
+        let entry = self.entry(&name).ok();
+        let file = entry.and_then(|(name, _)| openat(&self.fd, name, flags, Mode::empty()).ok());
         let tried = file.map(|file| Flock::lock(file, FlockArg::LockExclusiveNonblock));
         matches!(tried, Some(Err((_, Errno::EWOULDBLOCK))))
     }

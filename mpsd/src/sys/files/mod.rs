@@ -10,17 +10,17 @@ use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat, mkdirat};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 mod lock;
+pub(super) mod mounts;
 mod remove;
-mod room;
 pub use lock::LOCK;
+pub use mounts::{TmpfsSize, has_namespace};
 pub use remove::Bounds;
-pub use room::{TmpfsSize, has_namespace};
 
 /// An open directory, held by descriptor and not by name; it need not be listable.
 #[derive(Debug)]
@@ -83,8 +83,8 @@ impl Dir {
 
     /// Owner, mode, kind of one entry, not of a link's target; `None`: there is none.
     pub fn status_of(&self, name: impl AsRef<OsStr>) -> Result<Option<FileStat>, FileError> {
-        let (name, path) = self.entry(name.as_ref())?;
-        match fstatat(&self.fd, name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+        let (name, path) = self.entry(&name)?;
+        match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(status) => Ok(Some(status)),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(FileError::io("look at", path)(errno)),
@@ -92,10 +92,10 @@ impl Dir {
     }
 
     pub fn open_dir(&self, name: impl AsRef<OsStr>) -> Result<Self, FileError> {
-        let (name, path) = self.entry(name.as_ref())?;
-        match openat(&self.fd, name.as_c_str(), HOLD, Mode::empty()) {
+        let (name, path) = self.entry(&name)?;
+        match openat(&self.fd, name, HOLD, Mode::empty()) {
             Ok(fd) => Ok(Self { fd, path }),
-            Err(Errno::ENOTDIR | Errno::ELOOP) => Err(self.unfit(&name, path)),
+            Err(Errno::ENOTDIR | Errno::ELOOP) => Err(self.unfit(name, path)),
             Err(errno) => Err(FileError::io("open", path)(errno)),
         }
     }
@@ -107,17 +107,17 @@ impl Dir {
         mode: u32,
         owner: (u32, u32),
     ) -> Result<(Self, bool), FileError> {
-        let (c_name, path) = self.entry(name.as_ref())?;
+        let (name, path) = self.entry(&name)?;
         // Making one takes the lock of this directory, which any user who may list it can keep.
-        let made = match self.status_of(name.as_ref())? {
+        let made = match self.status_of(name)? {
             Some(_) => false,
-            None => match mkdirat(&self.fd, c_name.as_c_str(), Mode::from_bits_truncate(0o700)) {
+            None => match mkdirat(&self.fd, name, Mode::from_bits_truncate(0o700)) {
                 Ok(()) => true,
                 Err(Errno::EEXIST) => false,
                 Err(errno) => return Err(FileError::io("create", path)(errno)),
             },
         };
-        let dir = self.open_dir(name.as_ref())?;
+        let dir = self.open_dir(name)?;
         let status = dir.status()?;
         let expected = match made {
             true => nix::unistd::geteuid().as_raw(),
@@ -174,19 +174,19 @@ impl Dir {
             let path = self.path.clone();
             return Err(FileError::Bound { path, what });
         }
-        let names = names.into_iter().map(CString::into_bytes);
-        Ok(names.map(OsString::from_vec).collect())
+        Ok(names)
     }
 
-    fn batch(&self, most: usize) -> Result<Vec<CString>, FileError> {
+    fn batch(&self, most: usize) -> Result<Vec<OsString>, FileError> {
         let fail = || FileError::io("list", &self.path);
         let mut listing = nix::dir::Dir::from_fd(self.listing()?).map_err(fail())?;
         let mut names = Vec::new();
         // Two more for `.` and `..`.
         for entry in listing.iter().take(most.saturating_add(2)) {
             let entry = entry.map_err(fail())?;
-            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-                names.push(entry.file_name().to_owned());
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if name != "." && name != ".." {
+                names.push(name.to_owned());
             }
         }
         Ok(names)
@@ -195,13 +195,13 @@ impl Dir {
     /// A small regular file, read without waiting; `None`: there is none. Refuses every other kind, and more than `max`
     /// bytes.
     pub fn read_limited(&self, name: impl AsRef<OsStr>, max: usize) -> Result<Option<Vec<u8>>, FileError> {
-        let (name, path) = self.entry(name.as_ref())?;
+        let (name, path) = self.entry(&name)?;
         let flags =
             OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-        let file = match openat(&self.fd, name.as_c_str(), flags, Mode::empty()) {
+        let file = match openat(&self.fd, name, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::ENOENT) => return Ok(None),
-            Err(Errno::ELOOP | Errno::ENXIO) => return Err(self.unfit(&name, path)),
+            Err(Errno::ELOOP | Errno::ENXIO) => return Err(self.unfit(name, path)),
             Err(errno) => return Err(FileError::io("read", path)(errno)),
         };
         read_regular(&file, &path, max).map(Some)
@@ -218,14 +218,14 @@ impl Dir {
     }
 
     fn replace(&self, name: &OsStr, bytes: &[u8], mode: u32, until: Durability) -> Result<(), FileError> {
-        let (_, path) = self.entry(name)?;
+        let (_, path) = self.entry(&name)?;
         replace_at(self, name, bytes, mode, until).map_err(FileError::io("write", path))
     }
 
     pub fn create_file(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<OwnedFd, FileError> {
-        let (name, path) = self.entry(name.as_ref())?;
+        let (name, path) = self.entry(&name)?;
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let file = openat(&self.fd, name.as_c_str(), flags, Mode::from_bits_truncate(mode));
+        let file = openat(&self.fd, name, flags, Mode::from_bits_truncate(mode));
         file.map_err(FileError::io("create", path))
     }
 
@@ -238,8 +238,8 @@ impl Dir {
     }
 
     fn unlink(&self, name: &OsStr, what: UnlinkatFlags) -> Result<bool, FileError> {
-        let (name, path) = self.entry(name)?;
-        match unlinkat(&self.fd, name.as_c_str(), what) {
+        let (name, path) = self.entry(&name)?;
+        match unlinkat(&self.fd, name, what) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT) => Ok(false),
             Err(errno) => Err(FileError::io("remove", path)(errno)),
@@ -253,17 +253,18 @@ impl Dir {
     }
 
     /// One component: neither empty, nor `.` or `..`, nor with a slash or NUL in it.
-    pub(super) fn entry(&self, name: &OsStr) -> Result<(CString, PathBuf), FileError> {
+    pub(super) fn entry<'n>(&self, name: &'n impl AsRef<OsStr>) -> Result<(&'n OsStr, PathBuf), FileError> {
+        let name = name.as_ref();
         let path = self.path.join(name);
-        let plain = !matches!(name.as_bytes(), b"" | b"." | b"..") && !name.as_bytes().contains(&b'/');
-        match CString::new(name.as_bytes()) {
-            Ok(text) if plain => Ok((text, path)),
-            _ => Err(FileError::unfit(path, "is not the name of an entry")),
+        let bytes = name.as_bytes();
+        match matches!(bytes, b"" | b"." | b"..") || bytes.iter().any(|byte| matches!(byte, b'/' | 0)) {
+            false => Ok((name, path)),
+            true => Err(FileError::unfit(path, "is not the name of an entry")),
         }
     }
 
-    fn unfit(&self, name: &CString, path: PathBuf) -> FileError {
-        let status = fstatat(&self.fd, name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW);
+    fn unfit(&self, name: &OsStr, path: PathBuf) -> FileError {
+        let status = fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW);
         let what = status.map_or("has gone".to_owned(), |status| format!("is {}", kind(&status)));
         FileError::unfit(path, what)
     }

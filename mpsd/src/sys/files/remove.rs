@@ -3,7 +3,7 @@
 //! A directory found below the first level is moved up to it, so two descriptors serve for any depth. No link is followed.
 //! Each directory is taken from its owner before it is listed. A mount is not entered but detached.
 
-use super::room::{mount_of, name_of};
+use super::mounts::{mount_of, name_of};
 use super::{Dir, FileError, HOLD};
 use crate::sys::deadline::Deadline;
 use nix::errno::Errno;
@@ -11,10 +11,8 @@ use nix::fcntl::{OFlag, openat, renameat};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// Names read at a time, so that an endless directory does not fill our memory.
@@ -34,7 +32,7 @@ impl Dir {
     /// Removes the entry `name` with everything below it, and detaches mounts. Stops at the first thing that it cannot
     /// remove, or at a bound, and may be called again. Returns the number of entries removed.
     pub fn remove_tree(&self, name: impl AsRef<OsStr>, bounds: Bounds) -> Result<u64, FileError> {
-        let (name, _) = self.entry(name.as_ref())?;
+        let (name, _) = self.entry(&name)?;
         let mut removal = Removal {
             removed: 0,
             moved: 0,
@@ -42,13 +40,13 @@ impl Dir {
         };
         let mount = mount_of(&self.as_fd())?;
         // Taken before it is removed: if a process of its owner keeps its lock, this waits without a lock of its own.
-        let top = still_there(removal.enter(self, &name, mount))?;
+        let top = still_there(removal.enter(self, name, mount))?;
         loop {
             if let Some(top) = &top {
                 removal.empty(top, mount)?;
             }
             // Unless this is root, a process of its owner may have added something meanwhile.
-            if removal.entry(self, &name)? || top.is_none() {
+            if removal.entry(self, name)? || top.is_none() {
                 return Ok(removal.removed);
             }
         }
@@ -63,7 +61,7 @@ struct Removal {
 
 impl Removal {
     /// Removes one entry without a stat(2), which could hang in a user's file system. False: a directory that is not empty.
-    fn entry(&mut self, parent: &Dir, name: &CStr) -> Result<bool, FileError> {
+    fn entry(&mut self, parent: &Dir, name: &OsStr) -> Result<bool, FileError> {
         loop {
             self.check(parent)?;
             let first = unlinkat(parent.as_fd(), name, UnlinkatFlags::NoRemoveDir);
@@ -86,16 +84,16 @@ impl Removal {
                 Err(Errno::ENOTEMPTY | Errno::EEXIST) => return Ok(false),
                 // Something is mounted on it.
                 Err(Errno::EBUSY) => self.uncover(parent, name)?,
-                Err(errno) => return Err(FileError::io("remove", path_of(parent, name))(errno)),
+                Err(errno) => return Err(FileError::io("remove", parent.path().join(name))(errno)),
             }
         }
     }
 
     /// Opens a directory to be emptied, detaches what is mounted on it (`mount` is the mount of the tree), and takes it
     /// from its owner. For root this ends every race: a process that has it open can add nothing.
-    fn enter(&mut self, parent: &Dir, name: &CStr, mount: u64) -> Result<Dir, FileError> {
+    fn enter(&mut self, parent: &Dir, name: &OsStr, mount: u64) -> Result<Dir, FileError> {
         loop {
-            let path = path_of(parent, name);
+            let path = parent.path().join(name);
             let fd = openat(parent.as_fd(), name, HOLD, Mode::empty());
             let fd = fd.map_err(FileError::io("open", &path))?;
             // Before any call that the file system itself must answer.
@@ -109,10 +107,10 @@ impl Removal {
     }
 
     /// Detaches the uppermost mount on the entry `name`, by descriptor. The file system itself is not asked.
-    fn uncover(&mut self, parent: &Dir, name: &CStr) -> Result<(), FileError> {
+    fn uncover(&mut self, parent: &Dir, name: &OsStr) -> Result<(), FileError> {
         self.check(parent)?;
         self.moved += 1;
-        let path = path_of(parent, name);
+        let path = parent.path().join(name);
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let held = match openat(parent.as_fd(), name, flags, Mode::empty()) {
             Ok(held) => held,
@@ -154,17 +152,17 @@ impl Removal {
         }
     }
 
-    fn move_up(&mut self, from: &Dir, name: &CStr, top: &Dir) -> Result<(), FileError> {
+    fn move_up(&mut self, from: &Dir, name: &OsStr, top: &Dir) -> Result<(), FileError> {
         loop {
             self.check(top)?;
             self.moved += 1;
-            let new = CString::new(format!(".mpsd-moved-{}", self.moved)).unwrap_or_default();
-            match renameat(from.as_fd(), name, top.as_fd(), new.as_c_str()) {
+            let new = format!(".mpsd-moved-{}", self.moved);
+            match renameat(from.as_fd(), name, top.as_fd(), new.as_str()) {
                 Ok(()) | Err(Errno::ENOENT) => return Ok(()),
                 // The name is taken by more than an empty directory, which would have been replaced.
                 Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => {}
                 Err(Errno::EBUSY | Errno::EXDEV) => self.uncover(from, name)?,
-                Err(errno) => return Err(FileError::io("move", path_of(from, name))(errno)),
+                Err(errno) => return Err(FileError::io("move", from.path().join(name))(errno)),
             }
         }
     }
@@ -180,10 +178,6 @@ impl Removal {
         let path = at.path().to_owned();
         Err(FileError::Bound { path, what })
     }
-}
-
-fn path_of(parent: &Dir, name: &CStr) -> PathBuf {
-    parent.path().join(OsStr::from_bytes(name.to_bytes()))
 }
 
 fn seize(fd: &OwnedFd) {

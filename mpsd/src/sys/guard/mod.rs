@@ -3,27 +3,30 @@
 //! [`run_guarded`] surrounds a whole program: Torque counts a prologue that a signal ended as success. [`ask()`] surrounds
 //! one question that may hang in the kernel. [`detach`] does work that goes on after the program has ended.
 
-mod ask;
 mod relay;
-pub use ask::{AskError, ask};
-pub(super) use ask::{answer_and_exit, in_session};
 
-use super::deadline::Deadline;
+use super::cgroup::leave;
+use super::deadline::{Deadline, Output};
 use super::descriptors;
 use super::priority;
 use super::raw::{self, Exit};
 use super::signals::Signals;
-use super::spawn::Child;
+use super::spawn::{Child, KillReason};
 use nix::errno::Errno;
+use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use relay::Relay;
+use std::fs::File;
 use std::io::Write;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 /// Exit code of everything that is neither success nor refusal.
 pub const FAULT: u8 = 2;
 
+const MOST_ANSWER: usize = 64 << 10;
+const NOTHING: u8 = 2;
 /// Time left to a process after SIGKILL. Longer is state D, which no waiting ends.
 const AFTER_KILL: Duration = Duration::from_secs(1);
 /// How often a reader that is behind is tried again: while the worker runs, and after its end.
@@ -56,7 +59,7 @@ pub(crate) fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result
         Some(pid) => Child::adopt_as_ours(pid),
         None => {
             signals.restore();
-            let tied = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
+            let tied = set_pdeathsig(Signal::SIGKILL);
             let spoken = nix::unistd::dup2_stdout(&their_out).and(nix::unistd::dup2_stderr(&their_err));
             if tied.and(spoken).is_err() || nix::unistd::getppid() != parent {
                 raw::exit_now(FAULT);
@@ -132,6 +135,82 @@ pub fn detach(work: impl FnOnce()) -> Result<(), Errno> {
             raw::exit_now(0)
         }
     }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum AskError {
+    /// It hung, or answered without end.
+    #[error("the process asked {0}")]
+    Killed(KillReason),
+    /// It panicked, or a signal ended it.
+    #[error("the process asked ended by {0}")]
+    Ended(Exit),
+    /// Neither process nor pipe was to be had.
+    #[error("no process to be had: {0}")]
+    NotStarted(Errno),
+}
+
+/// Runs `question` in a child and returns its bytes. The child has **none of our descriptors**: should it hang for ever, it
+/// holds no stream that slurmd or qsub waits to see closed.
+pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, AskError> {
+    ask_with(None, deadline, question)
+}
+
+/// [`ask()`] of a child that has our descriptor `kept` as well, which is none of the standard three.
+pub(super) fn ask_with(
+    kept: Option<BorrowedFd>,
+    deadline: Deadline,
+    question: impl FnOnce() -> Vec<u8>,
+) -> Result<Vec<u8>, AskError> {
+    let (mut answer, writer) = Output::pipe().map_err(AskError::NotStarted)?;
+    let writer = File::from(writer);
+    let asker = nix::unistd::getpid();
+    let forked = raw::fork_masked(raw::fork, || {
+        let mut keep = vec![writer.as_raw_fd()];
+        keep.extend(kept.map(|fd| fd.as_raw_fd()));
+        keep.sort_unstable();
+        // The asker may be killed, and what it began be undone: the child must change nothing after that.
+        let tied = || set_pdeathsig(Signal::SIGKILL).is_ok() && nix::unistd::getppid() == asker;
+        let bytes = in_session(tied, || {
+            raw::close_all_except(&keep);
+            question()
+        });
+        answer_and_exit(&writer, bytes)
+    });
+    drop(writer);
+    let mut child = Child::adopt_as_ours(forked.map_err(AskError::NotStarted)?);
+    match child.listen(&mut [&mut answer], None, deadline, MOST_ANSWER) {
+        Ok(Exit::Code(0)) => Ok(answer.bytes),
+        Ok(other) => Err(AskError::Ended(other)),
+        Err(why) => {
+            if let KillReason::Late {
+                survivor: Some(pid), ..
+            } = why
+            {
+                leave(pid);
+            }
+            Err(AskError::Killed(why))
+        }
+    }
+}
+
+/// In a forked child: `work` in a session of its own, which the parent kills, without our standard streams. `None`: it
+/// failed.
+pub(super) fn in_session(prepare: impl FnOnce() -> bool, work: impl FnOnce() -> Vec<u8>) -> Option<Vec<u8>> {
+    let ready =
+        nix::unistd::setsid().is_ok() && descriptors::all_to_null().is_ok() && raw::reset_signals().is_ok();
+    let outcome = (ready && prepare()).then(|| catch_unwind(AssertUnwindSafe(work)));
+    outcome?.ok()
+}
+
+pub(super) fn answer_and_exit(mut writer: &File, bytes: Option<Vec<u8>>) -> ! {
+    let written = bytes.map(|bytes| writer.write_all(&bytes));
+    raw::exit_now(match written {
+        Some(Ok(())) => 0,
+        Some(Err(_)) => 1,
+        None => NOTHING,
+    })
 }
 
 /// From now on a panic, on any thread, writes one line and ends the process with `code`. [`guarded`] sees this code.

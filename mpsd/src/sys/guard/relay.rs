@@ -1,6 +1,6 @@
 //! What a worker writes, passed on: a worker that hangs for ever must not hold a stream that a scheduler reads to its end.
 
-use super::ask::{AskError, ask_with};
+use super::{AskError, ask_with};
 use crate::sys::deadline::{Deadline, Output};
 use crate::sys::raw;
 use nix::errno::Errno;

@@ -1,4 +1,3 @@
-use super::ask::{MOST_ANSWER, NOTHING};
 use super::*;
 use crate::sys::process::{Process, ProcessTable};
 use crate::sys::spawn::KillReason;
@@ -370,7 +369,7 @@ fn a_question_in_state_d_is_given_up_in_bounded_time() {
     };
     // Its stopped child is in the question's session, so it was killed as well: what hung ends now.
     let deadline = soon();
-    while survivor.is_some_and(|pid| raw::reap(pid) == Ok(None)) {
+    while survivor.is_some_and(|pid| raw::reap(Some(pid)) == Ok(None)) {
         let goes_on = deadline.sleep(Duration::from_millis(5));
         assert!(goes_on, "the process in state D did not end");
     }

@@ -17,9 +17,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 mod stat;
-mod table;
-pub use stat::{Executable, FileRef, ProcessId, Stat, State, Uids};
-pub use table::ProcessTable;
+pub use stat::{Executable, FileRef, ProcessId, ProcessTable, Stat, State, Uids};
 
 const MOST_THREADS: usize = 4096;
 const STACK: usize = 16 * 1024;
@@ -280,7 +278,8 @@ mod tests {
 
         let table = ProcessTable::scan().unwrap();
         let own = nix::unistd::getpid().as_raw();
-        let is_child = |entry: &table::Entry| Some(entry.stat.id) == child.id() && entry.uid == STRANGER;
+        let is_child =
+            |entry: &stat::Entry| Some(entry.stat.id) == child.id() && entry.uids.effective == STRANGER;
         assert!(table.children(own).any(is_child));
         assert!(table.of_user(STRANGER).any(is_child));
         assert!(table.descendants(1).into_iter().any(is_child));

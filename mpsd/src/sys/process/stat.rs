@@ -1,5 +1,10 @@
-//! What `/proc` shows of a process (proc_pid_stat(5), proc_pid_status(5)).
+//! What `/proc` shows of a process, and of all processes at once (proc_pid_stat(5), proc_pid_status(5)).
 
+use crate::sys::descriptors::read_at;
+use mpsd_core::text::is_digits;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -85,6 +90,7 @@ impl Stat {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uids {
+    /// It decides what the process may signal.
     pub real: u32,
     pub effective: u32,
 }
@@ -117,4 +123,69 @@ pub(super) fn ids(status: &[u8], name: &str) -> Option<Vec<u32>> {
     let line = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
     let ids = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
     ids.map(|id| id.parse().ok()).collect()
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub stat: Stat,
+    pub uids: Uids,
+}
+
+/// The processes of one moment; each may be gone since (see [`super::ProcessId::open`]).
+#[derive(Clone, Debug, Default)]
+pub struct ProcessTable(Vec<Entry>);
+
+impl ProcessTable {
+    /// Reads `stat` and `status` of every process, which cannot hang. `None`: a process is there and cannot be read.
+    pub fn scan() -> Option<Self> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let proc_fd = open("/proc", flags, Mode::empty()).ok()?;
+        let mut listing = nix::dir::Dir::from_fd(proc_fd.try_clone().ok()?).ok()?;
+        let read = |name: &str| {
+            let stat = read_at(&proc_fd, &format!("{name}/stat"), 4096)?;
+            Ok((stat, read_at(&proc_fd, &format!("{name}/status"), 65_536)?))
+        };
+        let mut entries = Vec::new();
+        for entry in listing.iter() {
+            let entry = entry.ok()?;
+            let Some(name) = entry.file_name().to_str().ok().filter(|name| is_digits(name)) else {
+                continue;
+            };
+            match read(name) {
+                Ok((stat, status)) => {
+                    let both = Stat::parse(&stat).zip(parse_uids(&status));
+                    entries.extend(both.map(|(stat, uids)| Entry { stat, uids }));
+                }
+                Err(Errno::ENOENT | Errno::ESRCH | Errno::EACCES | Errno::EPERM) => {}
+                Err(_) => return None,
+            }
+        }
+        Some(Self(entries))
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.0.iter()
+    }
+
+    pub fn of_user(&self, uid: u32) -> impl Iterator<Item = &Entry> {
+        self.iter().filter(move |entry| entry.uids.effective == uid)
+    }
+
+    pub fn children(&self, parent: i32) -> impl Iterator<Item = &Entry> {
+        self.iter().filter(move |entry| entry.stat.parent == parent)
+    }
+
+    /// Children, their children and so on, parents first.
+    pub fn descendants(&self, ancestor: i32) -> Vec<&Entry> {
+        let mut found: Vec<&Entry> = self.children(ancestor).collect();
+        let mut at = 0;
+        while let Some(entry) = found.get(at) {
+            let pid = entry.stat.id.pid;
+            // A pid of the table can be its own ancestor if it was reused during the scan.
+            let more: Vec<_> = self.children(pid).filter(|e| !found.contains(e)).collect();
+            found.extend(more);
+            at += 1;
+        }
+        found
+    }
 }

@@ -2,14 +2,16 @@
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
-use nix::sys::signal::SigSet;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use rustix::fs::{CWD, Mode, OFlags, RawDir, SeekFrom, openat};
-use rustix::process::{Pid, PidfdFlags};
+use rustix::process::{Pid, PidfdFlags, WaitOptions, wait, waitpid};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set, clear_ambient_capability_set,
     remove_capability_from_bounding_set, set_capabilities,
 };
+use std::convert::Infallible;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -28,14 +30,17 @@ pub enum Exit {
     Signal(i32),
 }
 
-/// Reaps child `pid`, or with -1 any child, if it has ended. nix's `waitpid` loses the status of a real-time signal.
-pub(super) fn reap(pid: i32) -> Result<Option<(i32, Exit)>, Errno> {
-    let mut status = 0;
-    // SAFETY: `status` lives for the whole call and is a plain integer.
-    let found = Errno::result(unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) })?;
-    Ok((found != 0).then(|| (found, exit_of(status))))
+/// Reaps this child, or any, if it has ended. nix's `waitpid` loses the status of a real-time signal.
+pub(super) fn reap(pid: Option<i32>) -> Result<Option<(i32, Exit)>, Errno> {
+    let ended = match pid.and_then(Pid::from_raw) {
+        Some(pid) => waitpid(Some(pid), WaitOptions::NOHANG),
+        None => wait(WaitOptions::NOHANG),
+    };
+    let ended = ended.map_err(of_rustix)?;
+    Ok(ended.map(|(pid, status)| (pid.as_raw_nonzero().get(), exit_of(status.as_raw()))))
 }
 
+/// By the status of wait(2) of a process that has ended.
 fn exit_of(status: i32) -> Exit {
     match libc::WIFSIGNALED(status) {
         true => Exit::Signal(libc::WTERMSIG(status)),
@@ -115,8 +120,16 @@ pub(super) fn pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
     Ok(ended.then(|| exit_of(info.exit_code)))
 }
 
-pub(super) fn block_all() -> Result<SigSet, Errno> {
-    SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK)
+/// Forks by `fork`, and does `work` in the child. A signal must neither run a handler of ours there nor meet it half made.
+pub(super) fn fork_masked(
+    fork: impl FnOnce() -> Result<Option<i32>, Errno>,
+    work: impl FnOnce() -> Infallible,
+) -> Result<i32, Errno> {
+    let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    let forked = fork().map(|child| child.unwrap_or_else(|| match work() {}));
+    // Setting a valid mask has no way to fail.
+    let _ = mask.thread_set_mask();
+    forked
 }
 
 /// The default action for every signal, and none blocked. The C library refuses two real-time signals.
@@ -140,17 +153,12 @@ pub fn reset_signals_of(command: &mut std::process::Command) {
 }
 
 /// Gives a signal its default action: an inherited ignored SIGCHLD would lose every child's exit code.
-pub(super) fn default_action(signal: nix::sys::signal::Signal) -> Result<(), Errno> {
+pub(super) fn default_action(signal: Signal) -> Result<(), Errno> {
     // SAFETY: the action runs no code of ours.
     match unsafe { libc::signal(signal as i32, libc::SIG_DFL) } {
         libc::SIG_ERR => Err(Errno::last()),
         _ => Ok(()),
     }
-}
-
-pub(super) fn restore_mask(found: &SigSet) {
-    // Setting a valid mask has no way to fail.
-    let _ = found.thread_set_mask();
 }
 
 /// Closes the descriptors from `low` to `high`, both included; false: the kernel lacks the call (before Linux 5.9, RHEL 8).
@@ -214,8 +222,7 @@ pub(super) fn duplicate_to(source: RawFd, target: RawFd) -> Result<(), Errno> {
 
 /// Copies `source` to the lowest free number that is at least `lowest`, closed at exec. The caller closes it.
 pub(super) fn duplicate_above(source: RawFd, lowest: RawFd) -> Result<RawFd, Errno> {
-    // SAFETY: integers only; an invalid source is refused by EBADF.
-    Errno::result(unsafe { libc::fcntl(source, libc::F_DUPFD_CLOEXEC, lowest) })
+    fcntl(borrow(source), FcntlArg::F_DUPFD_CLOEXEC(lowest))
 }
 
 pub(super) fn is_open(fd: RawFd) -> bool {

@@ -65,7 +65,7 @@ impl Child {
     pub fn try_wait(&mut self) -> Option<Exit> {
         if self.end.is_none() {
             // An error: it was reaped elsewhere, or because SIGCHLD is ignored. How it ended is lost.
-            self.end = match raw::reap(self.pid) {
+            self.end = match raw::reap(Some(self.pid)) {
                 Ok(found) => found.map(|(_, exit)| exit),
                 Err(_) => Some(Exit::Code(u8::MAX)),
             };

@@ -1,6 +1,6 @@
 //! The child's half of a start, between fork and exec: nothing here allocates or takes a lock.
 
-use crate::sys::confine::Confinement;
+use super::Spawn;
 use crate::sys::raw::{self, Pointers, of_rustix};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -22,17 +22,14 @@ pub struct Identity {
 type FailedStep = (&'static str, Errno);
 
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct Plan<'a> {
+    pub spawn: &'a Spawn,
     pub program: CString,
     pub arguments: Pointers,
     pub environment: Pointers,
-    pub identity: Option<Identity>,
     /// The identity's groups, and a place to read them back: one more, which shows a group too many.
     pub groups: Vec<Gid>,
     pub found_groups: Vec<nix::libc::gid_t>,
-    pub session: bool,
-    pub nofile: Option<u64>,
-    pub confinement: Option<Confinement>,
 }
 
 #[derive(Debug)]
@@ -47,7 +44,7 @@ pub(super) struct ChildDescriptors {
     pub report: RawFd,
 }
 
-pub(super) fn run(plan: &mut Plan, fds: &mut ChildDescriptors) -> ! {
+pub(super) fn run(plan: &mut Plan<'_>, fds: &mut ChildDescriptors) -> ! {
     // The report moves above every number that the program is to have, so that nothing is put over it.
     let above = fds.keep.iter().copied().max().unwrap_or(2).max(2) + 1;
     let report = match raw::duplicate_above(fds.report, above) {
@@ -96,9 +93,9 @@ fn at(step: &'static str) -> impl FnOnce(Errno) -> FailedStep {
     move |errno| (step, errno)
 }
 
-fn steps(plan: &mut Plan, fds: &mut ChildDescriptors, above: RawFd) -> Result<(), FailedStep> {
+fn steps(plan: &mut Plan<'_>, fds: &mut ChildDescriptors, above: RawFd) -> Result<(), FailedStep> {
     raw::reset_signals().map_err(at("signals cannot be reset"))?;
-    if plan.session {
+    if plan.spawn.session {
         nix::unistd::setsid().map_err(at("no session of its own (setsid)"))?;
     }
     if let Some(cgroup) = fds.cgroup {
@@ -106,20 +103,20 @@ fn steps(plan: &mut Plan, fds: &mut ChildDescriptors, above: RawFd) -> Result<()
     }
     descriptors(fds, above).map_err(at(DESCRIPTORS))?;
     reset_out_of_memory_score().map_err(at("its out-of-memory score cannot be reset"))?;
-    if let Some(nofile) = plan.nofile {
+    if let Some(nofile) = plan.spawn.nofile {
         raise_open_files(nofile).map_err(at("its limit of open files cannot be set"))?;
     }
     nix::sys::stat::umask(Mode::S_IRWXG | Mode::S_IRWXO);
     nix::unistd::chdir(c"/").map_err(at("'/' cannot be entered"))?;
-    if let Some(identity) = &plan.identity {
+    if let Some(identity) = &plan.spawn.identity {
         // Before the right to do it is gone.
-        if plan.confinement.is_some() {
+        if plan.spawn.confinement.is_some() {
             raw::empty_bounding_set().map_err(at("its capabilities cannot be bounded"))?;
         }
         become_user(identity, &plan.groups)?;
         prove(identity, &mut plan.found_groups).map_err(at("the former identity is not gone"))?;
     }
-    match &plan.confinement {
+    match &plan.spawn.confinement {
         Some(confinement) => confinement.enter().map_err(at("it cannot be confined (seccomp)")),
         None => Ok(()),
     }

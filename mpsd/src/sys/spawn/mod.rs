@@ -121,10 +121,14 @@ impl Spawn {
 
     /// Starts it; returns after exec has succeeded, or kills it at the deadline: its file system may be dead, or its user
     /// stop it.
-    pub fn start(self, deadline: Deadline) -> Result<Child, SpawnError> {
-        let mut plan = self
-            .prepare()
-            .map_err(|what| self.failed(StartFailure::Invalid(what)))?;
+    pub fn start(mut self, deadline: Deadline) -> Result<Child, SpawnError> {
+        if let Some(identity) = &mut self.identity {
+            // In the kernel's order, each once, to be compared with its answer.
+            identity.groups.sort_unstable();
+            identity.groups.dedup();
+        }
+        let plan = self.prepare();
+        let mut plan = plan.map_err(|what| self.failed(StartFailure::Invalid(what)))?;
         let Some(directory) = &self.cgroup else {
             return self.attempt(&mut plan, None, raw::fork, deadline);
         };
@@ -173,7 +177,7 @@ impl Spawn {
     /// One start by one kind of fork; the child enters the cgroup by `procs`, if given.
     fn attempt(
         &self,
-        plan: &mut exec::Plan,
+        plan: &mut exec::Plan<'_>,
         procs: Option<&OwnedFd>,
         fork: impl FnOnce() -> Result<Option<i32>, Errno>,
         deadline: Deadline,
@@ -191,14 +195,7 @@ impl Spawn {
             cgroup: procs.map(AsRawFd::as_raw_fd),
             report: answer.as_raw_fd(),
         };
-        // A signal must neither run a handler of this program in the child nor meet it half made.
-        let mask = raw::block_all().map_err(self.parent("signals cannot be blocked"))?;
-        let forked = match fork() {
-            Ok(None) => exec::run(plan, &mut fds),
-            Ok(Some(pid)) => Ok(pid),
-            Err(errno) => Err(errno),
-        };
-        raw::restore_mask(&mask);
+        let forked = raw::fork_masked(fork, || exec::run(plan, &mut fds));
         let pid = forked.map_err(self.parent("no process to be had (fork)"))?;
         drop(answer);
         let child = match self.identity {
@@ -213,11 +210,7 @@ impl Spawn {
     }
 
     fn parent(&self, act: &'static str) -> impl FnOnce(Errno) -> SpawnError {
-        let program = self.name();
-        move |errno| {
-            let why = StartFailure::Parent(act, errno);
-            SpawnError { program, why }
-        }
+        move |errno| self.failed(StartFailure::Parent(act, errno))
     }
 
     fn failed(&self, why: StartFailure) -> SpawnError {
@@ -232,7 +225,7 @@ impl Spawn {
     }
 
     /// Everything that needs memory, before the fork.
-    fn prepare(&self) -> Result<exec::Plan, String> {
+    fn prepare(&self) -> Result<exec::Plan<'_>, String> {
         let text =
             |what: &str, bytes: &[u8]| CString::new(bytes).map_err(|_| format!("{what} holds a NUL byte"));
         if !self.program.is_absolute() {
@@ -254,24 +247,15 @@ impl Spawn {
             }
             text("a variable", &[name.as_bytes(), b"=", value.as_bytes()].concat())
         };
-        let mut identity = self.identity.clone();
-        let mut groups = Vec::new();
-        if let Some(identity) = &mut identity {
-            // In the kernel's order, each once, to be compared with its answer.
-            identity.groups.sort_unstable();
-            identity.groups.dedup();
-            groups.extend(identity.groups.iter().map(|group| Gid::from_raw(*group)));
-        }
+        let groups = self.identity.iter().flat_map(|identity| &identity.groups);
+        let groups: Vec<Gid> = groups.map(|group| Gid::from_raw(*group)).collect();
         Ok(exec::Plan {
+            spawn: self,
             program: text("its path", self.program.as_os_str().as_bytes())?,
             arguments: Pointers::new(words.collect::<Result<_, _>>()?),
             environment: Pointers::new(self.env.iter().map(variable).collect::<Result<_, _>>()?),
-            identity,
             found_groups: vec![0; groups.len() + 1],
             groups,
-            session: self.session,
-            nofile: self.nofile,
-            confinement: self.confinement.clone(),
         })
     }
 }

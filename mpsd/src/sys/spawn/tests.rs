@@ -191,7 +191,7 @@ fn a_child_that_cannot_be_ready_in_time_is_given_up() {
     let outcome = follow(child, &mut report, Deadline::after_ms(50));
     assert!(began.elapsed() < Duration::from_secs(2));
     assert!(matches!(outcome, Err(StartFailure::Late)), "{outcome:?}");
-    assert_eq!(raw::reap(pid), Err(Errno::ECHILD), "killed and reaped");
+    assert_eq!(raw::reap(Some(pid)), Err(Errno::ECHILD), "killed and reaped");
 }
 
 #[test]

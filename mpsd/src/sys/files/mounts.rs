@@ -2,12 +2,17 @@
 //! of a file without a name, so no removal frees it.
 
 use super::{Dir, FileError};
-use crate::sys::mountinfo::{self, Mount};
-use nix::fcntl::{OFlag, openat};
+use crate::sys::descriptors::read_at;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::Mode;
+use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+const MOST_OF_LIST: usize = 16 << 20;
 
 /// What a tmpfs may hold.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +39,7 @@ impl Dir {
     pub fn abort_users_mounts(&self) {
         let below =
             |mount: &&Mount| mount.path.starts_with(&self.path) && is_fuse(mount) && !mount.has("user_id=0");
-        for found in mountinfo::all().unwrap_or_default().iter().filter(below) {
+        for found in all().unwrap_or_default().iter().filter(below) {
             let path = found.path.strip_prefix(&self.path).ok();
             let held = path.and_then(|path| self.walk(path));
             // If the descriptor holds another mount than the kernel listed, that one is left alone.
@@ -60,7 +65,7 @@ pub fn has_namespace(number: &str) -> bool {
         let root = mount.root.as_os_str().as_encoded_bytes();
         mount.kind == "nsfs" && root.starts_with(b"mnt:[") && mount.path.iter().any(|name| name == number)
     };
-    mountinfo::all().is_ok_and(|mounts| mounts.iter().any(kept))
+    all().is_ok_and(|mounts| mounts.iter().any(kept))
 }
 
 fn is_fuse(mount: &Mount) -> bool {
@@ -79,4 +84,65 @@ pub(super) fn mount_of(fd: &impl AsFd) -> Result<u64, FileError> {
     let line = text.lines().find_map(|line| line.strip_prefix("mnt_id:"));
     line.and_then(|id| id.trim().parse().ok())
         .ok_or_else(|| FileError::unfit(path, "does not name a mount"))
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::sys) struct Mount {
+    /// Its number in this namespace; a later mount may get it again.
+    pub id: u64,
+    /// The part of its file system that it shows.
+    pub root: PathBuf,
+    pub path: PathBuf,
+    pub kind: String,
+    pub options: String,
+}
+
+impl Mount {
+    pub fn has(&self, option: &str) -> bool {
+        self.options.split(',').any(|one| one == option)
+    }
+}
+
+/// All of them, in the kernel's order: a mount stands after the mount below which it lies. ENOENT: there is no `/proc`.
+pub(in crate::sys) fn all() -> Result<Vec<Mount>, Errno> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let own = open("/proc/self", flags, Mode::empty())?;
+    Ok(parse(&read_at(own, "mountinfo", MOST_OF_LIST)?))
+}
+
+pub(in crate::sys) fn parse(text: &[u8]) -> Vec<Mount> {
+    text.split(|b| *b == b'\n').filter_map(line).collect()
+}
+
+fn line(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|b| *b == b' ');
+    let word = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let (root, path) = (unescape(fields.nth(2)?), unescape(fields.next()?));
+    let mut after = fields.skip_while(|field| *field != b"-").skip(1);
+    let (kind, _source, options) = (after.next()?, after.next()?, after.next()?);
+    Some(Mount {
+        id,
+        root,
+        path,
+        kind: word(kind),
+        options: word(options),
+    })
+}
+
+/// Undoes the kernel's octal escapes, as `\040` for a blank.
+fn unescape(text: &[u8]) -> PathBuf {
+    let mut plain = Vec::new();
+    let mut rest = text;
+    while let Some((first, after)) = rest.split_first() {
+        let code = after.get(..3).and_then(|code| std::str::from_utf8(code).ok());
+        let code = code.and_then(|code| u8::from_str_radix(code, 8).ok());
+        let (byte, length) = match code.filter(|_| *first == b'\\') {
+            Some(byte) => (byte, 4),
+            None => (*first, 1),
+        };
+        plain.push(byte);
+        rest = rest.get(length..).unwrap_or_default();
+    }
+    OsString::from_vec(plain).into()
 }

@@ -5,19 +5,17 @@
 
 use super::deadline::Deadline;
 use super::descriptors::{read_at, write_at};
+use super::files::mounts::{self, Mount};
 use super::files::{Dir, FileError};
 use super::process::Process;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
+use nix::sys::statfs::{CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, fstatfs};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-mod mounts;
-
-pub use mounts::leave;
 
 /// The directory of the jobs' cgroups, below systemd's slice for services.
 const UNIT: &str = "mpsd.service";
@@ -33,6 +31,13 @@ const MOST: usize = 1 << 20;
 const TRIAL: &str = "doctor-";
 const MOST_NAMES: usize = 10_000;
 
+const MOST_HIERARCHIES: usize = 64;
+const USUAL: [&str; 3] = [
+    "/sys/fs/cgroup",
+    "/sys/fs/cgroup/unified",
+    "/sys/fs/cgroup/systemd",
+];
+
 #[derive(Debug)]
 pub struct Cgroup {
     dir: Dir,
@@ -43,7 +48,7 @@ impl Cgroup {
     /// write.
     pub fn create(job: &str) -> Result<Option<Self>, FileError> {
         let mut refused = None;
-        for mount in mounts::usable()? {
+        for mount in hierarchies()? {
             let (top, base) = match Dir::open(&mount.join("system.slice")) {
                 Ok(slice) => (slice, UNIT),
                 Err(_) => (Dir::open(&mount)?, PLAIN),
@@ -60,7 +65,7 @@ impl Cgroup {
 
     pub fn create_under(base: &Path, job: &str) -> Result<Option<Self>, FileError> {
         let top = Dir::open(base)?;
-        if !mounts::is_cgroup(&top) {
+        if !is_cgroup(&top) {
             return Err(FileError::unfit(base, "is not in a cgroup hierarchy"));
         }
         Self::make(&top, None, job).map(Some)
@@ -79,7 +84,7 @@ impl Cgroup {
 
     pub fn usual_bases() -> Vec<PathBuf> {
         let both = |mount: PathBuf| [mount.join("system.slice").join(UNIT), mount.join(PLAIN)];
-        let mounts = mounts::usable().unwrap_or_default();
+        let mounts = hierarchies().unwrap_or_default();
         mounts.into_iter().flat_map(both).collect()
     }
 
@@ -101,11 +106,11 @@ impl Cgroup {
         let Some(dir) = Dir::find(path)? else {
             return Ok(None);
         };
-        if !mounts::is_cgroup(&dir) {
+        if !is_cgroup(&dir) {
             return Err(FileError::unfit(path, "is not in a cgroup hierarchy"));
         }
         let parent = path.parent().and_then(|parent| Dir::open(parent).ok());
-        if !parent.as_ref().is_some_and(mounts::is_cgroup) {
+        if !parent.as_ref().is_some_and(is_cgroup) {
             return Err(FileError::unfit(path, "is the root of a cgroup hierarchy"));
         }
         let cgroup = Self { dir };
@@ -118,7 +123,7 @@ impl Cgroup {
     /// Whether the cgroup at `path`, there or gone, is of version 2: a user cannot move a process out of root's.
     pub fn is_unified(path: &Path) -> bool {
         let held = path.ancestors().find_map(|above| Dir::open(above).ok());
-        held.is_some_and(|dir| mounts::is_unified(&dir))
+        held.is_some_and(|dir| is_unified(&dir))
     }
 
     fn make(top: &Dir, base: Option<&str>, job: &str) -> Result<Self, FileError> {
@@ -252,6 +257,59 @@ impl Cgroup {
     }
 }
 
+/// The hierarchies in which a job's cgroup can be, the better kind first: v2, and systemd's v1 hierarchy without controllers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Version {
+    Unified,
+    Named,
+}
+
+fn hierarchies() -> Result<Vec<PathBuf>, FileError> {
+    match mounts::all() {
+        Ok(mounts) => Ok(better_first(mounts)),
+        Err(Errno::ENOENT) => Ok(Vec::new()),
+        Err(errno) => Err(FileError::io("read", "/proc/self/mountinfo")(errno)),
+    }
+}
+
+/// Of several mounts of one hierarchy, the one at a usual place.
+fn better_first(all: Vec<Mount>) -> Vec<PathBuf> {
+    let hierarchy = |mount: Mount| match mount.kind.as_str() {
+        "cgroup2" => Some((Version::Unified, mount.path)),
+        "cgroup" if mount.has("name=systemd") => Some((Version::Named, mount.path)),
+        _ => None,
+    };
+    let mut mounts: Vec<_> = all.into_iter().filter_map(hierarchy).collect();
+    let is_usual = |path: &Path| USUAL.iter().any(|usual| path.as_os_str() == *usual);
+    mounts.sort_by_key(|(version, path)| (*version, !is_usual(path)));
+    mounts.dedup_by_key(|(version, _)| *version);
+    mounts.into_iter().map(|(_, path)| path).collect()
+}
+
+fn is_cgroup(dir: &Dir) -> bool {
+    is_unified(dir) || fstatfs(dir).is_ok_and(|found| found.filesystem_type() == CGROUP_SUPER_MAGIC)
+}
+
+fn is_unified(dir: &Dir) -> bool {
+    fstatfs(dir).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC)
+}
+
+/// Moves a process of ours that hangs to the root of each hierarchy. In the job's cgroup, where a user can make it stay, it
+/// would drain the node (Slurm's "Kill task failed"). Each move waits for the kernel (10 ms on Linux 6.18).
+pub fn leave(pid: i32) {
+    let (top, text) = (Path::new("/sys/fs/cgroup"), pid.to_string());
+    let Ok(dir) = Dir::open(top) else { return };
+    if is_cgroup(&dir) {
+        let _ = write_at(&dir, "cgroup.procs", &text);
+        return;
+    }
+    // Version 1: each hierarchy is a directory in it.
+    for name in dir.names(MOST_HIERARCHIES).unwrap_or_default() {
+        let hierarchy = dir.open_dir(&name).ok().filter(is_cgroup);
+        let _ = hierarchy.map(|hierarchy| write_at(&hierarchy, "cgroup.procs", &text));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -284,7 +342,7 @@ mod tests {
             let top = Dir::open(&mount).unwrap();
             TestCgroup(Cgroup::make(&top, Some(&base()), job).unwrap())
         };
-        let all: Vec<_> = mounts::usable().unwrap().into_iter().map(make).collect();
+        let all: Vec<_> = hierarchies().unwrap().into_iter().map(make).collect();
         assert!(!all.is_empty(), "there is no cgroup hierarchy to test with");
         all
     }
@@ -473,5 +531,27 @@ mod tests {
             vec![u8::from(before == here.len()), u8::from(inside() == 0)]
         });
         assert_eq!(answer.unwrap(), [1, 1]);
+    }
+
+    #[test]
+    fn the_layouts_of_systems() {
+        let unified = "29 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let hybrid = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n\
+        35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
+        40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,xattr,name=systemd\n\
+        41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n\
+        42 31 0:38 / /mnt/again rw,relatime - cgroup2 cgroup2 rw\n";
+        let v1 = "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
+        let odd = "29 22 0:26 / /mnt/a\\040b\\ rw - cgroup2 none rw\n";
+        for (mountinfo, paths) in [
+            (unified, &["/sys/fs/cgroup"][..]),
+            (hybrid, &["/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"]),
+            (v1, &[]),
+            ("garbage\n\n1 2 3\n", &[]),
+            (odd, &["/mnt/a b\\"]),
+        ] {
+            let found = better_first(mounts::parse(mountinfo.as_bytes()));
+            assert_eq!(found, paths.iter().map(PathBuf::from).collect::<Vec<_>>());
+        }
     }
 }
