@@ -11,7 +11,6 @@ use mpsd_core::text::one_line;
 /// The command that always answers, with one number. It brackets those that may not.
 pub(crate) const BRACKET: &str = "get_default_active_thread_percentage";
 const THREADS: &str = "active_thread_percentage";
-const NO_LIMIT: f64 = 100.0;
 const PRECISION: f64 = 0.05;
 
 /// The servers that a command is about.
@@ -32,10 +31,6 @@ impl LimitScope {
             (Self::Server(pid), Some((name, device))) => format!("{verb}_{name} {pid} {device}"),
         }
     }
-
-    fn bracket(self) -> String {
-        self.command("get", THREADS)
-    }
 }
 
 /// The limits of `daemon` besides its threads: name, value, and words. The priority of a running server cannot be set.
@@ -54,28 +49,21 @@ fn limits(scope: LimitScope, daemon: &Daemon) -> Vec<[String; 3]> {
 }
 
 pub(crate) fn configure(daemon: &Daemon, uid: u32) -> String {
-    format!(
-        "{}start_server -uid {uid}\n",
-        set(LimitScope::NextServers, daemon)
-    )
+    set(LimitScope::NextServers, daemon) + &format!("start_server -uid {uid}\n")
 }
 
 /// The session that sets every limit of `daemon` and reads each back, for [`check`].
 pub(crate) fn set(scope: LimitScope, daemon: &Daemon) -> String {
     let limits = limits(scope, daemon);
-    let threads = daemon
-        .threads
-        .map(|threads| format!("{} {threads}", scope.command("set", THREADS)));
-    let others = limits
-        .iter()
-        .map(|[name, value, _]| format!("{} {value}", scope.command("set", name)));
-    let set = threads.into_iter().chain(others);
-    let set: String = set.map(|setting| setting + "\n").collect();
+    let line = |name: &str, value: &str| format!("{} {value}\n", scope.command("set", name));
+    let threads = daemon.threads.map(|threads| line(THREADS, &threads.to_string()));
+    let others = limits.iter().map(|[name, value, _]| line(name, value));
+    let set: String = threads.into_iter().chain(others).collect();
     set + &reading(scope, &limits)
 }
 
 fn reading(scope: LimitScope, limits: &[[String; 3]]) -> String {
-    let bracket = scope.bracket();
+    let bracket = scope.command("get", THREADS);
     let read = |[name, ..]: &[String; 3]| format!("{}\n{bracket}\n", scope.command("get", name));
     let others: String = limits.iter().map(read).collect();
     format!("{bracket}\n{others}")
@@ -98,13 +86,10 @@ pub(crate) struct InForce {
 
 /// The limits by the answers to [`read`], for a job that began with those of `begun`. A size may have no answer.
 pub(crate) fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> {
-    let mut answers = answers
-        .lines()
-        .map(str::trim)
-        .filter(|l| !l.is_empty())
-        .peekable();
+    let answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
+    let mut answers = answers.peekable();
     let bracket = answers.next();
-    let wanted = daemon.threads.map_or(NO_LIMIT, |p| f64::from(p.tenths()) / 10.0);
+    let wanted = percent(daemon);
     let of_threads = |daemon: &Daemon| daemon.threads.map(|percent| percent.to_string());
     let mut all = vec![InForce {
         limit: "active thread percentage".to_owned(),
@@ -132,7 +117,7 @@ pub(crate) fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<In
 /// Checks the answers to [`configure`] or [`set`]. The error names the first limit that is not in force.
 pub fn check(scope: LimitScope, daemon: &Daemon, answers: &str) -> Result<(), String> {
     let mut answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
-    let wanted = daemon.threads.map_or(NO_LIMIT, |p| f64::from(p.tenths()) / 10.0);
+    let wanted = percent(daemon);
     if daemon.threads.is_some() {
         expect_percent(answers.next(), wanted)?;
     }
@@ -140,10 +125,8 @@ pub fn check(scope: LimitScope, daemon: &Daemon, answers: &str) -> Result<(), St
     for [_, value, words] in limits(scope, daemon) {
         let said = answers.next();
         if !said.is_some_and(|said| is_same(said, &value)) {
-            return Err(format!(
-                "{words} is not in force: the daemon says {}",
-                quoted(said)
-            ));
+            let said = quoted(said);
+            return Err(format!("{words} is not in force: the daemon says {said}"));
         }
         expect_percent(answers.next(), wanted)?;
     }
@@ -167,6 +150,10 @@ fn mebibytes(said: &str) -> Option<u64> {
         'T' => number.checked_mul(1 << 20),
         _ => None,
     }
+}
+
+fn percent(daemon: &Daemon) -> f64 {
+    f64::from(daemon.threads.unwrap_or(Percent::WHOLE).tenths()) / 10.0
 }
 
 fn expect_percent(said: Option<&str>, wanted: f64) -> Result<(), String> {
@@ -213,9 +200,7 @@ impl Proof {
 
     /// Whether the server confirms every limit of `daemon`.
     pub fn confirms(&self, daemon: &Daemon) -> Result<(), String> {
-        let wanted = daemon
-            .threads
-            .map_or(NO_LIMIT, |p: Percent| f64::from(p.tenths()) / 10.0);
+        let wanted = percent(daemon);
         // With static partitions percentages are ignored, and it is not documented whether the log has one.
         if daemon.partitions.is_empty() && self.threads.is_none_or(|t| (t - wanted).abs() > PRECISION) {
             let said = self.threads.map_or("nothing".to_owned(), |t| format!("{t:.1}"));
@@ -224,13 +209,10 @@ impl Proof {
             ));
         }
         for (gpu, mib) in &daemon.memory {
-            let bytes = self
-                .memory
-                .iter()
-                .find(|(device, _)| device == gpu.in_limits())
-                .map(|(_, b)| *b);
-            if bytes != Some(mib << 20) {
-                let said = bytes.map_or("nothing".to_owned(), |b| format!("{b} bytes"));
+            let mut known = self.memory.iter();
+            let bytes = known.find(|(device, _)| device == gpu.in_limits());
+            if bytes.is_none_or(|(_, bytes)| *bytes != mib << 20) {
+                let said = bytes.map_or("nothing".to_owned(), |(_, bytes)| format!("{bytes} bytes"));
                 return Err(format!(
                     "the server's log says {said} for memory limit {mib}M of {gpu}"
                 ));
@@ -290,26 +272,34 @@ impl Event {
             let bytes = u64::from_str_radix(bytes, 16).ok()?;
             return Some(Self::Memory(device.to_owned(), bytes));
         }
-        let pid = |before: &str, after: &str| {
-            let (pid, rest) = message.strip_prefix(before)?.split_once(after)?;
+        let rows: [(&str, fn(&str) -> bool, fn(i32) -> Self); 5] = [
+            ("NEW SERVER ", |rest| rest == ": Ready", Self::Ready),
+            ("NEW CLIENT ", |rest| rest.starts_with(' '), Self::NewClient),
+            (
+                "Status of client {PID: ",
+                |rest| rest.ends_with(" is ACTIVE"),
+                Self::Active,
+            ),
+            ("Client process ", |rest| rest == " disconnected", Self::Left),
+            (
+                "Try shutting down server ",
+                |rest| rest.is_empty() || rest.starts_with(','),
+                Self::ServerToEnd,
+            ),
+        ];
+        let numbered = |before: &str| {
+            let text = message.strip_prefix(before)?;
+            let (pid, rest) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
             Some((pid.parse().ok()?, rest))
         };
-        if let Some((server, "")) = pid("NEW SERVER ", ": Ready") {
-            return Some(Self::Ready(server));
+        for (before, is_whole, event) in rows {
+            if let Some((pid, _)) = numbered(before).filter(|(_, rest)| is_whole(rest)) {
+                return Some(event(pid));
+            }
         }
-        if let Some((client, _)) = pid("NEW CLIENT ", " ") {
-            return Some(Self::NewClient(client));
-        }
-        if let Some((client, rest)) = pid("Status of client {PID: ", ",") {
-            return rest.ends_with(" is ACTIVE").then_some(Self::Active(client));
-        }
-        if let Some((client, "")) = pid("Client process ", " disconnected") {
-            return Some(Self::Left(client));
-        }
-        if let Some((server, _)) = pid("Try shutting down server ", ",") {
-            return Some(Self::ServerToEnd(server));
-        }
-        if let Some((server, status)) = pid("Server ", " exited with status ") {
+        if let Some((server, rest)) = numbered("Server ")
+            && let Some(status) = rest.strip_prefix(" exited with status ")
+        {
             return Some(Self::ServerExited(server, status.parse().ok()?));
         }
         if message == "Server has started" {
@@ -409,6 +399,11 @@ mod tests {
                 "[x Control 459] Try shutting down server 578, backoff is enabled",
                 Some(Event::ServerToEnd(578)),
             ),
+            (
+                "[x Control 459] Try shutting down server 578",
+                Some(Event::ServerToEnd(578)),
+            ),
+            ("[x Control 459] Try shutting down server 578th", None),
             (
                 "[x] Server 551 exited with status 1",
                 Some(Event::ServerExited(551, 1)),

@@ -10,16 +10,9 @@ use std::time::Duration;
 const FORCED_QUIT_S: u64 = 1;
 
 pub fn all(spec: &Spec) -> Result<(), String> {
-    let known = spec
-        .servers
-        .iter()
-        .copied()
-        .map(Some)
-        .chain(std::iter::repeat(None));
-    let both = spec.daemons.iter().zip(known);
-    let failed: Vec<String> = both
-        .filter_map(|(daemon, known)| one(spec, daemon, known).err())
-        .collect();
+    let all = spec.daemons.iter().enumerate();
+    let failed = all.filter_map(|(place, daemon)| one(spec, daemon, spec.servers.get(place).copied()).err());
+    let failed: Vec<String> = failed.collect();
     match failed.is_empty() {
         true => Ok(()),
         false => Err(failed.join("; ")),
