@@ -81,15 +81,10 @@ impl Tail {
 }
 
 /// The job's log for its user, `mpsd.log`. A full disk loses lines and does no other harm.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct UserLog(Option<File>);
 
 impl UserLog {
-    #[cfg(test)]
-    pub fn none() -> Self {
-        Self(None)
-    }
-
     pub fn open(spec: &Spec) -> Self {
         let first = spec.daemons.first();
         Self(first.and_then(|daemon| open_log(&daemon.log.join(USER_LOG)).ok()))

@@ -82,7 +82,7 @@ impl MemoryWatch {
             .then(|| self.next.saturating_duration_since(Instant::now()))
     }
 
-    pub fn check(&mut self, spec: &Spec, running: &[Running], log: &mut UserLog, observer: &mut Observer) {
+    pub fn check(&mut self, spec: &Spec, running: &[Running], observer: &mut Observer) {
         if !self.active || Instant::now() < self.next {
             return;
         }
@@ -90,7 +90,8 @@ impl MemoryWatch {
         self.next = Instant::now() + if limited { PERIOD } else { REPORT_PERIOD };
         let Some(clients) = self.clients(observer) else {
             if limited {
-                log.line("NVML does not answer: the clients' memory is not watched");
+                let line = "NVML does not answer: the clients' memory is not watched";
+                observer.log.line(line);
             }
             self.policy = MemoryOverLimit::Ignore;
             self.active = false;
@@ -104,16 +105,15 @@ impl MemoryWatch {
         }
         observer.take_memory(&clients);
         for (pid, gpu, held_mib, limit_mib) in self.over(&clients) {
-            let sentence =
-                format!("client {pid} holds {held_mib} MiB on {gpu}, its limit is {limit_mib} MiB");
-            if !self.told.insert((pid, gpu)) {
+            if !self.told.insert((pid, gpu.clone())) {
                 continue;
             }
-            log.line(&sentence);
-            observer.say(&sentence);
+            observer.say(&format!(
+                "client {pid} holds {held_mib} MiB on {gpu}, its limit is {limit_mib} MiB"
+            ));
             let terminated = self.policy == MemoryOverLimit::Terminate;
             if terminated {
-                terminate(spec, running, pid, log);
+                terminate(spec, running, pid, &mut observer.log);
             }
             let over = OverMemory {
                 pid,

@@ -34,22 +34,27 @@ pub fn run() -> Result<(), String> {
     let mut report = inherited(REPORT_FD, "report")?;
     let mut observer = observer::Observer::open();
     let mut events = events::Events::new()?;
-    let mut log = logs::UserLog::open(&spec);
+    observer.log = logs::UserLog::open(&spec);
     // If the prologue has gone, the job's MPS continues until the epilogue.
     let mut report_start = |what: &StartReport| drop(send(&mut report, what));
     let started = start::all(&spec, &mut events, |why| report_start(&Err(why.clone())));
     let running = started
         .map_err(|why| why.to_string())
-        .inspect_err(|why| log.line(why))?;
-    log.line(&format!("ready after {} ms", began.elapsed().as_millis()));
+        .inspect_err(|why| observer.log.line(why))?;
+    observer
+        .log
+        .line(&format!("ready after {} ms", began.elapsed().as_millis()));
     report_start(&Ok(running.iter().map(start::Running::ready).collect()));
     drop(report);
     match spec.daemons.first().map(|first| door::Door::open(&first.log)) {
         Some(Ok(door)) => events.door = Some(door),
-        Some(Err(why)) => log.line(&format!("'mpsctl set' cannot reach this mpsd: {why}")),
+        Some(Err(why)) => {
+            let line = format!("'mpsctl set' cannot reach this mpsd: {why}");
+            observer.log.line(&line);
+        }
         None => {}
     }
-    watch::until_the_end(&spec, running, &mut events, &mut log, &mut observer);
+    watch::until_the_end(&spec, running, &mut events, &mut observer);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! What `mpsd` observes of its job, for the job's report. Written at each change, so a killed `mpsd` has reported everything.
 
 use super::dialogue::Event;
+use super::logs::UserLog;
 use crate::job::spec::OBSERVATIONS_FD;
 use crate::sys::process::ProcessWatch;
 use crate::sys::{Exit, descriptors};
@@ -26,6 +27,7 @@ struct DaemonState {
 #[derive(Debug, Default)]
 pub struct Observer {
     pub all: Observations,
+    pub log: UserLog,
     file: Option<File>,
     /// By the pid of the control daemon.
     daemons: BTreeMap<i32, DaemonState>,
@@ -64,9 +66,9 @@ impl Observer {
                     keep(&mut self.all.servers_lost, ServerLost { pid, status, clients });
                 }
             }
-            Event::Fatal(words) => culprit(words)
-                .into_iter()
-                .for_each(|pid| keep(&mut self.all.fatal, pid)),
+            Event::Fatal(words) => {
+                let _ = culprit(words).map(|pid| keep(&mut self.all.fatal, pid));
+            }
             _ => {}
         }
     }
@@ -78,9 +80,8 @@ impl Observer {
     }
 
     pub fn was_told_to_end(&self, daemon: i32, server: i32) -> bool {
-        self.daemons
-            .get(&daemon)
-            .is_some_and(|state| state.to_end == Some(server))
+        let state = self.daemons.get(&daemon);
+        state.is_some_and(|state| state.to_end == Some(server))
     }
 
     /// Whether the logs name every client, and not this one.
@@ -90,7 +91,9 @@ impl Observer {
         self.all.clients > 0 && self.daemons.values().all(unknown)
     }
 
+    /// For the job's log, and to be read at the end.
     pub fn say(&mut self, sentence: &str) {
+        self.log.line(sentence);
         keep(&mut self.all.last_words, sentence.to_owned());
     }
 

@@ -2,7 +2,6 @@
 //! connect later (docs/facts/mps-control.md#limits-of-a-running-server). Each is read back.
 
 use super::dialogue::{self, LimitScope};
-use super::door::Answer;
 use super::session;
 use super::start::Running;
 use crate::job::spec::{Spec, Unready};
@@ -52,12 +51,12 @@ fn as_before(spec: &Spec, daemon: &Daemon, wanted: &ClientLimits) -> Daemon {
 }
 
 /// The limits that all daemons of the job should have now, ended ones included.
-pub fn limits(spec: &Spec, running: &[Running]) -> Answer {
+pub fn limits(spec: &Spec, running: &[Running]) -> Vec<ClientLimits> {
     let now = |daemon: &Daemon| {
         let one = running.iter().find(|one| one.daemon.pipe == daemon.pipe);
         one.map_or(daemon, |one| &one.daemon).limits()
     };
-    Ok(spec.daemons.iter().map(now).collect())
+    spec.daemons.iter().map(now).collect()
 }
 
 fn allowed(spec: &Spec, running: &[Running], wanted: &ClientLimits) -> Result<(), Unready> {

@@ -2,14 +2,12 @@
 
 use super::dialogue::{self, Event, InForce};
 use super::events::Events;
-use super::logs::UserLog;
 use super::memory::MemoryWatch;
 use super::observer::{ClientWatch, Observer};
 use super::start::{self, Running};
 use super::{door, session, set};
 use crate::job::spec::Spec;
 use crate::sys::Exit;
-use mpsd_core::killed::SignalName;
 use mpsd_core::observations::{DaemonLost, LimitChanged, keep};
 use mpsd_core::record::ClientLimits;
 use std::collections::BTreeMap;
@@ -19,13 +17,7 @@ use std::time::{Duration, Instant};
 const LIMITS_PERIOD: Duration = Duration::from_secs(10);
 const LIMITS_PATIENCE: Duration = Duration::from_secs(1);
 
-pub fn until_the_end(
-    spec: &Spec,
-    mut running: Vec<Running>,
-    events: &mut Events,
-    log: &mut UserLog,
-    observer: &mut Observer,
-) {
+pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events, observer: &mut Observer) {
     let mut memory = MemoryWatch::new(spec);
     let mut limits = LimitWatch::default();
     let mut clients = ClientWatch::default();
@@ -39,31 +31,31 @@ pub fn until_the_end(
             for event in daemon.tail.lines().iter().filter_map(|line| Event::parse(line)) {
                 match event {
                     Event::NewClient(_) | Event::Active(_) => memory.wake(),
-                    Event::Setting => limits.wake(pid),
+                    Event::Setting => limits.0.entry(pid).or_default().due = true,
                     _ => {}
                 }
                 clients.take(&event);
                 observer.take(pid, &event);
-                tell(log, observer, pid, event);
+                tell(observer, pid, event);
             }
             if observer.is_ending(pid) {
                 events.forget_log(&mut daemon.watches);
             }
         }
         for killed in clients.killed() {
-            let (pid, signal) = (killed.pid, SignalName(killed.signal));
-            log.line(&format!("client {pid} was ended by {signal}"));
+            observer.log.line(&killed.to_string());
             keep(&mut observer.all.killed, killed);
         }
-        running.retain_mut(|daemon| !has_ended(daemon, log, observer));
-        memory.check(spec, &running, log, observer);
+        running.retain_mut(|daemon| !has_ended(daemon, observer));
+        memory.check(spec, &running, observer);
         if !terminate {
-            serve(spec, &mut running, events, (&mut memory, log, observer));
-            limits.check(spec, &running, log, observer);
+            serve(spec, &mut running, events, &mut memory, observer);
+            limits.check(spec, &running, observer);
         }
         observer.write();
         if terminate {
-            log.line(&format!("job {}: ending MPS on a signal", spec.job));
+            let line = format!("job {}: ending MPS on a signal", spec.job);
+            observer.log.line(&line);
             running.iter_mut().for_each(start::end);
             return;
         }
@@ -74,34 +66,32 @@ fn serve(
     spec: &Spec,
     running: &mut [Running],
     events: &Events,
-    (memory, log, observer): (&mut MemoryWatch, &mut UserLog, &mut Observer),
+    memory: &mut MemoryWatch,
+    observer: &mut Observer,
 ) {
     let Some((stream, request)) = events.door.as_ref().and_then(door::Door::take) else {
         return;
     };
-    let mut answer = set::limits(spec, running);
+    let mut answer = Ok(());
     if request != ClientLimits::default() {
-        match set::set(spec, running, &request) {
-            Ok(changes) => {
-                memory.set(running);
-                for change in changes {
-                    log.line(&format!("set while the job runs (mpsctl set): {change}"));
-                    observer.all.set(change);
-                }
-                answer = set::limits(spec, running);
+        answer = set::set(spec, running, &request).map(|changes| {
+            memory.set(running);
+            for change in changes {
+                let line = format!("set while the job runs (mpsctl set): {change}");
+                observer.log.line(&line);
+                observer.all.set(change);
             }
-            Err(why) => {
-                log.line(&format!("not set: {why}"));
-                answer = Err(why);
-            }
+        });
+        if let Err(why) = &answer {
+            observer.log.line(&format!("not set: {why}"));
         }
     }
     // Written before it is answered. If the owner has gone meanwhile, the log tells.
     observer.write();
-    let _ = door::send(&stream, &answer);
+    let _ = door::send(&stream, &answer.map(|()| set::limits(spec, running)));
 }
 
-fn has_ended(daemon: &mut Running, log: &mut UserLog, observer: &mut Observer) -> bool {
+fn has_ended(daemon: &mut Running, observer: &mut Observer) -> bool {
     let Some(end) = daemon.child.try_wait() else {
         return false;
     };
@@ -114,7 +104,6 @@ fn has_ended(daemon: &mut Running, log: &mut UserLog, observer: &mut Observer) -
         "control daemon {pid} {what} ({end}); from now on new steps and 'mpsctl exec' are refused, and other programs run \
          without MPS"
     );
-    log.line(&sentence);
     observer.say(&sentence);
     observer.forget(pid);
     let how = end.to_string();
@@ -122,7 +111,7 @@ fn has_ended(daemon: &mut Running, log: &mut UserLog, observer: &mut Observer) -
     true
 }
 
-fn tell(log: &mut UserLog, observer: &mut Observer, daemon: i32, event: Event) {
+fn tell(observer: &mut Observer, daemon: i32, event: Event) {
     let (grave, line) = match event {
         Event::ServerExited(pid, 0) if observer.was_told_to_end(daemon, pid) => {
             (false, format!("server {pid} ended"))
@@ -145,9 +134,9 @@ fn tell(log: &mut UserLog, observer: &mut Observer, daemon: i32, event: Event) {
         Event::Trouble(text) => (false, format!("the vendor's log says: {text}")),
         _ => return,
     };
-    log.line(&line);
-    if grave {
-        observer.say(&line);
+    match grave {
+        true => observer.say(&line),
+        false => observer.log.line(&line),
     }
 }
 
@@ -171,23 +160,19 @@ impl LimitState {
 }
 
 impl LimitWatch {
-    fn wake(&mut self, daemon: i32) {
-        self.0.entry(daemon).or_default().due = true;
-    }
-
+    /// Longest sleep; `None`: until something happens.
     fn period(&self) -> Option<Duration> {
         self.0.values().filter_map(LimitState::left).min()
     }
 
-    fn check(&mut self, spec: &Spec, running: &[Running], log: &mut UserLog, observer: &mut Observer) {
-        self.0
-            .retain(|pid, _| running.iter().any(|daemon| daemon.child.pid() == *pid));
+    fn check(&mut self, spec: &Spec, running: &[Running], observer: &mut Observer) {
+        let is_running = |pid: &i32| running.iter().any(|daemon| daemon.child.pid() == *pid);
+        self.0.retain(|pid, _| is_running(pid));
         for daemon in running {
-            let Some(state) = self.0.get_mut(&daemon.child.pid()) else {
-                continue;
-            };
-            if state.left().is_some_and(|left| left.is_zero()) {
-                state.check(spec, daemon, log, observer);
+            if let Some(state) = self.0.get_mut(&daemon.child.pid())
+                && state.left() == Some(Duration::ZERO)
+            {
+                state.check(spec, daemon, observer);
                 (state.due, state.read) = (false, Some(Instant::now()));
             }
         }
@@ -195,40 +180,28 @@ impl LimitWatch {
 }
 
 impl LimitState {
-    fn check(&mut self, spec: &Spec, running: &Running, log: &mut UserLog, observer: &mut Observer) {
-        let pid = running.child.pid();
-        let mut tell = |observer: &mut Observer, sentence: String| {
-            log.line(&sentence);
-            observer.say(&sentence);
-        };
+    fn check(&mut self, spec: &Spec, running: &Running, observer: &mut Observer) {
+        let (pid, daemon) = (running.child.pid(), &running.daemon);
         let limit = spec.command_time().min(LIMITS_PATIENCE);
-        let answer = session::say(
-            &spec.control,
-            &running.daemon,
-            &dialogue::read(&running.daemon),
-            limit,
-        );
-        let text = match answer {
+        let text = match session::say(&spec.control, daemon, &dialogue::read(daemon), limit) {
             // It is ending.
             Ok(answer) if answer.nobody_listens() || answer.text.trim().is_empty() => return,
             Ok(answer) => answer.text,
             Err(why) => {
                 let what = "was told to set something, and its limits cannot be read back";
-                return tell(observer, format!("control daemon {pid} {what}: {why}"));
+                return observer.say(&format!("control daemon {pid} {what}: {why}"));
             }
         };
-        let all = dialogue::in_force(&running.daemon, &running.daemon, &text);
-        let changed: Vec<InForce> = all.into_iter().filter(|limit| !limit.holds).collect();
-        for limit in changed.iter().filter(|limit| !self.changed.contains(limit)) {
-            let change = LimitChanged {
-                limit: limit.limit.clone(),
-                asked: limit.asked.clone(),
-                said: limit.said.clone(),
-            };
-            tell(
-                observer,
-                format!("control daemon {pid} was told to change a limit: {change}"),
-            );
+        let mut changed = dialogue::in_force(daemon, daemon, &text);
+        changed.retain(|limit| !limit.holds);
+        for new in changed.iter().filter(|limit| !self.changed.contains(limit)) {
+            let InForce {
+                limit, asked, said, ..
+            } = new.clone();
+            let change = LimitChanged { limit, asked, said };
+            observer.say(&format!(
+                "control daemon {pid} was told to change a limit: {change}"
+            ));
             keep(&mut observer.all.limits_changed, change);
         }
         self.changed = changed;
@@ -241,10 +214,10 @@ mod tests {
 
     /// The sentences that the user is to read at the end, after these events of control daemons.
     fn last_words(events: &[(i32, Event)]) -> String {
-        let (mut log, mut observer) = (UserLog::none(), Observer::default());
+        let mut observer = Observer::default();
         for (daemon, event) in events {
             observer.take(*daemon, event);
-            tell(&mut log, &mut observer, *daemon, event.clone());
+            tell(&mut observer, *daemon, event.clone());
         }
         observer.all.last_words.join("\n")
     }
