@@ -7,6 +7,7 @@ use super::record::{ClientLimits, RecordGpu};
 use super::text::{count, one_line};
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// Longest line that is written or read, bytes.
 pub const LONGEST: usize = 64 * 1024;
@@ -14,7 +15,6 @@ const MOST: usize = 16;
 /// Most pids of clients, the youngest.
 const MOST_PIDS: usize = 512;
 const MOST_GPUS: usize = 64;
-const SENTENCE: usize = 500;
 
 /// What a job's `mpsd` saw.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,6 +161,31 @@ impl LimitSet {
     }
 }
 
+/// Cuts every list and text of the entry `name`.
+fn bound(name: &str, value: &mut Value) {
+    match value {
+        Value::String(text) => {
+            let most = match name {
+                "last_words" => 500,
+                "limit" => 160,
+                _ => 80,
+            };
+            *text = one_line(text, most);
+        }
+        Value::Array(list) => {
+            let most = match name {
+                "pids" => MOST_PIDS,
+                "gpus" => MOST_GPUS,
+                _ => MOST,
+            };
+            list.truncate(most);
+            list.iter_mut().for_each(|entry| bound(name, entry));
+        }
+        Value::Object(fields) => fields.iter_mut().for_each(|(name, entry)| bound(name, entry)),
+        _ => {}
+    }
+}
+
 fn how_ended(status: i32) -> String {
     match status {
         0 => "killed or ended with status 0".to_owned(),
@@ -176,40 +201,12 @@ pub fn keep<T>(list: &mut Vec<T>, entry: T) {
 }
 
 impl Observations {
-    /// The observations as the user's process wrote them, with bounded lists and printable texts; `None`: not readable.
+    /// The observations as the user's process wrote them, bounded and printable; `None`: not readable.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let line = bytes.split(|byte| *byte == b'\n').next()?;
-        let mut observations: Self = serde_json::from_slice(line).ok()?;
-        observations.gpus.truncate(MOST_GPUS);
-        observations.refused.truncate(MOST);
-        observations.pids.truncate(MOST_PIDS);
-        observations.killed.truncate(MOST);
-        observations.servers_lost.truncate(MOST);
-        observations.daemons_lost.truncate(MOST);
-        observations.fatal.truncate(MOST);
-        observations.over_memory.truncate(MOST);
-        observations.limits_changed.truncate(MOST);
-        observations.limits_set.truncate(MOST);
-        observations.last_words.truncate(MOST);
-        for daemon in &mut observations.daemons_lost {
-            daemon.how = one_line(&daemon.how, 80);
-        }
-        for change in &mut observations.limits_changed {
-            change.limit = one_line(&change.limit, 160);
-            for text in [&mut change.asked, &mut change.said].into_iter().flatten() {
-                *text = one_line(text, 80);
-            }
-        }
-        for set in &mut observations.limits_set {
-            set.limit = one_line(&set.limit, 160);
-            for text in set.from.iter_mut().chain([&mut set.to]) {
-                *text = one_line(text, 80);
-            }
-        }
-        for sentence in &mut observations.last_words {
-            *sentence = one_line(sentence, SENTENCE);
-        }
-        Some(observations)
+        let mut all: Value = serde_json::from_slice(line).ok()?;
+        bound("", &mut all);
+        serde_json::from_value(all).ok()
     }
 
     /// Its line.
@@ -232,21 +229,14 @@ impl Observations {
         let fatal = |pid: &i32| format!("client {pid} caused a fatal GPU error");
         let changed = |change| format!("the user had the control daemon change a limit: {change}");
         let set = |set| format!("set while the job ran (mpsctl set): {set}");
-        let mut lines = vec![format!(
-            "{}, {} at once",
-            count(self.clients, "client"),
-            self.most_clients
-        )];
+        let clients = count(self.clients, "client");
+        let mut lines = vec![format!("{clients}, {} at once", self.most_clients)];
         lines.extend(gpus.iter().map(checked));
         lines.extend(each(&self.refused).chain(each(&self.killed)));
         lines.extend(each(&self.servers_lost).chain(each(&self.daemons_lost)));
         lines.extend(self.fatal.iter().map(fatal));
-        lines.extend(
-            each(&self.limits_changed)
-                .map(changed)
-                .chain(each(&self.limits_set).map(set)),
-        );
-        lines.extend(each(&self.over_memory));
+        lines.extend(each(&self.limits_changed).map(changed));
+        lines.extend(each(&self.limits_set).map(set).chain(each(&self.over_memory)));
         lines
     }
 
@@ -329,7 +319,7 @@ mod tests {
         let observations = Observations::parse(hostile.line().as_bytes()).unwrap();
         assert!(observations.last_words.len() == MOST && observations.fatal.len() == MOST);
         assert!(observations.pids.len() == MOST_PIDS && observations.killed.len() == MOST);
-        let clean = |text: &String| !text.contains(char::is_control) && text.chars().count() <= SENTENCE + 3;
+        let clean = |text: &String| !text.contains(char::is_control) && text.chars().count() <= 503;
         assert!(observations.last_words.iter().all(clean));
         assert_eq!(observations.limits_changed.len(), MOST);
         let mut changes = observations.limits_changed.iter();

@@ -21,8 +21,7 @@ const LONGEST_NOTE: u64 = 4096;
 /// A pipe without a reader, or a terminal, must not block us.
 const NO_WAIT: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOCTTY);
 
-fn open_log(path: &Path) -> io::Result<File> {
-    let flags = NO_WAIT | OFlag::O_NOFOLLOW;
+fn open_to_append(path: &Path, flags: OFlag) -> io::Result<File> {
     OpenOptions::new()
         .append(true)
         .create(true)
@@ -42,8 +41,8 @@ impl Tail {
     /// Makes `control.log` in `directory` and opens it twice: for the daemon to append to, and for us to read.
     pub fn create(directory: &Path) -> io::Result<(File, Self)> {
         let path = directory.join(CONTROL_LOG);
-        let writer = open_log(&path)?;
         let flags = NO_WAIT | OFlag::O_NOFOLLOW;
+        let writer = open_to_append(&path, flags)?;
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(flags.bits())
@@ -87,7 +86,8 @@ pub struct UserLog(Option<File>);
 impl UserLog {
     pub fn open(spec: &Spec) -> Self {
         let first = spec.daemons.first();
-        Self(first.and_then(|daemon| open_log(&daemon.log.join(USER_LOG)).ok()))
+        let flags = NO_WAIT | OFlag::O_NOFOLLOW;
+        Self(first.and_then(|daemon| open_to_append(&daemon.log.join(USER_LOG), flags).ok()))
     }
 
     pub fn line(&mut self, text: &str) {
@@ -105,13 +105,7 @@ pub fn append_note(file: &Path, from: impl Read) -> Result<(), String> {
     let append = || {
         let mut text = Vec::new();
         from.take(LONGEST_NOTE).read_to_end(&mut text)?;
-        let mut options = OpenOptions::new();
-        options
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .custom_flags(NO_WAIT.bits());
-        let mut file = options.open(file)?;
+        let mut file = open_to_append(file, NO_WAIT)?;
         match file.metadata()?.is_file() {
             true => file.write_all(&text),
             false => Err(io::Error::other("it is no ordinary file")),

@@ -12,7 +12,6 @@ use mpsd_core::gpu::DRIVER_OF_13_1;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 use nix::sys::signal::Signal;
-use std::fs::File;
 use std::time::Duration;
 
 /// The socket answers a few milliseconds after it appears, without an event.
@@ -61,29 +60,25 @@ pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&Unready)) -> Res
     let Err(reason) = bring_up(spec, events, &mut running) else {
         return Ok(running);
     };
-    let tail = running.iter_mut().flat_map(|r| {
-        r.tail.lines();
-        r.tail.last()
-    });
-    let tail: Vec<String> = tail.collect();
-    let reason = match reason {
-        Unready::Failed(reason) => Unready::Failed(with_cause(reason, &tail)),
-        refused @ Unready::Refused { .. } => refused,
-    };
+    let reason = with_cause(reason, &mut running);
     tell(&reason);
     running.iter_mut().for_each(end);
     Err(reason)
 }
 
-fn with_cause(reason: String, tail: &[String]) -> String {
-    let cause = tail
-        .iter()
-        .rev()
-        .find(|l| l.contains("Failed") || l.contains("rror") || l.contains("fatal"));
-    match cause.and_then(|line| line.split_once("] ")) {
-        Some((_, message)) => format!("{reason} (its log: {})", one_line(message, 120)),
-        None => reason,
+/// Adds the last trouble that the daemons' logs name.
+fn with_cause(reason: Unready, running: &mut [Running]) -> Unready {
+    let Unready::Failed(mut why) = reason else {
+        return reason;
+    };
+    let is_cause = |line: &&String| ["Failed", "rror", "fatal"].iter().any(|word| line.contains(word));
+    running.iter_mut().for_each(|daemon| drop(daemon.tail.lines()));
+    let lines: Vec<String> = running.iter().flat_map(|daemon| daemon.tail.last()).collect();
+    let cause = lines.iter().rev().find(is_cause);
+    if let Some((_, message)) = cause.and_then(|line| line.split_once("] ")) {
+        why += &format!(" (its log: {})", one_line(message, 120));
     }
+    Unready::Failed(why)
 }
 
 fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Result<(), Unready> {
@@ -121,14 +116,19 @@ fn stuck(running: &[Running]) -> &'static str {
 }
 
 fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, String> {
-    let (writer, tail) = Tail::create(&daemon.log)
+    let (log, tail) = Tail::create(&daemon.log)
         .map_err(|e| format!("cannot make the log in '{}': {e}", daemon.log.display()))?;
     let watches = events.watch_start(&daemon.pipe, &daemon.log)?;
-    let child =
-        spawn_control(spec, daemon, writer).map_err(|e| format!("the control daemon does not start: {e}"))?;
+    let fail = |why: String| format!("the control daemon does not start: {why}");
+    let mut program = session::program(&spec.control, daemon);
+    let partitions = (!daemon.partitions.is_empty()).then_some(STATIC);
+    program.args = ["-f"].into_iter().chain(partitions).map(Into::into).collect();
+    program.stderr = Some(log.try_clone().map_err(|e| fail(e.to_string()))?.into());
+    program.stdout = Some(log.into());
+    let child = program.start(Deadline::after_ms(spec.start_ms));
     Ok(Running {
         daemon: daemon.clone(),
-        child,
+        child: child.map_err(|e| fail(e.to_string()))?,
         tail,
         watches,
         refuses_option: false,
@@ -136,19 +136,6 @@ fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, S
         server: None,
         proof: Proof::default(),
     })
-}
-
-fn spawn_control(spec: &Spec, daemon: &Daemon, log: File) -> Result<Child, String> {
-    let mut program = session::program(&spec.control, daemon);
-    program.args = vec!["-f".into()];
-    if !daemon.partitions.is_empty() {
-        program.args.push(STATIC.into());
-    }
-    program.stderr = Some(log.try_clone().map_err(|e| e.to_string())?.into());
-    program.stdout = Some(log.into());
-    program
-        .start(Deadline::after_ms(spec.start_ms))
-        .map_err(|e| e.to_string())
 }
 
 /// Takes a daemon as far as possible now; true: try again soon, no event will wake us.

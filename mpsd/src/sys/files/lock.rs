@@ -2,9 +2,11 @@
 
 use super::{Dir, FileError};
 use crate::sys::deadline::Deadline;
+use crate::sys::raw::of_rustix;
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag, openat};
+use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, SFlag, fstat};
+use rustix::fs::{FlockOperation, flock};
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -12,19 +14,15 @@ use std::time::Duration;
 
 /// The act in the error of a failed flock(2), as on a file system without locks.
 pub const LOCK: &str = "lock";
+const TRY: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 
+/// Unlocked when dropped, also for the processes that have inherited the file.
 #[derive(Debug)]
-pub struct FileLock {
-    // `None` only while it is being dropped.
-    lock: Option<Flock<OwnedFd>>,
-}
+pub struct FileLock(OwnedFd);
 
 impl Drop for FileLock {
     fn drop(&mut self) {
-        // nix's own destructor panics when unlocking fails; closing unlocks in any case.
-        if let Some(Err((lock, _))) = self.lock.take().map(Flock::unlock) {
-            std::mem::forget(lock);
-        }
+        let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
@@ -57,8 +55,7 @@ impl Dir {
         let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let entry = self.entry(&name).ok();
         let file = entry.and_then(|(name, _)| openat(&self.fd, name, flags, Mode::empty()).ok());
-        let tried = file.map(|file| Flock::lock(file, FlockArg::LockExclusiveNonblock));
-        matches!(tried, Some(Err((_, Errno::EWOULDBLOCK))))
+        file.is_some_and(|file| flock(&file, TRY) == Err(rustix::io::Errno::WOULDBLOCK))
     }
 }
 
@@ -69,13 +66,12 @@ fn late(path: PathBuf) -> FileError {
 
 /// Takes the exclusive lock of an open file. Tries again after 1, 2, 4 … 20 ms: flock(2) can only wait for ever.
 fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLock, FileError> {
-    let mut file = file;
     let mut pause = Duration::from_millis(1);
     loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(FileLock { lock: Some(lock) }),
-            Err((back, Errno::EWOULDBLOCK | Errno::EINTR)) => file = back,
-            Err((_, errno)) => return Err(FileError::io(LOCK, path)(errno)),
+        match flock(&file, TRY).map_err(of_rustix) {
+            Ok(()) => return Ok(FileLock(file)),
+            Err(Errno::EWOULDBLOCK | Errno::EINTR) => {}
+            Err(errno) => return Err(FileError::io(LOCK, path)(errno)),
         }
         if !deadline.sleep(pause) {
             return Err(late(path.into()));
@@ -134,9 +130,7 @@ mod tests {
         let waiter = std::thread::spawn(move || {
             let dir = Dir::open(&path).unwrap();
             let lock = dir.lock("gpu", Deadline::after_ms(5000)).unwrap();
-            let held = nix::sys::stat::fstat(lock.lock.as_deref().unwrap())
-                .unwrap()
-                .st_ino;
+            let held = nix::sys::stat::fstat(&lock.0).unwrap().st_ino;
             assert_eq!(dir.status_of("gpu").unwrap().unwrap().st_ino, held);
         });
         std::thread::sleep(Duration::from_millis(60));

@@ -153,14 +153,10 @@ impl Child {
             _ if stopped => Err(KillReason::Interrupted),
             Some(_) if !fits => Err(KillReason::TooMuch(most)),
             Some(exit) if !late => Ok(exit),
-            Some(_) => Err(KillReason::Late {
-                waited,
-                survivor: None,
-            }),
-            None => Err(KillReason::Late {
-                waited,
-                survivor: Some(self.pid),
-            }),
+            _ => {
+                let survivor = exit.is_none().then_some(self.pid);
+                Err(KillReason::Late { waited, survivor })
+            }
         }
     }
 }

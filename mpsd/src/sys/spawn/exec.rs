@@ -1,6 +1,6 @@
 //! The child's half of a start, between fork and exec: nothing here allocates or takes a lock.
 
-use super::Spawn;
+use crate::sys::confine::Confinement;
 use crate::sys::raw::{self, Pointers, of_rustix};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -8,8 +8,32 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::Mode;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-use std::ffi::CString;
-use std::os::fd::RawFd;
+use std::ffi::{CString, OsString};
+use std::os::fd::{OwnedFd, RawFd};
+use std::path::PathBuf;
+
+/// A program to start, with umask 0077, working directory `/`, default signals, no other descriptors, and no out-of-memory
+/// protection. Fields not set mean the caller's identity and session, and `/dev/null`.
+#[derive(Debug, Default)]
+pub struct Spawn {
+    /// Absolute path; there is no search path.
+    pub program: PathBuf,
+    pub args: Vec<OsString>,
+    pub env: Vec<(OsString, OsString)>,
+    pub identity: Option<Identity>,
+    /// A session of its own, so that a kill of the caller's group or terminal does not reach it.
+    pub session: bool,
+    pub cgroup: Option<OwnedFd>,
+    pub stdin: Option<OwnedFd>,
+    pub stdout: Option<OwnedFd>,
+    pub stderr: Option<OwnedFd>,
+    /// Further descriptors, each with its number there (3 or more).
+    pub inherit: Vec<(OwnedFd, RawFd)>,
+    /// Raises the soft limit of open files to this, or to the hard limit if that is lower; never lowers it.
+    pub nofile: Option<u64>,
+    /// What it, and all that it starts, may not do.
+    pub confinement: Option<Confinement>,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {

@@ -1,6 +1,5 @@
 //! Starting a program: exact environment, exact descriptors, identity dropped for good and proved gone.
 
-use super::confine::Confinement;
 use super::deadline::{Deadline, Output, readable};
 use super::descriptors;
 use super::raw::{self, Exit, Pointers};
@@ -19,32 +18,9 @@ use std::time::Duration;
 mod child;
 mod exec;
 pub use child::{Child, KillReason};
-pub use exec::Identity;
+pub use exec::{Identity, Spawn};
 
 const REAP: Duration = Duration::from_millis(500);
-
-/// A program to start, with umask 0077, working directory `/`, default signals, no other descriptors, and no out-of-memory
-/// protection. Fields not set mean the caller's identity and session, and `/dev/null`.
-#[derive(Debug, Default)]
-pub struct Spawn {
-    /// Absolute path; there is no search path.
-    pub program: PathBuf,
-    pub args: Vec<OsString>,
-    pub env: Vec<(OsString, OsString)>,
-    pub identity: Option<Identity>,
-    /// A session of its own, so that a kill of the caller's group or terminal does not reach it.
-    pub session: bool,
-    pub cgroup: Option<OwnedFd>,
-    pub stdin: Option<OwnedFd>,
-    pub stdout: Option<OwnedFd>,
-    pub stderr: Option<OwnedFd>,
-    /// Further descriptors, each with its number there (3 or more).
-    pub inherit: Vec<(OwnedFd, RawFd)>,
-    /// Raises the soft limit of open files to this, or to the hard limit if that is lower; never lowers it.
-    pub nofile: Option<u64>,
-    /// What it, and all that it starts, may not do.
-    pub confinement: Option<Confinement>,
-}
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot start '{program}': {why}")]
