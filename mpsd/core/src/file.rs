@@ -1,8 +1,13 @@
-//! Opening and reading files, and why that failed.
+//! Files read, and replaced in one step: a reader finds the whole old file or the whole new one.
 
 use nix::errno::Errno;
-use nix::sys::stat::{FileStat, SFlag, fstat};
-use std::os::fd::OwnedFd;
+use nix::fcntl::{OFlag, open, openat, renameat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat};
+use nix::unistd::{UnlinkatFlags, fsync, unlinkat};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Why a file or directory could not be used.
@@ -97,5 +102,112 @@ pub fn read_regular(file: &OwnedFd, path: &Path, max: usize) -> Result<Vec<u8>, 
                 what: format!("has more than {max} bytes"),
             });
         }
+    }
+}
+
+/// What the new file must outlive when the call returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// The process: the file has its name, and a crash of the node may lose it.
+    Placed,
+    /// The node: the file and its name are on disk.
+    OnDisk,
+}
+
+/// Replaces or makes the file `path`, or leaves the old file as it is. It follows links, so only root may write the way to
+/// it.
+pub fn replace(path: &Path, bytes: &[u8], mode: u32, durability: Durability) -> Result<(), FileError> {
+    let fail = |errno| FileError::io("write", path)(errno);
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(fail(Errno::EISDIR));
+    };
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let parent = open(parent, flags, Mode::empty()).map_err(fail)?;
+    replace_at(&parent, name, bytes, mode, durability).map_err(fail)
+}
+
+/// Replaces or makes the entry `name` without following a link. The new file is `.NAME.new` until it is whole; a crash leaves
+/// it to the next call. Two writers of the same name must hold a lock.
+pub fn replace_at(
+    directory: impl AsFd,
+    name: &OsStr,
+    bytes: &[u8],
+    mode: u32,
+    durability: Durability,
+) -> Result<(), Errno> {
+    let directory = directory.as_fd();
+    let hidden: OsString = [OsStr::new("."), name, OsStr::new(".new")].into_iter().collect();
+    let remove = || unlinkat(directory, hidden.as_os_str(), UnlinkatFlags::NoRemoveDir);
+    match remove() {
+        Ok(()) | Err(Errno::ENOENT) => {}
+        Err(errno) => return Err(errno),
+    }
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let private = Mode::S_IRUSR | Mode::S_IWUSR;
+    let mut file = File::from(openat(directory, hidden.as_os_str(), flags, private)?);
+    let errno = |error: io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+    let on_disk = durability == Durability::OnDisk;
+    let placed = file
+        .write_all(bytes)
+        .map_err(errno)
+        .and_then(|()| fchmod(&file, Mode::from_bits_truncate(mode)))
+        .and_then(|()| if on_disk { fsync(&file) } else { Ok(()) })
+        .and_then(|()| renameat(directory, hidden.as_os_str(), directory, name));
+    if placed.is_err() {
+        // What did not fit on a full disk must not stay there.
+        let _ = remove();
+        return placed;
+    }
+    if on_disk {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        return fsync(openat(directory, ".", flags, Mode::empty())?);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_file_is_made_and_replaced_with_its_mode() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("slurm.conf");
+        for (text, mode, durability) in [
+            ("old", 0o600, Durability::Placed),
+            ("new", 0o644, Durability::OnDisk),
+        ] {
+            replace(&path, text.as_bytes(), mode, durability).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+            let found = std::fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(found & 0o7777, mode);
+        }
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn neither_a_link_nor_a_leftover_is_written_through() {
+        let place = tempfile::tempdir().unwrap();
+        let (path, victim) = (place.path().join("record"), place.path().join("victim"));
+        std::fs::write(&victim, "mine").unwrap();
+        symlink(&victim, &path).unwrap();
+        symlink(&victim, place.path().join(".record.new")).unwrap();
+        replace(&path, b"ours", 0o644, Durability::Placed).unwrap();
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "mine");
+        assert!(std::fs::symlink_metadata(&path).unwrap().is_file());
+    }
+
+    #[test]
+    fn a_failure_leaves_the_old_file_and_nothing_else() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("directory");
+        std::fs::create_dir(&path).unwrap();
+        let error = replace(&path, b"x", 0o644, Durability::Placed).unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::EISDIR));
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
+        let nowhere = replace(&place.path().join("none/file"), b"x", 0o644, Durability::Placed).unwrap_err();
+        assert!(nowhere.is_absent(), "{nowhere}");
+        assert!(replace(Path::new("/"), b"x", 0o644, Durability::Placed).is_err());
     }
 }

@@ -22,7 +22,6 @@ pub mod partitions;
 pub mod paths;
 pub mod ranks;
 pub mod record;
-pub mod replace;
 pub mod request;
 pub mod step;
 pub mod text;

@@ -74,11 +74,8 @@ pub fn of_tasks(record: &Record, tasks: u32, gpus: u32) -> Record {
     if record.divided.threads.is_some_and(|by| by < each) && own.rank_threads.is_empty() {
         own.rank_threads = vec![Percent::auto(each)];
     }
-    if let Some(by) = record
-        .divided
-        .memory
-        .filter(|by| *by < each && own.rank_memory.is_empty())
-    {
+    let divided = record.divided.memory.filter(|by| *by < each);
+    if let (Some(by), true) = (divided, own.rank_memory.is_empty()) {
         let daemons = record.daemons.iter().flat_map(|daemon| &daemon.memory);
         let lower = |mib: u64| (mib * u64::from(by) / u64::from(each)).max(1);
         own.rank_memory = vec![daemons.map(|(gpu, mib)| (gpu.clone(), lower(*mib))).collect()];
@@ -97,24 +94,17 @@ fn lower_threads(record: &Record, step: &Request, threads: &Threads) -> Result<V
         Threads::PerRank(percents) => percents.clone(),
         Threads::Auto => {
             let why = "a step of a job with MPS takes a number";
-            return Err(refused(
-                Key::Threads,
-                step,
-                why,
-                "1 to 100, or a list by local rank",
-            ));
+            let allowed = "1 to 100, or a list by local rank";
+            return Err(refused(Key::Threads, step, why, allowed));
         }
     };
     let of_daemon = record.daemons.iter().filter_map(|daemon| daemon.threads).max();
-    let above = pairs(&wanted, &record.rank_threads).find_map(|(percent, of_rank)| {
-        let most = of_rank.copied().into_iter().chain(of_daemon).min()?;
-        (*percent > most).then_some(most)
-    });
+    let of_ranks: Vec<_> = record.rank_threads.iter().copied().map(Some).collect();
     let refuse = |most| {
         let why = format!("the job's MPS gives {most}, and a step can only lower it");
         refused(Key::Threads, step, &why, &format!("1 to {most}"))
     };
-    above.map_or(Ok(wanted), |most| Err(refuse(most)))
+    exceeded(&wanted, &of_ranks, of_daemon).map_or(Ok(wanted), |most| Err(refuse(most)))
 }
 
 fn lower_memory(
@@ -140,16 +130,10 @@ fn lower_memory(
         found.map(|(_, mib)| *mib)
     };
     for gpu in &record.gpus {
-        let of_daemon = record
-            .daemons
-            .iter()
-            .find_map(|daemon| on(&daemon.memory, &gpu.uuid));
-        let above = pairs(&sizes, &record.rank_memory).find_map(|(size, of_rank)| {
-            let of_rank = of_rank.and_then(|limits| on(limits, &gpu.uuid));
-            let most = of_rank.into_iter().chain(of_daemon).min()?;
-            (*size > most).then_some(most)
-        });
-        if let Some(most) = above {
+        let mut daemons = record.daemons.iter();
+        let of_daemon = daemons.find_map(|daemon| on(&daemon.memory, &gpu.uuid));
+        let of_ranks = record.rank_memory.iter().map(|limits| on(limits, &gpu.uuid));
+        if let Some(most) = exceeded(&sizes, &of_ranks.collect::<Vec<_>>(), of_daemon) {
             let has = format!("the job's MPS gives {most}M of GPU {}", gpu.index);
             let why = format!("{has}, and a step can only lower it");
             return Err(refused(Key::Mem, step, &why, &format!("at most {most}M")));
@@ -159,12 +143,13 @@ fn lower_memory(
     Ok(sizes.iter().map(on_all).collect())
 }
 
-/// Every pair of values that a local rank can have: both lists start again if there are more ranks.
-fn pairs<'a, A, B>(step: &'a [A], job: &'a [B]) -> impl Iterator<Item = (&'a A, Option<&'a B>)> {
-    let count = step.len() * job.len().max(1);
-    (0..count).filter_map(move |rank| {
-        let own = step.get(rank % step.len())?;
-        Some((own, (!job.is_empty()).then(|| &job[rank % job.len()])))
+/// The most of a rank for which `step` has more. Both lists start again if there are more ranks.
+fn exceeded<T: Ord + Copy>(step: &[T], of_ranks: &[Option<T>], of_daemon: Option<T>) -> Option<T> {
+    let ranks = of_ranks.len().max(1);
+    (0..step.len() * ranks).find_map(|rank| {
+        let of_rank = of_ranks.get(rank % ranks).copied().flatten();
+        let most = of_rank.into_iter().chain(of_daemon).min()?;
+        (step[rank % step.len()] > most).then_some(most)
     })
 }
 

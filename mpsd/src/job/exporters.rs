@@ -4,7 +4,7 @@ use super::journal::Journal;
 use super::node::{FileError, Files};
 use crate::plan::effects::Exporter;
 use mpsd_core::JobId;
-use mpsd_core::replace::Durability;
+use mpsd_core::file::Durability;
 use std::path::Path;
 use std::time::Duration;
 

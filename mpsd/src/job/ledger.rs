@@ -6,7 +6,7 @@ use super::case::Job;
 use super::journal::{Journal, ProcessRef};
 use super::node::{Files, Members};
 use crate::sys::deadline::Deadline;
-use mpsd_core::replace::Durability;
+use mpsd_core::file::Durability;
 use mpsd_core::{JobId, Scheduler};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

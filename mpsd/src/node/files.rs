@@ -10,7 +10,7 @@ use crate::sys::files::{Bounds, Dir, FileError, TmpfsSize, has_namespace};
 use crate::sys::guard::{AskError, ask};
 use mpsd_core::JobId;
 use mpsd_core::failure::FailureKind;
-use mpsd_core::replace::Durability;
+use mpsd_core::file::Durability;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sched::{CloneFlags, setns};

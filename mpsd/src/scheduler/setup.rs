@@ -4,7 +4,7 @@ use super::host::Host;
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::EXIT_REFUSED;
-use mpsd_core::replace::{Durability, replace};
+use mpsd_core::file::{Durability, replace};
 use mpsd_core::{Failure, Inventory, Paths};
 use std::fs;
 use std::io::ErrorKind;

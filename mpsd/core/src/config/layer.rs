@@ -1,9 +1,8 @@
 //! The file as it is written: the keys outside of sections, and each `[[node]]` section.
 
-use super::error::ConfigError;
 use super::hosts::HostList;
 use super::settings::{Row, SECTIONS, Section, Settings};
-use super::values::{Entry, Product};
+use super::values::{ConfigError, Entry, Product};
 use crate::text::{nearest, or_meant};
 use serde::de::{DeserializeOwned, IntoDeserializer as _};
 use std::ops::Range;

@@ -1,6 +1,5 @@
 //! `mpsd.toml`: what the site decides. A key is a row of `settings`; `values` has the types, `layer` reads the TOML.
 
-mod error;
 mod hosts;
 mod layer;
 mod settings;
@@ -18,13 +17,12 @@ use crate::failure::{Evidence, Fault};
 use crate::file::{FileError, read_regular};
 use crate::text::{is_word, one_line};
 use crate::trusted::open_trusted;
-use error::{ConfigError, position};
 use layer::layers;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use values::Entry;
+use values::{ConfigError, Entry, position};
 
 /// The path of the file without `--config`.
 pub const DEFAULT_PATH: &str = "/etc/mpsd/mpsd.toml";

@@ -1,8 +1,8 @@
 //! The keys of `mpsd.toml`, a row each. The shipped file, mpsd.toml(5) and `mpsctl config show` are printed from them.
 
-use super::error::ConfigError;
 use super::values::{
-    Cgroup, ComputeModeRule, Entry, GpusUnknown, LeftoverClients, MemoryOverLimit, Value, Wait, WarnOrRefuse,
+    Cgroup, ComputeModeRule, ConfigError, Entry, GpusUnknown, LeftoverClients, MemoryOverLimit, Value, Wait,
+    WarnOrRefuse,
 };
 use crate::bind::{Bind, DeviceNames};
 use crate::gpu::MOST_CLIENTS;

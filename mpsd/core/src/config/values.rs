@@ -1,17 +1,77 @@
 //! The values of `mpsd.toml`. Each is checked when it is read, so that an error points at its line and column.
 
-use super::error::ConfigError;
 use crate::bind::{Bind, DeviceNames};
+use crate::failure::{Evidence, Fault};
 use crate::limits::{Amount, Invalid, Percent, Priority};
 use crate::request::{MemoryLimit, Threads};
-use crate::text::is_word;
+use crate::text::{is_word, nearest, one_line, or_meant};
 use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use toml::Spanned;
 use toml::de::DeValue;
+
+const LONGEST_REASON: usize = 600;
+const TYPE_NAMES: [(&str, &str); 3] = [
+    ("expected i64", "expected a whole number"),
+    ("expected a sequence", "expected a list in brackets"),
+    ("expected a boolean", "expected true or false"),
+];
+
+/// What is wrong with a part of the file, and what is allowed.
+#[derive(Debug)]
+pub struct ConfigError {
+    pub(super) span: Range<usize>,
+    why: String,
+}
+
+impl ConfigError {
+    pub(super) fn at(span: Range<usize>, why: impl AsRef<str>) -> Self {
+        let why = one_line(why.as_ref(), LONGEST_REASON);
+        Self { span, why }
+    }
+
+    /// An error of serde or the TOML parser in `part` of the file.
+    pub(super) fn toml(error: &toml::de::Error, part: Range<usize>) -> Self {
+        Self::at(error.span().unwrap_or(part), in_words(error.message()))
+    }
+
+    /// The fault in one line, with line and column in `file`, which holds `text`.
+    pub(super) fn in_file(self, file: &Path, text: &str) -> Fault {
+        let (line, column) = position(text, self.span.start);
+        let place = format!("{}:{line}:{column}", file.display());
+        Fault::new(Evidence::Configuration, place, self.why)
+    }
+}
+
+/// A message of serde without the names that only a programmer knows, and with the word that was meant.
+fn in_words(message: &str) -> String {
+    let mut why = message.trim_end().replace('\n', "; ").replace('`', "'");
+    for (name, words) in TYPE_NAMES {
+        why = why.replace(name, words);
+    }
+    let unknown = why.split_once("unknown variant '");
+    let unknown = unknown.and_then(|(before, rest)| Some((before, rest.split_once('\'')?)));
+    let Some((before, (word, expected))) = unknown else {
+        return why;
+    };
+    let meant = nearest(word, expected.split('\'').skip(1).step_by(2)).map(|meant| format!("'{meant}'"));
+    let unknown = or_meant(&format!("unknown word '{word}'"), meant);
+    format!("{before}{unknown}{expected}")
+}
+
+/// The line and column, from 1, of the byte at `offset`.
+pub(super) fn position(text: &str, offset: usize) -> (usize, usize) {
+    let before = text.get(..offset).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    (
+        before.matches('\n').count() + 1,
+        before[line_start..].chars().count() + 1,
+    )
+}
 
 /// The value of a key in the file, and the name of the node that it is read for.
 #[derive(Debug)]
@@ -87,8 +147,9 @@ impl<'a> Entry<'a> {
 
     /// The prefix of our drains' reasons: short and printable, because schedulers cut and print reasons.
     pub(super) fn prefix(&self) -> Result<String, ConfigError> {
+        let is_good = |text: &str| (3..=24).contains(&text.len()) && is_word(text, b"._:/-");
         self.text(
-            |text| (3..=24).contains(&text.len()) && is_word(text, b"._:/-"),
+            is_good,
             "not a prefix of 3 to 24 letters, digits or any of '._:/-'",
         )
     }
@@ -101,11 +162,9 @@ impl<'a> Entry<'a> {
 
     fn text(&self, is_good: impl Fn(&str) -> bool, why: &str) -> Result<String, ConfigError> {
         self.checked(|text| {
-            if is_good(&text) {
-                Ok(text)
-            } else {
-                Err(why.to_owned())
-            }
+            Some(text)
+                .filter(|text| is_good(text))
+                .ok_or_else(|| why.to_owned())
         })
     }
 
@@ -113,9 +172,8 @@ impl<'a> Entry<'a> {
         let DeValue::Array(list) = self.value.get_ref() else {
             return self.get();
         };
-        list.iter()
-            .map(|value| Entry::new(value, self.node).name())
-            .collect()
+        let names = list.iter().map(|value| Entry::new(value, self.node).name());
+        names.collect()
     }
 }
 

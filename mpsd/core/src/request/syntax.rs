@@ -13,8 +13,6 @@ use std::str::FromStr;
 pub(super) const LONGEST: usize = 1024;
 const LONGEST_RAW: usize = 100;
 const SHOWN: usize = 60;
-/// The token without a value, as our documentation spells it: a site's own account may be called `mps`.
-const BARE: &str = "MPS";
 
 /// How a user wrote a request. Messages name each option in the same way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,12 +112,11 @@ struct Parser {
 
 impl Parser {
     fn new(syntax: Syntax) -> Self {
-        let (request, has_mode, dependent) = (Request::default(), false, None);
         Self {
             syntax,
-            request,
-            has_mode,
-            dependent,
+            request: Request::default(),
+            has_mode: false,
+            dependent: None,
         }
     }
 
@@ -131,9 +128,8 @@ impl Parser {
         }
         let is_first_mode = key == Key::Mode && !std::mem::replace(&mut self.has_mode, true);
         let row = key.row();
-        let Some(text) = value.or(row.bare) else {
-            return Err(refuse(&word, "needs a value", row.allowed));
-        };
+        let needed = || refuse(&word, "needs a value", row.allowed);
+        let text = value.or(row.bare).ok_or_else(needed)?;
         match self.request.put(key, text) {
             Ok(is_same) if is_same || is_first_mode => Ok(()),
             Ok(_) => Err(refuse(&word, "given twice with different values", "one value")),
@@ -265,12 +261,11 @@ impl Request {
         let text = String::from_utf8_lossy(account.as_ref());
         let mut tokens = text.split(is_between);
         let ours = |token: &str| token.split_once('=').is_some_and(|(key, _)| is_ours(key));
-        if !tokens.clone().any(|token| token == BARE) || tokens.any(ours) {
-            return None;
-        }
-        Some(format!(
-            "'{BARE}' in the account asks for no MPS: this job has none; with one it is submitted as {BARE}=on"
-        ))
+        (tokens.clone().any(|token| token == "MPS") && !tokens.any(ours)).then(|| {
+            let note =
+                "'MPS' in the account asks for no MPS: this job has none; with one it is submitted as MPS=on";
+            note.to_owned()
+        })
     }
 
     /// Reads the value of OpenPBS's `mps` resource: `on+threads=25+mem=4G`.
@@ -357,11 +352,9 @@ fn key_of_flag(name: &str) -> Result<Key, Refusal> {
     if let Some(at) = flags.iter().position(|flag| flag == name) {
         return Ok(Key::ALL[at]);
     }
+    let near = || nearest(name, flags.iter().map(String::as_str)).map(str::to_owned);
     let (why, meant) = match name.starts_with("--") {
-        true => {
-            let meant = nearest(name, flags.iter().map(String::as_str));
-            ("unknown flag", meant.map(str::to_owned))
-        }
+        true => ("unknown flag", near()),
         false => ("not a flag", Syntax::Flags.meant(Key::Mode, name)),
     };
     Err(refuse(name, &or_meant(why, meant), Syntax::Flags.all_tokens()))

@@ -3,8 +3,7 @@
 
 use super::raw::of_rustix;
 pub use mpsd_core::file::FileError;
-use mpsd_core::file::{kind, read_regular};
-use mpsd_core::replace::{Durability, replace_at};
+use mpsd_core::file::{Durability, kind, read_regular, replace_at};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat, mkdirat};
