@@ -136,26 +136,21 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
     let memory = by_rank(&record.rank_memory, task, "memory limits")?.map(|limits| {
         // Only GPUs that this rank sees: any other name drops every limit.
         let own = limits.iter().filter(|(gpu, _)| gpus.contains(gpu));
-        let own: Vec<String> = own
-            .map(|(gpu, mib)| format!("{}={mib}M", gpu.in_limits()))
-            .collect();
-        own.join(",")
+        let own = own.map(|(gpu, mib)| format!("{}={mib}M", gpu.in_limits()));
+        own.collect::<Vec<_>>().join(",")
     });
     // A rank must not use its launcher's partition: without a partition there is no context.
     let is_divided = all_partitions(record).next().is_some();
-    let own = [
+    let partition = partition.and_then(Partition::name);
+    for (name, value, is_removed) in [
         (THREADS, threads, is_foreign),
         (MEMORY, memory, is_foreign),
-        (
-            partitions::VARIABLE,
-            partition.and_then(Partition::name),
-            is_foreign || is_divided,
-        ),
-    ];
-    let changed = own
-        .into_iter()
-        .filter(|(_, value, removed)| value.is_some() || *removed);
-    changes.extend(changed.map(|(name, value, _)| Change { name, value }));
+        (partitions::VARIABLE, partition, is_foreign || is_divided),
+    ] {
+        if value.is_some() || is_removed {
+            changes.push(Change { name, value });
+        }
+    }
     Ok(changes)
 }
 
@@ -185,9 +180,8 @@ fn is_of_job(path: &str, id: &str) -> bool {
         return false;
     };
     let parts: Vec<&OsStr> = Path::new(path).iter().collect();
-    parts
-        .windows(2)
-        .any(|pair| pair == [OsStr::new(JOBS), OsStr::new(&name)])
+    let own = [OsStr::new(JOBS), OsStr::new(&name)];
+    parts.windows(2).any(|pair| pair == own)
 }
 
 fn by_rank<'a, T>(list: &'a [T], task: &Task, what: &str) -> Result<Option<&'a T>, Refusal> {
@@ -201,11 +195,8 @@ fn by_rank<'a, T>(list: &'a [T], task: &Task, what: &str) -> Result<Option<&'a T
 fn no_rank(what: &str) -> Refusal {
     let variables = LAUNCHERS.map(|(rank, _)| rank).join(", ");
     let allowed = format!("a launcher that sets one of {variables}");
-    Refusal::new(
-        format!("{what} by local rank"),
-        "this process has no local rank",
-        allowed,
-    )
+    let what = format!("{what} by local rank");
+    Refusal::new(what, "this process has no local rank", allowed)
 }
 
 fn visible_gpus(record: &Record, task: &Task) -> Result<Vec<GpuUuid>, Refusal> {
@@ -229,14 +220,10 @@ fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refus
         (Err(_), _) => record.gpus.iter().find(|gpu| gpu.uuid.as_str() == entry),
     };
     found.map(|gpu| gpu.uuid.clone()).ok_or_else(|| {
-        let gpus = record
-            .gpus
-            .iter()
-            .map(|gpu| format!("{} ({})", gpu.index, gpu.uuid));
+        let gpus = record.gpus.iter();
+        let gpus = gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid));
         let meant = entry.parse().ok().and_then(counted);
-        let meant = meant
-            .map(|uuid| format!(", which is {uuid} here"))
-            .unwrap_or_default();
+        let meant = meant.map_or_else(String::new, |uuid| format!(", which is {uuid} here"));
         Refusal::new(
             format!("{VISIBLE_DEVICES} names '{}'{meant}", one_line(entry, 60)),
             "the job's MPS daemon does not serve that GPU",
@@ -345,10 +332,8 @@ fn names(record: &Record, task: &Task, daemon: &Daemon, gpus: &[GpuUuid]) -> Opt
     };
     let number = |gpu: &GpuUuid| {
         let uuids = record.gpus.iter().map(|gpu| &gpu.uuid);
-        let place = uuids
-            .filter(|uuid| daemon.gpus.contains(uuid))
-            .position(|uuid| uuid == gpu);
-        Some(place?.to_string())
+        let mut uuids = uuids.filter(|uuid| daemon.gpus.contains(uuid));
+        Some(uuids.position(|uuid| uuid == gpu)?.to_string())
     };
     let numbers = gpus.iter().map(number).collect::<Option<Vec<_>>>();
     let uuids = || gpus.iter().map(ToString::to_string).collect();

@@ -68,9 +68,18 @@ impl FileError {
     }
 }
 
+/// `S_IFREG`, `S_IFDIR` …
+pub fn file_type(status: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT
+}
+
+pub(crate) fn not_regular(path: &Path, status: &FileStat) -> FileError {
+    FileError::unfit(path, format!("is {}, not a regular file", kind(status)))
+}
+
 /// "a directory", "a FIFO" …
 pub fn kind(status: &FileStat) -> &'static str {
-    match SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT {
+    match file_type(status) {
         SFlag::S_IFREG => "a regular file",
         SFlag::S_IFDIR => "a directory",
         SFlag::S_IFLNK => "a symbolic link",
@@ -83,9 +92,8 @@ pub fn kind(status: &FileStat) -> &'static str {
 /// Reads an open file that must be regular and of at most `max` bytes.
 pub fn read_regular(file: &OwnedFd, path: &Path, max: usize) -> Result<Vec<u8>, FileError> {
     let status = fstat(file).map_err(FileError::io("look at", path))?;
-    if SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
-        let what = format!("is {}, not a regular file", kind(&status));
-        return Err(FileError::unfit(path, what));
+    if file_type(&status) != SFlag::S_IFREG {
+        return Err(not_regular(path, &status));
     }
     let mut bytes = Vec::new();
     let mut some = [0u8; 8192];

@@ -14,19 +14,15 @@ pub struct GpuUuid(String);
 impl GpuUuid {
     /// Checks `raw`. Refuses the names of MIG devices before driver 470: a GPU and two numbers.
     pub fn parse(raw: &str) -> Result<Self, Refusal> {
-        let digits = raw
-            .strip_prefix("GPU-")
-            .or_else(|| raw.strip_prefix(MIG))
-            .unwrap_or("");
+        let digits = raw.strip_prefix("GPU-").or_else(|| raw.strip_prefix(MIG));
+        let digits = digits.unwrap_or("");
         let good = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
         if (1..=60).contains(&digits.len()) && digits.bytes().all(good) {
             return Ok(Self(raw.to_owned()));
         }
+        let old = "drivers before 470 name a MIG device so";
         let (why, allowed) = match raw.starts_with(MIG) {
-            true => (
-                "drivers before 470 name a MIG device so",
-                "a newer driver, which gives it a UUID",
-            ),
+            true => (old, "a newer driver, which gives it a UUID"),
             false => (
                 "it is no GPU UUID",
                 "GPU- or MIG-, then hexadecimal digits and '-'",

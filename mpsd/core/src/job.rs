@@ -45,17 +45,14 @@ pub struct JobId(String);
 impl JobId {
     /// Refuses an empty text, more than 255 bytes, `/`, `..` and control characters.
     pub fn parse(raw: &str) -> Result<Self, Refusal> {
-        let why = if raw.is_empty() {
-            "it is empty"
-        } else if raw.len() > LONGEST_ID {
-            "it is longer than 255 bytes"
-        } else if raw.contains('/') {
-            "it holds '/'"
-        } else if raw.contains("..") {
-            "it holds '..'"
-        } else if raw.chars().any(char::is_control) {
-            "it holds a control character"
-        } else {
+        let checks = [
+            (raw.is_empty(), "it is empty"),
+            (raw.len() > LONGEST_ID, "it is longer than 255 bytes"),
+            (raw.contains('/'), "it holds '/'"),
+            (raw.contains(".."), "it holds '..'"),
+            (raw.chars().any(char::is_control), "it holds a control character"),
+        ];
+        let Some((_, why)) = checks.into_iter().find(|(is_wrong, _)| *is_wrong) else {
             return Ok(Self(raw.to_owned()));
         };
         let what = format!("job id '{}'", one_line(raw, 60));
@@ -73,11 +70,8 @@ impl JobId {
         if self.0.len() <= LONGEST_NAME && is_word(&self.0, b"._-[]") && !self.0.starts_with('.') {
             return self.0.clone();
         }
-        let safe = self
-            .0
-            .chars()
-            .filter(|c| c.is_ascii_alphanumeric() || "_-[]".contains(*c));
-        let head: String = safe.take(READABLE_PART).collect();
+        let is_safe = |c: &char| c.is_ascii_alphanumeric() || "_-[]".contains(*c);
+        let head: String = self.0.chars().filter(is_safe).take(READABLE_PART).collect();
         format!("{head}-{:012x}", fnv1a(self.0.as_bytes()) & 0xffff_ffff_ffff)
     }
 

@@ -61,9 +61,8 @@ impl KilledTask {
 /// The tasks of a file. A line that is no task, or has no end, is left out.
 pub fn parse(bytes: &[u8]) -> Vec<KilledTask> {
     let text = String::from_utf8_lossy(bytes);
-    let whole = text
-        .split_inclusive('\n')
-        .filter_map(|line| line.strip_suffix('\n'));
+    let lines = text.split_inclusive('\n');
+    let whole = lines.filter_map(|line| line.strip_suffix('\n'));
     whole.filter_map(KilledTask::of_line).collect()
 }
 
@@ -78,14 +77,12 @@ pub fn told(tasks: &[KilledTask], is_client: impl Fn(i32) -> bool) -> Vec<String
     };
     let mut lines: Vec<String> = tasks.iter().take(MOST_TOLD).map(one).collect();
     if let Some(more @ 1..) = tasks.len().checked_sub(MOST_TOLD) {
-        lines.push(format!(
-            "{more} more tasks, at least, were ended by signals after these"
-        ));
+        let which = "more tasks, at least, were ended by signals after these";
+        lines.push(format!("{more} {which}"));
     }
     if let Some(count @ 1..) = tasks.iter().map(|task| task.oom_kills).max() {
-        lines.push(format!(
-            "the kernel's out-of-memory killer ended processes of the job: {count}"
-        ));
+        let what = "the kernel's out-of-memory killer ended processes of the job";
+        lines.push(format!("{what}: {count}"));
     }
     lines
 }

@@ -268,8 +268,9 @@ impl Record {
         // The version first: another format may have any other keys.
         let Head { version } = serde_json::from_str(text).map_err(unreadable)?;
         if version != VERSION {
+            let why = "the packages on this node are of two releases";
             return Err(format!(
-                "record of version {version}, this program reads {VERSION}: the packages on this node are of two releases"
+                "record of version {version}, this program reads {VERSION}: {why}"
             ));
         }
         serde_json::from_str(text).map_err(unreadable)
@@ -277,8 +278,8 @@ impl Record {
 
     /// The record's text; fails if a path is not UTF-8.
     pub fn to_text(&self) -> Result<String, String> {
-        serde_json::to_string_pretty(self)
-            .map(|t| t + "\n")
+        let text = serde_json::to_string_pretty(self);
+        text.map(|text| text + "\n")
             .map_err(|e| format!("unwritable record: {e}"))
     }
 }

@@ -1,6 +1,6 @@
 //! Files that only root can have put in their place: programs to run, libraries to load, configuration to obey.
 
-use crate::file::{FileError, kind, read_regular};
+use crate::file::{FileError, file_type, kind, not_regular, read_regular};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
@@ -38,7 +38,9 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
         return Err(FileError::unfit(path, "is not an absolute path"));
     }
     let mut todo = pending(path);
-    let mut way = Vec::from([root()?]);
+    let root = open("/", DIRECTORY, Mode::empty()).map_err(FileError::io("open", "/"))?;
+    check(&root, Path::new("/"))?;
+    let mut way = vec![root];
     let mut here = PathBuf::from("/");
     let mut links = 0;
     while let Some(part) = todo.pop() {
@@ -55,7 +57,7 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
         let name = here.join(&part);
         let status = fstatat(parent, part.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW)
             .map_err(FileError::io("open", &name))?;
-        match SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT {
+        match file_type(&status) {
             SFlag::S_IFLNK => {
                 links += 1;
                 if links > MAX_LINKS {
@@ -81,13 +83,9 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
                 here = name;
             }
             SFlag::S_IFREG if todo.is_empty() => return open_last(parent, &part, name),
+            _ if todo.is_empty() => return Err(not_regular(&name, &status)),
             _ => {
-                let needed = if todo.is_empty() {
-                    "a regular file"
-                } else {
-                    "a directory"
-                };
-                let what = format!("is {}, not {needed}", kind(&status));
+                let what = format!("is {}, not a directory", kind(&status));
                 return Err(FileError::unfit(&name, what));
             }
         }
@@ -106,21 +104,9 @@ fn pending(path: &Path) -> Vec<OsString> {
     parts
 }
 
-fn root() -> Result<OwnedFd, FileError> {
-    let fd = open("/", DIRECTORY, Mode::empty()).map_err(FileError::io("open", "/"))?;
-    check(&fd, Path::new("/"))?;
-    Ok(fd)
-}
-
 fn open_last(parent: &OwnedFd, part: &OsString, path: PathBuf) -> Result<TrustedFile, FileError> {
-    let open = |flags| {
-        openat(
-            parent,
-            part.as_os_str(),
-            flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
-            Mode::empty(),
-        )
-    };
+    let always = OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let open = |flags| openat(parent, part.as_os_str(), flags | always, Mode::empty());
     // With O_NONBLOCK a FIFO that now stands there does not block. Its kind is refused below.
     let file = match open(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY) {
         // A program may be executable but not readable. Its owner decides.
@@ -129,9 +115,8 @@ fn open_last(parent: &OwnedFd, part: &OsString, path: PathBuf) -> Result<Trusted
     };
     let file = file.map_err(FileError::io("open", &path))?;
     let status = check(&file, &path)?;
-    if SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
-        let what = format!("is {}, not a regular file", kind(&status));
-        return Err(FileError::unfit(path, what));
+    if file_type(&status) != SFlag::S_IFREG {
+        return Err(not_regular(&path, &status));
     }
     Ok(TrustedFile {
         file,
@@ -144,7 +129,7 @@ fn open_last(parent: &OwnedFd, part: &OsString, path: PathBuf) -> Result<Trusted
 fn check(fd: &OwnedFd, path: &Path) -> Result<FileStat, FileError> {
     let status = fstat(fd).map_err(FileError::io("look at", path))?;
     let mode = Mode::from_bits_truncate(status.st_mode);
-    let is_dir = SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR;
+    let is_dir = file_type(&status) == SFlag::S_IFDIR;
     if status.st_uid != 0 {
         return Err(not_roots(path, &status));
     }

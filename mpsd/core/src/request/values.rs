@@ -66,11 +66,7 @@ impl FromStr for Threads {
         if word(text) == "auto" {
             return Ok(Threads::Auto);
         }
-        let percents = list(text, |text| text.parse(), Self::ALLOWED)?;
-        Ok(match percents[..] {
-            [percent] => Threads::Uniform(percent),
-            _ => Threads::PerRank(percents),
-        })
+        by_rank(text, str::parse, Self::ALLOWED, (Self::Uniform, Self::PerRank))
     }
 }
 
@@ -99,17 +95,14 @@ impl MemoryLimit {
     fn per_gpu(text: &str) -> Result<Self, Invalid> {
         let mut limits: Vec<(GpuSelector, Amount)> = Vec::new();
         for element in text.split(':') {
-            let (gpu, amount) = element
-                .split_once('=')
-                .ok_or_else(|| Invalid::new("names a GPU for some limits only", Self::ALLOWED))?;
+            let some = || Invalid::new("names a GPU for some limits only", Self::ALLOWED);
+            let (gpu, amount) = element.split_once('=').ok_or_else(some)?;
             let gpu: GpuSelector = gpu.parse()?;
             if limits.iter().any(|(named, _)| *named == gpu) {
                 return Err(Invalid::new(format!("names GPU {gpu} twice"), Self::ALLOWED));
             }
-            let amount = amount
-                .parse()
-                .map_err(|invalid: Invalid| invalid.within(Self::ALLOWED))?;
-            limits.push((gpu, amount));
+            let amount: Result<_, Invalid> = amount.parse();
+            limits.push((gpu, amount.map_err(|invalid| invalid.within(Self::ALLOWED))?));
         }
         Ok(MemoryLimit::PerGpu(limits))
     }
@@ -125,11 +118,7 @@ impl FromStr for MemoryLimit {
         if text.contains('=') {
             return Self::per_gpu(text);
         }
-        let amounts = list(text, |text| text.parse(), Self::ALLOWED)?;
-        Ok(match amounts[..] {
-            [amount] => MemoryLimit::Uniform(amount),
-            _ => MemoryLimit::PerRank(amounts),
-        })
+        by_rank(text, str::parse, Self::ALLOWED, (Self::Uniform, Self::PerRank))
     }
 }
 
@@ -155,11 +144,8 @@ impl FromStr for Sms {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        let all = list(text, |text| whole(text, Self::MOST, Self::ALLOWED), Self::ALLOWED)?;
-        Ok(match all[..] {
-            [sms] => Sms::Uniform(sms),
-            _ => Sms::PerRank(all),
-        })
+        let read = |text: &str| whole(text, Self::MOST, Self::ALLOWED);
+        by_rank(text, read, Self::ALLOWED, (Self::Uniform, Self::PerRank))
     }
 }
 
@@ -221,13 +207,18 @@ fn whole(text: &str, most: u32, allowed: &'static str) -> Result<u32, Invalid> {
     }
 }
 
-fn list<T>(
+/// One value for all, or a list by local rank.
+fn by_rank<T, V>(
     text: &str,
     read: impl Fn(&str) -> Result<T, Invalid>,
     allowed: &'static str,
-) -> Result<Vec<T>, Invalid> {
-    let all = text.split(':').map(read).collect::<Result<_, _>>();
-    all.map_err(|invalid| invalid.within(allowed))
+    (uniform, per_rank): (fn(T) -> V, fn(Vec<T>) -> V),
+) -> Result<V, Invalid> {
+    let read = |text| read(text).map_err(|invalid| invalid.within(allowed));
+    match text.contains(':') {
+        false => read(text).map(uniform),
+        true => text.split(':').map(read).collect::<Result<_, _>>().map(per_rank),
+    }
 }
 
 fn joined(values: impl IntoIterator<Item: ToString>) -> String {

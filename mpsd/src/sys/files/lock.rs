@@ -3,6 +3,7 @@
 use super::{Dir, FileError};
 use crate::sys::deadline::Deadline;
 use crate::sys::raw::of_rustix;
+use mpsd_core::file::file_type;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, SFlag, fstat};
@@ -37,7 +38,7 @@ impl Dir {
             let file = openat(&self.fd, name, flags, mode);
             let file = file.map_err(FileError::io("open", &path))?;
             let held = fstat(&file).map_err(FileError::io("look at", &path))?;
-            if SFlag::from_bits_truncate(held.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
+            if file_type(&held) != SFlag::S_IFREG {
                 return Err(self.unfit(name, path));
             }
             let locked = acquire(file, &path, deadline)?;
