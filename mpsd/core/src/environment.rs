@@ -174,7 +174,6 @@ pub fn strip_inherited(this_job: Option<&str>, lookup: &dyn Fn(&str) -> Option<S
     all.into_iter().filter(is_left).map(Change::unset).collect()
 }
 
-/// Whether a path lies in the directory `jobs/ID` of the job. Another node may have it below another directory.
 fn is_of_job(path: &str, id: &str) -> bool {
     let Ok(name) = JobId::parse(id).map(|id| id.directory_name()) else {
         return false;
@@ -295,7 +294,6 @@ fn own_partition<'a>(record: &'a Record, task: &Task) -> Result<Option<&'a Parti
     Err(Refusal::new("static partitions by local rank", why, allowed))
 }
 
-/// The GPU of a partition: the only one that its rank can use.
 fn gpu_of_partition(record: &Record, own: &Partition, visible: &[GpuUuid]) -> Result<GpuUuid, Refusal> {
     let what = format!("the static partition of rank {}", own.rank);
     if !visible.contains(&own.gpu) {

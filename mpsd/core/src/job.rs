@@ -4,11 +4,9 @@ use super::failure::Refusal;
 use super::text::{is_digits, is_word, one_line};
 use derive_more::{Display, Into};
 
-/// Longest job id, bytes: longer than any that our schedulers write.
 const LONGEST_ID: usize = 255;
 /// Longest id that is its own directory name, bytes: longer pipe paths fail (docs/facts/mps-control.md#starting).
 const LONGEST_NAME: usize = 40;
-/// Bytes of a longer id that stay readable in the directory name.
 const READABLE_PART: usize = 24;
 
 /// The batch system that runs the job.

@@ -107,7 +107,6 @@ impl Amount {
     /// What [`Amount::from_str`] accepts.
     pub const ALLOWED: &'static str =
         "a number with unit M, G or T (binary, also MiB, GiB, TiB) or a share such as 25%";
-    /// 1024 TiB: far above any GPU, far below any overflow.
     const MOST_MEBIBYTES: u64 = 1 << 30;
 
     /// The limit in whole MiB on a GPU with `total_mib` MiB, rounded down, at least 1. `None`: a share of an unknown total.

@@ -30,7 +30,6 @@ pub fn expect(changes: &[Change]) -> Result<(), Undetermined> {
     }
 }
 
-/// Whether `pipe` is root's directory, below the mount of the user's.
 fn is_covered(pipe: &Path) -> bool {
     pipe.symlink_metadata().is_ok_and(|about| about.uid() == 0)
 }

@@ -12,7 +12,6 @@ use serde_json::Value;
 /// Longest line that is written or read, bytes.
 pub const LONGEST: usize = 64 * 1024;
 const MOST: usize = 16;
-/// Most pids of clients, the youngest.
 const MOST_PIDS: usize = 512;
 const MOST_GPUS: usize = 64;
 

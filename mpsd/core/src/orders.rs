@@ -7,11 +7,9 @@
 use std::cmp::Reverse;
 
 const HABITS: usize = 4;
-/// The habit of the first place, which is the same GPU for all tasks in the order of the bus.
 const FIRST: usize = 0;
 /// The habit of the rank modulo the GPUs, which is as even as can be in the order of the bus.
 const IN_TURN: usize = 1;
-/// A value for each habit of a task: a place in its list, or the GPU there.
 type ByHabit = [usize; HABITS];
 /// The weight of a task that a GPU already has, by habit. The two kinds of blocks are often the same.
 const WEIGHTS: ByHabit = [2, 2, 1, 1];

@@ -12,9 +12,7 @@ use std::fs::File;
 pub const VARIABLE: &str = "CUDA_MPS_SM_PARTITION";
 /// The first compute capability that has them: Ampere.
 pub const LEAST_CAPABILITY: (u32, u32) = (8, 0);
-/// From Hopper on a chunk has twice the multiprocessors.
 const HOPPER: (u32, u32) = (9, 0);
-/// Longest id, bytes: the documented ones have 36.
 const LONGEST_ID: usize = 128;
 
 /// The partition of one rank. Plan, journal, record and the specification of `mpsd` hold the same value.

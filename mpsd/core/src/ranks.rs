@@ -35,7 +35,6 @@ impl Cpus {
     }
 }
 
-/// Reads a list of CPUs as the kernel writes it. What is no range is left out.
 fn parse(list: &str) -> BTreeSet<u32> {
     let number = |text: &str| text.trim().parse().ok().filter(|cpu| *cpu < MOST_CPUS);
     let range = |part: &str| {

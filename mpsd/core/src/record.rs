@@ -26,7 +26,6 @@ const LONGEST: usize = 1 << 20;
 /// How long a record may be away while its job starts: a failed start removes the directory, and writes a record after.
 const AWAY: Duration = Duration::from_secs(3);
 
-/// How long a change may stay unseen if the user has no inotify instance left.
 const UNSEEN: Duration = Duration::from_millis(250);
 
 /// The state of the job's MPS.

@@ -23,7 +23,6 @@ pub enum LimitScope {
 }
 
 impl LimitScope {
-    /// The command `verb` for the limit `name`.
     fn command(self, verb: &str, name: &str) -> String {
         match (self, name.split_once(' ')) {
             (Self::NextServers, _) => format!("{verb}_default_{name}"),
@@ -52,7 +51,6 @@ pub(crate) fn configure(daemon: &Daemon, uid: u32) -> String {
     set(LimitScope::NextServers, daemon) + &format!("start_server -uid {uid}\n")
 }
 
-/// The session that sets every limit of `daemon` and reads each back, for [`check`].
 pub(crate) fn set(scope: LimitScope, daemon: &Daemon) -> String {
     let limits = limits(scope, daemon);
     let line = |name: &str, value: &str| format!("{} {value}\n", scope.command("set", name));
@@ -170,7 +168,7 @@ fn quoted(said: Option<&str>) -> String {
     said.map_or_else(|| "nothing".to_owned(), |s| format!("'{}'", one_line(s, 80)))
 }
 
-/// The proof of the limits by the server's own log, as far as it has come.
+/// The proof of the limits by the server's own log.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Proof {
     /// Percent, from `Active Threads Percentage set to …`.

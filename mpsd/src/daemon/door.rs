@@ -16,10 +16,8 @@ use std::time::Duration;
 
 const NAME: &str = "mpsd.socket";
 const LONGEST: usize = 64 * 1024;
-/// Time for a caller to send its request, and to take the answer: nothing else is watched meanwhile.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Longest wait for limits to be set, and to be restored if that fails.
 pub const TIME: Duration = Duration::from_secs(9);
 
 pub type Answer = Result<Vec<ClientLimits>, Unready>;
@@ -52,7 +50,6 @@ impl AsFd for Door {
     }
 }
 
-/// Sends a line; a peer that does not take it in time loses it.
 pub fn send(mut stream: &UnixStream, what: &impl serde::Serialize) -> io::Result<()> {
     let line = serde_json::to_string(what)?;
     stream.set_nonblocking(false)?;

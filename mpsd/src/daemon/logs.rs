@@ -13,7 +13,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub const CONTROL_LOG: &str = "control.log";
 const USER_LOG: &str = "mpsd.log";
-/// Longest line that is parsed, bytes; the rest of a longer line is dropped.
 const LONGEST_LINE: usize = 4096;
 const KEPT: usize = 12;
 const LONGEST_NOTE: u64 = 4096;

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 
 /// Time between two checks while a client may exceed its limit; one costs 0.1 ms a GPU (docs/facts/mps-control.md#nvml).
 const PERIOD: Duration = Duration::from_secs(1);
-/// Without limits, for the job's report.
 const REPORT_PERIOD: Duration = Duration::from_secs(10);
 /// What NVML counts beyond the limit: context and code, MiB. Up to 316 MiB on an H200 (docs/facts/mps-control.md#nvml).
 const OVERHEAD_MIB: u64 = 512;
@@ -54,7 +53,6 @@ impl MemoryWatch {
         }
     }
 
-    /// A client has come: check from now on, unless the site switched this off.
     pub fn wake(&mut self) {
         if !self.active && self.policy != MemoryOverLimit::Ignore && !self.gpus.is_empty() {
             self.active = true;

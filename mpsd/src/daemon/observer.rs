@@ -35,7 +35,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Takes the file that root has handed over, if any. Call this before anything else is opened.
+    /// Takes root's file. Call this before anything else is opened.
     pub fn open() -> Self {
         Self {
             file: descriptors::take_file(OBSERVATIONS_FD).map(File::from).ok(),
@@ -84,7 +84,6 @@ impl Observer {
         state.is_some_and(|state| state.to_end == Some(server))
     }
 
-    /// Whether the logs name every client, and not this one.
     pub fn is_stranger(&self, pid: i32) -> bool {
         let unknown =
             |state: &DaemonState| state.clients.len() < MOST_CLIENTS && !state.clients.contains(&pid);

@@ -10,9 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 
-/// Most servers that are asked: a daemon has one a user, and one user.
 const MOST_SERVERS: usize = 4;
-/// Most clients of a daemon in its answer: far more than its GPUs take.
 const MOST_CLIENTS: usize = 1024;
 /// Shortest name of a GPU in `ps`: `GPU-` and eight digits (docs/facts/mps-control.md#the-command-session).
 const SHORTEST_NAME: usize = 12;
@@ -57,7 +55,6 @@ pub fn ask_all(
     both.map(|(begun, now)| ask(control, begun, now, limit)).collect()
 }
 
-/// Asks one control daemon, which began with the limits of `begun` and should have those of `daemon`.
 fn ask(
     control: &Path,
     begun: &Daemon,

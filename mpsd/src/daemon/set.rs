@@ -13,7 +13,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Longest time for setting, half of [`super::door::TIME`]: nothing else is watched meanwhile.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// Most servers of a daemon that are told: it has one user, so one server.
 const MOST_SERVERS: usize = 4;
 
 /// Sets `wanted` on the daemons of its GPUs, all or none. Returns the changes for the report. Refused: it is above what the

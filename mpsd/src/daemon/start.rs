@@ -31,7 +31,6 @@ pub struct Running {
     refuses_option: bool,
     /// Its limits are set and read back, and it was told to start its server.
     configured: bool,
-    /// Its server, once it is active and confirms the limits.
     server: Option<i32>,
     proof: Proof,
 }
@@ -138,7 +137,6 @@ fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, S
     })
 }
 
-/// Takes a daemon as far as possible now; true: try again soon, no event will wake us.
 fn advance(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unready> {
     running.read_log();
     if let Some(end) = running.child.try_wait() {

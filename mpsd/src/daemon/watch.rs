@@ -160,7 +160,6 @@ impl LimitState {
 }
 
 impl LimitWatch {
-    /// Longest sleep; `None`: until something happens.
     fn period(&self) -> Option<Duration> {
         self.0.values().filter_map(LimitState::left).min()
     }

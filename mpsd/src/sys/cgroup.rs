@@ -17,7 +17,6 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The directory of the jobs' cgroups, below systemd's slice for services.
 const UNIT: &str = "mpsd.service";
 const PLAIN: &str = "mpsd";
 /// Bounds of a job's daemons: far more than 48 clients on each of 16 GPUs need (a server alone takes 64 MiB,
@@ -77,7 +76,6 @@ impl Cgroup {
         bases.find_map(|base| Self::open(&base.join(job)).ok().flatten())
     }
 
-    /// The name for a cgroup of this process's own, made to test whether a job would get one.
     pub fn trial() -> String {
         format!("{TRIAL}{}", std::process::id())
     }
@@ -88,7 +86,6 @@ impl Cgroup {
         mounts.into_iter().flat_map(both).collect()
     }
 
-    /// The trials below `base` that were killed before they removed their cgroup.
     pub fn left_by_trials(base: &Path) -> Vec<PathBuf> {
         let names = Dir::open(base).and_then(|dir| dir.names(MOST_NAMES));
         let left = |name: &&OsString| {

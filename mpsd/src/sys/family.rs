@@ -17,7 +17,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 const GRACE: Duration = Duration::from_secs(2);
-/// From SIGKILL to giving up: longer is state D, which no waiting ends.
 const AFTER_KILL: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(10);
 const MOST_ANSWER: usize = 4 << 20;

@@ -25,7 +25,6 @@ pub const FAULT: u8 = 2;
 
 const MOST_ANSWER: usize = 64 << 10;
 const NOTHING: u8 = 2;
-/// Time left to a process after SIGKILL. Longer is state D, which no waiting ends.
 const AFTER_KILL: Duration = Duration::from_secs(1);
 /// How often a reader that is behind is tried again: while the worker runs, and after its end.
 const BEHIND: Duration = Duration::from_millis(50);
@@ -236,7 +235,6 @@ struct Relay {
     from: Output,
     to: RawFd,
     is_file: bool,
-    /// A file that did not accept a write in time.
     hangs: bool,
     passed: usize,
 }
@@ -255,7 +253,6 @@ impl Relay {
         Ok((relay, theirs))
     }
 
-    /// What to wait for; nothing while no more can be kept.
     fn source(&self) -> Option<BorrowedFd<'_>> {
         self.from.source().filter(|_| self.has_room())
     }

@@ -10,7 +10,6 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use rustix::process::{Pid, setpriority_process};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The lowest real-time priority: above every ordinary process, below what the site runs in real time.
 const LOWEST: i32 = 1;
 const FIRST: i32 = -20;
 
@@ -24,7 +23,6 @@ pub fn raise() -> bool {
     raised
 }
 
-/// Gives a child that does root's work the priority of this program, from its first step on.
 pub(super) fn hand_down(child: i32) {
     if RAISED.load(Ordering::Relaxed) {
         let _ = put_first(child);

@@ -5,7 +5,6 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// A set of signals, blocked and read from a descriptor. Dropping it restores the mask.
 #[derive(Debug)]
 pub(crate) struct Signals {
     fd: SignalFd,

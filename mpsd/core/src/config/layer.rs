@@ -9,7 +9,6 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Stands for the node's name while the file is checked for all nodes.
 const ANY_NODE: &str = "node";
 
 type Value<'a> = Spanned<DeValue<'a>>;
@@ -62,7 +61,6 @@ impl Reader {
         self.errors.push(ConfigError::at(span, why));
     }
 
-    /// Reads the file's top, or the `[[node]]` section at `section`. Also returns the sections within it.
     fn layer<'a>(
         &mut self,
         table: DeTable<'a>,

@@ -100,7 +100,6 @@ fn whole(file: &Path, why: impl Into<String>) -> Fault {
     Fault::new(Evidence::Configuration, file.display().to_string(), why)
 }
 
-/// A node's name becomes part of a path, and must not lead out of its directory.
 fn is_node_name(name: &str) -> bool {
     name.len() <= 255 && is_word(name, b"._-") && !name.starts_with(['.', '-'])
 }

@@ -73,7 +73,6 @@ pub(super) fn position(text: &str, offset: usize) -> (usize, usize) {
     )
 }
 
-/// The value of a key in the file, and the name of the node that it is read for.
 #[derive(Debug)]
 pub struct Entry<'a> {
     value: &'a Spanned<DeValue<'a>>,

@@ -45,7 +45,6 @@ impl Syntax {
         Key::ALL.map(|key| self.token(key, None)).join(", ")
     }
 
-    /// How to ask for MPS with `word`, which alone does not.
     fn switch(self, word: &str) -> String {
         match self {
             Syntax::Account => "add MPS=on".to_owned(),
@@ -67,7 +66,6 @@ impl Syntax {
         Err(refuse(word, &why, self.all_tokens()))
     }
 
-    /// What a user may have meant by `value`, which `key` does not take.
     fn meant(self, key: Key, value: &str) -> Option<String> {
         let limit = match key {
             Key::Mode if value.parse::<Percent>().is_ok() => Some(Key::Threads),
@@ -95,7 +93,6 @@ fn refuse_if_long(what: &str, bytes: usize) -> Result<(), Refusal> {
 }
 
 impl Key {
-    /// The option with the token or flag `name`, in any case, `-` for `_`.
     fn named(name: &str) -> Option<Self> {
         let name = name.to_ascii_uppercase().replace('-', "_");
         Self::ALL.into_iter().find(|key| key.row().token() == name)
@@ -106,7 +103,6 @@ struct Parser {
     syntax: Syntax,
     request: Request,
     has_mode: bool,
-    /// The first word that has no meaning without the mode, as the user wrote it.
     dependent: Option<String>,
 }
 

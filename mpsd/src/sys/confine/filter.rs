@@ -71,7 +71,6 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
 pub(super) enum FilteredProgram {
     /// Programs of the job's user. What the vendor's programs call changes with each release, so this denies what none needs.
     User,
-    /// The NVML worker: also denies other programs and the network.
     Worker,
 }
 

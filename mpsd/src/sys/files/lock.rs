@@ -13,7 +13,6 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The act in the error of a failed flock(2), as on a file system without locks.
 pub const LOCK: &str = "lock";
 const TRY: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 

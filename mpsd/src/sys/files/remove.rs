@@ -129,7 +129,6 @@ impl Removal {
         }
     }
 
-    /// Empties `top`: each directory in it is emptied in turn, what is not empty below it moving up to `top`.
     fn empty(&mut self, top: &Dir, mount: u64) -> Result<(), FileError> {
         loop {
             let names = top.batch(BATCH)?;

@@ -29,7 +29,6 @@ impl ProcessId {
     }
 }
 
-/// A process whose end is of interest, and which need not be a child of ours.
 #[derive(Debug)]
 pub struct ProcessWatch(OwnedFd);
 
@@ -201,7 +200,6 @@ impl Process {
         thread.map_or_else(String::new, |(thread, _)| format!("task/{thread}/"))
     }
 
-    /// A thread that has not ended, preferably one in state D.
     fn living_thread(&self) -> Option<(i32, State)> {
         let living = self.living_threads()?;
         let waiting = living.iter().find(|(_, state)| *state == State::Uninterruptible);

@@ -62,7 +62,6 @@ pub struct Stat {
     pub name: OsString,
     /// State of its first thread: see [`super::Process::state`].
     pub state: State,
-    /// Threads that have not ended, with the first.
     pub threads: i32,
     pub parent: i32,
 }

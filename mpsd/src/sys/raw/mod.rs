@@ -54,7 +54,6 @@ pub(super) fn exit_now(code: u8) -> ! {
     unsafe { libc::_exit(i32::from(code)) }
 }
 
-/// Forks: None in the child.
 pub(super) fn fork() -> Result<Option<i32>, Errno> {
     // SAFETY: our programs have one thread, so the child may do what the parent may. (In unit tests with several threads
     // the child takes no lock of this process but glibc's allocator, which fork handlers keep usable.)
@@ -214,7 +213,6 @@ fn close_listed(keep: &[RawFd]) {
     }
 }
 
-/// Makes `target` a copy of `source` that survives exec.
 pub(super) fn duplicate_to(source: RawFd, target: RawFd) -> Result<(), Errno> {
     // SAFETY: for the child of a fork, where no owner of `target` is ever dropped.
     Errno::result(unsafe { libc::dup2(source, target) }).map(drop)
@@ -343,7 +341,6 @@ pub(super) fn scheduler(thread: i32) -> Result<i32, Errno> {
     Errno::result(unsafe { libc::sched_getscheduler(thread) })
 }
 
-/// Writes to standard error without a lock, as far as it goes.
 pub(super) fn complain(bytes: &[u8]) {
     let _ = nix::unistd::write(borrow(2).as_fd(), bytes);
 }

@@ -11,7 +11,6 @@ use nix::unistd::Pid;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How often a child is checked on a kernel without pidfds (before Linux 5.3).
 const PAUSE: Duration = Duration::from_millis(2);
 const AFTER_KILL: Duration = Duration::from_secs(1);
 /// After this time a killed process in state D is left alone: no waiting ends it.
@@ -28,7 +27,6 @@ pub struct Child {
 }
 
 impl Child {
-    /// A child just forked: until it is reaped, its pid cannot pass to another process.
     pub(in crate::sys) fn adopt(pid: i32) -> Self {
         let mut child = Self {
             pid,
@@ -61,7 +59,6 @@ impl Child {
         self.id
     }
 
-    /// How it ended, if it has. Reaps it; the answer stays.
     pub fn try_wait(&mut self) -> Option<Exit> {
         if self.end.is_none() {
             // An error: it was reaped elsewhere, or because SIGCHLD is ignored. How it ended is lost.

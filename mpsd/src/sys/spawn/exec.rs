@@ -85,7 +85,6 @@ pub(super) fn run(plan: &mut Plan<'_>, fds: &mut ChildDescriptors) -> ! {
     give_up(report, ("it cannot be executed", errno))
 }
 
-/// What the child writes just before exec.
 const REACHED: u8 = b'!';
 /// What it writes before the number and the words of a failure.
 const FAILED: u8 = b'-';

@@ -129,7 +129,6 @@ impl Spawn {
         self.run_unless(None, deadline, most)
     }
 
-    /// The same, but kills it as soon as `stop` is readable.
     pub fn run_unless(
         mut self,
         stop: Option<BorrowedFd<'_>>,
@@ -200,7 +199,6 @@ impl Spawn {
         targets
     }
 
-    /// Everything that needs memory, before the fork.
     fn prepare(&self) -> Result<exec::Plan<'_>, String> {
         let text =
             |what: &str, bytes: &[u8]| CString::new(bytes).map_err(|_| format!("{what} holds a NUL byte"));
