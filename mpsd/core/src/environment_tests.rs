@@ -13,16 +13,14 @@ fn record(per_gpu: bool) -> Record {
         gpus: gpus.iter().copied().map(uuid).collect(),
         pipe: format!("/run/mpsd/jobs/7/{name}").into(),
         log: "/run/mpsd/jobs/7/log".into(),
-        threads: None,
-        memory: Vec::new(),
-        priority: None,
-        partitions: Vec::new(),
+        ..Daemon::default()
     };
     let gpu = |index| RecordGpu {
         index,
         uuid: uuid(index),
         cpus: None,
     };
+    let id = JobId::parse("7").unwrap();
     Record {
         per_gpu,
         gpus: [1, 2].map(gpu).to_vec(),
@@ -30,12 +28,7 @@ fn record(per_gpu: bool) -> Record {
             true => vec![daemon("pipe-0", &[1]), daemon("pipe-1", &[2])],
             false => vec![daemon("pipe", &[1, 2])],
         },
-        ..Record::closed(
-            JobId::parse("7").unwrap(),
-            1000,
-            RecordState::Ready,
-            String::new(),
-        )
+        ..Record::closed(id, 1000, RecordState::Ready, String::new())
     }
 }
 
@@ -77,10 +70,8 @@ fn changes(record: &Record, task: &Task) -> Vec<Change> {
 }
 
 fn value(record: &Record, task: &Task, name: &str) -> Option<String> {
-    changes(record, task)
-        .into_iter()
-        .find(|change| change.name == name)?
-        .value
+    let mut changes = changes(record, task).into_iter();
+    changes.find(|change| change.name == name)?.value
 }
 
 #[track_caller]
@@ -97,10 +88,8 @@ fn one_rank_is_warned_of_connections_that_cost_clients() {
         warning(rank, &|name: &str| value.clone().filter(|_| name == CONNECTIONS))
     };
     let line = told(Some(0), "8").unwrap();
-    assert!(
-        line.starts_with("warning: CUDA_DEVICE_MAX_CONNECTIONS=8: above 2 "),
-        "{line}"
-    );
+    let warning = "warning: CUDA_DEVICE_MAX_CONNECTIONS=8: above 2 ";
+    assert!(line.starts_with(warning), "{line}");
     assert!(told(None, " 3 ").is_some());
     for (rank, value) in [(Some(1), "8"), (Some(0), "2"), (Some(0), "x"), (None, "")] {
         assert_eq!(told(rank, value), None, "{rank:?} {value:?}");
@@ -123,9 +112,9 @@ fn per_gpu_follows_the_tasks_own_device_then_its_rank() {
     for task in [sees("2", task(0, 4)), task(3, 4)] {
         let seen = value(&record(true), &task, VISIBLE_DEVICES);
         let pipe = value(&record(true), &task, PIPE_DIRECTORY).unwrap();
-        assert!(
-            seen.as_deref() == Some("GPU-00000002") && pipe.ends_with("pipe-1"),
-            "{pipe}"
+        assert_eq!(
+            (seen.as_deref(), pipe.ends_with("pipe-1")),
+            (Some("GPU-00000002"), true)
         );
     }
     assert_refused(&record(true), &Task::default(), "OMPI_COMM_WORLD_LOCAL_RANK");
@@ -144,11 +133,8 @@ fn another_jobs_variables_are_removed_and_the_users_own_stay() {
     for name in [THREADS, MEMORY, PARTITION] {
         assert!(changes(&record(false), &from_job("6")).contains(&Change::unset(name)));
         for own in [from_job("7"), Task::default()] {
-            assert!(
-                changes(&record(false), &own)
-                    .iter()
-                    .all(|change| change.name != name)
-            );
+            let changes = changes(&record(false), &own);
+            assert!(changes.iter().all(|change| change.name != name));
         }
     }
 }
@@ -184,10 +170,8 @@ fn a_job_without_mps_loses_only_what_another_jobs_mps_left() {
         LOG_DIRECTORY => Some("/home/u/jobs/66/log".to_owned()),
         _ => None,
     };
-    assert_eq!(
-        strip_inherited(Some("8"), &env),
-        [JOB, PIPE_DIRECTORY].map(Change::unset)
-    );
+    let removed = [JOB, PIPE_DIRECTORY].map(Change::unset);
+    assert_eq!(strip_inherited(Some("8"), &env), removed);
     assert!(strip_inherited(Some("6"), &env).is_empty());
     assert!(strip_inherited(None, &|_| None).is_empty());
 }
@@ -228,11 +212,7 @@ fn a_bound_rank_sees_its_own_gpu_alone_or_first() {
         names: Some(DeviceNames::Keep),
         ..bound("auto")
     };
-    assert_eq!(
-        value(&kept, &task(2, 4), VISIBLE_DEVICES),
-        None,
-        "it stays as it was set"
-    );
+    assert_eq!(value(&kept, &task(2, 4), VISIBLE_DEVICES), None, "as it was set");
 }
 
 #[test]
@@ -262,11 +242,8 @@ fn a_binding_that_cannot_be_carried_out_is_refused() {
         ..bound("cyclic")
     };
     assert_refused(&kept, &task(1, None), "MPS_VISIBLE");
-    let bound = true;
-    let by_slurm = Task {
-        bound,
-        ..task(1, None)
-    };
+    let mut by_slurm = task(1, None);
+    by_slurm.bound = true;
     assert!(task_environment(&kept, &by_slurm).is_ok());
 }
 
@@ -292,14 +269,10 @@ fn numbers_are_the_daemons_and_only_where_they_mean_the_same_without_it() {
             same_numbers,
             ..record(per_gpu)
         };
-        let opens = |task| {
-            if open.is_empty() {
-                task
-            } else {
-                may_open(open, task)
-            }
-        };
-        seen(&record, 2, opens)
+        match open.is_empty() {
+            true => seen(&record, 2, |task| task),
+            false => seen(&record, 2, |task| may_open(open, task)),
+        }
     };
     assert_eq!(case(Ordinal, false, false, &[]), "0,1 1,0");
     assert_eq!(case(Uuid, false, false, &[]), "1,2 2,1");
@@ -319,10 +292,8 @@ fn numbers_are_the_daemons_and_only_where_they_mean_the_same_without_it() {
 fn partitioned(per_gpu: bool) -> Record {
     let mut record = record(per_gpu);
     for (rank, gpu) in [(0, 1), (1, 2), (2, 1)] {
-        let of_gpu = record
-            .daemons
-            .iter_mut()
-            .find(|daemon| daemon.gpus.contains(&uuid(gpu)));
+        let mut daemons = record.daemons.iter_mut();
+        let of_gpu = daemons.find(|daemon| daemon.gpus.contains(&uuid(gpu)));
         of_gpu.unwrap().partitions.push(Partition {
             rank,
             gpu: uuid(gpu),
@@ -362,11 +333,8 @@ fn a_rank_without_a_partition_of_its_own_does_not_run() {
     unmade.daemons[0].partitions[1].id = String::new();
     assert_refused(&unmade, &task(1, 3), "never made");
     let names = Some(DeviceNames::Keep);
-    assert_refused(
-        &Record { names, ..record },
-        &task(1, 3),
-        "stays as the scheduler set it",
-    );
+    let kept = Record { names, ..record };
+    assert_refused(&kept, &task(1, 3), "stays as the scheduler set it");
 }
 
 #[test]

@@ -176,7 +176,7 @@ pub fn replace_at(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_file_is_made_and_replaced_with_its_mode() {
@@ -192,18 +192,6 @@ mod tests {
             assert_eq!(found & 0o7777, mode);
         }
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn neither_a_link_nor_a_leftover_is_written_through() {
-        let place = tempfile::tempdir().unwrap();
-        let (path, victim) = (place.path().join("record"), place.path().join("victim"));
-        std::fs::write(&victim, "mine").unwrap();
-        symlink(&victim, &path).unwrap();
-        symlink(&victim, place.path().join(".record.new")).unwrap();
-        replace(&path, b"ours", 0o644, Durability::Placed).unwrap();
-        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "mine");
-        assert!(std::fs::symlink_metadata(&path).unwrap().is_file());
     }
 
     #[test]

@@ -124,11 +124,8 @@ mod tests {
         for raw in ["4711", "4711.srv", "16[1].vm", "4711.3", "0.localhost"] {
             assert_eq!(directory(raw), raw);
         }
-        let long = |end: &str| {
-            directory(&format!(
-                "123456.a-very-long-server-name.with-a-domain.example.{end}"
-            ))
-        };
+        let name = "123456.a-very-long-server-name.with-a-domain.example";
+        let long = |end: &str| directory(&format!("{name}.{end}"));
         assert_eq!(long("org").len(), 24 + 1 + 12);
         assert_ne!(long("org"), long("com"));
         assert!(directory("47 11@x").starts_with("4711x-"));

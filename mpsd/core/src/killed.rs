@@ -144,7 +144,7 @@ mod tests {
             file += &line;
         }
         assert!(
-            file.len() <= LONGEST && file.len() > LONGEST - 2 * LINE,
+            (LONGEST - 2 * LINE..=LONGEST).contains(&file.len()),
             "{}",
             file.len()
         );

@@ -470,11 +470,8 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         assert_eq!(look(&path), Ok(RecordRead::Found(written)));
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
-        assert!(
-            look(&path)
-                .unwrap_err()
-                .contains("may be written by group or others")
-        );
+        let open = look(&path).unwrap_err();
+        assert!(open.contains("may be written by group or others"), "{open}");
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
         assert!(look(&path).unwrap_err().contains("unreadable record"));

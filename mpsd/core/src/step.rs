@@ -168,12 +168,8 @@ mod tests {
     }
 
     fn record(job: &str) -> Record {
-        let mut record = Record::closed(
-            JobId::parse("7").unwrap(),
-            1000,
-            RecordState::Ready,
-            String::new(),
-        );
+        let id = JobId::parse("7").unwrap();
+        let mut record = Record::closed(id, 1000, RecordState::Ready, String::new());
         record.request = Some(request(job));
         record.gpus = vec![RecordGpu {
             index: 1,
@@ -186,8 +182,7 @@ mod tests {
             log: "/run/mpsd/jobs/7/log".into(),
             threads: "50".parse().ok(),
             memory: vec![(uuid(1), 4096)],
-            priority: None,
-            partitions: Vec::new(),
+            ..Daemon::default()
         }];
         record
     }
@@ -262,53 +257,34 @@ mod tests {
             chunks: 2,
             id: "A".to_owned(),
         }];
-        let own_sms = "the job's MPS gives each rank multiprocessors of its own";
-        let cases = [
-            (
-                &plain,
-                "MPS_THREADS=80",
-                "--mps-threads=80: the job's MPS gives 50",
-            ),
-            (
-                &plain,
-                "MPS_MEM=5G",
-                "--mps-mem=5G: the job's MPS gives 4096M of GPU 1",
-            ),
-            (&plain, "MPS_THREADS=auto", "--mps-threads=auto: "),
-            (&plain, "MPS_MEM=25%", "--mps-mem=25%: "),
-            (
-                &plain,
-                "MPS_REPLICAS=4",
-                "--mps-replicas=4: the job's MPS runs already",
-            ),
-            (
-                &plain,
-                "MPS_PRIORITY=below-normal",
-                "--mps-priority=below-normal: ",
-            ),
-            (&plain, "MPS_VERIFY=on", "--mps-verify=on: "),
-            (
-                &ranked,
-                "MPS_THREADS=50",
-                "--mps-threads=50: the job's MPS gives 30",
-            ),
-            (&ranked, "MPS_THREADS=20:60:40", "the job's MPS gives 30"),
-            (&parted, "MPS_THREADS=25", own_sms),
-            (&parted, "MPS_BIND=cyclic", own_sms),
-        ];
-        for (record, step, told) in cases {
+        let table = "
+            plain   MPS_THREADS=80            --mps-threads=80: the job's MPS gives 50
+            plain   MPS_MEM=5G                --mps-mem=5G: the job's MPS gives 4096M of GPU 1
+            plain   MPS_THREADS=auto          --mps-threads=auto:
+            plain   MPS_MEM=25%               --mps-mem=25%:
+            plain   MPS_REPLICAS=4            --mps-replicas=4: the job's MPS runs already
+            plain   MPS_PRIORITY=below-normal --mps-priority=below-normal:
+            plain   MPS_VERIFY=on             --mps-verify=on:
+            ranked  MPS_THREADS=50            --mps-threads=50: the job's MPS gives 30
+            ranked  MPS_THREADS=20:60:40      the job's MPS gives 30
+            parted  MPS_THREADS=25            the job's MPS gives each rank multiprocessors of its own
+            parted  MPS_BIND=cyclic           the job's MPS gives each rank multiprocessors of its own";
+        for row in table.trim().lines() {
+            let (job, row) = row.trim().split_once("  ").unwrap();
+            let (step, told) = row.trim().split_once(' ').unwrap();
+            let job = match job {
+                "plain" => &plain,
+                "ranked" => &ranked,
+                _ => &parted,
+            };
             let step = request(&format!("MPS=on,{step}"));
-            let refusal = of_step(record, &step).unwrap_err().to_string();
-            assert!(
-                refusal.contains(told) && refusal.contains("; allowed: "),
-                "{refusal}"
-            );
+            let refusal = of_step(job, &step).unwrap_err().to_string();
+            let is_told = refusal.contains(told.trim()) && refusal.contains("; allowed: ");
+            assert!(is_told, "{refusal}");
         }
         let per_gpu = of_step(&plain, &request("MPS=per-gpu")).unwrap_err().to_string();
-        assert!(
-            per_gpu.starts_with("--mps=per-gpu: the job has one daemon"),
-            "{per_gpu}"
-        );
+        let why = "--mps=per-gpu: the job has one daemon";
+        assert!(per_gpu.starts_with(why), "{per_gpu}");
         assert!(of_step(&ranked, &request("MPS=on,MPS_THREADS=20:60")).is_ok());
         assert!(of_step(&parted, &request("MPS=on,MPS_SMS=16:32,MPS_BIND=block")).is_ok());
     }

@@ -379,49 +379,37 @@ mod tests {
     /// Recorded forms: docs/facts/mps-580-transcript.txt, tests/hardware/results. The daemon logs each command.
     #[test]
     fn lines_of_the_log_are_told_apart() {
-        for (line, event) in [
+        let (fatal, trouble) = ("Server hit a fatal exception", "a fault by default");
+        let control = |text: &str| Event::parse(&format!("[x Control 459] {text}"));
+        for (text, event) in [
+            ("Cmd:set_default_active_thread_percentage 25", Event::Setting),
             (
-                "[x Control 4582] Cmd:set_default_active_thread_percentage 25",
-                Some(Event::Setting),
+                "Cmd:set_default_device_pinned_mem_limit GPU-c7ad435f 4096M",
+                Event::Setting,
             ),
             (
-                "[x Control 4582] Cmd:set_default_device_pinned_mem_limit GPU-c7ad435f 4096M",
-                Some(Event::Setting),
+                "Try shutting down server 578, backoff is enabled",
+                Event::ServerToEnd(578),
             ),
-            (
-                "[x Control 4582] set_default_device_pinned_mem_limit GPU-c7ad435f 4096M.",
-                None,
-            ),
-            ("[x Control 621] Cmd:get_default_active_thread_percentage", None),
-            (
-                "[x Control 459] Try shutting down server 578, backoff is enabled",
-                Some(Event::ServerToEnd(578)),
-            ),
-            (
-                "[x Control 459] Try shutting down server 578",
-                Some(Event::ServerToEnd(578)),
-            ),
-            ("[x Control 459] Try shutting down server 578th", None),
-            (
-                "[x] Server 551 exited with status 1",
-                Some(Event::ServerExited(551, 1)),
-            ),
-            (
-                "[x Control 459] Server hit a fatal exception",
-                Some(Event::Fatal("Server hit a fatal exception".to_owned())),
-            ),
-            (
-                "[x Server 621] a fault by default",
-                Some(Event::Trouble("a fault by default".to_owned())),
-            ),
-            ("", None),
-            ("[", None),
-            ("[] ", None),
-            ("NEW SERVER 1: Ready", None),
-            ("[x] NEW SERVER x: Ready", None),
-            ("[x] Device pinned memory limit for device", None),
+            ("Try shutting down server 578", Event::ServerToEnd(578)),
+            ("Server 551 exited with status 1", Event::ServerExited(551, 1)),
+            (fatal, Event::Fatal(fatal.to_owned())),
+            (trouble, Event::Trouble(trouble.to_owned())),
         ] {
-            assert_eq!(Event::parse(line), event, "{line:?}");
+            assert_eq!(control(text), Some(event), "{text:?}");
+        }
+        for line in [
+            "[x Control 4582] set_default_device_pinned_mem_limit GPU-c7ad435f 4096M.",
+            "[x Control 621] Cmd:get_default_active_thread_percentage",
+            "[x Control 459] Try shutting down server 578th",
+            "",
+            "[",
+            "[] ",
+            "NEW SERVER 1: Ready",
+            "[x] NEW SERVER x: Ready",
+            "[x] Device pinned memory limit for device",
+        ] {
+            assert_eq!(Event::parse(line), None, "{line:?}");
         }
     }
 }

@@ -18,6 +18,7 @@ const NAME: &str = "mpsd.socket";
 const LONGEST: usize = 64 * 1024;
 const PATIENCE: Duration = Duration::from_millis(300);
 
+/// Longest wait for limits to be set, and to be restored if that fails.
 pub const TIME: Duration = Duration::from_secs(9);
 
 pub type Answer = Result<Vec<ClientLimits>, Unready>;

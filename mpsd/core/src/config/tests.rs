@@ -199,26 +199,16 @@ fn only_roots_file_is_obeyed() {
     );
     std::fs::write(&path, "max_clients = 7").unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-    assert_eq!(
-        Config::load(&path)
-            .unwrap()
-            .for_node("n", &[])
-            .unwrap()
-            .max_clients,
-        Some(7)
-    );
+    let settings = Config::load(&path).unwrap().for_node("n", &[]).unwrap();
+    assert_eq!(settings.max_clients, Some(7));
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o664)).unwrap();
     assert!(Config::load(&path).is_err(), "writable by the group");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
     std::fs::write(&path, "#".repeat(LONGEST + 1)).unwrap();
     assert!(Config::load(&path).is_err(), "too long");
     std::fs::write(&path, b"# \xff").unwrap();
-    assert!(
-        Config::load(&path)
-            .unwrap_err()
-            .to_string()
-            .ends_with("is not UTF-8 text")
-    );
+    let binary = Config::load(&path).unwrap_err().to_string();
+    assert!(binary.ends_with("is not UTF-8 text"), "{binary}");
     assert!(Config::load(dir.path()).is_err(), "a directory");
 }
 

@@ -6,11 +6,8 @@ use crate::text::one_line;
 /// The lines of a table, each split at its arrow.
 fn rows(table: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let lines = table.trim().lines().map(str::trim);
-    lines.map(|line| {
-        line.split_once("->")
-            .map(|(text, read)| (text.trim(), read.trim()))
-            .unwrap()
-    })
+    let halves = lines.map(|line| line.split_once("->").unwrap());
+    halves.map(|(text, read)| (text.trim(), read.trim()))
 }
 
 /// The request in its canonical form, or the refusal.
@@ -123,11 +120,8 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         MPS=per-gpu,MPS_BIND=none             -> MPS_BIND=none: with a daemon for each GPU a task sees one; allowed: block, cyclic, closest
         MPS=per-gpu,MPS_BIND=cyclic+peers     -> MPS_BIND=cyclic+peers: with a daemon for each GPU a task sees one; allowed: block, cyclic, closest";
     for (text, message) in rows(table) {
-        assert_eq!(
-            told(Request::from_account(text)),
-            filled(message, Syntax::Account),
-            "{text}"
-        );
+        let message = filled(message, Syntax::Account);
+        assert_eq!(told(Request::from_account(text)), message, "{text}");
     }
 }
 
@@ -136,10 +130,8 @@ fn the_length_counts_only_where_a_token_is_ours() {
     let fits = format!("{},MPS=true", "p".repeat(LONGEST - ",MPS=true".len()));
     assert_eq!(account(&fits).mode, Mode::PerNode);
     let refused = told(Request::from_account(format!("p{fits}")));
-    assert_eq!(
-        refused,
-        "the account with MPS: 1025 bytes long; allowed: at most 1024 bytes"
-    );
+    let why = "the account with MPS: 1025 bytes long; allowed: at most 1024 bytes";
+    assert_eq!(refused, why);
     // Bytes that are not UTF-8 grow when they become text. The bytes count.
     let mut bytes = b"MPS=true,".to_vec();
     bytes.resize(LONGEST, 0xff);
@@ -208,12 +200,8 @@ fn flags_are_bounded_each_and_together() {
         format!("{option}={value}{}", format!(":{value}").repeat(more))
     };
     let (taken, _) = flags(&["mps", &list("mps-threads", "1", 600)]);
-    assert!(
-        taken
-            .unwrap_err()
-            .to_string()
-            .starts_with("the --mps flags: 1214 bytes long")
-    );
+    let long = taken.unwrap_err().to_string();
+    assert!(long.starts_with("the --mps flags: 1214 bytes long"), "{long}");
     let halves = [list("mps-threads", "1", 300), list("mps-mem", "1G", 180)];
     let (taken, both) = flags(&["mps", &halves[0], &halves[1]]);
     assert_eq!(taken, Ok(()));

@@ -209,16 +209,9 @@ mod tests {
             assert_eq!(says(CLONE3, 0), errno(libc::ENOSYS));
             assert_eq!((says(clone, 0), says(clone, new_user)), (allowed, denied));
             assert_eq!(says(read, 0), allowed);
-            let of_worker = if filtered == FilteredProgram::Worker {
-                denied
-            } else {
-                allowed
-            };
-            assert_eq!(
-                [says(execve, 0), says(socket, inet)],
-                [of_worker; 2],
-                "{filtered:?}"
-            );
+            let is_worker = filtered == FilteredProgram::Worker;
+            let expected = [if is_worker { denied } else { allowed }; 2];
+            assert_eq!([says(execve, 0), says(socket, inet)], expected, "{filtered:?}");
             assert_eq!(says(socket, libc::AF_UNIX as u32), allowed);
             for architecture in FOREIGN {
                 assert_eq!(verdict(&program, architecture, read, 0), denied);
