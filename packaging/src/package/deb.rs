@@ -8,8 +8,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::layout::Package;
-use super::release::{Release, date, gzip, take_over};
-use super::{homepage, maintainer};
+use super::release::{Release, date, gzip, manifest, take_over};
 use crate::command::{quietly, wrote};
 use crate::files::{copy, list, make_dir, read_text, write};
 use crate::{cargo, install};
@@ -90,7 +89,7 @@ fn documents(release: &Release, package: Package, version: &str, dir: &Path) -> 
     let date = date(release.epoch, "-R")?;
     let changelog = format!(
         "mpsd ({version}) unstable; urgency=medium\n\n  * See /usr/share/doc/mpsd/CHANGELOG.md.\n\n -- {}  {date}\n",
-        maintainer()?
+        manifest("authors")?
     );
     write(&doc.join("changelog"), changelog)?;
     gzip(&doc.join("changelog"))?;
@@ -117,8 +116,8 @@ fn control(
     let control = read_text(recipe("control")?)?
         .replace("@VERSION@", version)
         .replace("@ARCH@", architecture)
-        .replace("@MAINTAINER@", &maintainer()?)
-        .replace("@HOMEPAGE@", &homepage()?)
+        .replace("@MAINTAINER@", &manifest("authors")?)
+        .replace("@HOMEPAGE@", &manifest("homepage")?)
         .replace("@SIZE@", &size.to_string());
     write(&into.join("control"), control)?;
     write(&into.join("md5sums"), sums)?;

@@ -22,7 +22,7 @@ use crate::cargo;
 use crate::command::{command, wrote};
 use crate::files::{emptied, is_a, list, read_text, write};
 use programs::{Built, Machine, Profile};
-use release::Release;
+use release::{Release, manifest};
 use repository::Repository;
 
 /// `dist`'s options.
@@ -143,26 +143,7 @@ fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
 
 /// The workspace's version: it stands in `Cargo.toml` alone.
 pub fn version() -> Result<String> {
-    manifest(|package| package["version"].as_str())
-}
-
-/// Who maintains the packages, with an address.
-fn maintainer() -> Result<String> {
-    manifest(|package| package["authors"][0].as_str())
-}
-
-/// The project's page.
-fn homepage() -> Result<String> {
-    manifest(|package| package["homepage"].as_str())
-}
-
-/// A key of `[workspace.package]` in `Cargo.toml`.
-fn manifest(key: impl Fn(&toml::Value) -> Option<&str>) -> Result<String> {
-    let manifest: toml::Value = toml::from_str(&read_text(cargo::root()?.join("Cargo.toml"))?)?;
-    let value = key(&manifest["workspace"]["package"]);
-    Ok(value
-        .context("'Cargo.toml' lacks a key of [workspace.package]")?
-        .to_owned())
+    manifest("version")
 }
 
 pub fn notes(version: &str) -> Result<String> {

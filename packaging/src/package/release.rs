@@ -7,8 +7,9 @@ use anyhow::{Context as _, Result, bail};
 
 use super::programs::Machine;
 use super::stage::Staged;
+use crate::cargo;
 use crate::command::{command, quietly, wrote};
-use crate::files::{read, rename};
+use crate::files::{read, read_text, rename};
 
 #[derive(Debug)]
 pub struct Release {
@@ -33,6 +34,16 @@ pub fn take_over(made: &Path, out: &Path) -> Result<PathBuf> {
     }
     rename(made, &file)?;
     Ok(file)
+}
+
+/// A key of `[workspace.package]` in `Cargo.toml`, or the first of its values.
+pub fn manifest(key: &str) -> Result<String> {
+    let manifest: toml::Value = toml::from_str(&read_text(cargo::root()?.join("Cargo.toml"))?)?;
+    let value = &manifest["workspace"]["package"][key];
+    let value = value.get(0).unwrap_or(value).as_str();
+    Ok(value
+        .with_context(|| format!("'Cargo.toml' has no '{key}'"))?
+        .to_owned())
 }
 
 /// Without name and time, so that the same text gives the same bytes.

@@ -7,8 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use super::layout::Package;
-use super::release::{Release, date, gzip, take_over};
-use super::{homepage, maintainer};
+use super::release::{Release, date, gzip, manifest, take_over};
 use crate::command::quietly;
 use crate::files::{list, make_dir, read, read_text, rename, write};
 use crate::{cargo, install};
@@ -93,8 +92,8 @@ fn text(release: &Release, tree: &Path) -> Result<String> {
     let spec = read_text(cargo::root()?.join("packaging/rpm/mpsd.spec"))?;
     Ok(spec
         .replace("@VERSION@", &release.version)
-        .replace("@MAINTAINER@", &maintainer()?)
-        .replace("@HOMEPAGE@", &homepage()?)
+        .replace("@MAINTAINER@", &manifest("authors")?)
+        .replace("@HOMEPAGE@", &manifest("homepage")?)
         .replace("@REVISION@", &release.revision.to_string())
         .replace("@STAGE@", tree.to_str().context("a path that is not text")?)
         .replace("@DATE@", &date(release.epoch, "+%a %b %d %Y")?)
