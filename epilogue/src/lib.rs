@@ -12,7 +12,6 @@ use mpsd::node::real::RealNode;
 use mpsd::scheduler::{self, Budget, CallOptions, Input, Program, Scheduler, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
-use mpsd_core::Failure;
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -69,17 +68,16 @@ pub fn main() -> u8 {
         site: Site::default(),
         terminal: false,
     };
-    let code = named(&arguments, &input).map(|submission| clean(&arguments, &submission, &input));
-    let code = code.unwrap_or_else(|failure| {
-        complain(NAME, &failure.to_string());
-        failure.exit_code()
-    });
+    let step = arguments.step.as_deref();
+    let submission = scheduler::read(&input, &ThisHost).and_then(|job| Ok(job.of_step(step)?));
+    let code = match submission {
+        Ok(submission) => clean(&arguments, &submission, &input),
+        Err(failure) => {
+            complain(NAME, &failure.to_string());
+            failure.exit_code()
+        }
+    };
     if arguments.strict { code } else { 0 }
-}
-
-fn named(arguments: &Arguments, input: &Input<'_>) -> Result<Submission, Failure> {
-    let submission = scheduler::read(input, &ThisHost)?;
-    Ok(submission.of_step(arguments.step.as_deref())?)
 }
 
 fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u8 {
@@ -111,10 +109,10 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
         };
         let mut clean = true;
         for (left, id) in (1..=jobs.len()).rev().zip(&jobs) {
-            // A step whose user keeps it from its end leaves the others their share.
+            // A user may keep one step from its end. The other steps still have their share of the time.
             let share = deadline.remaining() / u32::try_from(left).unwrap_or(1);
             let ended = job::end(&mut node(share), id, &ending);
-            // First: the last line is root's own, whatever a user's process said.
+            // First, so that the last line is root's own, and not a text of the user's process.
             if shown {
                 for words in &ended.last_words {
                     complain(NAME, &format!("job {id}: its mpsd says: {words}"));

@@ -6,6 +6,7 @@ use crate::handle::{Item, Level, Node, Program, ProgramResult, Slurm, Verdict};
 use crate::submission;
 use mpsd_core::JobId;
 use mpsd_core::config::{Settings, Wait};
+use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
 use mpsd_core::failure::FailureKind;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Flags;
@@ -69,7 +70,7 @@ fn leave_failure(slurm: &dyn Slurm, node: &dyn Node, path: &Path, job: JobId, re
     }
 }
 
-/// `job_epilog`: cleans every directory of the job, whatever its options were. A job without one costs two lookups. After
+/// `job_epilog`: cleans every directory of the job, also of one that did not ask. A job without one costs two lookups. After
 /// any job `mps-epilogue` takes its second look at what hung in the driver, if anything waits for that. It drains the
 /// node itself, with its own reason.
 pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) {
@@ -107,7 +108,7 @@ fn request(slurm: &dyn Slurm) -> String {
 fn is_automatic(slurm: &dyn Slurm, settings: &Settings) -> bool {
     let site = &settings.slurm;
     // Slurm sets it in the prolog of jobs with gres/mps only (src/plugins/gres/mps, 22.05).
-    let gres = site.auto_gres && slurm.process_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").is_some();
+    let gres = site.auto_gres && slurm.process_env(THREADS).is_some();
     let of_job = slurm.process_env("SLURM_JOB_PARTITION").unwrap_or_default();
     let constraints = slurm.process_env("SLURM_JOB_CONSTRAINTS");
     let is_constrained = |(expected, of_job): (&String, String)| {
@@ -126,11 +127,7 @@ pub fn settings(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Re
 
 /// What slurmd says of the job. The programs get nothing else of this process's environment.
 fn environment(slurm: &dyn Slurm) -> Vec<(String, String)> {
-    let others = [
-        submission::SUBMITTED,
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-    ];
+    let others = [submission::SUBMITTED, VISIBLE_DEVICES, THREADS];
     let mut environment = slurm.all_process_env();
     environment.retain(|(name, _)| name.starts_with("SLURM") || others.contains(&name.as_str()));
     environment

@@ -1,10 +1,10 @@
 //! What the callbacks of one process share.
 
 use crate::arguments::Arguments;
+use mpsd_core::Request;
 use mpsd_core::config::Settings;
 use mpsd_core::observations::LimitSet;
 use mpsd_core::request::Flags;
-use mpsd_core::{Refusal, Request};
 use std::fs::File;
 
 /// Made by `slurm_spank_init`; a task's forked child inherits slurmstepd's.
@@ -48,23 +48,19 @@ impl PluginState {
         }
     }
 
-    /// What the flags ask for, once all are there; `Ok(None)`: no flag. An honest submission has no refusal.
-    pub fn request(&self) -> Result<Option<Request>, Refusal> {
-        self.flags.request()
-    }
-
     /// The request of flags that ask for MPS.
     pub fn request_on(&self) -> Option<Request> {
-        self.request().ok().flatten().filter(Request::is_on)
+        self.flags.request().ok().flatten().filter(Request::is_on)
     }
 
     /// Whether the flags, right or wrong, ask for MPS.
     pub fn asks(&self) -> bool {
-        self.request()
+        self.flags
+            .request()
             .map_or(true, |request| request.is_some_and(|request| request.is_on()))
     }
 
     pub fn opts_out(&self) -> bool {
-        matches!(self.request(), Ok(Some(request)) if !request.is_on())
+        matches!(self.flags.request(), Ok(Some(request)) if !request.is_on())
     }
 }

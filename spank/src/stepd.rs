@@ -9,6 +9,7 @@ use crate::job_script::{self, program};
 use crate::state::PluginState;
 use mpsd_core::Request;
 use mpsd_core::config::Settings;
+use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
 
 /// `SLURM_EXTERN_CONT`: holds the allocation, sees no option and has no task of the user.
 const EXTERN: u32 = 0xffff_fffc;
@@ -97,7 +98,7 @@ fn own_daemon(
     settings: &Settings,
     number: u32,
 ) -> Result<Option<Program>, String> {
-    let request = state.request().map_err(|refusal| refusal.to_string())?;
+    let request = state.flags.request().map_err(|refusal| refusal.to_string())?;
     let Some(request) = request.filter(Request::is_on) else {
         return Ok(None);
     };
@@ -106,14 +107,8 @@ fn own_daemon(
     }
     let request = request.to_string();
     let words = ["--request", &request, "--record", "--wait", "started"];
-    let environment = environment(slurm, number);
-    Ok(Some(program(
-        &arguments.prologue,
-        arguments,
-        settings,
-        &words,
-        environment,
-    )))
+    let (path, environment) = (&arguments.prologue, environment(slurm, number));
+    Ok(Some(program(path, arguments, settings, &words, environment)))
 }
 
 fn run(slurm: &dyn Slurm, node: &dyn Node, number: u32, program: &Program) -> ProgramResult {
@@ -148,9 +143,9 @@ fn environment(slurm: &dyn Slurm, number: u32) -> Vec<(String, String)> {
     ];
     let of_step = [
         "SLURM_STEP_GPUS",
-        "CUDA_VISIBLE_DEVICES",
+        VISIBLE_DEVICES,
         "SLURM_SHARDS_ON_NODE",
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        THREADS,
     ];
     let of_process = ["SLURMD_NODENAME", "SLURM_CONF", "SLURM_CLUSTER_NAME"];
     let of_step = of_step.map(|name| (name, slurm.job_env(name)));

@@ -88,7 +88,7 @@ fn of_allocation(slurm: &dyn Slurm) -> Result<Option<Request>, Refusal> {
 
 /// `init_post_opt` of the submitting command. A refusal ends the process, because under `optional` Slurm would submit.
 pub fn check(slurm: &mut dyn Slurm, state: &PluginState) -> Verdict {
-    let request = state.request();
+    let request = state.flags.request();
     if request == Ok(None) {
         unplugged::release(slurm);
         return Verdict::Continue;
