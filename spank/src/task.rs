@@ -188,7 +188,7 @@ impl NewTask<'_> {
         Ok(self.strip(None))
     }
 
-    /// Removes what an MPS of another job left in the environment, or, with no job, any of ours.
+    /// Removes what the MPS of a job other than `job` left in the environment.
     fn strip(&self, job: Option<&JobId>) -> Vec<Change> {
         environment::strip_inherited(job.map(JobId::as_str), &|name| self.lookup(name))
     }
@@ -276,8 +276,8 @@ impl NewTask<'_> {
 
     /// The environment of a task, once its step has the job's static partitions.
     ///
-    /// One step has them at a time. The lock is that of a file in the job's directory, of which a rank of `mpsctl exec` takes
-    /// its part. slurmstepd opens the file and its tasks inherit and lock it, so the lock ends with the step however it
+    /// One step has them at a time: it locks a file in the job's directory. A rank of `mpsctl exec` locks its own byte of
+    /// it. slurmstepd opens the file and its tasks inherit and lock it, so the lock ends with the step however it
     /// ends. The last task's end releases it, because srun returns before slurmstepd has ended.
     fn with_partitions(&self, mut record: Record) -> Result<Vec<Change>, TaskRefusal> {
         let changes = |record: &Record| {

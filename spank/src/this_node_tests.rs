@@ -51,7 +51,7 @@ fn a_task_is_told_at_once_when_the_start_settles_even_by_way_of_nothing() {
             assert_eq!(settled.map(|r| r.state), Some(RecordState::Failed));
             assert!(
                 gap || begin.elapsed() < Duration::from_millis(250),
-                "the kernel tells, nobody asks: {:?}",
+                "the kernel tells, without a poll: {:?}",
                 begin.elapsed()
             );
         });

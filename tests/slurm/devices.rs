@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use mpsd::cli::job_arguments::JobArguments;
 use mpsd::scheduler::host::Answer;
-use mpsd::scheduler::{self, CallOptions, GpuSource, Host, Input, Program, Site, ThisHost};
+use mpsd::scheduler::{self, GpuSource, Host, Site, ThisHost};
 use mpsd_core::{ComputeMode, Gpu, GpuUuid, Inventory};
 use tests::slurm::{Gpus, Options};
 
@@ -59,7 +60,7 @@ pub const REVERSED_FREE: Group = group("devices_reversed_free", reversed, TYPES)
 
 const UNMANAGED: &[Cell] = cells![a_gpu_that_slurm_does_not_manage_is_named];
 
-/// A GPU that Slurm does not know: Slurm confines nobody there, and number 0 leads CUDA to it.
+/// A GPU that Slurm does not know: every task can open it, and number 0 leads CUDA to it.
 pub const PARTIAL: Group = confined("devices_partial", || constrained(partial()), UNMANAGED);
 
 /// The same where the numbers confine nothing.
@@ -325,19 +326,10 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
         };
         Some(value.to_owned())
     };
-    let input = Input {
-        program: Program::Prologue,
-        scheduler: None,
-        arguments: &[],
-        env: &env,
-        given: CallOptions::default(),
-        site: Site::default(),
-        terminal: false,
-    };
-    let mut minors: Vec<u32> = files
-        .iter()
-        .map(|file| ByName.minor(file))
-        .collect::<io::Result<_>>()?;
+    let arguments = JobArguments::default();
+    let input = arguments.input(&env, Site::default(), false);
+    let minors = files.iter().map(|file| ByName.minor(file));
+    let mut minors: Vec<u32> = minors.collect::<io::Result<_>>()?;
     minors.sort_unstable();
     let gpu = |(index, minor): (u32, u32)| -> Result<Gpu> {
         Ok(Gpu {

@@ -20,7 +20,7 @@ use crate::sites::no_cgroups;
 const PATIENCE: Duration = Duration::from_secs(12);
 /// `KillWait`, 5 s at least: then slurmd tells the steps of an ended job to end, and Slurm's patience begins.
 const KILL_WAIT: Duration = Duration::from_secs(5);
-/// How long the step runs. Its user takes the lock meanwhile.
+/// How long the step runs. In this time its user takes the lock.
 const STEP_S: u64 = 4;
 
 /// Our own deadline is longer than Slurm's patience.

@@ -189,7 +189,7 @@ fn two_kinds_of_devices_are_refused(cell: &Context) -> Result<()> {
     cell.check_in_service()
 }
 
-/// The GPU was divided anew, and Slurm's list is an old one: the job comes back, is held in the end, and says why.
+/// The GPU was divided again, and Slurm's list is old: the job goes back to the queue, is held in the end, and says why.
 fn a_job_whose_device_is_gone_is_held(cell: &Context) -> Result<()> {
     let gone = cell
         .nodes

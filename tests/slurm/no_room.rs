@@ -1,4 +1,4 @@
-//! A node whose run directory has no room: nothing of ours can be written there, not even for the job's tasks, and still a
+//! A node whose run directory has no room: mpsd cannot write there, not even for the job's tasks, and still a
 //! user who asked reads why.
 
 use std::fs;

@@ -77,7 +77,7 @@ impl Stack<'_> {
         Ok(stack)
     }
 
-    /// `mpsctl slurm check` on `node`, without a word where Slurm is.
+    /// `mpsctl slurm check` on `node`, without an option that names Slurm's place.
     fn check_on(&self, node: &str) -> Result<Ran> {
         let (mpsctl, plugins) = (self.cell.mpsctl(), self.plugins());
         let line = format!(
@@ -191,7 +191,7 @@ fn a_wrong_stamp_under_optional_stops_nothing(cell: &Context) -> Result<()> {
     })
 }
 
-/// Nobody can submit anything, and a slurmd that starts ends again.
+/// No command submits anything, and a slurmd that starts ends again.
 fn a_wrong_stamp_under_required_stops_everything(cell: &Context) -> Result<()> {
     wrong_stamp(cell, "--required", |stack| {
         for command in COMMANDS {

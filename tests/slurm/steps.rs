@@ -135,7 +135,7 @@ fn a_step_without_gpus_has_nothing(cell: &Context) -> Result<()> {
     holds(done.stdout == "looked\n", &done)
 }
 
-/// Each way to submit from a script, an allocation's shell and a step's shell: nobody asked MPS for the new job. The steps of
+/// Each way to submit from a script, an allocation's shell and a step's shell: the new job does not ask for MPS. The steps of
 /// the outer job have it.
 fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
     let home = cell.bed.home(&cell.user);

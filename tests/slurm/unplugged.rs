@@ -124,7 +124,7 @@ fn a_task_prolog_of_the_users_runs(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A user who asked, where all is well, finds no BASH_ENV either.
+/// On a node with the plugin, a user who asked finds no BASH_ENV either.
 fn a_user_who_does_not_ask_sees_nothing(cell: &Context) -> Result<()> {
     for node in ["node1", "node2"] {
         let done = cell

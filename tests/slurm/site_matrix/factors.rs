@@ -64,7 +64,7 @@ pub fn in_order(factor: usize) -> bool {
 /// How many of [`FACTORS`] are the site's.
 pub const SITE: usize = 10;
 
-/// Values of the first factors, by their number in [`FACTORS`]; `None` where one is still to be chosen.
+/// Values of the first factors, by their number in [`FACTORS`]; `None`: not chosen yet.
 pub type Choice = [Option<usize>];
 
 /// Whether `factor` is set to `value`.
@@ -89,7 +89,7 @@ fn is_not(choice: &Choice, factor: &str, value: &str) -> bool {
     set && !is(choice, factor, value)
 }
 
-/// Whether Slurm can do it, as far as it is chosen.
+/// Whether Slurm can do what is chosen so far.
 pub fn possible(choice: &Choice) -> bool {
     let is = |factor, value| is(choice, factor, value);
     let is_not = |factor, value| is_not(choice, factor, value);
@@ -107,7 +107,7 @@ pub fn possible(choice: &Choice) -> bool {
         is("gres", "partial") && is("node", "alone-on-node") && is("ask", "auto"),
         is("gres", "reversed") && is("node", "alone-on-node") && is("ask", "auto"),
         is("bind", "bind-none") && is("node", "alone-on-node") && is("ask", "auto"),
-        // Which of the node's GPUs are the step's, and by that which limit is whose, is Slurm's choice.
+        // Slurm chooses which of the node's GPUs the step gets, and so which limit applies.
         (is("gres", "reversed") || is("gres", "minors"))
             && is("node", "alone-on-node")
             && is("ask", "memory-by-gpu"),
@@ -141,7 +141,7 @@ pub fn possible(choice: &Choice) -> bool {
     !impossible.contains(&true)
 }
 
-/// Factors of which every three values stand together, because what one of them means depends on the two others.
+/// Every combination of the values of three such factors is tried: the meaning of each depends on the two others.
 const THREE: &[[&str; 3]] = &[
     ["prolog", "launch", "step"],
     ["prolog", "step", "nodes"],

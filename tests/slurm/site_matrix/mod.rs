@@ -1,6 +1,6 @@
 //! The site matrix: jobs of every kind on clusters of every kind, every pair of values of two factors in at least one cell.
 //!
-//! A cell runs the same job with MPS, without it on the same cluster, and without it where nobody has the plugin. What the
+//! A cell runs the same job with MPS, without it on the same cluster, and without it on nodes without the plugin. What the
 //! plain job had is the measure: same GPUs; who asked is under MPS of its own with its limits, or is told why not; who did not
 //! ask sees no difference; a bystander is left alone; nothing stays behind.
 //!

@@ -13,7 +13,7 @@ use super::request::{
 /// Memory of a simulated GPU, in MiB.
 const MEMORY: u64 = 143_771;
 
-/// What Slurm says where nobody registers our flags.
+/// What Slurm says if no plugin registers our flags.
 const NO_FLAG: &str = "unrecognized option '--mps";
 
 #[derive(Debug)]
@@ -282,19 +282,22 @@ fn same_task(task: &Witness, model: &Witness, run: &Run, plain: &Run) -> Vec<Str
             said.push(format!("not asked for: {what} is {own}, not {other}"));
         }
     };
-    let mps = |task: &Witness| format!("under MPS {}", task.cuda.under_mps);
-    differs("it", mps(task), mps(model));
-    let list = |set: &BTreeSet<String>| format!("{set:?}");
-    differs("its GPUs", list(&task.devices), list(&model.devices));
-    differs("what it may open", list(&task.may_open), list(&model.may_open));
-    let error = |task: &Witness| format!("{:?}", task.cuda.error);
-    differs("its error", error(task), error(model));
-    let limits = |task: &Witness| format!("{:?}", task.limits);
-    differs("its limits", limits(task), limits(model));
+    let facts = |task: &Witness| {
+        [
+            ("it", format!("under MPS {}", task.cuda.under_mps)),
+            ("its GPUs", format!("{:?}", task.devices)),
+            ("what it may open", format!("{:?}", task.may_open)),
+            ("its error", format!("{:?}", task.cuda.error)),
+            ("its limits", format!("{:?}", task.limits)),
+        ]
+    };
+    for ((what, own), (_, other)) in facts(task).into_iter().zip(facts(model)) {
+        differs(what, own, other);
+    }
     let (ours, theirs) = (environment(task, run), environment(model, plain));
     let names: BTreeSet<&str> = ours.keys().chain(theirs.keys()).copied().collect();
     for name in names {
-        // Options that somebody typed for another step or component travel in variables of these names.
+        // The options of another step or component travel in variables of these names.
         if run.variant == Variant::With && name.contains("_SPANK_") {
             continue;
         }
@@ -383,8 +386,8 @@ fn attached(
     said
 }
 
-/// A program that reads `CUDA_VISIBLE_DEVICES` as numbers, as vLLM does, finds them where they were asked for, and where they
-/// lead to the same GPUs without the daemon; only there unasked.
+/// A program that reads `CUDA_VISIBLE_DEVICES` as numbers, as vLLM does, finds numbers if they were asked for. Unasked it
+/// finds them only if they lead to the same GPUs without the daemon.
 fn names(site: &Choice, request: &Choice, task: &Witness) -> Option<String> {
     let list = task.variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let numbers: Option<Vec<usize>> = list.split(',').map(|number| number.parse().ok()).collect();
@@ -493,8 +496,8 @@ const BY_RANK: [Habit; 3] = [
     }),
 ];
 
-/// More tasks than GPUs, and nothing binds them: they share the GPUs as evenly as without MPS where their program goes by rank, and
-/// where it takes the first that it sees, as evenly as that allows.
+/// More tasks than GPUs, and nothing binds them. A program that goes by rank shares the GPUs as evenly as without MPS. One that
+/// takes the first GPU that it sees shares them as evenly as that allows.
 fn even(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
     let (tasks, gpus) = (tasks(request), gpus(request));
     if tasks <= gpus
@@ -576,7 +579,7 @@ fn own_daemons(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
     }
 }
 
-/// Nothing but the GPUs of the job that asked leaves its compute mode, and those do where the site says so and no GPU is shared.
+/// Only GPUs of the job that asked leave their compute mode, and only if the site says so and shares no GPU.
 fn modes(
     site: &Choice,
     request: &Choice,

@@ -180,7 +180,7 @@ pub fn gpus_of(options: &Options, index: usize) -> usize {
     }
 }
 
-/// `gres.conf`: one line a GPU, so that a device keeps its index whatever its file is called.
+/// `gres.conf`: one line a GPU, so that the name of its file does not change its index.
 pub fn gres_conf(dir: &Path, options: &Options) -> String {
     if let Some(text) = &options.gres_conf {
         return text.clone();

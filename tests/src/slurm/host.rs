@@ -86,7 +86,8 @@ pub(super) fn program(names: &[&str]) -> Result<String> {
         .with_context(|| format!("'{}' is not installed: run 'cargo xtask setup'", names[0]))
 }
 
-/// Ports that the kernel gives nobody who asks for any, as every `srun` does: between our look and a daemon's start none is taken.
+/// The kernel gives none of these ports to a program that asks for any port, as every `srun` does. So none is taken between our
+/// check and a daemon's start.
 const PORTS: Range<u16> = 20_000..30_000;
 
 /// Ports that are free, and that no other bed of this process was given.

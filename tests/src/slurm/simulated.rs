@@ -160,7 +160,7 @@ impl Drop for Changed {
     }
 }
 
-/// Whoever reads it at the same time sees the old text or the new.
+/// A reader at the same time sees the old text or the new.
 fn replace(file: &Path, text: &str) -> Result<()> {
     let new = file.with_extension("new");
     std::fs::write(&new, text)?;
