@@ -105,7 +105,6 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
             settings: &settings,
             scheduler: submission.scheduler,
             node: &name,
-            site: Site::of(&settings),
         };
         let mut clean = true;
         for (left, id) in (1..=jobs.len()).rev().zip(&jobs) {

@@ -9,6 +9,7 @@ use mpsd::cli::job_arguments::JobArguments;
 use mpsd::cli::reconcile;
 use mpsd::cli::words::words;
 use mpsd::job::node::{Console, Files as _, Severity};
+use mpsd::job::report::JobOutcome;
 use mpsd::job::{self, Ending, Job, ReturnWhen, Scheduled, outcome};
 use mpsd::node::log::complain;
 use mpsd::node::real::{RealNode, find_user};
@@ -291,7 +292,7 @@ impl Prologue {
         let to_shell = outcome::is_told_by_shell(submission, failure, &place.site);
         let uid = find_user(&submission.user).map_or(0, |user| user.uid);
         let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
-        node.count_failure(failure.kind());
+        node.keep(JobOutcome::Failed(failure.kind()));
         let recorded = (self.arguments.record || to_shell)
             && outcome::leave_record(&mut node, &submission.job, uid, failure);
         if !(to_shell && recorded) {
@@ -308,7 +309,6 @@ fn watch_start(system: &dyn BatchSystem, job: &Job, limit: Duration) {
         settings: &job.settings,
         scheduler: system.scheduler(),
         node: &job.node,
-        site: job.site.clone(),
     };
     let id = &job.submission.job;
     // Without a process the next prologue here does it.

@@ -223,7 +223,7 @@ pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, 
     };
     let (directory, scheduler) = (
         settings.paths.job(job),
-        scheduler::of(ending.scheduler).at(&ending.site),
+        scheduler::of(ending.scheduler).at(&Site::of(ending.settings)),
     );
     let known = scheduler.known_jobs(ending.node);
     let within = settings.deadline;
@@ -433,7 +433,6 @@ impl<'a> Run<'a> {
             settings: self.settings,
             scheduler: journal.map_or_else(|| self.owner(job), |journal| journal.scheduler),
             node: journal.map_or(self.name, |journal| &journal.node),
-            site: Site::of(self.settings),
         };
         let (clean, lines) = self
             .end(job, journal, &ending)
@@ -496,7 +495,7 @@ impl<'a> Run<'a> {
         for waiting in Ledger::read(&mut self.node).suspicions {
             self.report.tell(Left(format!(
                 "job {}: {} hung in the driver: looked at again a minute later; until then the node takes no job with MPS",
-                waiting.place.job, waiting.what
+                waiting.target.job, waiting.what
             )));
         }
     }

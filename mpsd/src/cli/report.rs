@@ -4,6 +4,7 @@ use super::terminal::say;
 use super::{NAME, complain};
 use crate::job::report::{self, JobReport};
 use crate::node::reports::{self, StoredReports};
+use crate::sys::files::FileError;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_REFUSED, Undetermined};
 use mpsd_core::killed::{self, KilledTask};
@@ -86,8 +87,8 @@ pub fn paragraph(report: &JobReport) -> String {
     lines.join("; ")
 }
 
-fn unreadable(why: String) -> Undetermined {
-    Undetermined::new("the job reports of this node", why)
+fn unreadable(why: FileError) -> Undetermined {
+    Undetermined::new("the job reports of this node", why.to_string())
 }
 
 /// The reports of `job` that its user may read, the youngest first.

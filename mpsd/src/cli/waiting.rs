@@ -32,7 +32,7 @@ pub(super) fn waiting(settings: &Settings) -> Vec<CheckLine> {
 fn suspicion(suspicion: &Suspicion, now: u64) -> CheckLine {
     let age = now.saturating_sub(suspicion.since);
     let (job, what, ago) = (
-        &suspicion.place.job,
+        &suspicion.target.job,
         &suspicion.what,
         ago(Duration::from_secs(age)),
     );
@@ -88,7 +88,8 @@ fn ago(age: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::ledger::{Suspect, SuspicionPlace};
+    use crate::job::DrainTarget;
+    use crate::job::ledger::Suspect;
     use mpsd_core::{JobId, Scheduler};
 
     fn hung(since: u64) -> Suspicion {
@@ -96,7 +97,7 @@ mod tests {
             suspect: Suspect::Nvml,
             what: "NVML".to_owned(),
             since,
-            place: SuspicionPlace {
+            target: DrainTarget {
                 job: JobId::parse("4711").unwrap(),
                 scheduler: Scheduler::Slurm,
                 node: "gpu1".to_owned(),

@@ -5,10 +5,9 @@ use super::report;
 use mpsd_core::observations::Observations;
 use mpsd_core::text;
 
-/// A line of the log, and what a reader may ask the log for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The line; where the log has no fields it says the same in words.
+    /// The same in words, for a log without fields.
     pub line: String,
     /// Name and value; a name may come more than once.
     pub fields: Vec<(&'static str, String)>,
@@ -16,58 +15,44 @@ pub struct Entry {
 
 /// The job's MPS is proved ready.
 pub fn begun(journal: &Journal) -> Entry {
-    let gpus = journal.gpu_names().join(", ");
-    let limits = limits(journal).join(", ");
-    let limits = match limits.is_empty() {
-        true => String::new(),
-        false => format!(": {limits}"),
+    let (gpus, limits) = (journal.gpu_names().join(", "), limits(journal).join(", "));
+    let limits = if limits.is_empty() {
+        limits
+    } else {
+        format!(": {limits}")
     };
-    Entry {
-        line: format!(
-            "job {}: MPS ready for {} on {gpus}{limits}",
-            journal.job,
-            text::user(&journal.user)
-        ),
-        fields: fields(journal, "begin"),
-    }
+    let line = format!("MPS ready for {} on {gpus}{limits}", text::user(&journal.user));
+    entry(journal, "begin", &line, Vec::new())
 }
 
 /// Root had these limits set, by the word of the job's `mpsd`.
 pub fn set(journal: &Journal, limits: &str) -> Entry {
-    let mut fields = fields(journal, "set");
-    fields.push(("MPSD_LIMITS_SET", limits.to_owned()));
-    Entry {
-        line: format!(
-            "job {}: root set limits of {}: {limits}",
-            journal.job,
-            text::user(&journal.user)
-        ),
-        fields,
-    }
+    let line = format!("root set limits of {}: {limits}", text::user(&journal.user));
+    let more = vec![("MPSD_LIMITS_SET", limits.to_owned())];
+    entry(journal, "set", &line, more)
 }
 
 /// The job's MPS is gone at `now`, seconds since 1970; `None`: it never was ready.
 /// What the job's `mpsd` says that was set while it ran is its user's word, and has a field of its own.
 pub fn ended(journal: &Journal, observed: Option<&Observations>, now: u64, as_before: bool) -> Option<Entry> {
     journal.ready_ms?;
-    let mut fields = fields(journal, "end");
     let set = observed.into_iter().flat_map(|observed| &observed.limits_set);
-    fields.extend(set.map(|set| ("MPSD_SAID_BY_USER_SET", set.to_string())));
-    fields.push(("MPSD_ENDED", now.to_string()));
-    fields.push(("MPSD_AS_BEFORE", if as_before { "yes" } else { "no" }.to_owned()));
-    let how = if as_before { "is" } else { "is not" };
-    Some(Entry {
-        line: format!(
-            "job {}: MPS ended for {} after {} s, the node {how} as it was",
-            journal.job,
-            text::user(&journal.user),
-            now.saturating_sub(journal.began)
-        ),
-        fields,
-    })
+    let set = set.map(|set| ("MPSD_SAID_BY_USER_SET", set.to_string()));
+    let (is, answer) = if as_before {
+        ("is", "yes")
+    } else {
+        ("is not", "no")
+    };
+    let end = [
+        ("MPSD_ENDED", now.to_string()),
+        ("MPSD_AS_BEFORE", answer.to_owned()),
+    ];
+    let (user, took) = (text::user(&journal.user), now.saturating_sub(journal.began));
+    let line = format!("MPS ended for {user} after {took} s, the node {is} as it was");
+    Some(entry(journal, "end", &line, set.chain(end).collect()))
 }
 
-fn fields(journal: &Journal, event: &str) -> Vec<(&'static str, String)> {
+fn entry(journal: &Journal, event: &str, line: &str, more: Vec<(&'static str, String)>) -> Entry {
     let mut fields = vec![
         ("MPSD_EVENT", event.to_owned()),
         ("MPSD_JOB", journal.job.to_string()),
@@ -79,7 +64,9 @@ fn fields(journal: &Journal, event: &str) -> Vec<(&'static str, String)> {
     ];
     fields.extend(journal.gpu_names().into_iter().map(|gpu| ("MPSD_GPU", gpu)));
     fields.extend(limits(journal).into_iter().map(|limits| ("MPSD_LIMITS", limits)));
-    fields
+    fields.extend(more);
+    let line = format!("job {}: {line}", journal.job);
+    Entry { line, fields }
 }
 
 /// The limits of each daemon; those that several have alike once.

@@ -1,5 +1,4 @@
-//! The begin of a job: [`start`] is all that a prologue does. The effects of the plan are carried out one after another:
-//! the journal first, then the effect.
+//! The begin of a job: [`start`] is all that a prologue does. Each effect of the plan is in the journal before it is done.
 
 use super::audit;
 use super::case::{Job, Scheduled};
@@ -15,12 +14,11 @@ use super::store::Store as _;
 use super::undo::{self, FailedStart};
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::{Case, decide, tasks};
-use crate::scheduler::Devices;
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
-use mpsd_core::{Failure, Inventory, JobId};
+use mpsd_core::{Failure, JobId};
 use std::time::Instant;
 
 /// When the prologue returns: a value of its `--wait`.
@@ -70,7 +68,7 @@ fn start<N: Node>(
         true => take_over(node, job, when)?,
         false => None,
     };
-    let (settings, plan, devices, inventory) = look(node, job, scheduled).map_err(|failure| FailedStart {
+    let (settings, plan) = look(node, job, scheduled).map_err(|failure| FailedStart {
         job_ended: early.is_some() && is_over(node, &job.submission.job),
         ..failure.into()
     })?;
@@ -86,14 +84,13 @@ fn start<N: Node>(
             ..Journal::new(job, &settings, &plan)
         },
         spec: Spec::new(&settings, &plan, job.deadline),
-        record: job.record(&settings, &plan, &devices, &inventory),
-        verify: plan.verify,
+        record: plan.record,
+        verify: plan.verify.then_some(job.deadline),
         failed_starts_drain: settings.drain.on_failed_starts,
-        deadline: job.deadline,
         began,
         _held: held,
     };
-    start.say_notes(node, &plan);
+    start.say_notes(node, &plan.notes);
     start.or_undo(node, |start, node| {
         start.tell_tasks(node, RecordState::Starting)?;
         carry_out(node, &mut start.journal, &start.spec)
@@ -104,11 +101,7 @@ fn start<N: Node>(
     }
 }
 
-fn look(
-    node: &mut impl Node,
-    job: &Job,
-    scheduled: &impl Scheduled,
-) -> Result<(Settings, Plan, Devices, Inventory), Failure> {
+fn look(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<(Settings, Plan), Failure> {
     expect_healthy_node(node, job)?;
     node.prepare_nvml(&[]);
     expect_attached_tasks(node, job, scheduled)?;
@@ -125,7 +118,7 @@ fn look(
         inventory: &inventory,
     })?;
     node.check_control(&settings.control)?;
-    Ok((settings, plan, devices, inventory))
+    Ok((settings, plan))
 }
 
 /// Whether `job` ended during a start that has done nothing yet. Then its directory is removed, since no other end will.
@@ -145,7 +138,7 @@ fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermin
     let why = match Ledger::read(node).suspicions.first() {
         Some(suspicion) => format!(
             "since job {} {} hangs in the driver: looked at again {PAUSE_S} s after",
-            suspicion.place.job, suspicion.what
+            suspicion.target.job, suspicion.what
         ),
         None => match node.undelivered(&job.node) {
             None => return Ok(()),
@@ -155,7 +148,7 @@ fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermin
     Err(Undetermined::new(format!("node '{}'", job.node), why))
 }
 
-/// Refuses a job whose TM tasks nothing of ours attaches, or warns in the job's own error file, as the site wants.
+/// Refuses a job with TM tasks that would run outside its MPS, or warns in the job's own error file, as the site wants.
 fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<(), Failure> {
     let submission = &job.submission;
     let rule = job.settings.pbs.unattached_tasks;
@@ -255,36 +248,34 @@ fn perform(node: &mut impl Node, journal: &mut Journal, number: usize, spec: &Sp
 
 /// Gives a start up if its job has ended. The job's epilogue waits for the lock of the start, or has given up on it.
 fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
-    match node.is_cancelled(job) {
-        true => Err(Undetermined::new(
-            format!("job {job}"),
-            "it ended while its MPS was starting",
-        )),
-        false => Ok(()),
+    if node.is_cancelled(job) {
+        let why = "it ended while its MPS was starting";
+        return Err(Undetermined::new(format!("job {job}"), why));
     }
+    Ok(())
 }
 
 struct Start {
     journal: Journal,
     spec: Spec,
     record: Record,
-    verify: bool,
+    /// Run `mps-probe` until then.
+    verify: Option<Deadline>,
     failed_starts_drain: bool,
-    deadline: Deadline,
     began: Instant,
     _held: LockGuard,
 }
 
 impl Start {
-    fn say_notes(&self, node: &mut impl Node, plan: &Plan) {
+    fn say_notes(&self, node: &mut impl Node, notes: &[String]) {
         let job = &self.journal.job;
-        for warning in &plan.warnings {
+        for warning in &self.record.warnings {
             let line = format!("job {job}: {warning}");
             node.log(Severity::Warning, &line);
             // Torque: the job's own error file.
             node.complain(&line);
         }
-        for note in &plan.notes {
+        for note in notes {
             node.log(Severity::Info, &format!("job {job}: {note}"));
         }
     }
@@ -304,7 +295,7 @@ impl Start {
         })
     }
 
-    /// Proves what was started and tells the job's tasks; `alone` is this process if nobody waits for it.
+    /// Proves what was started and tells the job's tasks; `alone` is this process if no caller waits for it.
     fn finish(mut self, node: &mut impl Node, alone: Option<ProcessRef>) -> Result<(), FailedStart> {
         self.or_undo(node, |start, node| {
             if alone.is_some() {
@@ -312,8 +303,9 @@ impl Start {
                 node.write_journal(&start.journal)?;
             }
             start.prove(node)?;
-            for daemon in start.journal.daemons.iter().filter(|_| start.verify) {
-                node.probe(&start.journal, daemon, start.deadline)?;
+            if let Some(deadline) = start.verify {
+                let mut daemons = start.journal.daemons.iter();
+                daemons.try_for_each(|daemon| node.probe(&start.journal, daemon, deadline))?;
             }
             expect_its_job(node, &start.journal.job)?;
             start.tell_tasks(node, RecordState::Ready)
@@ -359,10 +351,10 @@ impl Start {
                 node.write_journal(&self.journal)
             }
             Err(failure) => {
-                let drains = self.failed_starts_drain;
+                let (journal, drains) = (&self.journal, self.failed_starts_drain);
                 Err(evidence::of_failed_start(
                     node,
-                    &self.journal,
+                    journal,
                     user_was_here,
                     drains,
                     failure,

@@ -1,13 +1,11 @@
 //! A job before its start: all that is known of it then.
 
-use crate::plan::effects::{Effect, Plan};
 use crate::scheduler::drain::Place;
-use crate::scheduler::{Devices, GpuSource, Site, Submission, Unattached};
+use crate::scheduler::{Devices, Site, Submission, Unattached};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
-use mpsd_core::record::{self, Record, RecordState};
 use mpsd_core::request::Syntax;
-use mpsd_core::{Failure, Inventory, Request};
+use mpsd_core::{Failure, JobId, Request, Scheduler};
 
 /// A user of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +16,26 @@ pub struct User {
     pub uid: u32,
     /// Primary group.
     pub gid: u32,
+}
+
+/// A job's node in its scheduler, and how it is drained: as configured when the job began.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DrainTarget {
+    /// The job.
+    pub job: JobId,
+    /// Who schedules the node.
+    pub scheduler: Scheduler,
+    /// The node's name there.
+    pub node: String,
+    /// The job's user.
+    pub uid: u32,
+    /// What a drain's reason begins with; `None` if the site drains nothing.
+    pub prefix: Option<String>,
+    /// `SLURM_CONF`, if the job's environment named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_conf: Option<String>,
+    /// The job's GPUs.
+    pub gpus: Vec<String>,
 }
 
 /// A job that asked, with all that is known before its GPUs are looked at.
@@ -55,42 +73,17 @@ impl Job {
         }
     }
 
-    /// What its tasks are told while it starts.
-    pub fn record(
-        &self,
-        settings: &Settings,
-        plan: &Plan,
-        devices: &Devices,
-        inventory: &Inventory,
-    ) -> Record {
-        // Without CUDA_DEVICE_ORDER, CUDA counts the fastest first.
-        let alike = inventory.gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
-        let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
-        Record {
-            version: record::VERSION,
-            job: plan.job.clone(),
+    /// The same, for a drain; `gpus`: those of the job, if they are known.
+    pub fn drain_target(&self, gpus: Vec<String>) -> DrainTarget {
+        let drain = &self.settings.drain;
+        DrainTarget {
+            job: self.submission.job.clone(),
+            scheduler: self.submission.scheduler,
+            node: self.node.clone(),
             uid: self.user.uid,
-            state: RecordState::Starting,
-            reason: None,
-            kind: None,
-            of_node: false,
-            exclusive: plan.effects.iter().any(exclusive),
-            deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
-            per_gpu: plan.per_gpu,
-            request: Some(self.request.clone()),
-            named: matches!(devices.gpus, GpuSource::Listed(_) | GpuSource::Numbered(_)),
-            gpus: plan.gpus.clone(),
-            devices: devices.gpus.to_count(inventory),
-            daemons: plan.daemons.clone(),
-            rank_threads: plan.rank_threads.clone(),
-            rank_memory: plan.rank_memory.clone(),
-            divided: plan.divided,
-            names: Some(plan.names),
-            same_numbers: plan.gpus.iter().zip(0..).all(|(gpu, place)| gpu.index == place) && alike,
-            bind: Some(plan.bind),
-            clients: plan.clients,
-            warnings: plan.warnings.clone(),
-            report: plan.report,
+            prefix: drain.enabled.then(|| drain.prefix.clone()),
+            slurm_conf: self.site.slurm_conf.clone(),
+            gpus,
         }
     }
 }

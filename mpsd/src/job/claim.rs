@@ -1,5 +1,4 @@
-//! A job's claim on a GPU: the account and the compute mode, changed together under one lock. And the claims of jobs
-//! that are gone.
+//! A job's claim on a GPU: its account and compute mode, changed together under one lock. And claims of jobs that are gone.
 
 use super::account::Account;
 use super::node::{Node, Severity};

@@ -1,22 +1,21 @@
 //! The end of a job, for the epilogue and for `mpsctl reconcile`: undo the journal, write the log lines, drain on proof.
 
 use super::audit;
+use super::case::DrainTarget;
 use super::evidence;
 use super::journal::Journal;
-use super::ledger::SuspicionPlace;
 use super::node::{Node, Severity};
-use super::outcome;
-use super::report::{self, JobReport};
+use super::report::{self, JobOutcome, JobReport};
 use super::store::Store as _;
 use super::undo::{self, Findings};
 use crate::plan::effects::Effect;
-use crate::scheduler::drain::Place;
 use crate::scheduler::{self, Scheduler, Site, Submission};
+use crate::sys::now;
 use mpsd_core::config::Settings;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
 use mpsd_core::{Failure, JobId};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Where a job ends, and what is in force.
 #[derive(Debug, Clone)]
@@ -27,8 +26,6 @@ pub struct Ending<'a> {
     pub scheduler: Scheduler,
     /// The node's name in the scheduler.
     pub node: &'a str,
-    /// Where its scheduler lives.
-    pub site: Site,
 }
 
 /// What became of it.
@@ -59,7 +56,7 @@ pub fn jobs_of(node: &impl Node, submission: &Submission) -> Vec<JobId> {
     jobs
 }
 
-/// Takes `job` down. Costs nothing where it has no directory.
+/// Takes `job` down. Costs nothing if it has no directory.
 pub fn end(node: &mut impl Node, job: &JobId, ending: &Ending<'_>) -> JobEnd {
     end_if(node, job, ending, |_| true)
 }
@@ -91,26 +88,23 @@ fn end_if(
         }
     };
     let took = began.elapsed();
-    let last_words = observed
-        .iter()
-        .flat_map(|observed| observed.last_words.clone())
-        .collect();
+    let last_words = observed.as_ref().map(|observed| observed.last_words.clone());
     if let Some(journal) = &journal {
-        evidence::of_silent_nvml(node, SuspicionPlace::end(journal));
+        evidence::of_silent_nvml(node, journal.drain_target());
     }
     let mut lines = say(node, job, (journal.as_ref(), observed.as_ref()), &findings);
     let drained = drain(node, job, ending, journal.as_ref(), &findings);
-    // Last: nobody waits for it.
+    // Last: no caller waits for it.
     let report = journal.map(|journal| {
         let report = written(&journal, (observed, killed), &findings, drained.as_ref(), took);
-        node.keep_report(&report);
+        node.keep(JobOutcome::Ended(&report));
         (journal.report, report)
     });
     lines.extend(drained.map(|(line, _)| line));
     JobEnd {
         findings,
         lines,
-        last_words,
+        last_words: last_words.unwrap_or_default(),
         report: report.and_then(|(asked, report)| asked.then_some(report)),
     }
 }
@@ -208,12 +202,6 @@ fn take_down(
     Ok(Some((journal, observed, killed)))
 }
 
-/// Seconds since 1970.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.unwrap_or_default().as_secs()
-}
-
 fn say(
     node: &mut impl Node,
     job: &JobId,
@@ -223,14 +211,10 @@ fn say(
     for note in &findings.notes {
         node.log(Severity::Info, &format!("job {job}: {note}"));
     }
-    let unknown = findings
-        .undetermined
-        .iter()
-        .map(|one| (Severity::Warning, "undetermined", one.to_string()));
-    let faults = findings
-        .faults
-        .iter()
-        .map(|one| (Severity::Error, "fault", one.to_string()));
+    let unknown = findings.undetermined.iter().map(ToString::to_string);
+    let unknown = unknown.map(|text| (Severity::Warning, "undetermined", text));
+    let faults = findings.faults.iter().map(ToString::to_string);
+    let faults = faults.map(|text| (Severity::Error, "fault", text));
     let mut lines = Vec::new();
     for (severity, kind, text) in unknown.chain(faults) {
         let line = format!("job {job}: {text}");
@@ -240,10 +224,10 @@ fn say(
     match journal.and_then(|journal| audit::ended(journal, observed, now(), findings.is_clean())) {
         Some(entry) => node.audit(&entry),
         None if !findings.is_clean() => {}
-        None => node.log(
-            Severity::Info,
-            &format!("job {job}: no MPS, the node is as it was"),
-        ),
+        None => {
+            let line = format!("job {job}: no MPS, the node is as it was");
+            node.log(Severity::Info, &line);
+        }
     }
     lines
 }
@@ -256,19 +240,23 @@ fn drain(
     journal: Option<&Journal>,
     findings: &Findings,
 ) -> Option<(String, bool)> {
-    let settings = ending.settings;
-    let (enabled, prefix) = match journal {
-        Some(journal) => (journal.drain.enabled, &journal.drain.prefix),
-        None => (settings.drain.enabled, &settings.drain.prefix),
-    };
-    let mut site = ending.site.clone();
-    site.slurm_conf = site.slurm_conf.or_else(|| journal?.drain.slurm_conf.clone());
-    let place = Place {
+    let drain = &ending.settings.drain;
+    let unread = || DrainTarget {
+        job: job.clone(),
         scheduler: ending.scheduler,
-        site,
-        node: ending.node,
+        node: ending.node.to_owned(),
+        uid: 0,
+        prefix: drain.enabled.then(|| drain.prefix.clone()),
+        slurm_conf: None,
+        gpus: Vec::new(),
     };
-    let gpus = journal.map(Journal::gpu_names).unwrap_or_default();
-    let prefix = enabled.then_some(prefix.as_str());
-    outcome::drain(node, &place, prefix, job, findings.faults.iter(), gpus)
+    let site = Site::of(ending.settings);
+    let target = journal.map_or_else(unread, Journal::drain_target);
+    let target = DrainTarget {
+        scheduler: ending.scheduler,
+        node: ending.node.to_owned(),
+        slurm_conf: site.slurm_conf.clone().or(target.slurm_conf),
+        ..target
+    };
+    evidence::drain(node, &target, site, &findings.faults)
 }

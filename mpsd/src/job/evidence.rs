@@ -4,8 +4,9 @@
 //! samples, and again a minute later ([`super::ledger::Suspicion`]). What is merely left over, slow, starved, stopped or
 //! held by something else proves nothing: its user can be the cause.
 
+use super::case::DrainTarget;
 use super::journal::{Journal, ProcessRef};
-use super::ledger::{self, Ledger, PAUSE_S, Suspect, Suspicion, SuspicionPlace};
+use super::ledger::{self, Ledger, PAUSE_S, Suspect, Suspicion};
 use super::node::{Member, Node, Role, Severity, Thread, Waiting};
 use crate::scheduler::Site;
 use crate::scheduler::drain::Place;
@@ -50,10 +51,8 @@ pub(super) fn of_failed_start(
     // First: a scheduler cuts the reason of a drain.
     let what = "starts of several users failed";
     if !drains {
-        let line = format!(
-            "{what} on this node, the last one of job {}: {unknown}",
-            journal.job
-        );
+        let job = &journal.job;
+        let line = format!("{what} on this node, the last one of job {job}: {unknown}");
         node.log(Severity::Warning, &line);
         return unknown.into();
     }
@@ -146,8 +145,7 @@ fn is_held_by_driver(node: &mut impl Node, process: ProcessRef, uid: u32) -> boo
     node.waiting().is_some_and(|all| !all.iter().any(may_withhold))
 }
 
-/// `member` has survived SIGKILL, and its end was waited for so long. It is suspected only if root started or proved it and
-/// the driver holds it.
+/// `member` outlived SIGKILL by `waited`. It is suspected only if root started or proved it and the driver holds it.
 pub(super) fn of_survivor(
     node: &mut impl Node,
     journal: &Journal,
@@ -160,20 +158,16 @@ pub(super) fn of_survivor(
     if !is_proved || !is_held_by_driver(node, member.process, journal.uid) {
         return Undetermined::new(what, why);
     }
+    let process = Suspect::Process(member.process);
+    suspect(node, process, &what, journal.drain_target());
     let why = format!("{why}, in the driver: looked at again in {PAUSE_S} s");
-    suspect(
-        node,
-        Suspect::Process(member.process),
-        &what,
-        SuspicionPlace::end(journal),
-    );
     Undetermined::new(what, why)
 }
 
-/// NVML gave no answer. That is remembered if the driver holds the process of ours that asked it.
-pub(super) fn of_silent_nvml(node: &mut impl Node, place: SuspicionPlace) {
+/// NVML gave no answer. That is remembered if the driver holds root's process that asked it.
+pub(super) fn of_silent_nvml(node: &mut impl Node, target: DrainTarget) {
     if silent_nvml_is_held(node) {
-        suspect(node, Suspect::Nvml, "NVML", place);
+        suspect(node, Suspect::Nvml, "NVML", target);
     }
 }
 
@@ -182,19 +176,18 @@ fn silent_nvml_is_held(node: &mut impl Node) -> bool {
     silent.is_some_and(|process| is_held_by_driver(node, process, ROOT))
 }
 
-fn suspect(node: &mut impl Node, suspect: Suspect, what: &str, place: SuspicionPlace) {
+fn suspect(node: &mut impl Node, suspect: Suspect, what: &str, target: DrainTarget) {
     let (since, what) = (node.since_boot(), what.to_owned());
     let suspicion = Suspicion {
         suspect,
         what,
         since,
-        place,
+        target,
     };
     ledger::suspect(node, &suspicion);
 }
 
-/// Looks again at what was suspected at least [`PAUSE_S`] ago. What the driver still holds drains the node; the rest is
-/// forgotten. Returns a line for each drain.
+/// Looks again at what was suspected [`PAUSE_S`] ago: drains for what the driver still holds, with a line each.
 pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
     let now = node.since_boot();
     let mut lines = Vec::new();
@@ -205,9 +198,12 @@ pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
             continue;
         }
         match still_held(node, &suspicion, age) {
-            Some(fault) => lines.extend(drain(node, settings, &suspicion.place, &fault)),
+            Some(fault) => {
+                let drained = drain(node, &suspicion.target, Site::of(settings), [&fault]);
+                lines.extend(drained.map(|(line, _)| line));
+            }
             None => {
-                let (job, what) = (&suspicion.place.job, &suspicion.what);
+                let (job, what) = (&suspicion.target.job, &suspicion.what);
                 let line = format!("job {job}: {what}: the driver has let go of it");
                 node.log(Severity::Info, &line);
             }
@@ -220,34 +216,39 @@ pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
 fn still_held(node: &mut impl Node, suspicion: &Suspicion, age: u64) -> Option<Fault> {
     let (evidence, held, why) = match suspicion.suspect {
         Suspect::Process(process) => {
-            let held = is_held_by_driver(node, process, suspicion.place.uid);
+            let held = is_held_by_driver(node, process, suspicion.target.uid);
             (Evidence::Survivor, held, format!("state D after {age} s"))
         }
         Suspect::Nvml => {
             let held = node.inventory().is_err() && silent_nvml_is_held(node);
-            (
-                Evidence::Nvml,
-                held,
-                format!("no answer for {age} s, in the driver (state D)"),
-            )
+            let why = format!("no answer for {age} s, in the driver (state D)");
+            (Evidence::Nvml, held, why)
         }
     };
     held.then(|| Fault::new(evidence, &suspicion.what, why))
 }
 
-/// Drains as configured when it was suspected.
-fn drain(node: &mut impl Node, settings: &Settings, at: &SuspicionPlace, fault: &Fault) -> Option<String> {
-    let mut site = Site::of(settings);
-    site.slurm_conf = at.slurm_conf.clone().or(site.slurm_conf);
+/// Drains for the first of `faults` that does. Returns a line for who called us, and whether the scheduler has it; `None`:
+/// there is nothing to drain for, or the site drains nothing.
+pub(super) fn drain<'a>(
+    node: &mut impl Node,
+    target: &DrainTarget,
+    site: Site,
+    faults: impl IntoIterator<Item = &'a Fault>,
+) -> Option<(String, bool)> {
+    let fault = faults.into_iter().find(|fault| fault.drains())?;
     let place = Place {
-        scheduler: at.scheduler,
-        site,
-        node: &at.node,
+        scheduler: target.scheduler,
+        site: Site {
+            slurm_conf: target.slurm_conf.clone().or(site.slurm_conf),
+            ..site
+        },
+        node: &target.node,
     };
-    let prefix = at.prefix.as_deref()?;
-    let (line, _) = node.drain(&place, prefix, &at.job, fault, at.gpus.clone());
+    let prefix = target.prefix.as_deref()?;
+    let (line, delivered) = node.drain(&place, prefix, &target.job, fault, target.gpus.clone());
     node.log(Severity::Error, &line);
-    Some(line)
+    Some((line, delivered))
 }
 
 #[cfg(test)]

@@ -10,13 +10,11 @@ use std::time::Duration;
 
 /// Longest that a start and an end wait for the files to be changed.
 const TIME: Duration = Duration::from_millis(500);
-/// Longest file that is read. Bytes.
 const LONGEST: usize = 64 << 10;
 /// The exporter runs as a user of its own.
 const READABLE: u32 = 0o644;
 const OTHERS_WRITE: u32 = 0o022;
 
-/// Whether a job is entered or taken out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
     Enter,

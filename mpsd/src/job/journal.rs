@@ -1,12 +1,12 @@
 //! The journal: the plan, and how much of it was begun. It is written before each effect.
 
-use super::case::Job;
+use super::case::{DrainTarget, Job};
 use crate::plan::effects::{Effect, Plan};
+use crate::sys::now;
 use mpsd_core::config::{LeftoverClients, Settings};
 use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::{GpuUuid, JobId, Scheduler};
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Version of the format. A newer program reads every older version; an older one leaves a newer journal alone.
 pub const VERSION: u32 = 1;
@@ -21,7 +21,7 @@ pub struct DrainPolicy {
     pub enabled: bool,
     /// What our reasons begin with.
     pub prefix: String,
-    /// `SLURM_CONF`, where the prolog's environment named one.
+    /// `SLURM_CONF`, if the prolog's environment named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_conf: Option<String>,
 }
@@ -83,7 +83,7 @@ pub struct Journal {
     pub programs: Option<Programs>,
     /// How to drain.
     pub drain: DrainPolicy,
-    /// SIGKILL a client of the job that stays on its GPU, where root proves that it is the job's.
+    /// SIGKILL a client of the job that stays on its GPU, if root proves that it is the job's.
     #[serde(default)]
     pub kill_clients: bool,
     /// Its user reads at the end what it was used for.
@@ -105,11 +105,11 @@ impl Journal {
         self.proved.iter().skip(1).step_by(2)
     }
 
-    /// The journal of a job of which nothing was begun.
+    /// The journal of a job before its first effect.
     pub fn new(job: &Job, settings: &Settings, plan: &Plan) -> Self {
         Self {
             version: VERSION,
-            job: plan.job.clone(),
+            job: plan.record.job.clone(),
             scheduler: job.submission.scheduler,
             node: job.node.clone(),
             user: job.user.name.clone(),
@@ -117,8 +117,8 @@ impl Journal {
             gid: job.user.gid,
             plan: plan.effects.clone(),
             begun: 0,
-            gpus: plan.gpus.clone(),
-            daemons: plan.daemons.clone(),
+            gpus: plan.record.gpus.clone(),
+            daemons: plan.record.daemons.clone(),
             control: settings.control.clone(),
             nvml: settings.nvml.clone(),
             cgroup: None,
@@ -132,11 +132,8 @@ impl Journal {
                 slurm_conf: job.site.slurm_conf.clone(),
             },
             kill_clients: settings.leftover_clients == LeftoverClients::Kill,
-            report: plan.report,
-            began: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default()
-                .as_secs(),
+            report: plan.record.report,
+            began: now(),
             ready_ms: None,
             left: false,
         }
@@ -183,6 +180,19 @@ impl Journal {
     /// The same as text.
     pub fn gpu_names(&self) -> Vec<String> {
         self.gpu_uuids().into_iter().map(Into::into).collect()
+    }
+
+    /// How its node is drained.
+    pub fn drain_target(&self) -> DrainTarget {
+        DrainTarget {
+            job: self.job.clone(),
+            scheduler: self.scheduler,
+            node: self.node.clone(),
+            uid: self.uid,
+            prefix: self.drain.enabled.then(|| self.drain.prefix.clone()),
+            slurm_conf: self.drain.slurm_conf.clone(),
+            gpus: self.gpu_names(),
+        }
     }
 
     /// Whether `effect` was begun.

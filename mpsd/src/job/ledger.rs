@@ -2,22 +2,21 @@
 //!
 //! What cannot be read, or has another version, counts as empty: no job waits for it, and no node is drained for it.
 
-use super::case::Job;
-use super::journal::{Journal, ProcessRef};
+use super::case::DrainTarget;
+use super::journal::ProcessRef;
 use super::node::{Files, Members};
 use crate::sys::deadline::Deadline;
+use crate::sys::now;
+use mpsd_core::JobId;
 use mpsd_core::file::Durability;
-use mpsd_core::{JobId, Scheduler};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-/// Version of the format.
 pub const VERSION: u32 = 1;
 const NAME: &str = "ledger";
 const LOCK: &str = ".ledger.lock";
 const LOCK_TIME: Duration = Duration::from_millis(500);
-/// Longest file that is read. Bytes.
 const LONGEST: usize = 1 << 20;
 /// Most failed starts, and most suspicions, that are kept.
 const MOST: usize = 256;
@@ -36,7 +35,6 @@ pub struct Ledger {
     /// The last failed start of each user, by user id.
     #[serde(default)]
     failed_starts: BTreeMap<u32, LastFailure>,
-    /// What waits for a second look.
     #[serde(default)]
     pub suspicions: Vec<Suspicion>,
     /// The NVML process of a mere look that outlived SIGKILL.
@@ -56,7 +54,6 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// What it says now.
     pub fn read(files: &mut impl Files) -> Self {
         let path = files.settings().paths.run().join(NAME);
         let bytes = files.read(&path, LONGEST).ok().flatten();
@@ -97,9 +94,7 @@ struct LastFailure {
 /// Starts that failed for several users within the window.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeveralFailed {
-    /// How many users.
     pub users: usize,
-    /// The last failed job.
     pub job: JobId,
     /// How long ago it failed.
     pub age: Duration,
@@ -139,17 +134,9 @@ pub fn several_failed(files: &mut impl Files) -> Option<SeveralFailed> {
     })
 }
 
-/// Seconds since 1970.
-fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.unwrap_or_default().as_secs()
-}
-
-/// Seconds between the two looks. `mpsd-look-again.timer` brings the second one about then. Until then the node takes no
-/// job with MPS.
+/// Seconds between the two looks (`mpsd-look-again.timer`). Until the second, the node takes no job with MPS.
 pub const PAUSE_S: u64 = 60;
 
-/// What the driver held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Suspect {
@@ -168,58 +155,8 @@ pub struct Suspicion {
     pub what: String,
     /// When. Seconds since the boot.
     pub since: u64,
-    /// At which job.
     #[serde(flatten)]
-    pub place: SuspicionPlace,
-}
-
-/// The job at whose begin or end something was suspected, and how its node is drained.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SuspicionPlace {
-    /// The job.
-    pub job: JobId,
-    /// Who schedules the node.
-    pub scheduler: Scheduler,
-    /// The node's name there.
-    pub node: String,
-    /// The job's user.
-    pub uid: u32,
-    /// What a drain's reason begins with; `None` if the site drains nothing.
-    pub prefix: Option<String>,
-    /// `SLURM_CONF`, if the job's environment named one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slurm_conf: Option<String>,
-    /// The job's GPUs.
-    pub gpus: Vec<String>,
-}
-
-impl SuspicionPlace {
-    /// At the end of the job of `journal`.
-    pub fn end(journal: &Journal) -> Self {
-        Self {
-            job: journal.job.clone(),
-            scheduler: journal.scheduler,
-            node: journal.node.clone(),
-            uid: journal.uid,
-            prefix: journal.drain.enabled.then(|| journal.drain.prefix.clone()),
-            slurm_conf: journal.drain.slurm_conf.clone(),
-            gpus: journal.gpu_names(),
-        }
-    }
-
-    /// At the begin of `job`.
-    pub fn begin(job: &Job) -> Self {
-        let drain = &job.settings.drain;
-        Self {
-            job: job.submission.job.clone(),
-            scheduler: job.submission.scheduler,
-            node: job.node.clone(),
-            uid: job.user.uid,
-            prefix: drain.enabled.then(|| drain.prefix.clone()),
-            slurm_conf: job.site.slurm_conf.clone(),
-            gpus: Vec::new(),
-        }
-    }
+    pub target: DrainTarget,
 }
 
 /// Enters `suspicion` unless its object is suspected already, and asks the timer for a second look.
@@ -248,8 +185,7 @@ pub(super) fn acquit(files: &mut impl Files, suspicion: &Suspicion) {
     });
 }
 
-/// The NVML process of a mere look that outlived SIGKILL, if it still lives. While it lives no other is started for a
-/// look: one a minute would fill the node.
+/// An NVML process that outlived SIGKILL. While it lives no other look starts one: one a minute would fill the node.
 pub fn hung_worker(node: &mut (impl Files + Members)) -> Option<ProcessRef> {
     let known = Ledger::read(node).hung_worker?;
     let still = Some(known).filter(|worker| lives(node, *worker));

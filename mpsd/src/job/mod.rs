@@ -2,7 +2,7 @@
 //! the node ([`node`]): the programs run them on this one, the tests on one in memory.
 
 pub mod account;
-pub mod audit;
+pub(crate) mod audit;
 mod begin;
 mod case;
 pub mod claim;
@@ -10,18 +10,18 @@ mod end;
 pub mod evidence;
 mod exporters;
 pub mod journal;
-pub mod ledger;
+pub(crate) mod ledger;
 pub mod node;
 pub mod outcome;
 pub mod report;
 pub mod spec;
-pub mod store;
-pub mod tally;
+pub(crate) mod store;
+pub(crate) mod tally;
 mod undo;
 
 pub use account::Account;
 pub use begin::{Begun, ReturnWhen, begin};
-pub use case::{Job, Scheduled, User};
+pub use case::{DrainTarget, Job, Scheduled, User};
 pub use end::{Ending, JobEnd, end, end_as_judged, jobs_of};
 pub use journal::Journal;
 pub use undo::{FailedStart, Findings};

@@ -3,7 +3,7 @@
 
 use super::audit::Entry;
 use super::journal::{Journal, ProcessRef, Programs};
-use super::report::JobReport;
+use super::report::JobOutcome;
 use super::spec::Spec;
 use crate::scheduler::control::Controller;
 use crate::scheduler::drain::Place;
@@ -12,7 +12,7 @@ use crate::sys::deadline::Deadline;
 pub use crate::sys::files::{Bounds, FileError, TmpfsSize};
 pub use crate::sys::process::Thread;
 use mpsd_core::config::Settings;
-use mpsd_core::failure::{FailureKind, Fault};
+use mpsd_core::failure::Fault;
 use mpsd_core::file::Durability;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::Daemon;
@@ -35,8 +35,7 @@ pub type LockGuard = Box<dyn Any>;
 pub struct Proved {
     /// The control daemons and servers, as root saw them.
     pub processes: Vec<ProcessRef>,
-    /// The ids of each daemon's static partitions. The job's user could forge them, and then only the
-    /// user's own tasks fail.
+    /// The ids of each daemon's static partitions. A user who forges them only fails that user's own tasks.
     pub partitions: Vec<Vec<String>>,
 }
 
@@ -58,7 +57,7 @@ pub enum Role {
     Other,
 }
 
-/// The teardown ladder. Each rung is tried only while a process of ours is left.
+/// The teardown ladder. Each rung is tried only while a process of the job's MPS is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 pub enum Rung {
     /// `terminate_client` for each client, `quit`, `quit -t`, by NVIDIA's program, as the job's user.
@@ -110,8 +109,7 @@ pub struct Waiting {
     pub threads: Vec<Thread>,
 }
 
-/// The node's GPUs, through NVML. An error is a fault if NVML is broken or the GPU lost, and undetermined if there is no
-/// answer in time or the driver refuses.
+/// The node's GPUs, through NVML. An error is a fault if NVML is broken or a GPU is lost; else undetermined.
 pub trait Gpus {
     /// Uses this NVML library from now on.
     fn use_nvml(&mut self, library: &str);
@@ -147,7 +145,7 @@ pub struct NodeSettings {
 }
 
 impl NodeSettings {
-    /// For a program with the time `limit`, of which the ladder has `teardown`.
+    /// For a program that has `limit` for all, and `teardown` of it for the ladder.
     pub fn new(settings: &Settings, limit: Duration, teardown: Duration) -> Self {
         Self {
             paths: settings.paths.clone(),
@@ -174,8 +172,7 @@ pub struct DirectoryStatus {
 pub trait Files {
     /// Where files are, and how long root may take.
     fn settings(&self) -> &NodeSettings;
-    /// Takes the exclusive lock of the file at `path`, and makes that file if necessary. A bound is the error if another
-    /// process holds it until `deadline`.
+    /// Takes the exclusive lock of the file at `path`, which it makes. A bound is the error if `deadline` passes.
     fn lock(&mut self, path: &Path, deadline: Deadline) -> Result<LockGuard, FileError>;
     /// Whether another process holds that lock.
     fn is_locked(&self, path: &Path) -> bool;
@@ -208,19 +205,15 @@ pub trait Files {
     ) -> Result<(), FileError>;
     /// Removes directories that a user fills and whose locks a user can keep.
     fn remove_users_directories(&mut self, paths: &[PathBuf], bounds: Bounds) -> Result<(), String>;
-    /// Whether a user keeps the lock of one of these directories. Removing something there could then hang
-    /// beyond SIGKILL.
+    /// Whether a user keeps the lock of one of these directories: a removal there could hang beyond SIGKILL.
     fn are_directories_kept(&mut self, paths: &[PathBuf], limit: Duration) -> bool;
     /// What the file system of `path` has too little of for a start, in words.
     fn lacking(&self, path: &Path) -> Option<String>;
-    /// Keeps the job's report if that can be done at once. A failure is only logged.
-    fn keep_report(&mut self, report: &JobReport);
-    /// Counts a failed start likewise.
-    fn count_failure(&mut self, kind: FailureKind);
+    /// Keeps the job's report, or counts its failed start, if that can be done at once. A failure is only logged.
+    fn keep(&mut self, outcome: JobOutcome<'_>);
     /// A directory's owner, mode and device, if it is there.
     fn directory_status(&self, path: &Path) -> Result<Option<DirectoryStatus>, FileError>;
-    /// Does `work` on a directory that others may list, and whose lock a user can keep. It is done by a child with a
-    /// deadline, and one child at a time.
+    /// Does `work`, in a child with a deadline and one at a time, on a directory whose lock a user can keep.
     fn change_listed<T: Serialize + DeserializeOwned>(
         &mut self,
         directory: &Path,
@@ -264,8 +257,7 @@ pub trait Members {
     fn grouped(&mut self, journal: &Journal) -> Vec<i32>;
     /// A process as it is now: its identity and its state letter. Reads nothing that a user can block.
     fn process(&mut self, pid: i32) -> Option<(ProcessRef, char)>;
-    /// Those of `processes` that run the files of the job's MPS, each with its role. If one hides, the others are still
-    /// seen.
+    /// Those of `processes` that run the files of the job's MPS, with their roles. One that hides hides no other.
     fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)>;
     /// The processes that root knows: those of the journal, and all in the job's own cgroup.
     fn own(&mut self, journal: &Journal) -> Vec<Member> {
@@ -312,12 +304,8 @@ pub trait Members {
     fn waiting(&mut self) -> Option<Vec<Waiting>>;
     /// Whether the job's user has a process here besides the job's MPS.
     fn user_is_here(&mut self, journal: &Journal) -> bool;
-    /// The user id of a living process.
-    fn uid_of(&mut self, pid: i32) -> Option<u32>;
-    /// Whether the scheduler's cgroup proves that `pid` belongs to this job.
-    fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool;
-    /// SIGKILL to a client of the job that [`Members::is_of_job`] proved.
-    fn kill_client(&mut self, pid: i32);
+    /// Whether the scheduler's cgroup proves that `pid` is of this job; `None` if its user is not the job's.
+    fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool>;
 }
 
 /// The node's scheduler.

@@ -2,15 +2,15 @@
 
 use super::case::Job;
 use super::evidence;
-use super::ledger::SuspicionPlace;
 use super::node::{Node, Severity};
+use super::report::JobOutcome;
 use super::store::Store as _;
 use super::undo::FailedStart;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{self, ExitPolicy, Requeued, Site, Submission, ThisHost};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
-use mpsd_core::failure::{FailureKind, Fault, Undetermined};
+use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, JobId};
 use std::time::Duration;
@@ -21,8 +21,8 @@ const HOLD_MARGIN: Duration = Duration::from_secs(1);
 /// Exit code of a start that nothing but the node can have failed: as 2, and the try is not to count against the job.
 pub const UNCOUNTED: u8 = 3;
 
-/// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code. `awaited`: somebody waits for
-/// that code; nobody does in the process that goes on after the prologue returned.
+/// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code. `awaited`: a caller waits for
+/// that code; none does in the process that goes on after the prologue returned.
 pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited: bool) -> u8 {
     let (submission, failure) = (&job.submission, &failed.failure);
     let id = &submission.job;
@@ -34,7 +34,7 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited
     for note in &failed.findings.notes {
         node.log(Severity::Info, &format!("job {id}: {note}"));
     }
-    evidence::of_silent_nvml(node, SuspicionPlace::begin(job));
+    evidence::of_silent_nvml(node, job.drain_target(Vec::new()));
     let drained = drain_for(node, job, failed);
     if failed.job_ended {
         return failure.exit_code();
@@ -69,8 +69,7 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited
     code
 }
 
-/// The exit code of a failure. `recorded`: the caller can tell the scheduler which tries do not count (see
-/// [`ExitPolicy::tells_tries`]).
+/// The exit code. `recorded`: the caller can tell which tries do not count ([`ExitPolicy::tells_tries`]).
 pub fn exit_code(submission: &Submission, recorded: bool, failure: &Failure) -> u8 {
     match recorded && !failure.may_be_users() && policy(submission).tells_tries {
         true => UNCOUNTED,
@@ -78,8 +77,9 @@ pub fn exit_code(submission: &Submission, recorded: bool, failure: &Failure) -> 
     }
 }
 
-/// Tells the user of a job that is not a step, whose own tasks tell. Aloud where no task does: in an allocation that starts none
-/// by itself, and after a fault, which ends the job before they start. `requeued`: how the job stands that was to go back into its queue.
+/// Tells the job's user. The tasks of a step tell it themselves. Aloud if no task can: in an allocation that starts none by
+/// itself, and after a fault, which ends the job before its tasks start. `requeued`: how a job stands that was to go back into
+/// its queue.
 pub fn tell(
     node: &mut impl Node,
     place: &Place<'_>,
@@ -93,19 +93,17 @@ pub fn tell(
     let line = failure.to_string();
     let ends_unheard = !submission.interactive && !submission.sister;
     if failure.kind() == FailureKind::Refusal && ends_unheard {
-        said(node, submission, |node| {
-            node.controller(place)
-                .tell_refused(&submission.job, &format!("MPS refused: {line}"))
-        });
+        let refused = format!("MPS refused: {line}");
+        let told = node.controller(place).tell_refused(&submission.job, &refused);
+        said(node, submission, told);
     }
     let ends = matches!(failure, Failure::Fault(fault) if fault.drains());
     let aloud = ends || submission.interactive;
     let number = requeued.and_then(|requeued| requeued.number.as_ref());
     let number = number.map(|number| format!("{number}: ")).unwrap_or_default();
     let line = format!("{number}{line}");
-    said(node, submission, |node| {
-        node.controller(place).tell(&submission.job, &line, aloud)
-    });
+    let told = node.controller(place).tell(&submission.job, &line, aloud);
+    said(node, submission, told);
     if let Some(requeued) = requeued.filter(|requeued| requeued.failed.is_none()) {
         let job = &submission.job;
         let then = match requeued.held {
@@ -113,22 +111,20 @@ pub fn tell(
             false => "back in the queue: it starts again by itself",
         };
         let text = format!("mps: job {job}: not started on {}: {line}; {then}", place.node);
-        said(node, submission, |node| {
-            node.note(place, job, &submission.user, &text)
-        });
+        let told = node.note(place, job, &submission.user, &text);
+        said(node, submission, told);
     }
 }
 
 /// A start worked of a job that was tried before.
 pub fn of_success(node: &mut impl Node, job: &Job) {
     let submission = &job.submission;
-    said(node, submission, |node| {
-        node.controller(&job.place()).started(&submission.job)
-    });
+    let told = node.controller(&job.place()).started(&submission.job);
+    said(node, submission, told);
 }
 
-fn said<N: Node>(node: &mut N, submission: &Submission, tell: impl FnOnce(&mut N) -> Result<(), String>) {
-    if let Err(why) = tell(node) {
+fn said(node: &mut impl Node, submission: &Submission, told: Result<(), String>) {
+    if let Err(why) = told {
         let line = format!("job {}: its user is not told: {why}", submission.job);
         node.log(Severity::Info, &line);
     }
@@ -163,13 +159,14 @@ fn complain(node: &mut impl Node, job: &JobId, failure: &Failure) {
 
 /// To the node's log, and counted.
 fn log(node: &mut impl Node, job: &JobId, failure: &Failure) {
-    let severity = match failure.kind() {
+    let kind = failure.kind();
+    let severity = match kind {
         FailureKind::Refusal => Severity::Info,
         FailureKind::Undetermined => Severity::Warning,
         FailureKind::Fault => Severity::Error,
     };
-    node.log(severity, &format!("{}: job {job}: {failure}", failure.kind()));
-    node.count_failure(failure.kind());
+    node.log(severity, &format!("{kind}: job {job}: {failure}"));
+    node.keep(JobOutcome::Failed(kind));
 }
 
 /// Whether the node is drained now, for the failure itself or for what its rollback found.
@@ -179,37 +176,21 @@ fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
         Failure::Refusal(_) | Failure::Undetermined(_) => None,
     };
     let faults = own.into_iter().chain(&failed.findings.faults);
-    let policy = &job.settings.drain;
-    let prefix = policy.enabled.then_some(policy.prefix.as_str());
-    let id = &job.submission.job;
-    match drain(node, &job.place(), prefix, id, faults, failed.gpus.clone()) {
-        Some((line, delivered)) => {
-            node.complain(&line);
-            delivered
-        }
-        None => false,
-    }
+    let drained = evidence::drain(
+        node,
+        &job.drain_target(failed.gpus.clone()),
+        job.site.clone(),
+        faults,
+    );
+    drained.is_some_and(|(line, delivered)| {
+        node.complain(&line);
+        delivered
+    })
 }
 
-/// Drains for the first fault that does, with a reason that begins with `prefix`; a line for who called us, and whether the
-/// scheduler has it. `None`: there is nothing to drain for, or the site drains nothing (no `prefix`).
-pub(super) fn drain<'a>(
-    node: &mut impl Node,
-    place: &Place<'_>,
-    prefix: Option<&str>,
-    job: &JobId,
-    mut faults: impl Iterator<Item = &'a Fault>,
-    gpus: Vec<String>,
-) -> Option<(String, bool)> {
-    let fault = faults.find(|fault| fault.drains())?;
-    let (line, delivered) = node.drain(place, prefix?, job, fault, gpus);
-    node.log(Severity::Error, &line);
-    Some((line, delivered))
-}
-
-/// Puts the job back into its queue where that is for us to do (see [`ExitPolicy::requeue`]); how it stands there. A fault's
-/// job goes back with its prolog's failure, for which the plugin needs the record; where that is `lost`, or the fault takes no node
-/// out of service, as an unusable configuration, nobody else does it.
+/// Puts the job back into its queue if that is for us to do (see [`ExitPolicy::requeue`]); how it stands there. After a fault,
+/// the plugin fails the prolog by the record, and so the job goes back. We do it if the record is `lost`, or if the fault drains
+/// no node, as an unusable configuration.
 pub fn requeue(
     node: &mut impl Node,
     place: &Place<'_>,
@@ -230,16 +211,21 @@ pub fn requeue(
     let id = &submission.job;
     let done = node.controller(place).requeue(id, settings.slurm.requeue_limit);
     let text = match &done {
-        Err(why)
-        | Ok(Requeued {
-            failed: Some(why), ..
+        Ok(Requeued {
+            failed: None,
+            held,
+            trouble,
+            ..
         }) => {
-            format!("job {id}: not put back into the queue: {why}")
-        }
-        Ok(Requeued { held, trouble, .. }) => {
             let held = if *held { ", and held there" } else { "" };
             let trouble = trouble.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
             format!("job {id}: put back into the queue{held}{trouble}")
+        }
+        Ok(Requeued {
+            failed: Some(why), ..
+        })
+        | Err(why) => {
+            format!("job {id}: not put back into the queue: {why}")
         }
     };
     node.log(Severity::Info, &text);
@@ -261,7 +247,7 @@ fn end_script(node: &mut impl Node, job: &Job) {
     node.log(Severity::Warning, &text);
 }
 
-/// Ends late where nothing else keeps the scheduler from trying again at once (see [`retries_at_once`]). An
+/// Ends late if nothing else keeps the scheduler from trying again at once (see [`retries_at_once`]). An
 /// interactive job is aborted instead.
 ///
 /// [`retries_at_once`]: crate::scheduler::SystemFacts::retries_at_once

@@ -1,5 +1,6 @@
 //! A job's report, written at its end: what root found, and beside it the observations of the job's own `mpsd`.
 
+use mpsd_core::failure::FailureKind;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
 use mpsd_core::record::{Daemon, RecordGpu};
@@ -14,6 +15,15 @@ const MOST_LINES: usize = 32;
 const LONGEST_LINE: usize = 500;
 /// How the note of a later end begins.
 const AGAIN: &str = "looked at again ";
+
+/// What root keeps of a job.
+#[derive(Debug, Clone, Copy)]
+pub enum JobOutcome<'a> {
+    /// It has ended.
+    Ended(&'a JobReport),
+    /// Its start failed: counted only.
+    Failed(FailureKind),
+}
 
 /// `/var/lib/mpsd/reports/<job>.<began>.json`, root 0600.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

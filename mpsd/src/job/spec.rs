@@ -54,11 +54,11 @@ impl Spec {
         let start = deadline.remaining() * 3 / 5;
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
         Self {
-            job: plan.job.as_str().to_owned(),
-            uid: plan.uid,
+            job: plan.record.job.as_str().to_owned(),
+            uid: plan.record.uid,
             control: settings.control.clone(),
             nvml: settings.nvml.clone(),
-            daemons: plan.daemons.clone(),
+            daemons: plan.record.daemons.clone(),
             servers: Vec::new(),
             start_ms: ms(start),
             command_ms: ms(start / 2),

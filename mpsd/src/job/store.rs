@@ -6,7 +6,7 @@ use super::journal::Journal;
 use super::node::{Files, LockGuard};
 use super::{failure, unless_scarce};
 use crate::sys::deadline::Deadline;
-use crate::sys::files::{Bounds, FileError, LOCK, TmpfsSize};
+use crate::sys::files::{Bounds, FileError, LOCK, TmpfsSize, lacking};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::file::Durability;
 use mpsd_core::killed::{self, KilledTask};
@@ -18,9 +18,8 @@ use nix::errno::Errno;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Our own directories: everyone may pass through to a pipe, and nobody may list.
+/// Root's directories: all users may pass through to a pipe, and none may list.
 const PASSABLE: u32 = 0o711;
-/// Journals and accounts.
 const SECRET: u32 = 0o600;
 /// The record is for the job's tasks.
 const READABLE: u32 = 0o644;
@@ -40,8 +39,6 @@ const LONGEST: usize = 1 << 20;
 const MOST_ENTRIES: u64 = 1_000_000;
 /// Time to remove what a user left in a job's directories.
 const REMOVE_TIME: Duration = Duration::from_secs(5);
-/// Most times that an end tries again to write its mark.
-const TRIES: u32 = 10;
 /// A directory operation slower than this means that someone keeps the directory's lock.
 const KEPT: Duration = Duration::from_millis(500);
 
@@ -55,27 +52,29 @@ fn garbled(what: impl Into<String>, why: impl ToString) -> Failure {
     Fault::new(Evidence::Storage, what, why.to_string()).into()
 }
 
-/// What root keeps. An error of a file is a fault of the node unless something ran out; a lock that another process
-/// holds is undetermined.
-pub trait Store: Files {
-    /// A failure of root's in a place that only root can write is the node's, unless something ran out: users'
-    /// directories lie in the same file system.
-    fn failed(&self, error: FileError) -> Failure {
-        let (what, why) = match &error {
-            FileError::Io { act, path, errno } => {
-                let lacking = (*errno == Errno::ENOSPC).then(|| self.lacking(path)).flatten();
-                let lacking = lacking.map(|lacking| format!(": {lacking}")).unwrap_or_default();
-                (
-                    format!("cannot {act} '{}'", path.display()),
-                    errno.desc().to_owned() + &lacking,
-                )
-            }
-            FileError::Unfit { .. } => (error.to_string(), "it is not as we left it".to_owned()),
-            FileError::Bound { .. } => return Undetermined::new("a bound of ours", error.to_string()).into(),
-        };
-        failure(unless_scarce(Evidence::Storage, error.errno()), what, why)
-    }
+/// A file that only root can write. An error is the node's unless something ran out: users fill the same file system.
+trait OrFault<T> {
+    fn or_fault(self) -> Result<T, Failure>;
+}
 
+impl<T> OrFault<T> for Result<T, FileError> {
+    fn or_fault(self) -> Result<T, Failure> {
+        self.map_err(|error| match &error {
+            FileError::Io { act, path, errno } => {
+                let lacking = (*errno == Errno::ENOSPC).then(|| lacking(path)).flatten();
+                let lacking = lacking.map(|lacking| format!(": {lacking}")).unwrap_or_default();
+                let what = format!("cannot {act} '{}'", path.display());
+                let evidence = unless_scarce(Evidence::Storage, Some(*errno));
+                failure(evidence, what, errno.desc().to_owned() + &lacking)
+            }
+            FileError::Unfit { .. } => garbled(error.to_string(), "it is not as we left it"),
+            FileError::Bound { .. } => Undetermined::new("a bound of ours", error.to_string()).into(),
+        })
+    }
+}
+
+/// What root keeps. A lock that another process holds is undetermined.
+pub trait Store: Files {
     /// The lock at `path`, within [`super::node::NodeSettings::lock_time`].
     fn lock_in_time(&mut self, path: &Path) -> Result<LockGuard, Failure> {
         let deadline = Deadline::after(self.settings().lock_time);
@@ -83,11 +82,11 @@ pub trait Store: Files {
             Err(error @ (FileError::Bound { .. } | FileError::Io { act: LOCK, .. })) => {
                 Err(Undetermined::new("lock", error.to_string()).into())
             }
-            other => other.map_err(|error| self.failed(error)),
+            other => other.or_fault(),
         }
     }
 
-    /// Makes a directory of ours with those above it, as after a boot without tmpfiles.
+    /// Makes a directory of root's with those above it, as after a boot without tmpfiles.
     fn make(&mut self, path: &Path) -> Result<(), Failure> {
         if self.is_there(path) {
             return Ok(());
@@ -97,52 +96,48 @@ pub trait Store: Files {
             return Err(Fault::new(Evidence::Configuration, path, "it has no parent").into());
         };
         self.make(parent)?;
-        self.create_dir(path, PASSABLE)
-            .map_err(|error| self.failed(error))
+        self.create_dir(path, PASSABLE).or_fault()
     }
 
-    /// Where the account of `gpu` is, and its lock.
-    fn account_files(&self, gpu: &GpuUuid) -> (PathBuf, PathBuf) {
-        let gpus = self.settings().paths.gpus();
-        (gpus.join(gpu.as_str()), gpus.join(format!(".{gpu}.lock")))
+    /// The lock of the account of `gpu`. Each GPU has its own: jobs on different GPUs must not wait for each other.
+    fn account_lock(&self, gpu: &GpuUuid) -> PathBuf {
+        self.settings().paths.gpus().join(format!(".{gpu}.lock"))
     }
 
-    /// Locks the account of `gpu`.
     fn lock_gpu(&mut self, gpu: &GpuUuid) -> Result<LockGuard, Failure> {
         self.make(&self.settings().paths.gpus())?;
-        self.lock_in_time(&self.account_files(gpu).1)
+        self.lock_in_time(&self.account_lock(gpu))
     }
 
     /// The account of `gpu`, under its lock.
     fn read_account(&mut self, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
-        let (file, _) = self.account_files(gpu);
+        let file = self.settings().paths.gpu(gpu);
         // A writer that was killed may have left this, and the lock is ours now.
-        let unfinished = file.with_file_name(format!(".{gpu}.new"));
-        self.remove_file(&unfinished)
-            .map_err(|error| self.failed(error))?;
-        let bytes = self.read(&file, LONGEST).map_err(|error| self.failed(error))?;
+        self.remove_file(&file.with_file_name(format!(".{gpu}.new")))
+            .or_fault()?;
+        let bytes = self.read(&file, LONGEST).or_fault()?;
         let account = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
         account.map_err(|e| garbled(format!("account of {gpu}"), e))
     }
 
     /// Writes the account of `gpu`, or removes it with its lock, which the caller holds.
     fn write_account(&mut self, gpu: &GpuUuid, account: Option<&Account>) -> Result<(), Failure> {
-        let (file, lock) = self.account_files(gpu);
-        let written = match account {
+        let file = self.settings().paths.gpu(gpu);
+        match account {
             Some(account) => {
                 let text = serde_json::to_vec_pretty(account)
                     .map_err(|e| garbled(format!("account of {gpu}"), e))?;
                 self.write(&file, &text, SECRET, Durability::OnDisk)
             }
-            None => self.remove_file(&file).and_then(|()| self.remove_file(&lock)),
-        };
-        written.map_err(|error| self.failed(error))
+            None => self
+                .remove_file(&file)
+                .and_then(|()| self.remove_file(&self.account_lock(gpu))),
+        }
+        .or_fault()
     }
 
-    /// The GPUs that have an account, or a lock for one.
     fn gpus_with_files(&mut self) -> Result<Vec<GpuUuid>, Failure> {
-        let names = self.names(&self.settings().paths.gpus());
-        let names = names.map_err(|error| self.failed(error))?;
+        let names = self.names(&self.settings().paths.gpus()).or_fault()?;
         let gpu = |name: &String| GpuUuid::parse(locked(name).unwrap_or(name)).ok();
         let mut gpus: Vec<GpuUuid> = names.iter().filter_map(gpu).collect();
         gpus.sort();
@@ -155,7 +150,6 @@ pub trait Store: Files {
         self.settings().paths.jobs().join(JobPaths::lock_name(job))
     }
 
-    /// The files of the job.
     fn job_files(&self, job: &JobId) -> JobPaths {
         self.settings().paths.job(job)
     }
@@ -169,10 +163,9 @@ pub trait Store: Files {
         if made.is_err() && !self.has_directory(job) {
             let _ = self.remove_file(&lock);
         }
-        made.map(|()| held).map_err(|error| self.failed(error))
+        made.map(|()| held).or_fault()
     }
 
-    /// Locks the job if it has a directory.
     fn find_job(&mut self, job: &JobId) -> Result<Option<LockGuard>, Failure> {
         if !self.has_directory(job) && !self.has_lock(job) {
             return Ok(None);
@@ -182,8 +175,8 @@ pub trait Store: Files {
         if self.has_directory(job) {
             return Ok(Some(held));
         }
-        // Only the lock was left, by someone who was killed after removing the directory.
-        self.remove_file(&lock).map_err(|error| self.failed(error))?;
+        // Only the lock was left, by a program that was killed after it removed the directory.
+        self.remove_file(&lock).or_fault()?;
         Ok(None)
     }
 
@@ -196,107 +189,86 @@ pub trait Store: Files {
     fn cancel(&mut self, job: &JobId) -> Result<(), Failure> {
         self.make(&self.settings().paths.jobs())?;
         let directory = self.job_files(job).directory().to_owned();
-        // Ends at once write the same temporary file without a lock, and may take it from each other.
-        let is_taken = |error: &FileError| matches!(error, FileError::Io { errno, .. } if [Errno::EEXIST, Errno::ENOENT].contains(errno));
-        let mut tries = 0..TRIES;
-        let marked = loop {
-            let marked = self
-                .create_dir(&directory, PASSABLE)
-                .and_then(|()| self.write(&directory.join(CANCELLED), b"", SECRET, Durability::Placed));
-            let again = marked.as_ref().is_err_and(is_taken) && tries.next().is_some();
-            if !again || self.is_cancelled(job) || !self.has_directory(job) {
-                break marked;
-            }
-        };
-        match marked {
+        // Made as a lock is, and not as other files: two ends at once would take each other's temporary file.
+        let deadline = Deadline::after(self.settings().lock_time);
+        let marked = self.create_dir(&directory, PASSABLE);
+        match marked.and_then(|()| self.lock(&directory.join(CANCELLED), deadline)) {
             Err(_) if self.is_cancelled(job) => Ok(()),
             // The holder of the job's lock has removed the directory meanwhile, so nothing is under way.
             Err(error) if error.is_absent() => Ok(()),
-            other => other.map_err(|error| self.failed(error)),
+            other => other.map(drop).or_fault(),
         }
     }
 
-    /// Whether the job has that mark.
     fn is_cancelled(&self, job: &JobId) -> bool {
         self.is_there(&self.job_files(job).directory().join(CANCELLED))
     }
 
-    /// Whether the job has a directory.
     fn has_directory(&self, job: &JobId) -> bool {
         self.is_there(self.job_files(job).directory())
     }
 
-    /// Whether the job has a lock file.
     fn has_lock(&self, job: &JobId) -> bool {
         self.is_there(&self.job_lock(job))
     }
 
-    /// The names of the jobs' directories.
     fn job_directories(&self) -> Result<Vec<String>, Failure> {
-        let names = self.names(&self.settings().paths.jobs());
-        let mut names = names.map_err(|error| self.failed(error))?;
+        let mut names = self.names(&self.settings().paths.jobs()).or_fault()?;
         names.retain(|name| !name.starts_with('.'));
         Ok(names)
     }
 
     /// The jobs with a lock and no directory, by their directories' names.
     fn job_locks(&self) -> Result<Vec<String>, Failure> {
-        let names = self.names(&self.settings().paths.jobs());
-        let names = names.map_err(|error| self.failed(error))?;
+        let names = self.names(&self.settings().paths.jobs()).or_fault()?;
         let locks = names.iter().filter_map(|name| locked(name));
         let alone = locks.filter(|name| names.binary_search_by(|other| other.as_str().cmp(name)).is_err());
         Ok(alone.map(str::to_owned).collect())
     }
 
-    /// The job's journal, if it has one.
     fn read_journal(&mut self, job: &JobId) -> Result<Option<Journal>, Failure> {
-        let bytes = self.read(&self.job_files(job).journal(), LONGEST);
-        let Some(bytes) = bytes.map_err(|error| self.failed(error))? else {
+        let bytes = self.read(&self.job_files(job).journal(), LONGEST).or_fault()?;
+        let Some(bytes) = bytes else {
             return Ok(None);
         };
-        let journal = Journal::parse(&String::from_utf8_lossy(&bytes));
-        journal
-            .map(Some)
-            .map_err(|why| garbled(format!("journal of job {job}"), why))
+        let journal = Journal::parse(&String::from_utf8_lossy(&bytes)).map(Some);
+        journal.map_err(|why| garbled(format!("journal of job {job}"), why))
     }
 
-    /// Writes the journal to the disk.
     fn write_journal(&mut self, journal: &Journal) -> Result<(), Failure> {
         let text = journal.to_text().map_err(|why| garbled("journal", why))?;
         let file = self.job_files(&journal.job).journal();
         self.write(&file, text.as_bytes(), SECRET, Durability::OnDisk)
-            .map_err(|error| self.failed(error))
+            .or_fault()
     }
 
-    /// Writes the record for the job's tasks. Its readers end with the node, so nobody waits for the disk.
+    /// Writes the record for the job's tasks. Its readers end with the node, so no caller waits for the disk.
     fn write_record(&mut self, record: &Record) -> Result<(), Failure> {
         let text = record.to_text().map_err(|why| garbled("record", why))?;
         let file = self.job_files(&record.job).record();
         self.write(&file, text.as_bytes(), READABLE, Durability::Placed)
-            .map_err(|error| self.failed(error))
+            .or_fault()
     }
 
-    /// Whether the record says that the job's MPS is ready.
     fn is_ready(&mut self, job: &JobId) -> bool {
         let bytes = self.read(&self.job_files(job).record(), LONGEST).ok().flatten();
         let text = String::from_utf8(bytes.unwrap_or_default()).unwrap_or_default();
         Record::parse(&text).is_ok_and(|record| record.state == RecordState::Ready)
     }
 
-    /// The pipe and log directories of daemon `n`.
     fn users_directories(&self, journal: &Journal, n: usize) -> [PathBuf; 2] {
         let files = self.job_files(&journal.job);
         let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
         [pipe, log].map(|name| files.directory().join(name))
     }
 
-    /// Makes them. Whoever reaches a pipe can shut its server down, so they are the user's alone
+    /// A process that reaches a pipe can shut its server down, so they are the user's alone
     /// (docs/facts/mps-control.md#clients).
     fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
         let [pipe, log] = self.users_directories(journal, n);
         self.make_users_directory(journal, &pipe, PIPE_ROOM)
             .and_then(|()| self.make_users_directory(journal, &log, LOG_ROOM))
-            .map_err(|error| self.failed(error))
+            .or_fault()
     }
 
     /// Whether a user keeps the lock of one of the job's directories.
@@ -316,7 +288,6 @@ pub trait Store: Files {
         removed.map_err(|why| Undetermined::new("cannot clean the user's directory", why).into())
     }
 
-    /// How much of a user's files is removed.
     fn bounds(&self) -> Bounds {
         Bounds {
             entries: MOST_ENTRIES,
@@ -329,7 +300,7 @@ pub trait Store: Files {
         let (directory, lock) = (self.job_files(job).directory().to_owned(), self.job_lock(job));
         self.remove_tree(&directory, self.bounds())
             .and_then(|()| self.remove_file(&lock))
-            .map_err(|error| self.failed(error))
+            .or_fault()
     }
 
     /// What the job's `mpsd` says that it saw: the user's word. `mpsd` cannot add to it afterwards.

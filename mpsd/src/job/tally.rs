@@ -13,9 +13,7 @@ pub const CLASSES: [u64; 9] = [50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_0
 pub struct Times {
     /// How many fell into each of [`CLASSES`] and into none before it.
     pub within: [u64; CLASSES.len()],
-    /// How many there were.
     pub count: u64,
-    /// What they took together. Milliseconds.
     pub sum_ms: u64,
 }
 
@@ -41,19 +39,14 @@ pub struct Tally {
     pub left: u64,
     /// Those for which the node was drained.
     pub drained: u64,
-    /// Times from a job's begin to its ready MPS.
     pub ready: Times,
-    /// How long their ends took.
     pub teardown: Times,
     /// Starts that failed: refusals.
     pub refusals: u64,
-    /// Faults.
     pub faults: u64,
-    /// What proves nothing.
     pub undetermined: u64,
     /// Jobs whose `mpsd` says that they lost a server.
     pub server_lost: u64,
-    /// A control daemon.
     pub daemon_lost: u64,
     /// Had a client that caused a fatal GPU error.
     pub fatal_client: u64,

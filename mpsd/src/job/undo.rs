@@ -10,7 +10,7 @@ use crate::plan::effects::Effect;
 use mpsd_core::failure::{Fault, Undetermined};
 use mpsd_core::text;
 use mpsd_core::{Failure, GpuUuid};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a teardown found.
 #[derive(Debug, Default)]
@@ -135,10 +135,8 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     if findings.is_clean() {
         findings.take(node.remove_job(&journal.job));
     } else if !journal.left {
-        let left = Journal {
-            left: true,
-            ..journal.clone()
-        };
+        let (left, journal) = (true, journal.clone());
+        let left = Journal { left, ..journal };
         // Only what counts jobs reads this, so a failure is no finding of its own.
         let _ = node.write_journal(&left);
     }
@@ -226,20 +224,17 @@ fn look_for_contexts(node: &mut impl Node, journal: &Journal, gpu: &GpuUuid, fin
         Err(failure) => return findings.take(Err(failure)),
     };
     for process in processes {
-        if node.uid_of(process.pid) != Some(journal.uid) {
+        let Some(mine) = node.is_of_job(journal, process.pid) else {
             continue;
-        }
-        let mine = node.is_of_job(journal, process.pid);
-        let (user, of_job) = (
-            text::user(&journal.user),
-            if mine { ", and is of this job" } else { "" },
-        );
-        findings.notes.push(format!(
-            "process {} of {user} has a context on {gpu}{of_job}",
-            process.pid
-        ));
+        };
+        let (pid, user) = (process.pid, text::user(&journal.user));
+        let of_job = if mine { ", and is of this job" } else { "" };
+        let note = format!("process {pid} of {user} has a context on {gpu}{of_job}");
+        findings.notes.push(note);
         if mine && journal.kill_clients {
-            node.kill_client(process.pid);
+            let (role, now) = (Role::Other, node.process(pid));
+            let client = now.map(|(process, state)| Member { process, role, state });
+            node.end_strangers(client.as_slice(), Rung::Kill, Duration::ZERO);
         }
     }
 }

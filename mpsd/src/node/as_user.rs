@@ -1,6 +1,6 @@
 //! Programs of the suite that run as a job's user: in the job's cgroup, confined, and with `mpsd`'s specification.
 
-use super::real::{RealNode, beside};
+use super::real::{RealNode, beside, groups_of};
 use super::{failure, unless_scarce};
 use crate::job::Journal;
 use crate::job::journal::ProcessRef;
@@ -28,13 +28,6 @@ const COMMAND_MS: u64 = 2_000;
 /// Longest line that is read of such a program. Bytes.
 const LONGEST_LINE: usize = 256 * 1024;
 
-/// The user's groups, from the directory service; without it none but their own.
-pub(super) fn groups_of(journal: &Journal) -> Vec<u32> {
-    let known = users::get_user_groups(&journal.user, journal.gid).unwrap_or_default();
-    let known = known.iter().map(users::Group::gid);
-    known.chain([journal.gid]).collect()
-}
-
 /// `mpsd` as the job's user, with `spec` on its descriptor. With `args` it only talks to the daemons that are there.
 pub(super) fn with_spec(
     node: &RealNode,
@@ -45,7 +38,7 @@ pub(super) fn with_spec(
     let text = serde_json::to_string(spec)
         .map_err(|e| Fault::new(Evidence::Storage, "specification", e.to_string()))?;
     let groups = match args {
-        [] => groups_of(journal),
+        [] => groups_of(&journal.user, journal.gid),
         // Those of the job's own `mpsd`, which may reach NVIDIA's program by them. The directory service is not asked again.
         _ => {
             let supervisor = journal.supervisor.and_then(ProcessRef::open);
@@ -55,13 +48,10 @@ pub(super) fn with_spec(
     };
     let mut spawn = node.as_user(journal, "mpsd", groups)?;
     spawn.args = args.iter().map(Into::into).collect();
-    // It needs no variable. This one identifies it without a cgroup, if its starter was killed before its pid stood in the
-    // journal.
-    let pipe = journal.daemons.first().map(|daemon| daemon.pipe.clone());
-    spawn.env = pipe
-        .into_iter()
-        .map(|pipe| (PIPE_DIRECTORY.into(), pipe.into()))
-        .collect();
+    // It needs no variable. This one identifies it without a cgroup if its starter died before its pid stood in the journal.
+    let first = journal.daemons.first();
+    let pipe = first.map(|daemon| (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()));
+    spawn.env = pipe.into_iter().collect();
     spawn.nofile = Some(OPEN_FILES);
     let text = holding(text.as_bytes());
     let text = text.map_err(|e| Undetermined::new("mpsd's specification", e.desc()))?;
@@ -104,30 +94,27 @@ impl RealNode {
     pub(super) fn as_user(&self, journal: &Journal, name: &str, groups: Vec<u32>) -> Result<Spawn, Failure> {
         let mut spawn = Spawn::new(&beside(name)?);
         let directory = |cgroup: Cgroup| {
-            let failed = |e: FileError| {
+            cgroup.directory().map_err(|e: FileError| {
                 let evidence = unless_scarce(Evidence::Storage, e.errno());
                 failure(evidence, "the job's cgroup", e.to_string())
-            };
-            cgroup.directory().map_err(failed)
+            })
         };
         spawn.cgroup = self.cgroup_of(journal).map(directory).transpose()?;
         if journal.cgroup.is_some() && spawn.cgroup.is_none() {
             return Err(Undetermined::new("the job's cgroup", "it cannot be entered, or is gone").into());
         }
         spawn.confinement = Some(Confinement::of_user());
-        spawn.identity = Some(Identity {
-            uid: journal.uid,
-            gid: match self.daemon_group {
-                0 => journal.gid,
-                own => own,
-            },
-            groups,
-        });
+        let uid = journal.uid;
+        let gid = match self.site.daemon_group {
+            0 => journal.gid,
+            own => own,
+        };
+        spawn.identity = Some(Identity { uid, gid, groups });
         spawn.session = true;
         Ok(spawn)
     }
-    /// What the control daemons of a job say, in one line that the job's user could forge; `None` if nothing in time. A
-    /// process of the user's asks them.
+
+    /// What a process of the user's hears from the job's control daemons, one line: the user could forge it.
     pub fn ask_daemons(&self, journal: &Journal, limit: Duration) -> Option<Vec<u8>> {
         let deadline = Deadline::after(limit);
         let daemons = u32::try_from(journal.daemons.len().max(1)).unwrap_or(u32::MAX);

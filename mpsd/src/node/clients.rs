@@ -1,6 +1,6 @@
 //! A job's clients as root sees them for `mpsctl status`: whose rank and what program a process is.
 
-use super::members::asked;
+use super::by_child;
 use crate::sys::deadline::Deadline;
 use crate::sys::process::Process;
 use mpsd_core::text::one_line;
@@ -52,7 +52,7 @@ pub fn tasks(uid: u32, pids: &[i32]) -> Vec<Task> {
         let own = pids.iter().filter_map(|pid| own(uid, *pid));
         own.map(|process| look(&process)).collect()
     };
-    asked(Deadline::after(LOOK_TIME), || all(task)).unwrap_or_else(|| all(named))
+    by_child(Deadline::after(LOOK_TIME), || all(task)).unwrap_or_else(|_| all(named))
 }
 
 fn task(process: &Process) -> Task {

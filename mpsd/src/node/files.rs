@@ -1,20 +1,18 @@
 //! Files of this node, by descriptors. What users own is touched by a child with a deadline.
 
 use super::real::RealNode;
-use super::{log, reports, site_directory};
+use super::{by_child, log, reports, site_directory};
 use crate::job::Journal;
 use crate::job::node::{DirectoryStatus, Files, LockGuard, NodeSettings, Severity};
-use crate::job::report::JobReport;
+use crate::job::report::JobOutcome;
 use crate::sys::deadline::Deadline;
-use crate::sys::files::{Bounds, Dir, FileError, TmpfsSize, has_namespace};
-use crate::sys::guard::{AskError, ask};
+use crate::sys::files::{Bounds, Dir, FileError, TmpfsSize, has_namespace, lacking};
+use crate::sys::guard::AskError;
 use mpsd_core::JobId;
-use mpsd_core::failure::FailureKind;
 use mpsd_core::file::Durability;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sched::{CloneFlags, setns};
-use nix::sys::statvfs::statvfs;
 use nix::unistd::{chroot, fchdir};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -31,9 +29,6 @@ const POINT: u32 = 0o700;
 const NOTHING: &str = ".mpsd-nothing";
 /// How much longer than its work a child may take to say why it failed.
 const ANSWER_TIME: Duration = Duration::from_millis(200);
-/// A start needs less room than this. Bytes, and files.
-const ROOM: u64 = 1 << 20;
-const FILES: u64 = 64;
 const ROOT: (u32, u32) = (0, 0);
 
 fn parent(path: &Path) -> Result<(Dir, &OsStr), FileError> {
@@ -121,13 +116,8 @@ impl Files for RealNode {
         path: &Path,
         room: TmpfsSize,
     ) -> Result<(), FileError> {
-        bounded(
-            self,
-            &journal.job,
-            path,
-            room,
-            (PRIVATE, (journal.uid, journal.gid)),
-        )
+        let owner = (journal.uid, journal.gid);
+        bounded(self, &journal.job, path, room, (PRIVATE, owner))
     }
 
     /// Follows nothing and waits for nothing without a bound.
@@ -135,16 +125,9 @@ impl Files for RealNode {
         let Some(job) = paths.first().and_then(|path| path.parent()) else {
             return Ok(());
         };
-        let question = || {
-            let removed = enter_first_namespace(job).and_then(|()| remove_from(job, paths, bounds));
-            removed.err().unwrap_or_default().into_bytes()
-        };
+        let remove = || enter_first_namespace(job).and_then(|()| remove_from(job, paths, bounds));
         let end = Deadline::after(bounds.deadline.remaining() + ANSWER_TIME);
-        match ask(end, question) {
-            Ok(none) if none.is_empty() => Ok(()),
-            Ok(why) => Err(String::from_utf8_lossy(&why).into_owned()),
-            Err(none) => Err(format!("{none}: is one of its user's processes in it?")),
-        }
+        by_child(end, remove).map_err(|none| format!("{none}: is one of its user's processes in it?"))?
     }
 
     /// A child removes what is not there, as a daemon that ends removes its sockets. FUSE mounts of the user that
@@ -156,27 +139,21 @@ impl Files for RealNode {
             for path in paths {
                 let _ = Dir::open(path).and_then(|dir| dir.remove_file(NOTHING));
             }
-            Vec::new()
         };
-        matches!(ask(Deadline::after(limit), touch), Err(AskError::Killed(_)))
+        matches!(by_child(Deadline::after(limit), touch), Err(AskError::Killed(_)))
     }
 
     fn lacking(&self, path: &Path) -> Option<String> {
         lacking(path)
     }
 
-    fn keep_report(&mut self, report: &JobReport) {
+    fn keep(&mut self, outcome: JobOutcome<'_>) {
         let limit = self.settings.teardown / 4;
-        if let Err(why) = reports::write(&self.settings.paths, &self.reports, report, limit) {
-            let line = format!("job {}: no report: {why}", report.job);
-            log::line(self.program, Severity::Info, &line);
-        }
-    }
-
-    fn count_failure(&mut self, kind: FailureKind) {
-        let limit = self.settings.teardown / 4;
-        if let Err(why) = reports::count_failure(&self.settings.paths, &self.reports, kind, limit) {
-            let line = format!("a failed start is not counted: {why}");
+        if let Err(why) = reports::keep(&self.settings.paths, &self.site.reports, outcome, limit) {
+            let line = match outcome {
+                JobOutcome::Ended(report) => format!("job {}: no report: {why}", report.job),
+                JobOutcome::Failed(_) => format!("a failed start is not counted: {why}"),
+            };
             log::line(self.program, Severity::Info, &line);
         }
     }
@@ -228,9 +205,8 @@ pub fn bounded(
 
 impl RealNode {
     fn has_namespace(&self, job: &JobId) -> bool {
-        *self
-            .namespace_kept
-            .get_or_init(|| has_namespace(job.whole().as_str()))
+        let has = || has_namespace(job.whole().as_str());
+        *self.namespace_kept.get_or_init(has)
     }
 }
 
@@ -254,8 +230,7 @@ fn remove_from(job: &Path, paths: &[PathBuf], bounds: Bounds) -> Result<(), Stri
 /// A unit's namespace may hold hidden copies of the mounts on jobs' directories. No path leads to them, and for a
 /// process in that namespace they keep such a directory busy. A scheduler in a container has another `path`.
 ///
-/// # Errors
-/// The namespace was entered and its root was not: this process must do nothing more.
+/// After an error this process must do nothing more: it may be in the namespace, and not in its root.
 fn enter_first_namespace(path: &Path) -> Result<(), String> {
     const ROOT: &str = "/proc/1/root";
     let identity = |path: &Path| path.metadata().ok().map(|about| (about.dev(), about.ino()));
@@ -270,31 +245,6 @@ fn enter_first_namespace(path: &Path) -> Result<(), String> {
     }
     let entered = fchdir(&root).and_then(|()| chroot("."));
     entered.map_err(|errno: Errno| format!("cannot enter '{ROOT}': {}", errno.desc()))
-}
-
-fn lacking(path: &Path) -> Option<String> {
-    let there = path.ancestors().find(|path| path.exists())?;
-    let about = statvfs(there).ok()?;
-    let free = about.blocks_available().saturating_mul(about.fragment_size());
-    let (files, all_files) = (about.files_available(), about.files());
-    let figures = match () {
-        // A file system without a number of files says 0 for it.
-        () if all_files > 0 && files < FILES => format!("{files} of {all_files} inodes"),
-        () if free < ROOM => {
-            let all = about.blocks().saturating_mul(about.fragment_size());
-            format!("{} of {} KiB", free >> 10, all >> 10)
-        }
-        () => return None,
-    };
-    let device = |path: &Path| path.metadata().map(|about| about.dev()).ok();
-    let mut of_it = there
-        .ancestors()
-        .take_while(|above| device(above) == device(there));
-    let mount_point = of_it.by_ref().last().unwrap_or(there);
-    Some(format!(
-        "file system '{}' has {figures} free",
-        mount_point.display()
-    ))
 }
 
 #[cfg(test)]

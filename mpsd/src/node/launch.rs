@@ -1,8 +1,8 @@
 //! `mpsd` and `mps-probe` run as the job's user, and what root makes of them: started, heard, never believed.
 
-use super::as_user::{groups_of, with_spec};
+use super::as_user::with_spec;
 use super::members as processes;
-use super::real::{RealNode, Started};
+use super::real::{RealNode, Started, groups_of};
 use super::worker::make_device;
 use super::{failure, files, site_directory, unless_scarce};
 use crate::job::Journal;
@@ -62,8 +62,8 @@ impl Daemons for RealNode {
     }
 
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
-        let made =
-            site_directory::make_cgroup(&self.settings.paths, &self.cgroup, &journal.job.directory_name());
+        let name = journal.job.directory_name();
+        let made = site_directory::make_cgroup(&self.settings.paths, &self.site.cgroup, &name);
         // Without a cgroup, processes are identified by pid, start time and file.
         Ok(made.unwrap_or_else(|why| {
             let line = format!("job {}: no cgroup: {why}", journal.job);
@@ -75,9 +75,8 @@ impl Daemons for RealNode {
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure> {
         let stays = |why| Undetermined::new("the job's cgroup stays", why).into();
         if journal.cgroup.is_some() && self.is_cgroup_kept(journal) {
-            return Err(stays(
-                "somebody keeps the lock of the directory above it".to_owned(),
-            ));
+            let why = "a process keeps the lock of the directory above it";
+            return Err(stays(why.to_owned()));
         }
         match self.cgroup_of(journal) {
             Some(cgroup) => site_directory::remove_cgroup(&self.settings.paths, &cgroup).map_err(stays),
@@ -89,7 +88,7 @@ impl Daemons for RealNode {
         let (report, theirs) =
             pipe2(OFlag::O_CLOEXEC).map_err(|e| Undetermined::new("no pipe to be had", e.desc()))?;
         make_device("/dev/nvidia-uvm", &["-u", "-c", "0"]);
-        let (job, user, group) = (&journal.job, text::user(&journal.user), self.daemon_group);
+        let (job, user, group) = (&journal.job, text::user(&journal.user), self.site.daemon_group);
         let lacking = confine::lacking();
         if !lacking.is_empty() {
             let lacking = lacking.join(", ");
@@ -119,9 +118,8 @@ impl Daemons for RealNode {
             dir.create_file(TOLD, 0o600)?;
             dir.create_file(OBSERVATIONS, 0o600)
         });
-        spawn
-            .inherit
-            .extend(observations.ok().map(|file| (file, OBSERVATIONS_FD)));
+        let observations = observations.ok().map(|file| (file, OBSERVATIONS_FD));
+        spawn.inherit.extend(observations);
         // A user at the limit of processes, or a full process table, proves nothing against the node.
         let mut child = spawn
             .start(Deadline::after_ms(spec.start_ms))
@@ -166,15 +164,13 @@ impl Daemons for RealNode {
 
     fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure> {
         let failed = |why: String| Failure::from(Undetermined::new("verification by mps-probe", why));
-        let mut spawn = self.as_user(journal, "mps-probe", groups_of(journal))?;
+        let mut spawn = self.as_user(journal, "mps-probe", groups_of(&journal.user, journal.gid))?;
         let seconds = deadline.remaining().as_secs().max(1).to_string();
         spawn.args = vec!["--require-mps".into(), "--deadline-s".into(), seconds.into()];
         // If the daemon has partitions, a client without one gets no context, and with one it reaches that GPU alone.
         let partition = daemon.partitions.first();
-        let gpus: Vec<&str> = match partition {
-            Some(one) => vec![one.gpu.as_str()],
-            None => daemon.gpus.iter().map(GpuUuid::as_str).collect(),
-        };
+        let all = || daemon.gpus.iter().map(GpuUuid::as_str).collect();
+        let gpus: Vec<&str> = partition.map_or_else(all, |one| vec![one.gpu.as_str()]);
         spawn.env = vec![
             (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()),
             (LOG_DIRECTORY.into(), daemon.log.clone().into()),
@@ -258,8 +254,8 @@ fn make_partitions_lock(node: &RealNode, directory: &Dir, journal: &Journal) -> 
     files::bounded(node, &journal.job, &path, PARTITIONS_ROOM, (0o711, (0, 0))).map_err(shown)?;
     let directory = directory.open_dir(PARTITIONS).map_err(shown)?;
     let file = directory.create_file(PARTITIONS_LOCK, 0o600).map_err(shown)?;
-    let owner = (Uid::from_raw(journal.uid), Gid::from_raw(journal.gid));
-    fchown(&file, Some(owner.0), Some(owner.1)).map_err(|e| format!("cannot give '{PARTITIONS}' away: {e}"))
+    let (uid, gid) = (Uid::from_raw(journal.uid), Gid::from_raw(journal.gid));
+    fchown(&file, Some(uid), Some(gid)).map_err(|e| format!("cannot give '{PARTITIONS}' away: {e}"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is looked at before a drain of ours is lifted.
+//! What is checked before our drain of a node is lifted.
 
 use crate::job::node::Gpus;
 use crate::scheduler::drain::{Marker, markers};

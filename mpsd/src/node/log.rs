@@ -23,7 +23,7 @@ pub fn line(program: &str, severity: Severity, text: &str) {
 }
 
 /// Sends an entry of the audit trail: to systemd's journal with its fields, by the journal's native protocol
-/// (systemd.io/JOURNAL_NATIVE_PROTOCOL); where there is none, or it takes nothing now, as a line.
+/// (systemd.io/JOURNAL_NATIVE_PROTOCOL); if there is none, or it takes nothing now, as a line.
 pub fn entry(program: &str, entry: &Entry) {
     if journal(program, entry).is_err() {
         line(program, Severity::Info, &entry.line);

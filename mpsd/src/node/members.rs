@@ -4,20 +4,17 @@
 //! kernel by a child with a deadline: the user can put either behind a file system that never answers, or hold the lock
 //! of the process's memory map forever.
 
-use super::log;
 use super::real::{RealNode, uid_of};
+use super::{by_child, log};
 use crate::job::evidence::DRIVER;
 use crate::job::journal::{FileRef, Journal, ProcessRef};
 use crate::job::node::{Gpus as _, Member, Members, Role, Rung, Severity, Waiting};
 use crate::sys::deadline::Deadline;
-use crate::sys::guard::ask;
 use crate::sys::priority::normalise;
 use crate::sys::process::{Process, ProcessTable, State, Thread};
 use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::text;
 use nix::sys::signal::Signal;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -69,7 +66,10 @@ impl Members for RealNode {
         let (mut found, mut hidden) = (Vec::new(), Vec::new());
         for (id, role) in roles(self, journal, &others) {
             match talks_here(journal, id, end) {
-                Some(true) => found.extend(id.open().and_then(|process| member(&process, role))),
+                Some(true) => {
+                    let now = self.process(id.pid).filter(|(process, _)| *process == id);
+                    found.extend(now.map(|(process, state)| Member { process, role, state }));
+                }
                 Some(false) => {}
                 None => hidden.push(id.to_string()),
             }
@@ -101,10 +101,9 @@ impl Members for RealNode {
             Rung::Terminate => signal_each(&self.own(journal), Signal::SIGTERM),
             Rung::Kill => {
                 // A process that gets no turn on a CPU cannot end, and its user can take every turn from it.
-                let own = self.own(journal);
-                own.iter()
-                    .filter_map(|member| member.process.open())
-                    .for_each(|process| normalise(&process));
+                let own = self.own(journal).into_iter();
+                let own = own.filter_map(|member| member.process.open());
+                own.for_each(|process| normalise(&process));
                 if let Some(cgroup) = self.cgroup_of(journal) {
                     // What it cannot kill is found below, by looking.
                     let _ = cgroup.kill(deadline);
@@ -118,9 +117,8 @@ impl Members for RealNode {
 
     /// Read by a child: reading a stack can hang.
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>> {
-        asked(Deadline::after(LOOK_TIME), || {
-            process.open().and_then(|process| process.threads())
-        })?
+        let threads = || process.open().and_then(|process| process.threads());
+        by_child(Deadline::after(LOOK_TIME), threads).ok()?
     }
 
     fn waiting(&mut self) -> Option<Vec<Waiting>> {
@@ -134,7 +132,7 @@ impl Members for RealNode {
                 users.map(|entry| (entry.uids.effective, threads(entry.stat.id))),
             ))
         };
-        asked(Deadline::after(ALL_THREADS), all)?
+        by_child(Deadline::after(ALL_THREADS), all).ok()?
     }
 
     /// Another process of the user's can kill, stop or starve the job's MPS.
@@ -148,87 +146,48 @@ impl Members for RealNode {
         let others = |ours: &BTreeSet<i32>| -> Vec<ProcessRef> {
             let theirs = ours.iter().flat_map(|pid| table.descendants(*pid));
             let theirs: BTreeSet<i32> = theirs.map(|entry| entry.stat.id.pid).collect();
-            table
-                .iter()
-                .filter(|entry| [entry.uids.effective, entry.uids.real].contains(&journal.uid))
-                // The first thread may have ended while another lives.
-                .filter(|entry| entry.stat.state != State::Defunct || entry.stat.threads > 1)
-                .map(|entry| entry.stat.id)
-                .filter(|id| !ours.contains(&id.pid) && !theirs.contains(&id.pid))
+            let of_user = table.iter();
+            let of_user = of_user.filter(|one| [one.uids.effective, one.uids.real].contains(&journal.uid));
+            // The first thread may have ended while another lives.
+            let lives = of_user.filter(|one| one.stat.state != State::Defunct || one.stat.threads > 1);
+            let ids = lives.map(|one| one.stat.id);
+            ids.filter(|id| !ours.contains(&id.pid) && !theirs.contains(&id.pid))
                 .collect()
         };
         let unknown = others(&ours);
         if unknown.is_empty() {
             return false;
         }
-        // A daemon of ours may have lost its parent.
+        // A daemon of the job may have lost its parent.
         let grouped = self.in_cgroup(journal);
         let end = Deadline::after(PROOF_TIME);
         let is_ours =
             |id: ProcessRef| grouped.contains(&id.pid) || talks_here(journal, id, end) == Some(true);
-        let known = roles(self, journal, &unknown)
-            .into_iter()
-            .filter(|(id, _)| is_ours(*id));
-        ours.extend(known.map(|(id, _)| id.pid));
+        let known = roles(self, journal, &unknown).into_iter().map(|(id, _)| id);
+        ours.extend(known.filter(|id| is_ours(*id)).map(|id| id.pid));
         !others(&ours).is_empty()
-    }
-
-    fn uid_of(&mut self, pid: i32) -> Option<u32> {
-        uid_of(pid)
     }
 
     /// By the scheduler's own cgroup of the job, a directory named after it. The job's user cannot move a process into one:
     /// Slurm's and those of pbs_cgroups are root's.
-    fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool {
-        let Some(process) = Process::find(pid) else {
-            return false;
-        };
-        if process.uids().is_none_or(|uids| uids.effective != journal.uid) {
-            return false;
-        }
+    fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool> {
+        let process = Process::find(pid).filter(|_| uid_of(pid) == Some(journal.uid))?;
         let id = journal.job.as_str();
         let job = id.split('.').next().unwrap_or(id);
         let names = [format!("job_{job}"), id.to_owned(), format!("pbs_jobs.{id}")];
         let is_jobs = |part: Component| names.iter().any(|name| part.as_os_str() == name.as_str());
         let cgroups = process.cgroups().unwrap_or_default();
-        cgroups.iter().any(|path| path.components().any(is_jobs))
-    }
-
-    fn kill_client(&mut self, pid: i32) {
-        if let Some(process) = Process::find(pid) {
-            process.signal(Signal::SIGKILL);
-        }
+        Some(cgroups.iter().any(|path| path.components().any(is_jobs)))
     }
 }
 
-/// The answer to a question that is asked in a child; `None` if there is none in time.
-pub(super) fn asked<T: Serialize + DeserializeOwned>(
-    deadline: Deadline,
-    question: impl FnOnce() -> T,
-) -> Option<T> {
-    let text = || serde_json::to_vec(&question()).unwrap_or_default();
-    serde_json::from_slice(&ask(deadline, text).ok()?).ok()
-}
-
-/// The process as it is now; `None` if it is gone.
-fn member(process: &Process, role: Role) -> Option<Member> {
-    Some(Member {
-        process: process.id(),
-        role,
-        state: process.state()?.letter(),
-    })
-}
-
-/// The file at `path`, as it is now.
 pub(super) fn file(path: &Path) -> Option<FileRef> {
     std::fs::metadata(path).ok().map(|about| file_of(&about))
 }
 
 fn file_of(about: &Metadata) -> FileRef {
-    FileRef {
-        device: about.dev(),
-        inode: about.ino(),
-    }
+    let (device, inode) = (about.dev(), about.ino());
+    FileRef { device, inode }
 }
 
 /// The server that stands beside the control daemon.
@@ -243,9 +202,10 @@ fn roles(node: &RealNode, journal: &Journal, processes: &[ProcessRef]) -> Vec<(P
     }
     let look = |some: &[ProcessRef]| -> Option<Vec<_>> {
         let role = |id: &ProcessRef| Some((*id, role_of(node, journal, &id.open()?)?));
-        asked(Deadline::after(LOOK_TIME), || {
+        by_child(Deadline::after(LOOK_TIME), || {
             some.iter().filter_map(role).collect()
         })
+        .ok()
     };
     if let Some(all) = look(processes) {
         return all;
@@ -257,18 +217,14 @@ fn roles(node: &RealNode, journal: &Journal, processes: &[ProcessRef]) -> Vec<(P
 
 /// Whether it talks, or listens, in one of this job's pipe directories; `None` if it cannot be seen in time.
 fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bool> {
-    let question = || {
-        let pipe = id
-            .open()?
-            .environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT)?;
-        Some(
-            journal
-                .daemons
-                .iter()
-                .any(|daemon| daemon.pipe.as_os_str() == pipe),
-        )
+    let pipe = || id.open()?.environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT);
+    let is_here = |pipe| {
+        journal
+            .daemons
+            .iter()
+            .any(|daemon| daemon.pipe.as_os_str() == pipe)
     };
-    asked(end.within(LOOK_TIME), || question().unwrap_or(false))
+    by_child(end.within(LOOK_TIME), || pipe().is_some_and(is_here)).ok()
 }
 
 /// What a process is if it runs a file that the journal knows. No path is looked up.
@@ -304,22 +260,20 @@ fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role
     (node.in_cgroup(journal).contains(&process.id().pid) && is_roots()).then_some(role)
 }
 
-/// The waiting threads of each user, equal ones once. Hundreds of a job's clients may wait at the same place, and all must
-/// fit into one answer (`guard::ask`).
+/// The waiting threads of each user, equal ones once: those of hundreds of clients must fit into one answer.
 fn by_user(processes: impl Iterator<Item = (u32, Vec<Thread>)>) -> Vec<Waiting> {
     let mut users: BTreeMap<u32, BTreeSet<(char, String)>> = BTreeMap::new();
     for (uid, threads) in processes {
-        let waiting = threads
-            .into_iter()
-            .map(|thread| (thread.state, down_to_driver(&thread.stack)))
-            .filter(|(state, stack)| *state == 'D' || !stack.is_empty());
+        let seen = threads.into_iter();
+        let seen = seen.map(|thread| (thread.state, down_to_driver(&thread.stack)));
+        let waiting = seen.filter(|(state, stack)| *state == 'D' || !stack.is_empty());
         users.entry(uid).or_default().extend(waiting);
     }
     users.retain(|_, threads| !threads.is_empty());
     let thread = |(state, stack)| Thread { state, stack };
-    let waiting = |(uid, threads): (u32, BTreeSet<_>)| Waiting {
-        uid,
-        threads: threads.into_iter().map(thread).collect(),
+    let waiting = |(uid, threads): (u32, BTreeSet<_>)| {
+        let threads = threads.into_iter().map(thread).collect();
+        Waiting { uid, threads }
     };
     users.into_iter().map(waiting).collect()
 }
@@ -357,11 +311,8 @@ pub(super) fn prove(
 pub(super) fn by_file(node: &RealNode, journal: &Journal, pids: &[i32]) -> Vec<(ProcessRef, Role)> {
     let processes = pids.iter().filter_map(|pid| Process::find(*pid));
     let unknown = processes.filter(|process| role_by_journal(journal, process).is_none());
-    roles(
-        node,
-        journal,
-        &unknown.map(|process| process.id()).collect::<Vec<_>>(),
-    )
+    let unknown: Vec<_> = unknown.map(|process| process.id()).collect();
+    roles(node, journal, &unknown)
 }
 
 fn signal_each(members: &[Member], signal: Signal) {
@@ -500,7 +451,7 @@ mod tests {
         });
         let found: Vec<(u32, Vec<Thread>)> = processes.collect();
         let question = || Some(by_user(found.into_iter()));
-        let all: Option<Vec<Waiting>> = asked(Deadline::after(ALL_THREADS), question).expect("one answer");
+        let all: Option<Vec<Waiting>> = by_child(Deadline::after(ALL_THREADS), question).expect("one answer");
         let all = all.unwrap();
         assert_eq!(
             all.iter().map(|one| one.uid).collect::<Vec<_>>(),

@@ -1,7 +1,7 @@
 //! This node, as root changes it: [`real`] does here what [`crate::job::node::Node`] names.
 
 mod as_user;
-pub mod clients;
+pub(crate) mod clients;
 mod files;
 mod launch;
 pub(crate) mod lift_check;
@@ -10,7 +10,22 @@ mod members;
 pub(crate) mod nvml;
 pub mod real;
 pub(crate) mod reports;
-pub mod site_directory;
+pub(crate) mod site_directory;
 pub mod worker;
 
 use crate::job::{failure, unless_scarce};
+use crate::sys::Exit;
+use crate::sys::deadline::Deadline;
+use crate::sys::guard::{AskError, ask};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The answer to `question`, which a child gives: what it does may hang.
+fn by_child<T: Serialize + DeserializeOwned>(
+    deadline: Deadline,
+    question: impl FnOnce() -> T,
+) -> Result<T, AskError> {
+    let answer = ask(deadline, || serde_json::to_vec(&question()).unwrap_or_default())?;
+    // What it says is ours, and whole.
+    serde_json::from_slice(&answer).map_err(|_| AskError::Ended(Exit::Code(0)))
+}

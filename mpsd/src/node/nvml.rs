@@ -25,8 +25,7 @@ const NVIDIA: &str = "0x10de";
 const CPU_WORDS: usize = 128;
 /// `NVML_ERROR_INSUFFICIENT_RESOURCES` (nvml.h), which the wrapper has no name for.
 const INSUFFICIENT_RESOURCES: u32 = 23;
-/// What the loader says of a library that is missing, damaged or another machine's. Of one that it cannot map, memory or address
-/// space may be the cause.
+/// What the loader says of a library that is missing, damaged or another machine's, and not of one that it has no memory for.
 const CANNOT_BE_LOADED: [&str; 6] = [
     "No such file or directory",
     "invalid ELF header",
@@ -45,7 +44,7 @@ pub struct NvmlError {
     pub what: String,
     /// In one line: the C function, or what was done to the library itself, and what NVML or the loader said.
     pub why: String,
-    /// What it proves about the node; `None` where it may have another cause: a user of the GPU, a permission, a shortage.
+    /// What it proves about the node; `None` if it may have another cause: a user of the GPU, a permission, a shortage.
     pub evidence: Option<Evidence>,
 }
 
@@ -59,16 +58,44 @@ impl NvmlError {
             evidence,
         }
     }
+}
 
-    fn of(call: &'static str, what: impl ToString) -> impl FnOnce(Cause) -> Self {
-        move |cause| {
+/// The answer of a call of NVML.
+trait Answer<T> {
+    /// Its error names the C function and what it was about.
+    fn of(self, call: &str, what: impl ToString) -> Result<T, NvmlError>;
+    /// The same of a GPU or a MIG device. A MIG device that is not found is no evidence: a user who may divide its GPU can
+    /// have removed it.
+    fn of_device(self, call: &str, gpu: &GpuUuid) -> Result<T, NvmlError>;
+    /// `usual` if this GPU or this driver does not know the call.
+    fn or_unknown(self, usual: T) -> Self;
+}
+
+impl<T> Answer<T> for Result<T, Cause> {
+    fn of(self, call: &str, what: impl ToString) -> Result<T, NvmlError> {
+        self.map_err(|cause| {
             let evidence = proved_by(&cause);
             match cause {
                 Cause::UnexpectedVariant(INSUFFICIENT_RESOURCES) => {
-                    Self::new(call, what, "insufficient resources", evidence)
+                    NvmlError::new(call, what, "insufficient resources", evidence)
                 }
-                cause => Self::new(call, what, cause, evidence),
+                cause => NvmlError::new(call, what, cause, evidence),
             }
+        })
+    }
+
+    fn of_device(self, call: &str, gpu: &GpuUuid) -> Result<T, NvmlError> {
+        let is_gone = gpu.is_mig() && matches!(self, Err(Cause::NotFound | Cause::InvalidArg));
+        self.of(call, gpu).map_err(|error| NvmlError {
+            evidence: error.evidence.filter(|_| !is_gone),
+            ..error
+        })
+    }
+
+    fn or_unknown(self, usual: T) -> Self {
+        match self {
+            Err(Cause::NotSupported | Cause::FunctionNotFound | Cause::FailedToLoadSymbol(_)) => Ok(usual),
+            answer => answer,
         }
     }
 }
@@ -110,9 +137,6 @@ pub struct Nvml {
 
 impl Nvml {
     /// Loads `library`: a name for the system's loader, or an absolute path of a file that is root's.
-    ///
-    /// # Errors
-    /// The library is missing, not root's, too old, or the driver is not loaded.
     pub fn load(library: &str) -> Result<Self, NvmlError> {
         let path = Path::new(library);
         if path.is_absolute() {
@@ -123,17 +147,13 @@ impl Nvml {
             })?;
         }
         let loaded = Library::builder().lib_path(OsStr::new(library)).init();
-        let library = loaded.map_err(NvmlError::of("nvmlInit_v2", NVML))?;
+        let library = loaded.of("nvmlInit_v2", NVML)?;
         Ok(Self { library })
     }
 
     /// All GPUs that answer. A lost one is left out: a job that needs it finds it missing.
-    ///
-    /// # Errors
-    /// NVML itself fails, or a GPU for another reason than being lost.
     pub fn inventory(&self) -> Result<Inventory, NvmlError> {
-        let count = self.library.device_count();
-        let count = count.map_err(NvmlError::of("nvmlDeviceGetCount_v2", NVML))?;
+        let count = self.library.device_count().of("nvmlDeviceGetCount_v2", NVML)?;
         let mut all = Inventory::default();
         for index in 0..count {
             match self.gpu(index) {
@@ -151,30 +171,25 @@ impl Nvml {
     }
 
     fn gpu(&self, index: u32) -> Result<(Gpu, Vec<Gpu>), NvmlError> {
-        let failed = |call| NvmlError::of(call, format!("GPU {index}"));
+        let name = format!("GPU {index}");
         let device = self.library.device_by_index(index);
-        let device = device.map_err(failed("nvmlDeviceGetHandleByIndex_v2"))?;
-        let uuid = device.uuid().map_err(failed("nvmlDeviceGetUUID"))?;
-        let uuid = GpuUuid::parse(&uuid).map_err(|_| failed("nvmlDeviceGetUUID")(Cause::InvalidArg))?;
+        let device = device.of("nvmlDeviceGetHandleByIndex_v2", &name)?;
+        let uuid = device.uuid().of("nvmlDeviceGetUUID", &name)?;
+        let uuid = GpuUuid::parse(&uuid).map_err(|_| Cause::InvalidArg);
         let capability = device.cuda_compute_capability();
-        let capability = capability.map_err(failed("nvmlDeviceGetCudaComputeCapability"))?;
+        let capability = capability.of("nvmlDeviceGetCudaComputeCapability", &name)?;
         let number = |part: i32| u32::try_from(part).unwrap_or(0);
-        let memory = memory_mib(&device).map_err(failed("nvmlDeviceGetMemoryInfo"))?;
-        let mig = is_mig(&device).map_err(failed("nvmlDeviceGetMigMode"))?;
+        let mig = is_mig(&device).of("nvmlDeviceGetMigMode", &name)?;
         // In MIG mode only its devices may be asked (docs/facts/mps-control.md#mig).
         let mode = match mig {
             true => ComputeMode::Default,
-            false => ours(
-                device
-                    .compute_mode()
-                    .map_err(failed("nvmlDeviceGetComputeMode"))?,
-            ),
+            false => ours(device.compute_mode().of("nvmlDeviceGetComputeMode", &name)?),
         };
         let gpu = Gpu {
             index,
-            uuid,
-            name: device.name().map_err(failed("nvmlDeviceGetName"))?,
-            memory_mib: memory,
+            uuid: uuid.of("nvmlDeviceGetUUID", &name)?,
+            memory_mib: memory_mib(&device).of("nvmlDeviceGetMemoryInfo", &name)?,
+            name: device.name().of("nvmlDeviceGetName", &name)?,
             mode,
             mig: if mig { Mig::On } else { Mig::Off },
             capability: (number(capability.major), number(capability.minor)),
@@ -188,39 +203,31 @@ impl Nvml {
     /// The driver's version, and the GPUs that it forgets between jobs.
     pub fn driver(&self) -> Result<Driver, NvmlError> {
         let version = self.library.sys_driver_version();
-        let version = version.map_err(NvmlError::of("nvmlSystemGetDriverVersion", NVML))?;
+        let version = version.of("nvmlSystemGetDriverVersion", NVML)?;
         let mut forgotten = Vec::new();
         for gpu in self.inventory()?.gpus {
             // What does not know the mode, as a vGPU, forgets nothing.
-            let kept = or_unknown(self.device(&gpu.uuid)?.is_in_persistent_mode(), true);
-            if !kept.map_err(NvmlError::of("nvmlDeviceGetPersistenceMode", &gpu.uuid))? {
+            let kept = self.device(&gpu.uuid)?.is_in_persistent_mode().or_unknown(true);
+            if !kept.of("nvmlDeviceGetPersistenceMode", &gpu.uuid)? {
                 forgotten.push(gpu.index);
             }
         }
         Ok(Driver { version, forgotten })
     }
 
-    /// The compute mode of `gpu`.
-    ///
-    /// # Errors
-    /// The GPU is unknown or lost, or NVML fails.
     pub fn compute_mode(&self, gpu: &GpuUuid) -> Result<ComputeMode, NvmlError> {
         // A MIG device keeps the mode that it has, and an end must not depend on one that was taken away meanwhile.
         if gpu.is_mig() {
             return Ok(ComputeMode::Default);
         }
         let mode = self.device(gpu)?.compute_mode();
-        mode.map(ours)
-            .map_err(NvmlError::of("nvmlDeviceGetComputeMode", gpu))
+        Ok(ours(mode.of("nvmlDeviceGetComputeMode", gpu)?))
     }
 
-    /// Sets the compute mode of `gpu`; the caller reads it back.
-    ///
-    /// # Errors
-    /// As [`Nvml::compute_mode`]; the caller is not root; the driver refuses.
+    /// The caller reads it back.
     pub fn set_compute_mode(&self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), NvmlError> {
         let set = self.device(gpu)?.set_compute_mode(theirs(mode));
-        set.map_err(NvmlError::of("nvmlDeviceSetComputeMode", gpu))
+        set.of("nvmlDeviceSetComputeMode", gpu)
     }
 
     /// The processes with a compute context on `gpu`: the plain list, which has the MPS servers, and the MPS clients.
@@ -233,12 +240,11 @@ impl Nvml {
             Err(error) if gpu.is_mig() && error.evidence.is_none() => return Ok(Vec::new()),
             device => device?,
         };
-        let plain = settled(|| device.running_compute_processes())
-            .map_err(of_device("nvmlDeviceGetComputeRunningProcesses_v3", gpu))?;
-        let clients = settled(|| device.mps_running_compute_processes());
+        let plain = settled(|| device.running_compute_processes());
+        let plain = plain.of_device("nvmlDeviceGetComputeRunningProcesses_v3", gpu)?;
         // Before Volta, and drivers without the call: their clients all stand in the plain list.
-        let clients = or_unknown(clients, Vec::new())
-            .map_err(of_device("nvmlDeviceGetMPSComputeRunningProcesses_v3", gpu))?;
+        let clients = settled(|| device.mps_running_compute_processes()).or_unknown(Vec::new());
+        let clients = clients.of_device("nvmlDeviceGetMPSComputeRunningProcesses_v3", gpu)?;
         Ok(merged(&plain, &clients))
     }
 
@@ -252,7 +258,7 @@ impl Nvml {
             return Ok(device);
         }
         let device = self.library.device_by_uuid(gpu.as_str());
-        device.map_err(of_device("nvmlDeviceGetHandleByUUID", gpu))
+        device.of_device("nvmlDeviceGetHandleByUUID", gpu)
     }
 
     /// The same by its place on the bus, which the driver's own files tell: looking for a UUID, NVML looks at one GPU after the
@@ -275,17 +281,6 @@ fn place_of(gpu: &GpuUuid, directory: &Path) -> Option<String> {
         std::fs::read_to_string(place.path().join("information")).is_ok_and(|text| is_its(&text))
     })?;
     its.file_name().into_string().ok()
-}
-
-/// For `map_err` of what was asked about one GPU or MIG device. A MIG device that is not found is no
-/// evidence: a user who may divide its GPU can have removed it.
-fn of_device<'u>(call: &'static str, gpu: &'u GpuUuid) -> impl FnOnce(Cause) -> NvmlError + 'u {
-    move |cause| {
-        let is_gone = gpu.is_mig() && matches!(cause, Cause::NotFound | Cause::InvalidArg);
-        let error = NvmlError::of(call, gpu)(cause);
-        let evidence = error.evidence.filter(|_| !is_gone);
-        NvmlError { evidence, ..error }
-    }
 }
 
 fn settled(list: impl Fn() -> Result<Vec<ProcessInfo>, Cause>) -> Result<Vec<ProcessInfo>, Cause> {
@@ -337,28 +332,19 @@ fn cpus_of(bus_id: &str) -> Option<String> {
     Some(says("local_cpulist")?.trim().to_owned()).filter(|list| !list.is_empty())
 }
 
-/// The MIG devices of `parent`, in the order of their numbers on it. One that is removed meanwhile is
-/// left out: a job that needs it finds it missing.
-///
-/// # Errors
-/// NVML fails for another reason.
+/// The MIG devices of `parent`, by number. One that is removed meanwhile is left out: a job that needs it finds it missing.
 fn mig_devices(device: &Device<'_>, parent: &Gpu) -> Result<Vec<Gpu>, NvmlError> {
-    let failed = |call| NvmlError::of(call, format!("GPU {}", parent.index));
-    let most = device
-        .mig_device_count()
-        .map_err(failed("nvmlDeviceGetMaxMigDeviceCount"))?;
+    let most = device.mig_device_count();
+    let most = most.of("nvmlDeviceGetMaxMigDeviceCount", format!("GPU {}", parent.index))?;
     let mut all = Vec::new();
     for number in 0..most {
         match mig_device(device, number, most, parent) {
-            Ok(mig) => all.push(mig),
             // Numbers are not promised to be without gaps, and a device may go at any time. What an ordinary user may not see is
             // another job's; root may see all.
             Err(Cause::NotFound | Cause::InvalidArg | Cause::NoPermission) => {}
-            Err(cause) => {
-                return Err(NvmlError::of(
-                    "nvmlDeviceGetMigDeviceHandleByIndex",
-                    format!("MIG device {number} of GPU {}", parent.index),
-                )(cause));
+            mig => {
+                let name = format!("MIG device {number} of GPU {}", parent.index);
+                all.push(mig.of("nvmlDeviceGetMigDeviceHandleByIndex", name)?);
             }
         }
     }
@@ -370,13 +356,16 @@ fn mig_device(device: &Device<'_>, number: u32, most: u32, parent: &Gpu) -> Resu
     // Drivers before 470 give it no UUID: nothing can name it to us either.
     let uuid = GpuUuid::parse(&mig.uuid()?).map_err(|_| Cause::NotFound)?;
     // The slices of a GPU are as many as the devices that it can have at most.
-    let slices = or_unknown(mig.attributes().map(|all| all.compute_instance_slice_count), most)?;
+    let slices = mig.attributes().map(|all| all.compute_instance_slice_count);
     Ok(Gpu {
         uuid,
         name: mig.name()?,
         memory_mib: memory_mib(&mig)?,
-        mode: or_unknown(mig.compute_mode().map(ours), ComputeMode::Default)?,
-        mig: Mig::Device { slices, of: most },
+        mode: mig.compute_mode().map(ours).or_unknown(ComputeMode::Default)?,
+        mig: Mig::Device {
+            slices: slices.or_unknown(most)?,
+            of: most,
+        },
         ..parent.clone()
     })
 }
@@ -384,20 +373,12 @@ fn mig_device(device: &Device<'_>, number: u32, most: u32, parent: &Gpu) -> Resu
 /// A GPU whose memory is the machine's does not tell how much it is, or says zero (docs/facts/mps-control.md#nvml).
 fn memory_mib(device: &Device<'_>) -> Result<Option<u64>, Cause> {
     let total = device.memory_info().map(|memory| Some(memory.total / MIB));
-    Ok(or_unknown(total, None)?.filter(|mib| *mib > 0))
+    Ok(total.or_unknown(None)?.filter(|mib| *mib > 0))
 }
 
 /// Before Ampere, and drivers before MIG, there is none.
 fn is_mig(device: &Device<'_>) -> Result<bool, Cause> {
-    or_unknown(device.mig_mode().map(|mode| mode.current != 0), false)
-}
-
-/// `usual` where this GPU or this driver does not know the call.
-fn or_unknown<T>(answer: Result<T, Cause>, usual: T) -> Result<T, Cause> {
-    match answer {
-        Err(Cause::NotSupported | Cause::FunctionNotFound | Cause::FailedToLoadSymbol(_)) => Ok(usual),
-        answer => answer,
-    }
+    device.mig_mode().map(|mode| mode.current != 0).or_unknown(false)
 }
 
 fn ours(mode: WrappedMode) -> ComputeMode {

@@ -34,7 +34,11 @@ fn a_client_in_both_lists_is_one_process() {
 
 #[test]
 fn what_an_error_proves() {
-    let about = |cause| NvmlError::of("nvmlDeviceGetComputeMode", "GPU 3")(cause);
+    let about = |cause| {
+        Err::<(), _>(cause)
+            .of("nvmlDeviceGetComputeMode", "GPU 3")
+            .unwrap_err()
+    };
     assert_eq!(about(Cause::GpuLost).evidence, Some(Evidence::GpuLost));
     assert_eq!(about(Cause::DriverNotLoaded).evidence, Some(Evidence::Nvml));
     // Something ran out, was waited for, or is unknown.

@@ -17,7 +17,7 @@ use crate::sys::confine::Confinement;
 use crate::sys::deadline::Deadline;
 use crate::sys::process::{Process, State};
 use crate::sys::spawn::{Child, Identity, Spawn};
-use mpsd_core::config::{Cgroup as CgroupRule, Reports, Settings};
+use mpsd_core::config::{Cgroup as CgroupRule, Settings};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::text::{self, one_line};
@@ -27,7 +27,7 @@ use nix::time::{ClockId, clock_gettime};
 use serde::de::DeserializeOwned;
 use std::cell::OnceCell;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many GPUs.
@@ -51,14 +51,11 @@ pub(super) struct Started {
 pub struct RealNode {
     pub(super) program: &'static str,
     pub(super) settings: NodeSettings,
+    /// The site's, but for the NVML library, which is that of the job in hand.
+    pub(super) site: Settings,
     /// Our own `mpsd`, as members are told by it.
     pub(super) mpsd: PathBuf,
-    pub(super) nvml: String,
-    pub(super) cgroup: CgroupRule,
-    /// Group of what runs as a job's user; 0: the user's own.
-    pub(super) daemon_group: u32,
-    pub(super) nvml_time: Duration,
-    pub(super) reports: Reports,
+    nvml_time: Duration,
     pub(super) worker: Option<NvmlWorker>,
     pub(super) leaving: Option<NvmlWorker>,
     pub(super) silent: Option<ProcessRef>,
@@ -74,12 +71,9 @@ impl RealNode {
         Self {
             program,
             settings: NodeSettings::new(settings, limit, teardown),
+            site: settings.clone(),
             mpsd: beside("mpsd").unwrap_or_default(),
-            nvml: settings.nvml.clone(),
-            cgroup: settings.cgroup.clone(),
-            daemon_group: settings.daemon_group,
             nvml_time: NVML_TIME.min(limit / 3),
-            reports: settings.reports.clone(),
             worker: None,
             leaving: None,
             silent: None,
@@ -92,7 +86,7 @@ impl RealNode {
     /// Whether a process keeps the lock of the site's directory that the job's cgroup lies in. The cgroup is then out of reach,
     /// and the job's processes are found as on a node without one.
     pub(super) fn is_cgroup_kept(&self, journal: &Journal) -> bool {
-        let base = match (&journal.cgroup, &self.cgroup) {
+        let base = match (&journal.cgroup, &self.site.cgroup) {
             (Some(path), _) => path.parent(),
             (None, CgroupRule::Below(base)) => Some(base.as_path()),
             (None, CgroupRule::None | CgroupRule::Auto) => None,
@@ -113,7 +107,7 @@ impl RealNode {
         }
         // Made, and its maker killed before the path stood in the journal.
         let name = journal.job.directory_name();
-        match &self.cgroup {
+        match &self.site.cgroup {
             _ if !journal.has_begun(&Effect::MakeCgroup) => None,
             CgroupRule::None => None,
             CgroupRule::Auto => Cgroup::find(&name),
@@ -134,22 +128,15 @@ impl RealNode {
 }
 
 /// The suite's program `name`, beside this one.
-///
-/// # Errors
-/// A fault when this program's own file cannot be told.
 pub fn beside(name: &str) -> Result<PathBuf, Failure> {
     let own = std::env::current_exe().map_err(|e| {
         let evidence = unless_scarce(Evidence::Storage, e.raw_os_error().map(Errno::from_raw));
         failure(evidence, "/proc/self/exe", e.to_string())
     })?;
-    let directory = own.parent().unwrap_or(Path::new("/"));
-    Ok(directory.join(name))
+    Ok(own.with_file_name(name))
 }
 
 /// Looks `user` up in the directory service.
-///
-/// # Errors
-/// Undetermined when the user is not known here; a refusal for root.
 pub fn find_user(user: &UserRef) -> Result<User, Failure> {
     let found = match user {
         UserRef::Name(name) => users::get_user_by_name(name),
@@ -170,12 +157,18 @@ pub fn find_user(user: &UserRef) -> Result<User, Failure> {
     })
 }
 
+/// A user's groups, from the directory service; without it none but their own.
+pub(super) fn groups_of(user: &str, gid: u32) -> Vec<u32> {
+    let known = users::get_user_groups(user, gid).unwrap_or_default();
+    known.iter().map(users::Group::gid).chain([gid]).collect()
+}
+
 impl RealNode {
     /// Asks the worker, which is started at the first question; after a failure the next question starts a new one.
     fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
         let mut worker = match self.worker.take() {
             Some(worker) => worker,
-            None => NvmlWorker::start(&beside("mpsd")?, &self.nvml, self.nvml_time)?,
+            None => NvmlWorker::start(&beside("mpsd")?, &self.site.nvml, self.nvml_time)?,
         };
         let answer = worker.ask(question);
         match &answer {
@@ -197,22 +190,21 @@ pub(super) fn uid_of(pid: i32) -> Option<u32> {
 
 impl Gpus for RealNode {
     fn use_nvml(&mut self, library: &str) {
-        if self.nvml != library {
-            library.clone_into(&mut self.nvml);
+        if self.site.nvml != library {
+            library.clone_into(&mut self.site.nvml);
             self.worker = None;
         }
     }
 
     fn prepare_nvml(&mut self, gpus: &[GpuUuid]) {
         if self.worker.is_none() {
-            let program = beside("mpsd").ok();
-            let started = program.map(|mpsd| NvmlWorker::start(&mpsd, &self.nvml, PREPARATION));
-            self.worker = started
-                .and_then(Result::ok)
-                .map(|worker| worker.within(self.nvml_time));
-            if let Some(worker) = &mut self.worker {
+            let started =
+                beside("mpsd").and_then(|mpsd| NvmlWorker::start(&mpsd, &self.site.nvml, PREPARATION));
+            self.worker = started.ok().map(|mut worker| {
+                worker.limit = self.nvml_time;
                 worker.attach(gpus);
-            }
+                worker
+            });
         }
     }
 
@@ -236,11 +228,9 @@ impl Gpus for RealNode {
     fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure> {
         self.ask::<()>(&Question::SetMode(gpu.clone(), mode))?;
         let now = self.compute_mode(gpu)?;
-        if now == mode {
-            return Ok(());
-        }
-        let why = format!("set to {mode}, and it is {now}");
-        Err(Undetermined::new(format!("compute mode of {gpu}"), why).into())
+        let why = || format!("set to {mode}, and it is {now}");
+        let failed = || Undetermined::new(format!("compute mode of {gpu}"), why()).into();
+        (now == mode).then_some(()).ok_or_else(failed)
     }
 
     fn silent_nvml(&mut self) -> Option<ProcessRef> {
@@ -291,23 +281,21 @@ impl Scheduling for RealNode {
             return Ok(());
         };
         let user = find_user(user).map_err(|failure| failure.to_string())?;
-        let groups = users::get_user_groups(&user.name, user.gid).unwrap_or_default();
         let mut spawn = Spawn::new(beside("mpsd").map_err(|failure| failure.to_string())?);
         spawn.args = vec!["--note".into(), file.into()];
         spawn.confinement = Some(Confinement::of_user());
         spawn.identity = Some(Identity {
             uid: user.uid,
             gid: user.gid,
-            groups: groups.iter().map(users::Group::gid).collect(),
+            groups: groups_of(&user.name, user.gid),
         });
         let not_written = |why: String| format!("its output file is not written: {why}");
         let line = format!("{line}\n");
         spawn.input(line.as_bytes()).map_err(|error| error.to_string())?;
-        let ended = spawn.run(Deadline::after(NOTE_TIME), LONGEST_COMPLAINT);
-        let ended = ended.map_err(|error| not_written(error.to_string()))?;
-        match ended.exit {
-            Exit::Code(0) => Ok(()),
-            _ => Err(not_written(one_line(&String::from_utf8_lossy(&ended.err), 300))),
+        match spawn.run(Deadline::after(NOTE_TIME), LONGEST_COMPLAINT) {
+            Ok(ended) if ended.exit == Exit::Code(0) => Ok(()),
+            Ok(ended) => Err(not_written(one_line(&String::from_utf8_lossy(&ended.err), 300))),
+            Err(error) => Err(not_written(error.to_string())),
         }
     }
 }

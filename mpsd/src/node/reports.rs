@@ -1,29 +1,30 @@
-//! Job reports on disk: written without waiting for the disk, kept up to a number and an age.
+//! Job reports and counters on disk: written without waiting for the disk, kept up to a number and an age.
 //!
 //! A process that may read a file can keep the file's lock on some file systems: XFS (`xfs_file_buffered_read`), ext4
-//! with O_DIRECT. The reader's memory may be a mapping of a FUSE file system. Whoever replaces or removes the file then
+//! with O_DIRECT. The reader's memory may be a mapping of a FUSE file system. A process that replaces or removes the file then
 //! waits, with the lock of its directory. So no user may open root's report. Its user has a copy in
 //! `/run/mpsd/reports/UID/JOB.json`, a report a line, and only on a tmpfs, which keeps no lock while it reads. A user may
 //! pass through that directory, and not list it: listing keeps a directory's lock on any file system.
 
-use crate::job::report::{JobReport, VERSION, began};
+use super::by_child;
+use crate::job::report::{JobOutcome, JobReport, VERSION, began};
 use crate::job::tally::Tally;
 use crate::scheduler::drain::{Marker, markers};
 use crate::sys::deadline::Deadline;
 use crate::sys::files::{Dir, FileError};
-use crate::sys::guard::ask;
+use crate::sys::guard::AskError;
+use crate::sys::now;
 use mpsd_core::config::Reports;
-use mpsd_core::failure::FailureKind;
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{JobId, Paths};
 use serde::{Deserialize, Serialize};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-/// A directory that anyone may pass through, and nobody may list.
+/// A directory that all users may pass through, and none may list.
 const PASSABLE: u32 = 0o711;
-/// Root's reports: nobody else lists what root changes.
+/// Root's reports: no user lists what root changes.
 const SECRET: u32 = 0o700;
 /// The mode that shows for a directory with an ACL for one user. Without the ACL the group is root's.
 const ONE_USERS: u32 = 0o710;
@@ -31,7 +32,6 @@ const ROOTS_FILE: u32 = 0o600;
 /// A copy, in a directory that one user alone can pass through.
 const COPY: u32 = 0o644;
 const ROOT: (u32, u32) = (0, 0);
-/// Longest file that is read. Bytes.
 const LONGEST: usize = 1 << 20;
 const MOST_NAMES: usize = 200_000;
 /// Most jobs of a user, reports of a job, and bytes of them. The copies lie in one file system with the pipes.
@@ -49,61 +49,60 @@ const COUNTERS_LOCK: &str = ".counters.lock";
 /// An unfinished file of this age was left by a writer that was killed ([`WRITE_TIME`]). Seconds.
 const ABANDONED: u64 = 60;
 
-fn shown(error: FileError) -> String {
-    error.to_string()
+/// Why a report or the counters are not written, or not read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportsError {
+    /// A report's or the counters' file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It cannot be written as text.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// The child that was to do it gave no answer.
+    #[error(transparent)]
+    Child(#[from] AskError),
+    /// The user's copy.
+    #[error("for its user; root has it: {0}")]
+    Copy(Box<Self>),
+    /// The user's copy has so many bytes.
+    #[error("its user has no copy, which takes {0} bytes")]
+    TooLong(usize),
+    /// What the child says.
+    #[error("{0}")]
+    Other(String),
 }
 
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.unwrap_or_default().as_secs()
-}
-
-/// Writes `report` and removes what is too much, in a child with a deadline: the disk may not answer.
-pub fn write(paths: &Paths, rule: &Reports, report: &JobReport, limit: Duration) -> Result<(), String> {
-    by_child(rule, limit, || write_here(paths, rule, report))
-}
-
-/// Counts a start that failed, likewise.
-pub fn count_failure(
+/// Keeps a report, or counts a failed start, in a child with a deadline: the disk may not answer.
+pub fn keep(
     paths: &Paths,
     rule: &Reports,
-    kind: FailureKind,
+    outcome: JobOutcome<'_>,
     limit: Duration,
-) -> Result<(), String> {
-    let count = || change(&directory(paths)?, |tally| tally.failed(kind)).map(drop);
-    by_child(rule, limit, count)
-}
-
-fn by_child(
-    rule: &Reports,
-    limit: Duration,
-    write: impl FnOnce() -> Result<(), String>,
-) -> Result<(), String> {
+) -> Result<(), ReportsError> {
     if rule.keep == 0 {
         return Ok(());
     }
-    let question = || write().err().unwrap_or_default().into_bytes();
-    match ask(Deadline::after(WRITE_TIME.min(limit)), question) {
-        Ok(none) if none.is_empty() => Ok(()),
-        Ok(why) => Err(String::from_utf8_lossy(&why).into_owned()),
-        Err(none) => Err(none.to_string()),
-    }
+    let keep = || match outcome {
+        JobOutcome::Ended(report) => write(paths, rule, report),
+        JobOutcome::Failed(kind) => change(&directory(paths)?, |tally| tally.failed(kind)).map(drop),
+    };
+    let deadline = Deadline::after(WRITE_TIME.min(limit));
+    by_child(deadline, || keep().map_err(|why| why.to_string()))?.map_err(ReportsError::Other)
 }
 
-/// What is counted on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
     /// The counters; `None` if the site keeps no reports.
     pub tally: Option<Tally>,
-    /// Drains of ours that the scheduler has got.
+    /// Our drains that the scheduler has.
     pub drains: usize,
-    /// Those that it has not.
+    /// Our drains that it does not have yet.
     pub waiting: usize,
 }
 
 /// The counters, with the `ready` jobs that have their MPS now, read by a child with a deadline.
-pub fn counted(paths: &Paths, rule: &Reports, ready: usize) -> Result<Counted, String> {
-    let counted = || -> Result<Counted, String> {
+pub fn counted(paths: &Paths, rule: &Reports, ready: usize) -> Result<Counted, ReportsError> {
+    let counted = || -> Result<Counted, ReportsError> {
         let tally = match rule.keep {
             0 => None,
             _ => Some(change(&directory(paths)?, |tally| tally.look(ready))?),
@@ -116,42 +115,35 @@ pub fn counted(paths: &Paths, rule: &Reports, ready: usize) -> Result<Counted, S
             waiting: wait.len(),
         })
     };
-    let question = || serde_json::to_vec(&counted()).unwrap_or_default();
-    let answer = ask(Deadline::after(READ_TIME), question).map_err(|none| none.to_string())?;
-    serde_json::from_slice(&answer).map_err(|e| e.to_string())?
+    let deadline = Deadline::after(READ_TIME);
+    by_child(deadline, || counted().map_err(|why| why.to_string()))?.map_err(ReportsError::Other)
 }
 
 /// Changes the counters under their lock; what they are then.
-fn change(reports: &Dir, change: impl FnOnce(&mut Tally)) -> Result<Tally, String> {
-    let _held = reports
-        .lock(COUNTERS_LOCK, Deadline::after(WRITE_TIME / 2))
-        .map_err(shown)?;
-    let bytes = reports.read_limited(COUNTERS, LONGEST).map_err(shown)?;
+fn change(reports: &Dir, change: impl FnOnce(&mut Tally)) -> Result<Tally, ReportsError> {
+    let _held = reports.lock(COUNTERS_LOCK, Deadline::after(WRITE_TIME / 2))?;
+    let bytes = reports.read_limited(COUNTERS, LONGEST)?;
     // If they are garbled after a crash of the node, they begin at zero, as after any reset of a counter.
     let before: Tally = serde_json::from_slice(&bytes.unwrap_or_default()).unwrap_or_default();
     let mut tally = before.clone();
     change(&mut tally);
     if tally != before {
-        let text = serde_json::to_vec(&tally).map_err(|e| e.to_string())?;
-        reports.write_whole(COUNTERS, &text, ROOTS_FILE).map_err(shown)?;
+        reports.write_whole(COUNTERS, &serde_json::to_vec(&tally)?, ROOTS_FILE)?;
     }
     Ok(tally)
 }
 
 /// The directory of the reports. A node without tmpfiles does not have it before the first drain or report.
-fn directory(paths: &Paths) -> Result<Dir, String> {
-    let made = DirBuilder::new()
-        .recursive(true)
-        .mode(PASSABLE)
-        .create(paths.state());
-    made.map_err(|e| format!("cannot make '{}': {e}", paths.state().display()))?;
+fn directory(paths: &Paths) -> Result<Dir, ReportsError> {
+    let state = paths.state();
+    let made = DirBuilder::new().recursive(true).mode(PASSABLE).create(state);
+    made.map_err(|e| ReportsError::Other(format!("cannot make '{}': {e}", state.display())))?;
     let path = paths.reports();
-    let made = Dir::open(paths.state())
-        .and_then(|state| state.create_dir(path.file_name().unwrap_or_default(), SECRET, ROOT));
-    made.map(|(reports, _)| reports).map_err(shown)
+    let name = path.file_name().unwrap_or_default();
+    Ok(Dir::open(state)?.create_dir(name, SECRET, ROOT)?.0)
 }
 
-fn write_here(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), String> {
+fn write(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), ReportsError> {
     let reports = directory(paths)?;
     let name = report.file_name();
     let earlier = reports.read_limited(&name, LONGEST).ok().flatten();
@@ -162,24 +154,24 @@ fn write_here(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), S
         Some(earlier) => report.clone().after(earlier),
         None => report.clone(),
     };
-    let text = serde_json::to_vec(&report).map_err(|e| e.to_string())?;
-    reports.write_whole(name, &text, ROOTS_FILE).map_err(shown)?;
+    reports.write_whole(name, &serde_json::to_vec(&report)?, ROOTS_FILE)?;
     if !is_counted {
         change(&reports, |tally| tally.end(&report))?;
     }
     let oldest = now().saturating_sub(u64::from(rule.days) * 86_400);
     let all = listed(&reports)?;
     let mut gone = unfinished(&reports, &all, now().saturating_sub(ABANDONED));
-    gone.extend(too_many(names(all), rule.keep, oldest));
+    let keep = usize::try_from(rule.keep).unwrap_or(usize::MAX);
+    gone.extend(too_many(dated(all, began), keep, oldest));
     for name in gone {
-        reports.remove_file(&name).map_err(shown)?;
+        reports.remove_file(&name)?;
     }
     // Last, and in another file system: if it fails, root's report is kept.
-    keep_copy(paths, &report, oldest).map_err(|why| format!("for its user; root has it: {why}"))
+    keep_copy(paths, &report, oldest).map_err(|why| ReportsError::Copy(Box::new(why)))
 }
 
-fn listed(reports: &Dir) -> Result<Vec<String>, String> {
-    let names = reports.names(MOST_NAMES).map_err(shown)?.into_iter();
+fn listed(reports: &Dir) -> Result<Vec<String>, FileError> {
+    let names = reports.names(MOST_NAMES)?.into_iter();
     Ok(names.filter_map(|name| name.into_string().ok()).collect())
 }
 
@@ -197,24 +189,23 @@ fn unfinished(reports: &Dir, all: &[String], then: u64) -> Vec<String> {
     left.cloned().collect()
 }
 
-/// The reports among the names of a directory, the youngest first.
-fn names(all: Vec<String>) -> Vec<(u64, String)> {
-    let reports = all.into_iter().filter_map(|name| Some((began(&name)?, name)));
-    let mut found: Vec<_> = reports.collect();
-    found.sort();
-    found.reverse();
-    found
+/// The names of a directory with their time, the youngest first, without those that have none.
+fn dated(all: Vec<String>, time: impl Fn(&str) -> Option<u64>) -> Vec<(u64, String)> {
+    let mut dated: Vec<_> = all
+        .into_iter()
+        .filter_map(|name| Some((time(&name)?, name)))
+        .collect();
+    dated.sort_unstable_by(|one, other| other.cmp(one));
+    dated
 }
 
 /// Of these, the youngest first, those beyond the first `keep`, and those from before `oldest`.
-fn too_many(names: Vec<(u64, String)>, keep: u32, oldest: u64) -> impl Iterator<Item = String> {
-    let keep = usize::try_from(keep).unwrap_or(usize::MAX);
+fn too_many(names: Vec<(u64, String)>, keep: usize, oldest: u64) -> impl Iterator<Item = String> {
     let gone = names.into_iter().enumerate();
     let gone = gone.filter(move |(place, (time, _))| *place >= keep || *time < oldest);
     gone.map(|(_, (_, name))| name)
 }
 
-/// The reports that are there.
 #[derive(Debug, Default)]
 pub struct StoredReports {
     /// The youngest first.
@@ -224,12 +215,12 @@ pub struct StoredReports {
 }
 
 /// The reports of jobs that began at `since` (seconds since 1970) or later.
-pub fn read(paths: &Paths, since: u64) -> Result<StoredReports, String> {
-    let Some(reports) = Dir::find(&paths.reports()).map_err(shown)? else {
-        return Ok(StoredReports::default());
-    };
+pub fn read(paths: &Paths, since: u64) -> Result<StoredReports, FileError> {
     let mut found = StoredReports::default();
-    let names = names(listed(&reports)?).into_iter();
+    let Some(reports) = Dir::find(&paths.reports())? else {
+        return Ok(found);
+    };
+    let names = dated(listed(&reports)?, began).into_iter();
     for (_, name) in names.take_while(|(began, _)| *began >= since) {
         let bytes = match reports.read_limited(name, LONGEST) {
             Ok(Some(bytes)) => bytes,
@@ -237,58 +228,56 @@ pub fn read(paths: &Paths, since: u64) -> Result<StoredReports, String> {
             Ok(None) => continue,
             Err(_) => Vec::new(),
         };
-        match serde_json::from_slice::<JobReport>(&bytes) {
-            Ok(report) if report.version == VERSION => found.reports.push(report),
-            _ => found.unread += 1,
+        match parse(&bytes).pop() {
+            Some(report) => found.reports.push(report),
+            None => found.unread += 1,
         }
     }
     Ok(found)
 }
 
 /// Keeps a copy of `report` for its user, if the place is a tmpfs.
-fn keep_copy(paths: &Paths, report: &JobReport, oldest: u64) -> Result<(), String> {
-    let run = Dir::open(paths.run()).map_err(shown)?;
+fn keep_copy(paths: &Paths, report: &JobReport, oldest: u64) -> Result<(), ReportsError> {
+    let run = Dir::open(paths.run())?;
     if !run.is_tmpfs() {
         return Ok(());
     }
     let path = paths.own_reports();
-    let all = run.create_dir(path.file_name().unwrap_or_default(), PASSABLE, ROOT);
-    let (all, _) = all.map_err(shown)?;
-    let _held = all.lock(".lock", Deadline::after(COPY_TIME)).map_err(shown)?;
-    let own = all.create_dir(report.uid.to_string(), ONE_USERS, ROOT);
-    let (own, _) = own.map_err(shown)?;
+    let (all, _) = run.create_dir(path.file_name().unwrap_or_default(), PASSABLE, ROOT)?;
+    let _held = all.lock(".lock", Deadline::after(COPY_TIME))?;
+    let (own, _) = all.create_dir(report.uid.to_string(), ONE_USERS, ROOT)?;
     // Each time: the maker of the directory may have been killed before this.
-    own.let_pass(report.uid).map_err(shown)?;
+    own.let_pass(report.uid)?;
     let name = copy_name(&report.job);
     let earlier = own.read_limited(&name, LONGEST).ok().flatten();
     let text = joined(&earlier.unwrap_or_default(), report)?;
-    own.write_whole(&name, text.as_bytes(), COPY).map_err(shown)?;
-    prune(&own, oldest)
+    own.write_whole(&name, text.as_bytes(), COPY)?;
+    Ok(prune(&own, oldest)?)
 }
 
-/// The file of a job and its steps.
 fn copy_name(job: &JobId) -> String {
     format!("{}.json", job.whole().directory_name())
 }
 
 /// The lines of a file with that of `report`, which replaces an earlier one of the same run. The oldest are left out.
-fn joined(earlier: &[u8], report: &JobReport) -> Result<String, String> {
+fn joined(earlier: &[u8], report: &JobReport) -> Result<String, ReportsError> {
     let mut reports = parse(earlier);
     reports.retain(|other| (&other.job, other.began) != (&report.job, report.began));
     reports.push(report.clone());
     let lines = reports.iter().map(serde_json::to_string);
-    let mut lines: Vec<String> = lines.collect::<Result<_, _>>().map_err(|e| e.to_string())?;
+    let mut lines: Vec<String> = lines.collect::<Result<_, _>>()?;
     lines.iter_mut().for_each(|line| line.push('\n'));
     let bytes_of = |lines: &[String]| lines.iter().map(String::len).sum::<usize>();
     while lines.len() > MOST_REPORTS || lines.len() > 1 && bytes_of(&lines) > MOST_BYTES {
         lines.remove(0);
     }
     match bytes_of(&lines) {
-        bytes if bytes > MOST_BYTES => Err(format!("its user has no copy, which takes {bytes} bytes")),
+        bytes if bytes > MOST_BYTES => Err(ReportsError::TooLong(bytes)),
         _ => Ok(lines.concat()),
     }
 }
 
+/// The reports of a text with one a line. Other lines are left out.
 fn parse(bytes: &[u8]) -> Vec<JobReport> {
     let lines = bytes.split(|byte| *byte == b'\n');
     let reports = lines.filter_map(|line| serde_json::from_slice::<JobReport>(line).ok());
@@ -296,28 +285,26 @@ fn parse(bytes: &[u8]) -> Vec<JobReport> {
 }
 
 /// Removes what is more than a user's share, or older than `oldest`, seconds since 1970.
-fn prune(own: &Dir, oldest: u64) -> Result<(), String> {
-    let dated = |name: String| (written(own, &name).unwrap_or(0), name);
-    let mut all: Vec<_> = listed(own)?.into_iter().map(dated).collect();
-    all.sort();
-    all.reverse();
-    let mut gone = too_many(all, MOST_JOBS as u32, oldest);
-    gone.try_for_each(|name| own.remove_file(&name).map(drop).map_err(shown))
+fn prune(own: &Dir, oldest: u64) -> Result<(), FileError> {
+    let all = dated(listed(own)?, |name| Some(written(own, name).unwrap_or(0)));
+    let mut gone = too_many(all, MOST_JOBS, oldest);
+    gone.try_for_each(|name| own.remove_file(&name).map(drop))
 }
 
 /// The reports of `job` and its steps that user `uid` may read; `None` if there is no copy.
-pub fn read_own(paths: &Paths, uid: u32, job: &JobId) -> Result<Option<Vec<JobReport>>, String> {
+pub fn read_own(paths: &Paths, uid: u32, job: &JobId) -> Result<Option<Vec<JobReport>>, FileError> {
     let path = paths.own_reports().join(uid.to_string()).join(copy_name(job));
     match open_trusted(&path).and_then(|file| file.read(LONGEST)) {
         Ok(bytes) => Ok(Some(parse(&bytes))),
         Err(error) if error.is_absent() => Ok(None),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(error),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::UNIX_EPOCH;
 
     fn touch(dir: &std::path::Path, name: &str, seconds: u64) {
         let file = std::fs::File::create(dir.join(name)).unwrap();

@@ -1,13 +1,14 @@
 //! Directories of the site's that others may list, and jobs' cgroups in them.
 //!
-//! A process that lists a directory can keep its lock, and whoever changes the directory then waits in the kernel without
+//! A process that lists a directory can keep its lock. A process that changes the directory then waits in the kernel without
 //! regard to signals. So a child with a deadline makes the change. Meanwhile it holds a lock of ours, in a directory that
 //! nobody lists: of several children only one waits for each directory.
 
+use super::by_child;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::{Dir, FileError};
-use crate::sys::guard::{AskError, ask};
+use crate::sys::guard::AskError;
 use mpsd_core::Paths;
 use mpsd_core::config::Cgroup as Rule;
 use serde::Serialize;
@@ -17,39 +18,30 @@ use std::time::Duration;
 
 /// Time to make a cgroup, or to remove one.
 const CGROUP_TIME: Duration = Duration::from_millis(500);
-/// A name that no file has.
 const NOTHING: &str = ".mpsd-nothing";
-/// Longest end of a path that names a lock. Bytes.
 const LONGEST: usize = 200;
 
 /// Does `work` on `directory` in a child, within `limit`. `work` opens itself what it needs.
-///
-/// # Errors
-/// One line: what `work` said, or that an earlier child hangs there.
 pub fn change<T: Serialize + DeserializeOwned>(
     paths: &Paths,
     directory: &Path,
     limit: Duration,
     work: impl FnOnce() -> Result<T, String>,
 ) -> Result<T, String> {
-    let locked = || {
-        format!(
-            "'{}' is still locked by another change of it",
-            directory.display()
-        )
-    };
-    let done = asked(paths, directory, limit, work).map_err(|none| none.to_string())?;
+    let directory_name = directory.display();
+    let locked = || format!("'{directory_name}' is still locked by another change of it");
+    let done = change_alone(paths, directory, limit, work).map_err(|none| none.to_string())?;
     done.ok_or_else(locked)?
 }
 
 /// Whether a process keeps the lock of `directory`. None can if only root may list it.
 pub(super) fn is_kept(paths: &Paths, directory: &Path) -> bool {
-    let asked = || asked(paths, directory, CGROUP_TIME, || Ok(()));
-    may_be_listed(directory) && matches!(asked(), Ok(None) | Err(AskError::Killed(_)))
+    let touched = || change_alone(paths, directory, CGROUP_TIME, || Ok(()));
+    may_be_listed(directory) && matches!(touched(), Ok(None) | Err(AskError::Killed(_)))
 }
 
 /// [`change`]; `None` if another child is at it.
-fn asked<T: Serialize + DeserializeOwned>(
+fn change_alone<T: Serialize + DeserializeOwned>(
     paths: &Paths,
     directory: &Path,
     limit: Duration,
@@ -58,9 +50,8 @@ fn asked<T: Serialize + DeserializeOwned>(
     let alone = || {
         let run = own_directory(paths);
         let lock = lock_of(directory);
-        let held = run
-            .as_ref()
-            .map(|run| run.lock(&lock, Deadline::after(limit / 2)));
+        let wait = Deadline::after(limit / 2);
+        let held = run.as_ref().map(|run| run.lock(&lock, wait));
         // If there is no room for a lock, it is done without.
         let held = match held {
             Some(Err(FileError::Bound { .. })) => return None,
@@ -74,10 +65,7 @@ fn asked<T: Serialize + DeserializeOwned>(
         }
         Some(done)
     };
-    let answer = ask(Deadline::after(limit), || {
-        serde_json::to_vec(&alone()).unwrap_or_default()
-    })?;
-    Ok(serde_json::from_slice(&answer).unwrap_or_else(|why| Some(Err(why.to_string()))))
+    by_child(Deadline::after(limit), alone)
 }
 
 /// Our directory below `/run`, made if necessary.
@@ -123,9 +111,6 @@ pub fn left_by_trials(paths: &Paths, rule: &Rule) -> Vec<Cgroup> {
 }
 
 /// Makes the cgroup `name` as `rule` says; `None` if this node has no place for one.
-///
-/// # Errors
-/// One line.
 pub fn make_cgroup(paths: &Paths, rule: &Rule, name: &str) -> Result<Option<PathBuf>, String> {
     let make = || {
         let made = match rule {
@@ -150,9 +135,6 @@ pub fn make_cgroup(paths: &Paths, rule: &Rule, name: &str) -> Result<Option<Path
 }
 
 /// Removes a job's cgroup, and our own directory above it if that is empty then.
-///
-/// # Errors
-/// One line: it stays.
 pub fn remove_cgroup(paths: &Paths, cgroup: &Cgroup) -> Result<(), String> {
     let remove = || cgroup.remove().map(drop).map_err(|error| error.to_string());
     let Some(base) = cgroup.path().parent() else {

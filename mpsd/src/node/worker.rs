@@ -14,7 +14,6 @@ use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::{ComputeMode, Failure, GpuUuid};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -74,23 +73,19 @@ pub fn serve(library: &str) -> Result<(), String> {
 
 /// `None`: none is wanted.
 fn answer(nvml: &Result<Nvml, NvmlError>, question: Question) -> serde_json::Result<Option<String>> {
-    match (nvml, question) {
-        (Ok(loaded), Question::Attach(gpu)) => {
-            loaded.attach(&gpu);
-            Ok(None)
+    let text = match (nvml, question) {
+        (nvml, Question::Attach(gpu)) => {
+            nvml.iter().for_each(|nvml| nvml.attach(&gpu));
+            return Ok(None);
         }
-        (Err(_), Question::Attach(_)) => Ok(None),
-        (Err(error), _) => text(Err::<(), _>(error)),
-        (Ok(loaded), Question::Inventory) => text(loaded.inventory()),
-        (Ok(loaded), Question::Mode(gpu)) => text(loaded.compute_mode(&gpu)),
-        (Ok(loaded), Question::SetMode(gpu, mode)) => text(loaded.set_compute_mode(&gpu, mode)),
-        (Ok(loaded), Question::Driver) => text(loaded.driver()),
-        (Ok(loaded), Question::Processes(gpu)) => text(loaded.processes(&gpu)),
-    }
-}
-
-fn text<T: Serialize, E: Serialize>(answer: Result<T, E>) -> serde_json::Result<Option<String>> {
-    serde_json::to_string(&answer).map(Some)
+        (Err(error), _) => serde_json::to_string(&Err::<(), _>(error)),
+        (Ok(nvml), Question::Inventory) => serde_json::to_string(&nvml.inventory()),
+        (Ok(nvml), Question::Mode(gpu)) => serde_json::to_string(&nvml.compute_mode(&gpu)),
+        (Ok(nvml), Question::SetMode(gpu, mode)) => serde_json::to_string(&nvml.set_compute_mode(&gpu, mode)),
+        (Ok(nvml), Question::Driver) => serde_json::to_string(&nvml.driver()),
+        (Ok(nvml), Question::Processes(gpu)) => serde_json::to_string(&nvml.processes(&gpu)),
+    };
+    text.map(Some)
 }
 
 /// The asker's side.
@@ -98,7 +93,8 @@ fn text<T: Serialize, E: Serialize>(answer: Result<T, E>) -> serde_json::Result<
 pub struct NvmlWorker {
     child: Child,
     stream: UnixStream,
-    limit: Duration,
+    /// Time for each answer.
+    pub(super) limit: Duration,
     /// It gave no answer in its time.
     silent: bool,
 }
@@ -106,52 +102,42 @@ pub struct NvmlWorker {
 impl NvmlWorker {
     /// Starts `program` (`mpsd`) as the worker for `library`; each answer must come within `limit`.
     ///
-    /// # Errors
-    /// A fault: root could not start its own program. Undetermined where processes, descriptors or time ran out: a program that
-    /// is starved before its first instruction proves nothing.
+    /// A program of root's that cannot be started is a fault, unless processes, descriptors or time ran out.
     pub fn start(program: &Path, library: &str, limit: Duration) -> Result<Self, Failure> {
         let broken = |why: String, errno: Option<Errno>| {
             let evidence = errno.and_then(|errno| unless_scarce(Evidence::Storage, Some(errno)));
             failure(evidence, WORKER, why)
         };
-        let (ours, theirs) = socketpair(
-            AddressFamily::Unix,
-            SockType::Stream,
-            None,
-            SockFlag::SOCK_CLOEXEC,
-        )
-        .map_err(|e| broken(format!("no socket to be had: {e}"), Some(e)))?;
+        let pair = UnixStream::pair().map_err(|e| {
+            let errno = e.raw_os_error().map(Errno::from_raw);
+            broken(format!("no socket to be had: {e}"), errno)
+        });
+        let (stream, theirs) = pair?;
         // For NVML, which makes the files of the GPUs itself.
         make_device("/dev/nvidiactl", &["-c", "255"]);
         let mut spawn = Spawn::new(program);
         spawn.args = vec!["--nvml".into(), library.into()];
-        spawn.inherit = vec![(theirs, WORKER_FD)];
+        spawn.inherit = vec![(theirs.into(), WORKER_FD)];
         let child = spawn
             .start(Deadline::after(limit))
             .map_err(|e| broken(e.to_string(), e.errno()))?;
         Ok(Self {
             child,
-            stream: UnixStream::from(ours),
+            stream,
             limit,
             silent: false,
         })
     }
 
-    /// Each answer must come within `limit` from now on.
-    pub fn within(mut self, limit: Duration) -> Self {
-        self.limit = limit;
-        self
-    }
-
     /// Has NVML look at `gpus` before anything is asked about them. What fails is told by the first question.
     pub fn attach(&mut self, gpus: &[GpuUuid]) {
         for gpu in gpus {
-            let line = serde_json::to_string(&Question::Attach(gpu.clone())).unwrap_or_default() + "\n";
-            let _ = self.stream.write_all(line.as_bytes());
+            let question = serde_json::to_string(&Question::Attach(gpu.clone()));
+            let _ = writeln!(self.stream, "{}", question.unwrap_or_default());
         }
     }
 
-    /// The process, where it gave no answer in its time.
+    /// The process, if it gave no answer in its time.
     pub fn silent(&self) -> Option<ProcessId> {
         self.child.id().filter(|_| self.silent)
     }
@@ -162,9 +148,6 @@ impl NvmlWorker {
     }
 
     /// The answer to `question`.
-    ///
-    /// # Errors
-    /// A fault when NVML's process dies, or what it answers proves the node broken; else undetermined.
     pub fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
         let lost = |why: String| Failure::from(Undetermined::new(WORKER, why));
         let mut line = serde_json::to_string(question).map_err(|e| lost(e.to_string()))?;

@@ -1,8 +1,12 @@
 //! A request on its way to a plan.
 
 use mpsd_core::config::Settings;
-use mpsd_core::request::{Mode, Request, Syntax};
+use mpsd_core::request::{Key, Mode, Request, Syntax};
+use mpsd_core::text::one_line;
 use mpsd_core::{Gpu, Inventory, Refusal};
+
+/// Longest word of the user's that a refusal repeats. Characters.
+const SHOWN: usize = 60;
 
 /// A request on the job's GPUs.
 #[derive(Debug, Clone)]
@@ -23,6 +27,12 @@ pub(super) struct Draft<'a> {
 }
 
 impl Draft<'_> {
+    /// Refuses the user's word of `key`.
+    pub fn refuse(&self, key: Key, why: impl Into<String>, allowed: impl Into<String>) -> Refusal {
+        let word = self.syntax.token(key, self.request.value(key).as_deref());
+        Refusal::new(one_line(&word, SHOWN), why, allowed)
+    }
+
     /// How many tasks of the job meet on one of its GPUs by `rule`.
     pub fn tasks_that_meet(&self, rule: impl Fn(u32, u32) -> u32) -> Option<u32> {
         let gpus = u32::try_from(self.gpus.len().max(1)).unwrap_or(u32::MAX);

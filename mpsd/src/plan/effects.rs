@@ -1,11 +1,7 @@
 //! The plan: every privileged effect for one job, in order, each with its inverse. Its printed form is a snapshot.
 
-use mpsd_core::bind::{Bind, DeviceNames};
 use mpsd_core::gpu::{ComputeMode, GpuUuid};
-use mpsd_core::job::JobId;
-use mpsd_core::limits::Percent;
-use mpsd_core::partitions::Partition;
-use mpsd_core::record::{AutoDivisors, ClientLimits, Daemon, RecordGpu};
+use mpsd_core::record::{ClientLimits, Record};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -79,42 +75,18 @@ impl Effect {
 /// Everything that is to be done for one job on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// The job.
-    pub job: JobId,
-    /// The user's numeric id.
-    pub uid: u32,
-    /// The job's GPUs, each once, in NVML's order.
-    pub gpus: Vec<RecordGpu>,
-    /// The daemons, one, or one a GPU.
-    pub daemons: Vec<Daemon>,
-    /// Thread percentage by local rank; empty where every task has the daemon's.
-    pub rank_threads: Vec<Percent>,
-    /// Memory limits by local rank, MiB by GPU; empty where every task has the daemon's.
-    pub rank_memory: Vec<Vec<(GpuUuid, u64)>>,
-    /// The most that `mpsctl set` may give to each client while the job runs.
-    pub most: ClientLimits,
-    /// What `auto` assumed.
-    pub divided: AutoDivisors,
+    /// What the job's tasks are told while it starts.
+    pub record: Record,
     /// The effects, in order.
     pub effects: Vec<Effect>,
-    /// What the job's user should read, one line each.
-    pub warnings: Vec<String>,
+    /// The most that `mpsctl set` may give to each client while the job runs.
+    pub most: ClientLimits,
     /// What the log should say of decisions taken, one line each (a mode that stays, for example).
     pub notes: Vec<String>,
     /// Run `mps-probe` through the new daemon before the job starts.
     pub verify: bool,
-    /// The job's user reads at the end what it was used for.
-    pub report: bool,
     /// What the request's options add to the printed plan, one line each.
     pub then: Vec<String>,
-    /// One daemon a GPU.
-    pub per_gpu: bool,
-    /// Which GPU a rank sees.
-    pub bind: Bind,
-    /// How its GPUs are named.
-    pub names: DeviceNames,
-    /// MPS clients that each of its GPUs takes.
-    pub clients: Option<u32>,
 }
 
 impl Plan {
@@ -123,52 +95,40 @@ impl Plan {
         let effect =
             |effect: &Effect| serde_json::json!({"do": effect.to_string(), "undo": effect.inverse()});
         let effects: Vec<_> = self.effects.iter().map(effect).collect();
+        let record = &self.record;
         serde_json::json!({
-            "job": self.job, "uid": self.uid, "gpus": self.gpus, "daemons": self.daemons,
-            "rank_threads": self.rank_threads, "rank_memory": self.rank_memory, "most": self.most, "effects": effects,
-            "report": self.report, "then": self.then, "warnings": self.warnings, "notes": self.notes,
+            "job": record.job, "uid": record.uid, "gpus": record.gpus, "daemons": record.daemons,
+            "rank_threads": record.rank_threads, "rank_memory": record.rank_memory, "most": self.most, "effects": effects,
+            "report": record.report, "then": self.then, "warnings": record.warnings, "notes": self.notes,
         })
     }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "job {} uid {}", self.job, self.uid)?;
-        for (n, daemon) in self.daemons.iter().enumerate() {
-            write!(f, "daemon {n}:")?;
-            for gpu in &daemon.gpus {
-                write!(f, " {gpu}")?;
-            }
-            if let Some(threads) = daemon.threads {
-                write!(f, " threads {threads}")?;
-            }
-            for (gpu, mib) in &daemon.memory {
-                write!(f, " memory {gpu}={mib}M")?;
-            }
-            if let Some(priority) = daemon.priority {
-                write!(f, " priority {priority}")?;
-            }
-            writeln!(f)?;
+        let memory = |all: &[(GpuUuid, u64)], before: &str| -> String {
+            let one = |(gpu, mib): &(GpuUuid, u64)| format!("{before}{gpu}={mib}M");
+            all.iter().map(one).collect()
+        };
+        let record = &self.record;
+        writeln!(f, "job {} uid {}", record.job, record.uid)?;
+        for (n, daemon) in record.daemons.iter().enumerate() {
+            let gpus: String = daemon.gpus.iter().map(|gpu| format!(" {gpu}")).collect();
+            let threads = daemon.threads.map(|threads| format!(" threads {threads}"));
+            let priority = daemon.priority.map(|priority| format!(" priority {priority}"));
+            let limits = [threads, Some(memory(&daemon.memory, " memory ")), priority];
+            let limits: String = limits.into_iter().flatten().collect();
+            writeln!(f, "daemon {n}:{gpus}{limits}")?;
         }
-        for partition in self.daemons.iter().flat_map(|daemon| &daemon.partitions) {
-            let Partition {
-                rank,
-                gpu,
-                sms,
-                chunks,
-                ..
-            } = partition;
+        for one in record.daemons.iter().flat_map(|daemon| &daemon.partitions) {
+            let (rank, sms, chunks, gpu) = (one.rank, one.sms, one.chunks, &one.gpu);
             writeln!(f, "rank {rank}: {sms} SMs ({chunks} chunks) of {gpu} alone")?;
         }
-        for (rank, threads) in self.rank_threads.iter().enumerate() {
+        for (rank, threads) in record.rank_threads.iter().enumerate() {
             writeln!(f, "rank {rank}: threads {threads}")?;
         }
-        for (rank, memory) in self.rank_memory.iter().enumerate() {
-            write!(f, "rank {rank}: memory")?;
-            for (gpu, mib) in memory {
-                write!(f, " {gpu}={mib}M")?;
-            }
-            writeln!(f)?;
+        for (rank, all) in record.rank_memory.iter().enumerate() {
+            writeln!(f, "rank {rank}: memory{}", memory(all, " "))?;
         }
         for (n, effect) in self.effects.iter().enumerate() {
             writeln!(f, "{:2}. {effect}  [undo: {}]", n + 1, effect.inverse())?;
@@ -176,7 +136,7 @@ impl fmt::Display for Plan {
         for line in &self.then {
             writeln!(f, "{line}")?;
         }
-        for note in self.warnings.iter().chain(&self.notes) {
+        for note in record.warnings.iter().chain(&self.notes) {
             writeln!(f, "note: {note}")?;
         }
         Ok(())

@@ -8,10 +8,6 @@ use mpsd_core::gpu::MIG;
 use mpsd_core::{Failure, Gpu, GpuUuid, Inventory, Refusal};
 
 /// The job's GPUs, or its MIG devices, in NVML's order, each once. Never silently all of the node's.
-///
-/// # Errors
-/// A refusal when the job has none, when nobody names them, or for a mix of GPUs and MIG devices; a fault when a GPU that the
-/// scheduler gave is not in NVML.
 pub fn of_job<'a>(
     devices: &Devices,
     inventory: &'a Inventory,
@@ -32,12 +28,8 @@ pub fn of_job<'a>(
         }
         GpuSource::Counted { why, .. } => {
             let all = inventory.gpus.len();
-            return Err(Refusal::new(
-                "MPS",
-                format!("the job's GPUs on this node are not known: {why}"),
-                format!("all {all} GPUs of the node, or the node alone (-l place=exclhost), or GPUs that the scheduler names"),
-            )
-            .into());
+            let node = "or the node alone (-l place=exclhost), or GPUs that the scheduler names";
+            return Err(unknown_gpus(why, &format!("all {all} GPUs of the node, {node}")));
         }
         GpuSource::Unknown(why) => whole_node(why, devices, inventory, unknown)?,
     };
@@ -59,10 +51,8 @@ fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure
         return Err(Undetermined::new(format!("MIG device {text}"), why).into());
     }
     found.ok_or_else(|| {
-        let why = format!(
-            "the scheduler gave it to the job, and NVML lists {} others",
-            inventory.gpus.len()
-        );
+        let others = inventory.gpus.len();
+        let why = format!("the scheduler gave it to the job, and NVML lists {others} others");
         Fault::new(Evidence::GpuLost, format!("GPU {text}"), why).into()
     })
 }
@@ -82,12 +72,7 @@ fn whole_node<'a>(
     if unknown != GpusUnknown::WholeNodeIfExclusive {
         let allowed =
             "GPUs that the scheduler assigns, or gpus_unknown = \"whole-node-if-exclusive\" in mpsd.toml";
-        return Err(Refusal::new(
-            "MPS",
-            format!("the job's GPUs on this node are not known: {why}"),
-            allowed,
-        )
-        .into());
+        return Err(unknown_gpus(why, allowed));
     }
     if !devices.whole_node {
         let why =
@@ -98,4 +83,9 @@ fn whole_node<'a>(
         return Err(Refusal::new("MPS", "this node has no GPU", "a node with GPUs").into());
     }
     Ok(inventory.gpus.iter().collect())
+}
+
+fn unknown_gpus(why: &str, allowed: &str) -> Failure {
+    let why = format!("the job's GPUs on this node are not known: {why}");
+    Refusal::new("MPS", why, allowed).into()
 }

@@ -1,5 +1,5 @@
 //! What MIG changes of a plan (docs/facts/mps-control.md#mig): a process sees one MIG device, so each has a daemon of its own and
-//! each rank one of them; the compute mode stays; and where a MIG device is seen, CUDA shows no whole GPU.
+//! each rank one of them; the compute mode stays; and CUDA shows no whole GPU to a process that sees a MIG device.
 
 use super::draft::Draft;
 use crate::scheduler::GpuName;
@@ -42,7 +42,6 @@ pub fn has_devices(gpus: &[&Gpu]) -> bool {
     gpus.iter().any(|gpu| gpu.uuid.is_mig())
 }
 
-/// What the job has, in a word.
 pub fn kind(gpus: &[&Gpu]) -> &'static str {
     match has_devices(gpus) {
         true => "MIG device",
@@ -51,9 +50,6 @@ pub fn kind(gpus: &[&Gpu]) -> &'static str {
 }
 
 /// How the job's tasks are bound, and how `CUDA_VISIBLE_DEVICES` names what they see.
-///
-/// # Errors
-/// A refusal of what the user wrote, and no task on a MIG device can have.
 pub fn binding(draft: &Draft<'_>) -> Result<(Bind, DeviceNames), Refusal> {
     let bind = draft.request.bind.unwrap_or(Bind::DEFAULT);
     let names = draft

@@ -11,14 +11,13 @@ pub(crate) mod tasks;
 use crate::plan::draft::Draft;
 use crate::plan::effects::{Effect, Exporter, Plan};
 use crate::plan::share::Share;
-use crate::scheduler::{self, Devices, Exclusive, Submission};
+use crate::scheduler::{self, Devices, Exclusive, GpuSource, Submission};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, WarnOrRefuse};
 use mpsd_core::paths::JobPaths;
-use mpsd_core::record::{AutoDivisors, Daemon, RecordGpu};
+use mpsd_core::record::{self, AutoDivisors, Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
 use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, Refusal};
-use std::path::PathBuf;
 
 /// All that a plan is made from.
 #[derive(Debug, Clone, Copy)]
@@ -44,8 +43,7 @@ pub struct Case<'a> {
 /// The settings in force for a node with these GPUs, and the plan for the job under them.
 ///
 /// # Errors
-/// A refusal for what cannot be done; a fault for an unusable configuration, or when a GPU that the scheduler gave is not
-/// there.
+/// A refusal; a fault for an unusable configuration, or if a GPU that the scheduler gave is not there.
 pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let products: Vec<&str> = case.inventory.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
     let settings = case.config.for_node(case.node, &products)?;
@@ -63,10 +61,8 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let (bind, names) = mig::binding(&draft)?;
     if mig::has_devices(&draft.gpus) && draft.gpus.len() > 1 && draft.request.mode != Mode::PerGpu {
         draft.request.mode = Mode::PerGpu;
-        notes.push(
-            "one daemon for each MIG device, and one of them for each task: a process sees no more"
-                .to_owned(),
-        );
+        let note = "one daemon for each MIG device, and one of them for each task: a process sees no more";
+        notes.push(note.to_owned());
     }
     let per_gpu = draft.request.mode == Mode::PerGpu;
     draft.meeting = draft.tasks_that_meet(|tasks, gpus| bind.most_on_a_gpu(names, per_gpu, tasks, gpus));
@@ -101,28 +97,46 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         too_many_replicas,
         without_rank(case, &draft, names),
     ];
-    let plan = Plan {
+    let effects = effects(case, &draft, daemons.len(), &mut notes);
+    // Without CUDA_DEVICE_ORDER, CUDA counts the fastest first.
+    let alike = products.windows(2).all(|pair| pair[0] == pair[1]);
+    let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
+    let record = Record {
+        version: record::VERSION,
         job: job.clone(),
         uid: case.uid,
+        state: RecordState::Starting,
+        reason: None,
+        kind: None,
+        of_node: false,
+        exclusive: effects.iter().any(exclusive),
+        deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
+        per_gpu,
+        request: Some(case.request.clone()),
+        named: matches!(case.devices.gpus, GpuSource::Listed(_) | GpuSource::Numbered(_)),
         gpus: draft.gpus.iter().map(gpu).collect(),
-        effects: effects(case, &draft, daemons.len(), &mut notes),
+        devices: case.devices.gpus.to_count(case.inventory),
         daemons,
         rank_threads: share.rank_threads,
         rank_memory: share.rank_memory,
-        most: draft.most(),
         divided: AutoDivisors {
             threads: draft.meeting.filter(|_| request.threads == Some(Threads::Auto)),
             memory: memory_parts.filter(|_| request.memory == Some(MemoryLimit::Auto)),
         },
+        names: Some(names),
+        same_numbers: draft.gpus.iter().zip(0..).all(|(gpu, place)| gpu.index == place) && alike,
+        bind: Some(bind),
+        clients,
         warnings: warnings.into_iter().flatten().collect(),
+        report: request.report == Some(true),
+    };
+    let plan = Plan {
+        record,
+        effects,
+        most: draft.most(),
         notes,
         verify: request.verify == Some(true),
-        report: request.report == Some(true),
         then: request.plan_lines().collect(),
-        per_gpu,
-        bind,
-        names,
-        clients,
     };
     Ok((settings, plan))
 }
@@ -181,17 +195,13 @@ fn effects(case: &Case<'_>, draft: &Draft<'_>, daemons: usize, notes: &mut Vec<S
     effects
 }
 
-fn exporters(settings: &Settings) -> Vec<Effect> {
-    let site = &settings.metrics;
-    let all = [
-        (Exporter::Dcgm, &site.dcgm_job_map),
-        (Exporter::Jobstats, &site.gpustat),
-    ];
-    let told = |(exporter, directory): (Exporter, &Option<PathBuf>)| {
+fn exporters(settings: &Settings) -> impl Iterator<Item = Effect> {
+    let (dcgm, jobstats) = (&settings.metrics.dcgm_job_map, &settings.metrics.gpustat);
+    let all = [(Exporter::Dcgm, dcgm), (Exporter::Jobstats, jobstats)].into_iter();
+    all.filter_map(|(exporter, directory)| {
         let directory = directory.clone()?;
         Some(Effect::TellExporter { exporter, directory })
-    };
-    all.into_iter().filter_map(told).collect()
+    })
 }
 
 fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'static str> {
@@ -217,8 +227,7 @@ fn without_rank(case: &Case<'_>, draft: &Draft<'_>, names: DeviceNames) -> Optio
     let per_gpu = draft.request.mode == Mode::PerGpu && draft.gpus.len() > 1;
     let ranks_alone = per_gpu && names != DeviceNames::Keep;
     let system = scheduler::of(case.submission.scheduler);
-    (ranks_alone && !system.facts().has_steps).then(|| {
-        "with a daemon for each GPU a program without a rank sees no GPU: start each rank with 'mpsctl exec -- COMMAND'"
-            .to_owned()
-    })
+    let warning = "with a daemon for each GPU a program without a rank sees no GPU: start each rank with \
+                   'mpsctl exec -- COMMAND'";
+    (ranks_alone && !system.facts().has_steps).then(|| warning.to_owned())
 }

@@ -6,18 +6,10 @@ use mpsd_core::bind::BindMode;
 use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS};
 use mpsd_core::partitions::{LEAST_CAPABILITY, Partition, chunk};
 use mpsd_core::request::{Key, Sms, Syntax};
-use mpsd_core::text::one_line;
 use mpsd_core::{Gpu, Refusal};
 
-/// Longest word of the user's that a refusal repeats. Characters.
-const SHOWN: usize = 60;
-
 impl Draft<'_> {
-    /// The partitions, by rank; none where none were asked for.
-    ///
-    /// # Errors
-    /// A refusal: a driver or a GPU without them, no whole number of chunks, more ranks than numbers, a site whose ceiling they
-    /// would get round.
+    /// The partitions, by rank; none if the request has none.
     pub fn partitions(&self) -> Result<Vec<Partition>, Refusal> {
         let Some(sms) = &self.request.sms else {
             return Ok(Vec::new());
@@ -38,7 +30,7 @@ impl Draft<'_> {
                     0 => format!("a multiple of {chunk}, such as {more}"),
                     less => format!("a multiple of {chunk}, such as {less} or {more}"),
                 };
-                return Err(self.refused(&why, allowed));
+                return Err(self.refused(why, allowed));
             }
             Ok(Partition {
                 rank: u32::try_from(rank).unwrap_or(u32::MAX),
@@ -51,56 +43,42 @@ impl Draft<'_> {
         all.into_iter().enumerate().map(one).collect()
     }
 
-    fn refused(&self, why: &str, allowed: impl Into<String>) -> Refusal {
-        let word = self
-            .syntax
-            .token(Key::Sms, self.request.value(Key::Sms).as_deref());
-        Refusal::new(one_line(&word, SHOWN), why, allowed)
+    fn refused(&self, why: impl Into<String>, allowed: impl Into<String>) -> Refusal {
+        self.refuse(Key::Sms, why, allowed)
     }
 
     fn check_node(&self) -> Result<(), Refusal> {
-        let driver = &self.inventory.driver;
         if !self.inventory.has_driver(DRIVER_OF_13_1) {
-            let why = match driver.as_str() {
+            let why = match self.inventory.driver.as_str() {
                 "" => "NVML does not say which driver this node has".to_owned(),
                 driver => format!("this node has driver {driver}, which has no static partitions"),
             };
-            return Err(self.refused(
-                &why,
-                format!("a node with driver {DRIVER_OF_13_1} or a later one"),
-            ));
+            let allowed = format!("a node with driver {DRIVER_OF_13_1} or a later one");
+            return Err(self.refused(why, allowed));
         }
         if let Some(old) = self.gpus.iter().find(|gpu| gpu.capability < LEAST_CAPABILITY) {
             let why = format!("GPU {} '{}' has no static partitions", old.index, old.name);
-            return Err(self.refused(&why, "a GPU of Ampere (compute capability 8.0) or later"));
+            return Err(self.refused(why, "a GPU of Ampere (compute capability 8.0) or later"));
         }
         if let Some(mig) = self.gpus.iter().find(|gpu| gpu.uuid.is_mig()) {
-            let why = format!(
-                "{} is a MIG device, and only whole GPUs are documented to be partitioned so",
-                mig.uuid
-            );
-            return Err(self.refused(&why, "a whole GPU"));
+            let why = "is a MIG device, and only whole GPUs are documented to be partitioned so";
+            return Err(self.refused(format!("{} {why}", mig.uuid), "a whole GPU"));
         }
-        match self.settings.ceilings.threads {
-            Some(ceiling) => {
-                let why =
-                    format!("this site's ceiling of {ceiling} % of the threads does not hold for partitions");
-                Err(self.refused(&why, "MPS_THREADS"))
-            }
-            None => Ok(()),
-        }
+        self.settings.ceilings.threads.map_or(Ok(()), |ceiling| {
+            let why =
+                format!("this site's ceiling of {ceiling} % of the threads does not hold for partitions");
+            Err(self.refused(why, "MPS_THREADS"))
+        })
     }
 
     fn by_rank(&self, sms: &Sms) -> Result<Vec<u32>, Refusal> {
-        let tasks = self.tasks;
+        let (tasks, gpus) = (self.tasks, self.gpus.len());
         // More chunks than any GPU has; and of tasks without end, which a user may ask of OpenPBS, no list is made.
-        let most = MOST_CLIENTS.saturating_mul(self.gpus.len().try_into().unwrap_or(u32::MAX));
+        let most = MOST_CLIENTS.saturating_mul(gpus.try_into().unwrap_or(u32::MAX));
         if let Some(tasks) = tasks.filter(|tasks| *tasks > most) {
-            let why = format!(
-                "the job has {tasks} tasks on this node, and {} GPUs have no partition for each",
-                self.gpus.len()
-            );
-            return Err(self.refused(&why, format!("at most {MOST_CLIENTS} tasks a GPU")));
+            let why =
+                format!("the job has {tasks} tasks on this node, and {gpus} GPUs have no partition for each");
+            return Err(self.refused(why, format!("at most {MOST_CLIENTS} tasks a GPU")));
         }
         match (sms, tasks) {
             (Sms::Uniform(sms), Some(tasks)) => Ok(vec![*sms; tasks as usize]),
@@ -115,11 +93,9 @@ impl Draft<'_> {
                 Err(self.refused(why, allowed))
             }
             (Sms::PerRank(all), Some(tasks)) if tasks as usize > all.len() => {
-                let why = format!(
-                    "the job has {tasks} tasks on this node, and {} numbers",
-                    all.len()
-                );
-                Err(self.refused(&why, "a number for each of them"))
+                let numbers = all.len();
+                let why = format!("the job has {tasks} tasks on this node, and {numbers} numbers");
+                Err(self.refused(why, "a number for each of them"))
             }
             (Sms::PerRank(all), _) => Ok(all.clone()),
         }

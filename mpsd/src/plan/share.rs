@@ -4,23 +4,22 @@ use super::draft::Draft;
 use mpsd_core::limits::{Amount, Percent, Priority};
 use mpsd_core::record::{ClientLimits, Daemon};
 use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Threads};
-use mpsd_core::text::one_line;
 use mpsd_core::{Gpu, GpuUuid, Refusal};
 use std::path::PathBuf;
 
-/// Longest word of the user's that a refusal repeats. Characters.
-const SHOWN: usize = 60;
+/// MiB by GPU.
+type Memory = Vec<(GpuUuid, u64)>;
 
 /// The limits of one job on its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
     threads: Option<Percent>,
-    memory: Vec<(GpuUuid, u64)>,
+    memory: Memory,
     priority: Option<Priority>,
-    /// Thread percentage by local rank; empty where all have the daemon's.
+    /// Thread percentage by local rank; empty if all have the daemon's.
     pub rank_threads: Vec<Percent>,
-    /// Memory by local rank; empty where all have the daemon's.
-    pub rank_memory: Vec<Vec<(GpuUuid, u64)>>,
+    /// Memory by local rank; empty if all have the daemon's.
+    pub rank_memory: Vec<Memory>,
 }
 
 impl Share {
@@ -28,41 +27,27 @@ impl Share {
     /// is more than the number of tasks.
     pub fn divides_memory_by(&self, gpus: &[&Gpu]) -> Option<u32> {
         let whole = |uuid: &GpuUuid| gpus.iter().find(|gpu| gpu.uuid == *uuid)?.memory_mib;
-        let parts = self
-            .memory
-            .iter()
-            .filter_map(|(uuid, mib)| whole(uuid)?.checked_div(*mib));
+        let memory = self.memory.iter();
+        let parts = memory.filter_map(|(uuid, mib)| whole(uuid)?.checked_div(*mib));
         u32::try_from(parts.min()?).ok()
     }
 
-    /// The daemon of `gpus` with these directories.
     pub fn daemon(&self, gpus: &[&Gpu], pipe: PathBuf, log: PathBuf) -> Daemon {
+        let is_here = |(uuid, _): &&(GpuUuid, u64)| gpus.iter().any(|gpu| gpu.uuid == *uuid);
         Daemon {
             gpus: gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
             pipe,
             log,
             threads: self.threads,
-            memory: self
-                .memory
-                .iter()
-                .filter(|(uuid, _)| gpus.iter().any(|g| g.uuid == *uuid))
-                .cloned()
-                .collect(),
+            memory: self.memory.iter().filter(is_here).cloned().collect(),
             priority: self.priority,
             partitions: Vec::new(),
         }
     }
 }
 
-type Memory = (Vec<(GpuUuid, u64)>, Vec<Vec<(GpuUuid, u64)>>);
-
 impl Draft<'_> {
-    /// The limits. A number that the user wrote is refused above a ceiling. What the user left to us (nothing, `auto`, the
-    /// site's default) is lowered to it.
-    ///
-    /// # Errors
-    /// A refusal: a number above a ceiling, `auto` without a known number of tasks, more memory than a GPU has, a GPU that
-    /// is not the job's.
+    /// The limits. Above a ceiling, a number that the user wrote is refused, and what was left to us is lowered.
     pub fn share(&self) -> Result<Share, Refusal> {
         let (threads, rank_threads) = self.threads()?;
         let (memory, rank_memory) = self.memory()?;
@@ -92,24 +77,18 @@ impl Draft<'_> {
     fn meeting_tasks(&self, what: &str) -> Result<u32, Refusal> {
         self.meeting.ok_or_else(|| {
             let why = "the scheduler does not say how many tasks the job has on a GPU";
-            Refusal::new(
-                format!("{what}=auto"),
-                why,
-                "MPS_REPLICAS=N with the number of tasks on a GPU, or a fixed value",
-            )
+            let allowed = "MPS_REPLICAS=N with the number of tasks on a GPU, or a fixed value";
+            Refusal::new(format!("{what}=auto"), why, allowed)
         })
     }
 
-    /// The user's word of `key`, which stands for more than the site allows.
     fn above(&self, key: Key, what: &str, ceiling: impl ToString, allowed: String) -> Refusal {
-        let word = self.syntax.token(key, self.written.value(key).as_deref());
         let ceiling = ceiling.to_string();
         let why = format!("the {what} is above this site's ceiling of {ceiling}");
-        Refusal::new(one_line(&word, SHOWN), why, allowed)
+        self.refuse(key, why, allowed)
     }
 
-    /// A client can only lower the daemon's percentage (docs/facts/mps-control.md#clients): the daemon gets the largest of
-    /// a list.
+    /// A client can only lower the daemon's (docs/facts/mps-control.md#clients): the daemon gets the largest of a list.
     fn threads(&self) -> Result<(Option<Percent>, Vec<Percent>), Refusal> {
         let (most, ranks) = match (&self.request.threads, self.request.replicas) {
             (_, Some(replicas)) => (Some(Percent::part_of(replicas)), Vec::new()),
@@ -124,37 +103,38 @@ impl Draft<'_> {
         let Some(ceiling) = self.settings.ceilings.threads else {
             return Ok((most, ranks));
         };
-        match (&self.written.threads, self.written.replicas) {
-            (_, Some(_)) if most > Some(ceiling) => {
+        let (key, allowed) = match (&self.written.threads, self.written.replicas) {
+            _ if most <= Some(ceiling) => (None, String::new()),
+            (_, Some(_)) => {
                 let least = u32::from(Percent::WHOLE.tenths()).div_ceil(ceiling.tenths().into());
-                let allowed = format!("at least {least} replicas");
-                Err(self.above(Key::Replicas, "thread percentage", ceiling, allowed))
+                (Some(Key::Replicas), format!("at least {least} replicas"))
             }
-            (Some(Threads::Uniform(_) | Threads::PerRank(_)), _) if most > Some(ceiling) => {
-                let allowed = format!("1 to {ceiling}");
-                Err(self.above(Key::Threads, "thread percentage", ceiling, allowed))
+            (Some(Threads::Uniform(_) | Threads::PerRank(_)), _) => {
+                (Some(Key::Threads), format!("1 to {ceiling}"))
             }
-            _ => Ok((
+            _ => (None, String::new()),
+        };
+        match key {
+            Some(key) => Err(self.above(key, "thread percentage", ceiling, allowed)),
+            None => Ok((
                 Some(most.map_or(ceiling, |most| most.min(ceiling))),
                 ranks.into_iter().map(|percent| percent.min(ceiling)).collect(),
             )),
         }
     }
 
-    fn memory(&self) -> Result<Memory, Refusal> {
+    fn memory(&self) -> Result<(Memory, Vec<Memory>), Refusal> {
         let even = |parts: u32| {
             self.on_each(|gpu| {
-                let total = gpu.memory_mib.ok_or_else(|| self.untold(gpu))?;
+                let total = gpu.memory_mib.ok_or_else(|| self.untold_part(gpu))?;
                 Ok((total / u64::from(parts.max(1))).max(1))
             })
         };
         let all = |amount: Amount| self.on_each(|gpu| self.part(gpu, amount));
         let daemons = match (&self.request.memory, self.request.replicas) {
             (_, Some(replicas)) => even(replicas)?,
-            (None, None) => match self.settings.ceilings.memory {
-                Some(_) => self.on_each(|gpu| Ok(gpu.memory_mib.unwrap_or(u64::MAX)))?,
-                None => Vec::new(),
-            },
+            (None, None) if self.settings.ceilings.memory.is_none() => Vec::new(),
+            (None, None) => self.on_each(|gpu| Ok(gpu.memory_mib.unwrap_or(u64::MAX)))?,
             (Some(MemoryLimit::Auto), _) => even(self.meeting_tasks("MPS_MEM")?)?,
             (Some(MemoryLimit::Uniform(amount)), _) => all(*amount)?,
             (Some(MemoryLimit::PerGpu(list)), _) => self.by_gpu(list)?,
@@ -172,36 +152,35 @@ impl Draft<'_> {
         Ok((daemons, Vec::new()))
     }
 
-    fn on_each(&self, mib: impl Fn(&Gpu) -> Result<u64, Refusal>) -> Result<Vec<(GpuUuid, u64)>, Refusal> {
+    fn on_each(&self, mib: impl Fn(&Gpu) -> Result<u64, Refusal>) -> Result<Memory, Refusal> {
         let limit = |gpu: &&Gpu| Ok((gpu.uuid.clone(), self.limit(gpu, mib(gpu)?)?));
         self.gpus.iter().map(limit).collect()
     }
 
     fn part(&self, gpu: &Gpu, amount: Amount) -> Result<u64, Refusal> {
         let part = amount.mebibytes_of(gpu.memory_mib);
-        part.ok_or_else(|| self.untold(gpu))
+        part.ok_or_else(|| self.untold_part(gpu))
     }
 
-    fn untold(&self, gpu: &Gpu) -> Refusal {
+    fn untold_part(&self, gpu: &Gpu) -> Refusal {
         let key = match self.request.replicas {
             Some(_) => Key::Replicas,
             None => Key::Mem,
         };
-        let word = self.syntax.token(key, self.request.value(key).as_deref());
         let size = self.syntax.token(Key::Mem, Some("4G"));
-        untold(one_line(&word, SHOWN), gpu, &format!("a size, as in {size}"))
+        self.refuse(key, untold(gpu), format!("a size, as in {size}"))
     }
 
     fn ceiling(&self, gpu: &Gpu, ceiling: Amount) -> Result<u64, Refusal> {
         let most = ceiling.mebibytes_of(gpu.memory_mib);
         most.ok_or_else(|| {
             let what = format!("this site's memory ceiling of {ceiling}");
-            untold(what, gpu, "none, until an administrator sets it to a size")
+            let allowed = "none, until an administrator sets it to a size";
+            Refusal::new(what, untold(gpu), allowed)
         })
     }
 
-    /// A limit of so many MiB on a GPU. Above the ceiling, or above what the GPU has, a number of the user's is refused, and
-    /// any other is lowered.
+    /// MiB on a GPU. Above the ceiling or the GPU's own, a number of the user's is refused, any other lowered.
     fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
         let total = gpu.memory_mib.unwrap_or(u64::MAX);
         let typed = match &self.written.memory {
@@ -231,21 +210,23 @@ impl Draft<'_> {
     }
 
     /// Limits by GPU; those that the list leaves out have the ceiling.
-    fn by_gpu(&self, list: &[(GpuSelector, Amount)]) -> Result<Vec<(GpuUuid, u64)>, Refusal> {
+    fn by_gpu(&self, list: &[(GpuSelector, Amount)]) -> Result<Memory, Refusal> {
         let mut limits = Vec::new();
         for (selector, amount) in list {
             // Indexes count within the job: 0 is its first GPU on this node.
             let gpu = match selector {
                 GpuSelector::Index(n) => self.gpus.get(*n as usize),
-                GpuSelector::Uuid(uuid) => self.gpus.iter().find(|g| g.uuid == *uuid),
+                GpuSelector::Uuid(uuid) => self.gpus.iter().find(|gpu| gpu.uuid == *uuid),
             };
             let gpu = gpu.ok_or_else(|| {
-                let (has, allowed) = match self.gpus.len() {
+                let count = self.gpus.len();
+                let (has, allowed) = match count {
                     1 => ("one GPU".to_owned(), "0, or its UUID".to_owned()),
-                    count => (
-                        format!("{count} GPUs"),
-                        format!("0 to {}, or the UUID of one of them", count.saturating_sub(1)),
-                    ),
+                    _ => {
+                        let last = count.saturating_sub(1);
+                        let allowed = format!("0 to {last}, or the UUID of one of them");
+                        (format!("{count} GPUs"), allowed)
+                    }
                 };
                 let why = format!("the job has {has} on this node");
                 Refusal::new(format!("memory limit for GPU {selector}"), why, allowed)
@@ -253,24 +234,20 @@ impl Draft<'_> {
             limits.push((gpu.uuid.clone(), self.limit(gpu, self.part(gpu, *amount)?)?));
         }
         if let Some(ceiling) = self.settings.ceilings.memory {
-            let named: Vec<GpuUuid> = limits.iter().map(|(uuid, _)| uuid.clone()).collect();
-            let left_out = self.gpus.iter().filter(|gpu| !named.contains(&gpu.uuid));
-            for gpu in left_out {
-                let most = self.ceiling(gpu, ceiling)?;
-                limits.push((gpu.uuid.clone(), most.min(gpu.memory_mib.unwrap_or(most))));
+            for gpu in &self.gpus {
+                if !limits.iter().any(|(uuid, _)| *uuid == gpu.uuid) {
+                    let most = self.ceiling(gpu, ceiling)?;
+                    limits.push((gpu.uuid.clone(), most.min(gpu.memory_mib.unwrap_or(most))));
+                }
             }
         }
         Ok(limits)
     }
 }
 
-/// What can only be reckoned from a GPU's memory, which NVML does not tell.
-fn untold(what: String, gpu: &Gpu, allowed: &str) -> Refusal {
-    let why = format!(
-        "NVML does not tell how much memory GPU {} '{}' has",
-        gpu.index, gpu.name
-    );
-    Refusal::new(what, why, allowed)
+fn untold(gpu: &Gpu) -> String {
+    let Gpu { index, name, .. } = gpu;
+    format!("NVML does not tell how much memory GPU {index} '{name}' has")
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use mpsd_core::failure::{Evidence, Fault, Refusal};
 /// Whether such a job gets its MPS; then the line for its own error file, if anything is missing.
 ///
 /// # Errors
-/// A refusal on the job's first node, where its user reads it. On a Torque sister it is the configuration's fault: a
+/// A refusal on the job's first node: its user reads it there. On a Torque sister it is the configuration's fault: a
 /// sister has nobody to tell, and tasks that TM starts there would run bare.
 pub fn decide(
     missing: Option<Unattached>,

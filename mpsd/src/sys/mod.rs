@@ -22,6 +22,13 @@ pub use raw::Exit;
 mod testing;
 
 use nix::errno::Errno;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}
 
 /// Whether `errno` means that something ran out. Any user can cause that, so it is no evidence against the node.
 pub fn is_scarcity(errno: Errno) -> bool {

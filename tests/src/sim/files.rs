@@ -3,10 +3,9 @@
 use super::{Sim, World};
 use mpsd::job::journal::Journal;
 use mpsd::job::node::{Bounds, DirectoryStatus, FileError, Files, LockGuard, NodeSettings, TmpfsSize};
-use mpsd::job::report::JobReport;
+use mpsd::job::report::JobOutcome;
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::Paths;
-use mpsd_core::failure::FailureKind;
 use mpsd_core::file::Durability;
 use mpsd_core::record::{Record, RecordState};
 use nix::errno::Errno;
@@ -227,13 +226,11 @@ impl Files for Sim {
         None
     }
 
-    fn keep_report(&mut self, report: &JobReport) {
-        let report = report.clone();
-        self.step(|world| world.reports.push(report));
-    }
-
-    fn count_failure(&mut self, kind: FailureKind) {
-        self.world.borrow_mut().failed.push(kind);
+    fn keep(&mut self, outcome: JobOutcome<'_>) {
+        match outcome {
+            JobOutcome::Ended(report) => self.step(|world| world.reports.push(report.clone())),
+            JobOutcome::Failed(kind) => self.world.borrow_mut().failed.push(kind),
+        }
     }
 
     fn directory_status(&self, path: &Path) -> Result<Option<DirectoryStatus>, FileError> {

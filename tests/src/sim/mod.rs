@@ -4,8 +4,8 @@
 //! call be made to fail. The steps are those of the real node: a file and its lock are two, a directory's
 //! two halves are two, a cgroup and the note of it are two. So a matrix over all points needs no list of effects.
 
+mod calls;
 mod files;
-mod node;
 pub mod scenario;
 mod world;
 

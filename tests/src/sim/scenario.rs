@@ -225,7 +225,6 @@ impl Scenario {
             settings,
             scheduler: self.scheduler,
             node: NODE,
-            site: Site::default(),
         }
     }
 

@@ -137,8 +137,9 @@ fn clients(
     let alone = all.iter().filter(is_there).count() <= 1;
     let mut is_client = |process: &&GpuProcess| {
         process.mps_client
-            && node.uid_of(process.pid) == Some(journal.uid)
-            && (alone || node.is_of_job(journal, process.pid))
+            && node
+                .is_of_job(journal, process.pid)
+                .is_some_and(|its| alone || its)
     };
     let clients = list.iter().filter(|process| is_client(process));
     let client = |process: &GpuProcess| ClientStatus {

@@ -7,9 +7,11 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::Mode;
+use nix::sys::statvfs::statvfs;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 const MOST_OF_LIST: usize = 16 << 20;
@@ -145,4 +147,32 @@ fn unescape(text: &[u8]) -> PathBuf {
         rest = rest.get(length..).unwrap_or_default();
     }
     OsString::from_vec(plain).into()
+}
+
+/// A start needs less room than this. Bytes, and files.
+const ROOM: u64 = 1 << 20;
+const FILES: u64 = 64;
+
+/// What the file system of `path` has too little of for a start, in words.
+pub fn lacking(path: &Path) -> Option<String> {
+    let there = path.ancestors().find(|path| path.exists())?;
+    let about = statvfs(there).ok()?;
+    let free = about.blocks_available().saturating_mul(about.fragment_size());
+    let (files, all_files) = (about.files_available(), about.files());
+    // A file system without a number of files says 0 for it.
+    let figures = if all_files > 0 && files < FILES {
+        format!("{files} of {all_files} inodes")
+    } else if free < ROOM {
+        let all = about.blocks().saturating_mul(about.fragment_size());
+        format!("{} of {} KiB", free >> 10, all >> 10)
+    } else {
+        return None;
+    };
+    let device = |path: &Path| path.metadata().map(|about| about.dev()).ok();
+    let is_of_it = |above: &&Path| device(above) == device(there);
+    let mount_point = there.ancestors().take_while(is_of_it).last().unwrap_or(there);
+    Some(format!(
+        "file system '{}' has {figures} free",
+        mount_point.display()
+    ))
 }

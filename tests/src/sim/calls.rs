@@ -274,18 +274,11 @@ impl Members for Sim {
         left.is_some()
     }
 
-    fn uid_of(&mut self, pid: i32) -> Option<u32> {
-        self.world.borrow().processes.get(&pid).map(|p| p.uid)
-    }
-
-    fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool {
+    fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool> {
         self.point();
         let world = self.world.borrow();
-        world.processes.get(&pid).is_some_and(|p| p.job == journal.job)
-    }
-
-    fn kill_client(&mut self, pid: i32) {
-        self.step(|world| world.processes.remove(&pid));
+        let its = world.processes.get(&pid).filter(|p| p.uid == journal.uid)?;
+        Some(its.job == journal.job)
     }
 }
 
