@@ -211,21 +211,6 @@ fn a_restart_of_the_mom_leaves_a_running_job_attached() {
 }
 
 #[test]
-fn a_client_without_a_rank_has_the_lowest_limit_of_a_list() {
-    on_both(&["nodea"], |c| {
-        let job = begun(c, "MPS=true,MPS_THREADS=50:25,MPS_MEM=4G:2G");
-        attached(&client(c, &job), &job, "nodea", 32, Some(2048));
-        let ranked = format!(
-            "OMPI_COMM_WORLD_LOCAL_RANK=0 mpsctl exec -- {}",
-            Cluster::client("")
-        );
-        shell(c, &job, &ranked, 0);
-        attached(&c.records(0)[0], &job, "nodea", 66, Some(4096));
-        ends(c, &job);
-    });
-}
-
-#[test]
 fn more_tasks_than_a_gpu_takes_clients_are_told_once() {
     for product in Product::ALL {
         let c = &mut Cluster::with(product, &["nodea"], Builder::fast, "max_clients = 3\n");

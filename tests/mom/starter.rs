@@ -1,8 +1,8 @@
 //! Tasks that Torque's TM starts without a shell, and our `$job_starter`, which attaches them.
 
 use crate::jobs::{
-    attached, attached_without_limits, bare, begins, begun, client, ends, free, run_ends, says, says_once,
-    shell, task_client, task_is_refused,
+    attached, attached_without_limits, bare, begins, begun, client, ends, free, says, says_once, shell,
+    task_client, task_is_refused,
 };
 use std::time::Instant;
 use tests::double::Builder;
@@ -42,7 +42,7 @@ fn instead(node: &mut MomNode, lines: &str) {
 fn is_left_out(node: &mut MomNode, why: &str) -> String {
     let before = node.read(CONFIG);
     let text = node.sh_exits(1, "mpsctl pbs install");
-    says(&text, &[why]);
+    says(&text, &[why, "outside MPS"]);
     assert!(!text.contains("exec --starter"), "no advice to chain it: {text}");
     assert_eq!(node.read(CONFIG), before);
     assert_eq!(node.read(STARTER), None);
@@ -265,32 +265,42 @@ fn a_starter_of_the_site_stays_and_may_call_ours() {
 
 /// Such a mom starts tasks itself, as the job's user. Only TM's own tasks are not attached then, and the job is told.
 #[test]
-fn a_mom_that_would_run_it_as_root_is_given_no_starter() {
+fn a_mom_that_would_run_it_as_root_or_otherwise_is_given_no_starter() {
     let mut c = cluster(&["nodea"]);
-    let why = "has $job_starter_run_privileged";
-    for word in ["true", "1", "maybe", ""] {
-        instead(&mut c.nodes[0], &format!("$job_starter_run_privileged {word}"));
+    let privileged = "$job_starter_run_privileged";
+    let words = ["true", "1", "maybe", ""].map(|word| (format!("{privileged} {word}"), privileged));
+    c.nodes[0].write("/usr/local/sbin/starter", "#!/bin/sh\nexec \"$@\"\n", 0o755);
+    let own = "$job_starter /usr/local/sbin/starter";
+    for (lines, why) in words.into_iter().chain([
+        (format!("{own}\n{privileged} yes"), privileged),
+        (format!("{privileged} yes\n{own}"), privileged),
+        ("$source_login_batch false".to_owned(), "$source_login_batch"),
+        (
+            "$Source_Login_Interactive\toff # as ever".to_owned(),
+            "$source_login_interactive",
+        ),
+        ("$preexec /usr/local/bin/wrap".to_owned(), "$preexec"),
+    ]) {
+        instead(&mut c.nodes[0], &lines);
         is_left_out(&mut c.nodes[0], why);
     }
+    instead(&mut c.nodes[0], &format!("{privileged} true"));
+    is_left_out(&mut c.nodes[0], privileged);
     let job = begun(&mut c, "MPS=true");
-    says(&c.told(&job), &[why]);
+    says(&c.told(&job), &["has $job_starter_run_privileged"]);
     c.end(&job, 0);
     let node = &mut c.nodes[0];
-    node.write("/usr/local/sbin/starter", "#!/bin/sh\nexec \"$@\"\n", 0o755);
-    let own = "$job_starter /usr/local/sbin/starter";
-    for lines in [
-        format!("{own}\n$job_starter_run_privileged yes"),
-        format!("$job_starter_run_privileged yes\n{own}"),
-    ] {
-        instead(node, &lines);
-        is_left_out(node, why);
+    let read_last = format!("{privileged} true\n{privileged} false");
+    for good in [read_last.as_str(), "$source_login_batch true"] {
+        instead(node, good);
+        node.sh("mpsctl pbs install");
+        assert!(node.read(STARTER).is_some(), "{good}");
     }
-    instead(
-        node,
-        "$job_starter_run_privileged true\n$job_starter_run_privileged false",
-    );
-    node.sh("mpsctl pbs install");
-    assert!(node.read(STARTER).is_some());
+    instead(node, "");
+    node.sh("chmod 0750 /var/spool/torque/mom_priv");
+    let text = is_left_out(node, "users may not pass '/var/spool/torque/mom_priv'");
+    // The package's removal removes that directory.
+    assert!(!text.contains("/usr/libexec"), "{text}");
 }
 
 #[test]
@@ -378,60 +388,6 @@ fn what_the_starter_cannot_read_stops_no_task() {
     c.nodes[0].sh(&format!("chmod 0644 {record}"));
     attached_without_limits(&task_client(&mut c, &asking, 0, ""), &asking);
     c.end(&asking, 0);
-}
-
-#[test]
-fn only_the_jobs_own_shell_becomes_a_login_shell() {
-    let mut c = cluster(&["nodea"]);
-    c.nodes[0].sh("cp /bin/sh /bin/oddsh");
-    let job = begun(&mut c, "proj1");
-    for (shell, users, task, arg0) in [
-        ("/bin/sh", "/bin/sh", "1", "-sh "),
-        ("/bin/sh", "/bin/sh", "2", "/bin/sh "),
-        ("/bin/oddsh", "/bin/oddsh", "1", "-oddsh "),
-        ("/bin/oddsh", "/bin/oddsh", "2", "/bin/oddsh "),
-        ("/bin/oddsh", "/bin/sh", "1", "/bin/oddsh "),
-    ] {
-        c.nodes[0].sh("rm -f /var/spool/torque/spool/*");
-        let mut run = c.torque_shell(&job, "tr '\\0' ' ' </proc/$$/cmdline; exit 7");
-        shell.clone_into(run.argv.last_mut().unwrap());
-        run.env.insert("SHELL".into(), users.into());
-        run.env.insert("PBS_TASKNUM".into(), task.into());
-        run_ends(&mut c, &job, run, 7);
-        assert_eq!(c.output(&job, 0), (arg0.into(), String::new()), "{shell} {task}");
-    }
-}
-
-#[test]
-fn a_mom_that_starts_its_shells_otherwise_keeps_them() {
-    let mut c = cluster(&["nodea"]);
-    let node = &mut c.nodes[0];
-    for (line, name) in [
-        ("$source_login_batch false", "$source_login_batch"),
-        (
-            "$Source_Login_Interactive\toff # as ever",
-            "$source_login_interactive",
-        ),
-        ("$preexec /usr/local/bin/wrap", "$preexec"),
-    ] {
-        instead(node, line);
-        says(&is_left_out(node, name), &["outside MPS"]);
-    }
-    instead(node, "$source_login_batch true");
-    node.sh("mpsctl pbs install");
-    assert!(node.read(STARTER).is_some());
-}
-
-#[test]
-fn no_starter_is_set_where_users_cannot_reach_it() {
-    let mut c = cluster(&["nodea"]);
-    let node = &mut c.nodes[0];
-    instead(node, "");
-    node.sh("chmod 0750 /var/spool/torque/mom_priv");
-    let text = is_left_out(node, "users may not pass '/var/spool/torque/mom_priv'");
-    // The package's removal removes that directory.
-    assert!(!text.contains("/usr/libexec"), "{text}");
-    says(&text, &["outside MPS"]);
 }
 
 #[test]

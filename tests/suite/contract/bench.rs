@@ -44,7 +44,6 @@ pub struct Daemon<'b> {
     pub bench: &'b Bench,
     pub pipe: PathBuf,
     pub log: PathBuf,
-    /// The foreground process; none for a daemon in the background.
     process: Option<Running>,
 }
 pub fn nvidia() -> bool {
@@ -212,14 +211,9 @@ impl Daemon<'_> {
     }
 
     pub fn pid(&self) -> u32 {
-        let of_file = || self.pid_of_file().expect("a daemon left its pid");
-        self.process.as_ref().map_or_else(of_file, Running::pid)
+        self.process.as_ref().expect("a daemon").pid()
     }
 
-    fn pid_of_file(&self) -> Option<u32> {
-        let file = self.pipe.join("nvidia-cuda-mps-control.pid");
-        fs::read_to_string(file).ok()?.trim().parse().ok()
-    }
     pub fn process(&mut self) -> &mut Running {
         self.process.as_mut().expect("a daemon in the foreground")
     }
@@ -295,8 +289,7 @@ impl Drop for Daemon<'_> {
     fn drop(&mut self) {
         let control = self.bench.control.canonicalize().unwrap();
         let ours = |pid: &u32| look::process(*pid).is_some_and(|p| p.uid == USER && p.exe == control);
-        let daemon = self.process.as_ref().map(Running::pid);
-        let Some(daemon) = daemon.or(self.pid_of_file()).filter(ours) else {
+        let Some(daemon) = self.process.as_ref().map(Running::pid).filter(ours) else {
             return;
         };
         let all = look::processes().into_iter();

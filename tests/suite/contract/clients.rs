@@ -33,21 +33,18 @@ fn the_first_client_starts_the_server() {
 }
 
 #[test]
-fn a_client_is_listed_three_ways() {
+fn a_client_is_listed_two_ways() {
     let bench = Bench::new();
     let daemon = bench.daemon();
     let server = daemon.start_server();
     let list = format!("get_client_list {server}");
     // Before there is a client.
-    for command in ["ps", "get_device_client_list", &list] {
+    for command in ["ps", &list] {
         assert_eq!(daemon.say(command).out, "", "to '{command}'");
     }
     let client = daemon.client().on_first_gpu().holding(20).hold();
     let pid = client.pid().to_string();
     assert_eq!(daemon.say(&list).out, format!("{pid}\n"));
-    let devices = daemon.say("get_device_client_list").out;
-    assert!(devices.starts_with("[0] "), "{devices}");
-    assert!(devices.contains(&format!("\n{pid}.")), "{devices}");
     let ps = daemon.say("ps").out;
     let mut rows = ps.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let heads = ["PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"];

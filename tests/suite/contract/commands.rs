@@ -53,10 +53,8 @@ fn queries_before_there_is_a_server() {
             ("get_server_status 1", "Server 1 not found\n"),
             ("get_server_status", "A server PID is required\n"),
             ("get_server_status abc", "A server PID is required\n"),
-            ("get_device_client_list", ""),
             ("set_active_thread_percentage 1 50", "Server 1 not found\n"),
             ("get_active_thread_percentage 1", "Server 1 not found\n"),
-            ("device_query 1", "Server 1 not found\n"),
             (
                 "terminate_client 1 2",
                 "Server 1 not found\nServer 1 not found!\n1\n",
@@ -194,24 +192,6 @@ fn root_may_set_and_quit() {
     daemon.say_as(0, set).answers("40.0\n");
     assert_eq!(daemon.say_as(0, "quit").code(), 0);
     daemon.ends();
-}
-
-#[test]
-fn device_query_is_a_table_of_the_gpus() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
-    let ended = daemon.say("device_query --csv");
-    let lines: Vec<&str> = ended.out.lines().collect();
-    let heads = ["Default", "Device Ordinal,PCI IDs,UUID,Name,Attributes"];
-    assert_eq!(lines[..2], heads);
-    for (index, gpu) in bench.gpus.iter().enumerate() {
-        let cells: Vec<&str> = lines[index + 2].split(',').collect();
-        assert_eq!([cells[0], cells[2]], [&index.to_string(), &gpu.uuid]);
-    }
-    let server = daemon.start_server();
-    let both = daemon.say("device_query").out;
-    let second = format!("\n\nServer {server}\nDevice Ordinal");
-    assert!(both.contains(&second), "{both}");
 }
 
 #[test]

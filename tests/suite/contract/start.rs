@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use nix::sys::stat::{Mode, umask};
-use tests::double::look::{alive, process, wait_until};
+use tests::double::look::{alive, wait_until};
 use tests::stage::chmod;
 
-use crate::bench::{Bench, Daemon, PATIENCE, PIPE, assert_within};
+use crate::bench::{Bench, Daemon, PIPE, assert_within};
 use crate::processes::USER;
 
 const FILES: [&str; 5] = [
@@ -87,35 +87,13 @@ fn foreground_writes_both_logs_to_standard_output_and_no_file() {
 }
 
 #[test]
-fn background_returns_with_a_daemon_in_its_own_session() {
-    let bench = Bench::new();
-    let daemon = bench.directories();
-    let started = bench.control(USER, &["-d"], &daemon.env(), "");
-    started.answers("");
-    assert_eq!(started.err, "");
-    assert_within(started.took, Duration::from_secs(1));
-    assert!(daemon.answers());
-    let pid = daemon.pid();
-    let session = nix::unistd::getsid(Some(nix::unistd::Pid::from_raw(pid as i32))).unwrap();
-    assert_eq!(session.as_raw() as u32, pid);
-    let about = process(pid).unwrap();
-    assert_eq!(about.args[1..], ["-d"]);
-    let logs = ["control.log", "server.log"].map(|name| daemon.log.join(name).exists());
-    assert_eq!(logs, [true, true]);
-    assert_eq!(daemon.say("quit").code(), 0);
-    assert!(wait_until(PATIENCE, || !alive(pid)));
-}
-
-#[test]
 fn a_second_daemon_on_the_same_directory_is_refused() {
     let bench = Bench::new();
     let daemon = bench.daemon();
-    for option in ["-d", "-f"] {
-        let second = bench.control(USER, &[option], &daemon.env(), "");
-        assert_eq!(second.code(), 1, "{option}: {second:?}");
-        let said = second.out + &second.err;
-        assert_eq!(said.trim(), "An instance of this daemon is already running");
-    }
+    let second = bench.control(USER, &["-f"], &daemon.env(), "");
+    assert_eq!(second.code(), 1, "{second:?}");
+    let said = second.out + &second.err;
+    assert_eq!(said.trim(), "An instance of this daemon is already running");
     assert!(daemon.answers());
 }
 
@@ -139,27 +117,21 @@ fn a_pipe_directory_that_cannot_be_made_or_not_written_is_named() {
     for dir in [bench.dir.path().join("missing"), foreign] {
         // The parent of the first one is root's, so it cannot be made.
         let dir = dir.to_str().unwrap();
-        for option in ["-d", "-f"] {
-            let env = [(PIPE, dir), ("CUDA_MPS_LOG_DIRECTORY", "/var/tmp")];
-            let ended = bench.control(USER, &[option], &env, "");
-            assert_eq!(ended.code(), 1);
-            let said = ended.out + &ended.err;
-            assert_eq!(said.trim(), format!("Cannot access {PIPE}={dir}"));
-        }
+        let env = [(PIPE, dir), ("CUDA_MPS_LOG_DIRECTORY", "/var/tmp")];
+        let ended = bench.control(USER, &["-f"], &env, "");
+        assert_eq!(ended.code(), 1);
+        let said = ended.out + &ended.err;
+        assert_eq!(said.trim(), format!("Cannot access {PIPE}={dir}"));
     }
 }
 
 #[test]
 fn a_missing_log_directory_is_only_a_warning() {
     let bench = Bench::new();
-    let daemon = bench.directories();
-    let env = [daemon.env()[0], ("CUDA_MPS_LOG_DIRECTORY", "/nonexistent/log")];
-    let ended = bench.control(USER, &["-d"], &env, "");
-    assert_eq!(ended.code(), 0);
-    let warning = "Failed writing log files to directory [/nonexistent/log]. No logs will be available.";
-    assert!((ended.out + &ended.err).contains(warning));
-    assert!(daemon.answers());
-    daemon.say("quit");
+    let mut daemon = bench.directories();
+    daemon.log = "/nonexistent/log".into();
+    daemon.start(&[]);
+    daemon.logs("Failed writing log files to directory [/nonexistent/log]. No logs will be available.");
 }
 
 #[test]
@@ -172,13 +144,12 @@ fn a_pipe_directory_of_85_bytes_works_and_one_of_90_fails_without_a_word() {
         let long = parent.join("x".repeat(fill));
         fs::rename(&daemon.pipe, &long).unwrap();
         daemon.pipe = long;
-        let ended = bench.control(USER, &["-d"], &daemon.env(), "");
-        assert_eq!(ended.code(), if works { 0 } else { 1 }, "{length}: {ended:?}");
-        assert_eq!(ended.out + &ended.err, "");
         if works {
-            assert!(daemon.answers());
-            daemon.say("quit");
+            daemon.start(&[]);
+            continue;
         }
+        let ended = bench.control(USER, &["-f"], &daemon.env(), "");
+        assert_eq!((ended.code(), ended.out + &ended.err), (1, String::new()));
     }
 }
 
@@ -221,9 +192,6 @@ fn missing_directories_are_made_where_the_user_may_and_the_pipe_is_open_to_every
     let mut daemon = bench.directories();
     daemon.pipe = daemon.pipe.join("made");
     daemon.log = daemon.log.join("made");
-    let started = bench.control(USER, &["-d"], &daemon.env(), "");
-    assert_eq!(started.code(), 0, "{started:?}");
-    assert!(daemon.answers());
+    daemon.start(&[]);
     assert_eq!((mode(&daemon.pipe), mode(&daemon.log)), (0o777, 0o700));
-    daemon.say("quit");
 }

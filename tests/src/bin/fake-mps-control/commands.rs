@@ -3,8 +3,6 @@
 use std::time::Duration;
 
 use nix::unistd::Uid;
-use tests::double::node::Gpu;
-use tests::double::visible;
 
 use crate::daemon::Daemon;
 
@@ -68,10 +66,8 @@ impl Daemon {
             "get_server_status" if word(0).parse::<u32>().is_err() => "A server PID is required\n".into(),
             "get_server_status" => self.of_server(word(0), "STATUS"),
             "get_client_list" => self.of_server(word(0), "CLIENTS"),
-            "get_device_client_list" => self.ask("DEVICES").unwrap_or_default(),
             "ps" => self.ps(words),
             "terminate_client" => self.terminate(word(0), word(1)),
-            "device_query" => self.device_query(words),
             "set_default_active_thread_percentage" => {
                 if !self.settings.set_threads(word(0)) {
                     self.log
@@ -176,41 +172,4 @@ impl Daemon {
             }
         }
     }
-
-    fn device_query(&mut self, words: &[&str]) -> String {
-        if let Some(pid) = words.iter().find_map(|w| w.parse::<u32>().ok())
-            && self.server.as_ref().is_none_or(|s| s.pid != pid)
-        {
-            return format!("Server {pid} not found\n");
-        }
-        let all = self.node.cuda();
-        let all: Vec<&Gpu> = all.iter().collect();
-        let variable = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-        let shown = visible::confined(&all, variable.as_deref());
-        let table = device_table(&shown, words.contains(&"--csv"));
-        match self.server.as_ref() {
-            Some(server) => format!("Default\n{table}\nServer {}\n{table}", server.pid),
-            None => format!("Default\n{table}"),
-        }
-    }
-}
-
-fn device_table(gpus: &[&Gpu], csv: bool) -> String {
-    let row = |cells: [&str; 5]| match (csv, cells) {
-        (true, cells) => format!("{}\n", cells.join(",")),
-        (false, [a, b, c, d, e]) => format!("{a:<16}{b:<15}{c:<42}{d:<34}{e}\n"),
-    };
-    let mut table = row(["Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes"]);
-    for (index, gpu) in gpus.iter().enumerate() {
-        table += &row([&index.to_string(), &pci(&gpu.pci), &gpu.uuid, &gpu.name, "N/A"]);
-    }
-    table
-}
-
-fn pci(id: &str) -> String {
-    let mut parts = id.split([':', '.']);
-    let mut next = || parts.next().unwrap_or("0");
-    let (domain, bus, device, function) = (next(), next(), next(), next());
-    let domain = &domain[domain.len().saturating_sub(4)..];
-    format!("{domain}:{bus}.{device}.{function:0>2}")
 }

@@ -31,7 +31,6 @@ pub struct Daemon {
     pub node: Node,
     pub files: Files,
     pub log: Log,
-    pub server_log: Log,
     pub settings: Settings,
     pub server: Option<Server>,
     pub pending: Vec<Pending>,
@@ -46,12 +45,11 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    pub fn new(node: Node, partitioned: bool, files: Files, log: Log, server_log: Log) -> Daemon {
+    pub fn new(node: Node, partitioned: bool, files: Files, log: Log) -> Daemon {
         Daemon {
             node,
             files,
             log,
-            server_log,
             settings: Settings {
                 partitions: partitioned.then(Vec::new),
                 ..Settings::default()

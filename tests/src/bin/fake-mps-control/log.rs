@@ -1,8 +1,7 @@
 //! The log, in the recorded form: `[2026-11-21 02:38:36.726 Control   621] text`.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::libc;
@@ -11,15 +10,10 @@ use nix::libc;
 pub struct Log(Option<File>);
 
 impl Log {
-    /// To standard output (recorded: not standard error): foreground mode, and every server.
+    /// To standard output (recorded: not standard error), and of every server.
     pub fn stdout() -> Log {
         let fd = nix::unistd::dup(std::io::stdout()).ok();
         Log(fd.map(File::from))
-    }
-
-    /// To a file; to nowhere if it cannot be written.
-    pub fn file(path: &Path) -> Log {
-        Log(OpenOptions::new().create(true).append(true).open(path).ok())
     }
 
     pub fn descriptor(&self) -> Option<File> {

@@ -36,10 +36,9 @@ fn main() -> ExitCode {
     if exe.ends_with("nvidia-cuda-mps-server") {
         return server::run(node);
     }
-    let (mut daemon, mut foreground, mut partitioned) = (false, false, false);
+    let (mut foreground, mut partitioned) = (false, false);
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
-            "-d" | "--daemon" => daemon = true,
             "-f" | "--forground" => foreground = true,
             // Documented: "-S or --static-partitioning - Start daemon with static partitioning mode enabled" (MPS guide 615,
             // Legacy MPS v2 Interface). Recorded on 580: an unknown option.
@@ -56,9 +55,8 @@ fn main() -> ExitCode {
             _ => {}
         }
     }
-    match (foreground, daemon) {
-        (true, _) => start::foreground(node, partitioned),
-        (false, true) => start::background(node, partitioned),
-        (false, false) => session::run(),
+    match foreground {
+        true => start::foreground(node, partitioned),
+        false => session::run(),
     }
 }

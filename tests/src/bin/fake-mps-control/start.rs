@@ -1,7 +1,6 @@
 //! How the control daemon starts: checks, files of the pipe directory, foreground or background.
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,10 +8,10 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::Duration;
 
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::stat::Mode;
-use nix::unistd::{AccessFlags, ForkResult};
+use nix::unistd::AccessFlags;
 use tests::double::node::Node;
 use tests::double::wire;
 
@@ -30,70 +29,12 @@ pub struct Files {
     _lock: Flock<File>,
 }
 
-fn log_directory() -> PathBuf {
-    std::env::var_os("CUDA_MPS_LOG_DIRECTORY").map_or_else(|| "/var/log/nvidia-mps".into(), PathBuf::from)
-}
-
+/// `-f`: stays, and logs to standard output. The double has no `-d`: nothing here starts a daemon so.
 pub fn foreground(node: Node, partitioned: bool) -> ExitCode {
     match prepare(&node) {
-        Ok(lock) => serve((node, partitioned), lock, Log::stdout(), Log::stdout(), |_| ()),
+        Ok(lock) => serve(node, partitioned, lock),
         Err(code) => code,
     }
-}
-
-pub fn background(node: Node, partitioned: bool) -> ExitCode {
-    let lock = match prepare(&node) {
-        Ok(lock) => lock,
-        Err(code) => return code,
-    };
-    let Ok((reader, writer)) = nix::unistd::pipe2(OFlag::O_CLOEXEC) else {
-        return ExitCode::FAILURE;
-    };
-    // SAFETY: this process has one thread.
-    match unsafe { nix::unistd::fork() } {
-        Ok(ForkResult::Parent { child }) => {
-            drop(writer);
-            // Its drop would unlock for the daemon too.
-            std::mem::forget(lock);
-            let mut word = Vec::new();
-            let _ = nix::sys::wait::waitpid(child, None);
-            let _ = File::from(reader).read_to_end(&mut word);
-            if word == b"up" {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::FAILURE
-            }
-        }
-        Ok(ForkResult::Child) => {
-            drop(reader);
-            // SAFETY: this process has one thread.
-            if let Ok(ForkResult::Child) = unsafe { nix::unistd::fork() } {
-                return detached((node, partitioned), lock, File::from(writer));
-            }
-            std::mem::forget(lock);
-            ExitCode::SUCCESS
-        }
-        Err(_) => ExitCode::FAILURE,
-    }
-}
-
-fn detached(node: (Node, bool), lock: Flock<File>, mut word: File) -> ExitCode {
-    let _ = nix::unistd::setsid();
-    if let Ok(null) = OpenOptions::new().read(true).write(true).open("/dev/null") {
-        let _ = nix::unistd::dup2_stdin(&null);
-        let _ = nix::unistd::dup2_stdout(&null);
-        let _ = nix::unistd::dup2_stderr(&null);
-    }
-    let logs = log_directory();
-    let (own, servers) = (
-        Log::file(&logs.join("control.log")),
-        Log::file(&logs.join("server.log")),
-    );
-    serve(node, lock, own, servers, move |up| {
-        if up {
-            let _ = word.write_all(b"up");
-        }
-    })
 }
 
 /// The checks before anything is made, in the recorded order of their messages.
@@ -102,7 +43,8 @@ fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
     if pipe.join("control_privileged").as_os_str().len() > SUN_PATH {
         return Err(ExitCode::FAILURE);
     }
-    let logs = log_directory();
+    let logs = std::env::var_os("CUDA_MPS_LOG_DIRECTORY");
+    let logs = logs.map_or_else(|| "/var/log/nvidia-mps".into(), PathBuf::from);
     if fs::create_dir(&logs).is_ok() {
         let _ = fs::set_permissions(&logs, Permissions::from_mode(0o700));
     }
@@ -147,13 +89,8 @@ fn lock(pipe: &Path) -> Option<Flock<File>> {
     Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
 }
 
-fn serve(
-    (node, partitioned): (Node, bool),
-    lock: Flock<File>,
-    log: Log,
-    servers: Log,
-    mut told: impl FnMut(bool),
-) -> ExitCode {
+fn serve(node: Node, partitioned: bool, lock: Flock<File>) -> ExitCode {
+    let log = Log::stdout();
     // SAFETY: no handler is installed, only a disposition.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
     if node.is.faults.ignore_sigterm {
@@ -161,8 +98,6 @@ fn serve(
         let _ = unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) };
     }
     if node.is.faults.start == "never" {
-        told(true);
-        drop(told);
         hang();
     }
     let pipe = wire::pipe_directory();
@@ -186,12 +121,10 @@ fn serve(
             return ExitCode::FAILURE;
         }
     };
-    told(true);
-    drop(told);
     if node.is.faults.start == "hangs" {
         hang();
     }
-    let status = Daemon::new(node, partitioned, files, log, servers).run();
+    let status = Daemon::new(node, partitioned, files, log).run();
     let _ = fs::remove_file(pipe.join("log"));
     let _ = fs::remove_file(pipe.join("nvidia-cuda-mps-control.pid"));
     ExitCode::from(status)

@@ -32,7 +32,6 @@ impl Server {
             (["TERMINATE", pid], _) => self.terminate(pid.parse().unwrap_or(0)),
             (["STATUS"], _) => format!("{}\n", self.status()),
             (["CLIENTS"], _) => self.attached().map(|(pid, _)| format!("{pid}\n")).collect(),
-            (["DEVICES"], _) => self.devices(),
             (["PS"], _) => self.ps(),
             (["THREADS", rest @ ..], _) => self.threads(rest),
             (["MEMORY", rest @ ..], _) => self.memory(rest),
@@ -100,22 +99,6 @@ impl Server {
         self.log.server(&format!("Client process {pid} disconnected"));
         sleep(Duration::from_millis(8));
         "0".into()
-    }
-
-    /// Recorded: the last GPU first, and each context with its number in its program.
-    fn devices(&self) -> String {
-        let mut text = String::new();
-        for (index, gpu) in self.gpus.iter().enumerate().rev() {
-            let contexts = self
-                .attached()
-                .filter_map(|(pid, c)| Some((pid, c.context_on(&gpu.uuid)?)));
-            let lines = contexts.map(|(pid, number)| format!("{pid}.{number}\n"));
-            let lines: String = lines.collect();
-            if !lines.is_empty() {
-                text += &format!("[{index}] 00:{index:02}.0, {}\n{lines}", gpu.name);
-            }
-        }
-        text
     }
 
     fn ps(&self) -> String {

@@ -27,9 +27,8 @@ impl Client {
         self.granted.iter().filter(|g| g.taken > 0).count()
     }
 
-    pub fn context_on(&self, uuid: &str) -> Option<usize> {
-        let mut used = self.granted.iter().filter(|g| g.taken > 0);
-        used.position(|g| g.uuid == uuid).map(|at| at + 1)
+    pub fn has_context_on(&self, uuid: &str) -> bool {
+        self.granted.iter().any(|g| g.taken > 0 && g.uuid == uuid)
     }
 
     pub fn device(&self) -> &str {
@@ -127,11 +126,7 @@ impl Server {
         self.log.server(&format!("Client {context} connected"));
         self.log
             .server(&format!("Creating worker thread for client {context}"));
-        for gpu in self
-            .gpus
-            .iter()
-            .filter(|gpu| client.context_on(&gpu.uuid).is_some())
-        {
+        for gpu in self.gpus.iter().filter(|gpu| client.has_context_on(&gpu.uuid)) {
             self.log
                 .server(&format!("Device {} (uuid {}) is associated", gpu.name, gpu.uuid));
         }
