@@ -21,23 +21,15 @@ pub fn made(partitions: &[Partition], answers: &str) -> Result<Vec<Partition>, U
     let mut answers = answers.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut ids = BTreeSet::new();
     let mut one = |partition: &Partition| {
-        let said: Vec<&str> = answers
-            .by_ref()
-            .take_while(|line| line.parse::<f64>().is_err())
-            .collect();
-        let said = said.join(" ");
+        let said = answers.by_ref().take_while(|line| line.parse::<f64>().is_err());
+        let said = said.collect::<Vec<_>>().join(" ");
         // With and without the words around it.
-        let name = said
-            .strip_prefix("Partition ")
-            .and_then(|rest| rest.strip_suffix(" created"));
+        let rest = said.strip_prefix("Partition ");
+        let name = rest.and_then(|rest| rest.strip_suffix(" created"));
         let id = id_of(name.unwrap_or(&said), &partition.gpu).filter(|id| ids.insert(id.clone()));
-        match id {
-            Some(id) => Ok(Partition {
-                id,
-                ..partition.clone()
-            }),
-            None => Err(not_made(partition, &said)),
-        }
+        let id = id.ok_or_else(|| not_made(partition, &said))?;
+        let partition = partition.clone();
+        Ok(Partition { id, ..partition })
     };
     partitions.iter().map(&mut one).collect()
 }
@@ -69,16 +61,10 @@ fn listed(partition: &Partition, answer: &str) -> Result<(), Unready> {
         rank, sms, chunks, ..
     } = partition;
     let row = |line: &str| {
-        let words: Vec<String> = line
-            .split_whitespace()
-            .filter(|word| *word != "-")
-            .map(str::to_owned)
-            .collect();
-        let [gpu, id, used, has, ..] = words.as_slice() else {
-            return None;
-        };
-        let same = gpu.starts_with("GPU-") && partition.gpu.as_str().starts_with(gpu) && *id == partition.id;
-        let row: (u32, u32) = (used.parse().ok()?, has.parse().ok()?);
+        let mut words = line.split_whitespace().filter(|word| *word != "-");
+        let (gpu, id) = (words.next()?, words.next()?);
+        let row: (u32, u32) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let same = gpu.starts_with("GPU-") && partition.gpu.as_str().starts_with(gpu) && id == partition.id;
         same.then_some(row)
     };
     match answer.lines().find_map(row) {

@@ -39,10 +39,8 @@ pub fn set(spec: &Spec, running: &mut [Running], wanted: &ClientLimits) -> Resul
 fn as_before(spec: &Spec, daemon: &Daemon, wanted: &ClientLimits) -> Daemon {
     let own = daemon.limits();
     let most = |(gpu, _): &(GpuUuid, u64)| Some((gpu.clone(), spec.most.memory_of(gpu)?));
-    let unlimited = wanted
-        .memory
-        .iter()
-        .filter(|(gpu, _)| own.memory_of(gpu).is_none());
+    let limits = wanted.memory.iter();
+    let unlimited = limits.filter(|(gpu, _)| own.memory_of(gpu).is_none());
     daemon.with(&ClientLimits {
         threads: own.threads.or(wanted.threads.and(spec.most.threads)),
         memory: unlimited.filter_map(most).collect(),
@@ -128,11 +126,8 @@ fn changes(before: &[Daemon], wanted: &ClientLimits) -> Vec<LimitSet> {
         let limit = format!("{}{gpu}", LimitSet::MEMORY);
         set(limit, from.map(|from| format!("{from}M")), format!("{to}M"))
     });
-    threads
-        .into_iter()
-        .chain(memory)
-        .filter(|set| set.from.as_ref() != Some(&set.to))
-        .collect()
+    let all = threads.into_iter().chain(memory);
+    all.filter(|set| set.from.as_ref() != Some(&set.to)).collect()
 }
 
 #[cfg(test)]

@@ -47,11 +47,8 @@ fn one(spec: &Spec, daemon: &Daemon, known: Option<i32>) -> Result<(), String> {
 fn end_clients(servers: &Answer, say: impl Fn(&str) -> Result<Answer, String>) -> Result<(), String> {
     for server in servers.numbers() {
         let clients = say(&format!("get_client_list {server}\n"))?;
-        let commands: String = clients
-            .numbers()
-            .iter()
-            .map(|client| format!("terminate_client {server} {client}\n"))
-            .collect();
+        let end = |client: &i32| format!("terminate_client {server} {client}\n");
+        let commands: String = clients.numbers().iter().map(end).collect();
         if !commands.is_empty() {
             say(&commands)?;
         }

@@ -39,20 +39,20 @@ impl Config {
     /// Reads the file at `path`. It and every directory on the way must be root's. Defaults never replace a file with an
     /// error.
     pub fn load(path: &Path) -> Result<Self, Fault> {
-        let bytes = open_trusted(path)
-            .and_then(|file| file.read(LONGEST))
-            .map_err(|error| whole(path, error.to_string()))?;
-        Self::parse_as(path, in_text(path, bytes)?)
+        Self::of_bytes(path, open_trusted(path).and_then(|file| file.read(LONGEST)))
     }
 
     /// Reads a draft of the file, which any user may own. Nothing acts on a draft.
     pub fn draft(path: &Path) -> Result<Self, Fault> {
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-        let bytes = open(path, flags, Mode::empty())
-            .map_err(FileError::io("open", path))
-            .and_then(|file| read_regular(&file, path, LONGEST))
-            .map_err(|error| whole(path, error.to_string()))?;
-        Self::parse_as(path, in_text(path, bytes)?)
+        let file = open(path, flags, Mode::empty()).map_err(FileError::io("open", path));
+        Self::of_bytes(path, file.and_then(|file| read_regular(&file, path, LONGEST)))
+    }
+
+    fn of_bytes(path: &Path, bytes: Result<Vec<u8>, FileError>) -> Result<Self, Fault> {
+        let bytes = bytes.map_err(|error| whole(path, error.to_string()))?;
+        let text = String::from_utf8(bytes).map_err(|_| whole(path, "is not UTF-8 text"))?;
+        Self::parse_as(path, text)
     }
 
     /// Reads `text` as if it stood in [`DEFAULT_PATH`]. An error in a section for other nodes counts too.
@@ -90,10 +90,6 @@ impl Config {
         }
         Ok(settings.with_origins(&lines))
     }
-}
-
-fn in_text(path: &Path, bytes: Vec<u8>) -> Result<String, Fault> {
-    String::from_utf8(bytes).map_err(|_| whole(path, "is not UTF-8 text"))
 }
 
 fn whole(file: &Path, why: impl Into<String>) -> Fault {

@@ -28,13 +28,10 @@ pub struct Dir {
     path: PathBuf,
 }
 
-const HOLD: OFlag = OFlag::O_PATH
-    .union(OFlag::O_DIRECTORY)
-    .union(OFlag::O_NOFOLLOW)
-    .union(OFlag::O_CLOEXEC);
 const LIST: OFlag = OFlag::O_DIRECTORY
     .union(OFlag::O_NOFOLLOW)
     .union(OFlag::O_CLOEXEC);
+const HOLD: OFlag = LIST.union(OFlag::O_PATH);
 
 impl Dir {
     /// Opens an absolute path, one component after the other; refuses a symbolic link on the way.
