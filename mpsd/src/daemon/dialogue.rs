@@ -251,6 +251,9 @@ pub enum Event {
     Trouble(String),
 }
 
+/// What stands before a pid, whether the rest fits behind it, and what the line means.
+type LineForm = (&'static str, fn(&str) -> bool, fn(i32) -> Event);
+
 impl Event {
     /// Reads a line `[date time Who pid] message`; `None`: it tells nothing.
     pub fn parse(line: &str) -> Option<Self> {
@@ -270,7 +273,7 @@ impl Event {
             let bytes = u64::from_str_radix(bytes, 16).ok()?;
             return Some(Self::Memory(device.to_owned(), bytes));
         }
-        let rows: [(&str, fn(&str) -> bool, fn(i32) -> Self); 5] = [
+        let rows: [LineForm; 5] = [
             ("NEW SERVER ", |rest| rest == ": Ready", Self::Ready),
             ("NEW CLIENT ", |rest| rest.starts_with(' '), Self::NewClient),
             (

@@ -92,7 +92,7 @@ pub(crate) fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result
 
 /// Passes on what each stream has: an unread stream does not stop the other. False while something is left.
 fn pass_all(streams: &mut [Relay]) -> bool {
-    streams.iter_mut().fold(true, |all, stream| stream.pass() && all)
+    streams.iter_mut().fold(true, |all, stream| all & stream.pass())
 }
 
 /// [`guarded`] as an exit code; an end that was not the worker's decision is one line on standard error.

@@ -66,7 +66,7 @@ impl FromStr for Threads {
         if word(text) == "auto" {
             return Ok(Threads::Auto);
         }
-        by_rank(text, str::parse, Self::ALLOWED, (Self::Uniform, Self::PerRank))
+        by_rank(text, str::parse, Self::ALLOWED, Self::Uniform, Self::PerRank)
     }
 }
 
@@ -118,7 +118,7 @@ impl FromStr for MemoryLimit {
         if text.contains('=') {
             return Self::per_gpu(text);
         }
-        by_rank(text, str::parse, Self::ALLOWED, (Self::Uniform, Self::PerRank))
+        by_rank(text, str::parse, Self::ALLOWED, Self::Uniform, Self::PerRank)
     }
 }
 
@@ -145,7 +145,7 @@ impl FromStr for Sms {
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let read = |text: &str| whole(text, Self::MOST, Self::ALLOWED);
-        by_rank(text, read, Self::ALLOWED, (Self::Uniform, Self::PerRank))
+        by_rank(text, read, Self::ALLOWED, Self::Uniform, Self::PerRank)
     }
 }
 
@@ -212,7 +212,8 @@ fn by_rank<T, V>(
     text: &str,
     read: impl Fn(&str) -> Result<T, Invalid>,
     allowed: &'static str,
-    (uniform, per_rank): (fn(T) -> V, fn(Vec<T>) -> V),
+    uniform: fn(T) -> V,
+    per_rank: fn(Vec<T>) -> V,
 ) -> Result<V, Invalid> {
     let read = |text| read(text).map_err(|invalid| invalid.within(allowed));
     match text.contains(':') {
