@@ -141,7 +141,7 @@ fn a_job_that_left_something_at_its_end_is_told_and_is_not_up() {
         let told = "its MPS was taken down, and something of it is left";
         status(place).prints(told).lacks("MPS is up");
         let one = place.mpsctl(&["status", "12.srv", "--json"]).exits(1);
-        one.prints("\"left\":true");
+        one.prints("\"state\":\"left\"");
         doctor(place, &[]).lacks("no job left anything");
     };
     let line = "WARN  job 12.srv: its end left something of its MPS";

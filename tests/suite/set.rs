@@ -161,14 +161,11 @@ fn what_cannot_be_set_is_refused_with_what_can() {
         ),
         (
             "--mem 25%",
-            "--mem 25%: it is a share of a job that begins; allowed: a size",
+            "--mem 25%: only a job that begins can have a share; allowed: a size",
         ),
         ("--mem 1G:2G", "one limit for all clients of a GPU"),
         ("--mem 4", "--mem 4: "),
-        (
-            "",
-            "it is not said what to set; allowed: --threads P, --mem M, or both",
-        ),
+        ("", "no limit is given; allowed: --threads P, --mem M, or both"),
         (
             "--threads 10 --client 1234",
             "--client 1234: NVIDIA's control daemon has no limit of a single client",

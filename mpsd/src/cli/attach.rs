@@ -1,8 +1,8 @@
 //! Attaches a process to its job's MPS, by the scheduler's variables and root's record.
 
-use super::NAME;
+use super::this_node;
+use crate::job::journal::ProcessRef;
 use crate::job::store::Store as _;
-use crate::node::real::RealNode;
 use crate::scheduler::{Host, Lookup, ThisHost};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Config, Settings};
@@ -19,7 +19,6 @@ use mpsd_core::record::{self, Daemon, Record, RecordRead, RecordState};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
 use std::path::{Path, PathBuf};
 
-/// The calling process.
 #[derive(Clone, Copy, derive_more::Debug)]
 pub struct Caller<'a> {
     pub config: &'a Path,
@@ -35,50 +34,37 @@ pub fn own_variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-#[cfg(test)]
-impl Caller<'static> {
-    /// A process of an ordinary user on a node without mpsd.
-    pub fn outside_a_job() -> Self {
-        Self {
-            config: Path::new("/nonexistent"),
-            job: None,
-            env: &|_| None,
-            uid: 1000,
-            main: false,
-        }
-    }
-}
+/// Why a verb of a job does nothing outside a job.
+pub const NO_JOB: &str = "this is no job: PBS_JOBID and SLURM_JOB_ID are not set";
 
 impl<'a> Caller<'a> {
-    pub fn this(config: &'a Path, job: Option<&'a str>, main: bool) -> Self {
+    pub fn this(config: &'a Path, job: Option<&'a str>) -> Self {
         Self {
             config,
             job,
             env: &own_variable,
             uid: nix::unistd::geteuid().as_raw(),
-            main,
+            main: false,
         }
     }
 }
 
-/// What attaches a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attachment {
     /// The job has MPS: these changes attach the caller.
     Attached(Vec<Change>),
-    /// The job has none: these changes remove what another job's MPS left in the environment.
+    /// The caller is in no job with MPS: these changes remove what another job's MPS left in the environment.
     WithoutMps(Vec<Change>),
-    /// The caller is in no job.
-    NoJob,
-    /// The job's record cannot be read or trusted.
     Unread(Undetermined),
 }
 
 impl Attachment {
+    pub const NO_JOB: Self = Self::WithoutMps(Vec::new());
+
     pub fn changes(self) -> Vec<Change> {
         match self {
             Self::Attached(changes) | Self::WithoutMps(changes) => changes,
-            Self::NoJob | Self::Unread(_) => Vec::new(),
+            Self::Unread(_) => Vec::new(),
         }
     }
 }
@@ -90,45 +76,39 @@ impl Caller<'_> {
     /// The job's MPS was refused (refusal) or did not start (undetermined), the caller's share of it is unknown (refusal),
     /// or there is neither a record nor a usable configuration (fault).
     pub fn find(&self) -> Result<Attachment, Failure> {
-        match self.look()? {
+        match self.find_or_unread()? {
             Attachment::Unread(unread) => Err(unread.into()),
             found => Ok(found),
         }
     }
 
     /// The same, but an unreadable record is no error.
-    ///
-    /// # Errors
-    /// As [`Caller::find`].
-    pub fn look(&self) -> Result<Attachment, Failure> {
+    pub fn find_or_unread(&self) -> Result<Attachment, Failure> {
         let Some(job) = self.ids()?.pop() else {
-            return Ok(Attachment::NoJob);
+            return Ok(Attachment::NO_JOB);
         };
         let (settings, broken) = self.settings();
         match self.record(&settings) {
-            Ok(None) => {}
             Ok(Some((_, record))) => {
                 let changes = self.attach(&record)?;
                 self.expect_daemon(&record, &changes)?;
-                return Ok(Attachment::Attached(changes));
+                Ok(Attachment::Attached(changes))
             }
-            Err(Failure::Undetermined(unread)) => return Ok(Attachment::Unread(unread)),
-            Err(failure) => return Err(failure),
+            Err(Failure::Undetermined(unread)) => Ok(Attachment::Unread(unread)),
+            Err(failure) => Err(failure),
+            Ok(None) => match broken {
+                // A broken configuration may hide a record. It must not stop the main shell, which every job has.
+                Some(fault) if !self.main => Err(fault.into()),
+                _ => Ok(Attachment::WithoutMps(strip_inherited(
+                    Some(job.as_str()),
+                    self.env,
+                ))),
+            },
         }
-        // A broken configuration may hide a record. It must not stop the main shell, which every job has.
-        if let (Some(error), false) = (broken, self.main) {
-            return Err(error.into());
-        }
-        Ok(Attachment::WithoutMps(strip_inherited(
-            Some(job.as_str()),
-            self.env,
-        )))
     }
 
-    /// The record of the caller's job, if its MPS is ready, and the caller's rank. `None`: no job, or no MPS.
-    ///
-    /// # Errors
-    /// As [`Caller::find`].
+    /// The record of the caller's job, if its MPS is ready, and the caller's rank. `None`: no job, or no MPS. Errors as
+    /// [`Caller::find`].
     pub fn job_with_mps(&self) -> Result<Option<(Record, Task)>, Failure> {
         let (settings, broken) = self.settings();
         match (self.record(&settings)?, broken) {
@@ -155,9 +135,6 @@ impl Caller<'_> {
     }
 
     /// The partition of that name of the caller's job, and its lock file.
-    ///
-    /// # Errors
-    /// As [`Caller::find`].
     pub fn partition(&self, name: &str) -> Result<Option<(Partition, PathBuf)>, Failure> {
         let (settings, _) = self.settings();
         let Some((id, record)) = self.record(&settings)? else {
@@ -168,7 +145,6 @@ impl Caller<'_> {
         Ok(own.map(|own| (own, settings.paths.job(&id).partitions_lock())))
     }
 
-    /// The job's warnings for its user.
     pub fn warnings(&self) -> Vec<String> {
         let job = self.job_with_mps().ok().flatten();
         job.map_or(Vec::new(), |(record, _)| record.warnings)
@@ -178,13 +154,12 @@ impl Caller<'_> {
     pub fn failed_by_node(&self) -> bool {
         let (settings, _) = self.settings();
         let failed = |id: &JobId| {
-            let look = record::look(&settings.paths.job(id).record());
-            matches!(look, Ok(RecordRead::Found(record)) if record.of_node)
+            let read = record::look(&settings.paths.job(id).record());
+            matches!(read, Ok(RecordRead::Found(record)) if record.of_node)
         };
         self.ids().is_ok_and(|ids| ids.iter().any(failed))
     }
 
-    /// The job's id for messages.
     pub fn job(&self) -> Option<JobId> {
         self.ids().ok()?.pop()
     }
@@ -214,16 +189,15 @@ impl Caller<'_> {
         (self.env)(name).filter(|value| !value.is_empty())
     }
 
-    /// The settings, and why the configuration is unusable: then the usual directories are searched. Without a file
-    /// mpsd is not configured, which is no error.
+    /// The settings, and why the configuration is unusable: then these are the usual ones. A missing file is no error.
     pub(super) fn settings(&self) -> (Settings, Option<Fault>) {
         let node = self.var("SLURMD_NODENAME").unwrap_or_else(|| ThisHost.name());
         match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {
             Ok(settings) => (settings, None),
-            Err(error) => (
-                Settings::usual(),
-                self.config.exists().then(|| error.to_user(&node)),
-            ),
+            Err(error) => {
+                let broken = self.config.exists().then(|| error.to_user(&node));
+                (Settings::usual(), broken)
+            }
         }
     }
 
@@ -238,29 +212,23 @@ impl Caller<'_> {
     }
 
     /// Checks that the control daemon of `changes` has not ended. Root must not open a directory in which the job's user can
-    /// block it. It looks for the process that it proved; without a readable journal it does not judge.
+    /// block it. It checks the process that it proved, and nothing without a readable journal.
     fn expect_daemon(&self, record: &Record, changes: &[Change]) -> Result<(), Undetermined> {
         if self.uid != 0 || record.uid == 0 {
             return listener::expect(changes);
         }
         let (settings, _) = self.settings();
-        let mut node = RealNode::new(NAME, &settings, settings.deadline, settings.deadline / 2);
-        let Ok(Some(journal)) = node.read_journal(&record.job) else {
+        let Ok(Some(journal)) = this_node(&settings).read_journal(&record.job) else {
             return Ok(());
         };
+        let pipes = changes.iter().filter(|change| change.name == PIPE_DIRECTORY);
+        let pipes: Vec<_> = pipes.filter_map(|change| change.value.as_deref()).collect();
         // Behind each daemon is its server.
-        let proved = journal.proved.iter().step_by(2);
-        let is_sent_to = |daemon: &Daemon| {
-            let pipe = daemon.pipe.to_str();
-            let mut pipes = changes.iter().filter(|change| change.name == PIPE_DIRECTORY);
-            pipes.any(|change| change.value.as_deref() == pipe)
+        let mut both = journal.daemons.iter().zip(journal.proved.iter().step_by(2));
+        let is_gone = |(daemon, process): &(&Daemon, &ProcessRef)| {
+            daemon.pipe.to_str().is_some_and(|pipe| pipes.contains(&pipe)) && process.open().is_none()
         };
-        let mut own = journal
-            .daemons
-            .iter()
-            .zip(proved)
-            .filter(|(daemon, _)| is_sent_to(daemon));
-        match own.find(|(_, process)| process.open().is_none()) {
+        match both.find(is_gone) {
             None => Ok(()),
             Some((_, process)) => Err(listener::ended(&format!("process {} is gone", process.pid))),
         }
@@ -292,8 +260,8 @@ impl Caller<'_> {
             bound: rank.is_some_and(|(_, name)| name == OF_SLURM),
             cpus: None,
             visible: self.by_daemons_numbers(record).or_else(|| {
-                self.visible(counted.is_some())
-                    .filter(|list| !self.is_another_nodes(list, record))
+                let visible = self.visible(counted.is_some());
+                visible.filter(|list| !self.is_another_nodes(list, record))
             }),
             counted,
             inherited_job: (self.env)(JOB),
@@ -317,15 +285,10 @@ impl Caller<'_> {
             return None;
         }
         let pipe = self.var(PIPE_DIRECTORY)?;
-        let daemon = record
-            .daemons
-            .iter()
-            .find(|daemon| daemon.pipe == Path::new(&pipe))?;
-        let gpus: Vec<_> = record
-            .gpus
-            .iter()
-            .filter(|gpu| daemon.gpus.contains(&gpu.uuid))
-            .collect();
+        let mut daemons = record.daemons.iter();
+        let daemon = daemons.find(|daemon| daemon.pipe == Path::new(&pipe))?;
+        let gpus = record.gpus.iter().filter(|gpu| daemon.gpus.contains(&gpu.uuid));
+        let gpus: Vec<_> = gpus.collect();
         let uuid = |entry: &str| Some(gpus.get(entry.trim().parse::<usize>().ok()?)?.uuid.as_str());
         let own = self.var(VISIBLE_DEVICES)?;
         let uuids = own.split(',').map(uuid).collect::<Option<Vec<_>>>()?;
@@ -356,49 +319,40 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
         ..record.clone()
     };
     let several = record.per_gpu && record.gpus.len() > 1;
-    let ranks: usize = record.daemons.iter().map(|daemon| daemon.partitions.len()).sum();
+    let partitions: usize = record.daemons.iter().map(|daemon| daemon.partitions.len()).sum();
+    // With several partitions it has none, and gets no context; its ranks do.
+    let of = (partitions > 1).then_some(1);
     let any = Task {
-        // With several partitions it has none, and gets no context; its ranks do.
-        rank: (!several).then_some(Rank {
-            local: 0,
-            of: (ranks > 1).then_some(1),
-        }),
+        rank: (!several).then_some(Rank { local: 0, of }),
         ..task.clone()
     };
-    match task_environment(&shared, &any) {
-        Err(_) if several => {
-            let mut changes = vec![Change {
-                name: JOB,
-                value: Some(record.job.as_str().to_owned()),
-            }];
-            if record.names() != DeviceNames::Keep {
-                changes.push(Change {
-                    name: VISIBLE_DEVICES,
-                    value: Some(String::new()),
-                });
-            }
-            // After that, its ranks cannot tell that these are another job's.
-            if task
-                .inherited_job
-                .as_deref()
-                .is_some_and(|job| job != record.job.as_str())
-            {
-                let foreign = [
-                    PIPE_DIRECTORY,
-                    LOG_DIRECTORY,
-                    THREADS,
-                    MEMORY,
-                    partitions::VARIABLE,
-                ];
-                changes.extend(foreign.map(|name| Change { name, value: None }));
-            }
-            Ok(changes)
-        }
-        other => other,
+    let changes = task_environment(&shared, &any);
+    if !several || changes.is_ok() {
+        return changes;
     }
+    let change = |name, value: Option<&str>| Change {
+        name,
+        value: value.map(str::to_owned),
+    };
+    let mut changes = vec![change(JOB, Some(record.job.as_str()))];
+    if record.names() != DeviceNames::Keep {
+        changes.push(change(VISIBLE_DEVICES, Some("")));
+    }
+    // Later its ranks cannot tell that these are another job's.
+    let inherited = task.inherited_job.as_deref();
+    if inherited.is_some_and(|job| job != record.job.as_str()) {
+        let foreign = [
+            PIPE_DIRECTORY,
+            LOG_DIRECTORY,
+            THREADS,
+            MEMORY,
+            partitions::VARIABLE,
+        ];
+        changes.extend(foreign.map(|name| change(name, None)));
+    }
+    Ok(changes)
 }
 
-/// The lowest limit of all ranks for each GPU.
 fn lowest(ranks: &[Vec<(GpuUuid, u64)>]) -> Option<Vec<(GpuUuid, u64)>> {
     let least = |gpu: &GpuUuid| {
         let of_gpu = ranks.iter().flatten().filter(|(other, _)| other == gpu);

@@ -40,9 +40,10 @@ fn the_job_is_the_schedulers_or_its_own_component() {
     ] {
         assert_eq!(found.iter().map(JobId::as_str).collect::<Vec<_>>(), wanted);
     }
+    let job_9 = Some("9");
     let named = with(&[job], false, |caller| {
         Caller {
-            job: Some("9"),
+            job: job_9,
             ..*caller
         }
         .ids()
@@ -103,10 +104,7 @@ fn a_shell_without_a_rank_has_the_lowest_of_a_list() {
     let value = |name: &str| changes.iter().find(|c| c.name == name)?.value.as_deref();
     assert_eq!(value(THREADS), Some("30"));
     // The second GPU has no limit.
-    assert!(
-        value(MEMORY).is_some_and(|memory| memory.contains("2048M")),
-        "{changes:?}"
-    );
+    assert!(value(MEMORY).unwrap().contains("2048M"), "{changes:?}");
 }
 
 #[test]
@@ -130,7 +128,7 @@ fn a_shell_before_its_ranks_keeps_nothing_of_another_jobs_mps() {
         MEMORY,
         partitions::VARIABLE,
     ];
-    assert!(all.iter().all(|name| removed("6").contains(name)));
+    assert_eq!(removed("6"), all);
     assert_eq!(removed("7"), [""; 0]);
 }
 
@@ -148,12 +146,9 @@ fn ranks_of_a_launcher_are_bound_and_the_shell_before_them_sees_all() {
     assert_eq!(visible(&record, false, &[job, rank("1")]), "1,0");
     assert_eq!(visible(&record, true, &[job]), "0,1");
     assert_eq!(visible(&per_gpu(), true, &[job]), "", "outside MPS");
+    // Its daemon's only GPU.
     let of_shell = [job, rank("1"), (VISIBLE_DEVICES, "")];
-    assert_eq!(
-        visible(&per_gpu(), false, &of_shell),
-        "0",
-        "its daemon's only one"
-    );
+    assert_eq!(visible(&per_gpu(), false, &of_shell), "0");
     // The plugin has bound the tasks of srun.
     let slurm = [("SLURM_JOB_ID", "7"), ("SLURM_LOCALID", "1")];
     let of_srun = [&slurm[..], &[(VISIBLE_DEVICES, "GPU-00000002")]].concat();

@@ -4,7 +4,6 @@ use mpsd_core::Refusal;
 use mpsd_core::environment::{Change, PIPE_DIRECTORY};
 use std::path::Path;
 
-/// A container runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Container {
     /// apptainer exec, singularity exec
@@ -13,7 +12,7 @@ pub enum Container {
     Enroot,
     /// podman run
     Podman,
-    /// docker run: with the job's user, since the daemon serves nobody else
+    /// docker run: as the job's user, because the daemon serves no other user
     Docker,
 }
 
@@ -24,9 +23,6 @@ impl Container {
 
     /// One line of options: the job's directory at its own path, with the sockets of all its daemons, and the variables. A
     /// variable to be removed needs no option: of these runtimes only Apptainer passes it on.
-    ///
-    /// # Errors
-    /// A shell would split a word, or Apptainer would pass a variable on that is to be removed.
     pub fn write(self, changes: &[Change], uid: u32, gid: u32) -> Result<String, Refusal> {
         let value = |change: &Change| Some((change.name, change.value.clone()?));
         let set: Vec<_> = changes.iter().filter_map(value).collect();
@@ -57,28 +53,15 @@ impl Container {
             ],
         };
         for (name, value) in &set {
-            let word = format!("{name}={value}");
-            words.extend([
-                "--env".into(),
-                if self.splits(value) {
-                    format!("\"{word}\"")
-                } else {
-                    word
-                },
-            ]);
+            let quote = if self.splits(value) { "\"" } else { "" };
+            words.extend(["--env".into(), format!("{quote}{name}={value}{quote}")]);
         }
-        match words.iter().find(|word| !is_one_word(word)) {
-            Some(word) => {
-                let what = format!("the option '{word}'");
-                let why = "a shell would not read it as one word";
-                Err(Refusal::new(
-                    what,
-                    why,
-                    "a run_dir of letters, digits, '/', '.', '_' and '-'",
-                ))
-            }
-            None => Ok(words.join(" ") + "\n"),
-        }
+        let Some(word) = words.iter().find(|word| !is_one_word(word)) else {
+            return Ok(words.join(" ") + "\n");
+        };
+        let why = "a shell would not read it as one word";
+        let allowed = "a run_dir of letters, digits, '/', '.', '_' and '-'";
+        Err(Refusal::new(format!("the option '{word}'"), why, allowed))
     }
 
     /// Whether the value must be quoted: after a second '=' a comma ends a variable for Apptainer, which removes quotes

@@ -7,13 +7,12 @@ use mpsd_core::environment::{Change, VISIBLE_DEVICES};
 use nix::unistd::getegid;
 use std::ffi::OsString;
 
-/// `mpsctl env`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Env {
     /// The job; from the scheduler's variables if not given
     #[arg(long, value_name = "ID")]
     pub job: Option<String>,
-    /// For whom to print
+    /// The shell to print for
     #[arg(long, value_enum, default_value = "sh")]
     pub shell: Shell,
     /// Print the options that attach a container, for its runtime: podman run $(mpsctl env --container podman) IMAGE
@@ -24,7 +23,6 @@ pub struct Env {
     pub main: bool,
 }
 
-/// The syntax of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Shell {
     /// sh, bash, zsh, ksh
@@ -40,9 +38,6 @@ pub enum Shell {
 impl Env {
     /// The text to print. It is empty (an empty object) outside a job and in a job without MPS, unless another job's MPS
     /// left variables.
-    ///
-    /// # Errors
-    /// As [`Caller::find`]; as [`Container::write`].
     pub fn run(&self, caller: &Caller<'_>) -> Result<String, Failure> {
         let mut changes = caller.find()?.changes();
         Ok(match self.container {
@@ -63,8 +58,8 @@ impl Env {
     /// The output after a usage error: without it a container would start without its options.
     pub fn of_unread(words: impl Iterator<Item = OsString>) -> &'static str {
         let words: Vec<OsString> = words.collect();
-        let asks = |word: &OsString| word.to_string_lossy().starts_with("--container");
-        match words.iter().any(|word| word == "env") && words.iter().any(asks) {
+        let is_option = |word: &OsString| word.to_string_lossy().starts_with("--container");
+        match words.iter().any(|word| word == "env") && words.iter().any(is_option) {
             true => Container::FAILURE,
             false => "",
         }
@@ -72,22 +67,16 @@ impl Env {
 
     /// The output after a failure, which makes its reader fail too.
     pub fn failure(&self) -> &'static str {
-        match self.container {
-            Some(_) => Container::FAILURE,
-            None => self.shell.failure(),
+        match (self.container, self.shell) {
+            (Some(_), _) => Container::FAILURE,
+            (None, Shell::Json) => "",
+            // `eval ""` succeeds in every shell: a script with `set -e` would continue without its MPS.
+            (None, Shell::Sh | Shell::Csh | Shell::Fish) => "false\n",
         }
     }
 }
 
 impl Shell {
-    /// `eval ""` succeeds in every shell: a script with `set -e` would continue without its MPS.
-    fn failure(self) -> &'static str {
-        match self {
-            Self::Sh | Self::Csh | Self::Fish => "false\n",
-            Self::Json => "",
-        }
-    }
-
     fn write(self, changes: &[Change]) -> String {
         if self == Self::Json {
             let value = |change: &Change| (change.name.to_owned(), change.value.clone().into());
@@ -153,7 +142,13 @@ mod tests {
 
     #[test]
     fn outside_a_job_nothing_is_printed() {
-        let caller = Caller::outside_a_job();
+        let caller = Caller {
+            config: "/nonexistent".as_ref(),
+            job: None,
+            env: &|_| None,
+            uid: 1000,
+            main: false,
+        };
         for (shell, text) in [(Shell::Sh, ""), (Shell::Json, "{}\n")] {
             let env = Env {
                 job: None,

@@ -1,17 +1,16 @@
 //! `mpsctl exec -- COMMAND`: a task attached to its job's MPS, with its rank's limits, if no plugin or hook does that.
 
-use super::attach::{Attachment, Caller};
+use super::attach::{Attachment, Caller, NO_JOB};
 use super::{NAME, complain};
 use crate::scheduler::setup::VerbError;
 use crate::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::{Change, rank, warning};
-use mpsd_core::failure::EXIT_REFUSED;
 use mpsd_core::partitions::{Holder, VARIABLE, take};
 use mpsd_core::{Failure, Refusal};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
-use nix::sys::stat::{Mode, fstat, stat};
+use nix::sys::stat::{FileStat, Mode, fstat, stat};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -36,7 +35,6 @@ const NOT_RUN: u8 = 126;
 /// The lowest number for the partition's descriptor in the command: above those that shell scripts use.
 const LOWEST: i32 = 10;
 
-/// `mpsctl exec`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Exec {
     /// The job; from the scheduler's variables if not given
@@ -51,23 +49,19 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// Whether the command is the job's main shell or an MPI launcher's daemon, whose ranks come later.
+    /// Whether the command is the job's main shell or an MPI launcher's daemon: ranks start later.
     pub fn is_main(&self, env: Lookup<'_>) -> bool {
         let name = self
             .command
             .first()
             .and_then(|program| Path::new(program).file_name());
-        let launcher = name
-            .and_then(|name| name.to_str())
-            .is_some_and(|name| LAUNCHERS.contains(&name));
+        let name = name.and_then(|name| name.to_str());
+        let launcher = name.is_some_and(|name| LAUNCHERS.contains(&name));
         self.starter && (launcher || self.lone_shell(env).is_some())
     }
 
     /// Turns this process into the command; returns only on failure. The command is searched in the caller's own `PATH`:
     /// it is the user's, and runs as the user.
-    ///
-    /// # Errors
-    /// The job has no MPS here, or it was refused or failed, or the command cannot be run.
     pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, VerbError> {
         let found = self.find(caller)?;
         let rank = rank(caller.env).map(|(rank, _)| rank.local);
@@ -75,10 +69,7 @@ impl Exec {
             complain(NAME, &warning);
         }
         let Some((program, arguments)) = self.command.split_first() else {
-            return Err(VerbError {
-                line: "no command".to_owned(),
-                code: EXIT_REFUSED,
-            });
+            return Err("no command".to_owned().into());
         };
         let mut command = Command::new(program);
         command.args(arguments);
@@ -94,22 +85,20 @@ impl Exec {
             };
         }
         let error = command.exec();
+        let line = format!("cannot run '{}': {error}", program.to_string_lossy());
         let code = if error.kind() == ErrorKind::NotFound {
             NOT_FOUND
         } else {
             NOT_RUN
         };
-        Err(VerbError {
-            line: format!("cannot run '{}': {error}", program.to_string_lossy()),
-            code,
-        })
+        Err(VerbError { line, code })
     }
 
     /// Finds what attaches the command. A starter runs every task of the node: only a readable record may stop one.
     fn find(&self, caller: &Caller<'_>) -> Result<Attachment, Failure> {
         if !self.starter {
             return match caller.find()? {
-                Attachment::WithoutMps(_) | Attachment::NoJob => Err(no_mps(caller).into()),
+                Attachment::WithoutMps(_) => Err(no_mps(caller).into()),
                 found => Ok(found),
             };
         }
@@ -117,15 +106,15 @@ impl Exec {
             as_root(caller)?;
         }
         if caller.job().is_none() {
-            return Ok(Attachment::NoJob);
+            return Ok(Attachment::NO_JOB);
         }
-        match caller.look() {
+        match caller.find_or_unread() {
             Ok(Attachment::Unread(unread)) => {
                 complain(NAME, &format!("{unread}; the task runs without MPS"));
-                Ok(Attachment::NoJob)
+                Ok(Attachment::NO_JOB)
             }
             // No record, and no usable configuration that could name another directory.
-            Err(Failure::Fault(_)) => Ok(Attachment::NoJob),
+            Err(Failure::Fault(_)) => Ok(Attachment::NO_JOB),
             found => found,
         }
     }
@@ -147,21 +136,20 @@ fn is_of_tm(env: Lookup<'_>) -> bool {
 }
 
 /// Lets root's own job through. A mom that may run its starter as root would run every user's task as root, and names the
-/// user in variables that a task of TM can set: there nothing runs.
+/// user in variables that a task of TM can set. On such a node nothing runs.
 fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     let refused = |why: String, allowed: &str| Err(Refusal::new("job starter", why, allowed));
-    let root = |name: &&str| (caller.env)(name).is_none_or(|user| user == "root");
+    let is_root = |name| (caller.env)(name).is_none_or(|user| user == "root");
     let node = ThisHost.name();
     let settings = Config::load(caller.config).and_then(|config| config.for_node(&node, &[]));
-    let settings = settings.unwrap_or_else(|_| Settings::usual());
-    if let Some(config) = may_run_as_root(&Site::of(&settings), &ThisHost) {
-        let why = format!(
-            "it runs as root, and '{}' may have $job_starter_run_privileged or cannot be read",
-            config.display()
-        );
+    let site = Site::of(&settings.unwrap_or_else(|_| Settings::usual()));
+    if let Some(config) = may_run_as_root(&site, &ThisHost) {
+        let config = config.display();
+        let why =
+            format!("it runs as root, and '{config}' may have $job_starter_run_privileged or cannot be read");
         return refused(why, "that line says false");
     }
-    if !["USER", "LOGNAME"].iter().all(root) {
+    if !is_root("USER") || !is_root("LOGNAME") {
         let why = "it runs as root and the job is a user's".to_owned();
         return refused(why, "no $job_starter_run_privileged");
     }
@@ -171,9 +159,6 @@ fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
 /// Takes the static partition of `changes` for this process and its command: a second launcher would share it. The lock
 /// is on the rank's byte of a file in root's directory, which is the job's user's; a step of Slurm has all bytes. The
 /// descriptor stays open in the command and its children, so the lock ends with them.
-///
-/// # Errors
-/// Another process has it (refusal), or that cannot be told.
 fn hold_partition(caller: &Caller<'_>, changes: &[Change]) -> Result<(), Failure> {
     let own = changes.iter().find(|change| change.name == VARIABLE);
     let Some(name) = own.and_then(|change| change.value.as_deref()) else {
@@ -190,10 +175,8 @@ fn hold_partition(caller: &Caller<'_>, changes: &[Change]) -> Result<(), Failure
     let file = File::from(open(&path, flags, Mode::empty()).map_err(cannot)?);
     let taken = take(&file, Holder::Rank(partition.rank)).map_err(cannot)?;
     if !taken && !is_inherited(&file) {
-        let why = format!(
-            "another process of the job has that of rank {} on this node",
-            partition.rank
-        );
+        let rank = partition.rank;
+        let why = format!("another process of the job has that of rank {rank} on this node");
         return Err(refused(&why, "one launcher at a time, or a job for each").into());
     }
     // The lock belongs to the open file, which stays open under this number.
@@ -208,8 +191,8 @@ fn is_inherited(own: &File) -> bool {
         return false;
     };
     let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let same =
-        numbers.filter(|entry| stat(&entry.path()).is_ok_and(|found| (found.st_dev, found.st_ino) == wanted));
+    let is_it = |path| stat(&path).is_ok_and(|found: FileStat| (found.st_dev, found.st_ino) == wanted);
+    let same = numbers.filter(|entry| is_it(entry.path()));
     // Ours is one of them.
     same.count() > 1
 }
@@ -220,11 +203,7 @@ fn no_mps(caller: &Caller<'_>) -> Refusal {
             let allowed = "a job submitted with --mps (Slurm) or -A MPS=true (PBS)";
             Refusal::new(format!("job {job}"), "it has no MPS on this node", allowed)
         }
-        None => Refusal::new(
-            "exec",
-            "this is no job: PBS_JOBID and SLURM_JOB_ID are not set",
-            "--job ID",
-        ),
+        None => Refusal::new("exec", NO_JOB, "--job ID"),
     }
 }
 
@@ -238,21 +217,6 @@ mod tests {
             starter,
             command: words.iter().map(OsString::from).collect(),
         }
-    }
-
-    #[test]
-    fn outside_a_job_exec_says_why() {
-        let caller = Caller::outside_a_job();
-        let not = exec(false, &["true"]).run(&caller).unwrap_err();
-        assert!(
-            not.line.contains("PBS_JOBID and SLURM_JOB_ID are not set"),
-            "{not:?}"
-        );
-        assert_eq!(not.code, 1);
-        assert_eq!(
-            exec(true, &["/nonexistent/x"]).run(&caller).unwrap_err().code,
-            127
-        );
     }
 
     #[test]

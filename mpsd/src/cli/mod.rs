@@ -7,7 +7,6 @@ mod env;
 pub mod examples;
 mod exec;
 pub mod explain;
-mod idle;
 pub mod job_arguments;
 mod metrics;
 pub mod mpsctl;
@@ -17,7 +16,6 @@ pub mod programs;
 pub mod reconcile;
 pub mod report;
 mod selftest;
-mod selftest_job;
 mod set;
 mod site;
 mod status;
@@ -28,15 +26,22 @@ mod waiting;
 pub mod words;
 
 pub use crate::node::log::complain;
+use crate::node::real::RealNode;
+use mpsd_core::config::Settings;
 
 /// Name of `mpsctl` in messages.
 pub const NAME: &str = "mpsctl";
 
-/// What `--version` says: the release, and the commit where the build was told it (`MPSD_COMMIT`, as the packages' builds are).
+/// The release, and the commit if the build knows it (`MPSD_COMMIT`, which the packages' builds set).
 pub fn version() -> String {
     let release = env!("CARGO_PKG_VERSION");
     match option_env!("MPSD_COMMIT") {
         Some(commit) => format!("{release} ({commit})"),
         None => release.to_owned(),
     }
+}
+
+/// This node, with the usual deadline.
+fn this_node(settings: &Settings) -> RealNode {
+    RealNode::new(NAME, settings, settings.deadline, settings.deadline / 2)
 }

@@ -6,7 +6,6 @@ use super::env::{Env, Shell};
 use super::examples;
 use super::exec::Exec;
 use super::explain::Explain;
-use super::idle::Idle;
 use super::metrics::Metrics;
 use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, ReconcileReport, Undrain};
@@ -17,12 +16,12 @@ use super::site::{Advertise, ConfigVerb, inventory};
 use super::status::Status;
 use super::support::{SupportBundle, SupportContext};
 use super::sweep::Sweep;
-use super::terminal::{say, say_checks};
-use super::waiting::waiting;
+use super::terminal::{say, say_checks, say_json};
+use super::waiting::{Idle, waiting};
 use super::words::words;
 use super::{NAME, complain};
 use crate::job::outcome::UNCOUNTED;
-use crate::scheduler::setup::{AdminVerbs, SetupContext, VerbError, VerbReport};
+use crate::scheduler::setup::{SetupContext, VerbError, VerbReport};
 use crate::scheduler::{ADMIN_VERBS, Host, ThisHost};
 use crate::sys::priority;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -48,8 +47,9 @@ struct Arguments {
 enum Verb {
     /// Print the variables that attach a shell to its job's MPS: eval "$(mpsctl env)"
     ///
-    /// Prints nothing outside a job and in a job without MPS. Where the job's MPS was refused or did not start, says why
-    /// on standard error and prints 'false', so that the eval fails too; with --container an option that no runtime knows.
+    /// Prints nothing outside a job and in a job without MPS. If the job's MPS was refused or did not start, it says why on
+    /// standard error and prints 'false', so that the eval fails too. With --container it then prints an option that no
+    /// runtime knows.
     Env(Env),
     /// Run a program attached to the job's MPS, with its rank's limits
     ///
@@ -58,92 +58,88 @@ enum Verb {
     Exec(Exec),
     /// Show a job's MPS as it is now: daemons, limits, and each GPU with its clients
     ///
-    /// In a job: of that job, and whether the calling task is under MPS, and why not. As root: of all jobs of the node.
-    /// Exit status: 0 under MPS, or up; 1 not; 2 that cannot be told. How busy a GPU is, NVML tells of all clients together
-    /// and of none alone: that is not shown.
+    /// In a job: that job, and whether the calling task is under MPS, and why. As root: all jobs of the node.
+    /// Exit status: 0 under MPS, or up; 1 not; 2 unknown. It does not show how busy a GPU is: NVML counts all clients
+    /// together.
     Status(Status),
     /// Give the clients of a running job other limits, within the site's ceilings
     ///
-    /// For the job's owner, and root. NVIDIA's daemon gives them to clients that connect from now on: those that run keep theirs, and
-    /// no command of it is for a single client. A rank's own limits still only lower them. What was set stands in the job's log,
-    /// 'mpsctl status' and its report.
+    /// For the job's owner and root. It changes the limits of clients that connect later. Running clients keep theirs.
+    /// NVIDIA's daemon has no limits for a single client. A rank can only lower its own limits. The job's log, its report and
+    /// 'mpsctl status' show the change.
     Set(Set),
     /// Run 1, 2, 4, 8 copies of a program with the job's MPS and without, and say what does best
     ///
     /// Each copy sees one of the job's GPUs, in turn, and has its share of the threads from its start. Ask for the job with --mps
-    /// alone: a client can only lower a share that the job has. Each run ends with all that its copies have started, and so does a
-    /// sweep that is interrupted or killed.
+    /// alone: a client can only lower a share that the job has. Each run ends all processes that its copies have started, also
+    /// if the sweep is interrupted or killed.
     Sweep(Sweep),
-    /// Print what root wrote down of a job that has ended on this node
+    /// Print root's reports of jobs that have ended on this node
     ///
-    /// With a job: its reports, in words; for its own user, until the node's next boot, and for root. Without: a summary of all
-    /// (root). What the job's own mpsd saw, clients and lost servers, is
-    /// the word of a process of the job's user, and said to be.
+    /// With a job: its reports, in words, for root, and until the node's next boot for the job's user. Without: a summary of
+    /// all, for root. What the job's own mpsd observed (clients, lost servers) is marked, because a process of the job's user
+    /// wrote it.
     Report(ReportVerb),
-    /// Try a job with MPS through this site's scheduler, as an ordinary user, and say what it got
+    /// Run a small MPS job through this site's scheduler, as an ordinary user, and check what it got
     ///
     /// Submits a job that asks for MPS, half a GPU's threads and 1 GiB, and runs mps-probe in it. The job is cancelled if it is late
     /// or the selftest is interrupted. Exit status: 0 all lines are OK; 2 a FAIL.
     Selftest(Selftest),
     /// Print numbers about MPS on this node for Prometheus (root)
     ///
-    /// Jobs, clients and memory by job and GPU, GPUs without a client, drains; and what has been counted since the first job:
-    /// starts that failed, ends, times. With --textfile as the file that node_exporter reads; mpsd-metrics.timer does so every minute.
-    /// No process of a user's is asked. Exit status: 2 where NVML or the counters cannot be read; the rest is there.
+    /// Jobs, clients and memory by job and GPU, GPUs without a client and drains now; failed starts, ends and times since the
+    /// first job. With --textfile it writes the file that node_exporter reads; mpsd-metrics.timer does so every minute.
+    /// It asks no process of a user. Exit status: 2 if NVML or the counters cannot be read; the rest is printed.
     Metrics(Metrics),
-    /// Print what root would do here for a job, and do nothing of it
+    /// Print what root would do here for a job, and do none of it
     ///
-    /// Takes what mps-prologue takes; or, for a job that no scheduler tells of, --user, --request and --gpus.
+    /// Takes the arguments of mps-prologue; or, without a scheduler, --user, --request and --gpus.
     Plan(Box<PlanVerb>),
-    /// Take down what jobs left that their scheduler no longer has here, and deliver or lift our own drains (root)
+    /// Take down what remains of jobs that their scheduler no longer has, and deliver or lift our own drains (root)
     ///
-    /// Run by mpsd-reconcile.timer and, with --boot, by mpsd-boot.service. A job whose scheduler does not answer is left
-    /// alone. Exit status: 2 when something is left that should not be.
+    /// mpsd-reconcile.timer runs it, and mpsd-boot.service with --boot. It leaves a job alone if the scheduler does not
+    /// answer. Exit status: 2 if something remains that should not.
     Reconcile(Reconcile),
-    /// Lift our own drain of this node after a clean recheck (root)
+    /// Lift our own drain of this node after a clean check (root)
     ///
-    /// NVML answers, the GPUs are there, no process of a job that is gone is left. A drain with another's reason is
-    /// never lifted.
+    /// NVML answers, the GPUs are there, and no process of a job that is gone is left. It never lifts a drain with another
+    /// reason.
     Undrain(Undrain),
     /// Say whether jobs with MPS run on this node, and wait for their end (root)
     ///
-    /// Asked by the packages before they are removed, as a running job's end needs our files. Exit status: 0 none runs; 1 some
-    /// do, and are named.
+    /// The packages ask it before they are removed, because a running job's end needs our files. Exit status: 0 none runs;
+    /// 1 some do, and are named.
     Idle(Idle),
     /// The configuration
     #[command(subcommand)]
     Config(ConfigVerb),
-    /// Say what keeps this host from giving jobs an MPS, one line each, with what to do
+    /// Check what this host needs to give jobs an MPS, one line each, with what to do
     ///
-    /// Looks at the configuration, our programs, the driver, directories, cgroups, units, what jobs left, and the scheduler's
-    /// set-up as its check does. As root it makes a cgroup as a job's and removes it; nothing else is changed. A WARN works and could
-    /// be better, or could not be told now for want of memory or time. Exit status: 0 no FAIL; 2 a FAIL.
+    /// Checks the configuration, our programs, the driver, directories, cgroups, units, remains of jobs, and the scheduler's
+    /// set-up. As root it makes a cgroup like a job's and removes it; it changes nothing else. A WARN works and could
+    /// be better, or could not be checked now for want of memory or time. Exit status: 0 no FAIL; 2 a FAIL.
     Doctor(Doctor),
-    /// Say in words what an error of CUDA's under MPS, or a log, tells: cause, remedy, source
+    /// Explain a CUDA error under MPS, or a log: cause, remedy, source
     ///
-    /// Of a log each thing that is known is told once, with its first line. Needs neither a job nor a GPU.
+    /// Explains each known trouble of a log once, with its first line. Needs neither a job nor a GPU.
     Explain(Explain),
     /// Print the lines that make this node offer shares of its GPUs
     Advertise(Advertise),
-    /// Pack what a report of a problem needs to say of this node into one file of root's (root)
+    /// Pack what a report of a problem needs to say of this node into one file for root (root)
     ///
-    /// Versions, the configuration, what the checks say, and the last lines of our programs in the journal: at most 4 MiB. It has nothing of
-    /// a job's files, and where our lines name a user the name is left out. Job ids are in it, and so is a request that was
-    /// refused, as its user wrote it. A command that takes longer than 20 s is left out.
+    /// Versions, the configuration, the checks, and the last lines of our programs in the journal: at most 4 MiB. It has no
+    /// job's files. User names are removed from our lines. Job ids remain, and so does the text of refused requests. A command that takes
+    /// longer than 20 s is left out.
     SupportBundle(SupportBundle),
 }
 
 /// The command line's definition: for help, manual pages and completions alike.
 pub fn command() -> clap::Command {
-    let of_schedulers = ADMIN_VERBS.iter().map(|verbs| (verbs.command)());
-    let command = Arguments::command().subcommands(of_schedulers);
-    let command = WITH_JSON
-        .iter()
-        .fold(command, |command, verbs| with_json(command, verbs));
-    examples::added(command, "")
+    let command = Arguments::command().subcommands(ADMIN_VERBS.iter().map(|verbs| (verbs.command)()));
+    examples::added(WITH_JSON.into_iter().fold(command, with_json), "")
 }
 
-/// Verbs that print one JSON object on demand; others that have it say more of theirs.
+/// Verbs that print one JSON object on demand. Other verbs describe their own `--json`.
 const WITH_JSON: [&[&str]; 7] = [
     &["advertise"],
     &["config", "check"],
@@ -162,7 +158,6 @@ fn with_json(command: clap::Command, verbs: &[&str]) -> clap::Command {
     command.mut_subcommand(first, |verb| with_json(verb, below))
 }
 
-/// Whether the verb was asked for JSON.
 fn wants_json(matches: &ArgMatches) -> bool {
     match matches.subcommand() {
         Some((_, below)) => wants_json(below),
@@ -192,72 +187,64 @@ fn parse_and_run() -> Result<u8, VerbError> {
             .find(|verbs| (verbs.command)().get_name() == name)
         && let Some(config) = below.get_one::<PathBuf>("config")
     {
-        return Ok(print_report(&set_up(config, verbs, below)?, json));
+        let node = below.subcommand().map(|(_, verb)| verb);
+        let node = node.and_then(|verb| verb.try_get_one::<String>("node").ok()?);
+        let report = with_context(config, &host_or(node), |context| (verbs.run)(below, context))?;
+        return Ok(print_report(&report, json));
     }
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     run(arguments.verb, &arguments.config, json)
 }
 
 fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
-    let root = |node: Option<&str>, name| Root {
-        config,
-        node: node.map(str::to_owned),
-        name,
-        json,
-    };
+    const ALL_JOURNALS: &str = "it reads the journals of all jobs";
     match verb {
         Verb::Env(verb) => Ok(env(config, &verb)),
         Verb::Exec(verb) => {
-            let main = verb.is_main(&attach::own_variable);
-            match verb.run(&Caller::this(config, verb.job.as_deref(), main))? {}
+            let mut caller = Caller::this(config, verb.job.as_deref());
+            caller.main = verb.is_main(&attach::own_variable);
+            match verb.run(&caller)? {}
         }
-        Verb::Status(verb) => {
-            let caller = Caller::this(config, verb.job.as_deref(), false);
-            Ok(verb.run(&caller, &daemon()?)?)
-        }
-        Verb::Set(verb) => print(&verb.run(&Caller::this(config, verb.job.as_deref(), false))?),
-        Verb::Sweep(verb) => {
-            let caller = Caller::this(config, verb.job.as_deref(), false);
-            verb.run(&caller, &daemon()?)
-        }
-        Verb::Report(verb) => Ok(verb.run(&settings(config, &host_or(verb.node.as_deref()))?)?),
-        Verb::Selftest(verb) => Ok(verb.run(&Caller::this(config, None, false), &programs()?)?),
+        Verb::Status(verb) => Ok(verb.run(&Caller::this(config, verb.job.as_deref()), &daemon()?)?),
+        Verb::Set(verb) => print(&verb.run(&Caller::this(config, verb.job.as_deref()))?),
+        Verb::Sweep(verb) => verb.run(&Caller::this(config, verb.job.as_deref()), &daemon()?),
+        Verb::Report(verb) => Ok(verb.run(&settings(config, &host_or(verb.node.as_ref()))?)?),
+        Verb::Selftest(verb) => Ok(verb.run(&Caller::this(config, None), &programs()?)?),
         Verb::Metrics(verb) => {
-            must_be_root("metrics", "it reads the journals of all jobs")?;
-            Ok(verb.run(&settings(config, &host_or(verb.node.as_deref()))?)?)
+            must_be_root("metrics", ALL_JOURNALS)?;
+            Ok(verb.run(&settings(config, &host_or(verb.node.as_ref()))?)?)
         }
-        Verb::Plan(verb) => {
-            let env = |name: &str| std::env::var(name).ok();
-            print(&verb.run(config, &daemon()?, &env, json)?)
-        }
+        Verb::Plan(verb) => print(&verb.run(config, &daemon()?, &attach::own_variable, json)?),
         Verb::Reconcile(verb) => {
             let (name, why) = match verb.dry_run {
-                true => ("reconcile --dry-run", "it reads the journals of all jobs"),
+                true => ("reconcile --dry-run", ALL_JOURNALS),
                 false => ("reconcile", "it changes the node"),
             };
+            let node = host_or(verb.node.as_ref());
+            let settings = settings_for_root(config, &node, name, why)?;
             let usable = Config::load(config).is_ok();
-            let run = |settings: &Settings, name: &str| verb.run(settings, name, usable);
-            root(verb.node.as_deref(), name).run(why, run)
+            print_remains(&verb.run(&settings, &node, usable)?, json)
         }
         Verb::Undrain(verb) => {
-            let run = |settings: &Settings, name: &str| verb.run(settings, name);
-            root(verb.node.as_deref(), "undrain").run("it changes the node", run)
+            let node = host_or(verb.node.as_ref());
+            let settings = settings_for_root(config, &node, "undrain", "it changes the node")?;
+            print_remains(&verb.run(&settings, &node)?, json)
         }
         Verb::Idle(verb) => {
-            root(None, "idle").run("it reads the jobs' directories", |settings, _| verb.run(settings))
+            let settings =
+                settings_for_root(config, &host_or(None), "idle", "it reads the jobs' directories")?;
+            verb.run(&settings)?;
+            Ok(0)
         }
         Verb::SupportBundle(verb) => {
-            let mpsctl = programs()?.join(NAME);
-            let run = |settings: &Settings, _: &str| {
-                let (config, mpsctl) = (config, mpsctl.as_path());
-                verb.run(&SupportContext {
-                    host: &ThisHost,
-                    config,
-                    settings,
-                    mpsctl,
-                })
-            };
-            root(None, "support-bundle").run("it reads root's log", run)
+            let settings =
+                settings_for_root(config, &host_or(None), "support-bundle", "it reads root's log")?;
+            print(&verb.run(&SupportContext {
+                host: &ThisHost,
+                config,
+                settings: &settings,
+                mpsctl: &programs()?.join(NAME),
+            })?)
         }
         Verb::Config(ConfigVerb::Check(verb)) => Ok(print_report(&verb.run(config), json)),
         Verb::Config(ConfigVerb::Show(verb)) => print(&verb.run(config, &ThisHost.name(), json)?),
@@ -265,22 +252,14 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             if nix::unistd::geteuid().is_root() {
                 priority::raise();
             }
-            let node = host_or(verb.node.as_deref());
-            let lines = with_context(config, &node, |context| Ok(doctor::check(&node, context)))?;
-            verb.print(&lines);
-            Ok(doctor::exit_code(&lines))
+            let node = host_or(verb.node.as_ref());
+            with_context(config, &node, |context| {
+                Ok(verb.print(&doctor::check(&node, context)))
+            })
         }
         Verb::Explain(verb) => print(&verb.run()?),
         Verb::Advertise(verb) => print(&verb.run(config, &ThisHost.name(), &daemon()?, json)?),
     }
-}
-
-fn print_report(report: &VerbReport, json: bool) -> u8 {
-    match json {
-        true => say(&format!("{}\n", report.json())),
-        false => report.lines.iter().for_each(|line| say_checks(line)),
-    }
-    u8::from(report.incomplete)
 }
 
 fn print(text: &str) -> Result<u8, VerbError> {
@@ -288,8 +267,21 @@ fn print(text: &str) -> Result<u8, VerbError> {
     Ok(0)
 }
 
-fn host_or(node: Option<&str>) -> String {
-    node.map_or_else(|| ThisHost.name(), str::to_owned)
+fn print_report(report: &VerbReport, json: bool) -> u8 {
+    match json {
+        true => say_json(&report.json()),
+        false => report.lines.iter().for_each(|line| say_checks(line)),
+    }
+    u8::from(report.incomplete)
+}
+
+fn print_remains(report: &ReconcileReport, json: bool) -> Result<u8, VerbError> {
+    report.print(json);
+    Ok(if report.incomplete { EXIT_NODE } else { 0 })
+}
+
+fn host_or(node: Option<&String>) -> String {
+    node.cloned().unwrap_or_else(|| ThisHost.name())
 }
 
 fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
@@ -299,39 +291,22 @@ fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
     }
 }
 
-/// A verb for root only.
-struct Root<'a> {
-    config: &'a Path,
-    node: Option<String>,
-    name: &'a str,
-    json: bool,
-}
-
-impl Root<'_> {
-    /// Runs it with the node's settings and name. An unreadable configuration must not keep the remains of a job: then
-    /// the usual directories are used, and the journals have the rest.
-    fn run(
-        self,
-        why: &str,
-        verb: impl FnOnce(&Settings, &str) -> Result<ReconcileReport, Failure>,
-    ) -> Result<u8, VerbError> {
-        must_be_root(self.name, why)?;
-        priority::raise();
-        let node = host_or(self.node.as_deref());
-        let settings = settings(self.config, &node).unwrap_or_else(|failure| {
-            complain(NAME, &format!("{failure}; going on with the usual directories"));
-            Settings::usual()
-        });
-        let report = verb(&settings, &node)?;
-        say(&report.print(self.json));
-        Ok(if report.incomplete { EXIT_NODE } else { 0 })
-    }
+/// The node's settings for a verb of root. An unusable configuration must not keep the remains of a job: the usual
+/// directories are used then, and the journals have the rest.
+fn settings_for_root(config: &Path, node: &str, verb: &str, why: &str) -> Result<Settings, Failure> {
+    must_be_root(verb, why)?;
+    priority::raise();
+    Ok(settings(config, node).unwrap_or_else(|failure| {
+        complain(NAME, &format!("{failure}; going on with the usual directories"));
+        Settings::usual()
+    }))
 }
 
 fn env(config: &Path, verb: &Env) -> u8 {
-    let caller = Caller::this(config, verb.job.as_deref(), verb.main);
-    // JSON is for the hook of OpenPBS. It writes the warnings into the job's error file, and has a try not counted that
-    // only the node can have failed.
+    let mut caller = Caller::this(config, verb.job.as_deref());
+    caller.main = verb.main;
+    // JSON is for the hook of OpenPBS. It writes the warnings into the job's error file, and does not count a failed try
+    // that only the node can have caused.
     let hook = verb.shell == Shell::Json;
     match verb.run(&caller) {
         Ok(text) => {
@@ -370,16 +345,7 @@ fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
     if config == Path::new(DEFAULT_PATH) && !config.exists() {
         return Ok(Settings::usual());
     }
-    let read = Config::load(config).and_then(|file| file.for_node(node, &[]));
-    Ok(read?)
-}
-
-/// Runs a verb of a scheduler's folder, with the settings of the node that it names.
-fn set_up(config: &Path, verbs: &AdminVerbs, matches: &ArgMatches) -> Result<VerbReport, VerbError> {
-    let verb = matches.subcommand().map(|(_, verb)| verb);
-    let node = verb.and_then(|verb| verb.try_get_one::<String>("node").ok()?);
-    let node = host_or(node.map(String::as_str));
-    with_context(config, &node, |context| (verbs.run)(matches, context))
+    Ok(Config::load(config).and_then(|file| file.for_node(node, &[]))?)
 }
 
 /// Runs an administrator's verb for `node`.
@@ -403,6 +369,6 @@ fn with_context<T>(
             let nvml = self::settings(config, node)?.nvml;
             inventory(&programs.join("mpsd"), &nvml)
         },
-        standing: &|settings| waiting(settings),
+        standing: &waiting,
     })
 }

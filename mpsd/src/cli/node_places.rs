@@ -27,7 +27,7 @@ pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
     let jobs = paths.jobs();
     let longest = jobs.as_os_str().len() + LONGEST_NAMES;
     let run = paths.run().display();
-    let mut all = vec![match longest <= LONGEST_PIPE {
+    let length = match longest <= LONGEST_PIPE {
         true => Pass(format!(
             "pipe directories below '{run}' are short enough for the vendor"
         )),
@@ -35,25 +35,25 @@ pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
             "a pipe directory below run_dir '{run}' may have {longest} bytes, and NVIDIA's daemon ends without a word above \
              {LONGEST_PIPE}: name a shorter run_dir in mpsd.toml"
         )),
-    }];
-    let closed = |path: &&Path| fs::metadata(path).is_ok_and(|about| about.permissions().mode() & 0o001 == 0);
-    all.push(match jobs.ancestors().find(closed) {
+    };
+    let way = match jobs
+        .ancestors()
+        .find(|path| other_users_may(path, 0o001) == Some(false))
+    {
         None => Pass(format!("every user can pass to '{}'", jobs.display())),
         Some(closed) => Fail(format!(
             "'{0}' lets users not pass, so that no server starts and no client finds its own; chmod o+x '{0}'",
             closed.display()
         )),
-    });
-    all
+    };
+    vec![length, way]
 }
 
 /// Checks that a job's daemons get a cgroup of their own: makes one and removes it.
 pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> CheckLine {
+    let risk = "a restart of the scheduler's daemon may end running jobs' MPS";
     if *rule == Rule::None {
-        return Warn(
-            "cgroup is \"none\" in mpsd.toml: a restart of the scheduler's daemon may end running jobs' MPS"
-                .to_owned(),
-        );
+        return Warn(format!("cgroup is \"none\" in mpsd.toml: {risk}"));
     }
     let removed = |path: PathBuf| match Cgroup::open(&path) {
         Ok(Some(cgroup)) => site_directory::remove_cgroup(paths, &cgroup),
@@ -69,8 +69,7 @@ pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> CheckLine {
         Err(why) => why,
     };
     Warn(format!(
-        "a job's daemons get no cgroup of their own ({why}): a restart of the scheduler's daemon may end running jobs' MPS; \
-         systemctl enable --now mpsd.service"
+        "a job's daemons get no cgroup of their own ({why}): {risk}; systemctl enable --now mpsd.service"
     ))
 }
 
@@ -80,72 +79,71 @@ pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> V
         Rule::Below(base) => Some(base.clone()),
         Rule::None | Rule::Auto => None,
     };
+    let metrics = &settings.metrics;
+    let exporter = "chmod 0750 and the exporter's group";
     let all = [
         (
             below,
             "cgroup",
-            "jobs then have no cgroup of their own; chmod 0711",
+            "jobs then have no cgroup of their own",
+            "chmod 0711",
         ),
         (
-            settings.metrics.dcgm_job_map.clone(),
+            metrics.dcgm_job_map.clone(),
             "dcgm_job_map",
-            "dcgm-exporter is then told nothing; chmod 0750 and the exporter's group",
+            "dcgm-exporter is then told nothing",
+            exporter,
         ),
         (
-            settings.metrics.gpustat.clone(),
+            metrics.gpustat.clone(),
             "gpustat",
-            "its exporter is then told nothing; chmod 0750 and the exporter's group",
+            "its exporter is then told nothing",
+            exporter,
         ),
         (
             textfile,
             "mpsctl metrics --textfile",
-            "the numbers then stay old; chmod 0750 and the exporter's group",
+            "the numbers then stay old",
+            exporter,
         ),
     ];
-    let one = |(path, what, then): (Option<PathBuf>, &str, &str)| {
-        let path = path.filter(|path| every_user_may_list(path))?;
+    let line = |(path, what, then, remedy): (Option<PathBuf>, &str, &str, &str)| {
+        let path = path.filter(|path| other_users_may(path, 0o004) == Some(true))?;
         let path = path.display();
         Some(Warn(format!(
-            "'{path}' ({what}): every user may list it, and who lists it can keep its lock: {then}"
+            "'{path}' ({what}): every user may list it, and who lists it can keep its lock: {then}; {remedy}"
         )))
     };
-    all.into_iter().filter_map(one).collect()
+    all.into_iter().filter_map(line).collect()
 }
 
-fn every_user_may_list(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|about| about.permissions().mode() & 0o004 != 0)
+/// `None`: there is no such directory.
+fn other_users_may(path: &Path, bit: u32) -> Option<bool> {
+    let about = fs::metadata(path).ok()?;
+    Some(about.permissions().mode() & bit != 0)
 }
 
 /// Checks what may deny root's programs and the vendor's their work.
 pub(super) fn security() -> Vec<CheckLine> {
     let text = |file: &str| fs::read_to_string(file).ok();
-    [selinux(text(SELINUX)), apparmor(text(APPARMOR))]
-        .into_iter()
-        .flatten()
-        .collect()
+    let both = [selinux(text(SELINUX)), apparmor(text(APPARMOR))];
+    both.into_iter().flatten().collect()
 }
 
 /// We ship no policy. If another denies something, its log names the program.
 fn selinux(enforce: Option<String>) -> Option<CheckLine> {
-    (enforce?.trim() == "1").then(|| {
-        Pass(
-            "SELinux enforces: what it denies to a start stands in 'ausearch -m avc -c nvidia-cuda-mps'"
-                .to_owned(),
-        )
-    })
+    let text = "SELinux enforces: 'ausearch -m avc -c nvidia-cuda-mps' shows what it denies to a start";
+    (enforce?.trim() == "1").then(|| Pass(text.to_owned()))
 }
 
 fn apparmor(profiles: Option<String>) -> Option<CheckLine> {
     let profiles = profiles?;
-    let ours = |line: &&str| {
-        line.ends_with("(enforce)")
-            && ["nvidia-cuda-mps", "mps-prologue", "mps-epilogue", "mpsd"]
-                .iter()
-                .any(|name| line.contains(name))
-    };
-    profiles.lines().find(ours).map(|profile| {
-        Warn(format!("AppArmor confines '{profile}': a start that it denies fails; aa-complain, and see the kernel's log"))
-    })
+    let names = ["nvidia-cuda-mps", "mps-prologue", "mps-epilogue", "mpsd"];
+    let mut enforced = profiles.lines().filter(|line| line.ends_with("(enforce)"));
+    let profile = enforced.find(|line| names.iter().any(|name| line.contains(name)))?;
+    Some(Warn(format!(
+        "AppArmor confines '{profile}': a start that it denies fails; aa-complain, and see the kernel's log"
+    )))
 }
 
 #[cfg(test)]
@@ -157,9 +155,9 @@ mod tests {
         let usual = &directories(&Paths::new("/run/mpsd", "/var/lib/mpsd"))[0];
         assert_eq!(usual.status(), "OK", "{usual}");
         let long = format!("/run/{}", "x".repeat(30));
-        let long = &directories(&Paths::new(long, "/var/lib/mpsd"))[0];
+        let long = directories(&Paths::new(long, "/var/lib/mpsd"))[0].to_string();
         assert!(
-            long.is_wrong() && long.text().contains("may have 89 bytes"),
+            long.starts_with("FAIL") && long.contains("may have 89 bytes"),
             "{long}"
         );
     }

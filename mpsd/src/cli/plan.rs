@@ -11,18 +11,14 @@ use mpsd_core::config::Config;
 use mpsd_core::{Failure, JobId, Refusal, Request};
 use std::path::Path;
 
-/// The job's id where nobody gives one.
-const NO_JOB: &str = "0";
-
-/// `mpsctl plan`.
 #[derive(Debug, Clone, Default, clap::Args)]
-// A person types it: what looks like an option is one, mistyped.
+// A person types it: a word that begins like an option is a mistyped option.
 #[command(mut_arg("positional", |arg| arg.allow_hyphen_values(false)))]
 pub struct PlanVerb {
-    /// What mps-prologue would be told
+    /// The arguments of mps-prologue
     #[command(flatten)]
     pub arguments: JobArguments,
-    /// A job that no scheduler tells of: its user
+    /// The job's user, for a job without a scheduler
     #[arg(long, value_name = "NAME", conflicts_with = "positional")]
     pub user: Option<String>,
     /// With --user: the job's id
@@ -41,9 +37,6 @@ pub struct PlanVerb {
 
 impl PlanVerb {
     /// The text to print; `worker` is the program `mpsd`, which asks NVML.
-    ///
-    /// # Errors
-    /// What would keep mps-prologue from carrying the plan out, as far as can be told without touching anything.
     pub fn run(
         &self,
         config: &Path,
@@ -59,41 +52,38 @@ impl PlanVerb {
             Some(user) => self.submission(user)?,
             None => self.arguments.submission(&input, &ThisHost)?,
         };
-        // Told here, where it is tried out, and never in a job: it may be the site's own account.
+        // Only here, where the user tries it, and never in a job: it may be the site's own account.
         let almost = submission.account.as_ref().and_then(Request::almost_asked);
         // Here the request may also be written in Slurm's flags, as on a command line.
         let mut arguments = self.arguments.clone();
         let flags = arguments
             .request
+            .as_ref()
             .filter(|text| text.trim_start().starts_with("--"));
-        arguments.request = match flags {
-            Some(flags) => Some(Request::from_flags(&flags)?.to_string()),
-            None => self.arguments.request.clone(),
-        };
+        if let Some(flags) = flags {
+            arguments.request = Some(Request::from_flags(flags)?.to_string());
+        }
+        let as_line = |note: Option<_>| note.map_or(String::new(), |note| format!("note: {note}\n"));
         let Some((request, syntax)) = arguments.request_of(&submission)? else {
-            if json {
-                return Ok(format!(
-                    "{}\n",
-                    serde_json::json!({"asked": false, "note": almost})
-                ));
-            }
-            let note = almost.map(|told| format!("note: {told}\n")).unwrap_or_default();
-            return Ok(format!("MPS was not asked for: nothing is done\n{note}"));
+            return Ok(match json {
+                true => format!("{}\n", serde_json::json!({"asked": false, "note": almost})),
+                false => format!("MPS was not asked for: nothing is done\n{}", as_line(almost)),
+            });
         };
-        let told = match &self.user {
-            Some(_) => None,
+        let (note, devices) = match &self.user {
+            Some(_) => (None, self.devices()?),
             None => {
                 let system = scheduler::of(submission.scheduler);
                 let missing = system.unattached(&submission, &input, &ThisHost);
-                tasks::decide(missing, submission.sister, settings.pbs.unattached_tasks)?
+                let note = tasks::decide(missing, submission.sister, settings.pbs.unattached_tasks)?;
+                (note, scheduler::devices(&submission, &input, &ThisHost)?)
             }
         };
-        let devices = match &self.user {
-            Some(_) => self.devices()?,
-            None => scheduler::devices(&submission, &input, &ThisHost)?,
-        };
-        let node = self.node.clone().or_else(|| submission.node.clone());
-        let node = node.unwrap_or(host);
+        let node = self
+            .node
+            .clone()
+            .or_else(|| submission.node.clone())
+            .unwrap_or(host);
         let inventory = inventory(worker, &settings.nvml)?;
         let user = find_user(&submission.user)?;
         let (_, plan) = decide(&Case {
@@ -112,33 +102,32 @@ impl PlanVerb {
             object["node"] = node.into();
             object["user"] = user.name.into();
             object["request"] = request.to_string().into();
-            object["note"] = told.into();
+            object["note"] = note.into();
             return Ok(format!("{object}\n"));
         }
-        let told = told.map(|told| format!("note: {told}\n")).unwrap_or_default();
+        let note = as_line(note);
         Ok(format!(
-            "node {node} user {} request {}\n{plan}{told}",
-            user.name, request
+            "node {node} user {} request {request}\n{plan}{note}",
+            user.name
         ))
     }
 
     fn submission(&self, user: &str) -> Result<Submission, Failure> {
-        let job = JobId::parse(self.job.as_deref().unwrap_or(NO_JOB))?;
+        let job = JobId::parse(self.job.as_deref().unwrap_or("0"))?;
         let named = user
             .parse()
             .map_or_else(|_| UserRef::Name(user.to_owned()), UserRef::Uid);
+        let given = &self.arguments.given;
         let submission = Submission {
             scheduler: self.arguments.scheduler.unwrap_or(scheduler::ALL[0].scheduler()),
             sister: false,
             job,
             user: named,
-            account: self
-                .arguments
-                .given
+            account: given
                 .account
                 .as_ref()
                 .map(|account| account.as_encoded_bytes().to_vec()),
-            resource: self.arguments.given.resource.clone(),
+            resource: given.resource.clone(),
             node: None,
             interactive: false,
             step: false,
@@ -147,26 +136,18 @@ impl PlanVerb {
     }
 
     fn devices(&self) -> Result<Devices, Failure> {
-        let gpus = match self
-            .arguments
-            .given
-            .gpus
-            .as_deref()
-            .map(GpuName::parse_list)
-            .transpose()
-        {
-            Ok(Some(names)) if !names.is_empty() => GpuSource::Listed(names),
-            Ok(_) => GpuSource::Unknown("no --gpus".to_owned()),
-            Err(why) => return Err(Refusal::new("--gpus", why, "indexes or UUIDs with commas").into()),
-        };
-        let exclusive = if self.exclusive {
-            Exclusive::GpusAlone
-        } else {
-            Exclusive::Unknown
-        };
+        let names = self.arguments.given.gpus.as_deref().map(GpuName::parse_list);
+        let names = names.transpose();
+        let names = names.map_err(|why| Refusal::new("--gpus", why, "indexes or UUIDs with commas"))?;
         Ok(Devices {
-            gpus,
-            exclusive,
+            gpus: match names.filter(|names| !names.is_empty()) {
+                Some(names) => GpuSource::Listed(names),
+                None => GpuSource::Unknown("no --gpus".to_owned()),
+            },
+            exclusive: match self.exclusive {
+                true => Exclusive::GpusAlone,
+                false => Exclusive::Unknown,
+            },
             whole_node: false,
             tasks_on_node: self.tasks,
         })

@@ -1,8 +1,9 @@
-//! `mpsctl reconcile` and `mpsctl undrain`: takes down what jobs left that their scheduler no longer has, and delivers or
-//! lifts our own drains. The timer and the boot run it. What cannot be decided is left alone.
+//! `mpsctl reconcile` and `mpsctl undrain`: takes down what remains of jobs that their scheduler no longer has, and delivers
+//! or lifts our own drains. The timer and the boot run it. It leaves alone what it cannot decide.
 
-use super::NAME;
-use crate::job::ledger::{self, Ledger};
+use super::terminal::{say, say_json};
+use super::{NAME, this_node};
+use crate::job::ledger::{self, Ledger, SeveralFailed};
 use crate::job::node::{Member, Members, Severity};
 use crate::job::store::Store as _;
 use crate::job::{self, Ending, Journal, claim, evidence};
@@ -15,19 +16,20 @@ use crate::scheduler::drain::{self, DrainState, Marker, Outcome, Place, markers}
 use crate::scheduler::host::boot_time;
 use crate::scheduler::{self, Scheduler, Site};
 use crate::sys::deadline::Deadline;
-use crate::sys::guard::{AskError, ask};
+use crate::sys::guard::ask;
 use crate::sys::process::Process;
 use mpsd_core::config::Settings;
 use mpsd_core::record::{self, RecordRead};
 use mpsd_core::{Failure, JobId, Undetermined};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use ReportLine::{Did, Drained, Left, Said};
+use ReportLine::{Change, Drain, Note, Problem};
 
 /// A job's end is waited for this much longer than it may take.
 const GRACE: Duration = Duration::from_secs(3);
@@ -39,15 +41,15 @@ const LOOK_SELDOM: Duration = Duration::from_secs(30);
 /// `mpsctl reconcile`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Reconcile {
-    /// Say what stands and what would be done; touch nothing
+    /// Print what would be done, and do nothing
     #[arg(long)]
-    pub dry_run: bool,
-    /// At boot: a job that began before the boot and has no process left is gone, whatever its scheduler says
+    pub(super) dry_run: bool,
+    /// At boot: a job that began before the boot and has no process left is gone, even if its scheduler has it
     #[arg(long)]
-    pub boot: bool,
+    pub(super) boot: bool,
     /// The node's name in the scheduler; this host's if not given
     #[arg(long, value_name = "NAME")]
-    pub node: Option<String>,
+    pub(super) node: Option<String>,
 }
 
 /// `mpsctl undrain`.
@@ -55,79 +57,48 @@ pub struct Reconcile {
 pub struct Undrain {
     /// The node's name in the scheduler; this host's if not given
     #[arg(long, value_name = "NAME")]
-    pub node: Option<String>,
+    pub(super) node: Option<String>,
 }
 
-/// The result of a run.
-#[derive(Debug, Default)]
+/// The result of a run, and the object of `--json`.
+#[derive(Debug, Default, Serialize)]
 pub struct ReconcileReport {
-    /// Its lines.
-    pub told: Vec<ReportLine>,
     /// Something is not as it should be.
     pub incomplete: bool,
+    /// Its lines.
+    pub told: Vec<ReportLine>,
 }
 
 /// One line of the report.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, derive_more::Display)]
+#[serde(tag = "kind", content = "text")]
 pub enum ReportLine {
     /// Nothing was done, and nothing is wrong.
-    Said(String),
+    #[serde(rename = "said")]
+    Note(String),
     /// A drain of ours stands: an administrator decides.
-    Drained(String),
+    #[serde(rename = "drained")]
+    Drain(String),
     /// Something was done. It is in the node's log too.
-    Did(String),
+    #[serde(rename = "did")]
+    Change(String),
     /// Something is not as it should be.
-    Left(String),
-}
-
-impl ReportLine {
-    fn kind(&self) -> &'static str {
-        match self {
-            Said(_) => "said",
-            Drained(_) => "drained",
-            Did(_) => "did",
-            Left(_) => "left",
-        }
-    }
-
-    /// The line.
-    pub fn text(&self) -> &str {
-        let (Said(text) | Drained(text) | Did(text) | Left(text)) = self;
-        text
-    }
+    #[serde(rename = "left")]
+    Problem(String),
 }
 
 impl ReconcileReport {
-    /// Its lines, or one JSON object.
-    pub fn print(&self, json: bool) -> String {
-        if !json {
-            return self
-                .told
-                .iter()
-                .map(|told| format!("{}\n", told.text()))
-                .collect();
+    pub(super) fn print(&self, json: bool) {
+        match json {
+            true => say_json(self),
+            false => self.told.iter().for_each(|told| say(&format!("{told}\n"))),
         }
-        let one = |told: &ReportLine| serde_json::json!({"kind": told.kind(), "text": told.text()});
-        let told: Vec<_> = self.told.iter().map(one).collect();
-        format!(
-            "{}\n",
-            serde_json::json!({"incomplete": self.incomplete, "told": told})
-        )
-    }
-
-    fn tell(&mut self, told: ReportLine) {
-        match &told {
-            Said(_) | Drained(_) => {}
-            Did(text) => line(NAME, Severity::Info, text),
-            Left(_) => self.incomplete = true,
-        }
-        self.told.push(told);
     }
 }
 
-/// One run over this node.
 struct Run<'a> {
     settings: &'a Settings,
+    site: Site,
     name: &'a str,
     dry: bool,
     boot: bool,
@@ -136,15 +107,9 @@ struct Run<'a> {
     node: RealNode,
     report: ReconcileReport,
     /// The answer of each scheduler, which may cover all its jobs.
-    asked: HashMap<(Scheduler, String, Option<String>), KnownJobs>,
+    known: HashMap<(Scheduler, String, Option<String>), KnownJobs>,
     /// Jobs that are gone, or may be, with something left.
     unfinished: BTreeSet<String>,
-}
-
-/// A job directory as it was before the scheduler was asked.
-struct Judged {
-    job: JobId,
-    journal: Option<Journal>,
 }
 
 impl Reconcile {
@@ -152,8 +117,14 @@ impl Reconcile {
     ///
     /// # Errors
     /// Our own directories cannot be read at all.
-    pub fn run(&self, settings: &Settings, name: &str, usable: bool) -> Result<ReconcileReport, Failure> {
-        let mut run = Run::new(settings, name, self.dry_run, self.boot);
+    pub(super) fn run(
+        &self,
+        settings: &Settings,
+        name: &str,
+        usable: bool,
+    ) -> Result<ReconcileReport, Failure> {
+        let mut run = Run::new(settings, name);
+        (run.dry, run.boot) = (self.dry_run, self.boot);
         run.suspicions();
         run.failed_starts();
         run.jobs(None)?;
@@ -174,19 +145,15 @@ impl Undrain {
     /// Lifts our own drain of the node `name` if nothing is wrong with it now.
     ///
     /// # Errors
-    /// There is no drain of ours, or as [`Reconcile::run`].
-    pub fn run(&self, settings: &Settings, name: &str) -> Result<ReconcileReport, Failure> {
-        let mut run = Run {
-            undrain: true,
-            ..Run::new(settings, name, false, false)
-        };
+    /// There is no drain of ours, or our own directories cannot be read.
+    pub(super) fn run(&self, settings: &Settings, name: &str) -> Result<ReconcileReport, Failure> {
+        let mut run = Run::new(settings, name);
+        run.undrain = true;
         run.jobs(None)?;
-        let ours: Vec<Marker> = markers::all(&settings.paths)
-            .into_iter()
-            .filter(|m| m.node == name)
-            .collect();
+        let mut ours = markers::all(&settings.paths);
+        ours.retain(|marker| marker.node == name);
         if ours.is_empty() {
-            let why = "no drain of ours is remembered on this node; one with another reason is lifted by whoever made it";
+            let why = "no drain of ours is remembered on this node; a drain with another reason is lifted by its maker";
             return Err(Undetermined::new(format!("node '{name}'"), why).into());
         }
         ours.iter().for_each(|marker| run.drain(marker, true));
@@ -194,7 +161,7 @@ impl Undrain {
     }
 }
 
-/// For the prologue of `own` on the node `name`: takes down what other jobs left that their scheduler no longer has. A
+/// For the prologue of `own` on the node `name`: takes down what remains of other jobs that their scheduler no longer has. A
 /// child does it within `limit`, so that nothing that hangs delays the job longer.
 pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Duration) {
     let node = RealNode::new(NAME, settings, limit, limit / 2);
@@ -203,9 +170,8 @@ pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Durat
         return;
     }
     let work = || {
-        let mut run = Run::new(settings, name, false, false);
         // Each line is in the log. Unreadable remains are left to the timer, which reports them.
-        let _ = run.jobs(Some(own));
+        let _ = Run::new(settings, name).jobs(Some(own));
         Vec::new()
     };
     if let Err(none) = ask(Deadline::after(limit), work) {
@@ -221,13 +187,10 @@ pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, 
     let Some(journal) = enter_as_starter(settings, job) else {
         return;
     };
-    let (directory, scheduler) = (
-        settings.paths.job(job),
-        scheduler::of(ending.scheduler).at(&Site::of(ending.settings)),
-    );
+    let directory = settings.paths.job(job);
+    let scheduler = scheduler::of(ending.scheduler).at(&Site::of(ending.settings));
     let known = scheduler.known_jobs(ending.node);
-    let within = settings.deadline;
-    let mut node = RealNode::new(NAME, settings, limit, within);
+    let mut node = RealNode::new(NAME, settings, limit, settings.deadline);
     let mut pause = LOOK_EVERY;
     while stays(directory.directory(), end.within(pause)) && !end.expired() {
         if node.read_journal(job).ok().flatten().as_ref() != Some(&journal) {
@@ -238,8 +201,7 @@ pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, 
         } else if let JobState::Gone(why) = known(job) {
             let text = format!("job {job}: did not begin here ({why}): taken down");
             line(NAME, Severity::Info, &text);
-            let mut node = RealNode::new(NAME, settings, within, within / 2);
-            job::end_as_judged(&mut node, job, ending, Some(&journal));
+            job::end_as_judged(&mut this_node(settings), job, ending, Some(&journal));
             return;
         } else {
             pause = (2 * pause).min(LOOK_SELDOM);
@@ -259,12 +221,12 @@ fn enter_as_starter(settings: &Settings, job: &JobId) -> Option<Journal> {
 
 /// Waits until `deadline`; false: the directory is gone.
 fn stays(directory: &Path, deadline: Deadline) -> bool {
-    let gone = || -> nix::Result<Inotify> {
+    let watch = || -> nix::Result<Inotify> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         inotify.add_watch(directory, AddWatchFlags::IN_DELETE_SELF)?;
         Ok(inotify)
     };
-    match gone() {
+    match watch() {
         Ok(inotify) => {
             let mut fds = [PollFd::new(inotify.as_fd(), PollFlags::POLLIN)];
             let _ = poll(&mut fds, deadline.poll_timeout());
@@ -275,110 +237,102 @@ fn stays(directory: &Path, deadline: Deadline) -> bool {
 }
 
 impl<'a> Run<'a> {
-    fn new(settings: &'a Settings, name: &'a str, dry: bool, boot: bool) -> Self {
-        let limit = settings.deadline;
-        let node = RealNode::new(NAME, settings, limit, limit / 2);
+    fn new(settings: &'a Settings, name: &'a str) -> Self {
         Self {
             settings,
+            site: Site::of(settings),
             name,
-            dry,
-            boot,
+            dry: false,
+            boot: false,
             undrain: false,
-            node,
+            node: this_node(settings),
             report: ReconcileReport::default(),
-            asked: HashMap::new(),
+            known: HashMap::new(),
             unfinished: BTreeSet::new(),
         }
     }
 
+    fn tell(&mut self, told: ReportLine) {
+        match &told {
+            Note(_) | Drain(_) => {}
+            Change(text) => line(NAME, Severity::Info, text),
+            Problem(_) => self.report.incomplete = true,
+        }
+        self.report.told.push(told);
+    }
+
     /// Cgroups that a killed doctor made for its check.
     fn trials(&mut self) {
-        let paths = &self.settings.paths;
-        for cgroup in site_directory::left_by_trials(paths, &self.settings.cgroup) {
-            let what = format!(
-                "cgroup '{}' of an 'mpsctl doctor' that was killed",
-                cgroup.path().display()
-            );
-            if self.dry {
-                self.report.tell(Left(format!("{what}: would be removed")));
-                continue;
-            }
-            self.report
-                .tell(match site_directory::remove_cgroup(paths, &cgroup) {
-                    Ok(()) => Did(format!("{what}: removed")),
-                    Err(error) => Left(format!("{what}: {error}")),
-                });
+        let settings = self.settings;
+        for cgroup in site_directory::left_by_trials(&settings.paths, &settings.cgroup) {
+            let path = cgroup.path().display();
+            let what = format!("cgroup '{path}' of an 'mpsctl doctor' that was killed");
+            self.tell(match self.dry {
+                true => Problem(format!("{what}: would be removed")),
+                false => match site_directory::remove_cgroup(&settings.paths, &cgroup) {
+                    Ok(()) => Change(format!("{what}: removed")),
+                    Err(error) => Problem(format!("{what}: {error}")),
+                },
+            });
         }
     }
 
     /// Every job with a directory, except `own`. All journals are read before any scheduler is asked: its answer does not
     /// have later jobs.
     fn jobs(&mut self, own: Option<&JobId>) -> Result<(), Failure> {
-        let mut judged = Vec::new();
+        let mut jobs = Vec::new();
         let own = own.map(JobId::directory_name);
         for name in self.node.job_directories()? {
             if own.as_ref() == Some(&name) {
                 continue;
             }
-            match self.judge(&name) {
-                Ok(job) => judged.push(job),
+            match self.identify(&name) {
+                Ok(job) => jobs.push(job),
                 Err(failure) => {
-                    self.unfinished.insert(name.clone());
-                    let text = format!("job directory '{name}': left alone: {failure}");
-                    self.report.tell(Left(text));
+                    self.tell(Problem(format!("job directory '{name}': left alone: {failure}")));
+                    self.unfinished.insert(name);
                 }
             }
         }
-        for Judged { job, journal } in judged {
+        for (job, journal) in jobs {
             let state = self.state(&job, journal.as_ref());
             self.job(&job, journal.as_ref(), &state);
         }
         Ok(())
     }
 
-    fn judge(&mut self, name: &str) -> Result<Judged, Failure> {
+    fn identify(&mut self, name: &str) -> Result<(JobId, Option<Journal>), Failure> {
         let named = JobId::parse(name)?;
         let journal = self.node.read_journal(&named)?;
         let job = match &journal {
             Some(journal) => journal.job.clone(),
             // The directory of a long id has a shortened name; the record has the whole id.
-            None => self.recorded(&named).unwrap_or(named),
+            None => match record::look(&self.settings.paths.job(&named).record()) {
+                Ok(RecordRead::Found(record)) if record.job.directory_name() == named.as_str() => record.job,
+                _ => named,
+            },
         };
-        Ok(Judged { job, journal })
+        Ok((job, journal))
     }
 
-    fn recorded(&self, named: &JobId) -> Option<JobId> {
-        let Ok(RecordRead::Found(record)) = record::look(&self.settings.paths.job(named).record()) else {
-            return None;
-        };
-        (record.job.directory_name() == named.as_str()).then_some(record.job)
-    }
-
-    /// The job's state by its scheduler.
+    /// The job's state by its scheduler. If only the job's id is known: it is gone if no scheduler that may have it has it.
     fn state(&mut self, job: &JobId, journal: Option<&Journal>) -> JobState {
-        let Some(journal) = journal else {
-            return self.state_by_id(job);
-        };
-        if self.boot
-            && boot_time().is_some_and(|boot| journal.began < boot)
-            && self.living(journal).is_empty()
-        {
-            return JobState::Gone("it began before this boot, and no process of it is left".to_owned());
+        if let Some(journal) = journal {
+            let before_boot = boot_time().is_some_and(|boot| journal.began < boot);
+            if self.boot && before_boot && self.living(journal).is_empty() {
+                let why = "it began before this boot, and no process of it is left";
+                return JobState::Gone(why.to_owned());
+            }
+            let site = Site {
+                slurm_conf: journal.drain.slurm_conf.clone(),
+                ..self.site.clone()
+            };
+            return self.ask(journal.scheduler, &site, &journal.node, job);
         }
-        let site = Site {
-            slurm_conf: journal.drain.slurm_conf.clone(),
-            ..Site::of(self.settings)
-        };
-        self.ask(journal.scheduler, &site, &journal.node, job)
-    }
-
-    /// The same if only the job's id is known: no scheduler that may have it has it.
-    fn state_by_id(&mut self, job: &JobId) -> JobState {
-        let site = Site::of(self.settings);
-        let node = self.name.to_owned();
+        let (site, name) = (self.site.clone(), self.name);
         let mut gone = JobState::Undecided("no scheduler that writes such ids is installed here".to_owned());
         for system in scheduler::owners(job, &site) {
-            match self.ask(system.scheduler(), &site, &node, job) {
+            match self.ask(system.scheduler(), &site, name, job) {
                 JobState::Gone(why) => gone = JobState::Gone(why),
                 other => return other,
             }
@@ -387,17 +341,17 @@ impl<'a> Run<'a> {
     }
 
     fn ask(&mut self, scheduler: Scheduler, site: &Site, node: &str, job: &JobId) -> JobState {
-        let key = (scheduler, node.to_owned(), site.slurm_conf.clone());
-        let asked = self.asked.entry(key);
-        asked.or_insert_with(|| scheduler::of(scheduler).at(site).known_jobs(node))(job)
+        let known = self
+            .known
+            .entry((scheduler, node.to_owned(), site.slurm_conf.clone()));
+        let known = known.or_insert_with(|| scheduler::of(scheduler).at(site).known_jobs(node));
+        known(job)
     }
 
     fn living(&mut self, journal: &Journal) -> Vec<Member> {
-        self.node
-            .members(journal)
-            .into_iter()
-            .filter(|member| !member.is_defunct())
-            .collect()
+        let mut members = self.node.members(journal);
+        members.retain(|member| !member.is_defunct());
+        members
     }
 
     fn job(&mut self, job: &JobId, journal: Option<&Journal>, state: &JobState) {
@@ -405,15 +359,14 @@ impl<'a> Run<'a> {
         if left || !matches!(state, JobState::Here) {
             self.unfinished.insert(job.to_string());
         }
+        let remains = format!("job {job}: its end left something of its MPS");
         let told = match state {
-            JobState::Here if left => Left(format!(
-                "job {job}: its end left something of its MPS, and its scheduler has it here still: left alone"
+            JobState::Here if left => Problem(format!(
+                "{remains}, and its scheduler has it here still: left alone"
             )),
-            JobState::Undecided(why) if left => Left(format!(
-                "job {job}: its end left something of its MPS: left alone, undecided: {why}"
-            )),
-            JobState::Here => Said(format!("job {job}: its scheduler has it here: left alone")),
-            JobState::Undecided(why) => Said(format!("job {job}: left alone, undecided: {why}")),
+            JobState::Undecided(why) if left => Problem(format!("{remains}: left alone, undecided: {why}")),
+            JobState::Here => Note(format!("job {job}: its scheduler has it here: left alone")),
+            JobState::Undecided(why) => Note(format!("job {job}: left alone, undecided: {why}")),
             JobState::Gone(why) if self.dry => {
                 let living = journal.map(|journal| self.living(journal)).unwrap_or_default();
                 let list: Vec<String> = living.iter().map(ToString::to_string).collect();
@@ -421,67 +374,54 @@ impl<'a> Run<'a> {
                     true => "no process".to_owned(),
                     false => list.join(", "),
                 };
-                Left(format!("job {job}: gone ({why}): would be taken down ({list})"))
+                Problem(format!("job {job}: gone ({why}): would be taken down ({list})"))
             }
             JobState::Gone(why) => return self.take_down(job, journal, why),
         };
-        self.report.tell(told);
+        self.tell(told);
     }
 
+    /// Ends one job in a child with a deadline, so that one that hangs does not delay the others.
     fn take_down(&mut self, job: &JobId, journal: Option<&Journal>, why: &str) {
         let ending = Ending {
             settings: self.settings,
             scheduler: journal.map_or_else(|| self.owner(job), |journal| journal.scheduler),
             node: journal.map_or(self.name, |journal| &journal.node),
         };
-        let (clean, lines) = self
-            .end(job, journal, &ending)
-            .unwrap_or_else(|none| (false, vec![format!("job {job}: its end was given up: {none}")]));
-        self.report.tell(if clean {
-            self.unfinished.remove(job.as_str());
-            Did(format!("job {job}: gone ({why}): taken down"))
-        } else {
-            Left(format!("job {job}: gone ({why}): could not be taken down"))
-        });
-        self.report.told.extend(lines.into_iter().map(Said));
-    }
-
-    /// Ends one job in a child with a deadline, so that one that hangs does not delay the others. Returns whether all is as
-    /// before, and the lines.
-    fn end(
-        &self,
-        job: &JobId,
-        journal: Option<&Journal>,
-        ending: &Ending<'_>,
-    ) -> Result<(bool, Vec<String>), AskError> {
-        let limit = self.settings.deadline;
-        let answer = ask(Deadline::after(limit + GRACE), || {
-            let mut node = RealNode::new(NAME, self.settings, limit, limit / 2);
-            let ended = job::end_as_judged(&mut node, job, ending, journal);
+        let work = || {
+            let ended = job::end_as_judged(&mut this_node(self.settings), job, &ending, journal);
             serde_json::to_vec(&(ended.findings.is_clean(), ended.lines)).unwrap_or_default()
-        })?;
-        Ok(serde_json::from_slice(&answer).unwrap_or_default())
+        };
+        let (clean, lines): (bool, Vec<String>) =
+            match ask(Deadline::after(self.settings.deadline + GRACE), work) {
+                Ok(answer) => serde_json::from_slice(&answer).unwrap_or_default(),
+                Err(none) => (false, vec![format!("job {job}: its end was given up: {none}")]),
+            };
+        if clean {
+            self.unfinished.remove(job.as_str());
+        }
+        self.tell(match clean {
+            true => Change(format!("job {job}: gone ({why}): taken down")),
+            false => Problem(format!("job {job}: gone ({why}): could not be taken down")),
+        });
+        self.report.told.extend(lines.into_iter().map(Note));
     }
 
     /// The scheduler of a job if only its id is known. Without one the job is never gone, and not taken down.
     fn owner(&self, job: &JobId) -> Scheduler {
-        let site = Site::of(self.settings);
-        let mut owners = scheduler::owners(job, &site);
+        let mut owners = scheduler::owners(job, &self.site);
         owners.next().unwrap_or(scheduler::ALL[0]).scheduler()
     }
 
-    /// Starts that failed for several users. They are told because they drain nothing, unless the site wants that.
+    /// Starts that failed for several users. They drain nothing, unless the site wants that.
     fn failed_starts(&mut self) {
         let window = self.settings.drain.failed_starts_window;
         let several = ledger::several_failed(&mut self.node);
-        if let Some(several) = several.filter(|several| several.age < window) {
-            let text = format!(
-                "starts of {} users failed on this node within {} s, the last one of job {}: see its log",
-                several.users,
-                window.as_secs(),
-                several.job
-            );
-            self.report.tell(Left(text));
+        if let Some(SeveralFailed { users, job, .. }) = several.filter(|several| several.age < window) {
+            let within = window.as_secs();
+            self.tell(Problem(format!(
+                "starts of {users} users failed on this node within {within} s, the last one of job {job}: see its log"
+            )));
         }
     }
 
@@ -489,13 +429,13 @@ impl<'a> Run<'a> {
     fn suspicions(&mut self) {
         if !self.dry {
             for line in evidence::look_again(&mut self.node, self.settings) {
-                self.report.tell(Did(line));
+                self.tell(Change(line));
             }
         }
-        for waiting in Ledger::read(&mut self.node).suspicions {
-            self.report.tell(Left(format!(
-                "job {}: {} hung in the driver: looked at again a minute later; until then the node takes no job with MPS",
-                waiting.target.job, waiting.what
+        for suspicion in Ledger::read(&mut self.node).suspicions {
+            self.tell(Problem(format!(
+                "job {}: {} hung in the driver: a second look follows a minute later; until then the node takes no job with MPS",
+                suspicion.target.job, suspicion.what
             )));
         }
     }
@@ -505,105 +445,101 @@ impl<'a> Run<'a> {
         for name in self.node.job_locks()? {
             let Ok(job) = JobId::parse(&name) else { continue };
             let what = format!("lock of job {job}");
-            self.report.tell(if self.dry {
-                Said(format!("{what}: nothing else is left: would be removed"))
-            } else {
-                match self.node.find_job(&job) {
-                    Ok(_) => Did(format!("{what}: nothing else was left: removed")),
-                    Err(failure) => Said(format!("{what}: left alone: {failure}")),
-                }
-            });
+            let told = match self.dry {
+                true => Note(format!("{what}: nothing else is left: would be removed")),
+                false => match self.node.find_job(&job) {
+                    Ok(_) => Change(format!("{what}: nothing else was left: removed")),
+                    Err(failure) => Note(format!("{what}: left alone: {failure}")),
+                },
+            };
+            self.tell(told);
         }
         Ok(())
     }
 
     /// GPUs with jobs in their account that have no directory.
     fn gpus(&mut self) {
-        let stale = match claim::stale(&mut self.node) {
-            Ok(stale) => stale,
-            Err(failure) => return self.report.tell(Left(format!("accounts of the GPUs: {failure}"))),
+        let all = match claim::stale(&mut self.node) {
+            Ok(all) => all,
+            Err(failure) => return self.tell(Problem(format!("accounts of the GPUs: {failure}"))),
         };
-        for stale in stale {
+        for stale in all {
             let users: Vec<String> = stale.users.iter().map(ToString::to_string).collect();
-            let what = if stale.lock_alone {
-                format!("{}: a lock and no account", stale.gpu)
-            } else {
-                format!("{}: users without a directory: {}", stale.gpu, users.join(", "))
+            let what = match stale.lock_alone {
+                true => format!("{}: a lock and no account", stale.gpu),
+                false => format!("{}: users without a directory: {}", stale.gpu, users.join(", ")),
             };
-            let (told, notes) = if self.dry {
+            if self.dry {
                 let text = format!("{what}: would be removed, and the compute mode found restored");
-                (Left(text), Vec::new())
-            } else {
-                match claim::remove_stale(&mut self.node, &stale) {
-                    Ok(notes) => (Did(format!("{what}: removed")), notes),
-                    Err(failure) => (Left(format!("{what}: {failure}")), Vec::new()),
+                self.tell(Problem(text));
+                continue;
+            }
+            match claim::remove_stale(&mut self.node, &stale) {
+                Ok(notes) => {
+                    self.tell(Change(format!("{what}: removed")));
+                    self.report.told.extend(notes.into_iter().map(Note));
                 }
-            };
-            self.report.tell(told);
-            self.report.told.extend(notes.into_iter().map(Said));
+                Err(failure) => self.tell(Problem(format!("{what}: {failure}"))),
+            }
         }
     }
 
     fn drain(&mut self, marker: &Marker, lift: bool) {
         let what = format!("drain of node '{}' ({})", marker.node, marker.reason);
-        let controller = Place::of(marker, &Site::of(self.settings)).controller();
-        let told = match drain::state(marker, controller.as_ref()) {
-            Err(why) if marker.delivered => Drained(format!("{what}: its scheduler does not answer: {why}")),
-            Err(why) => Left(format!("{what}: not delivered: {why}")),
-            Ok(DrainState::Over(why)) => {
-                self.forget(marker, &format!("{what}: over, {why}"), controller.as_ref())
-            }
-            Ok(DrainState::Undelivered) if self.undrain => self.lift(marker, &what, controller.as_ref()),
+        let controller = Place::of(marker, &self.site).controller();
+        let controller = controller.as_ref();
+        let told = match drain::state(marker, controller) {
+            Err(why) if marker.delivered => Drain(format!("{what}: its scheduler does not answer: {why}")),
+            Err(why) => Problem(format!("{what}: not delivered: {why}")),
+            Ok(DrainState::Over(why)) => self.forget(marker, &format!("{what}: over, {why}"), controller),
+            Ok(DrainState::Undelivered) if self.undrain => self.lift(marker, &what, controller),
             Ok(DrainState::Undelivered) if self.dry => {
-                Left(format!("{what}: not delivered: would be tried again"))
+                Problem(format!("{what}: not delivered: would be tried again"))
             }
             Ok(DrainState::Undelivered) => {
-                let prefix = self.settings.drain.prefix.as_str();
-                let (outcome, remembered) =
-                    drain::hand_over(&self.settings.paths, prefix, marker, controller.as_ref());
+                let Settings { paths, drain, .. } = self.settings;
+                let (outcome, remembered) = drain::hand_over(paths, &drain.prefix, marker, controller);
                 match outcome.and_then(|outcome| remembered.map(|()| outcome)) {
-                    Ok(Outcome::Ours(_)) => Did(format!("{what}: delivered")),
+                    Ok(Outcome::Ours(_)) => Change(format!("{what}: delivered")),
                     Ok(Outcome::Others(other)) => {
-                        Did(format!("{what}: forgotten, the node is drained for '{other}'"))
+                        Change(format!("{what}: forgotten, the node is drained for '{other}'"))
                     }
-                    Err(why) => Left(format!("{what}: not delivered: {why}")),
+                    Err(why) => Problem(format!("{what}: not delivered: {why}")),
                 }
             }
-            Ok(DrainState::Stands) if !lift => Drained(format!(
+            Ok(DrainState::Stands) if !lift => Drain(format!(
                 "{what}: stands; 'mpsctl undrain' lifts it after a clean recheck"
             )),
-            Ok(DrainState::Stands) => self.lift(marker, &what, controller.as_ref()),
+            Ok(DrainState::Stands) => self.lift(marker, &what, controller),
         };
-        self.report.tell(told);
+        self.tell(told);
     }
 
     /// Notes of an unusable configuration, which is usable now. They are in the usual directory.
     fn remarks(&mut self) {
-        let site = Site::of(self.settings);
-        let usual = Settings::usual().paths;
-        for told in drain::withdraw_remarks(&usual, &site) {
+        for told in drain::withdraw_remarks(&Settings::usual().paths, &self.site) {
             // A note that stays does no harm; the next run tries again.
-            self.report.tell(told.map_or_else(Said, Did));
+            self.tell(told.map_or_else(Note, Change));
         }
     }
 
     fn forget(&self, marker: &Marker, what: &str, controller: &dyn Controller) -> ReportLine {
         if self.dry {
-            return Said(format!("{what}: would be forgotten"));
+            return Note(format!("{what}: would be forgotten"));
         }
         // A drain that was lifted by hand leaves its reason on the node.
         if let Err(why) = controller.withdraw(&marker.reason, marker.note.as_deref()) {
-            return Left(format!("{what}: its reason stays on the node: {why}"));
+            return Problem(format!("{what}: its reason stays on the node: {why}"));
         }
         match markers::remove(&self.settings.paths, marker) {
-            Ok(()) => Did(format!("{what}: forgotten")),
-            Err(error) => Left(format!("{what}: cannot be forgotten: {error}")),
+            Ok(()) => Change(format!("{what}: forgotten")),
+            Err(error) => Problem(format!("{what}: cannot be forgotten: {error}")),
         }
     }
 
     fn lift(&mut self, marker: &Marker, what: &str, controller: &dyn Controller) -> ReportLine {
         if self.dry {
-            return Drained(format!("{what}: stands: would be lifted after a clean recheck"));
+            return Drain(format!("{what}: stands: would be lifted after a clean recheck"));
         }
         let left: Vec<String> = self.unfinished.iter().cloned().collect();
         let check = LiftCheck {
@@ -612,11 +548,11 @@ impl<'a> Run<'a> {
             left: &left,
         };
         if let Err(why) = check_before_lift(&mut self.node, marker, &check) {
-            return Left(format!("{what}: stays: {why}"));
+            return Problem(format!("{what}: stays: {why}"));
         }
         match drain::lift(&self.settings.paths, marker, controller) {
-            Ok(()) => Did(format!("{what}: lifted after a clean recheck")),
-            Err(why) => Left(format!("{what}: not lifted: {why}")),
+            Ok(()) => Change(format!("{what}: lifted after a clean recheck")),
+            Err(why) => Problem(format!("{what}: not lifted: {why}")),
         }
     }
 }

@@ -14,7 +14,7 @@ fn report() -> JobReport {
         uuid: gpu(n),
         cpus: None,
     };
-    let mut seen = Observations {
+    let mut observations = Observations {
         clients: 49,
         most_clients: 48,
         refused: vec![Refused { pid: 999, beside: 48 }],
@@ -36,7 +36,7 @@ fn report() -> JobReport {
         }],
         ..Observations::default()
     };
-    seen.take_memory(&gpu(0), 48, 9000);
+    observations.take_memory(&gpu(0), 48, 9000);
     JobReport {
         version: 1,
         job: JobId::parse("7").unwrap(),
@@ -62,7 +62,7 @@ fn report() -> JobReport {
         drain: None,
         drained: false,
         killed: Vec::new(),
-        said_by_user: Some(seen),
+        said_by_user: Some(observations),
     }
 }
 
@@ -98,8 +98,8 @@ fn a_killed_task_is_told_once_as_roots_word_if_root_knows_it() {
     let killed = |pid| Killed { pid, signal: 9 };
     let mut told = report();
     told.killed = vec![of(1), of(2), of(3)];
-    let seen = told.said_by_user.as_mut().unwrap();
-    (seen.pids, seen.killed) = (vec![101, 7], vec![killed(102), killed(7)]);
+    let observations = told.said_by_user.as_mut().unwrap();
+    (observations.pids, observations.killed) = (vec![101, 7], vec![killed(102), killed(7)]);
     let all = lines(&told);
     let (root, user): (Vec<&str>, Vec<&str>) = all
         .iter()
@@ -170,30 +170,16 @@ fn a_later_end_adds_how_the_node_is_now_and_takes_nothing_back() {
         said_by_user: None,
         ..report()
     };
-    let note = |told: &JobReport| told.notes.last().cloned().unwrap_or_default();
-    let told = later(false).after(first.clone());
-    assert_eq!(
-        note(&told),
-        "looked at again 300 s later, for 9 ms: the node is not as before"
-    );
-    let told = later(true).after(told);
-    assert_eq!(
-        note(&told),
-        "looked at again 300 s later, for 9 ms: the node is as before"
-    );
-    assert_eq!(
-        told.notes.len(),
-        2,
-        "of the later looks the last: {:?}",
-        told.notes
-    );
-    let all_else = JobReport {
-        as_before: false,
-        notes: first.notes.clone(),
-        ..told
-    };
-    assert_eq!(all_else, first);
-    // A drain that got through at the second end is the job's, whatever became of the first.
+    let mut joined = later(false).after(first.clone());
+    for (again, is) in [(None, "is not"), (Some(true), "is")] {
+        joined = again.map_or(joined.clone(), |as_before| later(as_before).after(joined));
+        let note = format!("looked at again 300 s later, for 9 ms: the node {is} as before");
+        assert_eq!(joined.notes[1..], [note], "of the later looks the last");
+    }
+    joined.as_before = false;
+    joined.notes.clone_from(&first.notes);
+    assert_eq!(joined, first);
+    // A drain that got through at the second end is the job's, also if the first was lost.
     let taken = JobReport {
         drain: Some("taken".to_owned()),
         drained: true,
@@ -204,6 +190,6 @@ fn a_later_end_adds_how_the_node_is_now_and_takes_nothing_back() {
         ..first
     };
     assert_eq!(taken.after(lost).drain.as_deref(), Some("taken"));
-    // A job that was started anew in the same second.
+    // A job that was started again in the same second.
     assert_eq!(later(true).after(report()), later(true));
 }

@@ -1,27 +1,37 @@
-//! `mpsctl selftest`: a small job through the site's own scheduler, which runs `mps-probe` under MPS.
+//! `mpsctl selftest`: one small job through the site's own scheduler, which runs `mps-probe` under MPS. It types the
+//! scheduler's commands as the user would. Each has a deadline, and ends with the selftest.
 
 use super::attach::Caller;
-use super::selftest_job::{Runner, Stop, find, output, version};
-use super::terminal::{checks_json, say, say_checks, worst};
+use super::terminal::{checks_json, say_checks, say_json, worst};
 use super::{NAME, complain};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass};
-use crate::scheduler::trial::{MEMORY_MIB, TrialJob};
+use crate::scheduler::trial::{CommandLine, MEMORY_MIB, Trial, TrialJob};
 use crate::scheduler::{ALL, BatchSystem, Scheduler, by_name};
+use crate::sys::Exit;
+use crate::sys::deadline::Deadline;
 use crate::sys::signals::Signals;
+use crate::sys::spawn::{KillReason, RunError, Spawn};
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
+use mpsd_core::text::one_line;
 use mpsd_core::{Failure, Refusal};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
+use nix::unistd::{AccessFlags, access};
 use serde_json::Value;
 use std::hash::{BuildHasher as _, RandomState};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The signals that end a selftest.
-const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 /// A client's context counts against its memory limit: 120 to 320 MiB with driver 580.
 const CONTEXT_MIB: u64 = 512;
+/// Longest time for a command that does not wait for the job.
+const COMMAND_TIME: Duration = Duration::from_secs(30);
+/// Time between two questions for a job whose submission does not wait.
+const TURN: Duration = Duration::from_secs(1);
+/// Longest answer that is read, bytes; and shown, characters.
+const ANSWER_BYTES: usize = 1 << 20;
+const SHOWN: usize = 400;
 
-/// `mpsctl selftest`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Selftest {
     /// The scheduler; the one whose srun or qsub is in PATH if not given
@@ -38,11 +48,15 @@ pub struct Selftest {
     own: Vec<String>,
 }
 
+/// Why a job did not run to its end. Nothing of it is left in the queue.
+enum TrialError {
+    Failed(String),
+    /// The user ended the selftest.
+    Interrupted(Signal),
+}
+
 impl Selftest {
     /// Runs it; `programs` is the directory of our programs. Returns the exit code: 0, or 2 if something failed.
-    ///
-    /// # Errors
-    /// The caller is root or in a job, or no signal can be waited for.
     pub fn run(&self, caller: &Caller<'_>, programs: &Path) -> Result<u8, Failure> {
         if caller.uid == 0 {
             let allowed = "an ordinary user, as by 'runuser -u NAME -- mpsctl selftest'";
@@ -52,132 +66,95 @@ impl Selftest {
             let why = format!("this is job {job}, whose commands and variables are its own");
             return Err(Refusal::new("selftest", why, "a shell outside of a job").into());
         }
-        let signals = Signals::block(&SIGNALS);
+        let signals = Signals::block(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
         let signals = signals.map_err(|errno| Undetermined::new("signals", errno.to_string()))?;
-        let mut lines = Lines {
-            json: self.json,
-            found: Vec::new(),
-        };
-        let stopped = match self.system() {
-            Ok(system) => self.try_job(system, caller, programs, &signals, &mut lines),
-            Err(finding) => {
-                lines.add(finding);
-                None
+        let mut lines = Vec::new();
+        let mut add = |line: CheckLine| {
+            if !self.json {
+                say_checks(&line.to_string());
             }
+            lines.push(line);
         };
-        Ok(lines.end(stopped))
+        match self.try_job(caller, programs, &signals, &mut add) {
+            Ok(()) => {}
+            Err(TrialError::Failed(why)) => add(Fail(why)),
+            Err(TrialError::Interrupted(signal)) => {
+                complain(
+                    NAME,
+                    &format!("selftest: ended by {signal}, and its job was cancelled"),
+                );
+                return Ok(EXIT_NODE);
+            }
+        }
+        let worst = worst(&lines);
+        match self.json {
+            true => say_json(&checks_json(&lines, worst)),
+            false => say_checks(&format!("{worst:<4}  selftest")),
+        }
+        Ok(if worst == "OK" { 0 } else { EXIT_NODE })
     }
 
-    /// Finds the scheduler whose command is in the user's `PATH`.
-    fn system(&self) -> Result<&'static dyn BatchSystem, CheckLine> {
-        let wanted =
-            |system: &&&dyn BatchSystem| self.scheduler.is_none_or(|name| name == system.scheduler());
-        let mut all = ALL
-            .iter()
-            .filter(wanted)
-            .filter(|system| find(system.facts().trial.submits).is_some());
-        let is_its = |system: &&&dyn BatchSystem| {
-            (system.facts().trial.is_its)(&version(system.facts().trial.submits))
-        };
-        let found = match self.scheduler {
-            Some(_) => all.next(),
-            None => all.find(is_its),
-        };
-        found.copied().ok_or_else(|| {
-            let submits = |system: &&dyn BatchSystem| system.facts().trial.submits;
-            let mut commands: Vec<&str> = ALL.iter().filter(wanted).map(submits).collect();
-            commands.dedup();
-            Fail(format!(
-                "no scheduler: {} is not in PATH, or is another's: run it where jobs are submitted",
-                commands.join(" or ")
-            ))
-        })
-    }
-
-    /// Submits the job and adds its result. Returns the signal that interrupted it.
     fn try_job(
         &self,
-        system: &'static dyn BatchSystem,
         caller: &Caller<'_>,
         programs: &Path,
         signals: &Signals,
-        lines: &mut Lines,
-    ) -> Option<Signal> {
-        let trial = system.facts().trial;
+        add: &mut impl FnMut(CheckLine),
+    ) -> Result<(), TrialError> {
+        let system = self.system()?;
+        let (scheduler, trial) = (system.scheduler(), system.facts().trial);
         let file = find(trial.submits).unwrap_or_default();
-        lines.add(Pass(format!(
-            "scheduler: {}, by '{}'",
-            system.scheduler(),
-            file.display()
-        )));
-        let runner = Runner {
-            trial,
-            signals,
-            limit: Duration::from_secs(self.wait),
-        };
+        add(Pass(format!("scheduler: {scheduler}, by '{}'", file.display())));
         let name = job_name();
         let output = match output((caller.env)("HOME"), &name) {
             Ok(file) => file.display().to_string(),
             // srun passes the output on, and needs no file.
             Err(_) if trial.ask.is_none() => String::new(),
-            Err(why) => {
-                lines.add(Fail(format!("job: none was submitted: {why}")));
-                return None;
-            }
+            Err(why) => return Err(TrialError::Failed(format!("job: none was submitted: {why}"))),
         };
-        let ran = runner.run(&TrialJob {
-            name: &name,
-            own: &self.own,
-            programs,
-            output: &output,
-        });
+        let runner = Runner {
+            trial,
+            signals,
+            limit: Duration::from_secs(self.wait),
+            order: TrialJob {
+                name: &name,
+                own: &self.own,
+                programs,
+                output: &output,
+            },
+        };
         let request = trial.request;
-        match ran {
-            Err(Stop::Interrupted(signal)) => return Some(signal),
-            Err(stop) => {
-                let said = stop.to_string();
-                let remedy = (trial.remedy)(&said);
-                lines.add(Fail(format!(
-                    "job: the one that asked with '{request}': {said}: {remedy}"
-                )));
+        let probe = runner.run().map_err(|error| match error {
+            TrialError::Failed(why) => {
+                let remedy = (trial.remedy)(&why);
+                TrialError::Failed(format!(
+                    "job: the one that asked with '{request}': {why}: {remedy}"
+                ))
             }
-            Ok(probe) => proved(&probe, request, (trial.remedy)(""))
-                .into_iter()
-                .for_each(|finding| lines.add(finding)),
-        }
-        None
-    }
-}
-
-/// The lines, printed as they come.
-struct Lines {
-    json: bool,
-    found: Vec<CheckLine>,
-}
-
-impl Lines {
-    fn add(&mut self, finding: CheckLine) {
-        if !self.json {
-            say_checks(&finding.to_string());
-        }
-        self.found.push(finding);
+            interrupted => interrupted,
+        })?;
+        proved(&probe, request, (trial.remedy)(""))
+            .into_iter()
+            .for_each(add);
+        Ok(())
     }
 
-    /// Prints the last line; returns the exit code.
-    fn end(self, interrupted: Option<Signal>) -> u8 {
-        let worst = worst(&self.found);
-        match interrupted {
-            Some(signal) => {
-                complain(
-                    NAME,
-                    &format!("selftest: ended by {signal}, and its job was cancelled"),
-                );
-                return EXIT_NODE;
-            }
-            None if self.json => say(&checks_json(&self.found, worst)),
-            None => say_checks(&format!("{worst:<4}  selftest")),
-        }
-        if worst == "OK" { 0 } else { EXIT_NODE }
+    /// The scheduler whose command is in the user's `PATH`.
+    fn system(&self) -> Result<&'static dyn BatchSystem, TrialError> {
+        let all = ALL.iter().copied();
+        let named = all.filter(|system| self.scheduler.is_none_or(|name| name == system.scheduler()));
+        let is_here = |system: &&dyn BatchSystem| {
+            let (trial, submits) = (system.facts().trial, system.facts().trial.submits);
+            find(submits).is_some() && (self.scheduler.is_some() || (trial.is_its)(&version(submits)))
+        };
+        named.clone().find(is_here).ok_or_else(|| {
+            let mut commands: Vec<&str> = named.map(|system| system.facts().trial.submits).collect();
+            commands.dedup();
+            TrialError::Failed(format!(
+                "no scheduler: {} is not in PATH, or is another's: run it where jobs are submitted",
+                commands.join(" or ")
+            ))
+        })
     }
 }
 
@@ -188,23 +165,38 @@ fn job_name() -> String {
     format!("mpsd-{:010x}", random & 0xff_ffff_ffff)
 }
 
+/// The file for the output of this job, in the user's home directory: a node has no other directory of the user's.
+fn output(home: Option<String>, job: &str) -> Result<PathBuf, String> {
+    let home = home.unwrap_or_default();
+    let directory = Path::new(&home);
+    let writable = access(directory, AccessFlags::W_OK | AccessFlags::X_OK).is_ok();
+    match directory.is_absolute() && directory.is_dir() && writable {
+        true => Ok(directory.join(format!(".{job}"))),
+        false => Err(format!(
+            "HOME is '{home}', where its output cannot go; allowed: HOME=DIR, a directory of yours that the nodes have as well"
+        )),
+    }
+}
+
 /// What the output of `mps-probe --json` proves.
 fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<CheckLine> {
     let host = probe["host"].as_str().unwrap_or("a node without a name");
-    let mut found = vec![Pass(format!("job: it ran on {host}, asked with '{request}'"))];
+    let mut lines = vec![Pass(format!("job: it ran on {host}, asked with '{request}'"))];
     let gpus: Vec<&Value> = probe["gpus"].as_array().into_iter().flatten().collect();
     if probe["under_mps"] != true || gpus.is_empty() {
         let why = probe["error"]
             .as_str()
             .unwrap_or("its context does not go through MPS");
-        found.push(Fail(format!("attached: no: mps-probe: {why}: {remedy}")));
-        return found;
+        lines.push(Fail(format!("attached: no: mps-probe: {why}: {remedy}")));
+        return lines;
     }
     let uuids: Vec<&str> = gpus.iter().filter_map(|gpu| gpu["uuid"].as_str()).collect();
-    let share = gpus[0]["sms"].as_u64();
-    let share = share.map_or_else(String::new, |count| format!(", with {count} multiprocessors"));
-    found.push(Pass(format!("attached: under MPS on {}{share}", uuids.join(" "))));
-    found.push(match gpus[0]["allocatable_mib"].as_u64() {
+    let share = gpus[0]["sms"]
+        .as_u64()
+        .map(|count| format!(", with {count} multiprocessors"));
+    let share = share.unwrap_or_default();
+    lines.push(Pass(format!("attached: under MPS on {}{share}", uuids.join(" "))));
+    lines.push(match gpus[0]["allocatable_mib"].as_u64() {
         Some(got) if (MEMORY_MIB - CONTEXT_MIB..=MEMORY_MIB).contains(&got) => Pass(format!(
             "limits: of the {MEMORY_MIB} MiB asked for, the job could allocate {got}; its context takes the rest"
         )),
@@ -213,7 +205,163 @@ fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<CheckLine> {
         )),
         None => Fail(format!("limits: mps-probe did not say how much it could allocate: {remedy}")),
     });
-    found
+    lines
+}
+
+struct Runner<'a> {
+    trial: &'static Trial,
+    signals: &'a Signals,
+    /// Longest time from the job's submission to its end.
+    limit: Duration,
+    order: TrialJob<'a>,
+}
+
+impl Runner<'_> {
+    /// Runs the job to its end; returns the output of `mps-probe`.
+    fn run(&self) -> Result<Value, TrialError> {
+        let deadline = Deadline::after(self.limit);
+        let mut out = self.submit()?;
+        let id = out.trim().to_owned();
+        if self.trial.ask.is_some() {
+            let ended = self.wait(&id, deadline);
+            let file = self.order.output;
+            let output = std::fs::read_to_string(file);
+            // The file is ours; it may not exist.
+            let _ = std::fs::remove_file(file);
+            ended?;
+            out = output.map_err(|error| {
+                TrialError::Failed(format!(
+                    "job {id} has ended, and its output did not come to '{file}': {error}"
+                ))
+            })?;
+        }
+        let failed = || TrialError::Failed(format!("mps-probe did not run: {}", one_line(out.trim(), SHOWN)));
+        probe_output(&out).ok_or_else(failed)
+    }
+
+    /// Submits. The command ends with the job, or prints its id. If it is ended before, only the job's name is known.
+    fn submit(&self) -> Result<String, TrialError> {
+        match run(&(self.trial.submit)(&self.order), Some(self.signals), self.limit) {
+            Ok(answer) if answer.success => Ok(answer.out),
+            // A probe that failed says why in its output.
+            Ok(answer) if probe_output(&answer.out).is_some() => Ok(answer.out + &answer.err),
+            Ok(answer) => Err(TrialError::Failed(answer.line())),
+            Err(RunError::Killed {
+                why: KillReason::Late { .. },
+                ..
+            }) => Err(self.late(None)),
+            Err(RunError::Killed {
+                why: KillReason::Interrupted,
+                ..
+            }) => Err(self.interrupted(None)),
+            Err(error) => {
+                self.cancel(None);
+                Err(TrialError::Failed(error.to_string()))
+            }
+        }
+    }
+
+    fn wait(&self, id: &str, deadline: Deadline) -> Result<(), TrialError> {
+        while !deadline.expired() {
+            let answer = self.trial.ask.map(|ask| run(&ask(id), None, COMMAND_TIME));
+            if let Some(Ok(Answer { out, err, .. })) = answer
+                && (self.trial.is_over)(&(out + &err))
+            {
+                return Ok(());
+            }
+            let mut one = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            if poll(&mut one, deadline.within(TURN).poll_timeout()).is_ok_and(|ready| ready > 0) {
+                return Err(self.interrupted(Some(id)));
+            }
+        }
+        Err(self.late(Some(id)))
+    }
+
+    fn late(&self, id: Option<&str>) -> TrialError {
+        let name = self.order.name;
+        let why = match (id, self.trial.named) {
+            (None, Some(_)) => format!("'{}' had not answered", self.trial.submits),
+            _ => {
+                let why = run(&(self.trial.why)(name, id), None, COMMAND_TIME);
+                why.map(|answer| answer.line()).unwrap_or_default()
+            }
+        };
+        self.cancel(id);
+        let limit = self.limit.as_secs();
+        TrialError::Failed(format!(
+            "it had not ended after {limit} s, and was cancelled: {why}"
+        ))
+    }
+
+    fn interrupted(&self, id: Option<&str>) -> TrialError {
+        self.cancel(id);
+        let signal = self.signals.read().ok().flatten();
+        TrialError::Interrupted(signal.unwrap_or(Signal::SIGTERM))
+    }
+
+    /// If this fails, the job's own time limit ends it.
+    fn cancel(&self, id: Option<&str>) {
+        let name = self.order.name;
+        let cancel = |id| drop(run(&(self.trial.cancel)(name, id), None, COMMAND_TIME));
+        match self.trial.named.filter(|_| id.is_none()) {
+            None => cancel(id),
+            Some(list) => {
+                let ids = run(&list(name), None, COMMAND_TIME).map_or(String::new(), |answer| answer.out);
+                ids.lines().for_each(|id| cancel(Some(id)));
+            }
+        }
+    }
+}
+
+struct Answer {
+    success: bool,
+    out: String,
+    err: String,
+}
+
+impl Answer {
+    /// On one line, fit for a terminal.
+    fn line(&self) -> String {
+        let both = self.err.lines().chain(self.out.lines());
+        let all: Vec<&str> = both.map(str::trim).filter(|line| !line.is_empty()).collect();
+        match all.is_empty() {
+            true => "the scheduler's command said nothing".to_owned(),
+            false => one_line(&all.join("; "), SHOWN),
+        }
+    }
+}
+
+/// A program in the user's own `PATH`.
+fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let mut all = std::env::split_paths(&path).map(|dir| dir.join(name));
+    all.find(|file| file.is_absolute() && file.is_file() && access(file, AccessFlags::X_OK).is_ok())
+}
+
+fn run(typed: &CommandLine, stop: Option<&Signals>, limit: Duration) -> Result<Answer, RunError> {
+    let unknown = || PathBuf::from("/nonexistent").join(typed.program);
+    let mut spawn = Spawn::new(find(typed.program).unwrap_or_else(unknown));
+    spawn.args = typed.arguments.iter().map(Into::into).collect();
+    spawn.env = std::env::vars_os().collect();
+    spawn.input(typed.input.as_bytes())?;
+    let ended = spawn.run_unless(stop.map(Signals::as_fd), Deadline::after(limit), ANSWER_BYTES)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok(Answer {
+        success: ended.exit == Exit::Code(0),
+        out: text(&ended.out),
+        err: text(&ended.err),
+    })
+}
+
+fn version(program: &'static str) -> String {
+    let answer = run(&CommandLine::new(program, &["--version"]), None, COMMAND_TIME);
+    answer.map_or_else(|_| String::new(), |answer| answer.out + &answer.err)
+}
+
+/// The line of `mps-probe --json` in a job's output.
+fn probe_output(out: &str) -> Option<Value> {
+    let mut all = out.lines().filter_map(|line| serde_json::from_str(line).ok());
+    all.find(|value: &Value| value.get("under_mps").is_some() || value.get("error").is_some())
 }
 
 #[cfg(test)]

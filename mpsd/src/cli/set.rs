@@ -1,15 +1,14 @@
 //! `mpsctl set`: other limits for clients of a running job that connect later. The job's `mpsd` sets them, for its user and
 //! for root: it keeps root's ceilings, and watches the new limits.
 
-use super::NAME;
 use super::attach::Caller;
+use super::this_node;
 use crate::daemon::door::{self, Answer};
 use crate::job::audit;
 use crate::job::node::Console as _;
 use crate::job::report;
 use crate::job::spec::Unready;
 use crate::job::store::Store as _;
-use crate::node::real::RealNode;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::limits::Amount;
 use mpsd_core::record::{ClientLimits, Daemon, Record};
@@ -18,21 +17,21 @@ use mpsd_core::text::one_line;
 use mpsd_core::{Failure, GpuUuid, Refusal};
 use std::fmt::Display;
 
+/// What is allowed.
 const THREADS: &str = "one number from 1 to 100 such as 25 or 12.5";
 const MEMORY: &str = "a size such as 4G or 900M, or one by GPU such as 0=4G:1=2G";
 /// Why a list of the request is refused here.
 const BY_RANK: &str = "NVIDIA's daemon has one limit for all clients of a GPU";
 
-/// `mpsctl set`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Set {
     /// The job; from the scheduler's variables if not given
     #[arg(value_name = "JOB")]
     pub job: Option<String>,
-    /// Active thread percentage of each client that connects from now on
+    /// Active thread percentage of each client that connects later
     #[arg(long, value_name = "P")]
     pub threads: Option<String>,
-    /// Pinned memory limit of each client that connects from now on: 4G, or by GPU 0=4G:1=2G
+    /// Pinned memory limit of each client that connects later: 4G, or by GPU 0=4G:1=2G
     #[arg(long, value_name = "M")]
     pub mem: Option<String>,
     /// Refused with the reason.
@@ -44,14 +43,9 @@ pub struct Set {
 }
 
 impl Set {
-    /// Has the limits set; returns the text to print.
-    ///
-    /// # Errors
-    /// Refusal: the value cannot be set or is too high, the job is another user's or has no MPS. Undetermined: the job's
-    /// `mpsd` does not answer, or its control daemon did not do it.
     pub fn run(&self, caller: &Caller<'_>) -> Result<String, Failure> {
         if let Some(client) = &self.client {
-            let why = "NVIDIA's control daemon has no limit of a single client: it gives a server's to those that connect from then on";
+            let why = "NVIDIA's control daemon has no limit of a single client: it gives a server's limits to clients that connect later";
             let allowed = "set without --client; or start that program with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE or \
                            CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, which can only lower the job's limits";
             return Err(refused("--client", client, why, allowed).into());
@@ -72,11 +66,10 @@ impl Set {
         Ok(self.told(&record, &now))
     }
 
-    /// The requested limits, for the job's GPUs.
     fn wanted(&self, record: &Record) -> Result<ClientLimits, Refusal> {
         if self.threads.is_none() && self.mem.is_none() {
             let allowed = "--threads P, --mem M, or both";
-            return Err(Refusal::new("set", "it is not said what to set", allowed));
+            return Err(Refusal::new("set", "no limit is given", allowed));
         }
         Ok(ClientLimits {
             threads: self.threads.as_deref().map(threads).transpose()?,
@@ -104,7 +97,7 @@ impl Set {
 /// Root asks through a process of the job's user, and writes the change into the audit trail.
 fn by_root(caller: &Caller<'_>, record: &Record, wanted: &ClientLimits) -> Result<Answer, Failure> {
     let (settings, _) = caller.settings();
-    let mut node = RealNode::new(NAME, &settings, settings.deadline, settings.deadline / 2);
+    let mut node = this_node(&settings);
     let none = || Undetermined::new(format!("job {}", record.job), "its MPS is being taken down");
     let journal = node.read_journal(&record.job)?.ok_or_else(none)?;
     let text = serde_json::to_string(wanted).map_err(|e| Undetermined::new("the limits", e.to_string()))?;
@@ -112,21 +105,19 @@ fn by_root(caller: &Caller<'_>, record: &Record, wanted: &ClientLimits) -> Resul
     let answer = line.and_then(|line| serde_json::from_slice::<Answer>(&line).ok());
     let answer = answer.unwrap_or_else(|| Err("its mpsd gives no answer".to_owned().into()));
     // The answer is the user's text.
-    let answer = answer.map_err(|why| match why {
-        Unready::Failed(why) => Unready::Failed(one_line(&why, 300)),
-        Unready::Refused { what, why, allowed } => {
+    let limits = match answer {
+        Ok(limits) => limits,
+        Err(Unready::Failed(why)) => return Ok(Err(Unready::Failed(one_line(&why, 300)))),
+        Err(Unready::Refused { what, why, allowed }) => {
             let [what, why, allowed] = [what, why, allowed].map(|part| one_line(&part, 200));
-            Unready::Refused { what, why, allowed }
+            return Ok(Err(Unready::Refused { what, why, allowed }));
         }
-    });
-    if answer
-        .as_ref()
-        .is_ok_and(|limits| limits.len() == record.daemons.len())
-    {
-        node.audit(&audit::set(&journal, &words(wanted)));
-        return Ok(answer);
+    };
+    if limits.len() != record.daemons.len() {
+        return Ok(Err("its mpsd answers of another job".to_owned().into()));
     }
-    Ok(answer.and_then(|_| Err("its mpsd answers of another job".to_owned().into())))
+    node.audit(&audit::set(&journal, &words(wanted)));
+    Ok(Ok(limits))
 }
 
 fn words(wanted: &ClientLimits) -> String {
@@ -168,7 +159,7 @@ fn memory(text: &str, record: &Record) -> Result<Vec<(GpuUuid, u64)>, Refusal> {
         Amount::Percent(_) => Err(refused(
             "--mem",
             text,
-            "it is a share of a job that begins",
+            "only a job that begins can have a share",
             MEMORY,
         )),
     };

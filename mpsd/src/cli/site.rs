@@ -6,21 +6,21 @@ use crate::scheduler::setup::{CheckLine, VerbReport};
 use crate::scheduler::{self, Scheduler};
 use mpsd_core::config::{Config, Origin};
 use mpsd_core::{Failure, Gpu, Inventory};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// NVML's start takes 12 ms (docs/facts/mps-control.md#times); an administrator waits longer than a prologue may.
-const NVML_DEADLINE: Duration = Duration::from_secs(10);
+/// NVML loads in 12 ms, or in seconds if the driver has to wake the GPUs (docs/facts/mps-control.md#times).
+pub(super) const NVML_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The node's GPUs; `worker` is the program `mpsd`, which asks NVML.
 pub(super) fn inventory(worker: &Path, nvml: &str) -> Result<Inventory, Failure> {
     NvmlWorker::start(worker, nvml, NVML_DEADLINE)?.ask(&Question::Inventory)
 }
 
-/// The verbs of `mpsctl config`.
 #[derive(Debug, clap::Subcommand)]
 pub enum ConfigVerb {
-    /// Check a draft of the file, whosever it is, before it is put in place; without FILE the one in force
+    /// Check a draft of the file, which any user may own; without FILE the file in force
     ///
     /// Exit status: 0 it can be used; 1 it cannot, and the line says where and why.
     Check(Check),
@@ -28,7 +28,6 @@ pub enum ConfigVerb {
     Show(Show),
 }
 
-/// `mpsctl config check`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Check {
     /// The draft
@@ -37,7 +36,6 @@ pub struct Check {
 }
 
 impl Check {
-    /// Whether the draft, else the file `in_force`, can be used.
     pub fn run(&self, in_force: &Path) -> VerbReport {
         let (file, read) = match &self.file {
             Some(draft) => (draft.as_path(), Config::draft(draft)),
@@ -50,7 +48,6 @@ impl Check {
     }
 }
 
-/// `mpsctl config show`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Show {
     /// The node's name in the scheduler; this host if not given
@@ -63,31 +60,26 @@ pub struct Show {
 
 impl Show {
     /// The text to print for `file`; `host` is this host's name.
-    ///
-    /// # Errors
-    /// The file cannot be used, or the node's name is invalid.
     pub fn run(&self, file: &Path, host: &str, json: bool) -> Result<String, Failure> {
         let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
         let products: Vec<&str> = self.products.iter().map(String::as_str).collect();
         let settings = config.for_node(node, &products)?;
-        if json {
-            let origin = |origin: &Origin| {
-                let (key, value, line) = (origin.key, &origin.value, origin.line);
-                serde_json::json!({"key": key, "value": value, "line": line})
-            };
-            let settings: Vec<_> = settings.origins.iter().map(origin).collect();
-            let all = serde_json::json!({"node": node, "file": file, "settings": settings});
-            return Ok(format!("{all}\n"));
+        if !json {
+            return Ok(format!("# node '{node}'\n{}", settings.explain(file)));
         }
-        Ok(format!("# node '{node}'\n{}", settings.explain(file)))
+        let origin = |one: &Origin| json!({"key": one.key, "value": &one.value, "line": one.line});
+        let settings: Vec<_> = settings.origins.iter().map(origin).collect();
+        Ok(format!(
+            "{}\n",
+            json!({"node": node, "file": file, "settings": settings})
+        ))
     }
 }
 
-/// `mpsctl advertise`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Advertise {
-    /// Whose configuration to print lines for
+    /// The scheduler to print lines for
     #[arg(value_parser = scheduler::by_name())]
     pub scheduler: Scheduler,
     /// This node's name in the scheduler; the host's if not given
@@ -97,9 +89,6 @@ pub struct Advertise {
 
 impl Advertise {
     /// The text to print for this node under the configuration `file`; `worker` is the program `mpsd`, which asks NVML.
-    ///
-    /// # Errors
-    /// The file cannot be used, NVML does not answer, or there is nothing to offer.
     pub fn run(&self, file: &Path, host: &str, worker: &Path, json: bool) -> Result<String, Failure> {
         let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
@@ -107,16 +96,15 @@ impl Advertise {
         let inventory = inventory(worker, &settings.nvml)?;
         let offers = offers(&config, node, &inventory)?;
         let text = advertise(scheduler::of(self.scheduler), node, &offers)?;
-        if json {
-            let lines: Vec<&str> = text.lines().collect();
-            let all = serde_json::json!({"scheduler": self.scheduler, "node": node, "lines": lines});
-            return Ok(format!("{all}\n"));
+        if !json {
+            return Ok(text);
         }
-        Ok(text)
+        let lines: Vec<&str> = text.lines().collect();
+        let all = json!({"scheduler": self.scheduler, "node": node, "lines": lines});
+        Ok(format!("{all}\n"))
     }
 }
 
-/// Each GPU with the settings for its own product.
 fn offers<'a>(config: &Config, node: &str, inventory: &'a Inventory) -> Result<Vec<Offer<'a>>, Failure> {
     let of = |gpu: &'a Gpu| {
         let settings = config.for_node(node, &[&gpu.name])?;

@@ -1,7 +1,7 @@
-//! `mpsctl support-bundle`: one file of root's with what a supporter needs to know of this node. No file of a job is read,
-//! and users' names are removed from our lines, which always have the form `user 'NAME'`.
+//! `mpsctl support-bundle`: one file of root's with what a supporter needs to know of this node. It reads no file of a job,
+//! and removes users' names from our lines, which always have the form `user 'NAME'`.
 
-use super::reconcile::{ReconcileReport, ReportLine};
+use super::NAME;
 use crate::scheduler::Host;
 use mpsd_core::config::Settings;
 use mpsd_core::{Failure, Undetermined};
@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Longest piece, bytes; of a longer one the end is kept. Sixteen pieces bound the whole.
-const MOST: usize = 256 << 10;
+const PIECE_BYTES: usize = 256 << 10;
 /// Longest time for one command.
-const PATIENCE: Duration = Duration::from_secs(20);
+const COMMAND_TIME: Duration = Duration::from_secs(20);
 /// Lines of the log. If these are too long for one command's answer, fewer are asked for.
-const LINES: [&str; 3] = ["2000", "500", "100"];
-/// The names of root's programs in the node's log. The daemon is not one: users run it.
-const LOGGED: [&str; 3] = ["mps-prologue", "mps-epilogue", "mpsctl"];
+const LOG_LINES: [&str; 3] = ["2000", "500", "100"];
+/// Root's programs. The daemon `mpsd` is left out: users run it.
+const LOGGED: [&str; 3] = ["mps-prologue", "mps-epilogue", NAME];
 const UNITS: [&str; 7] = [
     "mpsd.service",
     "mpsd-boot.service",
@@ -28,28 +28,31 @@ const UNITS: [&str; 7] = [
     "mpsd-metrics.timer",
     "mpsd-metrics.service",
 ];
-/// The properties of each.
-const STANDS: &str = "Id,LoadState,ActiveState,SubState,UnitFileState,Result,ExecMainStatus,StateChangeTimestamp,FragmentPath,DropInPaths";
+const PROPERTIES: &str = "--property=Id,LoadState,ActiveState,SubState,UnitFileState,Result,ExecMainStatus,StateChangeTimestamp,FragmentPath,DropInPaths";
 /// Files that describe the system.
-const ABOUT: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 4] = [
     ("os-release", "/etc/os-release"),
     ("kernel", "/proc/version"),
     ("driver", "/proc/driver/nvidia/version"),
     ("mounts-of-cgroups", "/proc/cgroups"),
 ];
+/// Our own commands whose output belongs to the bundle.
+const COMMANDS: [(&str, &[&str]); 5] = [
+    ("config-show", &["config", "show"]),
+    ("doctor", &["doctor"]),
+    ("slurm-check", &["slurm", "check"]),
+    ("pbs-check", &["pbs", "check"]),
+    ("reconcile-dry-run", &["reconcile", "--dry-run"]),
+];
 
-/// `mpsctl support-bundle`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct SupportBundle {
-    /// The file to write, which must not be there; mpsd-support-HOST-SECONDS.tar if not given
+    /// The new file to write; mpsd-support-HOST-SECONDS.tar if not given
     #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
+    out: Option<PathBuf>,
 }
 
-/// The sources of a bundle.
-#[derive(derive_more::Debug)]
 pub struct SupportContext<'a> {
-    #[debug(skip)]
     pub host: &'a dyn Host,
     pub config: &'a Path,
     pub settings: &'a Settings,
@@ -57,97 +60,78 @@ pub struct SupportContext<'a> {
 }
 
 impl SupportBundle {
-    /// Writes the file, 0600.
-    ///
-    /// # Errors
-    /// It cannot be written, or is there.
-    pub fn run(&self, context: &SupportContext<'_>) -> Result<ReconcileReport, Failure> {
-        let seconds = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_secs();
+    /// Writes the file, 0600; returns the line to print.
+    pub fn run(&self, context: &SupportContext<'_>) -> Result<String, Failure> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let seconds = now.unwrap_or_default().as_secs();
         let usual = || PathBuf::from(format!("mpsd-support-{}-{seconds}.tar", context.host.name()));
         let path = self.out.clone().unwrap_or_else(usual);
-        let failed = |error: io::Error| {
-            Failure::from(Undetermined::new(
-                format!("'{}'", path.display()),
-                format!("cannot be written: {error}"),
-            ))
-        };
-        let mut new = OpenOptions::new();
-        // A file, or a link, that is there is left alone.
-        let file = new
+        let shown = format!("'{}'", path.display());
+        let failed = |error: io::Error| Undetermined::new(&shown, format!("cannot be written: {error}"));
+        // Follows no link: the file must be new.
+        let file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
-            .open(&path)
-            .map_err(failed)?;
+            .open(&path);
+        let file = file.map_err(failed)?;
         let pieces = pieces(context);
         let size = pieces.iter().map(|(_, text)| text.len()).sum::<usize>() >> 10;
         if let Err(error) = pack(file, &pieces, seconds) {
             let _ = std::fs::remove_file(&path);
-            return Err(failed(error));
+            return Err(failed(error).into());
         }
-        let text = format!(
-            "'{}': {} pieces, {size} KiB; read it before you send it",
-            path.display(),
-            pieces.len()
-        );
-        Ok(ReconcileReport {
-            told: vec![ReportLine::Said(text)],
-            incomplete: false,
-        })
+        let count = pieces.len();
+        Ok(format!(
+            "{shown}: {count} pieces, {size} KiB; read it before you send it\n"
+        ))
     }
 }
 
-fn pieces(context: &SupportContext<'_>) -> Vec<(String, Vec<u8>)> {
-    let mut all = vec![(
-        "version".to_owned(),
-        format!("mpsd {}\n", env!("CARGO_PKG_VERSION")).into_bytes(),
-    )];
-    for (name, path) in ABOUT {
+fn pieces(context: &SupportContext<'_>) -> Vec<(&'static str, Vec<u8>)> {
+    let SupportContext {
+        host,
+        config,
+        settings,
+        mpsctl,
+    } = *context;
+    let version = format!("mpsd {}\n", env!("CARGO_PKG_VERSION"));
+    let mut all = vec![("version", version.into_bytes())];
+    for (name, path) in FILES {
         let path = Path::new(path);
-        all.push((
-            name.to_owned(),
-            text_of(path, context.host.configuration(path, MOST)),
-        ));
+        all.push((name, text_of(path, host.configuration(path, PIECE_BYTES))));
     }
-    // Read as our programs read it: only if it is root's.
-    let config = context.host.read(context.config, MOST);
-    all.push(("mpsd.toml".to_owned(), text_of(context.config, config)));
-    all.push(("vendor".to_owned(), vendor(context).into_bytes()));
-    let config = context.config.display().to_string();
-    for (name, words) in [
-        ("config-show", &["config", "show"][..]),
-        ("doctor", &["doctor"]),
-        ("slurm-check", &["slurm", "check"]),
-        ("pbs-check", &["pbs", "check"]),
-        ("reconcile-dry-run", &["reconcile", "--dry-run"]),
-    ] {
-        let words = [words, &["--config", &config]].concat();
-        all.push((name.to_owned(), command(context.host, context.mpsctl, &words)));
-    }
-    // 'show' and not 'status', which lists the processes of mpsd.service with their arguments: jobs' own are among them.
-    let properties = format!("--property={STANDS}");
-    let status = [&["show", "--no-pager", &properties][..], &UNITS].concat();
+    // As our programs read it: only if it is root's.
+    all.push(("mpsd.toml", text_of(config, host.read(config, PIECE_BYTES))));
+    let fit = match host.executable(&settings.control) {
+        true => "root's, executable",
+        false => "not there, not root's or not executable",
+    };
+    let (control, nvml) = (settings.control.display(), &settings.nvml);
     all.push((
-        "units".to_owned(),
-        command(context.host, Path::new("/usr/bin/systemctl"), &status),
+        "vendor",
+        format!("control '{control}': {fit}\nnvml '{nvml}'\n").into_bytes(),
     ));
-    all.push(("log".to_owned(), log(context.host)));
+    let config = config.display().to_string();
+    for (name, words) in COMMANDS {
+        let answer = command(host, mpsctl, &[words, &["--config", &config]].concat());
+        all.push((name, answer.unwrap_or_else(|why| why)));
+    }
+    // Not 'status': it lists the processes of mpsd.service, jobs' own included, with their arguments.
+    let words = [&["show", "--no-pager", PROPERTIES][..], &UNITS].concat();
+    let units = command(host, Path::new("/usr/bin/systemctl"), &words);
+    all.push(("units", units.unwrap_or_else(|why| why)));
+    all.push(("log", log(host)));
     all
 }
 
 /// The last lines of root's programs, as many as can be read.
 fn log(host: &dyn Host) -> Vec<u8> {
-    let answers = LINES.iter().map(|lines| {
+    let mut why = Vec::new();
+    for lines in LOG_LINES {
         let mut words = vec!["--no-pager", "--output=short-iso", "--lines", lines, "_UID=0"];
         words.extend(LOGGED.iter().flat_map(|name| ["--identifier", name]));
-        said(host, Path::new("/usr/bin/journalctl"), &words)
-    });
-    let mut why = Vec::new();
-    for answer in answers {
-        match answer {
+        match command(host, Path::new("/usr/bin/journalctl"), &words) {
             Ok(text) => return text,
             Err(text) => why = text,
         }
@@ -157,46 +141,25 @@ fn log(host: &dyn Host) -> Vec<u8> {
 
 /// The text of a file, or why there is none.
 fn text_of(path: &Path, read: io::Result<Option<Vec<u8>>>) -> Vec<u8> {
-    let text = match read {
+    let why = match read {
         Ok(Some(bytes)) => return bytes,
-        Ok(None) => format!("'{}': not there\n", path.display()),
-        Err(error) => format!("'{}': {error}\n", path.display()),
+        Ok(None) => "not there".to_owned(),
+        Err(error) => error.to_string(),
     };
-    text.into_bytes()
-}
-
-/// Whether the vendor's programs are there, put by root.
-fn vendor(context: &SupportContext<'_>) -> String {
-    let control = &context.settings.control;
-    let fit = if context.host.executable(control) {
-        "root's, executable"
-    } else {
-        "not there, not root's or not executable"
-    };
-    format!(
-        "control '{}': {fit}\nnvml '{}'\n",
-        control.display(),
-        context.settings.nvml
-    )
-}
-
-/// The output of a command, or why there is none.
-fn command(host: &dyn Host, program: &Path, words: &[&str]) -> Vec<u8> {
-    said(host, program, words).unwrap_or_else(|why| why)
+    format!("'{}': {why}\n", path.display()).into_bytes()
 }
 
 /// The end of a command's output, and how it ended; or why there is none.
-fn said(host: &dyn Host, program: &Path, words: &[&str]) -> Result<Vec<u8>, Vec<u8>> {
-    let answer = host.run(program, words, &[], PATIENCE);
+fn command(host: &dyn Host, program: &Path, words: &[&str]) -> Result<Vec<u8>, Vec<u8>> {
+    let answer = host.run(program, words, &[], COMMAND_TIME);
     let answer = answer.map_err(|why| format!("'{}': {why}\n", program.display()).into_bytes())?;
     let code = answer
         .code
         .map_or("a signal".to_owned(), |code| format!("exit status {code}"));
     let bytes = format!("{}\n{code}\n", without_users(&answer.text)).into_bytes();
-    Ok(bytes[bytes.len().saturating_sub(MOST)..].to_vec())
+    Ok(bytes[bytes.len().saturating_sub(PIECE_BYTES)..].to_vec())
 }
 
-/// The text without the names of users.
 fn without_users(text: &str) -> String {
     const NAMED: &str = "user '";
     let mut parts = text.split(NAMED);
@@ -207,7 +170,7 @@ fn without_users(text: &str) -> String {
     })
 }
 
-fn pack(file: File, pieces: &[(String, Vec<u8>)], seconds: u64) -> io::Result<()> {
+fn pack(file: File, pieces: &[(&str, Vec<u8>)], seconds: u64) -> io::Result<()> {
     let mut archive = tar::Builder::new(file);
     for (name, bytes) in pieces {
         let mut header = tar::Header::new_ustar();
@@ -226,7 +189,7 @@ mod tests {
     use super::*;
     use crate::scheduler::host::Answer;
 
-    /// A machine whose log is too long unless few lines are asked for, and whose other answers are long and end with
+    /// A machine with a log that is too long for 2000 lines. Its other answers are long and end with
     /// users' names. Its mpsd.toml is not root's.
     struct Machine;
 
@@ -247,7 +210,7 @@ mod tests {
             let text = match words.contains(&"--lines") {
                 true if !words.contains(&"500") => return Err("said more than 1048576 bytes".to_owned()),
                 true => "the last line".to_owned(),
-                false => "y".repeat(4 * MOST) + " refused: user 'alice': not known; user 'bob'",
+                false => "y".repeat(4 * PIECE_BYTES) + " refused: user 'alice': not known; user 'bob'",
             };
             Ok(Answer { code: Some(1), text })
         }
@@ -267,7 +230,7 @@ mod tests {
             mpsctl: Path::new("/usr/bin/mpsctl"),
         });
         assert!(pieces.len() <= 16, "{}", pieces.len());
-        assert!(pieces.iter().all(|(_, bytes)| bytes.len() <= MOST));
+        assert!(pieces.iter().all(|(_, bytes)| bytes.len() <= PIECE_BYTES));
         for (name, end) in [
             ("log", "the last line\nexit status 1\n"),
             (
@@ -276,7 +239,7 @@ mod tests {
             ),
             ("mpsd.toml", "'/home/alice/mpsd.toml': it belongs to user 1000\n"),
         ] {
-            let (_, text) = pieces.iter().find(|(piece, _)| piece == name).unwrap();
+            let (_, text) = pieces.iter().find(|(piece, _)| *piece == name).unwrap();
             assert!(text.ends_with(end.as_bytes()), "{name}");
         }
     }

@@ -3,9 +3,11 @@
 use crate::scheduler::setup::CheckLine;
 use anstyle::AnsiColor;
 use rustix::termios::{isatty, tcgetwinsize};
+use serde::Serialize;
+use serde_json::{Value, json};
 use std::io::{Write as _, stdout};
 
-/// Columns and rows of a terminal that does not tell them.
+/// Columns and rows of a terminal with an unknown size.
 const USUAL: (usize, usize) = (80, 24);
 /// The words that begin a line of a check, with their colors.
 const MARKS: [(&str, AnsiColor); 3] = [
@@ -21,7 +23,10 @@ pub fn say(text: &str) {
     let _ = stdout().write_all(text.as_bytes());
 }
 
-/// Columns and rows of the terminal that is standard output.
+pub fn say_json(value: &impl Serialize) {
+    say(&(serde_json::to_string(value).unwrap_or_default() + "\n"));
+}
+
 pub fn size() -> (usize, usize) {
     let size = tcgetwinsize(stdout()).map(|size| (usize::from(size.ws_col), usize::from(size.ws_row)));
     size.ok()
@@ -72,13 +77,10 @@ pub fn say_checks(text: &str) {
     let mut out = anstream::stdout();
     let width = width();
     for line in text.lines() {
-        let mark = MARKS.iter().find_map(|(mark, color)| {
-            let rest = line.strip_prefix(mark).filter(|rest| rest.starts_with(' '))?;
-            Some((mark, color.on_default(), rest))
-        });
-        let _ = match mark {
-            Some((mark, style, _)) => {
-                let line = wrap(line, MARK_WIDTH, width);
+        let first = line.split(' ').next().unwrap_or_default();
+        let _ = match MARKS.iter().find(|(mark, _)| *mark == first) {
+            Some((mark, color)) => {
+                let (line, style) = (wrap(line, MARK_WIDTH, width), color.on_default());
                 writeln!(out, "{style}{mark}{style:#}{}", &line[mark.len()..])
             }
             None => writeln!(out, "{line}"),
@@ -86,14 +88,13 @@ pub fn say_checks(text: &str) {
     }
 }
 
-/// The object that `doctor --json` and `selftest --json` print.
-pub fn checks_json<'a>(lines: impl IntoIterator<Item = &'a CheckLine>, worst: &str) -> String {
-    let one = |line: &CheckLine| serde_json::json!({"status": line.status(), "text": line.text()});
+/// The object of `doctor --json` and `selftest --json`.
+pub fn checks_json<'a>(lines: impl IntoIterator<Item = &'a CheckLine>, worst: &str) -> Value {
+    let one = |line: &CheckLine| json!({"status": line.status(), "text": line.text()});
     let findings: Vec<_> = lines.into_iter().map(one).collect();
-    format!("{}\n", serde_json::json!({"worst": worst, "findings": findings}))
+    json!({"worst": worst, "findings": findings})
 }
 
-/// The worst mark of these lines.
 pub fn worst(lines: &[CheckLine]) -> &'static str {
     let has = |mark: &&str| lines.iter().any(|line| line.status() == *mark);
     ["FAIL", "WARN"].into_iter().find(has).unwrap_or("OK")
@@ -124,10 +125,9 @@ mod tests {
         assert_eq!(worst(&[]), "OK");
         let all = [pass, warn];
         assert_eq!(worst(&all), "WARN");
-        let json: serde_json::Value = serde_json::from_str(&checks_json(&all[1..], worst(&all))).unwrap();
         assert_eq!(
-            json,
-            serde_json::json!({"worst": "WARN", "findings": [{"status": "WARN", "text": "x"}]})
+            checks_json(&all[1..], worst(&all)),
+            json!({"worst": "WARN", "findings": [{"status": "WARN", "text": "x"}]})
         );
         assert_eq!(worst(&[fail]), "FAIL");
     }

@@ -1,78 +1,90 @@
-//! What waits for the administrator on this node, under any scheduler. Every scheduler's `check` shows it.
+//! What waits for the administrator on this node, under any scheduler; and `mpsctl idle`.
 
 use crate::job::ledger::{self, Ledger, PAUSE_S, SeveralFailed, Suspicion};
 use crate::job::node::Console as _;
-use crate::node::real::RealNode;
 use crate::scheduler::setup::CheckLine::{self, Fail, Warn};
+use crate::scheduler::setup::running_jobs;
 use mpsd_core::config::Settings;
-use mpsd_core::text;
+use mpsd_core::{Failure, Refusal, Undetermined, text};
 use std::time::Duration;
 use users::os::unix::GroupExt as _;
 
 /// By then the timer, the end of a job or a prologue should have taken the second look, seconds.
 const OVERDUE_S: u64 = 5 * PAUSE_S;
 
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Idle {
+    /// Wait this long for the jobs with MPS that run on this node
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    wait: u64,
+}
+
+impl Idle {
+    /// Returns when no job with MPS runs here.
+    pub fn run(&self, settings: &Settings) -> Result<(), Failure> {
+        let jobs = running_jobs(&settings.paths, self.wait);
+        let jobs = jobs.map_err(|why| Undetermined::new("this node", why))?;
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let list = jobs.join(", ");
+        let why = format!("jobs with MPS run on it, and their end needs our files: {list}");
+        let allowed = "after they have ended; 'mpsctl idle --wait SECONDS' waits";
+        Err(Refusal::new("this node", why, allowed).into())
+    }
+}
+
 /// All of it that this user may know.
 pub(super) fn waiting(settings: &Settings) -> Vec<CheckLine> {
-    let limit = settings.deadline;
-    let mut node = RealNode::new(super::NAME, settings, limit, limit / 2);
+    let mut node = super::this_node(settings);
     let now = node.since_boot();
     let suspicions = Ledger::read(&mut node).suspicions;
     let mut all: Vec<CheckLine> = suspicions.iter().map(|one| suspicion(one, now)).collect();
     if all.is_empty() && settings.paths.look_again().symlink_metadata().is_ok() {
-        let text = "something hung in the driver and waits for its second look: root is told what ('mpsctl reconcile --dry-run')";
+        let text = "something hung in the driver and waits for a second look: 'mpsctl reconcile --dry-run' tells root what it is";
         all.push(Warn(text.to_owned()));
     }
-    let several = ledger::several_failed(&mut node);
-    all.extend(several.map(|several| failed(&several)));
+    all.extend(ledger::several_failed(&mut node).map(failed));
     all.extend(group(settings.daemon_group));
     all
 }
 
 fn suspicion(suspicion: &Suspicion, now: u64) -> CheckLine {
     let age = now.saturating_sub(suspicion.since);
-    let (job, what, ago) = (
-        &suspicion.target.job,
-        &suspicion.what,
-        ago(Duration::from_secs(age)),
-    );
+    let (job, what) = (&suspicion.target.job, &suspicion.what);
+    let ago = ago(Duration::from_secs(age));
     let text = format!(
-        "job {job}: {ago} {what} hung in the driver, and the node takes no job with MPS before it was looked at again"
+        "job {job}: {ago} {what} hung in the driver; the node takes no job with MPS until a second look"
     );
     match age < OVERDUE_S {
-        true => Warn(format!("{text}, {PAUSE_S} s after")),
+        true => Warn(format!("{text}, {PAUSE_S} s after it hung")),
         false => Fail(format!(
-            "{text}, which nobody did: run 'mpsctl reconcile' as root, and let mpsd-reconcile.timer or cron do so"
+            "{text}, which is overdue: run 'mpsctl reconcile' as root, and let mpsd-reconcile.timer or cron do so"
         )),
     }
 }
 
-fn failed(several: &SeveralFailed) -> CheckLine {
-    let SeveralFailed { users, job, age } = several;
+fn failed(SeveralFailed { users, job, age }: SeveralFailed) -> CheckLine {
     Warn(format!(
         "starts of {users} users failed on this node, the last one of job {job} {}, and none has worked since: the node's log \
          says why; 'srun --mps mps-probe --require-mps', or the same by qsub, tries one",
-        ago(*age)
+        ago(age)
     ))
 }
 
 /// Users in the daemons' group can debug the daemons.
 fn group(id: u32) -> Option<CheckLine> {
     let group = users::get_group_by_gid(id).filter(|_| id != 0)?;
-    let members: Vec<_> = group
-        .members()
-        .iter()
-        .map(|name| text::user(name.to_string_lossy()))
-        .collect();
-    let (name, list) = (group.name().to_string_lossy(), members.join(", "));
-    let members = if list.is_empty() {
-        list
-    } else {
-        format!(" ({list})")
+    let name = group.name().to_string_lossy();
+    let members = group.members().iter();
+    let members: Vec<_> = members.map(|name| text::user(name.to_string_lossy())).collect();
+    let members = match members.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", members.join(", ")),
     };
     Some(Warn(format!(
-        "daemon_group {id} is this node's group '{name}': whoever is in it{members} can take over the daemons of their jobs, \
-         which are outside of the jobs' limits; name one in mpsd.toml that nobody is in"
+        "daemon_group {id} is this node's group '{name}': its members{members} can take over the daemons of their jobs, \
+         which are outside the jobs' limits; name a group without members in mpsd.toml"
     )))
 }
 

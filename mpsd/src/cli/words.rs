@@ -51,25 +51,17 @@ mod tests {
     }
 
     #[test]
-    fn words_on_standard_input_stand_before_the_positional_ones() {
+    fn words_on_standard_input_are_before_the_positional_ones_and_not_too_many() {
         let long = format!("--vnodes={}", "(n:ncpus=1)+".repeat(40_000));
         let input = format!("--account=a b\n\0{long}\0");
         let read = given(&["p", "@-", "--x", "--", "1.s"], input.as_bytes()).unwrap();
         assert_eq!(read, ["p", "--x", "--account=a b\n", &long, "--", "1.s"]);
         let read = given(&["p", "@-", "pbs"], b"--resource=\0").unwrap();
         assert_eq!(read, ["p", "pbs", "--resource="]);
-    }
-
-    #[test]
-    fn standard_input_is_not_read_unless_asked_for() {
+        // Only the first word asks for them.
         let read = given(&["p", "--x", "@-"], b"--y\0").unwrap();
         assert_eq!(read, ["p", "--x", "@-"]);
-    }
-
-    #[test]
-    fn too_many_words_are_a_refusal() {
-        let long = vec![b'a'; (16 << 20) + 1];
-        let refused = given(&["p", "@-"], &long).unwrap_err();
+        let refused = given(&["p", "@-"], &vec![b'a'; (16 << 20) + 1]).unwrap_err();
         assert_eq!(refused.exit_code(), 1, "{refused}");
         assert!(refused.to_string().contains("allowed: 16 MiB"), "{refused}");
     }

@@ -112,7 +112,7 @@ mod tests {
             let token = format!("\n.B {}\\fR", row.token());
             assert!(pages["mpsctl.1"].contains(&token), "mpsctl(1) has no {token}");
         }
-        for row in mpsd::cli::explain::table::ROWS {
+        for row in mpsd::cli::explain::TROUBLES.iter() {
             let heading = format!(".B {}\nCause: ", settings::escape(&tables::title(row)));
             assert!(pages["mpsctl.1"].contains(&heading), "{}", row.name);
         }

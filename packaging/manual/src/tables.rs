@@ -1,7 +1,7 @@
 //! The tables of the request's options and of `mpsctl explain`, as roff for the man pages and as Markdown for the guide.
 
 use anyhow::{Context as _, Result};
-use mpsd::cli::explain::table::{ROWS, Row as Trouble};
+use mpsd::cli::explain::{TROUBLES, Trouble};
 use mpsd_core::request::{Key, Row};
 
 use crate::settings::escape;
@@ -9,7 +9,7 @@ use crate::settings::escape;
 /// What stands before each table of the guide, and behind it.
 const OPTIONS: &str =
     "<!-- What may be asked for: written by `cargo xtask texts` from mpsd/core/src/request/options.rs -->\n";
-const ERRORS: &str = "<!-- Errors: written by `cargo xtask texts` from mpsd/src/cli/explain/table.rs -->\n";
+const ERRORS: &str = "<!-- Errors: written by `cargo xtask texts` from mpsd/src/cli/explain.toml -->\n";
 const END: &str = "<!-- end -->\n";
 
 /// `page` with `text` between the line `begin` and the next end.
@@ -90,20 +90,20 @@ pub fn in_quick_start(page: &str) -> Result<String> {
 /// The errors of CUDA and MPS, a paragraph each.
 pub fn errors() -> String {
     let paragraph = |row: &Trouble| {
-        let (title, cause, remedy) = (escape(&title(row)), escape(row.cause), escape(row.remedy));
+        let (title, cause, remedy) = (escape(&title(row)), escape(&row.cause), escape(&row.remedy));
         format!(".TP\n.B {title}\nCause: {cause}.\nRemedy: {remedy}.\n")
     };
-    ROWS.iter().map(paragraph).collect()
+    TROUBLES.iter().map(paragraph).collect()
 }
 
 /// The guide's page of troubleshooting with the table of errors in it.
 pub fn in_troubleshooting(page: &str) -> Result<String> {
     let line = |row: &Trouble| {
         let [title, cause, remedy] =
-            [&*title(row), row.cause, row.remedy].map(|cell| cell.replace('|', "\\|"));
+            [&*title(row), &row.cause, &row.remedy].map(|cell| cell.replace('|', "\\|"));
         format!("| [{title}](facts/{}) | {cause} | {remedy} |\n", row.source)
     };
-    let lines: String = ROWS.iter().map(line).collect();
+    let lines: String = TROUBLES.iter().map(line).collect();
     filled(
         page,
         ERRORS,
@@ -115,7 +115,7 @@ pub fn in_troubleshooting(page: &str) -> Result<String> {
 pub fn title(row: &Trouble) -> String {
     let codes: Vec<String> = row.codes.iter().map(ToString::to_string).collect();
     match codes.is_empty() {
-        true => row.name.to_owned(),
+        true => row.name.clone(),
         false => format!("{} ({})", row.name, codes.join(", ")),
     }
 }

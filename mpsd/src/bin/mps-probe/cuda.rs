@@ -8,14 +8,13 @@ use std::sync::Arc;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 use cudarc::driver::{CudaContext, safe};
+use mpsd::cli::explain::TROUBLES;
 use serde::Serialize;
 
 use crate::report::Facts;
 
-/// One MiB in bytes.
 pub const MIB: u64 = 1 << 20;
 
-/// Size of one step of [`Device::allocatable`], in MiB.
 pub const STEP_MIB: u64 = 64;
 
 /// Bytes that [`Device::memset_checked`] fills and reads back.
@@ -25,13 +24,10 @@ const MEMSET_BYTES: usize = 1 << 20;
 #[derive(Debug, Clone, Serialize, thiserror::Error)]
 #[error("{call}: CUDA error {code} {name}: {meaning}")]
 pub struct CudaFailure {
-    /// The call that failed.
     pub call: &'static str,
-    /// Number of the error (`CUresult`).
     pub code: u32,
-    /// The driver's name of it, `CUDA_ERROR_…`.
+    /// `CUDA_ERROR_…`.
     pub name: String,
-    /// What it means here.
     pub meaning: &'static str,
 }
 
@@ -49,7 +45,6 @@ impl CudaFailure {
         }
     }
 
-    /// Whether this process has no GPU at all.
     pub fn means_no_device(&self) -> bool {
         matches!(self.code, 34 | 100 | 803 | 804)
     }
@@ -58,38 +53,23 @@ impl CudaFailure {
 /// Plain words for the errors of MPS clients (CUDA driver API, `CUresult`).
 fn meaning(code: u32) -> &'static str {
     match code {
-        2 => "no more device memory, or the memory limit of this client is reached",
         3 => "CUDA is not initialised in this process",
         34 => "libcuda.so is a stub and not the driver",
-        46 => "the GPU is held by another process: it is in an exclusive compute mode and no MPS was reached",
-        100 => "no GPU is visible: CUDA_VISIBLE_DEVICES names none that the driver or the MPS daemon has",
         101 => "no GPU of that index is visible to this process",
-        304 => {
-            "the operating system refused a call: a pid namespace with a foreign /proc gives this under MPS"
-        }
         803 => "the driver in the kernel and libcuda.so are of different releases",
         804 => "libcuda.so is too new for this GPU's driver",
-        805 => {
-            "the MPS daemon was reached but took no connection: it belongs to another user, or its server failed"
-        }
-        806 => "the MPS server died or was shut down while this client used it",
-        807 => "the MPS server is not ready to take clients",
-        808 => {
-            "the MPS server has its full number of clients (48 a GPU, 60 from driver 590 on, 16 before Volta)"
-        }
-        809 => "the device has no more connections to give to MPS clients",
-        810 => "this client was ended through the MPS daemon (terminate_client)",
-        _ => "see the CUDA driver API's table of CUresult",
+        _ => match TROUBLES.iter().find(|trouble| trouble.codes.contains(&code)) {
+            Some(trouble) => &trouble.cause,
+            None => "see the CUDA driver API's table of CUresult",
+        },
     }
 }
 
-/// A device with this process's context on it.
 #[derive(Debug)]
 pub struct Device {
     context: Arc<CudaContext>,
 }
 
-/// Whether `libcuda.so` can be opened at all.
 #[allow(unsafe_code)]
 pub fn library_present() -> bool {
     // SAFETY: opening a library runs its constructors. It is the vendor's libcuda, found by the loader's own
@@ -97,7 +77,6 @@ pub fn library_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// Number of devices that this process sees.
 pub fn device_count() -> Result<u32, CudaFailure> {
     result::init().map_err(CudaFailure::of("cuInit"))?;
     let count = result::device::get_count().map_err(CudaFailure::of("cuDeviceGetCount"))?;

@@ -22,50 +22,35 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use report::{GpuReport, ProbeReport};
 
-/// Messages of the CUDA thread to the main thread, which keeps the deadlines.
-#[derive(Debug)]
-enum Step {
-    Reported(ProbeReport),
-    Held,
-    Closed,
-    Failed(Problem),
-}
+/// What the CUDA thread sends when its report is ready, when the hold is over, and when the contexts are closed.
+type Step = Result<Option<ProbeReport>, Problem>;
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum Problem {
+    #[error("{0}")]
     NoCuda(String),
-    Cuda { gpu: Option<u32>, failure: CudaFailure },
-    Wrong(String),
+    #[error("{0}")]
+    Cuda(CudaFailure),
+    #[error("GPU {0}: {1}")]
+    Gpu(u32, CudaFailure),
+    #[error("{0}")]
+    Unexpected(String),
+    #[error("CUDA did not answer within {0} s: the MPS daemon or its server hangs")]
     Hangs(u64),
 }
 
 impl Problem {
     /// For `map_err`: a call for this GPU failed.
     fn of(index: u32) -> impl FnOnce(CudaFailure) -> Self {
-        let gpu = Some(index);
-        move |failure| Self::Cuda { gpu, failure }
+        move |failure| Self::Gpu(index, failure)
     }
 
     fn exit_code(&self) -> u8 {
         match self {
             Self::NoCuda(_) => 2,
-            Self::Cuda { failure, .. } if failure.means_no_device() => 2,
-            Self::Cuda { .. } | Self::Hangs(_) => 3,
-            Self::Wrong(_) => 1,
-        }
-    }
-
-    fn line(&self) -> String {
-        match self {
-            Self::NoCuda(why) | Self::Wrong(why) => why.clone(),
-            Self::Cuda { gpu: None, failure } => failure.to_string(),
-            Self::Cuda {
-                gpu: Some(index),
-                failure,
-            } => format!("GPU {index}: {failure}"),
-            Self::Hangs(seconds) => {
-                format!("CUDA did not answer within {seconds} s: the MPS daemon or its server hangs")
-            }
+            Self::Cuda(failure) | Self::Gpu(_, failure) if failure.means_no_device() => 2,
+            Self::Cuda(_) | Self::Gpu(..) | Self::Hangs(_) => 3,
+            Self::Unexpected(_) => 1,
         }
     }
 }
@@ -76,50 +61,40 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let alarm = options.deadline_s + options.hold + 2;
     unistd::alarm::set(u32::try_from(alarm).unwrap_or(u32::MAX));
-    match watch(&options) {
-        Ok(code) => ExitCode::from(code),
-        Err(problem) => ExitCode::from(tell(&options, &problem)),
-    }
+    ExitCode::from(watch(&options).unwrap_or_else(|problem| tell(&options, &problem)))
 }
 
 /// Runs the probe in a thread with deadlines: a client's CUDA calls can hang without end (recorded: a stopped control
 /// daemon, a user namespace without mapping).
 fn watch(options: &Options) -> Result<u8, Problem> {
-    let (sender, receiver) = mpsc::channel();
+    let (sender, steps) = mpsc::channel();
     let worker_options = options.clone();
-    let worker = thread::Builder::new()
-        .name("cuda".into())
-        .spawn(move || run(&worker_options, &sender))
-        .map_err(|e| Problem::Wrong(format!("no thread for CUDA: {e}")))?;
-    let Step::Reported(report) = next(&receiver, options.deadline_s)? else {
-        return Err(Problem::Wrong("the probe ended without a report".into()));
+    let work = move || {
+        // Without a receiver the process is ending.
+        if let Err(problem) = probe(&worker_options, &sender) {
+            let _ = sender.send(Err(problem));
+        }
     };
-    let code = u8::from(!report.unmet.is_empty());
-    show(options, &report).map_err(|e| Problem::Wrong(format!("standard output: {e}")))?;
-    next(&receiver, options.deadline_s + options.hold)?;
-    next(&receiver, options.deadline_s)?;
-    worker
-        .join()
-        .map_err(|_| Problem::Wrong("the CUDA thread panicked".into()))?;
-    Ok(code)
+    let worker = thread::Builder::new().name("cuda".into()).spawn(work);
+    let worker = worker.map_err(|e| Problem::Unexpected(format!("no thread for CUDA: {e}")))?;
+    let Some(report) = next(&steps, options.deadline_s)? else {
+        return Err(Problem::Unexpected("the probe ended without a report".into()));
+    };
+    show(options, &report).map_err(|e| Problem::Unexpected(format!("standard output: {e}")))?;
+    next(&steps, options.deadline_s + options.hold)?;
+    next(&steps, options.deadline_s)?;
+    let ended = worker.join();
+    ended.map_err(|_| Problem::Unexpected("the CUDA thread panicked".into()))?;
+    Ok(u8::from(!report.unmet.is_empty()))
 }
 
-/// The next step of the worker, or why there is none.
-fn next(steps: &Receiver<Step>, seconds: u64) -> Result<Step, Problem> {
+fn next(steps: &Receiver<Step>, seconds: u64) -> Step {
     match steps.recv_timeout(Duration::from_secs(seconds)) {
-        Ok(Step::Failed(problem)) => Err(problem),
-        Ok(step) => Ok(step),
+        Ok(step) => step,
         Err(RecvTimeoutError::Timeout) => Err(Problem::Hangs(seconds)),
         Err(RecvTimeoutError::Disconnected) => Err(Problem::NoCuda(
             "libcuda lacks a function that this program needs: the driver is too old".into(),
         )),
-    }
-}
-
-fn run(options: &Options, steps: &Sender<Step>) {
-    // Without a receiver the process is ending.
-    if let Err(problem) = probe(options, steps) {
-        let _ = steps.send(Step::Failed(problem));
     }
 }
 
@@ -133,25 +108,24 @@ fn probe(options: &Options, steps: &Sender<Step>) -> Result<(), Problem> {
     let devices = open(options)?;
     let context_ms = begin.elapsed().as_millis() as u64;
     let report = examine(options, &devices, context_ms)?;
-    let _ = steps.send(Step::Reported(report));
+    let _ = steps.send(Ok(Some(report)));
     if options.hold > 0 {
         thread::sleep(Duration::from_secs(options.hold));
         for (index, device) in &devices {
             if !device.memset_checked(0x5a).map_err(Problem::of(*index))? {
-                return Err(Problem::Wrong(format!(
-                    "GPU {index}: memory read back wrong after the hold"
-                )));
+                let why = format!("GPU {index}: memory read back wrong after the hold");
+                return Err(Problem::Unexpected(why));
             }
         }
     }
-    let _ = steps.send(Step::Held);
+    let _ = steps.send(Ok(None));
     drop(devices);
-    let _ = steps.send(Step::Closed);
+    let _ = steps.send(Ok(None));
     Ok(())
 }
 
 fn open(options: &Options) -> Result<Vec<(u32, Device)>, Problem> {
-    let count = cuda::device_count().map_err(|failure| Problem::Cuda { gpu: None, failure })?;
+    let count = cuda::device_count().map_err(Problem::Cuda)?;
     let wanted: Vec<u32> = match options.gpu {
         Some(index) => vec![index],
         None => (0..count).collect(),
@@ -159,10 +133,8 @@ fn open(options: &Options) -> Result<Vec<(u32, Device)>, Problem> {
     if wanted.is_empty() {
         return Err(Problem::NoCuda("no GPU is visible to this process".into()));
     }
-    wanted
-        .into_iter()
-        .map(|index| Ok((index, Device::open(index).map_err(Problem::of(index))?)))
-        .collect()
+    let open = |index| Ok((index, Device::open(index).map_err(Problem::of(index))?));
+    wanted.into_iter().map(open).collect()
 }
 
 fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Result<ProbeReport, Problem> {
@@ -176,9 +148,7 @@ fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Res
     };
     let gpus: Vec<GpuReport> = devices.iter().map(one).collect::<Result<_, _>>()?;
     Ok(ProbeReport {
-        host: unistd::gethostname()
-            .map(|name| name.to_string_lossy().into_owned())
-            .unwrap_or_default(),
+        host: unistd::gethostname().map_or(String::new(), |name| name.to_string_lossy().into_owned()),
         pid: std::process::id(),
         uid: unistd::getuid().as_raw(),
         local_rank: rank(&|name| std::env::var(name).ok()).map(|(rank, _)| rank.local),
@@ -256,20 +226,19 @@ fn show(options: &Options, report: &ProbeReport) -> io::Result<()> {
     Ok(())
 }
 
-/// Reports the problem; returns its exit code.
 fn tell(options: &Options, problem: &Problem) -> u8 {
     let code = problem.exit_code();
     let failure = match problem {
-        Problem::Cuda { failure, .. } => Some(failure),
+        Problem::Cuda(failure) | Problem::Gpu(_, failure) => Some(failure),
         _ => None,
     };
     if options.json {
         let line = serde_json::json!({
-            "pid": std::process::id(), "error": problem.line(), "cuda": failure, "exit_code": code,
+            "pid": std::process::id(), "error": problem.to_string(), "cuda": failure, "exit_code": code,
         });
         // If standard output is closed, the exit code tells.
         let _ = writeln!(io::stdout().lock(), "{line}");
     }
-    let _ = writeln!(io::stderr().lock(), "mps-probe: {}", problem.line());
+    let _ = writeln!(io::stderr().lock(), "mps-probe: {problem}");
     code
 }

@@ -9,7 +9,6 @@ use serde::Serialize;
 /// 580).
 pub const MEMORY_MARGIN_MIB: u64 = 256;
 
-/// The result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct ProbeReport {
     pub host: String,
@@ -20,14 +19,12 @@ pub struct ProbeReport {
     pub pipe_directory: Option<String>,
     /// True when the contexts on all devices go through MPS.
     pub under_mps: bool,
-    /// Milliseconds from the first CUDA call to the last open context.
     pub context_ms: u64,
     pub gpus: Vec<GpuReport>,
     /// Expectations that were not met, a sentence each.
     pub unmet: Vec<String>,
 }
 
-/// One visible device.
 #[derive(Debug, Clone, Serialize)]
 pub struct GpuReport {
     pub index: u32,
@@ -35,14 +32,13 @@ pub struct GpuReport {
     pub facts: Facts,
     /// NVML lists this pid among the device's MPS clients; `None`: NVML does not answer.
     pub mps_listed: Option<bool>,
-    /// What could be allocated, MiB; `None`: it was not tried.
     pub allocatable_mib: Option<u64>,
     /// The cap ended the allocation, not the driver.
     pub allocation_capped: bool,
     pub memset_ok: bool,
 }
 
-/// A device by the driver.
+/// What the driver says of a device.
 #[derive(Debug, Clone, Serialize)]
 pub struct Facts {
     pub uuid: String,
@@ -64,73 +60,68 @@ impl GpuReport {
     }
 }
 
-/// The expectations that `gpu` does not meet.
 pub fn unmet(gpu: &GpuReport, expected: &Options) -> Vec<String> {
+    let sms = gpu.facts.sms;
+    let got = gpu.allocatable_mib.unwrap_or(0);
     let mut found = Vec::new();
-    let name = format!("GPU {} {:?}", gpu.index, gpu.facts.uuid);
-    if !gpu.memset_ok {
-        found.push(format!("{name}: what was read back is not what was written"));
-    }
-    if expected.require_mps && !gpu.under_mps() {
-        found.push(format!("{name}: the context does not go through MPS"));
-    }
-    if let Some(sms) = expected.expect_sms
-        && gpu.facts.sms != sms
-    {
-        found.push(format!(
-            "{name}: {} multiprocessors are visible, {sms} were expected",
-            gpu.facts.sms
-        ));
+    let mut check = |holds: bool, why: String| {
+        if !holds {
+            found.push(format!("GPU {} {:?}: {why}", gpu.index, gpu.facts.uuid));
+        }
+    };
+    check(gpu.memset_ok, "what was read back is not what was written".into());
+    let under_mps = gpu.under_mps() || !expected.require_mps;
+    check(under_mps, "the context does not go through MPS".into());
+    if let Some(expected) = expected.expect_sms {
+        let why = format!("{sms} multiprocessors are visible, {expected} were expected");
+        check(sms == expected, why);
     }
     if let Some(limit) = expected.expect_mem {
         let least = limit.saturating_sub(MEMORY_MARGIN_MIB);
-        let got = gpu.allocatable_mib.unwrap_or(0);
-        if got < least || got > limit {
-            found.push(format!(
-                "{name}: {got} MiB could be allocated, {least} to {limit} were expected"
-            ));
-        }
+        let why = format!("{got} MiB could be allocated, {least} to {limit} were expected");
+        check((least..=limit).contains(&got), why);
     }
     found
 }
 
-/// The report as a short table.
 pub fn text(report: &ProbeReport) -> String {
-    let mut out = String::new();
+    let ProbeReport {
+        pid,
+        uid,
+        host,
+        context_ms,
+        ..
+    } = report;
     let rank = report
         .local_rank
         .map_or(String::new(), |rank| format!(", local rank {rank}"));
     let pipe = report.pipe_directory.as_deref().unwrap_or("not set");
-    let word = if report.under_mps {
-        "under MPS"
-    } else {
-        "not under MPS"
-    };
-    // Writing to a String does not fail.
-    let _ = writeln!(
-        out,
-        "{word}, pid {} uid {} on {}{rank}",
-        report.pid, report.uid, report.host
+    let not = if report.under_mps { "" } else { "not " };
+    let mut out = format!(
+        "{not}under MPS, pid {pid} uid {uid} on {host}{rank}\nCUDA_MPS_PIPE_DIRECTORY {pipe}\ncontext after {context_ms} ms\n"
     );
-    let _ = writeln!(out, "CUDA_MPS_PIPE_DIRECTORY {pipe}");
-    let _ = writeln!(out, "context after {} ms", report.context_ms);
-    let _ = writeln!(
-        out,
-        "{:<3} {:<40} {:>4} {:>10} {:>10} {:>12} {:<6} NAME",
-        "GPU", "UUID", "SMS", "TOTAL MIB", "FREE MIB", "ALLOCATED", "MEMSET"
-    );
+    out +=
+        "GPU UUID                                      SMS  TOTAL MIB   FREE MIB    ALLOCATED MEMSET NAME\n";
     for gpu in &report.gpus {
-        let facts = &gpu.facts;
+        let Facts {
+            uuid,
+            name,
+            sms,
+            total_mib,
+            free_mib,
+            ..
+        } = &gpu.facts;
         let allocated = match gpu.allocatable_mib {
             None => String::from("-"),
             Some(mib) if gpu.allocation_capped => format!(">={mib} MiB"),
             Some(mib) => format!("{mib} MiB"),
         };
         let memset = if gpu.memset_ok { "ok" } else { "WRONG" };
+        // Writing to a String does not fail.
         let _ = writeln!(
             out,
-            "{:<3} {:<40} {:>4} {:>10} {:>10} {:>12} {:<6} {}",
-            gpu.index, facts.uuid, facts.sms, facts.total_mib, facts.free_mib, allocated, memset, facts.name
+            "{:<3} {uuid:<40} {sms:>4} {total_mib:>10} {free_mib:>10} {allocated:>12} {memset:<6} {name}",
+            gpu.index
         );
     }
     out

@@ -2,14 +2,13 @@
 
 use super::model::JobStatus;
 use mpsd_core::environment::PIPE_DIRECTORY;
-use mpsd_core::record::RecordState;
 use mpsd_core::text::one_line;
 use serde::Serialize;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Whether a CUDA program started here is a client of the job's MPS.
+/// Whether a CUDA program started here is a client of the job's MPS. The order is that of the exit codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, derive_more::Display)]
 #[serde(rename_all = "lowercase")]
 #[display(rename_all = "lowercase")]
@@ -20,7 +19,8 @@ pub enum Attached {
 }
 
 /// The verdict and its reason.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, derive_more::Display)]
+#[display("under MPS: {attached}, because {because}")]
 pub struct Verdict {
     pub attached: Attached,
     /// One line.
@@ -28,7 +28,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    pub fn new(attached: Attached, because: impl Into<String>) -> Self {
+    fn new(attached: Attached, because: impl Into<String>) -> Self {
         let because = because.into();
         Self { attached, because }
     }
@@ -39,12 +39,9 @@ impl Verdict {
 
     /// The verdict for a process with this value of `CUDA_MPS_PIPE_DIRECTORY` in the job `status`.
     pub fn of(status: &JobStatus, pipe: Option<&str>) -> Self {
-        let (job, reason) = (&status.job, status.reason());
-        match status.state {
-            RecordState::Ready => {}
-            RecordState::Starting => return Self::no(format!("the MPS of job {job} is still being started")),
-            RecordState::Refused => return Self::no(format!("the MPS of job {job} was refused: {reason}")),
-            RecordState::Failed => return Self::no(format!("the MPS of job {job} did not start: {reason}")),
+        let job = &status.job;
+        if !status.phase.began() {
+            return Self::no(format!("job {job}: {}", status.phase_line()));
         }
         let how = "attach with 'mpsctl exec -- COMMAND' or eval \"$(mpsctl env)\"";
         let Some(pipe) = pipe else {
@@ -53,7 +50,7 @@ impl Verdict {
         let own: Vec<&Path> = status
             .daemons
             .iter()
-            .map(|daemon| daemon.plan.pipe.as_path())
+            .map(|daemon| daemon.pipe.as_path())
             .collect();
         let daemon = match position(&own, Path::new(pipe)) {
             Ok(Some(place)) => &status.daemons[place],
@@ -79,17 +76,9 @@ impl Verdict {
             Some(because) => Self::new(Attached::Unknown, because),
         }
     }
-
-    /// The exit code of `mpsctl status`: 0 attached, 1 not, 2 unknown.
-    pub fn code(&self) -> u8 {
-        self.attached as u8
-    }
 }
 
 /// Which of `own` the directory `pipe` is: by name, or by its inode through a link or a bind mount.
-///
-/// # Errors
-/// A directory cannot be read.
 fn position(own: &[&Path], pipe: &Path) -> Result<Option<usize>, String> {
     if let Some(place) = own.iter().position(|own| *own == pipe) {
         return Ok(Some(place));
@@ -115,33 +104,29 @@ mod tests {
     use super::super::model::tests::status;
     use super::*;
     use crate::daemon::queries::{AnswerError, DaemonAnswer};
+    use mpsd_core::record::RecordState;
 
     #[test]
     fn each_state_of_a_task_has_its_reason_and_code() {
-        let hangs = Err(AnswerError::Failed("no answer within 2000 ms".to_owned()));
+        let hangs = || Err(AnswerError::Failed("no answer within 2000 ms".to_owned()));
         let answers = || Ok(DaemonAnswer::default());
+        use RecordState::{Failed, Ready, Refused, Starting};
         for (state, answer, pipe, code, words) in [
-            (RecordState::Ready, answers(), Some("/p"), 0, "answers"),
-            (RecordState::Ready, answers(), None, 1, "is not set here"),
-            (RecordState::Ready, answers(), Some("/q\u{1b}"), 1, "'/q?'"),
-            (
-                RecordState::Ready,
-                Err(AnswerError::Ended),
-                Some("/p"),
-                1,
-                "outside MPS",
-            ),
-            (RecordState::Ready, hangs, Some("/p"), 2, "no answer within"),
-            (RecordState::Starting, answers(), Some("/p"), 1, "being started"),
-            (RecordState::Refused, answers(), None, 1, "refused: a reason"),
-            (RecordState::Failed, answers(), None, 1, "did not start: a reason"),
+            (Ready, answers(), Some("/p"), 0, "answers"),
+            (Ready, answers(), None, 1, "is not set here"),
+            (Ready, answers(), Some("/q\u{1b}"), 1, "'/q?'"),
+            (Ready, Err(AnswerError::Ended), Some("/p"), 1, "outside MPS"),
+            (Ready, hangs(), Some("/p"), 2, "no answer within"),
+            (Starting, answers(), Some("/p"), 1, "being started"),
+            (Refused, answers(), None, 1, "refused: a reason"),
+            (Failed, answers(), None, 1, "did not start: a reason"),
         ] {
             let mut status = status();
-            status.state = state;
+            status.phase = state.into();
             status.add_answers(&[answer], &NvmlLists::new(), &[]);
             let found = Verdict::of(&status, pipe);
             assert!(
-                found.code() == code && found.because.contains(words),
+                found.attached as u8 == code && found.because.contains(words),
                 "{state:?} {pipe:?}: {found:?}"
             );
         }
@@ -158,14 +143,14 @@ mod tests {
         std::os::unix::fs::symlink(&own, &link).unwrap();
         std::fs::write(dir.join("file"), "").unwrap();
         let mut status = status();
-        status.daemons[0].plan.pipe.clone_from(&own);
-        let code = |status: &JobStatus, pipe: &Path| Verdict::of(status, pipe.to_str()).code();
+        status.daemons[0].pipe.clone_from(&own);
+        let code = |status: &JobStatus, pipe: &Path| Verdict::of(status, pipe.to_str()).attached as u8;
         assert_eq!(code(&status, &link), 0, "a link");
         assert_eq!(code(&status, &other), 1, "another directory");
         assert_eq!(code(&status, &dir.join("none")), 1, "no directory");
         assert_eq!(code(&status, &dir.join("file/below")), 2, "unreadable");
         // As in a container that has it under another name.
-        status.daemons[0].plan.pipe = dir.join("gone");
+        status.daemons[0].pipe = dir.join("gone");
         assert_eq!(code(&status, &link), 2, "the job's own is unreadable");
     }
 }

@@ -30,9 +30,6 @@ pub struct Screen {
 
 impl Screen {
     /// Takes the terminal.
-    ///
-    /// # Errors
-    /// Standard input or output is no terminal (refusal), or it cannot be set (undetermined).
     pub fn open() -> Result<Self, Failure> {
         if !isatty(stdin()) || !isatty(stdout()) {
             let why = "standard input or output is no terminal";
@@ -40,14 +37,9 @@ impl Screen {
         }
         let failed = |why: String| Failure::from(Undetermined::new("the terminal", why));
         // Signals are read, not handled: the terminal is restored before we end.
-        let signals = [
-            Signal::SIGINT,
-            Signal::SIGTERM,
-            Signal::SIGHUP,
-            Signal::SIGQUIT,
-            Signal::SIGWINCH,
-        ];
-        let signals = Signals::block(&signals).map_err(|e| failed(e.to_string()))?;
+        use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
+        let signals = Signals::block(&[SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH]);
+        let signals = signals.map_err(|e| failed(e.to_string()))?;
         let before = tcgetattr(stdin()).map_err(|e| failed(e.to_string()))?;
         let screen = Self { before, signals };
         let mut raw = screen.before.clone();
@@ -58,9 +50,6 @@ impl Screen {
     }
 
     /// Shows `lines` of the terminal's width every `period` and after a change of size, until 'q', Ctrl-C or a signal.
-    ///
-    /// # Errors
-    /// Those of `lines`. A terminal that is gone ends it without one.
     pub fn show(
         &self,
         period: Duration,
@@ -69,18 +58,18 @@ impl Screen {
         loop {
             let (columns, rows) = size();
             let shown = frame(&lines(columns)?, rows);
-            if write(&shown).is_err() || !self.goes_on(Instant::now() + period) {
+            if write(&shown).is_err() || self.is_ended_before(Instant::now() + period) {
                 return Ok(());
             }
         }
     }
 
-    /// Waits for the next update; false: the user or a signal ends it.
-    fn goes_on(&self, next: Instant) -> bool {
+    /// Waits for the next update; true: the user or a signal ends it.
+    fn is_ended_before(&self, next: Instant) -> bool {
         loop {
             let left = next.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return true;
+                return false;
             }
             let input = stdin();
             let mut fds = [
@@ -89,27 +78,25 @@ impl Screen {
             ];
             let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
             if poll(&mut fds, timeout).is_err_and(|errno| errno != nix::errno::Errno::EINTR) {
-                return false;
+                return true;
             }
             let typed = fds[0].any().unwrap_or(false);
-            match self.signals.read() {
-                Ok(Some(Signal::SIGWINCH)) => return true,
-                Ok(Some(_)) => return false,
-                _ => {}
+            if let Ok(Some(signal)) = self.signals.read() {
+                return signal != Signal::SIGWINCH;
             }
-            if typed && !goes_on_after_input(input.as_fd()) {
-                return false;
+            if typed && is_end(input.as_fd()) {
+                return true;
             }
         }
     }
 }
 
-/// Reads the typed bytes; false: one of [`ENDS`] is among them, or the terminal is gone.
-fn goes_on_after_input(input: impl AsFd) -> bool {
+/// Reads the typed bytes; true: one of [`ENDS`] is among them, or the terminal is gone.
+fn is_end(input: impl AsFd) -> bool {
     let mut typed = [0_u8; 64];
     match nix::unistd::read(input, &mut typed) {
-        Ok(0) | Err(_) => false,
-        Ok(n) => !typed.iter().take(n).any(|byte| ENDS.contains(byte)),
+        Ok(0) | Err(_) => true,
+        Ok(n) => typed.iter().take(n).any(|byte| ENDS.contains(byte)),
     }
 }
 
@@ -151,23 +138,19 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_has_no_more_rows_than_the_terminal() {
+    fn a_frame_fills_no_more_than_the_terminal_and_clears_the_frame_before() {
         let lines: Vec<String> = (0..10).map(|n| format!("line {n}")).collect();
         for height in 3..=20 {
             let text = frame(&lines, height);
             assert!(rows(&text) <= height, "{height}: {text:?}");
             assert_eq!(text.contains("lines more"), height <= 10, "{height}");
+            // Nothing of the frame before is left.
+            assert!(
+                text.starts_with(HOME) && text.ends_with(END_OF_SCREEN),
+                "{text:?}"
+            );
+            assert_eq!(text.matches("\x1b[K").count(), rows(&text), "{text:?}");
         }
         assert!(frame(&lines, 5).contains("... 7 lines more"));
-    }
-
-    #[test]
-    fn nothing_of_the_frame_before_is_left() {
-        let text = frame(&["a".to_owned()], 24);
-        assert!(
-            text.starts_with(HOME) && text.ends_with(END_OF_SCREEN),
-            "{text:?}"
-        );
-        assert_eq!(text.matches("\x1b[K").count(), 2);
     }
 }

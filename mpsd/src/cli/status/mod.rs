@@ -1,27 +1,40 @@
-//! `mpsctl status`: a job's MPS as it is now, for its user, and of all jobs of the node for root.
+//! `mpsctl status`: a job's MPS as it is now, for its user, and of all jobs of the node for root. A user's status is from the
+//! record and the daemons; root's is from the journals, and processes of the user ask the daemons, which may hang.
 
 mod attached;
-mod collect;
 mod live;
 pub(super) mod model;
 mod text;
 
-use super::attach::Caller;
-use super::terminal::{say, width};
+use super::attach::{Caller, NO_JOB};
+use super::terminal::{cut, say, say_json, width};
+use crate::daemon::queries::{self, AnswerError, DaemonAnswer};
+use crate::job::Journal;
+use crate::job::store::Store as _;
+use crate::node::clients::{is_of, tasks};
+use crate::node::real::RealNode;
+use crate::node::worker::{NvmlWorker, Question};
+use crate::scheduler::drain::{Marker, markers};
 use attached::Verdict;
-use collect::{Collected, for_root, for_user};
 use live::Screen;
-use model::JobStatus;
-use mpsd_core::Failure;
-use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED};
+use model::{JobStatus, NvmlLists, Phase};
+use mpsd_core::config::Settings;
+use mpsd_core::environment::PIPE_DIRECTORY;
+use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED, Evidence, Fault};
+use mpsd_core::record::{self, Record, RecordRead};
+use mpsd_core::text::one_line;
+use mpsd_core::{Failure, JobId, Refusal};
 use serde::Serialize;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time between two updates of `--watch`.
 const PERIOD: Duration = Duration::from_secs(2);
+/// Longest wait for the daemons of one job, and for one answer of NVML.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest line about a job without a status, characters.
+const LONGEST_LINE: usize = 300;
 
-/// `mpsctl status`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Status {
     /// The job; from the scheduler's variables if not given, and for root all jobs of the node
@@ -29,77 +42,239 @@ pub struct Status {
     pub job: Option<String>,
     /// One object instead of text
     #[arg(long, conflicts_with = "watch")]
-    pub json: bool,
+    json: bool,
     /// Update it every two seconds, until 'q' or Ctrl-C
     #[arg(long)]
-    pub watch: bool,
-}
-
-/// The object of `--json`.
-#[derive(Serialize)]
-struct StatusJson<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    under_mps: Option<&'a Verdict>,
-    jobs: &'a [JobStatus],
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    unread: &'a [String],
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    drains: &'a [String],
+    watch: bool,
 }
 
 impl Status {
     /// Prints it for `caller`; returns the exit code. `worker` is the program `mpsd`, which asks NVML.
-    ///
-    /// # Errors
-    /// The job's name is invalid, its MPS is another user's, our directories cannot be read, or `--watch` has no terminal.
     pub fn run(&self, caller: &Caller<'_>, worker: &Path) -> Result<u8, Failure> {
         let collect = || match caller.uid {
-            0 => for_root(caller, worker),
-            _ => for_user(caller, worker),
+            0 => StatusReport::for_root(caller, worker),
+            _ => StatusReport::for_user(caller, worker),
         };
         if self.watch {
-            Screen::open()?.show(PERIOD, |width| Ok(lines(&collect()?, Some(width))))?;
+            Screen::open()?.show(PERIOD, |width| Ok(collect()?.lines(Some(width))))?;
             return Ok(0);
         }
-        let all = collect()?;
-        say(&match self.json {
-            true => json(&all),
-            false => lines(&all, width()).join("\n") + "\n",
-        });
-        Ok(code(&all))
+        let report = collect()?;
+        match self.json {
+            true => say_json(&report),
+            false => say(&(report.lines(width()).join("\n") + "\n")),
+        }
+        Ok(report.code())
     }
 }
 
-fn json(all: &Collected) -> String {
-    let object = StatusJson {
-        under_mps: all.verdict.as_ref(),
-        jobs: &all.jobs,
-        unread: &all.unread,
-        drains: &all.drains,
+type Answers = Vec<Result<DaemonAnswer, AnswerError>>;
+
+/// What `mpsctl status` shows, and the object of `--json`.
+#[derive(Debug, Default, Serialize)]
+struct StatusReport {
+    /// Whether the calling task is under MPS, if it is in a job.
+    #[serde(rename = "under_mps", skip_serializing_if = "Option::is_none")]
+    verdict: Option<Verdict>,
+    jobs: Vec<JobStatus>,
+    /// A line for each job without a status.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unread: Vec<String>,
+    /// For root: a line for each drain of this node by us.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    drains: Vec<String>,
+    /// One job was named.
+    #[serde(skip)]
+    named: bool,
+}
+
+impl StatusReport {
+    fn not_attached(because: impl Into<String>) -> Self {
+        Self {
+            verdict: Some(Verdict::no(because)),
+            ..Self::default()
+        }
+    }
+
+    fn for_user(caller: &Caller<'_>, worker: &Path) -> Result<Self, Failure> {
+        let ids = caller.ids()?;
+        let (settings, broken) = caller.settings();
+        let Some(job) = ids.last() else {
+            return Ok(Self::not_attached(NO_JOB));
+        };
+        let Some(record) = first_record(&settings, &ids)? else {
+            return match broken {
+                Some(fault) => Err(fault.into()),
+                None => Ok(Self::not_attached(format!("job {job} has no MPS on this node"))),
+            };
+        };
+        if record.uid != 0 && record.uid != caller.uid {
+            let job = format!("job {}", record.job);
+            return Err(Refusal::new(job, "its MPS is another user's", "").into());
+        }
+        let mut status = JobStatus::of_record(&record);
+        let answers = queries::ask_all(&settings.control, &record.daemons, PATIENCE);
+        add(&mut status, answers, &settings.nvml, worker);
+        let pipe = (caller.env)(PIPE_DIRECTORY).filter(|pipe| !pipe.is_empty());
+        // The verdict is for a task of this job only.
+        let own = Caller { job: None, ..*caller }.ids();
+        let is_own = caller.job.is_none() || own.is_ok_and(|own| own.ends_with(&ids));
+        Ok(Self {
+            verdict: is_own.then(|| Verdict::of(&status, pipe.as_deref())),
+            jobs: vec![status],
+            named: true,
+            ..Self::default()
+        })
+    }
+
+    fn for_root(caller: &Caller<'_>, worker: &Path) -> Result<Self, Failure> {
+        let (settings, _) = caller.settings();
+        let mut node = super::this_node(&settings);
+        let mut report = Self {
+            named: caller.job.is_some(),
+            ..Self::default()
+        };
+        let names = match caller.job {
+            Some(job) => vec![JobId::parse(job)?.directory_name()],
+            None => {
+                report.drains = markers::all(&settings.paths).iter().map(drain_line).collect();
+                node.job_directories()?
+            }
+        };
+        for name in names {
+            match status_of(&mut node, &settings, &name, worker) {
+                Ok(status) => report.jobs.extend(status),
+                // An unreadable job does not hide the others.
+                Err(why) => {
+                    let line = one_line(&format!("job {name}: {why}"), LONGEST_LINE);
+                    report.unread.push(line);
+                }
+            }
+        }
+        match caller.job {
+            Some(job) if report.jobs.is_empty() && report.unread.is_empty() => {
+                Ok(Self::not_attached(format!("job {job} has no MPS on this node")))
+            }
+            _ => Ok(report),
+        }
+    }
+
+    fn lines(&self, width: Option<usize>) -> Vec<String> {
+        let verdict = self.verdict.iter().map(|verdict| cut(verdict.to_string(), width));
+        let jobs = self.jobs.iter().flat_map(|status| text::lines(status, width));
+        let mut lines: Vec<String> = verdict.chain(jobs).chain(self.unread.iter().cloned()).collect();
+        if lines.is_empty() {
+            lines.push("no job has MPS on this node".to_owned());
+        }
+        lines.extend(self.drains.iter().cloned());
+        lines
+    }
+
+    /// 0: under MPS, or the named job's MPS is up; 1: not; 2: not known.
+    fn code(&self) -> u8 {
+        if let Some(verdict) = &self.verdict {
+            return verdict.attached as u8;
+        }
+        match self.jobs.first().filter(|_| self.named) {
+            _ if !self.unread.is_empty() => EXIT_NODE,
+            Some(status) if status.phase != Phase::Ready => EXIT_REFUSED,
+            Some(status) if status.daemons.iter().any(|daemon| daemon.silent.is_some()) => EXIT_NODE,
+            _ => 0,
+        }
+    }
+}
+
+fn first_record(settings: &Settings, ids: &[JobId]) -> Result<Option<Record>, Fault> {
+    for id in ids {
+        let path = settings.paths.job(id).record();
+        match record::look(&path) {
+            Ok(RecordRead::Absent) => {}
+            Ok(RecordRead::Found(record)) => return Ok(Some(*record)),
+            Ok(RecordRead::Denied(why)) | Err(why) => {
+                let what = format!("record '{}'", path.display());
+                return Err(Fault::new(Evidence::Storage, what, why));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// A drain, by root's own file. The scheduler is not asked: it may be slow, and 'mpsctl doctor' asks it.
+fn drain_line(marker: &Marker) -> String {
+    let Marker { node, reason, .. } = marker;
+    match marker.delivered {
+        true => format!(
+            "node '{node}' was drained by us ({reason}); 'mpsctl undrain' lifts it after a clean recheck"
+        ),
+        false => format!(
+            "node '{node}' is to be drained ({reason}), and its scheduler does not know it yet; no job gets MPS here until then"
+        ),
+    }
+}
+
+/// Root's status of one job; `None`: nothing of it is here.
+fn status_of(
+    node: &mut RealNode,
+    settings: &Settings,
+    name: &str,
+    worker: &Path,
+) -> Result<Option<JobStatus>, Failure> {
+    let id = JobId::parse(name)?;
+    let journal = node.read_journal(&id)?;
+    let record = match record::look(&settings.paths.job(&id).record()) {
+        Ok(RecordRead::Found(record)) => Some(record),
+        _ => None,
     };
-    serde_json::to_string(&object).map_or_else(|_| String::new(), |text| text + "\n")
+    let Some(journal) = journal else {
+        let mut status = record.map(|record| JobStatus::of_record(&record));
+        if let Some(status) = &mut status {
+            status.add_answers(&[], &NvmlLists::new(), &[]);
+        }
+        return Ok(status);
+    };
+    let mut status = JobStatus::of_journal(&journal, record.as_deref());
+    add(&mut status, ask_as_user(node, &journal), &journal.nvml, worker);
+    Ok(Some(status))
 }
 
-fn lines(all: &Collected, width: Option<usize>) -> Vec<String> {
-    let verdict = all.verdict.iter().map(|verdict| text::verdict(verdict, width));
-    let jobs = all.jobs.iter().flat_map(|status| text::lines(status, width));
-    let mut lines: Vec<String> = verdict.chain(jobs).chain(all.unread.iter().cloned()).collect();
-    if lines.is_empty() {
-        lines.push("no job has MPS on this node".to_owned());
-    }
-    lines.extend(all.drains.iter().cloned());
-    lines
+/// The answers of a job's daemons to a process of its user.
+fn ask_as_user(node: &RealNode, journal: &Journal) -> Answers {
+    let began = Instant::now();
+    let line = node.ask_daemons(journal, PATIENCE);
+    let waited = began.elapsed();
+    let answers: Option<Answers> = line.and_then(|line| serde_json::from_slice(&line).ok());
+    let count = journal.daemons.len();
+    let answers = answers.filter(|answers| answers.len() == count);
+    answers.unwrap_or_else(|| {
+        let why = match waited < PATIENCE {
+            true => "no answer: its user's process that asks it did not start, or failed".to_owned(),
+            false => format!("no answer within {} ms", waited.as_millis()),
+        };
+        vec![Err(AnswerError::Failed(why)); count]
+    })
 }
 
-/// 0: under MPS, or the named job's MPS is up; 1: not; 2: not known.
-fn code(all: &Collected) -> u8 {
-    if let Some(verdict) = &all.verdict {
-        return verdict.code();
+/// Adds the answers to `status`. A daemon may name any pid: those of other users are left out.
+fn add(status: &mut JobStatus, mut answers: Answers, nvml: &str, worker: &Path) {
+    for answer in answers.iter_mut().flatten() {
+        answer.servers.retain(|server| is_of(status.uid, server.pid));
+        answer.clients.retain(|client| is_of(status.uid, client.pid));
     }
-    match all.jobs.first().filter(|_| all.named) {
-        _ if !all.unread.is_empty() => EXIT_NODE,
-        Some(status) if !status.is_up() || status.has_ended() => EXIT_REFUSED,
-        Some(status) if status.daemons.iter().any(|daemon| daemon.silent.is_some()) => EXIT_NODE,
-        _ => 0,
-    }
+    let clients = answers.iter().flatten().flat_map(|answer| &answer.clients);
+    let pids: Vec<i32> = clients.map(|client| client.pid).collect();
+    let lists = match pids.is_empty() {
+        true => NvmlLists::new(),
+        false => processes(status, nvml, worker),
+    };
+    status.add_answers(&answers, &lists, &tasks(status.uid, &pids));
+}
+
+/// NVML's lists up to its first failure: without them only the memory is not shown.
+fn processes(status: &JobStatus, nvml: &str, worker: &Path) -> NvmlLists {
+    let Ok(mut worker) = NvmlWorker::start(worker, nvml, PATIENCE) else {
+        return NvmlLists::new();
+    };
+    let gpus = status.gpus.iter().map(|gpu| gpu.uuid.clone());
+    let lists = gpus.map_while(|gpu| Some((gpu.clone(), worker.ask(&Question::Processes(gpu)).ok()?)));
+    lists.collect()
 }

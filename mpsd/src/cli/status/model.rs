@@ -6,14 +6,53 @@ use crate::daemon::queries::{AnswerError, Client, DaemonAnswer, Server};
 use crate::job::Journal;
 use crate::node::clients::Task;
 use mpsd_core::gpu::GpuProcess;
-use mpsd_core::record::{Daemon, Record, RecordState};
+use mpsd_core::record::{Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::text::one_line;
 use mpsd_core::{GpuUuid, JobId};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// NVML's processes on each GPU that it answered for.
 pub type NvmlLists = BTreeMap<GpuUuid, Vec<GpuProcess>>;
+
+/// Where a job's MPS stands. The words are for a sentence that names the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, derive_more::Display)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    #[display("its MPS is being started")]
+    Starting,
+    #[display("MPS is up")]
+    Ready,
+    #[display("a part of its MPS has ended")]
+    Degraded,
+    #[display("its MPS has ended")]
+    Ended,
+    #[display("its MPS was taken down, and something of it is left")]
+    Left,
+    #[display("its MPS was refused")]
+    Refused,
+    #[display("its MPS did not start")]
+    Failed,
+}
+
+impl From<RecordState> for Phase {
+    fn from(state: RecordState) -> Self {
+        match state {
+            RecordState::Starting => Self::Starting,
+            RecordState::Ready => Self::Ready,
+            RecordState::Refused => Self::Refused,
+            RecordState::Failed => Self::Failed,
+        }
+    }
+}
+
+impl Phase {
+    /// Its MPS was proved ready, and root has not taken it down.
+    pub fn began(self) -> bool {
+        matches!(self, Self::Ready | Self::Degraded | Self::Ended)
+    }
+}
 
 /// A job that has MPS here, or was to have it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -27,11 +66,8 @@ pub struct JobStatus {
     /// Seconds since 1970, which root's journal has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub began: Option<u64>,
-    pub state: RecordState,
-    /// It was taken down, and something of it is still here.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub left: bool,
-    /// Why it has no MPS.
+    #[serde(rename = "state")]
+    pub phase: Phase,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     pub daemons: Vec<DaemonStatus>,
@@ -40,23 +76,18 @@ pub struct JobStatus {
     pub without_client: Option<Vec<GpuUuid>>,
 }
 
-/// A control daemon.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct DaemonStatus {
-    /// As root planned it.
     #[serde(skip)]
-    pub plan: Daemon,
+    pub pipe: PathBuf,
     pub gpus: Vec<GpuUuid>,
     pub servers: Vec<Server>,
-    /// The limits of new clients.
     pub limits: Vec<InForce>,
-    /// Why it does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub silent: Option<String>,
     pub ended: bool,
 }
 
-/// A GPU of the job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GpuStatus {
     /// NVML's index on the node.
@@ -66,17 +97,14 @@ pub struct GpuStatus {
     pub clients: Option<Vec<ClientStatus>>,
 }
 
-/// A client on a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ClientStatus {
     pub pid: i32,
-    /// Its rank in the job.
     pub rank: Option<u32>,
     pub command: Option<String>,
     /// The GPU's memory that NVML counts for it, bytes: its context and code too. Serialized in MiB.
     #[serde(rename = "memory_mib", serialize_with = "as_mib")]
     pub memory: Option<u64>,
-    /// The pid of its server.
     pub server: i32,
 }
 
@@ -85,59 +113,63 @@ fn as_mib<S: Serializer>(bytes: &Option<u64>, to: S) -> Result<S::Ok, S::Error> 
 }
 
 impl JobStatus {
-    /// The status before anything was asked. `None`: neither journal nor record is there.
-    pub fn new(journal: Option<&Journal>, record: Option<Record>) -> Option<Self> {
-        let (job, uid, gpus, daemons) = match (journal, &record) {
-            (Some(journal), _) => (&journal.job, journal.uid, &journal.gpus, &journal.daemons),
-            (None, Some(record)) => (&record.job, record.uid, &record.gpus, &record.daemons),
-            (None, None) => return None,
+    /// By root's journal, before any daemon answered. A journal without a record is a start before its record, or an end
+    /// under way.
+    pub fn of_journal(journal: &Journal, record: Option<&Record>) -> Self {
+        let mut status = Self::new(&journal.job, journal.uid, &journal.gpus, &journal.daemons);
+        status.user = Some(journal.user.clone());
+        status.began = Some(journal.began);
+        status.reason = record.and_then(|record| record.reason.clone());
+        status.phase = match record {
+            _ if journal.left => Phase::Left,
+            Some(record) => record.state.into(),
+            None => Phase::Starting,
         };
+        status
+    }
+
+    pub fn of_record(record: &Record) -> Self {
+        let mut status = Self::new(&record.job, record.uid, &record.gpus, &record.daemons);
+        status.phase = record.state.into();
+        status.reason.clone_from(&record.reason);
+        status
+    }
+
+    fn new(job: &JobId, uid: u32, gpus: &[RecordGpu], daemons: &[Daemon]) -> Self {
         let daemon = |plan: &Daemon| DaemonStatus {
             gpus: plan.gpus.clone(),
-            plan: plan.clone(),
-            servers: Vec::new(),
-            limits: Vec::new(),
-            silent: None,
-            ended: false,
+            pipe: plan.pipe.clone(),
+            ..DaemonStatus::default()
         };
-        let gpus = gpus.iter().map(|gpu| GpuStatus {
+        let gpu = |gpu: &RecordGpu| GpuStatus {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
             clients: None,
-        });
-        Some(Self {
+        };
+        Self {
             job: job.clone(),
             uid,
-            user: journal.map(|journal| journal.user.clone()),
-            began: journal.map(|journal| journal.began),
-            // A journal without a record is a start before its record, or an end under way.
-            state: record
-                .as_ref()
-                .map_or(RecordState::Starting, |record| record.state),
-            left: journal.is_some_and(|journal| journal.left),
+            user: None,
+            began: None,
+            phase: Phase::Starting,
+            reason: None,
             daemons: daemons.iter().map(daemon).collect(),
-            gpus: gpus.collect(),
-            reason: record.and_then(|record| record.reason),
+            gpus: gpus.iter().map(gpu).collect(),
             without_client: None,
-        })
+        }
     }
 
-    /// Its MPS was proved ready, and has not been taken down.
-    pub fn is_up(&self) -> bool {
-        self.state == RecordState::Ready && !self.left
+    pub fn phase_line(&self) -> String {
+        match self.phase {
+            Phase::Refused | Phase::Failed => {
+                let reason = self.reason.as_deref().unwrap_or("no reason is recorded");
+                format!("{}: {reason}", self.phase)
+            }
+            phase => phase.to_string(),
+        }
     }
 
-    /// A control daemon has ended.
-    pub fn has_ended(&self) -> bool {
-        self.daemons.iter().any(|daemon| daemon.ended)
-    }
-
-    /// `reason`, for a sentence.
-    pub fn reason(&self) -> &str {
-        self.reason.as_deref().unwrap_or("no reason is recorded")
-    }
-
-    /// Adds the daemons' answers, which are in the order of `daemons`, and whatever NVML and the kernel say of their clients.
+    /// Adds the daemons' answers, in the order of `daemons`, and what NVML and the kernel say of their clients.
     pub fn add_answers(
         &mut self,
         answers: &[Result<DaemonAnswer, AnswerError>],
@@ -148,11 +180,17 @@ impl JobStatus {
         for (daemon, answer) in self.daemons.iter_mut().zip(answers) {
             daemon.add(answer);
         }
-        let uuids: Vec<GpuUuid> = self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let ended = self.daemons.iter().filter(|daemon| daemon.ended).count();
+        if self.phase == Phase::Ready && ended > 0 {
+            let all = ended == self.daemons.len();
+            self.phase = if all { Phase::Ended } else { Phase::Degraded };
+        }
         let memory = |pid: i32, gpu: &GpuUuid| {
             let process = nvml.get(gpu)?.iter().find(|p| p.pid == pid && p.mps_client)?;
             process.memory.filter(|bytes| *bytes > 0)
         };
+        let uuids: Vec<GpuUuid> = self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let is_counted = |pid: i32| uuids.iter().any(|uuid| memory(pid, uuid).is_some());
         for gpu in &mut self.gpus {
             let mut both = self.daemons.iter().zip(answers);
             let Some((_, Ok(answer))) = both.find(|(daemon, _)| daemon.gpus.contains(&gpu.uuid)) else {
@@ -160,9 +198,8 @@ impl JobStatus {
             };
             // A client is where NVML counts memory for it; if NVML counts none anywhere, where its daemon says.
             let is_here = |client: &&Client| {
-                let counted = || uuids.iter().any(|uuid| memory(client.pid, uuid).is_some());
                 memory(client.pid, &gpu.uuid).is_some()
-                    || (client.gpu.as_ref() == Some(&gpu.uuid) && !counted())
+                    || (client.gpu.as_ref() == Some(&gpu.uuid) && !is_counted(client.pid))
             };
             let status = |client: &Client| {
                 let task = tasks.iter().find(|task| task.pid == client.pid);
@@ -178,17 +215,13 @@ impl JobStatus {
             clients.sort_by_key(|client| (client.rank, client.pid));
             gpu.clients = Some(clients);
         }
-        self.without_client = self.gpus_without_client();
-    }
-
-    fn gpus_without_client(&self) -> Option<Vec<GpuUuid>> {
-        let known: Option<Vec<_>> = self
+        let is_known = self.gpus.iter().all(|gpu| gpu.clients.is_some());
+        let idle = self
             .gpus
             .iter()
-            .map(|gpu| Some((gpu, gpu.clients.as_ref()?)))
-            .collect();
-        let idle = known?.into_iter().filter(|(_, clients)| clients.is_empty());
-        Some(idle.map(|(gpu, _)| gpu.uuid.clone()).collect())
+            .filter(|gpu| gpu.clients.as_ref().is_some_and(Vec::is_empty));
+        let idle = idle.map(|gpu| gpu.uuid.clone()).collect();
+        self.without_client = is_known.then_some(idle);
     }
 }
 
@@ -198,7 +231,7 @@ impl DaemonStatus {
         let text = |text: &str| one_line(text, 80);
         let server = |server: &Server| Server {
             state: text(&server.state),
-            ..server.clone()
+            ..*server
         };
         let limit = |limit: &InForce| InForce {
             limit: text(&limit.limit),
@@ -223,7 +256,6 @@ impl DaemonStatus {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use mpsd_core::record::RecordGpu;
 
     pub fn gpu(n: u32) -> GpuUuid {
         GpuUuid::parse(&format!("GPU-00000000-000{n}")).unwrap()
@@ -249,7 +281,7 @@ pub(super) mod tests {
             pipe: "/p".into(),
             ..Daemon::default()
         }];
-        JobStatus::new(None, Some(record)).unwrap()
+        JobStatus::of_record(&record)
     }
 
     /// The answer of a daemon with these clients: pid and the GPU that `ps` names.
@@ -325,7 +357,7 @@ pub(super) mod tests {
         let why = AnswerError::Failed("no answer within 2000 ms".to_owned());
         status.add_answers(&[Err(why)], &NvmlLists::new(), &[]);
         assert_eq!((&status.without_client, &status.gpus[0].clients), (&None, &None));
-        assert!(status.daemons[0].silent.is_some() && !status.has_ended());
+        assert!(status.daemons[0].silent.is_some() && status.phase == Phase::Ready);
     }
 
     #[test]

@@ -1,20 +1,16 @@
 //! A job's status in lines, none longer than the terminal.
 
-use super::attached::Verdict;
 use super::model::{ClientStatus, DaemonStatus, GpuStatus, JobStatus};
 use crate::cli::terminal::cut;
-use mpsd_core::record::RecordState;
 
 /// Stands for an unknown value.
 const UNKNOWN: &str = "-";
 
 /// The lines of `status`, cut at `width` columns.
 pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
-    let user = status
-        .user
-        .clone()
-        .unwrap_or_else(|| format!("user {}", status.uid));
-    let mut lines = vec![format!("job {} of {user}: {}", status.job, state(status))];
+    let user = status.user.clone();
+    let user = user.unwrap_or_else(|| format!("user {}", status.uid));
+    let mut lines = vec![format!("job {} of {user}: {}", status.job, status.phase_line())];
     let several = status.daemons.len() > 1;
     lines.extend(
         status
@@ -22,34 +18,12 @@ pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
             .iter()
             .flat_map(|daemon| daemon_lines(daemon, several)),
     );
-    if status.is_up() {
+    if status.phase.began() {
         lines.push("  GPU     PID  RANK  MEMORY  COMMAND".to_owned());
         lines.extend(status.gpus.iter().flat_map(gpu_lines));
         lines.extend(idle(status));
     }
     lines.into_iter().map(|line| cut(line, width)).collect()
-}
-
-/// Whether the calling task is under its job's MPS.
-pub fn verdict(verdict: &Verdict, width: Option<usize>) -> String {
-    cut(
-        format!("under MPS: {}, because {}", verdict.attached, verdict.because),
-        width,
-    )
-}
-
-fn state(status: &JobStatus) -> String {
-    match status.state {
-        _ if status.left => "its MPS was taken down, and something of it is left".to_owned(),
-        RecordState::Ready if status.daemons.iter().all(|daemon| daemon.ended) && status.has_ended() => {
-            "its MPS has ended".to_owned()
-        }
-        RecordState::Ready if status.has_ended() => "a part of its MPS has ended".to_owned(),
-        RecordState::Ready => "MPS is up".to_owned(),
-        RecordState::Starting => "its MPS is being started".to_owned(),
-        RecordState::Refused => format!("its MPS was refused: {}", status.reason()),
-        RecordState::Failed => format!("its MPS did not start: {}", status.reason()),
-    }
 }
 
 fn daemon_lines(daemon: &DaemonStatus, several: bool) -> Vec<String> {
@@ -78,8 +52,7 @@ fn daemon_lines(daemon: &DaemonStatus, several: bool) -> Vec<String> {
         let set = limit
             .set
             .as_ref()
-            .map(|set| format!(", set to {set} since"))
-            .unwrap_or_default();
+            .map_or(String::new(), |set| format!(", set to {set} since"));
         let holds = if limit.holds { "" } else { ": NOT in force" };
         format!("  {}: {asked}{set}, the daemon says {said}{holds}", limit.limit)
     }));
@@ -115,10 +88,11 @@ fn idle(status: &JobStatus) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::model::NvmlLists;
     use super::super::model::tests::{gpu, status};
     use super::*;
     use crate::daemon::dialogue::InForce;
-    use crate::daemon::queries::Server;
+    use crate::daemon::queries::{AnswerError, Server};
 
     fn example() -> JobStatus {
         let mut status = status();
@@ -173,29 +147,17 @@ job 7 of alice: MPS is up
     #[test]
     fn mps_with_an_ended_daemon_is_not_called_up() {
         let mut status = example();
-        status.daemons[0].silent = Some("it has ended".to_owned());
-        status.daemons[0].ended = true;
         status.gpus[0].clients = None;
-        status.without_client = None;
+        status.add_answers(&[Err(AnswerError::Ended)], &NvmlLists::new(), &[]);
         let text = lines(&status, None).join("\n");
         assert!(
             text.contains("its MPS has ended\n  control daemon: it has ended"),
             "{text}"
         );
+        assert_eq!(serde_json::to_value(&status).unwrap()["state"], "ended");
         assert!(
             text.contains("0  its clients are not known") && !text.contains("is up"),
             "{text}"
-        );
-    }
-
-    #[test]
-    fn a_job_without_mps_is_told_with_its_reason_and_no_table() {
-        let mut status = example();
-        (status.state, status.reason) = (RecordState::Refused, Some("MPS_THREADS=0".to_owned()));
-        status.daemons.clear();
-        assert_eq!(
-            lines(&status, None),
-            ["job 7 of alice: its MPS was refused: MPS_THREADS=0"]
         );
     }
 }

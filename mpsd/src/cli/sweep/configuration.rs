@@ -1,4 +1,4 @@
-//! What is measured: so many clients, under MPS with a share of a GPU's threads, or without MPS.
+//! What is measured: a number of clients, under MPS with a share of a GPU's threads, or without MPS.
 
 use mpsd_core::limits::{Invalid, Percent};
 use mpsd_core::text::count;
@@ -8,19 +8,15 @@ use std::str::FromStr;
 /// The thread percentage of each client, from how many there are on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Share {
-    /// No limit.
     None,
     /// 200/n, as `--mps-threads=auto`.
     Auto,
-    /// K/n.
     Of(u32),
-    /// The same for any number.
     Fixed(Percent),
 }
 
 impl Share {
     const ALLOWED: &'static str = "none, auto, a number from 1 to 100, or K/n such as 100/n";
-    /// Largest K of K/n.
     const MOST: u32 = 10_000;
 
     /// What each of `clients` on one GPU gets; `None`: no limit.
@@ -44,17 +40,13 @@ impl FromStr for Share {
         match text.trim().to_ascii_lowercase().as_str() {
             "none" => Ok(Self::None),
             "auto" => Ok(Self::Auto),
-            other => match other.strip_suffix("/n") {
-                Some(k) => k
-                    .parse()
-                    .ok()
-                    .filter(|k| (1..=Self::MOST).contains(k))
-                    .map(Self::Of)
-                    .ok_or_else(|| invalid("K is no whole number from 1 to 10000")),
-                None => other
-                    .parse()
-                    .map(Self::Fixed)
-                    .map_err(|wrong: Invalid| invalid(&wrong.why)),
+            other => match other.strip_suffix("/n").map(str::parse) {
+                Some(Ok(k)) if (1..=Self::MOST).contains(&k) => Ok(Self::Of(k)),
+                Some(_) => Err(invalid("K is no whole number from 1 to 10000")),
+                None => {
+                    let percent = other.parse().map(Self::Fixed);
+                    percent.map_err(|wrong: Invalid| invalid(&wrong.why))
+                }
             },
         }
     }
@@ -71,10 +63,8 @@ impl fmt::Display for Share {
     }
 }
 
-/// One thing to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Configuration {
-    /// Copies of the command at once.
     pub clients: u32,
     /// The share of each under MPS; `None`: without MPS, where they take turns.
     pub share: Option<Share>,

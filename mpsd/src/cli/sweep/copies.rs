@@ -18,22 +18,18 @@ use std::time::{Duration, Instant};
 
 /// Most that is read of one copy before the next one's turn, bytes.
 const PORTION: usize = 65_536;
-/// Longest wait for an event.
 const TURN: Duration = Duration::from_millis(500);
 
-/// The order for one measurement.
+/// What all measurements share.
 #[derive(Debug, Clone, Copy)]
-pub struct CopyOrder<'a> {
+pub struct Bench<'a> {
     pub command: &'a [OsString],
-    /// The changes in the environment of each copy.
-    pub environments: &'a [Vec<Change>],
     /// The figure that a copy writes; without it, completions are counted.
     pub metric: Option<&'a Metric>,
     /// When all copies are ended; `None`: they end by themselves.
     pub limit: Option<Duration>,
 }
 
-/// The result of one copy.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CopyResult {
     /// How often it ended with exit code 0.
@@ -46,22 +42,29 @@ pub struct CopyResult {
 }
 
 struct Slot<'a> {
-    order: &'a CopyOrder<'a>,
+    bench: &'a Bench<'a>,
     environment: &'a [Change],
     pid: Option<i32>,
     reader: PipeReader,
     writer: PipeWriter,
     scan: Scan,
-    ended: CopyResult,
+    result: CopyResult,
 }
 
-/// Runs the order until all copies have ended, one has failed, the time is up, or `end` can be read. Then all that the
-/// copies have started is ended.
-pub fn run(order: &CopyOrder<'_>, end: BorrowedFd<'_>) -> Vec<CopyResult> {
-    let (signals, mut slots) = match prepare(order) {
+/// Runs a copy in each of `environments` until all have ended, one has failed, the time is up, or `end` can be read. Then
+/// it ends all processes that the copies have started.
+pub fn run(bench: &Bench<'_>, environments: &[Vec<Change>], end: BorrowedFd<'_>) -> Vec<CopyResult> {
+    let prepare = || -> std::io::Result<_> {
+        let slots = environments.iter().map(|one| Slot::new(bench, one));
+        Ok((
+            Signals::block(&[Signal::SIGCHLD])?,
+            slots.collect::<std::io::Result<Vec<_>>>()?,
+        ))
+    };
+    let (signals, mut slots) = match prepare() {
         Ok(prepared) => prepared,
-        Err(failed) => {
-            let failed = Some(failed);
+        Err(error) => {
+            let failed = Some(format!("no signals or no pipe to be had: {error}"));
             return vec![CopyResult {
                 failed,
                 ..CopyResult::default()
@@ -69,19 +72,17 @@ pub fn run(order: &CopyOrder<'_>, end: BorrowedFd<'_>) -> Vec<CopyResult> {
         }
     };
     let begin = Instant::now();
-    for slot in &mut slots {
-        slot.start();
-    }
-    while !is_over(order, &slots, begin) && !is_told(&signals, &slots, end, left(order, begin)) {
+    slots.iter_mut().for_each(Slot::start);
+    while !is_over(bench, &slots, begin) && !can_be_read(end, &signals, &slots, next_turn(bench, begin)) {
         while let Ok(Some(_)) = signals.read() {}
         for (pid, exit) in family::reap_ended() {
             if let Some(slot) = slots.iter_mut().find(|slot| slot.pid == Some(pid)) {
                 slot.end(exit, begin);
             }
         }
-        slots.iter_mut().for_each(|slot| {
+        for slot in &mut slots {
             slot.read();
-        });
+        }
     }
     drop(signals);
     // Nothing may write any more when the rest of the output is read.
@@ -89,30 +90,19 @@ pub fn run(order: &CopyOrder<'_>, end: BorrowedFd<'_>) -> Vec<CopyResult> {
     slots.into_iter().map(Slot::finish).collect()
 }
 
-fn prepare<'a>(order: &'a CopyOrder<'a>) -> Result<(Signals, Vec<Slot<'a>>), String> {
-    let signals = Signals::block(&[Signal::SIGCHLD]);
-    let signals = signals.map_err(|errno| format!("signals cannot be read: {errno}"))?;
-    let slots = order.environments.iter().map(|one| Slot::new(order, one));
-    let slots: std::io::Result<Vec<_>> = slots.collect();
-    Ok((
-        signals,
-        slots.map_err(|error| format!("no pipe to be had: {error}"))?,
-    ))
-}
-
-fn left(order: &CopyOrder<'_>, begin: Instant) -> Duration {
-    let limit = order.limit.map(|limit| limit.saturating_sub(begin.elapsed()));
-    limit.map_or(TURN, |left| left.min(TURN))
-}
-
-fn is_over(order: &CopyOrder<'_>, slots: &[Slot<'_>], begin: Instant) -> bool {
-    order.limit.is_some_and(|limit| begin.elapsed() >= limit)
+fn is_over(bench: &Bench<'_>, slots: &[Slot<'_>], begin: Instant) -> bool {
+    bench.limit.is_some_and(|limit| begin.elapsed() >= limit)
         || slots.iter().all(|slot| slot.pid.is_none())
-        || slots.iter().any(|slot| slot.ended.failed.is_some())
+        || slots.iter().any(|slot| slot.result.failed.is_some())
 }
 
-/// Waits for an event; true: `end` can be read.
-fn is_told(signals: &Signals, slots: &[Slot<'_>], end: BorrowedFd<'_>, turn: Duration) -> bool {
+fn next_turn(bench: &Bench<'_>, begin: Instant) -> Duration {
+    let left = bench.limit.map(|limit| limit.saturating_sub(begin.elapsed()));
+    left.map_or(TURN, |left| left.min(TURN))
+}
+
+/// Waits for an event, no longer than `turn`.
+fn can_be_read(end: BorrowedFd<'_>, signals: &Signals, slots: &[Slot<'_>], turn: Duration) -> bool {
     let pipes = slots.iter().map(|slot| slot.reader.as_fd());
     let all = [end, signals.as_fd()].into_iter().chain(pipes);
     let mut all: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
@@ -122,17 +112,17 @@ fn is_told(signals: &Signals, slots: &[Slot<'_>], end: BorrowedFd<'_>, turn: Dur
 }
 
 impl<'a> Slot<'a> {
-    fn new(order: &'a CopyOrder<'a>, environment: &'a [Change]) -> std::io::Result<Self> {
+    fn new(bench: &'a Bench<'a>, environment: &'a [Change]) -> std::io::Result<Self> {
         let (reader, writer) = std::io::pipe()?;
         fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         Ok(Self {
-            order,
+            bench,
             environment,
             pid: None,
             reader,
             writer,
             scan: Scan::default(),
-            ended: CopyResult::default(),
+            result: CopyResult::default(),
         })
     }
 
@@ -140,8 +130,8 @@ impl<'a> Slot<'a> {
         match self.spawn() {
             Ok(pid) => self.pid = Some(pid),
             Err(error) => {
-                let program = self.order.command.first().map(|word| word.to_string_lossy());
-                self.ended.failed = Some(format!("cannot run '{}': {error}", program.unwrap_or_default()));
+                let program = self.bench.command.first().map(|word| word.to_string_lossy());
+                self.result.failed = Some(format!("cannot run '{}': {error}", program.unwrap_or_default()));
             }
         }
     }
@@ -149,11 +139,8 @@ impl<'a> Slot<'a> {
     /// In a process group of its own, so that a script that ends its group ends nothing else. The command is searched in
     /// the user's own `PATH`.
     fn spawn(&self) -> std::io::Result<i32> {
-        let (program, arguments) = self
-            .order
-            .command
-            .split_first()
-            .ok_or(std::io::ErrorKind::InvalidInput)?;
+        let words = self.bench.command.split_first();
+        let (program, arguments) = words.ok_or(std::io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
         command
             .args(arguments)
@@ -175,12 +162,12 @@ impl<'a> Slot<'a> {
     fn end(&mut self, exit: Exit, begin: Instant) {
         self.pid = None;
         if exit != Exit::Code(0) {
-            self.ended.failed = Some(format!("it ended by {exit}"));
+            self.result.failed = Some(format!("it ended by {exit}"));
             return;
         }
-        self.ended.completions += 1;
-        self.ended.seconds = begin.elapsed().as_secs_f64();
-        if self.order.metric.is_none() && self.order.limit.is_some_and(|limit| begin.elapsed() < limit) {
+        self.result.completions += 1;
+        self.result.seconds = begin.elapsed().as_secs_f64();
+        if self.bench.metric.is_none() && self.bench.limit.is_some_and(|limit| begin.elapsed() < limit) {
             self.start();
         }
     }
@@ -189,18 +176,18 @@ impl<'a> Slot<'a> {
     fn read(&mut self) -> bool {
         let mut bytes = [0; PORTION];
         let got = self.reader.read(&mut bytes).unwrap_or(0);
-        self.scan.feed(&bytes[..got], self.order.metric);
+        self.scan.feed(&bytes[..got], self.bench.metric);
         got > 0
     }
 
     /// Reads the rest, which the pipe holds.
     fn finish(mut self) -> CopyResult {
         while self.read() {}
-        self.scan.end_line(self.order.metric);
+        self.scan.end_line(self.bench.metric);
         CopyResult {
             metric: self.scan.found,
             last: self.scan.last(),
-            ..self.ended
+            ..self.result
         }
     }
 }

@@ -9,7 +9,6 @@ const LONGEST: usize = 4096;
 /// Longest part of a line that is shown, characters.
 const SHOWN: usize = 160;
 
-/// A pattern for the figure.
 #[derive(Debug, Clone)]
 pub struct Metric(Regex);
 
@@ -48,18 +47,12 @@ impl Metric {
         let found = captures.get(0)?;
         let (before, after) = (&line[..found.start()], &line[found.end()..]);
         let beside = |c: char| c.is_whitespace() || c == ':' || c == '=';
-        let behind = after.trim_start_matches(beside);
-        let word = |text: &str| text.split(|c: char| !is_of_number(c)).find_map(number);
-        word(found.as_str())
-            .or_else(|| behind.split(|c: char| !is_of_number(c)).next().and_then(number))
-            .or_else(|| {
-                before
-                    .trim_end()
-                    .rsplit(|c: char| !is_of_number(c))
-                    .next()
-                    .and_then(number)
-            })
-            .or_else(|| word(after))
+        let other = |c: char| !is_of_number(c);
+        let first = |text: &str| text.split(other).find_map(number);
+        first(found.as_str())
+            .or_else(|| number(after.trim_start_matches(beside).split(other).next()?))
+            .or_else(|| number(before.trim_end().rsplit(other).next()?))
+            .or_else(|| first(after))
     }
 }
 
@@ -81,7 +74,6 @@ fn number(text: &str) -> Option<f64> {
 pub struct Scan {
     line: Vec<u8>,
     last: Vec<u8>,
-    /// The last figure.
     pub found: Option<f64>,
 }
 

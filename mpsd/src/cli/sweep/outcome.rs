@@ -9,7 +9,6 @@ use std::fmt::Write as _;
 const AS_GOOD: f64 = 0.98;
 /// A smaller gain is none: runs of the same thing differ as much.
 const NO_GAIN: f64 = 1.05;
-/// Longest bar, characters.
 const BAR: f64 = 40.0;
 
 /// One configuration with its figures.
@@ -20,21 +19,21 @@ pub struct Row {
     /// Under the job's MPS.
     pub mps: bool,
     /// The share that was asked for: `none`, `auto`, `100/n`, `25`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<String>,
     /// The threads of each client, percent; `None`: all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub percent: Option<f64>,
     /// Median of the runs, all clients together.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub throughput: Option<f64>,
     /// Each run.
     pub runs: Vec<f64>,
     /// Memory of a client at its highest, MiB.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
     /// Why there is no figure.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
 }
 
@@ -46,10 +45,10 @@ pub struct Outcome {
     /// GPUs of the job on this node.
     pub gpus: u32,
     /// Memory of the smallest of them, MiB.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_memory_mib: Option<u64>,
     /// MPS clients that each of them takes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub most_clients: Option<u32>,
     /// The advice is for PBS, else for Slurm.
     pub pbs: bool,
@@ -60,16 +59,13 @@ pub struct Outcome {
 }
 
 impl Row {
-    /// An empty one.
-    pub fn of(what: Configuration, on_a_gpu: u32) -> Self {
-        let share = what.share;
+    pub(super) fn of(what: Configuration, on_a_gpu: u32) -> Self {
+        let percent = what.share.and_then(|share| share.of(on_a_gpu));
         Self {
             clients: what.clients,
-            mps: share.is_some(),
-            threads: share.map(|share| share.to_string()),
-            percent: share
-                .and_then(|share| share.of(on_a_gpu))
-                .map(|one| f64::from(one.tenths()) / 10.0),
+            mps: what.share.is_some(),
+            threads: what.share.map(|share| share.to_string()),
+            percent: percent.map(|percent| f64::from(percent.tenths()) / 10.0),
             throughput: None,
             runs: Vec::new(),
             memory_mib: None,
@@ -77,25 +73,17 @@ impl Row {
         }
     }
 
-    /// Adds a run.
-    pub fn add(&mut self, throughput: f64, memory_mib: Option<u64>) {
+    pub(super) fn add(&mut self, throughput: f64, memory_mib: Option<u64>) {
         self.runs.push(throughput);
         self.memory_mib = self.memory_mib.max(memory_mib);
-        self.throughput = median(&self.runs);
+        let mut sorted = self.runs.clone();
+        sorted.sort_by(f64::total_cmp);
+        self.throughput = Some((sorted[sorted.len() / 2] + sorted[(sorted.len() - 1) / 2]) / 2.0);
     }
 
-    /// Its column.
-    pub fn label(&self) -> String {
+    fn label(&self) -> String {
         label(self.threads.as_ref())
     }
-}
-
-fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.get(sorted.len() / 2)?;
-    let below = sorted.get((sorted.len() - 1) / 2)?;
-    Some((middle + below) / 2.0)
 }
 
 /// `1,156` or `3.42`: as many digits as a person reads.
@@ -119,10 +107,9 @@ pub(super) fn figure(value: f64) -> String {
 
 impl Outcome {
     /// The columns, in the order of the rows.
-    pub fn labels(&self) -> Vec<String> {
+    pub(super) fn labels(&self) -> Vec<String> {
         let mut labels: Vec<String> = Vec::new();
-        for row in &self.rows {
-            let label = row.label();
+        for label in self.rows.iter().map(Row::label) {
             if !labels.contains(&label) {
                 labels.push(label);
             }
@@ -131,102 +118,85 @@ impl Outcome {
     }
 
     /// The numbers of clients, ascending.
-    pub fn counts(&self) -> Vec<u32> {
+    pub(super) fn counts(&self) -> Vec<u32> {
         let mut counts: Vec<u32> = self.rows.iter().map(|row| row.clients).collect();
         counts.sort_unstable();
         counts.dedup();
         counts
     }
 
-    /// The figure of a cell.
-    pub fn throughput(&self, clients: u32, label: &str) -> Option<f64> {
-        self.rows
-            .iter()
-            .find(|row| row.clients == clients && row.label() == label)?
+    /// The highest figure of the rows that `is` takes, or 0.
+    pub(super) fn highest(&self, is: impl Fn(&Row) -> bool) -> f64 {
+        let rows = self.rows.iter().filter(|row| is(row));
+        rows.filter_map(|row| row.throughput).fold(0.0, f64::max)
+    }
+
+    pub(super) fn throughput(&self, clients: u32, label: &str) -> Option<f64> {
+        let mut rows = self.rows.iter();
+        rows.find(|row| row.clients == clients && row.label() == label)?
             .throughput
     }
 
-    /// Table, bars, notes and advice.
-    pub fn text(&self) -> String {
-        let mut out = format!("{}, all clients together\n", self.unit);
+    pub(super) fn text(&self) -> String {
+        let mut out = format!("{}, all clients together\nclients", self.unit);
         let labels = self.labels();
         let with_memory = self.rows.iter().any(|row| row.memory_mib.is_some());
-        let _ = write!(out, "clients");
-        labels
-            .iter()
-            .for_each(|label| out.push_str(&format!("  {label:>11}")));
+        for label in &labels {
+            let _ = write!(out, "  {label:>11}");
+        }
         out.push_str(if with_memory { "  memory of each\n" } else { "\n" });
+        let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
         for clients in self.counts() {
             let _ = write!(out, "{clients:>7}");
             for label in &labels {
-                let cell = self
-                    .throughput(clients, label)
-                    .map_or_else(|| "-".to_owned(), figure);
                 let width = label.len().max(11);
-                let _ = write!(out, "  {cell:>width$}");
+                let _ = write!(
+                    out,
+                    "  {:>width$}",
+                    or_dash(self.throughput(clients, label).map(figure))
+                );
             }
-            let memory = self
-                .rows
-                .iter()
-                .filter(|row| row.clients == clients)
-                .filter_map(|row| row.memory_mib);
             if with_memory {
-                let text = memory
-                    .max()
-                    .map_or_else(|| "-".to_owned(), |mib| format!("{mib} MiB"));
-                let _ = write!(out, "  {text:>14}");
+                let rows = self.rows.iter().filter(|row| row.clients == clients);
+                let memory = rows.filter_map(|row| row.memory_mib).max();
+                let _ = write!(out, "  {:>14}", or_dash(memory.map(|mib| format!("{mib} MiB"))));
             }
             out.push('\n');
         }
         out.push_str(&self.bars());
-        self.notes
-            .iter()
-            .for_each(|note| out.push_str(&format!("note: {note}\n")));
-        let _ = writeln!(out, "{}", self.advice());
-        out
+        for note in &self.notes {
+            let _ = writeln!(out, "note: {note}");
+        }
+        out + &self.advice() + "\n"
     }
 
     fn bars(&self) -> String {
-        let most = self
-            .rows
-            .iter()
-            .filter_map(|row| row.throughput)
-            .fold(0.0, f64::max);
+        let most = self.highest(|_| true);
         let mut out = String::from("\n");
         for row in &self.rows {
             let Some(throughput) = row.throughput.filter(|_| most > 0.0) else {
                 continue;
             };
             let eighths = (throughput / most * BAR * 8.0).round() as usize;
-            let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
-            let bar = "█".repeat(eighths / 8) + rest.get(eighths % 8).copied().unwrap_or_default();
-            let _ = writeln!(
-                out,
-                "{:>4} {:<11} {bar} {}",
-                row.clients,
-                row.label(),
-                figure(throughput)
-            );
+            let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8];
+            let bar = "█".repeat(eighths / 8) + rest;
+            let (clients, label, figure) = (row.clients, row.label(), figure(throughput));
+            let _ = writeln!(out, "{clients:>4} {label:<11} {bar} {figure}");
         }
         out + "\n"
     }
 
-    /// How many clients like those of `row` fit into the GPUs' memory.
-    fn memory_allows(&self, row: &Row) -> Option<u64> {
-        let fit = self.gpu_memory_mib? / row.memory_mib.filter(|mib| *mib > 0)?;
-        Some(fit * u64::from(self.gpus.max(1)))
-    }
-
-    /// The best of the configurations under MPS: fewer clients, and no share, where that is as good.
-    pub fn best(&self) -> Option<&Row> {
-        let measured = || self.rows.iter().filter(|row| row.mps && row.throughput.is_some());
-        let most = measured().filter_map(|row| row.throughput).fold(0.0, f64::max);
-        let good = measured().filter(|row| row.throughput >= Some(most * AS_GOOD));
+    /// The best of the configurations under MPS. One with fewer clients, or without a share, wins if it is as good.
+    fn best(&self) -> Option<&Row> {
+        let least = self.highest(|row| row.mps) * AS_GOOD;
+        let good = self
+            .rows
+            .iter()
+            .filter(|row| row.mps && row.throughput >= Some(least));
         good.min_by_key(|row| (row.clients, row.threads.as_deref() != Some("none")))
     }
 
-    /// One line: what to do.
-    pub fn advice(&self) -> String {
+    pub(super) fn advice(&self) -> String {
         let Some((best, rate)) = self.best().and_then(|best| Some((best, best.throughput?))) else {
             let ask = if self.pbs { "-A MPS=true" } else { "--mps" };
             return match self.rows.iter().any(|row| row.mps) {
@@ -234,74 +204,68 @@ impl Outcome {
                 false => format!("this job has no MPS: submit it with {ask} to see what that brings"),
             };
         };
-        let of = |clients, mps| {
+        if self.counts() == [1] {
+            return "one client alone: --clients 1,2,4,8 shows what MPS brings".to_owned();
+        }
+        let rate_of = |clients, mps| {
             let mut rows = self
                 .rows
                 .iter()
                 .filter(|row| row.clients == clients && row.mps == mps);
             rows.find_map(|row| row.throughput)
         };
-        let single = of(1, false).or(of(1, true));
-        if self.counts() == [1] {
-            return "one client alone: --clients 1,2,4,8 shows what MPS brings".to_owned();
-        }
+        let single = rate_of(1, false).or(rate_of(1, true));
         if best.clients == 1 || single.is_some_and(|single| rate < single * NO_GAIN) {
             return "MPS brings this program nothing here: run one client at a time, or fewer on each GPU"
                 .to_owned();
         }
-        let clients = count(u64::from(best.clients), "client");
-        let mut line = format!("{clients}, {}", self.words(best));
-        let times = [
+        let mut line = format!("{}, {}", count(best.clients.into(), "client"), self.request(best));
+        let gains = [
             (single, "one after another".to_owned()),
             (
-                of(best.clients, false),
+                rate_of(best.clients, false),
                 format!("the same {} without MPS", best.clients),
             ),
         ];
-        let times: Vec<String> = times
-            .into_iter()
-            .filter_map(|(other, what)| {
-                Some(format!("{:.1} × {what}", rate / other.filter(|one| *one > 0.0)?))
-            })
-            .collect();
-        if !times.is_empty() {
-            let _ = write!(line, ": {}", times.join(", "));
+        let mut separator = ": ";
+        for (other, what) in gains {
+            if let Some(other) = other.filter(|other| *other > 0.0) {
+                let _ = write!(line, "{separator}{:.1} × {what}", rate / other);
+                separator = ", ";
+            }
         }
-        if let Some(allows) = self.memory_allows(best) {
+        let gpus = u64::from(self.gpus.max(1));
+        let memory = best.memory_mib.filter(|mib| *mib > 0);
+        let allows = self
+            .gpu_memory_mib
+            .zip(memory)
+            .map(|(all, each)| all / each * gpus);
+        if let Some(allows) = allows {
             let _ = write!(line, "; memory allows {allows}");
-            let most = self
-                .most_clients
-                .map(|most| u64::from(most) * u64::from(self.gpus.max(1)));
+            let most = self.most_clients.map(|most| u64::from(most) * gpus);
             if let Some(most) = most.filter(|most| allows > *most) {
                 let _ = write!(line, ", MPS {most}");
             }
         }
-        let room = self
-            .memory_allows(best)
-            .is_none_or(|allows| allows > u64::from(best.clients));
-        if self.counts().last() == Some(&best.clients) && room {
-            let _ = write!(
-                line,
-                "; more may be better still (--clients {})",
-                best.clients.saturating_mul(2)
-            );
+        let has_room = allows.is_none_or(|allows| allows > u64::from(best.clients));
+        if self.counts().last() == Some(&best.clients) && has_room {
+            let twice = best.clients.saturating_mul(2);
+            let _ = write!(line, "; more may be better still (--clients {twice})");
         }
         line
     }
 
-    /// The request for a row's MPS.
-    fn words(&self, row: &Row) -> String {
+    fn request(&self, row: &Row) -> String {
         let share: Option<Share> = row.threads.as_deref().and_then(|threads| threads.parse().ok());
-        let value = match share {
-            None | Some(Share::None) => None,
-            Some(Share::Auto) => Some("auto".to_owned()),
-            Some(Share::Of(_) | Share::Fixed(_)) => Some(row.percent.unwrap_or(100.0).to_string()),
-        };
         let (ask, threads) = match self.pbs {
             true => ("MPS=true", ",MPS_THREADS="),
             false => ("--mps", " --mps-threads="),
         };
-        value.map_or_else(|| ask.to_owned(), |value| format!("{ask}{threads}{value}"))
+        match share {
+            None | Some(Share::None) => ask.to_owned(),
+            Some(Share::Auto) => format!("{ask}{threads}auto"),
+            Some(Share::Of(_) | Share::Fixed(_)) => format!("{ask}{threads}{}", row.percent.unwrap_or(100.0)),
+        }
     }
 }
 
@@ -341,64 +305,41 @@ mod tests {
             (8, Some("auto"), 4590.0),
             (16, Some("auto"), 4600.0),
         ];
+        let no_gain = [(1, None, 100.0), (4, Some("none"), 103.0)];
+        // Two percent are no reason for more clients, or for a share.
+        let two = [(2, Some("none"), 29.8), (2, Some("25"), 30.0)];
+        let close = [ONE, two[0], two[1], (4, Some("none"), 30.1)];
         let gain = "8 clients, --mps --mps-threads=auto: 2.7 × one after another, 4.0 × the same 8 without MPS; memory allows 18";
         let share = "4 clients, --mps --mps-threads=25: 3.0 × one after another; memory allows 18; more may be better still (--clients 8)";
         for (rows, line) in [
             (&issue[..], gain),
             (&[ONE, (4, Some("none"), 20.0), (4, Some("100/n"), 30.0)], share),
-            (
-                &[(1, None, 100.0), (4, Some("none"), 103.0)],
-                "MPS brings this program nothing here",
-            ),
+            (&no_gain, "MPS brings this program nothing here"),
             (&[ONE, (1, Some("25"), 6.0)], "one client alone"),
             (
                 &[(1, None, 1.0), (2, None, 1.0)],
                 "this job has no MPS: submit it with --mps",
             ),
-            // Two percent are no reason for more clients, or for a share.
-            (
-                &[
-                    ONE,
-                    (2, Some("none"), 29.8),
-                    (2, Some("25"), 30.0),
-                    (4, Some("none"), 30.1),
-                ],
-                "2 clients, --mps: ",
-            ),
+            (&close, "2 clients, --mps: "),
         ] {
             let advice = outcome(rows).advice();
             assert!(advice.starts_with(line), "{advice}");
         }
-        let mut pbs = outcome(&[ONE, (4, Some("100/n"), 30.0)]);
-        pbs.pbs = true;
-        assert!(
-            pbs.advice().starts_with("4 clients, MPS=true,MPS_THREADS=25: "),
-            "{}",
-            pbs.advice()
-        );
-        pbs.rows.iter_mut().for_each(|row| row.throughput = None);
-        assert!(
-            pbs.advice().starts_with("no client came to a figure"),
-            "{}",
-            pbs.advice()
+        let mut failed = outcome(&[ONE]);
+        failed.rows[0].throughput = None;
+        assert_eq!(
+            failed.advice(),
+            "no client came to a figure under MPS: see the notes"
         );
         let table = outcome(&issue).text();
-        let rows = [
-            "\n      8        1,156        3,723        4,590        7800 MiB\n",
-            "\n     16            -            -        4,600",
-        ];
-        assert!(rows.iter().all(|row| table.contains(row)), "{table}");
+        let row = "\n     16            -            -        4,600        7800 MiB\n";
+        assert!(table.contains(row), "{table}");
     }
 
     #[test]
     fn medians_and_figures_are_readable() {
-        let mut row = Row::of(
-            Configuration {
-                clients: 2,
-                share: None,
-            },
-            2,
-        );
+        let (clients, share) = (2, None);
+        let mut row = Row::of(Configuration { clients, share }, 2);
         [5.0, 1.0, 3.0].into_iter().for_each(|run| row.add(run, None));
         assert_eq!(row.throughput, Some(3.0));
         row.add(4.0, None);

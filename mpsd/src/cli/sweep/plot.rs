@@ -5,7 +5,7 @@ use plotters::prelude::*;
 
 /// Width and height, in pixels of the drawing.
 const SIZE: (u32, u32) = (720, 440);
-/// Line colours that people who confuse colours can tell apart (Okabe and Ito's).
+/// Okabe and Ito's line colours, which color-blind people can tell apart.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(110, 110, 110),
     RGBColor(0, 114, 178),
@@ -29,11 +29,7 @@ fn draw(outcome: &Outcome, title: &str, text: &mut String) -> Result<(), Box<dyn
     let root = SVGBackend::with_string(text, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
     let counts = outcome.counts();
-    let most = outcome
-        .rows
-        .iter()
-        .filter_map(|row| row.throughput)
-        .fold(0.0, f64::max);
+    let most = outcome.highest(|_| true);
     let last = counts.len().saturating_sub(1).max(1) as f64;
     let mut chart = ChartBuilder::on(&root)
         .caption(title, ("sans-serif", 18))
@@ -47,10 +43,9 @@ fn draw(outcome: &Outcome, title: &str, text: &mut String) -> Result<(), Box<dyn
         .disable_x_mesh()
         .x_labels(counts.len().max(2) * 2 - 1)
         .x_label_formatter(&|x| {
-            let whole = places.iter().position(|place| (place - x).abs() < 0.01);
-            whole
-                .and_then(|place| counts.get(place))
-                .map_or_else(String::new, u32::to_string)
+            let mut both = places.iter().zip(&counts);
+            let whole = both.find(|(place, _)| (*place - x).abs() < 0.01);
+            whole.map_or_else(String::new, |(_, clients)| clients.to_string())
         })
         .max_light_lines(1)
         .y_label_formatter(&|y| figure(*y))

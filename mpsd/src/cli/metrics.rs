@@ -1,0 +1,368 @@
+//! `mpsctl metrics`: numbers about MPS on this node for Prometheus, from root's journals, the kernel and NVML. A process
+//! of a user could delay the answer, or lie. The page is in Prometheus' text form
+//! (prometheus.io/docs/instrumenting/exposition_formats). A job's numbers disappear with the job, so that no label grows
+//! without end.
+
+use super::status::model::{ClientStatus, JobStatus, NvmlLists, Phase};
+use super::terminal::say;
+use super::{NAME, complain};
+use crate::job::Journal;
+use crate::job::ledger::{self, Ledger};
+use crate::job::node::{Gpus as _, Members as _, Role};
+use crate::job::store::Store as _;
+use crate::job::tally::{CLASSES, Tally, Times};
+use crate::node::real::RealNode;
+use crate::node::reports::{self, Counted};
+use crate::node::site_directory;
+use crate::sys::files::Dir;
+use mpsd_core::config::Settings;
+use mpsd_core::failure::{EXIT_NODE, Undetermined};
+use mpsd_core::gpu::GpuProcess;
+use mpsd_core::{Failure, GpuUuid, JobId, Paths};
+use std::fmt::{Display, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const FILE: &str = "mpsd.prom";
+/// node_exporter reads the file as another user.
+const MODE: u32 = 0o644;
+/// Longest time for writing the file: the directory may be on a slow file system.
+const WRITE_TIME: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Metrics {
+    /// Write them into DIR/mpsd.prom instead, whole, for the textfile collector of node_exporter
+    #[arg(long, value_name = "DIR")]
+    textfile: Option<PathBuf>,
+    /// The node's name in the scheduler; this host's if not given
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+}
+
+impl Metrics {
+    pub fn run(&self, settings: &Settings) -> Result<u8, Failure> {
+        let mut status = NodeStatus::collect(settings)?;
+        let ready = status.count(Phase::Ready);
+        let counted = reports::counted(&settings.paths, &settings.reports, ready);
+        let counted = counted.map_err(|why| status.problems.push(format!("the counters: {why}")));
+        let page = page(&status, counted.ok().as_ref());
+        match &self.textfile {
+            None => say(&page),
+            Some(directory) => write(&settings.paths, directory, &page)?,
+        }
+        status.problems.iter().for_each(|line| complain(NAME, line));
+        Ok(if status.problems.is_empty() { 0 } else { EXIT_NODE })
+    }
+}
+
+/// Writes the file in one step, through no link and under the directory's lock.
+fn write(paths: &Paths, directory: &Path, page: &str) -> Result<(), Failure> {
+    let written = site_directory::change(paths, directory, WRITE_TIME, || {
+        let written = Dir::open(directory).and_then(|dir| dir.write_whole(FILE, page.as_bytes(), MODE));
+        written.map_err(|error| error.to_string())
+    });
+    let what = format!("'{}'", directory.join(FILE).display());
+    written
+        .map(drop)
+        .map_err(|why| Undetermined::new(what, why).into())
+}
+
+#[derive(Debug, Default)]
+struct NodeStatus {
+    jobs: Vec<JobStatus>,
+    /// Jobs with an unreadable journal.
+    unread: usize,
+    suspicions: usize,
+    /// NVML has answered; `None`: it was not asked, as no job has MPS.
+    nvml: Option<bool>,
+    /// What could not be read, a line each.
+    problems: Vec<String>,
+}
+
+impl NodeStatus {
+    fn collect(settings: &Settings) -> Result<Self, Failure> {
+        let mut node = super::this_node(settings);
+        let mut status = Self::default();
+        let mut journals = Vec::new();
+        for name in node.job_directories()? {
+            let id = JobId::parse(&name).map_err(Failure::from);
+            match id.and_then(|id| node.read_journal(&id)) {
+                Ok(journal) => journals.extend(journal),
+                Err(_) => status.unread += 1,
+            }
+        }
+        status.suspicions = Ledger::read(&mut node).suspicions.len();
+        let hung = ledger::hung_worker(&mut node).filter(|_| !journals.is_empty());
+        let lists = match hung {
+            Some(worker) => {
+                let why =
+                    format!("NVML is not asked: process {worker}, which asked it earlier, still hangs in it");
+                (status.nvml, status.problems) = (Some(false), vec![why]);
+                NvmlLists::new()
+            }
+            None => status.ask_nvml(&mut node, &journals),
+        };
+        if let Some(silent) = node.silent_nvml() {
+            ledger::remember_worker(&mut node, silent);
+        }
+        let jobs = journals
+            .iter()
+            .map(|journal| job(&mut node, journal, &journals, &lists));
+        status.jobs = jobs.collect();
+        Ok(status)
+    }
+
+    /// NVML's list of each GPU of a job, up to the first question without an answer.
+    fn ask_nvml(&mut self, node: &mut RealNode, journals: &[Journal]) -> NvmlLists {
+        let mut lists = NvmlLists::new();
+        for journal in journals {
+            node.use_nvml(&journal.nvml);
+            for gpu in &journal.gpus {
+                if lists.contains_key(&gpu.uuid) {
+                    continue;
+                }
+                match node.gpu_processes(&gpu.uuid) {
+                    Ok(list) => drop(lists.insert(gpu.uuid.clone(), list)),
+                    Err(failure) => {
+                        self.nvml = Some(false);
+                        self.problems.push(failure.to_string());
+                        return lists;
+                    }
+                }
+                self.nvml = Some(true);
+            }
+        }
+        lists
+    }
+
+    fn count(&self, phase: Phase) -> usize {
+        self.jobs.iter().filter(|job| job.phase == phase).count()
+    }
+}
+
+fn job(node: &mut RealNode, journal: &Journal, all: &[Journal], lists: &NvmlLists) -> JobStatus {
+    let mut job = JobStatus::of_journal(journal, None);
+    if journal.ready_ms.is_some() && job.phase == Phase::Starting {
+        job.phase = Phase::Ready;
+    }
+    let own = node.own(journal);
+    let living = own
+        .iter()
+        .filter(|m| m.role == Role::Control && !m.is_defunct())
+        .count();
+    let ended = job.daemons.iter_mut().skip(living);
+    ended.for_each(|daemon| daemon.ended = true);
+    for gpu in &mut job.gpus {
+        let list = lists.get(&gpu.uuid);
+        gpu.clients = list.map(|list| clients(node, journal, all, &gpu.uuid, list));
+    }
+    job
+}
+
+/// The clients of the job's user on `gpu`. If several jobs of that user have MPS there, those that root proves to be this job's.
+fn clients(
+    node: &mut RealNode,
+    journal: &Journal,
+    all: &[Journal],
+    gpu: &GpuUuid,
+    list: &[GpuProcess],
+) -> Vec<ClientStatus> {
+    let is_there =
+        |other: &&Journal| other.uid == journal.uid && other.gpus.iter().any(|known| known.uuid == *gpu);
+    let alone = all.iter().filter(is_there).count() <= 1;
+    let mut is_client = |process: &&GpuProcess| {
+        process.mps_client
+            && node
+                .is_of_job(journal, process.pid)
+                .is_some_and(|its| alone || its)
+    };
+    let client = |process: &GpuProcess| ClientStatus {
+        pid: process.pid,
+        memory: process.memory,
+        ..ClientStatus::default()
+    };
+    list.iter()
+        .filter(|process| is_client(process))
+        .map(client)
+        .collect()
+}
+
+/// A sample of a family: what follows the family's name, labels in braces included, and the value.
+type Sample = (String, String);
+
+/// All numbers; without `counted`, those of now only.
+fn page(status: &NodeStatus, counted: Option<&Counted>) -> String {
+    let mut page = Page(String::new());
+    let version = by("version", [(env!("CARGO_PKG_VERSION"), 1)]);
+    page.gauge("build_info", "The release of mpsd that wrote this.", version);
+    page.now(status);
+    if !status.jobs.is_empty() {
+        page.jobs(&status.jobs);
+    }
+    if let Some(counted) = counted {
+        let help = "Drains of this node by mpsd that stand, by whether its scheduler has got them.";
+        let drains = [("true", counted.drains), ("false", counted.waiting)];
+        page.gauge("drains", help, by("delivered", drains));
+        counted.tally.iter().for_each(|tally| page.since(tally));
+    }
+    page.0
+}
+
+struct Page(String);
+
+impl Page {
+    /// A family of numbers; `help` has neither a line's end nor a backslash.
+    fn family(&mut self, kind: &str, name: &str, help: &str, samples: impl IntoIterator<Item = Sample>) {
+        let _ = writeln!(self.0, "# HELP mpsd_{name} {help}\n# TYPE mpsd_{name} {kind}");
+        for (labels, value) in samples {
+            let _ = writeln!(self.0, "mpsd_{name}{labels} {value}");
+        }
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = Sample>) {
+        self.family("gauge", name, help, samples);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = Sample>) {
+        self.family("counter", name, help, samples);
+    }
+
+    fn now(&mut self, status: &NodeStatus) {
+        let states = [
+            ("starting", Phase::Starting),
+            ("ready", Phase::Ready),
+            ("left", Phase::Left),
+        ];
+        let states = states.map(|(state, phase)| (state, status.count(phase)));
+        let help =
+            "Jobs with MPS on this node, by state; left: taken down, and something of it is here still.";
+        let unread = by("state", [("unreadable", status.unread)]);
+        self.gauge("jobs", help, by("state", states).into_iter().chain(unread));
+        let ready = status.jobs.iter().filter(|job| job.phase == Phase::Ready);
+        let gpus = ready.flat_map(|job| &job.gpus);
+        let clients = gpus.filter_map(|gpu| gpu.clients.as_ref());
+        let idle = clients.filter(|clients| clients.is_empty()).count();
+        let help = "GPUs of ready jobs that no client of theirs uses now.";
+        self.gauge("gpus_idle", help, one(idle));
+        let help =
+            "What hung in the driver and waits for a second look; until then the node takes no job with MPS.";
+        self.gauge("second_looks", help, one(status.suspicions));
+        if let Some(up) = status.nvml {
+            let help = "Whether NVML answered for the jobs' GPUs.";
+            self.gauge("nvml_up", help, one(u8::from(up)));
+        }
+    }
+
+    fn jobs(&mut self, jobs: &[JobStatus]) {
+        let id = |job: &JobStatus| labels(&[("jobid", job.job.as_str())]);
+        let began = |job: &JobStatus| Some((id(job), job.began?.to_string()));
+        let help = "When the job began on this node, in seconds since 1970.";
+        self.gauge("job_began_timestamp_seconds", help, jobs.iter().filter_map(began));
+        let lost = |job: &JobStatus| {
+            let lost = job.daemons.iter().filter(|daemon| daemon.ended);
+            (id(job), lost.count().to_string())
+        };
+        let ready = jobs.iter().filter(|job| job.phase == Phase::Ready);
+        let help = "Control daemons of a ready job that have ended: its clients fail, or run outside of MPS.";
+        self.gauge("job_daemons_lost", help, ready.map(lost));
+        let help = "MPS clients of the job on the GPU.";
+        let count = |clients: &[ClientStatus]| clients.len() as u64;
+        self.gauge("job_clients", help, by_gpu(jobs, count));
+        let help = "Memory of the GPU that the job's MPS clients hold, as NVML counts.";
+        let memory = |clients: &[ClientStatus]| {
+            let held = clients.iter().filter_map(|client| client.memory);
+            held.fold(0, u64::saturating_add)
+        };
+        self.gauge("job_memory_bytes", help, by_gpu(jobs, memory));
+    }
+
+    fn since(&mut self, tally: &Tally) {
+        let help = "Jobs whose MPS became ready.";
+        self.counter("jobs_begun_total", help, one(tally.begun));
+        let kinds = [
+            ("refusal", tally.refusals),
+            ("fault", tally.faults),
+            ("undetermined", tally.undetermined),
+        ];
+        let help = "Starts of a job's MPS that failed, by kind: refusals are the users', faults the node's, the rest proves nothing.";
+        self.counter("starts_failed_total", help, by("kind", kinds));
+        let as_before = tally.ended.saturating_sub(tally.left);
+        let ended = by("as_before", [("true", as_before), ("false", tally.left)]);
+        let help = "Jobs with MPS that have ended, by whether the node was as before then.";
+        self.counter("jobs_ended_total", help, ended);
+        let help = "Jobs with MPS for whose end the node was drained.";
+        self.counter("jobs_drained_total", help, one(tally.drained));
+        let troubles = [
+            ("server_lost", tally.server_lost),
+            ("daemon_lost", tally.daemon_lost),
+            ("fatal_client", tally.fatal_client),
+            ("refused_client", tally.refused_client),
+            ("over_memory", tally.over_memory),
+            ("idle_gpu", tally.idle_gpu),
+        ];
+        let help = "Jobs that have ended, by what went wrong in them; a process of the job's user says so.";
+        self.counter("jobs_troubled_total", help, by("trouble", troubles));
+        let help = "Time to ready of jobs that have ended.";
+        self.family("histogram", "job_ready_seconds", help, histogram(&tally.ready));
+        let help = "Time that the ends of jobs took.";
+        self.family(
+            "histogram",
+            "job_teardown_seconds",
+            help,
+            histogram(&tally.teardown),
+        );
+    }
+}
+
+fn labels(labels: &[(&str, &str)]) -> String {
+    let label = |(name, value): &(&str, &str)| {
+        let value = value.replace('\\', "\\\\").replace('"', "\\\"");
+        format!("{name}=\"{}\"", value.replace('\n', "\\n"))
+    };
+    let all: Vec<String> = labels.iter().map(label).collect();
+    format!("{{{}}}", all.join(","))
+}
+
+fn one(value: impl Display) -> [Sample; 1] {
+    [(String::new(), value.to_string())]
+}
+
+fn by<N: Display, const COUNT: usize>(label: &str, values: [(&str, N); COUNT]) -> [Sample; COUNT] {
+    values.map(|(value, number)| (labels(&[(label, value)]), number.to_string()))
+}
+
+fn by_gpu(jobs: &[JobStatus], value: fn(&[ClientStatus]) -> u64) -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for job in jobs {
+        for gpu in &job.gpus {
+            let (index, job) = (gpu.index.to_string(), job.job.as_str());
+            let labels = labels(&[("jobid", job), ("gpu", &index), ("uuid", gpu.uuid.as_str())]);
+            let value = gpu.clients.as_deref().map(value);
+            samples.extend(value.map(|value| (labels, value.to_string())));
+        }
+    }
+    samples
+}
+
+fn histogram(times: &Times) -> Vec<Sample> {
+    let bucket = |le: &str, count: u64| (format!("_bucket{}", labels(&[("le", le)])), count.to_string());
+    let mut below = 0;
+    let classes = CLASSES.iter().zip(times.within).map(|(end, within)| {
+        below += within;
+        bucket(&seconds(*end), below)
+    });
+    let mut samples: Vec<Sample> = classes.collect();
+    samples.push(bucket("+Inf", times.count));
+    samples.push(("_sum".to_owned(), seconds(times.sum_ms)));
+    samples.push(("_count".to_owned(), times.count.to_string()));
+    samples
+}
+
+fn seconds(ms: u64) -> String {
+    match ms % 1000 {
+        0 => (ms / 1000).to_string(),
+        rest => format!("{}.{rest:03}", ms / 1000)
+            .trim_end_matches('0')
+            .to_owned(),
+    }
+}
