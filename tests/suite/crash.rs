@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use mpsd::job::node::{Role, Rung};
-use mpsd::job::{self, Account, FailedStart, Findings, ReturnWhen, claim};
+use mpsd::job::{self, Account, ReturnWhen, claim};
 use mpsd::scheduler::{Exclusive, Scheduler};
 use mpsd_core::failure::Evidence;
 use mpsd_core::paths::JobPaths;
@@ -71,43 +71,29 @@ fn shared(world: &World) -> Rc<RefCell<World>> {
     Rc::new(RefCell::new(world.clone()))
 }
 
-fn prologue(node: &mut Sim, scenario: &Scenario) -> Result<(), FailedStart> {
-    let job = scenario.job().expect("job");
-    let begun = job::begin(node, &job, scenario, scenario.when);
-    match begun.failed {
-        Some(failed) => Err(failed),
-        None => {
-            assert_eq!(begun.code, 0);
-            Ok(())
-        }
-    }
-}
-
-fn epilogue(node: &mut Sim, scenario: &Scenario) -> Findings {
-    let settings = scenario.settings();
-    job::end(node, &scenario.id(), &scenario.ending(&settings)).findings
+/// The node is as before the job.
+#[track_caller]
+fn is_as_before(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
+    let before = before(scenario).picture();
+    assert_eq!(world.borrow().picture(), before, "{after}");
 }
 
 /// An epilogue without trouble leaves the node as `before`, and says so; so does one more.
 #[track_caller]
 fn restored(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
-    let before = before(scenario);
     for turn in ["first", "second"] {
-        let found = epilogue(&mut Sim::new(world, Trouble::None), scenario);
+        let found = Sim::well(world).end(scenario);
         assert!(found.is_clean(), "{after}, {turn} epilogue: {found:?}");
         world.borrow_mut().settle();
-        assert_eq!(
-            world.borrow().picture(),
-            before.picture(),
-            "{after}, {turn} epilogue"
-        );
+        is_as_before(world, scenario, &format!("{after}, {turn} epilogue"));
     }
 }
 
 fn running(scenario: &Scenario) -> (World, usize, usize) {
     let world = shared(&before(scenario));
-    let mut node = Sim::new(&world, Trouble::None);
-    prologue(&mut node, scenario).unwrap_or_else(|e| panic!("{}: {e:?}", scenario.name));
+    let mut node = Sim::well(&world);
+    node.begin(scenario)
+        .unwrap_or_else(|e| panic!("{}: {e:?}", scenario.name));
     let (points, calls) = (node.points(), node.calls());
     drop(node);
     let world = world.borrow().clone();
@@ -122,16 +108,13 @@ fn killed_prologues(scenario: &Scenario) -> Vec<(String, World)> {
         for settled in [false, true] {
             let world = shared(&before(scenario));
             let mut node = Sim::new(&world, Trouble::KillAt(at));
-            let ended = living(|| prologue(&mut node, scenario).map_err(|e| format!("{e:?}")));
+            let ended = living(|| node.begin(scenario).map_err(|e| format!("{e:?}")));
             assert_eq!(ended, None, "{}: it was not killed at {at}", scenario.name);
             if settled {
                 world.borrow_mut().settle();
             }
-            let name = format!(
-                "{}, prologue killed at {at}{}",
-                scenario.name,
-                if settled { ", later" } else { "" }
-            );
+            let later = if settled { ", later" } else { "" };
+            let name = format!("{}, prologue killed at {at}{later}", scenario.name);
             let left = world.borrow().clone();
             assert!(left.held.is_empty(), "{name}: locks are held by the dead");
             worlds.push((name, left));
@@ -165,7 +148,7 @@ fn an_epilogue_killed_anywhere_is_finished_by_the_next() {
             for at in 0.. {
                 let world = shared(&left);
                 let mut node = Sim::new(&world, Trouble::KillAt(at));
-                if living(|| epilogue(&mut node, &scenario)).is_some() {
+                if living(|| node.end(&scenario)).is_some() {
                     break;
                 }
                 restored(&world, &scenario, &format!("{name}, epilogue killed at {at}"));
@@ -183,10 +166,9 @@ fn a_report_is_the_last_act_of_the_epilogue_that_leaves_the_node_as_before() {
     for scenario in scenarios() {
         let (left, ..) = running(&scenario);
         let world = shared(&left);
-        let mut node = Sim::new(&world, Trouble::None);
-        epilogue(&mut node, &scenario);
+        let mut node = Sim::well(&world);
+        node.end(&scenario);
         let last = node.points();
-        drop(node);
         let reports = world.borrow().reports.clone();
         assert_eq!(reports.len(), 1, "{}", scenario.name);
         assert!(
@@ -196,17 +178,12 @@ fn a_report_is_the_last_act_of_the_epilogue_that_leaves_the_node_as_before() {
         let mut without = 0;
         for at in 0..last {
             let world = shared(&left);
-            let killed = living(|| epilogue(&mut Sim::new(&world, Trouble::KillAt(at)), &scenario)).is_none();
+            let killed = living(|| Sim::new(&world, Trouble::KillAt(at)).end(&scenario)).is_none();
             assert!(killed, "{}, {at}", scenario.name);
             if !world.borrow().reports.is_empty() {
-                assert_eq!(
-                    world.borrow().picture(),
-                    before(&scenario).picture(),
-                    "{}, {at}",
-                    scenario.name
-                );
+                is_as_before(&world, &scenario, &format!("{}, {at}", scenario.name));
             }
-            epilogue(&mut Sim::new(&world, Trouble::None), &scenario);
+            Sim::well(&world).end(&scenario);
             let reports = world.borrow().reports.len();
             assert!(reports <= 1, "{}, {at}: {reports}", scenario.name);
             without += usize::from(reports == 0);
@@ -227,18 +204,14 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
     for scenario in scenarios() {
         for (name, left) in killed_prologues(&scenario) {
             let world = shared(&left);
-            prologue(&mut Sim::new(&world, Trouble::None), &scenario)
+            Sim::well(&world)
+                .begin(&scenario)
                 .unwrap_or_else(|e| panic!("{name}: {e:?}"));
-            let control = |world: &World| {
-                let own = |p: &&Living| p.job == scenario.id() && p.role == Role::Control;
-                world.processes.values().filter(own).count()
-            };
-            assert_eq!(control(&world.borrow()), 1, "{name}: control daemons");
-            assert_eq!(
-                world.borrow().state(&scenario.id()),
-                Some(RecordState::Ready),
-                "{name}"
-            );
+            let own = |p: &&Living| p.job == scenario.id() && p.role == Role::Control;
+            let daemons = world.borrow().processes.values().filter(own).count();
+            assert_eq!(daemons, 1, "{name}: control daemons");
+            let state = world.borrow().state(&scenario.id());
+            assert_eq!(state, Some(RecordState::Ready), "{name}");
             restored(&world, &scenario, &name);
             tried += 1;
         }
@@ -246,31 +219,23 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
     figures::tell("crash_points", tried);
 }
 
-/// What one epilogue, coming while a start is under way, left to say.
-#[derive(Debug, Default)]
-struct Meeting {
-    /// Nothing of the job was there.
-    too_early: bool,
-    locked_out: bool,
-}
-
-fn met(scenario: &Scenario, at: usize) -> (Rc<RefCell<World>>, Option<Result<(), String>>, Meeting) {
+/// A prologue that an epilogue meets at this point: the world after them, how the prologue ended, whether the job was there, and
+/// whether its lock kept the epilogue out.
+fn met(scenario: &Scenario, at: usize) -> (Rc<RefCell<World>>, Option<Result<(), String>>, [bool; 2]) {
     let world = shared(&before(scenario));
-    let meeting = Rc::new(RefCell::new(Meeting::default()));
+    let meeting = Rc::new(Cell::new([false; 2]));
     let (said, ending) = (Rc::clone(&meeting), scenario.clone());
     let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
         let id = ending.id();
         let lock = paths().jobs().join(JobPaths::lock_name(&id));
         let there = world.borrow().has_job(&id) || world.borrow().files.contains_key(&lock);
-        let found = epilogue(&mut Sim::new(world, Trouble::None), &ending);
-        *said.borrow_mut() = Meeting {
-            too_early: !there,
-            locked_out: found.undetermined.iter().any(|u| u.why.contains("still locked")),
-        };
+        let found = Sim::well(world).end(&ending);
+        let locked_out = found.undetermined.iter().any(|u| u.why.contains("still locked"));
+        said.set([there, locked_out]);
     });
-    let ended = living(|| prologue(&mut node, scenario).map_err(|e| format!("{e:?}")));
+    let ended = living(|| node.begin(scenario).map_err(|e| format!("{e:?}")));
     drop(node);
-    (world, ended, meeting.take())
+    (world, ended, meeting.get())
 }
 
 #[test]
@@ -282,35 +247,24 @@ fn a_start_under_way_is_given_up_wherever_the_epilogue_meets_it() {
         let mut late = 0;
         for at in 0..points {
             let name = format!("{}, an epilogue at {at} of {points}", scenario.name);
-            let (world, ended, meeting) = met(&scenario, at);
-            if meeting.too_early {
+            let (world, ended, [there, locked_out]) = met(&scenario, at);
+            if !there {
                 continue;
             }
             tried += 1;
             let up = matches!(ended, Some(Ok(()))) && world.borrow().has_job(&scenario.id());
-            if up && meeting.locked_out {
+            if up && locked_out {
                 // The start asked for the last time before the epilogue came, and is about to free the lock.
                 late += 1;
                 restored(&world, &scenario, &name);
                 continue;
             }
             world.borrow_mut().settle();
-            assert_eq!(
-                world.borrow().picture(),
-                before(&scenario).picture(),
-                "{name}: {ended:?}"
-            );
-            assert_eq!(
-                world.borrow().requeued,
-                Vec::<JobId>::new(),
-                "{name}: it has ended"
-            );
+            is_as_before(&world, &scenario, &format!("{name}: {ended:?}"));
+            assert!(world.borrow().requeued.is_empty(), "{name}: it has ended");
         }
-        assert!(
-            late <= 4,
-            "{}: {late} points after the last question",
-            scenario.name
-        );
+        let name = scenario.name;
+        assert!(late <= 4, "{name}: {late} points after the last question");
     }
     assert!(tried > 300, "only {tried} meetings");
     figures::tell("crash_points", tried);
@@ -327,7 +281,7 @@ fn accounts_and_modes_are_as_before_when_the_first_directory_is_removed() {
         for at in 0.. {
             let world = shared(&left);
             let mut node = Sim::new(&world, Trouble::KillAt(at));
-            if living(|| epilogue(&mut node, &scenario)).is_some() {
+            if living(|| node.end(&scenario)).is_some() {
                 break;
             }
             let world = world.borrow();
@@ -344,11 +298,8 @@ fn accounts_and_modes_are_as_before_when_the_first_directory_is_removed() {
 /// Whether the job's directory is there and nothing is in it.
 fn is_bare(world: &World, job: &JobId) -> bool {
     let directory = paths().job(job).directory().to_owned();
-    let mut below = world
-        .files
-        .keys()
-        .filter(|path| path.parent() == Some(&directory));
-    world.has_job(job) && below.next().is_none()
+    let is_below = |path: &PathBuf| path.parent() == Some(&directory);
+    world.has_job(job) && !world.files.keys().any(is_below)
 }
 
 #[test]
@@ -375,7 +326,7 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
     let world = shared(&before(scenario));
     let name = format!("{}, {trouble:?}", scenario.name);
     let fault = matches!(trouble, Trouble::FaultAt(_));
-    match prologue(&mut Sim::new(&world, trouble), scenario) {
+    match Sim::new(&world, trouble).begin(scenario) {
         Err(failed) => {
             let kept = match &failed.failure {
                 Failure::Fault(_) => fault,
@@ -404,11 +355,7 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
         left.files.remove(paths().job(&id).directory());
         left.files.remove(&paths().jobs().join(JobPaths::lock_name(&id)));
     }
-    assert_eq!(
-        left,
-        before(scenario).picture(),
-        "{name}: a failed start leaves something to the epilogue"
-    );
+    assert_eq!(left, before(scenario).picture(), "{name}: left to the epilogue");
     restored(&world, scenario, &name);
 }
 
@@ -418,12 +365,12 @@ fn an_epilogue_whose_call_fails_says_so_and_the_next_one_finishes() {
     for scenario in scenarios() {
         let (left, ..) = running(&scenario);
         let mut node = Sim::new(&shared(&left), Trouble::None);
-        epilogue(&mut node, &scenario);
+        node.end(&scenario);
         for at in 0..node.calls() {
             for trouble in [Trouble::FaultAt(at), Trouble::UndeterminedAt(at)] {
                 let world = shared(&left);
                 let name = format!("{}, {trouble:?} in the epilogue", scenario.name);
-                let said = epilogue(&mut Sim::new(&world, trouble), &scenario);
+                let said = Sim::new(&world, trouble).end(&scenario);
                 assert!(!said.is_clean(), "{name}: it says that all is well");
                 restored(&world, &scenario, &name);
                 tried += 1;
@@ -444,30 +391,18 @@ fn the_ladder_climbs_as_far_as_it_must_and_says_who_survives() {
         let scenario = Scenario::new("ladder", "MPS=true", 1);
         let world = shared(&before(&scenario));
         world.borrow_mut().stubborn = upto;
-        prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect("prologue");
-        let found = epilogue(&mut Sim::new(&world, Trouble::None), &scenario);
+        Sim::well(&world).begin(&scenario).expect("prologue");
+        let found = Sim::well(&world).end(&scenario);
         assert_eq!(found.is_clean(), clean, "{upto:?}: {found:?}");
         if !clean {
-            assert!(
-                found.faults.is_empty(),
-                "what is merely left over proves nothing: {found:?}"
-            );
+            assert!(found.faults.is_empty(), "survivors prove nothing: {found:?}");
             let survivors = found.undetermined.iter().filter(|u| u.why.contains("state S"));
             assert_eq!(survivors.count(), 3, "mpsd, control daemon, server: {found:?}");
-            the_next_look_finishes(&world, &scenario);
+            assert!(world.borrow().has_job(&scenario.id()), "the journal stays");
+            world.borrow_mut().processes.clear();
+            restored(&world, &scenario, "the survivors ended at last");
         }
     }
-}
-
-/// The journal stays while processes survive, and is replayed when they have ended.
-#[track_caller]
-fn the_next_look_finishes(world: &Rc<RefCell<World>>, scenario: &Scenario) {
-    assert!(
-        world.borrow().has_job(&scenario.id()),
-        "the journal stays for the next look"
-    );
-    world.borrow_mut().processes.clear();
-    restored(world, scenario, "the survivors ended at last");
 }
 
 fn fail_earlier(world: &Rc<RefCell<World>>) {
@@ -490,14 +425,14 @@ fn starts_that_fail_for_two_users_are_evidence_only_if_neither_could_be_the_caus
         // A process that was there when the start began, and has ended since, may have brought it down.
         world.borrow_mut().user_is_seen = is_seen;
         fail_earlier(&world);
-        let failed = prologue(&mut Sim::new(&world, Trouble::None), scenario).expect_err("stillborn");
+        let failed = Sim::well(&world).begin(scenario).expect_err("stillborn");
         let name = scenario.name;
-        let is_fault = matches!(&failed.failure, Failure::Fault(f) if f.evidence == Evidence::RepeatedStarts);
-        assert_eq!(is_fault, proves, "{name} {is_seen}: {failed:?}");
-        assert!(
-            proves || matches!(failed.failure, Failure::Undetermined(_)),
-            "{name}: {failed:?}"
-        );
+        let proved = match &failed.failure {
+            Failure::Fault(fault) => Some(fault.evidence == Evidence::RepeatedStarts),
+            Failure::Undetermined(_) => Some(false),
+            Failure::Refusal(_) => None,
+        };
+        assert_eq!(proved, Some(proves), "{name} {is_seen}: {failed:?}");
         restored(&world, scenario, name);
     }
 }
@@ -508,13 +443,10 @@ fn a_foreign_context_keeps_the_mode_as_it_is() {
     let gpu = scenario.inventory.gpus[0].uuid.clone();
     let world = shared(&before(&scenario));
     world.borrow_mut().foreign.push((gpu, 77));
-    prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect("prologue");
+    Sim::well(&world).begin(&scenario).expect("prologue");
     assert_eq!(world.borrow().inventory.gpus[0].mode, ComputeMode::Default);
-    assert!(
-        world.borrow().log.iter().any(|l| l.contains("process 77")),
-        "{:?}",
-        world.borrow().log
-    );
+    let log = world.borrow().log.clone();
+    assert!(log.iter().any(|line| line.contains("process 77")), "{log:?}");
 }
 
 #[test]
@@ -522,7 +454,7 @@ fn a_start_that_cannot_be_divided_is_finished_by_the_prologue_itself() {
     let scenario = Scenario::new("undivided", "MPS=true", 1).detached();
     let world = shared(&before(&scenario));
     world.borrow_mut().undivided = true;
-    prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect("prologue");
+    Sim::well(&world).begin(&scenario).expect("prologue");
     assert_eq!(world.borrow().state(&scenario.id()), Some(RecordState::Ready));
     restored(&world, &scenario, "an undivided start");
 }
@@ -549,7 +481,7 @@ fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
         assert_eq!(world.borrow().waits, waits, "{case}");
         let told = world.borrow().state(&scenario.id()).is_some();
         assert_eq!(told, code == 0, "{case}: a record for the tasks");
-        assert_eq!(world.borrow().requeued, Vec::<JobId>::new(), "{case}");
+        assert!(world.borrow().requeued.is_empty(), "{case}");
     }
 }
 
@@ -562,19 +494,12 @@ fn a_lost_record_on_pbs_is_no_matter_of_its_script_which_the_exit_code_ends() {
         let world = shared(&before(&scenario));
         world.borrow_mut().no_room = true;
         let job = scenario.job().expect("job");
-        let begun = job::begin(
-            &mut Sim::new(&world, Trouble::UndeterminedAt(0)),
-            &job,
-            &scenario,
-            ReturnWhen::Ready,
-        );
+        let mut node = Sim::new(&world, Trouble::UndeterminedAt(0));
+        let begun = job::begin(&mut node, &job, &scenario, scenario.when);
         assert_eq!(begun.code, code, "{scheduler}");
         let log = world.borrow().log.clone();
-        assert!(
-            log.iter().any(|line| line.contains("record for the job's tasks")),
-            "{log:?}"
-        );
-        assert!(!log.iter().any(|line| line.contains("script")), "{log:?}");
+        let has = |words| log.iter().any(|line| line.contains(words));
+        assert!(has("record for the job's tasks") && !has("script"), "{log:?}");
     }
 }
 
@@ -586,12 +511,7 @@ fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
     let begin = |uid: u32| {
         let mut job = scenario.job().expect("job");
         job.user.uid = uid;
-        let begun = job::begin(
-            &mut Sim::new(&world, Trouble::None),
-            &job,
-            &scenario,
-            ReturnWhen::Ready,
-        );
+        let begun = job::begin(&mut Sim::well(&world), &job, &scenario, scenario.when);
         assert_eq!(begun.code, 0, "{begun:?}");
         let world = world.borrow();
         let journal = world.journal(&scenario.id()).expect("a journal");
@@ -600,11 +520,7 @@ fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
     let first = scenario.job().expect("job").user.uid;
     let (uid, supervisor) = begin(first);
     assert_eq!(uid, first);
-    assert_eq!(
-        begin(first),
-        (first, supervisor),
-        "the same start called twice stays"
-    );
+    assert_eq!(begin(first), (first, supervisor), "the same start stays");
     let (uid, other) = begin(first + 1);
     assert_eq!(uid, first + 1, "it has the daemon of another user");
     assert_ne!(other, supervisor);
@@ -623,8 +539,8 @@ fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one(
         let (world, again) = (shared(&old), Rc::new(Cell::new(None)));
         let (told, requeued) = (Rc::clone(&again), scenario.clone());
         let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
-            epilogue(&mut Sim::new(world, Trouble::None), &requeued);
-            let begun = prologue(&mut Sim::new(world, Trouble::None), &requeued);
+            Sim::well(world).end(&requeued);
+            let begun = Sim::well(world).begin(&requeued);
             told.set(Some(begun.is_ok()));
         });
         let ending = scenario.ending(&settings);
@@ -636,11 +552,8 @@ fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one(
             Some(true) => tried += 1,
         }
         let world = world.borrow();
-        assert_eq!(
-            world.state(&scenario.id()),
-            Some(RecordState::Ready),
-            "begun again at point {at} of the old end"
-        );
+        let state = world.state(&scenario.id());
+        assert_eq!(state, Some(RecordState::Ready), "begun again at point {at}");
         assert_eq!(world.processes.len(), 3, "begun again at point {at}");
     }
     assert!(tried > 1, "only {tried} points");
@@ -654,10 +567,10 @@ fn a_job_that_begins_again_keeps_the_gpu_that_an_earlier_start_of_it_left() {
     let mut left = World::new(scenario.inventory.clone());
     left.enter(&gpu, &Account::join(None, &scenario.id(), ComputeMode::Default));
     let world = shared(&left);
-    let cleanup = || Sim::new(&world, Trouble::None);
+    let cleanup = || Sim::well(&world);
     let stale = claim::stale(&mut cleanup()).expect("a look");
     assert_eq!(stale.len(), 1);
-    prologue(&mut cleanup(), &scenario).expect("it begins again");
+    cleanup().begin(&scenario).expect("it begins again");
     let up = world.borrow().picture();
     claim::remove_stale(&mut cleanup(), &stale[0]).expect("a cleanup");
     assert_eq!(world.borrow().picture(), up);

@@ -5,10 +5,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use mpsd::job::node::{Rung, Thread, Waiting};
-use mpsd::job::{self, FailedStart, Findings, ReturnWhen, evidence};
+use mpsd::job::{FailedStart, Findings, evidence};
 use mpsd_core::failure::FailureKind;
 use tests::sim::scenario::{Scenario, UID};
-use tests::sim::{Sim, Trouble, World, paths};
+use tests::sim::{Sim, World, paths};
 
 const IN_DRIVER: &str = "[<0>] os_acquire_semaphore+0x1/0x2 [nvidia]\n[<0>] nvidia_close+0x1/0x2 [nvidia]\n";
 const LOOKUP: &str = "[<0>] d_alloc_parallel+0x3c/0x120\n[<0>] path_openat+0x8f4/0x920\n";
@@ -36,26 +36,17 @@ fn suspicions(world: &Rc<RefCell<World>>) -> Option<String> {
 }
 
 fn begin(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Result<(), FailedStart> {
-    let job = scenario.job().expect("job");
-    let begun = job::begin(
-        &mut Sim::new(world, Trouble::None),
-        &job,
-        scenario,
-        ReturnWhen::Ready,
-    );
-    begun.failed.map_or(Ok(()), Err)
+    Sim::well(world).begin(scenario)
 }
 
 fn end(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Findings {
-    let settings = scenario.settings();
-    let mut node = Sim::new(world, Trouble::None);
-    job::end(&mut node, &scenario.id(), &scenario.ending(&settings)).findings
+    Sim::well(world).end(scenario)
 }
 
 /// What the timer does `seconds` later.
 fn later(world: &Rc<RefCell<World>>, scenario: &Scenario, seconds: u64) -> Vec<String> {
     world.borrow_mut().now += seconds;
-    evidence::look_again(&mut Sim::new(world, Trouble::None), &scenario.settings())
+    evidence::look_again(&mut Sim::well(world), &scenario.settings())
 }
 
 fn is_refused(world: &Rc<RefCell<World>>) -> bool {
@@ -73,21 +64,13 @@ fn what_the_driver_holds_drains_at_the_second_look_within_two_minutes() {
     let took = began.elapsed().as_secs_f32();
     assert!(found.faults.is_empty(), "one look is no evidence: {found:?}");
     for survivor in found.undetermined.iter().filter(|u| u.why.starts_with("state ")) {
-        let seconds = survivor
-            .why
-            .split_whitespace()
-            .nth(3)
-            .and_then(|word| word.parse::<f32>().ok());
-        assert!(
-            seconds.is_some_and(|told| told <= took + 0.1),
-            "the end took {took} s: {survivor}"
-        );
+        let seconds = survivor.why.split_whitespace().nth(3);
+        let seconds: f32 = seconds.and_then(|word| word.parse().ok()).expect("seconds");
+        assert!(seconds <= took + 0.1, "the end took {took} s: {survivor}");
     }
-    let suspected = found
-        .undetermined
-        .iter()
-        .filter(|u| u.why.contains("looked at again"));
-    assert_eq!(suspected.count(), 3, "mpsd, control daemon, server: {found:?}");
+    let mut suspected = found.undetermined.clone();
+    suspected.retain(|u| u.why.contains("looked at again"));
+    assert_eq!(suspected.len(), 3, "mpsd, control daemon, server: {found:?}");
     assert_eq!(world.borrow().drains, Vec::<String>::new());
     assert!(is_refused(&world));
     let asks_the_timer = || world.borrow().files.contains_key(&paths().look_again());
@@ -113,11 +96,8 @@ fn another_end_does_not_put_the_second_look_off() {
     end(&world, &scenario);
     later(&world, &scenario, 33);
     let drains = world.borrow().drains.clone();
-    assert!(!drains.is_empty());
-    assert!(
-        drains.iter().all(|drain| drain.ends_with(": state D after 63 s")),
-        "{drains:?}"
-    );
+    let ends = |drain: &String| drain.ends_with(": state D after 63 s");
+    assert!(!drains.is_empty() && drains.iter().all(ends), "{drains:?}");
 }
 
 #[test]
@@ -153,14 +133,8 @@ fn what_a_user_can_bring_about_drains_nothing_however_long_it_lasts() {
         ("starved", vec![thread('R', "")]),
         ("stopped", vec![thread('T', "")]),
         ("asleep", vec![thread('S', IN_DRIVER)]),
-        (
-            "a file system that never answers LOOKUP",
-            vec![thread('D', LOOKUP)],
-        ),
-        (
-            "memory behind a file system, below the driver",
-            vec![thread('D', BELOW)],
-        ),
+        ("a file system that never answers", vec![thread('D', LOOKUP)]),
+        ("memory behind a file system", vec![thread('D', BELOW)]),
         ("a kernel that shows no stacks", vec![thread('D', "")]),
         ("in the driver now and then", once(4)),
     ] {
@@ -183,9 +157,8 @@ fn a_process_that_root_did_not_prove_is_no_evidence_whatever_holds_it() {
     journal.proved.clear();
     journal.supervisor = None;
     let text = journal.to_text().expect("text");
-    world
-        .borrow_mut()
-        .put(paths().job(&scenario.id()).journal(), text);
+    let path = paths().job(&scenario.id()).journal();
+    world.borrow_mut().put(path, text);
     end(&world, &scenario);
     later(&world, &scenario, 61);
     assert_eq!(world.borrow().drains, Vec::<String>::new());
@@ -193,50 +166,22 @@ fn a_process_that_root_did_not_prove_is_no_evidence_whatever_holds_it() {
 
 #[test]
 fn a_lock_of_the_drivers_that_a_users_process_may_hold_is_no_evidence() {
-    let waiting = |uid, stack| Waiting {
-        uid,
-        threads: thread('D', stack),
-    };
-    for (what, other, drains) in [
-        (
-            "a stranger in the driver behind memory that its user withholds",
-            waiting(UID + 9, BELOW),
-            0,
-        ),
-        (
-            "the same, not yet woken by a signal",
-            Waiting {
-                uid: UID + 9,
-                threads: thread('S', BELOW),
-            },
-            0,
-        ),
-        (
-            "the user's own process, which may share the memory",
-            waiting(UID, LOOKUP),
-            0,
-        ),
-        ("a stranger that waits for its disk", waiting(UID + 9, LOOKUP), 3),
-        ("another victim of the driver", waiting(UID, IN_DRIVER), 3),
-        (
-            "the user's own process, which waits in a call of the driver's",
-            Waiting {
-                uid: UID,
-                threads: thread('S', IN_DRIVER),
-            },
-            3,
-        ),
+    let stranger = UID + 9;
+    for (what, uid, state, stack, count) in [
+        ("a stranger whose user withholds memory", stranger, 'D', BELOW, 0),
+        ("the same, not yet woken by a signal", stranger, 'S', BELOW, 0),
+        ("the user's own, which may share the memory", UID, 'D', LOOKUP, 0),
+        ("a stranger that waits for its disk", stranger, 'D', LOOKUP, 3),
+        ("another victim of the driver", UID, 'D', IN_DRIVER, 3),
+        ("the user's own in a call of the driver", UID, 'S', IN_DRIVER, 3),
     ] {
         let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
-        world.borrow_mut().waiting = vec![other];
+        let threads = thread(state, stack);
+        world.borrow_mut().waiting = vec![Waiting { uid, threads }];
         end(&world, &scenario);
         later(&world, &scenario, 61);
-        assert_eq!(
-            world.borrow().drains.len(),
-            drains,
-            "{what}: {:?}",
-            world.borrow().drains
-        );
+        let drains = world.borrow().drains.clone();
+        assert_eq!(drains.len(), count, "{what}: {drains:?}");
     }
 }
 
@@ -258,11 +203,8 @@ fn a_silent_nvml_drains_only_where_the_driver_holds_it_twice() {
         later(&world, &scenario, 61);
         let found = world.borrow().drains.clone();
         assert_eq!(found.len(), drains, "{what}: {found:?}");
-        assert!(
-            found
-                .iter()
-                .all(|drain| drain.contains("NVML: no answer for 61 s, in the driver"))
-        );
+        let line = "NVML: no answer for 61 s, in the driver";
+        assert!(found.iter().all(|drain| drain.contains(line)));
     }
 }
 

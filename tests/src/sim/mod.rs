@@ -13,9 +13,11 @@ pub use files::paths;
 pub use world::{Living, World, reference};
 
 use mpsd::job::node::NodeSettings;
+use mpsd::job::{self, FailedStart, Findings};
 use mpsd_core::Failure;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use scenario::Scenario;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
@@ -85,6 +87,28 @@ impl Sim {
             asked: Cell::new(false),
             other: None,
         }
+    }
+
+    /// A worker that meets no trouble.
+    pub fn well(world: &Rc<RefCell<World>>) -> Self {
+        Self::new(world, Trouble::None)
+    }
+
+    /// The prologue of a job of `scenario`.
+    ///
+    /// # Errors
+    /// Its failure.
+    pub fn begin(&mut self, scenario: &Scenario) -> Result<(), FailedStart> {
+        let job = scenario.job().expect("job");
+        let begun = job::begin(self, &job, scenario, scenario.when);
+        assert!(begun.failed.is_some() || begun.code == 0, "{begun:?}");
+        begun.failed.map_or(Ok(()), Err)
+    }
+
+    /// Its epilogue.
+    pub fn end(&mut self, scenario: &Scenario) -> Findings {
+        let settings = scenario.settings();
+        job::end(self, &scenario.id(), &scenario.ending(&settings)).findings
     }
 
     /// At its point [`Trouble::MeetsAt`] `other` does its work, from begin to end.
