@@ -53,7 +53,6 @@ const LIMIT: f64 = 1.15;
 const OTHERS: [&str; 3] = ["", "mps_physics", "MPSLAB"];
 const OTHERS_LIMIT: f64 = 5.0;
 pub const PLAIN: &str = "MPS=true";
-/// How often jobs start and end at once, and each alone.
 const ROUNDS: usize = 8;
 /// Starts, or ends, at once may take this many times one alone.
 const AT_ONCE_LIMIT: f64 = 1.5;
@@ -71,7 +70,6 @@ type Life = [f64; 2];
 const BEGIN: usize = 0;
 const END: usize = 1;
 
-/// Pairs of floor and job, and jobs that did not ask.
 pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
     let (place, gpu) = (&run.place, run.gpu());
     let job = Job::named(place, gpu, "6000.srv")?;
@@ -170,7 +168,6 @@ fn jobs(place: &Place, gpus: &[Gpu], account: &str) -> Result<Vec<Life>> {
     each(begun, |(job, began)| Ok([began, job.epilogue()?.success()?.ms()]))
 }
 
-/// `act` for all at once, a thread each.
 fn each<T: Send, U: Send>(all: Vec<T>, act: impl Fn(T) -> Result<U> + Sync) -> Result<Vec<U>> {
     let act = &act;
     thread::scope(|scope| {

@@ -17,7 +17,6 @@ const SM_UNIT: f64 = 2.0;
 /// How much less than the limit a client may get, in MiB: its context counts against the limit.
 pub const MARGIN_MIB: u64 = 256;
 
-/// Number of clients at once.
 pub const CLIENTS: usize = 8;
 
 #[derive(Debug, Clone, Copy)]

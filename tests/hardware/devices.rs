@@ -12,7 +12,6 @@ use crate::result::Section;
 use crate::site::{self, Place, Run};
 use crate::slurm::{self, Debs, tail};
 
-/// Longest that one `srun` may take.
 const SRUN: Duration = Duration::from_secs(90);
 
 struct Device {
@@ -35,7 +34,6 @@ struct List {
     asked: &'static [&'static str],
 }
 
-/// Every list, with and without ConstrainDevices.
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let place = &run.place;
     let devices = devices()?;

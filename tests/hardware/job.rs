@@ -23,7 +23,6 @@ pub const MEMORY_MIB: u64 = 4096;
 /// Longest that a prologue or epilogue may take; their own deadline is 20 s.
 const PROGRAM: Duration = Duration::from_secs(40);
 
-/// One job of the run, in the Torque dialect. Dropping it runs the epilogue if it did not run.
 #[derive(Debug)]
 pub struct Job<'a> {
     place: &'a Place,
@@ -59,7 +58,6 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// The prologue must succeed: else its story is a failed check, and an error.
     pub fn begin(&self, section: &mut Section, what: &str, account: &str) -> Result<Ran> {
         let prologue = self.prologue(account)?;
         if !section.good(format!("{what}mps-prologue"), &prologue) {
@@ -68,7 +66,6 @@ impl<'a> Job<'a> {
         Ok(prologue)
     }
 
-    /// The epilogue must succeed: else its story is a failed check.
     pub fn end(&self, section: &mut Section, what: &str) -> Result<Ran> {
         let epilogue = self.epilogue()?;
         section.good(format!("{what}mps-epilogue"), &epilogue);
@@ -84,7 +81,6 @@ impl<'a> Job<'a> {
         child::run(&mut command, "", PROGRAM)
     }
 
-    /// Runs `mps-epilogue`; the arguments beyond the account are those recorded of Torque.
     pub fn epilogue(&self) -> Result<Ran> {
         let mut command = self.program("mps-epilogue")?;
         let (session, used) = ("4242", "cput=00:00:01,mem=0kb,vmem=0kb,walltime=00:00:02");
@@ -122,7 +118,6 @@ impl<'a> Job<'a> {
         Ok(env)
     }
 
-    /// `mpsctl` with the configuration of the run, as root.
     pub fn mpsctl(&self) -> Result<Command> {
         Ok(self.with_config(Command::new(self.place.staged("mpsctl")?)))
     }

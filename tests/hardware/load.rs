@@ -102,7 +102,6 @@ impl Row {
 }
 
 pub enum Program<'a> {
-    /// Launches of small kernels a second.
     Kernels,
     /// Simulated nanoseconds a day.
     OpenMm(&'a Dynamics),
@@ -328,7 +327,6 @@ pub fn several(section: &mut Section, run: &Run) -> Result<()> {
 
 pub struct Dynamics {
     command: Vec<String>,
-    /// What it needs of its environment.
     env: BTreeMap<String, String>,
 }
 

@@ -107,7 +107,6 @@ impl Look {
     }
 }
 
-/// Longest that the machine may take until it is as before.
 const SETTLED: Duration = Duration::from_secs(5);
 
 /// Carries `act` out, looks until the machine is as it was before, and records the result. What the run directory keeps by

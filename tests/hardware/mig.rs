@@ -45,7 +45,6 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// The UUIDs of MIG devices in the lines `  MIG 1g.10gb     Device  0: (UUID: MIG-…)`.
 pub fn devices(list: &str) -> Vec<String> {
     let uuid = |line: &str| {
         let (_, rest) = line.trim().strip_prefix("MIG ")?.split_once("(UUID: ")?;

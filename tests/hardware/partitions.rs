@@ -13,7 +13,6 @@ use crate::site::{self, Gpu, Place, Run};
 const JOB: &str = "4713.srv";
 const ACCOUNT: &str = "MPS=true,MPS_SMS=8:16";
 const RANKS: [(u32, u64); 2] = [(0, 8), (1, 16)];
-/// The first branch of the driver with them.
 const FIRST: u32 = 590;
 
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {

@@ -15,7 +15,6 @@ use crate::job::{self, Job};
 use crate::result::Section;
 use crate::site::{self, Place, Run};
 
-/// Ranks on the GPU.
 const RANKS: usize = 4;
 /// The limit of each rank, and of that the share which a recipe takes.
 const LIMIT_MIB: u64 = 4096;

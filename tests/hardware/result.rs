@@ -58,7 +58,6 @@ impl Section {
         self.check(name, ran.code == Some(0), ran.story())
     }
 
-    /// Records that there are none.
     pub fn none(&mut self, name: impl Into<String>, found: &[String]) -> bool {
         self.check(name, found.is_empty(), found.join("\n"))
     }
@@ -89,7 +88,6 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Checks that held and that did not.
     pub fn counts(&self) -> (usize, usize) {
         let all = self.sections.iter().flat_map(|section| &section.checks);
         let (held, failed): (Vec<&Check>, Vec<&Check>) = all.partition(|check| check.ok);
@@ -133,7 +131,6 @@ fn short(value: &Value) -> String {
     }
 }
 
-/// Median, quartiles and range of some times in milliseconds.
 pub fn spread(times: &[f64]) -> String {
     let at = |part| hundredths(quantile(times, part));
     format!(
@@ -158,7 +155,6 @@ pub fn list(values: &[f64]) -> Value {
     values.to_vec().into()
 }
 
-/// Date and time, UTC, as RFC 3339 writes them.
 fn now() -> Result<String> {
     let mut date = Command::new(site::program("date")?);
     let ran = child::run(date.args(["-u", "+%FT%TZ"]), "", Duration::from_secs(5))?;

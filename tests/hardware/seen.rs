@@ -16,11 +16,8 @@ use crate::site::Run;
 /// Clients that run, and most that a GPU takes with driver 580.
 const CLIENTS: usize = 8;
 const MOST: usize = 48;
-/// Longest that something may take to be seen.
 const SOON: Duration = Duration::from_secs(20);
-/// Longest that one program may take.
 const PROGRAM: Duration = Duration::from_secs(60);
-/// Seconds that a client runs if it is not ended.
 const LOAD: &str = "90";
 
 struct Scene<'a> {
@@ -159,7 +156,6 @@ impl Scene<'_> {
         )?)
     }
 
-    /// NVIDIA's logs of the job, by name, while they are there.
     fn logs(&self) -> Result<Vec<(String, String)>> {
         let mut directories = vec![self.job.directory()];
         let mut logs = Vec::new();

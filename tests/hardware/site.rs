@@ -176,7 +176,6 @@ impl Place {
         self.dir.join("python")
     }
 
-    /// A directory of the user's own, mode 0700.
     pub fn user_dir(&self, name: &str) -> Result<PathBuf> {
         let dir = self.run.join(name);
         fs::create_dir(&dir)?;

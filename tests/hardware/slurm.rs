@@ -17,7 +17,6 @@ use crate::result::Section;
 use crate::site::{Place, Run};
 use crate::{job, site};
 
-/// Longest that one `srun` may take.
 const SRUN: Duration = Duration::from_secs(90);
 
 /// How often the job runs: the first one also brings the programs into the page cache.
@@ -133,7 +132,6 @@ const COMMAND: Duration = Duration::from_secs(60);
 
 const PLAIN: [&str; 3] = ["slurmctld", "slurmd", "slurmstepd"];
 
-/// What was brought; removed when dropped.
 #[derive(Debug, Default)]
 pub struct Debs {
     files: Vec<PathBuf>,

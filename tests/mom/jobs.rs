@@ -6,7 +6,6 @@ use tests::double::Builder;
 use tests::mom::cluster::{Cluster, Job, Product, USER, Verdict};
 use tests::mom::wire::{Ended, Run};
 
-/// GPUs whose MPS server never gets ready.
 pub fn never_ready(builder: Builder) -> Builder {
     builder.fast().fault(|faults| faults.start = "never".into())
 }
@@ -18,7 +17,6 @@ pub fn on_both(nodes: &[&str], test: impl Fn(&mut Cluster)) {
     }
 }
 
-/// Begins a job, which must be let through.
 pub fn begins(c: &mut Cluster, job: &Job) {
     let verdict = c.begin(job);
     assert_eq!(verdict, Verdict::Runs, "{}: {:?}", job.account, c.output(job, 0));
@@ -30,7 +28,6 @@ pub fn begun(c: &mut Cluster, account: &str) -> Job {
     job
 }
 
-/// Ends a job, after which the nodes must be as before.
 pub fn ends(c: &mut Cluster, job: &Job) {
     c.end(job, 0);
     c.is_as_before();

@@ -16,7 +16,6 @@ fn cluster(names: &[&str]) -> Cluster {
     Cluster::new(Product::OpenPbs, names)
 }
 
-/// A cluster whose prologue has 5 s.
 fn hurried() -> Cluster {
     Cluster::with(Product::OpenPbs, &["nodea"], Builder::fast, "deadline_s = 5\n")
 }
@@ -28,7 +27,6 @@ fn hurried_in_vain() -> Cluster {
     c
 }
 
-/// Ends a job whose launch was rejected.
 fn ends_unlaunched(c: &mut Cluster, job: &Job) {
     c.end(job, -1);
     c.is_as_before();
@@ -166,7 +164,6 @@ fn at_once(c: &mut Cluster, job: &Job, event: &str) -> Hooked {
     hooked
 }
 
-/// Begins a job without waiting for its MPS.
 fn begins_at_once(c: &mut Cluster, job: &Job) {
     c.openpbs_files(job);
     assert!(at_once(c, job, "execjob_begin").accepted());
@@ -420,24 +417,18 @@ fn a_job_that_did_not_ask_imports_nothing_and_starts_no_process() {
 }
 
 #[test]
-fn a_call_of_pbs_that_raises_touches_no_job_that_did_not_ask() {
+fn a_call_of_pbs_that_raises_stops_no_other_job_and_leaves_nothing() {
     let mut c = cluster(&["nodea"]);
-    let job = c.job("proj1");
-    c.openpbs_files(&job);
+    let plain = c.job("proj1");
+    c.openpbs_files(&plain);
     for name in RAISING {
         c.serve("failing", name);
         for event in ["execjob_begin", "execjob_launch", "execjob_end"] {
-            let hooked = c.hook(&job, 0, event);
+            let hooked = c.hook(&plain, 0, event);
             assert!(hooked.accepted(), "{name} in {event}: {}", hooked.message);
         }
-    }
-    c.is_as_before();
-}
-
-#[test]
-fn a_call_of_pbs_that_raises_leaves_nothing_and_ends_the_event_on_purpose() {
-    let mut c = cluster(&["nodea"]);
-    for name in RAISING {
+        c.serve("failing", "");
+        c.is_as_before();
         let job = c.job("MPS=true");
         c.openpbs_files(&job);
         c.serve("failing", name);

@@ -20,7 +20,6 @@ fn cluster(names: &[&str]) -> Cluster {
     Cluster::new(Product::Torque, names)
 }
 
-/// A node whose administrator wants no `$job_starter`.
 fn without_starter(config: &str) -> Cluster {
     let mut c = Cluster::with(Product::Torque, &["nodea"], Builder::fast, config);
     let node = &mut c.nodes[0];

@@ -51,7 +51,6 @@ const CELLS: &[Cell] = cells![
     a_server_that_ignores_sigterm_is_ended,
 ];
 
-/// Seconds that our programs give themselves in these cells.
 const DEADLINE: u64 = 4;
 
 fn prepare(bed: &mut Bed) -> Result<Simulated> {

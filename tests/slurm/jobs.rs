@@ -14,7 +14,6 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 pub const ONE_GPU: &str = "--mps -w node1 --gres=gpu:1";
 
 impl Context {
-    /// A shell's line that becomes the CUDA client of the node where it runs.
     pub fn client(&self, options: &str) -> String {
         self.nodes.client(options)
     }
@@ -36,7 +35,6 @@ impl Context {
         self.start(command, line)?.wait(LIMIT)
     }
 
-    /// A command that must end well; the records of the clients in it.
     pub fn records(&self, command: &str, line: &str) -> Result<Vec<Record>> {
         ended(self.start(command, line)?)
     }
@@ -169,7 +167,6 @@ pub fn holds(so: bool, found: &dyn std::fmt::Debug) -> Result<()> {
     Ok(())
 }
 
-/// The records of the clients in a command, which must end well.
 pub fn ended(command: Client) -> Result<Vec<Record>> {
     records(&command.wait(LIMIT)?.success()?.said())
 }

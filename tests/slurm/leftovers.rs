@@ -31,7 +31,6 @@ pub const ALONE: Group = Group {
     ..Group::new("leftovers_alone", cells![a_job_that_runs_asks_no_controller])
 };
 
-/// A job that no Slurm of a bed ever had.
 const NEVER: &str = "999999";
 
 /// Starts a daemon as Slurm's plugin does, for a job or a step that Slurm does not have.

@@ -8,7 +8,6 @@ use crate::failures::starts_again_soon;
 use crate::jobs::{LIMIT, check_bare, check_daemons, holds, records};
 use crate::runner::{Context, Group, cells, fast};
 
-/// The group.
 pub const GROUP: Group = Group {
     options,
     prepare,
@@ -53,7 +52,6 @@ fn running(cell: &Context, words: &str, seconds: u32) -> Result<u32> {
     Ok(job)
 }
 
-/// The job's own client ran under its MPS, to its end.
 fn completed(cell: &Context, job: u32) -> Result<()> {
     cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
     check_daemons(&records(&cell.output(job))?, cell.user.uid, 1)

@@ -73,7 +73,6 @@ struct Counts {
     failed: Vec<String>,
 }
 
-/// Whether a cell's name holds one of `words`, if there are any.
 pub fn is_chosen(words: &[String], name: &str) -> bool {
     words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
 }

@@ -34,7 +34,6 @@ pub fn catch_interrupts() -> Result<()> {
     Ok(())
 }
 
-/// Fails once the user has interrupted the run.
 pub fn go_on() -> Result<()> {
     if INTERRUPTED.load(Ordering::SeqCst) {
         bail!("interrupted");
@@ -100,7 +99,6 @@ impl Ran {
         bail!("it should fail: {}", self.story())
     }
 
-    /// Its output and its errors.
     pub fn said(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }
@@ -116,7 +114,6 @@ impl Ran {
             .to_owned()
     }
 
-    /// Wall time in milliseconds.
     pub fn ms(&self) -> f64 {
         ms(self.wall)
     }
@@ -127,7 +124,6 @@ pub fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 100_000.0).round() / 100.0
 }
 
-/// A program that runs. Killed when dropped before its end.
 #[derive(Debug)]
 pub struct Running {
     what: String,
@@ -258,7 +254,6 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Reads until the pipe is closed.
     pub fn start(pipe: Option<impl Read + Send + 'static>) -> Self {
         let bytes = Arc::new(Mutex::new(Vec::new()));
         let (sender, closed) = mpsc::channel();

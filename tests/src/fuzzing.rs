@@ -17,7 +17,6 @@ use std::time::Duration;
 /// A target: its name, which is its corpus's directory too, and what it does with bytes.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All of them.
 pub const TARGETS: [Target; 7] = [
     ("request", request),
     ("job_id", job_id),
@@ -116,7 +115,6 @@ pub fn server_log(bytes: &[u8]) {
     }
 }
 
-/// A machine with nothing on it.
 #[derive(Debug)]
 struct Nothing;
 

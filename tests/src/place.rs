@@ -22,7 +22,6 @@ use crate::stage::{Ran, USER, as_user, built, chmod, epilogue_args, finish, prol
 
 /// How long what was ended may take to vanish.
 const MOMENT: Duration = Duration::from_secs(4);
-/// What a test waits for must happen within this time.
 const PATIENCE: Duration = Duration::from_secs(40);
 /// What the suite keeps between jobs on purpose: its directories, and the users whose starts failed of late.
 const STANDING: [&str; 6] = [
@@ -156,7 +155,6 @@ impl Place {
         self.epilogue(&epilogue_args(job), &[])
     }
 
-    /// `mpsctl` as root, without any variable.
     pub fn mpsctl(&self, args: &[&str]) -> Ran {
         self.run("mpsctl", args, &[])
     }
@@ -172,7 +170,6 @@ impl Place {
         command
     }
 
-    /// A program of ours with our configuration, as root and without any variable.
     pub fn command(&self, program: &str) -> Command {
         self.command_by(&[], program)
     }
@@ -196,7 +193,6 @@ impl Place {
         finish(self.command(program).args(args).envs(env.iter().copied()))
     }
 
-    /// What is mounted below the jobs' directories.
     pub fn mounts(&self) -> Vec<PathBuf> {
         let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
         let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
@@ -218,7 +214,6 @@ impl Place {
         self.prologue(&prologue_args(job, account), &env)
     }
 
-    /// The same, which must succeed.
     #[track_caller]
     pub fn begin(&self, job: &str, account: &str, gpus: &str) -> Ran {
         self.torque(job, account, gpus).ok()
@@ -230,7 +225,6 @@ impl Place {
         self.start("mps-prologue", &prologue_args(job, account), &env)
     }
 
-    /// Torque's epilogue, not waited for.
     pub fn start_end(&self, job: &str) -> Running {
         self.start("mps-epilogue", &epilogue_args(job), &[])
     }
@@ -306,7 +300,6 @@ impl Place {
             .collect()
     }
 
-    /// The process that asks NVML.
     pub fn nvml_worker(&self) -> Option<u32> {
         let has_nvml = |process: &look::Process| {
             let maps = fs::read_to_string(format!("/proc/{}/maps", process.pid));
@@ -372,7 +365,6 @@ impl Place {
         self.assert_as_before(after);
     }
 
-    /// One strict epilogue, which must succeed.
     #[track_caller]
     pub fn end(&self, job: &str) -> Ran {
         self.strict_end(job).ok()
@@ -434,7 +426,6 @@ impl Place {
         assert_eq!(session.wait(), Some(0), "{lines}");
     }
 
-    /// A file of the job's log directory; empty if it is not there.
     pub fn log(&self, job: &str, name: &str) -> String {
         fs::read_to_string(self.job(job).join("log").join(name)).unwrap_or_default()
     }
@@ -495,7 +486,6 @@ pub fn side_by_side<T: Send>(items: Vec<T>, at_once: usize, work: impl Fn(T) + S
     beside::run(all.collect(), at_once);
 }
 
-/// A child that does not outlive its test.
 #[derive(Debug)]
 pub struct Running(pub Child);
 
@@ -528,7 +518,6 @@ impl Drop for Running {
     }
 }
 
-/// Waits until something is so, and fails if it is not in time.
 #[track_caller]
 pub fn eventually(what: impl Display, so: impl FnMut() -> bool) {
     assert!(wait_until(PATIENCE, so), "it does not happen: {what}");

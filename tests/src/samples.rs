@@ -25,7 +25,6 @@ pub fn in_turn<C, R>(
     Ok(results)
 }
 
-/// Milliseconds, to the microsecond.
 pub fn milliseconds(time: Duration) -> f64 {
     rounded(time.as_secs_f64() * 1e3)
 }

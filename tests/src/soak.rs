@@ -21,10 +21,8 @@ pub struct Load {
 
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Jobs whose MPS was proved ready.
     pub ready: AtomicU32,
     pub killed: AtomicU32,
-    /// Processes of jobs killed or stopped.
     pub struck: AtomicU32,
     pub clients: AtomicU32,
     pub repeated: AtomicU32,

@@ -55,7 +55,6 @@ impl Ran {
         self
     }
 
-    /// Asserts exit 0 and these words alone, on standard output.
     #[track_caller]
     pub fn prints_only(&self, words: &str) -> &Self {
         let ran = (self.code, self.out.as_str(), self.err.as_str());

@@ -8,7 +8,6 @@ use nix::mount::{MsFlags, mount};
 
 use crate::scarcity::Small;
 
-/// Longest line that is kept. Bytes.
 const LONGEST: usize = 64 * 1024;
 
 #[derive(Debug)]

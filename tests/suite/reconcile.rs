@@ -89,7 +89,6 @@ impl Site {
         self.server(&format!("jobs/{job}"), &text);
     }
 
-    /// A job that alone holds the GPU.
     #[track_caller]
     fn start(&self, job: &str) {
         self.place.begin(job, "MPS=true", "0");

@@ -22,7 +22,6 @@ fn with_job(config: &str, job: &str, account: &str) -> Place {
     Place::with_job(fast(1), config, job, account, "0")
 }
 
-/// `mpsctl report`, as root.
 fn report(place: &Place, args: &[&str]) -> Ran {
     place.mpsctl(&[&["report"], args].concat())
 }

@@ -9,7 +9,6 @@ use tests::place::{Place, eventually, fast};
 const CONFIG: &str = "deadline_s = 6\n";
 const FILES: [&str; 2] = ["run/ledger", "run/look-again"];
 
-/// Seconds since the boot.
 fn up() -> u64 {
     let text = fs::read_to_string("/proc/uptime").expect("uptime");
     let whole = text.split('.').next().expect("seconds");

@@ -26,7 +26,6 @@ fn served(node: Builder, job: &str, account: &str, gpus: &str) -> Place {
     Place::with_job(node, CEILINGS, job, account, gpus)
 }
 
-/// `mpsctl` of its user, or of root.
 fn mpsctl(place: &Place, user: Option<&str>, args: &[&str]) -> Ran {
     match user {
         Some(user) => place.mpsctl_as(user, args, &[]),

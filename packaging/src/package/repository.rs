@@ -99,7 +99,6 @@ fn release_file(tree: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// gpg without questions.
 fn gpg() -> Command {
     command("/usr/bin/gpg", "--batch --quiet --pinentry-mode loopback")
 }

@@ -19,9 +19,7 @@ use crate::{
 };
 
 const UNITS: &str = "systemctl list-units --all --plain --no-legend 'mps*'";
-/// The versions of our packages.
 const VERSIONS: &str = "dpkg-query -W -f '${Version}\n' mpsd mpsd-slurm";
-/// Both must be active.
 const ACTIVE: &str = "systemctl is-active mpsd.service mpsd-reconcile.timer";
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
 /// What changes by itself, or is the package manager's own memory.

@@ -92,7 +92,6 @@ impl Control {
         (count.unwrap_or_else(|| panic!("no recap: {text}")), text)
     }
 
-    /// A second run changes nothing.
     #[track_caller]
     fn changes_nothing(&self, variables: &serde_json::Value) {
         let (changed, told) = self.changes(variables);

@@ -136,7 +136,6 @@ fn vendor(root: &Root, library: Option<&Path>) -> NodeDouble {
     node
 }
 
-/// Our double of NVML, built with the packages' programs.
 fn nvml_for_arm64() -> PathBuf {
     target("..").join(TRIPLE).join("debug/libnvml_stub.so")
 }

@@ -39,7 +39,6 @@ NodeName=gpu001 CPUs=4 RealMemory=1000 Gres=gpu:2
 PartitionName=main Nodes=ALL Default=YES
 ";
 
-/// Writes the site's files into a system that has not booted yet.
 pub fn configure(root: &Root) -> NodeDouble {
     root.write("/etc/slurm/slurm.conf", SLURM);
     root.write(
@@ -71,9 +70,7 @@ pub fn doubles() -> Programs {
     })
 }
 
-/// What only a machine with that Slurm has.
 impl Machine {
-    /// Waits until the node takes jobs and none is on it.
     #[track_caller]
     pub fn idle(&mut self) {
         self.until("an idle node", |machine| {
@@ -180,7 +177,6 @@ fn running_of<'a>(programs: &[String], running: &'a str) -> Vec<&'a str> {
     running.lines().filter(is_one).collect()
 }
 
-/// Names in a directory, none where there is no directory.
 pub fn listed(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().into_string().unwrap());

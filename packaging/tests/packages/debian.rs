@@ -10,7 +10,6 @@ use crate::{kept, try_run};
 const INCLUDED: &str =
     "systemd,dbus,iproute2,munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,python3,python3-apt";
 const WITH_DNF: &str = "dnf,rpm";
-/// Longest that making it may take.
 const LIMIT: &str = "900";
 /// What debootstrap says when no package can be had: then there is nothing to test on, and the test is skipped.
 const OFFLINE: [&str; 4] = [

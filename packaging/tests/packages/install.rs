@@ -36,7 +36,6 @@ const FOREIGN: [(&str, &str); 5] = [
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
 /// What an administrator makes of it.
 const CHANGED: &str = "deadline_s = 25\n";
-/// A drain that is still to be delivered.
 const DRAIN: &str = "/var/lib/mpsd/drains/gpu001";
 const SNIPPET: &str = "/etc/slurm/plugstack.conf.d/mpsd.conf";
 /// A release that this machine's Slurm is not.
@@ -71,7 +70,6 @@ pub fn nothing_is_active(root: &Root) {
     assert_eq!(String::from_utf8_lossy(&found.stdout), "");
 }
 
-/// Nothing of ours is there but these.
 pub fn gone(root: &Root, but: &[&str]) {
     let places = "/usr/bin /usr/libexec /usr/lib/mpsd /usr/share /etc";
     let names = "-name 'mpsd*' -o -name 'mpsctl*' -o -name '*-mpsd.sh'";

@@ -11,7 +11,6 @@ use crate::root::Root;
 use crate::{debian, said};
 
 pub const HOST: &str = "gpu001";
-/// Longest that one command in it may take, in seconds.
 const LIMIT: &str = "120";
 /// Longest that it may take to boot, to end, or until a job begins or is gone.
 const BOOT: Duration = Duration::from_secs(120);
@@ -133,7 +132,6 @@ impl Machine {
         machine
     }
 
-    /// Waits until `done`.
     #[track_caller]
     pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut Machine) -> bool) {
         let deadline = Instant::now() + BOOT;
@@ -147,17 +145,14 @@ impl Machine {
         }
     }
 
-    /// A place in it, its own mounts included.
     pub fn at(&self, path: &str) -> PathBuf {
         Path::new(&format!("/proc/{}/root", self.init)).join(path.trim_start_matches('/'))
     }
 
-    /// Its network, for nsenter(1).
     pub fn network(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/ns/net", self.init))
     }
 
-    /// A command in it, as root.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -178,7 +173,6 @@ impl Machine {
         self.command(&["sh", "-ec", line]).output().unwrap()
     }
 
-    /// Runs a shell's line in it that must succeed; what it wrote to standard output.
     #[track_caller]
     pub fn run(&self, line: &str) -> String {
         self.expect(&["sh", "-ec", line])

@@ -80,7 +80,6 @@ fn said(output: &Output) -> String {
     format!("{}\n{out}{err}", output.status)
 }
 
-/// Runs a command that must succeed; its standard output.
 #[track_caller]
 fn run(command: &mut Command) -> String {
     let output = command.output();

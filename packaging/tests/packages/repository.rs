@@ -70,7 +70,6 @@ pub fn repository() -> &'static Path {
     })
 }
 
-/// Copies it to where the guide has it.
 pub fn place(root: &Root) {
     let to = root.at(PLACE);
     fs::create_dir_all(to.parent().unwrap()).unwrap();

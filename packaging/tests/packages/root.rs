@@ -131,7 +131,6 @@ impl Root {
         command
     }
 
-    /// Runs a shell's line in it that must succeed; what it said.
     #[track_caller]
     pub fn run(&self, line: &str) -> String {
         let output = self.output(line);

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use crate::target;
 
 const MANAGERS: [&str; 2] = ["apt", "dnf"];
-/// Longest that our own lines may take in all.
 const OURS: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]

@@ -61,7 +61,6 @@ pub fn in_order(factor: usize) -> bool {
     FACTORS[factor].name == PLUG
 }
 
-/// How many of [`FACTORS`] are the site's.
 pub const SITE: usize = 10;
 
 /// Values of the first factors, by their number in [`FACTORS`]; `None`: not chosen yet.
@@ -89,7 +88,6 @@ fn is_not(choice: &Choice, factor: &str, value: &str) -> bool {
     set && !is(choice, factor, value)
 }
 
-/// Whether Slurm can do what is chosen so far.
 pub fn possible(choice: &Choice) -> bool {
     let is = |factor, value| is(choice, factor, value);
     let is_not = |factor, value| is_not(choice, factor, value);

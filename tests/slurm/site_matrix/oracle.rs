@@ -10,7 +10,6 @@ use super::request::{
     LESS, Step, StepRequest, Variant, gpus, is_batch, is_bound_by_us, is_unplugged, steps, tasks,
 };
 
-/// Memory of a simulated GPU, in MiB.
 const MEMORY: u64 = 143_771;
 
 /// What Slurm says if no plugin registers our flags.

@@ -39,7 +39,6 @@ pub fn is_unplugged(request: &Choice, node: usize) -> bool {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepRequest {
-    /// What its job did.
     AsItsJob,
     /// Nothing, and neither did its job.
     Nothing,

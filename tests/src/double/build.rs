@@ -16,7 +16,6 @@ use super::node::{Context, Description, Faults, Gpu, MigDevice, Node, NvmlFaults
 pub struct Programs {
     pub control: PathBuf,
     pub client: PathBuf,
-    /// `libnvml_stub.so`.
     pub nvml: PathBuf,
 }
 
@@ -69,7 +68,6 @@ impl Builder {
         self
     }
 
-    /// The node's name (in client records, and in the UUIDs of GPUs that are added afterwards).
     pub fn name(mut self, name: &str) -> Builder {
         self.is.name = name.to_owned();
         self
@@ -80,13 +78,11 @@ impl Builder {
         self
     }
 
-    /// Faults of NVML.
     pub fn nvml(mut self, set: impl FnOnce(&mut NvmlFaults)) -> Builder {
         set(&mut self.is.nvml);
         self
     }
 
-    /// Durations; the recorded ones are the default.
     pub fn times(mut self, set: impl FnOnce(&mut Times)) -> Builder {
         set(&mut self.is.times);
         self
@@ -105,7 +101,6 @@ impl Builder {
         })
     }
 
-    /// Anything else of the description.
     pub fn describe(mut self, change: impl FnOnce(&mut Description)) -> Builder {
         change(&mut self.is);
         self
@@ -122,7 +117,6 @@ impl Builder {
         self
     }
 
-    /// With these programs instead of those found beside the test.
     pub fn programs(mut self, programs: Programs) -> Builder {
         self.programs = Some(programs);
         self
@@ -209,7 +203,6 @@ impl NodeDouble {
         self.dir.join("nvidia-cuda-mps-control")
     }
 
-    /// NVML, for `nvml` of the configuration.
     pub fn nvml(&self) -> PathBuf {
         self.dir.join("libnvidia-ml.so.1")
     }
@@ -218,7 +211,6 @@ impl NodeDouble {
         self.dir.join("fake-cuda-client")
     }
 
-    /// The UUIDs of the GPUs, in PCI order.
     pub fn uuids(&self) -> Vec<String> {
         self.is.gpu.iter().map(|g| g.uuid.clone()).collect()
     }
@@ -245,7 +237,6 @@ impl NodeDouble {
         }
     }
 
-    /// Every context on every GPU, with the GPU's UUID.
     pub fn contexts(&self) -> Vec<(String, Context)> {
         let node = self.node();
         let of = |uuid: String| node.contexts(&uuid).into_iter().map(move |c| (uuid.clone(), c));

@@ -11,10 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a MiB.
 pub const MIB: u64 = 1 << 20;
 
-/// The compute mode in which a GPU boots.
 const DEFAULT_MODE: &str = "default";
 
 /// Memory that an MPS server itself takes on each of its GPUs, in MiB (recorded).
@@ -24,32 +22,23 @@ pub const SERVER_MIB: u64 = 66;
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Description {
-    /// The node's name, repeated in every record of a client.
     pub name: String,
-    /// The driver's version, as NVML tells it.
     pub driver_version: String,
-    /// The version of CUDA, as the control daemon's log has it.
     pub cuda_version: u32,
     /// How many client programs a server takes: 48 recorded with 580 (docs/facts/mps-control.md#clients). From CUDA 13.1 on
     /// 60 are documented, not verified (MPS guide 615, "When to Use MPS": "60 client CUDA contexts per-device").
     pub max_clients: usize,
-    /// Durations.
     pub times: Times,
-    /// What goes wrong with the control daemon and its server.
     pub faults: Faults,
-    /// What goes wrong with NVML.
     pub nvml: NvmlFaults,
-    /// The GPUs, in PCI order.
     pub gpu: Vec<Gpu>,
 }
 
-/// One GPU of the node.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Gpu {
     /// `GPU-…`.
     pub uuid: String,
-    /// The product's name.
     pub name: String,
     /// Total memory as NVML tells it, in MiB.
     pub memory_mib: u64,
@@ -57,7 +46,6 @@ pub struct Gpu {
     pub memory_told: bool,
     /// Total memory as CUDA tells it, in MiB (less than NVML's).
     pub cuda_memory_mib: u64,
-    /// Streaming multiprocessors.
     pub sms: u32,
     /// CUDA compute capability.
     pub capability: (u32, u32),
@@ -88,13 +76,11 @@ pub struct Gpu {
 /// Compute slices of a GPU, and so the most MIG devices (H100, H200: NVIDIA's MIG guide, "Supported MIG Profiles").
 pub const SLICES: u32 = 7;
 
-/// One MIG device of a GPU.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigDevice {
     /// `MIG-…`.
     pub uuid: String,
-    /// Its compute slices.
     pub slices: u32,
     /// Its memory in eighths of the GPU's.
     pub eighths: u32,
@@ -153,7 +139,6 @@ impl Default for Times {
     }
 }
 
-/// Faults of the control daemon and of its server.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Faults {
@@ -172,13 +157,11 @@ pub struct Faults {
     pub answer: BTreeMap<String, String>,
     /// `quit` is answered as to a stranger.
     pub refuse_quit: bool,
-    /// The control daemon ignores SIGTERM.
     pub ignore_sigterm: bool,
     /// The server ignores SIGTERM.
     pub server_survives_sigterm: bool,
     /// A second thread of the server opens this file, and waits as long as that takes; empty: none does.
     pub server_opens: String,
-    /// The server lives on when its control daemon has gone.
     pub server_survives_control: bool,
     /// Limits are accepted and read back, and never applied.
     pub drop_limits: bool,
@@ -188,7 +171,6 @@ pub struct Faults {
     pub lacking_sms: u32,
 }
 
-/// Faults of NVML.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NvmlFaults {
@@ -210,12 +192,9 @@ pub struct NvmlFaults {
     pub stale_pid: Option<u32>,
 }
 
-/// One context on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// The process.
     pub pid: u32,
-    /// Its memory.
     pub bytes: u64,
     /// `server`, `mps` (a client of a server) or `bare`.
     pub kind: String,
@@ -264,9 +243,7 @@ impl Default for Gpu {
 /// A node's directory and what its `node.toml` said when it was opened.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// The directory.
     pub dir: PathBuf,
-    /// Its description.
     pub is: Description,
 }
 
@@ -280,7 +257,6 @@ impl Description {
 }
 
 impl Node {
-    /// Reads `dir/node.toml`.
     pub fn open(dir: &Path) -> Result<Node, String> {
         let file = dir.join("node.toml");
         let text = fs::read_to_string(&file).map_err(|e| format!("cannot read '{}': {e}", file.display()))?;

@@ -11,7 +11,6 @@ use nix::sys::socket::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Longest packet.
 const PACKET: usize = 64 << 10;
 
 #[derive(Clone, Debug, Deserialize, Serialize)]

@@ -83,7 +83,6 @@ impl MomNode {
         }
     }
 
-    /// Sends a signal.
     pub fn signal(&mut self, pid: i32, signal: i32) {
         self.order(&Order::Signal { pid, signal });
     }

@@ -20,7 +20,6 @@ pub enum Order {
     /// Send a signal to one process.
     Signal {
         pid: i32,
-        /// The signal's number.
         signal: i32,
     },
     /// Send SIGKILL to everything in the mom's cgroup, as a restart of its unit does.
@@ -72,10 +71,8 @@ pub struct Run {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stream {
-    /// `/dev/null`.
     #[default]
     Null,
-    /// Not open at all.
     Closed,
     File(String),
     Terminal,
@@ -84,7 +81,6 @@ pub enum Stream {
 /// Who is killed at a time limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Victims {
-    /// The process alone.
     #[default]
     Process,
     Session,
@@ -107,14 +103,12 @@ pub enum Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
     Code(i32),
-    /// By this signal.
     Signal(i32),
     /// At its time limit, by the mom's SIGKILL.
     Limit,
     /// It was never started: bad owner or mode.
     BadScript,
     NoScript,
-    /// It still runs.
     Running,
 }
 

@@ -19,7 +19,6 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// The pid of the process that asks NVML.
 const NVML: i32 = 77;
 /// The pid of the process that goes on with a start alone.
 const STARTER: i32 = 99;
@@ -36,7 +35,6 @@ impl Sim {
         found.map(member).collect()
     }
 
-    /// What one signal of `rung` does to these.
     fn signal(&mut self, pids: &[i32], rung: Rung) {
         for pid in pids {
             self.step(|world| {

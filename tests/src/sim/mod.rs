@@ -29,10 +29,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Killed;
 
-/// What goes wrong, once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
-    /// Nothing.
     None,
     /// The worker is killed at this point.
     KillAt(usize),
@@ -44,10 +42,8 @@ pub enum Trouble {
     MeetsAt(usize),
 }
 
-/// One worker (a prologue, an epilogue) on a node that outlives it.
 #[derive(Debug)]
 pub struct Sim {
-    /// The node.
     pub world: Rc<RefCell<World>>,
     settings: NodeSettings,
     trouble: Trouble,
@@ -64,7 +60,6 @@ pub struct Sim {
 
 type Work = dyn FnOnce(&Rc<RefCell<World>>);
 
-/// What another worker does.
 struct Other(Box<Work>);
 
 impl std::fmt::Debug for Other {
@@ -74,7 +69,6 @@ impl std::fmt::Debug for Other {
 }
 
 impl Sim {
-    /// A worker on `world` that meets `trouble`.
     pub fn new(world: &Rc<RefCell<World>>, trouble: Trouble) -> Self {
         Self {
             world: Rc::clone(world),
@@ -89,15 +83,10 @@ impl Sim {
         }
     }
 
-    /// A worker that meets no trouble.
     pub fn well(world: &Rc<RefCell<World>>) -> Self {
         Self::new(world, Trouble::None)
     }
 
-    /// The prologue of a job of `scenario`.
-    ///
-    /// # Errors
-    /// Its failure.
     pub fn begin(&mut self, scenario: &Scenario) -> Result<(), FailedStart> {
         let job = scenario.job().expect("job");
         let begun = job::begin(self, &job, scenario, scenario.when);
@@ -117,17 +106,14 @@ impl Sim {
         self
     }
 
-    /// How many points it has passed.
     pub fn points(&self) -> usize {
         self.points
     }
 
-    /// How many calls that can fail it has made.
     pub fn calls(&self) -> usize {
         self.calls
     }
 
-    /// A point: the worker may be killed here.
     fn point(&mut self) {
         let now = self.points;
         self.points += 1;
@@ -171,7 +157,6 @@ impl Sim {
         }
     }
 
-    /// One smallest change.
     fn step<T>(&mut self, change: impl FnOnce(&mut World) -> T) -> T {
         let changed = change(&mut self.world.borrow_mut());
         self.point();

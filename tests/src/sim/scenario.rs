@@ -11,37 +11,25 @@ use mpsd_core::request::Syntax;
 use mpsd_core::{ComputeMode, Failure, Gpu, GpuUuid, Inventory, JobId, Refusal, Request, Scheduler};
 use std::time::Duration;
 
-/// The node of every scenario.
 const NODE: &str = "gpu001";
-/// The user of every scenario.
 pub const UID: u32 = 1001;
 
-/// A node, a site, a job.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// What it is called, also as the name of its snapshot.
     pub name: &'static str,
-    /// The job's words.
     pub account: &'static str,
-    /// Lines of `mpsd.toml`.
     pub config: &'static str,
-    /// The node.
     pub inventory: Inventory,
-    /// What the scheduler gave.
     pub devices: Devices,
     /// A Slurm step's own daemon.
     pub step: bool,
-    /// Who schedules it.
     pub scheduler: Scheduler,
     /// This is not the job's first node.
     pub sister: bool,
-    /// When the prologue returns.
     pub when: ReturnWhen,
-    /// Failures are left for the tasks to read.
     pub record: bool,
 }
 
-/// A GPU of the H200's kind.
 pub fn h200(index: u32) -> Gpu {
     Gpu {
         index,
@@ -121,25 +109,21 @@ impl Scenario {
         self
     }
 
-    /// With other devices.
     pub fn devices(mut self, change: impl FnOnce(&mut Devices)) -> Self {
         change(&mut self.devices);
         self
     }
 
-    /// With another node.
     pub fn gpus(mut self, change: impl FnOnce(&mut Vec<Gpu>)) -> Self {
         change(&mut self.inventory.gpus);
         self
     }
 
-    /// With another driver.
     pub fn driver(mut self, version: &str) -> Self {
         self.inventory.driver = version.to_owned();
         self
     }
 
-    /// As a step of a Slurm job.
     pub fn step(mut self) -> Self {
         self.step = true;
         self
@@ -163,27 +147,20 @@ impl Scenario {
         self.recorded()
     }
 
-    /// Failures are left for the tasks to read.
     pub fn recorded(mut self) -> Self {
         self.record = true;
         self
     }
 
-    /// The job's id.
     pub fn id(&self) -> JobId {
         JobId::parse(if self.step { "4711.3" } else { "4711" }).expect("job id")
     }
 
-    /// What is in force on the node, before its GPUs are known.
     pub fn settings(&self) -> Settings {
         let config = Config::parse(self.config).expect("the scenario's configuration");
         config.for_node(NODE, &[]).expect("its settings")
     }
 
-    /// The job as its prologue knows it.
-    ///
-    /// # Errors
-    /// A refusal for its words.
     pub fn job(&self) -> Result<Job, Failure> {
         let request = Request::from_account(self.account)?
             .ok_or_else(|| Refusal::new("scenario", "it does not ask for MPS", ""))?;
@@ -219,7 +196,6 @@ impl Scenario {
         }
     }
 
-    /// How the job ends.
     pub fn ending<'a>(&self, settings: &'a Settings) -> Ending<'a> {
         Ending {
             settings,
@@ -228,10 +204,6 @@ impl Scenario {
         }
     }
 
-    /// The plan.
-    ///
-    /// # Errors
-    /// As the prologue's.
     pub fn plan(&self) -> Result<Plan, Failure> {
         let job = self.job()?;
         let case = Case {

@@ -32,7 +32,6 @@ const STACK: &str = "PlugStackConfig";
 
 const START: Duration = Duration::from_secs(30);
 
-/// A throw-away Slurm. Dropping it ends every process of it and removes its directories.
 #[derive(Debug)]
 pub struct Bed {
     pub(super) warden: Warden,
@@ -123,7 +122,6 @@ impl Bed {
         self.cgroup.as_deref()
     }
 
-    /// The options; what is changed before [`Bed::start`] takes effect.
     pub fn options_mut(&mut self) -> &mut Options {
         &mut self.options
     }

@@ -19,7 +19,6 @@ use super::users::User;
 use super::warden::{Request, Warden};
 use crate::child::{Ran, Running, alive};
 
-/// Longest that one of Slurm's administrative commands may take.
 const COMMAND: Duration = Duration::from_secs(30);
 
 impl Bed {

@@ -61,7 +61,6 @@ pub fn devices(dir: &Path, options: &Options, index: usize) -> Vec<Device> {
     }
 }
 
-/// The directory with a node's device files; with `Options::minors` it becomes the node's `/dev`.
 pub fn private_dev(dir: &Path, node: &str) -> PathBuf {
     dir.join("dev").join(node)
 }

@@ -90,7 +90,6 @@ pub(super) fn program(names: &[&str]) -> Result<String> {
 /// check and a daemon's start.
 const PORTS: Range<u16> = 20_000..30_000;
 
-/// Ports that are free, and that no other bed of this process was given.
 pub(super) fn free_ports(count: usize) -> Result<Vec<u16>> {
     static ASKED: AtomicU32 = AtomicU32::new(0);
     // Another process begins elsewhere.

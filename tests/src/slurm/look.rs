@@ -13,7 +13,6 @@ pub struct Process {
     pub parent: i32,
     /// Start time in clock ticks since boot: with the pid, the process's identity.
     pub start: u64,
-    /// State letter of `/proc/PID/stat`.
     pub state: char,
     /// Name of the program file (`comm`, at most 15 bytes).
     pub name: String,
@@ -46,7 +45,6 @@ impl Process {
         })
     }
 
-    /// Ended, but not yet collected by its parent.
     pub fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
@@ -61,7 +59,6 @@ impl Process {
             .collect()
     }
 
-    /// All processes below `root`, itself not among them.
     pub fn descendants(root: i32) -> Vec<Process> {
         let all = processes();
         let mut family = BTreeSet::from([root]);

@@ -10,7 +10,6 @@ pub const CONFIGLESS: &str = "slurmds without a file";
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Number of nodes, all on this host.
     pub nodes: usize,
     /// What the nodes are called before their number: `node1` and up. Slurm's cgroups have these names too, so beds that
     /// use them at the same time need different ones.
@@ -41,7 +40,6 @@ pub struct Options {
     pub plain_nodes: Vec<String>,
     /// Lines of those nodes' own plugstack.conf.
     pub plain_stack_lines: Vec<String>,
-    /// `PrologFlags`; empty: none.
     pub prolog_flags: String,
     /// Lines of `slurm.conf`; one that sets a key of ours replaces it.
     pub slurm_lines: Vec<String>,

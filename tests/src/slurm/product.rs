@@ -11,7 +11,6 @@ use super::host::program_beside;
 use super::stamp;
 use crate::double::copy_program;
 
-/// Programs of the product, beside one another as after an installation.
 const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
 
 pub const PLUGIN: &str = "libspank_mps.so";
@@ -71,7 +70,6 @@ impl Product {
     }
 }
 
-/// Copies a file of the build to a place that is root's alone to write.
 pub fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
     copy_program(from, to)
         .with_context(|| format!("cannot copy '{}' to '{}'", from.display(), to.display()))?;

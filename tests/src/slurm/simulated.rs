@@ -16,7 +16,6 @@ pub const MODEL: &str = "NVIDIA H200";
 
 pub const SMS: u64 = 132;
 
-/// The nodes' doubles, and the product that is configured for them.
 #[derive(Debug)]
 pub struct Simulated {
     pub product: Product,
@@ -41,10 +40,8 @@ pub struct Record {
     pub daemon_pid: Option<i32>,
     pub server_pid: Option<i32>,
     pub uuids: Vec<String>,
-    /// What it got of each.
     pub gpus: Vec<RecordGpu>,
     pub sms: Option<u64>,
-    /// Memory it may take, in MiB.
     pub memory_limit_mib: Option<u64>,
     pub error: Option<String>,
 }
@@ -98,12 +95,10 @@ impl Simulated {
         Ok(Simulated { product, nodes, root })
     }
 
-    /// The directory that holds the nodes' doubles, each under its node's name.
     pub fn dir(&self) -> &Path {
         &self.root
     }
 
-    /// A shell's line that becomes the CUDA client of the node it runs on.
     pub fn client(&self, arguments: &str) -> String {
         let node = format!("{}/$SLURMD_NODENAME", self.root.display());
         format!("exec {node}/fake-cuda-client --node {node} {arguments}")

@@ -7,7 +7,6 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 
 use super::host::program;
 
-/// The stamp of the installed Slurm, as its slurmd says (`slurm 25.11.7`, Debian's `slurm-wlm 22.05.8`).
 pub fn installed() -> Result<u32> {
     let slurmd = program(&["slurmd", "slurmd-wlm"])?;
     let said = std::process::Command::new(&slurmd).arg("-V").output()?.stdout;

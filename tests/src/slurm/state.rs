@@ -50,7 +50,6 @@ impl Bed {
         job.get("JobState").cloned().context("a job without a state")
     }
 
-    /// Waits until a job is in one of `states`. An error as soon as it has ended in another one.
     pub fn wait_job(&self, id: u32, states: &[&str], limit: Duration) -> Result<String> {
         let mut last = String::new();
         self.wait_until(&format!("job {id} in {states:?}"), limit, || {
@@ -67,7 +66,6 @@ impl Bed {
         Ok(last)
     }
 
-    /// Waits until no job is left in the queue and every node is idle.
     pub fn wait_idle(&self, limit: Duration) -> Result<()> {
         self.wait_until("idle nodes", limit, || {
             let queue = self.said("squeue -h -a -o %i")?;

@@ -22,7 +22,6 @@ pub struct User {
 }
 
 impl User {
-    /// Looks an account up. Errors if there is none, or if it is root.
     pub fn named(name: &str) -> Result<User> {
         let user =
             nix::unistd::User::from_name(name)?.with_context(|| format!("there is no account '{name}'"))?;

@@ -26,11 +26,7 @@ pub enum Request {
         log: PathBuf,
     },
     /// End a daemon: SIGTERM, SIGKILL after `wait_ms`, reap. Answer: `Stopped`.
-    Stop {
-        pid: i32,
-        /// How long SIGTERM may take.
-        wait_ms: u64,
-    },
+    Stop { pid: i32, wait_ms: u64 },
     /// A directory to remove in the end, with whatever is mounted in it. Answer: `Done`.
     Remove { path: PathBuf },
     /// A cgroup to remove in the end, with those below it. Answer: `Done`.
@@ -46,13 +42,11 @@ pub enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// The daemon runs under this pid.
     Started(i32),
     Stopped {
         /// SIGTERM was not enough.
         killed: bool,
     },
-    /// Noted.
     Done,
     Failed(String),
     /// Last line, after the teardown: what it had to kill or could not remove.

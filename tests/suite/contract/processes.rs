@@ -9,7 +9,6 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tests::child;
 
-/// The user whose daemon it is.
 pub const USER: u32 = 54_321;
 /// A stranger to that user.
 pub const STRANGER: u32 = 54_322;
@@ -36,7 +35,6 @@ impl Ended {
     }
 }
 
-/// A running child; killed with its whole group when dropped.
 #[derive(Debug)]
 pub struct Running {
     child: Option<child::Running>,
@@ -59,7 +57,6 @@ pub fn command(program: impl AsRef<OsStr>, uid: u32, env: &[(&str, &str)]) -> Co
     command
 }
 
-/// Starts a command whose standard input is this text.
 pub fn spawn(mut command: Command, input: &str) -> Running {
     let begin = Instant::now();
     let child = child::Running::start(&mut command, input);
@@ -71,7 +68,6 @@ pub fn spawn(mut command: Command, input: &str) -> Running {
     }
 }
 
-/// Runs a command to its end, or kills it at the deadline.
 pub fn run(command: Command, input: &str, limit: Duration) -> Ended {
     spawn(command, input).finish(limit)
 }

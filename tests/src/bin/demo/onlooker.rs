@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use tests::double::node::Node;
 use tests::slurm::{Bed, Process};
 
-/// How often it looks.
 const PERIOD: Duration = Duration::from_millis(3);
 
 #[derive(Debug, Default, Clone)]

@@ -161,7 +161,6 @@ impl Running {
         }
     }
 
-    /// One kernel.
     pub fn launch(&self) -> Result<(), CudaError> {
         match &self.mps {
             Some(mps) => done(mps.call(b"LAUNCH")),

@@ -37,7 +37,6 @@ pub struct Daemon {
     pub sessions: Vec<Session>,
     pub quit: Option<Quit>,
     pub retry: Option<Retry>,
-    /// Exit status, once the daemon is to end.
     pub ended: Option<u8>,
     pub server_failed: bool,
     last_session: u64,
@@ -66,7 +65,6 @@ impl Daemon {
         }
     }
 
-    /// Serves until `quit`; returns the exit status.
     pub fn run(mut self) -> u8 {
         let mut mask = SigSet::empty();
         mask.add(Signal::SIGCHLD);
@@ -186,7 +184,6 @@ impl Daemon {
     }
 }
 
-/// Which of these have something to say, after a wait for the first.
 pub fn readable<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, timeout: PollTimeout) -> Vec<bool> {
     let mut fds: Vec<PollFd> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     let _ = poll(&mut fds, timeout);

@@ -18,7 +18,6 @@ use std::process::ExitCode;
 
 use tests::double::node::Node;
 
-/// The help text, as recorded.
 const USAGE: &str = include_str!("usage.txt");
 
 fn main() -> ExitCode {

@@ -135,7 +135,6 @@ impl Daemon {
         }
     }
 
-    /// The fault of the description in which a command never returns.
     pub fn hang_if_told(&self, command: &str) {
         if self.node.is.faults.hang_on.iter().any(|c| c == command) {
             hang();

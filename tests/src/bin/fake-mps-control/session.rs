@@ -6,7 +6,6 @@ use std::process::ExitCode;
 
 use tests::double::wire;
 
-/// Runs a session until standard input ends.
 pub fn run() -> ExitCode {
     let Some(connection) = connect() else {
         eprintln!("Cannot find MPS control daemon process");

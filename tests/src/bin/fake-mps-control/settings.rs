@@ -26,7 +26,6 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Takes over a thread percentage; false, and no change, if it is none.
     pub fn set_threads(&mut self, text: &str) -> bool {
         let new = visible::percentage(text);
         self.threads = new.unwrap_or(self.threads);

@@ -16,10 +16,8 @@ use tests::mom::wire::{Answer, Order, Snapshot};
 
 /// Longest wait for a process without a time limit of its own.
 const LONGEST: Duration = Duration::from_secs(120);
-/// How often orphans are reaped while nothing is ordered, in ms.
 const IDLE_MS: u16 = 10;
 
-/// Serves until standard input ends.
 pub fn serve(cgroups: &str) -> Result<()> {
     let running = &mut Running::new(mom_cgroup(cgroups));
     let mut input = std::io::stdin().lock();

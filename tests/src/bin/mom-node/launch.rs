@@ -25,7 +25,6 @@ pub struct Launch {
     pub cgroup: Option<String>,
 }
 
-/// Never returns when it works.
 pub fn become_program(order: &str) -> Result<()> {
     let launch: Launch = serde_json::from_str(order)?;
     let run = &launch.run;

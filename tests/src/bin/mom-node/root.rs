@@ -108,7 +108,6 @@ pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<()> {
 /// nodes that run the same job id must not meet there.
 #[derive(Debug)]
 pub struct Hierarchy {
-    /// Where it is mounted.
     pub top: &'static str,
     home: PathBuf,
     node: PathBuf,

@@ -32,7 +32,6 @@ pub struct Running {
 }
 
 impl Running {
-    /// Nothing runs yet; the mom's processes go into `cgroup`.
     pub fn new(cgroup: Option<String>) -> Self {
         Self {
             cgroup,

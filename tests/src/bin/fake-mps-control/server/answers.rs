@@ -145,7 +145,6 @@ impl Server {
     }
 }
 
-/// The pid namespace of a process, by its inode.
 fn namespace(pid: u32) -> String {
     let link = std::fs::read_link(format!("/proc/{pid}/ns/pid")).unwrap_or_default();
     link.to_string_lossy()

@@ -17,7 +17,6 @@ pub struct Client {
     pub pid: u32,
     pub id: u32,
     pub command: String,
-    /// What it got, once it has attached.
     pub granted: Vec<Granted>,
     pub partition: Option<String>,
 }

@@ -33,7 +33,6 @@ pub struct Server {
     fatal: fatal::Fatal,
 }
 
-/// Runs the server until the control daemon orders its end or goes away.
 pub fn run(node: Node) -> ExitCode {
     let log = Log::stdout();
     log.line("Other", "Startup");
