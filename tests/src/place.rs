@@ -20,7 +20,6 @@ use crate::double::{Builder, NodeDouble, copy_program};
 use crate::fuse::Hung;
 use crate::stage::{Ran, USER, as_user, built, chmod, epilogue_args, finish, prologue_args, uid_of};
 
-/// How long what was ended may take to vanish.
 const MOMENT: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(40);
 /// What the suite keeps between jobs on purpose: its directories, and the users whose starts failed of late.
@@ -159,7 +158,6 @@ impl Place {
         self.run("mpsctl", args, &[])
     }
 
-    /// `mpsctl` as an ordinary user, with these variables alone.
     pub fn mpsctl_as(&self, user: &str, args: &[&str], env: &[(&str, &str)]) -> Ran {
         finish(self.mpsctl_of(user).args(args).envs(env.iter().copied()))
     }
@@ -248,7 +246,6 @@ impl Place {
         Running::start(command.stderr(Stdio::null()))
     }
 
-    /// Everything that a job could change, found without our own code.
     pub fn picture(&self) -> Picture {
         let mut picture = Picture::new();
         let root = self.path("");
@@ -329,7 +326,6 @@ impl Place {
             .collect()
     }
 
-    /// Asserts that this node was never drained, nor is to be.
     #[track_caller]
     pub fn assert_not_drained(&self, after: &str) {
         let drains = self.drains();
@@ -356,7 +352,6 @@ impl Place {
         self.epilogue(&[&["--strict"], &epilogue_args(job)[..]].concat(), &[])
     }
 
-    /// Ends the job, and asserts that nothing is left and nothing was drained.
     #[track_caller]
     pub fn assert_ends_clean(&self, job: &str, after: &str) {
         let end = self.strict_end(job);
@@ -408,7 +403,6 @@ impl Place {
         finish(command.envs(env.iter().copied()))
     }
 
-    /// A CUDA program as the user, without any variable.
     pub fn cuda(&self, args: &[&str]) -> Command {
         let mut command = as_user(USER, self.node.client());
         command.arg("--node").arg(self.node.dir()).args(args).env_clear();

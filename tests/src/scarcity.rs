@@ -11,7 +11,6 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::place::{Running, eventually};
 
-/// A page: what the smallest file takes of a tmpfs.
 const PAGE: usize = 4096;
 const NOTHING: Option<&str> = None;
 const BALLAST: &str = ".ballast";
@@ -141,7 +140,6 @@ impl Older {
     }
 }
 
-/// A process in a copy of this thread's namespace.
 fn keeper() -> Running {
     let mut command = Command::new("/usr/bin/unshare");
     command.args(["--mount", "--propagation", "private", "/bin/sleep", "600"]);

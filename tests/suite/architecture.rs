@@ -73,7 +73,6 @@ fn crates() -> Vec<Crate> {
 }
 
 impl Crate {
-    /// The crate that begins with the file `root`.
     fn read(root: &str, source: Source) -> Self {
         let mut read = Self::default();
         let directory = root.rsplit_once('/').unwrap_or_default().0;

@@ -16,7 +16,6 @@ use tests::figures;
 use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Living, Sim, Trouble, World, living, paths, silence_kills};
 
-/// Both exporters.
 const TOLD: &str = "[metrics]\ndcgm_job_map = \"/run/map\"\ngpustat = \"/run/gpustat\"";
 
 /// The scenarios whose every crash is tried. More GPUs or daemons add points, not kinds of them.
@@ -71,7 +70,6 @@ fn shared(world: &World) -> Rc<RefCell<World>> {
     Rc::new(RefCell::new(world.clone()))
 }
 
-/// The node is as before the job.
 #[track_caller]
 fn is_as_before(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
     let before = before(scenario).picture();
@@ -295,7 +293,6 @@ fn accounts_and_modes_are_as_before_when_the_first_directory_is_removed() {
     }
 }
 
-/// Whether the job's directory is there and nothing is in it.
 fn is_bare(world: &World, job: &JobId) -> bool {
     let directory = paths().job(job).directory().to_owned();
     let is_below = |path: &PathBuf| path.parent() == Some(&directory);

@@ -57,7 +57,6 @@ impl Enroot {
         }
     }
 
-    /// The mounts and the variables.
     #[track_caller]
     fn hook(&self, env: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
         self.run(env).prints_only("");

@@ -282,19 +282,13 @@ fn a_process_that_survives_sigkill_and_that_the_driver_does_not_hold_drains_noth
     figures::tell("faults", 1);
 }
 
-/// Root's own process that asks NVML.
-fn nvml_worker(place: &Place) -> Option<u32> {
-    let asks = |p: &tests::double::look::Process| p.uid == 0 && p.args.iter().any(|arg| arg == "--nvml");
-    place.processes().into_iter().find(asks).map(|p| p.pid)
-}
-
 #[test]
 fn nvml_that_crashes_is_the_nodes_and_one_that_is_killed_may_be_a_users_who_used_up_the_memory() {
     for (signal, drained) in [(Signal::SIGSEGV, 1), (Signal::SIGKILL, 0), (Signal::SIGABRT, 0)] {
         let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), CONFIG);
         let mut prologue = place.start_torque("55.srv", ACCOUNT, "0");
-        eventually("a worker", || nvml_worker(&place).is_some());
-        let worker = nvml_worker(&place).expect("a worker");
+        eventually("a worker", || place.nvml_worker().is_some());
+        let worker = place.nvml_worker().expect("a worker");
         kill(worker, signal);
         if signal == Signal::SIGSEGV {
             // The standard library ignores a first SIGSEGV from outside as a stray. A crash repeats at once.

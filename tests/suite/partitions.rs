@@ -11,7 +11,6 @@ use tests::stage::{Ran, USER, finish, script};
 const TWO: &str = "MPS=true,MPS_SMS=16:32";
 const RANK: &str = "OMPI_COMM_WORLD_LOCAL_RANK";
 
-/// A node whose driver has partitions.
 fn node(gpus: usize) -> Builder {
     fast(gpus).describe(|node| node.driver_version = "590.44.01".to_owned())
 }

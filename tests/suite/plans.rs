@@ -4,7 +4,6 @@ use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Scheduler};
 use mpsd_core::ComputeMode;
 use tests::sim::scenario::Scenario;
 
-/// Every scenario whose plan is kept.
 fn scenarios() -> Vec<Scenario> {
     let unknown = |why: &str| GpuSource::Unknown(why.to_owned());
     let counted = |count: u32| GpuSource::Counted {

@@ -15,7 +15,6 @@ use tests::stage::{THREE, USER, epilogue_args, prologue_args};
 
 /// The user who floods: no other program on any system has this number.
 const STRANGER: u32 = 54_399;
-/// How many endless loops the flood has.
 const LOOPS: usize = 500;
 /// Time for a prologue, seconds: the default.
 const DEADLINE_S: u64 = 20;

@@ -241,7 +241,6 @@ impl Watch {
         }
     }
 
-    /// Waits until it shows this.
     #[track_caller]
     fn shows(&mut self, words: &str) {
         let shown = wait_until(SOON, || {

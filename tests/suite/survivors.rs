@@ -43,7 +43,6 @@ fn end(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Findings {
     Sim::well(world).end(scenario)
 }
 
-/// What the timer does `seconds` later.
 fn later(world: &Rc<RefCell<World>>, scenario: &Scenario, seconds: u64) -> Vec<String> {
     world.borrow_mut().now += seconds;
     evidence::look_again(&mut Sim::well(world), &scenario.settings())

@@ -12,7 +12,6 @@ use super::request::{
 
 const MEMORY: u64 = 143_771;
 
-/// What Slurm says if no plugin registers our flags.
 const NO_FLAG: &str = "unrecognized option '--mps";
 
 #[derive(Debug)]

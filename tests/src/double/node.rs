@@ -37,21 +37,17 @@ pub struct Description {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Gpu {
-    /// `GPU-…`.
     pub uuid: String,
     pub name: String,
-    /// Total memory as NVML tells it, in MiB.
     pub memory_mib: u64,
     /// Whether NVML tells its memory at all: not where it is the machine's (GB10).
     pub memory_told: bool,
     /// Total memory as CUDA tells it, in MiB (less than NVML's).
     pub cuda_memory_mib: u64,
     pub sms: u32,
-    /// CUDA compute capability.
     pub capability: (u32, u32),
     /// Compute mode at boot: `default`, `exclusive_process`, `prohibited`.
     pub mode: String,
-    /// PCI bus id.
     pub pci: String,
     /// Minor number of `/dev/nvidia<minor>`; by default the position in the list.
     pub minor: Option<u32>,
@@ -79,7 +75,6 @@ pub const SLICES: u32 = 7;
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigDevice {
-    /// `MIG-…`.
     pub uuid: String,
     pub slices: u32,
     /// Its memory in eighths of the GPU's.
@@ -313,7 +308,6 @@ impl Node {
         fs::rename(new, dir.join(pid.to_string()))
     }
 
-    /// Says that a process has no context on a GPU any more.
     pub fn unregister(&self, uuid: &str, pid: u32) {
         let _ = fs::remove_file(self.contexts_dir(uuid).join(pid.to_string()));
     }

@@ -21,7 +21,6 @@ pub enum Product {
 }
 
 impl Product {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::Torque, Self::OpenPbs];
 
     fn words(self) -> [&'static str; 3] {
@@ -40,7 +39,6 @@ impl Product {
     }
 }
 
-/// What a job may not leave behind on a node.
 #[derive(Clone, Debug)]
 pub struct Leftovers {
     pub files: Vec<String>,
@@ -336,7 +334,6 @@ impl Cluster {
         }
     }
 
-    /// What the job's processes wrote on a node: output, errors.
     pub fn output(&mut self, job: &Job, at: usize) -> (String, String) {
         let spool = format!("{}/spool/{}", self.product.home(), job.id);
         let mut file = |kind: &str| {

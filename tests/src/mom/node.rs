@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-/// A node. Dropping it ends everything in it.
 #[derive(Debug)]
 pub struct MomNode {
     pub name: String,
@@ -116,19 +115,16 @@ impl MomNode {
         }
     }
 
-    /// Runs a shell command as root to exit code 0; its output.
     pub fn sh(&mut self, command: &str) -> String {
         self.sh_exits(0, command)
     }
 
-    /// Runs a shell command as root to this exit code; its output.
     pub fn sh_exits(&mut self, code: i32, command: &str) -> String {
         let (ended, text) = self.try_sh(command);
         assert_eq!(ended, Ended::Code(code), "on {}: {command}\n{text}", self.name);
         text
     }
 
-    /// Runs a shell command as root; how it ended and its output.
     pub fn try_sh(&mut self, command: &str) -> (Ended, String) {
         let script = format!("exec >/.layer/sh.out 2>&1 </dev/null; {command}");
         let ended = self.run(Run {

@@ -14,11 +14,8 @@ pub struct Hooked {
     pub verdict: String,
     pub message: String,
     pub imported: Vec<String>,
-    /// `event.progname` afterwards.
     pub progname: String,
-    /// `event.argv` afterwards.
     pub argv: Vec<String>,
-    /// `event.env` afterwards.
     pub env: BTreeMap<String, String>,
     pub log: Vec<(i32, String)>,
     pub run_count: Option<u32>,
@@ -26,9 +23,7 @@ pub struct Hooked {
     pub execution_time: Option<u64>,
     /// `job.rerun()` was called: the server puts the job back, where a rejected execjob_launch would end it.
     pub rerun: bool,
-    /// `job.Account_Name` afterwards.
     pub account: Option<String>,
-    /// `job.Resource_List` afterwards.
     pub resources: BTreeMap<String, Option<String>>,
 }
 

@@ -14,10 +14,8 @@ pub enum Order {
     Run(Box<Run>),
     Wait {
         pid: i32,
-        /// The longest wait, in ms.
         limit_ms: u64,
     },
-    /// Send a signal to one process.
     Signal {
         pid: i32,
         signal: i32,
@@ -61,7 +59,6 @@ pub struct Run {
     /// Demand what pbs_mom demands of a script: root's, regular, u+rx, not writable by others. A missing script is success.
     pub checked: bool,
     pub background: bool,
-    /// Time limit in ms, 0 for none.
     pub limit_ms: u64,
     /// Who is killed at the limit.
     pub at_limit: Victims,
@@ -96,7 +93,6 @@ pub enum Answer {
     Bool(bool),
     Snapshot(Snapshot),
     Done,
-    /// It could not be done.
     Failed(String),
 }
 

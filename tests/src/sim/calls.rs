@@ -20,7 +20,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 const NVML: i32 = 77;
-/// The pid of the process that goes on with a start alone.
 const STARTER: i32 = 99;
 
 impl Sim {

@@ -19,7 +19,6 @@ use std::time::Duration;
 /// What lies at a path: a file with its bytes, or a directory.
 pub type Tree = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
-/// The directories of the simulated node.
 pub fn paths() -> Paths {
     Paths::new("/run/mpsd", "/var/lib/mpsd")
 }

@@ -25,18 +25,14 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What the panic of a killed worker carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Killed;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
     None,
-    /// The worker is killed at this point.
     KillAt(usize),
-    /// The call with this number fails on evidence against the node.
     FaultAt(usize),
-    /// The call with this number fails for an unknown reason.
     UndeterminedAt(usize),
     /// Another worker comes at this point ([`Sim::meeting`]).
     MeetsAt(usize),
@@ -49,7 +45,6 @@ pub struct Sim {
     trouble: Trouble,
     points: usize,
     calls: usize,
-    /// The locks that it holds itself.
     locks: Rc<RefCell<BTreeSet<PathBuf>>>,
     /// It goes on alone after its program has ended.
     alone: bool,
@@ -94,7 +89,6 @@ impl Sim {
         begun.failed.map_or(Ok(()), Err)
     }
 
-    /// Its epilogue.
     pub fn end(&mut self, scenario: &Scenario) -> Findings {
         let settings = scenario.settings();
         job::end(self, &scenario.id(), &scenario.ending(&settings)).findings
@@ -131,7 +125,6 @@ impl Sim {
         }
     }
 
-    /// The begin of a call that can fail.
     fn call(&mut self, name: &'static str) -> Result<(), Failure> {
         self.point();
         self.asked.set(false);
@@ -173,7 +166,6 @@ pub fn living<T>(work: impl FnOnce() -> T) -> Option<T> {
     }
 }
 
-/// From now on the panics of killed workers are not printed.
 pub fn silence_kills() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {

@@ -21,10 +21,8 @@ pub struct Scenario {
     pub config: &'static str,
     pub inventory: Inventory,
     pub devices: Devices,
-    /// A Slurm step's own daemon.
     pub step: bool,
     pub scheduler: Scheduler,
-    /// This is not the job's first node.
     pub sister: bool,
     pub when: ReturnWhen,
     pub record: bool,
@@ -103,7 +101,6 @@ impl Scenario {
         }
     }
 
-    /// With these lines in the configuration.
     pub fn config(mut self, config: &'static str) -> Self {
         self.config = config;
         self

@@ -13,14 +13,12 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Living {
-    /// Its place in the three.
     pub role: Role,
     pub job: JobId,
     pub uid: u32,
     pub gpus: Vec<GpuUuid>,
     /// The highest rung of the ladder that does not end it.
     pub survives: Option<Rung>,
-    /// `R`, `S`, `D`, `T`, `Z`.
     pub state: char,
 }
 
@@ -29,17 +27,14 @@ pub struct World {
     pub inventory: Inventory,
     /// The files: everything that root keeps, and other exporters' files in `/run/map` and `/run/gpustat`.
     pub files: Tree,
-    /// The process that goes on with a start alone.
     pub starter: Option<i32>,
     pub starter_ended: bool,
     pub cgroups: BTreeSet<PathBuf>,
     pub processes: BTreeMap<i32, Living>,
-    /// Contexts of others: GPU and pid.
     pub foreign: Vec<(GpuUuid, i32)>,
     pub stubborn: Option<Rung>,
     /// The threads of those that survive, in one look after the other; the last look stays.
     pub looks: Vec<Vec<Thread>>,
-    /// The users' processes that wait in the kernel.
     pub waiting: Vec<Waiting>,
     pub silent: bool,
     pub now: u64,
@@ -84,7 +79,6 @@ impl World {
         }
     }
 
-    /// The text of a file, if it is there.
     pub fn text(&self, path: &Path) -> Option<String> {
         let bytes = self.files.get(path)?.clone();
         bytes.map(|bytes| String::from_utf8(bytes).expect("text"))

@@ -17,9 +17,7 @@ use tests::stage::chmod;
 use crate::client::Client;
 use crate::processes::{Ended, Running, USER, command, run, spawn};
 
-/// How long a command may take that is believed to answer.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// After how long a command counts as hung.
 pub const HANGS: Duration = Duration::from_secs(1);
 pub const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
@@ -190,7 +188,6 @@ impl Daemon<'_> {
         [(PIPE, pipe), ("CUDA_MPS_LOG_DIRECTORY", log)]
     }
 
-    /// Starts it in the foreground and waits until it answers.
     pub fn start(&mut self, more: &[(&str, &str)]) {
         self.start_so(more, |command| command);
     }

@@ -10,7 +10,6 @@ use tests::double::look::wait_until;
 use crate::bench::{Bench, PIPE};
 use crate::processes::{Ended, Running, USER, command, spawn};
 
-/// How long a client may take that is believed to come up.
 const PATIENCE: Duration = Duration::from_secs(40);
 #[derive(Debug)]
 pub struct Client<'b> {
@@ -26,7 +25,6 @@ pub struct Outcome {
     records: Vec<Value>,
 }
 
-/// A client that holds its context; killed when dropped.
 #[derive(Debug)]
 pub struct Holding {
     pub record: Value,
@@ -60,13 +58,11 @@ impl<'b> Client<'b> {
         self
     }
 
-    /// Using the first GPU alone.
     pub fn on_first_gpu(mut self) -> Self {
         self.arguments.extend(["--gpu".into(), "0".into()]);
         self
     }
 
-    /// Holding its context so many seconds.
     pub fn holding(mut self, seconds: u32) -> Self {
         self.arguments.extend(["--hold".into(), seconds.to_string()]);
         self
@@ -90,7 +86,6 @@ impl<'b> Client<'b> {
         self.run_within(PATIENCE)
     }
 
-    /// Runs it to its end, or kills it at the deadline.
     pub fn run_within(&self, limit: Duration) -> Outcome {
         Outcome::of(self.spawn().finish(limit))
     }

@@ -20,7 +20,6 @@ fn seen(client: Client, variable: Option<&str>) -> Result<Vec<String>, u64> {
     Ok(gpus.map(|g| g["uuid"].as_str().unwrap().to_owned()).collect())
 }
 
-/// The UUIDs of the first two GPUs.
 fn two(bench: &Bench) -> [String; 2] {
     [0, 1].map(|n: usize| bench.gpus[n].uuid.clone())
 }

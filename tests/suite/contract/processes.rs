@@ -10,13 +10,11 @@ use nix::unistd::Pid;
 use tests::child;
 
 pub const USER: u32 = 54_321;
-/// A stranger to that user.
 pub const STRANGER: u32 = 54_322;
 #[derive(Debug)]
 pub struct Ended {
     pub out: String,
     pub err: String,
-    /// Whether it had to be killed at the deadline.
     pub hung: bool,
     pub took: Duration,
     code: Option<i32>,
@@ -28,7 +26,6 @@ impl Ended {
         self.code.unwrap_or(-1)
     }
 
-    /// Asserts that it wrote this alone to standard output, and exited with 0.
     #[track_caller]
     pub fn answers(&self, answer: &str) {
         assert_eq!((self.out.as_str(), self.code()), (answer, 0), "{self:?}");
@@ -92,7 +89,6 @@ impl Running {
         self.child().ended_within(limit)
     }
 
-    /// Waits for its end; kills it at the deadline.
     pub fn finish(mut self, limit: Duration) -> Ended {
         let hung = self.ended_within(limit).is_none();
         let [out, err] = self.written();
