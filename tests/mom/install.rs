@@ -83,7 +83,11 @@ fn the_hook_needs_a_manager_and_is_read_back() {
     c.nodes[0].sh("mpsctl pbs uninstall");
     assert_eq!(c.served("hooks/mpsd.HK") + &c.served("hooks/mpsd.PY"), "");
     assert_eq!(c.nodes[0].read("/var/lib/mpsd/mpsd.py"), None);
-    checks(&mut c, 1, &["FAIL  PBS has no hook 'mpsd': jobs run without MPS"]);
+    checks(
+        &mut c,
+        1,
+        &["FAIL  this mom has no hook 'mpsd': jobs run without MPS"],
+    );
     // The classic scripts do without it.
     c.nodes[0].sh("mpsctl pbs install --classic; mpsctl pbs check; mpsctl pbs uninstall");
     c.serve("operators", "root@elsewhere\n");
@@ -112,41 +116,40 @@ fn a_hook_is_installed_again_at_once_after_its_removal() {
     assert!(started.elapsed().as_secs() < 60, "bounded");
 }
 
-/// On the server's own host root may ask the server too, and the copy of the mom there decides.
+/// A mom may not have got the hook, or keep an older one.
 #[test]
 fn check_finds_a_mom_that_has_no_hook_or_an_older_one() {
     let mut c = openpbs();
-    let copy = "/var/spool/pbs/mom_priv/hooks/mpsd.PY";
-    let text = checks(&mut c, 0, &[]);
-    assert!(!text.contains("this mom"), "no mom runs here: {text}");
-    c.nodes[0].write("/var/spool/pbs/mom_priv/mom.lock", "1\n", 0o600);
-    checks(
-        &mut c,
-        1,
-        &[&format!("FAIL  no '{copy}': this mom has no hook 'mpsd'")],
-    );
-    c.nodes[0].sh(&format!("cp /var/lib/mpsd/mpsd.py {copy}"));
-    let text = checks(&mut c, 0, &[]);
-    assert!(!text.contains("mpsd.PY'"), "{text}");
+    // Its jobs get the copy of the mom, and root of a node may not ask the server.
+    c.serve("hooks-denied", "yes");
+    let hooks = "/var/spool/pbs/mom_priv/hooks";
+    let copy = format!("{hooks}/mpsd.PY");
+    let text = checks(&mut c, 0, &["OK    hook 'mpsd' is enabled"]);
+    assert!(!text.contains("another version"), "{text}");
     // A copy with what was filled in at an earlier installation is older too.
     for change in ["sed -i 's/^LIMIT_S = .*/LIMIT_S = 7/'", "sed -i 1,999d"] {
         c.nodes[0].sh(&format!("{change} {copy}"));
-        checks(
-            &mut c,
-            0,
-            &[&format!(
-                "WARN  '{copy}' is another version's hook than the server's"
-            )],
-        );
+        let line = format!("WARN  '{copy}' is another version's hook than the server's");
+        checks(&mut c, 0, &[&line]);
     }
-    c.serve("hooks/mpsd.PY", "import pbs\n");
-    let text = c.nodes[0].try_sh("mpsctl pbs check").1;
-    says(
-        &text,
-        &[&format!(
-            "WARN  '{copy}' is another version's hook than this mpsctl's"
-        )],
-    );
+    c.nodes[0].sh("rm /var/lib/mpsd/mpsd.py");
+    let line = format!("WARN  '{copy}' is another version's hook than this mpsctl's");
+    checks(&mut c, 0, &[&line]);
+    // Values that are the default are not written.
+    let attributes =
+        "hook_name=mpsd\nevent=execjob_begin,execjob_launch,execjob_end,execjob_abort\norder=110\n";
+    for (more, code, line) in [
+        ("", 1, "FAIL  hook 'mpsd' is killed after 30 s"),
+        ("alarm=60\nenabled=false\n", 1, "FAIL  hook 'mpsd' is not enabled"),
+        ("alarm=60\n", 0, "OK    hook 'mpsd' is enabled"),
+    ] {
+        c.nodes[0].write(&format!("{hooks}/mpsd.HK"), &format!("{attributes}{more}"), 0o600);
+        checks(&mut c, code, &[line]);
+    }
+    c.nodes[0].sh(&format!("rm {copy}"));
+    checks(&mut c, 1, &["FAIL  this mom has no hook 'mpsd'"]);
+    c.nodes[0].sh("rm /var/spool/pbs/mom_priv/mom.lock");
+    checks(&mut c, 0, &["WARN  no mom runs here"]);
 }
 
 /// A configuration manager runs it again and again.
@@ -192,8 +195,8 @@ fn install_imports_a_hook_that_was_changed() {
 #[test]
 fn check_warns_unless_something_names_the_gpus() {
     let mut c = openpbs();
-    let on = "    enabled = true\n    alarm = 90\n";
-    let off = on.replace("true", "false");
+    let copies = "/var/spool/pbs/mom_priv/hooks/pbs_cgroups";
+    let (on, off) = ("alarm=90\n", "enabled=false\n");
     let devices =
         |on: bool| format!("{{\"discover_gpus\": true, \"cgroup\": {{\"devices\": {{\"enabled\": {on}}}}}}}");
     let names = "OK    pbs_cgroups names each job's GPUs";
@@ -203,11 +206,7 @@ fn check_warns_unless_something_names_the_gpus() {
             devices(true),
             "WARN  there is no hook pbs_cgroups: PBS counts GPUs",
         ),
-        (
-            Some(off.as_str()),
-            devices(true),
-            "WARN  pbs_cgroups is not enabled",
-        ),
+        (Some(off), devices(true), "WARN  pbs_cgroups is not enabled"),
         (Some(on), devices(false), "WARN  pbs_cgroups leaves GPUs out"),
         (
             Some(on),
@@ -217,9 +216,10 @@ fn check_warns_unless_something_names_the_gpus() {
         (Some(on), devices(true), names),
     ] {
         if let Some(hook) = hook {
-            c.serve("hooks/pbs_cgroups.HK", hook);
+            c.nodes[0].write(&format!("{copies}.HK"), hook, 0o600);
+            c.nodes[0].write(&format!("{copies}.PY"), "", 0o600);
         }
-        c.serve("hooks/pbs_cgroups.CF", &config);
+        c.nodes[0].write(&format!("{copies}.CF"), &config, 0o600);
         let advice = "qmgr -c 'set hook pbs_cgroups enabled = True'";
         let text = checks(&mut c, 0, &[line]);
         assert_eq!(text.contains(advice), line != names, "{text}");
@@ -232,24 +232,7 @@ fn check_warns_unless_something_names_the_gpus() {
         &["FAIL  pbs_cgroups is enabled, and PBS then runs no classic epilogue"],
     );
     c.nodes[0].sh("mpsctl pbs uninstall; mpsctl pbs install");
-    // If root may not ask the server, the mom's own copy tells. It leaves defaults out.
-    c.serve("hooks-denied", "yes");
-    let copies = "/var/spool/pbs/mom_priv/hooks";
-    for (name, text) in [
-        ("mpsd.HK", "alarm=60\n"),
-        ("mpsd.PY", ""),
-        ("pbs_cgroups.PY", ""),
-        ("pbs_cgroups.CF", &devices(true)),
-    ] {
-        c.nodes[0].write(&format!("{copies}/{name}"), text, 0o600);
-    }
-    for (hook, line) in [
-        ("alarm=90\n", names),
-        ("enabled=false\n", "WARN  pbs_cgroups is not enabled"),
-    ] {
-        c.nodes[0].write(&format!("{copies}/pbs_cgroups.HK"), hook, 0o600);
-        says(&c.nodes[0].try_sh("mpsctl pbs check").1, &[line]);
-    }
+    c.nodes[0].write(&format!("{copies}.HK"), off, 0o600);
     c.nodes[0].sh("echo 'gpus_unknown = \"whole-node-if-exclusive\"' >>/etc/mpsd/mpsd.toml");
     let words = [
         "WARN  pbs_cgroups is not enabled: PBS counts GPUs",
@@ -284,33 +267,6 @@ fn uninstall_names_the_jobs_that_run_and_waits_or_is_forced() {
             "mps-epilogue --scheduler {scheduler} -- {id} alice alice || true"
         ));
     }
-}
-
-#[test]
-fn a_compute_node_checks_its_moms_own_copy_of_the_hook() {
-    let mut c = openpbs();
-    c.serve("hooks-denied", "yes");
-    let hooks = "/var/spool/pbs/mom_priv/hooks";
-    checks(&mut c, 1, &["FAIL  this mom has no hook 'mpsd'"]);
-    // Values that are the default are not written.
-    let copy = "hook_name=mpsd\nevent=execjob_begin,execjob_launch,execjob_end,execjob_abort\norder=110\n";
-    c.nodes[0].write(&format!("{hooks}/mpsd.PY"), "import pbs\n", 0o600);
-    for (more, code, line) in [
-        ("", 1, "FAIL  hook 'mpsd' is killed after 30 s"),
-        ("alarm=60\nenabled=false\n", 1, "FAIL  hook 'mpsd' is not enabled"),
-        ("alarm=60\n", 0, "OK    hook 'mpsd' is enabled"),
-    ] {
-        c.nodes[0].write(&format!("{hooks}/mpsd.HK"), &format!("{copy}{more}"), 0o600);
-        checks(&mut c, code, &[line]);
-    }
-    checks(
-        &mut c,
-        0,
-        &[&format!("WARN  '{hooks}/mpsd.PY' is another version's hook")],
-    );
-    c.nodes[0].sh(&format!("cp /var/lib/mpsd/mpsd.py {hooks}/mpsd.PY"));
-    let text = checks(&mut c, 0, &[]);
-    assert!(!text.contains("another version"), "{text}");
 }
 
 #[test]

@@ -92,17 +92,15 @@ pub fn tell(
     }
     let line = failure.to_string();
     let ends_unheard = !submission.interactive && !submission.sister;
-    if failure.kind() == FailureKind::Refusal && ends_unheard {
-        let refused = format!("MPS refused: {line}");
-        let told = node.controller(place).tell_refused(&submission.job, &refused);
-        said(node, submission, told);
-    }
+    let refused = failure.kind() == FailureKind::Refusal && ends_unheard;
     let ends = matches!(failure, Failure::Fault(fault) if fault.drains());
     let aloud = ends || submission.interactive;
     let number = requeued.and_then(|requeued| requeued.number.as_ref());
     let number = number.map(|number| format!("{number}: ")).unwrap_or_default();
     let line = format!("{number}{line}");
-    let told = node.controller(place).tell(&submission.job, &line, aloud);
+    let told = node
+        .controller(place)
+        .tell(&submission.job, &line, aloud, refused);
     said(node, submission, told);
     if let Some(requeued) = requeued.filter(|requeued| requeued.failed.is_none()) {
         let job = &submission.job;

@@ -46,13 +46,9 @@ pub trait Controller {
     }
     /// Takes our `note` off a node in service that still shows it; then it shows `memo` again.
     fn withdraw(&self, note: &str, memo: Option<&str>) -> Result<(), String>;
-    /// Tells the user of a job of this node why it has no MPS: in the job's status, and with `aloud` on their terminal. Does
-    /// nothing if the job's own output tells it.
-    fn tell(&self, _job: &JobId, _line: &str, _aloud: bool) -> Result<(), String> {
-        Ok(())
-    }
-    /// Tells the user of a refused batch job of this node, if its output is never delivered.
-    fn tell_refused(&self, _job: &JobId, _line: &str) -> Result<(), String> {
+    /// Tells the user of a job of this node why it has no MPS: in the job's status, and with `aloud` on their terminal.
+    /// `refused`: it is a batch job that was refused. Does nothing if the job's own output tells it.
+    fn tell(&self, _job: &JobId, _line: &str, _aloud: bool, _refused: bool) -> Result<(), String> {
         Ok(())
     }
     /// The file for the output of a batch job of this node that went back into the queue; `None`: the scheduler names none.

@@ -298,6 +298,9 @@ fn qmgr(words: &[&str]) -> u8 {
         ),
         _ => None,
     };
+    if let (Some(()), ["create" | "import" | "set" | "delete", "hook", name, ..]) = (done, parts.as_slice()) {
+        send_to_mom(name);
+    }
     if done.is_none() && parts.get(1) == Some(&"hook") && text(&format!("hooks/{}.HK", parts[2])).is_none() {
         // Read: hook_func.c.
         eprintln!("qmgr obj={} svr=default: hook not found", parts[2]);
@@ -308,6 +311,23 @@ fn qmgr(words: &[&str]) -> u8 {
         );
     }
     u8::from(done.is_none())
+}
+
+/// The copy of the mom here: `NAME=VALUE` lines, and the hook's text.
+fn send_to_mom(name: &str) {
+    for kind in ["HK", "PY"] {
+        let copy = format!("/var/spool/pbs/mom_priv/hooks/{name}.{kind}");
+        let _ = match text(&format!("hooks/{name}.{kind}")) {
+            Some(text) if kind == "HK" => {
+                let lines = text
+                    .lines()
+                    .map(|line| line.trim().replacen(" = ", "=", 1) + "\n");
+                fs::write(copy, lines.collect::<String>())
+            }
+            Some(text) => fs::write(copy, text),
+            None => fs::remove_file(copy),
+        };
+    }
 }
 
 fn set_hook(name: &str, key: &str, value: &str) -> Option<()> {

@@ -173,6 +173,7 @@ impl Cluster {
         if product == Product::OpenPbs {
             let conf = "PBS_SERVER=pbsserver\nPBS_HOME=/var/spool/pbs\nPBS_EXEC=/opt/pbs\n";
             node.write("/etc/pbs.conf", conf, 0o644);
+            node.write(&format!("{home}/mom_priv/mom.lock"), "1\n", 0o600);
         }
         node.sh("mpsctl pbs install");
         if product == Product::Torque {

@@ -80,12 +80,10 @@ const POLL: Duration = Duration::from_secs(1);
 const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 const FILLED_IN: &str = "# filled in by";
-/// What qmgr says: to root of a node that is no manager; of a deleted hook, which keeps its name until every mom has removed
-/// its copy; and of no hook, in any case (docs/facts/pbs.md#hooks-of-openpbs). The last is our word for a mom without a copy.
+/// What qmgr says to root of a node that is no manager, and of a deleted hook, which keeps its name until every mom has
+/// removed its copy (docs/facts/pbs.md#hooks-of-openpbs).
 const DENIED: &str = "unauthorized to access hooks";
 const PENDING_DELETE: &str = "is pending delete";
-const NO_HOOK: &str = "hook not found";
-const NOT_AT_THE_MOM: &str = "hook not found at the mom";
 
 const NAME_GPUS: &str = "qmgr -c 'export hook pbs_cgroups application/x-config default' >cgroups.json; \
      (in cgroups.json: \"devices\": { \"enabled\": true, and \"nvidia-smi\": its path where that is not /usr/bin/nvidia-smi); \
@@ -120,6 +118,7 @@ fn place_hook(
         ("alarm", alarm.to_string()),
         ("enabled", "True".to_owned()),
     ];
+    let export = format!("export hook {NAME} application/x-python default");
     let before = shown();
     let mut commands = Vec::new();
     if before.is_err() {
@@ -133,7 +132,7 @@ fn place_hook(
             .map(|(name, value)| format!("set hook {NAME} {name} = {value}")),
     );
     if before.is_ok_and(|shown| has(&shown, &attributes))
-        && exported(pbs, ctx).as_deref() == Ok(body.trim_end())
+        && ask(&export).is_ok_and(|text| text.trim_end() == body.trim_end())
     {
         report.did(format!("hook '{NAME}' is as it should be: {events}"));
     } else {
@@ -243,10 +242,6 @@ fn carry_out(commands: &[String], ask: &dyn Fn(&str) -> Result<String, String>) 
     }
 }
 
-fn is_enabled(shown: &str) -> bool {
-    shown.to_lowercase().contains("enabled = true")
-}
-
 fn has_classic(pbs: &Installation) -> bool {
     calls_us(&pbs.mom_priv().join("prologue"))
 }
@@ -255,44 +250,53 @@ fn moms_copy(pbs: &Installation, name: &str, kind: &str) -> PathBuf {
     pbs.mom_priv().join("hooks").join(format!("{name}.{kind}"))
 }
 
-/// A hook as qmgr shows it. If root of this node may not ask qmgr, as the mom's own copy says it: `NAME=VALUE` lines
-/// without those that have the default (read: hook.c; enabled, and an alarm of 30 s). An error is qmgr's, or [`NOT_AT_THE_MOM`].
-fn shown(pbs: &Installation, name: &str, ctx: &SetupContext<'_>) -> Result<String, String> {
-    let asked = pbs.qmgr(&format!("list hook {name}"), ctx.host);
-    if !asked.as_ref().is_err_and(|why| why.contains(DENIED)) {
-        return asked;
-    }
-    let copy = moms_copy(pbs, name, "HK");
-    let text = ctx
-        .host
-        .text(&copy, MOST_CONF)?
-        .filter(|_| copy.with_extension("PY").is_file());
-    let text = text.ok_or(NOT_AT_THE_MOM)?;
-    let value = |name: &str, default| {
-        let mut values = text
-            .lines()
-            .filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-        format!("{name} = {}\n", values.next().unwrap_or(default))
-    };
-    Ok(value("enabled", "true") + &value("alarm", "30"))
+/// A hook as the mom here has it, which is what its jobs get. The server's list shows neither a copy that never arrived nor
+/// one that stayed when the hook was imported again.
+struct MomsHook {
+    enabled: bool,
+    alarm_s: u64,
 }
 
-fn exported(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<String, String> {
-    let body = pbs.qmgr(
-        &format!("export hook {NAME} application/x-python default"),
-        ctx.host,
-    )?;
-    Ok(body.trim_end().to_owned())
+impl MomsHook {
+    /// From `NAME=VALUE` lines without those that have the default (read: hook.c). `None`: the mom has no such hook.
+    fn read(pbs: &Installation, name: &str, ctx: &SetupContext<'_>) -> Result<Option<Self>, String> {
+        let copy = moms_copy(pbs, name, "HK");
+        let text = ctx.host.text(&copy, MOST_CONF)?;
+        let Some(text) = text.filter(|_| copy.with_extension("PY").is_file()) else {
+            return Ok(None);
+        };
+        let value = |name: &str| {
+            let mut lines = text.lines();
+            lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+        };
+        Ok(Some(Self {
+            enabled: value("enabled").is_none_or(|value| value.eq_ignore_ascii_case("true")),
+            alarm_s: value("alarm").and_then(|value| value.parse().ok()).unwrap_or(30),
+        }))
+    }
 }
 
 fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLine>) -> bool {
-    let hooked = check_ours(pbs, ctx, all);
-    let classic = has_classic(pbs);
+    let (ours, classic) = (MomsHook::read(pbs, NAME, ctx), has_classic(pbs));
+    let hooked = matches!(ours, Ok(Some(_)));
+    match ours {
+        Ok(Some(hook)) => all.extend(check_ours(&hook, pbs, ctx)),
+        Ok(None) if classic => {}
+        // A mom removes its lock when it ends.
+        Ok(None) if !pbs.mom_priv().join("mom.lock").exists() => all.push(Warn(format!(
+            "no mom runs here, and it has no hook '{NAME}' yet"
+        ))),
+        Ok(None) => all.push(Fail(format!(
+            "this mom has no hook '{NAME}': jobs run without MPS; 'mpsctl pbs install' runs once, on the server's host, and its \
+             moms have it within seconds, or when they are restarted"
+        ))),
+        Err(why) => all.push(Warn(format!("hook '{NAME}' not seen ({why})"))),
+    }
     if hooked || classic {
         all.push(check_gpus(pbs, ctx));
     }
     // docs/facts/pbs.md#hooks-of-openpbs
-    if !hooked && classic && shown(pbs, CGROUPS, ctx).is_ok_and(|text| is_enabled(&text)) {
+    if !hooked && classic && matches!(MomsHook::read(pbs, CGROUPS, ctx), Ok(Some(hook)) if hook.enabled) {
         all.push(Fail(
             "pbs_cgroups is enabled, and PBS then runs no classic epilogue: a job's MPS stays until mpsd-reconcile.timer; use \
              our hook: 'mpsctl pbs uninstall', then 'mpsctl pbs install'"
@@ -302,78 +306,39 @@ fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
     hooked
 }
 
-fn check_ours(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLine>) -> bool {
-    let needed = alarm_s(ctx);
-    let text = match shown(pbs, NAME, ctx) {
-        Ok(text) => text.to_lowercase(),
-        Err(why) if !why.to_lowercase().contains(NO_HOOK) => {
-            all.push(Warn(format!(
-                "hook '{NAME}' not seen ({why}); run 'mpsctl pbs install' as a manager"
-            )));
-            return false;
-        }
-        Err(_) if has_classic(pbs) => return false,
-        Err(why) => {
-            let fail = match why == NOT_AT_THE_MOM {
-                false => format!(
-                    "PBS has no hook '{NAME}': jobs run without MPS; run 'mpsctl pbs install' as a manager on the server's host"
-                ),
-                true => format!(
-                    "this mom has no hook '{NAME}': jobs run without MPS; 'mpsctl pbs install' runs once, on the server's host, and \
-                     its moms have it within seconds"
-                ),
-            };
-            all.push(Fail(fail));
-            return false;
-        }
-    };
-    let alarm = text
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("alarm = ")?.trim().parse().ok());
-    let alarm = alarm.filter(|alarm: &u64| *alarm < needed);
-    let set = |what| format!("qmgr -c 'set hook {NAME} {what}'");
-    all.push(match (is_enabled(&text), alarm) {
-        (false, _) => Fail(format!(
-            "hook '{NAME}' is not enabled: {}",
-            set("enabled = True".to_owned())
-        )),
-        (true, Some(seconds)) => Fail(format!(
-            "hook '{NAME}' is killed after {seconds} s, before our own deadline: {}",
-            set(format!("alarm = {needed}"))
-        )),
-        (true, None) => Pass(format!("hook '{NAME}' is enabled")),
-    });
-    if is_enabled(&text) {
-        all.extend(check_moms_copy(pbs, ctx));
+fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+    let (needed, seconds) = (alarm_s(ctx), hook.alarm_s);
+    let set = format!("qmgr -c 'set hook {NAME}");
+    if !hook.enabled {
+        return vec![Fail(format!(
+            "hook '{NAME}' is not enabled: {set} enabled = True'"
+        ))];
     }
-    true
-}
-
-/// The copy of the mom that runs here is what its jobs get. The server's list shows neither a copy that never arrived nor
-/// one that stayed when the hook was imported again.
-fn check_moms_copy(pbs: &Installation, ctx: &SetupContext<'_>) -> Option<CheckLine> {
+    let mut all = vec![match seconds < needed {
+        true => Fail(format!(
+            "hook '{NAME}' is killed after {seconds} s, before our own deadline: {set} alarm = {needed}'"
+        )),
+        false => Pass(format!("hook '{NAME}' is enabled")),
+    }];
     let copy = moms_copy(pbs, NAME, "PY");
-    let shown = copy.display();
-    let remedy = "its server sends it again when the mom is restarted";
-    let Some(text) = ctx.host.text(&copy, MOST_CONF).ok()? else {
-        // A mom removes its lock when it ends.
-        return pbs.mom_priv().join("mom.lock").exists().then(|| {
-            Fail(format!(
-                "no '{shown}': this mom has no hook '{NAME}', and its jobs run without MPS; {remedy}"
-            ))
-        });
+    let (body, placed) = (
+        ctx.host.text(&copy, MOST_CONF),
+        ctx.host.text(&hook_file(ctx), MOST_CONF),
+    );
+    let (body, placed) = (body.ok().flatten().unwrap_or_default(), placed.ok().flatten());
+    let is_older = |placed: String| is_this_version(&placed) && placed.trim_end() != body.trim_end();
+    let older = match placed.is_some_and(is_older) {
+        true => "the server's; its server sends it again when the mom is restarted",
+        false if is_this_version(&body) => return all,
+        false => {
+            "this mpsctl's: 'mpsctl pbs install' on the server's host, once all nodes are upgraded; its moms have it within seconds"
+        }
     };
-    match exported(pbs, ctx) {
-        Ok(body) if is_this_version(&body) && body != text.trim_end() => Some(Warn(format!(
-            "'{shown}' is another version's hook than the server's; {remedy}"
-        ))),
-        Ok(body) if is_this_version(&body) => None,
-        Err(_) if is_this_version(&text) => None,
-        _ => Some(Warn(format!(
-            "'{shown}' is another version's hook than this mpsctl's: 'mpsctl pbs install' on the server's host, once all nodes are \
-             upgraded; its moms have it within seconds"
-        ))),
-    }
+    all.push(Warn(format!(
+        "'{}' is another version's hook than {older}",
+        copy.display()
+    )));
+    all
 }
 
 /// The hook is not an installed file: an upgrade leaves the old one in place.
@@ -386,14 +351,14 @@ fn is_this_version(text: &str) -> bool {
 
 /// Whether jobs here learn which GPUs are theirs: a stock server counts GPUs and names none.
 fn check_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
-    let missing = match shown(pbs, CGROUPS, ctx) {
-        Ok(text) if !is_enabled(&text) => "pbs_cgroups is not enabled".to_owned(),
-        Ok(_) => match cgroups_names_gpus(pbs, ctx) {
+    let missing = match MomsHook::read(pbs, CGROUPS, ctx) {
+        Ok(Some(hook)) if !hook.enabled => "pbs_cgroups is not enabled".to_owned(),
+        Ok(Some(_)) => match cgroups_names_gpus(pbs, ctx) {
             Ok(true) => return Pass("pbs_cgroups names each job's GPUs".to_owned()),
             Ok(false) => "pbs_cgroups leaves GPUs out (devices, discover_gpus)".to_owned(),
             Err(why) => format!("the configuration of pbs_cgroups is not known ({why})"),
         },
-        Err(why) if why.to_lowercase().contains(NO_HOOK) => "there is no hook pbs_cgroups".to_owned(),
+        Ok(None) => "there is no hook pbs_cgroups".to_owned(),
         Err(why) => format!("pbs_cgroups not seen ({why})"),
     };
     let without = match ctx.settings.gpus_unknown {
@@ -410,17 +375,8 @@ fn check_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
 
 /// Whether pbs_cgroups, as configured, finds GPUs and writes them into its file (read: pbs_cgroups.PY).
 fn cgroups_names_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<bool, String> {
-    let text = match pbs.qmgr(
-        &format!("export hook {CGROUPS} application/x-config default"),
-        ctx.host,
-    ) {
-        Err(why) if why.contains(DENIED) => ctx
-            .host
-            .text(&moms_copy(pbs, CGROUPS, "CF"), MOST_CONF)?
-            .unwrap_or_default(),
-        other => other?,
-    };
-    let config: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+    let text = ctx.host.text(&moms_copy(pbs, CGROUPS, "CF"), MOST_CONF)?;
+    let config: Value = serde_json::from_str(&text.unwrap_or_default()).map_err(|e| e.to_string())?;
     let on = |value: &Value, unset: bool| value.as_bool().unwrap_or(unset);
     Ok(on(&config["cgroup"]["devices"]["enabled"], false) && on(&config["discover_gpus"], true))
 }

@@ -62,10 +62,8 @@ impl<'h> PbsNode<'h> {
             if let Some(found) = parse(&text, name) {
                 return Ok(found);
             }
-            last = format!(
-                "'pbsnodes {name}' shows no such node: {}",
-                one_line(text.trim(), SHOWN)
-            );
+            let said = one_line(text.trim(), SHOWN);
+            last = format!("'pbsnodes {name}' shows no such node: {said}");
         }
         Err(last)
     }
@@ -74,12 +72,8 @@ impl<'h> PbsNode<'h> {
     fn comment(&self, job: &JobId, line: &str) -> Result<(), String> {
         let comment = one_line(line, LONGEST_COMMENT).replace('"', "'");
         let comment = format!("comment=\"{comment}\"");
-        let answer = self.pbs.run(
-            "qalter",
-            &["-W", &comment, job.as_str()],
-            CALL_DEADLINE,
-            self.host,
-        )?;
+        let arguments = ["-W", &comment, job.as_str()];
+        let answer = self.pbs.run("qalter", &arguments, CALL_DEADLINE, self.host)?;
         answer.accepted("qalter").map(drop)
     }
 
@@ -120,19 +114,12 @@ impl Controller for PbsNode<'_> {
         }
     }
 
-    /// Torque's users read only a refusal there.
-    fn tell(&self, job: &JobId, line: &str, _: bool) -> Result<(), String> {
-        match self.pbs.product.comments {
-            true => Ok(()),
-            false => self.comment(job, line),
-        }
-    }
-
-    /// OpenPBS delivers what the job's error file has.
-    fn tell_refused(&self, job: &JobId, line: &str) -> Result<(), String> {
-        match self.pbs.product.comments {
-            true => self.comment(job, line),
-            false => Ok(()),
+    /// Torque's users read only a refusal there, whose output is never delivered.
+    fn tell(&self, job: &JobId, line: &str, _: bool, refused: bool) -> Result<(), String> {
+        match (self.pbs.product.comments, refused) {
+            (true, true) => self.comment(job, &format!("MPS refused: {line}")),
+            (true, false) => Ok(()),
+            (false, _) => self.comment(job, line),
         }
     }
 

@@ -25,37 +25,35 @@ pub(super) fn check(
     node: &str,
     ctx: &SetupContext<'_>,
 ) -> Vec<CheckLine> {
-    let mut all = vec![Pass(format!(
-        "Slurm's configuration is '{}'",
-        conf.file.display()
-    ))];
     let (releases, stack) = (slurm.releases(ctx.host), Stack::of(conf));
-    all.push(one_release(slurm, &releases));
     let found = stack.found();
-    all.push(check_stack(&stack, found.as_deref()));
+    let mut all = vec![
+        Pass(format!("Slurm's configuration is '{}'", conf.file.display())),
+        one_release(slurm, &releases),
+        check_stack(&stack, found.as_deref()),
+    ];
     let home = found.unwrap_or_else(|| stack.home());
-    let mut loaded = None;
+    let mut plugin = None;
     match line(&home) {
         Ok(line) => {
             let words: Vec<&str> = line.split_whitespace().collect();
+            let file = plugin.insert(PathBuf::from(words[1]));
             all.push(Pass(format!("'{}' has our line, '{}'", home.display(), words[0])));
-            let plugin = PathBuf::from(words[1]);
-            all.push(check_plugin(&plugin, releases.first().copied()));
+            all.push(check_plugin(file, releases.first().copied()));
             all.extend(check_files(&words, ctx));
-            all.extend(stack.check_pyxis(&plugin));
-            loaded = Some(plugin);
+            all.extend(stack.check_pyxis(file));
         }
         Err(why) => all.push(Fail(format!("'{}': {why}", home.display()))),
     }
-    all.extend(check_slurmd(slurm, &stack, &home, loaded.as_deref()));
+    all.extend(check_slurmd(slurm, &stack, &home, plugin.as_deref()));
     all.extend(check_settings(conf, ctx));
     all.extend(node_check(node, ctx));
     all.extend(check_gpus(conf, node, ctx));
     all.extend((ctx.standing)(&ctx.settings));
     if !plugins.is_dir() {
+        let shown = plugins.display();
         all.push(Fail(format!(
-            "no '{}': install the package with the plugins",
-            plugins.display()
+            "no '{shown}': install the package with the plugins"
         )));
     }
     all
@@ -64,19 +62,14 @@ pub(super) fn check(
 /// Programs of different releases are two installations.
 fn one_release(slurm: &Installation, releases: &[Release]) -> CheckLine {
     let dir = slurm.commands.display();
-    match releases {
+    let shown: Vec<String> = releases.iter().map(ToString::to_string).collect();
+    match &shown[..] {
         [] => Warn("no slurmd, sinfo or srun here says its version".to_owned()),
         [one] => Pass(format!("Slurm {one} is installed, its commands in '{dir}'")),
-        several => {
-            let list = several
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join(", ");
-            Fail(format!(
-                "slurmd and the commands in '{dir}' are of different releases: {list}"
-            ))
-        }
+        several => Fail(format!(
+            "slurmd and the commands in '{dir}' are of different releases: {}",
+            several.join(", ")
+        )),
     }
 }
 
@@ -125,25 +118,22 @@ fn check_plugin(file: &Path, installed: Option<Release>) -> CheckLine {
     }
 }
 
-fn check_files(words: &[&str], ctx: &SetupContext<'_>) -> Vec<CheckLine> {
-    let given = |key: &str, usual: &Path| {
-        let mut values = words
-            .iter()
-            .filter_map(|word| word.strip_prefix(key)?.strip_prefix('='));
-        values.next().map_or_else(|| usual.to_owned(), PathBuf::from)
+fn check_files(words: &[&str], ctx: &SetupContext<'_>) -> [CheckLine; 3] {
+    let given = |key: &str, usual: PathBuf| {
+        let mut words = words.iter();
+        let value = words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        value.map_or(usual, PathBuf::from)
     };
-    let program =
-        |key, name| CheckLine::program(&given(key, &Path::new(USUAL_PROGRAMS).join(name)), ctx.host);
-    let config = given("config", Path::new(mpsd_core::config::DEFAULT_PATH));
+    let program = |key: &str| {
+        let usual = Path::new(USUAL_PROGRAMS).join(format!("mps-{key}"));
+        CheckLine::program(&given(key, usual), ctx.host)
+    };
+    let config = given("config", mpsd_core::config::DEFAULT_PATH.into());
     let config = match Config::load(&config) {
         Ok(_) => Pass(format!("'{}' can be used", config.display())),
         Err(error) => Fail(error.to_string()),
     };
-    vec![
-        program("prologue", "mps-prologue"),
-        program("epilogue", "mps-epilogue"),
-        config,
-    ]
+    [program("prologue"), program("epilogue"), config]
 }
 
 /// Whether slurmd has our plugin: loaded, as root can see, or else because it began after our line was written. A copy that
@@ -158,43 +148,37 @@ fn check_slurmd(
         return Some(Pass("no slurmd runs here: nothing to restart".to_owned()));
     };
     let of = format!("slurmd (pid {})", slurmd.pid());
+    let restart = |why: &str| Some(Fail(format!("{of} {why}: restart slurmd")));
     if slurmd.replaced {
-        return Some(Fail(format!(
-            "{of} runs a program that was replaced since: restart slurmd"
-        )));
+        return restart("runs a program that was replaced since");
     }
     let (loaded, fetched) = (slurmd.has_loaded(plugin?), stack.delivery == Delivery::Fetched);
     let written = fs::metadata(home).and_then(|about| about.modified()).ok();
-    let is_older = || {
-        slurmd
-            .began()
-            .zip(written)
-            .is_some_and(|(began, written)| began < written)
-    };
-    Some(match loaded {
-        Some(true) => Pass("slurmd has loaded our plugin".to_owned()),
-        Some(false) if fetched => Fail(format!("{of} has not loaded our plugin: restart slurmd")),
-        _ if !fetched && is_older() => Fail(format!(
-            "{of} runs since before our line was written and does not know it: restart slurmd"
-        )),
-        Some(false) => Warn(format!(
+    let is_older = || Some(slurmd.began()? < written?);
+    match loaded {
+        Some(true) => Some(Pass("slurmd has loaded our plugin".to_owned())),
+        Some(false) if fetched => restart("has not loaded our plugin"),
+        _ if !fetched && is_older() == Some(true) => {
+            restart("runs since before our line was written and does not know it")
+        }
+        Some(false) => Some(Warn(format!(
             "{of} began after our line was written, and has not loaded our plugin: its log says why"
-        )),
-        None => Pass("slurmd began after our line was written".to_owned()),
-    })
+        ))),
+        None => Some(Pass("slurmd began after our line was written".to_owned())),
+    }
 }
 
 fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
-    let flags = format!(
-        "PrologFlags is {}",
-        conf.value("PrologFlags").unwrap_or("not set")
-    );
+    let set = conf.value("PrologFlags").unwrap_or("not set");
     let has_flag = |flag: &&str| conf.lists("PrologFlags", flag);
+    let lists = |gres: &&str| conf.lists("GresTypes", gres);
     let mut all = vec![match ["Alloc", "Contain", "RunInJob"].iter().any(has_flag) {
-        true => Pass(format!("{flags}: the prolog runs on each node at the allocation")),
+        true => Pass(format!(
+            "PrologFlags is {set}: the prolog runs on each node at the allocation"
+        )),
         false => Warn(format!(
-            "{flags}: the prolog runs at a node's first step only; PrologFlags=Alloc (or Contain) runs it on each node at the \
-             allocation"
+            "PrologFlags is {set}: the prolog runs at a node's first step only; PrologFlags=Alloc (or Contain) runs it on each \
+             node at the allocation"
         )),
     }];
     if has_flag(&"RunInJob") {
@@ -203,14 +187,13 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
         all.push(Warn(text.to_owned()));
     }
     all.extend(timeouts(conf, ctx.settings.deadline));
-    let lists = |gres| conf.lists("GresTypes", gres);
     let no_gpu = "GresTypes has no gpu: Slurm tells no job's GPUs, and every request for MPS is refused";
-    all.push(match lists("gpu") {
+    all.push(match lists(&"gpu") {
         true => Pass("GresTypes has gpu: Slurm tells a job's GPUs".to_owned()),
         false => Fail(no_gpu.to_owned()),
     });
     let shared = "jobs may share a GPU, so its compute mode stays as it is";
-    let shares = ["mps", "shard"].into_iter().filter(|share| lists(share));
+    let shares = ["mps", "shard"].into_iter().filter(lists);
     all.extend(shares.map(|share| Warn(format!("GresTypes has {share}: {shared}"))));
     let containers = conf.value("JobContainerType").unwrap_or_default();
     all.extend(
@@ -224,44 +207,52 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
 /// slurmd kills a prolog and an epilog after a time, and drains the node then (docs/facts/slurm.md#failures). slurmstepd ends
 /// a step's own daemon in its last callback, and drains the node at its timeout (docs/facts/slurm.md#the-end-of-a-step).
 fn timeouts(conf: &Conf, ours: Duration) -> Vec<CheckLine> {
-    let of = |program, what, reason| Some((conf.timeout(program)?, what, reason, LEAST));
     let unkillable = ("UnkillableStepTimeout", conf.unkillable_step_timeout());
-    let all = [
-        of(Program::Prologue, "the start of a job's MPS", "Prolog error"),
-        of(Program::Epilogue, "the end of a job's MPS", "Epilog error"),
-        Some((
-            unkillable,
+    let limits = [
+        (
+            conf.timeout(Program::Prologue),
+            "the start of a job's MPS",
+            "Prolog error",
+            LEAST,
+        ),
+        (
+            conf.timeout(Program::Epilogue),
+            "the end of a job's MPS",
+            "Epilog error",
+            LEAST,
+        ),
+        (
+            Some(unkillable),
             "a step's own daemon",
             "Kill task failed",
             Duration::ZERO,
-        )),
+        ),
     ];
-    let line = |((key, limit), what, reason, least): ((&str, Duration), &str, &str, Duration)| {
+    let line = |(limit, what, reason, least): (Option<(&str, Duration)>, _, _, _)| {
+        let (key, limit) = limit?;
         let (left, needed) = (within(limit), (ours + MARGIN).as_secs());
         let text = format!("{key} is {} s", limit.as_secs());
         if left >= ours {
-            return Pass(format!("{text}: more than {what} takes"));
+            return Some(Pass(format!("{text}: more than {what} takes")));
         }
         let (gets, ours) = (left.as_secs_f64(), ours.as_secs());
         let text = format!(
             "{text}: {what} gets {gets} s of our {ours} (deadline_s), or Slurm would drain the node (\"{reason}\"); {needed} s \
              leave it all"
         );
-        if left < least { Fail(text) } else { Warn(text) }
+        Some(if left < least { Fail(text) } else { Warn(text) })
     };
-    all.into_iter().flatten().map(line).collect()
+    limits.into_iter().filter_map(line).collect()
 }
 
 /// Under job_container/tmpfs the tasks have their own /tmp, and their own /dev/shm unless job_container.conf says Dirs=/tmp.
 /// Client and server share nothing there (driver 580; the contract suite's `namespaces`), but tasks must see the job's pipe.
 fn container(run: &Path) -> CheckLine {
-    match ["/tmp", "/dev/shm", "/var/tmp"]
-        .iter()
-        .any(|hidden| run.starts_with(hidden))
-    {
+    let shown = run.display();
+    let hidden = ["/tmp", "/dev/shm", "/var/tmp"];
+    match hidden.iter().any(|hidden| run.starts_with(hidden)) {
         true => Fail(format!(
-            "run_dir '{}' is hidden from tasks by job_container/tmpfs; allowed: /run/mpsd",
-            run.display()
+            "run_dir '{shown}' is hidden from tasks by job_container/tmpfs; allowed: /run/mpsd"
         )),
         false => Pass("job_container/tmpfs: MPS needs no shared /tmp or /dev/shm (driver 580)".to_owned()),
     }
@@ -269,16 +260,13 @@ fn container(run: &Path) -> CheckLine {
 
 /// Whether Slurm's number of each GPU leads a job to that GPU; the lines of gres.conf if not.
 fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
-    let Some(gres) = Gres::read(&conf.file, node, ctx.host)
-        .ok()
-        .filter(|gres| gres.grants)
-    else {
+    let gres = Gres::read(&conf.file, node, ctx.host).ok();
+    let Some(gres) = gres.filter(|gres| gres.grants) else {
         return Vec::new();
     };
     let Ok(inventory) = (ctx.inventory)(node) else {
-        return vec![Warn(
-            "NVML does not answer: which GPUs gres.conf lists is not known".to_owned(),
-        )];
+        let text = "NVML does not answer: which GPUs gres.conf lists is not known";
+        return vec![Warn(text.to_owned())];
     };
     let outdated = |why| Warn(format!("{why}; until it is restarted no compute mode is changed"));
     let mut all: Vec<CheckLine> = gres.outdated.iter().map(outdated).collect();
@@ -311,14 +299,14 @@ fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine>
             Ok(_) => None,
         }
     });
-    let before = all.len();
-    all.extend(wrong);
-    if all.len() == before {
+    let wrong: Vec<CheckLine> = wrong.collect();
+    if wrong.is_empty() {
         let count = listed.len();
         all.push(Pass(format!(
             "each of the {count} GPUs of gres.conf is the one that a job with it computes on"
         )));
     }
+    all.extend(wrong);
     all
 }
 

@@ -58,7 +58,7 @@ impl Controller for SlurmNode {
 
     /// The job's comment keeps the user's words. srun and salloc show a notice; a batch job has it in its output, once its
     /// script runs.
-    fn tell(&self, job: &JobId, line: &str, aloud: bool) -> Result<(), String> {
+    fn tell(&self, job: &JobId, line: &str, aloud: bool, _: bool) -> Result<(), String> {
         let ours = one_line(&format!("{OURS}{}: {line}", self.name), LONGEST_COMMENT);
         let written = self.comment(job, &ours);
         if aloud {

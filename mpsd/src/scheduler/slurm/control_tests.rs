@@ -162,7 +162,7 @@ fn the_next_node_of_a_job_keeps_the_count() {
         let number = number.map(|number| format!("failed start {number}"));
         assert_eq!(done.number, number, "{state}");
         let line = number.map_or_else(|| "why".to_owned(), |number| format!("{number}: why"));
-        slurm.node.tell(&id(), &line, false).expect("told");
+        slurm.node.tell(&id(), &line, false, false).expect("told");
         let last = format!("comment=by hand; mpsd: n1: failed start {all}: why\n");
         assert!(slurm.orders().ends_with(&last), "{state}: {}", slurm.orders());
     }
@@ -174,7 +174,10 @@ fn an_element_of_an_array_is_dealt_with_alone() {
     let body = format!("echo '{}'", shown(7, BY_HAND));
     let slurm = Scripted::new(&squeue("4712 4711_1\\n4711 4711_2", &body), "echo BatchFlag=1");
     assert!(slurm.requeue(3).held);
-    slurm.node.tell(&id(), "failed start 4: why", true).expect("told");
+    slurm
+        .node
+        .tell(&id(), "failed start 4: why", true, false)
+        .expect("told");
     assert!(slurm.node.end_script(&id()).expect("ended"));
     let orders = slurm.orders();
     let orders = orders.lines().filter(|line| !line.contains("nodename="));
@@ -194,7 +197,7 @@ fn an_element_of_an_array_is_dealt_with_alone() {
         let slurm = Scripted::new(&squeue(names, &body), "");
         assert!(slurm.node.requeue(&id(), 3).is_err() && slurm.node.end_script(&id()).is_err());
         assert!(
-            slurm.node.tell(&id(), "why", false).is_err(),
+            slurm.node.tell(&id(), "why", false, false).is_err(),
             "its name is not known"
         );
         assert_eq!(slurm.orders(), "");
@@ -210,7 +213,7 @@ fn a_waiting_user_is_told_even_if_the_comment_cannot_be_written() {
     let slurm = Scripted::new(&squeue_of(&shown(0, "two\nlines")), "");
     let why = slurm
         .node
-        .tell(&id(), "why", true)
+        .tell(&id(), "why", true, false)
         .expect_err("not in the comment");
     assert!(why.contains("several lines"), "{why}");
     assert_eq!(slurm.orders(), "notify 4711 mpsd: n1: why\n");

@@ -105,7 +105,6 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
     })
 }
 
-/// A Slurm that the settings name and that is not there is wrong.
 fn check_here(node: &str, ctx: &SetupContext<'_>) -> Option<Vec<CheckLine>> {
     let options = SlurmOptions {
         node: Some(node.to_owned()),
@@ -154,21 +153,13 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport,
         ));
     }
     let (release, plugin) = plugin(options, &slurm, ctx)?;
-    let mut report = VerbReport::default();
-    add_line(
-        &mut report,
-        &stack,
-        &line(options, &plugin, ctx),
-        release,
-        &plugin,
-    )?;
+    let (line, mut report) = (line(options, &plugin, ctx), VerbReport::default());
+    add_line(&mut report, &stack, &line, release, &plugin)?;
     if report.changed {
         report.did(format!("{RESTART}, and no 'reconfigure' helps"));
     } else if !report.incomplete {
-        report.did(format!(
-            "'{}' has our line for Slurm {release}",
-            stack.home().display()
-        ));
+        let home = stack.home();
+        report.did(format!("'{}' has our line for Slurm {release}", home.display()));
     }
     Ok(report)
 }
@@ -195,9 +186,9 @@ fn add_line(
         return Ok(());
     }
     if is_foreign(&snippet) {
+        let shown = snippet.display();
         return Err(format!(
-            "'{}': there is one that we did not write; remove it first",
-            snippet.display()
+            "'{shown}': there is one that we did not write; remove it first"
         ));
     }
     write(report, &snippet, &tagged(line), &for_release)?;
@@ -206,15 +197,11 @@ fn add_line(
     } else if our_line(&stack.file).is_none() && !stack.includes_snippet() {
         report.left(format!("add this line to '{shown}': {}", stack.include()));
     }
-    match stack.has_pyxis() && !is_foreign(&second) {
-        true => write(
-            report,
-            &second,
-            &tagged(&second_line(plugin)),
-            " to look behind pyxis",
-        ),
-        false => Ok(()),
+    if stack.has_pyxis() && !is_foreign(&second) {
+        let line = tagged(&second_line(plugin));
+        write(report, &second, &line, " to look behind pyxis")?;
     }
+    Ok(())
 }
 
 fn tagged(line: &str) -> String {
@@ -229,7 +216,6 @@ fn write(report: &mut VerbReport, file: &Path, text: &str, about: &str) -> Resul
     }
 }
 
-/// The release that the option names, else the installed one, and the plugin that is stamped for it.
 fn plugin(
     options: &EnableOptions,
     slurm: &Installation,
@@ -243,15 +229,12 @@ fn plugin(
     let shown = file.display();
     if !file.exists() {
         let entries = fs::read_dir(plugins).into_iter().flatten().flatten();
-        let mut have: Vec<String> = entries
+        let mut have: Vec<_> = entries
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect();
         have.sort();
-        let have = if have.is_empty() {
-            "none".to_owned()
-        } else {
-            have.join(", ")
-        };
+        let have = Some(have.join(", ")).filter(|have| !have.is_empty());
+        let have = have.as_deref().unwrap_or("none");
         return Err(format!(
             "no '{shown}': no plugin for Slurm {release}; there are: {have}"
         ));
@@ -278,8 +261,7 @@ fn line(options: &EnableOptions, plugin: &Path, ctx: &SetupContext<'_>) -> Strin
     line
 }
 
-/// After an upgrade of Slurm our line names the plugin for the new release. The packages run it, so a host without our line
-/// is left as it is, without a word.
+/// The packages run it after an upgrade of Slurm, so a host without our line is left as it is, without a word.
 fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport, String> {
     let mut report = VerbReport::default();
     let Ok((slurm, conf)) = options.slurm.find(ctx) else {

@@ -47,12 +47,11 @@ impl Stack {
         self.file.with_file_name("plugstack.conf.d")
     }
 
-    /// The file of our line, if plugstack.conf can include it.
     pub fn snippet(&self) -> PathBuf {
         self.directory().join("mpsd.conf")
     }
 
-    /// The file of our second line, which is the last of its directory.
+    /// The last of its directory.
     pub fn second_snippet(&self) -> PathBuf {
         self.directory().join("zz-mpsd.conf")
     }
@@ -68,23 +67,26 @@ impl Stack {
         format!("include {}/*.conf", self.directory().display())
     }
 
-    /// The lines in Slurm's order: an `include` stands for its files in the order of their names.
-    fn lines(&self) -> Vec<String> {
-        read_lines(&self.file)
-            .into_iter()
-            .flat_map(|line| self.expand(line))
-            .collect()
+    /// The lines in Slurm's order, each with its file: an `include` stands for its files in the order of their names.
+    fn lines(&self) -> Vec<(PathBuf, String)> {
+        let own = read_lines(&self.file).into_iter();
+        own.flat_map(|line| self.expand(line)).collect()
     }
 
-    fn expand(&self, line: String) -> Vec<String> {
+    fn expand(&self, line: String) -> Vec<(PathBuf, String)> {
         let Some(pattern) = self.pattern(&line) else {
-            return vec![line];
+            return vec![(self.file.clone(), line)];
         };
         let entries = pattern.parent().map(fs::read_dir).into_iter().flatten().flatten();
         let files = entries.flatten().map(|entry| entry.path());
         let mut files: Vec<PathBuf> = files.filter(|file| fits(&pattern, file)).collect();
         files.sort();
-        files.iter().flat_map(|file| read_lines(file)).collect()
+        let lines = |file: PathBuf| {
+            read_lines(&file)
+                .into_iter()
+                .map(move |line| (file.clone(), line))
+        };
+        files.into_iter().flat_map(lines).collect()
     }
 
     /// What an `include` names: a file, or a pattern in the last component.
@@ -96,18 +98,16 @@ impl Stack {
 
     /// The file in which Slurm finds our line.
     pub fn found(&self) -> Option<PathBuf> {
-        let included = || Some(self.snippet()).filter(|_| self.includes_snippet());
-        let has_line = |file: &PathBuf| our_line(file).is_some();
-        Some(self.file.clone())
-            .filter(has_line)
-            .or_else(|| included().filter(has_line))
+        let mut lines = self.lines().into_iter();
+        let is_seen = |file: &PathBuf| *file == self.file || self.delivery == Delivery::Local;
+        let found = lines.find(|(file, line)| is_first(line) && is_seen(file));
+        found.map(|(file, _)| file)
     }
 
     /// Whether plugstack.conf includes our snippet, which may not be there yet.
     pub fn includes_snippet(&self) -> bool {
-        let mut patterns = read_lines(&self.file)
-            .into_iter()
-            .filter_map(|line| self.pattern(&line));
+        let lines = read_lines(&self.file);
+        let mut patterns = lines.iter().filter_map(|line| self.pattern(line));
         self.delivery == Delivery::Local && patterns.any(|pattern| fits(&pattern, &self.snippet()))
     }
 
@@ -117,20 +117,23 @@ impl Stack {
         if !is_foreign(&self.file) {
             lines.extend(self.expand(self.include()));
         }
-        lines.iter().any(|line| names(line, PYXIS))
+        lines.iter().any(|(_, line)| names(line, PYXIS))
     }
 
     /// Whether the order of the lines keeps tasks from their MPS, or from reading that they have none.
     pub fn check_pyxis(&self, plugin: &Path) -> Option<CheckLine> {
         let (lines, stack) = (self.lines(), self.file.display());
-        let pyxis = lines.iter().position(|line| names(line, PYXIS))?;
-        let ours = lines.iter().position(|line| is_first(line))?;
+        let pyxis = lines.iter().position(|(_, line)| names(line, PYXIS))?;
+        let ours = lines.iter().position(|(_, line)| is_first(line))?;
         Some(if pyxis < ours {
             Warn(format!(
                 "'{stack}': the line of pyxis comes before ours, and tasks are in their containers before they have their MPS; \
                  move it behind: files are taken in the order of their names"
             ))
-        } else if lines[pyxis..].iter().any(|line| is_ours(line) && !is_first(line)) {
+        } else if lines[pyxis..]
+            .iter()
+            .any(|(_, line)| is_ours(line) && !is_first(line))
+        {
             Pass(format!(
                 "'{stack}': pyxis stands behind our line, and a task whose container hides its MPS does not start"
             ))
@@ -169,8 +172,7 @@ pub(super) fn second_line(plugin: &Path) -> String {
 }
 
 pub(super) fn our_line(file: &Path) -> Option<String> {
-    let text = fs::read_to_string(file).ok()?;
-    text.lines().find(|line| is_first(line)).map(str::to_owned)
+    read_lines(file).into_iter().find(|line| is_first(line))
 }
 
 /// Whether a file is there that we did not write.
@@ -185,14 +187,14 @@ pub(super) fn is_foreign(file: &Path) -> bool {
 fn fits(pattern: &Path, file: &Path) -> bool {
     let name_of = |path: &Path| {
         path.file_name()
-            .map_or(String::new(), |name| name.to_string_lossy().into_owned())
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
     };
-    let name = name_of(file);
-    let named = match name_of(pattern).split_once('*') {
-        None => name_of(pattern) == name,
-        Some((head, tail)) => {
-            name.len() >= head.len() + tail.len() && name.starts_with(head) && name.ends_with(tail)
-        }
+    let (pattern_name, name) = (name_of(pattern), name_of(file));
+    let named = match pattern_name.split_once('*') {
+        None => pattern_name == name,
+        Some((head, tail)) => name.strip_prefix(head).is_some_and(|rest| rest.ends_with(tail)),
     };
     named && pattern.parent() == file.parent()
 }
