@@ -41,11 +41,8 @@ impl SystemFacts {
     /// The failure of a call that this batch system never makes.
     pub(crate) fn wrong_vector(&self, input: &Input<'_>) -> Failure {
         let what = format!("{} arguments from {}", input.arguments.len(), self.scheduler);
-        Undetermined::new(
-            what,
-            format!("expected: {}", self.vectors[input.program as usize]),
-        )
-        .into()
+        let expected = format!("expected: {}", self.vectors[input.program as usize]);
+        Undetermined::new(what, expected).into()
     }
 }
 

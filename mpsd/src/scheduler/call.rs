@@ -119,11 +119,8 @@ pub struct Site {
 impl Site {
     /// What `settings` and this program's own environment say.
     pub fn of(settings: &Settings) -> Self {
-        let slurm_conf = settings
-            .slurm
-            .conf
-            .as_ref()
-            .map(|path| path.display().to_string());
+        let slurm_conf = settings.slurm.conf.as_ref();
+        let slurm_conf = slurm_conf.map(|path| path.display().to_string());
         Self {
             home: settings.pbs.home.clone(),
             exec: settings.pbs.exec.clone(),

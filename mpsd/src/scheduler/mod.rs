@@ -53,11 +53,12 @@ pub fn of(scheduler: Scheduler) -> &'static dyn BatchSystem {
 pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
     let values = ALL.map(|system| PossibleValue::new(system.scheduler().name()).help(system.facts().title));
     let find = |name: String| ALL.into_iter().find(|system| system.scheduler().name() == name);
-    PossibleValuesParser::new(values).try_map(move |name| {
+    let scheduler = move |name| {
         find(name)
             .map(BatchSystem::scheduler)
             .ok_or("no batch system of ours")
-    })
+    };
+    PossibleValuesParser::new(values).try_map(scheduler)
 }
 
 /// Those that may have a job here, by the id alone.
@@ -76,13 +77,8 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
     match caller(input) {
         Some(system) => system.read(input, host),
         None => {
-            let known = ALL.map(|one| {
-                format!(
-                    "{} ({})",
-                    one.facts().vectors[input.program as usize],
-                    one.scheduler()
-                )
-            });
+            let vector = |facts: &SystemFacts| facts.vectors[input.program as usize];
+            let known = ALL.map(|one| format!("{} ({})", vector(one.facts()), one.scheduler()));
             let what = format!("{} arguments", input.arguments.len());
             let why = format!("no scheduler calls so; expected: {}", known.join(", "));
             Err(Undetermined::new(what, why).into())

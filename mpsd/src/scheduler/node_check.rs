@@ -16,7 +16,7 @@ const SERVER: &str = "nvidia-cuda-mps-server";
 const DRIVER: &str = "/proc/driver/nvidia/version";
 const MOST_OF_DRIVER: usize = 4096;
 pub(crate) const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
-/// Is there if systemd runs (sd_booted(3)).
+/// sd_booted(3).
 const BOOTED: &str = "/run/systemd/system";
 const SYSTEMCTL: &str = "/usr/bin/systemctl";
 const UNIT_DEADLINE: Duration = Duration::from_secs(5);
@@ -79,10 +79,8 @@ pub(crate) fn has_gpu(ctx: &SetupContext<'_>) -> bool {
     let says = |device: &Path, file: &str| fs::read_to_string(device.join(file)).unwrap_or_default();
     // Class 0x03 draws or computes; a bridge or a network card has another.
     let is_gpu = |at: &Path| says(at, "vendor").trim() == NVIDIA && says(at, "class").starts_with("0x03");
-    let mut bus = fs::read_dir("/sys/bus/pci/devices")
-        .into_iter()
-        .flatten()
-        .flatten();
+    let bus = fs::read_dir("/sys/bus/pci/devices").into_iter();
+    let mut bus = bus.flatten().flatten();
     Path::new(&ctx.settings.nvml).is_absolute() || bus.any(|device| is_gpu(&device.path()))
 }
 

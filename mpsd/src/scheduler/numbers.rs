@@ -65,10 +65,8 @@ pub struct DeviceFile {
 type Listed<'a> = Vec<(DeviceFile, Option<&'a Gpu>)>;
 
 fn file_of<'l>(list: &'l Listed<'_>, gpu: &Gpu) -> Option<&'l DeviceFile> {
-    let is_it = |listed: &Option<&Gpu>| listed.is_some_and(|listed| listed.uuid == gpu.uuid);
-    list.iter()
-        .find(|(_, listed)| is_it(listed))
-        .map(|(file, _)| file)
+    let mut list = list.iter();
+    list.find_map(|(file, listed)| (listed.as_ref()?.uuid == gpu.uuid).then_some(file))
 }
 
 impl Numbers {
@@ -86,11 +84,10 @@ impl Numbers {
         }
         if let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.mig == Mig::On) {
             // CUDA shows no whole GPU beside a MIG device (docs/facts/mps-control.md#mig).
-            let why = format!(
-                "GPU {} is in MIG mode, and tasks may open its MIG devices",
-                gpu.index
-            );
-            return Err(doubt(why));
+            let index = gpu.index;
+            return Err(doubt(format!(
+                "GPU {index} is in MIG mode, and tasks may open its MIG devices"
+            )));
         }
         let list = list.unwrap_or_default();
         let counted = |(number, given): (&Number, _)| self.counted(number.place, given, &list, inventory);
@@ -104,11 +101,12 @@ impl Numbers {
         list: &Listed<'_>,
         inventory: &'a Inventory,
     ) -> Result<&'a Gpu, Failure> {
-        let Some(counted) = inventory.by_index(place) else {
-            return Err(doubt(format!(
+        let more = || {
+            doubt(format!(
                 "GPU {place} of Slurm is more than CUDA counts on this node"
-            )));
+            ))
         };
+        let counted = inventory.by_index(place).ok_or_else(more)?;
         // Tasks can open every GPU for certain.
         let free = self.confined.is_some();
         let alike = || inventory.gpus.iter().all(|gpu| gpu.name == counted.name);
@@ -147,10 +145,8 @@ impl List {
             Self::Unknown(why) => return Err(why.clone()),
             Self::Files(files) => {
                 let with = |file: &DeviceFile| gpus.iter().find(|(minor, _)| *minor == file.minor);
-                let listed = files
-                    .iter()
-                    .map(|file| (file.clone(), with(file).map(|(_, gpu)| *gpu)));
-                return Ok(listed.collect());
+                let listed = |file: &DeviceFile| (file.clone(), with(file).map(|(_, gpu)| *gpu));
+                return Ok(files.iter().map(listed).collect());
             }
             Self::Found {
                 count,
@@ -207,9 +203,8 @@ fn given<'a>(
         return Ok(listed);
     };
     let uuid = GpuUuid::parse(uuid)?;
-    let named = inventory
-        .by_uuid(&uuid)
-        .ok_or_else(|| lost(format!("GPU {uuid}")))?;
+    let named = inventory.by_uuid(&uuid);
+    let named = named.ok_or_else(|| lost(format!("GPU {uuid}")))?;
     match listed {
         Ok(gpu) if gpu.uuid != uuid => Err(doubt(format!(
             "GPU {place} of Slurm is {uuid} in the prolog's environment, and {} in its files",

@@ -101,12 +101,11 @@ impl VerbReport {
     /// One object in the form of 'mpsctl doctor --json'; a line that is no line of a check has no status.
     pub(crate) fn json(&self) -> serde_json::Value {
         let finding = |line: &String| {
-            let split = line
-                .split_once(' ')
-                .filter(|(word, _)| ["OK", "WARN", "FAIL"].contains(word));
-            let (status, text) = split.map_or((None, line.as_str()), |(word, rest)| {
-                (Some(word), rest.trim_start())
-            });
+            let split = line.split_once(' ');
+            let (status, text) = match split.filter(|(word, _)| ["OK", "WARN", "FAIL"].contains(word)) {
+                Some((word, rest)) => (Some(word), rest.trim_start()),
+                None => (None, line.as_str()),
+            };
             serde_json::json!({"status": status, "text": text})
         };
         let findings: Vec<_> = self.lines.iter().map(finding).collect();
@@ -135,10 +134,8 @@ pub struct VerbError {
 
 impl From<String> for VerbError {
     fn from(line: String) -> Self {
-        Self {
-            line,
-            code: EXIT_REFUSED,
-        }
+        let code = EXIT_REFUSED;
+        Self { line, code }
     }
 }
 
@@ -187,11 +184,10 @@ impl CheckLine {
     /// Whether root may trust our program `path`.
     pub(crate) fn program(path: &Path, host: &dyn Host) -> Self {
         let shown = path.display();
+        let wrong = "is not there, not executable, or others than root may put it there";
         match host.executable(path) {
             true => Self::Pass(format!("'{shown}' is a program of root's")),
-            false => Self::Fail(format!(
-                "'{shown}' is not there, not executable, or others than root may put it there"
-            )),
+            false => Self::Fail(format!("'{shown}' {wrong}")),
         }
     }
 }
@@ -233,12 +229,10 @@ pub(crate) fn running_jobs(paths: &Paths, wait_s: u64) -> Result<Vec<String>, St
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             other => other.map_err(|e| format!("cannot read '{}': {e}", directory.display()))?,
         };
-        let begun = entries
-            .flatten()
-            .filter(|entry| entry.path().join("journal").exists());
-        let mut jobs: Vec<String> = begun
-            .map(|entry| entry.file_name().to_string_lossy().into_owned())
-            .collect();
+        let entries = entries.flatten();
+        let begun = entries.filter(|entry| entry.path().join("journal").exists());
+        let names = begun.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut jobs: Vec<String> = names.collect();
         if jobs.is_empty() || !end.sleep(POLL) {
             jobs.sort();
             return Ok(jobs);

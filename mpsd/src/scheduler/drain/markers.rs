@@ -2,7 +2,7 @@
 
 use crate::sys::files::{Dir, FileError};
 use mpsd_core::{Paths, Scheduler};
-use std::path::Path;
+use std::ffi::OsStr;
 
 /// Version of the format.
 pub const VERSION: u32 = 1;
@@ -51,17 +51,13 @@ impl Marker {
 }
 
 fn directory(paths: &Paths) -> Result<Dir, FileError> {
-    let parent = open_or_make(paths.state())?;
-    parent.create_dir("drains", 0o711, (0, 0)).map(|(dir, _)| dir)
-}
-
-fn open_or_make(path: &Path) -> Result<Dir, FileError> {
-    match (Dir::open(path), path.parent(), path.file_name()) {
-        (Err(error), Some(parent), Some(name)) if error.is_absent() => Dir::open(parent)?
-            .create_dir(name, 0o711, (0, 0))
-            .map(|(dir, _)| dir),
-        (result, _, _) => result,
-    }
+    let make = |parent: Dir, name: &OsStr| parent.create_dir(name, 0o711, (0, 0)).map(|(dir, _)| dir);
+    let state = paths.state();
+    let parent = match (Dir::open(state), state.parent(), state.file_name()) {
+        (Err(error), Some(above), Some(name)) if error.is_absent() => make(Dir::open(above)?, name)?,
+        (opened, _, _) => opened?,
+    };
+    make(parent, "drains".as_ref())
 }
 
 /// Writes `marker`.
@@ -95,14 +91,9 @@ fn read_all(paths: &Paths, remarks: bool) -> Vec<Marker> {
         let bytes = dir.read_limited(name, LONGEST).ok()??;
         serde_json::from_slice(&bytes).ok()
     };
-    let mut markers: Vec<Marker> = dir
-        .names(MOST)
-        .unwrap_or_default()
-        .into_iter()
-        .filter_map(read)
-        .collect();
-    markers.retain(|marker| marker.remark == remarks);
-    markers
+    let names = dir.names(MOST).unwrap_or_default().into_iter();
+    let is_one = |marker: &Marker| marker.remark == remarks;
+    names.filter_map(read).filter(is_one).collect()
 }
 
 /// A drain of this node that the scheduler does not have yet.

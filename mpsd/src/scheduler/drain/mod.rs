@@ -106,14 +106,15 @@ fn fitted(longest: usize, text: &str) -> String {
 /// `text` with its longest path as `.../NAME`; `None`: it has none that could be shorter.
 fn without_directory(text: &str) -> Option<String> {
     let is_end = |c: char| c.is_whitespace() || matches!(c, '\'' | ':' | ',' | ';' | ')');
-    let directory = |word: &str| {
-        word.rfind('/')
-            .filter(|at| word.starts_with('/') && *at > CUT.len())
+    let name = |word: &str| {
+        let at = word
+            .rfind('/')
+            .filter(|at| word.starts_with('/') && *at > CUT.len());
+        at.map(|at| format!("{CUT}{}", &word[at..]))
     };
-    let words = text.split(is_end).filter(|word| directory(word).is_some());
-    let path = words.max_by_key(|word| word.len())?;
-    let name = &path[directory(path)?..];
-    Some(text.replacen(path, &format!("{CUT}{name}"), 1))
+    let paths = text.split(is_end).filter_map(|word| Some((word, name(word)?)));
+    let (path, name) = paths.max_by_key(|(word, _)| word.len())?;
+    Some(text.replacen(path, &name, 1))
 }
 
 /// Shows the administrator `failure`, which does not drain, as a note on the node of `place`; once, and never over another's
@@ -147,9 +148,8 @@ pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, failure: &impl Dis
 pub fn withdraw_remarks(paths: &Paths, site: &Site) -> Vec<Result<String, String>> {
     let withdraw = |marker: Marker| {
         let what = format!("note of node '{}' ({})", marker.node, marker.reason);
-        let gone = Place::of(&marker, site)
-            .controller()
-            .withdraw(&marker.reason, None);
+        let controller = Place::of(&marker, site).controller();
+        let gone = controller.withdraw(&marker.reason, None);
         match gone.and_then(|()| markers::remove(paths, &marker)) {
             Ok(()) => Ok(format!("{what}: withdrawn")),
             Err(why) => Err(format!("{what}: not withdrawn: {why}")),

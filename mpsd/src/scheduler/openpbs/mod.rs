@@ -7,7 +7,7 @@
 pub(crate) mod setup;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts, Unattached};
-use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
+use super::call::{CallOptions, Input, Lookup, Program, Site, Submission, UserRef};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
 use super::pbs::control::LONGEST_REASON;
@@ -241,25 +241,28 @@ struct Described {
 
 impl Described {
     fn of(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Self {
-        let given = &input.given;
-        if given.select.is_some() || given.place.is_some() || given.vnodes.is_some() {
-            let text = |value: &Option<String>| value.clone().unwrap_or_default();
-            return Self {
-                select: text(&given.select),
-                place: text(&given.place),
-                vnodes: text(&given.vnodes),
-            };
+        let CallOptions {
+            select,
+            place,
+            vnodes,
+            ..
+        } = input.given.clone();
+        let given = [select, place, vnodes];
+        let [select, place, vnodes] = match given.iter().any(Option::is_some) {
+            true => given,
+            false => {
+                // Without it the tasks stay unknown, which is a refusal of `auto` only.
+                let file = job_file(&submission.job, input, host).unwrap_or_default();
+                let value = |name: &str| attribute(&file, name);
+                let select = value("schedselect").or_else(|| value("Resource_List.select"));
+                [select, value("Resource_List.place"), value("exec_vnode")]
+            }
         }
-        // Without it the tasks stay unknown, which is a refusal of `auto` only.
-        let Ok(file) = job_file(&submission.job, input, host) else {
-            return Self::default();
-        };
-        let value = |name: &str| attribute(&file, name);
-        let select = value("schedselect").or_else(|| value("Resource_List.select"));
+        .map(Option::unwrap_or_default);
         Self {
-            select: select.unwrap_or_default(),
-            place: value("Resource_List.place").unwrap_or_default(),
-            vnodes: value("exec_vnode").unwrap_or_default(),
+            select,
+            place,
+            vnodes,
         }
     }
 
@@ -274,10 +277,9 @@ impl Described {
             _ => unnamed,
         };
         let why = why.to_owned();
-        if count == 0 {
-            GpuSource::Unknown(why)
-        } else {
-            GpuSource::Counted { count, why }
+        match count {
+            0 => GpuSource::Unknown(why),
+            _ => GpuSource::Counted { count, why },
         }
     }
 

@@ -59,9 +59,9 @@ pub(crate) static PRODUCT: Product = Product {
         let remedy = "'mpsctl pbs install' puts our hook there";
         (!hooked && has_classic(pbs)).then(|| unattached(missing, remedy, ctx))
     },
-    absent_script: |shown| {
+    absent_script: |path| {
         Warn(format!(
-            "no '{shown}': neither hook nor script; run 'mpsctl pbs install'"
+            "no '{path}': neither hook nor script; run 'mpsctl pbs install'"
         ))
     },
 };
@@ -126,11 +126,8 @@ fn place_hook(
     }
     let file = file.display();
     commands.push(format!("import hook {NAME} application/x-python default {file}"));
-    commands.extend(
-        attributes
-            .iter()
-            .map(|(name, value)| format!("set hook {NAME} {name} = {value}")),
-    );
+    let set = |(name, value): &(_, String)| format!("set hook {NAME} {name} = {value}");
+    commands.extend(attributes.iter().map(set));
     if before.is_ok_and(|shown| has(&shown, &attributes))
         && ask(&export).is_ok_and(|text| text.trim_end() == body.trim_end())
     {
@@ -201,21 +198,16 @@ fn hook_file(ctx: &SetupContext<'_>) -> PathBuf {
 }
 
 fn render(ctx: &SetupContext<'_>) -> String {
+    let look_again = ctx.settings.paths.look_again();
     let values = [
         ("PROGRAMS", json!(ctx.programs.display().to_string())),
         ("OPTIONS", json!(config_option(ctx))),
         ("LIMIT_S", json!(limit_s(ctx))),
-        (
-            "LOOK_AGAIN",
-            json!(ctx.settings.paths.look_again().display().to_string()),
-        ),
+        ("LOOK_AGAIN", json!(look_again.display().to_string())),
     ];
     let filled = |line: &str| {
         let value = values.iter().find(|(key, _)| line.split(' ').next() == Some(key));
-        value.map_or_else(
-            || format!("{line}\n"),
-            |(key, value)| format!("{key} = {value}\n"),
-        )
+        value.map_or(format!("{line}\n"), |(key, value)| format!("{key} = {value}\n"))
     };
     HOOK.lines().map(filled).collect()
 }
@@ -226,9 +218,8 @@ fn has(shown: &str, attributes: &[(&str, String)]) -> bool {
         let words = list.trim_matches('"').split(',');
         words.map(|word| word.trim().to_lowercase()).collect()
     };
-    let is =
-        |(name, value): &(&str, String)| attribute(shown, name).is_some_and(|own| set(&own) == set(value));
-    attributes.iter().all(is)
+    let mut attributes = attributes.iter();
+    attributes.all(|(name, value)| attribute(shown, name).is_some_and(|own| set(&own) == set(value)))
 }
 
 /// All of qmgr's commands; from the first one again while the server deletes the hook that was there before.

@@ -89,15 +89,9 @@ impl Installation {
         let read = |file| host.text(Path::new(file), MOST_CONF).ok()?;
         let conf = product.conf.and_then(read).unwrap_or_default();
         let conf_path = |key| conf_path(&conf, key);
-        let has_mom = |home: &&&str| Path::new(home).join("mom_priv").is_dir();
-        let usual = || {
-            product
-                .homes
-                .iter()
-                .find(has_mom)
-                .unwrap_or(&product.homes[0])
-                .into()
-        };
+        let has_mom = |home: &&str| Path::new(home).join("mom_priv").is_dir();
+        let [first, _] = product.homes;
+        let usual = || product.homes.into_iter().find(has_mom).unwrap_or(first).into();
         let home = site.home.clone().or_else(|| conf_path("PBS_MOM_HOME"));
         let exec = site.exec.clone().or_else(|| conf_path("PBS_EXEC"));
         let mut commands = exec.map_or(Vec::new(), |exec| vec![exec.join("bin"), exec.join("sbin"), exec]);
@@ -132,8 +126,8 @@ impl Installation {
 
     /// Gives qmgr one command: of several `-c` only the last counts (recorded).
     pub fn qmgr(&self, command: &str, host: &dyn Host) -> Result<String, String> {
-        self.run("qmgr", &["-c", command], QMGR_DEADLINE, host)?
-            .accepted("qmgr")
+        let answer = self.run("qmgr", &["-c", command], QMGR_DEADLINE, host)?;
+        answer.accepted("qmgr")
     }
 
     pub fn mom_priv(&self) -> PathBuf {

@@ -68,10 +68,8 @@ pub(super) fn remove_scripts(pbs: &Installation, report: &mut VerbReport) -> Res
         match author(&path) {
             Author::Ours => report.remove(&path)?,
             Author::Site if calls_us(&path) => {
-                report.left(format!(
-                    "'{}' is the site's own: take our lines out of it",
-                    path.display()
-                ));
+                let shown = path.display();
+                report.left(format!("'{shown}' is the site's own: take our lines out of it"));
             }
             Author::Site | Author::Absent => {}
         }
@@ -82,9 +80,7 @@ pub(super) fn remove_scripts(pbs: &Installation, report: &mut VerbReport) -> Res
 pub(crate) fn calls_us(path: &Path) -> bool {
     let text = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
-    ["mps-prologue", "mps-epilogue"]
-        .iter()
-        .any(|program| text.contains(program))
+    text.contains("mps-prologue") || text.contains("mps-epilogue")
 }
 
 pub(crate) fn command_line(program: &Path, ctx: &SetupContext<'_>) -> String {

@@ -86,9 +86,8 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
 
 fn installations(ctx: &SetupContext<'_>) -> impl Iterator<Item = Installation> {
     let site = Site::of(&ctx.settings);
-    PRODUCTS
-        .into_iter()
-        .map(move |product| Installation::find(product, &site, ctx.host))
+    let find = move |product| Installation::find(product, &site, ctx.host);
+    PRODUCTS.into_iter().map(find)
 }
 
 /// The PBS that the option names, else the only one that has a `mom_priv` here.
@@ -122,10 +121,8 @@ fn request(account: &OsStr, resource: &str) -> Result<String, Refusal> {
     };
     let text = account.to_string_lossy();
     let is_the_sites = |token: &&str| !token.is_empty() && matches!(Request::from_account(token), Ok(None));
-    let rest: Vec<&str> = text
-        .split([',', ';', ' ', '\t', '\n'])
-        .filter(is_the_sites)
-        .collect();
+    let tokens = text.split([',', ';', ' ', '\t', '\n']);
+    let rest: Vec<&str> = tokens.filter(is_the_sites).collect();
     let words = request
         .as_ref()
         .map(Request::in_resource_words)

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 const MOST: usize = 1 << 20;
 const DEEPEST: usize = 4;
-/// Where packages and builds keep slurm.conf, most usual first.
 const USUAL: [&str; 5] = [
     "/etc/slurm/slurm.conf",
     "/etc/slurm-llnl/slurm.conf",
@@ -33,17 +32,12 @@ pub(super) struct Conf {
 }
 
 impl Conf {
-    /// The file that is named, else the first usual one.
     pub fn find(named: Option<&Path>, host: &dyn Host) -> Result<Self, String> {
         let usual = || USUAL.iter().map(Path::new).find(|path| path.exists());
-        let Some(file) = named.or_else(usual) else {
-            let usual = USUAL.join(", ");
-            return Err(format!(
-                "no slurm.conf in any usual place ({usual}); name it with --slurm-conf"
-            ));
-        };
-        let lines = read(file, host)?.ok_or_else(|| format!("no '{}'", file.display()))?;
-        let file = file.to_owned();
+        let places = USUAL.join(", ");
+        let none = || format!("no slurm.conf in any usual place ({places}); name it with --slurm-conf");
+        let file = named.or_else(usual).ok_or_else(none)?.to_owned();
+        let lines = read(&file, host)?.ok_or_else(|| format!("no '{}'", file.display()))?;
         Ok(Self { file, lines })
     }
 
@@ -58,10 +52,9 @@ impl Conf {
     }
 
     pub fn unkillable_step_timeout(&self) -> Duration {
-        let set = self
-            .value("UnkillableStepTimeout")
-            .and_then(|text| text.parse().ok());
-        set.map_or(UNKILLABLE, Duration::from_secs)
+        let set = self.value("UnkillableStepTimeout");
+        set.and_then(|text| text.parse().ok())
+            .map_or(UNKILLABLE, Duration::from_secs)
     }
 
     /// After how long slurmd kills a prolog or an epilog and drains the node, and the key that says so; `None`: never. The
@@ -84,15 +77,14 @@ impl Conf {
 pub(super) struct Line {
     file: PathBuf,
     number: usize,
-    /// Key and value of each word; keys in any case.
+    /// Keys in any case.
     words: Vec<(String, String)>,
 }
 
 impl Line {
     pub fn value(&self, key: &str) -> Option<&str> {
         let mut words = self.words.iter();
-        let (_, value) = words.find(|(name, _)| name.eq_ignore_ascii_case(key))?;
-        Some(value)
+        words.find_map(|(name, value)| name.eq_ignore_ascii_case(key).then_some(value.as_str()))
     }
 
     pub fn is(&self, key: &str, value: &str) -> bool {
@@ -101,8 +93,9 @@ impl Line {
 
     /// Whether this is the key of the first word, which says what the line is about.
     pub fn is_about(&self, key: &str) -> bool {
-        let first = self.words.first();
-        first.is_some_and(|(name, _)| name.eq_ignore_ascii_case(key))
+        self.words
+            .first()
+            .is_some_and(|(name, _)| name.eq_ignore_ascii_case(key))
     }
 
     pub fn place(&self) -> String {
@@ -127,20 +120,18 @@ fn collect(
     depth: usize,
 ) -> Result<Option<Vec<Line>>, String> {
     let failed = |why: String| format!("cannot read '{}': {why}", file.display());
-    let Some(bytes) = host
-        .configuration(file, MOST)
-        .map_err(|e| failed(e.to_string()))?
-    else {
+    let read = host.configuration(file, MOST);
+    let Some(bytes) = read.map_err(|e| failed(e.to_string()))? else {
         return Ok(None);
     };
     let mut all = Vec::new();
     for (number, text) in joined(&String::from_utf8_lossy(&bytes)) {
         let (file, words) = (file.to_owned(), words(&text));
         if let Some(path) = included(&text).map(|path| directory.join(path)) {
-            let deeper = depth
-                .checked_sub(1)
-                .map(|depth| collect(&path, directory, host, depth));
-            let lines = deeper.transpose()?.flatten();
+            let lines = match depth.checked_sub(1) {
+                Some(depth) => collect(&path, directory, host, depth)?,
+                None => None,
+            };
             all.extend(lines.ok_or_else(|| failed(format!("it includes '{}'", path.display())))?);
         } else if !words.is_empty() {
             all.push(Line { file, number, words });

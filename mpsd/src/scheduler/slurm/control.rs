@@ -74,7 +74,8 @@ impl Controller for SlurmNode {
         let own = self.own_name(job)?;
         let queued = self.job(job, &own);
         let failed = self.call("scontrol", &["requeue", &own]).err();
-        let told = queued.as_ref().ok().and_then(Queued::failed_starts);
+        let told = queued.as_ref().ok().and_then(|queued| queued.comment.as_deref());
+        let told = told.map(failed_starts);
         let counts = failed.is_none() || queued.as_ref().is_ok_and(|queued| queued.runs);
         let number = told.filter(|_| counts).map(|told| told.saturating_add(1));
         let mut done = Requeued {
@@ -85,24 +86,26 @@ impl Controller for SlurmNode {
         if done.failed.is_some() || most == 0 {
             return Ok(done);
         }
-        done.trouble = match queued.map(|queued| told.unwrap_or(queued.restarts)) {
-            Err(why) => Some(format!("whether requeue_limit holds it is not known: {why}")),
-            Ok(before) if before < most => None,
-            Ok(before) => {
-                let failed = before.saturating_add(1);
-                match self.call("scontrol", &["uhold", &own]) {
-                    Err(why) => Some(format!("not held after {failed} failed starts: {why}")),
-                    Ok(_) => {
-                        done.held = true;
-                        let note = format!("{OURS}job {job} was held after {failed} failed starts");
-                        let marked = self.mark(&format!("{note}; its comment says why it has no MPS"));
-                        marked
-                            .err()
-                            .map(|why| format!("the node's comment does not say so: {why}"))
-                    }
-                }
+        let failed = match queued.map(|queued| told.unwrap_or(queued.restarts)) {
+            Ok(before) if before < most => return Ok(done),
+            Ok(before) => before.saturating_add(1),
+            Err(why) => {
+                done.trouble = Some(format!("whether requeue_limit holds it is not known: {why}"));
+                return Ok(done);
             }
         };
+        let held = self.call("scontrol", &["uhold", &own]);
+        done.held = held.is_ok();
+        let note = format!(
+            "{OURS}job {job} was held after {failed} failed starts; its comment says why it has no MPS"
+        );
+        let trouble = match held {
+            Err(why) => Err(format!("not held after {failed} failed starts: {why}")),
+            Ok(_) => self
+                .mark(&note)
+                .map_err(|why| format!("the node's comment does not say so: {why}")),
+        };
+        done.trouble = trouble.err();
         Ok(done)
     }
 
@@ -151,11 +154,10 @@ impl Controller for SlurmNode {
 }
 
 const OURS: &str = "mpsd: ";
-/// Before the number of a start that failed, behind the node's name in our comment.
 const FAILED: &str = "failed start ";
 const BEHIND: &str = "; mpsd: ";
 const LONGEST_COMMENT: usize = 400;
-/// What squeue is asked to show of a job's comment. Bytes; a comment of that length may be longer.
+/// Bytes that squeue is asked for; a comment of that length may be longer.
 const SHOWN_COMMENT: usize = 1024;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -165,12 +167,6 @@ struct Queued {
     restarts: u32,
     /// `None`: squeue does not show it whole, in one line.
     comment: Option<String>,
-}
-
-impl Queued {
-    fn failed_starts(&self) -> Option<u32> {
-        self.comment.as_deref().map(failed_starts)
-    }
 }
 
 impl SlurmNode {
@@ -184,7 +180,6 @@ impl SlurmNode {
         own.ok_or_else(|| unknown(&format!("squeue shows no job {job} that started")))
     }
 
-    /// Writes `ours` behind the user's comment, if that is seen whole.
     fn comment(&self, job: &JobId, ours: &str) -> Result<(), String> {
         let own = self.own_name(job)?;
         let users = self.job(job, &own)?.comment;
@@ -212,7 +207,7 @@ impl SlurmNode {
         Ok(stands.lines().next().unwrap_or_default().trim().to_owned())
     }
 
-    /// A note for the administrator, as the node's comment; never over another's.
+    /// As the node's comment; never over another's.
     fn mark(&self, note: &str) -> Result<(), String> {
         let stands = self.marked()?;
         let is_free = ["", "(null)", "none"].contains(&stands.as_str()) || stands.starts_with(OURS);
@@ -243,9 +238,8 @@ fn queued(line: &str, job: &str) -> Option<Queued> {
     let restarts = restarts.parse().ok().filter(|_| id == job)?;
     let comment = comment.strip_suffix(job).map(str::trim_start);
     let comment = comment.filter(|text| text.is_empty() || text.ends_with(char::is_whitespace));
-    let whole = comment
-        .map(str::trim_end)
-        .filter(|text| text.len() < SHOWN_COMMENT);
+    let mut whole = comment.map(str::trim_end);
+    whole = whole.filter(|text| text.len() < SHOWN_COMMENT);
     Some(Queued {
         runs: matches!(state, "RUNNING" | "CONFIGURING"),
         restarts,
@@ -253,7 +247,7 @@ fn queued(line: &str, job: &str) -> Option<Queued> {
     })
 }
 
-/// Where our part of a comment begins; its end if there is none.
+/// Where our part of a comment begins.
 fn of_ours(comment: &str) -> usize {
     match comment.starts_with(OURS) {
         true => 0,
@@ -263,13 +257,13 @@ fn of_ours(comment: &str) -> usize {
 
 fn failed_starts(comment: &str) -> u32 {
     let ours = comment.get(of_ours(comment)..).unwrap_or_default();
-    let behind_name = || ours.split_once(OURS)?.1.split_once(": ");
-    let number =
-        behind_name().and_then(|(_, told)| told.strip_prefix(FAILED)?.split_once(':')?.0.parse().ok());
-    number.unwrap_or(0)
+    let number = || {
+        let (_, told) = ours.split_once(OURS)?.1.split_once(": ")?;
+        told.strip_prefix(FAILED)?.split_once(':')?.0.parse().ok()
+    };
+    number().unwrap_or(0)
 }
 
-/// `ours` with the number of failed starts that `comment` counts, if it has no number.
 fn counted(comment: &str, ours: &str) -> String {
     let named = ours.strip_prefix(OURS).and_then(|ours| ours.split_once(": "));
     match (failed_starts(ours), failed_starts(comment), named) {
@@ -293,11 +287,8 @@ fn with_ours(users: &str, ours: &str) -> Option<String> {
 fn parse(text: &str) -> Option<NodeStatus> {
     let (state, reason) = text.lines().find_map(|line| line.split_once('|'))?;
     let (drained, reason) = (state.contains("drain"), reason.trim());
-    let said = drained && !reason.is_empty() && reason != "none";
-    Some(NodeStatus {
-        drained,
-        reason: said.then(|| reason.to_owned()),
-    })
+    let reason = (drained && !reason.is_empty() && reason != "none").then(|| reason.to_owned());
+    Some(NodeStatus { drained, reason })
 }
 
 #[cfg(test)]

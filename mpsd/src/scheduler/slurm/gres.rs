@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 
 const MOST_FILES: usize = 1024;
 
-/// What Slurm's configuration says of this node's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gres {
     pub list: List,
@@ -45,8 +44,7 @@ impl Gres {
         let slurm = conf::read(conf, host)?.ok_or_else(|| format!("no '{}'", conf.display()))?;
         let (gres, cgroup) = (beside("gres.conf")?, beside("cgroup.conf").ok());
         let any = |lines: &[Line], key: &str, fits: fn(&str) -> bool| {
-            let mut values = lines.iter().filter_map(|line| line.value(key));
-            values.any(fits)
+            lines.iter().filter_map(|line| line.value(key)).any(fits)
         };
         let here = |line: &&Line| line.value("NodeName").is_none_or(|list| contains(list, node));
         let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
@@ -106,8 +104,7 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
     let has_us = |line: &&Line| line.value("NodeName").is_some_and(|list| contains(list, node));
     let ours = gres
         .iter()
-        .filter(|line| line.is_about("NodeName"))
-        .filter(has_us);
+        .filter(|line| line.is_about("NodeName") && has_us(line));
     let with_detection = |line| Some((line, Line::value(line, "AutoDetect")?));
     let global = || gres.iter().rfind(|line| line.is_about("AutoDetect"));
     let detection = ours.clone().find_map(with_detection);
@@ -150,10 +147,10 @@ fn merged(granted: &mut [Granted], lines: &[&Line], host: &dyn Host) -> Result<V
         let named = kind.kind.as_deref();
         let fits = |line: &Line| named.is_none_or(|named| line.is("Type", named));
         while kind.count > 0 {
-            let Some(at) = left.iter().position(|(line, _)| fits(line)) else {
+            let at = left.iter().position(|(line, _)| fits(line));
+            let Some((_, mut files)) = at.map(|at| left.remove(at)) else {
                 break;
             };
-            let (_, mut files) = left.remove(at);
             files.truncate(kind.count);
             kind.count -= files.len();
             all.extend(files);
@@ -181,9 +178,8 @@ fn granted(slurm: &[Line], node: &str) -> Result<Vec<Granted>, String> {
     let gres = gres.ok_or_else(|| format!("slurm.conf grants node '{node}' no Gres"))?;
     let mut all: Vec<Granted> = Vec::new();
     for entry in split_outside(gres, '(', ')') {
-        let entry = entry.split('(').next().unwrap_or_default();
-        let parts = entry.split(':').filter(|part| !is_one_of(part, &["no_consume"]));
-        let parts: Vec<&str> = parts.collect();
+        let parts = entry.split('(').next().unwrap_or_default().split(':');
+        let parts: Vec<&str> = parts.filter(|part| !is_one_of(part, &["no_consume"])).collect();
         let wrong = || format!("Gres={gres} of node '{node}'");
         let (kind, count) = match parts[..] {
             [name, ..] if !is_one_of(name.trim(), &["gpu"]) => continue,

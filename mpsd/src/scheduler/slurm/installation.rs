@@ -12,7 +12,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where a Slurm's commands are, most usual first.
 const COMMANDS: [&str; 4] = [
     "/usr/bin",
     "/usr/local/bin",
@@ -64,7 +63,6 @@ impl Installation {
         }
     }
 
-    /// It is not named, nothing of it runs, and there are others.
     pub fn is_a_guess(&self) -> bool {
         !self.is_named && self.daemon.is_none() && directories().len() > 1
     }
@@ -79,8 +77,9 @@ impl Installation {
         self.untrusted().map_or(Ok(()), Err)?;
         let conf = self.conf.as_ref().and_then(|conf| conf.to_str());
         let conf: Vec<(&str, &str)> = conf.map(|conf| ("SLURM_CONF", conf)).into_iter().collect();
-        let answer = ThisHost.run(&self.commands.join(program), arguments, &conf, deadline)?;
-        answer.accepted(program)
+        ThisHost
+            .run(&self.commands.join(program), arguments, &conf, deadline)?
+            .accepted(program)
     }
 
     pub fn conf(&self, host: &dyn Host) -> Option<PathBuf> {
@@ -90,7 +89,7 @@ impl Installation {
         self.conf.clone().or_else(of_daemon).or_else(usual)
     }
 
-    /// The release that each of its programs says, the running daemon's first; one after the other if they differ.
+    /// What each of its programs says, the running daemon's first; one after the other if they differ.
     pub fn releases(&self, host: &dyn Host) -> Vec<Release> {
         let daemon = self.daemon.as_ref().and_then(|daemon| daemon.program.clone());
         let beside = VERSION_PROGRAMS.iter().map(|name| self.commands.join(name));
@@ -108,7 +107,7 @@ fn with_commands(dir: PathBuf) -> Option<PathBuf> {
     dir.join("scontrol").exists().then_some(dir)
 }
 
-/// The directories with commands of a Slurm in the usual places, each once.
+/// Each once.
 pub(super) fn directories() -> Vec<PathBuf> {
     let side_by_side = SIDE_BY_SIDE.iter().flat_map(|dir| {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -127,7 +126,7 @@ pub(super) fn directories() -> Vec<PathBuf> {
     found
 }
 
-/// The part of a release of Slurm that a plugin depends on.
+/// The part that a plugin depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
 #[display("{major:02}.{minor:02}")]
 pub(super) struct Release {

@@ -181,7 +181,7 @@ impl Located for Here {
     }
 }
 
-/// The step's number, unless this is the job's own prolog or epilog.
+/// `None`: this is the job's own prolog or epilog.
 fn step(input: &Input<'_>) -> Option<String> {
     let context = (input.env)("SLURM_SCRIPT_CONTEXT").unwrap_or_default();
     if context.starts_with("prolog") || context.starts_with("epilog") {
@@ -283,23 +283,13 @@ fn all_places(input: &Input<'_>, node: &str) -> Result<Vec<GpuName>, String> {
     let told = GpuName::parse_list(&(input.env)(OF_JOB).unwrap_or_default())?;
     let id = var("SLURM_JOB_ID").ok_or("Slurm did not set SLURM_JOB_ID")?;
     let slurm = Installation::find(&input.site, node);
-    let show = |id: &str| {
-        slurm.ask(
-            "scontrol",
-            &["--details", "--oneliner", "show", "job", id],
-            DEADLINE,
-        )
-    };
+    let ask = |program: &str, words: &[&str]| slurm.ask(program, words, DEADLINE);
+    let show = |id: &str| ask("scontrol", &["--details", "--oneliner", "show", "job", id]);
     // The id of an array, or of a het job, is that of all its parts. squeue names each part, without text of the user.
     of_node(&show(&id)?, node, &told).or_else(|why| {
-        let names = slurm.ask(
-            "squeue",
-            &["--noheader", "--jobs", &id, "--format", "%A %i"],
-            DEADLINE,
-        )?;
-        let own = names
-            .lines()
-            .find_map(|line| line.strip_prefix(&id)?.strip_prefix(' '));
+        let names = ask("squeue", &["--noheader", "--jobs", &id, "--format", "%A %i"])?;
+        let mut lines = names.lines();
+        let own = lines.find_map(|line| line.strip_prefix(&id)?.strip_prefix(' '));
         let own = own.map(str::trim).filter(|own| *own != id).ok_or(why)?;
         of_node(&show(own)?, node, &told)
     })

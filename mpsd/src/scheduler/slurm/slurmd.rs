@@ -19,11 +19,9 @@ const LARGEST: usize = 64 << 20;
 #[derive(Debug, Clone)]
 pub(super) struct Slurmd {
     id: ProcessId,
-    /// Its program's name: `slurmd` on a node.
     name: String,
     /// Its program; `None`: only root may know.
     pub program: Option<PathBuf>,
-    /// Its program's file was replaced since it began.
     pub replaced: bool,
     /// The slurm.conf of `-f` or `SLURM_CONF`. Untrusted: others than root may write it.
     named_conf: Option<PathBuf>,
@@ -51,7 +49,7 @@ impl Slurmd {
         found.into_iter().next()
     }
 
-    /// The processes of the table with one of these names, without the children that they forked.
+    /// Without the children that they forked.
     fn all(table: &ProcessTable, names: &[&str]) -> Vec<Self> {
         let is_one = |stat: &&Stat| names.iter().any(|name| stat.name == *name);
         let daemons: Vec<&Stat> = table.iter().map(|entry| &entry.stat).filter(is_one).collect();
@@ -115,14 +113,12 @@ impl Slurmd {
         host::started(self.id.start_time)
     }
 
-    /// Whether `conf` may be the configuration that it took.
     fn may_have(&self, conf: &Path) -> bool {
         let file = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let own = self.named_conf.clone().or_else(|| self.conf(&ThisHost));
         own.is_none_or(|own| file(&own) == file(conf))
     }
 
-    /// The slurm.conf that it was started with, if only root can have written it.
     pub fn named(&self) -> Option<PathBuf> {
         self.named_conf.clone().filter(|path| open_trusted(path).is_ok())
     }

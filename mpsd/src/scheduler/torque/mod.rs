@@ -129,11 +129,9 @@ impl BatchSystem for Torque {
         names.sort_unstable();
         names.dedup();
         let pbs = installation(&input.site, host);
-        let reason = format!("job {}: ", submission.job);
-        match offline_for(&pbs, &names, &reason, host) {
-            Some((node, note)) => Err(Undetermined::new(format!("node '{node}'"), note).into()),
-            None => Ok(()),
-        }
+        let offline = offline_for(&pbs, &names, &format!("job {}: ", submission.job), host);
+        let failed = |(node, note)| Err(Undetermined::new(format!("node '{node}'"), note).into());
+        offline.map_or(Ok(()), failed)
     }
 
     fn unattached(&self, _: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<Unattached> {
@@ -217,11 +215,10 @@ fn resources(input: &Input<'_>) -> String {
 
 /// `nodes=1:gpus=1`, `nodes=2:ppn=4:gpus=2:shared+…`, `gpus=1`; `gpus=0` asks for none.
 fn asks_for_gpus(resources: &str) -> bool {
-    let mut parts = resources.split([',', ':', '+']);
-    parts.any(|part| {
-        part.rsplit_once("gpus=")
-            .is_some_and(|(_, count)| count.trim() != "0")
-    })
+    let mut counts = resources
+        .split([',', ':', '+'])
+        .filter_map(|part| part.rsplit_once("gpus="));
+    counts.any(|(_, count)| count.trim() != "0")
 }
 
 /// The prologue's environment has no PBS_GPUFILE, but the file exists already (recorded).
@@ -232,30 +229,29 @@ fn gpu_file(input: &Input<'_>) -> Option<PathBuf> {
 
 fn from_file(path: &Path, here: &str, host: &dyn Host) -> GpuSource {
     let shown = path.display();
-    let text = match host.text(path, MOST_GPU_FILE) {
-        Ok(Some(text)) => text,
-        Ok(None) => return GpuSource::Unknown(format!("no file '{shown}'")),
-        Err(why) => return GpuSource::Unknown(why),
+    let found = || {
+        let text = host
+            .text(path, MOST_GPU_FILE)?
+            .ok_or_else(|| format!("no file '{shown}'"))?;
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let none = || format!("'{shown}' names no GPU of '{here}'");
+        listed(lines.map(|line| line.rsplit_once("-gpu")), here).ok_or_else(none)
     };
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    listed(lines.map(|line| line.rsplit_once("-gpu")), here)
-        .unwrap_or_else(|| GpuSource::Unknown(format!("'{shown}' names no GPU of '{here}'")))
+    found().unwrap_or_else(GpuSource::Unknown)
 }
 
 /// This node's part of `exec_gpus = vm-gpu/0+vm-gpu/1`.
 fn from_qstat(submission: &Submission, input: &Input<'_>, here: &str, host: &dyn Host) -> GpuSource {
     let (pbs, job) = (installation(&input.site, host), submission.job.as_str());
-    let answer = match pbs.run("qstat", &["-f", job], QSTAT_DEADLINE, host) {
-        Ok(answer) => answer,
-        Err(why) => return GpuSource::Unknown(why),
+    let found = || {
+        let answer = pbs.run("qstat", &["-f", job], QSTAT_DEADLINE, host)?;
+        let text = attribute(&answer.text, "exec_gpus");
+        let text = text.ok_or_else(|| format!("'qstat -f {job}' shows no exec_gpus"))?;
+        let pairs = text.split('+').map(|part| part.trim().rsplit_once("-gpu/"));
+        let none = || format!("exec_gpus '{}' names no GPU of '{here}'", one_line(&text, 80));
+        listed(pairs, here).ok_or_else(none)
     };
-    let Some(text) = attribute(&answer.text, "exec_gpus") else {
-        return GpuSource::Unknown(format!("'qstat -f {job}' shows no exec_gpus"));
-    };
-    listed(text.split('+').map(|part| part.trim().rsplit_once("-gpu/")), here).unwrap_or_else(|| {
-        let text = one_line(&text, 80);
-        GpuSource::Unknown(format!("exec_gpus '{text}' names no GPU of '{here}'"))
-    })
+    found().unwrap_or_else(GpuSource::Unknown)
 }
 
 /// The GPUs of `(node, number)` pairs that are on `here`; `None` when there is none or a pair cannot be read.

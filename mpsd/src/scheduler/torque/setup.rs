@@ -69,9 +69,9 @@ pub(crate) static PRODUCT: Product = Product {
     uninstall,
     check_hook: |_, _, _| false,
     check_tasks: |pbs, _, ctx| Some(check_tasks(pbs, ctx)),
-    absent_script: |shown| {
+    absent_script: |path| {
         CheckLine::Fail(format!(
-            "no '{shown}': jobs run without MPS; run 'mpsctl pbs install'"
+            "no '{path}': jobs run without MPS; run 'mpsctl pbs install'"
         ))
     },
 };
@@ -92,13 +92,13 @@ fn install(
     let text = render(JOB_STARTER, ctx);
     let own_way = own_way_with_shells(pbs, ctx.host).map(lost);
     let closed = closed(&file);
-    let left_out = match Starter::of(pbs, ctx.host) {
+    let not_set = |why| format!("no $job_starter was set: {why}\n    {follows}");
+    match Starter::of(pbs, ctx.host) {
         Starter::Absent | Starter::Privileged { ours: false } if options.no_job_starter => {
             report.did(format!("no $job_starter, as wished:\n    {follows}"));
-            return Ok(());
         }
         Starter::Absent => match own_way.or(closed) {
-            Some(why) => why,
+            Some(why) => report.left(not_set(why)),
             None => return set(pbs, &text, report),
         },
         Starter::Ours(at) => {
@@ -113,23 +113,17 @@ fn install(
             if let Some(what) = own_way {
                 report.left(format!("take it out of '{shown}': {what}"));
             }
-            return Ok(());
         }
         Starter::Foreign(at) => {
             let (at, call) = (at.display(), command_line(&ctx.programs.join("mpsctl"), ctx));
             report.left(format!(
                 "$job_starter '{at}' is the site's own and stays; let its last line be:\n    exec {call} exec --starter -- \"$@\""
             ));
-            return Ok(());
         }
-        Starter::Privileged { ours: true } => {
-            report.left(privileged(pbs));
-            return Ok(());
-        }
-        Starter::Privileged { ours: false } => privileged(pbs),
-        Starter::Unread(why) => why,
-    };
-    report.left(format!("no $job_starter was set: {left_out}\n    {follows}"));
+        Starter::Privileged { ours: true } => report.left(privileged(pbs)),
+        Starter::Privileged { ours: false } => report.left(not_set(privileged(pbs))),
+        Starter::Unread(why) => report.left(not_set(why)),
+    }
     Ok(())
 }
 
@@ -141,16 +135,13 @@ fn set(pbs: &Installation, starter: &str, report: &mut VerbReport) -> Result<(),
     match read.and_then(|(mode, text)| report.write(&config, &with_line(text, &line), mode, &about)) {
         Ok(()) => tell_mom(starter::reread_command(pbs), report),
         Err(why) => {
-            report.left(format!(
-                "cannot change '{}' ({why}); add to it:\n    {line}",
-                config.display()
-            ));
+            let shown = config.display();
+            report.left(format!("cannot change '{shown}' ({why}); add to it:\n    {line}"));
         }
     }
     Ok(())
 }
 
-/// The command that puts our starter in force, for a mom that runs without it.
 fn tell_mom(command: Option<String>, report: &mut VerbReport) {
     if let Some(command) = command {
         report.did(format!(
@@ -172,18 +163,12 @@ fn uninstall(pbs: &Installation, _: &SetupContext<'_>, report: &mut VerbReport) 
     let lines = text.split_inclusive(|byte| *byte == b'\n');
     let kept = lines.filter(|line| !is_ours(line)).collect::<Vec<_>>().concat();
     if kept.len() == text.len() {
-        return match author(&starter) {
-            Author::Ours => report.remove(&starter),
-            Author::Absent | Author::Site => Ok(()),
-        };
+        let is_ours = author(&starter) == Author::Ours;
+        return if is_ours { report.remove(&starter) } else { Ok(()) };
     }
     let mode = mode(&config).map_err(|why| format!("cannot change '{shown}': {why}"))?;
-    report.write(
-        &config,
-        &kept,
-        mode,
-        &format!(" without '{}'; {REREAD}", config_line(pbs)),
-    )?;
+    let about = format!(" without '{}'; {REREAD}", config_line(pbs));
+    report.write(&config, &kept, mode, &about)?;
     let command = starter::reread_command(pbs).unwrap_or_else(|| "a start of the mom".to_owned());
     report.left(format!(
         "'{ours}' stays until then: run this again, after:\n    {command}"
@@ -191,7 +176,6 @@ fn uninstall(pbs: &Installation, _: &SetupContext<'_>, report: &mut VerbReport) 
     Ok(())
 }
 
-/// Whether tasks that TM starts are attached, and what becomes of jobs if they are not.
 fn check_tasks(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
     let starter = format!("the $job_starter of '{}'", pbs.mom_config().display());
     match (Starter::of(pbs, ctx.host), starter::unattached(pbs, ctx.host)) {
@@ -240,11 +224,8 @@ fn closed(file: &Path) -> Option<String> {
 }
 
 fn with_line(text: Vec<u8>, line: &str) -> Vec<u8> {
-    let end = if text.is_empty() || text.ends_with(b"\n") {
-        ""
-    } else {
-        "\n"
-    };
+    let is_whole = text.is_empty() || text.ends_with(b"\n");
+    let end = if is_whole { "" } else { "\n" };
     [text, format!("{end}{ABOVE}\n{line}\n").into_bytes()].concat()
 }
 

@@ -17,7 +17,7 @@ const MOST_STARTER: usize = 64 << 10;
 /// How much a process's start is rounded up, and the time of a file down. Seconds.
 const ROUNDED: i64 = 2;
 
-/// A Torque mom's `$job_starter`, by the last line of its configuration.
+/// By the last line of the mom's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Starter {
     Absent,
@@ -54,7 +54,6 @@ fn config(pbs: &Installation, host: &dyn Host) -> Result<Option<String>, String>
     host.text(&pbs.mom_config(), MOST_CONF)
 }
 
-/// The mom's configuration, if the mom may run its starter as root: in doubt, or if it cannot be read.
 pub(super) fn may_run_as_root(pbs: &Installation, host: &dyn Host) -> Option<PathBuf> {
     let safe = matches!(config(pbs, host), Ok(Some(text)) if !may_be_privileged(&text));
     (!safe).then(|| pbs.mom_config())
@@ -62,12 +61,8 @@ pub(super) fn may_run_as_root(pbs: &Installation, host: &dyn Host) -> Option<Pat
 
 /// Whether a line of this configuration makes `starter` the mom's, in any spelling.
 pub fn names(config: &str, starter: &Path) -> bool {
-    let starter = starter.to_string_lossy();
-    let is_it = |value: &str| {
-        let rest = value.strip_prefix(starter.as_ref());
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
-    };
-    values(config, STARTER).any(is_it)
+    let first = |value: &str| value.split_whitespace().next().map(PathBuf::from);
+    values(config, STARTER).any(|value| first(value).as_deref() == Some(starter))
 }
 
 /// The line that would be lost with any starter: it makes a job's shell no login shell, or puts words before its script. A
@@ -124,25 +119,29 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
     let (config, install) = (config.display(), "'mpsctl pbs install' on the node");
     let starter = Starter::of(pbs, host);
     let no_way_round = starter == Starter::Privileged { ours: true };
-    let has = |what: &str| format!("'{config}' has {what}");
     let tm = "attach tasks started by TM";
     let (why, remedy) = match starter {
-        Starter::Ours(path) => {
-            let why = format!("the mom has not read the $job_starter of '{config}', to {tm}");
-            (why, reread_needed(pbs, &path)?)
-        }
-        Starter::Absent => (has(&format!("no $job_starter to {tm}")), install.to_owned()),
-        Starter::Foreign(path) => {
-            let why = has(&format!(
-                "the $job_starter '{}', which does not {tm}",
+        Starter::Ours(path) => (
+            format!("the mom has not read the $job_starter of '{config}', to {tm}"),
+            reread_needed(pbs, &path)?,
+        ),
+        Starter::Absent => (
+            format!("'{config}' has no $job_starter to {tm}"),
+            install.to_owned(),
+        ),
+        Starter::Foreign(path) => (
+            format!(
+                "'{config}' has the $job_starter '{}', which does not {tm}",
                 path.display()
-            ));
-            (why, format!("{install}, which says how to add ours"))
-        }
-        Starter::Privileged { .. } => {
-            let why = "$job_starter_run_privileged, and our starter runs as the job's user only";
-            (has(why), "that line says false".to_owned())
-        }
+            ),
+            format!("{install}, which says how to add ours"),
+        ),
+        Starter::Privileged { .. } => (
+            format!(
+                "'{config}' has $job_starter_run_privileged, and our starter runs as the job's user only"
+            ),
+            "that line says false".to_owned(),
+        ),
         Starter::Unread(why) => (
             format!("{why}: nothing may {tm}"),
             "that file to be readable".to_owned(),
@@ -160,11 +159,13 @@ pub fn reread_needed(pbs: &Installation, starter: &Path) -> Option<String> {
     let (pid, start) = running(pbs)?;
     let newer = start > fs::metadata(pbs.mom_config()).ok()?.mtime() + ROUNDED;
     let named = || Some(Path::new(in_force(pbs, pid, start)?.split_whitespace().next()?) == starter);
-    let is_read = newer || named() == Some(true);
-    if is_read { None } else { reread_command(pbs) }
+    if newer || named() == Some(true) {
+        None
+    } else {
+        reread_command(pbs)
+    }
 }
 
-/// The command that makes a running mom read its configuration again.
 pub fn reread_command(pbs: &Installation) -> Option<String> {
     running(pbs).map(|(pid, _)| format!("kill -HUP {pid}"))
 }
@@ -189,10 +190,11 @@ fn in_force(pbs: &Installation, pid: i32, start: i64) -> Option<String> {
     let mut logs: Vec<_> = entries.filter(is_since).map(|entry| entry.path()).collect();
     logs.sort();
     let last = |log: &PathBuf| {
-        let lines = BufReader::new(File::open(log).ok()?)
-            .split(b'\n')
-            .map_while(Result::ok);
-        lines.filter_map(|line| starter_in(&line, pid)).last()
+        let lines = BufReader::new(File::open(log).ok()?).split(b'\n');
+        lines
+            .map_while(Result::ok)
+            .filter_map(|line| starter_in(&line, pid))
+            .last()
     };
     logs.iter().rev().find_map(last)
 }
