@@ -16,7 +16,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Most that a command may answer. Bytes; a job's full status has some thousand.
+/// Bytes; a job's full status has some thousand.
 const MOST_ANSWER: usize = 1 << 20;
 /// Longest answer that an error repeats. Characters.
 const SHOWN: usize = 160;
@@ -47,9 +47,8 @@ pub trait Host {
 
     /// The text of such a file. An error is one line.
     fn text(&self, path: &Path, most: usize) -> Result<Option<String>, String> {
-        let read = self
-            .read(path, most)
-            .map_err(|e| format!("cannot read '{}': {e}", path.display()))?;
+        let read = self.read(path, most);
+        let read = read.map_err(|e| format!("cannot read '{}': {e}", path.display()))?;
         Ok(read.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     }
 

@@ -1,8 +1,7 @@
 //! The batch systems: what each says of a job, and what is said to it.
 //!
-//! Each has a folder with its calls, devices, jobs, nodes and set-up; `pbs` is what Torque and OpenPBS share.
-//! [`BatchSystem`] is what a folder answers, and [`ALL`] registers it: nothing else tells one from another. A call comes in
-//! through [`Input`]; files and the scheduler's own commands are reached through [`Host`].
+//! Each has a folder; `pbs` is what Torque and OpenPBS share. [`BatchSystem`] is what a folder answers, and [`ALL`]
+//! registers it: nothing else tells one from another. A call is an [`Input`]; files and commands are reached through [`Host`].
 //!
 //! Argument vectors, environments and files: recorded on OpenPBS 23.06.06, Torque 6.1.3 and Slurm 22.05.8.
 
@@ -54,9 +53,8 @@ pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
     let values = ALL.map(|system| PossibleValue::new(system.scheduler().name()).help(system.facts().title));
     let find = |name: String| ALL.into_iter().find(|system| system.scheduler().name() == name);
     let scheduler = move |name| {
-        find(name)
-            .map(BatchSystem::scheduler)
-            .ok_or("no batch system of ours")
+        let found = find(name).map(BatchSystem::scheduler);
+        found.ok_or("no batch system of ours")
     };
     PossibleValuesParser::new(values).try_map(scheduler)
 }

@@ -84,10 +84,8 @@ impl Numbers {
         }
         if let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.mig == Mig::On) {
             // CUDA shows no whole GPU beside a MIG device (docs/facts/mps-control.md#mig).
-            let index = gpu.index;
-            return Err(doubt(format!(
-                "GPU {index} is in MIG mode, and tasks may open its MIG devices"
-            )));
+            let why = "is in MIG mode, and tasks may open its MIG devices";
+            return Err(doubt(format!("GPU {} {why}", gpu.index)));
         }
         let list = list.unwrap_or_default();
         let counted = |(number, given): (&Number, _)| self.counted(number.place, given, &list, inventory);
@@ -134,7 +132,6 @@ impl Numbers {
 }
 
 impl List {
-    /// The list with its GPUs, or why it is not known.
     pub fn resolve<'a>(&self, inventory: &'a Inventory) -> Result<Listed<'a>, String> {
         let minor = |gpu: &'a Gpu| {
             let minor = gpu.minor.map(|minor| (minor, gpu));

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 const POLL: Duration = Duration::from_millis(500);
 
-/// The administrator's verbs for a scheduler: `mpsctl slurm …`.
 pub(crate) struct AdminVerbs {
     pub command: fn() -> clap::Command,
     pub run: fn(&clap::ArgMatches, &SetupContext<'_>) -> Result<VerbReport, VerbError>,
@@ -22,15 +21,12 @@ pub(crate) struct AdminVerbs {
     pub check: fn(&str, &SetupContext<'_>) -> Option<Vec<CheckLine>>,
 }
 
-/// What the verbs need to know of this host.
 pub(crate) struct SetupContext<'a> {
     /// Our configuration, if it is not the usual file.
     pub config: Option<&'a Path>,
     /// The defaults, if the configuration is broken.
     pub settings: Settings,
-    /// Why the configuration cannot be used.
     pub broken: Option<Failure>,
-    /// The directory with our programs.
     pub programs: &'a Path,
     pub host: &'a dyn Host,
     /// The GPUs of the node of this name.
@@ -45,7 +41,6 @@ pub(crate) fn is_so(path: &Path, text: &[u8], mode: u32) -> bool {
     fs::read(path).is_ok_and(|old| old == text) && fs::symlink_metadata(path).is_ok_and(is_roots)
 }
 
-/// Makes a directory that is not there, with this mode under any umask.
 pub(crate) fn make_directory(directory: &Path, mode: u32) -> Result<(), String> {
     if directory.is_dir() {
         return Ok(());
@@ -67,12 +62,10 @@ pub struct VerbReport {
 }
 
 impl VerbReport {
-    /// Reports one line or several.
     pub(crate) fn did(&mut self, text: impl AsRef<str>) {
         self.lines.extend(text.as_ref().lines().map(str::to_owned));
     }
 
-    /// Reports what is left to the administrator.
     pub(crate) fn left(&mut self, text: impl AsRef<str>) {
         self.did(text);
         self.incomplete = true;
@@ -181,7 +174,6 @@ impl CheckLine {
         matches!(self, Self::Fail(_))
     }
 
-    /// Whether root may trust our program `path`.
     pub(crate) fn program(path: &Path, host: &dyn Host) -> Self {
         let shown = path.display();
         let wrong = "is not there, not executable, or others than root may put it there";
@@ -204,16 +196,13 @@ pub(crate) struct RunningJobs {
 }
 
 impl RunningJobs {
-    /// A line for the report if the verb is forced.
     pub fn allow(&self, paths: &Paths) -> Result<Option<String>, String> {
         let jobs = running_jobs(paths, if self.force { 0 } else { self.wait })?.join(", ");
         let timer = "mpsd-reconcile.timer takes";
-        match (jobs.as_str(), self.force) {
-            ("", _) => Ok(None),
-            (_, true) => Ok(Some(format!(
-                "{jobs}: with MPS here still; {timer} it down after them"
-            ))),
-            (_, false) => Err(format!(
+        let still = format!("{jobs}: with MPS here still; {timer} it down after them");
+        match jobs.is_empty() || self.force {
+            true => Ok(Some(still).filter(|_| !jobs.is_empty())),
+            false => Err(format!(
                 "nothing removed: jobs with MPS run here, and their end needs our files: {jobs}; allowed: --wait SECONDS, or \
                  --force, after which {timer} their MPS down"
             )),

@@ -107,10 +107,9 @@ fn fitted(longest: usize, text: &str) -> String {
 fn without_directory(text: &str) -> Option<String> {
     let is_end = |c: char| c.is_whitespace() || matches!(c, '\'' | ':' | ',' | ';' | ')');
     let name = |word: &str| {
-        let at = word
-            .rfind('/')
-            .filter(|at| word.starts_with('/') && *at > CUT.len());
-        at.map(|at| format!("{CUT}{}", &word[at..]))
+        let at = word.rfind('/').filter(|at| *at > CUT.len());
+        at.filter(|_| word.starts_with('/'))
+            .map(|at| format!("{CUT}{}", &word[at..]))
     };
     let paths = text.split(is_end).filter_map(|word| Some((word, name(word)?)));
     let (path, name) = paths.max_by_key(|(word, _)| word.len())?;

@@ -7,7 +7,7 @@
 pub(crate) mod setup;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts, Unattached};
-use super::call::{CallOptions, Input, Lookup, Program, Site, Submission, UserRef};
+use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
 use super::pbs::control::LONGEST_REASON;
@@ -241,24 +241,16 @@ struct Described {
 
 impl Described {
     fn of(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Self {
-        let CallOptions {
-            select,
-            place,
-            vnodes,
-            ..
-        } = input.given.clone();
-        let given = [select, place, vnodes];
-        let [select, place, vnodes] = match given.iter().any(Option::is_some) {
-            true => given,
-            false => {
-                // Without it the tasks stay unknown, which is a refusal of `auto` only.
-                let file = job_file(&submission.job, input, host).unwrap_or_default();
-                let value = |name: &str| attribute(&file, name);
-                let select = value("schedselect").or_else(|| value("Resource_List.select"));
-                [select, value("Resource_List.place"), value("exec_vnode")]
-            }
+        let given = input.given.clone();
+        let mut own = [given.select, given.place, given.vnodes];
+        if own.iter().all(Option::is_none) {
+            // Without it the tasks stay unknown, which is a refusal of `auto` only.
+            let file = job_file(&submission.job, input, host).unwrap_or_default();
+            let value = |name: &str| attribute(&file, name);
+            let select = value("schedselect").or_else(|| value("Resource_List.select"));
+            own = [select, value("Resource_List.place"), value("exec_vnode")];
         }
-        .map(Option::unwrap_or_default);
+        let [select, place, vnodes] = own.map(Option::unwrap_or_default);
         Self {
             select,
             place,
@@ -325,10 +317,11 @@ fn members(vnodes: &str) -> impl Iterator<Item = &str> {
 }
 
 fn parts(vnodes: &str) -> impl Iterator<Item = (&str, &str)> {
-    vnodes
+    let host = |part: &'_ str| part.find([':', '[', '/']).unwrap_or(part.len());
+    let parts = vnodes
         .split(['+', '(', ')'])
-        .map(|part| (part.split([':', '[', '/']).next().unwrap_or_default(), part))
-        .filter(|(name, _)| !name.is_empty())
+        .map(move |part| (&part[..host(part)], part));
+    parts.filter(|(name, _)| !name.is_empty())
 }
 
 #[cfg(test)]

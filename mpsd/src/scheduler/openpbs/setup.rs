@@ -11,7 +11,7 @@ use mpsd_core::job::Scheduler;
 use mpsd_core::text::one_line;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub(crate) static SCRIPTS: [Script; 2] = [
@@ -312,11 +312,8 @@ fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Ve
         false => Pass(format!("hook '{NAME}' is enabled")),
     }];
     let copy = moms_copy(pbs, NAME, "PY");
-    let (body, placed) = (
-        ctx.host.text(&copy, MOST_CONF),
-        ctx.host.text(&hook_file(ctx), MOST_CONF),
-    );
-    let (body, placed) = (body.ok().flatten().unwrap_or_default(), placed.ok().flatten());
+    let text = |file: &Path| ctx.host.text(file, MOST_CONF).ok().flatten();
+    let (body, placed) = (text(&copy).unwrap_or_default(), text(&hook_file(ctx)));
     let is_older = |placed: String| is_this_version(&placed) && placed.trim_end() != body.trim_end();
     let older = match placed.is_some_and(is_older) {
         true => "the server's; its server sends it again when the mom is restarted",
@@ -325,10 +322,8 @@ fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Ve
             "this mpsctl's: 'mpsctl pbs install' on the server's host, once all nodes are upgraded; its moms have it within seconds"
         }
     };
-    all.push(Warn(format!(
-        "'{}' is another version's hook than {older}",
-        copy.display()
-    )));
+    let shown = copy.display();
+    all.push(Warn(format!("'{shown}' is another version's hook than {older}")));
     all
 }
 

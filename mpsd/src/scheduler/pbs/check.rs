@@ -73,10 +73,8 @@ fn time_limit(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
         return Pass(text);
     }
     let (needed, config) = (pbs.product.early_s + (ours + MARGIN).as_secs(), pbs.mom_config());
-    Fail(format!(
-        "{text}: set '$prologalarm {needed}' in '{}'",
-        config.display()
-    ))
+    let config = config.display();
+    Fail(format!("{text}: set '$prologalarm {needed}' in '{config}'"))
 }
 
 /// Draining needs root of this node among the server's operators or managers. Torque's pbsnodes is silent if it is not.

@@ -99,9 +99,8 @@ fn find(option: &ProductOption, ctx: &SetupContext<'_>) -> Result<Installation, 
         return Err("both Torque and OpenPBS are here; say which with --scheduler".to_owned());
     }
     here.pop().ok_or_else(|| {
-        let homes = elsewhere
-            .iter()
-            .map(|pbs| format!("'{}'", pbs.mom_priv().display()));
+        let shown = |pbs: &Installation| format!("'{}'", pbs.mom_priv().display());
+        let homes = elsewhere.iter().map(shown);
         let homes = homes.collect::<Vec<_>>().join(", no ");
         format!("no {homes}: no PBS mom on this node; set home under [pbs]")
     })
@@ -123,11 +122,8 @@ fn request(account: &OsStr, resource: &str) -> Result<String, Refusal> {
     let is_the_sites = |token: &&str| !token.is_empty() && matches!(Request::from_account(token), Ok(None));
     let tokens = text.split([',', ';', ' ', '\t', '\n']);
     let rest: Vec<&str> = tokens.filter(is_the_sites).collect();
-    let words = request
-        .as_ref()
-        .map(Request::in_resource_words)
-        .unwrap_or_default();
-    let mut answer = serde_json::json!({ "resource": words, "account": rest.join(",") });
+    let words = request.as_ref().map(Request::in_resource_words);
+    let mut answer = serde_json::json!({ "resource": words.unwrap_or_default(), "account": rest.join(",") });
     let note = Request::almost_asked(account.as_bytes()).filter(|_| request.is_none());
     if let Some(note) = note {
         answer["note"] = note.into();

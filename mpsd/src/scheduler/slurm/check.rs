@@ -51,10 +51,8 @@ pub(super) fn check(
     all.extend(check_gpus(conf, node, ctx));
     all.extend((ctx.standing)(&ctx.settings));
     if !plugins.is_dir() {
-        let shown = plugins.display();
-        all.push(Fail(format!(
-            "no '{shown}': install the package with the plugins"
-        )));
+        let none = format!("no '{}': install the package with the plugins", plugins.display());
+        all.push(Fail(none));
     }
     all
 }
@@ -196,37 +194,21 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let shares = ["mps", "shard"].into_iter().filter(lists);
     all.extend(shares.map(|share| Warn(format!("GresTypes has {share}: {shared}"))));
     let containers = conf.value("JobContainerType").unwrap_or_default();
-    all.extend(
-        containers
-            .ends_with("tmpfs")
-            .then(|| container(ctx.settings.paths.run())),
-    );
+    if containers.ends_with("tmpfs") {
+        all.push(container(ctx.settings.paths.run()));
+    }
     all
 }
 
 /// slurmd kills a prolog and an epilog after a time, and drains the node then (docs/facts/slurm.md#failures). slurmstepd ends
 /// a step's own daemon in its last callback, and drains the node at its timeout (docs/facts/slurm.md#the-end-of-a-step).
 fn timeouts(conf: &Conf, ours: Duration) -> Vec<CheckLine> {
-    let unkillable = ("UnkillableStepTimeout", conf.unkillable_step_timeout());
+    let [start, end] = [Program::Prologue, Program::Epilogue].map(|program| conf.timeout(program));
+    let step = Some(("UnkillableStepTimeout", conf.unkillable_step_timeout()));
     let limits = [
-        (
-            conf.timeout(Program::Prologue),
-            "the start of a job's MPS",
-            "Prolog error",
-            LEAST,
-        ),
-        (
-            conf.timeout(Program::Epilogue),
-            "the end of a job's MPS",
-            "Epilog error",
-            LEAST,
-        ),
-        (
-            Some(unkillable),
-            "a step's own daemon",
-            "Kill task failed",
-            Duration::ZERO,
-        ),
+        (start, "the start of a job's MPS", "Prolog error", LEAST),
+        (end, "the end of a job's MPS", "Epilog error", LEAST),
+        (step, "a step's own daemon", "Kill task failed", Duration::ZERO),
     ];
     let line = |(limit, what, reason, least): (Option<(&str, Duration)>, _, _, _)| {
         let (key, limit) = limit?;

@@ -93,9 +93,8 @@ impl Line {
 
     /// Whether this is the key of the first word, which says what the line is about.
     pub fn is_about(&self, key: &str) -> bool {
-        self.words
-            .first()
-            .is_some_and(|(name, _)| name.eq_ignore_ascii_case(key))
+        let first = self.words.first();
+        first.is_some_and(|(name, _)| name.eq_ignore_ascii_case(key))
     }
 
     pub fn place(&self) -> String {
@@ -103,7 +102,7 @@ impl Line {
     }
 }
 
-/// The last value of a key, which is the one that counts.
+/// The last one counts.
 pub(super) fn last<'l>(lines: &'l [Line], key: &str) -> Option<&'l str> {
     lines.iter().rev().find_map(|line| line.value(key))
 }

@@ -102,9 +102,8 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
     // Lines that begin with Name come before those that begin with NodeName, in any order in the file.
     let named = gres.iter().filter(|line| line.is_about("Name"));
     let has_us = |line: &&Line| line.value("NodeName").is_some_and(|list| contains(list, node));
-    let ours = gres
-        .iter()
-        .filter(|line| line.is_about("NodeName") && has_us(line));
+    let is_ours = |line: &&Line| line.is_about("NodeName") && has_us(line);
+    let ours = gres.iter().filter(is_ours);
     let with_detection = |line| Some((line, Line::value(line, "AutoDetect")?));
     let global = || gres.iter().rfind(|line| line.is_about("AutoDetect"));
     let detection = ours.clone().find_map(with_detection);

@@ -77,9 +77,8 @@ impl Installation {
         self.untrusted().map_or(Ok(()), Err)?;
         let conf = self.conf.as_ref().and_then(|conf| conf.to_str());
         let conf: Vec<(&str, &str)> = conf.map(|conf| ("SLURM_CONF", conf)).into_iter().collect();
-        ThisHost
-            .run(&self.commands.join(program), arguments, &conf, deadline)?
-            .accepted(program)
+        let answer = ThisHost.run(&self.commands.join(program), arguments, &conf, deadline)?;
+        answer.accepted(program)
     }
 
     pub fn conf(&self, host: &dyn Host) -> Option<PathBuf> {

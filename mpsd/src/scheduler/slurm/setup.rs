@@ -229,9 +229,8 @@ fn plugin(
     let shown = file.display();
     if !file.exists() {
         let entries = fs::read_dir(plugins).into_iter().flatten().flatten();
-        let mut have: Vec<_> = entries
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .collect();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut have: Vec<_> = names.collect();
         have.sort();
         let have = Some(have.join(", ")).filter(|have| !have.is_empty());
         let have = have.as_deref().unwrap_or("none");

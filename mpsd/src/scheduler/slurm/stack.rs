@@ -82,9 +82,8 @@ impl Stack {
         let mut files: Vec<PathBuf> = files.filter(|file| fits(&pattern, file)).collect();
         files.sort();
         let lines = |file: PathBuf| {
-            read_lines(&file)
-                .into_iter()
-                .map(move |line| (file.clone(), line))
+            let lines = read_lines(&file).into_iter();
+            lines.map(move |line| (file.clone(), line))
         };
         files.into_iter().flat_map(lines).collect()
     }
@@ -125,15 +124,13 @@ impl Stack {
         let (lines, stack) = (self.lines(), self.file.display());
         let pyxis = lines.iter().position(|(_, line)| names(line, PYXIS))?;
         let ours = lines.iter().position(|(_, line)| is_first(line))?;
+        let is_second = |(_, line): &(PathBuf, String)| is_ours(line) && !is_first(line);
         Some(if pyxis < ours {
             Warn(format!(
                 "'{stack}': the line of pyxis comes before ours, and tasks are in their containers before they have their MPS; \
                  move it behind: files are taken in the order of their names"
             ))
-        } else if lines[pyxis..]
-            .iter()
-            .any(|(_, line)| is_ours(line) && !is_first(line))
-        {
+        } else if lines[pyxis..].iter().any(is_second) {
             Pass(format!(
                 "'{stack}': pyxis stands behind our line, and a task whose container hides its MPS does not start"
             ))
@@ -162,7 +159,7 @@ pub(super) fn is_ours(line: &str) -> bool {
     names(line, PLUGIN)
 }
 
-/// Whether it is our first line, which attaches the tasks.
+/// It attaches the tasks.
 fn is_first(line: &str) -> bool {
     is_ours(line) && !line.split_whitespace().any(|word| word == LOOK)
 }
@@ -186,10 +183,8 @@ pub(super) fn is_foreign(file: &Path) -> bool {
 /// Whether a pattern with at most one `*` in the last component fits `file`.
 fn fits(pattern: &Path, file: &Path) -> bool {
     let name_of = |path: &Path| {
-        path.file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned()
+        let name = path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
     };
     let (pattern_name, name) = (name_of(pattern), name_of(file));
     let named = match pattern_name.split_once('*') {

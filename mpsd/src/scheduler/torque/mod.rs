@@ -215,9 +215,8 @@ fn resources(input: &Input<'_>) -> String {
 
 /// `nodes=1:gpus=1`, `nodes=2:ppn=4:gpus=2:shared+…`, `gpus=1`; `gpus=0` asks for none.
 fn asks_for_gpus(resources: &str) -> bool {
-    let mut counts = resources
-        .split([',', ':', '+'])
-        .filter_map(|part| part.rsplit_once("gpus="));
+    let parts = resources.split([',', ':', '+']);
+    let mut counts = parts.filter_map(|part| part.rsplit_once("gpus="));
     counts.any(|(_, count)| count.trim() != "0")
 }
 
@@ -230,9 +229,8 @@ fn gpu_file(input: &Input<'_>) -> Option<PathBuf> {
 fn from_file(path: &Path, here: &str, host: &dyn Host) -> GpuSource {
     let shown = path.display();
     let found = || {
-        let text = host
-            .text(path, MOST_GPU_FILE)?
-            .ok_or_else(|| format!("no file '{shown}'"))?;
+        let text = host.text(path, MOST_GPU_FILE)?;
+        let text = text.ok_or_else(|| format!("no file '{shown}'"))?;
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         let none = || format!("'{shown}' names no GPU of '{here}'");
         listed(lines.map(|line| line.rsplit_once("-gpu")), here).ok_or_else(none)

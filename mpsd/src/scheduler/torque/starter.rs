@@ -121,14 +121,11 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
     let no_way_round = starter == Starter::Privileged { ours: true };
     let tm = "attach tasks started by TM";
     let (why, remedy) = match starter {
-        Starter::Ours(path) => (
-            format!("the mom has not read the $job_starter of '{config}', to {tm}"),
-            reread_needed(pbs, &path)?,
-        ),
-        Starter::Absent => (
-            format!("'{config}' has no $job_starter to {tm}"),
-            install.to_owned(),
-        ),
+        Starter::Ours(path) => {
+            let why = format!("the mom has not read the $job_starter of '{config}', to {tm}");
+            (why, reread_needed(pbs, &path)?)
+        }
+        Starter::Absent => (format!("'{config}' has no $job_starter to {tm}"), install.into()),
         Starter::Foreign(path) => (
             format!(
                 "'{config}' has the $job_starter '{}', which does not {tm}",
@@ -144,7 +141,7 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
         ),
         Starter::Unread(why) => (
             format!("{why}: nothing may {tm}"),
-            "that file to be readable".to_owned(),
+            "that file to be readable".into(),
         ),
     };
     Some(Unattached {
@@ -191,10 +188,8 @@ fn in_force(pbs: &Installation, pid: i32, start: i64) -> Option<String> {
     logs.sort();
     let last = |log: &PathBuf| {
         let lines = BufReader::new(File::open(log).ok()?).split(b'\n');
-        lines
-            .map_while(Result::ok)
-            .filter_map(|line| starter_in(&line, pid))
-            .last()
+        let named = |line: Vec<u8>| starter_in(&line, pid);
+        lines.map_while(Result::ok).filter_map(named).last()
     };
     logs.iter().rev().find_map(last)
 }
