@@ -32,8 +32,7 @@ pub struct SystemFacts {
     /// Whether it starts a batch job again at once after a failed prologue. If the node could not be taken out of service,
     /// the prologue then waits until its deadline before it exits: that is the only brake left.
     pub retries_at_once: bool,
-    /// Whether a node of a job that never began may run our prologue and get no epilogue. Then a process of ours cleans up,
-    /// or the next prologue on that node.
+    /// A node of a job that never began may get no epilogue: a process of ours cleans up, or the next prologue there.
     pub may_skip_epilogue: bool,
 }
 

@@ -69,8 +69,7 @@ pub trait Controller {
     }
 }
 
-/// Whether a scheduler still has a job on a node. A controller that does not answer, or an answer that is not understood,
-/// decides nothing.
+/// Whether a scheduler still has a job on a node. No answer, or one that is not understood, decides nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobState {
     /// It is there, or on its way in or out.
@@ -81,6 +80,5 @@ pub enum JobState {
     Undecided(String),
 }
 
-/// Tells whether a scheduler has a job on one node. It may keep one answer for all jobs. Only `mpsctl reconcile` asks, never a
-/// prologue or an epilogue.
+/// Tells whether a scheduler has a job on one node. Only `mpsctl reconcile` asks, never a prologue or an epilogue.
 pub type KnownJobs = Box<dyn Fn(&JobId) -> JobState>;

@@ -63,8 +63,7 @@ pub(crate) fn without_gpu(host: &dyn Host) -> CheckLine {
     }
 }
 
-/// A failure, which is wrong if it is proved. Anything else may come from users' processes, which can use up memory,
-/// processes and CPUs, and must not take a node out of service.
+/// Only a proved failure is wrong. Users' processes can cause any other, and must not take a node out of service.
 pub(crate) fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> CheckLine {
     match failure {
         Failure::Fault(_) => Fail(wrong()),

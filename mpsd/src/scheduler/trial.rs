@@ -172,7 +172,6 @@ fn account(own: &[String]) -> (Option<String>, Vec<&String>) {
     (account, left)
 }
 
-/// A word for the shell.
 pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -19,8 +19,7 @@ const CUT: &str = "...";
 /// What became of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The node is out of service, read back, and ours to put back. It shows this reason, of this drain of ours or an
-    /// earlier one.
+    /// The node is out of service, and ours to put back. It shows this reason, of this drain of ours or an earlier one.
     Ours(String),
     /// It was drained before for this other reason, and left so.
     Others(String),
@@ -66,7 +65,6 @@ impl<'a> Place<'a> {
         of(self.scheduler).at(&self.site).controller(self.node)
     }
 
-    /// A drain of this node that has not been delivered, for this reason.
     fn marker(&self, reason: &str) -> Marker {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Marker {
@@ -226,7 +224,6 @@ pub fn hand_over(
     (outcome, remembered)
 }
 
-/// Takes the node of `marker`, which stood as `before`, out of service and reads it back.
 fn drain(
     controller: &dyn Controller,
     prefix: &str,

@@ -22,8 +22,7 @@ const LONGEST_COMMENT: usize = 500;
 
 /// Torque's and OpenPBS's exit code for a job that the server does not know (recorded).
 const UNKNOWN_JOB: i32 = 153;
-/// States of a job that is on no node: completed, finished, queued, held, waiting, moved, expired, begun array (the array
-/// itself, not one of its jobs).
+/// States of a job that is on no node; `B` is that of an array itself, not of one of its jobs.
 const ON_NO_NODE: [&str; 8] = ["C", "F", "Q", "H", "W", "M", "X", "B"];
 
 pub(crate) struct PbsNode<'h> {
@@ -39,8 +38,7 @@ struct Paragraph {
 }
 
 impl<'h> PbsNode<'h> {
-    /// This node, called `name` by the scheduler or the administrator. The host's own name, whole and up to its first dot,
-    /// is tried after it: Torque wants the exact name.
+    /// By `name`, then by the host's own name, whole and up to its first dot: Torque wants the exact name.
     pub fn new(pbs: Installation, name: &str, host: &'h dyn Host) -> Self {
         let own = host.name();
         let short = own.split('.').next().unwrap_or_default();

@@ -15,7 +15,6 @@ use std::time::Duration;
 pub(crate) const MOST_CONF: usize = 256 << 10;
 const QMGR_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What differs between Torque and OpenPBS.
 pub(crate) struct Product {
     pub scheduler: Scheduler,
     pub title: &'static str,
@@ -41,7 +40,6 @@ pub(crate) struct Product {
     pub check_hook: fn(&Installation, &SetupContext<'_>, &mut Vec<CheckLine>) -> bool,
     /// Checks whether tasks that TM starts are attached; `None`: the hook does that.
     pub check_tasks: fn(&Installation, bool, &SetupContext<'_>) -> Option<CheckLine>,
-    /// The line about a script that is not there, if there is no hook either.
     pub absent_script: fn(&str) -> CheckLine,
 }
 

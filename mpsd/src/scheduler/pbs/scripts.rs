@@ -101,7 +101,6 @@ pub(crate) fn render(shipped: &str, ctx: &SetupContext<'_>) -> String {
         .replace(" exec --starter", &format!("{option} exec --starter"))
 }
 
-/// A word for the shell, quoted if it holds anything but plain characters.
 fn quoted(word: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'/' | b'.' | b'-' | b'_');
     match word.bytes().all(plain) {
@@ -115,7 +114,6 @@ pub(crate) fn config_option(ctx: &SetupContext<'_>) -> Vec<String> {
     ctx.config.map(option).unwrap_or_default()
 }
 
-/// The line about what is missing if tasks that TM starts are not attached.
 pub(crate) fn unattached(missing: &str, remedy: &str, ctx: &SetupContext<'_>) -> CheckLine {
     let text = format!("{missing} ({remedy}): {}", consequence(ctx));
     match ctx.settings.pbs.unattached_tasks {
@@ -124,7 +122,6 @@ pub(crate) fn unattached(missing: &str, remedy: &str, ctx: &SetupContext<'_>) ->
     }
 }
 
-/// What follows for a job if its TM tasks are not attached.
 pub(crate) fn consequence(ctx: &SetupContext<'_>) -> &'static str {
     match ctx.settings.pbs.unattached_tasks {
         WarnOrRefuse::Refuse => {

@@ -18,7 +18,6 @@ const COMMANDS: [&str; 4] = [
     "/opt/slurm/bin",
     "/usr/local/slurm/bin",
 ];
-/// Where directories of several releases stand side by side.
 const SIDE_BY_SIDE: [&str; 3] = ["/opt", "/opt/slurm", "/opt/aws/pcs/scheduler"];
 const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 /// Where slurmd is, and then the commands that every host of a cluster has.

@@ -95,7 +95,6 @@ impl Stack {
         Some(self.file.with_file_name("").join(named))
     }
 
-    /// The file in which Slurm finds our line.
     pub fn found(&self) -> Option<PathBuf> {
         let mut lines = self.lines().into_iter();
         let is_seen = |file: &PathBuf| *file == self.file || self.delivery == Delivery::Local;
@@ -172,7 +171,6 @@ pub(super) fn our_line(file: &Path) -> Option<String> {
     read_lines(file).into_iter().find(|line| is_first(line))
 }
 
-/// Whether a file is there that we did not write.
 pub(super) fn is_foreign(file: &Path) -> bool {
     match fs::read_to_string(file) {
         Ok(text) => !text.starts_with(TAG),

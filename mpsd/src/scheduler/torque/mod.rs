@@ -139,9 +139,8 @@ impl BatchSystem for Torque {
     }
 
     /// A prologue.parallel that fails takes its node down, and the job is requeued for ever
-    /// (docs/facts/pbs.md#sister-nodes). No user's mistake or malice may do that. The mother superior makes the same
-    /// refusal, which the user reads. A failure on a sister alone stands in the record for the tasks there, and the mother
-    /// superior learns from the server that a fault took the node out of service.
+    /// (docs/facts/pbs.md#sister-nodes). No user may do that: the mother superior makes the same refusal, tasks read a
+    /// sister's own failure in the record, and the server tells the mother superior of a fault there.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
             left_to_tasks: submission.sister,
