@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use tests::child;
-use tests::samples::in_turn;
+use tests::samples::{in_turn, milliseconds};
 
 use crate::job::{self, Job};
 use crate::result::{Section, hundredths, median, spread};
@@ -155,7 +155,7 @@ fn daemons(place: &Place, gpus: &[Gpu]) -> Result<Vec<Life>> {
         Ok(place.daemon(&gpu.uuid, &format!("floor{number}"), "")?.0)
     })?;
     each(started, |daemon| {
-        Ok([child::ms(daemon.ready), child::ms(daemon.quit()?.0)])
+        Ok([milliseconds(daemon.ready), milliseconds(daemon.quit()?.0)])
     })
 }
 
@@ -189,7 +189,7 @@ pub fn waits(section: &mut Section, run: &Run) -> Result<()> {
             let finished = bed.srun(user, words, SRUN)?.success()?;
             // `srun` returns before the epilog has run, and the next job would wait for that.
             bed.wait_idle(SRUN)?;
-            Ok(child::ms(finished.wall))
+            Ok(finished.ms())
         })
     })?;
     let (plain, mps) = (&times[0], &times[1]);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use ::tests::child;
 use ::tests::double::remove_cgroup;
+use ::tests::samples::milliseconds;
 use ::tests::slurm::{Bed, Gpus, Options, User, unified};
 use anyhow::{Context, Result, bail};
 
@@ -66,7 +67,7 @@ fn start(section: &mut Section, bed: &Bed) -> Result<()> {
         section.fact("slurmd_output", tail(&bed.log("node1.out")));
     }
     up.with_context(|| format!("Slurm did not come up:\n{}", bed.situation()))?;
-    section.fact("slurm_up_ms", child::ms(begin.elapsed()));
+    section.fact("slurm_up_ms", milliseconds(begin.elapsed()));
     let version = bed.root(&["scontrol", "--version"])?.stdout;
     section.fact("version", version.trim());
     Ok(())
@@ -103,7 +104,7 @@ fn one(section: &mut Section, run: &Run, bed: &Bed, user: &User, number: usize) 
     let options = limits.probe_options();
     words.extend(options.iter().map(String::as_str));
     let finished = bed.srun(user, &words, SRUN)?;
-    section.fact(&format!("srun_{number}_ms"), child::ms(finished.wall));
+    section.fact(&format!("srun_{number}_ms"), finished.ms());
     let good = finished.code == Some(0);
     let story = match good {
         true => finished.what.clone(),

@@ -115,13 +115,8 @@ impl Ran {
     }
 
     pub fn ms(&self) -> f64 {
-        ms(self.wall)
+        crate::samples::milliseconds(self.wall)
     }
-}
-
-/// Milliseconds, to a hundredth.
-pub fn ms(time: Duration) -> f64 {
-    (time.as_secs_f64() * 100_000.0).round() / 100.0
 }
 
 #[derive(Debug)]
