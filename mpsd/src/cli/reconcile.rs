@@ -7,9 +7,9 @@ use crate::job::ledger::{self, Ledger, SeveralFailed};
 use crate::job::node::{Member, Members, Severity};
 use crate::job::store::Store as _;
 use crate::job::{self, Ending, Journal, claim, evidence};
-use crate::node::lift_check::{LiftCheck, check_before_lift};
 use crate::node::log::line;
 use crate::node::real::RealNode;
+use crate::node::real::{LiftCheck, check_before_lift};
 use crate::node::site_directory;
 use crate::scheduler::control::{Controller, JobState, KnownJobs};
 use crate::scheduler::drain::{self, DrainState, Marker, Outcome, Place, markers};
@@ -201,7 +201,9 @@ pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, 
         } else if let JobState::Gone(why) = known(job) {
             let text = format!("job {job}: did not begin here ({why}): taken down");
             line(NAME, Severity::Info, &text);
-            job::end_as_judged(&mut this_node(settings), job, ending, Some(&journal));
+            job::end_if(&mut this_node(settings), job, ending, |found| {
+                found == Some(&journal)
+            });
             return;
         } else {
             pause = (2 * pause).min(LOOK_SELDOM);
@@ -389,7 +391,8 @@ impl<'a> Run<'a> {
             node: journal.map_or(self.name, |journal| &journal.node),
         };
         let work = || {
-            let ended = job::end_as_judged(&mut this_node(self.settings), job, &ending, journal);
+            let mut node = this_node(self.settings);
+            let ended = job::end_if(&mut node, job, &ending, |found| found == journal);
             serde_json::to_vec(&(ended.findings.is_clean(), ended.lines)).unwrap_or_default()
         };
         let (clean, lines): (bool, Vec<String>) =

@@ -101,7 +101,7 @@ fn by_root(caller: &Caller<'_>, record: &Record, wanted: &ClientLimits) -> Resul
     let none = || Undetermined::new(format!("job {}", record.job), "its MPS is being taken down");
     let journal = node.read_journal(&record.job)?.ok_or_else(none)?;
     let text = serde_json::to_string(wanted).map_err(|e| Undetermined::new("the limits", e.to_string()))?;
-    let line = node.set_limits(&journal, &text, door::TIME * 2);
+    let line = node.ask_mpsd(&journal, &["--set", &text], door::TIME * 2);
     let answer = line.and_then(|line| serde_json::from_slice::<Answer>(&line).ok());
     let answer = answer.unwrap_or_else(|| Err("its mpsd gives no answer".to_owned().into()));
     // The answer is the user's text.

@@ -3,21 +3,17 @@
 use mpsd_core::{ComputeMode, JobId};
 use std::collections::BTreeSet;
 
-/// Version of the format.
-pub const VERSION: u32 = 1;
+const VERSION: u32 = 1;
 
 /// `/run/mpsd/gpus/<uuid>`, root 0600, changed under its lock only.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Account {
-    /// [`VERSION`].
-    pub version: u32,
-    /// The jobs that hold the GPU.
-    pub users: BTreeSet<JobId>,
-    /// The compute mode before the first of them.
-    pub found: ComputeMode,
+    pub(crate) version: u32,
+    pub(crate) users: BTreeSet<JobId>,
+    pub(crate) found: ComputeMode,
     /// The mode that we set, or were about to set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub set: Option<ComputeMode>,
+    pub(crate) set: Option<ComputeMode>,
 }
 
 impl Account {
@@ -34,7 +30,7 @@ impl Account {
     }
 
     /// Whether `job` may set a mode: it is alone on the GPU, the mode found was DEFAULT and is still in force.
-    pub fn may_set(&self, job: &JobId, now: ComputeMode) -> Result<(), String> {
+    pub(crate) fn may_set(&self, job: &JobId, now: ComputeMode) -> Result<(), String> {
         if self.users.iter().any(|user| user != job) {
             return Err("another job uses the GPU".into());
         }
@@ -44,11 +40,9 @@ impl Account {
         Ok(())
     }
 
-    /// `job` leaves; `now` is the mode that the GPU has. The mode to restore now: the last user restores what was found.
-    ///
-    /// # Errors
-    /// A line for the log: the mode stays, since someone else changed it meanwhile.
-    pub fn leave(&mut self, job: &JobId, now: ComputeMode) -> Result<Option<ComputeMode>, String> {
+    /// `job` leaves; `now` is the mode that the GPU has. Returns the mode to restore, if this was the last user. An error is
+    /// a line for the log: the mode stays, since someone else changed it meanwhile.
+    pub(crate) fn leave(&mut self, job: &JobId, now: ComputeMode) -> Result<Option<ComputeMode>, String> {
         self.users.remove(job);
         match self.set {
             Some(set) if self.users.is_empty() && now != self.found => match set == now {

@@ -9,19 +9,16 @@ use mpsd_core::text;
 pub struct Entry {
     /// The same in words, for a log without fields.
     pub line: String,
-    /// Name and value; a name may come more than once.
     pub fields: Vec<(&'static str, String)>,
 }
 
-/// The job's MPS is proved ready.
 pub fn begun(journal: &Journal) -> Entry {
     let (gpus, limits) = (journal.gpu_names().join(", "), limits(journal).join(", "));
-    let limits = if limits.is_empty() {
-        limits
-    } else {
-        format!(": {limits}")
-    };
-    let line = format!("MPS ready for {} on {gpus}{limits}", text::user(&journal.user));
+    let colon = if limits.is_empty() { "" } else { ": " };
+    let line = format!(
+        "MPS ready for {} on {gpus}{colon}{limits}",
+        text::user(&journal.user)
+    );
     entry(journal, "begin", &line, Vec::new())
 }
 
@@ -38,10 +35,9 @@ pub fn ended(journal: &Journal, observed: Option<&Observations>, now: u64, as_be
     journal.ready_ms?;
     let set = observed.into_iter().flat_map(|observed| &observed.limits_set);
     let set = set.map(|set| ("MPSD_SAID_BY_USER_SET", set.to_string()));
-    let (is, answer) = if as_before {
-        ("is", "yes")
-    } else {
-        ("is not", "no")
+    let (is, answer) = match as_before {
+        true => ("is", "yes"),
+        false => ("is not", "no"),
     };
     let end = [
         ("MPSD_ENDED", now.to_string()),

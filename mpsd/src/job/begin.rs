@@ -5,7 +5,7 @@ use super::case::{Job, Scheduled};
 use super::claim;
 use super::evidence;
 use super::exporters::{self, Direction};
-use super::journal::{Journal, ProcessRef};
+use super::journal::Journal;
 use super::ledger::{self, Ledger, PAUSE_S};
 use super::node::{LockGuard, Node, Role, Severity};
 use super::outcome;
@@ -68,7 +68,7 @@ fn start<N: Node>(
         true => take_over(node, job, when)?,
         false => None,
     };
-    let (settings, plan) = look(node, job, scheduled).map_err(|failure| FailedStart {
+    let (settings, plan) = make_plan(node, job, scheduled).map_err(|failure| FailedStart {
         job_ended: early.is_some() && is_over(node, &job.submission.job),
         ..failure.into()
     })?;
@@ -96,12 +96,16 @@ fn start<N: Node>(
         carry_out(node, &mut start.journal, &start.spec)
     })?;
     match when {
-        ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, None),
+        ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, false),
         ReturnWhen::Started => start.finish_alone(node, job),
     }
 }
 
-fn look(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<(Settings, Plan), Failure> {
+fn make_plan(
+    node: &mut impl Node,
+    job: &Job,
+    scheduled: &impl Scheduled,
+) -> Result<(Settings, Plan), Failure> {
     expect_healthy_node(node, job)?;
     node.prepare_nvml(&[]);
     expect_attached_tasks(node, job, scheduled)?;
@@ -295,11 +299,11 @@ impl Start {
         })
     }
 
-    /// Proves what was started and tells the job's tasks; `alone` is this process if no caller waits for it.
-    fn finish(mut self, node: &mut impl Node, alone: Option<ProcessRef>) -> Result<(), FailedStart> {
+    /// Proves what was started and tells the job's tasks; `alone`: no caller waits for this process.
+    fn finish(mut self, node: &mut impl Node, alone: bool) -> Result<(), FailedStart> {
         self.or_undo(node, |start, node| {
-            if alone.is_some() {
-                start.journal.starter = alone;
+            if alone && let Some(own) = node.own_process() {
+                start.journal.starter = Some(own);
                 node.write_journal(&start.journal)?;
             }
             start.prove(node)?;
@@ -317,8 +321,8 @@ impl Start {
     /// A process of its own finishes; this one returns. What that process finds stands in the record.
     fn finish_alone<N: Node>(self, node: &mut N, job: &Job) -> Result<(), FailedStart> {
         let mut start = Some(self);
-        let detached = node.detach(|node, own| {
-            if let Some(Err(failed)) = start.take().map(|start| start.finish(node, own)) {
+        let detached = node.detach(|node| {
+            if let Some(Err(failed)) = start.take().map(|start| start.finish(node, true)) {
                 outcome::of_failure(node, job, &failed, false);
             }
         });
@@ -328,7 +332,7 @@ impl Start {
                 std::mem::forget(start);
                 Ok(())
             }
-            Some(start) => start.finish(node, None),
+            Some(start) => start.finish(node, false),
             None => Ok(()),
         }
     }
@@ -336,31 +340,21 @@ impl Start {
     fn prove(&mut self, node: &mut impl Node) -> Result<(), Failure> {
         // Costs nothing: NVIDIA's programs take longer to start.
         let user_was_here = node.user_is_here(&self.journal);
-        match node.await_ready(&self.journal, &self.spec) {
-            Ok(proved) => {
-                ledger::forget_failed_starts(node);
-                // What the driver holds at the job's end counts against the node only if it is one of these.
-                self.journal.proved = proved.processes;
-                for (daemon, ids) in self.journal.daemons.iter_mut().zip(proved.partitions) {
-                    for (partition, id) in daemon.partitions.iter_mut().zip(ids) {
-                        partition.id = id;
-                    }
-                }
-                self.record.daemons.clone_from(&self.journal.daemons);
-                self.journal.ready_ms = u64::try_from(self.began.elapsed().as_millis()).ok();
-                node.write_journal(&self.journal)
-            }
-            Err(failure) => {
-                let (journal, drains) = (&self.journal, self.failed_starts_drain);
-                Err(evidence::of_failed_start(
-                    node,
-                    journal,
-                    user_was_here,
-                    drains,
-                    failure,
-                ))
+        let proved = node.await_ready(&self.journal, &self.spec).map_err(|failure| {
+            let (journal, drains) = (&self.journal, self.failed_starts_drain);
+            evidence::of_failed_start(node, journal, user_was_here, drains, failure)
+        })?;
+        ledger::forget_failed_starts(node);
+        // What the driver holds at the job's end counts against the node only if it is one of these.
+        self.journal.proved = proved.processes;
+        for (daemon, ids) in self.journal.daemons.iter_mut().zip(proved.partitions) {
+            for (partition, id) in daemon.partitions.iter_mut().zip(ids) {
+                partition.id = id;
             }
         }
+        self.record.daemons.clone_from(&self.journal.daemons);
+        self.journal.ready_ms = u64::try_from(self.began.elapsed().as_millis()).ok();
+        node.write_journal(&self.journal)
     }
 
     fn tell_tasks(&mut self, node: &mut impl Node, state: RecordState) -> Result<(), Failure> {

@@ -23,19 +23,15 @@ pub struct User {
 pub struct DrainTarget {
     /// The job.
     pub job: JobId,
-    /// Who schedules the node.
-    pub scheduler: Scheduler,
-    /// The node's name there.
-    pub node: String,
-    /// The job's user.
-    pub uid: u32,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) node: String,
+    pub(crate) uid: u32,
     /// What a drain's reason begins with; `None` if the site drains nothing.
     pub prefix: Option<String>,
     /// `SLURM_CONF`, if the job's environment named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slurm_conf: Option<String>,
-    /// The job's GPUs.
-    pub gpus: Vec<String>,
+    pub(crate) slurm_conf: Option<String>,
+    pub(crate) gpus: Vec<String>,
 }
 
 /// A job that asked, with all that is known before its GPUs are looked at.
@@ -64,8 +60,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Its node in the scheduler.
-    pub fn place(&self) -> Place<'_> {
+    pub(crate) fn place(&self) -> Place<'_> {
         Place {
             scheduler: self.submission.scheduler,
             site: self.site.clone(),
@@ -73,8 +68,7 @@ impl Job {
         }
     }
 
-    /// The same, for a drain; `gpus`: those of the job, if they are known.
-    pub fn drain_target(&self, gpus: Vec<String>) -> DrainTarget {
+    pub(crate) fn drain_target(&self, gpus: Vec<String>) -> DrainTarget {
         let drain = &self.settings.drain;
         DrainTarget {
             job: self.submission.job.clone(),
@@ -92,9 +86,6 @@ impl Job {
 pub trait Scheduled {
     /// Why tasks of the job could run outside its MPS, if they could.
     fn unattached(&self) -> Option<Unattached>;
-    /// Its GPUs and tasks on this node.
-    ///
-    /// # Errors
-    /// As [`crate::scheduler::devices()`].
+    /// Its GPUs and tasks on this node ([`crate::scheduler::devices()`]).
     fn devices(&self) -> Result<Devices, Failure>;
 }

@@ -73,18 +73,14 @@ pub(super) fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<
 /// What stands on a GPU in the name of jobs that have no directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaleClaims {
-    /// The GPU.
-    pub gpu: GpuUuid,
+    pub(crate) gpu: GpuUuid,
     /// The jobs that its account names and that have no directory.
-    pub users: Vec<JobId>,
+    pub(crate) users: Vec<JobId>,
     /// There is a lock and no account.
-    pub lock_alone: bool,
+    pub(crate) lock_alone: bool,
 }
 
-/// GPUs with stale claims.
-///
-/// # Errors
-/// A fault if our own directory cannot be read; undetermined if a lock is not to be had.
+/// GPUs with stale claims. A directory of ours that cannot be read is a fault.
 pub fn stale(node: &mut impl Node) -> Result<Vec<StaleClaims>, Failure> {
     let mut found = Vec::new();
     for gpu in node.gpus_with_files()? {
@@ -92,10 +88,7 @@ pub fn stale(node: &mut impl Node) -> Result<Vec<StaleClaims>, Failure> {
         let account = node.read_account(&gpu)?;
         let lock_alone = account.is_none();
         // A job enters an account after its directory is made, and leaves it before the directory is removed.
-        let users = account
-            .map(|account| account.users)
-            .unwrap_or_default()
-            .into_iter();
+        let users = account.into_iter().flat_map(|account| account.users);
         let users: Vec<JobId> = users.filter(|job| !node.has_directory(job)).collect();
         if lock_alone || !users.is_empty() {
             found.push(StaleClaims {
@@ -109,9 +102,6 @@ pub fn stale(node: &mut impl Node) -> Result<Vec<StaleClaims>, Failure> {
 }
 
 /// Removes stale claims, and restores the mode found when no user is left. Returns lines for the log.
-///
-/// # Errors
-/// The lock, NVML, or the account's file.
 pub fn remove_stale(node: &mut impl Node, stale: &StaleClaims) -> Result<Vec<String>, Failure> {
     let mut notes = Vec::new();
     for job in &stale.users {

@@ -61,17 +61,8 @@ pub fn end(node: &mut impl Node, job: &JobId, ending: &Ending<'_>) -> JobEnd {
     end_if(node, job, ending, |_| true)
 }
 
-/// Takes `job` down if its journal is still `judged`. The scheduler may have started another job under the same id.
-pub fn end_as_judged(
-    node: &mut impl Node,
-    job: &JobId,
-    ending: &Ending<'_>,
-    judged: Option<&Journal>,
-) -> JobEnd {
-    end_if(node, job, ending, |journal| journal == judged)
-}
-
-fn end_if(
+/// Takes `job` down if its journal is the one that is `meant`. The scheduler may have started another job under the same id.
+pub fn end_if(
     node: &mut impl Node,
     job: &JobId,
     ending: &Ending<'_>,

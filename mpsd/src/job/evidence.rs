@@ -245,8 +245,7 @@ pub(super) fn drain<'a>(
         },
         node: &target.node,
     };
-    let prefix = target.prefix.as_deref()?;
-    let (line, delivered) = node.drain(&place, prefix, &target.job, fault, target.gpus.clone());
+    let (line, delivered) = node.drain(&place, target, fault)?;
     node.log(Severity::Error, &line);
     Some((line, delivered))
 }

@@ -22,10 +22,7 @@ pub(super) enum Direction {
 }
 
 /// Changes the job's lines in the files of `exporter` in `directory`; others' lines stay. `Some`: why what is there cannot
-/// be ours.
-///
-/// # Errors
-/// One line: it may work at the next try.
+/// be ours. An error may be over at the next try.
 pub(super) fn tell(
     files: &mut impl Files,
     journal: &Journal,
@@ -56,10 +53,10 @@ fn change(
     };
     let run = files.settings().paths.run().to_owned();
     let ours = files.directory_status(&run)?;
-    if theirs.uid != 0 || theirs.mode & OTHERS_WRITE != 0 {
+    if theirs.st_uid != 0 || theirs.st_mode & OTHERS_WRITE != 0 {
         return Err(FileError::unfit(directory, "is not root's alone to write"));
     }
-    if ours.is_none_or(|ours| ours.device != theirs.device) {
+    if ours.is_none_or(|ours| ours.st_dev != theirs.st_dev) {
         let what = "is not on the file system of run_dir: what it says would outlive a reboot";
         return Err(FileError::unfit(directory, what));
     }

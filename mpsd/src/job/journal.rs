@@ -9,7 +9,7 @@ use mpsd_core::{GpuUuid, JobId, Scheduler};
 use std::path::PathBuf;
 
 /// Version of the format. A newer program reads every older version; an older one leaves a newer journal alone.
-pub const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 
 /// A process by pid and start time; a file by device and inode.
 pub use crate::sys::process::{FileRef, ProcessId as ProcessRef};
@@ -17,55 +17,43 @@ pub use crate::sys::process::{FileRef, ProcessId as ProcessRef};
 /// How this node is drained, as configured when the job began: the epilogue may run with the configuration gone.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DrainPolicy {
-    /// Drain on a fault.
-    pub enabled: bool,
-    /// What our reasons begin with.
-    pub prefix: String,
+    pub(crate) enabled: bool,
+    pub(crate) prefix: String,
     /// `SLURM_CONF`, if the prolog's environment named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slurm_conf: Option<String>,
+    pub(crate) slurm_conf: Option<String>,
 }
 
 /// The files that our own three run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Programs {
-    /// `mpsd`.
-    pub mpsd: Option<FileRef>,
-    /// The vendor's control daemon.
-    pub control: Option<FileRef>,
-    /// The vendor's server.
-    pub server: Option<FileRef>,
+    pub(crate) mpsd: Option<FileRef>,
+    pub(crate) control: Option<FileRef>,
+    pub(crate) server: Option<FileRef>,
 }
 
 /// `/run/mpsd/jobs/<job>/journal`, root 0600: enough to undo everything without configuration, request or scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Journal {
-    /// [`VERSION`].
-    pub version: u32,
+    pub(crate) version: u32,
     /// The job.
     pub job: JobId,
-    /// Who schedules it.
-    pub scheduler: Scheduler,
-    /// The node's name in the scheduler.
-    pub node: String,
-    /// User name, for messages.
-    pub user: String,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) node: String,
+    pub(crate) user: String,
     /// User id.
     pub uid: u32,
-    /// Group id.
-    pub gid: u32,
+    pub(crate) gid: u32,
     /// The effects, in order.
     pub plan: Vec<Effect>,
     /// How many of them were begun; the last of these may have happened in part or not at all.
-    pub begun: usize,
+    pub(crate) begun: usize,
     /// The job's GPUs.
     pub gpus: Vec<RecordGpu>,
     /// The control daemons.
     pub daemons: Vec<Daemon>,
-    /// The vendor's control program.
-    pub control: PathBuf,
-    /// The NVML library.
-    pub nvml: String,
+    pub(crate) control: PathBuf,
+    pub(crate) nvml: String,
     /// The job's cgroup, once made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
@@ -77,36 +65,34 @@ pub struct Journal {
     pub proved: Vec<ProcessRef>,
     /// The process that starts the job's MPS, if its caller may not wait for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub starter: Option<ProcessRef>,
+    pub(crate) starter: Option<ProcessRef>,
     /// The files that the three run, as they were when the job began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub programs: Option<Programs>,
-    /// How to drain.
-    pub drain: DrainPolicy,
+    pub(crate) programs: Option<Programs>,
+    pub(crate) drain: DrainPolicy,
     /// SIGKILL a client of the job that stays on its GPU, if root proves that it is the job's.
     #[serde(default)]
-    pub kill_clients: bool,
+    pub(crate) kill_clients: bool,
     /// Its user reads at the end what it was used for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub report: bool,
+    pub(crate) report: bool,
     /// Seconds since 1970 at which the job began, for reports.
-    pub began: u64,
+    pub(crate) began: u64,
     /// From then until its MPS was proved ready, likewise. Milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ready_ms: Option<u64>,
+    pub(crate) ready_ms: Option<u64>,
     /// It was taken down, and something of it is here still.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub left: bool,
+    pub(crate) left: bool,
 }
 
 impl Journal {
     /// The servers among [`Journal::proved`], one a daemon, in their order.
-    pub fn servers(&self) -> impl Iterator<Item = &ProcessRef> {
+    pub(crate) fn servers(&self) -> impl Iterator<Item = &ProcessRef> {
         self.proved.iter().skip(1).step_by(2)
     }
 
-    /// The journal of a job before its first effect.
-    pub fn new(job: &Job, settings: &Settings, plan: &Plan) -> Self {
+    pub(crate) fn new(job: &Job, settings: &Settings, plan: &Plan) -> Self {
         Self {
             version: VERSION,
             job: plan.record.job.clone(),
@@ -139,10 +125,7 @@ impl Journal {
         }
     }
 
-    /// Reads a journal's text.
-    ///
-    /// # Errors
-    /// One line: not a journal, or written by a newer release.
+    /// Reads a journal's text, unless a newer release wrote it.
     pub fn parse(text: &str) -> Result<Self, String> {
         #[derive(serde::Deserialize)]
         struct Head {
@@ -150,18 +133,15 @@ impl Journal {
         }
         let head: Head = serde_json::from_str(text).map_err(|e| format!("not a journal: {e}"))?;
         if head.version > VERSION {
+            let format = head.version;
             return Err(format!(
-                "written by a newer release (format {}, this one reads {VERSION})",
-                head.version
+                "written by a newer release (format {format}, this one reads {VERSION})"
             ));
         }
         serde_json::from_str(text).map_err(|e| format!("not a journal: {e}"))
     }
 
-    /// The journal's text.
-    ///
-    /// # Errors
-    /// When a path is not UTF-8.
+    /// The journal's text; an error if a path is not UTF-8.
     pub fn to_text(&self) -> Result<String, String> {
         let text = serde_json::to_string_pretty(self);
         text.map(|text| text + "\n").map_err(|e| e.to_string())
@@ -172,18 +152,15 @@ impl Journal {
         self.plan[..self.begun.min(self.plan.len())].iter().rev()
     }
 
-    /// The job's GPUs.
-    pub fn gpu_uuids(&self) -> Vec<GpuUuid> {
+    pub(crate) fn gpu_uuids(&self) -> Vec<GpuUuid> {
         self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
     }
 
-    /// The same as text.
-    pub fn gpu_names(&self) -> Vec<String> {
+    pub(crate) fn gpu_names(&self) -> Vec<String> {
         self.gpu_uuids().into_iter().map(Into::into).collect()
     }
 
-    /// How its node is drained.
-    pub fn drain_target(&self) -> DrainTarget {
+    pub(crate) fn drain_target(&self) -> DrainTarget {
         DrainTarget {
             job: self.job.clone(),
             scheduler: self.scheduler,
@@ -195,8 +172,7 @@ impl Journal {
         }
     }
 
-    /// Whether `effect` was begun.
-    pub fn has_begun(&self, effect: &Effect) -> bool {
+    pub(crate) fn has_begun(&self, effect: &Effect) -> bool {
         self.to_undo().any(|begun| begun == effect)
     }
 }

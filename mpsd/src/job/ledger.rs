@@ -18,9 +18,7 @@ const NAME: &str = "ledger";
 const LOCK: &str = ".ledger.lock";
 const LOCK_TIME: Duration = Duration::from_millis(500);
 const LONGEST: usize = 1 << 20;
-/// Most failed starts, and most suspicions, that are kept.
 const MOST: usize = 256;
-/// How many users' failed starts are told.
 const USERS: usize = 2;
 const SECRET: u32 = 0o600;
 
@@ -96,7 +94,6 @@ struct LastFailure {
 pub struct SeveralFailed {
     pub users: usize,
     pub job: JobId,
-    /// How long ago it failed.
     pub age: Duration,
 }
 
@@ -149,11 +146,9 @@ pub enum Suspect {
 /// What the driver held once. It is evidence only if the driver holds it at the second look, too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suspicion {
-    /// What the driver held.
     pub suspect: Suspect,
     /// The same as a reason names it: `mps-server 691`.
     pub what: String,
-    /// When. Seconds since the boot.
     pub since: u64,
     #[serde(flatten)]
     pub target: DrainTarget,
@@ -174,9 +169,8 @@ pub(super) fn suspect(files: &mut impl Files, suspicion: &Suspicion) {
 /// Removes what is said of the object of `suspicion`.
 pub(super) fn acquit(files: &mut impl Files, suspicion: &Suspicion) {
     Ledger::change(files, |ledger, files| {
-        ledger
-            .suspicions
-            .retain(|other| other.suspect != suspicion.suspect);
+        let known = &mut ledger.suspicions;
+        known.retain(|other| other.suspect != suspicion.suspect);
         if ledger.suspicions.is_empty() {
             // The mark goes with the last one, under the lock. On a node without our units nothing else removes it.
             let mark = files.settings().paths.look_again();

@@ -1,7 +1,7 @@
 //! The life of a job. [`begin()`] and [`undo`] hold the only orders in which things happen to a node. Both are generic over
 //! the node ([`node`]): the programs run them on this one, the tests on one in memory.
 
-pub mod account;
+mod account;
 pub(crate) mod audit;
 mod begin;
 mod case;
@@ -22,7 +22,7 @@ mod undo;
 pub use account::Account;
 pub use begin::{Begun, ReturnWhen, begin};
 pub use case::{DrainTarget, Job, Scheduled, User};
-pub use end::{Ending, JobEnd, end, end_as_judged, jobs_of};
+pub use end::{Ending, JobEnd, end, end_if, jobs_of};
 pub use journal::Journal;
 pub use undo::{FailedStart, Findings};
 

@@ -2,6 +2,7 @@
 //! `tests/src/sim` in memory. What is decided with them is shipped code: [`super::store`] for files.
 
 use super::audit::Entry;
+use super::case::DrainTarget;
 use super::journal::{Journal, ProcessRef, Programs};
 use super::report::JobOutcome;
 use super::spec::Spec;
@@ -17,6 +18,7 @@ use mpsd_core::file::Durability;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::Daemon;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Paths};
+use nix::sys::stat::FileStat;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::any::Any;
@@ -157,17 +159,6 @@ impl NodeSettings {
     }
 }
 
-/// What is known of a directory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DirectoryStatus {
-    /// Its owner.
-    pub uid: u32,
-    /// Its mode, with the kind of file.
-    pub mode: u32,
-    /// The device of its file system.
-    pub device: u64,
-}
-
 /// Files, by absolute paths. No symbolic link is followed. An error is the kernel's, or says what the entry is instead.
 pub trait Files {
     /// Where files are, and how long root may take.
@@ -211,8 +202,8 @@ pub trait Files {
     fn lacking(&self, path: &Path) -> Option<String>;
     /// Keeps the job's report, or counts its failed start, if that can be done at once. A failure is only logged.
     fn keep(&mut self, outcome: JobOutcome<'_>);
-    /// A directory's owner, mode and device, if it is there.
-    fn directory_status(&self, path: &Path) -> Result<Option<DirectoryStatus>, FileError>;
+    /// The status of a directory, if it is there.
+    fn directory_status(&self, path: &Path) -> Result<Option<FileStat>, FileError>;
     /// Does `work`, in a child with a deadline and one at a time, on a directory whose lock a user can keep.
     fn change_listed<T: Serialize + DeserializeOwned>(
         &mut self,
@@ -240,9 +231,9 @@ pub trait Daemons {
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Proved, Failure>;
     /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
     fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure>;
-    /// Does `rest` in a process of its own, which outlives this program and learns its own id. From then on only that
-    /// process uses the node. False if there is no process to be had; then nothing was done.
-    fn detach(&mut self, rest: impl FnOnce(&mut Self, Option<ProcessRef>)) -> bool
+    /// Does `rest` in a process of its own, which outlives this program. From then on only that process uses the node. False
+    /// if there is no process to be had; then nothing was done.
+    fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool
     where
         Self: Sized;
     /// This process.
@@ -314,15 +305,9 @@ pub trait Scheduling {
     fn controller(&mut self, place: &Place<'_>) -> Box<dyn Controller>;
     /// The reason of a drain of `node` that its scheduler has not got yet.
     fn undelivered(&mut self, node: &str) -> Option<String>;
-    /// Drains the node for `fault` of `job` and remembers it. Returns a line for the log, and whether the scheduler has it.
-    fn drain(
-        &mut self,
-        place: &Place<'_>,
-        prefix: &str,
-        job: &JobId,
-        fault: &Fault,
-        gpus: Vec<String>,
-    ) -> (String, bool);
+    /// Drains the node for `fault` and remembers it, unless the site drains nothing. Returns a line for the log, and whether
+    /// the scheduler has it.
+    fn drain(&mut self, place: &Place<'_>, target: &DrainTarget, fault: &Fault) -> Option<(String, bool)>;
     /// Shows the administrator a failure that does not drain, as the node's note. Returns a line for the log.
     fn remark(&mut self, place: &Place<'_>, prefix: &str, failure: &Failure) -> Option<String>;
     /// Removes these notes: a start worked. Returns lines for the log.

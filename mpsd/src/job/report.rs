@@ -9,7 +9,7 @@ use mpsd_core::{JobId, Scheduler};
 use serde::{Deserialize, Serialize};
 
 /// Version of the format.
-pub const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 /// Most lines of a kind, and the longest line, characters.
 const MOST_LINES: usize = 32;
 const LONGEST_LINE: usize = 500;
@@ -28,71 +28,57 @@ pub enum JobOutcome<'a> {
 /// `/var/lib/mpsd/reports/<job>.<began>.json`, root 0600.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobReport {
-    /// [`VERSION`].
-    pub version: u32,
-    /// The job, or the step with a daemon of its own.
-    pub job: JobId,
-    /// Who scheduled it.
-    pub scheduler: Scheduler,
-    /// The node's name in the scheduler.
-    pub node: String,
-    /// Its user.
-    pub user: String,
-    /// The user's number.
-    pub uid: u32,
-    /// Its GPUs.
-    pub gpus: Vec<RecordGpu>,
-    /// Its control daemons with their limits.
-    pub daemons: Vec<Daemon>,
+    pub(crate) version: u32,
+    pub(crate) job: JobId,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) node: String,
+    pub(crate) user: String,
+    pub(crate) uid: u32,
+    pub(crate) gpus: Vec<RecordGpu>,
+    pub(crate) daemons: Vec<Daemon>,
     /// Its GPUs were to be EXCLUSIVE_PROCESS.
-    pub exclusive: bool,
+    pub(crate) exclusive: bool,
     /// Seconds since 1970 at which it began.
-    pub began: u64,
+    pub(crate) began: u64,
     /// Milliseconds from then until its MPS was proved ready; `None`: it never was.
     pub ready_ms: Option<u64>,
     /// Seconds since 1970 at which its end was reached.
-    pub ended: u64,
+    pub(crate) ended: u64,
     /// How long its end took, milliseconds.
-    pub teardown_ms: u64,
+    pub(crate) teardown_ms: u64,
     /// The node is as it was before the job, compute modes too.
     pub as_before: bool,
     /// Findings of the end that prove nothing.
-    pub undetermined: Vec<String>,
-    /// Evidence against the node.
-    pub faults: Vec<String>,
+    pub(crate) undetermined: Vec<String>,
+    pub(crate) faults: Vec<String>,
     /// Unusual steps of the end: processes that had to be ended, contexts that stayed, a mode left alone.
-    pub notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
     /// Tasks that a signal ended. Only Slurm's plugin can tell.
     #[serde(default)]
-    pub killed: Vec<KilledTask>,
-    /// The line about the drain, if there was one.
-    pub drain: Option<String>,
-    /// Its scheduler has taken the drain.
+    pub(crate) killed: Vec<KilledTask>,
+    pub(crate) drain: Option<String>,
     #[serde(default)]
-    pub drained: bool,
+    pub(crate) drained: bool,
     /// The word of a process of the job's user: root has proved none of it.
-    pub said_by_user: Option<Observations>,
+    pub(crate) said_by_user: Option<Observations>,
 }
 
 impl JobReport {
-    /// Its file's name. A job that was started again under its id has another name.
-    pub fn file_name(&self) -> String {
+    /// A job that is started again under its id has a new name.
+    pub(crate) fn file_name(&self) -> String {
         file_name(&self.job, self.began)
     }
 
     /// NVML was asked, and never listed a client on one of its GPUs.
-    pub fn had_idle_gpu(&self) -> bool {
-        let looked = self
-            .said_by_user
-            .as_ref()
-            .filter(|observed| !observed.gpus.is_empty());
-        looked.is_some_and(|observed| observed.gpus.len() < self.gpus.len())
+    pub(crate) fn had_idle_gpu(&self) -> bool {
+        let observed = self.said_by_user.as_ref();
+        observed.is_some_and(|said| !said.gpus.is_empty() && said.gpus.len() < self.gpus.len())
     }
 
     /// Joins this report of a later end with the `earlier` one of the same job. The first end's findings stay, and the later
     /// report says how the node is now. After an end that left the node as before there is no later one: then this is
     /// another job's report.
-    pub fn after(self, earlier: Self) -> Self {
+    pub(crate) fn after(self, earlier: Self) -> Self {
         if earlier.as_before
             || (earlier.version, &earlier.job, earlier.uid) != (self.version, &self.job, self.uid)
         {
@@ -140,38 +126,27 @@ fn joined(mut first: Vec<String>, second: Vec<String>) -> Vec<String> {
 }
 
 /// The start of the job by its report's file name, seconds since 1970; `None`: it is no report.
-pub fn began(file_name: &str) -> Option<u64> {
+pub(crate) fn began(file_name: &str) -> Option<u64> {
     file_name.strip_suffix(".json")?.rsplit_once('.')?.1.parse().ok()
 }
 
-/// The name of the report of `job`, which began at `began`, seconds since 1970.
-pub fn file_name(job: &JobId, began: u64) -> String {
+pub(crate) fn file_name(job: &JobId, began: u64) -> String {
     format!("{}.{began}.json", job.directory_name())
 }
 
 /// The limits of each client of `daemon` in words, if it has any.
-pub fn limits(daemon: &Daemon) -> Option<String> {
+pub(crate) fn limits(daemon: &Daemon) -> Option<String> {
     let threads = daemon.threads.map(|threads| format!("threads {threads} %"));
-    let memory = daemon
-        .memory
-        .iter()
-        .map(|(gpu, mib)| format!("memory {mib}M of {gpu}"));
-    let priority = daemon.priority.map(|priority| format!("priority {priority}"));
+    let mut all: Vec<String> = threads.into_iter().collect();
+    let memory = daemon.memory.iter();
+    all.extend(memory.map(|(gpu, mib)| format!("memory {mib}M of {gpu}")));
+    all.extend(daemon.priority.map(|priority| format!("priority {priority}")));
     let partitions = daemon.partitions.iter();
-    let partitions = partitions.map(|one| format!("rank {}: {} SMs of {} alone", one.rank, one.sms, one.gpu));
-    let all = threads
-        .into_iter()
-        .chain(memory)
-        .chain(priority)
-        .chain(partitions);
-    let all: Vec<String> = all.collect();
+    all.extend(partitions.map(|one| format!("rank {}: {} SMs of {} alone", one.rank, one.sms, one.gpu)));
     (!all.is_empty()).then(|| all.join(", "))
 }
 
-/// These lines, printable and bounded.
-pub fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String> {
-    let lines = of.into_iter().take(MOST_LINES);
-    lines
-        .map(|line| one_line(&line.to_string(), LONGEST_LINE))
-        .collect()
+pub(crate) fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String> {
+    let line = |line: T| one_line(&line.to_string(), LONGEST_LINE);
+    of.into_iter().take(MOST_LINES).map(line).collect()
 }

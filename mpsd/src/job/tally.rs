@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 /// Upper ends of the classes of times. Milliseconds.
 pub const CLASSES: [u64; 9] = [50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_000];
 
-/// How long something took, by class.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Times {
     /// How many fell into each of [`CLASSES`] and into none before it.
@@ -27,13 +26,11 @@ impl Times {
     }
 }
 
-/// The numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tally {
     /// The most jobs whose MPS is known to have become ready: those that have ended, and those there at a look.
     pub begun: u64,
-    /// Jobs with MPS that have ended.
     pub ended: u64,
     /// Those of them after which the node was not as before.
     pub left: u64,
@@ -41,25 +38,20 @@ pub struct Tally {
     pub drained: u64,
     pub ready: Times,
     pub teardown: Times,
-    /// Starts that failed: refusals.
     pub refusals: u64,
     pub faults: u64,
     pub undetermined: u64,
     /// Jobs whose `mpsd` says that they lost a server.
     pub server_lost: u64,
     pub daemon_lost: u64,
-    /// Had a client that caused a fatal GPU error.
     pub fatal_client: u64,
-    /// Had a client that got no context.
     pub refused_client: u64,
-    /// Had a client over its memory limit.
     pub over_memory: u64,
     /// Had a GPU that no client used at any look.
     pub idle_gpu: u64,
 }
 
 impl Tally {
-    /// A job has ended.
     pub fn end(&mut self, report: &JobReport) {
         self.ended += 1;
         self.left += u64::from(!report.as_before);
@@ -82,7 +74,6 @@ impl Tally {
         self.over_memory += u64::from(!observed.over_memory.is_empty());
     }
 
-    /// A start has failed.
     pub fn failed(&mut self, kind: FailureKind) {
         *match kind {
             FailureKind::Refusal => &mut self.refusals,

@@ -23,9 +23,7 @@ use std::time::Duration;
 
 /// 48 clients need several descriptors each in the server. NVIDIA's guide asks for more than the usual 1024.
 const OPEN_FILES: u64 = 16_384;
-/// Longest that one control command of a polite stop takes.
 const COMMAND_MS: u64 = 2_000;
-/// Longest line that is read of such a program. Bytes.
 const LONGEST_LINE: usize = 256 * 1024;
 
 /// `mpsd` as the job's user, with `spec` on its descriptor. With `args` it only talks to the daemons that are there.
@@ -114,30 +112,14 @@ impl RealNode {
         Ok(spawn)
     }
 
-    /// What a process of the user's hears from the job's control daemons, one line: the user could forge it.
-    pub fn ask_daemons(&self, journal: &Journal, limit: Duration) -> Option<Vec<u8>> {
+    /// What `mpsd` with `args`, run as the job's user, answers in one line: the user could forge it.
+    pub(crate) fn ask_mpsd(&self, journal: &Journal, args: &[&str], limit: Duration) -> Option<Vec<u8>> {
         let deadline = Deadline::after(limit);
         let daemons = u32::try_from(journal.daemons.len().max(1)).unwrap_or(u32::MAX);
         let each = (limit * 3 / 4 / daemons).as_millis();
         let spec = to_ask(journal, u64::try_from(each).unwrap_or(u64::MAX));
-        self.asked_as_user(journal, &spec, &["--look"], deadline)
-    }
-
-    /// What the job's `mpsd` answers to a request to set `limits`, likewise.
-    pub fn set_limits(&self, journal: &Journal, limits: &str, limit: Duration) -> Option<Vec<u8>> {
-        let spec = to_ask(journal, 0);
-        self.asked_as_user(journal, &spec, &["--set", limits], Deadline::after(limit))
-    }
-
-    fn asked_as_user(
-        &self,
-        journal: &Journal,
-        spec: &Spec,
-        args: &[&str],
-        deadline: Deadline,
-    ) -> Option<Vec<u8>> {
         let (report, theirs) = pipe2(OFlag::O_CLOEXEC).ok()?;
-        let mut spawn = with_spec(self, journal, spec, args).ok()?;
+        let mut spawn = with_spec(self, journal, &spec, args).ok()?;
         spawn.inherit.push((theirs, REPORT_FD));
         let mut child = spawn.start(deadline).ok()?;
         let line = read_line(report.as_fd(), deadline, LONGEST_LINE).ok().flatten();

@@ -3,7 +3,7 @@
 use super::real::RealNode;
 use super::{by_child, log, reports, site_directory};
 use crate::job::Journal;
-use crate::job::node::{DirectoryStatus, Files, LockGuard, NodeSettings, Severity};
+use crate::job::node::{Files, LockGuard, NodeSettings, Severity};
 use crate::job::report::JobOutcome;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::{Bounds, Dir, FileError, TmpfsSize, has_namespace, lacking};
@@ -13,6 +13,7 @@ use mpsd_core::file::Durability;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sched::{CloneFlags, setns};
+use nix::sys::stat::FileStat;
 use nix::unistd::{chroot, fchdir};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -158,13 +159,8 @@ impl Files for RealNode {
         }
     }
 
-    fn directory_status(&self, path: &Path) -> Result<Option<DirectoryStatus>, FileError> {
-        let found = Dir::find(path)?.map(|dir| dir.status()).transpose()?;
-        Ok(found.map(|status| DirectoryStatus {
-            uid: status.st_uid,
-            mode: status.st_mode,
-            device: status.st_dev,
-        }))
+    fn directory_status(&self, path: &Path) -> Result<Option<FileStat>, FileError> {
+        Dir::find(path)?.map(|dir| dir.status()).transpose()
     }
 
     fn change_listed<T: Serialize + DeserializeOwned>(

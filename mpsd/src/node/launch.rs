@@ -32,11 +32,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Time for a process that was killed to end.
 const KILL_MS: u64 = 2_000;
 /// How long `mpsd` may take beyond its own time to say why it is not ready.
 const REPORT_TIME: Duration = Duration::from_millis(500);
-/// Longest report, and longest output of a program. Bytes.
 const LONGEST_REPORT: usize = 64 * 1024;
 const LONGEST_OUTPUT: usize = 16 * 1024;
 /// The file by which ranks take their partitions is empty, and its user's.
@@ -201,12 +199,8 @@ impl Daemons for RealNode {
         Process::find(nix::unistd::getpid().as_raw()).map(|process| process.id())
     }
 
-    fn detach(&mut self, rest: impl FnOnce(&mut Self, Option<ProcessRef>)) -> bool {
-        let work = || {
-            let own = self.own_process();
-            rest(self, own);
-        };
-        if detach(work).is_err() {
+    fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
+        if detach(|| rest(self)).is_err() {
             return false;
         }
         // The other process uses the NVML worker and the daemon's report from now on.
@@ -220,7 +214,7 @@ fn hear(report: &OwnedFd, deadline: Deadline) -> Option<StartReport> {
 }
 
 fn check(
-    node: &mut RealNode,
+    node: &RealNode,
     journal: &Journal,
     spec: &Spec,
     daemons: Vec<ReadyDaemon>,

@@ -13,8 +13,9 @@ use crate::sys::deadline::Deadline;
 use crate::sys::priority::normalise;
 use crate::sys::process::{Process, ProcessTable, State, Thread};
 use mpsd_core::environment::PIPE_DIRECTORY;
-use mpsd_core::text;
+use mpsd_core::text::{self, one_line};
 use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -27,15 +28,25 @@ const LOOK_TIME: Duration = Duration::from_millis(200);
 const ALL_LOOKS: Duration = Duration::from_secs(2);
 /// Time for the looks by which a start is proved.
 const PROOF_TIME: Duration = Duration::from_secs(1);
-/// Time to look at the threads of all users' processes.
 const ALL_THREADS: Duration = Duration::from_secs(3);
-/// How much of a process's environment is read. Bytes.
 const MOST_ENVIRONMENT: usize = 256 * 1024;
+/// Time to read the processes of a job for `mpsctl status`: a user can make it hang.
+const TASKS_TIME: Duration = Duration::from_millis(300);
+const MOST_PROCESSES: usize = 256;
+const SHOWN: usize = 120;
+const MOST_COMMAND: usize = 4096;
+/// A task's rank in the job, as schedulers and launchers say it: Slurm, Open MPI, PMIx (PRRTE), Cray PALS, Hydra.
+const RANKS: [&str; 5] = [
+    "SLURM_PROCID",
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "PALS_RANKID",
+    "PMI_RANK",
+];
 /// How often processes without a descriptor are looked at while they end.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How often a killed process is made ordinary again while it ends.
 const TURN: Duration = Duration::from_millis(100);
-/// Time to see that a process of root's own has ended.
 const OWN_END: Duration = Duration::from_secs(1);
 
 impl Members for RealNode {
@@ -190,7 +201,6 @@ fn file_of(about: &Metadata) -> FileRef {
     FileRef { device, inode }
 }
 
-/// The server that stands beside the control daemon.
 pub(super) fn server_beside(control: &Path) -> Option<PathBuf> {
     control.parent().map(|directory| directory.join(SERVER))
 }
@@ -344,11 +354,60 @@ fn wait_gone(node: &mut RealNode, journal: &Journal, killed: bool, deadline: Dea
     }
 }
 
-/// Ends a process of root's own.
 pub fn end_own(id: ProcessRef) {
     let Some(process) = id.open() else { return };
     if uid_of(id.pid) == Some(0) && process.signal(Signal::SIGKILL) {
         process.wait_gone(Deadline::after(OWN_END));
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    pub pid: i32,
+    pub rank: Option<u32>,
+    pub command: String,
+}
+
+pub fn is_of(uid: u32, pid: i32) -> bool {
+    own(uid, pid).is_some()
+}
+
+fn own(uid: u32, pid: i32) -> Option<Process> {
+    Process::find(pid).filter(|p| p.uids().is_some_and(|u| u.effective == uid))
+}
+
+/// The processes of `uid` among `pids`, read by a child with a deadline. If that hangs, they have only their names, which
+/// no process can hide.
+pub fn tasks(uid: u32, pids: &[i32]) -> Vec<Task> {
+    let pids = pids.get(..MOST_PROCESSES).unwrap_or(pids);
+    let all = |look: fn(&Process) -> Task| -> Vec<Task> {
+        let own = pids.iter().filter_map(|pid| own(uid, *pid));
+        own.map(|process| look(&process)).collect()
+    };
+    by_child(Deadline::after(TASKS_TIME), || all(task)).unwrap_or_else(|_| all(named))
+}
+
+fn task(process: &Process) -> Task {
+    let rank = |name: &&str| {
+        let value = process.environment_variable(name, MOST_ENVIRONMENT)?;
+        value.to_str()?.trim().parse().ok()
+    };
+    let line = process.command_line(MOST_COMMAND).unwrap_or_default();
+    let words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let command = words.collect::<Vec<_>>().join(" ");
+    Task {
+        rank: RANKS.iter().find_map(rank),
+        command: one_line(command.trim_end(), SHOWN),
+        ..named(process)
+    }
+}
+
+fn named(process: &Process) -> Task {
+    let name = process.stat().map(|stat| stat.name).unwrap_or_default();
+    Task {
+        pid: process.id().pid,
+        rank: None,
+        command: one_line(&name.to_string_lossy(), SHOWN),
     }
 }
 

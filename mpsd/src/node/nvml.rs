@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// How often a list of processes is asked for again when it grew between the count and the list.
+/// A list of processes can grow between the count and the list.
 const ATTEMPTS: usize = 4;
 const NVML: &str = "NVML";
 /// A directory for each GPU that the driver has, named after its place on the bus.
@@ -40,11 +40,9 @@ const MIB: u64 = 1 << 20;
 #[derive(Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct NvmlError {
-    /// The GPU it was about, in words (`GPU-…`, `GPU 3`), else NVML.
     pub what: String,
-    /// In one line: the C function, or what was done to the library itself, and what NVML or the loader said.
     pub why: String,
-    /// What it proves about the node; `None` if it may have another cause: a user of the GPU, a permission, a shortage.
+    /// `None`: it may have another cause, such as a user of the GPU, a permission or a shortage.
     pub evidence: Option<Evidence>,
 }
 
@@ -60,7 +58,6 @@ impl NvmlError {
     }
 }
 
-/// The answer of a call of NVML.
 trait Answer<T> {
     /// Its error names the C function and what it was about.
     fn of(self, call: &str, what: impl ToString) -> Result<T, NvmlError>;
@@ -100,8 +97,7 @@ impl<T> Answer<T> for Result<T, Cause> {
     }
 }
 
-/// What an error proves about the node. Only what says that something is broken: memory and resources can run out, time can pass,
-/// and what the driver calls unknown may be either.
+/// Only errors that say that something is broken are evidence: memory, resources and time can run out.
 fn proved_by(cause: &Cause) -> Option<Evidence> {
     match cause {
         Cause::LibloadingError(_) | Cause::FailedToLoadSymbol(_) => {
@@ -120,10 +116,8 @@ fn proved_by(cause: &Cause) -> Option<Evidence> {
     }
 }
 
-/// What an administrator wants to know of the driver.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Driver {
-    /// Its version: `580.159.04`.
     pub version: String,
     /// The indexes of the GPUs without persistence mode: the driver unloads their state when their last user leaves.
     pub forgotten: Vec<u32>,
@@ -200,7 +194,6 @@ impl Nvml {
         Ok((gpu, migs.unwrap_or_default()))
     }
 
-    /// The driver's version, and the GPUs that it forgets between jobs.
     pub fn driver(&self) -> Result<Driver, NvmlError> {
         let version = self.library.sys_driver_version();
         let version = version.of("nvmlSystemGetDriverVersion", NVML)?;
@@ -270,7 +263,6 @@ impl Nvml {
     }
 }
 
-/// Where `gpu` is on the bus, by the driver's account in `directory` of the GPUs that it has.
 fn place_of(gpu: &GpuUuid, directory: &Path) -> Option<String> {
     let is_its = |text: &str| {
         let uuid = text.lines().find_map(|line| line.strip_prefix("GPU UUID:"));

@@ -2,14 +2,13 @@
 
 use super::worker::{NvmlWorker, Question};
 use super::{failure, log, site_directory, unless_scarce};
-use crate::job::Journal;
-use crate::job::User;
 use crate::job::audit::Entry;
 use crate::job::journal::ProcessRef;
 use crate::job::node::{Console, Gpus, NodeSettings, Scheduling, Severity};
+use crate::job::{DrainTarget, Journal, User};
 use crate::plan::effects::Effect;
 use crate::scheduler::control::Controller;
-use crate::scheduler::drain::{self, Place, markers};
+use crate::scheduler::drain::{self, Marker, Place, markers};
 use crate::scheduler::{Site, UserRef};
 use crate::sys::Exit;
 use crate::sys::cgroup::Cgroup;
@@ -19,15 +18,16 @@ use crate::sys::process::{Process, State};
 use crate::sys::spawn::{Child, Identity, Spawn};
 use mpsd_core::config::{Cgroup as CgroupRule, Settings};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
-use mpsd_core::gpu::GpuProcess;
+use mpsd_core::gpu::{GpuProcess, Mig};
 use mpsd_core::text::{self, one_line};
-use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Refusal};
+use mpsd_core::trusted::open_trusted;
+use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Paths, Refusal};
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use serde::de::DeserializeOwned;
 use std::cell::OnceCell;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many GPUs.
@@ -53,7 +53,6 @@ pub struct RealNode {
     pub(super) settings: NodeSettings,
     /// The site's, but for the NVML library, which is that of the job in hand.
     pub(super) site: Settings,
-    /// Our own `mpsd`, as members are told by it.
     pub(super) mpsd: PathBuf,
     nvml_time: Duration,
     pub(super) worker: Option<NvmlWorker>,
@@ -157,7 +156,6 @@ pub fn find_user(user: &UserRef) -> Result<User, Failure> {
     })
 }
 
-/// A user's groups, from the directory service; without it none but their own.
 pub(super) fn groups_of(user: &str, gid: u32) -> Vec<u32> {
     let known = users::get_user_groups(user, gid).unwrap_or_default();
     known.iter().map(users::Group::gid).chain([gid]).collect()
@@ -179,7 +177,6 @@ impl RealNode {
     }
 }
 
-/// The effective user of a process that is there and has not ended.
 pub(super) fn uid_of(pid: i32) -> Option<u32> {
     let process = Process::find(pid)?;
     match process.state()? {
@@ -264,15 +261,10 @@ impl Scheduling for RealNode {
         markers::undelivered(&self.settings.paths, node).map(|marker| marker.reason)
     }
 
-    fn drain(
-        &mut self,
-        place: &Place<'_>,
-        prefix: &str,
-        job: &JobId,
-        fault: &Fault,
-        gpus: Vec<String>,
-    ) -> (String, bool) {
-        drain::deliver(&self.settings.paths, place, prefix, job, fault, gpus)
+    fn drain(&mut self, place: &Place<'_>, target: &DrainTarget, fault: &Fault) -> Option<(String, bool)> {
+        let (prefix, gpus) = (target.prefix.as_deref()?, target.gpus.clone());
+        let paths = &self.settings.paths;
+        Some(drain::deliver(paths, place, prefix, &target.job, fault, gpus))
     }
 
     /// By a process of the user's: what lies on the way to the file is the user's, and may block.
@@ -321,4 +313,41 @@ impl Console for RealNode {
     fn wait_until(&mut self, end: Deadline) {
         while end.sleep(WAIT_STEP) {}
     }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LiftCheck<'a> {
+    pub paths: &'a Paths,
+    pub control: &'a Path,
+    /// Directories of jobs that their scheduler has let go, and that could not be taken down.
+    pub left: &'a [String],
+}
+
+/// Whether our drain may be lifted: NVML answers for the marker's GPUs, the vendor's program is trusted, and nothing of a
+/// job that is gone is left.
+pub(crate) fn check_before_lift(
+    node: &mut impl Gpus,
+    marker: &Marker,
+    check: &LiftCheck<'_>,
+) -> Result<(), String> {
+    if !check.left.is_empty() {
+        return Err(format!(
+            "jobs that are gone, or may be, have left something: {}",
+            check.left.join(", ")
+        ));
+    }
+    open_trusted(check.control).map_err(|e| format!("NVIDIA's MPS control daemon: {e}"))?;
+    let inventory = node.inventory().map_err(|e| e.to_string())?;
+    for name in &marker.gpus {
+        let uuid = GpuUuid::parse(name).map_err(|e| e.to_string())?;
+        // MIG devices do not outlive a boot, nor the next division of their GPU.
+        if !uuid.is_mig() && inventory.by_uuid(&uuid).is_none() {
+            return Err(format!("NVML does not list GPU {uuid}"));
+        }
+    }
+    for gpu in inventory.gpus.iter().filter(|gpu| gpu.mig != Mig::On) {
+        node.compute_mode(&gpu.uuid).map_err(|e| e.to_string())?;
+    }
+    // A place that could not be written is the evidence of some drains.
+    markers::write(check.paths, marker)
 }

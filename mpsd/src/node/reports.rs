@@ -40,7 +40,6 @@ const MOST_REPORTS: usize = 16;
 const MOST_BYTES: usize = 64 * 1024;
 /// Longest that an end waits for a report to be written and old ones to be removed.
 const WRITE_TIME: Duration = Duration::from_millis(500);
-/// Longest that an end waits for the lock of the copies.
 const COPY_TIME: Duration = Duration::from_millis(200);
 /// Time to read the counters, and our drains, which lie on the same disk.
 const READ_TIME: Duration = Duration::from_secs(2);
@@ -49,25 +48,18 @@ const COUNTERS_LOCK: &str = ".counters.lock";
 /// An unfinished file of this age was left by a writer that was killed ([`WRITE_TIME`]). Seconds.
 const ABANDONED: u64 = 60;
 
-/// Why a report or the counters are not written, or not read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportsError {
-    /// A report's or the counters' file.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It cannot be written as text.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// The child that was to do it gave no answer.
     #[error(transparent)]
     Child(#[from] AskError),
-    /// The user's copy.
     #[error("for its user; root has it: {0}")]
     Copy(Box<Self>),
-    /// The user's copy has so many bytes.
     #[error("its user has no copy, which takes {0} bytes")]
     TooLong(usize),
-    /// What the child says.
     #[error("{0}")]
     Other(String),
 }
@@ -92,11 +84,8 @@ pub fn keep(
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
-    /// The counters; `None` if the site keeps no reports.
     pub tally: Option<Tally>,
-    /// Our drains that the scheduler has.
     pub drains: usize,
-    /// Our drains that it does not have yet.
     pub waiting: usize,
 }
 
@@ -119,7 +108,6 @@ pub fn counted(paths: &Paths, rule: &Reports, ready: usize) -> Result<Counted, R
     by_child(deadline, || counted().map_err(|why| why.to_string()))?.map_err(ReportsError::Other)
 }
 
-/// Changes the counters under their lock; what they are then.
 fn change(reports: &Dir, change: impl FnOnce(&mut Tally)) -> Result<Tally, ReportsError> {
     let _held = reports.lock(COUNTERS_LOCK, Deadline::after(WRITE_TIME / 2))?;
     let bytes = reports.read_limited(COUNTERS, LONGEST)?;
@@ -175,7 +163,6 @@ fn listed(reports: &Dir) -> Result<Vec<String>, FileError> {
     Ok(names.filter_map(|name| name.into_string().ok()).collect())
 }
 
-/// When a file was last written, seconds since 1970.
 fn written(dir: &Dir, name: &str) -> Option<u64> {
     let status = dir.status_of(name).ok().flatten()?;
     u64::try_from(status.st_mtime).ok()
@@ -208,7 +195,6 @@ fn too_many(names: Vec<(u64, String)>, keep: usize, oldest: u64) -> impl Iterato
 
 #[derive(Debug, Default)]
 pub struct StoredReports {
-    /// The youngest first.
     pub reports: Vec<JobReport>,
     /// How many more cannot be read, or have another version's format.
     pub unread: usize,
@@ -236,7 +222,6 @@ pub fn read(paths: &Paths, since: u64) -> Result<StoredReports, FileError> {
     Ok(found)
 }
 
-/// Keeps a copy of `report` for its user, if the place is a tmpfs.
 fn keep_copy(paths: &Paths, report: &JobReport, oldest: u64) -> Result<(), ReportsError> {
     let run = Dir::open(paths.run())?;
     if !run.is_tmpfs() {
@@ -277,14 +262,12 @@ fn joined(earlier: &[u8], report: &JobReport) -> Result<String, ReportsError> {
     }
 }
 
-/// The reports of a text with one a line. Other lines are left out.
 fn parse(bytes: &[u8]) -> Vec<JobReport> {
     let lines = bytes.split(|byte| *byte == b'\n');
     let reports = lines.filter_map(|line| serde_json::from_slice::<JobReport>(line).ok());
     reports.filter(|report| report.version == VERSION).collect()
 }
 
-/// Removes what is more than a user's share, or older than `oldest`, seconds since 1970.
 fn prune(own: &Dir, oldest: u64) -> Result<(), FileError> {
     let all = dated(listed(own)?, |name| Some(written(own, name).unwrap_or(0)));
     let mut gone = too_many(all, MOST_JOBS, oldest);

@@ -16,7 +16,6 @@ use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Time to make a cgroup, or to remove one.
 const CGROUP_TIME: Duration = Duration::from_millis(500);
 const NOTHING: &str = ".mpsd-nothing";
 const LONGEST: usize = 200;
@@ -68,7 +67,6 @@ fn change_alone<T: Serialize + DeserializeOwned>(
     by_child(Deadline::after(limit), alone)
 }
 
-/// Our directory below `/run`, made if necessary.
 fn own_directory(paths: &Paths) -> Option<Dir> {
     let run = paths.run();
     let made = || {
@@ -87,12 +85,10 @@ fn lock_of(directory: &Path) -> String {
     format!(".{}.lock", end.unwrap_or_default())
 }
 
-/// Whether others than root may list the directory at `path`.
 pub fn may_be_listed(path: &Path) -> bool {
     Dir::open(path).is_ok_and(|directory| !directory.is_closed())
 }
 
-/// The directories that may have jobs' cgroups under `rule`.
 fn bases(rule: &Rule) -> Vec<PathBuf> {
     match rule {
         Rule::None => Vec::new(),

@@ -22,8 +22,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The worker's end of the conversation.
-pub const WORKER_FD: i32 = 3;
+const WORKER_FD: i32 = 3;
 const WORKER: &str = "NVML worker";
 /// Longest answer, bytes: 16 GPUs' inventory has a few kilobytes.
 const LONGEST: usize = 1 << 20;
@@ -34,9 +33,8 @@ const GRACE: Duration = Duration::from_millis(200);
 const MODPROBE: &str = "/usr/bin/nvidia-modprobe";
 const MODPROBE_TIME: Duration = Duration::from_secs(5);
 
-/// What NVML is asked, or told.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Question {
+pub(crate) enum Question {
     /// All GPUs: an [`mpsd_core::Inventory`].
     Inventory,
     /// The compute mode of a GPU: a [`ComputeMode`].
@@ -47,7 +45,7 @@ pub enum Question {
     Driver,
     /// The processes on a GPU: [`mpsd_core::gpu::GpuProcess`]es.
     Processes(GpuUuid),
-    /// No answer is wanted: a GPU will be asked about, and NVML takes 7 ms for the first look at it.
+    /// No answer: NVML takes 7 ms for its first question about a GPU, so that it does now.
     Attach(GpuUuid),
 }
 
@@ -71,7 +69,6 @@ pub fn serve(library: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// `None`: none is wanted.
 fn answer(nvml: &Result<Nvml, NvmlError>, question: Question) -> serde_json::Result<Option<String>> {
     let text = match (nvml, question) {
         (nvml, Question::Attach(gpu)) => {
@@ -88,14 +85,11 @@ fn answer(nvml: &Result<Nvml, NvmlError>, question: Question) -> serde_json::Res
     text.map(Some)
 }
 
-/// The asker's side.
 #[derive(Debug)]
-pub struct NvmlWorker {
+pub(crate) struct NvmlWorker {
     child: Child,
     stream: UnixStream,
-    /// Time for each answer.
     pub(super) limit: Duration,
-    /// It gave no answer in its time.
     silent: bool,
 }
 
@@ -147,7 +141,6 @@ impl NvmlWorker {
         self.child.signal(Signal::SIGKILL);
     }
 
-    /// The answer to `question`.
     pub fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
         let lost = |why: String| Failure::from(Undetermined::new(WORKER, why));
         let mut line = serde_json::to_string(question).map_err(|e| lost(e.to_string()))?;

@@ -3,7 +3,6 @@
 mod draft;
 pub mod effects;
 mod gpus;
-mod mig;
 mod partitions;
 mod share;
 pub(crate) mod tasks;
@@ -15,7 +14,7 @@ use crate::scheduler::{self, Devices, Exclusive, GpuSource, Submission};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, WarnOrRefuse};
 use mpsd_core::paths::JobPaths;
-use mpsd_core::record::{self, AutoDivisors, Daemon, Record, RecordGpu, RecordState};
+use mpsd_core::record::{AutoDivisors, Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
 use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, Refusal};
 
@@ -58,8 +57,8 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         meeting: None,
     };
     let mut notes = Vec::new();
-    let (bind, names) = mig::binding(&draft)?;
-    if mig::has_devices(&draft.gpus) && draft.gpus.len() > 1 && draft.request.mode != Mode::PerGpu {
+    let (bind, names) = gpus::binding(&draft)?;
+    if gpus::has_devices(&draft.gpus) && draft.gpus.len() > 1 && draft.request.mode != Mode::PerGpu {
         draft.request.mode = Mode::PerGpu;
         let note = "one daemon for each MIG device, and one of them for each task: a process sees no more";
         notes.push(note.to_owned());
@@ -73,7 +72,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let replicas = draft.request.replicas.zip(clients);
     let too_many_replicas = replicas.filter(|(replicas, most)| replicas > most);
     let too_many_replicas = too_many_replicas.map(|(replicas, most)| {
-        let kind = mig::kind(&draft.gpus);
+        let kind = gpus::kind(&draft.gpus);
         format!("a {kind} takes {most} MPS clients, not {replicas}")
     });
     let share = draft.share()?;
@@ -102,13 +101,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let alike = products.windows(2).all(|pair| pair[0] == pair[1]);
     let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
     let record = Record {
-        version: record::VERSION,
-        job: job.clone(),
-        uid: case.uid,
-        state: RecordState::Starting,
         reason: None,
-        kind: None,
-        of_node: false,
         exclusive: effects.iter().any(exclusive),
         deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
         per_gpu,
@@ -129,6 +122,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         clients,
         warnings: warnings.into_iter().flatten().collect(),
         report: request.report == Some(true),
+        ..Record::closed(job.clone(), case.uid, RecordState::Starting, String::new())
     };
     let plan = Plan {
         record,
@@ -159,7 +153,7 @@ impl Draft<'_> {
         let Some((tasks, most)) = tasks.filter(|(tasks, most)| tasks > most) else {
             return Ok(None);
         };
-        let kind = mig::kind(&self.gpus);
+        let kind = gpus::kind(&self.gpus);
         let why = format!("a {kind} takes {most} MPS clients, and this job has {tasks} tasks on each");
         if self.settings.too_many_tasks == WarnOrRefuse::Refuse {
             let what = format!("{} tasks on {} {kind}s", self.tasks.unwrap_or(0), self.gpus.len());

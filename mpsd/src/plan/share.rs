@@ -103,24 +103,22 @@ impl Draft<'_> {
         let Some(ceiling) = self.settings.ceilings.threads else {
             return Ok((most, ranks));
         };
-        let (key, allowed) = match (&self.written.threads, self.written.replicas) {
-            _ if most <= Some(ceiling) => (None, String::new()),
+        let refused = match (&self.written.threads, self.written.replicas) {
+            _ if most <= Some(ceiling) => None,
             (_, Some(_)) => {
                 let least = u32::from(Percent::WHOLE.tenths()).div_ceil(ceiling.tenths().into());
-                (Some(Key::Replicas), format!("at least {least} replicas"))
+                Some((Key::Replicas, format!("at least {least} replicas")))
             }
             (Some(Threads::Uniform(_) | Threads::PerRank(_)), _) => {
-                (Some(Key::Threads), format!("1 to {ceiling}"))
+                Some((Key::Threads, format!("1 to {ceiling}")))
             }
-            _ => (None, String::new()),
+            _ => None,
         };
-        match key {
-            Some(key) => Err(self.above(key, "thread percentage", ceiling, allowed)),
-            None => Ok((
-                Some(most.map_or(ceiling, |most| most.min(ceiling))),
-                ranks.into_iter().map(|percent| percent.min(ceiling)).collect(),
-            )),
+        if let Some((key, allowed)) = refused {
+            return Err(self.above(key, "thread percentage", ceiling, allowed));
         }
+        let ranks = ranks.into_iter().map(|percent| percent.min(ceiling)).collect();
+        Ok((Some(most.map_or(ceiling, |most| most.min(ceiling))), ranks))
     }
 
     fn memory(&self) -> Result<(Memory, Vec<Memory>), Refusal> {

@@ -1,6 +1,7 @@
 //! The calls of [`mpsd::job::node`], each in its smallest steps.
 
 use super::{Living, Sim, World, reference};
+use mpsd::job::DrainTarget;
 use mpsd::job::journal::{Journal, ProcessRef, Programs};
 use mpsd::job::node::{
     Console, Daemons, Gpus, Member, Members, Proved, Role, Rung, Scheduling, Severity, Thread, Waiting,
@@ -171,13 +172,13 @@ impl Daemons for Sim {
     }
 
     /// Two processes are one here: what is tried is what the second one does, and its death at every point.
-    fn detach(&mut self, rest: impl FnOnce(&mut Self, Option<ProcessRef>)) -> bool {
+    fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
         self.point();
         let divided = !self.world.borrow().undivided;
         if divided {
             self.alone = true;
             self.world.borrow_mut().starter = Some(STARTER);
-            rest(self, Some(reference(STARTER)));
+            rest(self);
             self.world.borrow_mut().starter = None;
         }
         divided
@@ -293,17 +294,10 @@ impl Scheduling for Sim {
         self.world.borrow().undelivered.clone()
     }
 
-    fn drain(
-        &mut self,
-        _: &Place<'_>,
-        prefix: &str,
-        job: &JobId,
-        fault: &Fault,
-        _: Vec<String>,
-    ) -> (String, bool) {
-        let reason = format!("{prefix} job {job}: {fault}");
+    fn drain(&mut self, _: &Place<'_>, target: &DrainTarget, fault: &Fault) -> Option<(String, bool)> {
+        let reason = format!("{} job {}: {fault}", target.prefix.as_ref()?, target.job);
         self.step(|world| world.drains.push(reason.clone()));
-        (reason, !self.world.borrow().deaf)
+        Some((reason, !self.world.borrow().deaf))
     }
 
     fn remark(&mut self, _: &Place<'_>, _: &str, _: &Failure) -> Option<String> {

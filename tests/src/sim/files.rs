@@ -2,13 +2,14 @@
 
 use super::{Sim, World};
 use mpsd::job::journal::Journal;
-use mpsd::job::node::{Bounds, DirectoryStatus, FileError, Files, LockGuard, NodeSettings, TmpfsSize};
+use mpsd::job::node::{Bounds, FileError, Files, LockGuard, NodeSettings, TmpfsSize};
 use mpsd::job::report::JobOutcome;
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::Paths;
 use mpsd_core::file::Durability;
 use mpsd_core::record::{Record, RecordState};
 use nix::errno::Errno;
+use nix::sys::stat::{FileStat, stat};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -232,12 +233,9 @@ impl Files for Sim {
         }
     }
 
-    fn directory_status(&self, path: &Path) -> Result<Option<DirectoryStatus>, FileError> {
-        let status = DirectoryStatus {
-            uid: 0,
-            mode: 0o755,
-            device: 1,
-        };
+    fn directory_status(&self, path: &Path) -> Result<Option<FileStat>, FileError> {
+        let mut status = stat("/").expect("a directory");
+        (status.st_uid, status.st_mode) = (0, 0o755);
         Ok(self.world.borrow().files.get(path).map(|_| status))
     }
 

@@ -1,7 +1,7 @@
 //! The node itself.
 
 use super::files::{Tree, paths};
-use mpsd::job::account::Account;
+use mpsd::job::Account;
 use mpsd::job::journal::{Journal, ProcessRef};
 use mpsd::job::node::{Role, Rung, Thread, Waiting};
 use mpsd::job::report::JobReport;

@@ -11,7 +11,7 @@ use super::terminal::{cut, say, say_json, width};
 use crate::daemon::queries::{self, AnswerError, DaemonAnswer};
 use crate::job::Journal;
 use crate::job::store::Store as _;
-use crate::node::clients::{is_of, tasks};
+use crate::node::members::{is_of, tasks};
 use crate::node::real::RealNode;
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::drain::{Marker, markers};
@@ -240,7 +240,7 @@ fn status_of(
 /// The answers of a job's daemons to a process of its user.
 fn ask_as_user(node: &RealNode, journal: &Journal) -> Answers {
     let began = Instant::now();
-    let line = node.ask_daemons(journal, PATIENCE);
+    let line = node.ask_mpsd(journal, &["--look"], PATIENCE);
     let waited = began.elapsed();
     let answers: Option<Answers> = line.and_then(|line| serde_json::from_slice(&line).ok());
     let count = journal.daemons.len();

@@ -4,7 +4,7 @@
 use crate::daemon::dialogue::InForce;
 use crate::daemon::queries::{AnswerError, Client, DaemonAnswer, Server};
 use crate::job::Journal;
-use crate::node::clients::Task;
+use crate::node::members::Task;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::text::one_line;
