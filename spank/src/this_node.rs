@@ -2,15 +2,16 @@
 
 use crate::handle::{Node, Program, ProgramResult};
 use crate::sys::spawn;
+use mpsd_core::JobId;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::Change;
 use mpsd_core::file::{Durability, replace};
 use mpsd_core::killed::KilledTask;
 use mpsd_core::listener;
 use mpsd_core::observations::{self, Observations};
+use mpsd_core::paths::{JobPaths, KILLED, OBSERVATIONS, TOLD};
 use mpsd_core::record::{self, Record, RecordRead};
 use mpsd_core::trusted::open_trusted;
-use mpsd_core::{JobId, JobPaths};
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
 use nix::sys::stat::Mode;
 use std::fs::{DirBuilder, File};
@@ -73,14 +74,14 @@ impl Node for ThisNode {
     }
 
     fn observations(&self, job: &JobPaths) -> Option<Observations> {
-        let file = open_trusted(&job.observations()).ok()?;
+        let file = open_trusted(&job.file(OBSERVATIONS)).ok()?;
         Observations::parse(&file.read(observations::LONGEST).ok()?)
     }
 
     /// The file `told` has their number. `None` also if another step takes them at this moment.
     fn take_last_words(&self, job: &JobPaths) -> Option<Vec<String>> {
         let words = self.observations(job)?.last_words;
-        let file = open_existing(&job.told(), OFlag::O_RDWR).ok()?;
+        let file = open_existing(&job.file(TOLD), OFlag::O_RDWR).ok()?;
         let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()?;
         let mut number = [0; 8];
         let length = file.read_at(&mut number, 0).ok()?;
@@ -91,7 +92,7 @@ impl Node for ThisNode {
     }
 
     fn note_killed(&self, job: &JobPaths, task: &KilledTask) -> Option<()> {
-        let mut file = open_existing(&job.killed(), OFlag::O_WRONLY | OFlag::O_APPEND).ok()?;
+        let mut file = open_existing(&job.file(KILLED), OFlag::O_WRONLY | OFlag::O_APPEND).ok()?;
         let line = task.line(file.metadata().ok()?.len())?;
         // One write, so that lines of two steps do not mix.
         file.write_all(line.as_bytes()).ok()

@@ -78,16 +78,16 @@ fn last_words_are_told_once_and_only_where_root_has_made_room_for_their_number()
             last_words: words.iter().map(|word| (*word).to_owned()).collect(),
             ..Observations::default()
         };
-        std::fs::write(job.observations(), seen.line()).unwrap();
+        std::fs::write(job.file(OBSERVATIONS), seen.line()).unwrap();
     };
     assert_eq!(ThisNode.take_last_words(&job), None, "nothing is there");
     says(&["one\x1b[31m"]);
-    assert!(ThisNode.take_last_words(&job).is_none() && !job.told().exists());
-    std::fs::write(job.told(), "").unwrap();
+    assert!(ThisNode.take_last_words(&job).is_none() && !job.file(TOLD).exists());
+    std::fs::write(job.file(TOLD), "").unwrap();
     assert_eq!(ThisNode.take_last_words(&job), Some(vec!["one?[31m".into()]));
     assert_eq!(ThisNode.take_last_words(&job), None);
     says(&["one", "two"]);
-    let elsewhere = File::options().write(true).open(job.told()).unwrap();
+    let elsewhere = File::options().write(true).open(job.file(TOLD)).unwrap();
     let held = Flock::lock(elsewhere, FlockArg::LockExclusive).unwrap();
     assert_eq!(ThisNode.take_last_words(&job), None, "another step tells it");
     drop(held);
@@ -105,19 +105,19 @@ fn killed_tasks_are_noted_where_the_job_has_a_file_for_them_until_it_is_full() {
         oom_kills: 0,
     };
     let _ = ThisNode.note_killed(&job, &task);
-    assert!(!job.killed().exists(), "nothing is made");
+    assert!(!job.file(KILLED).exists(), "nothing is made");
     std::fs::create_dir_all(job.directory()).unwrap();
     let elsewhere = place.path().join("elsewhere");
     std::fs::write(&elsewhere, "").unwrap();
-    std::os::unix::fs::symlink(&elsewhere, job.killed()).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, job.file(KILLED)).unwrap();
     let _ = ThisNode.note_killed(&job, &task);
     assert_eq!(std::fs::read(&elsewhere).unwrap(), b"", "no link is followed");
-    std::fs::remove_file(job.killed()).unwrap();
-    std::fs::write(job.killed(), "").unwrap();
+    std::fs::remove_file(job.file(KILLED)).unwrap();
+    std::fs::write(job.file(KILLED), "").unwrap();
     for _ in 0..1000 {
         let _ = ThisNode.note_killed(&job, &task);
     }
-    let file = std::fs::read(job.killed()).unwrap();
+    let file = std::fs::read(job.file(KILLED)).unwrap();
     assert!(file.len() <= mpsd_core::killed::LONGEST, "{}", file.len());
     let noted = mpsd_core::killed::parse(&file);
     assert!(

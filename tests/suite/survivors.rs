@@ -7,6 +7,7 @@ use std::rc::Rc;
 use mpsd::job::node::{Rung, Thread, Waiting};
 use mpsd::job::{FailedStart, Findings, evidence};
 use mpsd_core::failure::FailureKind;
+use mpsd_core::paths::JOURNAL;
 use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Sim, World, paths};
 
@@ -156,7 +157,7 @@ fn a_process_that_root_did_not_prove_is_no_evidence_whatever_holds_it() {
     journal.proved.clear();
     journal.supervisor = None;
     let text = journal.to_text().expect("text");
-    let path = paths().job(&scenario.id()).journal();
+    let path = paths().job(&scenario.id()).file(JOURNAL);
     world.borrow_mut().put(path, text);
     end(&world, &scenario);
     later(&world, &scenario, 61);

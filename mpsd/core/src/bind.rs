@@ -35,8 +35,7 @@ pub struct Bind {
 impl Bind {
     /// What [`Bind::from_str`] accepts, in any case.
     pub const ALLOWED: &'static str = "block, cyclic, closest, each also with +peers; auto, none";
-    /// The binding if neither job nor site names one. Bound to none, programs that take the first GPU would leave the
-    /// others idle (docs/measured.md).
+    /// The binding if neither job nor site names one. With `none`, the first GPU would get most tasks (docs/measured.md).
     pub const DEFAULT: Self = Self::of(BindMode::Auto);
     /// No task is bound.
     pub const NONE: Self = Self::of(BindMode::None);
@@ -107,11 +106,8 @@ impl FromStr for DeviceNames {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        one_of(
-            [Self::Auto, Self::Uuid, Self::Ordinal, Self::Keep],
-            text,
-            Self::ALLOWED,
-        )
+        let all = [Self::Auto, Self::Uuid, Self::Ordinal, Self::Keep];
+        one_of(all, text, Self::ALLOWED)
     }
 }
 

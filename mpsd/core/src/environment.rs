@@ -21,8 +21,7 @@ pub const LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// A client's own thread percentage; it can only lower the daemon's (docs/facts/mps-control.md#clients).
 pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-/// A client's own memory limit. A name of a GPU that the client does not see drops every limit
-/// (docs/facts/mps-control.md#memory-limits).
+/// A client's own memory limit. A GPU that it does not see drops every limit (docs/facts/mps-control.md#memory-limits).
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// Connections that a client holds of its GPU's. The user's own: never set or removed.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -30,8 +29,7 @@ const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 const USUAL_CONNECTIONS: u32 = 2;
 /// The job that a task's MPS belongs to. It tells which variables a task inherited from another job.
 pub const JOB: &str = "MPSD_JOB";
-/// Each launcher's local rank and number of ranks. An MPI launcher inside a Slurm step inherits the step's own: Slurm is
-/// last.
+/// Each launcher's local rank and number of ranks. Slurm is last: an MPI launcher inside a step inherits the step's.
 const LAUNCHERS: [(&str, &str); 4] = [
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -209,26 +207,28 @@ fn visible_gpus(record: &Record, task: &Task) -> Result<Vec<GpuUuid>, Refusal> {
 }
 
 fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refusal> {
-    let counted = |number: usize| task.counted.as_ref()?.get(number);
-    let found = match (entry.parse::<u32>(), &task.counted) {
-        (Ok(number), None) => record.gpus.iter().find(|gpu| gpu.index == number),
-        (Ok(number), Some(_)) => {
-            let uuid = counted(number as usize);
-            record.gpus.iter().find(|gpu| Some(&gpu.uuid) == uuid)
-        }
-        (Err(_), _) => record.gpus.iter().find(|gpu| gpu.uuid.as_str() == entry),
+    let number = entry.parse::<u32>().ok();
+    let counted = number.and_then(|number| task.counted.as_ref()?.get(number as usize));
+    let is_named = |gpu: &&RecordGpu| match number {
+        None => gpu.uuid.as_str() == entry,
+        Some(number) if task.counted.is_none() => gpu.index == number,
+        Some(_) => Some(&gpu.uuid) == counted,
     };
-    found.map(|gpu| gpu.uuid.clone()).ok_or_else(|| {
-        let gpus = record.gpus.iter();
-        let gpus = gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid));
-        let meant = entry.parse().ok().and_then(counted);
-        let meant = meant.map_or_else(String::new, |uuid| format!(", which is {uuid} here"));
-        Refusal::new(
-            format!("{VISIBLE_DEVICES} names '{}'{meant}", one_line(entry, 60)),
-            "the job's MPS daemon does not serve that GPU",
-            gpus.collect::<Vec<_>>().join(", "),
-        )
-    })
+    record
+        .gpus
+        .iter()
+        .find(is_named)
+        .map(|gpu| gpu.uuid.clone())
+        .ok_or_else(|| {
+            let gpus = record.gpus.iter();
+            let gpus = gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid));
+            let meant = counted.map_or_else(String::new, |uuid| format!(", which is {uuid} here"));
+            Refusal::new(
+                format!("{VISIBLE_DEVICES} names '{}'{meant}", one_line(entry, 60)),
+                "the job's MPS daemon does not serve that GPU",
+                gpus.collect::<Vec<_>>().join(", "),
+            )
+        })
 }
 
 fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<GpuUuid>, Refusal> {
@@ -273,8 +273,7 @@ fn all_partitions(record: &Record) -> impl Iterator<Item = &Partition> {
     record.daemons.iter().flat_map(|daemon| &daemon.partitions)
 }
 
-/// The partition of this task, if the job has partitions. A script, or the only process on the node of a job with several
-/// partitions, only starts the ranks: it gets none, and so no context.
+/// The partition of this task. A script, or a node's only process of a job with several, only starts ranks: it gets none.
 fn own_partition<'a>(record: &'a Record, task: &Task) -> Result<Option<&'a Partition>, Refusal> {
     let local = match (all_partitions(record).count(), task.rank) {
         (0, _) => return Ok(None),

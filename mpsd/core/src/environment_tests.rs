@@ -33,10 +33,16 @@ fn record(per_gpu: bool) -> Record {
 }
 
 fn bound(bind: &str) -> Record {
+    let bind = bind.parse().ok();
     Record {
-        bind: Some(bind.parse().unwrap()),
+        bind,
         ..record(false)
     }
+}
+
+fn kept(record: Record) -> Record {
+    let names = Some(DeviceNames::Keep);
+    Record { names, ..record }
 }
 
 fn task(local: u32, of: impl Into<Option<u32>>) -> Task {
@@ -57,14 +63,6 @@ fn may_open(gpus: &[u32], task: Task) -> Task {
     Task { counted, ..task }
 }
 
-fn from_job(job: &str) -> Task {
-    let inherited_job = Some(job.to_owned());
-    Task {
-        inherited_job,
-        ..Task::default()
-    }
-}
-
 fn changes(record: &Record, task: &Task) -> Vec<Change> {
     task_environment(record, task).unwrap_or_else(|refusal| panic!("{refusal}"))
 }
@@ -72,12 +70,6 @@ fn changes(record: &Record, task: &Task) -> Vec<Change> {
 fn value(record: &Record, task: &Task, name: &str) -> Option<String> {
     let mut changes = changes(record, task).into_iter();
     changes.find(|change| change.name == name)?.value
-}
-
-#[track_caller]
-fn assert_refused(record: &Record, task: &Task, why: &str) {
-    let refusal = task_environment(record, task).unwrap_err().to_string();
-    assert!(refusal.contains(why), "{refusal}");
 }
 
 /// docs/facts/mps-control.md#clients
@@ -97,46 +89,72 @@ fn one_rank_is_warned_of_connections_that_cost_clients() {
 }
 
 #[test]
-fn devices_become_uuids_under_either_numbering() {
-    let global = sees("2", Task::default());
+fn devices_become_uuids_under_either_numbering_and_choose_the_daemon() {
     let constrained = may_open(&[1, 2], sees("1", Task::default()));
-    for task in [global, constrained] {
-        let seen = value(&record(false), &task, VISIBLE_DEVICES);
-        assert_eq!(seen.as_deref(), Some("GPU-00000002"));
+    for (per_gpu, task, pipe) in [
+        (false, sees("2", Task::default()), "pipe"),
+        (false, constrained, "pipe"),
+        // The task's own device, then its rank.
+        (true, sees("2", task(0, 4)), "pipe-1"),
+        (true, task(3, 4), "pipe-1"),
+    ] {
+        let of = |name| value(&record(per_gpu), &task, name).unwrap();
+        assert_eq!(of(VISIBLE_DEVICES), "GPU-00000002");
+        assert!(of(PIPE_DIRECTORY).ends_with(pipe), "{task:?}");
     }
-    assert_refused(&record(false), &sees("3", Task::default()), "'3'");
-}
-
-#[test]
-fn per_gpu_follows_the_tasks_own_device_then_its_rank() {
-    for task in [sees("2", task(0, 4)), task(3, 4)] {
-        let seen = value(&record(true), &task, VISIBLE_DEVICES);
-        let pipe = value(&record(true), &task, PIPE_DIRECTORY).unwrap();
-        assert_eq!(
-            (seen.as_deref(), pipe.ends_with("pipe-1")),
-            (Some("GPU-00000002"), true)
-        );
-    }
-    assert_refused(&record(true), &Task::default(), "OMPI_COMM_WORLD_LOCAL_RANK");
-}
-
-#[test]
-fn a_ranks_memory_limit_names_only_gpus_it_sees() {
-    let mut record = record(false);
-    record.rank_memory = vec![vec![(uuid(1), 1024), (uuid(2), 1024)]];
-    let limit = value(&record, &sees("1", task(0, 4)), MEMORY);
-    assert_eq!(limit.as_deref(), Some("GPU-00000001=1024M"));
+    let mut limited = record(false);
+    limited.rank_memory = vec![vec![(uuid(1), 1024), (uuid(2), 1024)]];
+    let limit = value(&limited, &sees("1", task(0, 4)), MEMORY);
+    assert_eq!(
+        limit.as_deref(),
+        Some("GPU-00000001=1024M"),
+        "only a GPU that it sees"
+    );
 }
 
 #[test]
 fn another_jobs_variables_are_removed_and_the_users_own_stay() {
     for name in [THREADS, MEMORY, PARTITION] {
-        assert!(changes(&record(false), &from_job("6")).contains(&Change::unset(name)));
-        for own in [from_job("7"), Task::default()] {
-            let changes = changes(&record(false), &own);
-            assert!(changes.iter().all(|change| change.name != name));
+        for (job, change) in [("6", Some(Change::unset(name))), ("7", None), ("", None)] {
+            let inherited_job = Some(job.to_owned()).filter(|job| !job.is_empty());
+            let task = Task {
+                inherited_job,
+                ..Task::default()
+            };
+            let mut changes = changes(&record(false), &task).into_iter();
+            assert_eq!(changes.find(|change| change.name == name), change, "{job}");
         }
     }
+}
+
+/// A task without its GPU or partition does not run.
+#[test]
+fn what_cannot_be_carried_out_is_refused() {
+    let (plain, parted) = (Task::default(), partitioned(false));
+    let mut unmade = parted.clone();
+    unmade.daemons[0].partitions[1].id = String::new();
+    let elsewhere = sees(uuid(1).as_str(), task(1, 3));
+    for (record, task, why) in [
+        (&record(false), sees("3", plain.clone()), "'3'"),
+        (&record(true), plain.clone(), "OMPI_COMM_WORLD_LOCAL_RANK"),
+        (&bound("cyclic"), plain.clone(), "OMPI_COMM_WORLD_LOCAL_RANK"),
+        (&bound("block"), task(1, None), "cyclic"),
+        (&bound("closest"), task(1, None), "NVML does not tell"),
+        (&kept(bound("cyclic")), task(1, None), "MPS_VISIBLE"),
+        (&parted, task(3, 4), "rank 3 of this node has none"),
+        (&parted, plain, "no local rank"),
+        (&parted, elsewhere, "it lies on GPU-00000002"),
+        (&unmade, task(1, 3), "never made"),
+        (&kept(parted.clone()), task(1, 3), "stays as the scheduler set it"),
+    ] {
+        let refusal = task_environment(record, &task).unwrap_err().to_string();
+        assert!(refusal.contains(why), "{refusal}");
+    }
+    let by_slurm = Task {
+        bound: true,
+        ..task(1, None)
+    };
+    assert!(task_environment(&kept(bound("cyclic")), &by_slurm).is_ok());
 }
 
 #[test]
@@ -208,10 +226,7 @@ fn a_bound_rank_sees_its_own_gpu_alone_or_first() {
     assert_eq!(seen(&record(false), 4, plain), "1,2 1,2 1,2 1,2");
     let of_unknown = |known: Task| task(known.rank.unwrap().local, None);
     assert_eq!(seen(&bound("auto"), 4, of_unknown), "1,2 1,2 1,2 1,2");
-    let kept = Record {
-        names: Some(DeviceNames::Keep),
-        ..bound("auto")
-    };
+    let kept = kept(bound("auto"));
     assert_eq!(value(&kept, &task(2, 4), VISIBLE_DEVICES), None, "as it was set");
 }
 
@@ -233,27 +248,10 @@ fn a_task_that_slurm_has_bound_keeps_its_gpus() {
 }
 
 #[test]
-fn a_binding_that_cannot_be_carried_out_is_refused() {
-    assert_refused(&bound("cyclic"), &Task::default(), "OMPI_COMM_WORLD_LOCAL_RANK");
-    assert_refused(&bound("block"), &task(1, None), "cyclic");
-    assert_refused(&bound("closest"), &task(1, None), "NVML does not tell");
-    let kept = Record {
-        names: Some(DeviceNames::Keep),
-        ..bound("cyclic")
-    };
-    assert_refused(&kept, &task(1, None), "MPS_VISIBLE");
-    let mut by_slurm = task(1, None);
-    by_slurm.bound = true;
-    assert!(task_environment(&kept, &by_slurm).is_ok());
-}
-
-#[test]
 fn per_gpu_shares_by_the_binding() {
     for (bind, pipes) in [("auto", "0101"), ("block", "0011")] {
-        let record = Record {
-            bind: Some(bind.parse().unwrap()),
-            ..record(true)
-        };
+        let bind = bind.parse().ok();
+        let record = Record { bind, ..record(true) };
         let pipe = |local| value(&record, &task(local, 4), PIPE_DIRECTORY).unwrap().pop();
         assert_eq!((0..4).filter_map(pipe).collect::<String>(), pipes);
     }
@@ -307,34 +305,14 @@ fn partitioned(per_gpu: bool) -> Record {
 
 #[test]
 fn a_rank_gets_its_own_partition_and_sees_that_gpu_alone() {
-    for (per_gpu, rank, gpu, pipe) in [
-        (false, 0, 1, "pipe"),
-        (false, 1, 2, "pipe"),
-        (false, 2, 1, "pipe"),
-        (true, 0, 1, "pipe-0"),
-        (true, 1, 2, "pipe-1"),
-        (true, 2, 1, "pipe-0"),
-    ] {
-        let of = |name| value(&partitioned(per_gpu), &task(rank, 3), name);
-        assert_eq!(of(PARTITION), Some(format!("{}/D/{rank}==", uuid(gpu))));
-        assert_eq!(of(VISIBLE_DEVICES), Some(uuid(gpu).to_string()));
-        assert!(of(PIPE_DIRECTORY).unwrap().ends_with(pipe));
+    for (rank, gpu, pipe) in [(0, 1, "pipe-0"), (1, 2, "pipe-1"), (2, 1, "pipe-0")] {
+        for (per_gpu, pipe) in [(false, "pipe"), (true, pipe)] {
+            let of = |name| value(&partitioned(per_gpu), &task(rank, 3), name);
+            assert_eq!(of(PARTITION), Some(format!("{}/D/{rank}==", uuid(gpu))));
+            assert_eq!(of(VISIBLE_DEVICES), Some(uuid(gpu).to_string()));
+            assert!(of(PIPE_DIRECTORY).unwrap().ends_with(pipe));
+        }
     }
-}
-
-#[test]
-fn a_rank_without_a_partition_of_its_own_does_not_run() {
-    let record = partitioned(false);
-    assert_refused(&record, &task(3, 4), "rank 3 of this node has none");
-    assert_refused(&record, &Task::default(), "no local rank");
-    let elsewhere = sees(uuid(1).as_str(), task(1, 3));
-    assert_refused(&record, &elsewhere, "it lies on GPU-00000002");
-    let mut unmade = record.clone();
-    unmade.daemons[0].partitions[1].id = String::new();
-    assert_refused(&unmade, &task(1, 3), "never made");
-    let names = Some(DeviceNames::Keep);
-    let kept = Record { names, ..record };
-    assert_refused(&kept, &task(1, 3), "stays as the scheduler set it");
 }
 
 #[test]

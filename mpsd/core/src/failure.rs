@@ -11,7 +11,7 @@ pub const EXIT_NODE: u8 = 2;
 
 /// The user asked for something that cannot be done. The user is told; the node's state stays.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}", sentence(what, why, allowed))]
+#[error("{what}: {why}{}{allowed}", if allowed.is_empty() { "" } else { "; allowed: " })]
 pub struct Refusal {
     /// The token, flag or object that was refused, as the user wrote it (made printable).
     pub what: String,
@@ -26,13 +26,6 @@ impl Refusal {
     pub fn new(what: impl Into<String>, why: impl Into<String>, allowed: impl Into<String>) -> Self {
         let (what, why, allowed) = (what.into(), why.into(), allowed.into());
         Self { what, why, allowed }
-    }
-}
-
-fn sentence(what: &str, why: &str, allowed: &str) -> String {
-    match allowed {
-        "" => format!("{what}: {why}"),
-        _ => format!("{what}: {why}; allowed: {allowed}"),
     }
 }
 
@@ -107,11 +100,8 @@ pub struct Undetermined {
 impl Undetermined {
     /// `what` did not work; `why` is what is known.
     pub fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self {
-            what: what.into(),
-            why: why.into(),
-            by_user: false,
-        }
+        let (what, why, by_user) = (what.into(), why.into(), false);
+        Self { what, why, by_user }
     }
 }
 

@@ -122,8 +122,7 @@ pub enum Durability {
     OnDisk,
 }
 
-/// Replaces or makes the file `path`, or leaves the old file as it is. It follows links, so only root may write the way to
-/// it.
+/// Replaces or makes the file `path`, or leaves the old one. It follows links: only root may write the way to it.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32, durability: Durability) -> Result<(), FileError> {
     let fail = |errno| FileError::io("write", path)(errno);
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {

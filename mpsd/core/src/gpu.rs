@@ -41,8 +41,7 @@ impl GpuUuid {
         self.0.starts_with(MIG)
     }
 
-    /// The name in memory limits. A daemon of a MIG device shows only that device, as number 0
-    /// (docs/facts/mps-control.md#mig).
+    /// The name in memory limits. A daemon of a MIG device shows it as number 0 (docs/facts/mps-control.md#mig).
     pub fn in_limits(&self) -> &str {
         if self.is_mig() { "0" } else { &self.0 }
     }

@@ -57,8 +57,7 @@ impl Percent {
         Self::clamped(u32::from(Self::WHOLE.0) / parts.max(1))
     }
 
-    /// The share that `auto` gives to each of `tasks` on a GPU: twice the even share, at most 100. NVIDIA's guide advises
-    /// this, because clients seldom all compute at the same time.
+    /// The share by `auto` of each of `tasks` on a GPU: twice the even share, at most 100, as NVIDIA's guide advises.
     pub fn auto(tasks: u32) -> Self {
         Self::clamped(2 * u32::from(Self::WHOLE.0) / tasks.max(1))
     }
@@ -334,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_a_gpu() {
+    fn shares_of_a_gpu_and_nvidias_numbers_of_priorities() {
         for (parts, even, auto) in [
             (0, 1000, 1000),
             (1, 1000, 1000),
@@ -349,6 +348,10 @@ mod tests {
         assert_eq!((of(333, Some(1000)), of(10, Some(10))), (Some(333), Some(1)));
         assert_eq!((of(1000, Some(u64::MAX)), of(1000, None)), (Some(u64::MAX), None));
         assert_eq!(Amount::Mebibytes(900).mebibytes_of(None), Some(900));
+        assert_eq!(
+            [Priority::Normal, Priority::BelowNormal].map(Priority::number),
+            [0, 1]
+        );
     }
 
     #[test]
@@ -364,15 +367,6 @@ mod tests {
                 let amount = Amount::Mebibytes(mebibytes.clamp(1, 1 << 30));
                 assert_eq!(amount.to_string().parse(), Ok(amount));
             }
-        }
-    }
-
-    #[test]
-    fn a_priority_has_two_words_and_nvidias_number() {
-        let numbers = ["normal", "Below_Normal"].map(|word| word.parse().map(Priority::number));
-        assert_eq!(numbers, [Ok(0), Ok(1)]);
-        for word in ["high", "0", "1", "belownormal", ""] {
-            assert!(word.parse::<Priority>().is_err(), "{word}");
         }
     }
 }

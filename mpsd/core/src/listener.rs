@@ -47,8 +47,7 @@ pub fn missing(pipe: &Path) -> Option<Errno> {
     errno.filter(|errno| gone.contains(errno))
 }
 
-/// Asks the kernel alone: it refuses a datagram to a stream socket (EPROTOTYPE) only while a process holds that socket open
-/// (Linux: `unix_find_bsd`).
+/// The kernel answers EPROTOTYPE only while a process holds the stream socket open (Linux: `unix_find_bsd`).
 fn probe(path: &Path) -> nix::Result<()> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let own = socket(AddressFamily::Unix, SockType::Datagram, flags, None)?;

@@ -199,6 +199,11 @@ pub fn keep<T>(list: &mut Vec<T>, entry: T) {
     }
 }
 
+fn keep_youngest<T>(list: &mut Vec<T>, most: usize, entry: T) {
+    list.drain(..(list.len() + 1).saturating_sub(most));
+    list.push(entry);
+}
+
 impl Observations {
     /// The observations as the user's process wrote them, bounded and printable; `None`: not readable.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
@@ -243,10 +248,7 @@ impl Observations {
     pub fn enter(&mut self, pid: i32, now: u64) {
         self.clients += 1;
         self.most_clients = self.most_clients.max(now);
-        if self.pids.len() == MOST_PIDS {
-            self.pids.remove(0);
-        }
-        self.pids.push(pid);
+        keep_youngest(&mut self.pids, MOST_PIDS, pid);
     }
 
     /// Whether this was the pid of a client.
@@ -256,10 +258,7 @@ impl Observations {
 
     /// Adds a limit that was set, and drops the oldest of too many.
     pub fn set(&mut self, set: LimitSet) {
-        if self.limits_set.len() == MOST {
-            self.limits_set.remove(0);
-        }
-        self.limits_set.push(set);
+        keep_youngest(&mut self.limits_set, MOST, set);
     }
 
     /// Adds a check of one GPU to the highest numbers so far.

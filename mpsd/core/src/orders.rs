@@ -23,8 +23,7 @@ fn places(task: usize, tasks: usize, gpus: usize) -> ByHabit {
     [0, task % gpus, task * gpus / tasks, task / tasks.div_ceil(gpus)]
 }
 
-/// The order in which `task` of `tasks` sees the `gpus`, which count from 0 along the bus. Fewer tasks than GPUs see the
-/// order of the bus: each may use several.
+/// The order in which `task` of `tasks` sees the `gpus`, from 0 along the bus. Fewer tasks than GPUs see them in that order.
 pub fn order(task: usize, tasks: usize, gpus: usize) -> Vec<usize> {
     let of_bus = || (0..gpus).collect();
     if tasks > MOST_TASKS {
@@ -60,8 +59,7 @@ pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     all.into_iter().flatten().max().unwrap_or(tasks)
 }
 
-/// The GPU to which each habit leads, for each task. Each task in turn takes the GPUs that the fewest others have, and
-/// chooses again until nothing becomes more even.
+/// The GPU to which each habit leads, by task. Each task takes the GPUs that the fewest have, again until nothing improves.
 fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
     if gpus == 0 {
         return Vec::new();

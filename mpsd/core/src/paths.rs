@@ -48,9 +48,9 @@ impl Paths {
         self.state.join("drains")
     }
 
-    /// The file [`LOOK_AGAIN`], for which `mpsd-look-again.path` and every job's epilogue look.
+    /// The file that marks that something waits for its second look, for which `mpsd-look-again.path` and every job's epilogue look.
     pub fn look_again(&self) -> PathBuf {
-        self.run.join(LOOK_AGAIN)
+        self.run.join("look-again")
     }
 
     /// Job reports, root 0700.
@@ -73,24 +73,20 @@ impl Paths {
 
 /// Name of the directory of all jobs.
 pub const JOBS: &str = "jobs";
-/// Name of the file that marks that something waits for its second look.
-pub const LOOK_AGAIN: &str = "look-again";
-/// Name of the journal.
+/// Name of the journal, root 0600.
 pub const JOURNAL: &str = "journal";
 /// Name of the file by which an epilogue tells a start under way that its job has ended.
 pub const CANCELLED: &str = "cancelled";
-/// Name of the file with the observations of the job's `mpsd`.
+/// Name of the file with the observations of the job's `mpsd`, root 0600.
 pub const OBSERVATIONS: &str = "observations";
-/// Name of the file that counts the last words that the job's user has been told.
+/// Name of the file that counts the last words that the job's user has been told, root 0600.
 pub const TOLD: &str = "told";
-/// Name of the file with the tasks that a signal ended.
+/// Name of the file with the tasks that a signal ended, root 0600 ([`crate::killed`]).
 pub const KILLED: &str = "killed";
 /// The directory, root 0711, with the lock of the static partitions. Users can keep a lock in it, not of the job's directory.
 pub const PARTITIONS: &str = "partitions";
 /// Name of the lock in [`PARTITIONS`].
 pub const PARTITIONS_LOCK: &str = "lock";
-/// Name of the record that root leaves for the job's tasks.
-pub const RECORD: &str = "record";
 
 /// The files of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,24 +100,9 @@ impl JobPaths {
         &self.directory
     }
 
-    /// The journal, root 0600.
-    pub fn journal(&self) -> PathBuf {
-        self.directory.join(JOURNAL)
-    }
-
-    /// The observations of the job's `mpsd`, root 0600.
-    pub fn observations(&self) -> PathBuf {
-        self.directory.join(OBSERVATIONS)
-    }
-
-    /// The number of last words that the job's user has been told, root 0600.
-    pub fn told(&self) -> PathBuf {
-        self.directory.join(TOLD)
-    }
-
-    /// The tasks that a signal ended, root 0600 ([`crate::killed`]).
-    pub fn killed(&self) -> PathBuf {
-        self.directory.join(KILLED)
+    /// The file `name` of the job: [`JOURNAL`], [`OBSERVATIONS`] …
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
     }
 
     /// The lock of the job's static partitions, its user's, 0600.
@@ -131,7 +112,7 @@ impl JobPaths {
 
     /// The record for the job's tasks, root 0644.
     pub fn record(&self) -> PathBuf {
-        self.directory.join(RECORD)
+        self.file("record")
     }
 
     /// Name of the job's lock, beside its directory.

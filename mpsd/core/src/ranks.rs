@@ -71,30 +71,23 @@ pub struct Rank {
 
 /// The places among `gpus` of those that a task sees, its own first. Refuses a mode without the ranks or cores that it needs.
 pub fn order_of(bind: Bind, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Vec<usize>, Refusal> {
-    let own = match bind.how {
-        BindMode::None => return Ok((0..gpus.len()).collect()),
-        BindMode::Auto => return Ok(order(rank.local as usize, tasks(bind.how, rank)?, gpus.len())),
-        BindMode::Block | BindMode::Cyclic | BindMode::Closest => place_of(bind.how, rank, cpus, gpus)?,
-    };
-    if own >= gpus.len() {
-        return Err(Refusal::new("MPS", "this task has no GPU", "a task with GPUs"));
-    }
-    let peers = (0..gpus.len()).filter(|place| bind.peers && *place != own);
-    Ok(once(own).chain(peers).collect())
-}
-
-fn place_of(how: BindMode, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<usize, Refusal> {
-    let count = gpus.len().max(1);
-    let local = rank.local as usize;
+    let (how, local, count) = (bind.how, rank.local as usize, gpus.len());
     let nearest = match how {
         BindMode::Closest => closest(local, cpus, gpus)?,
         _ => None,
     };
-    match (how, nearest) {
-        (_, Some(place)) => Ok(place),
-        (BindMode::Closest | BindMode::Block, None) => Ok(local * count / tasks(how, rank)?),
-        (BindMode::Cyclic | BindMode::Auto | BindMode::None, None) => Ok(local % count),
+    let own = match (how, nearest) {
+        (BindMode::None, _) => return Ok((0..count).collect()),
+        (BindMode::Auto, _) => return Ok(order(local, tasks(how, rank)?, count)),
+        (_, Some(place)) => place,
+        (BindMode::Closest | BindMode::Block, None) => local * count / tasks(how, rank)?,
+        (BindMode::Cyclic, None) => local % count.max(1),
+    };
+    if own >= count {
+        return Err(Refusal::new("MPS", "this task has no GPU", "a task with GPUs"));
     }
+    let peers = (0..count).filter(|place| bind.peers && *place != own);
+    Ok(once(own).chain(peers).collect())
 }
 
 fn tasks(how: BindMode, rank: Rank) -> Result<usize, Refusal> {
@@ -169,8 +162,8 @@ mod tests {
                 own: (*own).to_owned(),
                 of_launcher: launcher.to_owned(),
             };
-            let place = place_of(BindMode::Closest, Rank { local, of }, &cpus, &all).unwrap();
-            place.to_string()
+            let order = order_of(Bind::of(BindMode::Closest), Rank { local, of }, &cpus, &all);
+            order.unwrap()[0].to_string()
         };
         (0..).zip(tasks).map(place).collect()
     }

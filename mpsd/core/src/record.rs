@@ -1,7 +1,5 @@
-//! The record: what root leaves on the node for the job's tasks to read.
-//!
-//! `/run/mpsd/jobs/<job>/record`, root 0644. Tasks read nothing else: options may be lost on the way (`sbatch --export=NONE`;
-//! docs/facts/slurm.md#options).
+//! `/run/mpsd/jobs/<job>/record`, root 0644: what root leaves on the node for the job's tasks. Tasks read nothing else,
+//! because options may be lost on the way (`sbatch --export=NONE`; docs/facts/slurm.md#options).
 
 use super::bind::{Bind, DeviceNames};
 use super::failure::FailureKind;

@@ -189,32 +189,19 @@ mod tests {
 
     const JOB: &str = "MPS=on,MPS_THREADS=50,MPS_MEM=4G";
 
-    #[test]
-    fn a_step_chooses_which_gpus_its_tasks_see() {
-        let step = request("MPS=on,MPS_BIND=cyclic,MPS_VISIBLE=ordinal");
-        let own = of_step(&record(JOB), &step).unwrap();
-        assert_eq!(own.bind, "cyclic".parse().ok());
-        assert_eq!(own.names(), crate::bind::DeviceNames::Ordinal);
-    }
-
-    #[test]
-    fn what_a_step_inherits_changes_nothing() {
-        for step in [JOB, "MPS=on", "MPS=on,MPS_MEM=4G"] {
-            assert_eq!(of_step(&record(JOB), &request(step)), Ok(record(JOB)), "{step}");
+    /// The step's own limits, binding and names, or why it is refused.
+    fn outcome(job: &Record, step: &str) -> String {
+        match of_step(job, &request(step)) {
+            Ok(own) if own == *job => "as its job".to_owned(),
+            Ok(own) => {
+                let threads: Vec<String> = own.rank_threads.iter().map(ToString::to_string).collect();
+                let memory = own.rank_memory.iter().flatten().map(|(_, mib)| format!("{mib}M"));
+                let bind = own.bind.map(|bind| format!("{bind} {}", own.names()));
+                let all = threads.into_iter().chain(memory).chain(bind);
+                all.collect::<Vec<_>>().join(" ")
+            }
+            Err(refusal) => refusal.to_string(),
         }
-    }
-
-    #[test]
-    fn lower_limits_are_those_of_the_steps_ranks() {
-        let own = of_step(&record(JOB), &request("MPS=on,MPS_THREADS=25,MPS_MEM=1G:2G")).unwrap();
-        assert_eq!(own.rank_threads, ["25".parse().unwrap()]);
-        assert_eq!(own.rank_memory, [vec![(uuid(1), 1024)], vec![(uuid(1), 2048)]]);
-        // The job has no limit: any is lower.
-        let mut free = record("MPS=on");
-        free.daemons[0].threads = None;
-        free.daemons[0].memory.clear();
-        let own = of_step(&free, &request("MPS=on,MPS_THREADS=90,MPS_MEM=70G")).unwrap();
-        assert_eq!((own.rank_threads.len(), own.rank_memory.len()), (1, 1));
     }
 
     #[test]
@@ -243,8 +230,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_jobs_daemon_cannot_give_is_refused_by_name() {
+    fn a_step_lowers_the_limits_of_its_ranks_and_what_its_job_cannot_give_is_refused_by_name() {
         let plain = record(JOB);
+        let mut free = record("MPS=on");
+        (free.daemons[0].threads, free.daemons[0].memory) = (None, Vec::new());
         let mut ranked = record("MPS=on,MPS_THREADS=30:70");
         ranked.daemons[0].threads = None;
         ranked.rank_threads = vec!["30".parse().unwrap(), "70".parse().unwrap()];
@@ -257,36 +246,43 @@ mod tests {
             chunks: 2,
             id: "A".to_owned(),
         }];
+        let jobs = [
+            ("plain", plain),
+            ("free", free),
+            ("ranked", ranked),
+            ("parted", parted),
+        ];
         let table = "
-            plain   MPS_THREADS=80            --mps-threads=80: the job's MPS gives 50
-            plain   MPS_MEM=5G                --mps-mem=5G: the job's MPS gives 4096M of GPU 1
-            plain   MPS_THREADS=auto          --mps-threads=auto:
-            plain   MPS_MEM=25%               --mps-mem=25%:
-            plain   MPS_REPLICAS=4            --mps-replicas=4: the job's MPS runs already
-            plain   MPS_PRIORITY=below-normal --mps-priority=below-normal:
-            plain   MPS_VERIFY=on             --mps-verify=on:
-            ranked  MPS_THREADS=50            --mps-threads=50: the job's MPS gives 30
-            ranked  MPS_THREADS=20:60:40      the job's MPS gives 30
-            parted  MPS_THREADS=25            the job's MPS gives each rank multiprocessors of its own
-            parted  MPS_BIND=cyclic           the job's MPS gives each rank multiprocessors of its own";
+            plain  MPS_BIND=cyclic,MPS_VISIBLE=ordinal -> cyclic ordinal
+            plain  MPS_THREADS=50,MPS_MEM=4G -> as its job
+            plain  MPS=on                    -> as its job
+            plain  MPS_MEM=4G                -> as its job
+            plain  MPS_THREADS=25,MPS_MEM=1G:2G -> 25 1024M 2048M
+            free   MPS_THREADS=90,MPS_MEM=70G   -> 90 71680M
+            ranked MPS_THREADS=20:60         -> 20 60
+            parted MPS_SMS=16:32,MPS_BIND=block -> block uuid
+            plain  MPS_THREADS=80            -> --mps-threads=80: the job's MPS gives 50
+            plain  MPS_MEM=5G                -> --mps-mem=5G: the job's MPS gives 4096M of GPU 1
+            plain  MPS_THREADS=auto          -> --mps-threads=auto: a step of a job with MPS takes a number
+            plain  MPS_MEM=25%               -> --mps-mem=25%: a step of a job with MPS takes a size
+            plain  MPS_REPLICAS=4            -> --mps-replicas=4: the job's MPS runs already
+            plain  MPS_PRIORITY=below-normal -> --mps-priority=below-normal: the job's MPS runs already
+            plain  MPS_VERIFY=on             -> --mps-verify=on: the job's MPS runs already
+            plain  MPS=per-gpu               -> --mps=per-gpu: the job has one daemon
+            ranked MPS_THREADS=50            -> --mps-threads=50: the job's MPS gives 30
+            ranked MPS_THREADS=20:60:40      -> --mps-threads=20:60:40: the job's MPS gives 30
+            parted MPS_THREADS=25            -> --mps-threads=25: the job's MPS gives each rank multiprocessors of its own
+            parted MPS_BIND=cyclic           -> --mps-bind=cyclic: the job's MPS gives each rank multiprocessors of its own";
         for row in table.trim().lines() {
-            let (job, row) = row.trim().split_once("  ").unwrap();
-            let (step, told) = row.trim().split_once(' ').unwrap();
-            let job = match job {
-                "plain" => &plain,
-                "ranked" => &ranked,
-                _ => &parted,
-            };
-            let step = request(&format!("MPS=on,{step}"));
-            let refusal = of_step(job, &step).unwrap_err().to_string();
-            let is_told = refusal.contains(told.trim()) && refusal.contains("; allowed: ");
-            assert!(is_told, "{refusal}");
+            let (step, expected) = row.split_once("->").unwrap();
+            let (job, step) = step.trim().split_once(' ').unwrap();
+            let (_, job) = jobs.iter().find(|(name, _)| *name == job).unwrap();
+            let mode = if step.contains("MPS=") { "" } else { "MPS=on," };
+            let told = outcome(job, &format!("{mode}{}", step.trim()));
+            let is_refused = expected.contains("--mps");
+            assert!(told.starts_with(expected.trim()), "{row}: {told}");
+            assert_eq!(told.contains("; allowed: "), is_refused, "{told}");
         }
-        let per_gpu = of_step(&plain, &request("MPS=per-gpu")).unwrap_err().to_string();
-        let why = "--mps=per-gpu: the job has one daemon";
-        assert!(per_gpu.starts_with(why), "{per_gpu}");
-        assert!(of_step(&ranked, &request("MPS=on,MPS_THREADS=20:60")).is_ok());
-        assert!(of_step(&parted, &request("MPS=on,MPS_SMS=16:32,MPS_BIND=block")).is_ok());
     }
 
     #[test]

@@ -60,20 +60,19 @@ pub fn send(mut stream: &UnixStream, what: &impl serde::Serialize) -> io::Result
 
 /// Asks the `mpsd` of a job with these daemons to set `wanted`, which may be empty. Waits `limit` at most.
 pub fn ask(daemons: &[Daemon], wanted: &ClientLimits, limit: Duration) -> Answer {
-    let gone = |why: String| Unready::Failed(format!("the job's mpsd cannot be asked: {why}"));
-    let first = daemons
-        .first()
-        .ok_or_else(|| gone("it has no daemon".to_owned()))?;
+    let gone =
+        |why: &dyn std::fmt::Display| Unready::Failed(format!("the job's mpsd cannot be asked: {why}"));
+    let first = daemons.first().ok_or_else(|| gone(&"it has no daemon"))?;
     let stream = session::connect(&first.log.join(NAME)).map(UnixStream::from);
-    let stream = stream.map_err(|errno| gone(errno.desc().to_owned()))?;
-    send(&stream, wanted).map_err(|error| gone(error.to_string()))?;
+    let stream = stream.map_err(|errno| gone(&errno.desc()))?;
+    send(&stream, wanted).map_err(|error| gone(&error))?;
     let line = read_line(stream.as_fd(), Deadline::after(limit), LONGEST);
-    let line = line.map_err(|errno| gone(errno.desc().to_owned()))?;
-    let line = line.ok_or_else(|| gone("it has hung up".to_owned()))?;
-    let answer: Answer = serde_json::from_slice(&line).map_err(|error| gone(error.to_string()))?;
+    let line = line.map_err(|errno| gone(&errno.desc()))?;
+    let line = line.ok_or_else(|| gone(&"it has hung up"))?;
+    let answer: Answer = serde_json::from_slice(&line).map_err(|error| gone(&error))?;
     answer.and_then(|limits| match limits.len() == daemons.len() {
         true => Ok(limits),
-        false => Err(gone("its answer is of another job".to_owned())),
+        false => Err(gone(&"its answer is of another job")),
     })
 }
 
@@ -141,10 +140,7 @@ mod tests {
         let (tell, told) = channel();
         std::thread::spawn(move || tell.send(ask(&[daemon], &ClientLimits::default(), TIME)));
         let answer = told.recv_timeout(Duration::from_secs(5));
-        let answer = answer
-            .expect("an answer")
-            .expect_err("nobody takes it")
-            .to_string();
+        let answer = answer.unwrap().unwrap_err().to_string();
         assert!(answer.contains("mpsd cannot be asked: "), "{answer}");
     }
 }

@@ -13,8 +13,10 @@ use std::time::Duration;
 
 #[derive(Debug, Default)]
 pub struct Watches {
-    socket: Option<WatchDescriptor>,
-    log: Option<WatchDescriptor>,
+    pub socket: Option<WatchDescriptor>,
+    /// End it before the daemon's end. Closing the descriptor right after its last watch takes the kernel 7 to 25 ms
+    /// (`fsnotify_wait_marks_destroyed`, Linux 6.18), and root waits for our end.
+    pub log: Option<WatchDescriptor>,
 }
 
 #[derive(Debug)]
@@ -31,11 +33,10 @@ impl Events {
             Signals::block(&signals).map_err(|e| format!("cannot make a signal descriptor: {e}"))?;
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
             .map_err(|e| format!("cannot watch files: {e}"))?;
-        let door = None;
         Ok(Self {
             signals,
             inotify,
-            door,
+            door: None,
         })
     }
 
@@ -50,19 +51,9 @@ impl Events {
         })
     }
 
-    pub fn forget_socket(&mut self, watches: &mut Watches) {
-        self.forget(watches.socket.take());
-    }
-
-    /// Ends the watch of its log before the daemon's end. Closing the descriptor right after its last watch takes the
-    /// kernel 7 to 25 ms (`fsnotify_wait_marks_destroyed`, Linux 6.18), and root waits for our end.
-    pub fn forget_log(&mut self, watches: &mut Watches) {
-        self.forget(watches.log.take());
-    }
-
-    fn forget(&self, watch: Option<WatchDescriptor>) {
+    pub fn forget(&self, watch: &mut Option<WatchDescriptor>) {
         // The kernel has removed the watch of a file that is gone.
-        let _ = watch.map(|watch| self.inotify.rm_watch(watch));
+        let _ = watch.take().map(|watch| self.inotify.rm_watch(watch));
     }
 
     /// Waits for an event, `limit` at most; `None`: without a limit. True: SIGTERM, SIGINT or SIGHUP.
@@ -74,11 +65,8 @@ impl Events {
         let own = [self.signals.as_fd(), self.inotify.as_fd()];
         let all = own.into_iter().chain(self.door.as_ref().map(AsFd::as_fd));
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        fds.extend(
-            clients
-                .descriptors()
-                .map(|fd| PollFd::new(fd, PollFlags::empty())),
-        );
+        let clients = clients.descriptors();
+        fds.extend(clients.map(|fd| PollFd::new(fd, PollFlags::empty())));
         match poll(&mut fds, timeout) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(e) => return Err(format!("cannot wait: {e}")),

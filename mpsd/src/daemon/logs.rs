@@ -1,5 +1,4 @@
-//! Files of the job's user that the daemon appends to or follows. Each may be a link, a FIFO or a device of the user's
-//! making.
+//! Files of the job's user that the daemon appends to or follows. The user may have made each a link, a FIFO or a device.
 
 use crate::job::spec::Spec;
 use mpsd_core::text::one_line;

@@ -22,11 +22,9 @@ const OVERHEAD_MIB: u64 = 512;
 #[derive(Debug)]
 pub struct MemoryWatch {
     policy: MemoryOverLimit,
-    library: String,
     limits: Vec<(GpuUuid, u64)>,
     /// The limits once no client is left from before they were set.
     next_limits: Option<Vec<(GpuUuid, u64)>>,
-    uid: u32,
     gpus: Vec<GpuUuid>,
     nvml: Option<Nvml>,
     told: BTreeSet<(i32, GpuUuid)>,
@@ -39,13 +37,9 @@ impl MemoryWatch {
         let daemons = || spec.daemons.iter();
         Self {
             policy: spec.over_limit,
-            library: spec.nvml.clone(),
-            limits: daemons()
-                .flat_map(|daemon| daemon.memory.iter().cloned())
-                .collect(),
+            limits: daemons().flat_map(|daemon| daemon.memory.clone()).collect(),
             next_limits: None,
-            uid: spec.uid,
-            gpus: daemons().flat_map(|daemon| daemon.gpus.iter().cloned()).collect(),
+            gpus: daemons().flat_map(|daemon| daemon.gpus.clone()).collect(),
             nvml: None,
             told: BTreeSet::new(),
             active: false,
@@ -62,8 +56,8 @@ impl MemoryWatch {
 
     /// Takes the new limits of clients that connect later. Until no earlier client is left, the higher limit holds for all.
     pub fn set(&mut self, running: &[Running]) {
-        let all = running.iter().flat_map(|daemon| daemon.daemon.memory.iter());
-        let now: Vec<(GpuUuid, u64)> = all.cloned().collect();
+        let all = running.iter().flat_map(|daemon| daemon.daemon.memory.clone());
+        let now: Vec<(GpuUuid, u64)> = all.collect();
         if !self.active {
             self.limits = now;
             return;
@@ -86,10 +80,11 @@ impl MemoryWatch {
         }
         let limited = !self.limits.is_empty();
         self.next = Instant::now() + if limited { PERIOD } else { REPORT_PERIOD };
-        let Some(clients) = self.clients(observer) else {
+        let Some(clients) = self.clients(spec, observer) else {
             if limited {
-                let line = "NVML does not answer: the clients' memory is not watched";
-                observer.log.line(line);
+                observer
+                    .log
+                    .line("NVML does not answer: the clients' memory is not watched");
             }
             self.policy = MemoryOverLimit::Ignore;
             self.active = false;
@@ -113,27 +108,29 @@ impl MemoryWatch {
             if terminated {
                 terminate(spec, running, pid, &mut observer.log);
             }
-            let over = OverMemory {
-                pid,
-                held_mib,
-                limit_mib,
-                terminated,
-            };
-            keep(&mut observer.all.over_memory, over);
+            let list = &mut observer.all.over_memory;
+            keep(
+                list,
+                OverMemory {
+                    pid,
+                    held_mib,
+                    limit_mib,
+                    terminated,
+                },
+            );
         }
     }
 
-    /// The job's clients: pid, GPU, MiB. On a shared GPU the user's other jobs have clients that our daemons' logs do not
-    /// name.
-    fn clients(&mut self, observer: &Observer) -> Option<Vec<(i32, GpuUuid, u64)>> {
+    /// The job's clients: pid, GPU, MiB. Our daemons' logs do not name clients of the user's other jobs.
+    fn clients(&mut self, spec: &Spec, observer: &Observer) -> Option<Vec<(i32, GpuUuid, u64)>> {
         if self.nvml.is_none() {
-            self.nvml = Nvml::load(&self.library).ok();
+            self.nvml = Nvml::load(&spec.nvml).ok();
         }
         let nvml = self.nvml.as_ref()?;
         let mut all = Vec::new();
         for gpu in &self.gpus {
             let processes = nvml.processes(gpu).ok()?;
-            let is_ours = |pid| is_of(self.uid, pid) && !observer.is_stranger(pid);
+            let is_ours = |pid| is_of(spec.uid, pid) && !observer.is_stranger(pid);
             let clients = processes.into_iter().filter(|p| p.mps_client && is_ours(p.pid));
             all.extend(clients.map(|p| (p.pid, gpu.clone(), p.memory.unwrap_or(0) >> 20)));
         }

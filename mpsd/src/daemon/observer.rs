@@ -173,98 +173,72 @@ mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use std::process::{Child, Command, Stdio};
 
-    /// Takes in these lines of the logs of control daemons 1 and 2.
-    fn observed(lines: &[(i32, &str)]) -> Observer {
+    /// Takes in lines of logs in short form: `2 active 5` is of control daemon 2, and without a number of 1.
+    fn observed(lines: &str) -> Observer {
         let mut observer = Observer::default();
-        for (daemon, line) in lines {
+        for line in lines.split("; ").filter(|line| !line.is_empty()) {
+            let (daemon, line) = line.strip_prefix("2 ").map_or((1, line), |line| (2, line));
+            let words: Vec<&str> = line.split(' ').collect();
+            let line = match words[..] {
+                ["active", pid] => format!("Status of client {{PID: {pid}, Context ID: 1}} is ACTIVE"),
+                ["gone", pid] => format!("Client process {pid} disconnected"),
+                ["end", server] => format!("Try shutting down server {server}, backoff is enabled"),
+                ["exit", server, status] => format!("Server {server} exited with status {status}"),
+                _ => line.to_owned(),
+            };
             let event = Event::parse(&format!("[2026-11-22 04:21:29.604 Server  4590] {line}"));
-            event.iter().for_each(|event| observer.take(*daemon, event));
+            event.iter().for_each(|event| observer.take(daemon, event));
         }
         observer
     }
 
-    fn of_one(lines: &[&str]) -> Observations {
-        observed(&lines.iter().map(|line| (1, *line)).collect::<Vec<_>>()).all
-    }
-
-    fn active(pid: i32) -> String {
-        format!("Status of client {{PID: {pid}, Context ID: 1}} is ACTIVE")
-    }
-
     #[test]
-    fn clients_are_counted_once_and_the_most_at_a_time() {
-        let (first, second) = (active(4605), active(4616));
-        let gone = [
-            "Client process 4605 disconnected",
-            "Client process 4616 disconnected",
-        ];
-        let found = of_one(&[&first, &first, &second, gone[0], gone[1], &first]);
-        assert_eq!((found.clients, found.most_clients), (3, 2));
-        assert_eq!(found.refused, []);
-    }
-
-    #[test]
-    fn a_client_that_leaves_without_a_context_is_named_with_how_many_had_one() {
-        let some: Vec<String> = (100..148).map(active).collect();
-        let mut lines: Vec<&str> = some.iter().map(String::as_str).collect();
-        lines.extend(["Client process 999 disconnected"; 2]);
-        assert_eq!(of_one(&lines).refused, [Refused { pid: 999, beside: 48 }]);
-    }
-
-    #[test]
-    fn a_server_that_ended_unasked_is_named_and_one_that_was_told_to_is_not() {
-        let lost = |clients, status| {
-            [ServerLost {
-                pid: 691,
-                status,
-                clients,
-            }]
-        };
-        let told = "Try shutting down server 691, backoff is enabled";
-        let (zero, one) = (
-            "Server 691 exited with status 0",
-            "Server 691 exited with status 1",
-        );
-        assert_eq!(of_one(&[&active(5), zero]).servers_lost, lost(1, 0));
-        assert_eq!(of_one(&[told, zero]).servers_lost, []);
-        assert_eq!(of_one(&[told, one]).servers_lost, lost(0, 1));
-    }
-
-    #[test]
-    fn a_fatal_error_names_its_client_if_the_line_does() {
-        for (line, pids) in [
-            ("Client 8349 caused a fatal error on its device", vec![8349]),
+    fn clients_are_counted_and_only_servers_that_nothing_told_to_end_are_lost() {
+        for (lines, told) in [
+            (
+                "active 5; active 5; active 6; gone 5; gone 6; active 5",
+                "3 clients, 2 at once",
+            ),
+            (
+                "active 5; gone 9; gone 9",
+                "1 client, 1 at once; client 9 got no context; 1 other had one",
+            ),
+            (
+                "active 5; exit 691 0",
+                "1 client, 1 at once; server 691 was lost (killed or ended with status 0) with 1 client, which got error 806",
+            ),
+            ("end 691; exit 691 0", "0 clients, 0 at once"),
+            (
+                "end 691; exit 691 1",
+                "0 clients, 0 at once; server 691 was lost (status 1) with 0 clients, which got error 806",
+            ),
+            (
+                "Client 8349 caused a fatal error on its device",
+                "0 clients, 0 at once; client 8349 caused a fatal GPU error",
+            ),
             (
                 "client {PID: 8349, Context ID: 1} had a fatal exception",
-                vec![8349],
+                "0 clients, 0 at once; client 8349 caused a fatal GPU error",
             ),
-            ("fatal: 3 things", vec![]),
+            ("fatal: 3 things", "0 clients, 0 at once"),
+            // Each daemon has its own clients and server.
+            (
+                "active 5; 2 active 6; exit 691 0; 2 gone 6",
+                "2 clients, 2 at once; server 691 was lost (killed or ended with status 0) with 1 client, which got error 806",
+            ),
+            (
+                "end 691; 2 end 692; exit 691 0; 2 exit 692 0",
+                "0 clients, 0 at once",
+            ),
         ] {
-            assert_eq!(of_one(&[line]).fatal, pids, "{line}");
+            assert_eq!(observed(lines).all.lines(&[]).join("; "), told, "{lines}");
         }
-    }
-
-    #[test]
-    fn each_daemon_has_its_own_clients_and_server() {
-        let (first, second) = (active(5), active(6));
-        let (lost, gone) = ("Server 691 exited with status 0", "Client process 6 disconnected");
-        let found = observed(&[(1, &first), (2, &second), (1, lost), (2, gone)]).all;
-        assert_eq!((found.clients, found.most_clients), (2, 2));
-        assert_eq!((found.servers_lost[0].clients, found.refused.len()), (1, 0));
-        let told = observed(&[
-            (1, "Try shutting down server 691, backoff is enabled"),
-            (2, "Try shutting down server 692, backoff is enabled"),
-            (1, lost),
-            (2, "Server 692 exited with status 0"),
-        ]);
-        assert_eq!(told.all.servers_lost, []);
     }
 
     #[test]
     fn a_client_that_no_log_names_is_a_stranger_unless_the_logs_are_too_long() {
         assert!(!Observer::default().is_stranger(7));
-        let (first, second) = (active(5), active(6));
-        let mut observer = observed(&[(1, &first), (2, &second)]);
+        let mut observer = observed("active 5; 2 active 6");
         assert_eq!(
             [5, 6, 7].map(|pid| observer.is_stranger(pid)),
             [false, false, true]
@@ -276,13 +250,10 @@ mod tests {
 
     #[test]
     fn a_daemon_is_ending_once_it_was_told_to_quit_and_no_client_is_left() {
-        let client = active(5);
-        let mut lines = vec![(1, client.as_str()), (1, "Cmd:quit -t 1")];
-        lines.push((1, "Try shutting down server 691, backoff is disabled"));
-        assert!(!observed(&lines).is_ending(1), "a client is there");
-        lines.push((1, "Client process 5 disconnected"));
-        assert!(observed(&lines).is_ending(1));
-        assert!(!observed(&lines[2..]).is_ending(1), "only the server ends");
+        let quits = "active 5; Cmd:quit -t 1; end 691";
+        assert!(!observed(quits).is_ending(1), "a client is there");
+        assert!(observed(&format!("{quits}; gone 5")).is_ending(1));
+        assert!(!observed("end 691; gone 5").is_ending(1), "only the server ends");
     }
 
     fn child(line: &str) -> (Child, i32) {

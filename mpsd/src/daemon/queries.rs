@@ -44,23 +44,16 @@ pub struct Client {
     pub gpu: Option<GpuUuid>,
 }
 
+type Answer = Result<DaemonAnswer, AnswerError>;
+
 /// Asks each control daemon of a job through the vendor's program `control`. `mpsd` tells which limits should hold now.
-pub fn ask_all(
-    control: &Path,
-    daemons: &[Daemon],
-    limit: Duration,
-) -> Vec<Result<DaemonAnswer, AnswerError>> {
+pub fn ask_all(control: &Path, daemons: &[Daemon], limit: Duration) -> Vec<Answer> {
     let now = door::now(daemons);
     let both = daemons.iter().zip(&now);
     both.map(|(begun, now)| ask(control, begun, now, limit)).collect()
 }
 
-fn ask(
-    control: &Path,
-    begun: &Daemon,
-    daemon: &Daemon,
-    limit: Duration,
-) -> Result<DaemonAnswer, AnswerError> {
+fn ask(control: &Path, begun: &Daemon, daemon: &Daemon, limit: Duration) -> Answer {
     let end = Deadline::after(limit);
     let say = |commands: &str| match session::say(control, daemon, commands, end.remaining()) {
         Ok(answer) if answer.nobody_listens() => Err(AnswerError::Ended),

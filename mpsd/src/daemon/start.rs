@@ -52,8 +52,7 @@ impl Running {
     }
 }
 
-/// Starts every daemon of `spec` and returns when each has proved its limits. On a failure all are ended, after `tell`: the
-/// end may last longer than root listens.
+/// Returns when every daemon has proved its limits. A failure ends all, after `tell`: root may not listen until the end.
 pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&Unready)) -> Result<Vec<Running>, Unready> {
     let mut running = Vec::new();
     let Err(reason) = bring_up(spec, events, &mut running) else {
@@ -91,9 +90,8 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
             again |= advance(spec, daemon, end)?;
         }
         if running.iter().all(|r| r.server.is_some()) {
-            running
-                .iter_mut()
-                .for_each(|daemon| events.forget_socket(&mut daemon.watches));
+            let sockets = running.iter_mut().map(|daemon| &mut daemon.watches.socket);
+            sockets.for_each(|socket| events.forget(socket));
             return Ok(());
         }
         let left = end.remaining();
@@ -146,11 +144,19 @@ fn advance(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Un
             false => format!("the control daemon ended ({end}) before it was ready").into(),
         });
     }
-    match (running.configured, running.server) {
-        (false, _) => ask(spec, running, end),
-        (true, None) => Ok(confirm(running).map(|()| false)?),
-        (true, Some(_)) => Ok(false),
+    if !running.configured {
+        return ask(spec, running, end);
     }
+    // `NEW SERVER n: Ready` means ACTIVE, and costs no session (docs/facts/mps-control.md#when-a-server-is-ready).
+    let ready = running
+        .proof
+        .ready
+        .filter(|_| running.proof.started && running.server.is_none());
+    if let Some(server) = ready {
+        running.proof.confirms(&running.daemon)?;
+        running.server = Some(server);
+    }
+    Ok(false)
 }
 
 /// A driver before static partitions rejects `-S` (recorded on 580, docs/facts/mps-control.md#starting).
@@ -186,16 +192,6 @@ fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unread
     dialogue::check(LimitScope::NextServers, &running.daemon, &answer.text)?;
     running.configured = true;
     Ok(true)
-}
-
-/// `NEW SERVER n: Ready` in the log means ACTIVE, and costs no session (docs/facts/mps-control.md#when-a-server-is-ready).
-fn confirm(running: &mut Running) -> Result<(), String> {
-    let Some(server) = running.proof.ready.filter(|_| running.proof.started) else {
-        return Ok(());
-    };
-    running.proof.confirms(&running.daemon)?;
-    running.server = Some(server);
-    Ok(())
 }
 
 /// Ends a daemon by SIGTERM, then SIGKILL. Both end its server too (docs/facts/mps-control.md#crashes-and-hangs).

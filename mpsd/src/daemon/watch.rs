@@ -39,7 +39,7 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
                 tell(observer, pid, event);
             }
             if observer.is_ending(pid) {
-                events.forget_log(&mut daemon.watches);
+                events.forget(&mut daemon.watches.log);
             }
         }
         for killed in clients.killed() {
@@ -54,8 +54,9 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
         }
         observer.write();
         if terminate {
-            let line = format!("job {}: ending MPS on a signal", spec.job);
-            observer.log.line(&line);
+            observer
+                .log
+                .line(&format!("job {}: ending MPS on a signal", spec.job));
             running.iter_mut().for_each(start::end);
             return;
         }
@@ -140,8 +141,7 @@ fn tell(observer: &mut Observer, daemon: i32, event: Event) {
     }
 }
 
-/// Reads a daemon's limits again after a command in its log that may have changed them: its owner may lift them
-/// (THREAT-MODEL.md). By the pids of the control daemons.
+/// By control daemon: reads its limits again after a command that may have changed them (THREAT-MODEL.md).
 #[derive(Debug, Default)]
 struct LimitWatch(BTreeMap<i32, LimitState>);
 
@@ -157,28 +157,7 @@ impl LimitState {
         let passed = self.read.map_or(LIMITS_PERIOD, |read| read.elapsed());
         self.due.then(|| LIMITS_PERIOD.saturating_sub(passed))
     }
-}
 
-impl LimitWatch {
-    fn period(&self) -> Option<Duration> {
-        self.0.values().filter_map(LimitState::left).min()
-    }
-
-    fn check(&mut self, spec: &Spec, running: &[Running], observer: &mut Observer) {
-        let is_running = |pid: &i32| running.iter().any(|daemon| daemon.child.pid() == *pid);
-        self.0.retain(|pid, _| is_running(pid));
-        for daemon in running {
-            if let Some(state) = self.0.get_mut(&daemon.child.pid())
-                && state.left() == Some(Duration::ZERO)
-            {
-                state.check(spec, daemon, observer);
-                (state.due, state.read) = (false, Some(Instant::now()));
-            }
-        }
-    }
-}
-
-impl LimitState {
     fn check(&mut self, spec: &Spec, running: &Running, observer: &mut Observer) {
         let (pid, daemon) = (running.child.pid(), &running.daemon);
         let limit = spec.command_time().min(LIMITS_PATIENCE);
@@ -204,6 +183,25 @@ impl LimitState {
             keep(&mut observer.all.limits_changed, change);
         }
         self.changed = changed;
+    }
+}
+
+impl LimitWatch {
+    fn period(&self) -> Option<Duration> {
+        self.0.values().filter_map(LimitState::left).min()
+    }
+
+    fn check(&mut self, spec: &Spec, running: &[Running], observer: &mut Observer) {
+        let is_running = |pid: &i32| running.iter().any(|daemon| daemon.child.pid() == *pid);
+        self.0.retain(|pid, _| is_running(pid));
+        for daemon in running {
+            if let Some(state) = self.0.get_mut(&daemon.child.pid())
+                && state.left() == Some(Duration::ZERO)
+            {
+                state.check(spec, daemon, observer);
+                (state.due, state.read) = (false, Some(Instant::now()));
+            }
+        }
     }
 }
 

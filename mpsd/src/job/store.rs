@@ -11,7 +11,7 @@ use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::file::Durability;
 use mpsd_core::killed::{self, KilledTask};
 use mpsd_core::observations::{self, Observations};
-use mpsd_core::paths::{CANCELLED, JobPaths, PARTITIONS};
+use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, OBSERVATIONS, PARTITIONS};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, GpuUuid, JobId};
 use nix::errno::Errno;
@@ -227,7 +227,8 @@ pub trait Store: Files {
     }
 
     fn read_journal(&mut self, job: &JobId) -> Result<Option<Journal>, Failure> {
-        let bytes = self.read(&self.job_files(job).journal(), LONGEST).or_fault()?;
+        let file = self.job_files(job).file(JOURNAL);
+        let bytes = self.read(&file, LONGEST).or_fault()?;
         let Some(bytes) = bytes else {
             return Ok(None);
         };
@@ -237,7 +238,7 @@ pub trait Store: Files {
 
     fn write_journal(&mut self, journal: &Journal) -> Result<(), Failure> {
         let text = journal.to_text().map_err(|why| garbled("journal", why))?;
-        let file = self.job_files(&journal.job).journal();
+        let file = self.job_files(&journal.job).file(JOURNAL);
         self.write(&file, text.as_bytes(), SECRET, Durability::OnDisk)
             .or_fault()
     }
@@ -305,7 +306,7 @@ pub trait Store: Files {
 
     /// What the job's `mpsd` says that it saw: the user's word. `mpsd` cannot add to it afterwards.
     fn take_observations(&mut self, job: &JobId) -> Option<Observations> {
-        let file = self.job_files(job).observations();
+        let file = self.job_files(job).file(OBSERVATIONS);
         let told = self.read(&file, observations::LONGEST);
         let _ = self.remove_file(&file);
         Observations::parse(&told.ok()??)
@@ -313,7 +314,7 @@ pub trait Store: Files {
 
     /// The job's tasks that a signal ended, as root noted them.
     fn killed_tasks(&mut self, job: &JobId) -> Vec<KilledTask> {
-        let found = self.read(&self.job_files(job).killed(), killed::LONGEST);
+        let found = self.read(&self.job_files(job).file(KILLED), killed::LONGEST);
         killed::parse(&found.ok().flatten().unwrap_or_default())
     }
 }

@@ -6,6 +6,7 @@ use mpsd::job::journal::{Journal, ProcessRef};
 use mpsd::job::node::{Role, Rung, Thread, Waiting};
 use mpsd::job::report::JobReport;
 use mpsd_core::failure::FailureKind;
+use mpsd_core::paths::JOURNAL;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{ComputeMode, GpuUuid, Inventory, JobId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -93,7 +94,7 @@ impl World {
     }
 
     pub fn journal(&self, job: &JobId) -> Option<Journal> {
-        let text = self.text(&paths().job(job).journal())?;
+        let text = self.text(&paths().job(job).file(JOURNAL))?;
         Some(Journal::parse(&text).expect("a journal"))
     }
 

@@ -4,7 +4,7 @@ use super::hosts::HostList;
 use super::settings::{Row, SECTIONS, Section, Settings};
 use super::values::{ConfigError, Entry, Product};
 use crate::text::{nearest, or_meant};
-use serde::de::{DeserializeOwned, IntoDeserializer as _};
+use serde::de::DeserializeOwned;
 use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -127,9 +127,7 @@ impl Reader {
     }
 
     fn get<T: DeserializeOwned>(&mut self, value: Value<'_>) -> Option<T> {
-        let span = value.span();
-        let read = T::deserialize(value.into_deserializer());
-        let read = read.map_err(|error| ConfigError::toml(&error, span));
+        let read = Entry::new(&value, ANY_NODE).get();
         read.map_err(|error| self.errors.push(error)).ok()
     }
 

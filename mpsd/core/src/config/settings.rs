@@ -347,10 +347,8 @@ impl Settings {
                 Some(value) => format!("{} = {value}", origin.key),
                 None => format!("{} is not set", origin.key),
             };
-            match origin.line {
-                Some(line) => format!("{value:<50}  # {}:{line}\n", file.display()),
-                None => format!("{value:<50}  # default\n"),
-            }
+            let place = origin.line.map(|line| format!("{}:{line}", file.display()));
+            format!("{value:<50}  # {}\n", place.as_deref().unwrap_or("default"))
         };
         self.origins.iter().map(line).collect()
     }

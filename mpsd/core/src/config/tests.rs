@@ -57,18 +57,6 @@ fn the_shipped_examples_are_what_they_say() {
     assert_eq!(h200.slurm.auto_constraint.as_deref(), Some("mps"));
 }
 
-#[test]
-fn keys_without_a_default() {
-    let settings = settings("");
-    assert_eq!(settings.paths, crate::Paths::new("/run/mpsd", "/var/lib/mpsd"));
-    let unset = settings.origins.iter().filter(|origin| origin.value.is_none());
-    assert_eq!(
-        unset.map(|origin| origin.key).collect::<Vec<_>>().join(" "),
-        "max_clients replicas defaults.threads defaults.mem defaults.priority defaults.verify defaults.report defaults.bind ceilings.threads ceilings.mem \
-         slurm.exec slurm.conf slurm.auto_constraint pbs.home pbs.exec pbs.node metrics.dcgm_job_map metrics.gpustat"
-    );
-}
-
 const SECTIONS: &str = r#"
 compute_mode = "keep"
 control = "/opt/%n/mps"
@@ -193,17 +181,15 @@ fn only_roots_file_is_obeyed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("mpsd.toml");
     let missing = Config::load(&path).unwrap_err().to_string();
-    assert!(
-        missing.contains("mpsd.toml") && missing.contains("ENOENT"),
-        "{missing}"
-    );
+    assert!(missing.contains("mpsd.toml': ENOENT"), "{missing}");
+    let mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
     std::fs::write(&path, "max_clients = 7").unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    mode(0o644);
     let settings = Config::load(&path).unwrap().for_node("n", &[]).unwrap();
     assert_eq!(settings.max_clients, Some(7));
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o664)).unwrap();
+    mode(0o664);
     assert!(Config::load(&path).is_err(), "writable by the group");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    mode(0o644);
     std::fs::write(&path, "#".repeat(LONGEST + 1)).unwrap();
     assert!(Config::load(&path).is_err(), "too long");
     std::fs::write(&path, b"# \xff").unwrap();
@@ -214,33 +200,33 @@ fn only_roots_file_is_obeyed() {
 
 #[test]
 fn the_job_comes_before_the_defaults() {
-    let config = "[defaults]\nthreads = 25\nmem = \"4G\"\npriority = \"below-normal\"\nverify = true";
-    let with = |account| {
-        let request = crate::Request::from_account(account).unwrap().unwrap();
-        settings(config).with_defaults(&request).to_string()
-    };
-    let all = "MPS=per-node,MPS_THREADS=25,MPS_MEM=4G,MPS_PRIORITY=below-normal,MPS_VERIFY=on";
-    assert_eq!(with("MPS=on"), all);
-    assert_eq!(
-        with("MPS=on,MPS_MEM=8G,MPS_VERIFY=no,MPS_PRIORITY=normal"),
-        "MPS=per-node,MPS_THREADS=25,MPS_MEM=8G,MPS_PRIORITY=normal,MPS_VERIFY=off"
-    );
-    assert_eq!(
-        with("MPS=on,MPS_REPLICAS=2"),
-        "MPS=per-node,MPS_REPLICAS=2,MPS_PRIORITY=below-normal,MPS_VERIFY=on"
-    );
-    // The site's binding does not apply to a job that keeps the scheduler's CUDA_VISIBLE_DEVICES.
-    let bind = |config, account| {
-        let request = crate::Request::from_account(account).unwrap().unwrap();
-        settings(config).with_defaults(&request).bind
-    };
-    let site = "defaults.bind = \"block\"";
-    assert_eq!(bind(site, "MPS=on"), "block".parse().ok());
-    assert_eq!(bind(site, "MPS=on,MPS_VISIBLE=keep"), None);
-    assert_eq!(
-        bind(&format!("cuda_visible_devices = \"keep\"\n{site}"), "MPS=on"),
-        None
-    );
+    const ALL: &str = "defaults = {threads = 25, mem = \"4G\", priority = \"below-normal\", verify = true}";
+    const BIND: &str = "defaults.bind = \"block\"";
+    let keep = format!("cuda_visible_devices = \"keep\"\n{BIND}");
+    for (config, account, whole) in [
+        (
+            ALL,
+            "MPS=on",
+            "MPS=per-node,MPS_THREADS=25,MPS_MEM=4G,MPS_PRIORITY=below-normal,MPS_VERIFY=on",
+        ),
+        (
+            ALL,
+            "MPS=on,MPS_MEM=8G,MPS_VERIFY=no,MPS_PRIORITY=normal",
+            "MPS=per-node,MPS_THREADS=25,MPS_MEM=8G,MPS_PRIORITY=normal,MPS_VERIFY=off",
+        ),
+        (
+            ALL,
+            "MPS=on,MPS_REPLICAS=2",
+            "MPS=per-node,MPS_REPLICAS=2,MPS_PRIORITY=below-normal,MPS_VERIFY=on",
+        ),
+        // The site's binding does not apply to a job that keeps the scheduler's CUDA_VISIBLE_DEVICES.
+        (BIND, "MPS=on", "MPS=per-node,MPS_BIND=block"),
+        (BIND, "MPS=on,MPS_VISIBLE=keep", "MPS=per-node,MPS_VISIBLE=keep"),
+        (&keep, "MPS=on", "MPS=per-node"),
+    ] {
+        let request: crate::Request = account.parse().unwrap();
+        assert_eq!(settings(config).with_defaults(&request).to_string(), whole);
+    }
     let tenths = crate::Percent::from_tenths;
     assert_eq!(settings("ceilings.threads = 50").ceilings.threads, tenths(500));
     assert_eq!(

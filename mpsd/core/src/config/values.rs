@@ -5,7 +5,7 @@ use crate::failure::{Evidence, Fault};
 use crate::limits::{Amount, Invalid, Percent, Priority};
 use crate::request::{MemoryLimit, Threads};
 use crate::text::{is_word, nearest, one_line, or_meant};
-use serde::de::IntoDeserializer as _;
+use serde::de::{DeserializeOwned, IntoDeserializer as _};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
@@ -79,7 +79,6 @@ pub struct Entry<'a> {
     node: &'a str,
 }
 
-/// The type of a key's value.
 pub(super) trait Value: Serialize + Sized {
     fn read(entry: &Entry<'_>) -> Result<Self, ConfigError>;
 
@@ -94,7 +93,7 @@ impl<'a> Entry<'a> {
         Self { value, node }
     }
 
-    fn get<T: for<'de> Deserialize<'de>>(&self) -> Result<T, ConfigError> {
+    pub(super) fn get<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         let value = self.value.clone();
         let span = value.span();
         T::deserialize(value.into_deserializer()).map_err(|error| ConfigError::toml(&error, span))
@@ -119,19 +118,16 @@ impl<'a> Entry<'a> {
         parsed.map_err(|invalid: Invalid| ConfigError::at(self.value.span(), invalid.to_string()))
     }
 
-    /// A whole number from `LEAST` to `MOST`.
     pub(super) fn whole<const LEAST: u32, const MOST: u32, T: From<u32>>(&self) -> Result<T, ConfigError> {
         let number: i64 = self.get()?;
-        match u32::try_from(number) {
-            Ok(number) if (LEAST..=MOST).contains(&number) => Ok(number.into()),
-            _ => {
-                let why = format!("{number} is out of range; allowed: {LEAST} to {MOST}");
-                Err(ConfigError::at(self.value.span(), why))
-            }
-        }
+        let fits = u32::try_from(number)
+            .ok()
+            .filter(|number| (LEAST..=MOST).contains(number));
+        let why = || format!("{number} is out of range; allowed: {LEAST} to {MOST}");
+        fits.map(T::from)
+            .ok_or_else(|| ConfigError::at(self.value.span(), why()))
     }
 
-    /// From a second to `MOST`.
     pub(super) fn seconds<const MOST: u32>(&self) -> Result<Duration, ConfigError> {
         self.whole::<1, MOST, u64>().map(Duration::from_secs)
     }
@@ -147,13 +143,11 @@ impl<'a> Entry<'a> {
     /// The prefix of our drains' reasons: short and printable, because schedulers cut and print reasons.
     pub(super) fn prefix(&self) -> Result<String, ConfigError> {
         let is_good = |text: &str| (3..=24).contains(&text.len()) && is_word(text, b"._:/-");
-        self.text(
-            is_good,
-            "not a prefix of 3 to 24 letters, digits or any of '._:/-'",
-        )
+        let why = "not a prefix of 3 to 24 letters, digits or any of '._:/-'";
+        self.text(is_good, why)
     }
 
-    /// A word that is compared with a scheduler's: a feature, a partition, a node.
+    /// A feature, a partition or a node of the scheduler.
     fn name(&self) -> Result<String, ConfigError> {
         let why = "not a name; allowed: letters, digits and any of '._-'";
         self.text(|text| is_word(text, b"._-"), why)
@@ -161,9 +155,11 @@ impl<'a> Entry<'a> {
 
     fn text(&self, is_good: impl Fn(&str) -> bool, why: &str) -> Result<String, ConfigError> {
         self.checked(|text| {
-            Some(text)
-                .filter(|text| is_good(text))
-                .ok_or_else(|| why.to_owned())
+            if is_good(&text) {
+                Ok(text)
+            } else {
+                Err(why.to_owned())
+            }
         })
     }
 

@@ -73,9 +73,9 @@ impl Row {
     }
 }
 
-/// `Key field: Type, row, parser, printer;` for each option but MPS itself.
+/// `Key field: Type, { row }, parser, printer;` for each option but MPS itself.
 macro_rules! options {
-    ($($(#[$doc:meta])* $key:ident $field:ident: $type:ty, $row:expr, $read:expr, $write:expr;)+) => {
+    ($($(#[$doc:meta])* $key:ident $field:ident: $type:ty, {$($row:tt)+}, $read:expr, $write:expr;)+) => {
         /// The options, in the order in which they are listed and printed.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Key {
@@ -94,10 +94,9 @@ macro_rules! options {
             }
         }
 
-        static ROWS: [Row; 1 + [$(stringify!($key)),+].len()] = [MODE, $($row),+];
+        static ROWS: [Row; 1 + [$(stringify!($key)),+].len()] = [MODE, $(Row { $($row)+ ..Row::PLAIN }),+];
 
-        /// A request, with all checks that need no node. Its text, also for serde, is the canonical account string
-        /// (`MPS=per-node,MPS_THREADS=30:70`).
+        /// A checked request. Its text, also for serde, is the account string `MPS=per-node,MPS_THREADS=30:70`.
         #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         #[serde(try_from = "String", into = "String")]
         pub struct Request {
@@ -148,7 +147,7 @@ const MODE: Row = Row {
 
 options! {
     /// Active thread percentage.
-    Threads threads: Threads, Row {
+    Threads threads: Threads, {
         name: "threads",
         value: "P",
         list: true,
@@ -158,11 +157,10 @@ options! {
         more: "Decimals are allowed. `auto` is 200/n, at most 100, for n tasks that can meet on a GPU: twice the even share, since clients \
                seldom all compute at once. A task whose neighbours are idle is held to it all the same (mpsd(8), LIMITS).",
         lowered_by_steps: true,
-        ..Row::PLAIN
     }, str::parse, ToString::to_string;
 
     /// Pinned device memory limit of each client.
-    Mem memory: MemoryLimit, Row {
+    Mem memory: MemoryLimit, {
         name: "mem",
         value: "M",
         list: true,
@@ -173,31 +171,28 @@ options! {
         more: "Units are binary. `auto` is the GPU's memory / n for n tasks of the job that can meet on it. A GPU is named by its \
                number within the job, from 0, or by its UUID.",
         lowered_by_steps: true,
-        ..Row::PLAIN
     }, str::parse, ToString::to_string;
 
     /// Shorthand for 100/N threads and total/N memory; excludes both.
-    Replicas replicas: u32, Row {
+    Replicas replicas: u32, {
         name: "replicas",
         value: "N",
         allowed: values::REPLICAS,
         help: "an N-th of each GPU for each client: threads 100/N, memory total/N; 1 to 60",
         more: "Excludes threads and memory.",
-        ..Row::PLAIN
     }, values::replicas, ToString::to_string;
 
     /// Client priority hint.
-    Priority priority: Priority, Row {
+    Priority priority: Priority, {
         name: "priority",
         value: "L",
         allowed: Priority::ALLOWED,
         words: &["normal", "below-normal"],
         help: "priority hint of the clients: `normal`, `below-normal`",
-        ..Row::PLAIN
     }, str::parse, ToString::to_string;
 
     /// Which GPU a rank sees.
-    Bind bind: Bind, Row {
+    Bind bind: Bind, {
         name: "bind",
         value: "B",
         allowed: Bind::ALLOWED,
@@ -209,11 +204,10 @@ options! {
                Tasks that take the first GPU then share the GPUs, and tasks that choose by rank share them as evenly as without MPS. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
         of_tasks: true,
         plan: |request| Some(format!("tasks bound to GPUs: {}", request.bind?)),
-        ..Row::PLAIN
     }, str::parse, ToString::to_string;
 
     /// How `CUDA_VISIBLE_DEVICES` names a task's GPUs.
-    Visible visible: DeviceNames, Row {
+    Visible visible: DeviceNames, {
         name: "visible",
         value: "V",
         allowed: DeviceNames::ALLOWED,
@@ -223,11 +217,10 @@ options! {
                program that misses its MPS, else UUIDs. `keep` leaves the scheduler's own.",
         of_tasks: true,
         plan: |request| Some(format!("GPUs named in CUDA_VISIBLE_DEVICES: {}", request.visible?)),
-        ..Row::PLAIN
     }, str::parse, ToString::to_string;
 
     /// Static partitions: multiprocessors of each rank's own.
-    Sms sms: Sms, Row {
+    Sms sms: Sms, {
         name: "sms",
         value: "N",
         list: true,
@@ -235,11 +228,10 @@ options! {
         help: "multiprocessors (SMs) of each rank's own: `16`, or a list by local rank (`16:32`); from driver 590 on",
         more: "Static partitions: no other rank uses them, and a rank uses no others. A multiple of 8 from Hopper on, of 4 on Ampere and \
                Ada. Each rank sees one GPU. Excludes threads and replicas. By NVIDIA's documentation, and not verified.",
-        ..Row::PLAIN
     }, str::parse, ToString::to_string;
 
     /// Prove the daemon with `mps-probe` before the job starts.
-    Verify verify: bool, Row {
+    Verify verify: bool, {
         name: "verify",
         value: "B",
         bare: Some("on"),
@@ -247,11 +239,10 @@ options! {
         words: &["on", "off"],
         help: "prove the new MPS with a CUDA client before the job starts",
         plan: |request| (request.verify == Some(true)).then(|| "then verify with mps-probe".to_owned()),
-        ..Row::PLAIN
     }, values::boolean, on_or_off;
 
     /// A paragraph of the job's report in its own output.
-    Report report: bool, Row {
+    Report report: bool, {
         name: "report",
         value: "B",
         bare: Some("on"),
@@ -262,7 +253,6 @@ options! {
                under --pty); what was seen until then. Torque, and OpenPBS without our hook: in the job's error file, with its end. The whole report is \
                root's (mpsctl report).",
         of_tasks: true,
-        ..Row::PLAIN
     }, values::boolean, on_or_off;
 }
 

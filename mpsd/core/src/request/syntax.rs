@@ -196,8 +196,7 @@ impl Flags {
         Ok(parser)
     }
 
-    /// Wrong flags as tokens that `mps-prologue` refuses for the same reason. `?` stands for what could split or hide a
-    /// token.
+    /// Wrong flags as tokens that `mps-prologue` refuses too. `?` stands for what could split or hide a token.
     pub fn raw(&self) -> String {
         let harmless = |c: char| match c {
             ',' => ':',
@@ -257,11 +256,9 @@ impl Request {
         let text = String::from_utf8_lossy(account.as_ref());
         let mut tokens = text.split(is_between);
         let ours = |token: &str| token.split_once('=').is_some_and(|(key, _)| is_ours(key));
-        (tokens.clone().any(|token| token == "MPS") && !tokens.any(ours)).then(|| {
-            let note =
-                "'MPS' in the account asks for no MPS: this job has none; with one it is submitted as MPS=on";
-            note.to_owned()
-        })
+        let note =
+            "'MPS' in the account asks for no MPS: this job has none; with one it is submitted as MPS=on";
+        (tokens.clone().any(|token| token == "MPS") && !tokens.any(ours)).then(|| note.to_owned())
     }
 
     /// Reads the value of OpenPBS's `mps` resource: `on+threads=25+mem=4G`.
