@@ -4,7 +4,7 @@ use super::bind::{Bind, BindMode, DeviceNames};
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
 use super::job::JobId;
-use super::partitions::{self, Partition};
+use super::partitions::{Partition, VARIABLE as PARTITION};
 use super::paths::JOBS;
 use super::ranks::{Cpus, Rank, order_of};
 use super::record::{Daemon, Record, RecordDevice, RecordGpu};
@@ -143,7 +143,7 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
     for (name, value, is_removed) in [
         (THREADS, threads, is_foreign),
         (MEMORY, memory, is_foreign),
-        (partitions::VARIABLE, partition, is_foreign || is_divided),
+        (PARTITION, partition, is_foreign || is_divided),
     ] {
         if value.is_some() || is_removed {
             changes.push(Change { name, value });
@@ -161,14 +161,7 @@ pub fn strip_inherited(this_job: Option<&str>, lookup: &dyn Fn(&str) -> Option<S
         PIPE_DIRECTORY | LOG_DIRECTORY => lookup(name).is_some_and(|value| is_of_job(&value, &other)),
         _ => lookup(name).is_some(),
     };
-    let all = [
-        JOB,
-        PIPE_DIRECTORY,
-        LOG_DIRECTORY,
-        THREADS,
-        MEMORY,
-        partitions::VARIABLE,
-    ];
+    let all = [JOB, PIPE_DIRECTORY, LOG_DIRECTORY, THREADS, MEMORY, PARTITION];
     all.into_iter().filter(is_left).map(Change::unset).collect()
 }
 

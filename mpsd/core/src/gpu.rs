@@ -221,15 +221,8 @@ mod tests {
     #[test]
     fn the_driver_decides_how_many_clients_a_gpu_takes() {
         let (pascal, volta) = (gpu((6, 1), Mig::Off), gpu((7, 0), Mig::Off));
-        let cases = [
-            ("", 48),
-            ("535.161.08", 48),
-            ("580.159.04", 48),
-            ("590.44.01", 60),
-            ("615.12", 60),
-            ("x", 48),
-        ];
-        for (driver, clients) in cases {
+        let drivers = ["", "x", "535.161.08", "580.159.04", "590.44.01", "615.12"];
+        for (driver, clients) in drivers.into_iter().zip([48, 48, 48, 48, 60, 60]) {
             let driver = driver.to_owned();
             let node = Inventory {
                 driver,

@@ -134,16 +134,8 @@ mod tests {
 
     #[test]
     fn a_step_belongs_to_its_whole_job_only() {
-        for (id, whole) in [
-            ("47", "47"),
-            ("47.0", "47"),
-            ("47.12", "47"),
-            ("471", "471"),
-            ("4", "4"),
-            ("47.srv", "47.srv"),
-            ("47.srv.12", "47.srv"),
-            ("47[3].srv", "47[3].srv"),
-        ] {
+        let table = "47>47 47.0>47 47.12>47 471>471 4>4 47.srv>47.srv 47.srv.12>47.srv 47[3].srv>47[3].srv";
+        for (id, whole) in table.split(' ').filter_map(|row| row.split_once('>')) {
             let id = JobId::parse(id).unwrap();
             assert_eq!(id.whole().as_str(), whole);
             assert!(id.belongs_to(&id.whole()), "{id}");

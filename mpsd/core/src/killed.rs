@@ -143,11 +143,8 @@ mod tests {
             assert!(line.len() <= LINE, "{line}");
             file += &line;
         }
-        assert!(
-            (LONGEST - 2 * LINE..=LONGEST).contains(&file.len()),
-            "{}",
-            file.len()
-        );
+        let length = file.len();
+        assert!((LONGEST - 2 * LINE..=LONGEST).contains(&length), "{length}");
     }
 
     #[test]

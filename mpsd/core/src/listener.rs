@@ -19,19 +19,18 @@ pub fn expect(changes: &[Change]) -> Result<(), Undetermined> {
     };
     match missing(Path::new(pipe)) {
         None => Ok(()),
-        Some(Errno::EACCES) if is_covered(Path::new(pipe)) => {
+        // Root's own directory covers it.
+        Some(Errno::EACCES)
+            if Path::new(pipe)
+                .symlink_metadata()
+                .is_ok_and(|about| about.uid() == 0) =>
+        {
+            let what = format!("this process does not see '{pipe}'");
             let why = "its mounts are older than the job's MPS, and it would run outside MPS; use a container that begins later";
-            Err(Undetermined::new(
-                format!("this process does not see '{pipe}'"),
-                why,
-            ))
+            Err(Undetermined::new(what, why))
         }
         Some(errno) => Err(ended(&format!("its socket in '{pipe}': {}", errno.desc()))),
     }
-}
-
-fn is_covered(pipe: &Path) -> bool {
-    pipe.symlink_metadata().is_ok_and(|about| about.uid() == 0)
 }
 
 /// The failure of a task if its control daemon has ended; `seen`: what shows it.

@@ -152,32 +152,25 @@ impl LimitSet {
             let gpu = GpuUuid::parse(self.limit.strip_prefix(Self::MEMORY)?).ok()?;
             Some((gpu, self.to.strip_suffix('M')?.parse().ok()?))
         };
-        let threads = (self.limit == Self::THREADS).then(|| self.to.parse().ok());
-        ClientLimits {
-            threads: threads.flatten(),
-            memory: memory().into_iter().collect(),
-        }
+        let threads = self.to.parse().ok().filter(|_| self.limit == Self::THREADS);
+        let memory = memory().into_iter().collect();
+        ClientLimits { threads, memory }
     }
 }
 
 /// Cuts every list and text of the entry `name`.
 fn bound(name: &str, value: &mut Value) {
+    let (characters, entries) = match name {
+        "last_words" => (500, MOST),
+        "limit" => (160, MOST),
+        "pids" => (80, MOST_PIDS),
+        "gpus" => (80, MOST_GPUS),
+        _ => (80, MOST),
+    };
     match value {
-        Value::String(text) => {
-            let most = match name {
-                "last_words" => 500,
-                "limit" => 160,
-                _ => 80,
-            };
-            *text = one_line(text, most);
-        }
+        Value::String(text) => *text = one_line(text, characters),
         Value::Array(list) => {
-            let most = match name {
-                "pids" => MOST_PIDS,
-                "gpus" => MOST_GPUS,
-                _ => MOST,
-            };
-            list.truncate(most);
+            list.truncate(entries);
             list.iter_mut().for_each(|entry| bound(name, entry));
         }
         Value::Object(fields) => fields.iter_mut().for_each(|(name, entry)| bound(name, entry)),
@@ -336,12 +329,8 @@ mod tests {
         for pid in 1..=600 {
             observations.enter(pid, 3);
         }
-        let counted = (
-            observations.clients,
-            observations.most_clients,
-            observations.pids.len(),
-        );
-        assert_eq!(counted, (600, 3, MOST_PIDS));
+        assert_eq!((observations.clients, observations.most_clients), (600, 3));
+        assert_eq!(observations.pids.len(), MOST_PIDS);
         assert!(observations.is_client(600) && !observations.is_client(1) && !observations.is_client(601));
         assert!(observations.line().len() < LONGEST / 2);
     }

@@ -208,11 +208,8 @@ mod tests {
     #[test]
     fn a_task_for_each_gpu_finds_by_its_rank_the_gpu_that_it_had() {
         for gpus in 2..=16 {
-            let by_rank = orders(gpus, gpus).into_iter().enumerate();
-            assert!(
-                by_rank.into_iter().all(|(rank, order)| order[rank] == rank),
-                "{gpus}"
-            );
+            let mut by_rank = orders(gpus, gpus).into_iter().enumerate();
+            assert!(by_rank.all(|(rank, order)| order[rank] == rank), "{gpus}");
         }
     }
 

@@ -120,21 +120,11 @@ impl JobPaths {
         format!(".{}.lock", job.directory_name())
     }
 
-    /// Names of the pipe and log directories of daemon `n` of `count`, inside the job's directory.
+    /// Names of the pipe and log directories of daemon `n` of `count`, both the user's, 0700, inside the job's directory.
     pub fn daemon_names(n: usize, count: usize) -> (String, String) {
         match count {
             1 => ("pipe".into(), "log".into()),
             _ => (format!("pipe-{n}"), format!("log-{n}")),
         }
-    }
-
-    /// Pipe directory of daemon `n` of `count`, the user's, 0700.
-    pub fn pipe(&self, n: usize, count: usize) -> PathBuf {
-        self.directory.join(Self::daemon_names(n, count).0)
-    }
-
-    /// Log directory of daemon `n` of `count`, the user's, 0700.
-    pub fn log(&self, n: usize, count: usize) -> PathBuf {
-        self.directory.join(Self::daemon_names(n, count).1)
     }
 }

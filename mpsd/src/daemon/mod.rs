@@ -41,19 +41,17 @@ pub fn run() -> Result<(), String> {
     let running = started
         .map_err(|why| why.to_string())
         .inspect_err(|why| observer.log.line(why))?;
-    observer
-        .log
-        .line(&format!("ready after {} ms", began.elapsed().as_millis()));
+    let line = format!("ready after {} ms", began.elapsed().as_millis());
+    observer.log.line(&line);
     report_start(&Ok(running.iter().map(start::Running::ready).collect()));
     drop(report);
-    match spec.daemons.first().map(|first| door::Door::open(&first.log)) {
-        Some(Ok(door)) => events.door = Some(door),
-        Some(Err(why)) => {
-            let line = format!("'mpsctl set' cannot reach this mpsd: {why}");
-            observer.log.line(&line);
-        }
-        None => {}
-    }
+    let first = spec.daemons.first();
+    let door = first.map(|first| door::Door::open(&first.log)).transpose();
+    events.door = door.unwrap_or_else(|why| {
+        let line = format!("'mpsctl set' cannot reach this mpsd: {why}");
+        observer.log.line(&line);
+        None
+    });
     watch::until_the_end(&spec, running, &mut events, &mut observer);
     Ok(())
 }

@@ -13,9 +13,10 @@ pub fn all(spec: &Spec) -> Result<(), String> {
     let all = spec.daemons.iter().enumerate();
     let failed = all.filter_map(|(place, daemon)| one(spec, daemon, spec.servers.get(place).copied()).err());
     let failed: Vec<String> = failed.collect();
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(failed.join("; ")),
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(failed.join("; "))
     }
 }
 

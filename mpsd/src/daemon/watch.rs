@@ -117,13 +117,14 @@ fn tell(observer: &mut Observer, daemon: i32, event: Event) {
         Event::ServerExited(pid, 0) if observer.was_told_to_end(daemon, pid) => {
             (false, format!("server {pid} ended"))
         }
-        Event::ServerExited(pid, status) => (
-            true,
-            format!(
-                "server {pid} died (status {status}): its clients got error 806 (cudaErrorMpsRpcFailure); \
-                 the next client starts a new server with the same limits"
-            ),
-        ),
+        Event::ServerExited(pid, status) => {
+            let clients = "its clients got error 806 (cudaErrorMpsRpcFailure)";
+            let next = "the next client starts a new server with the same limits";
+            (
+                true,
+                format!("server {pid} died (status {status}): {clients}; {next}"),
+            )
+        }
         Event::Ready(pid) => (false, format!("server {pid} is ready")),
         Event::Fatal(text) => (
             true,

@@ -143,7 +143,10 @@ impl Draft<'_> {
         };
         let groups = self.gpus.chunks(size.max(1));
         let count = groups.len();
-        let daemon = |(n, gpus)| share.daemon(gpus, paths.pipe(n, count), paths.log(n, count));
+        let daemon = |(n, gpus)| {
+            let (pipe, log) = JobPaths::daemon_names(n, count);
+            share.daemon(gpus, paths.file(&pipe), paths.file(&log))
+        };
         groups.enumerate().map(daemon).collect()
     }
 

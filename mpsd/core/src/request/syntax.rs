@@ -15,9 +15,10 @@ const LONGEST_RAW: usize = 100;
 const SHOWN: usize = 60;
 
 /// How a user wrote a request. Messages name each option in the same way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Syntax {
     /// Account tokens: `MPS_THREADS=25`.
+    #[default]
     Account,
     /// Slurm's flags: `--mps-threads=25`.
     Flags,
@@ -99,6 +100,7 @@ impl Key {
     }
 }
 
+#[derive(Default)]
 struct Parser {
     syntax: Syntax,
     request: Request,
@@ -108,12 +110,8 @@ struct Parser {
 
 impl Parser {
     fn new(syntax: Syntax) -> Self {
-        Self {
-            syntax,
-            request: Request::default(),
-            has_mode: false,
-            dependent: None,
-        }
+        let empty = Self::default();
+        Self { syntax, ..empty }
     }
 
     /// Reads one word. `name` is the key as the user wrote it. Only a flag can have no value.

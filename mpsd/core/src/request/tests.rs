@@ -34,6 +34,13 @@ fn filled(message: &str, syntax: Syntax) -> String {
     texts.into_iter().fold(message.to_owned(), replaced)
 }
 
+/// Checks what each line of a table is read as.
+fn assert_read(syntax: Syntax, read: impl Fn(&str) -> Result<Option<Request>, Refusal>, table: &'static str) {
+    for (text, message) in rows(table) {
+        assert_eq!(told(read(text)), filled(message, syntax), "{text}");
+    }
+}
+
 fn account(text: &str) -> Request {
     text.parse().unwrap_or_else(|refusal| panic!("{text}: {refusal}"))
 }
@@ -71,14 +78,9 @@ fn account_tokens_have_a_canonical_form() {
         MPS_THREADS=12.59,MPS=on                   -> MPS=per-node,MPS_THREADS=12.5
         MPS=on,MPS_MEM=gpu-200B4359-5562=1G        -> MPS=per-node,MPS_MEM=GPU-200b4359-5562=1G
         MPS=per-gpu,MPS_BIND=closest               -> MPS=per-gpu,MPS_BIND=closest";
-    for (text, canonical) in rows(table) {
-        assert_eq!(account(text).to_string(), canonical, "{text}");
-        assert_eq!(account(canonical), account(text), "{text}");
-    }
-    assert_eq!(
-        account("MPS=on\nMPS_THREADS=5").to_string(),
-        "MPS=per-node,MPS_THREADS=5"
-    );
+    assert_read(Syntax::Account, |text| Request::from_account(text), table);
+    let lines = account("MPS=on\nMPS_THREADS=5");
+    assert_eq!(lines.to_string(), "MPS=per-node,MPS_THREADS=5");
 }
 
 #[test]
@@ -119,10 +121,7 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         MPS=off,MPS_MEM=4G,MPS_REPLICAS=4     -> MPS_REPLICAS=4: excludes MPS_MEM=4G; allowed: replicas alone (threads = 100/N, memory = total/N), or threads and memory
         MPS=per-gpu,MPS_BIND=none             -> MPS_BIND=none: with a daemon for each GPU a task sees one; allowed: block, cyclic, closest
         MPS=per-gpu,MPS_BIND=cyclic+peers     -> MPS_BIND=cyclic+peers: with a daemon for each GPU a task sees one; allowed: block, cyclic, closest";
-    for (text, message) in rows(table) {
-        let message = filled(message, Syntax::Account);
-        assert_eq!(told(Request::from_account(text)), message, "{text}");
-    }
+    assert_read(Syntax::Account, |text| Request::from_account(text), table);
 }
 
 #[test]
@@ -143,9 +142,8 @@ fn a_message_is_one_short_printable_line() {
     for value in ["\u{1b}[2J", "1\u{7}\u{202e}", &"9:".repeat(300), "25\u{8}", "\0"] {
         let evil = "MPS_EVIL".to_owned();
         for key in Key::ALL.map(|key| key.row().token()).into_iter().chain([evil]) {
-            let refusal = Request::from_account(format!("MPS=on,{key}={value}x"))
-                .unwrap_err()
-                .to_string();
+            let refusal = told(Request::from_account(format!("MPS=on,{key}={value}x")));
+            assert!(!refusal.starts_with("MPS=per-node"), "{refusal}");
             let is_short = refusal.len() < 300 && !refusal.chars().any(char::is_control);
             assert!(is_short, "{refusal:?}");
         }
@@ -226,10 +224,8 @@ fn flags_and_the_shapes_slurm_gives_them() {
         mps=maybe mps=per-gpu            -> MPS=per-gpu
         mps=off mps-threads=5            -> MPS=off,MPS_THREADS=5
         mps mps=off                      -> MPS=off";
-    for (words, canonical) in rows(table) {
-        let words: Vec<&str> = words.split_whitespace().collect();
-        assert_eq!(told(flags(&words).1.request()), canonical, "{words:?}");
-    }
+    let read = |words: &str| flags(&words.split_whitespace().collect::<Vec<_>>()).1.request();
+    assert_read(Syntax::Flags, read, table);
 }
 
 #[test]
@@ -265,13 +261,9 @@ fn the_resource_speaks_the_same_words() {
         threads=25                         -> mps=threads=25: MPS itself is not asked for: write mps=on+threads=25
         on+off                             -> mps=off: given twice with different values; allowed: one value
         on+thread=25                       -> mps=thread=25: unknown key (did you mean mps=threads?); allowed: {all}";
-    for (text, message) in rows(table) {
-        let read = Request::from_resource(text).map(Some);
-        assert_eq!(told(read), filled(message, Syntax::Resource), "{text}");
-    }
-    let long = Request::from_resource(&"on+".repeat(400))
-        .unwrap_err()
-        .to_string();
+    let read = |text: &str| Request::from_resource(text).map(Some);
+    assert_read(Syntax::Resource, read, table);
+    let long = told(read(&"on+".repeat(400)));
     assert!(long.contains("1200 bytes long"), "{long}");
 }
 
@@ -302,10 +294,7 @@ fn a_request_may_be_given_as_the_flags_of_a_command_line() {
         --mps 50                -> 50: not a flag (did you mean --mps-threads=50?); allowed: {all}
         --gres=gpu:1            -> --gres: unknown flag; allowed: {all}
         --mps=50                -> --mps=50: unknown word (did you mean --mps-threads=50?); allowed: {mode}";
-    for (text, message) in rows(table) {
-        let read = Request::from_flags(text).map(Some);
-        assert_eq!(told(read), filled(message, Syntax::Flags), "{text}");
-    }
+    assert_read(Syntax::Flags, |text| Request::from_flags(text).map(Some), table);
 }
 
 #[test]
