@@ -123,7 +123,8 @@ pub fn check(scope: LimitScope, daemon: &Daemon, answers: &str) -> Result<(), St
     for [_, value, words] in limits(scope, daemon) {
         let said = answers.next();
         if !said.is_some_and(|said| is_same(said, &value)) {
-            return Err(not_in_force(&words, said));
+            let said = quoted(said);
+            return Err(format!("{words} is not in force: the daemon says {said}"));
         }
         expect_percent(answers.next(), wanted)?;
     }
@@ -156,15 +157,11 @@ fn percent(daemon: &Daemon) -> f64 {
 fn expect_percent(said: Option<&str>, wanted: f64) -> Result<(), String> {
     match said.and_then(|s| s.parse::<f64>().ok()) {
         Some(value) if (value - wanted).abs() <= PRECISION => Ok(()),
-        _ => Err(not_in_force(
-            &format!("active thread percentage {wanted:.1}"),
-            said,
+        _ => Err(format!(
+            "active thread percentage {wanted:.1} is not in force: the daemon says {}",
+            quoted(said)
         )),
     }
-}
-
-fn not_in_force(limit: &str, said: Option<&str>) -> String {
-    format!("{limit} is not in force: the daemon says {}", quoted(said))
 }
 
 fn quoted(said: Option<&str>) -> String {
@@ -202,21 +199,21 @@ impl Proof {
     /// Whether the server confirms every limit of `daemon`.
     pub fn confirms(&self, daemon: &Daemon) -> Result<(), String> {
         let wanted = percent(daemon);
-        let says = |said: Option<String>, limit: String| {
-            let said = said.unwrap_or_else(|| "nothing".to_owned());
-            Err(format!("the server's log says {said} for {limit}"))
-        };
         // With static partitions percentages are ignored, and it is not documented whether the log has one.
         if daemon.partitions.is_empty() && self.threads.is_none_or(|t| (t - wanted).abs() > PRECISION) {
-            let said = self.threads.map(|t| format!("{t:.1}"));
-            return says(said, format!("active thread percentage {wanted:.1}"));
+            let said = self.threads.map_or("nothing".to_owned(), |t| format!("{t:.1}"));
+            return Err(format!(
+                "the server's log says {said} for active thread percentage {wanted:.1}"
+            ));
         }
         for (gpu, mib) in &daemon.memory {
             let mut known = self.memory.iter();
             let bytes = known.find(|(device, _)| device == gpu.in_limits());
             if bytes.is_none_or(|(_, bytes)| *bytes != mib << 20) {
-                let said = bytes.map(|(_, bytes)| format!("{bytes} bytes"));
-                return says(said, format!("memory limit {mib}M of {gpu}"));
+                let said = bytes.map_or("nothing".to_owned(), |(_, bytes)| format!("{bytes} bytes"));
+                return Err(format!(
+                    "the server's log says {said} for memory limit {mib}M of {gpu}"
+                ));
             }
         }
         Ok(())

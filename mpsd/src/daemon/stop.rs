@@ -13,10 +13,9 @@ pub fn all(spec: &Spec) -> Result<(), String> {
     let all = spec.daemons.iter().enumerate();
     let failed = all.filter_map(|(place, daemon)| one(spec, daemon, spec.servers.get(place).copied()).err());
     let failed: Vec<String> = failed.collect();
-    if failed.is_empty() {
-        Ok(())
-    } else {
-        Err(failed.join("; "))
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(failed.join("; ")),
     }
 }
 
