@@ -310,3 +310,16 @@ fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it
         place.assert_as_before(rule);
     }
 }
+
+/// A worker that set a compute mode after the end of its job would leave the node changed.
+#[test]
+fn a_worker_of_nvml_ends_with_the_prologue_that_asks_it() {
+    let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), "deadline_s = 60\n");
+    let mut prologue = place.start_torque("9.srv", ACCOUNT, "0");
+    eventually("a worker is there", || place.nvml_worker().is_some());
+    let worker = place.nvml_worker().expect("it hangs in nvmlInit");
+    kill(prologue.pid(), Signal::SIGKILL);
+    assert_eq!(prologue.wait(), None);
+    eventually("the worker ends", || !look::alive(worker));
+    place.assert_ends_clean("9.srv", "a prologue killed while NVML hangs");
+}

@@ -170,7 +170,8 @@ impl Inventory {
         own.is_some_and(|own| own >= branch)
     }
 
-    /// The MPS clients that `gpu` takes (docs/facts/mps-control.md#clients). `site` is `max_clients`, for Volta and later.
+    /// The MPS clients that `gpu` takes (docs/facts/mps-control.md#clients). `site` is `max_clients`. A GPU before
+    /// Volta takes its own number at most.
     pub fn clients(&self, gpu: &Gpu, site: Option<u32>) -> u32 {
         let known = match self.has_driver(DRIVER_OF_13_1) {
             true => MOST_CLIENTS,

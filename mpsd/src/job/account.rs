@@ -29,13 +29,16 @@ impl Account {
         account
     }
 
-    /// Whether `job` may set a mode: it is alone on the GPU, the mode found was DEFAULT and is still in force.
+    /// Whether `job` may set a mode: it is alone on the GPU, the mode found was DEFAULT, and the mode `now` is that or ours.
     pub(crate) fn may_set(&self, job: &JobId, now: ComputeMode) -> Result<(), String> {
         if self.users.iter().any(|user| user != job) {
             return Err("another job uses the GPU".into());
         }
-        if self.found != ComputeMode::Default || (now != ComputeMode::Default && self.set != Some(now)) {
-            return Err(format!("the mode found is {now}, not DEFAULT"));
+        if self.found != ComputeMode::Default {
+            return Err(format!("the mode found is {}, not DEFAULT", self.found));
+        }
+        if now != ComputeMode::Default && self.set != Some(now) {
+            return Err(format!("someone else has set {now}"));
         }
         Ok(())
     }

@@ -63,8 +63,13 @@ pub(super) fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<
     let now = node.compute_mode(gpu)?;
     let restore = account.leave(job, now);
     // The mode first: an account that is gone could not be asked again.
-    if let Ok(Some(mode)) = restore {
-        node.set_compute_mode(gpu, mode)?;
+    match restore {
+        Ok(Some(mode)) => node.set_compute_mode(gpu, mode)?,
+        // The call of a killed prologue may still be in the driver. This one comes behind it.
+        Ok(None) if account.set.is_some() && account.users.is_empty() => {
+            let _ = node.set_compute_mode(gpu, now);
+        }
+        _ => {}
     }
     node.write_account(gpu, Some(&account).filter(|account| !account.users.is_empty()))?;
     Ok(restore.err().map(|note| format!("{gpu}: {note}")))

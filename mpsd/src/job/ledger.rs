@@ -65,6 +65,8 @@ impl Ledger {
     fn change<F: Files>(files: &mut F, change: impl FnOnce(&mut Self, &mut F)) -> Option<Self> {
         let [path, lock] = [NAME, LOCK].map(|name| files.settings().paths.run().join(name));
         let _held = files.lock(&lock, Deadline::after(LOCK_TIME)).ok()?;
+        // What cannot be read now, such as without a descriptor left, must not be replaced.
+        files.read(&path, LONGEST).ok()?;
         let mut ledger = Self::read(files);
         change(&mut ledger, files);
         if ledger == Self::default() {
@@ -103,7 +105,7 @@ pub(super) fn note_failed_start(files: &mut impl Files, uid: u32, job: &JobId) -
     let noted = Ledger::change(files, |ledger, _| {
         let when = now();
         ledger.keep_within(when, window);
-        if ledger.failed_starts.len() < MOST {
+        if ledger.failed_starts.len() < MOST || ledger.failed_starts.contains_key(&uid) {
             let job = job.clone();
             ledger.failed_starts.insert(uid, LastFailure { when, job });
         }

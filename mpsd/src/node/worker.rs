@@ -13,7 +13,10 @@ use crate::sys::spawn::{Child, Spawn};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::{ComputeMode, Failure, GpuUuid};
 use nix::errno::Errno;
+use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::getppid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -51,9 +54,10 @@ pub(crate) enum Question {
 
 /// The worker's side: answers until its descriptor closes.
 pub fn serve(library: &str) -> Result<(), String> {
-    confine::nvml_worker()?;
     let fd = crate::sys::descriptors::take(WORKER_FD).map_err(|e| format!("descriptor {WORKER_FD}: {e}"))?;
     let mut stream = UnixStream::from(fd);
+    tie_to_asker(&stream)?;
+    confine::nvml_worker()?;
     let reader = BufReader::new(stream.try_clone().map_err(|e| e.to_string())?);
     // Before the first question comes.
     let nvml = Nvml::load(library);
@@ -67,6 +71,16 @@ pub fn serve(library: &str) -> Result<(), String> {
         stream.write_all(answer.as_bytes()).map_err(|e| e.to_string())?;
     }
     Ok(())
+}
+
+/// An asker may be killed, and an end may undo what it began. The worker must change nothing after that.
+fn tie_to_asker(stream: &UnixStream) -> Result<(), String> {
+    set_pdeathsig(Signal::SIGKILL).map_err(|e| format!("cannot end with the asker: {e}"))?;
+    let asker = getsockopt(stream, PeerCredentials).map_err(|e| format!("who asks: {e}"))?;
+    match asker.pid() == getppid().as_raw() {
+        true => Ok(()),
+        false => Err("the asker is gone".to_owned()),
+    }
 }
 
 fn answer(nvml: &Result<Nvml, NvmlError>, question: Question) -> serde_json::Result<Option<String>> {

@@ -164,7 +164,7 @@ fn programs_say_what_x86_says(root: &Root, library: &Path, x86: &[String]) {
 /// What a program of Slurm's exports to the plugin, which is linked to bind all of it at once.
 const SLURM: &str = "spank_setenv spank_unsetenv spank_context spank_job_control_setenv spank_job_control_unsetenv \
                      spank_get_item spank_option_getopt spank_getenv spank_option_register slurm_error slurm_spank_log \
-                     slurm_info slurm_verbose";
+                     slurm_info";
 
 fn slurm_for_arm64() -> PathBuf {
     let (text, library) = (target("slurm.c"), target("libslurm-names.so"));

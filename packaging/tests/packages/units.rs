@@ -72,6 +72,22 @@ fn nothing_in_the_home_binds_the_daemons_in_it() {
     }
 }
 
+/// Else a stop of the unit, a client that runs out of memory, or many processes would end jobs.
+#[test]
+fn the_home_ends_no_job() {
+    let home = text("mpsd.service");
+    for promise in [
+        "Delegate=yes",
+        "KillMode=process",
+        "SendSIGKILL=no",
+        "OOMPolicy=continue",
+        "TasksMax=infinity",
+        "RemainAfterExit=yes",
+    ] {
+        assert!(home.lines().any(|line| line == promise), "{promise}");
+    }
+}
+
 pub fn have_been_those_of_0_1_0(machine: &Machine) {
     machine.run("systemctl stop mpsd-reconcile.timer");
     for name in listed(&directory()) {

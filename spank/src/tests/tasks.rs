@@ -329,3 +329,53 @@ fn a_warning_is_read_once_a_node() {
         assert_eq!(slurm.lines.borrow().len(), times);
     }
 }
+
+#[test]
+fn a_script_hands_no_partition_on_and_a_rank_has_its_own() {
+    let (node, _file) = partitioned(&["A", "B"]);
+    for (step, rank, own) in [
+        (BATCH, 0, None),
+        (INTERACTIVE, 0, None),
+        (0, 0, Some("GPU-00000002/A")),
+        (0, 1, Some("GPU-00000002/B")),
+    ] {
+        let slurm = FakeSlurm::step(step).with(Item::TaskId, rank);
+        let slurm = runs(
+            slurm.job("SLURM_JOB_GPUS", "2,3").job(PARTITION, "inherited"),
+            &node,
+        );
+        assert_eq!(value(&slurm, PARTITION), own, "{step:x} {rank}");
+    }
+}
+
+#[test]
+fn a_script_and_a_step_whose_gpus_slurm_does_not_name_have_all_of_the_jobs() {
+    let script = FakeSlurm::step(BATCH)
+        .job("SLURM_JOB_GPUS", "2,3")
+        .job("SLURM_STEP_GPUS", "7");
+    let unbound = unnamed().job("SLURMD_TRES_BIND", "gpu:none");
+    // `--gpus-per-task=TYPE:N`: Slurm counts them.
+    let counted = || unnamed().job("SLURMD_TRES_BIND", "gpu:per_task:a:1");
+    let mut job_without_names = record("4711", RecordState::Ready);
+    job_without_names.named = false;
+    for (slurm, record) in [
+        (script, None),
+        (unbound, None),
+        (counted().job("SLURM_GPUS_ON_NODE", "2"), None),
+        (unnamed(), Some(job_without_names)),
+    ] {
+        let node = match record {
+            Some(record) => FakeNode::new().with_record(record),
+            None => FakeNode::ready(),
+        };
+        assert_eq!(value(&runs(slurm, &node), GPUS), Some(BOTH));
+    }
+    // The word alone may come from a step around this one, which has none.
+    assert_eq!(value(&runs(counted(), &FakeNode::ready()), GPUS), None);
+    // A step without GPUs has none of the job's. The plugin marks it, and nothing else.
+    let without = unnamed()
+        .job("MPSD_JOB", "4711")
+        .job(PIPE, "/run/mpsd/jobs/4711/pipe");
+    let slurm = runs(without, &FakeNode::ready());
+    assert_eq!(slurm.job_env.keys().collect::<Vec<_>>(), ["MPSD_TASK"]);
+}

@@ -42,9 +42,12 @@ impl<'h> PbsNode<'h> {
     pub fn new(pbs: Installation, name: &str, host: &'h dyn Host) -> Self {
         let own = host.name();
         let short = own.split('.').next().unwrap_or_default();
-        let mut names = vec![name.to_owned(), own.clone(), short.to_owned()];
-        names.retain(|name| !name.is_empty() && !name.starts_with('-'));
-        names.dedup();
+        let mut names: Vec<String> = Vec::new();
+        for name in [name, &own, short] {
+            if !name.is_empty() && !name.starts_with('-') && !names.iter().any(|known| known == name) {
+                names.push(name.to_owned());
+            }
+        }
         Self { host, pbs, names }
     }
 

@@ -5,7 +5,7 @@ use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport, is_so};
 use mpsd_core::config::WarnOrRefuse;
 use std::fs;
 use std::io::{Error, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
 /// What pbs_mom demands and no more: root reads and runs it.
@@ -17,6 +17,16 @@ const SHIPPED_RUN: &str = "/run/mpsd/";
 pub(super) fn scripts(product: &Product) -> impl Iterator<Item = (&Script, &'static str)> {
     let scripts = product.scripts.iter();
     scripts.flat_map(|script| script.names.iter().map(move |name| (script, *name)))
+}
+
+/// Each script with its path and author. All are judged before one is changed: a link may lead from one to another.
+fn judged(pbs: &Installation) -> Vec<(&Script, PathBuf, Author)> {
+    let judge = |(script, name)| {
+        let path = pbs.mom_priv().join(name);
+        let author = author(&path);
+        (script, path, author)
+    };
+    scripts(pbs.product).map(judge).collect()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,10 +51,9 @@ pub(crate) fn place_scripts(
     ctx: &SetupContext<'_>,
     report: &mut VerbReport,
 ) -> Result<(), String> {
-    for (script, name) in scripts(pbs.product) {
-        let path = pbs.mom_priv().join(name);
+    for (script, path, author) in judged(pbs) {
         let (shown, text) = (path.display(), render(script.text, ctx));
-        if author(&path) != Author::Site {
+        if author != Author::Site {
             if is_so(&path, text.as_bytes(), SCRIPT_MODE) {
                 report.did(format!("'{shown}' is ours"));
             }
@@ -63,9 +72,8 @@ pub(crate) fn place_scripts(
 }
 
 pub(super) fn remove_scripts(pbs: &Installation, report: &mut VerbReport) -> Result<(), String> {
-    for (_, name) in scripts(pbs.product) {
-        let path = pbs.mom_priv().join(name);
-        match author(&path) {
+    for (_, path, author) in judged(pbs) {
+        match author {
             Author::Ours => report.remove(&path)?,
             Author::Site if calls_us(&path) => {
                 let shown = path.display();
