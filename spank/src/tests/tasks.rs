@@ -39,6 +39,11 @@ fn value<'a>(slurm: &'a FakeSlurm, name: &str) -> Option<&'a str> {
     slurm.job_env.get(name).map(String::as_str)
 }
 
+/// A step whose GPUs Slurm does not name.
+fn unnamed() -> FakeSlurm {
+    FakeSlurm::step(0).job("SLURM_STEP_GPUS", "").job(GPUS, "")
+}
+
 #[test]
 fn what_holds_for_all_tasks_of_a_node_is_reported_by_one_and_else_by_each() {
     let node = FakeNode::new().with_record(record("4711", RecordState::Refused));
