@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::install::{EMULATOR, arm64, deny, slurm};
 use crate::package::programs::{self, Machine, Profile};
@@ -160,8 +160,9 @@ impl Report {
                 self.verdict(name, started, Tally::default(), made);
             }
             _ => match command_of(stage) {
-                Ok(command) => self.command(name, command),
-                Err(why) => self.skip(&format!("{name}: {why:#}")),
+                Ok(Ok(command)) => self.command(name, command),
+                Ok(Err(why)) => self.skip(&format!("{name}: {why:#}")),
+                Err(error) => self.verdict(name, started, Tally::default(), Err(error)),
             },
         }
     }
@@ -230,37 +231,43 @@ impl Report {
     }
 }
 
-/// The stages that are more than cargo's words need what not every machine has; CI has it.
-fn command_of(stage: &Stage) -> Result<Command> {
-    let mut command = match stage.name {
+/// The stages that are more than cargo's words need what not every machine has; CI has it. The inner error: it is missing.
+fn command_of(stage: &Stage) -> Result<Result<Command>> {
+    let made = match stage.name {
         "oldest-rust" => {
             let oldest = cargo::oldest_rust()?;
+            let target = cargo::target_directory()?.join(stage.name);
             let command = cargo::by_toolchain(&oldest, "check --locked --workspace --all-targets");
-            let mut command = command.with_context(|| format!("toolchain {oldest} is not installed"))?;
-            // A directory of its own: what another compiler built is of no use to this one.
-            command.env("CARGO_TARGET_DIR", cargo::target_directory()?.join(stage.name));
-            command
+            let command = command.with_context(|| format!("toolchain {oldest} is not installed"));
+            command.map(|mut command| {
+                // A directory of its own: what another compiler built is of no use to this one.
+                command.env("CARGO_TARGET_DIR", target);
+                command
+            })
         }
-        "aarch64" => programs::build(Profile::Quick, Machine::Arm)?,
-        "deny" => deny("licenses bans sources").context("cargo-deny cannot be had")?,
-        "arm64-unit" => {
-            let mut command = programs::portable(Profile::Quick, Machine::Arm, "test")?;
+        "aarch64" => programs::build(Profile::Quick, Machine::Arm),
+        "deny" => deny("licenses bans sources").context("cargo-deny cannot be had"),
+        "arm64-unit" => programs::portable(Profile::Quick, Machine::Arm, "test").and_then(|mut command| {
             let system = arm64()?;
             let runner = format!("{} -L {}", system.join(EMULATOR).display(), system.display());
             command.args(EMULATED.split(' '));
             command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
-            command
-        }
+            Ok(command)
+        }),
         "slurm-24.11" => {
             let system = cargo::target_directory()?.join("tmp/debian-trixie/root");
             if !system.is_dir() {
-                bail!("the stage 'packages' has made no Debian 13");
+                return Ok(Err(anyhow!("the stage 'packages' has made no Debian 13")));
             }
             let mut command = runs::in_system(&system)?;
             command.arg("--").args(NEWER);
-            command
+            Ok(command)
         }
-        _ => cargo::words(stage.cargo),
+        _ => Ok(cargo::words(stage.cargo)),
+    };
+    let mut command = match made {
+        Ok(command) => command,
+        missing => return Ok(missing),
     };
     match stage.name {
         "doc" => command.env("RUSTDOCFLAGS", "-D warnings"),
@@ -272,7 +279,7 @@ fn command_of(stage: &Stage) -> Result<Command> {
         }
         _ => &mut command,
     };
-    Ok(command)
+    Ok(Ok(command))
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]

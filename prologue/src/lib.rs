@@ -32,9 +32,7 @@ use std::time::Duration;
 pub const NAME: &str = "mps-prologue";
 /// Exit code of everything but success and a refusal.
 const BROKEN: u8 = guard::FAULT;
-/// How long a held prologue sleeps at a time.
 const HELD_STEP: Duration = Duration::from_millis(200);
-/// Time to write a record without a prepared job.
 const RECORD_LIMIT: Duration = Duration::from_secs(5);
 
 /// Starts a job's own NVIDIA MPS before the job runs.
@@ -43,8 +41,8 @@ const RECORD_LIMIT: Duration = Duration::from_secs(5);
 /// MPS is left alone: exit 0, nothing touched.
 ///
 /// Exit status: 0 the server is proved ready, or MPS was not asked for; 1 the request was refused; 2 the node could
-/// not do it (requeue the job); 3 the same, told to
-/// the OpenPBS hook alone: the node's fault, so that the try does not count against the job.
+/// not do it (requeue the job); 3 (for the
+/// OpenPBS hook alone) the node is at fault, so the try does not count against the job.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "mps-prologue", version = cli::version(), after_help = cli::examples::of("mps-prologue"))]
 pub struct Arguments {
@@ -60,7 +58,7 @@ pub struct Arguments {
     /// Leave a refusal or a failure on the node for the job's tasks to read.
     #[arg(long)]
     pub record: bool,
-    /// Torque: a directory is here of a job that the mom does not have. It is taken down first, also for a job that did not ask.
+    /// Torque: first take down the jobs that the mom no longer has, also for a job that did not ask.
     #[arg(long)]
     pub gone: bool,
 }
@@ -99,7 +97,6 @@ pub fn main() -> u8 {
     }
 }
 
-/// One run of the program.
 struct Prologue {
     arguments: Arguments,
     /// The configuration, read once, and only for a job that asked.

@@ -17,7 +17,6 @@ use std::time::Duration;
 /// How long the last task waits: a client may end before `mpsd` has read why in the log of NVIDIA's daemon.
 const LATE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(20);
-/// The signal of the out-of-memory killer.
 const SIGKILL: i32 = 9;
 
 /// Tells what happened to the MPS of a task that has ended. Of tasks that ended well only the last of a job with MPS is
@@ -104,7 +103,6 @@ fn last_words(
     }
 }
 
-/// Whether the flags, or else the site, ask for a report.
 fn wants_report(state: &PluginState) -> bool {
     let by_flag = state.request_on().and_then(|request| request.report);
     let by_site = || state.step.settings.as_ref()?.as_ref().ok()?.defaults.report;
@@ -119,7 +117,6 @@ fn ends_job(slurm: &dyn Slurm) -> bool {
     }
 }
 
-/// The MPS that the step's tasks use.
 struct StepMps {
     record: Record,
     paths: JobPaths,

@@ -104,7 +104,6 @@ fn request(slurm: &dyn Slurm) -> String {
     )
 }
 
-/// Whether the configuration gives MPS to this job.
 fn is_automatic(slurm: &dyn Slurm, settings: &Settings) -> bool {
     let site = &settings.slurm;
     // Slurm sets it in the prolog of jobs with gres/mps only (src/plugins/gres/mps, 22.05).

@@ -13,7 +13,6 @@ use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
 
 /// `SLURM_EXTERN_CONT`: holds the allocation, sees no option and has no task of the user.
 const EXTERN: u32 = 0xffff_fffc;
-/// `SLURM_BATCH_SCRIPT`.
 const BATCH: u32 = 0xffff_fffb;
 /// `SLURM_INTERACTIVE_STEP`: salloc's shell on a node.
 const INTERACTIVE: u32 = 0xffff_fffa;

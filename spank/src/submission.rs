@@ -29,7 +29,6 @@ const OF_A_JOB: [&str; 4] = ["SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST"
 /// An allocation hands a variable for the prolog to its steps with this prefix.
 const HANDED_ON: &str = "SLURM_SPANK_";
 
-/// The variable for the prolog that has the value of an option's flag.
 fn option_variable(key: Key) -> String {
     let option = key.row().flag().replace('-', "_");
     format!("_SLURM_SPANK_OPTION_mps_{option}")

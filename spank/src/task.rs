@@ -43,7 +43,6 @@ pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Ver
     }
 }
 
-/// Why a task does not start.
 struct TaskRefusal {
     text: String,
     /// Another task of the node may fare better. If not, one task reports it for all.
@@ -110,7 +109,6 @@ fn apply(slurm: &mut dyn Slurm, job: &JobId, changes: &[Change]) -> Verdict {
     Verdict::Continue
 }
 
-/// A task that is about to start.
 struct NewTask<'a> {
     slurm: &'a dyn Slurm,
     node: &'a dyn Node,

@@ -126,7 +126,7 @@ fn a_jobs_file_systems_end_in_every_namespace_with_its_directory() {
         let newer = Older::start();
         let mut epilogue = place.command("mps-epilogue");
         epilogue.arg("--strict").args(epilogue_args("67.srv"));
-        finish(older.within(&mut epilogue)).ok();
+        finish(older.within(&epilogue)).ok();
         let copies = finish(newer.within(Command::new("/bin/cat").arg("/proc/self/mounts")));
         copies.prints(" / ").lacks("67.srv");
         place.assert_as_before("an epilogue in an older namespace");

@@ -217,9 +217,12 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
     figures::tell("crash_points", tried);
 }
 
-/// A prologue that an epilogue meets at this point: the world after them, how the prologue ended, whether the job was there, and
-/// whether its lock kept the epilogue out.
-fn met(scenario: &Scenario, at: usize) -> (Rc<RefCell<World>>, Option<Result<(), String>>, [bool; 2]) {
+/// The world after a prologue and an epilogue, how the prologue ended, whether the job was there, and whether its lock kept
+/// the epilogue out.
+type Meeting = (Rc<RefCell<World>>, Option<Result<(), String>>, [bool; 2]);
+
+/// A prologue that an epilogue meets at this point.
+fn met(scenario: &Scenario, at: usize) -> Meeting {
     let world = shared(&before(scenario));
     let meeting = Rc::new(Cell::new([false; 2]));
     let (said, ending) = (Rc::clone(&meeting), scenario.clone());
@@ -416,7 +419,14 @@ fn starts_that_fail_for_two_users_are_evidence_only_if_neither_could_be_the_caus
     // The documentation alone knows its daemon, so what two users ask of it is no evidence.
     let parted = Scenario::new("parted", "MPS=true,MPS_SMS=16:16", 1).driver("590.44.01");
     let parted = parted.config(evidence.config);
-    for (scenario, is_seen, proves) in [(&evidence, 0, true), (&evidence, 1, false), (&parted, 0, false)] {
+    let told = Scenario::new("told", "MPS=true", 1);
+    let cases = [
+        (&evidence, 0, true),
+        (&evidence, 1, false),
+        (&parted, 0, false),
+        (&told, 0, false),
+    ];
+    for (scenario, is_seen, proves) in cases {
         let world = shared(&before(scenario));
         world.borrow_mut().stillborn = true;
         // A process that was there when the start began, and has ended since, may have brought it down.
@@ -430,6 +440,9 @@ fn starts_that_fail_for_two_users_are_evidence_only_if_neither_could_be_the_caus
             Failure::Refusal(_) => None,
         };
         assert_eq!(proved, Some(proves), "{name} {is_seen}: {failed:?}");
+        let warning = "starts of several users failed on this node";
+        let warned = world.borrow().log.iter().any(|line| line.contains(warning));
+        assert_eq!(warned, name == "told", "{name}");
         restored(&world, scenario, name);
     }
 }

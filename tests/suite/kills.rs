@@ -64,7 +64,7 @@ fn kill_prologue(place: &Place, job: &str, at: usize, whole: bool, later: bool) 
     // The guard in front takes its worker along.
     let target = if whole { program.pid() } else { pid };
     kill(target, Signal::SIGKILL);
-    // A worker that was stopped before it tied itself to its guard finds the guard gone as soon as it goes on.
+    // If the worker was not yet tied to its guard, it finds the guard gone when it goes on.
     kill(pid, Signal::SIGCONT);
     let code = program.wait();
     assert_eq!(code, if whole { None } else { Some(2) }, "what a scheduler sees");

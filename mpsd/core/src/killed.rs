@@ -8,7 +8,6 @@ use std::fmt;
 /// Longest file that is written or read, bytes.
 pub const LONGEST: usize = 4096;
 const LINE: usize = 80;
-/// Tasks that a report names one by one: the end of a step ends all of its tasks.
 const MOST_TOLD: usize = 8;
 
 /// A task that a signal ended.

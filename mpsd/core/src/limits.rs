@@ -1,5 +1,5 @@
 //! The limits of an MPS client. Each is parsed once, from text that may be hostile, and printed in a form that parses again.
-//! Nothing is rounded up: users never get more than they asked for.
+//! Users never get more than they asked for: values are rounded down, but never to 0.
 
 use crate::text::is_digits;
 use serde::{Deserialize, Serialize};
@@ -259,7 +259,6 @@ carried_as_text!(Percent, Amount, Priority);
 mod tests {
     use super::*;
 
-    /// What each text is read as, in the canonical form; an error is its reason.
     fn assert_read<T: FromStr<Err = Invalid> + ToString>(cases: &str) {
         for case in cases.trim().lines() {
             let (text, expected) = case.trim().split_once(" -> ").unwrap();

@@ -158,7 +158,6 @@ impl LimitSet {
     }
 }
 
-/// Cuts every list and text of the entry `name`.
 fn bound(name: &str, value: &mut Value) {
     let (characters, entries) = match name {
         "last_words" => (500, MOST),

@@ -153,7 +153,6 @@ mod tests {
         (0..).zip(cpus).map(gpu).collect()
     }
 
-    /// The GPU of each task with these CPUs, by rank.
     fn closest_to(gpus: &[RecordGpu], launcher: &str, tasks: &[&str]) -> String {
         let all: Vec<&RecordGpu> = gpus.iter().collect();
         let of = u32::try_from(tasks.len()).ok();

@@ -404,7 +404,6 @@ mod tests {
         RecordRead::Denied("closed".to_owned())
     }
 
-    /// What follows from each read, after so many seconds.
     fn steps(reads: &[(u64, RecordRead)]) -> String {
         let limit = Duration::from_secs(20);
         let mut waiting = Waiting {

@@ -12,8 +12,8 @@ use super::text::one_line;
 
 const SHOWN: usize = 60;
 
-/// The job's record for a step with the request `step`: lower limits become those of its ranks. A step inherits the job's
-/// values, so these change nothing. Refuses other options that the job's daemon cannot carry out.
+/// The job's record for a step with the request `step`: lower limits become those of its ranks. A step without limits of its own
+/// has the job's. Refuses other options that the job's daemon cannot carry out.
 pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     let mut own = record.clone();
     let Some(job) = &record.request else {
@@ -66,7 +66,7 @@ pub fn of_step_after(record: &Record, set: &[LimitSet], step: &Request) -> Resul
     Ok(own)
 }
 
-/// The record for a step with `tasks` tasks on `gpus` GPUs. On fewer GPUs than the job's, `auto` gave each task too much.
+/// The record for a step with `tasks` tasks on `gpus` GPUs. If it has fewer GPUs than the job, `auto` is divided again.
 pub fn of_tasks(record: &Record, tasks: u32, gpus: u32) -> Record {
     let mut own = record.clone();
     let bind = record.bind.unwrap_or(Bind::NONE);
@@ -143,7 +143,7 @@ fn lower_memory(
     Ok(sizes.iter().map(on_all).collect())
 }
 
-/// The most of a rank for which `step` has more. Both lists start again if there are more ranks.
+/// The first rank's limit that `step` exceeds. A list that is too short starts again.
 fn exceeded<T: Ord + Copy>(step: &[T], of_ranks: &[Option<T>], of_daemon: Option<T>) -> Option<T> {
     let ranks = of_ranks.len().max(1);
     (0..step.len() * ranks).find_map(|rank| {
@@ -189,7 +189,6 @@ mod tests {
 
     const JOB: &str = "MPS=on,MPS_THREADS=50,MPS_MEM=4G";
 
-    /// The step's own limits, binding and names, or why it is refused.
     fn outcome(job: &Record, step: &str) -> String {
         match of_step(job, &request(step)) {
             Ok(own) if own == *job => "as its job".to_owned(),

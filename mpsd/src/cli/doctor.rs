@@ -18,7 +18,6 @@ use nix::unistd::geteuid;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The programs that schedulers and these programs start.
 const PROGRAMS: [&str; 4] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl"];
 
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -51,7 +50,6 @@ impl Doctor {
     }
 }
 
-/// Checks this host; `node` is its name in the scheduler.
 pub(super) fn check(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
     let mut all = vec![match &context.broken {
         None => Pass("mpsd.toml can be used".to_owned()),
@@ -154,7 +152,6 @@ fn list(all: impl IntoIterator<Item = impl ToString>) -> String {
     all.join(", ")
 }
 
-/// What 'mpsctl reconcile' would find: remains of jobs, drains, second looks.
 fn leftovers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
     let dry = Reconcile {
         dry_run: true,
@@ -181,7 +178,6 @@ fn leftovers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
     }
 }
 
-/// The checks of the schedulers on this host.
 fn schedulers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
     let checks = ADMIN_VERBS.iter();
     let mut found = checks.filter_map(|verbs| (verbs.check)(node, context)).peekable();

@@ -119,7 +119,6 @@ impl Exec {
         }
     }
 
-    /// The name of the shell, when the command is a shell and nothing else.
     fn lone_shell(&self, env: Lookup<'_>) -> Option<String> {
         let [only] = self.command.as_slice() else {
             return None;

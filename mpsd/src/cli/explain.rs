@@ -113,7 +113,6 @@ fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The lines that tell something.
 fn read(from: impl Read) -> io::Result<Vec<String>> {
     let mut lines = Vec::new();
     let mut from = BufReader::new(from.take(LOG_BYTES));
@@ -142,7 +141,6 @@ fn has_word(line: &str, word: &str) -> bool {
         .any(|(at, _)| apart(line[..at].chars().next_back()) && apart(line[at + word.len()..].chars().next()))
 }
 
-/// A paragraph for each trouble, with its first line and the number of the others.
 fn of_log(lines: &[String]) -> String {
     let mut text = String::new();
     for trouble in TROUBLES.iter() {

@@ -55,7 +55,6 @@ impl Metrics {
     }
 }
 
-/// Writes the file in one step, through no link and under the directory's lock.
 fn write(paths: &Paths, directory: &Path, page: &str) -> Result<(), Failure> {
     let written = site_directory::change(paths, directory, WRITE_TIME, || {
         let written = Dir::open(directory).and_then(|dir| dir.write_whole(FILE, page.as_bytes(), MODE));
@@ -190,7 +189,6 @@ fn clients(
 /// A sample of a family: what follows the family's name, labels in braces included, and the value.
 type Sample = (String, String);
 
-/// All numbers; without `counted`, those of now only.
 fn page(status: &NodeStatus, counted: Option<&Counted>) -> String {
     let mut page = Page(String::new());
     let version = by("version", [(env!("CARGO_PKG_VERSION"), 1)]);

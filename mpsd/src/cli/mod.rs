@@ -41,7 +41,6 @@ pub fn version() -> String {
     }
 }
 
-/// This node, with the usual deadline.
 fn this_node(settings: &Settings) -> RealNode {
     RealNode::new(NAME, settings, settings.deadline, settings.deadline / 2)
 }

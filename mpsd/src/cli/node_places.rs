@@ -17,7 +17,6 @@ const LONGEST_NAMES: usize = "/".len() + 40 + "/pipe-15".len();
 const SELINUX: &str = "/sys/fs/selinux/enforce";
 const APPARMOR: &str = "/sys/kernel/security/apparmor/profiles";
 
-/// Whether systemd runs here (sd_booted(3)).
 pub(super) fn is_booted() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
@@ -49,7 +48,6 @@ pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
     vec![length, way]
 }
 
-/// Checks that a job's daemons get a cgroup of their own: makes one and removes it.
 pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> CheckLine {
     let risk = "a restart of the scheduler's daemon may end running jobs' MPS";
     if *rule == Rule::None {
@@ -123,7 +121,6 @@ fn other_users_may(path: &Path, bit: u32) -> Option<bool> {
     Some(about.permissions().mode() & bit != 0)
 }
 
-/// Checks what may deny root's programs and the vendor's their work.
 pub(super) fn security() -> Vec<CheckLine> {
     let text = |file: &str| fs::read_to_string(file).ok();
     let both = [selinux(text(SELINUX)), apparmor(text(APPARMOR))];

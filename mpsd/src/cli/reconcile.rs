@@ -114,9 +114,6 @@ struct Run<'a> {
 
 impl Reconcile {
     /// Runs on the node `name` under `settings`; `usable`: they are from a usable configuration.
-    ///
-    /// # Errors
-    /// Our own directories cannot be read at all.
     pub(super) fn run(
         &self,
         settings: &Settings,
@@ -142,10 +139,6 @@ impl Reconcile {
 }
 
 impl Undrain {
-    /// Lifts our own drain of the node `name` if nothing is wrong with it now.
-    ///
-    /// # Errors
-    /// There is no drain of ours, or our own directories cannot be read.
     pub(super) fn run(&self, settings: &Settings, name: &str) -> Result<ReconcileReport, Failure> {
         let mut run = Run::new(settings, name);
         run.undrain = true;
@@ -180,8 +173,8 @@ pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Durat
     }
 }
 
-/// For a process of its own after the prologue of `job`, on a node that may get no epilogue: takes the job down once its
-/// scheduler no longer has it. It ends with the job, or after `limit`.
+/// Waits until the scheduler no longer has `job`, and takes it down. For nodes that may get no epilogue. Returns when the
+/// job has ended otherwise, or after `limit`.
 pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, limit: Duration) {
     let end = Deadline::after(limit);
     let Some(journal) = enter_as_starter(settings, job) else {
@@ -221,7 +214,6 @@ fn enter_as_starter(settings: &Settings, job: &JobId) -> Option<Journal> {
     Some(journal)
 }
 
-/// Waits until `deadline`; false: the directory is gone.
 fn stays(directory: &Path, deadline: Deadline) -> bool {
     let watch = || -> nix::Result<Inotify> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
@@ -263,7 +255,6 @@ impl<'a> Run<'a> {
         self.report.told.push(told);
     }
 
-    /// Cgroups that a killed doctor made for its check.
     fn trials(&mut self) {
         let settings = self.settings;
         for cgroup in site_directory::left_by_trials(&settings.paths, &settings.cgroup) {
@@ -279,8 +270,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Every job with a directory, except `own`. All journals are read before any scheduler is asked: its answer does not
-    /// have later jobs.
+    /// Every job with a directory, except `own`. Journals first: a job that began after the
+    /// scheduler's answer would seem to be gone.
     fn jobs(&mut self, own: Option<&JobId>) -> Result<(), Failure> {
         let mut jobs = Vec::new();
         let own = own.map(JobId::directory_name);
@@ -428,7 +419,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Processes that the driver held a minute ago.
     fn suspicions(&mut self) {
         if !self.dry {
             for line in evidence::look_again(&mut self.node, self.settings) {
@@ -443,7 +433,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Locks of jobs without anything else.
     fn locks(&mut self) -> Result<(), Failure> {
         for name in self.node.job_locks()? {
             let Ok(job) = JobId::parse(&name) else { continue };
@@ -460,7 +449,6 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// GPUs with jobs in their account that have no directory.
     fn gpus(&mut self) {
         let all = match claim::stale(&mut self.node) {
             Ok(all) => all,

@@ -31,9 +31,6 @@ pub struct ReportVerb {
 
 impl ReportVerb {
     /// Prints it; returns the exit code: 1 if there is no report of the job.
-    ///
-    /// # Errors
-    /// The time or the job's name is invalid, or the reports cannot be read.
     pub(super) fn run(&self, settings: &Settings) -> Result<u8, Failure> {
         let since = self.since.as_deref().map_or(Ok(0), since)?;
         let job = self.job.as_deref().map(JobId::parse).transpose()?;
@@ -107,7 +104,6 @@ fn no_report(job: &JobId, is_root: bool) -> String {
     }
 }
 
-/// The time that long ago, in seconds since 1970.
 fn since(text: &str) -> Result<u64, Refusal> {
     let wrong = || Refusal::new(format!("--since {text}"), "it is no time", "90m, 12h, 7d");
     let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];

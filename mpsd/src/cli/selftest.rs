@@ -24,9 +24,7 @@ use std::time::Duration;
 
 /// A client's context counts against its memory limit: 120 to 320 MiB with driver 580.
 const CONTEXT_MIB: u64 = 512;
-/// Longest time for a command that does not wait for the job.
 const COMMAND_TIME: Duration = Duration::from_secs(30);
-/// Time between two questions for a job whose submission does not wait.
 const TURN: Duration = Duration::from_secs(1);
 /// Longest answer that is read, bytes; and shown, characters.
 const ANSWER_BYTES: usize = 1 << 20;
@@ -48,7 +46,6 @@ pub struct Selftest {
     own: Vec<String>,
 }
 
-/// Why a job did not run to its end. Nothing of it is left in the queue.
 enum TrialError {
     Failed(String),
     /// The user ended the selftest.
@@ -139,7 +136,6 @@ impl Selftest {
         Ok(())
     }
 
-    /// The scheduler whose command is in the user's `PATH`.
     fn system(&self) -> Result<&'static dyn BatchSystem, TrialError> {
         let all = ALL.iter().copied();
         let named = all.filter(|system| self.scheduler.is_none_or(|name| name == system.scheduler()));
@@ -178,7 +174,6 @@ fn output(home: Option<String>, job: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// What the output of `mps-probe --json` proves.
 fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<CheckLine> {
     let host = probe["host"].as_str().unwrap_or("a node without a name");
     let mut lines = vec![Pass(format!("job: it ran on {host}, asked with '{request}'"))];
@@ -217,7 +212,6 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// Runs the job to its end; returns the output of `mps-probe`.
     fn run(&self) -> Result<Value, TrialError> {
         let deadline = Deadline::after(self.limit);
         let mut out = self.submit()?;
@@ -331,7 +325,6 @@ impl Answer {
     }
 }
 
-/// A program in the user's own `PATH`.
 fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let mut all = std::env::split_paths(&path).map(|dir| dir.join(name));
@@ -358,7 +351,6 @@ fn version(program: &'static str) -> String {
     answer.map_or_else(|_| String::new(), |answer| answer.out + &answer.err)
 }
 
-/// The line of `mps-probe --json` in a job's output.
 fn probe_output(out: &str) -> Option<Value> {
     let mut all = out.lines().filter_map(|line| serde_json::from_str(line).ok());
     all.find(|value: &Value| value.get("under_mps").is_some() || value.get("error").is_some())

@@ -17,10 +17,8 @@ use mpsd_core::text::one_line;
 use mpsd_core::{Failure, GpuUuid, Refusal};
 use std::fmt::Display;
 
-/// What is allowed.
 const THREADS: &str = "one number from 1 to 100 such as 25 or 12.5";
 const MEMORY: &str = "a size such as 4G or 900M, or one by GPU such as 0=4G:1=2G";
-/// Why a list of the request is refused here.
 const BY_RANK: &str = "NVIDIA's daemon has one limit for all clients of a GPU";
 
 #[derive(Debug, Clone, clap::Args)]

@@ -13,7 +13,6 @@ use std::time::Duration;
 /// NVML loads in 12 ms, or in seconds if the driver has to wake the GPUs (docs/facts/mps-control.md#times).
 pub(super) const NVML_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The node's GPUs; `worker` is the program `mpsd`, which asks NVML.
 pub(super) fn inventory(worker: &Path, nvml: &str) -> Result<Inventory, Failure> {
     NvmlWorker::start(worker, nvml, NVML_DEADLINE)?.ask(&Question::Inventory)
 }

@@ -13,7 +13,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Longest piece, bytes; of a longer one the end is kept. Sixteen pieces bound the whole.
 const PIECE_BYTES: usize = 256 << 10;
-/// Longest time for one command.
 const COMMAND_TIME: Duration = Duration::from_secs(20);
 /// Lines of the log. If these are too long for one command's answer, fewer are asked for.
 const LOG_LINES: [&str; 3] = ["2000", "500", "100"];
@@ -29,14 +28,12 @@ const UNITS: [&str; 7] = [
     "mpsd-metrics.service",
 ];
 const PROPERTIES: &str = "--property=Id,LoadState,ActiveState,SubState,UnitFileState,Result,ExecMainStatus,StateChangeTimestamp,FragmentPath,DropInPaths";
-/// Files that describe the system.
 const FILES: [(&str, &str); 4] = [
     ("os-release", "/etc/os-release"),
     ("kernel", "/proc/version"),
     ("driver", "/proc/driver/nvidia/version"),
     ("mounts-of-cgroups", "/proc/cgroups"),
 ];
-/// Our own commands whose output belongs to the bundle.
 const COMMANDS: [(&str, &[&str]); 5] = [
     ("config-show", &["config", "show"]),
     ("doctor", &["doctor"]),
@@ -125,7 +122,6 @@ fn pieces(context: &SupportContext<'_>) -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
-/// The last lines of root's programs, as many as can be read.
 fn log(host: &dyn Host) -> Vec<u8> {
     let mut why = Vec::new();
     for lines in LOG_LINES {
@@ -139,7 +135,6 @@ fn log(host: &dyn Host) -> Vec<u8> {
     why
 }
 
-/// The text of a file, or why there is none.
 fn text_of(path: &Path, read: io::Result<Option<Vec<u8>>>) -> Vec<u8> {
     let why = match read {
         Ok(Some(bytes)) => return bytes,

@@ -34,7 +34,6 @@ impl Idle {
     }
 }
 
-/// All of it that this user may know.
 pub(super) fn waiting(settings: &Settings) -> Vec<CheckLine> {
     let mut node = super::this_node(settings);
     let now = node.since_boot();

@@ -64,7 +64,6 @@ pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&Unready)) -> Res
     Err(reason)
 }
 
-/// Adds the last trouble that the daemons' logs name.
 fn with_cause(reason: Unready, running: &mut [Running]) -> Unready {
     let Unready::Failed(mut why) = reason else {
         return reason;

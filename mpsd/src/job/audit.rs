@@ -65,7 +65,6 @@ fn entry(journal: &Journal, event: &str, line: &str, more: Vec<(&'static str, St
     Entry { line, fields }
 }
 
-/// The limits of each daemon; those that several have alike once.
 fn limits(journal: &Journal) -> Vec<String> {
     let mut all: Vec<String> = journal.daemons.iter().filter_map(report::limits).collect();
     all.dedup();

@@ -28,7 +28,7 @@ pub enum ReturnWhen {
     Ready,
     /// When it is being started; a process of its own proves it, and the record tells.
     Started,
-    /// As 'ready', but the caller may stop waiting before. The record tells from the first moment, and the journal names this
+    /// As 'ready', for a caller that may stop waiting. The record exists from the first moment. The journal names this
     /// process, so that an end of the job can end it.
     Announced,
 }
@@ -166,8 +166,8 @@ fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Sched
 
 /// Locks the job's directory, once nothing of an earlier prologue is left in it; `None` if the same start is there already.
 ///
-/// Before Slurm 24.05 a step's callbacks run twice, so a step's daemon that is ready stays. Anything else is taken down
-/// first, because Torque runs a job's prologue again without an epilogue between
+/// A step's daemon that is ready stays: before Slurm 24.05 a step's callbacks run twice. Anything else is taken down
+/// first: Torque runs a job's prologue again without an epilogue between
 /// (docs/facts/pbs.md#sister-nodes).
 fn take_over(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<Option<LockGuard>, FailedStart> {
     let submission = &job.submission;
@@ -196,7 +196,6 @@ fn take_over(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<Option
     Ok(Some(open(node, job, when)?))
 }
 
-/// Locks the job's directory; an announced start is recorded at once.
 fn open(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<LockGuard, Failure> {
     let id = &job.submission.job;
     let held = node.open_job(id)?;
@@ -284,7 +283,6 @@ impl Start {
         }
     }
 
-    /// Does `work`. If that fails, everything that was begun is undone.
     fn or_undo<N: Node>(
         &mut self,
         node: &mut N,

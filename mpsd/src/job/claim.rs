@@ -48,7 +48,7 @@ pub(super) fn set_mode(
 
 /// Takes `job` out of the account of `gpu`; the last user restores the mode found. Returns a line for the log.
 pub(super) fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<Option<String>, Failure> {
-    // Without an account and a lock no job has entered, and there may be no room for a lock.
+    // No job has entered. A lock is not made here, because the file system may be full.
     if !node.gpus_with_files()?.contains(gpu) {
         return Ok(None);
     }
@@ -62,7 +62,7 @@ pub(super) fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<
     }
     let now = node.compute_mode(gpu)?;
     let restore = account.leave(job, now);
-    // The mode first: an account that is gone could not be asked again.
+    // The mode first: it could not be restored without the account.
     match restore {
         Ok(Some(mode)) => node.set_compute_mode(gpu, mode)?,
         // The call of a killed prologue may still be in the driver. This one comes behind it.

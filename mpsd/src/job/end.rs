@@ -155,7 +155,6 @@ fn cancel_start(
     Ok(())
 }
 
-/// A job's journal, what its `mpsd` saw, and the tasks that a signal ended.
 type JobFiles = (Option<Journal>, Option<Observations>, Vec<KilledTask>);
 
 /// The order of an end. `None`: nothing of the job is here, or another job of its id.

@@ -208,7 +208,11 @@ pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
                 node.log(Severity::Info, &line);
             }
         }
-        ledger::acquit(node, &suspicion);
+        ledger::acquit(node, Some(&suspicion));
+    }
+    // An unreadable ledger leaves the mark.
+    if node.is_there(&node.settings().paths.look_again()) {
+        ledger::acquit(node, None);
     }
     lines
 }
@@ -269,7 +273,6 @@ mod tests {
     const LOOKUP: &str = "[<0>] d_alloc_parallel+0x3c/0x120\n[<0>] path_openat+0x8f4/0x920\n";
     /// A call of the driver's with an argument in memory that a file system of the user's must fill.
     const FAULT_BELOW: &str = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] filemap_fault+0x1/0x2\n[<0>] nvidia_ioctl+0x1/0x2 [nvidia]\n";
-    /// The process's own memory map is locked by a thread that its user withholds.
     const MAP_LOCK: &str = "[<0>] rwsem_down_read_slowpath+0x1/0x2\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n";
 
     #[test]

@@ -91,7 +91,6 @@ fn entries(exporter: Exporter, journal: &Journal) -> impl Iterator<Item = (Strin
     })
 }
 
-/// The text of a file with `line`, once, behind all others.
 fn with(text: &str, job: &JobId, line: &str) -> String {
     let mut text = without(text, job);
     if !text.is_empty() && !text.ends_with('\n') {
@@ -100,7 +99,6 @@ fn with(text: &str, job: &JobId, line: &str) -> String {
     text + line + "\n"
 }
 
-/// The text of a file without the lines of `job`: all others to the byte.
 fn without(text: &str, job: &JobId) -> String {
     let is_jobs = |line: &&str| line.split_ascii_whitespace().next() == Some(job.as_str());
     text.split_inclusive('\n').filter(|line| !is_jobs(line)).collect()

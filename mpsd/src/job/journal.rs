@@ -87,7 +87,6 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// The servers among [`Journal::proved`], one a daemon, in their order.
     pub(crate) fn servers(&self) -> impl Iterator<Item = &ProcessRef> {
         self.proved.iter().skip(1).step_by(2)
     }

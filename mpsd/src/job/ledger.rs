@@ -113,7 +113,6 @@ pub(super) fn note_failed_start(files: &mut impl Files, uid: u32, job: &JobId) -
     noted.is_some_and(|ledger| ledger.failed_starts.len() >= USERS)
 }
 
-/// Forgets failed starts: a start worked, so they were not the node's.
 pub(super) fn forget_failed_starts(files: &mut impl Files) {
     if !Ledger::read(files).failed_starts.is_empty() {
         Ledger::change(files, |ledger, _| ledger.failed_starts.clear());
@@ -168,11 +167,11 @@ pub(super) fn suspect(files: &mut impl Files, suspicion: &Suspicion) {
     let _ = files.write(&mark, b"", SECRET, Durability::Placed);
 }
 
-/// Removes what is said of the object of `suspicion`.
-pub(super) fn acquit(files: &mut impl Files, suspicion: &Suspicion) {
+/// Removes what is said of the object of `suspicion`, and the mark if nothing is left.
+pub(super) fn acquit(files: &mut impl Files, suspicion: Option<&Suspicion>) {
     Ledger::change(files, |ledger, files| {
         let known = &mut ledger.suspicions;
-        known.retain(|other| other.suspect != suspicion.suspect);
+        known.retain(|other| suspicion.is_none_or(|one| other.suspect != one.suspect));
         if ledger.suspicions.is_empty() {
             // The mark goes with the last one, under the lock. On a node without our units nothing else removes it.
             let mark = files.settings().paths.look_again();

@@ -1,5 +1,5 @@
-//! The life of a job. [`begin()`] and [`undo`] hold the only orders in which things happen to a node. Both are generic over
-//! the node ([`node`]): the programs run them on this one, the tests on one in memory.
+//! The life of a job. [`begin()`] holds the order of effects, [`undo`] that of their inverses. Both are generic over the
+//! node ([`node`]): the programs run them on this one, the tests on one in memory.
 
 mod account;
 pub(crate) mod audit;
@@ -31,7 +31,6 @@ use mpsd_core::Failure;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use nix::errno::Errno;
 
-/// A fault with `evidence`; undetermined without.
 pub(crate) fn failure(
     evidence: Option<Evidence>,
     what: impl Into<String>,

@@ -155,7 +155,6 @@ fn complain(node: &mut impl Node, job: &JobId, failure: &Failure) {
     node.complain(&format!("job {job}: {failure}"));
 }
 
-/// To the node's log, and counted.
 fn log(node: &mut impl Node, job: &JobId, failure: &Failure) {
     let kind = failure.kind();
     let severity = match kind {

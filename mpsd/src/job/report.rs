@@ -8,7 +8,6 @@ use mpsd_core::text::one_line;
 use mpsd_core::{JobId, Scheduler};
 use serde::{Deserialize, Serialize};
 
-/// Version of the format.
 pub(crate) const VERSION: u32 = 1;
 /// Most lines of a kind, and the longest line, characters.
 const MOST_LINES: usize = 32;
@@ -115,7 +114,6 @@ impl JobReport {
     }
 }
 
-/// The lines of two ends, each once.
 fn joined(mut first: Vec<String>, second: Vec<String>) -> Vec<String> {
     for line in second {
         if first.len() < MOST_LINES && !first.contains(&line) {
@@ -134,7 +132,6 @@ pub(crate) fn file_name(job: &JobId, began: u64) -> String {
     format!("{}.{began}.json", job.directory_name())
 }
 
-/// The limits of each client of `daemon` in words, if it has any.
 pub(crate) fn limits(daemon: &Daemon) -> Option<String> {
     let threads = daemon.threads.map(|threads| format!("threads {threads} %"));
     let mut all: Vec<String> = threads.into_iter().collect();

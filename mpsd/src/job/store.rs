@@ -28,16 +28,13 @@ const PIPE_ROOM: TmpfsSize = TmpfsSize {
     bytes: 16 << 20,
     files: 4096,
 };
-/// Room for the logs of NVIDIA's programs.
 const LOG_ROOM: TmpfsSize = TmpfsSize {
     bytes: 256 << 20,
     files: 1024,
 };
-/// Longest journal or account that is read. Bytes.
 const LONGEST: usize = 1 << 20;
 /// Most entries of a user that are removed at one end.
 const MOST_ENTRIES: u64 = 1_000_000;
-/// Time to remove what a user left in a job's directories.
 const REMOVE_TIME: Duration = Duration::from_secs(5);
 /// A directory operation slower than this means that someone keeps the directory's lock.
 const KEPT: Duration = Duration::from_millis(500);

@@ -93,7 +93,7 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = Findings::default();
     let started = journal.has_begun(&Effect::StartDaemon);
     if started {
-        // Also in a rollback: from here on our own teardown causes what `mpsd` sees, so do not report it as a loss.
+        // From here on our own teardown ends the daemons. `mpsd` must not report that as a loss.
         node.take_observations(&journal.job);
         stop_own(node, journal, &mut findings);
     }
@@ -118,7 +118,7 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
             findings.take(node.remove_directories(journal, *daemon));
         }
     }
-    // If other lines stay, this needs room, which the user may have filled.
+    // Late, because a file with other jobs' lines is written anew, and users may have filled the disk.
     for effect in journal.to_undo() {
         if let Effect::TellExporter { exporter, directory } = effect {
             match exporters::tell(node, journal, *exporter, directory, Direction::Leave) {
@@ -137,7 +137,7 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     } else if !journal.left {
         let (left, journal) = (true, journal.clone());
         let left = Journal { left, ..journal };
-        // Only what counts jobs reads this, so a failure is no finding of its own.
+        // Only metrics read this mark, so a failure is no finding.
         let _ = node.write_journal(&left);
     }
     findings
@@ -185,7 +185,6 @@ fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findin
     say_survivors(node, journal, survivors, began, findings);
 }
 
-/// What survived the ladder, begun at `began`, each under its name.
 fn say_survivors(
     node: &mut impl Node,
     journal: &Journal,

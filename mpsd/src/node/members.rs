@@ -205,7 +205,6 @@ pub(super) fn server_beside(control: &Path) -> Option<PathBuf> {
     control.parent().map(|directory| directory.join(SERVER))
 }
 
-/// The processes of the job's MPS among `processes`. If one hides, the others are still seen.
 fn roles(node: &RealNode, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)> {
     if processes.is_empty() {
         return Vec::new();

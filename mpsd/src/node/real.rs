@@ -119,7 +119,6 @@ impl RealNode {
         cgroup.and_then(|cgroup| cgroup.procs().ok()).unwrap_or_default()
     }
 
-    /// Whether none of the job's processes can be anywhere but in the job's own cgroup.
     pub(super) fn is_contained(&self, journal: &Journal) -> bool {
         let unified = journal.cgroup.as_deref().is_some_and(Cgroup::is_unified);
         unified && !self.is_cgroup_kept(journal)

@@ -335,7 +335,6 @@ mod tests {
         assert_eq!(unfinished(&reports, &all, now() - ABANDONED), [left[0]]);
     }
 
-    /// A report of job `job` that began at `began`.
     fn report(job: &str, began: u64, notes: &[&str]) -> JobReport {
         let text = format!(
             r#"{{"version":1,"job":"{job}","scheduler":"slurm","node":"n1","user":"alice","uid":1000,"gpus":[],"daemons":[],

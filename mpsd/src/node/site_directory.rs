@@ -39,7 +39,6 @@ pub(super) fn is_kept(paths: &Paths, directory: &Path) -> bool {
     may_be_listed(directory) && matches!(touched(), Ok(None) | Err(AskError::Killed(_)))
 }
 
-/// [`change`]; `None` if another child is at it.
 fn change_alone<T: Serialize + DeserializeOwned>(
     paths: &Paths,
     directory: &Path,

@@ -23,8 +23,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// The smallest number of parts that a GPU's memory is divided into. If a ceiling is lower than the tasks' share, this
-    /// is more than the number of tasks.
+    /// How many clients' memory fits on each of the GPUs. Under a low ceiling these are more than the tasks.
     pub fn divides_memory_by(&self, gpus: &[&Gpu]) -> Option<u32> {
         let whole = |uuid: &GpuUuid| gpus.iter().find(|gpu| gpu.uuid == *uuid)?.memory_mib;
         let memory = self.memory.iter();
@@ -88,7 +87,7 @@ impl Draft<'_> {
         self.refuse(key, why, allowed)
     }
 
-    /// A client can only lower the daemon's (docs/facts/mps-control.md#clients): the daemon gets the largest of a list.
+    /// The daemon gets the largest value of a list: clients can only lower it (docs/facts/mps-control.md#clients).
     fn threads(&self) -> Result<(Option<Percent>, Vec<Percent>), Refusal> {
         let (most, ranks) = match (&self.request.threads, self.request.replicas) {
             (_, Some(replicas)) => (Some(Percent::part_of(replicas)), Vec::new()),
@@ -178,7 +177,7 @@ impl Draft<'_> {
         })
     }
 
-    /// MiB on a GPU. Above the ceiling or the GPU's own, a number of the user's is refused, any other lowered.
+    /// MiB on a GPU. The ceiling and the GPU's size bound it: a number that the user wrote is refused, any other lowered.
     fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
         let total = gpu.memory_mib.unwrap_or(u64::MAX);
         let typed = match &self.written.memory {

@@ -155,12 +155,10 @@ pub struct Input<'a> {
 }
 
 impl Input<'_> {
-    /// An argument; `$1` is number 1.
     pub(crate) fn argument(&self, number: usize) -> Option<&OsString> {
         number.checked_sub(1).and_then(|at| self.arguments.get(at))
     }
 
-    /// An argument that must be text.
     pub(crate) fn text(&self, number: usize, name: &str) -> Result<String, Failure> {
         let raw = self.argument(number).map(|a| a.as_bytes()).unwrap_or_default();
         let what = format!("argument {number} ({name})");
@@ -181,12 +179,10 @@ impl Input<'_> {
         (!raw.is_empty()).then(|| raw.as_bytes().to_vec())
     }
 
-    /// A variable that is a number.
     pub(crate) fn number(&self, name: &str) -> Option<u32> {
         (self.env)(name).and_then(|text| text.trim().parse().ok())
     }
 
-    /// `--gpus`, if given.
     pub(crate) fn given_gpus(&self) -> Result<Option<GpuSource>, Failure> {
         let Some(text) = &self.given.gpus else {
             return Ok(None);

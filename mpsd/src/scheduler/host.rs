@@ -133,7 +133,6 @@ impl Host for ThisHost {
     }
 }
 
-/// When this node was started, seconds since 1970 (`btime`, proc(5)).
 pub(crate) fn boot_time() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/stat").ok()?;
     let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?;

@@ -38,7 +38,6 @@ const RUNS: [(&str, &str); 2] = [
     ("mpsd-metrics.service", "the numbers for Prometheus are old"),
 ];
 
-/// The lines; a single one if this host has no GPU, as login hosts.
 pub(crate) fn node_check(node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     if !has_gpu(ctx) {
         return vec![without_gpu(ctx.host)];
@@ -145,7 +144,6 @@ mod tests {
     use super::*;
     use crate::scheduler::testing::TextHost;
 
-    /// A systemd that answers these questions.
     fn systemd(answers: &[(&str, &str)]) -> TextHost {
         let answer = |host: TextHost, (question, text): &(&str, &str)| {
             host.command(&format!("{SYSTEMCTL} {question}"), 0, &format!("{text}\n"))

@@ -35,7 +35,6 @@ pub(crate) struct SetupContext<'a> {
     pub standing: &'a dyn Fn(&Settings) -> Vec<CheckLine>,
 }
 
-/// Whether root's regular file has this text and mode.
 pub(crate) fn is_so(path: &Path, text: &[u8], mode: u32) -> bool {
     let is_roots = |about: fs::Metadata| about.is_file() && about.uid() == 0 && about.mode() & 0o7777 == mode;
     fs::read(path).is_ok_and(|old| old == text) && fs::symlink_metadata(path).is_ok_and(is_roots)

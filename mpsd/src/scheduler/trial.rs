@@ -21,7 +21,6 @@ pub struct TrialJob<'a> {
 }
 
 impl TrialJob<'_> {
-    /// The command that the job runs.
     pub(crate) fn probe(&self) -> Vec<String> {
         let program = self.programs.join("mps-probe").display().to_string();
         [&[program], &PROBE.map(str::to_owned)[..]].concat()

@@ -318,7 +318,6 @@ mod tests {
         format!("mpsd-unit-test-{}", std::process::id())
     }
 
-    /// A cgroup that is emptied and removed after its test.
     struct TestCgroup(Cgroup);
 
     impl Drop for TestCgroup {
@@ -350,7 +349,6 @@ mod tests {
         spawn.start(soon()).unwrap()
     }
 
-    /// Waits until no process is in it; false at the deadline.
     fn empties(cgroup: &Cgroup, deadline: Deadline) -> bool {
         while !cgroup.procs().unwrap().is_empty() {
             if !deadline.sleep(Duration::from_millis(5)) {

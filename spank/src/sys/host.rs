@@ -100,7 +100,6 @@ pub unsafe fn text(text: *const c_char) -> Option<String> {
 
 /// Longest value of a variable that is read. Bytes.
 const LONGEST_VALUE: usize = 64 << 10;
-/// srun's option.
 const TASK_PROLOG: &CStr = c"task-prolog";
 
 type Setter = unsafe extern "C" fn(Spank, *const c_char, *const c_char, c_int) -> c_int;

@@ -122,7 +122,6 @@ fn watch(mut child: Child, output: &mut Output, program: &Program) -> Result<i32
     }
 }
 
-/// Ends the group and reaps the child.
 fn kill(child: &mut Child) {
     if let Ok(group) = i32::try_from(child.id()) {
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);

@@ -11,6 +11,7 @@ use mpsd_core::record::{RecordDevice, RecordState};
 const GPUS: &str = "CUDA_VISIBLE_DEVICES";
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const PARTITION: &str = "CUDA_MPS_SM_PARTITION";
+const BOTH: &str = "GPU-00000002,GPU-00000003";
 
 /// init_post_opt as slurmstepd, then task_init as its child.
 fn task(slurm: FakeSlurm, node: &FakeNode, line: &str, flags: &str) -> (Verdict, FakeSlurm) {

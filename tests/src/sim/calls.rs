@@ -171,7 +171,7 @@ impl Daemons for Sim {
         Ok(())
     }
 
-    /// Two processes are one here: what is tried is what the second one does, and its death at every point.
+    /// The simulator has one process: it does what the second one would, and can die at every point.
     fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
         self.point();
         let divided = !self.world.borrow().undivided;

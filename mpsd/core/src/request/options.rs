@@ -8,7 +8,7 @@ use std::fmt;
 /// The names and texts of an option. In the texts, words that a user types stand between backquotes.
 #[derive(Debug)]
 pub struct Row {
-    /// Its word in the resource; `--mps-` and `MPS_` go before it in a flag and a token. Empty: MPS itself.
+    /// `threads` in the OpenPBS resource, `--mps-threads` as a flag, `MPS_THREADS` as a token. Empty: MPS itself.
     pub name: &'static str,
     /// The placeholder of its value in help and manual.
     pub value: &'static str,

@@ -43,7 +43,7 @@ impl FromStr for Mode {
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Threads {
-    /// 100 / (n/2), n = the job's tasks on a GPU ([`Percent::auto`]).
+    /// Twice the even share of the job's tasks on a GPU ([`Percent::auto`]).
     #[display("auto")]
     Auto,
     /// The same for every client.
@@ -207,7 +207,6 @@ fn whole(text: &str, most: u32, allowed: &'static str) -> Result<u32, Invalid> {
     }
 }
 
-/// One value for all, or a list by local rank.
 fn by_rank<T, V>(
     text: &str,
     read: impl Fn(&str) -> Result<T, Invalid>,

@@ -50,7 +50,6 @@ impl CudaFailure {
     }
 }
 
-/// Plain words for the errors of MPS clients (CUDA driver API, `CUresult`).
 fn meaning(code: u32) -> &'static str {
     match code {
         3 => "CUDA is not initialised in this process",

@@ -28,7 +28,6 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time between two updates of `--watch`.
 const PERIOD: Duration = Duration::from_secs(2);
 /// Longest wait for the daemons of one job, and for one answer of NVML.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -237,7 +236,6 @@ fn status_of(
     Ok(Some(status))
 }
 
-/// The answers of a job's daemons to a process of its user.
 fn ask_as_user(node: &RealNode, journal: &Journal) -> Answers {
     let began = Instant::now();
     let line = node.ask_mpsd(journal, &["--look"], PATIENCE);

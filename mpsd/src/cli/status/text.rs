@@ -3,7 +3,6 @@
 use super::model::{ClientStatus, DaemonStatus, GpuStatus, JobStatus};
 use crate::cli::terminal::cut;
 
-/// Stands for an unknown value.
 const UNKNOWN: &str = "-";
 
 /// The lines of `status`, cut at `width` columns.

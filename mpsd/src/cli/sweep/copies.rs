@@ -101,7 +101,6 @@ fn next_turn(bench: &Bench<'_>, begin: Instant) -> Duration {
     left.map_or(TURN, |left| left.min(TURN))
 }
 
-/// Waits for an event, no longer than `turn`.
 fn can_be_read(end: BorrowedFd<'_>, signals: &Signals, slots: &[Slot<'_>], turn: Duration) -> bool {
     let pipes = slots.iter().map(|slot| slot.reader.as_fd());
     let all = [end, signals.as_fd()].into_iter().chain(pipes);

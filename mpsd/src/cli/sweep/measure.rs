@@ -14,9 +14,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time between two steps of the progress bar.
 const TURN: Duration = Duration::from_millis(200);
-/// Time between two readings of the memory.
 const MEMORY_PERIOD: Duration = Duration::from_secs(1);
 /// Longest wait for NVML, which is then not asked again.
 const NVML_PATIENCE: Duration = Duration::from_secs(5);

@@ -71,9 +71,6 @@ pub struct Sweep {
 
 impl Sweep {
     /// Runs it, prints the result, and returns the exit code. `daemon` is the program `mpsd`, which asks NVML.
-    ///
-    /// # Errors
-    /// The caller is in no job, its job has limits of its own, or nothing could be measured.
     pub(super) fn run(&self, caller: &Caller<'_>, daemon: &Path) -> Result<u8, VerbError> {
         let places = Places::of(caller)?;
         let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
@@ -127,10 +124,6 @@ impl Sweep {
         }
     }
 
-    /// Measures all configurations, `repeat` times in turn.
-    ///
-    /// # Errors
-    /// The signal that ended it.
     fn measure_all(
         &self,
         bench: &Bench<'_>,

@@ -106,7 +106,6 @@ pub(super) fn figure(value: f64) -> String {
 }
 
 impl Outcome {
-    /// The columns, in the order of the rows.
     pub(super) fn labels(&self) -> Vec<String> {
         let mut labels: Vec<String> = Vec::new();
         for label in self.rows.iter().map(Row::label) {
@@ -117,7 +116,6 @@ impl Outcome {
         labels
     }
 
-    /// The numbers of clients, ascending.
     pub(super) fn counts(&self) -> Vec<u32> {
         let mut counts: Vec<u32> = self.rows.iter().map(|row| row.clients).collect();
         counts.sort_unstable();

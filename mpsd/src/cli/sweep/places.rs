@@ -146,7 +146,6 @@ impl Places {
         })
     }
 
-    /// The GPUs of copies that take turns.
     fn visible_gpus(&self, most: usize) -> Result<Vec<String>, Refusal> {
         let mut gpus: Vec<String> = Vec::new();
         for copy in 0..u32::try_from(most).unwrap_or(1).max(1) {

@@ -3,7 +3,6 @@
 use super::outcome::{Outcome, figure};
 use plotters::prelude::*;
 
-/// Width and height, in pixels of the drawing.
 const SIZE: (u32, u32) = (720, 440);
 /// Okabe and Ito's line colours, which color-blind people can tell apart.
 const COLOURS: [RGBColor; 6] = [

@@ -212,7 +212,6 @@ fn render(ctx: &SetupContext<'_>) -> String {
     HOOK.lines().map(filled).collect()
 }
 
-/// Whether a hook that qmgr shows has these attributes; its events may stand in any order.
 fn has(shown: &str, attributes: &[(&str, String)]) -> bool {
     let set = |list: &str| -> BTreeSet<String> {
         let words = list.trim_matches('"').split(',');

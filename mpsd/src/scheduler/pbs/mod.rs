@@ -161,7 +161,6 @@ fn prolog_alarm(config: &str) -> Option<u64> {
     values.rfind(|seconds| *seconds > 0)
 }
 
-/// The absolute path that a line `KEY=VALUE` of OpenPBS's `/etc/pbs.conf` names.
 fn conf_path(text: &str, key: &str) -> Option<PathBuf> {
     let mut lines = text.lines().map(str::trim);
     let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;

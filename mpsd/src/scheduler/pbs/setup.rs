@@ -90,7 +90,6 @@ fn installations(ctx: &SetupContext<'_>) -> impl Iterator<Item = Installation> {
     PRODUCTS.into_iter().map(find)
 }
 
-/// The PBS that the option names, else the only one that has a `mom_priv` here.
 fn find(option: &ProductOption, ctx: &SetupContext<'_>) -> Result<Installation, String> {
     let name = option.scheduler.as_deref();
     let named = installations(ctx).filter(|pbs| name.is_none_or(|name| name == pbs.product.scheduler.name()));

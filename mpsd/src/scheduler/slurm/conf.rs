@@ -102,12 +102,10 @@ impl Line {
     }
 }
 
-/// The last one counts.
 pub(super) fn last<'l>(lines: &'l [Line], key: &str) -> Option<&'l str> {
     lines.iter().rev().find_map(|line| line.value(key))
 }
 
-/// The lines of a file and of those that it includes; `None`: there is no such file.
 pub(super) fn read(file: &Path, host: &dyn Host) -> Result<Option<Vec<Line>>, String> {
     collect(file, file.parent().unwrap_or(Path::new("/")), host, DEEPEST)
 }
