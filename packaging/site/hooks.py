@@ -22,8 +22,8 @@ def title(manual):
 def on_files(files, config):
     for path in filter(Path.is_file, [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*")]):
         files.append(File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)))
-    style = Path(__file__).with_name("site.css")
-    files.append(File.generated(config, style.name, abs_src_path=str(style)))
+    for name in ("site.css", "search.js"):
+        files.append(File.generated(config, name, abs_src_path=str(Path(__file__).with_name(name))))
     for manual in MANUALS:
         files.append(File.generated(config, f"reference/{manual}.md", content=reference(manual)))
     return files
@@ -75,3 +75,9 @@ def on_page_content(html, page, config, files):
         return re.sub(r"<tr>.*?</tr>", row, match[0], flags=re.S)
 
     return re.sub(r"<table>.*?</table>", labelled, html, flags=re.S)
+
+
+def on_post_page(output, page, config):
+    """The theme takes this script from another host, which a page from a disk may not reach."""
+    up = "../" * page.url.count("/")
+    return output.replace("https://unpkg.com/iframe-worker/shim", f"{up}search.js")

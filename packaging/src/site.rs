@@ -58,7 +58,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let to = manual.display().to_string();
     cargo::build(&format!("run --locked --package manual -- {to}"))?;
-    for name in ["mkdocs.yml", "hooks.py", "site.css"] {
+    for name in ["mkdocs.yml", "hooks.py", "site.css", "search.js"] {
         copy(&root.join("packaging/site").join(name), &work.join(name))?;
     }
     let out = std::path::absolute(&options.out)?;
