@@ -65,7 +65,7 @@ pub(super) fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<
     // The mode first: it could not be restored without the account.
     match restore {
         Ok(Some(mode)) => node.set_compute_mode(gpu, mode)?,
-        // The call of a killed prologue may still be in the driver. This one comes behind it.
+        // A killed prologue's call may still wait in the driver. The driver takes calls in turn, so this one wins.
         Ok(None) if account.set.is_some() && account.users.is_empty() => {
             let _ = node.set_compute_mode(gpu, now);
         }

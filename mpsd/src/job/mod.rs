@@ -1,4 +1,4 @@
-//! The life of a job. [`begin()`] holds the order of effects, [`undo`] that of their inverses. Both are generic over the
+//! The life of a job. [`begin()`] carries out the plan's effects, [`undo`] holds the order of their inverses. Both are generic over the
 //! node ([`node`]): the programs run them on this one, the tests on one in memory.
 
 mod account;

@@ -23,7 +23,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// How many clients' memory fits on each of the GPUs. Under a low ceiling these are more than the tasks.
+    /// How many clients with this limit fit on each of the GPUs. With a low ceiling, more than the job has tasks.
     pub fn divides_memory_by(&self, gpus: &[&Gpu]) -> Option<u32> {
         let whole = |uuid: &GpuUuid| gpus.iter().find(|gpu| gpu.uuid == *uuid)?.memory_mib;
         let memory = self.memory.iter();

@@ -1,7 +1,7 @@
 //! A node in memory: everything that [`mpsd::job::node::Node`] can do to, or ask of, a node, done to plain values.
 //!
-//! Every change is made of smallest steps, and before each step lies a *point* at which the worker can be killed, or a
-//! call be made to fail. The steps are those of the real node: a file and its lock are two, a directory's
+//! Every change is made of smallest steps. Before each call and after each step lies a *point*, at which the worker can be
+//! killed. The steps are those of the real node: a file and its lock are two, a directory's
 //! two halves are two, a cgroup and the note of it are two. So a matrix over all points needs no list of effects.
 
 mod calls;
