@@ -235,7 +235,7 @@ fn a_start_that_outlasts_its_jobs_end_undoes_itself() {
     place.assert_as_before("a start that outlasts its job");
 }
 
-/// A job that came to a GPU in its usual mode would take it from the daemons that still end.
+/// With the mode restored too early, another job could begin on the GPU while this job's daemons are still ending.
 #[test]
 fn a_gpu_has_its_mode_back_only_when_the_jobs_processes_have_ended() {
     let stubborn = fast(1).fault(|f| {

@@ -23,7 +23,7 @@ pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 /// A client's own memory limit. A GPU that it does not see drops every limit (docs/facts/mps-control.md#memory-limits).
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
-/// Connections that a client holds of its GPU's. The user's own: never set or removed.
+/// The number of a client's connections to its GPU. The user's own variable: never set or removed.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// A client's connections without the variable (docs/facts/mps-control.md#clients).
 const USUAL_CONNECTIONS: u32 = 2;

@@ -182,7 +182,7 @@ fn take_down(
                 node.end_starter(starter);
             }
             node.use_nvml(&journal.nvml);
-            // Beside the daemons' end: both take the driver's time.
+            // Now, so that it runs in parallel with the daemons' end.
             if journal.has_begun(&Effect::StartDaemon) {
                 node.prepare_nvml(&journal.gpu_uuids());
             }

@@ -180,8 +180,8 @@ impl Journal {
 mod tests {
     use super::*;
 
-    /// A job under Torque in this format. Once released, such a file is never changed: a format that cannot read it has its own
-    /// number and keeps the reader of this one.
+    /// A job under Torque in this format. A released file is never changed. A format that differs gets a new number, and this
+    /// one stays readable.
     const RECORDED: &str = include_str!("recorded/journal-1.json");
 
     #[test]

@@ -73,7 +73,7 @@ impl Draft<'_> {
 
     fn by_rank(&self, sms: &Sms) -> Result<Vec<u32>, Refusal> {
         let (tasks, gpus) = (self.tasks, self.gpus.len());
-        // More chunks than any GPU has; and of tasks without end, which a user may ask of OpenPBS, no list is made.
+        // A user may ask OpenPBS for any number of tasks. No list is made of more than the GPUs have chunks for.
         let most = MOST_CLIENTS.saturating_mul(gpus.try_into().unwrap_or(u32::MAX));
         if let Some(tasks) = tasks.filter(|tasks| *tasks > most) {
             let why =
