@@ -14,6 +14,10 @@ fn main() -> ExitCode {
         Daemon {
             set: Some(limits), ..
         } => daemon::set(limits),
+        Daemon {
+            terminate: Some(clients),
+            ..
+        } => daemon::terminate(clients),
         Daemon { stop: true, .. } => daemon::stop(),
         Daemon { look: true, .. } => daemon::look(),
         _ => daemon::run(),

@@ -22,10 +22,15 @@ const TOLD: &str = "[metrics]\ndcgm_job_map = \"/run/map\"\ngpustat = \"/run/gpu
 fn scenarios() -> Vec<Scenario> {
     vec![
         Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
-        Scenario::new("shared", "MPS=true", 1).devices(|d| d.exclusive = Exclusive::Shared),
+        Scenario::new("shared", "MPS=true", 1).devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("own on a shared GPU", "MPS=own", 1).devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared by Slurm's task", "MPS=true,MPS_VERIFY=true", 1)
+            .detached()
+            .devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared on two GPUs", "MPS=true", 2).devices(|d| d.exclusive = Exclusive::Shared(None)),
         Scenario::new("shared and told", "MPS=true", 1)
             .config(TOLD)
-            .devices(|d| d.exclusive = Exclusive::Shared),
+            .devices(|d| d.exclusive = Exclusive::Shared(None)),
         Scenario::new("told", "MPS=true", 2).config("[metrics]\ngpustat = \"/run/gpustat\""),
         Scenario::new("per-gpu", "MPS=per-gpu", 2),
         Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
@@ -43,7 +48,7 @@ fn scenarios() -> Vec<Scenario> {
 /// A node before the job: another job shares the first GPU where the scheduler lets it.
 fn before(scenario: &Scenario) -> World {
     let mut world = World::new(scenario.inventory.clone());
-    if scenario.devices.exclusive == Exclusive::Shared {
+    if matches!(scenario.devices.exclusive, Exclusive::Shared(_)) {
         let gpu = scenario.inventory.gpus[0].uuid.clone();
         let other = JobId::parse("1234").expect("job id");
         if scenario.config == TOLD {
@@ -205,7 +210,7 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
             Sim::well(&world)
                 .begin(&scenario)
                 .unwrap_or_else(|e| panic!("{name}: {e:?}"));
-            let own = |p: &&Living| p.job == scenario.id() && p.role == Role::Control;
+            let own = |p: &&Living| p.job == scenario.mps_id() && p.role == Role::Control;
             let daemons = world.borrow().processes.values().filter(own).count();
             assert_eq!(daemons, 1, "{name}: control daemons");
             let state = world.borrow().state(&scenario.id());
@@ -277,7 +282,8 @@ fn accounts_and_modes_are_as_before_when_the_first_directory_is_removed() {
     for scenario in scenarios() {
         let (left, ..) = running(&scenario);
         let before = before(&scenario);
-        let all = left.users_directories(&scenario.id());
+        let id = scenario.mps_id();
+        let all = left.users_directories(&id);
         let mut seen = false;
         for at in 0.. {
             let world = shared(&left);
@@ -286,7 +292,7 @@ fn accounts_and_modes_are_as_before_when_the_first_directory_is_removed() {
                 break;
             }
             let world = world.borrow();
-            if world.has_job(&scenario.id()) && world.users_directories(&scenario.id()) < all {
+            if world.has_job(&id) && world.users_directories(&id) < all {
                 seen = true;
                 assert_eq!(world.accounts(), before.accounts(), "{}, {at}", scenario.name);
                 assert_eq!(world.inventory, before.inventory, "{}, {at}", scenario.name);

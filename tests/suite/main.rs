@@ -30,6 +30,7 @@ mod report;
 mod scarce;
 mod second_look;
 mod set;
+mod shared;
 mod slurm_stack;
 mod soak;
 mod starved;

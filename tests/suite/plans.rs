@@ -1,6 +1,6 @@
 //! The plan of each scenario as text: whoever changes what root will do on a node changes a snapshot in the same commit.
 
-use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Scheduler};
+use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Part, Scheduler};
 use mpsd_core::ComputeMode;
 use tests::sim::scenario::Scenario;
 
@@ -13,7 +13,28 @@ fn scenarios() -> Vec<Scenario> {
     vec![
         Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
         Scenario::new("shared_by_shards", "MPS=true,MPS_MEM=25%", 1)
-            .devices(|d| d.exclusive = Exclusive::Shared),
+            .devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared_by_parts", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 1)
+            .config("[ceilings]\nthreads = 50")
+            .devices(|d| {
+                d.exclusive = Exclusive::Shared(Some(Part { own: 2, all: 16 }));
+                d.tasks_on_node = Some(2);
+            }),
+        Scenario::new("shared_of_two_gpus", "MPS=true,MPS_THREADS=10:20", 2)
+            .devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared_part_unknown", "MPS=true,MPS_MEM=auto", 1).devices(|d| {
+            d.exclusive = Exclusive::Shared(None);
+            d.tasks_on_node = Some(1);
+        }),
+        Scenario::new("shared_default_part_unknown", "MPS=true", 1)
+            .config("[defaults]\nmem = \"auto\"\nthreads = \"auto\"")
+            .devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared_by_the_site", "MPS=true", 1).config("shared_gpus = true"),
+        Scenario::new("shared_own", "MPS=own,MPS_THREADS=25", 1)
+            .devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared_per_gpu", "MPS=per-gpu", 2).devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared_priority", "MPS=true,MPS_PRIORITY=below-normal", 1)
+            .devices(|d| d.exclusive = Exclusive::Shared(None)),
         Scenario::new("step", "MPS=true", 1).step(),
         Scenario::new("told", "MPS=true", 1)
             .config("[metrics]\ndcgm_job_map = \"/run/dcgm-job-map\"\ngpustat = \"/run/gpustat\""),

@@ -5,7 +5,7 @@ use super::failure::Refusal;
 use super::gpu::GpuUuid;
 use super::job::JobId;
 use super::partitions::{Partition, VARIABLE as PARTITION};
-use super::paths::JOBS;
+use super::paths::{JOBS, SHARED};
 use super::ranks::{Cpus, Rank, order_of};
 use super::record::{Daemon, Record, RecordDevice, RecordGpu};
 use super::text::one_line;
@@ -171,12 +171,15 @@ fn is_of_job(path: &str, id: &str) -> bool {
     };
     let parts: Vec<&OsStr> = Path::new(path).iter().collect();
     let own = [OsStr::new(JOBS), OsStr::new(&name)];
-    parts.windows(2).any(|pair| pair == own)
+    let is_shared = |name: &OsStr| JobId::parse(&name.to_string_lossy()).is_ok_and(|id| id.is_shared());
+    parts
+        .windows(2)
+        .any(|pair| pair == own || pair[0] == SHARED && is_shared(pair[1]))
 }
 
 fn by_rank<'a, T>(list: &'a [T], task: &Task, what: &str) -> Result<Option<&'a T>, Refusal> {
-    if list.is_empty() {
-        return Ok(None);
+    if list.len() < 2 {
+        return Ok(list.first());
     }
     let rank = task.rank.ok_or_else(|| no_rank(what))?.local as usize;
     Ok(list.get(rank % list.len()))

@@ -1,12 +1,15 @@
 //! A job's name, and who schedules it.
 
 use super::failure::Refusal;
+use super::gpu::{GpuUuid, MIG};
 use super::text::{is_digits, is_word, one_line};
 use derive_more::{Display, Into};
 
 const LONGEST_ID: usize = 255;
 /// Longest id that is its own directory name, bytes: longer pipe paths fail (docs/facts/mps-control.md#starting).
 const LONGEST_NAME: usize = 40;
+/// The same for a shared MPS, which has no more than one daemon: a user id and a GPU's UUID.
+const LONGEST_SHARED: usize = 52;
 const READABLE_PART: usize = 24;
 
 /// The batch system that runs the job.
@@ -58,6 +61,19 @@ impl JobId {
         Err(Refusal::new(what, why, allowed))
     }
 
+    /// The id of the MPS that the jobs of user `uid` share on `gpu`: `1001-GPU-…`. No scheduler writes such an id.
+    pub fn shared(uid: u32, gpu: &GpuUuid) -> Self {
+        Self(format!("{uid}-{gpu}"))
+    }
+
+    /// Whether it names a shared MPS, and no job.
+    pub fn is_shared(&self) -> bool {
+        let is_gpu = |name: &str| name.starts_with("GPU-") || name.starts_with(MIG);
+        self.0
+            .split_once('-')
+            .is_some_and(|(uid, gpu)| is_digits(uid) && is_gpu(gpu))
+    }
+
     /// The id as the scheduler wrote it.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -65,7 +81,12 @@ impl JobId {
 
     /// The job's directory under `jobs/`: the id if it is short and plain, else its first 24 safe bytes and a hash.
     pub fn directory_name(&self) -> String {
-        if self.0.len() <= LONGEST_NAME && is_word(&self.0, b"._-[]") && !self.0.starts_with('.') {
+        let longest = if self.is_shared() {
+            LONGEST_SHARED
+        } else {
+            LONGEST_NAME
+        };
+        if self.0.len() <= longest && is_word(&self.0, b"._-[]") && !self.0.starts_with('.') {
             return self.0.clone();
         }
         let is_safe = |c: &char| c.is_ascii_alphanumeric() || "_-[]".contains(*c);

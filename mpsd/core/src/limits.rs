@@ -57,9 +57,10 @@ impl Percent {
         Self::clamped(u32::from(Self::WHOLE.0) / parts.max(1))
     }
 
-    /// The share by `auto` of each of `tasks` on a GPU: twice the even share, at most 100, as NVIDIA's guide advises.
-    pub fn auto(tasks: u32) -> Self {
-        Self::clamped(2 * u32::from(Self::WHOLE.0) / tasks.max(1))
+    /// The share by `auto` of one who has `own` of `all` parts of a GPU: twice that, at most 100, as NVIDIA's guide advises.
+    pub fn auto(own: u64, all: u64) -> Self {
+        let tenths = 2 * u64::from(Self::WHOLE.0) * own / all.max(1);
+        Self::clamped(u32::try_from(tenths).unwrap_or(u32::MAX))
     }
 
     fn clamped(tenths: u32) -> Self {
@@ -340,7 +341,7 @@ mod tests {
             (8, 125, 250),
             (5000, 10, 10),
         ] {
-            let found = (Percent::part_of(parts), Percent::auto(parts));
+            let found = (Percent::part_of(parts), Percent::auto(1, parts.into()));
             assert_eq!(found, (Percent(even), Percent(auto)), "{parts}");
         }
         let of = |tenths, total| Amount::Percent(Percent(tenths)).mebibytes_of(total);

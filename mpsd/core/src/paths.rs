@@ -63,16 +63,27 @@ impl Paths {
         self.run.join("reports")
     }
 
-    /// Everything of one job.
+    /// Directory of the MPS that jobs of one user share on a GPU, root 0711.
+    pub fn shared(&self) -> PathBuf {
+        self.run.join(SHARED)
+    }
+
+    /// Everything of one job, or of one shared MPS.
     pub fn job(&self, job: &JobId) -> JobPaths {
+        let above = match job.is_shared() {
+            true => self.shared(),
+            false => self.jobs(),
+        };
         JobPaths {
-            directory: self.jobs().join(job.directory_name()),
+            directory: above.join(job.directory_name()),
         }
     }
 }
 
 /// Name of the directory of all jobs.
 pub const JOBS: &str = "jobs";
+/// Name of the directory of all shared MPS.
+pub const SHARED: &str = "shared";
 /// Name of the journal, root 0600.
 pub const JOURNAL: &str = "journal";
 /// Name of the file by which an epilogue tells a start under way that its job has ended.
@@ -118,6 +129,21 @@ impl JobPaths {
     /// Name of the job's lock, beside its directory.
     pub fn lock_name(job: &JobId) -> String {
         format!(".{}.lock", job.directory_name())
+    }
+
+    /// The lock of the job, or of the shared MPS. Inside of the directory it would vanish with that.
+    pub fn lock(&self) -> PathBuf {
+        self.beside("lock")
+    }
+
+    /// The list of the jobs that share this MPS, root 0600. It outlives the directory.
+    pub fn members(&self) -> PathBuf {
+        self.beside("members")
+    }
+
+    fn beside(&self, what: &str) -> PathBuf {
+        let name = self.directory.file_name().unwrap_or_default().to_string_lossy();
+        self.directory.with_file_name(format!(".{name}.{what}"))
     }
 
     /// Names of the pipe and log directories of daemon `n` of `count`, both the user's, 0700, inside the job's directory.

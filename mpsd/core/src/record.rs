@@ -170,6 +170,9 @@ pub struct Record {
     /// There is a daemon for each GPU.
     #[serde(default)]
     pub per_gpu: bool,
+    /// Its daemons serve the user's other jobs on the GPU as well, so its limits are in its tasks' environment alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
     /// The job's request. A step with the same words has inherited them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<Request>,
@@ -228,6 +231,7 @@ impl Record {
             exclusive: false,
             deadline_s: 0,
             per_gpu: false,
+            shared: false,
             request: None,
             named: false,
             gpus: Vec::new(),

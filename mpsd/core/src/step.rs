@@ -24,6 +24,10 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
         let why = "the job has one daemon for its GPUs";
         return Err(refused(Key::Mode, step, why, "per-gpu for the whole job"));
     }
+    if step.mode == Mode::Own && record.shared {
+        let why = "the job shares its MPS with your other jobs on the GPU";
+        return Err(refused(Key::Mode, step, why, "own for the whole job"));
+    }
     let differs = |key: &Key| {
         let value = step.value(*key);
         value.is_some() && value != job.value(*key)
@@ -72,7 +76,7 @@ pub fn of_tasks(record: &Record, tasks: u32, gpus: u32) -> Record {
     let bind = record.bind.unwrap_or(Bind::NONE);
     let each = bind.most_on_a_gpu(record.names(), record.per_gpu, tasks, gpus);
     if record.divided.threads.is_some_and(|by| by < each) && own.rank_threads.is_empty() {
-        own.rank_threads = vec![Percent::auto(each)];
+        own.rank_threads = vec![Percent::auto(1, each.into())];
     }
     let divided = record.divided.memory.filter(|by| *by < each);
     if let (Some(by), true) = (divided, own.rank_memory.is_empty()) {

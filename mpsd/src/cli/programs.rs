@@ -18,6 +18,9 @@ pub struct Daemon {
     /// Ask the job's mpsd to set these limits, and report its answer on descriptor 4 (used by 'mpsctl set').
     #[arg(long, value_name = "LIMITS", conflicts_with_all = ["nvml", "stop", "look"])]
     pub set: Option<String>,
+    /// End these clients of the control daemons, pids with commas, and report it on descriptor 4 (used by mps-epilogue).
+    #[arg(long, value_name = "PIDS", conflicts_with_all = ["nvml", "stop", "look", "set"])]
+    pub terminate: Option<String>,
     /// Answer questions about the node's GPUs through this NVML library, on descriptor 3 (used by root's programs).
     #[arg(long, value_name = "LIBRARY")]
     pub nvml: Option<String>,

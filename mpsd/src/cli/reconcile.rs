@@ -126,6 +126,7 @@ impl Reconcile {
         run.failed_starts();
         run.jobs(None)?;
         run.locks()?;
+        run.shared();
         run.gpus();
         run.trials();
         for marker in markers::all(&settings.paths) {
@@ -447,6 +448,39 @@ impl<'a> Run<'a> {
             self.tell(told);
         }
         Ok(())
+    }
+
+    /// Shared MPS whose jobs are gone, after the jobs themselves.
+    fn shared(&mut self) {
+        let all = match self.node.all_shared() {
+            Ok(all) => all,
+            Err(failure) => return self.tell(Problem(format!("shared MPS: {failure}"))),
+        };
+        for id in all {
+            if self.dry {
+                continue;
+            }
+            let work = || {
+                let found = job::end_unshared(&mut this_node(self.settings), &id);
+                let left = found.undetermined.iter().map(ToString::to_string);
+                let left = left
+                    .chain(found.faults.iter().map(ToString::to_string))
+                    .collect::<Vec<_>>();
+                serde_json::to_vec(&(found.notes, left)).unwrap_or_default()
+            };
+            let (notes, left): (Vec<String>, Vec<String>) =
+                match ask(Deadline::after(self.settings.deadline + GRACE), work) {
+                    Ok(answer) => serde_json::from_slice(&answer).unwrap_or_default(),
+                    Err(none) => (Vec::new(), vec![none.to_string()]),
+                };
+            notes
+                .into_iter()
+                .for_each(|note| self.tell(Change(format!("shared MPS {id}: {note}"))));
+            for why in left {
+                self.unfinished.insert(id.to_string());
+                self.tell(Problem(format!("shared MPS {id}: {why}")));
+            }
+        }
     }
 
     fn gpus(&mut self) {

@@ -61,6 +61,14 @@ pub fn stop() -> Result<(), String> {
     stop::all(&own_spec()?)
 }
 
+/// `mpsd --terminate`: ends those of `clients`, pids with commas, that the control daemons list, and reports their number.
+pub fn terminate(clients: &str) -> Result<(), String> {
+    let spec = own_spec()?;
+    let mut report = inherited(REPORT_FD, "report")?;
+    let clients: Vec<i32> = clients.split(',').filter_map(|pid| pid.parse().ok()).collect();
+    send(&mut report, &stop::clients(&spec, &clients))
+}
+
 /// `mpsd --look`: reports what the control daemons say, as the job's user, because root never talks to them.
 pub fn look() -> Result<(), String> {
     let spec = own_spec()?;

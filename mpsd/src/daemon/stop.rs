@@ -44,16 +44,38 @@ fn one(spec: &Spec, daemon: &Daemon, known: Option<i32>) -> Result<(), String> {
     say(&format!("quit -t {FORCED_QUIT_S}\n"), forced).map(|_| ())
 }
 
+/// Ends those of `meant` that are clients of the daemons, and says how many there were.
+pub fn clients(spec: &Spec, meant: &[i32]) -> Result<usize, String> {
+    let limit = spec.command_time();
+    let mut ended = 0;
+    for daemon in &spec.daemons {
+        let say = |commands: &str| session::say(&spec.control, daemon, commands, limit);
+        ended += end_those(&say("get_server_list\n")?, |client| meant.contains(&client), say)?;
+    }
+    Ok(ended)
+}
+
 fn end_clients(servers: &Answer, say: impl Fn(&str) -> Result<Answer, String>) -> Result<(), String> {
+    end_those(servers, |_| true, say).map(drop)
+}
+
+fn end_those(
+    servers: &Answer,
+    is_meant: impl Fn(i32) -> bool,
+    say: impl Fn(&str) -> Result<Answer, String>,
+) -> Result<usize, String> {
+    let mut ended = 0;
     for server in servers.numbers() {
-        let clients = say(&format!("get_client_list {server}\n"))?;
+        let mut clients = say(&format!("get_client_list {server}\n"))?.numbers();
+        clients.retain(|client| is_meant(*client));
         let end = |client: &i32| format!("terminate_client {server} {client}\n");
-        let commands: String = clients.numbers().iter().map(end).collect();
+        let commands: String = clients.iter().map(end).collect();
         if !commands.is_empty() {
             say(&commands)?;
+            ended += clients.len();
         }
     }
-    Ok(())
+    Ok(ended)
 }
 
 #[cfg(test)]

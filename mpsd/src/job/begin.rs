@@ -5,16 +5,19 @@ use super::case::{Job, Scheduled};
 use super::claim;
 use super::evidence;
 use super::exporters::{self, Direction};
+use super::findings::FailedStart;
 use super::journal::Journal;
 use super::ledger::{self, Ledger, PAUSE_S};
 use super::node::{LockGuard, Node, Role, Severity};
 use super::outcome;
+use super::shared;
 use super::spec::Spec;
 use super::store::Store as _;
-use super::undo::{self, FailedStart};
+use super::undo;
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::{Case, decide, tasks};
 use crate::sys::deadline::Deadline;
+use crate::sys::now;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
@@ -85,15 +88,18 @@ fn start<N: Node>(
         },
         spec: Spec::new(&settings, &plan, job.deadline),
         record: plan.record,
+        shared: plan.shared,
         verify: plan.verify.then_some(job.deadline),
         failed_starts_drain: settings.drain.on_failed_starts,
         began,
         _held: held,
     };
     start.say_notes(node, &plan.notes);
+    // A shared MPS is proved as soon as it is begun, and that takes longer than the caller is to wait.
+    let goes_on = when == ReturnWhen::Started && !start.shared.is_empty();
     start.or_undo(node, |start, node| {
         start.tell_tasks(node, RecordState::Starting)?;
-        carry_out(node, &mut start.journal, &start.spec)
+        if goes_on { Ok(()) } else { start.carry_out(node) }
     })?;
     match when {
         ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, false),
@@ -209,46 +215,6 @@ fn open(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<LockGuard, 
     Ok(held)
 }
 
-/// Carries the plan of `journal` out. After the last effect `mpsd` is starting. What was begun stands in the journal.
-fn carry_out(node: &mut impl Node, journal: &mut Journal, spec: &Spec) -> Result<(), Failure> {
-    for number in 0..journal.plan.len() {
-        journal.begun = number + 1;
-        if let Err(failure) = node.write_journal(journal) {
-            // An effect that is not written down does not happen, and is not to be undone.
-            journal.begun = number;
-            return Err(failure);
-        }
-        perform(node, journal, number, spec)?;
-    }
-    Ok(())
-}
-
-fn perform(node: &mut impl Node, journal: &mut Journal, number: usize, spec: &Spec) -> Result<(), Failure> {
-    match journal.plan[number].clone() {
-        Effect::ClaimGpu { gpu } => claim::enter(node, &journal.job, &gpu),
-        Effect::SetComputeMode { gpu, mode } => claim::set_mode(node, &journal.job, &gpu, mode),
-        Effect::MakeCgroup => {
-            journal.cgroup = node.make_cgroup(journal)?;
-            node.write_journal(journal)
-        }
-        Effect::MakeDirectories { daemon } => node.make_directories(journal, daemon),
-        Effect::StartDaemon => {
-            expect_its_job(node, &journal.job)?;
-            journal.supervisor = Some(node.start_daemon(journal, spec)?);
-            node.write_journal(journal)
-        }
-        Effect::TellExporter { exporter, directory } => {
-            // No job fails because an exporter is not told.
-            let told = exporters::tell(node, journal, exporter, &directory, Direction::Enter);
-            if let Ok(Some(why)) | Err(why) = told {
-                let line = format!("job {}: {exporter} is not told of it: {why}", journal.job);
-                node.log(Severity::Warning, &line);
-            }
-            Ok(())
-        }
-    }
-}
-
 /// Gives a start up if its job has ended. The job's epilogue waits for the lock of the start, or has given up on it.
 fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
     if node.is_cancelled(job) {
@@ -258,10 +224,59 @@ fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
     Ok(())
 }
 
+/// Begins the MPS of `plan`, which the job of `member` is the first to share. Returns its journal. Its directory is made, and `held`
+/// is its lock.
+fn begin_shared(
+    node: &mut impl Node,
+    member: &Start,
+    plan: &Plan,
+    held: LockGuard,
+) -> Result<Journal, FailedStart> {
+    let Record {
+        job, gpus, daemons, ..
+    } = plan.record.clone();
+    let mut start = Start {
+        journal: Journal {
+            plan: plan.effects.clone(),
+            begun: 0,
+            began: now(),
+            ready_ms: None,
+            report: false,
+            job: job.clone(),
+            gpus,
+            daemons: daemons.clone(),
+            ..member.journal.clone()
+        },
+        spec: Spec {
+            job: job.to_string(),
+            daemons,
+            most: plan.most.clone(),
+            ..member.spec.clone()
+        },
+        record: plan.record.clone(),
+        shared: Vec::new(),
+        verify: None,
+        failed_starts_drain: member.failed_starts_drain,
+        began: Instant::now(),
+        _held: held,
+    };
+    let member = &member.journal.job;
+    start.or_undo(node, |start, node| {
+        start.carry_out(node)?;
+        start.prove(node)?;
+        Ok(expect_its_job(node, member)?)
+    })?;
+    let line = format!("shared MPS {job}: begun for job {member}");
+    node.log(Severity::Info, &line);
+    Ok(start.journal)
+}
+
 struct Start {
     journal: Journal,
     spec: Spec,
     record: Record,
+    /// The plans of the shared MPS that it joins.
+    shared: Vec<Plan>,
     /// Run `mps-probe` until then.
     verify: Option<Deadline>,
     failed_starts_drain: bool,
@@ -286,15 +301,66 @@ impl Start {
     fn or_undo<N: Node>(
         &mut self,
         node: &mut N,
-        work: impl FnOnce(&mut Self, &mut N) -> Result<(), Failure>,
+        work: impl FnOnce(&mut Self, &mut N) -> Result<(), FailedStart>,
     ) -> Result<(), FailedStart> {
-        work(self, node).map_err(|failure| FailedStart {
-            failure,
+        work(self, node).map_err(|mut failed| {
             // Before the directory is removed with the mark.
-            job_ended: node.is_cancelled(&self.journal.job),
-            findings: undo::undo(node, &self.journal),
-            gpus: self.journal.gpu_names(),
+            failed.job_ended = node.is_cancelled(&self.journal.job);
+            failed.findings.merge(undo::undo(node, &self.journal));
+            failed.gpus = self.journal.gpu_names();
+            failed
         })
+    }
+
+    /// Carries the plan out. After its last effect `mpsd` is starting. What was begun stands in the journal.
+    fn carry_out<N: Node>(&mut self, node: &mut N) -> Result<(), FailedStart> {
+        for number in self.journal.begun..self.journal.plan.len() {
+            self.journal.begun = number + 1;
+            if let Err(failure) = node.write_journal(&self.journal) {
+                // An effect that is not written down does not happen, and is not to be undone.
+                self.journal.begun = number;
+                return Err(failure.into());
+            }
+            self.perform(node, number)?;
+        }
+        Ok(())
+    }
+
+    fn perform<N: Node>(&mut self, node: &mut N, number: usize) -> Result<(), FailedStart> {
+        let journal = &mut self.journal;
+        match journal.plan[number].clone() {
+            Effect::ClaimGpu { gpu } => claim::enter(node, &journal.job, &gpu)?,
+            Effect::SetComputeMode { gpu, mode } => claim::set_mode(node, &journal.job, &gpu, mode)?,
+            Effect::JoinShared { gpu } => {
+                expect_its_job(node, &journal.job)?;
+                let plan = self.shared.iter().find(|plan| plan.record.gpus[0].uuid == gpu);
+                let plan = plan.ok_or_else(|| Undetermined::new(gpu.to_string(), "it is not shared"))?;
+                let begin = |node: &mut N, held| begin_shared(node, self, plan, held);
+                let shared = shared::join(node, &self.journal.job, &plan.record.job, begin, undo::undo)?;
+                if let Some(deadline) = self.verify {
+                    node.probe(&shared, &shared.daemons[0], deadline)?;
+                }
+            }
+            Effect::MakeCgroup => {
+                journal.cgroup = node.make_cgroup(journal)?;
+                node.write_journal(journal)?;
+            }
+            Effect::MakeDirectories { daemon } => node.make_directories(journal, daemon)?,
+            Effect::StartDaemon => {
+                expect_its_job(node, &journal.job)?;
+                journal.supervisor = Some(node.start_daemon(journal, &self.spec)?);
+                node.write_journal(journal)?;
+            }
+            Effect::TellExporter { exporter, directory } => {
+                // No job fails because an exporter is not told.
+                let told = exporters::tell(node, journal, exporter, &directory, Direction::Enter);
+                if let Ok(Some(why)) | Err(why) = told {
+                    let line = format!("job {}: {exporter} is not told of it: {why}", journal.job);
+                    node.log(Severity::Warning, &line);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Proves what was started and tells the job's tasks; `alone`: no caller waits for this process.
@@ -304,13 +370,19 @@ impl Start {
                 start.journal.starter = Some(own);
                 node.write_journal(&start.journal)?;
             }
-            start.prove(node)?;
-            if let Some(deadline) = start.verify {
-                let mut daemons = start.journal.daemons.iter();
-                daemons.try_for_each(|daemon| node.probe(&start.journal, daemon, deadline))?;
+            start.carry_out(node)?;
+            if start.shared.is_empty() {
+                start.prove(node)?;
+                if let Some(deadline) = start.verify {
+                    let mut daemons = start.journal.daemons.iter();
+                    daemons.try_for_each(|daemon| node.probe(&start.journal, daemon, deadline))?;
+                }
+            } else {
+                start.note_ready(node)?;
             }
             expect_its_job(node, &start.journal.job)?;
-            start.tell_tasks(node, RecordState::Ready)
+            start.tell_tasks(node, RecordState::Ready)?;
+            Ok(())
         })?;
         node.audit(&audit::begun(&self.journal));
         Ok(())
@@ -351,6 +423,10 @@ impl Start {
             }
         }
         self.record.daemons.clone_from(&self.journal.daemons);
+        self.note_ready(node)
+    }
+
+    fn note_ready(&mut self, node: &mut impl Node) -> Result<(), Failure> {
         self.journal.ready_ms = u64::try_from(self.began.elapsed().as_millis()).ok();
         node.write_journal(&self.journal)
     }

@@ -3,11 +3,12 @@
 use super::audit;
 use super::case::DrainTarget;
 use super::evidence;
+use super::findings::Findings;
 use super::journal::Journal;
 use super::node::{Node, Severity};
 use super::report::{self, JobOutcome, JobReport};
 use super::store::Store as _;
-use super::undo::{self, Findings};
+use super::undo;
 use crate::plan::effects::Effect;
 use crate::scheduler::{self, Scheduler, Site, Submission};
 use crate::sys::now;

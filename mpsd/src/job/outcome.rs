@@ -2,10 +2,10 @@
 
 use super::case::Job;
 use super::evidence;
+use super::findings::FailedStart;
 use super::node::{Node, Severity};
 use super::report::JobOutcome;
 use super::store::Store as _;
-use super::undo::FailedStart;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{self, ExitPolicy, Requeued, Site, Submission, ThisHost};
 use crate::sys::deadline::Deadline;

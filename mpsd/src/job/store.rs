@@ -15,6 +15,7 @@ use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, OBSERVATIONS, PARTI
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, GpuUuid, JobId};
 use nix::errno::Errno;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,6 +39,9 @@ const MOST_ENTRIES: u64 = 1_000_000;
 const REMOVE_TIME: Duration = Duration::from_secs(5);
 /// A directory operation slower than this means that someone keeps the directory's lock.
 const KEPT: Duration = Duration::from_millis(500);
+
+/// The jobs that share an MPS.
+type Members = BTreeSet<JobId>;
 
 /// `x` of `.x.lock`.
 fn locked(name: &str) -> Option<&str> {
@@ -74,7 +78,10 @@ impl<T> OrFault<T> for Result<T, FileError> {
 pub trait Store: Files {
     /// The lock at `path`, within [`super::node::NodeSettings::lock_time`].
     fn lock_in_time(&mut self, path: &Path) -> Result<LockGuard, Failure> {
-        let deadline = Deadline::after(self.settings().lock_time);
+        self.lock_until(path, Deadline::after(self.settings().lock_time))
+    }
+
+    fn lock_until(&mut self, path: &Path, deadline: Deadline) -> Result<LockGuard, Failure> {
         match self.lock(path, deadline) {
             Err(error @ (FileError::Bound { .. } | FileError::Io { act: LOCK, .. })) => {
                 Err(Undetermined::new("lock", error.to_string()).into())
@@ -101,6 +108,12 @@ pub trait Store: Files {
         self.settings().paths.gpus().join(format!(".{gpu}.lock"))
     }
 
+    /// Removes what a writer of `file` that was killed may have left. The lock is ours now.
+    fn forget_write(&mut self, file: &Path) -> Result<(), FileError> {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        self.remove_file(&file.with_file_name(format!(".{name}.new")))
+    }
+
     fn lock_gpu(&mut self, gpu: &GpuUuid) -> Result<LockGuard, Failure> {
         self.make(&self.settings().paths.gpus())?;
         self.lock_in_time(&self.account_lock(gpu))
@@ -109,9 +122,7 @@ pub trait Store: Files {
     /// The account of `gpu`, under its lock.
     fn read_account(&mut self, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
         let file = self.settings().paths.gpu(gpu);
-        // A writer that was killed may have left this, and the lock is ours now.
-        self.remove_file(&file.with_file_name(format!(".{gpu}.new")))
-            .or_fault()?;
+        self.forget_write(&file).or_fault()?;
         let bytes = self.read(&file, LONGEST).or_fault()?;
         let account = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
         account.map_err(|e| garbled(format!("account of {gpu}"), e))
@@ -144,7 +155,7 @@ pub trait Store: Files {
 
     /// The job's lock, beside its directory: a lock inside would vanish with it.
     fn job_lock(&self, job: &JobId) -> PathBuf {
-        self.settings().paths.jobs().join(JobPaths::lock_name(job))
+        self.job_files(job).lock()
     }
 
     fn job_files(&self, job: &JobId) -> JobPaths {
@@ -153,14 +164,24 @@ pub trait Store: Files {
 
     /// Locks the job and makes its directory. Only one prologue or epilogue of a job works at a time.
     fn open_job(&mut self, job: &JobId) -> Result<LockGuard, Failure> {
-        self.make(&self.settings().paths.jobs())?;
         let lock = self.job_lock(job);
-        let held = self.lock_in_time(&lock)?;
+        self.make(lock.parent().unwrap_or(Path::new("/")))?;
+        let held = self.lock_job(job)?;
         let made = self.create_dir(self.job_files(job).directory(), PASSABLE);
         if made.is_err() && !self.has_directory(job) {
             let _ = self.remove_file(&lock);
         }
         made.map(|()| held).or_fault()
+    }
+
+    /// The lock of a shared MPS is held while it begins, for another job of the same user.
+    fn lock_job(&mut self, job: &JobId) -> Result<LockGuard, Failure> {
+        let settings = self.settings();
+        let time = match job.is_shared() {
+            true => settings.ends.remaining() * 3 / 5,
+            false => settings.lock_time,
+        };
+        self.lock_until(&self.job_lock(job), Deadline::after(time))
     }
 
     fn find_job(&mut self, job: &JobId) -> Result<Option<LockGuard>, Failure> {
@@ -175,6 +196,48 @@ pub trait Store: Files {
         // Only the lock was left, by a program that was killed after it removed the directory.
         self.remove_file(&lock).or_fault()?;
         Ok(None)
+    }
+
+    /// The lock of a shared MPS, if there is a directory, a lock or a list of it.
+    fn find_shared(&mut self, id: &JobId) -> Result<Option<LockGuard>, Failure> {
+        let is_listed = self.is_there(&self.job_files(id).members());
+        if !is_listed && !self.has_directory(id) && !self.has_lock(id) {
+            return Ok(None);
+        }
+        self.lock_job(id).map(Some)
+    }
+
+    /// The jobs that share the MPS `id`, under its lock.
+    fn read_members(&mut self, id: &JobId) -> Result<Members, Failure> {
+        let file = self.job_files(id).members();
+        self.forget_write(&file).or_fault()?;
+        let bytes = self.read(&file, LONGEST).or_fault()?;
+        let members = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+        let members = members.map_err(|e| garbled(format!("list of shared MPS {id}"), e));
+        Ok(members?.unwrap_or_default())
+    }
+
+    /// Writes their list, or removes it if it is empty.
+    fn write_members(&mut self, id: &JobId, members: &Members) -> Result<(), Failure> {
+        let file = self.job_files(id).members();
+        if members.is_empty() {
+            return self.remove_file(&file).or_fault();
+        }
+        let text = serde_json::to_vec(members).map_err(|e| garbled("list", e))?;
+        self.write(&file, &text, SECRET, Durability::OnDisk).or_fault()
+    }
+
+    /// Every shared MPS of which a directory, a lock or a list is here.
+    fn all_shared(&self) -> Result<BTreeSet<JobId>, Failure> {
+        let names = self.names(&self.settings().paths.shared()).or_fault()?;
+        let id = |name: &String| {
+            let list = name
+                .strip_prefix('.')
+                .and_then(|name| name.strip_suffix(".members"));
+            let id = JobId::parse(locked(name).or(list).unwrap_or(name)).ok()?;
+            id.is_shared().then_some(id)
+        };
+        Ok(names.iter().filter_map(id).collect())
     }
 
     /// Whether a prologue or an epilogue of the job is at work.

@@ -3,86 +3,16 @@
 use super::claim;
 use super::evidence;
 use super::exporters::{self, Direction};
+use super::findings::Findings;
 use super::journal::Journal;
 use super::node::{Member, Node, Role, Rung};
+use super::shared;
 use super::store::Store as _;
 use crate::plan::effects::Effect;
-use mpsd_core::failure::{Fault, Undetermined};
+use mpsd_core::failure::Undetermined;
 use mpsd_core::text;
-use mpsd_core::{Failure, GpuUuid};
+use mpsd_core::{GpuUuid, JobId};
 use std::time::{Duration, Instant};
-
-/// What a teardown found.
-#[derive(Debug, Default)]
-pub struct Findings {
-    /// Evidence against the node.
-    pub faults: Vec<Fault>,
-    /// What did not work and proves nothing.
-    pub undetermined: Vec<Undetermined>,
-    /// How many of `undetermined` are about files of exporters (dcgm-exporter, jobstats). No start waits for those.
-    pub untold: usize,
-    /// Lines for the report.
-    pub notes: Vec<String>,
-}
-
-impl Findings {
-    /// Everything is as it was before the job.
-    pub fn is_clean(&self) -> bool {
-        self.faults.is_empty() && self.undetermined.is_empty()
-    }
-
-    /// The same job may begin here again.
-    pub fn allows_start(&self) -> bool {
-        self.faults.is_empty() && self.undetermined.len() == self.untold
-    }
-
-    /// Enters a failure once: a dead NVML fails for each GPU.
-    pub fn take(&mut self, result: Result<(), Failure>) {
-        match result {
-            Ok(()) => {}
-            Err(Failure::Fault(fault)) => push_new(&mut self.faults, fault),
-            Err(Failure::Undetermined(u)) => push_new(&mut self.undetermined, u),
-            Err(Failure::Refusal(r)) => push_new(&mut self.notes, r.to_string()),
-        }
-    }
-
-    fn take_note(&mut self, result: Result<Option<String>, Failure>) {
-        match result {
-            Ok(note) => self.notes.extend(note),
-            Err(failure) => self.take(Err(failure)),
-        }
-    }
-}
-
-fn push_new<T: PartialEq>(list: &mut Vec<T>, entry: T) {
-    if !list.contains(&entry) {
-        list.push(entry);
-    }
-}
-
-/// A start that failed, with what its rollback found.
-#[derive(Debug)]
-pub struct FailedStart {
-    /// Why.
-    pub failure: Failure,
-    /// What the rollback found. Its faults drain as well.
-    pub findings: Findings,
-    /// The job's GPUs, if they were known.
-    pub gpus: Vec<String>,
-    /// Its job has ended meanwhile: do not tell its user, and do not put it back into a queue.
-    pub job_ended: bool,
-}
-
-impl<F: Into<Failure>> From<F> for FailedStart {
-    fn from(failure: F) -> Self {
-        Self {
-            failure: failure.into(),
-            findings: Findings::default(),
-            gpus: Vec::new(),
-            job_ended: false,
-        }
-    }
-}
 
 /// Undoes what `journal` says was begun, and removes the job's directory when all of it is undone. The caller holds
 /// the job's lock.
@@ -98,6 +28,9 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
         stop_own(node, journal, &mut findings);
     }
     for effect in journal.to_undo() {
+        if let Effect::JoinShared { gpu } = effect {
+            findings.merge(shared::leave(node, journal, gpu, undo));
+        }
         // Leaving the account also restores the compute mode, so `SetComputeMode` needs no step of its own.
         if let Effect::ClaimGpu { gpu } = effect {
             findings.take_note(claim::leave(node, &journal.job, gpu));
@@ -141,6 +74,12 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
         let _ = node.write_journal(&left);
     }
     findings
+}
+
+/// Takes jobs that have no directory out of the list of the shared MPS `id`, and ends it if no job shares it. The notes say what was
+/// done.
+pub fn end_unshared(node: &mut impl Node, id: &JobId) -> Findings {
+    shared::take_out(node, id, None, undo)
 }
 
 fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {

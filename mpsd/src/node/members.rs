@@ -12,11 +12,12 @@ use crate::job::node::{Gpus as _, Member, Members, Role, Rung, Severity, Waiting
 use crate::sys::deadline::Deadline;
 use crate::sys::priority::normalise;
 use crate::sys::process::{Process, ProcessTable, State, Thread};
-use mpsd_core::environment::PIPE_DIRECTORY;
+use mpsd_core::environment::{JOB, PIPE_DIRECTORY};
 use mpsd_core::text::{self, one_line};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -47,6 +48,8 @@ const RANKS: [&str; 5] = [
 const PAUSE: Duration = Duration::from_millis(5);
 /// How often a killed process is made ordinary again while it ends.
 const TURN: Duration = Duration::from_millis(100);
+/// Time in which a job that leaves a shared MPS ends its clients.
+const TERMINATE_TIME: Duration = Duration::from_secs(2);
 const OWN_END: Duration = Duration::from_secs(1);
 
 impl Members for RealNode {
@@ -126,6 +129,23 @@ impl Members for RealNode {
         wait_gone(self, journal, rung == Rung::Kill, deadline)
     }
 
+    /// Most often there is none, since the scheduler has ended the job's processes. NVIDIA's program is asked by the user's own process,
+    /// for pids that root has found.
+    fn end_clients(&mut self, shared: &Journal, member: &Journal) {
+        let clients = self.processes_of(shared, member);
+        if clients.is_empty() {
+            return;
+        }
+        let list = clients.iter().map(i32::to_string).collect::<Vec<_>>().join(",");
+        let left = self.ask_mpsd(shared, &["--terminate", &list], TERMINATE_TIME);
+        if left.is_none() {
+            let (job, id) = (&member.job, &shared.job);
+            let line =
+                format!("job {job}: shared MPS {id} does not say whether the job's clients have ended");
+            log::line(self.program, Severity::Warning, &line);
+        }
+    }
+
     /// Read by a child: reading a stack can hang.
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>> {
         let threads = || process.open().and_then(|process| process.threads());
@@ -190,6 +210,34 @@ impl Members for RealNode {
         let cgroups = process.cgroups().unwrap_or_default();
         Some(cgroups.iter().any(|path| path.components().any(is_jobs)))
     }
+}
+
+impl RealNode {
+    /// The user's processes that are of the job of `member`: by its scheduler's cgroup, or else by the variable that attached
+    /// them. They can forge that one, against jobs of their own user.
+    fn processes_of(&mut self, shared: &Journal, member: &Journal) -> Vec<i32> {
+        let own: BTreeSet<i32> = self.own(shared).iter().map(|one| one.process.pid).collect();
+        let table = ProcessTable::scan().unwrap_or_default();
+        let of_user = table.of_user(member.uid).map(|entry| entry.stat.id);
+        let of_user: Vec<ProcessRef> = of_user.filter(|id| !own.contains(&id.pid)).collect();
+        let is_jobs = |id: &ProcessRef| self.is_of_job(member, id.pid) == Some(true);
+        let (mut found, others): (Vec<_>, Vec<_>) = of_user.into_iter().partition(is_jobs);
+        let job = OsStr::new(member.job.as_str());
+        let is_named = |id: &ProcessRef| {
+            let process = id.open().filter(|process| !is_in_a_job(process));
+            process.is_some_and(|one| one.environment_variable(JOB, MOST_ENVIRONMENT).as_deref() == Some(job))
+        };
+        let named = || others.iter().copied().filter(is_named).collect::<Vec<_>>();
+        found.extend(by_child(Deadline::after(LOOK_TIME), named).unwrap_or_default());
+        found.into_iter().map(|id| id.pid).collect()
+    }
+}
+
+/// Whether Slurm's cgroups say that it is of some job.
+fn is_in_a_job(process: &Process) -> bool {
+    let is_jobs = |part: Component| part.as_os_str().to_string_lossy().starts_with("job_");
+    let cgroups = process.cgroups().unwrap_or_default();
+    cgroups.iter().any(|path| path.components().any(is_jobs))
 }
 
 pub(super) fn file(path: &Path) -> Option<FileRef> {

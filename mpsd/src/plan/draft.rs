@@ -1,7 +1,8 @@
 //! A request on its way to a plan.
 
+use crate::scheduler::Part;
 use mpsd_core::config::Settings;
-use mpsd_core::request::{Key, Mode, Request, Syntax};
+use mpsd_core::request::{Key, MemoryLimit, Mode, Request, Syntax, Threads};
 use mpsd_core::text::one_line;
 use mpsd_core::{Gpu, Inventory, Refusal};
 
@@ -24,6 +25,10 @@ pub(super) struct Draft<'a> {
     pub tasks: Option<u32>,
     /// How many of them can meet on a GPU.
     pub meeting: Option<u32>,
+    /// Other jobs may use its GPUs too, so the user's jobs share one MPS on each.
+    pub shared: bool,
+    /// The job's part of each of its GPUs, where jobs share them and the scheduler says how much each has.
+    pub part: Option<Part>,
 }
 
 impl Draft<'_> {
@@ -31,6 +36,37 @@ impl Draft<'_> {
     pub fn refuse(&self, key: Key, why: impl Into<String>, allowed: impl Into<String>) -> Refusal {
         let word = self.syntax.token(key, self.request.value(key).as_deref());
         Refusal::new(one_line(&word, SHOWN), why, allowed)
+    }
+
+    /// Refuses what belongs to a daemon as a whole, if the user's other jobs have the same daemon.
+    pub fn check_shared(&self) -> Result<(), Refusal> {
+        let key = match self.written {
+            _ if !self.shared => return Ok(()),
+            Request {
+                mode: Mode::PerGpu, ..
+            } => Key::Mode,
+            Request { sms: Some(_), .. } => Key::Sms,
+            Request {
+                priority: Some(_), ..
+            } => Key::Priority,
+            _ => return Ok(()),
+        };
+        let own = self.syntax.token(Key::Mode, Some("own"));
+        let why = "your jobs on this GPU share one MPS, whose daemon has one setting for all of them";
+        Err(self.refuse(key, why, format!("{own}, a daemon of this job's own")))
+    }
+
+    /// A site's `auto` is no limit for a job whose part of a shared GPU is not known. The user's own `auto` is refused.
+    pub fn forget_auto_of_site(&mut self) {
+        if !self.shared || self.part.is_some() {
+            return;
+        }
+        if self.written.threads.is_none() && self.request.threads == Some(Threads::Auto) {
+            self.request.threads = None;
+        }
+        if self.written.memory.is_none() && self.request.memory == Some(MemoryLimit::Auto) {
+            self.request.memory = None;
+        }
     }
 
     /// How many tasks of the job meet on one of its GPUs by `rule`.

@@ -24,6 +24,13 @@ pub enum Effect {
         /// The mode to set.
         mode: ComputeMode,
     },
+    /// Enter the job among those that share its user's MPS on a GPU; the first begins that ([`Plan::shared`]). Inverse: end the
+    /// job's clients and leave; the last one ends the MPS.
+    #[display("share the user's MPS on {gpu}")]
+    JoinShared {
+        /// Which GPU.
+        gpu: GpuUuid,
+    },
     /// Make the job's cgroup. Inverse: prove it empty, remove it.
     #[display("make the job's cgroup")]
     MakeCgroup,
@@ -64,6 +71,9 @@ impl Effect {
         match self {
             Self::ClaimGpu { .. } => "leave the account, remove it after the last user",
             Self::SetComputeMode { .. } => "restore the mode found, after the last user",
+            Self::JoinShared { .. } => {
+                "terminate_client for the job's clients, leave; the last job ends the MPS"
+            }
             Self::MakeCgroup => "prove it empty, remove it",
             Self::MakeDirectories { .. } => "remove both",
             Self::TellExporter { .. } => "take the job's lines out, and remove a file that has no other",
@@ -79,6 +89,8 @@ pub struct Plan {
     pub record: Record,
     /// The effects, in order.
     pub effects: Vec<Effect>,
+    /// For each GPU whose MPS the job shares, the plan of that MPS, which the first job carries out.
+    pub shared: Vec<Plan>,
     /// The most that `mpsctl set` may give to each client while the job runs.
     pub most: ClientLimits,
     /// What the log should say of decisions taken, one line each (a mode that stays, for example).
@@ -124,11 +136,20 @@ impl fmt::Display for Plan {
             let (rank, sms, chunks, gpu) = (one.rank, one.sms, one.chunks, &one.gpu);
             writeln!(f, "rank {rank}: {sms} SMs ({chunks} chunks) of {gpu} alone")?;
         }
+        let of = |rank: usize, list: usize| match list {
+            1 => "each task".to_owned(),
+            _ => format!("rank {rank}"),
+        };
         for (rank, threads) in record.rank_threads.iter().enumerate() {
-            writeln!(f, "rank {rank}: threads {threads}")?;
+            writeln!(f, "{}: threads {threads}", of(rank, record.rank_threads.len()))?;
         }
         for (rank, all) in record.rank_memory.iter().enumerate() {
-            writeln!(f, "rank {rank}: memory{}", memory(all, " "))?;
+            writeln!(
+                f,
+                "{}: memory{}",
+                of(rank, record.rank_memory.len()),
+                memory(all, " ")
+            )?;
         }
         for (n, effect) in self.effects.iter().enumerate() {
             writeln!(f, "{:2}. {effect}  [undo: {}]", n + 1, effect.inverse())?;

@@ -10,13 +10,13 @@ pub(crate) mod tasks;
 use crate::plan::draft::Draft;
 use crate::plan::effects::{Effect, Exporter, Plan};
 use crate::plan::share::Share;
-use crate::scheduler::{self, Devices, Exclusive, GpuSource, Submission};
+use crate::scheduler::{self, Devices, Exclusive, GpuSource, Part, Submission};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, WarnOrRefuse};
 use mpsd_core::paths::JobPaths;
-use mpsd_core::record::{AutoDivisors, Daemon, Record, RecordGpu, RecordState};
+use mpsd_core::record::{AutoDivisors, ClientLimits, Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
-use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, Refusal};
+use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, JobId, Refusal};
 
 /// All that a plan is made from.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +46,7 @@ pub struct Case<'a> {
 pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let products: Vec<&str> = case.inventory.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
     let settings = case.config.for_node(case.node, &products)?;
+    let (shared, part) = sharing(case, &settings);
     let mut draft = Draft {
         written: case.request,
         syntax: case.syntax,
@@ -55,13 +56,20 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         gpus: gpus::of_job(case.devices, case.inventory, settings.gpus_unknown)?,
         tasks: case.devices.tasks_on_node.filter(|tasks| *tasks > 0),
         meeting: None,
+        shared,
+        part,
     };
+    draft.check_shared()?;
+    draft.forget_auto_of_site();
     let mut notes = Vec::new();
     let (bind, names) = gpus::binding(&draft)?;
     if gpus::has_devices(&draft.gpus) && draft.gpus.len() > 1 && draft.request.mode != Mode::PerGpu {
         draft.request.mode = Mode::PerGpu;
         let note = "one daemon for each MIG device, and one of them for each task: a process sees no more";
         notes.push(note.to_owned());
+    }
+    if shared && draft.gpus.len() > 1 {
+        draft.request.mode = Mode::PerGpu;
     }
     let per_gpu = draft.request.mode == Mode::PerGpu;
     draft.meeting = draft.tasks_that_meet(|tasks, gpus| bind.most_on_a_gpu(names, per_gpu, tasks, gpus));
@@ -78,7 +86,10 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let share = draft.share()?;
     let memory_parts = share.divides_memory_by(&draft.gpus);
     let job = &case.submission.job;
-    let mut daemons = draft.daemons(&share, &settings.paths.job(job));
+    let mut daemons = match shared {
+        true => draft.shared_daemons(case.uid)?,
+        false => draft.daemons(&share, &settings.paths.job(job)),
+    };
     for partition in draft.partitions()? {
         let mut daemons = daemons.iter_mut();
         if let Some(daemon) = daemons.find(|daemon| daemon.gpus.contains(&partition.gpu)) {
@@ -86,17 +97,16 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         }
     }
     let request = &draft.request;
-    let gpu = |gpu: &&Gpu| RecordGpu {
-        index: gpu.index,
-        uuid: gpu.uuid.clone(),
-        cpus: gpu.cpus.clone(),
-    };
     let warnings = [
         too_many_tasks,
         too_many_replicas,
         without_rank(case, &draft, names),
     ];
     let effects = effects(case, &draft, daemons.len(), &mut notes);
+    let begin_shared = daemons.iter().filter(|_| shared);
+    let begin_shared = begin_shared
+        .map(|daemon| draft.shared_plan(case.uid, daemon))
+        .collect();
     // Without CUDA_DEVICE_ORDER, CUDA counts the fastest first.
     let alike = products.windows(2).all(|pair| pair[0] == pair[1]);
     let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
@@ -105,16 +115,19 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         exclusive: effects.iter().any(exclusive),
         deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
         per_gpu,
+        shared,
         request: Some(case.request.clone()),
         named: matches!(case.devices.gpus, GpuSource::Listed(_) | GpuSource::Numbered(_)),
-        gpus: draft.gpus.iter().map(gpu).collect(),
+        gpus: draft.gpus.iter().map(record_gpu).collect(),
         devices: case.devices.gpus.to_count(case.inventory),
         daemons,
-        rank_threads: share.rank_threads,
-        rank_memory: share.rank_memory,
+        rank_threads: share.rank_threads(shared),
+        rank_memory: share.rank_memory(shared),
         divided: AutoDivisors {
-            threads: draft.meeting.filter(|_| request.threads == Some(Threads::Auto)),
-            memory: memory_parts.filter(|_| request.memory == Some(MemoryLimit::Auto)),
+            threads: draft
+                .meeting
+                .filter(|_| request.threads == Some(Threads::Auto) && !shared),
+            memory: memory_parts.filter(|_| request.memory == Some(MemoryLimit::Auto) && !shared),
         },
         names: Some(names),
         same_numbers: draft.gpus.iter().zip(0..).all(|(gpu, place)| gpu.index == place) && alike,
@@ -127,6 +140,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let plan = Plan {
         record,
         effects,
+        shared: begin_shared,
         most: draft.most(),
         notes,
         verify: request.verify == Some(true),
@@ -139,7 +153,7 @@ impl Draft<'_> {
     fn daemons(&self, share: &Share, paths: &JobPaths) -> Vec<Daemon> {
         let size = match self.request.mode {
             Mode::PerGpu => 1,
-            Mode::PerNode | Mode::Off => self.gpus.len(),
+            Mode::PerNode | Mode::Own | Mode::Off => self.gpus.len(),
         };
         let groups = self.gpus.chunks(size.max(1));
         let count = groups.len();
@@ -148,6 +162,43 @@ impl Draft<'_> {
             share.daemon(gpus, paths.file(&pipe), paths.file(&log))
         };
         groups.enumerate().map(daemon).collect()
+    }
+
+    /// The daemons that the user's jobs share, one for each GPU. The site's ceilings are theirs; each job's limits are its tasks'.
+    fn shared_daemons(&self, uid: u32) -> Result<Vec<Daemon>, Refusal> {
+        let share = self.ceilings()?;
+        let daemon = |gpu: &&Gpu| {
+            let paths = self.settings.paths.job(&JobId::shared(uid, &gpu.uuid));
+            let (pipe, log) = JobPaths::daemon_names(0, 1);
+            share.daemon(&[gpu], paths.file(&pipe), paths.file(&log))
+        };
+        Ok(self.gpus.iter().map(daemon).collect())
+    }
+
+    /// The plan of the MPS behind `daemon`, which the first of the jobs that share it carries out.
+    fn shared_plan(&self, uid: u32, daemon: &Daemon) -> Plan {
+        let gpu = daemon.gpus[0].clone();
+        let id = JobId::shared(uid, &gpu);
+        let is_its = |known: &&&Gpu| known.uuid == gpu;
+        let gpus = self.gpus.iter().filter(is_its).map(record_gpu).collect();
+        let record = Record {
+            reason: None,
+            gpus,
+            daemons: vec![daemon.clone()],
+            ..Record::closed(id, uid, RecordState::Starting, String::new())
+        };
+        let mut effects = vec![Effect::ClaimGpu { gpu }];
+        effects.extend((self.settings.cgroup != Cgroup::None).then_some(Effect::MakeCgroup));
+        effects.extend([Effect::MakeDirectories { daemon: 0 }, Effect::StartDaemon]);
+        Plan {
+            record,
+            effects,
+            shared: Vec::new(),
+            most: ClientLimits::default(),
+            notes: Vec::new(),
+            verify: false,
+            then: Vec::new(),
+        }
     }
 
     /// More tasks than a GPU takes clients: a refusal, or a warning if the site only warns.
@@ -166,12 +217,32 @@ impl Draft<'_> {
     }
 }
 
+fn record_gpu(gpu: &&Gpu) -> RecordGpu {
+    RecordGpu {
+        index: gpu.index,
+        uuid: gpu.uuid.clone(),
+        cpus: gpu.cpus.clone(),
+    }
+}
+
+/// Whether the job shares the MPS of its user on its GPUs, and its part of them.
+fn sharing(case: &Case<'_>, settings: &Settings) -> (bool, Option<Part>) {
+    let (shared, part) = match case.devices.exclusive {
+        Exclusive::Shared(part) => (true, part),
+        Exclusive::GpusAlone | Exclusive::Unknown => (settings.shared_gpus, None),
+    };
+    (shared && case.request.mode != Mode::Own, part)
+}
+
 fn effects(case: &Case<'_>, draft: &Draft<'_>, daemons: usize, notes: &mut Vec<String>) -> Vec<Effect> {
     let mut effects = Vec::new();
     for gpu in &draft.gpus {
-        effects.push(Effect::ClaimGpu {
-            gpu: gpu.uuid.clone(),
-        });
+        let uuid = gpu.uuid.clone();
+        if draft.shared {
+            effects.push(Effect::JoinShared { gpu: uuid });
+            continue;
+        }
+        effects.push(Effect::ClaimGpu { gpu: uuid });
         match why_mode_stays(case, draft.settings, gpu) {
             None => effects.push(Effect::SetComputeMode {
                 gpu: gpu.uuid.clone(),
@@ -180,11 +251,11 @@ fn effects(case: &Case<'_>, draft: &Draft<'_>, daemons: usize, notes: &mut Vec<S
             Some(why) => notes.push(format!("compute mode of {} stays {}: {why}", gpu.uuid, gpu.mode)),
         }
     }
-    if draft.settings.cgroup != Cgroup::None {
-        effects.push(Effect::MakeCgroup);
+    if !draft.shared {
+        effects.extend((draft.settings.cgroup != Cgroup::None).then_some(Effect::MakeCgroup));
+        effects.extend((0..daemons).map(|daemon| Effect::MakeDirectories { daemon }));
+        effects.push(Effect::StartDaemon);
     }
-    effects.extend((0..daemons).map(|daemon| Effect::MakeDirectories { daemon }));
-    effects.push(Effect::StartDaemon);
     // Last, while the daemon comes up. Exporters' files have one line a job and GPU, so a step with its own daemon has none.
     if !case.submission.step {
         effects.extend(exporters(draft.settings));
@@ -213,7 +284,8 @@ fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'s
     } else {
         match case.devices.exclusive {
             Exclusive::GpusAlone => None,
-            Exclusive::Shared => Some("the scheduler lets jobs share the GPU"),
+            _ if settings.shared_gpus => Some("shared_gpus = true"),
+            Exclusive::Shared(_) => Some("the scheduler lets jobs share the GPU"),
             Exclusive::Unknown => Some("the scheduler does not prove that this job alone holds the GPU"),
         }
     }

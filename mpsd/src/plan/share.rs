@@ -1,6 +1,7 @@
 //! Limits made concrete: `auto`, shares and replicas become per cents and MiB of the job's own GPUs, under the site's ceilings.
 
 use super::draft::Draft;
+use crate::scheduler::Part;
 use mpsd_core::limits::{Amount, Percent, Priority};
 use mpsd_core::record::{ClientLimits, Daemon};
 use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Threads};
@@ -17,12 +18,26 @@ pub struct Share {
     memory: Memory,
     priority: Option<Priority>,
     /// Thread percentage by local rank; empty if all have the daemon's.
-    pub rank_threads: Vec<Percent>,
+    rank_threads: Vec<Percent>,
     /// Memory by local rank; empty if all have the daemon's.
-    pub rank_memory: Vec<Memory>,
+    rank_memory: Vec<Memory>,
 }
 
 impl Share {
+    /// Thread percentage by local rank. A shared daemon does not hold a job's own limits, so every rank has them.
+    pub fn rank_threads(&self, shared: bool) -> Vec<Percent> {
+        let all = self.threads.filter(|_| shared && self.rank_threads.is_empty());
+        all.map_or_else(|| self.rank_threads.clone(), |percent| vec![percent])
+    }
+
+    /// Memory by local rank, likewise.
+    pub fn rank_memory(&self, shared: bool) -> Vec<Memory> {
+        match shared && self.rank_memory.is_empty() && !self.memory.is_empty() {
+            true => vec![self.memory.clone()],
+            false => self.rank_memory.clone(),
+        }
+    }
+
     /// How many clients with this limit fit on each of the GPUs. With a low ceiling, more than the job has tasks.
     pub fn divides_memory_by(&self, gpus: &[&Gpu]) -> Option<u32> {
         let whole = |uuid: &GpuUuid| gpus.iter().find(|gpu| gpu.uuid == *uuid)?.memory_mib;
@@ -59,6 +74,34 @@ impl Draft<'_> {
         })
     }
 
+    /// What the site lets a client have, as the limits of a daemon that several jobs share.
+    pub fn ceilings(&self) -> Result<Share, Refusal> {
+        let memory = match self.settings.ceilings.memory {
+            None => Vec::new(),
+            Some(ceiling) => self.on_each(|gpu| self.ceiling(gpu, ceiling))?,
+        };
+        Ok(Share {
+            threads: self.settings.ceilings.threads,
+            memory,
+            priority: self.settings.defaults.priority,
+            rank_threads: Vec::new(),
+            rank_memory: Vec::new(),
+        })
+    }
+
+    /// What `auto` divides a GPU by for `what`: the tasks that meet there, on the job's part of it.
+    fn auto_parts(&self, what: &str) -> Result<(u64, u64), Refusal> {
+        let tasks = u64::from(self.meeting_tasks(what)?.max(1));
+        match (self.shared, self.part) {
+            (false, _) => Ok((1, tasks)),
+            (true, Some(Part { own, all })) => Ok((own.into(), u64::from(all) * tasks)),
+            (true, None) => {
+                let why = "the scheduler does not say which part of the GPU the job has";
+                Err(Refusal::new(format!("{what}=auto"), why, "a fixed value"))
+            }
+        }
+    }
+
     /// The most that the site, and each GPU, let a client have.
     pub fn most(&self) -> ClientLimits {
         let of_gpu = |gpu: &&Gpu| {
@@ -93,7 +136,10 @@ impl Draft<'_> {
             (_, Some(replicas)) => (Some(Percent::part_of(replicas)), Vec::new()),
             (None, None) => (None, Vec::new()),
             (Some(Threads::Auto), _) => (
-                Some(Percent::auto(self.meeting_tasks("MPS_THREADS")?)),
+                {
+                    let (own, all) = self.auto_parts("MPS_THREADS")?;
+                    Some(Percent::auto(own, all))
+                },
                 Vec::new(),
             ),
             (Some(Threads::Uniform(percent)), _) => (Some(*percent), Vec::new()),
@@ -121,18 +167,18 @@ impl Draft<'_> {
     }
 
     fn memory(&self) -> Result<(Memory, Vec<Memory>), Refusal> {
-        let even = |parts: u32| {
+        let even = |(own, all): (u64, u64)| {
             self.on_each(|gpu| {
                 let total = gpu.memory_mib.ok_or_else(|| self.untold_part(gpu))?;
-                Ok((total / u64::from(parts.max(1))).max(1))
+                Ok((total * own / all.max(1)).clamp(1, total))
             })
         };
         let all = |amount: Amount| self.on_each(|gpu| self.part(gpu, amount));
         let daemons = match (&self.request.memory, self.request.replicas) {
-            (_, Some(replicas)) => even(replicas)?,
+            (_, Some(replicas)) => even((1, replicas.into()))?,
             (None, None) if self.settings.ceilings.memory.is_none() => Vec::new(),
             (None, None) => self.on_each(|gpu| Ok(gpu.memory_mib.unwrap_or(u64::MAX)))?,
-            (Some(MemoryLimit::Auto), _) => even(self.meeting_tasks("MPS_MEM")?)?,
+            (Some(MemoryLimit::Auto), _) => even(self.auto_parts("MPS_MEM")?)?,
             (Some(MemoryLimit::Uniform(amount)), _) => all(*amount)?,
             (Some(MemoryLimit::PerGpu(list)), _) => self.by_gpu(list)?,
             (Some(MemoryLimit::PerRank(list)), _) => {
@@ -289,6 +335,8 @@ mod tests {
             gpus: gpus.iter().collect(),
             tasks: None,
             meeting: tasks,
+            shared: false,
+            part: None,
         };
         let share = draft.share().map_err(|refusal| refusal.to_string())?;
         let threads = share

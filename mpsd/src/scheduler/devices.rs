@@ -70,10 +70,19 @@ impl GpuSource {
 pub enum Exclusive {
     /// It gave them to this job alone.
     GpusAlone,
-    /// It lets several jobs share them.
-    Shared,
+    /// It lets several jobs share them. This job has such a part of each, if the scheduler says.
+    Shared(Option<Part>),
     /// It does not say.
     Unknown,
+}
+
+/// A job's part of a GPU that jobs share: so many of all its shares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// The job's shares.
+    pub own: u32,
+    /// All shares of the GPU; never 0.
+    pub all: u32,
 }
 
 /// The job's devices and tasks on this node.

@@ -27,7 +27,7 @@ pub use batch_system::{BatchSystem, ExitPolicy, SystemFacts, Unattached};
 pub use call::{Budget, CallOptions, Input, Lookup, Program, Site, Submission, UserRef};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 pub use control::Requeued;
-pub use devices::{Devices, Exclusive, GpuName, GpuSource};
+pub use devices::{Devices, Exclusive, GpuName, GpuSource, Part};
 pub use host::{Host, ThisHost};
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::JobId;

@@ -20,8 +20,12 @@ use std::time::Duration;
 const UNIT: &str = "mpsd.service";
 const PLAIN: &str = "mpsd";
 /// Bounds of a job's daemons: far more than 48 clients on each of 16 GPUs need (a server alone takes 64 MiB,
-/// docs/facts/mps-control.md#starting), and far less than a node has.
-const CEILINGS: [(&str, &str); 2] = [("pids.max", "4096"), ("memory.max", "17179869184")];
+/// docs/facts/mps-control.md#starting), and far less than a node has. Four CPUs are for the start of many clients at once.
+const CEILINGS: [(&str, &str); 3] = [
+    ("pids.max", "4096"),
+    ("memory.max", "17179869184"),
+    ("cpu.max", "400000 100000"),
+];
 /// Only root may list these directories: a process that lists one can keep its lock, and root would wait for it.
 const CLOSED: u32 = 0o700;
 const MOST: usize = 1 << 20;

@@ -151,7 +151,12 @@ impl Machine {
         self.idle();
         let running = self.run("readlink /proc/[0-9]*/exe || :");
         assert_eq!(running_of(&self.programs(), &running), [""; 0], "processes");
-        for dir in ["/run/mpsd/jobs", "/run/mpsd/gpus", "/var/lib/mpsd/drains"] {
+        for dir in [
+            "/run/mpsd/jobs",
+            "/run/mpsd/gpus",
+            "/run/mpsd/shared",
+            "/var/lib/mpsd/drains",
+        ] {
             assert_eq!(listed(&self.at(dir)), [""; 0], "{dir}");
         }
         let home = self.at("/sys/fs/cgroup/system.slice/mpsd.service");

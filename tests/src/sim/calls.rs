@@ -272,6 +272,11 @@ impl Members for Sim {
         left.is_some()
     }
 
+    fn end_clients(&mut self, shared: &Journal, member: &Journal) {
+        let clients = |p: &Living| p.role == Role::Other && p.job == member.job && p.uid == shared.uid;
+        self.step(|world| world.processes.retain(|_, p| !clients(p)));
+    }
+
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool> {
         self.point();
         let world = self.world.borrow();

@@ -2,12 +2,13 @@
 
 use super::{Sim, World};
 use mpsd::job::journal::Journal;
+use mpsd::job::node::Role;
 use mpsd::job::node::{Bounds, FileError, Files, LockGuard, NodeSettings, TmpfsSize};
 use mpsd::job::report::JobOutcome;
 use mpsd::sys::deadline::Deadline;
-use mpsd_core::Paths;
 use mpsd_core::file::Durability;
 use mpsd_core::record::{Record, RecordState};
+use mpsd_core::{JobId, Paths};
 use nix::errno::Errno;
 use nix::sys::stat::{FileStat, stat};
 use std::cell::RefCell;
@@ -87,15 +88,23 @@ impl Sim {
         }
         let (world, job) = (self.world.borrow(), &record.job);
         assert!(was_asked, "ready, and not asked whether the job has ended");
-        assert!(
-            world.proved.contains(job),
-            "job {job} is called ready and not proved"
-        );
+        let shared = record.gpus.iter().map(|gpu| JobId::shared(record.uid, &gpu.uuid));
+        let all: Vec<JobId> = match record.shared {
+            true => shared.collect(),
+            false => vec![job.clone()],
+        };
         let verify = record.request.as_ref().is_some_and(|r| r.verify == Some(true));
-        assert!(
-            !verify || world.probed.contains(job),
-            "job {job} is called ready and not verified"
-        );
+        for id in all {
+            let runs = world.has_process(&id, |p| p.role == Role::Control);
+            assert!(
+                world.proved.contains(&id) && runs,
+                "job {job} is called ready, and {id} is not proved, or has ended"
+            );
+            assert!(
+                !verify || world.probed.contains(&id),
+                "job {job} is called ready, and {id} is not verified"
+            );
+        }
     }
 }
 

@@ -17,6 +17,8 @@ pub const UID: u32 = 1001;
 #[derive(Debug, Clone)]
 pub struct Scenario {
     pub name: &'static str,
+    /// The job's number.
+    pub number: u32,
     pub account: &'static str,
     pub config: &'static str,
     pub inventory: Inventory,
@@ -80,6 +82,7 @@ impl Scenario {
     pub fn new(name: &'static str, account: &'static str, gpus: u32) -> Self {
         Self {
             name,
+            number: 4711,
             account,
             config: "",
             inventory: Inventory {
@@ -150,7 +153,16 @@ impl Scenario {
     }
 
     pub fn id(&self) -> JobId {
-        JobId::parse(if self.step { "4711.3" } else { "4711" }).expect("job id")
+        let step = if self.step { ".3" } else { "" };
+        JobId::parse(&format!("{}{step}", self.number)).expect("job id")
+    }
+
+    /// The id that its daemons run under: its own, or that of its user's shared MPS.
+    pub fn mps_id(&self) -> JobId {
+        match self.plan().expect("a plan").shared.first() {
+            Some(shared) => shared.record.job.clone(),
+            None => self.id(),
+        }
     }
 
     pub fn settings(&self) -> Settings {

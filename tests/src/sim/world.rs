@@ -69,7 +69,7 @@ pub struct World {
 impl World {
     pub fn new(inventory: Inventory) -> Self {
         let (paths, exporters) = (paths(), ["/run/map", "/run/gpustat"].map(PathBuf::from));
-        let directories = [paths.run().to_owned(), paths.jobs(), paths.gpus()];
+        let directories = [paths.run().to_owned(), paths.jobs(), paths.gpus(), paths.shared()];
         let all = directories.into_iter().chain(exporters);
         Self {
             inventory,

@@ -152,6 +152,10 @@ settings! {
         /// "whole-node-if-exclusive": it gets all GPUs of the node, if the scheduler proves that no other job is there.
         gpus_unknown: GpusUnknown = GpusUnknown::Refuse;
 
+        /// The scheduler gives a GPU of this node to several jobs at once, and does not say so itself, as Slurm's shards and Torque's
+        /// gpus=1:shared do: the jobs with MPS of one user on a GPU then share one MPS.
+        shared_gpus: bool = false;
+
         /// A job with more tasks on a GPU than the GPU takes MPS clients: "warn" (not every task is a client), or "refuse".
         too_many_tasks: WarnOrRefuse = WarnOrRefuse::Warn;
 

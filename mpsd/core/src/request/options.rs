@@ -139,9 +139,10 @@ const MODE: Row = Row {
     value: "MODE",
     bare: Some("on"),
     allowed: Mode::ALLOWED,
-    words: &["per-node", "per-gpu", "off"],
-    help: "give the job its own NVIDIA MPS: `on` (or `per-node`), `per-gpu`, `off`",
-    more: "`per-node` is one daemon for the job's GPUs of each node, `per-gpu` one for each GPU.",
+    words: &["per-node", "per-gpu", "own", "off"],
+    help: "give the job its own NVIDIA MPS: `on` (or `per-node`), `per-gpu`, `own`, `off`",
+    more: "`per-node` is one daemon for the job's GPUs of each node, `per-gpu` one for each GPU. On a GPU that the scheduler lets several \
+           jobs share, the user's jobs there share one MPS; with `own` this job has one of its own, which takes turns with the others.",
     ..Row::PLAIN
 };
 

@@ -19,11 +19,13 @@ pub enum Mode {
     PerNode,
     /// One daemon for each GPU.
     PerGpu,
+    /// As per node, and not shared with the user's other jobs on the GPU.
+    Own,
 }
 
 impl Mode {
     /// What [`Mode::from_str`] accepts, in any case, `_` for `-`. It also takes a boolean's other words.
-    pub const ALLOWED: &'static str = "on (or per-node), per-gpu, off";
+    pub const ALLOWED: &'static str = "on (or per-node), per-gpu, own, off";
 }
 
 impl FromStr for Mode {
@@ -33,6 +35,7 @@ impl FromStr for Mode {
         match (word(text).as_str(), boolean(text)) {
             ("per-node", _) | (_, Ok(true)) => Ok(Mode::PerNode),
             ("per-gpu", _) => Ok(Mode::PerGpu),
+            ("own", _) => Ok(Mode::Own),
             (_, Ok(false)) => Ok(Mode::Off),
             (_, Err(invalid)) => Err(Invalid::new(invalid.why, Self::ALLOWED)),
         }

@@ -24,7 +24,7 @@ impl Share {
         let tenths = |k: u32| (10 * k / clients.max(1)).clamp(10, 1000);
         let share = match self {
             Self::None => return None,
-            Self::Auto => Percent::auto(clients),
+            Self::Auto => Percent::auto(1, clients.into()),
             Self::Of(k) => Percent::from_tenths(u16::try_from(tenths(k)).ok()?)?,
             Self::Fixed(percent) => percent,
         };

@@ -29,6 +29,8 @@ pub struct Gres {
     pub outdated: Option<String>,
     /// A GPU belongs to one job: no gres/shard or gres/mps lets several share it.
     pub unshared: bool,
+    /// The shards of each GPU of the node; `None`: it has none, or not so many on each.
+    pub shards: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +52,10 @@ impl Gres {
         let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
         let mut flags = gres.iter().filter(here).filter_map(|line| line.value("Flags"));
         let outdated = outdated(conf, node);
-        let granted = granted(&slurm, node).unwrap_or_default();
+        let (granted, shards) = (
+            granted(&slurm, node, "gpu").unwrap_or_default(),
+            shards(&slurm, &gres, node),
+        );
         let mut types = gres.iter().filter_map(|line| line.value("Type"));
         let first = types.next();
         Ok(Self {
@@ -62,6 +67,7 @@ impl Gres {
             unshared: outdated.is_none()
                 && !any(&slurm, "GresTypes", names_a_share)
                 && !any(&gres, "Name", names_a_share),
+            shards,
             list: list(&slurm, &gres, node, host).unwrap_or_else(List::Unknown),
             outdated,
         })
@@ -98,7 +104,7 @@ fn is_one_of(text: &str, words: &[&str]) -> bool {
 }
 
 fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<List, String> {
-    let mut granted = granted(slurm, node)?;
+    let mut granted = granted(slurm, node, "gpu")?;
     // Lines that begin with Name come before those that begin with NodeName, in any order in the file.
     let named = gres.iter().filter(|line| line.is_about("Name"));
     let has_us = |line: &&Line| line.value("NodeName").is_some_and(|list| contains(list, node));
@@ -162,7 +168,7 @@ fn merged(granted: &mut [Granted], lines: &[&Line], host: &dyn Host) -> Result<V
 }
 
 /// `Gres=gpu:a100:4(S:0),gpu:2` of the node's line in slurm.conf.
-fn granted(slurm: &[Line], node: &str) -> Result<Vec<Granted>, String> {
+fn granted(slurm: &[Line], node: &str, name: &str) -> Result<Vec<Granted>, String> {
     let (mut default, mut found) = (None, None);
     for line in slurm.iter().filter(|line| line.is_about("NodeName")) {
         let names = line.value("NodeName").unwrap_or_default();
@@ -181,7 +187,7 @@ fn granted(slurm: &[Line], node: &str) -> Result<Vec<Granted>, String> {
         let parts: Vec<&str> = parts.filter(|part| !is_one_of(part, &["no_consume"])).collect();
         let wrong = || format!("Gres={gres} of node '{node}'");
         let (kind, count) = match parts[..] {
-            [name, ..] if !is_one_of(name.trim(), &["gpu"]) => continue,
+            [other, ..] if !is_one_of(other.trim(), &[name]) => continue,
             [] => continue,
             [_] => (None, 1),
             [_, one] => one.parse().map_or((Some(one), 1), |count| (None, count)),
@@ -195,6 +201,17 @@ fn granted(slurm: &[Line], node: &str) -> Result<Vec<Granted>, String> {
         }
     }
     Ok(all)
+}
+
+/// Slurm deals the shards of a line without `File` out evenly.
+fn shards(slurm: &[Line], gres: &[Line], node: &str) -> Option<u32> {
+    let all = |name| granted(slurm, node, name).map(|all| all.iter().map(|one| one.count).sum::<usize>());
+    let (shards, gpus) = (all("shard").ok()?, all("gpu").ok()?);
+    let here = |line: &&Line| line.value("NodeName").is_none_or(|list| contains(list, node));
+    let mut lines = gres.iter().filter(here).filter(|line| line.is("Name", "shard"));
+    let each = shards.checked_div(gpus).filter(|each| *each > 0)?;
+    let even = |line: &Line| line.value("File").is_none() || line.is("Count", &each.to_string());
+    lines.all(even).then(|| u32::try_from(each).ok())?
 }
 
 fn contains(list: &str, node: &str) -> bool {

@@ -18,7 +18,7 @@ mod stack;
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts};
 use super::call::{Input, Lookup, Site, Submission, UserRef};
 use super::control::{Controller, KnownJobs};
-use super::devices::{Devices, Exclusive, GpuName, GpuSource};
+use super::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
 use super::host::{Host, ThisHost};
 use super::numbers::{List, Number, Numbers};
 use super::trial::SRUN;
@@ -27,6 +27,7 @@ use gres::Gres;
 use installation::Installation;
 use mpsd_core::Gpu;
 use mpsd_core::config::HostList;
+use mpsd_core::environment::THREADS;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
@@ -95,7 +96,7 @@ impl BatchSystem for Slurm {
         let node = (input.env)("SLURMD_NODENAME").unwrap_or_else(|| host.name());
         let conf = conf.ok_or("Slurm did not say where its configuration is (SLURM_CONF)".to_owned());
         let gres = conf.and_then(|conf| Gres::read(&conf, &node, host));
-        let exclusive = exclusive(input, gres.as_ref().ok());
+        let exclusive = exclusive(input, gres.as_ref().ok(), &node);
         let gpus = gpus(input, scope, gres, &node);
         Devices {
             exclusive: match gpus {
@@ -244,16 +245,28 @@ fn numbers(names: &[GpuName], visible: &str, gres: Result<Gres, String>) -> Numb
     }
 }
 
-/// gres/gpu gives a GPU to one job; gres/shard and gres/mps let jobs share it, and the prolog is not told which of
-/// the three the job has. So a cluster that has one of them proves nothing.
-fn exclusive(input: &Input<'_>, gres: Option<&Gres>) -> Exclusive {
-    let shares = ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "SLURM_SHARDS_ON_NODE"];
-    if shares.iter().any(|name| (input.env)(name).is_some()) {
-        return Exclusive::Shared;
+/// gres/gpu gives a GPU to one job; gres/shard and gres/mps let jobs share it. Slurm says the part of a job with gres/mps in its
+/// prolog, and the shards of a step. A prolog is told no shards (read: `gres_p_prep_set_env`, 22.05 to 26.05), so on a node that
+/// has some the controller is asked. Untrusted: its answer has text of the user, who gains nothing by a GPU that is shared.
+fn exclusive(input: &Input<'_>, gres: Option<&Gres>, node: &str) -> Exclusive {
+    let each = gres.and_then(|gres| gres.shards);
+    let part = |(own, gpus): (u32, u32)| Part {
+        own: own.div_ceil(gpus.max(1)),
+        all: each.unwrap_or(own).max(1),
+    };
+    if let Some(own) = input.number(THREADS) {
+        return Exclusive::Shared(Some(Part { own, all: 100 }));
+    }
+    if let Some(shards) = input.number("SLURM_SHARDS_ON_NODE") {
+        return Exclusive::Shared(each.map(|_| part((shards, 1))));
     }
     match gres.is_some_and(|gres| gres.unshared) {
         true => Exclusive::GpusAlone,
-        false => Exclusive::Unknown,
+        false if each.is_none() || step(input).is_some() => Exclusive::Unknown,
+        false => match allocation(input, node).ok().as_deref().and_then(shards_of) {
+            Some(shards) => Exclusive::Shared(Some(part(shards))),
+            None => Exclusive::Unknown,
+        },
     }
 }
 
@@ -275,28 +288,27 @@ fn missing(name: &str) -> Undetermined {
     Undetermined::new(name, why)
 }
 
-/// The job's places in the list of the GPUs of `node`, as slurmctld says: `scontrol --details show job`. Untrusted: the
-/// answer holds text of the user, the job's name among it, which could forge such a line. So the whole answer may name the
-/// node once, and the places must include those that the prolog was told.
-fn all_places(input: &Input<'_>, node: &str) -> Result<Vec<GpuName>, String> {
+/// What slurmctld says the job has on `node`: `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`, by `scontrol --details show job`. Untrusted: the
+/// answer holds text of the user, the job's name among it, which could forge such a list. So the whole answer may name the node
+/// once.
+fn allocation(input: &Input<'_>, node: &str) -> Result<String, String> {
     let var = |name: &str| (input.env)(name).filter(|value| !value.is_empty());
-    let told = GpuName::parse_list(&(input.env)(OF_JOB).unwrap_or_default())?;
     let id = var("SLURM_JOB_ID").ok_or("Slurm did not set SLURM_JOB_ID")?;
     let slurm = Installation::find(&input.site, node);
     let ask = |program: &str, words: &[&str]| slurm.ask(program, words, DEADLINE);
     let show = |id: &str| ask("scontrol", &["--details", "--oneliner", "show", "job", id]);
     // The id of an array, or of a het job, is that of all its parts. squeue names each part, without text of the user.
-    of_node(&show(&id)?, node, &told).or_else(|why| {
+    of_node(&show(&id)?, node).or_else(|why| {
         let names = ask("squeue", &["--noheader", "--jobs", &id, "--format", "%A %i"])?;
         let mut lines = names.lines();
         let own = lines.find_map(|line| line.strip_prefix(&id)?.strip_prefix(' '));
         let own = own.map(str::trim).filter(|own| *own != id).ok_or(why)?;
-        of_node(&show(own)?, node, &told)
+        of_node(&show(own)?, node)
     })
 }
 
 /// `Nodes=n[1-2] CPU_IDs=0-1 Mem=0 GRES=gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`.
-fn of_node(text: &str, node: &str, told: &[GpuName]) -> Result<Vec<GpuName>, String> {
+fn of_node(text: &str, node: &str) -> Result<String, String> {
     let here = |list: &str| HostList::try_from(list.to_owned()).is_ok_and(|list| list.contains(node));
     let mut found = Vec::new();
     let mut is_here = false;
@@ -307,27 +319,62 @@ fn of_node(text: &str, node: &str, told: &[GpuName]) -> Result<Vec<GpuName>, Str
             found.push(gres);
         }
     }
-    let [gres] = found[..] else {
-        let count = found.len();
-        return Err(format!("scontrol shows {count} lists of them for this job"));
-    };
+    match found[..] {
+        [gres] => Ok(gres.to_owned()),
+        _ => Err(format!(
+            "scontrol shows {} lists of them for this job",
+            found.len()
+        )),
+    }
+}
+
+/// The parts of `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)` whose gres is `name`: what stands before the brackets, and the places in them.
+fn parts_of<'a>(gres: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let parts = gres.split(')').map(|part| part.trim_start_matches(','));
+    let parts = parts.filter_map(|part| part.split_once('(').or(Some((part, ""))));
+    parts.filter(move |(part, _)| part.split(':').next() == Some(name))
+}
+
+/// The job's shards, and on how many GPUs they are: `shard:2(IDX:0)`.
+fn shards_of(gres: &str) -> Option<(u32, u32)> {
+    let (mut shards, mut gpus) = (0, 0);
+    for (part, list) in parts_of(gres, "shard") {
+        shards += part.rsplit(':').next()?.parse::<u32>().ok()?;
+        gpus += u32::try_from(places(list.strip_prefix("IDX:")?)?.len()).ok()?;
+    }
+    (shards > 0).then_some((shards, gpus))
+}
+
+/// `0,2-3`.
+fn places(list: &str) -> Option<Vec<u32>> {
+    let mut places = Vec::new();
+    for range in list.split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u32, u32) = first.parse().ok().zip(last.parse().ok())?;
+        places.extend(first..=last.min(first.saturating_add(MOST)));
+    }
+    Some(places)
+}
+
+/// The job's places in the list of the GPUs of `node`, as slurmctld says. They must include those that the prolog was told.
+fn all_places(input: &Input<'_>, node: &str) -> Result<Vec<GpuName>, String> {
+    let told = GpuName::parse_list(&(input.env)(OF_JOB).unwrap_or_default())?;
+    all_of(&allocation(input, node)?, &told)
+}
+
+fn all_of(gres: &str, told: &[GpuName]) -> Result<Vec<GpuName>, String> {
     let unclear = || format!("scontrol shows GRES={gres}");
     // A share of a GPU is of one type.
     if !gres.contains("gpu:") {
         return Ok(told.to_vec());
     }
-    let mut places = Vec::new();
-    let is_gpus = |part: &&str| part.trim_start_matches(',').starts_with("gpu:");
-    for part in gres.split(')').filter(is_gpus) {
-        let (_, list) = part.split_once("(IDX:").ok_or_else(unclear)?;
-        for range in list.split(',').filter(|range| !range.is_empty()) {
-            let (first, last) = range.split_once('-').unwrap_or((range, range));
-            let (first, last): (u32, u32) = first.parse().ok().zip(last.parse().ok()).ok_or_else(unclear)?;
-            places.extend((first..=last.min(first.saturating_add(MOST))).map(GpuName::Index));
-        }
+    let mut all = Vec::new();
+    for (_, list) in parts_of(gres, "gpu") {
+        let list = list.strip_prefix("IDX:").and_then(places).ok_or_else(unclear)?;
+        all.extend(list.into_iter().map(GpuName::Index));
     }
-    match told.iter().all(|one| places.contains(one)) {
-        true => Ok(places),
+    match told.iter().all(|one| all.contains(one)) {
+        true => Ok(all),
         false => Err(unclear()),
     }
 }

@@ -323,7 +323,7 @@ const TWO: &str = "JobId=7 JobName=x NodeList=n[1-3] JOB_GRES=gpu:a:1,gpu:b:2 No
                GRES=gpu:a:1(IDX:0),gpu:b:2(IDX:2-3) Nodes=n3 CPU_IDs=0 Mem=0 GRES=gpu:a:2(IDX:0,1) MinCPUsNode=1";
 
 fn places_of(text: &str, node: &str, told: u32) -> Result<Vec<GpuName>, String> {
-    super::of_node(text, node, &[GpuName::Index(told)])
+    super::all_of(&super::of_node(text, node)?, &[GpuName::Index(told)])
 }
 
 #[test]
@@ -350,4 +350,26 @@ fn the_places_of_every_type_and_no_answer_for_a_forged_line() {
     ] {
         assert!(places_of(text, node, told).is_err(), "{text}");
     }
+}
+
+/// As 22.05 to 26.05 say it; a forged list of the user's makes two.
+#[test]
+fn the_shards_of_a_job_are_what_the_controller_lists_for_this_node() {
+    let shards = |gres: &str| super::shards_of(gres);
+    assert_eq!(shards("shard:2(IDX:0)"), Some((2, 1)));
+    assert_eq!(shards("shard:a100:4(IDX:0-1)"), Some((4, 2)));
+    assert_eq!(shards("gpu:a:1(IDX:1),shard:3(IDX:2)"), Some((3, 1)));
+    for other in [
+        "gpu:1(IDX:0)",
+        "shard:x(IDX:0)",
+        "shard:0(IDX:0)",
+        "shard(CNT:2)",
+        "mps:50(IDX:0)",
+        "",
+    ] {
+        assert_eq!(shards(other), None, "{other}");
+    }
+    let list = "Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:2(IDX:0)";
+    assert_eq!(super::of_node(list, "n1"), Ok("shard:2(IDX:0)".to_owned()));
+    assert!(super::of_node(&format!("JobName=x Nodes=n1 GRES=shard:16(IDX:0) {list}"), "n1").is_err());
 }

@@ -101,7 +101,7 @@ impl BatchSystem for Torque {
         let mut words = wanted.split([',', ':', '+', '=']);
         let shared = words.any(|word| SHARED_WORDS.contains(&word));
         let exclusive = match &gpus {
-            GpuSource::Listed(_) if shared => Exclusive::Shared,
+            GpuSource::Listed(_) if shared => Exclusive::Shared(None),
             GpuSource::Listed(_) => Exclusive::GpusAlone,
             _ => Exclusive::Unknown,
         };

@@ -133,7 +133,7 @@ fn torque_shared_gpus_prove_nothing_and_missing_files_are_told() {
     let why = format!("no file '{GPU_FILE}'");
     assert_eq!(call.devices().gpus, GpuSource::Unknown(why));
     call.host = TextHost::default().file(GPU_FILE, "vm-gpu0\n");
-    assert_eq!(call.devices().exclusive, Exclusive::Shared);
+    assert_eq!(call.devices().exclusive, Exclusive::Shared(None));
     let arguments = changed(4, "nodes=1:ppn=4,neednodes=1:ppn=4");
     let none = Call::new(Program::Prologue, &arguments, &ENV).devices();
     assert!(matches!(none.gpus, GpuSource::Unknown(_)));

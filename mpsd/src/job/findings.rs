@@ -1,0 +1,84 @@
+//! What a teardown found, and a start that failed.
+
+use mpsd_core::Failure;
+use mpsd_core::failure::{Fault, Undetermined};
+
+/// What a teardown found.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Evidence against the node.
+    pub faults: Vec<Fault>,
+    /// What did not work and proves nothing.
+    pub undetermined: Vec<Undetermined>,
+    /// How many of `undetermined` are about files of exporters (dcgm-exporter, jobstats). No start waits for those.
+    pub untold: usize,
+    /// Lines for the report.
+    pub notes: Vec<String>,
+}
+
+impl Findings {
+    /// Everything is as it was before the job.
+    pub fn is_clean(&self) -> bool {
+        self.faults.is_empty() && self.undetermined.is_empty()
+    }
+
+    /// The same job may begin here again.
+    pub fn allows_start(&self) -> bool {
+        self.faults.is_empty() && self.undetermined.len() == self.untold
+    }
+
+    /// Enters a failure once: a dead NVML fails for each GPU.
+    pub fn take(&mut self, result: Result<(), Failure>) {
+        match result {
+            Ok(()) => {}
+            Err(Failure::Fault(fault)) => push_new(&mut self.faults, fault),
+            Err(Failure::Undetermined(u)) => push_new(&mut self.undetermined, u),
+            Err(Failure::Refusal(r)) => push_new(&mut self.notes, r.to_string()),
+        }
+    }
+
+    /// Adds what another teardown found.
+    pub fn merge(&mut self, other: Self) {
+        self.faults.extend(other.faults);
+        self.undetermined.extend(other.undetermined);
+        self.untold += other.untold;
+        self.notes.extend(other.notes);
+    }
+
+    pub(super) fn take_note(&mut self, result: Result<Option<String>, Failure>) {
+        match result {
+            Ok(note) => self.notes.extend(note),
+            Err(failure) => self.take(Err(failure)),
+        }
+    }
+}
+
+fn push_new<T: PartialEq>(list: &mut Vec<T>, entry: T) {
+    if !list.contains(&entry) {
+        list.push(entry);
+    }
+}
+
+/// A start that failed, with what its rollback found.
+#[derive(Debug)]
+pub struct FailedStart {
+    /// Why.
+    pub failure: Failure,
+    /// What the rollback found. Its faults drain as well.
+    pub findings: Findings,
+    /// The job's GPUs, if they were known.
+    pub gpus: Vec<String>,
+    /// Its job has ended meanwhile: do not tell its user, and do not put it back into a queue.
+    pub job_ended: bool,
+}
+
+impl<F: Into<Failure>> From<F> for FailedStart {
+    fn from(failure: F) -> Self {
+        Self {
+            failure: failure.into(),
+            findings: Findings::default(),
+            gpus: Vec::new(),
+            job_ended: false,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The MPS that jobs of one user share on a GPU. It has a job's life under an id of its own ([`JobId::shared`]), with journal, record
+//! and lock, and a list of the jobs that share it. The first job begins it, and the last one to leave ends it.
+//!
+//! A job stands in the list before it uses the MPS. A job that leaves is taken out before the last one's end removes anything:
+//! whoever finds an MPS without a list ends it. The list is changed only under the lock of the MPS, which comes after the
+//! job's own lock and before the lock of a GPU.
+
+use super::findings::{FailedStart, Findings};
+use super::journal::Journal;
+use super::node::{LockGuard, Node, Role, Rung, Severity};
+use super::store::Store as _;
+use mpsd_core::failure::Undetermined;
+use mpsd_core::{Failure, GpuUuid, JobId};
+use std::time::Duration;
+
+/// Another job may end the MPS between two tries.
+const TRIES: usize = 5;
+/// Time for a process that does not belong into the cgroup of a shared MPS to end.
+const SWEEP_TIME: Duration = Duration::from_secs(1);
+
+/// Lets `job` join the shared MPS `id`. `begin` begins that if it is not there, with its lock; `undo` takes it down. Returns its journal.
+pub(super) fn join<N: Node>(
+    node: &mut N,
+    job: &JobId,
+    id: &JobId,
+    begin: impl Fn(&mut N, LockGuard) -> Result<Journal, FailedStart>,
+    undo: impl Fn(&mut N, &Journal) -> Findings,
+) -> Result<Journal, FailedStart> {
+    for _ in 0..TRIES {
+        let held = node.open_job(id)?;
+        let mut members = node.read_members(id)?;
+        if members.insert(job.clone()) {
+            node.write_members(id, &members)?;
+        }
+        let Some(journal) = node.read_journal(id)? else {
+            return begin(node, held);
+        };
+        if is_up(node, &journal) {
+            return Ok(journal);
+        }
+        let line = format!("shared MPS {id}: it has ended: taken down, and begun again");
+        node.log(Severity::Info, &line);
+        let findings = undo(node, &journal);
+        if !findings.allows_start() {
+            let why = "what is left of it cannot be taken down";
+            return Err(FailedStart {
+                findings,
+                ..Undetermined::new(format!("shared MPS {id}"), why).into()
+            });
+        }
+        // The teardown removed the directory, and the lock with it.
+    }
+    Err(Undetermined::new(format!("shared MPS {id}"), "it ends again and again").into())
+}
+
+/// Whether the control daemon that root has proved still runs. NVIDIA's daemon starts a lost server again.
+fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
+    let mut own = node.own(journal).into_iter();
+    own.any(|m| m.role == Role::Control && !m.is_defunct() && m.state != 'T')
+}
+
+/// Takes the job of `member` out of its user's MPS on `gpu`, and ends its clients there. The last job ends the MPS, by `undo`.
+pub(super) fn leave<N: Node>(
+    node: &mut N,
+    member: &Journal,
+    gpu: &GpuUuid,
+    undo: impl Fn(&mut N, &Journal) -> Findings,
+) -> Findings {
+    let id = JobId::shared(member.uid, gpu);
+    take_out(node, &id, Some(member), undo)
+}
+
+/// Takes one job out of the list of `id`, or all that have no directory.
+pub(super) fn take_out<N: Node>(
+    node: &mut N,
+    id: &JobId,
+    member: Option<&Journal>,
+    undo: impl Fn(&mut N, &Journal) -> Findings,
+) -> Findings {
+    let mut findings = Findings::default();
+    let done = try_take_out(node, id, member, undo, &mut findings);
+    findings.take(done);
+    findings
+}
+
+fn try_take_out<N: Node>(
+    node: &mut N,
+    id: &JobId,
+    member: Option<&Journal>,
+    undo: impl Fn(&mut N, &Journal) -> Findings,
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    let Some(_held) = node.find_shared(id)? else {
+        return Ok(());
+    };
+    let before = node.read_members(id)?;
+    let mut members = before.clone();
+    match member {
+        Some(member) => drop(members.remove(&member.job)),
+        // A job enters the list after its directory is made, and leaves it before the directory is removed.
+        None => members.retain(|job| node.has_directory(job)),
+    }
+    let shared = node.read_journal(id)?;
+    if members.is_empty() {
+        node.write_members(id, &members)?;
+        return match shared {
+            Some(shared) => {
+                node.prepare_nvml(&shared.gpu_uuids());
+                findings.merge(undo(node, &shared));
+                Ok(())
+            }
+            None => node.remove_job(id),
+        };
+    }
+    if let Some(shared) = &shared {
+        if let Some(member) = member {
+            node.end_clients(shared, member);
+        }
+        sweep(node, shared, findings);
+    }
+    if members != before {
+        let gone: Vec<&str> = before.difference(&members).map(JobId::as_str).collect();
+        findings
+            .notes
+            .push(format!("job {} has left shared MPS {id}", gone.join(", ")));
+        node.write_members(id, &members)?;
+    }
+    Ok(())
+}
+
+/// Ends what is in the cgroup of a shared MPS and is none of its programs: it would outlive its job's limits.
+fn sweep(node: &mut impl Node, shared: &Journal, findings: &mut Findings) {
+    let mut others = node.own(shared);
+    others.retain(|member| member.role == Role::Other && !member.is_defunct());
+    if others.is_empty() {
+        return;
+    }
+    let processes: Vec<_> = others.iter().map(|member| member.process).collect();
+    let known = node.roles(shared, &processes);
+    others.retain(|member| !known.iter().any(|(process, _)| *process == member.process));
+    if !others.is_empty() {
+        let count = others.len();
+        findings.notes.push(format!(
+            "{count} processes that are not of MPS in the cgroup of shared MPS {}: killed",
+            shared.job
+        ));
+        node.end_strangers(&others, Rung::Kill, SWEEP_TIME);
+    }
+}

@@ -1,0 +1,224 @@
+//! Two jobs of one user that share an MPS: every point of what the one does beside every point of what the other does. The node is as
+//! before at the end, and a job whose tasks were told that its MPS is ready has it until its own end.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use mpsd::job;
+use mpsd::job::node::Role;
+use mpsd::scheduler::Exclusive;
+use mpsd_core::JobId;
+use mpsd_core::record::RecordState;
+use tests::figures;
+use tests::sim::scenario::Scenario;
+use tests::sim::{Sim, Trouble, World, living, paths, silence_kills};
+
+type Node = Rc<RefCell<World>>;
+
+#[derive(Debug, Clone, Copy)]
+enum Act {
+    Begin,
+    End,
+}
+
+use Act::{Begin, End};
+
+/// Which of the jobs are up, what the first does, and what the second does.
+const CASES: [([bool; 2], Act, Act); 4] = [
+    ([false, false], Begin, Begin),
+    ([true, false], End, Begin),
+    ([false, true], Begin, End),
+    ([true, true], End, End),
+];
+
+fn jobs() -> [Scenario; 2] {
+    [4711, 4712].map(|number| {
+        let shared = Scenario::new("shared", "MPS=true,MPS_THREADS=25", 1);
+        let mut shared = shared.devices(|d| d.exclusive = Exclusive::Shared(None));
+        shared.number = number;
+        shared
+    })
+}
+
+fn before() -> World {
+    World::new(jobs()[0].inventory.clone())
+}
+
+/// The node with these jobs up.
+fn with(up: [bool; 2]) -> World {
+    let world = Rc::new(RefCell::new(before()));
+    for (job, _) in jobs().iter().zip(up).filter(|(_, up)| *up) {
+        Sim::well(&world).begin(job).expect("it begins");
+    }
+    Rc::unwrap_or_clone(world).into_inner()
+}
+
+fn act(node: &mut Sim, act: Act, job: &Scenario) -> bool {
+    match act {
+        Begin => node.begin(job).is_ok(),
+        End => node.end(job).is_clean(),
+    }
+}
+
+/// A job whose tasks were told that they may run is served, and the next leave of another one knows it.
+#[track_caller]
+fn assert_served(world: &Node, job: &Scenario, name: &str) {
+    let world = world.borrow();
+    let (id, mps) = (job.id(), job.mps_id());
+    if world.state(&id) != Some(RecordState::Ready) {
+        return;
+    }
+    let runs = world.has_process(&mps, |process| process.role == Role::Control);
+    assert!(runs, "{name}: job {id} has lost its MPS");
+    let members = world.text(&paths().job(&mps).members()).unwrap_or_default();
+    assert!(
+        members.contains(id.as_str()),
+        "{name}: job {id} is not among {members}"
+    );
+}
+
+fn reconcile(world: &Node) {
+    let mut node = Sim::well(world);
+    for job in jobs() {
+        let found = job::end_unshared(&mut node, &job.mps_id());
+        assert!(found.is_clean(), "{found:?}");
+    }
+}
+
+/// Both jobs end, and the node is as before.
+#[track_caller]
+fn restored(world: &Node, name: &str) {
+    for job in jobs() {
+        let found = Sim::well(world).end(&job);
+        assert!(found.is_clean(), "{name}: {found:?}");
+    }
+    world.borrow_mut().settle();
+    assert_eq!(world.borrow().picture(), before().picture(), "{name}");
+}
+
+fn copy(world: &Node) -> Node {
+    Rc::new(RefCell::new(world.borrow().clone()))
+}
+
+/// What the first job does is killed at each of its points, and then what the second does at each of its own. `look` comes between
+/// and after, as a timer does.
+#[test]
+fn two_jobs_that_share_are_undone_whole_wherever_both_are_killed() {
+    silence_kills();
+    let mut tried = 0;
+    for (up, first, second) in CASES {
+        let [one, two] = jobs();
+        for (at, settled) in (0..).flat_map(|at| [(at, false), (at, true)]) {
+            let world = Rc::new(RefCell::new(with(up)));
+            let mut node = Sim::new(&world, Trouble::KillAt(at));
+            if living(|| act(&mut node, first, &one)).is_some() {
+                break;
+            }
+            drop(node);
+            if settled {
+                world.borrow_mut().settle();
+            }
+            let name = format!("{up:?}, {first:?} killed at {at}, settled {settled}");
+            if matches!(second, End) {
+                assert_served(&world, &two, &name);
+            }
+            for again in 0.. {
+                let world = copy(&world);
+                let mut node = Sim::new(&world, Trouble::KillAt(again));
+                let done = living(|| act(&mut node, second, &two));
+                drop(node);
+                // Each pair once: what was left by itself goes on in every second one.
+                if done.is_none() && (again % 2 == 0) == settled {
+                    continue;
+                }
+                let name = format!("{name}, {second:?} killed at {again}");
+                assert!(done != Some(false), "{name}: it failed");
+                if (at + again) % 3 == 0 {
+                    reconcile(&world);
+                }
+                if done.is_some() {
+                    assert_served(&world, &two, &name);
+                }
+                restored(&world, &name);
+                tried += 1;
+                if done.is_some() {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(tried > 10_000, "only {tried} pairs");
+    figures::tell("crash_point_pairs", tried);
+}
+
+/// At each point of what the first job does, the second does its own, whole.
+#[test]
+fn two_jobs_that_share_meet_at_every_point() {
+    silence_kills();
+    let mut tried = 0;
+    for (up, first, second) in CASES {
+        let [one, two] = jobs();
+        for at in 0.. {
+            let world = Rc::new(RefCell::new(with(up)));
+            let (met, other) = (Rc::new(Cell::new(None)), two.clone());
+            let said = Rc::clone(&met);
+            let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
+                said.set(Some(act(&mut Sim::well(world), second, &other)));
+            });
+            let done = living(|| act(&mut node, first, &one));
+            drop(node);
+            let Some(met) = met.get() else { break };
+            let name = format!("{up:?}, at {at} of {first:?} {second:?}: {met}, then {done:?}");
+            // One that finds the other's lock held gives up here. On a node it waits.
+            assert!(met || done == Some(true), "{name}: both failed");
+            for job in [&one, &two] {
+                assert_served(&world, job, &name);
+            }
+            reconcile(&world);
+            for job in [&one, &two] {
+                assert_served(&world, job, &name);
+            }
+            restored(&world, &name);
+            tried += 1;
+        }
+    }
+    assert!(tried > 100, "only {tried} meetings");
+    figures::tell("crash_points", tried);
+}
+
+/// The timer finds the jobs' directories gone, as after their state was lost.
+#[test]
+fn an_mps_whose_jobs_are_gone_is_ended_by_reconcile() {
+    let world = Rc::new(RefCell::new(with([true, true])));
+    let mps = jobs()[0].mps_id();
+    for (job, runs) in jobs().iter().zip([true, false]) {
+        let directory = paths().job(&job.id()).directory().to_owned();
+        let lock = paths().job(&job.id()).lock();
+        world
+            .borrow_mut()
+            .files
+            .retain(|path, _| !path.starts_with(&directory) && *path != lock);
+        reconcile(&world);
+        let has_control = world
+            .borrow()
+            .has_process(&mps, |process| process.role == Role::Control);
+        assert_eq!(has_control, runs, "after {}", job.id());
+    }
+    assert_eq!(world.borrow().picture(), before().picture());
+}
+
+#[test]
+fn a_job_finds_an_ended_mps_begun_again_and_keeps_the_others_in_the_list() {
+    let [one, two] = jobs();
+    let world = Rc::new(RefCell::new(with([true, false])));
+    world.borrow_mut().processes.clear();
+    Sim::well(&world).begin(&two).expect("it begins");
+    for job in [&one, &two] {
+        assert_served(&world, job, "begun again");
+    }
+    assert!(Sim::well(&world).end(&two).is_clean());
+    assert_served(&world, &one, "after the other's end");
+    restored(&world, "begun again");
+    let other = JobId::parse("1").expect("an id");
+    assert!(!other.is_shared() && one.mps_id().is_shared());
+}
