@@ -224,6 +224,7 @@ fn contract(section: &mut Section, run: &Run) -> Result<()> {
         command.env("MPS_CONTROL", control);
     }
     command.env("MPS_PROBE", place.bin("mps-probe"));
+    command.env("MPS_LOAD", place.bin("cuda-load"));
     command.env("MPS_USER", &place.user.name);
     let ran = child::run(&mut command, "", Duration::from_secs(420))?;
     let mut lines = ran.stdout.lines();

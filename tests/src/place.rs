@@ -532,7 +532,8 @@ pub fn kill(pid: u32, signal: nix::sys::signal::Signal) {
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal);
 }
 
-fn own_cgroup() -> Option<PathBuf> {
+/// A new cgroup, empty; none where this machine has no hierarchy to write.
+pub fn own_cgroup() -> Option<PathBuf> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("mpsd-test-{}-{number}", std::process::id());

@@ -196,6 +196,17 @@ impl Daemon<'_> {
         let env = [&self.env()[..], more].concat();
         let mut command = command(&self.bench.control, USER, &env);
         change(command.arg("-f"));
+        self.started(command);
+    }
+
+    /// Root starts it through this program, which is to drop to the user itself.
+    pub fn start_through(&mut self, wrapper: &[&str]) {
+        let mut command = command(wrapper[0], 0, &self.env());
+        command.args(&wrapper[1..]).arg(&self.bench.control).arg("-f");
+        self.started(command);
+    }
+
+    fn started(&mut self, command: Command) {
         self.process = Some(spawn(command, ""));
         let control = self.pipe.join("control");
         let made = wait_until(PATIENCE, || control.exists());
@@ -270,7 +281,7 @@ impl Daemon<'_> {
             .answers("ACTIVE\n");
     }
 
-    pub fn client(&self) -> Client<'_> {
+    pub fn client(&self) -> Client {
         Client::new(self.bench).env(PIPE, self.pipe.to_str().expect("plain names"))
     }
     pub fn files(&self) -> Vec<String> {

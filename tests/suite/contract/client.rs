@@ -7,13 +7,13 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::double::look::wait_until;
 
-use crate::bench::{Bench, PIPE};
+use crate::bench::{Bench, PIPE, nvidia};
 use crate::processes::{Ended, Running, USER, command, spawn};
 
 const PATIENCE: Duration = Duration::from_secs(40);
 #[derive(Debug)]
-pub struct Client<'b> {
-    bench: &'b Bench,
+pub struct Client {
+    program: Vec<String>,
     uid: u32,
     env: Vec<(String, String)>,
     arguments: Vec<String>,
@@ -31,12 +31,12 @@ pub struct Holding {
     running: Running,
 }
 
-impl<'b> Client<'b> {
-    pub fn new(bench: &'b Bench) -> Client<'b> {
+impl Client {
+    pub fn new(bench: &Bench) -> Client {
         // Where CUDA looks without the variable there must be no daemon.
         let nowhere = bench.dir.path().join("nowhere").display().to_string();
         Client {
-            bench,
+            program: bench.client.clone(),
             uid: USER,
             env: vec![(PIPE.to_owned(), nowhere)],
             arguments: vec!["--json".into()],
@@ -74,9 +74,23 @@ impl<'b> Client<'b> {
         self
     }
 
-    fn spawn(&self) -> Running {
+    /// It launches kernels for so many seconds; `MPS_LOAD` names the program `cuda-load`.
+    pub fn working(mut self, seconds: u32) -> Self {
+        let options = if nvidia() {
+            let load = std::env::var("MPS_LOAD").expect("MPS_LOAD names the program cuda-load");
+            self.program = vec![load];
+            "--after 0 --seconds"
+        } else {
+            "--busy --hold"
+        };
+        self.arguments = options.split(' ').map(str::to_owned).collect();
+        self.arguments.push(seconds.to_string());
+        self
+    }
+
+    pub fn spawn(&self) -> Running {
         let env: Vec<(&str, &str)> = self.env.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
-        let words = [&self.wrapper[..], &self.bench.client, &self.arguments].concat();
+        let words = [&self.wrapper[..], &self.program, &self.arguments].concat();
         let uid = if self.wrapper.is_empty() { self.uid } else { 0 };
         let mut command = command(&words[0], uid, &env);
         command.args(&words[1..]);
@@ -153,6 +167,16 @@ pub fn under_mps(record: &Value) -> bool {
 pub fn of_first_gpu(record: &Value, name: &str) -> u64 {
     let number = record["gpus"][0][name].as_u64();
     number.unwrap_or_else(|| panic!("no {name} in {record}"))
+}
+
+/// Whether a client could allocate up to a limit in MiB, less at most what its context takes.
+pub fn limited_to(record: &Value, mib: u64) -> bool {
+    let got = of_first_gpu(record, "allocatable_mib");
+    got <= mib && got + 256 >= mib
+}
+
+pub fn unlimited(record: &Value) -> bool {
+    of_first_gpu(record, "allocatable_mib") == 16_384
 }
 
 /// A program that drops from root to [`USER`].

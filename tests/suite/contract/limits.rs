@@ -4,26 +4,16 @@ use serde_json::Value;
 use tests::double::visible::multiprocessors;
 
 use crate::bench::{Bench, Daemon};
-use crate::client::{of_first_gpu, under_mps};
+use crate::client::{limited_to, of_first_gpu, under_mps, unlimited};
 
-const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 
 fn client(daemon: &Daemon, name: &str, value: &str) -> Value {
     let outcome = daemon.client().env(name, value).allocating().run();
     let record = outcome.record().clone();
     assert!(under_mps(&record), "{record}");
     record
-}
-
-/// Whether a client could allocate up to a limit in MiB, less at most what its context takes.
-fn limited_to(record: &Value, mib: u64) -> bool {
-    let got = of_first_gpu(record, "allocatable_mib");
-    got <= mib && got + 256 >= mib
-}
-
-fn unlimited(record: &Value) -> bool {
-    of_first_gpu(record, "allocatable_mib") == 16_384
 }
 
 #[test]

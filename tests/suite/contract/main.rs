@@ -1,6 +1,6 @@
 //! What we believe of NVIDIA's MPS control daemon, one test a belief. `MPS_SUBJECT=fake` (the default) asks the double,
-//! `MPS_SUBJECT=nvidia` the vendor's program on a machine with a GPU: it needs `MPS_PROBE`, the path of `mps-probe`, and
-//! `--test-threads=1`. Both need root.
+//! `MPS_SUBJECT=nvidia` the vendor's program on a machine with a GPU: it needs `MPS_PROBE` and `MPS_LOAD`, the paths of
+//! `mps-probe` and `cuda-load`, and `--test-threads=1`. Both need root.
 
 mod bench;
 mod client;
@@ -15,5 +15,6 @@ mod partitions;
 mod processes;
 mod quit;
 mod servers;
+mod sharing;
 mod start;
 mod unverified;

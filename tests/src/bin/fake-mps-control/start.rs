@@ -40,9 +40,6 @@ pub fn foreground(node: Node, partitioned: bool) -> ExitCode {
 /// The checks before anything is made, in the recorded order of their messages.
 fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
     let pipe = wire::pipe_directory();
-    if pipe.join("control_privileged").as_os_str().len() > SUN_PATH {
-        return Err(ExitCode::FAILURE);
-    }
     let logs = std::env::var_os("CUDA_MPS_LOG_DIRECTORY");
     let logs = logs.map_or_else(|| "/var/log/nvidia-mps".into(), PathBuf::from);
     if fs::create_dir(&logs).is_ok() {
@@ -110,6 +107,9 @@ fn serve(node: Node, partitioned: bool, lock: Flock<File>) -> ExitCode {
         "To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={}",
         pipe.display()
     ));
+    if pipe.join("control_privileged").as_os_str().len() > SUN_PATH {
+        return ExitCode::FAILURE;
+    }
     log.control(&format!(
         "CUDA MPS Control binary version: {}",
         node.is.cuda_version

@@ -86,17 +86,17 @@ impl Server {
         let Some(at) = self.clients.iter().position(its) else {
             return "1".into();
         };
+        self.log.server(&format!(
+            "MPS server requesting client {{PID: {pid}, Context ID: 1}} to exit"
+        ));
         let client = self.clients.remove(at);
         let told = serde_json::to_vec(&Reply::Failed(CudaError::of(810))).unwrap_or_default();
         let _ = wire::send(&client.connection, &told);
         self.forget(&client);
-        let left = self.attached().count();
         self.log.server("Client termination succeeded.");
-        let context = format!("{{PID: {pid}, Context ID: 1}}");
-        self.log.server(&format!(
-            "Client {context} exiting. Number of active client contexts is {left}."
-        ));
-        self.log.server(&format!("Client process {pid} disconnected"));
+        self.log.server("Client termination succeeded.");
+        // Recorded: these come when its process ends.
+        self.log_ended(&client);
         sleep(Duration::from_millis(8));
         "0".into()
     }

@@ -55,11 +55,7 @@ impl Server {
         let Some(packet) = wire::recv(&self.clients[at].connection) else {
             let client = self.clients.remove(at);
             self.forget(&client);
-            let pid = client.pid;
-            let context = format!("{{PID: {pid}, Context ID: 0}}");
-            let words = "Server failed to recevie command with status 806, assuming client";
-            self.log.server(&format!("{words} {context} exit"));
-            self.log.server(&format!("Client process {pid} disconnected"));
+            self.log_ended(&client);
             self.fault_may_end();
             return;
         };
@@ -69,6 +65,24 @@ impl Server {
         };
         let reply = serde_json::to_vec(&reply).unwrap_or_default();
         let _ = wire::send(&self.clients[at].connection, &reply);
+    }
+
+    /// Recorded: the same lines, however it ended.
+    pub(super) fn log_ended(&self, client: &Client) {
+        let (pid, left) = (client.pid, self.attached().count());
+        let lost = |context: u32| {
+            let words = "Server failed to recevie command with status 806, assuming client";
+            self.log
+                .server(&format!("{words} {{PID: {pid}, Context ID: {context}}} exit"));
+        };
+        if !client.granted.is_empty() {
+            lost(1);
+            self.log.server(&format!(
+                "Client {{PID: {pid}, Context ID: 1}} exiting. Number of active client contexts is {left}."
+            ));
+        }
+        lost(0);
+        self.log.server(&format!("Client process {pid} disconnected"));
     }
 
     fn attach(&mut self, at: usize, attach: &Attach) -> Reply {
