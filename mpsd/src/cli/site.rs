@@ -84,6 +84,9 @@ pub struct Advertise {
     /// This node's name in the scheduler; the host's if not given
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
+    /// A share for each GiB of a GPU's memory, in place of 'replicas'
+    #[arg(long)]
+    pub memory: bool,
 }
 
 impl Advertise {
@@ -93,7 +96,7 @@ impl Advertise {
         let node = self.node.as_deref().unwrap_or(host);
         let settings = config.for_node(node, &[])?;
         let inventory = inventory(worker, &settings.nvml)?;
-        let offers = offers(&config, node, &inventory)?;
+        let offers = offers(&config, node, &inventory, self.memory)?;
         let text = advertise(scheduler::of(self.scheduler), node, &offers)?;
         if !json {
             return Ok(text);
@@ -104,9 +107,22 @@ impl Advertise {
     }
 }
 
-fn offers<'a>(config: &Config, node: &str, inventory: &'a Inventory) -> Result<Vec<Offer<'a>>, Failure> {
+fn offers<'a>(
+    config: &Config,
+    node: &str,
+    inventory: &'a Inventory,
+    memory: bool,
+) -> Result<Vec<Offer<'a>>, Failure> {
     let of = |gpu: &'a Gpu| {
         let settings = config.for_node(node, &[&gpu.name])?;
+        if memory {
+            let gib = gpu.memory_mib.and_then(|mib| u32::try_from(mib / 1024).ok());
+            return Ok(Offer {
+                gpu,
+                replicas: gib,
+                clients: u32::MAX,
+            });
+        }
         Ok(Offer {
             gpu,
             replicas: settings.replicas,
@@ -165,7 +181,9 @@ mod tests {
             driver: "590.48.01".to_owned(),
             migs: Vec::new(),
         };
-        let offers = offers(&config, "n", &inventory).unwrap();
+        let by_memory = offers(&config, "n", &inventory, true).unwrap();
+        assert_eq!(by_memory.iter().map(Offer::shares).collect::<Vec<_>>(), [1, 1]);
+        let offers = offers(&config, "n", &inventory, false).unwrap();
         let each = offers.iter().map(|offer| (offer.replicas, offer.clients));
         assert_eq!(each.collect::<Vec<_>>(), [(Some(2), 60), (Some(7), 60)]);
     }

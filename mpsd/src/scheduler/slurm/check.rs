@@ -241,6 +241,25 @@ fn container(run: &Path) -> CheckLine {
 }
 
 /// Whether Slurm's number of each GPU leads a job to that GPU; the lines of gres.conf if not.
+/// What jobs that share a GPU get.
+fn check_shards(gres: &Gres) -> Option<CheckLine> {
+    match gres.shards_of_each {
+        Some(each) => Some(Pass(format!(
+            "each GPU has {each} shards: a user's jobs with --gres=shard:N --mps share one MPS on it"
+        ))),
+        None if gres.shards > 0 => Some(Warn(format!(
+            "the {} shards of this node are not the same number on each GPU, so which part of a GPU a job has is not known: \
+             --mps-mem=auto and --mps-threads=auto are refused to jobs with shards",
+            gres.shards
+        ))),
+        None if gres.unshared => None,
+        None => {
+            let text = "this cluster has gres/shard or gres/mps, and this node has no shards: no compute mode is changed here";
+            Some(Pass(text.to_owned()))
+        }
+    }
+}
+
 fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let gres = Gres::read(&conf.file, node, ctx.host).ok();
     let Some(gres) = gres.filter(|gres| gres.grants) else {
@@ -250,8 +269,9 @@ fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine>
         let text = "NVML does not answer: which GPUs gres.conf lists is not known";
         return vec![Warn(text.to_owned())];
     };
+    let shards = check_shards(&gres);
     let outdated = |why| Warn(format!("{why}; until it is restarted no compute mode is changed"));
-    let mut all: Vec<CheckLine> = gres.outdated.iter().map(outdated).collect();
+    let mut all: Vec<CheckLine> = gres.outdated.iter().map(outdated).chain(shards).collect();
     let listed = match gres.list.resolve(&inventory) {
         Ok(listed) => listed,
         Err(why) => {

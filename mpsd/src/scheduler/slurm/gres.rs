@@ -29,8 +29,10 @@ pub struct Gres {
     pub outdated: Option<String>,
     /// A GPU belongs to one job: no gres/shard or gres/mps lets several share it.
     pub unshared: bool,
-    /// The shards of each GPU of the node; `None`: it has none, or not so many on each.
-    pub shards: Option<u32>,
+    /// The shards of the node's GPUs together.
+    pub shards: u32,
+    /// The shards of each GPU; `None`: none, or not the same number.
+    pub shards_of_each: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,10 +54,10 @@ impl Gres {
         let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
         let mut flags = gres.iter().filter(here).filter_map(|line| line.value("Flags"));
         let outdated = outdated(conf, node);
-        let (granted, shards) = (
-            granted(&slurm, node, "gpu").unwrap_or_default(),
-            shards(&slurm, &gres, node),
-        );
+        let count = |name| granted(&slurm, node, name).map_or(0, |all| all.iter().map(|one| one.count).sum());
+        let shards = count("shard");
+        let shards_of_each = shards_of_each(&gres, node, shards, count("gpu"));
+        let granted = granted(&slurm, node, "gpu").unwrap_or_default();
         let mut types = gres.iter().filter_map(|line| line.value("Type"));
         let first = types.next();
         Ok(Self {
@@ -67,7 +69,8 @@ impl Gres {
             unshared: outdated.is_none()
                 && !any(&slurm, "GresTypes", names_a_share)
                 && !any(&gres, "Name", names_a_share),
-            shards,
+            shards: u32::try_from(shards).unwrap_or(u32::MAX),
+            shards_of_each,
             list: list(&slurm, &gres, node, host).unwrap_or_else(List::Unknown),
             outdated,
         })
@@ -204,9 +207,7 @@ fn granted(slurm: &[Line], node: &str, name: &str) -> Result<Vec<Granted>, Strin
 }
 
 /// Slurm deals the shards of a line without `File` out evenly.
-fn shards(slurm: &[Line], gres: &[Line], node: &str) -> Option<u32> {
-    let all = |name| granted(slurm, node, name).map(|all| all.iter().map(|one| one.count).sum::<usize>());
-    let (shards, gpus) = (all("shard").ok()?, all("gpu").ok()?);
+fn shards_of_each(gres: &[Line], node: &str, shards: usize, gpus: usize) -> Option<u32> {
     let here = |line: &&Line| line.value("NodeName").is_none_or(|list| contains(list, node));
     let mut lines = gres.iter().filter(here).filter(|line| line.is("Name", "shard"));
     let each = shards.checked_div(gpus).filter(|each| *each > 0)?;

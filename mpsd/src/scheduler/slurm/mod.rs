@@ -157,7 +157,8 @@ impl BatchSystem for Slurm {
              NodeName={node} Gres=gpu:{count},shard:{total}\n\
              # gres.conf: leave the gpu lines out where AutoDetect or other lines describe the GPUs\n\
              {lines}\
-             # a job asks: --gres=shard:1 --mps --mps-replicas=N\n"
+             # a job asks: --gres=shard:N --mps, and with --mps-mem=auto gets N shards of the memory;\n\
+             # for every job: mem = \"auto\" below [defaults] in mpsd.toml\n"
         )
     }
 }
@@ -249,24 +250,29 @@ fn numbers(names: &[GpuName], visible: &str, gres: Result<Gres, String>) -> Numb
 /// prolog, and the shards of a step. A prolog is told no shards (read: `gres_p_prep_set_env`, 22.05 to 26.05), so on a node that
 /// has some the controller is asked. Untrusted: its answer has text of the user, who gains nothing by a GPU that is shared.
 fn exclusive(input: &Input<'_>, gres: Option<&Gres>, node: &str) -> Exclusive {
-    let each = gres.and_then(|gres| gres.shards);
-    let part = |(own, gpus): (u32, u32)| Part {
-        own: own.div_ceil(gpus.max(1)),
-        all: each.unwrap_or(own).max(1),
-    };
+    // In a step both may be the user's own words, where Slurm has neither gres.
+    if gres.is_some_and(|gres| gres.unshared) {
+        return Exclusive::GpusAlone;
+    }
     if let Some(own) = input.number(THREADS) {
         return Exclusive::Shared(Some(Part { own, all: 100 }));
     }
+    let part = |shards: u32, gpus: u32| {
+        let all = gres?.shards_of_each?;
+        let own = shards.div_ceil(gpus.max(1)).min(all);
+        Some(Part { own, all })
+    };
     if let Some(shards) = input.number("SLURM_SHARDS_ON_NODE") {
-        return Exclusive::Shared(each.map(|_| part((shards, 1))));
+        return Exclusive::Shared(part(shards, 1));
     }
-    match gres.is_some_and(|gres| gres.unshared) {
-        true => Exclusive::GpusAlone,
-        false if each.is_none() || step(input).is_some() => Exclusive::Unknown,
-        false => match allocation(input, node).ok().as_deref().and_then(shards_of) {
-            Some(shards) => Exclusive::Shared(Some(part(shards))),
-            None => Exclusive::Unknown,
-        },
+    match gres {
+        Some(gres) if gres.shards > 0 && step(input).is_none() => {
+            let shards = allocation(input, node).ok().as_deref().and_then(shards_of);
+            shards.map_or(Exclusive::Unknown, |(shards, gpus)| {
+                Exclusive::Shared(part(shards, gpus))
+            })
+        }
+        _ => Exclusive::Unknown,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The recorded environments of Slurm, and what we read from them.
 
 use crate::scheduler::call::{Program, UserRef};
-use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource};
+use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
 use crate::scheduler::testing::{Call, TextHost, gpu};
 use mpsd_core::gpu::Mig;
 use mpsd_core::{Failure, Inventory};
@@ -372,4 +372,42 @@ fn the_shards_of_a_job_are_what_the_controller_lists_for_this_node() {
     let list = "Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:2(IDX:0)";
     assert_eq!(super::of_node(list, "n1"), Ok("shard:2(IDX:0)".to_owned()));
     assert!(super::of_node(&format!("JobName=x Nodes=n1 GRES=shard:16(IDX:0) {list}"), "n1").is_err());
+}
+
+#[test]
+fn a_part_is_told_where_each_gpu_has_as_many_shards_and_no_word_of_the_users_is_one() {
+    let exclusive = |conf: &str, gres: &str, words: &[(&str, &str)]| {
+        let mut all = vec![
+            ("SLURM_STEP_ID", "3"),
+            ("SLURM_STEP_GPUS", "0"),
+            ("SLURM_CONF", CONF),
+        ];
+        all.extend([
+            ("SLURM_JOB_ID", "47"),
+            ("SLURM_JOB_UID", "1000"),
+            ("SLURMD_NODENAME", "n1"),
+        ]);
+        all.extend(words);
+        let env = environment(&all);
+        let mut call = Call::new(Program::Prologue, &[], &env);
+        call.host = TextHost::default().file(CONF, conf).file(GRES, gres);
+        call.devices().exclusive
+    };
+    let part = |own, all| Exclusive::Shared(Some(Part { own, all }));
+    let (shard, mps) = (
+        ("SLURM_SHARDS_ON_NODE", "3"),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25"),
+    );
+    let conf = "GresTypes=gpu,shard,mps\nNodeName=n1 Gres=gpu:2,shard:16\n";
+    assert_eq!(exclusive(conf, "Name=shard Count=16\n", &[shard]), part(3, 8));
+    let even = "Name=shard Count=8 File=/dev/nvidia0\nName=shard Count=8 File=/dev/nvidia1\n";
+    assert_eq!(exclusive(conf, even, &[shard]), part(3, 8));
+    let uneven = even.replacen("=8", "=12", 1).replacen("=8", "=4", 1);
+    assert_eq!(exclusive(conf, &uneven, &[shard]), Exclusive::Shared(None));
+    assert_eq!(exclusive(conf, even, &[mps]), part(25, 100));
+    assert_eq!(exclusive(conf, even, &[]), Exclusive::Unknown);
+    for word in [shard, mps] {
+        let alone = exclusive("GresTypes=gpu\nNodeName=n1 Gres=gpu:2\n", "", &[word]);
+        assert_eq!(alone, Exclusive::GpusAlone);
+    }
 }
