@@ -200,10 +200,15 @@ impl Daemons for RealNode {
     }
 
     fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
-        if detach(|| rest(self)).is_err() {
+        let alone = || {
+            // The worker ends with the process that started it: the next question starts another.
+            (self.worker, self.leaving) = (None, None);
+            rest(self);
+        };
+        if detach(alone).is_err() {
             return false;
         }
-        // The other process uses the NVML worker and the daemon's report from now on.
+        // The other process has the daemon's report from now on, and nobody waits here for the worker's end.
         std::mem::forget((self.worker.take(), self.leaving.take(), self.started.take()));
         true
     }

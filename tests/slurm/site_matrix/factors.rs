@@ -35,7 +35,7 @@ pub const FACTORS: &[Factor] = &[
     factor("node", &["shared", "alone-on-node"]),
     // The job and its steps: all ask; a step of a job that does not; a step that lowers its job's limits; one that says off.
     factor("step", &["same", "one-asks", "one-lowers", "one-off"]),
-    factor("ask", &["on", "per-gpu", "list", "memory-by-gpu", "auto"]),
+    factor("ask", &["on", "per-gpu", "list", "memory-by-gpu", "auto", "own"]),
     factor("nodes", &["n1", "n2"]),
     // --mps-bind and --mps-visible.
     factor("ranks", &["as-the-site", "cyclic", "block+peers", "closest"]),
@@ -98,6 +98,8 @@ pub fn possible(choice: &Choice) -> bool {
         // A bound task needs a GPU of its own, and a shard is none.
         is("gpus", "shard1") && is_not("bind", "unbound"),
         is("gpus", "gpu1") && is("bind", "bind-map"),
+        // An MPS of the job's own is what it has anyway.
+        is("ask", "own") && is_not("gpus", "shard1"),
         // Slurm 22.05 itself: such a job stays "PENDING Resources" on idle nodes.
         is("gpus", "shard1") && is("node", "alone-on-node"),
         // What keeps a task from its MPS would hide what its limits are: a list without the node's first GPU, two types of GPUs, a

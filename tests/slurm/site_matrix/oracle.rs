@@ -7,7 +7,7 @@ use tests::slurm::{Bystander, SMS, Witness};
 
 use super::factors::{Choice, is, is_any};
 use super::request::{
-    LESS, Step, StepRequest, Variant, gpus, is_batch, is_bound_by_us, is_unplugged, steps, tasks,
+    LESS, Step, StepRequest, Variant, gpus, is_batch, is_bound_by_us, is_shared, is_unplugged, steps, tasks,
 };
 
 const MEMORY: u64 = 143_771;
@@ -117,6 +117,7 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
                 (StepRequest::Off, Some(_)) => vec!["ran beside the MPS that has its GPU".into()],
                 (StepRequest::Off, None) if exclusive(place, model) => refused(with, &step, "--mps=off"),
                 (StepRequest::Off, None) => missing(with, &step),
+                _ if is_shared(request) && is(request, "ask", "per-gpu") => refused(with, &step, "--mps=own"),
                 (_, Some(task)) => attached(site, request, &step, place.3, task, model),
                 (_, None) => missing(with, &step),
             };
@@ -425,9 +426,11 @@ fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<Str
         (2, 6) if !is(request, "ask", "per-gpu") => 4,
         (gpus, tasks) => tasks.div_ceil(gpus),
     };
+    // A job has one of four shards of its GPU.
+    let meeting = if is_shared(request) { 4 * meeting } else { meeting };
     let percent = match () {
         () if step.request == StepRequest::Less => LESS.parse().unwrap_or(0.0),
-        () if ask("on") || ask("per-gpu") => 50.0,
+        () if ask("on") || ask("per-gpu") || ask("own") => 50.0,
         () if ask("list") => [30.0, 70.0][rank % 2],
         () if ask("auto") => (200.0 / meeting as f64).min(100.0),
         () => 100.0,
@@ -438,7 +441,7 @@ fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<Str
         said.push(format!("{:?} multiprocessors, not {sms}", task.cuda.sms));
     }
     let allowed: &[Option<u64>] = match () {
-        () if ask("on") => &[Some(4096)],
+        () if ask("on") || ask("own") => &[Some(4096)],
         () if ask("memory-by-gpu") && gpus(request) > 1 => &[Some(4096), Some(2048)],
         () if ask("memory-by-gpu") => &[Some(4096)],
         () if ask("auto") => &[Some(MEMORY / meeting as u64)],
@@ -550,10 +553,11 @@ fn crowds(run: &Run, under_mps: bool, (_, place_of): Habit) -> BTreeMap<(String,
     all.filter(|(_, crowds)| !crowds.is_empty()).collect()
 }
 
-/// A node's tasks share their job's daemon, or that of each GPU; a step that asked itself has its own.
+/// A node's tasks share their job's daemon, or that of each GPU, which may be their user's; a step that asked itself has its own.
 fn own_daemons(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
     let mut daemons: BTreeMap<_, BTreeSet<Option<i32>>> = BTreeMap::new();
-    let per_gpu = is(request, "ask", "per-gpu");
+    let shared = is_shared(request);
+    let per_gpu = is(request, "ask", "per-gpu") || shared;
     for (place, task) in with.by_place() {
         if !task.cuda.under_mps {
             continue;
@@ -572,7 +576,12 @@ fn own_daemons(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
         }
     }
     let all: BTreeSet<_> = daemons.values().flatten().collect();
-    if all.len() < daemons.len() {
+    // Elements of an array that are there at the same time share their user's.
+    let places = daemons.keys().map(|(job, node, gpus)| (job.as_str(), node, gpus));
+    let places: BTreeSet<_> = places
+        .map(|(job, node, gpus)| (if shared { "" } else { job }, node, gpus))
+        .collect();
+    if all.len() < places.len() {
         troubles.push(format!("one daemon for several jobs, nodes or GPUs: {daemons:?}"));
     }
 }

@@ -120,6 +120,7 @@ fn own_flags(request: &Choice) -> String {
     };
     let limits = [
         ("ask", "per-gpu", "--mps=per-gpu --mps-threads=50"),
+        ("ask", "own", "--mps=own --mps-threads=50 --mps-mem=4G"),
         ("ask", "list", "--mps --mps-threads=30:70"),
         ("ask", "memory-by-gpu", memory),
         ("ask", "auto", "--mps --mps-threads=auto --mps-mem=auto"),
@@ -139,6 +140,11 @@ fn own_flags(request: &Choice) -> String {
         words(request, &ranks, ""),
         words(request, &names, "")
     )
+}
+
+/// Whether the user's jobs on the GPU have one MPS.
+pub fn is_shared(request: &Choice) -> bool {
+    is(request, "gpus", "shard1") && !is(request, "ask", "own")
 }
 
 /// Whether each rank has a GPU of its own by our binding, in the order of its ranks: asked for, and not Slurm's already.

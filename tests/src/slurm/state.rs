@@ -102,7 +102,7 @@ impl Bed {
     }
 
     /// What is on the machine that was not there when the bed came up: empty when every job left nothing. The directories
-    /// that belong to a node and not to a job stay: `run/NODE`, its `jobs`, its `gpus` with a lock for each GPU, and the list
+    /// that belong to a node and not to a job stay: `run/NODE`, its `jobs`, `shared` and `gpus` with a lock for each GPU, and the list
     /// of failed starts.
     pub fn left_behind(&self) -> Vec<String> {
         let Some(baseline) = lock(&self.baseline).clone() else {
@@ -116,7 +116,7 @@ impl Bed {
             let parts: Vec<_> = path.iter().skip(1).filter_map(|part| part.to_str()).collect();
             let own_files = ["ledger", ".ledger.lock"];
             match parts[..] {
-                [] | ["jobs"] | ["gpus"] | ["gpus", _] => Some(()),
+                [] | ["jobs"] | ["shared"] | ["gpus"] | ["gpus", _] => Some(()),
                 [file] if own_files.contains(&file) => Some(()),
                 _ => None,
             }
