@@ -18,6 +18,7 @@ mod runner;
 mod seen;
 mod selftest;
 mod shapes;
+mod shared;
 mod site_matrix;
 mod sites;
 mod stack;
@@ -45,7 +46,8 @@ const GROUPS: &[runner::Group] = &[
     failures::REQUIRED,
     failures::HELD,
     sites::AUTOMATIC,
-    sites::SHARED,
+    shared::GROUP,
+    shared::MPS,
     sites::NO_GPUS,
     sites::NO_FLAGS,
     sites::CONTAINER,
@@ -79,6 +81,7 @@ const ALONE: &[runner::Group] = &[
     stack::CONFIGLESS,
     leftovers::ALONE,
     submission::BURST,
+    shared::BURST,
 ];
 
 /// Beds at once: they mostly wait, and two processors have room for as many.

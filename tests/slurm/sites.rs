@@ -1,12 +1,11 @@
 //! Sites that are set up differently: automatic requests, shared GPUs, private /tmp, no GPUs, no PrologFlags.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use tests::slurm::{Gpus, Options, Simulated};
+use tests::slurm::{Options, Simulated};
 
-use crate::jobs::{check_daemons, ended, holds};
+use crate::jobs::{check_daemons, holds};
 use crate::runner::{Context, Group, cells};
 
 /// Jobs that get a daemon because the site says so, and a prolog that waits for it.
@@ -24,17 +23,6 @@ pub const AUTOMATIC: Group = Group {
         Simulated::install(bed, &config, |node| node)
     },
     ..Group::new("automatic", cells![jobs_have_mps_where_the_site_says_so])
-};
-
-/// `gres/shard`: two jobs on one GPU.
-pub const SHARED: Group = Group {
-    options: || Options {
-        gpus: Gpus::Simulated(1),
-        gres_types: vec!["shard".into()],
-        gres_count: 8,
-        ..Options::default()
-    },
-    ..Group::new("shard", cells![two_jobs_on_one_gpu_have_a_server_each])
 };
 
 /// `GresTypes` without `gpu`: Slurm gives the nodes' GPUs to no job.
@@ -100,31 +88,6 @@ fn jobs_have_mps_where_the_site_says_so(cell: &Context) -> Result<()> {
         ensure!(records.len() == 1 && right(&records[0]), "{words}: {records:?}");
     }
     Ok(())
-}
-
-/// The compute mode stays: no job has the GPU for itself.
-fn two_jobs_on_one_gpu_have_a_server_each(cell: &Context) -> Result<()> {
-    let line = cell.client("--hold 1.5");
-    let start = |user| cell.start_as(user, "srun --mps -w node1 --gres=shard:2", &line, &[]);
-    let (first, second) = (start(&cell.user)?, start(&cell.other)?);
-    let mut together = 0;
-    while first.runs() || second.runs() {
-        for node in &cell.nodes.nodes {
-            holds(node.modes() == ["default"], &node.modes())?;
-            let servers = node.daemons().into_iter();
-            let servers = servers.filter(|process| process.exe.ends_with("nvidia-cuda-mps-server"));
-            together = together.max(servers.count());
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    ensure!(together == 2, "{together} servers at the same time");
-    let mut daemons = BTreeSet::new();
-    for (job, user) in [(first, &cell.user), (second, &cell.other)] {
-        let records = ended(job)?;
-        check_daemons(&records, user.uid, 1)?;
-        daemons.extend(records.iter().map(|record| record.daemon_pid));
-    }
-    holds(daemons.len() == 2, &daemons)
 }
 
 fn every_request_is_refused(cell: &Context) -> Result<()> {

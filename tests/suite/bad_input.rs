@@ -90,34 +90,49 @@ fn a_missing_or_foreign_control_daemon_is_the_nodes_fault() {
     says(&place, &place.torque_on_gpu_0("13.srv", "MPS=true"), 2, &words);
 }
 
+/// Each waits for a scheduler to drain its node: all at once.
 #[test]
 fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
-    let place = Place::new(fast(1), "");
+    type Spoil = fn(&Place);
+    let cases: [(Spoil, &[&str]); 6] = [
+        (|place| place.configure("colour = \"red\"\n"), &["colour"]),
+        (
+            |place| place.configure("max_clients = \"many\"\n"),
+            &["mpsd.toml:7:15", "\"many\""],
+        ),
+        (
+            |place| fs::write(place.config(), "run_dir = [\n").expect("write"),
+            &[],
+        ),
+        // If others may write it, they could make root run a program of theirs.
+        (|place| chmod(&place.config(), 0o666), &[]),
+        // What root cannot read: no file there, or a directory in its place.
+        (|place| fs::remove_file(place.config()).expect("remove"), &[]),
+        (
+            |place| {
+                fs::remove_file(place.config()).expect("remove");
+                fs::create_dir(place.config()).expect("mkdir");
+            },
+            &[],
+        ),
+    ];
     // The counters of a node without settings are not known: those of the usual place are another node's.
     let counters = || fs::metadata("/var/lib/mpsd/reports/counters").and_then(|file| file.modified());
     let before = counters().ok();
-    let told = |words: &[&str]| {
-        let ran = place.torque_on_gpu_0("14.srv", "MPS=true");
-        let node = nix::unistd::gethostname().expect("name");
-        let line = format!("MPS is misconfigured on {} (not your job)", node.display());
-        says(&place, &ran, 2, &[words, &["mpsd.toml", &line]].concat());
-        assert_eq!(counters().ok(), before);
-    };
-    place.configure("colour = \"red\"\n");
-    told(&["colour"]);
-    place.configure("max_clients = \"many\"\n");
-    told(&["mpsd.toml:7:15", "\"many\""]);
-    fs::write(place.config(), "run_dir = [\n").expect("write");
-    told(&[]);
-    // If others may write it, they could make root run a program of theirs.
-    place.configure("");
-    chmod(&place.config(), 0o666);
-    told(&[]);
-    // What root cannot read: no file there, or a directory in its place.
-    fs::remove_file(place.config()).expect("remove");
-    told(&[]);
-    fs::create_dir(place.config()).expect("mkdir");
-    told(&[]);
+    let node = nix::unistd::gethostname().expect("name");
+    let line = format!("MPS is misconfigured on {} (not your job)", node.display());
+    std::thread::scope(|scope| {
+        for (spoil, words) in cases {
+            let line = &line;
+            scope.spawn(move || {
+                let place = Place::new(fast(1), "");
+                spoil(&place);
+                let ran = place.torque_on_gpu_0("14.srv", "MPS=true");
+                says(&place, &ran, 2, &[words, &["mpsd.toml", line]].concat());
+            });
+        }
+    });
+    assert_eq!(counters().ok(), before);
 }
 
 #[test]

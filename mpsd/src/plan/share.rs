@@ -89,9 +89,13 @@ impl Draft<'_> {
         })
     }
 
-    /// What `auto` divides a GPU by for `what`: the tasks that meet there, on the job's part of it.
+    /// What `auto` divides a GPU by for `what`: the tasks that meet there, on the job's part of it. A job on a part of a GPU has one
+    /// task there unless its user gave a number.
     fn auto_parts(&self, what: &str) -> Result<(u64, u64), Refusal> {
-        let tasks = u64::from(self.meeting_tasks(what)?.max(1));
+        let tasks = match (self.shared, self.meeting) {
+            (true, None) => 1,
+            _ => u64::from(self.meeting_tasks(what)?.max(1)),
+        };
         match (self.shared, self.part) {
             (false, _) => Ok((1, tasks)),
             (true, Some(Part { own, all })) => Ok((own.into(), u64::from(all) * tasks)),

@@ -1,0 +1,347 @@
+//! Jobs of one user that share an MPS on a GPU: Slurm's shards and gres/mps.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::chown;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tests::slurm::{Client, Gpus, Options, Record, User};
+
+use crate::failures::starts_again_soon;
+use crate::jobs::{LIMIT, check_bare, check_daemons, ended, holds, records, says};
+use crate::runner::{Context, Group, cells, fast};
+
+/// One GPU of four shards on each of two nodes.
+pub const GROUP: Group = Group {
+    options: shards,
+    prepare: |bed| {
+        starts_again_soon(bed);
+        fast(bed, "")
+    },
+    ..Group::new(
+        "shared",
+        cells![
+            the_last_to_leave_ends_it,
+            another_user_and_who_asks_have_their_own,
+            limits_are_each_jobs_own,
+            what_the_daemon_has_for_all_is_refused,
+            a_step_with_its_own_request_joins,
+            an_array_shares_a_daemon_on_each_gpu,
+            a_suspended_member_goes_on,
+            a_member_that_runs_again_joins_again,
+            a_member_that_is_killed_takes_nothing_with_it,
+            a_daemon_that_its_user_killed_is_begun_again,
+        ],
+    )
+};
+
+pub const MPS: Group = Group {
+    options: || Options {
+        gres_types: vec!["mps".into()],
+        gres_count: 100,
+        ..shards()
+    },
+    prepare: |bed| fast(bed, ""),
+    ..Group::new("shared_mps", cells![a_percentage_is_the_jobs_part])
+};
+
+/// Two GPUs of four shards on one node.
+pub const BURST: Group = Group {
+    options: || Options {
+        nodes: 1,
+        gpus: Gpus::Simulated(2),
+        gres_count: 8,
+        ..shards()
+    },
+    prepare: |bed| fast(bed, "deadline_s = 60\n"),
+    ..Group::new("shared_burst", cells![jobs_of_three_users_leave_nothing])
+};
+
+fn shards() -> Options {
+    Options {
+        gpus: Gpus::Simulated(1),
+        gres_types: vec!["shard".into()],
+        gres_count: 4,
+        ..Options::default()
+    }
+}
+
+const ONE: &str = "--mps -w node1 --gres=shard:1";
+
+/// A job on node1 with a client that launches kernels, once that client has its context.
+struct Member {
+    job: String,
+    client: Client,
+    file: std::path::PathBuf,
+}
+
+impl Member {
+    fn start(cell: &Context, user: &User, words: &str, seconds: &str) -> Result<Member> {
+        let count = std::fs::read_dir(cell.bed.home(user))?.count();
+        let file = cell.bed.home(user).join(format!("member{count}"));
+        std::fs::write(&file, "")?;
+        chown(&file, Some(user.uid), Some(user.gid))?;
+        let line = cell.client(&format!("--busy --hold {seconds} --record {}", file.display()));
+        let client = cell.start_as(user, &format!("srun {words}"), &line, &[])?;
+        let mut found = None;
+        cell.wait("the member's client", || {
+            found = Record::all(&std::fs::read_to_string(&file)?)?.into_iter().next();
+            Ok(found.is_some() || !client.runs())
+        })?;
+        if found.is_none() {
+            bail!("{}", client.wait(LIMIT)?.story());
+        }
+        let job = found.and_then(|record| record.job).unwrap_or_default();
+        Ok(Member { job, client, file })
+    }
+
+    fn of(cell: &Context, seconds: &str) -> Result<Member> {
+        Member::start(cell, &cell.user, ONE, seconds)
+    }
+
+    fn record(&self) -> Result<Record> {
+        let mut all = records(&std::fs::read_to_string(&self.file)?)?;
+        Ok(all.remove(0))
+    }
+
+    fn daemon(&self) -> Result<Option<i32>> {
+        Ok(self.record()?.daemon_pid)
+    }
+
+    /// Ends it, whose client has had no error until now.
+    fn cancel(self, cell: &Context) -> Result<()> {
+        ensure!(self.client.runs(), "{}", self.client.wait(LIMIT)?.story());
+        cell.root(&format!("scancel {}", self.job))?;
+        let all = records(&self.client.wait(LIMIT)?.said())?;
+        check_daemons(&all, all[0].uid.unwrap_or_default(), 1)
+    }
+
+    fn end(self, uid: u32) -> Result<()> {
+        check_daemons(&ended(self.client)?, uid, 1)
+    }
+}
+
+/// How many shared MPS there are on node1.
+fn shared(cell: &Context) -> usize {
+    let dir = cell.bed.run_dir().join("node1/shared");
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.path().is_dir()).count()
+}
+
+/// Whoever began it: the daemon stays for those that are left, and ends with the last.
+fn the_last_to_leave_ends_it(cell: &Context) -> Result<()> {
+    for seconds in [["1", "2"], ["2", "1"]] {
+        let [first, second] = seconds.map(|seconds| Member::of(cell, seconds));
+        let (first, second) = (first?, second?);
+        let daemon = first.daemon()?;
+        holds(second.daemon()? == daemon && shared(cell) == 1, &second.record()?)?;
+        let (earlier, later) = match seconds {
+            ["1", _] => (first, second),
+            _ => (second, first),
+        };
+        earlier.end(cell.user.uid)?;
+        let third = Member::of(cell, "0.1")?;
+        holds(third.daemon()? == daemon, &third.record()?)?;
+        third.end(cell.user.uid)?;
+        later.end(cell.user.uid)?;
+        cell.wait("the end of the shared MPS", || Ok(shared(cell) == 0))?;
+    }
+    Ok(())
+}
+
+fn another_user_and_who_asks_have_their_own(cell: &Context) -> Result<()> {
+    let words = ["--mps", "--mps", "--mps=own"].map(|mps| format!("{mps} -w node1 --gres=shard:1"));
+    let users = [&cell.user, &cell.other, &cell.user];
+    let start = |(user, words): (&User, &String)| Member::start(cell, user, words, "1");
+    let all: Vec<Member> = users.into_iter().zip(&words).map(start).collect::<Result<_>>()?;
+    let bare = cell.clients("-w node1 --gres=shard:1", "--hold 0.1")?;
+    check_bare(&bare)?;
+    let daemons: BTreeSet<_> = all.iter().map(Member::daemon).collect::<Result<_>>()?;
+    holds(daemons.len() == 3 && shared(cell) == 2, &daemons)?;
+    for (member, user) in all.into_iter().zip(users) {
+        member.end(user.uid)?;
+    }
+    Ok(())
+}
+
+fn limits_are_each_jobs_own(cell: &Context) -> Result<()> {
+    let first = Member::start(
+        cell,
+        &cell.user,
+        &format!("{ONE} --mps-threads=50 --mps-mem=2G"),
+        "2",
+    )?;
+    let second = Member::of(cell, "2")?;
+    let auto = format!(
+        "{} --mps-threads=auto --mps-mem=auto",
+        ONE.replace("shard:1", "shard:2")
+    );
+    let third = Member::start(cell, &cell.user, &auto, "1")?;
+    let of = |member: &Member| member.record().map(|is| (is.sms, is.memory_limit_mib));
+    let found = (of(&first)?, of(&second)?, of(&third)?);
+    // Half of the GPU's 143,771 MiB and twice half of its multiprocessors.
+    let right = (
+        (Some(66), Some(2048)),
+        (Some(132), None),
+        (Some(132), Some(71_885)),
+    );
+    holds(found == right, &found)?;
+    for member in [first, second, third] {
+        member.end(cell.user.uid)?;
+    }
+    let ranks = cell.clients(&format!("{ONE} -n2 --mps-threads=30:70"), "--hold 0.1")?;
+    let sms: Vec<_> = ranks.iter().map(|record| record.sms).collect();
+    holds(sms == [Some(38), Some(92)], &sms)
+}
+
+fn what_the_daemon_has_for_all_is_refused(cell: &Context) -> Result<()> {
+    for words in ["--mps=per-gpu", "--mps --mps-priority=below-normal"] {
+        cell.check_refused(&format!("srun {words} -w node1 --gres=shard:1"), &["--mps=own"])?;
+    }
+    Ok(())
+}
+
+/// The job did not ask, and its step shares with the other jobs.
+fn a_step_with_its_own_request_joins(cell: &Context) -> Result<()> {
+    let member = Member::of(cell, "3")?;
+    let line = cell.client("--hold 0.1");
+    let script = format!("({line})\nsrun --mps /bin/sh -c '{line}'");
+    let (_, said) = cell.batch("-w node1 --gres=shard:1", &script)?;
+    let all = records(&said)?;
+    holds(all.len() == 2 && !all[0].under_mps, &all)?;
+    holds(all[1].daemon_pid == member.daemon()?, &all)?;
+    member.end(cell.user.uid)
+}
+
+fn an_array_shares_a_daemon_on_each_gpu(cell: &Context) -> Result<()> {
+    let words = "--array=1-16 --mps --gres=shard:1 --output=array.out --open-mode=append";
+    cell.submit(words, &cell.client("--hold 0.5"))?;
+    cell.idle()?;
+    let all = records(&std::fs::read_to_string(
+        cell.bed.home(&cell.user).join("array.out"),
+    )?)?;
+    let daemons: BTreeSet<_> = all.iter().map(|record| record.daemon_pid).collect();
+    holds(
+        all.iter()
+            .all(|record| record.under_mps && record.error.is_none()),
+        &all,
+    )?;
+    holds(all.len() == 16 && daemons.len() <= 8, &daemons)
+}
+
+fn a_suspended_member_goes_on(cell: &Context) -> Result<()> {
+    let member = Member::of(cell, "3")?;
+    cell.root(&format!("scontrol suspend {}", member.job))?;
+    let other = Member::of(cell, "0.5")?;
+    let same = other.daemon()? == member.daemon()?;
+    holds(same, &other.record()?)?;
+    other.end(cell.user.uid)?;
+    cell.root(&format!("scontrol resume {}", member.job))?;
+    member.end(cell.user.uid)
+}
+
+fn a_member_that_runs_again_joins_again(cell: &Context) -> Result<()> {
+    let member = Member::of(cell, "60")?;
+    let words = "--mps --requeue -w node1 --gres=shard:1";
+    let job = cell.submit(words, &cell.client("--hold 1"))?;
+    cell.wait_ready(2)?;
+    cell.root(&format!("scontrol requeue {job}"))?;
+    cell.wait_shown(job, &["Restarts=1 "])?;
+    cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
+    let all = records(&cell.output(job))?;
+    let daemon = member.daemon()?;
+    holds(all.iter().all(|record| record.daemon_pid == daemon), &all)?;
+    member.cancel(cell)
+}
+
+/// Cancelled, and after the death of its slurmstepd, which Slurm itself does not notice.
+fn a_member_that_is_killed_takes_nothing_with_it(cell: &Context) -> Result<()> {
+    let member = Member::of(cell, "60")?;
+    Member::of(cell, "60")?.cancel(cell)?;
+    let killed = Member::of(cell, "60")?;
+    let step = format!("slurmstepd: [{}.0]", killed.job);
+    let mut stepds = cell.bed.job_processes();
+    stepds.retain(|process| process.argv.join(" ").starts_with(&step));
+    holds(stepds.len() == 1, &stepds)?;
+    kill(Pid::from_raw(stepds[0].pid), Signal::SIGKILL)?;
+    cell.root(&format!("scancel {}", killed.job))?;
+    let _ = killed.client.wait(LIMIT)?;
+    let another = Member::of(cell, "0.1")?;
+    holds(another.daemon()? == member.daemon()?, &another.record()?)?;
+    another.end(cell.user.uid)?;
+    member.cancel(cell)?;
+    cell.check_in_service()
+}
+
+/// Its clients end, and the node and the next job go on.
+fn a_daemon_that_its_user_killed_is_begun_again(cell: &Context) -> Result<()> {
+    let member = Member::of(cell, "60")?;
+    let record = member.record()?;
+    // NVIDIA's server ends with its daemon, so this one first.
+    for pid in [record.server_pid, record.daemon_pid].into_iter().flatten() {
+        let end = format!("/bin/kill -KILL {pid}");
+        cell.start_as(&cell.user, &end, "", &[])?.wait(LIMIT)?.success()?;
+    }
+    let told = member.client.wait(LIMIT)?.fails()?;
+    says(&told.said(), &["cudaErrorMpsRpcFailure"])?;
+    check_daemons(&cell.clients(ONE, "--hold 0.1")?, cell.user.uid, 1)?;
+    cell.check_in_service()
+}
+
+fn a_percentage_is_the_jobs_part(cell: &Context) -> Result<()> {
+    let line = "--mps -w node1 --gres=mps:25 --mps-mem=auto";
+    let member = Member::start(cell, &cell.user, line, "2")?;
+    let second = Member::start(cell, &cell.user, line, "0.1")?;
+    let (one, other) = (member.record()?, second.record()?);
+    let part = |record: &Record| (record.sms, record.memory_limit_mib) == (Some(32), Some(35_942));
+    holds(
+        part(&one) && part(&other) && one.daemon_pid == other.daemon_pid,
+        &(one, other),
+    )?;
+    second.end(cell.user.uid)?;
+    member.end(cell.user.uid)
+}
+
+/// Jobs of each user. `MPSD_BURST=200` has as many as the issue's.
+fn jobs_of_three_users_leave_nothing(cell: &Context) -> Result<()> {
+    let jobs: usize = std::env::var("MPSD_BURST").map_or(Ok(40), |text| text.parse())?;
+    let third = User::named("games")?;
+    let users = [&cell.user, &cell.other, &third];
+    if !cell.bed.home(&third).exists() {
+        std::fs::create_dir(cell.bed.home(&third))?;
+        chown(cell.bed.home(&third), Some(third.uid), Some(third.gid))?;
+    }
+    let mut lost = BTreeSet::new();
+    for count in 0..jobs {
+        for user in users {
+            let words = "--mps --mps-threads=50 --gres=shard:1 --output=burst.out --open-mode=append";
+            let words: Vec<&str> = words.split_whitespace().collect();
+            let job = cell.bed.sbatch(user, &words, &cell.client("--busy --hold 0.3"))?;
+            if count % 7 == 3 {
+                lost.insert(job.to_string());
+                let signal = ["", "--full --signal=KILL"][count % 2];
+                cell.root(&format!("scancel {signal} {job}"))?;
+            }
+        }
+    }
+    cell.bed.wait_idle(Duration::from_secs(600))?;
+    cell.check_in_service()?;
+    let mut seen = BTreeSet::new();
+    for user in users {
+        let all = records(&std::fs::read_to_string(cell.bed.home(user).join("burst.out"))?)?;
+        let of_others = all
+            .iter()
+            .filter(|record| !lost.contains(record.job.as_deref().unwrap_or_default()));
+        let wrong: Vec<_> = of_others
+            .filter(|record| !record.under_mps || record.error.is_some() || record.uid != Some(user.uid))
+            .collect();
+        ensure!(wrong.is_empty(), "{wrong:?}");
+        seen.extend(all.into_iter().filter_map(|record| record.job));
+    }
+    let all = jobs * users.len();
+    let missing = all - seen.union(&lost).count();
+    ensure!(missing == 0, "{missing} of {all} jobs did not run");
+    Ok(())
+}
