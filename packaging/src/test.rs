@@ -272,8 +272,8 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
     match stage.name {
         "doc" => command.env("RUSTDOCFLAGS", "-D warnings"),
         "contract" => command.env("MPS_SUBJECT", "fake"),
-        // A job under a mom waits for most of its time: two tests for each processor.
-        "mom" => {
+        // A job waits for most of its time: two tests for each processor.
+        "mom" | "suite" => {
             let threads = std::thread::available_parallelism().map_or(2, |count| 2 * count.get());
             command.env("RUST_TEST_THREADS", threads.to_string())
         }
