@@ -8,6 +8,8 @@ use mpsd_core::{Gpu, Inventory, Refusal};
 
 /// Longest word of the user's that a refusal repeats. Characters.
 const SHOWN: usize = 60;
+/// Why `auto` has no number where jobs share a GPU.
+pub(super) const NO_PART: &str = "the scheduler does not say which part of the GPU the job has";
 
 /// A request on the job's GPUs.
 #[derive(Debug, Clone)]
@@ -56,17 +58,23 @@ impl Draft<'_> {
         Err(self.refuse(key, why, format!("{own}, a daemon of this job's own")))
     }
 
-    /// A site's `auto` is no limit for a job whose part of a shared GPU is not known. The user's own `auto` is refused.
-    pub fn forget_auto_of_site(&mut self) {
+    /// A site's `auto` is no limit for a job whose part of a shared GPU is not known, and a note says so. The user's own `auto`
+    /// is refused.
+    pub fn forget_auto_of_site(&mut self) -> Vec<String> {
         if !self.shared || self.part.is_some() {
-            return;
+            return Vec::new();
         }
+        let mut forgotten = Vec::new();
         if self.written.threads.is_none() && self.request.threads == Some(Threads::Auto) {
             self.request.threads = None;
+            forgotten.push("threads");
         }
         if self.written.memory.is_none() && self.request.memory == Some(MemoryLimit::Auto) {
             self.request.memory = None;
+            forgotten.push("mem");
         }
+        let note = |key| format!("[defaults] {key} = \"auto\" sets no limit: {NO_PART}");
+        forgotten.into_iter().map(note).collect()
     }
 
     /// How many tasks of the job meet on one of its GPUs by `rule`.

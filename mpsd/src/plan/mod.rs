@@ -60,8 +60,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         part,
     };
     draft.check_shared()?;
-    draft.forget_auto_of_site();
-    let mut notes = Vec::new();
+    let mut notes = draft.forget_auto_of_site();
     let (bind, names) = gpus::binding(&draft)?;
     if gpus::has_devices(&draft.gpus) && draft.gpus.len() > 1 && draft.request.mode != Mode::PerGpu {
         draft.request.mode = Mode::PerGpu;

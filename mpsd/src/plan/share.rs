@@ -1,6 +1,6 @@
 //! Limits made concrete: `auto`, shares and replicas become per cents and MiB of the job's own GPUs, under the site's ceilings.
 
-use super::draft::Draft;
+use super::draft::{Draft, NO_PART};
 use crate::scheduler::Part;
 use mpsd_core::limits::{Amount, Percent, Priority};
 use mpsd_core::record::{ClientLimits, Daemon};
@@ -99,10 +99,7 @@ impl Draft<'_> {
         match (self.shared, self.part) {
             (false, _) => Ok((1, tasks)),
             (true, Some(Part { own, all })) => Ok((own.into(), u64::from(all) * tasks)),
-            (true, None) => {
-                let why = "the scheduler does not say which part of the GPU the job has";
-                Err(Refusal::new(format!("{what}=auto"), why, "a fixed value"))
-            }
+            (true, None) => Err(Refusal::new(format!("{what}=auto"), NO_PART, "a fixed value")),
         }
     }
 

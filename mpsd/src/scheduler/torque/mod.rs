@@ -25,7 +25,7 @@ const MOST_GPU_FILE: usize = 1 << 20;
 const MOST_NODE_FILE: usize = 16 << 20;
 /// `qstat -f` answered within 7 ms; a server under load gets this.
 const QSTAT_DEADLINE: Duration = Duration::from_secs(4);
-const SHARED_WORDS: [&str; 2] = ["shared", "default"];
+const SHARED_MODES: [&str; 2] = ["shared", "default"];
 
 /// The batch system Torque.
 #[derive(Debug, Clone, Copy)]
@@ -98,10 +98,8 @@ impl BatchSystem for Torque {
             Some(path) if !submission.sister => from_file(&path, &here, host),
             _ => from_qstat(submission, input, &here, host),
         };
-        let mut words = wanted.split([',', ':', '+', '=']);
-        let shared = words.any(|word| SHARED_WORDS.contains(&word));
         let exclusive = match &gpus {
-            GpuSource::Listed(_) if shared => Exclusive::Shared(None),
+            GpuSource::Listed(_) if shares_gpus(&wanted) => Exclusive::Shared(None),
             GpuSource::Listed(_) => Exclusive::GpusAlone,
             _ => Exclusive::Unknown,
         };
@@ -217,6 +215,14 @@ fn asks_for_gpus(resources: &str) -> bool {
     let parts = resources.split([',', ':', '+']);
     let mut counts = parts.filter_map(|part| part.rsplit_once("gpus="));
     counts.any(|(_, count)| count.trim() != "0")
+}
+
+/// Whether a mode that follows a number of GPUs lets other jobs use them: `nodes=1:ppn=2:gpus=1:shared`.
+fn shares_gpus(resources: &str) -> bool {
+    resources.split([',', '+']).any(|part| {
+        let words = part.split(':').skip_while(|word| !word.contains("gpus="));
+        words.skip(1).any(|mode| SHARED_MODES.contains(&mode))
+    })
 }
 
 /// The prologue's environment has no PBS_GPUFILE, but the file exists already (recorded).

@@ -127,13 +127,21 @@ fn a_torque_sister_asks_qstat_and_takes_only_its_own_gpus() {
 }
 
 #[test]
-fn torque_shared_gpus_prove_nothing_and_missing_files_are_told() {
-    let arguments = changed(4, "walltime=01:00:00,nodes=1:ppn=2:gpus=1:shared");
-    let mut call = Call::new(Program::Prologue, &arguments, &ENV);
-    let why = format!("no file '{GPU_FILE}'");
-    assert_eq!(call.devices().gpus, GpuSource::Unknown(why));
-    call.host = TextHost::default().file(GPU_FILE, "vm-gpu0\n");
-    assert_eq!(call.devices().exclusive, Exclusive::Shared(None));
+fn a_mode_of_the_gpus_lets_jobs_share_them_and_missing_files_are_told() {
+    let (shared, alone) = (Exclusive::Shared(None), Exclusive::GpusAlone);
+    for (resources, exclusive) in [
+        ("walltime=01:00:00,nodes=1:ppn=2:gpus=1:shared", shared),
+        ("nodes=1:ppn=2+2:gpus=1:reseterr:default,neednodes=3", shared),
+        ("nodes=1:gpus=1:exclusive_thread,naccesspolicy=shared", alone),
+        ("nodes=default:gpus=1,naccesspolicy:shared", alone),
+    ] {
+        let arguments = changed(4, resources);
+        let mut call = Call::new(Program::Prologue, &arguments, &ENV);
+        let why = format!("no file '{GPU_FILE}'");
+        assert_eq!(call.devices().gpus, GpuSource::Unknown(why));
+        call.host = TextHost::default().file(GPU_FILE, "vm-gpu0\n");
+        assert_eq!(call.devices().exclusive, exclusive, "{resources}");
+    }
     let arguments = changed(4, "nodes=1:ppn=4,neednodes=1:ppn=4");
     let none = Call::new(Program::Prologue, &arguments, &ENV).devices();
     assert!(matches!(none.gpus, GpuSource::Unknown(_)));
