@@ -7,5 +7,6 @@ mod install;
 mod jobs;
 mod openpbs;
 mod selftest;
+mod shared;
 mod starter;
 mod torque;

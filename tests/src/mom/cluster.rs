@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// The jobs' user, who exists on the simulated nodes alone.
+/// The jobs' user and another one, who exist on the simulated nodes alone.
 pub const USER: (&str, u32) = ("alice", 54321);
+pub const OTHER_USER: (&str, u32) = ("bob", 54322);
 const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
 const PBS_COMMANDS: &str = "pbsnodes qstat qalter printjob qmgr momctl qsub qselect qdel";
 
@@ -61,6 +62,7 @@ pub struct Cluster {
 #[derive(Clone, Debug, Default)]
 pub struct Job {
     pub id: String,
+    pub user: (&'static str, u32),
     pub account: String,
     pub resource: String,
     pub gpus: Vec<Vec<u32>>,
@@ -69,6 +71,8 @@ pub struct Job {
     /// `-l place=` on an OpenPBS without pbs_cgroups, which then names no GPUs.
     pub stock_place: Option<String>,
     pub named: bool,
+    /// Torque's `gpus=N:shared`.
+    pub shared: bool,
     /// Further nodes of the job, which the cluster does not have.
     pub vnodes_elsewhere: usize,
 }
@@ -77,6 +81,7 @@ impl Job {
     pub fn new(id: &str, account: &str) -> Self {
         Self {
             id: id.to_owned(),
+            user: USER,
             account: account.to_owned(),
             gpus: vec![vec![0]],
             tasks: 4,
@@ -91,6 +96,16 @@ impl Job {
 
     pub fn stock(mut self, place: &str) -> Self {
         self.stock_place = Some(place.to_owned());
+        self
+    }
+
+    pub fn of(mut self, user: (&'static str, u32)) -> Self {
+        self.user = user;
+        self
+    }
+
+    pub fn shared(mut self) -> Self {
+        self.shared = true;
         self
     }
 
@@ -152,17 +167,21 @@ impl Cluster {
         let product = self.product;
         let node = &mut self.nodes[at];
         let gpu = format!("/var/srv/pbs/gpu-{}", node.name);
-        let (user, uid) = USER;
         let [_, home, commands] = product.words();
         node.sh(&format!(
             "cd /srv/build && cp {} /usr/bin/ && mkdir -p {commands} && \
              for c in {PBS_COMMANDS}; do cp fake-pbs {commands}/$c; done; \
-             sed -i '/^{user}:/d; /^[^:]*:[^:]*:{uid}:/d' /etc/passwd /etc/group; \
-             echo {user}:x:{uid}:{uid}::/home/{user}:/bin/sh >>/etc/passwd; echo {user}:x:{uid}: >>/etc/group; \
-             mkdir -p /home/{user} {home}/mom_priv/jobs {home}/aux {home}/spool {home}/mom_priv/hooks/tmp; \
-             chown {uid}:{uid} /home/{user}; chmod 751 {home}/mom_priv; chmod 1777 {home}/spool",
+             mkdir -p {home}/mom_priv/jobs {home}/aux {home}/spool {home}/mom_priv/hooks/tmp; \
+             chmod 751 {home}/mom_priv; chmod 1777 {home}/spool",
             PROGRAMS.join(" "),
         ));
+        for (user, uid) in [USER, OTHER_USER] {
+            node.sh(&format!(
+                "sed -i '/^{user}:/d; /^[^:]*:[^:]*:{uid}:/d' /etc/passwd /etc/group; \
+                 echo {user}:x:{uid}:{uid}::/home/{user}:/bin/sh >>/etc/passwd; echo {user}:x:{uid}: >>/etc/group; \
+                 mkdir /home/{user}; chown {uid}:{uid} /home/{user}"
+            ));
+        }
         for name in ["profile.d/mpsd.sh", "profile.d/mpsd.csh"] {
             node.write(&format!("/etc/{name}"), &shipped(name), 0o644);
         }
@@ -266,6 +285,7 @@ impl Cluster {
             "/run/mpsd ",
             "/run/mpsd/jobs ",
             "/run/mpsd/gpus ",
+            "/run/mpsd/shared ",
             "/run/mpsd/reports",
             "/run/mpsd/lock ",
             "/run/mpsd/ledger ",
@@ -288,7 +308,7 @@ impl Cluster {
     }
 
     pub fn job_environment(&self, job: &Job, at: usize) -> BTreeMap<String, String> {
-        let user = USER.0;
+        let user = job.user.0;
         let kind = if job.interactive {
             "PBS_INTERACTIVE"
         } else {
@@ -321,7 +341,7 @@ impl Cluster {
     }
 
     pub fn user_process(&self, job: &Job, at: usize, argv: &[&str]) -> Run {
-        let (user, uid) = USER;
+        let (user, uid) = job.user;
         Run {
             argv: argv.iter().map(|word| (*word).to_owned()).collect(),
             env: self.job_environment(job, at),
@@ -330,6 +350,7 @@ impl Cluster {
             user: Some((uid, vec![uid])),
             stdout: self.spool(job, "OU"),
             stderr: self.spool(job, "ER"),
+            output_of: Some(uid),
             session: true,
             ..Run::default()
         }

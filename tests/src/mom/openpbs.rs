@@ -1,6 +1,6 @@
 //! What OpenPBS 23's moms do with a job, in their order: hooks on every node, classic scripts on the first.
 
-use super::cluster::{Cluster, Job, Product, USER, Verdict};
+use super::cluster::{Cluster, Job, Product, Verdict};
 use super::node::MomNode;
 use super::wire::{Ended, Run, Stream, Victims, variables};
 use serde::Deserialize;
@@ -198,6 +198,7 @@ impl Cluster {
             umask: 0o022,
             stdout,
             stderr,
+            output_of: Some(job.user.1),
             session: true,
             in_mom: true,
             limit_ms: alarm * 1000,
@@ -230,7 +231,7 @@ impl Cluster {
             "argv": program,
             "env": env,
             "job": {
-                "id": job.id, "euser": USER.0, "egroup": USER.0, "Account_Name": optional(&job.account), "ms": at == 0,
+                "id": job.id, "euser": job.user.0, "egroup": job.user.0, "Account_Name": optional(&job.account), "ms": at == 0,
                 "exec_vnode": vnodes.join("+"), "schedselect": select,
                 "Resource_List": { "mps": optional(&job.resource), "place": job.place(), "select": select },
             },
@@ -282,7 +283,7 @@ impl Cluster {
     }
 
     pub fn openpbs_run(&mut self, job: &Job, name: &str, code: Option<i32>) -> Run {
-        let user = USER.0;
+        let (user, uid) = job.user;
         let home = format!("/home/{user}");
         let mut argv = vec![
             format!("{HOME}/mom_priv/{name}"),
@@ -329,6 +330,7 @@ impl Cluster {
             stdin: if terminal { Stream::Terminal } else { Stream::Null },
             stdout,
             stderr,
+            output_of: Some(uid),
             leaked: if job.interactive {
                 vec![3, 4, 15, 16, 19]
             } else {

@@ -1,6 +1,6 @@
 //! What Torque 6.1's moms do with a job, in their order.
 
-use super::cluster::{Cluster, Job, Product, USER, Verdict};
+use super::cluster::{Cluster, Job, Product, Verdict};
 use super::node::MomNode;
 use super::wire::{Ended, Run, Stream, Victims, variables};
 use std::collections::BTreeMap;
@@ -170,8 +170,9 @@ impl Cluster {
     }
 
     pub fn torque_run(&mut self, job: &Job, at: usize, name: &str, code: Option<i32>) -> Run {
-        let (user, uid) = USER;
-        let part = |node: &str, gpus: usize| format!("{node}:ppn={}:gpus={gpus}", job.tasks);
+        let (user, uid) = job.user;
+        let shared = if job.shared { ":shared" } else { "" };
+        let part = |node: &str, gpus: usize| format!("{node}:ppn={}:gpus={gpus}{shared}", job.tasks);
         let parts = self.nodes.iter().zip(&job.gpus);
         let parts: Vec<String> = parts.map(|(node, gpus)| part(&node.name, gpus.len())).collect();
         let shape = match job.named {
@@ -222,6 +223,7 @@ impl Cluster {
             stdin: if terminal { Stream::Terminal } else { Stream::Null },
             stdout,
             stderr,
+            output_of: Some(uid),
             leaked: if job.interactive {
                 vec![3, 4, 9, 10, 13]
             } else {
@@ -252,7 +254,7 @@ impl Cluster {
             ("PBS_NP", &(job.tasks as usize * job.gpus.len()).to_string()),
             ("PBS_NODENUM", &at.to_string()),
             ("PBS_MSHOST", &self.nodes[0].name),
-            ("PBS_O_WORKDIR", &format!("/home/{}", USER.0)),
+            ("PBS_O_WORKDIR", &format!("/home/{}", job.user.0)),
         ]);
         if at == 0 {
             env.insert("PBS_NODEFILE".into(), format!("{HOME}/aux//{}", job.id));

@@ -51,6 +51,8 @@ pub struct Run {
     pub stdin: Stream,
     pub stdout: Stream,
     pub stderr: Stream,
+    /// Who makes the files of the output; none: the jobs' usual user.
+    pub output_of: Option<u32>,
     pub leaked: Vec<i32>,
     pub session: bool,
     /// SIGHUP is ignored (OpenPBS).

@@ -120,7 +120,8 @@ fn opened(stream: &Stream, launch: &Launch, write: bool) -> Result<File> {
         // Opened without O_NOCTTY by the head of a session, it becomes the controlling terminal.
         Stream::Terminal => launch.terminal.as_ref().context("no terminal")?,
         Stream::File(path) if write => {
-            return as_job_user(|| job_output(path)).with_context(|| format!("'{path}'"));
+            let owner = launch.run.output_of.unwrap_or(USER.1);
+            return as_job_user(owner, || job_output(path)).with_context(|| format!("'{path}'"));
         }
         Stream::File(path) => path,
     };
@@ -142,8 +143,7 @@ fn job_output(path: &str) -> std::io::Result<File> {
     }
 }
 
-fn as_job_user<T>(act: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
-    let (_, id) = USER;
+fn as_job_user<T>(id: u32, act: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
     setegid(Gid::from_raw(id))?;
     seteuid(Uid::from_raw(id))?;
     let done = act();

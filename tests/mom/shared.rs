@@ -1,0 +1,316 @@
+//! Jobs of one user that share an MPS, because the PBS may give their GPU to several jobs.
+
+use crate::jobs::{NoControl, bare, begins, ends, run_ends, says, says_once, task_client};
+use serde_json::Value;
+use std::time::Duration;
+use tests::double::Builder;
+use tests::double::look::wait_until;
+use tests::mom::cluster::{Cluster, Job, OTHER_USER, Product, Verdict};
+use tests::mom::wire::Ended;
+
+/// Torque's jobs say that they share their GPU, an OpenPBS' site does. Its `auto` is no limit here.
+fn on_both(names: &[&str], test: impl Fn(&mut Cluster)) {
+    let auto = "\n[defaults]\nmem = \"auto\"\n";
+    for (product, own) in [
+        (Product::Torque, ""),
+        (
+            Product::OpenPbs,
+            "\n[[node]]\nhosts = \"nodea,nodeb\"\nshared_gpus = true\n",
+        ),
+    ] {
+        println!("under {}", product.name());
+        let config = format!("{auto}{own}");
+        test(&mut Cluster::with(product, names, Builder::fast, &config));
+    }
+}
+
+fn sharing(c: &mut Cluster, account: &str) -> Job {
+    c.job(account).shared()
+}
+
+fn begun(c: &mut Cluster, account: &str) -> Job {
+    let job = sharing(c, account);
+    begins(c, &job);
+    job
+}
+
+/// Runs a client as the job's main shell, to its end, and returns its record.
+fn client(c: &mut Cluster, job: &Job) -> Value {
+    let run = c.shell(job, &Cluster::client("")).unwrap();
+    run_ends(c, job, run, 0);
+    c.records(0).remove(0)
+}
+
+/// The pid of the daemon that serves a client of the job. It is the one that its user's jobs share on the first GPU.
+fn shared_daemon(c: &mut Cluster, job: &Job) -> u64 {
+    let record = client(c, job);
+    is_shared(c, job, &record);
+    record["daemon_pid"].as_u64().expect("a daemon")
+}
+
+fn is_shared(c: &Cluster, job: &Job, record: &Value) {
+    let at = c.nodes.iter().position(|node| record["node"] == node.name);
+    let gpu = &c.gpus[at.expect("a node")].uuids()[0];
+    let directory = format!("/run/mpsd/shared/{}-{gpu}/", job.user.1);
+    let pipe = record["pipe_directory"].as_str().unwrap_or_default();
+    assert!(pipe.starts_with(&directory), "{record}");
+    let found = [&record["under_mps"], &record["job"], &record["uid"]];
+    let expected = [&Value::from(true), &job.id.clone().into(), &job.user.1.into()];
+    assert_eq!(found, expected, "{record}");
+}
+
+/// Starts a client that works for so long, as the job's main shell, and waits until it does.
+fn working(c: &mut Cluster, job: &Job, seconds: &str) -> i32 {
+    let run = c.shell(job, &Cluster::client(&format!("--busy --hold {seconds}")));
+    let pid = c.nodes[0].start(run.unwrap()).unwrap();
+    let works = wait_until(Duration::from_secs(20), || {
+        c.nodes[0].read("/tmp/records").is_some()
+    });
+    assert!(works, "{:?}", c.output(job, 0));
+    c.records(0);
+    pid
+}
+
+/// The job's end ends its client.
+fn ends_at_work(c: &mut Cluster, job: &Job) {
+    c.end(job, 265);
+    let told = wait_until(Duration::from_secs(10), || {
+        c.nodes[0].read("/tmp/records").is_some()
+    });
+    assert!(told, "a client of job {} works on", job.id);
+    let error = c.records(0).remove(0)["error"].to_string();
+    says(&error, &["cudaErrorMpsClientTerminated"]);
+}
+
+#[test]
+fn jobs_of_a_user_share_a_daemon_in_any_order() {
+    on_both(&["nodea"], |c| {
+        for orders in [[[0, 1], [0, 1]], [[0, 1], [1, 0]], [[1, 0], [0, 1]]] {
+            let jobs = ["MPS=true,MPS_THREADS=25,MPS_MEM=2G", "MPS=true"];
+            let jobs = jobs.map(|account| sharing(c, account));
+            let [begin, end] = orders;
+            for at in begin {
+                begins(c, &jobs[at]);
+            }
+            assert_eq!(c.gpus[0].modes(), ["default", "default"]);
+            let records = [0, 1].map(|at| client(c, &jobs[at]));
+            for (job, record) in jobs.iter().zip(&records) {
+                is_shared(c, job, record);
+            }
+            let of = |name: &str| [0, 1].map(|at| records[at][name].clone());
+            assert_eq!(of("sms"), [32, 132], "{orders:?}");
+            assert_eq!(of("memory_limit_mib"), [2048.into(), Value::Null], "{orders:?}");
+            let [daemon, other] = of("daemon_pid");
+            assert_eq!(daemon, other, "{orders:?}");
+            c.end(&jobs[end[0]], 0);
+            let last = &jobs[end[1]];
+            assert_eq!(shared_daemon(c, last), daemon, "{orders:?}");
+            assert_eq!(c.told(last), "");
+            ends(c, last);
+        }
+    });
+}
+
+#[test]
+fn another_users_job_one_that_wants_its_own_and_one_that_does_not_ask_are_not_among_them() {
+    on_both(&["nodea"], |c| {
+        let first = begun(c, "MPS=true");
+        let other = sharing(c, "MPS=true").of(OTHER_USER);
+        let (own, plain) = (sharing(c, "MPS=own"), sharing(c, ""));
+        for job in [&other, &own, &plain] {
+            begins(c, job);
+        }
+        let before = [&first, &other].map(|job| shared_daemon(c, job));
+        assert_ne!(before[0], before[1]);
+        bare(&client(c, &plain));
+        let alone = client(c, &own);
+        let pipe = format!("/run/mpsd/jobs/{}/pipe", own.id);
+        assert!(alone["pipe_directory"].as_str() == Some(&pipe), "{alone}");
+        assert!(
+            before.iter().all(|daemon| alone["daemon_pid"] != *daemon),
+            "{alone}"
+        );
+        let second = begun(c, "MPS=true");
+        c.end(&first, 0);
+        c.end(&plain, 0);
+        let after = [&second, &other].map(|job| shared_daemon(c, job));
+        assert_eq!(before, after);
+        c.end(&second, 0);
+        assert_eq!(shared_daemon(c, &other), before[1]);
+        assert_eq!(client(c, &own)["daemon_pid"], alone["daemon_pid"]);
+        c.end(&own, 0);
+        ends(c, &other);
+    });
+}
+
+/// `qrerun` runs the epilogue first. Torque's next try of a job may come without one
+/// (docs/facts/pbs.md#sister-nodes).
+#[test]
+fn a_job_that_comes_again_under_its_id_disturbs_no_other() {
+    on_both(&["nodea"], |c| {
+        let jobs = [begun(c, "MPS=true"), begun(c, "MPS=true")];
+        let daemon = shared_daemon(c, &jobs[0]);
+        let works = working(c, &jobs[1], "60");
+        c.end(&jobs[0], 271);
+        begins(c, &jobs[0]);
+        assert_eq!(shared_daemon(c, &jobs[0]), daemon);
+        begins(c, &jobs[0]);
+        assert_eq!(shared_daemon(c, &jobs[0]), daemon);
+        assert_eq!(
+            c.nodes[0].wait(works, 0),
+            Ended::Running,
+            "{:?}",
+            c.output(&jobs[1], 0)
+        );
+        ends_at_work(c, &jobs[1]);
+        assert_eq!(shared_daemon(c, &jobs[0]), daemon);
+        ends(c, &jobs[0]);
+    });
+}
+
+/// A restart of the mom kills what is in its cgroup. Later the server has forgotten the one job, and no epilogue came.
+#[test]
+fn a_mom_and_a_job_that_are_killed_take_no_other_job_along() {
+    on_both(&["nodea"], |c| {
+        let jobs = [begun(c, "MPS=true"), begun(c, "MPS=true")];
+        let daemon = shared_daemon(c, &jobs[0]);
+        let works = [0, 1].map(|at| working(c, &jobs[at], "60"));
+        c.nodes[0].kill_mom();
+        for (job, works) in jobs.iter().zip(works) {
+            assert_eq!(
+                c.nodes[0].wait(works, 0),
+                Ended::Running,
+                "{:?}",
+                c.output(job, 0)
+            );
+        }
+        c.nodes[0].signal(works[0], 9);
+        // The job's client has lost its parent and works on. Its end ends it, and not the other's.
+        ends_at_work(c, &jobs[0]);
+        let clients = c.nodes[0].sh("ps -eo args= | grep -c '^[^ ]*/fake-cuda-client'");
+        assert_eq!(clients.trim(), "1");
+        assert_eq!(c.nodes[0].wait(works[1], 0), Ended::Running);
+        assert_eq!(shared_daemon(c, &jobs[1]), daemon);
+        if c.product == Product::Torque {
+            let forgotten = begun(c, "MPS=true");
+            c.torque_status(&forgotten, "job_state = R", "job_state = C");
+            c.nodes[0].sh(&format!(
+                "rm /var/spool/torque/mom_priv/jobs/{}.JB; mpsctl reconcile",
+                forgotten.id
+            ));
+            let members = c.nodes[0].sh("cat /run/mpsd/shared/.*.members");
+            assert!(
+                members.contains(&jobs[1].id) && !members.contains(&forgotten.id),
+                "{members}"
+            );
+        }
+        assert_eq!(shared_daemon(c, &jobs[1]), daemon);
+        ends_at_work(c, &jobs[1]);
+        c.is_as_before();
+    });
+}
+
+/// What a user traces into starting a program there would outlive the job's limits.
+#[test]
+fn what_a_user_brings_into_its_cgroup_ends_when_a_job_leaves() {
+    let c = &mut Cluster::new(Product::Torque, &["nodea"]);
+    let jobs = [begun(c, "MPS=true"), begun(c, "MPS=true")];
+    let daemon = shared_daemon(c, &jobs[0]);
+    let brought = |c: &mut Cluster| {
+        let sleeper = c.user_process(&jobs[0], 0, &["/bin/sleep", "60"]);
+        let sleeper = c.nodes[0].start(sleeper).unwrap();
+        c.nodes[0].sh(&format!(
+            "cd /sys/fs/cgroup; for top in . unified systemd; do \
+                 own=$(grep -E '^(0:|[0-9]*:name=systemd)' /proc/{daemon}/cgroup | cut -d: -f3 | sort | tail -n 1); \
+                 echo {sleeper} >$top/$own/cgroup.procs && exit 0; done 2>/dev/null; exit 1"
+        ));
+        sleeper
+    };
+    let sleepers = [brought(c), brought(c)];
+    c.end(&jobs[0], 0);
+    for sleeper in sleepers {
+        assert_eq!(c.nodes[0].wait(sleeper, 2000), Ended::Signal(9));
+    }
+    assert_eq!(shared_daemon(c, &jobs[1]), daemon);
+    ends(c, &jobs[1]);
+}
+
+/// The mom's child and its own child are killed while they begin the MPS for the first job.
+#[test]
+fn a_begin_that_is_killed_leaves_the_next_job_its_mps() {
+    let slow = |node: Builder| node.fast().times(|times| times.server_ready = (1500, 1500));
+    let mut c = Cluster::with(Product::Torque, &["nodea"], slow, "");
+    let (first, second) = (sharing(&mut c, "MPS=true"), sharing(&mut c, "MPS=true"));
+    c.torque_files(&first);
+    let run = c.torque_run(&first, 0, "prologue", None);
+    let prologue = c.nodes[0].start(run).unwrap();
+    let joins = wait_until(Duration::from_secs(30), || {
+        c.nodes[0]
+            .sh("cat /run/mpsd/shared/.*.members || :")
+            .contains(&first.id)
+    });
+    assert!(joins, "it does not begin");
+    c.nodes[0].sh("kill -9 $(ps -C mps-prologue -o pid=) || :");
+    assert_ne!(c.nodes[0].wait(prologue, 10_000), Ended::Running);
+    begins(&mut c, &second);
+    let daemon = shared_daemon(&mut c, &second);
+    c.end(&first, 271);
+    assert_eq!(shared_daemon(&mut c, &second), daemon);
+    ends(&mut c, &second);
+}
+
+/// On a sister too, and if one of the jobs does not begin on the first node: Torque then runs no epilogue on the sister.
+#[test]
+fn jobs_of_two_nodes_share_a_daemon_on_each() {
+    on_both(&["nodea", "nodeb"], |c| {
+        let pair = |c: &mut Cluster| sharing(c, "MPS=true,MPS_THREADS=50").on(&[&[0], &[0]]);
+        let (first, second, third) = (pair(c), pair(c), pair(c));
+        begins(c, &first);
+        begins(c, &second);
+        let on_sister = |c: &mut Cluster, job: &Job| {
+            let record = task_client(c, job, 1, "");
+            is_shared(c, job, &record);
+            record["daemon_pid"].clone()
+        };
+        let daemon = on_sister(c, &first);
+        assert_eq!(on_sister(c, &second), daemon);
+        c.end(&first, 0);
+        let fault = NoControl::on(c, 0);
+        assert_eq!(c.begin(&third), Verdict::Requeued);
+        let left = wait_until(Duration::from_secs(20), || {
+            !c.nodes[1].sh("ls /run/mpsd/jobs").contains(&third.id)
+        });
+        assert!(left, "{} is still there", third.id);
+        fault.repair();
+        assert_eq!(on_sister(c, &second), daemon);
+        ends(c, &second);
+    });
+}
+
+#[test]
+fn what_a_shared_daemon_cannot_have_is_refused_and_read_why() {
+    let part = "the scheduler does not say which part of the GPU the job has; allowed: a fixed value";
+    let own = "share one MPS, whose daemon has one setting for all of them; allowed: MPS=own";
+    on_both(&["nodea"], |c| {
+        let other = begun(c, "MPS=true");
+        for (account, why) in [
+            ("MPS=true,MPS_MEM=auto", ["MPS_MEM=auto", part]),
+            ("MPS=true,MPS_THREADS=auto", ["MPS_THREADS=auto", part]),
+            ("MPS=per-gpu", ["MPS=per-gpu", own]),
+            (
+                "MPS=true,MPS_PRIORITY=below-normal",
+                ["MPS_PRIORITY=below-normal", own],
+            ),
+        ] {
+            let job = begun(c, account);
+            if let Ok(run) = c.shell(&job, "echo ran") {
+                assert_eq!(c.nodes[0].run(run), Ended::Code(1));
+            }
+            assert_eq!(c.output(&job, 0).0, "", "{account}");
+            says_once(&c.told(&job), &why);
+            c.end(&job, 1);
+        }
+        shared_daemon(c, &other);
+        ends(c, &other);
+    });
+}
