@@ -8,6 +8,7 @@ use mpsd_core::observations::Observations;
 use mpsd_core::record::Record;
 use mpsd_core::request::Key;
 use mpsd_core::{JobId, JobPaths};
+use std::ffi::CStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -78,6 +79,9 @@ pub trait Slurm {
     fn command_line(&self) -> Vec<String>;
     /// The task prolog that srun will request.
     fn task_prolog(&self) -> Option<String>;
+    /// An option of Slurm's as srun, sbatch or salloc has it: from its command line, its environment or its script. For a het job
+    /// that of the component. `None`: this Slurm does not say. `Some(None)`: nobody gave it.
+    fn submitted(&self, option: &CStr) -> Option<Option<String>>;
     /// Replaces that task prolog; empty: none.
     fn set_task_prolog(&mut self, path: &str);
     /// Whether this is sbatch.

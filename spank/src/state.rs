@@ -13,6 +13,8 @@ pub struct PluginState {
     /// The line in plugstack.conf, or why it is unusable: then nothing is done, and a user who asks for MPS is told.
     pub line: Result<Arguments, String>,
     pub flags: Flags,
+    /// srun, sbatch and salloc: the first component of a het job, or the only one, has been looked at.
+    pub submitted: bool,
     pub step: StepState,
 }
 
@@ -44,6 +46,7 @@ impl PluginState {
         Self {
             line: Arguments::parse(words),
             flags: Flags::default(),
+            submitted: false,
             step: StepState::default(),
         }
     }

@@ -6,6 +6,7 @@ use crate::unplugged;
 use mpsd_core::environment::JOB;
 use mpsd_core::request::{Flags, Key};
 use mpsd_core::{Refusal, Request};
+use std::ffi::CStr;
 
 /// Tells job_prolog which command submitted: [`SRUN`], [`STEP`] or [`ALLOCATOR`]. The user can write it too; no value
 /// does harm. `SPANK_` stands before the name there.
@@ -28,6 +29,36 @@ pub const OFF: &str = "off";
 const OF_A_JOB: [&str; 4] = ["SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", JOB];
 /// An allocation hands a variable for the prolog to its steps with this prefix.
 const HANDED_ON: &str = "SLURM_SPANK_";
+
+/// Options of Slurm's that give a job GPUs, or may: a partition's jobs may have whole nodes, and `--jobid` makes a step.
+pub const MAY_GIVE_GPUS: [&CStr; 13] = [
+    c"gpus",
+    c"gpus-per-node",
+    c"gpus-per-socket",
+    c"gpus-per-task",
+    c"cpus-per-gpu",
+    c"mem-per-gpu",
+    c"ntasks-per-gpu",
+    c"tres-per-task",
+    c"exclusive",
+    c"partition",
+    c"reservation",
+    c"qos",
+    c"jobid",
+];
+const GRES: &CStr = c"gres";
+const GRES_OF_GPUS: [&str; 3] = ["gpu", "shard", "mps"];
+const NO_GPU: &str = "--mps: this job asks for no GPU, and is refused on its node unless the site gives it one; add --gres=gpu:1";
+
+/// In doubt no: a site may give GPUs by a partition, and by a plugin of its own.
+fn asks_for_no_gpu(slurm: &dyn Slurm) -> bool {
+    let names_gpus = |gres: String| GRES_OF_GPUS.iter().any(|name| gres.contains(name));
+    let gres = slurm.submitted(GRES);
+    gres.is_some_and(|gres| !gres.is_some_and(names_gpus))
+        && MAY_GIVE_GPUS
+            .iter()
+            .all(|option| slurm.submitted(option) == Some(None))
+}
 
 fn option_variable(key: Key) -> String {
     let option = key.row().flag().replace('-', "_");
@@ -86,7 +117,7 @@ fn of_allocation(slurm: &dyn Slurm) -> Result<Option<Request>, Refusal> {
 }
 
 /// `init_post_opt` of the submitting command. A refusal ends the process, because under `optional` Slurm would submit.
-pub fn check(slurm: &mut dyn Slurm, state: &PluginState) -> Verdict {
+pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
     let request = state.flags.request();
     if request == Ok(None) {
         unplugged::release(slurm);
@@ -113,8 +144,11 @@ pub fn check(slurm: &mut dyn Slurm, state: &PluginState) -> Verdict {
                 false => unplugged::release(slurm),
             }
             slurm.set_script_env(SUBMITTER, Some(by));
-            if let Some(of_job) = of_job {
-                slurm.set_script_env(OF_JOB, Some(&request_text(of_job.as_ref())));
+            let first = !std::mem::replace(&mut state.submitted, true);
+            match of_job {
+                Some(of_job) => slurm.set_script_env(OF_JOB, Some(&request_text(of_job.as_ref()))),
+                None if first && state.asks() && asks_for_no_gpu(slurm) => slurm.log(Level::Notice, NO_GPU),
+                None => {}
             }
             return Verdict::Continue;
         }

@@ -11,7 +11,8 @@ use crate::runner::{Context, Group, cells, fast};
 
 const CELLS: &[crate::runner::Cell] = cells![
     flags_in_a_script_are_in_force,
-    bad_values_are_refused_at_submission
+    bad_values_are_refused_at_submission,
+    a_job_without_a_gpu_is_told_at_submission
 ];
 
 pub const OPTIONAL: Group = Group::new("submission_optional", CELLS);
@@ -71,6 +72,29 @@ fn bad_values_are_refused_at_submission(cell: &Context) -> Result<()> {
     }
     let queue = cell.root("squeue -h")?;
     ensure!(queue.is_empty(), "a refused job is queued: {queue}");
+    Ok(())
+}
+
+/// Slurm tells its plugins what stands on the command line and in the script.
+fn a_job_without_a_gpu_is_told_at_submission(cell: &Context) -> Result<()> {
+    let home = cell.bed.home(&cell.user);
+    for (script, line) in [("gpu.sh", "--gres=gpu:1"), ("none.sh", "-n1")] {
+        std::fs::write(home.join(script), format!("#!/bin/sh\n#SBATCH --mps {line}\n"))?;
+    }
+    for (words, told) in [
+        ("srun --test-only --mps /bin/true", 1),
+        ("srun --test-only --mps --gpus-per-task=1 -n1 /bin/true", 0),
+        ("srun --test-only --mps --exclusive /bin/true", 0),
+        ("sbatch --test-only none.sh", 1),
+        ("sbatch --test-only gpu.sh", 0),
+        ("sbatch --test-only --gpus=1 none.sh", 0),
+        ("salloc -w nowhere --mps /bin/true", 1),
+        ("salloc -w nowhere --mps -G1 /bin/true", 0),
+    ] {
+        let done = cell.run(words, "")?;
+        let ours = done.stderr.lines().filter(|line| line.contains("--gres=gpu:1"));
+        ensure!(ours.count() == told, "{words}: {}", done.story());
+    }
     Ok(())
 }
 

@@ -144,9 +144,9 @@ fn with_option<T>(key: Key, cb: Option<OptionCallback>, call: impl FnOnce(*mut R
     Some(call(&raw mut option))
 }
 
-/// srun's own options, through the functions that Slurm's `cli_filter` plugins use (`src/common/slurm_opt.h`; the same
-/// from 22.05 to 26.05). They are looked up when needed, because only srun has all of them.
-fn srun_symbol(name: &CStr) -> Option<*mut c_void> {
+/// The submitting program's own options, through the functions that Slurm's `cli_filter` plugins use (`src/common/slurm_opt.h`;
+/// the same from 22.05 to 26.05). They are looked up when needed, because other programs do not have them.
+fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: looks a name up in the program and its libraries, and runs none of their code.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!found.is_null()).then_some(found)
@@ -154,7 +154,25 @@ fn srun_symbol(name: &CStr) -> Option<*mut c_void> {
 
 /// `opt`, the options of the component that srun has just read; `sropt` exists in srun alone.
 fn srun_options() -> Option<*mut c_void> {
-    srun_symbol(c"sropt").and(srun_symbol(c"opt"))
+    symbol(c"sropt").and(symbol(c"opt"))
+}
+
+/// The value of an option of [`srun_options`] or [`submitters_options`].
+fn value_of(options: *mut c_void, option: &CStr) -> Option<String> {
+    type Get = unsafe extern "C" fn(*mut c_void, *const c_char) -> *const c_char;
+    let get = symbol(c"slurm_option_get")?;
+    // SAFETY: the function of this name has this type in every release.
+    let get: Get = unsafe { transmute(get) };
+    // SAFETY: `options` is what it takes; it makes a copy of the value, which is left to the program.
+    let value = unsafe { get(options, option.as_ptr()) };
+    // SAFETY: NULL or a C string that is never freed.
+    unsafe { text(value) }
+}
+
+/// The same in srun, sbatch and salloc, each of which has one of these three.
+fn submitters_options() -> Option<*mut c_void> {
+    let its_own = [c"sropt", c"sbopt", c"saopt"].into_iter().find_map(symbol);
+    its_own.and(symbol(c"opt"))
 }
 
 impl Slurm for Handle {
@@ -222,23 +240,22 @@ impl Slurm for Handle {
     }
 
     fn task_prolog(&self) -> Option<String> {
-        type Get = unsafe extern "C" fn(*mut c_void, *const c_char) -> *const c_char;
-        let (options, get) = (srun_options()?, srun_symbol(c"slurm_option_get")?);
+        value_of(srun_options()?, TASK_PROLOG)
+    }
+
+    fn submitted(&self, option: &CStr) -> Option<Option<String>> {
+        type IsSet = unsafe extern "C" fn(*mut c_void, *const c_char) -> bool;
+        let (options, is_set) = (submitters_options()?, symbol(c"slurm_option_isset")?);
         // SAFETY: the function of this name has this type in every release.
-        let get: Get = unsafe { transmute(get) };
-        // SAFETY: `options` is what it takes; it makes a copy of the value, which is left to srun.
-        let value = unsafe { get(options, TASK_PROLOG.as_ptr()) };
-        // SAFETY: NULL or a C string that is never freed.
-        unsafe { text(value) }
+        let is_set: IsSet = unsafe { transmute(is_set) };
+        // SAFETY: `options` is what it takes, and it only reads.
+        let is_set = unsafe { is_set(options, option.as_ptr()) };
+        Some(is_set.then(|| value_of(options, option).unwrap_or_default()))
     }
 
     fn set_task_prolog(&mut self, path: &str) {
         type Set = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, bool) -> c_int;
-        let symbols = (
-            srun_options(),
-            srun_symbol(c"slurm_option_set"),
-            CString::new(path),
-        );
+        let symbols = (srun_options(), symbol(c"slurm_option_set"), CString::new(path));
         let (Some(options), Some(set), Ok(path)) = symbols else {
             return;
         };

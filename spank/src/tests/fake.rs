@@ -13,6 +13,7 @@ use mpsd_core::request::Key;
 use mpsd_core::{GpuUuid, JobId, JobPaths, Paths};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,6 +32,8 @@ pub struct FakeSlurm {
     pub script_env: Env,
     pub command_line: Vec<String>,
     pub task_prolog: Option<String>,
+    /// Slurm's own options that were given; at first a GPU. `None`: Slurm does not say.
+    pub given: Option<Env>,
     pub registered: Vec<Key>,
     pub options: Vec<(Key, Option<String>)>,
     pub lines: RefCell<Vec<(Level, String)>>,
@@ -46,6 +49,7 @@ impl FakeSlurm {
             script_env: Env::new(),
             command_line: Vec::new(),
             task_prolog: None,
+            given: Some(Env::from([("gres".into(), "gpu:1".into())])),
             registered: Vec::new(),
             options: Vec::new(),
             lines: RefCell::default(),
@@ -179,6 +183,10 @@ impl Slurm for FakeSlurm {
     }
     fn set_process_env(&mut self, name: &str, value: Option<&str>) {
         set(&mut self.process_env, name, value);
+    }
+    fn submitted(&self, option: &CStr) -> Option<Option<String>> {
+        let given = self.given.as_ref()?;
+        Some(given.get(option.to_str().expect("a name")).cloned())
     }
     fn task_prolog(&self) -> Option<String> {
         self.task_prolog.clone()

@@ -1,9 +1,10 @@
 //! srun, sbatch, salloc, and the task prolog for nodes that do not load the plugin.
 
-use super::fake::{FakeNode, FakeSlurm, Process};
-use crate::handle::{Context, Verdict};
+use super::fake::{Env, FakeNode, FakeSlurm, Process};
+use crate::handle::{Context, Level, Verdict};
 use crate::plugin::{self, Callback};
 use crate::state::PluginState;
+use crate::submission::MAY_GIVE_GPUS;
 use crate::unplugged;
 use mpsd_core::request::{Flags, Key};
 
@@ -76,6 +77,53 @@ fn refused_flags_stop_the_submission_under_optional_too() {
     assert!(option(false).unwrap().starts_with("--mps-threads=NaN: "));
     // On a node it is too late for that: the prolog and the task refuse.
     assert_eq!(option(true), None);
+}
+
+#[test]
+fn a_job_that_asks_for_no_gpu_is_told_at_submission_and_one_that_may_have_one_is_not() {
+    let told = |slurm: FakeSlurm, given: &[(&str, &str)], flags: &str| {
+        let given = given
+            .iter()
+            .map(|(name, value)| ((*name).into(), (*value).into()));
+        let slurm = FakeSlurm {
+            given: Some(given.collect()),
+            ..slurm
+        };
+        let (verdict, slurm) = submit(slurm, "", flags);
+        assert_eq!(verdict, Verdict::Continue);
+        assert!(slurm.errors().is_empty());
+        let told = slurm.at_level(Level::Notice);
+        assert!(told.iter().all(|line| line.contains("--gres=gpu:1")), "{told:?}");
+        told.len()
+    };
+    for (context, _) in SUBMITTERS {
+        let new = || FakeSlurm::new(context);
+        for given in [&[][..], &[("gres", "tmpfs:10G")], &[("ntasks", "4")]] {
+            assert_eq!(told(new(), given, "mps"), 1, "{given:?}");
+            assert_eq!(told(new(), given, "mps=off"), 0, "{given:?}");
+            assert_eq!(told(new(), given, ""), 0, "{given:?}");
+        }
+        let mut may_give = MAY_GIVE_GPUS
+            .map(|option| (option.to_str().unwrap(), ""))
+            .to_vec();
+        may_give.extend(["gpu:1", "tmpfs:1,gres/shard:2", "mps:25"].map(|gres| ("gres", gres)));
+        for given in may_give {
+            assert_eq!(told(new(), &[given], "mps"), 0, "{given:?}");
+        }
+    }
+    assert_eq!(told(step_of(&[]), &[], "mps"), 0, "a step");
+    let unknown = FakeSlurm {
+        given: None,
+        ..FakeSlurm::new(Context::Local)
+    };
+    assert!(submit(unknown, "", "mps").1.is_silent());
+    // The second component has the flags of the first.
+    let node = FakeNode::new();
+    let slurm = FakeSlurm::new(Context::Allocator);
+    let (mut process, _) = Process::begin(slurm, &node, "", "mps");
+    process.slurm.given = Some(Env::new());
+    assert_eq!(process.call(Callback::InitPostOpt), Verdict::Continue);
+    assert!(process.slurm.is_silent());
 }
 
 #[test]
