@@ -235,28 +235,31 @@ fn what_a_user_brings_into_its_cgroup_ends_when_a_job_leaves() {
     ends(c, &jobs[1]);
 }
 
-/// The mom's child and its own child are killed while they begin the MPS for the first job.
+/// The mom's child and its own child are killed while they begin the MPS for the first job, and what they had started with them or
+/// not.
 #[test]
 fn a_begin_that_is_killed_leaves_the_next_job_its_mps() {
-    let slow = |node: Builder| node.fast().times(|times| times.server_ready = (1500, 1500));
+    let slow = |node: Builder| node.fast().times(|times| times.server_ready = (600, 600));
     let mut c = Cluster::with(Product::Torque, &["nodea"], slow, "");
-    let (first, second) = (sharing(&mut c, "MPS=true"), sharing(&mut c, "MPS=true"));
-    c.torque_files(&first);
-    let run = c.torque_run(&first, 0, "prologue", None);
-    let prologue = c.nodes[0].start(run).unwrap();
-    let joins = wait_until(Duration::from_secs(30), || {
-        c.nodes[0]
-            .sh("cat /run/mpsd/shared/.*.members || :")
-            .contains(&first.id)
-    });
-    assert!(joins, "it does not begin");
-    c.nodes[0].sh("kill -9 $(ps -C mps-prologue -o pid=) || :");
-    assert_ne!(c.nodes[0].wait(prologue, 10_000), Ended::Running);
-    begins(&mut c, &second);
-    let daemon = shared_daemon(&mut c, &second);
-    c.end(&first, 271);
-    assert_eq!(shared_daemon(&mut c, &second), daemon);
-    ends(&mut c, &second);
+    for started in ["", "ps -u alice -o pid="] {
+        let (first, second) = (sharing(&mut c, "MPS=true"), sharing(&mut c, "MPS=true"));
+        c.torque_files(&first);
+        let run = c.torque_run(&first, 0, "prologue", None);
+        let prologue = c.nodes[0].start(run).unwrap();
+        let starts = wait_until(Duration::from_secs(30), || {
+            c.nodes[0]
+                .sh("ps -u alice -o args= || :")
+                .contains("nvidia-cuda-mps-control")
+        });
+        assert!(starts, "it does not begin");
+        c.nodes[0].sh(&format!("kill -9 $(ps -C mps-prologue -o pid=; {started}) || :"));
+        assert_ne!(c.nodes[0].wait(prologue, 10_000), Ended::Running);
+        begins(&mut c, &second);
+        let daemon = shared_daemon(&mut c, &second);
+        c.end(&first, 271);
+        assert_eq!(shared_daemon(&mut c, &second), daemon);
+        ends(&mut c, &second);
+    }
 }
 
 /// On a sister too, and if one of the jobs does not begin on the first node: Torque then runs no epilogue on the sister.
