@@ -266,6 +266,12 @@ impl NewTask<'_> {
             // Only what root recorded counts, so a forged flag changes nothing.
             None => record.clone(),
         };
+        let is_first = slurm.item(Item::TaskGlobalId) == Some(0);
+        if let Some(tasks) = slurm.item(Item::LocalTasks).filter(|_| is_first)
+            && let Some(repeats) = environment::repeats(&own, tasks)
+        {
+            slurm.log(Level::Notice, &format!("job {job}: {repeats}"));
+        }
         match (slurm.item(Item::LocalTasks), self.state.step.gpus) {
             (Some(tasks), Some(gpus)) => self.with_partitions(of_tasks(&own, tasks, gpus)),
             _ => self.with_partitions(own),

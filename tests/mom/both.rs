@@ -85,13 +85,18 @@ fn each_gpu_has_a_daemon_and_each_rank_its_own_limit() {
         let job = c.job("MPS=per-gpu,MPS_THREADS=25:50").on(&[&[0, 1], &[0, 1]]);
         begins(c, &job);
         let (held, client) = (Cluster::client("--hold 0.2"), Cluster::client(""));
-        let ranks =
-            format!("{client} && exit 9; for r in 0 1 2 3; do {rank}=$r mpsctl exec -- {held} & done; wait");
+        let size = rank.replace("RANKID", "SIZE").replace("RANK", "SIZE");
+        let ranks = format!(
+            "{client} && exit 9; for r in 0 1 2 3; do {rank}=$r {size}=4 mpsctl exec -- {held} & done; wait"
+        );
         shell(c, &job, &ranks, 0);
         let mut records = c.records(0);
         let outside = records.remove(0);
         says(&outside["error"].to_string(), &["100"]);
-        says_once(&c.told(&job), &["a program without a rank sees no GPU"]);
+        let told = c.told(&job);
+        let repeats = "2 thread percentages by local rank for 4 tasks on this node: the list repeats";
+        says(&told, &["a program without a rank sees no GPU", repeats]);
+        assert_eq!(told.lines().count(), 2, "{told}");
         assert_eq!(records.len(), 4, "{:?}", c.output(&job, 0));
         let daemons: BTreeSet<_> = records
             .iter()

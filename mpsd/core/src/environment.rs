@@ -61,6 +61,21 @@ pub fn warning(rank: Option<u32>, lookup: &dyn Fn(&str) -> Option<String>) -> Op
     })
 }
 
+/// Whether a list of the user's by local rank is shorter than the tasks of this node, for the first of them. It is no error.
+pub fn repeats(record: &Record, tasks: u32) -> Option<String> {
+    let lists = [
+        (record.rank_threads.len(), "thread percentages"),
+        (record.rank_memory.len(), "memory limits"),
+    ];
+    let is_short = |(length, _): &(usize, &str)| (2..tasks as usize).contains(length);
+    let short = lists.into_iter().filter(is_short);
+    let short: Vec<_> = short.map(|(length, of)| format!("{length} {of}")).collect();
+    let short = (!short.is_empty()).then(|| short.join(" and "))?;
+    Some(format!(
+        "{short} by local rank for {tasks} tasks on this node: the list repeats"
+    ))
+}
+
 /// The state of one task before it is attached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Task {

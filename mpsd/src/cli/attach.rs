@@ -150,6 +150,16 @@ impl Caller<'_> {
         job.map_or(Vec::new(), |(record, _)| record.warnings)
     }
 
+    /// That the job's list by local rank is shorter than the ranks of a launcher, for the first of them. Slurm's plugin says it of
+    /// a step.
+    pub fn repeats(&self) -> Option<String> {
+        let (rank, _) = environment::rank(self.env)?;
+        let ranks = rank.of.filter(|_| rank.local == 0)?;
+        let (record, _) = self.job_with_mps().ok()??;
+        let repeats = environment::repeats(&record, ranks)?;
+        Some(format!("job {}: {repeats}", record.job))
+    }
+
     /// Whether the caller's MPS did not start, and only the node can be the cause.
     pub fn failed_by_node(&self) -> bool {
         let (settings, _) = self.settings();

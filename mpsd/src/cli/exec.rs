@@ -65,8 +65,9 @@ impl Exec {
     pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, VerbError> {
         let found = self.find(caller)?;
         let rank = rank(caller.env).map(|(rank, _)| rank.local);
-        if let (Attachment::Attached(_), Some(warning)) = (&found, warning(rank, caller.env)) {
-            complain(NAME, &warning);
+        if let Attachment::Attached(_) = &found {
+            let warnings = [warning(rank, caller.env), caller.repeats()];
+            warnings.iter().flatten().for_each(|line| complain(NAME, line));
         }
         let Some((program, arguments)) = self.command.split_first() else {
             return Err("no command".to_owned().into());

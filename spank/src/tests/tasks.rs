@@ -93,6 +93,54 @@ fn the_first_task_is_warned_of_connections_and_runs() {
     }
 }
 
+#[test]
+fn a_list_that_repeats_is_told_by_the_first_task_of_a_step() {
+    let mut listed = record("4711", RecordState::Ready);
+    listed.rank_threads = ["20", "40"].map(|percent| percent.parse().unwrap()).to_vec();
+    let jobs = || FakeNode::new().with_record(listed.clone());
+    let step = |global: u32, tasks: u32| {
+        let slurm = FakeSlurm::step(0).with(Item::TaskGlobalId, global);
+        slurm.with(Item::LocalTasks, tasks)
+    };
+    for (node, flags, global, tasks, told) in [
+        (
+            jobs(),
+            "",
+            0,
+            4,
+            Some("2 thread percentages by local rank for 4 tasks"),
+        ),
+        (
+            jobs(),
+            "mps mps-mem=1G:2G",
+            0,
+            3,
+            Some("2 thread percentages and 2 memory limits"),
+        ),
+        (
+            FakeNode::ready(),
+            "mps mps-threads=20:30:40",
+            0,
+            4,
+            Some("3 thread"),
+        ),
+        (jobs(), "", 1, 4, None),
+        (jobs(), "", 0, 2, None),
+        (jobs(), "mps mps-threads=20", 0, 4, None),
+        (FakeNode::ready(), "", 0, 4, None),
+    ] {
+        let (verdict, slurm) = task(step(global, tasks), &node, "", flags);
+        assert_eq!(verdict, Verdict::Continue, "{:?}", slurm.errors());
+        let lines = slurm.at_level(Level::Notice);
+        let is_right = |line: &String| told.is_some_and(|told| line.contains(told));
+        let count = usize::from(told.is_some());
+        assert!(
+            lines.len() == count && lines.iter().all(is_right),
+            "{flags} {lines:?}"
+        );
+    }
+}
+
 /// A job whose ranks have these partitions, and the file that its steps lock.
 fn partitioned(ids: &[&str]) -> (FakeNode, tempfile::NamedTempFile) {
     let mut partitioned = record("4711", RecordState::Ready);
