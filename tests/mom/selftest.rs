@@ -129,6 +129,29 @@ fn a_node_without_our_prologue_fails() {
     );
 }
 
+/// The real probe: no machine without a GPU has the library.
+#[test]
+fn a_node_without_libcuda_is_told_as_that() {
+    let mut c = Cluster::new(Product::Torque, &["nodea"]);
+    if c.nodes[0].sh("ldconfig -p").contains("libcuda.so") {
+        println!("skipped: this machine has libcuda");
+        return;
+    }
+    let pid = start(&mut c, &[]);
+    c.nodes[0].sh("cp /srv/build/mps-probe /usr/bin/mps-probe");
+    serve(&mut c, 2);
+    let text = ends(
+        &mut c,
+        pid,
+        2,
+        &["job: it ran on nodea", "FAIL  libcuda: no libcuda.so.1"],
+    );
+    assert!(
+        !text.contains("behind '--'") && !text.contains("attached"),
+        "{text}"
+    );
+}
+
 #[test]
 fn a_late_job_and_the_job_of_an_interrupted_selftest_are_deleted() {
     let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);

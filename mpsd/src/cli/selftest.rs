@@ -25,6 +25,8 @@ use std::time::Duration;
 /// A client's context counts against its memory limit: 120 to 320 MiB with driver 580.
 const CONTEXT_MIB: u64 = 512;
 const COMMAND_TIME: Duration = Duration::from_secs(30);
+/// What an administrator does about a node whose jobs cannot load libcuda.
+const LIBCUDA: &str = "install it on that node, as root; 'ldconfig -p' there lists what a job can load";
 const TURN: Duration = Duration::from_secs(1);
 /// Longest answer that is read, bytes; and shown, characters.
 const ANSWER_BYTES: usize = 1 << 20;
@@ -177,6 +179,11 @@ fn output(home: Option<String>, job: &str) -> Result<PathBuf, String> {
 fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<CheckLine> {
     let host = probe["host"].as_str().unwrap_or("a node without a name");
     let mut lines = vec![Pass(format!("job: it ran on {host}, asked with '{request}'"))];
+    if probe["libcuda"] == false {
+        let error = probe["error"].as_str().unwrap_or_default();
+        lines.push(Fail(format!("libcuda: {error}: {LIBCUDA}")));
+        return lines;
+    }
     let gpus: Vec<&Value> = probe["gpus"].as_array().into_iter().flatten().collect();
     if probe["under_mps"] != true || gpus.is_empty() {
         let why = probe["error"]
@@ -379,6 +386,18 @@ mod tests {
         let mut outside = probe();
         outside["under_mps"] = false.into();
         outside["error"] = "error 46".into();
+        let library = serde_json::json!({"host": "gpu001", "libcuda": false, "error": "no libcuda.so.1"});
+        let of_library = found(&library);
+        assert_eq!(of_library[0].text(), "job: it ran on gpu001, asked with '--mps'");
+        let line = of_library[1].text();
+        assert!(
+            of_library.len() == 2 && of_library[1].is_wrong(),
+            "{of_library:?}"
+        );
+        assert!(
+            line.starts_with("libcuda: no libcuda.so.1: install") && !line.contains("do this"),
+            "{line}"
+        );
         let found = found(&outside);
         assert!(
             found[1].is_wrong() && found[1].text().ends_with("error 46: do this"),

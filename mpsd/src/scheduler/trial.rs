@@ -69,7 +69,7 @@ pub struct Trial {
     pub named: Option<fn(&str) -> CommandLine>,
     /// Ends the job, or takes it out of the queue.
     pub cancel: fn(&str, Option<&str>) -> CommandLine,
-    /// What an administrator does about a job that failed with this message.
+    /// What an administrator does about a job that failed with this message; empty: about one that ran, without its MPS.
     pub remedy: fn(&str) -> &'static str,
 }
 
@@ -100,6 +100,7 @@ pub(super) static SRUN: Trial = Trial {
         said if said.contains("did not load") => {
             "on that node, as root: 'mpsctl slurm enable', restart slurmd, 'mpsctl slurm check'"
         }
+        "" => "'mpsctl slurm check' as root, here and on the node, says what is in the way",
         _ => {
             "'mpsctl slurm check' as root, here and on the node, says what is in the way; words of your site for srun, as a partition, go behind '--'"
         }
@@ -124,7 +125,12 @@ pub(super) const QSUB_OF_OPENPBS: Trial = Trial {
     why: |_, id| CommandLine::new("qstat", &["-s", id.unwrap_or_default()]),
     named: Some(|name| CommandLine::new("qselect", &["-N", name])),
     cancel: |_, id| CommandLine::new("qdel", &[id.unwrap_or_default()]),
-    remedy: |_| "'mpsctl pbs check' as root on the node says what is in the way; words of your site for qsub, as a queue, go behind '--'",
+    remedy: |said| match said {
+        "" => "'mpsctl pbs check' as root on the node says what is in the way",
+        _ => {
+            "'mpsctl pbs check' as root on the node says what is in the way; words of your site for qsub, as a queue, go behind '--'"
+        }
+    },
 };
 
 /// `place`: the words that ask for one GPU.

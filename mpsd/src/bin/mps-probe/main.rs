@@ -27,6 +27,8 @@ type Step = Result<Option<ProbeReport>, Problem>;
 
 #[derive(Debug, thiserror::Error)]
 enum Problem {
+    #[error("no libcuda.so.1 or libcuda.so: NVIDIA's driver is not installed here")]
+    NoLibrary,
     #[error("{0}")]
     NoCuda(String),
     #[error("{0}")]
@@ -47,7 +49,7 @@ impl Problem {
 
     fn exit_code(&self) -> u8 {
         match self {
-            Self::NoCuda(_) => 2,
+            Self::NoLibrary | Self::NoCuda(_) => 2,
             Self::Cuda(failure) | Self::Gpu(_, failure) if failure.means_no_device() => 2,
             Self::Cuda(_) | Self::Gpu(..) | Self::Hangs(_) => 3,
             Self::Unexpected(_) => 1,
@@ -100,9 +102,7 @@ fn next(steps: &Receiver<Step>, seconds: u64) -> Step {
 
 fn probe(options: &Options, steps: &Sender<Step>) -> Result<(), Problem> {
     if !cuda::library_present() {
-        return Err(Problem::NoCuda(
-            "no libcuda.so.1 or libcuda.so: NVIDIA's driver is not installed here".into(),
-        ));
+        return Err(Problem::NoLibrary);
     }
     let begin = Instant::now();
     let devices = open(options)?;
@@ -148,7 +148,7 @@ fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Res
     };
     let gpus: Vec<GpuReport> = devices.iter().map(one).collect::<Result<_, _>>()?;
     Ok(ProbeReport {
-        host: unistd::gethostname().map_or(String::new(), |name| name.to_string_lossy().into_owned()),
+        host: host(),
         pid: std::process::id(),
         uid: unistd::getuid().as_raw(),
         local_rank: rank(&|name| std::env::var(name).ok()).map(|(rank, _)| rank.local),
@@ -159,6 +159,10 @@ fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Res
         unmet: gpus.iter().flat_map(|gpu| report::unmet(gpu, options)).collect(),
         gpus,
     })
+}
+
+fn host() -> String {
+    unistd::gethostname().map_or(String::new(), |name| name.to_string_lossy().into_owned())
 }
 
 fn examine_gpu(
@@ -234,7 +238,8 @@ fn tell(options: &Options, problem: &Problem) -> u8 {
     };
     if options.json {
         let line = serde_json::json!({
-            "pid": std::process::id(), "error": problem.to_string(), "cuda": failure, "exit_code": code,
+            "host": host(), "pid": std::process::id(), "error": problem.to_string(), "cuda": failure, "exit_code": code,
+            "libcuda": !matches!(problem, Problem::NoLibrary),
         });
         // If standard output is closed, the exit code tells.
         let _ = writeln!(io::stdout().lock(), "{line}");
