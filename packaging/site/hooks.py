@@ -3,14 +3,17 @@
 import os
 import re
 import subprocess
+from html import unescape
 from pathlib import Path
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
+from mkdocs.structure.toc import AnchorLink
 
 # `cargo xtask docs` sets both: the repository, and the directory with the man pages.
 ROOT = Path(os.environ["MPSD_ROOT"])
 MANUAL = Path(os.environ["MPSD_MANUAL"])
+LONGEST_WHOLE = 20  # characters, as in check.html
 MANUALS = sorted(path.name for path in MANUAL.iterdir())
 
 
@@ -62,6 +65,37 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
+    """Gives a man page, whose headings are HTML, its table of contents. Keeps options whole, and labels the cells."""
+    if page.file.src_uri.startswith("reference/"):
+        [top] = page.toc.items
+        top.children = contents(html)
+    # Code in a block, which is no element's whole text, is left alone.
+    html = re.sub(r"(?<!</span>)<(code|b)>([^<]*)</\1>", whole_words, html)
+    return labelled_cells(html)
+
+
+def contents(html):
+    sections = []
+    for level, anchor, text in re.findall(r'<h([23]) class="S[hs]" id="([^"]+)">(.*?)</h\1>', html, flags=re.S):
+        text = " ".join(re.sub(r"<[^>]+>", "", text).split())
+        above = sections if level == "2" or not sections else sections[-1].children
+        above.append(AnchorLink(text, anchor, int(level)))
+    return sections
+
+
+def whole_words(match):
+    """A browser breaks a line behind a hyphen. site.css keeps these words whole; a longer one may not fit into a column."""
+    tag, text = match.groups()
+    word = r"(?:[^\s/_.,&]|&\w+;)*-(?:[^\s/_.,&]|&\w+;)+"
+
+    def whole(found):
+        length = len(unescape(found[0]))
+        return f'<span class="whole">{found[0]}</span>' if length <= LONGEST_WHOLE else found[0]
+
+    return f"<{tag}>{re.sub(word, whole, text)}</{tag}>"
+
+
+def labelled_cells(html):
     """Labels each cell with its column, which site.css shows on a narrow screen."""
 
     def labelled(match):
