@@ -385,6 +385,27 @@ fn what_a_script_reads_is_one_object() {
     assert_eq!(object(&[&request[..], &["proj1"]].concat(), 0)["asked"], false);
     let reconcile = object(&["reconcile", "--dry-run"], 0);
     assert_eq!(reconcile, json!({"incomplete": false, "told": []}));
+    assert_eq!(object(&["idle"], 0), json!({"jobs": []}));
+    let trouble = &object(&["explain", "806"], 0)["troubles"][0];
+    assert_eq!(trouble["codes"], json!([806]), "{trouble}");
+    let out = place.path("bundle.tar").display().to_string();
+    assert_eq!(object(&["support-bundle", "--out", &out], 0)["file"], out);
+    // A failure too, also of a command line that cannot be read, and beside the line on standard error.
+    for (args, code, why) in [
+        (&["explain", "811"][..], 1, "'811': neither an error"),
+        (&["undrain"], 2, "no drain of ours"),
+        (&["report", "9.srv"], 1, "job 9.srv: no report on this node"),
+        (&["support-bundle", "--out", &out], 2, "cannot be written"),
+        (&["doctor", "--nonsense"], 2, "unexpected argument '--nonsense'"),
+    ] {
+        let failed = object(args, code);
+        assert_eq!(failed["exit_status"], code, "{failed}");
+        assert!(
+            failed["error"].as_str().expect("a line").contains(why),
+            "{failed}"
+        );
+        place.mpsctl(&[args, &["--json"]].concat()).complains(why);
+    }
     place.configure("replicas = 4\n");
     let advertise = object(&["advertise", "slurm", "--node", "n1"], 0);
     let lines = advertise["lines"].as_array().expect("lines");

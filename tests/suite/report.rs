@@ -268,7 +268,7 @@ fn reports_are_kept_by_number_and_are_roots_alone() {
     }
     // A copy would not be safe on a disk, so there is none, and the user is told.
     let ran = report_of(&place, USER, &["412.srv"]).exits(1);
-    ran.prints("job 412.srv: no report for you on this node");
+    ran.complains("job 412.srv: no report for you on this node");
     assert!(!place.path("run/reports").exists());
 }
 
@@ -292,10 +292,10 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         assert_eq!(json.out, report(&place, &[job, "--json"]).out);
         report_of(&place, OTHER_USER, &[job])
             .exits(1)
-            .prints("no report for you");
+            .complains("no report for you");
         report_of(&place, USER, &["414.srv"])
             .exits(1)
-            .prints("no report for you");
+            .complains("no report for you");
         let all = report_of(&place, USER, &[]).exits(1);
         all.complains("allowed: root, or 'mpsctl report JOB'");
         // No user lists, links, or changes what is root's, and a stranger in this user's group reaches nothing.

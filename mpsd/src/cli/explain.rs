@@ -4,7 +4,8 @@ use super::terminal::{width, wrap};
 use mpsd_core::text::one_line;
 use mpsd_core::{Failure, Refusal, Undetermined};
 use nix::fcntl::OFlag;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -18,7 +19,7 @@ const LINE_BYTES: usize = 4096;
 const SHOWN: usize = 160;
 
 /// One thing that goes wrong under MPS.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trouble {
     /// A short name, as a heading.
@@ -26,6 +27,7 @@ pub struct Trouble {
     /// Numbers of CUDA errors that mean it.
     #[serde(default)]
     pub codes: Vec<u32>,
+    #[serde(skip_serializing)]
     words: Vec<String>,
     /// Why it happens.
     pub cause: String,
@@ -45,6 +47,28 @@ pub static TROUBLES: LazyLock<Vec<Trouble>> = LazyLock::new(|| {
     table.trouble
 });
 
+/// A trouble, and where a log has it.
+#[derive(Debug, Serialize)]
+struct Explained {
+    #[serde(flatten)]
+    trouble: &'static Trouble,
+    /// The log's first line about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<String>,
+    /// Further lines about it.
+    more_lines: usize,
+}
+
+impl Explained {
+    fn of(trouble: &'static Trouble) -> Self {
+        Self {
+            trouble,
+            line: None,
+            more_lines: 0,
+        }
+    }
+}
+
 /// `mpsctl explain`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Explain {
@@ -59,13 +83,22 @@ impl Explain {
     ///
     /// # Errors
     /// It is neither known nor a file (refusal), or the file cannot be read (undetermined).
-    pub fn run(&self) -> Result<String, Failure> {
+    pub fn run(&self, json: bool) -> Result<String, Failure> {
+        let found = self.find()?;
+        Ok(match json {
+            true => format!("{}\n", json!({"troubles": found})),
+            false if found.is_empty() => "nothing in it is known here\n".to_owned(),
+            false => found.iter().map(paragraph).collect(),
+        })
+    }
+
+    fn find(&self) -> Result<Vec<Explained>, Failure> {
         let Some(what) = &self.what else {
-            return Ok(TROUBLES.iter().map(|trouble| paragraph(trouble, "")).collect());
+            return Ok(TROUBLES.iter().map(Explained::of).collect());
         };
         let word = what.to_string_lossy();
         if let Some(trouble) = named(&word) {
-            return Ok(paragraph(trouble, ""));
+            return Ok(vec![Explained::of(trouble)]);
         }
         let read = match word.as_ref() {
             "-" => read(io::stdin()),
@@ -141,31 +174,31 @@ fn has_word(line: &str, word: &str) -> bool {
         .any(|(at, _)| apart(line[..at].chars().next_back()) && apart(line[at + word.len()..].chars().next()))
 }
 
-fn of_log(lines: &[String]) -> String {
-    let mut text = String::new();
-    for trouble in TROUBLES.iter() {
+fn of_log(lines: &[String]) -> Vec<Explained> {
+    let of = |trouble: &'static Trouble| {
         let is_its = |line: &&String| of_line(line).is_some_and(|found| std::ptr::eq(found, trouble));
         let mut all = lines.iter().filter(is_its);
-        if let Some(first) = all.next() {
-            let more = match all.count() {
-                0 => String::new(),
-                more => format!(" (and {more} more)"),
-            };
-            text += &paragraph(trouble, &format!("  line:   {}{more}\n", one_line(first, SHOWN)));
-        }
-    }
-    match text.is_empty() {
-        true => "nothing in it is known here\n".to_owned(),
-        false => text,
-    }
+        Some(Explained {
+            line: Some(one_line(all.next()?, SHOWN)),
+            more_lines: all.count(),
+            trouble,
+        })
+    };
+    TROUBLES.iter().filter_map(of).collect()
 }
 
-fn paragraph(trouble: &Trouble, line: &str) -> String {
+fn paragraph(found: &Explained) -> String {
+    let trouble = found.trouble;
     let codes = trouble.codes.iter().map(|code| format!("CUDA error {code}"));
     let codes = match codes.collect::<Vec<_>>().join(", ") {
         none if none.is_empty() => none,
         codes => format!(" ({codes})"),
     };
+    let line = found.line.as_ref().map(|line| match found.more_lines {
+        0 => format!("  line:   {line}\n"),
+        more => format!("  line:   {line} (and {more} more)\n"),
+    });
+    let line = line.unwrap_or_default();
     let width = width();
     let part = |what: &str, text: &str| wrap(&format!("  {what:<8}{text}"), 10, width);
     let cause = part("cause:", &trouble.cause);
@@ -183,7 +216,7 @@ mod tests {
 
     fn explained(what: &str) -> Result<String, Failure> {
         let what = Some(what.into());
-        Explain { what }.run()
+        Explain { what }.run(false)
     }
 
     #[test]
@@ -225,7 +258,7 @@ mod tests {
     #[test]
     fn the_vendors_own_lines_are_explained_and_its_healthy_ones_are_not() {
         let lines = read(TRANSCRIPT.as_bytes()).unwrap();
-        let text = of_log(&lines);
+        let text: String = of_log(&lines).iter().map(paragraph).collect();
         for name in [
             "out of memory under a limit (CUDA error 2)\n",
             "the server died (CUDA error 806)\n",
@@ -263,9 +296,9 @@ nothing = status 806 of 900 done";
             let found = of_line(line).map_or("nothing", |trouble| &trouble.name);
             assert_eq!(found, name, "{line}");
         }
-        let text = of_log(&["\x1b[2J Duplicate GPU detected".to_owned()]);
-        assert!(text.contains("?[2J Duplicate"), "{text}");
-        assert_eq!(of_log(&[]), "nothing in it is known here\n");
+        let found = of_log(&["\x1b[2J Duplicate GPU detected".to_owned()]);
+        assert!(paragraph(&found[0]).contains("?[2J Duplicate"), "{found:?}");
+        assert!(of_log(&[]).is_empty());
         let long = format!("{}\nDuplicate GPU detected\n", "x".repeat(100_000));
         assert_eq!(read(long.as_bytes()).unwrap(), ["Duplicate GPU detected"]);
     }

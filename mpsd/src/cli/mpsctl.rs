@@ -33,6 +33,7 @@ use std::path::{Path, PathBuf};
 /// The user's and the administrator's tool for jobs with an NVIDIA MPS of their own.
 ///
 /// Exit status: 0 done; 1 refused, or something is left to do; 2 this node could not do it.
+/// With --json a failure is an object too, with the keys error and exit_status, beside the line on standard error.
 #[derive(Debug, Parser)]
 #[command(name = "mpsctl", version = super::version())]
 struct Arguments {
@@ -136,26 +137,23 @@ enum Verb {
 /// The command line's definition: for help, manual pages and completions alike.
 pub fn command() -> clap::Command {
     let command = Arguments::command().subcommands(ADMIN_VERBS.iter().map(|verbs| (verbs.command)()));
-    examples::added(WITH_JSON.into_iter().fold(command, with_json), "")
+    examples::added(with_json(command), "")
 }
 
-/// Verbs that print one JSON object on demand. Other verbs describe their own `--json`.
-const WITH_JSON: [&[&str]; 7] = [
-    &["advertise"],
-    &["config", "check"],
-    &["config", "show"],
-    &["pbs", "check"],
-    &["plan"],
-    &["reconcile"],
-    &["slurm", "check"],
-];
+/// Verbs without `--json`: their output is for a shell, Prometheus or a hook, or it is another program's.
+const WITHOUT_JSON: [&str; 4] = ["env", "exec", "metrics", "request"];
+const JSON: &str = "--json";
 
-fn with_json(command: clap::Command, verbs: &[&str]) -> clap::Command {
-    let Some((first, below)) = verbs.split_first() else {
-        let flag = Arg::new("json").long("json").action(ArgAction::SetTrue);
-        return command.arg(flag.help("One JSON object"));
-    };
-    command.mut_subcommand(first, |verb| with_json(verb, below))
+fn with_json(verb: clap::Command) -> clap::Command {
+    if verb.has_subcommands() {
+        return verb.mut_subcommands(with_json);
+    }
+    let has_it = verb.get_arguments().any(|arg| arg.get_id() == "json");
+    if has_it || WITHOUT_JSON.contains(&verb.get_name()) {
+        return verb;
+    }
+    let flag = Arg::new("json").long("json").action(ArgAction::SetTrue);
+    verb.arg(flag.help("One JSON object"))
 }
 
 fn wants_json(matches: &ArgMatches) -> bool {
@@ -167,20 +165,47 @@ fn wants_json(matches: &ArgMatches) -> bool {
 
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
-    parse_and_run().unwrap_or_else(|VerbError { line, code }| {
+    let mut json = false;
+    parse_and_run(&mut json).unwrap_or_else(|VerbError { line, code }| {
         complain(NAME, &line);
+        if json {
+            say_json(&error_json(&line, code.into()));
+        }
         code
     })
 }
 
-fn parse_and_run() -> Result<u8, VerbError> {
+fn error_json(line: &str, code: i32) -> serde_json::Value {
+    serde_json::json!({"error": line, "exit_status": code})
+}
+
+/// Of a command line that clap could not read.
+fn say_usage_error(error: &clap::Error) {
+    say(Env::of_unread(std::env::args_os()));
+    if std::env::args_os()
+        .take_while(|word| word != "--")
+        .any(|word| word == JSON)
+    {
+        let text = error.render().to_string();
+        let first = text.split("\n\n").next().unwrap_or_default();
+        let words: Vec<&str> = first
+            .split_whitespace()
+            .skip_while(|word| *word == "error:")
+            .collect();
+        say_json(&error_json(&words.join(" "), error.exit_code()));
+    }
+}
+
+/// `json` becomes whether a failure is an object too.
+fn parse_and_run(json: &mut bool) -> Result<u8, VerbError> {
     let matches = command().try_get_matches_from(words()?).unwrap_or_else(|error| {
         if error.use_stderr() {
-            say(Env::of_unread(std::env::args_os()));
+            say_usage_error(&error);
         }
         error.exit()
     });
-    let json = wants_json(&matches);
+    *json = wants_json(&matches);
+    let json = *json;
     if let Some((name, below)) = matches.subcommand()
         && let Some(verbs) = ADMIN_VERBS
             .iter()
@@ -208,7 +233,7 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
         Verb::Status(verb) => Ok(verb.run(&Caller::this(config, verb.job.as_deref()), &daemon()?)?),
         Verb::Set(verb) => print(&verb.run(&Caller::this(config, verb.job.as_deref()))?),
         Verb::Sweep(verb) => verb.run(&Caller::this(config, verb.job.as_deref()), &daemon()?),
-        Verb::Report(verb) => Ok(verb.run(&settings(config, &host_or(verb.node.as_ref()))?)?),
+        Verb::Report(verb) => verb.run(&settings(config, &host_or(verb.node.as_ref()))?),
         Verb::Selftest(verb) => Ok(verb.run(&Caller::this(config, None), &programs()?)?),
         Verb::Metrics(verb) => {
             must_be_root("metrics", ALL_JOURNALS)?;
@@ -233,18 +258,18 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
         Verb::Idle(verb) => {
             let settings =
                 settings_for_root(config, &host_or(None), "idle", "it reads the jobs' directories")?;
-            verb.run(&settings)?;
-            Ok(0)
+            Ok(verb.run(&settings, json)?)
         }
         Verb::SupportBundle(verb) => {
             let settings =
                 settings_for_root(config, &host_or(None), "support-bundle", "it reads root's log")?;
-            print(&verb.run(&SupportContext {
+            let context = SupportContext {
                 host: &ThisHost,
                 config,
                 settings: &settings,
                 mpsctl: &programs()?.join(NAME),
-            })?)
+            };
+            print(&verb.run(&context, json)?)
         }
         Verb::Config(ConfigVerb::Check(verb)) => Ok(print_report(&verb.run(config), json)),
         Verb::Config(ConfigVerb::Show(verb)) => print(&verb.run(config, &ThisHost.name(), json)?),
@@ -257,7 +282,7 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
                 Ok(verb.print(&doctor::check(&node, context)))
             })
         }
-        Verb::Explain(verb) => print(&verb.run()?),
+        Verb::Explain(verb) => print(&verb.run(json)?),
         Verb::Advertise(verb) => print(&verb.run(config, &ThisHost.name(), &daemon()?, json)?),
     }
 }

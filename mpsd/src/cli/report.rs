@@ -4,9 +4,10 @@ use super::terminal::{say, say_json};
 use super::{NAME, complain};
 use crate::job::report::{self, JobReport};
 use crate::node::reports::{self, StoredReports};
+use crate::scheduler::setup::VerbError;
 use crate::sys::files::FileError;
 use mpsd_core::config::Settings;
-use mpsd_core::failure::{EXIT_REFUSED, Undetermined};
+use mpsd_core::failure::Undetermined;
 use mpsd_core::killed::{self, KilledTask};
 use mpsd_core::observations::Observations;
 use mpsd_core::{Failure, JobId, Refusal};
@@ -30,12 +31,19 @@ pub struct ReportVerb {
 }
 
 impl ReportVerb {
-    /// Prints it; returns the exit code: 1 if there is no report of the job.
-    pub(super) fn run(&self, settings: &Settings) -> Result<u8, Failure> {
-        let since = self.since.as_deref().map_or(Ok(0), since)?;
-        let job = self.job.as_deref().map(JobId::parse).transpose()?;
+    /// Prints it; returns the exit code. No report of the job is an error.
+    pub(super) fn run(&self, settings: &Settings) -> Result<u8, VerbError> {
+        let since = self
+            .since
+            .as_deref()
+            .map_or(Ok(0), since)
+            .map_err(Failure::from)?;
+        let job = self.job.as_deref().map(JobId::parse).transpose();
+        let job = job.map_err(Failure::from)?;
         let uid = nix::unistd::geteuid();
-        let unreadable = |why: FileError| Undetermined::new("the job reports of this node", why.to_string());
+        let unreadable = |why: FileError| {
+            Failure::from(Undetermined::new("the job reports of this node", why.to_string()))
+        };
         let mut found = match (uid.is_root(), &job) {
             (true, _) => {
                 let StoredReports { reports, unread } =
@@ -59,17 +67,19 @@ impl ReportVerb {
             (false, None) => {
                 let why = "the reports of all jobs are root's";
                 let allowed = "root, or 'mpsctl report JOB' for your own job";
-                return Err(Refusal::new("report", why, allowed).into());
+                return Err(Failure::from(Refusal::new("report", why, allowed)).into());
             }
         };
         if let Some(job) = &job {
             // Also the reports of its steps with daemons of their own.
             found.retain(|report| report.job.belongs_to(job));
+            if found.is_empty() {
+                return Err(no_report(job, uid.is_root()).into());
+            }
         }
         found.reverse();
         let lines = match &job {
             _ if self.json => Vec::new(),
-            Some(job) if found.is_empty() => vec![no_report(job, uid.is_root())],
             Some(_) => found.iter().flat_map(lines).collect(),
             None => summary(&found),
         };
@@ -77,11 +87,7 @@ impl ReportVerb {
         if self.json {
             found.iter().for_each(say_json);
         }
-        Ok(if job.is_some() && found.is_empty() {
-            EXIT_REFUSED
-        } else {
-            0
-        })
+        Ok(0)
     }
 }
 

@@ -5,6 +5,7 @@ use super::NAME;
 use crate::scheduler::Host;
 use mpsd_core::config::Settings;
 use mpsd_core::{Failure, Undetermined};
+use serde_json::json;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -58,7 +59,7 @@ pub struct SupportContext<'a> {
 
 impl SupportBundle {
     /// Writes the file, 0600; returns the line to print.
-    pub fn run(&self, context: &SupportContext<'_>) -> Result<String, Failure> {
+    pub fn run(&self, context: &SupportContext<'_>, json: bool) -> Result<String, Failure> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let seconds = now.unwrap_or_default().as_secs();
         let usual = || PathBuf::from(format!("mpsd-support-{}-{seconds}.tar", context.host.name()));
@@ -79,9 +80,10 @@ impl SupportBundle {
             return Err(failed(error).into());
         }
         let count = pieces.len();
-        Ok(format!(
-            "{shown}: {count} pieces, {size} KiB; read it before you send it\n"
-        ))
+        Ok(match json {
+            true => format!("{}\n", json!({"file": path, "pieces": count, "kib": size})),
+            false => format!("{shown}: {count} pieces, {size} KiB; read it before you send it\n"),
+        })
     }
 }
 

@@ -1,10 +1,12 @@
 //! What waits for the administrator on this node, under any scheduler; and `mpsctl idle`.
 
+use super::terminal::say_json;
 use crate::job::ledger::{self, Ledger, PAUSE_S, SeveralFailed, Suspicion};
 use crate::job::node::Console as _;
 use crate::scheduler::setup::CheckLine::{self, Fail, Warn};
 use crate::scheduler::setup::running_jobs;
 use mpsd_core::config::Settings;
+use mpsd_core::failure::EXIT_REFUSED;
 use mpsd_core::{Failure, Refusal, Undetermined, text};
 use std::time::Duration;
 use users::os::unix::GroupExt as _;
@@ -20,12 +22,16 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// Returns when no job with MPS runs here.
-    pub fn run(&self, settings: &Settings) -> Result<(), Failure> {
+    /// Returns the exit code when no job with MPS runs here, or the time is over. With `json` it names them on standard output.
+    pub fn run(&self, settings: &Settings, json: bool) -> Result<u8, Failure> {
         let jobs = running_jobs(&settings.paths, self.wait);
         let jobs = jobs.map_err(|why| Undetermined::new("this node", why))?;
+        if json {
+            say_json(&serde_json::json!({"jobs": jobs}));
+            return Ok(if jobs.is_empty() { 0 } else { EXIT_REFUSED });
+        }
         if jobs.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let list = jobs.join(", ");
         let why = format!("jobs with MPS run on it, and their end needs our files: {list}");
