@@ -50,6 +50,9 @@ pub struct Options {
     /// Pack no Slurm packages
     #[arg(long, requires = "pack")]
     no_slurm: bool,
+    /// Also pack an earlier build's mps-prologue, mps-epilogue and mpsd from DIR: 'pairs' measures them in turn with these
+    #[arg(long, value_name = "DIR")]
+    before: Option<PathBuf>,
     /// Pack OpenMM as well, for the parts 'gain' and 'several'
     #[arg(long)]
     openmm: bool,
@@ -118,6 +121,13 @@ fn pack(directory: &Path, options: &Options, slurm: bool) -> Result<()> {
     }
     for name in BENCH.split(' ') {
         put(&built, name, &bench)?;
+    }
+    if let Some(before) = &options.before {
+        let to = directory.join("before");
+        make_dir(&to)?;
+        for name in ["mps-prologue", "mps-epilogue", "mpsd"] {
+            copy(&before.join(name), &to.join(name))?;
+        }
     }
     for script in SCRIPTS {
         let name = Path::new(script).file_name().unwrap_or_default();

@@ -6,47 +6,57 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use tests::child;
-use tests::samples::{in_turn, milliseconds};
+use tests::samples::{in_turn, milliseconds, rounded};
+use toml::Table;
 
 use crate::job::{self, Job};
 use crate::result::{Section, hundredths, median, spread};
-use crate::site::{Gpu, Place, Run};
+use crate::site::{BEFORE, Gpu, Place, Run};
 use crate::slurm::{self, Debs};
 
-/// A begin and an end to be measured: what they are called, and whether by the shortest possible means.
+/// Who begins and ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// The shortest possible means.
+    Hand,
+    Job,
+    /// A job of the earlier build that is packed.
+    Before,
+}
+
+/// A begin and an end to be measured, and what they are called.
 struct Sides {
     begin: &'static str,
     end: &'static str,
-    floor: bool,
+    by: By,
     /// On all GPUs at once, and the last of them counts.
     all: bool,
 }
 
-const fn sides([begin, end]: [&'static str; 2], floor: bool, all: bool) -> Sides {
-    Sides {
-        begin,
-        end,
-        floor,
-        all,
-    }
+const fn sides([begin, end]: [&'static str; 2], by: By, all: bool) -> Sides {
+    Sides { begin, end, by, all }
 }
 
-const PAIR: [Sides; 2] = [
-    sides(["floor_ms", "floor_quit_ms"], true, false),
-    sides(["prologue_ms", "epilogue_ms"], false, false),
+/// The last one takes part if an earlier build is packed.
+const PAIR: [Sides; 3] = [
+    sides(["floor_ms", "floor_quit_ms"], By::Hand, false),
+    sides(["prologue_ms", "epilogue_ms"], By::Job, false),
+    sides(["prologue_before_ms", "epilogue_before_ms"], By::Before, false),
 ];
 
 const AT_ONCE: [Sides; 4] = [
-    sides(["begin_alone_ms", "end_alone_ms"], false, false),
-    sides(["begin_floor_alone_ms", "end_floor_alone_ms"], true, false),
-    sides(["begin_last_of_all_ms", "end_last_of_all_ms"], false, true),
+    sides(["begin_alone_ms", "end_alone_ms"], By::Job, false),
+    sides(["begin_floor_alone_ms", "end_floor_alone_ms"], By::Hand, false),
+    sides(["begin_last_of_all_ms", "end_last_of_all_ms"], By::Job, true),
     sides(
         ["begin_floor_last_of_all_ms", "end_floor_last_of_all_ms"],
-        true,
+        By::Hand,
         true,
     ),
 ];
 
+/// What is aimed at, in times of the floor.
+const GOALS: [(&str, usize, f64); 2] = [("prologue", BEGIN, 1.04), ("epilogue", END, 1.15)];
 /// The prologue may take this many times the floor.
 const LIMIT: f64 = 1.15;
 /// Account strings of jobs that did not ask for MPS, and what `mps-prologue` may take for one, milliseconds.
@@ -80,17 +90,32 @@ pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
     section.fact("not_asked_ms_spread", spread(waits));
     let name = format!("a job that did not ask waits less than {OTHERS_LIMIT} ms");
     section.check(name, median(waits) < OTHERS_LIMIT, spread(waits));
-    let lives = in_turn(&PAIR, run.pairs, |sides, _| {
-        live(place, std::slice::from_ref(gpu), sides.floor, job::ACCOUNT)
+    let has_before = place.bin(BEFORE).is_dir();
+    let pair = if has_before { &PAIR[..] } else { &PAIR[..2] };
+    let lives = in_turn(pair, run.pairs, |sides, _| {
+        live(place, std::slice::from_ref(gpu), sides.by, job::ACCOUNT)
     })?;
     section.fact("floor_is", FLOOR);
     section.fact("pairs", run.pairs as i64);
-    for (sides, lives) in PAIR.iter().zip(&lives) {
+    for (sides, lives) in pair.iter().zip(&lives) {
         record(section, sides, lives);
     }
+    for (name, part, goal) in GOALS {
+        let median = |number: usize| median(&last(&lives[number], part));
+        let mut row = Table::new();
+        let mut put = |key: &str, value: f64| row.insert(key.to_owned(), value.into());
+        put("goal", goal);
+        put("floor_ms", median(0));
+        put("now_ms", median(1));
+        put("now", rounded(median(1) / median(0)));
+        if has_before {
+            put("before_ms", median(2));
+            put("before", rounded(median(2) / median(0)));
+        }
+        section.fact(&format!("{name}_times_the_floor"), row);
+    }
     let begin = |number: usize| median(&last(&lives[number], BEGIN));
-    let ratio = (begin(1) / begin(0) * 1000.0).round() / 1000.0;
-    section.fact("ratio_of_medians", ratio);
+    let ratio = rounded(begin(1) / begin(0));
     let name = format!("prologue within {LIMIT} of the floor");
     section.check(name, ratio <= LIMIT, ratio.to_string());
     Ok(())
@@ -104,7 +129,7 @@ pub fn at_once(section: &mut Section, run: &Run) -> Result<()> {
             true => all,
             false => std::slice::from_ref(&all[round % all.len()]),
         };
-        live(&run.place, gpus, sides.floor, PLAIN)
+        live(&run.place, gpus, sides.by, PLAIN)
     })?;
     for (sides, lives) in AT_ONCE.iter().zip(&lives) {
         record(section, sides, lives);
@@ -140,10 +165,10 @@ fn last(lives: &[Vec<Life>], part: usize) -> Vec<f64> {
 }
 
 /// A begin and an end on each of `gpus`, all begins at once and then all ends.
-fn live(place: &Place, gpus: &[Gpu], floor: bool, account: &str) -> Result<Vec<Life>> {
-    let lives = match floor {
-        true => daemons(place, gpus)?,
-        false => jobs(place, gpus, account)?,
+fn live(place: &Place, gpus: &[Gpu], by: By, account: &str) -> Result<Vec<Life>> {
+    let lives = match by {
+        By::Hand => daemons(place, gpus)?,
+        By::Job | By::Before => jobs(place, gpus, by, account)?,
     };
     // Lets what the last start left in the driver settle, for all sides alike.
     child::pause(Duration::from_millis(200))?;
@@ -159,9 +184,14 @@ fn daemons(place: &Place, gpus: &[Gpu]) -> Result<Vec<Life>> {
     })
 }
 
-fn jobs(place: &Place, gpus: &[Gpu], account: &str) -> Result<Vec<Life>> {
+fn jobs(place: &Place, gpus: &[Gpu], by: By, account: &str) -> Result<Vec<Life>> {
     let begun = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
         let job = Job::named(place, gpu, &format!("{}.srv", 6100 + number))?;
+        let job = if by == By::Before {
+            job.of_build_before()
+        } else {
+            job
+        };
         let began = job.prologue(account)?.success()?.ms();
         Ok((job, began))
     })?;

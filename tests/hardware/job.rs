@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::clients::{self, CLIENTS, Limits};
 use crate::result::Section;
-use crate::site::{self, Gpu, Place, Run};
+use crate::site::{self, BEFORE, Gpu, Place, Run};
 
 const JOB: &str = "4711.srv";
 
@@ -31,6 +31,8 @@ pub struct Job<'a> {
     id: String,
     group: String,
     config: PathBuf,
+    /// The programs of the build before.
+    before: bool,
     open: std::cell::Cell<bool>,
 }
 
@@ -47,6 +49,7 @@ impl<'a> Job<'a> {
             id: id.into(),
             group,
             config,
+            before: false,
             open: false.into(),
         })
     }
@@ -55,6 +58,11 @@ impl<'a> Job<'a> {
         let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         self.gpu = uuids.join(",");
         self.nodes = format!("nodes=1:gpus={}", gpus.len());
+        self
+    }
+
+    pub fn of_build_before(mut self) -> Self {
+        self.before = true;
         self
     }
 
@@ -92,6 +100,11 @@ impl<'a> Job<'a> {
     }
 
     fn program(&self, name: &str) -> Result<Command> {
+        let name = if self.before {
+            &format!("{BEFORE}/{name}")
+        } else {
+            name
+        };
         let mut command = Command::new(self.place.staged(name)?);
         command
             .env_clear()
@@ -159,9 +172,14 @@ impl Drop for Job<'_> {
 }
 
 pub fn config(place: &Place) -> Result<PathBuf> {
+    configure(place, "")
+}
+
+/// Writes the configuration anew, with these lines behind the usual ones.
+pub fn configure(place: &Place, more: &str) -> Result<PathBuf> {
     let file = place.dir.join("etc/mpsd.toml");
     let text = format!(
-        "run_dir = \"{}\"\nstate_dir = \"{}\"\ncontrol = \"{}\"\nnvml = \"{}\"\ncompute_mode = \"keep\"\n",
+        "run_dir = \"{}\"\nstate_dir = \"{}\"\ncontrol = \"{}\"\nnvml = \"{}\"\ncompute_mode = \"keep\"\n{more}",
         place.run.join("mpsd").display(),
         place.dir.join("state").display(),
         site::program("nvidia-cuda-mps-control")?.display(),

@@ -4,18 +4,23 @@
 mod bench;
 mod clients;
 mod devices;
+mod first;
 mod job;
 mod load;
 mod look;
 mod many;
 mod mig;
 mod partitions;
+mod picture;
 mod recipes;
 mod result;
 mod seen;
 mod site;
 mod slurm;
+mod timeline;
+mod watch;
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -49,11 +54,14 @@ struct Options {
     /// Index of the GPU, as nvidia-smi counts
     #[arg(long, global = true, value_name = "N", default_value_t = 0)]
     gpu: usize,
+    /// Draw the pictures of this result (hardware.toml) into --out; nothing is measured
+    #[arg(long, value_name = "FILE", requires = "out")]
+    draw: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'bind', 'many', 'gain', 'inference', 'recipes' and 'several' (the default)
+    /// Everything but 'first-kernel', 'timeline', 'bind', 'many', 'gain', 'inference', 'recipes' and 'several' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -61,8 +69,12 @@ enum Part {
     Job,
     /// A job with static partitions, or its refusal where the driver has none
     Partitions,
-    /// Times of pairs: NVIDIA's daemon and server by the shortest possible means, and a job
+    /// Times of pairs: NVIDIA's daemon and server by the shortest possible means, a job, and an earlier build's if packed
     Pairs,
+    /// From srun to the first kernel's end, with --mps and without, 1 to 16 ranks (4 minutes with 20 pairs)
+    FirstKernel,
+    /// Who takes each millisecond of a begin and an end, alone and under Slurm (40 seconds)
+    Timeline,
     /// The same job through a real Slurm: srun --mps
     Slurm,
     /// 'srun --mps true' against 'srun true' on the real GPU, in turn (1 minute)
@@ -110,7 +122,7 @@ const fn step(part: Part, name: &'static str, gpus: usize, act: Act) -> Step {
 }
 
 /// The first [`WHOLE`] are a whole run.
-const STEPS: [Step; 16] = [
+const STEPS: [Step; 18] = [
     step(Part::Job, "job", 1, job::run),
     step(Part::Partitions, "partitions", 1, partitions::run),
     step(Part::Pairs, "times", 0, bench::pairs),
@@ -121,6 +133,8 @@ const STEPS: [Step; 16] = [
     step(Part::Mig, "mig", 1, mig::run),
     step(Part::Seen, "seen", 1, seen::run),
     step(Part::Contract, "contract", 0, contract),
+    step(Part::FirstKernel, "first_kernel", 1, first::run),
+    step(Part::Timeline, "timeline", 1, timeline::run),
     step(Part::Bind, "bind", 2, load::bind),
     step(Part::Many, "many", 2, many::run),
     step(Part::Gain, "gain", 1, load::gain),
@@ -143,6 +157,15 @@ fn main() -> ExitCode {
 
 fn run(options: Options) -> Result<bool> {
     child::catch_interrupts()?;
+    if let (Some(result), Some(out)) = (&options.draw, &options.out) {
+        let text = fs::read_to_string(result).with_context(|| format!("'{}'", result.display()))?;
+        let result: toml::Table = toml::from_str(&text)?;
+        let section = result.get("first_kernel").and_then(|section| section.as_table());
+        let section = section.context("the result has no section 'first_kernel'")?;
+        fs::create_dir_all(out)?;
+        fs::write(out.join("first-kernel.svg"), first::picture(section)?)?;
+        return Ok(true);
+    }
     let mut outcome = Outcome::default();
     let mut machine = Section::new("machine");
     let gpus = site::describe(&mut machine)?;

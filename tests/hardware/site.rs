@@ -25,6 +25,9 @@ const PROGRAM_DIRS: &str =
 const LIBRARY_DIRS: &str = "/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/local/nvidia/lib64:/usr/local/nvidia/lib:\
                             /usr/lib/aarch64-linux-gnu:/usr/lib:/lib/x86_64-linux-gnu";
 
+/// The folder of the package, and of what is staged, with the programs of an earlier build.
+pub const BEFORE: &str = "before";
+
 pub fn program(name: &str) -> Result<PathBuf> {
     find(name, PROGRAM_DIRS, "PATH")
 }
@@ -145,15 +148,14 @@ impl Place {
         Ok(place)
     }
 
-    /// Copies the programs of `from` here: the checkout may lie where an ordinary user cannot reach.
+    /// Copies the programs of `from` here, and those of an earlier build beside them: the checkout may lie where an ordinary user
+    /// cannot reach.
     pub fn stage(&self, from: &Path) -> Result<()> {
-        for entry in fs::read_dir(from).with_context(|| format!("cannot read '{}'", from.display()))? {
-            let entry = entry?;
-            if entry.file_type()?.is_file() {
-                let to = self.bin(entry.file_name());
-                fs::copy(entry.path(), &to).with_context(|| format!("cannot copy to '{}'", to.display()))?;
-                fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?;
-            }
+        copy_programs(from, &self.bin(""))?;
+        let before = from.join(BEFORE);
+        if before.is_dir() {
+            fs::create_dir(self.bin(BEFORE))?;
+            copy_programs(&before, &self.bin(BEFORE))?;
         }
         Ok(())
     }
@@ -216,6 +218,18 @@ impl Place {
             .process_group(0);
         command
     }
+}
+
+fn copy_programs(from: &Path, to: &Path) -> Result<()> {
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read '{}'", from.display()))? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            let to = to.join(entry.file_name());
+            fs::copy(entry.path(), &to).with_context(|| format!("cannot copy to '{}'", to.display()))?;
+            fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?;
+        }
+    }
+    Ok(())
 }
 
 impl Drop for Place {

@@ -1,5 +1,5 @@
-//! A CUDA program that launches many small kernels, which touch no memory, and says how many. It takes the first GPU that
-//! it sees; with `--by-rank` that of its local rank modulo the number of those it sees.
+//! A CUDA program that launches many small kernels, which touch no memory, and says how many, and when the first ones had
+//! ended. It takes the first GPU that it sees; with `--by-rank` that of its local rank modulo the number of those it sees.
 
 use std::ffi::{CString, c_void};
 use std::process::ExitCode;
@@ -78,6 +78,7 @@ fn run(options: &Options) -> Result<serde_json::Value> {
     let function = kernel()?;
     // The first launch loads what it needs.
     burst(&context, function)?;
+    let first = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let late = begin.elapsed().is_ok();
     std::thread::sleep(begin.duration_since(SystemTime::now()).unwrap_or_default());
     let (started, length) = (Instant::now(), Duration::try_from_secs_f64(options.seconds)?);
@@ -93,6 +94,7 @@ fn run(options: &Options) -> Result<serde_json::Value> {
         "visible": visible,
         "uuid": format!("GPU-{}", groups.join("-")),
         "late": late,
+        "first_at": first.as_secs_f64(),
         "per_second": launches as f64 / started.elapsed().as_secs_f64(),
     }))
 }

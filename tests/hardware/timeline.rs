@@ -1,0 +1,251 @@
+//! Who takes each millisecond of a begin and an end: by the shortest possible means, as a job, and under a real Slurm.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ::tests::child;
+use ::tests::samples::{in_turn, milliseconds, rounded};
+use ::tests::slurm::{Bed, User};
+use anyhow::Result;
+
+use crate::bench::PLAIN;
+use crate::job::Job;
+use crate::picture::{self, Bar};
+use crate::result::Section;
+use crate::site::Run;
+use crate::slurm;
+use crate::watch::{Mark, Seen, Watch};
+
+const ROUNDS: usize = 5;
+const SRUN: Duration = Duration::from_secs(60);
+/// Between begin and end, so that nothing of the one is in the other.
+const PAUSE: Duration = Duration::from_millis(150);
+/// Lines of the log that say nothing of time.
+const NOISE: [&str; 5] = [
+    "Accepting connection...",
+    "NEW UI",
+    "UI closed",
+    "User did not send valid credentials",
+    "To connect CUDA applications",
+];
+/// Most places that are told of where NVIDIA's programs stood.
+const PLACES: usize = 12;
+/// Longest name in a picture.
+const NAME: usize = 46;
+
+const SERVER: &str = "nvidia-cuda-mps-server";
+const CONTROL: &str = "nvidia-cuda-mps-control";
+
+/// A begin and an end, what was seen of them, and what the command said.
+struct Life {
+    seen: Seen,
+    /// When the end was begun, milliseconds since the watch began.
+    end: f64,
+    first_kernel: Option<f64>,
+}
+
+pub fn run(section: &mut Section, run: &Run) -> Result<()> {
+    let alone = in_turn(&[true, false], ROUNDS, |floor, _| match floor {
+        true => by_hand(run),
+        false => job(run),
+    })?;
+    for (name, lives) in ["by_hand", "job"].iter().zip(&alone) {
+        tell(section, run, name, lives)?;
+    }
+    let mut options = slurm::options(vec![run.number as u32]);
+    options.cpus = 16;
+    slurm::on_bed(section, run, options, |section, bed, user| {
+        const CASES: [(&str, Option<&str>); 4] = [
+            ("by_hand_beside_slurm", None),
+            ("srun_true", Some("true")),
+            ("srun_one_kernel", Some("-n1")),
+            ("srun_eight_ranks", Some("-n8")),
+        ];
+        let lives = in_turn(&CASES, ROUNDS, |(_, tasks), _| match tasks {
+            None => by_hand(run),
+            Some(tasks) => srun(run, bed, user, tasks),
+        })?;
+        for ((name, _), lives) in CASES.iter().zip(&lives) {
+            tell(section, run, name, lives)?;
+        }
+        Ok(())
+    })
+}
+
+fn by_hand(run: &Run) -> Result<Life> {
+    let watch = Watch::start(&run.place.run);
+    let daemon = run.place.daemon(&run.gpu().uuid, "floor0", "")?.0;
+    child::pause(PAUSE)?;
+    let end = now(&watch);
+    daemon.quit()?;
+    Ok(Life {
+        seen: watch.stop()?,
+        end,
+        first_kernel: None,
+    })
+}
+
+fn job(run: &Run) -> Result<Life> {
+    let job = Job::named(&run.place, run.gpu(), "6200.srv")?;
+    let watch = Watch::start(&run.place.run);
+    job.prologue(PLAIN)?.success()?;
+    child::pause(PAUSE)?;
+    let end = now(&watch);
+    job.epilogue()?.success()?;
+    Ok(Life {
+        seen: watch.stop()?,
+        end,
+        first_kernel: None,
+    })
+}
+
+fn srun(run: &Run, bed: &Bed, user: &User, tasks: &str) -> Result<Life> {
+    let load = run.place.staged("cuda-load")?.display().to_string();
+    let mut words = vec!["--gres=gpu:1", "--mps"];
+    match tasks {
+        "true" => words.push("true"),
+        tasks => words.extend([tasks, &*load, "--after", "0", "--seconds", "0"]),
+    }
+    let watch = Watch::start(&run.place.run);
+    let began = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
+    let ran = bed.srun(user, &words, SRUN)?.success()?;
+    let end = now(&watch);
+    bed.wait_idle(SRUN)?;
+    let ends = ran.stdout.lines().filter_map(|line| {
+        let client: serde_json::Value = serde_json::from_str(line).ok()?;
+        client["first_at"].as_f64()
+    });
+    let last = ends.fold(None, |last: Option<f64>, end| {
+        Some(last.map_or(end, |last| last.max(end)))
+    });
+    Ok(Life {
+        seen: watch.stop()?,
+        end,
+        first_kernel: last.map(|last| rounded((last - began) * 1e3)),
+    })
+}
+
+fn now(watch: &Watch) -> f64 {
+    milliseconds(watch.began.elapsed())
+}
+
+/// When the last of these processes ended.
+fn ended(marks: &[Mark], program: &str) -> Option<f64> {
+    let is_end = |mark: &&Mark| mark.who.starts_with(program) && mark.what.starts_with("has ended");
+    marks.iter().rfind(is_end).map(|mark| mark.at)
+}
+
+/// When `quit` was said; by hand no log is read, and it is said first of all.
+fn quit(life: &Life) -> f64 {
+    let said = life.seen.marks.iter().rfind(|mark| mark.what == "Cmd:quit");
+    said.map_or(life.end, |mark| mark.at)
+}
+
+fn tell(section: &mut Section, run: &Run, name: &str, lives: &[Life]) -> Result<()> {
+    let since_quit = |program| {
+        let ends = lives
+            .iter()
+            .filter_map(|life| Some(ended(&life.seen.marks, program)? - quit(life)));
+        ends.map(rounded).collect::<Vec<f64>>()
+    };
+    section.times(&format!("{name}_server_ends_ms"), &since_quit(SERVER));
+    section.times(&format!("{name}_control_ends_ms"), &since_quit(CONTROL));
+    let Some(life) = lives.last() else { return Ok(()) };
+    let mut marks = life.seen.marks.clone();
+    marks.retain(|mark| !NOISE.iter().any(|noise| mark.what.starts_with(noise)));
+    let mark = |at, who: &str, what: &str| Mark {
+        at,
+        who: who.into(),
+        what: what.into(),
+    };
+    marks.push(mark(
+        life.end,
+        "harness",
+        if name.starts_with("srun") {
+            "srun has returned"
+        } else {
+            "end begins"
+        },
+    ));
+    marks.extend(
+        life.first_kernel
+            .map(|at| mark(at, "client", "first kernel has ended")),
+    );
+    marks.sort_by(|one, other| one.at.total_cmp(&other.at));
+    let lines = marks
+        .iter()
+        .map(|mark| format!("{:8.1} {}: {}", mark.at, mark.who, mark.what));
+    section.fact(&format!("{name}_marks"), lines.collect::<Vec<_>>().join("\n"));
+    let about = life
+        .seen
+        .about
+        .iter()
+        .map(|(who, about)| format!("{who}: {about}"));
+    section.fact(&format!("{name}_processes"), about.collect::<Vec<_>>().join("\n"));
+    let mut stood: Vec<_> = life.seen.stood.iter().collect();
+    stood.sort_by(|one, other| other.1.total_cmp(one.1));
+    let stood = stood
+        .iter()
+        .take(PLACES)
+        .map(|(place, ms)| format!("{ms:8.1} {place}"));
+    section.fact(&format!("{name}_stood"), stood.collect::<Vec<_>>().join("\n"));
+    run.keep(
+        &format!("timeline-{}.svg", name.replace('_', "-")),
+        &picture(name, &marks),
+    )
+}
+
+/// Each mark with the time to the next one.
+fn picture(name: &str, marks: &[Mark]) -> String {
+    let kinds = ["files", "NVIDIA's log", "nvidia", "mps", "client"];
+    let next = marks.iter().skip(1).map(|mark| mark.at);
+    let bars = marks.iter().zip(next).map(|(mark, next)| {
+        let name = format!("{}: {}", mark.who, mark.what);
+        let kind = kinds.iter().position(|kind| mark.who.starts_with(kind));
+        Bar {
+            name: name.chars().take(NAME).collect(),
+            from: mark.at,
+            to: next,
+            said: format!("{:.1}", next - mark.at),
+            kind: kind.map_or(0, |kind| kind + 1),
+        }
+    });
+    let bars: Vec<Bar> = bars.collect();
+    let title = format!(
+        "{}: milliseconds from each mark to the next",
+        name.replace('_', " ")
+    );
+    picture::bars(&title, &bars)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_counts_from_the_quit_to_the_last_end() {
+        let mark = |at, who: &str, what: &str| Mark {
+            at,
+            who: who.into(),
+            what: what.into(),
+        };
+        let marks = vec![
+            mark(5.0, CONTROL, "has ended (7)"),
+            mark(300.0, "NVIDIA's log", "Cmd:quit"),
+            mark(390.0, SERVER, "has ended (8)"),
+            mark(391.0, CONTROL, "has ended (6)"),
+        ];
+        let seen = Seen {
+            marks,
+            ..Seen::default()
+        };
+        assert_eq!(ended(&seen.marks, CONTROL), Some(391.0));
+        assert_eq!(ended(&seen.marks, "mpsd"), None);
+        assert!(picture("a_job", &seen.marks).contains("90.0"));
+        let life = Life {
+            seen,
+            end: 290.0,
+            first_kernel: None,
+        };
+        assert_eq!(quit(&life), 300.0);
+    }
+}

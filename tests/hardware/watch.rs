@@ -1,0 +1,362 @@
+//! Watches a begin or an end from outside: when the processes that take part start and end, when root writes which file,
+//! what NVIDIA's log says, and in which of the kernel's functions NVIDIA's processes stand meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use ::tests::samples::milliseconds;
+use anyhow::{Result, bail};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+
+/// How often it looks.
+const EVERY: Duration = Duration::from_millis(1);
+/// A process that is not known by its command line after this is of no interest.
+const UNNAMED: Duration = Duration::from_millis(100);
+const PROGRAMS: [&str; 8] = [
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+    "mpsd",
+    "mps-prologue",
+    "mps-epilogue",
+    "slurmstepd",
+    "cuda-load",
+    "srun",
+];
+/// Their end is what takes long, so where they stand is counted.
+const VENDOR: &str = "nvidia-cuda-mps";
+/// Innermost functions of a stack that are told.
+const FRAMES: usize = 3;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mark {
+    /// Milliseconds since the watch began.
+    pub at: f64,
+    pub who: String,
+    pub what: String,
+}
+
+#[derive(Debug, Default)]
+pub struct Seen {
+    pub marks: Vec<Mark>,
+    /// Milliseconds in which a thread of NVIDIA's programs stood there, by program, state and innermost functions.
+    pub stood: BTreeMap<String, f64>,
+    /// Group, priority and processors of each of NVIDIA's processes.
+    pub about: BTreeMap<String, String>,
+}
+
+pub struct Watch {
+    pub began: Instant,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Seen>>,
+}
+
+impl Watch {
+    /// From now on; `run` is the run directory of mpsd.
+    pub fn start(run: &Path) -> Self {
+        let (stop, began, run) = (Arc::new(AtomicBool::new(false)), Instant::now(), run.to_owned());
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut watcher = Watcher::new(began, &run)?;
+            while !stopped.load(Ordering::Relaxed) {
+                watcher.look()?;
+                thread::sleep(EVERY);
+            }
+            watcher.look()?;
+            Ok(watcher.seen)
+        });
+        Self { began, stop, thread }
+    }
+
+    pub fn stop(self) -> Result<Seen> {
+        self.stop.store(true, Ordering::Relaxed);
+        match self.thread.join() {
+            Ok(seen) => seen,
+            Err(_) => bail!("the watch panicked"),
+        }
+    }
+}
+
+struct Watcher {
+    began: Instant,
+    seen: Seen,
+    /// Processes that are known, with their names once they have one.
+    processes: BTreeMap<i32, (Instant, Option<String>)>,
+    files: Inotify,
+    directories: Vec<(WatchDescriptor, PathBuf)>,
+    logs: BTreeMap<PathBuf, (File, String)>,
+    last: Instant,
+}
+
+impl Watcher {
+    fn new(began: Instant, run: &Path) -> Result<Self> {
+        let mut watcher = Self {
+            began,
+            seen: Seen::default(),
+            processes: BTreeMap::new(),
+            files: Inotify::init(InitFlags::IN_NONBLOCK)?,
+            directories: Vec::new(),
+            logs: BTreeMap::new(),
+            last: began,
+        };
+        // Older processes: their starts are no mark, their ends are.
+        watcher.find_processes(true);
+        watcher.watch(run);
+        watcher.seen.marks.clear();
+        Ok(watcher)
+    }
+
+    fn mark(&mut self, who: &str, what: String) {
+        let at = milliseconds(self.began.elapsed());
+        let who = who.to_owned();
+        self.seen.marks.push(Mark { at, who, what });
+    }
+
+    fn look(&mut self) -> Result<()> {
+        self.find_processes(false);
+        self.read_files();
+        self.read_logs()?;
+        let now = Instant::now();
+        let passed = milliseconds(now - self.last);
+        self.last = now;
+        self.sample(passed);
+        Ok(())
+    }
+
+    fn find_processes(&mut self, all_old: bool) {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let pids: BTreeSet<i32> = pids.collect();
+        for pid in &pids {
+            let known = self.processes.entry(*pid).or_insert((Instant::now(), None));
+            if known.1.is_some() || (known.0.elapsed() > UNNAMED && !all_old) {
+                continue;
+            }
+            if let Some(name) = name(*pid) {
+                known.1 = Some(name.clone());
+                if name.starts_with(VENDOR) {
+                    self.seen.about.insert(format!("{name} {pid}"), about(*pid));
+                }
+                self.mark(&name, format!("starts ({pid})"));
+            }
+        }
+        let gone = self
+            .processes
+            .keys()
+            .copied()
+            .filter(|pid| !pids.contains(pid) || is_zombie(*pid));
+        for pid in gone.collect::<Vec<_>>() {
+            if let Some((_, Some(name))) = self.processes.remove(&pid) {
+                self.mark(&name, format!("has ended ({pid})"));
+            }
+            if pids.contains(&pid) {
+                // A zombie is told once.
+                self.processes.insert(pid, (self.began, None));
+            }
+        }
+    }
+
+    /// Watches a directory and those in it that are a job's.
+    fn watch(&mut self, directory: &Path) {
+        let flags = AddWatchFlags::IN_CREATE
+            | AddWatchFlags::IN_MOVED_TO
+            | AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_ONLYDIR;
+        let Ok(watched) = self.files.add_watch(directory, flags) else {
+            return;
+        };
+        self.directories.push((watched, directory.to_owned()));
+        // What was made before the watch began.
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            self.made(&entry.path(), "is there");
+        }
+    }
+
+    fn made(&mut self, path: &Path, how: &str) {
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        if name.ends_with(".log") && !self.logs.contains_key(path) {
+            let file = File::open(path).ok();
+            self.logs
+                .extend(file.map(|file| (path.to_owned(), (file, String::new()))));
+        }
+        if !name.starts_with('.') {
+            self.mark("files", format!("'{name}' {how}"));
+        }
+        if path.is_dir() && name != "reports" {
+            self.watch(path);
+        }
+    }
+
+    fn read_files(&mut self) {
+        for event in self.files.read_events().unwrap_or_default() {
+            let directory = self.directories.iter().find(|(watched, _)| *watched == event.wd);
+            let (Some((_, directory)), Some(name)) = (directory, &event.name) else {
+                continue;
+            };
+            let path = directory.join(name);
+            if event.mask.contains(AddWatchFlags::IN_DELETE) {
+                let name = name.to_string_lossy().into_owned();
+                if !name.starts_with('.') {
+                    self.mark("files", format!("'{name}' is removed"));
+                }
+            } else if event.mask.contains(AddWatchFlags::IN_MOVED_TO) {
+                self.made(&path, "is written");
+            } else {
+                self.made(&path, "is made");
+            }
+        }
+    }
+
+    fn read_logs(&mut self) -> Result<()> {
+        let mut lines = Vec::new();
+        for (file, rest) in self.logs.values_mut() {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            *rest += &String::from_utf8_lossy(&bytes);
+            while let Some(end) = rest.find('\n') {
+                let line: String = rest.drain(..=end).collect();
+                // Without its stamp, which has milliseconds of the wall clock.
+                let said = line.split_once("] ").map_or(line.as_str(), |(_, said)| said);
+                lines.push(said.trim().to_owned());
+            }
+        }
+        for line in lines {
+            self.mark("NVIDIA's log", line);
+        }
+        Ok(())
+    }
+
+    fn sample(&mut self, passed: f64) {
+        for (pid, (_, name)) in &self.processes {
+            let Some(name) = name.as_ref().filter(|name| name.starts_with(VENDOR)) else {
+                continue;
+            };
+            let threads = fs::read_dir(format!("/proc/{pid}/task"))
+                .into_iter()
+                .flatten()
+                .flatten();
+            for thread in threads {
+                if let Some(place) = place(&thread.path()) {
+                    *self.seen.stood.entry(format!("{name}: {place}")).or_default() += passed;
+                }
+            }
+        }
+    }
+}
+
+/// A process of one of [`PROGRAMS`]: which, and its first argument.
+fn name(pid: i32) -> Option<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let program = words.next()?;
+    // slurmstepd names its step behind a colon.
+    let program = program.split(':').next()?.rsplit('/').next()?.to_owned();
+    PROGRAMS.contains(&&*program).then_some(())?;
+    let option = words.next().filter(|word| word.starts_with('-'));
+    Some(option.map_or_else(|| program.clone(), |option| format!("{program} {option}")))
+}
+
+fn is_zombie(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ")
+        .next()
+        .is_some_and(|rest| rest.starts_with(['Z', 'X']))
+}
+
+fn about(pid: i32) -> String {
+    let file = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let stat = file("stat");
+    let after = stat.rsplit(") ").next().unwrap_or_default().to_owned();
+    // Field 19 of the whole, see proc(5).
+    let nice = after.split(' ').nth(16).unwrap_or("?");
+    let status = file("status");
+    let cpus = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let group = file("cgroup").trim().replace('\n', " ");
+    format!("group {group}, nice {nice}, CPUs {}", cpus.unwrap_or("?").trim())
+}
+
+/// State and innermost functions of a thread that does something or waits in the driver; sleep for the next request is neither.
+fn place(thread: &Path) -> Option<String> {
+    let stat = fs::read_to_string(thread.join("stat")).ok()?;
+    let state = stat.rsplit(") ").next()?.chars().next()?;
+    let stack = fs::read_to_string(thread.join("stack")).unwrap_or_default();
+    let frames = stack.lines().filter_map(|line| line.split_whitespace().nth(1));
+    let frames: Vec<&str> = frames
+        .map(|frame| frame.split('+').next().unwrap_or(frame))
+        .take(FRAMES)
+        .collect();
+    let waits = [
+        "futex",
+        "poll",
+        "pipe_read",
+        "unix_stream",
+        "accept",
+        "do_wait",
+        "hrtimer",
+        "epoll",
+    ];
+    let idle = state == 'S'
+        && frames
+            .iter()
+            .any(|frame| waits.iter().any(|wait| frame.contains(wait)));
+    (!idle && state != 'Z').then(|| format!("{state} {}", frames.join(" < ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn starts_ends_files_and_lines_of_the_log_are_marked_in_their_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("mps-prologue");
+        fs::copy("/bin/sleep", &program).unwrap();
+        let run = dir.path().join("run");
+        fs::create_dir(&run).unwrap();
+        let watch = Watch::start(&run);
+        thread::sleep(Duration::from_millis(50));
+        let mut child = Command::new(&program).arg("0.2").spawn().unwrap();
+        thread::sleep(Duration::from_millis(50));
+        let job = run.join("1.srv");
+        fs::create_dir(&job).unwrap();
+        thread::sleep(Duration::from_millis(50));
+        fs::write(
+            job.join("control.log"),
+            "[2026-11-23 21:20:32.388 Control   470] NEW UI\n",
+        )
+        .unwrap();
+        child.wait().unwrap();
+        thread::sleep(Duration::from_millis(50));
+        let seen = watch.stop().unwrap();
+        let own = format!("({})", child.id());
+        let of_test = |mark: &&Mark| mark.who != "mps-prologue" || mark.what.ends_with(&own);
+        let known = |mark: &&Mark| of_test(mark) && !mark.who.starts_with(VENDOR) && PROGRAMS[2] != mark.who;
+        let said = seen.marks.iter().filter(known);
+        let said: Vec<String> = said.map(|mark| format!("{}: {}", mark.who, mark.what)).collect();
+        let ours = said
+            .iter()
+            .filter(|line| !line.contains("srun") && !line.contains("slurmstepd"));
+        let expected = [
+            format!("mps-prologue: starts {own}"),
+            "files: '1.srv' is made".to_owned(),
+            "files: 'control.log' is made".to_owned(),
+            "NVIDIA's log: NEW UI".to_owned(),
+            format!("mps-prologue: has ended {own}"),
+        ];
+        assert_eq!(ours.collect::<Vec<_>>(), expected.iter().collect::<Vec<_>>());
+        let times: Vec<f64> = seen.marks.iter().map(|mark| mark.at).collect();
+        assert!(times.is_sorted(), "{times:?}");
+    }
+}
