@@ -53,7 +53,7 @@ pub struct Options {
     /// Also pack an earlier build's mps-prologue, mps-epilogue and mpsd from DIR: 'pairs' measures them in turn with these
     #[arg(long, value_name = "DIR")]
     before: Option<PathBuf>,
-    /// Pack OpenMM as well, for the parts 'gain' and 'several'
+    /// Pack OpenMM as well, for the parts 'gain', 'several' and 'shared'
     #[arg(long)]
     openmm: bool,
     /// Arguments for the 'hardware' program, 'all' if there are none

@@ -2,7 +2,9 @@
 
     dynamics.py prepare FILE        the system and its state, from the structure that OpenMM's own package has
     dynamics.py run FILE SECONDS    one simulation, on the first GPU that it sees
+    dynamics.py watch FILE SECONDS  the same, with a line for each 100 steps: seconds since 1970, nanoseconds simulated
 
+With --gate=DIR a simulation that is up makes a file `up.PID` there and goes on. It counts from the time that `DIR/go` says.
 With --by-rank on that of its rank modulo the number of those it sees, with --by-block on that which dealing the ranks out in
 blocks gives, as programs do which map their ranks themselves.
 """
@@ -82,14 +84,18 @@ def simulation(system):
     sys.exit("OpenMM has no CUDA platform: " + "; ".join(openmm.Platform.getPluginLoadFailures()))
 
 
-def run(file, seconds):
+def simulated(file):
     system = openmm.XmlSerializer.deserialize(pathlib.Path(file).read_text())
     context = simulation(system)
     context.setState(openmm.XmlSerializer.deserialize(pathlib.Path(file + ".state").read_text()))
     context.getIntegrator().setStepSize(STEP)
+    return context
+
+
+def run(file, seconds):
+    context = simulated(file)
     # Kernels are compiled, and neighbours come up, before anything counts: those that started together count together.
-    late = time.monotonic() - BEGIN > AFTER
-    go_on(context, BEGIN + AFTER)
+    late = wait_for_all(context)
     begin = time.monotonic()
     steps = go_on(context, begin + float(seconds))
     days = (time.monotonic() - begin) / 86400
@@ -98,15 +104,45 @@ def run(file, seconds):
     go_on(context, time.monotonic() + 2)
 
 
+def wait_for_all(context):
+    """Goes on until all begin to count. Returns whether this one came too late for that."""
+    gates = [word.removeprefix("--gate=") for word in sys.argv if word.startswith("--gate=")]
+    if not gates:
+        late = time.monotonic() - BEGIN > AFTER
+        go_on(context, BEGIN + AFTER)
+        return late
+    go_on(context, time.monotonic() + 1)
+    gate = pathlib.Path(gates[0])
+    (gate / f"up.{os.getpid()}").touch()
+    while not (gate / "go").exists():
+        go_on(context, time.monotonic() + 0.1)
+    ahead = float((gate / "go").read_text()) - time.time()
+    go_on(context, time.monotonic() + ahead)
+    return ahead < 0
+
+
+def watch(file, seconds):
+    context = simulated(file)
+    wait_for_all(context)
+    steps, end = 0, time.monotonic() + float(seconds)
+    while time.monotonic() < end:
+        steps += advance(context)
+        print(f"{time.time():.3f} {steps * STEP.value_in_unit(unit.nanoseconds):.6f}", flush=True)
+
+
 def go_on(context, end):
     steps = 0
     while time.monotonic() < end:
-        context.getIntegrator().step(100)
-        # Waits for the GPU: launches alone return at once.
-        context.getState(energy=True)
-        steps += 100
+        steps += advance(context)
     return steps
 
 
+def advance(context):
+    context.getIntegrator().step(100)
+    # Waits for the GPU: launches alone return at once.
+    context.getState(energy=True)
+    return 100
+
+
 if __name__ == "__main__":
-    {"prepare": prepare, "run": run}[sys.argv[1]](*[word for word in sys.argv[2:] if not word.startswith("--")])
+    {"prepare": prepare, "run": run, "watch": watch}[sys.argv[1]](*[word for word in sys.argv[2:] if not word.startswith("--")])

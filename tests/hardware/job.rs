@@ -66,6 +66,14 @@ impl<'a> Job<'a> {
         self
     }
 
+    /// On GPUs that the site gives to several jobs.
+    pub fn that_shares(mut self) -> Result<Self> {
+        let text = fs::read_to_string(&self.config)?;
+        self.config = self.place.dir.join("etc/shared.toml");
+        fs::write(&self.config, text + "shared_gpus = true\n")?;
+        Ok(self)
+    }
+
     pub fn begin(&self, section: &mut Section, what: &str, account: &str) -> Result<Ran> {
         let prologue = self.prologue(account)?;
         if !section.good(format!("{what}mps-prologue"), &prologue) {

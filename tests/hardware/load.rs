@@ -77,12 +77,12 @@ impl Load {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Client {
+pub struct Client {
     rank: usize,
     visible: usize,
     uuid: String,
-    late: bool,
-    per_second: f64,
+    pub late: bool,
+    pub per_second: f64,
 }
 
 pub struct Row {
@@ -180,10 +180,8 @@ fn start(run: &Run, bed: &Bed, user: &User, program: &Program<'_>, load: &Load) 
             SRUN
         }
         Program::OpenMm(dynamics) => {
-            let variables = dynamics.env.iter().filter(|(name, _)| *name != "PATH");
-            words.push("/usr/bin/env".into());
-            words.extend(variables.map(|(name, value)| format!("{name}={value}")));
-            words.extend(dynamics.command.iter().cloned());
+            let task = dynamics.task("run", SIMULATED);
+            words.extend(task.split_whitespace().map(str::to_owned));
             SIMULATION
         }
     };
@@ -200,7 +198,7 @@ fn start(run: &Run, bed: &Bed, user: &User, program: &Program<'_>, load: &Load) 
 }
 
 /// What a simulation says: `612.3 ns/day (late) on GPU-…`. The daemon's own numbers are in the order of the bus, as nvidia-smi's are.
-fn simulation(line: &str, gpus: &[Gpu]) -> Result<Client> {
+pub fn simulation(line: &str, gpus: &[Gpu]) -> Result<Client> {
     let figure = line.split_whitespace().next().and_then(|word| word.parse().ok());
     let listed = line.rsplit_once(" on ").map(|(_, listed)| listed.trim());
     let listed = listed.with_context(|| format!("no GPU in '{line}'"))?;
@@ -326,13 +324,24 @@ pub fn several(section: &mut Section, run: &Run) -> Result<()> {
 }
 
 pub struct Dynamics {
-    command: Vec<String>,
+    /// Python, the script, its verb, its input, and the seconds.
+    command: [String; 5],
     env: BTreeMap<String, String>,
 }
 
 impl Dynamics {
+    /// The words of a task of Slurm's that simulates, with a blank behind them.
+    pub fn task(&self, verb: &str, seconds: &str) -> String {
+        let variables = self.env.iter().filter(|(name, _)| *name != "PATH");
+        let variables: String = variables
+            .map(|(name, value)| format!("{name}={value} "))
+            .collect();
+        let [python, script, _, input, _] = &self.command;
+        format!("/usr/bin/env {variables}{python} {script} {verb} {input} {seconds} ")
+    }
+
     /// Installs OpenMM for this run and makes its input; None if the package has none, or the machine no Python.
-    fn prepare(section: &mut Section, run: &Run, home: &Path) -> Result<Option<Self>> {
+    pub fn prepare(section: &mut Section, run: &Run, home: &Path) -> Result<Option<Self>> {
         let entries = fs::read_dir(run.package.join("wheels")).into_iter().flatten();
         let wheels: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
         let (Ok(python), false) = (site::python(), wheels.is_empty()) else {
@@ -353,7 +362,7 @@ impl Dynamics {
         let said = child::run(&mut prepare, "", SIMULATION)?.success()?;
         section.fact("openmm", said.stdout.trim());
         let [python, input] = [python, home.join(INPUT)].map(|path| path.display().to_string());
-        let command = vec![python, script, "run".into(), input, SIMULATED.into()];
+        let command = [python, script, "run".into(), input, SIMULATED.into()];
         Ok(Some(Self { command, env }))
     }
 }
@@ -386,7 +395,7 @@ pub fn gain(section: &mut Section, run: &Run) -> Result<()> {
             what: "OpenMM",
             options,
             metric: OPENMM,
-            command: dynamics.command.clone(),
+            command: dynamics.command.to_vec(),
         };
         sweeps.push(openmm("openmm", &["--clients", CLIENTS]));
         let alone = &["--clients", "1", "--only-mps", "--threads", "none,25,12.5"];

@@ -151,7 +151,14 @@ pub fn unchanged(section: &mut Section, all: &Run, act: Act) -> Result<()> {
 
 /// What the run directory keeps until the next boot: its directories, the GPU's lock file, users' reports.
 fn kept(run: &Path, gpu: &str) -> Vec<PathBuf> {
-    let own = ["mpsd", "mpsd/jobs", "mpsd/gpus", &format!("mpsd/gpus/{gpu}")].map(|path| run.join(path));
+    let own = [
+        "mpsd",
+        "mpsd/jobs",
+        "mpsd/shared",
+        "mpsd/gpus",
+        &format!("mpsd/gpus/{gpu}"),
+    ]
+    .map(|path| run.join(path));
     let mut all = own.to_vec();
     let mut reports = vec![run.join("mpsd/reports")];
     while let Some(path) = reports.pop() {

@@ -15,6 +15,7 @@ mod picture;
 mod recipes;
 mod result;
 mod seen;
+mod shared;
 mod site;
 mod slurm;
 mod timeline;
@@ -61,7 +62,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'first-kernel', 'timeline', 'bind', 'many', 'gain', 'inference', 'recipes' and 'several' (the default)
+    /// Everything but 'first-kernel', 'timeline', 'bind', 'many', 'gain', 'inference', 'recipes', 'several', 'shared' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -97,6 +98,8 @@ enum Part {
     Recipes,
     /// OpenMM on one, two and all GPUs of the machine, bound, unbound and as the default has it (5 minutes)
     Several,
+    /// Jobs of a user on one GPU with shards: OpenMM without MPS, with one each, with one for all; joins and leaves (5 minutes)
+    Shared,
     /// What status, report and explain show of clients, a killed one, one too many and an ended server
     Seen,
 }
@@ -122,7 +125,7 @@ const fn step(part: Part, name: &'static str, gpus: usize, act: Act) -> Step {
 }
 
 /// The first [`WHOLE`] are a whole run.
-const STEPS: [Step; 18] = [
+const STEPS: [Step; 19] = [
     step(Part::Job, "job", 1, job::run),
     step(Part::Partitions, "partitions", 1, partitions::run),
     step(Part::Pairs, "times", 0, bench::pairs),
@@ -141,6 +144,7 @@ const STEPS: [Step; 18] = [
     step(Part::Inference, "inference", 1, load::inference),
     step(Part::Recipes, "recipes", 1, recipes::run),
     step(Part::Several, "several", 2, load::several),
+    step(Part::Shared, "shared", 1, shared::run),
 ];
 const WHOLE: usize = 10;
 
