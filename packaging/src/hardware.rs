@@ -28,11 +28,18 @@ const BUILD: &str =
 /// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the Python packages.
 const OPENMM: &str = "-m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
                       --platform manylinux_2_34_x86_64 OpenMM==8.6.1 OpenMM-CUDA-13==8.6.1 --dest";
+/// Programs that the part 'programs' runs beside what such a machine has: NVSHMEM, OpenCL and tinygrad from Python.
+const OTHERS: &str = "-m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+                      --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 nvshmem4py-cu13==0.4.1 \
+                      pyopencl==2026.1.4 pytools==2026.1.1 platformdirs==4.14.8 siphash24==1.9 tinygrad==0.14.0 --dest";
 /// What runs OpenMM, PyTorch and others; and the script that the plugin looks for beside the prologue.
-const SCRIPTS: [&str; 4] = [
+const SCRIPTS: [&str; 7] = [
     "tests/hardware/dynamics.py",
     "tests/hardware/inference.py",
     "tests/hardware/recipes.py",
+    "tests/hardware/programs.py",
+    "tests/hardware/programs_driver.py",
+    "tests/hardware/programs.cu",
     "etc/slurm/mps-task-prolog",
 ];
 
@@ -53,9 +60,12 @@ pub struct Options {
     /// Also pack an earlier build's mps-prologue, mps-epilogue and mpsd from DIR: 'pairs' measures them in turn with these
     #[arg(long, value_name = "DIR")]
     before: Option<PathBuf>,
-    /// Pack OpenMM as well, for the parts 'gain', 'several' and 'shared'
+    /// Pack OpenMM as well, for the parts 'gain', 'several', 'shared' and 'programs'
     #[arg(long)]
     openmm: bool,
+    /// Pack more Python packages for the part 'programs'
+    #[arg(long)]
+    programs: bool,
     /// Arguments for the 'hardware' program, 'all' if there are none
     #[arg(last = true, default_values_t = ["all".to_owned()])]
     arguments: Vec<String>,
@@ -135,6 +145,9 @@ fn pack(directory: &Path, options: &Options, slurm: bool) -> Result<()> {
     }
     if options.openmm {
         quietly(command("python3", OPENMM).arg(directory.join("wheels")))?;
+    }
+    if options.programs {
+        quietly(command("python3", OTHERS).arg(directory.join("wheels")))?;
     }
     if slurm {
         slurm_packages(&directory.join("debs"))?;

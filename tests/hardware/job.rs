@@ -33,6 +33,8 @@ pub struct Job<'a> {
     config: PathBuf,
     /// The programs of the build before.
     before: bool,
+    /// Its tasks, as Torque tells them in the environment.
+    tasks: Option<u32>,
     open: std::cell::Cell<bool>,
 }
 
@@ -50,6 +52,7 @@ impl<'a> Job<'a> {
             group,
             config,
             before: false,
+            tasks: None,
             open: false.into(),
         })
     }
@@ -58,6 +61,12 @@ impl<'a> Job<'a> {
         let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         self.gpu = uuids.join(",");
         self.nodes = format!("nodes=1:gpus={}", gpus.len());
+        self
+    }
+
+    pub fn of_tasks(mut self, tasks: u32) -> Self {
+        self.nodes = format!("nodes=1:ppn={tasks}:gpus=1");
+        self.tasks = Some(tasks);
         self
     }
 
@@ -119,6 +128,11 @@ impl<'a> Job<'a> {
             .current_dir("/")
             .args(["--scheduler", "torque", "--config"])
             .arg(&self.config);
+        if let Some(tasks) = self.tasks {
+            command
+                .env("PBS_NUM_NODES", "1")
+                .env("PBS_NUM_PPN", tasks.to_string());
+        }
         Ok(command)
     }
 

@@ -323,6 +323,24 @@ pub fn several(section: &mut Section, run: &Run) -> Result<()> {
     Ok(fs::remove_dir_all(&home)?)
 }
 
+/// Installs the wheels of the package for this run; whether it has some.
+pub fn wheels(run: &Run, python: &Path) -> Result<bool> {
+    let entries = fs::read_dir(run.package.join("wheels")).into_iter().flatten();
+    let wheels: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    if wheels.is_empty() {
+        return Ok(false);
+    }
+    let mut pip = Command::new(python);
+    let quiet = ["-m", "pip", "install", "-q", "--no-index", "--no-deps"];
+    let apart = ["--no-compile", "--no-cache-dir", "--target"];
+    pip.args(quiet)
+        .args(apart)
+        .arg(run.place.python_packages())
+        .args(&wheels);
+    child::run(&mut pip, "", SIMULATION)?.success()?;
+    Ok(true)
+}
+
 pub struct Dynamics {
     /// Python, the script, its verb, its input, and the seconds.
     command: [String; 5],
@@ -342,19 +360,13 @@ impl Dynamics {
 
     /// Installs OpenMM for this run and makes its input; None if the package has none, or the machine no Python.
     pub fn prepare(section: &mut Section, run: &Run, home: &Path) -> Result<Option<Self>> {
-        let entries = fs::read_dir(run.package.join("wheels")).into_iter().flatten();
-        let wheels: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
-        let (Ok(python), false) = (site::python(), wheels.is_empty()) else {
+        let python = site::python().ok();
+        let installed = python.as_deref().map(|python| wheels(run, python)).transpose()?;
+        let (Some(python), Some(true)) = (python, installed) else {
             let why = "no wheels in the package, or no python3 in PATH";
             section.fact("openmm_left_out", why);
             return Ok(None);
         };
-        let mut pip = Command::new(&python);
-        let quiet = ["-m", "pip", "install", "-q", "--no-index", "--no-deps"];
-        let apart = ["--no-compile", "--no-cache-dir", "--target"];
-        let packages = run.place.python_packages();
-        pip.args(quiet).args(apart).arg(packages).args(&wheels);
-        child::run(&mut pip, "", SIMULATION)?.success()?;
         let script = run.place.staged("dynamics.py")?.display().to_string();
         let env = site::home_env(&run.place, home);
         let mut prepare = run.place.as_user(&python, &env);

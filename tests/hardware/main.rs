@@ -12,6 +12,7 @@ mod many;
 mod mig;
 mod partitions;
 mod picture;
+mod programs;
 mod recipes;
 mod result;
 mod seen;
@@ -55,6 +56,8 @@ struct Options {
     /// Index of the GPU, as nvidia-smi counts
     #[arg(long, global = true, value_name = "N", default_value_t = 0)]
     gpu: usize,
+    #[command(flatten)]
+    programs: programs::Options,
     /// Draw the pictures of this result (hardware.toml) into --out; nothing is measured
     #[arg(long, value_name = "FILE", requires = "out")]
     draw: Option<PathBuf>,
@@ -62,7 +65,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'first-kernel', 'timeline', 'bind', 'many', 'gain', 'inference', 'recipes', 'several', 'shared' (the default)
+    /// Everything but 'first-kernel', 'timeline', 'bind', 'many', 'gain', 'inference', 'recipes', 'programs', 'several', 'shared' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -96,6 +99,8 @@ enum Part {
     Inference,
     /// The recipes for PyTorch, JAX, CuPy, NCCL and MPI, where the machine has them: four ranks on one GPU (90 seconds at most)
     Recipes,
+    /// Real programs without and with MPS, one rank and four on a GPU: answers and throughput (8 minutes, or --budget)
+    Programs,
     /// OpenMM on one, two and all GPUs of the machine, bound, unbound and as the default has it (5 minutes)
     Several,
     /// Jobs of a user on one GPU with shards: OpenMM without MPS, with one each, with one for all; joins and leaves (5 minutes)
@@ -125,7 +130,7 @@ const fn step(part: Part, name: &'static str, gpus: usize, act: Act) -> Step {
 }
 
 /// The first [`WHOLE`] are a whole run.
-const STEPS: [Step; 19] = [
+const STEPS: [Step; 20] = [
     step(Part::Job, "job", 1, job::run),
     step(Part::Partitions, "partitions", 1, partitions::run),
     step(Part::Pairs, "times", 0, bench::pairs),
@@ -143,6 +148,7 @@ const STEPS: [Step; 19] = [
     step(Part::Gain, "gain", 1, load::gain),
     step(Part::Inference, "inference", 1, load::inference),
     step(Part::Recipes, "recipes", 1, recipes::run),
+    step(Part::Programs, "programs", 1, programs::run),
     step(Part::Several, "several", 2, load::several),
     step(Part::Shared, "shared", 1, shared::run),
 ];
@@ -196,6 +202,7 @@ fn run(options: Options) -> Result<bool> {
         package,
         out: options.out,
         pairs: options.pairs,
+        programs: options.programs,
     };
     run.place.stage(&run.package)?;
     // The bare client also tells how many multiprocessors there are: the shares are computed from that.

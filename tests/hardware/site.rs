@@ -99,6 +99,7 @@ pub struct Run {
     pub package: PathBuf,
     pub out: Option<PathBuf>,
     pub pairs: usize,
+    pub programs: crate::programs::Options,
 }
 
 impl Run {

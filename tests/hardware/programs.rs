@@ -1,0 +1,343 @@
+//! Real programs, one rank and four on a GPU, without MPS, with it, and with an automatic share of the threads: whether each computes the
+//! same, and how much of it. `programs_driver.py` has all ranks of a family live at once, so that modes take turns within seconds.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use ::tests::child::Running;
+use ::tests::samples::median;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::job::Job;
+use crate::load::wheels;
+use crate::result::Section;
+use crate::site::{self, Run};
+
+const RANKS: u32 = 4;
+/// What it calls the modes, and a request for each but the first.
+const PLAIN: &str = "without";
+const MPS: (&str, &str) = ("mps", "MPS=true");
+const AUTO: (&str, &str) = ("auto", "MPS=true,MPS_THREADS=auto");
+/// What comes first is measured if the time is short.
+const FAMILIES: &str = "torch,cuda,dynamic,openmm,jax,arrays,tools,others,nvshmem";
+/// The program that NVIDIA refuses under MPS, and the error that it gets.
+const REFUSED: (&str, &str) = ("dynamic parallelism", "(811)");
+/// Beyond its budget the driver may take so long, to end one program and its ranks.
+const BEYOND: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// For 'programs': seconds after which the rest is recorded as not run
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 480)]
+    budget: u64,
+    /// For 'programs': length of each measurement, seconds
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 0.6)]
+    window: f64,
+    /// For 'programs': measurements of each program in each mode, in turn
+    #[arg(long, global = true, value_name = "N", default_value_t = 3)]
+    rounds: u32,
+    /// For 'programs': what is run, in this order
+    #[arg(long, global = true, value_name = "LIST", value_delimiter = ',', default_value = FAMILIES)]
+    families: Vec<String>,
+}
+
+pub fn run(section: &mut Section, run: &Run) -> Result<()> {
+    let python = site::python()?;
+    let home = run.place.user_dir("programs")?;
+    wheels(run, &python)?;
+    let jobs = [(MPS, "7300.srv"), (AUTO, "7301.srv")].map(|((name, account), id)| {
+        let job = Job::named(&run.place, run.gpu(), id)?.of_tasks(RANKS);
+        job.begin(section, &format!("{name}: "), account)?;
+        Ok((name, job))
+    });
+    let jobs = jobs.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut modes = vec![json!({"name": PLAIN, "before": [], "environment": {
+        "CUDA_VISIBLE_DEVICES": run.gpu().uuid,
+        "CUDA_MPS_PIPE_DIRECTORY": run.place.run.join("none"),
+    }})];
+    for (name, job) in &jobs {
+        modes.push(json!({"name": name, "before": words(&job.exec(BTreeMap::new())?), "environment": {"PBS_JOBID": job.id()}}));
+    }
+    let driven = drive(run, &python, &home, &modes);
+    for (name, job) in &jobs {
+        job.end(section, &format!("{name}: "))?;
+    }
+    let mut seen = driven?;
+    seen["gpu"] = run.gpu().name.as_str().into();
+    seen["driver"] = run.gpu().driver.as_str().into();
+    seen["window_s"] = run.programs.window.into();
+    judge(section, &mut seen);
+    run.keep("programs.json", &format!("{seen:#}\n"))?;
+    Ok(fs::remove_dir_all(&home)?)
+}
+
+fn words(command: &Command) -> Vec<String> {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+fn drive(run: &Run, python: &Path, home: &Path, modes: &[Value]) -> Result<Value> {
+    let options = &run.programs;
+    let tool = |name: &str, words: &[&str]| {
+        let path = site::program(name).ok()?;
+        let words =
+            std::iter::once(path.display().to_string()).chain(words.iter().map(|word| (*word).to_owned()));
+        Some((name.to_owned(), words.collect::<Vec<String>>()))
+    };
+    let tools = [
+        tool("compute-sanitizer", &["--tool", "memcheck"]),
+        tool(
+            "ncu",
+            &[
+                "--clock-control",
+                "none",
+                "--set",
+                "none",
+                "--metrics",
+                "gpu__time_duration.sum",
+                "--launch-count",
+                "1",
+            ],
+        ),
+        tool("cuda-gdb", &["-batch", "-ex", "run", "--args"]),
+    ];
+    let spec = json!({
+        "modes": modes,
+        "home": home,
+        "families": options.families,
+        "budget": options.budget,
+        "window": options.window,
+        "rounds": options.rounds,
+        "ranks": RANKS,
+        "sources": run.place.bin("").parent(),
+        "nvcc": site::program("nvcc")?,
+        "flags": ["-arch=native"],
+        "tools": tools.into_iter().flatten().collect::<BTreeMap<_, _>>(),
+        "gpu": run.gpu().uuid,
+    });
+    let (of_spec, result) = (run.place.dir.join("programs-spec.json"), home.join("result.json"));
+    fs::write(&of_spec, spec.to_string())?;
+    let mut command = run.place.as_user(python, &environment(run, home));
+    command
+        .arg(run.place.staged("programs_driver.py")?)
+        .args([&of_spec, &result]);
+    let limit = Duration::from_secs(options.budget) + BEYOND;
+    let ran = Running::start(command.current_dir(home), "")?.finish(limit);
+    // It writes what it has after each program.
+    let text = fs::read_to_string(&result);
+    let story = || match &ran {
+        Ok(ran) => ran.story(),
+        Err(e) => format!("{e:#}"),
+    };
+    let mut seen: Value = serde_json::from_str(&text.with_context(story)?).with_context(story)?;
+    if !ran.as_ref().is_ok_and(|ran| ran.code == Some(0)) {
+        seen["driver_ended"] = story().into();
+    }
+    Ok(seen)
+}
+
+fn environment(run: &Run, home: &Path) -> BTreeMap<String, String> {
+    let mut env = site::home_env(&run.place, home);
+    let path = std::env::var("PATH").unwrap_or_default();
+    env.insert("PATH".into(), format!("{}:/usr/bin:/bin", path));
+    let cache = |name: &str| home.join(name).display().to_string();
+    for (name, value) in [
+        ("XLA_PYTHON_CLIENT_PREALLOCATE", "false".to_owned()),
+        ("JAX_COMPILATION_CACHE_DIR", cache("jax")),
+        ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0".into()),
+        ("TORCHINDUCTOR_CACHE_DIR", cache("inductor")),
+        ("TORCHINDUCTOR_COMPILE_THREADS", "1".into()),
+        ("TRITON_CACHE_DIR", cache("triton")),
+        ("CUPY_CACHE_DIR", cache("cupy")),
+        ("NUMBA_CACHE_DIR", cache("numba")),
+        ("HF_HUB_OFFLINE", "1".into()),
+        ("OMP_NUM_THREADS", "1".into()),
+        ("PYTHONDONTWRITEBYTECODE", "1".into()),
+        // Multicast over NVLink can put a host's GPUs out of service.
+        ("NCCL_NVLS_ENABLE", "0".into()),
+        ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1".into()),
+        ("NVSHMEM_DISABLE_NVLS", "1".into()),
+        ("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "lo".into()),
+        ("NVSHMEM_SYMMETRIC_SIZE", "64M".into()),
+    ] {
+        env.insert(name.into(), value);
+    }
+    env
+}
+
+/// What a mode brought, as medians: the rate of one rank and of four, by that without MPS.
+fn judge(section: &mut Section, seen: &mut Value) {
+    if let Some(why) = seen["driver_ended"].as_str() {
+        section.check("the driver ended by itself", false, why);
+    }
+    section.fact("seconds", seen["seconds"].to_string());
+    for program in seen["programs"].as_array_mut().into_iter().flatten() {
+        let name = program["name"].as_str().unwrap_or_default().to_owned();
+        if let Some(why) = program["not_run"].as_str() {
+            section.fact(&name, format!("not run: {why}"));
+            continue;
+        }
+        let plain = program["answers"][PLAIN][0].clone();
+        if let Some(error) = plain.as_str() {
+            section.fact(&name, format!("left out: without MPS it says {error}"));
+            continue;
+        }
+        for (mode, _) in [MPS, AUTO] {
+            let (answers, same) = (program["answers"][mode].to_string(), &program["same"][mode]);
+            let (what, good) = match name == REFUSED.0 {
+                true => ("CUDA refuses it", answers.contains(REFUSED.1)),
+                false => ("the same answers", same == &json!(true)),
+            };
+            section.check(format!("{name}, {mode}: {what}"), good, answers);
+        }
+        program["of_without"] = gains(program);
+        section.fact(&name, told(program));
+    }
+    for tool in seen["tools"].as_array().into_iter().flatten() {
+        let name = tool["name"].as_str().unwrap_or_default();
+        section.fact(name, tool.to_string());
+    }
+}
+
+fn gains(program: &Value) -> Value {
+    let middle = |of: &str, mode: &str| {
+        let figures = program[of]["per_second"][mode].as_array()?;
+        let figures: Vec<f64> = figures.iter().filter_map(Value::as_f64).collect();
+        (!figures.is_empty()).then(|| median(&figures))
+    };
+    let by = |of: &str, mode: &str| {
+        let part = middle(of, mode)? / middle(of, PLAIN)?;
+        part.is_finite().then(|| (part * 1000.0).round() / 1000.0)
+    };
+    json!({"one_mps": by("one", MPS.0), "four_mps": by("four", MPS.0), "four_auto": by("four", AUTO.0)})
+}
+
+fn told(program: &Value) -> String {
+    let parts = [
+        ("one_mps", "one rank"),
+        ("four_mps", "four"),
+        ("four_auto", "four with auto"),
+    ];
+    let told = parts.map(|(key, what)| format!("{what} {}", program["of_without"][key]));
+    let version = program["version"].as_str().unwrap_or_default();
+    format!("{version}; of the rate without MPS: {}", told.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ::tests::child;
+    use std::path::PathBuf;
+
+    fn judged(programs: Value) -> (Section, Value) {
+        let mut section = Section::new("programs");
+        let mut seen = json!({"programs": programs, "tools": [], "seconds": {}});
+        judge(&mut section, &mut seen);
+        (section, seen["programs"][0].clone())
+    }
+
+    fn failed(section: &Section) -> Vec<&str> {
+        let bad = section.checks.iter().filter(|check| !check.ok);
+        bad.map(|check| check.name.as_str()).collect()
+    }
+
+    #[test]
+    fn another_answer_under_mps_fails_and_an_error_without_mps_too_is_left_out() {
+        let program = |same: bool| {
+            json!([{"name": "a", "version": "a 1", "answers": {"without": [[1.0]], "mps": [[1.0]], "auto": [[2.0]]},
+                    "same": {"mps": true, "auto": same}}])
+        };
+        assert!(failed(&judged(program(true)).0).is_empty());
+        assert_eq!(failed(&judged(program(false)).0), ["a, auto: the same answers"]);
+        let both =
+            json!([{"name": "a", "answers": {"without": ["no package"], "mps": ["no package"]}, "same": {}}]);
+        let (section, _) = judged(both);
+        assert_eq!((failed(&section).len(), section.checks.len()), (0, 0));
+        assert!(section.facts["a"].as_str().unwrap().contains("no package"));
+    }
+
+    #[test]
+    fn dynamic_parallelism_must_be_refused_by_its_own_error() {
+        let program = |answer: Value| json!([{"name": REFUSED.0, "answers": {"without": [[256.0]], "mps": [answer], "auto": ["(811)"]}, "same": {}}]);
+        assert!(failed(&judged(program(json!("cudaErrorCdpNotSupported (811)"))).0).is_empty());
+        assert_eq!(failed(&judged(program(json!([256.0]))).0).len(), 1);
+    }
+
+    #[test]
+    fn a_gain_is_the_median_by_the_median_without_mps() {
+        let rates = json!({"without": [10.0, 12.0, 11.0], "mps": [22.0, 21.0, 90.0], "auto": []});
+        let program = json!([{"name": "a", "answers": {"without": [[1.0]]}, "same": {}, "four": {"per_second": rates}}]);
+        let (_, program) = judged(program);
+        assert_eq!(
+            program["of_without"],
+            json!({"one_mps": null, "four_mps": 2.0, "four_auto": null})
+        );
+    }
+
+    /// The driver and the ranks' protocol, with a family that needs no GPU: `programs.py` has none, so a stand-in does.
+    #[test]
+    fn the_driver_measures_the_modes_in_turn_and_names_a_rank_that_dies() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let own: PathBuf = [env!("CARGO_MANIFEST_DIR"), "hardware", "programs_driver.py"]
+            .iter()
+            .collect();
+        fs::write(path("programs.py"), STAND_IN).unwrap();
+        let mode = |name: &str, dies: &str| json!({"name": name, "before": ["/usr/bin/env"], "environment": {"DIES": dies}});
+        let spec = json!({
+            "modes": [mode("without", ""), mode("mps", ""), mode("auto", "b")], "home": dir.path(), "families": ["x"],
+            "budget": 60, "window": 0.02, "rounds": 2, "ranks": 2, "sources": dir.path(), "nvcc": "/bin/true", "flags": [],
+            "tools": {}, "gpu": "GPU-none",
+        });
+        fs::write(path("spec.json"), spec.to_string()).unwrap();
+        let mut command = Command::new(site::python().unwrap());
+        command.arg(own).args([path("spec.json"), path("result.json")]);
+        child::run(&mut command, "", Duration::from_secs(100))
+            .unwrap()
+            .success()
+            .unwrap();
+        let seen: Value = serde_json::from_str(&fs::read_to_string(path("result.json")).unwrap()).unwrap();
+        let [first, second, third] = [0, 1, 2].map(|number| seen["programs"][number].clone());
+        assert_eq!(first["same"], json!({"without": true, "mps": true, "auto": true}));
+        let count =
+            |program: &Value, of: &str, mode: &str| program[of]["per_second"][mode].as_array().map(Vec::len);
+        assert_eq!(
+            ["without", "mps", "auto"].map(|mode| count(&first, "four", mode)),
+            [Some(2); 3]
+        );
+        assert_eq!(
+            ["without", "mps", "auto"].map(|mode| count(&first, "one", mode)),
+            [Some(2), Some(2), None]
+        );
+        assert_eq!(
+            second["same"],
+            json!({"without": true, "mps": true, "auto": false})
+        );
+        assert!(
+            second["answers"]["auto"][0].as_str().unwrap().contains("exit 7"),
+            "{second}"
+        );
+        assert_eq!(
+            third["same"]["auto"],
+            json!(true),
+            "the ranks of a mode begin again: {third}"
+        );
+    }
+
+    const STAND_IN: &str = r#"
+import json, os, sys, time
+FAMILIES = {"x": {"a": None, "b": None, "c": None}}
+if __name__ == "__main__":
+    for line in sys.stdin:
+        verb, *words = line.strip().split("\t")
+        if verb == "prepare" and words[0] == os.environ["DIES"]:
+            os._exit(7)
+        if verb == "run":
+            time.sleep(max(0, float(words[0]) - time.monotonic()) + float(words[1]))
+        print(json.dumps({"answer": [3], "unit": "steps", "seconds": 1, "count": 5, "processor": 1}), flush=True)
+"#;
+}
