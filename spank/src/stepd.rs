@@ -65,6 +65,7 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
             match &of_job {
                 // A job's record holds for its steps, even a refusal.
                 Ok(Some(record)) => {
+                    state.flags.imply_mode();
                     let sms = record.request.as_ref().and_then(|request| request.sms.as_ref());
                     state.step.partitions_lock = sms.map(|_| node.partitions_lock(&paths));
                     let observed = node.observations(&paths).unwrap_or_default();

@@ -118,6 +118,10 @@ fn of_allocation(slurm: &dyn Slurm) -> Result<Option<Request>, Refusal> {
 
 /// `init_post_opt` of the submitting command. A refusal ends the process, because under `optional` Slurm would submit.
 pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
+    // A step from outside does not have its job's flags. On the node the job's record tells whether it has MPS.
+    if slurm.process_env("SLURM_JOB_ID").is_none() && matches!(slurm.submitted(c"jobid"), Some(Some(_))) {
+        state.flags.imply_mode();
+    }
     let request = state.flags.request();
     if request == Ok(None) {
         unplugged::release(slurm);

@@ -1,7 +1,7 @@
 //! What happens to jobs on a cluster that runs for years: suspended, preempted, entered from outside
 //! (docs/operations.md).
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use tests::slurm::{Bed, Options, Simulated, User};
 
 use crate::failures::starts_again_soon;
@@ -19,6 +19,8 @@ pub const GROUP: Group = Group {
             a_preempted_job_gets_its_mps_again,
             a_preempted_job_is_suspended_and_goes_on,
             a_shell_from_outside_attaches_by_the_jobs_id,
+            a_step_from_outside_is_as_one_from_inside,
+            the_site_forbids_it_at_submission,
         ],
     )
 };
@@ -29,10 +31,12 @@ fn options() -> Options {
         slurm_lines: vec![
             "PreemptType=preempt/partition_prio".into(),
             "PreemptMode=SUSPEND,GANG".into(),
+            "JobSubmitPlugins=lua".into(),
         ],
         partition_lines: vec![
             "PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE State=UP".into(),
             "PartitionName=paused Nodes=ALL PriorityTier=1 PreemptMode=SUSPEND State=UP".into(),
+            "PartitionName=debug Nodes=ALL State=UP".into(),
             "PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF State=UP".into(),
         ],
         ..Options::default()
@@ -40,6 +44,8 @@ fn options() -> Options {
 }
 
 fn prepare(bed: &mut Bed) -> Result<Simulated> {
+    const FORBIDS: &str = include_str!("../../docs/examples/job_submit.lua");
+    std::fs::write(bed.dir().join("etc/job_submit.lua"), FORBIDS)?;
     starts_again_soon(bed);
     fast(bed, "")
 }
@@ -111,4 +117,46 @@ fn a_shell_from_outside_attaches_by_the_jobs_id(cell: &Context) -> Result<()> {
     holds(another.stdout.is_empty(), &another.story())?;
     cell.root(&format!("scancel {job}"))?;
     cell.idle()
+}
+
+/// 50 % of 132 multiprocessors are 66, 25 % are 32 (recorded).
+fn a_step_from_outside_is_as_one_from_inside(cell: &Context) -> Result<()> {
+    let job = running(cell, "--mps-threads=50 --ntasks=2", 60)?;
+    for (words, sms) in [
+        ("", 66),
+        ("--mps", 66),
+        ("--mps-threads=25", 32),
+        ("--mps --mps-threads=25", 32),
+    ] {
+        let step = format!("--jobid={job} --overlap -n2 {words}");
+        let records = cell.clients(&step, "--hold 0.1")?;
+        check_daemons(&records, cell.user.uid, 1)?;
+        let given: Vec<_> = records.iter().map(|record| record.sms).collect();
+        ensure!(given == [Some(sms); 2], "{words}: {given:?}");
+    }
+    let step = format!("srun --jobid={job} --overlap --mps-threads=75");
+    cell.check_refused(&step, &["--mps-threads=75", "50"])?;
+    cell.root(&format!("scancel {job}"))?;
+    cell.idle()?;
+
+    let bare = cell.submit("-w node1 --gres=gpu:1", "exec sleep 60")?;
+    cell.wait_shown(bare, &["JobState=RUNNING "])?;
+    let step = format!("srun --jobid={bare} --overlap --mps-threads=25");
+    cell.check_refused(&step, &["--mps-threads=25: MPS itself is not asked for"])?;
+    cell.root(&format!("scancel {bare}"))?;
+    cell.idle()
+}
+
+/// docs/examples/job_submit.lua.
+fn the_site_forbids_it_at_submission(cell: &Context) -> Result<()> {
+    for command in ["srun", "salloc", "sbatch --wrap=true"] {
+        let words = ["--mps: not in partition debug", "allowed: --partition=main"];
+        let line = if command.starts_with("sbatch") { "" } else { "true" };
+        let command = format!("{command} --partition=debug --gres=gpu:1 --mps");
+        cell.check_refused_with(&command, line, &[], &words)?;
+    }
+    for words in ["", "--mps=off"] {
+        check_bare(&cell.clients(&format!("--partition=debug -w node1 --gres=gpu:1 {words}"), "")?)?;
+    }
+    cell.check_node1_serves()
 }

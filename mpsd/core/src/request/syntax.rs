@@ -180,6 +180,13 @@ impl Flags {
         }
     }
 
+    /// Reads limits without a mode as those of a step in a job with MPS.
+    pub fn imply_mode(&mut self) {
+        if self.given().next().is_some() {
+            self.0[Key::Mode as usize].get_or_insert(None);
+        }
+    }
+
     fn parse(&self) -> Result<Parser, Refusal> {
         let name = |key| Syntax::Flags.token(key, None);
         let length = |(key, value): (Key, Option<&str>)| name(key).len() + value.map_or(0, str::len);
