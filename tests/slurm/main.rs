@@ -48,6 +48,8 @@ const GROUPS: &[runner::Group] = &[
     sites::AUTOMATIC,
     shared::GROUP,
     shared::MPS,
+    shared::SEVERAL,
+    shared::SEVERAL_CONFINED,
     sites::NO_GPUS,
     sites::NO_FLAGS,
     sites::CONTAINER,

@@ -7,11 +7,12 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tests::slurm::{Client, Gpus, Options, Record, User};
+use tests::slurm::{Client, Gpus, Options, Record, User, stamp};
 
 use crate::failures::starts_again_soon;
 use crate::jobs::{LIMIT, check_bare, check_daemons, ended, holds, records, says};
 use crate::runner::{Context, Group, cells, fast};
+use crate::sites::no_cgroups;
 
 /// One GPU of four shards on each of two nodes.
 pub const GROUP: Group = Group {
@@ -58,6 +59,34 @@ pub const BURST: Group = Group {
     prepare: |bed| fast(bed, "deadline_s = 60\n"),
     ..Group::new("shared_burst", cells![jobs_of_three_users_leave_nothing])
 };
+
+/// Two GPUs of four shards on one node, and a job may have shards of both.
+pub const SEVERAL: Group = Group {
+    options: several,
+    prepare: |bed| fast(bed, ""),
+    needs: no_several,
+    ..Group::new("shared_several", cells![a_job_on_both_gpus_is_a_member_on_each])
+};
+
+pub const SEVERAL_CONFINED: Group = Group {
+    options: || several().with_cgroups(&["ConstrainDevices=yes"]),
+    needs: || no_several().or_else(|| no_cgroups(&["devices", "freezer"])),
+    name: "shared_several_confined",
+    ..SEVERAL
+};
+
+fn several() -> Options {
+    Options {
+        slurm_lines: vec!["SelectTypeParameters=CR_Core,MULTIPLE_SHARING_GRES_PJ".into()],
+        ..(BURST.options)()
+    }
+}
+
+fn no_several() -> Option<String> {
+    let [_, major, minor, _] = stamp::installed().ok()?.to_be_bytes();
+    let is_older = (major, minor) < (23, 11);
+    is_older.then(|| format!("Slurm {major}.{minor:02} has no MULTIPLE_SHARING_GRES_PJ"))
+}
 
 fn shards() -> Options {
     Options {
@@ -302,6 +331,31 @@ fn a_percentage_is_the_jobs_part(cell: &Context) -> Result<()> {
     )?;
     second.end(cell.user.uid)?;
     member.end(cell.user.uid)
+}
+
+/// Whichever begins first has two shards of the one GPU. The other has the rest of that one, or the other GPU too.
+fn a_job_on_both_gpus_is_a_member_on_each(cell: &Context) -> Result<()> {
+    let wide = "-n2 --mps --mps-mem=auto -w node1 --gres=shard:6";
+    let narrow = "-n1 --mps --mps-mem=auto -w node1 --gres=shard:2";
+    for words in [[wide, narrow], [narrow, wide]] {
+        for seconds in [["3", "5"], ["5", "3"]] {
+            let start = |at: usize| Member::start(cell, &cell.user, words[at], seconds[at]);
+            let members = [start(0)?, start(1)?];
+            holds(shared(cell) == 2, &words)?;
+            let mut all = Vec::new();
+            for (member, words) in members.into_iter().zip(words) {
+                let ended = ended(member.client)?;
+                check_daemons(&ended, cell.user.uid, if words == wide { 2 } else { 1 })?;
+                all.extend(ended);
+            }
+            // On each GPU the smaller part of the job's two, as two of four shards are of the other's GPU.
+            let half = |record: &Record| record.memory_limit_mib == Some(71_885);
+            let daemons: BTreeSet<_> = all.iter().map(|record| record.daemon_pid).collect();
+            holds(daemons.len() == 2 && all.iter().all(half), &all)?;
+            cell.wait("the end of the shared MPS", || Ok(shared(cell) == 0))?;
+        }
+    }
+    Ok(())
 }
 
 /// Jobs of each user. `MPSD_BURST=200` has as many as the issue's.

@@ -257,23 +257,33 @@ fn exclusive(input: &Input<'_>, gres: Option<&Gres>, node: &str) -> Exclusive {
     if let Some(own) = input.number(THREADS) {
         return Exclusive::Shared(Some(Part { own, all: 100 }));
     }
-    let part = |shards: u32, gpus: u32| {
-        let all = gres?.shards_of_each?;
-        let own = shards.div_ceil(gpus.max(1)).min(all);
+    let part = |(own, all): (u32, Option<u32>)| {
+        let all = all.or(gres?.shards_of_each)?;
+        let own = own.min(all);
         Some(Part { own, all })
     };
     if let Some(shards) = input.number("SLURM_SHARDS_ON_NODE") {
-        return Exclusive::Shared(part(shards, 1));
+        let gpus = (input.env)("SLURM_STEP_GPUS").and_then(|list| places(&list));
+        let is_on_one = gpus.is_none_or(|gpus| gpus.len() <= 1);
+        return Exclusive::Shared(part((shards, None)).filter(|_| is_on_one));
     }
     match gres {
         Some(gres) if gres.shards > 0 && step(input).is_none() => {
             let shards = allocation(input, node).ok().as_deref().and_then(shards_of);
-            shards.map_or(Exclusive::Unknown, |(shards, gpus)| {
-                Exclusive::Shared(part(shards, gpus))
+            shards.map_or(Exclusive::Unknown, |shards| {
+                let parts: Option<Vec<Part>> = shards.into_iter().map(part).collect();
+                Exclusive::Shared(parts.and_then(smallest))
             })
         }
         _ => Exclusive::Unknown,
     }
+}
+
+/// A job with shards on several GPUs (MULTIPLE_SHARING_GRES_PJ) may have another part of each. The smallest exceeds none.
+fn smallest(parts: Vec<Part>) -> Option<Part> {
+    let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
+    let by_size = |a: &Part, b: &Part| product(a.own, b.all).cmp(&product(b.own, a.all));
+    parts.into_iter().min_by(by_size)
 }
 
 /// Tasks on this node: an even share, rounded up.
@@ -341,14 +351,23 @@ fn parts_of<'a>(gres: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, 
     parts.filter(move |(part, _)| part.split(':').next() == Some(name))
 }
 
-/// The job's shards, and on how many GPUs they are: `shard:2(IDX:0)`.
-fn shards_of(gres: &str) -> Option<(u32, u32)> {
-    let (mut shards, mut gpus) = (0, 0);
+/// The job's shards of each GPU that it shares: `shard:2(IDX:0)`, from 23.11 with all shards of each of the node's GPUs, as in
+/// `shard:6(4/4,2/4)` (docs/facts/slurm.md#gpus-of-a-job).
+fn shards_of(gres: &str) -> Option<Vec<(u32, Option<u32>)>> {
+    let mut shards = Vec::new();
     for (part, list) in parts_of(gres, "shard") {
-        shards += part.rsplit(':').next()?.parse::<u32>().ok()?;
-        gpus += u32::try_from(places(list.strip_prefix("IDX:")?)?.len()).ok()?;
+        if let Some(list) = list.strip_prefix("IDX:") {
+            let count = part.rsplit(':').next()?.parse().ok()?;
+            shards.extend((places(list)?.len() == 1).then_some((count, None)));
+            continue;
+        }
+        for gpu in list.split(',') {
+            let (own, all) = gpu.split_once('/')?;
+            shards.push((own.parse().ok()?, Some(all.parse().ok()?)));
+        }
     }
-    (shards > 0).then_some((shards, gpus))
+    shards.retain(|(own, all)| *own > 0 && *all != Some(0));
+    (!shards.is_empty()).then_some(shards)
 }
 
 /// `0,2-3`.

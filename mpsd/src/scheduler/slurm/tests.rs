@@ -352,22 +352,30 @@ fn the_places_of_every_type_and_no_answer_for_a_forged_line() {
     }
 }
 
-/// As 22.05 to 26.05 say it; a forged list of the user's makes two.
+/// As 22.05 says it, and as 23.11 to 26.05 do, with all shards of each GPU of the node; a forged list of the user's makes two.
 #[test]
 fn the_shards_of_a_job_are_what_the_controller_lists_for_this_node() {
-    let shards = |gres: &str| super::shards_of(gres);
-    assert_eq!(shards("shard:2(IDX:0)"), Some((2, 1)));
-    assert_eq!(shards("shard:a100:4(IDX:0-1)"), Some((4, 2)));
-    assert_eq!(shards("gpu:a:1(IDX:1),shard:3(IDX:2)"), Some((3, 1)));
+    let shards = |gres: &str| super::shards_of(gres).unwrap_or_default();
+    assert_eq!(shards("shard:2(IDX:0)"), [(2, None)]);
+    assert_eq!(shards("gpu:a:1(IDX:1),shard:3(IDX:2)"), [(3, None)]);
+    assert_eq!(shards("shard:2(2/4)"), [(2, Some(4))]);
+    assert_eq!(shards("gpu:a:1(IDX:1),shard:a100:2(0/4,2/8)"), [(2, Some(8))]);
+    assert_eq!(shards("shard:6(4/4,2/4)"), [(4, Some(4)), (2, Some(4))]);
     for other in [
         "gpu:1(IDX:0)",
         "shard:x(IDX:0)",
         "shard:0(IDX:0)",
+        "shard:2(IDX:0-1)",
+        "shard:0(0/4,0/4)",
+        "shard:1(1/x)",
+        "shard:1(1/0)",
+        "shard:1()",
         "shard(CNT:2)",
         "mps:50(IDX:0)",
+        "mps:50(50/100)",
         "",
     ] {
-        assert_eq!(shards(other), None, "{other}");
+        assert_eq!(shards(other), [], "{other}");
     }
     let list = "Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:2(IDX:0)";
     assert_eq!(super::of_node(list, "n1"), Ok("shard:2(IDX:0)".to_owned()));
@@ -377,17 +385,15 @@ fn the_shards_of_a_job_are_what_the_controller_lists_for_this_node() {
 #[test]
 fn a_part_is_told_where_each_gpu_has_as_many_shards_and_no_word_of_the_users_is_one() {
     let exclusive = |conf: &str, gres: &str, words: &[(&str, &str)]| {
-        let mut all = vec![
+        let mut all = words.to_vec();
+        all.extend([
             ("SLURM_STEP_ID", "3"),
             ("SLURM_STEP_GPUS", "0"),
             ("SLURM_CONF", CONF),
-        ];
-        all.extend([
             ("SLURM_JOB_ID", "47"),
             ("SLURM_JOB_UID", "1000"),
             ("SLURMD_NODENAME", "n1"),
         ]);
-        all.extend(words);
         let env = environment(&all);
         let mut call = Call::new(Program::Prologue, &[], &env);
         call.host = TextHost::default().file(CONF, conf).file(GRES, gres);
@@ -404,6 +410,9 @@ fn a_part_is_told_where_each_gpu_has_as_many_shards_and_no_word_of_the_users_is_
     assert_eq!(exclusive(conf, even, &[shard]), part(3, 8));
     let uneven = even.replacen("=8", "=12", 1).replacen("=8", "=4", 1);
     assert_eq!(exclusive(conf, &uneven, &[shard]), Exclusive::Shared(None));
+    // Slurm does not say how a step's shards are dealt out to several GPUs.
+    let two = ("SLURM_STEP_GPUS", "0,1");
+    assert_eq!(exclusive(conf, even, &[shard, two]), Exclusive::Shared(None));
     assert_eq!(exclusive(conf, even, &[mps]), part(25, 100));
     assert_eq!(exclusive(conf, even, &[]), Exclusive::Unknown);
     for word in [shard, mps] {
