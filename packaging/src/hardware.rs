@@ -17,13 +17,12 @@ const SLURM: &str = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
                      libnuma1 libyaml-0-2 libdbus-1-3";
 
 const PROGRAMS: &str =
-    "hardware slurm-warden cuda-load mpsd mpsctl mps-probe mps-prologue mps-epilogue spank_mps.so";
+    "hardware slurm-warden cuda-load mpsd mpsctl mps-runner mps-probe mps-prologue mps-epilogue spank_mps.so";
 /// What measures the plugin on simulated nodes, under cargo's own names in the folder `bench`.
 const BENCH: &str = "bench slurm-warden fake-mps-control fake-cuda-client libnvml_stub.so libcontainer_stub.so \
                      libspank_mps.so mpsd mps-prologue mps-epilogue";
 const CONTRACT: &str = "contract";
-const BUILD: &str =
-    "build --lib --bins -p mpsd -p prologue -p epilogue -p spank -p tests -p nvml-stub -p container-stub";
+const BUILD: &str = "build --lib --bins -p mpsd -p runner -p prologue -p epilogue -p spank -p tests -p nvml-stub -p container-stub";
 
 /// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the Python packages.
 const OPENMM: &str = "-m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \

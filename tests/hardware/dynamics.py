@@ -3,6 +3,7 @@
     dynamics.py prepare FILE        the system and its state, from the structure that OpenMM's own package has
     dynamics.py run FILE SECONDS    one simulation, on the first GPU that it sees
     dynamics.py watch FILE SECONDS  the same, with a line for each 100 steps: seconds since 1970, nanoseconds simulated
+    dynamics.py steps FILE NUMBER   one of so many steps, and no more
 
 With --gate=DIR a simulation that is up makes a file `up.PID` there and goes on. It counts from the time that `DIR/go` says.
 With --by-rank on that of its rank modulo the number of those it sees, with --by-block on that which dealing the ranks out in
@@ -92,6 +93,14 @@ def simulated(file):
     return context
 
 
+def steps(file, number):
+    context = simulated(file)
+    loaded = time.monotonic() - BEGIN
+    context.getIntegrator().step(int(number))
+    context.getState(energy=True)
+    print(f"{number} steps, loaded in {loaded:.1f} s, {time.monotonic() - BEGIN:.1f} s in all, on {choice()[1]}", flush=True)
+
+
 def run(file, seconds):
     context = simulated(file)
     # Kernels are compiled, and neighbours come up, before anything counts: those that started together count together.
@@ -145,4 +154,4 @@ def advance(context):
 
 
 if __name__ == "__main__":
-    {"prepare": prepare, "run": run, "watch": watch}[sys.argv[1]](*[word for word in sys.argv[2:] if not word.startswith("--")])
+    {"prepare": prepare, "run": run, "watch": watch, "steps": steps}[sys.argv[1]](*[word for word in sys.argv[2:] if not word.startswith("--")])

@@ -10,8 +10,8 @@ use ::tests::child::{self, Running};
 use ::tests::samples::in_turn;
 use ::tests::slurm::{Bed, User};
 use anyhow::{Context, Result, ensure};
-use mpsd::cli::sweep::outcome::Outcome;
-use mpsd::cli::sweep::plot;
+use runner::sweep::outcome::Outcome;
+use runner::sweep::plot;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -343,7 +343,7 @@ pub fn wheels(run: &Run, python: &Path) -> Result<bool> {
 
 pub struct Dynamics {
     /// Python, the script, its verb, its input, and the seconds.
-    command: [String; 5],
+    pub command: [String; 5],
     env: BTreeMap<String, String>,
 }
 

@@ -10,6 +10,7 @@ mod load;
 mod look;
 mod many;
 mod mig;
+mod pack;
 mod partitions;
 mod picture;
 mod programs;
@@ -65,7 +66,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'first-kernel', 'timeline', 'bind', 'many', 'gain', 'inference', 'recipes', 'programs', 'several', 'shared' (the default)
+    /// Everything but 'first-kernel', 'timeline', 'bind', 'many', 'gain', 'inference', 'recipes', 'programs', 'several', 'shared', 'pack' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -105,6 +106,8 @@ enum Part {
     Several,
     /// Jobs of a user on one GPU with shards: OpenMM without MPS, with one each, with one for all; joins and leaves (5 minutes)
     Shared,
+    /// 'mpsctl pack': 64 OpenMM commands of unlike length on all GPUs of the machine, -n auto against fixed numbers (5 minutes)
+    Pack,
     /// What status, report and explain show of clients, a killed one, one too many and an ended server
     Seen,
 }
@@ -130,7 +133,7 @@ const fn step(part: Part, name: &'static str, gpus: usize, act: Act) -> Step {
 }
 
 /// The first [`WHOLE`] are a whole run.
-const STEPS: [Step; 20] = [
+const STEPS: [Step; 21] = [
     step(Part::Job, "job", 1, job::run),
     step(Part::Partitions, "partitions", 1, partitions::run),
     step(Part::Pairs, "times", 0, bench::pairs),
@@ -151,6 +154,7 @@ const STEPS: [Step; 20] = [
     step(Part::Programs, "programs", 1, programs::run),
     step(Part::Several, "several", 2, load::several),
     step(Part::Shared, "shared", 1, shared::run),
+    step(Part::Pack, "pack", 1, pack::run),
 ];
 const WHOLE: usize = 10;
 

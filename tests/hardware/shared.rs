@@ -9,8 +9,8 @@ use ::tests::child;
 use ::tests::samples::in_turn;
 use ::tests::slurm::{Bed, Options, User};
 use anyhow::{Context, Result, bail};
-use mpsd::cli::sweep::outcome::{Outcome, Row};
-use mpsd::cli::sweep::plot;
+use runner::sweep::outcome::{Outcome, Row};
+use runner::sweep::plot;
 use serde_json::Value;
 
 use crate::job::Job;

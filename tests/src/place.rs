@@ -35,7 +35,14 @@ const STANDING: [&str; 6] = [
 /// The reports of jobs that have ended, and their users' copies, which lie in a tmpfs alone.
 const REPORTS: [&str; 2] = ["state/reports/", "run/reports"];
 const NODE: &str = "gpu001";
-const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
+const PROGRAMS: [&str; 6] = [
+    "mps-prologue",
+    "mps-epilogue",
+    "mpsd",
+    "mpsctl",
+    "mps-probe",
+    "mps-runner",
+];
 pub type Picture = BTreeMap<String, String>;
 
 /// A simulated node with the suite installed, whose jobs have their cgroups in a directory of its own.

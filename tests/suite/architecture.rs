@@ -16,12 +16,14 @@ const UNSAFE: [&str; 3] = [
     "mpsd/src/bin/mps-probe/cuda.rs",
 ];
 const SCHEDULERS: [&str; 3] = ["Slurm", "Torque", "OpenPbs"];
-const ROOTS: [&str; 11] = [
+const ROOTS: [&str; 13] = [
     "mpsd/core/src/lib.rs",
     "mpsd/src/lib.rs",
     "mpsd/src/main.rs",
     "mpsd/src/bin/mpsctl.rs",
     "mpsd/src/bin/mps-probe/main.rs",
+    "mpsd/runner/src/lib.rs",
+    "mpsd/runner/src/main.rs",
     "prologue/src/lib.rs",
     "prologue/src/main.rs",
     "epilogue/src/lib.rs",
@@ -30,7 +32,7 @@ const ROOTS: [&str; 11] = [
     "packaging/src/main.rs",
 ];
 /// What each shipped crate may depend on. The plugin runs inside Slurm's daemons, so its list is short on purpose.
-const DEPENDENCIES: [(&str, &str); 5] = [
+const DEPENDENCIES: [(&str, &str); 6] = [
     (
         "mpsd/core",
         "derive_more nix serde serde_json strsim thiserror toml",
@@ -40,8 +42,12 @@ const DEPENDENCIES: [(&str, &str); 5] = [
     ("epilogue", "clap mpsd mpsd-core"),
     (
         "mpsd",
-        "anstream anstyle clap cudarc derive_more indicatif landlock mpsd-core nix nvml-wrapper object plotters \
-         regex-lite rustix serde serde_json tar thiserror toml users",
+        "anstream anstyle clap cudarc derive_more landlock mpsd-core nix nvml-wrapper object rustix serde serde_json tar \
+         thiserror toml users",
+    ),
+    (
+        "mpsd/runner",
+        "clap indicatif mpsd mpsd-core nix plotters regex-lite serde serde_json",
     ),
 ];
 

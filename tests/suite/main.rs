@@ -22,6 +22,7 @@ mod metrics;
 mod mig;
 mod mpsctl;
 mod no_memory_told;
+mod pack;
 mod partitions;
 mod plans;
 mod reconcile;

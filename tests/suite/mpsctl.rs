@@ -126,11 +126,11 @@ fn an_unknown_option_is_refused_by_every_verb() {
         }
     }
     let mut all = Vec::new();
-    verbs(&mpsd::cli::mpsctl::command(), &[], &mut all);
+    verbs(&runner::command(), &[], &mut all);
     assert!(all.len() > 20, "{all:?}");
     for words in all {
         let words = [&words[..], &["--no-such-option", "--", "x"].map(str::to_owned)].concat();
-        let parsed = mpsd::cli::mpsctl::command().try_get_matches_from(&words);
+        let parsed = runner::command().try_get_matches_from(&words);
         let kind = parsed.expect_err("parsed").kind();
         assert_eq!(kind, clap::error::ErrorKind::UnknownArgument, "{words:?}");
     }

@@ -358,6 +358,6 @@ fn a_sweep_or_its_keeper_that_is_killed_leaves_nothing() {
     kill(copy.expect("a copy").parent, Signal::SIGKILL);
     let ran = ended(&bench, sweep);
     assert_eq!(ran.code, Some(1), "{ran:?}");
-    let told = "the process that started them ended by signal 9";
+    let told = "the process that started it ended by signal 9";
     assert!(ran.stdout.contains(told), "{ran:?}");
 }

@@ -19,12 +19,17 @@ use mpsd_core::record::{self, Daemon, Record, RecordRead, RecordState};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
 use std::path::{Path, PathBuf};
 
+/// A process, and the job that it asks about.
 #[derive(Clone, Copy, derive_more::Debug)]
 pub struct Caller<'a> {
+    /// The configuration.
     pub config: &'a Path,
+    /// The job that it names itself.
     pub job: Option<&'a str>,
+    /// Its environment.
     #[debug(skip)]
     pub env: Lookup<'a>,
+    /// Its user.
     pub uid: u32,
     /// It is the job's main shell, which has no rank: changes that need a rank are left out, not refused.
     pub main: bool,
@@ -38,6 +43,7 @@ pub fn own_variable(name: &str) -> Option<String> {
 pub const NO_JOB: &str = "this is no job: PBS_JOBID and SLURM_JOB_ID are not set";
 
 impl<'a> Caller<'a> {
+    /// This process.
     pub fn this(config: &'a Path, job: Option<&'a str>) -> Self {
         Self {
             config,
@@ -75,7 +81,7 @@ impl Caller<'_> {
     /// # Errors
     /// The job's MPS was refused (refusal) or did not start (undetermined), the caller's share of it is unknown (refusal),
     /// or there is neither a record nor a usable configuration (fault).
-    pub fn find(&self) -> Result<Attachment, Failure> {
+    pub(crate) fn find(&self) -> Result<Attachment, Failure> {
         match self.find_or_unread()? {
             Attachment::Unread(unread) => Err(unread.into()),
             found => Ok(found),
@@ -83,7 +89,7 @@ impl Caller<'_> {
     }
 
     /// The same, but an unreadable record is no error.
-    pub fn find_or_unread(&self) -> Result<Attachment, Failure> {
+    pub(crate) fn find_or_unread(&self) -> Result<Attachment, Failure> {
         let Some(job) = self.ids()?.pop() else {
             return Ok(Attachment::NO_JOB);
         };
@@ -107,8 +113,10 @@ impl Caller<'_> {
         }
     }
 
-    /// The record of the caller's job, if its MPS is ready, and the caller's rank. `None`: no job, or no MPS. Errors as
-    /// [`Caller::find`].
+    /// The record of the caller's job, if its MPS is ready, and the caller's rank. `None`: no job, or no MPS.
+    ///
+    /// # Errors
+    /// As [`Caller::find`].
     pub fn job_with_mps(&self) -> Result<Option<(Record, Task)>, Failure> {
         let (settings, broken) = self.settings();
         match (self.record(&settings)?, broken) {
@@ -135,7 +143,7 @@ impl Caller<'_> {
     }
 
     /// The partition of that name of the caller's job, and its lock file.
-    pub fn partition(&self, name: &str) -> Result<Option<(Partition, PathBuf)>, Failure> {
+    pub(crate) fn partition(&self, name: &str) -> Result<Option<(Partition, PathBuf)>, Failure> {
         let (settings, _) = self.settings();
         let Some((id, record)) = self.record(&settings)? else {
             return Ok(None);
@@ -145,14 +153,14 @@ impl Caller<'_> {
         Ok(own.map(|own| (own, settings.paths.job(&id).partitions_lock())))
     }
 
-    pub fn warnings(&self) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         let job = self.job_with_mps().ok().flatten();
         job.map_or(Vec::new(), |(record, _)| record.warnings)
     }
 
     /// That the job's list by local rank is shorter than the ranks of a launcher, for the first of them. Slurm's plugin says it of
     /// a step.
-    pub fn repeats(&self) -> Option<String> {
+    pub(crate) fn repeats(&self) -> Option<String> {
         let (rank, _) = environment::rank(self.env)?;
         let ranks = rank.of.filter(|_| rank.local == 0)?;
         let (record, _) = self.job_with_mps().ok()??;
@@ -161,7 +169,7 @@ impl Caller<'_> {
     }
 
     /// Whether the caller's MPS did not start, and only the node can be the cause.
-    pub fn failed_by_node(&self) -> bool {
+    pub(crate) fn failed_by_node(&self) -> bool {
         let (settings, _) = self.settings();
         let failed = |id: &JobId| {
             let read = record::look(&settings.paths.job(id).record());
@@ -170,6 +178,7 @@ impl Caller<'_> {
         self.ids().is_ok_and(|ids| ids.iter().any(failed))
     }
 
+    /// The job; `None`: this is none.
     pub fn job(&self) -> Option<JobId> {
         self.ids().ok()?.pop()
     }
@@ -200,7 +209,7 @@ impl Caller<'_> {
     }
 
     /// The settings, and why the configuration is unusable: then these are the usual ones. A missing file is no error.
-    pub(super) fn settings(&self) -> (Settings, Option<Fault>) {
+    pub fn settings(&self) -> (Settings, Option<Fault>) {
         let node = self.var("SLURMD_NODENAME").unwrap_or_else(|| ThisHost.name());
         match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {
             Ok(settings) => (settings, None),

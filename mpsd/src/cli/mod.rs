@@ -20,14 +20,15 @@ mod set;
 mod site;
 mod status;
 mod support;
-pub mod sweep;
 mod terminal;
 mod waiting;
 pub mod words;
 
 pub use crate::node::log::complain;
 use crate::node::real::RealNode;
+pub use attach::{Caller, NO_JOB};
 use mpsd_core::config::Settings;
+pub use terminal::say;
 
 /// Name of `mpsctl` in messages.
 pub const NAME: &str = "mpsctl";

@@ -15,7 +15,6 @@ use super::set::Set;
 use super::site::{Advertise, ConfigVerb, inventory};
 use super::status::Status;
 use super::support::{SupportBundle, SupportContext};
-use super::sweep::Sweep;
 use super::terminal::{say, say_checks, say_json};
 use super::waiting::{Idle, waiting};
 use super::words::words;
@@ -28,7 +27,10 @@ use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, S
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::{Failure, Refusal, Undetermined};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The user's and the administrator's tool for jobs with an NVIDIA MPS of their own.
 ///
@@ -70,11 +72,9 @@ enum Verb {
     /// 'mpsctl status' show the change.
     Set(Set),
     /// Run 1, 2, 4, 8 copies of a program with the job's MPS and without, and say what does best
-    ///
-    /// Each copy sees one of the job's GPUs, in turn, and has its share of the threads from its start. Ask for the job with --mps
-    /// alone: a client can only lower a share that the job has. Each run ends all processes that its copies have started, also
-    /// if the sweep is interrupted or killed.
-    Sweep(Sweep),
+    Sweep(ForRunner),
+    /// Run the commands of a file on the job's GPUs under its MPS, as many at once as do best
+    Pack(ForRunner),
     /// Print root's reports of jobs that have ended on this node
     ///
     /// With a job: its reports, in words, for root, and until the node's next boot for the job's user. Without: a summary of
@@ -134,6 +134,14 @@ enum Verb {
     SupportBundle(SupportBundle),
 }
 
+/// The words of a verb that `mps-runner` reads: what root calls needs neither plots nor progress bars.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+struct ForRunner {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    words: Vec<OsString>,
+}
+
 /// The command line's definition: for help, manual pages and completions alike.
 pub fn command() -> clap::Command {
     let command = Arguments::command().subcommands(ADMIN_VERBS.iter().map(|verbs| (verbs.command)()));
@@ -166,21 +174,26 @@ fn wants_json(matches: &ArgMatches) -> bool {
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
     let mut json = false;
-    parse_and_run(&mut json).unwrap_or_else(|VerbError { line, code }| {
-        complain(NAME, &line);
-        if json {
-            say_json(&error_json(&line, code.into()));
-        }
-        code
+    parse_and_run(&mut json).unwrap_or_else(|failure| {
+        tell(&failure, json);
+        failure.code
     })
+}
+
+/// Tells why a verb did not do its work: a line on standard error, and an object if that was asked for.
+pub fn tell(VerbError { line, code }: &VerbError, json: bool) {
+    complain(NAME, line);
+    if json {
+        say_json(&error_json(line, i32::from(*code)));
+    }
 }
 
 fn error_json(line: &str, code: i32) -> serde_json::Value {
     serde_json::json!({"error": line, "exit_status": code})
 }
 
-/// Of a command line that clap could not read.
-fn say_usage_error(error: &clap::Error) {
+/// Says on standard output what its reader needs to know of a command line that clap could not read.
+pub fn say_usage_error(error: &clap::Error) {
     say(Env::of_unread(std::env::args_os()));
     if std::env::args_os()
         .take_while(|word| word != "--")
@@ -232,7 +245,7 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
         }
         Verb::Status(verb) => Ok(verb.run(&Caller::this(config, verb.job.as_deref()), &daemon()?)?),
         Verb::Set(verb) => print(&verb.run(&Caller::this(config, verb.job.as_deref()))?),
-        Verb::Sweep(verb) => verb.run(&Caller::this(config, verb.job.as_deref()), &daemon()?),
+        Verb::Sweep(_) | Verb::Pack(_) => Err(become_runner()?),
         Verb::Report(verb) => verb.run(&settings(config, &host_or(verb.node.as_ref()))?),
         Verb::Selftest(verb) => Ok(verb.run(&Caller::this(config, None), &programs()?)?),
         Verb::Metrics(verb) => {
@@ -285,6 +298,20 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
         Verb::Explain(verb) => print(&verb.run(json)?),
         Verb::Advertise(verb) => print(&verb.run(config, &ThisHost.name(), &daemon()?, json)?),
     }
+}
+
+/// Turns this process into `mps-runner` with the same words; returns only on failure.
+fn become_runner() -> Result<VerbError, Failure> {
+    let program = programs()?.join("mps-runner");
+    let error = Command::new(&program).args(std::env::args_os().skip(1)).exec();
+    let line = format!(
+        "cannot run '{}': {error}; install the package mpsd again",
+        program.display()
+    );
+    Ok(VerbError {
+        line,
+        code: EXIT_NODE,
+    })
 }
 
 fn print(text: &str) -> Result<u8, VerbError> {

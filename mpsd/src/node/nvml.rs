@@ -241,6 +241,12 @@ impl Nvml {
         Ok(merged(&plain, &clients))
     }
 
+    /// What `gpu` draws, milliwatts.
+    pub fn power(&self, gpu: &GpuUuid) -> Result<u32, NvmlError> {
+        let power = self.device(gpu)?.power_usage();
+        power.of_device("nvmlDeviceGetPowerUsage", gpu)
+    }
+
     /// The first look at `gpu`, which takes NVML 7 ms. The first question reports a failure.
     pub fn attach(&self, gpu: &GpuUuid) {
         let _ = self.device(gpu);

@@ -36,8 +36,9 @@ const GRACE: Duration = Duration::from_millis(200);
 const MODPROBE: &str = "/usr/bin/nvidia-modprobe";
 const MODPROBE_TIME: Duration = Duration::from_secs(5);
 
+/// What the worker can be asked.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Question {
+pub enum Question {
     /// All GPUs: an [`mpsd_core::Inventory`].
     Inventory,
     /// The compute mode of a GPU: a [`ComputeMode`].
@@ -48,6 +49,8 @@ pub(crate) enum Question {
     Driver,
     /// The processes on a GPU: [`mpsd_core::gpu::GpuProcess`]es.
     Processes(GpuUuid),
+    /// What a GPU draws, milliwatts: a `u32`.
+    Power(GpuUuid),
     /// No answer: NVML takes 7 ms for its first question about a GPU, so that it does now.
     Attach(GpuUuid),
 }
@@ -95,12 +98,14 @@ fn answer(nvml: &Result<Nvml, NvmlError>, question: Question) -> serde_json::Res
         (Ok(nvml), Question::SetMode(gpu, mode)) => serde_json::to_string(&nvml.set_compute_mode(&gpu, mode)),
         (Ok(nvml), Question::Driver) => serde_json::to_string(&nvml.driver()),
         (Ok(nvml), Question::Processes(gpu)) => serde_json::to_string(&nvml.processes(&gpu)),
+        (Ok(nvml), Question::Power(gpu)) => serde_json::to_string(&nvml.power(&gpu)),
     };
     text.map(Some)
 }
 
+/// A worker and the line to it.
 #[derive(Debug)]
-pub(crate) struct NvmlWorker {
+pub struct NvmlWorker {
     child: Child,
     stream: UnixStream,
     pub(super) limit: Duration,
@@ -138,7 +143,7 @@ impl NvmlWorker {
     }
 
     /// Has NVML look at `gpus` before anything is asked about them. What fails is told by the first question.
-    pub fn attach(&mut self, gpus: &[GpuUuid]) {
+    pub(crate) fn attach(&mut self, gpus: &[GpuUuid]) {
         for gpu in gpus {
             let question = serde_json::to_string(&Question::Attach(gpu.clone()));
             let _ = writeln!(self.stream, "{}", question.unwrap_or_default());
@@ -146,15 +151,17 @@ impl NvmlWorker {
     }
 
     /// The process, if it gave no answer in its time.
-    pub fn silent(&self) -> Option<ProcessId> {
+    pub(crate) fn silent(&self) -> Option<ProcessId> {
         self.child.id().filter(|_| self.silent)
     }
 
     /// Kills it without waiting for its end: the driver needs some milliseconds to let go of it. Dropping it waits.
-    pub fn dismiss(&mut self) {
+    pub(crate) fn dismiss(&mut self) {
         self.child.signal(Signal::SIGKILL);
     }
 
+    /// # Errors
+    /// There is no answer, or NVML says why there is none.
     pub fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
         let lost = |why: String| Failure::from(Undetermined::new(WORKER, why));
         let mut line = serde_json::to_string(question).map_err(|e| lost(e.to_string()))?;

@@ -13,14 +13,15 @@ use nix::fcntl::OFlag;
 use nix::sys::signal::Signal;
 use nix::unistd::pipe2;
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 const GRACE: Duration = Duration::from_secs(2);
 const AFTER_KILL: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(10);
-const MOST_ANSWER: usize = 4 << 20;
+const MOST_ANSWER: usize = 64 << 10;
 
+/// A keeper and what it keeps.
 #[derive(Debug)]
 pub struct Family {
     keeper: Child,
@@ -29,14 +30,25 @@ pub struct Family {
     leash: Option<OwnedFd>,
 }
 
+/// Orphans below this process become its children.
+///
+/// # Errors
+/// The kernel has no such thing (before Linux 3.4).
 pub fn adopt_orphans() -> Result<(), Errno> {
     nix::sys::prctl::set_child_subreaper(true)
 }
 
 impl Family {
-    /// Starts a keeper that does `work` in a session of its own. `work` returns when it is done, or when the descriptor
-    /// that it gets becomes readable: then everything is to end.
-    pub fn start(work: impl FnOnce(BorrowedFd<'_>) -> Vec<u8>) -> Result<Self, Errno> {
+    /// Starts a keeper that does `work` in a session of its own, and has no descriptor of ours but those `kept`: another's
+    /// leash would keep that one from ending with us. `work` returns when it is done, or when the descriptor that it gets
+    /// becomes readable: then everything is to end.
+    ///
+    /// # Errors
+    /// There is no process or no pipe to be had.
+    pub fn start(
+        kept: &[BorrowedFd<'_>],
+        work: impl FnOnce(BorrowedFd<'_>) -> Vec<u8>,
+    ) -> Result<Self, Errno> {
         let (tied, leash) = pipe2(OFlag::O_CLOEXEC)?;
         let (answer, writer) = Output::pipe()?;
         match raw::fork()? {
@@ -46,19 +58,27 @@ impl Family {
                 leash: Some(leash),
             }),
             None => {
-                drop((leash, answer));
-                let bytes = in_session(|| adopt_orphans().is_ok(), || work(tied.as_fd()));
+                let mut keep: Vec<RawFd> = kept.iter().map(|fd| fd.as_raw_fd()).collect();
+                keep.extend([tied.as_raw_fd(), writer.as_raw_fd()]);
+                keep.sort_unstable();
+                let prepare = || {
+                    raw::close_all_except(&keep);
+                    adopt_orphans().is_ok()
+                };
+                let bytes = in_session(prepare, || work(tied.as_fd()));
                 end_descendants();
                 answer_and_exit(&writer.into(), bytes)
             }
         }
     }
 
-    /// Waits until the work is done, one of `others` is readable, or for `turn`. Returns the work's answer, or a lost
-    /// keeper's end.
-    pub fn wait(&mut self, others: &[BorrowedFd<'_>], turn: Duration) -> Option<Result<Vec<u8>, Exit>> {
-        let watched = others.iter().copied().chain(self.answer.source());
-        self.keeper.wait_with(watched, Deadline::after(turn));
+    /// Readable when there is something for [`Family::try_end`].
+    pub fn source(&self) -> Option<BorrowedFd<'_>> {
+        self.answer.source()
+    }
+
+    /// The work's answer once it is done, or a lost keeper's end.
+    pub fn try_end(&mut self) -> Option<Result<Vec<u8>, Exit>> {
         let ended = self.keeper.try_wait();
         if !self.answer.read(MOST_ANSWER) {
             self.answer.bytes.truncate(MOST_ANSWER);
@@ -69,16 +89,23 @@ impl Family {
         })
     }
 
-    pub fn members(&self) -> Vec<i32> {
-        let table = ProcessTable::scan().unwrap_or_default();
-        let all = table.descendants(self.keeper.pid());
-        all.iter().map(|entry| entry.stat.id.pid).collect()
+    /// Tells the keeper to end everything, and does not wait for that.
+    pub fn let_go(&mut self) {
+        drop(self.leash.take());
     }
+}
+
+/// The pids of the processes that each of `families` keeps, at one moment.
+pub fn members<'a>(families: impl IntoIterator<Item = &'a Family>) -> Vec<Vec<i32>> {
+    let table = ProcessTable::scan().unwrap_or_default();
+    let of = |family: &Family| table.descendants(family.keeper.pid());
+    let pids = |family| of(family).iter().map(|entry| entry.stat.id.pid).collect();
+    families.into_iter().map(pids).collect()
 }
 
 impl Drop for Family {
     fn drop(&mut self) {
-        drop(self.leash.take());
+        self.let_go();
         let patience = Deadline::after(GRACE + AFTER_KILL + AFTER_KILL);
         if self.keeper.wait(patience) != Some(Exit::Code(0)) {
             self.keeper.kill(Deadline::after(AFTER_KILL));
@@ -87,17 +114,19 @@ impl Drop for Family {
     }
 }
 
+/// Waits for those of our children that have ended, and says how.
 pub fn reap_ended() -> Vec<(i32, Exit)> {
     std::iter::from_fn(|| raw::reap(None).ok().flatten()).collect()
 }
 
 /// Ends all processes below this one: SIGTERM, then SIGKILL to those that are left, and to what they have started since.
-pub fn end_descendants() {
+/// Returns how our children among them ended.
+pub fn end_descendants() -> Vec<(i32, Exit)> {
     let (polite, patience) = (Deadline::after(GRACE), Deadline::after(GRACE + AFTER_KILL));
     let own = nix::unistd::getpid().as_raw();
-    let mut signalled = BTreeSet::new();
+    let (mut signalled, mut ended) = (BTreeSet::new(), Vec::new());
     loop {
-        reap_ended();
+        ended.extend(reap_ended());
         let table = ProcessTable::scan();
         let mut alive = table
             .as_ref()
@@ -106,8 +135,8 @@ pub fn end_descendants() {
             !matches!(entry.stat.state, State::Defunct | State::Dead) || entry.stat.threads > 1
         });
         if alive.is_empty() && table.is_some() {
-            reap_ended();
-            return;
+            ended.extend(reap_ended());
+            return ended;
         }
         for entry in alive {
             let id = entry.stat.id;
@@ -121,7 +150,7 @@ pub fn end_descendants() {
             }
         }
         if !patience.sleep(PAUSE) {
-            return;
+            return ended;
         }
     }
 }

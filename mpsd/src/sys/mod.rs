@@ -6,7 +6,7 @@
 pub(crate) mod cgroup;
 pub(crate) mod confine;
 pub mod descriptors;
-pub(crate) mod family;
+pub mod family;
 pub(crate) mod files;
 pub mod guard;
 pub mod priority;

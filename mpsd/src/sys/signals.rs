@@ -5,8 +5,9 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::os::fd::{AsFd, BorrowedFd};
 
+/// Signals that are blocked while this exists.
 #[derive(Debug)]
-pub(crate) struct Signals {
+pub struct Signals {
     fd: SignalFd,
     found: SigSet,
 }
@@ -17,6 +18,9 @@ pub use super::raw::reset_signals_of as start_fresh;
 impl Signals {
     /// Blocks these signals in this thread. An ignored one stays ignored and never arrives; an ignored SIGCHLD reaps
     /// children.
+    ///
+    /// # Errors
+    /// There is no descriptor to be had.
     pub fn block(signals: &[Signal]) -> Result<Self, Errno> {
         let mut set = SigSet::empty();
         for signal in signals {
@@ -27,10 +31,15 @@ impl Signals {
         Ok(Self { fd, found })
     }
 
+    /// Readable when one has arrived.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
+    /// The next one that has arrived.
+    ///
+    /// # Errors
+    /// The descriptor cannot be read.
     pub fn read(&self) -> Result<Option<Signal>, Errno> {
         loop {
             match self.fd.read_signal() {

@@ -16,7 +16,7 @@ pub struct Program {
 /// All programs that are installed.
 pub fn all() -> Vec<Program> {
     let all = [
-        ("mpsctl", "1", mpsd::cli::mpsctl::command()),
+        ("mpsctl", "1", runner::command()),
         ("mps-probe", "1", mpsd::cli::programs::Probe::command()),
         ("mps-prologue", "8", prologue::Arguments::command()),
         ("mps-epilogue", "8", epilogue::Arguments::command()),

@@ -12,7 +12,7 @@ use crate::command::{command, wrote};
 use crate::install;
 
 pub const PROGRAMS: [&str; 5] = ["mpsd", "mpsctl", "mps-probe", "mps-prologue", "mps-epilogue"];
-const SHIPPED: &str = "-p mpsd -p prologue -p epilogue -p spank";
+const SHIPPED: &str = "-p mpsd -p runner -p prologue -p epilogue -p spank";
 
 /// Newest version of the C library that a program may ask for: RHEL 8's, older than Debian 11's and Ubuntu 20.04's.
 pub const GLIBC: (u32, u32) = (2, 28);

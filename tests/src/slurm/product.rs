@@ -11,7 +11,14 @@ use super::host::program_beside;
 use super::stamp;
 use crate::double::copy_program;
 
-const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
+const PROGRAMS: [&str; 6] = [
+    "mps-prologue",
+    "mps-epilogue",
+    "mpsd",
+    "mpsctl",
+    "mps-probe",
+    "mps-runner",
+];
 
 pub const PLUGIN: &str = "libspank_mps.so";
 

@@ -1,18 +1,18 @@
-//! Where each copy runs: its GPU, under the job's MPS or without it.
+//! Where a command runs: its GPU, under the job's MPS or without it.
 
-use super::configuration::Share;
-use crate::cli::attach::{Caller, NO_JOB};
+use mpsd::cli::{Caller, NO_JOB};
 use mpsd_core::bind::{Bind, BindMode, DeviceNames};
 use mpsd_core::environment::{
     Change, JOB, LOG_DIRECTORY, MEMORY, PIPE_DIRECTORY, THREADS, Task, VISIBLE_DEVICES, strip_inherited,
     task_environment,
 };
+use mpsd_core::limits::Percent;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::Record;
 use mpsd_core::{Failure, GpuUuid, Refusal};
 use std::path::PathBuf;
 
-/// The job as the sweep finds it.
+/// The job, and what its commands need to know of it.
 #[derive(Debug)]
 pub struct Places {
     with_mps: Option<(Record, Task)>,
@@ -25,8 +25,9 @@ pub struct Places {
 }
 
 impl Places {
-    pub fn of(caller: &Caller<'_>) -> Result<Self, Failure> {
-        let no_job = || Refusal::new("sweep", NO_JOB, "a job with GPUs");
+    /// The job of `verb`.
+    pub fn of(caller: &Caller<'_>, verb: &str) -> Result<Self, Failure> {
+        let no_job = || Refusal::new(verb, NO_JOB, "a job with GPUs");
         let job = caller.job().ok_or_else(no_job)?;
         let (settings, _) = caller.settings();
         let jobs = settings.paths.jobs();
@@ -39,7 +40,7 @@ impl Places {
         };
         places.gpus = match &places.with_mps {
             Some((record, _)) => {
-                unlimited(record)?;
+                undivided(record)?;
                 places.visible_gpus(record.gpus.len())?
             }
             None => {
@@ -65,31 +66,53 @@ impl Places {
         self.with_mps.as_ref().is_some_and(|(record, _)| record.exclusive)
     }
 
-    pub fn environments(&self, clients: u32, share: Option<Share>) -> Result<Vec<Vec<Change>>, Refusal> {
-        let one = |copy| match share {
-            None => self.without(copy),
-            Some(share) => self.under(copy, clients, share),
-        };
-        (0..clients).map(one).collect()
+    /// The number of the job's GPUs that this process sees.
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.gpus.len()).unwrap_or(1).max(1)
     }
 
     /// The most of `clients` that are on one GPU.
     pub fn on_a_gpu(&self, clients: u32) -> u32 {
-        clients.div_ceil(u32::try_from(self.gpus.len()).unwrap_or(1).max(1))
+        clients.div_ceil(self.count())
     }
 
-    fn under(&self, copy: u32, clients: u32, share: Share) -> Result<Vec<Change>, Refusal> {
-        let mut changes = self.bound(copy, None)?;
-        changes.retain(|change| change.name != THREADS);
-        let percent = share.of(self.on_a_gpu(clients));
-        let value = percent.map(|percent| percent.to_string());
-        changes.push(Change { name: THREADS, value });
+    /// Fails if the job's MPS gives its clients a share of its own: a client can only lower that, and all figures would be wrong.
+    pub fn must_be_unlimited(&self) -> Result<(), Refusal> {
+        self.with_mps
+            .as_ref()
+            .map_or(Ok(()), |(record, _)| unlimited(record))
+    }
+
+    /// What attaches a command on the GPU of this number to the job's MPS, with these limits. In a job without MPS, what
+    /// [`Places::without`] gives.
+    pub fn under(
+        &self,
+        gpu: u32,
+        threads: Option<Percent>,
+        memory_mib: Option<u64>,
+    ) -> Result<Vec<Change>, Refusal> {
+        if !self.has_mps() {
+            return self.without(gpu);
+        }
+        let mut changes = self.bound(gpu, None)?;
+        let uuid = self.gpus.get(gpu as usize % self.gpus.len().max(1));
+        let uuid = uuid.and_then(|uuid| GpuUuid::parse(uuid).ok());
+        let memory = uuid
+            .zip(memory_mib)
+            .map(|(uuid, mib)| format!("{}={mib}M", uuid.in_limits()));
+        let threads = threads.map(|percent| percent.to_string());
+        for (name, value) in [(THREADS, threads), (MEMORY, memory)] {
+            if value.is_some() {
+                changes.retain(|change| change.name != name);
+                changes.push(Change { name, value });
+            }
+        }
         Ok(changes)
     }
 
     /// As the plugin or `mpsctl exec` would attach the task of that rank, bound to one GPU in turn.
     fn bound(&self, copy: u32, names: Option<DeviceNames>) -> Result<Vec<Change>, Refusal> {
-        let no_mps = || Refusal::new("sweep", "the job has no MPS", "");
+        let no_mps = || Refusal::new("job", "it has no MPS", "");
         let (record, task) = self.with_mps.as_ref().ok_or_else(no_mps)?;
         let record = Record {
             bind: Some(Bind::of(BindMode::Cyclic)),
@@ -108,7 +131,8 @@ impl Places {
         task_environment(&record, &task)
     }
 
-    fn without(&self, copy: u32) -> Result<Vec<Change>, Refusal> {
+    /// What a command outside the job's MPS needs, on the GPU of this number.
+    pub fn without(&self, copy: u32) -> Result<Vec<Change>, Refusal> {
         let mut changes = self.inherited.clone();
         changes.extend([THREADS, MEMORY, LOG_DIRECTORY, JOB].map(|name| Change { name, value: None }));
         let nowhere = Some(self.nowhere.display().to_string());
@@ -162,18 +186,27 @@ fn value(changes: &[Change], name: &str) -> Option<String> {
     changes.iter().find(|change| change.name == name)?.value.clone()
 }
 
-/// A client can only lower its job's limits: all figures of a job with a share of its own would be wrong.
 fn unlimited(record: &Record) -> Result<(), Refusal> {
     let of_daemon = record.daemons.iter().filter_map(|daemon| daemon.threads);
     let lowest = of_daemon.chain(record.rank_threads.iter().copied()).min();
-    let partitions = record.daemons.iter().any(|daemon| !daemon.partitions.is_empty());
-    let why = match lowest {
-        _ if partitions => "its MPS gives each rank multiprocessors of its own".to_owned(),
-        Some(percent) => {
-            format!("its MPS gives each client {percent} % of the threads, and a client can only lower that")
-        }
-        None => return Ok(()),
-    };
+    let Some(percent) = lowest else { return Ok(()) };
+    let why =
+        format!("its MPS gives each client {percent} % of the threads, and a client can only lower that");
+    refused(record, why)
+}
+
+/// Only a rank has a partition, and a command is none.
+fn undivided(record: &Record) -> Result<(), Refusal> {
+    match record.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
+        true => refused(
+            record,
+            "its MPS gives each rank multiprocessors of its own".to_owned(),
+        ),
+        false => Ok(()),
+    }
+}
+
+fn refused(record: &Record, why: String) -> Result<(), Refusal> {
     let allowed = "a job with --mps (MPS=true) and no share of its own";
     Err(Refusal::new(format!("job {}", record.job), why, allowed))
 }
@@ -225,10 +258,12 @@ mod tests {
         }
     }
 
-    fn visible(places: &Places, clients: u32, share: Option<Share>) -> Vec<String> {
-        let all = places.environments(clients, share).unwrap();
-        all.iter()
-            .map(|changes| value(changes, VISIBLE_DEVICES).unwrap_or_default())
+    fn visible(places: &Places, clients: u32, mps: bool) -> Vec<String> {
+        let all = (0..clients).map(|gpu| match mps {
+            true => places.under(gpu, None, None),
+            false => places.without(gpu),
+        });
+        all.map(|changes| value(&changes.unwrap(), VISIBLE_DEVICES).unwrap_or_default())
             .collect()
     }
 
@@ -236,10 +271,12 @@ mod tests {
     fn copies_are_bound_in_turn_with_mps_and_without() {
         let places = places(DeviceNames::Uuid, 2);
         let (one, two) = ("GPU-00000001", "GPU-00000002");
-        let auto = Some(Share::Auto);
-        assert_eq!(visible(&places, 3, auto), [one, two, one]);
-        assert_eq!(visible(&places, 3, None), [one, two, one]);
-        let without = places.environments(1, None).unwrap().remove(0);
+        assert_eq!(visible(&places, 3, true), [one, two, one]);
+        assert_eq!(visible(&places, 3, false), [one, two, one]);
+        let limits = places.under(1, Percent::from_tenths(125), Some(4096)).unwrap();
+        assert_eq!(value(&limits, THREADS).as_deref(), Some("12.5"));
+        assert_eq!(value(&limits, MEMORY).as_deref(), Some("GPU-00000002=4096M"));
+        let without = places.without(0).unwrap();
         let pipe = value(&without, PIPE_DIRECTORY);
         assert_eq!(
             pipe.as_deref(),
@@ -251,11 +288,11 @@ mod tests {
     #[test]
     fn a_program_that_reads_numbers_gets_numbers_without_mps_too() {
         let places = places(DeviceNames::Ordinal, 2);
+        assert_eq!(visible(&places, 2, true), ["0", "1"], "the daemon's own");
         assert_eq!(
-            visible(&places, 2, Some(Share::None)),
-            ["0", "1"],
-            "the daemon's own"
+            visible(&places, 2, false),
+            ["1", "2"],
+            "as CUDA counts without it"
         );
-        assert_eq!(visible(&places, 2, None), ["1", "2"], "as CUDA counts without it");
     }
 }

@@ -1,6 +1,7 @@
 //! The result of a sweep: a table with bars, JSON, and advice.
 
-use super::configuration::{Configuration, Share, label};
+use super::configuration::{Configuration, label};
+use crate::share::Share;
 use mpsd_core::text::count;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -212,14 +213,28 @@ impl Outcome {
                 .filter(|row| row.clients == clients && row.mps == mps);
             rows.find_map(|row| row.throughput)
         };
-        let single = rate_of(1, false).or(rate_of(1, true));
-        if best.clients == 1 || single.is_some_and(|single| rate < single * NO_GAIN) {
+        // One on each GPU, where that was measured.
+        let one = self
+            .counts()
+            .into_iter()
+            .find(|clients| *clients == self.gpus)
+            .unwrap_or(1);
+        let (bare, single) = (rate_of(one, false), rate_of(one, false).or(rate_of(one, true)));
+        if best.clients <= one || single.is_some_and(|single| rate < single * NO_GAIN) {
             return "MPS brings this program nothing here: run one client at a time, or fewer on each GPU"
                 .to_owned();
         }
         let mut line = format!("{}, {}", count(best.clients.into(), "client"), self.request(best));
         let gains = [
-            (single, "one after another".to_owned()),
+            (
+                single,
+                if bare.is_some() {
+                    "one after another"
+                } else {
+                    "one after another under MPS"
+                }
+                .to_owned(),
+            ),
             (
                 rate_of(best.clients, false),
                 format!("the same {} without MPS", best.clients),
@@ -270,7 +285,7 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::sweep::plot;
+    use crate::sweep::plot;
 
     /// Rows from `(clients, threads, throughput)`; no threads: without MPS.
     fn outcome(rows: &[(u32, Option<&str>, f64)]) -> Outcome {
@@ -308,7 +323,7 @@ mod tests {
         let two = [(2, Some("none"), 29.8), (2, Some("25"), 30.0)];
         let close = [ONE, two[0], two[1], (4, Some("none"), 30.1)];
         let gain = "8 clients, --mps --mps-threads=auto: 2.7 × one after another, 4.0 × the same 8 without MPS; memory allows 18";
-        let share = "4 clients, --mps --mps-threads=25: 3.0 × one after another; memory allows 18; more may be better still (--clients 8)";
+        let share = "4 clients, --mps --mps-threads=25: 3.0 × one after another under MPS; memory allows 18; more may be better still (--clients 8)";
         for (rows, line) in [
             (&issue[..], gain),
             (&[ONE, (4, Some("none"), 20.0), (4, Some("100/n"), 30.0)], share),

@@ -1,35 +1,28 @@
 //! `mpsctl sweep -- COMMAND`: how many copies of the user's own command do best on the job's GPUs, and with which share.
 
 mod configuration;
-mod copies;
 mod measure;
 mod metric;
 pub mod outcome;
-mod places;
 pub mod plot;
 
-use super::attach::Caller;
-use super::terminal::say;
-use super::{NAME, complain};
-use crate::scheduler::setup::VerbError;
-use crate::sys::family;
-use crate::sys::signals::Signals;
-use configuration::{Configuration, Share};
-use copies::Bench;
+use crate::gpus::Gpus;
+use crate::places::Places;
+use crate::setting::{Setting, code_of, of_node};
+use crate::share::Share;
+use configuration::Configuration;
 use indicatif::{ProgressBar, ProgressStyle};
-use measure::{MeasureError, Memory};
+use measure::{Bench, MeasureError};
 use metric::Metric;
-use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED};
+use mpsd::cli::{Caller, NAME, complain, say};
+use mpsd::scheduler::setup::VerbError;
+use mpsd_core::failure::EXIT_REFUSED;
 use nix::sys::signal::Signal;
 use outcome::{Outcome, Row};
-use places::Places;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
-
-/// A shell's exit code for a command that a signal ended, less the signal's number.
-const BY_SIGNAL: u8 = 128;
 
 /// `mpsctl sweep`.
 #[derive(Debug, Clone, clap::Args)]
@@ -60,7 +53,7 @@ pub struct Sweep {
     only_mps: bool,
     /// One JSON object instead of the table
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     /// Write the plot to FILE, as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -70,38 +63,45 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Runs it, prints the result, and returns the exit code. `daemon` is the program `mpsd`, which asks NVML.
-    pub(super) fn run(&self, caller: &Caller<'_>, daemon: &Path) -> Result<u8, VerbError> {
-        let places = Places::of(caller)?;
-        let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
-        let signals = Signals::block(&signals).map_err(|errno| node_error(format!("signals: {errno}")))?;
-        family::adopt_orphans().map_err(|errno| node_error(format!("orphans: {errno}")))?;
+    /// Runs it, prints the result, and returns the exit code.
+    pub(super) fn run(&self, caller: &Caller<'_>, setting: &Setting) -> Result<u8, VerbError> {
+        let places = Places::of(caller, "sweep")?;
+        places.must_be_unlimited().map_err(mpsd_core::Failure::from)?;
         let bench = Bench {
             command: &self.command,
             metric: self.metric.as_ref(),
             limit: self.seconds.map(|seconds| Duration::from_secs(seconds.into())),
         };
-        let mut memory = Memory::of(&places.gpus, daemon, &caller.settings().0.nvml);
-        let mut outcome = self.outcome(&places, memory.as_ref(), (caller.env)("PBS_JOBID").is_some());
-        let interrupted = self.measure_all(&bench, &places, &signals, &mut memory, &mut outcome);
-        drop(memory);
-        family::end_descendants();
+        let mut gpus = Gpus::of(&places.gpus, &setting.daemon, &caller.settings().0.nvml);
+        let mut outcome = self.outcome(&places, gpus.as_ref(), (caller.env)("PBS_JOBID").is_some());
+        let interrupted = self.measure_all(&bench, &places, setting, &mut gpus, &mut outcome);
         self.print(&outcome)?;
         if let Err(signal) = interrupted {
             let line = format!("sweep: ended by {signal}; every copy of the command has been ended");
             complain(NAME, &line);
-            return Ok(BY_SIGNAL.saturating_add(signal as i32 as u8));
+            return Ok(code_of(signal));
         }
         let any = outcome.rows.iter().any(|row| row.throughput.is_some());
         Ok(if any { 0 } else { EXIT_REFUSED })
     }
 
-    fn outcome(&self, places: &Places, memory: Option<&Memory>, pbs: bool) -> Outcome {
+    /// Whether it compares with runs without MPS.
+    fn compares(&self, places: &Places) -> bool {
+        !self.only_mps && !places.is_exclusive()
+    }
+
+    /// The numbers of clients. On an exclusive GPU one client at a time on each is what the others are compared with.
+    fn counts(&self, places: &Places) -> BTreeSet<u32> {
+        let one = (places.is_exclusive() && !self.only_mps).then(|| places.count());
+        self.clients.iter().copied().chain(one).collect()
+    }
+
+    fn outcome(&self, places: &Places, gpus: Option<&Gpus>, pbs: bool) -> Outcome {
         let mut notes = Vec::new();
         if places.is_exclusive() && !self.only_mps {
             notes.push(
-                "without MPS left out: the job made its GPUs exclusive, and nothing runs there outside its MPS (a site that \
-                 sets compute_mode = \"keep\" can compare)"
+                "the job made its GPUs exclusive, and its MPS server holds them: nothing runs there outside its MPS, so \"one after \
+                 another\" is one client at a time under MPS (a site that sets compute_mode = \"keep\" can compare without MPS)"
                     .to_owned(),
             );
         }
@@ -115,8 +115,8 @@ impl Sweep {
         let unit = self.metric.as_ref().map_or("completions an hour", Metric::unit);
         Outcome {
             unit: unit.to_owned(),
-            gpus: u32::try_from(places.gpus.len()).unwrap_or(1).max(1),
-            gpu_memory_mib: memory.and_then(|memory| memory.total_mib),
+            gpus: places.count(),
+            gpu_memory_mib: gpus.and_then(|gpus| gpus.total_mib),
             most_clients: places.most_clients(),
             pbs,
             rows: Vec::new(),
@@ -128,23 +128,21 @@ impl Sweep {
         &self,
         bench: &Bench<'_>,
         places: &Places,
-        signals: &Signals,
-        memory: &mut Option<Memory>,
+        setting: &Setting,
+        gpus: &mut Option<Gpus>,
         outcome: &mut Outcome,
     ) -> Result<(), Signal> {
-        let bare = !self.only_mps && !places.is_exclusive();
-        let mut shares: Vec<Option<Share>> = bare.then_some(None).into_iter().collect();
+        let mut shares: Vec<Option<Share>> = self.compares(places).then_some(None).into_iter().collect();
         if places.has_mps() {
             shares.extend(self.threads.iter().copied().map(Some));
         }
-        let counts: BTreeSet<u32> = self.clients.iter().copied().collect();
         let of = |clients| {
             shares.iter().map(move |share| Configuration {
                 clients,
                 share: *share,
             })
         };
-        let all: Vec<Configuration> = counts.into_iter().flat_map(of).collect();
+        let all: Vec<Configuration> = self.counts(places).into_iter().flat_map(of).collect();
         let row = |what: &Configuration| Row::of(*what, places.on_a_gpu(what.clients));
         outcome.rows = all.iter().map(row).collect();
         let same: Vec<Configuration> = all
@@ -159,7 +157,7 @@ impl Sweep {
             // With the same share, as many clients or more would fail too.
             let fails = |failed: &Configuration| failed.share == what.share && failed.clients <= what.clients;
             if same[at] == what && !broken.iter().any(fails) {
-                match measure::measure(bench, places, what, signals, memory, &bar) {
+                match measure::measure(bench, places, what, setting, gpus, &bar) {
                     Ok((throughput, memory_mib)) => {
                         tell(&bar, &format!("{what}: {throughput:.2} {}", outcome.unit));
                         outcome.rows[at].add(throughput, memory_mib);
@@ -195,24 +193,19 @@ impl Sweep {
         if let Some(file) = &self.svg {
             let command: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
             let title = mpsd_core::text::one_line(&command.join(" "), 60);
-            let text = plot::svg(outcome, &title).map_err(|why| node_error(format!("plot: {why}")))?;
-            let unwritable = |error| node_error(format!("cannot write '{}': {error}", file.display()));
+            let text = plot::svg(outcome, &title).map_err(|why| of_node(format!("plot: {why}")))?;
+            let unwritable = |error| of_node(format!("cannot write '{}': {error}", file.display()));
             std::fs::write(file, text).map_err(unwritable)?;
         }
         if !self.json {
             say(&outcome.text());
             return Ok(());
         }
-        let mut value = serde_json::to_value(outcome).map_err(|error| node_error(error.to_string()))?;
+        let mut value = serde_json::to_value(outcome).map_err(|error| of_node(error.to_string()))?;
         value["advice"] = outcome.advice().into();
         say(&format!("{value:#}\n"));
         Ok(())
     }
-}
-
-fn node_error(line: String) -> VerbError {
-    let code = EXIT_NODE;
-    VerbError { line, code }
 }
 
 fn bar(length: u64) -> ProgressBar {

@@ -1,0 +1,97 @@
+//! `mps-runner`: runs a user's commands on a job's GPUs under its MPS. `mpsctl sweep` and `mpsctl pack` become this program,
+//! so that `mpsctl`, which root calls, needs neither plots nor progress bars.
+//!
+//! [`engine`] runs one command, [`places`] says on which GPU, [`gpus`] asks NVML what it takes. [`sweep`] and [`pack`] are the
+//! two verbs.
+#![deny(unsafe_code)]
+
+mod engine;
+mod gpus;
+pub mod pack;
+mod places;
+mod setting;
+mod share;
+pub mod sweep;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+use mpsd::cli::{Caller, mpsctl};
+use mpsd::scheduler::setup::VerbError;
+use mpsd_core::config::DEFAULT_PATH;
+use setting::Setting;
+use std::path::PathBuf;
+
+#[derive(Debug, Parser)]
+#[command(name = "mpsctl", version = mpsd::cli::version())]
+struct Arguments {
+    /// The configuration
+    #[arg(long, global = true, value_name = "FILE", default_value = DEFAULT_PATH)]
+    config: PathBuf,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Run 1, 2, 4, 8 copies of a program with the job's MPS and without, and say what does best
+    ///
+    /// Each copy sees one of the job's GPUs, in turn, and has its share of the threads from its start. Ask for the job with --mps
+    /// alone: a client can only lower a share that the job has. Each run ends all processes that its copies have started, also
+    /// if the sweep is interrupted or killed. On a GPU that the job made exclusive nothing runs outside its MPS: the comparison is
+    /// then with one copy at a time, which has the GPU to itself, under that MPS.
+    Sweep(sweep::Sweep),
+    /// Run the commands of a file on the job's GPUs under its MPS, as many at once as do best
+    ///
+    /// FILE has a shell command on each line, as GNU parallel and TACC's launcher read it. Blank lines and lines that begin with #
+    /// are left out. Each command sees one of the job's GPUs. Exit status: 0 all commands succeeded; 1 to 100 so many failed;
+    /// 101 more did; 255 none was run; 128 and its number if a signal ended pack.
+    Pack(pack::Pack),
+}
+
+/// The whole command line of `mpsctl`, with our verbs: for manual pages and completions.
+pub fn command() -> clap::Command {
+    with_verbs(mpsd::cli::mpsctl::command())
+}
+
+fn with_verbs(command: clap::Command) -> clap::Command {
+    let own = Arguments::command();
+    own.get_subcommands().fold(command, |command, verb| {
+        let name = verb.get_name();
+        let verb = verb
+            .clone()
+            .after_help(mpsd::cli::examples::of(&format!("mpsctl {name}")));
+        command.mut_subcommand(name, |_| verb)
+    })
+}
+
+/// Runs the program; returns its exit code.
+pub fn main() -> u8 {
+    let matches = with_verbs(Arguments::command()).try_get_matches();
+    let parsed = matches.and_then(|matches| <Arguments as clap::FromArgMatches>::from_arg_matches(&matches));
+    let arguments = parsed.unwrap_or_else(|error| {
+        if error.use_stderr() {
+            mpsctl::say_usage_error(&error);
+        }
+        error.exit()
+    });
+    let config = &arguments.config;
+    let (done, json) = match &arguments.verb {
+        Verb::Sweep(verb) => {
+            let caller = Caller::this(config, verb.job.as_deref());
+            (
+                Setting::new().and_then(|setting| verb.run(&caller, &setting)),
+                verb.json,
+            )
+        }
+        Verb::Pack(verb) => {
+            let caller = Caller::this(config, verb.job.as_deref());
+            let done = Setting::new().and_then(|setting| verb.run(&caller, &setting));
+            // As GNU parallel's: the other codes are numbers of failed commands.
+            let code = pack::EXIT_NOTHING_RUN;
+            (done.map_err(|failure| VerbError { code, ..failure }), verb.json)
+        }
+    };
+    done.unwrap_or_else(|failure| {
+        mpsctl::tell(&failure, json);
+        failure.code
+    })
+}

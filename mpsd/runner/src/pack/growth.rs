@@ -1,0 +1,288 @@
+//! How many commands at once on each GPU, under `-n auto`.
+//!
+//! The rule, and its reasons:
+//!
+//! - Begin with [`START`] on each GPU, or as many as have a core. One tells nothing of sharing, and growing from one would cost a
+//!   minute. What finds no memory runs again alone.
+//! - *Look* at the commands when all of them have a context on the GPU, or [`PATIENCE`] after they started: before, they load and
+//!   compile. After [`SETTLING`], which NVML's mean of the power needs, take the mean power for [`LOOK`].
+//! - The power above that of the idle GPU stands for the work done per second. Completions are too slow a signal if a command takes
+//!   minutes, and NVML's utilization says 100 % as soon as one client always has some kernel running.
+//! - If the work has grown by [`GAIN`] since the last look, twice as many may run, as long as memory, clients and cores allow; half as
+//!   many more if the last step brought less than half of what it added. More than enough clients cost little, too few cost a lot:
+//!   so steps are large, and a step without gain is kept.
+//! - If the work has shrunk by [`GAIN`], the former number is right.
+//! - Then rest for [`REST`], and try again: later commands may be others.
+//! - Memory allows as many as the highest memory of any command so far fits into [`ROOM`] of the GPU.
+//! - Cores allow as many as would use all of them, by the processor time that the commands use now.
+
+/// Commands on each GPU at first.
+const START: u32 = 8;
+const PATIENCE: f64 = 10.0;
+const SETTLING: f64 = 1.0;
+const LOOK: f64 = 1.5;
+const REST: f64 = 60.0;
+const GAIN: f64 = 0.03;
+/// Tenths of a GPU's memory that commands may fill.
+const ROOM: u64 = 9;
+
+/// What is seen at one moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sight {
+    /// Seconds since the start.
+    pub now: f64,
+    /// As many run as may.
+    pub full: bool,
+    /// All that were started because more may run have a context.
+    pub up: bool,
+    /// Of all GPUs.
+    pub watts: Option<f64>,
+    /// The highest memory of a command so far.
+    pub memory_mib: Option<u64>,
+    /// Cores that the commands use now.
+    pub busy: Option<f64>,
+}
+
+/// What does not change.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    pub gpus: u32,
+    /// Of the smallest GPU.
+    pub memory_mib: Option<u64>,
+    /// Commands on each GPU.
+    pub most: u32,
+    pub cores: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    /// Until all have a context.
+    Filling {
+        since: Option<f64>,
+    },
+    Settling {
+        since: f64,
+    },
+    Looking {
+        since: f64,
+        sum: f64,
+        count: f64,
+    },
+    Resting {
+        until: f64,
+    },
+}
+
+#[derive(Debug)]
+pub struct Growth {
+    bounds: Bounds,
+    each: u32,
+    former: u32,
+    /// Power of the idle GPUs.
+    idle: f64,
+    /// At the last look.
+    work: Option<f64>,
+    phase: Phase,
+}
+
+impl Growth {
+    pub fn new(bounds: Bounds, idle: f64) -> Self {
+        let cores = bounds.cores / bounds.gpus.max(1);
+        let each = START.min(bounds.most).min(cores).max(1);
+        Self {
+            bounds,
+            each,
+            former: each,
+            idle,
+            work: None,
+            phase: Phase::Filling { since: None },
+        }
+    }
+
+    /// Commands on each GPU.
+    pub fn each(&self) -> u32 {
+        self.each
+    }
+
+    /// Whether commands are to be started because more may run.
+    pub fn is_filling(&self) -> bool {
+        matches!(self.phase, Phase::Filling { since: None })
+    }
+
+    /// A command ran out of a GPU's memory beside others: fewer at once from now on.
+    pub fn shrink(&mut self) {
+        self.each = (self.each - 1).max(1);
+        self.bounds.most = self.each;
+    }
+
+    /// Takes what is seen now. A sight without power tells nothing.
+    pub fn see(&mut self, sight: &Sight) {
+        let now = sight.now;
+        self.phase = match self.phase {
+            Phase::Filling { .. } if !sight.full => Phase::Filling { since: None },
+            Phase::Filling { since } => {
+                let since = since.unwrap_or(now);
+                match sight.up || now - since >= PATIENCE {
+                    true => Phase::Settling { since: now },
+                    false => Phase::Filling { since: Some(since) },
+                }
+            }
+            Phase::Settling { since } if now - since < SETTLING => Phase::Settling { since },
+            Phase::Settling { .. } => Phase::Looking {
+                since: now,
+                sum: 0.0,
+                count: 0.0,
+            },
+            Phase::Looking { since, sum, count } => match sight.watts {
+                Some(watts) if now - since >= LOOK => {
+                    let work = (sum + watts) / (count + 1.0) - self.idle;
+                    self.judge(work.max(0.0), sight)
+                }
+                Some(watts) => Phase::Looking {
+                    since,
+                    sum: sum + watts,
+                    count: count + 1.0,
+                },
+                None => Phase::Looking { since, sum, count },
+            },
+            Phase::Resting { until } if now < until => Phase::Resting { until },
+            Phase::Resting { .. } => {
+                self.work = None;
+                Phase::Filling { since: None }
+            }
+        };
+    }
+
+    fn judge(&mut self, work: f64, sight: &Sight) -> Phase {
+        let rest = Phase::Resting {
+            until: sight.now + REST,
+        };
+        let before = self.work.replace(work);
+        if before.is_some_and(|before| work < before * (1.0 - GAIN)) {
+            self.each = self.former;
+            return rest;
+        }
+        let grew = before.is_none_or(|before| work >= before * (1.0 + GAIN));
+        let added = f64::from(self.each) / f64::from(self.former);
+        let is_worth_it = before.is_none_or(|before| work / before >= f64::midpoint(1.0, added));
+        let step = if is_worth_it {
+            self.each
+        } else {
+            self.each.div_ceil(2)
+        };
+        let goal = (self.each + step).min(self.allowed(sight));
+        if !grew || goal <= self.each {
+            return rest;
+        }
+        (self.former, self.each) = (self.each, goal);
+        Phase::Filling { since: None }
+    }
+
+    /// The most on each GPU.
+    fn allowed(&self, sight: &Sight) -> u32 {
+        let Bounds {
+            memory_mib,
+            most,
+            cores,
+            ..
+        } = self.bounds;
+        let fit = |(all, one): (u64, u64)| u32::try_from(all * ROOM / 10 / one.max(1)).unwrap_or(u32::MAX);
+        // Without figures of memory the next one may not fit.
+        let by_memory = memory_mib.zip(sight.memory_mib).map_or(0, fit);
+        let by_cores = |busy: f64| (f64::from(self.each) * f64::from(cores) / busy.max(0.01)) as u32;
+        most.min(by_memory).min(sight.busy.map_or(u32::MAX, by_cores))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds {
+        gpus: 1,
+        memory_mib: Some(80_000),
+        most: 60,
+        cores: 64,
+    };
+
+    /// Runs the rule for so many seconds beside commands that have a context after 3 s; `watts` of so many.
+    fn grown(
+        bounds: Bounds,
+        seconds: u32,
+        memory_mib: Option<u64>,
+        core: f64,
+        watts: impl Fn(u32) -> f64,
+    ) -> Vec<u32> {
+        let mut growth = Growth::new(bounds, 100.0);
+        let (mut all, mut changed) = (vec![growth.each()], 0.0);
+        for half in 0..2 * seconds {
+            let now = f64::from(half) / 2.0;
+            growth.see(&Sight {
+                now,
+                full: true,
+                up: now - changed >= 3.0,
+                watts: Some(watts(growth.each())),
+                memory_mib,
+                busy: Some(core * f64::from(growth.each())),
+            });
+            if all.last() != Some(&growth.each()) {
+                all.push(growth.each());
+                changed = now;
+            }
+        }
+        all
+    }
+
+    fn saturating(at: f64) -> impl Fn(u32) -> f64 {
+        move |each| 100.0 + 400.0 * f64::from(each).min(at) / at
+    }
+
+    #[test]
+    fn it_grows_while_the_work_does_and_keeps_the_last_step() {
+        let steps = |at| grown(BOUNDS, 60, Some(500), 0.1, saturating(at));
+        assert_eq!(steps(4.0), [8, 16], "no gain at all");
+        assert_eq!(steps(20.0), [8, 16, 32, 48], "half a step after a small gain");
+        assert_eq!(steps(100.0), [8, 16, 32, 60]);
+        assert_eq!(
+            grown(BOUNDS, 7, Some(500), 0.1, saturating(20.0)),
+            [8, 16],
+            "in seconds"
+        );
+    }
+
+    #[test]
+    fn it_goes_back_after_a_loss_and_tries_again_later() {
+        let worse_above_8 = |each| if each > 8 { 300.0 } else { 420.0 };
+        assert_eq!(grown(BOUNDS, 40, Some(500), 0.1, worse_above_8), [8, 16, 8]);
+        assert_eq!(
+            grown(BOUNDS, 100, Some(500), 0.1, worse_above_8),
+            [8, 16, 8, 16, 8]
+        );
+    }
+
+    #[test]
+    fn memory_clients_and_cores_bound_it() {
+        let more = saturating(100.0);
+        assert_eq!(grown(BOUNDS, 60, Some(7_000), 0.1, &more), [8, 10], "memory");
+        assert_eq!(grown(BOUNDS, 60, None, 0.1, &more), [8], "memory is not known");
+        let narrow = Bounds { most: 6, ..BOUNDS };
+        assert_eq!(grown(narrow, 60, Some(500), 0.1, &more), [6], "clients");
+        let cores = Bounds { cores: 12, ..BOUNDS };
+        assert_eq!(grown(cores, 60, Some(500), 1.0, &more), [8, 12], "cores");
+        let two = Bounds {
+            cores: 2,
+            gpus: 2,
+            ..BOUNDS
+        };
+        assert_eq!(Growth::new(two, 0.0).each(), 1);
+    }
+
+    #[test]
+    fn a_command_without_memory_beside_others_makes_it_fewer_for_good() {
+        let mut growth = Growth::new(BOUNDS, 100.0);
+        growth.shrink();
+        assert_eq!(growth.each(), 7);
+        (0..9).for_each(|_| growth.shrink());
+        assert_eq!((growth.each(), growth.allowed(&Sight::default())), (1, 0));
+    }
+}

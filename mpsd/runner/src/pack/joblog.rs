@@ -1,0 +1,285 @@
+//! The job log, in GNU parallel's format (`--joblog`), so that its tools read ours and we read its.
+
+use crate::engine::End;
+use mpsd_core::Refusal;
+use mpsd_core::text::one_line;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const HEADER: &str = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand\n";
+/// The keepers of a pack that was killed hold its log until their commands have ended.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// GNU parallel's exit code of a command that took too long.
+const LATE: i32 = -1;
+const NOT_STARTED: i32 = 126;
+
+/// A log that is written. The keepers write successes, so that none is forgotten if we are killed; we write the rest.
+#[derive(Debug)]
+pub struct JobLog {
+    file: File,
+    /// Its keepers share the lock: it is not released before they have ended.
+    _lock: Option<Flock<File>>,
+}
+
+impl JobLog {
+    /// Opens `path`; without `go_on` the log begins anew.
+    pub fn open(path: &Path, go_on: bool) -> Result<Self, Refusal> {
+        let refused = |why: String, allowed: &str| {
+            let name = one_line(&path.display().to_string(), 200);
+            Err(Refusal::new(format!("job log '{name}'"), why, allowed))
+        };
+        let opened = OpenOptions::new().create(true).append(true).read(true).open(path);
+        let opened = opened.and_then(|file| Ok((file.try_clone()?, file)));
+        let (file, held) = match opened {
+            Ok(both) => both,
+            Err(error) => {
+                return refused(
+                    format!("cannot be written: {error}"),
+                    "--results or --joblog with a place of yours",
+                );
+            }
+        };
+        let lock = match lock(held) {
+            Ok(lock) => Some(lock),
+            Err(Errno::EWOULDBLOCK) => {
+                return refused(
+                    "another pack writes it".to_owned(),
+                    "--results with another directory",
+                );
+            }
+            // A file system without locks.
+            Err(_) => None,
+        };
+        let log = Self { file, _lock: lock };
+        let headed = log.begin(path, go_on);
+        match headed {
+            Ok(()) => Ok(log),
+            Err(error) => refused(format!("cannot be written: {error}"), ""),
+        }
+    }
+
+    /// Cuts off a line that a killed writer has left unfinished.
+    fn begin(&self, path: &Path, go_on: bool) -> std::io::Result<()> {
+        let kept = match go_on {
+            true => std::fs::read(path)?
+                .iter()
+                .rposition(|byte| *byte == b'\n')
+                .map_or(0, |at| at + 1),
+            false => 0,
+        };
+        self.file.set_len(kept as u64)?;
+        match kept {
+            0 => self.write(HEADER.as_bytes()),
+            _ => Ok(()),
+        }
+    }
+
+    /// In one piece: several write at the end of the same file.
+    pub fn write(&self, line: &[u8]) -> std::io::Result<()> {
+        (&self.file).write_all(line)
+    }
+}
+
+impl AsFd for JobLog {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+fn lock(mut file: File) -> Result<Flock<File>, Errno> {
+    let begin = Instant::now();
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Err((same, Errno::EWOULDBLOCK)) if begin.elapsed() < PATIENCE => file = same,
+            other => return other.map_err(|(_, errno)| errno),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The line of a command that has ended; `bytes`: what it wrote.
+pub fn line(seq: u64, host: &str, end: &End, bytes: u64, command: &OsStr) -> Vec<u8> {
+    let code = match end {
+        End { late: true, .. } => LATE,
+        End {
+            not_started: Some(_), ..
+        } => NOT_STARTED,
+        _ => end.code.map_or(0, i32::from),
+    };
+    let signal = end.signal.unwrap_or(0);
+    let (began, seconds) = (end.began, end.seconds);
+    let mut line =
+        format!("{seq}\t{host}\t{began:.3}\t{seconds:10.3}\t0\t{bytes}\t{code}\t{signal}\t").into_bytes();
+    line.extend(command.as_bytes());
+    line.push(b'\n');
+    line
+}
+
+/// What a log says of a command: whether its last run succeeded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Past {
+    pub good: bool,
+    pub command: OsString,
+}
+
+/// The logs of all nodes' parts of `path`: itself, and with a number behind a dot.
+pub fn parts_of(path: &Path) -> Vec<(Option<u64>, PathBuf)> {
+    let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
+        return Vec::new();
+    };
+    let directory = if directory == Path::new("") {
+        Path::new(".")
+    } else {
+        directory
+    };
+    let part = |file: OsString| {
+        let rest = file.as_bytes().strip_prefix(name.as_bytes())?;
+        let node = match rest.strip_prefix(b".") {
+            Some(digits) => Some(std::str::from_utf8(digits).ok()?.parse().ok()?),
+            None => rest.is_empty().then_some(None)?,
+        };
+        Some((node, directory.join(file)))
+    };
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| part(entry.file_name())).collect()
+}
+
+/// What these logs say. A line that a killed writer has left unfinished is none.
+pub fn read(paths: impl IntoIterator<Item = PathBuf>) -> Result<BTreeMap<u64, Past>, Refusal> {
+    let mut all: BTreeMap<u64, Past> = BTreeMap::new();
+    for path in paths {
+        let refused = |why: String| {
+            let name = one_line(&path.display().to_string(), 200);
+            Refusal::new(
+                format!("job log '{name}'"),
+                why,
+                "a log of this pack, or no --resume",
+            )
+        };
+        let bytes = std::fs::read(&path).map_err(|error| refused(format!("cannot be read: {error}")))?;
+        let whole = bytes
+            .split_inclusive(|byte| *byte == b'\n')
+            .filter_map(|line| line.strip_suffix(b"\n"));
+        for (number, line) in whole.enumerate().skip(1) {
+            let Some((seq, past)) = past(line) else {
+                return Err(refused(format!(
+                    "line {} is none of GNU parallel's format",
+                    number + 1
+                )));
+            };
+            // A success stays one.
+            if all.get(&seq).is_none_or(|before| !before.good) {
+                all.insert(seq, past);
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn past(line: &[u8]) -> Option<(u64, Past)> {
+    let fields: Vec<&[u8]> = line.splitn(9, |byte| *byte == b'\t').collect();
+    let number = |at: usize| {
+        std::str::from_utf8(fields.get(at)?)
+            .ok()?
+            .trim()
+            .parse::<i64>()
+            .ok()
+    };
+    let command = OsString::from_vec(fields.get(8)?.to_vec());
+    let good = number(6)? == 0 && number(7)? == 0;
+    Some((u64::try_from(number(0)?).ok()?, Past { good, command }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(code: Option<u8>, signal: Option<i32>) -> End {
+        End {
+            code,
+            signal,
+            began: 1_360_490_623.067,
+            seconds: 3.445,
+            ..End::default()
+        }
+    }
+
+    #[test]
+    fn a_line_is_as_gnu_parallel_writes_it() {
+        let text = |end: &End| String::from_utf8(line(4, "host", end, 1222, "echo a\tb".as_ref())).unwrap();
+        let good = text(&end(Some(0), None));
+        assert_eq!(
+            good,
+            "4\thost\t1360490623.067\t     3.445\t0\t1222\t0\t0\techo a\tb\n"
+        );
+        let ends = |end: &End| {
+            text(end)
+                .split('\t')
+                .skip(6)
+                .take(2)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert_eq!(ends(&end(Some(3), None)), "3 0");
+        assert_eq!(ends(&end(None, Some(9))), "0 9");
+        let late = End {
+            late: true,
+            ..end(None, Some(15))
+        };
+        assert_eq!(ends(&late), "-1 15");
+        let absent = End {
+            not_started: Some("no shell".into()),
+            ..End::default()
+        };
+        assert_eq!(ends(&absent), "126 0");
+    }
+
+    #[test]
+    fn a_log_is_read_again_and_half_a_line_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("joblog");
+        let log = JobLog::open(&path, false).unwrap();
+        for (seq, code) in [(1, 0), (2, 7), (3, 1), (3, 0)] {
+            log.write(&line(seq, "h", &end(Some(code), None), 0, "x\ty".as_ref()))
+                .unwrap();
+        }
+        log.write(b"4\th\t1").unwrap();
+        let read_all = || read(parts_of(&path).into_iter().map(|(_, path)| path));
+        let good: Vec<(u64, bool)> = read_all()
+            .unwrap()
+            .into_iter()
+            .map(|(seq, past)| (seq, past.good))
+            .collect();
+        assert_eq!(good, [(1, true), (2, false), (3, true)]);
+        assert_eq!(read_all().unwrap()[&1].command, "x\ty");
+        drop(log);
+        let log = JobLog::open(&path, true).unwrap();
+        log.write(&line(5, "h", &end(Some(0), None), 0, "x".as_ref()))
+            .unwrap();
+        drop(log);
+        assert_eq!(
+            read_all().unwrap().into_keys().collect::<Vec<_>>(),
+            [1, 2, 3, 5],
+            "it goes on"
+        );
+        std::fs::write(
+            dir.path().join("joblog.1"),
+            format!("{HEADER}9\th\t1\t1\t0\t0\t0\t0\tz\n"),
+        )
+        .unwrap();
+        std::fs::write(dir.path().join("joblog.old"), "x").unwrap();
+        assert_eq!(read_all().unwrap().len(), 5, "and another node's");
+        JobLog::open(&path, false).unwrap();
+        assert_eq!(read_all().unwrap().len(), 1);
+        std::fs::write(&path, "a\nb\n").unwrap();
+        assert!(read_all().unwrap_err().to_string().contains("line 2"));
+    }
+}

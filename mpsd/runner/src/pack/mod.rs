@@ -1,0 +1,244 @@
+//! `mpsctl pack FILE`: runs unlike commands on the job's GPUs, as many at once as do best.
+
+mod commands;
+mod growth;
+mod joblog;
+mod progress;
+mod run;
+
+use crate::places::Places;
+use crate::setting::{Setting, code_of};
+use crate::share::Share;
+use commands::{Line, Part};
+use joblog::JobLog;
+use mpsd::cli::{Caller, NAME, complain, say};
+use mpsd::scheduler::setup::VerbError;
+use mpsd_core::limits::Invalid;
+use mpsd_core::text::one_line;
+use mpsd_core::{Failure, Refusal};
+use run::{Limits, Memory, Runner};
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// As GNU parallel's: 1 to 100 are numbers of failed commands.
+pub const EXIT_NOTHING_RUN: u8 = 255;
+const EXIT_MORE_FAILED: u8 = 101;
+const SHOWN: usize = 60;
+
+/// A number, or what finds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AtOnce {
+    Auto,
+    Number(u32),
+}
+
+impl FromStr for AtOnce {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match text.parse() {
+            Ok(number @ 1..=4096) => Ok(Self::Number(number)),
+            _ if text == "auto" => Ok(Self::Auto),
+            _ => Err(Invalid::new(
+                "no such number of commands",
+                "auto, or a number from 1 to 4096",
+            )),
+        }
+    }
+}
+
+/// `mpsctl pack`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Pack {
+    /// The job; from the scheduler's variables if not given
+    #[arg(long, value_name = "ID")]
+    pub job: Option<String>,
+    /// Commands at once, on all of the job's GPUs of this node together. auto: begins with 8 on each GPU, and runs more while the
+    /// GPUs draw more power for it, and memory, cores and MPS clients allow
+    #[arg(short = 'n', long, value_name = "N|auto", default_value = "auto")]
+    at_once: AtOnce,
+    /// Thread percentage of each command: none, auto (200/n), 100/n, a number; n: commands on its GPU when it starts
+    #[arg(long, value_name = "P", default_value = "none")]
+    threads: Share,
+    /// Memory limit of each command: none, auto (the GPU's divided by the commands on it when it starts), 4G, 25%
+    #[arg(long, value_name = "M", default_value = "none")]
+    mem: Memory,
+    /// Directory of each command's output, SEQ.out, and of the job log; FILE.results if not given
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
+    /// Job log in GNU parallel's format; DIR/joblog if not given. A node's part of several has its number behind it (.0)
+    #[arg(long, value_name = "LOG")]
+    joblog: Option<PathBuf>,
+    /// Leave out the commands that the job log has
+    #[arg(long)]
+    resume: bool,
+    /// Leave out the commands that succeeded by the job log
+    #[arg(long)]
+    resume_failed: bool,
+    /// Run a command that fails up to N times in all
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    retries: u32,
+    /// End a command that takes longer, with all that it started
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+    /// Print the commands that would run, and run none
+    #[arg(long)]
+    dry_run: bool,
+    /// One JSON object at the end instead of the summary
+    #[arg(long)]
+    pub json: bool,
+    /// File with a command on each line; - is standard input
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+fn seconds(text: &str) -> Result<Duration, Invalid> {
+    let span = text
+        .parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let span = span.filter(|span| !span.is_zero() && *span < Duration::from_secs(1 << 31));
+    span.ok_or_else(|| Invalid::new("not a number of seconds", "a number above 0"))
+}
+
+impl Pack {
+    /// Runs it, prints the summary, and returns the exit code.
+    pub(super) fn run(&self, caller: &Caller<'_>, setting: &Setting) -> Result<u8, VerbError> {
+        let part = Part::of(caller.env).map_err(Failure::from)?;
+        let all = commands::read(&self.file).map_err(Failure::from)?;
+        let own: VecDeque<Line> = all.into_iter().filter(|line| part.has(line)).collect();
+        let log = self.log();
+        let goes_on = self.resume || self.resume_failed;
+        if self.dry_run {
+            for line in self.left(&own, &log)? {
+                say(&(line.text.to_string_lossy().into_owned() + "\n"));
+            }
+            return Ok(0);
+        }
+        let places = Places::of(caller, "pack")?;
+        let in_step = (caller.env)("SLURM_STEP_NUM_NODES").is_some();
+        if !in_step && (caller.env)("SLURM_NNODES").is_some_and(|nodes| nodes.trim() != "1") {
+            complain(
+                NAME,
+                "pack: the job has other nodes too: 'srun --ntasks-per-node=1 mpsctl pack FILE' uses all",
+            );
+        }
+        let directory = self.directory();
+        let unmade = |error| {
+            Refusal::new(
+                format!("directory '{}'", directory.display()),
+                format!("cannot be made: {error}"),
+                "--results DIR",
+            )
+        };
+        std::fs::create_dir_all(&directory)
+            .map_err(unmade)
+            .map_err(Failure::from)?;
+        let own_log = match part.of {
+            1 => log.clone(),
+            _ => numbered(&log, part.node),
+        };
+        let open = JobLog::open(&own_log, goes_on).map_err(Failure::from)?;
+        if !goes_on {
+            forget(&log, part);
+        }
+        let left = self.left(&own, &log)?;
+        let mut runner = Runner::new(self.limits(), places, setting, caller, left, &directory, open)?;
+        let ended = runner.run()?;
+        runner.finish();
+        let already = own.len() as u64 - runner.asked();
+        match self.json {
+            true => say(&format!("{:#}\n", runner.json(already, &own_log))),
+            false => say(&runner.text(already, &own_log)),
+        }
+        if let Some(signal) = ended {
+            complain(
+                NAME,
+                &format!("pack: ended by {signal}, and so is every command; --resume goes on"),
+            );
+            return Ok(code_of(signal));
+        }
+        let failed = runner.failed().len();
+        Ok(u8::try_from(failed).unwrap_or(u8::MAX).min(EXIT_MORE_FAILED))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            at_once: match self.at_once {
+                AtOnce::Auto => None,
+                AtOnce::Number(number) => Some(number),
+            },
+            threads: self.threads,
+            memory: self.mem,
+            retries: self.retries,
+            timeout: self.timeout,
+        }
+    }
+
+    fn directory(&self) -> PathBuf {
+        let of_file = || match self.file == Path::new("-") {
+            true => PathBuf::from("pack.results"),
+            false => {
+                let mut name = self.file.clone().into_os_string();
+                name.push(".results");
+                name.into()
+            }
+        };
+        self.results.clone().unwrap_or_else(of_file)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.joblog
+            .clone()
+            .unwrap_or_else(|| self.directory().join("joblog"))
+    }
+
+    /// The commands that are left to run.
+    fn left(&self, own: &VecDeque<Line>, log: &Path) -> Result<VecDeque<Line>, Failure> {
+        if !self.resume && !self.resume_failed {
+            return Ok(own.clone());
+        }
+        let past = joblog::read(joblog::parts_of(log).into_iter().map(|(_, path)| path))?;
+        let mut left = VecDeque::new();
+        for line in own {
+            match past.get(&line.seq) {
+                Some(past) if past.command != line.text => {
+                    let [was, is] =
+                        [&past.command, &line.text].map(|text| one_line(&text.to_string_lossy(), SHOWN));
+                    let why = format!("command {} was '{was}', and is '{is}' now", line.seq);
+                    let what = format!("job log '{}'", log.display());
+                    return Err(Refusal::new(
+                        what,
+                        why,
+                        "the same file, with more commands at its end at most",
+                    )
+                    .into());
+                }
+                Some(past) if past.good || !self.resume_failed => {}
+                _ => left.push_back(line.clone()),
+            }
+        }
+        Ok(left)
+    }
+}
+
+fn numbered(log: &Path, node: u64) -> PathBuf {
+    let mut name = log.as_os_str().to_owned();
+    name.push(format!(".{node}"));
+    name.into()
+}
+
+/// Removes logs of an earlier pack whose parts were others: none of this one's nodes writes them.
+fn forget(log: &Path, part: Part) {
+    let is_stale = |node: Option<u64>| match (node, part.of) {
+        (None, of) => of > 1,
+        (Some(_), 1) => true,
+        (Some(node), of) => node >= of,
+    };
+    let all = joblog::parts_of(log).into_iter();
+    for (_, path) in all.filter(|(node, _)| part.node == 0 && is_stale(*node)) {
+        let _ = std::fs::remove_file(path);
+    }
+}

@@ -1,0 +1,613 @@
+//! The commands as they run: which starts when and on which GPU, and what becomes of those that end.
+
+use super::commands::Line;
+use super::growth::{Bounds, Growth, Sight};
+use super::joblog::{self, JobLog};
+use super::progress::Progress;
+use crate::engine::{self, End, Running, Task};
+use crate::gpus::{self, Gpus};
+use crate::places::Places;
+use crate::setting::{Setting, lost, of_node};
+use crate::share::Share;
+use mpsd::cli::{Caller, NAME, complain};
+use mpsd::scheduler::setup::VerbError;
+use mpsd::scheduler::{Host as _, ThisHost};
+use mpsd_core::environment::Change;
+use mpsd_core::gpu::MOST_CLIENTS;
+use mpsd_core::limits::{Amount, Invalid};
+use mpsd_core::text::{count, one_line};
+use mpsd_core::{Failure, listener};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// How often GPUs and processes are looked at.
+const TURN: Duration = Duration::from_millis(500);
+/// Part of a failed command's output that is searched, bytes.
+const SEARCHED: u64 = 64 << 10;
+/// What programs write that found no memory on a GPU, in small letters: CUDA's names for error 2, PyTorch, JAX.
+const NO_MEMORY: [&str; 3] = ["out of memory", "out_of_memory", "cudaerrormemoryallocation"];
+const USUAL_SHELL: &str = "/bin/sh";
+/// The command's number, as GNU parallel tells it.
+const SEQ: &str = "PARALLEL_SEQ";
+/// Failed commands that the summary names.
+const NAMED: usize = 20;
+
+/// The memory of each command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    None,
+    Auto,
+    Of(Amount),
+}
+
+impl FromStr for Memory {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match text {
+            "none" => Ok(Self::None),
+            "auto" => Ok(Self::Auto),
+            other => other.parse().map(Self::Of),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// `None`: found.
+    pub at_once: Option<u32>,
+    pub threads: Share,
+    pub memory: Memory,
+    /// Times that a command may run.
+    pub retries: u32,
+    pub timeout: Option<Duration>,
+}
+
+/// A command that waits for its turn.
+#[derive(Debug)]
+struct Try {
+    line: Line,
+    /// Times that it has failed.
+    failed: u32,
+    /// With no other on its GPU.
+    alone: bool,
+}
+
+/// A command that runs.
+#[derive(Debug)]
+struct Run {
+    of: Try,
+    running: Running,
+    gpu: u32,
+    /// Another has run beside it.
+    shared: bool,
+    /// It was started because more may run.
+    fills: bool,
+    output: PathBuf,
+    /// Where its part of the output begins.
+    from: u64,
+}
+
+#[derive(Debug)]
+pub struct Runner<'a> {
+    limits: Limits,
+    places: Places,
+    setting: &'a Setting,
+    gpus: Option<Gpus>,
+    growth: Option<Growth>,
+    shell: OsString,
+    host: String,
+    directory: &'a Path,
+    log: JobLog,
+    waiting: VecDeque<Try>,
+    /// To be run without another on their GPU, at the end.
+    alone: VecDeque<Try>,
+    running: Vec<Run>,
+    asked: u64,
+    good: u64,
+    failed: Vec<u64>,
+    again_alone: Vec<u64>,
+    /// Highest memory of a command, MiB.
+    memory_mib: Option<u64>,
+    most: usize,
+    begin: Instant,
+    busy: BusyCores,
+    progress: Progress,
+}
+
+impl<'a> Runner<'a> {
+    pub fn new(
+        limits: Limits,
+        places: Places,
+        setting: &'a Setting,
+        caller: &Caller<'_>,
+        lines: VecDeque<Line>,
+        directory: &'a Path,
+        log: JobLog,
+    ) -> Result<Self, VerbError> {
+        let gpus = Gpus::of(&places.gpus, &setting.daemon, &caller.settings().0.nvml);
+        let shell = (caller.env)("SHELL").filter(|shell| Path::new(shell).is_absolute());
+        let asked = lines.len() as u64;
+        let waiting = lines.into_iter().map(|line| Try {
+            line,
+            failed: 0,
+            alone: false,
+        });
+        let mut runner = Self {
+            limits,
+            setting,
+            gpus,
+            growth: None,
+            shell: shell.map_or_else(|| USUAL_SHELL.into(), OsString::from),
+            host: ThisHost.name(),
+            directory,
+            log,
+            waiting: waiting.collect(),
+            alone: VecDeque::new(),
+            running: Vec::new(),
+            asked,
+            good: 0,
+            failed: Vec::new(),
+            again_alone: Vec::new(),
+            memory_mib: None,
+            most: 0,
+            begin: Instant::now(),
+            busy: BusyCores::default(),
+            progress: Progress::new(asked),
+            places,
+        };
+        if limits.at_once.is_none() && runner.places.has_mps() {
+            runner.growth = Some(runner.growth()?);
+        }
+        Ok(runner)
+    }
+
+    fn growth(&mut self) -> Result<Growth, VerbError> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let fits = match self.limits.memory {
+            Memory::Of(amount) => self
+                .gpu_memory_mib()
+                .zip(amount.mebibytes_of(self.gpu_memory_mib())),
+            Memory::None | Memory::Auto => None,
+        };
+        let fits = fits.map(|(all, one)| u32::try_from(all / one.max(1)).unwrap_or(u32::MAX).max(1));
+        let clients = self.places.most_clients().unwrap_or(MOST_CLIENTS);
+        let bounds = Bounds {
+            gpus: self.places.count(),
+            memory_mib: self.gpu_memory_mib(),
+            most: clients.min(fits.unwrap_or(u32::MAX)),
+            cores: u32::try_from(cores).unwrap_or(u32::MAX),
+        };
+        let idle = self.gpus.as_mut().and_then(Gpus::watts);
+        if idle.is_none() {
+            complain(
+                NAME,
+                "pack: NVML does not tell what the GPUs draw: -n auto stays as it begins",
+            );
+        }
+        Ok(Growth::new(bounds, idle.unwrap_or(0.0)))
+    }
+
+    fn gpu_memory_mib(&self) -> Option<u64> {
+        self.gpus.as_ref()?.total_mib
+    }
+
+    /// Commands at once, on all GPUs.
+    fn at_once(&self) -> usize {
+        let number = match (self.limits.at_once, &self.growth) {
+            (Some(number), _) => number,
+            (None, Some(growth)) => growth.each() * self.places.count(),
+            // They would take turns.
+            (None, None) => self.places.count(),
+        };
+        number as usize
+    }
+
+    /// Runs all; the signal that ended it early.
+    pub fn run(&mut self) -> Result<Option<Signal>, VerbError> {
+        if self.limits.at_once.is_none() && !self.places.has_mps() {
+            let line = "pack: this job has no MPS, and commands on a GPU would take turns: one at a time on each (submit it with --mps)";
+            self.progress.tell(line);
+        }
+        let mut looked: Option<Instant> = None;
+        loop {
+            self.start_more()?;
+            if self.running.is_empty() {
+                return Ok(None);
+            }
+            if let Some(signal) = self.setting.signal() {
+                self.end_all();
+                return Ok(Some(signal));
+            }
+            if looked.is_none_or(|looked| looked.elapsed() >= TURN) {
+                looked = Some(Instant::now());
+                self.look();
+            }
+            let ends = self.running.iter().filter_map(|run| run.running.source());
+            engine::wait([self.setting.signals.as_fd()].into_iter().chain(ends), TURN);
+            self.take_ended()?;
+            let ended = self.good + self.failed.len() as u64;
+            self.progress
+                .show(ended, self.failed.len() as u64, self.running.len());
+        }
+    }
+
+    fn end_all(&mut self) {
+        self.running.iter_mut().for_each(|run| run.running.let_go());
+        // Each is waited for; what succeeds meanwhile is in the log.
+        let mut all = std::mem::take(&mut self.running);
+        let deadline = Instant::now() + Duration::from_secs(8);
+        while !all.is_empty() && Instant::now() < deadline {
+            engine::wait(all.iter().filter_map(|run| run.running.source()).take(1), TURN);
+            all.retain_mut(|run| match run.running.try_end() {
+                None => true,
+                Some(ended) => {
+                    self.good += u64::from(ended.is_ok_and(|end| end.is_good()));
+                    false
+                }
+            });
+        }
+    }
+
+    fn start_more(&mut self) -> Result<(), VerbError> {
+        while self.running.len() < self.at_once() && !self.waiting.is_empty() {
+            let Some(gpu) = self.freest(|of_gpu| of_gpu.iter().all(|run| !run.of.alone)) else {
+                break;
+            };
+            if let Some(next) = self.waiting.pop_front() {
+                self.start(next, gpu)?;
+            }
+        }
+        while self.waiting.is_empty() && !self.alone.is_empty() {
+            let Some(gpu) = self.freest(|of_gpu| of_gpu.is_empty()) else {
+                break;
+            };
+            if let Some(next) = self.alone.pop_front() {
+                self.start(next, gpu)?;
+            }
+        }
+        self.most = self.most.max(self.running.len());
+        Ok(())
+    }
+
+    /// The GPU with the fewest commands of those that `may`.
+    fn freest(&self, may: impl Fn(&[&Run]) -> bool) -> Option<u32> {
+        let of = |gpu: u32| {
+            self.running
+                .iter()
+                .filter(|run| run.gpu == gpu)
+                .collect::<Vec<_>>()
+        };
+        let all = (0..self.places.count()).map(|gpu| (gpu, of(gpu)));
+        let may = all.filter(|(_, runs)| may(runs));
+        may.min_by_key(|(_, runs)| runs.len()).map(|(gpu, _)| gpu)
+    }
+
+    fn start(&mut self, next: Try, gpu: u32) -> Result<(), VerbError> {
+        let output = self.directory.join(format!("{}.out", next.line.seq));
+        let cannot = |error| of_node(format!("pack: cannot write '{}': {error}", output.display()));
+        let file = open(&output, next.failed).map_err(cannot)?;
+        let from = file.metadata().map_err(cannot)?.len();
+        let task = Task {
+            words: vec![self.shell.clone(), "-c".into(), next.line.text.clone()],
+            changes: self.environment(&next, gpu)?,
+            output: file.into(),
+            limit: self.limits.timeout,
+        };
+        let (log, host, line) = (&self.log, &self.host, &next.line);
+        let done = |end: &End| {
+            if end.is_good() {
+                let bytes = std::fs::metadata(&output).map_or(0, |about| about.len().saturating_sub(from));
+                let _ = log.write(&joblog::line(line.seq, host, end, bytes, &line.text));
+            }
+        };
+        let running = Running::start(&task, &[self.log.as_fd()], done);
+        let running = running.map_err(|errno| of_node(format!("pack: no process to be had: {errno}")))?;
+        let mut shared = false;
+        for other in self.running.iter_mut().filter(|run| run.gpu == gpu) {
+            (shared, other.shared) = (true, true);
+        }
+        self.running.push(Run {
+            of: next,
+            running,
+            gpu,
+            shared,
+            fills: self.growth.as_ref().is_some_and(Growth::is_filling),
+            output,
+            from,
+        });
+        Ok(())
+    }
+
+    fn environment(&self, next: &Try, gpu: u32) -> Result<Vec<Change>, VerbError> {
+        let left = self.running.len() + self.waiting.len() + 1;
+        let at_once = if next.alone { 1 } else { left.min(self.at_once()) };
+        let beside = self
+            .places
+            .on_a_gpu(u32::try_from(at_once).unwrap_or(u32::MAX))
+            .max(1);
+        let memory_mib = match self.limits.memory {
+            Memory::None => None,
+            Memory::Auto => self.gpu_memory_mib().map(|all| all / u64::from(beside)),
+            Memory::Of(amount) => amount.mebibytes_of(self.gpu_memory_mib()),
+        };
+        let changes = self.places.under(gpu, self.limits.threads.of(beside), memory_mib);
+        let mut changes = changes.map_err(Failure::from)?;
+        if self.places.has_mps() {
+            // Without a daemon it would run outside MPS.
+            listener::expect(&changes).map_err(Failure::from)?;
+        }
+        changes.push(Change {
+            name: SEQ,
+            value: Some(next.line.seq.to_string()),
+        });
+        Ok(changes)
+    }
+
+    fn take_ended(&mut self) -> Result<(), VerbError> {
+        let mut at = 0;
+        while at < self.running.len() {
+            match self.running[at].running.try_end() {
+                None => at += 1,
+                Some(ended) => {
+                    let run = self.running.swap_remove(at);
+                    let end = ended.map_err(|exit| {
+                        self.running.iter_mut().for_each(|run| run.running.let_go());
+                        of_node(format!(
+                            "pack: command {}: {}; --resume goes on",
+                            run.of.line.seq,
+                            lost(exit)
+                        ))
+                    })?;
+                    self.judge(run, &end)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn judge(&mut self, run: Run, end: &End) -> Result<(), VerbError> {
+        let Run {
+            mut of,
+            shared,
+            output,
+            from,
+            ..
+        } = run;
+        let seq = of.line.seq;
+        if end.is_good() {
+            self.good += 1;
+            return Ok(());
+        }
+        of.failed += 1;
+        if shared && !of.alone && !end.late && has_no_memory(&output, from) {
+            self.progress.tell(&format!(
+                "pack: command {seq}: a GPU had no memory left for it; it runs again alone"
+            ));
+            self.again_alone.push(seq);
+            if let Some(growth) = &mut self.growth {
+                growth.shrink();
+            }
+            of.alone = true;
+            self.alone.push_back(of);
+            return Ok(());
+        }
+        if of.failed < self.limits.retries {
+            let queue = if of.alone {
+                &mut self.alone
+            } else {
+                &mut self.waiting
+            };
+            queue.push_back(of);
+            return Ok(());
+        }
+        let shown = one_line(&of.line.text.to_string_lossy(), 60);
+        self.progress
+            .tell(&format!("pack: command {seq} failed: {}: {shown}", end.text()));
+        self.failed.push(seq);
+        let bytes = std::fs::metadata(&output).map_or(0, |about| about.len().saturating_sub(from));
+        let line = joblog::line(seq, &self.host, end, bytes, &of.line.text);
+        let unwritten = |error| of_node(format!("pack: the job log cannot be written: {error}"));
+        self.log.write(&line).map_err(unwritten)
+    }
+
+    /// Looks at memory, cores and power.
+    fn look(&mut self) {
+        let Some(lists) = self.gpus.as_mut().and_then(Gpus::processes) else {
+            return;
+        };
+        let members = engine::members(self.running.iter().map(|run| &run.running));
+        let mut up = true;
+        for (run, pids) in self.running.iter().zip(&members) {
+            let list = lists.get(run.gpu as usize).map_or(&[][..], Vec::as_slice);
+            up &= !run.fills || list.iter().any(|process| pids.contains(&process.pid));
+            self.memory_mib = self.memory_mib.max(gpus::memory_mib(list, pids));
+        }
+        let busy = self.busy.now(&members.concat());
+        let full = self.running.len() >= self.at_once();
+        if let Some(growth) = &mut self.growth {
+            growth.see(&Sight {
+                now: self.begin.elapsed().as_secs_f64(),
+                full,
+                up,
+                watts: self.gpus.as_mut().and_then(Gpus::watts),
+                memory_mib: self.memory_mib,
+                busy,
+            });
+        }
+    }
+
+    pub fn finish(&mut self) {
+        self.progress.finish();
+        self.failed.sort_unstable();
+    }
+
+    /// Commands that were to be run.
+    pub fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    /// The numbers of those that failed.
+    pub fn failed(&self) -> &[u64] {
+        &self.failed
+    }
+
+    fn not_run(&self) -> u64 {
+        self.asked - self.good - self.failed.len() as u64
+    }
+
+    pub fn json(&self, already: u64, log: &Path) -> Value {
+        json!({
+            "commands": already + self.asked,
+            "already_done": already,
+            "succeeded": self.good,
+            "failed": self.failed,
+            "not_run": self.not_run(),
+            "again_alone": self.again_alone,
+            "seconds": (self.begin.elapsed().as_secs_f64() * 1000.0).round() / 1000.0,
+            "most_at_once": self.most,
+            "at_once": self.at_once(),
+            "gpus": self.places.count(),
+            "mps": self.places.has_mps(),
+            "memory_mib": self.memory_mib,
+            "results": self.directory.display().to_string(),
+            "joblog": log.display().to_string(),
+        })
+    }
+
+    pub fn text(&self, already: u64, log: &Path) -> String {
+        let mut out = format!("{}: {} succeeded", count(self.asked, "command"), self.good);
+        if !self.failed.is_empty() {
+            let named: Vec<String> = self.failed.iter().take(NAMED).map(u64::to_string).collect();
+            let more = if self.failed.len() > NAMED { ", ..." } else { "" };
+            let _ = write!(out, ", {} failed ({}{more})", self.failed.len(), named.join(", "));
+        }
+        if self.not_run() > 0 {
+            let _ = write!(out, ", {} did not come to an end", self.not_run());
+        }
+        if already > 0 {
+            let _ = write!(out, "; {already} left out by the job log");
+        }
+        let _ = writeln!(
+            out,
+            "\n{:.1} s, up to {} at once on {}{}",
+            self.begin.elapsed().as_secs_f64(),
+            self.most,
+            count(self.places.count().into(), "GPU"),
+            self.memory_mib
+                .map_or_else(String::new, |mib| format!(", up to {mib} MiB each"))
+        );
+        let _ = writeln!(
+            out,
+            "output: {}/SEQ.out; job log: {}",
+            self.directory.display(),
+            log.display()
+        );
+        out
+    }
+}
+
+/// The output's file: new for the first try, and behind the former output for the next.
+fn open(path: &Path, failed: u32) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.create(true).append(true);
+    let mut file = options.open(path)?;
+    match failed {
+        0 => file.set_len(0)?,
+        _ => writeln!(file, "mpsctl: pack: it failed, and runs again")?,
+    }
+    Ok(file)
+}
+
+fn has_no_memory(output: &Path, from: u64) -> bool {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(output)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(from.max(length.saturating_sub(SEARCHED))))?;
+        let mut bytes = Vec::new();
+        file.take(SEARCHED).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let text = String::from_utf8_lossy(&read().unwrap_or_default()).to_ascii_lowercase();
+    NO_MEMORY.iter().any(|words| text.contains(words))
+}
+
+/// The processor time of processes between two looks.
+#[derive(Debug, Default)]
+struct BusyCores {
+    before: Option<(Instant, BTreeMap<i32, u64>)>,
+}
+
+impl BusyCores {
+    /// Cores that `pids` have used since the last look, of those that were there; `None`: it is the first.
+    fn now(&mut self, pids: &[i32]) -> Option<f64> {
+        let ticks = |pid: &i32| {
+            Some((
+                *pid,
+                ticks(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?,
+            ))
+        };
+        let now: BTreeMap<i32, u64> = pids.iter().filter_map(ticks).collect();
+        let (at, before) = self.before.replace((Instant::now(), now.clone()))?;
+        let grown = now
+            .iter()
+            .filter_map(|(pid, ticks)| Some(ticks.saturating_sub(*before.get(pid)?)));
+        let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
+            .ok()
+            .flatten()?;
+        Some(grown.sum::<u64>() as f64 / per_second as f64 / at.elapsed().as_secs_f64().max(0.001))
+    }
+}
+
+/// User and system time in `/proc/PID/stat` (proc_pid_stat(5)), of all threads.
+fn ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_stands_behind_the_name() {
+        let stat = "7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 250 50 1 1 20 0 1 0 99 0 0\n";
+        assert_eq!(ticks(stat), Some(300));
+        let own = nix::unistd::getpid().as_raw();
+        let mut busy = BusyCores::default();
+        assert_eq!(busy.now(&[own]), None);
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(300) {}
+        let cores = busy.now(&[own]).unwrap();
+        assert!(cores > 0.0, "{cores}");
+    }
+
+    #[test]
+    fn a_program_without_memory_on_its_gpu_is_told_by_its_last_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("1.out");
+        for (text, is) in [
+            (
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
+                true,
+            ),
+            ("Error creating array: CUDA_ERROR_OUT_OF_MEMORY (2)", true),
+            ("RESOURCE_EXHAUSTED: Out of memory while trying", true),
+            ("Segmentation fault", false),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            assert_eq!(has_no_memory(&file, 0), is, "{text}");
+        }
+        std::fs::write(&file, "out of memory\nsecond try\n").unwrap();
+        assert!(!has_no_memory(&file, 14), "an earlier try's");
+    }
+}

@@ -1,0 +1,345 @@
+//! `mpsctl pack` as an ordinary user in a job: what runs, what is logged, and that no process is left behind.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tests::child::Running;
+use tests::double::look;
+use tests::place::{Place, eventually, fast, kill};
+use tests::stage::{Ran, USER, finish, script, uid_of};
+
+const JOB: &str = "7.srv";
+
+struct Bench {
+    place: Place,
+}
+
+/// A line of the job log.
+#[derive(Debug, Clone, PartialEq)]
+struct Logged {
+    seq: u64,
+    code: i32,
+    signal: i32,
+    command: String,
+}
+
+impl Bench {
+    fn new(gpus: usize) -> Self {
+        let place = Place::new(fast(gpus), "");
+        chown(place.directory("work"), Some(uid_of(USER)), None).expect("chown");
+        let list: Vec<String> = (0..gpus).map(|gpu| gpu.to_string()).collect();
+        place.begin(JOB, "MPS=true", &list.join(","));
+        Self { place }
+    }
+
+    fn work(&self, name: &str) -> PathBuf {
+        self.place.path("work").join(name)
+    }
+
+    fn file(&self, lines: &str) -> String {
+        let file = self.work("commands");
+        fs::write(&file, lines).expect("commands");
+        file.display().to_string()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.place.mpsctl_of(USER);
+        command
+            .arg("pack")
+            .args(args)
+            .current_dir(self.place.path("work"));
+        command.envs([("PATH", "/usr/bin:/bin"), ("PBS_JOBID", JOB)]);
+        command
+    }
+
+    fn pack(&self, args: &[&str]) -> Ran {
+        finish(self.command(args))
+    }
+
+    /// The lines of the log, read by the pattern with which GNU parallel checks it: `\d+\s+[^\s]+\s+([-0-9.]+\s+){6}`.
+    fn log(&self, name: &str) -> Vec<Logged> {
+        let text = fs::read_to_string(self.work("commands.results").join(name)).unwrap_or_default();
+        let mut lines = text.lines();
+        let header = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand";
+        assert_eq!(lines.next(), Some(header), "{text}");
+        let line = |line: &str| {
+            let fields: Vec<&str> = line.splitn(9, '\t').collect();
+            let number = |at: usize| {
+                fields[at]
+                    .trim()
+                    .parse::<f64>()
+                    .unwrap_or_else(|_| panic!("{line}"))
+            };
+            assert!(!fields[1].is_empty() && !fields[1].contains(' '), "{line}");
+            assert!((2..8).map(number).all(f64::is_finite), "{line}");
+            Logged {
+                seq: number(0) as u64,
+                code: number(6) as i32,
+                signal: number(7) as i32,
+                command: fields[8].to_owned(),
+            }
+        };
+        lines.map(line).collect()
+    }
+
+    /// Exit code and signal of each command.
+    fn ends(&self) -> BTreeMap<u64, (i32, i32)> {
+        let log = self.log("joblog");
+        let ends: BTreeMap<_, _> = log
+            .iter()
+            .map(|line| (line.seq, (line.code, line.signal)))
+            .collect();
+        assert_eq!(ends.len(), log.len(), "each once: {log:?}");
+        ends
+    }
+
+    fn out(&self, seq: u64) -> String {
+        fs::read_to_string(self.work(&format!("commands.results/{seq}.out"))).unwrap_or_default()
+    }
+
+    fn client(&self, options: &str) -> String {
+        let (client, node) = (self.place.node.client(), self.place.node.dir());
+        format!("{} --node {} {options}", client.display(), node.display())
+    }
+
+    fn left(&self) -> Vec<String> {
+        let dir = self.place.path("work").display().to_string();
+        let is_left = |process: &look::Process| {
+            let of_ours = process.args.iter().any(|arg| arg.contains(&dir));
+            of_ours && !process.args.iter().any(|arg| arg == "pack")
+        };
+        let all = look::processes().into_iter().filter(is_left);
+        all.map(|process| format!("{process:?}")).collect()
+    }
+
+    #[track_caller]
+    fn assert_none_left(&self, limit: Duration) {
+        look::wait_until(limit, || self.left().is_empty());
+        assert_eq!(self.left(), Vec::<String>::new());
+    }
+
+    /// A script that notes that it begins and succeeds. A number that ends with 7 fails until it is mended.
+    fn noting(&self, count: u64) -> String {
+        let work = self.place.path("work");
+        let text = format!(
+            "cd {}\necho x >>$1.begun\nsleep 0.2\ncase $1 in *7) [ -e mended ] || exit 3 ;; esac\n\
+             trap '' TERM\necho x >>$1.done",
+            work.display()
+        );
+        let noting = self.work("noting");
+        script(&noting, &text);
+        let line = |seq: u64| format!("{} {seq}\n", noting.display());
+        self.file(&(1..=count).map(line).collect::<String>())
+    }
+
+    fn lines_of(&self, name: &str) -> usize {
+        fs::read_to_string(self.work(name))
+            .unwrap_or_default()
+            .lines()
+            .count()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = self.place.torque_end(JOB);
+    }
+}
+
+#[test]
+fn each_end_is_logged_as_gnu_parallel_logs_it_and_failures_are_the_exit_code() {
+    let bench = Bench::new(1);
+    let file = bench.file(
+        "# a comment\necho out; echo err >&2\n\nexit 3\n  kill -9 $$\nsleep 60\necho a\tb $PARALLEL_SEQ\n",
+    );
+    let ran = bench.pack(&["-n", "2", "--timeout", "1.5", &file]).exits(3);
+    ran.prints("5 commands: 2 succeeded, 3 failed (2, 3, 4)")
+        .complains("command 2 failed: exit code 3: exit 3");
+    let ends = [(1, (0, 0)), (2, (3, 0)), (3, (0, 9)), (4, (-1, 15)), (5, (0, 0))];
+    assert_eq!(bench.ends(), BTreeMap::from(ends));
+    assert_eq!([1, 5].map(|seq| bench.out(seq)), ["out\nerr\n", "a b 5\n"]);
+    let of_five = bench.log("joblog").into_iter().find(|line| line.seq == 5);
+    assert_eq!(of_five.expect("5").command, "echo a\tb $PARALLEL_SEQ");
+    // What has no command, or no file.
+    let none = bench.file("# nothing\n");
+    bench.pack(&[&none]).exits(255).complains("it has no command");
+    let many = bench.file(&"exit 1\n".repeat(120));
+    let mut outside = bench.command(&[&many]);
+    finish(outside.env_remove("PBS_JOBID"))
+        .exits(255)
+        .complains("this is no job");
+    bench.pack(&["-n", "32", &many]).exits(101);
+    bench.assert_none_left(Duration::ZERO);
+}
+
+#[test]
+fn a_command_that_fails_runs_again_as_often_as_allowed() {
+    let bench = Bench::new(1);
+    let file = bench.file("echo x >>tries; [ $(wc -l <tries) -ge 3 ]\necho y >>others; false\n");
+    bench.pack(&["-n", "2", "--retries", "3", &file]).exits(1);
+    assert_eq!((bench.lines_of("tries"), bench.lines_of("others")), (3, 3));
+    assert_eq!(bench.ends(), BTreeMap::from([(1, (0, 0)), (2, (1, 0))]));
+    // Those that the log has, and those that succeeded by it, are left out.
+    bench.pack(&["--resume", "--dry-run", &file]).prints_only("");
+    let again = ["--resume-failed", "--dry-run", &file];
+    bench.pack(&again).prints_only("echo y >>others; false\n");
+    let file = bench.file("echo x >>tries; [ $(wc -l <tries) -ge 3 ]\ntrue\n");
+    let ran = bench.pack(&["--resume-failed", &file]).exits(255);
+    ran.complains("command 2 was 'echo y >>others; false', and is 'true' now");
+}
+
+#[test]
+fn after_a_kill_each_command_succeeds_exactly_once_and_nothing_is_left() {
+    let bench = Bench::new(1);
+    let file = bench.noting(200);
+    let pack = Running::start(&mut bench.command(&["-n", "16", &file]), "").expect("pack");
+    eventually("some have ended", || {
+        bench.lines_of("commands.results/joblog") > 40
+    });
+    // Dropped, it is killed.
+    drop(pack);
+    let killed = bench.log("joblog").len();
+    assert!(killed < 200, "{killed}");
+    // At once, while keepers may still end their commands: the log's lock holds it up.
+    fs::write(bench.work("mended"), "").expect("mended");
+    let ran = bench.pack(&["-n", "16", "--resume-failed", "--json", &file]).ok();
+    bench.assert_none_left(Duration::ZERO);
+    let json: Value = serde_json::from_str(&ran.out).expect("JSON");
+    assert_eq!(json["commands"], 200, "{json}");
+    assert!(json["already_done"].as_u64() > Some(20), "{json}");
+    let done: Vec<usize> = (1..=200)
+        .map(|seq| bench.lines_of(&format!("{seq}.done")))
+        .collect();
+    assert_eq!(done, [1; 200]);
+    let good = bench
+        .log("joblog")
+        .into_iter()
+        .filter(|line| (line.code, line.signal) == (0, 0));
+    assert_eq!(good.count(), 200);
+}
+
+#[test]
+fn a_signal_ends_all_and_so_does_the_loss_of_a_keeper() {
+    let clinging = "trap '' TERM\nsetsid sleep 600 &\nsleep 601";
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let bench = Bench::new(1);
+        let linger = bench.work("linger");
+        script(&linger, clinging);
+        let file = bench.file(&format!("{}\n", linger.display()).repeat(3));
+        let pack = Running::start(&mut bench.command(&["-n", "2", &file]), "").expect("pack");
+        eventually("two run", || bench.left().len() >= 2);
+        let sleeping = || {
+            look::processes()
+                .into_iter()
+                .filter(|one| one.args.iter().any(|arg| arg == "600"))
+                .count()
+        };
+        eventually("both have their children", || sleeping() >= 2);
+        match signal {
+            Signal::SIGINT => kill(pack.pid(), signal),
+            _ => {
+                let copy = look::processes().into_iter().find(|one| {
+                    one.args.iter().any(|arg| arg.ends_with("/linger")) && one.parent != pack.pid()
+                });
+                kill(copy.expect("a command").parent, Signal::SIGKILL);
+            }
+        }
+        let ran = pack.finish(Duration::from_secs(60)).expect("its end");
+        bench.assert_none_left(Duration::ZERO);
+        assert_eq!(sleeping(), 0);
+        match signal {
+            Signal::SIGINT => {
+                assert_eq!(ran.code, Some(130), "{ran:?}");
+                assert!(ran.stdout.contains("3 did not come to an end"), "{ran:?}");
+            }
+            _ => assert_eq!(ran.code, Some(255), "{ran:?}"),
+        }
+        assert!(bench.log("joblog").is_empty());
+    }
+}
+
+#[test]
+fn a_command_without_memory_beside_others_runs_again_alone() {
+    let bench = Bench::new(1);
+    let client = bench.client("--alloc 90000 --hold 2");
+    // The double knows the room that there was when a client came.
+    let too_large = bench.client("--alloc 300000");
+    let file = bench.file(&format!("{client}\nsleep 0.8; {client}\n{too_large}\n"));
+    let ran = bench.pack(&["-n", "3", "--json", &file]).exits(1);
+    let json: Value = serde_json::from_str(&ran.out).expect("JSON");
+    assert_eq!(json["succeeded"], 2, "{json}");
+    // Alone it has no more memory than the GPU.
+    assert_eq!(json["failed"], serde_json::json!([3]), "{json}");
+    assert_eq!(json["again_alone"].as_array().map(Vec::len), Some(2), "{json}");
+    assert!(json["memory_mib"].as_u64() > Some(90_000), "{json}");
+    assert!(
+        bench.out(3).contains("it failed, and runs again"),
+        "{}",
+        bench.out(3)
+    );
+}
+
+#[test]
+fn commands_share_the_jobs_gpus_and_their_limits_follow_from_how_many_there_are() {
+    let bench = Bench::new(2);
+    let line = "echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT >>seen; sleep 1";
+    let file = bench.file(&format!("{line}\n").repeat(8));
+    bench
+        .pack(&["-n", "8", "--threads", "auto", "--mem", "auto", &file])
+        .ok();
+    let seen = fs::read_to_string(bench.work("seen")).expect("seen");
+    let mut counts = BTreeMap::<&str, usize>::new();
+    for line in seen.lines() {
+        *counts.entry(line).or_default() += 1;
+    }
+    assert_eq!(counts.values().copied().collect::<Vec<_>>(), [4, 4], "{seen}");
+    // 143,771 MiB for four.
+    let all = counts
+        .keys()
+        .all(|line| line.contains(" 50 GPU-") && line.ends_with("=35942M"));
+    assert!(all, "{seen}");
+}
+
+#[test]
+fn more_run_at_once_while_the_gpu_has_more_to_do() {
+    let bench = Bench::new(1);
+    let file = bench.file(&format!("{}\n", bench.client("--alloc 256 --hold 5")).repeat(24));
+    let ran = bench.pack(&["--json", &file]).ok();
+    let json: Value = serde_json::from_str(&ran.out).expect("JSON");
+    let most = json["most_at_once"].as_u64().expect("a number");
+    assert!((8..=24).contains(&most), "{json}");
+}
+
+#[test]
+fn the_parts_of_two_nodes_are_disjoint_and_whole() {
+    let bench = Bench::new(1);
+    let file = bench.noting(11);
+    fs::write(bench.work("mended"), "").expect("mended");
+    let node = |number: &str, tasks: &str, more: &[&str]| {
+        let mut command = bench.command(&[&["-n", "8"], more, &[&file]].concat());
+        let step = [
+            ("SLURM_STEP_NUM_NODES", "2"),
+            ("SLURM_STEP_NUM_TASKS", tasks),
+            ("SLURM_NODEID", number),
+        ];
+        command.envs(step);
+        finish(command)
+    };
+    node("0", "2", &[]).ok().prints("6 commands: 6 succeeded");
+    node("1", "2", &[]).ok().prints("5 commands: 5 succeeded");
+    let of = |name: &str| bench.log(name).iter().map(|line| line.seq).collect::<Vec<_>>();
+    let mut all = [of("joblog.0"), of("joblog.1")].concat();
+    all.sort_unstable();
+    assert_eq!(all, (1..=11).collect::<Vec<_>>());
+    node("0", "4", &[])
+        .exits(255)
+        .complains("one task on each node: srun --ntasks-per-node=1");
+    // One node goes on with what two began.
+    bench.pack(&["--resume", "--dry-run", &file]).prints_only("");
+}
