@@ -1,4 +1,4 @@
-//! `mpsctl sweep` in a step of a real Slurm.
+//! `mpsctl sweep` and `mpsctl pack` in a step of a real Slurm.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ pub const GROUP: Group = Group {
         "sweep",
         cells![
             a_sweep_runs_clients_on_the_steps_gpus,
-            a_cancelled_sweep_leaves_nothing
+            a_cancelled_sweep_leaves_nothing,
+            a_pack_on_two_nodes_runs_each_command_once
         ],
     )
 };
@@ -81,4 +82,45 @@ fn a_cancelled_sweep_leaves_nothing(cell: &Context) -> Result<()> {
         let all = cell.bed.job_processes();
         Ok(!all.iter().any(|process| names.contains(&process.name.as_str())))
     })
+}
+
+/// Each node takes its part by its number in the step; the batch script's own environment names two nodes, and runs all.
+fn a_pack_on_two_nodes_runs_each_command_once(cell: &Context) -> Result<()> {
+    let home = cell.bed.home(&cell.user);
+    let records = home.join("pack.records");
+    let client = cell.client(&format!("--hold 0.2 --record {}", records.display()));
+    let (file, mpsctl) = (home.join("pack.txt").display().to_string(), cell.mpsctl());
+    let write = format!("yes '{client}' | head -n 9 >{file}");
+    let pack = format!("{mpsctl} pack -n 4 {file}");
+    let tidy = format!("rm -r {file} {file}.results");
+    let script = format!(
+        "#SBATCH --mps\n{write}\nsrun -N2 --ntasks-per-node=1 {pack}\ncat {file}.results/joblog.0 {file}.results/joblog.1\n\
+         {pack} || exit 9\nsrun -O -N2 -n4 {pack} && exit 8\n{tidy}"
+    );
+    let (_, said) = cell.batch("-N2 --gres=gpu:2", &script)?;
+    let seqs = said
+        .lines()
+        .filter_map(|line| line.split_once('\t')?.0.parse().ok());
+    let mut seqs: Vec<u32> = seqs.collect();
+    seqs.sort_unstable();
+    ensure!(seqs == (1..=9).collect::<Vec<_>>(), "each once: {said}");
+    for (words, times) in [
+        ("5 commands: 5 succeeded", 1),
+        ("4 commands: 4 succeeded", 1),
+        ("9 commands: 9 succeeded", 1),
+    ] {
+        ensure!(said.matches(words).count() == times, "'{words}': {said}");
+    }
+    ensure!(said.contains("the job has other nodes too"), "{said}");
+    ensure!(said.contains("this step has 4 tasks on 2 nodes"), "{said}");
+    let all = Record::all(&std::fs::read_to_string(&records)?)?;
+    std::fs::remove_file(&records)?;
+    holds(
+        all.len() == 18
+            && all
+                .iter()
+                .all(|record| record.under_mps && record.uuids.len() == 1)
+            && gpus(&all).len() == 4,
+        &all,
+    )
 }

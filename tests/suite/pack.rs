@@ -168,6 +168,9 @@ fn each_end_is_logged_as_gnu_parallel_logs_it_and_failures_are_the_exit_code() {
     assert_eq!(of_five.expect("5").command, "echo a\tb $PARALLEL_SEQ");
     // What has no command, or no file.
     let none = bench.file("# nothing\n");
+    let wrong = bench.pack(&["--json", "--thread", "auto", &none]).exits(255);
+    wrong.complains("'--threads'");
+    assert_eq!(wrong.json()["exit_status"], 255);
     bench.pack(&[&none]).exits(255).complains("it has no command");
     let many = bench.file(&"exit 1\n".repeat(120));
     let mut outside = bench.command(&[&many]);

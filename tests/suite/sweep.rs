@@ -209,15 +209,37 @@ fn copies_take_the_jobs_gpus_in_turn() {
     }
 }
 
-/// In an exclusive mode nothing runs outside MPS.
+/// In an exclusive mode nothing runs outside MPS: a client is compared with one that has the GPU to itself, as one of MPS.
 #[test]
-fn in_an_exclusive_mode_only_mps_is_measured() {
+fn on_an_exclusive_gpu_the_comparison_is_one_client_at_a_time_under_mps() {
     let bench = Bench::new(1, "exclusive", "MPS=true");
-    let json = bench.json(&["--clients", "1,2", "--", "/bin/true"]);
+    let simulation = bench.simulation();
+    let options = ["--clients", "2,4", "--threads", "none", "--metric", "ns/day"];
+    let json = bench.json(&[&options[..], &["--", &simulation]].concat());
     let rows = json["rows"].as_array().expect("rows");
     assert!(rows.iter().all(|row| row["mps"] == true), "{json}");
+    let of = [1, 2, 4].map(|clients| figure(&json, clients, Some("none")));
+    assert_eq!(of, [1000.0, 2000.0, 3000.0], "one was not asked for: {json}");
+    let advice = json["advice"].as_str().expect("advice");
+    let gain = "4 clients, MPS=true: 3.0 × one after another under MPS; memory allows";
+    assert!(advice.starts_with(gain), "{advice}");
     let note = json["notes"][0].as_str().expect("note");
-    assert!(note.contains("exclusive"), "{json}");
+    assert!(note.contains("one client at a time under MPS"), "{json}");
+}
+
+#[test]
+fn a_mistyped_option_before_the_command_is_refused() {
+    let bench = Bench::usual();
+    let ran = bench
+        .sweep(&["--client", "1", "--json", "--", "/bin/true"])
+        .exits(2);
+    ran.complains("unexpected argument '--client' found")
+        .complains("'--clients'");
+    assert_eq!(ran.json()["exit_status"], 2);
+    bench
+        .sweep(&["--plot", "x", "--", "/bin/true"])
+        .exits(2)
+        .complains("'--plot'");
 }
 
 #[test]

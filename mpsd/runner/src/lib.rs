@@ -17,11 +17,12 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use mpsd::cli::{Caller, mpsctl};
 use mpsd::scheduler::setup::VerbError;
 use mpsd_core::config::DEFAULT_PATH;
+use mpsd_core::failure::EXIT_NODE;
 use setting::Setting;
 use std::path::PathBuf;
 
 #[derive(Debug, Parser)]
-#[command(name = "mpsctl", version = mpsd::cli::version())]
+#[command(name = "mpsctl", bin_name = "mpsctl", version = mpsd::cli::version())]
 struct Arguments {
     /// The configuration
     #[arg(long, global = true, value_name = "FILE", default_value = DEFAULT_PATH)]
@@ -67,12 +68,10 @@ fn with_verbs(command: clap::Command) -> clap::Command {
 pub fn main() -> u8 {
     let matches = with_verbs(Arguments::command()).try_get_matches();
     let parsed = matches.and_then(|matches| <Arguments as clap::FromArgMatches>::from_arg_matches(&matches));
-    let arguments = parsed.unwrap_or_else(|error| {
-        if error.use_stderr() {
-            mpsctl::say_usage_error(&error);
-        }
-        error.exit()
-    });
+    let arguments = match parsed {
+        Ok(arguments) => arguments,
+        Err(error) => return usage(&error),
+    };
     let config = &arguments.config;
     let (done, json) = match &arguments.verb {
         Verb::Sweep(verb) => {
@@ -94,4 +93,19 @@ pub fn main() -> u8 {
         mpsctl::tell(&failure, json);
         failure.code
     })
+}
+
+/// Prints help, or why the command line cannot be read; returns the exit code.
+fn usage(error: &clap::Error) -> u8 {
+    let _ = error.print();
+    if !error.use_stderr() {
+        return 0;
+    }
+    let verb = std::env::args_os().find(|word| word == "sweep" || word == "pack");
+    let code = match verb.is_some_and(|verb| verb == "pack") {
+        true => pack::EXIT_NOTHING_RUN,
+        false => EXIT_NODE,
+    };
+    mpsctl::say_usage_error(error, i32::from(code));
+    code
 }

@@ -192,8 +192,8 @@ fn error_json(line: &str, code: i32) -> serde_json::Value {
     serde_json::json!({"error": line, "exit_status": code})
 }
 
-/// Says on standard output what its reader needs to know of a command line that clap could not read.
-pub fn say_usage_error(error: &clap::Error) {
+/// Says on standard output what its reader needs to know of a command line that clap could not read. `code` is the exit code.
+pub fn say_usage_error(error: &clap::Error, code: i32) {
     say(Env::of_unread(std::env::args_os()));
     if std::env::args_os()
         .take_while(|word| word != "--")
@@ -205,7 +205,7 @@ pub fn say_usage_error(error: &clap::Error) {
             .split_whitespace()
             .skip_while(|word| *word == "error:")
             .collect();
-        say_json(&error_json(&words.join(" "), error.exit_code()));
+        say_json(&error_json(&words.join(" "), code));
     }
 }
 
@@ -213,7 +213,7 @@ pub fn say_usage_error(error: &clap::Error) {
 fn parse_and_run(json: &mut bool) -> Result<u8, VerbError> {
     let matches = command().try_get_matches_from(words()?).unwrap_or_else(|error| {
         if error.use_stderr() {
-            say_usage_error(&error);
+            say_usage_error(&error, error.exit_code());
         }
         error.exit()
     });
