@@ -5,7 +5,7 @@
 
 use clap::Parser;
 use mpsd::cli;
-use mpsd::cli::job_arguments::JobArguments;
+use mpsd::cli::job_arguments::{Asked, JobArguments};
 use mpsd::cli::reconcile;
 use mpsd::cli::words::words;
 use mpsd::job::node::{Console, Files as _, Severity};
@@ -19,10 +19,9 @@ use mpsd::scheduler::{
 };
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
+use mpsd_core::Failure;
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
 use mpsd_core::failure::Fault;
-use mpsd_core::request::Syntax;
-use mpsd_core::{Failure, Request};
 use std::cell::OnceCell;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -85,14 +84,18 @@ pub fn main() -> u8 {
     let job = &prologue.arguments.job;
     let input = job.input(&env, prologue.site(), std::io::stdout().is_terminal());
     let submission = job.submission(&input, &ThisHost);
-    match submission.and_then(|submission| Ok((job.request_of(&submission)?, submission))) {
+    let asked = submission.and_then(|submission| {
+        let settings = || prologue.settings(&submission.node_name(&ThisHost));
+        Ok((job.request_of(&submission, &settings)?, submission))
+    });
+    match asked {
         Ok((None, _)) => {
             if prologue.arguments.gone {
                 prologue.clear_before(&input);
             }
             0
         }
-        Ok((Some(request), submission)) => prologue.guarded(input, &submission, request),
+        Ok((Some(asked), submission)) => prologue.guarded(input, &submission, asked),
         Err(failure) => prologue.fail_early(&input, &failure),
     }
 }
@@ -132,13 +135,13 @@ impl Prologue {
     }
 
     /// A child does all further work, so that its crash becomes an exit code.
-    fn guarded(&self, input: Input<'_>, submission: &Submission, request: (Request, Syntax)) -> u8 {
+    fn guarded(&self, input: Input<'_>, submission: &Submission, asked: Asked) -> u8 {
         let system = scheduler::of(submission.scheduler);
         let node = submission.node_name(&ThisHost);
         let budget = self.budget(&input, system, &node, submission.step);
         guard::run_guarded(NAME, Deadline::after(budget.whole), || {
             let deadline = Deadline::after(budget.work);
-            match self.prepare(submission, request, node, deadline) {
+            match self.prepare(submission, asked, node, deadline) {
                 Ok(job) => self.start(input, &job),
                 Err(failure) => self.fail_unprepared(submission, &failure, deadline),
             }
@@ -149,7 +152,7 @@ impl Prologue {
     fn prepare(
         &self,
         submission: &Submission,
-        (request, syntax): (Request, Syntax),
+        asked: Asked,
         node: String,
         deadline: Deadline,
     ) -> Result<Job, Failure> {
@@ -157,8 +160,9 @@ impl Prologue {
         let user = find_user(&submission.user)?;
         Ok(Job {
             submission: submission.clone(),
-            request,
-            syntax,
+            request: asked.request,
+            syntax: asked.syntax,
+            by_site: asked.by_site,
             config,
             site: Site::of(&settings),
             settings,
@@ -186,7 +190,12 @@ impl Prologue {
         let again = wait == ReturnWhen::Ready && !submission.step && system.was_put_back(&input);
         let site = job.site.clone();
         let input = Input { site, ..input };
-        let begun = job::begin(&mut node, job, &JobInput { submission, input }, wait);
+        let scheduled = JobInput {
+            submission,
+            input,
+            devices: OnceCell::new(),
+        };
+        let begun = job::begin(&mut node, job, &scheduled, wait);
         if again && begun.failed.is_none() {
             outcome::of_success(&mut node, job);
         }
@@ -316,6 +325,8 @@ fn watch_start(system: &dyn BatchSystem, job: &Job, limit: Duration) {
 struct JobInput<'a> {
     submission: &'a Submission,
     input: Input<'a>,
+    /// `auto` asks twice, and a scheduler may have to ask its server.
+    devices: OnceCell<Result<Devices, Failure>>,
 }
 
 impl Scheduled for JobInput<'_> {
@@ -326,7 +337,8 @@ impl Scheduled for JobInput<'_> {
     }
 
     fn devices(&self) -> Result<Devices, Failure> {
-        scheduler::devices(self.submission, &self.input, &ThisHost)
+        let ask = || scheduler::devices(self.submission, &self.input, &ThisHost);
+        self.devices.get_or_init(ask).clone()
     }
 }
 

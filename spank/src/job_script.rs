@@ -4,13 +4,13 @@
 use crate::arguments::Arguments;
 use crate::handle::{Item, Level, Node, Program, ProgramResult, Slurm, Verdict};
 use crate::submission;
-use mpsd_core::JobId;
 use mpsd_core::config::{Settings, Wait};
 use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
 use mpsd_core::failure::FailureKind;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Flags;
 use mpsd_core::text::one_line;
+use mpsd_core::{JobId, Request};
 use std::path::Path;
 use std::time::Duration;
 
@@ -25,9 +25,13 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verd
         return Verdict::Continue;
     }
     let settings = settings(slurm, node, arguments);
+    let by_site = request.is_empty();
     let request = match &settings {
-        _ if !request.is_empty() => request,
-        Ok(settings) if is_automatic(slurm, settings) => "MPS=on".to_owned(),
+        _ if !by_site => request,
+        // A job without GPUs costs no more than anywhere else.
+        Ok(settings) if has_gpus(slurm) && is_automatic(slurm, settings) => {
+            Request::new(settings.defaults.mode).to_string()
+        }
         _ => return Verdict::Continue,
     };
     let Some(job) = slurm.job() else {
@@ -36,7 +40,8 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verd
     let of_srun = slurm.process_env(submission::SUBMITTED).as_deref() == Some(submission::SRUN);
     let in_task = of_srun && settings.as_ref().is_ok_and(|s| s.slurm.wait == Wait::Task);
     let wait = if in_task { "started" } else { "ready" };
-    let words = ["--request", &request, "--record", "--wait", wait];
+    let mut words = vec!["--request", &request, "--record", "--wait", wait];
+    words.extend(by_site.then_some("--by-site"));
     let usual = Settings::usual();
     let limits = settings.as_ref().unwrap_or(&usual);
     let program = program(&arguments.prologue, arguments, limits, &words, environment(slurm));
@@ -102,6 +107,13 @@ fn request(slurm: &dyn Slurm) -> String {
         |_| flags.raw(),
         |request| submission::request_text(request.as_ref()),
     )
+}
+
+/// Slurm names a job's GPUs to its prolog, a share of one as well.
+fn has_gpus(slurm: &dyn Slurm) -> bool {
+    slurm
+        .process_env("SLURM_JOB_GPUS")
+        .is_some_and(|gpus| !gpus.is_empty())
 }
 
 fn is_automatic(slurm: &dyn Slurm, settings: &Settings) -> bool {

@@ -28,6 +28,8 @@ pub struct StepState {
     pub own_daemon: bool,
     /// Why it has no daemon of its own.
     pub failure: Option<String>,
+    /// Why `auto` gives it none.
+    pub unneeded: Option<String>,
     /// How many GPUs it has, if Slurm names them. A task may have fewer.
     pub gpus: Option<u32>,
     /// The lock of the job's static partitions, or why it does not open; `None`: the job has none.

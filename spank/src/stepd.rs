@@ -10,6 +10,8 @@ use crate::state::PluginState;
 use mpsd_core::Request;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
+use mpsd_core::record::RecordState;
+use mpsd_core::request::Mode;
 
 /// `SLURM_EXTERN_CONT`: holds the allocation, sees no option and has no task of the user.
 const EXTERN: u32 = 0xffff_fffc;
@@ -59,22 +61,26 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     if let (Some(job), Ok(settings)) = (slurm.job(), &settings) {
         let paths = settings.paths.job(&job);
         let of_job = node.record(&paths.record());
+        // A step may need MPS that its job does not: its tasks are counted, and those of its job were not yet known.
+        let unneeded = matches!(&of_job, Ok(Some(record)) if record.state == RecordState::Unneeded);
         if let StepKind::Step(number) = kind {
             let gpus = slurm.job_env("SLURM_STEP_GPUS").filter(|list| !list.is_empty());
             state.step.gpus = gpus.and_then(|list| list.split(',').count().try_into().ok());
             match &of_job {
                 // A job's record holds for its steps, even a refusal.
-                Ok(Some(record)) => {
+                Ok(Some(record)) if !unneeded => {
                     state.flags.imply_mode();
                     let sms = record.request.as_ref().and_then(|request| request.sms.as_ref());
                     state.step.partitions_lock = sms.map(|_| node.partitions_lock(&paths));
                     let observed = node.observations(&paths).unwrap_or_default();
                     state.step.limits_set = observed.limits_set;
                 }
-                Ok(None) if !is_component(slurm) => {
-                    match own_daemon(slurm, state, arguments, settings, number) {
-                        Ok(None) => {}
-                        Ok(Some(program)) => {
+                Ok(record) if !is_component(slurm) => {
+                    let of_job = record.as_ref().and_then(|record| record.request.clone());
+                    match own_daemon(slurm, state, arguments, settings, number, of_job) {
+                        Ok(OwnDaemon::None) => {}
+                        Ok(OwnDaemon::Unneeded(why)) => state.step.unneeded = Some(why),
+                        Ok(OwnDaemon::Start(program)) => {
                             let result = run(slurm, node, number, &program);
                             state.step.failure = job_script::failure(&result);
                             state.step.own_daemon = true;
@@ -85,30 +91,52 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
                 _ => {}
             }
         }
-        state.step.has_mps = state.step.own_daemon || matches!(of_job, Ok(Some(_)));
+        state.step.has_mps = state.step.own_daemon || matches!(of_job, Ok(Some(_)) if !unneeded);
     }
     state.step.settings = Some(settings);
 }
 
-/// The `mps-prologue` of a step that asks for a daemon of its own, or why it cannot have one.
+enum OwnDaemon {
+    /// The step asks for none.
+    None,
+    /// `auto` gives it none, and why.
+    Unneeded(String),
+    /// This `mps-prologue` starts it.
+    Start(Program),
+}
+
+/// What becomes of a step that may ask for a daemon of its own, or why it cannot have one. `of_job`: the request of its job, to
+/// which `auto` gave nothing.
 fn own_daemon(
     slurm: &dyn Slurm,
     state: &PluginState,
     arguments: &Arguments,
     settings: &Settings,
     number: u32,
-) -> Result<Option<Program>, String> {
+    of_job: Option<Request>,
+) -> Result<OwnDaemon, String> {
     let request = state.flags.request().map_err(|refusal| refusal.to_string())?;
-    let Some(request) = request.filter(Request::is_on) else {
-        return Ok(None);
+    let Some(request) = request.or(of_job).filter(Request::is_on) else {
+        return Ok(OwnDaemon::None);
     };
+    let whole_jobs = "this cluster gives MPS to whole jobs only";
+    if request.mode == Mode::Auto {
+        let tasks = slurm.item(Item::LocalTasks).unwrap_or_default();
+        let gpus = state.step.gpus.unwrap_or_default();
+        match (Mode::auto_helps(tasks, gpus), arguments.scope) {
+            (false, _) => return Ok(OwnDaemon::Unneeded(Mode::counted(tasks, gpus))),
+            (true, Scope::Job) => return Ok(OwnDaemon::Unneeded(whole_jobs.into())),
+            (true, _) => {}
+        }
+    }
     if arguments.scope == Scope::Job {
-        return Err("this cluster gives MPS to whole jobs only: give --mps to sbatch or salloc".into());
+        return Err(format!("{whole_jobs}: give --mps to sbatch or salloc"));
     }
     let request = request.to_string();
     let words = ["--request", &request, "--record", "--wait", "started"];
     let (path, environment) = (&arguments.prologue, environment(slurm, number));
-    Ok(Some(program(path, arguments, settings, &words, environment)))
+    let program = program(path, arguments, settings, &words, environment);
+    Ok(OwnDaemon::Start(program))
 }
 
 fn run(slurm: &dyn Slurm, node: &dyn Node, number: u32, program: &Program) -> ProgramResult {

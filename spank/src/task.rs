@@ -15,6 +15,7 @@ use mpsd_core::environment::{self, Change, Task};
 use mpsd_core::partitions::{self, Holder, VARIABLE};
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{Record, RecordState};
+use mpsd_core::request::Mode;
 use mpsd_core::step::{of_step_after, of_tasks};
 use mpsd_core::{JobId, Refusal, Request};
 use std::path::Path;
@@ -133,6 +134,18 @@ impl NewTask<'_> {
         let is_left_out = arguments.scope == Scope::Step && self.kind == StepKind::Job;
         match record {
             Some(record) if has_flags && state.opts_out() => self.opt_out(&record),
+            Some(record) if record.state == RecordState::Unneeded => {
+                if has_flags && self.is_first_of(&record) {
+                    self.say_unneeded(record.reason.as_deref().unwrap_or_default());
+                }
+                // A job that asked itself has warnings, and a task prolog of ours, which a component with other flags may run.
+                let mut changes = self.without_mps(has_flags);
+                changes.extend(unplugged::handed_back(self.slurm, stepd::is_script(self.slurm)));
+                match record.warnings.is_empty() || changes.iter().any(unplugged::is_mark) {
+                    true => Ok(changes),
+                    false => Ok(self.marked(changes)),
+                }
+            }
             Some(record) if self.has_no_gpu(&record) => Ok(self.marked(self.strip(None))),
             Some(record) => {
                 let request = state.request_on().filter(|_| has_flags);
@@ -142,17 +155,36 @@ impl NewTask<'_> {
                 self.warn(&record);
                 Ok(self.marked(changes))
             }
-            None if has_flags && state.asks() && !is_left_out => Err(TaskRefusal::of_node(self.no_daemon())),
-            None => {
-                let changes = self.strip(Some(self.job));
-                // Only the component whose flags srun used runs mpsd's task prolog. An allocation that asked hands it to
-                // its steps on all components.
-                let has_prolog = has_flags || unplugged::is_handed_on(self.slurm);
-                match state.request_on() {
-                    Some(_) if has_prolog => Ok(self.marked(changes)),
-                    _ => Ok(changes),
+            None if has_flags && state.asks() && !is_left_out => match &state.step.unneeded {
+                None => Err(TaskRefusal::of_node(self.no_daemon())),
+                Some(why) => {
+                    if self.slurm.is_first_task() {
+                        self.say_unneeded(&Mode::auto_without(why));
+                    }
+                    Ok(self.without_mps(has_flags))
                 }
-            }
+            },
+            None => Ok(self.without_mps(has_flags)),
+        }
+    }
+
+    fn without_mps(&self, has_flags: bool) -> Vec<Change> {
+        let changes = self.strip(Some(self.job));
+        // Only the component whose flags srun used runs mpsd's task prolog. An allocation that asked hands it to
+        // its steps on all components.
+        let has_prolog = has_flags || unplugged::is_handed_on(self.slurm);
+        match self.state.request_on() {
+            Some(_) if has_prolog => self.marked(changes),
+            _ => changes,
+        }
+    }
+
+    /// A user who said `auto` reads what it found. One whose site said it reads nothing, as without us.
+    fn say_unneeded(&self, why: &str) {
+        if self.state.asks() {
+            let (job, node) = (self.job, self.slurm.node_name());
+            self.slurm
+                .log(Level::Notice, &format!("job {job}: on {node}: {why}"));
         }
     }
 
@@ -166,11 +198,16 @@ impl NewTask<'_> {
             let path = settings.paths.job(job).record();
             self.node.settled_record(&path, settings.deadline)
         };
-        match (of(self.job)?, self.kind) {
-            (None, StepKind::Step(number)) => {
-                of(&self.job.step(&number.to_string()).map_err(|e| e.to_string())?)
+        let of_job = of(self.job)?;
+        let needed = of_job
+            .as_ref()
+            .is_some_and(|record| record.state != RecordState::Unneeded);
+        match self.kind {
+            StepKind::Step(number) if !needed => {
+                let step = self.job.step(&number.to_string()).map_err(|e| e.to_string())?;
+                Ok(of(&step)?.or(of_job))
             }
-            (of_job, _) => Ok(of_job),
+            _ => Ok(of_job),
         }
     }
 
@@ -220,15 +257,20 @@ impl NewTask<'_> {
         })
     }
 
-    /// Shows the record's warnings once a node: the script does it, or else the first step.
-    fn warn(&self, record: &Record) {
+    /// Whether this task speaks for its node of `record`: the script does, or else the first step.
+    fn is_first_of(&self, record: &Record) -> bool {
         let is_first = match self.kind {
             StepKind::Job => true,
             StepKind::Step(number) => {
                 *self.job != record.job || number == 0 && !stepd::is_of_script(self.slurm)
             }
         };
-        if is_first && self.slurm.is_first_task() {
+        is_first && self.slurm.is_first_task()
+    }
+
+    /// Shows the record's warnings once a node.
+    fn warn(&self, record: &Record) {
+        if self.is_first_of(record) {
             for warning in &record.warnings {
                 let line = format!("job {}: {warning}", record.job);
                 self.slurm.log(Level::Notice, &line);
@@ -239,7 +281,7 @@ impl NewTask<'_> {
     fn attach(&self, record: &Record, request: Option<Request>) -> Result<Vec<Change>, TaskRefusal> {
         let (slurm, job) = (self.slurm, &record.job);
         match record.state {
-            RecordState::Ready => {}
+            RecordState::Ready | RecordState::Unneeded => {}
             RecordState::Refused | RecordState::Failed => {
                 let reason = record.reason.as_deref();
                 return Err(TaskRefusal::of_node(reason.unwrap_or("no reason is recorded")));

@@ -61,6 +61,28 @@ pub fn release(slurm: &mut dyn Slurm) {
     }
 }
 
+/// Gives a task that has no MPS the environment that it would have without us: its steps ask for the task prolog by themselves.
+/// `mps-task-prolog` still needs to know the user's own, before a task other than a script.
+pub fn handed_back(slurm: &dyn Slurm, is_script: bool) -> Vec<Change> {
+    if !is_handed_on(slurm) {
+        return Vec::new();
+    }
+    let users = slurm.job_env(USERS);
+    let forgets = is_script && users.is_some();
+    let forgotten = forgets.then_some(Change {
+        name: USERS,
+        value: None,
+    });
+    let name = VARIABLE;
+    let restored = Change { name, value: users };
+    forgotten.into_iter().chain([restored]).collect()
+}
+
+/// Whether this marks a task for `mps-task-prolog`.
+pub fn is_mark(change: &Change) -> bool {
+    change.name == MARK
+}
+
 /// Whether the allocation around a task asked for our task prolog.
 pub fn is_handed_on(slurm: &dyn Slurm) -> bool {
     slurm.job_env(VARIABLE).is_some_and(|path| is_ours(&path))

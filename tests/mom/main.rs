@@ -1,6 +1,7 @@
 //! Our installed files under the moms of Torque and OpenPBS, each run as its mom runs it.
 
 mod agent;
+mod auto;
 mod both;
 mod classic;
 mod install;

@@ -4,6 +4,7 @@
 //! `cargo test -p tests --test slurm [WORD…] [--at-once N]` runs the cells whose `group::name` holds one of the words, on so many
 //! clusters at once.
 
+mod auto;
 mod containers;
 mod devices;
 mod failures;
@@ -46,6 +47,8 @@ const GROUPS: &[runner::Group] = &[
     failures::REQUIRED,
     failures::HELD,
     sites::AUTOMATIC,
+    auto::GROUP,
+    auto::SHARDS,
     shared::GROUP,
     shared::MPS,
     shared::SEVERAL,

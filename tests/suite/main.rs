@@ -3,6 +3,7 @@
 mod accounts;
 mod architecture;
 mod audit;
+mod auto;
 mod bad_input;
 mod bounded;
 mod confined;

@@ -61,6 +61,9 @@ fn scenarios() -> Vec<Scenario> {
         )
         .devices(|d| d.tasks_on_node = Some(6)),
         Scenario::new("auto_tasks_unknown", "MPS=true,MPS_THREADS=auto", 1),
+        Scenario::new("mode_auto", "MPS=auto,MPS_THREADS=auto", 2).devices(|d| d.tasks_on_node = Some(8)),
+        Scenario::new("mode_auto_shared", "MPS=auto", 1).devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("mode_auto_too_many_tasks", "MPS=auto", 1).devices(|d| d.tasks_on_node = Some(49)),
         Scenario::new("replicas", "MPS=true,MPS_REPLICAS=3", 1),
         Scenario::new("more_replicas_than_clients", "MPS=true,MPS_REPLICAS=60", 1),
         Scenario::new("bound", "MPS=true,MPS_BIND=closest+peers,MPS_VISIBLE=ordinal", 2),

@@ -28,6 +28,8 @@ import pbs
 PROGRAMS = "/usr/bin"  # filled in by 'mpsctl pbs install'
 OPTIONS = []  # filled in by 'mpsctl pbs install': ["--config", FILE] where it is not /etc/mpsd/mpsd.toml
 
+AUTO_QUEUES = []  # filled in by 'mpsctl pbs install': auto_queues of mpsd.toml
+JOBS = "/run/mpsd/jobs"  # filled in by 'mpsctl pbs install'
 LOOK_AGAIN = "/run/mpsd/look-again"  # filled in by 'mpsctl pbs install'
 LIMIT_S = 25  # filled in by 'mpsctl pbs install': above our own deadline; the hook's alarm is above twice this
 MOM_WAITS_S = 1.2
@@ -73,6 +75,19 @@ def may_have_asked(job):
     return "mps" in attribute(job, "Account_Name").lower() or resource(job, "mps") != ""
 
 
+def has_directory(job):
+    name = attribute(job, "id")  # of more than 40 bytes: only mpsctl knows the directory's name
+    return len(name) > 40 or os.path.lexists(os.path.join(JOBS, name))
+
+
+def is_automatic(event):
+    """Whether the site asks for MPS for this job with GPUs; after its begin, whether that left anything here."""
+    job = event.job
+    if not AUTO_QUEUES or attribute(job, "queue") not in AUTO_QUEUES or "ngpus=" not in attribute(job, "exec_vnode"):
+        return False
+    return event.type == getattr(pbs, "EXECJOB_BEGIN", None) or has_directory(job)
+
+
 def waits_for_a_look(kind):
     """After any job, mps-epilogue looks again at what hung in the driver: nothing else may do so on a node without our timer."""
     return kind == getattr(pbs, "EXECJOB_END", None) and os.path.lexists(LOOK_AGAIN)
@@ -112,11 +127,12 @@ def memory_file(content=b""):
         return None
 
 
-def call(program, arguments, limit, env=None, values=(), goes_on=False):
+def call(program, arguments, limit, env=None, values=(), goes_on=None):
     """Runs one of our programs; returns its exit code, standard output and last line of standard error. NOT_RUN: it never ran.
 
-    'values' can be longer than a command line: the program reads them from its standard input. One that goes on is not
-    killed at the limit, and has a session of its own, since PBS kills the hook's group; its exit code is None then."""
+    'values' can be longer than a command line: the program reads them from its standard input. One that 'goes_on' lets go on at
+    the limit is not killed, and has a session of its own, since PBS kills the hook's group; its exit code is None then. One that
+    may not has done nothing yet."""
     import subprocess
     words = [os.path.join(PROGRAMS, program)] + (["@-"] if values else []) + arguments
     given = memory_file(b"".join(value.encode("utf-8", "surrogateescape") + b"\0" for value in values)) if values else None
@@ -126,17 +142,17 @@ def call(program, arguments, limit, env=None, values=(), goes_on=False):
     try:
         process = subprocess.Popen(words, stdin=given or subprocess.DEVNULL, stdout=out or subprocess.DEVNULL,
                                    stderr=err or subprocess.DEVNULL, env=env or {}, cwd="/", close_fds=True,
-                                   start_new_session=goes_on)
+                                   start_new_session=goes_on is not None)
     except OSError as error:
         return NOT_RUN, "", "mpsd: cannot run '%s': %s" % (error.filename or program, error.strerror)
     try:
         code, late = process.wait(limit), None
     except subprocess.TimeoutExpired:
-        if goes_on:
+        if goes_on and goes_on():
             return None, "", ""
-        process.kill()
+        os.killpg(process.pid, 9) if goes_on else process.kill()
         process.wait()
-        code, late = 2, "mpsd: %s did not end within %d s" % (program, limit)
+        code, late = NOT_RUN if goes_on else 2, "mpsd: %s did not end within %d s" % (program, limit)
     if out:
         out.seek(0)
     answer = out.read(1048576).decode("utf-8", "replace") if out else ""
@@ -173,8 +189,11 @@ def shape(job):
 def begin(event):
     job = event.job
     arguments = ["--scheduler", "openpbs", "--record", "--wait", "announced"] + OPTIONS + (["--sister"] if is_sister(job) else [])
-    values = ["--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")] + shape(job)
-    code, _, line = call("mps-prologue", arguments + identity(job), mom_waits(), values=values, goes_on=True)
+    values = ["--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps"),
+              "--queue=" + attribute(job, "queue")] + shape(job)
+    # Of a job that did not ask itself, execjob_launch knows by the directory that a start is under way.
+    code, _, line = call("mps-prologue", arguments + identity(job), mom_waits(), values=values,
+                         goes_on=lambda: may_have_asked(job) or has_directory(job))
     if code is None:
         return None  # execjob_launch waits for it
     if line:
@@ -205,7 +224,7 @@ def launch(event):
     inherited = {name: text(env[name]).replace("\\,", ",") for name in PASSED if name in env}
     code, answer, line = environment(job, inherited, ["--main"] if is_main_shell(event) else [], LIMIT_S)
     changes = json_of(answer) if code == 0 else {}
-    if code == 0 and changes.get("MPSD_JOB") is None and asked(job):
+    if code == 0 and changes.get("MPSD_JOB") is None and asked(job, settled=True):
         # Of what its user did wrong there is a record.
         code, line = UNCOUNTED, "mpsd: job %s asked for MPS and has none on this node" % attribute(job, "id")
     if code != 0:
@@ -256,10 +275,12 @@ def request(job):
     return code, json_of(answer) if code == 0 else {}, line
 
 
-def asked(job):
-    """Of a job whose account holds the letters "mps". What cannot be told did: no such job runs without MPS by mistake."""
+def asked(job, settled=False):
+    """Of a job whose account holds the letters "mps". What cannot be told did: no such job runs without MPS by mistake. 'settled':
+    its record tells of no MPS, so 'auto' gave it none."""
     code, said, _ = request(job)
-    return code != 0 or said["resource"].split("+")[0] not in ("", "off")
+    mode = said["resource"].split("+")[0] if code == 0 else ""
+    return code != 0 or mode not in ("", "off") and not (settled and mode == "auto" and has_directory(job))
 
 
 def is_launcher(event):
@@ -289,7 +310,7 @@ def remove(env, name):
 
 def clean(job, limit):
     arguments = ["--scheduler", "openpbs", "--strict"] + OPTIONS + identity(job)
-    code, _, line = call("mps-epilogue", arguments, limit, goes_on=limit < LIMIT_S)
+    code, _, line = call("mps-epilogue", arguments, limit, goes_on=(lambda: True) if limit < LIMIT_S else None)
     if code is None:
         line = "mpsd: job %s: mps-epilogue goes on" % attribute(job, "id")
     elif code not in (0, NOT_RUN):
@@ -334,7 +355,7 @@ def failed(event, act, error):
         clean(event.job, mom_waits())
         put_back(event.job, NOT_RUN)
         return line
-    if act is launch and asked(event.job):
+    if act is launch and (asked(event.job) or is_automatic(event)):
         return tell(line)
     return None
 
@@ -354,7 +375,7 @@ def run(event):
 def main():
     event, why = pbs.event(), None
     try:
-        if may_have_asked(event.job) or waits_for_a_look(event.type):
+        if may_have_asked(event.job) or waits_for_a_look(event.type) or is_automatic(event):
             exec(compile(ACTS, "mpsd.py", "exec"), globals())
             why = run(event)  # noqa: F821
     except Exception as error:

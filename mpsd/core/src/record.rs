@@ -38,6 +38,8 @@ pub enum RecordState {
     Refused,
     /// It did not start; a task says why and does not run.
     Failed,
+    /// `MPS=auto` gives none here, and says why. The tasks run as in a job that did not ask.
+    Unneeded,
 }
 
 /// A GPU of the job.
@@ -152,7 +154,7 @@ pub struct Record {
     pub uid: u32,
     /// The state of its MPS.
     pub state: RecordState,
-    /// One line for the user when refused or failed.
+    /// One line for the user: why it was refused, failed or is not needed, or why `MPS=auto` gives it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// What the failure was when `failed`: Slurm's job_prolog fails on a fault only.

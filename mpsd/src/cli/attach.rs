@@ -61,6 +61,8 @@ pub enum Attachment {
     Attached(Vec<Change>),
     /// The caller is in no job with MPS: these changes remove what another job's MPS left in the environment.
     WithoutMps(Vec<Change>),
+    /// The same, since `MPS=auto` gives the job none.
+    Unneeded(Vec<Change>),
     Unread(Undetermined),
 }
 
@@ -69,7 +71,7 @@ impl Attachment {
 
     pub fn changes(self) -> Vec<Change> {
         match self {
-            Self::Attached(changes) | Self::WithoutMps(changes) => changes,
+            Self::Attached(changes) | Self::WithoutMps(changes) | Self::Unneeded(changes) => changes,
             Self::Unread(_) => Vec::new(),
         }
     }
@@ -94,7 +96,11 @@ impl Caller<'_> {
             return Ok(Attachment::NO_JOB);
         };
         let (settings, broken) = self.settings();
-        match self.record(&settings) {
+        let stripped = || strip_inherited(Some(job.as_str()), self.env);
+        match self.any_record(&settings) {
+            Ok(Some((_, record))) if record.state == RecordState::Unneeded => {
+                Ok(Attachment::Unneeded(stripped()))
+            }
             Ok(Some((_, record))) => {
                 let changes = self.attach(&record)?;
                 self.expect_daemon(&record, &changes)?;
@@ -105,10 +111,7 @@ impl Caller<'_> {
             Ok(None) => match broken {
                 // A broken configuration may hide a record. It must not stop the main shell, which every job has.
                 Some(fault) if !self.main => Err(fault.into()),
-                _ => Ok(Attachment::WithoutMps(strip_inherited(
-                    Some(job.as_str()),
-                    self.env,
-                ))),
+                _ => Ok(Attachment::WithoutMps(stripped())),
             },
         }
     }
@@ -130,8 +133,14 @@ impl Caller<'_> {
         }
     }
 
-    /// The record under the first of the job's ids that has one, once it is no longer `starting`.
+    /// The record of the job's MPS, once it is no longer `starting`.
     fn record(&self, settings: &Settings) -> Result<Option<(JobId, Record)>, Failure> {
+        let found = self.any_record(settings)?;
+        Ok(found.filter(|(_, record)| record.state != RecordState::Unneeded))
+    }
+
+    /// The record under the first of the job's ids that has one, once it is no longer `starting`.
+    fn any_record(&self, settings: &Settings) -> Result<Option<(JobId, Record)>, Failure> {
         for id in self.ids()? {
             let path = settings.paths.job(&id).record();
             let unread = |why| Undetermined::new(format!("record '{}'", path.display()), why);
@@ -153,9 +162,11 @@ impl Caller<'_> {
         Ok(own.map(|own| (own, settings.paths.job(&id).partitions_lock())))
     }
 
+    /// What its user should know although the job runs.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        let job = self.job_with_mps().ok().flatten();
-        job.map_or(Vec::new(), |(record, _)| record.warnings)
+        let (settings, _) = self.settings();
+        let found = self.any_record(&settings).ok().flatten();
+        found.map_or(Vec::new(), |(_, record)| record.warnings)
     }
 
     /// That the job's list by local rank is shorter than the ranks of a launcher, for the first of them. Slurm's plugin says it of
@@ -260,7 +271,7 @@ impl Caller<'_> {
         }
         let reason = record.reason.as_deref().unwrap_or("no reason is recorded");
         match record.state {
-            RecordState::Ready => Ok(()),
+            RecordState::Ready | RecordState::Unneeded => Ok(()),
             RecordState::Starting => Err(Undetermined::new(job, "its MPS is not ready in time").into()),
             RecordState::Failed if record.kind != Some(FailureKind::Refusal) => {
                 Err(Undetermined::new(job, format!("MPS did not start: {reason}")).into())

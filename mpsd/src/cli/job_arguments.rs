@@ -3,6 +3,7 @@
 use crate::scheduler::{self, CallOptions, Host, Input, Program, Scheduler, Site, Submission};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
+use mpsd_core::config::Settings;
 use mpsd_core::request::{Key, Syntax};
 use mpsd_core::{Failure, Request};
 use std::ffi::{OsStr, OsString};
@@ -16,6 +17,9 @@ pub struct JobArguments {
     /// The request, in the words of the account tokens (Slurm's plugin).
     #[arg(long, value_name = "TEXT", value_parser = Tokens, hide_possible_values = true, allow_hyphen_values = true)]
     pub request: Option<String>,
+    /// The site asks by --request, and the job's user did not (Slurm's plugin).
+    #[arg(long, requires = "request")]
+    pub by_site: bool,
     /// What goes before the scheduler's own words.
     #[command(flatten)]
     pub given: CallOptions,
@@ -25,6 +29,17 @@ pub struct JobArguments {
     /// The scheduler's own arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     pub positional: Vec<OsString>,
+}
+
+/// What a job asks for.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// The request.
+    pub request: Request,
+    /// How its user wrote it, for messages.
+    pub syntax: Syntax,
+    /// The site asks for it ([`Submission::by_site`]).
+    pub by_site: bool,
 }
 
 /// Any text, for which a shell completes the request's tokens. A wrong token is a refusal, not a usage error.
@@ -67,11 +82,15 @@ impl JobArguments {
         Ok(submission.of_step(self.step.as_deref())?)
     }
 
-    /// The request of a job, and how its user wrote it; `None`: it did not ask, or switched MPS off. Nothing is read or touched for it.
+    /// The request of a job; `None`: there is none, or MPS is off. Only `settings` reads anything for it, of a job of a queue.
     ///
     /// # Errors
     /// A refusal of the request.
-    pub fn request_of(&self, submission: &Submission) -> Result<Option<(Request, Syntax)>, Failure> {
+    pub fn request_of(
+        &self,
+        submission: &Submission,
+        settings: &dyn Fn() -> Option<Settings>,
+    ) -> Result<Option<Asked>, Failure> {
         let usual = scheduler::of(submission.scheduler).facts().syntax;
         let given = self.request.as_deref().map(Request::from_account);
         let account = submission.account.as_ref().map(Request::from_account);
@@ -84,10 +103,18 @@ impl JobArguments {
         let mut all = all
             .into_iter()
             .filter_map(|(request, syntax)| Some((request?, syntax)));
-        let Some((first, syntax)) = all.next() else {
-            return Ok(None);
+        let asked = match all.next() {
+            Some((first, syntax)) => Asked {
+                request: all.try_fold(first, |request, (other, _)| Request::merge(request, other))?,
+                syntax,
+                by_site: self.by_site,
+            },
+            None => Asked {
+                request: submission.by_site(settings).unwrap_or_default(),
+                syntax: usual,
+                by_site: true,
+            },
         };
-        let request = all.try_fold(first, |request, (other, _)| Request::merge(request, other))?;
-        Ok(request.is_on().then_some((request, syntax)))
+        Ok(Some(asked).filter(|asked| asked.request.is_on()))
     }
 }

@@ -1,13 +1,15 @@
 //! `mpsctl plan`: what root would do here for a job, printed and not done.
 
-use super::job_arguments::JobArguments;
+use super::job_arguments::{Asked, JobArguments};
 use super::site::inventory;
 use crate::node::real::find_user;
+use crate::plan::auto::{self, Finding};
 use crate::plan::{Case, decide, tasks};
 use crate::scheduler::{
     self, Devices, Exclusive, GpuName, GpuSource, Host, Site, Submission, ThisHost, UserRef,
 };
 use mpsd_core::config::Config;
+use mpsd_core::request::Mode;
 use mpsd_core::{Failure, JobId, Refusal, Request};
 use std::path::Path;
 
@@ -64,20 +66,38 @@ impl PlanVerb {
             arguments.request = Some(Request::from_flags(flags)?.to_string());
         }
         let as_line = |note: Option<_>| note.map_or(String::new(), |note| format!("note: {note}\n"));
-        let Some((request, syntax)) = arguments.request_of(&submission)? else {
+        let of_node = || Some(settings.clone());
+        let Some(Asked { request, syntax, .. }) = arguments.request_of(&submission, &of_node)? else {
             return Ok(match json {
                 true => format!("{}\n", serde_json::json!({"asked": false, "note": almost})),
                 false => format!("MPS was not asked for: nothing is done\n{}", as_line(almost)),
             });
         };
-        let (note, devices) = match &self.user {
-            Some(_) => (None, self.devices()?),
-            None => {
-                let system = scheduler::of(submission.scheduler);
-                let missing = system.unattached(&submission, &input, &ThisHost);
-                let note = tasks::decide(missing, submission.sister, settings.pbs.unattached_tasks)?;
-                (note, scheduler::devices(&submission, &input, &ThisHost)?)
+        let without = |why: &str| {
+            let line = Mode::auto_without(why);
+            match json {
+                true => format!("{}\n", serde_json::json!({"asked": true, "unneeded": line})),
+                false => format!("{line}: the job runs as if it had not asked\n"),
             }
+        };
+        let may_do_without = auto::may_do_without(&request);
+        let devices = match &self.user {
+            Some(_) => self.devices()?,
+            None => scheduler::devices(&submission, &input, &ThisHost)?,
+        };
+        if request.mode == Mode::Auto
+            && let Finding::Unneeded(why) = auto::find(&devices, &settings)
+        {
+            return Ok(without(&why));
+        }
+        let missing = self.user.is_none().then(|| {
+            let system = scheduler::of(submission.scheduler);
+            system.unattached(&submission, &input, &ThisHost)
+        });
+        let sister = submission.sister && !may_do_without;
+        let note = match tasks::decide(missing.flatten(), sister, settings.pbs.unattached_tasks) {
+            Err(Failure::Refusal(refusal)) if may_do_without => return Ok(without(&refusal.to_string())),
+            told => told?,
         };
         let node = self
             .node
@@ -86,7 +106,7 @@ impl PlanVerb {
             .unwrap_or(host);
         let inventory = inventory(worker, &settings.nvml)?;
         let user = find_user(&submission.user)?;
-        let (_, plan) = decide(&Case {
+        let decided = decide(&Case {
             config: &file,
             node: &node,
             submission: &submission,
@@ -95,7 +115,11 @@ impl PlanVerb {
             uid: user.uid,
             devices: &devices,
             inventory: &inventory,
-        })?;
+        });
+        let (_, plan) = match decided {
+            Err(Failure::Refusal(refusal)) if may_do_without => return Ok(without(&refusal.to_string())),
+            decided => decided?,
+        };
         if json {
             let mut object = plan.json();
             object["asked"] = true.into();
@@ -128,6 +152,7 @@ impl PlanVerb {
                 .as_ref()
                 .map(|account| account.as_encoded_bytes().to_vec()),
             resource: given.resource.clone(),
+            queue: given.queue.clone(),
             node: None,
             interactive: false,
             step: false,
@@ -150,6 +175,7 @@ impl PlanVerb {
             },
             whole_node: false,
             tasks_on_node: self.tasks,
+            uneven: false,
         })
     }
 }

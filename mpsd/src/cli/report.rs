@@ -101,7 +101,7 @@ pub fn paragraph(report: &JobReport) -> String {
 fn no_report(job: &JobId, is_root: bool) -> String {
     match is_root {
         true => format!(
-            "job {job}: no report on this node: it had no MPS here, has not ended, or its report is gone"
+            "job {job}: no report on this node: it had no MPS here (auto gave it none, or it did not ask), has not ended, or its report is gone"
         ),
         false => format!(
             "job {job}: no report for you on this node: it is another user's, had no MPS here, has not ended, or only root has its \
@@ -154,6 +154,7 @@ fn lines(report: &JobReport) -> Vec<String> {
     ];
     let limits: Vec<String> = report.daemons.iter().filter_map(report::limits).collect();
     for (what, texts) in [
+        ("", &report.auto.iter().cloned().collect()),
         ("limits of each client: ", &limits),
         ("drain: ", &report.drain.iter().cloned().collect()),
         ("fault: ", &report.faults),

@@ -50,6 +50,7 @@ fn report() -> JobReport {
             memory: vec![(gpu(0), 1024)],
             ..Daemon::default()
         }],
+        auto: None,
         exclusive: true,
         began: 1000,
         ready_ms: Some(210),

@@ -1,5 +1,6 @@
 //! The audit trail: who had MPS on which GPUs with which limits, from when to when, a line of the node's log with fields.
 
+use super::case::Job;
 use super::journal::Journal;
 use super::report;
 use mpsd_core::observations::Observations;
@@ -19,7 +20,25 @@ pub fn begun(journal: &Journal) -> Entry {
         "MPS ready for {} on {gpus}{colon}{limits}",
         text::user(&journal.user)
     );
-    entry(journal, "begin", &line, Vec::new())
+    let why = journal.auto.clone().map(|why| ("MPSD_WHY", why));
+    entry(journal, "begin", &line, why.into_iter().collect())
+}
+
+/// `MPS=auto` gives the job none.
+pub fn unneeded(job: &Job, why: &str) -> Entry {
+    let id = &job.submission.job;
+    Entry {
+        line: format!("job {id}: {why}"),
+        fields: vec![
+            ("MPSD_EVENT", "unneeded".to_owned()),
+            ("MPSD_JOB", id.to_string()),
+            ("MPSD_USER", job.user.name.clone()),
+            ("MPSD_UID", job.user.uid.to_string()),
+            ("MPSD_SCHEDULER", job.submission.scheduler.to_string()),
+            ("MPSD_NODE", job.node.clone()),
+            ("MPSD_WHY", why.to_owned()),
+        ],
+    }
 }
 
 /// Root had these limits set, by the word of the job's `mpsd`.

@@ -14,6 +14,7 @@ use super::shared;
 use super::spec::Spec;
 use super::store::Store as _;
 use super::undo;
+use crate::plan::auto::{self, Finding};
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::{Case, decide, tasks};
 use crate::sys::deadline::Deadline;
@@ -21,6 +22,7 @@ use crate::sys::now;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
+use mpsd_core::request::Mode;
 use mpsd_core::{Failure, JobId};
 use std::time::Instant;
 
@@ -66,15 +68,26 @@ fn start<N: Node>(
     when: ReturnWhen,
 ) -> Result<(), FailedStart> {
     let began = Instant::now();
+    // Before anything is made or asked: most of these jobs need nothing.
+    if job.request.mode == Mode::Auto
+        && let Finding::Unneeded(why) = auto::find(&scheduled.devices()?, &job.settings)
+    {
+        return leave_out(node, job, when, None, &why);
+    }
     let announced = when == ReturnWhen::Announced;
     let early = match announced {
         true => take_over(node, job, when)?,
         false => None,
     };
-    let (settings, plan) = make_plan(node, job, scheduled).map_err(|failure| FailedStart {
-        job_ended: early.is_some() && is_over(node, &job.submission.job),
-        ..failure.into()
-    })?;
+    let (settings, plan) = match make_plan(node, job, scheduled) {
+        Err(Failure::Refusal(refusal)) if auto::may_do_without(&job.request) => {
+            return leave_out(node, job, when, early, &refusal.to_string());
+        }
+        made => made.map_err(|failure| FailedStart {
+            job_ended: early.is_some() && is_over(node, &job.submission.job),
+            ..failure.into()
+        })?,
+    };
     let held = match early {
         Some(held) => Some(held),
         None => take_over(node, job, when)?,
@@ -131,6 +144,45 @@ fn make_plan(
     Ok((settings, plan))
 }
 
+/// Has the job run as if it had not asked. Its record says why: its steps may need MPS still, and its tasks know that they have none.
+/// A job of which nothing was here needs no record to run.
+fn leave_out<N: Node>(
+    node: &mut N,
+    job: &Job,
+    when: ReturnWhen,
+    early: Option<LockGuard>,
+    why: &str,
+) -> Result<(), FailedStart> {
+    let id = &job.submission.job;
+    let was_here = node.has_directory(id);
+    let held = match early {
+        Some(held) => Ok(Some(held)),
+        None => take_over(node, job, when),
+    };
+    let line = Mode::auto_without(why);
+    let left = match held {
+        Ok(Some(_held)) => {
+            let mut record = Record::closed(id.clone(), job.user.uid, RecordState::Unneeded, line.clone());
+            record.request = Some(job.request.clone());
+            record.warnings.extend((!job.by_site).then(|| line.clone()));
+            node.write_record(&record)
+        }
+        Ok(None) => return Ok(()),
+        Err(failed) if was_here => return Err(failed),
+        Err(failed) => Err(failed.failure),
+    };
+    if let Err(failure) = left {
+        let _ = node.remove_job(id);
+        let text = format!("job {id}: its steps get no MPS: {failure}");
+        node.log(Severity::Warning, &text);
+    }
+    node.audit(&audit::unneeded(job, &line));
+    if !job.by_site {
+        node.complain(&format!("job {id}: {line}"));
+    }
+    Ok(())
+}
+
 /// Whether `job` ended during a start that has done nothing yet. Then its directory is removed, since no other end will.
 fn is_over(node: &mut impl Node, job: &JobId) -> bool {
     let over = node.is_cancelled(job);
@@ -162,7 +214,9 @@ fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermin
 fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<(), Failure> {
     let submission = &job.submission;
     let rule = job.settings.pbs.unattached_tasks;
-    if let Some(told) = tasks::decide(scheduled.unattached(), submission.sister, rule)? {
+    // Without its MPS nobody needs to be told.
+    let sister = submission.sister && !auto::may_do_without(&job.request);
+    if let Some(told) = tasks::decide(scheduled.unattached(), sister, rule)? {
         let text = format!("job {}: {told}", submission.job);
         node.log(Severity::Warning, &text);
         node.complain(&text);

@@ -43,6 +43,8 @@ pub struct Job {
     pub request: Request,
     /// How the user wrote it, for messages.
     pub syntax: Syntax,
+    /// The site gives it MPS, and its user did not ask.
+    pub by_site: bool,
     /// The file with the settings.
     pub config: Config,
     /// What is in force on this node, before its GPUs are known.

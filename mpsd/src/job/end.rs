@@ -118,6 +118,7 @@ fn written(
         uid: journal.uid,
         gpus: journal.gpus.clone(),
         daemons: journal.daemons.clone(),
+        auto: journal.auto.clone(),
         exclusive: journal.to_undo().any(sets_mode),
         began: journal.began,
         ready_ms: journal.ready_ms,

@@ -76,7 +76,10 @@ pub struct Journal {
     /// Its user reads at the end what it was used for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) report: bool,
-    /// Seconds since 1970 at which the job began, for reports.
+    /// Why `MPS=auto` gives it MPS, for reports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) auto: Option<String>,
+    /// Seconds since 1970 at which the job began, likewise.
     pub(crate) began: u64,
     /// From then until its MPS was proved ready, likewise. Milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -118,6 +121,7 @@ impl Journal {
             },
             kill_clients: settings.leftover_clients == LeftoverClients::Kill,
             report: plan.record.report,
+            auto: plan.record.reason.clone(),
             began: now(),
             ready_ms: None,
             left: false,

@@ -35,6 +35,9 @@ pub struct JobReport {
     pub(crate) uid: u32,
     pub(crate) gpus: Vec<RecordGpu>,
     pub(crate) daemons: Vec<Daemon>,
+    /// Why `MPS=auto` gave it MPS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) auto: Option<String>,
     /// Its GPUs were to be EXCLUSIVE_PROCESS.
     pub(crate) exclusive: bool,
     /// Seconds since 1970 at which it began.

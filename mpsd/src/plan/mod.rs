@@ -1,5 +1,6 @@
 //! Request + settings + inventory → plan, or the reason why not. Pure: no I/O, no clock.
 
+pub(crate) mod auto;
 mod draft;
 pub mod effects;
 mod gpus;
@@ -102,6 +103,8 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         without_rank(case, &draft, names),
     ];
     let effects = effects(case, &draft, daemons.len(), &mut notes);
+    let auto = auto::found(case.request, case.devices, &settings);
+    notes.extend(auto.clone());
     let begin_shared = daemons.iter().filter(|_| shared);
     let begin_shared = begin_shared
         .map(|daemon| draft.shared_plan(case.uid, daemon))
@@ -110,7 +113,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let alike = products.windows(2).all(|pair| pair[0] == pair[1]);
     let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
     let record = Record {
-        reason: None,
+        reason: auto,
         exclusive: effects.iter().any(exclusive),
         deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
         per_gpu,
@@ -152,7 +155,7 @@ impl Draft<'_> {
     fn daemons(&self, share: &Share, paths: &JobPaths) -> Vec<Daemon> {
         let size = match self.request.mode {
             Mode::PerGpu => 1,
-            Mode::PerNode | Mode::Own | Mode::Off => self.gpus.len(),
+            Mode::PerNode | Mode::Auto | Mode::Own | Mode::Off => self.gpus.len(),
         };
         let groups = self.gpus.chunks(size.max(1));
         let count = groups.len();
@@ -208,7 +211,8 @@ impl Draft<'_> {
         };
         let kind = gpus::kind(&self.gpus);
         let why = format!("a {kind} takes {most} MPS clients, and this job has {tasks} tasks on each");
-        if self.settings.too_many_tasks == WarnOrRefuse::Refuse {
+        // Without MPS those beyond would run, so no job gets it that did not insist.
+        if self.settings.too_many_tasks == WarnOrRefuse::Refuse || self.written.mode == Mode::Auto {
             let what = format!("{} tasks on {} {kind}s", self.tasks.unwrap_or(0), self.gpus.len());
             return Err(Refusal::new(what, why, format!("at most {most} tasks a {kind}")));
         }

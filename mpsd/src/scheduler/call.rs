@@ -2,6 +2,7 @@
 
 use super::devices::{GpuName, GpuSource};
 use super::host::Host;
+use mpsd_core::Request;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{Failure, Refusal, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
@@ -49,6 +50,8 @@ pub struct Submission {
     pub account: Option<Vec<u8>>,
     /// OpenPBS's string resource `mps`; the user's text.
     pub resource: Option<String>,
+    /// PBS: its execution queue.
+    pub queue: Option<String>,
     /// This node's name in the scheduler, if the scheduler says it.
     pub node: Option<String>,
     /// PBS: an interactive job. Its prologue talks to the user's terminal, and any failure aborts it. Slurm: a job of salloc
@@ -68,6 +71,14 @@ impl Submission {
         Ok(self)
     }
 
+    /// What the site asks for on behalf of a job without a request: `auto_queues`. Slurm's plugin asks for its jobs.
+    pub fn by_site(&self, settings: &dyn Fn() -> Option<Settings>) -> Option<Request> {
+        let queue = self.queue.as_ref()?;
+        let settings = settings()?;
+        let is_its = settings.pbs.auto_queues.contains(queue);
+        is_its.then(|| Request::new(settings.defaults.mode))
+    }
+
     /// This node's name: the scheduler's, else the machine's.
     pub fn node_name(&self, host: &dyn Host) -> String {
         let named = self.node.clone().filter(|name| !name.is_empty());
@@ -84,6 +95,9 @@ pub struct CallOptions {
     /// The job's string resource `mps` (OpenPBS's hook).
     #[arg(long, value_name = "TEXT")]
     pub resource: Option<String>,
+    /// The job's execution queue (OpenPBS's hook).
+    #[arg(long, value_name = "NAME")]
+    pub queue: Option<String>,
     /// The job's GPUs on this node, UUIDs or indexes with commas.
     #[arg(long, value_name = "LIST")]
     pub gpus: Option<String>,

@@ -96,4 +96,14 @@ pub struct Devices {
     pub whole_node: bool,
     /// Its tasks on this node, for `auto`; none: unknown.
     pub tasks_on_node: Option<u32>,
+    /// Some of its nodes have a task less, and the scheduler does not say which.
+    pub uneven: bool,
+}
+
+impl Devices {
+    /// The tasks that each of its nodes has at least.
+    pub fn tasks_of_each_node(&self) -> Option<u32> {
+        let tasks = self.tasks_on_node.filter(|tasks| *tasks > 0)?;
+        Some(tasks - u32::from(self.uneven))
+    }
 }

@@ -162,7 +162,9 @@ fn the_configuration_gives_mps_to_jobs_of_its_choice() {
     let gres = "auto_gres = true";
     let constraint = "auto_constraint = \"mps\"";
     let partitions = "auto_partitions = [\"shared\"]";
+    let script = || script().process("SLURM_JOB_GPUS", "0");
     for (automatic, name, value, gets_mps) in [
+        (partitions, "SLURM_JOB_GPUS", "", false),
         (gres, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50", true),
         (gres, "SLURM_JOB_PARTITION", "shared", false),
         (constraint, "SLURM_JOB_CONSTRAINTS", "[a100*2&mps*1]|h100", true),
@@ -177,6 +179,22 @@ fn the_configuration_gives_mps_to_jobs_of_its_choice() {
         let node = FakeNode::under(automatic);
         prolog(script().process(name, value).asking("mps=off"), &node);
         assert!(node.nothing_ran());
+    }
+}
+
+#[test]
+fn the_sites_mode_is_auto_unless_it_says_another() {
+    for (config, request) in [
+        ("", "MPS=auto"),
+        ("[defaults]\nmode = \"on\"", "MPS=per-node"),
+        ("[defaults]\nmode = \"own\"", "MPS=own"),
+    ] {
+        let node = FakeNode::under(&format!("auto_partitions = [\"shared\"]\n{config}"));
+        let slurm = script().process("SLURM_JOB_GPUS", "0");
+        prolog(slurm.process("SLURM_JOB_PARTITION", "shared"), &node);
+        let words = node.words();
+        assert!(words.contains(&format!("--request {request} ")), "{words}");
+        assert!(words.ends_with(" --by-site"), "{words}");
     }
 }
 

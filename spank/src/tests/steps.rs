@@ -1,8 +1,9 @@
 //! A step's own daemon, and the second line for a step in a container.
 
-use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, ended};
+use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, ended, record};
 use crate::handle::{Context, Item, Verdict};
 use crate::plugin::Callback;
+use mpsd_core::record::{Record, RecordState};
 
 #[test]
 fn a_step_that_asks_in_a_job_without_gets_its_own() {
@@ -20,6 +21,68 @@ fn a_step_that_asks_in_a_job_without_gets_its_own() {
     let ran = node.ran.borrow();
     assert_eq!(ran.len(), 2);
     assert!(ran[1].path.ends_with("mps-epilogue") && ran[1].detached);
+}
+
+fn unneeded(request: &str) -> Record {
+    let mut record = record("4711", RecordState::Unneeded);
+    record.request = request.parse().ok();
+    record
+}
+
+/// The flags are the step's own or its job's; without any its job's record says what the site asked for.
+#[test]
+fn under_auto_a_step_with_more_tasks_than_gpus_gets_its_own() {
+    let auto = || Some(unneeded("MPS=auto"));
+    let limited = || Some(unneeded("MPS=auto,MPS_THREADS=25"));
+    for (tasks, gpus, of_job, line, flags, request) in [
+        (2, "2", auto(), "", "", Some("MPS=auto")),
+        (
+            2,
+            "2",
+            auto(),
+            "",
+            "mps=auto mps-mem=4G",
+            Some("MPS=auto,MPS_MEM=4G"),
+        ),
+        (2, "2", None, "", "mps=auto", Some("MPS=auto")),
+        (3, "0,1", limited(), "", "", Some("MPS=auto,MPS_THREADS=25")),
+        // No GPU has two of its tasks, or it has none.
+        (1, "2", auto(), "", "", None),
+        (2, "0,1", auto(), "", "mps=auto", None),
+        (2, "", auto(), "", "", None),
+        (1, "2", None, "", "mps=auto", None),
+        // Its own word counts.
+        (2, "2", auto(), "", "mps=off", None),
+        (1, "2", auto(), "", "mps", Some("MPS=per-node")),
+        // Nobody asked.
+        (2, "2", None, "", "", None),
+        (2, "2", auto(), "scope=job", "", None),
+    ] {
+        let mut node = FakeNode::new();
+        if let Some(record) = of_job {
+            node = node.with_record(record);
+        }
+        let slurm = FakeSlurm::step(3)
+            .with(Item::LocalTasks, tasks)
+            .job("SLURM_STEP_GPUS", gpus);
+        let (mut process, _) = Process::begin(slurm, &node, line, flags);
+        let what = format!("{tasks} tasks on '{gpus}' {flags}");
+        match request {
+            Some(request) => {
+                let words = node.words();
+                assert!(
+                    words.contains(&format!("--request {request} ")),
+                    "{what}: {words}"
+                );
+            }
+            None => assert!(node.nothing_ran(), "{what}"),
+        }
+        assert_eq!(process.state.step.has_mps, request.is_some(), "{what}");
+        assert_eq!(process.state.step.failure, None, "{what}");
+        process.call(Callback::Exit);
+        let programs = node.ran.borrow().len();
+        assert_eq!(programs, 2 * usize::from(request.is_some()), "{what}");
+    }
 }
 
 #[test]

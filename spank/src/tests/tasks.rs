@@ -77,6 +77,69 @@ fn a_ready_record_attaches_the_task_whatever_the_flags_say() {
     assert_eq!(value(&other, "MPSD_JOB"), None);
 }
 
+/// The environment stays to the byte, but for the mark that lets `mps-task-prolog` go on. Only a user who said `auto` reads why.
+#[test]
+fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
+    let unneeded = || FakeNode::new().with_record(record("4711", RecordState::Unneeded));
+    let asked = || {
+        let mut of_user = record("4711", RecordState::Unneeded);
+        of_user.warnings = vec!["the reason".to_owned()];
+        FakeNode::new().with_record(of_user)
+    };
+    // Another component's flags, and our task prolog that the allocation handed on.
+    for (step, users, kept) in [(0, "/users", true), (BATCH, "/users", false), (BATCH, "", false)] {
+        let slurm = FakeSlurm::step(step)
+            .with(Item::LocalTasks, 1)
+            .job("SLURM_HET_SIZE", "2");
+        let slurm = slurm
+            .job("SLURM_TASK_PROLOG", "/x/mps-task-prolog")
+            .job("SLURM_MPSD_TASK_PROLOG", users);
+        let (_, slurm) = task(slurm, &asked(), "", "");
+        assert_eq!(value(&slurm, "SLURM_TASK_PROLOG").unwrap_or_default(), users);
+        assert_eq!(value(&slurm, "SLURM_MPSD_TASK_PROLOG").is_some(), kept);
+        assert_eq!(value(&slurm, "MPSD_TASK").is_some(), step != BATCH);
+    }
+    for (node, step, rank, flags, told) in [
+        (unneeded(), 0, 0, "", None),
+        (unneeded(), 0, 0, "mps=auto", Some("the reason")),
+        (unneeded(), 0, 1, "mps=auto", None),
+        (unneeded(), 1, 0, "mps=auto", None),
+        (unneeded(), BATCH, 0, "mps=auto", Some("the reason")),
+        (unneeded(), 0, 0, "mps=off", None),
+        (
+            FakeNode::new(),
+            2,
+            0,
+            "mps=auto",
+            Some("auto: no MPS, because 1 task on 1 GPU"),
+        ),
+    ] {
+        let slurm = FakeSlurm::step(step)
+            .with(Item::TaskId, rank)
+            .with(Item::LocalTasks, 1);
+        let mut before = slurm.job_env.clone();
+        let (verdict, slurm) = task(slurm, &node, "", flags);
+        assert_eq!(verdict, Verdict::Continue, "{flags}: {:?}", slurm.errors());
+        let marked = slurm.job_env.get("MPSD_TASK").cloned();
+        assert_eq!(marked.is_some(), flags == "mps=auto" && step != BATCH, "{flags}");
+        before.extend(marked.map(|mark| ("MPSD_TASK".to_owned(), mark)));
+        assert_eq!(slurm.job_env, before, "{flags}");
+        let lines = slurm.at_level(Level::Notice);
+        assert_eq!(lines.len(), usize::from(told.is_some()), "{lines:?}");
+        let expected = told.map(|why| format!("job 4711: on n1: {why}"));
+        assert_eq!(lines.first(), expected.as_ref());
+        assert!(slurm.errors().is_empty());
+    }
+    // The step's own MPS, which its tasks needed.
+    let node = unneeded().with_record(record("4711.3", RecordState::Ready));
+    let (_, slurm) = task(FakeSlurm::step(3), &node, "", "");
+    assert_eq!(value(&slurm, "MPSD_JOB"), Some("4711.3"));
+    // No prologue has run, so nothing was found.
+    assert!(
+        refused(FakeSlurm::step(BATCH), &FakeNode::new(), "", "mps=auto").contains("has run no prologue")
+    );
+}
+
 #[test]
 fn the_first_task_is_warned_of_connections_and_runs() {
     for (rank, warned) in [(0, true), (1, false)] {

@@ -42,6 +42,8 @@ pub const FACTORS: &[Factor] = &[
     factor("names", &["by-itself", "ordinal", "uuid"]),
     // Tasks on a node: one for each GPU of a job with several, or more.
     factor("tasks", &["two-tasks", "four-tasks", "six-tasks"]),
+    // --mps, or --mps=auto, which gives it where two tasks have a GPU together.
+    factor("need", &["always", "if-needed"]),
     // Whether the nodes of the job that asks load the plugin: all, the first of two, none.
     factor(PLUG, &["plugged", "half-plugged", "unplugged"]),
 ];
@@ -100,6 +102,12 @@ pub fn possible(choice: &Choice) -> bool {
         is("gpus", "gpu1") && is("bind", "bind-map"),
         // An MPS of the job's own is what it has anyway.
         is("ask", "own") && is_not("gpus", "shard1"),
+        // One mode at a time; auto binds no task; and the job's other GPUs of such a node are Slurm's to count.
+        is("need", "if-needed")
+            && (is("ask", "own")
+                || is("ask", "per-gpu")
+                || is_not("ranks", "as-the-site")
+                || is("node", "alone-on-node")),
         // Slurm 22.05 itself: such a job stays "PENDING Resources" on idle nodes.
         is("gpus", "shard1") && is("node", "alone-on-node"),
         // What keeps a task from its MPS would hide what its limits are: a list without the node's first GPU, two types of GPUs, a
@@ -149,6 +157,8 @@ const THREE: &[[&str; 3]] = &[
     ["devices", "gres", "gpus"],
     ["gpus", "bind", "ask"],
     ["gpus", "node", "ask"],
+    ["gpus", "tasks", "need"],
+    ["launch", "step", "need"],
 ];
 
 /// The factors, below `size`, of which every combination is wanted: any two, and [`THREE`]; not those below `given` alone.

@@ -7,7 +7,8 @@ use tests::slurm::{Bystander, SMS, Witness};
 
 use super::factors::{Choice, is, is_any};
 use super::request::{
-    LESS, Step, StepRequest, Variant, gpus, is_batch, is_bound_by_us, is_shared, is_unplugged, steps, tasks,
+    LESS, Step, StepRequest, Variant, gpus, is_batch, is_bound_by_us, is_shared, is_unneeded, is_unplugged,
+    steps, tasks,
 };
 
 const MEMORY: u64 = 143_771;
@@ -86,6 +87,7 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
     // The first GPU of the node is not in its gres.conf, and CUDA counts it: for the job that has the first of the list, and
     // for every job that may open what is not listed.
     let uncertain = is(site, "gres", "partial")
+        && !is_unneeded(request)
         && (is(site, "devices", "constrained") || is(request, "node", "alone-on-node"));
     let batch = steps(request)
         .first()
@@ -106,6 +108,7 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
                     let word = if in_script { NO_FLAG } else { "did not load" };
                     ran.into_iter().chain(refused(with, &step, word)).collect()
                 }
+                (_, Some(task)) if wants_mps && is_unneeded(request) => same_task(task, model, with, plain),
                 _ if uncertain && (wants_mps || batch) => refused(with, &step, "is not certain"),
                 (StepRequest::Nothing | StepRequest::OffOfComponent, Some(task)) => {
                     same_task(task, model, with, plain)
@@ -596,6 +599,7 @@ fn modes(
     troubles: &mut Vec<String>,
 ) {
     let of_job = !is(request, "step", "one-asks") || is(request, "launch", "het");
+    let of_job = of_job && !is_unneeded(request);
     let may = is(site, "mode", "exclusive") && of_job && is(site, "shards", "no-shards");
     // Such a job may have more GPUs than its tasks were given.
     let bound = is_any(request, "bind", &["bind-map", "bind-single"]);

@@ -135,11 +135,20 @@ fn own_flags(request: &Choice) -> String {
         ("names", "uuid", "--mps-visible=uuid"),
     ];
     let limits = words(request, &limits, "--mps --mps-threads=50 --mps-mem=4G");
+    let limits = match is(request, "need", "if-needed") {
+        true => limits.replacen("--mps ", "--mps=auto ", 1),
+        false => limits.to_owned(),
+    };
     format!(
         "{limits} {} {}",
         words(request, &ranks, ""),
         words(request, &names, "")
     )
+}
+
+/// Whether `--mps=auto` gives nothing: no two tasks have a GPU together, and no other job has it.
+pub fn is_unneeded(request: &Choice) -> bool {
+    is(request, "need", "if-needed") && tasks(request) <= gpus(request) && !is_shared(request)
 }
 
 /// Whether the user's jobs on the GPU have one MPS.

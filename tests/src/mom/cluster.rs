@@ -72,6 +72,8 @@ pub struct Job {
     pub user: (&'static str, u32),
     pub account: String,
     pub resource: String,
+    /// Its execution queue.
+    pub queue: &'static str,
     pub gpus: Vec<Vec<u32>>,
     pub tasks: u32,
     pub interactive: bool,
@@ -92,6 +94,7 @@ impl Job {
             account: account.to_owned(),
             gpus: vec![vec![0]],
             tasks: 4,
+            queue: "batch",
             ..Self::default()
         }
     }
@@ -103,6 +106,16 @@ impl Job {
 
     pub fn stock(mut self, place: &str) -> Self {
         self.stock_place = Some(place.to_owned());
+        self
+    }
+
+    pub fn tasks(mut self, tasks: u32) -> Self {
+        self.tasks = tasks;
+        self
+    }
+
+    pub fn in_queue(mut self, queue: &'static str) -> Self {
+        self.queue = queue;
         self
     }
 

@@ -232,7 +232,7 @@ impl Cluster {
             "env": env,
             "job": {
                 "id": job.id, "euser": job.user.0, "egroup": job.user.0, "Account_Name": optional(&job.account), "ms": at == 0,
-                "exec_vnode": vnodes.join("+"), "schedselect": select,
+                "queue": job.queue, "exec_vnode": vnodes.join("+"), "schedselect": select,
                 "Resource_List": { "mps": optional(&job.resource), "place": job.place(), "select": select },
             },
         })
@@ -249,9 +249,10 @@ impl Cluster {
     /// Writes what exists when the job begins: the mom's job file, and what pbs_cgroups leaves in its own execjob_begin.
     pub fn openpbs_files(&mut self, job: &Job) {
         let mut file = format!(
-            "---------\njobid:\t{}\n    exec_vnode = {}\n    schedselect = {}:ncpus=8:ngpus=1:mpiprocs={}\n    \
+            "---------\njobid:\t{}\n    queue = {}\n    exec_vnode = {}\n    schedselect = {}:ncpus=8:ngpus=1:mpiprocs={}\n    \
              Resource_List.place = {}\n",
             job.id,
+            job.queue,
             self.vnodes(job).join("+"),
             job.gpus.len(),
             job.tasks,
@@ -305,7 +306,7 @@ impl Cluster {
                 session,
                 "ncpus=1,place=pack",
                 used,
-                "workq",
+                job.queue,
                 account,
                 &code,
             ];

@@ -191,14 +191,14 @@ impl Cluster {
         ];
         let account = job.account.clone();
         match code {
-            None => argv.extend([resources, "batch".into(), account, script]),
+            None => argv.extend([resources, job.queue.into(), account, script]),
             Some(code) => {
                 let session = if code < 0 { "0" } else { "4242" }.to_owned();
                 argv.extend([
                     session,
                     resources,
                     used,
-                    "batch".into(),
+                    job.queue.into(),
                     account,
                     code.to_string(),
                     script,

@@ -28,6 +28,7 @@ pub struct Scenario {
     pub sister: bool,
     pub when: ReturnWhen,
     pub record: bool,
+    pub by_site: bool,
 }
 
 pub fn h200(index: u32) -> Gpu {
@@ -95,12 +96,14 @@ impl Scenario {
                 exclusive: Exclusive::GpusAlone,
                 whole_node: false,
                 tasks_on_node: None,
+                uneven: false,
             },
             step: false,
             scheduler: Scheduler::Slurm,
             sister: false,
             when: ReturnWhen::Ready,
             record: false,
+            by_site: false,
         }
     }
 
@@ -152,6 +155,12 @@ impl Scenario {
         self
     }
 
+    /// Its user did not ask.
+    pub fn by_site(mut self) -> Self {
+        self.by_site = true;
+        self
+    }
+
     pub fn id(&self) -> JobId {
         let step = if self.step { ".3" } else { "" };
         JobId::parse(&format!("{}{step}", self.number)).expect("job id")
@@ -177,6 +186,7 @@ impl Scenario {
             submission: self.submission(),
             request,
             syntax: Syntax::Account,
+            by_site: self.by_site,
             config: Config::parse(self.config).expect("the scenario's configuration"),
             settings: self.settings(),
             user: User {
@@ -199,6 +209,7 @@ impl Scenario {
             user: UserRef::Uid(UID),
             account: None,
             resource: None,
+            queue: None,
             node: None,
             interactive: false,
             step: self.step,

@@ -8,7 +8,7 @@ use crate::bind::{Bind, DeviceNames};
 use crate::gpu::MOST_CLIENTS;
 use crate::limits::{Amount, Percent, Priority};
 use crate::paths::Paths;
-use crate::request::{MemoryLimit, Request, Threads};
+use crate::request::{MemoryLimit, Mode, Request, Threads};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -154,7 +154,7 @@ settings! {
 
         /// The scheduler gives a GPU of this node to several jobs at once, and does not say so itself, as Slurm's shards and Torque's
         /// gpus=1:shared do: the jobs with MPS of one user on a GPU then share one MPS.
-        shared_gpus: bool = false;
+        [early] shared_gpus: bool = false;
 
         /// A job with more tasks on a GPU than the GPU takes MPS clients: "warn" (not every task is a client), or "refuse".
         too_many_tasks: WarnOrRefuse = WarnOrRefuse::Warn;
@@ -201,6 +201,10 @@ settings! {
     /// "normal", "below-normal"; bind "auto", "none", "block", "cyclic", "closest", the last three also with "+peers". Not set: no
     /// limit, normal priority, no probe, bind "auto".
     Defaults [defaults] {
+        /// The mode of a job that gets MPS without a request ([slurm] auto_..., [pbs] auto_queues). "auto": MPS if the job has more tasks on
+        /// the node than GPUs, or a GPU that jobs share; else the job is as if there were no mpsd. "on", "per-gpu", "own": always.
+        [early] mode: Mode = Mode::Auto;
+
         threads: Option<Threads> = None => "auto";
         memory as "mem": Option<MemoryLimit> = None => "auto";
         priority: Option<Priority> = None => "normal";
@@ -231,8 +235,8 @@ settings! {
         /// job's comment counts them; if it has several lines or no room, Slurm's restarts of any cause count. 0: never hold.
         requeue_limit: u32 = 3, Entry::whole::<0, 1000, _>;
 
-        /// Jobs that get MPS without a request: jobs with --gres=mps:N; jobs with this feature among their constraints; jobs in one of
-        /// these partitions. Not set: none.
+        /// Jobs that get MPS without a request, by the mode of [defaults]: jobs with --gres=mps:N; jobs with this feature among their
+        /// constraints; jobs in one of these partitions. '--mps=off' keeps a job out. Not set: none.
         [early] auto_gres: bool = false;
         [early] auto_constraint: Option<String> = None => "mps";
         [early] auto_partitions: Vec<String> = Vec::new();
@@ -243,6 +247,10 @@ settings! {
         [early] home: Option<PathBuf> = None => "/var/spool/pbs";
         [early] exec: Option<PathBuf> = None => "/opt/pbs";
         [early] node: Option<String> = None => "node17";
+
+        /// Jobs that get MPS without a request, by the mode of [defaults]: jobs with GPUs in one of these execution queues. 'MPS=off'
+        /// keeps a job out. After a change run 'mpsctl pbs install' again: its scripts, or its hook, ask for the jobs of these queues.
+        [early] auto_queues: Vec<String> = Vec::new();
 
         /// A job with tasks that could run outside its MPS without a message, because TM starts them (pbsdsh, mpirun on several nodes):
         /// on Torque without our $job_starter, on OpenPBS with the classic scripts. 'mpsctl pbs check' names these nodes.

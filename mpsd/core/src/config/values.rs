@@ -3,7 +3,7 @@
 use crate::bind::{Bind, DeviceNames};
 use crate::failure::{Evidence, Fault};
 use crate::limits::{Amount, Invalid, Percent, Priority};
-use crate::request::{MemoryLimit, Threads};
+use crate::request::{MemoryLimit, Mode, Threads};
 use crate::text::{is_word, nearest, one_line, or_meant};
 use serde::de::{DeserializeOwned, IntoDeserializer as _};
 use serde::{Deserialize, Serialize};
@@ -211,6 +211,7 @@ values! {
     Percent: Entry::worded, |percent| Some(percent.to_string());
     Amount: Entry::worded;
     Priority: Entry::worded;
+    Mode: Entry::worded;
     Bind: Entry::worded;
     DeviceNames: Entry::worded;
     MemoryLimit: Entry::worded;

@@ -139,9 +139,11 @@ const MODE: Row = Row {
     value: "MODE",
     bare: Some("on"),
     allowed: Mode::ALLOWED,
-    words: &["per-node", "per-gpu", "own", "off"],
-    help: "give the job its own NVIDIA MPS: `on` (or `per-node`), `per-gpu`, `own`, `off`",
-    more: "`per-node` is one daemon for the job's GPUs of each node, `per-gpu` one for each GPU. On a GPU that the scheduler lets several \
+    words: &["per-node", "auto", "per-gpu", "own", "off"],
+    help: "give the job its own NVIDIA MPS: `on` (or `per-node`), `auto`, `per-gpu`, `own`, `off`",
+    more: "`per-node` is one daemon for the job's GPUs of each node, `per-gpu` one for each GPU. `auto` is `per-node` if the job has more \
+           tasks on a node than GPUs, or a GPU that jobs share; else the job runs as if it had not asked (mpsd(8), AUTO). \
+           On a GPU that the scheduler lets several \
            jobs share, the user's jobs there share one MPS; with `own` this job has one of its own, which takes turns with the others.",
     ..Row::PLAIN
 };

@@ -329,6 +329,11 @@ impl Request {
             let why = "with a daemon for each GPU a task sees one";
             return Err(Refusal::new(what, why, "block, cyclic, closest"));
         }
+        if let (Mode::Auto, Some(bind)) = (self.mode, self.bind) {
+            let what = syntax.token(Key::Bind, Some(&bind.to_string()));
+            let why = "auto may give the job no MPS, and then nothing binds its tasks";
+            return Err(Refusal::new(what, why, syntax.token(Key::Mode, Some("on"))));
+        }
         refuse_if_long("the words for MPS in their plain form", self.to_string().len())
     }
 }

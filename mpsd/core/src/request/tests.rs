@@ -77,6 +77,7 @@ fn account_tokens_have_a_canonical_form() {
         MPS=on,MPS_MEM=4G,mps_mem=4096M            -> MPS=per-node,MPS_MEM=4G
         MPS_THREADS=12.59,MPS=on                   -> MPS=per-node,MPS_THREADS=12.5
         MPS=on,MPS_MEM=gpu-200B4359-5562=1G        -> MPS=per-node,MPS_MEM=GPU-200b4359-5562=1G
+        MPS=Auto,MPS_MEM=4G                        -> MPS=auto,MPS_MEM=4G
         MPS=per-gpu,MPS_BIND=closest               -> MPS=per-gpu,MPS_BIND=closest";
     assert_read(Syntax::Account, |text| Request::from_account(text), table);
     let lines = account("MPS=on\nMPS_THREADS=5");
@@ -120,6 +121,7 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         MPS=on,MPS_REPLICAS=4,MPS_THREADS=25  -> MPS_REPLICAS=4: excludes MPS_THREADS=25; allowed: replicas alone (threads = 100/N, memory = total/N), or threads and memory
         MPS=off,MPS_MEM=4G,MPS_REPLICAS=4     -> MPS_REPLICAS=4: excludes MPS_MEM=4G; allowed: replicas alone (threads = 100/N, memory = total/N), or threads and memory
         MPS=per-gpu,MPS_BIND=none             -> MPS_BIND=none: with a daemon for each GPU a task sees one; allowed: block, cyclic, closest
+        MPS=auto,MPS_BIND=block               -> MPS_BIND=block: auto may give the job no MPS, and then nothing binds its tasks; allowed: MPS=on
         MPS=per-gpu,MPS_BIND=cyclic+peers     -> MPS_BIND=cyclic+peers: with a daemon for each GPU a task sees one; allowed: block, cyclic, closest";
     assert_read(Syntax::Account, |text| Request::from_account(text), table);
 }
@@ -321,7 +323,7 @@ fn combined(lists: &[&str], joint: &str) -> Vec<String> {
 #[test]
 fn every_request_survives_its_own_text() {
     let options = [
-        "MPS=off|MPS=per-node|MPS=per-gpu",
+        "MPS=off|MPS=per-node|MPS=per-gpu|MPS=auto",
         "|MPS_THREADS=auto|MPS_THREADS=30:70.5:1|MPS_THREADS=1|MPS_THREADS=12.5|MPS_THREADS=100",
         "|MPS_MEM=auto|MPS_MEM=1M:4G:33.3%|MPS_MEM=1024T|MPS_MEM=33.3%|MPS_MEM=0=1M:4294967295=4G:GPU-200b4359-5562=9%",
         "|MPS_REPLICAS=1|MPS_REPLICAS=60|MPS_SMS=16|MPS_SMS=8:16:32",

@@ -17,6 +17,8 @@ pub enum Mode {
     Off,
     /// One daemon for all GPUs of the job on the node.
     PerNode,
+    /// As per node where that helps: more than one task on a GPU, or a GPU that jobs share. Else the job is as if it had not asked.
+    Auto,
     /// One daemon for each GPU.
     PerGpu,
     /// As per node, and not shared with the user's other jobs on the GPU.
@@ -25,7 +27,28 @@ pub enum Mode {
 
 impl Mode {
     /// What [`Mode::from_str`] accepts, in any case, `_` for `-`. It also takes a boolean's other words.
-    pub const ALLOWED: &'static str = "on (or per-node), per-gpu, own, off";
+    pub const ALLOWED: &'static str = "on (or per-node), auto, per-gpu, own, off";
+}
+
+impl Mode {
+    /// Whether [`Mode::Auto`] gives MPS to so many tasks on so many GPUs: then two of them must meet on a GPU.
+    pub fn auto_helps(tasks: u32, gpus: u32) -> bool {
+        gpus > 0 && tasks > gpus
+    }
+
+    /// What [`Mode::auto_helps`] went by, in words.
+    pub fn counted(tasks: u32, gpus: u32) -> String {
+        let number = |count: u32, of: &str| match count {
+            1 => format!("1 {of}"),
+            _ => format!("{count} {of}s"),
+        };
+        format!("{} on {}", number(tasks, "task"), number(gpus, "GPU"))
+    }
+
+    /// That `auto` gives no MPS, in one line.
+    pub fn auto_without(why: &str) -> String {
+        format!("auto: no MPS, because {why}")
+    }
 }
 
 impl FromStr for Mode {
@@ -34,6 +57,7 @@ impl FromStr for Mode {
     fn from_str(text: &str) -> Result<Self, Invalid> {
         match (word(text).as_str(), boolean(text)) {
             ("per-node", _) | (_, Ok(true)) => Ok(Mode::PerNode),
+            ("auto", _) => Ok(Mode::Auto),
             ("per-gpu", _) => Ok(Mode::PerGpu),
             ("own", _) => Ok(Mode::Own),
             (_, Ok(false)) => Ok(Mode::Off),

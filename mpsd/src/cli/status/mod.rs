@@ -142,7 +142,10 @@ impl StatusReport {
         };
         for name in names {
             match status_of(&mut node, &settings, &name, worker) {
-                Ok(status) => report.jobs.extend(status),
+                Ok(status) => {
+                    let is_shown = |status: &JobStatus| report.named || status.phase != Phase::Unneeded;
+                    report.jobs.extend(status.filter(is_shown));
+                }
                 // An unreadable job does not hide the others.
                 Err(why) => {
                     let line = one_line(&format!("job {name}: {why}"), LONGEST_LINE);

@@ -34,6 +34,8 @@ pub enum Phase {
     Refused,
     #[display("its MPS did not start")]
     Failed,
+    #[display("it needs no MPS")]
+    Unneeded,
 }
 
 impl From<RecordState> for Phase {
@@ -43,6 +45,7 @@ impl From<RecordState> for Phase {
             RecordState::Ready => Self::Ready,
             RecordState::Refused => Self::Refused,
             RecordState::Failed => Self::Failed,
+            RecordState::Unneeded => Self::Unneeded,
         }
     }
 }
@@ -164,6 +167,10 @@ impl JobStatus {
             Phase::Refused | Phase::Failed => {
                 let reason = self.reason.as_deref().unwrap_or("no reason is recorded");
                 format!("{}: {reason}", self.phase)
+            }
+            Phase::Ready | Phase::Unneeded if self.reason.is_some() => {
+                let reason = self.reason.as_deref().unwrap_or_default();
+                format!("{} ({reason})", self.phase)
             }
             phase => phase.to_string(),
         }

@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(
             text,
             "\
-job 7 of alice: MPS is up
+job 7 of alice: MPS is up (a reason)
   control daemon: answers; server 691 ACTIVE
   active thread percentage: asked 25, the daemon says 100.0: NOT in force
   GPU     PID  RANK  MEMORY  COMMAND

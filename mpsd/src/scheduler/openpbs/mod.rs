@@ -82,6 +82,7 @@ impl BatchSystem for OpenPbs {
             user: UserRef::Name(input.text(2, "user")?),
             account: account.filter(|account| !null(account)).or_else(of_file),
             resource: resource.filter(|text| !text.is_empty()),
+            queue: input.given.queue.clone().or_else(|| attribute(&file, "queue")),
             node: input.site.node.clone(),
             interactive: input.terminal,
             step: false,
@@ -105,6 +106,7 @@ impl BatchSystem for OpenPbs {
             exclusive,
             whole_node,
             tasks_on_node: tasks(&described.select, &described.vnodes, &here),
+            uneven: false,
         }
     }
 

@@ -19,7 +19,7 @@ pub(crate) static SCRIPTS: [Script; 2] = [
         names: &["prologue"],
         text: include_str!("../../../../etc/pbs/openpbs/prologue"),
         program: "mps-prologue",
-        lines: [
+        lines: &[
             "PROGRAM --scheduler openpbs \"$@\" </dev/null || exit $?",
             "# (near its end, after everything that can fail)",
         ],
@@ -28,7 +28,7 @@ pub(crate) static SCRIPTS: [Script; 2] = [
         names: &["epilogue"],
         text: include_str!("../../../../etc/pbs/openpbs/epilogue"),
         program: "mps-epilogue",
-        lines: [
+        lines: &[
             "PROGRAM --scheduler openpbs \"$@\" </dev/null",
             "# (near its beginning, whatever the rest does)",
         ],
@@ -79,6 +79,7 @@ const PENDING: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_secs(1);
 const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
+const QUEUES: &str = "AUTO_QUEUES = ";
 const FILLED_IN: &str = "# filled in by";
 /// What qmgr says to root of a node that is no manager, and of a deleted hook, which keeps its name until every mom has
 /// removed its copy (docs/facts/pbs.md#hooks-of-openpbs).
@@ -203,6 +204,8 @@ fn render(ctx: &SetupContext<'_>) -> String {
         ("PROGRAMS", json!(ctx.programs.display().to_string())),
         ("OPTIONS", json!(config_option(ctx))),
         ("LIMIT_S", json!(limit_s(ctx))),
+        ("AUTO_QUEUES", json!(ctx.settings.pbs.auto_queues)),
+        ("JOBS", json!(ctx.settings.paths.jobs().display().to_string())),
         ("LOOK_AGAIN", json!(look_again.display().to_string())),
     ];
     let filled = |line: &str| {
@@ -312,6 +315,18 @@ fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Ve
     }];
     let copy = moms_copy(pbs, NAME, "PY");
     let text = |file: &Path| ctx.host.text(file, MOST_CONF).ok().flatten();
+    let queues = |body: &str| {
+        body.lines()
+            .find(|line| line.starts_with(QUEUES))
+            .map(str::to_owned)
+    };
+    if queues(&text(&copy).unwrap_or_default()) != queues(&render(ctx)) {
+        all.push(Warn(
+            "the hook asks for the jobs of other queues than auto_queues of mpsd.toml here: 'mpsctl pbs install' again, on the \
+             server's host, with the same auto_queues"
+                .to_owned(),
+        ));
+    }
     let (body, placed) = (text(&copy).unwrap_or_default(), text(&hook_file(ctx)));
     let is_older = |placed: String| is_this_version(&placed) && placed.trim_end() != body.trim_end();
     let older = match placed.is_some_and(is_older) {
@@ -383,6 +398,8 @@ mod tests {
         let expected = [
             "PROGRAMS = \"/opt/m/bin\"",
             "OPTIONS = [\"--config\",\"/etc/a \\\"b\\\".toml\"]",
+            "AUTO_QUEUES = []",
+            "JOBS = \"/run/mpsd/jobs\"",
             "LOOK_AGAIN = \"/run/mpsd/look-again\"",
             "LIMIT_S = 25",
         ];

@@ -1,7 +1,7 @@
 //! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, and the time that the mom leaves us.
 
 use super::control::PbsNode;
-use super::scripts::{Author, author, calls_us, scripts};
+use super::scripts::{Author, author, calls_us, lacks_queues, scripts};
 use super::{Installation, attribute, same_node};
 use crate::scheduler::call::MARGIN;
 use crate::scheduler::control::Controller;
@@ -20,8 +20,14 @@ pub(super) fn check(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine
     all.extend(programs.map(|name| CheckLine::program(&ctx.programs.join(name), ctx.host)));
     all.extend(node_check(&node, ctx));
     let hooked = (pbs.product.check_hook)(pbs, ctx, &mut all);
-    for (_, name) in scripts(pbs.product) {
+    for (script, name) in scripts(pbs.product) {
         let path = mom.join(name);
+        all.extend(lacks_queues(script, &path, ctx).then(|| {
+            let shown = path.display();
+            Warn(format!(
+                "'{shown}' asks for the jobs of other queues than auto_queues of mpsd.toml: 'mpsctl pbs install' again"
+            ))
+        }));
         all.push(match fs::metadata(&path) {
             Ok(about) => check_script(&path, &about, hooked),
             Err(_) if hooked => Pass(format!("no '{}': the hook does it", path.display())),

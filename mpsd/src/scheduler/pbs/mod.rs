@@ -47,8 +47,8 @@ pub(crate) struct Script {
     pub names: &'static [&'static str],
     pub text: &'static str,
     pub program: &'static str,
-    /// For a site with a script of its own: the line to add, with `PROGRAM` for the program, and its place.
-    pub lines: [&'static str; 2],
+    /// For a site with a script of its own: the line to add, with `PROGRAM` for the program and `QUEUES` for the site's queues, and its place.
+    pub lines: &'static [&'static str],
 }
 
 #[derive(Debug, Clone, Default, clap::Args)]

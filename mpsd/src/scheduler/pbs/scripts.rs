@@ -13,6 +13,7 @@ const SCRIPT_MODE: u32 = 0o500;
 /// Where our programs stand in the shipped texts, and what we keep of jobs.
 const SHIPPED: &str = "/usr/bin/";
 const SHIPPED_RUN: &str = "/run/mpsd/";
+const SHIPPED_QUEUES: &str = "queues=, #";
 
 pub(super) fn scripts(product: &Product) -> impl Iterator<Item = (&Script, &'static str)> {
     let scripts = product.scripts.iter();
@@ -63,6 +64,7 @@ pub(crate) fn place_scripts(
         } else {
             let call = command_line(&ctx.programs.join(script.program), ctx);
             let lines = script.lines.join("\n    ").replace("PROGRAM", &call);
+            let lines = lines.replace("QUEUES", &queues(ctx));
             report.left(format!(
                 "'{shown}' is the site's own and stays; add to it:\n    {lines}"
             ));
@@ -105,8 +107,27 @@ pub(crate) fn render(shipped: &str, ctx: &SetupContext<'_>) -> String {
     shipped
         .replace(SHIPPED, &format!("{}/", programs.trim_end_matches('/')))
         .replace(SHIPPED_RUN, &format!("{}/", quoted(&run)))
+        .replace(SHIPPED_QUEUES, &format!("queues={} #", queues(ctx)))
         .replace(" --scheduler", &format!("{option} --scheduler"))
         .replace(" exec --starter", &format!("{option} exec --starter"))
+}
+
+/// The queues in which the site asks for its jobs, between commas.
+fn queues(ctx: &SetupContext<'_>) -> String {
+    let names = ctx.settings.pbs.auto_queues.iter();
+    names.fold(",".to_owned(), |list, name| format!("{list}{name},"))
+}
+
+/// Whether the script that asks for the jobs of the site's queues has other ones. A site's own script may have any words for none.
+pub(super) fn lacks_queues(script: &Script, path: &Path, ctx: &SetupContext<'_>) -> bool {
+    let names_them = script.text.contains(SHIPPED_QUEUES) && calls_us(path);
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let wanted = match author(path) == Author::Ours {
+        true => format!("queues={} #", queues(ctx)),
+        false if ctx.settings.pbs.auto_queues.is_empty() => return false,
+        false => format!("{} ", queues(ctx)),
+    };
+    names_them && !text.contains(&wanted)
 }
 
 fn quoted(word: &str) -> String {

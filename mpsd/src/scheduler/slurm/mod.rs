@@ -82,6 +82,7 @@ impl BatchSystem for Slurm {
             user: UserRef::Uid(uid),
             account: account.map(|account| account.as_encoded_bytes().to_vec()),
             resource: None,
+            queue: None,
             node: var("SLURMD_NODENAME"),
             interactive: var("SPANK_MPS_SUBMIT").is_some_and(|by| by == "allocator"),
             step: false,
@@ -98,6 +99,7 @@ impl BatchSystem for Slurm {
         let gres = conf.and_then(|conf| Gres::read(&conf, &node, host));
         let exclusive = exclusive(input, gres.as_ref().ok(), &node);
         let gpus = gpus(input, scope, gres, &node);
+        let tasks = tasks(input);
         Devices {
             exclusive: match gpus {
                 GpuSource::None => Exclusive::Unknown,
@@ -105,7 +107,8 @@ impl BatchSystem for Slurm {
             },
             gpus,
             whole_node: false,
-            tasks_on_node: tasks(input),
+            tasks_on_node: tasks.map(|(total, nodes)| total.div_ceil(nodes)),
+            uneven: tasks.is_some_and(|(total, nodes)| total % nodes != 0),
         }
     }
 
@@ -286,8 +289,8 @@ fn smallest(parts: Vec<Part>) -> Option<Part> {
     parts.into_iter().min_by(by_size)
 }
 
-/// Tasks on this node: an even share, rounded up.
-fn tasks(input: &Input<'_>) -> Option<u32> {
+/// The tasks of the job or step, and its nodes, which have an even share each.
+fn tasks(input: &Input<'_>) -> Option<(u32, u32)> {
     let (total, nodes) = match step(input).is_some() {
         true => ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"),
         false => ("SLURM_JOB_NTASKS", "SLURM_JOB_NUM_NODES"),
@@ -296,7 +299,7 @@ fn tasks(input: &Input<'_>) -> Option<u32> {
         let found = input.number(name).or_else(|| input.number(other));
         found.filter(|number| *number > 0)
     };
-    Some(number(total, "SLURM_NTASKS")?.div_ceil(number(nodes, "SLURM_NNODES")?))
+    Some((number(total, "SLURM_NTASKS")?, number(nodes, "SLURM_NNODES")?))
 }
 
 fn missing(name: &str) -> Undetermined {

@@ -28,8 +28,9 @@ pub(crate) static SCRIPTS: [Script; 2] = [
         names: &["prologue", "prologue.parallel"],
         text: include_str!("../../../../etc/pbs/torque/prologue"),
         program: "mps-prologue",
-        lines: [
-            "case $7 in *[Mm][Pp][Ss]*) PROGRAM --scheduler torque \"$@\" </dev/null || exit $? ;; esac",
+        lines: &[
+            "case QUEUES in *\",$6,\"*) asked=mps ;; *) asked= ;; esac",
+            "case $asked$7 in *[Mm][Pp][Ss]*) PROGRAM --scheduler torque \"$@\" </dev/null || exit $? ;; esac",
             "# (near its end, after everything that can fail)",
         ],
     },
@@ -37,7 +38,7 @@ pub(crate) static SCRIPTS: [Script; 2] = [
         names: &["epilogue", "epilogue.parallel"],
         text: include_str!("../../../../etc/pbs/torque/epilogue"),
         program: "mps-epilogue",
-        lines: [
+        lines: &[
             "PROGRAM --scheduler torque \"$@\" </dev/null",
             "# (near its beginning, whatever the rest does)",
         ],

@@ -1,0 +1,156 @@
+//! `MPS=auto`, by a job's own word and for the jobs of a queue.
+
+use crate::jobs::{attached_without_limits, bare, begins, client, ends, says, says_once, shell, task_client};
+use std::time::{Duration, Instant};
+use tests::double::Builder;
+use tests::mom::cluster::{Cluster, Job, Product};
+
+const CONFIG: &str = "[pbs]\nauto_queues = [\"gpus\", \"more\"]\n";
+const WHY: &str = "auto: no MPS, because 1 task on 1 GPU";
+
+fn on_both(config: &str, test: impl Fn(&mut Cluster)) {
+    for product in Product::ALL {
+        println!("under {}", product.name());
+        test(&mut Cluster::with(product, &["nodea"], Builder::fast, config));
+    }
+}
+
+/// What the job's main shell, a task of TM and a client see, without the job's own number.
+fn seen(c: &mut Cluster, job: &Job) -> Vec<String> {
+    begins(c, job);
+    assert_eq!(c.gpus[0].modes(), ["default", "default"], "the compute mode");
+    let mut all = Vec::new();
+    shell(c, job, "env | sort; ls -l /proc/self/fd | wc -l; umask", 0);
+    all.push(c.output(job, 0).0);
+    let env = c.task(job, 0, &["/usr/bin/env"]);
+    all.push(format!("{env:?} {}", c.output(job, 0).0));
+    all.push(c.told(job));
+    for record in [client(c, job), task_client(c, job, 0, "")] {
+        bare(&record);
+        all.push(
+            ["sms", "uuids", "visible"]
+                .map(|name| record[name].to_string())
+                .join(" "),
+        );
+    }
+    assert_eq!(c.gpus[0].modes(), ["default", "default"], "the compute mode");
+    assert!(c.gpus[0].daemons().is_empty());
+    ends(c, job);
+    all.iter().map(|text| text.replace(&job.id, "JOB")).collect()
+}
+
+#[test]
+fn a_job_of_the_queue_with_a_task_a_gpu_is_the_job_without_us() {
+    on_both(CONFIG, |c| {
+        let plain = c.job("proj1").tasks(1);
+        let expected = seen(c, &plain);
+        for account in ["", "proj1"] {
+            let job = c.job(account).tasks(1).in_queue("gpus");
+            let found = seen(c, &job);
+            let known = |line: &str| line.starts_with("PBS_ACCOUNT=");
+            let without = |all: &[String]| -> Vec<String> {
+                let lines = all.iter().flat_map(|text| text.lines());
+                lines.filter(|line| !known(line)).map(str::to_owned).collect()
+            };
+            assert_eq!(without(&found), without(&expected), "'{account}'");
+        }
+    });
+}
+
+#[test]
+fn a_job_of_the_queue_with_more_tasks_has_mps_unless_it_says_off() {
+    on_both(CONFIG, |c| {
+        for (account, queue, tasks, mps) in [
+            ("", "gpus", 4, true),
+            ("proj1", "more", 2, true),
+            ("proj1,MPS=off", "gpus", 4, false),
+            ("proj1", "gpu", 4, false),
+            ("proj1,MPS=true", "gpus", 1, true),
+        ] {
+            let job = c.job(account).tasks(tasks).in_queue(queue);
+            begins(c, &job);
+            let mode = if mps { "exclusive_process" } else { "default" };
+            assert_eq!(c.gpus[0].modes()[0], mode, "{account} {queue}");
+            let records = [client(c, &job), task_client(c, &job, 0, "")];
+            for record in &records {
+                match mps {
+                    true => attached_without_limits(record, &job),
+                    false => bare(record),
+                }
+            }
+            assert_eq!(c.told(&job), "", "{account} {queue}");
+            ends(c, &job);
+        }
+    });
+}
+
+#[test]
+fn a_user_who_says_auto_reads_once_what_it_found() {
+    on_both("", |c| {
+        let job = c.job("proj1,MPS=auto").tasks(1);
+        begins(c, &job);
+        bare(&client(c, &job));
+        bare(&task_client(c, &job, 0, ""));
+        // In a job that auto gives none, a script's own words for MPS do no harm.
+        bare(&task_client(c, &job, 0, "/usr/bin/mpsctl exec -- "));
+        says_once(&c.told(&job), &[WHY]);
+        says(
+            &c.nodes[0].sh_exits(1, &format!("mpsctl status {}", job.id)),
+            &[WHY],
+        );
+        ends(c, &job);
+        let job = c.job("MPS=auto,MPS_THREADS=50").tasks(4);
+        begins(c, &job);
+        let record = client(c, &job);
+        assert_eq!(
+            (&record["under_mps"], &record["sms"]),
+            (&true.into(), &66.into()),
+            "{record}"
+        );
+        let status = c.nodes[0].sh(&format!("mpsctl status {}", job.id));
+        says(&status, &["auto: MPS, because 4 tasks on 1 GPU"]);
+        ends(c, &job);
+        let report = c.nodes[0].sh(&format!("mpsctl report {}", job.id));
+        says(&report, &["auto: MPS, because 4 tasks on 1 GPU"]);
+    });
+}
+
+/// Its start has not even said that it began. The job's own processes would run beside it.
+#[test]
+fn a_start_that_the_hook_cannot_wait_for_is_tried_again() {
+    let mut c = Cluster::with(Product::OpenPbs, &["nodea"], Builder::fast, CONFIG);
+    c.impatient_mom = true;
+    c.nodes[0].sh("printf '#!/bin/sh\\nsleep 30\\n' >/usr/bin/mps-prologue");
+    let job = c.job("").in_queue("gpus");
+    c.openpbs_files(&job);
+    let started = Instant::now();
+    let hooked = c.openpbs_tried(&job, 0);
+    assert!(
+        started.elapsed() < Duration::from_secs(6),
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(
+        (hooked.verdict.as_str(), hooked.run_count),
+        ("reject", Some(0)),
+        "{}",
+        hooked.message
+    );
+    assert!(hooked.execution_time.is_some());
+    let running = c.nodes[0].sh("ps -eo args=");
+    assert!(!running.contains("sleep 30"), "{running}");
+}
+
+#[test]
+fn a_script_or_hook_with_other_queues_is_told() {
+    on_both(CONFIG, |c| {
+        let told = "asks for the jobs of other queues than auto_queues";
+        let before = c.nodes[0].try_sh("mpsctl pbs check").1;
+        assert!(!before.contains(told), "{before}");
+        c.nodes[0].sh("sed -i 's/\"more\"/\"most\"/' /etc/mpsd/mpsd.toml");
+        says(&c.nodes[0].try_sh("mpsctl pbs check").1, &[told]);
+        c.nodes[0].sh("mpsctl pbs install");
+        let after = c.nodes[0].try_sh("mpsctl pbs check").1;
+        assert!(!after.contains(told), "{after}");
+    });
+}

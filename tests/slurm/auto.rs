@@ -1,0 +1,213 @@
+//! `--mps=auto`, by its flag and for the jobs of a partition: who has MPS, in jobs and in steps.
+
+use anyhow::{Result, ensure};
+use tests::slurm::{Options, Record, Simulated};
+
+use crate::jobs::{check_daemons, holds, records, says};
+use crate::runner::{Context, Group, cells};
+
+pub const GROUP: Group = Group {
+    options: || Options {
+        partition_lines: vec!["PartitionName=auto Nodes=ALL State=UP".into()],
+        ..Options::default()
+    },
+    prepare: |bed| Simulated::install(bed, "[slurm]\nauto_partitions = [\"auto\"]\n", |node| node),
+    ..Group::new(
+        "auto",
+        cells![
+            a_job_has_mps_if_two_of_its_tasks_have_a_gpu_together,
+            a_step_has_what_its_job_could_not_know,
+            a_job_without_a_number_of_tasks_is_decided_by_its_steps,
+            each_node_of_an_uneven_job_has_its_own,
+            components_are_jobs_of_their_own,
+            a_user_who_said_auto_reads_what_it_found_and_no_other,
+            a_script_that_auto_gives_nothing_runs,
+        ],
+    )
+};
+
+/// The same where shards let jobs share a GPU.
+pub const SHARDS: Group = Group {
+    options: || Options {
+        gres_types: vec!["shard".into()],
+        gres_count: 8,
+        ..(GROUP.options)()
+    },
+    ..Group {
+        cells: cells![a_share_has_mps_and_a_whole_gpu_only_for_tasks_that_meet],
+        name: "auto_shards",
+        ..GROUP
+    }
+};
+
+/// What `srun WORDS` gives: whether each task is under MPS.
+fn check(cell: &Context, words: &str, tasks: usize, under_mps: bool) -> Result<()> {
+    let all = cell.clients(words, "--hold 0.1")?;
+    let right = |record: &Record| record.error.is_none() && record.under_mps == under_mps;
+    ensure!(all.len() == tasks && all.iter().all(right), "{words}: {all:?}");
+    if under_mps {
+        check_daemons(&all, cell.user.uid, 1)?;
+    }
+    Ok(())
+}
+
+fn a_job_has_mps_if_two_of_its_tasks_have_a_gpu_together(cell: &Context) -> Result<()> {
+    for (words, tasks, under_mps) in [
+        ("-p auto -n1 --gres=gpu:1", 1, false),
+        ("-p auto -n2 --gres=gpu:1", 2, true),
+        ("-p auto -n8 --gres=gpu:1", 8, true),
+        ("-p auto -n1 --gres=gpu:2", 1, false),
+        ("-p auto -n2 --gres=gpu:2", 2, false),
+        ("-p auto -n3 --gres=gpu:2", 3, true),
+        ("-p auto -n8 --gres=gpu:2", 8, true),
+        ("-p auto -n2 --gpus-per-task=1", 2, false),
+        ("-p auto -n4 --ntasks-per-gpu=2 --gpus=2", 4, true),
+        ("-p auto -N2 --ntasks-per-node=2 --gres=gpu:2", 4, false),
+        ("-p auto --mps=off -n2 --gres=gpu:1", 2, false),
+        ("-p auto --mps -n1 --gres=gpu:1", 1, true),
+        ("-p main -n2 --gres=gpu:1", 2, false),
+        ("-p main --mps=auto -n1 --gres=gpu:1", 1, false),
+        ("-p main --mps=auto -n2 --gres=gpu:1", 2, true),
+        ("-p main --mps=auto -n2 --gres=gpu:2", 2, false),
+    ] {
+        check(
+            cell,
+            &format!("-w node1 {words}").replace("-w node1 -p auto -N2", "-p auto -N2"),
+            tasks,
+            under_mps,
+        )?;
+    }
+    Ok(())
+}
+
+fn a_share_has_mps_and_a_whole_gpu_only_for_tasks_that_meet(cell: &Context) -> Result<()> {
+    for (words, tasks, under_mps) in [
+        ("-p auto -n1 --gres=shard:1", 1, true),
+        ("-p auto -n1 --gres=gpu:1", 1, false),
+        ("-p auto -n2 --gres=gpu:1", 2, true),
+        ("-p main --mps=auto -n1 --gres=shard:1", 1, true),
+    ] {
+        check(cell, &format!("-w node1 {words}"), tasks, under_mps)?;
+    }
+    Ok(())
+}
+
+/// Which tasks of these steps, in their order, are under MPS.
+fn steps(cell: &Context, job: &str, steps: &[&str]) -> Result<Vec<bool>> {
+    let client = cell.client("--hold 0.1");
+    let lines = steps
+        .iter()
+        .map(|words| format!("srun {words} /bin/sh -c '{client}'"));
+    let all = cell.records(job, &lines.collect::<Vec<_>>().join(" && "))?;
+    let failed: Vec<_> = all.iter().filter(|record| record.error.is_some()).collect();
+    ensure!(failed.is_empty(), "{failed:?}");
+    Ok(all.iter().map(|record| record.under_mps).collect())
+}
+
+fn a_step_has_what_its_job_could_not_know(cell: &Context) -> Result<()> {
+    let own = [
+        "-n1",
+        "-n4 --overcommit",
+        "-n1",
+        "--mps=off -n2 --overcommit",
+        "--mps -n1",
+    ];
+    for job in ["salloc -p auto", "salloc -p main --mps=auto"] {
+        let under = steps(cell, &format!("{job} -w node1 -n1 --gres=gpu:1"), &own)?;
+        let expected = [false, true, true, true, true, false, false, false, true];
+        ensure!(under == expected, "{job}: {under:?}");
+    }
+    // A step of a job that did not ask, and one of a job that opted out.
+    let under = steps(
+        cell,
+        "salloc -p main -w node1 -n2 --gres=gpu:1",
+        &["-n2", "--mps=auto -n1", "--mps=auto -n2"],
+    )?;
+    ensure!(under == [false, false, false, true, true], "{under:?}");
+    let under = steps(
+        cell,
+        "salloc -p auto --mps=off -w node1 -n2 --gres=gpu:1",
+        &["-n2"],
+    )?;
+    ensure!(under == [false, false], "{under:?}");
+    // The job has its MPS, and so have its steps.
+    let under = steps(cell, "salloc -p auto -w node1 -n2 --gres=gpu:1", &["-n1", "-n2"])?;
+    ensure!(under == [true, true, true], "{under:?}");
+    Ok(())
+}
+
+/// The flags are lost on the way to the script's steps, and what root found is not.
+fn a_job_without_a_number_of_tasks_is_decided_by_its_steps(cell: &Context) -> Result<()> {
+    let client = cell.client("--hold 0.1");
+    let script =
+        format!("({client})\nsrun -n1 /bin/sh -c '{client}'\nsrun -n4 --overcommit /bin/sh -c '{client}'");
+    for words in ["", " --export=NONE"] {
+        let (_, said) = cell.batch(&format!("-p auto -w node1 --gres=gpu:1{words}"), &script)?;
+        let under: Vec<bool> = records(&said)?.iter().map(|record| record.under_mps).collect();
+        ensure!(
+            under == [false, false, true, true, true, true],
+            "{words}: {under:?}"
+        );
+    }
+    Ok(())
+}
+
+fn each_node_of_an_uneven_job_has_its_own(cell: &Context) -> Result<()> {
+    let all = cell.clients("-p auto -N2 -n3 --gres=gpu:1", "--hold 0.2")?;
+    holds(all.len() == 3, &all)?;
+    for node in ["node1", "node2"] {
+        let here: Vec<Record> = all.iter().filter(|record| record.node == node).cloned().collect();
+        ensure!(
+            here.iter().all(|record| record.under_mps == (here.len() == 2)),
+            "{all:?}"
+        );
+    }
+    Ok(())
+}
+
+fn components_are_jobs_of_their_own(cell: &Context) -> Result<()> {
+    let words = "-p auto -N1 -n1 --gres=gpu:1 : -p auto -N1 -n2 --gres=gpu:1";
+    let all = cell.clients(words, "--hold 0.2")?;
+    let under = all.iter().filter(|record| record.under_mps).count();
+    holds(all.len() == 3 && under == 2, &all)
+}
+
+fn a_user_who_said_auto_reads_what_it_found_and_no_other(cell: &Context) -> Result<()> {
+    let client = cell.client("");
+    let done = cell
+        .run("srun -p main --mps=auto -n2 -w node1 --gres=gpu:2", &client)?
+        .success()?;
+    says(
+        &done.stderr,
+        &["on node1: auto: no MPS, because 2 tasks on 2 GPUs"],
+    )?;
+    holds(done.stderr.matches("auto: no MPS").count() == 1, &done)?;
+    for words in ["-p auto -n1", "-p auto -n2", "-p main --mps=auto -n2"] {
+        let done = cell
+            .run(&format!("srun {words} -w node1 --gres=gpu:1"), &client)?
+            .success()?;
+        holds(!done.stderr.contains("mps"), &done)?;
+    }
+    Ok(())
+}
+
+fn a_script_that_auto_gives_nothing_runs(cell: &Context) -> Result<()> {
+    let (client, mpsctl) = (cell.client(""), cell.mpsctl());
+    let script = format!(
+        "({client})\nsrun /bin/sh -c '{client}'\n{mpsctl} exec -- /bin/sh -c '{client}'\n{mpsctl} status\n{mpsctl} env"
+    );
+    let (job, said) = cell.batch(
+        "-p main --mps=auto -n1 -w node1 --gres=gpu:1",
+        &format!("{script}\nexit 0"),
+    )?;
+    let all = records(&said)?;
+    holds(all.len() == 3 && all.iter().all(|record| !record.under_mps), &all)?;
+    let why = "auto: no MPS, because 1 task on 1 GPU";
+    says(
+        &said,
+        &[
+            &format!("job {job}: on node1: {why}"),
+            &format!("it needs no MPS ({why})"),
+        ],
+    )
+}

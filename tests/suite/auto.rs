@@ -1,0 +1,166 @@
+//! `MPS=auto` on the simulated node: a job that it leaves alone is as a job that did not ask, whatever fails or is killed.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use mpsd::job;
+use mpsd::scheduler::{Exclusive, GpuSource, Scheduler};
+use mpsd_core::failure::Evidence;
+use mpsd_core::record::RecordState::{self, Ready, Refused, Unneeded};
+use tests::sim::scenario::Scenario;
+use tests::sim::{Sim, Trouble, World, living, silence_kills};
+
+fn auto(tasks: u32) -> Scenario {
+    Scenario::new("auto", "MPS=auto", 1)
+        .devices(|d| d.tasks_on_node = Some(tasks))
+        .recorded()
+}
+
+fn node(scenario: &Scenario) -> Rc<RefCell<World>> {
+    Rc::new(RefCell::new(World::new(scenario.inventory.clone())))
+}
+
+/// The job's record after its begin, if there is one, and what its prologue says to its caller.
+fn begun(scenario: &Scenario, world: &Rc<RefCell<World>>, trouble: Trouble) -> (u8, Option<RecordState>) {
+    let job = scenario.job().expect("a job");
+    let code = job::begin(&mut Sim::new(world, trouble), &job, scenario, scenario.when).code;
+    (code, world.borrow().state(&scenario.id()))
+}
+
+#[track_caller]
+fn is_alone(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
+    let world = world.borrow();
+    let before = World::new(scenario.inventory.clone());
+    assert_eq!(world.inventory, before.inventory, "{after}: compute modes");
+    assert!(world.processes.is_empty() && world.cgroups.is_empty(), "{after}");
+    assert_eq!(world.accounts(), before.accounts(), "{after}");
+    assert!(world.drains.is_empty() && world.requeued.is_empty(), "{after}");
+}
+
+#[track_caller]
+fn ends_as_before(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
+    let found = Sim::well(world).end(scenario);
+    assert!(found.is_clean(), "{after}: {found:?}");
+    let before = World::new(scenario.inventory.clone()).picture();
+    assert_eq!(world.borrow().picture(), before, "{after}");
+}
+
+#[test]
+fn what_auto_finds_decides_what_becomes_of_the_job() {
+    let with_limits = |tasks| Scenario {
+        account: "MPS=auto,MPS_THREADS=25",
+        ..auto(tasks)
+    };
+    for (name, scenario, state) in [
+        ("one task", auto(1), Unneeded),
+        ("two tasks", auto(2), Ready),
+        (
+            "a shared GPU",
+            auto(1).devices(|d| d.exclusive = Exclusive::Shared(None)),
+            Ready,
+        ),
+        ("no GPU", auto(4).devices(|d| d.gpus = GpuSource::None), Unneeded),
+        (
+            "unknown GPUs",
+            auto(4).devices(|d| d.gpus = GpuSource::Unknown("no file".to_owned())),
+            Unneeded,
+        ),
+        // Without MPS each of them runs.
+        ("more tasks than a GPU takes clients", auto(49), Unneeded),
+        (
+            "the same of a job that relies on a limit",
+            with_limits(49),
+            Refused,
+        ),
+        ("one task with a limit", with_limits(1), Unneeded),
+        (
+            "one task, for which a process of its own begins",
+            auto(1).detached(),
+            Unneeded,
+        ),
+        ("one task, announced", auto(1).announced(), Unneeded),
+        ("too many tasks, announced", auto(49).announced(), Unneeded),
+        ("a step of one task", auto(1).step(), Unneeded),
+    ] {
+        let world = node(&scenario);
+        let (code, found) = begun(&scenario, &world, Trouble::None);
+        assert_eq!((code == 0, found), (state != Refused, Some(state)), "{name}");
+        if state == Unneeded {
+            is_alone(&world, &scenario, name);
+            assert!(world.borrow().journal(&scenario.id()).is_none(), "{name}");
+            let told = |line: &String| line.contains("auto: no MPS, because ");
+            assert!(world.borrow().log.iter().any(told), "{name}: the node's log");
+        }
+        ends_as_before(&world, &scenario, name);
+    }
+}
+
+/// A job that did not ask never fails through us, and its end leaves nothing, wherever its begin was killed.
+#[test]
+fn nothing_that_fails_keeps_a_job_from_running_that_needs_nothing() {
+    silence_kills();
+    for scenario in [auto(1), auto(1).detached(), auto(1).of(Scheduler::Torque, true)] {
+        let world = node(&scenario);
+        let mut well = Sim::well(&world);
+        well.begin(&scenario).expect("it begins");
+        let (points, calls) = (well.points(), well.calls());
+        assert!(points > 2 && calls > 2, "{points} {calls}");
+        for at in 0..calls {
+            for trouble in [Trouble::FaultAt(at), Trouble::UndeterminedAt(at)] {
+                let world = node(&scenario);
+                let (code, state) = begun(&scenario, &world, trouble);
+                let name = format!("{trouble:?}");
+                assert_eq!(code, 0, "{name}: {:?}", world.borrow().log);
+                assert!(matches!(state, None | Some(Unneeded)), "{name}: {state:?}");
+                is_alone(&world, &scenario, &name);
+                ends_as_before(&world, &scenario, &name);
+            }
+        }
+        for at in 0..points {
+            let world = node(&scenario);
+            let mut node = Sim::new(&world, Trouble::KillAt(at));
+            assert!(living(|| drop(node.begin(&scenario))).is_none(), "point {at}");
+            is_alone(&world, &scenario, &format!("killed at {at}"));
+            ends_as_before(&world, &scenario, &format!("killed at {at}"));
+        }
+    }
+}
+
+#[test]
+fn a_node_that_takes_no_job_with_mps_takes_one_that_needs_none() {
+    let undelivered = |world: &Rc<RefCell<World>>| {
+        world.borrow_mut().undelivered = Some(format!("mpsd: {:?}", Evidence::GpuLost));
+    };
+    for (tasks, code) in [(1, 0), (2, 2)] {
+        let scenario = auto(tasks);
+        let world = node(&scenario);
+        undelivered(&world);
+        assert_eq!(begun(&scenario, &world, Trouble::None).0, code, "{tasks} tasks");
+    }
+}
+
+/// Torque runs a job's prologue again without an epilogue between.
+#[test]
+fn what_an_earlier_start_of_the_job_left_is_taken_down() {
+    let (first, again) = (auto(2), auto(1));
+    let world = node(&first);
+    assert_eq!(begun(&first, &world, Trouble::None), (0, Some(Ready)));
+    assert_eq!(begun(&again, &world, Trouble::None), (0, Some(Unneeded)));
+    is_alone(&world, &again, "begun again");
+    ends_as_before(&world, &again, "begun again");
+}
+
+#[test]
+fn only_a_user_who_asked_is_told_by_the_prologue() {
+    for (scenario, told) in [(auto(1), 1), (auto(1).by_site(), 0)] {
+        let world = node(&scenario);
+        begun(&scenario, &world, Trouble::None);
+        let complaints = world.borrow().complaints.clone();
+        assert_eq!(complaints.len(), told, "{complaints:?}");
+        assert!(
+            complaints
+                .iter()
+                .all(|line| line.ends_with("auto: no MPS, because 1 task on 1 GPU"))
+        );
+    }
+}
