@@ -76,10 +76,15 @@ impl<'a> Job<'a> {
     }
 
     /// On GPUs that the site gives to several jobs.
-    pub fn that_shares(mut self) -> Result<Self> {
+    pub fn that_shares(self) -> Result<Self> {
+        self.under("shared.toml", "shared_gpus = true\n")
+    }
+
+    /// Under further lines of mpsd.toml.
+    pub fn under(mut self, name: &str, settings: &str) -> Result<Self> {
         let text = fs::read_to_string(&self.config)?;
-        self.config = self.place.dir.join("etc/shared.toml");
-        fs::write(&self.config, text + "shared_gpus = true\n")?;
+        self.config = self.place.dir.join("etc").join(name);
+        fs::write(&self.config, text + settings)?;
         Ok(self)
     }
 

@@ -15,6 +15,7 @@ mod partitions;
 mod picture;
 mod programs;
 mod recipes;
+mod report;
 mod result;
 mod seen;
 mod shared;
@@ -66,7 +67,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'first-kernel', 'timeline', 'bind', 'many', 'gain', 'inference', 'recipes', 'programs', 'several', 'shared', 'pack' (the default)
+    /// Everything but 'first-kernel', 'timeline', 'bind', 'many', 'gain', 'inference', 'recipes', 'programs', 'several', 'shared', 'pack', 'report' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -108,6 +109,8 @@ enum Part {
     Shared,
     /// 'mpsctl pack': 64 OpenMM commands of unlike length on all GPUs of the machine, -n auto against fixed numbers (5 minutes)
     Pack,
+    /// Reports of wasteful jobs and of a good one, what their advice brings, and what measuring costs (200 seconds)
+    Report,
     /// What status, report and explain show of clients, a killed one, one too many and an ended server
     Seen,
 }
@@ -133,7 +136,7 @@ const fn step(part: Part, name: &'static str, gpus: usize, act: Act) -> Step {
 }
 
 /// The first [`WHOLE`] are a whole run.
-const STEPS: [Step; 21] = [
+const STEPS: [Step; 22] = [
     step(Part::Job, "job", 1, job::run),
     step(Part::Partitions, "partitions", 1, partitions::run),
     step(Part::Pairs, "times", 0, bench::pairs),
@@ -155,6 +158,7 @@ const STEPS: [Step; 21] = [
     step(Part::Several, "several", 2, load::several),
     step(Part::Shared, "shared", 1, shared::run),
     step(Part::Pack, "pack", 1, pack::run),
+    step(Part::Report, "report", 1, report::run),
 ];
 const WHOLE: usize = 10;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tests::double::node::Node;
+use tests::double::node::{Counts, Node};
 use tests::fuse::{FILE, Hung};
 use tests::place::{Place, Running, eventually, fast, kill};
 use tests::scarcity::{Small, alone};
@@ -113,6 +113,67 @@ fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_
     let all = report(&place, &["--since", "1h"]);
     all.prints("jobs: 1\n").prints("lost a server: 1\n");
     report(&place, &["401.srv"]).exits(1);
+}
+
+#[test]
+fn what_the_driver_counts_of_a_gpu_stands_in_the_report_with_what_to_try() {
+    let counts = Counts {
+        busy: 97,
+        memory_busy: 9,
+        shares: Some((12.0, 6.4)),
+        watts: 200,
+    };
+    let node = fast(1).describe(|node| node.gpu[0].counts = Some(counts));
+    let place = Place::with_job(node, "", "470.srv", "MPS=true", "0");
+    let held = [(); 2].map(|()| place.attached("470.srv", &["--hold", "30"], &[]));
+    // The first look, and the one when the last client has left: only between two is energy counted.
+    tells(&place, "470.srv", "\"busy_percent\":97");
+    drop(held);
+    tells(&place, "470.srv", "\"sm_percent\":12");
+    place.assert_ends_clean("470.srv", "a job whose use is counted");
+    let told = of(&place, "470.srv");
+    let usage = &told["said_by_user"]["usage"];
+    let gpu = &usage["gpus"][0];
+    for (found, expected) in [
+        (&usage["step_ms"], json!(250)),
+        (&usage["clients"][2], json!(2)),
+        (&gpu["busy_percent"], json!(97)),
+        (&gpu["memory_busy_percent"], json!(9)),
+        (&gpu["bandwidth_percent"], json!(6)),
+        (&gpu["memory_mib"], json!(143_771)),
+        (&told["advice"]["rule"], json!("room")),
+    ] {
+        assert_eq!(*found, expected, "{told}");
+    }
+    let (energy, time) = (gpu["energy_mj"].as_u64(), gpu["energy_ms"].as_u64());
+    let watts = energy.zip(time).map(|(energy, time)| energy / time);
+    assert!(watts.is_some_and(|watts| (190..210).contains(&watts)), "{told}");
+    let text = report(&place, &["470.srv"]);
+    for line in [
+        "GPU 0: 12 % of its multiprocessors in use, 6 % of its memory's bandwidth, 97 % of the time a kernel ran",
+        " kJ in ",
+        "\n    clients     2 ",
+        "\n  advice: 12 % busy with 2 clients: try 6, or mpsctl sweep\n",
+    ] {
+        text.prints(line);
+    }
+}
+
+/// A GPU whose driver counts nothing, and clients that end between two looks.
+#[test]
+fn what_is_not_counted_is_absent_and_short_clients_are_not_called_absent() {
+    let place = with_job("", "471.srv", "MPS=true");
+    for _ in 0..3 {
+        place.served("471.srv", &[]);
+    }
+    tells(&place, "471.srv", "\"clients\":3");
+    place.assert_ends_clean("471.srv", "a job of short clients");
+    let text = report(&place, &["471.srv"]);
+    text.prints("3 clients, 1 at once");
+    text.prints("advice: 3 clients, one at a time on a GPU: MPS brings it nothing");
+    text.lacks("no client at any look").lacks("%").lacks("kJ");
+    let told = of(&place, "471.srv");
+    assert!(!told.to_string().contains("_percent"), "{told}");
 }
 
 /// A process of `user` that NVML lists as an MPS client on the first GPU with 9,000 MiB, and that is not the job's.
@@ -296,6 +357,18 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         report_of(&place, USER, &["414.srv"])
             .exits(1)
             .complains("no report for you");
+        // Why a job was refused is its user's to read; root's own reports are of jobs that had MPS.
+        let refused = place.torque("416.srv", "MPS=true,MPS_MEM=999T", "0").exits(1);
+        let why = refused
+            .err
+            .trim()
+            .rsplit_once("job 416.srv: ")
+            .map(|(_, why)| why.to_owned());
+        let told = report_of(&place, USER, &["416.srv"]).ok();
+        told.prints(format!("job 416.srv of {USER} on "));
+        told.prints(format!(": not started: {}\n", why.expect("a reason")));
+        report(&place, &["416.srv"]).exits(1);
+        report_of(&place, OTHER_USER, &["416.srv"]).exits(1);
         let all = report_of(&place, USER, &[]).exits(1);
         all.complains("allowed: root, or 'mpsctl report JOB'");
         // No user lists, links, or changes what is root's, and a stranger in this user's group reaches nothing.

@@ -25,6 +25,7 @@ pub mod request;
 pub mod step;
 pub mod text;
 pub mod trusted;
+pub mod usage;
 
 pub use failure::{Failure, Fault, Refusal, Undetermined};
 pub use gpu::{ComputeMode, Gpu, GpuUuid, Inventory};

@@ -5,6 +5,7 @@ use super::gpu::GpuUuid;
 use super::killed::SignalName;
 use super::record::{ClientLimits, RecordGpu};
 use super::text::{count, one_line};
+use super::usage::{self, Usage};
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -45,6 +46,9 @@ pub struct Observations {
     pub limits_set: Vec<LimitSet>,
     /// The sentences of the job's log that its user should read at the end.
     pub last_words: Vec<String>,
+    /// What its GPUs did; `None`: nothing was counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
 }
 
 /// What the checks of a GPU showed.
@@ -56,6 +60,9 @@ pub struct GpuObservations {
     pub most_clients: u64,
     /// The most memory that they held together, MiB, as NVML counts.
     pub most_memory_mib: u64,
+    /// The most that one of them held, likewise.
+    #[serde(default)]
+    pub most_client_mib: u64,
 }
 
 /// A client that got no context: its server was full or in FAULT state, or the client asked for none.
@@ -164,6 +171,7 @@ fn bound(name: &str, value: &mut Value) {
         "limit" => (160, MOST),
         "pids" => (80, MOST_PIDS),
         "gpus" => (80, MOST_GPUS),
+        "busy" | "clients" => (0, usage::BUCKETS),
         _ => (80, MOST),
     };
     match value {
@@ -202,7 +210,9 @@ impl Observations {
         let line = bytes.split(|byte| *byte == b'\n').next()?;
         let mut all: Value = serde_json::from_slice(line).ok()?;
         bound("", &mut all);
-        serde_json::from_value(all).ok()
+        let mut all: Self = serde_json::from_value(all).ok()?;
+        all.usage.iter_mut().for_each(Usage::cap);
+        Some(all)
     }
 
     /// Its line.
@@ -222,12 +232,14 @@ impl Observations {
             }
             None => format!("GPU {}: no client at any look", gpu.index),
         };
+        // Clients that end within a second are never looked at.
+        let looked_at = gpus.iter().filter(|_| !self.gpus.is_empty());
         let fatal = |pid: &i32| format!("client {pid} caused a fatal GPU error");
         let changed = |change| format!("the user had the control daemon change a limit: {change}");
         let set = |set| format!("set while the job ran (mpsctl set): {set}");
         let clients = count(self.clients, "client");
         let mut lines = vec![format!("{clients}, {} at once", self.most_clients)];
-        lines.extend(gpus.iter().map(checked));
+        lines.extend(looked_at.map(checked));
         lines.extend(each(&self.refused).chain(each(&self.killed)));
         lines.extend(each(&self.servers_lost).chain(each(&self.daemons_lost)));
         lines.extend(self.fatal.iter().map(fatal));
@@ -253,18 +265,21 @@ impl Observations {
         keep_youngest(&mut self.limits_set, MOST, set);
     }
 
-    /// Adds a check of one GPU to the highest numbers so far.
-    pub fn take_memory(&mut self, gpu: &GpuUuid, clients: u64, memory_mib: u64) {
+    /// Adds a check of one GPU to the highest numbers so far: the memory that each of its clients holds, MiB.
+    pub fn take_memory(&mut self, gpu: &GpuUuid, clients: &[u64]) {
+        let now = GpuObservations {
+            uuid: gpu.clone(),
+            most_clients: clients.len() as u64,
+            most_memory_mib: clients.iter().sum(),
+            most_client_mib: clients.iter().copied().max().unwrap_or(0),
+        };
         match self.gpus.iter_mut().find(|known| known.uuid == *gpu) {
             Some(known) => {
-                known.most_clients = known.most_clients.max(clients);
-                known.most_memory_mib = known.most_memory_mib.max(memory_mib);
+                known.most_clients = known.most_clients.max(now.most_clients);
+                known.most_memory_mib = known.most_memory_mib.max(now.most_memory_mib);
+                known.most_client_mib = known.most_client_mib.max(now.most_client_mib);
             }
-            None => self.gpus.push(GpuObservations {
-                uuid: gpu.clone(),
-                most_clients: clients,
-                most_memory_mib: memory_mib,
-            }),
+            None => self.gpus.push(now),
         }
     }
 }
@@ -277,14 +292,17 @@ mod tests {
     fn observations_come_back_as_they_were_written() {
         let mut observations = Observations::default();
         let gpu = GpuUuid::parse("GPU-01").unwrap();
-        observations.take_memory(&gpu, 2, 600);
-        observations.take_memory(&gpu, 1, 900);
+        observations.take_memory(&gpu, &[200, 400]);
+        observations.take_memory(&gpu, &[900]);
         observations.last_words.push("server 7 died".to_owned());
         keep(&mut observations.refused, Refused { pid: 9, beside: 48 });
         let read = Observations::parse(observations.line().as_bytes());
         assert_eq!(read, Some(observations.clone()));
         let most = &observations.gpus[0];
-        assert_eq!((most.most_clients, most.most_memory_mib), (2, 900));
+        assert_eq!(
+            (most.most_clients, most.most_memory_mib, most.most_client_mib),
+            (2, 900, 900)
+        );
         // A longer line stood there before.
         let text = observations.line() + "old\": 1}";
         assert_eq!(Observations::parse(text.as_bytes()), Some(observations));
@@ -320,6 +338,42 @@ mod tests {
         {
             assert_eq!(Observations::parse(none.as_bytes()), None, "{none:?}");
         }
+    }
+
+    #[test]
+    fn what_a_user_may_write_about_its_use_is_bounded_and_plausible() {
+        let gpu = |n: u32| {
+            format!(
+                r#"{{"uuid":"GPU-{n:08}","busy":[{}null],"busy_percent":255,"sm_percent":101,"samples":{max},
+                "energy_mj":{max},"energy_ms":0}}"#,
+                "200,".repeat(5000),
+                max = u64::MAX
+            )
+        };
+        let gpus: Vec<String> = (0..300).map(gpu).collect();
+        let clients = "9,".repeat(5000);
+        let text = format!(
+            r#"{{"usage":{{"step_ms":{},"clients":[{clients}1],"gpus":[{}]}}}}"#,
+            u64::MAX,
+            gpus.join(",")
+        );
+        let text = text.replace('\n', "");
+        let usage = Observations::parse(text.as_bytes()).unwrap().usage.unwrap();
+        assert_eq!(
+            (usage.clients.len(), usage.gpus.len()),
+            (usage::BUCKETS, MOST_GPUS)
+        );
+        assert_eq!(usage.length_ms(), u64::MAX);
+        let gpu = &usage.gpus[0];
+        assert_eq!(gpu.busy, [Some(100); usage::BUCKETS]);
+        assert_eq!((gpu.busy_percent, gpu.used_percent()), (Some(100), Some(100)));
+        assert_eq!(gpu.watts(), None, "no time");
+        let line = Observations {
+            usage: Some(usage),
+            ..Observations::default()
+        }
+        .line();
+        assert!(line.len() < LONGEST, "{}", line.len());
     }
 
     #[test]

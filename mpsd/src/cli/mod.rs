@@ -1,6 +1,7 @@
 //! `mpsctl`, and what the programs share.
 
 mod attach;
+mod chart;
 mod container_options;
 mod doctor;
 mod env;

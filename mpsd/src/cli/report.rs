@@ -1,6 +1,7 @@
 //! `mpsctl report`: the reports of jobs that have ended on this node, one by one or as a summary.
 
-use super::terminal::{say, say_json};
+use super::chart::{self, Style};
+use super::terminal::{cut, say, say_json, width, wrap};
 use super::{NAME, complain};
 use crate::job::report::{self, JobReport};
 use crate::node::reports::{self, StoredReports};
@@ -10,6 +11,8 @@ use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::killed::{self, KilledTask};
 use mpsd_core::observations::Observations;
+use mpsd_core::record::RecordGpu;
+use mpsd_core::usage::GpuUsage;
 use mpsd_core::{Failure, JobId, Refusal};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -80,7 +83,7 @@ impl ReportVerb {
         found.reverse();
         let lines = match &job {
             _ if self.json => Vec::new(),
-            Some(_) => found.iter().flat_map(lines).collect(),
+            Some(_) => found.iter().flat_map(on_terminal).collect(),
             None => summary(&found),
         };
         lines.iter().for_each(|line| say(&format!("{line}\n")));
@@ -91,9 +94,31 @@ impl ReportVerb {
     }
 }
 
+/// One report with its chart, as wide as the terminal.
+fn on_terminal(report: &JobReport) -> Vec<String> {
+    let width = width();
+    let text = |line: String| {
+        let indent = line.chars().take_while(|c| *c == ' ').count();
+        wrap(&line, indent + 2, width)
+    };
+    let mut all: Vec<String> = lines(report).into_iter().map(text).collect();
+    let usage = report.said_by_user.as_ref().and_then(|seen| seen.usage.as_ref());
+    let chart = usage.map(|usage| chart::lines(usage, &report.gpus, Style::of_terminal()));
+    let chart = chart.unwrap_or_default().into_iter();
+    all.extend(chart.map(|line| cut(line, width)));
+    all.extend(advice(report).map(text));
+    all
+}
+
+fn advice(report: &JobReport) -> Option<String> {
+    let advice = report.advice.as_ref()?;
+    Some(format!("  advice: {}", advice.text))
+}
+
 /// One report as one paragraph, for the job's own output.
 pub fn paragraph(report: &JobReport) -> String {
-    let lines = lines(report);
+    let mut lines = lines(report);
+    lines.extend(advice(report));
     let lines: Vec<&str> = lines.iter().map(|line| line.trim_start()).collect();
     lines.join("; ")
 }
@@ -130,6 +155,9 @@ fn lines(report: &JobReport) -> Vec<String> {
         teardown_ms,
         ..
     } = report;
+    if let Some(why) = &report.not_started {
+        return vec![format!("job {job} of {user} on {node}: not started: {why}")];
+    }
     let ready = match report.ready_ms {
         Some(ms) => format!("ready after {ms} ms"),
         None => "never ready".to_owned(),
@@ -182,7 +210,51 @@ fn lines(report: &JobReport) -> Vec<String> {
         };
         lines.push(format!("{mark}{line}"));
     }
+    let used = report.gpus.iter().flat_map(|gpu| used(report, gpu));
+    lines.extend(used.map(|line| format!("    {line}")));
     lines
+}
+
+/// What the driver counted of a GPU, and how near its clients came to their limit.
+fn used(report: &JobReport, gpu: &RecordGpu) -> Vec<String> {
+    let seen = report.said_by_user.as_ref();
+    let held = seen.and_then(|seen| seen.gpus.iter().find(|known| known.uuid == gpu.uuid));
+    let mut limits = report.daemons.iter().map(|daemon| daemon.limits());
+    let limit = limits.find_map(|limits| limits.memory_of(&gpu.uuid));
+    let held = held.zip(limit).map(|(held, limit)| {
+        let most = held.most_client_mib;
+        format!("one client held at most {most} of the {limit} MiB that it may")
+    });
+    let usage = seen.and_then(|seen| seen.usage.as_ref()?.of(&gpu.uuid));
+    let mut all: Vec<String> = usage.map(counted).unwrap_or_default();
+    all.extend(held);
+    all.into_iter()
+        .map(|line| format!("GPU {}: {line}", gpu.index))
+        .collect()
+}
+
+fn counted(usage: &GpuUsage) -> Vec<String> {
+    let percent = |value: Option<u8>, what: &str| value.map(|value| format!("{value} % {what}"));
+    let shares = [
+        percent(usage.sm_percent, "of its multiprocessors in use"),
+        percent(usage.bandwidth_percent, "of its memory's bandwidth"),
+        percent(usage.busy_percent, "of the time a kernel ran"),
+        percent(
+            usage.memory_busy_percent,
+            "of the time its memory was read or written",
+        ),
+    ];
+    let shares: Vec<String> = shares.into_iter().flatten().collect();
+    let mut all = Vec::new();
+    if !shares.is_empty() {
+        all.push(shares.join(", "));
+    }
+    if let (Some(energy), Some(watts)) = (usage.energy_mj, usage.watts()) {
+        let (kilojoules, time) = (energy / 1_000_000, chart::time(usage.energy_ms));
+        let tenths = energy / 100_000 % 10;
+        all.push(format!("{kilojoules}.{tenths} kJ in {time}, {watts} W"));
+    }
+    all
 }
 
 fn killed_lines(report: &JobReport) -> Vec<String> {

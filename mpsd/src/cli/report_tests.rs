@@ -2,6 +2,7 @@ use super::*;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::{DaemonLost, Killed, Observations, OverMemory, Refused, ServerLost};
 use mpsd_core::record::{Daemon, RecordGpu};
+use mpsd_core::usage::{GpuUsage, Usage};
 use mpsd_core::{GpuUuid, Scheduler};
 
 fn gpu(n: usize) -> GpuUuid {
@@ -36,7 +37,7 @@ fn report() -> JobReport {
         }],
         ..Observations::default()
     };
-    observations.take_memory(&gpu(0), 48, 9000);
+    observations.take_memory(&gpu(0), &[&[187; 47][..], &[211]].concat());
     JobReport {
         version: 1,
         job: JobId::parse("7").unwrap(),
@@ -63,6 +64,9 @@ fn report() -> JobReport {
         drain: None,
         drained: false,
         killed: Vec::new(),
+        not_started: None,
+        takes_turns: false,
+        advice: None,
         said_by_user: Some(observations),
     }
 }
@@ -83,7 +87,133 @@ job 7 of alice on n1: ready after 210 ms, ended after 60 s, taken down in 120 ms
     server 691 was lost (killed or ended with status 0) with 48 clients, which got error 806
     control daemon 690 was lost (signal 9)
     client 8349 caused a fatal GPU error
-    client 17 held 4096 MiB over a limit of 1024 MiB, and was ended"
+    client 17 held 4096 MiB over a limit of 1024 MiB, and was ended
+    GPU 0: one client held at most 211 of the 1024 MiB that it may"
+    );
+}
+
+fn advised(mut report: JobReport) -> JobReport {
+    report.advice = crate::job::advice::of(&report);
+    report
+}
+
+/// Four clients on GPU 0 that need little of it.
+fn used() -> JobReport {
+    let mut report = report();
+    report.gpus.truncate(1);
+    report.notes.clear();
+    (report.daemons[0].threads, report.daemons[0].memory) = (None, vec![(gpu(0), 4096)]);
+    let mut seen = Observations {
+        clients: 5,
+        most_clients: 4,
+        ..Observations::default()
+    };
+    seen.take_memory(&gpu(0), &[500, 500, 500, 601]);
+    seen.usage = Some(Usage {
+        began: 1001,
+        step_ms: 250,
+        clients: [vec![4; 50], vec![1; 6], vec![0; 4]].concat(),
+        gpus: vec![GpuUsage {
+            memory_mib: Some(143_771),
+            busy: [
+                vec![None; 2],
+                vec![Some(97); 50],
+                vec![Some(40); 6],
+                vec![Some(0); 2],
+            ]
+            .concat(),
+            busy_percent: Some(88),
+            samples: 140,
+            memory_busy_percent: Some(9),
+            sm_percent: Some(12),
+            bandwidth_percent: Some(6),
+            energy_mj: Some(2_987_654),
+            energy_ms: 14_000,
+            ..GpuUsage::new(gpu(0))
+        }],
+    });
+    report.said_by_user = Some(seen);
+    advised(report)
+}
+
+#[test]
+fn a_report_says_what_the_gpu_did_and_what_to_try() {
+    let report = used();
+    assert_eq!(
+        lines(&report)[3..].join("\n").trim_start(),
+        "\
+  by the job's own mpsd: 5 clients, 4 at once
+    GPU 0: at most 4 clients and 2101 MiB at a look
+    GPU 0: 12 % of its multiprocessors in use, 6 % of its memory's bandwidth, 88 % of the time a kernel ran, 9 % of the time its \
+     memory was read or written
+    GPU 0: 2.9 kJ in 14 s, 213 W
+    GPU 0: one client held at most 601 of the 4096 MiB that it may"
+    );
+    let all = on_terminal(&report);
+    assert!(
+        all.iter().any(|line| line.starts_with("    clients     4 ")),
+        "{all:?}"
+    );
+    assert_eq!(
+        all.last().unwrap(),
+        "  advice: 12 % busy with 4 clients: try 12, or mpsctl sweep"
+    );
+    let told = paragraph(&report);
+    assert!(
+        told.ends_with("; advice: 12 % busy with 4 clients: try 12, or mpsctl sweep"),
+        "{told}"
+    );
+    assert!(!told.contains('\n') && !told.contains("clients     4"), "{told}");
+}
+
+#[test]
+fn no_word_of_a_user_reaches_a_terminal_unmade() {
+    let mut report = used();
+    let text = r#"{"clients":18446744073709551615,"most_clients":18446744073709551615,"gpus":[{"uuid":"GPU-00000000",
+        "most_clients":9,"most_memory_mib":18446744073709551615,"most_client_mib":18446744073709551615}],
+        "usage":{"step_ms":18446744073709551615,"clients":[18446744073709551615,1],"gpus":[{"uuid":"GPU-00000000",
+        "busy":[255,null],"busy_percent":255,"samples":1,"sm_percent":255,"energy_mj":18446744073709551615,"energy_ms":1,
+        "memory_mib":1}]},"last_words":["\u001b[2J"],"advice":"\u001b[2J"}"#;
+    let text = text.replace('\n', "");
+    report.said_by_user = Observations::parse(text.as_bytes());
+    assert!(report.said_by_user.is_some());
+    let report = advised(report);
+    for line in on_terminal(&report).iter().chain([&paragraph(&report)]) {
+        assert!(
+            !line.contains(char::is_control) && line.chars().count() < 2000,
+            "{line:?}"
+        );
+    }
+}
+
+#[test]
+fn a_job_that_did_not_start_has_a_report_with_its_reason() {
+    let user = crate::job::User {
+        name: "alice".to_owned(),
+        uid: 1000,
+        gid: 1000,
+    };
+    let why = Refusal::new("MPS_MEM=999G", "a GPU has 80 GiB", "up to 80G").into();
+    let report = JobReport::not_started(&JobId::parse("7").unwrap(), Scheduler::Slurm, "n1", &user, &why);
+    let line = format!("job 7 of alice on n1: not started: {why}");
+    assert_eq!(lines(&report).join("\n"), line);
+    assert_eq!(on_terminal(&report).join("\n"), line);
+    assert_eq!(paragraph(&report), line);
+}
+
+#[test]
+fn clients_that_no_look_found_are_not_called_absent() {
+    let mut report = report();
+    let seen = report.said_by_user.as_mut().unwrap();
+    *seen = Observations {
+        clients: 5,
+        most_clients: 2,
+        ..Observations::default()
+    };
+    let told = lines(&report).join("\n");
+    assert!(
+        told.contains("5 clients, 2 at once") && !told.contains("no client"),
+        "{told}"
     );
 }
 

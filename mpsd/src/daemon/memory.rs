@@ -26,7 +26,6 @@ pub struct MemoryWatch {
     /// The limits once no client is left from before they were set.
     next_limits: Option<Vec<(GpuUuid, u64)>>,
     gpus: Vec<GpuUuid>,
-    nvml: Option<Nvml>,
     told: BTreeSet<(i32, GpuUuid)>,
     active: bool,
     next: Instant,
@@ -40,7 +39,6 @@ impl MemoryWatch {
             limits: daemons().flat_map(|daemon| daemon.memory.clone()).collect(),
             next_limits: None,
             gpus: daemons().flat_map(|daemon| daemon.gpus.clone()).collect(),
-            nvml: None,
             told: BTreeSet::new(),
             active: false,
             next: Instant::now(),
@@ -74,13 +72,20 @@ impl MemoryWatch {
             .then(|| self.next.saturating_duration_since(Instant::now()))
     }
 
-    pub fn check(&mut self, spec: &Spec, running: &[Running], observer: &mut Observer) {
+    /// `nvml`: `None` if it cannot be asked.
+    pub fn check(
+        &mut self,
+        spec: &Spec,
+        nvml: impl FnOnce() -> Option<Nvml>,
+        running: &[Running],
+        observer: &mut Observer,
+    ) {
         if !self.active || Instant::now() < self.next {
             return;
         }
         let limited = !self.limits.is_empty();
         self.next = Instant::now() + if limited { PERIOD } else { REPORT_PERIOD };
-        let Some(clients) = self.clients(spec, observer) else {
+        let Some(clients) = nvml().and_then(|nvml| self.clients(spec.uid, &nvml, observer)) else {
             if limited {
                 observer
                     .log
@@ -122,15 +127,11 @@ impl MemoryWatch {
     }
 
     /// The job's clients: pid, GPU, MiB. Our daemons' logs do not name clients of the user's other jobs.
-    fn clients(&mut self, spec: &Spec, observer: &Observer) -> Option<Vec<(i32, GpuUuid, u64)>> {
-        if self.nvml.is_none() {
-            self.nvml = Nvml::load(&spec.nvml).ok();
-        }
-        let nvml = self.nvml.as_ref()?;
+    fn clients(&self, uid: u32, nvml: &Nvml, observer: &Observer) -> Option<Vec<(i32, GpuUuid, u64)>> {
         let mut all = Vec::new();
         for gpu in &self.gpus {
             let processes = nvml.processes(gpu).ok()?;
-            let is_ours = |pid| is_of(spec.uid, pid) && !observer.is_stranger(pid);
+            let is_ours = |pid| is_of(uid, pid) && !observer.is_stranger(pid);
             let clients = processes.into_iter().filter(|p| p.mps_client && is_ours(p.pid));
             all.extend(clients.map(|p| (p.pid, gpu.clone(), p.memory.unwrap_or(0) >> 20)));
         }

@@ -15,6 +15,7 @@ mod session;
 mod set;
 mod start;
 mod stop;
+mod usage;
 mod watch;
 
 use crate::job::spec::{REPORT_FD, SPEC_FD, Spec, StartReport};

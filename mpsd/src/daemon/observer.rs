@@ -47,8 +47,7 @@ impl Observer {
         let state = self.daemons.entry(daemon).or_default();
         match event {
             Event::Active(pid) if state.clients.len() < MOST_CLIENTS && state.clients.insert(*pid) => {
-                let now = self.daemons.values().map(|state| state.clients.len() as u64);
-                self.all.enter(*pid, now.sum());
+                self.all.enter(*pid, self.clients());
             }
             Event::Left(pid) if !state.clients.remove(pid) => {
                 let (pid, beside) = (*pid, state.clients.len() as u64);
@@ -71,6 +70,12 @@ impl Observer {
             }
             _ => {}
         }
+    }
+
+    /// The clients that have a context now.
+    pub fn clients(&self) -> u64 {
+        let clients = self.daemons.values().map(|state| state.clients.len() as u64);
+        clients.sum()
     }
 
     /// Whether this daemon was told to quit and its server has no client left: only its end will follow.
@@ -102,13 +107,12 @@ impl Observer {
 
     /// Adds what NVML counts. A process that only opened a GPU is listed with 0 MiB (docs/facts/mps-control.md#nvml).
     pub fn take_memory(&mut self, clients: &[(i32, GpuUuid, u64)]) {
-        let mut gpus: BTreeMap<&GpuUuid, (u64, u64)> = BTreeMap::new();
+        let mut gpus: BTreeMap<&GpuUuid, Vec<u64>> = BTreeMap::new();
         for (_, gpu, mib) in clients.iter().filter(|(_, _, mib)| *mib > 0) {
-            let (count, memory) = gpus.entry(gpu).or_default();
-            (*count, *memory) = (*count + 1, *memory + mib);
+            gpus.entry(gpu).or_default().push(*mib);
         }
-        for (gpu, (count, memory)) in gpus {
-            self.all.take_memory(gpu, count, memory);
+        for (gpu, clients) in gpus {
+            self.all.take_memory(gpu, &clients);
         }
     }
 

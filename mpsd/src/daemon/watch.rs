@@ -5,11 +5,14 @@ use super::events::Events;
 use super::memory::MemoryWatch;
 use super::observer::{ClientWatch, Observer};
 use super::start::{self, Running};
+use super::usage::UsageWatch;
 use super::{door, session, set};
 use crate::job::spec::Spec;
+use crate::node::nvml::Nvml;
 use crate::sys::Exit;
 use mpsd_core::observations::{DaemonLost, LimitChanged, keep};
 use mpsd_core::record::ClientLimits;
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -21,8 +24,13 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
     let mut memory = MemoryWatch::new(spec);
     let mut limits = LimitWatch::default();
     let mut clients = ClientWatch::default();
+    let mut usage = UsageWatch::new(spec);
+    let loaded: OnceCell<Option<Nvml>> = OnceCell::new();
+    // Loaded when first needed, and kept: it costs the driver more than the questions do.
+    let nvml = || *loaded.get_or_init(|| Nvml::load(&spec.nvml).ok());
     while !running.is_empty() {
-        let period = memory.period().into_iter().chain(limits.period()).min();
+        let periods = [memory.period(), limits.period(), usage.period()];
+        let period = periods.into_iter().flatten().min();
         let Ok(terminate) = events.wait(period, &clients) else {
             return;
         };
@@ -47,7 +55,11 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
             keep(&mut observer.all.killed, killed);
         }
         running.retain_mut(|daemon| !has_ended(daemon, observer));
-        memory.check(spec, &running, observer);
+        usage.clients(observer.clients());
+        memory.check(spec, nvml, &running, observer);
+        if let Some(usage) = usage.check(nvml) {
+            observer.all.usage = Some(usage);
+        }
         if !terminate {
             serve(spec, &mut running, events, &mut memory, observer);
             limits.check(spec, &running, observer);

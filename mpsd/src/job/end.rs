@@ -1,5 +1,6 @@
 //! The end of a job, for the epilogue and for `mpsctl reconcile`: undo the journal, write the log lines, drain on proof.
 
+use super::advice;
 use super::audit;
 use super::case::DrainTarget;
 use super::evidence;
@@ -109,7 +110,7 @@ fn written(
     took: Duration,
 ) -> JobReport {
     let sets_mode = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
-    JobReport {
+    let report = JobReport {
         version: report::VERSION,
         job: journal.job.clone(),
         scheduler: journal.scheduler,
@@ -129,9 +130,16 @@ fn written(
         faults: report::lines(&findings.faults),
         notes: report::lines(&findings.notes),
         killed,
+        not_started: None,
+        takes_turns: journal.takes_turns,
         drain: report::lines(drain.map(|(line, _)| line)).pop(),
         drained: drain.is_some_and(|(_, delivered)| *delivered),
         said_by_user,
+        advice: None,
+    };
+    JobReport {
+        advice: advice::of(&report),
+        ..report
     }
 }
 

@@ -79,6 +79,9 @@ pub struct Journal {
     /// Why `MPS=auto` gives it MPS, for reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) auto: Option<String>,
+    /// The scheduler may give its GPUs to other jobs, and its MPS is its own: for reports.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) takes_turns: bool,
     /// Seconds since 1970 at which the job began, likewise.
     pub(crate) began: u64,
     /// From then until its MPS was proved ready, likewise. Milliseconds.
@@ -122,6 +125,7 @@ impl Journal {
             kill_clients: settings.leftover_clients == LeftoverClients::Kill,
             report: plan.record.report,
             auto: plan.record.reason.clone(),
+            takes_turns: plan.takes_turns,
             began: now(),
             ready_ms: None,
             left: false,

@@ -2,6 +2,7 @@
 //! node ([`node`]): the programs run them on this one, the tests on one in memory.
 
 mod account;
+pub mod advice;
 pub(crate) mod audit;
 mod begin;
 mod case;

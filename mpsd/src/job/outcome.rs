@@ -4,7 +4,7 @@ use super::case::Job;
 use super::evidence;
 use super::findings::FailedStart;
 use super::node::{Node, Severity};
-use super::report::JobOutcome;
+use super::report::{JobOutcome, JobReport};
 use super::store::Store as _;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{self, ExitPolicy, Requeued, Site, Submission, ThisHost};
@@ -31,6 +31,8 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited
     if !to_shell {
         complain(node, id, failure);
     }
+    let report = JobReport::not_started(id, submission.scheduler, &job.node, &job.user, failure);
+    node.keep(JobOutcome::Refused(&report));
     for note in &failed.findings.notes {
         node.log(Severity::Info, &format!("job {id}: {note}"));
     }

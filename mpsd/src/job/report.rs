@@ -1,11 +1,13 @@
 //! A job's report, written at its end: what root found, and beside it the observations of the job's own `mpsd`.
 
+use super::case::User;
+use crate::sys::now;
 use mpsd_core::failure::FailureKind;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
 use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::text::one_line;
-use mpsd_core::{JobId, Scheduler};
+use mpsd_core::{Failure, JobId, Scheduler};
 use serde::{Deserialize, Serialize};
 
 pub(crate) const VERSION: u32 = 1;
@@ -22,6 +24,8 @@ pub enum JobOutcome<'a> {
     Ended(&'a JobReport),
     /// Its start failed: counted only.
     Failed(FailureKind),
+    /// Its start failed, and its user may read why. Root's own reports are of jobs that had MPS: refused ones would push them out.
+    Refused(&'a JobReport),
 }
 
 /// `/var/lib/mpsd/reports/<job>.<began>.json`, root 0600.
@@ -61,14 +65,70 @@ pub struct JobReport {
     pub(crate) drain: Option<String>,
     #[serde(default)]
     pub(crate) drained: bool,
+    /// Why its start failed; such a report has little else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) not_started: Option<String>,
+    /// The scheduler may give its GPUs to other jobs, and its MPS is its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) takes_turns: bool,
     /// The word of a process of the job's user: root has proved none of it.
     pub(crate) said_by_user: Option<Observations>,
+    /// What its user may try, by that word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) advice: Option<Advice>,
+}
+
+/// What its user may try.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advice {
+    /// The name of the rule.
+    pub rule: String,
+    /// One line.
+    pub text: String,
 }
 
 impl JobReport {
     /// A job that is started again under its id has a new name.
     pub(crate) fn file_name(&self) -> String {
         file_name(&self.job, self.began)
+    }
+
+    /// Of a job whose start failed.
+    pub fn not_started(
+        job: &JobId,
+        scheduler: Scheduler,
+        node: &str,
+        user: &User,
+        failure: &Failure,
+    ) -> Self {
+        let now = now();
+        Self {
+            version: VERSION,
+            job: job.clone(),
+            scheduler,
+            node: node.to_owned(),
+            user: user.name.clone(),
+            uid: user.uid,
+            gpus: Vec::new(),
+            daemons: Vec::new(),
+            exclusive: false,
+            began: now,
+            ready_ms: None,
+            ended: now,
+            teardown_ms: 0,
+            as_before: true,
+            undetermined: Vec::new(),
+            faults: Vec::new(),
+            notes: Vec::new(),
+            killed: Vec::new(),
+            drain: None,
+            drained: false,
+            auto: None,
+            not_started: lines([failure]).pop(),
+            takes_turns: false,
+            said_by_user: None,
+            advice: None,
+        }
     }
 
     /// NVML was asked, and never listed a client on one of its GPUs.
@@ -112,6 +172,7 @@ impl JobReport {
             drained,
             killed: earlier.killed,
             said_by_user: earlier.said_by_user,
+            advice: earlier.advice,
             ..self
         }
     }
@@ -149,4 +210,49 @@ pub(crate) fn limits(daemon: &Daemon) -> Option<String> {
 pub(crate) fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String> {
     let line = |line: T| one_line(&line.to_string(), LONGEST_LINE);
     of.into_iter().take(MOST_LINES).map(line).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Of a job with one GPU that began at 1000 and had a limit of threads and memory.
+    pub(crate) fn report() -> JobReport {
+        let uuid = mpsd_core::GpuUuid::parse("GPU-00000000").unwrap();
+        JobReport {
+            version: VERSION,
+            job: JobId::parse("7").unwrap(),
+            scheduler: Scheduler::Slurm,
+            node: "n1".to_owned(),
+            user: "alice".to_owned(),
+            uid: 1000,
+            gpus: vec![RecordGpu {
+                index: 0,
+                uuid: uuid.clone(),
+                cpus: None,
+            }],
+            daemons: vec![Daemon {
+                threads: Some("25".parse().unwrap()),
+                memory: vec![(uuid, 1024)],
+                ..Daemon::default()
+            }],
+            exclusive: true,
+            began: 1000,
+            ready_ms: Some(210),
+            ended: 1060,
+            teardown_ms: 120,
+            as_before: true,
+            undetermined: Vec::new(),
+            faults: Vec::new(),
+            notes: Vec::new(),
+            drain: None,
+            drained: false,
+            killed: Vec::new(),
+            auto: None,
+            not_started: None,
+            takes_turns: false,
+            said_by_user: None,
+            advice: None,
+        }
+    }
 }

@@ -24,7 +24,7 @@ pub struct Spec {
     pub uid: u32,
     /// The vendor's control program.
     pub control: PathBuf,
-    /// The NVML library, for the watch of the clients' memory.
+    /// The NVML library, for the watches of the clients' memory and of the GPUs.
     pub nvml: String,
     /// The daemons.
     pub daemons: Vec<Daemon>,
@@ -37,6 +37,9 @@ pub struct Spec {
     pub command_ms: u64,
     /// What to do with a client over its memory limit.
     pub over_limit: MemoryOverLimit,
+    /// Look at what the job's GPUs do, for its report.
+    #[serde(default)]
+    pub usage: bool,
     /// The most that the job's owner may set while it runs.
     #[serde(default)]
     pub most: ClientLimits,
@@ -63,6 +66,7 @@ impl Spec {
             start_ms: ms(start),
             command_ms: ms(start / 2),
             over_limit: settings.memory_over_limit,
+            usage: settings.reports.keep > 0,
             most: plan.most.clone(),
         }
     }

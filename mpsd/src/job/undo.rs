@@ -100,12 +100,6 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
         left = living(node.climb(journal, rung, rung.time(time)));
     }
     say_survivors(node, journal, left, began, findings);
-    let mut defunct = node.own(journal);
-    defunct.retain(Member::is_defunct);
-    if !defunct.is_empty() {
-        let line = format!("{}: ended, and its parent has not waited for it", list(&defunct));
-        findings.notes.push(line);
-    }
 }
 
 /// What runs NVIDIA's files for this job without being known: of a prologue that was killed before it could write a pid

@@ -69,6 +69,7 @@ pub(super) fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
         start_ms: 0,
         command_ms,
         over_limit: MemoryOverLimit::Ignore,
+        usage: false,
         most: ClientLimits::default(),
     }
 }

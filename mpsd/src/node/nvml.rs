@@ -6,14 +6,17 @@ use mpsd_core::gpu::{GpuProcess, Mig};
 use mpsd_core::ranks;
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{ComputeMode, Gpu, GpuUuid, Inventory};
-use nvml_wrapper::enum_wrappers::device::ComputeMode as WrappedMode;
-use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::enum_wrappers::device::{ComputeMode as WrappedMode, Sampling};
+use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
+use nvml_wrapper::enums::gpm::GpmMetricId;
 use nvml_wrapper::error::NvmlError as Cause;
+use nvml_wrapper::gpm::gpm_metrics_get;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
-use nvml_wrapper::{Device, Nvml as Library};
+use nvml_wrapper::{Device, GpmSample, Nvml as Library};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::path::Path;
+use std::time::Instant;
 
 /// A list of processes can grow between the count and the list.
 const ATTEMPTS: usize = 4;
@@ -123,10 +126,47 @@ pub struct Driver {
     pub forgotten: Vec<u32>,
 }
 
-/// NVML, loaded and initialised (12 ms; docs/facts/mps-control.md#times).
-#[derive(Debug)]
+/// NVML, loaded and initialised (12 ms; docs/facts/mps-control.md#times). It is never shut down: that costs some milliseconds,
+/// and each process that loads it ends with its job or its question.
+#[derive(Debug, Clone, Copy)]
 pub struct Nvml {
-    library: Library,
+    library: &'static Library,
+}
+
+/// What the driver has counted of a GPU between two looks. What it does not count is absent.
+#[derive(Debug, Default)]
+pub struct GpuCounters {
+    /// When, microseconds since 1970, and the percent of the time since the sample before in which a kernel ran.
+    pub busy: Vec<(u64, u64)>,
+    /// The same of reads and writes of its memory.
+    pub memory_busy: Vec<(u64, u64)>,
+    pub energy_mj: Option<u64>,
+    /// Mean percent of the multiprocessors that had work, and of the memory's bandwidth.
+    pub shares: Option<(f64, f64)>,
+    /// Since the look before, milliseconds; 0: there was none.
+    pub since_ms: u64,
+}
+
+/// Where the last look at a GPU's counters ended.
+#[derive(Debug, Default)]
+pub struct LookEnd {
+    /// Of the samples of both kinds, microseconds since 1970.
+    busy: u64,
+    memory_busy: u64,
+    energy_mj: Option<u64>,
+    performance: Option<GpmSample<'static>>,
+    at: Option<Instant>,
+}
+
+impl LookEnd {
+    /// The next look counts samples from `since` on, in microseconds since 1970, and all else from itself on.
+    pub fn at(since: u64) -> Self {
+        Self {
+            busy: since,
+            memory_busy: since,
+            ..Self::default()
+        }
+    }
 }
 
 impl Nvml {
@@ -141,7 +181,7 @@ impl Nvml {
             })?;
         }
         let loaded = Library::builder().lib_path(OsStr::new(library)).init();
-        let library = loaded.of("nvmlInit_v2", NVML)?;
+        let library = Box::leak(Box::new(loaded.of("nvmlInit_v2", NVML)?));
         Ok(Self { library })
     }
 
@@ -247,12 +287,53 @@ impl Nvml {
         power.of_device("nvmlDeviceGetPowerUsage", gpu)
     }
 
+    /// What the driver has counted of `gpu` since `last`, which then is this look. The driver keeps samples of some seconds
+    /// (docs/facts/mps-control.md#what-the-driver-counts).
+    pub fn counters(&self, gpu: &GpuUuid, last: &mut LookEnd) -> GpuCounters {
+        let Ok(device) = self.device(gpu) else {
+            return GpuCounters::default();
+        };
+        let now = Instant::now();
+        let before = last.at.replace(now);
+        let since_ms = before.map_or(0, |before| (now - before).as_millis());
+        let energy = device.total_energy_consumption().ok();
+        let energy_before = std::mem::replace(&mut last.energy_mj, energy);
+        let performance = device.gpm_sample().ok();
+        let performance_before = std::mem::replace(&mut last.performance, performance);
+        let both = performance_before.as_ref().zip(last.performance.as_ref());
+        GpuCounters {
+            busy: samples(&device, Sampling::GpuUtilization, &mut last.busy),
+            memory_busy: samples(&device, Sampling::MemoryUtilization, &mut last.memory_busy),
+            // A counter that begins again tells nothing.
+            energy_mj: energy
+                .zip(energy_before)
+                .and_then(|(now, before)| now.checked_sub(before)),
+            shares: both.and_then(|(before, now)| self.shares(before, now)),
+            since_ms: u64::try_from(since_ms).unwrap_or(u64::MAX),
+        }
+    }
+
+    fn shares(&self, before: &GpmSample<'static>, now: &GpmSample<'static>) -> Option<(f64, f64)> {
+        let wanted = [GpmMetricId::SmUtil, GpmMetricId::DramBwUtil];
+        let found = gpm_metrics_get(self.library, before, now, &wanted).ok()?;
+        let percent = |place: usize| {
+            let value = found.get(place)?.as_ref().ok()?.value;
+            (0.0..=100.0).contains(&value).then_some(value)
+        };
+        Some((percent(0)?, percent(1)?))
+    }
+
+    /// Its memory, if NVML tells it.
+    pub fn memory_mib(&self, gpu: &GpuUuid) -> Option<u64> {
+        memory_mib(&self.device(gpu).ok()?).ok().flatten()
+    }
+
     /// The first look at `gpu`, which takes NVML 7 ms. The first question reports a failure.
     pub fn attach(&self, gpu: &GpuUuid) {
         let _ = self.device(gpu);
     }
 
-    fn device(&self, gpu: &GpuUuid) -> Result<Device<'_>, NvmlError> {
+    fn device(&self, gpu: &GpuUuid) -> Result<Device<'static>, NvmlError> {
         if let Some(device) = self.at_place(gpu) {
             return Ok(device);
         }
@@ -262,7 +343,7 @@ impl Nvml {
 
     /// The same by its place on the bus, which the driver's own files tell: looking for a UUID, NVML looks at one GPU after the
     /// other, 7 ms each (docs/facts/mps-control.md#times).
-    fn at_place(&self, gpu: &GpuUuid) -> Option<Device<'_>> {
+    fn at_place(&self, gpu: &GpuUuid) -> Option<Device<'static>> {
         let place = place_of(gpu, Path::new(DRIVER_GPUS))?;
         let device = self.library.device_by_pci_bus_id(place).ok()?;
         (device.uuid().ok()? == gpu.as_str()).then_some(device)
@@ -279,6 +360,24 @@ fn place_of(gpu: &GpuUuid, directory: &Path) -> Option<String> {
         std::fs::read_to_string(place.path().join("information")).is_ok_and(|text| is_its(&text))
     })?;
     its.file_name().into_string().ok()
+}
+
+/// The samples after `last`, which then is the youngest of them.
+fn samples(device: &Device<'_>, kind: Sampling, last: &mut u64) -> Vec<(u64, u64)> {
+    let found = device.samples(kind, *last).unwrap_or_default();
+    let percent = |value: &SampleValue| match *value {
+        SampleValue::U32(percent) => Some(u64::from(percent)),
+        SampleValue::U64(percent) => Some(percent),
+        SampleValue::I64(percent) => u64::try_from(percent).ok(),
+        SampleValue::F64(_) => None,
+    };
+    let all = found
+        .iter()
+        .filter_map(|sample| Some((sample.timestamp, percent(&sample.value)?)));
+    // NVML may also give samples that are older than asked for, and places of its buffer that are empty.
+    let new: Vec<_> = all.filter(|(at, percent)| at > last && *percent <= 100).collect();
+    *last = new.iter().map(|(at, _)| *at).max().unwrap_or(*last);
+    new
 }
 
 fn settled(list: impl Fn() -> Result<Vec<ProcessInfo>, Cause>) -> Result<Vec<ProcessInfo>, Cause> {

@@ -76,6 +76,7 @@ pub fn keep(
     }
     let keep = || match outcome {
         JobOutcome::Ended(report) => write(paths, rule, report),
+        JobOutcome::Refused(report) => keep_copy(paths, report, oldest(rule)),
         JobOutcome::Failed(kind) => change(&directory(paths)?, |tally| tally.failed(kind)).map(drop),
     };
     let deadline = Deadline::after(WRITE_TIME.min(limit));
@@ -146,7 +147,7 @@ fn write(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), Report
     if !is_counted {
         change(&reports, |tally| tally.end(&report))?;
     }
-    let oldest = now().saturating_sub(u64::from(rule.days) * 86_400);
+    let oldest = oldest(rule);
     let all = listed(&reports)?;
     let mut gone = unfinished(&reports, &all, now().saturating_sub(ABANDONED));
     let keep = usize::try_from(rule.keep).unwrap_or(usize::MAX);
@@ -156,6 +157,11 @@ fn write(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), Report
     }
     // Last, and in another file system: if it fails, root's report is kept.
     keep_copy(paths, &report, oldest).map_err(|why| ReportsError::Copy(Box::new(why)))
+}
+
+/// Older reports are removed. Seconds since 1970.
+fn oldest(rule: &Reports) -> u64 {
+    now().saturating_sub(u64::from(rule.days) * 86_400)
 }
 
 fn listed(reports: &Dir) -> Result<Vec<String>, FileError> {

@@ -91,6 +91,8 @@ pub struct Plan {
     pub effects: Vec<Effect>,
     /// For each GPU whose MPS the job shares, the plan of that MPS, which the first job carries out.
     pub shared: Vec<Plan>,
+    /// Other jobs may use its GPUs, and it has MPS of its own there.
+    pub takes_turns: bool,
     /// The most that `mpsctl set` may give to each client while the job runs.
     pub most: ClientLimits,
     /// What the log should say of decisions taken, one line each (a mode that stays, for example).

@@ -143,6 +143,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         record,
         effects,
         shared: begin_shared,
+        takes_turns: may_share(case, &settings).0 && !shared,
         most: draft.most(),
         notes,
         verify: request.verify == Some(true),
@@ -196,6 +197,7 @@ impl Draft<'_> {
             record,
             effects,
             shared: Vec::new(),
+            takes_turns: false,
             most: ClientLimits::default(),
             notes: Vec::new(),
             verify: false,
@@ -230,11 +232,16 @@ fn record_gpu(gpu: &&Gpu) -> RecordGpu {
 
 /// Whether the job shares the MPS of its user on its GPUs, and its part of them.
 fn sharing(case: &Case<'_>, settings: &Settings) -> (bool, Option<Part>) {
-    let (shared, part) = match case.devices.exclusive {
+    let (shared, part) = may_share(case, settings);
+    (shared && case.request.mode != Mode::Own, part)
+}
+
+/// Whether other jobs may use its GPUs, and its part of them.
+fn may_share(case: &Case<'_>, settings: &Settings) -> (bool, Option<Part>) {
+    match case.devices.exclusive {
         Exclusive::Shared(part) => (true, part),
         Exclusive::GpusAlone | Exclusive::Unknown => (settings.shared_gpus, None),
-    };
-    (shared && case.request.mode != Mode::Own, part)
+    }
 }
 
 fn effects(case: &Case<'_>, draft: &Draft<'_>, daemons: usize, notes: &mut Vec<String>) -> Vec<Effect> {

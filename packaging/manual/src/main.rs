@@ -33,11 +33,13 @@ type Files = Vec<(PathBuf, Vec<u8>)>;
 /// The generated parts of the repository's texts.
 fn texts(repository: &Path) -> Result<Files> {
     let (start, troubles) = ("docs/quick-start.md", "docs/troubleshooting.md");
+    let report = "docs/report.md";
     let read =
         |name| fs::read_to_string(repository.join(name)).with_context(|| format!("cannot read '{name}'"));
     let files = [
         (start, tables::in_quick_start(&read(start)?)?),
         (troubles, tables::in_troubleshooting(&read(troubles)?)?),
+        (report, tables::in_report(&read(report)?)?),
         ("etc/mpsd/mpsd.toml", settings::to_toml()),
     ];
     Ok(files

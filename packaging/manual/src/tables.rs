@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use mpsd::cli::explain::{TROUBLES, Trouble};
+use mpsd::job::advice::RULES;
 use mpsd_core::request::{Key, Row};
 
 use crate::settings::escape;
@@ -10,6 +11,7 @@ use crate::settings::escape;
 const OPTIONS: &str =
     "<!-- What may be asked for: written by `cargo xtask texts` from mpsd/core/src/request/options.rs -->\n";
 const ERRORS: &str = "<!-- Errors: written by `cargo xtask texts` from mpsd/src/cli/explain.toml -->\n";
+const ADVICE: &str = "<!-- Advice: written by `cargo xtask texts` from mpsd/src/job/advice.rs -->\n";
 const END: &str = "<!-- end -->\n";
 
 /// `page` with `text` between the line `begin` and the next end.
@@ -108,6 +110,19 @@ pub fn in_troubleshooting(page: &str) -> Result<String> {
         page,
         ERRORS,
         &format!("| what | cause | remedy |\n|---|---|---|\n{lines}"),
+    )
+}
+
+/// The guide's page of reports with the rules of advice in it.
+pub fn in_report(page: &str) -> Result<String> {
+    let rules = RULES.iter();
+    let lines: String = rules
+        .map(|rule| format!("| `{}` | {} | {} |\n", rule.name, rule.when, rule.why))
+        .collect();
+    filled(
+        page,
+        ADVICE,
+        &format!("| rule | when | why |\n|---|---|---|\n{lines}"),
     )
 }
 

@@ -5,6 +5,7 @@
 #![allow(non_snake_case)]
 #![expect(clippy::missing_safety_doc, reason = "as the first lines say, once for all")]
 
+mod counters;
 mod device;
 mod mig;
 #[allow(dead_code)]

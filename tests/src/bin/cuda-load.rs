@@ -44,6 +44,12 @@ struct Options {
     /// How long they count
     #[arg(long)]
     seconds: f64,
+    /// Blocks of a kernel, of 128 threads each: one keeps one multiprocessor busy
+    #[arg(long, default_value_t = 1)]
+    blocks: u32,
+    /// GPU memory that it holds, MiB
+    #[arg(long, default_value_t = 0)]
+    memory: usize,
     /// The GPU of the local rank modulo the number of those that it sees
     #[arg(long)]
     by_rank: bool,
@@ -76,15 +82,19 @@ fn run(options: &Options) -> Result<serde_json::Value> {
     let context = CudaContext::new(own).context("no context")?;
     context.bind_to_thread()?;
     let function = kernel()?;
+    if options.memory > 0 {
+        // SAFETY: the memory is never used, and is the driver's to free when this process ends.
+        unsafe { result::malloc_sync(options.memory << 20) }.context("no memory")?;
+    }
     // The first launch loads what it needs.
-    burst(&context, function)?;
+    burst(&context, function, options.blocks)?;
     let first = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let late = begin.elapsed().is_ok();
     std::thread::sleep(begin.duration_since(SystemTime::now()).unwrap_or_default());
     let (started, length) = (Instant::now(), Duration::try_from_secs_f64(options.seconds)?);
     let mut launches = 0;
     while started.elapsed() < length {
-        burst(&context, function)?;
+        burst(&context, function, options.blocks)?;
         launches += BURST;
     }
     let bytes = context.uuid()?.bytes.map(|byte| format!("{:02x}", byte as u8));
@@ -107,7 +117,7 @@ fn kernel() -> Result<sys::CUfunction> {
     Ok(unsafe { result::module::get_function(module, CString::new("spin")?) }?)
 }
 
-fn burst(context: &CudaContext, function: sys::CUfunction) -> Result<()> {
+fn burst(context: &CudaContext, function: sys::CUfunction, blocks: u32) -> Result<()> {
     let mut cycles = CYCLES;
     for _ in 0..BURST {
         let mut arguments = [(&raw mut cycles).cast::<c_void>()];
@@ -115,7 +125,7 @@ fn burst(context: &CudaContext, function: sys::CUfunction) -> Result<()> {
         unsafe {
             result::launch_kernel(
                 function,
-                (1, 1, 1),
+                (blocks, 1, 1),
                 (128, 1, 1),
                 0,
                 std::ptr::null_mut(),

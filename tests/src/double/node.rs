@@ -67,6 +67,20 @@ pub struct Gpu {
     pub mig_capable: bool,
     /// `lost`: every call about it answers "GPU is lost". `gone`: it is not found.
     pub fault: String,
+    /// What the driver counts of it; none: it supports no such call.
+    pub counts: Option<Counts>,
+}
+
+/// What a GPU does at all times, as its driver counts.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Counts {
+    /// Percent of the time in which a kernel runs, and in which memory is read or written.
+    pub busy: u32,
+    pub memory_busy: u32,
+    /// Percent of the multiprocessors that have work, and of the memory's bandwidth; none before Hopper.
+    pub shares: Option<(f64, f64)>,
+    pub watts: u64,
 }
 
 /// Compute slices of a GPU, and so the most MIG devices (H100, H200: NVIDIA's MIG guide, "Supported MIG Profiles").
@@ -231,6 +245,7 @@ impl Default for Gpu {
             slices: None,
             mig_capable: true,
             fault: String::new(),
+            counts: None,
         }
     }
 }

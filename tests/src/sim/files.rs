@@ -238,6 +238,7 @@ impl Files for Sim {
     fn keep(&mut self, outcome: JobOutcome<'_>) {
         match outcome {
             JobOutcome::Ended(report) => self.step(|world| world.reports.push(report.clone())),
+            JobOutcome::Refused(_) => {}
             JobOutcome::Failed(kind) => self.world.borrow_mut().failed.push(kind),
         }
     }

@@ -63,7 +63,7 @@ pub struct JobStatus {
     /// The job, or the step with a daemon of its own.
     pub job: JobId,
     pub uid: u32,
-    /// The user's name, which root's journal has.
+    /// The user's name, by root's journal or the directory service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Seconds since 1970, which root's journal has.
@@ -133,6 +133,8 @@ impl JobStatus {
 
     pub fn of_record(record: &Record) -> Self {
         let mut status = Self::new(&record.job, record.uid, &record.gpus, &record.daemons);
+        let user = users::get_user_by_uid(record.uid);
+        status.user = user.map(|user| user.name().to_string_lossy().into_owned());
         status.phase = record.state.into();
         status.reason.clone_from(&record.reason);
         status

@@ -1,0 +1,111 @@
+//! What a job's GPUs did while it had MPS clients, by the driver's own counters. Part of [`super::observations`]: the user's
+//! word, bounded. What the driver does not count is absent, and never a guess.
+
+use super::gpu::GpuUuid;
+use serde::{Deserialize, Serialize};
+
+/// Most buckets of a list. A longer job has longer buckets.
+pub const BUCKETS: usize = 60;
+
+/// A job's clients and GPUs over time.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Usage {
+    /// When the first client came, seconds since 1970.
+    pub began: u64,
+    /// Length of a bucket, milliseconds.
+    pub step_ms: u64,
+    /// The most clients at once, by bucket.
+    pub clients: Vec<u64>,
+    /// The GPUs that the driver counted anything of.
+    pub gpus: Vec<GpuUsage>,
+}
+
+/// A GPU while the job had clients. The counters are of the whole GPU, with all jobs that used it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuUsage {
+    /// Its UUID.
+    pub uuid: GpuUuid,
+    /// Its memory, MiB.
+    #[serde(default)]
+    pub memory_mib: Option<u64>,
+    /// Percent of the time in which a kernel ran, by bucket (`NVML_GPU_UTILIZATION_SAMPLES`); `None`: no sample.
+    #[serde(default)]
+    pub busy: Vec<Option<u8>>,
+    /// The mean of all these samples.
+    #[serde(default)]
+    pub busy_percent: Option<u8>,
+    /// Their number.
+    #[serde(default)]
+    pub samples: u64,
+    /// Percent of the time in which its memory was read or written (`NVML_MEMORY_UTILIZATION_SAMPLES`), mean.
+    #[serde(default)]
+    pub memory_busy_percent: Option<u8>,
+    /// Mean percent of the multiprocessors that had work (`NVML_GPM_METRIC_SM_UTIL`; from Hopper on).
+    #[serde(default)]
+    pub sm_percent: Option<u8>,
+    /// Mean percent of the memory's bandwidth (`NVML_GPM_METRIC_DRAM_BW_UTIL`; from Hopper on).
+    #[serde(default)]
+    pub bandwidth_percent: Option<u8>,
+    /// Energy, millijoules (`nvmlDeviceGetTotalEnergyConsumption`).
+    #[serde(default)]
+    pub energy_mj: Option<u64>,
+    /// The time in which it used that energy, milliseconds.
+    #[serde(default)]
+    pub energy_ms: u64,
+}
+
+impl GpuUsage {
+    /// Nothing is counted yet.
+    pub fn new(uuid: GpuUuid) -> Self {
+        Self {
+            uuid,
+            memory_mib: None,
+            busy: Vec::new(),
+            busy_percent: None,
+            samples: 0,
+            memory_busy_percent: None,
+            sm_percent: None,
+            bandwidth_percent: None,
+            energy_mj: None,
+            energy_ms: 0,
+        }
+    }
+
+    /// How much of the GPU was used, percent: of its multiprocessors if the driver counts them, else of the time.
+    pub fn used_percent(&self) -> Option<u8> {
+        self.sm_percent.or(self.busy_percent)
+    }
+
+    /// Its mean power, watts.
+    pub fn watts(&self) -> Option<u64> {
+        self.energy_mj?.checked_div(self.energy_ms)
+    }
+}
+
+impl Usage {
+    /// What is known of `gpu`.
+    pub fn of(&self, gpu: &GpuUuid) -> Option<&GpuUsage> {
+        self.gpus.iter().find(|known| known.uuid == *gpu)
+    }
+
+    /// The time that the lists cover, milliseconds.
+    pub fn length_ms(&self) -> u64 {
+        self.step_ms.saturating_mul(self.clients.len() as u64)
+    }
+
+    /// Makes a user's word plausible: no percentage is above 100.
+    pub(crate) fn cap(&mut self) {
+        let cap = |percent: &mut u8| *percent = (*percent).min(100);
+        for gpu in &mut self.gpus {
+            gpu.busy.iter_mut().flatten().for_each(cap);
+            let means = [
+                &mut gpu.busy_percent,
+                &mut gpu.memory_busy_percent,
+                &mut gpu.sm_percent,
+                &mut gpu.bandwidth_percent,
+            ];
+            means.into_iter().flatten().for_each(cap);
+        }
+    }
+}

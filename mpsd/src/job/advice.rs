@@ -1,0 +1,467 @@
+//! The line of advice at the end of a job's report. The first rule that applies gives it; docs/report.md has the same table.
+//!
+//! A rule reads what was measured. If the figure that it needs is absent, it does not apply.
+
+use super::report::{Advice, JobReport};
+use mpsd_core::observations::{GpuObservations, Observations};
+use mpsd_core::record::RecordGpu;
+use mpsd_core::text::{count, one_line};
+use mpsd_core::usage::GpuUsage;
+
+/// A client or a GPU with this much of its memory in use has little room. Percent.
+const NEARLY_FULL: u64 = 90;
+/// A GPU that is used less has room for more clients. Percent.
+const LITTLE_USED: u8 = 30;
+/// The share at which advice about more clients aims, and the most times as many that it names. Percent.
+const AIM: u64 = 70;
+const MOST_TIMES: u64 = 3;
+/// Clients at once with this much of the threads together leave a part of the GPU to nobody. Percent.
+const THREADS_LEFT: u64 = 75;
+/// Kernels that wait for memory reach about this much of its bandwidth. Percent.
+const BANDWIDTH_BOUND: u8 = 70;
+const LONGEST: usize = 200;
+
+/// When what is advised, and why.
+#[derive(Debug)]
+pub struct Rule {
+    /// Its name, also in metrics.
+    pub name: &'static str,
+    /// When it applies, for the guide.
+    pub when: &'static str,
+    /// Why that is worth a line.
+    pub why: &'static str,
+    advise: fn(&Facts<'_>) -> Option<String>,
+}
+
+/// The rules in their order: what fails comes before what is slow.
+pub const RULES: [Rule; 7] = [
+    Rule {
+        name: "no-client",
+        when: "no CUDA program used the job's MPS",
+        why: "MPS was started in vain, or the program ran outside of it",
+        advise: no_client,
+    },
+    Rule {
+        name: "memory",
+        when: "a client held 90 % of its memory limit or more, or all clients 90 % of a GPU's memory",
+        why: "a little more input ends in 'out of memory'",
+        advise: memory,
+    },
+    Rule {
+        name: "takes-turns",
+        when: "`--mps=own` on a GPU that the scheduler gives to several jobs",
+        why: "two MPS servers on a GPU take turns, so that none gains what one server for both would",
+        advise: takes_turns,
+    },
+    Rule {
+        name: "one-client",
+        when: "never more than one client at once on any GPU",
+        why: "MPS lets processes share a GPU: it brings nothing to one",
+        advise: one_client,
+    },
+    Rule {
+        name: "threads",
+        when: "the thread percentages of all clients at once are together 75 % or less",
+        why: "a client never gets more than its percentage, so the rest of the GPU was out of reach",
+        advise: threads,
+    },
+    Rule {
+        name: "bandwidth",
+        when: "two or more clients, and they used 70 % or more of the memory's bandwidth",
+        why: "clients that wait for memory slow each other down: more of them do no more work",
+        advise: bandwidth,
+    },
+    Rule {
+        name: "room",
+        when: "less than 30 % of a GPU was used: of its multiprocessors, or where the driver does not count these, of the time",
+        why: "more clients at once use what is idle. Named are at most three times as many, of which 70 % of the GPU's use and \
+              90 % of its memory would be the sum",
+        advise: room,
+    },
+];
+
+/// The first rule that applies.
+pub(crate) fn of(report: &JobReport) -> Option<Advice> {
+    let facts = Facts {
+        report,
+        seen: report.said_by_user.as_ref()?,
+    };
+    RULES.iter().find_map(|rule| {
+        let text = (rule.advise)(&facts)?;
+        Some(Advice {
+            rule: rule.name.to_owned(),
+            text: one_line(&text, LONGEST),
+        })
+    })
+}
+
+struct Facts<'a> {
+    report: &'a JobReport,
+    seen: &'a Observations,
+}
+
+/// A GPU of the job, and what is known of it.
+struct OfGpu<'a> {
+    gpu: &'a RecordGpu,
+    clients: Option<&'a GpuObservations>,
+    usage: Option<&'a GpuUsage>,
+    /// `on GPU 1`; empty for the only one.
+    place: String,
+}
+
+impl<'a> Facts<'a> {
+    fn gpus(&self) -> impl Iterator<Item = OfGpu<'a>> + use<'a> {
+        let (seen, gpus) = (self.seen, &self.report.gpus);
+        gpus.iter().map(move |gpu| OfGpu {
+            gpu,
+            clients: seen.gpus.iter().find(|known| known.uuid == gpu.uuid),
+            usage: seen.usage.as_ref().and_then(|usage| usage.of(&gpu.uuid)),
+            place: match gpus.len() {
+                1 => String::new(),
+                _ => format!(" on GPU {}", gpu.index),
+            },
+        })
+    }
+
+    /// The most clients that were at once on a GPU; `None`: not known for one of several GPUs.
+    fn at_once(&self, of: &OfGpu<'_>) -> Option<u64> {
+        match self.report.gpus.len() {
+            1 => Some(self.seen.most_clients),
+            _ => of.clients.map(|clients| clients.most_clients),
+        }
+    }
+
+    fn memory_limit(&self, of: &OfGpu<'_>) -> Option<u64> {
+        let daemons = self.report.daemons.iter();
+        let limits = daemons.filter_map(|daemon| daemon.limits().memory_of(&of.gpu.uuid));
+        limits.min()
+    }
+}
+
+fn no_client(facts: &Facts<'_>) -> Option<String> {
+    let none = facts.seen.clients == 0 && facts.seen.refused.is_empty() && facts.seen.daemons_lost.is_empty();
+    let why = "no CUDA program used this job's MPS: leave --mps out, or see how it was started ('mpsctl status' in the job)";
+    none.then(|| why.to_owned())
+}
+
+fn memory(facts: &Facts<'_>) -> Option<String> {
+    let is_full = |held: u64, of: u64| held.saturating_mul(100) >= of.saturating_mul(NEARLY_FULL) && of > 0;
+    facts.gpus().find_map(|of| {
+        let seen = of.clients?;
+        let (one, all) = (seen.most_client_mib, seen.most_memory_mib);
+        let place = &of.place;
+        if let Some(limit) = facts.memory_limit(&of).filter(|limit| is_full(one, *limit)) {
+            return Some(format!(
+                "a client held {one} of the {limit} MiB that it may{place}: ask for more (--mps-mem), or have fewer tasks at once"
+            ));
+        }
+        let whole = of.usage?.memory_mib.filter(|whole| is_full(all, *whole))?;
+        let clients = count(seen.most_clients, "client");
+        Some(format!(
+            "{clients} held {all} of {whole} MiB{place}: the GPU is full; have fewer at once, or smaller ones"
+        ))
+    })
+}
+
+fn takes_turns(facts: &Facts<'_>) -> Option<String> {
+    let line = "the GPU is shared, and an MPS of the job's own takes turns with the others there: ask for --mps, not --mps=own";
+    facts.report.takes_turns.then(|| line.to_owned())
+}
+
+fn one_client(facts: &Facts<'_>) -> Option<String> {
+    let most = facts.gpus().map(|of| facts.at_once(&of).unwrap_or(0)).max()?;
+    if most != 1 {
+        return None;
+    }
+    let all = count(facts.seen.clients, "client");
+    let used = facts.gpus().find_map(|of| of.usage?.used_percent());
+    let used = used
+        .map(|percent| format!(", and used {percent} % of it"))
+        .unwrap_or_default();
+    let who = match facts.seen.clients {
+        1 => "one client on a GPU".to_owned(),
+        _ => format!("{all}, one at a time on a GPU"),
+    };
+    Some(format!(
+        "{who}{used}: MPS brings it nothing; run more at once (mpsctl sweep finds how many), or leave --mps out"
+    ))
+}
+
+fn threads(facts: &Facts<'_>) -> Option<String> {
+    let mut limits = facts.report.daemons.iter().map(|daemon| daemon.threads);
+    let each = limits.next()??;
+    if limits.any(|other| other != Some(each)) || !facts.seen.limits_set.is_empty() {
+        return None;
+    }
+    facts.gpus().find_map(|of| {
+        let clients = facts.at_once(&of).filter(|clients| *clients > 0)?;
+        let sum = clients.saturating_mul(each.tenths().into()) / 10;
+        let (who, place) = (count(clients, "client"), &of.place);
+        (sum <= THREADS_LEFT).then(|| {
+            format!(
+                "{who} with {each} % of the threads each could use {sum} % of the GPU{place}: try --mps-threads=auto, or more clients"
+            )
+        })
+    })
+}
+
+fn bandwidth(facts: &Facts<'_>) -> Option<String> {
+    facts.gpus().find_map(|of| {
+        let clients = facts.at_once(&of).filter(|clients| *clients > 1)?;
+        let percent = of.usage?.bandwidth_percent.filter(|percent| *percent >= BANDWIDTH_BOUND)?;
+        let place = &of.place;
+        Some(format!(
+            "{percent} % of the memory's bandwidth used by {clients} clients{place}: more bring nothing; mpsctl sweep shows if fewer do"
+        ))
+    })
+}
+
+fn room(facts: &Facts<'_>) -> Option<String> {
+    facts.gpus().find_map(|of| {
+        let clients = facts.at_once(&of).filter(|clients| *clients > 0)?;
+        let usage = of.usage?;
+        let used = usage.used_percent().filter(|used| *used < LITTLE_USED)?;
+        let by_use = clients.saturating_mul(AIM) / u64::from(used.max(1));
+        let by_memory = of.clients.zip(usage.memory_mib).map(|(seen, whole)| {
+            let each = seen.most_client_mib.max(1);
+            whole.saturating_mul(NEARLY_FULL) / 100 / each
+        });
+        let aim = clients.saturating_mul(MOST_TIMES).min(by_use).min(by_memory?);
+        let (now, place) = (count(clients, "client"), &of.place);
+        (aim > clients).then(|| format!("{used} % busy with {now}{place}: try {aim}, or mpsctl sweep"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::tests::report;
+    use super::*;
+    use mpsd_core::GpuUuid;
+    use mpsd_core::observations::LimitSet;
+    use mpsd_core::usage::Usage;
+
+    /// A job on GPU 0, of 80,000 MiB, with 4 clients at once of 1,000 MiB each, which used 60 % of it.
+    fn good() -> JobReport {
+        let mut report = report();
+        let uuid = report.gpus[0].uuid.clone();
+        let mut seen = Observations {
+            clients: 4,
+            most_clients: 4,
+            ..Observations::default()
+        };
+        seen.take_memory(&uuid, &[1000; 4]);
+        seen.usage = Some(Usage {
+            gpus: vec![GpuUsage {
+                memory_mib: Some(80_000),
+                busy_percent: Some(95),
+                sm_percent: Some(60),
+                bandwidth_percent: Some(20),
+                ..GpuUsage::new(uuid)
+            }],
+            ..Usage::default()
+        });
+        report.said_by_user = Some(seen);
+        report.daemons[0].threads = None;
+        report.daemons[0].memory.clear();
+        report
+    }
+
+    type Change = fn(&mut JobReport, &mut Observations, &mut GpuUsage);
+
+    fn advised(change: Change) -> Option<(String, String)> {
+        let mut report = good();
+        let mut seen = report.said_by_user.take().unwrap();
+        let mut usage = seen.usage.take().unwrap();
+        let mut gpu = usage.gpus.remove(0);
+        change(&mut report, &mut seen, &mut gpu);
+        usage.gpus.push(gpu);
+        seen.usage = Some(usage);
+        report.said_by_user = Some(seen);
+        of(&report).map(|advice| (advice.rule, advice.text))
+    }
+
+    #[test]
+    fn each_rule_applies_to_what_it_is_for() {
+        let cases: [(&str, &str, Change); 14] = [
+            (
+                "no-client",
+                "no CUDA program used this job's MPS",
+                |_, seen, _| {
+                    (seen.clients, seen.most_clients) = (0, 0);
+                },
+            ),
+            (
+                "memory",
+                "a client held 1000 of the 1100 MiB that it may",
+                |report, _, _| {
+                    report.daemons[0].memory = vec![(report.gpus[0].uuid.clone(), 1100)];
+                },
+            ),
+            (
+                "memory",
+                "4 clients held 73000 of 80000 MiB: the GPU is full",
+                |_, seen, _| {
+                    seen.gpus[0].most_memory_mib = 73_000;
+                },
+            ),
+            (
+                "takes-turns",
+                "takes turns with the others there",
+                |report, _, _| report.takes_turns = true,
+            ),
+            (
+                "one-client",
+                "one client on a GPU, and used 60 % of it: MPS brings it nothing",
+                |_, seen, _| {
+                    (seen.clients, seen.most_clients) = (1, 1);
+                },
+            ),
+            (
+                "one-client",
+                "9 clients, one at a time on a GPU, and used 60 %",
+                |_, seen, _| {
+                    (seen.clients, seen.most_clients) = (9, 1);
+                },
+            ),
+            (
+                "one-client",
+                "one client on a GPU: MPS brings it nothing",
+                |_, seen, gpu| {
+                    (seen.clients, seen.most_clients) = (1, 1);
+                    (gpu.sm_percent, gpu.busy_percent) = (None, None);
+                },
+            ),
+            (
+                "threads",
+                "4 clients with 10 % of the threads each could use 40 % of the GPU",
+                |report, _, _| {
+                    report.daemons[0].threads = Some("10".parse().unwrap());
+                },
+            ),
+            (
+                "threads",
+                "4 clients with 12.5 % of the threads each could use 50 % of the GPU",
+                |report, _, _| {
+                    report.daemons[0].threads = Some("12.5".parse().unwrap());
+                },
+            ),
+            (
+                "bandwidth",
+                "85 % of the memory's bandwidth used by 4 clients",
+                |_, _, gpu| {
+                    gpu.bandwidth_percent = Some(85);
+                },
+            ),
+            (
+                "room",
+                "12 % busy with 4 clients: try 12, or mpsctl sweep",
+                |_, _, gpu| gpu.sm_percent = Some(12),
+            ),
+            ("room", "29 % busy with 4 clients: try 9, or", |_, _, gpu| {
+                gpu.sm_percent = Some(29)
+            }),
+            // The time is only taken where the multiprocessors are not counted.
+            ("room", "20 % busy with 4 clients: try 12, or", |_, _, gpu| {
+                (gpu.sm_percent, gpu.busy_percent) = (None, Some(20));
+            }),
+            ("room", "12 % busy with 4 clients: try 7, or", |_, seen, _gpu| {
+                seen.gpus[0].most_client_mib = 10_000;
+                _gpu.sm_percent = Some(12);
+            }),
+        ];
+        for (rule, words, change) in cases {
+            let (found, text) = advised(change).unwrap_or_default();
+            assert_eq!(found, rule, "{words}: {text}");
+            assert!(text.starts_with(words) || text.contains(words), "{words}: {text}");
+            assert!(text.len() <= LONGEST && !text.contains('\n'), "{text}");
+        }
+        for rule in RULES {
+            assert!(cases.iter().any(|(name, ..)| *name == rule.name), "{}", rule.name);
+        }
+    }
+
+    #[test]
+    fn without_the_figure_there_is_no_advice() {
+        let cases: [Change; 9] = [
+            |_, _, _| {},
+            |_, _, gpu| (gpu.sm_percent, gpu.busy_percent) = (None, None),
+            // Room without the GPU's memory, or the clients'.
+            |_, _, gpu| (gpu.sm_percent, gpu.memory_mib) = (Some(5), None),
+            |_, seen, gpu| {
+                gpu.sm_percent = Some(5);
+                seen.gpus.clear();
+            },
+            // Room, but not in the memory.
+            |_, seen, gpu| {
+                gpu.sm_percent = Some(5);
+                seen.gpus[0].most_client_mib = 17_900;
+            },
+            |_, _, gpu| gpu.bandwidth_percent = None,
+            // Limits that changed while it ran, and those that differ between daemons.
+            |report, seen, _| {
+                report.daemons[0].threads = Some("10".parse().unwrap());
+                seen.set(LimitSet {
+                    limit: "active thread percentage".into(),
+                    from: None,
+                    to: "50".into(),
+                    at: 1,
+                });
+            },
+            |report, _, _| {
+                report.daemons[0].threads = Some("10".parse().unwrap());
+                report.daemons.push(report.daemons[0].clone());
+                report.daemons[1].threads = None;
+            },
+            // A client that got no context is no sign of a job without CUDA.
+            |_, seen, _| {
+                (seen.clients, seen.most_clients) = (0, 0);
+                seen.refused
+                    .push(mpsd_core::observations::Refused { pid: 1, beside: 0 });
+            },
+        ];
+        for (number, change) in cases.into_iter().enumerate() {
+            assert_eq!(advised(change), None, "{number}");
+        }
+        let silent = JobReport {
+            said_by_user: None,
+            ..good()
+        };
+        assert_eq!(of(&silent), None);
+    }
+
+    #[test]
+    fn of_several_gpus_the_one_is_named() {
+        let mut report = good();
+        let other = GpuUuid::parse("GPU-00000001").unwrap();
+        report.gpus.push(RecordGpu {
+            index: 1,
+            uuid: other.clone(),
+            cpus: None,
+        });
+        let seen = report.said_by_user.as_mut().unwrap();
+        (seen.clients, seen.most_clients) = (8, 8);
+        seen.take_memory(&other, &[1000; 4]);
+        seen.usage.as_mut().unwrap().gpus.push(GpuUsage {
+            memory_mib: Some(80_000),
+            sm_percent: Some(3),
+            ..GpuUsage::new(other)
+        });
+        let text = of(&report).unwrap().text;
+        assert_eq!(text, "3 % busy with 4 clients on GPU 1: try 12, or mpsctl sweep");
+    }
+
+    #[test]
+    fn numbers_that_no_job_has_break_nothing() {
+        let most: Change = |_, seen, gpu| {
+            (seen.clients, seen.most_clients) = (u64::MAX, u64::MAX);
+            (seen.gpus[0].most_client_mib, seen.gpus[0].most_memory_mib) = (0, 0);
+            (gpu.sm_percent, gpu.memory_mib) = (Some(0), Some(u64::MAX));
+        };
+        assert_eq!(advised(most), None);
+        let full: Change = |_, seen, gpu| {
+            (seen.gpus[0].most_client_mib, seen.gpus[0].most_memory_mib) = (u64::MAX, u64::MAX);
+            gpu.memory_mib = Some(u64::MAX);
+        };
+        assert_eq!(advised(full).unwrap().0, "memory");
+    }
+}

@@ -1,0 +1,165 @@
+//! What the driver counts of a GPU over time. Values are those of `node.toml` at all times.
+
+use std::ffi::{c_char, c_double, c_int, c_uint, c_ulonglong};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::node::Counts;
+use crate::{
+    Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Out, Return, SUCCESS, answer, gpu,
+    mig, put,
+};
+
+/// `NVML_GPU_UTILIZATION_SAMPLES` and `NVML_MEMORY_UTILIZATION_SAMPLES`.
+const BUSY: c_int = 1;
+const MEMORY_BUSY: c_int = 2;
+/// `NVML_VALUE_TYPE_UNSIGNED_INT`.
+const UNSIGNED: c_uint = 1;
+/// The driver's buffer, in samples, and microseconds between two of them.
+const KEPT: u64 = 100;
+const PERIOD: u64 = 100_000;
+/// `NVML_GPM_METRIC_SM_UTIL` and `NVML_GPM_METRIC_DRAM_BW_UTIL`.
+const SM: c_uint = 2;
+const BANDWIDTH: c_uint = 10;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Sample {
+    at: c_ulonglong,
+    /// The first member of the union, and as much room as its longest one takes.
+    value: c_ulonglong,
+}
+
+#[repr(C)]
+pub struct Metric {
+    id: c_uint,
+    answer: Return,
+    value: c_double,
+    names: [*const c_char; 3],
+}
+
+#[repr(C)]
+pub struct Metrics {
+    version: c_uint,
+    count: c_uint,
+    samples: [*const Device; 2],
+    first: Metric,
+}
+
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_micros() as u64
+}
+
+/// Of a GPU only: nvml.h has none of these for a MIG device.
+fn counts(device: Device) -> Result<Counts, Return> {
+    let (_, gpu, _) = gpu(device)?;
+    let counts = gpu
+        .counts
+        .filter(|_| mig::place(device).is_none() && gpu.mig.is_empty());
+    counts.ok_or(NOT_SUPPORTED)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetSamples(
+    device: Device,
+    kind: c_int,
+    after: c_ulonglong,
+    value_type: Out<c_uint>,
+    count: Option<&mut c_uint>,
+    to: *mut Sample,
+) -> Return {
+    answer(|| {
+        let counts = counts(device)?;
+        let value = match kind {
+            BUSY => counts.busy,
+            MEMORY_BUSY => counts.memory_busy,
+            _ => return Err(NOT_SUPPORTED),
+        };
+        put(value_type, UNSIGNED)?;
+        let count = count.ok_or(INVALID_ARGUMENT)?;
+        if to.is_null() {
+            // As NVML: the size of the buffer, not the number of new samples.
+            *count = KEPT as c_uint;
+            return Ok(());
+        }
+        let last = now() / PERIOD;
+        let all = (last + 1 - KEPT..=last)
+            .map(|n| n * PERIOD)
+            .filter(|at| *at > after);
+        let all: Vec<Sample> = all
+            .map(|at| Sample {
+                at,
+                value: value.into(),
+            })
+            .collect();
+        if all.len() > *count as usize {
+            return Err(INSUFFICIENT_SIZE);
+        }
+        *count = all.len() as c_uint;
+        if all.is_empty() {
+            return Err(NOT_FOUND);
+        }
+        // SAFETY: not null, and the caller gives room for `count` samples.
+        unsafe { to.copy_from_nonoverlapping(all.as_ptr(), all.len()) };
+        Ok(())
+    })
+}
+
+/// In millijoules.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetTotalEnergyConsumption(device: Device, energy: Out<c_ulonglong>) -> Return {
+    answer(|| put(energy, counts(device)?.watts * (now() / 1000)))
+}
+
+/// A sample holds the handle of its GPU.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlGpmSampleAlloc(sample: Out<*mut Device>) -> Return {
+    answer(|| put(sample, Box::into_raw(Box::new(std::ptr::null_mut()))))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlGpmSampleFree(sample: *mut Device) -> Return {
+    // SAFETY: the caller gives a sample of `nvmlGpmSampleAlloc`, once.
+    drop(unsafe { Box::from_raw(sample) });
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlGpmSampleGet(device: Device, sample: *mut Device) -> Return {
+    answer(|| {
+        counts(device)?.shares.ok_or(NOT_SUPPORTED)?;
+        // SAFETY: the caller gives a sample of `nvmlGpmSampleAlloc`.
+        unsafe { sample.write(device) };
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlGpmMetricsGet(metrics: *mut Metrics) -> Return {
+    answer(|| {
+        // SAFETY: the caller gives its structure, and two samples of `nvmlGpmSampleGet` in it.
+        let (count, device) = unsafe { ((*metrics).count, *(*metrics).samples[1]) };
+        let (sm, bandwidth) = counts(device)?.shares.ok_or(NOT_SUPPORTED)?;
+        for place in 0..count as usize {
+            // SAFETY: the structure ends in `count` metrics or more, of which `first` is the first.
+            let metric = unsafe { (&raw mut (*metrics).first).add(place) };
+            // SAFETY: as above.
+            let id = unsafe { (*metric).id };
+            let value = match id {
+                SM => Some(sm),
+                BANDWIDTH => Some(bandwidth),
+                _ => None,
+            };
+            // SAFETY: as above.
+            unsafe {
+                metric.write(Metric {
+                    id,
+                    answer: value.map_or(NOT_SUPPORTED, |_| SUCCESS),
+                    value: value.unwrap_or(0.0),
+                    names: [c"".as_ptr(); 3],
+                });
+            }
+        }
+        Ok(())
+    })
+}
