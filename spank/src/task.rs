@@ -37,7 +37,12 @@ pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Ver
         Ok(changes) => apply(slurm, &job, &changes),
         Err(why) => {
             if why.of_task || slurm.is_first_task() {
-                refuse(slurm, &job, &why.text);
+                match (why.of_step, kind) {
+                    (true, StepKind::Step(number)) => {
+                        refuse(slurm, &format!("step {job}.{number}"), &why.text)
+                    }
+                    _ => refuse(slurm, &format!("job {job}"), &why.text),
+                }
             }
             Verdict::Leave
         }
@@ -48,12 +53,25 @@ struct TaskRefusal {
     text: String,
     /// Another task of the node may fare better. If not, one task reports it for all.
     of_task: bool,
+    /// The job's other steps can run.
+    of_step: bool,
 }
 
 impl TaskRefusal {
     fn new(text: impl ToString, of_task: bool) -> Self {
         let text = text.to_string();
-        Self { text, of_task }
+        Self {
+            text,
+            of_task,
+            of_step: false,
+        }
+    }
+
+    fn of_step(text: impl ToString) -> Self {
+        Self {
+            of_step: true,
+            ..Self::of_node(text)
+        }
     }
 
     fn of_node(text: impl ToString) -> Self {
@@ -66,9 +84,9 @@ impl TaskRefusal {
 }
 
 /// Reports why a task does not start, with the node's name: not every release of Slurm puts it before our line.
-fn refuse(slurm: &dyn Slurm, job: &JobId, why: &str) {
+fn refuse(slurm: &dyn Slurm, what: &str, why: &str) {
     let node = slurm.node_name();
-    slurm.log(Level::Error, &format!("job {job}: not started on {node}: {why}"));
+    slurm.log(Level::Error, &format!("{what}: not started on {node}: {why}"));
 }
 
 /// Whether these are the words of a second line in plugstack.conf, behind pyxis' line. pyxis enters a container in its own `task_init`, and Slurm calls the plugins in the order of their lines
@@ -93,7 +111,7 @@ pub fn check_container(slurm: &dyn Slurm, node: &dyn Node) -> Verdict {
             "its container does not show '{pipe}', where its MPS is, and it would run outside of that; allowed: a container \
              that has it, by enroot's hook 50-mpsd.sh (the administrator's) or as docs/containers.md says"
         );
-        refuse(slurm, &job, &why);
+        refuse(slurm, &format!("job {job}"), &why);
     }
     Verdict::Leave
 }
@@ -103,7 +121,7 @@ fn apply(slurm: &mut dyn Slurm, job: &JobId, changes: &[Change]) -> Verdict {
         // Slurm also refuses to remove a variable that is not there.
         let is_absent = |slurm: &dyn Slurm| value.is_none() && slurm.job_env(name).is_none();
         if !slurm.set_job_env(name, value.as_deref()) && !is_absent(slurm) {
-            refuse(slurm, job, &format!("cannot set {name}"));
+            refuse(slurm, &format!("job {job}"), &format!("cannot set {name}"));
             return Verdict::Leave;
         }
     }
@@ -214,7 +232,7 @@ impl NewTask<'_> {
     /// `srun --mps=off` in a job with MPS.
     fn opt_out(&self, record: &Record) -> Result<Vec<Change>, TaskRefusal> {
         if record.exclusive {
-            return Err(TaskRefusal::of_node(format!(
+            return Err(TaskRefusal::of_step(format!(
                 "--mps=off: the MPS of job {} holds its GPUs in mode EXCLUSIVE_PROCESS, and no process outside it can use \
                  them; allowed: leave --mps=off out, or submit the job without --mps",
                 record.job
@@ -303,7 +321,7 @@ impl NewTask<'_> {
             .for_each(|warning| slurm.log(Level::Error, warning));
         let own = match request {
             Some(request) => {
-                of_step_after(record, &self.state.step.limits_set, &request).map_err(TaskRefusal::of_node)?
+                of_step_after(record, &self.state.step.limits_set, &request).map_err(TaskRefusal::of_step)?
             }
             // Only what root recorded counts, so a forged flag changes nothing.
             None => record.clone(),
@@ -347,7 +365,10 @@ impl NewTask<'_> {
             let why = "another step of the job has them on this node";
             let allowed = "one step at a time, or a job for each";
             let refusal = Refusal::new("static partitions by local rank", why, allowed);
-            return Err(TaskRefusal::of_task(refusal));
+            return Err(TaskRefusal {
+                of_task: true,
+                ..TaskRefusal::of_step(refusal)
+            });
         }
         // The user may only want to look at what the other step does.
         let (job, node) = (&record.job, self.slurm.node_name());

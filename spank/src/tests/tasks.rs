@@ -365,6 +365,9 @@ fn a_step_is_held_to_what_mpsctl_set_gave_since() {
         });
         let (verdict, slurm) = task(rank_of_step(0, 0, 2), &node, "", "mps mps-threads=50");
         assert_eq!(verdict, expected, "{:?}", slurm.errors());
+        let told = slurm.errors().concat();
+        let as_step = told.starts_with("step 4711.0: not started on n1: ");
+        assert_eq!(as_step, verdict == Verdict::Leave, "{told}");
     }
 }
 
