@@ -75,6 +75,7 @@ fn by_the_guide(suite: &'static str) {
         watch.stop(suite, "mpsctl selftest");
         let with_mps = jobs(&mut cluster);
         quick_start(&mut cluster);
+        a_shell_of_ssh_is_told(&cluster);
         who_had_mps(&cluster, &with_mps);
         report_a_problem(&cluster);
         let note = target(&format!("held-client-{suite}"));
@@ -240,6 +241,30 @@ fn quick_start(cluster: &mut Machine) {
         cluster.nothing_is_left();
     }
     cluster.run(&format!("cd /home/{USER}; rm solver job.sh slurm-*.out"));
+}
+
+/// By the profile script, if pam_slurm_adopt put it into the job: that leaves no more of the job than its cgroup.
+fn a_shell_of_ssh_is_told(cluster: &Machine) {
+    let shell = |words: &str, job: &str| {
+        let line = format!(
+            "mkdir -p /run/mpsd/jobs/77 /sys/fs/cgroup/ssh/job_{job}/step_extern
+            sh -c 'echo $$ >/sys/fs/cgroup/ssh/job_{job}/step_extern/cgroup.procs; exec {words}' 2>&1
+            rmdir /run/mpsd/jobs/77 /sys/fs/cgroup/ssh/job_{job}/step_extern /sys/fs/cgroup/ssh/job_{job} /sys/fs/cgroup/ssh"
+        );
+        cluster.run(&line)
+    };
+    let told = shell("bash -l -i -c true", "77");
+    assert!(
+        told.contains("job 77 has an MPS") && told.contains("mpsctl env --job 77"),
+        "{told}"
+    );
+    for (words, job) in [
+        ("bash -l -i -c true", "78"),
+        ("bash -l -c true", "77"),
+        ("env SLURM_JOB_ID=77 bash -l -i -c true", "77"),
+    ] {
+        assert!(!shell(words, job).contains("MPS"), "{words} in job {job}");
+    }
 }
 
 /// The guide's questions to the journal are answered, of `job`, which had MPS, for the guide's. What a user sends it is no answer.

@@ -1,20 +1,24 @@
 //! The Ansible role against a booted Debian: the first run changes, a second one nothing; then an upgrade, and away again.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::sync::{OnceLock, mpsc};
 
-use crate::cluster::{self, VENDOR};
+use tests::slurm::Record;
+
+use crate::cluster::{self, CLIENT, NODES, USER, VENDOR};
 use crate::install::distribution;
 use crate::machine::{Cgroup, HOST, Machine, bootable};
 use crate::root::Root;
-use crate::{kept, older, open_to_all, package, repository, said, skip, target, try_run};
+use crate::stopwatch::Laps;
+use crate::{debian, guide, kept, older, open_to_all, package, repository, said, skip, target, try_run};
 
 /// ansible-core, which needs Python 3.11 here and 3.8 there, and what it needs.
 const ANSIBLE: &str = include_str!("../../python/ansible.txt");
 /// Longest that pip, or one playbook, may take, in seconds.
-const LIMIT: &str = "180";
+const LIMIT: &str = "400";
 
 /// The directory with its programs, made by the first who asks; why it cannot be had.
 fn ansible() -> Result<PathBuf, String> {
@@ -35,21 +39,38 @@ fn ansible() -> Result<PathBuf, String> {
 struct Control {
     bin: PathBuf,
     place: PathBuf,
+    inventory: String,
 }
 
 impl Control {
     fn of(name: &str, enter: &Command, bin: PathBuf) -> Control {
+        Control::of_hosts(name, &[(HOST, enter)], bin)
+    }
+
+    /// Reaches each host by its command, in place of ssh.
+    fn of_hosts(name: &str, hosts: &[(&str, &Command)], bin: PathBuf) -> Control {
         let place = target(&format!("{name}-control"));
         let _ = fs::remove_dir_all(&place);
         fs::create_dir_all(&place).unwrap();
-        let words = std::iter::once(enter.get_program()).chain(enter.get_args());
-        let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
         let variables = "PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8";
-        let words = words.join(" ");
-        let text = format!("#!/bin/sh\nfor last; do :; done\nexec env -i {variables} {words} \"$last\"\n");
-        fs::write(place.join("ssh"), text).unwrap();
+        // ssh's last two words are the host and the command.
+        let mut text = "#!/bin/sh\nfor word; do host=$last; last=$word; done\ncase $host in\n".to_owned();
+        for (host, enter) in hosts {
+            let words = std::iter::once(enter.get_program()).chain(enter.get_args());
+            let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
+            text += &format!(
+                "{host}) exec env -i {variables} {} \"$last\";;\n",
+                words.join(" ")
+            );
+        }
+        fs::write(place.join("ssh"), text + "esac\n").unwrap();
         open_to_all(&place.join("ssh"));
-        Control { bin, place }
+        let inventory = hosts.iter().map(|(host, _)| format!("{host},")).collect();
+        Control {
+            bin,
+            place,
+            inventory,
+        }
     }
 
     fn play(&self, variables: &serde_json::Value) -> Output {
@@ -65,7 +86,7 @@ impl Control {
             .args(["--kill-after=5", LIMIT])
             .arg(self.bin.join("ansible-playbook"));
         command.arg(self.place.join("play.yml"));
-        command.args(["--inventory", &format!("{HOST},"), "--connection", "ssh"]);
+        command.args(["--inventory", &self.inventory, "--connection", "ssh"]);
         command
             .env("ANSIBLE_ROLES_PATH", role)
             .env("ANSIBLE_HOME", self.place.join("home"));
@@ -86,10 +107,11 @@ impl Control {
         let output = self.play(variables);
         let text = said(&output);
         assert!(output.status.success(), "{text}");
-        let recap = text.split_once("changed=");
-        let recap = recap.and_then(|(_, rest)| rest.split_whitespace().next());
-        let count = recap.and_then(|word| word.parse().ok());
-        (count.unwrap_or_else(|| panic!("no recap: {text}")), text)
+        let recaps = text.split("changed=").skip(1);
+        let counts = recaps.map(|rest| rest.split_whitespace().next().unwrap().parse::<u32>().unwrap());
+        let counts: Vec<u32> = counts.collect();
+        assert_eq!(counts.len(), self.inventory.matches(',').count(), "{text}");
+        (counts.iter().sum(), text)
     }
 
     #[track_caller]
@@ -186,6 +208,145 @@ fn the_ansible_role_installs_upgrades_and_removes() {
         control.changes_nothing(&away);
         cluster.idle();
     });
+}
+
+/// A cluster of three by one play, as the first hour has it: nothing, then jobs on all nodes, then a health check that
+/// drains the one that cannot have them.
+#[test]
+fn the_ansible_role_enables_three_nodes_and_a_health_check_drains_one() {
+    repository::repository();
+    let what = "the Ansible role on three nodes";
+    let (base, bin) = match debian::base("bookworm").and_then(|base| Ok((base, ansible()?))) {
+        Ok(made) => made,
+        Err(why) => return skip(what, &why),
+    };
+    std::thread::scope(|scope| {
+        let (booted, machines) = mpsc::channel();
+        let mut ends = Vec::new();
+        for (at, name) in NODES.into_iter().enumerate() {
+            let cgroup = match Cgroup::create(name) {
+                Ok(cgroup) => cgroup,
+                Err(why) => return skip(what, &why),
+            };
+            let (end, ended) = mpsc::channel::<()>();
+            let (booted, base) = (booted.clone(), base.clone());
+            ends.push(end);
+            // The machine ends with the thread that booted it.
+            scope.spawn(move || {
+                Root::over(&base, &format!("three-{name}"), move |root| {
+                    let _vendor = cluster::configure_of_three(root, at, HEALTH);
+                    repository::place(root);
+                    root.write("/etc/apt/sources.list", "");
+                    booted.send((at, Machine::boot_as(name, root, cgroup))).unwrap();
+                    let _ = ended.recv();
+                });
+            });
+        }
+        let mut machines: Vec<(usize, Machine)> = machines.iter().take(NODES.len()).collect();
+        machines.sort_by_key(|(at, _)| *at);
+        let machines: Vec<Machine> = machines.into_iter().map(|(_, machine)| machine).collect();
+        assert_eq!(machines.len(), NODES.len());
+        of_three(machines, bin);
+        drop(ends);
+    });
+}
+
+const HEALTH: &str = "HealthCheckProgram=/usr/local/sbin/mpsd-health\nHealthCheckInterval=5\n";
+
+fn of_three(mut machines: Vec<Machine>, bin: PathBuf) {
+    cluster::connect(&machines);
+    machines
+        .iter()
+        .for_each(|machine| drop(machine.run("systemctl restart slurmd")));
+    machines[0].run("systemctl restart slurmctld");
+    let nodes = |machines: &mut [Machine], state: &str, count: usize| {
+        machines[0].until(state, |first| {
+            let shown = first.output("sinfo --noheader --Node --format=%T");
+            let shown = String::from_utf8_lossy(&shown.stdout);
+            shown.lines().filter(|line| line.trim() == state).count() == count
+        });
+    };
+    nodes(&mut machines, "idle", 3);
+    let enter: Vec<Command> = machines
+        .iter()
+        .map(|machine| machine.command(&["sh", "-c"]))
+        .collect();
+    let hosts: Vec<(&str, &Command)> = NODES.into_iter().zip(&enter).collect();
+    let control = Control::of_hosts("three", &hosts, bin);
+    let mut watch = Laps::default();
+
+    let variables = serde_json::json!({
+        "mpsd_scheduler": "slurm", "mpsd_repository": "file:///srv/mpsd",
+        "mpsd_config": {
+            "control": format!("{VENDOR}/nvidia-cuda-mps-control"), "nvml": format!("{VENDOR}/libnvidia-ml.so.1"),
+        },
+    });
+    let (changed, told) = control.changes(&variables);
+    watch.lap("ansible_s");
+    assert!(changed >= 15, "{told}");
+    nodes(&mut machines, "idle", 3);
+    watch.lap("");
+    let records = machines[0].clients(&["-N3", "-n6", "--gres=gpu:1", "--mps"]);
+    watch.lap("job_s");
+    let on: BTreeSet<_> = records.iter().map(|record| &record.uuids).collect();
+    let under = records
+        .iter()
+        .filter(|record| record.under_mps && record.error.is_none());
+    assert_eq!((under.count(), on.len()), (6, 3), "{records:?}");
+    batch_scripts(&mut machines);
+    watch.lap("");
+    control.changes_nothing(&variables);
+    watch.lap("ansible_again_s");
+
+    let script = guide::script("operations.md", "Health checks without NHC");
+    for machine in &machines {
+        let path = machine.at("/usr/local/sbin/mpsd-health");
+        fs::write(path.with_extension("new"), &script).unwrap();
+        open_to_all(&path.with_extension("new"));
+        fs::rename(path.with_extension("new"), path).unwrap();
+    }
+    let config = machines[2].at("/etc/mpsd/mpsd.toml");
+    let sound = fs::read_to_string(&config).unwrap();
+    fs::write(&config, sound.replace("nvidia-cuda-mps-control", "not-there")).unwrap();
+    watch.lap("");
+    nodes(&mut machines, "drained", 1);
+    watch.lap("health_check_s");
+    let why = machines[0].run("sinfo --noheader --list-reasons --format='%E %N'");
+    assert_eq!(why.trim(), "doctor gpu003");
+    fs::write(&config, sound).unwrap();
+    machines[0].until("idle again", |first| {
+        // A check under way may drain it once more.
+        first.output("scontrol update NodeName=gpu003 State=RESUME");
+        first.run("sinfo --noheader --Node --format=%T") == "idle\n".repeat(3)
+    });
+    watch.write("three");
+}
+
+/// Those of the quick start, with a client of the double's for the user's program.
+fn batch_scripts(machines: &mut [Machine]) {
+    let home = format!("/home/{USER}");
+    let put = |machine: &Machine, name: &str, text: &str| {
+        let path = machine.at(&format!("{home}/{name}"));
+        fs::write(&path, text).unwrap();
+        open_to_all(&path);
+    };
+    let solver = format!("#!/bin/sh\nexec {} --hold 0.5\n", CLIENT.join(" "));
+    machines
+        .iter()
+        .for_each(|machine| put(machine, "solver", &solver));
+    for (script, nodes) in guide::scripts("quick-start.md", "Batch scripts")
+        .iter()
+        .zip([2, 1])
+    {
+        put(&machines[0], "job.sh", script);
+        let wrote = machines[0].user("rm -f slurm-*.out; sbatch --wait job.sh >&2; cat slurm-*.out");
+        let records = Record::all(&wrote).unwrap();
+        let on: BTreeSet<_> = records.iter().map(|record| &record.uuids).collect();
+        let attached = records
+            .iter()
+            .filter(|record| record.under_mps && record.error.is_none());
+        assert_eq!((attached.count(), on.len()), (8, nodes), "{script}{records:?}");
+    }
 }
 
 /// What stands for a mom: its lock, and what its log says when it reads its configuration (docs/facts/pbs.md#environment-into-the-job).

@@ -1,4 +1,5 @@
-//! A cluster of one node that a site runs without us: Slurm as Debian ships it, two GPUs that are simulated, one user.
+//! A cluster of one node or three that a site runs without us: Slurm as Debian ships it, two GPUs a node that are
+//! simulated, one user.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -40,7 +41,58 @@ PartitionName=main Nodes=ALL Default=YES
 ";
 
 pub fn configure(root: &Root) -> NodeDouble {
-    root.write("/etc/slurm/slurm.conf", SLURM);
+    slurm(root, SLURM);
+    vendor(root)
+}
+
+/// Nodes of one cluster; the first has its controller too.
+pub const NODES: [&str; 3] = ["gpu001", "gpu002", "gpu003"];
+
+/// Node `at` of the three, with these lines in Slurm's configuration.
+pub fn configure_of_three(root: &Root, at: usize, lines: &str) -> NodeDouble {
+    slurm(
+        root,
+        &(SLURM.replace("NodeName=gpu001 CPUs=4", "NodeName=gpu[001-003] CPUs=16") + lines),
+    );
+    let hosts = (1..)
+        .zip(NODES)
+        .map(|(number, name)| format!("10.77.0.{number} {name}\n"));
+    root.write(
+        "/etc/hosts",
+        &("127.0.0.1 localhost\n".to_owned() + &hosts.collect::<String>()),
+    );
+    if at > 0 {
+        root.run("systemctl disable slurmctld");
+    }
+    gpus(root, NODES[at])
+}
+
+/// A network of the three, all of it in their namespaces: a bridge on the first.
+pub fn connect(machines: &[Machine]) {
+    let ip = |of: &Machine, line: &str| {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", of.network().display())).arg("ip");
+        run(command.args(line.split(' ')));
+    };
+    let first = &machines[0];
+    ip(first, "link add net0 type bridge");
+    ip(first, "address add 10.77.0.1/24 dev net0");
+    ip(first, "link set net0 up");
+    for (number, other) in (2..).zip(&machines[1..]) {
+        let network = other.network();
+        let process = network.iter().nth(2).unwrap().to_str().unwrap();
+        ip(
+            first,
+            &format!("link add to{number} type veth peer name eth0 netns {process}"),
+        );
+        ip(first, &format!("link set to{number} master net0 up"));
+        ip(other, &format!("address add 10.77.0.{number}/24 dev eth0"));
+        ip(other, "link set eth0 up");
+    }
+}
+
+fn slurm(root: &Root, conf: &str) {
+    root.write("/etc/slurm/slurm.conf", conf);
     root.write(
         "/etc/slurm/gres.conf",
         "AutoDetect=off\nName=gpu File=/dev/nvidia[0-1]\n",
@@ -49,13 +101,16 @@ pub fn configure(root: &Root) -> NodeDouble {
     root.write("/etc/slurm/cgroup.conf", "CgroupPlugin=cgroup/v1\n");
     root.run(&format!("useradd --create-home {USER}"));
     root.run("install -d -o slurm /var/lib/slurm/slurmctld");
-    vendor(root)
 }
 
 /// The simulated GPUs alone, on a node with a name.
 pub fn vendor(root: &Root) -> NodeDouble {
     root.write("/etc/hosts", &format!("127.0.0.1 localhost\n127.0.1.1 {HOST}\n"));
-    let vendor = NodeDouble::builder().name(HOST).gpus(2, "NVIDIA H200");
+    gpus(root, HOST)
+}
+
+fn gpus(root: &Root, name: &str) -> NodeDouble {
+    let vendor = NodeDouble::builder().name(name).gpus(2, "NVIDIA H200");
     let vendor = vendor.at(root.at(VENDOR)).programs(doubles()).build().unwrap();
     open_to_all(&root.at("/opt"));
     vendor

@@ -6,7 +6,7 @@ use std::path::Path;
 /// The commands below a heading of a page of docs/, a line each, without what is said behind them.
 #[track_caller]
 pub fn commands(page: &str, heading: &str) -> Vec<String> {
-    let lines = fenced(&below(page, heading), "sh");
+    let lines = blocks(&below(page, heading), "sh").concat();
     let lines = lines.lines().map(|line| line.split(" #").next().unwrap());
     let found: Vec<String> = lines.map(|line| line.trim().to_owned()).collect();
     assert!(!found.is_empty(), "docs/{page}: no commands below '{heading}'");
@@ -15,12 +15,19 @@ pub fn commands(page: &str, heading: &str) -> Vec<String> {
 
 #[track_caller]
 pub fn script(page: &str, heading: &str) -> String {
-    let script = fenced(&below(page, heading), "bash");
+    let [script] = scripts(page, heading).try_into().expect("one script");
+    script
+}
+
+#[track_caller]
+pub fn scripts(page: &str, heading: &str) -> Vec<String> {
+    let scripts = blocks(&below(page, heading), "bash");
+    let are_scripts = scripts.iter().all(|script| script.starts_with("#!"));
     assert!(
-        script.starts_with("#!"),
+        !scripts.is_empty() && are_scripts,
         "docs/{page}: no script below '{heading}'"
     );
-    script
+    scripts
 }
 
 fn below(page: &str, heading: &str) -> String {
@@ -32,8 +39,10 @@ fn below(page: &str, heading: &str) -> String {
     text.split("\n## ").next().unwrap().to_owned()
 }
 
-fn fenced(text: &str, language: &str) -> String {
+fn blocks(text: &str, language: &str) -> Vec<String> {
     let fence = format!("```{language}\n");
     let blocks = text.split(&fence).skip(1);
-    blocks.map(|rest| rest.split("```").next().unwrap()).collect()
+    blocks
+        .map(|rest| rest.split("```").next().unwrap().to_owned())
+        .collect()
 }

@@ -62,7 +62,7 @@ pub struct Cgroup(PathBuf);
 
 impl Cgroup {
     /// Makes it; why a machine cannot boot here.
-    fn create(name: &str) -> Result<Cgroup, String> {
+    pub fn create(name: &str) -> Result<Cgroup, String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "));
         let mount = mount.and_then(|line| line.split(' ').nth(4)).map(PathBuf::from);
@@ -103,12 +103,16 @@ fn remove_stale(mount: &Path) {
 impl Machine {
     /// Boots `root` in `cgroup`; returns when all that it starts by itself has been started.
     pub fn boot(root: &Root, cgroup: Cgroup) -> Machine {
-        root.write("/etc/hostname", &format!("{HOST}\n"));
+        Machine::boot_as(HOST, root, cgroup)
+    }
+
+    pub fn boot_as(name: &str, root: &Root, cgroup: Cgroup) -> Machine {
+        root.write("/etc/hostname", &format!("{name}\n"));
         let outer = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "/bin/sh", "-ec", START])
             .env("CGROUP", &cgroup.0)
             .env("ROOT", root.at("/"))
-            .env("HOST", HOST)
+            .env("HOST", name)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()

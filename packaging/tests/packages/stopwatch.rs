@@ -29,7 +29,6 @@ impl Stopwatch {
         done
     }
 
-    /// Says it, past the capture of a test that passes, and leaves it beside the packages.
     pub fn stop(&self, system: &str, last: &str) {
         let text = format!(
             "system = \"{system}\"\nlines = {}\nlast = \"{last}\"\nours_s = {:.1}\npackage_manager_s = {:.1}\n",
@@ -37,9 +36,44 @@ impl Stopwatch {
             self.ours.as_secs_f64(),
             self.managers.as_secs_f64()
         );
-        let line = format!("\nstopwatch: {}\n", text.trim_end().replace('\n', ", "));
-        std::io::stdout().write_all(line.as_bytes()).unwrap();
-        fs::write(target(&format!("stopwatch-{system}.toml")), text).unwrap();
+        tell(system, &text);
         assert!(self.ours < OURS, "our own lines took {:?}", self.ours);
     }
+}
+
+/// The time of each part of a test.
+#[derive(Debug)]
+pub struct Laps {
+    since: Instant,
+    told: String,
+}
+
+impl Default for Laps {
+    fn default() -> Self {
+        Self {
+            since: Instant::now(),
+            told: String::new(),
+        }
+    }
+}
+
+impl Laps {
+    /// Notes the time since the last one; with an empty `name` it is left out.
+    pub fn lap(&mut self, name: &str) {
+        if !name.is_empty() {
+            self.told += &format!("{name} = {:.1}\n", self.since.elapsed().as_secs_f64());
+        }
+        self.since = Instant::now();
+    }
+
+    pub fn write(&self, system: &str) {
+        tell(system, &format!("system = \"{system}\"\n{}", self.told));
+    }
+}
+
+/// Says it, past the capture of a test that passes, and leaves it beside the packages.
+fn tell(system: &str, text: &str) {
+    let line = format!("\nstopwatch: {}\n", text.trim_end().replace('\n', ", "));
+    std::io::stdout().write_all(line.as_bytes()).unwrap();
+    fs::write(target(&format!("stopwatch-{system}.toml")), text).unwrap();
 }
