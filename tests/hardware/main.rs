@@ -29,12 +29,12 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use ::tests::child;
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use clients::Limits;
 use result::{Outcome, Section};
 use site::{Place, Run};
-use tests::child;
 
 /// Runs the project against the GPU of this machine. Needs root and NVIDIA's driver; changes no setting of the GPU.
 /// Exit codes: 0 every check held, 1 a check failed, 2 the run could not be made.
@@ -59,7 +59,7 @@ struct Options {
     #[arg(long, global = true, value_name = "N", default_value_t = 0)]
     gpu: usize,
     #[command(flatten)]
-    programs: programs::Options,
+    programs: programs::ProgramOptions,
     /// Draw the pictures of this result (hardware.toml) into --out; nothing is measured
     #[arg(long, value_name = "FILE", requires = "out")]
     draw: Option<PathBuf>,
@@ -281,4 +281,14 @@ fn contract(section: &mut Section, run: &Run) -> Result<()> {
         summary,
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        <Options as clap::CommandFactory>::command().debug_assert();
+    }
 }

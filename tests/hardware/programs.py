@@ -444,6 +444,30 @@ def monte_carlo():
     return jax_program(lambda state: kernel.sample(state, (), {}), state, "samples", 20)
 
 
+def slurm_ranks():
+    """What jax.distributed makes of srun's variables: a rank takes the device of its number on the node."""
+    import jax
+
+    # The coordinator's port comes from the job's number: one for each mode.
+    number = str(1000 + FOLDER.stat().st_ino % 3000)
+    words = {"SLURM_JOB_ID": number, "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": str(RANKS)}
+    os.environ |= words | {"SLURM_PROCID": str(RANK), "SLURM_LOCALID": str(RANK)}
+    jax.distributed.initialize()
+    own = jax.local_devices()
+    assert DEVICE != "cuda" or own[0].platform in ("gpu", "cuda"), f"no GPU: {own}"
+    x = jax.device_put(jax.numpy.arange(1000.0), own[0])
+    return [float((x * 2).sum())], "", None
+
+
+program("jaxplain", "JAX: ranks of Slurm on one GPU", "jax")(slurm_ranks)
+
+
+@program("jaxranks", "JAX: ranks of Slurm, JAX_LOCAL_DEVICE_IDS=0", "jax")
+def slurm_ranks_told():
+    os.environ["JAX_LOCAL_DEVICE_IDS"] = "0"
+    return slurm_ranks()
+
+
 # CuPy, Numba and the bindings
 
 

@@ -23,14 +23,14 @@ const PLAIN: &str = "without";
 const MPS: (&str, &str) = ("mps", "MPS=true");
 const AUTO: (&str, &str) = ("auto", "MPS=true,MPS_THREADS=auto");
 /// What comes first is measured if the time is short.
-const FAMILIES: &str = "torch,cuda,dynamic,openmm,jax,arrays,tools,others,nvshmem";
+const FAMILIES: &str = "torch,cuda,dynamic,openmm,jax,jaxranks,arrays,tools,others,nvshmem,jaxplain";
 /// The program that NVIDIA refuses under MPS, and the error that it gets.
 const REFUSED: (&str, &str) = ("dynamic parallelism", "(811)");
 /// Beyond its budget the driver may take so long, to end one program and its ranks.
 const BEYOND: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, clap::Args)]
-pub struct Options {
+pub struct ProgramOptions {
     /// For 'programs': seconds after which the rest is recorded as not run
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 480)]
     budget: u64,
@@ -105,6 +105,8 @@ fn drive(run: &Run, python: &Path, home: &Path, modes: &[Value]) -> Result<Value
         ),
         tool("cuda-gdb", &["-batch", "-ex", "run", "--args"]),
     ];
+    // The programs lie beside it.
+    let driver = run.place.staged("programs_driver.py")?;
     let spec = json!({
         "modes": modes,
         "home": home,
@@ -113,7 +115,7 @@ fn drive(run: &Run, python: &Path, home: &Path, modes: &[Value]) -> Result<Value
         "window": options.window,
         "rounds": options.rounds,
         "ranks": RANKS,
-        "sources": run.place.bin("").parent(),
+        "sources": driver.parent(),
         "nvcc": site::program("nvcc")?,
         "flags": ["-arch=native"],
         "tools": tools.into_iter().flatten().collect::<BTreeMap<_, _>>(),
@@ -122,9 +124,7 @@ fn drive(run: &Run, python: &Path, home: &Path, modes: &[Value]) -> Result<Value
     let (of_spec, result) = (run.place.dir.join("programs-spec.json"), home.join("result.json"));
     fs::write(&of_spec, spec.to_string())?;
     let mut command = run.place.as_user(python, &environment(run, home));
-    command
-        .arg(run.place.staged("programs_driver.py")?)
-        .args([&of_spec, &result]);
+    command.arg(&driver).args([&of_spec, &result]);
     let limit = Duration::from_secs(options.budget) + BEYOND;
     let ran = Running::start(command.current_dir(home), "")?.finish(limit);
     // It writes what it has after each program.
@@ -173,6 +173,9 @@ fn environment(run: &Run, home: &Path) -> BTreeMap<String, String> {
 fn judge(section: &mut Section, seen: &mut Value) {
     if let Some(why) = seen["driver_ended"].as_str() {
         section.check("the driver ended by itself", false, why);
+    }
+    for (family, error) in seen["failed"].as_object().into_iter().flatten() {
+        section.check(format!("{family} driven to its end"), false, error.to_string());
     }
     section.fact("seconds", seen["seconds"].to_string());
     for program in seen["programs"].as_array_mut().into_iter().flatten() {

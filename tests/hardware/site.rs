@@ -99,7 +99,7 @@ pub struct Run {
     pub package: PathBuf,
     pub out: Option<PathBuf>,
     pub pairs: usize,
-    pub programs: crate::programs::Options,
+    pub programs: crate::programs::ProgramOptions,
 }
 
 impl Run {
