@@ -1,8 +1,12 @@
-//! `mpsctl explain`: explains a CUDA error, or the lines of a log.
+//! `mpsctl explain`: explains a CUDA error, a program, or the lines of a log or of a job.
 
+use super::attach::Caller;
+use super::report;
 use super::terminal::{width, wrap};
+use mpsd_core::config::Settings;
+use mpsd_core::programs::{KnownProgram, PROGRAMS};
 use mpsd_core::text::one_line;
-use mpsd_core::{Failure, Refusal, Undetermined};
+use mpsd_core::{Failure, JobId, Refusal, Undetermined};
 use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -17,6 +21,16 @@ const LOG_BYTES: u64 = 64 << 20;
 /// Longest part of a line that is searched, bytes; and shown, characters.
 const LINE_BYTES: usize = 4096;
 const SHOWN: usize = 160;
+/// Where the packages install `docs/facts`.
+const FACTS: &str = "/usr/share/doc/mpsd/facts";
+/// How programs write the number of a CUDA error.
+const BEFORE_CODE: [&str; 5] = [
+    "cuda error",
+    "cuda error code",
+    "cuda driver error",
+    "cuda runtime error",
+    "which got error",
+];
 
 /// One thing that goes wrong under MPS.
 #[derive(Debug, Deserialize, Serialize)]
@@ -69,12 +83,27 @@ impl Explained {
     }
 }
 
+/// What is known of an argument.
+#[derive(Debug, Default, Serialize)]
+struct Found {
+    troubles: Vec<Explained>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    programs: Vec<&'static KnownProgram>,
+}
+
+impl From<Vec<Explained>> for Found {
+    fn from(troubles: Vec<Explained>) -> Self {
+        let programs = Vec::new();
+        Self { troubles, programs }
+    }
+}
+
 /// `mpsctl explain`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Explain {
-    /// A CUDA error, by its number (806) or its name (cudaErrorMpsRpcFailure); the file of a log; or '-' for standard input. Without it
-    /// all that is known
-    #[arg(value_name = "CODE|LOGFILE|-")]
+    /// A CUDA error, by its number (806), its name (cudaErrorMpsRpcFailure) or what a program says; a program (jax); the file of a log;
+    /// a job, for its log and report; or '-' for standard input. Without it all that is known
+    #[arg(value_name = "CODE|TEXT|PROGRAM|LOGFILE|JOB|-")]
     pub what: Option<PathBuf>,
 }
 
@@ -82,33 +111,71 @@ impl Explain {
     /// The text to print.
     ///
     /// # Errors
-    /// It is neither known nor a file (refusal), or the file cannot be read (undetermined).
-    pub fn run(&self, json: bool) -> Result<String, Failure> {
-        let found = self.find()?;
-        Ok(match json {
-            true => format!("{}\n", json!({"troubles": found})),
-            false if found.is_empty() => "nothing in it is known here\n".to_owned(),
-            false => found.iter().map(paragraph).collect(),
+    /// It is neither known nor a file nor a job (refusal), or file or job cannot be read (undetermined).
+    pub fn run(&self, config: &Path, json: bool) -> Result<String, Failure> {
+        let found = self.find(config)?;
+        if json {
+            return Ok(format!("{}\n", json!(found)));
+        }
+        let mut text: String = found.troubles.iter().map(paragraph).collect();
+        text.extend(found.programs.iter().map(|program| of_program(program)));
+        Ok(match text.is_empty() {
+            true => "nothing in it is known here\n".to_owned(),
+            false => text,
         })
     }
 
-    fn find(&self) -> Result<Vec<Explained>, Failure> {
+    fn find(&self, config: &Path) -> Result<Found, Failure> {
         let Some(what) = &self.what else {
-            return Ok(TROUBLES.iter().map(Explained::of).collect());
+            return Ok(Found {
+                troubles: TROUBLES.iter().map(Explained::of).collect(),
+                programs: PROGRAMS.program.iter().collect(),
+            });
         };
         let word = what.to_string_lossy();
         if let Some(trouble) = named(&word) {
-            return Ok(vec![Explained::of(trouble)]);
+            return Ok(vec![Explained::of(trouble)].into());
+        }
+        if let Some(program) = PROGRAMS.named(&word) {
+            let programs = vec![program];
+            return Ok(Found {
+                programs,
+                ..Found::default()
+            });
         }
         let read = match word.as_ref() {
             "-" => read(io::stdin()),
-            _ if !what.exists() => return Err(unknown(&word).into()),
-            _ => open(what).and_then(read),
+            _ if what.exists() => open(what, OFlag::empty()).and_then(read),
+            text => match (of_line(text), JobId::parse(text)) {
+                (Some(trouble), _) => return Ok(vec![Explained::of(trouble)].into()),
+                (None, Ok(job)) => {
+                    let (settings, _) = Caller::this(config, None).settings();
+                    let lines = of_job(&settings, &job)?.ok_or_else(|| unknown(text))?;
+                    return Ok(of_log(&lines).into());
+                }
+                (None, Err(_)) => return Err(unknown(text).into()),
+            },
         };
         let log =
             read.map_err(|e| Undetermined::new(format!("'{}'", one_line(&word, SHOWN)), e.to_string()))?;
-        Ok(of_log(&log))
+        Ok(of_log(&log).into())
     }
+}
+
+/// What the job's report says, and NVIDIA's logs while it runs; `None` if this node has neither for the caller.
+fn of_job(settings: &Settings, job: &JobId) -> Result<Option<Vec<String>>, Failure> {
+    let reports = report::of_job(settings, job)?;
+    let mut lines: Vec<String> = reports.iter().flat_map(report::lines).collect();
+    let directory = settings.paths.job(job).directory().to_owned();
+    let is_there = directory.is_dir();
+    let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+    let logs = entries(&directory).filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
+    for file in logs.flat_map(|log| entries(&log.path())) {
+        // The user's directory: root follows no link out of it.
+        let log = open(&file.path(), OFlag::O_NOFOLLOW).and_then(read);
+        lines.extend(log.unwrap_or_default());
+    }
+    Ok((is_there || !reports.is_empty()).then_some(lines))
 }
 
 fn named(word: &str) -> Option<&'static Trouble> {
@@ -126,17 +193,20 @@ fn unknown(word: &str) -> Refusal {
     let codes: Vec<String> = codes.map(ToString::to_string).collect();
     Refusal::new(
         format!("'{}'", one_line(word, SHOWN)),
-        "neither an error that is known here nor a file",
-        format!("{}; the name of such an error; a file; '-'", codes.join(", ")),
+        "neither an error or a program that is known here, nor a file, nor a job with a log or report on this node for you",
+        format!(
+            "{}; the name of such an error; a program; a file; a job; '-'",
+            codes.join(", ")
+        ),
     )
 }
 
 /// Opens a regular file: a FIFO or a terminal might never end.
-fn open(path: &Path) -> io::Result<File> {
+fn open(path: &Path, flags: OFlag) -> io::Result<File> {
     let mut options = File::options();
     let file = options
         .read(true)
-        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .custom_flags((flags | OFlag::O_NONBLOCK).bits())
         .open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
@@ -163,7 +233,14 @@ fn read(from: impl Read) -> io::Result<Vec<String>> {
 
 fn of_line(line: &str) -> Option<&'static Trouble> {
     let lower = line.to_ascii_lowercase();
-    let says = |trouble: &&Trouble| trouble.words.iter().any(|word| has_word(&lower, word));
+    let numbered = |code: &u32| {
+        BEFORE_CODE
+            .iter()
+            .any(|before| has_word(&lower, &format!("{before} {code}")))
+    };
+    let says = |trouble: &&Trouble| {
+        trouble.words.iter().any(|word| has_word(&lower, word)) || trouble.codes.iter().any(numbered)
+    };
     TROUBLES.iter().find(says)
 }
 
@@ -199,12 +276,34 @@ fn paragraph(found: &Explained) -> String {
         more => format!("  line:   {line} (and {more} more)\n"),
     });
     let line = line.unwrap_or_default();
-    let width = width();
-    let part = |what: &str, text: &str| wrap(&format!("  {what:<8}{text}"), 10, width);
-    let cause = part("cause:", &trouble.cause);
-    let remedy = part("remedy:", &trouble.remedy);
-    let source = part("source:", &format!("docs/facts/{}", trouble.source));
-    format!("{}{codes}\n{line}{cause}\n{remedy}\n{source}\n", trouble.name)
+    let [cause, remedy] = [("cause:", &trouble.cause), ("remedy:", &trouble.remedy)].map(part);
+    let source = part(("source:", &format!("{FACTS}/{}", trouble.source)));
+    format!("{}{codes}\n{line}{cause}{remedy}{source}", trouble.name)
+}
+
+fn of_program(program: &KnownProgram) -> String {
+    let title = format!("{} {}", program.name, program.version);
+    let under = format!("{}; {}", program.under, program.seen);
+    let ran = match program.ran.as_str() {
+        "" => "read of, not run",
+        ran => ran,
+    };
+    let source = format!("{FACTS}/{}", program.source);
+    let parts = [
+        ("MPS:", &under),
+        ("needs:", &program.needs),
+        ("we do:", &program.ours),
+        ("ran:", &ran.to_owned()),
+        ("source:", &source),
+    ];
+    let said = parts.into_iter().filter(|(_, text)| !text.is_empty());
+    let said: String = said.map(part).collect();
+    format!("{}\n{said}", title.trim_end())
+}
+
+fn part((what, text): (&str, &String)) -> String {
+    let text = wrap(&format!("  {what:<8}{text}"), 10, width());
+    format!("{text}\n")
 }
 
 #[cfg(test)]
@@ -216,7 +315,7 @@ mod tests {
 
     fn explained(what: &str) -> Result<String, Failure> {
         let what = Some(what.into());
-        Explain { what }.run(false)
+        Explain { what }.run(Path::new("/nonexistent"), false)
     }
 
     #[test]
@@ -230,14 +329,82 @@ mod tests {
             (808, "MpsMaxClientsReached", "MPS_MAX_CLIENTS_REACHED"),
             (809, "MpsMaxConnectionsReached", "MPS_MAX_CONNECTIONS_REACHED"),
             (810, "MpsClientTerminated", "MPS_CLIENT_TERMINATED"),
+            (811, "CdpNotSupported", "CDP_NOT_SUPPORTED"),
         ] {
             let text = explained(&code.to_string()).unwrap();
             assert!(text.contains(&format!("CUDA error {code}")), "{text}");
             let names = [format!("cudaError{runtime}"), format!("CUDA_ERROR_{driver}")];
             assert_eq!(names.map(|name| explained(&name).unwrap()), [text.clone(), text]);
         }
-        let refused = explained("811").unwrap_err().to_string();
-        assert!(refused.contains("nor a file; allowed: 46, 100, "), "{refused}");
+        let refused = explained("999").unwrap_err().to_string();
+        assert!(refused.contains("for you; allowed: 46, 100, "), "{refused}");
+    }
+
+    #[test]
+    fn what_programs_print_is_explained_as_an_argument_as_in_a_log() {
+        for (said, name) in [
+            (
+                "all CUDA-capable devices are busy or unavailable",
+                "GPU busy (CUDA error 46)",
+            ),
+            ("CUDA-capable device(s) is/are busy or unavailable", "GPU busy"),
+            ("RuntimeError: Cuda driver error 46", "GPU busy"),
+            ("CUDA error: out of memory", "out of memory under a limit"),
+            (
+                "cuda runtime error (2) : out of memory",
+                "out of memory under a limit",
+            ),
+            (
+                "RuntimeError: No CUDA GPUs are available",
+                "no GPU behind this daemon",
+            ),
+            ("CUDA driver error 811", "dynamic parallelism"),
+        ] {
+            let text = explained(said).unwrap();
+            assert!(text.starts_with(name), "{said}: {text}");
+            let in_log = of_log(&read(format!("x\n{said}\n").as_bytes()).unwrap());
+            assert_eq!(in_log.len(), 1, "{said}");
+            assert!(text.starts_with(&in_log[0].trouble.name), "{said}");
+        }
+        assert!(of_line("Out of memory: Killed process 811 (python3)").is_none());
+    }
+
+    #[test]
+    fn a_program_is_known_by_its_names() {
+        for name in ["JAX", "jax, flax"] {
+            let text = explained(name).unwrap();
+            assert!(
+                text.starts_with("JAX, Flax jax 0.11.2\n  MPS:    works; "),
+                "{text}"
+            );
+            assert!(
+                text.contains("source: /usr/share/doc/mpsd/facts/programs.md#"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_job_is_its_logs_and_reports_and_one_with_neither_is_refused() {
+        let run = tempfile::tempdir().unwrap();
+        let settings = Settings {
+            paths: mpsd_core::paths::Paths::new(run.path(), run.path().join("state")),
+            ..Settings::usual()
+        };
+        let job = JobId::parse("4711").unwrap();
+        assert!(of_job(&settings, &job).unwrap().is_none());
+        let log = settings.paths.job(&job).directory().join("log");
+        std::fs::create_dir_all(&log).unwrap();
+        std::fs::write(log.join("server.log"), "healthy\nServer status: FAULT\n").unwrap();
+        let elsewhere = run.path().join("elsewhere");
+        std::fs::write(&elsewhere, "Duplicate GPU detected\n").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, log.join("control.log")).unwrap();
+        let lines = of_job(&settings, &job).unwrap().unwrap();
+        assert_eq!(
+            lines,
+            ["Server status: FAULT"],
+            "root follows no link of the user's"
+        );
     }
 
     #[test]

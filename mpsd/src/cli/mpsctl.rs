@@ -120,9 +120,10 @@ enum Verb {
     /// set-up. As root it makes a cgroup like a job's and removes it; it changes nothing else. A WARN works and could
     /// be better, or could not be checked now for want of memory or time. Exit status: 0 no FAIL; 2 a FAIL.
     Doctor(Doctor),
-    /// Explain a CUDA error under MPS, or a log: cause, remedy, source
+    /// Explain a CUDA error under MPS, a log, a job, or how a program fares under MPS
     ///
-    /// Explains each known trouble of a log once, with its first line. Needs neither a job nor a GPU.
+    /// Explains each known trouble of a log, or of a job's log and report, once, with its first line. A number that is an error's and a
+    /// job's is the error. Needs neither a job nor a GPU.
     Explain(Explain),
     /// Print the lines that make this node offer shares of its GPUs
     Advertise(Advertise),
@@ -295,7 +296,7 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
                 Ok(verb.print(&doctor::check(&node, context)))
             })
         }
-        Verb::Explain(verb) => print(&verb.run(json)?),
+        Verb::Explain(verb) => print(&verb.run(config, json)?),
         Verb::Advertise(verb) => print(&verb.run(config, &ThisHost.name(), &daemon()?, json)?),
     }
 }

@@ -43,41 +43,13 @@ impl ReportVerb {
             .map_err(Failure::from)?;
         let job = self.job.as_deref().map(JobId::parse).transpose();
         let job = job.map_err(Failure::from)?;
-        let uid = nix::unistd::geteuid();
-        let unreadable = |why: FileError| {
-            Failure::from(Undetermined::new("the job reports of this node", why.to_string()))
-        };
-        let mut found = match (uid.is_root(), &job) {
-            (true, _) => {
-                let StoredReports { reports, unread } =
-                    reports::read(&settings.paths, since).map_err(unreadable)?;
-                if unread > 0 {
-                    let why = "unreadable, or of another version of mpsd";
-                    complain(
-                        NAME,
-                        &format!("{unread} reports of this node are left out: {why}"),
-                    );
-                }
-                reports
-            }
-            (false, Some(job)) => {
-                let own = reports::read_own(&settings.paths, uid.as_raw(), job).map_err(unreadable)?;
-                let mut own = own.unwrap_or_default();
-                own.retain(|report| report.began >= since);
-                own.sort_by_key(|report| std::cmp::Reverse(report.began));
-                own
-            }
-            (false, None) => {
-                let why = "the reports of all jobs are root's";
-                let allowed = "root, or 'mpsctl report JOB' for your own job";
-                return Err(Failure::from(Refusal::new("report", why, allowed)).into());
-            }
-        };
+        let is_root = nix::unistd::geteuid().is_root();
+        let mut found = stored(settings, job.as_ref(), since)?;
         if let Some(job) = &job {
             // Also the reports of its steps with daemons of their own.
             found.retain(|report| report.job.belongs_to(job));
             if found.is_empty() {
-                return Err(no_report(job, uid.is_root()).into());
+                return Err(no_report(job, is_root).into());
             }
         }
         found.reverse();
@@ -115,6 +87,46 @@ fn advice(report: &JobReport) -> Option<String> {
     Some(format!("  advice: {}", advice.text))
 }
 
+/// The reports that the caller may read: root all, a user those of one job.
+fn stored(settings: &Settings, job: Option<&JobId>, since: u64) -> Result<Vec<JobReport>, Failure> {
+    let uid = nix::unistd::geteuid();
+    let unreadable =
+        |why: FileError| Failure::from(Undetermined::new("the job reports of this node", why.to_string()));
+    match (uid.is_root(), job) {
+        (true, _) => {
+            let StoredReports { reports, unread } =
+                reports::read(&settings.paths, since).map_err(unreadable)?;
+            if unread > 0 {
+                let why = "unreadable, or of another version of mpsd";
+                complain(
+                    NAME,
+                    &format!("{unread} reports of this node are left out: {why}"),
+                );
+            }
+            Ok(reports)
+        }
+        (false, Some(job)) => {
+            let own = reports::read_own(&settings.paths, uid.as_raw(), job).map_err(unreadable)?;
+            let mut own = own.unwrap_or_default();
+            own.retain(|report| report.began >= since);
+            own.sort_by_key(|report| std::cmp::Reverse(report.began));
+            Ok(own)
+        }
+        (false, None) => {
+            let why = "the reports of all jobs are root's";
+            let allowed = "root, or 'mpsctl report JOB' for your own job";
+            Err(Refusal::new("report", why, allowed).into())
+        }
+    }
+}
+
+/// The reports of `job` and its steps that the caller may read.
+pub(super) fn of_job(settings: &Settings, job: &JobId) -> Result<Vec<JobReport>, Failure> {
+    let mut found = stored(settings, Some(job), 0)?;
+    found.retain(|report| report.job.belongs_to(job));
+    Ok(found)
+}
+
 /// One report as one paragraph, for the job's own output.
 pub fn paragraph(report: &JobReport) -> String {
     let mut lines = lines(report);
@@ -147,7 +159,7 @@ fn since(text: &str) -> Result<u64, Refusal> {
     Ok(now.unwrap_or_default().as_secs().saturating_sub(ago))
 }
 
-fn lines(report: &JobReport) -> Vec<String> {
+pub(super) fn lines(report: &JobReport) -> Vec<String> {
     let JobReport {
         job,
         user,

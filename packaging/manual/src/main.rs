@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap_complete::Shell;
+use mpsd_core::programs::PROGRAMS;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -32,11 +33,24 @@ type Files = Vec<(PathBuf, Vec<u8>)>;
 
 /// The generated parts of the repository's texts.
 fn texts(repository: &Path) -> Result<Files> {
-    let (start, troubles) = ("docs/quick-start.md", "docs/troubleshooting.md");
+    let (start, troubles, programs) = (
+        "docs/quick-start.md",
+        "docs/troubleshooting.md",
+        "docs/programs.md",
+    );
     let report = "docs/report.md";
-    let read =
-        |name| fs::read_to_string(repository.join(name)).with_context(|| format!("cannot read '{name}'"));
+    let read = |name: &str| {
+        fs::read_to_string(repository.join(name)).with_context(|| format!("cannot read '{name}'"))
+    };
+    let result = PROGRAMS.result.as_ref();
+    let result = result
+        .map(|name| read(&format!("{}/{name}", tables::RESULTS)))
+        .transpose()?;
     let files = [
+        (
+            programs,
+            tables::in_programs(&read(programs)?, result.as_deref())?,
+        ),
         (start, tables::in_quick_start(&read(start)?)?),
         (troubles, tables::in_troubleshooting(&read(troubles)?)?),
         (report, tables::in_report(&read(report)?)?),

@@ -1,0 +1,136 @@
+//! Programs under MPS: what each does there, what it needs, and what we do.
+
+use serde::{Deserialize, Serialize};
+use std::sync::LazyLock;
+
+/// One program, or several that fare alike.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct KnownProgram {
+    /// Its name.
+    pub name: String,
+    /// Other words for it, in lower case.
+    #[serde(skip_serializing)]
+    pub words: Vec<String>,
+    /// The version that was run or read.
+    pub version: String,
+    /// How it fares under MPS.
+    pub under: Verdict,
+    /// What it does there.
+    pub seen: String,
+    /// What a user does.
+    pub needs: String,
+    /// What we do.
+    pub ours: String,
+    /// The variable that a task's launcher sets.
+    pub variable: Option<String>,
+    /// The section of `docs/facts` that has it.
+    pub source: String,
+    /// When and on what it ran.
+    pub ran: String,
+    /// Its run, a file of `tests/hardware/results`.
+    pub result: Option<String>,
+}
+
+/// How a program fares with several ranks on a GPU under MPS, against the same without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, derive_more::Display)]
+#[serde(rename_all = "lowercase")]
+#[display(rename_all = "lowercase")]
+pub enum Verdict {
+    /// The same answers in the same time.
+    Works,
+    /// The same answers sooner.
+    Gains,
+    /// The same answers later.
+    Loses,
+    /// CUDA or the program itself refuses.
+    Refused,
+    /// A part of it works.
+    Limited,
+    /// Only read of.
+    Untried,
+}
+
+/// The table of `programs.toml`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Programs {
+    /// The run with the figures of all.
+    pub result: Option<String>,
+    /// The programs.
+    pub program: Vec<KnownProgram>,
+}
+
+/// What is known.
+pub static PROGRAMS: LazyLock<Programs> =
+    LazyLock::new(|| toml::from_str(include_str!("programs.toml")).unwrap_or_default());
+
+impl Programs {
+    /// The program of this name, or known by this word.
+    pub fn named(&self, word: &str) -> Option<&KnownProgram> {
+        let word = word.to_ascii_lowercase();
+        let is_it = |program: &&KnownProgram| {
+            program.words.contains(&word) || program.name.eq_ignore_ascii_case(&word)
+        };
+        self.program.iter().find(is_it)
+    }
+
+    /// Whether a task's launcher sets this variable: that it helps was seen on a GPU.
+    pub fn sets(&self, variable: &str) -> bool {
+        let acts = |program: &KnownProgram| {
+            program.variable.as_deref() == Some(variable) && program.result.is_some()
+        };
+        self.program.iter().any(acts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_has_its_source_and_its_run() {
+        let all = &PROGRAMS.program;
+        assert!(all.len() > 20, "the table cannot be read");
+        let repository = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        for program in all {
+            let name = &program.name;
+            let (file, section) = program.source.split_once('#').unwrap();
+            let text = std::fs::read_to_string(format!("{repository}/docs/facts/{file}")).unwrap();
+            let mut titles = text.lines().filter_map(|line| line.strip_prefix("## "));
+            assert!(
+                titles.any(|title| title.to_lowercase().replace(' ', "-") == section),
+                "{name}: {}",
+                program.source
+            );
+            if let Some(result) = &program.result {
+                let file = format!("{repository}/tests/hardware/results/{result}");
+                assert!(std::fs::exists(&file).unwrap(), "{name}: {file}");
+                assert!(!program.ran.is_empty(), "{name}: a result, and no run");
+            }
+            assert!(
+                program.ran.is_empty() || program.under != Verdict::Untried,
+                "{name} ran"
+            );
+            for word in &program.words {
+                assert_eq!(
+                    PROGRAMS.named(word).unwrap().name,
+                    *name,
+                    "{word} is two programs"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_variable_is_set_only_if_its_program_ran_on_a_gpu() {
+        let table = |result: &str| -> Programs {
+            let row = "[[program]]\nname = \"a\"\nwords = []\nversion = \"\"\nunder = \"limited\"\nseen = \"\"\nneeds = \"\"\n\
+                       ours = \"\"\nvariable = \"V\"\nsource = \"\"\nran = \"\"\n";
+            toml::from_str(&format!("{row}{result}")).unwrap()
+        };
+        assert!(!table("").sets("V"));
+        assert!(table("result = \"r.json\"").sets("V"));
+        assert!(!table("result = \"r.json\"").sets("W"));
+    }
+}
