@@ -99,18 +99,26 @@ pub fn is_second_line(words: &[String]) -> bool {
 /// so the task does not start.
 pub fn check_container(slurm: &dyn Slurm, node: &dyn Node) -> Verdict {
     let [of_ours, pipe] = [environment::JOB, environment::PIPE_DIRECTORY].map(|name| slurm.job_env(name));
-    let (Some(job), Some(_), Some(pipe)) = (slurm.job(), of_ours, pipe) else {
+    let (Some(job), Some(of_ours), Some(pipe)) = (slurm.job(), of_ours, pipe) else {
         return Verdict::Continue;
     };
-    if node.exists(Path::new(&pipe)) {
+    let is_own = environment::is_of_job(&pipe, &of_ours);
+    if is_own && node.exists(Path::new(&pipe)) {
         return Verdict::Continue;
     }
     // The tasks of a node share one container.
     if slurm.is_first_task() {
-        let why = format!(
-            "its container does not show '{pipe}', where its MPS is, and it would run outside of that; allowed: a container \
-             that has it, by enroot's hook 50-mpsd.sh (the administrator's) or as docs/containers.md says"
-        );
+        let why = match is_own {
+            true => format!(
+                "its container does not show '{pipe}', where its MPS is, and it would run outside of that; allowed: a container \
+                 that has it, by enroot's hook 50-mpsd.sh (the administrator's) or as docs/containers.md says"
+            ),
+            false => format!(
+                "its container has set {} to '{pipe}', which is not the job's, and it would run outside its MPS; allowed: an image \
+                 and a CDI file without that variable",
+                environment::PIPE_DIRECTORY
+            ),
+        };
         refuse(slurm, &format!("job {job}"), &why);
     }
     Verdict::Leave
@@ -314,11 +322,6 @@ impl NewTask<'_> {
             let why = format!("what is left of another user's job {job} stands in its place on this node");
             return Err(TaskRefusal::of_node(why));
         }
-        let warning = environment::warning(slurm.item(Item::TaskId), &|name| self.lookup(name));
-        // Slurm shows the user only errors.
-        warning
-            .iter()
-            .for_each(|warning| slurm.log(Level::Error, warning));
         let own = match request {
             Some(request) => {
                 of_step_after(record, &self.state.step.limits_set, &request).map_err(TaskRefusal::of_step)?
@@ -326,6 +329,11 @@ impl NewTask<'_> {
             // Only what root recorded counts, so a forged flag changes nothing.
             None => record.clone(),
         };
+        let (tasks, rank) = (slurm.item(Item::LocalTasks), slurm.item(Item::TaskId));
+        for warning in environment::warnings(&own, tasks, rank, &|name| self.lookup(name)) {
+            // Slurm shows the user only errors.
+            slurm.log(Level::Error, &warning);
+        }
         let is_first = slurm.item(Item::TaskGlobalId) == Some(0);
         if let Some(tasks) = slurm.item(Item::LocalTasks).filter(|_| is_first)
             && let Some(repeats) = environment::repeats(&own, tasks)
@@ -412,6 +420,7 @@ impl NewTask<'_> {
             visible: lookup(gpus),
             counted,
             inherited_job: lookup(environment::JOB),
+            chose_jax_devices: lookup(environment::JAX_DEVICES).is_some(),
         }
     }
 }

@@ -110,13 +110,19 @@ const STACK: &str = "plugstack.conf";
 
 /// Slurm reads the files in the order of their names, so pyxis' own, `pyxis.conf`, comes behind ours.
 #[test]
-fn beside_pyxis_a_second_line_looks_behind_it() {
+fn beside_pyxis_or_skybox_a_second_line_looks_behind_it() {
+    second_line_behind("pyxis", "spank_pyxis.so");
+    second_line_behind("skybox", "libskybox.so");
+}
+
+fn second_line_behind(tool: &str, plugin: &str) {
     let cluster = Cluster::enabled();
-    let pyxis = |name: &str| {
+    let theirs = |name: &str| {
         let file = format!("plugstack.conf.d/{name}");
-        cluster.write(&file, "required /usr/lib/slurm/spank_pyxis.so\n");
+        cluster.write(&file, &format!("required /usr/lib/slurm/{plugin}\n"));
     };
-    pyxis("pyxis.conf");
+    let [behind, before] = [format!("{tool}.conf"), format!("a-{tool}.conf")];
+    theirs(&behind);
     let plugin = cluster.path("plugins/22.05/spank_mps.so");
     let look = format!("optional {} look=container", plugin.display());
     cluster.check().prints("WARN").prints(&look);
@@ -128,14 +134,17 @@ fn beside_pyxis_a_second_line_looks_behind_it() {
     ran.prints("whose container hides its MPS does not start");
     ran.prints("has our line, 'optional'");
 
-    pyxis("a-pyxis.conf");
-    cluster.check().prints("WARN").prints("comes before ours");
+    theirs(&before);
+    cluster
+        .check()
+        .prints("WARN")
+        .prints(format!("the line of {tool} comes before ours"));
 
     cluster.slurm("disable", &[]).ok();
     let left = fs::read_dir(cluster.path("etc/plugstack.conf.d")).expect("directory");
     let mut left: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
     left.sort();
-    assert_eq!(left, ["a-pyxis.conf", "pyxis.conf"]);
+    assert_eq!(left, [before.as_str(), behind.as_str()]);
 }
 
 #[test]

@@ -4,8 +4,10 @@ use super::bind::{Bind, BindMode, DeviceNames};
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
 use super::job::JobId;
+use super::limits::Percent;
 use super::partitions::{Partition, VARIABLE as PARTITION};
 use super::paths::{JOBS, SHARED};
+use super::programs::PROGRAMS;
 use super::ranks::{Cpus, Rank, order_of};
 use super::record::{Daemon, Record, RecordDevice, RecordGpu};
 use super::text::one_line;
@@ -27,6 +29,17 @@ pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// A client's connections without the variable (docs/facts/mps-control.md#clients).
 const USUAL_CONNECTIONS: u32 = 2;
+/// The devices that JAX takes of those that a process sees. Without it a rank takes that of its number (docs/facts/programs.md#jax).
+pub const JAX_DEVICES: &str = "JAX_LOCAL_DEVICE_IDS";
+/// Whether NCCL multicasts over NVLink (docs/facts/programs.md#read-and-not-run).
+const NCCL_MULTICAST: &str = "NCCL_NVLS_ENABLE";
+/// What tells that a program uses NVSHMEM (docs/facts/programs.md#nvshmem).
+const SHMEM: [&str; 4] = [
+    "NVSHMEM_SYMMETRIC_SIZE",
+    "NVSHMEM_BOOTSTRAP",
+    "NVSHMEM_HOME",
+    "NVSHMEM_REMOTE_TRANSPORT",
+];
 /// The job that a task's MPS belongs to. It tells which variables a task inherited from another job.
 pub const JOB: &str = "MPSD_JOB";
 /// Each launcher's local rank and number of ranks. Slurm is last: an MPI launcher inside a step inherits the step's.
@@ -50,13 +63,53 @@ pub fn rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(Rank, &'static s
     })
 }
 
-/// A warning about the environment, for the first rank of a node or a process without a rank. It is no error.
-pub fn warning(rank: Option<u32>, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+/// Warnings about the environment of a task of a node with so many `tasks`, for the first rank of a node or a process without a rank.
+/// They are no errors.
+pub fn warnings(
+    record: &Record,
+    tasks: Option<u32>,
+    rank: Option<u32>,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Vec<String> {
+    if rank.unwrap_or(0) != 0 {
+        return Vec::new();
+    }
+    let gpus = u32::try_from(record.gpus.len()).unwrap_or(u32::MAX).max(1);
+    let each = tasks.unwrap_or(1).div_ceil(gpus);
+    let all = [
+        connections(lookup),
+        multicast(each, lookup),
+        shmem(record, each, lookup),
+    ];
+    let warning = |text| format!("warning: {text}");
+    all.into_iter().flatten().map(warning).collect()
+}
+
+fn connections(lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     let connections: u32 = lookup(CONNECTIONS)?.trim().parse().ok()?;
-    (rank.unwrap_or(0) == 0 && connections > USUAL_CONNECTIONS).then(|| {
+    (connections > USUAL_CONNECTIONS).then(|| {
         format!(
-            "warning: {CONNECTIONS}={connections}: above {USUAL_CONNECTIONS} a GPU takes fewer MPS clients, each of which holds \
-             that many of its connections"
+            "{CONNECTIONS}={connections}: above {USUAL_CONNECTIONS} a GPU takes fewer MPS clients, each of which holds that many of \
+             its connections"
+        )
+    })
+}
+
+fn multicast(each: u32, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    (each > 1 && lookup(NCCL_MULTICAST)?.trim() == "1").then(|| {
+        format!("{NCCL_MULTICAST}=1: NCCL aborts if several ranks of a communicator share a GPU; allowed: 0, or a GPU for each rank")
+    })
+}
+
+fn shmem(record: &Record, each: u32, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let named = SHMEM.into_iter().find(|name| lookup(name).is_some())?;
+    let daemons = record.daemons.iter().filter_map(|daemon| daemon.threads);
+    let percent = record.rank_threads.iter().copied().chain(daemons).max();
+    let sum = u32::from(percent.unwrap_or(Percent::WHOLE).tenths()) * each / 10;
+    (each > 1 && sum > 100).then(|| {
+        format!(
+            "{named}: NVSHMEM refuses team and on-stream calls if the ranks of a GPU have more than 100 % of its threads, and the \
+             {each} ranks here have {sum} %; allowed: --mps-replicas={each}"
         )
     })
 }
@@ -91,6 +144,8 @@ pub struct Task {
     pub counted: Option<Vec<GpuUuid>>,
     /// `MPSD_JOB` as inherited.
     pub inherited_job: Option<String>,
+    /// Its user has chosen its devices for JAX.
+    pub chose_jax_devices: bool,
 }
 
 /// The GPUs of the node that this process may open, in the order of the bus; `None`: the record does not name them.
@@ -143,6 +198,7 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
         Change::set(JOB, record.job.as_str()),
     ];
     changes.extend(names(record, task, daemon, &gpus).map(|list| Change::set(VISIBLE_DEVICES, list)));
+    changes.extend(of_jax(task, &gpus).filter(|_| PROGRAMS.sets(JAX_DEVICES)));
     let job = task.inherited_job.as_deref();
     let is_foreign = job.is_some_and(|job| job != record.job.as_str());
     let threads = by_rank(&record.rank_threads, task, "thread percentages")?.map(ToString::to_string);
@@ -167,6 +223,12 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
     Ok(changes)
 }
 
+/// Only the first rank of a GPU finds the device of its own number.
+fn of_jax(task: &Task, gpus: &[GpuUuid]) -> Option<Change> {
+    let is_lost = gpus.len() == 1 && task.rank.is_some_and(|rank| rank.local > 0);
+    (is_lost && !task.chose_jax_devices).then(|| Change::set(JAX_DEVICES, "0"))
+}
+
 /// Removes the variables that another job's MPS left (`sbatch` or `qsub -V` inside a job). The user's own stay.
 pub fn strip_inherited(this_job: Option<&str>, lookup: &dyn Fn(&str) -> Option<String>) -> Vec<Change> {
     let Some(other) = lookup(JOB).filter(|job| this_job != Some(job)) else {
@@ -180,7 +242,8 @@ pub fn strip_inherited(this_job: Option<&str>, lookup: &dyn Fn(&str) -> Option<S
     all.into_iter().filter(is_left).map(Change::unset).collect()
 }
 
-fn is_of_job(path: &str, id: &str) -> bool {
+/// Whether a directory of NVIDIA's programs is that of this job, or of an MPS that it may share.
+pub fn is_of_job(path: &str, id: &str) -> bool {
     let Ok(name) = JobId::parse(id).map(|id| id.directory_name()) else {
         return false;
     };

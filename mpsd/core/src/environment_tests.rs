@@ -72,20 +72,91 @@ fn value(record: &Record, task: &Task, name: &str) -> Option<String> {
     changes.find(|change| change.name == name)?.value
 }
 
+fn told(tasks: u32, rank: Option<u32>, record: &Record, set: (&str, &str)) -> Vec<String> {
+    let lookup = |name: &str| (name == set.0).then(|| set.1.to_owned());
+    warnings(record, Some(tasks), rank, &lookup)
+}
+
 /// docs/facts/mps-control.md#clients
 #[test]
 fn one_rank_is_warned_of_connections_that_cost_clients() {
-    let told = |rank, value: &str| {
-        let value = Some(value.to_owned()).filter(|value| !value.is_empty());
-        warning(rank, &|name: &str| value.clone().filter(|_| name == CONNECTIONS))
-    };
-    let line = told(Some(0), "8").unwrap();
+    let told = |rank, value: &str| told(4, rank, &record(false), (CONNECTIONS, value));
+    let lines = told(Some(0), "8");
     let warning = "warning: CUDA_DEVICE_MAX_CONNECTIONS=8: above 2 ";
-    assert!(line.starts_with(warning), "{line}");
-    assert!(told(None, " 3 ").is_some());
+    assert!(lines.len() == 1 && lines[0].starts_with(warning), "{lines:?}");
+    assert_eq!(told(None, " 3 ").len(), 1);
     for (rank, value) in [(Some(1), "8"), (Some(0), "2"), (Some(0), "x"), (None, "")] {
-        assert_eq!(told(rank, value), None, "{rank:?} {value:?}");
+        assert!(told(rank, value).is_empty(), "{rank:?} {value:?}");
     }
+}
+
+/// docs/facts/programs.md#nvshmem
+#[test]
+fn several_ranks_on_a_gpu_are_warned_of_what_nccl_and_nvshmem_refuse() {
+    let mut quarter = record(false);
+    quarter.daemons[0].threads = Some("25".parse().unwrap());
+    let open = record(false);
+    // Its two GPUs have four ranks each.
+    let (nccl, shmem) = ((NCCL_MULTICAST, "1"), (SHMEM[0], "1G"));
+    for (tasks, rank, record, set, warned) in [
+        (8, Some(0), &open, nccl, "NCCL_NVLS_ENABLE=1: "),
+        (8, Some(0), &open, (NCCL_MULTICAST, "0"), ""),
+        (2, Some(0), &open, nccl, ""),
+        (8, Some(1), &open, nccl, ""),
+        (
+            8,
+            Some(0),
+            &open,
+            shmem,
+            "the 4 ranks here have 400 %; allowed: --mps-replicas=4",
+        ),
+        (8, Some(0), &quarter, shmem, ""),
+        (10, Some(0), &quarter, shmem, "have 125 %"),
+        (2, Some(0), &open, shmem, ""),
+        (8, Some(0), &open, ("NVSHMEM", "1"), ""),
+    ] {
+        let lines = told(tasks, rank, record, set);
+        assert_eq!(
+            lines.len(),
+            usize::from(!warned.is_empty()),
+            "{set:?} {tasks} {lines:?}"
+        );
+        assert!(lines.iter().all(|line| line.contains(warned)), "{lines:?}");
+    }
+}
+
+/// docs/facts/programs.md#jax
+#[test]
+fn only_a_rank_that_jax_would_leave_without_a_gpu_gets_its_device() {
+    let device = |task: &Task, gpus: &[u32]| {
+        let gpus: Vec<_> = gpus.iter().map(|number| uuid(*number)).collect();
+        of_jax(task, &gpus)
+    };
+    let of_first = Some(Change::set(JAX_DEVICES, "0"));
+    assert_eq!(device(&task(1, 4), &[1]), of_first);
+    assert_eq!(device(&task(3, None), &[2]), of_first);
+    let chosen = Task {
+        chose_jax_devices: true,
+        ..task(1, 4)
+    };
+    for (task, gpus) in [
+        (task(0, 4), &[1][..]),
+        (task(1, 4), &[1, 2]),
+        (Task::default(), &[1]),
+        (chosen, &[1]),
+    ] {
+        assert_eq!(device(&task, gpus), None, "{task:?}");
+    }
+}
+
+#[test]
+fn a_task_has_jaxs_device_once_that_was_seen_to_help() {
+    let one = Task {
+        bound: true,
+        ..sees("1", task(1, 4))
+    };
+    let has = value(&record(false), &one, JAX_DEVICES);
+    assert_eq!(has.is_some(), PROGRAMS.sets(JAX_DEVICES));
 }
 
 #[test]

@@ -169,14 +169,19 @@ impl Caller<'_> {
         found.map_or(Vec::new(), |(_, record)| record.warnings)
     }
 
-    /// That the job's list by local rank is shorter than the ranks of a launcher, for the first of them. Slurm's plugin says it of
-    /// a step.
-    pub(crate) fn repeats(&self) -> Option<String> {
-        let (rank, _) = environment::rank(self.env)?;
-        let ranks = rank.of.filter(|_| rank.local == 0)?;
-        let (record, _) = self.job_with_mps().ok()??;
-        let repeats = environment::repeats(&record, ranks)?;
-        Some(format!("job {}: {repeats}", record.job))
+    /// What the first of a launcher's ranks, or a process without a rank, is told: variables that go ill with MPS, and that the job's
+    /// list by local rank is shorter than the ranks. Slurm's plugin says the latter of a step.
+    pub(crate) fn advice(&self) -> Vec<String> {
+        let rank = environment::rank(self.env).map(|(rank, _)| rank);
+        let Some((record, _)) = self.job_with_mps().ok().flatten() else {
+            return Vec::new();
+        };
+        let ranks = rank.and_then(|rank| rank.of);
+        let mut lines = environment::warnings(&record, ranks, rank.map(|rank| rank.local), self.env);
+        let first = ranks.filter(|_| rank.is_some_and(|rank| rank.local == 0));
+        let repeats = first.and_then(|ranks| environment::repeats(&record, ranks));
+        lines.extend(repeats.map(|repeats| format!("job {}: {repeats}", record.job)));
+        lines
     }
 
     /// Whether the caller's MPS did not start, and only the node can be the cause.
@@ -295,6 +300,7 @@ impl Caller<'_> {
             }),
             counted,
             inherited_job: (self.env)(JOB),
+            chose_jax_devices: (self.env)(environment::JAX_DEVICES).is_some(),
         }
     }
 

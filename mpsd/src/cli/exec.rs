@@ -5,7 +5,7 @@ use super::{NAME, complain};
 use crate::scheduler::setup::VerbError;
 use crate::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
 use mpsd_core::config::{Config, Settings};
-use mpsd_core::environment::{Change, rank, warning};
+use mpsd_core::environment::Change;
 use mpsd_core::partitions::{Holder, VARIABLE, take};
 use mpsd_core::{Failure, Refusal};
 use nix::errno::Errno;
@@ -64,10 +64,8 @@ impl Exec {
     /// it is the user's, and runs as the user.
     pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, VerbError> {
         let found = self.find(caller)?;
-        let rank = rank(caller.env).map(|(rank, _)| rank.local);
         if let Attachment::Attached(_) = &found {
-            let warnings = [warning(rank, caller.env), caller.repeats()];
-            warnings.iter().flatten().for_each(|line| complain(NAME, line));
+            caller.advice().iter().for_each(|line| complain(NAME, line));
         }
         let Some((program, arguments)) = self.command.split_first() else {
             return Err("no command".to_owned().into());

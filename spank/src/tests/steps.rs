@@ -128,16 +128,20 @@ fn a_failed_start_is_kept_for_the_task_and_cleaned_up_at_the_end() {
 #[test]
 fn a_task_whose_container_hides_its_mps_does_not_start() {
     const PIPE: &str = "/run/mpsd/jobs/4711/pipe";
-    let own = FakeSlurm::step(3).job("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps");
-    let of_job = || {
+    const OTHER: &str = "/tmp/nvidia-mps";
+    let own = FakeSlurm::step(3).job("CUDA_MPS_PIPE_DIRECTORY", OTHER);
+    let with = |pipe| {
         FakeSlurm::step(3)
             .job("MPSD_JOB", "4711")
-            .job("CUDA_MPS_PIPE_DIRECTORY", PIPE)
+            .job("CUDA_MPS_PIPE_DIRECTORY", pipe)
     };
+    let of_job = || with(PIPE);
     let cases = [
         (of_job(), 0, true, Verdict::Leave, 1),
         (of_job(), 1, true, Verdict::Leave, 0),
         (of_job(), 0, false, Verdict::Continue, 0),
+        // As CSCS' CDI file sets it for skybox.
+        (with("/tmp/nvidia-mps/pipe"), 0, false, Verdict::Leave, 1),
         (own, 0, true, Verdict::Continue, 0),
         (FakeSlurm::step(3), 0, true, Verdict::Continue, 0),
     ];
@@ -148,7 +152,7 @@ fn a_task_whose_container_hides_its_mps_does_not_start() {
         assert_eq!(process.call(Callback::TaskInit), verdict);
         assert!(node.nothing_ran());
         let errors = process.slurm.errors();
-        let is_told = |line: &String| line.contains(PIPE) && line.contains("job 4711: not started on n1");
+        let is_told = |line: &String| line.contains("/pipe'") && line.contains("job 4711: not started on n1");
         assert!(errors.len() == lines && errors.iter().all(is_told), "{errors:?}");
     }
 }

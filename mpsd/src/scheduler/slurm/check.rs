@@ -41,7 +41,7 @@ pub(super) fn check(
             all.push(Pass(format!("'{}' has our line, '{}'", home.display(), words[0])));
             all.push(check_plugin(file, releases.first().copied()));
             all.extend(check_files(&words, ctx));
-            all.extend(stack.check_pyxis(file));
+            all.extend(stack.check_containers(file));
         }
         Err(why) => all.push(Fail(format!("'{}': {why}", home.display()))),
     }

@@ -197,9 +197,9 @@ fn add_line(
     } else if our_line(&stack.file).is_none() && !stack.includes_snippet() {
         report.left(format!("add this line to '{shown}': {}", stack.include()));
     }
-    if stack.has_pyxis() && !is_foreign(&second) {
+    if stack.has_containers() && !is_foreign(&second) {
         let line = tagged(&second_line(plugin));
-        write(report, &second, &line, " to look behind pyxis")?;
+        write(report, &second, &line, " to look behind the containers' plugin")?;
     }
     Ok(())
 }

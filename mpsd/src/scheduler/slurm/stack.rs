@@ -1,5 +1,5 @@
-//! Slurm's plugin stack, plugstack.conf: our line in it, and beside pyxis our second line behind that of pyxis
-//! (docs/containers.md#enroot-and-pyxis).
+//! Slurm's plugin stack, plugstack.conf: our line in it, and beside a plugin that puts tasks into
+//! containers our second line behind that plugin's (docs/containers.md#enroot-and-pyxis).
 
 use super::conf::{Conf, is_fetched};
 use crate::scheduler::setup::CheckLine::{self, Pass, Warn};
@@ -10,7 +10,12 @@ use std::path::{Path, PathBuf};
 /// Where the plugin finds its programs and its configuration by itself (spank: `arguments`).
 pub(super) const USUAL_PROGRAMS: &str = "/usr/libexec/mpsd";
 pub(super) const PLUGIN: &str = "spank_mps.so";
-const PYXIS: &str = "spank_pyxis.so";
+/// Plugins that put a task into a container in its task_init (docs/facts/programs.md#read-and-not-run).
+const CONTAINERS: [(&str, &str); 3] = [
+    ("pyxis", "spank_pyxis.so"),
+    ("skybox", "libskybox.so"),
+    ("skybox", "skybox.so"),
+];
 pub(super) const TAG: &str = "# mpsd: written by 'mpsctl slurm enable', removed by 'mpsctl slurm disable'";
 pub(super) const WORDS: [&str; 2] = ["optional", "required"];
 /// Makes a line of ours the second one (spank: `container`).
@@ -109,34 +114,40 @@ impl Stack {
         self.delivery == Delivery::Local && patterns.any(|pattern| fits(&pattern, &self.snippet()))
     }
 
-    /// Whether pyxis is in the stack, or will be once our include is in it.
-    pub fn has_pyxis(&self) -> bool {
+    /// Whether such a plugin is in the stack, or will be once our include is in it.
+    pub fn has_containers(&self) -> bool {
         let mut lines = self.lines();
         if !is_foreign(&self.file) {
             lines.extend(self.expand(self.include()));
         }
-        lines.iter().any(|(_, line)| names(line, PYXIS))
+        let is_its = |line: &str| CONTAINERS.iter().any(|(_, file)| names(line, file));
+        lines.iter().any(|(_, line)| is_its(line))
     }
 
     /// Whether the order of the lines keeps tasks from their MPS, or from reading that they have none.
-    pub fn check_pyxis(&self, plugin: &Path) -> Option<CheckLine> {
+    pub fn check_containers(&self, plugin: &Path) -> Vec<CheckLine> {
+        let check = |(name, file): &(&str, &str)| self.check_container(name, file, plugin);
+        CONTAINERS.iter().filter_map(check).collect()
+    }
+
+    fn check_container(&self, name: &str, file: &str, plugin: &Path) -> Option<CheckLine> {
         let (lines, stack) = (self.lines(), self.file.display());
-        let pyxis = lines.iter().position(|(_, line)| names(line, PYXIS))?;
+        let other = lines.iter().position(|(_, line)| names(line, file))?;
         let ours = lines.iter().position(|(_, line)| is_first(line))?;
         let is_second = |(_, line): &(PathBuf, String)| is_ours(line) && !is_first(line);
-        Some(if pyxis < ours {
+        Some(if other < ours {
             Warn(format!(
-                "'{stack}': the line of pyxis comes before ours, and tasks are in their containers before they have their MPS; \
+                "'{stack}': the line of {name} comes before ours, and tasks are in their containers before they have their MPS; \
                  move it behind: files are taken in the order of their names"
             ))
-        } else if lines[pyxis..].iter().any(is_second) {
+        } else if lines[other..].iter().any(is_second) {
             Pass(format!(
-                "'{stack}': pyxis stands behind our line, and a task whose container hides its MPS does not start"
+                "'{stack}': {name} stands behind our line, and a task whose container hides its MPS does not start"
             ))
         } else {
             Warn(format!(
                 "'{stack}': a task whose container hides its MPS runs outside of it without a word: run 'mpsctl slurm enable' again, \
-                 or let this line stand behind that of pyxis: {}",
+                 or let this line stand behind that of {name}: {}",
                 second_line(plugin)
             ))
         })
