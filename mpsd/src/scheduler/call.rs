@@ -95,7 +95,7 @@ pub struct CallOptions {
     /// The job's string resource `mps` (OpenPBS's hook).
     #[arg(long, value_name = "TEXT")]
     pub resource: Option<String>,
-    /// The job's execution queue (OpenPBS's hook).
+    /// The job's execution queue, if its site may ask for its jobs (OpenPBS's hook, Torque's prologue).
     #[arg(long, value_name = "NAME")]
     pub queue: Option<String>,
     /// The job's GPUs on this node, UUIDs or indexes with commas.

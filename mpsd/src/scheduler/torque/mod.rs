@@ -82,7 +82,7 @@ impl BatchSystem for Torque {
             user: UserRef::Name(input.text(2, "user")?),
             account: input.account(Some(account)),
             resource: None,
-            queue: queue(input),
+            queue: input.given.queue.clone(),
             node: input.site.node.clone().or(mother),
             interactive: input.terminal,
             step: false,
@@ -203,12 +203,6 @@ fn tasks_here(here: &str, input: &Input<'_>, host: &dyn Host) -> Option<u32> {
     let counted = u32::try_from(here).ok().filter(|tasks| *tasks > 0);
     let positive = |name: &str| input.number(name).filter(|number| *number > 0);
     counted.or_else(|| positive("PBS_NUM_NODES").and(positive("PBS_NUM_PPN")))
-}
-
-/// The execution queue, which a prologue is told.
-fn queue(input: &Input<'_>) -> Option<String> {
-    let told = input.argument(6).filter(|_| input.program == Program::Prologue)?;
-    told.to_str().map(str::to_owned)
 }
 
 /// The requested resources: argument 5 of a prologue, 6 of an epilogue. Their order varies.
