@@ -70,8 +70,8 @@ impl End {
 pub struct Running(Family);
 
 impl Running {
-    /// Starts `task`. `done` is called by the keeper, which has the descriptors `kept` and no other of ours, with each end of the
-    /// command, also with that which comes after we were killed.
+    /// Starts `task`. Its keeper calls `done` with each end of the command, also after this process was killed. Of our
+    /// descriptors the keeper has only `kept`.
     pub fn start(task: &Task, kept: &[BorrowedFd<'_>], done: impl FnOnce(&End)) -> Result<Self, Errno> {
         let kept: Vec<BorrowedFd<'_>> = kept.iter().copied().chain([task.output.as_fd()]).collect();
         let family = Family::start(&kept, |end| {

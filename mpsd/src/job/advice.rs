@@ -15,7 +15,7 @@ const LITTLE_USED: u8 = 30;
 /// The share at which advice about more clients aims, and the most times as many that it names. Percent.
 const AIM: u64 = 70;
 const MOST_TIMES: u64 = 3;
-/// Clients at once with this much of the threads together leave a part of the GPU to nobody. Percent.
+/// If the thread shares of all clients at once add up to less, a part of the GPU stays unused. Percent.
 const THREADS_LEFT: u64 = 75;
 /// Kernels that wait for memory reach about this much of its bandwidth. Percent.
 const BANDWIDTH_BOUND: u8 = 70;

@@ -145,7 +145,7 @@ fn make_plan(
 }
 
 /// Has the job run as if it had not asked. Its record says why: its steps may need MPS still, and its tasks know that they have none.
-/// A job of which nothing was here needs no record to run.
+/// A job without a directory here runs even if its record cannot be written.
 fn leave_out<N: Node>(
     node: &mut N,
     job: &Job,
@@ -214,7 +214,7 @@ fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermin
 fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<(), Failure> {
     let submission = &job.submission;
     let rule = job.settings.pbs.unattached_tasks;
-    // Without its MPS nobody needs to be told.
+    // A job that may do without MPS needs no warning.
     let sister = submission.sister && !auto::may_do_without(&job.request);
     if let Some(told) = tasks::decide(scheduled.unattached(), sister, rule)? {
         let text = format!("job {}: {told}", submission.job);

@@ -93,7 +93,7 @@ impl JobReport {
         file_name(&self.job, self.began)
     }
 
-    /// Of a job whose start failed.
+    /// The report of a job that did not start.
     pub fn not_started(
         job: &JobId,
         scheduler: Scheduler,

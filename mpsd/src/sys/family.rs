@@ -39,8 +39,8 @@ pub fn adopt_orphans() -> Result<(), Errno> {
 }
 
 impl Family {
-    /// Starts a keeper that does `work` in a session of its own, and has no descriptor of ours but those `kept`: another's
-    /// leash would keep that one from ending with us. `work` returns when it is done, or when the descriptor that it gets
+    /// Starts a keeper that does `work` in a session of its own. It has only the descriptors `kept`: with the leash of
+    /// another keeper, that one would not end with us. `work` returns when it is done, or when the descriptor that it gets
     /// becomes readable: then everything is to end.
     ///
     /// # Errors

@@ -30,7 +30,7 @@ pub struct JobLog {
 }
 
 impl JobLog {
-    /// Opens `path`; without `go_on` the log begins anew.
+    /// Opens `path`; without `go_on` it truncates the log.
     pub fn open(path: &Path, go_on: bool) -> Result<Self, Refusal> {
         let refused = |why: String, allowed: &str| {
             let name = one_line(&path.display().to_string(), 200);

@@ -230,7 +230,7 @@ fn numbered(log: &Path, node: u64) -> PathBuf {
     name.into()
 }
 
-/// Removes logs of an earlier pack whose parts were others: none of this one's nodes writes them.
+/// Removes logs of an earlier pack that no node of this pack writes.
 fn forget(log: &Path, part: Part) {
     let is_stale = |node: Option<u64>| match (node, part.of) {
         (None, of) => of > 1,
