@@ -175,9 +175,9 @@ mod tests {
         }
         let elsewhere = context("/opt/mpsd/bin", Some("/etc/my site.toml"));
         let text = render(torque::setup::SCRIPTS[0].text, &elsewhere);
-        let line =
-            "exec /opt/mpsd/bin/mps-prologue --config '/etc/my site.toml' --scheduler torque $gone \"$@\"";
+        let line = "exec /opt/mpsd/bin/mps-prologue --config '/etc/my site.toml' --scheduler torque ";
         assert!(text.contains(line) && !text.contains("/usr/bin"), "{text}");
+        assert!(text.ends_with(" $gone \"$@\"\n"), "{text}");
     }
 
     #[test]
