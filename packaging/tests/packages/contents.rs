@@ -128,7 +128,7 @@ fn machines() -> Vec<Vec<PathBuf>> {
 fn no_program_needs_a_newer_c_library_or_names_this_machine() {
     let cargo = format!("{}/.cargo/", std::env::var("HOME").unwrap());
     for programs in machines() {
-        assert_eq!(programs.len(), 5 + 8);
+        assert_eq!(programs.len(), 6 + 8);
         for path in programs {
             let symbols = run(Command::new("readelf").args(["--dyn-syms", "--wide"]).arg(&path));
             let versions = symbols.split(['@', ' ', '\n']);

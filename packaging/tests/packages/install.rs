@@ -153,6 +153,7 @@ fn the_debian_packages_install_follow_slurm_upgrade_and_leave() {
                 enroot,
                 "/etc/profile.d/mpsd.sh",
                 "/etc/profile.d/mpsd.csh",
+                "/etc/profile.d/mpsd-slurm.sh",
             ],
         );
 
