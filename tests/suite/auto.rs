@@ -148,6 +148,18 @@ fn what_an_earlier_start_of_the_job_left_is_taken_down() {
     assert_eq!(begun(&again, &world, Trouble::None), (0, Some(Unneeded)));
     is_alone(&world, &again, "begun again");
     ends_as_before(&world, &again, "begun again");
+    // What cannot be taken down holds the GPU, so the job does not run beside it.
+    let mut kept = 0;
+    for at in 0..40 {
+        let world = node(&first);
+        begun(&first, &world, Trouble::None);
+        let (code, _) = begun(&again, &world, Trouble::UndeterminedAt(at));
+        match code {
+            0 => is_alone(&world, &again, &format!("trouble at {at}")),
+            _ => kept += 1,
+        }
+    }
+    assert!(kept > 0);
 }
 
 #[test]

@@ -164,7 +164,6 @@ fn the_configuration_gives_mps_to_jobs_of_its_choice() {
     let partitions = "auto_partitions = [\"shared\"]";
     let script = || script().process("SLURM_JOB_GPUS", "0");
     for (automatic, name, value, gets_mps) in [
-        (partitions, "SLURM_JOB_GPUS", "", false),
         (gres, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50", true),
         (gres, "SLURM_JOB_PARTITION", "shared", false),
         (constraint, "SLURM_JOB_CONSTRAINTS", "[a100*2&mps*1]|h100", true),
@@ -179,6 +178,16 @@ fn the_configuration_gives_mps_to_jobs_of_its_choice() {
         let node = FakeNode::under(automatic);
         prolog(script().process(name, value).asking("mps=off"), &node);
         assert!(node.nothing_ran());
+    }
+}
+
+#[test]
+fn a_job_without_gpus_costs_nothing_in_an_automatic_partition() {
+    for (gpus, runs) in [("0", true), ("", false)] {
+        let node = FakeNode::under("auto_partitions = [\"shared\"]");
+        let slurm = script().process("SLURM_JOB_PARTITION", "shared");
+        prolog(slurm.process("SLURM_JOB_GPUS", gpus), &node);
+        assert_eq!(!node.nothing_ran(), runs, "'{gpus}'");
     }
 }
 
