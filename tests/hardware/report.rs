@@ -18,8 +18,8 @@ use crate::site::{self, Run};
 /// Sixteen blocks of 128 threads on each of 132 multiprocessors.
 const WHOLE: u32 = 2112;
 const PROGRAM: Duration = Duration::from_secs(60);
-/// From a client's start until all count, and for how long. Seconds. The second look of `mpsd` comes eleven seconds after the first
-/// client, so that each client of [`cost`] counts through one look, as in a long job.
+/// From a client's start until all count, and for how long. Seconds. `mpsd` looks 1, 2, 4 and 8 seconds after the first client, so
+/// that each client of [`cost`] counts through more looks than one of a long job in the same time.
 const UP: f64 = 2.0;
 const COUNT: f64 = 8.0;
 const FOLLOWED: f64 = 4.0;
@@ -81,9 +81,9 @@ const WASTES: [Waste; 5] = [
     Waste {
         name: "nearly out of memory",
         rule: "memory",
-        before: holding(1700, work("MPS=true,MPS_MEM=2G", 4, WHOLE / 4)),
+        before: holding(3550, work("MPS=true,MPS_MEM=4G", 4, WHOLE / 4)),
         // With a quarter more of input, which the limit does not allow (below).
-        after: Some(holding(2125, work("MPS=true,MPS_MEM=4G", 4, WHOLE / 4))),
+        after: Some(holding(4438, work("MPS=true,MPS_MEM=8G", 4, WHOLE / 4))),
     },
     // By the multiprocessors in use: without that counter, a kernel that always runs leaves no room.
     Waste {
@@ -131,6 +131,8 @@ fn one(section: &mut Section, run: &Run, number: usize, waste: &Waste) -> Result
             refused.story(),
         );
     }
+    // As between the end of a scheduler's last task and its epilogue.
+    child::pause(Duration::from_millis(300))?;
     let epilogue = job.end(section, &format!("{name}: "))?;
     section.fact(&format!("{name}: epilogue_ms"), epilogue.ms());
     let mut env = site::base_env();
@@ -166,6 +168,9 @@ fn one(section: &mut Section, run: &Run, number: usize, waste: &Waste) -> Result
         job.end(section, &format!("{name}, as advised: "))?;
         section.fact(&format!("{name}, as advised: per_second"), rounded(after));
         let gain = after / before;
+        if waste.rule == "memory" {
+            kept += "a quarter more memory was refused; as advised it is held\n";
+        }
         section.fact(&format!("{name}: gain"), rounded(gain));
         kept += &format!("as advised: {after:.0} ({gain:.2} times)\n");
         if waste.rule != "memory" {

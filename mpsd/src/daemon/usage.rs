@@ -1,4 +1,5 @@
-//! What the job's GPUs do while it has clients, for its report. The driver itself counts: a look every ten seconds asks it.
+//! What the job's GPUs do while it has clients, for its report. The driver itself counts: a look asks it, at first often, so that a
+//! short job has figures, and at last every ten seconds.
 //!
 //! Each look is a few calls of NVML for a GPU, and no process or thread is there for it. It is never waited for at the end: the
 //! last look is when the last client leaves.
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// From the first client to the first look: its context is not to wait for ours in the driver.
 const FIRST: Duration = Duration::from_secs(1);
-/// Between two looks: the driver's buffer of samples is longer (docs/facts/mps-control.md#what-the-driver-counts).
+/// Between two looks at most: the driver's buffer of samples is longer (docs/facts/mps-control.md#what-the-driver-counts).
 const PERIOD: Duration = Duration::from_secs(10);
 /// Shortest time between two looks when clients come and go.
 const LEAST: Duration = Duration::from_secs(1);
@@ -22,6 +23,8 @@ const SHORTEST_MS: u64 = 250;
 pub struct UsageWatch {
     gpus: Vec<(GpuUuid, LookEnd)>,
     clients: u64,
+    /// When the present clients came.
+    since: Instant,
     next: Option<Instant>,
     last: Option<Instant>,
     recorder: Recorder,
@@ -35,6 +38,7 @@ impl UsageWatch {
             recorder: Recorder::of(&gpus),
             gpus: gpus.into_iter().map(|gpu| (gpu, LookEnd::default())).collect(),
             clients: 0,
+            since: Instant::now(),
             next: None,
             last: None,
         }
@@ -54,7 +58,7 @@ impl UsageWatch {
             self.gpus
                 .iter_mut()
                 .for_each(|(_, last)| *last = LookEnd::at(since));
-            self.next = Some(now + FIRST);
+            (self.since, self.next) = (now, Some(now + FIRST));
         } else if clients == 0 {
             self.next = Some(self.next.map_or(least, |next| next.min(least)));
         }
@@ -83,7 +87,8 @@ impl UsageWatch {
             self.recorder.count(place, &nvml.counters(gpu, last));
         }
         self.last = Some(now);
-        self.next = (self.clients > 0).then(|| now + PERIOD);
+        let period = (now - self.since).clamp(LEAST, PERIOD);
+        self.next = (self.clients > 0).then(|| now + period);
         self.recorder.clients(self.clients, now_ms());
         Some(self.recorder.usage())
     }
