@@ -23,11 +23,12 @@ use crate::stage::{Ran, USER, as_user, built, chmod, epilogue_args, finish, prol
 const MOMENT: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(40);
 /// What the suite keeps between jobs on purpose: its directories, and the users whose starts failed of late.
-const STANDING: [&str; 6] = [
+const STANDING: [&str; 7] = [
     "run/jobs",
     "run/gpus",
     "state/drains",
     "state/reports",
+    "run/shared",
     "run/ledger",
     "run/.ledger.lock",
 ];

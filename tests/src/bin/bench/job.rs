@@ -36,8 +36,13 @@ pub fn run(rounds: usize, beside: Option<&Path>) -> Result<Value> {
         ..Side::of(place(None)?)
     };
     watched.tell_exporters()?;
+    let sharing = Side {
+        sharing: true,
+        ..Side::of(place(None)?)
+    };
+    sharing.place.configure(&format!("{KEPT}shared_gpus = true\n"));
     let beside = beside.map(|dir| place(Some(dir))).transpose()?.map(Side::of);
-    let sides = [&ours, &watched].into_iter().chain(&beside).map(Some);
+    let sides = [&ours, &watched, &sharing].into_iter().chain(&beside).map(Some);
     let cases: Vec<Option<&Side>> = [None].into_iter().chain(sides).collect();
     let results = in_turn(&cases, rounds, |case, _| match case {
         Some(side) => job(side),
@@ -51,7 +56,8 @@ pub fn run(rounds: usize, beside: Option<&Path>) -> Result<Value> {
         "floor": spreads(floor),
         "ours": against(&all[1], floor),
         "watched": watched_against(&all[2], &all[1], floor),
-        "beside": all.get(3).map(|times| against(times, floor)),
+        "shared": spreads(&all[3]),
+        "beside": all.get(4).map(|times| against(times, floor)),
     });
     println!("{report:#}");
     Ok(report)
@@ -61,12 +67,17 @@ struct Side {
     place: Place,
     /// The numbers are asked for while its job begins.
     watched: bool,
+    /// A second job of the user joins its MPS and leaves it.
+    sharing: bool,
 }
 
 impl Side {
     fn of(place: Place) -> Self {
-        let watched = false;
-        Self { place, watched }
+        Self {
+            place,
+            watched: false,
+            sharing: false,
+        }
     }
 
     fn tell_exporters(&self) -> Result<()> {
@@ -121,6 +132,10 @@ fn job(side: &Side) -> Result<Times> {
     took("prologue_ms", place.torque_on_gpu_0("700.srv", "MPS=true"))?;
     if let Some(mut scrape) = scrape {
         ensure!(scrape.0.wait()?.success(), "the numbers cannot be had");
+    }
+    if side.sharing {
+        took("join_ms", place.torque_on_gpu_0("702.srv", "MPS=true"))?;
+        took("leave_ms", place.strict_end("702.srv"))?;
     }
     took("epilogue_ms", place.strict_end("700.srv"))?;
     let as_before = wait_until(LIMIT, || place.difference().is_empty());
