@@ -10,6 +10,8 @@ use crate::state::PluginState;
 use crate::stepd::{self, StepKind};
 use mpsd_core::deadline::Deadline;
 use mpsd_core::killed::KilledTask;
+use mpsd_core::observations::Observations;
+use mpsd_core::paths::SeenPaths;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{JobId, JobPaths, partitions};
 use std::time::Duration;
@@ -43,7 +45,11 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
         let patience = if is_last { LATE } else { Duration::ZERO };
         last_words(slurm, node, state, &mps, patience);
     }
-    let Some(observed) = ends_job.then(|| node.observations(&mps.paths)).flatten() else {
+    if !ends_job {
+        return;
+    }
+    let seen = mps.seen.iter().filter_map(|seen| node.observations(seen));
+    let Some(observed) = seen.reduce(Observations::and) else {
         return;
     };
     if !observed.daemons_lost.is_empty() {
@@ -92,7 +98,8 @@ fn last_words(
 ) {
     let deadline = Deadline::after(patience);
     while !state.step.has_told {
-        let words = node.take_last_words(&mps.paths).unwrap_or_default();
+        let words = mps.seen.iter().filter_map(|seen| node.take_last_words(seen));
+        let words: Vec<String> = words.flatten().collect();
         if words.is_empty() && !deadline.sleep(PAUSE) {
             return;
         }
@@ -120,6 +127,7 @@ fn ends_job(slurm: &dyn Slurm) -> bool {
 struct StepMps {
     record: Record,
     paths: JobPaths,
+    seen: Vec<SeenPaths>,
 }
 
 fn mps_of_step(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) -> Option<StepMps> {
@@ -129,7 +137,10 @@ fn mps_of_step(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) -> Optio
         let record = node.record(&paths.record()).ok().flatten()?;
         // What is left of another user's job may stand in this one's place.
         let is_own = slurm.item(Item::JobUid).is_none_or(|uid| uid == record.uid);
-        (is_own && record.state == RecordState::Ready).then_some(StepMps { record, paths })
+        let gpus = record.gpus.iter().filter(|_| record.shared);
+        let seen = settings.paths.seen(job, record.uid, gpus.map(|gpu| &gpu.uuid));
+        let mps = StepMps { record, paths, seen };
+        (is_own && mps.record.state == RecordState::Ready).then_some(mps)
     };
     let job = slurm.job()?;
     let own = || match stepd::kind(slurm)? {

@@ -5,6 +5,7 @@ use mpsd_core::config::Settings;
 use mpsd_core::environment::Change;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
+use mpsd_core::paths::SeenPaths;
 use mpsd_core::record::Record;
 use mpsd_core::request::Key;
 use mpsd_core::{JobId, JobPaths};
@@ -143,9 +144,9 @@ pub trait Node {
     fn settled_record(&self, path: &Path, limit: Duration) -> Result<Option<Record>, String>;
     /// Writes a record for the job's tasks if `mps-prologue` could not; root only.
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String>;
-    fn observations(&self, job: &JobPaths) -> Option<Observations>;
+    fn observations(&self, seen: &SeenPaths) -> Option<Observations>;
     /// The last words of the job's `mpsd`, each of them once; `None`: no step has any to show.
-    fn take_last_words(&self, job: &JobPaths) -> Option<Vec<String>>;
+    fn take_last_words(&self, seen: &SeenPaths) -> Option<Vec<String>>;
     /// Notes a task of the job that a signal ended, for its report; root only. A failure leaves it out of the report.
     fn note_killed(&self, job: &JobPaths, task: &KilledTask) -> Option<()>;
     /// How many processes of this job the kernel's out-of-memory killer has ended.

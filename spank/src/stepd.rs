@@ -72,8 +72,9 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
                     state.flags.imply_mode();
                     let sms = record.request.as_ref().and_then(|request| request.sms.as_ref());
                     state.step.partitions_lock = sms.map(|_| node.partitions_lock(&paths));
-                    let observed = node.observations(&paths).unwrap_or_default();
-                    state.step.limits_set = observed.limits_set;
+                    let seen = settings.paths.seen(&job, record.uid, []);
+                    let observed = seen.iter().find_map(|seen| node.observations(seen));
+                    state.step.limits_set = observed.unwrap_or_default().limits_set;
                 }
                 Ok(record) if !is_component(slurm) => {
                     let of_job = record.as_ref().and_then(|record| record.request.clone());

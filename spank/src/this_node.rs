@@ -9,7 +9,7 @@ use mpsd_core::file::{Durability, replace};
 use mpsd_core::killed::KilledTask;
 use mpsd_core::listener;
 use mpsd_core::observations::{self, Observations};
-use mpsd_core::paths::{JobPaths, KILLED, OBSERVATIONS, TOLD};
+use mpsd_core::paths::{JobPaths, KILLED, SeenPaths};
 use mpsd_core::record::{self, Record, RecordRead};
 use mpsd_core::trusted::open_trusted;
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
@@ -73,15 +73,14 @@ impl Node for ThisNode {
         replace(path, text.as_bytes(), 0o644, Durability::Placed).map_err(|e| e.to_string())
     }
 
-    fn observations(&self, job: &JobPaths) -> Option<Observations> {
-        let file = open_trusted(&job.file(OBSERVATIONS)).ok()?;
-        Observations::parse(&file.read(observations::LONGEST).ok()?)
+    fn observations(&self, seen: &SeenPaths) -> Option<Observations> {
+        seen.seen(|path| open_trusted(path).ok()?.read(observations::LONGEST).ok())
     }
 
     /// The file `told` has their number. `None` also if another step takes them at this moment.
-    fn take_last_words(&self, job: &JobPaths) -> Option<Vec<String>> {
-        let words = self.observations(job)?.last_words;
-        let file = open_existing(&job.file(TOLD), OFlag::O_RDWR).ok()?;
+    fn take_last_words(&self, seen: &SeenPaths) -> Option<Vec<String>> {
+        let words = self.observations(seen)?.last_words;
+        let file = open_existing(&seen.told, OFlag::O_RDWR).ok()?;
         let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()?;
         let mut number = [0; 8];
         let length = file.read_at(&mut number, 0).ok()?;

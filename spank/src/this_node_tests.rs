@@ -1,4 +1,5 @@
 use super::*;
+use mpsd_core::paths::{OBSERVATIONS, TOLD};
 use mpsd_core::record::RecordState;
 use std::sync::mpsc;
 use std::time::Instant;
@@ -73,25 +74,30 @@ fn a_steps_directory_counts_as_its_jobs() {
 fn last_words_are_told_once_and_only_where_root_has_made_room_for_their_number() {
     let (_place, job) = place();
     std::fs::create_dir_all(job.directory()).unwrap();
+    let seen = SeenPaths {
+        now: job.file(OBSERVATIONS),
+        before: None,
+        told: job.file(TOLD),
+    };
     let says = |words: &[&str]| {
-        let seen = Observations {
+        let all = Observations {
             last_words: words.iter().map(|word| (*word).to_owned()).collect(),
             ..Observations::default()
         };
-        std::fs::write(job.file(OBSERVATIONS), seen.line()).unwrap();
+        std::fs::write(job.file(OBSERVATIONS), all.line()).unwrap();
     };
-    assert_eq!(ThisNode.take_last_words(&job), None, "nothing is there");
+    assert_eq!(ThisNode.take_last_words(&seen), None, "nothing is there");
     says(&["one\x1b[31m"]);
-    assert!(ThisNode.take_last_words(&job).is_none() && !job.file(TOLD).exists());
+    assert!(ThisNode.take_last_words(&seen).is_none() && !job.file(TOLD).exists());
     std::fs::write(job.file(TOLD), "").unwrap();
-    assert_eq!(ThisNode.take_last_words(&job), Some(vec!["one?[31m".into()]));
-    assert_eq!(ThisNode.take_last_words(&job), None);
+    assert_eq!(ThisNode.take_last_words(&seen), Some(vec!["one?[31m".into()]));
+    assert_eq!(ThisNode.take_last_words(&seen), None);
     says(&["one", "two"]);
     let elsewhere = File::options().write(true).open(job.file(TOLD)).unwrap();
     let held = Flock::lock(elsewhere, FlockArg::LockExclusive).unwrap();
-    assert_eq!(ThisNode.take_last_words(&job), None, "another step tells it");
+    assert_eq!(ThisNode.take_last_words(&seen), None, "another step tells it");
     drop(held);
-    assert_eq!(ThisNode.take_last_words(&job), Some(vec!["two".into()]));
+    assert_eq!(ThisNode.take_last_words(&seen), Some(vec!["two".into()]));
 }
 
 #[test]

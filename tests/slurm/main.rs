@@ -53,6 +53,7 @@ const GROUPS: &[runner::Group] = &[
     shared::MPS,
     shared::SEVERAL,
     shared::SEVERAL_CONFINED,
+    shared::CGROUPS,
     sites::NO_GPUS,
     sites::NO_FLAGS,
     sites::CONTAINER,

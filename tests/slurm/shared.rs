@@ -38,6 +38,25 @@ pub const GROUP: Group = Group {
     )
 };
 
+/// The same on one node whose jobs have cgroups and no GPU but their own.
+pub const CGROUPS: Group = Group {
+    options: || {
+        let options = Options {
+            nodes: 1,
+            minors: vec![0],
+            gres: Some("gpu:1".into()),
+            gres_conf: Some("AutoDetect=off\nName=gpu File=/dev/nvidia0\nName=shard Count=4\n".into()),
+            ..shards()
+        };
+        options.with_cgroups(&["ConstrainDevices=yes"])
+    },
+    prepare: |bed| fast(bed, ""),
+    ..Group::new(
+        "shared_cgroups",
+        cells![a_fatal_error_of_another_job_is_told_with_its_job_and_client],
+    )
+};
+
 pub const MPS: Group = Group {
     options: || Options {
         gres_types: vec!["mps".into()],
@@ -317,6 +336,26 @@ fn a_daemon_that_its_user_killed_is_begun_again(cell: &Context) -> Result<()> {
     says(&told.said(), &["cudaErrorMpsRpcFailure"])?;
     check_daemons(&cell.clients(ONE, "--hold 0.1")?, cell.user.uid, 1)?;
     cell.check_in_service()
+}
+
+/// In the output of a job that it ended. A job that begins later reads nothing of it.
+fn a_fatal_error_of_another_job_is_told_with_its_job_and_client(cell: &Context) -> Result<()> {
+    let member = Member::of(cell, "60")?;
+    let line = cell.client("--fault --hold 0.5");
+    let culprit = cell.start_as(&cell.user, &format!("srun {ONE} --job-name=culprit"), &line, &[])?;
+    let told = culprit.wait(LIMIT)?.fails()?;
+    let record = records(&told.said())?.remove(0);
+    let job = member.job.clone();
+    let said = member.client.wait(LIMIT)?.fails()?.said();
+    let words = format!("by client {} of job ", record.pid);
+    says(&said, &["its mpsd says: ", &words, "the vendor's log says: "])?;
+    let other = said.split(&words).nth(1).and_then(|rest| rest.split(':').next());
+    holds(other.is_some_and(|other| other != job), &said)?;
+    // The server serves again once none of those clients is left.
+    let line = cell.client("--alloc 1000000");
+    let later = cell.start_as(&cell.user, &format!("srun {ONE}"), &line, &[])?;
+    let said = later.wait(LIMIT)?.fails()?.said();
+    holds(!said.contains(&words), &said)
 }
 
 fn a_percentage_is_the_jobs_part(cell: &Context) -> Result<()> {

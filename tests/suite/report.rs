@@ -202,6 +202,67 @@ fn clients_of_others_on_a_shared_gpu_are_neither_counted_nor_held_to_the_jobs_li
     assert_eq!(seen["last_words"], json!([]), "{told}");
 }
 
+/// A CUDA program in a job that shares its MPS, once it has its context.
+fn member(place: &Place, job: &str) -> Running {
+    let mut command = place.mpsctl_of(USER);
+    command
+        .args(["exec", "--"])
+        .arg(place.node.client())
+        .arg("--node");
+    command.arg(place.node.dir()).args(["--hold", "60", "--busy"]);
+    let client = Running::start(
+        command
+            .env("PBS_JOBID", job)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null()),
+    );
+    eventually("the member's client attaches", || place.has_context(client.pid()));
+    client
+}
+
+#[test]
+fn jobs_that_share_an_mps_see_each_others_clients_and_are_told_what_came_after_their_begin() {
+    let place = Place::new(fast(1), "shared_gpus = true\n");
+    let [first, second, later] = ["411.srv", "412.srv", "413.srv"];
+    let begin = |job: &str| place.torque_on_gpu_0(job, "MPS=true").ok();
+    let _ = [first, second].map(begin);
+    let clients = [first, second].map(|job| (member(&place, job), job));
+    let status = place.mpsctl_as(USER, &["status", "--json"], &[("PBS_JOBID", first)]);
+    let status = status.json()["jobs"][0].clone();
+    assert_eq!(status["shared_with"], json!([second]), "{status}");
+    let metrics = place.mpsctl(&["metrics"]).ok();
+    for (client, job) in &clients {
+        let shown = status["gpus"][0]["clients"].as_array().expect("clients");
+        let is_its = |shown: &&Value| shown["pid"] == client.pid() && shown["job"] == *job;
+        assert!(shown.iter().any(|shown| is_its(&shown)), "{status}");
+        let gpu = &place.node.uuids()[0];
+        let line = format!("mpsd_job_clients{{jobid=\"{job}\",gpu=\"0\",uuid=\"{gpu}\"}} 1\n");
+        metrics.prints(line);
+        metrics.prints(format!("mpsd_job_daemons_lost{{jobid=\"{job}\"}} 0\n"));
+    }
+    let fault = place.exec(&["--fault"], &[("PBS_JOBID", second)]);
+    let id = format!("{}-{}", uid_of(USER), place.node.uuids()[0]);
+    let seen = place.path("run/shared").join(id).join("observations");
+    let told = || fs::read_to_string(&seen).is_ok_and(|text| text.contains("\"fatal\":["));
+    eventually("mpsd tells of the fault", || told() && fault.code == Some(3));
+    drop(clients);
+    begin(later);
+    let words = "the vendor's log says: Client";
+    place.end(first).complains(words);
+    assert!(!place.end(later).err.contains(words));
+    place.end(second).complains(words);
+    place.assert_as_before("jobs that shared an MPS");
+    for (job, count, errors) in [(first, 3, 1), (second, 3, 1), (later, 0, 0)] {
+        let seen = &of(&place, job)["said_by_user"];
+        let errors_told = ["fatal", "last_words"].map(|key| seen[key].as_array().map(Vec::len));
+        assert_eq!(seen["clients"], count, "{job}: {seen}");
+        assert_eq!(errors_told, [Some(errors); 2], "{job}: {seen}");
+        let text = report(&place, &[job]).ok();
+        text.prints("by the mpsd that it shared, of all jobs on it: ");
+        assert_eq!(text.out.contains(words), errors > 0, "{text:?}");
+    }
+}
+
 #[test]
 fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
     let place = with_job("", "402.srv", "MPS=true");

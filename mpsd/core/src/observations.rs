@@ -20,6 +20,8 @@ const MOST_GPUS: usize = 64;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Observations {
+    /// The pid of this `mpsd`.
+    pub mpsd: u32,
     /// Clients that had a context, each counted once.
     pub clients: u64,
     /// The most clients at once.
@@ -248,6 +250,44 @@ impl Observations {
         lines
     }
 
+    /// What came after `before`, which the same `mpsd` saw until a job began to share its MPS. Of the highest numbers no part is known.
+    pub fn since(mut self, before: &Self) -> Self {
+        fn later<T>(list: &mut Vec<T>, before: &[T]) {
+            list.drain(..before.len().min(list.len()));
+        }
+        if self.mpsd != before.mpsd {
+            return self;
+        }
+        self.clients = self.clients.saturating_sub(before.clients);
+        later(&mut self.refused, &before.refused);
+        later(&mut self.killed, &before.killed);
+        later(&mut self.servers_lost, &before.servers_lost);
+        later(&mut self.daemons_lost, &before.daemons_lost);
+        later(&mut self.fatal, &before.fatal);
+        later(&mut self.over_memory, &before.over_memory);
+        later(&mut self.limits_changed, &before.limits_changed);
+        later(&mut self.last_words, &before.last_words);
+        self
+    }
+
+    /// Together with what another `mpsd` saw.
+    pub fn and(mut self, other: Self) -> Self {
+        self.clients += other.clients;
+        self.most_clients += other.most_clients;
+        self.pids.extend(other.pids);
+        self.gpus.extend(other.gpus);
+        self.refused.extend(other.refused);
+        self.killed.extend(other.killed);
+        self.servers_lost.extend(other.servers_lost);
+        self.daemons_lost.extend(other.daemons_lost);
+        self.fatal.extend(other.fatal);
+        self.over_memory.extend(other.over_memory);
+        self.limits_changed.extend(other.limits_changed);
+        self.last_words.extend(other.last_words);
+        self.usage = self.usage.or(other.usage);
+        self
+    }
+
     /// Counts a client with a context, as one of `now` at once.
     pub fn enter(&mut self, pid: i32, now: u64) {
         self.clients += 1;
@@ -306,6 +346,38 @@ mod tests {
         // A longer line stood there before.
         let text = observations.line() + "old\": 1}";
         assert_eq!(Observations::parse(text.as_bytes()), Some(observations));
+    }
+
+    #[test]
+    fn a_job_that_joins_is_told_what_came_after_it() {
+        let word = |words: &[&str]| -> Vec<String> { words.iter().map(|word| (*word).to_owned()).collect() };
+        let before = Observations {
+            mpsd: 7,
+            clients: 3,
+            fatal: vec![1],
+            last_words: word(&["old"]),
+            ..Observations::default()
+        };
+        let mut now = before.clone();
+        now.enter(9, 2);
+        now.fatal.push(9);
+        now.last_words.push("new".to_owned());
+        let seen = now.clone().since(&before);
+        assert_eq!(
+            (seen.clients, &seen.fatal, &seen.last_words),
+            (1, &vec![9], &word(&["new"]))
+        );
+        let again = Observations {
+            mpsd: 8,
+            ..now.clone()
+        };
+        assert_eq!(
+            again.clone().since(&before),
+            again,
+            "another mpsd began at nothing"
+        );
+        assert_eq!(before.clone().since(&now).last_words, Vec::<String>::new());
+        assert_eq!(seen.and(now).last_words, word(&["new", "old", "new"]));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::gpu::GpuUuid;
 use super::job::JobId;
+use super::observations::Observations;
 use std::path::{Path, PathBuf};
 
 /// The two directories of everything that the suite writes on a node.
@@ -68,6 +69,30 @@ impl Paths {
         self.run.join(SHARED)
     }
 
+    /// What the `mpsd` of the job of `uid` sees, or those of the MPS that it shares on these GPUs.
+    pub fn seen<'a>(
+        &self,
+        job: &JobId,
+        uid: u32,
+        shared: impl IntoIterator<Item = &'a GpuUuid>,
+    ) -> Vec<SeenPaths> {
+        let own = self.job(job);
+        let of = |gpu: &GpuUuid| SeenPaths {
+            now: self.job(&JobId::shared(uid, gpu)).file(OBSERVATIONS),
+            before: Some(own.file(&format!("{BEFORE}{gpu}"))),
+            told: own.file(&format!("{TOLD}-{gpu}")),
+        };
+        let mut all: Vec<SeenPaths> = shared.into_iter().map(of).collect();
+        if all.is_empty() {
+            all.push(SeenPaths {
+                now: own.file(OBSERVATIONS),
+                before: None,
+                told: own.file(TOLD),
+            });
+        }
+        all
+    }
+
     /// Everything of one job, or of one shared MPS.
     pub fn job(&self, job: &JobId) -> JobPaths {
         let above = match job.is_shared() {
@@ -92,12 +117,35 @@ pub const CANCELLED: &str = "cancelled";
 pub const OBSERVATIONS: &str = "observations";
 /// Name of the file that counts the last words that the job's user has been told, root 0600.
 pub const TOLD: &str = "told";
+/// Name before that of the GPU of the file with what an `mpsd` had seen when the job began to share its MPS, root 0600.
+const BEFORE: &str = "before-";
 /// Name of the file with the tasks that a signal ended, root 0600 ([`crate::killed`]).
 pub const KILLED: &str = "killed";
 /// The directory, root 0711, with the lock of the static partitions. Users can keep a lock in it, not of the job's directory.
 pub const PARTITIONS: &str = "partitions";
 /// Name of the lock in [`PARTITIONS`].
 pub const PARTITIONS_LOCK: &str = "lock";
+
+/// The files that tell a job's user what happened to its MPS on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeenPaths {
+    /// What the `mpsd` has seen.
+    pub now: PathBuf,
+    /// The same from before the job began to share it.
+    pub before: Option<PathBuf>,
+    /// How many of the last words the user has been told.
+    pub told: PathBuf,
+}
+
+impl SeenPaths {
+    /// What was seen in the job's time, if `read` has it.
+    pub fn seen(&self, mut read: impl FnMut(&Path) -> Option<Vec<u8>>) -> Option<Observations> {
+        let now = Observations::parse(&read(&self.now)?)?;
+        let before = self.before.as_deref().and_then(read);
+        let before = before.and_then(|bytes| Observations::parse(&bytes));
+        Some(now.since(&before.unwrap_or_default()))
+    }
+}
 
 /// The files of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,7 +184,7 @@ impl JobPaths {
         self.beside("lock")
     }
 
-    /// The list of the jobs that share this MPS, root 0600. It outlives the directory.
+    /// The list of the jobs that share this MPS, root 0644. It outlives the directory.
     pub fn members(&self) -> PathBuf {
         self.beside("members")
     }

@@ -11,6 +11,7 @@ use crate::job::ledger::{self, Ledger};
 use crate::job::node::{Gpus as _, Members as _, Role};
 use crate::job::store::Store as _;
 use crate::job::tally::{CLASSES, Tally, Times};
+use crate::node::members::tasks;
 use crate::node::real::RealNode;
 use crate::node::reports::{self, Counted};
 use crate::node::site_directory;
@@ -144,7 +145,14 @@ fn job(node: &mut RealNode, journal: &Journal, all: &[Journal], lists: &NvmlList
     if journal.ready_ms.is_some() && job.phase == Phase::Starting {
         job.phase = Phase::Ready;
     }
-    let own = node.own(journal);
+    // Of a shared MPS, those that root has proved for all jobs on it.
+    let shared = journal.shared().map(|gpu| JobId::shared(journal.uid, gpu));
+    let shared: Vec<JobId> = shared.collect();
+    let mut own = node.own(journal);
+    for id in &shared {
+        let journal = node.read_journal(id).ok().flatten();
+        own.extend(journal.map(|journal| node.own(&journal)).unwrap_or_default());
+    }
     let living = own
         .iter()
         .filter(|m| m.role == Role::Control && !m.is_defunct())
@@ -158,7 +166,8 @@ fn job(node: &mut RealNode, journal: &Journal, all: &[Journal], lists: &NvmlList
     job
 }
 
-/// The clients of the job's user on `gpu`. If several jobs of that user have MPS there, those that root proves to be this job's.
+/// The clients of the job's user on `gpu`. If several jobs of that user have MPS there, those that root proves to be this job's, or
+/// that say so where its scheduler has no cgroups.
 fn clients(
     node: &mut RealNode,
     journal: &Journal,
@@ -169,11 +178,20 @@ fn clients(
     let is_there =
         |other: &&Journal| other.uid == journal.uid && other.gpus.iter().any(|known| known.uuid == *gpu);
     let alone = all.iter().filter(is_there).count() <= 1;
+    let pids = list.iter().map(|process| process.pid);
+    let by_itself = match alone {
+        true => Vec::new(),
+        false => tasks(journal.uid, &pids.collect::<Vec<_>>()),
+    };
+    let says_so = |pid: i32| {
+        let mut tasks = by_itself.iter().filter(|task| task.pid == pid);
+        tasks.any(|task| task.job.as_deref() == Some(journal.job.as_str()))
+    };
     let mut is_client = |process: &&GpuProcess| {
         process.mps_client
             && node
                 .is_of_job(journal, process.pid)
-                .is_some_and(|its| alone || its)
+                .is_some_and(|its| alone || its || says_so(process.pid))
     };
     let client = |process: &GpuProcess| ClientStatus {
         pid: process.pid,

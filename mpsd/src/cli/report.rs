@@ -215,15 +215,18 @@ pub(super) fn lines(report: &JobReport) -> Vec<String> {
         !report.killed.iter().any(is_it)
     });
     for (n, line) in observations.lines(&report.gpus).iter().enumerate() {
-        let mark = if n == 0 {
-            "  by the job's own mpsd: "
-        } else {
-            "    "
+        let mark = match n {
+            0 if report.shared => "  by the mpsd that it shared, of all jobs on it: ",
+            0 => "  by the job's own mpsd: ",
+            _ => "    ",
         };
         lines.push(format!("{mark}{line}"));
     }
     let used = report.gpus.iter().flat_map(|gpu| used(report, gpu));
     lines.extend(used.map(|line| format!("    {line}")));
+    // They name the job of a client.
+    let words = observations.last_words.iter().filter(|_| report.shared);
+    lines.extend(words.map(|line| format!("    {line}")));
     lines
 }
 

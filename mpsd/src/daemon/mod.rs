@@ -33,7 +33,7 @@ pub fn run() -> Result<(), String> {
     let began = Instant::now();
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
-    let mut observer = observer::Observer::open();
+    let mut observer = observer::Observer::open(&spec);
     let mut events = events::Events::new()?;
     observer.log = logs::UserLog::open(&spec);
     // If the prologue has gone, the job's MPS continues until the epilogue.

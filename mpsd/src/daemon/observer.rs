@@ -2,11 +2,12 @@
 
 use super::dialogue::Event;
 use super::logs::UserLog;
-use crate::job::spec::OBSERVATIONS_FD;
-use crate::sys::process::ProcessWatch;
+use crate::job::spec::{OBSERVATIONS_FD, Spec};
+use crate::node::members::job_of;
+use crate::sys::process::{Process, ProcessWatch};
 use crate::sys::{Exit, descriptors};
-use mpsd_core::GpuUuid;
 use mpsd_core::observations::{Killed, LONGEST, Observations, Refused, ServerLost, keep};
+use mpsd_core::{GpuUuid, JobId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -31,19 +32,36 @@ pub struct Observer {
     file: Option<File>,
     /// By the pid of the control daemon.
     daemons: BTreeMap<i32, DaemonState>,
+    /// The jobs of the clients, if several share this MPS and the kernel tells.
+    jobs: Option<BTreeMap<i32, String>>,
     written: Observations,
 }
 
 impl Observer {
     /// Takes root's file. Call this before anything else is opened.
-    pub fn open() -> Self {
+    pub fn open(spec: &Spec) -> Self {
         Self {
+            all: Observations {
+                mpsd: std::process::id(),
+                ..Observations::default()
+            },
+            jobs: JobId::parse(&spec.job)
+                .is_ok_and(|id| id.is_shared())
+                .then(BTreeMap::new),
             file: descriptors::take_file(OBSERVATIONS_FD).map(File::from).ok(),
             ..Self::default()
         }
     }
 
     pub fn take(&mut self, daemon: i32, event: &Event) {
+        if let (Event::NewClient(pid), Some(jobs)) = (event, &mut self.jobs) {
+            jobs.remove(pid);
+            if jobs.len() >= MOST_CLIENTS {
+                jobs.pop_first();
+            }
+            let job = Process::find(*pid).and_then(|process| job_of(&process));
+            jobs.extend(job.map(|job| (*pid, job)));
+        }
         let state = self.daemons.entry(daemon).or_default();
         match event {
             Event::Active(pid) if state.clients.len() < MOST_CLIENTS && state.clients.insert(*pid) => {
@@ -76,6 +94,13 @@ impl Observer {
     pub fn clients(&self) -> u64 {
         let clients = self.daemons.values().map(|state| state.clients.len() as u64);
         clients.sum()
+    }
+
+    /// Who caused a fatal error, by the vendor's words, if its job is known: `client 4711 of job 12`.
+    pub fn culprit(&self, words: &str) -> Option<String> {
+        let pid = culprit(words)?;
+        let job = self.jobs.as_ref()?.get(&pid)?;
+        Some(format!("client {pid} of job {job}"))
     }
 
     /// Whether this daemon was told to quit and its server has no client left: only its end will follow.
@@ -237,6 +262,22 @@ mod tests {
         ] {
             assert_eq!(observed(lines).all.lines(&[]).join("; "), told, "{lines}");
         }
+    }
+
+    #[test]
+    fn the_job_of_a_client_that_causes_a_fatal_error_is_named_if_it_is_known() {
+        let words = "Client 8349 caused a fatal error on its device";
+        let of = |jobs: Option<&[(i32, &str)]>| {
+            let job = |(pid, job): &(i32, &str)| (*pid, (*job).to_owned());
+            let jobs = jobs.map(|jobs| jobs.iter().map(job).collect());
+            let observer = Observer {
+                jobs,
+                ..Observer::default()
+            };
+            observer.culprit(words)
+        };
+        assert_eq!(of(Some(&[(8349, "12")])).unwrap(), "client 8349 of job 12");
+        assert_eq!((of(None), of(Some(&[(1, "12")]))), (None, None));
     }
 
     #[test]

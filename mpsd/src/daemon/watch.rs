@@ -141,8 +141,11 @@ fn tell(observer: &mut Observer, daemon: i32, event: Event) {
         Event::Fatal(text) => (
             true,
             format!(
-                "the vendor's log says: {text}; a client's fatal error (an illegal address, for one) reaches every client on its \
-                 GPU, and new ones are refused with error 807 (cudaErrorMpsServerNotReady) until all of these have ended"
+                "{}the vendor's log says: {text}; a client's fatal error (an illegal address, for one) reaches every client on its \
+                 GPU, and new ones are refused with error 807 (cudaErrorMpsServerNotReady) until all of these have ended",
+                observer
+                    .culprit(&text)
+                    .map_or_else(String::new, |who| format!("by {who}: "))
             ),
         ),
         Event::Trouble(text) => (false, format!("the vendor's log says: {text}")),

@@ -391,6 +391,7 @@ impl Start {
                 let plan = plan.ok_or_else(|| Undetermined::new(gpu.to_string(), "it is not shared"))?;
                 let begin = |node: &mut N, held| begin_shared(node, self, plan, held);
                 let shared = shared::join(node, &self.journal.job, &plan.record.job, begin, undo::undo)?;
+                let _ = node.note_before(&self.journal.job, self.journal.uid, &gpu);
                 if let Some(deadline) = self.verify {
                     node.probe(&shared, &shared.daemons[0], deadline)?;
                 }

@@ -121,6 +121,7 @@ fn written(
         daemons: journal.daemons.clone(),
         auto: journal.auto.clone(),
         exclusive: journal.to_undo().any(sets_mode),
+        shared: journal.shared().next().is_some(),
         began: journal.began,
         ready_ms: journal.ready_ms,
         ended: now(),
@@ -183,7 +184,8 @@ fn take_down(
         return Ok(None);
     }
     // From here on our own teardown causes what `mpsd` sees.
-    let (observed, killed) = (node.take_observations(job), node.killed_tasks(job));
+    let (own, killed) = (node.take_observations(job), node.killed_tasks(job));
+    let observed = own.or_else(|| node.shared_observations(journal.as_ref()?));
     match &journal {
         // A refusal's or a failure's record, or a prologue killed before its first effect.
         None => node.remove_job(job)?,

@@ -159,6 +159,14 @@ impl Journal {
         self.plan[..self.begun.min(self.plan.len())].iter().rev()
     }
 
+    /// The GPUs on which it joined the MPS of its user's jobs, or was about to.
+    pub(crate) fn shared(&self) -> impl Iterator<Item = &GpuUuid> {
+        self.to_undo().filter_map(|effect| match effect {
+            Effect::JoinShared { gpu } => Some(gpu),
+            _ => None,
+        })
+    }
+
     pub(crate) fn gpu_uuids(&self) -> Vec<GpuUuid> {
         self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
     }

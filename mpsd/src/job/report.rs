@@ -44,6 +44,9 @@ pub struct JobReport {
     pub(crate) auto: Option<String>,
     /// Its GPUs were to be EXCLUSIVE_PROCESS.
     pub(crate) exclusive: bool,
+    /// Its MPS served other jobs of the user as well.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) shared: bool,
     /// Seconds since 1970 at which it began.
     pub(crate) began: u64,
     /// Milliseconds from then until its MPS was proved ready; `None`: it never was.
@@ -112,6 +115,7 @@ impl JobReport {
             gpus: Vec::new(),
             daemons: Vec::new(),
             exclusive: false,
+            shared: false,
             began: now,
             ready_ms: None,
             ended: now,
@@ -237,6 +241,7 @@ pub(crate) mod tests {
                 ..Daemon::default()
             }],
             exclusive: true,
+            shared: false,
             began: 1000,
             ready_ms: Some(210),
             ended: 1060,

@@ -224,7 +224,7 @@ pub trait Store: Files {
             return self.remove_file(&file).or_fault();
         }
         let text = serde_json::to_vec(members).map_err(|e| garbled("list", e))?;
-        self.write(&file, &text, SECRET, Durability::OnDisk).or_fault()
+        self.write(&file, &text, READABLE, Durability::OnDisk).or_fault()
     }
 
     /// Every shared MPS of which a directory, a lock or a list is here.
@@ -370,6 +370,32 @@ pub trait Store: Files {
         let told = self.read(&file, observations::LONGEST);
         let _ = self.remove_file(&file);
         Observations::parse(&told.ok()??)
+    }
+
+    /// Makes the files that tell the user of `job` what happens to the MPS that it begins to share on `gpu`. Without them its report and
+    /// its output lack that, and nothing else.
+    fn note_before(&mut self, job: &JobId, uid: u32, gpu: &GpuUuid) -> Result<(), FileError> {
+        let placed = Durability::Placed;
+        for paths in self.settings().paths.seen(job, uid, [gpu]) {
+            let before = self.read(&paths.now, observations::LONGEST)?.unwrap_or_default();
+            if let Some(path) = &paths.before {
+                self.write(path, &before, SECRET, placed)?;
+            }
+            self.write(&paths.told, b"", SECRET, placed)?;
+        }
+        let killed = self.job_files(job).file(KILLED);
+        self.write(&killed, b"", SECRET, placed)
+    }
+
+    /// What the `mpsd` of the MPS that a job shares saw in its time, of all jobs that share it.
+    fn shared_observations(&mut self, journal: &Journal) -> Option<Observations> {
+        let paths = self
+            .settings()
+            .paths
+            .seen(&journal.job, journal.uid, journal.shared());
+        let mut read = |path: &Path| self.read(path, observations::LONGEST).ok().flatten();
+        let all = paths.iter().filter_map(|paths| paths.seen(&mut read));
+        all.reduce(Observations::and)
     }
 
     /// The job's tasks that a signal ended, as root noted them.

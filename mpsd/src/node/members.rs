@@ -413,6 +413,31 @@ pub struct Task {
     pub pid: i32,
     pub rank: Option<u32>,
     pub command: String,
+    /// Its job, if it or its scheduler tells.
+    pub job: Option<String>,
+}
+
+/// The job of a process, by its scheduler's cgroup or else by the variable that attached it, which its user can forge. Hangs as
+/// [`Process::environment_variable`].
+pub fn job_of(process: &Process) -> Option<String> {
+    let of_part = |part: Component| {
+        let name = part.as_os_str().to_str()?;
+        let job = ["job_", "pbs_jobs."]
+            .iter()
+            .find_map(|kind| name.strip_prefix(kind))?;
+        Some(job.to_owned())
+    };
+    let cgroups = process.cgroups().unwrap_or_default();
+    let by_cgroup = cgroups
+        .iter()
+        .find_map(|path| path.components().find_map(of_part));
+    let by_itself = || {
+        process
+            .environment_variable(JOB, MOST_ENVIRONMENT)?
+            .into_string()
+            .ok()
+    };
+    Some(one_line(&by_cgroup.or_else(by_itself)?, SHOWN))
 }
 
 pub fn is_of(uid: u32, pid: i32) -> bool {
@@ -444,6 +469,7 @@ fn task(process: &Process) -> Task {
     let command = words.collect::<Vec<_>>().join(" ");
     Task {
         rank: RANKS.iter().find_map(rank),
+        job: job_of(process),
         command: one_line(command.trim_end(), SHOWN),
         ..named(process)
     }
@@ -454,6 +480,7 @@ fn named(process: &Process) -> Task {
     Task {
         pid: process.id().pid,
         rank: None,
+        job: None,
         command: one_line(&name.to_string_lossy(), SHOWN),
     }
 }

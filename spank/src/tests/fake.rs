@@ -8,6 +8,7 @@ use mpsd_core::environment::{self, Change};
 use mpsd_core::killed::KilledTask;
 use mpsd_core::listener;
 use mpsd_core::observations::Observations;
+use mpsd_core::paths::SeenPaths;
 use mpsd_core::record::{Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::request::Key;
 use mpsd_core::{GpuUuid, JobId, JobPaths, Paths};
@@ -352,12 +353,14 @@ impl Node for FakeNode {
     fn exists(&self, path: &Path) -> bool {
         self.look_again && path.ends_with("look-again") || !self.hides && path.ends_with("pipe")
     }
-    fn observations(&self, job: &JobPaths) -> Option<Observations> {
-        assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");
+    fn observations(&self, seen: &SeenPaths) -> Option<Observations> {
+        let record = seen.told.with_file_name("record");
+        assert!(self.records.borrow().contains_key(&record), "{seen:?}");
         self.observations.clone()
     }
-    fn take_last_words(&self, job: &JobPaths) -> Option<Vec<String>> {
-        assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");
+    fn take_last_words(&self, seen: &SeenPaths) -> Option<Vec<String>> {
+        let record = seen.told.with_file_name("record");
+        assert!(self.records.borrow().contains_key(&record), "{seen:?}");
         let words = || self.words.take().into_iter().map(str::to_owned).collect();
         (!self.late.take()).then(words)
     }

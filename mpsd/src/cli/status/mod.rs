@@ -17,20 +17,24 @@ use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::drain::{Marker, markers};
 use attached::Verdict;
 use live::Screen;
-use model::{JobStatus, NvmlLists, Phase};
+use model::{GpuStatus, JobStatus, NvmlLists, Phase};
 use mpsd_core::config::Settings;
 use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED, Evidence, Fault};
 use mpsd_core::record::{self, Record, RecordRead};
 use mpsd_core::text::one_line;
+use mpsd_core::trusted::open_trusted;
 use mpsd_core::{Failure, JobId, Refusal};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 const PERIOD: Duration = Duration::from_secs(2);
 /// Longest wait for the daemons of one job, and for one answer of NVML.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest list of jobs that is read, bytes.
+const LONGEST_LIST: usize = 1 << 20;
 /// Longest line about a job without a status, characters.
 const LONGEST_LINE: usize = 300;
 
@@ -112,6 +116,7 @@ impl StatusReport {
             return Err(Refusal::new(job, "its MPS is another user's", "").into());
         }
         let mut status = JobStatus::of_record(&record);
+        status.shared_with = shared_with(&settings, &status);
         let answers = queries::ask_all(&settings.control, &record.daemons, PATIENCE);
         add(&mut status, answers, &settings.nvml, worker);
         let pipe = (caller.env)(PIPE_DIRECTORY).filter(|pipe| !pipe.is_empty());
@@ -235,8 +240,23 @@ fn status_of(
         return Ok(status);
     };
     let mut status = JobStatus::of_journal(&journal, record.as_deref());
+    status.shared_with = shared_with(settings, &status);
     add(&mut status, ask_as_user(node, &journal), &journal.nvml, worker);
     Ok(Some(status))
+}
+
+/// The other jobs that share the MPS of this one, by root's lists.
+fn shared_with(settings: &Settings, status: &JobStatus) -> BTreeSet<JobId> {
+    let members = |gpu: &GpuStatus| -> BTreeSet<JobId> {
+        let paths = settings.paths.job(&JobId::shared(status.uid, &gpu.uuid));
+        let file = open_trusted(&paths.members()).ok();
+        let text = file.and_then(|file| file.read(LONGEST_LIST).ok());
+        serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default()
+    };
+    let gpus = status.gpus.iter().filter(|_| status.shared);
+    let mut all: BTreeSet<JobId> = gpus.flat_map(members).collect();
+    all.remove(&status.job);
+    all
 }
 
 fn ask_as_user(node: &RealNode, journal: &Journal) -> Answers {

@@ -10,7 +10,7 @@ use mpsd_core::record::{Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::text::one_line;
 use mpsd_core::{GpuUuid, JobId};
 use serde::{Serialize, Serializer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// NVML's processes on each GPU that it answered for.
@@ -69,6 +69,11 @@ pub struct JobStatus {
     /// Seconds since 1970, which root's journal has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub began: Option<u64>,
+    /// Its daemons serve the user's other jobs on its GPUs as well.
+    pub shared: bool,
+    /// Those jobs.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub shared_with: BTreeSet<JobId>,
     #[serde(rename = "state")]
     pub phase: Phase,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,6 +110,9 @@ pub struct ClientStatus {
     pub pid: i32,
     pub rank: Option<u32>,
     pub command: Option<String>,
+    /// The client's job, by its scheduler's cgroup or its own word.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
     /// The GPU's memory that NVML counts for it, bytes: its context and code too. Serialized in MiB.
     #[serde(rename = "memory_mib", serialize_with = "as_mib")]
     pub memory: Option<u64>,
@@ -122,6 +130,7 @@ impl JobStatus {
         let mut status = Self::new(&journal.job, journal.uid, &journal.gpus, &journal.daemons);
         status.user = Some(journal.user.clone());
         status.began = Some(journal.began);
+        status.shared = journal.shared().next().is_some();
         status.reason = record.and_then(|record| record.reason.clone());
         status.phase = match record {
             _ if journal.left => Phase::Left,
@@ -135,6 +144,7 @@ impl JobStatus {
         let mut status = Self::new(&record.job, record.uid, &record.gpus, &record.daemons);
         let user = users::get_user_by_uid(record.uid);
         status.user = user.map(|user| user.name().to_string_lossy().into_owned());
+        status.shared = record.shared;
         status.phase = record.state.into();
         status.reason.clone_from(&record.reason);
         status
@@ -156,6 +166,8 @@ impl JobStatus {
             uid,
             user: None,
             began: None,
+            shared: false,
+            shared_with: BTreeSet::new(),
             phase: Phase::Starting,
             reason: None,
             daemons: daemons.iter().map(daemon).collect(),
@@ -216,6 +228,7 @@ impl JobStatus {
                     pid: client.pid,
                     rank: task.and_then(|task| task.rank),
                     command: task.map(|task| one_line(&task.command, 120)),
+                    job: task.and_then(|task| task.job.clone()),
                     memory: memory(client.pid, &gpu.uuid),
                     server: client.server,
                 }
@@ -324,6 +337,7 @@ pub(super) mod tests {
             pid: 100,
             rank: Some(3),
             command: command.to_owned(),
+            job: None,
         };
         let lists = (0..).map(gpu).zip(nvml).filter(|(_, list)| !list.is_empty());
         status.add_answers(&[Ok(answer)], &lists.collect(), &[task]);

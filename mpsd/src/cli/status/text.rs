@@ -10,6 +10,19 @@ pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
     let user = status.user.clone();
     let user = user.unwrap_or_else(|| format!("user {}", status.uid));
     let mut lines = vec![format!("job {} of {user}: {}", status.job, status.phase_line())];
+    let others = status.shared_with.iter().map(|job| job.as_str());
+    let others: Vec<&str> = others.collect();
+    if !others.is_empty() {
+        // Only root's journal has when it began.
+        let owner = if status.began.is_some() {
+            "the user's"
+        } else {
+            "your"
+        };
+        let jobs = others.join(", ");
+        let s = if others.len() == 1 { "" } else { "s" };
+        lines.push(format!("  shared with {owner} job{s} {jobs}"));
+    }
     let several = status.daemons.len() > 1;
     lines.extend(
         status
@@ -18,8 +31,9 @@ pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
             .flat_map(|daemon| daemon_lines(daemon, several)),
     );
     if status.phase.began() {
-        lines.push("  GPU     PID  RANK  MEMORY  COMMAND".to_owned());
-        lines.extend(status.gpus.iter().flat_map(gpu_lines));
+        let job = if status.shared { "  JOB     " } else { "" };
+        lines.push(format!("  GPU     PID  RANK  MEMORY{job}  COMMAND"));
+        lines.extend(status.gpus.iter().flat_map(|gpu| gpu_lines(gpu, status.shared)));
         lines.extend(idle(status));
     }
     lines.into_iter().map(|line| cut(line, width)).collect()
@@ -58,24 +72,34 @@ fn daemon_lines(daemon: &DaemonStatus, several: bool) -> Vec<String> {
     lines
 }
 
-fn gpu_lines(gpu: &GpuStatus) -> Vec<String> {
+fn gpu_lines(gpu: &GpuStatus, shared: bool) -> Vec<String> {
     let index = gpu.index;
     match gpu.clients.as_deref() {
         None => vec![format!(
             "{index:>5}  its clients are not known: its control daemon does not tell"
         )],
         Some([]) => vec![format!("{index:>5}  no client")],
-        Some(clients) => clients.iter().map(|client| client_line(index, client)).collect(),
+        Some(clients) => {
+            let line = |client| client_line(index, client, shared);
+            clients.iter().map(line).collect()
+        }
     }
 }
 
-fn client_line(index: u32, client: &ClientStatus) -> String {
+fn client_line(index: u32, client: &ClientStatus, shared: bool) -> String {
     let rank = client.rank.map_or(UNKNOWN.to_owned(), |rank| rank.to_string());
     let memory = client
         .memory
         .map_or(UNKNOWN.to_owned(), |bytes| format!("{}M", bytes >> 20));
     let command = client.command.as_deref().unwrap_or(UNKNOWN);
-    format!("{index:>5} {:>7} {rank:>5} {memory:>7}  {command}", client.pid)
+    let job = match shared {
+        true => format!("  {:<8}", client.job.as_deref().unwrap_or(UNKNOWN)),
+        false => String::new(),
+    };
+    format!(
+        "{index:>5} {:>7} {rank:>5} {memory:>7}{job}  {command}",
+        client.pid
+    )
 }
 
 fn idle(status: &JobStatus) -> Option<String> {
@@ -92,6 +116,7 @@ mod tests {
     use super::*;
     use crate::daemon::dialogue::InForce;
     use crate::daemon::queries::{AnswerError, Server};
+    use mpsd_core::JobId;
 
     fn example() -> JobStatus {
         let mut status = status();
@@ -113,6 +138,7 @@ mod tests {
             command: Some("./a-program with-a-long-name".to_owned()),
             memory: Some(512 << 20),
             server: 691,
+            job: Some("7".to_owned()),
         }]);
         status.gpus[1].clients = Some(Vec::new());
         status.without_client = Some(vec![gpu(1)]);
@@ -141,6 +167,24 @@ job 7 of alice: MPS is up (a reason)
             );
         }
         assert!(lines(&example(), Some(40)).iter().any(|line| line.ends_with('>')));
+    }
+
+    #[test]
+    fn of_a_shared_mps_the_other_jobs_and_each_clients_job_are_told() {
+        let mut status = example();
+        (status.shared, status.began) = (true, Some(1));
+        status.shared_with = ["8", "9"].map(|job| JobId::parse(job).unwrap()).into();
+        let text = lines(&status, None).join("\n");
+        for line in [
+            "  shared with the user's jobs 8, 9",
+            "  GPU     PID  RANK  MEMORY  JOB       COMMAND",
+            "    0    4711     3    512M  7         ./a-program with-a-long-name",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{text}");
+        }
+        status.began = None;
+        status.shared_with.pop_last();
+        assert!(lines(&status, None)[1] == "  shared with your job 8");
     }
 
     #[test]
