@@ -72,11 +72,11 @@ impl Ran {
         self
     }
 
+    /// The object of the first line: scripts read one a line.
     #[track_caller]
     pub fn json(&self) -> Value {
-        let first = || serde_json::from_str(self.out.lines().next().unwrap_or_default());
-        let whole = serde_json::from_str(&self.out).or_else(|_| first());
-        whole.unwrap_or_else(|why| panic!("{why}: {self:?}"))
+        let first = self.out.lines().next().unwrap_or_default();
+        serde_json::from_str(first).unwrap_or_else(|why| panic!("{why}: {self:?}"))
     }
 }
 

@@ -142,6 +142,16 @@ fn an_unknown_option_is_refused_by_every_verb() {
 }
 
 #[test]
+fn help_of_a_verb_is_the_same_in_both_words() {
+    let place = place(1);
+    for verb in ["status", "sweep", "pack"] {
+        let [one, other] =
+            [["help", verb], [verb, "--help"]].map(|words| mpsctl(&place, &words, &[]).ok().out);
+        assert_eq!(one, other);
+    }
+}
+
+#[test]
 fn another_users_job_is_refused_and_a_missing_command_is_127() {
     let place = with_job(1, "3.srv", "MPS=true", "0");
     let foreign = place.mpsctl_as(OTHER_USER, &["env", "--job", "3.srv"], &[]);

@@ -8,7 +8,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use serde_json::Value;
 use tests::child::Running;
 use tests::double::look;
 use tests::place::{Place, eventually, fast, kill};
@@ -211,9 +210,11 @@ fn after_a_kill_each_command_succeeds_exactly_once_and_nothing_is_left() {
     assert!(killed < 200, "{killed}");
     // At once, while keepers may still end their commands: the log's lock holds it up.
     fs::write(bench.work("mended"), "").expect("mended");
-    let ran = bench.pack(&["-n", "16", "--resume-failed", "--json", &file]).ok();
+    let json = bench
+        .pack(&["-n", "16", "--resume-failed", "--json", &file])
+        .ok()
+        .json();
     bench.assert_none_left(Duration::ZERO);
-    let json: Value = serde_json::from_str(&ran.out).expect("JSON");
     assert_eq!(json["commands"], 200, "{json}");
     assert!(json["already_done"].as_u64() > Some(20), "{json}");
     let done: Vec<usize> = (1..=200)
@@ -274,8 +275,7 @@ fn a_command_without_memory_beside_others_runs_again_alone() {
     // The double knows the room that there was when a client came.
     let too_large = bench.client("--alloc 300000");
     let file = bench.file(&format!("{client}\nsleep 0.8; {client}\n{too_large}\n"));
-    let ran = bench.pack(&["-n", "3", "--json", &file]).exits(1);
-    let json: Value = serde_json::from_str(&ran.out).expect("JSON");
+    let json = bench.pack(&["-n", "3", "--json", &file]).exits(1).json();
     assert_eq!(json["succeeded"], 2, "{json}");
     // Alone it has no more memory than the GPU.
     assert_eq!(json["failed"], serde_json::json!([3]), "{json}");
@@ -313,8 +313,7 @@ fn commands_share_the_jobs_gpus_and_their_limits_follow_from_how_many_there_are(
 fn more_run_at_once_while_the_gpu_has_more_to_do() {
     let bench = Bench::new(1);
     let file = bench.file(&format!("{}\n", bench.client("--alloc 256 --hold 5")).repeat(24));
-    let ran = bench.pack(&["--json", &file]).ok();
-    let json: Value = serde_json::from_str(&ran.out).expect("JSON");
+    let json = bench.pack(&["--json", &file]).ok().json();
     let most = json["most_at_once"].as_u64().expect("a number");
     assert!((8..=24).contains(&most), "{json}");
 }

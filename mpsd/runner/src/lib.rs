@@ -13,23 +13,12 @@ mod setting;
 mod share;
 pub mod sweep;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{FromArgMatches as _, Subcommand};
 use mpsd::cli::{Caller, mpsctl};
 use mpsd::scheduler::setup::VerbError;
-use mpsd_core::config::DEFAULT_PATH;
 use mpsd_core::failure::EXIT_NODE;
 use setting::Setting;
 use std::path::PathBuf;
-
-#[derive(Debug, Parser)]
-#[command(name = "mpsctl", bin_name = "mpsctl", version = mpsd::cli::version())]
-struct Arguments {
-    /// The configuration
-    #[arg(long, global = true, value_name = "FILE", default_value = DEFAULT_PATH)]
-    config: PathBuf,
-    #[command(subcommand)]
-    verb: Verb,
-}
 
 #[derive(Debug, Subcommand)]
 enum Verb {
@@ -48,32 +37,28 @@ enum Verb {
     Pack(pack::Pack),
 }
 
-/// The whole command line of `mpsctl`, with our verbs: for manual pages and completions.
+/// The whole command line of `mpsctl`, with our verbs.
 pub fn command() -> clap::Command {
-    with_verbs(mpsd::cli::mpsctl::command())
-}
-
-fn with_verbs(command: clap::Command) -> clap::Command {
-    let own = Arguments::command();
-    own.get_subcommands().fold(command, |command, verb| {
+    let own = Verb::augment_subcommands(clap::Command::default());
+    own.get_subcommands().fold(mpsctl::command(), |command, verb| {
         let name = verb.get_name();
-        let verb = verb
-            .clone()
-            .after_help(mpsd::cli::examples::of(&format!("mpsctl {name}")));
+        let examples = mpsd::cli::examples::of(&format!("mpsctl {name}"));
+        let verb = verb.clone().after_help(examples);
         command.mut_subcommand(name, |_| verb)
     })
 }
 
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
-    let matches = with_verbs(Arguments::command()).try_get_matches();
-    let parsed = matches.and_then(|matches| <Arguments as clap::FromArgMatches>::from_arg_matches(&matches));
-    let arguments = match parsed {
-        Ok(arguments) => arguments,
-        Err(error) => return usage(&error),
+    let parsed = command().try_get_matches().and_then(|matches| {
+        let config: PathBuf = matches.get_one("config").cloned().unwrap_or_default();
+        Ok((config, Verb::from_arg_matches(&matches)?))
+    });
+    let (config, verb) = match &parsed {
+        Ok((config, verb)) => (config, verb),
+        Err(error) => return usage(error),
     };
-    let config = &arguments.config;
-    let (done, json) = match &arguments.verb {
+    let (done, json) = match verb {
         Verb::Sweep(verb) => {
             let caller = Caller::this(config, verb.job.as_deref());
             (

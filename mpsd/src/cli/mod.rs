@@ -29,7 +29,7 @@ pub use crate::node::log::complain;
 use crate::node::real::RealNode;
 pub use attach::{Caller, NO_JOB};
 use mpsd_core::config::Settings;
-pub use terminal::say;
+pub use terminal::{say, say_json};
 
 /// Name of `mpsctl` in messages.
 pub const NAME: &str = "mpsctl";

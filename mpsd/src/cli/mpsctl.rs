@@ -23,6 +23,7 @@ use crate::job::outcome::UNCOUNTED;
 use crate::scheduler::setup::{SetupContext, VerbError, VerbReport};
 use crate::scheduler::{ADMIN_VERBS, Host, ThisHost};
 use crate::sys::priority;
+use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
 use mpsd_core::failure::EXIT_NODE;
@@ -212,12 +213,19 @@ pub fn say_usage_error(error: &clap::Error, code: i32) {
 
 /// `json` becomes whether a failure is an object too.
 fn parse_and_run(json: &mut bool) -> Result<u8, VerbError> {
-    let matches = command().try_get_matches_from(words()?).unwrap_or_else(|error| {
-        if error.use_stderr() {
-            say_usage_error(&error, error.exit_code());
+    let words = words()?;
+    let matches = match command().try_get_matches_from(&words) {
+        Ok(matches) => matches,
+        Err(error) if error.kind() == ErrorKind::DisplayHelp && is_help_of_runner(&words) => {
+            return Err(become_runner()?);
         }
-        error.exit()
-    });
+        Err(error) => {
+            if error.use_stderr() {
+                say_usage_error(&error, error.exit_code());
+            }
+            error.exit()
+        }
+    };
     *json = wants_json(&matches);
     let json = *json;
     if let Some((name, below)) = matches.subcommand()
@@ -299,6 +307,13 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
         Verb::Explain(verb) => print(&verb.run(config, json)?),
         Verb::Advertise(verb) => print(&verb.run(config, &ThisHost.name(), &daemon()?, json)?),
     }
+}
+
+/// `help sweep`, which clap answers by itself.
+fn is_help_of_runner(words: &[OsString]) -> bool {
+    words
+        .windows(2)
+        .any(|pair| pair[0] == "help" && (pair[1] == "sweep" || pair[1] == "pack"))
 }
 
 /// Turns this process into `mps-runner` with the same words; returns only on failure.

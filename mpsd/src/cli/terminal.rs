@@ -23,6 +23,7 @@ pub fn say(text: &str) {
     let _ = stdout().write_all(text.as_bytes());
 }
 
+/// Prints `value` as JSON in one line: scripts read an object a line.
 pub fn say_json(value: &impl Serialize) {
     say(&(serde_json::to_string(value).unwrap_or_default() + "\n"));
 }

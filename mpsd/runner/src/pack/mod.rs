@@ -11,7 +11,7 @@ use crate::setting::{Setting, code_of};
 use crate::share::Share;
 use commands::{Line, Part};
 use joblog::JobLog;
-use mpsd::cli::{Caller, NAME, complain, say};
+use mpsd::cli::{Caller, NAME, complain, say, say_json};
 use mpsd::scheduler::setup::VerbError;
 use mpsd_core::limits::Invalid;
 use mpsd_core::text::one_line;
@@ -150,7 +150,7 @@ impl Pack {
         runner.finish();
         let already = own.len() as u64 - runner.asked();
         match self.json {
-            true => say(&format!("{:#}\n", runner.json(already, &own_log))),
+            true => say_json(&runner.json(already, &own_log)),
             false => say(&runner.text(already, &own_log)),
         }
         if let Some(signal) = ended {

@@ -14,7 +14,7 @@ use configuration::Configuration;
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::{Bench, MeasureError};
 use metric::Metric;
-use mpsd::cli::{Caller, NAME, complain, say};
+use mpsd::cli::{Caller, NAME, complain, say, say_json};
 use mpsd::scheduler::setup::VerbError;
 use mpsd_core::failure::EXIT_REFUSED;
 use nix::sys::signal::Signal;
@@ -203,7 +203,7 @@ impl Sweep {
         }
         let mut value = serde_json::to_value(outcome).map_err(|error| of_node(error.to_string()))?;
         value["advice"] = outcome.advice().into();
-        say(&format!("{value:#}\n"));
+        say_json(&value);
         Ok(())
     }
 }
