@@ -60,7 +60,7 @@ enum Verb {
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
     ReleaseCheck(release_check::Options),
-    /// Measure a job, many at once, or what the plugin costs: 'job', 'scale' or 'srun', each with '--help'.
+    /// Measure a job, many at once, or what a job that did not ask pays: 'job', 'scale', 'srun' or 'unasked', each with '--help'.
     #[command(disable_help_flag = true)]
     Bench {
         /// What is measured, and its options
@@ -121,7 +121,10 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             return cargo::become_program("debug/demo", &["--scheduler".to_owned(), scheduler.clone()]);
         }
         Verb::Bench { words } => {
-            if words.first().is_some_and(|word| word != "job") {
+            if words
+                .first()
+                .is_some_and(|word| word == "scale" || word == "srun")
+            {
                 install::slurm()?;
             }
             cargo::build(MEASURED)?;

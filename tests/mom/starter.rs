@@ -238,6 +238,23 @@ fn the_starter_leaves_other_jobs_as_they_were_also_on_a_broken_node() {
 }
 
 #[test]
+fn a_plain_jobs_task_needs_our_program_only_if_another_job_left_something() {
+    let mut c = cluster(&["nodea"]);
+    let job = begun(&mut c, "proj1");
+    let words = Cluster::client_on("nodea");
+    let words: Vec<&str> = words.split(' ').collect();
+    let left = [
+        ("MPSD_JOB", "99.localhost"),
+        ("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/99.localhost/pipe"),
+    ];
+    assert_eq!(c.torque_task(&job, 0, &words, &left), Ended::Code(0));
+    bare(&c.records(0)[0]);
+    c.nodes[0].sh("ln -sf /bin/false /usr/bin/mpsctl");
+    assert_eq!(c.torque_task(&job, 0, &words, &left), Ended::Code(1));
+    bare(&task_client(&mut c, &job, 0, ""));
+}
+
+#[test]
 fn a_starter_of_the_site_stays_and_may_call_ours() {
     let mut c = without_starter(STRICT);
     let node = &mut c.nodes[0];

@@ -14,23 +14,25 @@ return within MOM_WAITS_S: what takes longer goes on without them. A start then 
 and execjob_launch, which runs in the job's own process, waits for that. PBS tries a rejected job again at once, so the hook
 moves the job's Execution_Time. A subjob that waits in state W breaks its array: its execjob_launch rejects, late.
 
-A job that did not ask pays for the lines outside of ACTS and nothing else. ACTS is text, so Python compiles it only for a
-job that may have asked; compiling it takes 2 ms. What only some acts need is imported there.
+A job that did not ask pays for the lines outside of ACTS and nothing else, in each of its events: so they are few. ACTS is
+text, so Python compiles it only for a job that may have asked; compiling it takes 2 ms.
 
 Any call of PBS's may raise, and a hook that raises is as one that rejects: so each act returns why it rejects, or None,
-and what it raises is caught in one place, 'main'.
+and what it raises is caught in one place, at the end of this file.
 """
 import os
-import time
 
 import pbs
-
-PROGRAMS = "/usr/bin"  # filled in by 'mpsctl pbs install'
-OPTIONS = []  # filled in by 'mpsctl pbs install': ["--config", FILE] where it is not /etc/mpsd/mpsd.toml
 
 AUTO_QUEUES = []  # filled in by 'mpsctl pbs install': auto_queues of mpsd.toml
 JOBS = "/run/mpsd/jobs"  # filled in by 'mpsctl pbs install'
 LOOK_AGAIN = "/run/mpsd/look-again"  # filled in by 'mpsctl pbs install'
+
+ACTS = r'''
+import time
+
+PROGRAMS = "/usr/bin"  # filled in by 'mpsctl pbs install'
+OPTIONS = []  # filled in by 'mpsctl pbs install': ["--config", FILE] where it is not /etc/mpsd/mpsd.toml
 LIMIT_S = 25  # filled in by 'mpsctl pbs install': above our own deadline; the hook's alarm is above twice this
 MOM_WAITS_S = 1.2
 ENV_LIMIT_S = 10
@@ -71,29 +73,6 @@ def resource(job, name):
         return ""  # the site has no such resource
 
 
-def may_have_asked(job):
-    return "mps" in attribute(job, "Account_Name").lower() or resource(job, "mps") != ""
-
-
-def has_directory(job):
-    name = attribute(job, "id")  # of more than 40 bytes: only mpsctl knows the directory's name
-    return len(name) > 40 or os.path.lexists(os.path.join(JOBS, name))
-
-
-def is_automatic(event):
-    """Whether the site asks for MPS for this job with GPUs; after its begin, whether that left anything here."""
-    job = event.job
-    if not AUTO_QUEUES or attribute(job, "queue") not in AUTO_QUEUES or "ngpus=" not in attribute(job, "exec_vnode"):
-        return False
-    return event.type == getattr(pbs, "EXECJOB_BEGIN", None) or has_directory(job)
-
-
-def waits_for_a_look(kind):
-    """After any job, mps-epilogue looks again at what hung in the driver: nothing else may do so on a node without our timer."""
-    return kind == getattr(pbs, "EXECJOB_END", None) and os.path.lexists(LOOK_AGAIN)
-
-
-ACTS = r'''
 def is_sister(job):
     try:
         return not job.in_ms_mom()
@@ -193,7 +172,7 @@ def begin(event):
               "--queue=" + attribute(job, "queue")] + shape(job)
     # Of a job that did not ask itself, execjob_launch knows by the directory that a start is under way.
     code, _, line = call("mps-prologue", arguments + identity(job), mom_waits(), values=values,
-                         goes_on=lambda: may_have_asked(job) or has_directory(job))
+                         goes_on=lambda: asks or has_directory(attribute(job, "id")))
     if code is None:
         return None  # execjob_launch waits for it
     if line:
@@ -280,7 +259,7 @@ def asked(job, settled=False):
     its record tells of no MPS, so 'auto' gave it none."""
     code, said, _ = request(job)
     mode = said["resource"].split("+")[0] if code == 0 else ""
-    return code != 0 or mode not in ("", "off") and not (settled and mode == "auto" and has_directory(job))
+    return code != 0 or mode not in ("", "off") and not (settled and mode == "auto" and has_directory(attribute(job, "id")))
 
 
 def is_launcher(event):
@@ -355,7 +334,7 @@ def failed(event, act, error):
         clean(event.job, mom_waits())
         put_back(event.job, NOT_RUN)
         return line
-    if act is launch and (asked(event.job) or is_automatic(event)):
+    if act is launch and (asked(event.job) or is_automatic):
         return tell(line)
     return None
 
@@ -372,20 +351,38 @@ def run(event):
 '''
 
 
-def main():
-    event, why = pbs.event(), None
+def has_directory(name):
+    return len(name) > 40 or os.path.lexists(os.path.join(JOBS, name))  # a longer name is shortened: only mpsctl knows how
+
+
+event, asks, is_automatic, why = pbs.event(), False, False, None
+try:
+    asks = "mps" in str(event.job.Account_Name).lower()
+except Exception:
+    pass  # what PBS does not tell us, nobody asked for
+try:
+    asks = asks or event.job.Resource_List["mps"] not in (None, "")
+except Exception:
+    pass  # the site has no such resource
+try:
+    # The site asks for MPS for this job with GPUs; after its begin, only if that left anything here.
+    if AUTO_QUEUES and str(event.job.queue) in AUTO_QUEUES and "ngpus=" in str(event.job.exec_vnode):
+        is_automatic = event.type == getattr(pbs, "EXECJOB_BEGIN", None) or has_directory(str(event.job.id))
+except Exception:
+    pass
+try:
+    # After any job, mps-epilogue looks again at what hung in the driver: nothing else may do so on a node without our timer.
+    if asks or is_automatic or event.type == getattr(pbs, "EXECJOB_END", None) and os.path.lexists(LOOK_AGAIN):
+        exec(compile(ACTS, "mpsd.py", "exec"), globals())
+        why = run(event)  # noqa: F821
+except Exception as error:
     try:
-        if may_have_asked(event.job) or waits_for_a_look(event.type) or is_automatic(event):
-            exec(compile(ACTS, "mpsd.py", "exec"), globals())
-            why = run(event)  # noqa: F821
-    except Exception as error:
-        log("mpsd: the hook failed: %s: %s" % (type(error).__name__, error))
-    if why:
-        event.reject(why)
-    try:
-        event.accept()
+        pbs.logmsg(pbs.LOG_WARNING, "mpsd: the hook failed: %s: %s" % (type(error).__name__, error))
     except Exception:
-        pass  # who does neither accepts
-
-
-main()
+        pass
+if why:
+    event.reject(why)
+try:
+    event.accept()
+except Exception:
+    pass  # who does neither accepts

@@ -396,11 +396,11 @@ mod tests {
             .filter(|line| !HOOK.lines().any(|other| other == *line))
             .collect();
         let expected = [
-            "PROGRAMS = \"/opt/m/bin\"",
-            "OPTIONS = [\"--config\",\"/etc/a \\\"b\\\".toml\"]",
             "AUTO_QUEUES = []",
             "JOBS = \"/run/mpsd/jobs\"",
             "LOOK_AGAIN = \"/run/mpsd/look-again\"",
+            "PROGRAMS = \"/opt/m/bin\"",
+            "OPTIONS = [\"--config\",\"/etc/a \\\"b\\\".toml\"]",
             "LIMIT_S = 25",
         ];
         assert_eq!(changed, expected);

@@ -3,6 +3,7 @@
 mod job;
 mod scale;
 mod srun;
+mod unasked;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -50,6 +51,15 @@ enum Arguments {
         #[arg(long, default_value = "target/bench-srun.json")]
         out: PathBuf,
     },
+    /// Processor time of a job that did not ask, in PBS' scripts and hook.
+    Unasked {
+        /// Rounds of each.
+        #[arg(long, default_value_t = 100)]
+        rounds: usize,
+        /// Where the result goes.
+        #[arg(long, default_value = "target/bench-unasked.json")]
+        out: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -67,6 +77,7 @@ fn run(arguments: Arguments) -> Result<()> {
         Arguments::Job { rounds, beside, out } => (job::run(rounds, beside.as_deref())?, out),
         Arguments::Scale { rounds, out } => (scale::run(rounds)?, out),
         Arguments::Srun { pairs, out } => (srun::run(pairs)?, out),
+        Arguments::Unasked { rounds, out } => (unasked::run(rounds)?, out),
     };
     report["cpus"] = std::thread::available_parallelism()?.get().into();
     if let Some(dir) = out.parent() {

@@ -1,4 +1,5 @@
-//! What many at once cost one another: jobs on a node of eight GPUs, 48 clients, and a job on 1 to 16 nodes of a real Slurm.
+//! What many at once cost one another: jobs on a node of sixteen GPUs, 48 clients, directories of jobs that are gone, and a job on
+//! 1 to 32 nodes of a real Slurm.
 
 use std::process::Stdio;
 use std::time::Instant;
@@ -14,37 +15,81 @@ use tests::stage::{USER, as_user};
 
 use crate::{GPU, LIMIT};
 
-const GPUS: usize = 8;
+const JOBS: [usize; 4] = [1, 4, 8, 16];
+const GPUS: usize = JOBS[JOBS.len() - 1];
 const CLIENTS: usize = 48;
-const NODES: [usize; 5] = [1, 2, 4, 8, 16];
+const NODES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Jobs' directories that a node must have in bad times, and most that it can.
+const DIRECTORIES: [usize; 3] = [0, 100, 10_000];
+const LOOKS: [&[&str]; 3] = [&["reconcile", "--dry-run"], &["metrics"], &["status"]];
 
 pub fn run(rounds: usize) -> Result<Value> {
     let report = json!({
         "rounds": rounds,
         "jobs": jobs(rounds)?,
         "clients": clients(rounds)?,
+        "directories": directories(rounds)?,
         "nodes": nodes(rounds)?,
     });
     println!("{report:#}");
     Ok(report)
 }
 
-/// Milliseconds of begin and end: alone, and the last of eight.
+/// Milliseconds of begin and end: alone, and the last of several.
 fn jobs(rounds: usize) -> Result<Value> {
     let node = NodeDouble::builder().gpus(GPUS, GPU);
     let place = Place::new(node, "deadline_s = 60\n");
-    let times = in_turn(&[1, GPUS], rounds, |count, round| {
+    let times = in_turn(&JOBS, rounds, |count, round| {
         together(&place, round % GPUS, *count)
     })?;
-    let of = |case: usize, n: usize| {
-        let values: Vec<f64> = times[case].iter().map(|took| took[n]).collect();
+    let of = |case: usize, part: usize| {
+        let values: Vec<f64> = times[case].iter().map(|took| took[part]).collect();
         median(&values)
     };
-    let ratio = |n: usize| rounded(of(1, n) / of(0, n));
-    Ok(json!({
-        "begin_alone_ms": of(0, 0), "begin_last_of_8_ms": of(1, 0), "begin_times": ratio(0),
-        "end_alone_ms": of(0, 1), "end_last_of_8_ms": of(1, 1), "end_times": ratio(1),
-    }))
+    let row = |(case, count): (usize, &usize)| {
+        let [begin, end] = [0, 1].map(|part| rounded(of(case, part) / of(0, part)));
+        json!({
+            "jobs": count, "begin_last_ms": of(case, 0), "end_last_ms": of(case, 1),
+            "begin_times_one": begin, "end_times_one": end,
+        })
+    };
+    Ok(JOBS.iter().enumerate().map(row).collect())
+}
+
+/// Milliseconds of the commands that look at the node, beside so many directories of jobs whose prologue was killed at once.
+fn directories(rounds: usize) -> Result<Value> {
+    let place = Place::new(NodeDouble::builder().gpus(1, GPU), "deadline_s = 60\n");
+    ensure!(
+        place.torque_on_gpu_0("600.srv", "MPS=true").code == Some(0),
+        "its begin"
+    );
+    let mut rows = Vec::new();
+    let mut made = 0;
+    for count in DIRECTORIES {
+        for number in made..count {
+            std::fs::create_dir(place.job(&format!("{}.srv", 10_000 + number)))?;
+        }
+        made = count;
+        let times = in_turn(&LOOKS, rounds, |words, _| {
+            let ran = place.mpsctl(words);
+            ensure!(ran.code.is_some_and(|code| code <= 1), "{words:?}: {ran:?}");
+            Ok(milliseconds(ran.took))
+        })?;
+        let medians = LOOKS
+            .iter()
+            .zip(&times)
+            .map(|(words, times)| (words[0], median(times)));
+        let mut row: serde_json::Map<String, Value> = medians
+            .map(|(name, ms)| (format!("{name}_ms"), ms.into()))
+            .collect();
+        row.insert("directories".into(), count.into());
+        rows.push(Value::Object(row));
+    }
+    for number in 0..made {
+        std::fs::remove_dir(place.job(&format!("{}.srv", 10_000 + number)))?;
+    }
+    ensure!(place.strict_end("600.srv").code == Some(0), "its end");
+    Ok(Value::Array(rows))
 }
 
 /// So many jobs of a GPU each begin at once, and end at once: how long until all have.
