@@ -1,22 +1,15 @@
 //! `mpsctl status`: what a user and root see of a job's clients, and of control daemons that say what their user wants.
 
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::process::CommandExt as _;
-use std::process::Stdio;
 use std::time::Duration;
 
 use mpsd_core::paths::JOURNAL;
-use nix::pty::{Winsize, openpty};
 use nix::sys::signal::Signal;
-use nix::sys::termios::{LocalFlags, tcgetattr};
 use serde_json::Value;
 use tests::double::Builder;
-use tests::double::look::wait_until;
 use tests::place::{Place, Running, eventually, fast, kill, side_by_side};
 use tests::stage::{OTHER_USER, Ran, USER};
 
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
-const SOON: Duration = Duration::from_secs(40);
 
 fn served(node: Builder, job: &str, gpus: &str) -> Place {
     Place::with_job(node, "deadline_s = 20\n", job, ACCOUNT, gpus)
@@ -208,105 +201,4 @@ fn assert_harmless(ran: &Ran, what: &str) {
         let is_row = |line: &str| line.split_whitespace().nth(1) == Some(&pid.to_string());
         assert!(!ran.out.lines().any(is_row), "{what}: {pid}: {ran:?}");
     }
-}
-
-struct Watch {
-    process: Running,
-    terminal: OwnedFd,
-    _other: OwnedFd,
-    seen: String,
-}
-
-impl Watch {
-    fn start(place: &Place, job: &str) -> Self {
-        let size = Winsize {
-            ws_row: 20,
-            ws_col: 60,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        let pty = openpty(&size, None).expect("terminal");
-        let end = || Stdio::from(pty.slave.try_clone().expect("descriptor"));
-        let mut command = place.mpsctl_of(USER);
-        command.args(["status", "--watch"]).env("PBS_JOBID", job);
-        command.envs([place.pipe(job)]).process_group(0);
-        let process = Running::start(command.stdin(end()).stdout(end()).stderr(end()));
-        let flags = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK);
-        nix::fcntl::fcntl(&pty.master, flags).expect("terminal");
-        Self {
-            process,
-            terminal: pty.master,
-            _other: pty.slave,
-            seen: String::new(),
-        }
-    }
-
-    #[track_caller]
-    fn shows(&mut self, words: &str) {
-        let shown = wait_until(SOON, || {
-            let mut block = [0_u8; 8192];
-            while let Ok(n @ 1..) = nix::unistd::read(self.terminal.as_fd(), &mut block) {
-                self.seen.push_str(&String::from_utf8_lossy(&block[..n]));
-            }
-            self.seen.contains(words)
-        });
-        assert!(shown, "'{words}' in {:?}", self.seen);
-    }
-
-    fn types(&self, text: &str) {
-        nix::unistd::write(self.terminal.as_fd(), text.as_bytes()).expect("terminal");
-    }
-
-    fn is_usual(&self) -> bool {
-        let flags = tcgetattr(self.terminal.as_fd()).expect("terminal").local_flags;
-        flags.contains(LocalFlags::ECHO | LocalFlags::ICANON | LocalFlags::ISIG)
-    }
-
-    /// Asserts that it ends with 0, and that the terminal is then as before.
-    #[track_caller]
-    fn ends(mut self, how: &str) {
-        assert_eq!(self.process.wait(), Some(0), "{how}");
-        self.shows("\u{1b}[?25h\u{1b}[?1049l");
-        assert!(self.is_usual(), "{how}: the terminal is not as before");
-    }
-}
-
-#[test]
-fn a_live_view_is_redrawn_in_place_and_gives_the_terminal_back() {
-    let (place, job) = (served(fast(1), "305.srv", "0"), "305.srv");
-    let first = client(&place, job, "0", "0");
-    for (how, keys, signal) in [
-        ("q", "q", None),
-        ("Ctrl-C", "\u{3}", None),
-        ("SIGTERM", "", Some(Signal::SIGTERM)),
-        ("SIGHUP", "", Some(Signal::SIGHUP)),
-        ("SIGINT", "", Some(Signal::SIGINT)),
-    ] {
-        let mut watch = Watch::start(&place, job);
-        watch.shows("\u{1b}[?1049h");
-        watch.shows("under MPS: yes");
-        watch.shows("GPU     PID");
-        assert!(!watch.is_usual(), "{how}: it reads single keys");
-        let plain = watch.seen.replace("\u{1b}[K", "").replace("\u{1b}[H", "");
-        let longest = plain.split("\r\n").map(|line| line.chars().count()).max();
-        assert!(longest <= Some(60 + 20), "{how}: {:?}", watch.seen);
-        watch.types(keys);
-        if let Some(signal) = signal {
-            kill(watch.process.pid(), signal);
-        }
-        watch.ends(how);
-    }
-    // A new client is there at the next look.
-    let mut watch = Watch::start(&place, job);
-    watch.shows("GPU     PID");
-    let second = client(&place, job, "0", "1");
-    watch.seen.clear();
-    watch.shows(&second.pid().to_string());
-    watch.types("q");
-    watch.ends("a client that came");
-    // Without a terminal it is refused.
-    let ran = status_in(&place, job, &["--watch"]).exits(1);
-    ran.complains("no terminal");
-    drop((first, second));
-    place.assert_ends_clean(job, "a live view");
 }

@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::{Write as _, stdout};
 
-/// Columns and rows of a terminal with an unknown size.
-const USUAL: (usize, usize) = (80, 24);
+/// Columns of a terminal with an unknown size.
+const USUAL: usize = 80;
 /// The words that begin a line of a check, with their colors.
 const MARKS: [(&str, AnsiColor); 3] = [
     ("OK", AnsiColor::Green),
@@ -28,16 +28,10 @@ pub fn say_json(value: &impl Serialize) {
     say(&(serde_json::to_string(value).unwrap_or_default() + "\n"));
 }
 
-pub fn size() -> (usize, usize) {
-    let size = tcgetwinsize(stdout()).map(|size| (usize::from(size.ws_col), usize::from(size.ws_row)));
-    size.ok()
-        .filter(|(columns, rows)| *columns > 0 && *rows > 0)
-        .unwrap_or(USUAL)
-}
-
 /// Columns of standard output; `None`: it is no terminal, and lines are as long as they are.
 pub fn width() -> Option<usize> {
-    isatty(stdout()).then(|| size().0)
+    let columns = || tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_col));
+    isatty(stdout()).then(|| Some(columns()).filter(|columns| *columns > 0).unwrap_or(USUAL))
 }
 
 /// `line` within `width` columns; '>' stands for the part that is cut off.

@@ -2,7 +2,6 @@
 //! record and the daemons; root's is from the journals, and processes of the user ask the daemons, which may hang.
 
 mod attached;
-mod live;
 pub(super) mod model;
 mod text;
 
@@ -16,7 +15,6 @@ use crate::node::real::RealNode;
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::drain::{Marker, markers};
 use attached::Verdict;
-use live::Screen;
 use model::{GpuStatus, JobStatus, NvmlLists, Phase};
 use mpsd_core::config::Settings;
 use mpsd_core::environment::PIPE_DIRECTORY;
@@ -30,7 +28,6 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const PERIOD: Duration = Duration::from_secs(2);
 /// Longest wait for the daemons of one job, and for one answer of NVML.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest list of jobs that is read, bytes.
@@ -44,25 +41,17 @@ pub struct Status {
     #[arg(value_name = "JOB")]
     pub job: Option<String>,
     /// One object instead of text
-    #[arg(long, conflicts_with = "watch")]
-    json: bool,
-    /// Update it every two seconds, until 'q' or Ctrl-C
     #[arg(long)]
-    watch: bool,
+    json: bool,
 }
 
 impl Status {
     /// Prints it for `caller`; returns the exit code. `worker` is the program `mpsd`, which asks NVML.
     pub fn run(&self, caller: &Caller<'_>, worker: &Path) -> Result<u8, Failure> {
-        let collect = || match caller.uid {
+        let report = match caller.uid {
             0 => StatusReport::for_root(caller, worker),
             _ => StatusReport::for_user(caller, worker),
-        };
-        if self.watch {
-            Screen::open()?.show(PERIOD, |width| Ok(collect()?.lines(Some(width))))?;
-            return Ok(0);
-        }
-        let report = collect()?;
+        }?;
         match self.json {
             true => say_json(&report),
             false => say(&(report.lines(width()).join("\n") + "\n")),
