@@ -165,10 +165,6 @@ fn what_cannot_be_set_is_refused_with_what_can() {
         ("--mem 1G:2G", "one limit for all clients of a GPU"),
         ("--mem 4", "--mem 4: "),
         ("", "no limit is given; allowed: --threads P, --mem M, or both"),
-        (
-            "--threads 10 --client 1234",
-            "--client 1234: NVIDIA's control daemon has no limit of a single client",
-        ),
     ] {
         let args: Vec<&str> = ["set", job].into_iter().chain(args.split_whitespace()).collect();
         for user in [Some(USER), None] {

@@ -78,9 +78,8 @@ enum Verb {
     Pack(ForRunner),
     /// Print root's reports of jobs that have ended on this node
     ///
-    /// With a job: its reports, in words, for root, and until the node's next boot for the job's user. Without: a summary of
-    /// all, for root. What the job's own mpsd observed (clients, lost servers) is marked, because a process of the job's user
-    /// wrote it.
+    /// With a job: for root, and until the node's next boot for the job's user. Without: those of all jobs, for root. What the
+    /// job's own mpsd observed (clients, lost servers) is marked, because a process of the job's user wrote it.
     Report(ReportVerb),
     /// Run a small MPS job through this site's scheduler, as an ordinary user, and check what it got
     ///

@@ -1,4 +1,4 @@
-//! `mpsctl report`: the reports of jobs that have ended on this node, one by one or as a summary.
+//! `mpsctl report`: the reports of jobs that have ended on this node, in words or as JSON.
 
 use super::chart::{self, Style};
 use super::terminal::{cut, say, say_json, width, wrap};
@@ -10,7 +10,6 @@ use crate::sys::files::FileError;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::killed::{self, KilledTask};
-use mpsd_core::observations::Observations;
 use mpsd_core::record::RecordGpu;
 use mpsd_core::usage::GpuUsage;
 use mpsd_core::{Failure, JobId, Refusal};
@@ -19,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// `mpsctl report`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ReportVerb {
-    /// The job; without one, a summary of all
+    /// The job; without one, all jobs of the node
     #[arg(value_name = "JOB")]
     job: Option<String>,
     /// Only jobs that began this long ago or later: 90m, 12h, 7d
@@ -53,14 +52,11 @@ impl ReportVerb {
             }
         }
         found.reverse();
-        let lines = match &job {
-            _ if self.json => Vec::new(),
-            Some(_) => found.iter().flat_map(on_terminal).collect(),
-            None => summary(&found),
-        };
-        lines.iter().for_each(|line| say(&format!("{line}\n")));
-        if self.json {
-            found.iter().for_each(say_json);
+        for report in &found {
+            match self.json {
+                true => say_json(report),
+                false => say(&(on_terminal(report).join("\n") + "\n")),
+            }
         }
         Ok(0)
     }
@@ -234,9 +230,7 @@ pub(super) fn lines(report: &JobReport) -> Vec<String> {
 fn used(report: &JobReport, gpu: &RecordGpu) -> Vec<String> {
     let seen = report.said_by_user.as_ref();
     let held = seen.and_then(|seen| seen.gpus.iter().find(|known| known.uuid == gpu.uuid));
-    let mut limits = report.daemons.iter().map(|daemon| daemon.limits());
-    let limit = limits.find_map(|limits| limits.memory_of(&gpu.uuid));
-    let held = held.zip(limit).map(|(held, limit)| {
+    let held = held.zip(report.memory_limit(&gpu.uuid)).map(|(held, limit)| {
         let most = held.most_client_mib;
         format!("one client held at most {most} of the {limit} MiB that it may")
     });
@@ -276,60 +270,6 @@ fn killed_lines(report: &JobReport) -> Vec<String> {
     let observations = report.said_by_user.as_ref();
     let is_client = |pid| observations.is_some_and(|observations| observations.is_client(pid));
     killed::told(&report.killed, is_client)
-}
-
-fn summary(reports: &[JobReport]) -> Vec<String> {
-    if reports.is_empty() {
-        return vec!["no job has left a report on this node".to_owned()];
-    }
-    let count = |is: fn(&JobReport) -> bool| reports.iter().filter(|report| is(report)).count();
-    let observed = |is: fn(&Observations) -> bool| {
-        let all = reports.iter().filter_map(|report| report.said_by_user.as_ref());
-        all.filter(|observations| is(observations)).count()
-    };
-    let ready = reports.iter().filter_map(|report| report.ready_ms);
-    let teardown = reports.iter().map(|report| report.teardown_ms);
-    let (ready, teardown) = (times(ready), times(teardown));
-    let number = |what: &str, number: usize| format!("{what}: {number}");
-    vec![
-        number("jobs", reports.len()),
-        number("node not as before", count(|report| !report.as_before)),
-        number("drained", count(|report| report.drained)),
-        number(
-            "drain not delivered",
-            count(|report| report.drain.is_some() && !report.drained),
-        ),
-        number("never ready", count(|report| report.ready_ms.is_none())),
-        format!("time to ready: {ready}"),
-        format!("teardown: {teardown}"),
-        number("lost a server", observed(|all| !all.servers_lost.is_empty())),
-        number(
-            "lost a control daemon",
-            observed(|all| !all.daemons_lost.is_empty()),
-        ),
-        number(
-            "a client caused a fatal GPU error",
-            observed(|all| !all.fatal.is_empty()),
-        ),
-        number("a client got no context", observed(|all| !all.refused.is_empty())),
-        number(
-            "a client over its memory limit",
-            observed(|all| !all.over_memory.is_empty()),
-        ),
-        number(
-            "a GPU without a client at any look",
-            count(JobReport::had_idle_gpu),
-        ),
-    ]
-}
-
-fn times(values: impl Iterator<Item = u64>) -> String {
-    let mut values: Vec<u64> = values.collect();
-    values.sort_unstable();
-    match (values.get(values.len() / 2), values.last()) {
-        (Some(median), Some(most)) => format!("median {median} ms, most {most} ms"),
-        _ => "-".to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 use super::*;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::{DaemonLost, Killed, Observations, OverMemory, Refused, ServerLost};
-use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::usage::{GpuUsage, Usage};
 use mpsd_core::{GpuUuid, Scheduler};
 
@@ -10,11 +9,13 @@ fn gpu(n: usize) -> GpuUuid {
 }
 
 fn report() -> JobReport {
-    let record_gpu = |n: usize| RecordGpu {
-        index: n as u32,
-        uuid: gpu(n),
+    let mut report = crate::job::report::tests::report();
+    report.gpus.push(RecordGpu {
+        index: 1,
+        uuid: gpu(1),
         cpus: None,
-    };
+    });
+    report.notes = vec!["Terminate for mps-server 691".to_owned()];
     let mut observations = Observations {
         clients: 49,
         most_clients: 48,
@@ -38,51 +39,8 @@ fn report() -> JobReport {
         ..Observations::default()
     };
     observations.take_memory(&gpu(0), &[&[187; 47][..], &[211]].concat());
-    JobReport {
-        version: 1,
-        job: JobId::parse("7").unwrap(),
-        scheduler: Scheduler::Slurm,
-        node: "n1".to_owned(),
-        user: "alice".to_owned(),
-        uid: 1000,
-        gpus: vec![record_gpu(0), record_gpu(1)],
-        daemons: vec![Daemon {
-            threads: Some("25".parse().unwrap()),
-            memory: vec![(gpu(0), 1024)],
-            ..Daemon::default()
-        }],
-        auto: None,
-        exclusive: true,
-        shared: false,
-        began: 1000,
-        ready_ms: Some(210),
-        ended: 1060,
-        teardown_ms: 120,
-        as_before: true,
-        undetermined: Vec::new(),
-        faults: Vec::new(),
-        notes: vec!["Terminate for mps-server 691".to_owned()],
-        drain: None,
-        drained: false,
-        killed: Vec::new(),
-        not_started: None,
-        takes_turns: false,
-        advice: None,
-        said_by_user: Some(observations),
-    }
-}
-
-#[test]
-fn of_a_shared_mps_the_last_words_are_told_which_name_the_job_of_a_client() {
-    let mut report = report();
-    let seen = report.said_by_user.as_mut().unwrap();
-    seen.last_words = vec!["by client 8349 of job 8: the vendor's log says: it".to_owned()];
-    let own = lines(&report).join("\n");
-    report.shared = true;
-    let shared = lines(&report).join("\n");
-    assert!(!own.contains("of job 8") && own.contains("by the job's own mpsd: 49 clients"));
-    assert!(shared.contains("by the mpsd that it shared, of all jobs on it: 49 clients"));
-    assert!(shared.ends_with("    by client 8349 of job 8: the vendor's log says: it"));
+    report.said_by_user = Some(observations);
+    report
 }
 
 #[test]
@@ -261,32 +219,6 @@ fn a_killed_task_is_told_once_as_roots_word_if_root_knows_it() {
         ]
     );
     assert_eq!(user, ["    client 7 was ended by signal 9 (SIGKILL)"]);
-}
-
-#[test]
-fn many_reports_are_summed_up() {
-    let mut quiet = report();
-    (quiet.said_by_user, quiet.ready_ms, quiet.as_before) = (None, None, false);
-    let drain = |drained| JobReport {
-        drain: Some("a line".to_owned()),
-        drained,
-        ..quiet.clone()
-    };
-    let all = [report(), drain(true), drain(false), drain(false)];
-    let text = summary(&all).join("\n");
-    for line in [
-        "jobs: 4",
-        "node not as before: 3",
-        "drained: 1",
-        "drain not delivered: 2",
-        "never ready: 3",
-        "lost a server: 1",
-        "time to ready: median 210 ms, most 210 ms",
-        "a GPU without a client at any look: 1",
-    ] {
-        assert!(text.lines().any(|other| other == line), "{line}:\n{text}");
-    }
-    assert_eq!(summary(&[]), ["no job has left a report on this node"]);
 }
 
 #[test]

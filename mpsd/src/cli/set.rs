@@ -32,9 +32,6 @@ pub struct Set {
     /// Pinned memory limit of each client that connects later: 4G, or by GPU 0=4G:1=2G
     #[arg(long, value_name = "M")]
     pub mem: Option<String>,
-    /// Refused with the reason.
-    #[arg(long, value_name = "PID", hide = true)]
-    pub client: Option<String>,
     /// One object instead of text
     #[arg(long)]
     pub json: bool,
@@ -42,12 +39,6 @@ pub struct Set {
 
 impl Set {
     pub fn run(&self, caller: &Caller<'_>) -> Result<String, Failure> {
-        if let Some(client) = &self.client {
-            let why = "NVIDIA's control daemon has no limit of a single client: it gives a server's limits to clients that connect later";
-            let allowed = "set without --client; or start that program with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE or \
-                           CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, which can only lower the job's limits";
-            return Err(refused("--client", client, why, allowed).into());
-        }
         let Some((record, _)) = caller.job_with_mps()? else {
             let job = caller.job().map_or("set".to_owned(), |job| format!("job {job}"));
             let allowed = "the id of a job with MPS on this node";

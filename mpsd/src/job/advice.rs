@@ -130,12 +130,6 @@ impl<'a> Facts<'a> {
             _ => of.clients.map(|clients| clients.most_clients),
         }
     }
-
-    fn memory_limit(&self, of: &OfGpu<'_>) -> Option<u64> {
-        let daemons = self.report.daemons.iter();
-        let limits = daemons.filter_map(|daemon| daemon.limits().memory_of(&of.gpu.uuid));
-        limits.min()
-    }
 }
 
 fn no_client(facts: &Facts<'_>) -> Option<String> {
@@ -150,7 +144,7 @@ fn memory(facts: &Facts<'_>) -> Option<String> {
         let seen = of.clients?;
         let (one, all) = (seen.most_client_mib, seen.most_memory_mib);
         let place = &of.place;
-        if let Some(limit) = facts.memory_limit(&of).filter(|limit| is_full(one, *limit)) {
+        if let Some(limit) = facts.report.memory_limit(&of.gpu.uuid).filter(|limit| is_full(one, *limit)) {
             return Some(format!(
                 "a client held {one} of the {limit} MiB that it may{place}: ask for more (--mps-mem), or have fewer tasks at once"
             ));
@@ -237,11 +231,12 @@ mod tests {
     use super::super::report::tests::report;
     use super::*;
     use mpsd_core::GpuUuid;
-    use mpsd_core::observations::LimitSet;
+    use mpsd_core::observations::{LimitSet, Refused};
+    use mpsd_core::record::Daemon;
     use mpsd_core::usage::Usage;
 
-    /// A job on GPU 0, of 80,000 MiB, with 4 clients at once of 1,000 MiB each, which used 60 % of it.
-    fn good() -> JobReport {
+    /// A job on GPU 0, of 80,000 MiB, with 4 clients at once of 1,000 MiB each, which used 60 % of it; with these changes.
+    fn job(changes: &str) -> JobReport {
         let mut report = report();
         let uuid = report.gpus[0].uuid.clone();
         let mut seen = Observations {
@@ -250,188 +245,133 @@ mod tests {
             ..Observations::default()
         };
         seen.take_memory(&uuid, &[1000; 4]);
+        let mut gpu = GpuUsage {
+            memory_mib: Some(80_000),
+            busy_percent: Some(95),
+            sm_percent: Some(60),
+            bandwidth_percent: Some(20),
+            ..GpuUsage::new(uuid.clone())
+        };
+        let daemon = &mut report.daemons[0];
+        (daemon.threads, daemon.memory) = (None, Vec::new());
+        for (name, value) in changes.split(' ').filter_map(|change| change.split_once('=')) {
+            let number: Option<u64> = value.parse().ok();
+            let percent = number.map(|number| number as u8);
+            match name {
+                "clients" => seen.clients = number.unwrap(),
+                "at-once" => seen.most_clients = number.unwrap(),
+                "each" => seen.gpus[0].most_client_mib = number.unwrap(),
+                "held" => seen.gpus[0].most_memory_mib = number.unwrap(),
+                "listed" => seen.gpus.clear(),
+                "refused" => seen.refused.push(Refused { pid: 1, beside: 0 }),
+                "limit" => report.daemons[0].memory = vec![(uuid.clone(), number.unwrap())],
+                "threads" => report.daemons[0].threads = value.parse().ok(),
+                "other-threads" => {
+                    let threads = value.parse().ok();
+                    report.daemons.push(Daemon {
+                        threads,
+                        ..Daemon::default()
+                    });
+                }
+                "set-to" => seen.set(LimitSet {
+                    limit: "active thread percentage".into(),
+                    from: None,
+                    to: value.into(),
+                    at: 1,
+                }),
+                "turns" => report.takes_turns = true,
+                "gpu" => gpu.memory_mib = number,
+                "busy" => gpu.busy_percent = percent,
+                "sm" => gpu.sm_percent = percent,
+                "bandwidth" => gpu.bandwidth_percent = percent,
+                other => panic!("{other}"),
+            }
+        }
         seen.usage = Some(Usage {
-            gpus: vec![GpuUsage {
-                memory_mib: Some(80_000),
-                busy_percent: Some(95),
-                sm_percent: Some(60),
-                bandwidth_percent: Some(20),
-                ..GpuUsage::new(uuid)
-            }],
+            gpus: vec![gpu],
             ..Usage::default()
         });
         report.said_by_user = Some(seen);
-        report.daemons[0].threads = None;
-        report.daemons[0].memory.clear();
         report
     }
 
-    type Change = fn(&mut JobReport, &mut Observations, &mut GpuUsage);
-
-    fn advised(change: Change) -> Option<(String, String)> {
-        let mut report = good();
-        let mut seen = report.said_by_user.take().unwrap();
-        let mut usage = seen.usage.take().unwrap();
-        let mut gpu = usage.gpus.remove(0);
-        change(&mut report, &mut seen, &mut gpu);
-        usage.gpus.push(gpu);
-        seen.usage = Some(usage);
-        report.said_by_user = Some(seen);
-        of(&report).map(|advice| (advice.rule, advice.text))
+    fn advised(changes: &str) -> Option<(String, String)> {
+        of(&job(changes)).map(|advice| (advice.rule, advice.text))
     }
+
+    /// Changes, the rule and words of its line.
+    const CASES: &str = "\
+clients=0 at-once=0 > no-client > no CUDA program used this job's MPS
+limit=1100 > memory > a client held 1000 of the 1100 MiB that it may
+limit=1111 > memory > a client held 1000 of the 1111 MiB that it may
+held=73000 > memory > 4 clients held 73000 of 80000 MiB: the GPU is full
+held=72000 > memory > 4 clients held 72000 of 80000 MiB
+turns=yes > takes-turns > takes turns with the others there
+clients=1 at-once=1 > one-client > one client on a GPU, and used 60 % of it: MPS brings it nothing
+clients=9 at-once=1 > one-client > 9 clients, one at a time on a GPU, and used 60 %
+clients=1 at-once=1 sm=- busy=- > one-client > one client on a GPU: MPS brings it nothing
+threads=10 > threads > 4 clients with 10 % of the threads each could use 40 % of the GPU
+threads=12.5 > threads > 4 clients with 12.5 % of the threads each could use 50 % of the GPU
+threads=18.9 > threads > could use 75 % of the GPU
+bandwidth=85 > bandwidth > 85 % of the memory's bandwidth used by 4 clients
+bandwidth=70 > bandwidth > 70 %
+sm=12 > room > 12 % busy with 4 clients: try 12, or mpsctl sweep
+sm=29 > room > 29 % busy with 4 clients: try 9, or
+sm=- busy=20 > room > 20 % busy with 4 clients: try 12, or
+sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
 
     #[test]
     fn each_rule_applies_to_what_it_is_for() {
-        let cases: [(&str, &str, Change); 14] = [
-            (
-                "no-client",
-                "no CUDA program used this job's MPS",
-                |_, seen, _| {
-                    (seen.clients, seen.most_clients) = (0, 0);
-                },
-            ),
-            (
-                "memory",
-                "a client held 1000 of the 1100 MiB that it may",
-                |report, _, _| {
-                    report.daemons[0].memory = vec![(report.gpus[0].uuid.clone(), 1100)];
-                },
-            ),
-            (
-                "memory",
-                "4 clients held 73000 of 80000 MiB: the GPU is full",
-                |_, seen, _| {
-                    seen.gpus[0].most_memory_mib = 73_000;
-                },
-            ),
-            (
-                "takes-turns",
-                "takes turns with the others there",
-                |report, _, _| report.takes_turns = true,
-            ),
-            (
-                "one-client",
-                "one client on a GPU, and used 60 % of it: MPS brings it nothing",
-                |_, seen, _| {
-                    (seen.clients, seen.most_clients) = (1, 1);
-                },
-            ),
-            (
-                "one-client",
-                "9 clients, one at a time on a GPU, and used 60 %",
-                |_, seen, _| {
-                    (seen.clients, seen.most_clients) = (9, 1);
-                },
-            ),
-            (
-                "one-client",
-                "one client on a GPU: MPS brings it nothing",
-                |_, seen, gpu| {
-                    (seen.clients, seen.most_clients) = (1, 1);
-                    (gpu.sm_percent, gpu.busy_percent) = (None, None);
-                },
-            ),
-            (
-                "threads",
-                "4 clients with 10 % of the threads each could use 40 % of the GPU",
-                |report, _, _| {
-                    report.daemons[0].threads = Some("10".parse().unwrap());
-                },
-            ),
-            (
-                "threads",
-                "4 clients with 12.5 % of the threads each could use 50 % of the GPU",
-                |report, _, _| {
-                    report.daemons[0].threads = Some("12.5".parse().unwrap());
-                },
-            ),
-            (
-                "bandwidth",
-                "85 % of the memory's bandwidth used by 4 clients",
-                |_, _, gpu| {
-                    gpu.bandwidth_percent = Some(85);
-                },
-            ),
-            (
-                "room",
-                "12 % busy with 4 clients: try 12, or mpsctl sweep",
-                |_, _, gpu| gpu.sm_percent = Some(12),
-            ),
-            ("room", "29 % busy with 4 clients: try 9, or", |_, _, gpu| {
-                gpu.sm_percent = Some(29)
-            }),
-            // The time is only taken where the multiprocessors are not counted.
-            ("room", "20 % busy with 4 clients: try 12, or", |_, _, gpu| {
-                (gpu.sm_percent, gpu.busy_percent) = (None, Some(20));
-            }),
-            ("room", "12 % busy with 4 clients: try 7, or", |_, seen, _gpu| {
-                seen.gpus[0].most_client_mib = 10_000;
-                _gpu.sm_percent = Some(12);
-            }),
-        ];
-        for (rule, words, change) in cases {
-            let (found, text) = advised(change).unwrap_or_default();
-            assert_eq!(found, rule, "{words}: {text}");
-            assert!(text.starts_with(words) || text.contains(words), "{words}: {text}");
+        for case in CASES.lines() {
+            let [changes, rule, words] = case.split(" > ").collect::<Vec<_>>()[..] else {
+                panic!("{case}")
+            };
+            let (found, text) = advised(changes).unwrap_or_default();
+            assert!(found == rule && text.contains(words), "{case}: {found}: {text}");
             assert!(text.len() <= LONGEST && !text.contains('\n'), "{text}");
         }
         for rule in RULES {
-            assert!(cases.iter().any(|(name, ..)| *name == rule.name), "{}", rule.name);
+            assert!(CASES.contains(&format!(" > {} > ", rule.name)), "{}", rule.name);
         }
     }
 
     #[test]
     fn without_the_figure_there_is_no_advice() {
-        let cases: [Change; 9] = [
-            |_, _, _| {},
-            |_, _, gpu| (gpu.sm_percent, gpu.busy_percent) = (None, None),
-            // Room without the GPU's memory, or the clients'.
-            |_, _, gpu| (gpu.sm_percent, gpu.memory_mib) = (Some(5), None),
-            |_, seen, gpu| {
-                gpu.sm_percent = Some(5);
-                seen.gpus.clear();
-            },
-            // Room, but not in the memory.
-            |_, seen, gpu| {
-                gpu.sm_percent = Some(5);
-                seen.gpus[0].most_client_mib = 17_900;
-            },
-            |_, _, gpu| gpu.bandwidth_percent = None,
+        for changes in [
+            "",
+            "sm=- busy=-",
+            // Room without the GPU's memory, without the clients', and none in the memory.
+            "sm=5 gpu=-",
+            "sm=5 listed=no",
+            "sm=5 each=17900",
+            "sm=30",
+            "bandwidth=-",
+            "bandwidth=69",
+            "limit=1112",
+            "held=71999",
+            "threads=19",
             // Limits that changed while it ran, and those that differ between daemons.
-            |report, seen, _| {
-                report.daemons[0].threads = Some("10".parse().unwrap());
-                seen.set(LimitSet {
-                    limit: "active thread percentage".into(),
-                    from: None,
-                    to: "50".into(),
-                    at: 1,
-                });
-            },
-            |report, _, _| {
-                report.daemons[0].threads = Some("10".parse().unwrap());
-                report.daemons.push(report.daemons[0].clone());
-                report.daemons[1].threads = None;
-            },
+            "threads=10 set-to=50",
+            "threads=10 other-threads=-",
             // A client that got no context is no sign of a job without CUDA.
-            |_, seen, _| {
-                (seen.clients, seen.most_clients) = (0, 0);
-                seen.refused
-                    .push(mpsd_core::observations::Refused { pid: 1, beside: 0 });
-            },
-        ];
-        for (number, change) in cases.into_iter().enumerate() {
-            assert_eq!(advised(change), None, "{number}");
+            "clients=0 at-once=0 refused=1",
+            // Numbers that no job has.
+            "clients=18446744073709551615 at-once=18446744073709551615 each=0 held=0 sm=0 gpu=18446744073709551615",
+        ] {
+            assert_eq!(advised(changes), None, "{changes}");
         }
         let silent = JobReport {
             said_by_user: None,
-            ..good()
+            ..job("")
         };
         assert_eq!(of(&silent), None);
+        let full = "each=18446744073709551615 held=18446744073709551615 gpu=18446744073709551615";
+        assert_eq!(advised(full).unwrap().0, "memory");
     }
 
     #[test]
     fn of_several_gpus_the_one_is_named() {
-        let mut report = good();
+        let mut report = job("");
         let other = GpuUuid::parse("GPU-00000001").unwrap();
         report.gpus.push(RecordGpu {
             index: 1,
@@ -448,20 +388,5 @@ mod tests {
         });
         let text = of(&report).unwrap().text;
         assert_eq!(text, "3 % busy with 4 clients on GPU 1: try 12, or mpsctl sweep");
-    }
-
-    #[test]
-    fn numbers_that_no_job_has_break_nothing() {
-        let most: Change = |_, seen, gpu| {
-            (seen.clients, seen.most_clients) = (u64::MAX, u64::MAX);
-            (seen.gpus[0].most_client_mib, seen.gpus[0].most_memory_mib) = (0, 0);
-            (gpu.sm_percent, gpu.memory_mib) = (Some(0), Some(u64::MAX));
-        };
-        assert_eq!(advised(most), None);
-        let full: Change = |_, seen, gpu| {
-            (seen.gpus[0].most_client_mib, seen.gpus[0].most_memory_mib) = (u64::MAX, u64::MAX);
-            gpu.memory_mib = Some(u64::MAX);
-        };
-        assert_eq!(advised(full).unwrap().0, "memory");
     }
 }

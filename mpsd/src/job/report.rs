@@ -7,7 +7,7 @@ use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
 use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::text::one_line;
-use mpsd_core::{Failure, JobId, Scheduler};
+use mpsd_core::{Failure, GpuUuid, JobId, Scheduler};
 use serde::{Deserialize, Serialize};
 
 pub(crate) const VERSION: u32 = 1;
@@ -135,6 +135,12 @@ impl JobReport {
         }
     }
 
+    /// What each client may hold of `gpu`, MiB.
+    pub(crate) fn memory_limit(&self, gpu: &GpuUuid) -> Option<u64> {
+        let daemons = self.daemons.iter();
+        daemons.filter_map(|daemon| daemon.limits().memory_of(gpu)).min()
+    }
+
     /// NVML was asked, and never listed a client on one of its GPUs.
     pub(crate) fn had_idle_gpu(&self) -> bool {
         let observed = self.said_by_user.as_ref();
@@ -219,17 +225,18 @@ pub(crate) fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String>
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use mpsd_core::Refusal;
 
     /// Of a job with one GPU that began at 1000 and had a limit of threads and memory.
     pub(crate) fn report() -> JobReport {
-        let uuid = mpsd_core::GpuUuid::parse("GPU-00000000").unwrap();
-        JobReport {
-            version: VERSION,
-            job: JobId::parse("7").unwrap(),
-            scheduler: Scheduler::Slurm,
-            node: "n1".to_owned(),
-            user: "alice".to_owned(),
+        let uuid = GpuUuid::parse("GPU-00000000").unwrap();
+        let user = User {
+            name: "alice".to_owned(),
             uid: 1000,
+            gid: 1000,
+        };
+        let (job, none) = (JobId::parse("7").unwrap(), Refusal::new("", "", "").into());
+        JobReport {
             gpus: vec![RecordGpu {
                 index: 0,
                 uuid: uuid.clone(),
@@ -241,23 +248,12 @@ pub(crate) mod tests {
                 ..Daemon::default()
             }],
             exclusive: true,
-            shared: false,
             began: 1000,
             ready_ms: Some(210),
             ended: 1060,
             teardown_ms: 120,
-            as_before: true,
-            undetermined: Vec::new(),
-            faults: Vec::new(),
-            notes: Vec::new(),
-            drain: None,
-            drained: false,
-            killed: Vec::new(),
-            auto: None,
             not_started: None,
-            takes_turns: false,
-            said_by_user: None,
-            advice: None,
+            ..JobReport::not_started(&job, Scheduler::Slurm, "n1", &user, &none)
         }
     }
 }
