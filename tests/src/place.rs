@@ -18,7 +18,9 @@ use crate::beside::{self, Work};
 use crate::double::look::{self, wait_until};
 use crate::double::{Builder, NodeDouble, copy_program};
 use crate::fuse::Hung;
-use crate::stage::{Ran, USER, as_user, built, chmod, epilogue_args, finish, prologue_args, uid_of};
+use crate::stage::{
+    PROGRAMS, Ran, USER, as_user, built, chmod, epilogue_args, finish, prologue_args, uid_of,
+};
 
 const MOMENT: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -36,14 +38,6 @@ const STANDING: [&str; 7] = [
 /// The reports of jobs that have ended, and their users' copies, which lie in a tmpfs alone.
 const REPORTS: [&str; 2] = ["state/reports/", "run/reports"];
 const NODE: &str = "gpu001";
-const PROGRAMS: [&str; 6] = [
-    "mps-prologue",
-    "mps-epilogue",
-    "mpsd",
-    "mpsctl",
-    "mps-probe",
-    "mps-runner",
-];
 pub type Picture = BTreeMap<String, String>;
 
 /// A simulated node with the suite installed, whose jobs have their cgroups in a directory of its own.

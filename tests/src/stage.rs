@@ -13,6 +13,15 @@ use std::time::Duration;
 /// The ordinary user of the tests: in every passwd, without a home that matters.
 pub const USER: &str = "nobody";
 pub const OTHER_USER: &str = "daemon";
+/// The installed programs.
+pub const PROGRAMS: [&str; 6] = [
+    "mps-prologue",
+    "mps-epilogue",
+    "mpsd",
+    "mpsctl",
+    "mps-probe",
+    "mps-runner",
+];
 pub const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
 /// No command of the suite may take longer than this.
 const LONGEST: Duration = Duration::from_secs(60);

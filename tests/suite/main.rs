@@ -5,6 +5,7 @@ mod architecture;
 mod audit;
 mod auto;
 mod bad_input;
+mod bench;
 mod bounded;
 mod confined;
 mod corpus;

@@ -2,22 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::chown;
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tests::child::Running;
 use tests::double::look;
-use tests::place::{Place, eventually, fast, kill};
-use tests::stage::{Ran, USER, finish, script, uid_of};
+use tests::place::{eventually, kill};
+use tests::stage::finish;
 
-const JOB: &str = "7.srv";
-
-struct Bench {
-    place: Place,
-}
+use crate::bench::Bench;
 
 /// A line of the job log.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,37 +21,15 @@ struct Logged {
     command: String,
 }
 
+fn bench(gpus: usize) -> Bench {
+    Bench::new("pack", gpus, "", "MPS=true")
+}
+
 impl Bench {
-    fn new(gpus: usize) -> Self {
-        let place = Place::new(fast(gpus), "");
-        chown(place.directory("work"), Some(uid_of(USER)), None).expect("chown");
-        let list: Vec<String> = (0..gpus).map(|gpu| gpu.to_string()).collect();
-        place.begin(JOB, "MPS=true", &list.join(","));
-        Self { place }
-    }
-
-    fn work(&self, name: &str) -> PathBuf {
-        self.place.path("work").join(name)
-    }
-
     fn file(&self, lines: &str) -> String {
         let file = self.work("commands");
         fs::write(&file, lines).expect("commands");
         file.display().to_string()
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = self.place.mpsctl_of(USER);
-        command
-            .arg("pack")
-            .args(args)
-            .current_dir(self.place.path("work"));
-        command.envs([("PATH", "/usr/bin:/bin"), ("PBS_JOBID", JOB)]);
-        command
-    }
-
-    fn pack(&self, args: &[&str]) -> Ran {
-        finish(self.command(args))
     }
 
     /// The lines of the log, read by the pattern with which GNU parallel checks it: `\d+\s+[^\s]+\s+([-0-9.]+\s+){6}`.
@@ -107,22 +78,6 @@ impl Bench {
         format!("{} --node {} {options}", client.display(), node.display())
     }
 
-    fn left(&self) -> Vec<String> {
-        let dir = self.place.path("work").display().to_string();
-        let is_left = |process: &look::Process| {
-            let of_ours = process.args.iter().any(|arg| arg.contains(&dir));
-            of_ours && !process.args.iter().any(|arg| arg == "pack")
-        };
-        let all = look::processes().into_iter().filter(is_left);
-        all.map(|process| format!("{process:?}")).collect()
-    }
-
-    #[track_caller]
-    fn assert_none_left(&self, limit: Duration) {
-        look::wait_until(limit, || self.left().is_empty());
-        assert_eq!(self.left(), Vec::<String>::new());
-    }
-
     /// A script that notes that it begins and succeeds. A number that ends with 7 fails until it is mended.
     fn noting(&self, count: u64) -> String {
         let work = self.place.path("work");
@@ -131,9 +86,8 @@ impl Bench {
              trap '' TERM\necho x >>$1.done",
             work.display()
         );
-        let noting = self.work("noting");
-        script(&noting, &text);
-        let line = |seq: u64| format!("{} {seq}\n", noting.display());
+        let noting = self.script("noting", &text);
+        let line = |seq: u64| format!("{noting} {seq}\n");
         self.file(&(1..=count).map(line).collect::<String>())
     }
 
@@ -145,19 +99,13 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
-    fn drop(&mut self) {
-        let _ = self.place.torque_end(JOB);
-    }
-}
-
 #[test]
 fn each_end_is_logged_as_gnu_parallel_logs_it_and_failures_are_the_exit_code() {
-    let bench = Bench::new(1);
+    let bench = bench(1);
     let file = bench.file(
         "# a comment\necho out; echo err >&2\n\nexit 3\n  kill -9 $$\nsleep 60\necho a\tb $PARALLEL_SEQ\n",
     );
-    let ran = bench.pack(&["-n", "2", "--timeout", "1.5", &file]).exits(3);
+    let ran = bench.run(&["-n", "2", "--timeout", "1.5", &file]).exits(3);
     ran.prints("5 commands: 2 succeeded, 3 failed (2, 3, 4)")
         .complains("command 2 failed: exit code 3: exit 3");
     let ends = [(1, (0, 0)), (2, (3, 0)), (3, (0, 9)), (4, (-1, 15)), (5, (0, 0))];
@@ -167,38 +115,38 @@ fn each_end_is_logged_as_gnu_parallel_logs_it_and_failures_are_the_exit_code() {
     assert_eq!(of_five.expect("5").command, "echo a\tb $PARALLEL_SEQ");
     // What has no command, or no file.
     let none = bench.file("# nothing\n");
-    let wrong = bench.pack(&["--json", "--thread", "auto", &none]).exits(255);
+    let wrong = bench.run(&["--json", "--thread", "auto", &none]).exits(255);
     wrong.complains("'--threads'");
     assert_eq!(wrong.json()["exit_status"], 255);
-    bench.pack(&[&none]).exits(255).complains("it has no command");
+    bench.run(&[&none]).exits(255).complains("it has no command");
     let many = bench.file(&"exit 1\n".repeat(120));
     let mut outside = bench.command(&[&many]);
     finish(outside.env_remove("PBS_JOBID"))
         .exits(255)
         .complains("this is no job");
-    bench.pack(&["-n", "32", &many]).exits(101);
+    bench.run(&["-n", "32", &many]).exits(101);
     bench.assert_none_left(Duration::ZERO);
 }
 
 #[test]
 fn a_command_that_fails_runs_again_as_often_as_allowed() {
-    let bench = Bench::new(1);
+    let bench = bench(1);
     let file = bench.file("echo x >>tries; [ $(wc -l <tries) -ge 3 ]\necho y >>others; false\n");
-    bench.pack(&["-n", "2", "--retries", "3", &file]).exits(1);
+    bench.run(&["-n", "2", "--retries", "3", &file]).exits(1);
     assert_eq!((bench.lines_of("tries"), bench.lines_of("others")), (3, 3));
     assert_eq!(bench.ends(), BTreeMap::from([(1, (0, 0)), (2, (1, 0))]));
     // Those that the log has, and those that succeeded by it, are left out.
-    bench.pack(&["--resume", "--dry-run", &file]).prints_only("");
+    bench.run(&["--resume", "--dry-run", &file]).prints_only("");
     let again = ["--resume-failed", "--dry-run", &file];
-    bench.pack(&again).prints_only("echo y >>others; false\n");
+    bench.run(&again).prints_only("echo y >>others; false\n");
     let file = bench.file("echo x >>tries; [ $(wc -l <tries) -ge 3 ]\ntrue\n");
-    let ran = bench.pack(&["--resume-failed", &file]).exits(255);
+    let ran = bench.run(&["--resume-failed", &file]).exits(255);
     ran.complains("command 2 was 'echo y >>others; false', and is 'true' now");
 }
 
 #[test]
 fn after_a_kill_each_command_succeeds_exactly_once_and_nothing_is_left() {
-    let bench = Bench::new(1);
+    let bench = bench(1);
     let file = bench.noting(200);
     let pack = Running::start(&mut bench.command(&["-n", "16", &file]), "").expect("pack");
     eventually("some have ended", || {
@@ -211,7 +159,7 @@ fn after_a_kill_each_command_succeeds_exactly_once_and_nothing_is_left() {
     // At once, while keepers may still end their commands: the log's lock holds it up.
     fs::write(bench.work("mended"), "").expect("mended");
     let json = bench
-        .pack(&["-n", "16", "--resume-failed", "--json", &file])
+        .run(&["-n", "16", "--resume-failed", "--json", &file])
         .ok()
         .json();
     bench.assert_none_left(Duration::ZERO);
@@ -232,10 +180,9 @@ fn after_a_kill_each_command_succeeds_exactly_once_and_nothing_is_left() {
 fn a_signal_ends_all_and_so_does_the_loss_of_a_keeper() {
     let clinging = "trap '' TERM\nsetsid sleep 600 &\nsleep 601";
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
-        let bench = Bench::new(1);
-        let linger = bench.work("linger");
-        script(&linger, clinging);
-        let file = bench.file(&format!("{}\n", linger.display()).repeat(3));
+        let bench = bench(1);
+        let linger = bench.script("linger", clinging);
+        let file = bench.file(&format!("{linger}\n").repeat(3));
         let pack = Running::start(&mut bench.command(&["-n", "2", &file]), "").expect("pack");
         eventually("two run", || bench.left().len() >= 2);
         let sleeping = || {
@@ -270,12 +217,12 @@ fn a_signal_ends_all_and_so_does_the_loss_of_a_keeper() {
 
 #[test]
 fn a_command_without_memory_beside_others_runs_again_alone() {
-    let bench = Bench::new(1);
+    let bench = bench(1);
     let client = bench.client("--alloc 90000 --hold 2");
     // The double knows the room that there was when a client came.
     let too_large = bench.client("--alloc 300000");
     let file = bench.file(&format!("{client}\nsleep 0.8; {client}\n{too_large}\n"));
-    let json = bench.pack(&["-n", "3", "--json", &file]).exits(1).json();
+    let json = bench.run(&["-n", "3", "--json", &file]).exits(1).json();
     assert_eq!(json["succeeded"], 2, "{json}");
     // Alone it has no more memory than the GPU.
     assert_eq!(json["failed"], serde_json::json!([3]), "{json}");
@@ -290,11 +237,11 @@ fn a_command_without_memory_beside_others_runs_again_alone() {
 
 #[test]
 fn commands_share_the_jobs_gpus_and_their_limits_follow_from_how_many_there_are() {
-    let bench = Bench::new(2);
+    let bench = bench(2);
     let line = "echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT >>seen; sleep 1";
     let file = bench.file(&format!("{line}\n").repeat(8));
     bench
-        .pack(&["-n", "8", "--threads", "auto", "--mem", "auto", &file])
+        .run(&["-n", "8", "--threads", "auto", "--mem", "auto", &file])
         .ok();
     let seen = fs::read_to_string(bench.work("seen")).expect("seen");
     let mut counts = BTreeMap::<&str, usize>::new();
@@ -311,16 +258,16 @@ fn commands_share_the_jobs_gpus_and_their_limits_follow_from_how_many_there_are(
 
 #[test]
 fn more_run_at_once_while_the_gpu_has_more_to_do() {
-    let bench = Bench::new(1);
+    let bench = bench(1);
     let file = bench.file(&format!("{}\n", bench.client("--alloc 256 --hold 5")).repeat(24));
-    let json = bench.pack(&["--json", &file]).ok().json();
+    let json = bench.run(&["--json", &file]).ok().json();
     let most = json["most_at_once"].as_u64().expect("a number");
     assert!((8..=24).contains(&most), "{json}");
 }
 
 #[test]
 fn the_parts_of_two_nodes_are_disjoint_and_whole() {
-    let bench = Bench::new(1);
+    let bench = bench(1);
     let file = bench.noting(11);
     fs::write(bench.work("mended"), "").expect("mended");
     let node = |number: &str, tasks: &str, more: &[&str]| {
@@ -343,5 +290,5 @@ fn the_parts_of_two_nodes_are_disjoint_and_whole() {
         .exits(255)
         .complains("one task on each node: srun --ntasks-per-node=1");
     // One node goes on with what two began.
-    bench.pack(&["--resume", "--dry-run", &file]).prints_only("");
+    bench.run(&["--resume", "--dry-run", &file]).prints_only("");
 }

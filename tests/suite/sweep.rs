@@ -1,46 +1,29 @@
 //! `mpsctl sweep` as an ordinary user in a job: what it measures and advises, and that it leaves no process behind.
 
 use std::fs;
-use std::os::unix::fs::chown;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::child::{Ran as Ended, Running};
 use tests::double::{copy_program, look};
-use tests::place::{Place, eventually, fast, kill};
-use tests::stage::{self, Ran, USER, finish, uid_of};
+use tests::place::{eventually, kill};
+use tests::stage::finish;
 
-const JOB: &str = "7.srv";
-
-struct Bench {
-    place: Place,
-}
+use crate::bench::{Bench, JOB};
 
 impl Bench {
     fn usual() -> Self {
-        Self::new(1, "keep", "MPS=true")
+        Self::of(1, "keep", "MPS=true")
     }
 
-    /// `compute_mode` is that of the site; an empty account asks for nothing.
-    fn new(gpus: usize, compute_mode: &str, account: &str) -> Self {
-        let place = Place::new(fast(gpus), &format!("compute_mode = \"{compute_mode}\""));
-        for dir in ["programs", "peers"] {
-            chown(place.directory(dir), Some(uid_of(USER)), None).expect("chown");
-        }
-        let linger = place.path("programs/linger");
-        copy_program("/bin/sleep".as_ref(), &linger).expect("sleep");
-        let list: Vec<String> = (0..gpus).map(|gpu| gpu.to_string()).collect();
-        place.begin(JOB, account, &list.join(","));
-        Self { place }
-    }
-
-    fn script(&self, name: &str, text: &str) -> String {
-        let file = self.place.path("programs").join(name);
-        stage::script(&file, text);
-        file.display().to_string()
+    /// `compute_mode` is that of the site.
+    fn of(gpus: usize, compute_mode: &str, account: &str) -> Self {
+        let config = format!("compute_mode = \"{compute_mode}\"");
+        let bench = Self::new("sweep", gpus, &config, account);
+        copy_program("/bin/sleep".as_ref(), &bench.work("linger")).expect("sleep");
+        bench
     }
 
     /// A client of the simulated CUDA whose speed depends on how it shares the GPU. Clients that take turns have 1000 together, under MPS
@@ -59,51 +42,15 @@ impl Bench {
         self.script("simulation", &text)
     }
 
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = self.place.mpsctl_of(USER);
-        command.arg("sweep").args(args);
-        command.envs([("PATH", "/usr/bin:/bin"), ("PBS_JOBID", JOB)]);
-        command
-    }
-
-    fn sweep(&self, args: &[&str]) -> Ran {
-        finish(self.command(args))
-    }
-
     #[track_caller]
     fn json(&self, args: &[&str]) -> Value {
-        self.sweep(&[&["--json"], args].concat()).ok().json()
+        self.run(&[&["--json"], args].concat()).ok().json()
     }
 
     /// So many clients under MPS alone, without a share.
     fn limitless(&self, clients: &str, more: &[&str]) -> Value {
         let words = ["--clients", clients, "--threads", "none", "--only-mps"];
         self.json(&[&words, more].concat())
-    }
-
-    fn left(&self) -> Vec<String> {
-        let dir = self.place.path("programs");
-        let ours = dir.display().to_string();
-        let is_left = |process: &look::Process| {
-            let args = &process.args;
-            let is_script =
-                args.iter().any(|arg| arg.starts_with(&ours)) && !args.contains(&"sweep".to_owned());
-            process.exe.starts_with(&dir) || process.exe == self.place.node.client() || is_script
-        };
-        let all = look::processes().into_iter().filter(is_left);
-        all.map(|process| format!("{process:?}")).collect()
-    }
-
-    #[track_caller]
-    fn assert_none_left(&self, limit: Duration) {
-        look::wait_until(limit, || self.left().is_empty());
-        assert_eq!(self.left(), Vec::<String>::new());
-    }
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        let _ = self.place.torque_end(JOB);
     }
 }
 
@@ -124,7 +71,7 @@ fn figure(json: &Value, clients: u64, threads: Option<&str>) -> f64 {
 #[test]
 fn clients_are_measured_side_by_side_and_the_best_is_told() {
     let bench = Bench::usual();
-    let plot = bench.place.path("programs/plot.svg");
+    let plot = bench.work("plot.svg");
     let simulation = bench.simulation();
     let svg = plot.to_str().expect("text");
     let args = ["--clients", "4,1,2", "--metric", "ns/day", "--svg", svg];
@@ -153,18 +100,17 @@ fn clients_are_measured_side_by_side_and_the_best_is_told() {
 }
 
 #[test]
-fn a_table_with_bars_is_for_people() {
+fn a_table_is_for_people() {
     let bench = Bench::usual();
     let simulation = bench.simulation();
     let options = ["--clients", "1,4", "--threads", "none,100/n"];
     let metric = ["--metric", "([0-9]+) ns/day", "--", &simulation];
-    let ran = bench.sweep(&[&options[..], &metric].concat()).ok();
+    let ran = bench.run(&[&options[..], &metric].concat()).ok();
     let lines: Vec<&str> = ran.out.lines().collect();
     let heads: Vec<&str> = lines[1].split_whitespace().collect();
     assert_eq!(heads[..4], ["clients", "without", "MPS", "MPS"], "{ran:?}");
     let cells: Vec<&str> = lines[3].split_whitespace().collect();
     assert_eq!(cells[..4], ["4", "1,000", "3,000", "4,000"], "{ran:?}");
-    ran.prints(format!("   4 MPS, 100/n  {} 4,000", "█".repeat(40)));
     ran.prints("4 clients, MPS=true,MPS_THREADS=25: 4.0 × one after another");
     // No terminal, so no bar, and a line for the job's log.
     ran.lacks("\u{1b}").complains("4 clients, MPS: 3000.00");
@@ -172,7 +118,7 @@ fn a_table_with_bars_is_for_people() {
 
 #[test]
 fn copies_take_the_jobs_gpus_in_turn() {
-    let bench = Bench::new(2, "keep", "MPS=true");
+    let bench = Bench::of(2, "keep", "MPS=true");
     let peers = bench.place.path("peers");
     let text = format!(
         "cd {}\nenv >$$\necho 1 x\nexec {} --node {} --hold 0.3",
@@ -212,7 +158,7 @@ fn copies_take_the_jobs_gpus_in_turn() {
 /// In an exclusive mode nothing runs outside MPS: a client is compared with one that has the GPU to itself, as one of MPS.
 #[test]
 fn on_an_exclusive_gpu_the_comparison_is_one_client_at_a_time_under_mps() {
-    let bench = Bench::new(1, "exclusive", "MPS=true");
+    let bench = Bench::of(1, "exclusive", "MPS=true");
     let simulation = bench.simulation();
     let options = ["--clients", "2,4", "--threads", "none", "--metric", "ns/day"];
     let json = bench.json(&[&options[..], &["--", &simulation]].concat());
@@ -231,20 +177,20 @@ fn on_an_exclusive_gpu_the_comparison_is_one_client_at_a_time_under_mps() {
 fn a_mistyped_option_before_the_command_is_refused() {
     let bench = Bench::usual();
     let ran = bench
-        .sweep(&["--client", "1", "--json", "--", "/bin/true"])
+        .run(&["--client", "1", "--json", "--", "/bin/true"])
         .exits(2);
     ran.complains("unexpected argument '--client' found")
         .complains("'--clients'");
     assert_eq!(ran.json()["exit_status"], 2);
     bench
-        .sweep(&["--plot", "x", "--", "/bin/true"])
+        .run(&["--plot", "x", "--", "/bin/true"])
         .exits(2)
         .complains("'--plot'");
 }
 
 #[test]
 fn a_job_without_mps_is_told_how_to_ask_and_one_with_a_share_is_refused() {
-    let bench = Bench::new(1, "keep", "");
+    let bench = Bench::of(1, "keep", "");
     let json = bench.json(&["--clients", "1", "--", "/bin/true"]);
     assert_eq!(json["rows"].as_array().expect("rows").len(), 1, "{json}");
     let advice = json["advice"].as_str().expect("advice");
@@ -252,8 +198,8 @@ fn a_job_without_mps_is_told_how_to_ask_and_one_with_a_share_is_refused() {
     let mut outside = bench.command(&["--", "/bin/true"]);
     let ran = finish(outside.env_remove("PBS_JOBID")).exits(1);
     ran.complains("this is no job");
-    let limited = Bench::new(1, "keep", "MPS=true,MPS_THREADS=25");
-    let ran = limited.sweep(&["--", "/bin/true"]).exits(1);
+    let limited = Bench::of(1, "keep", "MPS=true,MPS_THREADS=25");
+    let ran = limited.run(&["--", "/bin/true"]).exits(1);
     ran.complains("25 %").complains("allowed: a job with --mps");
 }
 
@@ -275,7 +221,7 @@ fn completions_are_counted_and_a_run_that_never_ends_is_cut() {
     assert!((10.0..24.0).contains(&figure(&json, 2, Some("none"))), "{json}");
     // Without a figure or an end.
     let options = ["--clients", "1", "--only-mps", "--seconds", "1"];
-    let ran = bench.sweep(&[&options[..], &["--", &endless]].concat());
+    let ran = bench.run(&[&options[..], &["--", &endless]].concat());
     ran.exits(1).prints("none came to its end within 1 s");
     bench.assert_none_left(Duration::ZERO);
 }
@@ -284,7 +230,7 @@ fn completions_are_counted_and_a_run_that_never_ends_is_cut() {
 fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
     let bench = Bench::usual();
     let failing = bench.script("failing", "printf 'no \\033[31mspace\\007 left\\n' >&2; exit 3");
-    let ran = bench.sweep(&["--clients", "1,2", "--", &failing]).exits(1);
+    let ran = bench.run(&["--clients", "1,2", "--", &failing]).exits(1);
     ran.prints("note: 1 client, MPS: it ended by exit code 3; its last line: no ?[31mspace? left");
     // It does not try more of the same.
     assert!(!ran.out.contains("2 clients"), "{ran:?}");
@@ -300,11 +246,11 @@ fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
     let one = row(&json, 1, Some("none"));
     assert_eq!(one["runs"].as_array().map(Vec::len), Some(3), "{json:#}");
     assert!(row(&json, 2, Some("none"))["failed"].is_string(), "{json:#}");
-    let one = |rest: &[&str]| bench.sweep(&[&["--clients", "1", "--only-mps"], rest].concat());
+    let one = |rest: &[&str]| bench.run(&[&["--clients", "1", "--only-mps"], rest].concat());
     let mute = one(&["--metric", "ns/day", "--", "/bin/echo", "3 apples"]);
     mute.prints("nothing that it wrote matches 'ns/day'; its last line: 3 apples");
     one(&["--", "/nonexistent"]).prints("cannot run '/nonexistent'");
-    let odd = bench.sweep(&["--threads", "120", "--", "/bin/true"]);
+    let odd = bench.run(&["--threads", "120", "--", "/bin/true"]);
     odd.exits(2).complains("above 100");
 }
 
@@ -323,7 +269,7 @@ const CLINGING: &str = "trap '' TERM\nsetsid LINGER 600 &\n(LINGER 601 &)\nLINGE
 #[test]
 fn children_that_outlive_their_run_are_ended_with_it() {
     let bench = Bench::usual();
-    let linger = bench.place.path("programs/linger").display().to_string();
+    let linger = bench.work("linger").display().to_string();
     let text = CLINGING
         .replace("LINGER 602", "echo 1 x")
         .replace("LINGER", &linger);
@@ -334,11 +280,11 @@ fn children_that_outlive_their_run_are_ended_with_it() {
 }
 
 fn clinging(bench: &Bench) -> Running {
-    let linger = bench.place.path("programs/linger").display().to_string();
+    let linger = bench.work("linger").display().to_string();
     let script = bench.script("clinging", &CLINGING.replace("LINGER", &linger));
     let args = ["--clients", "2", "--only-mps", "--", &script];
     let sweep = Running::start(&mut bench.command(&args), "").expect("sweep");
-    let running = || look::processes_from(&bench.place.path("programs")).len();
+    let running = || look::processes_from(&bench.work("")).len();
     eventually("all copies run", || running() == 6);
     sweep
 }

@@ -9,6 +9,7 @@ mod engine;
 mod gpus;
 pub mod pack;
 mod places;
+mod progress;
 mod setting;
 mod share;
 pub mod sweep;

@@ -4,6 +4,7 @@ use super::node::MomNode;
 use super::wire::{Ended, Run, Stream, variables};
 use crate::double::{Builder, NodeDouble};
 use crate::slurm::program_beside;
+use crate::stage::PROGRAMS;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,14 +13,6 @@ use tempfile::TempDir;
 /// The jobs' user and another one, who exist on the simulated nodes alone.
 pub const USER: (&str, u32) = ("alice", 54321);
 pub const OTHER_USER: (&str, u32) = ("bob", 54322);
-const PROGRAMS: [&str; 6] = [
-    "mps-prologue",
-    "mps-epilogue",
-    "mpsd",
-    "mpsctl",
-    "mps-probe",
-    "mps-runner",
-];
 const PBS_COMMANDS: &str = "pbsnodes qstat qalter printjob qmgr momctl qsub qselect qdel";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

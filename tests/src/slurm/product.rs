@@ -10,15 +10,7 @@ use super::bed::Bed;
 use super::host::program_beside;
 use super::stamp;
 use crate::double::copy_program;
-
-const PROGRAMS: [&str; 6] = [
-    "mps-prologue",
-    "mps-epilogue",
-    "mpsd",
-    "mpsctl",
-    "mps-probe",
-    "mps-runner",
-];
+use crate::stage::PROGRAMS;
 
 pub const PLUGIN: &str = "libspank_mps.so";
 

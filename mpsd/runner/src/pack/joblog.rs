@@ -202,10 +202,9 @@ fn past(line: &[u8]) -> Option<(u64, Past)> {
 mod tests {
     use super::*;
 
-    fn end(code: Option<u8>, signal: Option<i32>) -> End {
+    fn end(code: u8) -> End {
         End {
-            code,
-            signal,
+            code: Some(code),
             began: 1_360_490_623.067,
             seconds: 3.445,
             ..End::default()
@@ -215,31 +214,16 @@ mod tests {
     #[test]
     fn a_line_is_as_gnu_parallel_writes_it() {
         let text = |end: &End| String::from_utf8(line(4, "host", end, 1222, "echo a\tb".as_ref())).unwrap();
-        let good = text(&end(Some(0), None));
+        let good = text(&end(0));
         assert_eq!(
             good,
             "4\thost\t1360490623.067\t     3.445\t0\t1222\t0\t0\techo a\tb\n"
         );
-        let ends = |end: &End| {
-            text(end)
-                .split('\t')
-                .skip(6)
-                .take(2)
-                .collect::<Vec<_>>()
-                .join(" ")
-        };
-        assert_eq!(ends(&end(Some(3), None)), "3 0");
-        assert_eq!(ends(&end(None, Some(9))), "0 9");
-        let late = End {
-            late: true,
-            ..end(None, Some(15))
-        };
-        assert_eq!(ends(&late), "-1 15");
         let absent = End {
             not_started: Some("no shell".into()),
             ..End::default()
         };
-        assert_eq!(ends(&absent), "126 0");
+        assert!(text(&absent).contains("\t126\t0\t"));
     }
 
     #[test]
@@ -248,7 +232,7 @@ mod tests {
         let path = dir.path().join("joblog");
         let log = JobLog::open(&path, false).unwrap();
         for (seq, code) in [(1, 0), (2, 7), (3, 1), (3, 0)] {
-            log.write(&line(seq, "h", &end(Some(code), None), 0, "x\ty".as_ref()))
+            log.write(&line(seq, "h", &end(code), 0, "x\ty".as_ref()))
                 .unwrap();
         }
         log.write(b"4\th\t1").unwrap();
@@ -262,8 +246,7 @@ mod tests {
         assert_eq!(read_all().unwrap()[&1].command, "x\ty");
         drop(log);
         let log = JobLog::open(&path, true).unwrap();
-        log.write(&line(5, "h", &end(Some(0), None), 0, "x".as_ref()))
-            .unwrap();
+        log.write(&line(5, "h", &end(0), 0, "x".as_ref())).unwrap();
         drop(log);
         assert_eq!(
             read_all().unwrap().into_keys().collect::<Vec<_>>(),

@@ -3,7 +3,6 @@
 mod commands;
 mod growth;
 mod joblog;
-mod progress;
 mod run;
 
 use crate::places::Places;

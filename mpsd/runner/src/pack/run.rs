@@ -3,10 +3,10 @@
 use super::commands::Line;
 use super::growth::{Bounds, Growth, Sight};
 use super::joblog::{self, JobLog};
-use super::progress::Progress;
 use crate::engine::{self, End, Running, Task};
 use crate::gpus::{self, Gpus};
 use crate::places::Places;
+use crate::progress::Progress;
 use crate::setting::{Setting, lost, of_node};
 use crate::share::Share;
 use mpsd::cli::{Caller, NAME, complain};

@@ -5,8 +5,8 @@ use super::metric::{Metric, Scan};
 use crate::engine::{self, Running, Task};
 use crate::gpus::Gpus;
 use crate::places::Places;
+use crate::progress::Progress;
 use crate::setting::{Setting, lost};
-use indicatif::ProgressBar;
 use mpsd_core::environment::{Change, THREADS};
 use mpsd_core::{Refusal, listener};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -64,7 +64,7 @@ pub fn measure(
     what: Configuration,
     setting: &Setting,
     gpus: &mut Option<Gpus>,
-    bar: &ProgressBar,
+    progress: &Progress,
 ) -> Result<(f64, Option<u64>), MeasureError> {
     let environments = (0..what.clients).map(|copy| environment(places, what, copy));
     let environments = environments.collect::<Result<Vec<_>, _>>()?;
@@ -80,7 +80,7 @@ pub fn measure(
     copies.iter_mut().try_for_each(Copy::start)?;
     let (mut highest, mut read_at) = (None, begin);
     while !is_over(bench, &copies, begin) {
-        bar.set_message(format!("{what}, {} s", begin.elapsed().as_secs()));
+        progress.say(format!("{what}, {} s", begin.elapsed().as_secs()));
         if let Some(signal) = setting.signal() {
             copies.iter_mut().for_each(Copy::let_go);
             return Err(MeasureError::Interrupted(signal));

@@ -8,10 +8,10 @@ pub mod plot;
 
 use crate::gpus::Gpus;
 use crate::places::Places;
+use crate::progress::Progress;
 use crate::setting::{Setting, code_of, of_node};
 use crate::share::Share;
 use configuration::Configuration;
-use indicatif::{ProgressBar, ProgressStyle};
 use measure::{Bench, MeasureError};
 use metric::Metric;
 use mpsd::cli::{Caller, NAME, complain, say, say_json};
@@ -150,16 +150,16 @@ impl Sweep {
             .map(|what| what.measured_as(&shares, outcome.gpus))
             .collect();
         let mut broken: Vec<Configuration> = Vec::new();
-        let bar = bar(all.len() as u64 * u64::from(self.repeat));
+        let progress = Progress::new(all.len() as u64 * u64::from(self.repeat));
         let mut rounds = (0..self.repeat).flat_map(|_| 0..all.len());
         let ended = rounds.try_for_each(|at| {
             let what = all[at];
             // With the same share, as many clients or more would fail too.
             let fails = |failed: &Configuration| failed.share == what.share && failed.clients <= what.clients;
             if same[at] == what && !broken.iter().any(fails) {
-                match measure::measure(bench, places, what, setting, gpus, &bar) {
+                match measure::measure(bench, places, what, setting, gpus, &progress) {
                     Ok((throughput, memory_mib)) => {
-                        tell(&bar, &format!("{what}: {throughput:.2} {}", outcome.unit));
+                        progress.tell(&format!("{what}: {throughput:.2} {}", outcome.unit));
                         outcome.rows[at].add(throughput, memory_mib);
                     }
                     Err(MeasureError::Interrupted(signal)) => return Err(signal),
@@ -170,10 +170,10 @@ impl Sweep {
                     }
                 }
             }
-            bar.inc(1);
+            progress.step();
             Ok(())
         });
-        bar.finish_and_clear();
+        progress.finish();
         for (at, same) in same.iter().enumerate().filter(|(at, same)| **same != all[*at]) {
             if let Some(source) = all.iter().position(|what| what == same) {
                 let Row {
@@ -205,21 +205,5 @@ impl Sweep {
         value["advice"] = outcome.advice().into();
         say_json(&value);
         Ok(())
-    }
-}
-
-fn bar(length: u64) -> ProgressBar {
-    let bar = ProgressBar::new(length);
-    match ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
-}
-
-/// Prints above the bar; without a terminal, into the job's log.
-fn tell(bar: &ProgressBar, line: &str) {
-    match bar.is_hidden() {
-        true => complain(NAME, line),
-        false => bar.println(line),
     }
 }

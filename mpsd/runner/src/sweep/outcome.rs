@@ -1,4 +1,4 @@
-//! The result of a sweep: a table with bars, JSON, and advice.
+//! The result of a sweep: a table, JSON, and advice.
 
 use super::configuration::{Configuration, label};
 use crate::share::Share;
@@ -10,7 +10,6 @@ use std::fmt::Write as _;
 const AS_GOOD: f64 = 0.98;
 /// A smaller gain is none: runs of the same thing differ as much.
 const NO_GAIN: f64 = 1.05;
-const BAR: f64 = 40.0;
 
 /// One configuration with its figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -162,27 +161,10 @@ impl Outcome {
             }
             out.push('\n');
         }
-        out.push_str(&self.bars());
         for note in &self.notes {
             let _ = writeln!(out, "note: {note}");
         }
         out + &self.advice() + "\n"
-    }
-
-    fn bars(&self) -> String {
-        let most = self.highest(|_| true);
-        let mut out = String::from("\n");
-        for row in &self.rows {
-            let Some(throughput) = row.throughput.filter(|_| most > 0.0) else {
-                continue;
-            };
-            let eighths = (throughput / most * BAR * 8.0).round() as usize;
-            let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8];
-            let bar = "█".repeat(eighths / 8) + rest;
-            let (clients, label, figure) = (row.clients, row.label(), figure(throughput));
-            let _ = writeln!(out, "{clients:>4} {label:<11} {bar} {figure}");
-        }
-        out + "\n"
     }
 
     /// The best of the configurations under MPS. One with fewer clients, or without a share, wins if it is as good.

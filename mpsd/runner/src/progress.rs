@@ -1,4 +1,4 @@
-//! What is shown while commands run: a bar on a terminal, elsewhere a line a minute.
+//! What is shown while commands run: a bar on a terminal, elsewhere lines for the job's log.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use mpsd::cli::{NAME, complain};
@@ -30,6 +30,17 @@ impl Progress {
         }
     }
 
+    /// What runs now, beside the bar.
+    pub fn say(&self, message: String) {
+        self.bar.set_message(message);
+    }
+
+    /// One more has ended.
+    pub fn step(&self) {
+        self.bar.inc(1);
+    }
+
+    /// For `pack`; without a terminal a line a minute.
     pub fn show(&mut self, ended: u64, failed: u64, running: usize) {
         let mut message = format!("{running} at once");
         if failed > 0 {
