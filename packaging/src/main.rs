@@ -78,8 +78,8 @@ impl Verb {
 }
 
 /// What the benchmark starts: the product and the doubles, and nothing that only packages need.
-const MEASURED: &str = "build --release --lib --bins -p spank -p prologue -p epilogue -p mpsd -p nvml-stub -p container-stub \
-                        -p tests";
+const MEASURED: &str = "build --release --lib --bins -p spank -p prologue -p epilogue -p mpsd -p runner -p nvml-stub \
+                        -p container-stub -p tests";
 
 fn main() -> ExitCode {
     match run(&Arguments::parse().verb) {
