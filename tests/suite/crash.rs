@@ -323,7 +323,7 @@ fn a_prologue_whose_call_fails_undoes_itself_whole() {
     figures::tell("failed_calls", tried);
 }
 
-/// An exporter's file failed, for which no job fails.
+/// The file of an exporter, or one for the user of a shared MPS, failed, for which no job fails.
 fn told_nothing(world: &World) -> bool {
     world.log.iter().any(|line| line.contains(" is not told of it: "))
 }

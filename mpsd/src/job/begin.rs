@@ -317,8 +317,7 @@ fn begin_shared(
     let member = &member.journal.job;
     start.or_undo(node, |start, node| {
         start.carry_out(node)?;
-        start.prove(node)?;
-        Ok(expect_its_job(node, member)?)
+        Ok(start.prove(node)?)
     })?;
     let line = format!("shared MPS {job}: begun for job {member}");
     node.log(Severity::Info, &line);
@@ -391,7 +390,13 @@ impl Start {
                 let plan = plan.ok_or_else(|| Undetermined::new(gpu.to_string(), "it is not shared"))?;
                 let begin = |node: &mut N, held| begin_shared(node, self, plan, held);
                 let shared = shared::join(node, &self.journal.job, &plan.record.job, begin, undo::undo)?;
-                let _ = node.note_before(&self.journal.job, self.journal.uid, &gpu);
+                let job = &self.journal.job;
+                if let Err(why) = node.note_before(job, self.journal.uid, &gpu) {
+                    // No job fails because its report lacks something.
+                    let id = &shared.job;
+                    let line = format!("shared MPS {id}: the user of job {job} is not told of it: {why}");
+                    node.log(Severity::Warning, &line);
+                }
                 if let Some(deadline) = self.verify {
                     node.probe(&shared, &shared.daemons[0], deadline)?;
                 }
