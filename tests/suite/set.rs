@@ -367,3 +367,26 @@ fn the_end_waits_for_no_limits_that_are_being_set() {
     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
     drop(requests);
 }
+
+#[test]
+fn a_job_that_shares_its_mps_sets_no_limits_of_the_others() {
+    let place = Place::new(fast(1), &format!("shared_gpus = true\n{CEILINGS}"));
+    let jobs = ["490.srv", "491.srv"];
+    for job in jobs {
+        place.torque_on_gpu_0(job, "MPS=true").ok();
+    }
+    for user in [Some(USER), None] {
+        let ran = mpsctl(&place, user, &["set", jobs[0], "--threads", "10"]);
+        refused(
+            ran,
+            1,
+            "its daemon has one setting for all jobs that share it; allowed: ",
+        );
+    }
+    let served = place.exec(&[], &[("PBS_JOBID", jobs[1])]).ok().json();
+    assert_eq!(served["sms"], of_gpu(60.0));
+    for job in jobs {
+        place.end(job);
+    }
+    place.assert_as_before("limits that were not set");
+}

@@ -60,6 +60,11 @@ impl Set {
             let allowed = "--threads P, --mem M, or both";
             return Err(Refusal::new("set", "no limit is given", allowed));
         }
+        if record.shared {
+            let why = "its daemon has one setting for all jobs that share it";
+            let allowed = "a step with lower limits, or a job with MPS=own (Slurm: --mps=own)";
+            return Err(Refusal::new(format!("set for job {}", record.job), why, allowed));
+        }
         Ok(ClientLimits {
             threads: self.threads.as_deref().map(threads).transpose()?,
             memory: self
