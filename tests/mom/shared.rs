@@ -227,10 +227,19 @@ fn what_a_user_brings_into_its_cgroup_ends_when_a_job_leaves() {
         sleeper
     };
     let sleepers = [brought(c), brought(c)];
+    // The daemon starts another server, which root did not prove.
+    let server =
+        |c: &mut Cluster| c.nodes[0].sh("ps -C nvidia-cuda-mps-server -o pid= --sort=pid | tail -n 1");
+    let first = server(c);
+    c.nodes[0].sh(&format!("kill -9 {first}"));
+    shared_daemon(c, &jobs[1]);
+    let again = server(c);
+    assert_ne!(first, again);
     c.end(&jobs[0], 0);
     for sleeper in sleepers {
         assert_eq!(c.nodes[0].wait(sleeper, 2000), Ended::Signal(9));
     }
+    assert_eq!(server(c), again);
     assert_eq!(shared_daemon(c, &jobs[1]), daemon);
     ends(c, &jobs[1]);
 }
@@ -260,6 +269,27 @@ fn a_begin_that_is_killed_leaves_the_next_job_its_mps() {
         assert_eq!(shared_daemon(&mut c, &second), daemon);
         ends(&mut c, &second);
     }
+}
+
+/// Longer than any other lock is waited for.
+#[test]
+fn a_job_waits_for_the_slow_begin_of_another() {
+    let slow = |node: Builder| node.fast().times(|times| times.server_ready = (7000, 7000));
+    let mut c = Cluster::with(Product::Torque, &["nodea"], slow, "");
+    let jobs = ["MPS=true"; 2].map(|account| sharing(&mut c, account));
+    c.torque_files(&jobs[0]);
+    let run = c.torque_run(&jobs[0], 0, "prologue", None);
+    let prologue = c.nodes[0].start(run).unwrap();
+    let begins_it = wait_until(Duration::from_secs(30), || {
+        c.nodes[0].sh("ls -A /run/mpsd/shared || :").contains(".members")
+    });
+    assert!(begins_it, "it does not begin");
+    begins(&mut c, &jobs[1]);
+    assert_eq!(c.nodes[0].wait(prologue, 10_000), Ended::Code(0));
+    let daemons = [0, 1].map(|at| shared_daemon(&mut c, &jobs[at]));
+    assert_eq!(daemons[0], daemons[1]);
+    c.end(&jobs[0], 0);
+    ends(&mut c, &jobs[1]);
 }
 
 /// On a sister too, and if one of the jobs does not begin on the first node: Torque then runs no epilogue on the sister.

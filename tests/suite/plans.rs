@@ -15,7 +15,7 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("shared_by_shards", "MPS=true,MPS_MEM=25%", 1)
             .devices(|d| d.exclusive = Exclusive::Shared(None)),
         Scenario::new("shared_by_parts", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 1)
-            .config("[ceilings]\nthreads = 50")
+            .config("[ceilings]\nthreads = 50\nmem = \"20G\"")
             .devices(|d| {
                 d.exclusive = Exclusive::Shared(Some(Part { own: 2, all: 16 }));
                 d.tasks_on_node = Some(2);

@@ -210,15 +210,20 @@ fn an_mps_whose_jobs_are_gone_is_ended_by_reconcile() {
 #[test]
 fn a_job_finds_an_ended_mps_begun_again_and_keeps_the_others_in_the_list() {
     let [one, two] = jobs();
-    let world = Rc::new(RefCell::new(with([true, false])));
-    world.borrow_mut().processes.clear();
-    Sim::well(&world).begin(&two).expect("it begins");
-    for job in [&one, &two] {
-        assert_served(&world, job, "begun again");
+    let stop = |world: &mut World| world.processes.values_mut().for_each(|one| one.state = 'T');
+    for end in [|world: &mut World| world.processes.clear(), stop] {
+        let world = Rc::new(RefCell::new(with([true, false])));
+        end(&mut world.borrow_mut());
+        Sim::well(&world).begin(&two).expect("it begins");
+        for job in [&one, &two] {
+            assert_served(&world, job, "begun again");
+        }
+        let runs = |world: &World| world.processes.values().all(|one| one.state != 'T');
+        assert!(runs(&world.borrow()), "{:?}", world.borrow().processes);
+        assert!(Sim::well(&world).end(&two).is_clean());
+        assert_served(&world, &one, "after the other's end");
+        restored(&world, "begun again");
     }
-    assert!(Sim::well(&world).end(&two).is_clean());
-    assert_served(&world, &one, "after the other's end");
-    restored(&world, "begun again");
     let other = JobId::parse("1").expect("an id");
     assert!(!other.is_shared() && one.mps_id().is_shared());
 }
