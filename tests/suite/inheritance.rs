@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use mpsd::job::spec::Spec;
@@ -77,6 +77,7 @@ fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
         uid: 0,
         control: place.node.control(),
         nvml: String::new(),
+        run: PathBuf::new(),
         daemons: Vec::new(),
         servers: Vec::new(),
         start_ms: 5_000,

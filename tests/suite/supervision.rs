@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use tests::double::look::{self, wait_until};
 use tests::figures;
 use tests::place::{Place, Running, eventually, fast, kill};
-use tests::stage::{THREE, USER, finish, openpbs_args, prologue_args};
+use tests::stage::{THREE, USER, finish, openpbs_args, prologue_args, uid_of};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
@@ -253,4 +253,76 @@ fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
     assert!(look::alive(honest.pid()), "the other client goes on");
     drop(honest);
     ends_clean(&place, "96.srv", "terminate");
+}
+
+/// A client of a job that shares its MPS, without the variable of its limit, and in a scheduler's cgroup of the job.
+fn without_limit(place: &Place, job: &str, mib: &str, in_cgroup: bool) -> Running {
+    let mut command = Command::new("/bin/sh");
+    let cgroup = place
+        .cgroups
+        .as_ref()
+        .expect("this machine has no cgroup hierarchy to test with");
+    let cgroup = cgroup.join(format!("job_{job}")).join("cgroup.procs");
+    let procs = if in_cgroup {
+        &cgroup
+    } else {
+        Path::new("/dev/null")
+    };
+    command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]).arg(procs);
+    let exec = place.mpsctl_of(USER);
+    command.arg(exec.get_program()).args(exec.get_args());
+    command.args(["exec", "--", "/usr/bin/env", "-u", LIMIT]);
+    command
+        .arg(place.node.client())
+        .arg("--node")
+        .arg(place.node.dir());
+    command.args(["--alloc", mib]).args(STAYS);
+    command.env_clear().env("PBS_JOBID", job);
+    let client = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+    eventually("the client attaches", || place.has_context(client.pid()));
+    client
+}
+
+/// Outside of a scheduler's cgroup no job is known, and the highest limit holds.
+#[test]
+fn a_client_that_voids_its_limit_is_held_to_that_of_its_own_job_in_a_shared_mps() {
+    let config = format!("{CONFIG}shared_gpus = true\nmemory_over_limit = \"terminate\"\n");
+    let place = Place::new(fast(1), &config);
+    let (jobs, limits) = (["461.srv", "462.srv"], ["1G", "6G"]);
+    let groups = jobs.map(|job| place.cgroups.as_ref().map(|dir| dir.join(format!("job_{job}"))));
+    for (n, job) in jobs.iter().enumerate() {
+        place
+            .torque_on_gpu_0(job, &format!("MPS=true,MPS_MEM={}", limits[n]))
+            .ok();
+        groups[n]
+            .iter()
+            .for_each(|group| fs::create_dir(group).expect("a cgroup"));
+    }
+    let within = [
+        (jobs[0], "256", true),
+        (jobs[1], "4096", true),
+        (jobs[0], "4096", false),
+    ];
+    let within = within.map(|(job, mib, grouped)| without_limit(&place, job, mib, grouped));
+    let over = without_limit(&place, jobs[0], "4096", true);
+    let pid = over.pid();
+    assert_eq!(error(over), Some(810));
+    let hidden = without_limit(&place, jobs[0], "8192", false);
+    let of_hidden = format!("client {} holds ", hidden.pid());
+    assert_eq!(error(hidden), Some(810));
+    let id = format!("{}-{}", uid_of(USER), place.node.uuids()[0]);
+    let seen = place.path("run/shared").join(id).join("observations");
+    let told = || fs::read_to_string(&seen).is_ok_and(|text| text.contains(&of_hidden));
+    eventually("mpsd tells of it", told);
+    assert!(within.iter().all(|client| look::alive(client.pid())));
+    drop(within);
+    for group in groups.iter().flatten() {
+        eventually("the cgroup is empty", || fs::remove_dir(group).is_ok());
+    }
+    let told = place.end(jobs[0]);
+    told.complains(format!("client {pid} of job 461.srv holds "));
+    told.complains("its limit is 1024 MiB");
+    told.complains(&of_hidden);
+    place.end(jobs[1]);
+    place.assert_as_before("members over their limits");
 }

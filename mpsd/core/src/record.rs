@@ -12,6 +12,7 @@ use super::trusted::open_trusted;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::os::fd::AsFd;
@@ -296,6 +297,13 @@ pub enum RecordRead {
     Denied(String),
     /// A record that only root can have written.
     Found(Box<Record>),
+}
+
+/// The jobs that share an MPS, by root's list of them.
+pub fn sharers(list: &Path) -> BTreeSet<JobId> {
+    let file = open_trusted(list).ok();
+    let text = file.and_then(|file| file.read(LONGEST).ok());
+    serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default()
 }
 
 /// Reads the record at `path`, once. A job without a directory has no record, whatever is wrong on the way: it must run.

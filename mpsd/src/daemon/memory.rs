@@ -1,4 +1,5 @@
-//! Watches the memory of clients with a limit, because a client can void NVIDIA's (docs/facts/mps-control.md#memory-limits).
+//! Watches the memory of clients with a limit, because a client can void NVIDIA's (docs/facts/mps-control.md#memory-limits). A shared
+//! daemon does not hold the limits of the jobs that share it, so each client is held to those of its job.
 
 use super::logs::UserLog;
 use super::observer::Observer;
@@ -7,9 +8,11 @@ use super::start::Running;
 use crate::job::spec::Spec;
 use crate::node::nvml::Nvml;
 use crate::sys::process::Process;
-use mpsd_core::GpuUuid;
 use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::observations::{OverMemory, keep};
+use mpsd_core::record::{self, RecordRead};
+use mpsd_core::{GpuUuid, JobId, Paths};
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -18,6 +21,42 @@ const PERIOD: Duration = Duration::from_secs(1);
 const REPORT_PERIOD: Duration = Duration::from_secs(10);
 /// What NVML counts beyond the limit: context and code, MiB. Up to 316 MiB on an H200 (docs/facts/mps-control.md#nvml).
 const OVERHEAD_MIB: u64 = 512;
+
+/// The jobs that share the daemons, each with its limits: the highest of its ranks, as a daemon of its own would have.
+#[derive(Debug, Default)]
+struct JobLimits(Vec<(JobId, Vec<(GpuUuid, u64)>)>);
+
+impl JobLimits {
+    /// By root's list and records; none if the daemons are one job's.
+    fn read(spec: &Spec) -> Self {
+        let shared = JobId::parse(&spec.job).ok().filter(JobId::is_shared);
+        let paths = Paths::new(&spec.run, "");
+        let jobs = shared
+            .map(|id| record::sharers(&paths.job(&id).members()))
+            .unwrap_or_default();
+        let limits = |job: JobId| match record::look(&paths.job(&job).record()) {
+            Ok(RecordRead::Found(record)) => Some((job, highest(&record.rank_memory))),
+            _ => None,
+        };
+        Self(jobs.into_iter().filter_map(limits).collect())
+    }
+
+    /// The limit of a client of `job`. A client that hides its job has the highest limit of all jobs here.
+    fn of(&self, job: Option<&str>, gpu: &GpuUuid) -> Option<u64> {
+        let job = job.and_then(|job| JobId::parse(job).ok());
+        let is_its = |member: &JobId| job.as_ref().is_some_and(|job| member.belongs_to(job));
+        let hides = !self.0.iter().any(|(member, _)| is_its(member));
+        let members = self.0.iter().filter(|(member, _)| hides || is_its(member));
+        let limits = members.map(|(_, limits)| limits.iter().find(|(of, _)| of == gpu).map(|(_, mib)| *mib));
+        limits.collect::<Option<Vec<_>>>()?.into_iter().max()
+    }
+}
+
+fn highest(ranks: &[Vec<(GpuUuid, u64)>]) -> Vec<(GpuUuid, u64)> {
+    let mut limits: Vec<_> = ranks.iter().flatten().cloned().collect();
+    limits.sort_by_key(|(_, mib)| Reverse(*mib));
+    limits
+}
 
 #[derive(Debug)]
 pub struct MemoryWatch {
@@ -83,7 +122,8 @@ impl MemoryWatch {
         if !self.active || Instant::now() < self.next {
             return;
         }
-        let limited = !self.limits.is_empty();
+        let jobs = JobLimits::read(spec);
+        let limited = !self.limits.is_empty() || jobs.0.iter().any(|(_, limits)| !limits.is_empty());
         self.next = Instant::now() + if limited { PERIOD } else { REPORT_PERIOD };
         let Some(clients) = nvml().and_then(|nvml| self.clients(spec.uid, &nvml, observer)) else {
             if limited {
@@ -102,12 +142,14 @@ impl MemoryWatch {
             self.limits = next;
         }
         observer.take_memory(&clients);
-        for (pid, gpu, held_mib, limit_mib) in self.over(&clients) {
+        let limit = |pid, gpu: &GpuUuid| jobs.of(observer.job(pid), gpu);
+        for (pid, gpu, held_mib, limit_mib) in self.over(&clients, limit) {
             if !self.told.insert((pid, gpu.clone())) {
                 continue;
             }
+            let client = observer.client(pid);
             observer.say(&format!(
-                "client {pid} holds {held_mib} MiB on {gpu}, its limit is {limit_mib} MiB"
+                "{client} holds {held_mib} MiB on {gpu}, its limit is {limit_mib} MiB"
             ));
             let terminated = self.policy == MemoryOverLimit::Terminate;
             if terminated {
@@ -138,10 +180,16 @@ impl MemoryWatch {
         Some(all)
     }
 
-    fn over(&self, clients: &[(i32, GpuUuid, u64)]) -> Vec<(i32, GpuUuid, u64, u64)> {
+    /// Those over the limit of their job, or else over that of the daemons.
+    fn over(
+        &self,
+        clients: &[(i32, GpuUuid, u64)],
+        of_job: impl Fn(i32, &GpuUuid) -> Option<u64>,
+    ) -> Vec<(i32, GpuUuid, u64, u64)> {
         let over = |(pid, gpu, mib): &(i32, GpuUuid, u64)| {
-            let (_, limit) = self.limits.iter().find(|(limited, _)| limited == gpu)?;
-            (*mib > limit + OVERHEAD_MIB).then(|| (*pid, gpu.clone(), *mib, *limit))
+            let own = || self.limits.iter().find(|(limited, _)| limited == gpu);
+            let limit = of_job(*pid, gpu).or_else(|| Some(own()?.1))?;
+            (*mib > limit + OVERHEAD_MIB).then(|| (*pid, gpu.clone(), *mib, limit))
         };
         clients.iter().filter_map(over).collect()
     }
@@ -187,7 +235,31 @@ mod tests {
         let gpu = GpuUuid::parse("GPU-01").unwrap();
         let clients = [(1, 4096), (2, 4096 + OVERHEAD_MIB), (3, 9000)];
         let clients = clients.map(|(pid, mib)| (pid, gpu.clone(), mib));
-        assert_eq!(watch.over(&clients), [(3, gpu, 9000, 4096)]);
+        assert_eq!(watch.over(&clients, |_, _| None), [(3, gpu, 9000, 4096)]);
+    }
+
+    #[test]
+    fn a_client_of_a_shared_mps_has_the_limit_of_its_job_and_one_that_hides_the_highest() {
+        let [gpu, other] = ["GPU-01", "GPU-02"].map(|gpu| GpuUuid::parse(gpu).unwrap());
+        let member = |(job, ranks): (&str, &[u64])| {
+            let ranks: Vec<_> = ranks.iter().map(|mib| vec![(gpu.clone(), *mib)]).collect();
+            (JobId::parse(job).unwrap(), highest(&ranks))
+        };
+        let jobs = |all: &[(&str, &[u64])]| JobLimits(all.iter().copied().map(member).collect());
+        let limited = jobs(&[("7", &[1024, 2048, 512]), ("8.0", &[4096])]);
+        let of = |job| limited.of(job, &gpu);
+        assert_eq!(
+            [Some("7"), Some("8"), Some("8.0")].map(of),
+            [2048, 4096, 4096].map(Some)
+        );
+        assert_eq!([None, Some("9"), Some("a/b")].map(of), [Some(4096); 3]);
+        assert_eq!(limited.of(Some("7"), &other), None);
+        let with_open = jobs(&[("7", &[1024]), ("8", &[])]);
+        assert_eq!(
+            [Some("7"), Some("8"), None].map(|job| with_open.of(job, &gpu)),
+            [Some(1024), None, None]
+        );
+        assert_eq!(JobLimits::default().of(None, &gpu), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::dialogue::Event;
 use super::logs::UserLog;
 use crate::job::spec::{OBSERVATIONS_FD, Spec};
-use crate::node::members::job_of;
+use crate::node::members::job_by_cgroup;
 use crate::sys::process::{Process, ProcessWatch};
 use crate::sys::{Exit, descriptors};
 use mpsd_core::observations::{Killed, LONGEST, Observations, Refused, ServerLost, keep};
@@ -32,7 +32,7 @@ pub struct Observer {
     file: Option<File>,
     /// By the pid of the control daemon.
     daemons: BTreeMap<i32, DaemonState>,
-    /// The jobs of the clients, if several share this MPS and the kernel tells.
+    /// The jobs of the clients, if several share this MPS and its cgroup tells.
     jobs: Option<BTreeMap<i32, String>>,
     written: Observations,
 }
@@ -59,7 +59,8 @@ impl Observer {
             if jobs.len() >= MOST_CLIENTS {
                 jobs.pop_first();
             }
-            let job = Process::find(*pid).and_then(|process| job_of(&process));
+            // Its environment is closed to this process, which is in another group.
+            let job = Process::find(*pid).and_then(|process| job_by_cgroup(&process));
             jobs.extend(job.map(|job| (*pid, job)));
         }
         let state = self.daemons.entry(daemon).or_default();
@@ -96,11 +97,23 @@ impl Observer {
         clients.sum()
     }
 
-    /// Who caused a fatal error, by the vendor's words, if its job is known: `client 4711 of job 12`.
+    /// Who caused a fatal error, by the vendor's words, if its job is known.
     pub fn culprit(&self, words: &str) -> Option<String> {
         let pid = culprit(words)?;
-        let job = self.jobs.as_ref()?.get(&pid)?;
-        Some(format!("client {pid} of job {job}"))
+        self.job(pid).map(|_| self.client(pid))
+    }
+
+    /// The job of a client, if several share this MPS and it is known.
+    pub fn job(&self, pid: i32) -> Option<&str> {
+        self.jobs.as_ref()?.get(&pid).map(String::as_str)
+    }
+
+    /// `client 4711 of job 12`
+    pub fn client(&self, pid: i32) -> String {
+        let job = self.job(pid);
+        job.map_or(format!("client {pid}"), |job| {
+            format!("client {pid} of job {job}")
+        })
     }
 
     /// Whether this daemon was told to quit and its server has no client left: only its end will follow.

@@ -26,6 +26,9 @@ pub struct Spec {
     pub control: PathBuf,
     /// The NVML library, for the watches of the clients' memory and of the GPUs.
     pub nvml: String,
+    /// Root's directory of this boot, with the records of the jobs that share the daemons.
+    #[serde(default)]
+    pub run: PathBuf,
     /// The daemons.
     pub daemons: Vec<Daemon>,
     /// The server that was proved of each, in their order; none before.
@@ -61,6 +64,7 @@ impl Spec {
             uid: plan.record.uid,
             control: settings.control.clone(),
             nvml: settings.nvml.clone(),
+            run: settings.paths.run().to_owned(),
             daemons: plan.record.daemons.clone(),
             servers: Vec::new(),
             start_ms: ms(start),

@@ -19,6 +19,7 @@ use mpsd_core::record::ClientLimits;
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// 48 clients need several descriptors each in the server. NVIDIA's guide asks for more than the usual 1024.
@@ -64,6 +65,7 @@ pub(super) fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
         uid: journal.uid,
         control: journal.control.clone(),
         nvml: journal.nvml.clone(),
+        run: PathBuf::new(),
         daemons: journal.daemons.clone(),
         servers: journal.servers().map(|server| server.pid).collect(),
         start_ms: 0,

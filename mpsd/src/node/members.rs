@@ -224,20 +224,13 @@ impl RealNode {
         let (mut found, others): (Vec<_>, Vec<_>) = of_user.into_iter().partition(is_jobs);
         let job = OsStr::new(member.job.as_str());
         let is_named = |id: &ProcessRef| {
-            let process = id.open().filter(|process| !is_in_a_job(process));
+            let process = id.open().filter(|process| job_by_cgroup(process).is_none());
             process.is_some_and(|one| one.environment_variable(JOB, MOST_ENVIRONMENT).as_deref() == Some(job))
         };
         let named = || others.iter().copied().filter(is_named).collect::<Vec<_>>();
         found.extend(by_child(Deadline::after(LOOK_TIME), named).unwrap_or_default());
         found.into_iter().map(|id| id.pid).collect()
     }
-}
-
-/// Whether Slurm's cgroups say that it is of some job.
-fn is_in_a_job(process: &Process) -> bool {
-    let is_jobs = |part: Component| part.as_os_str().to_string_lossy().starts_with("job_");
-    let cgroups = process.cgroups().unwrap_or_default();
-    cgroups.iter().any(|path| path.components().any(is_jobs))
 }
 
 pub(super) fn file(path: &Path) -> Option<FileRef> {
@@ -419,25 +412,25 @@ pub struct Task {
 
 /// The job of a process, by its scheduler's cgroup or else by the variable that attached it, which its user can forge. Hangs as
 /// [`Process::environment_variable`].
-pub fn job_of(process: &Process) -> Option<String> {
-    let of_part = |part: Component| {
-        let name = part.as_os_str().to_str()?;
-        let job = ["job_", "pbs_jobs."]
-            .iter()
-            .find_map(|kind| name.strip_prefix(kind))?;
-        Some(job.to_owned())
-    };
-    let cgroups = process.cgroups().unwrap_or_default();
-    let by_cgroup = cgroups
-        .iter()
-        .find_map(|path| path.components().find_map(of_part));
+fn job_of(process: &Process) -> Option<String> {
     let by_itself = || {
         process
             .environment_variable(JOB, MOST_ENVIRONMENT)?
             .into_string()
             .ok()
     };
-    Some(one_line(&by_cgroup.or_else(by_itself)?, SHOWN))
+    job_by_cgroup(process).or_else(|| Some(one_line(&by_itself()?, SHOWN)))
+}
+
+/// The job in whose cgroup a scheduler has put a process: `job_12` is Slurm's, and `pbs_jobs.service/jobid/12.srv` that of OpenPBS' hook.
+pub fn job_by_cgroup(process: &Process) -> Option<String> {
+    let of_path = |path: &PathBuf| {
+        let parts: Vec<&str> = path.iter().filter_map(OsStr::to_str).collect();
+        let of_slurm = parts.iter().find_map(|part| part.strip_prefix("job_"));
+        let of_pbs = || parts.windows(3).find(|three| three[0].starts_with("pbs_jobs"));
+        Some(one_line(of_slurm.or_else(|| Some(of_pbs()?[2]))?, SHOWN))
+    };
+    process.cgroups()?.iter().find_map(of_path)
 }
 
 pub fn is_of(uid: u32, pid: i32) -> bool {
@@ -491,6 +484,7 @@ mod tests {
     use crate::job::journal::Programs;
     use crate::sys::cgroup::Cgroup;
     use crate::sys::spawn::{Identity, Spawn};
+    use mpsd_core::JobId;
     use mpsd_core::config::Settings;
 
     /// A user that owns nothing on any system.
@@ -551,6 +545,54 @@ mod tests {
             [sleeper.id().unwrap()]
         );
         assert!(removed.is_ok(), "{removed:?}");
+    }
+
+    /// Those that say that they are of job 78 while a scheduler's cgroup says something else are of neither's leave but the latter's.
+    #[test]
+    fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_one() {
+        let cgroup = Cgroup::create(&(Cgroup::trial() + "-jobs")).unwrap();
+        let cgroup = cgroup.expect("this machine has no cgroup hierarchy to test with");
+        let recorded = include_str!("../job/recorded/journal-1.json");
+        let shared: Journal = serde_json::from_str(recorded).unwrap();
+        let limit = Duration::from_secs(1);
+        let mut node = RealNode::new("test", &Settings::usual(), limit, limit);
+        let mut found = Vec::new();
+        for below in ["job_77/step_0", "pbs_jobs.service/jobid/77.srv", "none"] {
+            let path = cgroup.path().join(below);
+            std::fs::create_dir_all(&path).unwrap();
+            let mut sleeper = Spawn::new(Path::new("/bin/sleep"));
+            sleeper.args = vec!["60".into()];
+            sleeper.env = vec![(JOB.into(), "78.srv".into())];
+            sleeper.cgroup = Some(Cgroup::open(&path).unwrap().unwrap().directory().unwrap());
+            sleeper.identity = Some(Identity {
+                uid: STRANGER + 2,
+                gid: STRANGER,
+                groups: Vec::new(),
+            });
+            let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+            let pid = sleeper.pid();
+            let job = job_of(&Process::find(pid).unwrap()).unwrap();
+            let mut ends = |job: &str| {
+                let mut member = shared.clone();
+                (member.uid, member.job) = (STRANGER + 2, JobId::parse(job).unwrap());
+                node.processes_of(&shared, &member).contains(&pid)
+            };
+            found.push((job, ends("77.srv"), ends("78.srv")));
+            sleeper.kill(Deadline::after_ms(20_000));
+            for path in path.ancestors().take_while(|path| *path != cgroup.path()) {
+                std::fs::remove_dir(path).unwrap();
+            }
+        }
+        cgroup.remove().unwrap();
+        let found: Vec<_> = found.iter().map(|(job, a, b)| (job.as_str(), *a, *b)).collect();
+        assert_eq!(
+            found,
+            [
+                ("77", true, false),
+                ("77.srv", true, false),
+                ("78.srv", false, true)
+            ]
+        );
     }
 
     /// A stack of about 800 bytes: frames above a call of the driver's, and below it some that differ from thread to thread.

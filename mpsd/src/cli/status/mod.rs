@@ -21,7 +21,6 @@ use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED, Evidence, Fault};
 use mpsd_core::record::{self, Record, RecordRead};
 use mpsd_core::text::one_line;
-use mpsd_core::trusted::open_trusted;
 use mpsd_core::{Failure, JobId, Refusal};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -30,8 +29,6 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for the daemons of one job, and for one answer of NVML.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Longest list of jobs that is read, bytes.
-const LONGEST_LIST: usize = 1 << 20;
 /// Longest line about a job without a status, characters.
 const LONGEST_LINE: usize = 300;
 
@@ -237,10 +234,8 @@ fn status_of(
 /// The other jobs that share the MPS of this one, by root's lists.
 fn shared_with(settings: &Settings, status: &JobStatus) -> BTreeSet<JobId> {
     let members = |gpu: &GpuStatus| -> BTreeSet<JobId> {
-        let paths = settings.paths.job(&JobId::shared(status.uid, &gpu.uuid));
-        let file = open_trusted(&paths.members()).ok();
-        let text = file.and_then(|file| file.read(LONGEST_LIST).ok());
-        serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default()
+        let id = JobId::shared(status.uid, &gpu.uuid);
+        record::sharers(&settings.paths.job(&id).members())
     };
     let gpus = status.gpus.iter().filter(|_| status.shared);
     let mut all: BTreeSet<JobId> = gpus.flat_map(members).collect();
