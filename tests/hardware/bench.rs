@@ -1,27 +1,40 @@
 //! The benchmarks of times: the begin and the end of a job against the shortest possible means, and what a user waits for.
 
 use std::process::Command;
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
+use mpsd::node::worker::{NvmlWorker, Question};
+use mpsd_core::{ComputeMode, GpuUuid};
 use tests::child;
 use tests::samples::{in_turn, milliseconds, rounded};
 use toml::Table;
 
 use crate::job::{self, Job};
 use crate::result::{Section, hundredths, median, spread};
-use crate::site::{BEFORE, Gpu, Place, Run};
+use crate::site::{self, BEFORE, Gpu, Place, Run};
 use crate::slurm::{self, Debs};
 
 /// Who begins and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     /// The shortest possible means.
-    Hand,
+    Hand(Nvml),
     Job,
     /// A job of the earlier build that is packed.
     Before,
+}
+
+/// NVML beside NVIDIA's programs, in a process as root's programs have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Nvml {
+    Absent,
+    /// It looks at the GPU while they begin, and again while they end.
+    Beside,
+    /// It has looked at the GPU before.
+    Loaded,
 }
 
 /// A begin and an end to be measured, and what they are called.
@@ -37,20 +50,34 @@ const fn sides([begin, end]: [&'static str; 2], by: By, all: bool) -> Sides {
     Sides { begin, end, by, all }
 }
 
-/// The last one takes part if an earlier build is packed.
-const PAIR: [Sides; 3] = [
-    sides(["floor_ms", "floor_quit_ms"], By::Hand, false),
+/// The last one takes part if an earlier build is packed. Those with NVML say what that costs NVIDIA's programs.
+const PAIR: [Sides; 5] = [
+    sides(["floor_ms", "floor_quit_ms"], By::Hand(Nvml::Absent), false),
     sides(["prologue_ms", "epilogue_ms"], By::Job, false),
+    sides(
+        ["floor_beside_nvml_ms", "floor_quit_beside_nvml_ms"],
+        By::Hand(Nvml::Beside),
+        false,
+    ),
+    sides(
+        ["floor_after_nvml_ms", "floor_quit_after_nvml_ms"],
+        By::Hand(Nvml::Loaded),
+        false,
+    ),
     sides(["prologue_before_ms", "epilogue_before_ms"], By::Before, false),
 ];
 
 const AT_ONCE: [Sides; 4] = [
     sides(["begin_alone_ms", "end_alone_ms"], By::Job, false),
-    sides(["begin_floor_alone_ms", "end_floor_alone_ms"], By::Hand, false),
+    sides(
+        ["begin_floor_alone_ms", "end_floor_alone_ms"],
+        By::Hand(Nvml::Absent),
+        false,
+    ),
     sides(["begin_last_of_all_ms", "end_last_of_all_ms"], By::Job, true),
     sides(
         ["begin_floor_last_of_all_ms", "end_floor_last_of_all_ms"],
-        By::Hand,
+        By::Hand(Nvml::Absent),
         true,
     ),
 ];
@@ -75,6 +102,9 @@ const SRUN: Duration = Duration::from_secs(60);
 /// Longest that the program may take which measures the plugin on simulated nodes.
 const PLUGIN: Duration = Duration::from_secs(300);
 
+/// Longest for an answer of NVML.
+const NVML: Duration = Duration::from_secs(10);
+
 /// How long a begin and an end took, milliseconds.
 type Life = [f64; 2];
 const BEGIN: usize = 0;
@@ -91,7 +121,7 @@ pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
     let name = format!("a job that did not ask waits less than {OTHERS_LIMIT} ms");
     section.check(name, median(waits) < OTHERS_LIMIT, spread(waits));
     let has_before = place.bin(BEFORE).is_dir();
-    let pair = if has_before { &PAIR[..] } else { &PAIR[..2] };
+    let pair = if has_before { &PAIR[..] } else { &PAIR[..4] };
     let lives = in_turn(pair, run.pairs, |sides, _| {
         live(place, std::slice::from_ref(gpu), sides.by, job::ACCOUNT)
     })?;
@@ -109,8 +139,8 @@ pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
         put("now_ms", median(1));
         put("now", rounded(median(1) / median(0)));
         if has_before {
-            put("before_ms", median(2));
-            put("before", rounded(median(2) / median(0)));
+            put("before_ms", median(4));
+            put("before", rounded(median(4) / median(0)));
         }
         section.fact(&format!("{name}_times_the_floor"), row);
     }
@@ -167,7 +197,7 @@ fn last(lives: &[Vec<Life>], part: usize) -> Vec<f64> {
 /// A begin and an end on each of `gpus`, all begins at once and then all ends.
 fn live(place: &Place, gpus: &[Gpu], by: By, account: &str) -> Result<Vec<Life>> {
     let lives = match by {
-        By::Hand => daemons(place, gpus)?,
+        By::Hand(nvml) => daemons(place, gpus, nvml)?,
         By::Job | By::Before => jobs(place, gpus, by, account)?,
     };
     // Lets what the last start left in the driver settle, for all sides alike.
@@ -175,13 +205,51 @@ fn live(place: &Place, gpus: &[Gpu], by: By, account: &str) -> Result<Vec<Life>>
     Ok(lives)
 }
 
-fn daemons(place: &Place, gpus: &[Gpu]) -> Result<Vec<Life>> {
+fn daemons(place: &Place, gpus: &[Gpu], nvml: Nvml) -> Result<Vec<Life>> {
     let started = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
-        Ok(place.daemon(&gpu.uuid, &format!("floor{number}"), "")?.0)
+        let start = || Ok(place.daemon(&gpu.uuid, &format!("floor{number}"), "")?.0);
+        Ok((gpu, with_nvml(place, gpu, nvml, start)?))
     })?;
-    each(started, |daemon| {
-        Ok([milliseconds(daemon.ready), milliseconds(daemon.quit()?.0)])
+    each(started, |(gpu, daemon)| {
+        let ready = milliseconds(daemon.ready);
+        let quit = with_nvml(place, gpu, nvml, || Ok(daemon.quit()?.0))?;
+        Ok([ready, milliseconds(quit)])
     })
+}
+
+fn with_nvml<T>(place: &Place, gpu: &Gpu, nvml: Nvml, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    match nvml {
+        Nvml::Absent => act(),
+        Nvml::Loaded => {
+            let _looked = look(place, gpu)?;
+            act()
+        }
+        Nvml::Beside => thread::scope(|scope| {
+            let (done, told) = mpsc::channel::<()>();
+            // The worker ends with the thread that started it.
+            let looking = scope.spawn(move || {
+                let looked = look(place, gpu);
+                let _ = told.recv();
+                looked.map(drop)
+            });
+            let acted = act();
+            drop(done);
+            match looking.join() {
+                Ok(looked) => looked.and(acted),
+                Err(_) => bail!("a thread panicked"),
+            }
+        }),
+    }
+}
+
+/// A process in which NVML has looked at `gpu`.
+fn look(place: &Place, gpu: &Gpu) -> Result<NvmlWorker> {
+    let library = site::nvml()?.display().to_string();
+    let told = |failure| anyhow!("NVML beside the floor: {failure}");
+    let mut worker = NvmlWorker::start(&place.staged("mpsd")?, &library, NVML).map_err(told)?;
+    let question = Question::Mode(GpuUuid::parse(&gpu.uuid)?);
+    worker.ask::<ComputeMode>(&question).map_err(told)?;
+    Ok(worker)
 }
 
 fn jobs(place: &Place, gpus: &[Gpu], by: By, account: &str) -> Result<Vec<Life>> {
