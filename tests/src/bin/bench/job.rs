@@ -1,11 +1,10 @@
-//! What our own part of a job costs, against the floor; and a job that did not ask, against a program that does nothing. Another
-//! build (`--beside`) can take part, and so does this build with all that watches a job at work.
+//! What our own part of a job costs, against the floor. Another build (`--beside`) can take part, and so does this build with all
+//! that watches a job at work.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -23,8 +22,6 @@ const NVML_MS: u64 = 25;
 const READY_MS: u64 = 250;
 /// The mode of a GPU is left alone, as on a machine that is lent.
 const KEPT: &str = "compute_mode = \"keep\"\n";
-/// Runs of a job that did not ask in a round: they are short.
-const OTHERS: usize = 5;
 
 /// What is measured, by name; milliseconds.
 type Times = BTreeMap<&'static str, Vec<f64>>;
@@ -119,7 +116,6 @@ fn place(programs: Option<&Path>) -> Result<Place> {
     Ok(place)
 }
 
-/// One job that asked, and some that did not.
 fn job(side: &Side) -> Result<Times> {
     let mut times = Times::new();
     let place = &side.place;
@@ -140,17 +136,10 @@ fn job(side: &Side) -> Result<Times> {
     took("epilogue_ms", place.strict_end("700.srv"))?;
     let as_before = wait_until(LIMIT, || place.difference().is_empty());
     ensure!(as_before, "{:?}", place.difference());
-    for _ in 0..OTHERS {
-        took(
-            "prologue_not_asked_ms",
-            place.torque_on_gpu_0("701.srv", "mps_physics"),
-        )?;
-        took("epilogue_not_asked_ms", place.torque_end("701.srv"))?;
-    }
     Ok(times)
 }
 
-/// NVIDIA's daemon and server by the shortest possible means, and a program that does nothing.
+/// NVIDIA's daemon and server by the shortest possible means.
 fn by_hand(place: &Place) -> Result<Times> {
     let mut times = Times::new();
     let dir = tempfile::tempdir()?;
@@ -170,11 +159,6 @@ fn by_hand(place: &Place) -> Result<Times> {
     let mut took = |name, time| times.entry(name).or_default().push(milliseconds(time));
     took("start_ms", daemon.ready);
     took("quit_ms", daemon.quit()?.0);
-    for _ in 0..OTHERS {
-        let begin = Instant::now();
-        tests::stage::finish(Command::new("/bin/true"));
-        took("nothing_ms", begin.elapsed());
-    }
     Ok(times)
 }
 

@@ -21,7 +21,7 @@ const GPU: &str = "NVIDIA H200";
 #[derive(Parser)]
 #[command(name = "bench")]
 enum Arguments {
-    /// One job's begin and end, and those of a job that did not ask, against the shortest possible.
+    /// One job's begin and end against the shortest possible.
     Job {
         /// Rounds of each side.
         #[arg(long, default_value_t = 20)]
@@ -33,7 +33,7 @@ enum Arguments {
         #[arg(long, default_value = "target/bench-job.json")]
         out: PathBuf,
     },
-    /// Jobs, clients and nodes at once against one.
+    /// Jobs and nodes at once against one, and directories of jobs that are gone.
     Scale {
         /// Rounds of each.
         #[arg(long, default_value_t = 10)]

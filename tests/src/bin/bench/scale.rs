@@ -1,25 +1,22 @@
-//! What many at once cost one another: jobs on a node of sixteen GPUs, 48 clients, directories of jobs that are gone, and a job on
+//! What many at once cost one another: jobs on a node of sixteen GPUs, directories of jobs that are gone, and a job on
 //! 1 to 32 nodes of a real Slurm.
 
-use std::process::Stdio;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use tests::double::NodeDouble;
 use tests::double::look::wait_until;
-use tests::place::{Place, Running, side_by_side};
+use tests::place::{Place, side_by_side};
 use tests::samples::{in_turn, median, milliseconds, rounded};
 use tests::slurm::{Bed, Options, Simulated};
-use tests::stage::{USER, as_user};
 
 use crate::{GPU, LIMIT};
 
 const JOBS: [usize; 4] = [1, 4, 8, 16];
 const GPUS: usize = JOBS[JOBS.len() - 1];
-const CLIENTS: usize = 48;
 const NODES: [usize; 6] = [1, 2, 4, 8, 16, 32];
-/// Jobs' directories that a node must have in bad times, and most that it can.
+/// Directories of jobs that are gone: usual, many, and more than a node ever had.
 const DIRECTORIES: [usize; 3] = [0, 100, 10_000];
 const LOOKS: [&[&str]; 3] = [&["reconcile", "--dry-run"], &["metrics"], &["status"]];
 
@@ -27,7 +24,6 @@ pub fn run(rounds: usize) -> Result<Value> {
     let report = json!({
         "rounds": rounds,
         "jobs": jobs(rounds)?,
-        "clients": clients(rounds)?,
         "directories": directories(rounds)?,
         "nodes": nodes(rounds)?,
     });
@@ -111,40 +107,6 @@ fn together(place: &Place, first: usize, count: usize) -> Result<[f64; 2]> {
     let as_before = wait_until(LIMIT, || place.difference().is_empty());
     ensure!(as_before, "{:?}", place.difference());
     Ok([began, ended])
-}
-
-/// Milliseconds until one client, and all of 48 that start at once, have their contexts.
-fn clients(rounds: usize) -> Result<Value> {
-    let place = Place::new(NodeDouble::builder().gpus(1, GPU), "deadline_s = 60\n");
-    let ran = place.torque("600.srv", "MPS=true", "0");
-    ensure!(ran.code == Some(0), "{ran:?}");
-    let times = in_turn(&[1, CLIENTS], rounds, |count, _| {
-        let count = *count;
-        let begin = Instant::now();
-        let mut running = Vec::new();
-        for _ in 0..count {
-            let mut command = as_user(USER, place.node.client());
-            command.arg("--node").arg(place.node.dir());
-            command.args(["--hold", "60"]).env_clear();
-            command.envs([place.pipe("600.srv")]);
-            command.stdin(Stdio::null()).stdout(Stdio::null());
-            running.push(Running(command.spawn()?));
-        }
-        let pids: Vec<u32> = running.iter().map(|one| one.0.id()).collect();
-        let attached = || {
-            let contexts = place.node.contexts();
-            let of_ours = contexts.iter().filter(|(_, context)| pids.contains(&context.pid));
-            of_ours.filter(|(_, context)| context.bytes > 0).count()
-        };
-        let all = wait_until(LIMIT, || attached() == count);
-        ensure!(all, "not all of {count} clients attach");
-        let took = milliseconds(begin.elapsed());
-        drop(running);
-        ensure!(wait_until(LIMIT, || attached() == 0), "clients that do not go");
-        Ok(took)
-    })?;
-    ensure!(place.strict_end("600.srv").code == Some(0), "its end");
-    Ok(json!({"one_ms": median(&times[0]), "all_48_ms": median(&times[1])}))
 }
 
 /// A job on so many nodes: `srun true`, what `--mps` adds, and how much of it is the host's work, which is every node's here.
