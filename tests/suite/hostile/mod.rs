@@ -1,6 +1,7 @@
 //! What a hostile user may try, and what holds it. THREAT-MODEL.md names these tests.
 
 mod locks;
+mod shared;
 
 use std::fs;
 use std::io::Write;

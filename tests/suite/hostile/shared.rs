@@ -1,0 +1,75 @@
+//! What a hostile user may try with an MPS that several of the user's jobs share.
+
+use super::*;
+use tests::stage::uid_of;
+
+const JOBS: [&str; 2] = ["851.srv", "852.srv"];
+const SITE: &str = "deadline_s = 20\nshared_gpus = true\n";
+
+/// Two jobs of the user in one MPS, and its directory.
+fn shared() -> (Place, PathBuf) {
+    let place = Place::new(fast(1), SITE);
+    JOBS.into_iter().for_each(begins(&place));
+    let id = format!("{}-{}", uid_of(USER), place.node.uuids()[0]);
+    let mps = place.path("run/shared").join(id);
+    (place, mps)
+}
+
+fn begins(place: &Place) -> impl Fn(&str) {
+    |job| drop(place.torque_on_gpu_0(job, "MPS=true").ok())
+}
+
+/// With a client of the first, which its end asks the stopped daemon to end.
+#[test]
+fn stopped_processes_of_a_shared_mps_hold_no_begin_and_no_end() {
+    for names in [&THREE[..1], &THREE[1..2], &THREE[2..], &THREE[..]] {
+        let (place, _) = shared();
+        let mut client = place.mpsctl_of(USER);
+        client.args(["exec", "--"]).arg(place.node.client()).arg("--node");
+        client.arg(place.node.dir()).args(["--hold", "60", "--busy"]);
+        let client = Running::start(client.env("PBS_JOBID", JOBS[0]).stdout(Stdio::null()));
+        eventually("the client attaches", || place.has_context(client.pid()));
+        for pid in names.iter().flat_map(|name| place.pids(name)) {
+            kill(pid, Signal::SIGSTOP);
+        }
+        begins(&place)("853.srv");
+        for job in [JOBS[0], JOBS[1], "853.srv"] {
+            place.end(job).within(Duration::from_secs(10));
+        }
+        drop(client);
+        place.assert_not_drained("stopped processes");
+        place.assert_as_before("stopped processes");
+    }
+}
+
+#[test]
+fn links_in_the_directories_of_a_shared_mps_lead_nowhere_and_a_stranger_reaches_none() {
+    let (place, mps) = shared();
+    let (dir, look) = treasure(&place);
+    let before = look();
+    for name in ["pipe", "log"] {
+        let into = mps.join(name);
+        symlink(&dir, into.join("link")).expect("symlink");
+        let deep = into.join("deep").join("d/".repeat(60));
+        fs::create_dir_all(&deep).expect("deep");
+        symlink(&dir, deep.join("link")).expect("symlink");
+        chmod(&into.join("deep"), 0o000);
+        let ls = finish(as_user(OTHER_USER, "/bin/ls").arg(&into));
+        ls.complains("Permission denied");
+    }
+    let away = finish(
+        as_user(USER, "/bin/mv")
+            .arg(mps.join("pipe"))
+            .arg(mps.join("other")),
+    );
+    away.complains("Permission denied");
+    for name in ["shared", "jobs"] {
+        finish(as_user(USER, "/bin/ls").arg(place.path("run").join(name))).complains("Permission denied");
+    }
+    let lock = mps.with_file_name(format!(".{}.lock", mps.file_name().expect("a name").display()));
+    assert!(lock.exists());
+    finish(as_user(USER, "/bin/cat").arg(&lock)).complains("Permission denied");
+    JOBS.into_iter().for_each(|job| drop(place.end(job)));
+    assert_eq!(look(), before);
+    place.assert_as_before("links in a shared MPS");
+}
