@@ -259,6 +259,9 @@ fn jobs_that_share_an_mps_see_each_others_clients_and_are_told_what_came_after_t
         assert_eq!(errors_told, [Some(errors); 2], "{job}: {seen}");
         let text = report(&place, &[job]).ok();
         text.prints("by the mpsd that it shared, of all jobs on it: ");
+        text.prints("neither the use of its GPUs nor advice: ")
+            .lacks("  advice: ");
+        assert!(seen["usage"].is_null(), "{seen}");
         assert_eq!(text.out.contains(words), errors > 0, "{text:?}");
     }
 }

@@ -15,6 +15,9 @@ use mpsd_core::usage::GpuUsage;
 use mpsd_core::{Failure, JobId, Refusal};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+const NOT_TOLD_APART: &str =
+    "neither the use of its GPUs nor advice: the driver does not tell the jobs of a shared MPS apart";
+
 /// `mpsctl report`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ReportVerb {
@@ -218,11 +221,15 @@ pub(super) fn lines(report: &JobReport) -> Vec<String> {
         };
         lines.push(format!("{mark}{line}"));
     }
-    let used = report.gpus.iter().flat_map(|gpu| used(report, gpu));
-    lines.extend(used.map(|line| format!("    {line}")));
-    // They name the job of a client.
-    let words = observations.last_words.iter().filter(|_| report.shared);
-    lines.extend(words.map(|line| format!("    {line}")));
+    let more: Vec<String> = match report.shared {
+        // The last words name the job of a client.
+        true => [NOT_TOLD_APART.to_owned()]
+            .into_iter()
+            .chain(observations.last_words)
+            .collect(),
+        false => report.gpus.iter().flat_map(|gpu| used(report, gpu)).collect(),
+    };
+    lines.extend(more.iter().map(|line| format!("    {line}")));
     lines
 }
 
@@ -230,10 +237,12 @@ pub(super) fn lines(report: &JobReport) -> Vec<String> {
 fn used(report: &JobReport, gpu: &RecordGpu) -> Vec<String> {
     let seen = report.said_by_user.as_ref();
     let held = seen.and_then(|seen| seen.gpus.iter().find(|known| known.uuid == gpu.uuid));
-    let held = held.zip(report.memory_limit(&gpu.uuid)).map(|(held, limit)| {
-        let most = held.most_client_mib;
-        format!("one client held at most {most} of the {limit} MiB that it may")
-    });
+    let held = held
+        .zip(report::memory_limit(&report.daemons, &gpu.uuid))
+        .map(|(held, limit)| {
+            let most = held.most_client_mib;
+            format!("one client held at most {most} of the {limit} MiB that it may")
+        });
     let usage = seen.and_then(|seen| seen.usage.as_ref()?.of(&gpu.uuid));
     let mut all: Vec<String> = usage.map(counted).unwrap_or_default();
     all.extend(held);

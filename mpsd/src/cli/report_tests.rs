@@ -44,6 +44,21 @@ fn report() -> JobReport {
 }
 
 #[test]
+fn of_a_shared_mps_the_last_words_are_told_which_name_the_job_of_a_client() {
+    let mut report = report();
+    let seen = report.said_by_user.as_mut().unwrap();
+    seen.last_words = vec!["by client 8349 of job 8: the vendor's log says: it".to_owned()];
+    let own = lines(&report).join("\n");
+    report.shared = true;
+    let shared = lines(&report).join("\n");
+    assert!(!own.contains("of job 8") && own.contains("by the job's own mpsd: 49 clients"));
+    assert!(shared.contains("by the mpsd that it shared, of all jobs on it: 49 clients"));
+    // Their clients have other limits.
+    assert!(own.contains("held at most") && !shared.contains("held at most"));
+    assert!(shared.ends_with("    by client 8349 of job 8: the vendor's log says: it"));
+}
+
+#[test]
 fn a_report_names_what_was_lost_with_pid_and_cause() {
     assert_eq!(
         lines(&report()).join("\n"),

@@ -2,7 +2,7 @@
 //!
 //! A rule reads what was measured. If the figure that it needs is absent, it does not apply.
 
-use super::report::{Advice, JobReport};
+use super::report::{Advice, JobReport, memory_limit};
 use mpsd_core::observations::{GpuObservations, Observations};
 use mpsd_core::record::RecordGpu;
 use mpsd_core::text::{count, one_line};
@@ -80,12 +80,10 @@ pub const RULES: [Rule; 7] = [
     },
 ];
 
-/// The first rule that applies.
+/// The first rule that applies. Of a shared MPS the clients are all jobs'.
 pub(crate) fn of(report: &JobReport) -> Option<Advice> {
-    let facts = Facts {
-        report,
-        seen: report.said_by_user.as_ref()?,
-    };
+    let seen = report.said_by_user.as_ref().filter(|_| !report.shared)?;
+    let facts = Facts { report, seen };
     RULES.iter().find_map(|rule| {
         let text = (rule.advise)(&facts)?;
         Some(Advice {
@@ -144,7 +142,7 @@ fn memory(facts: &Facts<'_>) -> Option<String> {
         let seen = of.clients?;
         let (one, all) = (seen.most_client_mib, seen.most_memory_mib);
         let place = &of.place;
-        if let Some(limit) = facts.report.memory_limit(&of.gpu.uuid).filter(|limit| is_full(one, *limit)) {
+        if let Some(limit) = memory_limit(&facts.report.daemons, &of.gpu.uuid).filter(|limit| is_full(one, *limit)) {
             return Some(format!(
                 "a client held {one} of the {limit} MiB that it may{place}: ask for more (--mps-mem), or have fewer tasks at once"
             ));
@@ -280,6 +278,7 @@ mod tests {
                     at: 1,
                 }),
                 "turns" => report.takes_turns = true,
+                "shared" => report.shared = true,
                 "gpu" => gpu.memory_mib = number,
                 "busy" => gpu.busy_percent = percent,
                 "sm" => gpu.sm_percent = percent,
@@ -347,6 +346,8 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
             "sm=30",
             "bandwidth=-",
             "bandwidth=69",
+            // Other jobs' clients.
+            "sm=5 shared=yes",
             "limit=1112",
             "held=71999",
             "threads=19",

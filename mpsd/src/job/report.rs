@@ -135,12 +135,6 @@ impl JobReport {
         }
     }
 
-    /// What each client may hold of `gpu`, MiB.
-    pub(crate) fn memory_limit(&self, gpu: &GpuUuid) -> Option<u64> {
-        let daemons = self.daemons.iter();
-        daemons.filter_map(|daemon| daemon.limits().memory_of(gpu)).min()
-    }
-
     /// NVML was asked, and never listed a client on one of its GPUs.
     pub(crate) fn had_idle_gpu(&self) -> bool {
         let observed = self.said_by_user.as_ref();
@@ -215,6 +209,12 @@ pub(crate) fn limits(daemon: &Daemon) -> Option<String> {
     let partitions = daemon.partitions.iter();
     all.extend(partitions.map(|one| format!("rank {}: {} SMs of {} alone", one.rank, one.sms, one.gpu)));
     (!all.is_empty()).then(|| all.join(", "))
+}
+
+/// What each client of `daemons` may hold of `gpu`, MiB.
+pub(crate) fn memory_limit(daemons: &[Daemon], gpu: &GpuUuid) -> Option<u64> {
+    let limits = daemons.iter().filter_map(|daemon| daemon.limits().memory_of(gpu));
+    limits.min()
 }
 
 pub(crate) fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String> {

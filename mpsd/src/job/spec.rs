@@ -70,7 +70,8 @@ impl Spec {
             start_ms: ms(start),
             command_ms: ms(start / 2),
             over_limit: settings.memory_over_limit,
-            usage: settings.reports.keep > 0,
+            // The driver does not tell the jobs of a shared MPS apart.
+            usage: settings.reports.keep > 0 && !plan.record.job.is_shared(),
             most: plan.most.clone(),
         }
     }
