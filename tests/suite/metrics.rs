@@ -10,6 +10,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::double::frozen::Frozen;
+use tests::double::node::Counts;
 use tests::fuse::Hung;
 use tests::place::{Place, eventually, fast, kill};
 use tests::scarcity::{Small, alone};
@@ -257,11 +258,69 @@ fn names(text: &str) -> BTreeSet<&str> {
     ours.map(family).collect()
 }
 
+/// A job that two clients use, of a GPU whose driver counts.
+fn counted(job: &str) -> (Place, Samples) {
+    let counts = Counts {
+        busy: 97,
+        memory_busy: 9,
+        shares: Some((12.0, 6.4)),
+        watts: 200,
+    };
+    let node = fast(1).describe(|node| node.gpu[0].counts = Some(counts));
+    let place = Place::with_job(node, "", job, "MPS=true,MPS_MEM=4G", "0");
+    let clients = [(); 2].map(|()| place.attached(job, &["--hold", "60", "--busy"], &[]));
+    let mut now = Samples::new();
+    eventually("two looks", || {
+        now = page(&place);
+        now.keys()
+            .any(|name| name.starts_with("mpsd_job_energy_joules_total"))
+    });
+    drop(clients);
+    (place, now)
+}
+
+#[test]
+fn the_reports_figures_are_on_the_page_while_a_job_runs_and_its_advice_is_counted_at_its_end() {
+    let (place, now) = counted("17.srv");
+    let uuid = &place.node.uuids()[0];
+    let of = |name: &str, more: &str| {
+        format!("mpsd_job_{name}{{jobid=\"17.srv\",gpu=\"0\",uuid=\"{uuid}\"{more}}}")
+    };
+    for (counter, value) in [("time", 0.97), ("multiprocessors", 0.12), ("bandwidth", 0.06)] {
+        is(
+            &now,
+            &of("gpu_utilization_ratio", &format!(",of=\"{counter}\"")),
+            value,
+        );
+    }
+    let joules = now[&of("energy_joules_total", "")];
+    assert!((150.0..3000.0).contains(&joules), "{now:?}");
+    is(
+        &now,
+        &of("client_memory_limit_bytes", ""),
+        f64::from(4u32 << 10) * f64::from(1u32 << 20),
+    );
+    let largest = now[&of("client_memory_max_bytes", "")];
+    assert!(largest > f64::from(1 << 20), "{now:?}");
+    is(&now, "mpsd_jobs_advised_total{rule=\"room\"}", 0.0);
+    place.assert_ends_clean("17.srv", "a job whose use is counted");
+    let told = place.mpsctl(&["report", "17.srv", "--json"]).ok().json();
+    let after = page(&place);
+    let advised: Vec<&String> = after.keys().filter(|name| name.contains("advised")).collect();
+    assert!(advised.len() > 5, "{after:?}");
+    let rule = told["advice"]["rule"].as_str().expect("advice");
+    is(
+        &after,
+        &format!("mpsd_jobs_advised_total{{rule=\"{rule}\"}}"),
+        1.0,
+    );
+    assert!(!after.keys().any(|name| name.contains("jobid=")), "{after:?}");
+}
+
 /// Alert rules, dashboard and docs name all that the page has, and nothing else.
 #[test]
 fn rules_dashboard_and_docs_name_what_the_page_has() {
-    let place = Place::with_job(fast(1), "", "14.srv", "MPS=true", "0");
-    let page = page(&place);
+    let (place, page) = counted("14.srv");
     place.assert_ends_clean("14.srv", "a job that was looked at");
     let written: BTreeSet<&str> = page.keys().map(|name| family(name)).collect();
     let dashboard = include_str!("../../docs/examples/mpsd.dashboard.json");

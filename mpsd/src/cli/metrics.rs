@@ -1,5 +1,5 @@
 //! `mpsctl metrics`: numbers about MPS on this node for Prometheus, from root's journals, the kernel and NVML. A process
-//! of a user could delay the answer, or lie. The page is in Prometheus' text form
+//! of a user is asked nothing: it could delay the answer. What a job's mpsd has written is marked as its word. The page is in Prometheus' text form
 //! (prometheus.io/docs/instrumenting/exposition_formats). A job's numbers disappear with the job, so that no label grows
 //! without end.
 
@@ -7,8 +7,10 @@ use super::status::model::{ClientStatus, JobStatus, NvmlLists, Phase};
 use super::terminal::say;
 use super::{NAME, complain};
 use crate::job::Journal;
+use crate::job::advice::RULES;
 use crate::job::ledger::{self, Ledger};
 use crate::job::node::{Gpus as _, Members as _, Role};
+use crate::job::report;
 use crate::job::store::Store as _;
 use crate::job::tally::{CLASSES, Tally, Times};
 use crate::node::members::tasks;
@@ -19,11 +21,17 @@ use crate::sys::files::Dir;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
 use mpsd_core::gpu::GpuProcess;
+use mpsd_core::record::RecordGpu;
+use mpsd_core::usage::GpuUsage;
 use mpsd_core::{Failure, GpuUuid, JobId, Paths};
 use std::fmt::{Display, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+const UTILIZATION: &str = "job_gpu_utilization_ratio";
+const ENERGY: &str = "job_energy_joules_total";
+const HELD: &str = "job_client_memory_max_bytes";
+const LIMIT: &str = "job_client_memory_limit_bytes";
 const FILE: &str = "mpsd.prom";
 /// node_exporter reads the file as another user.
 const MODE: u32 = 0o644;
@@ -70,6 +78,7 @@ fn write(paths: &Paths, directory: &Path, page: &str) -> Result<(), Failure> {
 #[derive(Debug, Default)]
 struct NodeStatus {
     jobs: Vec<JobStatus>,
+    figures: Vec<Figure>,
     /// Jobs with an unreadable journal.
     unread: usize,
     suspicions: usize,
@@ -109,6 +118,10 @@ impl NodeStatus {
             .iter()
             .map(|journal| job(&mut node, journal, &journals, &lists));
         status.jobs = jobs.collect();
+        status.figures = journals
+            .iter()
+            .flat_map(|journal| figures(&mut node, journal))
+            .collect();
         Ok(status)
     }
 
@@ -166,6 +179,53 @@ fn job(node: &mut RealNode, journal: &Journal, all: &[Journal], lists: &NvmlList
     job
 }
 
+/// A figure of the job's report so far: its family, its labels and its value.
+type Figure = (&'static str, String, String);
+
+/// A job in a shared MPS has none.
+fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
+    let mut all = Vec::new();
+    let Some(seen) = node.observations(&journal.job) else {
+        return all;
+    };
+    for RecordGpu { index, uuid, .. } in &journal.gpus {
+        let (index, gpu) = (index.to_string(), uuid.as_str());
+        let of = [("jobid", journal.job.as_str()), ("gpu", &index), ("uuid", gpu)];
+        let mut add = |family, more: &[(&str, &str)], value: Option<String>| {
+            all.extend(value.map(|value| (family, labels(&[&of, more].concat()), value)));
+        };
+        let usage = seen.usage.as_ref().and_then(|usage| usage.of(uuid));
+        let part =
+            |percent: fn(&GpuUsage) -> Option<u8>| Some((f64::from(percent(usage?)?) / 100.0).to_string());
+        add(UTILIZATION, &[("of", "time")], part(|usage| usage.busy_percent));
+        add(
+            UTILIZATION,
+            &[("of", "multiprocessors")],
+            part(|usage| usage.sm_percent),
+        );
+        add(
+            UTILIZATION,
+            &[("of", "bandwidth")],
+            part(|usage| usage.bandwidth_percent),
+        );
+        add(
+            ENERGY,
+            &[],
+            usage.and_then(|usage| usage.energy_mj).map(thousandths),
+        );
+        let held = seen.gpus.iter().find(|known| known.uuid == *uuid);
+        let bytes = |mib: u64| u128::from(mib) << 20;
+        add(
+            HELD,
+            &[],
+            held.map(|held| bytes(held.most_client_mib).to_string()),
+        );
+        let limit = report::memory_limit(&journal.daemons, uuid);
+        add(LIMIT, &[], limit.map(|limit| bytes(limit).to_string()));
+    }
+    all
+}
+
 /// The clients of the job's user on `gpu`. If several jobs of that user have MPS there, those that root proves to be this job's, or
 /// that say so where its scheduler has no cgroups.
 fn clients(
@@ -214,6 +274,7 @@ fn page(status: &NodeStatus, counted: Option<&Counted>) -> String {
     page.now(status);
     if !status.jobs.is_empty() {
         page.jobs(&status.jobs);
+        page.figures(&status.figures);
     }
     if let Some(counted) = counted {
         let help = "Drains of this node by mpsd that stand, by whether its scheduler has got them.";
@@ -292,6 +353,36 @@ impl Page {
         self.gauge("job_memory_bytes", help, by_gpu(jobs, memory));
     }
 
+    fn figures(&mut self, figures: &[Figure]) {
+        for (kind, family, help) in [
+            (
+                "gauge",
+                UTILIZATION,
+                "Part of the GPU that all jobs on it used while the job had clients, by the driver's counters: of the time, of the \
+                 multiprocessors, of the memory's bandwidth; a process of the job's user says so.",
+            ),
+            (
+                "counter",
+                ENERGY,
+                "Energy of the GPU while the job had clients; a process of the job's user says so.",
+            ),
+            (
+                "gauge",
+                HELD,
+                "The most that one client of the job held of the GPU's memory; a process of the job's user says so.",
+            ),
+            (
+                "gauge",
+                LIMIT,
+                "The most that one client of the job may hold of the GPU's memory.",
+            ),
+        ] {
+            let its = figures.iter().filter(|(of, ..)| *of == family);
+            let samples = its.map(|(_, labels, value)| (labels.clone(), value.clone()));
+            self.family(kind, family, help, samples);
+        }
+    }
+
     fn since(&mut self, tally: &Tally) {
         let help = "Jobs whose MPS became ready.";
         self.counter("jobs_begun_total", help, one(tally.begun));
@@ -318,6 +409,12 @@ impl Page {
         ];
         let help = "Jobs that have ended, by what went wrong in them; a process of the job's user says so.";
         self.counter("jobs_troubled_total", help, by("trouble", troubles));
+        let advised = RULES.iter().map(|rule| {
+            let jobs = tally.advised.get(rule.name).copied().unwrap_or(0);
+            (labels(&[("rule", rule.name)]), jobs.to_string())
+        });
+        let help = "Jobs that have ended, by the rule of the advice in their report.";
+        self.counter("jobs_advised_total", help, advised);
         let help = "Time to ready of jobs that have ended.";
         self.family("histogram", "job_ready_seconds", help, histogram(&tally.ready));
         let help = "Time that the ends of jobs took.";
@@ -365,19 +462,19 @@ fn histogram(times: &Times) -> Vec<Sample> {
     let mut below = 0;
     let classes = CLASSES.iter().zip(times.within).map(|(end, within)| {
         below += within;
-        bucket(&seconds(*end), below)
+        bucket(&thousandths(*end), below)
     });
     let mut samples: Vec<Sample> = classes.collect();
     samples.push(bucket("+Inf", times.count));
-    samples.push(("_sum".to_owned(), seconds(times.sum_ms)));
+    samples.push(("_sum".to_owned(), thousandths(times.sum_ms)));
     samples.push(("_count".to_owned(), times.count.to_string()));
     samples
 }
 
-fn seconds(ms: u64) -> String {
-    match ms % 1000 {
-        0 => (ms / 1000).to_string(),
-        rest => format!("{}.{rest:03}", ms / 1000)
+fn thousandths(number: u64) -> String {
+    match number % 1000 {
+        0 => (number / 1000).to_string(),
+        rest => format!("{}.{rest:03}", number / 1000)
             .trim_end_matches('0')
             .to_owned(),
     }

@@ -364,12 +364,17 @@ pub trait Store: Files {
             .or_fault()
     }
 
-    /// What the job's `mpsd` says that it saw: the user's word. `mpsd` cannot add to it afterwards.
-    fn take_observations(&mut self, job: &JobId) -> Option<Observations> {
+    /// What the job's `mpsd` says that it saw: the user's word.
+    fn observations(&mut self, job: &JobId) -> Option<Observations> {
         let file = self.job_files(job).file(OBSERVATIONS);
-        let told = self.read(&file, observations::LONGEST);
-        let _ = self.remove_file(&file);
-        Observations::parse(&told.ok()??)
+        Observations::parse(&self.read(&file, observations::LONGEST).ok()??)
+    }
+
+    /// The same, and `mpsd` cannot add to it afterwards.
+    fn take_observations(&mut self, job: &JobId) -> Option<Observations> {
+        let told = self.observations(job);
+        let _ = self.remove_file(&self.job_files(job).file(OBSERVATIONS));
+        told
     }
 
     /// Makes the files that tell the user of `job` what happens to the MPS that it begins to share on `gpu`. Without them its report and

@@ -4,6 +4,7 @@ use super::report::JobReport;
 use mpsd_core::failure::FailureKind;
 use mpsd_core::observations::Observations;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Upper ends of the classes of times. Milliseconds.
 pub const CLASSES: [u64; 9] = [50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_000];
@@ -49,6 +50,8 @@ pub struct Tally {
     pub over_memory: u64,
     /// Had a GPU that no client used at any look.
     pub idle_gpu: u64,
+    /// Those whose report has advice, by its rule.
+    pub advised: BTreeMap<String, u64>,
 }
 
 impl Tally {
@@ -64,6 +67,9 @@ impl Tally {
             self.said(observed);
         }
         self.idle_gpu += u64::from(report.had_idle_gpu());
+        if let Some(advice) = &report.advice {
+            *self.advised.entry(advice.rule.clone()).or_default() += 1;
+        }
     }
 
     fn said(&mut self, observed: &Observations) {
