@@ -78,7 +78,8 @@ impl Bench {
         format!("{} --node {} {options}", client.display(), node.display())
     }
 
-    /// A script that notes that it begins and succeeds. A number that ends with 7 fails until it is mended.
+    /// A script that notes that it begins and succeeds. A number that ends with 7 fails until it is mended. It takes the
+    /// place of its line's shell, which SIGTERM would end beside a script that succeeds.
     fn noting(&self, count: u64) -> String {
         let work = self.place.path("work");
         let text = format!(
@@ -87,7 +88,7 @@ impl Bench {
             work.display()
         );
         let noting = self.script("noting", &text);
-        let line = |seq: u64| format!("{noting} {seq}\n");
+        let line = |seq: u64| format!("exec {noting} {seq}\n");
         self.file(&(1..=count).map(line).collect::<String>())
     }
 
