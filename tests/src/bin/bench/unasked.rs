@@ -26,9 +26,9 @@ const PROGRAMS: [&str; 3] = [
 ];
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 const EMPTY_HOOK: &str = "import pbs\npbs.event().accept()\n";
-/// Module 'pbs' as the hook of a job that did not ask meets it, for one event.
+/// Module 'pbs' as the hook of a job that did not ask meets it, for one event. Python itself starts for any hook: it is not counted.
 const PBS: &str = "
-import sys, types
+import sys, time, types
 pbs = types.ModuleType('pbs')
 class Job: Account_Name, Resource_List = 'physics', {}
 class Event:
@@ -36,7 +36,10 @@ class Event:
     def accept(self): pass
 pbs.event, pbs.EXECJOB_END = Event, 2
 sys.modules['pbs'] = pbs
-exec(compile(open(sys.argv[1]).read(), 'hook', 'exec'))
+text = open(sys.argv[1]).read()
+before = time.process_time()
+exec(compile(text, 'hook', 'exec'))
+print((time.process_time() - before) * 1e3)
 ";
 /// execjob_begin, execjob_launch and execjob_end.
 const EVENTS: [&str; 3] = ["0", "1", "2"];
@@ -81,9 +84,13 @@ pub fn run(rounds: usize) -> Result<Value> {
     let stub = file("pbs.py", PBS)?;
     let hooks = [file("empty.py", EMPTY_HOOK)?, file("hook.py", &here(HOOK))?];
     let times = in_turn(&hooks, rounds, |hook, _| {
-        let events = EVENTS.iter().map(|event| {
+        let events = EVENTS.iter().map(|event| -> Result<f64> {
             let mut command = Command::new("python3");
-            spent(command.args(["-I", &stub, hook, event]))
+            let ran = command.args(["-I", &stub, hook, event]).output()?;
+            let said = String::from_utf8_lossy(&ran.stdout);
+            said.trim()
+                .parse()
+                .with_context(|| format!("{command:?}: {ran:?}"))
         });
         events.sum::<Result<f64>>()
     })?;
