@@ -202,16 +202,13 @@ fn the_last_to_leave_ends_it(cell: &Context) -> Result<()> {
 fn another_user_and_who_asks_have_their_own(cell: &Context) -> Result<()> {
     let words = ["--mps", "--mps", "--mps=own"].map(|mps| format!("{mps} -w node1 --gres=shard:1"));
     let users = [&cell.user, &cell.other, &cell.user];
-    let start = |(user, words): (&User, &String)| Member::start(cell, user, words, "1");
+    let start = |(user, words): (&User, &String)| Member::start(cell, user, words, "60");
     let all: Vec<Member> = users.into_iter().zip(&words).map(start).collect::<Result<_>>()?;
     let bare = cell.clients("-w node1 --gres=shard:1", "--hold 0.1")?;
     check_bare(&bare)?;
     let daemons: BTreeSet<_> = all.iter().map(Member::daemon).collect::<Result<_>>()?;
     holds(daemons.len() == 3 && shared(cell) == 2, &daemons)?;
-    for (member, user) in all.into_iter().zip(users) {
-        member.end(user.uid)?;
-    }
-    Ok(())
+    all.into_iter().try_for_each(|member| member.cancel(cell))
 }
 
 fn limits_are_each_jobs_own(cell: &Context) -> Result<()> {

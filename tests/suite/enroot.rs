@@ -1,5 +1,7 @@
 //! enroot's hook: what it writes for a container of a job with MPS, in enroot's documented syntax. It does nothing for other containers.
 
+use mpsd_core::JobId;
+use mpsd_core::record::{Daemon, Record, RecordState};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -148,6 +150,53 @@ fn a_container_of_a_job_with_mps_gets_its_directory_and_variables() {
     // What 'mpsctl env --container enroot' has set is this rank's. The shell's variables may be fewer.
     let env = [&by_hand[..], &[("GIVEN", "MPSD_JOB=42\n")]].concat();
     assert_eq!(enroot.hook(&env), (mounts, vec!["MPSD_JOB=42".to_owned()]));
+}
+
+/// A record names the daemons of all tasks, and the first task's container is that of all.
+#[test]
+fn a_container_of_a_job_that_shares_an_mps_on_each_of_two_gpus_gets_both_directories() {
+    let enroot = Enroot::new();
+    let path = |name: &str| enroot.dir.path().join(name).display().to_string();
+    let shared = ["shared/1001-GPU-0", "shared/1001-GPU-1"].map(path);
+    let pipes = shared.clone().map(|dir| format!("{dir}/pipe"));
+    let env = [
+        ("MPSD_JOB", "42"),
+        (PIPE, pipes[1].as_str()),
+        ("SLURM_JOB_ID", "42"),
+    ];
+    let mounted = || {
+        enroot
+            .hook(&env)
+            .0
+            .iter()
+            .map(|line| line.split(' ').next().map(str::to_owned))
+            .collect::<Vec<_>>()
+    };
+    enroot.refuses(&env, &["job 42", &shared[1]]);
+    pipes
+        .iter()
+        .for_each(|pipe| fs::create_dir_all(pipe).expect("pipe"));
+    assert_eq!(mounted(), [Some(shared[1].clone())], "without a record");
+    fs::create_dir_all(enroot.job()).expect("job");
+    let mut record = Record::closed(
+        JobId::parse("42").expect("an id"),
+        1001,
+        RecordState::Ready,
+        String::new(),
+    );
+    record.daemons = pipes
+        .clone()
+        .map(|pipe| Daemon {
+            pipe: pipe.into(),
+            ..Daemon::default()
+        })
+        .into();
+    fs::write(enroot.job().join("record"), record.to_text().expect("text")).expect("record");
+    assert_eq!(mounted(), shared.map(Some));
+    // Another job's variables in a job with MPS of its own.
+    fs::create_dir_all(enroot.job().with_file_name("43")).expect("job");
+    let env = [env[0], env[1], ("SLURM_JOB_ID", "43")];
+    enroot.refuses(&env, &["job 43", "job 42", "mpsctl env"]);
 }
 
 /// A task of a heterogeneous job has the leader's number, and the MPS of its own component (docs/facts/slurm.md#callbacks-of-a-plugin).

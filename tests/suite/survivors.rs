@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use mpsd::job::node::{Rung, Thread, Waiting};
 use mpsd::job::{FailedStart, Findings, evidence};
+use mpsd::scheduler::Exclusive;
 use mpsd_core::failure::FailureKind;
 use mpsd_core::paths::JOURNAL;
 use tests::sim::scenario::{Scenario, UID};
@@ -227,4 +228,29 @@ fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
     assert_eq!(world.processes, before);
     let journal = world.journal(&scenario.id());
     assert!(journal.is_some(), "the end that finishes needs it");
+}
+
+/// Its jobs end one after another. Only the last one's end finds the MPS in the driver, and it stands in the reason by user and GPU.
+#[test]
+fn an_mps_that_jobs_share_and_the_driver_holds_drains_once_its_last_job_has_ended() {
+    let jobs = [4711, 4712].map(|number| Scenario {
+        number,
+        ..Scenario::new("shared", "MPS=true", 1).devices(|d| d.exclusive = Exclusive::Shared(None))
+    });
+    let mut world = World::new(jobs[0].inventory.clone());
+    world.stubborn = Some(Rung::Kill);
+    world.looks = vec![thread('D', IN_DRIVER)];
+    let world = Rc::new(RefCell::new(world));
+    jobs.iter().for_each(|job| begin(&world, job).expect("prologue"));
+    assert!(end(&world, &jobs[0]).is_clean());
+    assert!(suspicions(&world).is_none());
+    assert!(end(&world, &jobs[1]).faults.is_empty(), "one look is no evidence");
+    later(&world, &jobs[1], 61);
+    let drains = world.borrow().drains.clone();
+    let reason = format!("mpsd: job {}: mpsd ", jobs[0].mps_id());
+    assert!(drains[0].starts_with(&reason), "{drains:?}");
+    world.borrow_mut().processes.clear();
+    assert!(end(&world, &jobs[1]).is_clean());
+    later(&world, &jobs[1], 61);
+    assert_eq!(world.borrow().drains, drains);
 }

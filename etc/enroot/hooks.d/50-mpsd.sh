@@ -2,8 +2,8 @@
 # mpsd: shows a container its job's MPS. enroot runs this before a container starts, as the user who starts it, with the
 # job's environment. Without a job that has MPS nothing is done; a container that would miss its job's MPS does not start.
 [ -n "${MPSD_JOB-}" ] && [ -n "${CUDA_MPS_PIPE_DIRECTORY-}" ] || exit 0
-# With several daemons each task has a directory of its own, and pyxis starts one container for all tasks of a node.
-job=${CUDA_MPS_PIPE_DIRECTORY%/*}
+mps=${CUDA_MPS_PIPE_DIRECTORY%/*}
+jobs=${mps%/*/*}/jobs
 own=${SLURM_JOB_ID:-${PBS_JOBID-}}
 # Slurm's number for a task of a heterogeneous job is the first component's; the others' follow it.
 case ${SLURM_HET_SIZE:-x}${own:-x}$MPSD_JOB in
@@ -16,18 +16,23 @@ refuse() {
 }
 case $MPSD_JOB in
 "$own" | "$own".*)
-    [ -d "$job" ] || refuse "'$job', where the MPS of job $MPSD_JOB is, is not there" "a job whose MPS runs"
+    [ -d "$mps" ] || refuse "'$mps', where the MPS of job $MPSD_JOB is, is not there" "a job whose MPS runs"
     ;;
 *)
     # Brought along from another job, by 'sbatch' or 'qsub -V'; or nobody says which job this is.
-    [ -z "$own" ] || [ ! -d "${job%/*}/$own" ] || refuse "the variables here are those of job $MPSD_JOB" \
+    [ -z "$own" ] || [ ! -d "$jobs/$own" ] || refuse "the variables here are those of job $MPSD_JOB" \
         "'eval \"\$(mpsctl env)\"' before it"
-    [ -z "$own" ] && [ -d "$job" ] || exit 0
+    [ -z "$own" ] && [ -d "$mps" ] || exit 0
     ;;
 esac
 # Each directory of the user's below it is a mount of its own.
 options=none\ x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate
-printf '%s %s %s\n' "$job" "$job" "$options" >>"$ENROOT_MOUNTS" || exit 1
+# With several daemons each task has a directory of its own, and pyxis starts one container for all tasks of a node. Those of a
+# job that shares its MPS lie apart, and its record names them.
+named=$(sed -n 's|^ *"pipe": "\(.*\)/pipe[^/]*",*$|\1|p' "$jobs/$MPSD_JOB/record" 2>/dev/null)
+for directory in $(printf '%s\n' "$mps" $named | sort -u); do
+    printf '%s %s %s\n' "$directory" "$directory" "$options" >>"$ENROOT_MOUNTS" || exit 1
+done
 # What srun runs before each task of such a job, from inside of pyxis' container.
 prolog=/usr/libexec/mpsd/mps-task-prolog
 if [ -e "$prolog" ]; then
