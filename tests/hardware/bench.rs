@@ -1,15 +1,16 @@
 //! The benchmarks of times: the begin and the end of a job against the shortest possible means, and what a user waits for.
 
+use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use ::tests::child;
+use ::tests::samples::{in_turn, milliseconds, rounded};
 use anyhow::{Result, anyhow, bail};
 use mpsd::node::worker::{NvmlWorker, Question};
 use mpsd_core::{ComputeMode, GpuUuid};
-use tests::child;
-use tests::samples::{in_turn, milliseconds, rounded};
 use toml::Table;
 
 use crate::job::{self, Job};
@@ -208,27 +209,31 @@ fn live(place: &Place, gpus: &[Gpu], by: By, account: &str) -> Result<Vec<Life>>
 fn daemons(place: &Place, gpus: &[Gpu], nvml: Nvml) -> Result<Vec<Life>> {
     let started = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
         let start = || Ok(place.daemon(&gpu.uuid, &format!("floor{number}"), "")?.0);
-        Ok((gpu, with_nvml(place, gpu, nvml, start)?))
+        Ok((gpu, with_nvml(nvml, || look_at(place, gpu), start)?))
     })?;
     each(started, |(gpu, daemon)| {
         let ready = milliseconds(daemon.ready);
-        let quit = with_nvml(place, gpu, nvml, || Ok(daemon.quit()?.0))?;
+        let quit = with_nvml(nvml, || look_at(place, gpu), || Ok(daemon.quit()?.0))?;
         Ok([ready, milliseconds(quit)])
     })
 }
 
-fn with_nvml<T>(place: &Place, gpu: &Gpu, nvml: Nvml, act: impl FnOnce() -> Result<T>) -> Result<T> {
+fn with_nvml<T>(
+    nvml: Nvml,
+    look: impl FnOnce() -> Result<NvmlWorker> + Send,
+    act: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     match nvml {
         Nvml::Absent => act(),
         Nvml::Loaded => {
-            let _looked = look(place, gpu)?;
+            let _looked = look()?;
             act()
         }
         Nvml::Beside => thread::scope(|scope| {
             let (done, told) = mpsc::channel::<()>();
             // The worker ends with the thread that started it.
             let looking = scope.spawn(move || {
-                let looked = look(place, gpu);
+                let looked = look();
                 let _ = told.recv();
                 looked.map(drop)
             });
@@ -242,12 +247,19 @@ fn with_nvml<T>(place: &Place, gpu: &Gpu, nvml: Nvml, act: impl FnOnce() -> Resu
     }
 }
 
-/// A process in which NVML has looked at `gpu`.
-fn look(place: &Place, gpu: &Gpu) -> Result<NvmlWorker> {
-    let library = site::nvml()?.display().to_string();
+fn look_at(place: &Place, gpu: &Gpu) -> Result<NvmlWorker> {
+    look(
+        &place.staged("mpsd")?,
+        &site::nvml()?.display().to_string(),
+        &gpu.uuid,
+    )
+}
+
+/// A process in which NVML has looked at a GPU.
+fn look(mpsd: &Path, library: &str, gpu: &str) -> Result<NvmlWorker> {
     let told = |failure| anyhow!("NVML beside the floor: {failure}");
-    let mut worker = NvmlWorker::start(&place.staged("mpsd")?, &library, NVML).map_err(told)?;
-    let question = Question::Mode(GpuUuid::parse(&gpu.uuid)?);
+    let mut worker = NvmlWorker::start(mpsd, library, NVML).map_err(told)?;
+    let question = Question::Mode(GpuUuid::parse(gpu)?);
     worker.ask::<ComputeMode>(&question).map_err(told)?;
     Ok(worker)
 }
@@ -312,4 +324,36 @@ pub fn plugin(section: &mut Section, run: &Run) -> Result<()> {
     section.fact("said", said.collect::<Vec<_>>().join("\n"));
     section.check("measured", file.is_file(), "bench-srun.json");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ::tests::double::NodeDouble;
+    use ::tests::stage::built;
+    use std::sync::Mutex;
+
+    #[test]
+    fn nvml_looks_before_or_beside_what_is_measured() {
+        let node = NodeDouble::builder().gpus(1, "NVIDIA H200");
+        let node = node.times(|times| times.nvml = 1000).build().unwrap();
+        let library = node.nvml().display().to_string();
+        let order = |nvml| {
+            let order = Mutex::new(Vec::new());
+            let look = || {
+                let looked = look(&built("mpsd"), &library, &node.uuids()[0])?;
+                order.lock().unwrap().push("looked");
+                Ok(looked)
+            };
+            with_nvml(nvml, look, || {
+                order.lock().unwrap().push("acted");
+                Ok(())
+            })
+            .unwrap();
+            order.into_inner().unwrap()
+        };
+        assert_eq!(order(Nvml::Absent), ["acted"]);
+        assert_eq!(order(Nvml::Beside), ["acted", "looked"]);
+        assert_eq!(order(Nvml::Loaded), ["looked", "acted"]);
+    }
 }
