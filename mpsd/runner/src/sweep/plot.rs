@@ -67,9 +67,17 @@ fn draw(outcome: &Outcome, title: &str, text: &mut String) -> Result<(), Box<dyn
                 .map(|point| Circle::new(point, 4, colour.filled())),
         )?;
     }
+    let first = counts
+        .first()
+        .map_or(0.0, |first| outcome.highest(|row| row.clients == *first));
+    // Lines that begin high would run behind it.
+    let corner = match first < most * 0.7 {
+        true => SeriesLabelPosition::UpperLeft,
+        false => SeriesLabelPosition::MiddleLeft,
+    };
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(corner)
         .border_style(RGBColor(180, 180, 180))
         .background_style(WHITE)
         .draw()?;
