@@ -227,3 +227,22 @@ fn a_job_finds_an_ended_mps_begun_again_and_keeps_the_others_in_the_list() {
     let other = JobId::parse("1").expect("an id");
     assert!(!other.is_shared() && one.mps_id().is_shared());
 }
+
+/// NVML takes longer to load than a join may take. A begin needs it.
+#[test]
+fn a_job_that_joins_asks_no_nvml() {
+    let [one, two] = jobs();
+    let world = Rc::new(RefCell::new(with([true, false])));
+    world.borrow_mut().silent = true;
+    Sim::well(&world).begin(&two).expect("it joins");
+    assert_served(&world, &two, "joined");
+    assert!(Sim::well(&world).end(&two).is_clean());
+    world.borrow_mut().processes.clear();
+    Sim::well(&world)
+        .begin(&two)
+        .expect_err("it begins, without NVML");
+    world.borrow_mut().silent = false;
+    Sim::well(&world).begin(&two).expect("it begins");
+    assert_served(&world, &one, "begun again");
+    restored(&world, "joined without NVML");
+}

@@ -23,7 +23,7 @@ use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
-use mpsd_core::{Failure, JobId};
+use mpsd_core::{Failure, Inventory, JobId};
 use std::time::Instant;
 
 /// When the prologue returns: a value of its `--wait`.
@@ -79,7 +79,7 @@ fn start<N: Node>(
         true => take_over(node, job, when)?,
         false => None,
     };
-    let (settings, plan) = match make_plan(node, job, scheduled) {
+    let (settings, plan, inventory) = match make_plan(node, job, scheduled) {
         Err(Failure::Refusal(refusal)) if auto::may_do_without(&job.request) => {
             return leave_out(node, job, when, early, &refusal.to_string());
         }
@@ -102,6 +102,7 @@ fn start<N: Node>(
         spec: Spec::new(&settings, &plan, job.deadline),
         record: plan.record,
         shared: plan.shared,
+        inventory,
         verify: plan.verify.then_some(job.deadline),
         failed_starts_drain: settings.drain.on_failed_starts,
         began,
@@ -124,24 +125,38 @@ fn make_plan(
     node: &mut impl Node,
     job: &Job,
     scheduled: &impl Scheduled,
-) -> Result<(Settings, Plan), Failure> {
+) -> Result<(Settings, Plan, Inventory), Failure> {
     expect_healthy_node(node, job)?;
-    node.prepare_nvml(&[]);
+    let known = shared::known_gpus(node, job.user.uid);
+    if known.is_none() {
+        node.prepare_nvml(&[]);
+    }
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
-    let inventory = node.inventory()?;
-    let (settings, plan) = decide(&Case {
-        config: &job.config,
-        node: &job.node,
-        submission: &job.submission,
-        request: &job.request,
-        syntax: job.syntax,
-        uid: job.user.uid,
-        devices: &devices,
-        inventory: &inventory,
-    })?;
+    let decide = |inventory: &Inventory| {
+        decide(&Case {
+            config: &job.config,
+            node: &job.node,
+            submission: &job.submission,
+            request: &job.request,
+            syntax: job.syntax,
+            uid: job.user.uid,
+            devices: &devices,
+            inventory,
+        })
+    };
+    // A job that only joins needs no NVML, which takes longer to load than all the rest.
+    let joins = known.and_then(|known| Some((decide(&known).ok()?, known)));
+    let joins = joins.filter(|((_, plan), _)| shared::are_up(node, plan));
+    let ((settings, plan), inventory) = match joins {
+        Some(joins) => joins,
+        None => {
+            let inventory = node.inventory()?;
+            (decide(&inventory)?, inventory)
+        }
+    };
     node.check_control(&settings.control)?;
-    Ok((settings, plan))
+    Ok((settings, plan, inventory))
 }
 
 /// Has the job run as if it had not asked. Its record says why: its steps may need MPS still, and its tasks know that they have none.
@@ -299,6 +314,7 @@ fn begin_shared(
             job: job.clone(),
             gpus,
             daemons: daemons.clone(),
+            inventory: Some(member.inventory.clone()),
             ..member.journal.clone()
         },
         spec: Spec {
@@ -309,6 +325,7 @@ fn begin_shared(
         },
         record: plan.record.clone(),
         shared: Vec::new(),
+        inventory: Inventory::default(),
         verify: None,
         failed_starts_drain: member.failed_starts_drain,
         began: Instant::now(),
@@ -330,6 +347,8 @@ struct Start {
     record: Record,
     /// The plans of the shared MPS that it joins.
     shared: Vec<Plan>,
+    /// The node's GPUs.
+    inventory: Inventory,
     /// Run `mps-probe` until then.
     verify: Option<Deadline>,
     failed_starts_drain: bool,

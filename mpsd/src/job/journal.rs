@@ -5,7 +5,7 @@ use crate::plan::effects::{Effect, Plan};
 use crate::sys::now;
 use mpsd_core::config::{LeftoverClients, Settings};
 use mpsd_core::record::{Daemon, RecordGpu};
-use mpsd_core::{GpuUuid, JobId, Scheduler};
+use mpsd_core::{GpuUuid, Inventory, JobId, Scheduler};
 use std::path::PathBuf;
 
 /// Version of the format. A newer program reads every older version; an older one leaves a newer journal alone.
@@ -87,6 +87,9 @@ pub struct Journal {
     /// From then until its MPS was proved ready, likewise. Milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ready_ms: Option<u64>,
+    /// Of a shared MPS, the node's GPUs when it began, for the plans of the jobs that join it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) inventory: Option<Inventory>,
     /// It was taken down, and something of it is here still.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) left: bool,
@@ -128,6 +131,7 @@ impl Journal {
             takes_turns: plan.takes_turns,
             began: now(),
             ready_ms: None,
+            inventory: None,
             left: false,
         }
     }

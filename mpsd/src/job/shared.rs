@@ -9,8 +9,9 @@ use super::findings::{FailedStart, Findings};
 use super::journal::Journal;
 use super::node::{LockGuard, Node, Role, Rung, Severity};
 use super::store::Store as _;
+use crate::plan::effects::Plan;
 use mpsd_core::failure::Undetermined;
-use mpsd_core::{Failure, GpuUuid, JobId};
+use mpsd_core::{Failure, GpuUuid, Inventory, JobId};
 use std::time::Duration;
 
 /// Another job may end the MPS between two tries.
@@ -51,6 +52,23 @@ pub(super) fn join<N: Node>(
         // The teardown removed the directory, and the lock with it.
     }
     Err(Undetermined::new(format!("shared MPS {id}"), "it ends again and again").into())
+}
+
+/// The GPUs of this node when a shared MPS of `uid` began that is here. Its server keeps the driver loaded and its GPU undivided, so
+/// they hold for a job that joins it.
+pub(super) fn known_gpus(node: &mut impl Node, uid: u32) -> Option<Inventory> {
+    let mut all = node.all_shared().ok()?;
+    all.retain(|id| id.as_str().starts_with(&format!("{uid}-")));
+    all.iter().find_map(|id| node.read_journal(id).ok()??.inventory)
+}
+
+/// Whether a job with this plan only joins, and nothing is to be begun.
+pub(super) fn are_up(node: &mut impl Node, plan: &Plan) -> bool {
+    let mut is_up = |plan: &Plan| {
+        let journal = node.read_journal(&plan.record.job).ok().flatten();
+        journal.is_some_and(|journal| is_up(node, &journal))
+    };
+    !plan.shared.is_empty() && plan.shared.iter().all(&mut is_up)
 }
 
 /// Whether the control daemon that root has proved still runs. NVIDIA's daemon starts a lost server again.
