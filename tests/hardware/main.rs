@@ -75,7 +75,7 @@ enum Part {
     Job,
     /// A job with static partitions, or its refusal where the driver has none
     Partitions,
-    /// Times of pairs: NVIDIA's daemon and server by the shortest possible means, a job, and an earlier build's if packed
+    /// Times of pairs: NVIDIA's programs by the shortest means, alone and beside NVML, a job, and an earlier build's if packed (1 minute)
     Pairs,
     /// From srun to the first kernel's end, with --mps and without, 1 to 16 ranks (4 minutes with 20 pairs)
     FirstKernel,
