@@ -238,9 +238,8 @@ fn a_job_that_joins_asks_no_nvml() {
     assert_served(&world, &two, "joined");
     assert!(Sim::well(&world).end(&two).is_clean());
     world.borrow_mut().processes.clear();
-    Sim::well(&world)
-        .begin(&two)
-        .expect_err("it begins, without NVML");
+    let failed = Sim::well(&world).begin(&two).expect_err("a begin needs NVML");
+    assert_eq!(failed.gpus, Vec::<String>::new(), "its plan as well");
     world.borrow_mut().silent = false;
     Sim::well(&world).begin(&two).expect("it begins");
     assert_served(&world, &one, "begun again");
