@@ -20,7 +20,7 @@ const LOOPS: usize = 500;
 const DEADLINE_S: u64 = 20;
 
 /// A session with the flood in it, and a shell that began before it and runs what the test says. The loops are one process group,
-/// which `timeout` ends after a minute, and compete with no other session if the kernel makes a group of each (autogroup).
+/// which `timeout` ends after three minutes, and compete with no other session if the kernel makes a group of each (autogroup).
 struct Flood {
     _shell: Running,
     to: ChildStdin,
@@ -43,7 +43,7 @@ impl Flood {
         // All loops wait at the gate until the last is there: a loop that ran would keep the next from being made.
         let made = flood.run(&format!(
             "mkfifo -m 666 {gate}; setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups --pdeathsig KILL \
-             timeout -s KILL 60 /bin/sh -c 'n=0; while [ $n -lt {LOOPS} ]; do {{ read x <{gate}; while :; do :; done; }} & \
+             timeout -s KILL 180 /bin/sh -c 'n=0; while [ $n -lt {LOOPS} ]; do {{ read x <{gate}; while :; do :; done; }} & \
              n=$((n+1)); done; wait' & echo $!; exec 4>{gate}; sleep 1; exec 4>&-"
         ));
         flood.loops = Pid::from_raw(made.0.trim().parse().expect("a pid"));
