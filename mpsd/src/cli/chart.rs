@@ -1,4 +1,4 @@
-//! A job's clients and GPUs over its time, a character a bucket: bars on a terminal that shows UTF-8, else plain ASCII.
+//! A job's clients and GPUs over its time, a character a bucket.
 
 use mpsd_core::record::RecordGpu;
 use mpsd_core::usage::{BUCKETS, GpuUsage, Usage};
@@ -6,55 +6,24 @@ use mpsd_core::usage::{BUCKETS, GpuUsage, Usage};
 /// Before the bars; with them a line has 78 columns.
 const LABEL: usize = 18;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Style {
-    Bars,
-    Ascii,
-}
+const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-impl Style {
-    /// By the locale, as other programs on the terminal have it.
-    pub fn of_terminal() -> Self {
-        Self::of(|name| std::env::var(name).ok())
-    }
-
-    fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let set = |name: &&str| variable(name).filter(|value| !value.is_empty());
-        let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
-            .iter()
-            .find_map(set)
-            .unwrap_or_default();
-        let locale = locale.to_ascii_lowercase();
-        match locale.ends_with("utf-8") || locale.ends_with("utf8") {
-            true => Self::Bars,
-            false => Self::Ascii,
+/// `_` for none, a level for each begun eighth of `top`, and a blank if it was not measured.
+fn bar(values: impl Iterator<Item = Option<u64>>, top: u64) -> String {
+    let mark = |value: Option<u64>| match value {
+        None => ' ',
+        Some(0) => '_',
+        Some(value) => {
+            let eighth = value.saturating_mul(8).div_ceil(top.max(1)).clamp(1, 8);
+            LEVELS[usize::try_from(eighth).unwrap_or(8) - 1]
         }
-    }
-
-    fn levels(self) -> [char; 8] {
-        match self {
-            Self::Bars => ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'],
-            Self::Ascii => ['.', ':', '-', '=', '+', '*', '#', '@'],
-        }
-    }
-
-    /// `_` for none, a level for each begun eighth of `top`, and a blank if it was not measured.
-    fn bar(self, values: impl Iterator<Item = Option<u64>>, top: u64) -> String {
-        let mark = |value: Option<u64>| match value {
-            None => ' ',
-            Some(0) => '_',
-            Some(value) => {
-                let eighth = value.saturating_mul(8).div_ceil(top.max(1)).clamp(1, 8);
-                self.levels()[usize::try_from(eighth).unwrap_or(8) - 1]
-            }
-        };
-        let bar: String = values.take(BUCKETS).map(mark).collect();
-        bar.trim_end().to_owned()
-    }
+    };
+    let bar: String = values.take(BUCKETS).map(mark).collect();
+    bar.trim_end().to_owned()
 }
 
 /// The chart; empty if there is nothing to show.
-pub fn lines(usage: &Usage, gpus: &[RecordGpu], style: Style) -> Vec<String> {
+pub fn lines(usage: &Usage, gpus: &[RecordGpu]) -> Vec<String> {
     let top = usage.clients.iter().copied().max().unwrap_or(0);
     if top == 0 {
         return Vec::new();
@@ -63,14 +32,14 @@ pub fn lines(usage: &Usage, gpus: &[RecordGpu], style: Style) -> Vec<String> {
         let label = format!("    {name:<7}{value:>6}");
         format!("{label:<LABEL$}{bar}")
     };
-    let clients = style.bar(usage.clients.iter().map(|clients| Some(*clients)), top);
+    let clients = bar(usage.clients.iter().map(|clients| Some(*clients)), top);
     let mut lines = vec![line("clients", &top.to_string(), &clients)];
     for gpu in gpus {
         let Some((busy, mean)) = usage.of(&gpu.uuid).and_then(busy) else {
             continue;
         };
-        let bar = style.bar(busy.iter().map(|percent| percent.map(u64::from)), 100);
-        lines.push(line(&format!("GPU {}", gpu.index), &format!("{mean} %"), &bar));
+        let busy = bar(busy.iter().map(|percent| percent.map(u64::from)), 100);
+        lines.push(line(&format!("GPU {}", gpu.index), &format!("{mean} %"), &busy));
     }
     let (width, end) = (usage.clients.len().min(BUCKETS), time(usage.length_ms()));
     let axis = format!("0{end:>0$}", width.saturating_sub(1).max(end.len() + 1));
@@ -120,19 +89,16 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_fits_eighty_columns_in_both_alphabets() {
+    fn a_chart_fits_eighty_columns() {
         let (usage, gpus) = usage();
         assert_eq!(
-            lines(&usage, &gpus, Style::Bars).join("\n"),
+            lines(&usage, &gpus).join("\n"),
             "    clients     4 ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂██████████████████████████████__________
     GPU 0    50 % _▁▁▁▁▁▁▁▂▂▂▂▂▂▂▂▃▃▃▃▃▃▃▄▄▄▄▄▄▄ ▅▅▅▅▅▅▅▆▆▆▆▆▆▆▇▇▇▇▇▇▇████████
     time          0                                                       15 s"
         );
-        for style in [Style::Bars, Style::Ascii] {
-            for line in lines(&usage, &gpus, style) {
-                assert!(line.chars().count() <= 80, "{line}");
-                assert!(style == Style::Bars || line.is_ascii(), "{line}");
-            }
+        for line in lines(&usage, &gpus) {
+            assert!(line.chars().count() <= 80, "{line}");
         }
     }
 
@@ -142,27 +108,10 @@ mod tests {
         usage.clients = vec![u64::MAX; 5000];
         usage.gpus[0].busy = vec![Some(255); 5000];
         usage.step_ms = u64::MAX;
-        for line in lines(&usage, &gpus, Style::Bars) {
+        for line in lines(&usage, &gpus) {
             assert!(line.chars().count() <= 100, "{line}");
         }
-        assert!(lines(&Usage::default(), &gpus, Style::Bars).is_empty());
-    }
-
-    #[test]
-    fn the_locale_tells_the_alphabet() {
-        for (set, style) in [
-            (&[("LANG", "en_US.UTF-8")][..], Style::Bars),
-            (&[("LANG", "C.utf8"), ("LC_ALL", "")], Style::Bars),
-            (&[("LANG", "en_US.UTF-8"), ("LC_ALL", "C")], Style::Ascii),
-            (&[("LANG", "de_DE")], Style::Ascii),
-            (&[], Style::Ascii),
-        ] {
-            let value = |name: &str| {
-                let found = set.iter().find(|(known, _)| *known == name);
-                found.map(|(_, value)| (*value).to_owned())
-            };
-            assert_eq!(Style::of(value), style, "{set:?}");
-        }
+        assert!(lines(&Usage::default(), &gpus).is_empty());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `mpsctl report`: the reports of jobs that have ended on this node, in words or as JSON.
 
-use super::chart::{self, Style};
+use super::chart;
 use super::terminal::{cut, say, say_json, width, wrap};
 use super::{NAME, complain};
 use crate::job::report::{self, JobReport};
@@ -9,7 +9,7 @@ use crate::scheduler::setup::VerbError;
 use crate::sys::files::FileError;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
-use mpsd_core::killed::{self, KilledTask};
+use mpsd_core::killed;
 use mpsd_core::record::RecordGpu;
 use mpsd_core::usage::GpuUsage;
 use mpsd_core::{Failure, JobId, Refusal};
@@ -74,7 +74,7 @@ fn on_terminal(report: &JobReport) -> Vec<String> {
     };
     let mut all: Vec<String> = lines(report).into_iter().map(text).collect();
     let usage = report.said_by_user.as_ref().and_then(|seen| seen.usage.as_ref());
-    let chart = usage.map(|usage| chart::lines(usage, &report.gpus, Style::of_terminal()));
+    let chart = usage.map(|usage| chart::lines(usage, &report.gpus));
     let chart = chart.unwrap_or_default().into_iter();
     all.extend(chart.map(|line| cut(line, width)));
     all.extend(advice(report).map(text));
@@ -209,10 +209,8 @@ pub(super) fn lines(report: &JobReport) -> Vec<String> {
     };
     // The user's word, and marked so. Root's own lines have the tasks that root knows.
     let mut observations = observations.clone();
-    observations.killed.retain(|client| {
-        let is_it = |task: &KilledTask| (task.pid, task.signal) == (client.pid, client.signal);
-        !report.killed.iter().any(is_it)
-    });
+    let is_roots = |pid: i32| report.killed.iter().any(|task| task.pid == pid);
+    observations.killed.retain(|client| !is_roots(client.pid));
     for (n, line) in observations.lines(&report.gpus).iter().enumerate() {
         let mark = match n {
             0 if report.shared => "  by the mpsd that it shared, of all jobs on it: ",

@@ -159,7 +159,6 @@ impl JobReport {
         let mut notes = earlier.notes;
         notes.retain(|note| !note.starts_with(AGAIN));
         let mut notes = joined(notes, self.notes);
-        notes.truncate(MOST_LINES - 1);
         notes.push(look);
         let is_first = earlier.drain.is_some() && (earlier.drained || !self.drained);
         let (drain, drained) = match is_first {
@@ -213,8 +212,7 @@ pub(crate) fn limits(daemon: &Daemon) -> Option<String> {
 
 /// What each client of `daemons` may hold of `gpu`, MiB.
 pub(crate) fn memory_limit(daemons: &[Daemon], gpu: &GpuUuid) -> Option<u64> {
-    let limits = daemons.iter().filter_map(|daemon| daemon.limits().memory_of(gpu));
-    limits.min()
+    daemons.iter().find_map(|daemon| daemon.limits().memory_of(gpu))
 }
 
 pub(crate) fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String> {
