@@ -222,18 +222,25 @@ fn a_command_without_memory_beside_others_runs_again_alone() {
     let client = bench.client("--alloc 90000 --hold 2");
     // The double knows the room that there was when a client came.
     let too_large = bench.client("--alloc 300000");
-    let file = bench.file(&format!("{client}\nsleep 0.8; {client}\n{too_large}\n"));
-    let json = bench.run(&["-n", "3", "--json", &file]).exits(1).json();
-    assert_eq!(json["succeeded"], 2, "{json}");
+    let file = bench.file(&format!(
+        "{client}\nsleep 0.8; {client}\n{too_large}\nsleep 0.8; {client}\n"
+    ));
+    let json = bench.run(&["-n", "4", "--json", &file]).exits(1).json();
+    assert_eq!(json["succeeded"], 3, "{json}");
     // Alone it has no more memory than the GPU.
     assert_eq!(json["failed"], serde_json::json!([3]), "{json}");
-    assert_eq!(json["again_alone"].as_array().map(Vec::len), Some(2), "{json}");
+    assert_eq!(json["again_alone"].as_array().map(Vec::len), Some(3), "{json}");
     assert!(json["memory_mib"].as_u64() > Some(90_000), "{json}");
-    assert!(
-        bench.out(3).contains("it failed, and runs again"),
-        "{}",
-        bench.out(3)
-    );
+    let out = bench.out(3);
+    assert!(out.contains("it failed, and runs again"), "{out}");
+    // Alone from the first, it has its only try. With auto, fewer run at once from then on.
+    let file = bench.file(&format!("{too_large}\n"));
+    let json = bench.run(&["-n", "1", "--json", &file]).exits(1).json();
+    assert_eq!(json["again_alone"], serde_json::json!([]), "{json}");
+    let file = bench.file(&format!("{client}\nsleep 0.8; {client}\n"));
+    let json = bench.run(&["--json", &file]).ok().json();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    assert_eq!(json["at_once"], cores.clamp(2, 8) - 1, "{json}");
 }
 
 #[test]
@@ -255,6 +262,14 @@ fn commands_share_the_jobs_gpus_and_their_limits_follow_from_how_many_there_are(
         .keys()
         .all(|line| line.contains(" 50 GPU-") && line.ends_with("=35942M"));
     assert!(all, "{seen}");
+    // Half of a GPU is too little for the third. It has a whole one while two share the other.
+    let client = bench.client("--alloc 90000 --hold 1");
+    let file = bench.file(&format!("sleep 2\nsleep 8\n{client}\nsleep 8\n"));
+    let json = bench
+        .run(&["-n", "4", "--mem", "auto", "--json", &file])
+        .ok()
+        .json();
+    assert_eq!(json["again_alone"], serde_json::json!([3]), "{json}");
 }
 
 #[test]
@@ -292,4 +307,7 @@ fn the_parts_of_two_nodes_are_disjoint_and_whole() {
         .complains("one task on each node: srun --ntasks-per-node=1");
     // One node goes on with what two began.
     bench.run(&["--resume", "--dry-run", &file]).prints_only("");
+    // A new pack leaves no other node's log, by which the next would go on.
+    bench.run(&["-n", "8", &file]).ok();
+    assert!(!bench.work("commands.results/joblog.1").exists());
 }

@@ -229,7 +229,7 @@ mod tests {
     use super::super::report::tests::report;
     use super::*;
     use mpsd_core::GpuUuid;
-    use mpsd_core::observations::{LimitSet, Refused};
+    use mpsd_core::observations::{DaemonLost, LimitSet, Refused};
     use mpsd_core::record::Daemon;
     use mpsd_core::usage::Usage;
 
@@ -262,6 +262,10 @@ mod tests {
                 "held" => seen.gpus[0].most_memory_mib = number.unwrap(),
                 "listed" => seen.gpus.clear(),
                 "refused" => seen.refused.push(Refused { pid: 1, beside: 0 }),
+                "lost" => seen.daemons_lost.push(DaemonLost {
+                    pid: 1,
+                    how: value.into(),
+                }),
                 "limit" => report.daemons[0].memory = vec![(uuid.clone(), number.unwrap())],
                 "threads" => report.daemons[0].threads = value.parse().ok(),
                 "other-threads" => {
@@ -356,6 +360,7 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
             "threads=10 other-threads=-",
             // A client that got no context is no sign of a job without CUDA.
             "clients=0 at-once=0 refused=1",
+            "clients=0 at-once=0 lost=1",
             // Numbers that no job has.
             "clients=18446744073709551615 at-once=18446744073709551615 each=0 held=0 sm=0 gpu=18446744073709551615",
         ] {
@@ -382,7 +387,11 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
         let seen = report.said_by_user.as_mut().unwrap();
         (seen.clients, seen.most_clients) = (8, 8);
         seen.take_memory(&other, &[1000; 4]);
-        seen.usage.as_mut().unwrap().gpus.push(GpuUsage {
+        // One client waits for no other.
+        seen.gpus[0].most_clients = 1;
+        let gpus = &mut seen.usage.as_mut().unwrap().gpus;
+        gpus[0].bandwidth_percent = Some(85);
+        gpus.push(GpuUsage {
             memory_mib: Some(80_000),
             sm_percent: Some(3),
             ..GpuUsage::new(other)

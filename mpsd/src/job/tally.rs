@@ -97,7 +97,21 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
+    use super::super::report::tests::report;
     use super::*;
+
+    #[test]
+    fn a_gpu_that_no_look_found_a_client_on_is_idle() {
+        let (mut tally, mut report) = (Tally::default(), report());
+        let mut seen = Observations::default();
+        seen.take_memory(&report.gpus[0].uuid, &[1]);
+        report.said_by_user = Some(seen);
+        tally.end(&report);
+        assert_eq!(tally.idle_gpu, 0);
+        report.gpus.push(report.gpus[0].clone());
+        tally.end(&report);
+        assert_eq!(tally.idle_gpu, 1);
+    }
 
     #[test]
     fn a_job_that_ends_between_two_looks_takes_nothing_back() {

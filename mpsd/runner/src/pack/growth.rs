@@ -243,6 +243,8 @@ mod tests {
         assert_eq!(steps(4.0), [8, 16], "no gain at all");
         assert_eq!(steps(20.0), [8, 16, 32, 48], "half a step after a small gain");
         assert_eq!(steps(100.0), [8, 16, 32, 60]);
+        let most_of_it = |each| 100.0 + 10.0 * f64::from(each).powf(0.9);
+        assert_eq!(grown(BOUNDS, 60, Some(500), 0.1, most_of_it), [8, 16, 32, 60]);
         assert_eq!(
             grown(BOUNDS, 7, Some(500), 0.1, saturating(20.0)),
             [8, 16],
@@ -283,6 +285,10 @@ mod tests {
         growth.shrink();
         assert_eq!(growth.each(), 7);
         (0..9).for_each(|_| growth.shrink());
-        assert_eq!((growth.each(), growth.allowed(&Sight::default())), (1, 0));
+        let sight = Sight {
+            memory_mib: Some(500),
+            ..Sight::default()
+        };
+        assert_eq!((growth.each(), growth.allowed(&sight)), (1, 1));
     }
 }

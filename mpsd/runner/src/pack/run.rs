@@ -109,7 +109,7 @@ pub struct Runner<'a> {
     directory: &'a Path,
     log: JobLog,
     waiting: VecDeque<Try>,
-    /// To be run without another on their GPU, at the end.
+    /// To be run without another on their GPU, when one has none.
     alone: VecDeque<Try>,
     running: Vec<Run>,
     asked: u64,
@@ -267,7 +267,7 @@ impl<'a> Runner<'a> {
                 self.start(next, gpu)?;
             }
         }
-        while self.waiting.is_empty() && !self.alone.is_empty() {
+        while !self.alone.is_empty() {
             let Some(gpu) = self.freest(|of_gpu| of_gpu.is_empty()) else {
                 break;
             };
