@@ -55,8 +55,8 @@ pub enum Verdict {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Programs {
-    /// The run with the figures of all.
-    pub result: Option<String>,
+    /// The runs with the figures of `docs/programs.md`, files of `tests/hardware/results`.
+    pub results: Vec<String>,
     /// The programs.
     pub program: Vec<KnownProgram>,
 }
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_variable_is_set_only_if_its_program_ran_on_a_gpu() {
         let table = |result: &str| -> Programs {
-            let row = "[[program]]\nname = \"a\"\nwords = []\nversion = \"\"\nunder = \"limited\"\nseen = \"\"\nneeds = \"\"\n\
+            let row = "results = []\n[[program]]\nname = \"a\"\nwords = []\nversion = \"\"\nunder = \"limited\"\nseen = \"\"\nneeds = \"\"\n\
                        ours = \"\"\nvariable = \"V\"\nsource = \"\"\nran = \"\"\n";
             toml::from_str(&format!("{row}{result}")).unwrap()
         };

@@ -457,6 +457,7 @@ NCCL: several ranks on one GPU = Duplicate GPU detected : rank 1 and rank 0 both
 NCCL: several ranks on one GPU = NCCL WARN Multiple Ranks are using the same GPU/Partition.
 out of memory under a limit = CUDA out of memory. Tried to allocate
 Nsight Compute = ==PROF== Connected to process 4711 (/home/alice/simulate)
+Nsight Compute = ==ERROR== Profiling is not supported with Multi-Process Server (MPS) enabled on device 0.
 nothing = get_default_client_priority
 nothing = status 806 of 900 done";
         for (name, line) in LINES.lines().map(|line| line.split_once(" = ").unwrap()) {

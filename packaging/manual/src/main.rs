@@ -42,15 +42,11 @@ fn texts(repository: &Path) -> Result<Files> {
     let read = |name: &str| {
         fs::read_to_string(repository.join(name)).with_context(|| format!("cannot read '{name}'"))
     };
-    let result = PROGRAMS.result.as_ref();
-    let result = result
-        .map(|name| read(&format!("{}/{name}", tables::RESULTS)))
-        .transpose()?;
+    let runs = PROGRAMS.results.iter();
+    let runs = runs.map(|name| Ok((name, read(&format!("{}/{name}", tables::RESULTS))?)));
+    let runs = runs.collect::<Result<Vec<_>>>()?;
     let files = [
-        (
-            programs,
-            tables::in_programs(&read(programs)?, result.as_deref())?,
-        ),
+        (programs, tables::in_programs(&read(programs)?, &runs)?),
         (start, tables::in_quick_start(&read(start)?)?),
         (troubles, tables::in_troubleshooting(&read(troubles)?)?),
         (report, tables::in_report(&read(report)?)?),

@@ -1,5 +1,7 @@
 //! The tables of the request's options, of programs and of `mpsctl explain`, as roff for the man pages and as Markdown for the guide.
 
+use std::cmp::Ordering;
+
 use anyhow::{Context as _, Result};
 use mpsd::cli::explain::{TROUBLES, Trouble};
 use mpsd::job::advice::RULES;
@@ -17,7 +19,7 @@ const ADVICE: &str = "<!-- Advice: written by `cargo xtask texts` from mpsd/src/
 const ALL_PROGRAMS: &str =
     "<!-- Programs: written by `cargo xtask texts` from mpsd/core/src/programs.toml -->\n";
 const FIGURES: &str =
-    "<!-- Figures: written by `cargo xtask texts` from the run that programs.toml names -->\n";
+    "<!-- Figures: written by `cargo xtask texts` from the runs that programs.toml names -->\n";
 const END: &str = "<!-- end -->\n";
 /// Results of runs on real GPUs, which programs.toml names.
 pub const RESULTS: &str = "tests/hardware/results";
@@ -134,8 +136,8 @@ pub fn in_report(page: &str) -> Result<String> {
     )
 }
 
-/// The page of programs with what is known of each, and the figures of the run `result`, if the table names one.
-pub fn in_programs(page: &str, result: Option<&str>) -> Result<String> {
+/// The page of programs with what is known of each, and the figures of the runs: name and text of each.
+pub fn in_programs(page: &str, runs: &[(&String, String)]) -> Result<String> {
     let line = |row: &KnownProgram| {
         let title = format!("{} {}", row.name, row.version);
         let ran = match &row.result {
@@ -155,36 +157,91 @@ pub fn in_programs(page: &str, result: Option<&str>) -> Result<String> {
     let lines: String = PROGRAMS.program.iter().map(line).collect();
     let head = "| program | under MPS | needs | what we do | ran |\n|---|---|---|---|---|\n";
     let page = filled(page, ALL_PROGRAMS, &format!("{head}{lines}"))?;
-    let figures = match (result, &PROGRAMS.result) {
-        (Some(text), Some(name)) => figures(text, name)?,
-        _ => "The run with all figures has not been made yet.\n".to_owned(),
-    };
-    filled(&page, FIGURES, &figures)
+    filled(&page, FIGURES, &figures(runs)?)
 }
 
-/// A line for each program of the run: its rate under MPS, by that without.
-fn figures(result: &str, name: &str) -> Result<String> {
-    let result: Value = serde_json::from_str(result).with_context(|| format!("'{name}'"))?;
-    let [gpu, driver] = ["gpu", "driver"].map(|key| result[key].as_str().unwrap_or_default());
-    let mut text = format!(
-        "{gpu}, driver {driver}, medians of short windows in turn (`{RESULTS}/{name}`), all ranks together:\n\n\
-         | program | version | one rank, `--mps` | four ranks, `--mps` | four, `--mps-threads=auto` | answers |\n|---|---|---|---|---|---|\n"
-    );
-    for row in result["programs"].as_array().into_iter().flatten() {
-        let part = |key: &str| {
-            let part = row["of_without"][key].as_f64();
-            part.map_or_else(String::new, |part| format!("{part:.2}"))
+/// A line for each program that ran: its rate under MPS, by that without. The last run that has it wins.
+fn figures(runs: &[(&String, String)]) -> Result<String> {
+    let mut text = String::new();
+    let mut rows: Vec<Value> = Vec::new();
+    for (name, run) in runs {
+        let mut run: Value = serde_json::from_str(run).with_context(|| format!("'{name}'"))?;
+        let own = run["programs"]
+            .as_array_mut()
+            .map(std::mem::take)
+            .unwrap_or_default();
+        let rounds = own.iter().map(|row| windows(row, "four", "without").len()).max();
+        text += &format!(
+            "- {}, driver {}: {} windows of {} s a figure, in turn (`{RESULTS}/{name}`)\n",
+            run["gpu"].as_str().unwrap_or_default(),
+            run["driver"].as_str().unwrap_or_default(),
+            rounds.unwrap_or_default(),
+            run["window_s"]
+        );
+        for row in own {
+            match rows.iter_mut().find(|known| known["name"] == row["name"]) {
+                Some(known) if has_run(&row) => *known = row,
+                Some(_) => {}
+                None => rows.push(row),
+            }
+        }
+    }
+    text += "\n| program | version | with four ranks | one rank, `--mps` | four, `--mps` | four, `--mps-threads=auto` | answers |\n\
+             |---|---|---|---|---|---|---|\n";
+    let (ran, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| has_run(row));
+    let name = |row: &Value| row["name"].as_str().unwrap_or_default().to_owned();
+    for row in ran {
+        let version = row["version"].as_str().unwrap_or_default();
+        let cells = [("one", "mps"), ("four", "mps"), ("four", "auto")].map(|(of, mode)| {
+            let part = row["of_without"][format!("{of}_{mode}")].as_f64();
+            let part = part.map_or_else(String::new, |part| format!("{part:.2}"));
+            match compared(row, of, mode) {
+                Some(Ordering::Less) => format!("**{part}**"),
+                _ => part,
+            }
+        });
+        let is_refused = row["answers"]["mps"][0].is_string();
+        let fares = match compared(row, "four", "mps") {
+            _ if is_refused => "refused",
+            Some(Ordering::Less) => "loses",
+            Some(Ordering::Greater) => "gains",
+            _ => "works",
         };
-        let [title, version] = ["name", "version"].map(|key| row[key].as_str().unwrap_or_default());
         let answers = match (&row["same"]["mps"], &row["same"]["auto"]) {
             (Value::Bool(true), Value::Bool(true)) => "the same",
-            (Value::Null, _) | (_, Value::Null) => "not run",
-            _ => "differ",
+            (Value::Bool(true), _) => "the same; others with `auto`",
+            _ if is_refused => "an error",
+            _ => "others",
         };
-        let [one, four, auto] = ["one_mps", "four_mps", "four_auto"].map(part);
-        text += &format!("| {title} | {version} | {one} | {four} | {auto} | {answers} |\n");
+        let [one, four, auto] = cells;
+        text += &format!(
+            "| {} | {version} | {fares} | {one} | {four} | {auto} | {answers} |\n",
+            name(row)
+        );
+    }
+    let others: Vec<String> = others.into_iter().map(name).collect();
+    if !others.is_empty() {
+        text += &format!("\nNot measured: {}.\n", others.join("; "));
     }
     Ok(text)
+}
+
+/// Whether the program computed something without MPS: what fails there tells nothing of MPS.
+fn has_run(row: &Value) -> bool {
+    row["answers"]["without"][0].is_array()
+}
+
+fn windows(row: &Value, of: &str, mode: &str) -> Vec<f64> {
+    let all = row[of]["per_second"][mode].as_array().into_iter().flatten();
+    all.filter_map(Value::as_f64).collect()
+}
+
+/// How each window under MPS compares with each without; `None` if they overlap, so that the median says little.
+fn compared(row: &Value, of: &str, mode: &str) -> Option<Ordering> {
+    let (under, without) = (windows(row, of, mode), windows(row, of, "without"));
+    let mut pairs = under.iter().flat_map(|a| without.iter().map(|b| a.total_cmp(b)));
+    let first = pairs.next()?;
+    pairs.all(|other| other == first).then_some(first)
 }
 
 /// Its name, with CUDA's numbers.
@@ -201,20 +258,48 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_becomes_a_line_for_each_program() {
-        let run = r#"{"gpu": "G", "driver": "1", "programs": [
-            {"name": "a", "version": "a 1", "of_without": {"one_mps": 0.97, "four_mps": 2.114, "four_auto": null},
-             "same": {"mps": true, "auto": true}},
-            {"name": "b", "not_run": "the time was over"},
-            {"name": "c", "version": "c 2", "of_without": {}, "same": {"mps": false, "auto": false}}]}"#;
-        let text = figures(run, "r.json").unwrap();
+    fn each_program_has_a_line_of_the_last_run_that_has_it() {
+        let program = |name: &str, mps: [f64; 2], same: &str| {
+            format!(
+                r#"{{"name": "{name}", "version": "{name} 1", "of_without": {{"four_mps": 2.114}}, "same": {same},
+                 "answers": {{"without": [[1.0]], "mps": [[1.0]]}}, "four": {{"per_second": {{"without": [2, 3], "mps": {mps:?}}}}}}}"#
+            )
+        };
+        let (both, auto) = (
+            r#"{"mps": true, "auto": true}"#,
+            r#"{"mps": true, "auto": false}"#,
+        );
+        let first = [
+            program("a", [4.0, 5.0], both),
+            program("b", [1.0, 1.0], both),
+            program("twice", [4.0, 5.0], both),
+            program("kept", [4.0, 5.0], auto),
+            r#"{"name": "c", "not_run": "the time was over"}"#.to_owned(),
+        ];
+        let second = [
+            program("twice", [2.5, 5.0], both),
+            r#"{"name": "kept", "not_run": "the time was over"}"#.to_owned(),
+            r#"{"name": "d", "answers": {"without": ["no module"]}, "same": {"mps": true, "auto": true}}"#.to_owned(),
+            r#"{"name": "e", "answers": {"without": [[1]], "mps": ["(811)"]}, "same": {"mps": false, "auto": false}}"#.to_owned(),
+        ];
+        let run = |window: f64, programs: &[String]| {
+            let programs = programs.join(",");
+            format!(r#"{{"gpu": "G", "driver": "1", "window_s": {window}, "programs": [{programs}]}}"#)
+        };
+        let names = ["1.json", "2.json"].map(str::to_owned);
+        let text = figures(&[(&names[0], run(0.6, &first)), (&names[1], run(0.4, &second))]).unwrap();
         for line in [
-            "G, driver 1, ",
-            "| a | a 1 | 0.97 | 2.11 |  | the same |\n",
-            "| b |  |  |  |  | not run |\n",
-            "| c | c 2 |  |  |  | differ |\n",
+            "- G, driver 1: 2 windows of 0.6 s a figure, in turn (`tests/hardware/results/1.json`)\n",
+            "- G, driver 1: 2 windows of 0.4 s a figure, in turn (`tests/hardware/results/2.json`)\n",
+            "| a | a 1 | gains |  | 2.11 |  | the same |\n",
+            "| b | b 1 | loses |  | **2.11** |  | the same |\n",
+            "| twice | twice 1 | works |  | 2.11 |  | the same |\n",
+            "| kept | kept 1 | gains |  | 2.11 |  | the same; others with `auto` |\n",
+            "| e |  | refused |  |  |  | an error |\n",
+            "\nNot measured: c; d.\n",
         ] {
             assert!(text.contains(line), "{line} is not in {text}");
         }
+        assert_eq!(text.matches("| twice |").count(), 1, "{text}");
     }
 }
