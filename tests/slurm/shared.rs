@@ -50,10 +50,13 @@ pub const CGROUPS: Group = Group {
         };
         options.with_cgroups(&["ConstrainDevices=yes"])
     },
-    prepare: |bed| fast(bed, ""),
+    prepare: |bed| fast(bed, "memory_over_limit = \"terminate\"\n"),
     ..Group::new(
         "shared_cgroups",
-        cells![a_fatal_error_of_another_job_is_told_with_its_job_and_client],
+        cells![
+            a_fatal_error_of_another_job_is_told_with_its_job_and_client,
+            a_client_without_its_variable_has_the_memory_of_its_job,
+        ],
     )
 };
 
@@ -353,6 +356,23 @@ fn a_fatal_error_of_another_job_is_told_with_its_job_and_client(cell: &Context) 
     let later = cell.start_as(&cell.user, &format!("srun {ONE}"), &line, &[])?;
     let said = later.wait(LIMIT)?.fails()?.said();
     holds(!said.contains(&words), &said)
+}
+
+fn a_client_without_its_variable_has_the_memory_of_its_job(cell: &Context) -> Result<()> {
+    let member = Member::of(cell, "60")?;
+    let line = cell.client("--alloc 4096 --busy --hold 60");
+    let line = format!("unset CUDA_MPS_PINNED_DEVICE_MEM_LIMIT; {line}");
+    let words = format!("srun {ONE} --mps-mem=1G");
+    let over = cell.start_as(&cell.user, &words, &line, &[])?;
+    let said = over.wait(LIMIT)?.fails()?.said();
+    let words = [
+        " of job ",
+        " holds ",
+        "its limit is 1024 MiB",
+        "cudaErrorMpsClientTerminated",
+    ];
+    says(&said, &words)?;
+    member.cancel(cell)
 }
 
 fn a_percentage_is_the_jobs_part(cell: &Context) -> Result<()> {
