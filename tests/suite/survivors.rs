@@ -248,7 +248,8 @@ fn an_mps_that_jobs_share_and_the_driver_holds_drains_once_its_last_job_has_ende
     later(&world, &jobs[1], 61);
     let drains = world.borrow().drains.clone();
     let reason = format!("mpsd: job {}: mpsd ", jobs[0].mps_id());
-    assert!(drains[0].starts_with(&reason), "{drains:?}");
+    let is_its = |found: &str| found.starts_with(&reason) && found.contains(" of job 4712: state D");
+    assert!(is_its(&drains[0]), "{drains:?}");
     world.borrow_mut().processes.clear();
     assert!(end(&world, &jobs[1]).is_clean());
     later(&world, &jobs[1], 61);

@@ -11,9 +11,9 @@ use super::node::{Member, Node, Role, Severity, Thread, Waiting};
 use crate::scheduler::Site;
 use crate::scheduler::drain::Place;
 use crate::sys::deadline::Deadline;
-use mpsd_core::Failure;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::{Failure, JobId};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -152,7 +152,13 @@ pub(super) fn of_survivor(
     member: &Member,
     waited: Duration,
 ) -> Undetermined {
-    let what = format!("{} {}", member.role, member.process.pid);
+    let last: Vec<&str> = journal.last.iter().map(JobId::as_str).collect();
+    let of_last = if last.is_empty() {
+        String::new()
+    } else {
+        format!(" of job {}", last.join(", "))
+    };
+    let what = format!("{} {}{of_last}", member.role, member.process.pid);
     let why = format!("state {} after {:.1} s", member.state, waited.as_secs_f32());
     let is_proved = journal.supervisor == Some(member.process) || journal.proved.contains(&member.process);
     if !is_proved || !is_held_by_driver(node, member.process, journal.uid) {

@@ -6,6 +6,7 @@ use crate::sys::now;
 use mpsd_core::config::{LeftoverClients, Settings};
 use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::{GpuUuid, Inventory, JobId, Scheduler};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// Version of the format. A newer program reads every older version; an older one leaves a newer journal alone.
@@ -90,6 +91,9 @@ pub struct Journal {
     /// Of a shared MPS, the node's GPUs when it began, for the plans of the jobs that join it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) inventory: Option<Inventory>,
+    /// Of a shared MPS that is being taken down, the jobs that were its last: for the administrator.
+    #[serde(skip)]
+    pub(crate) last: BTreeSet<JobId>,
     /// It was taken down, and something of it is here still.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) left: bool,
@@ -132,6 +136,7 @@ impl Journal {
             began: now(),
             ready_ms: None,
             inventory: None,
+            last: BTreeSet::new(),
             left: false,
         }
     }

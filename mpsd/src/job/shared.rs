@@ -123,6 +123,10 @@ fn try_take_out<N: Node>(
         node.write_members(id, &members)?;
         return match shared {
             Some(shared) => {
+                let shared = Journal {
+                    last: before,
+                    ..shared
+                };
                 node.prepare_nvml(&shared.gpu_uuids());
                 findings.merge(undo(node, &shared));
                 Ok(())
