@@ -88,8 +88,8 @@ enum Verb {
     Selftest(Selftest),
     /// Print numbers about MPS on this node for Prometheus (root)
     ///
-    /// Jobs, clients and memory by job and GPU, GPUs without a client and drains now; failed starts, ends and times since the
-    /// first job. With --textfile it writes the file that node_exporter reads; mpsd-metrics.timer does so every minute.
+    /// Jobs, clients, memory and use by job and GPU, GPUs without a client and drains now; failed starts, ends, advice and times
+    /// since the first job. With --textfile it writes the file that node_exporter reads; mpsd-metrics.timer does so every minute.
     /// It asks no process of a user. Exit status: 2 if NVML or the counters cannot be read; the rest is printed.
     Metrics(Metrics),
     /// Print what root would do here for a job, and do none of it
