@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -121,8 +122,9 @@ __global__ void fill(float *a, float value, size_t count) {
 __global__ void compute(float *to, int rounds) {
     float x = threadIdx.x * 1e-3f, y = blockIdx.x * 1e-3f;
     for (int i = 0; i < rounds; i++) {
-        x = x * 0.999f + y;
-        y = y * 0.998f + 1e-4f * x;
+        // A rotation: neither grows nor shrinks.
+        x = x + 0.01f * y;
+        y = y - 0.01f * x;
     }
     to[blockIdx.x * blockDim.x + threadIdx.x] = x + y;
 }
@@ -422,6 +424,7 @@ static std::string prepared(const std::string &name) {
     program = made(name);
     if (!program) throw std::runtime_error("no such program");
     double answer = program->answer();
+    if (!std::isfinite(answer)) throw std::runtime_error("the answer is not a number");
     int version = 0;
     CHECK(cudaRuntimeGetVersion(&version));
     char line[512];

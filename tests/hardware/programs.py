@@ -50,6 +50,7 @@ def torch_wait():
 
 
 def seeded():
+    """Programs draw on the processor: on a GPU the numbers depend on the multiprocessors that a rank sees."""
     import torch
 
     torch.set_num_threads(1)
@@ -96,7 +97,7 @@ def network(torch):
 
     blocks = (block(a, b) for a, b in ((3, 32), (32, 64), (64, 128)))
     model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
-    return model.to(DEVICE), torch.randn(16, 3, 64, 64, device=DEVICE), torch.randint(10, (16,), device=DEVICE)
+    return model.to(DEVICE), torch.randn(16, 3, 64, 64).to(DEVICE), torch.randint(10, (16,)).to(DEVICE)
 
 
 @program("torch", "PyTorch: ResNet-18 training", "torch")
@@ -105,8 +106,8 @@ def resnet():
     import torchvision
 
     model = torchvision.models.resnet18(num_classes=10).to(DEVICE).train()
-    images = torch.randn(32, 3, 128, 128, device=DEVICE)
-    labels = torch.randint(10, (32,), device=DEVICE)
+    images = torch.randn(32, 3, 128, 128).to(DEVICE)
+    labels = torch.randint(10, (32,)).to(DEVICE)
     return training(model, lambda model: torch.nn.functional.cross_entropy(model(images), labels), "steps")
 
 
@@ -116,7 +117,7 @@ def gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=6)).to(DEVICE).eval()
-    words = torch.randint(1, 50000, (4, 16), device=DEVICE)
+    words = torch.randint(1, 50000, (4, 16)).to(DEVICE)
     options = {"max_new_tokens": 16, "min_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
     options["attention_mask"] = torch.ones_like(words)
     return inference(lambda: model.generate(words, **options), "sequences of 16 words", times=1)
@@ -128,7 +129,7 @@ def bert():
     from transformers import BertConfig, BertModel
 
     model = BertModel(BertConfig(num_hidden_layers=6)).to(DEVICE).eval()
-    words = torch.randint(1, 30000, (8, 128), device=DEVICE)
+    words = torch.randint(1, 30000, (8, 128)).to(DEVICE)
     return inference(lambda: model(words).last_hidden_state, "batches")
 
 
@@ -173,9 +174,9 @@ def gcn():
         def forward(self, nodes, edges):
             return self.second(self.first(nodes, edges).relu(), edges)
 
-    nodes = torch.randn(5000, 64, device=DEVICE)
-    edges = torch.randint(5000, (2, 40000), device=DEVICE)
-    labels = torch.randint(8, (5000,), device=DEVICE)
+    nodes = torch.randn(5000, 64).to(DEVICE)
+    edges = torch.randint(5000, (2, 40000)).to(DEVICE)
+    labels = torch.randint(8, (5000,)).to(DEVICE)
     lost = torch.nn.functional.cross_entropy
     return training(Net().to(DEVICE), lambda model: lost(model(nodes, edges), labels), "steps", times=5)
 
@@ -209,6 +210,7 @@ def lightning():
     import logging
 
     import pytorch_lightning
+    from pytorch_lightning.plugins.environments import LightningEnvironment
 
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     model, pictures, labels = network(torch)
@@ -228,6 +230,8 @@ def lightning():
     def fit(steps):
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
         where = {"accelerator": "gpu" if DEVICE == "cuda" else "cpu", "devices": 1}
+        # Else it looks for a launcher, and starts MPI if mpi4py is there.
+        where["plugins"] = [LightningEnvironment()]
         trainer = pytorch_lightning.Trainer(max_steps=steps, **where, **quiet)
         trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=16))
 
@@ -265,7 +269,7 @@ def vision():
     import timm
 
     model = timm.create_model("vit_small_patch16_224", pretrained=False).to(DEVICE).eval()
-    pictures = torch.randn(8, 3, 224, 224, device=DEVICE)
+    pictures = torch.randn(8, 3, 224, 224).to(DEVICE)
     return inference(lambda: model(pictures), "batches", times=3)
 
 
@@ -275,7 +279,7 @@ def tensor_products():
     from e3nn import o3
 
     product = o3.FullyConnectedTensorProduct("16x0e + 8x1o", "1x0e + 1x1o", "16x0e + 8x1o").to(DEVICE)
-    x, y = (torch.randn(5000, irreps.dim, device=DEVICE) for irreps in (product.irreps_in1, product.irreps_in2))
+    x, y = (torch.randn(5000, irreps.dim).to(DEVICE) for irreps in (product.irreps_in1, product.irreps_in2))
     return inference(lambda: product(x, y), "products", times=10)
 
 
@@ -294,7 +298,7 @@ def triton_kernel():
         mask = at < count
         tl.store(out + at, tl.load(x + at, mask=mask) + tl.load(y + at, mask=mask), mask=mask)
 
-    x, y = (torch.randn(1 << 20, device=DEVICE) for _ in range(2))
+    x, y = (torch.randn(1 << 20).to(DEVICE) for _ in range(2))
     out = torch.empty_like(x)
     once = lambda: add[(1024,)](x, y, out, x.numel(), BLOCK=1024)
     once()
@@ -307,7 +311,7 @@ def equation():
     from torchdiffeq import odeint
 
     field = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 32)).to(DEVICE)
-    start, times = torch.randn(256, 32, device=DEVICE), torch.linspace(0, 1, 5, device=DEVICE)
+    start, times = torch.randn(256, 32).to(DEVICE), torch.linspace(0, 1, 5, device=DEVICE)
     once = lambda: odeint(lambda _, y: field(y), start, times, method="rk4")
     return inference(once, "solutions", times=5)
 
@@ -320,7 +324,7 @@ def lora():
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)).to(DEVICE)
     model = get_peft_model(model, LoraConfig(r=8, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.0))
-    words = torch.randint(1, 50000, (4, 64), device=DEVICE)
+    words = torch.randint(1, 50000, (4, 64)).to(DEVICE)
     return training(model, lambda model: model(input_ids=words, labels=words).loss, "steps")
 
 
@@ -585,7 +589,9 @@ def opencl():
     import numpy
     import pyopencl
 
-    platform = next(one for one in pyopencl.get_platforms() if "NVIDIA" in one.name)
+    platforms = pyopencl.get_platforms()
+    platform = next((one for one in platforms if "NVIDIA" in one.name), None)
+    assert platform, f"no platform of NVIDIA's: {platforms}"
     context = pyopencl.Context(platform.get_devices()[:1])
     queue = pyopencl.CommandQueue(context)
     source = "__kernel void twice(__global float *x) { int i = get_global_id(0); x[i] = 2 * x[i] - 1; }"

@@ -120,6 +120,7 @@ fn drive(run: &Run, python: &Path, home: &Path, modes: &[Value]) -> Result<Value
         "flags": ["-arch=native"],
         "tools": tools.into_iter().flatten().collect::<BTreeMap<_, _>>(),
         "gpu": run.gpu().uuid,
+        "shared": "/dev/shm",
     });
     let (of_spec, result) = (run.place.dir.join("programs-spec.json"), home.join("result.json"));
     fs::write(&of_spec, spec.to_string())?;
@@ -176,6 +177,18 @@ fn judge(section: &mut Section, seen: &mut Value) {
     }
     for (family, error) in seen["failed"].as_object().into_iter().flatten() {
         section.check(format!("{family} driven to its end"), false, error.to_string());
+    }
+    for (family, left) in seen["left"].as_object().into_iter().flatten() {
+        let kinds = left.as_object().into_iter().flatten();
+        let only_under_mps: Vec<String> = kinds
+            .filter(|(_, ranks)| ranks[PLAIN].is_null())
+            .map(|(kind, ranks)| format!("{kind}: {ranks}"))
+            .collect();
+        section.fact(&format!("{family} left in /dev/shm"), left.to_string());
+        section.none(
+            format!("{family} leaves no more in /dev/shm under MPS"),
+            &only_under_mps,
+        );
     }
     section.fact("seconds", seen["seconds"].to_string());
     for program in seen["programs"].as_array_mut().into_iter().flatten() {
@@ -264,6 +277,14 @@ mod tests {
     }
 
     #[test]
+    fn a_file_in_shared_memory_that_only_ranks_under_mps_leave_fails() {
+        let mut section = Section::new("programs");
+        let mut seen = json!({"left": {"a": {"x.PID": {"without": 4, "mps": 4}}, "b": {"y": {"mps": 1}}}});
+        judge(&mut section, &mut seen);
+        assert_eq!(failed(&section), ["b leaves no more in /dev/shm under MPS"]);
+    }
+
+    #[test]
     fn dynamic_parallelism_must_be_refused_by_its_own_error() {
         let program = |answer: Value| json!([{"name": REFUSED.0, "answers": {"without": [[256.0]], "mps": [answer], "auto": ["(811)"]}, "same": {}}]);
         assert!(failed(&judged(program(json!("cudaErrorCdpNotSupported (811)"))).0).is_empty());
@@ -290,12 +311,17 @@ mod tests {
             .iter()
             .collect();
         fs::write(path("programs.py"), STAND_IN).unwrap();
-        let mode = |name: &str, dies: &str| json!({"name": name, "before": ["/usr/bin/env"], "environment": {"DIES": dies}});
+        let mode = |name: &str, dies: &str| {
+            let environment = json!({"DIES": dies, "MODE": name, "HOME": dir.path()});
+            json!({"name": name, "before": ["/usr/bin/env"], "environment": environment})
+        };
         let spec = json!({
             "modes": [mode("without", ""), mode("mps", ""), mode("auto", "b")], "home": dir.path(), "families": ["x"],
             "budget": 60, "window": 0.02, "rounds": 2, "ranks": 2, "sources": dir.path(), "nvcc": "/bin/true", "flags": [],
-            "tools": {}, "gpu": "GPU-none",
+            "tools": {}, "gpu": "GPU-none", "shared": path("shm"),
         });
+        fs::create_dir(path("shm")).unwrap();
+        fs::write(path("shm/held"), "x").unwrap();
         fs::write(path("spec.json"), spec.to_string()).unwrap();
         let mut command = Command::new(site::python().unwrap());
         command.arg(own).args([path("spec.json"), path("result.json")]);
@@ -329,16 +355,43 @@ mod tests {
             json!(true),
             "the ranks of a mode begin again: {third}"
         );
+        // The ranks of a mode that began again are counted as well.
+        let left = json!({
+            "x.PID.1": {"without": 2, "mps": 2, "auto": 4}, "mps_shm_0": {"without": 1, "mps": 1, "auto": 1}, "ours.PID": {"mps": 2},
+        });
+        assert_eq!(seen["left"]["x"], left);
+        let mut rest: Vec<String> = fs::read_dir(path("shm"))
+            .unwrap()
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect();
+        rest.sort();
+        let [held, ours @ ..] = &rest[..] else {
+            panic!("{rest:?}")
+        };
+        assert_eq!((held.as_str(), ours.len()), ("held", 2), "{rest:?}");
+        assert!(ours.iter().all(|name| name.starts_with("ours.")), "{rest:?}");
     }
 
     const STAND_IN: &str = r#"
-import json, os, sys, time
+import json, mmap, os, sys, time
 FAMILIES = {"x": {"a": None, "b": None, "c": None}}
+
+def mapped(name, mode):
+    with open(os.environ["HOME"] + "/shm/" + name, mode) as file:
+        file.seek(0, 2) or file.write(b"x")
+        file.flush()
+        return mmap.mmap(file.fileno(), 1)
+
 if __name__ == "__main__":
+    held, pid = [], f"{os.getpid():x}"
     for line in sys.stdin:
         verb, *words = line.strip().split("\t")
         if verb == "prepare" and words[0] == os.environ["DIES"]:
             os._exit(7)
+        if verb == "prepare" and not held:
+            held = [mapped("x." + pid + ".1", "wb+"), mapped("mps_shm_0", "ab+"), mapped("held", "ab+")]
+            if os.environ["MODE"] == "mps":
+                held.append(mapped("ours." + pid, "wb+"))
         if verb == "run":
             time.sleep(max(0, float(words[0]) - time.monotonic()) + float(words[1]))
         print(json.dumps({"answer": [3], "unit": "steps", "seconds": 1, "count": 5, "processor": 1}), flush=True)

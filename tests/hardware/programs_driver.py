@@ -3,8 +3,8 @@
     programs_driver.py SPEC RESULT
 
 SPEC is JSON: 'modes' (name, the words before a rank's command, environment), 'home', 'families' in their order, 'budget', 'window'
-and 'rounds', 'ranks', 'sources', 'nvcc', 'tools' and 'gpu'. All ranks of a family live at once, those of each mode under that mode's
-MPS. They wait for their input but in the windows of their own mode, which take turns.
+and 'rounds', 'ranks', 'sources', 'nvcc', 'tools', 'gpu' and 'shared', the folder of shared memory. All ranks of a family live at
+once, those of each mode under that mode's MPS. They wait for their input but in the windows of their own mode, which take turns.
 """
 
 import json
@@ -93,6 +93,15 @@ class Rank:
             code = self.process.wait()
             said = self.errors.read_text(errors="replace").strip()[-300:].replace("\n", " ")
             self.why = f"{why} (exit {code}): {said}"
+
+    def maps(self, folder):
+        """The names of the files in `folder` that it maps, also of those that are deleted."""
+        try:
+            lines = pathlib.Path(f"/proc/{self.process.pid}/maps").read_text().splitlines()
+        except (AttributeError, OSError):
+            return set()
+        found = (line.partition(f" {folder}/")[2].removesuffix(" (deleted)") for line in lines)
+        return {name for name in found if name}
 
     def close(self):
         if self.process is None:
@@ -243,6 +252,10 @@ class Family:
         self.run, self.spec, self.name = run, run.spec, name
         self.modes = self.spec["modes"]
         self.sets = {}
+        # The mode of each rank that was, by its pid as CUDA writes it.
+        self.pids = {}
+        self.shared = pathlib.Path(self.spec["shared"])
+        self.before = set(os.listdir(self.shared))
 
     def programs(self):
         if self.name == "cuda":
@@ -265,9 +278,31 @@ class Family:
             print(f"programs: {name}, {self.run.left():.0f} s left", file=sys.stderr, flush=True)
             row |= self.one(name, number == 0 and self.name not in JOINED)
             self.run.keep()
+        if left := self.close():
+            self.run.seen.setdefault("left", {})[self.name] = left
+
+    def close(self):
+        """Ends all ranks. Says how many files of shared memory those of each mode leave, and removes what ranks without MPS leave too."""
+        mapped = {}
+        for mode, ranks in self.sets.items():
+            for name in set().union(*(rank.maps(self.shared) for rank in ranks)):
+                mapped.setdefault(name, set()).add(mode)
         for ranks in self.sets.values():
             for rank in ranks:
                 rank.close()
+        left, files = {}, {}
+        for name in set(os.listdir(self.shared)) - self.before:
+            words = name.split(".")
+            kind = ".".join("PID" if word in self.pids else word for word in words)
+            for mode in {self.pids[word] for word in words if word in self.pids} or mapped.get(name, ()):
+                count = left.setdefault(kind, {})
+                count[mode] = count.get(mode, 0) + 1
+                files.setdefault(kind, set()).add(name)
+        for kind, count in left.items():
+            if self.modes[0]["name"] in count:
+                for name in files[kind]:
+                    (self.shared / name).unlink()
+        return left
 
     def one(self, name, is_first):
         row, answers = {}, {}
@@ -306,7 +341,8 @@ class Family:
             for rank in ranks:
                 rank.close()
             make = lambda number: Rank(self.spec, mode, self.name, number)
-            self.sets[mode["name"]] = [make(number) for number in range(self.spec["ranks"])]
+            ranks = self.sets[mode["name"]] = [make(number) for number in range(self.spec["ranks"])]
+            self.pids |= {f"{rank.process.pid:x}": mode["name"] for rank in ranks if rank.process}
 
     def windows(self, modes):
         cases = [("one", mode, 1) for mode in modes[:2]] + [("four", mode, self.spec["ranks"]) for mode in modes]
