@@ -6,12 +6,13 @@ use std::rc::Rc;
 
 use mpsd::job;
 use mpsd::job::node::Role;
-use mpsd::scheduler::Exclusive;
-use mpsd_core::JobId;
+use mpsd::scheduler::{Exclusive, GpuName, GpuSource};
+
 use mpsd_core::record::RecordState;
+use mpsd_core::{Gpu, JobId};
 use tests::figures;
-use tests::sim::scenario::Scenario;
-use tests::sim::{Sim, Trouble, World, living, paths, silence_kills};
+use tests::sim::scenario::{Scenario, UID, h200};
+use tests::sim::{Living, Sim, Trouble, World, living, paths, silence_kills};
 
 type Node = Rc<RefCell<World>>;
 
@@ -244,4 +245,32 @@ fn a_job_that_joins_asks_no_nvml() {
     Sim::well(&world).begin(&two).expect("it begins");
     assert_served(&world, &one, "begun again");
     restored(&world, "joined without NVML");
+}
+
+/// The indices are another driver's there.
+#[test]
+fn a_job_does_not_believe_the_gpus_of_an_mps_that_has_ended() {
+    let job = |number, index| {
+        let shared = Scenario::new("shared", "MPS=true", 2);
+        let mut shared = shared.devices(|d| {
+            d.exclusive = Exclusive::Shared(None);
+            d.gpus = GpuSource::Listed(vec![GpuName::Index(index)]);
+        });
+        shared.number = number;
+        shared
+    };
+    let world = Rc::new(RefCell::new(World::new(job(1, 0).inventory)));
+    let mps_of = |index| JobId::shared(UID, &h200(index).uuid);
+    let has_control = |mps: &JobId| {
+        let is_control = |process: &Living| process.role == Role::Control;
+        world.borrow().has_process(mps, is_control)
+    };
+    Sim::well(&world).begin(&job(1, 0)).expect("the first begins");
+    world.borrow_mut().processes.clear();
+    let swapped = |gpu: &mut Gpu| gpu.index = 1 - gpu.index;
+    world.borrow_mut().inventory.gpus.iter_mut().for_each(swapped);
+    Sim::well(&world).begin(&job(2, 0)).expect("the second begins");
+    assert!(has_control(&mps_of(1)) && !has_control(&mps_of(0)));
+    Sim::well(&world).begin(&job(3, 1)).expect("the third begins");
+    assert!(has_control(&mps_of(0)), "on its own GPU");
 }

@@ -54,12 +54,17 @@ pub(super) fn join<N: Node>(
     Err(Undetermined::new(format!("shared MPS {id}"), "it ends again and again").into())
 }
 
-/// The GPUs of this node when a shared MPS of `uid` began that is here. Its server keeps the driver loaded and its GPU undivided, so
-/// they hold for a job that joins it.
+/// The GPUs of this node when a shared MPS of `uid` began that still runs. Its server keeps the driver loaded and its GPU undivided,
+/// so they hold for a job that joins it.
 pub(super) fn known_gpus(node: &mut impl Node, uid: u32) -> Option<Inventory> {
     let mut all = node.all_shared().ok()?;
     all.retain(|id| id.as_str().starts_with(&format!("{uid}-")));
-    all.iter().find_map(|id| node.read_journal(id).ok()??.inventory)
+    let mut journals = all
+        .iter()
+        .filter_map(|id| node.read_journal(id).ok()?)
+        .collect::<Vec<_>>();
+    journals.retain(|journal| is_up(node, journal));
+    journals.into_iter().find_map(|journal| journal.inventory)
 }
 
 /// Whether a job with this plan only joins, and nothing is to be begun.
