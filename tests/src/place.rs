@@ -196,9 +196,11 @@ impl Place {
     pub fn mounts(&self) -> Vec<PathBuf> {
         let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
         let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
-        let jobs = self.path("run/jobs");
+        let above = ["run/jobs", "run/shared"].map(|name| self.path(name));
         let points = points.map(PathBuf::from);
-        points.filter(|at| at.starts_with(&jobs)).collect()
+        points
+            .filter(|at| above.iter().any(|above| at.starts_with(above)))
+            .collect()
     }
 
     /// A Torque prologue that is told by an option that the job has GPU 0.
