@@ -420,7 +420,7 @@ impl NewTask<'_> {
             visible: lookup(gpus),
             counted,
             inherited_job: lookup(environment::JOB),
-            chose_jax_devices: lookup(environment::JAX_DEVICES).is_some(),
+            jax_devices: lookup(environment::JAX_DEVICES),
         }
     }
 }

@@ -92,6 +92,7 @@ fn what_another_jobs_environment_left_is_replaced() {
         ("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/99.localhost/pipe"),
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "5"),
         ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1M"),
+        ("JAX_LOCAL_DEVICE_IDS", "0"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "2"),
     ] {
         env.insert(name.into(), value.into());
@@ -103,6 +104,7 @@ fn what_another_jobs_environment_left_is_replaced() {
     assert_eq!(env["CUDA_DEVICE_MAX_CONNECTIONS"], "2", "the user's own");
     assert!(!env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), "{env:?}");
     assert!(!env.contains_key("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), "{env:?}");
+    assert!(!env.contains_key("JAX_LOCAL_DEVICE_IDS"), "{env:?}");
     c.end(&job, 0);
 }
 

@@ -31,6 +31,7 @@ const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 const USUAL_CONNECTIONS: u32 = 2;
 /// The devices that JAX takes of those that a process sees. Without it a rank takes that of its number (docs/facts/programs.md#jax).
 pub const JAX_DEVICES: &str = "JAX_LOCAL_DEVICE_IDS";
+const JAX_FIRST: &str = "0";
 /// Whether NCCL multicasts over NVLink (docs/facts/programs.md#read-and-not-run).
 const NCCL_MULTICAST: &str = "NCCL_NVLS_ENABLE";
 /// What tells that a program uses NVSHMEM (docs/facts/programs.md#nvshmem).
@@ -144,8 +145,8 @@ pub struct Task {
     pub counted: Option<Vec<GpuUuid>>,
     /// `MPSD_JOB` as inherited.
     pub inherited_job: Option<String>,
-    /// Its user has chosen its devices for JAX.
-    pub chose_jax_devices: bool,
+    /// Its `JAX_LOCAL_DEVICE_IDS`: its user's choice, or what another job's MPS left.
+    pub jax_devices: Option<String>,
 }
 
 /// The GPUs of the node that this process may open, in the order of the bus; `None`: the record does not name them.
@@ -198,9 +199,9 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
         Change::set(JOB, record.job.as_str()),
     ];
     changes.extend(names(record, task, daemon, &gpus).map(|list| Change::set(VISIBLE_DEVICES, list)));
-    changes.extend(of_jax(task, &gpus).filter(|_| PROGRAMS.sets(JAX_DEVICES)));
     let job = task.inherited_job.as_deref();
     let is_foreign = job.is_some_and(|job| job != record.job.as_str());
+    changes.extend(of_jax(task, &gpus, is_foreign).filter(|_| PROGRAMS.sets(JAX_DEVICES)));
     let threads = by_rank(&record.rank_threads, task, "thread percentages")?.map(ToString::to_string);
     let memory = by_rank(&record.rank_memory, task, "memory limits")?.map(|limits| {
         // Only GPUs that this rank sees: any other name drops every limit.
@@ -224,9 +225,13 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
 }
 
 /// Only the first rank of a GPU finds the device of its own number.
-fn of_jax(task: &Task, gpus: &[GpuUuid]) -> Option<Change> {
+fn of_jax(task: &Task, gpus: &[GpuUuid], is_foreign: bool) -> Option<Change> {
     let is_lost = gpus.len() == 1 && task.rank.is_some_and(|rank| rank.local > 0);
-    (is_lost && !task.chose_jax_devices).then(|| Change::set(JAX_DEVICES, "0"))
+    match task.jax_devices.as_deref() {
+        None => is_lost.then(|| Change::set(JAX_DEVICES, JAX_FIRST)),
+        Some(JAX_FIRST) if is_foreign && !is_lost => Some(Change::unset(JAX_DEVICES)),
+        Some(_) => None,
+    }
 }
 
 /// Removes the variables that another job's MPS left (`sbatch` or `qsub -V` inside a job). The user's own stay.
@@ -236,9 +241,18 @@ pub fn strip_inherited(this_job: Option<&str>, lookup: &dyn Fn(&str) -> Option<S
     };
     let is_left = |name: &&str| match *name {
         PIPE_DIRECTORY | LOG_DIRECTORY => lookup(name).is_some_and(|value| is_of_job(&value, &other)),
+        JAX_DEVICES => lookup(name).is_some_and(|value| value == JAX_FIRST),
         _ => lookup(name).is_some(),
     };
-    let all = [JOB, PIPE_DIRECTORY, LOG_DIRECTORY, THREADS, MEMORY, PARTITION];
+    let all = [
+        JOB,
+        PIPE_DIRECTORY,
+        LOG_DIRECTORY,
+        THREADS,
+        MEMORY,
+        PARTITION,
+        JAX_DEVICES,
+    ];
     all.into_iter().filter(is_left).map(Change::unset).collect()
 }
 

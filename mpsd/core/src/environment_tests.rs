@@ -130,15 +130,16 @@ fn several_ranks_on_a_gpu_are_warned_of_what_nccl_and_nvshmem_refuse() {
 fn only_a_rank_that_jax_would_leave_without_a_gpu_gets_its_device() {
     let device = |task: &Task, gpus: &[u32]| {
         let gpus: Vec<_> = gpus.iter().map(|number| uuid(*number)).collect();
-        of_jax(task, &gpus)
+        of_jax(task, &gpus, false)
     };
     let of_first = Some(Change::set(JAX_DEVICES, "0"));
     assert_eq!(device(&task(1, 4), &[1]), of_first);
     assert_eq!(device(&task(3, None), &[2]), of_first);
-    let chosen = Task {
-        chose_jax_devices: true,
-        ..task(1, 4)
+    let has = |devices: &str, task: Task| Task {
+        jax_devices: Some(devices.to_owned()),
+        ..task
     };
+    let chosen = has("0", task(1, 4));
     for (task, gpus) in [
         (task(0, 4), &[1][..]),
         (task(1, 4), &[1, 2]),
@@ -147,6 +148,10 @@ fn only_a_rank_that_jax_would_leave_without_a_gpu_gets_its_device() {
     ] {
         assert_eq!(device(&task, gpus), None, "{task:?}");
     }
+    // Another job's launcher left it to a task that needs none. Any other value is its user's own.
+    let left = |task: Task| of_jax(&task, &[uuid(1), uuid(2)], true);
+    assert_eq!(left(has("0", task(1, 4))), Some(Change::unset(JAX_DEVICES)));
+    assert_eq!(left(has("0,1", task(1, 4))), None);
 }
 
 #[test]
@@ -244,6 +249,10 @@ fn every_program_looks_for_the_same_ranks_in_the_same_order() {
         let listed = format!("{name} = (\"{}\")", list.join("\", \""));
         assert!(hook.contains(&listed), "the hook of OpenPBS has not {listed}");
     }
+    assert!(
+        hook.contains(&format!("\"{JAX_DEVICES}\"")),
+        "the hook hides a user's choice"
+    );
     let page = include_str!("../../../packaging/man/mpsctl.1");
     let (last, others) = ranks.split_last().unwrap();
     let listed = format!("{} or {last}", others.join(", "));
@@ -257,10 +266,13 @@ fn a_job_without_mps_loses_only_what_another_jobs_mps_left() {
         // From a node with another run_dir.
         PIPE_DIRECTORY => Some("/run/elsewhere/jobs/6/pipe".to_owned()),
         LOG_DIRECTORY => Some("/home/u/jobs/66/log".to_owned()),
+        JAX_DEVICES => Some("0".to_owned()),
         _ => None,
     };
-    let removed = [JOB, PIPE_DIRECTORY].map(Change::unset);
+    let removed = [JOB, PIPE_DIRECTORY, JAX_DEVICES].map(Change::unset);
     assert_eq!(strip_inherited(Some("8"), &env), removed);
+    let own = |name: &str| env(name).map(|value| value.replace('0', "0,1"));
+    assert_eq!(strip_inherited(Some("8"), &own), removed[..2]);
     assert!(strip_inherited(Some("6"), &env).is_empty());
     assert!(strip_inherited(None, &|_| None).is_empty());
 }

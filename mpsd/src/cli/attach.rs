@@ -300,7 +300,7 @@ impl Caller<'_> {
             }),
             counted,
             inherited_job: (self.env)(JOB),
-            chose_jax_devices: (self.env)(environment::JAX_DEVICES).is_some(),
+            jax_devices: (self.env)(environment::JAX_DEVICES),
         }
     }
 
