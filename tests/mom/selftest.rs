@@ -156,7 +156,7 @@ fn a_node_without_libcuda_is_told_as_that() {
 fn a_late_job_and_the_job_of_an_interrupted_selftest_are_deleted() {
     let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
     let pid = start(&mut c, &["--wait", "1"]);
-    ends(&mut c, pid, 2, &["it had not ended after 1 s, and was cancelled"]);
+    ends(&mut c, pid, 2, &["it had not ended after 1 s, and was canceled"]);
     is_deleted(&c, "0.pbsserver");
     let pid = start(&mut c, &[]);
     next(&c, "1.pbsserver");
@@ -173,7 +173,7 @@ fn a_job_whose_qsub_does_not_answer_is_deleted() {
             Product::OpenPbs,
             "3",
             false,
-            "it had not ended after 3 s, and was cancelled: 'qsub' had not answered",
+            "it had not ended after 3 s, and was canceled: 'qsub' had not answered",
         ),
         (Product::Torque, "300", true, "ended by SIGINT"),
     ] {

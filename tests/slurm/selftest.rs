@@ -102,7 +102,7 @@ fn its_own_job_is_cancelled(cell: &Context) -> Result<()> {
     // Slurm's word for what the job waits for.
     says(
         &done.stdout,
-        &["it had not ended after 1 s, and was cancelled", "BeginTime"],
+        &["it had not ended after 1 s, and was canceled", "BeginTime"],
     )?;
     cell.wait("an empty queue", || Ok(queue()?.is_empty()))?;
     let job = start(cell, "-- --begin=now+600", &[])?;

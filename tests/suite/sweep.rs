@@ -180,7 +180,8 @@ fn a_mistyped_option_before_the_command_is_refused() {
         .run(&["--client", "1", "--json", "--", "/bin/true"])
         .exits(2);
     ran.complains("unexpected argument '--client' found")
-        .complains("'--clients'");
+        .complains("'--clients'")
+        .complains("Usage: mpsctl sweep");
     assert_eq!(ran.json()["exit_status"], 2);
     bench
         .run(&["--plot", "x", "--", "/bin/true"])

@@ -11,7 +11,7 @@ use std::str::FromStr;
 pub enum BindMode {
     /// Every task sees all. If a node has a task for each GPU, or more, each task has an order of its own.
     Auto,
-    /// Neighbouring ranks share a GPU.
+    /// Neighboring ranks share a GPU.
     Block,
     /// The ranks take turns.
     Cyclic,

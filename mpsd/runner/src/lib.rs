@@ -41,7 +41,9 @@ enum Verb {
 /// The whole command line of `mpsctl`, with our verbs.
 pub fn command() -> clap::Command {
     let own = Verb::augment_subcommands(clap::Command::default());
-    own.get_subcommands().fold(mpsctl::command(), |command, verb| {
+    // The usage names the command that the user typed, not this program.
+    let mpsctl = mpsctl::command().bin_name("mpsctl");
+    own.get_subcommands().fold(mpsctl, |command, verb| {
         let name = verb.get_name();
         let examples = mpsd::cli::examples::of(&format!("mpsctl {name}"));
         let verb = verb.clone().after_help(examples);

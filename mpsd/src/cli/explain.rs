@@ -193,7 +193,7 @@ fn unknown(word: &str) -> Refusal {
     let codes: Vec<String> = codes.map(ToString::to_string).collect();
     Refusal::new(
         format!("'{}'", one_line(word, SHOWN)),
-        "neither an error or a program that is known here, nor a file, nor a job with a log or report on this node for you",
+        "no error or program that is known here, no file, and no job with a log or report on this node for you",
         format!(
             "{}; the name of such an error; a program; a file; a job; '-'",
             codes.join(", ")
@@ -285,7 +285,7 @@ fn of_program(program: &KnownProgram) -> String {
     let title = format!("{} {}", program.name, program.version);
     let under = format!("{}; {}", program.under, program.seen);
     let ran = match program.ran.as_str() {
-        "" => "read of, not run",
+        "" => "read about, not run",
         ran => ran,
     };
     let source = format!("{FACTS}/{}", program.source);

@@ -76,14 +76,15 @@ enum Verb {
     Sweep(ForRunner),
     /// Run the commands of a file on the job's GPUs under its MPS, as many at once as do best
     Pack(ForRunner),
-    /// Print root's reports of jobs that have ended on this node
+    /// Print the reports of jobs that have ended on this node
     ///
-    /// With a job: for root, and until the node's next boot for the job's user. Without: those of all jobs, for root. What the
-    /// job's own mpsd observed (clients, lost servers) is marked, because a process of the job's user wrote it.
+    /// With a job: for root, and until the node's next boot for the job's user (the last 32 jobs). Without: those of all jobs,
+    /// for root; nothing if there are none. What the job's own mpsd observed (clients, lost servers) is marked, because a
+    /// process of the job's user wrote it.
     Report(ReportVerb),
     /// Run a small MPS job through this site's scheduler, as an ordinary user, and check what it got
     ///
-    /// Submits a job that asks for MPS, half a GPU's threads and 1 GiB, and runs mps-probe in it. The job is cancelled if it is late
+    /// Submits a job that asks for MPS, half a GPU's threads and 1 GiB, and runs mps-probe in it. The job is canceled if it is late
     /// or the selftest is interrupted. Exit status: 0 all lines are OK; 2 a FAIL.
     Selftest(Selftest),
     /// Print numbers about MPS on this node for Prometheus (root)
@@ -94,7 +95,7 @@ enum Verb {
     Metrics(Metrics),
     /// Print what root would do here for a job, and do none of it
     ///
-    /// Takes the arguments of mps-prologue; or, without a scheduler, --user, --request and --gpus.
+    /// Takes the arguments of mps-prologue; or, without a scheduler, --user, --request (as MPS=true,MPS_THREADS=25) and --gpus.
     Plan(Box<PlanVerb>),
     /// Take down what remains of jobs that their scheduler no longer has, and deliver or lift our own drains (root)
     ///
@@ -108,8 +109,8 @@ enum Verb {
     Undrain(Undrain),
     /// Say whether jobs with MPS run on this node, and wait for their end (root)
     ///
-    /// The packages ask it before they are removed, because a running job's end needs our files. Exit status: 0 none runs;
-    /// 1 some do, and are named.
+    /// The packages ask it before they are removed, because a running job's end needs our files. Exit status: 0 none
+    /// runs, and nothing is printed; 1 some do, and are named.
     Idle(Idle),
     /// The configuration
     #[command(subcommand)]

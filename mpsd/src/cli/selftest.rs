@@ -37,7 +37,7 @@ pub struct Selftest {
     /// The scheduler; the one whose srun or qsub is in PATH if not given
     #[arg(long, value_name = "NAME", value_parser = by_name())]
     scheduler: Option<Scheduler>,
-    /// Longest that the job may take, with its time in the queue; then it is cancelled
+    /// Longest that the job may take, with its time in the queue; then it is canceled
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     wait: u64,
     /// One JSON object: the worst status, and the status and text of each line
@@ -80,7 +80,7 @@ impl Selftest {
             Err(TrialError::Interrupted(signal)) => {
                 complain(
                     NAME,
-                    &format!("selftest: ended by {signal}, and its job was cancelled"),
+                    &format!("selftest: ended by {signal}, and its job was canceled"),
                 );
                 return Ok(EXIT_NODE);
             }
@@ -290,7 +290,7 @@ impl Runner<'_> {
         self.cancel(id);
         let limit = self.limit.as_secs();
         TrialError::Failed(format!(
-            "it had not ended after {limit} s, and was cancelled: {why}"
+            "it had not ended after {limit} s, and was canceled: {why}"
         ))
     }
 

@@ -74,8 +74,8 @@ pub const RULES: [Rule; 7] = [
     Rule {
         name: "room",
         when: "less than 30 % of a GPU was used: of its multiprocessors, or where the driver does not count these, of the time",
-        why: "more clients at once use what is idle. Named are at most three times as many, of which 70 % of the GPU's use and \
-              90 % of its memory would be the sum",
+        why: "more clients at once use what is idle. The line names as many as would together use 70 % of the GPU and 90 % of its \
+              memory, and at most three times as many",
         advise: room,
     },
 ];

@@ -158,7 +158,7 @@ options! {
         words: &["auto"],
         help: "active thread percentage of each client: 1 to 100, `auto`, or a list by local rank (`30:70`)",
         more: "Decimals are allowed. `auto` is 200/n, at most 100, for n tasks that can meet on a GPU: twice the even share, since clients \
-               seldom all compute at once. A task whose neighbours are idle is held to it all the same (mpsd(8), LIMITS).",
+               seldom all compute at once. A task whose neighbors are idle is held to it all the same (mpsd(8), LIMITS).",
         lowered_by_steps: true,
     }, str::parse, ToString::to_string;
 
@@ -201,7 +201,7 @@ options! {
         allowed: Bind::ALLOWED,
         words: &["auto", "block", "cyclic", "closest", "none"],
         help: "which of the job's GPUs each rank sees: `auto`, `block`, `cyclic`, `closest`, `none`; `block+peers`: first",
-        more: "A bound task sees its own GPU alone, with `+peers` the others behind it. `block` gives neighbouring ranks one \
+        more: "A bound task sees its own GPU alone, with `+peers` the others behind it. `block` gives neighboring ranks one \
                GPU, `cyclic` deals the ranks out in turn, `closest` goes by the task's cores. `auto`, the default, \
                shows every task all GPUs. If a node has at least one task for each GPU, each task sees them in its own order. \
                Tasks that take the first GPU then share the GPUs, and tasks that choose by rank share them as evenly as without MPS. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
@@ -253,8 +253,8 @@ options! {
         words: &["on", "off"],
         help: "say at the end, in the job's own output, what its MPS was used for",
         more: "Slurm: on standard error, when the batch script ends, of its node, or without a script when a step ends, of each of its nodes (not \
-               under --pty); what was seen until then. Torque, and OpenPBS without our hook: in the job's error file, with its end. The whole report is \
-               root's (mpsctl report).",
+               under --pty); what was seen until then. Torque, and OpenPBS without our hook: in the job's error file, with its end. Afterwards \
+               `mpsctl report` prints the whole report.",
         of_tasks: true,
     }, values::boolean, on_or_off;
 }
