@@ -71,7 +71,8 @@ def on_page_content(html, page, config, files):
         top.children = contents(html)
     # Code in a block, which is no element's whole text, is left alone.
     html = re.sub(r"(?<!</span>)<(code|b)>([^<]*)</\1>", whole_words, html)
-    html = re.sub(rf"(<[^>]*>)|(?<![\w-])--[a-z][a-z-]{{1,{LONGEST_WHOLE - 3}}}(?![\w-])", whole_option, html)
+    whole = rf"--[a-z][a-z-]{{1,{LONGEST_WHOLE - 3}}}|\d{{4}}-\d\d(?:-\d\d)?"
+    html = re.sub(rf"(<[^>]*>)|(?<![\w-])(?:{whole})(?![\w-])", whole_text, html)
     long = rf"(<[^>]*>)|\w{{{LONGEST_WHOLE},}}"
     html = re.sub(long, lambda match: match[1] or match[0].replace("_", "_<wbr>"), html)
     return labelled_cells(html)
@@ -98,7 +99,7 @@ def whole_words(match):
     return f"<{tag}>{re.sub(word, whole, text)}</{tag}>"
 
 
-def whole_option(match):
+def whole_text(match):
     return match[1] or f'<span class="whole">{match[0]}</span>'
 
 

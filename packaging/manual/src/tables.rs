@@ -141,6 +141,10 @@ pub fn in_programs(page: &str, runs: &[(&String, String)]) -> Result<String> {
     let line = |row: &KnownProgram| {
         let title = format!("{} {}", row.name, row.version);
         let ran = match &row.result {
+            // The list below names its file.
+            Some(result) if runs.iter().any(|(name, _)| *name == result) => {
+                format!("{}: [figures](#figures)", row.ran)
+            }
             Some(result) => format!("{}: `{RESULTS}/{result}`", row.ran),
             None if row.ran.is_empty() => "read".to_owned(),
             None => row.ran.clone(),
