@@ -272,8 +272,9 @@ impl Observations {
 
     /// Together with what another `mpsd` saw.
     pub fn and(mut self, other: Self) -> Self {
-        self.clients += other.clients;
-        self.most_clients += other.most_clients;
+        // A user may have forged them.
+        self.clients = self.clients.saturating_add(other.clients);
+        self.most_clients = self.most_clients.saturating_add(other.most_clients);
         self.pids.extend(other.pids);
         self.gpus.extend(other.gpus);
         self.refused.extend(other.refused);
@@ -377,7 +378,15 @@ mod tests {
             "another mpsd began at nothing"
         );
         assert_eq!(before.clone().since(&now).last_words, Vec::<String>::new());
-        assert_eq!(seen.and(now).last_words, word(&["new", "old", "new"]));
+        let both = seen.and(now);
+        assert_eq!(both.last_words, word(&["new", "old", "new"]));
+        let forged = Observations {
+            clients: u64::MAX,
+            most_clients: u64::MAX,
+            ..Observations::default()
+        };
+        let both = both.and(forged);
+        assert_eq!((both.clients, both.most_clients), (u64::MAX, u64::MAX));
     }
 
     #[test]

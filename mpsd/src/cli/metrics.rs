@@ -1,7 +1,7 @@
 //! `mpsctl metrics`: numbers about MPS on this node for Prometheus, from root's journals, the kernel and NVML. A process
-//! of a user is asked nothing: it could delay the answer. What a job's mpsd has written is marked as its word. The page is in Prometheus' text form
-//! (prometheus.io/docs/instrumenting/exposition_formats). A job's numbers disappear with the job, so that no label grows
-//! without end.
+//! of a user is asked nothing: it could delay the answer. What a job's mpsd has written is marked as its word. The page is
+//! in Prometheus' text form (prometheus.io/docs/instrumenting/exposition_formats). A job's numbers disappear with the job,
+//! so that no label grows without end.
 
 use super::status::model::{ClientStatus, JobStatus, NvmlLists, Phase};
 use super::terminal::say;
@@ -13,7 +13,7 @@ use crate::job::node::{Gpus as _, Members as _, Role};
 use crate::job::report;
 use crate::job::store::Store as _;
 use crate::job::tally::{CLASSES, Tally, Times};
-use crate::node::members::tasks;
+use crate::node::members::{Task, tasks};
 use crate::node::real::RealNode;
 use crate::node::reports::{self, Counted};
 use crate::node::site_directory;
@@ -24,6 +24,7 @@ use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::RecordGpu;
 use mpsd_core::usage::GpuUsage;
 use mpsd_core::{Failure, GpuUuid, JobId, Paths};
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -114,9 +115,10 @@ impl NodeStatus {
         if let Some(silent) = node.silent_nvml() {
             ledger::remember_worker(&mut node, silent);
         }
+        let tasks = tasks_of_several_jobs(&journals, &lists, tasks);
         let jobs = journals
             .iter()
-            .map(|journal| job(&mut node, journal, &journals, &lists));
+            .map(|journal| job(&mut node, journal, &tasks, &lists));
         status.jobs = jobs.collect();
         status.figures = journals
             .iter()
@@ -153,7 +155,31 @@ impl NodeStatus {
     }
 }
 
-fn job(node: &mut RealNode, journal: &Journal, all: &[Journal], lists: &NvmlLists) -> JobStatus {
+/// The tasks on each GPU where several jobs of a user have MPS.
+type TasksByGpu<'a> = BTreeMap<(u32, &'a GpuUuid), Vec<Task>>;
+
+/// A user can make each look last its longest, so all jobs of a user on a GPU have one together.
+fn tasks_of_several_jobs<'a>(
+    journals: &'a [Journal],
+    lists: &NvmlLists,
+    look: impl Fn(u32, &[i32]) -> Vec<Task>,
+) -> TasksByGpu<'a> {
+    let mut jobs: BTreeMap<(u32, &GpuUuid), usize> = BTreeMap::new();
+    for journal in journals {
+        for gpu in &journal.gpus {
+            *jobs.entry((journal.uid, &gpu.uuid)).or_default() += 1;
+        }
+    }
+    let several = jobs.into_iter().filter(|(_, jobs)| *jobs > 1);
+    let tasks = several.map(|((uid, gpu), _)| {
+        let clients = lists.get(gpu).into_iter().flatten();
+        let pids: Vec<i32> = clients.map(|process| process.pid).collect();
+        ((uid, gpu), look(uid, &pids))
+    });
+    tasks.collect()
+}
+
+fn job(node: &mut RealNode, journal: &Journal, tasks: &TasksByGpu<'_>, lists: &NvmlLists) -> JobStatus {
     let mut job = JobStatus::of_journal(journal, None);
     if journal.ready_ms.is_some() && job.phase == Phase::Starting {
         job.phase = Phase::Ready;
@@ -174,7 +200,7 @@ fn job(node: &mut RealNode, journal: &Journal, all: &[Journal], lists: &NvmlList
     ended.for_each(|daemon| daemon.ended = true);
     for gpu in &mut job.gpus {
         let list = lists.get(&gpu.uuid);
-        gpu.clients = list.map(|list| clients(node, journal, all, &gpu.uuid, list));
+        gpu.clients = list.map(|list| clients(node, journal, tasks, &gpu.uuid, list));
     }
     job
 }
@@ -231,27 +257,20 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
 fn clients(
     node: &mut RealNode,
     journal: &Journal,
-    all: &[Journal],
+    tasks: &TasksByGpu<'_>,
     gpu: &GpuUuid,
     list: &[GpuProcess],
 ) -> Vec<ClientStatus> {
-    let is_there =
-        |other: &&Journal| other.uid == journal.uid && other.gpus.iter().any(|known| known.uuid == *gpu);
-    let alone = all.iter().filter(is_there).count() <= 1;
-    let pids = list.iter().map(|process| process.pid);
-    let by_itself = match alone {
-        true => Vec::new(),
-        false => tasks(journal.uid, &pids.collect::<Vec<_>>()),
-    };
+    let several = tasks.get(&(journal.uid, gpu));
     let says_so = |pid: i32| {
-        let mut tasks = by_itself.iter().filter(|task| task.pid == pid);
+        let mut tasks = several.into_iter().flatten().filter(|task| task.pid == pid);
         tasks.any(|task| task.job.as_deref() == Some(journal.job.as_str()))
     };
     let mut is_client = |process: &&GpuProcess| {
         process.mps_client
             && node
                 .is_of_job(journal, process.pid)
-                .is_some_and(|its| alone || its || says_so(process.pid))
+                .is_some_and(|its| several.is_none() || its || says_so(process.pid))
     };
     let client = |process: &GpuProcess| ClientStatus {
         pid: process.pid,
@@ -477,5 +496,40 @@ fn thousandths(number: u64) -> String {
         rest => format!("{}.{rest:03}", number / 1000)
             .trim_end_matches('0')
             .to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn the_tasks_of_a_users_jobs_on_a_gpu_are_looked_at_once_for_all() {
+        let recorded = include_str!("../job/recorded/journal-1.json");
+        let recorded: Journal = serde_json::from_str(recorded).unwrap();
+        let of = |uid| Journal {
+            uid,
+            ..recorded.clone()
+        };
+        let gpu = &recorded.gpus[0].uuid;
+        let client = GpuProcess {
+            pid: 7,
+            memory: None,
+            mps_client: true,
+        };
+        let lists = NvmlLists::from([(gpu.clone(), vec![client])]);
+        let looks = RefCell::new(Vec::new());
+        let look = |uid, pids: &[i32]| {
+            looks.borrow_mut().push((uid, pids.to_vec()));
+            Vec::new()
+        };
+        let journals = [of(1), of(2), of(1), of(1)];
+        let tasks = tasks_of_several_jobs(&journals, &lists, look);
+        assert!(tasks.keys().all(|(uid, _)| *uid == 1));
+        assert_eq!(tasks.len(), recorded.gpus.len());
+        let looks = looks.into_inner();
+        assert_eq!(looks.len(), tasks.len());
+        assert!(looks.contains(&(1, vec![7])));
     }
 }
