@@ -401,10 +401,24 @@ impl Place {
 
     /// What a CUDA program writes that the user starts by `mpsctl exec` with this environment alone.
     pub fn exec(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
+        finish(&mut self.exec_command(args, env))
+    }
+
+    pub fn exec_command(&self, args: &[&str], env: &[(&str, &str)]) -> Command {
         let mut command = self.mpsctl_of(USER);
         command.args(["exec", "--"]).arg(self.node.client());
         command.arg("--node").arg(self.node.dir()).args(args);
-        finish(command.envs(env.iter().copied()))
+        command.envs(env.iter().copied());
+        command
+    }
+
+    /// A CUDA program in a job that shares its MPS, once it has its context.
+    #[track_caller]
+    pub fn sharer(&self, job: &str) -> Running {
+        let mut command = self.exec_command(&["--hold", "60", "--busy"], &[("PBS_JOBID", job)]);
+        let client = Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()));
+        eventually("the client attaches", || self.has_context(client.pid()));
+        client
     }
 
     pub fn cuda(&self, args: &[&str]) -> Command {

@@ -75,10 +75,7 @@ fn the_file_of_the_ranks_locks_keeps_no_room_either() {
 
 /// A CUDA program of `job`'s user by `mpsctl exec`, in the namespace `older`.
 fn exec_within(older: &Older, place: &Place, job: &str) -> Ran {
-    let mut command = place.mpsctl_of(USER);
-    command.args(["exec", "--"]).arg(place.node.client());
-    command.arg("--node").arg(place.node.dir());
-    finish(older.within(command.env("PBS_JOBID", job)))
+    finish(older.within(&place.exec_command(&[], &[("PBS_JOBID", job)])))
 }
 
 #[test]

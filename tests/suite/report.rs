@@ -202,31 +202,13 @@ fn clients_of_others_on_a_shared_gpu_are_neither_counted_nor_held_to_the_jobs_li
     assert_eq!(seen["last_words"], json!([]), "{told}");
 }
 
-/// A CUDA program in a job that shares its MPS, once it has its context.
-fn member(place: &Place, job: &str) -> Running {
-    let mut command = place.mpsctl_of(USER);
-    command
-        .args(["exec", "--"])
-        .arg(place.node.client())
-        .arg("--node");
-    command.arg(place.node.dir()).args(["--hold", "60", "--busy"]);
-    let client = Running::start(
-        command
-            .env("PBS_JOBID", job)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null()),
-    );
-    eventually("the member's client attaches", || place.has_context(client.pid()));
-    client
-}
-
 #[test]
 fn jobs_that_share_an_mps_see_each_others_clients_and_are_told_what_came_after_their_begin() {
     let place = Place::new(fast(1), "shared_gpus = true\n");
     let [first, second, later] = ["411.srv", "412.srv", "413.srv"];
     let begin = |job: &str| place.torque_on_gpu_0(job, "MPS=true").ok();
     let _ = [first, second].map(begin);
-    let clients = [first, second].map(|job| (member(&place, job), job));
+    let clients = [first, second].map(|job| (place.sharer(job), job));
     let status = place.mpsctl_as(USER, &["status", "--json"], &[("PBS_JOBID", first)]);
     let status = status.json()["jobs"][0].clone();
     assert_eq!(status["shared_with"], json!([second]), "{status}");

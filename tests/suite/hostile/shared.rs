@@ -24,11 +24,7 @@ fn begins(place: &Place) -> impl Fn(&str) {
 fn stopped_processes_of_a_shared_mps_hold_no_begin_and_no_end() {
     for names in [&THREE[..1], &THREE[1..2], &THREE[2..], &THREE[..]] {
         let (place, _) = shared();
-        let mut client = place.mpsctl_of(USER);
-        client.args(["exec", "--"]).arg(place.node.client()).arg("--node");
-        client.arg(place.node.dir()).args(["--hold", "60", "--busy"]);
-        let client = Running::start(client.env("PBS_JOBID", JOBS[0]).stdout(Stdio::null()));
-        eventually("the client attaches", || place.has_context(client.pid()));
+        let client = place.sharer(JOBS[0]);
         for pid in names.iter().flat_map(|name| place.pids(name)) {
             kill(pid, Signal::SIGSTOP);
         }
