@@ -8,6 +8,7 @@ use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::{GpuUuid, Inventory, JobId, Scheduler};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Version of the format. A newer program reads every older version; an older one leaves a newer journal alone.
 pub(crate) const VERSION: u32 = 1;
@@ -94,6 +95,9 @@ pub struct Journal {
     /// Of a shared MPS that is being taken down, the jobs that were its last: for the administrator.
     #[serde(skip)]
     pub(crate) last: BTreeSet<JobId>,
+    /// Of a shared MPS that is being taken down, the time for its ladder.
+    #[serde(skip)]
+    pub(crate) ladder: Option<Duration>,
     /// It was taken down, and something of it is here still.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) left: bool,
@@ -137,6 +141,7 @@ impl Journal {
             ready_ms: None,
             inventory: None,
             last: BTreeSet::new(),
+            ladder: None,
             left: false,
         }
     }

@@ -82,15 +82,17 @@ fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
     own.any(|m| m.role == Role::Control && !m.is_defunct() && m.state != 'T')
 }
 
-/// Takes the job of `member` out of its user's MPS on `gpu`, and ends its clients there. The last job ends the MPS, by `undo`.
+/// Takes the job of `member` out of its user's MPS on `gpu`, and ends its clients there. The last job ends the MPS, by `undo`, with
+/// `time` for its ladder.
 pub(super) fn leave<N: Node>(
     node: &mut N,
     member: &Journal,
     gpu: &GpuUuid,
+    time: Duration,
     undo: impl Fn(&mut N, &Journal) -> Findings,
 ) -> Findings {
     let id = JobId::shared(member.uid, gpu);
-    take_out(node, &id, Some(member), undo)
+    take_out(node, &id, Some(member), time, undo)
 }
 
 /// Takes one job out of the list of `id`, or all that have no directory.
@@ -98,10 +100,11 @@ pub(super) fn take_out<N: Node>(
     node: &mut N,
     id: &JobId,
     member: Option<&Journal>,
+    time: Duration,
     undo: impl Fn(&mut N, &Journal) -> Findings,
 ) -> Findings {
     let mut findings = Findings::default();
-    let done = try_take_out(node, id, member, undo, &mut findings);
+    let done = try_take_out(node, id, member, time, undo, &mut findings);
     findings.take(done);
     findings
 }
@@ -110,6 +113,7 @@ fn try_take_out<N: Node>(
     node: &mut N,
     id: &JobId,
     member: Option<&Journal>,
+    time: Duration,
     undo: impl Fn(&mut N, &Journal) -> Findings,
     findings: &mut Findings,
 ) -> Result<(), Failure> {
@@ -130,6 +134,7 @@ fn try_take_out<N: Node>(
             Some(shared) => {
                 let shared = Journal {
                     last: before,
+                    ladder: Some(time),
                     ..shared
                 };
                 node.prepare_nvml(&shared.gpu_uuids());

@@ -14,6 +14,9 @@ use mpsd_core::text;
 use mpsd_core::{GpuUuid, JobId};
 use std::time::{Duration, Instant};
 
+/// Into so many parts the time of the ladder is divided among the MPS that a job shares; a node rarely has more GPUs.
+const MOST_LADDERS: usize = 8;
+
 /// Undoes what `journal` says was begun, and removes the job's directory when all of it is undone. The caller holds
 /// the job's lock.
 ///
@@ -27,9 +30,12 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
         node.take_observations(&journal.job);
         stop_own(node, journal, &mut findings);
     }
+    // One MPS ends after the other, and their user may have stopped them all.
+    let many = journal.shared().count().clamp(1, MOST_LADDERS);
+    let time = node.settings().teardown / u32::try_from(many).unwrap_or(1);
     for effect in journal.to_undo() {
         if let Effect::JoinShared { gpu } = effect {
-            findings.merge(shared::leave(node, journal, gpu, undo));
+            findings.merge(shared::leave(node, journal, gpu, time, undo));
         }
         // Leaving the account also restores the compute mode, so `SetComputeMode` needs no step of its own.
         if let Effect::ClaimGpu { gpu } = effect {
@@ -79,12 +85,13 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
 /// Takes jobs that have no directory out of the list of the shared MPS `id`, and ends it if no job shares it. The notes say what was
 /// done.
 pub fn end_unshared(node: &mut impl Node, id: &JobId) -> Findings {
-    shared::take_out(node, id, None, undo)
+    let time = node.settings().teardown;
+    shared::take_out(node, id, None, time, undo)
 }
 
 fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let began = Instant::now();
-    let time = node.settings().teardown;
+    let time = journal.ladder.unwrap_or(node.settings().teardown);
     let mut left = living(node.own(journal));
     // A process whose role is not known may be a control daemon.
     let control = left.iter().any(|m| matches!(m.role, Role::Control | Role::Other));
@@ -105,7 +112,8 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
 /// What runs NVIDIA's files for this job without being known: of a prologue that was killed before it could write a pid
 /// down, or of a control daemon that went on starting servers.
 fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
-    let (began, time) = (Instant::now(), node.settings().teardown / 2);
+    let time = journal.ladder.unwrap_or(node.settings().teardown) / 2;
+    let began = Instant::now();
     for rung in [Rung::Terminate, Rung::Kill] {
         let left = living(node.strangers(journal));
         if left.is_empty() {

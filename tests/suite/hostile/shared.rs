@@ -69,3 +69,16 @@ fn links_in_the_directories_of_a_shared_mps_lead_nowhere_and_a_stranger_reaches_
     assert_eq!(look(), before);
     place.assert_as_before("links in a shared MPS");
 }
+
+/// A job on several GPUs leaves several MPS, one after the other.
+#[test]
+fn a_job_that_stops_all_its_shared_mps_is_taken_down_in_one_end() {
+    let place = Place::new(fast(8), SITE);
+    place.begin(JOBS[0], "MPS=true", "0,1,2,3,4,5,6,7");
+    for pid in THREE.iter().flat_map(|name| place.pids(name)) {
+        kill(pid, Signal::SIGSTOP);
+    }
+    place.end(JOBS[0]).within(Duration::from_secs(20));
+    place.assert_not_drained("eight stopped MPS");
+    place.assert_as_before("eight stopped MPS");
+}
