@@ -162,7 +162,7 @@ impl Daemons for RealNode {
 
     fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure> {
         let failed = |why: String| Failure::from(Undetermined::new("verification by mps-probe", why));
-        let mut spawn = self.as_user(journal, "mps-probe", groups_of(&journal.user, journal.gid))?;
+        let mut spawn = self.as_user(journal, processes::PROBE, groups_of(&journal.user, journal.gid))?;
         let seconds = deadline.remaining().as_secs().max(1).to_string();
         spawn.args = vec!["--require-mps".into(), "--deadline-s".into(), seconds.into()];
         // If the daemon has partitions, a client without one gets no context, and with one it reaches that GPU alone.

@@ -4,7 +4,7 @@
 //! kernel by a child with a deadline: the user can put either behind a file system that never answers, or hold the lock
 //! of the process's memory map forever.
 
-use super::real::{RealNode, uid_of};
+use super::real::{RealNode, beside, uid_of};
 use super::{by_child, log};
 use crate::job::evidence::DRIVER;
 use crate::job::journal::{FileRef, Journal, ProcessRef};
@@ -24,6 +24,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 const SERVER: &str = "nvidia-cuda-mps-server";
+pub(super) const PROBE: &str = "mps-probe";
 /// Time for one look at a process, and for all looks at those of one job.
 const LOOK_TIME: Duration = Duration::from_millis(200);
 const ALL_LOOKS: Duration = Duration::from_secs(2);
@@ -48,7 +49,7 @@ const RANKS: [&str; 5] = [
 const PAUSE: Duration = Duration::from_millis(5);
 /// How often a killed process is made ordinary again while it ends.
 const TURN: Duration = Duration::from_millis(100);
-/// Time in which a job that leaves a shared MPS ends its clients.
+/// Most time in which a job that leaves a shared MPS ends its clients.
 const TERMINATE_TIME: Duration = Duration::from_secs(2);
 const OWN_END: Duration = Duration::from_secs(1);
 
@@ -65,7 +66,10 @@ impl Members for RealNode {
     }
 
     fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)> {
-        roles(self, journal, processes)
+        let of_probe = |process: &Process| runs_probe(process).then_some(Role::Other);
+        look_at(processes, |process| {
+            role_of(self, journal, process).or_else(|| of_probe(process))
+        })
     }
 
     fn strangers(&mut self, journal: &Journal) -> Vec<Member> {
@@ -137,7 +141,9 @@ impl Members for RealNode {
             return;
         }
         let list = clients.iter().map(i32::to_string).collect::<Vec<_>>().join(",");
-        let left = self.ask_mpsd(shared, &["--terminate", &list], TERMINATE_TIME);
+        // A job may share several MPS, and each may be stopped.
+        let time = TERMINATE_TIME.min(self.settings.ends.remaining() / 6);
+        let left = self.ask_mpsd(shared, &["--terminate", &list], time);
         if left.is_none() {
             let (job, id) = (&member.job, &shared.job);
             let line =
@@ -200,15 +206,21 @@ impl Members for RealNode {
     }
 
     /// By the scheduler's own cgroup of the job, a directory named after it. The job's user cannot move a process into one:
-    /// Slurm's and those of pbs_cgroups are root's.
+    /// Slurm's and those of pbs_cgroups are root's. Those of a step with a daemon of its own are in the step's cgroup in the job's.
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool> {
         let process = Process::find(pid).filter(|_| uid_of(pid) == Some(journal.uid))?;
         let id = journal.job.as_str();
         let job = id.split('.').next().unwrap_or(id);
         let names = [format!("job_{job}"), id.to_owned(), format!("pbs_jobs.{id}")];
+        let whole = journal.job.whole();
+        let step = id
+            .strip_prefix(whole.as_str())
+            .and_then(|rest| rest.strip_prefix('.'));
+        let step = step.map(|number| format!("step_{number}"));
         let is_jobs = |part: Component| names.iter().any(|name| part.as_os_str() == name.as_str());
-        let cgroups = process.cgroups().unwrap_or_default();
-        Some(cgroups.iter().any(|path| path.components().any(is_jobs)))
+        let is_steps = |part: Component| step.as_ref().is_none_or(|step| part.as_os_str() == step.as_str());
+        let is_here = |path: &PathBuf| path.components().any(is_jobs) && path.components().any(is_steps);
+        Some(process.cgroups().unwrap_or_default().iter().any(is_here))
     }
 }
 
@@ -247,11 +259,16 @@ pub(super) fn server_beside(control: &Path) -> Option<PathBuf> {
 }
 
 fn roles(node: &RealNode, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)> {
+    look_at(processes, |process| role_of(node, journal, process))
+}
+
+/// Those of `processes` for which `role` finds one, by children with deadlines.
+fn look_at(processes: &[ProcessRef], role: impl Fn(&Process) -> Option<Role>) -> Vec<(ProcessRef, Role)> {
     if processes.is_empty() {
         return Vec::new();
     }
     let look = |some: &[ProcessRef]| -> Option<Vec<_>> {
-        let role = |id: &ProcessRef| Some((*id, role_of(node, journal, &id.open()?)?));
+        let role = |id: &ProcessRef| Some((*id, role(&id.open()?)?));
         by_child(Deadline::after(LOOK_TIME), || {
             some.iter().filter_map(role).collect()
         })
@@ -308,6 +325,12 @@ fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role
     let trusted = |m: &Metadata| m.uid() == 0 && m.mode() & 0o022 == 0 && m.is_file();
     let is_roots = || std::fs::metadata(path).is_ok_and(|m| trusted(&m) && file_of(&m) == runs.file);
     (node.in_cgroup(journal).contains(&process.id().pid) && is_roots()).then_some(role)
+}
+
+/// Whether it is root's check of a start, which is in the cgroup of the MPS that a job has just joined.
+fn runs_probe(process: &Process) -> bool {
+    let probe = beside(PROBE).ok().and_then(|path| file(&path));
+    probe.is_some() && process.executable().map(|runs| runs.file) == probe
 }
 
 /// The waiting threads of each user, equal ones once: those of hundreds of clients must fit into one answer.
@@ -547,6 +570,29 @@ mod tests {
         assert!(removed.is_ok(), "{removed:?}");
     }
 
+    /// Else the end of one job would kill the verification of another that joins the same MPS.
+    #[test]
+    fn the_probe_is_known_in_the_cgroup_of_an_mps_and_is_none_of_its_members() {
+        let recorded = include_str!("../job/recorded/journal-1.json");
+        let journal: Journal = serde_json::from_str(recorded).unwrap();
+        let limit = Duration::from_secs(1);
+        let mut node = RealNode::new("test", &Settings::usual(), limit, limit);
+        let probe = beside(PROBE).unwrap();
+        std::fs::copy("/bin/sleep", &probe).unwrap();
+        let mut found = Vec::new();
+        for program in [&probe, Path::new("/bin/sleep")] {
+            let mut sleeper = Spawn::new(program);
+            sleeper.args = vec!["60".into()];
+            let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+            let id = sleeper.id().unwrap();
+            let known = node.roles(&journal, &[id]).into_iter().map(|(_, role)| role);
+            found.push((known.collect::<Vec<_>>(), roles(&node, &journal, &[id])));
+            sleeper.kill(Deadline::after_ms(20_000));
+        }
+        std::fs::remove_file(&probe).unwrap();
+        assert_eq!(found, [(vec![Role::Other], vec![]), (vec![], vec![])]);
+    }
+
     /// Those that say that they are of job 78 while a scheduler's cgroup says something else are of neither's leave but the latter's.
     #[test]
     fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_one() {
@@ -577,20 +623,21 @@ mod tests {
                 (member.uid, member.job) = (STRANGER + 2, JobId::parse(job).unwrap());
                 node.processes_of(&shared, &member).contains(&pid)
             };
-            found.push((job, ends("77.srv"), ends("78.srv")));
+            found.push((job, ["77.srv", "78.srv", "77.0", "77.1"].map(&mut ends)));
             sleeper.kill(Deadline::after_ms(20_000));
             for path in path.ancestors().take_while(|path| *path != cgroup.path()) {
                 std::fs::remove_dir(path).unwrap();
             }
         }
         cgroup.remove().unwrap();
-        let found: Vec<_> = found.iter().map(|(job, a, b)| (job.as_str(), *a, *b)).collect();
+        let found: Vec<_> = found.iter().map(|(job, ends)| (job.as_str(), *ends)).collect();
         assert_eq!(
             found,
             [
-                ("77", true, false),
-                ("77.srv", true, false),
-                ("78.srv", false, true)
+                // A step's end ends no client of its job's other steps.
+                ("77", [true, false, true, false]),
+                ("77.srv", [true, false, false, false]),
+                ("78.srv", [false, true, false, false])
             ]
         );
     }
