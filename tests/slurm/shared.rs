@@ -38,7 +38,7 @@ pub const GROUP: Group = Group {
     )
 };
 
-/// The same on one node whose jobs have cgroups and no GPU but their own.
+/// One node with the same shards. Its jobs have cgroups, and reach only their own GPU.
 pub const CGROUPS: Group = Group {
     options: || {
         let options = Options {

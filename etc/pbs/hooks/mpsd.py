@@ -360,7 +360,7 @@ event, asks, is_automatic, why = pbs.event(), False, False, None
 try:
     asks = "mps" in str(event.job.Account_Name).lower()
 except Exception:
-    pass  # what PBS does not tell us, nobody asked for
+    pass  # PBS does not tell it: the job did not ask
 try:
     asks = asks or event.job.Resource_List["mps"] not in (None, "")
 except Exception:

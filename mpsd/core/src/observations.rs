@@ -250,7 +250,7 @@ impl Observations {
         lines
     }
 
-    /// What came after `before`, which the same `mpsd` saw until a job began to share its MPS. Of the highest numbers no part is known.
+    /// What `mpsd` saw after it had seen `before`, when a job began to share its MPS. Highest numbers stay: they may be older.
     pub fn since(mut self, before: &Self) -> Self {
         fn later<T>(list: &mut Vec<T>, before: &[T]) {
             list.drain(..before.len().min(list.len()));

@@ -69,7 +69,7 @@ impl Paths {
         self.run.join(SHARED)
     }
 
-    /// What the `mpsd` of the job of `uid` sees, or those of the MPS that it shares on these GPUs.
+    /// The files about the MPS of `uid`'s job: one set for its own, or one for each GPU on which it shares an MPS.
     pub fn seen<'a>(
         &self,
         job: &JobId,
@@ -117,7 +117,7 @@ pub const CANCELLED: &str = "cancelled";
 pub const OBSERVATIONS: &str = "observations";
 /// Name of the file that counts the last words that the job's user has been told, root 0600.
 pub const TOLD: &str = "told";
-/// Name before that of the GPU of the file with what an `mpsd` had seen when the job began to share its MPS, root 0600.
+/// A file's name is this and its GPU. It has what `mpsd` had seen when the job began to share the MPS, root 0600.
 const BEFORE: &str = "before-";
 /// Name of the file with the tasks that a signal ended, root 0600 ([`crate::killed`]).
 pub const KILLED: &str = "killed";

@@ -158,7 +158,7 @@ impl NodeStatus {
 /// The tasks on each GPU where several jobs of a user have MPS.
 type TasksByGpu<'a> = BTreeMap<(u32, &'a GpuUuid), Vec<Task>>;
 
-/// A user can make each look last its longest, so all jobs of a user on a GPU have one together.
+/// A user can make a look hang until its deadline. So each user has one look a GPU, and not one a job.
 fn tasks_of_several_jobs<'a>(
     journals: &'a [Journal],
     lists: &NvmlLists,

@@ -29,6 +29,9 @@ pub struct Daemon {
     pub note: Option<std::path::PathBuf>,
 }
 
+/// A client's context counts against its memory limit: 73 to 320 MiB (docs/facts/mps-control.md#memory-limits).
+pub const CONTEXT_MIB: u64 = 512;
+
 const EXIT_CODES: &str = "\
 Exit codes:
   0  everything as expected
@@ -57,7 +60,7 @@ pub struct Probe {
     /// Fail unless exactly N multiprocessors are visible
     #[arg(long, value_name = "N")]
     pub expect_sms: Option<u32>,
-    /// Fail unless the memory limit is MIB: at most that and at least 256 MiB less can be allocated
+    /// Fail unless the memory limit is MIB: at most that and at least 512 MiB less can be allocated
     #[arg(long, value_name = "MIB")]
     pub expect_mem: Option<u64>,
     /// Find out how much can be allocated, in steps of 64 MiB up to the cap; it is freed again

@@ -2,6 +2,7 @@
 //! scheduler's commands as the user would. Each has a deadline, and ends with the selftest.
 
 use super::attach::Caller;
+use super::programs::CONTEXT_MIB;
 use super::terminal::{checks_json, say_checks, say_json, worst};
 use super::{NAME, complain};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass};
@@ -22,8 +23,6 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A client's context counts against its memory limit: 120 to 320 MiB with driver 580.
-const CONTEXT_MIB: u64 = 512;
 const COMMAND_TIME: Duration = Duration::from_secs(30);
 /// What an administrator does about a node whose jobs cannot load libcuda.
 const LIBCUDA: &str = "install it on that node, as root; 'ldconfig -p' there lists what a job can load";

@@ -593,7 +593,7 @@ mod tests {
         assert_eq!(found, [(vec![Role::Other], vec![]), (vec![], vec![])]);
     }
 
-    /// Those that say that they are of job 78 while a scheduler's cgroup says something else are of neither's leave but the latter's.
+    /// Each process says that it is of job 78. A scheduler's cgroup is believed first.
     #[test]
     fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_one() {
         let cgroup = Cgroup::create(&(Cgroup::trial() + "-jobs")).unwrap();

@@ -109,7 +109,7 @@ pub struct Runner<'a> {
     directory: &'a Path,
     log: JobLog,
     waiting: VecDeque<Try>,
-    /// To be run without another on their GPU, when one has none.
+    /// They need a GPU without other commands.
     alone: VecDeque<Try>,
     running: Vec<Run>,
     asked: u64,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser as _;
 use cuda::{CudaFailure, Device};
-use mpsd::cli::programs::Probe as Options;
+use mpsd::cli::programs::{CONTEXT_MIB, Probe as Options};
 use mpsd_core::environment::rank;
 use nix::unistd;
 use nvml_wrapper::Nvml;
@@ -175,7 +175,7 @@ fn examine_gpu(
     let memset_ok = device.memset_checked(0xa5)?;
     let cap = options
         .expect_mem
-        .map(|limit| limit + report::MEMORY_MARGIN_MIB)
+        .map(|limit| limit.saturating_add(CONTEXT_MIB))
         .or(options.alloc);
     let allocated = cap.map(|cap_mib| device.allocatable(cap_mib)).transpose()?;
     Ok(GpuReport {

@@ -2,12 +2,8 @@
 
 use std::fmt::Write as _;
 
-use mpsd::cli::programs::Probe as Options;
+use mpsd::cli::programs::{CONTEXT_MIB, Probe as Options};
 use serde::Serialize;
-
-/// A client may get this much less than its memory limit, MiB: its context counts too (73 to 120 MiB seen with driver
-/// 580).
-pub const MEMORY_MARGIN_MIB: u64 = 256;
 
 #[derive(Debug, Clone, Serialize)]
 pub struct ProbeReport {
@@ -77,7 +73,7 @@ pub fn unmet(gpu: &GpuReport, expected: &Options) -> Vec<String> {
         check(sms == expected, why);
     }
     if let Some(limit) = expected.expect_mem {
-        let least = limit.saturating_sub(MEMORY_MARGIN_MIB);
+        let least = limit.saturating_sub(CONTEXT_MIB);
         let why = format!("{got} MiB could be allocated, {least} to {limit} were expected");
         check((least..=limit).contains(&got), why);
     }
@@ -172,20 +168,21 @@ mod tests {
         };
         for (gpu, given, words) in [
             (gpu(), &all[..], &[][..]),
+            (gpu(), &["--expect-mem=3136"], &[]),
             (
                 outside,
                 &all,
                 &[
                     "the context does not go through MPS",
                     "132 multiprocessors are visible, 32 were expected",
-                    "3328 MiB could be allocated, 2816 to 3072 were expected",
+                    "3328 MiB could be allocated, 2560 to 3072 were expected",
                 ],
             ),
             (broken, &[], &["what was read back is not what was written"]),
             (
                 gpu(),
-                &["--expect-mem=3136"],
-                &["2816 MiB could be allocated, 2880 to 3136 were expected"],
+                &["--expect-mem=3392"],
+                &["2816 MiB could be allocated, 2880 to 3392 were expected"],
             ),
         ] {
             let found = unmet(&gpu, &options(given));
