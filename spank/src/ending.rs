@@ -57,7 +57,11 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     }
     if shows_report && mps.record.report {
         let text = observed.lines(&mps.record.gpus).join("; ");
-        notice(slurm, &format!(", by its own mpsd so far: {text}"));
+        let by = match mps.record.shared {
+            true => "the mpsd of all jobs that share it,",
+            false => "its own mpsd",
+        };
+        notice(slurm, &format!(", by {by} so far: {text}"));
     }
 }
 

@@ -93,6 +93,24 @@ fn a_step_without_that_mps_is_told_nothing_of_it() {
 }
 
 #[test]
+fn a_report_says_if_it_has_the_clients_of_other_jobs_that_share_the_mps() {
+    for (shared, by) in [
+        (false, "its own mpsd so far"),
+        (true, "the mpsd of all jobs that share it, so far"),
+    ] {
+        let mut own = record("4711", RecordState::Ready);
+        (own.report, own.shared) = (true, shared);
+        let mut node = FakeNode::new().with_record(own);
+        node.observations = Some(Observations::default());
+        let mut process = begin(FakeSlurm::step(0), &node, "mps mps-report");
+        exit(&mut process, &[0; 4]);
+        let told = told(&process);
+        let words = format!("job 4711: on n1, by {by}: 0 clients");
+        assert!(told.len() == 1 && told[0].starts_with(&words), "{told:?}");
+    }
+}
+
+#[test]
 fn a_task_that_a_signal_ended_is_noted_and_one_that_ended_or_failed_is_not() {
     for (step, of) in [(0, Some(0)), (7, Some(7)), (BATCH, None)] {
         let mut node = FakeNode::ready();
