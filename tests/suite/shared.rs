@@ -7,7 +7,6 @@ use std::rc::Rc;
 use mpsd::job;
 use mpsd::job::node::Role;
 use mpsd::scheduler::{Exclusive, GpuName, GpuSource};
-
 use mpsd_core::record::RecordState;
 use mpsd_core::{Gpu, JobId};
 use tests::figures;
