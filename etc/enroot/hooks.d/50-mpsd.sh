@@ -27,8 +27,8 @@ case $MPSD_JOB in
 esac
 # Each directory of the user's below it is a mount of its own.
 options=none\ x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate
-# With several daemons each task has a directory of its own, and pyxis starts one container for all tasks of a node. Those of a
-# job that shares its MPS lie apart, and its record names them.
+# pyxis starts one container for all tasks of a node, and each task may have another daemon. A job
+# that shares its MPS has a directory for each GPU, and its record names them.
 named=$(sed -n 's|^ *"pipe": "\(.*\)/pipe[^/]*",*$|\1|p' "$jobs/$MPSD_JOB/record" 2>/dev/null)
 for directory in $(printf '%s\n' "$mps" $named | sort -u); do
     printf '%s %s %s\n' "$directory" "$directory" "$options" >>"$ENROOT_MOUNTS" || exit 1

@@ -92,7 +92,7 @@ pub struct Journal {
     /// Of a shared MPS, the node's GPUs when it began, for the plans of the jobs that join it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) inventory: Option<Inventory>,
-    /// Of a shared MPS that is being taken down, the jobs that were its last: for the administrator.
+    /// The jobs that left a shared MPS last, while it is taken down: the administrator reads them.
     #[serde(skip)]
     pub(crate) last: BTreeSet<JobId>,
     /// Of a shared MPS that is being taken down, the time for its ladder.
