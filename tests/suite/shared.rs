@@ -211,10 +211,26 @@ fn an_mps_whose_jobs_are_gone_is_ended_by_reconcile() {
 fn a_job_finds_an_ended_mps_begun_again_and_keeps_the_others_in_the_list() {
     let [one, two] = jobs();
     let stop = |world: &mut World| world.processes.values_mut().for_each(|one| one.state = 'T');
-    for end in [|world: &mut World| world.processes.clear(), stop] {
+    // A last job's end that was killed may have told the daemon to quit.
+    let leave = |world: &mut World| drop(world.files.remove(&paths().job(&jobs()[0].mps_id()).members()));
+    for (end, is_left) in [
+        ((|world| world.processes.clear()) as fn(&mut World), false),
+        (stop, false),
+        (leave, true),
+    ] {
         let world = Rc::new(RefCell::new(with([true, false])));
         end(&mut world.borrow_mut());
+        let earlier: Vec<i32> = world.borrow().processes.keys().copied().collect();
         Sim::well(&world).begin(&two).expect("it begins");
+        assert!(
+            earlier
+                .iter()
+                .all(|pid| !world.borrow().processes.contains_key(pid))
+        );
+        if is_left {
+            restored(&world, "begun after an end");
+            continue;
+        }
         for job in [&one, &two] {
             assert_served(&world, job, "begun again");
         }

@@ -27,7 +27,8 @@ const OVERHEAD_MIB: u64 = 512;
 struct JobLimits(Vec<(JobId, Vec<(GpuUuid, u64)>)>);
 
 impl JobLimits {
-    /// By root's list and records; none if the daemons are one job's.
+    /// By root's list and records; none if the daemons are one job's. A job whose record cannot be read, since a newer release wrote
+    /// it, has no limit here: its clients must not end by another job's.
     fn read(spec: &Spec) -> Self {
         let shared = JobId::parse(&spec.job).ok().filter(JobId::is_shared);
         let paths = Paths::new(&spec.run, "");
@@ -35,10 +36,10 @@ impl JobLimits {
             .map(|id| record::sharers(&paths.job(&id).members()))
             .unwrap_or_default();
         let limits = |job: JobId| match record::look(&paths.job(&job).record()) {
-            Ok(RecordRead::Found(record)) => Some((job, highest(&record.rank_memory))),
-            _ => None,
+            Ok(RecordRead::Found(record)) => (job, highest(&record.rank_memory)),
+            _ => (job, Vec::new()),
         };
-        Self(jobs.into_iter().filter_map(limits).collect())
+        Self(jobs.into_iter().map(limits).collect())
     }
 
     /// The limit of a client of `job`. A client that hides its job has the highest limit of all jobs here.
@@ -220,6 +221,8 @@ fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mpsd_core::record::{Record, RecordState};
+    use std::path::Path;
 
     fn watch(policy: &str, limit: Option<u64>) -> MemoryWatch {
         let memory: Vec<_> = limit.map(|limit| ("GPU-01", limit)).into_iter().collect();
@@ -260,6 +263,31 @@ mod tests {
             [Some(1024), None, None]
         );
         assert_eq!(JobLimits::default().of(None, &gpu), None);
+    }
+
+    #[test]
+    fn a_job_whose_record_cannot_be_read_is_held_to_no_other_jobs_limit() {
+        let run = tempfile::tempdir().unwrap();
+        let gpu = GpuUuid::parse("GPU-01").unwrap();
+        let id = JobId::shared(0, &gpu);
+        let paths = Paths::new(run.path(), "");
+        let put = |path: &Path, text: &str| {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put(&paths.job(&id).members(), r#"["7","8"]"#);
+        let job = |job: &str| JobId::parse(job).unwrap();
+        let mut record = Record::closed(job("7"), 0, RecordState::Ready, String::new());
+        record.rank_memory = vec![vec![(gpu.clone(), 1024)]];
+        put(&paths.job(&job("7")).record(), &record.to_text().unwrap());
+        put(&paths.job(&job("8")).record(), r#"{"version": 99}"#);
+        let spec = serde_json::json!({"job": id, "uid": 0, "control": "/", "nvml": "", "daemons": [], "run": run.path(),
+            "start_ms": 1, "command_ms": 1, "over_limit": "terminate"});
+        let limits = JobLimits::read(&serde_json::from_value(spec).unwrap());
+        assert_eq!(
+            ["7", "8"].map(|job| limits.of(Some(job), &gpu)),
+            [Some(1024), None]
+        );
     }
 
     #[test]

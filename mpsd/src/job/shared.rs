@@ -30,13 +30,15 @@ pub(super) fn join<N: Node>(
     for _ in 0..TRIES {
         let held = node.open_job(id)?;
         let mut members = node.read_members(id)?;
+        let journal = node.read_journal(id)?;
+        let is_up = journal.as_ref().is_some_and(|journal| is_up(node, journal));
         if members.insert(job.clone()) {
             node.write_members(id, &members)?;
         }
-        let Some(journal) = node.read_journal(id)? else {
+        let Some(journal) = journal else {
             return begin(node, held);
         };
-        if is_up(node, &journal) {
+        if is_up {
             return Ok(journal);
         }
         let line = format!("shared MPS {id}: it has ended: taken down, and begun again");
@@ -76,8 +78,12 @@ pub(super) fn are_up(node: &mut impl Node, plan: &Plan) -> bool {
     !plan.shared.is_empty() && plan.shared.iter().all(&mut is_up)
 }
 
-/// Whether the control daemon that root has proved still runs. NVIDIA's daemon starts a lost server again.
+/// Whether the control daemon that root has proved still runs. NVIDIA's daemon starts a lost server again. Without a list its end has
+/// begun.
 fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
+    if !node.is_there(&node.job_files(&journal.job).members()) {
+        return false;
+    }
     let mut own = node.own(journal).into_iter();
     own.any(|m| m.role == Role::Control && !m.is_defunct() && m.state != 'T')
 }
