@@ -235,12 +235,12 @@ impl RealNode {
         let is_jobs = |id: &ProcessRef| self.is_of_job(member, id.pid) == Some(true);
         let (mut found, others): (Vec<_>, Vec<_>) = of_user.into_iter().partition(is_jobs);
         let job = OsStr::new(member.job.as_str());
-        let is_named = |id: &ProcessRef| {
-            let process = id.open().filter(|process| job_by_cgroup(process).is_none());
-            process.is_some_and(|one| one.environment_variable(JOB, MOST_ENVIRONMENT).as_deref() == Some(job))
+        let named = |process: &Process| {
+            let says = || process.environment_variable(JOB, MOST_ENVIRONMENT);
+            let is_named = job_by_cgroup(process).is_none() && says().as_deref() == Some(job);
+            is_named.then_some(Role::Other)
         };
-        let named = || others.iter().copied().filter(is_named).collect::<Vec<_>>();
-        found.extend(by_child(Deadline::after(LOOK_TIME), named).unwrap_or_default());
+        found.extend(look_at(&others, named).into_iter().map(|(id, _)| id));
         found.into_iter().map(|id| id.pid).collect()
     }
 }

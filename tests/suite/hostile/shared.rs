@@ -82,3 +82,30 @@ fn a_job_that_stops_all_its_shared_mps_is_taken_down_in_one_end() {
     place.assert_not_drained("eight stopped MPS");
     place.assert_as_before("eight stopped MPS");
 }
+
+#[test]
+fn a_process_that_nobody_can_look_at_hides_no_client_of_a_job_that_leaves_a_shared_mps() {
+    alone(|| {
+        let (place, _) = shared();
+        let Some((at, hung)) = place.hung("fuse", Hung::over_writes) else {
+            return;
+        };
+        let hidden = hides_in(&place.node.control(), &at, &hung, &[]);
+        assert!(!can_be_read(hidden.pid(), "environ"), "it holds no lock");
+        let mut clients = JOBS.map(|job| {
+            let mut client = place.mpsctl_of(USER);
+            client.args(["exec", "--"]).arg(place.node.client()).arg("--node");
+            client.arg(place.node.dir()).args(["--hold", "60", "--busy"]);
+            let client = Running::start(client.env("PBS_JOBID", job).stdout(Stdio::null()));
+            eventually("the client attaches", || place.has_context(client.pid()));
+            client
+        });
+        place.end(JOBS[0]);
+        let ends = wait_until(Duration::from_secs(5), || clients[0].has_ended());
+        let ended = [ends, clients[1].has_ended()];
+        drop((hung, hidden, clients));
+        assert_eq!(ended, [true, false]);
+        place.end(JOBS[1]);
+        place.assert_as_before("a process that hides");
+    });
+}
