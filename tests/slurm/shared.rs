@@ -56,6 +56,7 @@ pub const CGROUPS: Group = Group {
         cells![
             a_fatal_error_of_another_job_is_told_with_its_job_and_client,
             a_client_without_its_variable_has_the_memory_of_its_job,
+            a_step_that_ends_leaves_the_clients_of_its_jobs_other_steps,
         ],
     )
 };
@@ -261,6 +262,18 @@ fn a_step_with_its_own_request_joins(cell: &Context) -> Result<()> {
     holds(all.len() == 2 && !all[0].under_mps, &all)?;
     holds(all[1].daemon_pid == member.daemon()?, &all)?;
     member.end(cell.user.uid)
+}
+
+fn a_step_that_ends_leaves_the_clients_of_its_jobs_other_steps(cell: &Context) -> Result<()> {
+    let step = |words: &str| {
+        let line = cell.client(words);
+        format!("srun --mps -n1 --exact --gres=shard:1 /bin/sh -c '{line}' &\n")
+    };
+    let script = [step("--busy --hold 4"), step("--hold 0.5"), "wait".to_owned()].concat();
+    let (_, said) = cell.batch("-w node1 -n2 --gres=shard:2", &script)?;
+    let all = records(&said)?;
+    holds(all.len() == 2, &all)?;
+    check_daemons(&all, cell.user.uid, 1)
 }
 
 fn an_array_shares_a_daemon_on_each_gpu(cell: &Context) -> Result<()> {
