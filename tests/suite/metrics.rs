@@ -258,15 +258,9 @@ fn names(text: &str) -> BTreeSet<&str> {
     ours.map(family).collect()
 }
 
-/// A job that two clients use, of a GPU whose driver counts.
+/// A job with two clients, and the page once the driver has counted for it.
 fn counted(job: &str) -> (Place, Samples) {
-    let counts = Counts {
-        busy: 97,
-        memory_busy: 9,
-        shares: Some((12.0, 6.4)),
-        watts: 200,
-    };
-    let node = fast(1).describe(|node| node.gpu[0].counts = Some(counts));
+    let node = fast(1).describe(|node| node.gpu[0].counts = Some(Counts::NARROW));
     let place = Place::with_job(node, "", job, "MPS=true,MPS_MEM=4G", "0");
     let clients = [(); 2].map(|()| place.attached(job, &["--hold", "60", "--busy"], &[]));
     let mut now = Samples::new();

@@ -117,13 +117,7 @@ fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_
 
 #[test]
 fn what_the_driver_counts_of_a_gpu_stands_in_the_report_with_what_to_try() {
-    let counts = Counts {
-        busy: 97,
-        memory_busy: 9,
-        shares: Some((12.0, 6.4)),
-        watts: 200,
-    };
-    let node = fast(1).describe(|node| node.gpu[0].counts = Some(counts));
+    let node = fast(1).describe(|node| node.gpu[0].counts = Some(Counts::NARROW));
     let place = Place::with_job(node, "", "470.srv", "MPS=true", "0");
     let held = [(); 2].map(|()| place.attached("470.srv", &["--hold", "30"], &[]));
     // The first look, and the one when the last client has left: only between two is energy counted.

@@ -29,7 +29,7 @@ pub struct Daemon {
     pub note: Option<std::path::PathBuf>,
 }
 
-/// A client's context counts against its memory limit: 73 to 320 MiB (docs/facts/mps-control.md#memory-limits).
+/// A client's context counts against its memory limit: 315 MiB on 78 multiprocessors (docs/facts/mps-control.md#memory-limits).
 pub const CONTEXT_MIB: u64 = 512;
 
 const EXIT_CODES: &str = "\

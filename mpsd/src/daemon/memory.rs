@@ -27,8 +27,8 @@ const OVERHEAD_MIB: u64 = 512;
 struct JobLimits(Vec<(JobId, Vec<(GpuUuid, u64)>)>);
 
 impl JobLimits {
-    /// By root's list and records; none if the daemons are one job's. A job whose record cannot be read, since a newer release wrote
-    /// it, has no limit here: its clients must not end by another job's.
+    /// Reads root's list and records. Daemons of one job have no list. A newer release may have written a record that
+    /// this one cannot read: that job has no limit here, so that its clients do not end by another job's.
     fn read(spec: &Spec) -> Self {
         let shared = JobId::parse(&spec.job).ok().filter(JobId::is_shared);
         let paths = Paths::new(&spec.run, "");

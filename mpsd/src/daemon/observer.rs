@@ -3,7 +3,7 @@
 use super::dialogue::Event;
 use super::logs::UserLog;
 use crate::job::spec::{OBSERVATIONS_FD, Spec};
-use crate::node::members::job_by_cgroup;
+use crate::node::tasks::job_by_cgroup;
 use crate::sys::process::{Process, ProcessWatch};
 use crate::sys::{Exit, descriptors};
 use mpsd_core::observations::{Killed, LONGEST, Observations, Refused, ServerLost, keep};

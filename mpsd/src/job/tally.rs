@@ -50,7 +50,7 @@ pub struct Tally {
     pub over_memory: u64,
     /// Had a GPU that no client used at any look.
     pub idle_gpu: u64,
-    /// Those whose report has advice, by its rule.
+    /// Jobs with advice in their report, by its rule.
     pub advised: BTreeMap<String, u64>,
 }
 

@@ -5,6 +5,7 @@
 //! of the process's memory map forever.
 
 use super::real::{RealNode, beside, uid_of};
+use super::tasks::{MOST_ENVIRONMENT, is_in_cgroup_of, job_by_cgroup};
 use super::{by_child, log};
 use crate::job::evidence::DRIVER;
 use crate::job::journal::{FileRef, Journal, ProcessRef};
@@ -13,14 +14,13 @@ use crate::sys::deadline::Deadline;
 use crate::sys::priority::normalise;
 use crate::sys::process::{Process, ProcessTable, State, Thread};
 use mpsd_core::environment::{JOB, PIPE_DIRECTORY};
-use mpsd_core::text::{self, one_line};
+use mpsd_core::text;
 use nix::sys::signal::Signal;
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SERVER: &str = "nvidia-cuda-mps-server";
@@ -31,20 +31,6 @@ const ALL_LOOKS: Duration = Duration::from_secs(2);
 /// Time for the looks by which a start is proved.
 const PROOF_TIME: Duration = Duration::from_secs(1);
 const ALL_THREADS: Duration = Duration::from_secs(3);
-const MOST_ENVIRONMENT: usize = 256 * 1024;
-/// Time to read the processes of a job for `mpsctl status`: a user can make it hang.
-const TASKS_TIME: Duration = Duration::from_millis(300);
-const MOST_PROCESSES: usize = 256;
-const SHOWN: usize = 120;
-const MOST_COMMAND: usize = 4096;
-/// A task's rank in the job, as schedulers and launchers say it: Slurm, Open MPI, PMIx (PRRTE), Cray PALS, Hydra.
-const RANKS: [&str; 5] = [
-    "SLURM_PROCID",
-    "OMPI_COMM_WORLD_RANK",
-    "PMIX_RANK",
-    "PALS_RANKID",
-    "PMI_RANK",
-];
 /// How often processes without a descriptor are looked at while they end.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How often a killed process is made ordinary again while it ends.
@@ -205,22 +191,9 @@ impl Members for RealNode {
         !others(&ours).is_empty()
     }
 
-    /// By the scheduler's own cgroup of the job, a directory named after it. The job's user cannot move a process into one:
-    /// Slurm's and those of pbs_cgroups are root's. Those of a step with a daemon of its own are in the step's cgroup in the job's.
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool> {
         let process = Process::find(pid).filter(|_| uid_of(pid) == Some(journal.uid))?;
-        let id = journal.job.as_str();
-        let job = id.split('.').next().unwrap_or(id);
-        let names = [format!("job_{job}"), id.to_owned(), format!("pbs_jobs.{id}")];
-        let whole = journal.job.whole();
-        let step = id
-            .strip_prefix(whole.as_str())
-            .and_then(|rest| rest.strip_prefix('.'));
-        let step = step.map(|number| format!("step_{number}"));
-        let is_jobs = |part: Component| names.iter().any(|name| part.as_os_str() == name.as_str());
-        let is_steps = |part: Component| step.as_ref().is_none_or(|step| part.as_os_str() == step.as_str());
-        let is_here = |path: &PathBuf| path.components().any(is_jobs) && path.components().any(is_steps);
-        Some(process.cgroups().unwrap_or_default().iter().any(is_here))
+        Some(is_in_cgroup_of(&process, &journal.job))
     }
 }
 
@@ -424,87 +397,11 @@ pub fn end_own(id: ProcessRef) {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Task {
-    pub pid: i32,
-    pub rank: Option<u32>,
-    pub command: String,
-    /// Its job, if it or its scheduler tells.
-    pub job: Option<String>,
-}
-
-/// The job of a process, by its scheduler's cgroup or else by the variable that attached it, which its user can forge. Hangs as
-/// [`Process::environment_variable`].
-fn job_of(process: &Process) -> Option<String> {
-    let by_itself = || {
-        process
-            .environment_variable(JOB, MOST_ENVIRONMENT)?
-            .into_string()
-            .ok()
-    };
-    job_by_cgroup(process).or_else(|| Some(one_line(&by_itself()?, SHOWN)))
-}
-
-/// The job in whose cgroup a scheduler has put a process: `job_12` is Slurm's, and `pbs_jobs.service/jobid/12.srv` that of OpenPBS' hook.
-pub fn job_by_cgroup(process: &Process) -> Option<String> {
-    let of_path = |path: &PathBuf| {
-        let parts: Vec<&str> = path.iter().filter_map(OsStr::to_str).collect();
-        let of_slurm = parts.iter().find_map(|part| part.strip_prefix("job_"));
-        let of_pbs = || parts.windows(3).find(|three| three[0].starts_with("pbs_jobs"));
-        Some(one_line(of_slurm.or_else(|| Some(of_pbs()?[2]))?, SHOWN))
-    };
-    process.cgroups()?.iter().find_map(of_path)
-}
-
-pub fn is_of(uid: u32, pid: i32) -> bool {
-    own(uid, pid).is_some()
-}
-
-fn own(uid: u32, pid: i32) -> Option<Process> {
-    Process::find(pid).filter(|p| p.uids().is_some_and(|u| u.effective == uid))
-}
-
-/// The processes of `uid` among `pids`, read by a child with a deadline. If that hangs, they have only their names, which
-/// no process can hide.
-pub fn tasks(uid: u32, pids: &[i32]) -> Vec<Task> {
-    let pids = pids.get(..MOST_PROCESSES).unwrap_or(pids);
-    let all = |look: fn(&Process) -> Task| -> Vec<Task> {
-        let own = pids.iter().filter_map(|pid| own(uid, *pid));
-        own.map(|process| look(&process)).collect()
-    };
-    by_child(Deadline::after(TASKS_TIME), || all(task)).unwrap_or_else(|_| all(named))
-}
-
-fn task(process: &Process) -> Task {
-    let rank = |name: &&str| {
-        let value = process.environment_variable(name, MOST_ENVIRONMENT)?;
-        value.to_str()?.trim().parse().ok()
-    };
-    let line = process.command_line(MOST_COMMAND).unwrap_or_default();
-    let words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-    let command = words.collect::<Vec<_>>().join(" ");
-    Task {
-        rank: RANKS.iter().find_map(rank),
-        job: job_of(process),
-        command: one_line(command.trim_end(), SHOWN),
-        ..named(process)
-    }
-}
-
-fn named(process: &Process) -> Task {
-    let name = process.stat().map(|stat| stat.name).unwrap_or_default();
-    Task {
-        pid: process.id().pid,
-        rank: None,
-        job: None,
-        command: one_line(&name.to_string_lossy(), SHOWN),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::job::journal::Programs;
+    use crate::node::tasks::tasks;
     use crate::sys::cgroup::Cgroup;
     use crate::sys::spawn::{Identity, Spawn};
     use mpsd_core::JobId;
@@ -568,6 +465,11 @@ mod tests {
             [sleeper.id().unwrap()]
         );
         assert!(removed.is_ok(), "{removed:?}");
+        cgroup
+            .path()
+            .parent()
+            .iter()
+            .for_each(|base| Cgroup::remove_base(base));
     }
 
     /// Else the end of one job would kill the verification of another that joins the same MPS.
@@ -617,7 +519,7 @@ mod tests {
             });
             let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
             let pid = sleeper.pid();
-            let job = job_of(&Process::find(pid).unwrap()).unwrap();
+            let job = tasks(STRANGER + 2, &[pid]).remove(0).job.unwrap();
             let mut ends = |job: &str| {
                 let mut member = shared.clone();
                 (member.uid, member.job) = (STRANGER + 2, JobId::parse(job).unwrap());
@@ -630,6 +532,11 @@ mod tests {
             }
         }
         cgroup.remove().unwrap();
+        cgroup
+            .path()
+            .parent()
+            .iter()
+            .for_each(|base| Cgroup::remove_base(base));
         let found: Vec<_> = found.iter().map(|(job, ends)| (job.as_str(), *ends)).collect();
         assert_eq!(
             found,

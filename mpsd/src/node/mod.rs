@@ -9,6 +9,7 @@ pub(crate) mod nvml;
 pub mod real;
 pub(crate) mod reports;
 pub(crate) mod site_directory;
+pub(crate) mod tasks;
 pub mod worker;
 
 use crate::job::{failure, unless_scarce};

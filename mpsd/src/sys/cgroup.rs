@@ -329,8 +329,13 @@ mod tests {
             let _ = self.0.kill(soon());
             let _ = empties(&self.0, soon());
             let _ = self.0.remove();
-            // The directory of this run, after the last test.
-            if let Some(dir) = self.0.path().parent().filter(|dir| dir.ends_with(base())) {
+            // Their base, after the last test.
+            if let Some(dir) = self
+                .0
+                .path()
+                .parent()
+                .filter(|dir| dir.ends_with(base()) || Cgroup::is_own_base(dir))
+            {
                 let _ = std::fs::remove_dir(dir);
             }
         }

@@ -83,6 +83,16 @@ pub struct Counts {
     pub watts: u64,
 }
 
+impl Counts {
+    /// A GPU on which a kernel always runs, that leaves most multiprocessors idle.
+    pub const NARROW: Self = Self {
+        busy: 97,
+        memory_busy: 9,
+        shares: Some((12.0, 6.4)),
+        watts: 200,
+    };
+}
+
 /// Compute slices of a GPU, and so the most MIG devices (H100, H200: NVIDIA's MIG guide, "Supported MIG Profiles").
 pub const SLICES: u32 = 7;
 

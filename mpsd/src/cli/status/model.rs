@@ -4,7 +4,7 @@
 use crate::daemon::dialogue::InForce;
 use crate::daemon::queries::{AnswerError, Client, DaemonAnswer, Server};
 use crate::job::Journal;
-use crate::node::members::Task;
+use crate::node::tasks::Task;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::text::one_line;

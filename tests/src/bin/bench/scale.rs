@@ -52,7 +52,8 @@ fn jobs(rounds: usize) -> Result<Value> {
     Ok(JOBS.iter().enumerate().map(row).collect())
 }
 
-/// Milliseconds of the commands that look at the node, beside so many directories of jobs whose prologue was killed at once.
+/// How long the commands that look at the node take, milliseconds. The directories are of jobs whose prologue was killed
+/// at its start.
 fn directories(rounds: usize) -> Result<Value> {
     let place = Place::new(NodeDouble::builder().gpus(1, GPU), "deadline_s = 60\n");
     ensure!(

@@ -52,7 +52,7 @@ pub fn run(rounds: usize) -> Result<Value> {
         fs::write(&path, text)?;
         Ok(path.display().to_string())
     };
-    // No job has a directory here, and a program of ours that is started fails.
+    // No job has a directory in this place. Each of our programs fails if it is started.
     let run = dir.path().join("run").display().to_string();
     let here = |text: &str| {
         let text = text.replace("/run/mpsd", &run);
