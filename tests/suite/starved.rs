@@ -1,6 +1,6 @@
 //! Users who leave no turn on a CPU, to another user's job or to their own: jobs begin and end, and nothing is drained.
 
-use std::fs;
+use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -40,11 +40,13 @@ impl Flood {
             loops: Pid::from_raw(i32::MAX),
         };
         let gate = gate.display();
-        // All loops wait at the gate until the last is there: a loop that ran would keep the next from being made.
+        // All loops wait at the gate until the last is made: a loop that ran would keep the next from being made. Each inherits the
+        // gate open, so that its end reaches a loop that has not read yet.
         let made = flood.run(&format!(
-            "mkfifo -m 666 {gate}; setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups --pdeathsig KILL \
-             timeout -s KILL 180 /bin/sh -c 'n=0; while [ $n -lt {LOOPS} ]; do {{ read x <{gate}; while :; do :; done; }} & \
-             n=$((n+1)); done; wait' & echo $!; exec 4>{gate}; sleep 1; exec 4>&-"
+            "mkfifo -m 666 {gate} {gate}.made; exec 4<>{gate}; \
+             setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups --pdeathsig KILL timeout -s KILL 180 \
+             /bin/sh -c 'exec 5<{gate}; n=0; while [ $n -lt {LOOPS} ]; do {{ read x <&5; while :; do :; done; }} & n=$((n+1)); done; \
+             echo >{gate}.made; wait' 4>&- & echo $!; read x <{gate}.made; exec 4>&-"
         ));
         flood.loops = Pid::from_raw(made.0.trim().parse().expect("a pid"));
         flood
@@ -115,8 +117,9 @@ fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
     println!("epilogue amid {LOOPS} loops: {took:?}");
     assert_eq!(said.trim(), "code 0", "{took:?}");
     let listed = fs::read_dir("/proc").expect("/proc").flatten();
-    let alive = listed.filter(|entry| entry.metadata().is_ok_and(|it| it.uid() == STRANGER));
-    assert!(alive.count() > LOOPS, "the flood had ended");
+    let of_stranger = listed.filter(|entry| entry.metadata().is_ok_and(|it| it.uid() == STRANGER));
+    let runs = |entry: &DirEntry| fs::read_to_string(entry.path().join("stat")).is_ok_and(|stat| stat.contains(") R "));
+    assert_eq!(of_stranger.filter(runs).count(), LOOPS, "processes of the flood that run");
     drop(flood);
     place.assert_as_before("a flood");
 }
