@@ -255,19 +255,10 @@ fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
     ends_clean(&place, "96.srv", "terminate");
 }
 
-/// A client of a job that shares its MPS, without the variable of its limit, and in a scheduler's cgroup of the job.
-fn without_limit(place: &Place, job: &str, mib: &str, in_cgroup: bool) -> Running {
+/// A client of a job that shares its MPS, without the variable of its limit, and in this cgroup.
+fn without_limit(place: &Place, job: &str, mib: &str, cgroup: Option<&Path>) -> Running {
     let mut command = Command::new("/bin/sh");
-    let cgroup = place
-        .cgroups
-        .as_ref()
-        .expect("this machine has no cgroup hierarchy to test with");
-    let cgroup = cgroup.join(format!("job_{job}")).join("cgroup.procs");
-    let procs = if in_cgroup {
-        &cgroup
-    } else {
-        Path::new("/dev/null")
-    };
+    let procs = cgroup.map_or("/dev/null".into(), |cgroup| cgroup.join("cgroup.procs"));
     command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]).arg(procs);
     let exec = place.mpsctl_of(USER);
     command.arg(exec.get_program()).args(exec.get_args());
@@ -283,31 +274,31 @@ fn without_limit(place: &Place, job: &str, mib: &str, in_cgroup: bool) -> Runnin
     client
 }
 
-/// Outside of a scheduler's cgroup no job is known, and the highest limit holds.
+/// The cgroups are Torque's and those of OpenPBS' hook. Outside of them no job is known, and the highest limit holds.
 #[test]
 fn a_client_that_voids_its_limit_is_held_to_that_of_its_own_job_in_a_shared_mps() {
     let config = format!("{CONFIG}shared_gpus = true\nmemory_over_limit = \"terminate\"\n");
     let place = Place::new(fast(1), &config);
     let (jobs, limits) = (["461.srv", "462.srv"], ["1G", "6G"]);
-    let groups = jobs.map(|job| place.cgroups.as_ref().map(|dir| dir.join(format!("job_{job}"))));
+    let own = place.cgroups.as_ref();
+    let own = own.expect("this machine has no cgroup hierarchy to test with");
+    let groups = ["torque/461.srv", "pbs_jobs.service/jobid/462.srv"].map(|name| own.join(name));
     for (n, job) in jobs.iter().enumerate() {
         place
             .torque_on_gpu_0(job, &format!("MPS=true,MPS_MEM={}", limits[n]))
             .ok();
-        groups[n]
-            .iter()
-            .for_each(|group| fs::create_dir(group).expect("a cgroup"));
+        fs::create_dir_all(&groups[n]).expect("a cgroup");
     }
     let within = [
-        (jobs[0], "256", true),
-        (jobs[1], "4096", true),
-        (jobs[0], "4096", false),
+        (jobs[0], "256", Some(groups[0].as_path())),
+        (jobs[1], "4096", Some(&groups[1])),
+        (jobs[0], "4096", None),
     ];
-    let within = within.map(|(job, mib, grouped)| without_limit(&place, job, mib, grouped));
-    let over = without_limit(&place, jobs[0], "4096", true);
+    let within = within.map(|(job, mib, group)| without_limit(&place, job, mib, group));
+    let over = without_limit(&place, jobs[0], "4096", Some(&groups[0]));
     let pid = over.pid();
     assert_eq!(error(over), Some(810));
-    let hidden = without_limit(&place, jobs[0], "8192", false);
+    let hidden = without_limit(&place, jobs[0], "8192", None);
     let of_hidden = format!("client {} holds ", hidden.pid());
     assert_eq!(error(hidden), Some(810));
     let id = format!("{}-{}", uid_of(USER), place.node.uuids()[0]);
@@ -316,8 +307,11 @@ fn a_client_that_voids_its_limit_is_held_to_that_of_its_own_job_in_a_shared_mps(
     eventually("mpsd tells of it", told);
     assert!(within.iter().all(|client| look::alive(client.pid())));
     drop(within);
-    for group in groups.iter().flatten() {
-        eventually("the cgroup is empty", || fs::remove_dir(group).is_ok());
+    for group in &groups {
+        let above = group.ancestors().take_while(|above| above != own);
+        for above in above {
+            eventually("the cgroup is empty", || fs::remove_dir(above).is_ok());
+        }
     }
     let told = place.end(jobs[0]);
     told.complains(format!("client {pid} of job 461.srv holds "));

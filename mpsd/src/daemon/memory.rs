@@ -43,9 +43,8 @@ impl JobLimits {
     }
 
     /// The limit of a client of `job`. A client that hides its job has the highest limit of all jobs here.
-    fn of(&self, job: Option<&str>, gpu: &GpuUuid) -> Option<u64> {
-        let job = job.and_then(|job| JobId::parse(job).ok());
-        let is_its = |member: &JobId| job.as_ref().is_some_and(|job| member.belongs_to(job));
+    fn of(&self, job: Option<&JobId>, gpu: &GpuUuid) -> Option<u64> {
+        let is_its = |member: &JobId| job.is_some_and(|job| member.belongs_to(job));
         let hides = !self.0.iter().any(|(member, _)| is_its(member));
         let members = self.0.iter().filter(|(member, _)| hides || is_its(member));
         let limits = members.map(|(_, limits)| limits.iter().find(|(of, _)| of == gpu).map(|(_, mib)| *mib));
@@ -250,16 +249,19 @@ mod tests {
         };
         let jobs = |all: &[(&str, &[u64])]| JobLimits(all.iter().copied().map(member).collect());
         let limited = jobs(&[("7", &[1024, 2048, 512]), ("8.0", &[4096])]);
-        let of = |job| limited.of(job, &gpu);
+        let of = |all: &JobLimits, job: &str, gpu| all.of(JobId::parse(job).ok().as_ref(), gpu);
         assert_eq!(
-            [Some("7"), Some("8"), Some("8.0")].map(of),
+            ["7", "8", "8.0"].map(|job| of(&limited, job, &gpu)),
             [2048, 4096, 4096].map(Some)
         );
-        assert_eq!([None, Some("9"), Some("a/b")].map(of), [Some(4096); 3]);
-        assert_eq!(limited.of(Some("7"), &other), None);
+        assert_eq!(
+            ["9", "80", ""].map(|job| of(&limited, job, &gpu)),
+            [Some(4096); 3]
+        );
+        assert_eq!(of(&limited, "7", &other), None);
         let with_open = jobs(&[("7", &[1024]), ("8", &[])]);
         assert_eq!(
-            [Some("7"), Some("8"), None].map(|job| with_open.of(job, &gpu)),
+            ["7", "8", ""].map(|job| of(&with_open, job, &gpu)),
             [Some(1024), None, None]
         );
         assert_eq!(JobLimits::default().of(None, &gpu), None);
@@ -285,7 +287,7 @@ mod tests {
             "start_ms": 1, "command_ms": 1, "over_limit": "terminate"});
         let limits = JobLimits::read(&serde_json::from_value(spec).unwrap());
         assert_eq!(
-            ["7", "8"].map(|job| limits.of(Some(job), &gpu)),
+            ["7", "8"].map(|name| limits.of(Some(&job(name)), &gpu)),
             [Some(1024), None]
         );
     }

@@ -33,7 +33,7 @@ pub struct Observer {
     /// By the pid of the control daemon.
     daemons: BTreeMap<i32, DaemonState>,
     /// The jobs of the clients, if several share this MPS and its cgroup tells.
-    jobs: Option<BTreeMap<i32, String>>,
+    jobs: Option<BTreeMap<i32, JobId>>,
     written: Observations,
 }
 
@@ -104,8 +104,8 @@ impl Observer {
     }
 
     /// The job of a client, if several share this MPS and it is known.
-    pub fn job(&self, pid: i32) -> Option<&str> {
-        self.jobs.as_ref()?.get(&pid).map(String::as_str)
+    pub fn job(&self, pid: i32) -> Option<&JobId> {
+        self.jobs.as_ref()?.get(&pid)
     }
 
     /// `client 4711 of job 12`
@@ -281,7 +281,7 @@ mod tests {
     fn the_job_of_a_client_that_causes_a_fatal_error_is_named_if_it_is_known() {
         let words = "Client 8349 caused a fatal error on its device";
         let of = |jobs: Option<&[(i32, &str)]>| {
-            let job = |(pid, job): &(i32, &str)| (*pid, (*job).to_owned());
+            let job = |(pid, job): &(i32, &str)| (*pid, JobId::parse(job).unwrap());
             let jobs = jobs.map(|jobs| jobs.iter().map(job).collect());
             let observer = Observer {
                 jobs,

@@ -505,7 +505,12 @@ mod tests {
         let limit = Duration::from_secs(1);
         let mut node = RealNode::new("test", &Settings::usual(), limit, limit);
         let mut found = Vec::new();
-        for below in ["job_77/step_0", "pbs_jobs.service/jobid/77.srv", "none"] {
+        for below in [
+            "job_77/step_0",
+            "pbs_jobs.service/jobid/77.srv",
+            "torque/77.srv/R0.t0",
+            "none",
+        ] {
             let path = cgroup.path().join(below);
             std::fs::create_dir_all(&path).unwrap();
             let mut sleeper = Spawn::new(Path::new("/bin/sleep"));
@@ -525,7 +530,10 @@ mod tests {
                 (member.uid, member.job) = (STRANGER + 2, JobId::parse(job).unwrap());
                 node.processes_of(&shared, &member).contains(&pid)
             };
-            found.push((job, ["77.srv", "78.srv", "77.0", "77.1"].map(&mut ends)));
+            found.push((
+                job,
+                ["77", "77.srv", "78.srv", "77.0", "77.1", "7"].map(&mut ends),
+            ));
             sleeper.kill(Deadline::after_ms(20_000));
             for path in path.ancestors().take_while(|path| *path != cgroup.path()) {
                 std::fs::remove_dir(path).unwrap();
@@ -542,9 +550,10 @@ mod tests {
             found,
             [
                 // A step's end ends no client of its job's other steps.
-                ("77", [true, false, true, false]),
-                ("77.srv", [true, false, false, false]),
-                ("78.srv", [false, true, false, false])
+                ("77", [true, false, false, true, false, false]),
+                ("77.srv", [false, true, false, false, false, false]),
+                ("77.srv", [false, true, false, false, false, false]),
+                ("78.srv", [false, false, true, false, false, false])
             ]
         );
     }

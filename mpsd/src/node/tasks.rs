@@ -5,10 +5,10 @@ use crate::sys::deadline::Deadline;
 use crate::sys::process::Process;
 use mpsd_core::JobId;
 use mpsd_core::environment::JOB;
-use mpsd_core::text::one_line;
+use mpsd_core::text::{is_digits, one_line};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
-use std::path::{Component, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// Longest environment that is read, bytes.
@@ -45,34 +45,45 @@ fn job_of(process: &Process) -> Option<String> {
             .into_string()
             .ok()
     };
-    job_by_cgroup(process).or_else(|| Some(one_line(&by_itself()?, SHOWN)))
+    let by_cgroup = job_by_cgroup(process).map(String::from);
+    Some(one_line(&by_cgroup.or_else(by_itself)?, SHOWN))
 }
 
-/// The job of a process by its scheduler's cgroup: Slurm's is `job_12`, that of OpenPBS' hook is
-/// `pbs_jobs.service/jobid/12.srv`.
-pub fn job_by_cgroup(process: &Process) -> Option<String> {
-    let of_path = |path: &PathBuf| {
-        let parts: Vec<&str> = path.iter().filter_map(OsStr::to_str).collect();
-        let of_slurm = parts.iter().find_map(|part| part.strip_prefix("job_"));
-        let of_pbs = || parts.windows(3).find(|three| three[0].starts_with("pbs_jobs"));
-        Some(one_line(of_slurm.or_else(|| Some(of_pbs()?[2]))?, SHOWN))
-    };
-    process.cgroups()?.iter().find_map(of_path)
+/// The job of a process by its scheduler's cgroup.
+pub fn job_by_cgroup(process: &Process) -> Option<JobId> {
+    by_cgroup(process).map(|(job, _)| job)
 }
 
-/// Whether a process is in the scheduler's own cgroup of `job`, a directory named after it. The job's user cannot move a
-/// process into one: Slurm's and those of pbs_cgroups are root's. A step with a daemon of its own has its own directory there.
+/// Whether its scheduler's cgroup says that a process is of `job`, or of the step that has this id as it has a daemon of its own.
 pub fn is_in_cgroup_of(process: &Process, job: &JobId) -> bool {
-    let (id, whole) = (job.as_str(), job.whole());
-    let number = id.split('.').next().unwrap_or(id);
-    let names = [format!("job_{number}"), id.to_owned(), format!("pbs_jobs.{id}")];
-    let step = id.strip_prefix(whole.as_str());
-    let step = step.and_then(|rest| rest.strip_prefix('.'));
-    let step = step.map(|number| format!("step_{number}"));
-    let is_jobs = |part: Component| names.iter().any(|name| part.as_os_str() == name.as_str());
-    let is_steps = |part: Component| step.as_ref().is_none_or(|step| part.as_os_str() == step.as_str());
-    let is_here = |path: &PathBuf| path.components().any(is_jobs) && path.components().any(is_steps);
-    process.cgroups().unwrap_or_default().iter().any(is_here)
+    by_cgroup(process).is_some_and(|(whole, step)| whole == *job || step.as_ref() == Some(job))
+}
+
+fn by_cgroup(process: &Process) -> Option<(JobId, Option<JobId>)> {
+    process.cgroups()?.iter().find_map(|path| by_path(path))
+}
+
+/// The job of a cgroup, and its step: `job_12/step_0` of Slurm, `torque/12.srv` of Torque and `pbs_jobs.service/jobid/12.srv` of
+/// OpenPBS' hook (docs/facts/slurm.md#callbacks-of-a-plugin, docs/facts/pbs.md#cgroups-of-a-job). These are root's. A user's own
+/// directories lie below them, or in `user.slice`: so the outermost name counts.
+fn by_path(path: &Path) -> Option<(JobId, Option<JobId>)> {
+    if path.starts_with("/user.slice") {
+        return None;
+    }
+    let parts: Vec<&str> = path.iter().filter_map(OsStr::to_str).collect();
+    (1..=parts.len()).find_map(|depth| {
+        let (above, below) = parts.split_at(depth);
+        let job = match above {
+            [.., "torque", id] => id,
+            [.., service, "jobid", id] if service.ends_with(".service") => id,
+            [.., last] => last.strip_prefix("job_").filter(|id| is_digits(id))?,
+            [] => return None,
+        };
+        let job = JobId::parse(job).ok()?;
+        let step = below.first().and_then(|next| next.strip_prefix("step_"));
+        let step = step.and_then(|step| job.step(step).ok());
+        Some((job, step))
+    })
 }
 
 pub fn is_of(uid: u32, pid: i32) -> bool {
@@ -117,5 +128,47 @@ fn named(process: &Process) -> Task {
         rank: None,
         job: None,
         command: one_line(&name.to_string_lossy(), SHOWN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_directory_of_a_schedulers_own_names_a_job() {
+        for (path, found) in [
+            (
+                "/system.slice/slurmstepd.scope/job_12/step_3/user/task_0",
+                "12 12.3",
+            ),
+            ("/slurm/uid_1001/job_12/step_batch", "12 12.batch"),
+            ("/slurm_node1/uid_1001/job_12", "12 -"),
+            ("/torque/12.srv.example", "12.srv.example -"),
+            ("/torque/12[3].srv/R0.t1", "12[3].srv -"),
+            ("/pbs_jobs.service/jobid/12.srv", "12.srv -"),
+            ("/sites_own.service/jobid/12[3].srv/below", "12[3].srv -"),
+            // A user's own directories.
+            ("/torque/12.srv/torque/13.srv/job_14", "12.srv -"),
+            ("/slurm/uid_1001/job_12/job_13/step_0", "12 -"),
+            (
+                "/user.slice/user-1001.slice/user@1001.service/jobid/12.srv",
+                "none",
+            ),
+            (
+                "/user.slice/user-1001.slice/user@1001.service/job_12/step_0",
+                "none",
+            ),
+            // None of a scheduler's.
+            ("/system.slice/job_runner.service", "none"),
+            ("/system.slice/12.srv", "none"),
+            ("/system.slice/jobid/12.srv", "none"),
+            ("/torque", "none"),
+            ("/", "none"),
+        ] {
+            let step = |step: Option<JobId>| step.map_or_else(|| "-".to_owned(), String::from);
+            let told = by_path(Path::new(path)).map(|(job, own)| format!("{job} {}", step(own)));
+            assert_eq!(told.as_deref().unwrap_or("none"), found, "{path}");
+        }
     }
 }
