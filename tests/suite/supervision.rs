@@ -225,8 +225,12 @@ impl Watched {
 }
 
 fn greedy(place: &Place) -> Running {
+    greedy_in(place, "96.srv")
+}
+
+fn greedy_in(place: &Place, job: &str) -> Running {
     let args = [&["--alloc", "4096"][..], &STAYS].concat();
-    client(place, "96.srv", &args, &[(LIMIT, "garbage")])
+    client(place, job, &args, &[(LIMIT, "garbage")])
 }
 
 #[test]
@@ -253,6 +257,23 @@ fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
     assert!(look::alive(honest.pid()), "the other client goes on");
     drop(honest);
     ends_clean(&place, "96.srv", "terminate");
+}
+
+/// Its library is not there at the first look, as while a driver is replaced.
+#[test]
+fn the_memory_watch_goes_on_once_nvml_answers_again() {
+    let place = served("95.srv", "memory_over_limit = \"terminate\"\n");
+    let (nvml, aside) = (place.node.nvml(), place.node.nvml().with_extension("aside"));
+    fs::rename(&nvml, &aside).expect("NVML away");
+    let over = greedy_in(&place, "95.srv");
+    says(&place, "95.srv", "NVML does not answer");
+    fs::rename(&aside, &nvml).expect("NVML back");
+    // One that comes hastens the next look.
+    let honest = client(&place, "95.srv", &STAYS, &[]);
+    assert_eq!(error(over), Some(810), "{}", log_of(&place, "95.srv"));
+    says(&place, "95.srv", "NVML does not answer");
+    drop(honest);
+    ends_clean(&place, "95.srv", "a silent NVML");
 }
 
 /// A client of a job that shares its MPS, without the variable of its limit, and in this cgroup.

@@ -58,6 +58,9 @@ fn highest(ranks: &[Vec<(GpuUuid, u64)>]) -> Vec<(GpuUuid, u64)> {
     limits
 }
 
+/// A client's pid, its GPU, and the MiB that it holds there.
+type ClientMemory = (i32, GpuUuid, u64);
+
 #[derive(Debug)]
 pub struct MemoryWatch {
     policy: MemoryOverLimit,
@@ -66,6 +69,7 @@ pub struct MemoryWatch {
     next_limits: Option<Vec<(GpuUuid, u64)>>,
     gpus: Vec<GpuUuid>,
     told: BTreeSet<(i32, GpuUuid)>,
+    told_silence: bool,
     active: bool,
     next: Instant,
 }
@@ -79,15 +83,18 @@ impl MemoryWatch {
             next_limits: None,
             gpus: daemons().flat_map(|daemon| daemon.gpus.clone()).collect(),
             told: BTreeSet::new(),
+            told_silence: false,
             active: false,
             next: Instant::now(),
         }
     }
 
+    /// A client has come. It may be of a job with a limit that none here had before.
     pub fn wake(&mut self) {
-        if !self.active && self.policy != MemoryOverLimit::Ignore && !self.gpus.is_empty() {
+        if self.policy != MemoryOverLimit::Ignore && !self.gpus.is_empty() {
+            let soon = Instant::now() + PERIOD;
+            self.next = if self.active { self.next.min(soon) } else { soon };
             self.active = true;
-            self.next = Instant::now() + PERIOD;
         }
     }
 
@@ -125,17 +132,23 @@ impl MemoryWatch {
         let jobs = JobLimits::read(spec);
         let limited = !self.limits.is_empty() || jobs.0.iter().any(|(_, limits)| !limits.is_empty());
         self.next = Instant::now() + if limited { PERIOD } else { REPORT_PERIOD };
-        let Some(clients) = nvml().and_then(|nvml| self.clients(spec.uid, &nvml, observer)) else {
-            if limited {
-                observer
-                    .log
-                    .line("NVML does not answer: the clients' memory is not watched");
+        let nvml = nvml();
+        let answers = self
+            .gpus
+            .iter()
+            .map(|gpu| self.clients(gpu, spec.uid, nvml?, observer));
+        let answers: Vec<Option<Vec<_>>> = answers.collect();
+        let is_silent = answers.contains(&None);
+        let clients: Vec<_> = answers.into_iter().flatten().flatten().collect();
+        if is_silent {
+            self.next = Instant::now() + REPORT_PERIOD;
+            if limited && !self.told_silence {
+                self.told_silence = true;
+                let line = "NVML does not answer: until it does, the clients' memory is not watched";
+                observer.log.line(line);
             }
-            self.policy = MemoryOverLimit::Ignore;
-            self.active = false;
-            return;
-        };
-        self.active = !clients.is_empty();
+        }
+        self.active = !clients.is_empty() || is_silent && observer.clients() > 0;
         if !self.active
             && let Some(next) = self.next_limits.take()
         {
@@ -168,25 +181,22 @@ impl MemoryWatch {
         }
     }
 
-    /// The job's clients: pid, GPU, MiB. Our daemons' logs do not name clients of the user's other jobs.
-    fn clients(&self, uid: u32, nvml: &Nvml, observer: &Observer) -> Option<Vec<(i32, GpuUuid, u64)>> {
-        let mut all = Vec::new();
-        for gpu in &self.gpus {
-            let processes = nvml.processes(gpu).ok()?;
-            let is_ours = |pid| is_of(uid, pid) && !observer.is_stranger(pid);
-            let clients = processes.into_iter().filter(|p| p.mps_client && is_ours(p.pid));
-            all.extend(clients.map(|p| (p.pid, gpu.clone(), p.memory.unwrap_or(0) >> 20)));
-        }
-        Some(all)
+    /// The job's clients on `gpu`: pid, GPU, MiB. Our daemons' logs do not name clients of the user's other jobs.
+    fn clients(&self, gpu: &GpuUuid, uid: u32, nvml: Nvml, observer: &Observer) -> Option<Vec<ClientMemory>> {
+        let processes = nvml.processes(gpu).ok()?.into_iter();
+        let is_ours = |pid| is_of(uid, pid) && !observer.is_stranger(pid);
+        let clients = processes.filter(|p| p.mps_client && is_ours(p.pid));
+        let held = clients.map(|p| (p.pid, gpu.clone(), p.memory.unwrap_or(0) >> 20));
+        Some(held.collect())
     }
 
     /// Those over the limit of their job, or else over that of the daemons.
     fn over(
         &self,
-        clients: &[(i32, GpuUuid, u64)],
+        clients: &[ClientMemory],
         of_job: impl Fn(i32, &GpuUuid) -> Option<u64>,
     ) -> Vec<(i32, GpuUuid, u64, u64)> {
-        let over = |(pid, gpu, mib): &(i32, GpuUuid, u64)| {
+        let over = |(pid, gpu, mib): &ClientMemory| {
             let own = || self.limits.iter().find(|(limited, _)| limited == gpu);
             let limit = of_job(*pid, gpu).or_else(|| Some(own()?.1))?;
             (*mib > limit + OVERHEAD_MIB).then(|| (*pid, gpu.clone(), *mib, limit))
@@ -290,6 +300,18 @@ mod tests {
             ["7", "8"].map(|name| limits.of(Some(&job(name)), &gpu)),
             [Some(1024), None]
         );
+    }
+
+    #[test]
+    fn a_client_that_comes_is_looked_at_soon_whatever_the_period_was() {
+        let mut watch = watch("log", None);
+        watch.wake();
+        watch.next += REPORT_PERIOD;
+        watch.wake();
+        assert!(watch.period().unwrap() <= PERIOD);
+        let soon = watch.next;
+        watch.wake();
+        assert_eq!(watch.next, soon, "clients that come and come put no look off");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::node::nvml::Nvml;
 use crate::sys::Exit;
 use mpsd_core::observations::{DaemonLost, LimitChanged, keep};
 use mpsd_core::record::ClientLimits;
-use std::cell::OnceCell;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -25,9 +25,12 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
     let mut limits = LimitWatch::default();
     let mut clients = ClientWatch::default();
     let mut usage = UsageWatch::new(spec);
-    let loaded: OnceCell<Option<Nvml>> = OnceCell::new();
+    let loaded: Cell<Option<Nvml>> = Cell::new(None);
     // Loaded when first needed, and kept: it costs the driver more than the questions do.
-    let nvml = || *loaded.get_or_init(|| Nvml::load(&spec.nvml).ok());
+    let nvml = || {
+        loaded.set(loaded.get().or_else(|| Nvml::load(&spec.nvml).ok()));
+        loaded.get()
+    };
     while !running.is_empty() {
         let periods = [memory.period(), limits.period(), usage.period()];
         let period = periods.into_iter().flatten().min();
