@@ -2,7 +2,7 @@
 //! scheduler's commands as the user would. Each has a deadline, and ends with the selftest.
 
 use super::attach::Caller;
-use super::programs::CONTEXT_MIB;
+use super::programs::least_mib;
 use super::terminal::{checks_json, say_checks, say_json, worst};
 use super::{NAME, complain};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass};
@@ -192,13 +192,13 @@ fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<CheckLine> {
         return lines;
     }
     let uuids: Vec<&str> = gpus.iter().filter_map(|gpu| gpu["uuid"].as_str()).collect();
-    let share = gpus[0]["sms"]
+    let sms = gpus[0]["sms"]
         .as_u64()
-        .map(|count| format!(", with {count} multiprocessors"));
-    let share = share.unwrap_or_default();
+        .and_then(|count| u32::try_from(count).ok());
+    let share = sms.map_or_else(String::new, |count| format!(", with {count} multiprocessors"));
     lines.push(Pass(format!("attached: under MPS on {}{share}", uuids.join(" "))));
     lines.push(match gpus[0]["allocatable_mib"].as_u64() {
-        Some(got) if (MEMORY_MIB - CONTEXT_MIB..=MEMORY_MIB).contains(&got) => Pass(format!(
+        Some(got) if (least_mib(MEMORY_MIB, sms.unwrap_or(0))..=MEMORY_MIB).contains(&got) => Pass(format!(
             "limits: of the {MEMORY_MIB} MiB asked for, the job could allocate {got}; its context takes the rest"
         )),
         Some(got) => Fail(format!(

@@ -9,13 +9,12 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 use cudarc::driver::{CudaContext, safe};
 use mpsd::cli::explain::TROUBLES;
+use mpsd::cli::programs::STEP_MIB;
 use serde::Serialize;
 
 use crate::report::Facts;
 
 pub const MIB: u64 = 1 << 20;
-
-pub const STEP_MIB: u64 = 64;
 
 /// Bytes that [`Device::memset_checked`] fills and reads back.
 const MEMSET_BYTES: usize = 1 << 20;

@@ -15,12 +15,15 @@ use std::time::{Duration, Instant};
 
 use clap::Parser as _;
 use cuda::{CudaFailure, Device};
-use mpsd::cli::programs::{CONTEXT_MIB, Probe as Options};
+use mpsd::cli::programs::Probe as Options;
 use mpsd_core::environment::rank;
 use nix::unistd;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use report::{GpuReport, ProbeReport};
+
+/// What is tried beyond an expected memory limit.
+const BEYOND_MIB: u64 = 512;
 
 /// What the CUDA thread sends when its report is ready, when the hold is over, and when the contexts are closed.
 type Step = Result<Option<ProbeReport>, Problem>;
@@ -175,7 +178,7 @@ fn examine_gpu(
     let memset_ok = device.memset_checked(0xa5)?;
     let cap = options
         .expect_mem
-        .map(|limit| limit.saturating_add(CONTEXT_MIB))
+        .map(|limit| limit.saturating_add(BEYOND_MIB))
         .or(options.alloc);
     let allocated = cap.map(|cap_mib| device.allocatable(cap_mib)).transpose()?;
     Ok(GpuReport {

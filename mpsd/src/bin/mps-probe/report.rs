@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use mpsd::cli::programs::{CONTEXT_MIB, Probe as Options};
+use mpsd::cli::programs::{Probe as Options, least_mib};
 use serde::Serialize;
 
 #[derive(Debug, Clone, Serialize)]
@@ -73,7 +73,7 @@ pub fn unmet(gpu: &GpuReport, expected: &Options) -> Vec<String> {
         check(sms == expected, why);
     }
     if let Some(limit) = expected.expect_mem {
-        let least = limit.saturating_sub(CONTEXT_MIB);
+        let least = least_mib(limit, sms);
         let why = format!("{got} MiB could be allocated, {least} to {limit} were expected");
         check((least..=limit).contains(&got), why);
     }
@@ -153,14 +153,19 @@ mod tests {
     #[test]
     fn expectations_are_checked_one_by_one() {
         let all = ["--require-mps", "--expect-sms=32", "--expect-mem=3072"];
+        let all_of_it = |mib| {
+            let sms = 132;
+            let facts = Facts { sms, ..gpu().facts };
+            let allocatable_mib = Some(mib);
+            GpuReport {
+                facts,
+                allocatable_mib,
+                ..gpu()
+            }
+        };
         let outside = GpuReport {
-            facts: Facts {
-                sms: 132,
-                ..gpu().facts
-            },
             mps_listed: Some(false),
-            allocatable_mib: Some(3328),
-            ..gpu()
+            ..all_of_it(3328)
         };
         let broken = GpuReport {
             memset_ok: false,
@@ -168,21 +173,26 @@ mod tests {
         };
         for (gpu, given, words) in [
             (gpu(), &all[..], &[][..]),
-            (gpu(), &["--expect-mem=3136"], &[]),
+            (all_of_it(2432), &["--expect-mem=3072"], &[]),
+            (
+                all_of_it(2368),
+                &["--expect-mem=3072"],
+                &["2368 MiB could be allocated, 2429 to 3072 were expected"],
+            ),
             (
                 outside,
                 &all,
                 &[
                     "the context does not go through MPS",
                     "132 multiprocessors are visible, 32 were expected",
-                    "3328 MiB could be allocated, 2560 to 3072 were expected",
+                    "3328 MiB could be allocated, 2429 to 3072 were expected",
                 ],
             ),
             (broken, &[], &["what was read back is not what was written"]),
             (
                 gpu(),
                 &["--expect-mem=3392"],
-                &["2816 MiB could be allocated, 2880 to 3392 were expected"],
+                &["2816 MiB could be allocated, 3118 to 3392 were expected"],
             ),
         ] {
             let found = unmet(&gpu, &options(given));
