@@ -230,28 +230,57 @@ fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
     assert!(journal.is_some(), "the end that finishes needs it");
 }
 
-/// Its jobs end one after another. Only the last one's end finds the MPS in the driver, and it stands in the reason by user and GPU.
+/// Only the last job's end can find the MPS in the driver. The reason names the jobs that shared it when it was seen to hang.
 #[test]
-fn an_mps_that_jobs_share_and_the_driver_holds_drains_once_its_last_job_has_ended() {
-    let jobs = [4711, 4712].map(|number| Scenario {
+fn an_mps_that_jobs_share_and_the_driver_holds_drains_once_for_all_of_them() {
+    let jobs = [4711, 4712, 4713, 4714].map(|number| Scenario {
         number,
         ..Scenario::new("shared", "MPS=true", 1).devices(|d| d.exclusive = Exclusive::Shared(None))
     });
     let mut world = World::new(jobs[0].inventory.clone());
     world.stubborn = Some(Rung::Kill);
-    world.looks = vec![thread('D', IN_DRIVER)];
     let world = Rc::new(RefCell::new(world));
+    let looks = |look| world.borrow_mut().looks = vec![look];
     jobs.iter().for_each(|job| begin(&world, job).expect("prologue"));
     assert!(end(&world, &jobs[0]).is_clean());
+    looks(thread('D', IN_DRIVER));
+    assert!(end(&world, &jobs[1]).is_clean());
+    assert!(end(&world, &jobs[2]).is_clean());
     assert!(suspicions(&world).is_none());
-    assert!(end(&world, &jobs[1]).faults.is_empty(), "one look is no evidence");
-    later(&world, &jobs[1], 61);
+    assert!(end(&world, &jobs[3]).faults.is_empty(), "one look is no evidence");
+    later(&world, &jobs[3], 61);
     let drains = world.borrow().drains.clone();
-    let reason = format!("mpsd: job {}: mpsd ", jobs[0].mps_id());
-    let is_its = |found: &str| found.starts_with(&reason) && found.contains(" of job 4712: state D");
+    let mps = jobs[0].mps_id();
+    let is_its = |found: &str| {
+        found.starts_with("mpsd: jobs 4712, 4713, 4714: mpsd ")
+            && found.contains(&format!(" of shared MPS {mps}: state D"))
+    };
     assert!(is_its(&drains[0]), "{drains:?}");
     world.borrow_mut().processes.clear();
-    assert!(end(&world, &jobs[1]).is_clean());
-    later(&world, &jobs[1], 61);
+    assert!(end(&world, &jobs[3]).is_clean());
+    later(&world, &jobs[3], 61);
     assert_eq!(world.borrow().drains, drains);
+}
+
+/// The driver held it for a while, and let go of it before the last job ended, or before it hung for good.
+#[test]
+fn a_job_that_ended_before_a_shared_mps_hung_for_good_is_not_named() {
+    let jobs = [4711, 4712, 4713].map(|number| Scenario {
+        number,
+        ..Scenario::new("shared", "MPS=true", 1).devices(|d| d.exclusive = Exclusive::Shared(None))
+    });
+    let mut world = World::new(jobs[0].inventory.clone());
+    world.stubborn = Some(Rung::Kill);
+    let world = Rc::new(RefCell::new(world));
+    let looks = |look| world.borrow_mut().looks = vec![look];
+    jobs.iter().for_each(|job| begin(&world, job).expect("prologue"));
+    for (job, look) in jobs.iter().zip([thread('D', IN_DRIVER), thread('S', "")]) {
+        looks(look);
+        assert!(end(&world, job).is_clean());
+    }
+    looks(thread('D', IN_DRIVER));
+    end(&world, &jobs[2]);
+    later(&world, &jobs[2], 61);
+    let drains = world.borrow().drains.clone();
+    assert!(drains[0].starts_with("mpsd: job 4713: mpsd "), "{drains:?}");
 }

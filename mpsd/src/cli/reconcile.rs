@@ -428,8 +428,9 @@ impl<'a> Run<'a> {
         }
         for suspicion in Ledger::read(&mut self.node).suspicions {
             self.tell(Problem(format!(
-                "job {}: {} hung in the driver: a second look follows a minute later; until then the node takes no job with MPS",
-                suspicion.target.job, suspicion.what
+                "{}: {} hung in the driver: a second look follows a minute later; until then the node takes no job with MPS",
+                suspicion.target.jobs(),
+                suspicion.what
             )));
         }
     }

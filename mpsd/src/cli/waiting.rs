@@ -56,10 +56,10 @@ pub(super) fn waiting(settings: &Settings) -> Vec<CheckLine> {
 
 fn suspicion(suspicion: &Suspicion, now: u64) -> CheckLine {
     let age = now.saturating_sub(suspicion.since);
-    let (job, what) = (&suspicion.target.job, &suspicion.what);
+    let (jobs, what) = (suspicion.target.jobs(), &suspicion.what);
     let ago = ago(Duration::from_secs(age));
     let text = format!(
-        "job {job}: {ago} {what} hung in the driver; the node takes no job with MPS until a second look"
+        "{jobs}: {ago} {what} hung in the driver; the node takes no job with MPS until a second look"
     );
     match age < OVERDUE_S {
         true => Warn(format!("{text}, {PAUSE_S} s after it hung")),
@@ -108,6 +108,7 @@ mod tests {
     use crate::job::DrainTarget;
     use crate::job::ledger::Suspect;
     use mpsd_core::{JobId, Scheduler};
+    use std::collections::BTreeSet;
 
     fn hung(since: u64) -> Suspicion {
         Suspicion {
@@ -116,6 +117,7 @@ mod tests {
             since,
             target: DrainTarget {
                 job: JobId::parse("4711").unwrap(),
+                sharers: BTreeSet::new(),
                 scheduler: Scheduler::Slurm,
                 node: "gpu1".to_owned(),
                 uid: 1001,

@@ -214,8 +214,9 @@ fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermin
     }
     let why = match Ledger::read(node).suspicions.first() {
         Some(suspicion) => format!(
-            "since job {} {} hangs in the driver: looked at again {PAUSE_S} s after",
-            suspicion.target.job, suspicion.what
+            "since {} {} hangs in the driver: looked at again {PAUSE_S} s after",
+            suspicion.target.jobs(),
+            suspicion.what
         ),
         None => match node.undelivered(&job.node) {
             None => return Ok(()),

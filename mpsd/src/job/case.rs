@@ -6,6 +6,10 @@ use crate::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::request::Syntax;
 use mpsd_core::{Failure, JobId, Request, Scheduler};
+use std::collections::BTreeSet;
+
+/// Most jobs that a drain's reason names. Slurm shows 400 characters of it.
+const MOST_NAMED: usize = 8;
 
 /// A user of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,8 +25,11 @@ pub struct User {
 /// A job's node in its scheduler, and how it is drained: as configured when the job began.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DrainTarget {
-    /// The job.
+    /// The job, or the shared MPS.
     pub job: JobId,
+    /// The jobs that shared that MPS. A drain names them.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) sharers: BTreeSet<JobId>,
     pub(crate) scheduler: Scheduler,
     pub(crate) node: String,
     pub(crate) uid: u32,
@@ -32,6 +39,18 @@ pub struct DrainTarget {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) slurm_conf: Option<String>,
     pub(crate) gpus: Vec<String>,
+}
+
+impl DrainTarget {
+    /// `job 12`, or all jobs that shared the MPS, so many as a reason has room for: `jobs 12, 13`.
+    pub fn jobs(&self) -> String {
+        let shown: Vec<&str> = self.sharers.iter().take(MOST_NAMED).map(JobId::as_str).collect();
+        match self.sharers.len().saturating_sub(shown.len()) {
+            _ if shown.len() < 2 => format!("job {}", shown.first().unwrap_or(&self.job.as_str())),
+            0 => format!("jobs {}", shown.join(", ")),
+            more => format!("jobs {} and {more} more", shown.join(", ")),
+        }
+    }
 }
 
 /// A job that asked, with all that is known before its GPUs are looked at.
@@ -74,6 +93,7 @@ impl Job {
         let drain = &self.settings.drain;
         DrainTarget {
             job: self.submission.job.clone(),
+            sharers: BTreeSet::new(),
             scheduler: self.submission.scheduler,
             node: self.node.clone(),
             uid: self.user.uid,
@@ -90,4 +110,33 @@ pub trait Scheduled {
     fn unattached(&self) -> Option<Unattached>;
     /// Its GPUs and tasks on this node ([`crate::scheduler::devices()`]).
     fn devices(&self) -> Result<Devices, Failure>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drain_names_so_many_jobs_as_its_reason_has_room_for() {
+        let job = |number: u32| JobId::parse(&number.to_string()).unwrap();
+        let named = |numbers: std::ops::Range<u32>| {
+            let target = DrainTarget {
+                job: job(1),
+                sharers: numbers.map(job).collect(),
+                scheduler: Scheduler::Slurm,
+                node: String::new(),
+                uid: 0,
+                prefix: None,
+                slurm_conf: None,
+                gpus: Vec::new(),
+            };
+            target.jobs()
+        };
+        assert_eq!(named(0..0), "job 1");
+        assert_eq!(named(7..8), "job 7");
+        assert_eq!(named(11..13), "jobs 11, 12");
+        let some = "jobs 11, 12, 13, 14, 15, 16, 17, 18";
+        assert_eq!(named(11..19), some);
+        assert_eq!(named(11..71), format!("{some} and 52 more"));
+    }
 }

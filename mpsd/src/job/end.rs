@@ -17,6 +17,7 @@ use mpsd_core::config::Settings;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
 use mpsd_core::{Failure, JobId};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Where a job ends, and what is in force.
@@ -83,7 +84,9 @@ pub fn end_if(
     let took = began.elapsed();
     let last_words = observed.as_ref().map(|observed| observed.last_words.clone());
     if let Some(journal) = &journal {
-        evidence::of_silent_nvml(node, journal.drain_target());
+        let sharers = findings.sharers.clone();
+        let target = journal.drain_target();
+        evidence::of_silent_nvml(node, DrainTarget { sharers, ..target });
     }
     let mut lines = say(node, job, (journal.as_ref(), observed.as_ref()), &findings);
     let drained = drain(node, job, ending, journal.as_ref(), &findings);
@@ -245,6 +248,7 @@ fn drain(
     let drain = &ending.settings.drain;
     let unread = || DrainTarget {
         job: job.clone(),
+        sharers: BTreeSet::new(),
         scheduler: ending.scheduler,
         node: ending.node.to_owned(),
         uid: 0,
@@ -255,6 +259,7 @@ fn drain(
     let site = Site::of(ending.settings);
     let target = journal.map_or_else(unread, Journal::drain_target);
     let target = DrainTarget {
+        sharers: findings.sharers.clone(),
         scheduler: ending.scheduler,
         node: ending.node.to_owned(),
         slurm_conf: site.slurm_conf.clone().or(target.slurm_conf),

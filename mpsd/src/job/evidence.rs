@@ -11,9 +11,9 @@ use super::node::{Member, Node, Role, Severity, Thread, Waiting};
 use crate::scheduler::Site;
 use crate::scheduler::drain::Place;
 use crate::sys::deadline::Deadline;
+use mpsd_core::Failure;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
-use mpsd_core::{Failure, JobId};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -152,22 +152,32 @@ pub(super) fn of_survivor(
     member: &Member,
     waited: Duration,
 ) -> Undetermined {
-    let last: Vec<&str> = journal.last.iter().map(JobId::as_str).collect();
-    let of_last = if last.is_empty() {
-        String::new()
-    } else {
-        format!(" of job {}", last.join(", "))
+    let target = journal.drain_target();
+    let of_mps = match journal.job.is_shared() {
+        true => format!(" of shared MPS {}", journal.job),
+        false => String::new(),
     };
-    let what = format!("{} {}{of_last}", member.role, member.process.pid);
+    let what = format!("{} {}{of_mps}", member.role, member.process.pid);
     let why = format!("state {} after {:.1} s", member.state, waited.as_secs_f32());
-    let is_proved = journal.supervisor == Some(member.process) || journal.proved.contains(&member.process);
-    if !is_proved || !is_held_by_driver(node, member.process, journal.uid) {
+    if !hangs(node, journal, member.process) {
         return Undetermined::new(what, why);
     }
     let process = Suspect::Process(member.process);
-    suspect(node, process, &what, journal.drain_target());
+    suspect(node, process, &what, target);
     let why = format!("{why}, in the driver: looked at again in {PAUSE_S} s");
     Undetermined::new(what, why)
+}
+
+/// Whether the driver holds a process of the job's MPS that root started or proved.
+fn hangs(node: &mut impl Node, journal: &Journal, process: ProcessRef) -> bool {
+    let is_proved = journal.supervisor == Some(process) || journal.proved.contains(&process);
+    is_proved && is_held_by_driver(node, process, journal.uid)
+}
+
+/// Whether a process of this MPS hangs while jobs use it.
+pub(super) fn is_hung(node: &mut impl Node, journal: &Journal) -> bool {
+    let mut own = node.own(journal).into_iter();
+    own.any(|member| hangs(node, journal, member.process))
 }
 
 /// NVML gave no answer. That is remembered if the driver holds root's process that asked it.
@@ -209,8 +219,8 @@ pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
                 lines.extend(drained.map(|(line, _)| line));
             }
             None => {
-                let (job, what) = (&suspicion.target.job, &suspicion.what);
-                let line = format!("job {job}: {what}: the driver has let go of it");
+                let (jobs, what) = (suspicion.target.jobs(), &suspicion.what);
+                let line = format!("{jobs}: {what}: the driver has let go of it");
                 node.log(Severity::Info, &line);
             }
         }

@@ -1,7 +1,8 @@
 //! What a teardown found, and a start that failed.
 
-use mpsd_core::Failure;
 use mpsd_core::failure::{Fault, Undetermined};
+use mpsd_core::{Failure, JobId};
+use std::collections::BTreeSet;
 
 /// What a teardown found.
 #[derive(Debug, Default)]
@@ -14,6 +15,8 @@ pub struct Findings {
     pub untold: usize,
     /// Lines for the report.
     pub notes: Vec<String>,
+    /// The jobs that shared an MPS that was taken down. A drain names them.
+    pub sharers: BTreeSet<JobId>,
 }
 
 impl Findings {
@@ -43,6 +46,7 @@ impl Findings {
         self.undetermined.extend(other.undetermined);
         self.untold += other.untold;
         self.notes.extend(other.notes);
+        self.sharers.extend(other.sharers);
     }
 
     pub(super) fn take_note(&mut self, result: Result<Option<String>, Failure>) {

@@ -92,9 +92,9 @@ pub struct Journal {
     /// Of a shared MPS, the node's GPUs when it began, for the plans of the jobs that join it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) inventory: Option<Inventory>,
-    /// The jobs that left a shared MPS last, while it is taken down: the administrator reads them.
-    #[serde(skip)]
-    pub(crate) last: BTreeSet<JobId>,
+    /// The jobs that shared an MPS when it was seen to hang or was taken down: the administrator reads them.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) sharers: BTreeSet<JobId>,
     /// Of a shared MPS that is being taken down, the time for its ladder.
     #[serde(skip)]
     pub(crate) ladder: Option<Duration>,
@@ -140,7 +140,7 @@ impl Journal {
             began: now(),
             ready_ms: None,
             inventory: None,
-            last: BTreeSet::new(),
+            sharers: BTreeSet::new(),
             ladder: None,
             left: false,
         }
@@ -192,6 +192,7 @@ impl Journal {
     pub(crate) fn drain_target(&self) -> DrainTarget {
         DrainTarget {
             job: self.job.clone(),
+            sharers: self.sharers.clone(),
             scheduler: self.scheduler,
             node: self.node.clone(),
             uid: self.uid,

@@ -5,6 +5,7 @@
 //! whoever finds an MPS without a list ends it. The list is changed only under the lock of the MPS, which comes after the
 //! job's own lock and before the lock of a GPU.
 
+use super::evidence;
 use super::findings::{FailedStart, Findings};
 use super::journal::Journal;
 use super::node::{LockGuard, Node, Role, Rung, Severity};
@@ -12,6 +13,7 @@ use super::store::Store as _;
 use crate::plan::effects::Plan;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::{Failure, GpuUuid, Inventory, JobId};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Another job may end the MPS between two tries.
@@ -35,12 +37,14 @@ pub(super) fn join<N: Node>(
         if members.insert(job.clone()) {
             node.write_members(id, &members)?;
         }
-        let Some(journal) = journal else {
+        let Some(mut journal) = journal else {
             return begin(node, held);
         };
         if is_up {
             return Ok(journal);
         }
+        members.remove(job);
+        journal.sharers.extend(members);
         let line = format!("shared MPS {id}: it has ended: taken down, and begun again");
         node.log(Severity::Info, &line);
         let findings = undo(node, &journal);
@@ -137,13 +141,11 @@ fn try_take_out<N: Node>(
     if members.is_empty() {
         node.write_members(id, &members)?;
         return match shared {
-            Some(shared) => {
-                let shared = Journal {
-                    last: before,
-                    ladder: Some(time),
-                    ..shared
-                };
+            Some(mut shared) => {
+                shared.sharers.extend(before);
+                shared.ladder = Some(time);
                 node.prepare_nvml(&shared.gpu_uuids());
+                findings.sharers.extend(shared.sharers.clone());
                 findings.merge(undo(node, &shared));
                 Ok(())
             }
@@ -155,6 +157,7 @@ fn try_take_out<N: Node>(
             node.end_clients(shared, member);
         }
         sweep(node, shared, findings);
+        remember_hang(node, shared, &before)?;
     }
     if members != before {
         let gone: Vec<&str> = before.difference(&members).map(JobId::as_str).collect();
@@ -164,6 +167,17 @@ fn try_take_out<N: Node>(
         node.write_members(id, &members)?;
     }
     Ok(())
+}
+
+/// An MPS that hangs is evident only when its last job has ended, and its jobs are those that shared it when it hung.
+fn remember_hang(node: &mut impl Node, shared: &Journal, sharers: &BTreeSet<JobId>) -> Result<(), Failure> {
+    let sharers = match (evidence::is_hung(node, shared), shared.sharers.is_empty()) {
+        (true, true) => sharers.clone(),
+        (false, false) => BTreeSet::new(),
+        _ => return Ok(()),
+    };
+    let shared = shared.clone();
+    node.write_journal(&Journal { sharers, ..shared })
 }
 
 /// Ends what is in the cgroup of a shared MPS and is none of its programs: it would outlive its job's limits.

@@ -263,7 +263,7 @@ impl Scheduling for RealNode {
     fn drain(&mut self, place: &Place<'_>, target: &DrainTarget, fault: &Fault) -> Option<(String, bool)> {
         let (prefix, gpus) = (target.prefix.as_deref()?, target.gpus.clone());
         let paths = &self.settings.paths;
-        Some(drain::deliver(paths, place, prefix, &target.job, fault, gpus))
+        Some(drain::deliver(paths, place, prefix, &target.jobs(), fault, gpus))
     }
 
     /// By a process of the user's: what lies on the way to the file is the user's, and may block.

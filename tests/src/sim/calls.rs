@@ -300,7 +300,7 @@ impl Scheduling for Sim {
     }
 
     fn drain(&mut self, _: &Place<'_>, target: &DrainTarget, fault: &Fault) -> Option<(String, bool)> {
-        let reason = format!("{} job {}: {fault}", target.prefix.as_ref()?, target.job);
+        let reason = format!("{} {}: {fault}", target.prefix.as_ref()?, target.jobs());
         self.step(|world| world.drains.push(reason.clone()));
         Some((reason, !self.world.borrow().deaf))
     }

@@ -24,8 +24,6 @@ pub struct Marker {
     /// The administrator's note that our reason replaces. It comes back with the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// The job that showed it.
-    pub job: String,
     /// The GPUs to look at again before the drain is lifted.
     #[serde(default)]
     pub gpus: Vec<String>,

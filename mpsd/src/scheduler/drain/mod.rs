@@ -8,7 +8,7 @@ use super::control::{Controller, NodeStatus};
 use super::of;
 pub use markers::Marker;
 use mpsd_core::text::one_line;
-use mpsd_core::{Fault, JobId, Paths, Scheduler};
+use mpsd_core::{Fault, Paths, Scheduler};
 use std::fmt::Display;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -73,7 +73,6 @@ impl<'a> Place<'a> {
             node: self.node.to_owned(),
             reason: fitted(of(self.scheduler).facts().longest_reason, reason),
             note: None,
-            job: String::new(),
             gpus: Vec::new(),
             delivered: false,
             slurm_conf: self.site.slurm_conf.clone(),
@@ -155,21 +154,20 @@ pub fn withdraw_remarks(paths: &Paths, site: &Site) -> Vec<Result<String, String
     markers::remarks(paths).into_iter().map(withdraw).collect()
 }
 
-/// Drains the node for `fault` of `job` and remembers it; a drain that cannot be delivered waits for the timer. Returns a
+/// Drains the node for `fault` of `jobs` (`job 12`) and remembers it; a drain that cannot be delivered waits for the timer. Returns a
 /// line for the log, and whether the scheduler has it.
 pub fn deliver(
     paths: &Paths,
     place: &Place<'_>,
     prefix: &str,
-    job: &JobId,
+    jobs: &str,
     fault: &Fault,
     gpus: Vec<String>,
 ) -> (String, bool) {
     let marker = Marker {
         note: markers::delivered(paths, place.node).and_then(|earlier| earlier.note),
-        job: job.as_str().to_owned(),
         gpus,
-        ..place.marker(&format!("{prefix} job {job}: {fault}"))
+        ..place.marker(&format!("{prefix} {jobs}: {fault}"))
     };
     // The marker first: a forgotten drain could never be lifted.
     let waiting = markers::write(paths, &marker);
