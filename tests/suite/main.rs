@@ -41,3 +41,4 @@ mod status;
 mod supervision;
 mod survivors;
 mod sweep;
+mod undisturbed;

@@ -8,7 +8,7 @@ use mpsd::job;
 use mpsd::job::node::Role;
 use mpsd::scheduler::{Exclusive, GpuName, GpuSource};
 use mpsd_core::record::RecordState;
-use mpsd_core::{Gpu, JobId};
+use mpsd_core::{ComputeMode, Gpu, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID, h200};
 use tests::sim::{Living, Sim, Trouble, World, living, paths, silence_kills};
@@ -288,4 +288,23 @@ fn a_job_does_not_believe_the_gpus_of_an_mps_that_has_ended() {
     assert!(has_control(&mps_of(1)) && !has_control(&mps_of(0)));
     Sim::well(&world).begin(&job(3, 1)).expect("the third begins");
     assert!(has_control(&mps_of(0)), "on its own GPU");
+}
+
+/// Else its next client would get no context. No process of it has one now, as before its first client comes.
+#[test]
+fn no_other_job_makes_the_gpu_of_a_shared_mps_exclusive() {
+    let world = Rc::new(RefCell::new(with([true, false])));
+    let idle = |process: &mut Living| process.gpus.clear();
+    world.borrow_mut().processes.values_mut().for_each(idle);
+    let alone = Scenario {
+        number: 4713,
+        ..Scenario::new("alone", "MPS=true", 1)
+    };
+    Sim::well(&world).begin(&alone).expect("it begins");
+    assert_eq!(world.borrow().inventory.gpus[0].mode, ComputeMode::Default);
+    assert!(Sim::well(&world).end(&alone).is_clean());
+    restored(&world, "beside one that wanted its GPU alone");
+    Sim::well(&world).begin(&alone).expect("it begins");
+    let mode = world.borrow().inventory.gpus[0].mode;
+    assert_eq!(mode, ComputeMode::ExclusiveProcess, "without a shared MPS");
 }

@@ -168,16 +168,15 @@ impl Running {
         }
     }
 
-    /// Sleeps; if `attentive`, no longer than until the server has gone or has said something, and launches a kernel.
-    pub fn sleep(&self, time: Duration, attentive: bool) -> Result<(), CudaError> {
+    /// Sleeps; if `attentive`, no longer than until the server has gone or has said something.
+    pub fn sleep(&self, time: Duration, attentive: bool) {
         let Some(mps) = self.mps.as_ref().filter(|_| attentive) else {
             std::thread::sleep(time);
-            return Ok(());
+            return;
         };
         let mut fds = [PollFd::new(mps.connection.as_fd(), PollFlags::POLLIN)];
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO);
         let _ = poll(&mut fds, timeout);
-        self.launch()
     }
 }
 
