@@ -118,8 +118,14 @@ fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
     assert_eq!(said.trim(), "code 0", "{took:?}");
     let listed = fs::read_dir("/proc").expect("/proc").flatten();
     let of_stranger = listed.filter(|entry| entry.metadata().is_ok_and(|it| it.uid() == STRANGER));
-    let runs = |entry: &DirEntry| fs::read_to_string(entry.path().join("stat")).is_ok_and(|stat| stat.contains(") R "));
-    assert_eq!(of_stranger.filter(runs).count(), LOOPS, "processes of the flood that run");
+    let runs = |entry: &DirEntry| {
+        fs::read_to_string(entry.path().join("stat")).is_ok_and(|stat| stat.contains(") R "))
+    };
+    assert_eq!(
+        of_stranger.filter(runs).count(),
+        LOOPS,
+        "processes of the flood that run"
+    );
     drop(flood);
     place.assert_as_before("a flood");
 }
