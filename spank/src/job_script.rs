@@ -1,12 +1,12 @@
 //! `job_prolog` and `job_epilog`: `slurmstepd spank prolog|epilog`, a root process that slurmd starts for every job of
 //! the cluster. A job that does not ask for MPS costs some getenv calls and one read of the configuration.
 
-use crate::arguments::Arguments;
 use crate::handle::{Item, Level, Node, Program, ProgramResult, Slurm, Verdict};
 use crate::submission;
 use mpsd_core::config::{Settings, Wait};
 use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
 use mpsd_core::failure::FailureKind;
+use mpsd_core::plugin_line::Arguments;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Flags;
 use mpsd_core::text::one_line;

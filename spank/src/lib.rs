@@ -8,7 +8,6 @@
 //! again.
 #![deny(unsafe_code)]
 
-mod arguments;
 mod ending;
 mod handle;
 mod job_script;

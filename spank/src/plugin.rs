@@ -1,9 +1,9 @@
 //! Each callback, by the program that Slurm runs.
 
-use crate::arguments::{Arguments, Scope};
 use crate::handle::{Context, Level, Node, Slurm, Verdict};
 use crate::state::PluginState;
 use crate::{ending, job_script, stepd, submission, task};
+use mpsd_core::plugin_line::{Arguments, Scope};
 use mpsd_core::request::Key;
 
 /// What Slurm calls.

@@ -1,9 +1,9 @@
 //! What the callbacks of one process share.
 
-use crate::arguments::Arguments;
 use mpsd_core::Request;
 use mpsd_core::config::Settings;
 use mpsd_core::observations::LimitSet;
+use mpsd_core::plugin_line::Arguments;
 use mpsd_core::request::Flags;
 use std::fs::File;
 

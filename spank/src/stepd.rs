@@ -3,13 +3,13 @@
 //! The step's slurmstepd starts it as root before its tasks and ends it in its exit callback. If slurmstepd is killed,
 //! job_epilog cleans up.
 
-use crate::arguments::{Arguments, Scope};
 use crate::handle::{Item, Node, Program, ProgramResult, Slurm};
 use crate::job_script::{self, program};
 use crate::state::PluginState;
 use mpsd_core::Request;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
+use mpsd_core::plugin_line::{Arguments, Scope};
 use mpsd_core::record::RecordState;
 use mpsd_core::request::Mode;
 

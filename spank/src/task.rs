@@ -5,7 +5,6 @@
 //! `_exit(1)`: under `optional` Slurm ignores the return value, and a failing init or user_init would end the job
 //! COMPLETED without having run (docs/facts/slurm.md#failures).
 
-use crate::arguments::Scope;
 use crate::handle::{Item, Level, Node, Slurm, Verdict};
 use crate::state::PluginState;
 use crate::stepd::{self, StepKind};
@@ -13,12 +12,15 @@ use crate::unplugged;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{self, Change, Task};
 use mpsd_core::partitions::{self, Holder, VARIABLE};
+use mpsd_core::plugin_line::Scope;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
 use mpsd_core::step::{of_step_after, of_tasks};
 use mpsd_core::{JobId, Refusal, Request};
 use std::path::Path;
+
+const NO_GPU: &str = "the job has GPUs and this step none, so it runs without MPS; add --gres=gpu:N to srun";
 
 /// Attaches the task to its MPS, leaves it alone, or refuses it.
 pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Verdict {
@@ -172,7 +174,15 @@ impl NewTask<'_> {
                     false => Ok(self.marked(changes)),
                 }
             }
-            Some(record) if self.has_no_gpu(&record) => Ok(self.marked(self.strip(None))),
+            Some(record) if self.has_no_gpu(&record) => {
+                // Slurm gives the job of `srun --exclusive` its node's GPUs, and the step none of them.
+                if has_flags && state.asks() && self.is_first_of(&record) {
+                    let node = self.slurm.node_name();
+                    let line = format!("job {}: on {node}: {NO_GPU}", self.job);
+                    self.slurm.log(Level::Notice, &line);
+                }
+                Ok(self.marked(self.strip(None)))
+            }
             Some(record) => {
                 let request = state.request_on().filter(|_| has_flags);
                 let changes = self.attach(&record, request)?;

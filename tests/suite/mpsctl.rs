@@ -402,7 +402,7 @@ fn what_a_script_reads_is_one_object() {
     assert_eq!(object(&["support-bundle", "--out", &out], 0)["file"], out);
     // A failure too, also of a command line that cannot be read, and beside the line on standard error.
     for (args, code, why) in [
-        (&["explain", "999"][..], 1, "'999': no error or program"),
+        (&["explain", "999"][..], 1, "'999': no known error"),
         (&["undrain"], 2, "no drain of ours"),
         (&["report", "9.srv"], 1, "job 9.srv: no report on this node"),
         (&["support-bundle", "--out", &out], 2, "cannot be written"),

@@ -61,6 +61,8 @@ fn scenarios() -> Vec<Scenario> {
         )
         .devices(|d| d.tasks_on_node = Some(6)),
         Scenario::new("auto_tasks_unknown", "MPS=true,MPS_THREADS=auto", 1),
+        Scenario::new("default_auto_tasks_unknown", "MPS=true", 1)
+            .config("[defaults]\nmem = \"auto\"\nthreads = \"auto\""),
         Scenario::new("mode_auto", "MPS=auto,MPS_THREADS=auto", 2).devices(|d| d.tasks_on_node = Some(8)),
         Scenario::new("mode_auto_shared", "MPS=auto", 1).devices(|d| d.exclusive = Exclusive::Shared(None)),
         Scenario::new("mode_auto_too_many_tasks", "MPS=auto", 1).devices(|d| d.tasks_on_node = Some(49)),

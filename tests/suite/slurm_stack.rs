@@ -190,6 +190,34 @@ fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
     cluster.check().ok();
 }
 
+/// srun refuses every `--mps` then, or prints ten lines for each job.
+#[test]
+fn a_line_that_the_plugin_does_not_take_and_one_that_stands_twice_are_told() {
+    let cluster = Cluster::enabled();
+    let good = cluster.line();
+    for word in ["scope=jobs", "konfig=/x", "config=etc/mpsd.toml"] {
+        cluster.write(OURS, &format!("{good} {word}\n"));
+        let ran = cluster.check().exits(1);
+        ran.prints(format!("FAIL  plugstack.conf: '{word}'"));
+    }
+    cluster.write(OURS, &format!("{good}\n"));
+    cluster.write("plugstack.conf.d/aa.conf", &format!("{good}\n"));
+    cluster.check().ok().prints("WARN  our line stands 2 times");
+    fs::remove_file(cluster.path("etc/plugstack.conf.d/aa.conf")).expect("remove");
+    cluster.check().ok().lacks("WARN  our line");
+}
+
+/// One line says so. Without a configuration NVML is not asked.
+#[test]
+fn a_configuration_that_cannot_be_used_is_the_only_trouble() {
+    let cluster = Cluster::enabled();
+    cluster.place.configure("compute_mode = \"exclusiv\"");
+    let ran = cluster.check().exits(1);
+    let wrong: Vec<&str> = ran.out.lines().filter(|line| line.starts_with("FAIL")).collect();
+    assert_eq!(wrong.len(), 1, "{ran:?}");
+    ran.prints("did you mean 'exclusive'?").lacks("NVML does not");
+}
+
 /// As every other program of ours on a host with several nodes.
 #[test]
 fn a_check_goes_by_the_settings_of_the_node_that_it_names() {
@@ -215,7 +243,7 @@ fn disable_names_the_jobs_that_run_and_waits_or_is_forced() {
         assert!(cluster.read(OURS).contains(&cluster.line()));
     }
     let ran = cluster.slurm("disable", &["--force"]).ok();
-    ran.prints("4711: with MPS here still");
+    ran.prints("jobs with MPS still run here: 4711");
     assert_eq!(cluster.read(OURS), "");
 
     cluster.enable().ok();
@@ -464,7 +492,7 @@ fn what_mps_needs_of_slurms_configuration_is_checked() {
             hidden,
             &[
                 "WARN  PrologFlags is not set",
-                "WARN  GresTypes has shard",
+                "OK    GresTypes has shard",
                 "is hidden from tasks by job_container/tmpfs",
                 "OK    UnkillableStepTimeout is 60 s",
             ][..],

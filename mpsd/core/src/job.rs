@@ -53,10 +53,20 @@ impl JobId {
             (raw.contains(".."), "it holds '..'"),
             (raw.chars().any(char::is_control), "it holds a control character"),
         ];
-        let Some((_, why)) = checks.into_iter().find(|(is_wrong, _)| *is_wrong) else {
-            return Ok(Self(raw.to_owned()));
-        };
         let what = format!("job id '{}'", one_line(raw, 60));
+        let Some((_, why)) = checks.into_iter().find(|(is_wrong, _)| *is_wrong) else {
+            return match raw.split_once('_') {
+                // Slurm shows an element so to users alone: its programs have the other id.
+                Some((array, element)) if is_digits(array) && is_digits(element) => {
+                    let why = "it is an element of an array, which has an id of its own";
+                    let allowed = format!(
+                        "what 'squeue -h -j {raw} -o %A' prints, or later 'sacct -nXj {raw} -o JobIDRaw'"
+                    );
+                    Err(Refusal::new(what, why, allowed))
+                }
+                _ => Ok(Self(raw.to_owned())),
+            };
+        };
         let allowed = "letters, digits, '.', '_', '-' and brackets, as schedulers write them";
         Err(Refusal::new(what, why, allowed))
     }
@@ -137,6 +147,9 @@ mod tests {
         for raw in ["", "a/b", "..", "4711..srv", "4711\n", "/etc", &"x".repeat(256)] {
             assert!(JobId::parse(raw).is_err(), "{raw:?}");
         }
+        let refused = JobId::parse("90_1").unwrap_err();
+        assert!(refused.allowed.contains("-j 90_1"), "{refused}");
+        assert!(JobId::parse("90.my_server").is_ok() && JobId::parse("90_1.srv").is_ok());
     }
 
     #[test]

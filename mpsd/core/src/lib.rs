@@ -19,6 +19,7 @@ pub mod observations;
 pub mod orders;
 pub mod partitions;
 pub mod paths;
+pub mod plugin_line;
 pub mod programs;
 pub mod ranks;
 pub mod record;

@@ -7,6 +7,7 @@ use std::path::Path;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Container {
     /// apptainer exec, singularity exec
+    #[value(alias = "singularity")]
     Apptainer,
     /// enroot start
     Enroot,

@@ -53,9 +53,7 @@ impl Doctor {
 pub(super) fn check(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
     let mut all = vec![match &context.broken {
         None => Pass("mpsd.toml can be used".to_owned()),
-        Some(broken) => Fail(format!(
-            "{broken}: every job that asks for MPS is stopped; 'mpsctl config check' tells when it is good"
-        )),
+        Some(broken) => CheckLine::unusable_config(broken),
     }];
     all.extend(PROGRAMS.map(|name| CheckLine::program(&context.programs.join(name), context.host)));
     match has_gpu(context) {

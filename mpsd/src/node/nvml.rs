@@ -175,7 +175,11 @@ impl Nvml {
         let path = Path::new(library);
         if path.is_absolute() {
             open_trusted(path).map_err(|error| {
-                let why = format!("'{library}': {error}");
+                // A link's goal has another name.
+                let why = match error.to_string() {
+                    why if why.contains(library) => why,
+                    why => format!("'{library}': {why}"),
+                };
                 let evidence = unless_scarce(Evidence::VendorProgram, error.errno());
                 NvmlError::new("load", NVML, why, evidence)
             })?;

@@ -10,6 +10,8 @@ use mpsd_core::{Gpu, Inventory, Refusal};
 const SHOWN: usize = 60;
 /// Why `auto` has no number where jobs share a GPU.
 pub(super) const NO_PART: &str = "the scheduler does not say which part of the GPU the job has";
+/// Why it has none on GPUs of the job's own.
+pub(super) const NO_TASKS: &str = "the scheduler does not say how many tasks the job has on a GPU";
 
 /// A request on the job's GPUs.
 #[derive(Debug, Clone)]
@@ -58,12 +60,14 @@ impl Draft<'_> {
         Err(self.refuse(key, why, format!("{own}, a daemon of this job's own")))
     }
 
-    /// A site's `auto` is no limit for a job whose part of a shared GPU is not known, and a note says so. The user's own `auto`
-    /// is refused.
+    /// A site's `auto` sets no limit for a job whose part of a shared GPU, or whose number of tasks, is not known. A note says so.
+    /// The user's own `auto` is refused.
     pub fn forget_auto_of_site(&mut self) -> Vec<String> {
-        if !self.shared || self.part.is_some() {
-            return Vec::new();
-        }
+        let why = match self.shared {
+            true if self.part.is_none() => NO_PART,
+            false if self.tasks.is_none() => NO_TASKS,
+            _ => return Vec::new(),
+        };
         let mut forgotten = Vec::new();
         if self.written.threads.is_none() && self.request.threads == Some(Threads::Auto) {
             self.request.threads = None;
@@ -73,7 +77,7 @@ impl Draft<'_> {
             self.request.memory = None;
             forgotten.push("mem");
         }
-        let note = |key| format!("[defaults] {key} = \"auto\" sets no limit: {NO_PART}");
+        let note = |key| format!("[defaults] {key} = \"auto\" sets no limit: {why}");
         forgotten.into_iter().map(note).collect()
     }
 

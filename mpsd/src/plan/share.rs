@@ -1,10 +1,10 @@
 //! Limits made concrete: `auto`, shares and replicas become per cents and MiB of the job's own GPUs, under the site's ceilings.
 
-use super::draft::{Draft, NO_PART};
+use super::draft::{Draft, NO_PART, NO_TASKS};
 use crate::scheduler::Part;
 use mpsd_core::limits::{Amount, Percent, Priority};
 use mpsd_core::record::{ClientLimits, Daemon};
-use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Threads};
+use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Syntax, Threads};
 use mpsd_core::{Gpu, GpuUuid, Refusal};
 use std::path::PathBuf;
 
@@ -89,17 +89,17 @@ impl Draft<'_> {
         })
     }
 
-    /// What `auto` divides a GPU by for `what`: the tasks that meet there, on the job's part of it. A job on a part of a GPU has one
+    /// What `auto` divides a GPU by for `key`: the tasks that meet there, on the job's part of it. A job on a part of a GPU has one
     /// task there unless its user gave a number.
-    fn auto_parts(&self, what: &str) -> Result<(u64, u64), Refusal> {
+    fn auto_parts(&self, key: Key) -> Result<(u64, u64), Refusal> {
         let tasks = match (self.shared, self.meeting) {
             (true, None) => 1,
-            _ => u64::from(self.meeting_tasks(what)?.max(1)),
+            _ => u64::from(self.meeting_tasks(key)?.max(1)),
         };
         match (self.shared, self.part) {
             (false, _) => Ok((1, tasks)),
             (true, Some(Part { own, all })) => Ok((own.into(), u64::from(all) * tasks)),
-            (true, None) => Err(Refusal::new(format!("{what}=auto"), NO_PART, "a fixed value")),
+            (true, None) => Err(self.refuse(key, NO_PART, "a fixed value")),
         }
     }
 
@@ -117,11 +117,15 @@ impl Draft<'_> {
         }
     }
 
-    fn meeting_tasks(&self, what: &str) -> Result<u32, Refusal> {
+    fn meeting_tasks(&self, key: Key) -> Result<u32, Refusal> {
         self.meeting.ok_or_else(|| {
-            let why = "the scheduler does not say how many tasks the job has on a GPU";
-            let allowed = "MPS_REPLICAS=N with the number of tasks on a GPU, or a fixed value";
-            Refusal::new(format!("{what}=auto"), why, allowed)
+            let replicas = self.syntax.token(Key::Replicas, Some("N"));
+            let tasks = match self.syntax {
+                Syntax::Flags => "the number of the job's tasks (-n), ",
+                Syntax::Account | Syntax::Resource => "",
+            };
+            let allowed = format!("{tasks}{replicas} with the number of tasks on a GPU, or a fixed value");
+            self.refuse(key, NO_TASKS, allowed)
         })
     }
 
@@ -138,7 +142,7 @@ impl Draft<'_> {
             (None, None) => (None, Vec::new()),
             (Some(Threads::Auto), _) => (
                 {
-                    let (own, all) = self.auto_parts("MPS_THREADS")?;
+                    let (own, all) = self.auto_parts(Key::Threads)?;
                     Some(Percent::auto(own, all))
                 },
                 Vec::new(),
@@ -179,7 +183,7 @@ impl Draft<'_> {
             (_, Some(replicas)) => even((1, replicas.into()))?,
             (None, None) if self.settings.ceilings.memory.is_none() => Vec::new(),
             (None, None) => self.on_each(|gpu| Ok(gpu.memory_mib.unwrap_or(u64::MAX)))?,
-            (Some(MemoryLimit::Auto), _) => even(self.auto_parts("MPS_MEM")?)?,
+            (Some(MemoryLimit::Auto), _) => even(self.auto_parts(Key::Mem)?)?,
             (Some(MemoryLimit::Uniform(amount)), _) => all(*amount)?,
             (Some(MemoryLimit::PerGpu(list)), _) => self.by_gpu(list)?,
             (Some(MemoryLimit::PerRank(list)), _) => {

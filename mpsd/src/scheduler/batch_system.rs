@@ -220,6 +220,7 @@ NodeName=gpu1 Name=gpu File=/dev/nvidia5
 NodeName=gpu1 Name=gpu File=/dev/nvidia6
 NodeName=gpu1 Name=shard Count=20 File=/dev/nvidia4
 NodeName=gpu1 Name=shard Count=16 File=/dev/nvidia6
+# then restart slurmctld, and slurmd on the nodes
 # a job asks: --gres=shard:N --mps, and with --mps-mem=auto gets N shards of the memory;
 # for every job: mem = \"auto\" below [defaults] in mpsd.toml
 ";

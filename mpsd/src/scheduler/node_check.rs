@@ -15,6 +15,7 @@ const NVIDIA: &str = "0x10de";
 const SERVER: &str = "nvidia-cuda-mps-server";
 const DRIVER: &str = "/proc/driver/nvidia/version";
 const MOST_OF_DRIVER: usize = 4096;
+const DRAINS: &str = "the first job that asks for MPS takes the node out of service";
 pub(crate) const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
 /// sd_booted(3).
 const BOOTED: &str = "/run/systemd/system";
@@ -84,17 +85,21 @@ pub(crate) fn has_gpu(ctx: &SetupContext<'_>) -> bool {
 
 pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
     let server = control.with_file_name(SERVER);
-    let one = |program: &Path, key: &str| match open_trusted(program) {
+    let one = |program: &Path, means: &str, remedy: &str| match open_trusted(program) {
         Ok(_) if host.executable(program) => Pass(format!("'{}' is a program of root's", program.display())),
         Ok(_) => Fail(format!("'{}' is not executable: chmod 0755", program.display())),
         Err(error) => Fail(format!(
-            "NVIDIA's MPS: {error}: the first job that asks for MPS takes the node out of service; install the driver's MPS \
-             programs{key}"
+            "NVIDIA's MPS: {error}: {means}; install the driver's MPS programs{remedy}"
         )),
     };
     vec![
-        one(control, ", or name this one with control in mpsd.toml"),
-        one(&server, " beside the control daemon"),
+        one(control, DRAINS, ", or name this one with control in mpsd.toml"),
+        // A server that does not start is no proof against the node.
+        one(
+            &server,
+            "no job's MPS becomes ready here",
+            " beside the control daemon",
+        ),
     ]
 }
 

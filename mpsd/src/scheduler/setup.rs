@@ -173,6 +173,12 @@ impl CheckLine {
         matches!(self, Self::Fail(_))
     }
 
+    pub(crate) fn unusable_config(why: &Failure) -> Self {
+        Self::Fail(format!(
+            "{why}: every job that asks for MPS is stopped; 'mpsctl config check' tells when it is good"
+        ))
+    }
+
     pub(crate) fn program(path: &Path, host: &dyn Host) -> Self {
         let shown = path.display();
         let wrong = "is not there, not executable, or others than root may put it there";
@@ -198,7 +204,8 @@ impl RunningJobs {
     pub fn allow(&self, paths: &Paths) -> Result<Option<String>, String> {
         let jobs = running_jobs(paths, if self.force { 0 } else { self.wait })?.join(", ");
         let timer = "mpsd-reconcile.timer takes";
-        let still = format!("{jobs}: with MPS here still; {timer} it down after them");
+        let still =
+            format!("jobs with MPS still run here: {jobs}; if it stays installed, {timer} their MPS down");
         match jobs.is_empty() || self.force {
             true => Ok(Some(still).filter(|_| !jobs.is_empty())),
             false => Err(format!(

@@ -105,7 +105,7 @@ mod tests {
             );
             assert!(seen.insert(entry.to.clone()), "{}", entry.to);
         }
-        let plugin = include_str!("../../../spank/src/arguments.rs");
+        let plugin = include_str!("../../../mpsd/core/src/plugin_line.rs");
         for path in [
             "/usr/libexec/mpsd/mps-prologue",
             "/usr/libexec/mpsd/mps-epilogue",

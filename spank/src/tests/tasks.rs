@@ -499,3 +499,26 @@ fn a_script_and_a_step_whose_gpus_slurm_does_not_name_have_all_of_the_jobs() {
     let slurm = runs(without, &FakeNode::ready());
     assert_eq!(slurm.job_env.keys().collect::<Vec<_>>(), ["MPSD_TASK"]);
 }
+
+/// `srun --exclusive --mps`: the job has its node's GPUs, and its step none. A later step, and one of a script, may mean that.
+#[test]
+fn a_job_whose_only_step_has_no_gpu_reads_that_it_runs_without_mps() {
+    let said = |slurm: FakeSlurm, flags: &str| {
+        let (verdict, slurm) = task(slurm.with(Item::TaskId, 0), &FakeNode::ready(), "", flags);
+        assert_eq!(verdict, Verdict::Continue);
+        slurm.at_level(Level::Notice)
+    };
+    let told = said(unnamed(), "mps");
+    assert!(
+        told.len() == 1 && told[0].contains("runs without MPS"),
+        "{told:?}"
+    );
+    let later = FakeSlurm::step(1).job("SLURM_STEP_GPUS", "").job(GPUS, "");
+    for (slurm, flags) in [
+        (unnamed().job("ENVIRONMENT", "BATCH"), "mps"),
+        (later, "mps"),
+        (unnamed(), ""),
+    ] {
+        assert_eq!(said(slurm, flags), [""; 0], "{flags}");
+    }
+}

@@ -49,7 +49,18 @@ impl Config {
     }
 
     fn of_bytes(path: &Path, bytes: Result<Vec<u8>, FileError>) -> Result<Self, Fault> {
-        let bytes = bytes.map_err(|error| whole(path, error.to_string()))?;
+        let bytes = bytes.map_err(|error| {
+            let remedy = if error.is_absent() {
+                "; an empty file has the defaults"
+            } else {
+                ""
+            };
+            Fault::new(
+                Evidence::Configuration,
+                "configuration",
+                format!("{error}{remedy}"),
+            )
+        })?;
         let text = String::from_utf8(bytes).map_err(|_| whole(path, "is not UTF-8 text"))?;
         Self::parse_as(path, text)
     }

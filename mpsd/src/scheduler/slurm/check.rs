@@ -3,13 +3,14 @@
 use super::conf::Conf;
 use super::gres::Gres;
 use super::installation::{Installation, Release, stamp_of};
-use super::stack::{Delivery, PLUGIN, Stack, USUAL_PROGRAMS, WORDS, our_line};
+use super::stack::{Delivery, PLUGIN, Stack, WORDS, our_line};
 use crate::scheduler::call::{MARGIN, Program, within};
 use crate::scheduler::node_check::node_check;
 use crate::scheduler::numbers::{List, Number, Numbers};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::SetupContext;
 use mpsd_core::config::Config;
+use mpsd_core::plugin_line::Arguments;
 use mpsd_core::trusted::open_trusted;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,7 +41,8 @@ pub(super) fn check(
             let file = plugin.insert(PathBuf::from(words[1]));
             all.push(Pass(format!("'{}' has our line, '{}'", home.display(), words[0])));
             all.push(check_plugin(file, releases.first().copied()));
-            all.extend(check_files(&words, ctx));
+            all.extend(check_words(&words[2..], ctx));
+            all.extend(stack.check_repeats());
             all.extend(stack.check_containers(file));
         }
         Err(why) => all.push(Fail(format!("'{}': {why}", home.display()))),
@@ -102,13 +104,14 @@ fn line(home: &Path) -> Result<String, String> {
     }
     open_trusted(home).map_err(|e| format!("{e}; allowed: root's, not writable by others"))?;
     let words = WORDS.join(" or ");
-    our_line(home).ok_or_else(|| format!("no line that begins with {words} and names {PLUGIN}"))
+    let none = || format!("no line that begins with {words} and names {PLUGIN}; run 'mpsctl slurm enable'");
+    our_line(home).ok_or_else(none)
 }
 
 fn check_plugin(file: &Path, installed: Option<Release>) -> CheckLine {
     let shown = file.display();
     match (stamp_of(file), installed) {
-        (Err(why), _) => Fail(why),
+        (Err(why), _) => Fail(format!("{why}; run 'mpsctl slurm enable'")),
         (Ok(stamp), Some(release)) if stamp != release => Fail(format!(
             "'{shown}' is for Slurm {stamp}, and {release} is installed: run 'mpsctl slurm enable' again"
         )),
@@ -116,22 +119,24 @@ fn check_plugin(file: &Path, installed: Option<Release>) -> CheckLine {
     }
 }
 
-fn check_files(words: &[&str], ctx: &SetupContext<'_>) -> [CheckLine; 3] {
-    let given = |key: &str, usual: PathBuf| {
-        let mut words = words.iter();
-        let value = words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
-        value.map_or(usual, PathBuf::from)
+/// The words behind the plugin's path, and the files that they name.
+fn check_words(words: &[&str], ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+    let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+    let arguments = match Arguments::parse(&words) {
+        Ok(arguments) => arguments,
+        Err(why) => {
+            return vec![Fail(format!(
+                "{why}; until then every request for MPS is refused"
+            ))];
+        }
     };
-    let program = |key: &str| {
-        let usual = Path::new(USUAL_PROGRAMS).join(format!("mps-{key}"));
-        CheckLine::program(&given(key, usual), ctx.host)
+    let config = match Config::load(&arguments.config) {
+        Ok(_) => Pass(format!("'{}' can be used", arguments.config.display())),
+        Err(error) => CheckLine::unusable_config(&error.into()),
     };
-    let config = given("config", mpsd_core::config::DEFAULT_PATH.into());
-    let config = match Config::load(&config) {
-        Ok(_) => Pass(format!("'{}' can be used", config.display())),
-        Err(error) => Fail(error.to_string()),
-    };
-    [program("prologue"), program("epilogue"), config]
+    let programs = [arguments.prologue, arguments.epilogue];
+    let programs = programs.map(|program| CheckLine::program(&program, ctx.host));
+    programs.into_iter().chain([config]).collect()
 }
 
 /// Whether slurmd has our plugin: loaded, as root can see, or else because it began after our line was written. A copy that
@@ -192,7 +197,7 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     });
     let shared = "jobs may share a GPU, so its compute mode stays as it is";
     let shares = ["mps", "shard"].into_iter().filter(lists);
-    all.extend(shares.map(|share| Warn(format!("GresTypes has {share}: {shared}"))));
+    all.extend(shares.map(|share| Pass(format!("GresTypes has {share}: {shared}"))));
     let containers = conf.value("JobContainerType").unwrap_or_default();
     if containers.ends_with("tmpfs") {
         all.push(container(ctx.settings.paths.run()));
@@ -240,7 +245,6 @@ fn container(run: &Path) -> CheckLine {
     }
 }
 
-/// Whether Slurm's number of each GPU leads a job to that GPU; the lines of gres.conf if not.
 /// What jobs that share a GPU get.
 fn check_shards(gres: &Gres) -> Option<CheckLine> {
     match gres.shards_of_each {
@@ -260,14 +264,14 @@ fn check_shards(gres: &Gres) -> Option<CheckLine> {
     }
 }
 
+/// Whether Slurm's number of each GPU leads a job to that GPU; the lines of gres.conf if not. Without NVML another line says so.
 fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let gres = Gres::read(&conf.file, node, ctx.host).ok();
     let Some(gres) = gres.filter(|gres| gres.grants) else {
         return Vec::new();
     };
     let Ok(inventory) = (ctx.inventory)(node) else {
-        let text = "NVML does not answer: which GPUs gres.conf lists is not known";
-        return vec![Warn(text.to_owned())];
+        return Vec::new();
     };
     let shards = check_shards(&gres);
     let outdated = |why| Warn(format!("{why}; until it is restarted no compute mode is changed"));

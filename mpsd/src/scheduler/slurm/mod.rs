@@ -160,6 +160,7 @@ impl BatchSystem for Slurm {
              NodeName={node} Gres=gpu:{count},shard:{total}\n\
              # gres.conf: leave the gpu lines out where AutoDetect or other lines describe the GPUs\n\
              {lines}\
+             # then restart slurmctld, and slurmd on the nodes\n\
              # a job asks: --gres=shard:N --mps, and with --mps-mem=auto gets N shards of the memory;\n\
              # for every job: mem = \"auto\" below [defaults] in mpsd.toml\n"
         )

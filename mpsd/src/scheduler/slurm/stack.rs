@@ -124,6 +124,23 @@ impl Stack {
         lines.iter().any(|(_, line)| is_its(line))
     }
 
+    /// Slurm loads a plugin once for each line, and each registers the same flags.
+    pub fn check_repeats(&self) -> Option<CheckLine> {
+        let lines = self.lines().into_iter();
+        let files: Vec<String> = lines
+            .filter(|(_, line)| is_first(line))
+            .map(|(file, _)| format!("'{}'", file.display()))
+            .collect();
+        let text = || {
+            format!(
+                "our line stands {} times, in {}; keep one",
+                files.len(),
+                files.join(", ")
+            )
+        };
+        (files.len() > 1).then(|| Warn(text()))
+    }
+
     /// Whether the order of the lines keeps tasks from their MPS, or from reading that they have none.
     pub fn check_containers(&self, plugin: &Path) -> Vec<CheckLine> {
         let check = |(name, file): &(&str, &str)| self.check_container(name, file, plugin);

@@ -1,6 +1,6 @@
 //! The words after the plugin's path in plugstack.conf: `key=value`, strict.
 
-use mpsd_core::text::one_line;
+use crate::text::one_line;
 use std::path::PathBuf;
 
 /// What may have a daemon of its own.
@@ -8,6 +8,7 @@ use std::path::PathBuf;
 pub enum Scope {
     /// Jobs that ask when they are submitted, and steps that ask in a job that did not.
     Both,
+    /// Jobs only.
     Job,
     /// Steps only. With the variant of the plugin that has no job_prolog, Slurm starts no process for mpsd.
     Step,
@@ -16,9 +17,13 @@ pub enum Scope {
 /// What the line in plugstack.conf says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arguments {
+    /// mpsd.toml.
     pub config: PathBuf,
+    /// Starts a job's MPS.
     pub prologue: PathBuf,
+    /// Ends it.
     pub epilogue: PathBuf,
+    /// Who may ask.
     pub scope: Scope,
 }
 
@@ -34,7 +39,10 @@ impl Default for Arguments {
 }
 
 impl Arguments {
-    /// Reads the words. An error names the word, the reason and what is allowed.
+    /// Reads the words.
+    ///
+    /// # Errors
+    /// It names the word, the reason and what is allowed.
     pub fn parse(words: &[String]) -> Result<Self, String> {
         let mut arguments = Self::default();
         let mut keys: Vec<&str> = Vec::new();
