@@ -42,8 +42,8 @@ pub const FACTORS: &[Factor] = &[
     factor("names", &["by-itself", "ordinal", "uuid"]),
     // Tasks on a node: one for each GPU of a job with several, or more.
     factor("tasks", &["two-tasks", "four-tasks", "six-tasks"]),
-    // --mps, or --mps=auto, which gives it where two tasks have a GPU together.
-    factor("need", &["always", "if-needed"]),
+    // --mps; --mps=auto, which gives it where two tasks have a GPU together; the same for a partition, where the user says nothing.
+    factor("need", &["always", "if-needed", "by-partition"]),
     // Whether the nodes of the job that asks load the plugin: all, the first of two, none.
     factor(PLUG, &["plugged", "half-plugged", "unplugged"]),
 ];
@@ -103,11 +103,16 @@ pub fn possible(choice: &Choice) -> bool {
         // An MPS of the job's own is what it has anyway.
         is("ask", "own") && is_not("gpus", "shard1"),
         // One mode at a time; auto binds no task; and the job's other GPUs of such a node are Slurm's to count.
-        is("need", "if-needed")
+        is_not("need", "always")
             && (is("ask", "own")
                 || is("ask", "per-gpu")
                 || is_not("ranks", "as-the-site")
                 || is("node", "alone-on-node")),
+        // The user has no words for limits or names then, and its job did ask.
+        is("need", "by-partition")
+            && (is_not("ask", "on") || is_not("names", "by-itself") || is("step", "one-asks")),
+        // A component that asks has MPS in any case.
+        is("need", "by-partition") && is("launch", "het") && is("step", "one-lowers"),
         // Slurm 22.05 itself: such a job stays "PENDING Resources" on idle nodes.
         is("gpus", "shard1") && is("node", "alone-on-node"),
         // What keeps a task from its MPS would hide what its limits are: a list without the node's first GPU, two types of GPUs, a

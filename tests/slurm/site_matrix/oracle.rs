@@ -7,8 +7,8 @@ use tests::slurm::{Bystander, SMS, Witness};
 
 use super::factors::{Choice, is, is_any};
 use super::request::{
-    LESS, Step, StepRequest, Variant, gpus, is_batch, is_bound_by_us, is_shared, is_unneeded, is_unplugged,
-    steps, tasks,
+    LESS, Step, StepRequest, Variant, gpus, is_batch, is_bound_by_us, is_by_partition, is_shared,
+    is_unneeded, is_unplugged, steps, tasks,
 };
 
 const MEMORY: u64 = 143_771;
@@ -17,8 +17,9 @@ const NO_FLAG: &str = "unrecognized option '--mps";
 
 #[derive(Debug)]
 pub struct Run {
-    pub variant: Variant,
     pub nodes: [String; 2],
+    /// Whether its user wrote a flag of ours.
+    pub has_flags: bool,
     /// The command's exit code; nothing if a signal ended it.
     pub code: Option<i32>,
     pub said: String,
@@ -75,7 +76,7 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
     let [with, without, plain] = runs;
     let mut troubles = Vec::new();
     baseline(request, plain, &mut troubles);
-    same_run(without, plain, &mut troubles);
+    same_run("did not ask", without, plain, &mut troubles);
     let expected = plain.by_place();
     let found = with.by_place();
     let exclusive = |place: &Place, task: &Witness| {
@@ -86,30 +87,54 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
     };
     // The first GPU of the node is not in its gres.conf, and CUDA counts it: for the job that has the first of the list, and
     // for every job that may open what is not listed.
-    let uncertain = is(site, "gres", "partial")
-        && !is_unneeded(request)
+    let unknown = is(site, "gres", "partial")
         && (is(site, "devices", "constrained") || is(request, "node", "alone-on-node"));
+    let uncertain = unknown && !is_unneeded(request);
+    // Where the site asks, and finds that MPS brings nothing or cannot be, or is not there, nobody sees that it did.
+    let is_untouched =
+        |node| is_by_partition(request) && (is_unneeded(request) || uncertain || is_unplugged(request, node));
+    if is_untouched(0) && is_untouched(1) && !with.has_flags {
+        same_run("auto gives it nothing", with, plain, &mut troubles);
+    }
     let batch = steps(request)
         .first()
         .is_some_and(|step| step.label == "batch" && step.request == StepRequest::AsItsJob);
     // A script that asked does not begin where the plugin is not loaded.
-    let stopped =
-        is_batch(request) && is_unplugged(request, 0) && steps(request)[0].request == StepRequest::AsItsJob;
+    let stopped = is_batch(request)
+        && is_unplugged(request, 0)
+        && steps(request)[0].request == StepRequest::AsItsJob
+        && !is_by_partition(request);
+    // Slurm's own word: no srun there has our flags.
+    let has_no_flag = |step: &Step| {
+        let has_own = !matches!(step.request, StepRequest::AsItsJob | StepRequest::Nothing);
+        !stopped && has_own && is_batch(request) && is_unplugged(request, 0)
+    };
     for step in steps(request) {
         let wants_mps = step.wants_mps();
+        // It says so itself, whatever its partition found.
+        let asks = step.request == StepRequest::Less && is_by_partition(request);
+        let is_untouched = |node| is_untouched(node) && !asks;
         let places = expected.iter().filter(|(place, _)| place.0 == step.label);
         for (place, model) in places {
             let said = match (step.request, found.get(place)) {
+                (_, None) if has_no_flag(&step) => refused(with, &step, NO_FLAG),
+                (_, None) if is_untouched(place.2) => missing(with, &step),
+                (_, Some(task)) if is_untouched(place.2) => same_task(task, model, with, plain),
                 (_, task) if stopped || wants_mps && is_unplugged(request, place.2) => {
                     let ran = task.map(|_| "ran where Slurm does not load the plugin".to_owned());
-                    // Slurm's own word: no srun there has our flags.
-                    let in_script =
-                        step.request == StepRequest::Own && is_batch(request) && is_unplugged(request, 0);
-                    let word = if in_script { NO_FLAG } else { "did not load" };
+                    let word = if has_no_flag(&step) {
+                        NO_FLAG
+                    } else {
+                        "did not load"
+                    };
                     ran.into_iter().chain(refused(with, &step, word)).collect()
                 }
-                (_, Some(task)) if wants_mps && is_unneeded(request) => same_task(task, model, with, plain),
-                _ if uncertain && (wants_mps || batch) => refused(with, &step, "is not certain"),
+                (_, Some(task)) if wants_mps && is_unneeded(request) && !asks => {
+                    same_task(task, model, with, plain)
+                }
+                _ if unknown && asks || uncertain && (wants_mps || batch) => {
+                    refused(with, &step, "is not certain")
+                }
                 (StepRequest::Nothing | StepRequest::OffOfComponent, Some(task)) => {
                     same_task(task, model, with, plain)
                 }
@@ -171,22 +196,22 @@ fn baseline(request: &Choice, plain: &Run, troubles: &mut Vec<String>) {
 }
 
 /// The job that did not ask is as on a cluster without the plugin, in every task and every word.
-fn same_run(without: &Run, plain: &Run, troubles: &mut Vec<String>) {
-    let codes = (without.code, plain.code);
+fn same_run(who: &str, run: &Run, plain: &Run, troubles: &mut Vec<String>) {
+    let codes = (run.code, plain.code);
     if codes.0 != codes.1 {
-        troubles.push(format!("did not ask: exit codes {codes:?}"));
+        troubles.push(format!("{who}: exit codes {codes:?}"));
     }
-    let (ours, theirs) = (lines(without), lines(plain));
+    let (ours, theirs) = (lines(run), lines(plain));
     for line in ours.symmetric_difference(&theirs) {
-        troubles.push(format!("did not ask: only one plain job reads '{line}'"));
+        troubles.push(format!("{who}: only one job reads '{line}'"));
     }
-    let found = without.by_place();
+    let found = run.by_place();
     for (place, model) in plain.by_place() {
         let said = match found.get(&place) {
-            Some(task) => same_task(task, model, without, plain),
+            Some(task) => same_task(task, model, run, plain),
             None => vec!["is not there".into()],
         };
-        let named = |said| format!("did not ask: {} r{}: {said}", place.0, place.3);
+        let named = |said| format!("{who}: {} r{}: {said}", place.0, place.3);
         troubles.extend(said.into_iter().map(named));
     }
 }
@@ -300,7 +325,7 @@ fn same_task(task: &Witness, model: &Witness, run: &Run, plain: &Run) -> Vec<Str
     let names: BTreeSet<&str> = ours.keys().chain(theirs.keys()).copied().collect();
     for name in names {
         // The options of another step or component travel in variables of these names.
-        if run.variant == Variant::With && name.contains("_SPANK_") {
+        if run.has_flags && name.contains("_SPANK_") {
             continue;
         }
         // An srun that knows no flag of ours makes no step, and the next one has its number.
@@ -337,7 +362,7 @@ fn refused(run: &Run, step: &Step, word: &str) -> Vec<String> {
     }
 }
 
-/// A task that asked: on its GPU, under its own daemon, with its limits.
+/// A task with MPS: on its GPU, under its own daemon, with its limits.
 fn attached(
     site: &Choice,
     request: &Choice,
@@ -433,6 +458,7 @@ fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<Str
     let meeting = if is_shared(request) { 4 * meeting } else { meeting };
     let percent = match () {
         () if step.request == StepRequest::Less => LESS.parse().unwrap_or(0.0),
+        () if is_by_partition(request) => 100.0,
         () if ask("on") || ask("per-gpu") || ask("own") => 50.0,
         () if ask("list") => [30.0, 70.0][rank % 2],
         () if ask("auto") => (200.0 / meeting as f64).min(100.0),
@@ -444,6 +470,7 @@ fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<Str
         said.push(format!("{:?} multiprocessors, not {sms}", task.cuda.sms));
     }
     let allowed: &[Option<u64>] = match () {
+        () if is_by_partition(request) => &[None],
         () if ask("on") || ask("own") => &[Some(4096)],
         () if ask("memory-by-gpu") && gpus(request) > 1 => &[Some(4096), Some(2048)],
         () if ask("memory-by-gpu") => &[Some(4096)],

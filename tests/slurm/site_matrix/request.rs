@@ -1,7 +1,7 @@
 //! A job as its factors say: its command, with MPS and without, and what is expected of each of its steps.
 
 use super::factors::{Choice, is, is_any};
-use super::site::NODE;
+use super::site::{AUTO, NODE};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
@@ -148,7 +148,12 @@ fn own_flags(request: &Choice) -> String {
 
 /// Whether `--mps=auto` gives nothing: no two tasks have a GPU together, and no other job has it.
 pub fn is_unneeded(request: &Choice) -> bool {
-    is(request, "need", "if-needed") && tasks(request) <= gpus(request) && !is_shared(request)
+    !is(request, "need", "always") && tasks(request) <= gpus(request) && !is_shared(request)
+}
+
+/// Whether the site asks for the job, and its user does not.
+pub fn is_by_partition(request: &Choice) -> bool {
+    is(request, "need", "by-partition")
 }
 
 /// Whether the user's jobs on the GPU have one MPS.
@@ -211,6 +216,11 @@ pub fn is_batch(request: &Choice) -> bool {
     is(request, "launch", "sbatch") || is(request, "launch", "array")
 }
 
+pub fn has_flags(request: &Choice, variant: Variant) -> bool {
+    let (words, script) = command(request, variant, "");
+    words.contains("--mps") || script.contains("--mps")
+}
+
 /// The job's command, and the script of a batch job or of an allocation's shell. `witness` is the program and its
 /// directory.
 pub fn command(request: &Choice, variant: Variant, witness: &str) -> (String, String) {
@@ -224,12 +234,17 @@ pub fn command(request: &Choice, variant: Variant, witness: &str) -> (String, St
         }
     };
     let of_job = match steps[0].request {
+        // All three are in the partition, and the one without MPS says so.
+        _ if is_by_partition(request) && variant == Variant::Without => format!("-p {AUTO} --mps=off"),
+        _ if is_by_partition(request) => format!("-p {AUTO}"),
         StepRequest::AsItsJob => typed(own_flags(request)),
         _ => String::new(),
     };
     let of_step = |step: &Step| match step.request {
         StepRequest::AsItsJob | StepRequest::Nothing => String::new(),
         StepRequest::Own => typed(own_flags(request)),
+        // Its srun knows of no request of its job.
+        StepRequest::Less if is_by_partition(request) => typed(format!("--mps --mps-threads={LESS}")),
         StepRequest::Less => typed(format!("--mps-threads={LESS}")),
         StepRequest::Off | StepRequest::OffOfComponent => typed("--mps=off".to_owned()),
     };
@@ -237,6 +252,7 @@ pub fn command(request: &Choice, variant: Variant, witness: &str) -> (String, St
     let [first, second] = variant.nodes(request);
     if is("launch", "het") {
         let own = match steps[1].request {
+            _ if is_by_partition(request) => format!("{of_job} {}", of_step(&steps[1])),
             StepRequest::AsItsJob | StepRequest::Less => format!("{of_job} {}", of_step(&steps[1])),
             _ => of_step(&steps[1]),
         };

@@ -45,7 +45,7 @@ impl Site {
         let (runs, modes) = match self.run(request, &dir) {
             Ok(seen) => seen,
             Err(error) => {
-                self.cell.root(&format!("scancel -u {}", self.cell.user.name))?;
+                self.cell.root(&format!("scancel -u {}", self.cell.user.uid))?;
                 return Ok([vec![format!("{error:#}")], self.left()?].concat());
             }
         };
@@ -153,8 +153,8 @@ impl Site {
                 said += &fs::read_to_string(file)?;
             }
             runs.push(Run {
-                variant,
                 nodes: variant.nodes(request),
+                has_flags: request::has_flags(request, variant),
                 code,
                 said,
                 tasks: Witness::all(&place)?,
@@ -213,13 +213,13 @@ impl Site {
         let (cell, bed) = (&self.cell, &self.cell.bed);
         let mut troubles = Vec::new();
         let gone = bed.wait_until("the end of the jobs", QUIET, || {
-            let queue = cell.root(&format!("squeue -h -a -o %i -u {}", cell.user.name))?;
+            let queue = cell.root(&format!("squeue -h -a -o %i -u {}", cell.user.uid))?;
             let completing = cell.root("sinfo -h -N -o %T")?.contains("completing");
             Ok(queue.trim().is_empty() && !completing)
         });
         if let Err(error) = gone {
             troubles.push(format!("left: {error:#} {}", bed.situation().replace('\n', "; ")));
-            cell.root(&format!("scancel -u {}", cell.user.name))?;
+            cell.root(&format!("scancel -u {}", cell.user.uid))?;
         }
         for node in bed.nodes() {
             let state = bed.node_state(&node)?;

@@ -11,6 +11,9 @@ const GPUS: u32 = 4;
 
 pub const NODE: &str = "site";
 
+/// The partition whose jobs have MPS by `auto` without a word of their user.
+pub const AUTO: &str = "auto";
+
 /// Minor numbers in the order of the bus: as everybody expects them, and as a public document of a site shows them.
 const MINORS: [[u32; GPUS as usize]; 2] = [[0, 1, 2, 3], [2, 3, 0, 1]];
 
@@ -31,7 +34,7 @@ pub fn needs(site: &Choice) -> Option<String> {
 pub fn create(site: &Choice) -> Result<(Bed, Simulated)> {
     let mut bed = Bed::create(options(site))?;
     let extra = format!(
-        "compute_mode = \"{}\"\n[slurm]\nwait = \"{}\"\n",
+        "compute_mode = \"{}\"\n[slurm]\nauto_partitions = [\"{AUTO}\"]\nwait = \"{}\"\n",
         if is(site, "mode", "keep") {
             "keep"
         } else {
@@ -82,6 +85,7 @@ pub fn options(site: &Choice) -> Options {
         // Slurm 25.11 takes only Cores= that are whole sockets.
         node_words: is("gres", "cores").then(|| "Sockets=2 CoresPerSocket=4 ThreadsPerCore=1".into()),
         plain_nodes: [5, 6, 7, 8].map(|number| format!("{NODE}{number}")).to_vec(),
+        partition_lines: vec![format!("PartitionName={AUTO} Nodes=ALL State=UP")],
         prolog_flags: match () {
             () if is("prolog", "alloc") => "Alloc".into(),
             () if is("prolog", "contain") => "Alloc,Contain".into(),
