@@ -9,6 +9,7 @@ use crate::runner::{Context, Group, cells};
 pub const GROUP: Group = Group {
     options: || Options {
         partition_lines: vec!["PartitionName=auto Nodes=ALL State=UP".into()],
+        login_shells: true,
         ..Options::default()
     },
     prepare: |bed| Simulated::install(bed, "[slurm]\nauto_partitions = [\"auto\"]\n", |node| node),

@@ -5,24 +5,30 @@ use std::collections::BTreeSet;
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tests::slurm::Record;
+use tests::slurm::{Options, Record};
 
 use crate::jobs::{LIMIT, check_daemons, ended, gpus, holds, records};
 use crate::runner::{Context, Group, cells};
 
-pub const GROUP: Group = Group::new(
-    "shapes",
-    cells![
-        two_jobs_have_a_daemon_and_a_gpu_each,
-        a_job_run_again_has_another_daemon,
-        a_cancelled_job_leaves_nothing,
-        a_job_submitted_by_a_job_has_nothing_of_it,
-        a_batch_job_without_environment_has_its_mps,
-        steps_at_once_share_their_jobs_daemons,
-        steps_that_ask_at_once_have_a_daemon_each,
-        a_killed_slurmstepd_leaves_nothing,
-    ],
-);
+pub const GROUP: Group = Group {
+    options: || Options {
+        login_shells: true,
+        ..Options::default()
+    },
+    ..Group::new(
+        "shapes",
+        cells![
+            two_jobs_have_a_daemon_and_a_gpu_each,
+            a_job_run_again_has_another_daemon,
+            a_cancelled_job_leaves_nothing,
+            a_job_submitted_by_a_job_has_nothing_of_it,
+            a_batch_job_without_environment_has_its_mps,
+            steps_at_once_share_their_jobs_daemons,
+            steps_that_ask_at_once_have_a_daemon_each,
+            a_killed_slurmstepd_leaves_nothing,
+        ],
+    )
+};
 
 /// Of two users, and of one.
 fn two_jobs_have_a_daemon_and_a_gpu_each(cell: &Context) -> Result<()> {
@@ -168,8 +174,8 @@ fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
         bail!("one slurmstepd expected: {stepds:?}")
     };
     kill(Pid::from_raw(stepd.pid), Signal::SIGKILL)?;
-    // Slurm itself does not notice: the job is ended from outside.
-    cell.root(&format!("scancel --user {}", cell.user.name))?;
+    // Slurm itself does not notice: the job is ended from outside. 26.05 knows no user of the name 'nobody'.
+    cell.root(&format!("scancel --user {}", cell.user.uid))?;
     job.wait(LIMIT)?;
     cell.wait("the daemon's end", || {
         Ok(nodes.iter().all(|node| node.daemons().is_empty()))

@@ -147,7 +147,7 @@ fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
     let (next, out) = (next.display(), out.display());
     let shape = "-w node2 --gres=gpu:1";
     let wait = format!("sbatch --quiet --wait {shape} --output={out}");
-    // Such a job gets the same with NIL as with NONE, for which 26.05 wants a login shell that the bed's users have not.
+    // Such a job gets the same with NIL as with NONE, for which 25.05 and later want a login shell.
     let inner = [
         format!("{wait} {next}; cat {out}; rm {out}"),
         format!("{wait} --export=NIL {next}; cat {out}; rm {out}"),

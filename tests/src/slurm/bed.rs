@@ -13,7 +13,7 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use super::conf;
 use super::host::{
     cgroups_of_slurmd, free_ports, fresh_cgroup, fresh_directory, program, program_beside,
-    resolves_to_loopback,
+    resolves_to_loopback, search_path,
 };
 use super::look::Snapshot;
 use super::options::Options;
@@ -251,7 +251,7 @@ impl Bed {
         };
         let slurmd = program(&["slurmd", "slurmd-wlm"])?;
         let argv = [slurmd, "-D".into(), "-N".into(), node.into()];
-        let argv = [&self.with_private_dev(node)?[..], &argv, &source].concat();
+        let argv = [&self.with_own_mounts(node)?[..], &argv, &source].concat();
         self.start_daemon(node, argv, env)
     }
 
@@ -326,11 +326,43 @@ impl Bed {
         )?)
     }
 
-    /// What comes before a node's slurmd so that it, its steps and its prologs see the node's own `/dev`.
-    fn with_private_dev(&self, node: &str) -> Result<Vec<String>> {
-        if self.options.minors.is_empty() {
+    /// What comes before a node's slurmd so that it, its steps and its prologs see the node's own `/dev` and users.
+    fn with_own_mounts(&self, node: &str) -> Result<Vec<String>> {
+        let mut mounts = Vec::new();
+        if self.options.login_shells {
+            let passwd = self.passwd()?;
+            mounts.push(format!("/bin/mount --bind {} /etc/passwd", passwd.display()));
+        }
+        if !self.options.minors.is_empty() {
+            mounts.push(self.mount_private_dev(node)?);
+        }
+        if mounts.is_empty() {
             return Ok(Vec::new());
         }
+        let script = mounts.join(" && ") + " && exec \"$@\"";
+        let unshare = program(&["unshare"])?;
+        let before = format!("{unshare} --mount --propagation private /bin/sh -c");
+        let words = before.split(' ').chain([script.as_str(), "sh"]);
+        Ok(words.map(str::to_owned).collect())
+    }
+
+    /// The machine's accounts, where those that submit have a shell, and the path to this Slurm in their profile.
+    fn passwd(&self) -> Result<PathBuf> {
+        let mut all = fs::read_to_string("/etc/passwd")?;
+        for user in &self.users.0 {
+            let (name, home) = (&user.name, self.home(user));
+            let others = all.lines().filter(|line| line.split(':').next() != Some(name));
+            let others: String = others.map(|line| format!("{line}\n")).collect();
+            let (uid, gid) = (user.uid, user.gid);
+            all = format!("{others}{name}:x:{uid}:{gid}::{}:/bin/sh\n", home.display());
+            fs::write(home.join(".profile"), format!("export PATH={}\n", search_path()))?;
+        }
+        let path = self.dir.join("etc/passwd");
+        fs::write(&path, all)?;
+        Ok(path)
+    }
+
+    fn mount_private_dev(&self, node: &str) -> Result<String> {
         let dev = conf::private_dev(&self.dir, node);
         let dev = dev.display();
         let here = [self.run.join(node), self.run.join(HERE)];
@@ -346,14 +378,10 @@ impl Bed {
             ),
             false => String::new(),
         };
-        let script = format!(
+        Ok(format!(
             "{usual}/bin/mount --bind {own} {here} && /bin/mount --bind /dev/pts {dev}/pts && /bin/mount --bind /dev/shm {dev}/shm && \
-             /bin/mount --rbind {dev} /dev && exec \"$@\""
-        );
-        let unshare = program(&["unshare"])?;
-        let before = format!("{unshare} --mount --propagation private /bin/sh -c");
-        let words = before.split(' ').chain([script.as_str(), "sh"]);
-        Ok(words.map(str::to_owned).collect())
+             /bin/mount --rbind {dev} /dev"
+        ))
     }
 
     /// Ends it now and says what had to be forced: nothing, when all went well.

@@ -19,6 +19,9 @@ pub struct Options {
     /// Minor numbers of the nodes' GPUs in the order of the bus. Each node then has a `/dev` of its own with
     /// `/dev/nvidia<minor>`; empty: files of the bed's own, `Gpus::Simulated` of them.
     pub minors: Vec<u32>,
+    /// The users have a shell and a profile on the nodes, as on a cluster. Slurm runs `su - USER` for the environment of a
+    /// script with `--export=NONE`, and from 25.05 on requeues the job if that fails.
+    pub login_shells: bool,
     /// `gres.conf` instead of a line for each GPU.
     pub gres_conf: Option<String>,
     /// What `slurm.conf` says of each node's GPUs instead of `gpu:COUNT`.
@@ -68,6 +71,7 @@ impl Default for Options {
             cpus: 8,
             gpus: Gpus::Simulated(2),
             minors: Vec::new(),
+            login_shells: false,
             gres_conf: None,
             gres: None,
             blanks: false,
