@@ -1,13 +1,15 @@
 //! A node that has nothing left: any user can be the cause, so nothing is drained, and a line names what ran out.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
+use tests::double::look::wait_until;
 use tests::figures;
 use tests::place::{Place, fast};
 use tests::scarcity::{Small, alone};
-use tests::stage::{Ran, THREE, USER, finish, openpbs_args};
+use tests::stage::{Ran, THREE, USER, epilogue_args, finish, openpbs_args};
 
 const CONFIG: &str = "deadline_s = 3\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
@@ -179,4 +181,143 @@ fn a_start_without_descriptors_is_given_up_and_leaves_nothing() {
     }
     assert!(given_up >= 3, "only {given_up} starts lacked descriptors");
     figures::tell("faults", given_up);
+}
+
+const SHARED: &str = "deadline_s = 3\nshared_gpus = true\n";
+const SHARERS: [&str; 2] = ["74.srv", "75.srv"];
+
+/// Two jobs begin and join an MPS, leave it and end it. `run` runs a program that finds so little of `what`: ever more for a start,
+/// and none for an end, which without a process the next one finishes. The other job is served all the while. Returns how many starts failed.
+fn shared_with_little(
+    place: &Place,
+    what: &str,
+    step: usize,
+    run: impl Fn(usize, &str, &[&str]) -> Ran,
+) -> u64 {
+    let is_served = |job: &str| drop(place.exec(&[], &[("PBS_JOBID", job)]).ok());
+    let mut failed = 0;
+    for job in SHARERS {
+        let mut begin = |free| {
+            let ran = run(free, "mps-prologue", &openpbs_args(job, USER, ACCOUNT));
+            let after = format!("{free} {what} for the start of {job}");
+            println!("{after}: {:?} {}", ran.code, ran.err.trim_end());
+            if ran.code == Some(0) {
+                return true;
+            }
+            failed += 1;
+            assert_eq!((ran.code, ran.err.lines().count()), (Some(2), 1), "{after}");
+            place.assert_not_drained(&after);
+            // Without a process nothing can be undone before the job's end.
+            assert!(what == "processes" || !place.job(job).exists(), "{after}");
+            place.end(job);
+            match job == SHARERS[0] {
+                true => place.assert_as_before(&after),
+                false => is_served(SHARERS[0]),
+            }
+            false
+        };
+        assert!((0..64).step_by(step).any(&mut begin), "{job} needs 64 {what}");
+        is_served(job);
+    }
+    for job in SHARERS {
+        let ran = run(
+            0,
+            "mps-epilogue",
+            &[&["--strict"], &epilogue_args(job)[..]].concat(),
+        );
+        println!(
+            "no {what} for the end of {job}: {:?} {}",
+            ran.code,
+            ran.err.trim_end()
+        );
+        assert!(ran.code == Some(0) || what == "processes", "no {what}: {ran:?}");
+        place.assert_not_drained(what);
+        if job == SHARERS[0] {
+            is_served(SHARERS[1]);
+        }
+        place.end(job);
+    }
+    place.assert_not_drained(what);
+    place.assert_as_before(what);
+    failed
+}
+
+#[test]
+fn a_shared_mps_without_room_refuses_a_job_and_disturbs_no_other() {
+    for (what, step, over, leave) in [
+        (
+            "pages",
+            1,
+            Small::over as fn(&Path, usize, u32) -> Small,
+            Small::leave as fn(&Small, usize),
+        ),
+        ("inodes", 3, Small::of_files, Small::leave_files),
+    ] {
+        alone(|| {
+            let place = Place::new(fast(1), SHARED);
+            let small = over(&place.path("run"), 256, 0o755);
+            let failed = shared_with_little(&place, what, step, |free, program, args| {
+                leave(&small, free);
+                let ran = place.run(program, args, &[]);
+                small.free();
+                ran
+            });
+            assert!(failed >= 4, "there were too few {what} at {failed} moments only");
+            figures::tell("faults", failed);
+        });
+    }
+}
+
+#[test]
+fn a_shared_mps_without_descriptors_refuses_a_job_and_disturbs_no_other() {
+    let place = Place::new(fast(1), SHARED);
+    let failed = shared_with_little(&place, "descriptors", 2, |free, program, args| {
+        // With three the loader cannot open the program's own libraries.
+        let limit = format!("--nofile={}", free + 4);
+        finish(
+            place
+                .command_by(&["/usr/bin/prlimit", &limit], program)
+                .args(args),
+        )
+    });
+    assert!(failed >= 4, "only {failed} starts lacked descriptors");
+    figures::tell("faults", failed);
+}
+
+/// A cgroup that takes so many processes.
+struct Few(PathBuf);
+
+impl Few {
+    fn new() -> Self {
+        let name = format!("mpsd-few-{}", std::process::id());
+        let tops = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(Path::new);
+        let top = tops.iter().find(|top| top.join("cgroup.procs").exists());
+        let own = top.expect("a hierarchy for processes").join(name);
+        fs::create_dir(&own).expect("a cgroup");
+        Self(own)
+    }
+
+    fn run(&self, most: usize, place: &Place, program: &str, args: &[&str]) -> Ran {
+        fs::write(self.0.join("pids.max"), most.to_string()).expect("a bound of processes");
+        let procs = self.0.join("cgroup.procs").display().to_string();
+        let enter = ["/bin/sh", "-c", "echo $$ >\"$0\" && exec \"$@\"", &procs];
+        finish(place.command_by(&enter, program).args(args))
+    }
+}
+
+impl Drop for Few {
+    fn drop(&mut self) {
+        wait_until(Duration::from_secs(5), || fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+#[test]
+fn a_shared_mps_without_processes_refuses_a_job_and_disturbs_no_other() {
+    let few = Few::new();
+    let place = Place::new(fast(1), SHARED);
+    let failed = shared_with_little(&place, "processes", 1, |free, program, args| {
+        few.run(free + 1, &place, program, args)
+    });
+    assert!(failed >= 4, "only {failed} starts lacked processes");
+    figures::tell("faults", failed);
 }

@@ -36,10 +36,12 @@ impl JobLimits {
             .map(|id| record::sharers(&paths.job(&id).members()))
             .unwrap_or_default();
         let limits = |job: JobId| match record::look(&paths.job(&job).record()) {
-            Ok(RecordRead::Found(record)) => (job, highest(&record.rank_memory)),
-            _ => (job, Vec::new()),
+            Ok(RecordRead::Found(record)) => Some((job, highest(&record.rank_memory))),
+            // It has left, and there was no room to write the list.
+            Ok(RecordRead::Absent) => None,
+            _ => Some((job, Vec::new())),
         };
-        Self(jobs.into_iter().map(limits).collect())
+        Self(jobs.into_iter().filter_map(limits).collect())
     }
 
     /// The limit of a client of `job`. A client that hides its job has the highest limit of all jobs here.
@@ -295,11 +297,15 @@ mod tests {
         put(&paths.job(&job("8")).record(), r#"{"version": 99}"#);
         let spec = serde_json::json!({"job": id, "uid": 0, "control": "/", "nvml": "", "daemons": [], "run": run.path(),
             "start_ms": 1, "command_ms": 1, "over_limit": "terminate"});
-        let limits = JobLimits::read(&serde_json::from_value(spec).unwrap());
+        let spec = serde_json::from_value(spec).unwrap();
+        let limits = JobLimits::read(&spec);
         assert_eq!(
             ["7", "8"].map(|name| limits.of(Some(&job(name)), &gpu)),
             [Some(1024), None]
         );
+        put(&paths.job(&id).members(), r#"["7","9"]"#);
+        let of_hidden = JobLimits::read(&spec).of(None, &gpu);
+        assert_eq!(of_hidden, Some(1024), "a job that has left lifts no limit");
     }
 
     #[test]
