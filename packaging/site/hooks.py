@@ -88,9 +88,9 @@ def contents(html):
 
 
 def whole_words(match):
-    """A browser breaks a line behind a hyphen. site.css keeps these words whole; a longer one may not fit into a column."""
+    """A browser breaks a line behind a hyphen, and a name where a column ends. site.css keeps these words whole; a longer one may not fit into a column."""
     tag, text = match.groups()
-    word = r"(?:[^\s/_.,&]|&\w+;)*-(?:[^\s/_.,&]|&\w+;)+"
+    word = r"(?:[^\s/_.,&]|&\w+;)*-(?:[^\s/_.,&]|&\w+;)+|\w+_\w+"
 
     def whole(found):
         length = len(unescape(found[0]))

@@ -66,10 +66,16 @@ fn page(program: &Program, prose: &str) -> Result<String> {
     let mut text = title(program.name, program.section).into_bytes();
     let man = Man::new(program.command.clone());
     man.render_name_section(&mut text)?;
-    man.render_synopsis_section(&mut text)?;
+    // mps-prologue calls mpsd, and nobody else: its page is that of the suite.
+    let by_hand = program.name != "mpsd";
+    if by_hand {
+        man.render_synopsis_section(&mut text)?;
+    }
     man.render_description_section(&mut text)?;
     let commands = programs::with_subcommands(&program.command);
-    man.render_options_section(&mut text)?;
+    if by_hand {
+        man.render_options_section(&mut text)?;
+    }
     if commands.len() > 1 {
         text.extend(b".SH COMMANDS\n");
         for (name, command) in &commands[1..] {
@@ -81,15 +87,28 @@ fn page(program: &Program, prose: &str) -> Result<String> {
     Ok(text)
 }
 
-/// One verb: a subsection with its synopsis, description and options.
+/// One verb: a subsection with its usage, description and own options. The page's first options are those of every verb.
 fn verb(name: &str, command: &Command, text: &mut Vec<u8>) -> Result<()> {
     text.extend(format!(".SS \"{name}\"\n").bytes());
     let named = command.clone().bin_name(name.to_owned());
-    let man = Man::new(named.display_name(name.to_owned()));
+    let mut named = named.display_name(name.to_owned());
+    named.build();
+    let usage = named.render_usage().to_string();
+    let usage = usage.lines().map(|line| line.trim_start_matches("Usage:").trim());
+    let usage = usage.collect::<Vec<_>>().join("\n.br\n").replace('-', "\\-");
+    text.extend(format!("{usage}\n").bytes());
+    for common in ["config", "help"] {
+        if named.get_arguments().any(|arg| arg.get_id() == common) {
+            named = named.mut_arg(common, |arg| arg.hide(true));
+        }
+    }
+    let has_options = named.get_arguments().any(|arg| !arg.is_hide_set());
+    let man = Man::new(named);
     let mut body = Vec::new();
-    man.render_synopsis_section(&mut body)?;
     man.render_description_section(&mut body)?;
-    man.render_options_section(&mut body)?;
+    if has_options {
+        man.render_options_section(&mut body)?;
+    }
     let body = String::from_utf8(body).context("clap_mangen wrote no text")?;
     // Their sections are paragraphs here.
     for line in body.lines() {

@@ -354,6 +354,13 @@ mod tests {
         );
         let again: Outcome = serde_json::from_str(&serde_json::to_string(&measured).unwrap()).unwrap();
         assert_eq!(plot::svg(&again, "./prog <a> & b").unwrap(), drawn);
+        // 720 wide: a page of 360 pixels shows half of it.
+        let sizes = drawn.split("font-size=\"").skip(1);
+        let sizes = sizes.map(|rest| rest.split('"').next().unwrap().parse::<f64>().unwrap());
+        assert!(
+            sizes.clone().count() > 4 && sizes.clone().all(|size| size >= 20.0),
+            "{drawn}"
+        );
         assert!(plot::svg(&outcome(&[(1, None, 1.0)]), "").is_ok());
         assert!(plot::svg(&outcome(&[]), "").is_ok());
     }

@@ -3,7 +3,9 @@
 use super::outcome::{Outcome, figure};
 use plotters::prelude::*;
 
-const SIZE: (u32, u32) = (720, 440);
+const SIZE: (u32, u32) = (720, 480);
+/// Large enough to be read on a page 360 pixels wide.
+const FONT: (&str, i32) = ("sans-serif", 26);
 /// Okabe and Ito's line colours, which color-blind people can tell apart.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(110, 110, 110),
@@ -31,15 +33,17 @@ fn draw(outcome: &Outcome, title: &str, text: &mut String) -> Result<(), Box<dyn
     let most = outcome.highest(|_| true);
     let last = counts.len().saturating_sub(1).max(1) as f64;
     let mut chart = ChartBuilder::on(&root)
-        .caption(title, ("sans-serif", 18))
+        .caption(title, FONT)
         .margin(12)
-        .x_label_area_size(40)
-        .y_label_area_size(70)
+        .x_label_area_size(70)
+        .y_label_area_size(120)
         .build_cartesian_2d(-0.1..last + 0.1, 0.0..most.max(f64::MIN_POSITIVE) * 1.1)?;
     let places: Vec<f64> = (0..counts.len()).map(|place| place as f64).collect();
     chart
         .configure_mesh()
         .disable_x_mesh()
+        .label_style(FONT)
+        .axis_desc_style(FONT)
         .x_labels(counts.len().max(2) * 2 - 1)
         .x_label_formatter(&|x| {
             let mut both = places.iter().zip(&counts);
@@ -49,7 +53,7 @@ fn draw(outcome: &Outcome, title: &str, text: &mut String) -> Result<(), Box<dyn
         .max_light_lines(1)
         .y_label_formatter(&|y| figure(*y))
         .x_desc("clients at once")
-        .y_desc(format!("{}, all clients together", outcome.unit))
+        .y_desc(format!("{}, all together", outcome.unit))
         .draw()?;
     for (label, colour) in outcome.labels().into_iter().zip(COLOURS.into_iter().cycle()) {
         let points: Vec<(f64, f64)> = counts
@@ -78,6 +82,7 @@ fn draw(outcome: &Outcome, title: &str, text: &mut String) -> Result<(), Box<dyn
     chart
         .configure_series_labels()
         .position(corner)
+        .label_font(FONT)
         .border_style(RGBColor(180, 180, 180))
         .background_style(WHITE)
         .draw()?;
