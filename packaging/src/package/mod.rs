@@ -37,7 +37,7 @@ pub struct Options {
     /// Build the programs for these of the machines quickly, not optimized: to try, not to ship
     #[arg(long, value_name = "ARCH", value_delimiter = ',')]
     pub quick: Vec<Machine>,
-    /// Pack the programs of this directory, which 'dist' left there before, instead of building them
+    /// Pack the programs of this directory, as target/x86_64-unknown-linux-gnu/release, instead of building them
     #[arg(long, value_name = "DIR")]
     pub programs: Option<PathBuf>,
     /// Number of the packages among those of this version: higher where the same version is packed again
