@@ -15,46 +15,91 @@ fn on_both(config: &str, test: impl Fn(&mut Cluster)) {
     }
 }
 
-/// What the job's main shell, a task of TM and a client see, without the job's own number.
+/// What the job's main shell, and a task of TM and a client on each node, see, without the job's own number.
 fn seen(c: &mut Cluster, job: &Job) -> Vec<String> {
+    let nothing_runs = |c: &Cluster| {
+        for gpus in &c.gpus {
+            assert!(
+                gpus.modes().iter().all(|mode| mode == "default"),
+                "{:?}",
+                gpus.modes()
+            );
+            assert!(gpus.daemons().is_empty());
+        }
+    };
     begins(c, job);
-    assert_eq!(c.gpus[0].modes(), ["default", "default"], "the compute mode");
+    nothing_runs(c);
     let mut all = Vec::new();
     shell(c, job, "env | sort; ls -l /proc/self/fd | wc -l; umask", 0);
     all.push(c.output(job, 0).0);
-    let env = c.task(job, 0, &["/usr/bin/env"]);
-    all.push(format!("{env:?} {}", c.output(job, 0).0));
+    for at in 0..job.gpus.len() {
+        let env = c.task(job, at, &["/usr/bin/env"]);
+        all.push(format!("{env:?} {}", c.output(job, at).0));
+    }
     all.push(c.told(job));
-    for record in [client(c, job), task_client(c, job, 0, "")] {
-        bare(&record);
+    let mut records = vec![client(c, job)];
+    records.extend((0..job.gpus.len()).map(|at| task_client(c, job, at, "")));
+    for record in &records {
+        bare(record);
         all.push(
             ["sms", "uuids", "visible"]
                 .map(|name| record[name].to_string())
                 .join(" "),
         );
     }
-    assert_eq!(c.gpus[0].modes(), ["default", "default"], "the compute mode");
-    assert!(c.gpus[0].daemons().is_empty());
+    nothing_runs(c);
     ends(c, job);
     all.iter().map(|text| text.replace(&job.id, "JOB")).collect()
 }
 
-#[test]
-fn a_job_of_the_queue_with_a_task_a_gpu_is_the_job_without_us() {
-    on_both(CONFIG, |c| {
-        let plain = c.job("proj1").tasks(1);
-        let expected = seen(c, &plain);
-        for account in ["", "proj1"] {
-            let job = c.job(account).tasks(1).in_queue("gpus");
-            let found = seen(c, &job);
-            let known = |line: &str| line.starts_with("PBS_ACCOUNT=");
-            let without = |all: &[String]| -> Vec<String> {
-                let lines = all.iter().flat_map(|text| text.lines());
-                lines.filter(|line| !known(line)).map(str::to_owned).collect()
-            };
-            assert_eq!(without(&found), without(&expected), "'{account}'");
+/// Each way to have `auto`, and to say off, in a queue, for jobs and on sites of every kind.
+fn is_the_job_without_us(product: Product) {
+    const SITES: [&str; 3] = ["", "compute_mode = \"keep\"\n", "[defaults]\nthreads = 50\n"];
+    const ASKED: [(&str, &str); 4] = [
+        ("", "gpus"),
+        ("proj1,MPS=off", "gpus"),
+        ("proj1", "more"),
+        ("proj1,MPS=auto", "batch"),
+    ];
+    const SHAPES: [&[&[u32]]; 3] = [&[&[0]], &[&[0, 1]], &[&[1], &[0]]];
+    for (site, settings) in SITES.iter().enumerate() {
+        let config = format!("{settings}{CONFIG}");
+        let c = &mut Cluster::with(product, &["nodea", "nodeb"], Builder::fast, &config);
+        for (shape, gpus) in SHAPES.iter().enumerate() {
+            let tasks = u32::try_from(gpus[0].len()).unwrap();
+            let plain = c.job("").on(gpus).tasks(tasks);
+            let expected = seen(c, &plain);
+            // Two of the four with each site and shape, and each of them with every site and every shape.
+            for (account, queue) in [0, 1].map(|more| ASKED[(site + shape + 2 * more) % 4]) {
+                let tasks = if account.ends_with("=off") { 4 } else { tasks };
+                let job = c.job(account).on(gpus).tasks(tasks).in_queue(queue);
+                let found = seen(c, &job);
+                let known = |line: &str| {
+                    let told = account.ends_with("=auto") && line.contains("auto: no MPS, because");
+                    told || line.starts_with("PBS_ACCOUNT=")
+                };
+                let without = |all: &[String]| -> Vec<String> {
+                    let lines = all.iter().flat_map(|text| text.lines());
+                    lines.filter(|line| !known(line)).map(str::to_owned).collect()
+                };
+                assert_eq!(
+                    without(&found),
+                    without(&expected),
+                    "{settings} {gpus:?} '{account}'"
+                );
+            }
         }
-    });
+    }
+}
+
+#[test]
+fn a_job_that_auto_gives_nothing_is_the_job_without_us_under_torque() {
+    is_the_job_without_us(Product::Torque);
+}
+
+#[test]
+fn a_job_that_auto_gives_nothing_is_the_job_without_us_under_openpbs() {
+    is_the_job_without_us(Product::OpenPbs);
 }
 
 #[test]
