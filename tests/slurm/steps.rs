@@ -132,7 +132,11 @@ fn a_step_without_gpus_has_nothing(cell: &Context) -> Result<()> {
     let done = cell
         .run("salloc --mps --gres=gpu:1 srun --gres=none", look)?
         .success()?;
-    holds(done.stdout == "looked\n", &done)
+    holds(done.stdout == "looked\n", &done)?;
+    // The job has all GPUs of its node.
+    let done = cell.run("srun --exclusive --mps", look)?.success()?;
+    let is_told = done.stderr.contains("so it runs without MPS");
+    holds(done.stdout == "looked\n" && is_told, &done)
 }
 
 /// Each way to submit from a script, an allocation's shell and a step's shell: the new job does not ask for MPS. The steps of
