@@ -29,6 +29,7 @@ pub const GROUP: Group = Group {
             limits_are_each_jobs_own,
             what_the_daemon_has_for_all_is_refused,
             a_step_with_its_own_request_joins,
+            a_step_has_its_shards_of_the_memory_whatever_its_variables_say,
             an_array_shares_a_daemon_on_each_gpu,
             a_suspended_member_goes_on,
             a_member_that_runs_again_joins_again,
@@ -400,6 +401,16 @@ fn a_percentage_is_the_jobs_part(cell: &Context) -> Result<()> {
     )?;
     second.end(cell.user.uid)?;
     member.end(cell.user.uid)
+}
+
+/// Without gres/mps Slurm leaves that variable as the user wrote it.
+fn a_step_has_its_shards_of_the_memory_whatever_its_variables_say(cell: &Context) -> Result<()> {
+    let line = cell.client("--hold 0.1");
+    let forged = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 SLURM_SHARDS_ON_NODE=4";
+    let step = format!("{forged} srun --mps --mps-mem=auto -n1 --gres=shard:1 /bin/sh -c '{line}'\n");
+    let (_, said) = cell.batch("-w node1 --gres=shard:1", &step)?;
+    let all = records(&said)?;
+    holds(all.len() == 1 && all[0].memory_limit_mib == Some(35_942), &all)
 }
 
 /// Whichever begins first has two shards of the one GPU. The other has the rest of that one, or the other GPU too.

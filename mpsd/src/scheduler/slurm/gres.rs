@@ -29,6 +29,9 @@ pub struct Gres {
     pub outdated: Option<String>,
     /// A GPU belongs to one job: no gres/shard or gres/mps lets several share it.
     pub unshared: bool,
+    /// The cluster has gres/mps, and gres/shard. Without one, its variable in a step is the user's own.
+    pub has_mps: bool,
+    pub has_shards: bool,
     /// The shards of the node's GPUs together.
     pub shards: u32,
     /// The shards of each GPU; `None`: none, or not the same number.
@@ -54,6 +57,7 @@ impl Gres {
         let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
         let mut flags = gres.iter().filter(here).filter_map(|line| line.value("Flags"));
         let outdated = outdated(conf, node);
+        let has = |name: &str| last(&slurm, "GresTypes").is_some_and(|types| names(types, &[name]));
         let count = |name| granted(&slurm, node, name).map_or(0, |all| all.iter().map(|one| one.count).sum());
         let shards = count("shard");
         let shards_of_each = shards_of_each(&gres, node, shards, count("gpu"));
@@ -69,6 +73,8 @@ impl Gres {
             unshared: outdated.is_none()
                 && !any(&slurm, "GresTypes", names_a_share)
                 && !any(&gres, "Name", names_a_share),
+            has_mps: has("mps"),
+            has_shards: has("shard"),
             shards: u32::try_from(shards).unwrap_or(u32::MAX),
             shards_of_each,
             list: list(&slurm, &gres, node, host).unwrap_or_else(List::Unknown),
@@ -90,7 +96,11 @@ fn outdated(conf: &Path, node: &str) -> Option<String> {
 }
 
 fn names_a_share(value: &str) -> bool {
-    value.split(',').any(|name| is_one_of(name, &["shard", "mps"]))
+    names(value, &["shard", "mps"])
+}
+
+fn names(list: &str, words: &[&str]) -> bool {
+    list.split(',').any(|name| is_one_of(name.trim(), words))
 }
 
 fn confined(slurm: &[Line], cgroup: Option<&[Line]>) -> Option<bool> {

@@ -254,11 +254,12 @@ fn numbers(names: &[GpuName], visible: &str, gres: Result<Gres, String>) -> Numb
 /// prolog, and the shards of a step. A prolog is told no shards (read: `gres_p_prep_set_env`, 22.05 to 26.05), so on a node that
 /// has some the controller is asked. Untrusted: its answer has text of the user, who gains nothing by a GPU that is shared.
 fn exclusive(input: &Input<'_>, gres: Option<&Gres>, node: &str) -> Exclusive {
-    // In a step both may be the user's own words, where Slurm has neither gres.
     if gres.is_some_and(|gres| gres.unshared) {
         return Exclusive::GpusAlone;
     }
-    if let Some(own) = input.number(THREADS) {
+    // Untrusted: in a step each is the user's own word if the cluster does not have its gres.
+    let of_slurm = |name, is_set: fn(&Gres) -> bool| input.number(name).filter(|_| gres.is_none_or(is_set));
+    if let Some(own) = of_slurm(THREADS, |gres| gres.has_mps) {
         return Exclusive::Shared(Some(Part { own, all: 100 }));
     }
     let part = |(own, all): (u32, Option<u32>)| {
@@ -266,7 +267,7 @@ fn exclusive(input: &Input<'_>, gres: Option<&Gres>, node: &str) -> Exclusive {
         let own = own.min(all);
         Some(Part { own, all })
     };
-    if let Some(shards) = input.number("SLURM_SHARDS_ON_NODE") {
+    if let Some(shards) = of_slurm("SLURM_SHARDS_ON_NODE", |gres| gres.has_shards) {
         let gpus = (input.env)("SLURM_STEP_GPUS").and_then(|list| places(&list));
         let is_on_one = gpus.is_none_or(|gpus| gpus.len() <= 1);
         return Exclusive::Shared(part((shards, None)).filter(|_| is_on_one));

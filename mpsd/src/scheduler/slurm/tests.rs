@@ -415,6 +415,21 @@ fn a_part_is_told_where_each_gpu_has_as_many_shards_and_no_word_of_the_users_is_
     assert_eq!(exclusive(conf, even, &[shard, two]), Exclusive::Shared(None));
     assert_eq!(exclusive(conf, even, &[mps]), part(25, 100));
     assert_eq!(exclusive(conf, even, &[]), Exclusive::Unknown);
+    // Without gres/mps Slurm leaves its variable in a step as the user wrote it, and without gres/shard that one.
+    let (only_shards, only_mps) = (
+        conf.replace(",mps", ""),
+        "GresTypes=gpu,mps\nNodeName=n1 Gres=gpu:2,mps:200\n",
+    );
+    assert_eq!(exclusive(&only_shards, even, &[shard, mps]), part(3, 8));
+    assert_eq!(exclusive(&only_shards, even, &[mps]), Exclusive::Unknown);
+    assert_eq!(
+        exclusive(only_mps, "Name=mps Count=200\n", &[shard, mps]),
+        part(25, 100)
+    );
+    assert_eq!(
+        exclusive(only_mps, "Name=mps Count=200\n", &[shard]),
+        Exclusive::Unknown
+    );
     for word in [shard, mps] {
         let alone = exclusive("GresTypes=gpu\nNodeName=n1 Gres=gpu:2\n", "", &[word]);
         assert_eq!(alone, Exclusive::GpusAlone);
