@@ -18,11 +18,8 @@ const SLURM: &str = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 
 const PROGRAMS: &str =
     "hardware slurm-warden cuda-load mpsd mpsctl mps-runner mps-probe mps-prologue mps-epilogue spank_mps.so";
-/// What measures the plugin on simulated nodes, under cargo's own names in the folder `bench`.
-const BENCH: &str = "bench slurm-warden fake-mps-control fake-cuda-client libnvml_stub.so libcontainer_stub.so \
-                     libspank_mps.so mpsd mps-prologue mps-epilogue";
 const CONTRACT: &str = "contract";
-const BUILD: &str = "build --lib --bins -p mpsd -p runner -p prologue -p epilogue -p spank -p tests -p nvml-stub -p container-stub";
+const BUILD: &str = "build --lib --bins -p mpsd -p runner -p prologue -p epilogue -p spank -p tests";
 
 /// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the Python packages.
 const OPENMM: &str = "-m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
@@ -118,8 +115,7 @@ fn file_name(date: &str, gpu: &str) -> String {
 }
 
 fn pack(directory: &Path, options: &Options, slurm: bool) -> Result<()> {
-    let bench = directory.join("bench");
-    make_dir(&bench)?;
+    make_dir(directory)?;
     let profile = if options.dev { "" } else { " --release" };
     let mut built = build(&format!("{BUILD}{profile}"))?;
     built.extend(build(&format!(
@@ -127,9 +123,6 @@ fn pack(directory: &Path, options: &Options, slurm: bool) -> Result<()> {
     ))?);
     for name in PROGRAMS.split(' ').chain([CONTRACT]) {
         put(&built, name, directory)?;
-    }
-    for name in BENCH.split(' ') {
-        put(&built, name, &bench)?;
     }
     if let Some(before) = &options.before {
         let to = directory.join("before");

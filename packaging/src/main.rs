@@ -34,11 +34,7 @@ enum Verb {
         arm64: bool,
     },
     /// Show one MPS job on a throw-away two-node Slurm, with this machine's GPUs or simulated ones.
-    Demo {
-        /// Torque or OpenPBS instead: simulated moms and GPUs
-        #[arg(long, default_value = "slurm", value_parser = ["slurm", "torque", "openpbs"])]
-        scheduler: String,
-    },
+    Demo,
     /// Run everything that CI runs, or single stages of it.
     Test(test::Options),
     /// Run the crash, kill and fault matrices alone, and say how much they tried.
@@ -60,7 +56,7 @@ enum Verb {
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
     ReleaseCheck(release_check::Options),
-    /// Measure a job, many at once, or what a job that did not ask pays: 'job', 'scale', 'srun' or 'unasked', each with '--help'.
+    /// Measure many jobs at once, or what a job that did not ask pays: 'scale', 'srun' or 'unasked', each with '--help'.
     #[command(disable_help_flag = true)]
     Bench {
         /// What is measured, and its options
@@ -113,12 +109,10 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Dist(options) => package::run(options)?,
         Verb::Hardware(options) => hardware::run(options)?,
         Verb::ReleaseCheck(options) => release_check::run(options)?,
-        Verb::Demo { scheduler } => {
-            if scheduler == "slurm" {
-                install::slurm()?;
-            }
+        Verb::Demo => {
+            install::slurm()?;
             cargo::build("build --workspace")?;
-            return cargo::become_program("debug/demo", &["--scheduler".to_owned(), scheduler.clone()]);
+            return cargo::become_program("debug/demo", &[]);
         }
         Verb::Bench { words } => {
             if words

@@ -1,7 +1,6 @@
 //! The benchmarks of times: the begin and the end of a job against the shortest possible means, and what a user waits for.
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -16,7 +15,7 @@ use toml::Table;
 use crate::job::{self, Job};
 use crate::result::{Section, hundredths, median, spread};
 use crate::site::{self, BEFORE, Gpu, Place, Run};
-use crate::slurm::{self, Debs};
+use crate::slurm;
 
 /// Who begins and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,8 +99,6 @@ const FLOOR: &str = "from before the fork of 'nvidia-cuda-mps-control -f' as the
                      'start_server' session, to the line 'NEW SERVER <pid>: Ready'";
 /// Longest that one `srun` may take, and the epilog behind it.
 const SRUN: Duration = Duration::from_secs(60);
-/// Longest that the program may take which measures the plugin on simulated nodes.
-const PLUGIN: Duration = Duration::from_secs(300);
 
 /// Longest for an answer of NVML.
 const NVML: Duration = Duration::from_secs(10);
@@ -307,22 +304,6 @@ pub fn waits(section: &mut Section, run: &Run) -> Result<()> {
     section.times("srun_true_ms", plain);
     section.times("srun_mps_true_ms", mps);
     section.times("more_ms", &more);
-    Ok(())
-}
-
-/// What the plugin costs a job that did not ask: `bench srun` on simulated nodes of this machine.
-pub fn plugin(section: &mut Section, run: &Run) -> Result<()> {
-    let _slurm = Debs::install(&run.package.join("debs"))?;
-    let file = run.out.as_ref().unwrap_or(&run.package).join("bench-srun.json");
-    let mut command = Command::new(run.package.join("bench/bench"));
-    let pairs = (2 * run.pairs).to_string();
-    command.args(["srun", "--pairs", &pairs, "--out"]).arg(&file);
-    let ran = child::run(&mut command, "", PLUGIN)?.success()?;
-    // All but where the file lies.
-    let said = ran.stdout.lines();
-    let said = said.filter(|line| !line.starts_with("the whole result"));
-    section.fact("said", said.collect::<Vec<_>>().join("\n"));
-    section.check("measured", file.is_file(), "bench-srun.json");
     Ok(())
 }
 

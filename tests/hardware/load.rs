@@ -50,8 +50,6 @@ pub struct Load {
     pub flags: Vec<&'static str>,
     /// So many clients must be on each GPU.
     pub each: Option<usize>,
-    /// So many GPUs must each client see.
-    pub sees: Option<usize>,
     /// The least that all must do of as many times the loads on one GPU.
     pub reach: Option<f64>,
 }
@@ -64,7 +62,6 @@ impl Load {
             choice,
             flags: flags.to_vec(),
             each: None,
-            sees: None,
             reach: None,
         }
     }
@@ -79,7 +76,6 @@ impl Load {
 #[derive(Debug, Default, Deserialize)]
 pub struct Client {
     rank: usize,
-    visible: usize,
     uuid: String,
     pub late: bool,
     pub per_second: f64,
@@ -121,10 +117,6 @@ pub fn table(
         section.equal(format!("{name}: clients"), &all, &load.clients);
         let late = clients.iter().filter(|client| client.late).count();
         section.equal(format!("{name}: clients that came late"), &late, &0);
-        if let Some(sees) = load.sees {
-            let seen: Vec<usize> = clients.iter().map(|client| client.visible).collect();
-            section.equal(format!("{name}: GPUs that each sees"), &seen, &vec![sees; all]);
-        }
         Ok(clients)
     })?;
     let sum = |clients: &Vec<Client>| clients.iter().map(|client| client.per_second).sum();
@@ -209,71 +201,6 @@ pub fn simulation(line: &str, gpus: &[Gpu]) -> Result<Client> {
         uuid: numbered.map_or(listed, |gpu| gpu.uuid.as_str()).to_owned(),
         ..Client::default()
     })
-}
-
-/// Small kernels on two GPUs under each way to bind. Sixteen of these clients do not fill a GPU: what is shown is where each runs.
-pub fn bind(section: &mut Section, run: &Run) -> Result<()> {
-    /// A way, the GPUs that each client sees, and the fewest clients that it spreads evenly if they take the first GPU.
-    const WAYS: [(&str, usize, Option<usize>); 6] = [
-        ("--mps-bind=none", 2, None),
-        ("--mps-bind=block", 1, Some(2)),
-        ("--mps-bind=cyclic", 1, Some(2)),
-        ("--mps-bind=closest", 1, None),
-        ("--mps-bind=block+peers", 2, Some(2)),
-        ("--mps-bind=auto", 2, Some(3)),
-    ];
-    let mut loads = Vec::new();
-    for (way, sees, spread) in WAYS {
-        for (choice, counts) in [(FIRST, &[1, 2, 4, 16][..]), (BY_RANK, &[4, 16])] {
-            for count in counts.iter().copied() {
-                let spreads = spread.is_some_and(|least| count >= least) || choice == BY_RANK;
-                loads.push(Load {
-                    each: (spreads && way != "--mps-bind=closest").then_some(count / 2),
-                    // The only process of a node keeps all GPUs.
-                    sees: Some(if count == 1 { 2 } else { sees }),
-                    ..Load::new(2, count, choice, &[way])
-                });
-            }
-        }
-    }
-    let mut options = slurm::options(vec![0, 1]);
-    options.cpus = 16;
-    slurm::on_bed(section, run, options, |section, bed, user| {
-        cores(section, run, bed, user)?;
-        table(section, run, (bed, user), &Program::Kernels, &loads)?;
-        // The daemon's own numbers lead to the same GPUs as UUIDs.
-        let names = ["--mps-visible=uuid", "--mps-visible=ordinal"];
-        let names = names.map(|names| Load::new(2, 4, FIRST, &["--mps-bind=cyclic+peers", names]));
-        let rows = table(section, run, (bed, user), &Program::Kernels, &names)?;
-        section.equal("GPUs by number and by UUID", &rows[1].gpus, &rows[0].gpus);
-        Ok(())
-    })
-}
-
-/// NVML says of each GPU which cores are near it; the kernel says the same.
-fn cores(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Result<()> {
-    let records = run.place.run.join("mpsd/jobs");
-    let script = format!("cat {}/$MPSD_JOB/record", records.display());
-    let words = ["--gres=gpu:2", "--mps", "/bin/sh", "-c", &script];
-    let said = bed.srun(user, &words, SRUN)?.success()?.stdout;
-    let record: Value = serde_json::from_str(&said).context("the job's record")?;
-    let listed = site::smi(&["--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"])?;
-    for gpu in record["gpus"].as_array().into_iter().flatten() {
-        let uuid = gpu["uuid"].as_str().unwrap_or_default();
-        let line = listed.lines().find(|line| line.starts_with(uuid));
-        let bus = line.unwrap_or_default().rsplit(',').next().unwrap_or_default();
-        let bus = bus.trim().to_lowercase();
-        // nvidia-smi writes the domain with eight digits, the kernel with four.
-        let file = format!("/sys/bus/pci/devices/{}/local_cpulist", &bus[bus.len().min(4)..]);
-        match fs::read_to_string(&file) {
-            Ok(kernels) => {
-                let name = format!("{uuid}: cores by NVML and in '{file}'");
-                section.equal(name, &gpu["cpus"].as_str(), &Some(kernels.trim()));
-            }
-            Err(error) => section.fact(&format!("{uuid}: '{file}'"), error.to_string()),
-        }
-    }
-    Ok(())
 }
 
 /// OpenMM, eight simulations on each GPU. Without a word of binding they must reach [`REACH`] of as many times one GPU.

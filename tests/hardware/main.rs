@@ -67,7 +67,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'first-kernel', 'timeline', 'bind', 'many', 'gain', 'inference', 'recipes', 'programs', 'several', 'shared', 'pack', 'report' (the default)
+    /// Everything but 'first-kernel', 'timeline', 'many', 'gain', 'inference', 'recipes', 'programs', 'several', 'shared', 'pack', 'report' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -85,14 +85,10 @@ enum Part {
     Slurm,
     /// 'srun --mps true' against 'srun true' on the real GPU, in turn (1 minute)
     Waits,
-    /// What the plugin costs a job that did not ask, on simulated nodes of this machine's own Slurm (2 minutes)
-    Plugin,
     /// Two GPUs, listed partly and against the order of the bus: MPS on the GPU that the job has without it
     Devices,
     /// MPS on MIG devices, where the machine has some: what is documented and not verified
     Mig,
-    /// Ranks on two GPUs under every --mps-bind: launches of small kernels, 1 to 16 clients (6 minutes)
-    Bind,
     /// All GPUs of the machine: jobs that start and end at once, load, a full GPU beside busy ones (3 minutes)
     Many,
     /// What MPS brings: 'mpsctl sweep' with OpenMM and with small kernels, 1 to 16 clients (8 minutes)
@@ -136,20 +132,18 @@ const fn step(part: Part, name: &'static str, gpus: usize, act: Act) -> Step {
 }
 
 /// The first [`WHOLE`] are a whole run.
-const STEPS: [Step; 22] = [
+const STEPS: [Step; 20] = [
     step(Part::Job, "job", 1, job::run),
     step(Part::Partitions, "partitions", 1, partitions::run),
     step(Part::Pairs, "times", 0, bench::pairs),
     step(Part::Slurm, "slurm", 1, slurm::run),
     step(Part::Waits, "waits", 0, bench::waits),
-    step(Part::Plugin, "plugin", 0, bench::plugin),
     step(Part::Devices, "devices", 2, devices::run),
     step(Part::Mig, "mig", 1, mig::run),
     step(Part::Seen, "seen", 1, seen::run),
     step(Part::Contract, "contract", 0, contract),
     step(Part::FirstKernel, "first_kernel", 1, first::run),
     step(Part::Timeline, "timeline", 1, timeline::run),
-    step(Part::Bind, "bind", 2, load::bind),
     step(Part::Many, "many", 2, many::run),
     step(Part::Gain, "gain", 1, load::gain),
     step(Part::Inference, "inference", 1, load::inference),
@@ -160,7 +154,7 @@ const STEPS: [Step; 22] = [
     step(Part::Pack, "pack", 1, pack::run),
     step(Part::Report, "report", 1, report::run),
 ];
-const WHOLE: usize = 10;
+const WHOLE: usize = 9;
 
 fn main() -> ExitCode {
     match run(Options::parse()) {

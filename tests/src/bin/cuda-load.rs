@@ -101,7 +101,6 @@ fn run(options: &Options) -> Result<serde_json::Value> {
     let groups = [0..4, 4..6, 6..8, 8..10, 10..16].map(|group| bytes[group].concat());
     Ok(serde_json::json!({
         "rank": rank,
-        "visible": visible,
         "uuid": format!("GPU-{}", groups.join("-")),
         "late": late,
         "first_at": first.as_secs_f64(),

@@ -3,7 +3,6 @@
 use super::node::MomNode;
 use super::wire::{Ended, Run, Stream, variables};
 use crate::double::{Builder, NodeDouble};
-use crate::slurm::program_beside;
 use crate::stage::PROGRAMS;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -411,16 +410,6 @@ impl Cluster {
 fn shipped(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../etc").join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("'{}': {e}", path.display()))
-}
-
-/// Panics with the name of a program that is not built.
-pub fn programs_are_built() {
-    for name in PROGRAMS
-        .iter()
-        .chain(&["fake-pbs", "mom-node", "fake-mps-control"])
-    {
-        program_beside(name).unwrap_or_else(|why| panic!("{why}: run cargo build --workspace first"));
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,6 @@
-//! README's first command: one MPS job on a throw-away Slurm, or on simulated moms, and what an onlooker saw of it. No figure
-//! comes from what our programs say of themselves.
+//! README's first command: one MPS job on a throw-away Slurm, and what an onlooker saw of it. No figure comes from what our
+//! programs say of themselves.
 
-mod moms;
 mod onlooker;
 mod promises;
 mod site;
@@ -12,9 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use clap::Parser;
 use nix::sys::signal::{SigSet, Signal};
-use tests::mom::cluster::Product;
 use tests::slurm::{Bed, Record};
 
 use onlooker::Onlooker;
@@ -25,14 +22,6 @@ use site::Site;
 const JOB: Duration = Duration::from_secs(90);
 /// Longest that the nodes may take to be as before.
 const AFTER: Duration = Duration::from_secs(40);
-
-/// Shows one MPS job.
-#[derive(Parser)]
-struct Arguments {
-    /// Its scheduler.
-    #[arg(long, default_value = "slurm", value_parser = ["slurm", "torque", "openpbs"])]
-    scheduler: String,
-}
 
 /// A signal came, and a thread cleans up.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -47,19 +36,7 @@ fn main() -> ExitCode {
         eprintln!("demo: cannot block signals: {error}");
         return ExitCode::FAILURE;
     }
-    let products = [Product::Torque, Product::OpenPbs];
-    let done = match Arguments::parse().scheduler.as_str() {
-        "slurm" => run(signals),
-        name => products
-            .into_iter()
-            .find(|product| product.name() == name)
-            .map_or(Ok(false), |product| {
-                // The nodes end when this process does, by any signal.
-                let _ = signals.thread_unblock();
-                Ok(moms::run(product))
-            }),
-    };
-    match done {
+    match run(signals) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
