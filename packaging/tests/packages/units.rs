@@ -9,18 +9,6 @@ use crate::machine::{HOST, Machine};
 const PLACE: &str = "/usr/lib/systemd/system";
 const DROP_INS: &str = "/run/systemd/system";
 const LOOK_AGAIN: &str = "/run/mpsd/look-again";
-/// The units of 0.1.0, in which mpsd.service took down at boot what jobs had left, and nothing was confined.
-const EARLIER: [(&str, &str); 3] = [
-    ("mpsd.service", include_str!("units-0.1.0/mpsd.service")),
-    (
-        "mpsd-reconcile.service",
-        include_str!("units-0.1.0/mpsd-reconcile.service"),
-    ),
-    (
-        "mpsd-reconcile.timer",
-        include_str!("units-0.1.0/mpsd-reconcile.timer"),
-    ),
-];
 /// What a setting begins with that systemd applies to the unit's cgroup.
 const OF_THE_CGROUP: [&str; 15] = [
     "Allowed",
@@ -88,17 +76,6 @@ fn the_home_ends_no_job() {
     }
 }
 
-pub fn have_been_those_of_0_1_0(machine: &Machine) {
-    machine.run("systemctl stop mpsd-reconcile.timer");
-    for name in listed(&directory()) {
-        fs::remove_file(machine.at(&format!("{PLACE}/{name}"))).unwrap();
-    }
-    for (name, text) in EARLIER {
-        fs::write(machine.at(&format!("{PLACE}/{name}")), text).unwrap();
-    }
-    machine.run("systemctl daemon-reload; systemctl restart mpsd.service mpsd-reconcile.timer");
-}
-
 fn drop_in(machine: &Machine, unit: &str, text: &str) -> PathBuf {
     let dir = machine.at(&format!("{DROP_INS}/{unit}.d"));
     let number = listed(&dir).len();
@@ -117,20 +94,6 @@ pub fn reach_the_simulated_gpus(machine: &Machine) {
             &format!("[Service]\nReadWritePaths={VENDOR}\n"),
         );
     }
-}
-
-/// After an upgrade from them nothing has to be enabled by hand.
-pub fn are_complete_after_the_upgrade(machine: &Machine) {
-    machine.run("systemctl is-active mpsd-look-again.path");
-    let wanted = shown(machine, "mpsd.service", "Wants");
-    assert!(wanted.contains("mpsd-boot.service"), "{wanted}");
-    assert_eq!(
-        invocation(machine, "mpsd-boot.service"),
-        "",
-        "it ran at the upgrade"
-    );
-    machine.run("systemctl restart mpsd.service");
-    assert_ne!(invocation(machine, "mpsd-boot.service"), "");
 }
 
 fn shown(machine: &Machine, unit: &str, property: &str) -> String {
