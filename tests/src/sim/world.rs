@@ -59,7 +59,6 @@ pub struct World {
     pub complaints: Vec<String>,
     /// The reports of jobs that have ended: they stay on purpose.
     pub reports: Vec<JobReport>,
-    pub untold: bool,
     pub failed: Vec<FailureKind>,
     pub log: Vec<String>,
     pub held: BTreeSet<PathBuf>,
