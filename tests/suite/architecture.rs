@@ -38,12 +38,12 @@ const DEPENDENCIES: [(&str, &str); 6] = [
         "derive_more nix serde serde_json strsim thiserror toml",
     ),
     ("spank", "mpsd-core nix"),
-    ("prologue", "clap mpsd mpsd-core users"),
+    ("prologue", "clap mpsd mpsd-core"),
     ("epilogue", "clap mpsd mpsd-core"),
     (
         "mpsd",
         "anstream anstyle clap cudarc derive_more landlock mpsd-core nix nvml-wrapper object rustix serde serde_json tar \
-         thiserror toml users",
+         thiserror toml",
     ),
     (
         "mpsd/runner",

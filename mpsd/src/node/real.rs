@@ -24,8 +24,10 @@ use mpsd_core::trusted::open_trusted;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Paths, Refusal};
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{self, Gid};
 use serde::de::DeserializeOwned;
 use std::cell::OnceCell;
+use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -137,27 +139,28 @@ pub fn beside(name: &str) -> Result<PathBuf, Failure> {
 /// Looks `user` up in the directory service.
 pub fn find_user(user: &UserRef) -> Result<User, Failure> {
     let found = match user {
-        UserRef::Name(name) => users::get_user_by_name(name),
-        UserRef::Uid(uid) => users::get_user_by_uid(*uid),
+        UserRef::Name(name) => unistd::User::from_name(name),
+        UserRef::Uid(uid) => unistd::User::from_uid((*uid).into()),
     };
-    let Some(found) = found else {
+    let Ok(Some(found)) = found else {
         let why = "not known on this node (directory service down, or another node's user)";
         return Err(Undetermined::new(text::user(user), why).into());
     };
-    if found.uid() == 0 {
+    if found.uid.is_root() {
         let why = "MPS runs under the job's own user id, and never as root";
         return Err(Refusal::new("user 'root'", why, "an ordinary user's job").into());
     }
     Ok(User {
-        name: found.name().to_string_lossy().into_owned(),
-        uid: found.uid(),
-        gid: found.primary_group_id(),
+        name: found.name,
+        uid: found.uid.as_raw(),
+        gid: found.gid.as_raw(),
     })
 }
 
 pub(super) fn groups_of(user: &str, gid: u32) -> Vec<u32> {
-    let known = users::get_user_groups(user, gid).unwrap_or_default();
-    known.iter().map(users::Group::gid).chain([gid]).collect()
+    let user = CString::new(user).unwrap_or_default();
+    let known = unistd::getgrouplist(&user, gid.into()).unwrap_or_default();
+    known.into_iter().map(Gid::as_raw).chain([gid]).collect()
 }
 
 impl RealNode {
