@@ -6,14 +6,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use serde_json::Value;
-use toml::Table;
 
 use crate::command::{lines, shown, wrote};
-use crate::files::{make_dir, read_text};
+use crate::files::make_dir;
 use crate::{cargo, install};
 
-/// Longest that the matrices may take, and the building of all fuzz targets.
+/// Longest that the matrices may take, and the building of a fuzz target.
 const LONGEST: Duration = Duration::from_secs(1500);
 /// What a run may take beyond the time that its size asks for.
 const MARGIN: Duration = Duration::from_secs(120);
@@ -161,84 +159,34 @@ pub struct Fuzz {
     target: Vec<String>,
 }
 
+const LIBFUZZER: &str = "-timeout=10 -max_len=4096 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0";
+
 /// No sanitizer: what is fuzzed has no unsafe code, and without one it is many times faster.
 pub fn fuzz(options: &Fuzz) -> Result<()> {
-    let targets = chosen(&options.target, targets()?)?;
-    let mut build = cargo::words("fuzz build --sanitizer none");
-    shown(build.env("RUSTC_BOOTSTRAP", "1"), LONGEST)
-        .context("'cargo install cargo-fuzz' if cargo knows no command 'fuzz'")?;
-    let metadata = wrote(&mut cargo::words(
-        "metadata --no-deps --format-version=1 --manifest-path fuzz/Cargo.toml",
-    ))?;
-    let metadata: Value = serde_json::from_str(&metadata).context("'cargo metadata' gave no JSON")?;
-    let built = Path::new(
-        metadata["target_directory"]
-            .as_str()
-            .context("no target directory")?,
-    );
-    let version = wrote(&mut cargo::rustc(&["-vV"]))?;
-    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    let programs = built.join(host.context("'rustc -vV' names no host")?);
-    let programs = programs.join("release");
-    let mut all = 0;
+    let listed = wrote(&mut cargo::words("fuzz list"));
+    let listed = listed.context("'cargo install cargo-fuzz' if cargo knows no command 'fuzz'")?;
+    let mut targets = options.target.clone();
+    if targets.is_empty() {
+        targets = listed.lines().map(str::to_owned).collect();
+    }
+    let mut all = 0_u64;
     for target in &targets {
-        let count = one(built, &programs, target, options.seconds)?;
-        println!(
-            "{target}: {count} executions in {} s, nothing broke",
-            options.seconds
-        );
-        all += count;
+        let found = Path::new("fuzz/target/corpus").join(target);
+        make_dir(&found)?;
+        let mut run = cargo::words("fuzz run --sanitizer none");
+        run.env("RUSTC_BOOTSTRAP", "1");
+        run.args([Path::new(target), &found, &Path::new("fuzz/corpus").join(target)]);
+        run.arg("--").args(LIBFUZZER.split(' '));
+        run.arg(format!("-max_total_time={}", options.seconds));
+        let status = lines(&mut run, LONGEST + Duration::from_secs(options.seconds), |line| {
+            println!("{line}");
+            let count = line.strip_prefix("stat::number_of_executed_units:");
+            all += count.and_then(|count| count.trim().parse().ok()).unwrap_or(0);
+        })?;
+        if !status.success() {
+            bail!("{target}: {status}");
+        }
     }
     println!("{all} executions, nothing broke");
     Ok(())
-}
-
-fn targets() -> Result<Vec<String>> {
-    let manifest: Table = toml::from_str(&read_text(cargo::root()?.join("fuzz/Cargo.toml"))?)?;
-    let bins = manifest.get("bin").and_then(|bins| bins.as_array()).into_iter();
-    let bins = bins.flatten();
-    let names = bins.filter_map(|bin| bin.get("name")?.as_str());
-    Ok(names.map(str::to_owned).collect())
-}
-
-fn chosen(wanted: &[String], all: Vec<String>) -> Result<Vec<String>> {
-    if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
-        bail!("no fuzz target '{unknown}'; there are: {}", all.join(", "));
-    }
-    Ok(if wanted.is_empty() { all } else { wanted.to_vec() })
-}
-
-/// Runs one target; how often it ran. New inputs go to a directory beside the builds, what breaks it to 'fuzz/artifacts'.
-fn one(built: &Path, programs: &Path, target: &str, seconds: u64) -> Result<u64> {
-    let (found, artifacts) = (
-        built.join("corpus").join(target),
-        Path::new("fuzz/artifacts").join(target),
-    );
-    make_dir(&found)?;
-    make_dir(&artifacts)?;
-    let mut command = Command::new(programs.join(target));
-    command.arg(&found).arg(Path::new("fuzz/corpus").join(target));
-    command.arg(format!("-artifact_prefix={}/", artifacts.display()));
-    command.arg(format!("-max_total_time={seconds}"));
-    command.args([
-        "-timeout=10",
-        "-max_len=4096",
-        "-rss_limit_mb=2048",
-        "-print_final_stats=1",
-        "-verbosity=0",
-    ]);
-    let (mut count, mut said) = (None, Vec::new());
-    let status = lines(&mut command, Duration::from_secs(seconds) + MARGIN, |line| {
-        let executions = line.strip_prefix("stat::number_of_executed_units:");
-        count = executions.and_then(|number| number.trim().parse().ok()).or(count);
-        said.push(line.to_owned());
-    })?;
-    match count {
-        Some(count) if status.success() => Ok(count),
-        _ => bail!(
-            "{target}: {status}; what broke it is kept in '{}'\n{}",
-            artifacts.display(),
-            said.join("\n")
-        ),
-    }
 }
