@@ -35,7 +35,8 @@ pub fn stage(dir: &Path, built: &Built) -> Result<Vec<Staged>> {
             files.push(put(dir, &entry, built)?);
             continue;
         }
-        for file in list(&cargo::root()?.join(&entry.from))? {
+        let listed = list(&cargo::root()?.join(&entry.from))?.into_iter();
+        for file in listed.filter(|path| path.is_file()) {
             let name = file
                 .file_name()
                 .and_then(|name| name.to_str())
