@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use mpsd::job;
 use mpsd::job::node::Role;
-use mpsd::scheduler::{Exclusive, GpuName, GpuSource};
+use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource};
 use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Gpu, JobId};
 use tests::figures;
@@ -205,6 +205,38 @@ fn an_mps_whose_jobs_are_gone_is_ended_by_reconcile() {
         assert_eq!(has_control, runs, "after {}", job.id());
     }
     assert_eq!(world.borrow().picture(), before().picture());
+}
+
+/// The list could not be written when it left (a full file system), and then it was requeued to this node.
+#[test]
+fn a_job_that_runs_again_keeps_no_mps_that_it_does_not_use() {
+    let [one, two] = jobs();
+    let elsewhere = |d: &mut Devices| d.gpus = GpuSource::Listed(vec![GpuName::Index(1)]);
+    let without = |d: &mut Devices| {
+        (d.exclusive, d.tasks_on_node) = (Exclusive::GpusAlone, Some(1));
+    };
+    let auto = Scenario {
+        number: one.number,
+        ..Scenario::new("auto", "MPS=auto", 2).devices(without)
+    };
+    let elsewhere = one.clone().devices(elsewhere);
+    for (again, name) in [(&elsewhere, "elsewhere"), (&auto, "without")] {
+        let world = Rc::new(RefCell::new(World::new(auto.inventory.clone())));
+        for job in [&one, &two] {
+            Sim::well(&world).begin(job).expect("it begins");
+        }
+        let (mps, list) = (one.mps_id(), paths().job(&one.mps_id()).members());
+        let listed = world.borrow().files[&list].clone();
+        assert!(Sim::well(&world).end(&one).is_clean());
+        world.borrow_mut().files.insert(list, listed);
+        Sim::well(&world).begin(again).expect("it runs again");
+        assert!(Sim::well(&world).end(&two).is_clean());
+        let has_control = world
+            .borrow()
+            .has_process(&mps, |process| process.role == Role::Control);
+        assert!(!has_control, "{name}");
+        assert!(Sim::well(&world).end(again).is_clean());
+    }
 }
 
 #[test]

@@ -105,7 +105,7 @@ pub(super) fn leave<N: Node>(
     take_out(node, &id, Some(member), time, undo)
 }
 
-/// Takes one job out of the list of `id`, or all that have no directory.
+/// Takes one job out of the list of `id`, and all that do not share it.
 pub(super) fn take_out<N: Node>(
     node: &mut N,
     id: &JobId,
@@ -133,8 +133,7 @@ fn try_take_out<N: Node>(
     let before = node.read_members(id)?;
     let leaves = member.map(|member| &member.job);
     let mut members = before.clone();
-    // A job enters the list after its directory is made. One that could not be written out of it has none.
-    members.retain(|job| Some(job) != leaves && node.has_directory(job));
+    members.retain(|job| Some(job) != leaves && shares(node, job, id));
     let shared = node.read_journal(id)?;
     if members.is_empty() {
         node.write_members(id, &members)?;
@@ -171,6 +170,15 @@ fn try_take_out<N: Node>(
         }
     }
     Ok(())
+}
+
+/// Whether the journal of `job` says that it shares the MPS `id`: it is written before the job enters the list. A job that could not be
+/// written out of the list has no journal, or that of a later run.
+fn shares(node: &mut impl Node, job: &JobId, id: &JobId) -> bool {
+    let is_this = |journal: Journal| journal.shared().any(|gpu| JobId::shared(journal.uid, gpu) == *id);
+    // One that cannot be read may say so.
+    node.read_journal(job)
+        .map_or(true, |journal| journal.is_some_and(is_this))
 }
 
 /// An MPS that hangs is evident only when its last job has ended, and its jobs are those that shared it when it hung.

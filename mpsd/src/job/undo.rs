@@ -82,7 +82,7 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     findings
 }
 
-/// Takes jobs that have no directory out of the list of the shared MPS `id`, and ends it if no job shares it. The notes say what was
+/// Takes jobs that do not share it out of the list of the shared MPS `id`, and ends it if no job shares it. The notes say what was
 /// done.
 pub fn end_unshared(node: &mut impl Node, id: &JobId) -> Findings {
     let time = node.settings().teardown;
