@@ -54,6 +54,7 @@ pub fn main() -> u8 {
     guard::install_panic_exit(NAME, BROKEN);
     // First, because a full table of descriptors has no room for `/dev/null`.
     descriptors::close_inherited();
+    descriptors::lift_file_size();
     if descriptors::fix_standard_descriptors().is_err() {
         return BROKEN;
     }

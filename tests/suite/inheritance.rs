@@ -8,7 +8,7 @@ use std::process::Command;
 use mpsd::job::spec::Spec;
 use mpsd_core::config::MemoryOverLimit;
 use tests::place::{Place, fast, status_of};
-use tests::stage::{THREE, USER, finish, prologue_args, script, uid_of};
+use tests::stage::{THREE, USER, epilogue_args, finish, openpbs_args, prologue_args, script, uid_of};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
@@ -162,4 +162,23 @@ fn a_user_at_the_limit_of_their_processes_drains_nothing() {
         assert!(matches!(ran.code, Some(0 | 2)), "{ran:?}");
         place.assert_ends_clean("88.srv", &format!("at most {most} processes"));
     }
+}
+
+/// The scheduler's daemon may have one. Only the soft limit: root in a container may not raise the hard one.
+#[test]
+fn a_limit_of_a_files_size_ends_no_program_of_roots() {
+    let place = Place::new(fast(1), "deadline_s = 3\nshared_gpus = true\n");
+    let jobs = ["76.srv", "77.srv"];
+    let run = |program: &str, args: &[&str]| {
+        let limited = ["/usr/bin/prlimit", "--fsize=0:unlimited"];
+        let ran = finish(place.command_by(&limited, program).args(args));
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    };
+    for job in jobs {
+        run("mps-prologue", &openpbs_args(job, USER, ACCOUNT));
+    }
+    for job in jobs {
+        run("mps-epilogue", &[&["--strict"], &epilogue_args(job)[..]].concat());
+    }
+    place.assert_as_before("a limit of a file's size");
 }
