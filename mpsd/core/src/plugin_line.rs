@@ -10,7 +10,7 @@ pub enum Scope {
     Both,
     /// Jobs only.
     Job,
-    /// Steps only. With the variant of the plugin that has no job_prolog, Slurm starts no process for mpsd.
+    /// Steps only.
     Step,
 }
 
