@@ -18,7 +18,13 @@ const LONGEST: Duration = Duration::from_secs(1500);
 const EMULATED: &str = "--lib -p mpsd-core -- environment:: gpu:: job:: limits:: step::";
 
 /// The cells that run on Debian 13's Slurm as well: all that depends on where Slurm is, in less than three minutes.
-const NEWER: [&str; 3] = ["constrained", "configless", "stack"];
+const NEWER: [&str; 5] = [
+    "constrained",
+    "configless",
+    "stack",
+    "shared_cgroups",
+    "shared_several",
+];
 
 /// What procps or systemd sets on every booted Debian, and so on a site's nodes.
 const BOOTED: [(&str, &str); 3] = [
