@@ -56,7 +56,7 @@ enum Verb {
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
     ReleaseCheck(release_check::Options),
-    /// Measure many jobs at once, or what a job that did not ask pays: 'scale', 'srun' or 'unasked', each with '--help'.
+    /// Measure a job, many at once, or what a job that did not ask pays: 'job', 'scale', 'srun' or 'unasked', each with '--help'.
     #[command(disable_help_flag = true)]
     Bench {
         /// What is measured, and its options
