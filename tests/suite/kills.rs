@@ -292,10 +292,11 @@ fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it
         let outside = [("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")];
         let its_own = place.attached("33.srv", &["--hold", "30"], &outside);
         let another = place.attached("33.srv", &["--hold", "30"], &outside);
-        // As Slurm names a job's cgroup, which root alone moves a process into.
-        for (job, client) in [("job_33", &its_own), ("job_333", &another)] {
-            let cgroup = cgroups.join(job);
-            std::fs::create_dir(&cgroup).expect("a cgroup");
+        // As Torque names a job's cgroup, which root alone moves a process into.
+        let torque = cgroups.join("torque");
+        for (job, client) in [("33.srv", &its_own), ("333.srv", &another)] {
+            let cgroup = torque.join(job);
+            std::fs::create_dir_all(&cgroup).expect("a cgroup");
             std::fs::write(cgroup.join("cgroup.procs"), client.pid().to_string()).expect("moved");
         }
         place.end("33.srv");
@@ -304,8 +305,8 @@ fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it
         assert_eq!(gone, killed, "{rule}");
         assert!(look::alive(another.pid()), "{rule}: it is not the job's");
         drop((its_own, another));
-        for job in ["job_33", "job_333"] {
-            eventually(job, || std::fs::remove_dir(cgroups.join(job)).is_ok());
+        for cgroup in [torque.join("33.srv"), torque.join("333.srv"), torque] {
+            eventually("it is empty", || std::fs::remove_dir(&cgroup).is_ok());
         }
         place.assert_as_before(rule);
     }
