@@ -121,11 +121,9 @@ fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
     let runs = |entry: &DirEntry| {
         fs::read_to_string(entry.path().join("stat")).is_ok_and(|stat| stat.contains(") R "))
     };
-    assert_eq!(
-        of_stranger.filter(runs).count(),
-        LOOPS,
-        "processes of the flood that run"
-    );
+    let running = of_stranger.filter(runs).count();
+    // Their shell may run too.
+    assert!(running >= LOOPS, "{running} processes of the flood run");
     drop(flood);
     place.assert_as_before("a flood");
 }
