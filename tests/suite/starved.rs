@@ -122,8 +122,8 @@ fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
         fs::read_to_string(entry.path().join("stat")).is_ok_and(|stat| stat.contains(") R "))
     };
     let running = of_stranger.filter(runs).count();
-    // Their shell may run too.
-    assert!(running >= LOOPS, "{running} processes of the flood run");
+    // A few may wait for a page of memory, and their shell may run too.
+    assert!(running > LOOPS * 9 / 10, "{running} processes of the flood run");
     drop(flood);
     place.assert_as_before("a flood");
 }
