@@ -135,7 +135,11 @@ fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
     let compiler = wrote(&mut cargo::rustc(&["--version"]))?;
     write(
         &out.join("notes.md"),
-        format!("{}\nBuilt with {}.\n", notes(&version)?, compiler.trim()),
+        format!(
+            "{}\nBuilt with {}.\n",
+            notes(&manifest("version")?)?,
+            compiler.trim()
+        ),
     )?;
     fs::remove_dir_all(&work).with_context(|| format!("cannot remove '{}'", work.display()))?;
     Ok(packages)
