@@ -11,7 +11,7 @@ use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
 use mpsd::scheduler::{self, Budget, CallOptions, Input, Program, Scheduler, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
-use mpsd::sys::{descriptors, guard, priority};
+use mpsd::sys::guard;
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -50,12 +50,7 @@ pub struct Arguments {
 
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
-    priority::raise();
-    guard::install_panic_exit(NAME, BROKEN);
-    // First, because a full table of descriptors has no room for `/dev/null`.
-    descriptors::close_inherited();
-    descriptors::lift_file_size();
-    if descriptors::fix_standard_descriptors().is_err() {
+    if guard::begin(NAME, BROKEN).is_err() {
         return BROKEN;
     }
     let arguments = Arguments::parse();

@@ -18,7 +18,7 @@ use mpsd::scheduler::{
     self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached,
 };
 use mpsd::sys::deadline::Deadline;
-use mpsd::sys::{descriptors, guard, priority};
+use mpsd::sys::guard;
 use mpsd_core::Failure;
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
 use mpsd_core::failure::Fault;
@@ -64,12 +64,7 @@ pub struct Arguments {
 
 /// Runs the program; returns its exit code. It must not end by a signal: Torque would take that for success.
 pub fn main() -> u8 {
-    priority::raise();
-    guard::install_panic_exit(NAME, BROKEN);
-    // First, because a full table of descriptors has no room for `/dev/null`.
-    descriptors::close_inherited();
-    descriptors::lift_file_size();
-    if descriptors::fix_standard_descriptors().is_err() {
+    if guard::begin(NAME, BROKEN).is_err() {
         return BROKEN;
     }
     let arguments = match words() {

@@ -174,7 +174,7 @@ fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
         bail!("one slurmstepd expected: {stepds:?}")
     };
     kill(Pid::from_raw(stepd.pid), Signal::SIGKILL)?;
-    // Slurm itself does not notice: the job is ended from outside. 26.05 knows no user of the name 'nobody'.
+    // Slurm does not notice that slurmstepd is gone, so cancel the job. By uid: Slurm 26.05 finds no user named 'nobody'.
     cell.root(&format!("scancel --user {}", cell.user.uid))?;
     job.wait(LIMIT)?;
     cell.wait("the daemon's end", || {

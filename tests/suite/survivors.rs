@@ -230,18 +230,24 @@ fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
     assert!(journal.is_some(), "the end that finishes needs it");
 }
 
-/// Only the last job's end can find the MPS in the driver. The reason names the jobs that shared it when it was seen to hang.
-#[test]
-fn an_mps_that_jobs_share_and_the_driver_holds_drains_once_for_all_of_them() {
-    let jobs = [4711, 4712, 4713, 4714].map(|number| Scenario {
+/// Jobs that share an MPS, which outlives SIGKILL.
+fn sharing<const N: usize>(numbers: [u32; N]) -> (Rc<RefCell<World>>, [Scenario; N]) {
+    let jobs = numbers.map(|number| Scenario {
         number,
         ..Scenario::new("shared", "MPS=true", 1).devices(|d| d.exclusive = Exclusive::Shared(None))
     });
     let mut world = World::new(jobs[0].inventory.clone());
     world.stubborn = Some(Rung::Kill);
     let world = Rc::new(RefCell::new(world));
-    let looks = |look| world.borrow_mut().looks = vec![look];
     jobs.iter().for_each(|job| begin(&world, job).expect("prologue"));
+    (world, jobs)
+}
+
+/// Only the last job's end can find the MPS in the driver. The reason names the jobs that shared it when it was seen to hang.
+#[test]
+fn an_mps_that_jobs_share_and_the_driver_holds_drains_once_for_all_of_them() {
+    let (world, jobs) = sharing([4711, 4712, 4713, 4714]);
+    let looks = |look| world.borrow_mut().looks = vec![look];
     assert!(end(&world, &jobs[0]).is_clean());
     looks(thread('D', IN_DRIVER));
     assert!(end(&world, &jobs[1]).is_clean());
@@ -265,15 +271,8 @@ fn an_mps_that_jobs_share_and_the_driver_holds_drains_once_for_all_of_them() {
 /// The driver held it for a while, and let go of it before the last job ended, or before it hung for good.
 #[test]
 fn a_job_that_ended_before_a_shared_mps_hung_for_good_is_not_named() {
-    let jobs = [4711, 4712, 4713].map(|number| Scenario {
-        number,
-        ..Scenario::new("shared", "MPS=true", 1).devices(|d| d.exclusive = Exclusive::Shared(None))
-    });
-    let mut world = World::new(jobs[0].inventory.clone());
-    world.stubborn = Some(Rung::Kill);
-    let world = Rc::new(RefCell::new(world));
+    let (world, jobs) = sharing([4711, 4712, 4713]);
     let looks = |look| world.borrow_mut().looks = vec![look];
-    jobs.iter().for_each(|job| begin(&world, job).expect("prologue"));
     for (job, look) in jobs.iter().zip([thread('D', IN_DRIVER), thread('S', "")]) {
         looks(look);
         assert!(end(&world, job).is_clean());

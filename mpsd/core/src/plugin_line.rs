@@ -1,7 +1,11 @@
 //! The words after the plugin's path in plugstack.conf: `key=value`, strict.
 
+use crate::config::DEFAULT_PATH;
 use crate::text::one_line;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// The programs of the packages.
+pub const PROGRAMS: &str = "/usr/libexec/mpsd";
 
 /// What may have a daemon of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,9 +34,9 @@ pub struct Arguments {
 impl Default for Arguments {
     fn default() -> Self {
         Self {
-            config: "/etc/mpsd/mpsd.toml".into(),
-            prologue: "/usr/libexec/mpsd/mps-prologue".into(),
-            epilogue: "/usr/libexec/mpsd/mps-epilogue".into(),
+            config: DEFAULT_PATH.into(),
+            prologue: Path::new(PROGRAMS).join("mps-prologue"),
+            epilogue: Path::new(PROGRAMS).join("mps-epilogue"),
             scope: Scope::Both,
         }
     }

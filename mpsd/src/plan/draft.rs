@@ -60,8 +60,8 @@ impl Draft<'_> {
         Err(self.refuse(key, why, format!("{own}, a daemon of this job's own")))
     }
 
-    /// A site's `auto` sets no limit for a job whose part of a shared GPU, or whose number of tasks, is not known. A note says so.
-    /// The user's own `auto` is refused.
+    /// If the scheduler does not tell the job's part of a shared GPU, or its number of tasks, a site's `auto` sets no limit, and a
+    /// note says so. The user's own `auto` is refused.
     pub fn forget_auto_of_site(&mut self) -> Vec<String> {
         let why = match self.shared {
             true if self.part.is_none() => NO_PART,

@@ -6,7 +6,6 @@ use super::raw;
 pub use mpsd_core::deadline::{fix_standard_descriptors, readable};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open, openat};
-use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, SFlag};
 use std::fs::File;
 use std::io::Read as _;
@@ -16,14 +15,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawF
 /// (docs/facts/pbs.md#daemons-left-behind).
 pub fn close_inherited() {
     raw::close_all_except(&[]);
-}
-
-/// Lifts an inherited limit of a file's size, to the hard one without CAP_SYS_RESOURCE: a write beyond it ends the program by SIGXFSZ.
-pub fn lift_file_size() {
-    let hard = getrlimit(Resource::RLIMIT_FSIZE).map_or(RLIM_INFINITY, |(_, hard)| hard);
-    for most in [hard, RLIM_INFINITY] {
-        let _ = setrlimit(Resource::RLIMIT_FSIZE, most, most);
-    }
 }
 
 /// Puts all three on `/dev/null`, in a child that must hold no stream of another process.

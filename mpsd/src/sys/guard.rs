@@ -13,6 +13,7 @@ use super::spawn::{Child, KillReason};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use std::fs::File;
 use std::io::Write;
@@ -213,8 +214,31 @@ pub(super) fn answer_and_exit(mut writer: &File, bytes: Option<Vec<u8>>) -> ! {
     })
 }
 
+/// What a program that a scheduler starts as root does first. It runs before a flood of users' processes, a panic ends it with
+/// `code`, and its caller's descriptors and limits do not matter.
+///
+/// # Errors
+/// A standard descriptor is closed, and `/dev/null` does not open.
+pub fn begin(program: &'static str, code: u8) -> Result<(), Errno> {
+    priority::raise();
+    install_panic_exit(program, code);
+    // First, because a full table of descriptors has no room for `/dev/null`.
+    descriptors::close_inherited();
+    lift_file_size();
+    descriptors::fix_standard_descriptors()
+}
+
+/// Lifts an inherited limit of a file's size: a write beyond it ends a program by SIGXFSZ. Without CAP_SYS_RESOURCE the hard limit
+/// stays.
+fn lift_file_size() {
+    let hard = getrlimit(Resource::RLIMIT_FSIZE).map_or(RLIM_INFINITY, |(_, hard)| hard);
+    for most in [hard, RLIM_INFINITY] {
+        let _ = setrlimit(Resource::RLIMIT_FSIZE, most, most);
+    }
+}
+
 /// From now on a panic, on any thread, writes one line and ends the process with `code`. [`guarded`] sees this code.
-pub fn install_panic_exit(program: &'static str, code: u8) {
+fn install_panic_exit(program: &'static str, code: u8) {
     std::panic::set_hook(Box::new(move |info| {
         let text = info.payload();
         let what = text

@@ -66,7 +66,7 @@ fn page(program: &Program, prose: &str) -> Result<String> {
     let mut text = title(program.name, program.section).into_bytes();
     let man = Man::new(program.command.clone());
     man.render_name_section(&mut text)?;
-    // mps-prologue calls mpsd, and nobody else: its page is that of the suite.
+    // Only mps-prologue calls mpsd. Its page describes the whole product instead.
     let by_hand = program.name != "mpsd";
     if by_hand {
         man.render_synopsis_section(&mut text)?;

@@ -105,14 +105,9 @@ mod tests {
             );
             assert!(seen.insert(entry.to.clone()), "{}", entry.to);
         }
-        let plugin = include_str!("../../../mpsd/core/src/plugin_line.rs");
-        for path in [
-            "/usr/libexec/mpsd/mps-prologue",
-            "/usr/libexec/mpsd/mps-epilogue",
-            "/etc/mpsd/mpsd.toml",
-        ] {
-            assert!(plugin.contains(&format!("\"{path}\".into()")), "{path}");
-            assert!(seen.contains(path), "{path}");
+        let plugin = mpsd_core::plugin_line::Arguments::default();
+        for path in [plugin.prologue, plugin.epilogue, plugin.config] {
+            assert!(seen.contains(path.to_str().unwrap()), "{}", path.display());
         }
     }
 }

@@ -18,7 +18,7 @@ const NO_FLAG: &str = "unrecognized option '--mps";
 #[derive(Debug)]
 pub struct Run {
     pub nodes: [String; 2],
-    /// Whether its user wrote a flag of ours.
+    /// Whether the command or its script has a flag that begins with `--mps`.
     pub has_flags: bool,
     /// The command's exit code; nothing if a signal ended it.
     pub code: Option<i32>,
@@ -90,7 +90,7 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
     let unknown = is(site, "gres", "partial")
         && (is(site, "devices", "constrained") || is(request, "node", "alone-on-node"));
     let uncertain = unknown && !is_unneeded(request);
-    // Where the site asks, and finds that MPS brings nothing or cannot be, or is not there, nobody sees that it did.
+    // The partition asked and the user did not. If this gives no MPS, the job is the one without the plugin.
     let is_untouched =
         |node| is_by_partition(request) && (is_unneeded(request) || uncertain || is_unplugged(request, node));
     if is_untouched(0) && is_untouched(1) && !with.has_flags {
@@ -111,7 +111,7 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
     };
     for step in steps(request) {
         let wants_mps = step.wants_mps();
-        // It says so itself, whatever its partition found.
+        // This step has flags of its own, so it is told even if its partition gave nothing.
         let asks = step.request == StepRequest::Less && is_by_partition(request);
         let is_untouched = |node| is_untouched(node) && !asks;
         let places = expected.iter().filter(|(place, _)| place.0 == step.label);

@@ -11,7 +11,7 @@ const GPUS: u32 = 4;
 
 pub const NODE: &str = "site";
 
-/// The partition whose jobs have MPS by `auto` without a word of their user.
+/// The partition in `auto_partitions`: its jobs have `--mps=auto` without a flag.
 pub const AUTO: &str = "auto";
 
 /// Minor numbers in the order of the bus: as everybody expects them, and as a public document of a site shows them.

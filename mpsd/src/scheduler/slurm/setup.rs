@@ -3,12 +3,11 @@
 use super::check::check;
 use super::conf::Conf;
 use super::installation::{Installation, Release, directories, stamp_of};
-use super::stack::{
-    Delivery, PLUGIN, Stack, TAG, USUAL_PROGRAMS, is_foreign, is_ours, our_line, second_line,
-};
+use super::stack::{Delivery, PLUGIN, Stack, TAG, is_foreign, is_ours, our_line, second_line};
 use crate::scheduler::call::Site;
 use crate::scheduler::setup::{AdminVerbs, CheckLine, RunningJobs, SetupContext, VerbError, VerbReport};
 use clap::{FromArgMatches, Subcommand};
+use mpsd_core::plugin_line::PROGRAMS;
 use mpsd_core::{Failure, Refusal};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -250,7 +249,7 @@ fn line(options: &EnableOptions, plugin: &Path, ctx: &SetupContext<'_>) -> Strin
     if let Some(config) = ctx.config {
         line += &format!(" config={}", config.display());
     }
-    if ctx.programs != Path::new(USUAL_PROGRAMS) {
+    if ctx.programs != Path::new(PROGRAMS) {
         let programs = ctx.programs.display();
         line += &format!(" prologue={programs}/mps-prologue epilogue={programs}/mps-epilogue");
     }

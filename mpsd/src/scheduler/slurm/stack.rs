@@ -8,7 +8,6 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Where the plugin finds its programs and its configuration by itself (spank: `arguments`).
-pub(super) const USUAL_PROGRAMS: &str = "/usr/libexec/mpsd";
 pub(super) const PLUGIN: &str = "spank_mps.so";
 /// Plugins that put a task into a container in its task_init (docs/facts/programs.md#read-and-not-run).
 const CONTAINERS: [(&str, &str); 3] = [
