@@ -14,7 +14,7 @@ use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Failure, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID};
-use tests::sim::{Living, Sim, Trouble, World, living, paths, silence_kills};
+use tests::sim::{Living, Sim, Trouble, World, Worlds, living, paths, silence_kills};
 
 const TOLD: &str = "[metrics]\ndcgm_job_map = \"/run/map\"\ngpustat = \"/run/gpustat\"";
 
@@ -104,9 +104,9 @@ fn running(scenario: &Scenario) -> (World, usize, usize) {
 }
 
 /// The worlds that a prologue killed at each point leaves: at once, and after what it started went on by itself.
-fn killed_prologues(scenario: &Scenario) -> Vec<(String, World)> {
+fn killed_prologues(scenario: &Scenario) -> Worlds {
     let (_, points, _) = running(scenario);
-    let mut worlds = Vec::new();
+    let mut worlds = Worlds::default();
     for at in 0..points {
         for settled in [false, true] {
             let world = shared(&before(scenario));
@@ -120,7 +120,7 @@ fn killed_prologues(scenario: &Scenario) -> Vec<(String, World)> {
             let name = format!("{}, prologue killed at {at}{later}", scenario.name);
             let left = world.borrow().clone();
             assert!(left.held.is_empty(), "{name}: locks are held by the dead");
-            worlds.push((name, left));
+            worlds.add(&name, &left);
         }
     }
     worlds
@@ -131,9 +131,9 @@ fn a_prologue_killed_anywhere_is_undone_whole() {
     silence_kills();
     let mut tried = 0;
     for scenario in scenarios() {
-        for (name, left) in killed_prologues(&scenario) {
-            restored(&shared(&left), &scenario, &name);
-            tried += 1;
+        for (name, left, points) in killed_prologues(&scenario).iter() {
+            restored(&shared(left), &scenario, name);
+            tried += points;
         }
     }
     assert!(tried > 300, "only {tried} crash points");
@@ -146,16 +146,22 @@ fn an_epilogue_killed_anywhere_is_finished_by_the_next() {
     let mut tried = 0;
     for scenario in scenarios() {
         let mut starts = killed_prologues(&scenario);
-        starts.push((scenario.name.to_owned(), running(&scenario).0));
-        for (name, left) in starts {
+        starts.add(scenario.name, &running(&scenario).0);
+        for (name, left, points) in starts.iter() {
+            let mut ends = Worlds::default();
             for at in 0.. {
-                let world = shared(&left);
+                let world = shared(left);
                 let mut node = Sim::new(&world, Trouble::KillAt(at));
                 if living(|| node.end(&scenario)).is_some() {
                     break;
                 }
-                restored(&world, &scenario, &format!("{name}, epilogue killed at {at}"));
-                tried += 1;
+                drop(node);
+                let name = format!("{name}, epilogue killed at {at}");
+                let is_new = ends.add(&name, &world.borrow());
+                if is_new {
+                    restored(&world, &scenario, &name);
+                }
+                tried += points;
             }
         }
     }
@@ -205,8 +211,8 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
     silence_kills();
     let mut tried = 0;
     for scenario in scenarios() {
-        for (name, left) in killed_prologues(&scenario) {
-            let world = shared(&left);
+        for (name, left, points) in killed_prologues(&scenario).iter() {
+            let world = shared(left);
             Sim::well(&world)
                 .begin(&scenario)
                 .unwrap_or_else(|e| panic!("{name}: {e:?}"));
@@ -215,8 +221,8 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
             assert_eq!(daemons, 1, "{name}: control daemons");
             let state = world.borrow().state(&scenario.id());
             assert_eq!(state, Some(RecordState::Ready), "{name}");
-            restored(&world, &scenario, &name);
-            tried += 1;
+            restored(&world, &scenario, name);
+            tried += points;
         }
     }
     figures::tell("crash_points", tried);

@@ -10,7 +10,7 @@ pub mod scenario;
 mod world;
 
 pub use files::paths;
-pub use world::{Living, World, reference};
+pub use world::{Living, World, Worlds, reference};
 
 use mpsd::job::node::NodeSettings;
 use mpsd::job::{self, FailedStart, Findings};

@@ -182,6 +182,29 @@ impl World {
     }
 }
 
+/// Different worlds, each with a name and how often it was left. What follows depends on the world alone: an equal one proves the
+/// same.
+#[derive(Debug, Default)]
+pub struct Worlds(Vec<(String, World, u64)>);
+
+impl Worlds {
+    /// Whether it is the first of its kind.
+    pub fn add(&mut self, name: &str, world: &World) -> bool {
+        // The latest first: at most points nothing has changed since the one before.
+        let same = self.0.iter_mut().rev().find(|(_, other, _)| other == world);
+        if let Some((_, _, times)) = same {
+            *times += 1;
+            return false;
+        }
+        self.0.push((name.to_owned(), world.clone(), 1));
+        true
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &(String, World, u64)> {
+        self.0.iter()
+    }
+}
+
 /// What cannot be mistaken for another process: here pids are never used again.
 pub fn reference(pid: i32) -> ProcessRef {
     ProcessRef {
