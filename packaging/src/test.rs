@@ -278,13 +278,18 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
     match stage.name {
         "doc" => command.env("RUSTDOCFLAGS", "-D warnings"),
         "contract" => command.env("MPS_SUBJECT", "fake"),
-        // A job waits for most of its time: two tests for each processor.
-        "mom" | "suite" => {
-            let threads = std::thread::available_parallelism().map_or(2, |count| 2 * count.get());
-            command.env("RUST_TEST_THREADS", threads.to_string())
-        }
         _ => &mut command,
     };
+    // Tests for each processor: a job waits for most of its time, and one on the double's clock for nearly all.
+    let at_once = match stage.name {
+        "mom" | "suite" => Some(2),
+        "contract" => Some(4),
+        _ => None,
+    };
+    if let Some(at_once) = at_once {
+        let threads = std::thread::available_parallelism().map_or(at_once, |count| at_once * count.get());
+        command.env("RUST_TEST_THREADS", threads.to_string());
+    }
     Ok(Ok(command))
 }
 

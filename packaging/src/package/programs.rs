@@ -127,10 +127,7 @@ pub fn portable(profile: Profile, machine: Machine, verb: &str) -> Result<Comman
         .stdin(Stdio::null());
     match profile {
         Profile::Portable => command.arg("--release"),
-        _ => command.envs([
-            ("CARGO_PROFILE_DEV_DEBUG", "0"),
-            ("CARGO_PROFILE_DEV_STRIP", "symbols"),
-        ]),
+        _ => command.env("CARGO_PROFILE_DEV_STRIP", "symbols"),
     };
     command.envs(commit().map(|commit| ("MPSD_COMMIT", commit)));
     Ok(command)
