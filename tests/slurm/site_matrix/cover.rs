@@ -128,7 +128,7 @@ impl Cover<'_> {
         };
         let mut values: Vec<usize> = (0..self.levels[next]).collect();
         if !in_order(next) {
-            values.sort_by_key(|value| std::cmp::Reverse(self.gain(&row, next, *value)));
+            values.sort_by_cached_key(|value| std::cmp::Reverse(self.gain(&row, next, *value)));
         }
         values.into_iter().find_map(|value| {
             let mut longer = row.clone();
@@ -153,8 +153,9 @@ impl Cover<'_> {
         };
         self.wanted
             .iter()
-            .filter(|factors| factors.contains(&next) && !is_masked(row, factors))
+            .filter(|factors| factors.contains(&next))
             .filter(covers)
+            .filter(|factors| !is_masked(row, factors))
             .count()
     }
 }
