@@ -156,6 +156,8 @@ fn kept(run: &Path, gpu: &str) -> Vec<PathBuf> {
         "mpsd/jobs",
         "mpsd/shared",
         "mpsd/gpus",
+        "mpsd/ledger",
+        "mpsd/.ledger.lock",
         &format!("mpsd/gpus/{gpu}"),
     ]
     .map(|path| run.join(path));

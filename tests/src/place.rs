@@ -24,7 +24,7 @@ use crate::stage::{
 
 const MOMENT: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(40);
-/// What the suite keeps between jobs on purpose: its directories, and the users whose starts failed of late.
+/// What the suite keeps between jobs on purpose: its directories, and the ledger.
 const STANDING: [&str; 7] = [
     "run/jobs",
     "run/gpus",

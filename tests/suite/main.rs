@@ -29,6 +29,7 @@ mod partitions;
 mod plans;
 mod reconcile;
 mod releases;
+mod remembered;
 mod report;
 mod scarce;
 mod second_look;

@@ -3,10 +3,15 @@
 use super::door::Door;
 use super::logs::CONTROL_LOG;
 use super::observer::ClientWatch;
+use crate::job::spec::GO;
+use crate::sys::deadline::Deadline;
+use crate::sys::descriptors::readable;
 use crate::sys::signals::Signals;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use nix::sys::signal::Signal;
+use std::fs::File;
+use std::io::Read as _;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
@@ -24,6 +29,8 @@ pub struct Events {
     signals: Signals,
     inotify: Inotify,
     pub door: Option<Door>,
+    /// Root's end of it says when the servers may start; none once it has.
+    pub gate: Option<File>,
 }
 
 impl Events {
@@ -37,6 +44,7 @@ impl Events {
             signals,
             inotify,
             door: None,
+            gate: None,
         })
     }
 
@@ -51,6 +59,23 @@ impl Events {
         })
     }
 
+    /// Whether the servers may start. Without root they may not.
+    pub fn is_gate_open(&mut self) -> Result<bool, String> {
+        let Some(mut gate) = self.gate.as_ref() else {
+            return Ok(true);
+        };
+        if !readable(gate.as_fd(), Deadline::after(Duration::ZERO))
+            .map_err(|e| format!("cannot wait: {e}"))?
+        {
+            return Ok(false);
+        }
+        if !matches!(gate.read(&mut [0; GO.len()]), Ok(1..)) {
+            return Err("mps-prologue has gone before it let the servers start".to_owned());
+        }
+        self.gate = None;
+        Ok(true)
+    }
+
     pub fn forget(&self, watch: &mut Option<WatchDescriptor>) {
         // The kernel has removed the watch of a file that is gone.
         let _ = watch.take().map(|watch| self.inotify.rm_watch(watch));
@@ -63,7 +88,11 @@ impl Events {
             PollTimeout::try_from(d + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
         });
         let own = [self.signals.as_fd(), self.inotify.as_fd()];
-        let all = own.into_iter().chain(self.door.as_ref().map(AsFd::as_fd));
+        let others = [
+            self.door.as_ref().map(AsFd::as_fd),
+            self.gate.as_ref().map(AsFd::as_fd),
+        ];
+        let all = own.into_iter().chain(others.into_iter().flatten());
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let clients = clients.descriptors();
         fds.extend(clients.map(|fd| PollFd::new(fd, PollFlags::empty())));

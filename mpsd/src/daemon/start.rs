@@ -85,8 +85,9 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
     }
     loop {
         let mut again = false;
+        let may_start = events.is_gate_open()?;
         for daemon in running.iter_mut() {
-            again |= advance(spec, daemon, end)?;
+            again |= advance(spec, daemon, may_start, end)?;
         }
         if running.iter().all(|r| r.server.is_some()) {
             let sockets = running.iter_mut().map(|daemon| &mut daemon.watches.socket);
@@ -134,7 +135,8 @@ fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, S
     })
 }
 
-fn advance(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unready> {
+/// True: to be tried again at once, without an event.
+fn advance(spec: &Spec, running: &mut Running, may_start: bool, end: Deadline) -> Result<bool, Unready> {
     running.read_log();
     if let Some(end) = running.child.try_wait() {
         running.read_log();
@@ -144,7 +146,11 @@ fn advance(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Un
         });
     }
     if !running.configured {
-        return ask(spec, running, end);
+        return if may_start {
+            ask(spec, running, end)
+        } else {
+            Ok(false)
+        };
     }
     // `NEW SERVER n: Ready` means ACTIVE, and costs no session (docs/facts/mps-control.md#when-a-server-is-ready).
     let ready = running

@@ -79,7 +79,7 @@ fn start<N: Node>(
         true => take_over(node, job, when)?,
         false => None,
     };
-    let (settings, plan, inventory) = match make_plan(node, job, scheduled) {
+    let (settings, plan, again) = match make_plan(node, job, scheduled) {
         Err(Failure::Refusal(refusal)) if auto::may_do_without(&job.request) => {
             return leave_out(node, job, when, early, &refusal.to_string());
         }
@@ -102,38 +102,70 @@ fn start<N: Node>(
         spec: Spec::new(&settings, &plan, job.deadline),
         record: plan.record,
         shared: plan.shared,
-        inventory,
+        supposed: again.map(|again| Supposed {
+            job,
+            settings: settings.clone(),
+            again,
+        }),
         verify: plan.verify.then_some(job.deadline),
         failed_starts_drain: settings.drain.on_failed_starts,
         began,
         _held: held,
     };
-    start.say_notes(node, &plan.notes);
+    if start.supposed.is_none() {
+        start.say_notes(node, &plan.notes);
+    }
     // A shared MPS is proved as soon as it is begun, and that takes longer than the caller is to wait.
     let goes_on = when == ReturnWhen::Started && !start.shared.is_empty();
-    start.or_undo(node, |start, node| {
+    let carried_out = start.or_undo(node, |start, node| {
         start.tell_tasks(node, RecordState::Starting)?;
         if goes_on { Ok(()) } else { start.carry_out(node) }
-    })?;
+    });
+    match carried_out {
+        Ok(()) => {}
+        // By what NVML says of the GPUs. Nothing is left of what was begun.
+        Err(FailedStart {
+            failure: Failure::Refusal(refusal),
+            findings,
+            ..
+        }) if start.supposed.is_some() && findings.is_clean() && auto::may_do_without(&job.request) => {
+            drop(start);
+            return leave_out(node, job, when, None, &refusal.to_string());
+        }
+        Err(failed) => return Err(failed),
+    }
     match when {
         ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, false),
         ReturnWhen::Started => start.finish_alone(node, job),
     }
 }
 
-fn make_plan(
+/// Makes the plan for these GPUs.
+type Decide<'a> = Box<dyn Fn(&Inventory) -> Result<(Settings, Plan), Failure> + 'a>;
+
+/// A start by what the ledger says of the GPUs. While the control daemon comes up, NVML says what they are.
+struct Supposed<'a> {
+    job: &'a Job,
+    settings: Settings,
+    again: Decide<'a>,
+}
+
+/// The settings and the plan; and how it is made again, if NVML has not been asked yet.
+fn make_plan<'a>(
     node: &mut impl Node,
-    job: &Job,
+    job: &'a Job,
     scheduled: &impl Scheduled,
-) -> Result<(Settings, Plan, Inventory), Failure> {
+) -> Result<(Settings, Plan, Option<Decide<'a>>), Failure> {
     expect_healthy_node(node, job)?;
-    let known = shared::known_gpus(node, job.user.uid);
-    if known.is_none() {
+    let known = Ledger::read(node).gpus;
+    // A job that only joins needs no NVML, which takes longer to load than all the rest.
+    let may_join = known.is_some() && shared::is_any_up(node, job.user.uid);
+    if !may_join {
         node.prepare_nvml(&[]);
     }
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
-    let decide = |inventory: &Inventory| {
+    let decide: Decide<'a> = Box::new(move |inventory: &Inventory| {
         decide(&Case {
             config: &job.config,
             node: &job.node,
@@ -144,19 +176,27 @@ fn make_plan(
             devices: &devices,
             inventory,
         })
-    };
-    // A job that only joins needs no NVML, which takes longer to load than all the rest.
-    let joins = known.and_then(|known| Some((decide(&known).ok()?, known)));
-    let joins = joins.filter(|((_, plan), _)| shared::are_up(node, plan));
-    let ((settings, plan), inventory) = match joins {
-        Some(joins) => joins,
-        None => {
-            let inventory = node.inventory()?;
-            (decide(&inventory)?, inventory)
+    });
+    let (settings, plan, again) = match known.and_then(|known| decide(&known).ok()) {
+        Some((settings, plan)) if plan.shared.is_empty() => {
+            node.prepare_nvml(&[]);
+            (settings, plan, Some(decide))
+        }
+        Some((settings, plan)) if may_join && shared::are_up(node, &plan) => (settings, plan, None),
+        _ => {
+            let (settings, plan) = decide(&look_at_gpus(node)?)?;
+            (settings, plan, None)
         }
     };
     node.check_control(&settings.control)?;
-    Ok((settings, plan, inventory))
+    Ok((settings, plan, again))
+}
+
+/// By NVML.
+fn look_at_gpus(node: &mut impl Node) -> Result<Inventory, Failure> {
+    let inventory = node.inventory()?;
+    ledger::remember_gpus(node, &inventory);
+    Ok(inventory)
 }
 
 /// Has the job run as if it had not asked. Its record says why: its steps may need MPS still, and its tasks know that they have none.
@@ -298,7 +338,7 @@ fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
 /// is its lock.
 fn begin_shared(
     node: &mut impl Node,
-    member: &Start,
+    member: &Start<'_>,
     plan: &Plan,
     held: LockGuard,
 ) -> Result<Journal, FailedStart> {
@@ -315,7 +355,6 @@ fn begin_shared(
             job: job.clone(),
             gpus,
             daemons: daemons.clone(),
-            inventory: Some(member.inventory.clone()),
             ..member.journal.clone()
         },
         spec: Spec {
@@ -326,7 +365,7 @@ fn begin_shared(
         },
         record: plan.record.clone(),
         shared: Vec::new(),
-        inventory: Inventory::default(),
+        supposed: None,
         verify: None,
         failed_starts_drain: member.failed_starts_drain,
         began: Instant::now(),
@@ -342,14 +381,14 @@ fn begin_shared(
     Ok(start.journal)
 }
 
-struct Start {
+struct Start<'a> {
     journal: Journal,
     spec: Spec,
     record: Record,
     /// The plans of the shared MPS that it joins.
     shared: Vec<Plan>,
-    /// The node's GPUs.
-    inventory: Inventory,
+    /// Until NVML has been asked.
+    supposed: Option<Supposed<'a>>,
     /// Run `mps-probe` until then.
     verify: Option<Deadline>,
     failed_starts_drain: bool,
@@ -357,7 +396,7 @@ struct Start {
     _held: LockGuard,
 }
 
-impl Start {
+impl Start<'_> {
     fn say_notes(&self, node: &mut impl Node, notes: &[String]) {
         let job = &self.journal.job;
         for warning in &self.record.warnings {
@@ -387,8 +426,9 @@ impl Start {
 
     /// Carries the plan out. After its last effect `mpsd` is starting. What was begun stands in the journal.
     fn carry_out<N: Node>(&mut self, node: &mut N) -> Result<(), FailedStart> {
-        for number in self.journal.begun..self.journal.plan.len() {
-            self.journal.begun = number + 1;
+        while self.journal.begun < self.journal.plan.len() {
+            let number = self.journal.begun;
+            self.journal.begun += 1;
             if let Err(failure) = node.write_journal(&self.journal) {
                 // An effect that is not written down does not happen, and is not to be undone.
                 self.journal.begun = number;
@@ -430,8 +470,10 @@ impl Start {
                 expect_its_job(node, &journal.job)?;
                 journal.supervisor = Some(node.start_daemon(journal, &self.spec)?);
                 node.write_journal(journal)?;
+                self.confirm(node)?;
             }
             Effect::TellExporter { exporter, directory } => {
+                node.let_servers_start(journal);
                 // No job fails because an exporter is not told.
                 let told = exporters::tell(node, journal, exporter, &directory, Direction::Enter);
                 if let Ok(Some(why)) | Err(why) = told {
@@ -441,6 +483,58 @@ impl Start {
             }
         }
         Ok(())
+    }
+
+    /// Makes the plan again, for the GPUs that NVML tells. If something else was begun, that is undone, and the start begins again: the
+    /// GPUs are others than at an earlier start.
+    fn confirm(&mut self, node: &mut impl Node) -> Result<(), FailedStart> {
+        let Some(supposed) = &self.supposed else {
+            return Ok(());
+        };
+        let (settings, plan) = (supposed.again)(&look_at_gpus(node)?)?;
+        let spec = Spec {
+            start_ms: self.spec.start_ms,
+            command_ms: self.spec.command_ms,
+            ..Spec::new(&settings, &plan, supposed.job.deadline)
+        };
+        let begun = self.journal.begun;
+        let is_its = settings == supposed.settings
+            && spec == self.spec
+            && plan.record.gpus == self.journal.gpus
+            && plan.effects.get(..begun) == self.journal.plan.get(..begun);
+        let mut journal = Journal {
+            programs: self.journal.programs.clone(),
+            starter: self.journal.starter,
+            began: self.journal.began,
+            ..Journal::new(supposed.job, &settings, &plan)
+        };
+        if is_its {
+            journal.begun = begun;
+            journal.cgroup.clone_from(&self.journal.cgroup);
+            journal.supervisor = self.journal.supervisor;
+        } else {
+            let job = &self.journal.job;
+            let line = format!(
+                "job {job}: this node's GPUs have changed since an earlier job: its MPS is begun again"
+            );
+            node.log(Severity::Info, &line);
+            let findings = undo::undo_effects(node, &self.journal);
+            if !findings.allows_start() {
+                let why = "what was begun for the GPUs of an earlier job cannot be taken down";
+                return Err(FailedStart {
+                    findings,
+                    ..Undetermined::new(format!("job {job}"), why).into()
+                });
+            }
+            self.spec = Spec::new(&settings, &plan, supposed.job.deadline);
+            self.failed_starts_drain = settings.drain.on_failed_starts;
+        }
+        self.journal = journal;
+        self.verify = plan.verify.then_some(supposed.job.deadline);
+        (self.record, self.shared) = (plan.record, plan.shared);
+        self.supposed = None;
+        self.say_notes(node, &plan.notes);
+        Ok(self.tell_tasks(node, RecordState::Starting)?)
     }
 
     /// Proves what was started and tells the job's tasks; `alone`: no caller waits for this process.
@@ -490,6 +584,7 @@ impl Start {
     fn prove(&mut self, node: &mut impl Node) -> Result<(), Failure> {
         // Costs nothing: NVIDIA's programs take longer to start.
         let user_was_here = node.user_is_here(&self.journal);
+        node.let_servers_start(&self.journal);
         let proved = node.await_ready(&self.journal, &self.spec).map_err(|failure| {
             let (journal, drains) = (&self.journal, self.failed_starts_drain);
             evidence::of_failed_start(node, journal, user_was_here, drains, failure)

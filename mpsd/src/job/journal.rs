@@ -5,7 +5,7 @@ use crate::plan::effects::{Effect, Plan};
 use crate::sys::now;
 use mpsd_core::config::{LeftoverClients, Settings};
 use mpsd_core::record::{Daemon, RecordGpu};
-use mpsd_core::{GpuUuid, Inventory, JobId, Scheduler};
+use mpsd_core::{GpuUuid, JobId, Scheduler};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -89,9 +89,6 @@ pub struct Journal {
     /// From then until its MPS was proved ready, likewise. Milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ready_ms: Option<u64>,
-    /// Of a shared MPS, the node's GPUs when it began, for the plans of the jobs that join it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) inventory: Option<Inventory>,
     /// The jobs that shared an MPS when it was seen to hang or was taken down: the administrator reads them.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) sharers: BTreeSet<JobId>,
@@ -139,7 +136,6 @@ impl Journal {
             takes_turns: plan.takes_turns,
             began: now(),
             ready_ms: None,
-            inventory: None,
             sharers: BTreeSet::new(),
             ladder: None,
             left: false,

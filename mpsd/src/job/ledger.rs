@@ -7,8 +7,8 @@ use super::journal::ProcessRef;
 use super::node::{Files, Members};
 use crate::sys::deadline::Deadline;
 use crate::sys::now;
-use mpsd_core::JobId;
 use mpsd_core::file::Durability;
+use mpsd_core::{ComputeMode, Inventory, JobId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +22,8 @@ const MOST: usize = 256;
 const USERS: usize = 2;
 const SECRET: u32 = 0o600;
 
-/// `/run/mpsd/ledger`, root 0600, changed under its lock only. The file is absent while the ledger is empty.
+/// `/run/mpsd/ledger`, root 0600, changed under its lock only. The file is absent while the ledger is empty: until the first start of MPS
+/// since the node booted.
 ///
 /// Two things of the node have files of their own. A GPU's account (`gpus/UUID`) does, because jobs on different GPUs must
 /// not wait for each other. The mark `look-again` does, because systemd, Slurm's plugin and the hook of OpenPBS see it
@@ -38,6 +39,9 @@ pub struct Ledger {
     /// The NVML process of a mere look that outlived SIGKILL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hung_worker: Option<ProcessRef>,
+    /// The GPUs as NVML last told them to a start, so that the next one need not wait for NVML at once. Their modes may have changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<Inventory>,
 }
 
 impl Default for Ledger {
@@ -47,6 +51,7 @@ impl Default for Ledger {
             failed_starts: BTreeMap::new(),
             suspicions: Vec::new(),
             hung_worker: None,
+            gpus: None,
         }
     }
 }
@@ -178,6 +183,17 @@ pub(super) fn acquit(files: &mut impl Files, suspicion: Option<&Suspicion>) {
             let _ = files.remove_file(&mark);
         }
     });
+}
+
+/// Keeps the GPUs for the starts to come. Their modes are not kept: jobs change them.
+pub(super) fn remember_gpus(files: &mut impl Files, gpus: &Inventory) {
+    let mut gpus = gpus.clone();
+    for gpu in gpus.gpus.iter_mut().chain(&mut gpus.migs) {
+        gpu.mode = ComputeMode::Default;
+    }
+    if Ledger::read(files).gpus.as_ref() != Some(&gpus) {
+        Ledger::change(files, |ledger, _| ledger.gpus = Some(gpus));
+    }
 }
 
 /// An NVML process that outlived SIGKILL. While it lives no other look starts one: one a minute would fill the node.

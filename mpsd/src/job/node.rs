@@ -225,8 +225,10 @@ pub trait Daemons {
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure>;
     /// Removes the job's cgroup, and ours above it if that is empty then.
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure>;
-    /// Starts `mpsd` as the job's user.
+    /// Starts `mpsd` as the job's user. It starts the control daemons, and waits with their servers.
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
+    /// Lets it start the servers.
+    fn let_servers_start(&mut self, journal: &Journal);
     /// Waits for its report and proves what root can prove of it.
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Proved, Failure>;
     /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.

@@ -12,7 +12,7 @@ use super::node::{LockGuard, Node, Role, Rung, Severity};
 use super::store::Store as _;
 use crate::plan::effects::Plan;
 use mpsd_core::failure::Undetermined;
-use mpsd_core::{Failure, GpuUuid, Inventory, JobId};
+use mpsd_core::{Failure, GpuUuid, JobId};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -60,17 +60,15 @@ pub(super) fn join<N: Node>(
     Err(Undetermined::new(format!("shared MPS {id}"), "it ends again and again").into())
 }
 
-/// The GPUs of this node when a shared MPS of `uid` began that still runs. Its server keeps the driver loaded and its GPU undivided,
-/// so they hold for a job that joins it.
-pub(super) fn known_gpus(node: &mut impl Node, uid: u32) -> Option<Inventory> {
-    let mut all = node.all_shared().ok()?;
-    all.retain(|id| id.as_str().starts_with(&format!("{uid}-")));
-    let mut journals = all
-        .iter()
-        .filter_map(|id| node.read_journal(id).ok()?)
-        .collect::<Vec<_>>();
-    journals.retain(|journal| is_up(node, journal));
-    journals.into_iter().find_map(|journal| journal.inventory)
+/// Whether a shared MPS of `uid` runs. Its server keeps the driver loaded and its GPU undivided, so what the ledger says of the GPUs holds
+/// for a job that joins it.
+pub(super) fn is_any_up(node: &mut impl Node, uid: u32) -> bool {
+    let all = node.all_shared().unwrap_or_default().into_iter();
+    let mut its = all.filter(|id| id.as_str().starts_with(&format!("{uid}-")));
+    its.any(|id| {
+        let journal = node.read_journal(&id).ok().flatten();
+        journal.is_some_and(|journal| is_up(node, &journal))
+    })
 }
 
 /// Whether a job with this plan only joins, and nothing is to be begun.

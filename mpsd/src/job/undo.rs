@@ -23,6 +23,20 @@ const MOST_LADDERS: usize = 8;
 /// What others need comes first, and what a user can make slow comes last: our own processes, accounts and compute modes,
 /// then strangers, then what the user left in files.
 pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
+    let mut findings = undo_effects(node, journal);
+    if findings.is_clean() {
+        findings.take(node.remove_job(&journal.job));
+    } else if !journal.left {
+        let (left, journal) = (true, journal.clone());
+        let left = Journal { left, ..journal };
+        // Only metrics read this mark, so a failure is no finding.
+        let _ = node.write_journal(&left);
+    }
+    findings
+}
+
+/// As [`undo`], but the job's directory stays, with its lock.
+pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = Findings::default();
     let started = journal.has_begun(&Effect::StartDaemon);
     if started {
@@ -70,14 +84,6 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
                 }
             }
         }
-    }
-    if findings.is_clean() {
-        findings.take(node.remove_job(&journal.job));
-    } else if !journal.left {
-        let (left, journal) = (true, journal.clone());
-        let left = Journal { left, ..journal };
-        // Only metrics read this mark, so a failure is no finding.
-        let _ = node.write_journal(&left);
     }
     findings
 }

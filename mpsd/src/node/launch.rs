@@ -8,7 +8,7 @@ use super::{failure, files, site_directory, unless_scarce};
 use crate::job::Journal;
 use crate::job::journal::{ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Proved, Role, Severity};
-use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
+use crate::job::spec::{GO, OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
 use crate::job::store::Store as _;
 use crate::sys::Exit;
 use crate::sys::confine;
@@ -26,9 +26,10 @@ use mpsd_core::record::Daemon;
 use mpsd_core::text::{self, one_line};
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{Failure, GpuUuid, Refusal};
-use nix::fcntl::OFlag;
-use nix::unistd::{Gid, Uid, fchown, pipe2};
-use std::os::fd::{AsFd, OwnedFd};
+use nix::unistd::{Gid, Uid, fchown};
+use std::io::Write as _;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -84,7 +85,7 @@ impl Daemons for RealNode {
 
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
         let (report, theirs) =
-            pipe2(OFlag::O_CLOEXEC).map_err(|e| Undetermined::new("no pipe to be had", e.desc()))?;
+            UnixStream::pair().map_err(|e| Undetermined::new("no socket to be had", e.to_string()))?;
         make_device("/dev/nvidia-uvm", &["-u", "-c", "0"]);
         let (job, user, group) = (&journal.job, text::user(&journal.user), self.site.daemon_group);
         let lacking = confine::lacking();
@@ -103,7 +104,7 @@ impl Daemons for RealNode {
             );
             self.log(Severity::Warning, &line);
         }
-        spawn.inherit.push((theirs, REPORT_FD));
+        spawn.inherit.push((theirs.into(), REPORT_FD));
         let directory = Dir::open(self.job_files(job).directory());
         if journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
             let made = directory.as_ref().map_err(ToString::to_string);
@@ -129,6 +130,13 @@ impl Daemons for RealNode {
         };
         self.started = Some(Started { child, report });
         Ok(process)
+    }
+
+    fn let_servers_start(&mut self, _: &Journal) {
+        // It waits for its time at most, and says what it waited for.
+        if let Some(mut started) = self.started.as_ref().map(|started| &started.report) {
+            let _ = started.write_all(GO);
+        }
     }
 
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Proved, Failure> {
@@ -214,7 +222,7 @@ impl Daemons for RealNode {
     }
 }
 
-fn hear(report: &OwnedFd, deadline: Deadline) -> Option<StartReport> {
+fn hear(report: &UnixStream, deadline: Deadline) -> Option<StartReport> {
     serde_json::from_slice(&read_line(report.as_fd(), deadline, LONGEST_REPORT).ok()??).ok()
 }
 
@@ -290,7 +298,7 @@ mod tests {
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let (journal, (_dir, mut node)) = (journal(), node());
-            let (report, theirs) = pipe2(OFlag::O_CLOEXEC).unwrap();
+            let (report, theirs) = UnixStream::pair().unwrap();
             let mut silent = Spawn::new(Path::new("/bin/sleep"));
             silent.args = vec!["60".into()];
             let child = silent.start(Deadline::after_ms(20_000)).unwrap();

@@ -28,7 +28,7 @@ use nix::unistd::{self, Gid};
 use serde::de::DeserializeOwned;
 use std::cell::OnceCell;
 use std::ffi::CString;
-use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ const WAIT_STEP: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Started {
     pub(super) child: Child,
-    pub(super) report: OwnedFd,
+    pub(super) report: UnixStream,
 }
 
 /// This node.

@@ -40,7 +40,8 @@ pub enum Effect {
         /// Number of the daemon, from 0.
         daemon: usize,
     },
-    /// Start `mpsd` as the job's user and have it prove every daemon ready. Inverse: the teardown ladder.
+    /// Start `mpsd` as the job's user, which starts the control daemons. It waits with their servers until root has looked at the GPUs and
+    /// set their modes, and then proves every daemon ready. Inverse: the teardown ladder.
     #[display("start mpsd as the job's user")]
     StartDaemon,
     /// Enter the job for each of its GPUs into the files that another exporter reads. Inverse: take its lines out.

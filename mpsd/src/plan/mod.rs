@@ -190,9 +190,8 @@ impl Draft<'_> {
             daemons: vec![daemon.clone()],
             ..Record::closed(id, uid, RecordState::Starting, String::new())
         };
-        let mut effects = vec![Effect::ClaimGpu { gpu }];
-        effects.extend((self.settings.cgroup != Cgroup::None).then_some(Effect::MakeCgroup));
-        effects.extend([Effect::MakeDirectories { daemon: 0 }, Effect::StartDaemon]);
+        let mut effects = begin_daemons(self.settings, 1);
+        effects.push(Effect::ClaimGpu { gpu });
         Plan {
             record,
             effects,
@@ -245,7 +244,11 @@ fn may_share(case: &Case<'_>, settings: &Settings) -> (bool, Option<Part>) {
 }
 
 fn effects(case: &Case<'_>, draft: &Draft<'_>, daemons: usize, notes: &mut Vec<String>) -> Vec<Effect> {
-    let mut effects = Vec::new();
+    let mut effects = match draft.shared {
+        true => Vec::new(),
+        false => begin_daemons(draft.settings, daemons),
+    };
+    // While the control daemon comes up.
     for gpu in &draft.gpus {
         let uuid = gpu.uuid.clone();
         if draft.shared {
@@ -261,16 +264,18 @@ fn effects(case: &Case<'_>, draft: &Draft<'_>, daemons: usize, notes: &mut Vec<S
             Some(why) => notes.push(format!("compute mode of {} stays {}: {why}", gpu.uuid, gpu.mode)),
         }
     }
-    if !draft.shared {
-        effects.extend((draft.settings.cgroup != Cgroup::None).then_some(Effect::MakeCgroup));
-        effects.extend((0..daemons).map(|daemon| Effect::MakeDirectories { daemon }));
-        effects.push(Effect::StartDaemon);
-    }
-    // Last, while the daemon comes up. Exporters' files have one line a job and GPU, so a step with its own daemon has none.
+    // Last, while the server comes up. Exporters' files have one line a job and GPU, so a step with its own daemon has none.
     if !case.submission.step {
         effects.extend(exporters(draft.settings));
     }
     effects
+}
+
+fn begin_daemons(settings: &Settings, count: usize) -> Vec<Effect> {
+    let cgroup = (settings.cgroup != Cgroup::None).then_some(Effect::MakeCgroup);
+    let directories = (0..count).map(|daemon| Effect::MakeDirectories { daemon });
+    let effects = cgroup.into_iter().chain(directories);
+    effects.chain([Effect::StartDaemon]).collect()
 }
 
 fn exporters(settings: &Settings) -> impl Iterator<Item = Effect> {

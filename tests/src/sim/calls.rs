@@ -73,6 +73,10 @@ impl Gpus for Sim {
 
     fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure> {
         self.call("set_compute_mode")?;
+        let has_server = |p: &Living| p.role == Role::Server && p.gpus.contains(gpu);
+        let begins = mode == ComputeMode::ExclusiveProcess;
+        let busy = begins && self.world.borrow().processes.values().any(has_server);
+        assert!(!busy, "the server started before the mode was set");
         self.step(|world| world.set_mode(gpu, mode));
         Ok(())
     }
@@ -82,7 +86,7 @@ impl Gpus for Sim {
         let world = self.world.borrow();
         let own = world.processes.iter();
         let own = own
-            .filter(|(_, p)| p.gpus.contains(gpu) && p.state != 'Z')
+            .filter(|(_, p)| p.role != Role::Supervisor && p.gpus.contains(gpu) && p.state != 'Z')
             .map(|(pid, _)| *pid);
         let foreign = world
             .foreign
@@ -140,6 +144,10 @@ impl Daemons for Sim {
             })
         });
         Ok(reference(pid))
+    }
+
+    fn let_servers_start(&mut self, journal: &Journal) {
+        self.step(|world| world.let_start.insert(journal.job.clone()));
     }
 
     fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<Proved, Failure> {

@@ -29,6 +29,8 @@ pub struct Scenario {
     pub when: ReturnWhen,
     pub record: bool,
     pub by_site: bool,
+    /// What the ledger says of the GPUs, as `inventory` changed by this.
+    pub remembered: Option<fn(&mut Gpu)>,
 }
 
 pub fn h200(index: u32) -> Gpu {
@@ -104,7 +106,22 @@ impl Scenario {
             when: ReturnWhen::Ready,
             record: false,
             by_site: false,
+            remembered: None,
         }
+    }
+
+    /// An earlier job began here, when the GPUs were as `otherwise` makes them.
+    pub fn remembered(mut self, otherwise: fn(&mut Gpu)) -> Self {
+        self.remembered = Some(otherwise);
+        self
+    }
+
+    /// The ledger before the job.
+    pub fn ledger(&self) -> Option<String> {
+        let otherwise = self.remembered?;
+        let mut known = self.inventory.clone();
+        known.gpus.iter_mut().for_each(otherwise);
+        Some(serde_json::json!({"version": 1, "gpus": known}).to_string())
     }
 
     pub fn config(mut self, config: &'static str) -> Self {

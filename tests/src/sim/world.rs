@@ -17,6 +17,7 @@ pub struct Living {
     pub role: Role,
     pub job: JobId,
     pub uid: u32,
+    /// Those that it has a context on; of `mpsd`, those of its server.
     pub gpus: Vec<GpuUuid>,
     /// The highest rung of the ladder that does not end it.
     pub survives: Option<Rung>,
@@ -52,6 +53,8 @@ pub struct World {
     pub drains: Vec<String>,
     pub requeued: Vec<JobId>,
     pub no_room: bool,
+    /// The jobs whose servers may start.
+    pub let_start: BTreeSet<JobId>,
     pub proved: BTreeSet<JobId>,
     /// The jobs through whose daemons `mps-probe` ran.
     pub probed: BTreeSet<JobId>,
@@ -146,22 +149,27 @@ impl World {
         for (pid, mpsd) in supervisors {
             if self.users_directories(&mpsd.job) == 0 {
                 self.processes.remove(&pid);
-            } else if !self.has_process(&mpsd.job, |p| p.role == Role::Control) && !self.stillborn {
-                for role in [Role::Control, Role::Server] {
-                    let has_context = role == Role::Server;
-                    let gpus = mpsd.gpus.iter().filter(|_| has_context).cloned().collect();
-                    self.spawn(Living {
-                        role,
-                        gpus,
-                        ..mpsd.clone()
-                    });
-                }
+                continue;
+            }
+            let may = |role| role == Role::Control || self.let_start.contains(&mpsd.job);
+            let lacks = |role| !self.has_process(&mpsd.job, |p| p.role == role);
+            let starts = |role: &Role| !self.stillborn && may(*role) && lacks(*role);
+            let starting: Vec<Role> = [Role::Control, Role::Server].into_iter().filter(starts).collect();
+            for role in starting {
+                let has_context = role == Role::Server;
+                let gpus = mpsd.gpus.iter().filter(|_| has_context).cloned().collect();
+                self.spawn(Living {
+                    role,
+                    gpus,
+                    ..mpsd.clone()
+                });
             }
         }
     }
 
     /// A start of `job` begins or has failed: what was proved of an earlier one does not count.
     pub fn forget_proof(&mut self, job: &JobId) {
+        self.let_start.remove(job);
         self.proved.remove(job);
         self.probed.remove(job);
     }
