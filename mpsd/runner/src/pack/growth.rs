@@ -11,6 +11,7 @@
 //! - If the work has grown by [`GAIN`] since the last look, twice as many may run, as long as memory, clients and cores allow; half as
 //!   many more if the last step brought less than half of what it added. More than enough clients cost little, too few cost a lot:
 //!   so steps are large, and a step without gain is kept.
+//! - In the last [`WORTH`] no more are tried: while they load, and if they bring nothing, they cost more than is left to be gained.
 //! - If the work has shrunk by [`GAIN`], the former number is right.
 //! - Then rest for [`REST`], and try again: later commands may be others.
 //! - Memory allows as many as the highest memory of any command so far fits into [`ROOM`] of the GPU.
@@ -23,6 +24,7 @@ const SETTLING: f64 = 1.0;
 const LOOK: f64 = 1.5;
 const REST: f64 = 60.0;
 const GAIN: f64 = 0.03;
+const WORTH: f64 = 30.0;
 /// Tenths of a GPU's memory that commands may fill.
 const ROOM: u64 = 9;
 
@@ -41,6 +43,8 @@ pub struct Sight {
     pub memory_mib: Option<u64>,
     /// Cores that the commands use now.
     pub busy: Option<f64>,
+    /// Seconds until the last command starts, if they go on ending as they have so far; `None`: none has ended.
+    pub left: Option<f64>,
 }
 
 /// What does not change.
@@ -171,7 +175,8 @@ impl Growth {
             self.each.div_ceil(2)
         };
         let goal = (self.each + step).min(self.allowed(sight));
-        if !grew || goal <= self.each {
+        let is_late = sight.left.is_some_and(|left| left < WORTH);
+        if !grew || is_late || goal <= self.each {
             return rest;
         }
         (self.former, self.each) = (self.each, goal);
@@ -224,6 +229,7 @@ mod tests {
                 watts: Some(watts(growth.each())),
                 memory_mib,
                 busy: Some(core * f64::from(growth.each())),
+                left: None,
             });
             if all.last() != Some(&growth.each()) {
                 all.push(growth.each());
@@ -260,6 +266,25 @@ mod tests {
             grown(BOUNDS, 100, Some(500), 0.1, worse_above_8),
             [8, 16, 8, 16, 8]
         );
+    }
+
+    #[test]
+    fn it_does_not_grow_when_little_is_left() {
+        for (left, goal) in [(None, 16), (Some(45.0), 16), (Some(26.0), 8)] {
+            let mut growth = Growth::new(BOUNDS, 100.0);
+            for half in 0..10 {
+                growth.see(&Sight {
+                    now: f64::from(half) / 2.0,
+                    full: true,
+                    up: true,
+                    watts: Some(300.0),
+                    memory_mib: Some(500),
+                    busy: Some(1.0),
+                    left,
+                });
+            }
+            assert_eq!(growth.each(), goal, "{left:?}");
+        }
     }
 
     #[test]

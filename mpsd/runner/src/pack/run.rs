@@ -434,14 +434,18 @@ impl<'a> Runner<'a> {
         }
         let busy = self.busy.now(&members.concat());
         let full = self.running.len() >= self.at_once();
+        let now = self.begin.elapsed().as_secs_f64();
+        let ended = self.good + self.failed.len() as u64;
+        let left = (ended > 0).then(|| self.waiting.len() as f64 * now / ended as f64);
         if let Some(growth) = &mut self.growth {
             growth.see(&Sight {
-                now: self.begin.elapsed().as_secs_f64(),
+                now,
                 full,
                 up,
                 watts: self.gpus.as_mut().and_then(Gpus::watts),
                 memory_mib: self.memory_mib,
                 busy,
+                left,
             });
         }
     }
