@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use mpsd::job::node::Role;
-use mpsd_core::ComputeMode;
 use mpsd_core::record::{Record, RecordState};
+use mpsd_core::{ComputeMode, Gpu};
 use nix::sys::signal::Signal;
 use tests::double::look::wait_until;
 use tests::place::{Place, eventually, fast, kill};
@@ -28,14 +28,13 @@ fn record(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Record {
 
 #[test]
 fn limits_are_those_of_the_gpus_that_are_there_now() {
-    let cases: [(&str, fn(&mut mpsd_core::Gpu), bool); 3] = [
-        ("as before", |_| {}, false),
-        ("other GPUs", |gpu| gpu.memory_mib = Some(80_000), true),
-        (
-            "another mode, which other jobs set",
-            |gpu| gpu.mode = ComputeMode::ExclusiveProcess,
-            false,
-        ),
+    type Otherwise = fn(&mut Gpu);
+    let exclusive: Otherwise = |gpu| gpu.mode = ComputeMode::ExclusiveProcess;
+    let other: Otherwise = |gpu| gpu.memory_mib = Some(80_000);
+    let cases = [
+        ("as before", (|_| {}) as Otherwise, false),
+        ("other GPUs", other, true),
+        ("another mode, which other jobs set", exclusive, false),
     ];
     for (name, otherwise, again) in cases {
         let scenario = Scenario::new("second", "MPS=true,MPS_MEM=25%", 1).remembered(otherwise);
