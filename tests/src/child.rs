@@ -16,8 +16,9 @@ use nix::unistd::Pid;
 /// Set when the user interrupted the run: every wait ends then, and the guards clean up.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// How long a pipe may stay open after its program has ended, because a child of it still holds it.
-const PIPE_WAIT: Duration = Duration::from_millis(500);
+/// How long a pipe may stay open after its program has ended, because a child of it still holds it:
+/// what was killed ends late on a loaded machine.
+const PIPE_WAIT: Duration = Duration::from_secs(3);
 
 /// Turns SIGINT, SIGTERM and SIGHUP into a flag, so that guards are dropped.
 pub fn catch_interrupts() -> Result<()> {

@@ -1,6 +1,7 @@
 //! A start by what an earlier one knew of the GPUs: NVML is asked while the control daemon comes up, and what it says counts.
 
 use std::cell::RefCell;
+use std::fs;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -120,4 +121,33 @@ fn no_server_starts_without_root() {
     eventually("mpsd ends with the prologue, and its control daemon", gone);
     place.torque_end("2.srv").ok();
     place.assert_as_before("a prologue killed before the server may start");
+}
+
+/// On the double: its memory is other than at the job before.
+#[test]
+fn what_is_begun_again_is_whole() {
+    let place = Place::new(fast(1), "");
+    place.begin("1.srv", "MPS=true", "0");
+    place.torque_end("1.srv").ok();
+    let ledger = place.path("run/ledger");
+    let mut told: serde_json::Value =
+        serde_json::from_slice(&fs::read(&ledger).expect("a ledger")).expect("JSON");
+    told["gpus"]["gpus"][0]["memory_mib"] = 80_000.into();
+    fs::write(&ledger, told.to_string()).expect("write");
+    place.begin("2.srv", "MPS=true,MPS_MEM=25%", "0");
+    for file in ["observations", "killed", "told"] {
+        assert!(place.job("2.srv").join(file).exists(), "{file}");
+    }
+    let named = |name| place.pids(name).len();
+    assert_eq!(
+        ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"].map(named),
+        [1, 1, 1]
+    );
+    let again = fs::read(&ledger).expect("a ledger");
+    assert!(
+        !String::from_utf8_lossy(&again).contains("80000"),
+        "NVML's answer is kept"
+    );
+    place.torque_end("2.srv").ok();
+    place.assert_as_before("a start that began again");
 }

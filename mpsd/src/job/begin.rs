@@ -109,10 +109,11 @@ fn start<N: Node>(
         }),
         verify: plan.verify.then_some(job.deadline),
         failed_starts_drain: settings.drain.on_failed_starts,
+        user_was_here: false,
         began,
         _held: held,
     };
-    if start.supposed.is_none() {
+    if start.supposed.is_none() || !start.shared.is_empty() {
         start.say_notes(node, &plan.notes);
     }
     // A shared MPS is proved as soon as it is begun, and that takes longer than the caller is to wait.
@@ -127,6 +128,7 @@ fn start<N: Node>(
         Err(FailedStart {
             failure: Failure::Refusal(refusal),
             findings,
+            job_ended: false,
             ..
         }) if start.supposed.is_some() && findings.is_clean() && auto::may_do_without(&job.request) => {
             drop(start);
@@ -143,7 +145,8 @@ fn start<N: Node>(
 /// Makes the plan for these GPUs.
 type Decide<'a> = Box<dyn Fn(&Inventory) -> Result<(Settings, Plan), Failure> + 'a>;
 
-/// A start by what the ledger says of the GPUs. While the control daemon comes up, NVML says what they are.
+/// A start by what the ledger says of the GPUs. While the control daemon comes up, or if a shared MPS must be begun and not only joined,
+/// NVML says what they are.
 struct Supposed<'a> {
     job: &'a Job,
     settings: Settings,
@@ -182,7 +185,7 @@ fn make_plan<'a>(
             node.prepare_nvml(&[]);
             (settings, plan, Some(decide))
         }
-        Some((settings, plan)) if may_join && shared::are_up(node, &plan) => (settings, plan, None),
+        Some((settings, plan)) if may_join && shared::are_up(node, &plan) => (settings, plan, Some(decide)),
         _ => {
             let (settings, plan) = decide(&look_at_gpus(node)?)?;
             (settings, plan, None)
@@ -342,6 +345,13 @@ fn begin_shared(
     plan: &Plan,
     held: LockGuard,
 ) -> Result<Journal, FailedStart> {
+    if let Some(supposed) = &member.supposed {
+        let (_, now) = (supposed.again)(&look_at_gpus(node)?)?;
+        if !now.shared.contains(plan) {
+            let why = "this node's GPUs have changed since an earlier job";
+            return Err(Undetermined::new(format!("shared MPS {}", plan.record.job), why).into());
+        }
+    }
     let Record {
         job, gpus, daemons, ..
     } = plan.record.clone();
@@ -368,6 +378,7 @@ fn begin_shared(
         supposed: None,
         verify: None,
         failed_starts_drain: member.failed_starts_drain,
+        user_was_here: false,
         began: Instant::now(),
         _held: held,
     };
@@ -392,6 +403,8 @@ struct Start<'a> {
     /// Run `mps-probe` until then.
     verify: Option<Deadline>,
     failed_starts_drain: bool,
+    /// Its user had another process on the node when `mpsd` started.
+    user_was_here: bool,
     began: Instant,
     _held: LockGuard,
 }
@@ -470,6 +483,8 @@ impl Start<'_> {
                 expect_its_job(node, &journal.job)?;
                 journal.supervisor = Some(node.start_daemon(journal, &self.spec)?);
                 node.write_journal(journal)?;
+                // Costs nothing: NVIDIA's program and NVML take longer to start.
+                self.user_was_here = node.user_is_here(journal);
                 self.confirm(node)?;
             }
             Effect::TellExporter { exporter, directory } => {
@@ -526,9 +541,16 @@ impl Start<'_> {
                     ..Undetermined::new(format!("job {job}"), why).into()
                 });
             }
-            self.spec = Spec::new(&settings, &plan, supposed.job.deadline);
+            for note in &findings.notes {
+                node.log(Severity::Info, &format!("job {job}: {note}"));
+            }
+            node.forget_told(job)?;
+            node.check_control(&settings.control)?;
+            journal.programs = Some(node.programs(&settings.control));
             self.failed_starts_drain = settings.drain.on_failed_starts;
         }
+        // NVML's time is not the server's.
+        self.spec = Spec::new(&settings, &plan, supposed.job.deadline);
         self.journal = journal;
         self.verify = plan.verify.then_some(supposed.job.deadline);
         (self.record, self.shared) = (plan.record, plan.shared);
@@ -582,12 +604,10 @@ impl Start<'_> {
     }
 
     fn prove(&mut self, node: &mut impl Node) -> Result<(), Failure> {
-        // Costs nothing: NVIDIA's programs take longer to start.
-        let user_was_here = node.user_is_here(&self.journal);
         node.let_servers_start(&self.journal);
         let proved = node.await_ready(&self.journal, &self.spec).map_err(|failure| {
             let (journal, drains) = (&self.journal, self.failed_starts_drain);
-            evidence::of_failed_start(node, journal, user_was_here, drains, failure)
+            evidence::of_failed_start(node, journal, self.user_was_here, drains, failure)
         })?;
         ledger::forget_failed_starts(node);
         // What the driver holds at the job's end counts against the node only if it is one of these.

@@ -9,7 +9,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::now;
 use mpsd_core::file::Durability;
 use mpsd_core::{ComputeMode, Inventory, JobId};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -40,8 +40,18 @@ pub struct Ledger {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hung_worker: Option<ProcessRef>,
     /// The GPUs as NVML last told them to a start, so that the next one need not wait for NVML at once. Their modes may have changed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "readable"
+    )]
     pub gpus: Option<Inventory>,
+}
+
+/// Another release may tell the GPUs otherwise: then NVML is asked, and the rest of the ledger counts.
+fn readable<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Inventory>, D::Error> {
+    let told = Option::<serde_json::Value>::deserialize(from)?;
+    Ok(told.and_then(|told| serde_json::from_value(told).ok()))
 }
 
 impl Default for Ledger {
@@ -221,6 +231,14 @@ fn lives(node: &mut impl Members, worker: ProcessRef) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_another_release_tells_of_gpus_hides_nothing_else() {
+        let text =
+            r#"{"version":1,"failed_starts":{"5":{"when":1,"job":"6"}},"gpus":{"gpus":[{"index":0}]}}"#;
+        let ledger: Ledger = serde_json::from_str(text).unwrap();
+        assert_eq!((ledger.failed_starts.len(), &ledger.gpus), (1, &None));
+    }
     use crate::node::real::RealNode;
     use mpsd_core::Paths;
     use mpsd_core::config::Settings;

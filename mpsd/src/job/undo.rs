@@ -59,7 +59,7 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     if started {
         stop_strangers(node, journal, &mut findings);
     }
-    // No server starts before its GPU is claimed, so that a start that fails without NVML leaves nothing.
+    // We start no server before its GPU is claimed, so that a start that fails without NVML leaves nothing.
     let claims = |effect: &Effect| matches!(effect, Effect::ClaimGpu { .. });
     if started && journal.to_undo().any(claims) {
         for gpu in &journal.gpus {

@@ -5,7 +5,8 @@
 //! - Begin with [`START`] on each GPU, or as many as have a core. One tells nothing of sharing, and growing from one would cost a
 //!   minute. What finds no memory runs again alone.
 //! - *Look* at the commands when all of them have a context on the GPU, or [`PATIENCE`] after they started: before, they load and
-//!   compile. After [`SETTLING`], which NVML's mean of the power needs, take the mean power for [`LOOK`].
+//!   compile. After [`SETTLING`], which NVML's mean of the power needs, take the mean power for [`LOOK`]. The first look waits for the
+//!   end of a command, [`PATIENCE`] at most: it tells how much is left.
 //! - The power above that of the idle GPU stands for the work done per second. Completions are too slow a signal if a command takes
 //!   minutes, and NVML's utilization says 100 % as soon as one client always has some kernel running.
 //! - If the work has grown by [`GAIN`] since the last look, twice as many may run, as long as memory, clients and cores allow; half as
@@ -43,7 +44,7 @@ pub struct Sight {
     pub memory_mib: Option<u64>,
     /// Cores that the commands use now.
     pub busy: Option<f64>,
-    /// Seconds until the last command starts, if they go on ending as they have so far; `None`: none has ended.
+    /// Seconds until the last command starts, if they go on as they have so far; `None`: none has ended.
     pub left: Option<f64>,
 }
 
@@ -138,7 +139,7 @@ impl Growth {
                 count: 0.0,
             },
             Phase::Looking { since, sum, count } => match sight.watts {
-                Some(watts) if now - since >= LOOK => {
+                Some(watts) if now - since >= LOOK && (sight.left.is_some() || now >= PATIENCE) => {
                     let work = (sum + watts) / (count + 1.0) - self.idle;
                     self.judge(work.max(0.0), sight)
                 }
@@ -229,7 +230,7 @@ mod tests {
                 watts: Some(watts(growth.each())),
                 memory_mib,
                 busy: Some(core * f64::from(growth.each())),
-                left: None,
+                left: Some(f64::INFINITY),
             });
             if all.last() != Some(&growth.each()) {
                 all.push(growth.each());
@@ -270,9 +271,14 @@ mod tests {
 
     #[test]
     fn it_does_not_grow_when_little_is_left() {
-        for (left, goal) in [(None, 16), (Some(45.0), 16), (Some(26.0), 8)] {
+        for (seconds, left, goal) in [
+            (5, Some(45.0), 16),
+            (5, Some(26.0), 8),
+            (9, None, 8),
+            (11, None, 16),
+        ] {
             let mut growth = Growth::new(BOUNDS, 100.0);
-            for half in 0..10 {
+            for half in 0..2 * seconds {
                 growth.see(&Sight {
                     now: f64::from(half) / 2.0,
                     full: true,
@@ -283,7 +289,7 @@ mod tests {
                     left,
                 });
             }
-            assert_eq!(growth.each(), goal, "{left:?}");
+            assert_eq!(growth.each(), goal, "{left:?} after {seconds} s");
         }
     }
 

@@ -435,8 +435,10 @@ impl<'a> Runner<'a> {
         let busy = self.busy.now(&members.concat());
         let full = self.running.len() >= self.at_once();
         let now = self.begin.elapsed().as_secs_f64();
-        let ended = self.good + self.failed.len() as u64;
-        let left = (ended > 0).then(|| self.waiting.len() as f64 * now / ended as f64);
+        let ended = (self.good + self.failed.len() as u64) as f64;
+        // Those that run are half done.
+        let done = ended + self.running.len() as f64 / 2.0;
+        let left = (ended > 0.0).then(|| self.waiting.len() as f64 * now / done);
         if let Some(growth) = &mut self.growth {
             growth.see(&Sight {
                 now,
