@@ -172,6 +172,7 @@ pub fn picture(section: &Table) -> Result<String> {
     Ok(picture::bars(
         "From srun to the end of the first kernel of the last rank",
         &bars,
+        picture::LARGE,
     ))
 }
 

@@ -14,41 +14,53 @@ pub struct Bar {
 
 /// Okabe and Ito's colors, which color-blind people can tell apart.
 const COLORS: [&str; 6] = ["#6e6e6e", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9"];
-const NAMES: f64 = 250.0;
-const BARS: f64 = 420.0;
-const WORDS: f64 = 110.0;
-const LINE: f64 = 18.0;
-const TOP: f64 = 34.0;
+const WIDTH: f64 = 780.0;
+/// Letters of a page that telephones show, and of a picture with a long list.
+pub const LARGE: f64 = 22.0;
+pub const SMALL: f64 = 11.0;
+/// The mean letter is so wide as a part of its height.
+const LETTER: f64 = 0.56;
+/// Beside a bar.
+const GAP: f64 = 6.0;
+/// Letters behind a bar.
+const WORDS: f64 = 9.0;
 
-pub fn bars(title: &str, bars: &[Bar]) -> String {
+/// With letters of this size.
+pub fn bars(title: &str, bars: &[Bar], letters: f64) -> String {
     let most = bars.iter().map(|bar| bar.to).fold(1.0, f64::max);
-    let at = |time: f64| NAMES + time / most * BARS;
-    let (width, height) = (NAMES + BARS + WORDS, TOP + LINE * (bars.len() as f64 + 0.5));
+    let longest = bars.iter().map(|bar| bar.name.chars().count()).max();
+    let names = longest.unwrap_or(0) as f64 * letters * LETTER + 2.0 * GAP;
+    let room = WIDTH - names - WORDS * letters * LETTER - GAP;
+    let at = |time: f64| names + time / most * room;
+    let (line, top) = (letters * 1.6, letters * 3.0);
+    let (width, height) = (WIDTH, top + line * (bars.len() as f64 + 0.5));
     let mut svg = format!(
         "<svg width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" xmlns=\"http://www.w3.org/2000/svg\" \
-         font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
+         font-family=\"sans-serif\" font-size=\"{letters}\">\n<rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
     );
     let _ = writeln!(
         svg,
-        "<text x=\"8\" y=\"20\" font-size=\"14\">{}</text>",
+        "<text x=\"8\" y=\"{:.1}\" font-size=\"{:.1}\">{}</text>",
+        letters * 1.8,
+        letters * 1.2,
         escaped(title)
     );
     for (number, bar) in bars.iter().enumerate() {
-        let y = TOP + LINE * number as f64;
+        let y = top + line * number as f64;
         let (from, to) = (at(bar.from), at(bar.to));
         let color = COLORS[bar.kind % COLORS.len()];
-        let text = y + 12.0;
+        let text = y + letters * 1.1;
         let _ = writeln!(
             svg,
             "<text x=\"{:.1}\" y=\"{text:.1}\" text-anchor=\"end\">{}</text>\
              <rect x=\"{from:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{color}\"/>\
              <text x=\"{:.1}\" y=\"{text:.1}\">{}</text>",
-            NAMES - 6.0,
+            names - GAP,
             escaped(&bar.name),
             y + 2.0,
             (to - from).max(1.0),
-            LINE - 4.0,
-            to + 5.0,
+            line - 4.0,
+            to + GAP,
             escaped(&bar.said)
         );
     }
@@ -74,13 +86,14 @@ mod tests {
             said: String::new(),
             kind: 1,
         };
-        let svg = bars("times", &[bar(0.0, 200.0), bar(50.0, 150.0)]);
+        let svg = bars("times", &[bar(0.0, 200.0), bar(50.0, 150.0)], 10.0);
+        // 780, less 5 letters and two gaps before the bars, and 9 letters and a gap behind them.
         assert!(
-            svg.contains("<rect x=\"250.0\" y=\"36.0\" width=\"420.0\""),
+            svg.contains("<rect x=\"40.0\" y=\"32.0\" width=\"683.6\""),
             "{svg}"
         );
         assert!(
-            svg.contains("<rect x=\"355.0\" y=\"54.0\" width=\"210.0\""),
+            svg.contains("<rect x=\"210.9\" y=\"48.0\" width=\"341.8\""),
             "{svg}"
         );
         assert!(svg.contains("a &lt; b"));

@@ -214,7 +214,7 @@ fn picture(name: &str, marks: &[Mark]) -> String {
         "{}: milliseconds from each mark to the next",
         name.replace('_', " ")
     );
-    picture::bars(&title, &bars)
+    picture::bars(&title, &bars, picture::SMALL)
 }
 
 #[cfg(test)]
