@@ -6,13 +6,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use mpsd::job::node::Role;
+use mpsd::scheduler::Exclusive;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{ComputeMode, Gpu};
 use nix::sys::signal::Signal;
 use tests::double::look::wait_until;
 use tests::place::{Place, eventually, fast, kill};
 use tests::sim::scenario::Scenario;
-use tests::sim::{Sim, World, paths};
+use tests::sim::{Sim, Trouble, World, paths};
 
 fn world(scenario: &Scenario) -> Rc<RefCell<World>> {
     let mut world = World::new(scenario.inventory.clone());
@@ -150,4 +151,51 @@ fn what_is_begun_again_is_whole() {
     );
     place.torque_end("2.srv").ok();
     place.assert_as_before("a start that began again");
+}
+
+/// A job plans to join its user's MPS by what the ledger says, and must begin it, because the other job has ended meanwhile.
+#[test]
+fn a_shared_mps_is_begun_by_what_nvml_says() {
+    let job = |number| {
+        let all = Scenario::new("shared", "MPS=true", 1).config("[ceilings]\nmem = \"25%\"");
+        let shared = all.devices(|devices| devices.exclusive = Exclusive::Shared(None));
+        Scenario { number, ..shared }
+    };
+    let (first, second) = (job(1), job(2));
+    let other = job(2).remembered(|gpu| gpu.memory_mib = Some(80_000)).ledger();
+    let up = world(&first);
+    Sim::well(&up).begin(&first).expect("the first");
+    up.borrow_mut()
+        .put(paths().run().join("ledger"), other.expect("a ledger"));
+    let mut refused = 0;
+    for at in 0.. {
+        let world = Rc::new(RefCell::new(up.borrow().clone()));
+        let ends = first.clone();
+        let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
+            // It may find the lock that the other holds.
+            Sim::well(world).end(&ends);
+        });
+        let begun = node.begin(&second);
+        let points = node.points();
+        drop(node);
+        let journal = world.borrow().journal(&second.mps_id());
+        match begun {
+            Ok(()) => {
+                let limits = journal.expect("an MPS").daemons[0].memory.clone();
+                assert_eq!(limits[0].1, 143_771 / 4, "{at}");
+            }
+            Err(failed) => {
+                assert!(
+                    failed.failure.to_string().contains("have changed"),
+                    "{at}: {failed:?}"
+                );
+                assert!(failed.findings.is_clean(), "{at}: {failed:?}");
+                refused += 1;
+            }
+        }
+        if at >= points {
+            break;
+        }
+    }
+    assert!(refused > 0, "it never met the end of the other job");
 }
