@@ -174,7 +174,8 @@ fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
         bail!("one slurmstepd expected: {stepds:?}")
     };
     kill(Pid::from_raw(stepd.pid), Signal::SIGKILL)?;
-    // Slurm does not notice that slurmstepd is gone, so cancel the job. By uid: Slurm 26.05 finds no user named 'nobody'.
+    // Slurm does not notice that slurmstepd is gone, so the job is cancelled here.
+    // `scancel --user` gets the uid, because Slurm 26.05 does not know the name 'nobody'.
     cell.root(&format!("scancel --user {}", cell.user.uid))?;
     job.wait(LIMIT)?;
     cell.wait("the daemon's end", || {

@@ -51,10 +51,7 @@ fn scenarios() -> Vec<Scenario> {
 
 /// A node before the job: another job shares the first GPU where the scheduler lets it.
 fn before(scenario: &Scenario) -> World {
-    let mut world = World::new(scenario.inventory.clone());
-    if let Some(ledger) = scenario.ledger() {
-        world.put(paths().run().join("ledger"), ledger);
-    }
+    let mut world = scenario.world();
     if matches!(scenario.devices.exclusive, Exclusive::Shared(_)) {
         let gpu = scenario.inventory.gpus[0].uuid.clone();
         let other = JobId::parse("1234").expect("job id");

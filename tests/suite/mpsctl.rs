@@ -390,13 +390,13 @@ fn what_a_script_reads_is_one_object() {
     let plan = object(&[&request[..], &["MPS=on,MPS_THREADS=25"]].concat(), 0);
     assert_eq!(plan["asked"], true, "{plan}");
     assert_eq!(plan["daemons"][0]["gpus"][0], place.node.uuids()[0], "{plan}");
-    let mut effects = plan["effects"].as_array().expect("effects").iter();
-    let claims = |effect: &serde_json::Value| {
-        effect["do"]
-            .as_str()
-            .is_some_and(|what| what.starts_with("claim "))
-    };
-    assert!(effects.any(claims), "{plan}");
+    let effects = plan["effects"].as_array().expect("effects").iter();
+    let verbs = effects.filter_map(|effect| effect["do"].as_str()?.split(' ').next());
+    assert_eq!(
+        verbs.collect::<Vec<_>>(),
+        ["make", "make", "start", "claim"],
+        "{plan}"
+    );
     assert_eq!(object(&[&request[..], &["proj1"]].concat(), 0)["asked"], false);
     let reconcile = object(&["reconcile", "--dry-run"], 0);
     assert_eq!(reconcile, json!({"incomplete": false, "told": []}));

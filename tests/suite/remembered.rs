@@ -14,13 +14,10 @@ use tests::double::look::wait_until;
 use tests::place::{Place, eventually, fast, kill};
 use tests::sim::scenario::Scenario;
 use tests::sim::{Sim, Trouble, World, paths};
+use tests::stage::{USER, uid_of};
 
 fn world(scenario: &Scenario) -> Rc<RefCell<World>> {
-    let mut world = World::new(scenario.inventory.clone());
-    if let Some(ledger) = scenario.ledger() {
-        world.put(paths().run().join("ledger"), ledger);
-    }
-    Rc::new(RefCell::new(world))
+    Rc::new(RefCell::new(scenario.world()))
 }
 
 fn record(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Record {
@@ -54,11 +51,7 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
         let own = |p: &&tests::sim::Living| p.role == Role::Supervisor;
         assert_eq!(world.borrow().processes.values().filter(own).count(), 1, "{name}");
         Sim::well(&world).end(&scenario);
-        assert_eq!(
-            world.borrow().picture(),
-            World::new(scenario.inventory.clone()).picture(),
-            "{name}"
-        );
+        assert_eq!(world.borrow().picture(), scenario.world().picture(), "{name}");
         // The next start knows them.
         Sim::well(&world).begin(&scenario).expect(name);
         let log = world.borrow().log.concat();
@@ -198,4 +191,25 @@ fn a_shared_mps_is_begun_by_what_nvml_says() {
         }
     }
     assert!(refused > 0, "it never met the end of the other job");
+}
+
+/// A process of the same user starts the server while root waits for NVML.
+#[test]
+fn a_server_that_its_user_starts_too_early_harms_that_job_alone() {
+    for (number, account, code) in [(2, "MPS=true", 0), (3, "MPS=true,MPS_THREADS=25", 2)] {
+        let job = format!("{number}.srv");
+        // A failed prologue of Torque uses up its time.
+        let place = Place::new(fast(1).times(|times| times.nvml = 1_500), "deadline_s = 8");
+        place.begin("1.srv", "MPS=true", "0");
+        place.torque_end("1.srv").ok();
+        let mut prologue = place.start_torque(&job, account, "0");
+        let socket = place.job(&job).join("pipe/control");
+        eventually("the control daemon", || socket.exists());
+        place.say(&job, &format!("start_server -uid {}", uid_of(USER)));
+        assert_eq!(prologue.wait(), Some(code), "{account}");
+        assert_eq!(place.node.modes(), ["default"], "{account}");
+        place.torque_end(&job).ok();
+        place.assert_not_drained(account);
+        place.assert_as_before(account);
+    }
 }

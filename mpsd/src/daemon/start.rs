@@ -83,13 +83,13 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
     for daemon in &spec.daemons {
         running.push(spawn(spec, daemon, events)?);
     }
-    let mut was_open = false;
     loop {
         let mut again = false;
+        let was_closed = events.gate.is_some();
         let may_start = events.is_gate_open()?;
-        if may_start && !was_open {
+        if was_closed && may_start {
             // What root did before is not the server's time.
-            (was_open, end) = (true, Deadline::after_ms(spec.start_ms));
+            end = Deadline::after_ms(spec.start_ms);
         }
         for daemon in running.iter_mut() {
             again |= advance(spec, daemon, may_start, end)?;
@@ -101,7 +101,7 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
         }
         let left = end.remaining();
         if left.is_zero() {
-            let stuck = match was_open {
+            let stuck = match may_start {
                 true => stuck(running),
                 false => "mps-prologue has not let the servers start",
             };

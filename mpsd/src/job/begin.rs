@@ -160,12 +160,6 @@ fn make_plan<'a>(
     scheduled: &impl Scheduled,
 ) -> Result<(Settings, Plan, Option<Decide<'a>>), Failure> {
     expect_healthy_node(node, job)?;
-    let known = Ledger::read(node).gpus;
-    // A job that only joins needs no NVML, which takes longer to load than all the rest.
-    let may_join = known.is_some() && shared::is_any_up(node, job.user.uid);
-    if !may_join {
-        node.prepare_nvml(&[]);
-    }
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
     let decide: Decide<'a> = Box::new(move |inventory: &Inventory| {
@@ -180,12 +174,15 @@ fn make_plan<'a>(
             inventory,
         })
     });
-    let (settings, plan, again) = match known.and_then(|known| decide(&known).ok()) {
-        Some((settings, plan)) if plan.shared.is_empty() => {
-            node.prepare_nvml(&[]);
-            (settings, plan, Some(decide))
-        }
-        Some((settings, plan)) if may_join && shared::are_up(node, &plan) => (settings, plan, Some(decide)),
+    let known = Ledger::read(node).gpus;
+    let known = known.and_then(|known| decide(&known).ok());
+    // A job that only joins needs no NVML, which takes longer to load than all the rest.
+    let joins = known.as_ref().is_some_and(|(_, plan)| shared::are_up(node, plan));
+    if !joins {
+        node.prepare_nvml(&[]);
+    }
+    let (settings, plan, again) = match known {
+        Some((settings, plan)) if joins || plan.shared.is_empty() => (settings, plan, Some(decide)),
         _ => {
             let (settings, plan) = decide(&look_at_gpus(node)?)?;
             (settings, plan, None)
@@ -302,14 +299,8 @@ fn take_over(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<Option
     }
     let line = format!("job {id}: an earlier prologue left its MPS: taken down first");
     node.log(Severity::Info, &line);
-    let findings = undo::undo(node, &journal);
-    if !findings.allows_start() {
-        let why = "what an earlier prologue left cannot be taken down";
-        return Err(FailedStart {
-            findings,
-            ..Undetermined::new(format!("job {id}"), why).into()
-        });
-    }
+    let why = "what an earlier prologue left cannot be taken down";
+    undo::undo(node, &journal).allow_start(format!("job {id}"), why)?;
     // The teardown removed the directory, and the lock file with it.
     drop(held);
     Ok(Some(open(node, job, when)?))
@@ -488,6 +479,7 @@ impl Start<'_> {
                 self.confirm(node)?;
             }
             Effect::TellExporter { exporter, directory } => {
+                // The modes are set, and no exporter holds a server up.
                 node.let_servers_start(journal);
                 // No job fails because an exporter is not told.
                 let told = exporters::tell(node, journal, exporter, &directory, Direction::Enter);
@@ -533,15 +525,9 @@ impl Start<'_> {
                 "job {job}: this node's GPUs have changed since an earlier job: its MPS is begun again"
             );
             node.log(Severity::Info, &line);
+            let why = "what was begun for the GPUs of an earlier job cannot be taken down";
             let findings = undo::undo_effects(node, &self.journal);
-            if !findings.allows_start() {
-                let why = "what was begun for the GPUs of an earlier job cannot be taken down";
-                return Err(FailedStart {
-                    findings,
-                    ..Undetermined::new(format!("job {job}"), why).into()
-                });
-            }
-            for note in &findings.notes {
+            for note in findings.allow_start(format!("job {job}"), why)?.notes {
                 node.log(Severity::Info, &format!("job {job}: {note}"));
             }
             node.forget_told(job)?;

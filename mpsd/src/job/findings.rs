@@ -25,9 +25,15 @@ impl Findings {
         self.faults.is_empty() && self.undetermined.is_empty()
     }
 
-    /// The same job may begin here again.
-    pub fn allows_start(&self) -> bool {
-        self.faults.is_empty() && self.undetermined.len() == self.untold
+    /// Of what had to be taken down before `what` begins: a failed start, unless only exporters are not told.
+    pub(super) fn allow_start(self, what: String, why: &str) -> Result<Self, FailedStart> {
+        if self.faults.is_empty() && self.undetermined.len() == self.untold {
+            return Ok(self);
+        }
+        Err(FailedStart {
+            findings: self,
+            ..Undetermined::new(what, why).into()
+        })
     }
 
     /// Enters a failure once: a dead NVML fails for each GPU.

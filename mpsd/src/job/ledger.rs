@@ -231,6 +231,9 @@ fn lives(node: &mut impl Members, worker: ProcessRef) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::real::RealNode;
+    use mpsd_core::Paths;
+    use mpsd_core::config::Settings;
 
     #[test]
     fn what_another_release_tells_of_gpus_hides_nothing_else() {
@@ -239,9 +242,6 @@ mod tests {
         let ledger: Ledger = serde_json::from_str(text).unwrap();
         assert_eq!((ledger.failed_starts.len(), &ledger.gpus), (1, &None));
     }
-    use crate::node::real::RealNode;
-    use mpsd_core::Paths;
-    use mpsd_core::config::Settings;
 
     #[test]
     fn a_ledger_that_cannot_be_read_or_is_a_newer_releases_counts_as_empty() {

@@ -47,31 +47,15 @@ pub(super) fn join<N: Node>(
         journal.sharers.extend(members);
         let line = format!("shared MPS {id}: it has ended: taken down, and begun again");
         node.log(Severity::Info, &line);
-        let findings = undo(node, &journal);
-        if !findings.allows_start() {
-            let why = "what is left of it cannot be taken down";
-            return Err(FailedStart {
-                findings,
-                ..Undetermined::new(format!("shared MPS {id}"), why).into()
-            });
-        }
+        let why = "what is left of it cannot be taken down";
+        undo(node, &journal).allow_start(format!("shared MPS {id}"), why)?;
         // The teardown removed the directory, and the lock with it.
     }
     Err(Undetermined::new(format!("shared MPS {id}"), "it ends again and again").into())
 }
 
-/// Whether a shared MPS of `uid` runs. Its server keeps the driver loaded and its GPU undivided, so what the ledger says of the GPUs holds
-/// for a job that joins it.
-pub(super) fn is_any_up(node: &mut impl Node, uid: u32) -> bool {
-    let all = node.all_shared().unwrap_or_default().into_iter();
-    let mut its = all.filter(|id| id.as_str().starts_with(&format!("{uid}-")));
-    its.any(|id| {
-        let journal = node.read_journal(&id).ok().flatten();
-        journal.is_some_and(|journal| is_up(node, &journal))
-    })
-}
-
-/// Whether a job with this plan only joins, and nothing is to be begun.
+/// Whether a job with this plan only joins, and nothing is to be begun. The server of a shared MPS keeps the driver loaded and its GPU
+/// undivided, so what the ledger says of the GPU holds.
 pub(super) fn are_up(node: &mut impl Node, plan: &Plan) -> bool {
     let mut is_up = |plan: &Plan| {
         let journal = node.read_journal(&plan.record.job).ok().flatten();

@@ -1,5 +1,6 @@
 //! Scenarios: a node, a site's settings, a job. From them comes a plan, and from the plan everything else.
 
+use super::{World, paths};
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::effects::Plan;
 use mpsd::plan::{Case, decide};
@@ -114,6 +115,15 @@ impl Scenario {
     pub fn remembered(mut self, otherwise: fn(&mut Gpu)) -> Self {
         self.remembered = Some(otherwise);
         self
+    }
+
+    /// The node before the job.
+    pub fn world(&self) -> World {
+        let mut world = World::new(self.inventory.clone());
+        if let Some(ledger) = self.ledger() {
+            world.put(paths().run().join("ledger"), ledger);
+        }
+        world
     }
 
     /// The ledger before the job.

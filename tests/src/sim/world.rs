@@ -53,7 +53,7 @@ pub struct World {
     pub drains: Vec<String>,
     pub requeued: Vec<JobId>,
     pub no_room: bool,
-    /// The jobs whose servers may start.
+    /// Root has allowed the servers of these jobs to start (`let_servers_start`).
     pub let_start: BTreeSet<JobId>,
     pub proved: BTreeSet<JobId>,
     /// The jobs through whose daemons `mps-probe` ran.
