@@ -25,7 +25,7 @@ pub struct Task {
     pub changes: Vec<Change>,
     /// Where its standard output and error go.
     pub output: OwnedFd,
-    /// After so long it is ended.
+    /// How long it may run before it is ended.
     pub limit: Option<Duration>,
 }
 
@@ -70,8 +70,8 @@ impl End {
 pub struct Running(Family);
 
 impl Running {
-    /// Starts `task`. Its keeper calls `done` with each end of the command, also after this process was killed. Of our
-    /// descriptors the keeper has only `kept`.
+    /// Starts `task`. Its keeper calls `done` at each end of the command, even if this process was killed. The keeper
+    /// has none of our descriptors but `kept`.
     pub fn start(task: &Task, kept: &[BorrowedFd<'_>], done: impl FnOnce(&End)) -> Result<Self, Errno> {
         let kept: Vec<BorrowedFd<'_>> = kept.iter().copied().chain([task.output.as_fd()]).collect();
         let family = Family::start(&kept, |end| {
@@ -93,7 +93,7 @@ impl Running {
         Some(answer.and_then(|bytes| serde_json::from_slice(&bytes).map_err(|_| Exit::Code(0))))
     }
 
-    /// Has it ended, without waiting for that; dropping it waits.
+    /// Ends it without waiting; dropping it waits.
     pub fn let_go(&mut self) {
         self.0.let_go();
     }

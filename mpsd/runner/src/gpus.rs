@@ -11,7 +11,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub struct Gpus {
-    /// `None`: it did not answer once, and is not asked again.
+    /// `None`: it failed to answer once, and is not asked again.
     worker: Option<NvmlWorker>,
     gpus: Vec<GpuUuid>,
     /// Memory of the smallest GPU, MiB; `None`: NVML does not tell it for each.

@@ -1,5 +1,5 @@
-//! `mps-runner`: runs a user's commands on a job's GPUs under its MPS. `mpsctl sweep` and `mpsctl pack` become this program,
-//! so that `mpsctl`, which root calls, needs neither plots nor progress bars.
+//! `mps-runner`: runs a user's commands on a job's GPUs under its MPS. Root calls `mpsctl`, which must not need plots
+//! or progress bars. So `mpsctl sweep` and `mpsctl pack` become this program.
 //!
 //! [`engine`] runs one command, [`places`] says on which GPU, [`gpus`] asks NVML what it takes. [`sweep`] and [`pack`] are the
 //! two verbs.

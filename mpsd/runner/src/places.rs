@@ -56,7 +56,7 @@ impl Places {
         self.with_mps.is_some()
     }
 
-    /// MPS clients that each GPU takes, where the job has an MPS.
+    /// MPS clients that each GPU takes; `None`: the job has no MPS, or does not say.
     pub fn most_clients(&self) -> Option<u32> {
         self.with_mps.as_ref()?.0.clients
     }
@@ -76,7 +76,7 @@ impl Places {
         clients.div_ceil(self.count())
     }
 
-    /// Fails if the job's MPS gives its clients a share of its own: a client can only lower that, and all figures would be wrong.
+    /// Fails if the job's MPS limits its clients' share: a client can only lower that, and all figures would be wrong.
     pub fn must_be_unlimited(&self) -> Result<(), Refusal> {
         self.with_mps
             .as_ref()
@@ -148,7 +148,7 @@ impl Places {
         Ok(changes)
     }
 
-    /// The copy's GPU as a program without MPS is told of it; `None`: as the scheduler said it.
+    /// The name of the copy's GPU for a program without MPS; `None`: the scheduler's list stays.
     fn name_without(&self, copy: u32) -> Result<Option<String>, Refusal> {
         let gpu = self.gpus.get(copy as usize % self.gpus.len().max(1));
         let Some((record, task)) = &self.with_mps else {
@@ -156,7 +156,7 @@ impl Places {
         };
         Ok(match record.names() {
             DeviceNames::Keep => None,
-            // Numbers only where they name the same GPU without the daemon.
+            // Numbers only if they name the same GPU without the daemon.
             DeviceNames::Auto => value(&self.bound(copy, None)?, VISIBLE_DEVICES),
             DeviceNames::Uuid => gpu.cloned(),
             DeviceNames::Ordinal => {

@@ -31,7 +31,7 @@ pub struct Caller<'a> {
     pub env: Lookup<'a>,
     /// Its user.
     pub uid: u32,
-    /// It is the job's main shell, which has no rank: changes that need a rank are left out, not refused.
+    /// It is the job's main shell, which has no rank: changes that need one are left out, not refused.
     pub main: bool,
 }
 
@@ -59,7 +59,7 @@ impl<'a> Caller<'a> {
 pub enum Attachment {
     /// The job has MPS: these changes attach the caller.
     Attached(Vec<Change>),
-    /// The caller is in no job with MPS: these changes remove what another job's MPS left in the environment.
+    /// The caller is in no job with MPS. The changes remove what another job's MPS left in the environment.
     WithoutMps(Vec<Change>),
     /// The same, since `MPS=auto` gives the job none.
     Unneeded(Vec<Change>),
@@ -109,7 +109,7 @@ impl Caller<'_> {
             Err(Failure::Undetermined(unread)) => Ok(Attachment::Unread(unread)),
             Err(failure) => Err(failure),
             Ok(None) => match broken {
-                // A broken configuration may hide a record. It must not stop the main shell, which every job has.
+                // A broken configuration may hide a record, but every job has a main shell, so that must not stop.
                 Some(fault) if !self.main => Err(fault.into()),
                 _ => Ok(Attachment::WithoutMps(stripped())),
             },
@@ -169,8 +169,8 @@ impl Caller<'_> {
         found.map_or(Vec::new(), |(_, record)| record.warnings)
     }
 
-    /// What the first of a launcher's ranks, or a process without a rank, is told: variables that go ill with MPS, and that the job's
-    /// list by local rank is shorter than the ranks. Slurm's plugin says the latter of a step.
+    /// Advice for a process without a rank or for a launcher's first rank: variables that do not go with MPS, and a
+    /// list by local rank that has fewer entries than there are ranks. In a Slurm step the plugin says the latter.
     pub(crate) fn advice(&self) -> Vec<String> {
         let rank = environment::rank(self.env).map(|(rank, _)| rank);
         let Some((record, _)) = self.job_with_mps().ok().flatten() else {
@@ -184,7 +184,7 @@ impl Caller<'_> {
         lines
     }
 
-    /// Whether the caller's MPS did not start, and only the node can be the cause.
+    /// Whether the caller's MPS did not start, and the node alone can be the cause.
     pub(crate) fn failed_by_node(&self) -> bool {
         let (settings, _) = self.settings();
         let failed = |id: &JobId| {
@@ -199,7 +199,7 @@ impl Caller<'_> {
         self.ids().ok()?.pop()
     }
 
-    /// The ids under which the job may have a record. First a Slurm step, which may have a daemon of its own.
+    /// The ids under which the job may have a record. A Slurm step comes first: it may have a daemon of its own.
     pub(super) fn ids(&self) -> Result<Vec<JobId>, Refusal> {
         if let Some(id) = self.job.map(str::to_owned).or_else(|| self.var("PBS_JOBID")) {
             return Ok(vec![JobId::parse(&id)?]);
@@ -212,7 +212,7 @@ impl Caller<'_> {
         Ok(step.into_iter().chain([job]).collect())
     }
 
-    /// The component with MPS of a heterogeneous job. Slurm's number is the first component's; those of the others follow.
+    /// The component with MPS of a heterogeneous job. SLURM_JOB_ID is the first component's; the others' numbers follow it.
     fn component(&self) -> Option<String> {
         let number = |name| self.var(name)?.parse::<u32>().ok();
         let (first, size, own) = (number("SLURM_JOB_ID")?, number("SLURM_HET_SIZE")?, number(JOB)?);
@@ -224,7 +224,7 @@ impl Caller<'_> {
         (self.env)(name).filter(|value| !value.is_empty())
     }
 
-    /// The settings, and why the configuration is unusable: then these are the usual ones. A missing file is no error.
+    /// The settings. If the configuration is unusable, the defaults and why. A missing file is no error.
     pub fn settings(&self) -> (Settings, Option<Fault>) {
         let node = self.var("SLURMD_NODENAME").unwrap_or_else(|| ThisHost.name());
         match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {
@@ -246,8 +246,8 @@ impl Caller<'_> {
         })
     }
 
-    /// Checks that the control daemon of `changes` has not ended. Root must not open a directory in which the job's user can
-    /// block it. It checks the process that it proved, and nothing without a readable journal.
+    /// Checks that the control daemon of `changes` has not ended. Root checks the process that it proved, if the
+    /// journal is readable: it must not open a directory in which the job's user can block it.
     fn expect_daemon(&self, record: &Record, changes: &[Change]) -> Result<(), Undetermined> {
         if self.uid != 0 || record.uid == 0 {
             return listener::expect(changes);
@@ -258,7 +258,7 @@ impl Caller<'_> {
         };
         let pipes = changes.iter().filter(|change| change.name == PIPE_DIRECTORY);
         let pipes: Vec<_> = pipes.filter_map(|change| change.value.as_deref()).collect();
-        // Behind each daemon is its server.
+        // Each daemon's server follows it.
         let mut both = journal.daemons.iter().zip(journal.proved.iter().step_by(2));
         let is_gone = |(daemon, process): &(&Daemon, &ProcessRef)| {
             daemon.pipe.to_str().is_some_and(|pipe| pipes.contains(&pipe)) && process.open().is_none()
@@ -304,7 +304,7 @@ impl Caller<'_> {
         }
     }
 
-    /// Whether these devices are the same job's on another node: an MPI launcher passes its environment on.
+    /// Whether these devices are of the same job on another node: an MPI launcher passes its environment on.
     fn is_another_nodes(&self, visible: &str, record: &Record) -> bool {
         let of_job = (self.env)(JOB).as_deref() == Some(record.job.as_str());
         let entries = || visible.split(',').map(str::trim);
@@ -313,8 +313,8 @@ impl Caller<'_> {
         of_job && entries().all(|entry| is_name(entry) && !here(entry))
     }
 
-    /// The devices of an attached process, which names them by its daemon's numbers. Other numbers, as in a task that
-    /// Torque's mom starts, include one that the daemon does not have.
+    /// The UUIDs of an attached process's devices, if it names them by its daemon's numbers. Other numbers, as in a
+    /// task that Torque's mom starts, include one that the daemon does not have.
     fn by_daemons_numbers(&self, record: &Record) -> Option<String> {
         let attached = self.var(JOB).is_some_and(|job| job == record.job.as_str());
         if !attached || !matches!(record.names(), DeviceNames::Auto | DeviceNames::Ordinal) {
@@ -331,8 +331,8 @@ impl Caller<'_> {
         Some(uuids.join(","))
     }
 
-    /// The devices by UUID or by number: CUDA's numbers among the devices that this process may open if they are known, else
-    /// the node's. Under Slurm's ConstrainDevices only `SLURM_STEP_GPUS` has the node's.
+    /// The devices by UUID or by number. The numbers are CUDA's if `counted`, else the node's. Under Slurm's
+    /// ConstrainDevices only `SLURM_STEP_GPUS` has the node's.
     fn visible(&self, counted: bool) -> Option<String> {
         let own = self.var(VISIBLE_DEVICES)?;
         if counted || own.contains("GPU-") || own.contains(MIG) || self.var("SLURM_JOB_ID").is_none() {
@@ -344,9 +344,9 @@ impl Caller<'_> {
     }
 }
 
-/// The changes for a shell before its ranks are known. Of a list by rank it gets the lowest limits. In per-gpu mode with
-/// several GPUs the daemon depends on the rank: a program without one would silently run outside MPS, so it sees no GPU.
-/// With MPS_VISIBLE=keep the scheduler's list must stay for the ranks.
+/// The changes for a shell before its ranks are known. It gets the lowest limits of a list by rank. In per-gpu mode
+/// with several GPUs the rank decides the daemon. A program without a rank would silently run outside MPS, so it sees
+/// no GPU. With MPS_VISIBLE=keep the scheduler's list must stay for the ranks.
 fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     let shared = Record {
         rank_threads: record.rank_threads.iter().min().copied().into_iter().collect(),
@@ -356,7 +356,7 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     };
     let several = record.per_gpu && record.gpus.len() > 1;
     let partitions: usize = record.daemons.iter().map(|daemon| daemon.partitions.len()).sum();
-    // With several partitions it has none, and gets no context; its ranks do.
+    // With several partitions the shell has none, and gets no context; its ranks do.
     let of = (partitions > 1).then_some(1);
     let any = Task {
         rank: (!several).then_some(Rank { local: 0, of }),
@@ -374,7 +374,7 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     if record.names() != DeviceNames::Keep {
         changes.push(change(VISIBLE_DEVICES, Some("")));
     }
-    // Later its ranks cannot tell that these are another job's.
+    // Its ranks cannot tell later that these are another job's.
     let inherited = task.inherited_job.as_deref();
     if inherited.is_some_and(|job| job != record.job.as_str()) {
         let foreign = [

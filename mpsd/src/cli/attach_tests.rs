@@ -165,7 +165,7 @@ fn numbers_are_the_daemons_once_a_process_is_attached() {
     let mut record = two_gpus();
     assert_eq!(attached(&record, "1"), "1");
     assert_eq!(attached(&record, "0"), "0");
-    // The scheduler's own list, which a mom has written again: the daemon has no number 2.
+    // The scheduler's own list, written again by a mom: the daemon has no number 2.
     assert_eq!(attached(&record, "1,2"), "0,1");
     record.names = Some(DeviceNames::Uuid);
     assert_eq!(attached(&record, "1"), "GPU-00000001");

@@ -42,7 +42,7 @@ impl Env {
         let mut changes = caller.find()?.changes();
         Ok(match self.container {
             Some(container) => {
-                // The scheduler's list (MPS_VISIBLE=keep): most runtimes pass no variable on.
+                // With MPS_VISIBLE=keep the scheduler's list counts, and most runtimes pass no variable on.
                 if changes.iter().all(|change| change.name != VISIBLE_DEVICES) {
                     let (name, value) = (VISIBLE_DEVICES, (caller.env)(VISIBLE_DEVICES));
                     changes.push(Change { name, value });
@@ -70,7 +70,7 @@ impl Env {
         match (self.container, self.shell) {
             (Some(_), _) => Container::FAILURE,
             (None, Shell::Json) => "",
-            // `eval ""` succeeds in every shell: a script with `set -e` would continue without its MPS.
+            // `eval ""` succeeds in every shell, so a script with `set -e` would continue without its MPS.
             (None, Shell::Sh | Shell::Csh | Shell::Fish) => "false\n",
         }
     }

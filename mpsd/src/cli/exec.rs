@@ -49,7 +49,7 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// Whether the command is the job's main shell or an MPI launcher's daemon: ranks start later.
+    /// Whether the command is the job's main shell or an MPI launcher's daemon: its ranks start later.
     pub fn is_main(&self, env: Lookup<'_>) -> bool {
         let name = self
             .command
@@ -60,8 +60,8 @@ impl Exec {
         self.starter && (launcher || self.lone_shell(env).is_some())
     }
 
-    /// Turns this process into the command; returns only on failure. The command is searched in the caller's own `PATH`:
-    /// it is the user's, and runs as the user.
+    /// Turns this process into the command; returns only on failure. It is the user's command, so the caller's own
+    /// `PATH` finds it.
     pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, VerbError> {
         let found = self.find(caller)?;
         if let Attachment::Attached(_) = &found {
@@ -93,7 +93,7 @@ impl Exec {
         Err(VerbError { line, code })
     }
 
-    /// Finds what attaches the command. A starter runs every task of the node: only a readable record may stop one.
+    /// Finds what attaches the command. Every task of the node passes a starter, so only a readable record may stop one.
     fn find(&self, caller: &Caller<'_>) -> Result<Attachment, Failure> {
         if !self.starter {
             return match caller.find()? {
@@ -133,8 +133,8 @@ fn is_of_tm(env: Lookup<'_>) -> bool {
     env("PBS_TASKNUM").is_some_and(|number| number.trim().parse::<u32>().is_ok_and(|number| number > 1))
 }
 
-/// Lets root's own job through. A mom that may run its starter as root would run every user's task as root, and names the
-/// user in variables that a task of TM can set. On such a node nothing runs.
+/// Refuses a user's job. A mom that may run its starter as root would run every user's task as root. A task of TM can
+/// set the variables that name the user, so on such a node the starter runs nothing.
 fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     let refused = |why: String, allowed: &str| Err(Refusal::new("job starter", why, allowed));
     let is_root = |name| (caller.env)(name).is_none_or(|user| user == "root");
@@ -154,15 +154,15 @@ fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Takes the static partition of `changes` for this process and its command: a second launcher would share it. The lock
-/// is on the rank's byte of a file in root's directory, which is the job's user's; a step of Slurm has all bytes. The
-/// descriptor stays open in the command and its children, so the lock ends with them.
+/// Takes the static partition of `changes` for this process and its command, because a second launcher would share it.
+/// The file is the job's user's, in root's directory; the lock is on the rank's byte. A Slurm step locks all bytes. The
+/// command and its children inherit the descriptor, so the lock ends with them.
 fn hold_partition(caller: &Caller<'_>, changes: &[Change]) -> Result<(), Failure> {
     let own = changes.iter().find(|change| change.name == VARIABLE);
     let Some(name) = own.and_then(|change| change.value.as_deref()) else {
         return Ok(());
     };
-    // The step has it: the plugin's variable came with the step's lock.
+    // The step holds the lock already: the plugin set the variable with it.
     let of_step = (caller.env)("SLURM_STEP_ID").is_some() && (caller.env)(VARIABLE).as_deref() == Some(name);
     let Some((partition, path)) = caller.partition(name)?.filter(|_| !of_step) else {
         return Ok(());
@@ -183,7 +183,7 @@ fn hold_partition(caller: &Caller<'_>, changes: &[Change]) -> Result<(), Failure
         .map_err(|e| cannot(e).into())
 }
 
-/// Whether the process that started this one, as a job starter, already holds the lock for it.
+/// Whether this process inherited the lock, for example from a job starter.
 fn is_inherited(own: &File) -> bool {
     let Ok(wanted) = fstat(own).map(|found| (found.st_dev, found.st_ino)) else {
         return false;
@@ -191,7 +191,7 @@ fn is_inherited(own: &File) -> bool {
     let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let is_it = |path| stat(&path).is_ok_and(|found: FileStat| (found.st_dev, found.st_ino) == wanted);
     let same = numbers.filter(|entry| is_it(entry.path()));
-    // Ours is one of them.
+    // One of them is `own`.
     same.count() > 1
 }
 

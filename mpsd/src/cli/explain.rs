@@ -455,7 +455,7 @@ mod tests {
         ] {
             assert!(text.contains(name), "{name} is not in {text}");
         }
-        // Nothing fatal was provoked.
+        // The transcript has no fatal error.
         assert!(!text.contains("a fatal GPU error"), "{text}");
         let healthy = |line: &&str| line.contains("set_default_") || line.contains("NEW SERVER");
         for line in TRANSCRIPT.lines().filter(healthy) {

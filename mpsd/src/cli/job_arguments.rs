@@ -38,7 +38,7 @@ pub struct Asked {
     pub request: Request,
     /// How its user wrote it, for messages.
     pub syntax: Syntax,
-    /// The site asks for it ([`Submission::by_site`]).
+    /// The site asks, not the user ([`Submission::by_site`]).
     pub by_site: bool,
 }
 
@@ -60,7 +60,7 @@ impl TypedValueParser for Tokens {
 }
 
 impl JobArguments {
-    /// The input of a scheduler's folder.
+    /// What a scheduler's folder reads.
     pub fn input<'a>(&'a self, env: scheduler::Lookup<'a>, site: Site, terminal: bool) -> Input<'a> {
         Input {
             program: Program::Prologue,
@@ -82,7 +82,7 @@ impl JobArguments {
         Ok(submission.of_step(self.step.as_deref())?)
     }
 
-    /// The request of a job; `None`: there is none, or MPS is off. Only `settings` reads anything for it, of a job of a queue.
+    /// The request of a job; `None`: there is none, or MPS is off. Calls `settings` only for a job of a queue.
     ///
     /// # Errors
     /// A refusal of the request.

@@ -1,7 +1,7 @@
-//! `mpsctl metrics`: numbers about MPS on this node for Prometheus, from root's journals, the kernel and NVML. A process
-//! of a user is asked nothing: it could delay the answer. What a job's mpsd has written is marked as its word. The page is
-//! in Prometheus' text form (prometheus.io/docs/instrumenting/exposition_formats). A job's numbers disappear with the job,
-//! so that no label grows without end.
+//! `mpsctl metrics`: numbers about MPS on this node for Prometheus, from root's journals, the kernel and NVML. It asks
+//! no process of a user, which could delay the answer. What a job's mpsd has written is marked as its word. The page is
+//! in Prometheus' text form (prometheus.io/docs/instrumenting/exposition_formats). A job's numbers disappear with the
+//! job, so that no label grows without end.
 
 use super::status::model::{ClientStatus, JobStatus, NvmlLists, Phase};
 use super::terminal::say;
@@ -158,7 +158,7 @@ impl NodeStatus {
 /// The tasks on each GPU where several jobs of a user have MPS.
 type TasksByGpu<'a> = BTreeMap<(u32, &'a GpuUuid), Vec<Task>>;
 
-/// A user can make a look hang until its deadline. So each user has one look a GPU, and not one a job.
+/// A user can make a look hang until its deadline. So it looks once for each user and GPU, not for each job.
 fn tasks_of_several_jobs<'a>(
     journals: &'a [Journal],
     lists: &NvmlLists,
@@ -184,7 +184,7 @@ fn job(node: &mut RealNode, journal: &Journal, tasks: &TasksByGpu<'_>, lists: &N
     if journal.ready_ms.is_some() && job.phase == Phase::Starting {
         job.phase = Phase::Ready;
     }
-    // Of a shared MPS, those that root has proved for all jobs on it.
+    // In a shared MPS, also those that root has proved for all its jobs.
     let shared = journal.shared().map(|gpu| JobId::shared(journal.uid, gpu));
     let shared: Vec<JobId> = shared.collect();
     let mut own = node.own(journal);
@@ -252,8 +252,8 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
     all
 }
 
-/// The clients of the job's user on `gpu`. If several jobs of that user have MPS there, those that root proves to be this job's, or
-/// that say so where its scheduler has no cgroups.
+/// The clients of the job's user on `gpu`. If several jobs of that user have MPS there: those that root proves to be
+/// this job's, and without the scheduler's cgroups those that say so.
 fn clients(
     node: &mut RealNode,
     journal: &Journal,

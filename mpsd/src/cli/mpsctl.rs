@@ -136,7 +136,7 @@ enum Verb {
     SupportBundle(SupportBundle),
 }
 
-/// The words of a verb that `mps-runner` reads: what root calls needs neither plots nor progress bars.
+/// The words of a verb that `mps-runner` reads: the program that root calls needs neither plots nor progress bars.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 struct ForRunner {
@@ -359,8 +359,8 @@ fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
     }
 }
 
-/// The node's settings for a verb of root. An unusable configuration must not keep the remains of a job: the usual
-/// directories are used then, and the journals have the rest.
+/// The node's settings for a verb of root. An unusable configuration must not keep what is left of a job. Then the
+/// usual directories are used, and the journals have the rest.
 fn settings_for_root(config: &Path, node: &str, verb: &str, why: &str) -> Result<Settings, Failure> {
     must_be_root(verb, why)?;
     priority::raise();

@@ -54,7 +54,7 @@ impl PlanVerb {
             Some(user) => self.submission(user)?,
             None => self.arguments.submission(&input, &ThisHost)?,
         };
-        // Only here, where the user tries it, and never in a job: it may be the site's own account.
+        // Only here, where a user tries it, and never in a job: the account may be the site's own.
         let almost = submission.account.as_ref().and_then(Request::almost_asked);
         // Here the request may also be written in Slurm's flags, as on a command line.
         let mut arguments = self.arguments.clone();

@@ -32,8 +32,8 @@ pub struct Daemon {
 /// Step in which `mps-probe` finds out how much it can allocate.
 pub const STEP_MIB: u64 = 64;
 
-/// What a client on so many multiprocessors may fail to allocate of its memory limit: its context, which takes 27 MiB and 3.69 for
-/// each (docs/facts/mps-control.md#memory-limits), and two steps. One would not do: 2816 MiB of 3072 were recorded on 32.
+/// What a client on this many multiprocessors must be able to allocate of its memory limit: all but its context (27 MiB and 3.69
+/// for each, docs/facts/mps-control.md#memory-limits) and two steps. One step is too few: 2816 MiB of 3072 were recorded on 32.
 pub fn least_mib(limit: u64, multiprocessors: u32) -> u64 {
     let context = 27 + (u64::from(multiprocessors) * 369).div_ceil(100);
     limit.saturating_sub(context + 2 * STEP_MIB)

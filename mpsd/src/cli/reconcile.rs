@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use ReportLine::{Change, Drain, Note, Problem};
 
-/// A job's end is waited for this much longer than it may take.
+/// It waits this much longer for a job's end than that may take.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// Time between two checks of a job that may not begin; it grows while the scheduler has to be asked.
@@ -102,7 +102,7 @@ struct Run<'a> {
     name: &'a str,
     dry: bool,
     boot: bool,
-    /// An administrator asked for the drain to be lifted: one that was never delivered is not delivered now.
+    /// An administrator asked to lift the drain, so an undelivered one is not delivered now.
     undrain: bool,
     node: RealNode,
     report: ReconcileReport,
@@ -155,8 +155,8 @@ impl Undrain {
     }
 }
 
-/// For the prologue of `own` on the node `name`: takes down what remains of other jobs that their scheduler no longer has. A
-/// child does it within `limit`, so that nothing that hangs delays the job longer.
+/// For the prologue of `own` on the node `name`: takes down other jobs that their scheduler no longer has. A child does
+/// it within `limit`, so that a hang delays the job no longer.
 pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Duration) {
     let node = RealNode::new(NAME, settings, limit, limit / 2);
     let others = |names: Vec<String>| names.iter().any(|name| *name != own.directory_name());
@@ -174,7 +174,7 @@ pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Durat
     }
 }
 
-/// Waits until the scheduler no longer has `job`, and takes it down. For nodes that may get no epilogue. Returns when the
+/// Takes `job` down as soon as the scheduler no longer has it, for a node that may get no epilogue. Returns when the
 /// job has ended otherwise, or after `limit`.
 pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, limit: Duration) {
     let end = Deadline::after(limit);
@@ -300,7 +300,7 @@ impl<'a> Run<'a> {
         let journal = self.node.read_journal(&named)?;
         let job = match &journal {
             Some(journal) => journal.job.clone(),
-            // The directory of a long id has a shortened name; the record has the whole id.
+            // A long id is shortened in the directory's name; the record has it whole.
             None => match record::look(&self.settings.paths.job(&named).record()) {
                 Ok(RecordRead::Found(record)) if record.job.directory_name() == named.as_str() => record.job,
                 _ => named,
@@ -309,7 +309,7 @@ impl<'a> Run<'a> {
         Ok((job, journal))
     }
 
-    /// The job's state by its scheduler. If only the job's id is known: it is gone if no scheduler that may have it has it.
+    /// The job's state by its scheduler. If only its id is known, it is gone only if each scheduler that may own it says so.
     fn state(&mut self, job: &JobId, journal: Option<&Journal>) -> JobState {
         if let Some(journal) = journal {
             let before_boot = boot_time().is_some_and(|boot| journal.began < boot);
@@ -375,7 +375,7 @@ impl<'a> Run<'a> {
         self.tell(told);
     }
 
-    /// Ends one job in a child with a deadline, so that one that hangs does not delay the others.
+    /// Ends one job in a child with a deadline, so that a hang does not delay the others.
     fn take_down(&mut self, job: &JobId, journal: Option<&Journal>, why: &str) {
         let ending = Ending {
             settings: self.settings,
@@ -402,7 +402,7 @@ impl<'a> Run<'a> {
         self.report.told.extend(lines.into_iter().map(Note));
     }
 
-    /// The scheduler of a job if only its id is known. Without one the job is never gone, and not taken down.
+    /// The scheduler of a job that is known only by its id. If none may own it, it is never gone, and so not taken down.
     fn owner(&self, job: &JobId) -> Scheduler {
         let mut owners = scheduler::owners(job, &self.site);
         owners.next().unwrap_or(scheduler::ALL[0]).scheduler()
@@ -541,7 +541,7 @@ impl<'a> Run<'a> {
         self.tell(told);
     }
 
-    /// Notes of an unusable configuration, which is usable now. They are in the usual directory.
+    /// Withdraws notes of an unusable configuration, because it is usable now. They are in the usual directory.
     fn remarks(&mut self) {
         for told in drain::withdraw_remarks(&Settings::usual().paths, &self.site) {
             // A note that stays does no harm; the next run tries again.

@@ -36,7 +36,7 @@ pub struct ReportVerb {
 }
 
 impl ReportVerb {
-    /// Prints it; returns the exit code. No report of the job is an error.
+    /// Prints it; returns the exit code. It is an error if the job has no report.
     pub(super) fn run(&self, settings: &Settings) -> Result<u8, VerbError> {
         let since = self
             .since
@@ -207,7 +207,7 @@ pub(super) fn lines(report: &JobReport) -> Vec<String> {
         lines.push("  its mpsd has left no account".to_owned());
         return lines;
     };
-    // The user's word, and marked so. Root's own lines have the tasks that root knows.
+    // The user's word, marked as such. Root's own lines have the tasks that root knows.
     let mut observations = observations.clone();
     let is_roots = |pid: i32| report.killed.iter().any(|task| task.pid == pid);
     observations.killed.retain(|client| !is_roots(client.pid));
@@ -220,7 +220,7 @@ pub(super) fn lines(report: &JobReport) -> Vec<String> {
         lines.push(format!("{mark}{line}"));
     }
     let more: Vec<String> = match report.shared {
-        // The last words name the job of a client.
+        // The last words name each client's job.
         true => [NOT_TOLD_APART.to_owned()]
             .into_iter()
             .chain(observations.last_words)
@@ -231,7 +231,7 @@ pub(super) fn lines(report: &JobReport) -> Vec<String> {
     lines
 }
 
-/// What the driver counted of a GPU, and how near its clients came to their limit.
+/// What the driver counted of a GPU, and how close its clients came to their limit.
 fn used(report: &JobReport, gpu: &RecordGpu) -> Vec<String> {
     let seen = report.said_by_user.as_ref();
     let held = seen.and_then(|seen| seen.gpus.iter().find(|known| known.uuid == gpu.uuid));

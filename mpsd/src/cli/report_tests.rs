@@ -271,7 +271,7 @@ fn a_later_end_adds_how_the_node_is_now_and_takes_nothing_back() {
     joined.as_before = false;
     joined.notes.clone_from(&first.notes);
     assert_eq!(joined, first);
-    // A drain that got through at the second end is the job's, also if the first was lost.
+    // A drain that got through at the second end is this job's, even if the first was lost.
     let taken = JobReport {
         drain: Some("taken".to_owned()),
         drained: true,

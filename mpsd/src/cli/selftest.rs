@@ -1,4 +1,4 @@
-//! `mpsctl selftest`: one small job through the site's own scheduler, which runs `mps-probe` under MPS. It types the
+//! `mpsctl selftest`: one small job through the site's own scheduler, which runs `mps-probe` under MPS. It runs the
 //! scheduler's commands as the user would. Each has a deadline, and ends with the selftest.
 
 use super::attach::Caller;
@@ -155,7 +155,7 @@ impl Selftest {
     }
 }
 
-/// A name that no other job has, on any host or in any container: a job may be ended by its name only.
+/// A name that no other job has, on any host or in any container: some jobs can only be ended by name.
 fn job_name() -> String {
     // The standard library seeds this from the kernel's random numbers.
     let random = RandomState::new().hash_one(std::process::id());
@@ -239,7 +239,7 @@ impl Runner<'_> {
         probe_output(&out).ok_or_else(failed)
     }
 
-    /// Submits. The command ends with the job, or prints its id. If it is ended before, only the job's name is known.
+    /// Submits. The command ends with the job, or prints its id. If it is killed, only the job's name is known.
     fn submit(&self) -> Result<String, TrialError> {
         match run(&(self.trial.submit)(&self.order), Some(self.signals), self.limit) {
             Ok(answer) if answer.success => Ok(answer.out),

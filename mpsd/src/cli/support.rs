@@ -12,10 +12,10 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Longest piece, bytes; of a longer one the end is kept. Sixteen pieces bound the whole.
+/// Longest piece, bytes. A longer one loses its beginning. Sixteen pieces bound the whole.
 const PIECE_BYTES: usize = 256 << 10;
 const COMMAND_TIME: Duration = Duration::from_secs(20);
-/// Lines of the log. If these are too long for one command's answer, fewer are asked for.
+/// Lines of the log. If the answer is too long, it asks for fewer.
 const LOG_LINES: [&str; 3] = ["2000", "500", "100"];
 /// Root's programs. The daemon `mpsd` is left out: users run it.
 const LOGGED: [&str; 3] = ["mps-prologue", "mps-epilogue", NAME];

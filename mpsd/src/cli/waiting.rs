@@ -11,7 +11,7 @@ use mpsd_core::{Failure, Refusal, Undetermined, text};
 use nix::unistd::Group;
 use std::time::Duration;
 
-/// By then the timer, the end of a job or a prologue should have taken the second look, seconds.
+/// Seconds by which the timer, the end of a job or a prologue should have taken the second look.
 const OVERDUE_S: u64 = 5 * PAUSE_S;
 
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -22,7 +22,7 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// Returns the exit code when no job with MPS runs here, or the time is over. With `json` it names them on standard output.
+    /// Waits until no job with MPS runs here or the time is over; returns the exit code. With `json` it prints their names.
     pub fn run(&self, settings: &Settings, json: bool) -> Result<u8, Failure> {
         let jobs = running_jobs(&settings.paths, self.wait);
         let jobs = jobs.map_err(|why| Undetermined::new("this node", why))?;

@@ -8,11 +8,11 @@ use std::os::unix::ffi::OsStringExt as _;
 
 /// As the first word, it stands for more words on standard input.
 const ON_INPUT: &str = "@-";
-/// Most that these may be. Bytes.
+/// Limit of these words. Bytes.
 const MOST: u64 = 16 << 20;
 
-/// This program's command line. If its first word is `@-`, the words on standard input follow its options, each ended by a NUL:
-/// Linux takes no word above 128 KiB (`MAX_ARG_STRLEN`), and a job's vnodes can be longer.
+/// This program's command line. If its first word is `@-`, the words on standard input follow its options, each ended
+/// by a NUL. Linux takes no word above 128 KiB (`MAX_ARG_STRLEN`), and a job's vnodes can be longer.
 ///
 /// # Errors
 /// A refusal of too many words; undetermined when standard input cannot be read.

@@ -29,10 +29,10 @@ pub struct SystemFacts {
     pub longest_reason: usize,
     /// Whether a step of a job can have a daemon of its own, under the job's id and the step's.
     pub has_steps: bool,
-    /// Whether it starts a batch job again at once after a failed prologue. If the node could not be taken out of service,
-    /// the prologue then waits until its deadline before it exits: that is the only brake left.
+    /// Whether it starts a batch job again at once after a failed prologue. If the node could not be drained either,
+    /// the prologue then waits until its deadline before it exits: no other brake is left.
     pub retries_at_once: bool,
-    /// A node of a job that never began may get no epilogue: a process of ours cleans up, or the next prologue there.
+    /// May call no epilogue on a node of a job that never began. A process of ours then cleans up, or the next prologue there.
     pub may_skip_epilogue: bool,
 }
 
@@ -56,14 +56,14 @@ pub trait BatchSystem: Sync {
 
     // How it calls us.
 
-    /// Whether it makes a call without `--scheduler`, with so many positional arguments and this environment.
+    /// Whether it makes a call with this many positional arguments and this environment, but without `--scheduler`.
     fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool;
     /// Identifies the job and its request. Reads nothing that would cost time for a job without MPS. Undetermined: a vector
     /// that it never writes, so we are wired up wrongly. Refusal: an id or a name that it never writes.
     fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure>;
     /// The job's GPUs and tasks on this node. It may ask the scheduler, so it is for jobs that asked for MPS.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices;
-    /// Checks that nothing went wrong on the job's other nodes before. Undetermined: the job is to be put back.
+    /// Checks that the job has not failed on another of its nodes. Undetermined: put the job back.
     fn elsewhere(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Result<(), Failure> {
         Ok(())
     }
@@ -76,7 +76,7 @@ pub trait BatchSystem: Sync {
 
     /// What the prologue does with a failure, so that this scheduler harms neither the node nor the job.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy;
-    /// Whether the program that starts this job's shell tells the user a refusal from the record, and starts nothing.
+    /// Whether the program that starts this job's shell shows the user the record's refusal and starts nothing.
     fn tells_refusals(&self, _: &Submission, _: &Site, _: &dyn Host) -> bool {
         false
     }
@@ -89,8 +89,8 @@ pub trait BatchSystem: Sync {
         false
     }
 
-    /// When it kills the program that it called, or drains the node for its slowness, counted from the call; `None`: never.
-    /// `step`: the program is for a step's own daemon. Asks no controller.
+    /// How long the called program may run before the scheduler kills it or drains the node; `None`: no limit. `step`:
+    /// the program is for a step's own daemon. Asks no controller.
     fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration>;
 
     /// Its jobs and its nodes.
@@ -117,12 +117,12 @@ pub trait Located {
 /// What the prologue does with a failure beyond its exit code.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExitPolicy {
-    /// The exit is 0, and the job's tasks read the failure in the record; but not a fault that took the node out of service.
+    /// The prologue exits 0, and the job's tasks read the failure in the record. For a fault only if it drained the node.
     pub left_to_tasks: bool,
     /// We put a job with an undetermined failure back into the queue, if the site allows it.
     pub requeue: bool,
-    /// The scheduler counts a job's failed tries, and our caller resets the count for failures of the node: those have an
-    /// exit code of their own.
+    /// The scheduler counts a job's failed tries. Our caller resets the count after a failure of the node, which has an
+    /// exit code of its own.
     pub tells_tries: bool,
 }
 

@@ -54,8 +54,8 @@ pub struct Submission {
     pub queue: Option<String>,
     /// This node's name in the scheduler, if the scheduler says it.
     pub node: Option<String>,
-    /// PBS: an interactive job. Its prologue talks to the user's terminal, and any failure aborts it. Slurm: a job of salloc
-    /// or sbatch, which the job's own prolog does not tell apart.
+    /// PBS: an interactive job. Its prologue talks to the user's terminal, and any failure aborts it. Slurm: a job of
+    /// salloc or sbatch; the job's own prolog cannot tell which.
     pub interactive: bool,
     /// A step of a Slurm job, which keeps the compute mode as it is.
     pub step: bool,
@@ -115,7 +115,7 @@ pub struct CallOptions {
     pub sister: bool,
 }
 
-/// Where the administrator and the environment say that a scheduler lives on this node. Empty fields are found by looking.
+/// The place of a scheduler on this node, by the configuration and the environment. Empty fields are searched for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Site {
     /// `PBS_HOME` or Torque's server home, the directory with `mom_priv`.

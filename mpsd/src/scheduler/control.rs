@@ -15,20 +15,20 @@ pub struct NodeStatus {
 /// What became of a job that was to go back into the queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requeued {
-    /// Why the order was turned down: another of the job's nodes gave it before, or the job does not go back. One line.
+    /// Why the scheduler refused: another of the job's nodes gave the order first, or the job cannot be requeued. One line.
     pub failed: Option<String>,
     /// It waits until its user releases it; else it starts again.
     pub held: bool,
     /// How the line for its user begins: with the number of this failed start, for the next start to find.
     pub number: Option<String>,
-    /// What beside the requeue could not be done. One line.
+    /// What failed beside the requeue. One line.
     pub trouble: Option<String>,
 }
 
 /// A scheduler's single orders and questions about one node. [`super::drain`] makes a drain of them.
 ///
 /// # Errors
-/// Of every method, one line: the controller does not answer, does not know the node, or refuses.
+/// Every method's error is one line: the controller does not answer, does not know the node, or refuses.
 pub trait Controller {
     /// The node as it stands.
     fn status(&self) -> Result<NodeStatus, String>;
@@ -36,7 +36,7 @@ pub trait Controller {
     fn take_out(&self, reason: &str, memo: Option<&str>) -> Result<String, String>;
     /// Puts it back, with `memo` in the place of the reason. Returns what the command said.
     fn put_back(&self, memo: Option<&str>) -> Result<String, String>;
-    /// The line about an order that was accepted and not obeyed, after which the command said `said`.
+    /// The line about an order that was accepted but not obeyed. `said`: what the command answered.
     fn not_obeyed(&self, said: &str) -> String {
         format!("the scheduler accepted the order and did nothing ({said})")
     }
@@ -63,7 +63,7 @@ pub trait Controller {
     fn requeue(&self, _job: &JobId, _most: u32) -> Result<Requeued, String> {
         Err("this scheduler does not do that for us".to_owned())
     }
-    /// Ends a job of this node that is a script; whether it is a script.
+    /// Ends a job of this node if it is a batch script. Returns whether it is one.
     fn end_script(&self, _job: &JobId) -> Result<bool, String> {
         Err("this scheduler does not do that for us".to_owned())
     }

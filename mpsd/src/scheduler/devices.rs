@@ -42,7 +42,7 @@ pub enum GpuSource {
     Listed(Vec<GpuName>),
     /// These, by numbers of its own.
     Numbered(Numbers),
-    /// So many, without names: certain if the node has no others.
+    /// This many, without names. That is enough if the node has no others.
     Counted {
         /// Never 0.
         count: u32,
@@ -70,7 +70,7 @@ impl GpuSource {
 pub enum Exclusive {
     /// It gave them to this job alone.
     GpusAlone,
-    /// It lets several jobs share them. This job has such a part of each, if the scheduler says.
+    /// It lets several jobs share them. The part is this job's of each GPU, if the scheduler says.
     Shared(Option<Part>),
     /// It does not say.
     Unknown,
@@ -90,9 +90,9 @@ pub struct Part {
 pub struct Devices {
     /// Its GPUs.
     pub gpus: GpuSource,
-    /// Whether they are its alone.
+    /// Whether no other job has them.
     pub exclusive: Exclusive,
-    /// Whether the whole node is its alone.
+    /// Whether no other job has the node.
     pub whole_node: bool,
     /// Its tasks on this node, for `auto`; none: unknown.
     pub tasks_on_node: Option<u32>,

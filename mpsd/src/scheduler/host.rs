@@ -52,7 +52,7 @@ pub trait Host {
         Ok(read.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// The same of a file of the scheduler's own configuration. It may be a link and have any owner: the scheduler's daemon,
+    /// The same for the scheduler's own configuration. It may be a link and have any owner: the scheduler's daemon,
     /// which is root, obeys the same file.
     fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
         self.read(path, most)
@@ -139,8 +139,8 @@ pub(crate) fn boot_time() -> Option<u64> {
     seconds.trim().parse().ok()
 }
 
-/// When a process began that did so `ticks` of 10 ms after the boot (field 22 of `/proc/PID/stat`). By the present clock, as
-/// the times of files; `btime` is in whole seconds.
+/// When a process began: `ticks` of 10 ms after the boot (field 22 of `/proc/PID/stat`). By the present clock, as file
+/// times are; `btime` has whole seconds only.
 pub(crate) fn started(ticks: u64) -> Option<SystemTime> {
     let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten()?;
     let up = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);

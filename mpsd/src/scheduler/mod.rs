@@ -1,7 +1,7 @@
 //! The batch systems: what each says of a job, and what is said to it.
 //!
-//! Each has a folder; `pbs` is what Torque and OpenPBS share. [`BatchSystem`] is what a folder answers, and [`ALL`]
-//! registers it: nothing else tells one from another. A call is an [`Input`]; files and commands are reached through [`Host`].
+//! Each has a folder that implements [`BatchSystem`] and is registered in [`ALL`]; no other code tells them apart.
+//! `pbs` has what Torque and OpenPBS share. A call is an [`Input`]; [`Host`] reaches files and commands.
 //!
 //! Argument vectors, environments and files: recorded on OpenPBS 23.06.06, Torque 6.1.3 and Slurm 22.05.8.
 
@@ -59,12 +59,12 @@ pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
     PossibleValuesParser::new(values).try_map(scheduler)
 }
 
-/// Those that may have a job here, by the id alone.
+/// The systems that may have this job here, by its id alone.
 pub fn owners(job: &JobId, site: &Site) -> impl Iterator<Item = &'static dyn BatchSystem> {
     ALL.into_iter().filter(|system| system.at(site).may_own(job))
 }
 
-/// The caller: the one that `--scheduler` names, else the one that makes such calls.
+/// The system that calls us: as `--scheduler` says, else by the arguments and the environment.
 pub fn caller(input: &Input<'_>) -> Option<&'static dyn BatchSystem> {
     let calls = |system: &&dyn BatchSystem| system.calls(input.arguments.len(), input.env);
     input.scheduler.map(of).or_else(|| ALL.into_iter().find(calls))
@@ -111,7 +111,7 @@ mod tests {
             let read: Scheduler = serde_json::from_str(&format!("\"{name}\"")).unwrap();
             assert_eq!(read, name, "the name in journals is the one in --scheduler");
         }
-        // The names of the enum, as serde lists them where it meets another one.
+        // serde lists the enum's names in its error about an unknown one.
         let error = serde_json::from_str::<Scheduler>("\"nobody\"")
             .unwrap_err()
             .to_string();

@@ -63,7 +63,7 @@ pub(crate) fn without_gpu(host: &dyn Host) -> CheckLine {
     }
 }
 
-/// Only a proved failure is wrong. Users' processes can cause any other, and must not take a node out of service.
+/// FAIL for a proved fault only. Users' processes can cause the other failures, and must not drain the node.
 pub(crate) fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> CheckLine {
     match failure {
         Failure::Fault(_) => Fail(wrong()),
@@ -76,7 +76,7 @@ pub(crate) fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -
 /// Whether this is a host for jobs with GPUs: one of NVIDIA's is on its bus, or the site named an unusual NVML.
 pub(crate) fn has_gpu(ctx: &SetupContext<'_>) -> bool {
     let says = |device: &Path, file: &str| fs::read_to_string(device.join(file)).unwrap_or_default();
-    // Class 0x03 draws or computes; a bridge or a network card has another.
+    // PCI class 0x03 is a display or compute device; bridges and network cards have others.
     let is_gpu = |at: &Path| says(at, "vendor").trim() == NVIDIA && says(at, "class").starts_with("0x03");
     let bus = fs::read_dir("/sys/bus/pci/devices").into_iter();
     let mut bus = bus.flatten().flatten();

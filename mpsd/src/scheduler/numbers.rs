@@ -211,7 +211,7 @@ fn given<'a>(
     }
 }
 
-/// Tasks can open their own GPUs and those that the scheduler does not list. CUDA counts both, and must take the own ones.
+/// Tasks can open their own GPUs and those that the scheduler does not list. CUDA counts both, so the job's own must come first.
 fn confined<'a>(
     own: Vec<&'a Gpu>,
     list: &Listed<'_>,

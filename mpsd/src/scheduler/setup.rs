@@ -216,7 +216,7 @@ impl RunningJobs {
     }
 }
 
-/// The jobs with MPS on this node, as soon as there is none or `wait_s` seconds are over.
+/// Waits up to `wait_s` seconds until no job with MPS is left on this node. Returns those that are.
 pub(crate) fn running_jobs(paths: &Paths, wait_s: u64) -> Result<Vec<String>, String> {
     let (directory, end) = (paths.jobs(), Deadline::after(Duration::from_secs(wait_s)));
     loop {

@@ -48,7 +48,7 @@ impl CommandLine {
     }
 }
 
-/// How a scheduler's users run one.
+/// How a scheduler's users run a small job.
 #[derive(Debug)]
 pub struct Trial {
     /// The command that submits.
@@ -69,7 +69,7 @@ pub struct Trial {
     pub named: Option<fn(&str) -> CommandLine>,
     /// Ends the job, or takes it out of the queue.
     pub cancel: fn(&str, Option<&str>) -> CommandLine,
-    /// What an administrator does about a job that failed with this message; empty: about one that ran, without its MPS.
+    /// What an administrator does about a job that failed with this message. An empty message: the job ran without MPS.
     pub remedy: fn(&str) -> &'static str,
 }
 

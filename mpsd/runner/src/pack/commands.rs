@@ -73,8 +73,8 @@ pub struct Part {
 impl Part {
     const WHOLE: Self = Self { node: 0, of: 1 };
 
-    /// The part of the caller with this environment. Only srun starts one on each node: in a batch script the job's variables name
-    /// several nodes too, and there this is the only one.
+    /// The part of the caller with this environment. Only srun starts a pack on each node. In a batch script the job's
+    /// variables name several nodes too, but this is the only pack.
     pub fn of(env: &dyn Fn(&str) -> Option<String>) -> Result<Self, Refusal> {
         let number = |name: &str| env(name)?.trim().parse::<u64>().ok();
         let (Some(of), Some(tasks)) = (number("SLURM_STEP_NUM_NODES"), number("SLURM_STEP_NUM_TASKS")) else {

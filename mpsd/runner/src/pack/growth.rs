@@ -1,21 +1,21 @@
-//! How many commands at once on each GPU, under `-n auto`.
+//! How many commands run at once on each GPU, under `-n auto`.
 //!
 //! The rule, and its reasons:
 //!
-//! - Begin with [`START`] on each GPU, or as many as have a core. One tells nothing of sharing, and growing from one would cost a
-//!   minute. What finds no memory runs again alone.
-//! - *Look* at the commands when all of them have a context on the GPU, or [`PATIENCE`] after they started: before, they load and
-//!   compile. After [`SETTLING`], which NVML's mean of the power needs, take the mean power for [`LOOK`]. The first look waits for the
-//!   end of a command, [`PATIENCE`] at most: it tells how much is left.
-//! - The power above that of the idle GPU stands for the work done per second. Completions are too slow a signal if a command takes
-//!   minutes, and NVML's utilization says 100 % as soon as one client always has some kernel running.
-//! - If the work has grown by [`GAIN`] since the last look, twice as many may run, as long as memory, clients and cores allow; half as
-//!   many more if the last step brought less than half of what it added. More than enough clients cost little, too few cost a lot:
-//!   so steps are large, and a step without gain is kept.
-//! - In the last [`WORTH`] no more are tried: while they load, and if they bring nothing, they cost more than is left to be gained.
-//! - If the work has shrunk by [`GAIN`], the former number is right.
-//! - Then rest for [`REST`], and try again: later commands may be others.
-//! - Memory allows as many as the highest memory of any command so far fits into [`ROOM`] of the GPU.
+//! - Begin with [`START`] on each GPU, or as many as have a core. One tells nothing of sharing, and growing from one
+//!   would cost a minute. A command that finds no memory runs again alone.
+//! - *Look* at the commands when all of them have a context on the GPU, or [`PATIENCE`] after they started: before that
+//!   they load and compile. Wait for [`SETTLING`], which NVML's mean of the power needs, then take the mean power for
+//!   [`LOOK`]. The first look waits for the end of a command, [`PATIENCE`] at most: that end tells how much is left.
+//! - The power above that of the idle GPU stands for the work done per second. Completions are too slow a signal if a
+//!   command takes minutes. NVML's utilization says 100 % as soon as one client always has some kernel running.
+//! - If the work has grown by [`GAIN`] since the last look, double the number, within memory, clients and cores. Add
+//!   only half if the last step brought less than half of what it added. Too many clients cost little, too few cost a
+//!   lot: so steps are large, and a step without gain is kept.
+//! - In the last [`WORTH`] try no more: new commands that load, or bring nothing, cost more than is left to be gained.
+//! - If the work has shrunk by [`GAIN`], go back to the former number.
+//! - Then rest for [`REST`], and try again: later commands may be different.
+//! - Memory allows as many as fit into [`ROOM`] of the GPU, by the highest memory of any command so far.
 //! - Cores allow as many as would use all of them, by the processor time that the commands use now.
 
 /// Commands on each GPU at first.
@@ -36,7 +36,7 @@ pub struct Sight {
     pub now: f64,
     /// As many run as may.
     pub full: bool,
-    /// All that were started because more may run have a context.
+    /// All that were started to fill the GPUs have a context.
     pub up: bool,
     /// Of all GPUs.
     pub watts: Option<f64>,

@@ -12,7 +12,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// The configuration with the same result: a share that limits nothing here is no limit, if that is measured too.
+    /// The configuration that gives the same result: a share that limits nothing here is no limit, if that is measured too.
     pub fn measured_as(self, shares: &[Option<Share>], gpus: u32) -> Self {
         let on_a_gpu = self.clients.div_ceil(gpus.max(1));
         let unlimited = self.share.is_some_and(|share| share.of(on_a_gpu).is_none());

@@ -57,7 +57,7 @@ struct Copy {
     failed: Option<String>,
 }
 
-/// Of all clients, completions an hour or the sum of their figures; and the highest memory of each client, MiB.
+/// Returns all clients' completions an hour, or the sum of their figures; and each client's highest memory, MiB.
 pub fn measure(
     bench: &Bench<'_>,
     places: &Places,

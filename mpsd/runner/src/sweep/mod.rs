@@ -90,7 +90,7 @@ impl Sweep {
         !self.only_mps && !places.is_exclusive()
     }
 
-    /// The numbers of clients. On an exclusive GPU one client at a time on each is what the others are compared with.
+    /// The numbers of clients. If the GPUs are exclusive, adds one client on each, with which the others are compared.
     fn counts(&self, places: &Places) -> BTreeSet<u32> {
         let one = (places.is_exclusive() && !self.only_mps).then(|| places.count());
         self.clients.iter().copied().chain(one).collect()

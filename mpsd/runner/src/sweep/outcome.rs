@@ -195,7 +195,7 @@ impl Outcome {
                 .filter(|row| row.clients == clients && row.mps == mps);
             rows.find_map(|row| row.throughput)
         };
-        // One on each GPU, where that was measured.
+        // One on each GPU, if that was measured.
         let one = self
             .counts()
             .into_iter()

@@ -70,8 +70,8 @@ pub struct Device {
 
 #[allow(unsafe_code)]
 pub fn library_present() -> bool {
-    // SAFETY: opening a library runs its constructors. It is the vendor's libcuda, found by the loader's own
-    // path, and this process does nothing else than use it.
+    // SAFETY: opening a library runs its constructors. It is the vendor's libcuda, found by the loader, and using it is
+    // all that this process does.
     unsafe { sys::is_culib_present() }
 }
 
@@ -112,7 +112,7 @@ impl Device {
         })
     }
 
-    /// Fills a MiB with a pattern and reads it back. The pattern is not zero, as fresh memory often is.
+    /// Fills a MiB with a pattern and reads it back. The pattern is not zero, because fresh memory often is.
     pub fn memset_checked(&self, pattern: u8) -> Result<bool, CudaFailure> {
         self.bind()?;
         let block = Block::new(MEMSET_BYTES)?;
@@ -122,8 +122,8 @@ impl Device {
         Ok(back.iter().all(|byte| *byte == pattern))
     }
 
-    /// Allocates in steps of [`STEP_MIB`] until the driver refuses or `cap_mib` is reached, then frees everything. Returns the
-    /// MiB, and whether the cap ended it.
+    /// Allocates in steps of [`STEP_MIB`] until the driver refuses or `cap_mib` is reached, then frees everything.
+    /// Returns the MiB, and whether the cap was reached.
     pub fn allocatable(&self, cap_mib: u64) -> Result<(u64, bool), CudaFailure> {
         self.bind()?;
         let mut held = Vec::new();
@@ -182,7 +182,7 @@ impl Block {
 impl Drop for Block {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // A context that died (806, 810) has freed it already and says so: nothing is left to do then.
+        // A context that died (806, 810) has freed it already and returns an error: nothing is left to do.
         // SAFETY: `pointer` came from cuMemAlloc and is freed here and nowhere else.
         let _ = unsafe { result::free_sync(self.pointer) };
     }

@@ -1,7 +1,7 @@
 //! Opens a CUDA context as a job's task does, and reports what it got.
 //!
 //! A client that finds no MPS daemon runs without MPS, with the whole GPU and no error (recorded with driver 580). So a
-//! running program does not show whether its job's MPS works; this program does, by its exit code.
+//! running program does not show whether its job's MPS works. The exit code of this one does.
 
 mod cuda;
 mod report;
@@ -22,7 +22,7 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use report::{GpuReport, ProbeReport};
 
-/// What is tried beyond an expected memory limit.
+/// How far beyond an expected memory limit it tries to allocate.
 const BEYOND_MIB: u64 = 512;
 
 /// What the CUDA thread sends when its report is ready, when the hold is over, and when the contexts are closed.
@@ -195,7 +195,7 @@ fn examine_gpu(
 /// user may call); `None`: NVML does not answer.
 fn lists(nvml: Option<&Nvml>, uuid: &str, pid: u32) -> Option<bool> {
     let device = nvml?.device_by_uuid(uuid).ok()?;
-    // The list may grow between the call for its length and the call for its content.
+    // The list may grow between the two calls, for its length and for its content.
     for _ in 0..8 {
         match device.mps_running_compute_processes() {
             Ok(clients) => return Some(clients.iter().any(|client| client.pid == pid)),

@@ -10,7 +10,7 @@ pub struct ProbeReport {
     pub host: String,
     pub pid: u32,
     pub uid: u32,
-    /// The local rank, where a launcher set one.
+    /// The local rank, if a launcher set one.
     pub local_rank: Option<u32>,
     pub pipe_directory: Option<String>,
     /// True when the contexts on all devices go through MPS.
@@ -49,8 +49,8 @@ pub struct Facts {
 }
 
 impl GpuReport {
-    /// One of both is enough: NVML does not know the pid of a client in its own pid namespace, and older drivers lack the
-    /// attribute. Neither is true of a client without a daemon.
+    /// Either is enough: NVML does not know the pid of a client in a pid namespace, and older drivers lack the
+    /// attribute. A client without a daemon has neither.
     pub fn under_mps(&self) -> bool {
         self.facts.mps_attribute == Some(true) || self.mps_listed == Some(true)
     }

@@ -78,7 +78,7 @@ impl Verdict {
     }
 }
 
-/// Which of `own` the directory `pipe` is: by name, or by its inode through a link or a bind mount.
+/// Which of `own` the directory `pipe` is: by name, or by inode if a link or a bind mount leads there.
 fn position(own: &[&Path], pipe: &Path) -> Result<Option<usize>, String> {
     if let Some(place) = own.iter().position(|own| *own == pipe) {
         return Ok(Some(place));
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(code(&status, &other), 1, "another directory");
         assert_eq!(code(&status, &dir.join("none")), 1, "no directory");
         assert_eq!(code(&status, &dir.join("file/below")), 2, "unreadable");
-        // As in a container that has it under another name.
+        // As in a container that mounts it under another name.
         status.daemons[0].pipe = dir.join("gone");
         assert_eq!(code(&status, &link), 2, "the job's own is unreadable");
     }

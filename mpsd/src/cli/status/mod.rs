@@ -1,5 +1,5 @@
-//! `mpsctl status`: a job's MPS as it is now, for its user, and of all jobs of the node for root. A user's status is from the
-//! record and the daemons; root's is from the journals, and processes of the user ask the daemons, which may hang.
+//! `mpsctl status`: a job's MPS as it is now, for its user; for root, that of all jobs of the node. A user's status is
+//! from the record and the daemons. Root's is from the journals; daemons may hang, so processes of the user ask them.
 
 mod attached;
 pub(super) mod model;
@@ -192,7 +192,7 @@ fn first_record(settings: &Settings, ids: &[JobId]) -> Result<Option<Record>, Fa
     Ok(None)
 }
 
-/// A drain, by root's own file. The scheduler is not asked: it may be slow, and 'mpsctl doctor' asks it.
+/// A drain, by root's own file. The scheduler may be slow and is not asked; 'mpsctl doctor' asks it.
 fn drain_line(marker: &Marker) -> String {
     let Marker { node, reason, .. } = marker;
     match marker.delivered {
@@ -274,7 +274,7 @@ fn add(status: &mut JobStatus, mut answers: Answers, nvml: &str, worker: &Path) 
     status.add_answers(&answers, &lists, &tasks(status.uid, &pids));
 }
 
-/// NVML's lists up to its first failure: without them only the memory is not shown.
+/// NVML's lists up to its first failure. Without them only the memory is missing.
 fn processes(status: &JobStatus, nvml: &str, worker: &Path) -> NvmlLists {
     let Ok(mut worker) = NvmlWorker::start(worker, nvml, PATIENCE) else {
         return NvmlLists::new();

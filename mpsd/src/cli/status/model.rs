@@ -125,7 +125,7 @@ fn as_mib<S: Serializer>(bytes: &Option<u64>, to: S) -> Result<S::Ok, S::Error> 
 }
 
 impl JobStatus {
-    /// By root's journal, before any daemon answered. A journal without a record is a start before its record, or an end
+    /// By root's journal, before any daemon answered. Without a record, the start has not written it yet, or the end is
     /// under way.
     pub fn of_journal(journal: &Journal, record: Option<&Record>) -> Self {
         let mut status = Self::new(&journal.job, journal.uid, &journal.gpus, &journal.daemons);
@@ -218,7 +218,7 @@ impl JobStatus {
             let Some((_, Ok(answer))) = both.find(|(daemon, _)| daemon.gpus.contains(&gpu.uuid)) else {
                 continue;
             };
-            // A client is where NVML counts memory for it; if NVML counts none anywhere, where its daemon says.
+            // A client is on each GPU on which NVML counts memory for it; if there is none, its daemon's word counts.
             let is_here = |client: &&Client| {
                 memory(client.pid, &gpu.uuid).is_some()
                     || (client.gpu.as_ref() == Some(&gpu.uuid) && !is_counted(client.pid))
@@ -249,7 +249,7 @@ impl JobStatus {
 }
 
 impl DaemonStatus {
-    /// Any answer is text of the job's user: it is made fit for a terminal.
+    /// Any answer is text of the job's user, so it is made fit for a terminal.
     fn add(&mut self, answer: &Result<DaemonAnswer, AnswerError>) {
         let text = |text: &str| one_line(text, 80);
         let server = |server: &Server| Server {

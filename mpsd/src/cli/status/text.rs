@@ -13,7 +13,7 @@ pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
     let others = status.shared_with.iter().map(|job| job.as_str());
     let others: Vec<&str> = others.collect();
     if !others.is_empty() {
-        // Only root's journal has when it began.
+        // Only root's journal says when it began.
         let owner = if status.began.is_some() {
             "the user's"
         } else {

@@ -12,7 +12,7 @@ use mpsd_core::{Fault, Paths, Scheduler};
 use std::fmt::Display;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Longest reason of another's that a message repeats. Characters.
+/// How much of a foreign reason a message repeats. Characters.
 const SHOWN: usize = 80;
 const CUT: &str = "...";
 
@@ -83,7 +83,7 @@ impl<'a> Place<'a> {
 }
 
 /// `text` as a scheduler keeps it, at most `longest` bytes. To fit, its paths lose their directories, the longest path
-/// first; then it loses the end of what stands before its last clause, which is the cause.
+/// first. Then it is cut before its last clause, because that clause is the cause.
 fn fitted(longest: usize, text: &str) -> String {
     // Slurm removes quotes at the ends, and no scheduler wants anything but ASCII.
     let plain = |c: char| if c.is_ascii() && c != '"' { c } else { '?' };
@@ -113,8 +113,8 @@ fn without_directory(text: &str) -> Option<String> {
     Some(text.replacen(path, &name, 1))
 }
 
-/// Shows the administrator `failure`, which does not drain, as a note on the node of `place`; once, and never over another's
-/// note. It is remembered, so that it can be withdrawn. Returns a line for the log if something was tried.
+/// Shows the administrator `failure`, which does not drain, as a note on the node: once, and never over another's note.
+/// Remembers it for [`withdraw_remarks`]. Returns a line for the log if something was tried.
 pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, failure: &impl Display) -> Option<String> {
     let controller = place.controller();
     let marker = Marker {
@@ -154,8 +154,8 @@ pub fn withdraw_remarks(paths: &Paths, site: &Site) -> Vec<Result<String, String
     markers::remarks(paths).into_iter().map(withdraw).collect()
 }
 
-/// Drains the node for `fault` of `jobs` (`job 12`) and remembers it; a drain that cannot be delivered waits for the timer. Returns a
-/// line for the log, and whether the scheduler has it.
+/// Drains the node for `fault` of `jobs` (`job 12`) and remembers it. A drain that cannot be delivered waits for the
+/// timer. Returns a line for the log, and whether the scheduler has it.
 pub fn deliver(
     paths: &Paths,
     place: &Place<'_>,
@@ -203,7 +203,7 @@ pub fn hand_over(
     let is_memo = |note: &String| !before.drained && !note.is_empty() && !note.starts_with(prefix);
     if let Some(memo) = before.reason.clone().filter(is_memo) {
         marker.note = Some(memo);
-        // First: the order writes over it.
+        // Before the order, which overwrites the note.
         if let Err(why) = markers::write(paths, &marker) {
             return (Err(why.clone()), Err(why));
         }

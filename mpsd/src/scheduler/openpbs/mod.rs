@@ -89,8 +89,8 @@ impl BatchSystem for OpenPbs {
         })
     }
 
-    /// By the `aux/JOB.env` of pbs_cgroups, else a bare count. A site may count shares of GPUs, so only the job's place proves
-    /// that it is alone on them.
+    /// From the `aux/JOB.env` of pbs_cgroups, else a bare count. A site may count shares of GPUs, so only `place`
+    /// proves that the job has them alone.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
         let described = Described::of(submission, input, host);
         let here = submission.node.clone().unwrap_or_else(|| host.name());
@@ -115,8 +115,8 @@ impl BatchSystem for OpenPbs {
         classic.then(|| under_classic_scripts(nodes(&submission.job, input, host)))
     }
 
-    /// After 21 tries it holds the job, and a hook on execjob_begin may set the number (docs/facts/pbs.md#tries-of-a-job). A
-    /// start that may have failed by its user's doing counts.
+    /// OpenPBS holds the job after 21 tries; a hook on execjob_begin may set the count
+    /// (docs/facts/pbs.md#tries-of-a-job). A failed start that the user may have caused counts.
     fn exit_policy(&self, _: &Submission) -> ExitPolicy {
         ExitPolicy {
             tells_tries: true,
@@ -184,7 +184,7 @@ fn nodes(job: &JobId, input: &Input<'_>, host: &dyn Host) -> usize {
 
 fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, Failure> {
     job_file(job, input, host).or_else(|why| {
-        // Without printjob no other job of the node may suffer.
+        // If printjob fails, a job that cannot have asked still starts.
         let innocent = cannot_have_asked(job, input, host);
         let undetermined = || Undetermined::new(format!("account of job '{job}'"), why);
         innocent.then(String::new).ok_or_else(|| undetermined().into())
@@ -277,7 +277,7 @@ impl Described {
         }
     }
 
-    /// Whether the whole of this host is the job's alone. `excl` is about vnodes: a host with several may have more.
+    /// Whether the job has this whole host alone. `excl` covers vnodes only, and a host may have several.
     fn is_alone(&self, here: &str) -> bool {
         let place = self.place.to_ascii_lowercase();
         let is_vnode_here =

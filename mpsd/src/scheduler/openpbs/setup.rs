@@ -81,8 +81,8 @@ const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 const QUEUES: &str = "AUTO_QUEUES = ";
 const FILLED_IN: &str = "# filled in by";
-/// What qmgr says to root of a node that is no manager, and of a deleted hook, which keeps its name until every mom has
-/// removed its copy (docs/facts/pbs.md#hooks-of-openpbs).
+/// qmgr's answers: to root of a node that is no manager; and about a deleted hook, which keeps its name until every mom
+/// has removed its copy (docs/facts/pbs.md#hooks-of-openpbs).
 const DENIED: &str = "unauthorized to access hooks";
 const PENDING_DELETE: &str = "is pending delete";
 
@@ -224,7 +224,7 @@ fn has(shown: &str, attributes: &[(&str, String)]) -> bool {
     attributes.all(|(name, value)| attribute(shown, name).is_some_and(|own| set(&own) == set(value)))
 }
 
-/// All of qmgr's commands; from the first one again while the server deletes the hook that was there before.
+/// Runs qmgr's commands. Starts over while the server is still deleting the previous hook.
 fn carry_out(commands: &[String], ask: &dyn Fn(&str) -> Result<String, String>) -> Result<(), String> {
     let end = Deadline::after(PENDING);
     loop {
@@ -243,8 +243,8 @@ fn moms_copy(pbs: &Installation, name: &str, kind: &str) -> PathBuf {
     pbs.mom_priv().join("hooks").join(format!("{name}.{kind}"))
 }
 
-/// A hook as the mom here has it, which is what its jobs get. The server's list shows neither a copy that never arrived nor
-/// one that stayed when the hook was imported again.
+/// The mom's copy of a hook, which its jobs get. The server's list shows neither that a copy never arrived nor that an
+/// old one stayed after a new import.
 struct MomsHook {
     enabled: bool,
     alarm_s: u64,

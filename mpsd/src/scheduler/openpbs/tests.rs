@@ -22,7 +22,6 @@ const JOB_FILE: &str = "/var/spool/x/mom_priv/jobs/0.localhost.JB";
 const PRINTJOB: &str = "/opt/x/bin/printjob /var/spool/x/mom_priv/jobs/0.localhost.JB";
 const CGROUPS: &str = "/var/spool/x/aux/0.localhost.env";
 
-/// A prologue, with the options of our hook.
 fn prologue(given: CallOptions) -> Call<'static> {
     let mut call = Call::new(Program::Prologue, &["0.localhost", "alice", "users"], &ENV);
     call.given = given;

@@ -95,7 +95,7 @@ fn operators(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> CheckLin
     }
 }
 
-/// A note of ours on a node in service: it is from a broken configuration, and this check could read the configuration.
+/// Our note on a node in service is about a broken configuration. This check could read it, so the note is outdated.
 fn old_note(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> Option<CheckLine> {
     let name = ctx.settings.pbs.node.as_deref().unwrap_or_default();
     let status = PbsNode::new(pbs.clone(), name, ctx.host).status().ok()?;

@@ -115,7 +115,7 @@ impl Controller for PbsNode<'_> {
         }
     }
 
-    /// Torque's users read only a refusal there, whose output is never delivered.
+    /// Under Torque only a refusal: its users never get the output of a refused job.
     fn tell(&self, job: &JobId, line: &str, _: bool, refused: bool) -> Result<(), String> {
         match (self.pbs.product.comments, refused) {
             (true, true) => self.comment(job, &format!("MPS refused: {line}")),

@@ -34,9 +34,9 @@ pub(crate) struct Product {
     pub comments: bool,
     pub scripts: &'static [Script],
     pub install: fn(&Installation, &InstallOptions, &SetupContext<'_>, &mut VerbReport) -> Result<(), String>,
-    /// Removes what `install` put there, but for the scripts.
+    /// Removes what `install` wrote, except the scripts.
     pub uninstall: fn(&Installation, &SetupContext<'_>, &mut VerbReport) -> Result<(), String>,
-    /// Checks the hook that makes the scripts needless; whether it is there.
+    /// Checks the hook that makes the scripts needless. Returns whether it is there.
     pub check_hook: fn(&Installation, &SetupContext<'_>, &mut Vec<CheckLine>) -> bool,
     /// Checks whether tasks that TM starts are attached; `None`: the hook does that.
     pub check_tasks: fn(&Installation, bool, &SetupContext<'_>) -> Option<CheckLine>,
@@ -47,7 +47,7 @@ pub(crate) struct Script {
     pub names: &'static [&'static str],
     pub text: &'static str,
     pub program: &'static str,
-    /// For a site with a script of its own: the line to add, with `PROGRAM` for the program and `QUEUES` for the site's queues, and its place.
+    /// What a site with its own script must add: the line, with `PROGRAM` and `QUEUES` to be filled in, and its place.
     pub lines: &'static [&'static str],
 }
 

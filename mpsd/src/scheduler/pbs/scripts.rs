@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
 /// What pbs_mom demands and no more: root reads and runs it.
 const SCRIPT_MODE: u32 = 0o500;
-/// Where our programs stand in the shipped texts, and what we keep of jobs.
+/// The places of our programs and of our files of jobs in the shipped texts.
 const SHIPPED: &str = "/usr/bin/";
 const SHIPPED_RUN: &str = "/run/mpsd/";
 const SHIPPED_QUEUES: &str = "queues=, #";
@@ -118,7 +118,7 @@ fn queues(ctx: &SetupContext<'_>) -> String {
     names.fold(",".to_owned(), |list, name| format!("{list}{name},"))
 }
 
-/// Whether the script that asks for the jobs of the site's queues has other ones. A site's own script may have any words for none.
+/// Whether the script names other queues than the site's `auto_queues`. If there are none, a site's own script is not judged.
 pub(super) fn lacks_queues(script: &Script, path: &Path, ctx: &SetupContext<'_>) -> bool {
     let names_them = script.text.contains(SHIPPED_QUEUES) && calls_us(path);
     let text = fs::read_to_string(path).unwrap_or_default();

@@ -59,7 +59,7 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
     let mut report = VerbReport::default();
     let broken = ctx.broken.clone().map_or(Ok(()), Err);
     match &verb {
-        // It says nothing of this node: a node with a broken configuration must know which jobs asked.
+        // Also under a broken configuration: the hook must know which jobs asked.
         PbsVerb::Request { account, resource } => {
             report.did(request(account, resource).map_err(|refusal| refusal.to_string())?);
         }

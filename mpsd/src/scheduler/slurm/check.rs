@@ -139,8 +139,8 @@ fn check_words(words: &[&str], ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     programs.into_iter().chain([config]).collect()
 }
 
-/// Whether slurmd has our plugin: loaded, as root can see, or else because it began after our line was written. A copy that
-/// slurmd fetched is younger than slurmd itself. `None`: no line names a plugin.
+/// Whether slurmd has our plugin. Only root can see what it has loaded; otherwise slurmd must have begun after our line
+/// was written. A copy that slurmd fetched is younger than slurmd and tells nothing. `None`: no line names a plugin.
 fn check_slurmd(
     slurm: &Installation,
     stack: &Stack,
@@ -264,7 +264,7 @@ fn check_shards(gres: &Gres) -> Option<CheckLine> {
     }
 }
 
-/// Whether Slurm's number of each GPU leads a job to that GPU; the lines of gres.conf if not. Without NVML another line says so.
+/// Whether Slurm's number of each GPU leads a job to that GPU; else the lines of gres.conf. Another line covers NVML.
 fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let gres = Gres::read(&conf.file, node, ctx.host).ok();
     let Some(gres) = gres.filter(|gres| gres.grants) else {

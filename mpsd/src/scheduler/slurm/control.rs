@@ -68,8 +68,8 @@ impl Controller for SlurmNode {
         written
     }
 
-    /// Held as by its user, who may release it. A failure around the requeue is told and does not undo it. The job's comment
-    /// counts the failed starts; if it is not seen, Slurm's own restarts count, of any cause.
+    /// Holds as the user would, so that the user may release it. A failure beside the requeue is reported and does not undo
+    /// it. The job's comment counts the failed starts. If squeue does not show it whole, all of Slurm's restarts count.
     fn requeue(&self, job: &JobId, most: u32) -> Result<Requeued, String> {
         let own = self.own_name(job)?;
         let queued = self.job(job, &own);
@@ -122,7 +122,7 @@ impl Controller for SlurmNode {
         Ok(named("StdErr=").or_else(|| named("StdOut=")))
     }
 
-    /// In a job of several nodes the start on another node may fail now, and continues the count.
+    /// In a job of several nodes another node's words stay: its start may fail now, and continues the count.
     fn started(&self, job: &JobId) -> Result<(), String> {
         let own = self.own_name(job)?;
         let Some(comment) = self.job(job, &own)?.comment else {
@@ -140,8 +140,8 @@ impl Controller for SlurmNode {
         self.write_comment(&own, users)
     }
 
-    /// `BatchFlag` tells (docs/facts/slurm.md#failures). Untrusted: with that word in a job's name its user can end that job
-    /// alone, by the name that is its own.
+    /// `BatchFlag=1` marks a script (docs/facts/slurm.md#failures). Untrusted: a user who writes it into a job's name
+    /// can end only that job.
     fn end_script(&self, job: &JobId) -> Result<bool, String> {
         let own = self.own_name(job)?;
         let shown = self.call("scontrol", &["--oneliner", "show", "job", &own])?;
@@ -157,7 +157,7 @@ const OURS: &str = "mpsd: ";
 const FAILED: &str = "failed start ";
 const BEHIND: &str = "; mpsd: ";
 const LONGEST_COMMENT: usize = 400;
-/// Bytes that squeue is asked for; a comment of that length may be longer.
+/// Bytes of the comment that squeue is asked for. If it fills them, it may have been cut.
 const SHOWN_COMMENT: usize = 1024;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -170,8 +170,8 @@ struct Queued {
 }
 
 impl SlurmNode {
-    /// The name that is this job's alone. The id of an array's last element is the array's, and in an order means every element
-    /// (docs/facts/slurm.md#failures). The answer holds no text of the user.
+    /// The name that means this job alone. The last element of an array has the array's id, which in an order means
+    /// every element (docs/facts/slurm.md#failures). The answer has no text of the user.
     fn own_name(&self, job: &JobId) -> Result<String, String> {
         let words = ["--noheader", "--jobs", job.as_str(), "--format", "%A %i"];
         let unknown = |why: &str| format!("what is its own name, should it be an array's: {why}");
@@ -272,8 +272,8 @@ fn counted(comment: &str, ours: &str) -> String {
     }
 }
 
-/// The user's comment with ours, which replaces an earlier one of ours. The number of failed starts stays: another of the
-/// job's nodes may have counted this one. `None`: there is no room.
+/// The user's comment with our text, which replaces our earlier one. The count of failed starts stays: another of the
+/// job's nodes may have counted this start. `None`: no room.
 fn with_ours(users: &str, ours: &str) -> Option<String> {
     let all = match users.get(..of_ours(users)).unwrap_or_default() {
         "" => counted(users, ours),

@@ -145,7 +145,7 @@ fn a_job_is_requeued_whatever_fails_around_it() {
     assert!(done.failed.is_some(), "it is not back in the queue: {done:?}");
 }
 
-/// The first of its nodes put it back; the next one's order is turned down.
+/// The job's first node put it back; the next node's order is refused.
 #[test]
 fn the_next_node_of_a_job_keeps_the_count() {
     for (state, before, number, all) in [
@@ -168,7 +168,7 @@ fn the_next_node_of_a_job_keeps_the_count() {
     }
 }
 
-/// The array's own id is that of one of its elements, and all of them to Slurm.
+/// Slurm takes the id of an array for all its elements. One element has that id too.
 #[test]
 fn an_element_of_an_array_is_dealt_with_alone() {
     let body = format!("echo '{}'", shown(7, BY_HAND));
@@ -219,7 +219,7 @@ fn a_waiting_user_is_told_even_if_the_comment_cannot_be_written() {
     assert_eq!(slurm.orders(), "notify 4711 mpsd: n1: why\n");
 }
 
-/// In a job of several nodes the words of another node stay: its start may fail now, and continues the count.
+/// Another node's words stay: in a job of several nodes its start may fail now, and continues the count.
 #[test]
 fn a_start_that_worked_removes_the_words_of_failed_ones() {
     for (comment, nodes, left) in [

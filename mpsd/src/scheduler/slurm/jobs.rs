@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::time::Duration;
 
-/// The program of a step; Debian's name goes on.
+/// The program of a step. Debian's name is longer.
 const STEPD: &str = "slurmstepd";
 const TITLE: usize = 256;
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
@@ -97,7 +97,7 @@ impl SqueueAnswer {
         }
         for line in words(steps) {
             let (job, step) = line.rsplit_once('.').ok_or_else(|| not_understood(line))?;
-            // A job that came between the two questions is not known by its display; only a plain number says it all.
+            // A job that came between the two questions is not in `shown`. If it has a plain number, that is its id.
             let raw = shown.get(job).copied().unwrap_or(job);
             let step = step.split('+').next().unwrap_or(step);
             node.steps.insert(format!("{raw}.{step}"));

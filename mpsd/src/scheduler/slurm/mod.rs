@@ -217,7 +217,7 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) 
         }
         (true, false) => GpuSource::Listed(names),
         (false, false) => GpuSource::Numbered(numbers(&names, &visible, gres)),
-        // A prolog is told no device of a second type, as the whole GPUs of a node that has both.
+        // A prolog is told devices of one type only; whole GPUs and MIG devices are two types.
         (_, true) => match all_places(input, node) {
             Ok(all) if !mig => GpuSource::Numbered(numbers(&all, "", gres)),
             Ok(all) if all.len() == names.len() => GpuSource::Listed(names),
@@ -284,7 +284,7 @@ fn exclusive(input: &Input<'_>, gres: Option<&Gres>, node: &str) -> Exclusive {
     }
 }
 
-/// A job with shards on several GPUs (MULTIPLE_SHARING_GRES_PJ) may have another part of each. The smallest exceeds none.
+/// A job with shards on several GPUs (MULTIPLE_SHARING_GRES_PJ) may have a different part of each. The smallest exceeds none.
 fn smallest(parts: Vec<Part>) -> Option<Part> {
     let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
     let by_size = |a: &Part, b: &Part| product(a.own, b.all).cmp(&product(b.own, a.all));
@@ -349,7 +349,7 @@ fn of_node(text: &str, node: &str) -> Result<String, String> {
     }
 }
 
-/// The parts of `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)` whose gres is `name`: what stands before the brackets, and the places in them.
+/// The parts with the gres `name` of `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`: the text before the brackets, and the places in them.
 fn parts_of<'a>(gres: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let parts = gres.split(')').map(|part| part.trim_start_matches(','));
     let parts = parts.filter_map(|part| part.split_once('(').or(Some((part, ""))));

@@ -20,9 +20,9 @@ const RESTART: &str = "restart slurmd on the nodes: it reads the plugin stack wh
 enum SlurmVerb {
     /// Write our line for the plugin that fits the installed Slurm (root)
     ///
-    /// On every host where users submit or jobs run; on a configless cluster on the controller's. Only plugstack.conf.d/mpsd.conf
-    /// beside slurm.conf is written, and plugstack.conf itself where there is none or where the controller sends it. slurmd must
-    /// be restarted afterwards: it reads the stack when it starts.
+    /// Run it on every host where users submit or jobs run; on a configless cluster only on the controller's host. It
+    /// writes plugstack.conf.d/mpsd.conf beside slurm.conf. It writes plugstack.conf itself only if that is missing or
+    /// the controller sends it. Restart slurmd afterwards: it reads the stack when it starts.
     Enable(EnableOptions),
     /// Remove what enable wrote, once no job with MPS runs on this node (root)
     Disable {
@@ -289,7 +289,7 @@ fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport
     Ok(report)
 }
 
-/// The text with `plugin` in the place of ours; the words before and after it are the administrator's choice.
+/// The text with `plugin` in place of our old plugin. The words around it are the administrator's choice.
 fn renamed(text: &str, plugin: &Path) -> String {
     let line = |line: &str| {
         let old = line.split_whitespace().nth(1).filter(|_| is_ours(line));

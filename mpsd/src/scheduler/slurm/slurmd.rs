@@ -49,7 +49,7 @@ impl Slurmd {
         found.into_iter().next()
     }
 
-    /// Without the children that they forked.
+    /// Without the children that a daemon forked.
     fn all(table: &ProcessTable, names: &[&str]) -> Vec<Self> {
         let is_one = |stat: &&Stat| names.iter().any(|name| stat.name == *name);
         let daemons: Vec<&Stat> = table.iter().map(|entry| &entry.stat).filter(is_one).collect();
@@ -133,15 +133,15 @@ impl Slurmd {
         (!is_built_in).then(|| format!("{why}: name the slurm.conf in mpsd.toml ([slurm] conf)"))
     }
 
-    /// The slurm.conf that it took: the one it was started with, else the one that its program is built with, else the one
-    /// that its controller sent (Slurm's order, 22.05 to 26.05: `_establish_configuration`).
+    /// The slurm.conf that it uses: as it was started, else as its program was built, else as its controller sent it
+    /// (Slurm's order, 22.05 to 26.05: `_establish_configuration`).
     pub fn conf(&self, host: &dyn Host) -> Option<PathBuf> {
         let built_in = || self.built_in(host).filter(|path| path.exists());
         let fetched = || Some(PathBuf::from(FETCHED)).filter(|path| path.exists());
         self.named().or_else(built_in).or_else(fetched)
     }
 
-    /// The path of slurm.conf in its library or its program: a text of its own, as no message is.
+    /// The path of slurm.conf in its library or its program. It is a string of its own there; no message is.
     fn built_in(&self, host: &dyn Host) -> Option<PathBuf> {
         let is_library = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str());
@@ -175,7 +175,7 @@ fn ancestor() -> Option<Slurmd> {
         let process = Process::find(pid)?;
         let stat = process.stat()?;
         if stat.name == DAEMONS[0] || stat.name == DAEMONS[1] {
-            // A slurmd that it forked for this has its name too.
+            // A child that slurmd forked for the prolog has its name too.
             found = Slurmd::read(&stat).or(found);
         }
         pid = stat.parent;
@@ -183,15 +183,15 @@ fn ancestor() -> Option<Slurmd> {
     found
 }
 
-/// The file of a program of Slurm's with such a name, and whether it was replaced since. Untrusted: a process has the name
-/// of a link that any user may have made. So its file counts, in a place that belongs to root.
+/// The file of a program of Slurm's with such a name, and whether it was replaced since. Untrusted: any user can run a
+/// program through a link of that name. So the file counts, and only in a place that is root's.
 pub(super) fn program(process: &Process, is_it: impl Fn(&str) -> bool) -> Option<(PathBuf, bool)> {
     let Executable { file, path } = process.executable()?;
     let old = path.to_str()?.strip_suffix(" (deleted)").map(PathBuf::from);
     let replaced = old.is_some();
     let path = old.unwrap_or(path);
     let name = path.file_name()?.to_str()?;
-    // The process may have mounts of its own, and another file at a path that is root's here.
+    // The process may have mounts of its own, and so a different file at the same path.
     let is_there = |found: TrustedFile| found.device == file.device && found.inode == file.inode;
     let is_trusted = replaced || open_trusted(&path).is_ok_and(is_there);
     (is_it(name) && is_roots_place(&path) && is_trusted).then_some((path, replaced))

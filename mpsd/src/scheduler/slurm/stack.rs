@@ -17,7 +17,7 @@ const CONTAINERS: [(&str, &str); 3] = [
 ];
 pub(super) const TAG: &str = "# mpsd: written by 'mpsctl slurm enable', removed by 'mpsctl slurm disable'";
 pub(super) const WORDS: [&str; 2] = ["optional", "required"];
-/// Makes a line of ours the second one (spank: `container`).
+/// The word that makes our line the second one (spank: `container`).
 const LOOK: &str = "look=container";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -197,7 +197,7 @@ impl Case {
     }
 }
 
-/// `File=/dev/nvidia[0-3]` where the buses 07, 0b, 48, 4c have the minors 2, 3, 0, 1 (as a public page shows it).
+/// `File=/dev/nvidia[0-3]`, and the buses 07, 0b, 48, 4c have the minors 2, 3, 0, 1 (from a public page).
 const SITE: Case = Case {
     gres: "Name=gpu File=/dev/nvidia[0-3]\n",
     granted: "gpu:4",
@@ -255,7 +255,7 @@ fn a_gpu_that_slurm_does_not_list() {
     let cut = two.gres("Name=gpu File=/dev/nvidia[0-1]\n");
     cut.is(&[0], &[0]);
     cut.jobs("1").is_refused(&["GPU 1 of Slurm"]);
-    // The last of the bus is in no other's way.
+    // The last GPU of the bus disturbs no other's number.
     two.gres("Name=gpu File=/dev/nvidia0\n").is(&[0], &[0]);
 }
 
@@ -269,7 +269,7 @@ fn gpus_that_slurm_finds_by_itself() {
     SITE.gres(off).is(&[3], &[1]);
     // Two sources that name different GPUs.
     bus.cuda("GPU-00000002").is_refused(&["GPU-00000002"]);
-    // Some of them: which ones is not known, unless Slurm says so.
+    // Two of four, and nothing says which, unless Slurm does.
     let some = bus.granted("gpu:2");
     let why = some.gpus(CONFINED, &node(SITE.minors)).unwrap_err();
     assert!(why.contains("line 1"), "{why}");
@@ -289,7 +289,7 @@ fn beside_a_divided_gpu_a_number_is_no_guess() {
     // Its tasks can open nothing else, and CUDA counts from there.
     assert_eq!(SITE.gpus(CONFINED, &divided), SITE.gpus(CONFINED, &whole));
     assert!(SITE.gpus(FREE, &divided).unwrap_err().contains("MIG mode"));
-    // MIG devices are places in Slurm's own list: more than there are GPUs.
+    // MIG devices have places in Slurm's own list, which is then longer than the list of GPUs.
     let found = SITE.gres("AutoDetect=nvml\n").granted("gpu:6");
     for task in [CONFINED, FREE] {
         let why = found.gpus(task, &divided).unwrap_err();
@@ -352,7 +352,7 @@ fn the_places_of_every_type_and_no_answer_for_a_forged_line() {
     }
 }
 
-/// As 22.05 says it, and as 23.11 to 26.05 do, with all shards of each GPU of the node; a forged list of the user's makes two.
+/// As 22.05 says it, and as 23.11 to 26.05 do, with all shards of each GPU. A user's forged list makes a second one.
 #[test]
 fn the_shards_of_a_job_are_what_the_controller_lists_for_this_node() {
     let shards = |gres: &str| super::shards_of(gres).unwrap_or_default();
@@ -415,7 +415,7 @@ fn a_part_is_told_where_each_gpu_has_as_many_shards_and_no_word_of_the_users_is_
     assert_eq!(exclusive(conf, even, &[shard, two]), Exclusive::Shared(None));
     assert_eq!(exclusive(conf, even, &[mps]), part(25, 100));
     assert_eq!(exclusive(conf, even, &[]), Exclusive::Unknown);
-    // Without gres/mps Slurm leaves its variable in a step as the user wrote it, and without gres/shard that one.
+    // In a step each variable is the user's own if the cluster lacks that gres.
     let (only_shards, only_mps) = (
         conf.replace(",mps", ""),
         "GresTypes=gpu,mps\nNodeName=n1 Gres=gpu:2,mps:200\n",

@@ -115,9 +115,9 @@ impl BatchSystem for Torque {
         }
     }
 
-    /// A sister that its own prologue took out of service for this job. That prologue exits 0: Torque takes a sister with
-    /// a failed prologue down, and pbs_sched then deletes the job (docs/facts/pbs.md#results-of-a-prologue). So the mother
-    /// superior puts the job back.
+    /// Finds a sister that its own prologue drained for this job. That prologue exits 0: Torque takes a sister with a
+    /// failed prologue down, and pbs_sched then deletes the job (docs/facts/pbs.md#results-of-a-prologue). So the
+    /// mother superior puts the job back.
     fn elsewhere(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<(), Failure> {
         if submission.sister || input.program == Program::Epilogue {
             return Ok(());
@@ -138,9 +138,9 @@ impl BatchSystem for Torque {
         starter::unattached(&installation(&input.site, host), host)
     }
 
-    /// A prologue.parallel that fails takes its node down, and the job is requeued for ever
-    /// (docs/facts/pbs.md#sister-nodes). No user may do that: the mother superior makes the same refusal, tasks read a
-    /// sister's own failure in the record, and the server tells the mother superior of a fault there.
+    /// A failing prologue.parallel takes its node down, and Torque requeues the job forever
+    /// (docs/facts/pbs.md#sister-nodes). No user may cause that, so a sister exits 0. The mother superior makes the same
+    /// refusal. Tasks read a sister's own failure in the record. The server tells the mother superior of a sister's fault.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
             left_to_tasks: submission.sister,

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What makes a starter one of ours, or a site's own that attaches tasks.
+/// A starter with this text is ours, or a site's own that attaches tasks.
 const OURS: &str = "mpsctl exec";
 const STARTER: &str = "$job_starter";
 const MOST_STARTER: usize = 64 << 10;
@@ -151,7 +151,7 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
     })
 }
 
-/// The command that makes the mom read that `starter` is its own; `None`: it has read that, or does not run.
+/// The command that makes the mom read its configuration again; `None`: `starter` is in force, or no mom runs.
 pub fn reread_needed(pbs: &Installation, starter: &Path) -> Option<String> {
     let (pid, start) = running(pbs)?;
     let newer = start > fs::metadata(pbs.mom_config()).ok()?.mtime() + ROUNDED;

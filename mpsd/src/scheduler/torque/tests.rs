@@ -43,7 +43,6 @@ const SISTER_ENV: [(&str, &str); 5] = [
 ];
 const GPU_FILE: &str = "/var/spool/torque/aux//0.vmgpu";
 
-/// The environment of a job whose user named the nodes.
 fn with_named_nodes<const N: usize>(
     env: [(&'static str, &'static str); N],
 ) -> [(&'static str, &'static str); N] {
@@ -54,7 +53,6 @@ fn with_named_nodes<const N: usize>(
     })
 }
 
-/// The prologue's arguments with another one at `place`.
 fn changed(place: usize, argument: &'static str) -> [&'static str; 8] {
     let mut arguments = PROLOGUE;
     arguments[place] = argument;
