@@ -21,8 +21,8 @@ const LATE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(20);
 const SIGKILL: i32 = 9;
 
-/// Tells what happened to the MPS of a task that has ended. Of tasks that ended well only the last of a job with MPS is
-/// examined: what a script starts after its control daemon has ended runs outside MPS, and may end well.
+/// Tells what happened to the MPS of a task that has ended. A task that ended well counts only if it is the last of a
+/// job with MPS: a program that starts after the control daemon has ended runs outside MPS, and may end well.
 pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     state.step.ended_tasks += 1;
     let tasks = slurm.item(Item::LocalTasks);
@@ -33,7 +33,7 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     let status = slurm.item(Item::TaskExitStatus).filter(|status| *status != 0);
     let ends_job = is_last && ends_job(slurm);
     let shows_report = ends_job && wants_report(state);
-    // A step that opted out neither failed by that MPS nor takes its words from the tasks that did.
+    // A step that opted out did not fail by that MPS, and must not take the words that other tasks are to show.
     if state.opts_out() || status.is_none() && !shows_report && !(ends_job && state.step.has_mps) {
         return;
     }
@@ -70,8 +70,8 @@ fn notice(slurm: &dyn Slurm, text: &str) {
     slurm.log(Level::Notice, &format!("job {job}: on {name}{text}"));
 }
 
-/// Notes what nothing else shows: NVIDIA's log has a killed client as one that ended. The client may be a child of the
-/// task that is noted.
+/// Notes what nothing else shows: NVIDIA's log has a killed client as a client that ended. The client may be a child of
+/// the noted task.
 fn note_killed(slurm: &dyn Slurm, node: &dyn Node, status: u32, mps: &StepMps) {
     let step = match stepd::kind(slurm) {
         Some(StepKind::Step(number)) => Some(number),
@@ -139,7 +139,7 @@ fn mps_of_step(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) -> Optio
     let of = |job: &JobId| {
         let paths = settings.paths.job(job);
         let record = node.record(&paths.record()).ok().flatten()?;
-        // What is left of another user's job may stand in this one's place.
+        // What another user's job with this id left may still be here.
         let is_own = slurm.item(Item::JobUid).is_none_or(|uid| uid == record.uid);
         let gpus = record.gpus.iter().filter(|_| record.shared);
         let seen = settings.paths.seen(job, record.uid, gpus.map(|gpu| &gpu.uuid));

@@ -80,15 +80,15 @@ pub trait Slurm {
     fn command_line(&self) -> Vec<String>;
     /// The task prolog that srun will request.
     fn task_prolog(&self) -> Option<String>;
-    /// An option of Slurm's as srun, sbatch or salloc has it: from its command line, its environment or its script. For a het job
-    /// that of the component. `None`: this Slurm does not say. `Some(None)`: nobody gave it.
+    /// An option of Slurm's as srun, sbatch or salloc has it, from its command line, environment or script; for a het
+    /// job the component's. `None`: this Slurm does not say. `Some(None)`: not given.
     fn submitted(&self, option: &CStr) -> Option<Option<String>>;
     /// Replaces that task prolog; empty: none.
     fn set_task_prolog(&mut self, path: &str);
     /// Whether this is sbatch.
     fn is_batch(&self) -> bool;
     fn register(&mut self, key: Key);
-    /// A flag and its argument, for job_prolog, in which Slurm calls no option's callback.
+    /// A flag and its argument, for job_prolog: Slurm calls no option's callback there.
     fn option(&self, key: Key) -> Option<Option<String>>;
     fn log(&self, level: Level, line: &str);
 

@@ -28,7 +28,7 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verd
     let by_site = request.is_empty();
     let request = match &settings {
         _ if !by_site => request,
-        // A job without GPUs costs no more than anywhere else.
+        // A job without GPUs must cost no more than any other.
         Ok(settings) if has_gpus(slurm) && is_automatic(slurm, settings) => {
             Request::new(settings.defaults.mode).to_string()
         }
@@ -53,8 +53,8 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verd
     let record = node.record(&path).ok().flatten();
     let kind = record.as_ref().and_then(|r| r.kind);
     match &result.code {
-        // mps-prologue has drained the node with its own reason, which Slurm's "Prolog error" does not replace. A site
-        // that wants no drains gets none from us this way either.
+        // mps-prologue has drained the node with its own reason, which Slurm's "Prolog error" does not replace. If the
+        // site wants no drains, this must not drain either.
         Ok(2) if kind == Some(FailureKind::Fault) && settings.drain.enabled => return Verdict::Leave,
         Ok(0) => {}
         Ok(_) if record.is_some() => {}
@@ -75,15 +75,15 @@ fn leave_failure(slurm: &dyn Slurm, node: &dyn Node, path: &Path, job: JobId, re
     }
 }
 
-/// `job_epilog`: cleans every directory of the job, also of one that did not ask. A job without one costs two lookups. After
-/// any job `mps-epilogue` takes its second look at what hung in the driver, if anything waits for that. It drains the
-/// node itself, with its own reason.
+/// `job_epilog`: cleans every directory of the job, even if the job did not ask. A job without a directory costs two
+/// lookups. After any job `mps-epilogue` takes its second look at what hung in the driver, if anything waits for that.
+/// It drains the node itself, with its own reason.
 pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) {
     let Some(job) = slurm.job() else { return };
     let settings = settings(slurm, node, arguments).unwrap_or_else(|_| Settings::usual());
     let paths = &settings.paths;
     if node.has_directories(&paths.jobs(), &job) || node.exists(&paths.look_again()) {
-        // What it cannot undo becomes an error in its log; Slurm sees none of its exit codes.
+        // mps-epilogue logs what it cannot undo. Slurm sees none of its exit codes.
         let words = ["--strict"];
         let program = program(
             &arguments.epilogue,
@@ -96,8 +96,8 @@ pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) {
     }
 }
 
-/// What the job asked for, as `mps-prologue` takes it: a request, [`submission::OFF`], or nothing. If a step is the first
-/// of its job on this node, the flags here are the step's, and its srun says what the job asked for.
+/// What the job asked for, in the form for `mps-prologue`: a request, [`submission::OFF`], or nothing. If a step is the
+/// first of its job on this node, the flags here are the step's. Then its srun says what the job asked for.
 fn request(slurm: &dyn Slurm) -> String {
     if slurm.process_env(submission::SUBMITTED).as_deref() == Some(submission::STEP) {
         return slurm.process_env(submission::JOBS_REQUEST).unwrap_or_default();
@@ -109,7 +109,7 @@ fn request(slurm: &dyn Slurm) -> String {
     )
 }
 
-/// Slurm names a job's GPUs to its prolog, a share of one as well.
+/// Slurm names to a prolog the job's GPUs, and also a GPU that it shares.
 fn has_gpus(slurm: &dyn Slurm) -> bool {
     slurm
         .process_env("SLURM_JOB_GPUS")

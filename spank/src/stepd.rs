@@ -51,8 +51,8 @@ pub fn is_component(slurm: &dyn Slurm) -> bool {
     slurm.job_env("SLURM_HET_SIZE").is_some()
 }
 
-/// `init_post_opt` in slurmstepd: reads the configuration and what tasks cannot open themselves while still root, and
-/// starts the step's daemon if it asked for one and its job has none.
+/// `init_post_opt` in slurmstepd. While still root, reads the configuration and what tasks cannot open themselves.
+/// Starts the step's daemon if the step asked for one and its job has none.
 pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     let (Some(kind), Ok(arguments)) = (kind(slurm), &state.line) else {
         return;
@@ -61,7 +61,7 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     if let (Some(job), Ok(settings)) = (slurm.job(), &settings) {
         let paths = settings.paths.job(&job);
         let of_job = node.record(&paths.record());
-        // A step may need MPS that its job does not: its tasks are counted, and those of its job were not yet known.
+        // A step may need MPS although `auto` gave its job none: the job's tasks were not yet known.
         let unneeded = matches!(&of_job, Ok(Some(record)) if record.state == RecordState::Unneeded);
         if let StepKind::Step(number) = kind {
             let gpus = slurm.job_env("SLURM_STEP_GPUS").filter(|list| !list.is_empty());
@@ -106,7 +106,7 @@ enum OwnDaemon {
     Start(Program),
 }
 
-/// What becomes of a step that may ask for a daemon of its own, or why it cannot have one. `of_job`: the request of its job, to
+/// Decides whether a step gets a daemon of its own; the error says why it cannot. `of_job`: the request of its job, to
 /// which `auto` gave nothing.
 fn own_daemon(
     slurm: &dyn Slurm,
@@ -158,8 +158,8 @@ pub fn end(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) {
     }
 }
 
-/// What the two programs need to know of a step: Slurm's own items, and what only the step's environment knows. There
-/// slurmstepd has overwritten what the user had (gres_common_gpu_set_env, 22.05).
+/// What the two programs need to know of a step: Slurm's own items, and variables of the step's environment. slurmstepd
+/// has overwritten there what the user had (gres_common_gpu_set_env, 22.05).
 fn environment(slurm: &dyn Slurm, number: u32) -> Vec<(String, String)> {
     let item = |item| slurm.item(item).map(|value| value.to_string());
     let of_slurm = [

@@ -8,8 +8,8 @@ use mpsd_core::request::{Flags, Key};
 use mpsd_core::{Refusal, Request};
 use std::ffi::CStr;
 
-/// Tells job_prolog which command submitted: [`SRUN`], [`STEP`] or [`ALLOCATOR`]. The user can write it too; no value
-/// does harm. `SPANK_` stands before the name there.
+/// Tells job_prolog, with `SPANK_` before the name, which command submitted: [`SRUN`], [`STEP`] or [`ALLOCATOR`]. The
+/// user can write it too; no value does harm.
 const SUBMITTER: &str = "MPS_SUBMIT";
 pub const SUBMITTED: &str = "SPANK_MPS_SUBMIT";
 /// srun, for a job of its own.
@@ -18,8 +18,8 @@ pub const SRUN: &str = "srun";
 pub const STEP: &str = "step";
 const ALLOCATOR: &str = "allocator";
 
-/// Tells job_prolog what the job of a step asked for: a request, [`OFF`], or nothing. Without PrologFlags a step may be the
-/// first of its job on the node. The user can write it, as the flags.
+/// Tells job_prolog what the job of a step asked for: a request, [`OFF`], or nothing. Without PrologFlags a step may be
+/// the first of its job on the node. The user can write it, like the flags.
 const OF_JOB: &str = "MPS_JOB";
 pub const JOBS_REQUEST: &str = "SPANK_MPS_JOB";
 /// The job opted out.
@@ -50,7 +50,7 @@ const GRES: &CStr = c"gres";
 const GRES_OF_GPUS: [&str; 3] = ["gpu", "shard", "mps"];
 const NO_GPU: &str = "--mps: this job asks for no GPU, and is refused on its node unless the site gives it one; add --gres=gpu:1";
 
-/// In doubt no: a site may give GPUs by a partition, and by a plugin of its own.
+/// False in doubt: a site may give GPUs by a partition or by a plugin of its own.
 fn asks_for_no_gpu(slurm: &dyn Slurm) -> bool {
     let names_gpus = |gres: String| GRES_OF_GPUS.iter().any(|name| gres.contains(name));
     let gres = slurm.submitted(GRES);
@@ -74,10 +74,9 @@ pub fn request_text(request: Option<&Request>) -> String {
     }
 }
 
-/// Removes the flags that an allocation hands to its steps: a job that its script submits, and a step of another job, did
-/// not ask for them. Called before Slurm reads an option from the environment; srun has already copied it for the
-/// prolog. salloc's shell has each option twice, and slurmstepd takes the one without the prefix
-/// (docs/facts/slurm.md#options).
+/// Removes the flags that an allocation hands to its steps. A job that its script submits, or a step of another job, did not ask
+/// for them. Called before Slurm reads an option from the environment; srun has already copied it for the prolog. salloc's shell
+/// has each option with and without the prefix, and slurmstepd takes that without (docs/facts/slurm.md#options).
 pub fn forget_inherited(slurm: &mut dyn Slurm) {
     let in_a_job = OF_A_JOB.iter().any(|name| slurm.process_env(name).is_some());
     if !in_a_job || is_step_of_its_job(slurm) {
@@ -91,8 +90,8 @@ pub fn forget_inherited(slurm: &mut dyn Slurm) {
     }
 }
 
-/// Whether this is srun in the allocation that its environment names. A `--jobid` behind the step's program may belong to
-/// that program. Then the step loses its job's flags, but not its job's MPS.
+/// Whether this is srun in the allocation that its environment names. A `--jobid` behind the step's program may belong
+/// to that program: then the step loses its job's flags, but not its job's MPS.
 fn is_step_of_its_job(slurm: &dyn Slurm) -> bool {
     let Some(own) = slurm.process_env("SLURM_JOB_ID") else {
         return false;
@@ -118,7 +117,7 @@ fn of_allocation(slurm: &dyn Slurm) -> Result<Option<Request>, Refusal> {
 
 /// `init_post_opt` of the submitting command. A refusal ends the process, because under `optional` Slurm would submit.
 pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
-    // A step from outside does not have its job's flags. On the node the job's record tells whether it has MPS.
+    // A step from outside its job does not have the job's flags. On the node the job's record tells whether it has MPS.
     if slurm.process_env("SLURM_JOB_ID").is_none() && matches!(slurm.submitted(c"jobid"), Some(Some(_))) {
         state.flags.imply_mode();
     }
@@ -132,8 +131,8 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
         _ if slurm.process_env("SLURM_JOB_ID").is_none() => (SRUN, None),
         _ => (STEP, Some(of_allocation(slurm).unwrap_or_default())),
     };
-    // For a het job this runs once a component. Slurm hands the flags of each component on to the next, and so do we. On a
-    // node the flags of a step cannot be told from another component's.
+    // For a het job this runs once a component. Slurm hands each component's flags on to the next, and so do we. On a
+    // node a step's flags look the same as another component's.
     let is_component = slurm.process_env("SLURM_HET_SIZE").is_some() && state.asks();
     let has_mps = |job: &Option<Request>| job.as_ref().is_some_and(Request::is_on);
     let refusal = match (&request, &state.line) {

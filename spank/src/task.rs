@@ -1,9 +1,9 @@
 //! `task_init`: the forked child of a task, as the job's user, just before exec.
 //!
-//! The record that root left on this node decides, not the flags: they are lost on some ways (`sbatch --export=NONE`).
-//! What keeps a task from running is reported here, because this line reaches the user's terminal. The child then calls
-//! `_exit(1)`: under `optional` Slurm ignores the return value, and a failing init or user_init would end the job
-//! COMPLETED without having run (docs/facts/slurm.md#failures).
+//! The record that root left on this node decides, not the flags, which can get lost (`sbatch --export=NONE`). A
+//! refusal is reported here, because this line reaches the user's terminal. The child then calls `_exit(1)`: under
+//! `optional` Slurm ignores the return value, and a failing init or user_init would end the job COMPLETED without
+//! having run (docs/facts/slurm.md#failures).
 
 use crate::handle::{Item, Level, Node, Slurm, Verdict};
 use crate::state::PluginState;
@@ -91,14 +91,15 @@ fn refuse(slurm: &dyn Slurm, what: &str, why: &str) {
     slurm.log(Level::Error, &format!("{what}: not started on {node}: {why}"));
 }
 
-/// Whether these are the words of a second line in plugstack.conf, behind pyxis' line. pyxis enters a container in its own `task_init`, and Slurm calls the plugins in the order of their lines
-/// (docs/containers.md#enroot-and-pyxis). Slurm loads the library once for both lines, so this line leaves the state alone.
+/// Whether these are the words of a second line in plugstack.conf, behind pyxis' line. pyxis enters a container in its
+/// own `task_init`, and Slurm calls the plugins in the order of their lines (docs/containers.md#enroot-and-pyxis).
+/// Slurm loads the library once for both lines, so this line leaves the state alone.
 pub fn is_second_line(words: &[String]) -> bool {
     words.iter().any(|word| word == "look=container")
 }
 
-/// `task_init` of that line, in the container. If the container hides the job's MPS, CUDA would run outside it without a word,
-/// so the task does not start.
+/// `task_init` of that line, in the container. If the container hides the job's MPS, CUDA would silently run outside
+/// it, so the task does not start.
 pub fn check_container(slurm: &dyn Slurm, node: &dyn Node) -> Verdict {
     let [of_ours, pipe] = [environment::JOB, environment::PIPE_DIRECTORY].map(|name| slurm.job_env(name));
     let (Some(job), Some(of_ours), Some(pipe)) = (slurm.job(), of_ours, pipe) else {
@@ -155,7 +156,7 @@ impl NewTask<'_> {
             (Err(why), _) | (_, Some(Err(why))) if state.asks() => return Err(TaskRefusal::of_node(why)),
             _ => return Ok(Vec::new()),
         };
-        // srun gives the flags of the last component to the steps of all (22.05, seen). Each has what its own job asked for.
+        // srun gives the last component's flags to the steps of all (22.05, seen). Each gets what its own job asked for.
         let has_flags = !stepd::is_component(self.slurm);
         // A task may fare worse than the others: no descriptor left, no memory.
         let record = self.record(settings).map_err(TaskRefusal::of_task)?;
@@ -166,7 +167,7 @@ impl NewTask<'_> {
                 if has_flags && self.is_first_of(&record) {
                     self.say_unneeded(record.reason.as_deref().unwrap_or_default());
                 }
-                // A job that asked itself has warnings, and a task prolog of ours, which a component with other flags may run.
+                // Warnings mean that the job asked. Then it has our task prolog, and a component with other flags may run it.
                 let mut changes = self.without_mps(has_flags);
                 changes.extend(unplugged::handed_back(self.slurm, stepd::is_script(self.slurm)));
                 match record.warnings.is_empty() || changes.iter().any(unplugged::is_mark) {
@@ -175,7 +176,7 @@ impl NewTask<'_> {
                 }
             }
             Some(record) if self.has_no_gpu(&record) => {
-                // Slurm gives the job of `srun --exclusive` its node's GPUs, and the step none of them.
+                // For `srun --exclusive` Slurm gives the job its node's GPUs, and the step none of them.
                 if has_flags && state.asks() && self.is_first_of(&record) {
                     let node = self.slurm.node_name();
                     let line = format!("job {}: on {node}: {NO_GPU}", self.job);
@@ -215,7 +216,7 @@ impl NewTask<'_> {
         }
     }
 
-    /// A user who said `auto` reads what it found. One whose site said it reads nothing, as without us.
+    /// A user who said `auto` reads what it found. If the site said it, the user reads nothing, as without us.
     fn say_unneeded(&self, why: &str) {
         if self.state.asks() {
             let (job, node) = (self.job, self.slurm.node_name());
@@ -293,7 +294,7 @@ impl NewTask<'_> {
         })
     }
 
-    /// Whether this task speaks for its node of `record`: the script does, or else the first step.
+    /// Whether this task reports for its node: the first task of the script, or of the first step, or of a step's own MPS.
     fn is_first_of(&self, record: &Record) -> bool {
         let is_first = match self.kind {
             StepKind::Job => true,
@@ -409,7 +410,7 @@ impl NewTask<'_> {
         let lookup = |name: &str| self.lookup(name);
         let counted = environment::counted(record);
         let is_script = self.kind == StepKind::Job;
-        // A record that names no files has the node's numbers. Slurm gives MIG devices no numbers of NVML's.
+        // If the record names no files, the node's numbers count. Slurm's numbers of MIG devices are not NVML's.
         let gpus = match is_script {
             _ if counted.is_some() || record.is_mig() => environment::VISIBLE_DEVICES,
             true => "SLURM_JOB_GPUS",

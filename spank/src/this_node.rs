@@ -108,8 +108,8 @@ impl Node for ThisNode {
     }
 }
 
-/// Opens one of root's files in root's directory of the job. It was made with the job: made here it would be in the way of
-/// an end that removes the directory at this moment.
+/// Opens one of root's files in root's directory of the job. It was made with the job. Made here, it would stop an end
+/// that is removing the directory at this moment.
 fn open_existing(path: &Path, access: OFlag) -> nix::Result<File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     open(path, access | flags, Mode::empty()).map(File::from)

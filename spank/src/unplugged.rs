@@ -11,11 +11,11 @@ use crate::handle::{Context, Slurm};
 use mpsd_core::environment::Change;
 use std::path::Path;
 
-/// Beside `mps-prologue`.
+/// Stands beside `mps-prologue`.
 const PROGRAM: &str = "mps-task-prolog";
-/// From this variable srun takes a task prolog that no flag names.
+/// srun takes the task prolog from here if no flag names one.
 const VARIABLE: &str = "SLURM_TASK_PROLOG";
-/// Keeps the user's own. Slurm keeps variables that begin with `SLURM_` under `--export=NONE`.
+/// Keeps the user's own task prolog. Under `--export=NONE` Slurm keeps variables that begin with `SLURM_`.
 const USERS: &str = "SLURM_MPSD_TASK_PROLOG";
 /// Marks a task for `mps-task-prolog`.
 const MARK: &str = "MPSD_TASK";
@@ -61,8 +61,8 @@ pub fn release(slurm: &mut dyn Slurm) {
     }
 }
 
-/// Gives a task that has no MPS the environment that it would have without us: its steps ask for the task prolog by themselves.
-/// `mps-task-prolog` still needs to know the user's own, before a task other than a script.
+/// Gives a task without MPS the environment that it would have without us; its steps ask for the task prolog
+/// themselves. Before a task other than a script, `mps-task-prolog` still needs to know the user's own.
 pub fn handed_back(slurm: &dyn Slurm, is_script: bool) -> Vec<Change> {
     if !is_handed_on(slurm) {
         return Vec::new();

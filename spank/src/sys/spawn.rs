@@ -94,7 +94,7 @@ fn close_on_exec_from_3() {
     }
 }
 
-/// Waits for the child and reads what it writes meanwhile; for a detached one, until its output is closed.
+/// Waits for the child and reads what it writes. A detached child is over when its output is closed.
 fn watch(mut child: Child, output: &mut Output, program: &Program) -> Result<i32, String> {
     let path = program.path.display();
     let deadline = Deadline::after(program.limit);
@@ -102,7 +102,7 @@ fn watch(mut child: Child, output: &mut Output, program: &Program) -> Result<i32
         let status = child
             .try_wait()
             .map_err(|e| format!("'{path}' cannot be waited for: {e}"))?;
-        // Read after it has ended, this is everything, though a process that it left behind may hold the pipe open. The
+        // A read after the child's end gets all that it wrote, even if a process that it left holds the pipe open. The
         // rest of a long output is dropped, so that the program does not wait for a reader.
         if !output.read(MOST_OUTPUT) {
             output.bytes.truncate(MOST_OUTPUT);

@@ -16,7 +16,6 @@ fn begin<'a>(slurm: FakeSlurm, node: &'a FakeNode, flags: &str) -> Process<'a> {
     process
 }
 
-/// Tasks end with these statuses, one after the other.
 fn exit(process: &mut Process, statuses: &[u32]) {
     for status in statuses {
         process.slurm.items.insert(Item::TaskExitStatus, *status);
@@ -72,7 +71,7 @@ fn a_task_of_a_job_without_mps_is_told_nothing_and_costs_one_read_if_it_fails() 
     }
 }
 
-/// A step that opted out, or another user's job that got the same id, neither takes the words nor waits, and nothing is noted.
+/// A step that opted out, and another user's job with the same id, neither take the words nor wait, and nothing is noted.
 #[test]
 fn a_step_without_that_mps_is_told_nothing_of_it() {
     for (flags, uid) in [("mps=off", 1000), ("", 1001), ("mps", 1001)] {

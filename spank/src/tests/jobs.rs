@@ -65,7 +65,7 @@ fn the_request_goes_on_in_canonical_form_and_the_environment_cleaned() {
     assert_eq!(ran[0].path.to_str(), Some("/usr/libexec/mpsd/mps-prologue"));
     let names: Vec<_> = ran[0].environment.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["SLURMD_NODENAME", "SLURM_JOB_GPUS"]);
-    // Of a step that comes first its job's counts, and the program refuses flags that nothing has checked.
+    // For a step that comes first, its job's request counts, and the program refuses flags that nothing has checked.
     let step = asking().process("SPANK_MPS_SUBMIT", "step");
     let step = step.process("SPANK_MPS_JOB", "MPS=per-node,MPS_THREADS=50");
     let mut forged = script().asking("mps mps-mem=x");

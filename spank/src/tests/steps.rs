@@ -51,10 +51,10 @@ fn under_auto_a_step_with_more_tasks_than_gpus_gets_its_own() {
         (2, "0,1", auto(), "", "mps=auto", None),
         (2, "", auto(), "", "", None),
         (1, "2", None, "", "mps=auto", None),
-        // Its own word counts.
+        // The step's own word counts.
         (2, "2", auto(), "", "mps=off", None),
         (1, "2", auto(), "", "mps", Some("MPS=per-node")),
-        // Nobody asked.
+        // No request.
         (2, "2", None, "", "", None),
         (2, "2", auto(), "scope=job", "", None),
     ] {

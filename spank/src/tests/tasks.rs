@@ -262,17 +262,17 @@ fn one_step_at_a_time_has_the_partitions() {
         assert!(errors[0].contains(why), "{errors:?}");
         second.call(Callback::TaskExit);
     }
-    // What starts MPI's ranks has no partition, and takes none from others.
+    // A single task that starts MPI's ranks has no partition, and takes none from others.
     let mut starter = slurmstepd(&node, 2, 1);
     assert_eq!(rank(&mut starter, 0), Verdict::Continue);
     assert!(starter.slurm.is_silent() && value(&starter.slurm, PARTITION).is_none());
-    // The end of one of two ranks releases nothing, that of the last one all, while slurmstepd still runs.
+    // The end of the first of two ranks releases nothing; that of the last releases all, while slurmstepd still runs.
     let mut third = slurmstepd(&node, 3, 2);
     for verdict in [Verdict::Leave, Verdict::Continue] {
         first.call(Callback::TaskExit);
         assert_eq!(rank(&mut third, 0), verdict);
     }
-    // And so does the end of slurmstepd, however it ended.
+    // So does the end of slurmstepd, however it ended.
     drop(third);
     assert_eq!(rank(&mut slurmstepd(&node, 4, 2), 0), Verdict::Continue);
 }
@@ -422,7 +422,7 @@ fn a_plugin_in_trouble_stops_only_users_who_asked() {
     }
 }
 
-/// The script shows it, or else the first step of the job or the one whose daemon it is; always one task of the node.
+/// Shown by the script, else by the job's first step, or by the step with its own daemon; always by one task of the node.
 #[test]
 fn a_warning_is_read_once_a_node() {
     for (job, step, rank, of_script, times) in [
@@ -500,7 +500,7 @@ fn a_script_and_a_step_whose_gpus_slurm_does_not_name_have_all_of_the_jobs() {
     assert_eq!(slurm.job_env.keys().collect::<Vec<_>>(), ["MPSD_TASK"]);
 }
 
-/// `srun --exclusive --mps`: the job has its node's GPUs, and its step none. A later step, and one of a script, may mean that.
+/// `srun --exclusive --mps`: the job has its node's GPUs, and its step has none. A later step, or a script's, may want none.
 #[test]
 fn a_job_whose_only_step_has_no_gpu_reads_that_it_runs_without_mps() {
     let said = |slurm: FakeSlurm, flags: &str| {
