@@ -11,7 +11,7 @@ use crate::command::{self, works, wrote};
 
 /// The workspace's root.
 pub fn root() -> Result<PathBuf> {
-    // As cargo says now: the program may stand in a target directory that several checkouts share.
+    // Asks cargo at run time: several checkouts may share the target directory, and so this program.
     let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let root = Path::new(&own)
         .parent()
@@ -36,7 +36,7 @@ pub fn rustc(words: &[&str]) -> Command {
     command
 }
 
-/// A cargo command by another toolchain; none where rustup does not have it.
+/// A cargo command of another toolchain; `None`: rustup does not have it.
 pub fn by_toolchain(name: &str, words: &str) -> Option<Command> {
     let there = works(&mut command::command(
         "rustup",
@@ -75,7 +75,7 @@ pub fn target_directory() -> Result<PathBuf> {
     Ok(target.context("no target directory")?.into())
 }
 
-/// Turns this process into a program of the build, so that a signal reaches it and nothing stands between.
+/// Turns this process into a program of the build, so that signals reach it directly.
 pub fn become_program(path: &str, arguments: &[String]) -> Result<ExitCode> {
     let program = target_directory()?.join(path);
     let error = Command::new(&program).args(arguments).exec();

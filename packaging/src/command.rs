@@ -1,4 +1,4 @@
-//! One command with a deadline: its output read while it runs, or shown only when it fails.
+//! One command with a deadline. Its output is read while it runs, or shown only if it fails.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read};
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Longest that a command may take that shows nothing: an installation, a build.
+/// Longest time for a command that shows nothing: an installation, a build.
 const QUIET: Duration = Duration::from_secs(600);
 
 pub fn command(program: &str, words: &str) -> Command {
@@ -89,7 +89,7 @@ pub fn works(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// Does what takes a while, and says so before and after.
+/// Does something that takes a while, and says so before and after.
 pub fn step<T>(what: &str, act: impl FnOnce() -> Result<T>) -> Result<T> {
     eprintln!("{what} …");
     let started = Instant::now();

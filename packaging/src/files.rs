@@ -33,7 +33,7 @@ pub fn make_dir(path: &Path) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("cannot make '{}'", path.display()))
 }
 
-/// Makes it when it is not there, and empties it when it is.
+/// Makes an empty directory, or empties the one that is there.
 pub fn emptied(path: &Path) -> Result<()> {
     if path.exists() {
         fs::remove_dir_all(path).with_context(|| format!("cannot empty '{}'", path.display()))?;

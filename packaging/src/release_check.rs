@@ -22,7 +22,7 @@ pub struct Options {
     quick: bool,
 }
 
-/// Longest that the packages for all machines may take: from nothing, optimized, on two cores that others use as well.
+/// Longest time for the packages of all machines: from nothing, optimized, on two cores that others use as well.
 const BUILD: Duration = Duration::from_secs(3600);
 const PACKAGES: &str = "target/packages";
 const AGAIN: &str = "target/again";
@@ -74,8 +74,8 @@ fn version(tag: Option<&str>) -> Result<()> {
     }
 }
 
-/// The newest entry is this version's, and says something. Under a tag nothing stands above it: that would be in the packages
-/// and not in their notes.
+/// The newest entry is this version's and is not empty. A release may have no entry above it: its changes would be in
+/// the packages, but not in their notes.
 fn changelog(tagged: bool) -> Result<()> {
     let version = package::version()?;
     let text = read_text(cargo::root()?.join("CHANGELOG.md"))?;
@@ -106,7 +106,7 @@ fn newest_entry(text: &str, version: &str) -> Result<()> {
     }
 }
 
-/// `deny.toml`. The advisories' database comes over the network; without one they are not judged.
+/// Checks `deny.toml`. The database of advisories needs the network; without it they are not checked.
 fn dependencies() -> Result<()> {
     quietly(&mut install::deny("licenses bans sources")?)?;
     match quietly(&mut install::deny("advisories")?) {
@@ -147,12 +147,12 @@ fn rpmlint() -> Result<()> {
     }
 }
 
-/// Built again from nothing, in another directory: the same bytes.
+/// Builds the packages again from nothing in another directory; the bytes must be the same.
 fn reproducible() -> Result<()> {
     let own = std::env::current_exe().context("cannot tell this program's file")?;
     let target = cargo::root()?.join(AGAIN);
     emptied(&target)?;
-    // Zig is no part of what is compared: the second build takes the first one's.
+    // Zig is not compared, so the second build uses the first one's.
     std::os::unix::fs::symlink(cargo::target_directory()?.join("tools"), target.join("tools"))?;
     let out = target.join("packages");
     let mut dist = Command::new(own);

@@ -1,4 +1,4 @@
-//! Runs that look for what is left behind, each alone: the matrices, the soak, the fuzzers.
+//! Runs that look for leftovers, each alone: the matrices, the soak, the fuzzers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,9 @@ use crate::command::{lines, shown, wrote};
 use crate::files::make_dir;
 use crate::{cargo, install};
 
-/// Longest that the matrices may take, and the building of a fuzz target.
+/// Longest time for the matrices, and for building a fuzz target.
 const LONGEST: Duration = Duration::from_secs(1500);
-/// What a run may take beyond the time that its size asks for.
+/// Time beyond what the size of a run asks for.
 const MARGIN: Duration = Duration::from_secs(120);
 /// Time for one job of the soak; a loaded machine of two cores needs a sixth of a second.
 const CYCLE: Duration = Duration::from_secs(2);
@@ -88,7 +88,7 @@ pub fn matrix(matrix: &Matrix) -> Result<()> {
     shown(&mut run, LONGEST)
 }
 
-/// Starts a test program in a system, below a file system in memory. On one line: it stands in a value of cargo's configuration.
+/// Starts a test program in a system, below a file system in memory. One line, because it is a value in cargo's configuration.
 const IN_SYSTEM: &str = "root=$1 repository=$2 build=$3; shift 3; place=$build/tmp/matrix-root; mkdir -p $place; \
     mount -t tmpfs -o mode=755 none $place; mkdir -m 755 $place/upper $place/work $place/root; \
     mount -t overlay -o lowerdir=$root,upperdir=$place/upper,workdir=$place/work overlay $place/root; \
@@ -161,7 +161,7 @@ pub struct Fuzz {
 
 const LIBFUZZER: &str = "-timeout=10 -max_len=4096 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0";
 
-/// No sanitizer: what is fuzzed has no unsafe code, and without one it is many times faster.
+/// Without a sanitizer: the fuzzed code has no `unsafe`, and this is many times faster.
 pub fn fuzz(options: &Fuzz) -> Result<()> {
     let listed = wrote(&mut cargo::words("fuzz list"));
     let listed = listed.context("'cargo install cargo-fuzz' if cargo knows no command 'fuzz'")?;

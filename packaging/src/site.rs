@@ -14,7 +14,7 @@ use crate::install::{program, python};
 
 const MKDOCS: &str = include_str!("../python/mkdocs.txt");
 const CHROMIUM: &str = "/usr/bin/chromium";
-/// No sandbox, because root cannot have it; no network; frames may read one another's pages.
+/// No sandbox, because root cannot have one; no network; frames may read each other's pages.
 const BROWSER: [&str; 10] = [
     "--headless",
     "--no-sandbox",

@@ -11,13 +11,13 @@ use crate::install::{EMULATOR, arm64, deny, slurm};
 use crate::package::programs::{self, Machine, Profile};
 use crate::{cargo, command, runs, site};
 
-/// Longest that one stage may take. All of them are to fit into thirty minutes on two cores.
+/// Longest time for one stage. All of them must fit into thirty minutes on two cores.
 const LONGEST: Duration = Duration::from_secs(1500);
 
-/// The unit tests that an emulator runs: the rest asks the kernel, which stays this machine's.
+/// The unit tests that an emulator can run. The others ask the kernel, which stays this machine's.
 const EMULATED: &str = "--lib -p mpsd-core -- environment:: gpu:: job:: limits:: step::";
 
-/// The cells that run on Debian 13's Slurm as well: all that depends on where Slurm is, in less than three minutes.
+/// The cells that also run on Debian 13's Slurm: all that depend on where Slurm is, in less than three minutes.
 const NEWER: [&str; 5] = [
     "constrained",
     "configless",
@@ -33,7 +33,7 @@ const BOOTED: [(&str, &str); 3] = [
     ("protected_symlinks", "1"),
 ];
 
-/// The stages in the order of a whole run: name, the stages that it needs done before, what it does, and cargo's words if that is all.
+/// The stages in the order of a whole run: name, the stages that it needs first, what it does, and cargo's words if that is all.
 const STAGES: &str = "\
 setup       |             | installs Slurm and munge where they are missing |
 fmt         |             | cargo fmt --check | fmt --all --check
@@ -109,7 +109,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(report.end())
 }
 
-/// The stages of these names with those that they need, in order; all of them where none is named.
+/// The named stages with those that they need, in order; all stages if none is named.
 fn chosen(names: &[String]) -> Result<Vec<Stage>> {
     let mut wanted = Vec::new();
     for name in names {
@@ -121,7 +121,7 @@ fn chosen(names: &[String]) -> Result<Vec<Stage>> {
     Ok(stages().filter(is_wanted).collect())
 }
 
-/// What needs a GPU, and is a program of its own.
+/// What needs a GPU, and so is a program of its own.
 fn hardware() -> String {
     let why = match Path::new("/dev/nvidia0").exists() {
         true => "not part of this: run 'cargo xtask hardware'",
@@ -130,7 +130,7 @@ fn hardware() -> String {
     format!("hardware: NVIDIA's own programs and a real GPU: {why}")
 }
 
-/// A setting that this machine lacks. It is the whole machine's, so nothing here changes it: `.ci/run` does.
+/// A setting that this machine lacks. It is for the whole machine, so only `.ci/run` changes it.
 fn unlike_booted((name, value): &(&str, &str)) -> Option<String> {
     let set = fs::read_to_string(format!("/proc/sys/fs/{name}")).unwrap_or_default();
     let set = set.trim();
@@ -237,7 +237,7 @@ impl Report {
     }
 }
 
-/// The stages that are more than cargo's words need what not every machine has; CI has it. The inner error: it is missing.
+/// Some stages need more than cargo, which not every machine has; CI has it. The inner error says what is missing.
 fn command_of(stage: &Stage) -> Result<Result<Command>> {
     let made = match stage.name {
         "oldest-rust" => {
@@ -246,7 +246,7 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
             let command = cargo::by_toolchain(&oldest, "check --locked --workspace --all-targets");
             let command = command.with_context(|| format!("toolchain {oldest} is not installed"));
             command.map(|mut command| {
-                // A directory of its own: what another compiler built is of no use to this one.
+                // A directory of its own, because one compiler cannot use what another has built.
                 command.env("CARGO_TARGET_DIR", target);
                 command
             })
@@ -280,7 +280,7 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
         "contract" => command.env("MPS_SUBJECT", "fake"),
         _ => &mut command,
     };
-    // Tests for each processor: a job waits for most of its time, and one on the double's clock for nearly all.
+    // More tests than processors: a job mostly waits, and on the double's clock it does little else.
     let at_once = match stage.name {
         "mom" | "suite" => Some(2),
         "contract" => Some(4),

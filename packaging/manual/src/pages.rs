@@ -87,7 +87,7 @@ fn page(program: &Program, prose: &str) -> Result<String> {
     Ok(text)
 }
 
-/// One verb: a subsection with its usage, description and own options. The page's first options are those of every verb.
+/// One verb: a subsection with its usage, description and own options. The options of every verb are at the page's beginning.
 fn verb(name: &str, command: &Command, text: &mut Vec<u8>) -> Result<()> {
     text.extend(format!(".SS \"{name}\"\n").bytes());
     let named = command.clone().bin_name(name.to_owned());
@@ -110,7 +110,7 @@ fn verb(name: &str, command: &Command, text: &mut Vec<u8>) -> Result<()> {
         man.render_options_section(&mut body)?;
     }
     let body = String::from_utf8(body).context("clap_mangen wrote no text")?;
-    // Their sections are paragraphs here.
+    // The verb's sections become paragraphs.
     for line in body.lines() {
         text.extend(if line.starts_with(".SH ") { ".PP" } else { line }.bytes());
         text.push(b'\n');

@@ -1,5 +1,5 @@
-//! The shipped mpsd.toml out of the table of keys, and mpsd.toml(5) out of that file's comments. A comment stands above each key,
-//! a single `#` before a key at its default; blocks stand between empty lines.
+//! The shipped mpsd.toml from the table of keys, and mpsd.toml(5) from that file's comments. A comment stands above
+//! each key. A single `#` stands before a key at its default. Empty lines separate blocks.
 
 use anyhow::{Result, bail};
 use mpsd_core::config::{Row, SECTIONS, Settings};
@@ -17,7 +17,7 @@ const HEAD: &str = "\
 # A job's request comes first, then the last [[node]] section that fits, then the keys outside of sections. [ceilings]
 # limits all of them.
 ";
-/// Its last: the sections for some nodes.
+/// Its last block: the sections for some nodes.
 const TAIL: &str = "\
 # Sections for some nodes. Every key above may stand in one, tables as 'defaults.threads = 25'. A section needs hosts
 # (names and ranges), product (as 'nvidia-smi -L' prints it, in any case; '*' at the end stands for the rest), or both,
@@ -67,7 +67,7 @@ pub fn to_toml() -> String {
 /// # Errors
 /// A line that is none of the above.
 pub fn to_roff(file: &str) -> Result<String> {
-    // The first block speaks of the file as a whole: the page says it in its own words.
+    // The first block is about the whole file: the page says that in its own words.
     file.split("\n\n").skip(1).map(block).collect()
 }
 
@@ -90,7 +90,7 @@ fn block(block: &str) -> Result<String> {
         }
     }
     if !keys.is_empty() {
-        // A request takes quotes for its own.
+        // A roff request consumes quotes.
         let bold = |key: &&str| format!(".B {}\n", escape(key).replace('"', "\\(dq"));
         let bold: Vec<String> = keys.iter().map(bold).collect();
         let text = paragraph(&prose).replace(".PP\n", "");

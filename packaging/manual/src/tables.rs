@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::settings::escape;
 
-/// What stands before each table of the guide, and behind it.
+/// The lines before and after each table of the guide.
 const OPTIONS: &str =
     "<!-- What may be asked for: written by `cargo xtask texts` from mpsd/core/src/request/options.rs -->\n";
 const ERRORS: &str = "<!-- Errors: written by `cargo xtask texts` from mpsd/src/cli/explain.toml -->\n";
@@ -66,7 +66,7 @@ pub fn tokens() -> String {
     options().map(token).collect()
 }
 
-/// The help line and what the manual adds, as one paragraph, with what stands between backquotes in bold.
+/// The help line and the manual's addition, as one paragraph. Text between backquotes becomes bold.
 fn meaning(row: &Row) -> String {
     let mut text = format!("{}.\n", row.help);
     text[..1].make_ascii_uppercase();
@@ -164,7 +164,7 @@ pub fn in_programs(page: &str, runs: &[(&String, String)]) -> Result<String> {
     filled(&page, FIGURES, &figures(runs)?)
 }
 
-/// A line for each program that ran: its rate under MPS, by that without. The last run that has it wins.
+/// A line for each program that ran, with its rate under MPS divided by that without. The last run that has it counts.
 fn figures(runs: &[(&String, String)]) -> Result<String> {
     let mut text = String::new();
     let mut rows: Vec<Value> = Vec::new();
@@ -230,7 +230,7 @@ fn figures(runs: &[(&String, String)]) -> Result<String> {
     Ok(text)
 }
 
-/// Whether the program computed something without MPS: what fails there tells nothing of MPS.
+/// Whether the program computed something without MPS. If not, its failures tell nothing of MPS.
 fn has_run(row: &Value) -> bool {
     row["answers"]["without"][0].is_array()
 }

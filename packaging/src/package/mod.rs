@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: the packages, out of one staged tree, by dpkg-deb and rpmbuild. (cargo-generate-rpm knows neither links nor
-//! file triggers, and Slurm's upgrade needs a trigger.)
+//! `cargo xtask dist`: makes the packages from one staged tree with dpkg-deb and rpmbuild. (cargo-generate-rpm has
+//! neither links nor file triggers, and Slurm's upgrade needs a trigger.)
 
 mod deb;
 mod layout;
@@ -145,7 +145,7 @@ fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
     Ok(packages)
 }
 
-/// The workspace's version: it stands in `Cargo.toml` alone.
+/// The workspace's version, from `Cargo.toml`.
 pub fn version() -> Result<String> {
     manifest("version")
 }
@@ -163,7 +163,7 @@ pub fn notes(version: &str) -> Result<String> {
     ))
 }
 
-/// `SOURCE_DATE_EPOCH`, or the time of the commit, or of a source without a repository the first moment of 2026.
+/// `SOURCE_DATE_EPOCH`, else the time of the commit, else (a source without a repository) the first moment of 2026.
 fn epoch() -> Result<u64> {
     if let Ok(given) = std::env::var("SOURCE_DATE_EPOCH") {
         return given

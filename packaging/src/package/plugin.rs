@@ -74,7 +74,7 @@ impl<'a> Elf<'a> {
     }
 }
 
-/// `GLIBC_2.28` as numbers; none if it is of another library, or private.
+/// `GLIBC_2.28` as numbers; `None` for another library or a private version.
 pub fn glibc(version: &str) -> Option<(u32, u32)> {
     let (major, minor) = version.strip_prefix("GLIBC_")?.split_once('.')?;
     let minor = minor.split('.').next()?;

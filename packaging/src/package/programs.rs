@@ -1,4 +1,4 @@
-//! What the packages are made of: programs, plugin, man pages, completions, the list of crates.
+//! What is packed: programs, plugin, man pages, completions, the list of crates.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::install;
 pub const PROGRAMS: [&str; 5] = ["mpsd", "mpsctl", "mps-probe", "mps-prologue", "mps-epilogue"];
 const SHIPPED: &str = "-p mpsd -p runner -p prologue -p epilogue -p spank";
 
-/// Newest version of the C library that a program may ask for: RHEL 8's, older than Debian 11's and Ubuntu 20.04's.
+/// Newest version of the C library that a program may need: RHEL 8's, older than Debian 11's and Ubuntu 20.04's.
 pub const GLIBC: (u32, u32) = (2, 28);
 
 /// An architecture that packages are made for.
@@ -63,7 +63,7 @@ impl Machine {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
-    /// As released, but not optimized: quick, to try on another machine.
+    /// As released, but not optimized: quick to build, to try on another machine.
     Quick,
     Portable,
 }
@@ -100,7 +100,7 @@ pub fn around(machine: Machine, programs: PathBuf) -> Result<Built> {
     })
 }
 
-/// The command that builds what is shipped; and, to try it, the simulated NVML of that machine.
+/// Builds what is shipped; for `Quick` also the simulated NVML of that machine, to try it.
 pub fn build(profile: Profile, machine: Machine) -> Result<Command> {
     let mut command = portable(profile, machine, "zigbuild")?;
     command.args(SHIPPED.split(' '));

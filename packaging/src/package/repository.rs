@@ -1,5 +1,6 @@
-//! `cargo xtask dist --repository DIR`: what apt and dnf install from, signed. `DIR/mpsd.asc` is the public key, `DIR/apt` a flat
-//! repository (apt trusts the signed InRelease), `DIR/dnf` has `repodata/repomd.xml` and its signature. Older versions stay.
+//! `cargo xtask dist --repository DIR`: the signed repositories for apt and dnf. `DIR/mpsd.asc` is the public key,
+//! `DIR/apt` a flat repository (apt trusts the signed InRelease). `DIR/dnf` has `repodata/repomd.xml` and its
+//! signature. Older versions stay.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use crate::command::{command, quietly, works, wrote};
 use crate::files::{copy, is_a, make_dir, write};
 use crate::install;
 
-/// Where it is made and who signs.
+/// Its place, and who signs.
 #[derive(Debug)]
 pub struct Repository<'a> {
     pub dir: &'a Path,
@@ -20,7 +21,7 @@ pub struct Repository<'a> {
 }
 
 impl Repository<'_> {
-    /// Installs the tools that are missing and finds the key, before anything takes minutes.
+    /// Installs missing tools and finds the key, before the long build starts.
     pub fn prepare(&self) -> Result<()> {
         install::program("/usr/bin/gpg", "gnupg", "gnupg2")?;
         install::program("/usr/bin/dpkg-scanpackages", "dpkg-dev", "dpkg-dev")?;

@@ -43,7 +43,7 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
         &format!("_rpmdir {}", made.display()),
         "_rpmfilename %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
         "_buildhost localhost",
-        // Of what is for every machine too, so that it is the same wherever it is built, and for whichever.
+        // Also for packages for all machines, so that they are the same wherever and for whichever machine they are built.
         "_target_platform linux",
         "optflags -O2",
         "use_source_date_epoch_as_buildtime 1",
@@ -76,8 +76,8 @@ fn collect(package: &Path, out: &Path) -> Result<PathBuf> {
     take_over(package, out)
 }
 
-/// The number of a machine in what stands before RPM's header, which rpm and its sums leave out: of a package for every machine
-/// it is that of the machine that it was packed beside. x86_64's stands for all.
+/// Sets the machine's number in the lead, which rpm and its sums ignore. A package for all machines would have that of
+/// the machine that it was packed beside. x86_64's stands for all.
 fn settle_lead(package: &mut [u8]) -> Result<()> {
     const MAGIC: [u8; 4] = [0xed, 0xab, 0xee, 0xdb];
     if !package.starts_with(&MAGIC) {
@@ -127,8 +127,8 @@ fn files(release: &Release, package: Package) -> String {
     lines.join("\n")
 }
 
-/// A directory with our name in its path leaves with the last package that has a file in it; so does enroot's, which only our
-/// file needs where enroot is not installed.
+/// A directory with our name in its path leaves with the last package that has a file in it. So does enroot's, which
+/// exists for our file alone if enroot is not installed.
 fn is_ours(directory: &Path) -> bool {
     directory
         .components()

@@ -1,5 +1,5 @@
-//! From the packages to a user's job by the guide's lines alone, in a Debian with real dpkg, systemd and Slurm; the GPUs are
-//! simulated. Then restart, upgrade, remove, purge.
+//! From the packages to a user's job by the guide's commands alone, in a Debian with real dpkg, systemd and Slurm and
+//! with simulated GPUs. Then restart, upgrade, remove, purge.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,7 @@ const UNITS: &str = "systemctl list-units --all --plain --no-legend 'mps*'";
 const VERSIONS: &str = "dpkg-query -W -f '${Version}\n' mpsd mpsd-slurm";
 const ACTIVE: &str = "systemctl is-active mpsd.service mpsd-reconcile.timer";
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
-/// What changes by itself, or is the package manager's own memory.
+/// What changes by itself, or belongs to the package manager.
 const OTHERS: [&str; 9] = [
     "/var/lib/dpkg",
     "/var/lib/apt",
@@ -44,7 +44,7 @@ fn a_job_runs_by_the_guide_on_a_fresh_debian_12() {
 /// Slurm 24.11.
 #[test]
 fn a_job_runs_by_the_guide_on_a_fresh_debian_13() {
-    // While the other one gets its Debian, on a machine with two cores.
+    // The other test prepares its Debian meanwhile, on a machine with two cores.
     packages();
     by_the_guide("trixie");
 }
@@ -102,7 +102,7 @@ fn by_the_guide(suite: &'static str) {
     });
 }
 
-/// Installed and enabled by the guide; in between, nothing has changed for a job.
+/// Installed and enabled by the guide. In between, nothing has changed for a job.
 fn install(cluster: &Machine, watch: &mut Stopwatch) {
     let packages = commands("install.md", "From the packages");
     for step in packages.iter().filter(|step| !step.starts_with("dnf ")) {
@@ -155,12 +155,12 @@ fn simulate(root: &Root) {
     root.write(CONFIG, &(KEYS.to_owned() + &root.read(CONFIG)));
 }
 
-/// The last line of the guide, by the user: all is well, with a client of the double's for the probe, which needs a real CUDA.
+/// The guide's last command, run by the user: all is well. A client of the double replaces the probe, which needs a real CUDA.
 fn selftest(cluster: &mut Machine, watch: &mut Stopwatch) {
     cluster.idle();
     let probe = cluster.at("/usr/libexec/mpsd/mps-probe");
     let real = fs::read(&probe).unwrap();
-    // In its place by a rename, since it may run.
+    // Replaced by a rename, because it may be running.
     let put = |bytes: &[u8]| {
         let new = probe.with_extension("new");
         fs::write(&new, bytes).unwrap();
@@ -215,7 +215,7 @@ fn jobs(cluster: &mut Machine) -> String {
     records[0].job.clone().unwrap()
 }
 
-/// Every line of the quick start for Slurm, as it stands there, with a client of the double's for the user's program.
+/// Every command of the quick start for Slurm. A client of the double replaces the user's program.
 fn quick_start(cluster: &mut Machine) {
     let solver = format!("#!/bin/sh\nexec {} \"$@\"\n", CLIENT.join(" "));
     for (name, text) in [
@@ -243,7 +243,7 @@ fn quick_start(cluster: &mut Machine) {
     cluster.run(&format!("cd /home/{USER}; rm solver job.sh slurm-*.out"));
 }
 
-/// By the profile script, if pam_slurm_adopt put it into the job: that leaves no more of the job than its cgroup.
+/// pam_slurm_adopt put the shell into the job and leaves it only the job's cgroup, so the profile script tells it.
 fn a_shell_of_ssh_is_told(cluster: &Machine) {
     let shell = |words: &str, job: &str| {
         let line = format!(
@@ -267,7 +267,7 @@ fn a_shell_of_ssh_is_told(cluster: &Machine) {
     }
 }
 
-/// The guide's questions to the journal are answered, of `job`, which had MPS, for the guide's. What a user sends it is no answer.
+/// The guide's questions to the journal find `job`, which had MPS. A forged entry of a user is no answer.
 fn who_had_mps(cluster: &Machine, job: &str) {
     let fields = format!("MESSAGE=forged\\nMPSD_EVENT=begin\\nMPSD_JOB={job}\\nMPSD_UID=1000\\n");
     let forged = format!("printf '{fields}' | logger --journald");
@@ -292,7 +292,7 @@ fn who_had_mps(cluster: &Machine, job: &str) {
     }
 }
 
-/// The bundle of a node on which jobs ran: the checks' lines and our programs' are in it, and it is root's alone.
+/// The bundle of a node on which jobs ran has the lines of the checks and of our programs. Only root can read it.
 fn report_a_problem(cluster: &Machine) {
     for step in commands("troubleshooting.md", "To report a problem") {
         cluster.administrator(&step);
@@ -306,7 +306,7 @@ fn report_a_problem(cluster: &Machine) {
     assert!(!text.contains(&format!("'{USER}'")), "{text}");
 }
 
-/// A job lives through restarts, and through an upgrade; its epilogue is then the newer one.
+/// A job survives restarts and an upgrade; the newer epilogue ends it.
 fn restart_and_upgrade(cluster: &mut Machine, note: &Path) {
     let (mut srun, record) = cluster.holding(note);
     are_under_mps(std::slice::from_ref(&record), uid(cluster));
@@ -350,7 +350,7 @@ fn restart_and_upgrade(cluster: &mut Machine, note: &Path) {
     cluster.nothing_is_left();
 }
 
-/// The older packages over the newer ones, by the guide: with nothing restarted, a job has its MPS.
+/// The older packages are installed over the newer ones, by the guide. A job has its MPS, and nothing was restarted.
 fn go_back(cluster: &mut Machine) {
     let since = "systemctl show --property=ExecMainStartTimestampMonotonic slurmd mpsd.service";
     let state = |cluster: &Machine| {
@@ -376,7 +376,7 @@ fn go_back(cluster: &mut Machine) {
     cluster.nothing_is_left();
 }
 
-/// A running job's end needs what is installed: each of these removals names it, and it ends as if none had been tried.
+/// A running job's end needs the installed files. Each of these removals names the job, which ends as if none had been tried.
 fn nothing_goes_while_a_job_runs(cluster: &mut Machine, note: &Path, removals: &[&str]) {
     let (srun, record) = cluster.holding(note);
     let job = record.job.unwrap();
@@ -393,7 +393,7 @@ fn nothing_goes_while_a_job_runs(cluster: &mut Machine, note: &Path, removals: &
     cluster.nothing_is_left();
 }
 
-/// Taken away by the guide, purged, and every file is as it was before.
+/// Removed and purged by the guide. Every file is as before.
 fn remove(root: &Root, cluster: &mut Machine, before: &BTreeMap<String, String>) {
     for step in commands("install.md", "Remove") {
         cluster.administrator(&step);
@@ -420,7 +420,7 @@ fn remove(root: &Root, cluster: &mut Machine, before: &BTreeMap<String, String>)
     );
 }
 
-/// Every file of the system with its mode and owner, and those below /etc with what is in them.
+/// Every file of the system with its mode and owner; below /etc also its content.
 fn tree(root: &Root) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     walk(&root.at("/"), "", &mut found);

@@ -1,4 +1,4 @@
-//! The Ansible role against a booted Debian: the first run changes, a second one nothing; then an upgrade, and away again.
+//! The Ansible role on a booted Debian: the first run changes something, a second run nothing; then an upgrade and the removal.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,10 +17,10 @@ use crate::{debian, guide, kept, older, open_to_all, package, repository, said, 
 
 /// ansible-core, which needs Python 3.11 here and 3.8 there, and what it needs.
 const ANSIBLE: &str = include_str!("../../python/ansible.txt");
-/// Longest that pip, or one playbook, may take, in seconds.
+/// Longest time for pip, or for one playbook, in seconds.
 const LIMIT: &str = "400";
 
-/// The directory with its programs, made by the first who asks; why it cannot be had.
+/// The directory with its programs, made by the first caller; the error says why it cannot be had.
 fn ansible() -> Result<PathBuf, String> {
     static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let make = |home: &Path| {
@@ -175,7 +175,7 @@ fn the_ansible_role_installs_upgrades_and_removes() {
         control.changes_nothing(&variables);
         assert_eq!(started(&cluster), before, "slurmd restarted for nothing");
 
-        // The newer packages, out of a repository, and another value: nothing is restarted for either.
+        // The newer packages from a repository, and another value: neither restarts anything.
         variables["mpsd_repository"] = "file:///srv/mpsd".into();
         variables["mpsd_upgrade"] = true.into();
         variables["mpsd_config"]["deadline_s"] = 26.into();
@@ -191,7 +191,7 @@ fn the_ansible_role_installs_upgrades_and_removes() {
         assert!(is_26(&cluster), "{told}");
         control.changes_nothing(&variables);
 
-        // What cannot be used is not put in place.
+        // An unusable file is not installed.
         variables["mpsd_config"]["deadline_s"] = "soon".into();
         let refused = control.play(&variables);
         let why = said(&refused);
@@ -210,8 +210,8 @@ fn the_ansible_role_installs_upgrades_and_removes() {
     });
 }
 
-/// A cluster of three by one play, as the first hour has it: nothing, then jobs on all nodes, then a health check that
-/// drains the one that cannot have them.
+/// Three nodes by one play, as in the first hour of a cluster: first nothing, then jobs on all nodes. Then a health
+/// check drains the node that cannot run them.
 #[test]
 fn the_ansible_role_enables_three_nodes_and_a_health_check_drains_one() {
     repository::repository();
@@ -322,7 +322,7 @@ fn of_three(mut machines: Vec<Machine>, bin: PathBuf) {
     watch.write("three");
 }
 
-/// Those of the quick start, with a client of the double's for the user's program.
+/// The batch scripts of the quick start, with a client of the double for the user's program.
 fn batch_scripts(machines: &mut [Machine]) {
     let home = format!("/home/{USER}");
     let put = |machine: &Machine, name: &str, text: &str| {
@@ -349,7 +349,7 @@ fn batch_scripts(machines: &mut [Machine]) {
     }
 }
 
-/// What stands for a mom: its lock, and what its log says when it reads its configuration (docs/facts/pbs.md#environment-into-the-job).
+/// Stands for a mom: its lock, and its log's line when it reads its configuration (docs/facts/pbs.md#environment-into-the-job).
 const MOM: &str = r#"#!/bin/bash
 home=/var/spool/torque
 mkdir -p $home/mom_logs $home/mom_priv
@@ -449,7 +449,7 @@ fn the_ansible_role_installs_with_dnf() {
         distribution(root);
         repository::place(root);
         fs::create_dir_all(root.at("/etc/yum.repos.d")).unwrap();
-        // In a pid namespace of its own, which ends the agent of gpg's that dnf leaves behind.
+        // In its own pid namespace, which ends the gpg agent that dnf leaves behind.
         let mut enter = Command::new("unshare");
         enter.args(["--pid", "--fork", "--kill-child", "chroot"]);
         enter.arg(root.at("/")).args(["sh", "-c"]);

@@ -1,4 +1,4 @@
-//! The packages for arm64 under emulation: they install, run, and say what x86_64's say. qemu has no seccomp and no Landlock.
+//! The packages for arm64 under emulation: they install, run, and say the same as x86_64's. qemu has no seccomp and no Landlock.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,14 +18,14 @@ use crate::{NAMES, dist, find, open_to_all, packages, run, said, skip, target};
 
 const EMULATOR: &str = "usr/bin/qemu-aarch64-static";
 const TRIPLE: &str = "aarch64-unknown-linux-gnu";
-/// What Slurm calls, and what it reads before.
+/// What Slurm calls, and reads before that.
 const EXPORTED: &str = "plugin_name plugin_type slurm_spank_init slurm_spank_init_post_opt slurm_spank_job_prolog \
                         slurm_spank_job_epilog slurm_spank_task_init slurm_spank_task_exit slurm_spank_exit";
-/// The C library, which came without dpkg's records, and what packages may not be without.
+/// The C library, which has no dpkg records there and which packages need.
 const INSTALLED: &str = "Package: libc6\nStatus: install ok installed\nPriority: optional\nSection: libs\nMaintainer: none\n\
                          Architecture: arm64\nMulti-Arch: same\nVersion: 2.36-9\nDescription: none\n\n";
 
-/// The directory with arm64's packages, made by the first who asks; none on a machine without Rust's library for it.
+/// The directory with arm64's packages, made by the first caller; `None` if the machine lacks Rust's library for it.
 pub fn made() -> Option<&'static Path> {
     static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
@@ -75,10 +75,10 @@ fn with_system(name: &'static str, body: impl FnOnce(&Root) + Send + 'static) {
     });
 }
 
-/// Where both systems have the simulated node, and what its NVML answers from.
+/// The place of the simulated node in both systems, from which its NVML answers.
 const VENDOR: &str = "/opt/vendor";
 
-/// What x86_64's programs and arm64's must say alike, each with its exit code. None of it leaves anything.
+/// What x86_64's programs and arm64's must answer alike, each with its exit code. None of it leaves anything.
 const SAID: [&str; 18] = [
     "mpsctl --version",
     "/usr/libexec/mpsd/mpsd --help",
@@ -117,7 +117,7 @@ fn said_by(root: &Root) -> Vec<String> {
         .collect()
 }
 
-/// The simulated node's NVML, for this machine or built for the other one.
+/// The simulated node's NVML, built for this machine or the other.
 fn vendor(root: &Root, library: Option<&Path>) -> NodeDouble {
     let node = NodeDouble::builder().name("n1").gpus(2, "NVIDIA H200");
     let node = node.at(root.at(VENDOR)).programs(doubles()).build().unwrap();
@@ -140,7 +140,7 @@ fn nvml_for_arm64() -> PathBuf {
     target("..").join(TRIPLE).join("debug/libnvml_stub.so")
 }
 
-/// In a copy of this machine's system, with the package's files and nothing else of it.
+/// In a copy of this machine's system, with the package's files and nothing else of the package.
 fn said_by_x86() -> Vec<String> {
     let (sender, receiver) = channel();
     Root::with("x86-twin", move |root| {
@@ -161,7 +161,7 @@ fn programs_say_what_x86_says(root: &Root, library: &Path, x86: &[String]) {
     }
 }
 
-/// What a program of Slurm's exports to the plugin, which is linked to bind all of it at once.
+/// What a Slurm program exports to the plugin, which binds all of it when it is loaded.
 const SLURM: &str = "spank_setenv spank_unsetenv spank_context spank_job_control_setenv spank_job_control_unsetenv \
                      spank_get_item spank_option_getopt spank_getenv spank_option_register slurm_error slurm_spank_log \
                      slurm_info";
@@ -180,7 +180,7 @@ fn slurm_for_arm64() -> PathBuf {
     library
 }
 
-/// As Slurm loads it, by dlopen(3): the stamp is the release's, and each function that Slurm calls is there.
+/// Loads it as Slurm does, by dlopen(3): the stamp is the release's, and each function that Slurm calls is there.
 const LOAD: &str = r#"
     use DynaLoader;
     my ($slurm, $file, $stamp, @names) = @ARGV;

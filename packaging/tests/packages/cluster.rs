@@ -1,5 +1,4 @@
-//! A cluster of one node or three that a site runs without us: Slurm as Debian ships it, two GPUs a node that are
-//! simulated, one user.
+//! A site's cluster without us, of one node or three: Debian's Slurm, two simulated GPUs on each node, one user.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -15,7 +14,7 @@ use crate::{open_to_all, run, said};
 pub const USER: &str = "worker";
 pub const VENDOR: &str = "/var/opt/vendor";
 pub const CLIENT: [&str; 3] = ["/var/opt/vendor/fake-cuda-client", "--node", VENDOR];
-/// What the configuration says of the vendor's parts: the only difference to a node with GPUs.
+/// The vendor's parts in the configuration: the only difference from a node with GPUs.
 pub const KEYS: &str =
     "control = \"/var/opt/vendor/nvidia-cuda-mps-control\"\nnvml = \"/var/opt/vendor/libnvidia-ml.so.1\"\n";
 pub const QUARTER: [&str; 3] = ["--gres=gpu:1", "--mps", "--mps-threads=25"];
@@ -45,7 +44,7 @@ pub fn configure(root: &Root) -> NodeDouble {
     vendor(root)
 }
 
-/// Nodes of one cluster; the first has its controller too.
+/// Nodes of one cluster; the first also has the controller.
 pub const NODES: [&str; 3] = ["gpu001", "gpu002", "gpu003"];
 
 /// Node `at` of the three, with these lines in Slurm's configuration.
@@ -67,7 +66,7 @@ pub fn configure_of_three(root: &Root, at: usize, lines: &str) -> NodeDouble {
     gpus(root, NODES[at])
 }
 
-/// A network of the three, all of it in their namespaces: a bridge on the first.
+/// A network of the three within their namespaces: a bridge on the first.
 pub fn connect(machines: &[Machine]) {
     let ip = |of: &Machine, line: &str| {
         let mut command = Command::new("nsenter");
@@ -97,7 +96,7 @@ fn slurm(root: &Root, conf: &str) {
         "/etc/slurm/gres.conf",
         "AutoDetect=off\nName=gpu File=/dev/nvidia[0-1]\n",
     );
-    // Slurm's plugin for v2 refuses to load where the machine below has v1 as well; nothing here uses either.
+    // Slurm's plugin for v2 does not load if the machine below also has v1; nothing here uses either.
     root.write("/etc/slurm/cgroup.conf", "CgroupPlugin=cgroup/v1\n");
     root.run(&format!("useradd --create-home {USER}"));
     root.run("install -d -o slurm /var/lib/slurm/slurmctld");
@@ -156,7 +155,7 @@ impl Machine {
         Record::all(&String::from_utf8(output.stdout).unwrap()).unwrap()
     }
 
-    /// Starts a client with a quarter of a GPU that holds on until the job is ended; the command and the client's record.
+    /// Starts a client with a quarter of a GPU that stays until the job is ended. Returns the command and the client's record.
     pub fn holding(&mut self, note: &Path) -> (Child, Record) {
         let file = File::create(note).unwrap();
         let words = [&QUARTER[..], &CLIENT, &["--hold", "240"]].concat();
@@ -174,19 +173,19 @@ impl Machine {
         srun.wait().unwrap();
     }
 
-    /// Says a line of an administrator's, as it stands in the guide, in the directory with the packages.
+    /// Runs an administrator's command from the guide, in the directory with the packages.
     #[track_caller]
     pub fn administrator(&self, line: &str) -> String {
         self.run(&format!("cd /root/packages\n{line}"))
     }
 
-    /// Whether srun knows our options: only if Slurm itself has loaded the plugin.
+    /// Whether srun knows our options, which means that Slurm has loaded the plugin.
     pub fn knows_the_flag(&self) -> bool {
         self.run("srun --help").contains("--mps-threads")
     }
 
     fn programs(&self) -> Vec<String> {
-        // Of whichever package manager brought them.
+        // From the package manager that installed them.
         let list = "rpm --query --list mpsd mpsd-slurm 2>/dev/null || dpkg-query --listfiles mpsd mpsd-slurm";
         let installed = self.run(list);
         let files = installed.lines().filter(|path| self.at(path).is_file());
@@ -200,7 +199,7 @@ impl Machine {
         files
     }
 
-    /// No process, directory, cgroup or drain of a job's MPS is on the node, and the GPUs are in the mode they were in.
+    /// The node has no process, directory, cgroup or drain of a job's MPS, and the GPUs have their former mode.
     #[track_caller]
     pub fn nothing_is_left(&mut self) {
         self.idle();
@@ -227,8 +226,8 @@ impl Machine {
     }
 }
 
-/// Those of the running files, a path a line, that are among `programs`. The kernel may show anything before a path of a process
-/// with mounts of its own, and ` (deleted)` behind it after an upgrade.
+/// The running files, a path a line, that are among `programs`. For a process with mounts of its own the kernel may
+/// show anything before the path; after an upgrade ` (deleted)` follows it.
 fn running_of<'a>(programs: &[String], running: &'a str) -> Vec<&'a str> {
     let is_one = |file: &&str| {
         let file = file.strip_suffix(" (deleted)").unwrap_or(file);

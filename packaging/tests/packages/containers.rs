@@ -1,5 +1,5 @@
-//! A real rootless Podman with crun, out of Debian's packages: a container with the options of `mpsctl env --container` is under
-//! its job's MPS, one without them is not. The packages are laid over /usr and /etc in the container's own namespaces.
+//! A real rootless Podman with crun, from Debian's packages. A container with the options of `mpsctl env --container` is under
+//! its job's MPS; a container without them is not. The packages lie over /usr and /etc in the container's own namespaces.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,7 +13,7 @@ use tests::stage::{Ran, USER, finish};
 use crate::guide::commands;
 use crate::{kept, run, skip, unpack};
 
-/// Podman and what it needs that no smallest system has.
+/// Podman and what it needs beyond the smallest system.
 const PACKAGES: [&str; 8] = [
     "podman",
     "crun",
@@ -25,8 +25,8 @@ const PACKAGES: [&str; 8] = [
     "golang-github-containers-common",
 ];
 const JOB: &str = "4711.srv";
-/// The job's script is `$0`. cgroup v2 alone, since crun refuses where v1 is beside it; no /etc/containers of this machine's; Podman
-/// leaves its user's lock in /dev/shm.
+/// The job's script is `$0`. Only cgroup v2, because crun refuses if v1 is beside it; without this machine's
+/// /etc/containers. Podman leaves its user's lock in /dev/shm.
 const INSIDE: &str = r#"
 mount --make-rshared /
 mount -t tmpfs -o mode=1777 shm /dev/shm
@@ -50,7 +50,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// As a job that has the GPUs in mode DEFAULT, where a client that misses its daemon meets no error.
+    /// A job with the GPUs in mode DEFAULT, in which a client that misses its daemon gets no error.
     fn new(packages: PathBuf) -> Bed {
         let place = Place::without_cgroup(fast(1), "compute_mode = \"keep\"");
         for dir in ["home", "home/run", "home/image"] {
@@ -69,11 +69,11 @@ impl Bed {
         Bed { place, packages }
     }
 
-    /// A line of the job's script. An alias holds the site's words for Podman: no subordinate ids, cgroups, or image.
+    /// A command of the job's script. An alias has the site's words for Podman: no subordinate ids, cgroups, or image.
     fn script(&self, line: &str) -> Ran {
         let place = &self.place;
         let node = place.node.dir().display();
-        // Podman would join the namespace of the process that an earlier run left a number of; here that is another process.
+        // Podman would join the namespace of a process whose number an earlier run left; that number is another process here.
         let podman = format!(
             "rm -f \"$XDG_RUNTIME_DIR/libpod/tmp/pause.pid\"\n\
              podman() {{ [ \"$1\" = run ] && shift; command podman --root \"$HOME/store\" --runroot \"$HOME/run/pods\" \
@@ -137,7 +137,7 @@ fn a_container_is_attached_by_the_options_that_mpsctl_prints_and_by_nothing_less
     assert_eq!(attached["sms"], 32, "{attached}");
     assert_eq!(attached["job"], JOB, "{attached}");
 
-    // Without an option it runs outside of MPS, and without a word. The variables alone do not help either.
+    // Without an option it silently runs outside MPS. The variables alone do not help either.
     let outside = bed.client("");
     assert_eq!(outside["under_mps"], false, "{outside}");
     assert_eq!(outside["error"], Value::Null, "{outside}");
@@ -145,7 +145,7 @@ fn a_container_is_attached_by_the_options_that_mpsctl_prints_and_by_nothing_less
     let blind = bed.client(&format!("--env CUDA_MPS_PIPE_DIRECTORY={}", pipe.display()));
     assert_eq!(blind["under_mps"], false, "{blind}");
 
-    // Where the job's MPS cannot be told, no container starts.
+    // If the job's MPS cannot be found, no container starts.
     for (words, why) in [
         ("podman --job '../x'", "mpsctl: "),
         ("podmann", "invalid value 'podmann'"),
@@ -163,7 +163,7 @@ fn a_container_is_attached_by_the_options_that_mpsctl_prints_and_by_nothing_less
         assert!(refused.err.contains(why), "{refused:?}");
     }
 
-    // The probe needs no more of an image than a C library. Here is no CUDA, and that is what it says.
+    // The probe needs only a C library from an image. There is no CUDA here, and it says so.
     let [line] = &commands("containers.md", "To see whether a container is attached")[..] else {
         panic!("one command");
     };

@@ -29,7 +29,7 @@ fn deb_files(package: &Path) -> Vec<String> {
     lines
 }
 
-/// Compares with the recorded list; where they differ, the new one is left beside it as `.snap.new`.
+/// Compares with the recorded list. If they differ, the new list is left beside it as `.snap.new`.
 fn compare(name: &str, text: &str) -> Option<String> {
     let lists = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packages/lists");
     let path = lists.join(format!("{name}.snap"));
@@ -104,7 +104,7 @@ fn arm64_has_the_same_files() {
         debs[0] == debs[1],
         "mpsd-pbs.deb is not the same for both machines"
     );
-    // An RPM has the name of the machine that it was made on, or for, in its header. This sum is of its files.
+    // An RPM names in its header the machine on which, or for which, it was made. This is the sum of its files.
     let sums = [arm64::package, package].map(|package| rpm(&package("mpsd-pbs", ".rpm"), "%{PAYLOADDIGEST}"));
     assert!(sums[0].len() == 64 && sums[0] == sums[1], "{sums:?}");
 }
@@ -123,7 +123,7 @@ fn machines() -> Vec<Vec<PathBuf>> {
     [Some(unpacked(package)), arm].into_iter().flatten().collect()
 }
 
-/// Read by another program than the one that checked it when it was staged.
+/// Checked by another program than at staging.
 #[test]
 fn no_program_needs_a_newer_c_library_or_names_this_machine() {
     let cargo = format!("{}/.cargo/", std::env::var("HOME").unwrap());

@@ -1,17 +1,17 @@
-//! A Debian made by debootstrap, with systemd and Slurm out of Debian's own packages. It is made once and kept in the target
-//! directory; tests get a copy each.
+//! A Debian made by debootstrap, with systemd and Slurm from Debian's packages. It is made once and kept in the target
+//! directory; each test gets a copy.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{kept, try_run};
 
-/// Beside the smallest Debian: what starts services, what a cluster's only node runs, and what Ansible wants to find.
+/// Added to the smallest Debian: what starts services, what a cluster's only node runs, and what Ansible needs.
 const INCLUDED: &str =
     "systemd,dbus,iproute2,munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,python3,python3-apt";
 const WITH_DNF: &str = "dnf,rpm";
 const LIMIT: &str = "900";
-/// What debootstrap says when no package can be had: then there is nothing to test on, and the test is skipped.
+/// debootstrap's messages if no package can be had. Then there is no system, and the test is skipped.
 const OFFLINE: [&str; 4] = [
     "Failed getting release file",
     "Couldn't download",
@@ -19,7 +19,7 @@ const OFFLINE: [&str; 4] = [
     "Unable to retrieve",
 ];
 
-/// The directory with the system of a release, by its code name; why there can be none.
+/// The directory with the system of a release, by its code name; the error says why there is none.
 pub fn base(suite: &str) -> Result<PathBuf, String> {
     let included = match suite {
         "bookworm" => format!("{INCLUDED},{WITH_DNF}"),

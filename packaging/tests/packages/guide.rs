@@ -1,9 +1,9 @@
-//! The commands of the guide, as they stand on its pages.
+//! The commands on the guide's pages.
 
 use std::fs;
 use std::path::Path;
 
-/// The commands below a heading of a page of docs/, a line each, without what is said behind them.
+/// The commands below a heading of a page of docs/, a line each, without the comments behind them.
 #[track_caller]
 pub fn commands(page: &str, heading: &str) -> Vec<String> {
     let lines = blocks(&below(page, heading), "sh").concat();

@@ -1,4 +1,4 @@
-//! Installing, upgrading and removing by the package managers without a systemd, as in an image; the plugin follows Slurm.
+//! Installing, upgrading and removing with the package managers without a systemd, as in an image; the plugin follows Slurm.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,11 +34,11 @@ const FOREIGN: [(&str, &str); 5] = [
     ("/etc/mpsd/site-notes", "kept\n"),
 ];
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
-/// What an administrator makes of it.
+/// The administrator's change.
 const CHANGED: &str = "deadline_s = 25\n";
 const DRAIN: &str = "/var/lib/mpsd/drains/gpu001";
 const SNIPPET: &str = "/etc/slurm/plugstack.conf.d/mpsd.conf";
-/// A release that this machine's Slurm is not.
+/// A release that differs from this machine's Slurm.
 const WRONG: &str = "26.05";
 
 pub fn put_foreign(root: &Root) {
@@ -62,7 +62,7 @@ pub fn programs_run(root: &Root) {
     root.run("mpsctl config show");
 }
 
-/// Nothing of ours in what a scheduler reads, and no unit is enabled.
+/// No scheduler reads anything of ours, and no unit is enabled.
 pub fn nothing_is_active(root: &Root) {
     foreign_is_as_it_was(root);
     let places = "/etc/slurm /var/spool/torque /var/spool/pbs /etc/systemd/system";
@@ -84,7 +84,7 @@ pub fn take(root: &Root, command: &str, packages: &[PathBuf]) {
     root.run(&format!("{command} {}", files.join(" ")));
 }
 
-/// What RPM's records on Debian lack, since the shell and the C library came by another package manager.
+/// What RPM's records on Debian lack: another package manager installed the shell and the C library.
 pub fn distribution(root: &Root) {
     let spec = "Name: distribution\nVersion: 1\nRelease: 1\nSummary: none\nLicense: none\nBuildArch: noarch\n\
                 Provides: /bin/sh, libc.so.6(GLIBC_2.28)(64bit)\n%description\nnone\n%files\n";
@@ -93,12 +93,12 @@ pub fn distribution(root: &Root) {
     root.run("rpm --install /root/rpm/RPMS/noarch/distribution-1-1.noarch.rpm");
 }
 
-/// Whether srun knows the flag: only if Slurm itself has loaded the plugin.
+/// Whether srun knows the flag, which means that Slurm has loaded the plugin.
 fn is_loaded(root: &Root) -> bool {
     root.run("srun --help").contains("--mps-threads")
 }
 
-/// The plugin is enabled, then left behind by an upgrade of Slurm to another release; `trigger` puts it right.
+/// The plugin is enabled; an upgrade of Slurm makes it the wrong one; `trigger` repairs that.
 fn follows_slurm(root: &Root, trigger: impl FnOnce()) {
     assert!(
         !root.at(SNIPPET).exists() && !is_loaded(root),
@@ -185,7 +185,7 @@ fn the_rpm_packages_install_follow_slurm_upgrade_and_leave() {
         assert_eq!(have.matches(env!("CARGO_PKG_VERSION")).count(), 3, "{have}");
         assert_eq!(root.read(CONFIG), CHANGED, "the upgrade took the configuration");
         programs_run(root);
-        // All but the file that was changed.
+        // All but the changed file.
         root.run("rpm --verify --noconfig mpsd mpsd-slurm mpsd-pbs");
 
         root.run("rpm --erase mpsd-slurm mpsd-pbs mpsd");

@@ -12,11 +12,11 @@ use crate::{debian, said};
 
 pub const HOST: &str = "gpu001";
 const LIMIT: &str = "120";
-/// Longest that it may take to boot, to end, or until a job begins or is gone.
+/// Longest time for a boot or its end, and until a job begins or is gone.
 const BOOT: Duration = Duration::from_secs(120);
 const PREFIX: &str = "mpsd-packages.";
 
-/// In the cgroup first, so that the new cgroup namespace begins there. The devices are those that every container has.
+/// Enters the cgroup first, because the new cgroup namespace begins there. The devices are those of every container.
 const START: &str = r#"
 echo $$ > "$CGROUP/cgroup.procs"
 exec unshare --mount --pid --fork --kill-child --net --uts --ipc --cgroup --propagation private /bin/sh -ec '
@@ -38,7 +38,7 @@ END
     ln -s pts/ptmx dev/ptmx
     ln -s /proc/self/fd dev/fd
     hostname "$HOST"
-    # Where 127.0.0.1 is the only address there is, getaddrinfo(3) with AI_ADDRCONFIG, as Slurm has it, finds no name.
+    # If 127.0.0.1 is the only address, Slurm's getaddrinfo(3) with AI_ADDRCONFIG finds no name.
     chroot . ip address add 127.0.1.1/8 dev lo
     exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot . /lib/systemd/systemd
 '
@@ -48,11 +48,11 @@ END
 pub struct Machine {
     outer: Child,
     init: i32,
-    // Removed last, when everything in it has ended.
+    // Dropped last, when everything in it has ended.
     _cgroup: Cgroup,
 }
 
-/// A system from nothing, with the cgroup in which it may boot; why it cannot.
+/// A new system with the cgroup in which it may boot; the error says why it cannot.
 pub fn bootable(suite: &str, name: &str) -> Result<(PathBuf, Cgroup), String> {
     Ok((debian::base(suite)?, Cgroup::create(name)?))
 }
@@ -61,7 +61,7 @@ pub fn bootable(suite: &str, name: &str) -> Result<(PathBuf, Cgroup), String> {
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Makes it; why a machine cannot boot here.
+    /// Makes it; the error says why no machine can boot here.
     pub fn create(name: &str) -> Result<Cgroup, String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "));
@@ -88,7 +88,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Those of tests that were killed.
+/// Removes those of killed tests.
 fn remove_stale(mount: &Path) {
     for entry in fs::read_dir(mount).unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap_or_default();
@@ -101,7 +101,7 @@ fn remove_stale(mount: &Path) {
 }
 
 impl Machine {
-    /// Boots `root` in `cgroup`; returns when all that it starts by itself has been started.
+    /// Boots `root` in `cgroup`; returns when the start has finished.
     pub fn boot(root: &Root, cgroup: Cgroup) -> Machine {
         Machine::boot_as(HOST, root, cgroup)
     }

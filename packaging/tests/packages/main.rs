@@ -1,5 +1,5 @@
-//! The packages, as an administrator meets them. `cargo xtask dist` makes them once for all tests. Installing happens in a copy of
-//! a system, an overlay in a mount namespace, that is gone with the test.
+//! The packages as an administrator meets them. `cargo xtask dist` makes them once for all tests. A test installs into
+//! a copy of a system, an overlay in a mount namespace that ends with the test.
 
 mod admin;
 mod ansible;
@@ -30,7 +30,7 @@ fn target(name: &str) -> PathBuf {
 
 const NAMES: [&str; 3] = ["mpsd", "mpsd-pbs", "mpsd-slurm"];
 
-/// The directory with the packages, made by the first who asks.
+/// The directory with the packages, made by the first caller.
 fn packages() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| dist("packages", &[]))
@@ -49,7 +49,7 @@ fn package(name: &str, extension: &str) -> PathBuf {
     find(packages(), name, extension)
 }
 
-/// The release before, by its number: what is in the packages is this one's.
+/// The earlier release, by its number only: the packages have this release's content.
 const BEFORE: &str = "0.1.0";
 
 fn older(name: &str, extension: &str) -> PathBuf {
@@ -88,7 +88,7 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The directory with what `make` puts into it: made again when `wanted` changes, or when it was not finished.
+/// The directory that `make` fills. It is made again if `wanted` changes or the last attempt did not finish.
 fn kept(name: &str, wanted: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
     let (place, note) = (target(name), target(name).join("included"));
     if !fs::read_to_string(&note).is_ok_and(|text| text == wanted) {
@@ -131,7 +131,7 @@ fn open_to_all(path: &Path) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Says so that the runner counts it: past the test program's capture, which shows nothing of a test that passes.
+/// Reports a skip to the runner. It bypasses the test program's capture, which hides the output of a test that passes.
 fn skip(what: &str, why: &str) {
     let line = format!("\nskipped: {what}: {}\n", why.replace('\n', " "));
     std::io::stdout().write_all(line.as_bytes()).unwrap();

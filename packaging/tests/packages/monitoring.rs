@@ -1,4 +1,4 @@
-//! Debian's Prometheus and node_exporter scrape what our timer's service writes, and the alert for a drained node fires.
+//! Debian's Prometheus and node_exporter read what our timer's service writes, and the alert for a drained node fires.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const RULES: &str = "/usr/share/mpsd/examples/mpsd.rules.yml";
 const RULE_TESTS: &str = include_str!("mpsd.rules.test.yml");
 const SERVER: &str = "http://127.0.0.1:9090";
 
-/// The directory with the programs, made once and kept in the target directory; why there can be none.
+/// The directory with the programs, made once and kept in the target directory; the error says why there is none.
 fn programs() -> Result<PathBuf, String> {
     let made = kept("monitoring", &PACKAGES.join(" "), |place| {
         unpack(place, &PACKAGES)
@@ -47,14 +47,14 @@ fn serve(mut command: Command) -> Server {
     Server(child.unwrap())
 }
 
-/// What a query of Prometheus' tells; nothing as long as it does not serve.
+/// The answer to a Prometheus query; empty until it serves.
 fn query(machine: &Machine, promtool: &Path, expression: &str) -> Output {
     let mut command = beside(machine, promtool);
     command.args(["query", "instant", SERVER, expression]);
     command.output().unwrap()
 }
 
-/// By the guide: enabled, written, checked, scraped, shown, and told of.
+/// By the guide: enabled, written, checked, scraped, shown, alerted.
 pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Machine, note: &Path) {
     let bin = match programs() {
         Ok(bin) => bin,
@@ -106,7 +106,7 @@ pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Machine, note: &Path) {
         assert!(output.status.success(), "{expression}: {}", said(&output));
     }
 
-    // The timer would find that its scheduler knows of no such drain.
+    // The timer would find that the scheduler has no such drain.
     cluster.run("systemctl stop mpsd-reconcile.timer");
     let firing = "ALERTS{alertname=\"MpsdNodeDrained\",alertstate=\"firing\"}";
     assert!(!tells(cluster, firing, "MpsdNodeDrained"));
@@ -128,7 +128,7 @@ pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Machine, note: &Path) {
     cluster.nothing_is_left();
 }
 
-/// What the timer does. The first start may join a run under way; the second looks again.
+/// As the timer does. The first start may join a run under way; the second looks again.
 fn write(machine: &Machine) {
     for _ in 0..2 {
         machine.run("systemctl start mpsd-metrics.service");

@@ -1,4 +1,4 @@
-//! The signed repositories: apt and dnf install from them by the guide's lines, and from no other's.
+//! The signed repositories: apt and dnf install from them by the guide's commands, and from no others.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::root::Root;
 use crate::stopwatch::Stopwatch;
 use crate::{BEFORE, NAMES, arm64, older, package, packages, run, said, skip, target, try_run};
 
-/// Where the guide has it.
+/// The guide's place for it.
 const PLACE: &str = "/srv/mpsd";
 const KEY: &str = "mpsd test <mpsd@mpsd.invalid>";
 
@@ -20,7 +20,7 @@ struct Keys(PathBuf);
 
 impl Keys {
     fn make() -> Keys {
-        // Below /tmp, since an agent's socket has no room for a long path.
+        // Below /tmp, because the path of an agent's socket must be short.
         let dir = std::env::temp_dir().join(format!("mpsd-keys-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         run(Command::new("chmod").arg("700").arg(&dir));
@@ -47,7 +47,7 @@ impl Drop for Keys {
     }
 }
 
-/// Both repositories, made by the first who asks, of the packages that are there.
+/// Both repositories with the present packages, made by the first caller.
 pub fn repository() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
@@ -76,7 +76,7 @@ pub fn place(root: &Root) {
     run(Command::new("cp").arg("-rT").arg(repository()).arg(to));
 }
 
-/// On a machine that has nothing of ours, and no other repository within its reach.
+/// On a machine without anything of ours, and with no other repository.
 pub fn apt_installs_from_it(root: &Root, cluster: &Machine) {
     root.write("/etc/apt/sources.list", "");
     place(root);
@@ -86,17 +86,17 @@ pub fn apt_installs_from_it(root: &Root, cluster: &Machine) {
     let have = cluster.run("dpkg-query -W -f '${Status}\n' mpsd mpsd-slurm");
     assert_eq!(have, "install ok installed\ninstall ok installed\n");
     cluster.run("mpsctl --version");
-    // Another's signature, and a list that was changed after it was signed.
+    // Another's signature, and a list that was changed after signing.
     let list = format!("{PLACE}/apt/InRelease");
     let changed = root.read(&list).replace("Label: mpsd", "Label: other");
     root.write(&list, &changed);
     let refused = cluster.output("apt-get update -o APT::Update::Error-Mode=any");
     let why = said(&refused);
-    // apt of Debian 12 verifies by gpgv, of Debian 13 by sqv; each has words of its own.
+    // Debian 12's apt verifies with gpgv, Debian 13's with sqv; their messages differ.
     assert!(!refused.status.success() && why.contains("ignature"), "{why}");
 }
 
-/// On a machine that has nothing of ours, and no other repository within dnf's reach; those lines alone are the stopwatch's.
+/// On a machine without anything of ours, and with no other repository for dnf. The stopwatch measures only those commands.
 pub fn dnf_installs_from_it(root: &Root, cluster: &Machine, watch: &mut Stopwatch) {
     distribution(root);
     place(root);
@@ -153,7 +153,7 @@ fn dnf_installs_from_the_repository_and_from_the_packages() {
             fs::create_dir_all(&dir).unwrap();
             run(Command::new("cp").args(files).arg(dir));
         };
-        // In a pid namespace of its own, which ends the agent of gpg's that dnf leaves behind.
+        // In its own pid namespace, which ends the gpg agent that dnf leaves behind.
         const ALONE: [&str; 6] = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-ec"];
         let shell = |line: &str| root.try_words(&[&ALONE[..], &[line]].concat());
         let typed = |step: String| {
@@ -178,7 +178,7 @@ fn dnf_installs_from_the_repository_and_from_the_packages() {
         let have = root.run("rpm --query --qf '%{VERSION}\n' mpsd mpsd-slurm");
         assert_eq!(have.matches(BEFORE).count(), 2, "{have}");
         are_there();
-        // A list that was changed after it was signed.
+        // A list that was changed after signing.
         let list = format!("{PLACE}/dnf/repodata/repomd.xml");
         root.write(&list, &(root.read(&list) + "\n"));
         let refused = shell("dnf clean all\ndnf install -y mpsd");

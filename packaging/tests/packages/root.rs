@@ -1,4 +1,4 @@
-//! A copy of a system to install into: an overlay in a mount namespace of one thread, gone with the thread.
+//! A copy of a system to install into: an overlay in the mount namespace of one thread, which ends with the thread.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,9 @@ pub struct Root {
     emulator: Option<PathBuf>,
 }
 
-/// What the kernel starts the emulator for: ELF, 64 bits, little endian, machine 183, a program or a library (binfmt_misc:
-/// `Documentation/admin-guide/binfmt-misc.rst`). `F` has it opened now, so that it is found from within the system.
+/// The files for which the kernel starts the emulator: ELF, 64 bits, little endian, machine 183, a program or a library
+/// (binfmt_misc: `Documentation/admin-guide/binfmt-misc.rst`). `F` opens the emulator now, so that it is found within
+/// the system.
 const ARM_FILES: [&str; 2] = [
     r"\x7f\x45\x4c\x46\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00",
     r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff",
@@ -35,8 +36,8 @@ impl Root {
         });
     }
 
-    /// Makes a copy of a system for arm64 with this machine's processes. `emulator`, a file in it, runs its programs. The kernel
-    /// knows the emulator for the commands in it alone: each has a user namespace and a list of its own (Linux 6.7).
+    /// Makes a copy of a system for arm64 with this machine's processes. `emulator`, a file in it, runs its programs.
+    /// Only commands in the copy use it: each has a user namespace and a list of its own (Linux 6.7).
     pub fn emulated(lower: &Path, emulator: &str, name: &str, body: impl FnOnce(&Root) + Send + 'static) {
         let emulator = lower.join(emulator);
         Root::over(lower, name, move |root| {

@@ -1,4 +1,4 @@
-//! How long the guide takes from its first line to a job that is OK: what is ours, and what is the package manager's.
+//! How long the guide takes from its first command to a good job: our part, and the package manager's.
 
 use std::fs;
 use std::io::Write as _;
@@ -58,7 +58,7 @@ impl Default for Laps {
 }
 
 impl Laps {
-    /// Notes the time since the last one; with an empty `name` it is left out.
+    /// Notes the time since the last call; with an empty `name` it is left out.
     pub fn lap(&mut self, name: &str) {
         if !name.is_empty() {
             self.told += &format!("{name} = {:.1}\n", self.since.elapsed().as_secs_f64());
@@ -71,7 +71,7 @@ impl Laps {
     }
 }
 
-/// Says it, past the capture of a test that passes, and leaves it beside the packages.
+/// Prints it past the capture of a test that passes, and leaves it beside the packages.
 fn tell(system: &str, text: &str) {
     let line = format!("\nstopwatch: {}\n", text.trim_end().replace('\n', ", "));
     std::io::stdout().write_all(line.as_bytes()).unwrap();

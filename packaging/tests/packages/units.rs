@@ -1,4 +1,4 @@
-//! The units as systemd rates them, as they bind what they run, and as they act in a machine that has booted.
+//! The units: systemd's rating, the sandbox of what they run, and their work in a booted machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::machine::{HOST, Machine};
 const PLACE: &str = "/usr/lib/systemd/system";
 const DROP_INS: &str = "/run/systemd/system";
 const LOOK_AGAIN: &str = "/run/mpsd/look-again";
-/// What a setting begins with that systemd applies to the unit's cgroup.
+/// Prefixes of settings that systemd applies to the unit's cgroup.
 const OF_THE_CGROUP: [&str; 15] = [
     "Allowed",
     "BPFProgram",
@@ -50,7 +50,7 @@ fn all_units_that_run_mpsctl_have_the_same_sandbox() {
     }
 }
 
-/// It would hold for every job's daemon below it.
+/// A setting there would hold for every job's daemon below it.
 #[test]
 fn nothing_in_the_home_binds_the_daemons_in_it() {
     for line in text("mpsd.service").lines().filter(|line| !line.starts_with('#')) {
@@ -103,12 +103,12 @@ fn shown(machine: &Machine, unit: &str, property: &str) -> String {
         .to_owned()
 }
 
-/// Of its last run; empty before the first.
+/// The unit's last run; empty before the first.
 fn invocation(machine: &Machine, unit: &str) -> String {
     shown(machine, unit, "InvocationID")
 }
 
-/// By this system's own systemd: an exposure of 4.0 at most, of each unit that runs a command.
+/// This system's systemd rates each unit that runs a command at an exposure of 4.0 at most.
 pub fn are_rated(machine: &Machine) {
     let services = listed(&directory()).into_iter();
     let services = services.filter(|name| name.ends_with(".service"));
@@ -121,7 +121,7 @@ pub fn are_rated(machine: &Machine) {
     }
 }
 
-/// From within its sandbox, a job that its scheduler no longer has is taken down, and our drain is delivered.
+/// Within its sandbox it takes down a job that its scheduler no longer has, and delivers our drain.
 pub fn reconcile_in_their_sandbox(cluster: &mut Machine, note: &Path) {
     const EPILOGUE: &str = "/usr/libexec/mpsd/mps-epilogue";
     let (srun, record) = cluster.holding(note);
@@ -184,7 +184,7 @@ fn is_confined(machine: &Machine) {
     fs::remove_file(probed).unwrap();
 }
 
-/// A second look happens once, a minute later; here after three seconds.
+/// A second look happens once: normally a minute later, here after three seconds.
 pub fn look_again_once(machine: &mut Machine) {
     const TIMER: &str = "mpsd-look-again.timer";
     const SERVICE: &str = "mpsd-reconcile.service";
