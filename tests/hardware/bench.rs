@@ -1,4 +1,4 @@
-//! The benchmarks of times: the begin and the end of a job against the shortest possible means, and what a user waits for.
+//! The benchmarks of times: the begin and end of a job against the shortest possible means, and what a user waits for.
 
 use std::path::Path;
 use std::sync::mpsc;
@@ -17,7 +17,7 @@ use crate::result::{Section, hundredths, median, spread};
 use crate::site::{self, BEFORE, Gpu, Place, Run};
 use crate::slurm;
 
-/// Who begins and ends.
+/// What begins and ends NVIDIA's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     /// The shortest possible means.
@@ -27,7 +27,7 @@ enum By {
     Before,
 }
 
-/// NVML beside NVIDIA's programs, in a process as root's programs have it.
+/// NVML beside NVIDIA's programs, in its own process as under root's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Nvml {
     Absent,
@@ -37,12 +37,12 @@ enum Nvml {
     Loaded,
 }
 
-/// A begin and an end to be measured, and what they are called.
+/// A begin and an end to measure, and their names.
 struct Sides {
     begin: &'static str,
     end: &'static str,
     by: By,
-    /// On all GPUs at once, and the last of them counts.
+    /// On all GPUs at once; the last of them counts.
     all: bool,
 }
 
@@ -50,7 +50,7 @@ const fn sides([begin, end]: [&'static str; 2], by: By, all: bool) -> Sides {
     Sides { begin, end, by, all }
 }
 
-/// The last one takes part if an earlier build is packed. Those with NVML say what that costs NVIDIA's programs.
+/// The last one takes part if an earlier build is packed. Those with NVML show what NVML costs NVIDIA's programs.
 const PAIR: [Sides; 5] = [
     sides(["floor_ms", "floor_quit_ms"], By::Hand(Nvml::Absent), false),
     sides(["prologue_ms", "epilogue_ms"], By::Job, false),
@@ -82,7 +82,7 @@ const AT_ONCE: [Sides; 4] = [
     ),
 ];
 
-/// What is aimed at, in times of the floor.
+/// The goals, as multiples of the floor.
 const GOALS: [(&str, usize, f64); 2] = [("prologue", BEGIN, 1.04), ("epilogue", END, 1.15)];
 /// The prologue may take this many times the floor.
 const LIMIT: f64 = 1.15;
@@ -91,16 +91,16 @@ const OTHERS: [&str; 3] = ["", "mps_physics", "MPSLAB"];
 const OTHERS_LIMIT: f64 = 5.0;
 pub const PLAIN: &str = "MPS=true";
 const ROUNDS: usize = 8;
-/// Starts, or ends, at once may take this many times one alone.
+/// Starts, or ends, at once may take this many times a single one.
 const AT_ONCE_LIMIT: f64 = 1.5;
-/// Two ratios of medians are the same within this.
+/// Two ratios of medians within this count as equal.
 const NOISE: f64 = 1.1;
 const FLOOR: &str = "from before the fork of 'nvidia-cuda-mps-control -f' as the ordinary user, through its socket and one \
                      'start_server' session, to the line 'NEW SERVER <pid>: Ready'";
-/// Longest that one `srun` may take, and the epilog behind it.
+/// Longest time for one `srun`, and for the epilog after it.
 const SRUN: Duration = Duration::from_secs(60);
 
-/// Longest for an answer of NVML.
+/// Longest time for an answer of NVML.
 const NVML: Duration = Duration::from_secs(10);
 
 /// How long a begin and an end took, milliseconds.
@@ -149,7 +149,7 @@ pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// A job on each GPU: begins and ends of all at once against the same alone.
+/// A job on each GPU: begins and ends of all at once, against one alone.
 pub fn at_once(section: &mut Section, run: &Run) -> Result<()> {
     let all = &run.gpus[..];
     let lives = in_turn(&AT_ONCE, ROUNDS, |sides, round| {
@@ -171,7 +171,7 @@ pub fn at_once(section: &mut Section, run: &Run) -> Result<()> {
             &format!("{what}_floor_last_of_all_by_one_alone"),
             hundredths(floor),
         );
-        // If NVIDIA's own programs take turns, nothing beside them can be quicker.
+        // If NVIDIA's own programs take turns, nothing can be faster.
         let jobs = all.len();
         let name = format!(
             "{jobs} jobs {what} at once: the last within {AT_ONCE_LIMIT} of one alone, or no slower for it than the floor"
@@ -192,13 +192,13 @@ fn last(lives: &[Vec<Life>], part: usize) -> Vec<f64> {
     lives.iter().map(last).collect()
 }
 
-/// A begin and an end on each of `gpus`, all begins at once and then all ends.
+/// A begin and an end on each of `gpus`: first all begins at once, then all ends.
 fn live(place: &Place, gpus: &[Gpu], by: By, account: &str) -> Result<Vec<Life>> {
     let lives = match by {
         By::Hand(nvml) => daemons(place, gpus, nvml)?,
         By::Job | By::Before => jobs(place, gpus, by, account)?,
     };
-    // Lets what the last start left in the driver settle, for all sides alike.
+    // Time for the driver to settle after the last start, the same for all sides.
     child::pause(Duration::from_millis(200))?;
     Ok(lives)
 }
@@ -294,7 +294,7 @@ pub fn waits(section: &mut Section, run: &Run) -> Result<()> {
     let times = slurm::on_bed(section, run, options, |_, bed, user| {
         in_turn(&CASES, run.pairs, |words, _| {
             let finished = bed.srun(user, words, SRUN)?.success()?;
-            // `srun` returns before the epilog has run, and the next job would wait for that.
+            // `srun` returns before the epilog has run, and the next job would wait for the epilog.
             bed.wait_idle(SRUN)?;
             Ok(finished.ms())
         })

@@ -1,4 +1,4 @@
-//! CUDA clients: several `mps-probe` at once, what they report outside MPS, and under a daemon started by hand.
+//! CUDA clients: several `mps-probe` at once, and what they report outside MPS and under a daemon that was started by hand.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -115,8 +115,7 @@ fn read(ran: Ran) -> Result<Client> {
     })
 }
 
-/// Reads the reports of several clients that wrote to one stream, a line each; `code` is what their launcher made of
-/// them together.
+/// Reads the reports of several clients on one stream, a line each. `code` is the exit code of their launcher.
 pub fn from_lines(stdout: &str, code: Option<i32>) -> Vec<Client> {
     let reports = stdout.lines().filter_map(|line| serde_json::from_str(line).ok());
     let client = |report| Client {
@@ -127,7 +126,7 @@ pub fn from_lines(stdout: &str, code: Option<i32>) -> Vec<Client> {
     reports.map(client).collect()
 }
 
-/// Checks every client against the limits, by the harness's own arithmetic beside the probe's exit code.
+/// Checks every client against the limits by the harness's own arithmetic, not only by the probe's exit code.
 pub fn judge(section: &mut Section, clients: &[Client], limits: &Limits) {
     let numbers = |key| -> Vec<Option<u64>> { clients.iter().map(|one| one.number(key)).collect() };
     let all = |values: &[Option<u64>], good: &dyn Fn(u64) -> bool| {
@@ -161,7 +160,7 @@ pub fn judge(section: &mut Section, clients: &[Client], limits: &Limits) {
     }
 }
 
-/// What a client outside MPS reports of the GPUs in `visible`: no daemon of the machine answers in a directory that does not exist.
+/// What a client outside MPS reports of the GPUs in `visible`. It looks for a daemon in a directory that does not exist.
 pub fn outside(run: &Run, visible: &str, options: &[&str]) -> Result<Client> {
     let mut env = site::base_env();
     let none = run.place.run.join("none").display().to_string();

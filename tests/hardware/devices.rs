@@ -1,5 +1,5 @@
-//! Real GPUs under lists that are partial or against the order of the bus. The same job without MPS says which GPU is right:
-//! a job with MPS has that GPU, or is refused in a line that names both device files.
+//! Real GPUs under lists that are partial or against the order of the bus. The same job without MPS shows the right
+//! GPU. With MPS the job has that GPU, or is refused in a line that names both device files.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -128,7 +128,7 @@ fn under(
     let name = format!("{} {word}", list.name);
     let bed = slurm::with_plugin(place, options(list, constrain))?;
     if let Err(error) = bed.start() {
-        // Slurm's device cgroups need more of a machine than some containers give.
+        // Slurm's device cgroups need more than some containers give.
         ensure!(
             constrain,
             "{name}: Slurm did not come up: {error:#}\n{}",
@@ -161,7 +161,7 @@ fn compare(
     devices: &[Device],
 ) -> Result<()> {
     let probe = place.staged("mps-probe")?.display().to_string();
-    // What the job is given: its variables, and the device files that it may open.
+    // What the job gets: its variables, and the device files that it can open.
     let look = "echo $SLURM_STEP_GPUS $CUDA_VISIBLE_DEVICES; for f in /dev/nvidia[0-9]*; do (: <$f) 2>/dev/null && echo $f; done; true";
     let given = bed.srun(user, &[asked, "/bin/sh", "-c", look], SRUN)?.success()?;
     let given: Vec<&str> = given.stdout.split_whitespace().collect();

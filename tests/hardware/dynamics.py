@@ -21,7 +21,7 @@ import site
 import sys
 import sysconfig
 
-# OpenMM's CUDA plugin wants these by name; another package's copies do where it stands elsewhere.
+# OpenMM's CUDA plugin needs these by name; another package's copies work if they are elsewhere.
 for folder in {sysconfig.get_path("purelib"), *site.getsitepackages()}:
     for name in ("libnvrtc.so.13", "libcufft.so.12"):
         for library in pathlib.Path(folder).glob(f"nvidia/*/lib/{name}"):
@@ -30,10 +30,10 @@ for folder in {sysconfig.get_path("purelib"), *site.getsitepackages()}:
 import openmm
 from openmm import app, unit
 
-# Edge of the box, nm: about as many atoms as DHFR's benchmark has (23,558).
+# Edge of the box, nm: about as many atoms as in DHFR's benchmark (23,558).
 EDGE = 6.2
 STEP = 4 * unit.femtoseconds
-# From the start of a simulation to the moment when it begins to count, s.
+# From the start of a simulation until it begins to count, s.
 AFTER = 9
 
 
@@ -103,7 +103,7 @@ def steps(file, number):
 
 def run(file, seconds):
     context = simulated(file)
-    # Kernels are compiled, and neighbours come up, before anything counts: those that started together count together.
+    # Kernels are compiled and neighbors start up before anything counts: simulations that start together count together.
     late = wait_for_all(context)
     begin = time.monotonic()
     steps = go_on(context, begin + float(seconds))
@@ -148,7 +148,7 @@ def go_on(context, end):
 
 def advance(context):
     context.getIntegrator().step(100)
-    # Waits for the GPU: launches alone return at once.
+    # Waits for the GPU: a launch by itself returns at once.
     context.getState(energy=True)
     return 100
 

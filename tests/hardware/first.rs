@@ -1,4 +1,4 @@
-//! What a user waits for: from `srun` to the end of the first kernel of the last rank, and to the end of `srun`, with
+//! What a user waits for: from `srun` to the end of the last rank's first kernel, and to the end of `srun`. With
 //! `--mps` and without it, in turn on the same Slurm.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,20 +14,20 @@ use crate::result::{Section, list, spread};
 use crate::site::Run;
 use crate::{job, slurm};
 
-/// Longest that one `srun` may take, and the epilog behind it.
+/// Longest time for one `srun`, and for the epilog after it.
 const SRUN: Duration = Duration::from_secs(60);
-/// The first kernel with MPS may take this many times the one without.
+/// The first kernel with MPS may take this many times one without.
 const LIMIT: f64 = 1.0;
-/// What pairs of the same command differ by.
+/// How much pairs of the same command differ.
 const NOISE: f64 = 0.03;
 
 /// Ranks on GPUs, compared with and without MPS.
 struct Row {
     gpus: usize,
     ranks: usize,
-    /// Who waits for the server: the tasks, or the prolog.
+    /// What waits for the server: the tasks, or the prolog.
     wait: &'static str,
-    /// Its pairs are those of the run divided by this.
+    /// It has this part of the run's pairs.
     part: usize,
 }
 
@@ -116,7 +116,7 @@ fn one(run: &Run, bed: &Bed, user: &User, row: &Row, flag: &str) -> Result<Times
     words.extend([&*load, "--by-rank", "--after", "0", "--seconds", "0"]);
     let began = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
     let ran = bed.srun(user, &words, SRUN)?.success()?;
-    // `srun` returns before the epilog has run, and the next job would wait for that.
+    // `srun` returns before the epilog has run, and the next job would wait for the epilog.
     bed.wait_idle(SRUN)?;
     let clients = ran.stdout.lines().filter(|line| line.starts_with('{'));
     let ends = clients.map(|line| {

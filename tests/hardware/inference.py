@@ -11,7 +11,7 @@ BEGIN = time.monotonic()
 import torch
 from torch import nn
 
-# From the start to the moment when it begins to count, s: those that started together count together.
+# From the start until it begins to count, s: those that start together count together.
 AFTER = 8
 
 
@@ -30,7 +30,7 @@ def go_on(model, picture, end):
     while time.monotonic() < end:
         for _ in range(20):
             model(picture)
-        # Waits for the GPU: launches alone return at once.
+        # Waits for the GPU: a launch by itself returns at once.
         torch.cuda.synchronize()
         pictures += 20
     return pictures

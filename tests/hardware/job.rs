@@ -15,12 +15,12 @@ use crate::site::{self, BEFORE, Gpu, Place, Run};
 
 const JOB: &str = "4711.srv";
 
-/// What the user asked for; the limits in numbers are [`PERCENT`] and [`MEMORY_MIB`].
+/// The user's request; the limits as numbers are [`PERCENT`] and [`MEMORY_MIB`].
 pub const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 pub const PERCENT: f64 = 25.0;
 pub const MEMORY_MIB: u64 = 4096;
 
-/// Longest that a prologue or epilogue may take; their own deadline is 20 s.
+/// Longest time for a prologue or epilogue; their own deadline is 20 s.
 const PROGRAM: Duration = Duration::from_secs(40);
 
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl<'a> Job<'a> {
         self.under("shared.toml", "shared_gpus = true\n")
     }
 
-    /// Under further lines of mpsd.toml.
+    /// With further lines of mpsd.toml.
     pub fn under(mut self, name: &str, settings: &str) -> Result<Self> {
         let text = fs::read_to_string(&self.config)?;
         self.config = self.place.dir.join("etc").join(name);
@@ -102,7 +102,7 @@ impl<'a> Job<'a> {
         Ok(epilogue)
     }
 
-    /// Runs `mps-prologue` as the mom does: as root, with the arguments recorded of Torque, and this account string.
+    /// Runs `mps-prologue` as the mom does: as root, with Torque's recorded arguments and this account string.
     pub fn prologue(&self, account: &str) -> Result<Ran> {
         self.open.set(true);
         let mut command = self.program("mps-prologue")?;
@@ -162,7 +162,7 @@ impl<'a> Job<'a> {
         Ok(self.with_config(Command::new(self.place.staged("mpsctl")?)))
     }
 
-    /// `mpsctl exec --`, as the user in a task of the job; beside `env` nothing but the job's name is in its environment.
+    /// `mpsctl exec --`, as the user in a task of the job. Its environment has only `env` and the job's name.
     pub fn exec(&self, env: BTreeMap<String, String>) -> Result<Command> {
         let mut command = self.user_mpsctl(env)?;
         command.args(["exec", "--"]);
@@ -202,7 +202,7 @@ pub fn config(place: &Place) -> Result<PathBuf> {
     configure(place, "")
 }
 
-/// Writes the configuration anew, with these lines behind the usual ones.
+/// Writes a new configuration, with these lines after the usual ones.
 pub fn configure(place: &Place, more: &str) -> Result<PathBuf> {
     let file = place.dir.join("etc/mpsd.toml");
     let text = format!(
@@ -242,7 +242,7 @@ pub fn ask(place: &Place, env: &BTreeMap<String, String>, question: &str) -> Res
     Ok(ran.success()?.stdout.trim().to_owned())
 }
 
-/// What an idle `mpsd` costs: wake-ups in two seconds, and its share of memory as the kernel counts it.
+/// The cost of an idle `mpsd`: wake-ups in two seconds, and its share of memory as the kernel counts it.
 fn idle(section: &mut Section, directory: &Path) -> Result<()> {
     let journal = fs::read_to_string(directory.join("journal"))?;
     let journal: serde_json::Value = serde_json::from_str(&journal)?;
@@ -255,7 +255,7 @@ fn idle(section: &mut Section, directory: &Path) -> Result<()> {
         number.with_context(|| format!("no '{name}' in '/proc/{pid}/{file}'"))
     };
     let turns = || number("status", "voluntary_ctxt_switches:");
-    // What the questions by hand have left for it to do.
+    // Time for its work after the questions by hand.
     child::pause(Duration::from_millis(500))?;
     let before = turns()?;
     child::pause(Duration::from_secs(2))?;

@@ -20,21 +20,21 @@ use crate::result::Section;
 use crate::site::{self, Gpu, Run};
 use crate::slurm;
 
-/// Longest that one `srun` of clients, or one simulation, may take with all that comes before it counts.
+/// Longest time for one `srun` of clients, or one simulation, with everything before it counts.
 const SRUN: Duration = Duration::from_secs(60);
 const SIMULATION: Duration = Duration::from_secs(120);
-/// From the command to the moment when all clients of small kernels count, and how long they do. Seconds.
+/// From the command until all clients of small kernels count, and how long they count. Seconds.
 const UP: f64 = 6.0;
 const COUNT: f64 = 2.0;
-/// How long a simulation counts; it warms up for 9 s before and goes on behind, so that all count side by side. Seconds.
+/// How long a simulation counts. It warms up for 9 s before and continues, so that all count at the same time. Seconds.
 const SIMULATED: &str = "6";
 const INPUT: &str = "system.xml";
-/// Clients at once that a sweep tries, and the longest that it may take.
+/// Clients at once that a sweep tries, and the longest time for it.
 const CLIENTS: &str = "1,2,4,8,16";
 const SWEEP: Duration = Duration::from_secs(420);
-/// How far a job that does as advised may be from the sweep's figure.
+/// How far a job that follows the advice may be from the sweep's figure.
 const CONFIRMED: f64 = 0.10;
-/// Simulations on each GPU, and what several GPUs must reach of as many times one.
+/// Simulations on each GPU, and what several GPUs must reach of as many times one GPU.
 const EACH: usize = 8;
 const REACH: f64 = 0.97;
 
@@ -48,9 +48,9 @@ pub struct Load {
     pub clients: usize,
     pub choice: Choice,
     pub flags: Vec<&'static str>,
-    /// So many clients must be on each GPU.
+    /// This many clients must be on each GPU.
     pub each: Option<usize>,
-    /// The least that all must do of as many times the loads on one GPU.
+    /// What all must reach of as many times the load on one GPU.
     pub reach: Option<f64>,
 }
 
@@ -159,7 +159,7 @@ fn judge(section: &mut Section, load: &Load, row: &Row, program: &Program<'_>) {
 fn start(run: &Run, bed: &Bed, user: &User, program: &Program<'_>, load: &Load) -> Result<Vec<Client>> {
     let (gres, tasks) = (format!("--gres=gpu:{}", load.gpus), format!("-n{}", load.clients));
     let mut words = vec![gres, tasks];
-    // One option says how MPS is to be, and that it is to be.
+    // One option says that MPS is on, and how.
     let says_mps = load.flags.iter().any(|flag| flag.starts_with("--mps="));
     words.extend((!says_mps).then(|| "--mps".to_owned()));
     words.extend(load.flags.iter().map(|flag| (*flag).to_owned()));
@@ -189,7 +189,7 @@ fn start(run: &Run, bed: &Bed, user: &User, program: &Program<'_>, load: &Load) 
     Ok(clients)
 }
 
-/// What a simulation says: `612.3 ns/day (late) on GPU-…`. The daemon's own numbers are in the order of the bus, as nvidia-smi's are.
+/// A simulation's line: `612.3 ns/day (late) on GPU-…`. The daemon's numbers are in the order of the bus, like nvidia-smi's.
 pub fn simulation(line: &str, gpus: &[Gpu]) -> Result<Client> {
     let figure = line.split_whitespace().next().and_then(|word| word.parse().ok());
     let listed = line.rsplit_once(" on ").map(|(_, listed)| listed.trim());
@@ -203,7 +203,7 @@ pub fn simulation(line: &str, gpus: &[Gpu]) -> Result<Client> {
     })
 }
 
-/// OpenMM, eight simulations on each GPU. Without a word of binding they must reach [`REACH`] of as many times one GPU.
+/// OpenMM, eight simulations on each GPU. With the default binding they must reach [`REACH`] of as many times one GPU.
 pub fn several(section: &mut Section, run: &Run) -> Result<()> {
     let most = run.gpus.len();
     let unbound = Some("--mps-bind=none");
@@ -250,7 +250,7 @@ pub fn several(section: &mut Section, run: &Run) -> Result<()> {
     Ok(fs::remove_dir_all(&home)?)
 }
 
-/// Installs the wheels of the package for this run; whether it has some.
+/// Installs the package's wheels for this run; whether it has any.
 pub fn wheels(run: &Run, python: &Path) -> Result<bool> {
     let entries = fs::read_dir(run.package.join("wheels")).into_iter().flatten();
     let wheels: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
@@ -275,7 +275,7 @@ pub struct Dynamics {
 }
 
 impl Dynamics {
-    /// The words of a task of Slurm's that simulates, with a blank behind them.
+    /// The words of a Slurm task that simulates, with a blank at the end.
     pub fn task(&self, verb: &str, seconds: &str) -> String {
         let variables = self.env.iter().filter(|(name, _)| *name != "PATH");
         let variables: String = variables
@@ -285,7 +285,7 @@ impl Dynamics {
         format!("/usr/bin/env {variables}{python} {script} {verb} {input} {seconds} ")
     }
 
-    /// Installs OpenMM for this run and makes its input; None if the package has none, or the machine no Python.
+    /// Installs OpenMM for this run and makes its input; `None` if the package lacks it or the machine lacks Python.
     pub fn prepare(section: &mut Section, run: &Run, home: &Path) -> Result<Option<Self>> {
         let python = site::python().ok();
         let installed = python.as_deref().map(|python| wheels(run, python)).transpose()?;
@@ -314,7 +314,7 @@ struct Sweep {
     command: Vec<String>,
 }
 
-/// What MPS brings on one GPU: small kernels, and OpenMM where the package has it.
+/// What MPS brings on one GPU: small kernels, and OpenMM if the package has it.
 pub fn gain(section: &mut Section, run: &Run) -> Result<()> {
     const OPENMM: &str = "([0-9.]+) ns/day";
     let home = run.place.user_dir("gain")?;

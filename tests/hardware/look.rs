@@ -1,4 +1,4 @@
-//! The independent look: what `ps`, `ls` and `nvidia-smi` see, before and after. None of the project's own code.
+//! The independent look: what `ps`, `ls` and `nvidia-smi` see, before and after. It uses none of the project's code.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ impl Look {
             let [pid, _, _, state, program, ..] = words[..] else {
                 continue;
             };
-            // The harness itself and the shell that called it carry the same words in their paths.
+            // The harness and the shell that called it have the same words in their paths.
             let named = program.rsplit('/').next().unwrap_or("");
             if pid == own || !OURS.iter().any(|word| named.contains(word)) {
                 continue;
@@ -98,7 +98,7 @@ impl Look {
         }
     }
 
-    /// What is here now and was not there `before`, and what has gone.
+    /// What is here now and was not `before`, and what is gone.
     fn against(&self, before: &Self) -> Vec<String> {
         let new = self.lines.difference(&before.lines);
         let gone = before.lines.difference(&self.lines);
@@ -109,8 +109,8 @@ impl Look {
 
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// Carries `act` out, looks until the machine is as it was before, and records the result. What the run directory keeps by
-/// design between jobs does not count.
+/// Runs `act`, waits until the machine looks as before, and records the result. What the run directory keeps between
+/// jobs by design does not count.
 pub fn unchanged(section: &mut Section, all: &Run, act: Act) -> Result<()> {
     let run = &all.place.run;
     let before = Look::take(run)?;
@@ -118,7 +118,7 @@ pub fn unchanged(section: &mut Section, all: &Run, act: Act) -> Result<()> {
     let gpus = all.gpus.iter().map(|gpu| gpu.uuid.clone());
     let gpus = gpus.chain(mig::devices(&site::smi(&["-L"])?));
     let allowed: Vec<PathBuf> = gpus.flat_map(|gpu| kept(run, &gpu)).collect();
-    // A user's copies of reports are bounded: the oldest go.
+    // A user's copies of reports are limited, and the oldest are removed.
     let pruned = format!("gone: file {}/", run.join("mpsd/reports").display());
     let keeps = |line: &String| {
         let is = |path: &PathBuf| line.ends_with(&format!(" {}", path.display()));

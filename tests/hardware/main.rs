@@ -1,5 +1,5 @@
-//! The project against a real GPU. Nothing here changes a setting of a GPU (`compute_mode = "keep"`), provokes a fault or
-//! resets it. It runs without cargo: `cargo xtask hardware --pack DIR` puts all that it needs into one folder.
+//! The project against a real GPU. Nothing here changes a GPU's setting (`compute_mode = "keep"`), provokes a fault or
+//! resets it. It runs without cargo: `cargo xtask hardware --pack DIR` puts everything it needs into one folder.
 
 mod bench;
 mod clients;
@@ -115,7 +115,7 @@ enum Part {
 struct Step {
     part: Part,
     name: &'static str,
-    /// On fewer GPUs it is left out. With one or more, the machine must look afterwards as it did before.
+    /// With fewer GPUs it is left out. With one or more, the machine must look afterwards as before.
     gpus: usize,
     act: Act,
 }
@@ -207,7 +207,7 @@ fn run(options: Options) -> Result<bool> {
         programs: options.programs,
     };
     run.place.stage(&run.package)?;
-    // The bare client also tells how many multiprocessors there are: the shares are computed from that.
+    // The bare client also reports the number of multiprocessors, from which the shares are computed.
     let mut device_sms = 0;
     carry_out(&mut outcome, "outside_mps", |section| {
         device_sms = clients::bare(section, &run)?;
@@ -234,7 +234,7 @@ fn run(options: Options) -> Result<bool> {
     Ok(outcome.counts().1 == 0)
 }
 
-/// A part that cannot be carried out is a failed check, and the next one begins.
+/// A part that cannot run is a failed check, and the next one begins.
 fn carry_out(
     outcome: &mut Outcome,
     name: &'static str,
@@ -250,7 +250,7 @@ fn carry_out(
     child::go_on()
 }
 
-/// The contract suite against NVIDIA's control daemon, with the same tests as against the double: how each belief came out.
+/// The contract suite against NVIDIA's control daemon, with the same tests as against the double: the result of each belief.
 fn contract(section: &mut Section, run: &Run) -> Result<()> {
     let place = &run.place;
     let mut command = Command::new(place.staged("contract")?);

@@ -32,7 +32,7 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     })
 }
 
-/// 48 clients on the first GPU and one too many, while every other GPU is busy with a job of its own.
+/// 48 clients on the first GPU and one too many, while each other GPU is busy with its own job.
 fn full(section: &mut Section, run: &Run) -> Result<()> {
     let place = &run.place;
     let mut jobs = Vec::new();
@@ -72,7 +72,7 @@ fn full(section: &mut Section, run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// Clients of small kernels on one GPU, then as many on each of all, bound and unbound.
+/// Clients of small kernels on one GPU, then as many on each GPU, bound and unbound.
 fn under_load(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Result<()> {
     let gpus = run.gpus.len();
     let loads = [
@@ -91,7 +91,7 @@ fn under_load(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Resul
     Ok(())
 }
 
-/// A task's core, and the GPU that it is bound to by `closest`: `nvidia-smi topo -m` lists that core with that GPU.
+/// A task's core, and the GPU that `closest` binds it to: `nvidia-smi topo -m` lists that core with that GPU.
 fn near(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Result<()> {
     let gpus = &run.gpus;
     let lists = nearby(&site::smi(&["topo", "-m"])?, gpus.len());
@@ -145,7 +145,7 @@ fn nearby(topology: &str, gpus: usize) -> Vec<BTreeSet<u32>> {
     .collect()
 }
 
-/// `0-3,8` as numbers; empty where it is none.
+/// `0-3,8` as numbers; empty if it is not such a list.
 fn cores_of(list: &str) -> BTreeSet<u32> {
     let mut cores = BTreeSet::new();
     for part in list.split(',') {

@@ -1,4 +1,4 @@
-//! MPS on MIG devices as documented (docs/facts/mps-control.md#mig). No MIG device is made or removed, no mode changed.
+//! MPS on MIG devices as documented (docs/facts/mps-control.md#mig). It makes and removes no MIG device and changes no mode.
 
 use anyhow::Result;
 
@@ -12,7 +12,7 @@ const ACCOUNT: &str = "MPS=true,MPS_THREADS=50,MPS_MEM=1G";
 /// The smallest device takes more.
 const CLIENTS: usize = 2;
 
-/// One job on a MIG device, and one on two; else says that all of it stays unverified.
+/// One job on a MIG device, and one on two; without MIG devices it says that all of this stays unverified.
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let devices = devices(&site::smi(&["-L"])?);
     section.fact("mig_devices", devices.len() as i64);

@@ -12,19 +12,19 @@ use crate::load::Dynamics;
 use crate::result::{Section, hundredths};
 use crate::site::{self, Gpu, Run};
 
-/// Steps of the commands, over and over.
+/// Steps of the commands, repeated.
 const STEPS: [u32; 8] = [10_000, 3_000, 19_000, 6_000, 3_000, 19_000, 6_000, 10_000];
 const COMMANDS: usize = 64;
-/// Commands at once on each GPU, and how many of all are run: a part of the slow ones, and its time is scaled.
+/// Commands at once on each GPU, and how many of all run. The slow ones run only a part, and their time is scaled.
 const FIXED: [(u32, usize); 4] = [(4, 16), (8, COMMANDS), (16, COMMANDS), (24, COMMANDS)];
 /// One at a time on one GPU.
 const SINGLE: usize = 4;
 const SHARE: &str = "auto";
-/// What '-n auto' may take more than the best fixed number.
+/// How much longer '-n auto' may take than the best fixed number.
 const NEAR: f64 = 1.05;
 const LONGEST: Duration = Duration::from_secs(180);
 
-/// A number at once: what it is called, `-n`, and the commands that are run.
+/// A number at once: its name, `-n`, and the commands that run.
 struct Mode {
     name: String,
     number: String,
@@ -47,7 +47,7 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         number: number.to_owned(),
         commands,
     };
-    // The first also fills OpenMM's cache of compiled kernels.
+    // The first one also fills OpenMM's cache of compiled kernels.
     let mut modes = vec![mode("one at a time", "1", SINGLE)];
     modes.extend(FIXED.map(fixed));
     modes.push(mode("auto", "auto", COMMANDS));

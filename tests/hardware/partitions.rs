@@ -1,4 +1,4 @@
-//! Static partitions: each rank has its own partition, or an older driver's refusal names the driver and the first with them.
+//! Static partitions: each rank has its own. An older driver refuses, and the refusal names it and the first driver with them.
 
 use std::time::Duration;
 
@@ -30,13 +30,13 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// Each rank has the multiprocessors of its own partition, and one without a partition does not run.
+/// Each rank has its own partition's multiprocessors, and a rank without a partition does not run.
 fn granted(section: &mut Section, place: &Place, job: &Job<'_>) -> Result<()> {
     for (rank, sms) in RANKS {
         let ran = client(place, job, rank)?;
         let record: Value = serde_json::from_str(&ran.stdout).with_context(|| ran.story())?;
         let has = record["gpus"][0]["sms"].as_u64();
-        // The last partition of a GPU may have those that make up no chunk.
+        // The last partition of a GPU may also have the multiprocessors that make up no chunk.
         let enough = has.is_some_and(|has| has >= sms);
         let name = format!("rank {rank} has {sms} multiprocessors");
         section.check(name, enough, record.to_string());

@@ -1,8 +1,8 @@
-//! Pictures of a result, as SVG: bars of milliseconds, for times beside one another and for the steps of one time.
+//! Pictures of a result, as SVG: bars of milliseconds, to compare times or to show the steps of one time.
 
 use std::fmt::Write as _;
 
-/// A bar from one time to another, milliseconds, with its words before and behind it.
+/// A bar from one time to another, milliseconds, with the words before and after it.
 pub struct Bar {
     pub name: String,
     pub from: f64,
@@ -15,17 +15,17 @@ pub struct Bar {
 /// Okabe and Ito's colors, which color-blind people can tell apart.
 const COLORS: [&str; 6] = ["#6e6e6e", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9"];
 const WIDTH: f64 = 780.0;
-/// Letters of a page that telephones show, and of a picture with a long list.
+/// The size of letters on a page that telephones show, and in a picture with a long list.
 pub const LARGE: f64 = 22.0;
 pub const SMALL: f64 = 11.0;
-/// The mean letter is so wide as a part of its height.
+/// The mean letter's width, as a part of its height.
 const LETTER: f64 = 0.56;
 /// Beside a bar.
 const GAP: f64 = 6.0;
 /// Letters behind a bar.
 const WORDS: f64 = 9.0;
 
-/// With letters of this size.
+/// Draws them with letters of this size.
 pub fn bars(title: &str, bars: &[Bar], letters: f64) -> String {
     let most = bars.iter().map(|bar| bar.to).fold(1.0, f64::max);
     let longest = bars.iter().map(|bar| bar.name.chars().count()).max();

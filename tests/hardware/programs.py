@@ -39,7 +39,7 @@ def repeated(times, unit, once, wait):
     return unit, step
 
 
-# PyTorch and what stands on it
+# PyTorch and what uses it
 
 
 def torch_wait():
@@ -230,7 +230,7 @@ def lightning():
     def fit(steps):
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
         where = {"accelerator": "gpu" if DEVICE == "cuda" else "cpu", "devices": 1}
-        # Else it looks for a launcher, and starts MPI if mpi4py is there.
+        # Otherwise it looks for a launcher, and starts MPI if mpi4py is installed.
         where["plugins"] = [LightningEnvironment()]
         trainer = pytorch_lightning.Trainer(max_steps=steps, **where, **quiet)
         trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=16))
@@ -343,7 +343,7 @@ def collective():
     return [own.sum().item()], *repeated(20, "all-reduces of 4 MiB", once, torch_wait)
 
 
-# JAX and what stands on it
+# JAX and what uses it
 
 
 def jax_program(function, state, unit, times):
@@ -352,7 +352,7 @@ def jax_program(function, state, unit, times):
 
     function = jax.jit(function)
     held = [function(state)]
-    # The first three results; later ones stay near them or not.
+    # The first three results; later ones may differ more.
     answer = [float(abs(leaf).mean()) for leaf in jax.tree.leaves(held[0]) if leaf.dtype.kind == "f"]
 
     def once():
@@ -452,7 +452,7 @@ def slurm_ranks():
     """What jax.distributed makes of srun's variables: a rank takes the device of its number on the node."""
     import jax
 
-    # The coordinator's port comes from the job's number: one for each mode.
+    # The coordinator's port depends on the job's number, so each mode has its own.
     number = str(1000 + FOLDER.stat().st_ino % 3000)
     words = {"SLURM_JOB_ID": number, "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": str(RANKS)}
     os.environ |= words | {"SLURM_PROCID": str(RANK), "SLURM_LOCALID": str(RANK)}
@@ -628,7 +628,7 @@ def shmem():
     once = lambda: nvshmem.core.barrier_all(stream)
     once()
     stream.sync()
-    # The ranks would wait for one that stops earlier: nothing is counted.
+    # The ranks would wait for one that stops earlier, so nothing is counted.
     return [float(nvshmem.core.n_pes())], "", None
 
 

@@ -1,5 +1,5 @@
-//! Real programs, one rank and four on a GPU, without MPS, with it, and with an automatic share of the threads: whether each computes the
-//! same, and how much of it. `programs_driver.py` has all ranks of a family live at once, so that modes take turns within seconds.
+//! Real programs, one rank and four on a GPU, without MPS, with it, and with an automatic share of the threads: whether
+//! each computes the same, and how fast. All ranks of a family live at once, so that the modes take turns within seconds.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,15 +18,15 @@ use crate::result::Section;
 use crate::site::{self, Run};
 
 const RANKS: u32 = 4;
-/// What it calls the modes, and a request for each but the first.
+/// Its names of the modes, and a request for each but the first.
 const PLAIN: &str = "without";
 const MPS: (&str, &str) = ("mps", "MPS=true");
 const AUTO: (&str, &str) = ("auto", "MPS=true,MPS_THREADS=auto");
-/// What comes first is measured if the time is short.
+/// The first ones are measured if time is short.
 const FAMILIES: &str = "torch,cuda,dynamic,openmm,jax,jaxranks,arrays,tools,others,nvshmem,jaxplain";
-/// The program that NVIDIA refuses under MPS, and the error that it gets.
+/// The program that NVIDIA refuses under MPS, and its error.
 const REFUSED: (&str, &str) = ("dynamic parallelism", "(811)");
-/// Beyond its budget the driver may take so long, to end one program and its ranks.
+/// How long the driver may exceed its budget, to end one program and its ranks.
 const BEYOND: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, clap::Args)]
@@ -128,7 +128,7 @@ fn drive(run: &Run, python: &Path, home: &Path, modes: &[Value]) -> Result<Value
     command.arg(&driver).args([&of_spec, &result]);
     let limit = Duration::from_secs(options.budget) + BEYOND;
     let ran = Running::start(command.current_dir(home), "")?.finish(limit);
-    // It writes what it has after each program.
+    // It writes its results after each program.
     let text = fs::read_to_string(&result);
     let story = || match &ran {
         Ok(ran) => ran.story(),
@@ -170,7 +170,7 @@ fn environment(run: &Run, home: &Path) -> BTreeMap<String, String> {
     env
 }
 
-/// What a mode brought, as medians: the rate of one rank and of four, by that without MPS.
+/// What a mode brought, as medians: the rate of one rank and of four, divided by the rate without MPS.
 fn judge(section: &mut Section, seen: &mut Value) {
     if let Some(why) = seen["driver_ended"].as_str() {
         section.check("the driver ended by itself", false, why);
@@ -302,7 +302,7 @@ mod tests {
         );
     }
 
-    /// The driver and the ranks' protocol, with a family that needs no GPU: `programs.py` has none, so a stand-in does.
+    /// The driver and the ranks' protocol, with a family that needs no GPU. `programs.py` has none, so there is a stand-in.
     #[test]
     fn the_driver_measures_the_modes_in_turn_and_names_a_rank_that_dies() {
         let dir = tempfile::tempdir().unwrap();
@@ -355,7 +355,7 @@ mod tests {
             json!(true),
             "the ranks of a mode begin again: {third}"
         );
-        // The ranks of a mode that began again are counted as well.
+        // It also counts the ranks of a mode that began again.
         let left = json!({
             "x.PID.1": {"without": 2, "mps": 2, "auto": 4}, "mps_shm_0": {"without": 1, "mps": 1, "auto": 1}, "ours.PID": {"mps": 2},
         });

@@ -16,11 +16,11 @@ import sys
 import threading
 import time
 
-# Longest that a rank may take to become ready for a program, to answer beyond its window, and to be warmed up, s.
+# Longest time for a rank to become ready for a program, to answer after its window, and to warm up, s.
 PREPARE, ANSWER, WARM = 40, 5, 90
-# Ranks that wait for one another: all modes begin at once, and have this long. One rank alone cannot warm them up.
+# Ranks that wait for each other. All modes begin at once and have this long, because one rank alone cannot warm them up.
 JOINED = {"jaxplain": 25, "jaxranks": 30, "nvshmem": 30}
-# From the command to the moment at which all ranks count, s: the GPU's clock rises, and all come together.
+# From the command until all ranks count, s: the GPU's clock rises, and all start together.
 BEFORE = 0.15
 CUDA = [
     "launches",
@@ -36,7 +36,7 @@ CUDA = [
     "memory pool",
 ]
 DYNAMIC = ["dynamic parallelism"]
-# How far two figures may differ that are the same: CUDA's libraries choose their kernels by the multiprocessors they see.
+# How much two equal answers may differ: CUDA's libraries choose their kernels by the multiprocessors they see.
 SAME = 2e-2
 
 
@@ -174,7 +174,7 @@ class Run:
             try:
                 self.tools() if family == "tools" else Family(self, family).go()
             except Exception as error:
-                # The other families are still to be seen.
+                # The other families still run.
                 self.seen.setdefault("failed", {})[family] = repr(error)
             self.seen["seconds"][family] = round(time.monotonic() - begin, 1)
             self.keep()
@@ -252,7 +252,7 @@ class Family:
         self.run, self.spec, self.name = run, run.spec, name
         self.modes = self.spec["modes"]
         self.sets = {}
-        # The mode of each rank that was, by its pid as CUDA writes it.
+        # The mode of each former rank, by its pid as CUDA writes it.
         self.pids = {}
         self.shared = pathlib.Path(self.spec["shared"])
         self.before = set(os.listdir(self.shared))
@@ -271,7 +271,7 @@ class Family:
         for number, name in enumerate(self.programs()):
             row = {"name": name, "family": self.name}
             self.run.seen["programs"].append(row)
-            # A whole program takes its windows and some seconds to prepare.
+            # A whole program needs its windows and some seconds to prepare.
             if self.run.left() < 15 * self.spec["window"] * self.spec["rounds"] / 3 + 5:
                 row["not_run"] = "the time was over"
                 continue
@@ -307,7 +307,7 @@ class Family:
     def one(self, name, is_first):
         row, answers = {}, {}
         if is_first:
-            # One mode after the other: what a user waits for the first result of four ranks.
+            # One mode after the other: how long a user waits for the first result of four ranks.
             row["start_s"] = {}
             for mode in self.modes:
                 begin = time.monotonic()

@@ -11,9 +11,9 @@ import sys
 import time
 
 MIB = 1 << 20
-# What is allocated at a time, MiB.
+# How much it allocates at a time, MiB.
 BLOCK = 64
-# Longest that a rank stays, s.
+# Longest time for a rank, s.
 STAY = 60
 SIDE = 64
 
@@ -69,7 +69,7 @@ def pytorch(rank, limit):
     a, b = (torch.tensor(values, dtype=torch.float32, device="cuda") for values in (a, b))
     seen = {"right": (a @ b).sum().item() == expected} | memory()
     take = lambda: torch.empty(BLOCK * MIB, dtype=torch.uint8, device="cuda")
-    # The recipe: the fraction is of the whole memory, so it is set to what the limit allows.
+    # The recipe: the fraction is of the whole memory, so it is computed from the limit.
     torch.cuda.set_per_process_memory_fraction(limit / 2 / seen["whole_mib"])
     seen["taken_of_share_mib"] = blocks(take, torch.cuda.OutOfMemoryError, 2 * limit)
     torch.cuda.empty_cache()
@@ -79,7 +79,7 @@ def pytorch(rank, limit):
 
 
 def jax(rank, limit):
-    # The recipe: JAX takes its fraction of the whole memory in front.
+    # The recipe: JAX takes its fraction of the whole memory at the start.
     os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{limit / 2 / whole_mib():.5f}"
     import jax
 
@@ -119,7 +119,7 @@ def nccl(rank, ranks, where):
     version = torch.cuda.nccl.version()
     seen = {"nccl": ".".join(map(str, version))}
     if version >= (2, 30):
-        # The recipe of those that can; fewer channels, so that all ranks have theirs at once.
+        # The recipe for a newer NCCL. Fewer channels, so that all ranks have theirs at once.
         os.environ |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4"}
     torch.cuda.set_device(0)
     own = torch.full((1000,), float(rank + 1), device="cuda")
@@ -154,7 +154,7 @@ def run(recipe, rank, ranks, limit, go):
     end = time.monotonic() + STAY
     while not os.path.exists(go) and time.monotonic() < end:
         time.sleep(0.05)
-    # A library that was refused may wait for the others in its last words.
+    # A refused library may wait for the others at its end.
     os._exit(0)
 
 

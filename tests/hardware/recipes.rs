@@ -1,4 +1,4 @@
-//! The recipes of docs/recipes.md, if this machine has their Python packages: four ranks of a job on one GPU each.
+//! The recipes of docs/recipes.md whose Python packages this machine has: four ranks of a job on one GPU each.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,15 +16,15 @@ use crate::result::Section;
 use crate::site::{self, Place, Run};
 
 const RANKS: usize = 4;
-/// The limit of each rank, and of that the share which a recipe takes.
+/// The limit of each rank, and the share of it that a recipe takes.
 const LIMIT_MIB: u64 = 4096;
 const SHARE_MIB: u64 = LIMIT_MIB / 2;
 const ACCOUNT: &str = "MPS=true,MPS_MEM=4G";
-/// Longest that loading a package, the ranks of a recipe until all have reported, and the whole part may take.
+/// Longest time to load a package, for a recipe's ranks until all have reported, and for the whole part.
 const LOAD: Duration = Duration::from_secs(40);
 const RECIPE: Duration = Duration::from_secs(30);
 const PART: Duration = Duration::from_secs(85);
-/// By how much a program may round its share up.
+/// How far a program may round its share up.
 const ROUNDED_MIB: u64 = 16;
 /// The first NCCL that lets several ranks share a GPU, if it is asked to.
 const NCCL_SHARES: (u32, u32) = (2, 30);
@@ -61,7 +61,7 @@ struct Kitchen<'a> {
     end: Instant,
 }
 
-/// Every recipe in a job of its own; one that this machine has not the packages for is left out by name.
+/// Every recipe in its own job. A recipe without its packages is left out and named.
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let Ok(python) = site::python() else {
         section.fact("left_out", "no python3 in PATH");
@@ -100,7 +100,7 @@ impl Kitchen<'_> {
         (Instant::now() > self.end).then(|| format!("{} s were over", PART.as_secs()))
     }
 
-    /// The packages that this machine has. All are loaded at once, so that their files are in memory when the ranks come.
+    /// The packages that this machine has. Loads all at once, so that their files are in memory when the ranks start.
     fn packages(&self, section: &mut Section) -> Result<Vec<&'static str>> {
         let mut loading = BTreeMap::new();
         for module in RECIPES.iter().flat_map(|recipe| recipe.modules) {
@@ -179,7 +179,7 @@ impl Kitchen<'_> {
         let mut command = self.as_user(&site::program("mpirun")?);
         command.args(["-n", &RANKS.to_string()]);
         command.arg(exec.get_program()).args(exec.get_args());
-        // All ranks are here: no program that reaches other machines is looked for.
+        // All ranks are here, so it must not look for a program that reaches other machines.
         command.env("OMPI_MCA_plm", "isolated").env("PBS_JOBID", job.id());
         self.started(command, name, 0, go)
     }
@@ -201,7 +201,7 @@ impl Kitchen<'_> {
         Ok(listed)
     }
 
-    /// Several ranks of NCCL: an older one refuses, in the words that `mpsctl explain` knows; a newer one does it when asked to.
+    /// Several ranks of NCCL: an older one refuses, in the words that `mpsctl explain` knows; a newer one runs if asked to.
     fn collective(&self, section: &mut Section, job: &Job<'_>, reports: &[Value]) -> Result<()> {
         let version = reports[0]["nccl"].as_str().context("NCCL's version")?;
         let mut numbers = version.split('.').filter_map(|word| word.parse().ok());
@@ -239,7 +239,7 @@ fn reports(ranks: &[Running]) -> Result<Vec<Value>> {
     let over = || ranks.iter().any(|rank| !child::alive(rank.pid()));
     let (step, all) = (Duration::from_millis(50), || said().len() >= RANKS);
     child::until(RECIPE, step, || all() || over())?;
-    // What one that has ended wrote last may still be in the pipe.
+    // The last words of an ended one may still be in the pipe.
     child::until(Duration::from_millis(300), step, all)?;
     let found = said();
     let errors = || {

@@ -1,7 +1,7 @@
-//! What reports say of wasteful jobs and of a good one, what following their advice brings, and what measuring costs a job.
+//! What reports say of wasteful jobs and of a good one, what their advice brings, and what measuring costs a job.
 //!
-//! All run small kernels of `cuda-load`. A kernel of [`WHOLE`] blocks fills an H100 or H200 once; one block keeps one of its 132
-//! multiprocessors busy.
+//! All run small kernels of `cuda-load`. A kernel of [`WHOLE`] blocks fills an H100 or H200 once; one block keeps one
+//! of its 132 multiprocessors busy.
 
 use std::fs;
 use std::time::Duration;
@@ -18,20 +18,20 @@ use crate::site::{self, Run};
 /// Sixteen blocks of 128 threads on each of 132 multiprocessors.
 const WHOLE: u32 = 2112;
 const PROGRAM: Duration = Duration::from_secs(60);
-/// From a client's start until all count, and for how long. Seconds. `mpsd` looks 1, 2, 4 and 8 seconds after the first client, so
-/// that each client of [`cost`] counts through more looks than one of a long job in the same time.
+/// From a client's start until all count, and for how long. Seconds. `mpsd` looks 1, 2, 4 and 8 seconds after the first
+/// client. So each client of [`cost`] counts through more looks than a client of a long job does in the same time.
 const UP: f64 = 2.0;
 const COUNT: f64 = 8.0;
 const FOLLOWED: f64 = 4.0;
 const COST: f64 = 10.0;
-/// Interleaved pairs with and without measuring, and the most that it may cost.
+/// Interleaved pairs with and without measuring, and the highest cost.
 const PAIRS: usize = 4;
 const MOST: f64 = 0.002;
 const UNMEASURED: &str = "memory_over_limit = \"ignore\"\n[reports]\nkeep = 0\n";
 
 struct Waste {
     name: &'static str,
-    /// The rule that must apply; empty: none.
+    /// The rule that must apply; empty if none must.
     rule: &'static str,
     before: Work,
     /// The same work as advised.
@@ -82,10 +82,10 @@ const WASTES: [Waste; 5] = [
         name: "nearly out of memory",
         rule: "memory",
         before: holding(3550, work("MPS=true,MPS_MEM=4G", 4, WHOLE / 4)),
-        // With a quarter more of input, which the limit does not allow (below).
+        // With a quarter more input, which the limit does not allow (below).
         after: Some(holding(4438, work("MPS=true,MPS_MEM=8G", 4, WHOLE / 4))),
     },
-    // By the multiprocessors in use: without that counter, a kernel that always runs leaves no room.
+    // Judged by the multiprocessors in use. Without that counter, a kernel that always runs leaves no room.
     Waste {
         name: "room",
         rule: "room",
@@ -110,7 +110,7 @@ fn one(section: &mut Section, run: &Run, number: usize, waste: &Waste) -> Result
     job.prologue(waste.before.account)?.success()?;
     let clients = start(run, &job, waste.before, COUNT)?;
     if name == "good" {
-        // The length of the driver's buffers, as a program that is not ours sees it.
+        // The length of the driver's buffers, as a foreign program sees it.
         child::pause(Duration::from_secs_f64(UP + COUNT / 2.0))?;
         let samples = site::smi(&["-q", "-d", "UTILIZATION"])?;
         section.fact("nvidia-smi -q -d UTILIZATION", samples);
@@ -131,7 +131,7 @@ fn one(section: &mut Section, run: &Run, number: usize, waste: &Waste) -> Result
             refused.story(),
         );
     }
-    // As between the end of a scheduler's last task and its epilogue.
+    // The time between the end of a scheduler's last task and its epilogue.
     child::pause(Duration::from_millis(300))?;
     let epilogue = job.end(section, &format!("{name}: "))?;
     section.fact(&format!("{name}: epilogue_ms"), epilogue.ms());
@@ -207,7 +207,7 @@ fn sum(clients: Vec<Running>) -> Result<f64> {
     Ok(sum)
 }
 
-/// The same load in two jobs in turn, one of which is measured. Only one of them has clients at a time.
+/// The same load in two jobs in turn, only one of which is measured. Only one of them has clients at a time.
 fn cost(section: &mut Section, run: &Run) -> Result<()> {
     let job = |id: &str| Job::named(&run.place, run.gpu(), id);
     let jobs = [
@@ -222,7 +222,7 @@ fn cost(section: &mut Section, run: &Run) -> Result<()> {
     for pair in 0..PAIRS {
         eprintln!("hardware: cost of measuring, pair {} of {PAIRS}", pair + 1);
         let mut both = [0.0, 0.0];
-        // Another one is first in each pair.
+        // Each pair begins with the other one.
         for turn in [pair % 2, 1 - pair % 2] {
             both[turn] = sum(start(run, &jobs[turn], work("MPS=true", 4, WHOLE / 4), COST)?)?;
             figures[turn].push(rounded(both[turn]));

@@ -38,7 +38,7 @@ impl Section {
         self.facts.insert(key.to_owned(), value.into());
     }
 
-    /// Records some times, milliseconds, and how they spread.
+    /// Records times in milliseconds, and how much they vary.
     pub fn times(&mut self, key: &str, values: &[f64]) {
         self.fact(key, list(values));
         self.fact(&format!("{key}_spread"), spread(values));
@@ -53,7 +53,7 @@ impl Section {
         ok
     }
 
-    /// Records that a program exited with 0, or else its story; whether it did.
+    /// Records that a program exited with 0, or else its story. Returns whether it did.
     pub fn good(&mut self, name: impl Into<String>, ran: &Ran) -> bool {
         self.check(name, ran.code == Some(0), ran.story())
     }

@@ -1,4 +1,4 @@
-//! What user and administrator see of a job on NVIDIA's own daemon, and what `explain` says of NVIDIA's own logs.
+//! What users and administrators see of a job on NVIDIA's daemon, and what `explain` says of NVIDIA's logs.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::job::{self, Job};
 use crate::result::Section;
 use crate::site::Run;
 
-/// Clients that run, and most that a GPU takes with driver 580.
+/// Clients that run, and how many a GPU takes with driver 580.
 const CLIENTS: usize = 8;
 const MOST: usize = 48;
 const SOON: Duration = Duration::from_secs(20);
@@ -86,8 +86,8 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     run.keep("seen.txt", &scene.kept)
 }
 
-/// In NVIDIA's log the killed client looks like one that ends by itself: without Slurm the report names it where the kernel tells its job's
-/// `mpsd` how another's child ended.
+/// In NVIDIA's log the killed client looks like one that ends by itself. Without Slurm the report names it only if the
+/// kernel tells the job's `mpsd` how another process's child ended.
 fn killed_is_named(section: &mut Section, pid: u32, report: &str) -> Result<()> {
     let kernel = nix::sys::utsname::uname()?;
     let release = kernel.release().to_string_lossy().into_owned();

@@ -1,5 +1,5 @@
-//! Jobs of one user on one GPU that Slurm divides into shards: what an MPS for all of them brings, and whether those that come and
-//! go disturb the others.
+//! Jobs of one user on one GPU that Slurm divides into shards: what one MPS for all of them brings, and whether joining
+//! and leaving jobs disturb the others.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,29 +21,29 @@ use crate::{bench, slurm};
 
 const SHARDS: usize = 16;
 const COUNTS: [usize; 2] = [8, 16];
-/// From the command until all simulations are up, and what each then counts, seconds.
+/// From the command until all simulations are up, and how long each then counts, seconds.
 const UP: Duration = Duration::from_secs(60);
 const COUNTED: &str = "8";
-/// From the word to the moment when all begin to count: longer than 100 steps of sixteen that take turns.
+/// From the word until all begin to count: longer than 100 steps of sixteen that take turns.
 const AHEAD: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(60);
-/// How far the jobs that share an MPS may be from one job with as many ranks.
+/// How far jobs that share an MPS may be from one job with as many ranks.
 const AS_ONE: f64 = 0.03;
-/// What the simulation that stays may lose while others join and leave.
+/// How much the staying simulation may lose while others join and leave.
 const LOSS: f64 = 0.02;
-/// Members that join and leave in a window, most at once, and the length of a window without them.
+/// Members that join and leave in a window; at most so many at once; the length of a quiet window.
 const JOINS: usize = 25;
 const AT_ONCE: usize = 4;
 const QUIET: Duration = Duration::from_secs(8);
-/// Longest that the simulation that stays runs, seconds.
+/// Longest time for the staying simulation, seconds.
 const STAYS: &str = "150";
-/// Times of first and later members: jobs each, and the most that joining and leaving may take.
+/// Times of first and later members: rounds, jobs, and the longest time to join or leave.
 const ROUNDS: usize = 5;
 const MEMBERS: usize = 3;
 const JOIN_LIMIT_MS: f64 = 30.0;
 
 struct Way {
-    /// Of the column of the table; none: without MPS.
+    /// The share in the table's column; `None`: without MPS.
     share: Option<&'static str>,
     words: &'static str,
     array: bool,
@@ -81,7 +81,7 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         return Ok(());
     };
     let options = Options {
-        // The simulations, one that stays, and those that join it.
+        // The simulations, the one that stays, and those that join it.
         cpus: 2 * SHARDS as u32,
         gres_types: vec!["shard".into()],
         gres_count: SHARDS as u32,
@@ -153,7 +153,7 @@ struct Site<'a> {
     dynamics: &'a Dynamics,
 }
 
-/// Where simulations meet, and where their jobs write.
+/// Where simulations wait for each other, and where their jobs write.
 struct Gate(PathBuf);
 
 impl Gate {
@@ -181,7 +181,7 @@ impl Gate {
         files.iter().map(|file| Ok(fs::read_to_string(file)?)).collect()
     }
 
-    /// Waits until `count` simulations are up, and lets them count.
+    /// Waits until `count` simulations are up, then lets them count.
     fn open(&self, count: usize) -> Result<()> {
         let up = || {
             self.files(|name| name.starts_with("up."))
@@ -277,8 +277,8 @@ impl Site<'_> {
         Ok(sum)
     }
 
-    /// One member simulates and stays. Quiet windows and such in which other jobs join and leave take turns, and those in which as
-    /// many clients come and go in a job that stays, to tell what the clients themselves cost.
+    /// One member simulates and stays. Three kinds of windows take turns: quiet; other jobs join and leave; and as many
+    /// clients start and end in another staying job, which shows what the clients themselves cost.
     fn bystander(&self, section: &mut Section) -> Result<()> {
         eprintln!("hardware: a member that stays");
         let place = &self.run.place;
@@ -342,7 +342,7 @@ impl Site<'_> {
         Ok(())
     }
 
-    /// Waits until the job that stays is the only one, and all others' epilogues are over.
+    /// Waits until only the staying job is left, and all other epilogues are over.
     fn wait_alone(&self) -> Result<()> {
         let jobs = self.run.place.run.join("mpsd/jobs");
         let is_alone = || {
@@ -368,8 +368,8 @@ fn window(act: impl FnOnce() -> Result<()>) -> Result<Window> {
     Ok(Window(begin, now()?))
 }
 
-/// What was simulated in a window, ns/day, and the longest time between two lines, seconds. A line is a time and the nanoseconds
-/// simulated until then.
+/// What was simulated in a window, ns/day, and the longest time between two lines, seconds. A line has a time and the
+/// nanoseconds simulated until then.
 fn rate(said: &str, window: &Window) -> Result<(f64, f64)> {
     let number = |word: Option<&str>| word.and_then(|word| word.parse::<f64>().ok());
     let lines = said.lines().filter_map(|line| {

@@ -1,4 +1,4 @@
-//! The machine: where NVIDIA's files are, which account stands for the ordinary user, and a private place to work in.
+//! The machine: the places of NVIDIA's files, the account for the ordinary user, and a private place to work in.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -25,14 +25,14 @@ const PROGRAM_DIRS: &str =
 const LIBRARY_DIRS: &str = "/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/local/nvidia/lib64:/usr/local/nvidia/lib:\
                             /usr/lib/aarch64-linux-gnu:/usr/lib:/lib/x86_64-linux-gnu";
 
-/// The folder of the package, and of what is staged, with the programs of an earlier build.
+/// The folder with an earlier build's programs, in the package and in the staged place.
 pub const BEFORE: &str = "before";
 
 pub fn program(name: &str) -> Result<PathBuf> {
     find(name, PROGRAM_DIRS, "PATH")
 }
 
-/// NVIDIA's management library by its absolute path, so that no loader path is needed.
+/// NVIDIA's management library by its absolute path, which needs no loader path.
 pub fn nvml() -> Result<PathBuf> {
     find("libnvidia-ml.so.1", LIBRARY_DIRS, "LD_LIBRARY_PATH")
 }
@@ -49,7 +49,7 @@ fn find(name: &str, dirs: &str, variable: &str) -> Result<PathBuf> {
     found.with_context(|| format!("'{name}' is not on this machine (searched '{dirs}' and {variable})"))
 }
 
-/// The ordinary user of the run: an account that exists, nothing is created.
+/// The ordinary user of the run. The account must exist; nothing is created.
 pub fn user(name: &str) -> Result<User> {
     let user = User::from_name(name)?.with_context(|| format!("there is no account '{name}'"))?;
     if user.uid.is_root() {
@@ -58,7 +58,7 @@ pub fn user(name: &str) -> Result<User> {
     Ok(user)
 }
 
-/// One GPU as `nvidia-smi` tells it: a witness that is not our own code.
+/// One GPU as `nvidia-smi` reports it: a witness independent of our code.
 #[derive(Debug, Default, Clone)]
 pub struct Gpu {
     pub uuid: String,
@@ -115,10 +115,10 @@ impl Run {
     }
 }
 
-/// A private place, removed when dropped, with every process that still names it.
+/// A private place. When dropped it is removed, with every process that still names it.
 #[derive(Debug)]
 pub struct Place {
-    /// Programs and configuration: root-owned all the way up, passable for everybody.
+    /// Programs and configuration: root owns all directories above, and everybody may pass.
     pub dir: PathBuf,
     pub run: PathBuf,
     mounted: bool,
@@ -149,8 +149,8 @@ impl Place {
         Ok(place)
     }
 
-    /// Copies the programs of `from` here, and those of an earlier build beside them: the checkout may lie where an ordinary user
-    /// cannot reach.
+    /// Copies the programs of `from` here, and an earlier build's beside them, because an ordinary user may not reach
+    /// the checkout.
     pub fn stage(&self, from: &Path) -> Result<()> {
         copy_programs(from, &self.bin(""))?;
         let before = from.join(BEFORE);
@@ -244,7 +244,7 @@ impl Drop for Place {
     }
 }
 
-/// The least environment of a program that uses CUDA; a loader path that this machine needs is kept.
+/// The smallest environment for a program that uses CUDA, with the loader path that this machine needs.
 pub fn base_env() -> BTreeMap<String, String> {
     let mut env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
     if let Ok(path) = std::env::var("LD_LIBRARY_PATH") {
@@ -258,13 +258,13 @@ pub fn home_env(place: &Place, home: &Path) -> BTreeMap<String, String> {
     let text = |path: &Path| path.display().to_string();
     env.insert("HOME".into(), text(home));
     env.insert("PYTHONPATH".into(), text(&place.python_packages()));
-    // OpenMM keeps the kernels that it has compiled there.
+    // OpenMM keeps its compiled kernels there.
     env.insert("TMPDIR".into(), text(home));
     env.insert("CUDA_CACHE_PATH".into(), text(&home.join("cache")));
     env
 }
 
-/// The last resort: kills, by pid, what runs a staged program or has the run directory in its environment.
+/// The last resort: kills, by pid, every process that runs a staged program or has the run directory in its environment.
 fn kill_the_rest(run: &Path, dir: &Path) {
     let needle = run.as_os_str().as_encoded_bytes();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

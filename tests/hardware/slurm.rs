@@ -1,4 +1,4 @@
-//! A real Slurm beside the real GPU. What the machine lacks of Slurm is copied in, and taken away again.
+//! A real Slurm beside the real GPU. What the machine lacks of Slurm is copied in, and removed again.
 
 use std::fs;
 use std::io::Write as _;
@@ -20,14 +20,14 @@ use crate::{job, site};
 
 const SRUN: Duration = Duration::from_secs(90);
 
-/// How often the job runs: the first one also brings the programs into the page cache.
+/// How often the job runs: the first run also brings the programs into the page cache.
 const RUNS: usize = 3;
 
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let options = options(vec![run.number as u32]);
     on_bed(section, run, options, |section, bed, user| {
         (0..RUNS).try_for_each(|number| one(section, run, bed, user, number))?;
-        // srun returns before the epilog has run: the node is COMPLETING until then.
+        // srun returns before the epilog has run; until then the node is COMPLETING.
         let state = || Ok::<_, anyhow::Error>(bed.node_state("node1")?.state);
         let is_idle = || state().is_ok_and(|state| state == "IDLE");
         child::until(Duration::from_secs(20), Duration::from_millis(100), is_idle)?;
@@ -126,7 +126,7 @@ pub fn tail(log: &str) -> String {
     lines[lines.len().saturating_sub(40)..].join("\n")
 }
 
-/// Where systemd has made none, it is made, and removed again.
+/// Made and removed again if systemd has made none.
 const SLICE: &str = "/sys/fs/cgroup/system.slice";
 
 const COMMAND: Duration = Duration::from_secs(60);
@@ -238,7 +238,7 @@ impl Drop for Debs {
             let _ = self.refresh_loader();
         }
         if self.slice {
-            // Slurm leaves its own empty groups behind when it ends.
+            // Slurm leaves its empty groups behind.
             let _ = remove_cgroup(Path::new(SLICE));
         }
     }
@@ -264,7 +264,7 @@ mod tests {
             "machine"
         );
         assert_eq!(brought.files.len(), 1);
-        // Without the loader's cache of this machine: the test brought no library.
+        // Without this machine's loader cache: the test brought no library.
         for file in brought.files.drain(..) {
             fs::remove_file(file).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Who takes each millisecond of a begin and an end: by the shortest possible means, as a job, and under a real Slurm.
+//! What takes each millisecond of a begin and an end: by the shortest possible means, as a job, and under a real Slurm.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,9 +17,9 @@ use crate::watch::{Mark, Seen, Watch};
 
 const ROUNDS: usize = 5;
 const SRUN: Duration = Duration::from_secs(60);
-/// Between begin and end, so that nothing of the one is in the other.
+/// Between begin and end, to keep them apart.
 const PAUSE: Duration = Duration::from_millis(150);
-/// Lines of the log that say nothing of time.
+/// Lines of the log without a meaning for times.
 const NOISE: [&str; 5] = [
     "Accepting connection...",
     "NEW UI",
@@ -27,7 +27,7 @@ const NOISE: [&str; 5] = [
     "User did not send valid credentials",
     "To connect CUDA applications",
 ];
-/// Most places that are told of where NVIDIA's programs stood.
+/// How many places of NVIDIA's programs are reported.
 const PLACES: usize = 12;
 /// Longest name in a picture.
 const NAME: usize = 46;
@@ -35,7 +35,7 @@ const NAME: usize = 46;
 const SERVER: &str = "nvidia-cuda-mps-server";
 const CONTROL: &str = "nvidia-cuda-mps-control";
 
-/// A begin and an end, what was seen of them, and what the command said.
+/// A begin and an end, what was seen of them, and the command's output.
 struct Life {
     seen: Seen,
     /// When the end was begun, milliseconds since the watch began.
@@ -134,7 +134,7 @@ fn ended(marks: &[Mark], program: &str) -> Option<f64> {
     marks.iter().rfind(is_end).map(|mark| mark.at)
 }
 
-/// When `quit` was said; by hand no log is read, and it is said first of all.
+/// When `quit` was sent. By hand no log is read, and it is sent first.
 fn quit(life: &Life) -> f64 {
     let said = life.seen.marks.iter().rfind(|mark| mark.what == "Cmd:quit");
     said.map_or(life.end, |mark| mark.at)

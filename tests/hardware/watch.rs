@@ -1,5 +1,5 @@
-//! Watches a begin or an end from outside: when the processes that take part start and end, when root writes which file,
-//! what NVIDIA's log says, and in which of the kernel's functions NVIDIA's processes stand meanwhile.
+//! Watches a begin or an end from outside: when the processes start and end, when root writes which file, what NVIDIA's
+//! log says, and in which kernel functions NVIDIA's processes wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
 /// How often it looks.
 const EVERY: Duration = Duration::from_millis(1);
-/// A process that is not known by its command line after this is of no interest.
+/// A process whose command line is still unknown after this is ignored.
 const UNNAMED: Duration = Duration::from_millis(100);
 const PROGRAMS: [&str; 8] = [
     "nvidia-cuda-mps-control",
@@ -28,9 +28,9 @@ const PROGRAMS: [&str; 8] = [
     "cuda-load",
     "srun",
 ];
-/// Their end is what takes long, so where they stand is counted.
+/// Their end takes long, so it counts where they wait.
 const VENDOR: &str = "nvidia-cuda-mps";
-/// Innermost functions of a stack that are told.
+/// How many innermost functions of a stack are reported.
 const FRAMES: usize = 3;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -44,7 +44,7 @@ pub struct Mark {
 #[derive(Debug, Default)]
 pub struct Seen {
     pub marks: Vec<Mark>,
-    /// Milliseconds in which a thread of NVIDIA's programs stood there, by program, state and innermost functions.
+    /// Milliseconds in which a thread of NVIDIA's programs was there, by program, state and innermost functions.
     pub stood: BTreeMap<String, f64>,
     /// Group, priority and processors of each of NVIDIA's processes.
     pub about: BTreeMap<String, String>,
@@ -57,7 +57,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// From now on; `run` is the run directory of mpsd.
+    /// Begins now; `run` is the run directory of mpsd.
     pub fn start(run: &Path) -> Self {
         let (stop, began, run) = (Arc::new(AtomicBool::new(false)), Instant::now(), run.to_owned());
         let stopped = Arc::clone(&stop);
@@ -85,7 +85,7 @@ impl Watch {
 struct Watcher {
     began: Instant,
     seen: Seen,
-    /// Processes that are known, with their names once they have one.
+    /// Known processes, with their names as soon as they have one.
     processes: BTreeMap<i32, (Instant, Option<String>)>,
     files: Inotify,
     directories: Vec<(WatchDescriptor, PathBuf)>,
@@ -104,7 +104,7 @@ impl Watcher {
             logs: BTreeMap::new(),
             last: began,
         };
-        // Older processes: their starts are no mark, their ends are.
+        // Older processes: their ends are marks, their starts are not.
         watcher.find_processes(true);
         watcher.watch(run);
         watcher.seen.marks.clear();
@@ -155,13 +155,13 @@ impl Watcher {
                 self.mark(&name, format!("has ended ({pid})"));
             }
             if pids.contains(&pid) {
-                // A zombie is told once.
+                // A zombie is reported once.
                 self.processes.insert(pid, (self.began, None));
             }
         }
     }
 
-    /// Watches a directory and those in it that are a job's.
+    /// Watches a directory and its directories of jobs.
     fn watch(&mut self, directory: &Path) {
         let flags = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_MOVED_TO
@@ -171,7 +171,7 @@ impl Watcher {
             return;
         };
         self.directories.push((watched, directory.to_owned()));
-        // What was made before the watch began.
+        // What existed before the watch.
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             self.made(&entry.path(), "is there");
         }
@@ -253,12 +253,12 @@ impl Watcher {
     }
 }
 
-/// A process of one of [`PROGRAMS`]: which, and its first argument.
+/// A process of one of [`PROGRAMS`]: its name and its first argument.
 fn name(pid: i32) -> Option<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
     let program = words.next()?;
-    // slurmstepd names its step behind a colon.
+    // slurmstepd names its step after a colon.
     let program = program.split(':').next()?.rsplit('/').next()?.to_owned();
     PROGRAMS.contains(&&*program).then_some(())?;
     let option = words.next().filter(|word| word.starts_with('-'));
@@ -276,7 +276,7 @@ fn about(pid: i32) -> String {
     let file = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let stat = file("stat");
     let after = stat.rsplit(") ").next().unwrap_or_default().to_owned();
-    // Field 19 of the whole, see proc(5).
+    // Field 19 of the whole line, see proc(5).
     let nice = after.split(' ').nth(16).unwrap_or("?");
     let status = file("status");
     let cpus = status
@@ -286,7 +286,7 @@ fn about(pid: i32) -> String {
     format!("group {group}, nice {nice}, CPUs {}", cpus.unwrap_or("?").trim())
 }
 
-/// State and innermost functions of a thread that does something or waits in the driver; sleep for the next request is neither.
+/// State and innermost functions of a thread that works or waits in the driver. A sleep until the next request is neither.
 fn place(thread: &Path) -> Option<String> {
     let stat = fs::read_to_string(thread.join("stat")).ok()?;
     let state = stat.rsplit(") ").next()?.chars().next()?;
@@ -341,7 +341,7 @@ mod tests {
         thread::sleep(Duration::from_millis(50));
         let seen = watch.stop().unwrap();
         let own = format!("({})", child.id());
-        // Processes of other tests are seen too.
+        // It also sees processes of other tests.
         let is_of_test =
             |mark: &&Mark| ["files", "NVIDIA's log"].contains(&&*mark.who) || mark.what.ends_with(&own);
         let said = seen.marks.iter().filter(is_of_test);

@@ -1,4 +1,4 @@
-//! The simulator itself: a mom that is milder than the real ones would prove nothing.
+//! The simulator itself: if it were milder than a real mom, it would prove nothing.
 
 use crate::jobs::says;
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ fn scripts_are_checked_and_get_what_a_mom_gives() {
     assert_eq!(node.run(run), Ended::NoScript);
 }
 
-/// The `sleep 3…` that run are these. A killed process may show for a moment.
+/// Only these `sleep 3…` run. A killed process may still show for a moment.
 fn check_sleepers(node: &mut MomNode, expected: &str) {
     let mut found = String::new();
     wait_until(Duration::from_secs(3), || {
@@ -72,7 +72,7 @@ fn signals_time_limits_and_ends_kill_whom_each_mom_kills() {
     let (mut node, _place) = node();
     let run = script(&mut node, "kill -ABRT $$", 0o500);
     assert_eq!(node.run(run), Ended::Signal(6));
-    // `timeout` gives its child a group of its own. Torque's SIGKILL reaches the session, OpenPBS's the group, also after success.
+    // `timeout` makes a process group. Torque's SIGKILL reaches the session, OpenPBS's the group, also after success.
     for (last, at_limit, kill_group_after, ended, left) in [
         ("sleep 330", Victims::Session, false, Ended::Limit, "sleep 320"),
         (

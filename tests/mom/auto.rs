@@ -1,4 +1,4 @@
-//! `MPS=auto`, by a job's own word and for the jobs of a queue.
+//! `MPS=auto`, asked by the job itself and for the jobs of a queue.
 
 use crate::jobs::{attached_without_limits, bare, begins, client, ends, says, says_once, shell, task_client};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ fn on_both(config: &str, test: impl Fn(&mut Cluster)) {
     }
 }
 
-/// What the job's main shell, and a task of TM and a client on each node, see, without the job's own number.
+/// What the job's main shell sees, and a task of TM and a client on each node; without the job's own number.
 fn seen(c: &mut Cluster, job: &Job) -> Vec<String> {
     let nothing_runs = |c: &Cluster| {
         for gpus in &c.gpus {
@@ -52,7 +52,7 @@ fn seen(c: &mut Cluster, job: &Job) -> Vec<String> {
     all.iter().map(|text| text.replace(&job.id, "JOB")).collect()
 }
 
-/// Each way to have `auto`, and to say off, in a queue, for jobs and on sites of every kind.
+/// Each way to get `auto`, and `off` in a queue, for jobs and sites of every kind.
 fn is_the_job_without_us(product: Product) {
     const SITES: [&str; 3] = ["", "compute_mode = \"keep\"\n", "[defaults]\nthreads = 50\n"];
     const ASKED: [(&str, &str); 4] = [
@@ -69,7 +69,7 @@ fn is_the_job_without_us(product: Product) {
             let tasks = u32::try_from(gpus[0].len()).unwrap();
             let plain = c.job("").on(gpus).tasks(tasks);
             let expected = seen(c, &plain);
-            // Two of the four with each site and shape, and each of them with every site and every shape.
+            // Two of the four with each site and shape, so that each of them meets every site and every shape.
             for (account, queue) in [0, 1].map(|more| ASKED[(site + shape + 2 * more) % 4]) {
                 let tasks = if account.ends_with("=off") { 4 } else { tasks };
                 let job = c.job(account).on(gpus).tasks(tasks).in_queue(queue);
@@ -136,7 +136,7 @@ fn a_user_who_says_auto_reads_once_what_it_found() {
         begins(c, &job);
         bare(&client(c, &job));
         bare(&task_client(c, &job, 0, ""));
-        // In a job that auto gives none, a script's own words for MPS do no harm.
+        // In a job that auto gives no MPS, a script's own commands for MPS do no harm.
         bare(&task_client(c, &job, 0, "/usr/bin/mpsctl exec -- "));
         says_once(&c.told(&job), &[WHY]);
         says(
@@ -160,7 +160,7 @@ fn a_user_who_says_auto_reads_once_what_it_found() {
     });
 }
 
-/// Its start has not even said that it began. The job's own processes would run beside it.
+/// The prologue hangs before it says anything. If the job began, its processes would run beside that start.
 #[test]
 fn a_start_that_the_hook_cannot_wait_for_is_tried_again() {
     let mut c = Cluster::with(Product::OpenPbs, &["nodea"], Builder::fast, CONFIG);

@@ -77,7 +77,7 @@ fn ranks_are_bound() {
     });
 }
 
-/// A program without a rank sees no GPU then, an MPI launcher's daemon excepted: its children have ranks.
+/// A program without a rank sees no GPU. An MPI launcher's daemon is an exception: its children have ranks.
 #[test]
 fn each_gpu_has_a_daemon_and_each_rank_its_own_limit() {
     on_both(&["nodea", "nodeb"], |c| {
@@ -145,7 +145,7 @@ fn each_node_of_a_job_serves_its_own_gpu() {
     });
 }
 
-/// A daemon that keeps the terminal, or a descriptor of the prologue's, would make `qsub -I` hang.
+/// `qsub -I` would hang if a daemon kept the terminal, or a descriptor of the prologue's, open.
 #[test]
 fn an_interactive_job_ends_with_its_user() {
     for (product, classic) in [
@@ -229,7 +229,7 @@ fn more_tasks_than_a_gpu_takes_clients_are_told_once() {
     }
 }
 
-/// A refusal of the prologue itself would try the job again, or never deliver its output.
+/// The prologue itself must not refuse: the job would be tried again, or its output never delivered.
 #[test]
 fn a_refused_job_reads_why_once_and_its_script_does_not_run() {
     on_both(&["nodea"], |c| {

@@ -1,4 +1,4 @@
-//! OpenPBS without hooks: the classic prologue and epilogue, which are not told the account.
+//! OpenPBS without hooks: the classic prologue and epilogue, which do not get the account.
 
 use crate::jobs::{NoControl, attached, bare, begins, begun, client, ends, free, says, says_once};
 use tests::double::Builder;
@@ -81,7 +81,7 @@ fn without_printjob_a_job_that_asks_waits_and_no_other() {
     assert_eq!(c.state("nodea"), free());
 }
 
-/// If the site wants it so; and on several nodes in any case, since the others have no daemon.
+/// On one node if the site says so; on several nodes always, because the others have no daemon.
 #[test]
 fn a_job_whose_tasks_could_run_outside_mps_is_refused() {
     for (names, config, word) in [

@@ -1,4 +1,4 @@
-//! `mpsctl pbs install | uninstall | check`, and what a shell reads of `mpsctl env`.
+//! `mpsctl pbs install | uninstall | check`, and what a shell makes of `mpsctl env`.
 
 use crate::jobs::{attached_without_limits, begins, begun, client, says};
 use std::time::Instant;
@@ -39,7 +39,7 @@ fn a_prologue_of_the_site_is_never_touched() {
     );
     assert_eq!(node.read(file).unwrap(), own);
     checks(&mut c, 1, &["prologue' is the site's own and does not call us"]);
-    // The printed line works where it says.
+    // The printed line works in the place that it names.
     let line = text
         .lines()
         .find(|line| line.contains("mps-prologue"))
@@ -88,7 +88,7 @@ fn the_hook_needs_a_manager_and_is_read_back() {
         1,
         &["FAIL  this mom has no hook 'mpsd': jobs run without MPS"],
     );
-    // The classic scripts do without it.
+    // The classic scripts need no hook.
     c.nodes[0].sh("mpsctl pbs install --classic; mpsctl pbs check; mpsctl pbs uninstall");
     c.serve("operators", "root@elsewhere\n");
     let words = [
@@ -116,17 +116,17 @@ fn a_hook_is_installed_again_at_once_after_its_removal() {
     assert!(started.elapsed().as_secs() < 60, "bounded");
 }
 
-/// A mom may not have got the hook, or keep an older one.
+/// A mom may lack the hook, or keep an older one.
 #[test]
 fn check_finds_a_mom_that_has_no_hook_or_an_older_one() {
     let mut c = openpbs();
-    // Its jobs get the copy of the mom, and root of a node may not ask the server.
+    // The mom's copy counts for its jobs, and root of a node may not be allowed to ask the server.
     c.serve("hooks-denied", "yes");
     let hooks = "/var/spool/pbs/mom_priv/hooks";
     let copy = format!("{hooks}/mpsd.PY");
     let text = checks(&mut c, 0, &["OK    hook 'mpsd' is enabled"]);
     assert!(!text.contains("another version"), "{text}");
-    // A copy with what was filled in at an earlier installation is older too.
+    // A copy that an earlier installation filled in is older too.
     for change in ["sed -i 's/^LIMIT_S = .*/LIMIT_S = 7/'", "sed -i 1,999d"] {
         c.nodes[0].sh(&format!("{change} {copy}"));
         let line = format!("WARN  '{copy}' is another version's hook than the server's");
@@ -135,7 +135,7 @@ fn check_finds_a_mom_that_has_no_hook_or_an_older_one() {
     c.nodes[0].sh("rm /var/lib/mpsd/mpsd.py");
     let line = format!("WARN  '{copy}' is another version's hook than this mpsctl's");
     checks(&mut c, 0, &[&line]);
-    // Values that are the default are not written.
+    // A mom's file leaves out values that are the default.
     let attributes =
         "hook_name=mpsd\nevent=execjob_begin,execjob_launch,execjob_end,execjob_abort\norder=110\n";
     for (more, code, line) in [
@@ -152,7 +152,7 @@ fn check_finds_a_mom_that_has_no_hook_or_an_older_one() {
     checks(&mut c, 0, &["WARN  no mom runs here"]);
 }
 
-/// A configuration manager runs it again and again.
+/// A configuration manager runs it repeatedly.
 #[test]
 fn install_writes_only_what_is_not_so_already() {
     for product in Product::ALL {
@@ -163,7 +163,7 @@ fn install_writes_only_what_is_not_so_already() {
         assert!(!text.contains("wrote '"), "{text}");
         assert!(!text.contains("imported hook"), "{text}");
         assert_eq!(c.nodes[0].try_sh(&stat), before);
-        // What was changed is put right, and said.
+        // It repairs a changed file, and says so.
         let file = match product {
             Product::Torque => "/var/spool/torque/mom_priv/mpsd-job-starter",
             Product::OpenPbs => "/var/lib/mpsd/mpsd.py",
@@ -191,7 +191,7 @@ fn install_imports_a_hook_that_was_changed() {
     says(&c.nodes[0].sh("mpsctl pbs install"), &["imported hook"]);
 }
 
-/// A stock server counts GPUs and does not name them.
+/// A stock server counts GPUs and names none.
 #[test]
 fn check_warns_unless_something_names_the_gpus() {
     let mut c = openpbs();
@@ -224,7 +224,7 @@ fn check_warns_unless_something_names_the_gpus() {
         let text = checks(&mut c, 0, &[line]);
         assert_eq!(text.contains(advice), line != names, "{text}");
     }
-    // With a hook of pbs_cgroups' events PBS runs no classic epilogue.
+    // PBS runs no classic epilogue if a hook has the events of pbs_cgroups.
     c.nodes[0].sh("mpsctl pbs uninstall; mpsctl pbs install --classic");
     checks(
         &mut c,

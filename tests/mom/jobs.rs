@@ -1,4 +1,4 @@
-//! What the tests do with a job, and what they find of it without our own code.
+//! What the tests do with a job, and how they examine it without our own code.
 
 use serde_json::Value;
 use std::path::PathBuf;
@@ -61,14 +61,14 @@ pub fn task(c: &mut Cluster, job: &Job, at: usize, prefix: &str) -> Result<Ended
     c.task(job, at, &words.split(' ').collect::<Vec<_>>())
 }
 
-/// The record of such a client, which must end well.
+/// The record of such a client, which must succeed.
 pub fn task_client(c: &mut Cluster, job: &Job, at: usize, prefix: &str) -> Value {
     let ended = task(c, job, at, prefix);
     assert_eq!(ended, Ok(Ended::Code(0)), "{prefix} {:?}", c.output(job, at));
     c.records(at).remove(0)
 }
 
-/// A task that TM starts on a node ends with 1 and does not run its program; what its user reads.
+/// A task that TM starts on a node ends with 1 and does not run its program. Returns what its user reads.
 pub fn task_is_refused(c: &mut Cluster, job: &Job, at: usize) -> String {
     assert_eq!(task(c, job, at, ""), Ok(Ended::Code(1)));
     assert!(c.records(at).is_empty(), "the program ran");
@@ -86,7 +86,7 @@ pub fn says_once(text: &str, words: &[&str]) {
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 
-/// A record of a client that ran through a daemon of this job on this node, with these limits in force.
+/// Asserts that a client ran through a daemon of this job on this node, with these limits in force.
 pub fn attached(record: &Value, job: &Job, node: &str, sms: u64, limit_mib: Option<u64>) {
     let pipe = record["pipe_directory"].as_str().unwrap_or_default();
     let of_job = format!("/run/mpsd/jobs/{}/pipe", job.id);
@@ -105,7 +105,7 @@ pub fn attached_without_limits(record: &Value, job: &Job) {
     attached(record, job, "nodea", 132, None);
 }
 
-/// A record of a client that ran without MPS.
+/// Asserts that a client ran without MPS.
 pub fn bare(record: &Value) {
     assert_eq!(record["under_mps"], false, "{record}");
     assert_eq!(record["pipe_directory"], Value::Null, "{record}");
@@ -116,7 +116,7 @@ pub fn free() -> (String, String) {
     ("free".into(), String::new())
 }
 
-/// A node's control daemon that is not installed, until it is put back.
+/// A node without its control daemon, until it is put back.
 pub struct NoControl(PathBuf);
 
 impl NoControl {

@@ -1,4 +1,4 @@
-//! Our installed files under the moms of Torque and OpenPBS, each run as its mom runs it.
+//! Our installed files under simulated moms of Torque and OpenPBS, which run them as the real ones do.
 
 mod agent;
 mod auto;

@@ -20,7 +20,7 @@ fn hurried() -> Cluster {
     Cluster::with(Product::OpenPbs, &["nodea"], Builder::fast, "deadline_s = 5\n")
 }
 
-/// The same with GPUs whose server never gets ready, and with the hook as it is shipped.
+/// The same, with a server that never becomes ready and with the shipped hook's patience.
 fn hurried_in_vain() -> Cluster {
     let mut c = Cluster::with(Product::OpenPbs, &["nodea"], never_ready, "deadline_s = 5\n");
     c.impatient_mom = true;
@@ -53,7 +53,7 @@ fn the_resource_asks_as_the_account_does_and_may_not_contradict_it() {
     ends_unlaunched(&mut c, &job);
 }
 
-/// A stock server gives a number of GPUs and no names. If that leaves a doubt, the job is refused.
+/// A stock server gives a number of GPUs without names. If that leaves a doubt, the job is refused.
 #[test]
 fn a_stock_server_serves_whole_nodes_and_nodes_of_one_gpu() {
     for (here, gpus, place, mode) in [
@@ -157,7 +157,7 @@ fn waits(c: &Cluster, job: &Job, hooked: &Hooked, tries: u32) {
     assert_eq!(c.tries(job), tries, "{}", hooked.message);
 }
 
-/// An event of `job` on the first node, for which the mom did not wait.
+/// An event of `job` on the first node. The mom must not wait for it.
 fn at_once(c: &mut Cluster, job: &Job, event: &str) -> Hooked {
     let started = Instant::now();
     let hooked = c.hook(job, 0, event);
@@ -183,7 +183,7 @@ fn a_node_that_may_not_drain_itself_puts_its_job_back() {
     is_put_back(&mut c, "MPS=true", waits, 1);
 }
 
-/// A subjob in state W would break its array (docs/facts/pbs.md#tries-of-a-job), so its own process holds it back.
+/// A subjob in state W would break its array (docs/facts/pbs.md#tries-of-a-job), so its own process waits instead.
 #[test]
 fn a_subjob_is_put_back_late_and_never_waits_for_a_time() {
     let mut c = hurried();
@@ -201,7 +201,7 @@ fn a_subjob_is_put_back_late_and_never_waits_for_a_time() {
     c.is_as_before();
 }
 
-/// The mom does nothing else while execjob_begin or execjob_abort runs. execjob_launch runs in a process of the job.
+/// The mom does nothing else while execjob_begin or execjob_abort runs; execjob_launch runs in a process of the job.
 #[test]
 fn a_start_that_hangs_keeps_no_other_job_waiting() {
     let mut c = hurried_in_vain();
@@ -216,7 +216,7 @@ fn a_start_that_hangs_keeps_no_other_job_waiting() {
     says(&c.served(&format!("comments/{}", job.id)), &["MPS did not start"]);
     let note = c.state("nodea").1;
     assert!(note.starts_with("mpsd: ") && note.contains("not ready"), "{note}");
-    // The next start that works takes the note away.
+    // The next start that works removes the note.
     c.gpus[0].change(|node| node.faults.start = String::new());
     let next = begun(&mut c, "MPS=true");
     let withdrawn = wait_until(Duration::from_secs(5), || c.state("nodea") == free());
@@ -236,7 +236,7 @@ fn a_job_that_is_deleted_while_its_mps_starts_leaves_nothing() {
     c.is_as_before();
 }
 
-/// PBS holds in the end a job whose user breaks its start again and again, as it holds any job.
+/// If a job's user makes its start fail repeatedly, PBS holds the job in the end, as it holds any job.
 #[test]
 fn a_start_that_may_fail_by_its_users_doing_counts() {
     let mut c = hurried_in_vain();
@@ -251,7 +251,7 @@ fn a_start_that_may_fail_by_its_users_doing_counts() {
     at_once(&mut c, &job, "execjob_abort");
 }
 
-/// A job on 4,000 vnodes has such attributes. A word of a command line has at most 128 KiB.
+/// A job on 4,000 vnodes has such attributes, and a word of a command line has at most 128 KiB.
 #[test]
 fn attributes_may_be_longer_than_a_command_line() {
     let mut c = cluster(&["nodea"]);
@@ -270,7 +270,7 @@ fn attributes_may_be_longer_than_a_command_line() {
     ends_unlaunched(&mut c, &refused);
 }
 
-/// No file can be made anywhere on the node but in `/run`, where a job's MPS is.
+/// No file can be made anywhere on the node except in `/run`, which has a job's MPS.
 #[test]
 fn an_end_needs_no_directory_for_temporary_files() {
     let mut c = cluster(&["nodea"]);
@@ -279,7 +279,7 @@ fn an_end_needs_no_directory_for_temporary_files() {
     c.nodes[0].sh(&format!(
         "for d in {places}; do mkdir -p $d; mount -t tmpfs -o nr_inodes=12 tmpfs $d; done"
     ));
-    // Makes the files that the mom itself writes for a hook.
+    // This makes the files that the mom itself writes for a hook.
     let plain = c.job("");
     c.hook(&plain, 0, "execjob_launch");
     let fill = "i=0; while touch $d/f$i; do i=$((i+1)); done 2>/dev/null";
@@ -372,7 +372,7 @@ fn an_end_that_left_something_is_logged_with_its_code_and_last_line() {
     }
 }
 
-/// Calls and attributes of PBS that raise an error instead. `pbs.logmsg` does so in a release built with a newer Python.
+/// Calls and attributes of PBS, each of which raises an error here. `pbs.logmsg` does so in a release built with a newer Python.
 const RAISING: [&str; 14] = [
     "logmsg",
     "id",
@@ -405,7 +405,7 @@ fn a_job_that_did_not_ask_imports_nothing_and_starts_no_process() {
     let starts = |hooked: &Hooked| hooked.imported.contains(&"subprocess".to_owned());
     let asking = c.job("MPS=true");
     assert!(starts(&c.hook(&asking, 0, "execjob_end")));
-    // If something hung in the driver, the end of any job looks at it again. No earlier event does.
+    // The end of any job looks again at what hung in the driver. No earlier event does.
     c.nodes[0].sh("mkdir -p /run/mpsd; touch /run/mpsd/look-again");
     for (event, looks) in [
         ("execjob_begin", false),
@@ -471,7 +471,7 @@ fn qsub_takes_a_job_where_the_hook_fails() {
         let job = Job::new("", "proj1,MPS=true,MPS_THREADS=25");
         let queued = c.hook(&job, 0, "queuejob");
         assert!(queued.accepted(), "{name}: {}", queued.message);
-        // The nodes read what the job has now.
+        // The nodes read the job's present request.
         let account = queued.account.unwrap_or_default();
         let moved = queued.resources["mps"].is_some();
         assert!(moved || account == job.account, "{name}: lost: {account}");

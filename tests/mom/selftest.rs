@@ -1,4 +1,4 @@
-//! `mpsctl selftest` of an ordinary user by qsub. The test is the server, and a job's probe is a client of the double.
+//! `mpsctl selftest` of an ordinary user by qsub. The test plays the server, and a client of the double plays the probe.
 
 use crate::jobs::{begins, on_both, says};
 use std::os::unix::fs::PermissionsExt as _;
@@ -111,7 +111,7 @@ fn a_healthy_node_passes() {
     });
 }
 
-/// Nothing of ours is in the mom, and the job itself says so.
+/// The mom has nothing of ours, and the job itself reports that.
 #[test]
 fn a_node_without_our_prologue_fails() {
     let mut c = Cluster::new(Product::Torque, &["nodea"]);
@@ -129,7 +129,7 @@ fn a_node_without_our_prologue_fails() {
     );
 }
 
-/// The real probe: no machine without a GPU has the library.
+/// With the real probe, because no machine without a GPU has the library.
 #[test]
 fn a_node_without_libcuda_is_told_as_that() {
     let mut c = Cluster::new(Product::Torque, &["nodea"]);
@@ -165,7 +165,7 @@ fn a_late_job_and_the_job_of_an_interrupted_selftest_are_deleted() {
     is_deleted(&c, "1.pbsserver");
 }
 
-/// The job is in the queue, and its submitter does not know its number.
+/// The job is in the queue, and its submitter does not know its id.
 #[test]
 fn a_job_whose_qsub_does_not_answer_is_deleted() {
     for (product, wait, interrupted, words) in [
@@ -189,7 +189,7 @@ fn a_job_whose_qsub_does_not_answer_is_deleted() {
     }
 }
 
-/// The output could not come back: another directory is on this host alone, or everybody's.
+/// The output could not come back: another directory exists only on this host, or belongs to everybody.
 #[test]
 fn without_a_home_for_the_output_nothing_is_submitted() {
     let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);

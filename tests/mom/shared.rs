@@ -1,4 +1,4 @@
-//! Jobs of one user that share an MPS, because the PBS may give their GPU to several jobs.
+//! Jobs of one user that share an MPS, because PBS may give their GPU to several jobs.
 
 use crate::jobs::{NoControl, bare, begins, ends, run_ends, says, says_once, task_client};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use tests::double::look::wait_until;
 use tests::mom::cluster::{Cluster, Job, OTHER_USER, Product, Verdict};
 use tests::mom::wire::Ended;
 
-/// Torque's jobs say that they share their GPU, an OpenPBS' site does. Its `auto` is no limit here.
+/// Under Torque each job says that it shares its GPU; under OpenPBS the site does. `auto` limits nothing here.
 fn on_both(names: &[&str], test: impl Fn(&mut Cluster)) {
     let auto = "\n[defaults]\nmem = \"auto\"\n";
     for (product, own) in [
@@ -41,7 +41,7 @@ fn client(c: &mut Cluster, job: &Job) -> Value {
     c.records(0).remove(0)
 }
 
-/// The pid of the daemon that serves a client of the job. It is the one that its user's jobs share on the first GPU.
+/// The pid of the daemon that serves a client of the job. Asserts that it is the user's shared daemon on the first GPU.
 fn shared_daemon(c: &mut Cluster, job: &Job) -> u64 {
     let record = client(c, job);
     is_shared(c, job, &record);
@@ -71,7 +71,7 @@ fn working(c: &mut Cluster, job: &Job, seconds: &str) -> i32 {
     pid
 }
 
-/// The job's end ends its client.
+/// The job's end ends its client, which was at work until then.
 fn ends_at_work(c: &mut Cluster, job: &Job) {
     c.end(job, 265);
     let told = wait_until(Duration::from_secs(10), || {
@@ -168,7 +168,7 @@ fn a_job_that_comes_again_under_its_id_disturbs_no_other() {
     });
 }
 
-/// A restart of the mom kills what is in its cgroup. Later the server has forgotten the one job, and no epilogue came.
+/// A restart of the mom kills the mom's cgroup, but no MPS. Later the server forgets one job, for which no epilogue runs.
 #[test]
 fn a_mom_and_a_job_that_are_killed_take_no_other_job_along() {
     on_both(&["nodea"], |c| {
@@ -185,7 +185,7 @@ fn a_mom_and_a_job_that_are_killed_take_no_other_job_along() {
             );
         }
         c.nodes[0].signal(works[0], 9);
-        // The job's client has lost its parent and works on. Its end ends it, and not the other's.
+        // The job's client has lost its parent and still works. The job's end ends this client, and not the other's.
         ends_at_work(c, &jobs[0]);
         let clients = c.nodes[0].sh("ps -eo args= | grep -c '^[^ ]*/fake-cuda-client'");
         assert_eq!(clients.trim(), "1");
@@ -210,7 +210,7 @@ fn a_mom_and_a_job_that_are_killed_take_no_other_job_along() {
     });
 }
 
-/// What a user traces into starting a program there would outlive the job's limits.
+/// A user can trace a process in that cgroup and start a program there, which would outlive the limits of the job.
 #[test]
 fn what_a_user_brings_into_its_cgroup_ends_when_a_job_leaves() {
     let c = &mut Cluster::new(Product::Torque, &["nodea"]);
@@ -227,7 +227,7 @@ fn what_a_user_brings_into_its_cgroup_ends_when_a_job_leaves() {
         sleeper
     };
     let sleepers = [brought(c), brought(c)];
-    // The daemon starts another server, which root did not prove.
+    // The daemon starts another server, which root has not proved.
     let server =
         |c: &mut Cluster| c.nodes[0].sh("ps -C nvidia-cuda-mps-server -o pid= --sort=pid | tail -n 1");
     let first = server(c);
@@ -244,8 +244,7 @@ fn what_a_user_brings_into_its_cgroup_ends_when_a_job_leaves() {
     ends(c, &jobs[1]);
 }
 
-/// The mom's child and its own child are killed while they begin the MPS for the first job, and what they had started with them or
-/// not.
+/// The prologue and its worker are killed while they begin the MPS for the first job, with and without what they have started.
 #[test]
 fn a_begin_that_is_killed_leaves_the_next_job_its_mps() {
     let slow = |node: Builder| node.fast().times(|times| times.server_ready = (600, 600));
@@ -271,7 +270,7 @@ fn a_begin_that_is_killed_leaves_the_next_job_its_mps() {
     }
 }
 
-/// Longer than any other lock is waited for.
+/// It waits longer for this lock than for any other.
 #[test]
 fn a_job_waits_for_the_slow_begin_of_another() {
     let slow = |node: Builder| node.fast().times(|times| times.server_ready = (7000, 7000));
@@ -292,7 +291,7 @@ fn a_job_waits_for_the_slow_begin_of_another() {
     ends(&mut c, &jobs[1]);
 }
 
-/// On a sister too, and if one of the jobs does not begin on the first node: Torque then runs no epilogue on the sister.
+/// Also on a sister, and if a job fails to begin on the first node: Torque then runs no epilogue on the sister.
 #[test]
 fn jobs_of_two_nodes_share_a_daemon_on_each() {
     on_both(&["nodea", "nodeb"], |c| {

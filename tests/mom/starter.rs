@@ -13,7 +13,7 @@ use tests::mom::wire::{Ended, Run, Stream};
 
 const CONFIG: &str = "/var/spool/torque/mom_priv/config";
 const STARTER: &str = "/var/spool/torque/mom_priv/mpsd-job-starter";
-/// A site that lets no job start whose tasks could run outside its MPS.
+/// This site starts no job whose tasks could run outside its MPS.
 const STRICT: &str = "[pbs]\nunattached_tasks = \"refuse\"\n";
 
 fn cluster(names: &[&str]) -> Cluster {
@@ -58,7 +58,7 @@ fn install_writes_the_line_once_and_uninstall_takes_it_back() {
     assert!(text.ends_with(&line), "{text}");
     node.sh("mpsctl pbs install");
     assert_eq!(node.read(CONFIG).unwrap(), text);
-    // The mom still starts tasks through the file.
+    // The mom still starts tasks through this file.
     says(&node.sh_exits(1, "mpsctl pbs uninstall"), &["run this again"]);
     assert_eq!(node.read(CONFIG).unwrap(), "$logevent 255\n");
     assert!(node.read(STARTER).is_some());
@@ -146,7 +146,7 @@ fn a_sister_that_cannot_attach_keeps_the_job_from_starting() {
     ends(&mut c, &job);
 }
 
-/// Torque would requeue a job for ever if its prologue.parallel failed. It runs no epilogue on the sister, so a record stays there.
+/// A failing prologue.parallel would make Torque requeue the job forever. Torque runs no epilogue there, so a record stays.
 #[test]
 fn a_refusal_on_two_nodes_takes_no_sister_down() {
     let mut c = cluster(&["nodea", "nodeb"]);
@@ -171,7 +171,7 @@ fn a_refusal_on_two_nodes_takes_no_sister_down() {
     }
 }
 
-/// The server does not say which GPUs of the sister are the job's.
+/// The server does not say which GPUs of the sister belong to the job.
 #[test]
 fn what_a_sister_alone_refuses_its_tasks_are_told() {
     let mut c = cluster(&["nodea", "nodeb"]);
@@ -186,7 +186,7 @@ fn what_a_sister_alone_refuses_its_tasks_are_told() {
     ends(&mut c, &job);
 }
 
-/// An MPI launcher passes its own variables: a GPU by UUID, or by the number that its daemon has on the first node.
+/// An MPI launcher passes its own variables on: a GPU's UUID, or its number under the first node's daemon.
 #[test]
 fn a_task_with_the_first_nodes_variables_has_its_own_nodes_mps() {
     let mut c = cluster(&["nodea", "nodeb"]);
@@ -279,7 +279,7 @@ fn a_starter_of_the_site_stays_and_may_call_ours() {
     c.end(&job, 0);
 }
 
-/// Such a mom starts tasks itself, as the job's user. Only TM's own tasks are not attached then, and the job is told.
+/// Such a mom starts tasks itself, as the job's user. Then only TM's tasks are not attached, and the job is told.
 #[test]
 fn a_mom_that_would_run_it_as_root_or_otherwise_is_given_no_starter() {
     let mut c = cluster(&["nodea"]);
@@ -315,7 +315,7 @@ fn a_mom_that_would_run_it_as_root_or_otherwise_is_given_no_starter() {
     instead(node, "");
     node.sh("chmod 0750 /var/spool/torque/mom_priv");
     let text = is_left_out(node, "users may not pass '/var/spool/torque/mom_priv'");
-    // The package's removal removes that directory.
+    // Removing the package removes that directory.
     assert!(!text.contains("/usr/libexec"), "{text}");
 }
 
@@ -397,7 +397,7 @@ fn what_the_starter_cannot_read_stops_no_task() {
     c.nodes[0].sh(&format!("chmod 0600 {record}; {clear}"));
     bare(&task_client(&mut c, &asking, 0, ""));
     says_once(&c.told(&asking), &[&record]);
-    // A command that asks for MPS by its name still fails.
+    // A command that names mpsctl itself still fails.
     let words = format!("/usr/bin/mpsctl exec -- {}", Cluster::client_on("nodea"));
     let run = c.user_process(&asking, 0, &words.split(' ').collect::<Vec<_>>());
     assert_eq!(c.nodes[0].run(run), Ended::Code(2));

@@ -1,4 +1,4 @@
-//! Torque: how it numbers GPUs, what a failure does to a job and its nodes, and what Torque itself gets wrong.
+//! Torque: how it numbers GPUs, what a failure does to a job and its nodes, and Torque's own faults.
 
 use crate::jobs::{
     NoControl, attached_without_limits, begins, begun, client, ends, free, never_ready, says, shell,
@@ -26,13 +26,13 @@ fn with_a_short_alarm(gpus: impl Fn(Builder) -> Builder, config: &str) -> Cluste
     c
 }
 
-/// Runs one of the scripts on a node, which must end with `code`. An epilogue gets the job's exit code.
+/// Runs one of the scripts on a node; it must end with `code`. An epilogue gets the job's exit code.
 fn script_ends(c: &mut Cluster, job: &Job, at: usize, name: &str, of_job: Option<i32>, code: i32) {
     let ended = c.torque_script(job, at, name, of_job);
     assert_eq!(ended, Ended::Code(code), "{name}: {:?}", c.output(job, at));
 }
 
-/// Torque confines no task. Its number is CUDA's index, and not the number in the device file's name.
+/// Torque confines no task. Its number is CUDA's index, not the number in the device file's name.
 #[test]
 fn a_gpu_number_is_the_index_that_cuda_counts() {
     let crossed = |node: Builder| {
@@ -84,7 +84,7 @@ fn ranks_are_bound_to_the_gpus_near_their_cores() {
     c.end(&job, 0);
 }
 
-/// No record can be left, or our starter is not there to tell it: Torque then never delivers the job's output.
+/// If no record can be left, or our starter is missing, nothing else could tell why: Torque never delivers the job's output.
 #[test]
 fn a_refused_job_is_aborted_if_its_tasks_could_not_tell_why() {
     let mut c = cluster(&["nodea"]);
@@ -124,7 +124,7 @@ fn a_prologue_that_may_not_drain_its_node_holds_its_exit_back() {
     );
 }
 
-/// The mom waits for the parent, whose child does the work. Torque takes a signal's end for success.
+/// The mom waits for the parent, whose child does the work. Torque takes an end by a signal for success.
 #[test]
 fn a_prologue_whose_worker_dies_of_a_signal_fails() {
     let mut c = Cluster::with(Product::Torque, &["nodea"], never_ready, "");
@@ -149,7 +149,7 @@ fn a_prologue_whose_worker_dies_of_a_signal_fails() {
     assert_eq!(c.state("nodea"), free());
 }
 
-/// Else the mom's SIGKILL would end them after 8 s.
+/// Otherwise the mom's SIGKILL would end them after 8 s.
 #[test]
 fn a_start_that_hangs_and_an_end_that_its_user_holds_up_end_below_the_moms_limit() {
     let mut c = with_a_short_alarm(never_ready, "");
@@ -166,7 +166,7 @@ fn a_start_that_hangs_and_an_end_that_its_user_holds_up_end_below_the_moms_limit
     ends(&mut c, &job);
 }
 
-/// Torque takes a sister down whose prologue.parallel fails, and a user can make a start fail.
+/// Torque takes a sister down if its prologue.parallel fails, and a user can make a start fail.
 #[test]
 fn a_start_that_fails_on_a_sister_is_told_by_its_tasks_and_does_not_take_it_down() {
     let mut c = Cluster::with(
@@ -185,7 +185,7 @@ fn a_start_that_fails_on_a_sister_is_told_by_its_tasks_and_does_not_take_it_down
     c.is_as_before();
 }
 
-/// pbs_sched deletes a job whose nodes are down. It keeps a job that waits for an offline node.
+/// pbs_sched deletes a job if its nodes are down, but keeps a job that waits for an offline node.
 #[test]
 fn a_fault_on_a_sister_requeues_the_job_and_takes_the_sister_offline_and_not_down() {
     for named in [false, true] {
@@ -202,7 +202,7 @@ fn a_fault_on_a_sister_requeues_the_job_and_takes_the_sister_offline_and_not_dow
         assert!(note.starts_with(&reason), "{note}");
         assert_eq!(c.state("nodea"), free());
         says(&c.told(&job), &[&format!("node 'nodeb': {reason}")]);
-        // Torque runs no epilogue on the sister: the next job's begin there removes what was recorded.
+        // Torque runs no epilogue on the sister. The next job's start there removes the record.
         let next = c.job("").on(&[&[], &[]]);
         c.torque_files(&next);
         script_ends(&mut c, &next, 1, "prologue.parallel", None, 0);
@@ -245,7 +245,7 @@ fn a_missing_program_holds_a_job_that_asks_and_no_other() {
         limit_ms: 1500,
         ..c.torque_run(&job, 0, "prologue", None)
     };
-    // It holds the job back: Torque would try again at once.
+    // It holds the job back, because Torque would try again at once.
     assert_eq!(c.nodes[0].run(run), Ended::Limit);
     says(
         &c.told(&job),
@@ -253,7 +253,7 @@ fn a_missing_program_holds_a_job_that_asks_and_no_other() {
     );
 }
 
-/// A sister whose job failed to begin, and which has lost the process that watches for that: Torque runs no epilogue there.
+/// A sister whose job failed to begin and whose watching process is gone. Torque runs no epilogue there.
 fn leaked(c: &mut Cluster) -> (Job, NoControl) {
     let job = c.job("MPS=true").on(&[&[0], &[1]]);
     let fault = NoControl::on(c, 0);
@@ -325,7 +325,7 @@ fn a_sister_of_a_job_that_does_not_begin_ends_its_mps_by_itself() {
     c.is_as_before();
 }
 
-/// Torque takes a sister down whose epilogue.parallel fails, and a user can keep an epilogue from its end.
+/// Torque takes a sister down if its epilogue.parallel fails, and a user can keep an epilogue from ending.
 #[test]
 fn an_epilogue_that_cannot_end_a_job_does_not_take_its_node_down() {
     let mut c = configured(&["nodea", "nodeb"], "deadline_s = 3\n");

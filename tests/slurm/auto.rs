@@ -1,4 +1,4 @@
-//! `--mps=auto`, by its flag and for the jobs of a partition: who has MPS, in jobs and in steps.
+//! `--mps=auto`, by its flag and for the jobs of a partition: which jobs and steps have MPS.
 
 use anyhow::{Result, ensure};
 use tests::slurm::{Options, Record, Simulated};
@@ -27,7 +27,7 @@ pub const GROUP: Group = Group {
     )
 };
 
-/// The same where shards let jobs share a GPU.
+/// The same with shards, by which jobs share a GPU.
 pub const SHARDS: Group = Group {
     options: || Options {
         gres_types: vec!["shard".into()],
@@ -41,7 +41,7 @@ pub const SHARDS: Group = Group {
     }
 };
 
-/// What `srun WORDS` gives: whether each task is under MPS.
+/// Checks whether each task of `srun WORDS` is under MPS.
 fn check(cell: &Context, words: &str, tasks: usize, under_mps: bool) -> Result<()> {
     let all = cell.clients(words, "--hold 0.1")?;
     let right = |record: &Record| record.error.is_none() && record.under_mps == under_mps;
@@ -93,7 +93,7 @@ fn a_share_has_mps_and_a_whole_gpu_only_for_tasks_that_meet(cell: &Context) -> R
     Ok(())
 }
 
-/// Which tasks of these steps, in their order, are under MPS.
+/// Whether each task is under MPS, for these steps in their order.
 fn steps(cell: &Context, job: &str, steps: &[&str]) -> Result<Vec<bool>> {
     let client = cell.client("--hold 0.1");
     let lines = steps
@@ -118,7 +118,7 @@ fn a_step_has_what_its_job_could_not_know(cell: &Context) -> Result<()> {
         let expected = [false, true, true, true, true, false, false, false, true];
         ensure!(under == expected, "{job}: {under:?}");
     }
-    // A step of a job that did not ask, and one of a job that opted out.
+    // A step of a job that did not ask, and a step of a job that opted out.
     let under = steps(
         cell,
         "salloc -p main -w node1 -n2 --gres=gpu:1",
@@ -131,13 +131,13 @@ fn a_step_has_what_its_job_could_not_know(cell: &Context) -> Result<()> {
         &["-n2"],
     )?;
     ensure!(under == [false, false], "{under:?}");
-    // The job has its MPS, and so have its steps.
+    // The job has its MPS, so its steps have it too.
     let under = steps(cell, "salloc -p auto -w node1 -n2 --gres=gpu:1", &["-n1", "-n2"])?;
     ensure!(under == [true, true, true], "{under:?}");
     Ok(())
 }
 
-/// The flags are lost on the way to the script's steps, and what root found is not.
+/// The script's steps lose the flags (`--export=NONE`), but not what root found.
 fn a_job_without_a_number_of_tasks_is_decided_by_its_steps(cell: &Context) -> Result<()> {
     let client = cell.client("--hold 0.1");
     let script =

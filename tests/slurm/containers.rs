@@ -1,5 +1,5 @@
-//! Tasks in containers, as pyxis starts them: a plugin behind our line takes each task into namespaces of its own, and our
-//! second line behind that plugin looks whether the task still sees its MPS.
+//! Tasks in containers, as pyxis starts them. A plugin behind our line takes each task into its own namespaces. Our
+//! second line, behind that plugin, checks that the task still sees its MPS.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::{fs, path::Path};
@@ -25,7 +25,7 @@ pub const GROUP: Group = Group {
     )
 };
 
-/// The double of pyxis, and our second line behind it.
+/// The double of pyxis, and our second line after it.
 fn prepare(bed: &mut Bed) -> Result<Simulated> {
     let nodes = Simulated::install(bed, "", |node| node)?;
     let double = bed.dir().join("lib/container.so");
@@ -90,7 +90,7 @@ fn a_batch_script_reads_why(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Slurm runs it where the task is by then (docs/containers.md#enroot-and-pyxis).
+/// The task is in the container when Slurm looks for the prolog (docs/containers.md#enroot-and-pyxis).
 fn without_the_task_prolog_slurm_names_it(cell: &Context) -> Result<()> {
     let done = srun(cell, "--mps -n1", "prolog")?.fails()?;
     holds(!done.stdout.contains("ran\n"), &done)?;

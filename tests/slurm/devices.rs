@@ -1,8 +1,8 @@
-//! Nodes whose GPUs are listed otherwise than NVML counts them: MPS is on the GPU that the same job has without it. The
-//! site matrix holds this of most lists. Here stand the lists and requests that it does not have, and the check of lists.
+//! Nodes that list their GPUs in another way than NVML counts them: MPS is on the GPU that the same job has without it.
+//! The site matrix tests this for most lists. Here are other lists and requests, and the check of lists.
 //!
-//! The measure is the job without `--mps`: a client that counts, as CUDA does, the GPUs whose device files it may open, in
-//! the order of the bus, and takes those that `CUDA_VISIBLE_DEVICES` names.
+//! The measure is the job without `--mps`. Its client counts, as CUDA does, the GPUs with device files that it may
+//! open, in the order of the bus. It takes those that `CUDA_VISIBLE_DEVICES` names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -36,7 +36,7 @@ const fn confined(name: &'static str, options: fn() -> Options, cells: &'static 
     }
 }
 
-/// `File=/dev/nvidia[0-3]` on a node whose bus order is 2, 3, 0, 1, as sites show it.
+/// `File=/dev/nvidia[0-3]` on a node with the bus order 2, 3, 0, 1, as sites have it.
 pub const MINORS: Group = confined(
     "devices_minors",
     || constrained(minors()),
@@ -47,15 +47,15 @@ pub const MINORS: Group = confined(
     ],
 );
 
-/// The same where the numbers confine nothing.
+/// The same without ConstrainDevices.
 pub const MINORS_FREE: Group = group("devices_minors_free", minors, cells![the_check_warns]);
 
 const TYPES: &[Cell] = cells![each_type_has_its_gpu, a_forged_list_is_refused];
 
-/// Types listed against the order of the bus.
+/// Types that are listed against the order of the bus.
 pub const REVERSED: Group = confined("devices_reversed", || constrained(reversed()), TYPES);
 
-/// The same where the numbers confine nothing.
+/// The same without ConstrainDevices.
 pub const REVERSED_FREE: Group = group("devices_reversed_free", reversed, TYPES);
 
 const UNMANAGED: &[Cell] = cells![a_gpu_that_slurm_does_not_manage_is_named];
@@ -63,10 +63,10 @@ const UNMANAGED: &[Cell] = cells![a_gpu_that_slurm_does_not_manage_is_named];
 /// A GPU that Slurm does not know: every task can open it, and number 0 leads CUDA to it.
 pub const PARTIAL: Group = confined("devices_partial", || constrained(partial()), UNMANAGED);
 
-/// The same where the numbers confine nothing.
+/// The same without ConstrainDevices.
 pub const PARTIAL_FREE: Group = group("devices_partial_free", partial, UNMANAGED);
 
-/// A list that leaves out the last GPU of the bus is no reason to refuse a job.
+/// If a list leaves out only the last GPU of the bus, no job is refused.
 pub const FIRST: Group = confined(
     "devices_first",
     || constrained(options(&[0, 1, 2], "gpu:2", "Name=gpu File=/dev/nvidia[0-1]\n")),
@@ -101,7 +101,7 @@ fn constrained(options: Options) -> Options {
     options.with_cgroups(&["ConstrainDevices=yes"])
 }
 
-/// The GPUs of each task, by local rank, of a job with these words: the same with and without MPS.
+/// The GPUs of each task, by local rank, of a job with these words. Checks that they are the same without MPS.
 fn same(cell: &Context, words: &str) -> Result<Vec<Vec<String>>> {
     let mut found = Vec::new();
     for mps in ["", "--mps "] {
@@ -122,7 +122,7 @@ fn jobs_have_the_listed_gpus(cell: &Context) -> Result<()> {
     only_own_gpus_are_exclusive(cell, "--gres=gpu:1")
 }
 
-/// No other GPU of the node changes its compute mode while the job runs.
+/// Only the job's own GPUs change their compute mode while it runs.
 fn only_own_gpus_are_exclusive(cell: &Context, words: &str) -> Result<()> {
     let node = &cell.nodes.nodes[0];
     let own: BTreeSet<String> = same(cell, words)?.concat().into_iter().collect();
@@ -142,7 +142,7 @@ fn only_own_gpus_are_exclusive(cell: &Context, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// Two steps in an allocation without MPS, each with a daemon on its own GPU.
+/// Two steps in an allocation without MPS, each with its own daemon on its own GPU.
 fn steps_at_once_have_a_gpu_each(cell: &Context) -> Result<()> {
     let mut found = Vec::new();
     for mps in ["", "--mps"] {
@@ -181,7 +181,7 @@ fn the_check_is_content(cell: &Context) -> Result<()> {
     )
 }
 
-/// It names the lines whose numbers lead to other GPUs.
+/// It names the lines of gres.conf that lead to other GPUs.
 fn the_check_warns(cell: &Context) -> Result<()> {
     let said = check(cell)?;
     let warns = |line: &String| line.starts_with("WARN  ") && line.contains("gres.conf' line ");
@@ -200,7 +200,7 @@ fn each_type_has_its_gpu(cell: &Context) -> Result<()> {
     holds(both.len() == 2, &both)
 }
 
-/// The user's text looks like what the controller says of the job.
+/// The user's text looks like the controller's answer about the job.
 fn a_forged_list_is_refused(cell: &Context) -> Result<()> {
     let forged = "x Nodes=node[1-2] GRES=gpu:2(IDX:0-1)";
     let argv = ["srun", "--mps", "-J", forged, "--gres=gpu:a:1", "true"];
@@ -212,8 +212,8 @@ fn a_forged_list_is_refused(cell: &Context) -> Result<()> {
     says(&done.stderr, &["2 lists of them"])
 }
 
-/// Slurm gives the job `/dev/nvidia1`, and CUDA would lead it to the other GPU: refused in one line that says so, and
-/// nothing is done to either.
+/// Slurm gives the job `/dev/nvidia1`, but CUDA would take the other GPU. The job is refused in one line that says so,
+/// and neither GPU is touched.
 fn a_gpu_that_slurm_does_not_manage_is_named(cell: &Context) -> Result<()> {
     let node = &cell.nodes.nodes[0];
     let without = cell.clients("--gres=gpu:1", "")?;
@@ -254,7 +254,7 @@ const LISTS: [(&str, &str); 9] = [
     ("gpu", "Name=gpu File=/dev/nvidia3\n"),
 ];
 
-/// This host, where a device's minor number is the one in its name: the node's own `/dev` is not ours.
+/// This host, except that a device's minor number is the number in its name: the node's own `/dev` is not ours.
 struct ByName;
 
 impl Host for ByName {
@@ -286,7 +286,7 @@ impl Host for ByName {
     }
 }
 
-/// The list that we read of a gres.conf is the list that `slurmd -G` prints, in its order.
+/// We read the same list from a gres.conf as `slurmd -G` prints, in the same order.
 fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
     let bed = &cell.bed;
     let conf = fs::read_to_string(bed.dir().join("etc/slurm.conf"))?;
@@ -310,7 +310,7 @@ fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The files of a job with every place of the list, on a node with just these GPUs.
+/// The files of a job with every place of the list, on a node with only these GPUs.
 fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let places: Vec<String> = (0..files.len()).map(|place| place.to_string()).collect();
     let (conf, places) = (conf.display().to_string(), places.join(","));
@@ -320,7 +320,7 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
             "SLURM_STEP_GPUS" | "CUDA_VISIBLE_DEVICES" => &places,
             "SLURMD_NODENAME" => "node1",
             "SLURM_JOB_ID" | "SLURM_JOB_UID" => "7",
-            // For a job on a node with several types the controller is asked, which may have a job 7.
+            // On a node with several types the controller is asked about the job, and it may have a job 7.
             "SLURM_STEP_ID" => "0",
             _ => return None,
         };

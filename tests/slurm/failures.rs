@@ -1,7 +1,7 @@
-//! What goes wrong, and what the scheduler, the node and the user make of it, under both words of plugstack.conf.
+//! What goes wrong, and what the scheduler, the node and the user see of it, with both words of plugstack.conf.
 //!
-//! A refusal never drains. A fault drains with our reason. What could be either requeues and does not drain. A job that
-//! did not ask runs through all of it.
+//! A refusal never drains. A fault drains with our reason. If the user may be the cause, the job is requeued and
+//! nothing is drained. Meanwhile jobs that did not ask run.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ pub const REQUIRED: Group = Group {
     ..Group::required("failures_required", CELLS)
 };
 
-/// A requeued job starts again soon: Slurm waits as long as its credential is valid.
+/// A requeued job starts again soon, because Slurm waits only as long as its credential is valid.
 pub const HELD: Group = Group {
     prepare: |bed| {
         starts_again_soon(bed);
@@ -72,8 +72,8 @@ fn never_ready(cell: &Context) -> Result<Changed> {
 
 const SRUN: &str = "srun --mps -w node1 --gres=gpu:1";
 
-/// Variables of the user's that Slurm takes for options. The first reaches the step without the client's check, and what
-/// the prolog left is in force there. The client checks the others.
+/// The user's variables that Slurm takes for options. The first reaches the step unchecked, but the prolog's limits
+/// apply there. The client checks the others.
 fn forged_options_gain_nothing(cell: &Context) -> Result<()> {
     let forged = [("_SLURM_SPANK_OPTION_mps_mps_threads", "999;reboot")];
     let command = "srun --mps --mps-threads=50 --gres=gpu:1";
@@ -92,7 +92,7 @@ fn forged_options_gain_nothing(cell: &Context) -> Result<()> {
     cell.check_in_service()
 }
 
-/// More than the site's ceilings, and a GPU in MIG mode.
+/// Requests above the site's ceilings, and a GPU in MIG mode.
 fn a_request_that_the_node_cannot_serve_is_refused(cell: &Context) -> Result<()> {
     cell.check_refused(&format!("{SRUN} --mps-threads=90"), &["90", "60"])?;
     cell.check_refused(&format!("{SRUN} --mps-mem=9G"), &["9", "8"])?;
@@ -127,7 +127,7 @@ fn no_control_daemon_drains_with_our_reason(cell: &Context) -> Result<()> {
     let control = cell.nodes.node("node1")?.control();
     let away = control.with_extension("away");
     fs::rename(&control, &away)?;
-    // Path and cause are whole: Slurm has no limit of 79 bytes.
+    // Path and cause are whole, because Slurm has no limit of 79 bytes.
     let place = control.display().to_string();
     let outcome = check_fault(cell, &["control daemon", &place, "No such file"]);
     fs::rename(&away, &control)?;
@@ -145,7 +145,7 @@ fn dead_nvml_drains_with_our_reason(cell: &Context) -> Result<()> {
     check_repaired(cell)
 }
 
-/// The user's own processes could be the cause: PENDING again, not FAILED, and the node stays in service.
+/// The user's own processes could be the cause. The job is PENDING again, not FAILED, and the node stays in service.
 fn a_server_never_ready_requeues_a_batch_job_and_refuses_srun(cell: &Context) -> Result<()> {
     let changed = never_ready(cell)?;
     let job = cell.submit("--mps --gres=gpu:1 --requeue", "echo ran")?;
@@ -170,7 +170,7 @@ pub fn comment(cell: &Context, job: u32) -> Result<String> {
         .to_owned())
 }
 
-/// The job has the reason in its comment, behind the user's own, each time; and does not come back for ever.
+/// Each time the reason stands in the job's comment, after the user's own. The job does not come back forever.
 fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
     let changed = never_ready(cell)?;
     let words = [
@@ -184,7 +184,7 @@ fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
     let job = cell.bed.sbatch(&cell.user, &words, "echo ran")?;
     let outcome = is_held_and_told(cell, job);
     drop(changed);
-    // Its user releases it, and nothing is said any more of starts that failed.
+    // Its user releases it. After that nothing mentions the failed starts.
     let outcome = outcome.and_then(|()| {
         cell.root(&format!("scontrol release {job}"))?;
         cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
@@ -223,7 +223,7 @@ fn is_held_and_told(cell: &Context, job: u32) -> Result<()> {
     })
 }
 
-/// Whether the job's output has so many lines of ours, and the last says this.
+/// Whether the job's output has this many lines of ours, and the last one says this.
 fn output_says(cell: &Context, job: u32, lines: usize, words: &str) -> bool {
     let said = cell.output(job);
     let ours: Vec<_> = said.lines().filter(|line| line.contains("mps: job ")).collect();
@@ -232,7 +232,7 @@ fn output_says(cell: &Context, job: u32, lines: usize, words: &str) -> bool {
     ours.len() == lines && ours.last().is_some_and(told)
 }
 
-/// An administrator requeued it once while its MPS was well.
+/// An administrator requeued the job once while its MPS was well.
 fn a_restart_of_another_cause_does_not_count(cell: &Context) -> Result<()> {
     let job = cell.submit(&format!("{ONE_GPU} --requeue"), "sleep 60")?;
     cell.wait_shown(job, &["JobState=RUNNING "])?;
@@ -249,7 +249,7 @@ fn a_restart_of_another_cause_does_not_count(cell: &Context) -> Result<()> {
     outcome
 }
 
-/// The array's own id is the id of one element too, and Slurm's orders take it for every element.
+/// The array's id is also one element's id, and in Slurm's orders it means every element.
 fn an_element_of_an_array_is_held_alone(cell: &Context) -> Result<()> {
     let words = [
         "--array=1-2",
@@ -278,7 +278,7 @@ fn an_element_of_an_array_is_held_alone(cell: &Context) -> Result<()> {
     outcome = outcome.and_then(|()| {
         let own = format!("JobId={array} ");
         cell.wait_shown(&failing, &["Reason=JobHeldUser ", &own, "Restarts=2 "])?;
-        // The comment is written once it is held.
+        // The comment is written after it is held.
         cell.wait_shown(&failing, &["failed start 2: "])?;
         says(&cell.shown(&healthy)?, &undisturbed)
     });
@@ -316,7 +316,7 @@ impl BadConfiguration<'_> {
 impl Drop for BadConfiguration<'_> {
     fn drop(&mut self) {
         let _ = fs::write(&self.0.nodes.product.config, &self.1);
-        // An unusable file names no directory, so the note is remembered in the usual one, which all beds share.
+        // An unusable file names no directory, so the note is in the usual one, which all beds share.
         let _ = fs::remove_file("/var/lib/mpsd/drains/remark-slurm-node1");
         for directory in ["/var/lib/mpsd/drains", "/var/lib/mpsd"] {
             let _ = fs::remove_dir(directory);
@@ -324,7 +324,7 @@ impl Drop for BadConfiguration<'_> {
     }
 }
 
-/// The allocation is granted and starts no task that could tell, so a notice does, and the comment.
+/// The allocation starts no task that could tell the user. A notice and the comment do.
 fn salloc_reads_why(cell: &Context) -> Result<()> {
     let told = |words: &str, word: &str| -> Result<()> {
         let done = cell.run(&format!("salloc -w node1 {words} /bin/sleep 1"), "")?;
@@ -349,7 +349,7 @@ fn each_node_tells_in_one_line(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A batch job is put back for another try, and the comments of the job and of the node name the key.
+/// A batch job is requeued, and the comments of the job and the node name the key.
 fn a_bad_configuration_stops_no_plain_job(cell: &Context) -> Result<()> {
     let bad = BadConfiguration::new(cell)?;
     let plain = cell

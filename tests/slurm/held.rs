@@ -1,5 +1,5 @@
-//! A user who keeps root waiting: a process outside of the job holds the lock of the log that a step's own daemon writes as
-//! it ends. slurmstepd ends that daemon, and Slurm has a patience of its own from the moment at which it ends the step.
+//! A user who keeps root waiting: a process outside the job locks the log that a step's own daemon writes as it ends.
+//! slurmstepd ends that daemon, and Slurm waits only so long for slurmstepd.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -18,9 +18,9 @@ use crate::sites::no_cgroups;
 
 /// `UnkillableStepTimeout` of this bed. Slurm's default is 60 s.
 const PATIENCE: Duration = Duration::from_secs(12);
-/// `KillWait`, 5 s at least: then slurmd tells the steps of an ended job to end, and Slurm's patience begins.
+/// `KillWait`, at least 5 s. After it slurmd tells the steps of an ended job to end, and Slurm's patience begins.
 const KILL_WAIT: Duration = Duration::from_secs(5);
-/// How long the step runs. In this time its user takes the lock.
+/// How long the step runs. Meanwhile its user takes the lock.
 const STEP_S: u64 = 4;
 
 /// Our own deadline is longer than Slurm's patience.
@@ -54,15 +54,14 @@ pub const TIMED: Group = Group {
     )
 };
 
-/// A process of the user's that hangs in a read and keeps a lock. It is dropped after its file system: until then nothing
-/// ends it.
+/// A process of the user's that hangs in a read and keeps a lock. Drop its file system first: until then nothing ends it.
 struct Holder {
     hung: Option<Hung>,
     process: Child,
 }
 
 impl Holder {
-    /// Starts it with a file system in `at`; nothing on a machine without FUSE. `variable` names what it locks.
+    /// Starts it with a file system in `at`; `None` without FUSE. `variable` names what it locks.
     fn start(cell: &Context, at: &str, variable: (&str, &Path)) -> Result<Option<Holder>> {
         let at = cell.bed.home(&cell.user).join(at);
         std::fs::create_dir_all(&at)?;
@@ -97,7 +96,7 @@ impl Drop for Holder {
     }
 }
 
-/// What the timer does, unless the job's own end did it; then the node takes the next job.
+/// Does what the timer does, unless the job's end did it. Then the node takes the next job.
 fn check_reconciled(cell: &Context, left: &[std::path::PathBuf]) -> Result<()> {
     let done = cell.root_mpsctl("reconcile --node node1")?.success()?;
     holds(left.iter().all(|dir| !dir.exists()), &done)?;
@@ -121,13 +120,13 @@ fn a_step_that_its_user_keeps_drains_nothing(cell: &Context) -> Result<()> {
     check_reconciled(cell, &[step])
 }
 
-/// The user has a process outside of the job, which stops each of the job's daemons as soon as it exists.
+/// A process of the user's outside the job stops each of the job's daemons as soon as it exists.
 fn a_user_who_stops_the_daemon_drains_nothing(cell: &Context) -> Result<()> {
     let job = cell.submit(ONE_GPU, "/bin/sleep 1")?;
     let is_ours = |name: &str| name == "mpsd" || name.starts_with("nvidia-cuda-mps");
     let mut stopped = 0;
     check_during(PROLOG_TIMEOUT + Duration::from_secs(6), || {
-        // Before its exec it is root's, and has another name.
+        // Before its exec the process is root's and has another name.
         let mut all = cell.bed.job_processes();
         all.retain(|process| process.uid == cell.user.uid && is_ours(&process.name) && process.state != 'T');
         for process in all {
@@ -141,7 +140,7 @@ fn a_user_who_stops_the_daemon_drains_nothing(cell: &Context) -> Result<()> {
     cell.check_node1_serves()
 }
 
-/// Each step's epilogue, and the job's, which meets all of them, wait for no lock.
+/// The steps' epilogues wait for no lock, nor does the job's, which meets all of these locks.
 fn many_steps_that_their_user_keeps_drain_nothing(cell: &Context) -> Result<()> {
     const STEPS: usize = 7;
     let step = "srun --mps --overlap -n1 --gres=gpu:1 /bin/sleep 300 &\n";

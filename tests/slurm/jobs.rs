@@ -18,7 +18,7 @@ impl Context {
         self.nodes.client(options)
     }
 
-    /// Starts a command, its words between blanks, as the cell's user. A line is added as `/bin/sh -c LINE`.
+    /// Starts a command, split at blanks, as the cell's user. A line is added as `/bin/sh -c LINE`.
     pub fn start(&self, command: &str, line: &str) -> Result<Client> {
         self.start_as(&self.user, command, line, &[])
     }
@@ -39,7 +39,7 @@ impl Context {
         ended(self.start(command, line)?)
     }
 
-    /// The records of `srun WORDS` with a client with these options in each task, by node and rank.
+    /// The records of `srun WORDS`, which runs a client with these options in each task, by node and rank.
     pub fn clients(&self, words: &str, options: &str) -> Result<Vec<Record>> {
         let mut records = self.records(&format!("srun {words}"), &self.client(options))?;
         records.sort_by_key(|record| (record.node.clone(), record.local_rank));
@@ -102,7 +102,7 @@ impl Context {
         check_daemons(&self.clients(ONE_GPU, "--hold 0.1")?, self.user.uid, 1)
     }
 
-    /// A command that asks in vain: it fails, no task runs, and its user reads each of the words.
+    /// Checks a command that is refused: it fails, no task runs, and its user reads each of the words.
     pub fn check_refused(&self, command: &str, words: &[&str]) -> Result<Ran> {
         self.check_refused_with(command, &self.client(""), &[], words)
     }
@@ -148,7 +148,7 @@ impl Context {
         names
     }
 
-    /// Waits until so many jobs and steps on the first node have their MPS; their ids.
+    /// Waits until this many jobs and steps on the first node have their MPS. Returns their ids.
     pub fn wait_ready(&self, count: usize) -> Result<Vec<String>> {
         self.wait("ready MPS on node1", || Ok(self.ready("node1").len() == count))?;
         Ok(self.ready("node1"))
@@ -181,7 +181,7 @@ pub fn gpus(records: &[Record]) -> BTreeSet<String> {
     records.iter().flat_map(|record| record.uuids.clone()).collect()
 }
 
-/// Every client ran under MPS as `uid`, and those of a node shared `count` daemons.
+/// Checks that every client ran under MPS as `uid`, and that those of a node shared `count` daemons.
 pub fn check_daemons(records: &[Record], uid: u32, count: usize) -> Result<()> {
     let mut daemons: BTreeMap<&str, BTreeSet<Option<i32>>> = BTreeMap::new();
     for record in records {

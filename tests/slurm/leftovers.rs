@@ -1,5 +1,5 @@
-//! `mpsctl reconcile` and `mpsctl undrain` against a real slurmctld: what it no longer has is removed, what it has stays.
-//! And the look of the other cells itself: it must see what a job leaves.
+//! `mpsctl reconcile` and `mpsctl undrain` with a real slurmctld: jobs that it no longer has are removed, and jobs that
+//! it has stay. Also tests the other cells' own look, which must see what a job leaves.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ pub const GROUP: Group = Group::new(
     ],
 );
 
-/// One node on the host, as everywhere but in a bed.
+/// One node on the host, as in production.
 pub const ALONE: Group = Group {
     options: || Options {
         nodes: 1,
@@ -84,7 +84,7 @@ fn only_what_slurm_has_let_go_is_taken_down(cell: &Context) -> Result<()> {
     end(cell, client, &job)
 }
 
-/// The timers of ten thousand nodes must be no load for the controller: the job's slurmstepd says that the job is here.
+/// The timers of ten thousand nodes must not load the controller: the job's slurmstepd shows that the job is here.
 fn a_job_that_runs_asks_no_controller(cell: &Context) -> Result<()> {
     let client = cell.start("srun --mps --gres=gpu:1 /bin/sleep 60", "")?;
     let job = cell.wait_ready(1)?.remove(0);
@@ -96,7 +96,7 @@ fn a_job_that_runs_asks_no_controller(cell: &Context) -> Result<()> {
     end(cell, client, &job)
 }
 
-/// Slurm shows an array's jobs and steps by another name than their own ids.
+/// Slurm shows an array's jobs and steps under other names than their ids.
 fn steps_of_an_array_are_left_alone(cell: &Context) -> Result<()> {
     let script = "srun --mps --overlap /bin/sleep 60";
     let array = cell.submit("--array=1-2 -w node1 --gres=gpu:1", script)?;
@@ -134,7 +134,7 @@ fn our_own_drain_is_lifted_and_no_other(cell: &Context) -> Result<()> {
     cell.bed.resume("node2")
 }
 
-/// Noted as an epilogue does it. The process no longer exists, so the second look forgets it.
+/// Noted as by an epilogue. The process no longer exists, so the second look forgets it.
 fn what_hung_is_looked_at_again_after_any_job(cell: &Context) -> Result<()> {
     let run = cell.bed.run_dir().join("node1");
     let ledger = serde_json::json!({"version": 1, "suspicions": [{

@@ -1,8 +1,8 @@
-//! Cells on a real Slurm. Every group brings a throw-away cluster up (see `tests::slurm`) and runs its cells one after the
-//! other. After each cell there must be no job, process, file or mount left, and no node drained.
+//! Cells on a real Slurm. Every group starts a throw-away cluster (see `tests::slurm`) and runs its cells one after the
+//! other. After each cell no job, process, file or mount may be left, and no node drained.
 //!
-//! `cargo test -p tests --test slurm [WORD…] [--at-once N]` runs the cells whose `group::name` holds one of the words, on so many
-//! clusters at once.
+//! `cargo test -p tests --test slurm [WORD…] [--at-once N]` runs the cells whose `group::name` has one of the words, on
+//! this many clusters at once.
 
 mod auto;
 mod containers;
@@ -72,8 +72,8 @@ const GROUPS: &[runner::Group] = &[
     no_room::GROUP,
 ];
 
-/// Groups that look for their node's slurmd among all that run. A slurmd that does not say where its configuration is could be
-/// theirs.
+/// Groups that search for their node's slurmd among all slurmds. They could mistake a slurmd for theirs that does not
+/// say where its configuration is.
 const LOOKING: &[runner::Group] = &[
     devices::MINORS,
     devices::MINORS_FREE,
@@ -81,7 +81,7 @@ const LOOKING: &[runner::Group] = &[
     devices::PARTIAL_FREE,
 ];
 
-/// Groups that have the machine for themselves: they want to find no slurmd but theirs, or keep all processors busy.
+/// Groups that need the machine alone: they must find no foreign slurmd, or they keep all processors busy.
 const ALONE: &[runner::Group] = &[
     stack::GROUP,
     stack::CONFIGLESS,
@@ -90,7 +90,7 @@ const ALONE: &[runner::Group] = &[
     shared::BURST,
 ];
 
-/// Beds at once: they mostly wait, and two processors have room for as many.
+/// Beds at once. They mostly wait, so two processors are enough for them.
 const AT_ONCE: usize = 5;
 
 fn main() -> ExitCode {

@@ -1,8 +1,8 @@
-//! MIG devices, as a real Slurm lists and names them. It is told of them by its own file for tests, `fake_gpus.conf`, in the words
+//! MIG devices, as a real Slurm lists and names them. Its file for tests, `fake_gpus.conf`, describes them in the words
 //! that its plugin for NVML uses (docs/facts/slurm.md#gpus-of-a-job). No GPU here has any.
 //!
-//! The oracle of a cell is the job without `--mps`: a client that sees, as CUDA does, one MIG device of those that it may open and
-//! that `CUDA_VISIBLE_DEVICES` names.
+//! The measure of a cell is the job without `--mps`. Its client sees, as CUDA does, one MIG device of those that it may
+//! open and that `CUDA_VISIBLE_DEVICES` names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::jobs::{check_bare, check_daemons, gpus, holds, records, says};
 use crate::runner::{Context, Group, cells};
 use crate::sites::no_cgroups;
 
-/// A node with a divided GPU and a whole one, whose tasks can open their own devices only. A task with a device of its own
+/// A node with a divided GPU and a whole one. Tasks can open only their own devices. A task with a device of its own
 /// gets the name of the step's first device here, and can open neither (docs/facts/slurm.md#gpus-of-a-job).
 pub const CONFINED: Group = Group {
     options: || free().with_cgroups(&["ConstrainDevices=yes"]),
@@ -36,7 +36,7 @@ pub const CONFINED: Group = Group {
     )
 };
 
-/// The same where tasks can open all devices.
+/// The same without ConstrainDevices.
 pub const FREE: Group = Group {
     options: free,
     prepare,
@@ -54,7 +54,7 @@ pub const FREE: Group = Group {
     )
 };
 
-/// Of all releases one can have them from NVML alone (docs/facts/slurm.md#gpus-of-a-job).
+/// In one release they come only from NVML (docs/facts/slurm.md#gpus-of-a-job).
 fn no_mig() -> Option<String> {
     let [_, major, minor, _] = stamp::installed().ok()?.to_be_bytes();
     let why = "a fake_gpus.conf of Slurm 25.11 makes no MIG devices";
@@ -84,7 +84,7 @@ fn prepare(bed: &mut Bed) -> Result<Simulated> {
     let mut lines = String::new();
     for (number, (device, kind)) in devices.iter_mut().zip([SMALL, LARGE, LARGE]).enumerate() {
         let mut files = vec![dev.join("gpu0")];
-        // Of the GPU instance and of the compute instance.
+        // For the GPU instance and the compute instance.
         for part in 0..2 {
             let minor = number as u64 * 2 + part + 1;
             let file = caps.join(format!("nvidia-cap{minor}"));
@@ -104,8 +104,8 @@ fn prepare(bed: &mut Bed) -> Result<Simulated> {
     Simulated::install(bed, "[slurm]\nrequeue_limit = 1\n", shape)
 }
 
-/// `<type>|<CPUs>|<near>|<links>|<files>|<UUID>|<flags>`, as `_add_fake_gpus_from_file` reads it. From 26.05 on `env_uuid` is what the plugin
-/// for NVML gives MIG devices; releases before know no such word.
+/// `<type>|<CPUs>|<near>|<links>|<files>|<UUID>|<flags>`, as `_add_fake_gpus_from_file` reads it. From 26.05 on the
+/// plugin for NVML gives MIG devices `env_uuid`; earlier releases have no such word.
 fn line(kind: &str, files: &str, uuid: Option<&str>) -> String {
     let uuid = uuid.unwrap_or("(null)");
     format!("{kind}|8|0-7|(null)|{files}|{uuid}|nvidia_gpu_env,env_uuid\n")
@@ -115,7 +115,7 @@ fn uuids(records: &[Record]) -> Vec<Vec<String>> {
     records.iter().map(|record| record.uuids.clone()).collect()
 }
 
-/// The job has the same devices with and without MPS, task by task, and so many daemons.
+/// Checks that the job has the same devices with and without MPS, task by task, and this many daemons.
 fn same(cell: &Context, words: &str, daemons: usize) -> Result<Vec<Vec<String>>> {
     let without = cell.clients(words, "--hold 0.1")?;
     check_bare(&without)?;
@@ -149,7 +149,7 @@ fn tasks_bound_by_slurm_have_the_same_devices(cell: &Context) -> Result<()> {
     holds(bound.iter().flatten().collect::<BTreeSet<_>>().len() == 2, &bound)
 }
 
-/// Slurm 22.05 names no device to such a task, and counts the GPUs of its step: it is not a step without GPUs.
+/// Slurm 22.05 names no device to such a task, but counts its step's GPUs. So this is not a step without GPUs.
 fn tasks_with_a_device_each_have_a_daemon_each(cell: &Context) -> Result<()> {
     let words = format!("--mps -n2 --gpus-per-task={LARGE}:1");
     let records = cell.clients(&words, "--hold 0.1")?;
@@ -157,7 +157,7 @@ fn tasks_with_a_device_each_have_a_daemon_each(cell: &Context) -> Result<()> {
     holds(gpus(&records).len() == 2, &records)
 }
 
-/// Not bound by Slurm: without us every task sees the first device, with us they take turns.
+/// Slurm does not bind them: without us every task sees the first device, with us they take turns.
 fn ranks_share_two_devices(cell: &Context) -> Result<()> {
     let words = format!("-n4 --gres=gpu:{LARGE}:2");
     let without = uuids(&cell.clients(&words, "--hold 0.1")?);
@@ -178,7 +178,7 @@ fn a_batch_script_and_its_step_have_the_device(cell: &Context) -> Result<()> {
     holds(records.len() == 2 && records.iter().all(right), &records)
 }
 
-/// Slurm names one of them to the prolog: what the job has is not certain, or a mix that no process sees.
+/// Slurm names one of them to the prolog. So the job's devices are not certain, or a mix that no process sees.
 fn two_kinds_of_devices_are_refused(cell: &Context) -> Result<()> {
     for other in ["whole", LARGE] {
         let command = format!("srun --mps --gres=gpu:{SMALL}:1,gpu:{other}:1");
@@ -189,7 +189,7 @@ fn two_kinds_of_devices_are_refused(cell: &Context) -> Result<()> {
     cell.check_in_service()
 }
 
-/// The GPU was divided again, and Slurm's list is old: the job goes back to the queue, is held in the end, and says why.
+/// The GPU was divided again, so Slurm's list is old. The job is requeued, is held in the end, and says why.
 fn a_job_whose_device_is_gone_is_held(cell: &Context) -> Result<()> {
     let gone = cell
         .nodes
@@ -197,7 +197,7 @@ fn a_job_whose_device_is_gone_is_held(cell: &Context) -> Result<()> {
     let gres = format!("--gres=gpu:{SMALL}:1");
     let job = cell.submit(&format!("--mps {gres}"), "echo ran")?;
     let held = cell.wait_shown(job, &["Reason=JobHeldUser "]);
-    // The reason is written once the job is held.
+    // The reason is written after the job is held.
     let told = || Ok(comment(cell, job)?.contains("failed start 2: "));
     let outcome = held.and_then(|()| cell.wait("the reason", told));
     let said = comment(cell, job)?;

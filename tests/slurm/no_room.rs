@@ -1,5 +1,5 @@
-//! A node whose run directory has no room: mpsd cannot write there, not even for the job's tasks, and still a
-//! user who asked reads why.
+//! A node without room in its run directory. mpsd cannot write there, not even for the job's tasks, and still a user
+//! who asked reads why.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ pub const GROUP: Group = Group {
 const FILES: usize = 256;
 const WORDS: &str = "of 256 inodes free";
 
-/// Tries it on node1 with so few inodes: too few for anything, for a record of ours, for the vendor's daemon.
+/// Tries it on node1 with few inodes: too few for anything, for our record, for the vendor's daemon.
 fn with_few_inodes(cell: &Context, attempt: impl Fn() -> Result<()>) -> Result<()> {
     for left in [0, 3, 5, 7] {
         let run = cell.bed.run_dir().join("node1");
@@ -58,7 +58,7 @@ fn a_step_reads_what_ran_out(cell: &Context) -> Result<()> {
     with_few_inodes(cell, || check_told(cell, command))
 }
 
-/// What the output and the comment of a script say that must not run: it ends, or goes back into the queue.
+/// The output and the comment of a script that must not run. It ends, or is requeued.
 fn script(cell: &Context, words: &str) -> Result<String> {
     let job = cell.submit(&format!("{words} {ONE_GPU}"), "echo ran")?;
     let mut told = String::new();
@@ -66,7 +66,7 @@ fn script(cell: &Context, words: &str) -> Result<String> {
         told = cell.shown(job)? + &cell.output(job);
         Ok(told.contains(WORDS) || told.contains("ran\n"))
     });
-    // A script that runs beside it shows.
+    // Time for the script, if it wrongly runs, to write.
     std::thread::sleep(std::time::Duration::from_millis(500));
     told += &cell.output(job);
     cell.bed.root(&["scancel", &job.to_string()])?;
@@ -83,7 +83,7 @@ fn sbatch_reads_what_ran_out(cell: &Context) -> Result<()> {
     })
 }
 
-/// Its flags are lost on the way to the node.
+/// The flags get lost on the way to the node.
 fn a_script_without_its_environment_does_not_run(cell: &Context) -> Result<()> {
     with_few_inodes(cell, || script(cell, "--no-requeue --export=NONE").map(drop))
 }

@@ -1,5 +1,4 @@
-//! What happens to jobs on a cluster that runs for years: suspended, preempted, entered from outside
-//! (docs/operations.md).
+//! Jobs on a cluster that runs for years: suspended, preempted, entered from outside (docs/operations.md).
 
 use anyhow::{Result, ensure};
 use tests::slurm::{Bed, Options, Simulated, User};
@@ -25,7 +24,7 @@ pub const GROUP: Group = Group {
     )
 };
 
-/// Two partitions above the usual one: the first requeues the jobs that are in its way, the second suspends them.
+/// Jobs of `urgent` preempt others: jobs in `low` are requeued, jobs in `paused` are suspended.
 fn options() -> Options {
     Options {
         slurm_lines: vec![
@@ -50,7 +49,7 @@ fn prepare(bed: &mut Bed) -> Result<Simulated> {
     fast(bed, "")
 }
 
-/// A batch job whose client runs for so long, with its MPS ready.
+/// A batch job with its MPS ready, and a client that runs for this long.
 fn running(cell: &Context, words: &str, seconds: u32) -> Result<u32> {
     let script = cell.client(&format!("--hold {seconds}"));
     let job = cell.submit(&format!("--mps -w node1 --gres=gpu:2 {words}"), &script)?;
@@ -80,7 +79,7 @@ fn a_suspended_job_can_be_cancelled(cell: &Context) -> Result<()> {
     cell.check_in_service()
 }
 
-/// The second job has the same GPUs, with an MPS of its own. The first starts again with one.
+/// The second job has the same GPUs with its own MPS. The first starts again with one.
 fn a_preempted_job_gets_its_mps_again(cell: &Context) -> Result<()> {
     let first = running(cell, "--partition=low --requeue", 2)?;
     let urgent = cell.clients("--mps --partition=urgent -w node1 --gres=gpu:2", "")?;
@@ -89,7 +88,7 @@ fn a_preempted_job_gets_its_mps_again(cell: &Context) -> Result<()> {
     completed(cell, first)
 }
 
-/// Slurm keeps a suspended job's GPUs, so the second job runs beside it on CPUs alone.
+/// Slurm keeps a suspended job's GPUs, so the second job uses only CPUs.
 fn a_preempted_job_is_suspended_and_goes_on(cell: &Context) -> Result<()> {
     let first = running(cell, "--partition=paused --exclusive", 3)?;
     let urgent = cell.clients("--partition=urgent -w node1", "");
@@ -100,7 +99,7 @@ fn a_preempted_job_is_suspended_and_goes_on(cell: &Context) -> Result<()> {
     urgent.map(drop)
 }
 
-/// As from an ssh session that pam_slurm_adopt put into the job: no variable of ours is there.
+/// An ssh session that pam_slurm_adopt put into the job has no variable of ours.
 fn a_shell_from_outside_attaches_by_the_jobs_id(cell: &Context) -> Result<()> {
     let job = running(cell, "", 60)?;
     let line = cell.client("").replace("$SLURMD_NODENAME", "node1");

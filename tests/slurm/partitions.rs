@@ -28,7 +28,7 @@ pub const GROUP: Group = Group {
     )
 };
 
-/// Each rank of a node by its number: the multiprocessors that it was given.
+/// Checks that each rank of a node has the multiprocessors that it was given.
 fn check(cell: &Context, mut records: Vec<Record>, sms: &[u64]) -> Result<()> {
     check_daemons(&records, cell.user.uid, 1)?;
     records.sort_by_key(|record| (record.node.clone(), record.local_rank));
@@ -40,7 +40,7 @@ fn check(cell: &Context, mut records: Vec<Record>, sms: &[u64]) -> Result<()> {
     Ok(())
 }
 
-/// A step after another has what the other had. The script is no rank and gets no context.
+/// The next step has what the last one had. The script is no rank and gets no context.
 fn each_rank_has_its_own(cell: &Context) -> Result<()> {
     let words = "--mps --mps-sms=16:32 -N2 --ntasks-per-node=2 --gres=gpu:2";
     let found = cell.clients(words, "--hold 0.2")?;
@@ -75,7 +75,7 @@ fn impossible_requests_are_refused(cell: &Context) -> Result<()> {
     for (words, why) in [
         ("--mps-sms=16 --mps-threads=50", "--mps-sms"),
         ("--mps-sms=16 --mps-replicas=2", "--mps-sms"),
-        // srun has one task then, and its job's prolog is told of none.
+        // srun then has one task, and its job's prolog is told none.
         ("--mps-sms=16", "allowed: -n with the number of tasks"),
         ("-n1 --mps-sms=12", "a multiple of 8"),
     ] {
@@ -84,8 +84,8 @@ fn impossible_requests_are_refused(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// In one allocation a step of so many tasks in the background, another when the first has its contexts, a third when the
-/// first has ended.
+/// Three steps in one allocation: one in the background with this many tasks, the second when the first has its
+/// contexts, the third when the first has ended.
 fn at_once(cell: &Context, tasks: usize) -> Result<Ran> {
     let [long, short] = ["--hold 30", "--hold 0.1"].map(|hold| cell.client(hold));
     let go = cell.bed.home(&cell.user).join(format!("go{tasks}"));

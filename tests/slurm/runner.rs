@@ -1,5 +1,5 @@
-//! A small test runner. A group's cells share a bed, which libtest's harness could only do with a static that is never
-//! dropped. A bed mostly waits, so several stand at once. What a cell says is shown in one piece.
+//! A small test runner. A group's cells share a bed. In libtest's harness only a static could hold it, which is never
+//! dropped. Beds mostly wait, so several exist at once. A cell's output is shown in one piece.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -23,14 +23,14 @@ pub(crate) use cells;
 pub struct Group {
     pub name: &'static str,
     pub options: fn() -> Options,
-    /// Puts into the created bed what it needs before the daemons start.
+    /// Puts into the new bed what it needs before the daemons start.
     pub prepare: fn(&mut Bed) -> Result<Simulated>,
     pub needs: fn() -> Option<String>,
     pub cells: &'static [Cell],
 }
 
 impl Group {
-    /// Two nodes with two simulated GPUs each, which take as long as recorded, and the product on them.
+    /// Two nodes with the product and with two simulated GPUs each, which take the recorded times.
     pub const fn new(name: &'static str, cells: &'static [Cell]) -> Group {
         Group {
             name,
@@ -77,7 +77,7 @@ pub fn is_chosen(words: &[String], name: &str) -> bool {
     words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
 }
 
-/// The beds of the groups' chosen cells. They have these claims beside their own.
+/// The beds of the groups' chosen cells. `claims` are added to their own.
 pub fn beds<'a>(groups: &'a [Group], claims: &[&str], words: &[String], tally: &'a Tally) -> Vec<Work<'a>> {
     let mut beds = Vec::new();
     for group in groups {
@@ -146,7 +146,7 @@ fn quiet(context: &Context) -> Result<()> {
     context.nodes.check_idle()
 }
 
-/// Makes the bed usable for the next cell after a failure; what the daemons said.
+/// Makes the bed usable for the next cell after a failure. Returns what the daemons said.
 fn recover(context: &Context) -> String {
     let bed = &context.bed;
     let said = logs(bed);
@@ -196,7 +196,7 @@ impl Tally {
         self.counts().all += cells;
     }
 
-    /// Runs the cells of a bed. An error or a panic outside of them fails this bed alone.
+    /// Runs the cells of a bed. An error or a panic outside a cell fails only this bed.
     pub fn of_bed(&self, name: &str, cells: impl FnOnce() -> Result<()>) {
         let started = Instant::now();
         if let Err(error) = guarded(cells) {
@@ -204,7 +204,7 @@ impl Tally {
         }
     }
 
-    /// Notes how a cell ended, and shows it in one piece below what was `said` meanwhile.
+    /// Notes how a cell ended, and shows it in one piece, after what was `said` meanwhile.
     pub fn note(&self, name: &str, started: Instant, outcome: Result<()>, said: &str) {
         let seconds = started.elapsed().as_secs_f64();
         let mut counts = self.counts();

@@ -1,4 +1,4 @@
-//! What is seen of a job's clients: `mpsctl status` while it runs, in it and as root, and its report when it has ended.
+//! What users and root see of a job's clients: `mpsctl status` while it runs, inside and as root, and its report.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -48,7 +48,7 @@ fn wait_observed(cell: &Context, what: &str, holds: impl Fn(&Value) -> bool) -> 
 
 fn status_shows_the_clients_and_the_gpu_without_one(cell: &Context) -> Result<()> {
     let node = cell.nodes.node("node1")?;
-    // The ninth task asks until all others are there.
+    // The ninth task asks `mpsctl status` until all others are there.
     let asks = format!(
         "for i in $(seq 100); do out=$({} status --json); code=$?; \
          [ $(echo \"$out\" | grep -o rank.: | wc -l) = 8 ] && break; sleep 0.2; done; echo \"$out\"; exit $code",
@@ -108,9 +108,9 @@ fn check_told_once(text: &str, server: u32) -> Result<()> {
     Ok(())
 }
 
-/// Once, at the end: of a script, whose steps say nothing of it, and of a step if there is no script.
+/// Once, at the end: after the script, and not after its steps; after the step if there is no script.
 fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()> {
-    // Long enough for mpsd to read of it in a log on a busy machine.
+    // Long enough for mpsd to find it in a log on a busy machine.
     let line = cell.client("--hold 1");
     let told = |text: &str| {
         let of_report =
@@ -131,8 +131,8 @@ fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()>
     Ok(())
 }
 
-/// Its step is told, and the script, which fails with it, does not say it again. A job that fails without a lost server, and
-/// one without MPS, read nothing of ours.
+/// The step reports it. The script fails with it and does not repeat it. A job that fails without a lost server, and a
+/// job without MPS, read nothing of ours.
 fn a_lost_server_is_told_once(cell: &Context) -> Result<()> {
     let line = cell.client("--busy --hold 20");
     for runs in ["srun /bin/sh -c", "/bin/sh -c"] {
@@ -155,10 +155,10 @@ fn a_lost_server_is_told_once(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Three on one GPU. One may fail.
+/// Three on one GPU. One of them may fail.
 const THREE_TASKS: &str = "srun --mps -w node1 -n3 --gres=gpu:1 --overcommit --kill-on-bad-exit=0";
 
-/// The two others end by themselves.
+/// The other two end by themselves.
 fn a_killed_client_is_named_with_its_task(cell: &Context) -> Result<()> {
     let line = format!("echo pid $SLURM_PROCID $$; {}", cell.client("--busy --hold 4"));
     let job = cell.start(THREE_TASKS, &line)?;

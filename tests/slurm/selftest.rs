@@ -1,5 +1,4 @@
-//! `mpsctl selftest` of an ordinary user on a real Slurm. The probe that a job runs is a client of the double's under that
-//! name.
+//! `mpsctl selftest` of an ordinary user on a real Slurm. The job's probe is a client of the double under the probe's name.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,7 +12,7 @@ use tests::slurm::{Bed, Client, Options, Simulated};
 use crate::jobs::{LIMIT, holds, says};
 use crate::runner::{Context, Group, cells, fast};
 
-/// On node2 nothing of ours is in the stack.
+/// The stack of node2 has nothing of ours.
 pub const GROUP: Group = Group {
     options: || Options {
         plain_nodes: vec!["node2".into()],
@@ -49,7 +48,7 @@ fn run(cell: &Context, words: &str) -> Result<Ran> {
     start(cell, words, &[])?.wait(LIMIT)
 }
 
-/// The lines begin with these words, and somewhere say those.
+/// Checks that the lines begin with `heads`, and have `words` somewhere.
 fn check(done: &Ran, heads: &[&str], words: &[&str]) -> Result<()> {
     let found = done
         .stdout
@@ -99,7 +98,7 @@ fn a_submitting_host_without_the_line_fails(cell: &Context) -> Result<()> {
 fn its_own_job_is_cancelled(cell: &Context) -> Result<()> {
     let queue = || cell.root("squeue --noheader --format=%j");
     let done = run(cell, "--wait 1 -- --begin=now+600")?.exits(2)?;
-    // Slurm's word for what the job waits for.
+    // Slurm's word for why the job waits.
     says(
         &done.stdout,
         &["it had not ended after 1 s, and was canceled", "BeginTime"],

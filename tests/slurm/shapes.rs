@@ -1,4 +1,4 @@
-//! Jobs side by side, inside one another, run again, cut off.
+//! Jobs side by side, inside each other, run again, cut off.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ pub const GROUP: Group = Group {
     )
 };
 
-/// Of two users, and of one.
+/// Two jobs of two users, and two of one user.
 fn two_jobs_have_a_daemon_and_a_gpu_each(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 1.5");
     for users in [[&cell.user, &cell.other], [&cell.user, &cell.user]] {
@@ -59,7 +59,7 @@ fn check_different_daemons(cell: &Context, records: &[Record]) -> Result<()> {
     holds(first.daemon_pid != second.daemon_pid, &records)
 }
 
-/// It has the same job id.
+/// It keeps its job id.
 fn a_job_run_again_has_another_daemon(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 0.2");
     let script = format!("({line})\n[ \"$SLURM_RESTART_COUNT\" = 1 ] && exit 0\nsleep 30");
@@ -67,7 +67,7 @@ fn a_job_run_again_has_another_daemon(cell: &Context) -> Result<()> {
     cell.wait("the first run's client", || Ok(cell.output(job).ends_with("}\n")))?;
     cell.root(&format!("scontrol requeue {job}"))?;
     cell.bed.wait_job(job, &["PENDING"], LIMIT)?;
-    // Slurm makes a requeued job wait two minutes: at once, its credential would be the one that was just revoked.
+    // Slurm makes a requeued job wait two minutes: at once it would get the credential that was just revoked.
     let job_id = format!("jobid={job}");
     let update = ["scontrol", "update", &job_id, "starttime=now+3"];
     cell.wait("a new start time", || Ok(cell.bed.root(&update)?.code == Some(0)))?;
@@ -77,7 +77,7 @@ fn a_job_run_again_has_another_daemon(cell: &Context) -> Result<()> {
     check_different_daemons(cell, &records(&said)?)
 }
 
-/// Cancelled in the middle, with a client that ignores SIGTERM.
+/// Canceled while it runs, with a client that ignores SIGTERM.
 fn a_cancelled_job_leaves_nothing(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 60 --ignore-term");
     let job = cell.submit("--mps --gres=gpu:1", &line)?;
@@ -86,7 +86,7 @@ fn a_cancelled_job_leaves_nothing(cell: &Context) -> Result<()> {
     cell.bed.wait_job(job, &["CANCELLED"], LIMIT).map(drop)
 }
 
-/// Onto the same node: the second job outlives the first job's epilogue.
+/// On the same node: the second job outlives the first job's epilogue.
 fn a_job_submitted_by_a_job_has_nothing_of_it(cell: &Context) -> Result<()> {
     let (first, second) = (cell.client("--hold 0.1"), cell.client("--hold 4"));
     let submit = "sbatch --parsable -w node1 --gres=gpu:1 --output=second.out --wrap";
@@ -115,10 +115,10 @@ fn a_job_submitted_by_a_job_has_nothing_of_it(cell: &Context) -> Result<()> {
     )
 }
 
-/// With `--export=NONE` the batch step does not see the option.
+/// With `--export=NONE` the batch step does not get the option.
 fn a_batch_job_without_environment_has_its_mps(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 0.1");
-    // That option also takes away where this cluster is.
+    // That option also removes the variable with this cluster's place.
     let conf = format!("export SLURM_CONF={}/etc/slurm.conf", cell.bed.dir().display());
     let script = format!("{conf}\n({line})\nsrun /bin/sh -c '{line}'");
     let (_, said) = cell.batch("--mps --export=NONE --gres=gpu:1", &script)?;
@@ -127,14 +127,14 @@ fn a_batch_job_without_environment_has_its_mps(cell: &Context) -> Result<()> {
     check_daemons(&records, cell.user.uid, 1)
 }
 
-/// Two steps at once in an allocation, each with a client in each task; their records.
+/// Two steps at once in an allocation, each with a client in each task. Returns their records.
 fn two_steps(cell: &Context, job: &str, step: &str, hold: &str) -> Result<Vec<Record>> {
     let step = format!("srun {step} /bin/sh -c '{}'", cell.client(hold));
     let shell = format!("{step} & first=$!; {step} & wait $! && wait $first");
     cell.records(&format!("salloc {job}"), &shell)
 }
 
-/// Steps that overlap have both GPUs of a node, the others one of each node.
+/// Overlapping steps have both GPUs of a node; the others have one of each node.
 fn steps_at_once_share_their_jobs_daemons(cell: &Context) -> Result<()> {
     let (both, exact) = ("--overlap -n2 --gres=gpu:2", "--exact -N2 -n2 --gres=gpu:1");
     for (job, step, own, all, daemons) in [
@@ -157,7 +157,7 @@ fn steps_that_ask_at_once_have_a_daemon_each(cell: &Context) -> Result<()> {
     check_different_daemons(cell, &records)
 }
 
-/// The step's own daemon, when nothing can call the step's exit callback: the job's epilog cleans up.
+/// Nothing calls the step's exit callback, so the job's epilog ends the step's own daemon.
 fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 3");
     let job = cell.start("salloc -N1 --gres=gpu:1 srun --mps", &line)?;
@@ -174,8 +174,8 @@ fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
         bail!("one slurmstepd expected: {stepds:?}")
     };
     kill(Pid::from_raw(stepd.pid), Signal::SIGKILL)?;
-    // Slurm does not notice that slurmstepd is gone, so the job is cancelled here.
-    // `scancel --user` gets the uid, because Slurm 26.05 does not know the name 'nobody'.
+    // Slurm does not notice that slurmstepd is gone, so the test cancels the job. `scancel --user` gets the uid,
+    // because Slurm 26.05 does not know the name 'nobody'.
     cell.root(&format!("scancel --user {}", cell.user.uid))?;
     job.wait(LIMIT)?;
     cell.wait("the daemon's end", || {

@@ -163,7 +163,7 @@ impl Member {
         Ok(self.record()?.daemon_pid)
     }
 
-    /// Ends it, whose client has had no error until now.
+    /// Ends the job. Until then its client must have had no error.
     fn cancel(self, cell: &Context) -> Result<()> {
         ensure!(self.client.runs(), "{}", self.client.wait(LIMIT)?.story());
         cell.root(&format!("scancel {}", self.job))?;
@@ -176,14 +176,14 @@ impl Member {
     }
 }
 
-/// How many shared MPS there are on node1.
+/// The number of shared MPS on node1.
 fn shared(cell: &Context) -> usize {
     let dir = cell.bed.run_dir().join("node1/shared");
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter(|entry| entry.path().is_dir()).count()
 }
 
-/// Whoever began it: the daemon stays for those that are left, and ends with the last.
+/// The daemon stays for the jobs that are left, no matter which job began it, and ends with the last.
 fn the_last_to_leave_ends_it(cell: &Context) -> Result<()> {
     for seconds in [["3", "60"], ["60", "3"]] {
         let [first, second] = seconds.map(|seconds| Member::of(cell, seconds));
@@ -231,7 +231,7 @@ fn limits_are_each_jobs_own(cell: &Context) -> Result<()> {
     let third = Member::start(cell, &cell.user, &auto, "1")?;
     let of = |member: &Member| member.record().map(|is| (is.sms, is.memory_limit_mib));
     let found = (of(&first)?, of(&second)?, of(&third)?);
-    // Half of the GPU's 143,771 MiB and twice half of its multiprocessors.
+    // Half of the GPU's 143,771 MiB, and twice half of its multiprocessors.
     let right = (
         (Some(66), Some(2048)),
         (Some(132), None),
@@ -253,7 +253,7 @@ fn what_the_daemon_has_for_all_is_refused(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The job did not ask, and its step shares with the other jobs.
+/// The job did not ask. Its step shares the MPS with the other jobs.
 fn a_step_with_its_own_request_joins(cell: &Context) -> Result<()> {
     let member = Member::of(cell, "3")?;
     let line = cell.client("--hold 0.1");
@@ -318,7 +318,7 @@ fn a_member_that_runs_again_joins_again(cell: &Context) -> Result<()> {
     member.cancel(cell)
 }
 
-/// Cancelled, and after the death of its slurmstepd, which Slurm itself does not notice.
+/// One is canceled. The other's slurmstepd is killed, which Slurm itself does not notice.
 fn a_member_that_is_killed_takes_nothing_with_it(cell: &Context) -> Result<()> {
     let member = Member::of(cell, "60")?;
     Member::of(cell, "60")?.cancel(cell)?;
@@ -337,11 +337,11 @@ fn a_member_that_is_killed_takes_nothing_with_it(cell: &Context) -> Result<()> {
     cell.check_in_service()
 }
 
-/// Its clients end, and the node and the next job go on.
+/// The job's clients end. The node and the next job work.
 fn a_daemon_that_its_user_killed_is_begun_again(cell: &Context) -> Result<()> {
     let member = Member::of(cell, "60")?;
     let record = member.record()?;
-    // NVIDIA's server ends with its daemon, so this one first.
+    // The server first, because it ends with its daemon.
     for pid in [record.server_pid, record.daemon_pid].into_iter().flatten() {
         let end = format!("/bin/kill -KILL {pid}");
         cell.start_as(&cell.user, &end, "", &[])?.wait(LIMIT)?.success()?;
@@ -352,7 +352,7 @@ fn a_daemon_that_its_user_killed_is_begun_again(cell: &Context) -> Result<()> {
     cell.check_in_service()
 }
 
-/// In the output of a job that it ended. A job that begins later reads nothing of it.
+/// The output of a job that it ended has it. A later job reads nothing of it.
 fn a_fatal_error_of_another_job_is_told_with_its_job_and_client(cell: &Context) -> Result<()> {
     let member = Member::of(cell, "60")?;
     let line = cell.client("--fault --hold 0.5");
@@ -365,7 +365,7 @@ fn a_fatal_error_of_another_job_is_told_with_its_job_and_client(cell: &Context) 
     says(&said, &["its mpsd says: ", &words, "the vendor's log says: "])?;
     let other = said.split(&words).nth(1).and_then(|rest| rest.split(':').next());
     holds(other.is_some_and(|other| other != job), &said)?;
-    // The server serves again once none of those clients is left.
+    // The server works again after all those clients have ended.
     let line = cell.client("--alloc 1000000");
     let later = cell.start_as(&cell.user, &format!("srun {ONE}"), &line, &[])?;
     let said = later.wait(LIMIT)?.fails()?.said();
@@ -403,7 +403,7 @@ fn a_percentage_is_the_jobs_part(cell: &Context) -> Result<()> {
     member.end(cell.user.uid)
 }
 
-/// Without gres/mps Slurm leaves that variable as the user wrote it.
+/// Without gres/mps Slurm leaves the variable as the user wrote it.
 fn a_step_has_its_shards_of_the_memory_whatever_its_variables_say(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 0.1");
     let forged = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 SLURM_SHARDS_ON_NODE=4";
@@ -413,7 +413,7 @@ fn a_step_has_its_shards_of_the_memory_whatever_its_variables_say(cell: &Context
     holds(all.len() == 1 && all[0].memory_limit_mib == Some(35_942), &all)
 }
 
-/// Whichever begins first has two shards of the one GPU. The other has the rest of that one, or the other GPU too.
+/// The first to begin has two shards of one GPU. The second has the rest of that GPU, or the other GPU too.
 fn a_job_on_both_gpus_is_a_member_on_each(cell: &Context) -> Result<()> {
     let wide = "-n2 --mps --mps-mem=auto -w node1 --gres=shard:6";
     let narrow = "-n1 --mps --mps-mem=auto -w node1 --gres=shard:2";
@@ -428,7 +428,7 @@ fn a_job_on_both_gpus_is_a_member_on_each(cell: &Context) -> Result<()> {
                 check_daemons(&ended, cell.user.uid, if words == wide { 2 } else { 1 })?;
                 all.extend(ended);
             }
-            // On each GPU the smaller part of the job's two, as two of four shards are of the other's GPU.
+            // On each GPU the smaller of the job's two parts: two of its four shards are on the other GPU.
             let half = |record: &Record| record.memory_limit_mib == Some(71_885);
             let daemons: BTreeSet<_> = all.iter().map(|record| record.daemon_pid).collect();
             holds(daemons.len() == 2 && all.iter().all(half), &all)?;
@@ -438,7 +438,7 @@ fn a_job_on_both_gpus_is_a_member_on_each(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Jobs of each user. `MPSD_BURST=200` has as many as the issue's.
+/// Jobs of each user; `MPSD_BURST` sets another number.
 fn jobs_of_three_users_leave_nothing(cell: &Context) -> Result<()> {
     let jobs: usize = std::env::var("MPSD_BURST").map_or(Ok(40), |text| text.parse())?;
     let third = User::named("games")?;

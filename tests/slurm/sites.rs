@@ -1,4 +1,4 @@
-//! Sites that are set up differently: automatic requests, shared GPUs, private /tmp, no GPUs, no PrologFlags.
+//! Differently configured sites: automatic requests, shared GPUs, private /tmp, no GPUs, no PrologFlags.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use tests::slurm::{Options, Simulated};
 use crate::jobs::{check_daemons, holds};
 use crate::runner::{Context, Group, cells};
 
-/// Jobs that get a daemon because the site says so, and a prolog that waits for it.
+/// The site gives jobs a daemon, and the prolog waits for it.
 pub const AUTOMATIC: Group = Group {
     options: || Options {
         gres_types: vec!["mps".into()],
@@ -36,7 +36,7 @@ pub const NO_GPUS: Group = Group {
     ..Group::new("no_gpus", cells![every_request_is_refused])
 };
 
-/// Slurm's default: the prolog runs at a node's first step, whose options are in its environment.
+/// Slurm's default: the prolog runs at a node's first step, and has that step's options in its environment.
 pub const NO_FLAGS: Group = Group {
     options: || Options {
         prolog_flags: String::new(),
@@ -48,7 +48,7 @@ pub const NO_FLAGS: Group = Group {
     )
 };
 
-/// `job_container/tmpfs`: a private /tmp and /dev/shm for each job.
+/// `job_container/tmpfs` gives each job its own /tmp and /dev/shm.
 pub const CONTAINER: Group = Group {
     options: || Options {
         slurm_lines: vec!["JobContainerType=job_container/tmpfs".into()],
@@ -101,7 +101,7 @@ fn every_request_is_refused(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The next step is as its job, and another step may ask otherwise.
+/// The next step is like its job, and another step may ask differently.
 fn a_first_step_that_asks_does_not_ask_for_its_job(cell: &Context) -> Result<()> {
     let client = cell.client("--hold 0.1");
     let steps = [

@@ -1,6 +1,6 @@
-//! Our line in plugstack.conf as `mpsctl slurm enable` writes it, under a real Slurm: it loads; and what Slurm makes of a
-//! plugin with another release's stamp, under both words. `mpsctl slurm check` says it before a user does. Where Slurm is, and
-//! what it reads, the running slurmd tells: no file is named, and the machine may have another Slurm installed.
+//! Our line in plugstack.conf as `mpsctl slurm enable` writes it, with a real Slurm: the plugin loads. A plugin with
+//! another release's stamp shows what Slurm does with both words, and `mpsctl slurm check` reports it first. The
+//! running slurmd tells where Slurm is and what it reads: no file is named, and the machine may have another Slurm.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -54,7 +54,7 @@ impl Stack<'_> {
         self.plugins().join(&self.release).join("spank_mps.so")
     }
 
-    /// The plugin as the package installs it, and nothing in the stack yet.
+    /// The plugin as the package installs it; the stack has no line of ours yet.
     fn new(cell: &Context) -> Result<Stack<'_>> {
         let [_, major, minor, _] = stamp::installed()?.to_be_bytes();
         let stack = Stack {
@@ -136,7 +136,7 @@ fn the_running_slurmd_is_found(cell: &Context) -> Result<()> {
     cell.idle()
 }
 
-/// `enable` where the controller is: its nodes have our line, and a job that asks its MPS.
+/// `enable` on the controller's host: its nodes get our line, and a job that asks gets its MPS.
 fn the_line_reaches_the_nodes(cell: &Context) -> Result<()> {
     let stack = Stack::new(cell)?;
     let bed = &cell.bed;
@@ -172,7 +172,7 @@ fn check_serves(cell: &Context, words: &str) -> Result<()> {
     cell.idle()
 }
 
-/// A job that did not ask runs and is told on its terminal; `--mps` is no flag any more; slurmd starts.
+/// A job that did not ask runs and is told on its terminal. `--mps` is no longer a flag. slurmd starts.
 fn a_wrong_stamp_under_optional_stops_nothing(cell: &Context) -> Result<()> {
     wrong_stamp(cell, "", |stack| {
         for command in COMMANDS {
@@ -185,13 +185,13 @@ fn a_wrong_stamp_under_optional_stops_nothing(cell: &Context) -> Result<()> {
         holds(done.stdout == "runs\n", &done)?;
         cell.idle()?;
         cell.bed.stop_node("node2")?;
-        // Back with a plugin that fits: a slurmd that began without one calls no prolog of it.
+        // Restores the plugin first: a slurmd that began without one never calls its prolog.
         stack.restore()?;
         cell.bed.start_node("node2")
     })
 }
 
-/// No command submits anything, and a slurmd that starts ends again.
+/// No command submits anything, and a slurmd ends right after its start.
 fn a_wrong_stamp_under_required_stops_everything(cell: &Context) -> Result<()> {
     wrong_stamp(cell, "--required", |stack| {
         for command in COMMANDS {
@@ -218,7 +218,7 @@ const COMMANDS: [&str; 3] = [
     "salloc /bin/true",
 ];
 
-/// The check tells of another release's plugin, which `effect` describes; both are gone once the plugin is back.
+/// The check reports another release's plugin, with the effect that `effect` tests. Both disappear with the right plugin.
 fn wrong_stamp(cell: &Context, words: &str, effect: impl Fn(&Stack<'_>) -> Result<()>) -> Result<()> {
     let stack = Stack::enabled(cell, words)?;
     check_serves(cell, "")?;

@@ -1,4 +1,4 @@
-//! Steps that are not like their job: with other limits, without its GPUs, after its daemon's end, killed for their memory.
+//! Steps unlike their job: with other limits, without its GPUs, after its daemon's end, killed for their memory.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub const GROUP: Group = Group::new(
     ],
 );
 
-/// Steps that take more memory than they asked for. Slurm itself looks and kills, so that no cgroup is needed.
+/// Steps that take more memory than they asked for. Slurm itself measures and kills, so no cgroup is needed.
 pub const MEMORY: Group = Group {
     options: || Options {
         slurm_lines: vec![
@@ -38,7 +38,7 @@ pub const MEMORY: Group = Group {
     ..Group::new("memory", KILLED)
 };
 
-/// The same where the kernel kills: memory cgroups of the first kind.
+/// The same, but the kernel kills: memory cgroups of version 1.
 pub const MEMORY_CGROUP: Group = Group {
     options: || {
         let mut options = Options::default().with_cgroups(&["ConstrainRAMSpace=yes"]);
@@ -97,7 +97,7 @@ fn a_step_cannot_raise_them(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The components of a het job, and their step, whichever order their flags have.
+/// The components of a het job, and their step, in either order of their flags.
 fn components_have_limits_of_their_own(cell: &Context) -> Result<()> {
     for [first, second] in [["50", "25"], ["25", "50"]] {
         let part = |threads| format!("--mps --mps-threads={threads} -N1 -n1 --gres=gpu:1");
@@ -125,7 +125,7 @@ fn a_step_without_gpus_has_nothing(cell: &Context) -> Result<()> {
     let look = "env | grep -E \"^CUDA|^MPSD\"; echo looked";
     let script = format!("srun --gres=none /bin/sh -c '{look}'; srun --gpus=0 /bin/sh -c '{look}'");
     let (_, said) = cell.batch("--mps --gres=gpu:1", &script)?;
-    // The second step needs what the first step had, and may be told that Slurm has not taken it back yet.
+    // The second step needs what the first had, and may be told that Slurm has not taken it back yet.
     let waits = |line: &&str| line.starts_with("srun: Job ") || line.starts_with("srun: Step created ");
     let others: Vec<&str> = said.lines().filter(|line| !waits(line)).collect();
     ensure!(others == ["looked"; 2], "{said}");
@@ -139,8 +139,8 @@ fn a_step_without_gpus_has_nothing(cell: &Context) -> Result<()> {
     holds(done.stdout == "looked\n" && is_told, &done)
 }
 
-/// Each way to submit from a script, an allocation's shell and a step's shell: the new job does not ask for MPS. The steps of
-/// the outer job have it.
+/// Every way to submit from a script, an allocation's shell and a step's shell: the new job does not ask for MPS. The
+/// outer job's steps have it.
 fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
     let home = cell.bed.home(&cell.user);
     let (next, out) = (home.join("next.sh"), home.join("next.out"));
@@ -151,7 +151,7 @@ fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
     let (next, out) = (next.display(), out.display());
     let shape = "-w node2 --gres=gpu:1";
     let wait = format!("sbatch --quiet --wait {shape} --output={out}");
-    // Such a job gets the same with NIL as with NONE, for which 25.05 and later want a login shell.
+    // Such a job gets the same with NIL as with NONE; for NONE, 25.05 and later need a login shell.
     let inner = [
         format!("{wait} {next}; cat {out}; rm {out}"),
         format!("{wait} --export=NIL {next}; cat {out}; rm {out}"),
@@ -188,10 +188,10 @@ fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Ends the control daemon of the job around it as its user, and waits until its socket is deaf.
+/// As its user, ends the control daemon of the surrounding job, and waits until its socket does not answer.
 const END_DAEMON: &str = "kill -9 $(cat $CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid); sleep 1";
 
-/// One step, or task, of these did not run outside its job's MPS.
+/// Exactly one step, or task, of these did not run; none ran outside its job's MPS.
 fn check_not_outside(said: &str) -> Result<()> {
     let told = said.matches("control daemon: it has ended").count();
     ensure!(told == 1, "told {told} times: {said}");
@@ -206,7 +206,7 @@ fn a_step_after_its_control_daemons_end_does_not_run(cell: &Context) -> Result<(
     let (_, said) = cell.batch(ONE_GPU, &script)?;
     ensure!(!said.contains("first ") && !said.contains("silent"), "{said}");
     check_not_outside(&said)?;
-    // A shell's step in the same state, and what the vendor's own command for an end does.
+    // The step of a shell in the same state, and after the vendor's own command for an end.
     let quit = format!(
         "echo quit | {}; sleep 1",
         cell.nodes.node("node1")?.control().display()
@@ -216,14 +216,14 @@ fn a_step_after_its_control_daemons_end_does_not_run(cell: &Context) -> Result<(
         .run(&format!("salloc {ONE_GPU}"), &steps.join("\n"))?
         .fails()?;
     check_not_outside(&done.said())?;
-    // A script that starts its program itself, and ends well, is told.
+    // A script that starts its program itself is told, even if it ends well.
     let (_, said) = cell.batch(ONE_GPU, &format!("{END_DAEMON}\necho on"))?;
     let told = said.matches("its mpsd says: control daemon ").count();
     ensure!(told == 1, "told {told} times: {said}");
     Ok(())
 }
 
-/// The job has a control daemon for each GPU, and one has ended: its task alone does not run.
+/// The job has a control daemon for each GPU, and one has ended: only that GPU's task does not run.
 fn a_step_beside_a_control_daemon_that_has_ended_runs(cell: &Context) -> Result<()> {
     let srun = "srun -n2 --kill-on-bad-exit=0 /bin/sh -c";
     let end = format!("[ $SLURM_LOCALID = 0 ] || {{ {END_DAEMON}; }}");
@@ -237,8 +237,8 @@ fn a_step_beside_a_control_daemon_that_has_ended_runs(cell: &Context) -> Result<
     holds(records(&done.stdout)?.len() == 1, &done)
 }
 
-/// Starts a client of the job's MPS, and when that has written its record a program that keeps 400 MiB in memory, until its
-/// reader has read it all or it is killed.
+/// Starts a client of the job's MPS. After its record, starts a program that fills 400 MiB of memory until it is killed
+/// or its reader has read all.
 fn glutton(cell: &Context) -> String {
     format!(
         "r=$(mktemp); ({}) >$r & i=0; until [ -s $r ] || [ $i -gt 150 ]; do sleep 0.1; i=$((i+1)); done; \
@@ -247,7 +247,7 @@ fn glutton(cell: &Context) -> String {
     )
 }
 
-/// Slurm or the kernel killed a task for its memory, and its client was under MPS.
+/// Checks that Slurm or the kernel killed a task for its memory, and that its client was under MPS.
 fn check_killed(done: &Ran) -> Result<()> {
     let told = ["exceeded memory limit", "oom-kill event"];
     holds(told.iter().any(|words| done.stderr.contains(words)), done)?;
@@ -261,7 +261,7 @@ fn a_job_killed_for_memory_is_told(cell: &Context) -> Result<()> {
     check_killed(&cell.run(command, &glutton(cell))?.fails()?)
 }
 
-/// The step's own daemon ends with it, while the allocation stays and its next step runs.
+/// The step's own daemon ends with it. The allocation stays, and its next step runs.
 fn a_step_killed_for_memory_is_told(cell: &Context) -> Result<()> {
     let mark = cell.bed.home(&cell.user).join("go-on");
     let shell = format!(

@@ -1,4 +1,4 @@
-//! What is typed: flags in a script, values that are refused before a job exists, and many jobs at once.
+//! What users type: flags in a script, values that are refused before a job exists, and many jobs at once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -75,7 +75,7 @@ fn bad_values_are_refused_at_submission(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Slurm tells its plugins what stands on the command line and in the script.
+/// Slurm tells its plugins the options of the command line and the script.
 fn a_job_without_a_gpu_is_told_at_submission(cell: &Context) -> Result<()> {
     let home = cell.bed.home(&cell.user);
     for (script, line) in [("gpu.sh", "--gres=gpu:1"), ("none.sh", "-n1")] {

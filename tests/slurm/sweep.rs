@@ -10,7 +10,7 @@ use tests::slurm::{Process, Record};
 use crate::jobs::{gpus, holds};
 use crate::runner::{Context, Group, cells, fast};
 
-/// A site that keeps the compute mode, so that a sweep can compare.
+/// This site keeps the compute mode, so that a sweep can compare.
 pub const GROUP: Group = Group {
     prepare: |bed| fast(bed, "compute_mode = \"keep\"\n"),
     ..Group::new(
@@ -29,7 +29,7 @@ fn line(cell: &Context, words: &str, script: &str) -> String {
     format!("exec {} sweep {words} -- /bin/sh -c '{script}'", cell.mpsctl())
 }
 
-/// Two clients on each GPU: their auto is no limit, and is not measured again.
+/// Two clients on each GPU: auto limits nothing then, and is not measured again.
 fn a_sweep_runs_clients_on_the_steps_gpus(cell: &Context) -> Result<()> {
     let file = cell.bed.home(&cell.user).join("sweep.records");
     let client = cell.client(&format!("--hold 0.5 --record {}", file.display()));
@@ -64,7 +64,7 @@ fn a_cancelled_sweep_leaves_nothing(cell: &Context) -> Result<()> {
     let script = "trap \"\" TERM; setsid sleep 600 & sleep 600";
     let line = line(cell, "--clients 2 --only-mps", script);
     let job = cell.start("srun --mps -N1 -n1 --gres=gpu:1", &line)?;
-    // Slurm's own extern step sleeps as well.
+    // Slurm's extern step sleeps too.
     let copies = || {
         let all = cell.bed.job_processes();
         let is_shell = |pid| {
@@ -84,7 +84,7 @@ fn a_cancelled_sweep_leaves_nothing(cell: &Context) -> Result<()> {
     })
 }
 
-/// Each node takes its part by its number in the step; the batch script's own environment names two nodes, and runs all.
+/// Each node takes its part by its number in the step. In the batch script, whose environment names two nodes, pack runs all.
 fn a_pack_on_two_nodes_runs_each_command_once(cell: &Context) -> Result<()> {
     let home = cell.bed.home(&cell.user);
     let records = home.join("pack.records");

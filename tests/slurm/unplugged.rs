@@ -1,6 +1,6 @@
-//! A node that does not load the plugin, in a cluster whose submitting hosts do: another plugstack.conf, or a plugin of
-//! another release. A user who asks reads why not, under both words, and the program does not run there. A user who does
-//! not ask sees nothing.
+//! A node that does not load the plugin, because of another plugstack.conf or a plugin of another release. The
+//! submitting hosts do load it. With both words, a user who asks reads why not, and the program does not run there. A
+//! user who does not ask sees nothing.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -38,7 +38,7 @@ fn options(word: Word) -> Options {
     }
 }
 
-/// One line says it, with the node's name, and `ran` is nowhere.
+/// Checks that one line says it, with the node's name, and that `ran` is nowhere.
 fn check_told_once(said: &str) -> Result<()> {
     let ours: Vec<&str> = said
         .lines()
@@ -53,7 +53,7 @@ fn a_command_that_asks_reads_why_once(cell: &Context) -> Result<()> {
     let half = "[ $SLURMD_NODENAME = node1 ] || echo ran; sleep 20";
     for (command, line) in [
         ("srun --mps -w node2 -n2 --gres=gpu:1", "echo ran"),
-        // Slurm's own variables are exported even so.
+        // Slurm exports its own variables even so.
         ("srun --mps --export=NONE -w node2 --gres=gpu:1", "echo ran"),
         ("srun --mps -N2 -K --gres=gpu:1", half),
         ("salloc --mps -w node2 --gres=gpu:1 srun", "echo ran"),
@@ -68,7 +68,7 @@ fn a_command_that_asks_reads_why_once(cell: &Context) -> Result<()> {
     holds(done.stdout == "ran\n", &done)
 }
 
-/// A script that bash runs, and a step of a script that runs under MPS on node1.
+/// A bash script, and the step of a script that runs under MPS on node1.
 fn a_script_that_asks_reads_why_once(cell: &Context) -> Result<()> {
     let step = "srun -N1 -n1 -w node2 --gres=gpu:1 /bin/echo ran";
     for (words, script) in [("-w node2", "#!/bin/bash\necho ran"), ("-N2 -w node[1-2]", step)] {
@@ -79,7 +79,7 @@ fn a_script_that_asks_reads_why_once(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The line is in the node's stack, and its plugin is one for another Slurm.
+/// The node's stack has the line, with a plugin for another Slurm.
 fn a_plugin_of_another_release_is_told(cell: &Context) -> Result<()> {
     let other = cell.bed.dir().join("lib/other.so");
     fs::copy(&cell.nodes.product.plugin, &other)?;
@@ -90,7 +90,7 @@ fn a_plugin_of_another_release_is_told(cell: &Context) -> Result<()> {
         let done = cell.run("srun --mps -w node2 --gres=gpu:1", "echo ran")?;
         match word {
             "optional" => check_told_once(&done.said()),
-            // Slurm itself ends such a step, also of a user who did not ask.
+            // Slurm itself ends such a step, even if the user did not ask.
             _ => holds(!done.stdout.contains("ran\n") && !done.stderr.is_empty(), &done),
         }
     });

@@ -1,9 +1,9 @@
-//! Work that mostly waits, done at once. Work that claims the same thing is done one after another.
+//! Work that mostly waits, done at once. Work with the same claim is done one after the other.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 pub struct Work<'a> {
-    /// What no other work may have meanwhile.
+    /// What no other work may use meanwhile.
     pub claims: Vec<String>,
     pub run: Box<dyn FnOnce() + Send + 'a>,
 }
@@ -19,8 +19,8 @@ struct Queue<'a> {
     given_back: Condvar,
 }
 
-/// Does all of it in its order if the claims allow that, at most so many pieces at once. If one panics, this function panics when
-/// all else is done.
+/// Does all work in its order, if the claims allow it, with at most this many at once. If one panics, it panics after
+/// the rest is done.
 pub fn run(all: Vec<Work<'_>>, at_once: usize) {
     let queue = Queue {
         state: Mutex::new(State {
@@ -41,7 +41,7 @@ pub fn run(all: Vec<Work<'_>>, at_once: usize) {
 }
 
 impl<'a> Queue<'a> {
-    /// The first work that may start now; none when nothing waits any more.
+    /// The first work that may start now; `None` if no work is left.
     fn next(&self) -> Option<(Box<dyn FnOnce() + Send + 'a>, Claimed<'_, 'a>)> {
         let mut state = self.lock();
         loop {

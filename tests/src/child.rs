@@ -13,11 +13,11 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 
-/// Set when the user interrupted the run: every wait ends then, and the guards clean up.
+/// The user has interrupted the run: every wait ends, and the guards clean up.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// How long a pipe may stay open after its program has ended, because a child of it still holds it:
-/// what was killed ends late on a loaded machine.
+/// How long a pipe may stay open after its program's end because a child still holds it: on a loaded machine a killed
+/// process ends late.
 const PIPE_WAIT: Duration = Duration::from_secs(3);
 
 /// Turns SIGINT, SIGTERM and SIGHUP into a flag, so that guards are dropped.
@@ -51,7 +51,7 @@ pub fn pause(length: Duration) -> Result<()> {
     go_on()
 }
 
-/// Polls until `done`, at most `limit`; whether it came true.
+/// Polls until `done`, at most `limit`. Returns whether it happened.
 pub fn until(limit: Duration, every: Duration, mut done: impl FnMut() -> bool) -> Result<bool> {
     let end = Instant::now() + limit;
     loop {
@@ -72,7 +72,7 @@ pub struct Ran {
     pub signal: Option<i32>,
     pub stdout: String,
     pub stderr: String,
-    /// From before the fork to the moment its end was collected.
+    /// From before the fork until its end was collected.
     pub wall: Duration,
     /// Something that it started still holds its output open.
     pub held_open: bool,
@@ -126,7 +126,7 @@ pub struct Running {
     pid: Pid,
     begin: Instant,
     end: Receiver<(ExitStatus, Instant)>,
-    /// Its end, once it has come out of `end`.
+    /// Its end, after it was taken out of `end`.
     ended: Option<(ExitStatus, Instant)>,
     drains: [Drain; 2],
 }
@@ -144,7 +144,7 @@ impl Running {
             .spawn()
             .with_context(|| format!("cannot start '{what}'"))?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A program may close its input unread.
+            // A program may close its input without reading it.
             let _ = stdin.write_all(input.as_bytes());
         }
         let drains = [
@@ -180,7 +180,7 @@ impl Running {
         self.ended.map(|(status, _)| status)
     }
 
-    /// Waits for its end. It is killed if it takes longer than `limit`; that is an error.
+    /// Waits for its end. If it takes longer than `limit` it is killed; that is an error.
     pub fn finish(mut self, limit: Duration) -> Result<Ran> {
         let deadline = self.begin + limit;
         let (status, at) = loop {
@@ -283,5 +283,5 @@ impl Drain {
     }
 }
 
-/// Whether `pid` runs: a zombie that nobody collects does not count.
+/// Whether `pid` runs. An uncollected zombie does not count.
 pub use crate::double::look::alive;

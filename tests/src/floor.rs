@@ -1,4 +1,4 @@
-//! NVIDIA's control daemon or its double, started by the shortest possible means: the floor for the prologue's time.
+//! NVIDIA's control daemon or its double, started by the shortest possible means: the floor of the prologue's time.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 
 use crate::child::{self, Ran};
 
-/// Longest that a step of the start may take: 0.75 s at most was ever seen.
+/// Longest time for a step of the start; 0.75 s was the longest ever seen.
 const STEP: Duration = Duration::from_secs(20);
 
 pub struct Daemon<'a> {
@@ -47,7 +47,7 @@ impl<'a> Daemon<'a> {
         let child = command
             .spawn()
             .with_context(|| format!("cannot start {:?}", command.get_program()))?;
-        // The command holds the pipe's writing end: the reader must see its end when the daemon goes.
+        // The command holds the pipe's writing end; the reader must see the daemon's end.
         drop(command);
         let lines = read_lines(reader);
         let mut daemon = Self {
@@ -80,7 +80,7 @@ impl<'a> Daemon<'a> {
         Ok(())
     }
 
-    /// The socket is there some milliseconds before the daemon answers.
+    /// The socket exists some milliseconds before the daemon answers.
     fn ask_until_answered(&self, session: &str, begin: Instant) -> Result<()> {
         loop {
             let ran = self.command(session)?;
@@ -128,7 +128,7 @@ impl<'a> Daemon<'a> {
         child::run(&mut (self.control)(), session, STEP)
     }
 
-    /// `quit`, then waits until daemon and server are gone: how long that took, and all that it has logged.
+    /// `quit`, then waits until daemon and server are gone. Returns how long that took, and the whole log.
     pub fn quit(mut self) -> Result<(Duration, Vec<String>)> {
         let begin = Instant::now();
         let _ = self.command("quit\n")?;

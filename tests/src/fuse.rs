@@ -1,4 +1,4 @@
-//! A file system with one file that never answers one kind of request: even SIGKILL does not end who waits for the answer.
+//! A file system with a file that never answers one kind of request. Not even SIGKILL ends a process that waits for it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -25,11 +25,11 @@ const ENOSYS: i32 = 38;
 /// Bytes before a request's own.
 const HEADER: usize = 40;
 const ROOT: u64 = 1;
-/// For so many seconds the kernel need not ask again.
+/// For this many seconds the kernel need not ask again.
 const VALID: u64 = 3600;
 pub const LENGTH: u64 = 4096;
 
-/// The mounted file system. Dropped, it is gone, and each process that waited gets an error.
+/// The mounted file system. When it is dropped, each waiting process gets an error.
 #[derive(Debug)]
 pub struct Hung {
     at: PathBuf,
@@ -38,20 +38,20 @@ pub struct Hung {
 }
 
 impl Hung {
-    /// Mounts it over `at` as user `uid` would: its file is never opened. Needs root, and fails if the kernel has no FUSE. In a mount
-    /// namespace of the thread's own no other process sees it.
+    /// Mounts it over `at` as user `uid` would; its file can never be opened. Needs root, and fails if the kernel has
+    /// no FUSE. In a mount namespace of this thread no other process sees it.
     pub fn over(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(OPEN, at, uid, "")
     }
 
-    /// The same for all users, as a site may allow (`user_allow_other` in fuse.conf). Else no other group has access, a job's daemons
-    /// included.
+    /// The same for all users, as a site may allow (`user_allow_other` in fuse.conf). Otherwise no other group has
+    /// access, a job's daemons included.
     pub fn over_for_all(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(OPEN, at, uid, ",allow_other")
     }
 
-    /// The file can be read, and no write to it ends. The end of a mapping that was written to waits for that, with the lock of its
-    /// process's memory map held (Linux, `fs/fuse/file.c`, `fuse_vma_close`).
+    /// The file can be read, but no write to it ends. A mapping that was written to waits for that at its end, with the
+    /// lock of its process's memory map held (Linux, `fs/fuse/file.c`, `fuse_vma_close`).
     pub fn over_writes(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(WRITE, at, uid, "")
     }
@@ -64,7 +64,7 @@ impl Hung {
         Self::withholding(SETATTR, at, uid, "")
     }
 
-    /// As [`Hung::over_reads`], served by a thread of the process that waits. That process gets the device, for example as its
+    /// As [`Hung::over_reads`], served by a thread of the waiting process. That process gets the device, for example as
     /// standard input. After the first read no other process has it.
     pub fn over_own_reads(at: &Path, uid: u32) -> std::io::Result<(Self, File)> {
         let device = File::options().read(true).write(true).open("/dev/fuse")?;
@@ -103,7 +103,7 @@ impl Hung {
 
 impl Drop for Hung {
     fn drop(&mut self) {
-        // Forced: the connection is cut, and with it every wait.
+        // Forced: this cuts the connection, and so ends every wait.
         let _ = umount2(&self.at, MntFlags::MNT_FORCE);
         let _ = umount2(&self.at, MntFlags::MNT_DETACH);
         if let Some(server) = self.server.take() {
@@ -112,7 +112,7 @@ impl Drop for Hung {
     }
 }
 
-/// The group of the account with this number: only its processes have access. Without an account, the group of the same number.
+/// The group of this account: only its processes have access. Without an account, the group with the same number.
 fn group_of(uid: u32) -> u32 {
     let account = User::from_uid(uid.into()).ok().flatten();
     account.map_or(uid, |account| account.gid.as_raw())
@@ -120,7 +120,7 @@ fn group_of(uid: u32) -> u32 {
 
 fn serve(mut device: File, uid: u32, (withheld, leaves): (u32, bool), asked: &AtomicBool) {
     let mut request = vec![0_u8; 1 << 17];
-    // The device ends with an error when the connection is cut.
+    // Reading the device fails when the connection is cut.
     while let Ok(length) = device.read(&mut request) {
         if length < HEADER {
             continue;

@@ -1,4 +1,4 @@
-//! What is fuzzed, by `fuzz/` (cargo-fuzz) and by the suite: each place that reads foreign text takes any bytes.
+//! The fuzz targets, run by `fuzz/` (cargo-fuzz) and by the suite: every parser of foreign text must accept any bytes.
 
 use mpsd::daemon::dialogue::{Event, LimitScope, Proof, check};
 use mpsd::job::Journal;
@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// A target: its name, which is its corpus's directory too, and what it does with bytes.
+/// A target: its name, which is also its corpus's directory, and what it does with bytes.
 pub type Target = (&'static str, fn(&[u8]));
 
 pub const TARGETS: [Target; 7] = [
@@ -33,7 +33,7 @@ fn harmless(message: &str) {
     assert!(message.len() < 2000, "{} bytes", message.len());
 }
 
-/// The request, from an account and from OpenPBS's resource: what is accepted prints as what is accepted again.
+/// The request, from an account and from OpenPBS's resource. An accepted request must be accepted again as it is printed.
 pub fn request(bytes: &[u8]) {
     match Request::from_account(bytes) {
         Err(refusal) => harmless(&refusal.to_string()),
@@ -89,7 +89,7 @@ fn daemon() -> Daemon {
     }
 }
 
-/// The control daemon's answers: only the right ones pass, whatever stands around them.
+/// The control daemon's answers: only the right ones pass, whatever text is around them.
 pub fn daemon_answers(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match check(LimitScope::NextServers, &daemon(), &text) {
@@ -133,7 +133,7 @@ impl Host for Nothing {
     }
 }
 
-/// Arguments and environment of all three schedulers: the bytes are cut at NUL into arguments, then variables.
+/// Arguments and environment of all three schedulers. The bytes are cut at NUL into arguments, then variables.
 pub fn scheduler_input(bytes: &[u8]) {
     let mut parts = bytes.split(|b| *b == 0);
     let kind = parts.next().and_then(|p| p.first().copied()).unwrap_or(0);

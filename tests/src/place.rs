@@ -24,7 +24,7 @@ use crate::stage::{
 
 const MOMENT: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(40);
-/// What the suite keeps between jobs on purpose: its directories, and the ledger.
+/// What the suite keeps between jobs by design: its directories and the ledger.
 const STANDING: [&str; 7] = [
     "run/jobs",
     "run/gpus",
@@ -35,16 +35,16 @@ const STANDING: [&str; 7] = [
     "run/.ledger.lock",
 ];
 
-/// The reports of jobs that have ended, and their users' copies, which lie in a tmpfs alone.
+/// The reports of ended jobs, and their users' copies, which are only in a tmpfs.
 const REPORTS: [&str; 2] = ["state/reports/", "run/reports"];
 const NODE: &str = "gpu001";
 pub type Picture = BTreeMap<String, String>;
 
-/// A simulated node with the suite installed, whose jobs have their cgroups in a directory of its own.
+/// A simulated node with the suite installed. Its jobs' cgroups are in a directory of its own.
 #[derive(Debug)]
 pub struct Place {
     pub node: NodeDouble,
-    /// Where its jobs' cgroups are made; none where this machine has no hierarchy to write.
+    /// The place of its jobs' cgroups; `None` if this machine has no writable hierarchy.
     pub cgroups: Option<PathBuf>,
     root: TempDir,
     before: Picture,
@@ -97,7 +97,7 @@ impl Place {
         self.configure_whole(&format!("cgroup = \"{choice}\"\n{extra}"));
     }
 
-    /// Writes the configuration with these lines. A PBS of this machine is none of the place's.
+    /// Writes the configuration with these lines. A PBS of this machine is none of this node's.
     pub fn configure_whole(&self, extra: &str) {
         let no_pbs = match extra.contains("[pbs]") {
             true => String::new(),
@@ -117,7 +117,7 @@ impl Place {
         self.root.path().join(name)
     }
 
-    /// A new directory below it, which everybody may list and root alone may change.
+    /// A new directory below it that everybody may list and only root may change.
     pub fn directory(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(&path).unwrap_or_else(|why| panic!("{name}: {why}"));
@@ -137,7 +137,7 @@ impl Place {
         self.path("run/jobs").join(job)
     }
 
-    /// The prologue with arguments and environment as a scheduler gives them, and nothing else.
+    /// Runs the prologue with a scheduler's arguments and environment, and nothing else.
     pub fn prologue<S: AsRef<OsStr>>(&self, args: &[S], env: &[(&str, &str)]) -> Ran {
         self.run("mps-prologue", args, env)
     }
@@ -146,7 +146,7 @@ impl Place {
         self.run("mps-epilogue", args, env)
     }
 
-    /// The same, whose request is refused, with a record of that for its tasks.
+    /// The same for a request that is refused, with a record for its tasks.
     pub fn refused(&self, job: &str, account: &str) -> Ran {
         let args = [&["--record", "--gpus", "0"], &prologue_args(job, account)[..]].concat();
         self.prologue(&args, &[]).exits(1)
@@ -174,7 +174,7 @@ impl Place {
         self.command_by(&[], program)
     }
 
-    /// The same, run by these words before it.
+    /// The same, run by another program with these words.
     pub fn command_by(&self, words: &[&str], program: &str) -> Command {
         let program = self.program(program);
         let mut command = match words {
@@ -203,13 +203,13 @@ impl Place {
             .collect()
     }
 
-    /// A Torque prologue that is told by an option that the job has GPU 0.
+    /// A Torque prologue with an option that gives the job GPU 0.
     pub fn torque_on_gpu_0(&self, job: &str, account: &str) -> Ran {
         let args = [&["--gpus", "0"], &prologue_args(job, account)[..]].concat();
         self.prologue(&args, &[])
     }
 
-    /// A Torque prologue for `job` of [`crate::stage::USER`], which alone holds these GPUs (numbers with commas).
+    /// A Torque prologue for `job` of [`crate::stage::USER`], which has these GPUs alone (numbers with commas).
     pub fn torque(&self, job: &str, account: &str, gpus: &str) -> Ran {
         let env = self.gpu_file(job, gpus);
         let env: Vec<(&str, &str)> = env.iter().map(|(k, v)| (*k, v.as_str())).collect();
@@ -221,7 +221,7 @@ impl Place {
         self.torque(job, account, gpus).ok()
     }
 
-    /// The same, not waited for.
+    /// The same; does not wait for it.
     pub fn start_torque(&self, job: &str, account: &str, gpus: &str) -> Running {
         let env = self.gpu_file(job, gpus);
         self.start("mps-prologue", &prologue_args(job, account), &env)
@@ -291,7 +291,7 @@ impl Place {
         all
     }
 
-    /// Those of them that run the file `name` as an ordinary user: what their owner can signal.
+    /// Its processes that run the file `name` as an ordinary user, and so can be signaled by their owner.
     pub fn pids(&self, name: &str) -> Vec<u32> {
         let named = |p: &look::Process| p.uid != 0 && p.exe.file_name().is_some_and(|file| file == name);
         self.processes()
@@ -312,14 +312,14 @@ impl Place {
             .map(|process| process.pid)
     }
 
-    /// Asserts that the node is exactly as before the first job, and not drained. What was ended has a moment to vanish.
+    /// Asserts that the node is exactly as before the first job, and not drained. Ended processes have a moment to vanish.
     #[track_caller]
     pub fn assert_as_before(&self, after: &str) {
         let different = self.difference();
         assert!(different.is_empty(), "after {after}: {different:#?}");
     }
 
-    /// What is there now and was not before the first job, and the reverse. What was ended has a moment to vanish.
+    /// What is there now and was not before the first job, and the reverse. Ended processes have a moment to vanish.
     pub fn difference(&self) -> Vec<String> {
         wait_until(MOMENT, || self.picture() == self.before);
         let now = self.picture();
@@ -336,7 +336,7 @@ impl Place {
         assert!(drains.is_empty(), "drained after {after}: {drains:?}");
     }
 
-    /// The reasons of this node's drains, delivered or not. This forgets them.
+    /// Returns the reasons of this node's drains, delivered or not, and forgets the drains.
     pub fn take_drains(&self) -> Vec<String> {
         let forget = |(path, text): (PathBuf, String)| {
             let _ = fs::remove_file(path);
@@ -375,7 +375,7 @@ impl Place {
         Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()))
     }
 
-    /// The same, once it has its context.
+    /// The same; waits until it has its context.
     #[track_caller]
     pub fn attached(&self, job: &str, args: &[&str], env: &[(&str, &str)]) -> Running {
         let client = self.client(job, args, env);
@@ -388,7 +388,7 @@ impl Place {
         contexts.iter().any(|(_, it)| it.pid == pid && it.bytes > 0)
     }
 
-    /// A CUDA program of the user's that ends by itself in this job, and that ran under MPS.
+    /// A CUDA program of the user's in this job that ends by itself. Asserts that it ran under MPS.
     pub fn served(&self, job: &str, args: &[&str]) -> Ran {
         let ran = finish(self.cuda(args).envs([self.pipe(job)])).ok();
         assert_eq!(ran.json()["under_mps"], true, "{ran:?}");
@@ -399,7 +399,7 @@ impl Place {
         finish(self.cuda(args).envs([self.pipe(job)]))
     }
 
-    /// What a CUDA program writes that the user starts by `mpsctl exec` with this environment alone.
+    /// Runs a CUDA program that the user starts by `mpsctl exec` with only this environment.
     pub fn exec(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
         finish(&mut self.exec_command(args, env))
     }
@@ -412,7 +412,7 @@ impl Place {
         command
     }
 
-    /// A CUDA program in a job that shares its MPS, once it has its context.
+    /// A CUDA program in a job that shares its MPS; waits until it has its context.
     #[track_caller]
     pub fn sharer(&self, job: &str) -> Running {
         let mut command = self.exec_command(&["--hold", "60", "--busy"], &[("PBS_JOBID", job)]);
@@ -447,8 +447,8 @@ impl Place {
         ("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)
     }
 
-    /// A directory of the user's with FUSE over it, seen by this thread and what it starts. None, and a word about it, if this
-    /// machine has no FUSE.
+    /// A directory of the user's with FUSE over it, visible to this thread and its children. `None`, with a message,
+    /// without FUSE.
     pub fn hung(
         &self,
         name: &str,
@@ -481,14 +481,14 @@ impl Drop for Place {
                 fs::remove_dir(cgroups).is_ok() || !cgroups.exists()
             });
         }
-        // Of a job that a failed test has left: its directory could not be removed else.
+        // Left by a job of a failed test: its directory could not be removed otherwise.
         for at in self.mounts().iter().rev() {
             let _ = nix::mount::umount2(at, nix::mount::MntFlags::MNT_DETACH);
         }
     }
 }
 
-/// Runs `work` on every item, so many at once: most of what is tested waits.
+/// Runs `work` on every item, this many at once, because most of it waits.
 pub fn side_by_side<T: Send>(items: Vec<T>, at_once: usize, work: impl Fn(T) + Sync) {
     let work = &work;
     let all = items.into_iter().map(|item| Work {
@@ -515,7 +515,7 @@ impl Running {
         self.0.try_wait().is_ok_and(|status| status.is_some())
     }
 
-    /// Its exit code, once it has ended by itself; none when a signal ended it.
+    /// Its exit code after its end; `None` if a signal ended it.
     #[track_caller]
     pub fn wait(&mut self) -> Option<i32> {
         eventually("the child ends", || self.has_ended());
@@ -550,7 +550,7 @@ pub fn kill(pid: u32, signal: nix::sys::signal::Signal) {
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal);
 }
 
-/// A new cgroup, empty; none where this machine has no hierarchy to write.
+/// A new empty cgroup; `None` if this machine has no writable hierarchy.
 pub fn own_cgroup() -> Option<PathBuf> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -568,7 +568,7 @@ pub fn own_cgroup() -> Option<PathBuf> {
     .find(|path| fs::create_dir(path).is_ok())
 }
 
-/// Removes the cgroups of test programs that were killed.
+/// Removes the cgroups of killed test programs.
 fn remove_stale(mount: &Path) {
     for entry in fs::read_dir(mount).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

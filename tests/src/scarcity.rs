@@ -1,4 +1,4 @@
-//! A small file system over a directory: of few pages or of few inodes.
+//! A small file system over a directory: with few pages or few inodes.
 
 use std::fs;
 use std::io::Write;
@@ -21,20 +21,20 @@ pub struct Small {
 }
 
 impl Small {
-    /// Puts one of `pages` pages over `at`, which keeps its mode. The thread gets a mount namespace of its own: call it
+    /// Puts one of `pages` pages over `at`, which keeps its mode. The thread gets its own mount namespace, so call it
     /// in a thread that ends with the test ([`alone`]).
     pub fn over(at: &Path, pages: usize, mode: u32) -> Self {
         own_namespace();
         Self::mounted(at, &format!("size={},mode={mode:o}", pages * PAGE))
     }
 
-    /// The same with room for `files` inodes and no bound of pages.
+    /// The same with `files` inodes and no limit of pages.
     pub fn of_files(at: &Path, files: usize, mode: u32) -> Self {
         own_namespace();
         Self::seen_by_all(at, files, mode)
     }
 
-    /// The same in the caller's namespace, for daemons that run already.
+    /// The same in the caller's namespace, for daemons that already run.
     pub fn seen_by_all(at: &Path, files: usize, mode: u32) -> Self {
         Self::mounted(at, &format!("nr_inodes={files},mode={mode:o}"))
     }
@@ -44,7 +44,7 @@ impl Small {
         Self { at: at.to_owned() }
     }
 
-    /// Takes all inodes but `files`, after it has returned what it took before.
+    /// Returns what it took before, then takes all inodes but `files`.
     pub fn leave_files(&self, files: usize) {
         let ballast = self.at.join(BALLAST);
         let _ = fs::remove_dir_all(&ballast);
@@ -57,7 +57,7 @@ impl Small {
         (taken - files..taken).for_each(|number| fs::remove_file(file(number)).expect("ballast"));
     }
 
-    /// Takes all room but `pages`, after it has returned what it took before.
+    /// Returns what it took before, then takes all room but `pages`.
     pub fn leave(&self, pages: usize) {
         let ballast = self.at.join(BALLAST);
         let _ = fs::remove_file(&ballast);
@@ -88,8 +88,8 @@ impl Drop for Small {
     }
 }
 
-/// A mount namespace that a process keeps and that sees no later mount from outside: a container's, or a job's under Slurm's
-/// job_container/tmpfs.
+/// A mount namespace that a process keeps and that sees no later mount from outside: a container's, or a job's under
+/// Slurm's job_container/tmpfs.
 #[derive(Debug)]
 pub struct Older {
     keeper: Running,
@@ -97,7 +97,7 @@ pub struct Older {
 }
 
 impl Older {
-    /// Makes it, as it is now outside. Call it in a thread of [`alone`], whose mounts are private.
+    /// Makes it as it is now outside. Call it in a thread of [`alone`], whose mounts are private.
     pub fn start() -> Self {
         own_namespace();
         Self {
@@ -112,8 +112,8 @@ impl Older {
         fs::write(&point, "").expect("file");
         let keep = |file: &Path| mount(Some(file), &point, NOTHING, MsFlags::MS_BIND, NOTHING);
         let mut kept = keep(&self.file());
-        // A namespace can be kept only in a namespace of a lower number. Linux 6.18 numbers them by processor, so a new one may
-        // have a lower number.
+        // A namespace can be kept only in one with a lower number. Linux 6.18 numbers them by processor, so a new one
+        // may have a lower number.
         for _ in 0..200 {
             if kept != Err(Errno::EINVAL) {
                 break;
@@ -159,7 +159,7 @@ impl Drop for Older {
     }
 }
 
-/// Runs `test` in a thread of its own, because a mount namespace belongs to a thread.
+/// Runs `test` in its own thread, because a mount namespace belongs to a thread.
 pub fn alone(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let done = scope.spawn(test).join();

@@ -8,7 +8,7 @@ use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 const GPUS: u32 = 8;
-/// How often an epilogue may be repeated before a job counts as lost: a lock may time out on a busy machine.
+/// How often an epilogue may run again before a job counts as lost: a lock may time out on a busy machine.
 const TRIES: u32 = 5;
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25";
 
@@ -26,7 +26,7 @@ pub struct Report {
     pub struck: AtomicU32,
     pub clients: AtomicU32,
     pub repeated: AtomicU32,
-    /// Jobs of which something was left after all tries.
+    /// Jobs that left something after all tries.
     pub lost: AtomicU32,
     pub grown_kb: i64,
     pub took: Duration,
@@ -39,7 +39,7 @@ struct Dice(u64);
 impl Dice {
     fn new(seed: u64, number: u32) -> Self {
         let mut dice = Self((seed ^ u64::from(number).wrapping_mul(0x9E37_79B9_7F4A_7C15)) | 1);
-        // Near seeds give near numbers at first.
+        // Similar seeds give similar numbers at first.
         for _ in 0..16 {
             dice.roll(2);
         }
@@ -59,7 +59,7 @@ pub fn run(load: Load) -> Report {
     let config = "deadline_s = 12\ncompute_mode = \"exclusive\"\n";
     let place = Place::new(fast(GPUS as usize), config);
     let (shm, descriptors) = (names("/dev/shm"), names("/proc/self/fd").len());
-    // One job lives through all of it.
+    // One job lives the whole time.
     place.begin("1.srv", ACCOUNT, "7");
     let long_lived = place.pids("mpsd")[0];
     let before_kb = resident_kb(long_lived);
@@ -131,7 +131,7 @@ fn cycle(shared: &Shared<'_>, number: u32, seed: u64) {
     end(place, report, &job);
 }
 
-/// An epilogue until it says that the node is as it was before this job.
+/// Repeats an epilogue until it says that the node is as before this job.
 fn end(place: &Place, report: &Report, job: &str) {
     for again in 0..TRIES {
         if again > 0 {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The ordinary user of the tests: in every passwd, without a home that matters.
+/// The ordinary user of the tests: every passwd has it, and its home does not matter.
 pub const USER: &str = "nobody";
 pub const OTHER_USER: &str = "daemon";
 /// The installed programs.
@@ -23,7 +23,7 @@ pub const PROGRAMS: [&str; 6] = [
     "mps-runner",
 ];
 pub const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
-/// No command of the suite may take longer than this.
+/// Longest time for any command of the suite.
 const LONGEST: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone)]
@@ -81,7 +81,7 @@ impl Ran {
         self
     }
 
-    /// The object of the first line: scripts read one a line.
+    /// The object on the first line: scripts read one a line.
     #[track_caller]
     pub fn json(&self) -> Value {
         let first = self.out.lines().next().unwrap_or_default();
@@ -96,7 +96,7 @@ pub fn built(program: &str) -> PathBuf {
         .join(program)
 }
 
-/// `program` as an ordinary user, through setpriv: no code of ours drops the test's own privileges.
+/// `program` as an ordinary user, through setpriv, so that none of our code drops the test's privileges.
 pub fn as_user(user: &str, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("/usr/bin/setpriv");
     command
@@ -105,7 +105,7 @@ pub fn as_user(user: &str, program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Runs to the end, within a minute, and until nothing holds its output open.
+/// Runs it to its end, within a minute, and until nothing holds its output open.
 #[track_caller]
 pub fn finish(mut command: impl BorrowMut<Command>) -> Ran {
     let ran = child::run(command.borrow_mut(), "", LONGEST);
@@ -147,7 +147,7 @@ pub fn epilogue_args(job: &str) -> Vec<&str> {
     .concat()
 }
 
-/// The arguments of an OpenPBS prologue on GPU 0. Unlike Torque's, it does not hold its exit back if it could not drain.
+/// The arguments of an OpenPBS prologue on GPU 0. Unlike Torque's, it does not delay its exit if it could not drain.
 pub fn openpbs_args<'a>(job: &'a str, user: &'a str, account: &'a str) -> [&'a str; 9] {
     [
         "--scheduler",

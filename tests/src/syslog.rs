@@ -1,4 +1,4 @@
-//! The node's log as one test alone hears it.
+//! The node's log, which only one test hears.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -17,7 +17,7 @@ pub struct Syslog {
 }
 
 impl Syslog {
-    /// Lays a `/dev` with a log over the machine's, in a mount namespace of this thread. `room` is an empty directory.
+    /// Puts a `/dev` with a log over the machine's, in a mount namespace of this thread. `room` is an empty directory.
     pub fn hear(room: &Path) -> Self {
         Self::hear_at(room, "/dev", Path::new("/dev/log"))
     }
@@ -47,7 +47,7 @@ impl Syslog {
         Self { socket, _room: small }
     }
 
-    /// Fills its queue, so that no later line is taken.
+    /// Fills its queue, so that it takes no later line.
     pub fn fill(&self) {
         let own = self.socket.local_addr().expect("its address");
         let path = own.as_pathname().expect("its path");

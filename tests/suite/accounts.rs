@@ -1,4 +1,4 @@
-//! Several jobs, several epilogues, an administrator's hands: the accounts of the GPUs, and what an epilogue may rely on.
+//! Several jobs, several epilogues, an administrator's changes: the accounts of the GPUs, and what an epilogue may rely on.
 
 use std::fs;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tests::place::{Place, eventually, fast, kill};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
-/// How often a test tries what only a race shows.
+/// How often a test tries what only a race can show.
 const ROUNDS: u64 = 4;
 
 fn with_job(gpus: usize, job: &str) -> Place {
@@ -25,7 +25,7 @@ fn assert_served(place: &Place, job: &str) {
 fn the_last_of_two_jobs_on_a_gpu_restores_the_mode() {
     let place = with_job(1, "60.srv");
     assert_eq!(place.node.modes(), ["exclusive_process"]);
-    // The real GPU would not take a second server in this mode; the accounts must hold in any case.
+    // A real GPU would refuse a second server in this mode; the accounts must hold even so.
     let second = place.torque("61.srv", ACCOUNT, "0");
     place.end("60.srv");
     if second.code == Some(0) {
@@ -60,7 +60,7 @@ fn epilogues_at_once_twice_and_for_nothing() {
     place.assert_ends_clean("64.srv", "one more");
 }
 
-/// What a restarted mom, a requeued job and the timer do to one job, all of them at once.
+/// A restarted mom, a requeued job and the timer act on one job, all at once.
 #[test]
 fn beginnings_and_ends_of_one_job_all_at_once_are_no_evidence_and_leave_nothing() {
     let place = Place::new(fast(1), CONFIG);
@@ -97,7 +97,7 @@ fn an_epilogue_during_the_prologue_waits_or_takes_what_is_there() {
 #[test]
 fn an_epilogue_needs_nothing_but_the_directories_of_the_configuration() {
     let place = with_job(1, "66.srv");
-    // The site's new file has other paths for both of the vendor's things. A key may stand once only.
+    // The site's new file has other paths for both vendor files. Each key may appear only once.
     let old = fs::read_to_string(place.config()).expect("configuration");
     let is_kept = |line: &&str| !line.starts_with("control") && !line.starts_with("nvml");
     let mut lines: Vec<&str> = old.lines().filter(is_kept).collect();

@@ -1,4 +1,4 @@
-//! The rules of the house, read from the sources by syn: layers, no circles between files, the homes of `unsafe`, thin crates.
+//! The project's rules, checked in the sources with syn: layers, no circles between files, the places of `unsafe`, thin crates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +9,7 @@ use syn::{Attribute, Item, UseTree};
 use toml::Table;
 
 const LAYERS: [&str; 7] = ["sys", "scheduler", "plan", "job", "node", "daemon", "cli"];
-/// The only homes of `unsafe`: the kernel's interface, Slurm's, and CUDA's in the probe.
+/// The only places of `unsafe`: the interfaces to the kernel and to Slurm, and to CUDA in the probe.
 const UNSAFE: [&str; 3] = [
     "mpsd/src/sys/",
     "spank/src/sys/",
@@ -55,13 +55,13 @@ type Names = Vec<String>;
 /// The text of a file by its path from the workspace's root.
 type Source<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// A module of a crate. What is compiled for tests only is left out.
+/// A module of a crate, without test code.
 #[derive(Debug, Default)]
 struct Module {
     file: String,
     imports: BTreeMap<String, Names>,
-    /// Each path of a `use`, of the code and of macros, without re-exports of children (`pub use child::Thing`): a parent is the door
-    /// of its children, which may use what it defines.
+    /// Each path of a `use`, from code and macros. Re-exports of children (`pub use child::Thing`) are left out:
+    /// through its parent a child may use what the parent defines.
     paths: Vec<Names>,
     has_unsafe: bool,
     has_switch: bool,
@@ -123,7 +123,7 @@ impl Crate {
         edges
     }
 
-    /// The module that defines what `path` leads to from module `at`; none for what is another crate's.
+    /// The module that defines what `path` means in module `at`; `None` if another crate does.
     fn resolve(&self, at: &[String], path: &[String], depth: u32) -> Option<Names> {
         let (first, rest) = path.split_first()?;
         match first.as_str() {
@@ -202,7 +202,7 @@ impl<'ast> Visit<'ast> for Module {
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let names: Names = path.segments.iter().map(|one| one.ident.to_string()).collect();
-        // One name alone is an import's, which stands among the paths already, or this file's own.
+        // A single name is an import's, which is among the paths already, or this file's own.
         if names.len() > 1 {
             self.paths.push(names);
         }
@@ -212,7 +212,7 @@ impl<'ast> Visit<'ast> for Module {
     fn visit_macro(&mut self, item: &'ast syn::Macro) {
         let tokens = item.tokens.to_string();
         self.has_switch |= item.path.is_ident("cfg") && tokens.contains("test");
-        // They are no syntax tree, and a path in them is `a :: b`.
+        // Macros have no syntax tree, and write a path as `a :: b`.
         let joined = tokens.replace(" :: ", "::");
         let words = joined.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
         let paths = words.map(|word| word.split("::").map(str::to_owned).collect::<Names>());
@@ -275,7 +275,7 @@ fn unsafe_stands_in_its_homes_and_no_code_knows_that_it_is_tested() {
     }
 }
 
-/// A difference between schedulers is an answer of a folder to `BatchSystem`, so that a new scheduler is a folder and a line.
+/// A folder answers each difference between schedulers through `BatchSystem`, so a new scheduler is a folder and a line.
 #[test]
 fn only_a_schedulers_folder_names_it() {
     let mut homes = BTreeSet::new();
@@ -283,7 +283,7 @@ fn only_a_schedulers_folder_names_it() {
         let pairs = module.paths.iter().flat_map(|path| path.windows(2));
         for pair in pairs.filter(|pair| pair[0] == "Scheduler" && SCHEDULERS.contains(&pair[1].as_str())) {
             let home = format!("mpsd/src/scheduler/{}/", pair[1].to_lowercase());
-            // The names themselves.
+            // The definition of the names.
             let is_home = module.file.starts_with(&home) || module.file == "mpsd/core/src/job.rs";
             assert!(is_home, "{} names {}", module.file, pair[1]);
             homes.insert(pair[1].clone());

@@ -27,7 +27,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// A daemon of very many GPUs has very many limits: each is there to the end of its name.
+/// A daemon of many GPUs has many limits. Each appears whole.
 #[test]
 fn no_limit_is_cut_off() {
     alone(|| {
@@ -87,7 +87,7 @@ fn begin_and_end_of_a_jobs_mps_stand_in_the_journal_with_fields() {
         assert!(number(&end, "MPSD_ENDED") >= began);
         end.has("MPSD_AS_BEFORE", "yes");
 
-        // A journal that takes no more lines holds up no job.
+        // A journal that takes no more lines must not delay a job.
         journal.fill();
         let started = Instant::now();
         place.begin("78.pbs", "MPS=true", "0");

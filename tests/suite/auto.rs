@@ -1,4 +1,4 @@
-//! `MPS=auto` on the simulated node: a job that it leaves alone is as a job that did not ask, whatever fails or is killed.
+//! `MPS=auto` on the simulated node: without MPS a job is like one that did not ask, even if something fails or is killed.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,7 +20,7 @@ fn node(scenario: &Scenario) -> Rc<RefCell<World>> {
     Rc::new(RefCell::new(World::new(scenario.inventory.clone())))
 }
 
-/// The job's record after its begin, if there is one, and what its prologue says to its caller.
+/// The job's record after its begin, if there is one, and the prologue's answer to its caller.
 fn begun(scenario: &Scenario, world: &Rc<RefCell<World>>, trouble: Trouble) -> (u8, Option<RecordState>) {
     let job = scenario.job().expect("a job");
     let code = job::begin(&mut Sim::new(world, trouble), &job, scenario, scenario.when).code;
@@ -65,7 +65,7 @@ fn what_auto_finds_decides_what_becomes_of_the_job() {
             auto(4).devices(|d| d.gpus = GpuSource::Unknown("no file".to_owned())),
             Unneeded,
         ),
-        // Without MPS each of them runs.
+        // Each of these runs without MPS.
         ("more tasks than a GPU takes clients", auto(49), Unneeded),
         (
             "the same of a job that relies on a limit",
@@ -95,7 +95,7 @@ fn what_auto_finds_decides_what_becomes_of_the_job() {
     }
 }
 
-/// A job that did not ask never fails through us, and its end leaves nothing, wherever its begin was killed.
+/// A job that gets no MPS never fails through us. Its end leaves nothing, wherever its begin was killed.
 #[test]
 fn nothing_that_fails_keeps_a_job_from_running_that_needs_nothing() {
     silence_kills();
@@ -139,7 +139,7 @@ fn a_node_that_takes_no_job_with_mps_takes_one_that_needs_none() {
     }
 }
 
-/// Torque runs a job's prologue again without an epilogue between.
+/// Torque runs a job's prologue again without an epilogue in between.
 #[test]
 fn what_an_earlier_start_of_the_job_left_is_taken_down() {
     let (first, again) = (auto(2), auto(1));
@@ -148,7 +148,7 @@ fn what_an_earlier_start_of_the_job_left_is_taken_down() {
     assert_eq!(begun(&again, &world, Trouble::None), (0, Some(Unneeded)));
     is_alone(&world, &again, "begun again");
     ends_as_before(&world, &again, "begun again");
-    // What cannot be taken down holds the GPU, so the job does not run beside it.
+    // If that cannot be taken down, it still holds the GPU, so the job does not run.
     let mut kept = 0;
     for at in 0..40 {
         let world = node(&first);

@@ -1,4 +1,4 @@
-//! What a user may mistype and what a node may lack: one clear line, an exit code, nothing left. A job that did not ask is not touched.
+//! Users' mistakes and nodes' defects: one clear line, an exit code, nothing left. A job that did not ask is not touched.
 
 use std::fs;
 use std::path::PathBuf;
@@ -80,7 +80,7 @@ fn an_unknown_user_is_undetermined_and_root_is_refused() {
 
 #[test]
 fn a_missing_or_foreign_control_daemon_is_the_nodes_fault() {
-    // The drain is switched off: on a machine without a scheduler it could only wait for its delivery.
+    // Without drains, because on a machine without a scheduler a drain could only wait for its delivery.
     let place = Place::new(fast(1), "deadline_s = 3\n[drain]\nenabled = false\n");
     let control = place.node.control();
     let words = ["nvidia-cuda-mps-control"];
@@ -90,7 +90,7 @@ fn a_missing_or_foreign_control_daemon_is_the_nodes_fault() {
     says(&place, &place.torque_on_gpu_0("13.srv", "MPS=true"), 2, &words);
 }
 
-/// Each waits for a scheduler to drain its node: all at once.
+/// All at once, because each waits for a scheduler to drain its node.
 #[test]
 fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
     type Spoil = fn(&Place);
@@ -104,7 +104,7 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
             |place| fs::write(place.config(), "run_dir = [\n").expect("write"),
             &[],
         ),
-        // If others may write it, they could make root run a program of theirs.
+        // A user who may write it could make root run any program.
         (|place| chmod(&place.config(), 0o666), &[]),
         // What root cannot read: no file there, or a directory in its place.
         (|place| fs::remove_file(place.config()).expect("remove"), &[]),
@@ -116,7 +116,7 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
             &[],
         ),
     ];
-    // The counters of a node without settings are not known: those of the usual place are another node's.
+    // Without settings the place of the node's counters is unknown. Those of the usual place are another node's.
     let counters = || fs::metadata("/var/lib/mpsd/reports/counters").and_then(|file| file.modified());
     let before = counters().ok();
     let node = nix::unistd::gethostname().expect("name");
@@ -138,7 +138,7 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
 #[test]
 fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
     let place = Place::new(fast(1), "");
-    // A program that used this configuration would fail, and so would a look at the GPUs of a node without NVML.
+    // A program that read this configuration would fail, and so would one that asked NVML on a node without it.
     fs::write(place.config(), "not = [ a configuration\n").expect("write");
     fs::remove_file(place.node.nvml()).expect("remove");
     let (run, state) = (place.path("run"), place.path("state"));
@@ -165,11 +165,11 @@ fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
         watched.events();
         // The slower runs waited for a processor.
         let fastest = times.iter().min().expect("a time");
-        // An unoptimised build gets a multiple; the release build is held to the word.
+        // An unoptimized build gets a multiple; the release build must keep the exact limit.
         let allowed = if cfg!(debug_assertions) { FREE * 8 } else { FREE };
         assert!(*fastest < allowed, "{account:?} took {times:?}");
     }
-    // The watch itself works: a job that asks does read the configuration.
+    // The watch itself works: it sees that a job that asks reads the configuration.
     place.torque_on_gpu_0("15.srv", "MPS=true").exits(2);
     assert!(watched.events() > 0, "the watch saw nothing");
 }

@@ -28,7 +28,7 @@ impl Bench {
         Self { place, verb }
     }
 
-    /// In the directory where the verb runs.
+    /// A path in the directory where the verb runs.
     pub fn work(&self, name: &str) -> PathBuf {
         self.place.path("work").join(name)
     }
@@ -50,7 +50,7 @@ impl Bench {
         finish(self.command(args))
     }
 
-    /// Programs and scripts of the job that run.
+    /// The job's programs and scripts that still run.
     pub fn left(&self) -> Vec<String> {
         let work = self.place.path("work");
         let shown = work.display().to_string();

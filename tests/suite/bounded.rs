@@ -1,4 +1,4 @@
-//! What a job's directory can hold: a user fills the job's own file systems and nothing else.
+//! What a job's directory can hold: a user can fill the job's own file systems, and nothing else.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use tests::stage::{OTHER_USER, Ran, USER, as_user, epilogue_args, finish, openpb
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
-/// A process of the user's outside of any job that runs `line` with `path`, and then keeps what it has open until it is dropped.
+/// A process of the user's outside any job. It runs `line` with `path`, and keeps the files that it opened until it is dropped.
 fn keeper(line: &str, path: &Path) -> Running {
     let mut command = as_user(USER, "/bin/sh");
     command.arg("-c").arg(format!("{line}; exec sleep 60")).arg(path);
@@ -93,8 +93,7 @@ fn a_task_that_cannot_see_its_jobs_directories_does_not_run() {
     });
 }
 
-/// Under Slurm's job_container/tmpfs a job's namespace is there before a step's own daemon starts, and with RunInJob before the
-/// prolog runs.
+/// Slurm's job_container/tmpfs makes a job's namespace before a step's own daemon starts; with RunInJob, before the prolog runs.
 #[test]
 fn a_job_whose_namespace_is_there_already_sees_its_directories() {
     alone(|| {
@@ -105,7 +104,7 @@ fn a_job_whose_namespace_is_there_already_sees_its_directories() {
         assert!(place.mounts().is_empty(), "{:?}", place.mounts());
         let ran = exec_within(&older, &place, "65.srv").ok();
         ran.prints("\"under_mps\":true");
-        // Another job's namespace is not this job's.
+        // A namespace of another job than this one.
         place.begin("66.srv", "MPS=true,MPS_THREADS=25", "0");
         assert_eq!(place.mounts().len(), 2);
         place.end("66.srv");
@@ -113,7 +112,7 @@ fn a_job_whose_namespace_is_there_already_sees_its_directories() {
     });
 }
 
-/// An epilogue or the timer may run without a view of the prologue's mounts, and another namespace may have copies of them.
+/// An epilogue or the timer may not see the prologue's mounts, and other namespaces may have copies of them.
 #[test]
 fn a_jobs_file_systems_end_in_every_namespace_with_its_directory() {
     alone(|| {
@@ -130,7 +129,7 @@ fn a_jobs_file_systems_end_in_every_namespace_with_its_directory() {
     });
 }
 
-/// The file system's server is a thread of the process that waits for it. That process keeps the lock of the pipe directory, and
+/// A thread of the waiting process serves the file system. That process keeps the lock of the pipe directory, and
 /// SIGKILL does not end it.
 #[test]
 fn a_users_file_system_below_the_jobs_directory_ends_with_the_job_and_frees_whoever_waits_for_it() {
@@ -148,7 +147,7 @@ fn a_users_file_system_below_the_jobs_directory_ends_with_the_job_and_frees_whoe
         let mut command = as_user(USER, place.node.control());
         command.env_clear().env("FAKE_MPS_LISTS", &pipe);
         command.env("FAKE_MPS_HANGS_IN", at.join(FILE));
-        // The file system is dropped first: nothing else ends the process.
+        // The file system is dropped first, because nothing else ends the process.
         let mut both = (hung, Running::start(command.stdin(device)));
         drop(command);
         let (hung, waits) = (&both.0, &mut both.1);

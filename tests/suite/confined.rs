@@ -9,7 +9,7 @@ use tests::syslog::Syslog;
 
 const CONFIG: &str = "deadline_s = 6\n";
 
-/// Whether the job's user may open the memory of `pid`: the kernel asks what it asks of a debugger.
+/// Whether the job's user may open the memory of `pid`, for which the kernel makes the same checks as for a debugger.
 fn can_debug(pid: u32) -> bool {
     let mut command = as_user(USER, "/usr/bin/head");
     let ran = finish(command.args(["-c1", &format!("/proc/{pid}/mem")]));
@@ -27,7 +27,7 @@ fn the_jobs_daemons_have_no_way_to_more_privilege_and_are_nobodys_to_debug() {
         assert_eq!(found, [none, none, "1", "2"], "{name}");
         assert!(!can_debug(pids[0]), "{name}");
     }
-    // A user may look into their own processes, so the answers above say something.
+    // A user may look into their own processes. This shows that the check above can succeed.
     let own = Running::start(as_user(USER, "/bin/sleep").arg("60"));
     eventually("setpriv becomes sleep", || {
         status_of(own.pid(), "Name") == "sleep"
@@ -36,7 +36,7 @@ fn the_jobs_daemons_have_no_way_to_more_privilege_and_are_nobodys_to_debug() {
     place.assert_ends_clean("1.pbs", "confined");
 }
 
-/// The kernel lets the members of the daemons' group debug them, and root says who is one.
+/// The kernel lets members of the daemons' group debug the daemons, and root names the members.
 #[test]
 fn a_user_in_the_daemons_own_group_is_told_to_the_administrator() {
     alone(|| {

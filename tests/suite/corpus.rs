@@ -26,7 +26,7 @@ fn the_corpus_and_damaged_entries_break_nothing() {
         assert!(!entries.is_empty(), "no corpus for {name}");
         for entry in entries {
             run(&entry);
-            // Some forty places of each are enough: entries are long where they repeat themselves.
+            // Some forty places of each entry are enough: long entries repeat themselves.
             for at in (0..=entry.len()).step_by(1 + entry.len() / 40) {
                 let (before, after) = entry.split_at(at);
                 run(before);

@@ -1,5 +1,5 @@
-//! The crash matrix, generated from plans: a prologue and an epilogue are killed, or a call of theirs fails, at every point. Then
-//! an epilogue runs, and the node must be exactly as before.
+//! The crash matrix, generated from plans: at every point a prologue and an epilogue are killed, or a call fails. After
+//! one more epilogue the node must be exactly as before.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use tests::sim::{Living, Sim, Trouble, World, Worlds, living, paths, silence_kil
 
 const TOLD: &str = "[metrics]\ndcgm_job_map = \"/run/map\"\ngpustat = \"/run/gpustat\"";
 
-/// The scenarios whose every crash is tried. More GPUs or daemons add points, not kinds of them.
+/// The scenarios in which every crash point is tried. More GPUs or daemons would add points, not kinds of them.
 fn scenarios() -> Vec<Scenario> {
     vec![
         Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
@@ -49,7 +49,7 @@ fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// A node before the job: another job shares the first GPU where the scheduler lets it.
+/// A node before the job. If the scheduler allows it, another job uses the first GPU too.
 fn before(scenario: &Scenario) -> World {
     let mut world = scenario.world();
     if matches!(scenario.devices.exclusive, Exclusive::Shared(_)) {
@@ -85,7 +85,7 @@ fn is_as_before(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
     assert_eq!(world.borrow().picture(), before, "{after}");
 }
 
-/// An epilogue without trouble leaves the node as `before`, and says so; so does one more.
+/// An epilogue without trouble leaves the node as `before`, and says so. So does the next one.
 #[track_caller]
 fn restored(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
     for turn in ["first", "second"] {
@@ -107,7 +107,7 @@ fn running(scenario: &Scenario) -> (World, usize, usize) {
     (world, points, calls)
 }
 
-/// The worlds that a prologue killed at each point leaves: at once, and after what it started went on by itself.
+/// The worlds left by a prologue that was killed at each point: at once, and after what it had started went on.
 fn killed_prologues(scenario: &Scenario) -> Worlds {
     let (_, points, _) = running(scenario);
     let mut worlds = Worlds::default();
@@ -201,7 +201,7 @@ fn a_report_is_the_last_act_of_the_epilogue_that_leaves_the_node_as_before() {
             assert!(reports <= 1, "{}, {at}: {reports}", scenario.name);
             without += usize::from(reports == 0);
         }
-        // Killed when the journal had gone, and before the report: the node is as before, and nobody has its report.
+        // It was killed after the journal was gone and before the report: the node is as before, and nobody has the report.
         assert!(
             without < last / 2,
             "{}: {without} of {last} ends without a report",
@@ -232,7 +232,7 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
     figures::tell("crash_points", tried);
 }
 
-/// The world after a prologue and an epilogue, how the prologue ended, whether the job was there, and whether its lock kept
+/// The world after a prologue and an epilogue; how the prologue ended; whether the job was there; whether its lock kept
 /// the epilogue out.
 type Meeting = (Rc<RefCell<World>>, Option<Result<(), String>>, [bool; 2]);
 
@@ -270,7 +270,7 @@ fn a_start_under_way_is_given_up_wherever_the_epilogue_meets_it() {
             tried += 1;
             let up = matches!(ended, Some(Ok(()))) && world.borrow().has_job(&scenario.id());
             if up && locked_out {
-                // The start asked for the last time before the epilogue came, and is about to free the lock.
+                // The start had asked for the last time before the epilogue came, and is about to release the lock.
                 late += 1;
                 restored(&world, &scenario, &name);
                 continue;
@@ -333,7 +333,7 @@ fn a_prologue_whose_call_fails_undoes_itself_whole() {
     figures::tell("failed_calls", tried);
 }
 
-/// The file of an exporter, or one for the user of a shared MPS, failed, for which no job fails.
+/// Whether a file for an exporter, or for the user of a shared MPS, could not be written. No job fails for that.
 fn told_nothing(world: &World) -> bool {
     world.log.iter().any(|line| line.contains(" is not told of it: "))
 }
@@ -359,7 +359,7 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
             assert!(failed.findings.is_clean(), "{name}: {failed:?}");
         }
         Ok(()) if told_nothing(&world.borrow()) => return restored(&world, scenario, &name),
-        // The prologue had returned; the other process says it.
+        // The prologue had returned, so the other process reports it.
         Ok(()) => assert_eq!(scenario.when, ReturnWhen::Started, "{name}: it says nothing"),
     }
     assert!(!world.borrow().complaints.is_empty(), "{name}: nobody is told");
@@ -372,7 +372,7 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
         assert_eq!(left.state(&id), Some(RecordState::Failed), "{name}: no record");
         left.files.remove(&paths().job(&id).record());
     }
-    // The journal that could not be read may be an earlier prologue's: its directory stays.
+    // The unreadable journal may be an earlier prologue's, so its directory stays.
     if is_bare(&left, &id) {
         left.files.remove(paths().job(&id).directory());
         left.files.remove(&paths().jobs().join(JobPaths::lock_name(&id)));
@@ -438,7 +438,7 @@ fn fail_earlier(world: &Rc<RefCell<World>>) {
 #[test]
 fn starts_that_fail_for_two_users_are_evidence_only_if_neither_could_be_the_cause() {
     let evidence = Scenario::new("stillborn", "MPS=true", 1).config("[drain]\non_failed_starts = true");
-    // The documentation alone knows its daemon, so what two users ask of it is no evidence.
+    // Only the documentation knows this daemon, so failures for two users are no evidence.
     let parted = Scenario::new("parted", "MPS=true,MPS_SMS=16:16", 1).driver("590.44.01");
     let parted = parted.config(evidence.config);
     let told = Scenario::new("told", "MPS=true", 1);
@@ -451,7 +451,7 @@ fn starts_that_fail_for_two_users_are_evidence_only_if_neither_could_be_the_caus
     for (scenario, is_seen, proves) in cases {
         let world = shared(&before(scenario));
         world.borrow_mut().stillborn = true;
-        // A process that was there when the start began, and has ended since, may have brought it down.
+        // A process that was there when the start began may have brought it down, even if it has ended since.
         world.borrow_mut().user_is_seen = is_seen;
         fail_earlier(&world);
         let failed = Sim::well(&world).begin(scenario).expect_err("stillborn");
@@ -497,8 +497,8 @@ fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
         (Trouble::UndeterminedAt(0), false, false, 2, 1),
         (Trouble::FaultAt(0), false, false, 2, 0),
         (Trouble::FaultAt(0), true, false, 2, 1),
-        // A sister that fails takes its node down, and a job may be deleted with it: its tasks are told instead, unless a
-        // broken node stays in service.
+        // A failing sister takes its node down, and a job may be deleted with it. So the tasks are told instead, unless
+        // a broken node stays in service.
         (Trouble::UndeterminedAt(0), false, true, 0, 0),
         (Trouble::FaultAt(0), false, true, 0, 0),
         (Trouble::FaultAt(0), true, true, 2, 1),
@@ -519,7 +519,7 @@ fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
 
 #[test]
 fn a_lost_record_on_pbs_is_no_matter_of_its_script_which_the_exit_code_ends() {
-    // OpenPBS's hook has the try not counted: nothing of the user's was there.
+    // OpenPBS's hook does not let this try count: the user had nothing there.
     for (scheduler, code) in [(Scheduler::Torque, 2), (Scheduler::OpenPbs, 3)] {
         let mut scenario = Scenario::new("pbs", "MPS=true", 1).of(scheduler, false);
         scenario.record = true;
@@ -535,7 +535,7 @@ fn a_lost_record_on_pbs_is_no_matter_of_its_script_which_the_exit_code_ends() {
     }
 }
 
-/// A step's number comes again after a requeue, and whatever an earlier one left may be another user's.
+/// A step's number comes again after a requeue. What the earlier step left may be another user's.
 #[test]
 fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
     let scenario = Scenario::new("step", "MPS=true", 1).step();
@@ -558,7 +558,7 @@ fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
     assert_ne!(other, supervisor);
 }
 
-/// `reconcile` judges by a journal that it read without the job's lock.
+/// `reconcile` decides by a journal that it read without the job's lock.
 #[test]
 fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one() {
     silence_kills();
@@ -581,7 +581,7 @@ fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one(
         });
         match again.get() {
             None => break,
-            // The end held the job's lock.
+            // This end held the job's lock.
             Some(false) => continue,
             Some(true) => tried += 1,
         }
@@ -593,7 +593,7 @@ fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one(
     assert!(tried > 1, "only {tried} points");
 }
 
-/// A job that stands in a GPU's account without a directory may begin again between the look and the cleanup.
+/// A job that a GPU's account names, but that has no directory, may begin again between the look and the cleanup.
 #[test]
 fn a_job_that_begins_again_keeps_the_gpu_that_an_earlier_start_of_it_left() {
     let scenario = Scenario::new("begun again", "MPS=true", 1);

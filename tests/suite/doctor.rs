@@ -6,7 +6,7 @@ use tests::double::mig;
 use tests::place::{Place, fast};
 use tests::stage::{Ran, USER, chmod, finish, script};
 
-/// A node as a site has it: cgroups, the vendor's two programs, NVML.
+/// A node as at a site: cgroups, the vendor's two programs, NVML.
 fn place() -> Place {
     Place::new(fast(2), "")
 }
@@ -19,7 +19,7 @@ fn reconcile(place: &Place) -> Ran {
     place.mpsctl(&["reconcile", "--node", "n1"]).ok()
 }
 
-/// The lines that are not OK. Some may be of the machine that the test runs on, which has no systemd, and no scheduler or several.
+/// The lines that are not OK. The machine of the test may add some: it has no systemd, and no scheduler or several.
 fn problems(place: &Place) -> Vec<String> {
     let ran = doctor(place, &["--problems"]);
     assert!(ran.err.is_empty(), "{ran:?}");
@@ -30,7 +30,7 @@ fn problems(place: &Place) -> Vec<String> {
     lines
 }
 
-/// A node that is broken by `harm` has this line, and none after `remedy`.
+/// After `harm` the node has this line; after `remedy` it has none.
 #[track_caller]
 fn found(place: &mut Place, line: &str, harm: impl FnOnce(&mut Place), remedy: impl FnOnce(&mut Place)) {
     let says = |place: &Place, expected: bool, when: &str| {
@@ -60,7 +60,7 @@ fn a_healthy_node_is_told_line_by_line_and_is_left_as_it_was() {
     ] {
         ran.prints(line);
     }
-    // Lines of a thousand nodes fold into one: no pid, host or time is in a good line.
+    // Equal lines of a thousand nodes must fold into one, so a good line has no pid, host or time.
     let good = |ran: &Ran| -> Vec<String> {
         let lines = ran.out.lines().filter(|line| line.starts_with("OK"));
         lines.map(str::to_owned).collect()
@@ -113,7 +113,7 @@ fn mps_on_mig_devices_is_said_to_be_unverified() {
     found(&mut place(), line, divided(2), divided(0));
 }
 
-/// A user who has used up the memory can cause it: no health check may take the node out of service for it.
+/// A user who has used up the memory can cause it, so no health check may drain the node for it.
 #[test]
 fn an_answer_that_did_not_come_is_no_proof() {
     let mut place = place();
@@ -154,12 +154,12 @@ fn a_job_that_left_something_at_its_end_is_told_and_is_not_up() {
 fn the_cgroup_of_a_doctor_that_was_killed_is_removed_by_reconcile() {
     let mut place = place();
     let base = place.cgroups.clone().expect("cgroups");
-    // No process has so high a number (PID_MAX_LIMIT).
+    // No process has a number this high (PID_MAX_LIMIT).
     let dead = base.join("doctor-4194305");
     let line = "of an 'mpsctl doctor' that was killed: would be removed";
     let harm = |_: &mut Place| fs::create_dir(&dead).expect("cgroup");
     let remedy = |place: &mut Place| {
-        // That of a process which still runs.
+        // The cgroup of a process that still runs.
         let other = base.join(format!("doctor-{}", std::process::id()));
         fs::create_dir(&other).expect("cgroup");
         reconcile(place).prints("doctor-4194305");
@@ -231,7 +231,7 @@ fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() 
         ),
     ] {
         script(&mpsctl, &format!("printf '%s\\n' {text}\nexit {code}"));
-        // What NHC has: die() writes the reason down and returns.
+        // NHC's die() writes the reason down and returns.
         let check = "die() { echo \"died $*\"; }; . \"$1\"; check_mpsd; echo \"status $?\"";
         let mut command = std::process::Command::new("/bin/bash");
         command.args(["-c", check, "nhc", &example("mpsd.nhc")]);

@@ -1,4 +1,4 @@
-//! enroot's hook: what it writes for a container of a job with MPS, in enroot's documented syntax. It does nothing for other containers.
+//! enroot's hook: what it writes for a container of a job with MPS, in enroot's documented syntax. Other containers get nothing.
 
 use mpsd_core::JobId;
 use mpsd_core::record::{Daemon, Record, RecordState};
@@ -13,7 +13,7 @@ const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../etc/enroot/hooks.d/5
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const NONE: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
 
-/// What enroot hands to a hook (its doc/configuration.md), and what the hook writes there.
+/// What enroot gives a hook (its doc/configuration.md), and what the hook writes there.
 struct Enroot {
     dir: TempDir,
 }
@@ -32,7 +32,7 @@ impl Enroot {
         self.job().join("pipe").display().to_string()
     }
 
-    /// Runs the hook as enroot does, by its own first line. `GIVEN` is what the container's environment has already.
+    /// Runs the hook as enroot does, by its own first line. `GIVEN` is the container's environment so far.
     fn run(&self, env: &[(&str, &str)]) -> Ran {
         let given = env.iter().find(|(name, _)| *name == "GIVEN");
         let given = given.map_or("", |(_, text)| text);
@@ -79,12 +79,12 @@ fn a_container_of_a_job_without_mps_is_left_alone() {
         &[("HOME", "/root"), ("SLURM_JOB_ID", "42")][..],
         // The user's own MPS.
         &[(PIPE, "/tmp/nvidia-mps")],
-        // What a job that has ended left behind.
+        // Left behind by a job that has ended.
         &left,
     ] {
         assert_eq!(enroot.hook(env), NONE, "{env:?}");
     }
-    // 'sbatch' and 'qsub -V' from inside a job bring its variables along, and that job may still run here.
+    // 'sbatch' and 'qsub -V' in a job pass its variables on, and that job may still run here.
     for _ in 0..2 {
         for own in ["SLURM_JOB_ID", "PBS_JOBID"] {
             assert_eq!(enroot.hook(&[left[0], left[1], (own, "43")]), NONE);
@@ -104,7 +104,7 @@ fn a_container_that_would_miss_its_jobs_mps_does_not_start() {
     }
     let step = [("MPSD_JOB", "42.1"), of_job[1], ("SLURM_JOB_ID", "42")];
     enroot.refuses(&step, &["job 42.1"]);
-    // A job of its own beside the job whose variables it has.
+    // This job runs beside the job whose variables it has.
     fs::create_dir_all(job.with_file_name("43")).expect("job");
     let env = [of_job[0], of_job[1], ("PBS_JOBID", "43")];
     enroot.refuses(&env, &["job 43", "job 42", "mpsctl env"]);
@@ -130,16 +130,16 @@ fn a_container_of_a_job_with_mps_gets_its_directory_and_variables() {
     let options: Vec<&str> = fields[3].split(',').collect();
     let has = |option: &str| options.contains(&option);
     assert!(has("x-create=dir") && has("rbind"), "{mounts:?}");
-    // A mount that fails must not pass in silence.
+    // A failing mount must be an error.
     assert!(!mounts.concat().contains("nofail"), "{mounts:?}");
     let set = by_hand[..3].iter().map(|(name, value)| format!("{name}={value}"));
     assert_eq!(environ, set.collect::<Vec<_>>());
 
-    // The same in a job of Slurm's, and in a shell of salloc's, which has no rank.
+    // The same in a Slurm job, and in a shell of salloc, which has no rank.
     let slurm = [&by_hand[..3], &[("SLURM_JOB_ID", "42"), ("SLURM_LOCALID", "0")]].concat();
     assert_eq!(enroot.hook(&slurm), (mounts.clone(), environ.clone()));
     assert_eq!(enroot.hook(&slurm[..4]), (mounts.clone(), environ));
-    // pyxis itself hands each task's own variables on.
+    // pyxis itself passes each task's variables on.
     for pyxis in [
         ("PYXIS_VERSION", "0.24.0"),
         ("ENROOT_ROOTFS", "/var/lib/enroot/pyxis_42.0"),
@@ -147,12 +147,12 @@ fn a_container_of_a_job_with_mps_gets_its_directory_and_variables() {
         let env = [&slurm[..4], &[pyxis]].concat();
         assert_eq!(enroot.hook(&env), (mounts.clone(), Vec::new()), "{pyxis:?}");
     }
-    // What 'mpsctl env --container enroot' has set is this rank's. The shell's variables may be fewer.
+    // 'mpsctl env --container enroot' has set this rank's variables. The shell may have fewer.
     let env = [&by_hand[..], &[("GIVEN", "MPSD_JOB=42\n")]].concat();
     assert_eq!(enroot.hook(&env), (mounts, vec!["MPSD_JOB=42".to_owned()]));
 }
 
-/// A record names the daemons of all tasks, and the first task's container is that of all.
+/// A record names the daemons of all tasks, and all tasks use the first task's container.
 #[test]
 fn a_container_of_a_job_that_shares_an_mps_on_each_of_two_gpus_gets_both_directories() {
     let enroot = Enroot::new();
@@ -193,13 +193,13 @@ fn a_container_of_a_job_that_shares_an_mps_on_each_of_two_gpus_gets_both_directo
         .into();
     fs::write(enroot.job().join("record"), record.to_text().expect("text")).expect("record");
     assert_eq!(mounted(), shared.map(Some));
-    // Another job's variables in a job with MPS of its own.
+    // Another job's variables in a job with its own MPS.
     fs::create_dir_all(enroot.job().with_file_name("43")).expect("job");
     let env = [env[0], env[1], ("SLURM_JOB_ID", "43")];
     enroot.refuses(&env, &["job 43", "job 42", "mpsctl env"]);
 }
 
-/// A task of a heterogeneous job has the leader's number, and the MPS of its own component (docs/facts/slurm.md#callbacks-of-a-plugin).
+/// A task of a heterogeneous job has the leader's id, and its own component's MPS (docs/facts/slurm.md#callbacks-of-a-plugin).
 #[test]
 fn a_container_of_a_component_gets_its_components_directory() {
     let enroot = Enroot::new();
@@ -209,7 +209,7 @@ fn a_container_of_a_component_gets_its_components_directory() {
         let (job, leader) = (("MPSD_JOB", job), ("SLURM_JOB_ID", leader));
         [job, (PIPE, pipe.as_str()), leader, ("SLURM_HET_SIZE", "2")]
     };
-    // The leader may be on another node, or on this node with an MPS of its own.
+    // The leader may be on another node, or on this node with its own MPS.
     for _ in 0..2 {
         enroot.refuses(&of("42", "41"), &["job 42"]);
         fs::create_dir_all(&pipe).expect("job");
@@ -219,7 +219,7 @@ fn a_container_of_a_component_gets_its_components_directory() {
         fs::create_dir_all(&leader_directory).expect("leader");
     }
     fs::remove_dir_all(leader_directory).expect("leader");
-    // Other jobs are not of this job, though they run here.
+    // Other jobs run here, but do not belong to this one.
     fs::create_dir_all(&pipe).expect("job");
     for (job, leader) in [("42", "40"), ("42", "43"), ("42.1", "41"), ("42.srv", "41")] {
         assert_eq!(enroot.hook(&of(job, leader)), NONE, "{job} {leader}");

@@ -1,4 +1,4 @@
-//! Starts that fail for one user after another: evidence against the node only if no user can have been the cause.
+//! Starts that fail for one user after another. They are evidence against the node only if no user can be the cause.
 
 use std::process::Stdio;
 
@@ -12,7 +12,7 @@ use tests::stage::{OTHER_USER, Ran, USER, as_user, openpbs_args};
 const CONFIG: &str = "deadline_s = 4\n[drain]\non_failed_starts = true\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
-/// Users of this system without any process, as a job's user is before the job: the other tests' users have some.
+/// Users of this system without any process, as a job's user is before the job. The other tests' users have some.
 fn quiet_users() -> [String; 2] {
     let busy: Vec<u32> = look::processes().iter().map(|process| process.uid).collect();
     let mut quiet = (1..1000)
@@ -32,7 +32,7 @@ fn stillborn() -> Place {
     Place::new(fast(1).fault(|f| f.start = "exits".into()), CONFIG)
 }
 
-/// Starts for two users fail one after the other; the second start.
+/// Starts fail for two users, one after the other. Returns the second start.
 fn two_fail(place: &Place, users: &[String; 2]) -> Ran {
     start(place, "110.srv", &users[0]).exits(2);
     place.assert_not_drained("a start that failed for one user");
@@ -54,11 +54,11 @@ fn asleep(user: &str) -> Running {
     sleeper
 }
 
-/// One test: the quiet users must stay so while it runs.
+/// A single test, because the quiet users must stay quiet while it runs.
 #[test]
 fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhere_else() {
     let users = quiet_users();
-    // No user was there: it is the node.
+    // No user had a process, so the node is the cause.
     let place = stillborn();
     let second = two_fail(&place, &users);
     let drains = place.take_drains();
@@ -66,7 +66,7 @@ fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhe
     assert!(drains[0].contains("starts of several users failed"), "{drains:?}");
     place.assert_as_before("two users' starts");
 
-    // A site that says nothing: the administrator is told, since two users who work together can bring it about.
+    // By default only the administrator is told, because two users who cooperate can cause it.
     let place = stillborn();
     place.configure("deadline_s = 4\n");
     no_evidence(&place, &users, "a site that drains for no failed start");
@@ -88,7 +88,7 @@ fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhe
     let sleeper = asleep(&users[1]);
     no_evidence(&stillborn(), &users, "a process of the second user");
     drop(sleeper);
-    // Or the first had one when theirs failed.
+    // Or the first had one when their start failed.
     let place = stillborn();
     let sleeper = asleep(&users[0]);
     start(&place, "110.srv", &users[0]).exits(2);
@@ -104,7 +104,7 @@ fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhe
 
 fn held_by_another(users: &[String; 2]) {
     let place = stillborn();
-    // No daemon is there: it runs outside MPS.
+    // There is no daemon, so it runs outside MPS.
     let outside = [("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")];
     let holder = place.attached("none", &["--hold", "60"], &outside);
     two_fail(&place, users).exits(2);
@@ -130,7 +130,7 @@ fn long_ago(users: &[String; 2]) {
     let place = stillborn();
     place.configure(&format!("{CONFIG}failed_starts_window_s = 60\n"));
     start(&place, "110.srv", &users[0]).exits(2);
-    // What root noted of it is made two minutes older.
+    // Makes root's note two minutes older.
     let note = place.path("run/ledger");
     let text = std::fs::read(&note).expect("the first failure is noted");
     let mut ledger: serde_json::Value = serde_json::from_slice(&text).expect("a ledger");

@@ -1,4 +1,4 @@
-//! What other exporters are told of a job: beside others' lines, in directories that are root's alone, and removed in any case.
+//! What other exporters are told of a job: beside foreign lines, in root's own directories, and removed in any case.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, chown, symlink};
@@ -49,7 +49,7 @@ fn both_have_a_line_of_the_job_for_each_gpu_beside_others_until_it_ends() {
     let uuids = place.node.uuids();
     fs::write(map.join("1"), "other\n").expect("file");
     fs::write(stat.join(&uuids[1]), "17 1\n").expect("file");
-    // What a writer that was killed left.
+    // Left by a killed writer.
     fs::write(map.join(".0.new"), "7.").expect("file");
     place.begin("7.srv", "MPS=true", "0,1");
     let uid = uid_of(USER);
@@ -78,7 +78,7 @@ fn killed_at_any_moment_of_its_start_a_job_leaves_no_line() {
         std::thread::sleep(Duration::from_millis(wait));
         kill(start.pid(), Signal::SIGKILL);
         start.wait();
-        // The worker below the program that was killed ends with it.
+        // The worker of the killed program ends with it.
         let gone = || place.strict_end("8.srv").code == Some(0);
         eventually(format_args!("an end after {wait} ms"), gone);
         place.assert_as_before("a start that was killed");
@@ -129,14 +129,14 @@ fn lines_that_cannot_be_taken_out_now_hold_no_end_and_go_with_the_next() {
     let (place, map, stat) = place(1);
     place.begin("10.srv", "MPS=true", "0");
     assert_eq!((told(&map).len(), told(&stat).len()), (1, 1));
-    // Another job's start hangs with the lock.
+    // Another job's start hangs and holds the lock.
     let name = map.display().to_string().replace('/', "-");
     let file = fs::File::create(place.path(&format!("run/.{name}.lock"))).expect("the lock");
     let lock = nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusive).expect("the lock");
     let end = place.strict_end("10.srv").exits(2);
     end.within(SOON).complains("the job's lines for dcgm-exporter");
     assert_eq!(place.node.modes(), ["default"], "all else is as before");
-    // A start beside it does not fail for that.
+    // A start beside it succeeds.
     place.begin("11.srv", "MPS=true", "0").within(SOON);
     drop(lock);
     for job in ["10.srv", "11.srv"] {

@@ -1,5 +1,5 @@
-//! The fault matrix: everything that the control daemon, its server and NVML can do wrong has its outcome, within the deadline,
-//! with nothing left; only the node's own faults drain it.
+//! The fault matrix: every fault of the control daemon, its server and NVML has its outcome, within the deadline, with
+//! nothing left. Only the node's own faults drain it.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const CONFIG: &str = "deadline_s = 4\n";
 const LATEST: Duration = Duration::from_secs(4 + 4);
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
-/// What a start under a fault must come to.
+/// The outcome of a start under a fault.
 #[derive(Clone, Copy)]
 enum Comes {
     Ready,
@@ -106,8 +106,8 @@ fn rows() -> Vec<Row> {
             f.server = "initializing".into();
         }),
         control("a server that exits", NO_START, |f| f.server = "exits".into()),
-        // Only a client's fault takes a server there, and no client comes before the job: nobody asks, a job that wants
-        // proof has --mps-verify.
+        // Only a client's fault causes it, and no client comes before the job. So nothing checks for it; a job that
+        // wants proof has --mps-verify.
         control("a server in FAULT state", Ready, |f| {
             f.server = "fault-state".into()
         }),
@@ -125,7 +125,7 @@ fn rows() -> Vec<Row> {
             f.server_survives_sigterm = true;
         }),
         nvml("no driver", Fault("NVML"), |f| f.init_fails = true),
-        // In user space: whether it hangs or is starved nobody can tell.
+        // In user space: nobody can tell whether it hangs or is starved.
         nvml("NVML hangs as it is loaded", Undetermined("NVML"), |f| {
             f.init_hangs = true
         }),
@@ -222,7 +222,7 @@ fn a_driver_that_refuses_a_compute_mode_proves_nothing_and_one_that_ignores_it_i
 #[test]
 fn nvml_that_dies_during_the_job_drains_and_the_next_look_finishes() {
     let (place, end) = without_nvml_at_the_end(|f| f.init_fails = true);
-    // The scheduler did not take the drain: until it does, this node starts no MPS job.
+    // The scheduler did not take the drain. Until it does, this node starts no MPS job.
     let refused = openpbs(&place, "53.srv").exits(2);
     refused.complains("waits for its scheduler");
     let drains = place.take_drains();
@@ -233,7 +233,7 @@ fn nvml_that_dies_during_the_job_drains_and_the_next_look_finishes() {
 
 #[test]
 fn nvml_that_is_silent_at_the_end_of_a_job_proves_nothing_unless_the_driver_holds_it() {
-    // Its process sleeps in user space: it might as well be starved.
+    // Its process sleeps in user space, so it might as well be starved.
     let (place, _) = without_nvml_at_the_end(|f| f.init_hangs = true);
     place.assert_not_drained("a silent NVML");
     nvml_is_back(place);
@@ -248,7 +248,7 @@ fn nvml_without_memory_at_the_end_of_a_job_drains_nothing_and_refuses_no_start()
     }
 }
 
-/// A job at whose end NVML is not what it was; its daemons are stopped all the same.
+/// NVML has a fault at the job's end. The daemons are stopped even so.
 fn without_nvml_at_the_end(set: impl Fn(&mut NvmlFaults)) -> (Place, Ran) {
     let mut place = Place::with_job(fast(1), CONFIG, "52.srv", ACCOUNT, "0");
     place.node.change(|d| set(&mut d.nvml));
@@ -291,7 +291,7 @@ fn nvml_that_crashes_is_the_nodes_and_one_that_is_killed_may_be_a_users_who_used
         let worker = place.nvml_worker().expect("a worker");
         kill(worker, signal);
         if signal == Signal::SIGSEGV {
-            // The standard library ignores a first SIGSEGV from outside as a stray. A crash repeats at once.
+            // The standard library ignores a first SIGSEGV from outside as a stray. A real crash repeats at once.
             std::thread::sleep(Duration::from_millis(100));
             kill(worker, signal);
         }

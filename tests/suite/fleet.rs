@@ -1,4 +1,4 @@
-//! docs/fleets.md: the begin and the end of a job ask no scheduler anything, with MPS and without.
+//! docs/fleets.md: the begin and the end of a job ask no scheduler, with MPS and without.
 
 use std::fs;
 
@@ -65,7 +65,7 @@ fn neither_the_begin_nor_the_end_of_a_job_asks_its_scheduler() {
         place.epilogue(&["--strict"], &epilog).ok();
         assert_eq!(calls(&place), "", "{request}");
     }
-    // A fault is told to the scheduler, so the watch would have seen a call.
+    // A fault is reported to the scheduler, which proves that the watch sees calls.
     let broken = || {
         let place = watched();
         fs::remove_file(place.node.control()).expect("NVIDIA's daemon");

@@ -1,4 +1,4 @@
-//! A job's processes inherit nothing of root's privileges, descriptors and environment.
+//! A job's processes inherit none of root's privileges, descriptors or environment.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -38,7 +38,7 @@ fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
         for capabilities in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
             assert_eq!(status(capabilities), "0000000000000000", "{name} {capabilities}");
         }
-        // mpsd reads its signals from a descriptor. The control daemon and its server must hear them by themselves.
+        // mpsd reads its signals from a descriptor. The control daemon and its server must receive theirs directly.
         if name == THREE[1] {
             for mask in ["SigBlk", "SigIgn"] {
                 let signals = u64::from_str_radix(&status(mask), 16).expect("a mask");
@@ -51,7 +51,7 @@ fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
             let own = ["/86.srv/pipe/", "/86.srv/log/"];
             let fine = kinds.iter().any(|kind| target.starts_with(kind))
                 || own.iter().any(|dir| target.contains(dir))
-                // mpsd alone writes what it saw there, and cannot read it.
+                // mpsd alone writes its observations there, and cannot read them.
                 || (name == THREE[0] && target.ends_with("/86.srv/observations") && is_written_only(pid, &fd.path()));
             assert!(fine, "{name} holds '{target}'");
         }
@@ -68,7 +68,7 @@ fn is_written_only(pid: u32, fd: &Path) -> bool {
     flags.is_some_and(|flags| flags & 3 == 1)
 }
 
-/// Root passes descriptor 5 only if it could make the file `seen`. Else the number is `mpsd`'s own to use.
+/// Root passes descriptor 5 only if it could make the file for observations. Otherwise `mpsd` may use the number itself.
 #[test]
 fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
     let place = Place::new(fast(1), CONFIG);
@@ -88,7 +88,7 @@ fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
     };
     let (request, answer) = (place.path("spec"), place.path("said"));
     fs::write(&request, serde_json::to_string(&spec).expect("JSON")).expect("write");
-    // What lets the servers start.
+    // Now the servers may start.
     fs::write(&answer, "\n").expect("write");
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "exec \"$0\" 3<\"$1\" 4<>\"$2\" 5<&-"]);
@@ -166,7 +166,7 @@ fn a_user_at_the_limit_of_their_processes_drains_nothing() {
     }
 }
 
-/// The scheduler's daemon may have one. Only the soft limit: root in a container may not raise the hard one.
+/// The scheduler's daemon may have such a limit. Only the soft limit is tested: root in a container may not raise the hard one.
 #[test]
 fn a_limit_of_a_files_size_ends_no_program_of_roots() {
     let place = Place::new(fast(1), "deadline_s = 3\nshared_gpus = true\n");

@@ -1,4 +1,4 @@
-//! Real SIGKILLs of real processes in every phase. Afterwards one epilogue, and the node is exactly as before; never a drain.
+//! Real SIGKILLs of real processes in every phase. After one epilogue the node is exactly as before, and never drained.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -10,10 +10,10 @@ use tests::figures;
 use tests::place::{Place, Running, eventually, fast, kill};
 use tests::stage::{THREE, prologue_args};
 
-/// Long enough for everything, short enough for a test.
+/// Long enough for every start, short enough for a test.
 const SHORT: &str = "deadline_s = 3\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
-/// How long a stepped process runs between two looks at it.
+/// How long a stepped process runs between two looks.
 const STRIDE: Duration = Duration::from_micros(150);
 
 fn begun(place: &Place, job: &str) -> Option<(usize, usize)> {
@@ -23,7 +23,7 @@ fn begun(place: &Place, job: &str) -> Option<(usize, usize)> {
     Some((usize::try_from(journal["begun"].as_u64()?).ok()?, all))
 }
 
-/// The guarded worker: the child of `parent` that runs the same file. A look at all processes would come too late.
+/// The guarded worker: the child of `parent` that runs the same file. A scan of all processes would take too long.
 fn worker(parent: u32) -> Option<u32> {
     let own = look::process(parent)?.exe;
     let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
@@ -31,9 +31,9 @@ fn worker(parent: u32) -> Option<u32> {
     children.find(|pid| look::process(*pid).is_some_and(|child| child.exe == own))
 }
 
-/// Lets the worker of `program` run in strides until `enough` or it ends; it is stopped when `enough` looks.
+/// Runs the worker of `program` in strides until `enough` or its end. It is stopped while `enough` looks.
 fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> Option<u32> {
-    // Root's programs come first on a CPU: who steps them has to come as soon.
+    // Root's programs have priority on a CPU, and so must the process that steps them.
     mpsd::sys::priority::raise();
     let parent = program.pid();
     let end = Instant::now() + Duration::from_secs(20);
@@ -57,14 +57,14 @@ fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> O
     None
 }
 
-/// Kills a prologue when its journal says that `at` effects were begun. Returns how many the journal has afterwards.
+/// Kills a prologue when its journal has `at` begun effects. Returns how many the journal has afterwards.
 fn kill_prologue(place: &Place, job: &str, at: usize, whole: bool, later: bool) -> Option<usize> {
     let mut program = place.start_torque(job, ACCOUNT, "0");
     let pid = step_until(&mut program, |_| begun(place, job).map_or(0, |b| b.0) >= at)?;
-    // The guard in front takes its worker along.
+    // The guard takes its worker along.
     let target = if whole { program.pid() } else { pid };
     kill(target, Signal::SIGKILL);
-    // If the worker was not yet tied to its guard, it finds the guard gone when it goes on.
+    // A worker that was not yet tied to its guard notices the guard's death when it continues.
     kill(pid, Signal::SIGCONT);
     let code = program.wait();
     assert_eq!(code, if whole { None } else { Some(2) }, "what a scheduler sees");
@@ -111,7 +111,7 @@ fn the_same_on_a_node_without_cgroups() {
 
 #[test]
 fn a_prologue_killed_and_called_again_takes_its_own_remains_down_first() {
-    // Torque runs the prologue of a requeued job again without an epilogue between.
+    // Torque runs the prologue of a requeued job again without an epilogue in between.
     let place = Place::new(fast(1), SHORT);
     for at in [2, 4, 5] {
         let killed = kill_prologue(&place, "30.srv", at, true, at == 4);
@@ -172,7 +172,7 @@ fn whatever_a_user_does_to_the_three_while_they_start_is_not_the_nodes_fault() {
             }
             let after = format!("{signal} to {name} while it starts");
             let code = program.wait();
-            // A killed server is started again by its first client; all else means that the job has no MPS.
+            // A killed server's first client starts it again. In all other cases the job has no MPS.
             assert!(code == Some(2) || code == Some(0), "{after}: {code:?}");
             place.assert_ends_clean("40.srv", &after);
         }
@@ -192,7 +192,6 @@ fn whatever_a_user_does_to_the_three_while_they_serve_is_not_the_nodes_fault() {
             place.assert_ends_clean("41.srv", &after);
         }
     }
-    // All of them at once, and a stopped one that is killed as well.
     place.begin("41.srv", ACCOUNT, "0");
     for name in THREE {
         strike(&place, name, Signal::SIGSTOP);
@@ -221,7 +220,7 @@ fn whatever_a_user_does_to_the_three_while_they_end_is_not_the_nodes_fault() {
     }
 }
 
-/// The start has not returned, and the end gives up on its lock.
+/// The start is still running, and the end gives up waiting for its lock.
 #[test]
 fn a_start_that_outlasts_its_jobs_end_undoes_itself() {
     let slow = fast(1).times(|t| t.server_ready = (4500, 4500));
@@ -229,13 +228,13 @@ fn a_start_that_outlasts_its_jobs_end_undoes_itself() {
     let mut start = place.start_torque("30.srv", ACCOUNT, "0");
     let starting = || begun(&place, "30.srv").is_some_and(|(begun, all)| begun == all);
     assert!(wait_until(Duration::from_secs(5), starting));
-    // It does not get the lock.
+    // The end does not get the lock.
     place.strict_end("30.srv").exits(2);
     assert_ne!(start.wait(), Some(0), "MPS of a job that has ended");
     place.assert_as_before("a start that outlasts its job");
 }
 
-/// With the mode restored too early, another job could begin on the GPU while this job's daemons are still ending.
+/// If the mode were restored too early, another job could begin on the GPU while this job's daemons are still ending.
 #[test]
 fn a_gpu_has_its_mode_back_only_when_the_jobs_processes_have_ended() {
     let stubborn = fast(1).fault(|f| {
@@ -246,7 +245,7 @@ fn a_gpu_has_its_mode_back_only_when_the_jobs_processes_have_ended() {
     let place = Place::with_job(stubborn, SHORT, "31.srv", ACCOUNT, "0");
     let mut end = place.start_end("31.srv");
     let mut looks = 0;
-    // The mode first: a process that lives after it is read lived before.
+    // Reads the mode first: a process that is alive afterwards was alive then.
     while place.node.modes() == ["exclusive_process"] {
         looks += 1;
         std::thread::sleep(Duration::from_millis(5));
@@ -258,7 +257,7 @@ fn a_gpu_has_its_mode_back_only_when_the_jobs_processes_have_ended() {
     place.assert_as_before("daemons that take their time");
 }
 
-/// qsub, and Torque's own daemons, wait for the end of what they have opened for the prologue.
+/// qsub and Torque's daemons wait until everything that they opened for the prologue is closed.
 #[test]
 fn a_start_that_goes_on_alone_keeps_nothing_of_its_caller_open() {
     let slow = fast(1).times(|t| t.server_ready = (4000, 4000));
@@ -278,7 +277,7 @@ fn a_start_that_goes_on_alone_keeps_nothing_of_its_caller_open() {
     place.assert_ends_clean("32.srv", "a start that goes on alone");
 }
 
-/// With `leftover_clients = "kill"` root kills a user's process, so it must be the job's: its scheduler's cgroup says so.
+/// With `leftover_clients = "kill"` root kills a user's process. It must belong to the job, by the scheduler's cgroup.
 #[test]
 fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it() {
     for (rule, killed) in [("report", false), ("kill", true)] {
@@ -288,11 +287,11 @@ fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it
             return println!("not tried here, this machine has no cgroups");
         };
         place.begin("33.srv", ACCOUNT, "0");
-        // Outside of MPS: nothing but this ends them.
+        // Outside MPS, so nothing else ends them.
         let outside = [("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")];
         let its_own = place.attached("33.srv", &["--hold", "30"], &outside);
         let another = place.attached("33.srv", &["--hold", "30"], &outside);
-        // As Torque names a job's cgroup, which root alone moves a process into.
+        // Named as Torque names a job's cgroup; only root can move a process into it.
         let torque = cgroups.join("torque");
         for (job, client) in [("33.srv", &its_own), ("333.srv", &another)] {
             let cgroup = torque.join(job);
@@ -312,7 +311,7 @@ fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it
     }
 }
 
-/// A worker that set a compute mode after the end of its job would leave the node changed.
+/// A worker that set a compute mode after the end of its job would change the node.
 #[test]
 fn a_worker_of_nvml_ends_with_the_prologue_that_asks_it() {
     let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), "deadline_s = 60\n");

@@ -1,11 +1,11 @@
-//! The owner of a control daemon lifts its limits through it: the job's log and root's report say so, and no node is drained.
+//! The owner of a control daemon removes its limits. The job's log and root's report say so, and no node is drained.
 
 use std::time::Duration;
 
 use tests::double::look::wait_until;
 use tests::place::{Place, eventually, fast, status_of};
 
-/// A reading, and one more ten seconds later.
+/// One reading, and another ten seconds later.
 const SOON: Duration = Duration::from_secs(20);
 
 fn served(job: &str) -> Place {
@@ -21,7 +21,7 @@ fn gpu(place: &Place, job: &str) -> String {
     name.unwrap_or_else(|| panic!("{log}")).to_owned()
 }
 
-/// Two seconds without a wake-up of its `mpsd`, once it has done what there was to do.
+/// Its `mpsd` has no wake-up for two seconds, once it has finished its work.
 #[track_caller]
 fn assert_sleeps(place: &Place) {
     let mpsd = place.pids("mpsd")[0];
@@ -47,7 +47,7 @@ fn limits_that_their_owner_lifts_are_told_to_the_user_and_in_the_report() {
         log().contains(threads) && log().contains(&memory)
     });
     assert_sleeps(&place);
-    // Each change is said once, however often its owner repeats it.
+    // Each change is reported once, however often its owner repeats it.
     place.say(job, "set_default_active_thread_percentage 100");
     assert_sleeps(&place);
     assert_eq!(log().matches(threads).count(), 1, "{}", log());
@@ -74,7 +74,7 @@ fn while_no_limit_changes_nothing_is_said() {
     assert_sleeps(&place);
     let readings = || place.log(job, "control.log").matches("Cmd:get_default").count();
     let read = readings();
-    // To the value that it has: mpsd reads it back, and it holds.
+    // The value does not change: mpsd reads it back, and it is in force.
     place.say(job, "set_default_active_thread_percentage 25");
     eventually("mpsd reads it back", || readings() > read);
     assert_sleeps(&place);

@@ -1,4 +1,4 @@
-//! The suite: the real programs against the simulated node, and the rules of the house.
+//! The suite: the real programs on the simulated node, and the project's rules.
 
 mod accounts;
 mod architecture;

@@ -1,4 +1,4 @@
-//! `mpsctl metrics`: what its page has, and that nothing holds it up.
+//! `mpsctl metrics`: the content of its page, and that nothing delays it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -229,7 +229,7 @@ fn while_one_process_hangs_in_nvml_no_look_starts_another() {
 fn neither_a_users_directory_nor_a_disk_that_does_not_answer_holds_anything_up() {
     alone(|| {
         let place = Place::new(fast(1), "");
-        // For its mount namespace, which is this thread's own.
+        // For its mount namespace, which belongs to this thread.
         let _hidden = Small::over(&place.path("run"), 256, 0o755);
         place.begin("13.srv", "MPS=true", "0");
         let of_root = |at: &Path, _| Hung::over_changes(at, 0);
@@ -311,7 +311,7 @@ fn the_reports_figures_are_on_the_page_while_a_job_runs_and_its_advice_is_counte
     assert!(!after.keys().any(|name| name.contains("jobid=")), "{after:?}");
 }
 
-/// Alert rules, dashboard and docs name all that the page has, and nothing else.
+/// Alert rules, dashboard and docs name everything on the page, and nothing else.
 #[test]
 fn rules_dashboard_and_docs_name_what_the_page_has() {
     let (place, page) = counted("14.srv");

@@ -1,4 +1,4 @@
-//! Jobs on MIG devices, from begin to end, on a node that behaves as NVIDIA's manuals say (docs/facts/mps-control.md#mig).
+//! Jobs on MIG devices, from begin to end, on a node as NVIDIA's manuals describe it (docs/facts/mps-control.md#mig).
 
 use std::fs;
 
@@ -43,7 +43,7 @@ fn epilog(place: &Place, job: &str, user: &str) {
     place.assert_not_drained("a job on MIG devices");
 }
 
-/// A task of the job that Slurm gave these devices: a CUDA program behind `mpsctl exec` that allocates as much as it may.
+/// A task with these devices from Slurm: a CUDA program behind `mpsctl exec` that allocates as much as it can.
 fn task(place: &Place, names: &str, rank: u32) -> Ran {
     let rank = rank.to_string();
     let env = [
@@ -55,7 +55,7 @@ fn task(place: &Place, names: &str, rank: u32) -> Ran {
     place.exec(&["--alloc=16384"], &env)
 }
 
-/// Asserts that the task had this device alone, under MPS, with a memory limit in MiB. Its multiprocessors.
+/// Asserts that the task had only this device, under MPS, with this memory limit in MiB. Returns its multiprocessors.
 #[track_caller]
 fn had(ran: Ran, device: &str, limit: u64) -> u64 {
     let record = ran.ok().json();
@@ -111,7 +111,7 @@ fn a_mig_device_has_a_daemon_of_its_own_and_its_neighbours_are_left_alone() {
     place.assert_as_before("two jobs on one GPU's MIG devices");
 }
 
-/// `mpsctl set` names a MIG device as its daemon does: by its only number.
+/// `mpsctl set` names a MIG device as its daemon does, by its only number.
 #[test]
 fn other_limits_go_to_the_mig_device_that_they_are_for() {
     let place = place();
@@ -137,11 +137,11 @@ fn several_mig_devices_have_a_daemon_each_and_each_rank_sees_one() {
     prolog(&place, JOB, USER, "MPS=true,MPS_MEM=4G:2G", &names).ok();
     assert_eq!(devices_of_daemons(&place), given);
     for rank in 0..4 {
-        // By rank, and named by place: the name of a MIG device would take every limit away.
+        // By rank, and by place: a limit by a MIG device's name would remove every limit.
         let turn = rank as usize % 2;
         had(task(&place, &names, rank), &given[turn], [4096, 2048][turn]);
     }
-    // Bound by Slurm: the task has one of them.
+    // Bound by Slurm, so the task has one of them.
     had(task(&place, &given[1], 0), &given[1], 4096);
     let foreign = task(&place, &name(0, 0), 0);
     assert_ne!(foreign.code, Some(0), "{foreign:?}");
@@ -159,13 +159,13 @@ fn a_mig_device_beside_a_whole_gpu_is_refused_and_a_gpu_in_mig_mode_too() {
     ran.complains("no process sees both");
     let ran = place.torque(JOB, "MPS=true", "0").exits(1);
     ran.complains("names none of its MIG devices");
-    // The whole GPU of the same node is as any other.
+    // A whole GPU of the same node is like any other.
     place.begin("5.pbs", "MPS=true", "2");
     assert_eq!(place.node.modes(), ["default", "default", "exclusive_process"]);
     place.assert_ends_clean("5.pbs", "a whole GPU beside divided GPUs");
 }
 
-/// A user whom the site lets divide GPUs can take a MIG device away at any time.
+/// A user whom the site lets divide GPUs can remove a MIG device at any time.
 #[test]
 fn a_mig_device_that_is_taken_away_is_no_evidence_and_keeps_no_job() {
     let mut place = place();

@@ -95,7 +95,7 @@ fn a_starting_job_is_waited_for_within_its_deadline() {
         fs::write(dir.join("record.new"), text.to_string()).expect("record");
         fs::rename(dir.join("record.new"), dir.join("record")).expect("record");
     };
-    // What listens there in the control daemon's place.
+    // Something else listens in the control daemon's place.
     let socket = place.directory("run/jobs/5.srv/pipe").join("control");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("socket");
     chmod(&socket, 0o666);
@@ -114,7 +114,7 @@ fn a_starting_job_is_waited_for_within_its_deadline() {
     });
 }
 
-/// The words of the command begin with the command: what looks like an option before it is an option, mistyped.
+/// An unknown word before the command that looks like an option is a mistyped option.
 #[test]
 fn an_unknown_option_is_refused_by_every_verb() {
     fn verbs(command: &clap::Command, above: &[String], all: &mut Vec<Vec<String>>) {
@@ -179,7 +179,6 @@ fn plan_prints_what_root_would_do_and_does_nothing() {
     ] {
         ran.prints(line);
     }
-    // The same by the flags of a command line.
     let flags = request("--mps --mps-threads=25% --mps-mem 4G").ok();
     assert_eq!(flags.out, ran.out);
     let exclusive = plan(&["--gpus", "1", "--exclusive", "--request", "MPS=true"]);
@@ -203,7 +202,7 @@ fn plan_prints_what_root_would_do_and_does_nothing() {
     assert!(!place.path("run/jobs").exists(), "nothing is touched");
 }
 
-/// A job does not read the note; a user who tries the account does.
+/// A job does not read this note. A user who tries the account with `plan` does.
 #[test]
 fn a_lone_mps_in_an_account_is_noted_by_plan() {
     let place = place(1);
@@ -272,7 +271,7 @@ fn a_support_bundle_has_what_the_node_says_and_nothing_of_the_users() {
     let listed = finish(tar.args(["--list", "--file"]).arg(&out)).ok();
     assert!(listed.out.lines().count() >= 10, "{listed:?}");
 
-    // What is there stays, and so does what a link leads to.
+    // An existing file stays, and so does a link's target.
     bundle(&out).exits(2).complains(out.display().to_string());
     let (link, target) = (place.path("link.tar"), place.path("target"));
     symlink(&target, &link).expect("link");
@@ -283,7 +282,7 @@ fn a_support_bundle_has_what_the_node_says_and_nothing_of_the_users() {
     place.end("40.srv");
 }
 
-/// Podman and Docker pass no variable on: without this the container would see all GPUs of its job, in another order.
+/// Podman and Docker pass no variable on. Otherwise the container would see all GPUs of its job, in another order.
 #[test]
 fn a_container_has_the_devices_that_the_scheduler_named_if_they_stay() {
     let place = Place::without_cgroup(fast(2), "deadline_s = 6\n");
@@ -318,7 +317,7 @@ fn a_draft_of_the_configuration_is_checked_whoever_owns_it() {
     ] {
         check(text, file).exits(1).prints(line);
     }
-    // Without a name it is the file in force, which must be root's.
+    // Without a name it checks the file in force, which must be root's.
     let in_force = || place.mpsctl(&["config", "check"]);
     let can_be_used = format!("OK    '{}' can be used\n", place.config().display());
     in_force().prints_only(&can_be_used);
@@ -341,7 +340,7 @@ fn an_error_is_explained_to_all_users_and_so_is_a_log() {
     fs::copy(transcript, &log).expect("log");
     let log = explain(log.to_str().expect("path")).ok();
     log.prints("\n  line:   CLIENT spin error 806 cudaErrorMpsRpcFailure (and 2 more)\n");
-    // It does not wait for what has no end.
+    // It does not wait for a file without an end.
     let fifo = place.path("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o644)).expect("FIFO");
     for endless in [fifo.to_str().expect("path"), "/dev/zero"] {
@@ -355,7 +354,7 @@ fn an_error_is_explained_to_all_users_and_so_is_a_log() {
 fn the_word_of_a_finding_has_a_colour_on_a_terminal_alone() {
     let place = place(1);
     let terminal = ("TERM", "xterm");
-    // The convention by which a pager asks for colours.
+    // The convention by which a pager asks for colors.
     for (env, word) in [
         (&[][..], "OK    '"),
         (&[("CLICOLOR_FORCE", "1"), terminal], "\x1b[32mOK\x1b[0m    '"),
@@ -405,7 +404,7 @@ fn what_a_script_reads_is_one_object() {
     assert_eq!(trouble["codes"], json!([806]), "{trouble}");
     let out = place.path("bundle.tar").display().to_string();
     assert_eq!(object(&["support-bundle", "--out", &out], 0)["file"], out);
-    // A failure too, also of a command line that cannot be read, and beside the line on standard error.
+    // Also for a failure and an unreadable command line, beside the line on standard error.
     for (args, code, why) in [
         (&["explain", "999"][..], 1, "'999': no known error"),
         (&["undrain"], 2, "no drain of ours"),

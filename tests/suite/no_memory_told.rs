@@ -1,4 +1,4 @@
-//! A GPU whose memory is the machine's (GB10, Thor): NVML answers "not supported" when it is asked how much there is.
+//! A GPU that uses the machine's memory (GB10, Thor): NVML answers "not supported" when it is asked for the amount.
 
 use tests::place::{Place, fast};
 

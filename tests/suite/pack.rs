@@ -32,7 +32,7 @@ impl Bench {
         file.display().to_string()
     }
 
-    /// The lines of the log, read by the pattern with which GNU parallel checks it: `\d+\s+[^\s]+\s+([-0-9.]+\s+){6}`.
+    /// The lines of the log, by the pattern with which GNU parallel checks it: `\d+\s+[^\s]+\s+([-0-9.]+\s+){6}`.
     fn log(&self, name: &str) -> Vec<Logged> {
         let text = fs::read_to_string(self.work("commands.results").join(name)).unwrap_or_default();
         let mut lines = text.lines();
@@ -78,8 +78,8 @@ impl Bench {
         format!("{} --node {} {options}", client.display(), node.display())
     }
 
-    /// A script that notes that it begins and succeeds. A number that ends with 7 fails until it is mended. It takes the
-    /// place of its line's shell, which SIGTERM would end beside a script that succeeds.
+    /// A script that notes its begin and succeeds. A number that ends with 7 fails until it is mended. `exec` replaces
+    /// the line's shell, which SIGTERM would end while the script succeeds.
     fn noting(&self, count: u64) -> String {
         let work = self.place.path("work");
         let text = format!(
@@ -114,7 +114,6 @@ fn each_end_is_logged_as_gnu_parallel_logs_it_and_failures_are_the_exit_code() {
     assert_eq!([1, 5].map(|seq| bench.out(seq)), ["out\nerr\n", "a b 5\n"]);
     let of_five = bench.log("joblog").into_iter().find(|line| line.seq == 5);
     assert_eq!(of_five.expect("5").command, "echo a\tb $PARALLEL_SEQ");
-    // What has no command, or no file.
     let none = bench.file("# nothing\n");
     let wrong = bench.run(&["--json", "--thread", "auto", &none]).exits(255);
     wrong.complains("'--threads'");
@@ -136,7 +135,7 @@ fn a_command_that_fails_runs_again_as_often_as_allowed() {
     bench.run(&["-n", "2", "--retries", "3", &file]).exits(1);
     assert_eq!((bench.lines_of("tries"), bench.lines_of("others")), (3, 3));
     assert_eq!(bench.ends(), BTreeMap::from([(1, (0, 0)), (2, (1, 0))]));
-    // Those that the log has, and those that succeeded by it, are left out.
+    // Leaves out the commands in the log, and those that succeeded.
     bench.run(&["--resume", "--dry-run", &file]).prints_only("");
     let again = ["--resume-failed", "--dry-run", &file];
     bench.run(&again).prints_only("echo y >>others; false\n");
@@ -153,11 +152,11 @@ fn after_a_kill_each_command_succeeds_exactly_once_and_nothing_is_left() {
     eventually("some have ended", || {
         bench.lines_of("commands.results/joblog") > 40
     });
-    // Dropped, it is killed.
+    // Dropping kills it.
     drop(pack);
     let killed = bench.log("joblog").len();
     assert!(killed < 200, "{killed}");
-    // At once, while keepers may still end their commands: the log's lock holds it up.
+    // At once: keepers may still be ending their commands, and the log's lock makes it wait.
     fs::write(bench.work("mended"), "").expect("mended");
     let json = bench
         .run(&["-n", "16", "--resume-failed", "--json", &file])
@@ -220,20 +219,20 @@ fn a_signal_ends_all_and_so_does_the_loss_of_a_keeper() {
 fn a_command_without_memory_beside_others_runs_again_alone() {
     let bench = bench(1);
     let client = bench.client("--alloc 90000 --hold 2");
-    // The double knows the room that there was when a client came.
+    // The double fixes a client's room when the client connects.
     let too_large = bench.client("--alloc 300000");
     let file = bench.file(&format!(
         "{client}\nsleep 0.8; {client}\n{too_large}\nsleep 0.8; {client}\n"
     ));
     let json = bench.run(&["-n", "4", "--json", &file]).exits(1).json();
     assert_eq!(json["succeeded"], 3, "{json}");
-    // Alone it has no more memory than the GPU.
+    // Alone it still has only the GPU's memory.
     assert_eq!(json["failed"], serde_json::json!([3]), "{json}");
     assert_eq!(json["again_alone"].as_array().map(Vec::len), Some(3), "{json}");
     assert!(json["memory_mib"].as_u64() > Some(90_000), "{json}");
     let out = bench.out(3);
     assert!(out.contains("it failed, and runs again"), "{out}");
-    // Alone from the first, it has its only try. With auto, fewer run at once from then on.
+    // It is alone from the start, so it has one try. With auto, fewer run at once from then on.
     let file = bench.file(&format!("{too_large}\n"));
     let json = bench.run(&["-n", "1", "--json", &file]).exits(1).json();
     assert_eq!(json["again_alone"], serde_json::json!([]), "{json}");
@@ -262,7 +261,7 @@ fn commands_share_the_jobs_gpus_and_their_limits_follow_from_how_many_there_are(
         .keys()
         .all(|line| line.contains(" 50 GPU-") && line.ends_with("=35942M"));
     assert!(all, "{seen}");
-    // Half of a GPU is too little for the third. It has a whole one while two share the other.
+    // Half a GPU is too little for the third. It gets a whole one while the other two share.
     let client = bench.client("--alloc 90000 --hold 1");
     let file = bench.file(&format!("sleep 2\nsleep 8\n{client}\nsleep 8\n"));
     let json = bench
@@ -305,9 +304,9 @@ fn the_parts_of_two_nodes_are_disjoint_and_whole() {
     node("0", "4", &[])
         .exits(255)
         .complains("one task on each node: srun --ntasks-per-node=1");
-    // One node goes on with what two began.
+    // One node continues what two began.
     bench.run(&["--resume", "--dry-run", &file]).prints_only("");
-    // A new pack leaves no other node's log, by which the next would go on.
+    // A new pack leaves no other node's log, which the next pack would continue.
     bench.run(&["-n", "8", &file]).ok();
     assert!(!bench.work("commands.results/joblog.1").exists());
 }

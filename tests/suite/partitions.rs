@@ -1,4 +1,4 @@
-//! Static partitions: each rank gets its own, or does not run. The double plays a driver with them as NVIDIA documents it.
+//! Static partitions: each rank gets its own, or does not run. The double plays a driver as NVIDIA documents it.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -38,13 +38,13 @@ fn each_rank_has_the_multiprocessors_that_were_asked_for_and_no_others() {
     beyond.complains("rank 2 of this node has none");
     let none = place.exec(&[], &[("PBS_JOBID", job)]).exits(1);
     none.complains("no local rank");
-    // A client without us gets no context: the vendor's own refusal.
+    // A client without us gets no context: the vendor refuses it.
     let bare = place.tried(job, &[]).json();
     assert_eq!(bare["cuda"]["code"], 915, "{bare}");
     place.assert_ends_clean(job, "a job with partitions");
 }
 
-/// A rank by `mpsctl exec`, or by `mpsctl exec` in itself, as a job starter and the user's own line run it.
+/// A rank by `mpsctl exec`; `nested`: within another `mpsctl exec`, as a job starter and the user's own line run it.
 fn started(place: &Place, job: &str, local: &str, hold: &str, nested: bool) -> Command {
     let mut command = place.mpsctl_of(USER);
     command.args(["exec", "--"]);
@@ -74,7 +74,7 @@ fn two_launchers_at_once_do_not_share_a_partition() {
     assert_eq!(run("1", false).json()["sms"], 32);
     drop(first);
     assert_eq!(run("0", true).json()["sms"], 16);
-    // A step of Slurm has all of them; its own ranks have their variable from the plugin.
+    // A Slurm step has all of them; its ranks have their variable from the plugin.
     let lock = place.job(job).join("partitions/lock");
     let file = fs::File::options().write(true).open(lock).expect("the lock");
     assert!(mpsd_core::partitions::take(&file, mpsd_core::partitions::Holder::All).expect("a lock"));
@@ -111,7 +111,7 @@ fn ranks_are_dealt_out_to_gpus_and_see_theirs_alone() {
 #[test]
 fn a_job_whose_partitions_do_not_fit_is_refused_and_drains_nothing() {
     let (place, job) = (place(node(1)), "592.srv");
-    // 16 chunks of 8 of its 132 multiprocessors.
+    // 132 multiprocessors have 16 chunks of 8.
     for sizes in ["64:72:8", "136:8"] {
         let ran = place.torque(job, &format!("MPS=true,MPS_SMS={sizes}"), "0");
         ran.exits(1).complains(" multiprocessors left for rank ");

@@ -1,4 +1,4 @@
-//! The plan of each scenario as text: whoever changes what root will do on a node changes a snapshot in the same commit.
+//! The plan of each scenario as text. A change in what root does on a node changes a snapshot in the same commit.
 
 use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Part, Scheduler};
 use mpsd_core::ComputeMode;
@@ -51,7 +51,7 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("ranks", "MPS=true,MPS_THREADS=30:70,MPS_MEM=4G:8G", 1),
         Scenario::new("auto", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 2)
             .devices(|d| d.tasks_on_node = Some(8)),
-        // Of six tasks on two GPUs, four may meet on one; where each has a GPU of its own, three.
+        // Of six tasks on two GPUs, four may meet on one. With a GPU for each task it is three.
         Scenario::new("auto_six_tasks", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 2)
             .devices(|d| d.tasks_on_node = Some(6)),
         Scenario::new(

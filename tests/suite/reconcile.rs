@@ -1,4 +1,4 @@
-//! `mpsctl reconcile` and `mpsctl undrain` on a simulated node under a Torque whose server knows a job, forgets it, or is away.
+//! `mpsctl reconcile` and `mpsctl undrain` on a simulated node. Its Torque server knows a job, forgets it, or is away.
 
 use std::fs;
 use std::path::PathBuf;
@@ -171,7 +171,7 @@ fn only_a_job_that_its_scheduler_has_let_go_is_taken_down() {
     site.reconcile().prints_only("");
 }
 
-/// The scheduler has the job still, or cannot be asked: it is left alone, and that is no good end.
+/// The scheduler still has the job, or cannot be asked: the job is left alone, and the exit status says so.
 #[test]
 fn what_the_end_of_a_job_left_is_told_as_long_as_its_scheduler_has_it() {
     let mut site = Site::new("");
@@ -203,7 +203,7 @@ fn a_job_on_other_nodes_or_unknown_to_the_server_is_gone_here() {
     }
 }
 
-/// What many jobs without an epilogue left: none of it may hide the rest.
+/// Left by many jobs without an epilogue: none of it may hide the rest.
 #[test]
 fn more_directories_and_locks_than_a_node_ever_has_jobs_are_all_seen_and_removed() {
     const MANY: usize = 10_100;
@@ -223,7 +223,7 @@ fn more_directories_and_locks_than_a_node_ever_has_jobs_are_all_seen_and_removed
     site.assert_clean();
 }
 
-/// After an epilogue that was killed, or never came.
+/// After an epilogue that was killed or never ran.
 #[test]
 fn what_other_exporters_were_told_of_a_job_is_removed_with_it() {
     let site = Site::new("");
@@ -250,8 +250,8 @@ fn a_refusals_record_is_removed_with_its_job() {
     site.assert_clean();
 }
 
-/// The timer's unit has a mount namespace of its own, and an unmount stays in it. The kernel takes a mount away in every namespace with
-/// the directory that it lies on.
+/// The timer's unit has its own mount namespace, and an unmount has no effect outside it. But the kernel removes a
+/// mount in every namespace with the directory below it.
 #[test]
 fn a_mount_of_the_users_goes_on_the_host_when_a_confined_reconcile_removes_its_directory() {
     alone(|| {
@@ -308,7 +308,7 @@ fn before_a_boot_means_gone_only_at_boot_and_only_without_a_process() {
     boot().prints(undecided);
     assert!(site.directory("6.srv").exists());
     site.kill_all();
-    // No boot.
+    // Without a boot.
     site.reconcile().prints(undecided);
     assert!(site.directory("6.srv").exists());
     boot().ok().prints("began before this boot");
@@ -327,7 +327,7 @@ fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
     site.reconciles(": delivered");
     assert_eq!(site.note(), ["offline", reason]);
     assert_eq!(site.marked().expect("marker")["delivered"], true);
-    // It is not lifted by itself.
+    // It is not lifted automatically.
     let remedy = "'mpsctl undrain' lifts it";
     site.reconciles(remedy);
     assert_eq!(site.note(), ["offline", reason]);
@@ -396,7 +396,7 @@ fn the_timer_lifts_only_if_the_site_asks_for_it_and_nothing_is_wrong() {
 
 #[test]
 fn a_job_whose_end_hangs_does_not_keep_the_others_from_theirs() {
-    // An end that takes its time, so that its child can be stopped.
+    // A slow end, so that its child can be stopped.
     let slow = fast(1).fault(|faults| faults.hang_on = vec!["quit".to_owned()]);
     let site = Site::of(slow, "");
     site.start("6.srv");

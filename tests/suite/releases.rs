@@ -1,4 +1,4 @@
-//! Jobs that begin under a newer release and end under this one, as when an upgrade is taken back.
+//! Jobs that begin under a newer release and end under this one, as after a downgrade.
 
 use std::fs;
 
@@ -27,12 +27,12 @@ fn a_journal_of_a_release_to_come_is_left_alone_and_told_by_a_drain() {
     write(&place, "journal", &newer);
     place.torque_end(JOB).complains("newer release");
     assert_eq!(read(&place, "journal"), newer);
-    // This release cannot end its MPS: the node takes no other job until the newer release is back.
+    // This release cannot end its MPS, so the node takes no other job until the newer release is back.
     let drains = place.take_drains();
     assert_eq!(drains.len(), 1, "{drains:?}");
     let told = drains[0].contains("written by a newer release");
     assert!(told, "{drains:?}");
-    // A further field in a format of this number is no obstacle.
+    // A further field in a format of this number is allowed.
     let mut more = ours;
     more["of_a_release_to_come"] = json!({"any": ["thing"]});
     write(&place, "journal", &more);

@@ -1,4 +1,4 @@
-//! A start by what an earlier one knew of the GPUs: NVML is asked while the control daemon comes up, and what it says counts.
+//! A start uses what an earlier one knew of the GPUs. NVML is asked while the control daemon starts, and its answer decides.
 
 use std::cell::RefCell;
 use std::fs;
@@ -90,11 +90,11 @@ fn what_nvml_refuses_later_is_refused_or_left_out_as_if_it_had_been_asked_first(
     }
 }
 
-/// On the double: the control daemon comes up beside NVML, and no server before root has looked at the GPUs.
+/// On the double: the control daemon starts beside NVML, and no server starts before root has checked the GPUs.
 #[test]
 fn no_server_starts_without_root() {
     const SLOW_MS: u64 = 2_000;
-    /// Some times what a server takes to appear.
+    /// Several times what a server takes to appear.
     const A_SERVERS: Duration = Duration::from_millis(600);
     let place = Place::new(fast(1).times(|times| times.nvml = SLOW_MS), "");
     place.begin("1.srv", "MPS=true", "0");
@@ -117,7 +117,7 @@ fn no_server_starts_without_root() {
     place.assert_as_before("a prologue killed before the server may start");
 }
 
-/// On the double: its memory is other than at the job before.
+/// On the double: the GPU's memory has changed since the last job.
 #[test]
 fn what_is_begun_again_is_whole() {
     let place = Place::new(fast(1), "");
@@ -146,7 +146,7 @@ fn what_is_begun_again_is_whole() {
     place.assert_as_before("a start that began again");
 }
 
-/// A job plans to join its user's MPS by what the ledger says, and must begin it, because the other job has ended meanwhile.
+/// A job plans to join its user's MPS by the ledger. Meanwhile the other job has ended, so it must begin the MPS.
 #[test]
 fn a_shared_mps_is_begun_by_what_nvml_says() {
     let job = |number| {
@@ -165,7 +165,7 @@ fn a_shared_mps_is_begun_by_what_nvml_says() {
         let world = Rc::new(RefCell::new(up.borrow().clone()));
         let ends = first.clone();
         let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
-            // It may find the lock that the other holds.
+            // It may meet the other's lock.
             Sim::well(world).end(&ends);
         });
         let begun = node.begin(&second);
@@ -198,7 +198,7 @@ fn a_shared_mps_is_begun_by_what_nvml_says() {
 fn a_server_that_its_user_starts_too_early_harms_that_job_alone() {
     for (number, account, code) in [(2, "MPS=true", 0), (3, "MPS=true,MPS_THREADS=25", 2)] {
         let job = format!("{number}.srv");
-        // A failed prologue of Torque uses up its time.
+        // A failed prologue of Torque uses its whole time.
         let place = Place::new(fast(1).times(|times| times.nvml = 1_500), "deadline_s = 8");
         place.begin("1.srv", "MPS=true", "0");
         place.torque_end("1.srv").ok();

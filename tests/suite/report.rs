@@ -1,4 +1,4 @@
-//! Job reports: what root writes down at a job's end, and what in it is the user's word.
+//! Job reports: what root records at a job's end, and what in it is the user's word.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -43,7 +43,7 @@ fn files(place: &Place) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Waits until the job's own `mpsd` has told this.
+/// Waits until the job's own `mpsd` has reported this.
 #[track_caller]
 fn tells(place: &Place, job: &str, words: &str) {
     let seen = place.job(job).join("observations");
@@ -120,7 +120,7 @@ fn what_the_driver_counts_of_a_gpu_stands_in_the_report_with_what_to_try() {
     let node = fast(1).describe(|node| node.gpu[0].counts = Some(Counts::NARROW));
     let place = Place::with_job(node, "", "470.srv", "MPS=true", "0");
     let held = [(); 2].map(|()| place.attached("470.srv", &["--hold", "30"], &[]));
-    // The first look, and the one when the last client has left: only between two is energy counted.
+    // The first look, and the look after the last client has left: energy is counted only between two looks.
     tells(&place, "470.srv", "\"busy_percent\":97");
     drop(held);
     tells(&place, "470.srv", "\"sm_percent\":12");
@@ -170,7 +170,7 @@ fn what_is_not_counted_is_absent_and_short_clients_are_not_called_absent() {
     assert!(!told.to_string().contains("_percent"), "{told}");
 }
 
-/// A process of `user` that NVML lists as an MPS client on the first GPU with 9,000 MiB, and that is not the job's.
+/// A process of `user` that NVML lists as an MPS client on the first GPU with 9,000 MiB. It does not belong to the job.
 fn foreign(place: &Place, user: &str) -> Running {
     let mut command = as_user(user, "/bin/sleep");
     let running = Running::start(command.arg("60").stdin(Stdio::null()));
@@ -248,13 +248,13 @@ fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
     let control = place.pids("nvidia-cuda-mps-control")[0];
     kill(control, Signal::SIGKILL);
     tells(&place, "402.srv", "daemons_lost\":[{");
-    // Torque puts what an epilogue says into the job's error file.
+    // Torque puts an epilogue's output into the job's error file.
     let last = format!("job 402.srv: its mpsd says: control daemon {control} died (signal 9)");
     place.end("402.srv").complains(last);
     place.assert_as_before("a killed control daemon");
     let lost = format!("control daemon {control} was lost (signal 9)");
     report(&place, &["402.srv"]).prints(lost);
-    // An mpsd that was killed has told what it saw before.
+    // A killed mpsd has reported its earlier observations.
     place.begin("403.srv", "MPS=true", "0");
     let client = place.attached("403.srv", &["--hold", "30"], &[]);
     tells(&place, "403.srv", "\"clients\":1");
@@ -273,7 +273,7 @@ fn kernel_tells_of_ends() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(15))
 }
 
-/// `mpsd` itself sees it if the kernel tells, and Slurm's plugin notes it.
+/// `mpsd` sees it itself if the kernel tells, and Slurm's plugin notes it.
 #[test]
 fn a_killed_client_stands_in_the_report_with_pid_and_signal_and_one_that_ended_does_not() {
     let place = with_job("", "404.srv", "MPS=true");
@@ -292,7 +292,7 @@ fn a_killed_client_stands_in_the_report_with_pid_and_signal_and_one_that_ended_d
         ),
         false => println!("not tried here: this kernel does not tell how another process's child ended"),
     }
-    // As the plugin does it in slurmstepd; `/proc` has no such process.
+    // As the plugin does in slurmstepd; `/proc` has no such process.
     let noted = place.job("404.srv").join("killed");
     assert_eq!(mode(&noted), (0, 0o600));
     assert_eq!(fs::read(&noted).expect("made with the job"), b"");
@@ -382,7 +382,7 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         place.begin(job, "MPS=true", "0");
         drop(place.attached(job, &["--hold", "30"], &[]));
         tells(&place, job, "\"clients\":1");
-        // It runs: there is none yet.
+        // It still runs, so there is none.
         report_of(&place, USER, &[job]).exits(1);
         place.end(job);
 
@@ -397,7 +397,7 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         report_of(&place, USER, &["414.srv"])
             .exits(1)
             .complains("no report for you");
-        // Why a job was refused is its user's to read; root's own reports are of jobs that had MPS.
+        // The user may read why the job was refused; root's own reports are only of jobs that had MPS.
         let refused = place.torque("416.srv", "MPS=true,MPS_MEM=999T", "0").exits(1);
         let why = refused
             .err
@@ -411,7 +411,7 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         report_of(&place, OTHER_USER, &["416.srv"]).exits(1);
         let all = report_of(&place, USER, &[]).exits(1);
         all.complains("allowed: root, or 'mpsctl report JOB'");
-        // No user lists, links, or changes what is root's, and a stranger in this user's group reaches nothing.
+        // No user lists, links or changes root's files. A stranger in this user's group reaches nothing.
         let copies = run.join("reports");
         let mine = copies.join(uid_of(USER).to_string());
         let away = place.directory("away");
@@ -433,7 +433,7 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
             let ran = finish(as_user(user, program).args(&args));
             assert_ne!(ran.code, Some(0), "{user} {program} {args:?}: {ran:?}");
         }
-        // An open descriptor and its lock, and a read into memory that the user's file system withholds, keep root from nothing.
+        // An open descriptor with its lock, and a read into memory that the user's file system withholds, do not delay root.
         let mut lock = as_user(USER, "/usr/bin/flock");
         let lock = Running::start(lock.args(["-s", &file, "/bin/sleep", "30"]));
         let kept = place.hung("fuse", Hung::over_reads).map(|(at, hung)| {
@@ -487,7 +487,7 @@ fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_to
     assert_eq!(first["as_before"], false, "{first}");
     std::thread::sleep(NEXT_SECOND);
     place.node.change(|node| node.nvml.init_fails = false);
-    // What root itself ended since then, no mpsd has lost.
+    // No mpsd has lost what root itself ended since then.
     place.end("460.srv").lacks("its mpsd says");
     let told = of(&place, "460.srv");
     for key in [
@@ -532,7 +532,7 @@ fn a_job_that_did_not_ask_leaves_no_report_and_a_site_may_want_none() {
 #[test]
 fn a_report_that_cannot_be_written_does_not_fail_an_end() {
     let place = Place::new(fast(1), "");
-    // In the place of the directory, a file.
+    // A file in place of the directory.
     let reports = place.path("state/reports");
     fs::write(&reports, "").expect("file");
     place.begin("430.srv", "MPS=true", "0");
@@ -545,7 +545,7 @@ fn a_report_that_cannot_be_written_does_not_fail_an_end() {
 fn a_disk_that_does_not_answer_does_not_hold_an_end_up() {
     alone(|| {
         let place = Place::new(fast(1), "");
-        // For its mount namespace, which is this thread's own.
+        // For its mount namespace, which belongs to this thread.
         let _hidden = Small::over(&place.path("run"), 256, 0o755);
         place.begin("431.srv", "MPS=true", "0");
         let of_root = |at: &Path, _| Hung::over_changes(at, 0);
@@ -578,7 +578,7 @@ fn nobody_but_its_mpsd_reaches_the_account_of_a_job() {
     place.assert_ends_clean("450.srv", "an account that others tried to reach");
 }
 
-/// The scheduler shows the user what an epilogue says: a paragraph, if the user or the site asks for it.
+/// The scheduler shows the user an epilogue's output: a paragraph, if the user or the site asks for it.
 #[test]
 fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
     let always = "[defaults]\nreport = true\n";

@@ -1,4 +1,4 @@
-//! A node that has nothing left: any user can be the cause, so nothing is drained, and a line names what ran out.
+//! A node that has run out of something: any user can be the cause, so nothing is drained, and a line names what ran out.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn start(place: &Place) -> Ran {
     place.prologue(&openpbs_args("70.srv", USER, ACCOUNT), &[])
 }
 
-/// A start that failed for want of something: one line says so, no drain, and nothing is left.
+/// A start failed for lack of something: one line says so, nothing is drained, and nothing is left.
 #[track_caller]
 fn gave_up(place: &Place, ran: &Ran, words: &[&str], after: &str) {
     assert_eq!(ran.code, Some(2), "{after}: {ran:?}");
@@ -30,7 +30,7 @@ fn gave_up(place: &Place, ran: &Ran, words: &[&str], after: &str) {
     place.assert_as_before(after);
 }
 
-/// Starts with none of `what` free, then with one, and so on, until a start is ready. The number of starts that failed.
+/// Starts with none of `what` free, then with one more each time, until a start is ready. Returns how many failed.
 fn until_it_starts(
     place: &Place,
     small: &Small,
@@ -186,8 +186,8 @@ fn a_start_without_descriptors_is_given_up_and_leaves_nothing() {
 const SHARED: &str = "deadline_s = 3\nshared_gpus = true\n";
 const SHARERS: [&str; 2] = ["74.srv", "75.srv"];
 
-/// Two jobs begin and join an MPS, leave it and end it. `run` runs a program that finds so little of `what`: ever more for a start,
-/// and none for an end, which without a process the next one finishes. The other job is served all the while. Returns how many starts failed.
+/// Two jobs begin and join an MPS, leave it and end it. `run` runs a program with this little of `what`: ever more for a
+/// start, none for an end, which the next end may finish. The other job is always served. Returns how many starts failed.
 fn shared_with_little(
     place: &Place,
     what: &str,
@@ -284,7 +284,7 @@ fn a_shared_mps_without_descriptors_refuses_a_job_and_disturbs_no_other() {
     figures::tell("faults", failed);
 }
 
-/// A cgroup that takes so many processes.
+/// A cgroup that allows this many processes.
 struct Few(PathBuf);
 
 impl Few {

@@ -1,4 +1,4 @@
-//! What hung in the driver and waits for its second look: who looks if no timer does. The verdict is tried in `survivors`.
+//! What hung in the driver waits for a second look. These tests say who looks if no timer does; `survivors` tests the verdict.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ fn up() -> u64 {
     whole.parse().expect("seconds")
 }
 
-/// A node on which a process that is gone by now was seen in the driver `age_s` ago, as an epilogue notes it.
+/// A node on which an epilogue noted, `age_s` ago, a process in the driver. That process has ended since.
 fn noted(age_s: u64) -> Place {
     let place = Place::new(fast(1), CONFIG);
     note(&place, age_s);
@@ -40,7 +40,7 @@ fn files(place: &Place) -> [PathBuf; 2] {
 #[test]
 fn the_end_of_any_job_brings_it() {
     let place = noted(61);
-    // Of a job that never had MPS.
+    // The end of a job that never had MPS.
     let end = place.torque_end("121.srv").ok();
     assert_eq!(end.err, "", "{end:?}");
     eventually("the second look", || {

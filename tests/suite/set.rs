@@ -65,7 +65,7 @@ fn may_have_3000(place: &Place, job: &str) -> bool {
     place.tried(job, &["--alloc", "3000"]).code == Some(0)
 }
 
-/// The socket of the job's `mpsd`, which it makes after it is ready.
+/// The socket of the job's `mpsd`, made after it is ready.
 fn socket(place: &Place, job: &str) -> PathBuf {
     let socket = place.job(job).join("log/mpsd.socket");
     eventually("mpsd has a socket", || socket.exists());
@@ -87,7 +87,7 @@ fn clients_that_connect_from_then_on_have_the_new_limits_and_the_report_says_who
     assert_eq!(sms(&place, job), of_gpu(40.0));
     assert!(may_have_3000(&place, job));
 
-    // As requested, as set, and in force; no line says that a limit was lifted.
+    // As requested, as set, and in force; no line says that a limit was removed.
     for user in [Some(USER), None] {
         let ran = mpsctl(&place, user, &["status", job]);
         ran.prints("active thread percentage: asked 25, set to 40 since, the daemon says 40.0\n");
@@ -212,7 +212,7 @@ fn a_client_that_has_more_by_its_own_older_limit_is_not_ended_for_a_lower_one() 
     let old = place.attached(job, &["--alloc", "5000", "--hold", "60"], &[]);
     done(&set(&place, job, &["--mem", "1G"]), "memory 1024M");
     assert!(!may_have_3000(&place, job));
-    // A client that is over every limit proves that the watch looks.
+    // A client above every limit proves that the watch looks.
     let lifted = [("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "garbage")];
     let over = place.attached(job, &["--alloc", "8000", "--hold", "60"], &lifted);
     let told = format!("client {} is over its memory limit", over.pid());
@@ -258,7 +258,7 @@ fn sms_of_gpu(place: &Place, job: &str, n: usize) -> u64 {
     record["sms"].as_u64().expect("multiprocessors")
 }
 
-/// All or none: if one daemon does not take the limits, the others have their old limits again.
+/// All or none: if one daemon refuses the limits, the others get their old limits back.
 #[test]
 fn limits_that_one_daemon_did_not_take_are_taken_back_from_the_others() {
     let job = "488.srv";
@@ -273,7 +273,7 @@ fn limits_that_one_daemon_did_not_take_are_taken_back_from_the_others() {
     place.assert_ends_clean(job, "limits that one daemon did not take");
 }
 
-/// What the remaining daemons have is told. What only the daemon that has ended could do is not said to be done.
+/// It reports what the remaining daemons have, and does not claim what only the ended daemon could do.
 #[test]
 fn a_daemon_that_has_ended_keeps_the_others_from_nothing() {
     let (place, job) = (served(fast(2), "489.srv", PER_GPU, "0,1"), "489.srv");
@@ -295,7 +295,7 @@ fn a_daemon_that_has_ended_keeps_the_others_from_nothing() {
     place.assert_ends_clean(job, "a lost daemon");
 }
 
-/// What the user's own process says in `mpsd`'s place is told as the user's word, without escapes, and holds up no caller.
+/// A user's process answers in `mpsd`'s place. Its answer is shown as the user's word, without escapes, and delays no caller.
 #[test]
 fn a_socket_of_the_users_own_gets_nothing_onto_roots_terminal_or_into_roots_word() {
     alone(|| {
@@ -348,7 +348,7 @@ fn who_knocks_and_says_nothing_keeps_neither_mpsd_nor_the_end() {
     place.assert_ends_clean(job, "silent visitors");
 }
 
-/// Nor does the end wait for limits that a stopped server keeps from being set.
+/// The end does not wait for limits that a stopped server delays either.
 #[test]
 fn the_end_waits_for_no_limits_that_are_being_set() {
     let (place, job) = (served(fast(1), "490.srv", ACCOUNT, "0"), "490.srv");

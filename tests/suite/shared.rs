@@ -1,5 +1,5 @@
-//! Two jobs of one user that share an MPS: every point of what the one does beside every point of what the other does. The node is as
-//! before at the end, and a job whose tasks were told that its MPS is ready has it until its own end.
+//! Two jobs of one user that share an MPS: every point of what one does, against every point of what the other does.
+//! The node is as before at the end. A job keeps the MPS that was promised to its tasks until its own end.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,7 +23,7 @@ enum Act {
 
 use Act::{Begin, End};
 
-/// Which of the jobs are up, what the first does, and what the second does.
+/// Which jobs are up, what the first does, and what the second does.
 const CASES: [([bool; 2], Act, Act); 4] = [
     ([false, false], Begin, Begin),
     ([true, false], End, Begin),
@@ -60,7 +60,7 @@ fn act(node: &mut Sim, act: Act, job: &Scenario) -> bool {
     }
 }
 
-/// A job whose tasks were told that they may run is served, and the next leave of another one knows it.
+/// A job whose tasks may run is served, and the next job that leaves sees it in the list.
 #[track_caller]
 fn assert_served(world: &Node, job: &Scenario, name: &str) {
     let world = world.borrow();
@@ -100,8 +100,8 @@ fn copy(world: &Node) -> Node {
     Rc::new(RefCell::new(world.borrow().clone()))
 }
 
-/// What the first job does is killed at each of its points, and then what the second does at each of its own. `look` comes between
-/// and after, as a timer does.
+/// The first job is killed at each of its points, and then the second at each of its own. `reconcile` sometimes runs in
+/// between and after, as a timer does.
 #[test]
 fn two_jobs_that_share_are_undone_whole_wherever_both_are_killed() {
     silence_kills();
@@ -127,7 +127,7 @@ fn two_jobs_that_share_are_undone_whole_wherever_both_are_killed() {
             let last = whole.points();
             let mut ends = Worlds::default();
             for again in 0..=last {
-                // Each pair once: what was left by itself goes on in every second one.
+                // Each pair only once: for every second one, what the first had started has gone on.
                 if again < last && (again % 2 == 0) == settled {
                     continue;
                 }
@@ -156,7 +156,7 @@ fn two_jobs_that_share_are_undone_whole_wherever_both_are_killed() {
     figures::tell("crash_point_pairs", tried);
 }
 
-/// At each point of what the first job does, the second does its own, whole.
+/// At each point of the first job, the second does all of its own.
 #[test]
 fn two_jobs_that_share_meet_at_every_point() {
     silence_kills();
@@ -174,7 +174,7 @@ fn two_jobs_that_share_meet_at_every_point() {
             drop(node);
             let Some(met) = met.get() else { break };
             let name = format!("{up:?}, at {at} of {first:?} {second:?}: {met}, then {done:?}");
-            // One that finds the other's lock held gives up here. On a node it waits.
+            // A job that meets the other's lock gives up here. On a node it waits.
             assert!(met || done == Some(true), "{name}: both failed");
             for job in [&one, &two] {
                 assert_served(&world, job, &name);
@@ -191,7 +191,7 @@ fn two_jobs_that_share_meet_at_every_point() {
     figures::tell("crash_points", tried);
 }
 
-/// The timer finds the jobs' directories gone, as after their state was lost.
+/// The jobs' directories are gone, as after a loss of their state.
 #[test]
 fn an_mps_whose_jobs_are_gone_is_ended_by_reconcile() {
     let world = Rc::new(RefCell::new(with([true, true])));
@@ -212,7 +212,7 @@ fn an_mps_whose_jobs_are_gone_is_ended_by_reconcile() {
     assert_eq!(world.borrow().picture(), before().picture());
 }
 
-/// The list could not be written when it left (a full file system), and then it was requeued to this node.
+/// The list could not be written when the job left (a full file system). Then the job was requeued to this node.
 #[test]
 fn a_job_that_runs_again_keeps_no_mps_that_it_does_not_use() {
     let [one, two] = jobs();
@@ -248,7 +248,7 @@ fn a_job_that_runs_again_keeps_no_mps_that_it_does_not_use() {
 fn a_job_finds_an_ended_mps_begun_again_and_keeps_the_others_in_the_list() {
     let [one, two] = jobs();
     let stop = |world: &mut World| world.processes.values_mut().for_each(|one| one.state = 'T');
-    // A last job's end that was killed may have told the daemon to quit.
+    // The killed end of a last job may have told the daemon to quit.
     let leave = |world: &mut World| drop(world.files.remove(&paths().job(&jobs()[0].mps_id()).members()));
     for (end, is_left) in [
         ((|world| world.processes.clear()) as fn(&mut World), false),
@@ -281,7 +281,7 @@ fn a_job_finds_an_ended_mps_begun_again_and_keeps_the_others_in_the_list() {
     assert!(!other.is_shared() && one.mps_id().is_shared());
 }
 
-/// NVML takes longer to load than a join may take. A begin needs it.
+/// NVML takes longer to load than a join may take. Only a begin needs it.
 #[test]
 fn a_job_that_joins_asks_no_nvml() {
     let [one, two] = jobs();
@@ -299,7 +299,7 @@ fn a_job_that_joins_asks_no_nvml() {
     restored(&world, "joined without NVML");
 }
 
-/// The indices are another driver's there.
+/// The indices there are another driver's.
 #[test]
 fn a_job_does_not_believe_the_gpus_of_an_mps_that_has_ended() {
     let job = |number, index| {
@@ -327,7 +327,7 @@ fn a_job_does_not_believe_the_gpus_of_an_mps_that_has_ended() {
     assert!(has_control(&mps_of(0)), "on its own GPU");
 }
 
-/// Else its next client would get no context. No process of it has one now, as before its first client comes.
+/// Otherwise its next client would get no context. None of its processes has one now, as before its first client.
 #[test]
 fn no_other_job_makes_the_gpu_of_a_shared_mps_exclusive() {
     let world = Rc::new(RefCell::new(with([true, false])));

@@ -1,4 +1,4 @@
-//! `mpsctl slurm enable | disable | check` on a Slurm configuration in a directory of its own, and our units.
+//! `mpsctl slurm enable | disable | check` on a Slurm configuration in its own directory, and our units.
 
 use std::fs;
 use std::os::unix::fs::{chown, symlink};
@@ -22,7 +22,7 @@ impl Cluster {
         for release in ["22.05", "23.11"] {
             let dir = cluster.place.directory(&format!("plugins/{release}"));
             let file = dir.join("spank_mps.so");
-            // As linked, it is stamped for 22.05: right in one directory, wrong in the other.
+            // As built, it is stamped for 22.05: right in one directory, wrong in the other.
             fs::copy(built("libspank_mps.so"), &file).expect("build spank first");
             chmod(&file, 0o644);
         }
@@ -74,7 +74,7 @@ impl Cluster {
         self.start(Command::new(self.slurmd_from("/bin/sleep")))
     }
 
-    /// Runs a copy of sleep, whose process must then have slurmd's name.
+    /// Runs a copy of sleep under slurmd's name.
     fn start(&self, mut command: Command) -> Running {
         command.arg("60").env("SLURM_CONF", self.path("etc/slurm.conf"));
         let running = Running::start(command);
@@ -108,7 +108,7 @@ const CONFIGLESS: &str = "GresTypes=gpu\nPrologFlags=Alloc\nSlurmctldParameters=
 const OURS: &str = "plugstack.conf.d/mpsd.conf";
 const STACK: &str = "plugstack.conf";
 
-/// Slurm reads the files in the order of their names, so pyxis' own, `pyxis.conf`, comes behind ours.
+/// Slurm reads the files in the order of their names, so pyxis' own, `pyxis.conf`, follows ours.
 #[test]
 fn beside_pyxis_or_skybox_a_second_line_looks_behind_it() {
     second_line_behind("pyxis", "spank_pyxis.so");
@@ -173,7 +173,7 @@ fn enable_writes_one_line_and_disable_takes_it_back() {
     cluster.check().exits(1).prints("FAIL  no '");
 }
 
-/// Else the first job that asks drains the node, and its user reads of a broken boot.
+/// Otherwise the first job that asks drains the node, and its user reads of a broken boot.
 #[test]
 fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
     let mut cluster = Cluster::enabled();
@@ -190,7 +190,7 @@ fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
     cluster.check().ok();
 }
 
-/// srun refuses every `--mps` then, or prints ten lines for each job.
+/// Then srun refuses every `--mps`, or prints ten lines for each job.
 #[test]
 fn a_line_that_the_plugin_does_not_take_and_one_that_stands_twice_are_told() {
     let cluster = Cluster::enabled();
@@ -207,7 +207,7 @@ fn a_line_that_the_plugin_does_not_take_and_one_that_stands_twice_are_told() {
     cluster.check().ok().lacks("WARN  our line");
 }
 
-/// One line says so. Without a configuration NVML is not asked.
+/// One line says so. Without a configuration it does not ask NVML.
 #[test]
 fn a_configuration_that_cannot_be_used_is_the_only_trouble() {
     let cluster = Cluster::enabled();
@@ -218,7 +218,7 @@ fn a_configuration_that_cannot_be_used_is_the_only_trouble() {
     ran.prints("did you mean 'exclusive'?").lacks("NVML does not");
 }
 
-/// As every other program of ours on a host with several nodes.
+/// Like every other program of ours on a host with several nodes.
 #[test]
 fn a_check_goes_by_the_settings_of_the_node_that_it_names() {
     let cluster = Cluster::new(GOOD);
@@ -255,13 +255,13 @@ fn disable_names_the_jobs_that_run_and_waits_or_is_forced() {
     ends.join().expect("the job's end");
 }
 
-/// What the packages ask before they are removed.
+/// The packages ask this before they are removed.
 #[test]
 fn idle_tells_whether_a_job_has_mps_here() {
     let cluster = Cluster::new(GOOD);
     let idle = |options: &[&str]| cluster.place.mpsctl(&[&["idle"], options].concat());
     idle(&[]).ok();
-    // A refused request leaves a record, which needs no end.
+    // A refused request leaves a record, and needs no end.
     let job = cluster.place.directory("run/jobs/4711");
     idle(&[]).ok();
     fs::write(job.join("journal"), "").expect("journal");
@@ -310,7 +310,7 @@ fn the_plugin_must_fit_the_installed_slurm() {
     ran.complains("allowed: root");
 }
 
-/// Also just before: the configuration's times are whole seconds.
+/// Even if it began just before: the configuration's times are whole seconds.
 #[test]
 fn a_slurmd_that_began_before_our_line_is_told_of() {
     let cluster = Cluster::new("GresTypes = gpu\nPrologFlags = Alloc\nSlurmdPidFile = /run/%n/%h.pid");
@@ -402,7 +402,7 @@ fn a_cluster_that_changes_has_one_line() {
     assert!(!cluster.path("etc/plugstack.conf").exists());
 }
 
-/// A process has the name of a link that any user may have made, and set-user-id programs are root's at once.
+/// Any user can run a program through a link of that name, and set-user-id programs become root's at once.
 #[test]
 fn a_program_under_slurmds_name_is_not_believed_to_be_slurmd() {
     let cluster = Cluster::enabled();
@@ -421,7 +421,7 @@ fn a_program_under_slurmds_name_is_not_believed_to_be_slurmd() {
     assert!(!is_seen(), "a link of that name to another program");
     drop(running);
 
-    // A file of that name, of root's, in a user's directory: as a hard link to a program of root's.
+    // A file of root's under that name in a user's directory: a hard link to a program of root's.
     fs::remove_file(&link).expect("link");
     copy_program(Path::new("/bin/sleep"), &link).expect("sleep");
     let running = cluster.start(Command::new(&link));
@@ -439,7 +439,7 @@ fn a_program_under_slurmds_name_is_not_believed_to_be_slurmd() {
     assert!(!is_seen(), "a set-user-id program that a user started");
 }
 
-/// A user who may write a slurm.conf has root's commands load plugins. If it is not root's alone it is read only if mpsd.toml names it.
+/// A user who may write a slurm.conf can make root's commands load plugins. Unless it is root's, mpsd.toml must name it.
 #[test]
 fn a_slurm_conf_that_others_may_write_is_read_only_if_the_site_names_it() {
     let cluster = Cluster::enabled();
@@ -475,7 +475,7 @@ fn the_running_slurmd_says_where_slurm_is() {
     cluster.commands("22.05.3");
     cluster.slurm("enable", &[]).ok();
     cluster.check().prints(installed(&cluster.path("prefix/bin")));
-    // A setting comes before what runs.
+    // A setting overrides what runs.
     let other = cluster.path("elsewhere");
     fs::rename(cluster.path("prefix/bin"), &other).expect("rename");
     let setting = format!("[slurm]\nexec = \"{}\"", other.display());

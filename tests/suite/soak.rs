@@ -1,4 +1,4 @@
-//! The soak in its short form; `cargo xtask soak` is the whole one. It runs in a process of its own, because it counts its descriptors.
+//! The soak in its short form; `cargo xtask soak` is the full one. In a process of its own, because it counts its descriptors.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tests::child;
 use tests::stage::built;
 
-/// What a long-lived `mpsd` may grow by while others begin and end. Kilobytes.
+/// How much a long-lived `mpsd` may grow while others begin and end. Kilobytes.
 const FLAT_KB: u64 = 512;
 /// Far more than 80 jobs take on a busy machine.
 const LONGEST: Duration = Duration::from_secs(240);

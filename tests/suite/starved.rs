@@ -1,4 +1,4 @@
-//! Users who leave no turn on a CPU, to another user's job or to their own: jobs begin and end, and nothing is drained.
+//! Users who occupy every CPU, against another user's job or their own. Jobs begin and end, and nothing is drained.
 
 use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Write};
@@ -13,14 +13,14 @@ use tests::double::look::wait_until;
 use tests::place::{Place, Running, fast};
 use tests::stage::{THREE, USER, epilogue_args, prologue_args};
 
-/// The user who floods: no other program on any system has this number.
+/// The user of the flood; no program uses this number.
 const STRANGER: u32 = 54_399;
 const LOOPS: usize = 500;
 /// Time for a prologue, seconds: the default.
 const DEADLINE_S: u64 = 20;
 
-/// A session with the flood in it, and a shell that began before it and runs what the test says. The loops are one process group,
-/// which `timeout` ends after three minutes, and compete with no other session if the kernel makes a group of each (autogroup).
+/// A session with the flood, and a shell that began before it and runs the test's commands. `timeout` ends the loops, a
+/// process group, after three minutes. With autogroup they do not compete with other sessions.
 struct Flood {
     _shell: Running,
     to: ChildStdin,
@@ -40,8 +40,8 @@ impl Flood {
             loops: Pid::from_raw(i32::MAX),
         };
         let gate = gate.display();
-        // All loops wait at the gate until the last is made: a loop that ran would keep the next from being made. Each inherits the
-        // gate open, so that its end reaches a loop that has not read yet.
+        // All loops wait at the gate until the last is made: a running loop would keep the next from being made. Each
+        // inherits the open gate, so that its end reaches a loop that has not read yet.
         let made = flood.run(&format!(
             "mkfifo -m 666 {gate} {gate}.made; exec 4<>{gate}; \
              setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups --pdeathsig KILL timeout -s KILL 180 \
@@ -74,16 +74,16 @@ impl Flood {
 impl Drop for Flood {
     fn drop(&mut self) {
         let _ = killpg(self.loops, Signal::SIGKILL);
-        // The next test must not find them.
+        // The next test must not meet them.
         wait_until(Duration::from_secs(10), || killpg(self.loops, None).is_err());
     }
 }
 
-/// Whether the kernel keeps sessions apart here, so that the flood disturbs no other test.
+/// Whether the kernel separates sessions here, so that the flood disturbs no other test.
 fn sessions_are_groups() -> bool {
     let enabled = fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    // In a cgroup with CPU shares of its own they are not.
+    // In a cgroup with CPU shares of its own it does not.
     let has_shares = |line: &str| {
         let fields: Vec<&str> = line.splitn(3, ':').collect();
         match fields[..] {
@@ -105,13 +105,13 @@ fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
     let args = [&["--gpus", "0"], &prologue_args("99.srv", "MPS=true")[..]].concat();
     let (said, took) = flood.program(&place, "mps-prologue", &args);
     println!("prologue amid {LOOPS} loops: {took:?}");
-    // The user's own processes are not first on any CPU. If they were late the scheduler tries again; that is no fault.
+    // The user's own processes have no priority. If they were late, the scheduler tries again; that is no fault.
     let late = said.contains("MPS did not start") || said.contains("mpsd: no report");
     assert!(said.trim() == "code 0" || late, "{said}{took:?}");
     for fault in ["NVML", "worker", "drain"] {
         assert!(!said.contains(fault), "{said}{took:?}");
     }
-    // It waits for the user's processes to end by themselves, and these get their turn late.
+    // The epilogue waits for the user's processes to end, and these get their turn late.
     place.configure(&format!("deadline_s = {}\n", 2 * DEADLINE_S));
     let (said, took) = flood.program(&place, "mps-epilogue", &epilogue_args("99.srv"));
     println!("epilogue amid {LOOPS} loops: {took:?}");
@@ -122,7 +122,7 @@ fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
         fs::read_to_string(entry.path().join("stat")).is_ok_and(|stat| stat.contains(") R "))
     };
     let running = of_stranger.filter(runs).count();
-    // A few may wait for a page of memory, and their shell may run too.
+    // A few may wait for a page of memory, and their shell may be running.
     assert!(running > LOOPS * 9 / 10, "{running} processes of the flood run");
     drop(flood);
     place.assert_as_before("a flood");
@@ -143,13 +143,13 @@ impl Loops {
 impl Drop for Loops {
     fn drop(&mut self) {
         let group = Pid::from_raw(i32::try_from(self.0.pid()).expect("pid"));
-        // timeout(1) made a group of its own for the loops, which it kills when it is ended itself.
+        // timeout(1) made a process group for the loops, which it kills when it is ended.
         let _ = killpg(group, Signal::SIGTERM);
         let _ = self.0.0.wait();
     }
 }
 
-/// The idle class, nice 19, the lowest autogroup, and one CPU. SIGKILL waits for a turn there.
+/// The idle class, nice 19, the lowest autogroup, and one CPU. There even SIGKILL waits for a turn.
 fn starve(pid: u32) {
     let run = |program: &str, args: &[&str]| {
         let done = Command::new(program).args(args).stdout(Stdio::null()).status();

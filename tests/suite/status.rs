@@ -1,4 +1,4 @@
-//! `mpsctl status`: what a user and root see of a job's clients, and of control daemons that say what their user wants.
+//! `mpsctl status`: what a user and root see of a job's clients, and of control daemons whose answers the user controls.
 
 use std::time::Duration;
 
@@ -116,7 +116,7 @@ fn root_waits_for_no_daemon_and_a_hung_one_is_said_to_be() {
     if other.code == Some(0) {
         ran.prints("answers; server");
     }
-    // And a task whose own session hangs.
+    // A task whose own session hangs.
     let ran = status_in(&place, "302.srv", &[]).exits(2);
     ran.prints("under MPS: unknown");
     kill(control, Signal::SIGCONT);

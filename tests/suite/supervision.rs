@@ -1,4 +1,4 @@
-//! What may happen to an MPS that is in service: its outcome, and the line in the user's log that says so.
+//! What may happen to a running MPS: the outcome, and its line in the user's log.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn log_of(place: &Place, job: &str) -> String {
     place.log(job, "mpsd.log")
 }
 
-/// Waits for a line of the log with these words, and asserts that there is only this line.
+/// Waits for a line of the log with these words, and asserts that it is the only one.
 #[track_caller]
 fn says(place: &Place, job: &str, words: &str) {
     eventually(words, || log_of(place, job).contains(words));
@@ -85,7 +85,7 @@ fn a_control_daemon_that_dies_takes_its_server_along_and_the_log_says_what_follo
     for name in [THREE[2], THREE[0]] {
         eventually(format_args!("{name} ends"), || place.pids(name).is_empty());
     }
-    // Its user finds the socket deaf. Root, asked by a hook, finds that the process which it proved is gone.
+    // Its user finds that the socket does not answer. Root, asked by a hook, finds that the proved process is gone.
     let args = ["exec", "--job", "91.srv", "--", "true"];
     let exec = place.mpsctl_as(USER, &args, &[]);
     let root = place.mpsctl(&["env", "--shell", "json", "--job", "91.srv"]);
@@ -237,7 +237,7 @@ fn greedy_in(place: &Place, job: &str) -> Running {
 fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
     let (ignored, logged) = (Watched::new("ignore"), Watched::new("log"));
     eventually("the client is told of", || logged.lines(&logged.over) > 0);
-    // A line about a second client proves a second look: the first client was told of once, and without a watch that time was enough.
+    // A line about a second client proves a second look. By then "ignore" has had time for a line too.
     let second = greedy(&logged.place);
     eventually("the second is told of", || logged.lines(&second) > 0);
     drop(second);
@@ -259,7 +259,7 @@ fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
     ends_clean(&place, "96.srv", "terminate");
 }
 
-/// Its library is not there at the first look, as while a driver is replaced.
+/// NVML's library is missing at the first look, as during a driver's replacement.
 #[test]
 fn the_memory_watch_goes_on_once_nvml_answers_again() {
     let place = served("95.srv", "memory_over_limit = \"terminate\"\n");
@@ -268,7 +268,7 @@ fn the_memory_watch_goes_on_once_nvml_answers_again() {
     let over = greedy_in(&place, "95.srv");
     says(&place, "95.srv", "NVML does not answer");
     fs::rename(&aside, &nvml).expect("NVML back");
-    // One that comes hastens the next look.
+    // A new client speeds up the next look.
     let honest = client(&place, "95.srv", &STAYS, &[]);
     assert_eq!(error(over), Some(810), "{}", log_of(&place, "95.srv"));
     says(&place, "95.srv", "NVML does not answer");
@@ -276,7 +276,7 @@ fn the_memory_watch_goes_on_once_nvml_answers_again() {
     ends_clean(&place, "95.srv", "a silent NVML");
 }
 
-/// A client of a job that shares its MPS, without the variable of its limit, and in this cgroup.
+/// A client in this cgroup of a job that shares its MPS, without the variable of its limit.
 fn without_limit(place: &Place, job: &str, mib: &str, cgroup: Option<&Path>) -> Running {
     let mut command = Command::new("/bin/sh");
     let procs = cgroup.map_or("/dev/null".into(), |cgroup| cgroup.join("cgroup.procs"));
@@ -295,7 +295,7 @@ fn without_limit(place: &Place, job: &str, mib: &str, cgroup: Option<&Path>) -> 
     client
 }
 
-/// The cgroups are Torque's and those of OpenPBS' hook. Outside of them no job is known, and the highest limit holds.
+/// The cgroups are those of Torque and of OpenPBS' hook. Outside them no job is known, so the highest limit applies.
 #[test]
 fn a_client_that_voids_its_limit_is_held_to_that_of_its_own_job_in_a_shared_mps() {
     let config = format!("{CONFIG}shared_gpus = true\nmemory_over_limit = \"terminate\"\n");

@@ -1,5 +1,5 @@
-//! What survives SIGKILL, and a silent NVML: a node is drained only for what root started or proved, if the vendor's driver
-//! holds it in every look, and again a minute later.
+//! What survives SIGKILL, and a silent NVML. A node is drained only for what root started or proved, if the vendor's
+//! driver holds it in every look, and still a minute later.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ fn thread(state: char, stack: &str) -> Vec<Thread> {
     vec![Thread { state, stack }]
 }
 
-/// A node with a job whose processes survive everything and stand so.
+/// A node with a job whose processes survive everything, in these states.
 fn stuck(looks: Vec<Vec<Thread>>) -> (Rc<RefCell<World>>, Scenario) {
     let scenario = Scenario::new("stuck", "MPS=true", 1);
     let mut world = World::new(scenario.inventory.clone());
@@ -153,7 +153,7 @@ fn what_a_user_can_bring_about_drains_nothing_however_long_it_lasts() {
 #[test]
 fn a_process_that_root_did_not_prove_is_no_evidence_whatever_holds_it() {
     let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
-    // The user's own, with the vendor's file and the job's pipe directory: the same to whoever looks at it from outside.
+    // The user's own process with the vendor's file and the job's pipe directory looks the same from outside.
     let mut journal = world.borrow().journal(&scenario.id()).expect("journal");
     journal.proved.clear();
     journal.supervisor = None;
@@ -217,7 +217,7 @@ fn a_garbled_ledger_suspects_nobody() {
     begin(&Rc::new(RefCell::new(world)), &scenario).expect("prologue");
 }
 
-/// What survives has the directories and the GPUs that a second start would use.
+/// The survivors hold the directories and the GPUs that a second start would use.
 #[test]
 fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
     let (world, scenario) = stuck(Vec::new());
@@ -230,7 +230,7 @@ fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
     assert!(journal.is_some(), "the end that finishes needs it");
 }
 
-/// Jobs that share an MPS, which outlives SIGKILL.
+/// Jobs that share an MPS that survives SIGKILL.
 fn sharing<const N: usize>(numbers: [u32; N]) -> (Rc<RefCell<World>>, [Scenario; N]) {
     let jobs = numbers.map(|number| Scenario {
         number,
@@ -268,7 +268,7 @@ fn an_mps_that_jobs_share_and_the_driver_holds_drains_once_for_all_of_them() {
     assert_eq!(world.borrow().drains, drains);
 }
 
-/// The driver held it for a while, and let go of it before the last job ended, or before it hung for good.
+/// The driver held it for a while, and released it before the last job ended or before it hung for good.
 #[test]
 fn a_job_that_ended_before_a_shared_mps_hung_for_good_is_not_named() {
     let (world, jobs) = sharing([4711, 4712, 4713]);

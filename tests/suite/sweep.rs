@@ -1,4 +1,4 @@
-//! `mpsctl sweep` as an ordinary user in a job: what it measures and advises, and that it leaves no process behind.
+//! `mpsctl sweep` as an ordinary user in a job: what it measures and advises, and that no process is left.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ impl Bench {
         Self::of(1, "keep", "MPS=true")
     }
 
-    /// `compute_mode` is that of the site.
+    /// `compute_mode` is the site's.
     fn of(gpus: usize, compute_mode: &str, account: &str) -> Self {
         let config = format!("compute_mode = \"{compute_mode}\"");
         let bench = Self::new("sweep", gpus, &config, account);
@@ -26,8 +26,8 @@ impl Bench {
         bench
     }
 
-    /// A client of the simulated CUDA whose speed depends on how it shares the GPU. Clients that take turns have 1000 together, under MPS
-    /// 3000, and with a share each 4000. A single client has 1000.
+    /// A client of the simulated CUDA with a speed that depends on how it shares the GPU. Clients that take turns have
+    /// 1000 together; under MPS 3000; each with a share 4000. A single client has 1000.
     fn simulation(&self) -> String {
         let (peers, client) = (self.place.path("peers"), self.place.node.client());
         let text = format!(
@@ -47,7 +47,7 @@ impl Bench {
         self.run(&[&["--json"], args].concat()).ok().json()
     }
 
-    /// So many clients under MPS alone, without a share.
+    /// This many clients under MPS only, without a share.
     fn limitless(&self, clients: &str, more: &[&str]) -> Value {
         let words = ["--clients", clients, "--threads", "none", "--only-mps"];
         self.json(&[&words, more].concat())
@@ -112,7 +112,7 @@ fn a_table_is_for_people() {
     let cells: Vec<&str> = lines[3].split_whitespace().collect();
     assert_eq!(cells[..4], ["4", "1,000", "3,000", "4,000"], "{ran:?}");
     ran.prints("4 clients, MPS=true,MPS_THREADS=25: 4.0 × one after another");
-    // No terminal, so no bar, and a line for the job's log.
+    // Not a terminal, so no bar, but a line for the job's log.
     ran.lacks("\u{1b}").complains("4 clients, MPS: 3000.00");
 }
 
@@ -155,7 +155,7 @@ fn copies_take_the_jobs_gpus_in_turn() {
     }
 }
 
-/// In an exclusive mode nothing runs outside MPS: a client is compared with one that has the GPU to itself, as one of MPS.
+/// In an exclusive mode nothing runs outside MPS, so clients are compared with one that has the GPU alone, under MPS.
 #[test]
 fn on_an_exclusive_gpu_the_comparison_is_one_client_at_a_time_under_mps() {
     let bench = Bench::of(1, "exclusive", "MPS=true");
@@ -215,12 +215,12 @@ fn completions_are_counted_and_a_run_that_never_ends_is_cut() {
     let json = bench.limitless("1", &["--seconds", "3", "--", &quick]);
     let cut = figure(&json, 1, Some("none"));
     assert!((2000.0..7300.0).contains(&cut), "{json}");
-    // The last figure before its time is up counts.
+    // The last figure before the end of its time counts.
     let text = "n=0; while :; do n=$((n + 1)); echo $n steps; sleep 0.2; done";
     let endless = bench.script("endless", text);
     let json = bench.limitless("2", &["--seconds", "2", "--metric", "steps", "--", &endless]);
     assert!((5.0..24.0).contains(&figure(&json, 2, Some("none"))), "{json}");
-    // Without a figure or an end.
+    // Neither a figure nor an end.
     let options = ["--clients", "1", "--only-mps", "--seconds", "1"];
     let ran = bench.run(&[&options[..], &["--", &endless]].concat());
     ran.exits(1).prints("none came to its end within 1 s");
@@ -235,7 +235,7 @@ fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
     ran.prints("note: 1 client, MPS: it ended by exit code 3; its last line: no ?[31mspace? left");
     // It does not try more of the same.
     assert!(!ran.out.contains("2 clients"), "{ran:?}");
-    // Each round tries the smaller number first: two fail, and one has a figure of each round.
+    // Each round tries the smaller number first. Two fail, and one has a figure from each round.
     let peers = bench.place.path("peers");
     let text = format!(
         "cd {}\n: >$$\nsleep 1\nfor peer in *; do kill -0 $peer 2>&- || rm -f $peer; done\nset -- *\nrm -f $$\n\
@@ -264,7 +264,7 @@ fn megabytes_of_garbage_are_read_and_forgotten() {
     assert_eq!(figure(&json, 2, Some("none")), 25.0, "{json}");
 }
 
-/// A copy with a child that ignores SIGTERM, and one that has left its session and its parent.
+/// A copy with three children: one ignores SIGTERM, one has left its session, one has left its parent.
 const CLINGING: &str = "trap '' TERM\nsetsid LINGER 600 &\n(LINGER 601 &)\nLINGER 602";
 
 #[test]
@@ -314,7 +314,7 @@ fn a_sweep_that_is_told_to_end_leaves_nothing_and_says_so() {
 #[test]
 fn a_sweep_or_its_keeper_that_is_killed_leaves_nothing() {
     let bench = Bench::usual();
-    // Dropped, it is killed.
+    // Dropping kills it.
     drop(clinging(&bench));
     bench.assert_none_left(Duration::from_secs(10));
     let sweep = clinging(&bench);

@@ -1,4 +1,4 @@
-//! What a client of a job that shares its MPS notices while other jobs of its user join and leave: nothing.
+//! A client of a job with a shared MPS notices nothing while other jobs of its user join and leave.
 
 use std::fs::{self, File};
 use std::process::{Command, Stdio};
@@ -10,15 +10,15 @@ use tests::stage::THREE;
 
 const JOB: &str = "870.srv";
 const OTHERS: usize = 50;
-/// Each of these also has a client, which its leave ends.
+/// This many jobs also have a client, which ends when they leave.
 const WITH_CLIENT: usize = 5;
-/// A kernel takes the double far less than a millisecond.
+/// The double needs far less than a millisecond for a kernel.
 const PAUSE_MS: &str = "50";
-/// So many of the joins and leaves may fall on a moment in which this machine runs neither the client nor the server. Each
-/// one's own pause would show in most of them.
+/// How many joins and leaves may fall on a moment in which this machine runs neither the client nor the server. A pause
+/// of their own would show in most of them.
 const BY_CHANCE: usize = 5;
 
-/// Has this machine run a process before all others: a pause is then the server's.
+/// Gives a process priority over all others, so that a pause is the server's.
 fn hasten(pid: u32) {
     let mut renice = Command::new("renice");
     renice
@@ -53,7 +53,7 @@ fn a_client_sees_no_error_and_no_pause_while_fifty_jobs_join_and_leave() {
     }
     assert!(!client.has_ended(), "{:?}", fs::read_to_string(&told));
     let during = slow() - before;
-    // The client would have seen a pause.
+    // This proves that the client would see a pause.
     kill(server, Signal::SIGSTOP);
     std::thread::sleep(Duration::from_millis(200));
     kill(server, Signal::SIGCONT);

@@ -1,4 +1,4 @@
-//! A double of pyxis: a Slurm plugin that takes a task into the namespaces which the task's variable `CONTAINER` names
+//! A double of pyxis: a Slurm plugin that takes a task into namespaces, as the task's variable `CONTAINER` says
 //! (pyxis_slurmstepd.c, `slurm_spank_task_init`). Its prolog and epilog do nothing.
 #![allow(non_upper_case_globals)]
 
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn slurm_spank_task_init(
 /// A user namespace that maps the user, and a mount namespace without `hidden`.
 fn enter(hidden: &[String]) -> io::Result<()> {
     const NONE: Option<&str> = None;
-    // What root was a moment ago may not write its own maps.
+    // A process that was root a moment ago may not write its own maps.
     nix::sys::prctl::set_dumpable(true)?;
     let (user, group) = (getuid(), getgid());
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)?;

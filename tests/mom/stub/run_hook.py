@@ -20,7 +20,7 @@ try:
 except SystemExit:
     pass
 except BaseException:
-    # A hook that raises is a rejected event.
+    # A hook that raises an error is a rejected event.
     pbs._event.verdict, pbs._event.message = "error", traceback.format_exc()
 imported = sorted(set(sys.modules) - before)
 pbs.FAILING.clear()

@@ -1,4 +1,4 @@
-//! What the driver counts of a GPU over time. Values are those of `node.toml` at all times.
+//! What the driver counts of a GPU over time. The values are always those of `node.toml`.
 
 use std::ffi::{c_char, c_double, c_int, c_uint, c_ulonglong};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -25,7 +25,7 @@ const BANDWIDTH: c_uint = 10;
 #[derive(Clone, Copy)]
 pub struct Sample {
     at: c_ulonglong,
-    /// The first member of the union, and as much room as its longest one takes.
+    /// The first member of the union, and room for its longest one.
     value: c_ulonglong,
 }
 
@@ -50,7 +50,7 @@ fn now() -> u64 {
     now.as_micros() as u64
 }
 
-/// Of a GPU only: nvml.h has none of these for a MIG device.
+/// For GPUs only: nvml.h has none of these for a MIG device.
 fn counts(device: Device) -> Result<Counts, Return> {
     let (_, gpu, _) = gpu(device)?;
     let counts = gpu
@@ -78,7 +78,7 @@ unsafe extern "C" fn nvmlDeviceGetSamples(
         put(value_type, UNSIGNED)?;
         let count = count.ok_or(INVALID_ARGUMENT)?;
         if to.is_null() {
-            // As NVML: the size of the buffer, not the number of new samples.
+            // Like NVML: the size of the buffer, not the number of new samples.
             *count = KEPT as c_uint;
             return Ok(());
         }
@@ -111,7 +111,7 @@ extern "C" fn nvmlDeviceGetTotalEnergyConsumption(device: Device, energy: Out<c_
     answer(|| put(energy, counts(device)?.watts * (now() / 1000)))
 }
 
-/// A sample holds the handle of its GPU.
+/// A sample holds its GPU's handle.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlGpmSampleAlloc(sample: Out<*mut Device>) -> Return {
     answer(|| put(sample, Box::into_raw(Box::new(std::ptr::null_mut()))))

@@ -11,7 +11,7 @@ use crate::{
 /// Compute modes, at the place of their number.
 const MODES: [&str; 4] = ["default", "exclusive_thread", "prohibited", "exclusive_process"];
 
-/// Memory that the driver keeps for itself, in MiB.
+/// Memory that the driver keeps, MiB.
 const RESERVED_MIB: u64 = 600;
 
 #[repr(C)]
@@ -95,7 +95,7 @@ unsafe extern "C" fn nvmlDeviceGetUUID(device: Device, uuid: *mut c_char, length
     answer(|| unsafe { text(uuid, length, &part(device)?.1.uuid) })
 }
 
-/// A MIG device has its profile in it (nvml.h: "MIG device names which can be used to identify devices").
+/// A MIG device's name has its profile in it (nvml.h: "MIG device names which can be used to identify devices").
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetName(device: Device, name: *mut c_char, length: c_uint) -> Return {
     // SAFETY: the caller gives room for `length` bytes.
@@ -122,7 +122,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, to: Out<Memory>) -> Ret
     })
 }
 
-/// Of a GPU in MIG mode only its devices tell (nvml.h: "If MIG is enabled on a GPU, device must be MIG device handle").
+/// In MIG mode only a GPU's devices answer (nvml.h: "If MIG is enabled on a GPU, device must be MIG device handle").
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetComputeMode(device: Device, mode: Out<c_uint>) -> Return {
     answer(|| {
@@ -136,8 +136,8 @@ extern "C" fn nvmlDeviceGetComputeMode(device: Device, mode: Out<c_uint>) -> Ret
     })
 }
 
-/// Only root may, and EXCLUSIVE_THREAD is no more (as in NVML). In MIG mode EXCLUSIVE_PROCESS "is not supported" (NVIDIA's
-/// MIG guide, "MIG with CUDA MPS"), and the handle must be a MIG device's (nvml.h).
+/// Only root may set it, and EXCLUSIVE_THREAD is gone (as in NVML). In MIG mode EXCLUSIVE_PROCESS "is not supported"
+/// (NVIDIA's MIG guide, "MIG with CUDA MPS"), and the handle must be a MIG device's (nvml.h).
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Return {
     answer(|| {
@@ -203,7 +203,7 @@ extern "C" fn nvmlDeviceGetPciInfo_v3(device: Device, to: Out<Pci>) -> Return {
     })
 }
 
-/// As much of a text as fits, with its final zero.
+/// As much of a text as fits, with a final zero.
 fn characters<const N: usize>(text: &str) -> [c_char; N] {
     let bytes = text.as_bytes();
     std::array::from_fn(|at| match bytes.get(at) {
@@ -243,9 +243,8 @@ extern "C" fn nvmlDeviceGetPowerUsage(device: Device, power: Out<c_uint>) -> Ret
     })
 }
 
-/// The contexts on a GPU, or on a MIG device; a GPU in MIG mode has those of all its devices (nvml.h: "if device handle is
-/// provided, the API returns aggregate information [...]. Per-instance information can be queried by using specific MIG device
-/// handles").
+/// The contexts on a GPU or a MIG device. A GPU in MIG mode has those of all its devices (nvml.h: "if device handle is provided,
+/// the API returns aggregate information [...]. Per-instance information can be queried by using specific MIG device handles").
 fn contexts(node: &Node, gpu: &Gpu) -> Vec<Context> {
     let parts = gpu.mig.iter().map(|mig| mig.uuid.as_str());
     let uuids = [gpu.uuid.as_str()].into_iter().chain(parts);
@@ -254,7 +253,7 @@ fn contexts(node: &Node, gpu: &Gpu) -> Vec<Context> {
 
 fn processes(device: Device, only_clients: bool) -> Result<Vec<Process>, Return> {
     let (node, gpu) = part(device)?;
-    // Recorded: a client that only enumerated this GPU stands, with no memory, in the list of clients alone.
+    // Recorded: a client that only enumerated this GPU is, without memory, only in the list of clients.
     let listed = |c: &Context| match only_clients {
         true => c.kind == "mps",
         false => c.bytes > 0,
@@ -274,7 +273,7 @@ fn processes(device: Device, only_clients: bool) -> Result<Vec<Process>, Return>
     Ok(found.chain(stale.map(|pid| entry(pid, 512 * MIB))).collect())
 }
 
-/// Servers, clients of servers, and others with a compute context.
+/// Servers, their clients, and other processes with a compute context.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     device: Device,

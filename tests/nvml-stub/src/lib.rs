@@ -1,7 +1,7 @@
-//! A double of NVML: the C functions that `nvml-wrapper` needs, for the node of the directory that this library lies in.
+//! A double of NVML: the C functions that `nvml-wrapper` needs. The node is that of the directory of this library.
 //!
-//! `node.toml` beside this file is read at each `nvmlInit`; compute modes and contexts are read and written at each call,
-//! so that they are the same for every process and survive it. Each function trusts its caller's pointers, as NVML does.
+//! It reads `node.toml` in this directory at each `nvmlInit`. It reads and writes compute modes and contexts at each call,
+//! so they are the same for every process and survive it. Each function trusts its caller's pointers, as NVML does.
 #![allow(non_snake_case)]
 #![expect(clippy::missing_safety_doc, reason = "as the first lines say, once for all")]
 
@@ -39,7 +39,7 @@ type Device = *mut c_void;
 
 static NODE: Mutex<Option<Node>> = Mutex::new(None);
 
-/// Reads the description; what `nvmlInit` does.
+/// Reads the description, as `nvmlInit` does.
 fn initialize() -> Return {
     let Some(node) = directory().and_then(|dir| Node::open(&dir).ok()) else {
         return UNKNOWN;
@@ -104,7 +104,7 @@ unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_
     answer(|| unsafe { text(version, length, &node()?.is.driver_version) })
 }
 
-/// The node, unless `nvmlInit` has not been called or this call is to hang.
+/// The node, unless `nvmlInit` was not called or this call must hang.
 fn node() -> Result<Node, Return> {
     let node = NODE.lock().map_err(|_| UNKNOWN)?.clone().ok_or(UNINITIALIZED)?;
     if node.is.nvml.calls_hang {
@@ -113,7 +113,7 @@ fn node() -> Result<Node, Return> {
     Ok(node)
 }
 
-/// What a handle is of: the GPU, or the MIG device as one, behind it.
+/// The part that a handle names: the GPU, or the MIG device as a GPU.
 fn part(device: Device) -> Result<(Node, Gpu), Return> {
     let (node, gpu, _) = gpu(device)?;
     let part = match mig::place(device) {

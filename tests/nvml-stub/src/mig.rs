@@ -5,7 +5,7 @@ use std::ffi::{c_uint, c_ulonglong};
 use crate::node::{Gpu, SLICES};
 use crate::{Device, NOT_FOUND, NOT_SUPPORTED, Out, Return, answer, gpu, healthy, node, part, put};
 
-/// What a MIG device's handle begins with: GPUs have the numbers below.
+/// The first handle of MIG devices; GPUs have lower numbers.
 const FIRST: usize = 0x1000;
 
 /// `nvmlDeviceAttributes_t`.
@@ -23,7 +23,7 @@ struct Attributes {
     memory_mb: c_ulonglong,
 }
 
-/// The index of a MIG device's GPU, and its own on it; none for the handle of a GPU.
+/// The index of a MIG device's GPU, and its own index there; `None` for a GPU's handle.
 pub fn place(device: Device) -> Option<(usize, usize)> {
     let handle = device as usize;
     (handle >= FIRST).then(|| (handle / FIRST - 1, handle % FIRST))

@@ -1,14 +1,14 @@
-//! Rows in which every possible pair of values of two factors stands together at least once, and of some factors every three:
-//! a greedy covering array, the same in every run.
+//! Rows in which every possible pair of values of two factors occurs at least once, and every triple of some factors. A
+//! greedy covering array, the same in every run.
 
 use std::collections::BTreeSet;
 
 use super::factors::{in_order, interactions, is_masked, possible};
 
-/// How many uncovered combinations are tried as the beginning of a row.
+/// How many uncovered combinations are tried as the start of a row.
 const SEEDS: usize = 8;
 
-/// Some factors with a value each, in the factors' order; a byte for both.
+/// A value for each of some factors, in the factors' order; one byte for factor and value.
 type Combination = u64;
 
 fn combination(parts: impl Iterator<Item = (usize, usize)>) -> Combination {
@@ -30,12 +30,12 @@ fn parts(mut combination: Combination) -> Vec<(usize, usize)> {
 
 struct Cover<'a> {
     levels: &'a [usize],
-    /// Factors of which every combination is wanted.
+    /// Groups of factors; every combination of their values is wanted.
     wanted: Vec<Vec<usize>>,
     missing: BTreeSet<Combination>,
 }
 
-/// Rows that begin with one of `prefixes`. Combinations within a prefix are not asked for.
+/// Rows that begin with one of `prefixes`. Combinations within a prefix are not wanted.
 pub fn cover(levels: &[usize], prefixes: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let given = prefixes.first().map_or(0, Vec::len);
     let mut cover = Cover {
@@ -68,7 +68,7 @@ pub fn cover(levels: &[usize], prefixes: &[Vec<usize>]) -> Vec<Vec<usize>> {
                 }
             }
             if !any {
-                // No row can hold it.
+                // No row can have it.
                 cover.missing.remove(&seed);
             }
         }
@@ -98,7 +98,7 @@ fn all(factors: &[usize], levels: &[usize]) -> Vec<Combination> {
         .collect()
 }
 
-/// The prefix with the seed, unless they contradict each other.
+/// The prefix with the seed, unless they contradict.
 fn begin(size: usize, prefix: &[usize], seed: Combination) -> Option<Vec<Option<usize>>> {
     let mut row = vec![None; size];
     for (place, value) in row.iter_mut().zip(prefix) {
@@ -121,7 +121,7 @@ impl Cover<'_> {
         self.wanted.iter().filter(counts).map(one)
     }
 
-    /// Fills the rest: for each factor the value that covers most, and another one where that leads nowhere.
+    /// Fills the rest: for each factor the value that covers most, or another if that leads nowhere.
     fn complete(&self, row: Vec<Option<usize>>) -> Option<Vec<usize>> {
         let Some(next) = row.iter().position(Option::is_none) else {
             return row.into_iter().collect();
@@ -137,7 +137,7 @@ impl Cover<'_> {
         })
     }
 
-    /// How many missing combinations of chosen values `value` would cover.
+    /// How many missing combinations `value` would cover, with the values chosen so far.
     fn gain(&self, row: &[Option<usize>], next: usize, value: usize) -> usize {
         let chosen = |factor: &usize| {
             let value = if *factor == next {

@@ -1,6 +1,6 @@
-//! What a site and a request are made of, and which values cannot stand together.
+//! The factors of a site and a request, and which values cannot occur together.
 
-/// A factor and its values. A value's name is its own among all factors, so that a cell's name tells what it is.
+/// A factor and its values. No two factors have a value of the same name, so that a cell's name is clear.
 pub struct Factor {
     name: &'static str,
     values: &'static [&'static str],
@@ -15,8 +15,8 @@ pub const FACTORS: &[Factor] = &[
     factor("prolog", &["no-flags", "alloc", "contain"]),
     // ConstrainDevices.
     factor("devices", &["open", "constrained"]),
-    // gres.conf: every GPU in order; the same where minor numbers and bus order differ; without the first GPU; two types, the
-    // later GPUs first; with Cores=.
+    // gres.conf: every GPU in order; the same with minor numbers unlike the bus order; without the first GPU; two
+    // types, the later GPUs first; with Cores=.
     factor("gres", &["complete", "minors", "partial", "reversed", "cores"]),
     factor("task", &["task-none", "task-affinity", "task-cgroup"]),
     factor("word", &["optional", "required"]),
@@ -33,7 +33,7 @@ pub const FACTORS: &[Factor] = &[
     ),
     factor("bind", &["unbound", "bind-none", "bind-single", "bind-map"]),
     factor("node", &["shared", "alone-on-node"]),
-    // The job and its steps: all ask; a step of a job that does not; a step that lowers its job's limits; one that says off.
+    // The job and its steps: all ask; one step of a job that does not; one step lowers its job's limits; one says off.
     factor("step", &["same", "one-asks", "one-lowers", "one-off"]),
     factor("ask", &["on", "per-gpu", "list", "memory-by-gpu", "auto", "own"]),
     factor("nodes", &["n1", "n2"]),
@@ -42,23 +42,23 @@ pub const FACTORS: &[Factor] = &[
     factor("names", &["by-itself", "ordinal", "uuid"]),
     // Tasks on a node: one for each GPU of a job with several, or more.
     factor("tasks", &["two-tasks", "four-tasks", "six-tasks"]),
-    // --mps; --mps=auto, which gives it where two tasks have a GPU together; the same for a partition, where the user says nothing.
+    // --mps; --mps=auto, which gives MPS if two tasks share a GPU; the same for a partition, without a word of the user.
     factor("need", &["always", "if-needed", "by-partition"]),
-    // Whether the nodes of the job that asks load the plugin: all, the first of two, none.
+    // Which nodes of the job that asks load the plugin: all, the first of two, none.
     factor(PLUG, &["plugged", "half-plugged", "unplugged"]),
 ];
 
 /// The factor whose later values keep a job from its MPS.
 const PLUG: &str = "plug";
 
-/// Whether a row, as far as it is chosen, shows nothing of these factors together: who is refused for another cause has no limits
-/// to look at. Such a row counts for that cause alone.
+/// Whether a row, with the values chosen so far, shows nothing of these factors together: a job that is refused for
+/// another cause has no limits to examine. Such a row counts only for that cause.
 pub fn is_masked(choice: &Choice, factors: &[usize]) -> bool {
     let names_plug = factors.iter().any(|factor| FACTORS[*factor].name == PLUG);
     is_not(choice, PLUG, "plugged") && !names_plug
 }
 
-/// Whether the values of a factor are tried in their own order: what masks comes last.
+/// Whether the values of a factor are tried in their own order. A masking factor's values must come last.
 pub fn in_order(factor: usize) -> bool {
     FACTORS[factor].name == PLUG
 }
@@ -94,33 +94,33 @@ pub fn possible(choice: &Choice) -> bool {
     let is = |factor, value| is(choice, factor, value);
     let is_not = |factor, value| is_not(choice, factor, value);
     let impossible = [
-        // The devices are task/cgroup's.
+        // Only task/cgroup confines devices.
         is("devices", "constrained") && is_not("task", "task-cgroup"),
         is("gpus", "shard1") && is_not("shards", "shards"),
-        // A bound task needs a GPU of its own, and a shard is none.
+        // A bound task needs its own GPU, and a shard is none.
         is("gpus", "shard1") && is_not("bind", "unbound"),
         is("gpus", "gpu1") && is("bind", "bind-map"),
-        // An MPS of the job's own is what it has anyway.
+        // It has an MPS of its own anyway.
         is("ask", "own") && is_not("gpus", "shard1"),
-        // One mode at a time; auto binds no task; and the job's other GPUs of such a node are Slurm's to count.
+        // One mode at a time; auto binds no task; and Slurm counts the job's other GPUs on such a node.
         is_not("need", "always")
             && (is("ask", "own")
                 || is("ask", "per-gpu")
                 || is_not("ranks", "as-the-site")
                 || is("node", "alone-on-node")),
-        // The user has no words for limits or names then, and its job did ask.
+        // Then the user writes no limits or names, and the job has asked.
         is("need", "by-partition")
             && (is_not("ask", "on") || is_not("names", "by-itself") || is("step", "one-asks")),
-        // A component that asks has MPS in any case.
+        // A component that asks always has MPS.
         is("need", "by-partition") && is("launch", "het") && is("step", "one-lowers"),
         // Slurm 22.05 itself: such a job stays "PENDING Resources" on idle nodes.
         is("gpus", "shard1") && is("node", "alone-on-node"),
-        // What keeps a task from its MPS would hide what its limits are: a list without the node's first GPU, two types of GPUs, a
-        // lost binding.
+        // Whatever keeps a task from its MPS would hide its limits: a list without the node's first GPU, two types of
+        // GPUs, a lost binding.
         is("gres", "partial") && is("node", "alone-on-node") && is("ask", "auto"),
         is("gres", "reversed") && is("node", "alone-on-node") && is("ask", "auto"),
         is("bind", "bind-none") && is("node", "alone-on-node") && is("ask", "auto"),
-        // Slurm chooses which of the node's GPUs the step gets, and so which limit applies.
+        // Slurm chooses the step's GPUs, and so the limit that applies.
         (is("gres", "reversed") || is("gres", "minors"))
             && is("node", "alone-on-node")
             && is("ask", "memory-by-gpu"),
@@ -135,15 +135,15 @@ pub fn possible(choice: &Choice) -> bool {
         is("ask", "per-gpu") && is("ranks", "block+peers"),
         // One srun is the job and its only step.
         is("launch", "srun") && is_not("step", "same"),
-        // Its two components have a node each.
+        // Its two components have one node each.
         is("launch", "het") && is_not("nodes", "n2"),
         is(PLUG, "half-plugged") && is_not("nodes", "n2"),
-        // More tasks than GPUs, and nothing binds them.
+        // More tasks than GPUs, without a binding.
         is_not("tasks", "two-tasks") && (is_not("bind", "unbound") || is_not("ranks", "as-the-site"))
             || is_not("tasks", "two-tasks") && is_not("gpus", "gpu2") && is_not("gpus", "gpu3"),
-        // Slurm 22.05 itself: of two types and a whole node it makes a job of two GPUs, and refuses its step of three.
+        // Slurm 22.05 itself: with two types and a whole node it makes a job of two GPUs, and refuses the job's step of three.
         is("gpus", "gpu3") && is("gres", "reversed") && is("node", "alone-on-node"),
-        // Three GPUs are there for more tasks. Where a node has only three, the bystander has one of them.
+        // Three GPUs are for more tasks. If a node has only three, the bystander uses one of them.
         is("gpus", "gpu3")
             && (is("tasks", "two-tasks")
                 || is("gres", "partial")
@@ -154,7 +154,7 @@ pub fn possible(choice: &Choice) -> bool {
     !impossible.contains(&true)
 }
 
-/// Every combination of the values of three such factors is tried: the meaning of each depends on the two others.
+/// Every combination of the values of such a triple is tried, because the meaning of each depends on the other two.
 const THREE: &[[&str; 3]] = &[
     ["prolog", "launch", "step"],
     ["prolog", "step", "nodes"],
@@ -166,7 +166,7 @@ const THREE: &[[&str; 3]] = &[
     ["launch", "step", "need"],
 ];
 
-/// The factors, below `size`, of which every combination is wanted: any two, and [`THREE`]; not those below `given` alone.
+/// The wanted groups of factors below `size`: all pairs, and [`THREE`], but no group that is entirely below `given`.
 pub fn interactions(given: usize, size: usize) -> Vec<Vec<usize>> {
     let at = |name: &&str| FACTORS.iter().position(|factor| factor.name == *name);
     let three = THREE.iter().map(|names| names.iter().filter_map(at).collect());

@@ -1,10 +1,10 @@
-//! The site matrix: jobs of every kind on clusters of every kind, every pair of values of two factors in at least one cell.
+//! The site matrix: jobs of every kind on clusters of every kind. Every pair of values of two factors is in at least one cell.
 //!
-//! A cell runs the same job with MPS, without it on the same cluster, and without it on nodes without the plugin. What the
-//! plain job had is the measure: same GPUs; who asked is under MPS of its own with its limits, or is told why not; who did not
-//! ask sees no difference; a bystander is left alone; nothing stays behind.
+//! A cell runs the same job with MPS, without it on the same cluster, and without it on nodes without the plugin. The
+//! plain job is the measure: the GPUs are the same. A job that asked is under its own MPS with its limits, or is told
+//! why not. A job that did not ask sees no difference, a bystander is left alone, and nothing stays behind.
 //!
-//! A cell is named by its factors (`site_matrix::SITE::REQUEST`), and words choose cells as in the other groups.
+//! A cell's name is its factors (`site_matrix::SITE::REQUEST`), and words choose cells as in the other groups.
 
 mod cover;
 mod factors;

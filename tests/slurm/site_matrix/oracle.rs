@@ -1,4 +1,4 @@
-//! What must hold of a job with MPS, beside the same job without and the same on a cluster without the plugin.
+//! What must hold of a job with MPS, compared with the same job without, and on a cluster without the plugin.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ pub struct Run {
     pub nodes: [String; 2],
     /// Whether the command or its script has a flag that begins with `--mps`.
     pub has_flags: bool,
-    /// The command's exit code; nothing if a signal ended it.
+    /// The command's exit code; `None` if a signal ended it.
     pub code: Option<i32>,
     pub said: String,
     pub tasks: Vec<Witness>,
@@ -30,11 +30,11 @@ pub struct Run {
 pub struct Beside {
     /// The compute modes that each GPU had, by node and device file.
     pub modes: BTreeMap<(String, String), BTreeSet<String>>,
-    /// The other user's tasks, by node; none where the job has its nodes for itself.
+    /// The other user's tasks by node; empty if the job has its nodes alone.
     pub bystanders: BTreeMap<String, Bystander>,
 }
 
-/// A task's place in its job, the same in all three: label, array index, which of the job's nodes, rank there.
+/// A task's place in its job, the same in all three runs: label, array index, number of the node in the job, rank there.
 type Place = (String, String, usize, usize);
 
 impl Run {
@@ -71,7 +71,7 @@ impl Run {
     }
 }
 
-/// The troubles of a cell, a line each; none when everything held.
+/// The troubles of a cell, a line each; none if everything held.
 pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) -> Vec<String> {
     let [with, without, plain] = runs;
     let mut troubles = Vec::new();
@@ -85,12 +85,12 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
         let seen = |device| modes(device).is_some_and(|modes| modes.contains("exclusive_process"));
         task.devices.iter().any(seen)
     };
-    // The first GPU of the node is not in its gres.conf, and CUDA counts it: for the job that has the first of the list, and
-    // for every job that may open what is not listed.
+    // gres.conf lacks the node's first GPU, but CUDA counts it: for the job with the first GPU of the list, and for
+    // every job that can open unlisted GPUs.
     let unknown = is(site, "gres", "partial")
         && (is(site, "devices", "constrained") || is(request, "node", "alone-on-node"));
     let uncertain = unknown && !is_unneeded(request);
-    // The partition asked and the user did not. If this gives no MPS, the job is the one without the plugin.
+    // The partition asked, not the user. If it gives no MPS, the job is like one without the plugin.
     let is_untouched =
         |node| is_by_partition(request) && (is_unneeded(request) || uncertain || is_unplugged(request, node));
     if is_untouched(0) && is_untouched(1) && !with.has_flags {
@@ -99,19 +99,19 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
     let batch = steps(request)
         .first()
         .is_some_and(|step| step.label == "batch" && step.request == StepRequest::AsItsJob);
-    // A script that asked does not begin where the plugin is not loaded.
+    // A script that asked does not begin on a node without the plugin.
     let stopped = is_batch(request)
         && is_unplugged(request, 0)
         && steps(request)[0].request == StepRequest::AsItsJob
         && !is_by_partition(request);
-    // Slurm's own word: no srun there has our flags.
+    // Slurm's own message: the srun there has none of our flags.
     let has_no_flag = |step: &Step| {
         let has_own = !matches!(step.request, StepRequest::AsItsJob | StepRequest::Nothing);
         !stopped && has_own && is_batch(request) && is_unplugged(request, 0)
     };
     for step in steps(request) {
         let wants_mps = step.wants_mps();
-        // This step has flags of its own, so it is told even if its partition gave nothing.
+        // This step has its own flags, so it is told even if its partition gave nothing.
         let asks = step.request == StepRequest::Less && is_by_partition(request);
         let is_untouched = |node| is_untouched(node) && !asks;
         let places = expected.iter().filter(|(place, _)| place.0 == step.label);
@@ -195,7 +195,7 @@ fn baseline(request: &Choice, plain: &Run, troubles: &mut Vec<String>) {
     }
 }
 
-/// The job that did not ask is as on a cluster without the plugin, in every task and every word.
+/// A job that did not ask is the same as on a cluster without the plugin, in every task and every word.
 fn same_run(who: &str, run: &Run, plain: &Run, troubles: &mut Vec<String>) {
     let codes = (run.code, plain.code);
     if codes.0 != codes.1 {
@@ -216,7 +216,7 @@ fn same_run(who: &str, run: &Run, plain: &Run, troubles: &mut Vec<String>) {
     }
 }
 
-/// What Slurm tells or not, by how long something took.
+/// Slurm prints these depending on how long something took.
 const BY_CHANCE: &[&str] = &["salloc: ", "srun: Job ", "srun: Step created", "srun: job "];
 
 fn lines(run: &Run) -> BTreeSet<String> {
@@ -227,7 +227,7 @@ fn lines(run: &Run) -> BTreeSet<String> {
     told.map(str::to_owned).collect()
 }
 
-/// Numbers and names of nodes differ between the three jobs.
+/// Replaces numbers and node names, which differ between the three jobs.
 fn plain_text(text: &str, nodes: &[String]) -> String {
     let mut text = text.to_owned();
     for (at, node) in nodes.iter().enumerate() {
@@ -247,7 +247,7 @@ fn plain_text(text: &str, nodes: &[String]) -> String {
     plain
 }
 
-/// Variables that name the job, its nodes, its processes or the file of the cluster, and not what it has.
+/// Variables that name the job, its nodes, its processes or the cluster's file, and not its resources.
 const OF_THE_JOB: &[&str] = &[
     "SLURM_CONF",
     "SLURM_JOBID",
@@ -264,8 +264,8 @@ const OF_THE_JOB: &[&str] = &[
     "SLURM_JOB_SLUID",
 ];
 
-/// Parts of names of variables about one component of a het job. srun launches the components from a thread each (srun.c,
-/// `_launch_one_app`) while the others still set theirs: whether a task sees those of a later component is chance.
+/// Parts of the names of variables about one component of a het job. srun launches each component in a thread (srun.c,
+/// `_launch_one_app`) while the others still set theirs. So a task may or may not see those of a later component.
 const BY_THREADS: &[&str] = &["_HET_GROUP_", "_PACK_GROUP_"];
 
 fn environment<'a>(task: &'a Witness, run: &Run) -> BTreeMap<&'a str, String> {
@@ -324,11 +324,11 @@ fn same_task(task: &Witness, model: &Witness, run: &Run, plain: &Run) -> Vec<Str
     let (ours, theirs) = (environment(task, run), environment(model, plain));
     let names: BTreeSet<&str> = ours.keys().chain(theirs.keys()).copied().collect();
     for name in names {
-        // The options of another step or component travel in variables of these names.
+        // Variables of these names carry the options of another step or component.
         if run.has_flags && name.contains("_SPANK_") {
             continue;
         }
-        // An srun that knows no flag of ours makes no step, and the next one has its number.
+        // An srun that does not know our flag makes no step, so the next one gets its number.
         if run.said.contains(NO_FLAG) && ["SLURM_STEP_ID", "SLURM_STEPID"].contains(&name) {
             continue;
         }
@@ -387,7 +387,7 @@ fn attached(
     let alone = is_bound_by_us(request) && !is(request, "ranks", "block+peers") && step.label != "batch";
     let one = is(request, "ask", "per-gpu");
     let right = match one || alone {
-        // It sees whatever is there; under MPS that is what Slurm gave its job, and with --exclusive that is the node's.
+        // It sees whatever is there. Under MPS that is what Slurm gave its job, and with --exclusive the node's GPUs.
         _ if is(request, "bind", "bind-none") => {
             let count = if one || alone { 1 } else { gpus(request) };
             let whole = !one && !alone && is(request, "node", "alone-on-node");
@@ -413,13 +413,13 @@ fn attached(
     said
 }
 
-/// A program that reads `CUDA_VISIBLE_DEVICES` as numbers, as vLLM does, finds numbers if they were asked for. Unasked it
-/// finds them only if they lead to the same GPUs without the daemon.
+/// A program that reads `CUDA_VISIBLE_DEVICES` as numbers, like vLLM, finds numbers if they were asked for. Otherwise
+/// it finds them only if they mean the same GPUs without the daemon.
 fn names(site: &Choice, request: &Choice, task: &Witness) -> Option<String> {
     let list = task.variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let numbers: Option<Vec<usize>> = list.split(',').map(|number| number.parse().ok()).collect();
     let asked = |value| is(request, "names", value);
-    // The task may open just what its job's daemon has.
+    // The task can open exactly what its job's daemon has.
     let confined = is(site, "devices", "constrained")
         && !is(site, "gres", "partial")
         && !is(request, "ask", "per-gpu")
@@ -449,12 +449,12 @@ fn names(site: &Choice, request: &Choice, task: &Witness) -> Option<String> {
 
 fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<String> {
     let ask = |value| is(request, "ask", value);
-    // Two GPUs and six tasks have no order that is even for all habits: four tasks may meet.
+    // With two GPUs and six tasks no order is even for all habits: four tasks may meet.
     let meeting = match (gpus(request), tasks(request)) {
         (2, 6) if !is(request, "ask", "per-gpu") => 4,
         (gpus, tasks) => tasks.div_ceil(gpus),
     };
-    // A job has one of four shards of its GPU.
+    // A job has one of its GPU's four shards.
     let meeting = if is_shared(request) { 4 * meeting } else { meeting };
     let percent = match () {
         () if step.request == StepRequest::Less => LESS.parse().unwrap_or(0.0),
@@ -486,7 +486,7 @@ fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<Str
     said
 }
 
-/// With a daemon for each GPU, and bound one by one, the tasks of a node use all GPUs that the job has there.
+/// With a daemon for each GPU and each task bound, the tasks of a node use all the job's GPUs there.
 fn spread(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
     if !is(request, "ask", "per-gpu") && !is_bound_by_us(request) {
         return;
@@ -497,7 +497,7 @@ fn spread(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>)
             if place.0 != "batch" && (!mps || task.cuda.under_mps) {
                 let devices = used.entry((place.0, place.1, place.2)).or_default();
                 match task.cuda.uuids.first().filter(|_| mps) {
-                    // What a program takes that takes the first.
+                    // What a program takes that uses the first GPU.
                     Some(first) => devices.extend([first.clone()]),
                     None => devices.extend(task.devices.iter().cloned()),
                 }
@@ -508,14 +508,14 @@ fn spread(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>)
     let all = used(plain, false);
     for (place, devices) in used(with, true) {
         let all = &all[&place];
-        // Unbound by Slurm, a task without MPS sees what is there.
+        // Unbound by Slurm, a task without MPS sees whatever is there.
         if devices.len() < all.len().min(gpus(request)) {
             troubles.push(format!("{place:?}: all tasks on {devices:?} of {all:?}"));
         }
     }
 }
 
-/// How a program chooses its GPU: the name of its habit, and the place in its list by its rank, the tasks and the GPUs.
+/// How a program chooses its GPU: the habit's name, and the place in its list by its rank, the tasks and the GPUs.
 type Habit = (&'static str, fn(usize, usize, usize) -> usize);
 
 const FIRST: Habit = ("the first GPU", |_, _, _| 0);
@@ -527,8 +527,8 @@ const BY_RANK: [Habit; 3] = [
     }),
 ];
 
-/// More tasks than GPUs, and nothing binds them. A program that goes by rank shares the GPUs as evenly as without MPS. One that
-/// takes the first GPU that it sees shares them as evenly as that allows.
+/// More tasks than GPUs, and no binding. A program that chooses by rank uses the GPUs as evenly as without MPS. A
+/// program that takes the first GPU it sees is as even as that allows.
 fn even(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
     let (tasks, gpus) = (tasks(request), gpus(request));
     if tasks <= gpus
@@ -538,7 +538,7 @@ fn even(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
     {
         return;
     }
-    // Two GPUs have no order for twice an odd number of tasks that is even for all habits.
+    // With two GPUs and twice an odd number of tasks no order is even for all habits.
     let apart = if gpus == 2 && tasks % 4 == 2 { 2 } else { 1 };
     for (place, crowds) in crowds(with, true, FIRST) {
         if crowds[0] - crowds[crowds.len() - 1] > apart {
@@ -558,7 +558,7 @@ fn even(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
     }
 }
 
-/// How many tasks take each GPU with a habit, most first, by command, array element and node. Of tasks that have MPS, or of all.
+/// How many tasks take each GPU under a habit, most first, by command, array element and node: tasks with MPS, or all.
 fn crowds(run: &Run, under_mps: bool, (_, place_of): Habit) -> BTreeMap<(String, String, usize), Vec<usize>> {
     let mut steps: BTreeMap<_, Vec<(usize, &[String])>> = BTreeMap::new();
     for ((label, index, node, rank), task) in run.by_place() {
@@ -583,7 +583,7 @@ fn crowds(run: &Run, under_mps: bool, (_, place_of): Habit) -> BTreeMap<(String,
     all.filter(|(_, crowds)| !crowds.is_empty()).collect()
 }
 
-/// A node's tasks share their job's daemon, or that of each GPU, which may be their user's; a step that asked itself has its own.
+/// A node's tasks share their job's daemon or each GPU's, which may be their user's. A step that asked itself has its own.
 fn own_daemons(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
     let mut daemons: BTreeMap<_, BTreeSet<Option<i32>>> = BTreeMap::new();
     let shared = is_shared(request);
@@ -606,7 +606,7 @@ fn own_daemons(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
         }
     }
     let all: BTreeSet<_> = daemons.values().flatten().collect();
-    // Elements of an array that are there at the same time share their user's.
+    // Array elements that run at the same time share their user's MPS.
     let places = daemons.keys().map(|(job, node, gpus)| (job.as_str(), node, gpus));
     let places: BTreeSet<_> = places
         .map(|(job, node, gpus)| (if shared { "" } else { job }, node, gpus))
@@ -616,7 +616,7 @@ fn own_daemons(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
     }
 }
 
-/// Only GPUs of the job that asked leave their compute mode, and only if the site says so and shares no GPU.
+/// Only GPUs of a job that asked change their compute mode, and only if the site says so and shares no GPU.
 fn modes(
     site: &Choice,
     request: &Choice,

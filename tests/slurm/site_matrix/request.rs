@@ -1,4 +1,4 @@
-//! A job as its factors say: its command, with MPS and without, and what is expected of each of its steps.
+//! A job by its factors: its command, with MPS and without, and what each of its steps should get.
 
 use super::factors::{Choice, is, is_any};
 use super::site::{AUTO, NODE};
@@ -7,7 +7,7 @@ use super::site::{AUTO, NODE};
 pub enum Variant {
     With,
     Without,
-    /// It does not, and neither its client nor its nodes have the plugin.
+    /// The job does not ask, and neither its client nor its nodes have the plugin.
     Plain,
 }
 
@@ -32,7 +32,7 @@ impl Variant {
     }
 }
 
-/// Whether a node of the job that asks, its first or its second, does not load the plugin.
+/// Whether a node of the job that asks, the first or the second, does not load the plugin.
 pub fn is_unplugged(request: &Choice, node: usize) -> bool {
     is(request, "plug", "unplugged") || is(request, "plug", "half-plugged") && node == 1
 }
@@ -42,7 +42,7 @@ pub enum StepRequest {
     AsItsJob,
     /// Nothing, and neither did its job.
     Nothing,
-    /// MPS, in a job that did not.
+    /// MPS, in a job that did not ask.
     Own,
     /// Less than its job.
     Less,
@@ -67,10 +67,10 @@ impl Step {
     }
 }
 
-/// One per cent less would not change the multiprocessors: far below every other limit.
+/// One per cent less would not change the multiprocessors, so this is far below every other limit.
 pub const LESS: &str = "10";
 
-/// The commands of a request, in order. A batch script is the first of its own.
+/// The commands of a request, in order. A batch script is the first.
 pub fn steps(request: &Choice) -> Vec<Step> {
     let step = |label, request| Step { label, request };
     let is = |value| is(request, "step", value);
@@ -98,14 +98,14 @@ pub fn steps(request: &Choice) -> Vec<Step> {
     }
     steps.push(step("first", all));
     steps.push(step("second", last.unwrap_or(all)));
-    // What a step asked for is its own affair.
+    // A step's own request says nothing of the job's.
     if last.is_some() {
         steps.push(step("third", all));
     }
     steps
 }
 
-/// The words that the first fitting row has, each row a factor, its value and the words.
+/// The words of the first fitting row. A row has a factor, its value and the words.
 fn words(request: &Choice, rows: &[(&str, &str, &'static str)], otherwise: &'static str) -> &'static str {
     let mut fitting = rows
         .iter()
@@ -146,12 +146,12 @@ fn own_flags(request: &Choice) -> String {
     )
 }
 
-/// Whether `--mps=auto` gives nothing: no two tasks have a GPU together, and no other job has it.
+/// Whether `--mps=auto` gives nothing: no two tasks share a GPU, and no other job has it.
 pub fn is_unneeded(request: &Choice) -> bool {
     !is(request, "need", "always") && tasks(request) <= gpus(request) && !is_shared(request)
 }
 
-/// Whether the site asks for the job, and its user does not.
+/// Whether the site asks for the job, and not its user.
 pub fn is_by_partition(request: &Choice) -> bool {
     is(request, "need", "by-partition")
 }
@@ -161,7 +161,7 @@ pub fn is_shared(request: &Choice) -> bool {
     is(request, "gpus", "shard1") && !is(request, "ask", "own")
 }
 
-/// Whether each rank has a GPU of its own by our binding, in the order of its ranks: asked for, and not Slurm's already.
+/// Whether each rank has its own GPU by our binding, in the order of the ranks: it was asked for, and Slurm does not bind.
 pub fn is_bound_by_us(request: &Choice) -> bool {
     let is = |factor, value| is(request, factor, value);
     let by_slurm = is_any(request, "bind", &["bind-single", "bind-map"]);
@@ -221,8 +221,7 @@ pub fn has_flags(request: &Choice, variant: Variant) -> bool {
     words.contains("--mps") || script.contains("--mps")
 }
 
-/// The job's command, and the script of a batch job or of an allocation's shell. `witness` is the program and its
-/// directory.
+/// The job's command, and the script of a batch job or of an allocation's shell. `witness` is the program with its directory.
 pub fn command(request: &Choice, variant: Variant, witness: &str) -> (String, String) {
     let is = |factor, value| is(request, factor, value);
     let steps = steps(request);
@@ -234,7 +233,7 @@ pub fn command(request: &Choice, variant: Variant, witness: &str) -> (String, St
         }
     };
     let of_job = match steps[0].request {
-        // All three are in the partition, and the one without MPS says so.
+        // All three are in the partition; the job without MPS opts out.
         _ if is_by_partition(request) && variant == Variant::Without => format!("-p {AUTO} --mps=off"),
         _ if is_by_partition(request) => format!("-p {AUTO}"),
         StepRequest::AsItsJob => typed(own_flags(request)),
@@ -243,7 +242,7 @@ pub fn command(request: &Choice, variant: Variant, witness: &str) -> (String, St
     let of_step = |step: &Step| match step.request {
         StepRequest::AsItsJob | StepRequest::Nothing => String::new(),
         StepRequest::Own => typed(own_flags(request)),
-        // Its srun knows of no request of its job.
+        // Its srun does not know its job's request.
         StepRequest::Less if is_by_partition(request) => typed(format!("--mps --mps-threads={LESS}")),
         StepRequest::Less => typed(format!("--mps-threads={LESS}")),
         StepRequest::Off | StepRequest::OffOfComponent => typed("--mps=off".to_owned()),

@@ -1,4 +1,4 @@
-//! Runs a site's cells: the same job three times at once, a bystander beside it, and a look at what is left.
+//! Runs a site's cells: the same job three times at once, a bystander beside them, and a look at what is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -80,7 +80,7 @@ impl Site {
         self.cell.nodes.dir().join(WITNESS)
     }
 
-    /// Starts or ends the bystander, a task with a GPU on every node.
+    /// Starts or ends the bystander, which has a task with a GPU on every node.
     fn stand_by(&mut self, wanted: bool) -> Result<()> {
         let stands = self.bystander.as_ref().is_some_and(|(client, _)| client.runs());
         if wanted && stands {
@@ -163,7 +163,7 @@ impl Site {
         runs.try_into().map_err(|_| anyhow::anyhow!("three runs"))
     }
 
-    /// Waits for a batch job's end; its exit code, of an array's elements the worst.
+    /// Waits for a batch job's end. Returns its exit code; for an array, the worst.
     fn ended(&self, job: u32) -> Result<Option<i32>> {
         let ended = self.cell.wait(&format!("the end of job {job}"), || {
             let queue = self.cell.root(&format!("squeue -h -a -j {job} -o %T"))?;
@@ -194,7 +194,7 @@ impl Site {
         let (mut words, mut script) = request::command(request, variant, &witness);
         if request::is_batch(request) {
             let file = place.join("job.sh");
-            // If nobody loads the plugin, the script of another shell than bash would run outside MPS, as the manual says.
+            // Without the plugin, a script of another shell than bash would run outside MPS, as the manual says.
             fs::write(&file, format!("#!/bin/bash\n{script}\n"))?;
             fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
             words += &format!(" --output={}/%j.out {}", place.display(), file.display());

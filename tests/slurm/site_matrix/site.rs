@@ -1,5 +1,5 @@
-//! A cluster as its factors say: two nodes for the job with MPS, two for the same job without, and four without the plugin, of
-//! which the last two are for jobs that ask all the same.
+//! A cluster by its factors: two nodes for the job with MPS, two for the same job without, and four without the plugin.
+//! The last two of those are for jobs that ask even so.
 
 use anyhow::Result;
 use tests::slurm::{Bed, Gpus, Options, Simulated, WITNESS, Word, program_beside};
@@ -14,7 +14,7 @@ pub const NODE: &str = "site";
 /// The partition in `auto_partitions`: its jobs have `--mps=auto` without a flag.
 pub const AUTO: &str = "auto";
 
-/// Minor numbers in the order of the bus: as everybody expects them, and as a public document of a site shows them.
+/// Minor numbers in the order of the bus: in the expected order, and as a site's public document shows them.
 const MINORS: [[u32; GPUS as usize]; 2] = [[0, 1, 2, 3], [2, 3, 0, 1]];
 
 /// The GPUs' device files in the order of the bus.
@@ -82,7 +82,7 @@ pub fn options(site: &Choice) -> Options {
         },
         blanks: is("spelling", "blanks"),
         configless: is("conf", "configless"),
-        // Slurm 25.11 takes only Cores= that are whole sockets.
+        // Slurm 25.11 accepts only Cores= that are whole sockets.
         node_words: is("gres", "cores").then(|| "Sockets=2 CoresPerSocket=4 ThreadsPerCore=1".into()),
         plain_nodes: [5, 6, 7, 8].map(|number| format!("{NODE}{number}")).to_vec(),
         partition_lines: vec![format!("PartitionName={AUTO} Nodes=ALL State=UP")],

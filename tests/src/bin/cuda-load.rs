@@ -1,5 +1,5 @@
-//! A CUDA program that launches many small kernels, which touch no memory, and says how many, and when the first ones had
-//! ended. It takes the first GPU that it sees; with `--by-rank` that of its local rank modulo the number of those it sees.
+//! A CUDA program that launches many small kernels without memory accesses, and says how many, and when the first had
+//! ended. It takes the first GPU that it sees. With `--by-rank` it takes the GPU of its local rank modulo their number.
 
 use std::ffi::{CString, c_void};
 use std::process::ExitCode;
@@ -83,10 +83,10 @@ fn run(options: &Options) -> Result<serde_json::Value> {
     context.bind_to_thread()?;
     let function = kernel()?;
     if options.memory > 0 {
-        // SAFETY: the memory is never used, and is the driver's to free when this process ends.
+        // SAFETY: the memory is never used; the driver frees it when this process ends.
         unsafe { result::malloc_sync(options.memory << 20) }.context("no memory")?;
     }
-    // The first launch loads what it needs.
+    // The first launch loads what the kernel needs.
     burst(&context, function, options.blocks)?;
     let first = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let late = begin.elapsed().is_ok();

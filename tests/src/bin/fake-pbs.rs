@@ -1,5 +1,5 @@
-//! The commands of a PBS, by the name it is called. The directory `/var/srv/pbs` is the server. Refusals, exit codes and texts
-//! are the recorded ones (docs/facts/pbs.md#pbsnodes): above all, Torque's pbsnodes ends with 0 when it was refused.
+//! The commands of a PBS, chosen by the program's name. The directory `/var/srv/pbs` is the server. Refusals, exit codes
+//! and texts are the recorded ones (docs/facts/pbs.md#pbsnodes): above all, Torque's pbsnodes ends with 0 after a refusal.
 
 use std::fs;
 use std::io::Write;
@@ -67,7 +67,7 @@ fn torque() -> bool {
     text("product").as_deref() == Some("torque")
 }
 
-/// Root on the server's host, or who stands among operators or managers.
+/// Whether this is root on the server's host, or a listed operator or manager.
 fn is_operator() -> bool {
     let who = nix::unistd::User::from_uid(nix::unistd::getuid()).ok();
     let who = who.flatten().map_or_else(String::new, |user| user.name);
@@ -162,7 +162,7 @@ fn qstat(words: &[&str]) -> u8 {
     }
 }
 
-/// Puts the job into `queue/ID`, a word a line, then the script after an empty one; the test is its server.
+/// Puts the job into `queue/ID`, a word a line, then an empty line and the script. The test plays the server.
 fn qsub(words: &[&str]) -> u8 {
     if words == ["--version"] {
         match torque() {
@@ -179,7 +179,7 @@ fn qsub(words: &[&str]) -> u8 {
     let job = format!("{}\n\n{script}", words.join("\n"));
     let kept = keep(&format!("jobs/{id}"), "    job_state = Q").and(keep(&format!("queue/{id}"), &job));
     if at("qsub-hangs").exists() {
-        // The job is in the queue, and the server's answer is not: who called ends this.
+        // The job is in the queue, but the server's answer does not come back. The caller ends this.
         std::thread::sleep(std::time::Duration::from_secs(120));
     }
     println!("{id}");
@@ -205,7 +205,7 @@ fn qdel(words: &[&str]) -> u8 {
     u8::from(deleted.is_none())
 }
 
-/// `-W comment="TEXT" JOB`, which is an operator's.
+/// `-W comment="TEXT" JOB`, for operators only.
 fn qalter(words: &[&str]) -> u8 {
     let ["-W", attribute, id] = words else {
         return 2;
@@ -248,7 +248,7 @@ fn qmgr(words: &[&str]) -> u8 {
         eprintln!("qmgr obj= svr=default: Unauthorized Request");
         return 1;
     }
-    // Any host but the server's, even where root is an operator (recorded).
+    // Recorded: any host but the server's, even if root is an operator there.
     if parts.get(1) == Some(&"hook") && text("hooks-denied").is_some() {
         eprintln!(
             "root@{} is unauthorized to access hooks data from server pbsserver",
@@ -256,7 +256,7 @@ fn qmgr(words: &[&str]) -> u8 {
         );
         return 1;
     }
-    // So many creations after a deletion meet a name that is still taken (recorded).
+    // Recorded: this many creations after a deletion find the name still taken.
     let pending = text("hooks-pending")
         .and_then(|count| count.parse::<u32>().ok())
         .unwrap_or(0);
@@ -313,7 +313,7 @@ fn qmgr(words: &[&str]) -> u8 {
     u8::from(done.is_none())
 }
 
-/// The copy of the mom here: `NAME=VALUE` lines, and the hook's text.
+/// The mom's copy: `NAME=VALUE` lines, and the hook's text.
 fn send_to_mom(name: &str) {
     for kind in ["HK", "PY"] {
         let copy = format!("/var/spool/pbs/mom_priv/hooks/{name}.{kind}");

@@ -1,4 +1,4 @@
-//! Supervisor of a throw-away Slurm (`tests::slurm`): when the pipe to the test closes it ends and removes all of it.
+//! The supervisor of a throw-away Slurm (`tests::slurm`). When the pipe to the test closes, it ends and removes all of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -19,9 +19,9 @@ use nix::unistd::Pid;
 use tests::double::remove_cgroup;
 use tests::slurm::{Process, Reply, Request};
 
-/// How long a daemon has for SIGTERM in the teardown.
+/// How long a daemon may take after SIGTERM in the teardown.
 const TERM_WAIT: Duration = Duration::from_secs(6);
-/// How long SIGKILL may take, and the removal of what is mounted.
+/// How long SIGKILL may take, and unmounting.
 const KILL_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
@@ -46,7 +46,7 @@ fn main() -> Result<()> {
         eprintln!("slurm-warden: {error:#}");
     }
     let forced = warden.teardown();
-    // The test process may be gone: then it does not read this, and that is no failure.
+    // The test process may be gone and not read this; that is no failure.
     let _ = say(&Reply::Ended(forced));
     Ok(())
 }
@@ -124,7 +124,7 @@ impl Warden {
                 Ok(Reply::Done)
             }
             Request::Client { pid, start } => {
-                // Those that are gone need not be remembered: the list stays as short as what runs.
+                // Forgets those that are gone, so that the list stays short.
                 self.clients
                     .retain(|&(pid, start)| Process::read(pid).is_some_and(|process| process.start == start));
                 self.clients.push((pid, start));
@@ -161,7 +161,7 @@ impl Warden {
         true
     }
 
-    /// Ends a daemon; whether it had to be killed.
+    /// Ends a daemon. Returns whether it had to be killed.
     fn stop(&mut self, pid: i32, term_wait: Duration) -> Result<bool> {
         if self.has_ended(pid) {
             return Ok(false);
@@ -185,8 +185,8 @@ impl Warden {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
         }
-        // slurmd forwards nothing to its steps when it ends, and a slurmstepd retries a dead controller for minutes:
-        // so the daemons go first, then what has come back to this process.
+        // slurmd forwards nothing to its steps when it ends, and a slurmstepd retries a dead controller for minutes. So
+        // it ends the daemons first, then what has become this process's child.
         for pid in std::mem::take(&mut self.daemons).into_iter().rev() {
             match self.stop(pid, TERM_WAIT) {
                 Ok(false) => {}
@@ -251,8 +251,8 @@ fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<
         .stdout(output.try_clone()?)
         .stderr(output)
         .process_group(0);
-    // A child inherits the mask, and slurmd would then ignore SIGTERM. A SIGCHLD that is lost meanwhile is made good by
-    // the next call of reap().
+    // A child inherits the mask, and slurmd would then ignore SIGTERM. The next reap() makes up for a SIGCHLD that is
+    // lost meanwhile.
     let blocked = SigSet::thread_get_mask()?;
     SigSet::empty().thread_set_mask()?;
     let child = command.spawn();

@@ -1,5 +1,5 @@
-//! A task of the site matrix (`tests::slurm::Witness`). `DIR LABEL HOLD`: looks at itself, runs the node's CUDA client for HOLD
-//! seconds, leaves its record in DIR. `--bystander DIR`: opens a context again and again until `DIR/end` is there.
+//! A task of the site matrix (`tests::slurm::Witness`). `DIR LABEL HOLD`: looks at itself, runs the node's CUDA client for
+//! HOLD seconds, and leaves its record in DIR. `--bystander DIR`: opens a context repeatedly until `DIR/end` exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use tests::double::node::{Gpu, Node, start_time};
 use tests::double::visible;
 use tests::slurm::{Bystander, Process, Record, Witness};
 
-/// How often the bystander opens a context, and how long it keeps it: most of the time it has none.
+/// How often the bystander opens a context, and how long it keeps it: mostly it has none.
 const PAUSE: Duration = Duration::from_millis(190);
 const CONTEXT: Duration = Duration::from_millis(10);
 
@@ -111,7 +111,7 @@ fn limits() -> Result<BTreeMap<String, String>> {
         .collect())
 }
 
-/// By a rename: a reader sees all of it or nothing.
+/// By a rename, so that a reader sees all of it or nothing.
 fn put(dir: &Path, name: &str, text: &str) -> Result<()> {
     let new = dir.join(format!("{name}.new"));
     std::fs::write(&new, text).with_context(|| format!("cannot write '{}'", new.display()))?;

@@ -20,7 +20,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Beside the running test, in `target/<profile>`.
+    /// The programs beside the running test, in `target/<profile>`.
     pub fn found() -> Result<Programs, String> {
         let exe = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
         let parents: Vec<&Path> = exe.ancestors().skip(1).take(2).collect();
@@ -51,7 +51,7 @@ pub struct Builder {
     programs: Option<Programs>,
 }
 
-/// A simulated node, removed when dropped with every process that runs out of its directory.
+/// A simulated node. When dropped it is removed, with every process that runs a program in its directory.
 #[derive(Debug)]
 pub struct NodeDouble {
     dir: PathBuf,
@@ -60,7 +60,7 @@ pub struct NodeDouble {
 }
 
 impl Builder {
-    /// So many GPUs of this product, instead of those before; 132 multiprocessors and 143,771 MiB each (recorded of an H200).
+    /// Replaces the GPUs by this many of this product, with 132 multiprocessors and 143,771 MiB each (recorded of an H200).
     pub fn gpus(mut self, count: usize, product: &str) -> Builder {
         self.is.gpu = (0..count)
             .map(|index| gpu(&self.is.name, index, product))
@@ -88,7 +88,7 @@ impl Builder {
         self
     }
 
-    /// A node that wastes no time: a server is ready after 5 ms.
+    /// A node without delays: a server is ready after 5 ms.
     pub fn fast(self) -> Builder {
         self.times(|t| {
             *t = Times {
@@ -111,7 +111,7 @@ impl Builder {
         self
     }
 
-    /// In this directory (it is made, with mode 0755) instead of a temporary one.
+    /// Uses this directory (made with mode 0755) instead of a temporary one.
     pub fn at(mut self, dir: impl Into<PathBuf>) -> Builder {
         self.at = Some(dir.into());
         self
@@ -189,7 +189,7 @@ impl NodeDouble {
         fs::rename(new, file)
     }
 
-    /// Changes the description; a program that starts afterwards sees it (NVML's stub: at each `nvmlInit`).
+    /// Changes the description. Programs that start afterwards see it (NVML's stub: at each `nvmlInit`).
     pub fn change(&mut self, change: impl FnOnce(&mut Description)) {
         change(&mut self.is);
         self.write().expect("the node's directory takes its description");
@@ -215,7 +215,7 @@ impl NodeDouble {
         self.is.gpu.iter().map(|g| g.uuid.clone()).collect()
     }
 
-    /// The UUIDs of the GPUs, each with those of its MIG devices behind it.
+    /// The UUIDs of the GPUs, each followed by those of its MIG devices.
     fn all_uuids(&self) -> Vec<String> {
         let with_parts = |gpu: &Gpu| {
             let parts = gpu.mig.iter().map(|mig| mig.uuid.clone());
@@ -282,8 +282,8 @@ impl Drop for NodeDouble {
     }
 }
 
-/// Copies a program by a process of its own. Another thread may fork while we have it open for writing; until that child
-/// executes its own file, the copy could not run ("text file busy").
+/// Copies a program in a process of its own. Otherwise another thread could fork while we have the copy open for
+/// writing. Until that child executes its own file, the copy could not run ("text file busy").
 pub fn copy_program(from: &Path, to: &Path) -> std::io::Result<()> {
     let mut copy = std::process::Command::new("/bin/cp");
     let done = copy.arg("--").args([from, to]).output()?;

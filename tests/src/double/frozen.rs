@@ -1,4 +1,4 @@
-//! A process that survives SIGKILL for a while: frozen by the version-1 freezer it is in state D, and it dies when thawed.
+//! A process that survives SIGKILL for a while: the version-1 freezer holds it in state D, and it dies when thawed.
 
 use std::fs;
 use std::io;
@@ -65,7 +65,7 @@ impl Drop for Frozen {
     }
 }
 
-/// Removes an empty cgroup and those below it: its files cannot be removed one by one.
+/// Removes an empty cgroup and those below it. Its files cannot be removed one by one.
 pub fn remove_cgroup(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -76,7 +76,7 @@ pub fn remove_cgroup(dir: &Path) -> io::Result<()> {
     fs::remove_dir(dir)
 }
 
-/// The version-1 freezer's root; the second is set if it was mounted for us.
+/// The version-1 freezer's root; the second is set if we mounted it.
 fn freezer() -> io::Result<(PathBuf, Option<PathBuf>)> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     for mount in mounts.lines() {

@@ -1,4 +1,4 @@
-//! Looks at processes by /proc alone: what the programs under test say of themselves counts for nothing here.
+//! Looks at processes by /proc only: the tested programs' own word does not count.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -23,7 +23,7 @@ pub fn process(pid: u32) -> Option<Process> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?.chars().next()?;
     let parent = fields.next()?.parse().ok()?;
-    // Who waits in the kernel may hold the lock that reading its command line takes.
+    // Reading the command line takes a lock that a process waiting in the kernel may hold.
     let args = match state {
         'D' => Vec::new(),
         _ => fs::read(dir.join("cmdline")).unwrap_or_default(),
@@ -57,7 +57,7 @@ pub fn alive(pid: u32) -> bool {
     process(pid).is_some_and(|p| p.state != 'Z' && p.state != 'X')
 }
 
-/// Waits until something is so, looking every 2 ms; false if it is not in time.
+/// Waits until something is so, looking every 2 ms; false if the time runs out.
 pub fn wait_until(limit: Duration, mut so: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit;
     loop {

@@ -1,5 +1,5 @@
-//! Doubles of NVIDIA's parts. One directory is one node: `node` describes it, `visible` is CUDA's view of it, `wire` is how the
-//! doubles talk, `build` makes it, and `look` looks at it and at /proc independently of the programs under test.
+//! Doubles of NVIDIA's parts. One directory is one node: `node` describes it, `visible` is CUDA's view of it, `wire` is
+//! how the doubles talk, `build` makes it. `look` looks at it and at /proc independently of the tested programs.
 
 pub mod build;
 pub mod frozen;

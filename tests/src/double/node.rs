@@ -1,8 +1,8 @@
 //! The node that a directory of doubles stands for: `node.toml`, the compute modes, and the contexts on its GPUs.
 //!
-//! `NODE/node.toml` is read again by every double when it starts. `NODE/modes/<uuid>` holds a compute mode (root
-//! writes it, through the stub); `NODE/state/contexts/<uuid>/<pid>` one context: `<bytes> <kind> <start time>`.
-//! This file is compiled into the stub of NVML too, so it uses nothing but `serde`, `toml` and `std`.
+//! Every double reads `NODE/node.toml` when it starts. `NODE/modes/<uuid>` has a compute mode (root writes it, through
+//! the stub). `NODE/state/contexts/<uuid>/<pid>` is one context: `<bytes> <kind> <start time>`. The stub of NVML
+//! compiles this file too, so it uses only `serde`, `toml` and `std`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,10 +15,10 @@ pub const MIB: u64 = 1 << 20;
 
 const DEFAULT_MODE: &str = "default";
 
-/// Memory that an MPS server itself takes on each of its GPUs, in MiB (recorded).
+/// Memory that an MPS server itself takes on each of its GPUs, MiB (recorded).
 pub const SERVER_MIB: u64 = 66;
 
-/// `node.toml`. What it leaves out is as recorded on an H200 with driver 580.
+/// `node.toml`. The defaults are as recorded on an H200 with driver 580.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Description {
@@ -40,9 +40,9 @@ pub struct Gpu {
     pub uuid: String,
     pub name: String,
     pub memory_mib: u64,
-    /// Whether NVML tells its memory at all: not where it is the machine's (GB10).
+    /// Whether NVML tells its memory: not if it is the machine's (GB10).
     pub memory_told: bool,
-    /// Total memory as CUDA tells it, in MiB (less than NVML's).
+    /// Total memory as CUDA reports it, MiB (less than NVML's).
     pub cuda_memory_mib: u64,
     pub sms: u32,
     pub capability: (u32, u32),
@@ -51,7 +51,7 @@ pub struct Gpu {
     pub pci: String,
     /// Minor number of `/dev/nvidia<minor>`; by default the position in the list.
     pub minor: Option<u32>,
-    /// Its device file; a program that may not open it does not see this GPU. None: every program sees it.
+    /// Its device file; a program that may not open it does not see this GPU. `None`: every program sees it.
     pub device: Option<PathBuf>,
     /// Persistence mode: the driver keeps its state while no program uses it.
     pub persistence: bool,
@@ -67,24 +67,24 @@ pub struct Gpu {
     pub mig_capable: bool,
     /// `lost`: every call about it answers "GPU is lost". `gone`: it is not found.
     pub fault: String,
-    /// What the driver counts of it; none: it supports no such call.
+    /// What the driver counts of it; `None`: it has no such call.
     pub counts: Option<Counts>,
 }
 
-/// What a GPU does at all times, as its driver counts.
+/// What a GPU does all the time, by its driver's counters.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Counts {
-    /// Percent of the time in which a kernel runs, and in which memory is read or written.
+    /// Percent of the time with a running kernel, and with memory reads or writes.
     pub busy: u32,
     pub memory_busy: u32,
-    /// Percent of the multiprocessors that have work, and of the memory's bandwidth; none before Hopper.
+    /// Percent of the multiprocessors with work, and of the memory's bandwidth; `None` before Hopper.
     pub shares: Option<(f64, f64)>,
     pub watts: u64,
 }
 
 impl Counts {
-    /// A GPU on which a kernel always runs, that leaves most multiprocessors idle.
+    /// A GPU on which a kernel always runs and leaves most multiprocessors idle.
     pub const NARROW: Self = Self {
         busy: 97,
         memory_busy: 9,
@@ -93,7 +93,7 @@ impl Counts {
     };
 }
 
-/// Compute slices of a GPU, and so the most MIG devices (H100, H200: NVIDIA's MIG guide, "Supported MIG Profiles").
+/// Compute slices of a GPU, and so the maximum of MIG devices (H100, H200: NVIDIA's MIG guide, "Supported MIG Profiles").
 pub const SLICES: u32 = 7;
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -103,8 +103,8 @@ pub struct MigDevice {
     pub slices: u32,
     /// Its memory in eighths of the GPU's.
     pub eighths: u32,
-    /// The files of its capabilities (`/dev/nvidia-caps/nvidia-capN`, of its GPU instance and of its compute instance), which
-    /// a program needs beside the GPU's own (NVIDIA's MIG guide, "Device Nodes and Capabilities").
+    /// The files of its capabilities (`/dev/nvidia-caps/nvidia-capN`, of its GPU instance and its compute instance). A
+    /// program needs them beside the GPU's own (NVIDIA's MIG guide, "Device Nodes and Capabilities").
     pub caps: Vec<PathBuf>,
 }
 
@@ -163,30 +163,30 @@ impl Default for Times {
 pub struct Faults {
     /// `slow`, `never` (alive, no socket), `exits` (status 1), `hangs` (socket, never answers).
     pub start: String,
-    /// `slow`, `never-ready` (the daemon waits for it for ever), `initializing` (listed, never ACTIVE), `exits`,
+    /// `slow`, `never-ready` (the daemon waits for it forever), `initializing` (listed, never ACTIVE), `exits`,
     /// `fault-state` (status FAULT).
     pub server: String,
-    /// What `slow` means, in ms.
+    /// How long `slow` takes, ms.
     pub slow_ms: u64,
-    /// Commands on which the control daemon hangs for ever.
+    /// Commands on which the control daemon hangs forever.
     pub hang_on: Vec<String>,
-    /// Commands that get half of their answer, without a newline.
+    /// Commands that get half their answer, without a newline.
     pub truncate: Vec<String>,
-    /// Commands answered with this text instead of the true one.
+    /// Commands with this answer instead of the true one.
     pub answer: BTreeMap<String, String>,
-    /// `quit` is answered as to a stranger.
+    /// `quit` gets a stranger's answer.
     pub refuse_quit: bool,
     pub ignore_sigterm: bool,
     /// The server ignores SIGTERM.
     pub server_survives_sigterm: bool,
-    /// A second thread of the server opens this file, and waits as long as that takes; empty: none does.
+    /// A second thread of the server opens this file and waits for that; empty: no thread does.
     pub server_opens: String,
     pub server_survives_control: bool,
     /// Limits are accepted and read back, and never applied.
     pub drop_limits: bool,
-    /// The control daemon knows no `-S` with any version of the driver.
+    /// The control daemon knows no `-S` under any driver version.
     pub no_static: bool,
-    /// The listing of partitions gives each so many multiprocessors less than it has.
+    /// The listing of partitions gives each this many multiprocessors too few.
     pub lacking_sms: u32,
 }
 
@@ -199,7 +199,7 @@ pub struct NvmlFaults {
     pub init_fails: bool,
     /// `nvmlInit` answers with this number of `nvmlReturn_t`, if it is not 0.
     pub init_answers: i32,
-    /// The kernel kills the process in `nvmlInit`, as where memory has run out.
+    /// The kernel kills the process in `nvmlInit`, as if memory had run out.
     pub init_killed: bool,
     /// Every call after `nvmlInit` never returns.
     pub calls_hang: bool,
@@ -287,14 +287,14 @@ impl Node {
         })
     }
 
-    /// The node of the directory that the running program lies in.
+    /// The node in the running program's directory.
     pub fn of_this_program() -> Result<Node, String> {
         let exe =
             fs::read_link("/proc/self/exe").map_err(|e| format!("cannot read '/proc/self/exe': {e}"))?;
         Node::open(exe.parent().ok_or("the program has no directory")?)
     }
 
-    /// What CUDA can show: the GPUs, and in place of one in MIG mode its MIG devices.
+    /// What CUDA can show: the GPUs, but the MIG devices in place of a GPU in MIG mode.
     pub fn cuda(&self) -> Vec<Gpu> {
         let parts = |gpu: &Gpu| match gpu.mig.as_slice() {
             [] => vec![gpu.clone()],
@@ -303,7 +303,7 @@ impl Node {
         self.is.gpu.iter().flat_map(parts).collect()
     }
 
-    /// The compute mode of a GPU now: what was set last, else what `node.toml` says.
+    /// The present compute mode of a GPU: the last one set, else that of `node.toml`.
     pub fn mode(&self, uuid: &str) -> String {
         let set = fs::read_to_string(self.dir.join("modes").join(uuid));
         let gpu = self.is.gpu.iter().find(|g| g.uuid == uuid);
@@ -311,7 +311,7 @@ impl Node {
         set.as_deref().unwrap_or(boot).trim().to_owned()
     }
 
-    /// Sets the compute mode of a GPU, for every process and for good.
+    /// Sets the compute mode of a GPU, for every process and permanently.
     pub fn set_mode(&self, uuid: &str, mode: &str) -> io::Result<()> {
         let modes = self.dir.join("modes");
         let new = modes.join(format!(".{uuid}.{}", std::process::id()));
@@ -323,7 +323,7 @@ impl Node {
         self.dir.join("state/contexts").join(uuid)
     }
 
-    /// Says that a process has a context with so much memory on a GPU.
+    /// Records that a process has a context with this much memory on a GPU.
     pub fn register(&self, uuid: &str, pid: u32, bytes: u64, kind: &str) -> io::Result<()> {
         let (Some(start), dir) = (start_time(pid), self.contexts_dir(uuid)) else {
             return Err(io::Error::other(format!("no process {pid}")));
@@ -356,7 +356,7 @@ fn read_context(file: &Path) -> Option<Context> {
     (start_time(pid) == Some(start)).then_some(Context { pid, bytes, kind })
 }
 
-/// When a living process started, in clock ticks since boot; `None` for a zombie, which holds no context any more.
+/// When a living process started, in clock ticks since boot; `None` for a zombie, which no longer holds a context.
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();

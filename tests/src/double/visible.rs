@@ -5,8 +5,8 @@ use super::node::{Gpu, MIB};
 /// A limit as it was set: the device (an index or a UUID) and the value as typed.
 pub type MemoryLimit = (String, String);
 
-/// The GPUs in the order in which CUDA counts them: `CUDA_DEVICE_ORDER=PCI_BUS_ID`, else the fastest first. Those that this
-/// process may not open do not count.
+/// The GPUs in CUDA's order: `CUDA_DEVICE_ORDER=PCI_BUS_ID`, else the fastest first. GPUs that this process may not
+/// open do not count.
 pub fn counted<'a>(gpus: &[&'a Gpu], order: Option<&str>) -> Vec<&'a Gpu> {
     let mut counted: Vec<&Gpu> = gpus.iter().filter(|gpu| may_open(gpu)).copied().collect();
     if order != Some("PCI_BUS_ID") {
@@ -15,7 +15,7 @@ pub fn counted<'a>(gpus: &[&'a Gpu], order: Option<&str>) -> Vec<&'a Gpu> {
     counted
 }
 
-/// Whether this process may open the GPU's device file, and those of a MIG device's capabilities. No driver stands behind a simulated one: ENXIO means that it may.
+/// Whether this process may open the GPU's device file, and a MIG device's capabilities. ENXIO, for lack of a driver, is a yes.
 pub fn may_open(gpu: &Gpu) -> bool {
     const ENXIO: i32 = 6;
     let Some(file) = &gpu.device else {
@@ -29,9 +29,9 @@ pub fn may_open(gpu: &Gpu) -> bool {
     opens(file) && gpu.caps.iter().all(opens)
 }
 
-/// What CUDA enumerates of these: one MIG device, and no whole GPU beside it (NVIDIA's MIG guide, "CUDA Device Enumeration": "a
-/// single CUDA process can only enumerate a single MIG device", "will not enumerate non-MIG GPU if any compute instance is
-/// enumerated").
+/// What CUDA enumerates of these: one MIG device, and no whole GPU beside it (NVIDIA's MIG guide, "CUDA Device
+/// Enumeration": "a single CUDA process can only enumerate a single MIG device", "will not enumerate non-MIG GPU if any
+/// compute instance is enumerated").
 fn enumerated(gpus: Vec<&Gpu>) -> Vec<&Gpu> {
     let mig = gpus.iter().find(|gpu| is_mig(gpu)).copied();
     mig.map_or(gpus, |mig| vec![mig])
@@ -41,7 +41,7 @@ fn is_mig(gpu: &Gpu) -> bool {
     gpu.uuid.starts_with("MIG-")
 }
 
-/// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order. The first name that fits no GPU ends the list.
+/// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order. The first name without a GPU ends the list.
 pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     let Some(list) = variable else {
         return enumerated(gpus.to_vec());
@@ -56,7 +56,7 @@ pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     enumerated(seen)
 }
 
-/// What a daemon with this `CUDA_VISIBLE_DEVICES` shows its clients: always in PCI order (recorded).
+/// What a daemon with this `CUDA_VISIBLE_DEVICES` shows its clients, always in PCI order (recorded).
 pub fn confined<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     let shown = visible(gpus, variable);
     gpus.iter()
@@ -69,7 +69,7 @@ fn find<'a>(gpus: &[&'a Gpu], name: &str) -> Option<&'a Gpu> {
     if let Ok(index) = name.parse::<usize>() {
         return enumerated(gpus.to_vec()).get(index).copied();
     }
-    // Only of a GPU's UUID the manuals say that its beginning will do.
+    // By the manuals, the beginning of a UUID is enough only for a GPU.
     let fits = |g: &&&Gpu| match is_mig(g) {
         true => g.uuid == name,
         false => name.starts_with("GPU-") && g.uuid.starts_with(name),
@@ -93,8 +93,8 @@ pub fn multiprocessors(all: u32, percent: f64) -> u32 {
     ((share + 1e-9) as u32 / 2 * 2).clamp(8.min(all), all)
 }
 
-/// A memory limit in bytes: `3G`; of any other unit, and of none, MiB (recorded of `3X` and `1024`). `None` for what
-/// begins with no number.
+/// A memory limit in bytes: `3G`; any other unit, or none, is MiB (recorded of `3X` and `1024`). `None` if it does not
+/// begin with a number.
 pub fn memory(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let number: u64 = text[..digits].parse().ok()?;
@@ -115,10 +115,10 @@ pub fn canonical_memory(text: &str) -> Option<String> {
     })
 }
 
-/// The daemon's limit for the GPU with this index in the daemon's numbering: of those that name it, the last one
-/// applied. A name of a MIG device counts for nothing here: NVIDIA's plugin for Kubernetes sets limits by index alone, since they
-/// were "not applied for devices if set by UUID" (NVIDIA/k8s-device-plugin, pull request 572, which says "index == 0" of MIG
-/// devices). On whole GPUs a name was recorded to do, and on MIG devices it never was.
+/// The daemon's limit for the GPU with this index in the daemon's numbering: the last one applied of those that name
+/// it. The name of a MIG device does not count. NVIDIA's plugin for Kubernetes sets limits only by index, because they
+/// were "not applied for devices if set by UUID" (NVIDIA/k8s-device-plugin, pull request 572, which says "index == 0"
+/// of MIG devices). A whole GPU's name was recorded to count, a MIG device's never was.
 pub fn daemon_limit<'l>(
     limits: impl Iterator<Item = &'l MemoryLimit>,
     index: usize,
@@ -131,8 +131,8 @@ pub fn daemon_limit<'l>(
         .and_then(|(_, value)| memory(value))
 }
 
-/// What `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` of a client asks for each GPU it sees, in bytes. `None` if it names a GPU
-/// that the client does not see, or makes no sense: the client then runs without any limit, the daemon's included.
+/// What a client's `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` asks for each GPU it sees, in bytes. `None` if it names a GPU
+/// that the client does not see, or makes no sense. The client then runs without any limit, even the daemon's.
 pub fn client_limits(variable: &str, seen: &[&Gpu]) -> Option<Vec<Option<u64>>> {
     let mut limits = vec![None; seen.len()];
     for part in variable.split(',').filter(|p| !p.is_empty()) {

@@ -1,4 +1,4 @@
-//! How the doubles talk among themselves: packets over Unix sockets in the pipe directory, with passed descriptors.
+//! How the doubles talk to each other: packets over Unix sockets in the pipe directory, with passed descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -20,7 +20,7 @@ pub struct Attach {
     pub memory: Option<String>,
     #[serde(default)]
     pub partition: Option<String>,
-    /// The one visible GPU on which it opens a context; all of them if there is none.
+    /// The one visible GPU on which it opens a context; `None`: all of them.
     pub gpu: Option<usize>,
     pub command: String,
 }
@@ -32,7 +32,7 @@ pub struct Granted {
     pub limit: Option<u64>,
     /// Bytes that it may still allocate.
     pub free: u64,
-    /// Bytes that it has taken, its context included; 0 on a GPU that it only enumerated.
+    /// Bytes that it has taken, with its context; 0 on a GPU that it only enumerated.
     pub taken: u64,
 }
 
@@ -82,7 +82,7 @@ fn socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// `CUDA_MPS_PIPE_DIRECTORY`, or the place that NVIDIA's programs take without it.
+/// `CUDA_MPS_PIPE_DIRECTORY`, or the default of NVIDIA's programs.
 pub fn pipe_directory() -> PathBuf {
     std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from)
 }
@@ -133,8 +133,8 @@ pub fn send_fd(fd: &OwnedFd, packet: &[u8], passed: &OwnedFd) -> io::Result<()> 
     send_with(fd, packet, &[ControlMessage::ScmRights(&[passed.as_raw_fd()])])
 }
 
-/// Sends one packet with the sender's own pid, uid and gid, which the kernel checks: it fails where the user has no
-/// name in this user namespace.
+/// Sends one packet with the sender's pid, uid and gid, which the kernel checks. It fails if the user has no name in
+/// this user namespace.
 pub fn send_credentials(fd: &OwnedFd, packet: &[u8]) -> io::Result<()> {
     send_with(
         fd,
@@ -149,12 +149,12 @@ fn send_with(fd: &OwnedFd, packet: &[u8], control: &[ControlMessage]) -> io::Res
     Ok(())
 }
 
-/// Receives one packet; `None` when the other end has gone.
+/// Receives one packet; `None` if the other end is gone.
 pub fn recv(fd: &OwnedFd) -> Option<Vec<u8>> {
     recv_fd(fd).map(|(packet, _)| packet)
 }
 
-/// Receives one packet and the descriptor that came with it; `None` when the other end has gone.
+/// Receives one packet and the descriptor that came with it; `None` if the other end is gone.
 pub fn recv_fd(fd: &OwnedFd) -> Option<(Vec<u8>, Option<OwnedFd>)> {
     let mut buffer = vec![0; PACKET];
     let mut space = nix::cmsg_space!(RawFd);
@@ -168,7 +168,7 @@ pub fn recv_fd(fd: &OwnedFd) -> Option<(Vec<u8>, Option<OwnedFd>)> {
         );
         match got {
             Ok(message) => break (message.bytes, passed_descriptor(&message)),
-            // The other end closed with something unread: told before what it had still sent, which is read next.
+            // The other end closed without reading everything. The kernel reports that before what it had still sent.
             Err(Errno::EINTR | Errno::ECONNRESET) => {}
             Err(_) => return None,
         }
@@ -194,7 +194,7 @@ fn passed_descriptor(message: &socket::RecvMsg<'_, '_, UnixAddr>) -> Option<Owne
 mod tests {
     use super::*;
 
-    /// A server that ends a client tells it why and closes, even if a question of the client is unread.
+    /// A server that ends a client tells it why and closes, even with an unread question of the client.
     #[test]
     fn last_words_are_read_though_the_other_end_closed_with_something_unread() {
         let (client, server) = pair().expect("a pair");

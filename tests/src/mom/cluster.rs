@@ -1,4 +1,4 @@
-//! Nodes with GPUs, each with our suite as a package installs it, and one PBS server between them.
+//! Nodes with GPUs and our suite as a package installs it, and one PBS server for all.
 
 use super::node::MomNode;
 use super::wire::{Ended, Run, Stream, variables};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// The jobs' user and another one, who exist on the simulated nodes alone.
+/// The jobs' user and another one. They exist only on the simulated nodes.
 pub const USER: (&str, u32) = ("alice", 54321);
 pub const OTHER_USER: (&str, u32) = ("bob", 54322);
 const PBS_COMMANDS: &str = "pbsnodes qstat qalter printjob qmgr momctl qsub qselect qdel";
@@ -51,7 +51,7 @@ pub struct Cluster {
     pub product: Product,
     pub nodes: Vec<MomNode>,
     pub gpus: Vec<NodeDouble>,
-    /// OpenPBS's hook waits in the mom no longer than the shipped hook does.
+    /// OpenPBS's hook waits in the mom only as long as the shipped hook does.
     pub impatient_mom: bool,
     before: Vec<Leftovers>,
     jobs: u32,
@@ -69,12 +69,12 @@ pub struct Job {
     pub gpus: Vec<Vec<u32>>,
     pub tasks: u32,
     pub interactive: bool,
-    /// `-l place=` on an OpenPBS without pbs_cgroups, which then names no GPUs.
+    /// `-l place=` on an OpenPBS without pbs_cgroups, in which nothing names the GPUs.
     pub stock_place: Option<String>,
     pub named: bool,
     /// Torque's `gpus=N:shared`.
     pub shared: bool,
-    /// Further nodes of the job, which the cluster does not have.
+    /// Further nodes of the job that the cluster does not have.
     pub vnodes_elsewhere: usize,
 }
 
@@ -271,7 +271,7 @@ impl Cluster {
         }
     }
 
-    /// Everything on every node that a job may not leave behind.
+    /// Everything on every node that a job must not leave.
     pub fn leftovers(&mut self) -> Vec<Leftovers> {
         let look = |(node, gpus): (&mut MomNode, &NodeDouble)| {
             let found = node.snapshot();
@@ -286,12 +286,12 @@ impl Cluster {
         self.nodes.iter_mut().zip(&self.gpus).map(look).collect()
     }
 
-    /// Takes the cluster as it is now for what [`Cluster::is_as_before`] compares with.
+    /// Remembers the present cluster, with which [`Cluster::is_as_before`] compares.
     pub fn mark(&mut self) {
         self.before = self.leftovers();
     }
 
-    /// The nodes are as they were made or marked, but for the files of `/run/mpsd` that belong to the node.
+    /// Checks that the nodes are as they were made or marked, except for the node's own files in `/run/mpsd`.
     pub fn is_as_before(&mut self) {
         let of_node = [
             "/run/mpsd ",
@@ -389,7 +389,7 @@ impl Cluster {
         lines.find_map(|line| line.strip_prefix("$prologalarm ")?.trim().parse().ok())
     }
 
-    /// A shell's command line of the fake client on the node it runs on. Its record is in `/tmp/records` there.
+    /// A shell line of the fake client on its node. Its record is in `/tmp/records` there.
     pub fn client(options: &str) -> String {
         format!("{} {options}", Self::client_on("$(hostname)"))
     }
@@ -425,7 +425,7 @@ impl Verdict {
     pub fn of(product: Product, ended: Ended, interactive: bool) -> Self {
         match ended {
             Ended::Code(0) | Ended::NoScript => Self::Runs,
-            // Torque does not look at WIFSIGNALED.
+            // Torque ignores WIFSIGNALED.
             Ended::Signal(_) if product == Product::Torque => Self::Runs,
             Ended::Code(1) => Self::Aborted,
             _ if interactive => Self::Aborted,

@@ -140,7 +140,7 @@ impl MomNode {
 
 impl Drop for MomNode {
     fn drop(&mut self) {
-        // The node ends when its input does.
+        // The node ends with its input.
         drop(self.input.take());
         wait_until(Duration::from_secs(10), || {
             matches!(self.child.try_wait(), Ok(Some(_)))

@@ -19,9 +19,9 @@ pub struct Hooked {
     pub env: BTreeMap<String, String>,
     pub log: Vec<(i32, String)>,
     pub run_count: Option<u32>,
-    /// `job.Execution_Time`, where the hook set it. Seconds since 1970.
+    /// `job.Execution_Time`, if the hook set it. Seconds since 1970.
     pub execution_time: Option<u64>,
-    /// `job.rerun()` was called: the server puts the job back, where a rejected execjob_launch would end it.
+    /// `job.rerun()` was called: the server puts the job back, although a rejected execjob_launch would end it.
     pub rerun: bool,
     pub account: Option<String>,
     pub resources: BTreeMap<String, Option<String>>,
@@ -34,7 +34,7 @@ impl Hooked {
 }
 
 impl Cluster {
-    /// Up to the first process of the job: begin on every node, then the classic prologue of the first.
+    /// Until the first process of the job: begin on every node, then the classic prologue of the first.
     pub fn openpbs_begin(&mut self, job: &Job) -> Verdict {
         assert_eq!(self.product, Product::OpenPbs);
         self.openpbs_files(job);
@@ -45,7 +45,7 @@ impl Cluster {
                     "{} rejected job {}: {}",
                     self.nodes[at].name, job.id, begun.message
                 );
-                // Nodes that have begun are told to forget the job.
+                // The nodes that have begun forget the job.
                 for begun in 0..at {
                     self.hook(job, begun, "execjob_abort");
                 }
@@ -65,8 +65,7 @@ impl Cluster {
         verdict
     }
 
-    /// How often the server has run the job without success. Above 20 it holds the job
-    /// (docs/facts/pbs.md#tries-of-a-job).
+    /// How often the server has run the job without success. After 20 it holds the job (docs/facts/pbs.md#tries-of-a-job).
     pub fn tries(&self, job: &Job) -> u32 {
         self.served(&format!("tries-{}", job.id))
             .trim()
@@ -78,8 +77,8 @@ impl Cluster {
         self.serve(&format!("tries-{}", job.id), &number.to_string());
     }
 
-    /// A node's begin, and what the server counts of it. The mom sends its own number of tries with a rejection, and the
-    /// server takes that number (recorded).
+    /// A node's begin, and the server's count of it. The mom sends its own number of tries with a rejection, and the
+    /// server takes it (recorded).
     pub fn openpbs_tried(&mut self, job: &Job, at: usize) -> Hooked {
         let tries = self.tries(job) + u32::from(at == 0);
         self.set_tries(job, tries);
@@ -90,8 +89,8 @@ impl Cluster {
         hooked
     }
 
-    /// After the last process: the classic epilogue of the first node, then end on every node. pbs_cgroups, whose
-    /// order is lower, has deleted its file by then.
+    /// After the last process: the classic epilogue of the first node, then end on every node. pbs_cgroups has a lower
+    /// order and has deleted its file by then.
     pub fn openpbs_end(&mut self, job: &Job, code: i32) {
         self.openpbs_script(job, "epilogue", Some(code));
         for at in 0..job.gpus.len() {
@@ -167,7 +166,7 @@ impl Cluster {
         }
         let mut body = self.served("hooks/mpsd.PY");
         if !self.impatient_mom {
-            // On a busy machine a start takes longer than a mom waits, and a test could not tell where it failed.
+            // On a busy machine a start takes longer than a mom waits, and a test could not tell which part failed.
             body = body.replace("\nMOM_WAITS_S = ", "\nMOM_WAITS_S = 20 + ");
         }
         let alarm = attributes
@@ -246,7 +245,7 @@ impl Cluster {
         parts.map(vnode).collect()
     }
 
-    /// Writes what exists when the job begins: the mom's job file, and what pbs_cgroups leaves in its own execjob_begin.
+    /// Writes what exists when the job begins: the mom's job file, and what pbs_cgroups leaves in its execjob_begin.
     pub fn openpbs_files(&mut self, job: &Job) {
         let mut file = format!(
             "---------\njobid:\t{}\n    queue = {}\n    exec_vnode = {}\n    schedselect = {}:ncpus=8:ngpus=1:mpiprocs={}\n    \

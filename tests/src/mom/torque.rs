@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 const HOME: &str = "/var/spool/torque";
 
-/// Sends SIGHUP to a node's mom: it reads its configuration again, and its log says so.
+/// Sends SIGHUP to a node's mom, which reads its configuration again and logs that.
 pub fn hang_up(node: &mut MomNode) {
     let says = "11/22/2026 00:10:12.123;02;   pbs_mom.1;Svr;";
     node.sh(&format!(
@@ -17,8 +17,8 @@ pub fn hang_up(node: &mut MomNode) {
 }
 
 impl Cluster {
-    /// From the start of the job to its first process. On failure the mother superior has run its epilogue already,
-    /// and no sister has run its own (recorded).
+    /// From the start of the job to its first process. After a failure the mother superior has already run its
+    /// epilogue, and no sister has (recorded).
     pub fn torque_begin(&mut self, job: &Job) -> Verdict {
         match self.torque_join(job) {
             Verdict::Runs => self.torque_start(job),
@@ -69,7 +69,7 @@ impl Cluster {
         self.serve(&file, &self.served(&file).replace(from, to));
     }
 
-    /// The mom's own file of a job: the mother superior's from before the prologue, a sister's from after hers (recorded).
+    /// The mom's file of a job: the mother superior's from before the prologue, a sister's from after its own (recorded).
     fn mom_has(&mut self, job: &Job, at: usize, has: bool) {
         let name = job.id.replace('[', "-").replace(']', "");
         let file = format!("{HOME}/mom_priv/jobs/{name}.JB");
@@ -99,7 +99,7 @@ impl Cluster {
         self.mom_has(job, 0, false);
     }
 
-    /// The job's main shell: a login shell with the script on standard input. A `$job_starter` gets it as a plain shell.
+    /// The job's main shell: a login shell that reads the script on standard input. A `$job_starter` gets a plain shell.
     pub fn torque_shell(&mut self, job: &Job, script: &str) -> Run {
         let file = format!("{HOME}/mom_priv/jobs/{}.SC", job.id);
         self.nodes[0].write(&file, script, 0o644);
@@ -115,8 +115,8 @@ impl Cluster {
         }
     }
 
-    /// A task that TM starts on a node, without a shell or a profile. It has `passed` from the process that asked TM for
-    /// it, as an MPI launcher passes its own variables.
+    /// A task that TM starts on a node, without a shell or a profile. It gets `passed` from the process that asked TM,
+    /// as an MPI launcher passes its own variables.
     pub fn torque_task(&mut self, job: &Job, at: usize, argv: &[&str], passed: &[(&str, &str)]) -> Ended {
         let starter = self.job_starter(at);
         let starter: Vec<&str> = starter.iter().map(String::as_str).collect();
@@ -232,7 +232,7 @@ impl Cluster {
             session: true,
             in_mom: true,
             checked: true,
-            // Torque fires 10 s early when the alarm is above 10.
+            // Torque fires 10 s early if the alarm is above 10.
             limit_ms: 1000 * if alarm > 10 { alarm - 10 } else { alarm },
             at_limit: Victims::Session,
             ..Run::default()

@@ -1,4 +1,4 @@
-//! What a test orders of the agent inside a simulated node, and the agent's answers: one line of JSON each.
+//! A test's orders to the agent inside a simulated node, and the agent's answers: one line of JSON each.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ pub enum Order {
         text: String,
         mode: u32,
     },
-    /// Every file of the node that is not as the node began, with its size class; and every process.
+    /// Every file of the node that differs from the node's beginning, with its size class; and every process.
     Snapshot,
 }
 
@@ -46,12 +46,12 @@ pub struct Run {
     pub env: BTreeMap<String, String>,
     pub cwd: String,
     pub umask: u32,
-    /// User and groups (primary first); none: root.
+    /// User and groups (primary first); `None`: root.
     pub user: Option<(u32, Vec<u32>)>,
     pub stdin: Stream,
     pub stdout: Stream,
     pub stderr: Stream,
-    /// Who makes the files of the output; none: the jobs' usual user.
+    /// The user who makes the output's files; `None`: the jobs' usual user.
     pub output_of: Option<u32>,
     pub leaked: Vec<i32>,
     pub session: bool,
@@ -62,7 +62,7 @@ pub struct Run {
     pub checked: bool,
     pub background: bool,
     pub limit_ms: u64,
-    /// Who is killed at the limit.
+    /// Which processes are killed at the limit.
     pub at_limit: Victims,
     /// Send SIGKILL to the process group after its end, also after success (OpenPBS).
     pub kill_group_after: bool,
@@ -77,7 +77,7 @@ pub enum Stream {
     Terminal,
 }
 
-/// Who is killed at a time limit.
+/// Which processes are killed at a time limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Victims {
     #[default]
@@ -90,7 +90,7 @@ pub enum Victims {
 pub enum Answer {
     Started(i32),
     Ended(Ended),
-    /// Text of a file; none: no such file.
+    /// Text of a file; `None`: no such file.
     Text(Option<String>),
     Bool(bool),
     Snapshot(Snapshot),

@@ -43,7 +43,7 @@ impl Sim {
                     world.processes.remove(pid);
                 }
             });
-            // What still lives goes on with its work between two of our steps.
+            // What still lives continues its work between two of our steps.
             self.world.borrow_mut().settle();
         }
     }
@@ -179,7 +179,7 @@ impl Daemons for Sim {
         Ok(())
     }
 
-    /// The simulator has one process: it does what the second one would, and can die at every point.
+    /// The simulator has one process: it does what the second one would do, and can die at every point.
     fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
         self.point();
         let divided = !self.world.borrow().undivided;

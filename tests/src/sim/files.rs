@@ -1,4 +1,4 @@
-//! The simulated node's files, in memory. Each change is made of its smallest steps, with a point behind each.
+//! The simulated node's files, in memory. Each change has its smallest steps, with a point after each.
 
 use super::{Sim, World};
 use mpsd::job::journal::Journal;
@@ -25,7 +25,7 @@ pub fn paths() -> Paths {
     Paths::new("/run/mpsd", "/var/lib/mpsd")
 }
 
-/// A lock of the simulated node. Taken twice by one worker it would wait for itself.
+/// A lock of the simulated node. A worker that took it twice would wait for itself.
 struct Lock {
     path: PathBuf,
     world: Rc<RefCell<World>>,
@@ -39,7 +39,7 @@ impl Drop for Lock {
     }
 }
 
-/// A failure on one of these files is told to nobody: no job fails for it.
+/// Failures on these files are not reported: no job fails for them.
 fn may_be_lost(path: &Path) -> bool {
     let lost = ["observations", "killed"].map(OsStr::new);
     path.parent() == Some(paths().run()) || path.file_name().is_some_and(|name| lost.contains(&name))
@@ -51,7 +51,7 @@ fn hidden(path: &Path) -> PathBuf {
 }
 
 impl Sim {
-    /// The begin of a call on the file at `path`, whose directory must be there.
+    /// Begins a call on the file at `path`; its directory must exist.
     fn file_call(&mut self, path: &Path) -> Result<(), FileError> {
         self.point();
         self.asked.set(false);
@@ -80,7 +80,7 @@ impl Sim {
         );
     }
 
-    /// Tasks believe this record: root has proved the daemons, and probed them if the job asked for that.
+    /// Tasks believe this record, so root must have proved the daemons, and probed them if the job asked for that.
     fn check_record(&self, bytes: &[u8], was_asked: bool) {
         let record = Record::parse(std::str::from_utf8(bytes).expect("text")).expect("a record");
         if record.state != RecordState::Ready {
@@ -120,7 +120,7 @@ impl Files for Sim {
         &self.settings
     }
 
-    /// Another worker's lock is not waited for: that worker goes on only when this one has ended.
+    /// Does not wait for another worker's lock: that worker continues only after this one has ended.
     fn lock(&mut self, path: &Path, _: Deadline) -> Result<LockGuard, FileError> {
         self.file_call(path)?;
         let new = self.locks.borrow_mut().insert(path.to_owned());
@@ -199,7 +199,7 @@ impl Files for Sim {
         Ok(below.map(name).collect())
     }
 
-    /// Entry by entry, in whatever order the directory lists them: the journal first is the worst.
+    /// Entry by entry, in the worst of the directory's possible orders: the journal first.
     fn remove_tree(&mut self, path: &Path, _: Bounds) -> Result<(), FileError> {
         self.file_call(path)?;
         let below = |entry: &&PathBuf| entry.starts_with(path);

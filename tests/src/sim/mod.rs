@@ -1,8 +1,8 @@
-//! A node in memory: everything that [`mpsd::job::node::Node`] can do to, or ask of, a node, done to plain values.
+//! A node in memory: everything that [`mpsd::job::node::Node`] can do to a node, or ask of it, done to plain values.
 //!
-//! Every change is made of smallest steps. Before each call and after each step lies a *point*, at which the worker can be
-//! killed. The steps are those of the real node: a file and its lock are two, a directory's
-//! two halves are two, a cgroup and the note of it are two. So a matrix over all points needs no list of effects.
+//! Every change has smallest steps. Before each call and after each step is a *point* at which the worker can be
+//! killed. The steps are the real node's: a file and its lock are two, a directory's two halves are two, a cgroup and
+//! its note are two. So a matrix over all points needs no list of effects.
 
 mod calls;
 mod files;
@@ -46,7 +46,7 @@ pub struct Sim {
     points: usize,
     calls: usize,
     locks: Rc<RefCell<BTreeSet<PathBuf>>>,
-    /// It goes on alone after its program has ended.
+    /// It continues alone after its program has ended.
     alone: bool,
     /// Its last call asked whether the job has ended.
     asked: Cell<bool>,
@@ -94,7 +94,7 @@ impl Sim {
         job::end(self, &scenario.id(), &scenario.ending(&settings)).findings
     }
 
-    /// At its point [`Trouble::MeetsAt`] `other` does its work, from begin to end.
+    /// At the point of [`Trouble::MeetsAt`] `other` does all its work.
     pub fn meeting(mut self, other: impl FnOnce(&Rc<RefCell<World>>) + 'static) -> Self {
         self.other = Some(Other(Box::new(other)));
         self
@@ -139,7 +139,7 @@ impl Sim {
         }
     }
 
-    /// Counts a call; whether it fails, and on evidence.
+    /// Counts a call. Returns whether it fails, and whether by evidence.
     fn trouble_of_call(&mut self) -> Option<bool> {
         let now = self.calls;
         self.calls += 1;
@@ -157,7 +157,7 @@ impl Sim {
     }
 }
 
-/// Runs a worker's `work`; `None` when it was killed. Its locks fall with it, as the kernel does it.
+/// Runs a worker's `work`; `None` if it was killed. Its locks are released then, as by the kernel.
 pub fn living<T>(work: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => Some(done),

@@ -30,7 +30,7 @@ pub struct Scenario {
     pub when: ReturnWhen,
     pub record: bool,
     pub by_site: bool,
-    /// What the ledger says of the GPUs, as `inventory` changed by this.
+    /// How the ledger's GPUs differ from `inventory`.
     pub remembered: Option<fn(&mut Gpu)>,
 }
 
@@ -48,8 +48,8 @@ pub fn h200(index: u32) -> Gpu {
     }
 }
 
-/// MIG device `number` of a GPU that three share: 1, 2 and 4 of 7 slices, and so many eighths of its memory (profiles 1g.18gb,
-/// 2g.35gb and 4g.71gb of an H200; NVIDIA's guide, "Supported MIG profiles").
+/// MIG device `number` of a GPU with three: 1, 2 and 4 of 7 slices, and as many eighths of its memory (profiles
+/// 1g.18gb, 2g.35gb and 4g.71gb of an H200; NVIDIA's guide, "Supported MIG profiles").
 pub fn mig(gpu: &Gpu, number: u32) -> Gpu {
     let (slices, eighths) = (1 << number, 1 << number);
     let uuid = format!("MIG-{:08x}-{number:04x}-5000-8000-000000000000", gpu.index);
@@ -82,7 +82,7 @@ impl Scenario {
         self
     }
 
-    /// A job of `account` that alone holds every GPU of a node with `gpus` of them.
+    /// A job of `account` that alone has all `gpus` GPUs of a node.
     pub fn new(name: &'static str, account: &'static str, gpus: u32) -> Self {
         Self {
             name,
@@ -165,13 +165,13 @@ impl Scenario {
         self
     }
 
-    /// As Slurm's plugin calls us: a process of its own finishes the start, and failures are left for the tasks to read.
+    /// As Slurm's plugin calls us: another process finishes the start, and the tasks read failures.
     pub fn detached(mut self) -> Self {
         self.when = ReturnWhen::Started;
         self.recorded()
     }
 
-    /// As OpenPBS's hook calls us: the record says from the first moment that the start is under way.
+    /// As OpenPBS's hook calls us: the record says from the beginning that the start is under way.
     pub fn announced(mut self) -> Self {
         self.when = ReturnWhen::Announced;
         self.recorded()
@@ -182,7 +182,7 @@ impl Scenario {
         self
     }
 
-    /// Its user did not ask.
+    /// The site asks, not the user.
     pub fn by_site(mut self) -> Self {
         self.by_site = true;
         self
@@ -193,7 +193,7 @@ impl Scenario {
         JobId::parse(&format!("{}{step}", self.number)).expect("job id")
     }
 
-    /// The id that its daemons run under: its own, or that of its user's shared MPS.
+    /// The id under which its daemons run: its own, or that of its user's shared MPS.
     pub fn mps_id(&self) -> JobId {
         match self.plan().expect("a plan").shared.first() {
             Some(shared) => shared.record.job.clone(),

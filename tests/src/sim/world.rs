@@ -17,9 +17,9 @@ pub struct Living {
     pub role: Role,
     pub job: JobId,
     pub uid: u32,
-    /// Those that it has a context on; of `mpsd`, those of its server.
+    /// The GPUs on which it has a context; for `mpsd`, those of its server.
     pub gpus: Vec<GpuUuid>,
-    /// The highest rung of the ladder that does not end it.
+    /// The highest rung of the ladder that it survives.
     pub survives: Option<Rung>,
     pub state: char,
 }
@@ -35,19 +35,19 @@ pub struct World {
     pub processes: BTreeMap<i32, Living>,
     pub foreign: Vec<(GpuUuid, i32)>,
     pub stubborn: Option<Rung>,
-    /// The threads of those that survive, in one look after the other; the last look stays.
+    /// The threads of the survivors, in one look after the other; the last look stays.
     pub looks: Vec<Vec<Thread>>,
     pub waiting: Vec<Waiting>,
     pub silent: bool,
     pub now: u64,
-    /// So many looks still find a process of the user's besides the job's own.
+    /// This many more looks find a process of the user's besides the job's own.
     pub user_is_seen: u32,
     /// No process starts on this node: `mpsd` ends at once.
     pub stillborn: bool,
     pub has_cgroups: bool,
-    /// No process of its own is to be had for the rest of a start.
+    /// A start cannot get a process of its own.
     pub undivided: bool,
-    /// A drain of this node that its scheduler has not got.
+    /// A drain of this node that its scheduler has not received.
     pub undelivered: Option<String>,
     pub deaf: bool,
     pub drains: Vec<String>,
@@ -138,7 +138,7 @@ impl World {
         self.processes.values().any(|p| p.job == *job && is(p))
     }
 
-    /// What a living `mpsd` does by itself: it starts what its job still lacks. Without its directories it ends.
+    /// What a living `mpsd` does by itself: it starts what its job still lacks. It ends if its directories are gone.
     pub fn settle(&mut self) {
         let supervisors: Vec<(i32, Living)> = self
             .processes
@@ -167,14 +167,14 @@ impl World {
         }
     }
 
-    /// A start of `job` begins or has failed: what was proved of an earlier one does not count.
+    /// A start of `job` begins or has failed, so what was proved of an earlier one no longer counts.
     pub fn forget_proof(&mut self, job: &JobId) {
         self.let_start.remove(job);
         self.proved.remove(job);
         self.probed.remove(job);
     }
 
-    /// What a reviewer compares: what a job may change on the node.
+    /// What the tests compare: what a job may change on the node.
     pub fn picture(&self) -> Self {
         let mut files = self.files.clone();
         files.retain(|path, _| path.parent() != Some(paths().run()));
@@ -190,15 +190,15 @@ impl World {
     }
 }
 
-/// Different worlds, each with a name and how often it was left. What follows depends on the world alone: an equal one proves the
-/// same.
+/// Different worlds, each with a name and how often it occurred. What follows depends only on the world, so an equal
+/// world proves the same.
 #[derive(Debug, Default)]
 pub struct Worlds(Vec<(String, World, u64)>);
 
 impl Worlds {
     /// Whether it is the first of its kind.
     pub fn add(&mut self, name: &str, world: &World) -> bool {
-        // The latest first: at most points nothing has changed since the one before.
+        // The latest first: at most points nothing has changed since the last one.
         let same = self.0.iter_mut().rev().find(|(_, other, _)| other == world);
         if let Some((_, _, times)) = same {
             *times += 1;
@@ -213,7 +213,7 @@ impl Worlds {
     }
 }
 
-/// What cannot be mistaken for another process: here pids are never used again.
+/// A unique reference to a process: pids are never reused here.
 pub fn reference(pid: i32) -> ProcessRef {
     ProcessRef {
         pid,

@@ -21,11 +21,11 @@ use super::users::{Pair, User};
 use super::warden::{Reply, Request, WARDEN, Warden};
 use crate::child::Ran;
 
-/// Where the bed's directory is made: passable for everybody, owned by root all the way up, neither `/tmp` (a job may get
-/// another one) nor `/run` (often mounted `noexec,nodev`).
+/// The parent of the bed's directory: everybody may pass, and only root owns it and all above. Not `/tmp` (a job may
+/// have its own) and not `/run` (often mounted `noexec,nodev`).
 const BASE: &str = "/var/lib";
 
-/// Where the nodes' run directories are made: a memory file system on most machines, as in production.
+/// The parent of the nodes' run directories: a memory file system on most machines, as in production.
 const RUN_BASE: &str = "/run";
 
 const STACK: &str = "PlugStackConfig";
@@ -44,13 +44,13 @@ pub struct Bed {
     pub(super) baseline: Mutex<Option<Snapshot>>,
     /// The controller's.
     port: Mutex<Option<u16>>,
-    /// Given back last: no process of theirs is left then.
+    /// Dropped last, when no process of theirs is left.
     pub(super) users: Pair,
 }
 
 impl Bed {
-    /// Makes the directory, the devices and the key, and starts the warden; no daemon runs yet, so that the caller may put
-    /// the plugin, the programs and their configuration below [`Bed::dir`] first.
+    /// Makes the directory, the devices and the key, and starts the warden. No daemon runs yet, so the caller can put
+    /// the plugin, the programs and their configuration below [`Bed::dir`].
     pub fn create(options: Options) -> Result<Bed> {
         if !nix::unistd::geteuid().is_root() {
             bail!("a throw-away Slurm needs root: its nodes start jobs for other users");
@@ -105,8 +105,8 @@ impl Bed {
         &self.run
     }
 
-    /// The nodes' run directory as each of them knows it: one path for all where they have places of their own, as on a real
-    /// cluster, else `%n`.
+    /// The nodes' run directory as they know it. If each has its own places it is one path for all, as on a real
+    /// cluster; else `%n`.
     pub fn run_dir_of_nodes(&self) -> PathBuf {
         let name = if self.options.minors.is_empty() {
             "%n"
@@ -116,8 +116,8 @@ impl Bed {
         self.run.join(name)
     }
 
-    /// A cgroup with one below it for each node, where this machine lets us make any: nodes of one host would else share
-    /// the cgroup of a job that runs on both.
+    /// A cgroup with one below it for each node, if this machine lets us make any. Otherwise nodes of one host would
+    /// share the cgroup of a job that runs on both.
     pub fn cgroup(&self) -> Option<&Path> {
         self.cgroup.as_deref()
     }
@@ -132,12 +132,12 @@ impl Bed {
             .collect()
     }
 
-    /// Who submits here: two ordinary users, whom no other bed of this process has meanwhile.
+    /// The two ordinary users who submit here. No other bed of this process has them meanwhile.
     pub fn users(&self) -> [User; 2] {
         self.users.0.clone()
     }
 
-    /// A directory of the user's own: where the jobs start and `sbatch` leaves its output.
+    /// The user's own directory: jobs start here, and `sbatch` leaves its output here.
     pub fn home(&self, user: &User) -> PathBuf {
         if user.uid == 0 {
             self.dir.clone()
@@ -159,11 +159,11 @@ impl Bed {
         let write = |name: &str, lines: &[String]| fs::write(etc.join(name), lines.join("\n") + "\n");
         let mut slurm = conf::slurm_conf(&self.dir, &self.host, &ports, &self.options);
         if !resolves_to_loopback(&self.host)? {
-            // The daemons would listen on the machine's address only, and the nodes are reached on loopback.
+            // Otherwise the daemons would listen only on the machine's address, but the nodes are reached on loopback.
             slurm = slurm.replace("CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n", "");
         }
         if self.options.configless {
-            // The nodes look for plugstack.conf beside the slurm.conf that they were sent.
+            // The nodes look for plugstack.conf beside the slurm.conf that they receive.
             slurm = slurm
                 .lines()
                 .filter(|line| !line.starts_with(STACK))
@@ -193,7 +193,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Takes what is there now as what [`Bed::left_behind`] compares with.
+    /// Remembers the present state, with which [`Bed::left_behind`] compares.
     pub fn mark(&self) {
         *lock(&self.baseline) = Some(self.snapshot());
     }
@@ -255,7 +255,7 @@ impl Bed {
         self.start_daemon(node, argv, env)
     }
 
-    /// A command of root's among the mounts of a node's `slurmd`, with no variable that names a configuration.
+    /// Runs a command of root's among the mounts of a node's `slurmd`, without a variable that names a configuration.
     pub fn on_node(&self, node: &str, argv: &[&str]) -> Result<Ran> {
         let pid = self.daemon(node).context("no slurmd")?;
         let before = format!("env --unset=SLURM_CONF nsenter --mount --root --target {pid}");
@@ -310,8 +310,8 @@ impl Bed {
         Ok(())
     }
 
-    /// A slurmd that has no configuration yet authenticates through munge's usual socket, and leaves a link to the file that it
-    /// is sent in `/run/slurm`: both places are the bed's own for each node, and here are what they are mounted on.
+    /// Without a configuration a slurmd authenticates through munge's usual socket, and leaves a link to the received
+    /// file in `/run/slurm`. Each node gets its own of both; this makes the directories over which they are mounted.
     fn make_mount_points(&self) -> Result<()> {
         for path in USUAL_PLACES.map(PathBuf::from) {
             if !path.exists() {
@@ -326,7 +326,7 @@ impl Bed {
         )?)
     }
 
-    /// What comes before a node's slurmd so that it, its steps and its prologs see the node's own `/dev` and users.
+    /// The words before a node's slurmd that give it, its steps and its prologs the node's own `/dev` and users.
     fn with_own_mounts(&self, node: &str) -> Result<Vec<String>> {
         let mut mounts = Vec::new();
         if self.options.login_shells {
@@ -346,7 +346,7 @@ impl Bed {
         Ok(words.map(str::to_owned).collect())
     }
 
-    /// The machine's accounts, where those that submit have a shell, and the path to this Slurm in their profile.
+    /// The machine's accounts. The users who submit have a shell, and a profile with the path to this Slurm.
     fn passwd(&self) -> Result<PathBuf> {
         let mut all = fs::read_to_string("/etc/passwd")?;
         for user in &self.users.0 {
@@ -384,7 +384,7 @@ impl Bed {
         ))
     }
 
-    /// Ends it now and says what had to be forced: nothing, when all went well.
+    /// Ends it now. Returns what had to be forced.
     pub fn end(&self) -> Result<Vec<String>> {
         self.warden.end()
     }

@@ -1,4 +1,4 @@
-//! Slurm's commands on a bed: who runs them, with what environment, each with a deadline.
+//! Slurm's commands on a bed: which user runs them, with which environment, each with a deadline.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,13 +26,13 @@ impl Bed {
         self.dir.join("etc/slurm.conf").display().to_string()
     }
 
-    /// The `slurm.conf` without the plugin, for the nodes in `plain_nodes` and for commands that shall not load it (as
+    /// The `slurm.conf` without the plugin, for the nodes in `plain_nodes` and for commands that must not load it (as
     /// `SLURM_CONF`).
     pub fn plain_conf(&self) -> String {
         self.dir.join("etc/slurm-plain.conf").display().to_string()
     }
 
-    /// What a user's `SLURM_CONF` names: on a cluster without files the copy that the first node took from the controller.
+    /// The user's `SLURM_CONF`. On a cluster without files it is the copy that the first node got from the controller.
     fn client_conf(&self) -> String {
         let copy = format!("spool/{}/conf-cache/slurm.conf", self.options.node(1));
         let copy = self.dir.join(copy);
@@ -91,7 +91,7 @@ impl Bed {
         self.spawn(user, &[&["srun"], arguments].concat())?.wait(limit)
     }
 
-    /// Hands a batch script in and returns the job's id. The script's output goes to `job-ID.out` in the user's directory.
+    /// Submits a batch script and returns the job's id. The output is in `job-ID.out` in the user's directory.
     pub fn sbatch(&self, user: &User, arguments: &[&str], script: &str) -> Result<u32> {
         let file = tempfile::NamedTempFile::new_in(self.home(user))?;
         let shell = if script.starts_with("#!") {
@@ -117,7 +117,7 @@ impl Bed {
         self.spawn(&User::root(), argv)?.wait(COMMAND)
     }
 
-    /// The same to its good end, its words between blanks; its output.
+    /// The same, split at blanks. It must succeed; returns its output.
     pub fn said(&self, command: &str) -> Result<String> {
         let words: Vec<&str> = command.split_whitespace().collect();
         Ok(self.root(&words)?.success()?.stdout)
@@ -160,7 +160,7 @@ impl Client {
         alive(self.0.pid())
     }
 
-    /// Waits for its end, at most `limit` from its start. A command that takes longer is killed, and that is an error.
+    /// Waits for its end, at most `limit` after its start. A command that takes longer is killed; that is an error.
     pub fn wait(self, limit: Duration) -> Result<Ran> {
         self.0.finish(limit)
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::options::Options;
 
-/// The word before a plugin's path in `plugstack.conf`: what Slurm makes of the plugin's failures.
+/// The word before a plugin's path in `plugstack.conf`: what Slurm does about the plugin's failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     /// Slurm ignores every return value of the plugin.
@@ -25,7 +25,7 @@ impl Word {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gpus {
-    /// So many character devices of major 240 on each node.
+    /// This many character devices of major 240 on each node.
     Simulated(u32),
     /// The host's own `/dev/nvidiaN` with these numbers, all on the first node.
     Real(Vec<u32>),
@@ -118,7 +118,7 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
         text.push_str("SlurmctldParameters=enable_configless\n");
     }
     if !options.plain_nodes.is_empty() {
-        // Two files that differ in the plugin's line: the controller would complain of every registration.
+        // Two files differ in the plugin's line, and the controller would complain at every registration.
         text.push_str("DebugFlags=NO_CONF_HASH\n");
     }
     let ours = std::mem::take(&mut text);
@@ -179,7 +179,7 @@ pub fn gpus_of(options: &Options, index: usize) -> usize {
     }
 }
 
-/// `gres.conf`: one line a GPU, so that the name of its file does not change its index.
+/// `gres.conf` with one line for each GPU, so that the name of its file does not change its index.
 pub fn gres_conf(dir: &Path, options: &Options) -> String {
     if let Some(text) = &options.gres_conf {
         return text.clone();

@@ -17,12 +17,12 @@ pub(super) fn fresh_directory(base: &str) -> Result<PathBuf> {
         .tempdir_in(base)
         .with_context(|| format!("cannot make a directory in '{base}'"))?;
     let path = dir.keep();
-    // The umask may have taken bits away.
+    // The umask may have removed bits.
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
     Ok(path)
 }
 
-/// The cgroups that the slurmds of a bed will make and leave, in each hierarchy of cgroup v1: none that stands already.
+/// The cgroups that the slurmds of a bed will make and leave, in each hierarchy of cgroup v1, without existing ones.
 pub(super) fn cgroups_of_slurmd(nodes: &[String]) -> Vec<PathBuf> {
     let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
     let of_nodes = |hierarchy: fs::DirEntry| {
@@ -37,8 +37,8 @@ pub(super) fn cgroups_of_slurmd(nodes: &[String]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// A cgroup named as `run`, with one below it for each node, in the hierarchy without controllers; nothing where the machine
-/// has none or keeps it to itself.
+/// A cgroup named like `run`, with one below it for each node, in the hierarchy without controllers. `None` if the
+/// machine has none or does not let us.
 pub(super) fn fresh_cgroup(run: &Path, nodes: &[String]) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let of_kind = |kind: &str| {
@@ -54,7 +54,7 @@ pub(super) fn fresh_cgroup(run: &Path, nodes: &[String]) -> Option<PathBuf> {
     Some(cgroup)
 }
 
-/// A program of this build: beside the running one, or one directory up when that is a test.
+/// A program of this build: in the directory of the running one, or one above if that is a test.
 pub fn program_beside(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let dirs = own.ancestors().skip(1).take(2);
@@ -65,8 +65,7 @@ pub fn program_beside(name: &str) -> Result<PathBuf> {
 
 static PREFIX: OnceLock<PathBuf> = OnceLock::new();
 
-/// Takes Slurm's programs from `PREFIX/sbin` and `PREFIX/bin` from now on; munged stays the machine's own. Only the first call
-/// counts.
+/// From now on uses Slurm's programs in `PREFIX/sbin` and `PREFIX/bin`; munged stays the machine's. Only the first call counts.
 pub fn use_slurm_of(prefix: &Path) {
     let _ = PREFIX.set(prefix.to_owned());
 }
@@ -86,13 +85,13 @@ pub(super) fn program(names: &[&str]) -> Result<String> {
         .with_context(|| format!("'{}' is not installed: run 'cargo xtask setup'", names[0]))
 }
 
-/// The kernel gives none of these ports to a program that asks for any port, as every `srun` does. So none is taken between our
-/// check and a daemon's start.
+/// The kernel gives none of these ports to a program that asks for any port, as `srun` does. So no program takes one
+/// between our check and a daemon's start.
 const PORTS: Range<u16> = 20_000..30_000;
 
 pub(super) fn free_ports(count: usize) -> Result<Vec<u16>> {
     static ASKED: AtomicU32 = AtomicU32::new(0);
-    // Another process begins elsewhere.
+    // Another process begins at another port.
     let begin = std::process::id().wrapping_mul(31);
     let length = u32::from(PORTS.end - PORTS.start);
     let next = || {

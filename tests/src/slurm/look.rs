@@ -1,4 +1,4 @@
-//! An independent look at the machine: what `/proc`, the directories and the mounts say, not what our programs claim.
+//! An independent look at the machine, by `/proc`, directories and mounts, without our programs' word.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -26,7 +26,7 @@ impl Process {
     pub fn read(pid: i32) -> Option<Process> {
         let dir = PathBuf::from(format!("/proc/{pid}"));
         let stat = std::fs::read_to_string(dir.join("stat")).ok()?;
-        // The name stands in parentheses and may hold anything, blanks and parentheses included.
+        // The name is in parentheses and may contain anything, blanks and parentheses included.
         let (head, rest) = stat.rsplit_once(')')?;
         let name = head.split_once('(')?.1.to_owned();
         let fields: Vec<&str> = rest.split_whitespace().collect();
@@ -49,7 +49,7 @@ impl Process {
         matches!(self.state, 'Z' | 'X')
     }
 
-    /// The environment it was started with (`/proc/PID/environ`): what it changed since does not show.
+    /// The environment at its start (`/proc/PID/environ`), without later changes.
     pub fn environment(&self) -> BTreeMap<String, String> {
         let bytes = std::fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default();
         words(&bytes)
@@ -113,13 +113,13 @@ pub fn processes() -> Vec<Process> {
         .collect()
 }
 
-/// Everything that a job could leave on the node, named: compare two of them.
+/// Everything that a job could leave on the node, by name, to be compared with another look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot(BTreeSet<String>);
 
 impl Snapshot {
-    /// The names of what there is below `roots` (of a cgroup, the directories); what is mounted below any of them; the
-    /// shared-memory segments of `users`; the descendants of `warden` that are not in `known`.
+    /// The names of everything below `roots` (of a cgroup, the directories); what is mounted there; the shared-memory
+    /// segments of `users`; the descendants of `warden` that are not in `known`.
     pub fn take(roots: &[PathBuf], users: &[u32], warden: i32, known: &BTreeSet<i32>) -> Snapshot {
         let mut items = BTreeSet::new();
         for root in roots {

@@ -1,36 +1,36 @@
-//! What a bed is to be like.
+//! The options of a bed.
 
 use std::path::{Path, PathBuf};
 
 use super::conf::{self, Gpus, Word};
 
-/// What a bed without files claims, see [`Options::claims`]: the places where Slurm looks then, and to have the only slurmds that
-/// do not say whose they are.
+/// The claim of a bed without files, see [`Options::claims`]: the places where Slurm then looks, and to have the only
+/// slurmds that do not name their configuration.
 pub const CONFIGLESS: &str = "slurmds without a file";
 
 #[derive(Clone, Debug)]
 pub struct Options {
     pub nodes: usize,
-    /// What the nodes are called before their number: `node1` and up. Slurm's cgroups have these names too, so beds that
-    /// use them at the same time need different ones.
+    /// The nodes' name before the number: `node1` and so on. Slurm's cgroups have it too, so beds that use cgroups at
+    /// the same time need different names.
     pub node_name: &'static str,
     pub cpus: u32,
     pub gpus: Gpus,
     /// Minor numbers of the nodes' GPUs in the order of the bus. Each node then has a `/dev` of its own with
     /// `/dev/nvidia<minor>`; empty: files of the bed's own, `Gpus::Simulated` of them.
     pub minors: Vec<u32>,
-    /// The users have a shell and a profile on the nodes, as on a cluster. Slurm runs `su - USER` for the environment of a
-    /// script with `--export=NONE`, and from 25.05 on requeues the job if that fails.
+    /// The users have a shell and a profile on the nodes, as on a cluster. For a script with `--export=NONE` Slurm gets
+    /// the environment by `su - USER`. From 25.05 on it requeues the job if that fails.
     pub login_shells: bool,
-    /// `gres.conf` instead of a line for each GPU.
+    /// The text of `gres.conf`, instead of a line for each GPU.
     pub gres_conf: Option<String>,
-    /// What `slurm.conf` says of each node's GPUs instead of `gpu:COUNT`.
+    /// `slurm.conf`'s words about each node's GPUs, instead of `gpu:COUNT`.
     pub gres: Option<String>,
     /// Write `KEY = VALUE` in `slurm.conf`, not `KEY=VALUE`.
     pub blanks: bool,
-    /// The nodes take their configuration from the controller; needs `minors`, whose nodes have places of their own.
+    /// The nodes get their configuration from the controller. Needs `minors`, which gives nodes their own places.
     pub configless: bool,
-    /// Further kinds of gres beside `gpu` (`mps`, `shard`), `gres_count` of each on every node.
+    /// Further kinds of gres beside `gpu` (`mps`, `shard`), with `gres_count` of each on every node.
     pub gres_types: Vec<String>,
     pub gres_count: u32,
     /// Words added to every `NodeName=` line, for example `Feature=mps`.
@@ -39,7 +39,7 @@ pub struct Options {
     pub plugin: Option<PathBuf>,
     pub plugin_arguments: Vec<String>,
     pub stack_lines: Vec<String>,
-    /// Nodes whose slurmd is started without the plugin, on the same cluster: see [`crate::slurm::Bed::plain_conf`].
+    /// Nodes with a slurmd that has no plugin, on the same cluster: see [`crate::slurm::Bed::plain_conf`].
     pub plain_nodes: Vec<String>,
     /// Lines of those nodes' own plugstack.conf.
     pub plain_stack_lines: Vec<String>,
@@ -57,7 +57,7 @@ pub fn unified() -> bool {
 
 fn cgroup_lines() -> Vec<String> {
     match unified() {
-        // Without systemd, Slurm's plugin for the unified hierarchy makes its own groups, in `system.slice`.
+        // Without systemd, Slurm's plugin for the unified hierarchy makes its own groups in `system.slice`.
         true => vec!["CgroupPlugin=cgroup/v2".into(), "IgnoreSystemd=yes".into()],
         false => vec!["CgroupAutomount=no".into()],
     }
@@ -99,7 +99,7 @@ impl Options {
         format!("{}{index}", self.node_name)
     }
 
-    /// With processes and tasks in cgroups of the first kind, and with these lines in cgroup.conf.
+    /// With processes and tasks in cgroups of version 1, and these lines in cgroup.conf.
     pub fn with_cgroups(mut self, lines: &[&str]) -> Options {
         let owned = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
         let plugins = ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"];
@@ -113,7 +113,7 @@ impl Options {
         self
     }
 
-    /// What of the machine's such a bed has for itself: two that share a word must not stand at the same time.
+    /// What such a bed needs for itself. Two beds with a common word must not exist at the same time.
     pub fn claims(&self) -> Vec<String> {
         let cgroups = self.slurm_lines.iter().any(|line| line.ends_with("/cgroup"));
         let cgroups = cgroups.then(|| format!("the cgroups of {}1", self.node_name));

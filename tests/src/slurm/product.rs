@@ -1,4 +1,4 @@
-//! Puts what was built into a bed: root-owned copies of the programs, the plugin and their configuration.
+//! Puts the built files into a bed: root-owned copies of the programs, the plugin and their configuration.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,8 +22,8 @@ pub struct Product {
 }
 
 impl Product {
-    /// Copies the product into `bed`, writes `config` as its `mpsd.toml`, and puts the plugin on the bed's line with the
-    /// arguments that name them. The directories `run/NODE` and `state/NODE` of [`Product::settings`] are made.
+    /// Copies the product into `bed`, writes `config` as its `mpsd.toml`, and enters the plugin into the bed's line
+    /// with the matching arguments. Makes the directories `run/NODE` and `state/NODE` of [`Product::settings`].
     pub fn install(bed: &mut Bed, config: &str) -> Result<Product> {
         let dir = bed.dir().to_owned();
         let product = Product {
@@ -53,7 +53,7 @@ impl Product {
         Ok(product)
     }
 
-    /// The lines of `mpsd.toml` that keep every node of the bed apart: `%n` is the node's name.
+    /// The lines of `mpsd.toml` that keep the bed's nodes apart: `%n` is the node's name.
     pub fn settings(bed: &Bed, control: &Path, nvml: &Path) -> String {
         let cgroup = bed
             .cgroup()

@@ -23,12 +23,12 @@ pub struct Simulated {
     root: PathBuf,
 }
 
-/// What a client wrote of itself: see the double `fake-cuda-client`, and `mps-probe --json`.
+/// A client's record of itself: see the double `fake-cuda-client`, and `mps-probe --json`.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default)]
 pub struct Record {
     pub pid: i32,
-    /// The user that it ran as. The record of a failure lacks it, as most of this.
+    /// The user that it ran as. The record of a failure lacks this and most of the rest.
     pub uid: Option<u32>,
     /// The node it ran on, which `mps-probe` does not know.
     pub node: String,
@@ -55,7 +55,7 @@ pub struct RecordGpu {
 }
 
 impl Record {
-    /// All records among the lines of `text`; other lines are passed over.
+    /// All records among the lines of `text`; skips other lines.
     pub fn all(text: &str) -> Result<Vec<Record>> {
         let lines = text.lines().filter(|line| line.starts_with('{'));
         lines
@@ -65,8 +65,8 @@ impl Record {
 }
 
 impl Simulated {
-    /// Makes the doubles and the product in `bed`, which is not yet started. `shape` changes a node's double, `extra` is
-    /// added to `mpsd.toml`.
+    /// Makes the doubles and the product in `bed`, which has not started yet. `shape` changes a node's double, `extra`
+    /// is added to `mpsd.toml`.
     pub fn install(bed: &mut Bed, extra: &str, shape: impl Fn(Builder) -> Builder) -> Result<Simulated> {
         let Gpus::Simulated(gpus) = bed.options_mut().gpus else {
             bail!("the bed's GPUs are real");
@@ -112,7 +112,7 @@ impl Simulated {
             .with_context(|| format!("there is no node '{name}'"))
     }
 
-    /// Changes what every node is, until the guard is dropped: faults, times.
+    /// Changes every node's description (faults, times) until the guard is dropped.
     pub fn change(&self, change: impl Fn(&mut Description)) -> Result<Changed> {
         let mut changed = Changed(Vec::new());
         for node in &self.nodes {
@@ -126,7 +126,7 @@ impl Simulated {
         Ok(changed)
     }
 
-    /// Checks that every GPU of every node is as it was before any job: mode `default`, no context, no daemon.
+    /// Checks that every GPU of every node is as before any job: mode `default`, no context, no daemon.
     pub fn check_idle(&self) -> Result<()> {
         for node in &self.nodes {
             let (modes, contexts, daemons) = (node.modes(), node.contexts(), node.daemons());
@@ -155,7 +155,7 @@ impl Drop for Changed {
     }
 }
 
-/// A reader at the same time sees the old text or the new.
+/// A concurrent reader sees the old text or the new.
 fn replace(file: &Path, text: &str) -> Result<()> {
     let new = file.with_extension("new");
     std::fs::write(&new, text)?;
@@ -169,7 +169,7 @@ pub const WITNESS: &str = "slurm-witness";
 pub struct Witness {
     pub label: String,
     pub node: String,
-    /// File names of the GPUs on which it had a context.
+    /// Names of the GPUs' files on which it had a context.
     pub devices: BTreeSet<String>,
     pub may_open: BTreeSet<String>,
     pub environment: BTreeMap<String, String>,
@@ -204,11 +204,11 @@ impl Witness {
     }
 }
 
-/// What another user's job saw of the GPU that it had all the while.
+/// What another user's job saw of the GPU that it had all the time.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Bystander {
     pub device: String,
     pub contexts: u64,
-    /// What it should not have seen: a compute mode, a context that was refused.
+    /// What it should not have seen: a changed compute mode, a refused context.
     pub troubles: BTreeSet<String>,
 }

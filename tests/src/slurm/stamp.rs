@@ -29,7 +29,7 @@ pub fn write(file: &Path, version: u32) -> Result<()> {
         .get_mut(at..at + 4)
         .context("the stamp lies outside the file")?
         .copy_from_slice(&version.to_le_bytes());
-    // A new file: a program that has the old one mapped must not see it change.
+    // A new file, because a program that has mapped the old one must not see it change.
     let new = file.with_extension("new");
     std::fs::write(&new, &bytes)?;
     std::fs::set_permissions(&new, std::fs::metadata(file)?.permissions())?;

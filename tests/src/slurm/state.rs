@@ -1,4 +1,4 @@
-//! What the controller says of nodes and jobs, and what the machine says of what they left.
+//! What the controller says of nodes and jobs, and what jobs left on the machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -31,7 +31,7 @@ impl Bed {
         })
     }
 
-    /// The items of `scontrol show job`; nothing once the controller has forgotten the job.
+    /// The items of `scontrol show job`; `None` after the controller has forgotten the job.
     pub fn job(&self, id: u32) -> Result<Option<BTreeMap<String, String>>> {
         let shown = self.root(&["scontrol", "-o", "show", "job", &id.to_string()])?;
         if shown.code != Some(0) {
@@ -101,9 +101,8 @@ impl Bed {
         Snapshot::take(&roots, &users, self.warden.pid(), &known)
     }
 
-    /// What is on the machine that was not there when the bed came up: empty when every job left nothing. The directories
-    /// that belong to a node and not to a job stay: `run/NODE`, its `jobs`, `shared` and `gpus` with a lock for each GPU, and the list
-    /// of failed starts.
+    /// What is on the machine and was not when the bed started; empty if every job left nothing. Directories of a node, not of a
+    /// job, do not count: `run/NODE`, its `jobs`, `shared`, and `gpus` with a lock for each GPU, and the list of failed starts.
     pub fn left_behind(&self) -> Vec<String> {
         let Some(baseline) = lock(&self.baseline).clone() else {
             return Vec::new();
@@ -125,7 +124,7 @@ impl Bed {
         left
     }
 
-    /// Waits until nothing is left behind: slurmstepd and the epilogue end a moment after the node is idle.
+    /// Waits until nothing is left: slurmstepd and the epilogue end a moment after the node is idle.
     pub fn wait_clean(&self, limit: Duration) -> Result<()> {
         let mut left = Vec::new();
         self.wait_until("nothing left behind", limit, || {
@@ -135,7 +134,7 @@ impl Bed {
         .with_context(|| format!("left behind:\n  {}", left.join("\n  ")))
     }
 
-    /// The processes below the warden that are not its daemons: steps, tasks, and what they left.
+    /// The processes below the warden that are not its daemons: steps, tasks, and what these left.
     pub fn job_processes(&self) -> Vec<Process> {
         let known: BTreeSet<i32> = lock(&self.daemons).values().copied().collect();
         let mut found = Process::descendants(self.warden.pid());

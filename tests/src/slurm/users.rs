@@ -1,4 +1,4 @@
-//! Who submits: accounts that the machine has anyway.
+//! The users who submit: accounts that every machine has.
 
 use std::sync::Mutex;
 
@@ -6,14 +6,14 @@ use anyhow::{Context as _, Result, bail};
 
 use super::bed::lock;
 
-/// Ordinary accounts of the distributions of Linux, those first that all of them have.
+/// Ordinary accounts of Linux distributions; the first ones are in all of them.
 const ACCOUNTS: [&str; 12] = [
     "nobody", "daemon", "bin", "mail", "lp", "games", "sync", "news", "sys", "adm", "operator", "uucp",
 ];
 
 static TAKEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// An existing account of the machine that submits jobs: nothing is created for the tests.
+/// An existing account of the machine that submits jobs. The tests create none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     pub name: String,
@@ -44,8 +44,8 @@ impl User {
     }
 }
 
-/// The two that submit on one bed. No other bed of this process has them meanwhile: what a job leaves in `/dev/shm` is known by its
-/// owner.
+/// The two users of one bed. No other bed of this process has them meanwhile, because the owner tells which job left
+/// something in `/dev/shm`.
 #[derive(Debug)]
 pub(super) struct Pair(pub [User; 2]);
 

@@ -1,4 +1,4 @@
-//! The test process's side of the warden, and the words they exchange: one line of JSON each way.
+//! The test process's side of the warden, and their messages: one line of JSON each way.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// File name of the supervisor's program, beside the other programs of the build.
 pub const WARDEN: &str = "slurm-warden";
 
-/// Longest that a whole teardown may take, daemons that ignore SIGTERM included.
+/// Longest time for a whole teardown, with daemons that ignore SIGTERM.
 const TEARDOWN: Duration = Duration::from_secs(40);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -27,11 +27,11 @@ pub enum Request {
     },
     /// End a daemon: SIGTERM, SIGKILL after `wait_ms`, reap. Answer: `Stopped`.
     Stop { pid: i32, wait_ms: u64 },
-    /// A directory to remove in the end, with whatever is mounted in it. Answer: `Done`.
+    /// A directory to remove at the end, with everything mounted in it. Answer: `Done`.
     Remove { path: PathBuf },
-    /// A cgroup to remove in the end, with those below it. Answer: `Done`.
+    /// A cgroup to remove at the end, with those below it. Answer: `Done`.
     RemoveCgroup { path: PathBuf },
-    /// A process of the test itself (an `srun`) to end in the end if it is still there. Answer: `Done`.
+    /// A process of the test itself (an `srun`) to end at the end if it still runs. Answer: `Done`.
     Client {
         pid: i32,
         /// Its start time in clock ticks, as in `/proc/PID/stat`, so that a later process with this pid is left alone.
@@ -49,7 +49,7 @@ pub enum Reply {
     },
     Done,
     Failed(String),
-    /// Last line, after the teardown: what it had to kill or could not remove.
+    /// The last line, after the teardown: what it had to kill or could not remove.
     Ended(Vec<String>),
 }
 
@@ -67,7 +67,7 @@ struct Channel {
 }
 
 impl Warden {
-    /// Starts the supervisor in a process group of its own, so that Ctrl-C at the terminal does not reach it.
+    /// Starts the supervisor in its own process group, so that Ctrl-C at the terminal does not reach it.
     pub fn start(program: &Path) -> Result<Warden> {
         use std::os::unix::process::CommandExt as _;
         let mut child = Command::new(program)
@@ -111,7 +111,7 @@ impl Warden {
         }
     }
 
-    /// Closes the pipe, waits for the teardown and says what it had to force. Later calls return nothing.
+    /// Closes the pipe, waits for the teardown and returns what it had to force. Later calls return nothing.
     pub fn end(&self) -> Result<Vec<String>> {
         let Some(channel) = self
             .channel

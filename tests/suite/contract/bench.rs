@@ -36,7 +36,7 @@ pub struct Bench {
     pub client: Vec<String>,
 }
 
-/// A daemon in the foreground, with its directories. Killed with its server when dropped.
+/// A daemon in the foreground, with its directories. When dropped, it is killed with its server.
 #[derive(Debug)]
 pub struct Daemon<'b> {
     pub bench: &'b Bench,
@@ -52,7 +52,7 @@ pub fn nvidia() -> bool {
     }
 }
 
-/// Asserts how soon NVIDIA's program is there. The double's time depends on the machine alone.
+/// Asserts how fast NVIDIA's program is. The double's time depends on the machine, and is not checked.
 #[track_caller]
 pub fn assert_within(took: Duration, limit: Duration) {
     assert!(took < if nvidia() { limit } else { PATIENCE }, "{took:?}");
@@ -63,7 +63,7 @@ pub fn say(text: &str) {
     let _ = writeln!(std::io::stdout(), "contract: {text}");
 }
 
-/// Says that this test needs something, and was not tried.
+/// Says what this test needs, and that it was not tried.
 pub fn not_verified(needs: &str) {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     say(&format!("not verified here, needs {needs}: {test}"));
@@ -199,7 +199,7 @@ impl Daemon<'_> {
         self.started(command);
     }
 
-    /// Root starts it through this program, which is to drop to the user itself.
+    /// Root starts it through this program, which must drop to the user itself.
     pub fn start_through(&mut self, wrapper: &[&str]) {
         let mut command = command(wrapper[0], 0, &self.env());
         command.args(&wrapper[1..]).arg(&self.bench.control).arg("-f");
@@ -245,7 +245,7 @@ impl Daemon<'_> {
         self.begin(lines).finish(HANGS).hung
     }
 
-    /// Its user's session with these lines, not waited for.
+    /// A session of the daemon's user with these lines; does not wait for its end.
     pub fn begin(&self, lines: &str) -> Running {
         let command = command(&self.bench.control, USER, &self.env());
         spawn(command, &format!("{lines}\n"))

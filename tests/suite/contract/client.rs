@@ -33,7 +33,7 @@ pub struct Holding {
 
 impl Client {
     pub fn new(bench: &Bench) -> Client {
-        // Where CUDA looks without the variable there must be no daemon.
+        // CUDA must find no daemon in the place where it looks without the variable.
         let nowhere = bench.dir.path().join("nowhere").display().to_string();
         Client {
             program: bench.client.clone(),
@@ -68,13 +68,13 @@ impl Client {
         self
     }
 
-    /// Run by root through this program, which is to drop to the user itself.
+    /// Root runs it through this program, which must drop to the user itself.
     pub fn through(mut self, wrapper: &[&str]) -> Self {
         self.wrapper = wrapper.iter().map(|w| (*w).to_owned()).collect();
         self
     }
 
-    /// It launches kernels for so many seconds; `MPS_LOAD` names the program `cuda-load`.
+    /// It launches kernels for this many seconds; `MPS_LOAD` names the program `cuda-load`.
     pub fn working(mut self, seconds: u32) -> Self {
         let options = if nvidia() {
             let load = std::env::var("MPS_LOAD").expect("MPS_LOAD names the program cuda-load");
@@ -135,7 +135,7 @@ impl Outcome {
         Outcome { ended, records }
     }
 
-    /// Its record; it must have come up.
+    /// Its record; it must have started.
     pub fn record(&self) -> &Value {
         let record = self.records.first().unwrap_or(&Value::Null);
         let is_up = record["gpus"].is_array();
@@ -143,7 +143,7 @@ impl Outcome {
         record
     }
 
-    /// The number of the CUDA error that it ended with; none if it ended well.
+    /// The number of the CUDA error that ended it; `None` if it ended well.
     pub fn error(&self) -> Option<u64> {
         self.records.last().and_then(|r| r["cuda"]["code"].as_u64())
     }

@@ -1,4 +1,4 @@
-//! Clients: how they find their server, which are refused, and how the daemon lists them.
+//! Clients: how they find their server, which ones are refused, and how the daemon lists them.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn the_first_client_starts_the_server() {
     assert!(under_mps(outcome.record()));
     daemon.logs("Server is not ready, push client to pending list");
     daemon.logs(": Server already exists");
-    // This stands at every connection that works: alone it explains nothing.
+    // This line also appears for every connection that works. By itself it explains nothing.
     daemon.logs("User did not send valid credentials");
 }
 
@@ -38,7 +38,7 @@ fn a_client_is_listed_two_ways() {
     let daemon = bench.daemon();
     let server = daemon.start_server();
     let list = format!("get_client_list {server}");
-    // Before there is a client.
+    // Before any client exists.
     for command in ["ps", &list] {
         assert_eq!(daemon.say(command).out, "", "to '{command}'");
     }
@@ -50,7 +50,7 @@ fn a_client_is_listed_two_ways() {
     let heads = ["PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"];
     assert_eq!(rows.next().expect("heads"), heads);
     let cells = rows.next().expect("a row");
-    // Recorded: the UUID is shortened, so it names no GPU to any other program.
+    // Recorded: the UUID is shortened, so no other program accepts it as a GPU's name.
     let shortened = &bench.gpus[0].uuid[..22];
     assert_eq!(
         [cells[0], cells[2], cells[3]],
@@ -97,7 +97,7 @@ fn a_stranger_who_reaches_the_pipe_fails_with_805_and_takes_the_owners_idle_serv
     assert_eq!(outcome.error(), Some(805), "{:?}", outcome.ended);
     assert_eq!(daemon.server(), None);
     daemon.logs(&format!("Server {server} exited with status 0"));
-    // How often it is tried depends on the program (2 and 6 times seen).
+    // How often it tries depends on the program (2 and 6 times seen).
     let failed = format!("Failed to start server using uid {STRANGER}");
     let log = daemon.log_text();
     assert!(log.matches(&failed).count() >= 2, "{log}");

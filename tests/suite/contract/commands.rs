@@ -88,7 +88,7 @@ fn a_memory_limit_of_an_unknown_unit_counts_in_mib_and_whole_gib_are_read_back_a
     let bench = Bench::new();
     let daemon = bench.daemon();
     let uuid = bench.gpus[0].uuid.as_str();
-    // What is set, and what is then read back of the GPU by that name.
+    // The name, what is set by it, and what is read back.
     for (name, set, read) in [
         ("0", "3G", "3G\n"),
         ("0", "900M", "900M\n"),

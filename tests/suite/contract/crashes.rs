@@ -1,4 +1,4 @@
-//! What the death or a hang of control daemon, server or client does to the others.
+//! What happens to the others if control daemon, server or client dies or hangs.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ fn a_stopped_server_hangs_every_command_that_asks_it_and_then_all_others_and_qui
     let daemon = bench.daemon();
     let server = daemon.start_server();
     kill(server, Signal::SIGSTOP);
-    // The daemon knows its list itself.
+    // The daemon answers this without its server.
     let list = "get_server_list";
     daemon.say(list).answers(&format!("{server}\n"));
     let status = format!("get_server_status {server}");

@@ -1,4 +1,4 @@
-//! Faults of the doubles that the fault matrix could not tell from no fault, and their NVML. On NVIDIA's program nothing of this is tried.
+//! The doubles' NVML, and faults that the fault matrix could not tell from no fault. Not tried with NVIDIA's program.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use tests::place::kill;
 use crate::bench::{Bench, PATIENCE, nvidia};
 use crate::processes::USER;
 
-/// Time in which nothing must happen.
+/// A time in which nothing must happen.
 const MOMENT: Duration = Duration::from_millis(300);
 
 fn double(change: impl FnOnce(Builder) -> Builder) -> Option<Bench> {

@@ -1,4 +1,4 @@
-//! Which GPUs a client sees behind a daemon that sees some of them.
+//! Which GPUs a client sees behind a daemon that sees only some of them.
 
 use crate::bench::Bench;
 use crate::client::{Client, of_first_gpu, under_mps};
@@ -42,7 +42,7 @@ fn a_daemon_confined_to_the_second_gpu_renumbers_it() {
         return;
     };
     let [foreign, uuid] = two(&bench);
-    // A foreign name that comes last is cut off.
+    // CUDA cuts a foreign name off if it comes last.
     let [first, last] = [format!("{uuid},{foreign}"), format!("{foreign},{uuid}")];
     for confined in [uuid.as_str(), "1"] {
         let daemon = bench.daemon_with(&[(VISIBLE, confined)]);
@@ -92,7 +92,7 @@ fn limits_of_two_gpus_hold_side_by_side_and_a_client_that_names_an_unseen_one_is
     daemon.say(&format!(
         "set_default_device_pinned_mem_limit {first} 2G\nset_default_device_pinned_mem_limit {second} 5G"
     ));
-    // Whole GiB: the context takes half of one.
+    // Whole GiB, because the context takes half of one.
     let free = |memory: &str, visible: &str| -> Vec<u64> {
         let mut client = daemon.client().env(VISIBLE, visible);
         if !memory.is_empty() {

@@ -1,4 +1,4 @@
-//! What a client gets of the limits.
+//! Which limits a client gets.
 
 use serde_json::Value;
 use tests::double::visible::multiprocessors;

@@ -1,11 +1,11 @@
-//! Static partitions: documented, and verified nowhere. The double plays a driver with them, and NVIDIA's program is tried if it has them.
+//! Static partitions: documented, verified nowhere. The double has them; NVIDIA's program is tried if it has them.
 
 use crate::bench::{Bench, Daemon, PATIENCE, not_verified, nvidia};
 use crate::processes::USER;
 
 const VARIABLE: &str = "CUDA_MPS_SM_PARTITION";
 
-/// A subject that has them; none if NVIDIA's program lists no `-S`.
+/// A subject that has them; `None` if NVIDIA's program lists no `-S`.
 fn with_partitions() -> Option<Bench> {
     if !nvidia() {
         let with = |node: &mut tests::double::node::Description| node.driver_version = "590.44.01".to_owned();
@@ -75,7 +75,7 @@ fn a_partition_is_listed_with_its_chunks_and_a_client_has_its_multiprocessors() 
     assert_ne!(clients, "Yes");
     let record = daemon.client().env(VARIABLE, &name).run();
     assert_eq!(record.record()["sms"], sms, "{record:?}");
-    // A percentage counts for nothing then.
+    // A percentage has no effect then.
     let client = daemon.client().env(VARIABLE, &name);
     let record = client.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1").run();
     assert_eq!(record.record()["sms"], sms, "{record:?}");

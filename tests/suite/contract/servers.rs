@@ -1,4 +1,4 @@
-//! The server: how it is started, what it says, and what of it can be changed.
+//! The server: how it starts, what it answers, and what can be changed in it.
 
 use nix::sys::signal::Signal;
 use tests::double::look::{alive, process, wait_until};
@@ -11,7 +11,7 @@ use crate::processes::{STRANGER, USER};
 
 #[test]
 fn start_server_returns_before_the_server_is_ready() {
-    // The double takes so long that a loaded machine sees it in time.
+    // The double takes this long so that a loaded machine sees the state in time.
     let bench = Bench::with(|b| b.times(|t| t.server_ready = (3000, 3000)));
     let daemon = bench.daemon();
     daemon.say(&format!("start_server -uid {USER}")).answers("");
@@ -20,7 +20,7 @@ fn start_server_returns_before_the_server_is_ready() {
     daemon.logs(": Ready");
 }
 
-/// What `mpsd` relies on: it reads the log, which costs no session, and does not ask.
+/// `mpsd` relies on this: it reads the log, which needs no session, and does not ask.
 #[test]
 fn a_server_is_active_from_the_moment_its_log_says_ready() {
     let bench = Bench::new();
@@ -98,7 +98,7 @@ fn the_server_logs_the_limits_that_it_applies() {
         limits,
         [
             "Active Threads Percentage set to 25.0".to_owned(),
-            // In the order in which they were first named, the first one last: it is the one that wins.
+            // In the order in which they were first named; the first one wins.
             memory("0", 3 << 30),
             memory(uuid, 4 << 30),
             memory("7", 3 << 30),
@@ -128,7 +128,7 @@ fn a_running_server_can_be_given_other_limits() {
     assert_eq!(of_first_gpu(outcome.record(), "sms"), u64::from(expected));
 }
 
-/// What `mpsctl set` relies on: a server's own limits may be above the defaults, by UUID too, and end with it.
+/// `mpsctl set` relies on this: a server's own limits may be above the defaults, also by UUID, and end with the server.
 #[test]
 fn a_running_servers_limits_are_its_own_and_the_defaults_are_the_next_ones() {
     let bench = Bench::new();
@@ -158,7 +158,7 @@ fn a_running_servers_limits_are_its_own_and_the_defaults_are_the_next_ones() {
     };
     has(60.0, 2048);
     kill(server, Signal::SIGTERM);
-    // Before the daemon has seen the end it refuses clients with 805 (seen once on driver 580).
+    // Until the daemon has seen the end, it refuses clients with 805 (seen once on driver 580).
     daemon.logs(&format!("Server {server} exited with status 0"));
     has(12.5, 1024);
 }

@@ -1,4 +1,4 @@
-//! One daemon and server for several jobs of a user: each job has a cgroup and a session of its own, and limits in its environment.
+//! One daemon and server for several jobs of a user, each with a cgroup and a session, and with limits in its environment.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::client::{Client, drop_to_user, limited_to, of_first_gpu, under_mps, u
 use crate::limits::{MEMORY, THREADS};
 use crate::processes::{Ended, Running, USER};
 
-/// Removed when dropped, once they are empty.
+/// Removed when dropped, as soon as they are empty.
 struct Cgroups([PathBuf; 3]);
 
 impl Cgroups {
@@ -24,7 +24,7 @@ impl Cgroups {
         a.zip(b).zip(c).map(|((a, b), c)| Cgroups([a, b, c]))
     }
 
-    /// Enters one of them as root, then does `then` with the words that follow.
+    /// As root, enters one of them, then does `then` with the words that follow.
     fn enter(&self, index: usize, then: &str) -> [String; 4] {
         let script = format!("echo $$ >\"$0/cgroup.procs\"; {then}");
         let group = self.0[index].display().to_string();
@@ -131,7 +131,7 @@ fn two_working(daemon: &Daemon, server: u32) -> [Running; 2] {
     both
 }
 
-/// Launches a second, which only `cuda-load` tells.
+/// Launches a second, which only `cuda-load` reports.
 fn pace(ended: &Ended) -> Option<f64> {
     assert_eq!(ended.code(), 0, "{ended:?}");
     let record: Value = serde_json::from_str(ended.out.lines().last()?).ok()?;
@@ -167,7 +167,7 @@ fn a_working_client_that_is_terminated_fails_with_810_and_its_neighbour_keeps_it
     assert_has(&bench, next.record(), 25.0, 4096);
 }
 
-/// What a report relies on to say which job's client it was.
+/// A report relies on this to say which job a client belonged to.
 #[test]
 fn the_log_names_the_pid_of_a_client_that_connects_ends_or_is_terminated() {
     let bench = Bench::new();

@@ -115,7 +115,7 @@ fn a_pipe_directory_that_cannot_be_made_or_not_written_is_named() {
     fs::create_dir(&foreign).unwrap();
     chmod(&foreign, 0o755);
     for dir in [bench.dir.path().join("missing"), foreign] {
-        // The parent of the first one is root's, so it cannot be made.
+        // Root owns the parent of the first one, so the daemon cannot make it.
         let dir = dir.to_str().unwrap();
         let env = [(PIPE, dir), ("CUDA_MPS_LOG_DIRECTORY", "/var/tmp")];
         let ended = bench.control(USER, &["-f"], &env, "");
@@ -149,7 +149,7 @@ fn a_pipe_directory_of_85_bytes_works_and_one_of_90_fails_and_does_not_say_why()
             continue;
         }
         let ended = bench.control(USER, &["-f"], &daemon.env(), "");
-        // Its usual first two lines or none of them (580 has done both), and no third.
+        // Its usual first two lines or none (580 has done both), and no third.
         assert!(ended.code() == 1 && ended.err.is_empty(), "{ended:?}");
         assert!(ended.out.lines().count() <= 2, "{ended:?}");
     }
@@ -182,7 +182,7 @@ fn sigterm_ends_the_foreground_daemon_and_its_server_at_once() {
     daemon.process().signal(Signal::SIGTERM);
     let second = Duration::from_secs(1);
     let status = daemon.process().ended_within(second).expect("its end");
-    // It dies of the signal, it does not exit.
+    // It dies of the signal; it does not exit.
     assert_eq!(status.signal(), Some(Signal::SIGTERM as i32));
     assert!(wait_until(second, || !alive(server)), "its server stays");
     assert_eq!(daemon.files(), FILES);

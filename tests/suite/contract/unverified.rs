@@ -1,4 +1,4 @@
-//! What no test may try on a GPU: it would need a GPU fault or another compute mode. Only the double is tried.
+//! What no test may try on a GPU, because it would need a GPU fault or another compute mode. Only the double is tried.
 
 use crate::bench::{Bench, nvidia};
 use crate::client::{Client, of_first_gpu, under_mps};
@@ -33,7 +33,7 @@ fn a_daemon_of_a_mig_device_serves_it_alone_and_takes_limits_by_index() {
         let foreign = daemon.client().env(VISIBLE, &other).run();
         assert_eq!(foreign.error(), Some(100));
     }
-    // 48 clients by 1 of 7 slices.
+    // One of 7 slices has this part of 48 clients.
     let small = bench.daemon_with(&[(VISIBLE, &other)]);
     let holding: Vec<_> = (0..6).map(|_| small.client().holding(20).hold()).collect();
     assert_eq!(small.client().run().error(), Some(808));

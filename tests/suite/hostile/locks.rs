@@ -1,4 +1,4 @@
-//! Locks that a user or a stranger keeps: of directories and files that root must change. Each test keeps a lock, and nobody waits for it.
+//! A user or a stranger keeps the locks of directories and files that root must change. No program waits for such a lock.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -18,15 +18,15 @@ const CANNOT_CLEAN: &str = "cannot clean the user's directory";
 /// A call that waits for no lock takes less.
 const UNHINDERED: Duration = Duration::from_secs(4);
 
-/// From now on `job` gets no file systems of its own: a namespace is kept for it.
+/// Keeps a namespace for `job`, so that it gets no file systems of its own.
 fn unbounded(place: &Place, job: &str) -> Older {
     let mut older = Older::start();
     older.keep_for(&place.path("containers"), job);
     older
 }
 
-/// A process of the user's that keeps the lock of `what`: it lists or writes it, as `how` says, with memory that the user's file system
-/// withholds. The file system is dropped first: until then nothing ends the process. None if this machine has no FUSE.
+/// A process of the user's that keeps the lock of `what`: it lists or writes it, as `how` says, with memory that the
+/// user's file system withholds. Drop the file system first: until then nothing ends the process. `None` without FUSE.
 fn keep(place: &Place, how: &str, what: &Path) -> Option<(Hung, Running)> {
     let (at, hung) = place.hung("fuse", Hung::over_reads)?;
     let mut command = as_user(USER, place.node.control());
@@ -37,8 +37,8 @@ fn keep(place: &Place, how: &str, what: &Path) -> Option<(Hung, Running)> {
     Some((hung, holder))
 }
 
-/// The user lists the pipe directory into memory that the user's file system withholds. If the job's directories have file systems of
-/// their own, root removes them without that lock.
+/// The user lists the pipe directory into memory that the user's file system withholds. If the job's directories have
+/// their own file systems, root removes them without that lock.
 #[test]
 fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
     assert_holds_nobody(ACCOUNT, "FAKE_MPS_LISTS", "pipe");
@@ -61,13 +61,13 @@ fn assert_holds_nobody(account: &str, how: &str, what: &str) {
             let Some(kept) = keep(&place, how, &place.job("96.srv").join(what)) else {
                 return;
             };
-            // Its output is read to the end, as a scheduler reads it.
+            // Reads its output to the end, as a scheduler does.
             let end = place.strict_end("96.srv");
             end.within(Duration::from_secs(9));
             let holder_only = [vec![], vec![kept.1.pid()], vec![]];
             assert_eq!(THREE.map(|name| place.pids(name)), holder_only, "{end:?}");
             assert_eq!(place.node.modes(), ["default", "default"]);
-            // The same job again, what the timer does, and another job.
+            // The same job again, the timer's work, and another job.
             let again = place.torque("96.srv", ACCOUNT, "0");
             again.within(Duration::from_secs(10));
             if bounded {
@@ -86,7 +86,7 @@ fn assert_holds_nobody(account: &str, how: &str, what: &str) {
     }
 }
 
-/// The user writes to the control daemon's log. The daemon writes there as it ends.
+/// The user writes to the control daemon's log, and the daemon writes there as it ends.
 #[test]
 fn a_daemon_whose_log_its_user_keeps_is_told_by_the_exit_code_and_ends_with_that() {
     alone(|| {
@@ -131,7 +131,7 @@ fn directories_that_are_slow_to_remove_keep_no_gpu_from_its_mode() {
         place.begin("95.srv", "MPS=per-gpu", &all.join(","));
         let job = place.job("95.srv");
         let pipes: Vec<PathBuf> = (0..GPUS).map(|n| job.join(format!("pipe-{n}"))).collect();
-        // A link is made in less time than a file.
+        // Making a link is faster than making a file.
         std::thread::scope(|scope| {
             for pipe in &pipes {
                 scope.spawn(move || {
@@ -149,7 +149,7 @@ fn directories_that_are_slow_to_remove_keep_no_gpu_from_its_mode() {
             if place.node.modes().iter().all(|mode| mode == "default") {
                 break;
             }
-            // What was removed by then was removed before the modes were as before.
+            // What was gone by then was removed before the modes were restored.
             assert_eq!(there, GPUS);
             assert!(began.elapsed() < Duration::from_secs(20));
         }
@@ -162,12 +162,12 @@ fn directories_that_are_slow_to_remove_keep_no_gpu_from_its_mode() {
     });
 }
 
-/// Programs of ours that have not ended: after a call has returned, those that wait for a lock.
+/// Programs of ours that still run. After a call has returned, these wait for a lock.
 fn stuck(place: &Place) -> usize {
     place.processes().iter().filter(|p| p.uid == 0).count()
 }
 
-/// The directory that a site names for the jobs' cgroups has the mode that mkdir(1) gives it: all users may list it.
+/// The site's directory for the jobs' cgroups has mkdir(1)'s mode, so all users may list it.
 #[test]
 fn a_strangers_lock_on_the_sites_cgroup_directory_holds_no_job() {
     alone(|| {
@@ -182,7 +182,7 @@ fn a_strangers_lock_on_the_sites_cgroup_directory_holds_no_job() {
         let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &cgroups) else {
             return;
         };
-        // Job 61 begins and ends without a cgroup. Of job 60 only the empty cgroup stays.
+        // Job 61 begins and ends without a cgroup. Only the empty cgroup of job 60 stays.
         for _ in 0..3 {
             place.begin("61.srv", ACCOUNT, "1").within(UNHINDERED);
             place.end("61.srv").within(UNHINDERED);
@@ -208,7 +208,7 @@ fn assert_doctor_names(place: &Place, dirs: &[&Path]) {
     }
 }
 
-/// Other exporters read these directories as users of their own, so others may be allowed to list them.
+/// Other exporters read these directories as their own users, so listing them may be allowed.
 #[test]
 fn a_strangers_lock_on_an_exporters_directory_holds_no_job() {
     alone(|| {

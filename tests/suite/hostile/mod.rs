@@ -1,4 +1,4 @@
-//! What a hostile user may try, and what holds it. THREAT-MODEL.md names these tests.
+//! What a hostile user may try, and what stops it. THREAT-MODEL.md names these tests.
 
 mod locks;
 mod shared;
@@ -29,7 +29,7 @@ fn served(job: &str) -> Place {
     Place::with_job(fast(1), CONFIG, job, ACCOUNT, "0")
 }
 
-/// A process of the user that has nothing to do with MPS, with these variables.
+/// A process of the user's without MPS, with these variables.
 fn bystander(program: &Path, env: &[(&str, &Path)]) -> Running {
     let mut command = as_user(USER, program);
     command.arg("60").env_clear().envs(env.iter().copied());
@@ -42,7 +42,7 @@ fn bystander(program: &Path, env: &[(&str, &Path)]) -> Running {
     running
 }
 
-/// A tree of root's with one file that must stay as it is, and how that file and its directory are.
+/// A tree of root's with one file that must not change. Returns the state of that file and its directory.
 fn treasure(place: &Place) -> (PathBuf, impl Fn() -> String) {
     let dir = place.directory("treasure");
     fs::write(dir.join("file"), "gold").expect("file");
@@ -84,7 +84,7 @@ fn links_fifos_and_deep_trees_in_the_jobs_directories_lead_nowhere() {
     assert_eq!(look(), before);
 }
 
-/// Only root could put a link there: a mistake of root's, or a hole, must cost no more than the job.
+/// Only root could put a link there: a mistake or a hole must cost no more than the job.
 #[test]
 fn a_symlink_in_the_jobs_directory_is_not_followed() {
     let place = served("79.srv");
@@ -151,7 +151,7 @@ fn planted_pids_and_sockets_get_nobody_killed() {
     let pipe = place.job("82.srv").join("pipe");
     let pid = bystander.pid().to_string();
     fs::write(pipe.join("nvidia-cuda-mps-control.pid"), pid).expect("pid file");
-    // Sockets that take every conversation and never answer.
+    // Sockets that accept every connection and never answer.
     let deaf = ["control", "control_privileged"].map(|name| {
         fs::remove_file(pipe.join(name)).expect("the socket is there");
         UnixListener::bind(pipe.join(name)).expect("socket")
@@ -165,7 +165,7 @@ fn planted_pids_and_sockets_get_nobody_killed() {
 fn a_process_that_merely_carries_our_variables_or_name_is_not_ours() {
     let place = served("83.srv");
     let pipe = place.job("83.srv").join("pipe");
-    // The vendor's name on another file, in a place of the user's.
+    // Another file under the vendor's name, in the user's own directory.
     let copy = place.directory("own").join(THREE[1]);
     copy_program(Path::new("/bin/sleep"), &copy).expect("copy");
     chmod(&copy, 0o755);
@@ -175,7 +175,7 @@ fn a_process_that_merely_carries_our_variables_or_name_is_not_ours() {
     assert!(two.iter_mut().all(|process| !process.has_ended()));
 }
 
-/// An upgrade lays new files under the vendor's names while a job runs. Its user runs a new one with the job's pipe directory.
+/// An upgrade replaces the vendor's files while a job runs. Its user runs a new one with the job's pipe directory.
 #[test]
 fn only_the_very_files_that_a_job_began_with_are_its_own() {
     let place = Place::without_cgroup(fast(1), CONFIG);
@@ -222,7 +222,7 @@ fn a_stranger_reaches_no_pipe_and_nobody_lists_the_jobs() {
     let _ = session.0.stdin.take().expect("stdin").write_all(b"quit\n");
     session.wait();
     assert_eq!(place.pids(THREE[1]).len(), 1, "the daemon lives");
-    // Nor can the owner put another directory in the place of theirs.
+    // The owner cannot put another directory in its place either.
     let mut away = as_user(USER, "/bin/mv");
     away.arg(job.join("pipe")).arg(job.join("elsewhere"));
     assert_ne!(finish(away).code, Some(0));
@@ -237,7 +237,7 @@ fn the_users_log_is_bounded_and_without_escapes_whatever_the_vendors_says() {
     let control = fs::OpenOptions::new().append(true).open(log.join("control.log"));
     let mut control = control.expect("control.log");
     let before = resident_kb(mpsd);
-    // 24 MB without a line's end, then what looks like events, with escapes and bytes that are no text.
+    // 24 MB without the end of a line, then text that looks like events, with escapes and invalid bytes.
     for _ in 0..24 {
         control.write_all(&vec![b'x'; 1 << 20]).expect("write");
     }
@@ -272,7 +272,7 @@ fn stopped_processes_do_not_stop_the_epilogue() {
 fn a_server_that_hangs_in_a_file_system_of_its_users_is_not_the_nodes_fault() {
     alone(|| {
         let mut place = Place::new(fast(1), "deadline_s = 4\n");
-        // For its mount namespace, which is this thread's own.
+        // For its mount namespace, which belongs to this thread.
         let _hidden = Small::over(&place.path("run"), 256, 0o755);
         let Some((at, hung)) = place.hung("fuse", Hung::over_for_all) else {
             return;
@@ -289,7 +289,7 @@ fn a_server_that_hangs_in_a_file_system_of_its_users_is_not_the_nodes_fault() {
     });
 }
 
-/// A process of the user's with the lock of its memory map held: each process that reads its environment hangs as well.
+/// A process of the user's with its memory map locked: a process that reads its environment hangs too.
 fn hides_in(program: &Path, at: &Path, hung: &Hung, env: &[(String, String)]) -> Running {
     let mut command = as_user(USER, program);
     command.env_clear().env("FAKE_MPS_HANGS_IN", at.join(FILE));
@@ -306,7 +306,7 @@ fn can_be_read(pid: u32, file: &str) -> bool {
     wait_until(Duration::from_secs(1), || cat.has_ended())
 }
 
-/// The timer looks for the processes of Slurm's steps. It does not read a user's process of that name.
+/// The timer looks for the processes of Slurm's steps, and does not read a user's process under their name.
 #[test]
 fn a_process_by_the_name_of_a_slurmstepd_holds_no_reconcile() {
     alone(|| {
@@ -360,7 +360,7 @@ fn a_process_that_nobody_can_look_at_keeps_nothing_from_its_end() {
             end.within(Duration::from_secs(6));
             assert_eq!(others(), [0; 0], "cgroup {cgroup}: {end:?}");
             assert_eq!(place.node.modes(), ["default"], "cgroup {cgroup}: {end:?}");
-            // The user's next job, and what the timer does.
+            // The user's next job, and the timer's work.
             place.begin("91.srv", ACCOUNT, "0");
             let ran = place.mpsctl(&["reconcile", "--node", "gpu001"]);
             ran.within(Duration::from_secs(10));

@@ -19,7 +19,7 @@ fn begins(place: &Place) -> impl Fn(&str) {
     |job| drop(place.torque_on_gpu_0(job, "MPS=true").ok())
 }
 
-/// With a client of the first, which its end asks the stopped daemon to end.
+/// The first job has a client, and its end asks the stopped daemon to end that client.
 #[test]
 fn stopped_processes_of_a_shared_mps_hold_no_begin_and_no_end() {
     for names in [&THREE[..1], &THREE[1..2], &THREE[2..], &THREE[..]] {
@@ -70,7 +70,7 @@ fn links_in_the_directories_of_a_shared_mps_lead_nowhere_and_a_stranger_reaches_
     place.assert_as_before("links in a shared MPS");
 }
 
-/// A job on several GPUs leaves several MPS, one after the other.
+/// The end of a job on several GPUs leaves several MPS, one after the other.
 #[test]
 fn a_job_that_stops_all_its_shared_mps_is_taken_down_in_one_end() {
     let place = Place::new(fast(8), SITE);

@@ -1,5 +1,5 @@
-//! What our own part of a job costs, against the floor. Another build (`--beside`) can take part, and so does this build with all
-//! that watches a job at work.
+//! What our own part of a job costs, against the floor. Another build (`--beside`) can take part. This build also takes
+//! part with everything that watches a job at work.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +20,7 @@ use crate::{GPU, LIMIT};
 /// `nvmlInit` there, and from `start_server` to Ready: recorded.
 const NVML_MS: u64 = 25;
 const READY_MS: u64 = 250;
-/// The mode of a GPU is left alone, as on a machine that is lent.
+/// The compute mode stays, as on a borrowed machine.
 const KEPT: &str = "compute_mode = \"keep\"\n";
 
 /// What is measured, by name; milliseconds.
@@ -62,7 +62,7 @@ pub fn run(rounds: usize, beside: Option<&Path>) -> Result<Value> {
 
 struct Side {
     place: Place,
-    /// The numbers are asked for while its job begins.
+    /// A process asks for the metrics while its job begins.
     watched: bool,
     /// A second job of the user joins its MPS and leaves it.
     sharing: bool,
@@ -187,7 +187,7 @@ fn against(times: &Times, floor: &Times) -> Value {
     told
 }
 
-/// With what each step costs more than where nothing watches: the median of the rounds' differences, and its part of the step.
+/// What each step costs more than without a watch: the median of the rounds' differences, and its part of the step.
 fn watched_against(times: &Times, plain: &Times, floor: &Times) -> Value {
     let mut told = against(times, floor);
     for step in plain.keys() {

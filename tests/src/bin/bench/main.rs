@@ -1,4 +1,4 @@
-//! Benchmarks on simulated GPUs with recorded times, each result as JSON. On a real GPU `cargo xtask hardware` measures.
+//! Benchmarks on simulated GPUs with recorded times; each result is JSON. `cargo xtask hardware` measures on a real GPU.
 
 mod job;
 mod scale;

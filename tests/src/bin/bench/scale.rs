@@ -1,5 +1,5 @@
-//! What many at once cost one another: jobs on a node of sixteen GPUs, directories of jobs that are gone, and a job on
-//! 1 to 32 nodes of a real Slurm.
+//! What many jobs at once cost each other: jobs on a node of sixteen GPUs, directories of jobs that are gone, and a job
+//! on 1 to 32 nodes of a real Slurm.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::{GPU, LIMIT};
 const JOBS: [usize; 4] = [1, 4, 8, 16];
 const GPUS: usize = JOBS[JOBS.len() - 1];
 const NODES: [usize; 6] = [1, 2, 4, 8, 16, 32];
-/// Directories of jobs that are gone: usual, many, and more than a node ever had.
+/// Directories of jobs that are gone: the usual number, many, and more than a node ever had.
 const DIRECTORIES: [usize; 3] = [0, 100, 10_000];
 const LOOKS: [&[&str]; 3] = [&["reconcile", "--dry-run"], &["metrics"], &["status"]];
 
@@ -31,7 +31,7 @@ pub fn run(rounds: usize) -> Result<Value> {
     Ok(report)
 }
 
-/// Milliseconds of begin and end: alone, and the last of several.
+/// Milliseconds of begin and end: of one alone, and of the last of several.
 fn jobs(rounds: usize) -> Result<Value> {
     let node = NodeDouble::builder().gpus(GPUS, GPU);
     let place = Place::new(node, "deadline_s = 60\n");
@@ -52,8 +52,8 @@ fn jobs(rounds: usize) -> Result<Value> {
     Ok(JOBS.iter().enumerate().map(row).collect())
 }
 
-/// How long the commands that look at the node take, milliseconds. The directories are of jobs whose prologue was killed
-/// at its start.
+/// How long the commands that look at the node take, milliseconds. The directories belong to jobs whose prologue was
+/// killed at its start.
 fn directories(rounds: usize) -> Result<Value> {
     let place = Place::new(NodeDouble::builder().gpus(1, GPU), "deadline_s = 60\n");
     ensure!(
@@ -89,7 +89,7 @@ fn directories(rounds: usize) -> Result<Value> {
     Ok(Value::Array(rows))
 }
 
-/// So many jobs of a GPU each begin at once, and end at once: how long until all have.
+/// This many jobs with a GPU each begin at once, and end at once. Returns how long until the last has.
 fn together(place: &Place, first: usize, count: usize) -> Result<[f64; 2]> {
     let id = |n: usize| (format!("{}.srv", 500 + n), ((first + n) % GPUS).to_string());
     let ids: Vec<(String, String)> = (0..count).map(id).collect();
@@ -110,7 +110,7 @@ fn together(place: &Place, first: usize, count: usize) -> Result<[f64; 2]> {
     Ok([began, ended])
 }
 
-/// A job on so many nodes: `srun true`, what `--mps` adds, and how much of it is the host's work, which is every node's here.
+/// A job on this many nodes: `srun true`, what `--mps` adds, and the part of that which is work of the one host.
 fn nodes(rounds: usize) -> Result<Value> {
     let most = NODES[NODES.len() - 1];
     let mut bed = Bed::create(Options {

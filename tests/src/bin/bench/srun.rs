@@ -1,6 +1,6 @@
-//! What the plugin costs a job that did not ask: `srun true` with and without it, in turn, on the same Slurm. Half-way the two
-//! nodes change places. Without PrologFlags slurmd runs programs of its own for any plugin's prolog, so the other side has a
-//! plugin that does nothing. Then `srun --mps true` with `slurm.wait` "task" against "prolog". Milliseconds.
+//! What the plugin costs a job that did not ask: `srun true` with and without it, in turn, on the same Slurm. Half-way
+//! the two nodes change places. Without PrologFlags slurmd runs its own programs for any plugin's prolog, so the other
+//! side has a plugin that does nothing. Then `srun --mps true` with `slurm.wait` "task" against "prolog". Milliseconds.
 
 use std::time::SystemTime;
 
@@ -14,7 +14,7 @@ use crate::LIMIT;
 /// Rounds before the first that counts, on each side.
 const WARM_UP: usize = 5;
 
-/// What the other side loads: no plugin, or a plugin with a prolog and an epilog that do nothing.
+/// What the other side loads: no plugin, or one with a prolog and an epilog that do nothing.
 const NOTHING: &str = "no plugin";
 const EMPTY: &str = "an empty plugin";
 
@@ -51,7 +51,7 @@ pub fn run(pairs: usize) -> Result<Value> {
     Ok(json!({
         "taken_at": SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs(),
         "slurm": slurm, "kernel": kernel.trim(), "plugin_bytes": plugin_bytes, "settings": settings,
-        // What a user waits for on simulated nodes, whose server is ready after 106 to 263 ms as recorded.
+        // What a user waits for on simulated nodes. Their server is ready after 106 to 263 ms, as recorded.
         "mps": {"pairs": task.len(), "wait_task": figures(&task), "wait_prolog": figures(&prolog)},
     }))
 }

@@ -1,5 +1,5 @@
-//! What a job that did not ask pays under PBS: processor time of Torque's scripts against a script that does nothing, and of the
-//! hook of OpenPBS against a hook that does nothing, in turn.
+//! What a job that did not ask pays under PBS, in processor time: Torque's scripts against one that does nothing, and
+//! OpenPBS's hook against one that does nothing, in turn.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ const PROGRAMS: [&str; 3] = [
 ];
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 const EMPTY_HOOK: &str = "import pbs\npbs.event().accept()\n";
-/// Module 'pbs' as the hook of a job that did not ask meets it, for one event. Python itself starts for any hook: it is not counted.
+/// Module 'pbs' as the hook of a job that did not ask sees it, for one event. Every hook needs Python's start: not counted.
 const PBS: &str = "
 import sys, time, types
 pbs = types.ModuleType('pbs')
@@ -52,7 +52,7 @@ pub fn run(rounds: usize) -> Result<Value> {
         fs::write(&path, text)?;
         Ok(path.display().to_string())
     };
-    // No job has a directory in this place. Each of our programs fails if it is started.
+    // No job has a directory here. Each of our programs would fail if it were started.
     let run = dir.path().join("run").display().to_string();
     let here = |text: &str| {
         let text = text.replace("/run/mpsd", &run);
@@ -120,7 +120,7 @@ fn spent(command: &mut Command) -> Result<f64> {
     Ok(so_far()? - before)
 }
 
-/// What ours takes more than nothing: the median of the rounds' differences.
+/// What ours takes beyond nothing: the median of the rounds' differences.
 fn against(times: &[Vec<f64>]) -> Value {
     let more: Vec<f64> = times[1]
         .iter()

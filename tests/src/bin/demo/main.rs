@@ -1,5 +1,5 @@
-//! README's first command: one MPS job on a throw-away Slurm, and what an onlooker saw of it. No figure comes from what our
-//! programs say of themselves.
+//! README's first command: one MPS job on a throw-away Slurm, and what an onlooker saw of it. No figure comes from our
+//! own programs.
 
 mod onlooker;
 mod promises;
@@ -18,16 +18,16 @@ use onlooker::Onlooker;
 use promises::Promises;
 use site::Site;
 
-/// Longest that the job may take.
+/// Longest time for the job.
 const JOB: Duration = Duration::from_secs(90);
-/// Longest that the nodes may take to be as before.
+/// Longest time until the nodes are as before.
 const AFTER: Duration = Duration::from_secs(40);
 
-/// A signal came, and a thread cleans up.
+/// A signal has arrived, and a thread cleans up.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 fn main() -> ExitCode {
-    // Before any thread starts, so that every thread has the mask and one of them alone hears Ctrl-C.
+    // Before any thread starts, so that all have the mask and only one of them receives Ctrl-C.
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         signals.add(signal);
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            // Ctrl-C took the bed away: the thread that cleans up says the last word and ends the process.
+            // Ctrl-C removed the bed: the thread that cleans up prints the last line and ends the process.
             while INTERRUPTED.load(Ordering::Acquire) {
                 std::thread::park();
             }
@@ -107,7 +107,7 @@ fn step(what: &str) {
     println!("· {what}");
 }
 
-/// Ends the bed when a signal comes, then this process: nothing of it outlives Ctrl-C.
+/// On a signal, ends the bed and then this process, so that nothing survives Ctrl-C.
 fn clean_up_on(signals: SigSet, bed: Arc<Bed>) {
     std::thread::spawn(move || {
         let Ok(signal) = signals.wait() else { return };

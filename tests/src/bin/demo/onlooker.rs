@@ -30,7 +30,7 @@ pub struct Onlooker {
 }
 
 impl Onlooker {
-    /// Looks at these simulated nodes as they are before the job, and goes on looking at them and at the bed.
+    /// Looks at these simulated nodes before the job, and continues to look at them and the bed.
     pub fn start(bed: Arc<Bed>, doubles: Vec<PathBuf>) -> Onlooker {
         let over = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&over);
@@ -82,7 +82,7 @@ fn look_at(process: Process, simulated: bool, seen: &mut ByNode) {
     } else if is_daemon {
         node.daemons.insert(process.pid, process);
     } else {
-        // Forked from the daemon, it was the daemon's program until it became the server's.
+        // As the daemon's fork it had the daemon's program, until it became the server.
         node.daemons.remove(&process.pid);
         if !simulated {
             node.server_up.get_or_insert_with(Instant::now);
@@ -91,7 +91,7 @@ fn look_at(process: Process, simulated: bool, seen: &mut ByNode) {
     }
 }
 
-/// The node that a process belongs to: a directory that bears its name, or slurmd's word in its environment.
+/// The node of a process: from a directory with its name, or from slurmd's variable in its environment.
 fn node_of<'a>(process: &Process, seen: &'a mut ByNode) -> Option<&'a mut Observations> {
     if seen.len() == 1 {
         return seen.values_mut().next();

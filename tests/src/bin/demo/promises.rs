@@ -1,4 +1,4 @@
-//! The short account: each promise, and whether it was kept.
+//! The short report: each promise, and whether it was kept.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What this machine has, real GPUs or simulated nodes; and what was seen of the job there, against what was asked for.
+//! What this machine has, real GPUs or simulated nodes; and what was seen of the job there, against its request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use crate::promises::Promises;
 pub const THREADS: u64 = 50;
 pub const MEMORY: u64 = 4096;
 pub const CLIENTS: usize = 2;
-/// How much less than its limit a client may allocate, in MiB: its context counts too (recorded on an H200: 145 MiB with 32
-/// multiprocessors, 315 with 78), and it tries in steps of 64.
+/// How much less than its limit a client may allocate, in MiB. Its context counts too (recorded on an H200: 145 MiB
+/// with 32 multiprocessors, 315 with 78), and it tries in steps of 64.
 const MARGIN: u64 = 315 + 64;
 
 pub enum Site {
@@ -102,7 +102,7 @@ impl Site {
         words.split(' ').collect()
     }
 
-    /// The client's name, and it as a line for a shell: it tries how much it can allocate, writes its record and holds its context.
+    /// The client's name, and its shell line. It tries how much it can allocate, writes its record and holds its context.
     pub fn client(&self) -> (&'static str, String) {
         match self {
             Site::Simulated(Some(simulated)) => ("a-cuda-program", simulated.client("--alloc=8192 --hold 1")),
@@ -146,7 +146,7 @@ impl Site {
     fn limits(&self, promises: &mut Promises, records: &[&Record]) {
         let gpus = || records.iter().filter_map(|record| record.gpus.first());
         let sms: BTreeSet<u64> = gpus().map(|gpu| gpu.sms).collect();
-        // What a real GPU has is not known here.
+        // A real GPU's number is not known here.
         let expected = matches!(self, Site::Simulated(_)).then_some(SMS * THREADS / 100);
         let right = expected.map_or(sms.len() == 1, |expected| sms == BTreeSet::from([expected]));
         let promise = format!(

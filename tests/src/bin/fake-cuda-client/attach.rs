@@ -1,4 +1,4 @@
-//! How a CUDA program finds its MPS, and what it does with it.
+//! How a CUDA program finds its MPS and uses it.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,7 +30,7 @@ pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Opens contexts: through MPS if a daemon listens in the pipe directory, else without it and without a word.
+/// Opens contexts: through MPS if a daemon listens in the pipe directory, else silently without it.
 pub fn attach(node: &Node, gpu: Option<usize>) -> Result<Running, CudaError> {
     // Recorded: in a pid namespace with the outer /proc, CUDA fails with an error of the operating system.
     let own = std::fs::read_link("/proc/self").unwrap_or_default();
@@ -54,7 +54,7 @@ pub fn attach(node: &Node, gpu: Option<usize>) -> Result<Running, CudaError> {
         drop(version);
         let connection = wire::connect(&socket).map_err(|_| CudaError::of(805))?;
         match wire::send_credentials(&connection, b"CLIENT") {
-            // Recorded: where the user has no name in its user namespace, the program hangs.
+            // Recorded: the program hangs if its user has no name in its user namespace.
             Err(e) if e.kind() == ErrorKind::InvalidInput => loop {
                 nix::unistd::pause();
             },
@@ -78,7 +78,7 @@ pub fn attach(node: &Node, gpu: Option<usize>) -> Result<Running, CudaError> {
     Err(CudaError::of(805))
 }
 
-/// Whether this program may open the device of every GPU that it got: a client needs it beside its server.
+/// Whether this program can open the devices of all its GPUs: a client needs that, like its server.
 fn all_open(node: &Node, gpus: &[Granted]) -> bool {
     let got = |uuid: &str| gpus.iter().any(|granted| granted.uuid == uuid);
     node.cuda().iter().filter(|gpu| got(&gpu.uuid)).all(may_open)
@@ -168,7 +168,7 @@ impl Running {
         }
     }
 
-    /// Sleeps; if `attentive`, no longer than until the server has gone or has said something.
+    /// Sleeps; if `attentive`, only until the server is gone or has said something.
     pub fn sleep(&self, time: Duration, attentive: bool) {
         let Some(mps) = self.mps.as_ref().filter(|_| attentive) else {
             std::thread::sleep(time);

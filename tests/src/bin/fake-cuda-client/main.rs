@@ -98,13 +98,13 @@ fn run(node: &Node, options: &Options) -> ExitCode {
         running.fault();
     }
     let until = Instant::now() + options.hold;
-    // A program that computes nothing notices only at its end that its server has gone.
+    // A program that computes nothing notices only at its end that its server is gone.
     let step = if options.busy {
         Duration::from_millis(5)
     } else {
         options.hold
     };
-    // An error stays a context's: the first one is the program's.
+    // An error stays with its context; the first one is the program's.
     let mut held = Ok(());
     while !options.hold.is_zero() && held.is_ok() {
         let left = until.saturating_duration_since(Instant::now());

@@ -58,7 +58,7 @@ fn host() -> String {
 }
 
 fn put(file: Option<&Path>, record: &Value) {
-    // One write each: the records of many tasks may go to one file.
+    // One write each, because the records of many tasks may share one file.
     let line = format!("{record}\n");
     let _ = std::io::stdout().lock().write_all(line.as_bytes());
     if let Some(file) = file {

@@ -1,4 +1,4 @@
-//! Clients at the control daemon: it passes them on to the server of their user, or lets them wait for one.
+//! Clients at the control daemon: it passes them to their user's server, or lets them wait for one.
 
 use std::os::fd::OwnedFd;
 
@@ -6,7 +6,7 @@ use tests::double::wire;
 
 use crate::daemon::Daemon;
 
-/// How often a server is tried for a waiting client (recorded: twice).
+/// How often it tries a server for a waiting client (recorded: twice).
 const ATTEMPTS: u32 = 2;
 
 #[derive(Debug)]
@@ -63,8 +63,8 @@ impl Daemon {
         }
     }
 
-    /// No server is there: starts one for the client that waits longest, and refuses those that were tried for in vain
-    /// (`failed`: the user for whom a server has just failed to start).
+    /// There is no server: starts one for the client that has waited longest, and refuses clients whose tries have
+    /// failed (`failed`: the user whose server has just failed to start).
     pub fn serve_pending(&mut self, failed: Option<u32>) {
         let in_vain = |c: &mut Pending| Some(c.uid) == failed && c.attempts >= ATTEMPTS;
         for client in self.pending.extract_if(.., in_vain) {

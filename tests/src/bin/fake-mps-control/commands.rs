@@ -99,7 +99,7 @@ impl Daemon {
             "get_device_pinned_mem_limit" => self.of_server(word(0), &format!("MEMORY {}", word(1))),
             "set_default_client_priority" => self.set_priority(word(0)),
             "get_default_client_priority" => format!("{}\n", self.settings.priority),
-            // Without -S it was never tried; a daemon that does not know them says so.
+            // Never tried without -S. A daemon without them says so.
             "sm_partition" if self.settings.partitions.is_some() => self.sm_partition(words),
             "lspart" if self.settings.partitions.is_some() => self.lspart(),
             _ => format!("Unknown command \"{name}\"\n"),
@@ -107,7 +107,7 @@ impl Daemon {
     }
 
     fn set_priority(&mut self, text: &str) -> String {
-        // As C's atoi: what is no number is 0.
+        // Like C's atoi: a word that is no number is 0.
         match text.parse::<i64>().unwrap_or(0) {
             new @ 0..=1 => {
                 self.settings.priority = new as u32;
@@ -122,7 +122,7 @@ impl Daemon {
             [] | ["-uid"] | ["-uid", ..] if words.get(1).is_none_or(|of| of.parse::<u32>().is_err()) => {
                 "A user id (UID) is required to start a new server\n".into()
             }
-            // Recorded: a user may ask for a server of their own, even a server that cannot start.
+            // Recorded: a user may ask for their own server, even one that cannot start.
             ["-uid", of, ..] if of.parse() != Ok(uid) && uid != 0 => insufficient(uid),
             ["-uid", of, ..] => {
                 if self.server.is_none() {
@@ -134,7 +134,7 @@ impl Daemon {
         }
     }
 
-    /// Whether a word names the server that is there; what is no number counts as 0.
+    /// Whether a word names the present server; a word that is no number counts as 0.
     fn names_server(&self, word: &str) -> Result<u32, u32> {
         let pid = word.parse().unwrap_or(0);
         let is_there = self.server.as_ref().is_some_and(|s| s.pid == pid);

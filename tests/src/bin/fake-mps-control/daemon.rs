@@ -1,4 +1,4 @@
-//! The control daemon: one thread, and every conversation with a server or a newcomer blocks it (recorded: a stopped
+//! The control daemon has one thread, so every exchange with a server or a newcomer blocks it (recorded: a stopped
 //! server, or a client that connects and says nothing, hangs every command).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -131,7 +131,7 @@ impl Daemon {
         }
     }
 
-    /// A new connection: a session, a client, a server, or a program that does not say.
+    /// A new connection: a session, a client, a server, or a program that does not say what it is.
     fn accept(&mut self, privileged: bool) {
         let files = &self.files;
         let listener = if privileged {
@@ -144,7 +144,7 @@ impl Daemon {
         };
         self.log.control("Accepting connection...");
         if self.quit.is_some() {
-            // Recorded: while it quits it hears its old sessions alone.
+            // Recorded: while it quits, it serves only old sessions.
             return;
         }
         let hello = wire::recv(&connection).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What a user can make of the vendor's very file, with a library of their own loaded into it or under a debugger: a process
-//! of whose memory map the kernel lets nobody read anything.
+//! What a user can turn the vendor's own file into, with a library loaded into it or under a debugger: a process whose
+//! memory map blocks every reader.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -8,16 +8,16 @@ use std::process::ExitCode;
 use nix::libc;
 
 const VARIABLE: &str = "FAKE_MPS_HANGS_IN";
-/// Names a directory to list into a mapping of that file: the kernel keeps the directory's lock while the file system withholds
-/// what stands there.
+/// Names a directory to list into a mapping of that file. The kernel keeps the directory's lock while the file system
+/// withholds the memory.
 const LISTS: &str = "FAKE_MPS_LISTS";
 /// Names a file to read into such a mapping: some file systems keep its lock meanwhile.
 const READS: &str = "FAKE_MPS_READS";
-/// Names a file to write to from such a mapping: the kernel keeps its lock, and a second writer waits without regard to signals.
+/// Names a file to write to from such a mapping. The kernel keeps its lock, and a second writer waits without regard to signals.
 const WRITES: &str = "FAKE_MPS_WRITES";
 const LENGTH: usize = 4096;
 
-/// Hangs as these variables say; none where the first is not set.
+/// Hangs as these variables say; `None` if the first is not set.
 pub fn as_told() -> Option<ExitCode> {
     let place = std::env::var_os(VARIABLE)?;
     let goal = [READS, LISTS, WRITES]
@@ -66,8 +66,8 @@ fn through_mapping(
     Ok(())
 }
 
-/// Writes to a mapping of the file, puts another mapping in its place, and waits while the file system withholds the end of the
-/// write.
+/// Writes to a mapping of the file, replaces it by another mapping, and waits while the file system withholds the end
+/// of the write.
 fn in_mapping(file: std::io::Result<File>) -> std::io::Result<()> {
     let file = file?;
     let at = mapped(&file, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED)?;

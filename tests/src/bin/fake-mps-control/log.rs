@@ -10,7 +10,7 @@ use nix::libc;
 pub struct Log(Option<File>);
 
 impl Log {
-    /// To standard output (recorded: not standard error), and of every server.
+    /// To standard output (recorded: not standard error), with the lines of every server.
     pub fn stdout() -> Log {
         let fd = nix::unistd::dup(std::io::stdout()).ok();
         Log(fd.map(File::from))

@@ -1,5 +1,5 @@
-//! A double of `nvidia-cuda-mps-control` and, under that name, `nvidia-cuda-mps-server`: as recorded of driver 580, down to
-//! texts, exit codes and times. It lies beside a `node.toml`, in the directory of a simulated node.
+//! A double of `nvidia-cuda-mps-control` and, under that name, of `nvidia-cuda-mps-server`: as recorded of driver 580,
+//! with its texts, exit codes and times. A `node.toml` is in its directory, that of a simulated node.
 
 mod clients;
 mod commands;

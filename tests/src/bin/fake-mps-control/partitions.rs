@@ -1,4 +1,4 @@
-//! Static partitions, as NVIDIA's MPS guide of release 615 has them on the page in brackets. Not verified on any driver.
+//! Static partitions as in NVIDIA's MPS guide of release 615, on the page in brackets. Not verified on any driver.
 
 use serde::{Deserialize, Serialize};
 use tests::double::node::Gpu;
@@ -8,7 +8,7 @@ use crate::daemon::Daemon;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Partition {
     pub uuid: String,
-    /// What comes behind the UUID in its full id.
+    /// The part of its full id after the UUID.
     pub id: String,
     pub chunks: u32,
     pub sms: u32,
@@ -45,7 +45,7 @@ impl Daemon {
             ["rm", gpu, id] => self.remove_partition(gpu, id),
             _ => None,
         };
-        // What is said of a command that makes no sense is documented nowhere.
+        // The answer to a senseless command is documented nowhere.
         answer.unwrap_or_else(|| "Invalid sm_partition cmd\n".to_owned())
     }
 
@@ -55,17 +55,18 @@ impl Daemon {
             chunks.parse::<u32>().ok().filter(|n| *n > 0)?,
         );
         self.last_partition += 1;
-        // Base64 of a fixed length in each example; programs that read them tell of slashes.
+        // Base64 of a fixed length in each example; programs that read them mention slashes.
         let id = format!("D/{:x}/{:A<26}==", std::process::id(), self.last_partition);
         let all = self.settings.partitions.as_mut()?;
         let [(free, free_sms), _] = account(&gpu, all);
         if chunks > free {
-            // No oversubscription [CUDA programming guide 13.1, Green Contexts]; the words as sglang-omni's tests of its MPS control have them.
+            // No oversubscription [CUDA programming guide 13.1, Green Contexts]; the words of sglang-omni's tests of
+            // its MPS control.
             return Some(format!(
                 "Failed to fulfill the requested SM partition of {chunks} chunks, error CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION\n"
             ));
         }
-        // In the guide's example of several partitions the last one has the multiprocessors that make up no chunk [Common Tasks].
+        // The guide's last partition of several also has the multiprocessors that make up no chunk [Common Tasks].
         let sms = if chunks == free {
             free_sms
         } else {

@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 
 use crate::daemon::Daemon;
 
-/// First pause between two attempts; each next one is twice as long (recorded).
+/// First pause between two attempts; each next pause is twice as long (recorded).
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Daemon {
         self.try_shutdown_if_wanted();
     }
 
-    /// Ends the server if a session or a client waits for that, now or after a pause.
+    /// Ends the server if a session or a client waits for its end, now or after a pause.
     pub fn try_shutdown_if_wanted(&mut self) {
         let Some(server) = self.server.as_ref() else {
             if self.quit.is_some() {
@@ -90,7 +90,7 @@ impl Daemon {
         let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
     }
 
-    /// The server has gone and nothing holds the daemon any more.
+    /// Called when the server is gone and nothing holds the daemon.
     pub fn finish_quit(&mut self) {
         // Recorded: 1 if any server has failed under this daemon.
         self.ended = Some(u8::from(self.server_failed));

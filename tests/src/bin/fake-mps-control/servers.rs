@@ -64,7 +64,7 @@ impl Daemon {
             }
         }
         if !self.node.is.faults.server_survives_control {
-            // After setuid, which clears it. Recorded: the server dies with its control daemon, however that dies.
+            // After setuid, which clears it. Recorded: the server dies with its control daemon, no matter how that dies.
             let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
         }
         let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
@@ -74,7 +74,7 @@ impl Daemon {
             let _ = nix::unistd::dup2_stderr(&log);
         }
         let path = self.node.dir.join("nvidia-cuda-mps-server");
-        // Recorded: named as this daemon was, by a path or without one.
+        // Recorded: named as this daemon was, with a path or without.
         let own = std::env::args().next().unwrap_or_default();
         let name = Path::new(&own).with_file_name("nvidia-cuda-mps-server");
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
@@ -86,7 +86,7 @@ impl Daemon {
         }
     }
 
-    /// A server says that it is there; the daemon waits for it until it is ready, and does nothing else meanwhile.
+    /// A server reports that it has started. The daemon waits until it is ready, and does nothing else meanwhile.
     pub fn server_connected(&mut self, connection: OwnedFd, pid: u32) {
         if self.server.as_ref().is_none_or(|s| s.pid != pid) {
             return;
@@ -110,11 +110,11 @@ impl Daemon {
         }
     }
 
-    /// One question to the server. Blocks as long as the server does; `None` if there is no server or it has gone.
+    /// One question to the server. Blocks as long as the server does; `None` if there is no server or it is gone.
     pub fn ask(&self, question: &str) -> Option<String> {
         let connection = self.server.as_ref()?.connection.as_ref()?;
         wire::send(connection, question.as_bytes()).ok()?;
-        // Every answer begins with a sign, as an empty packet would mean the end.
+        // Every answer begins with a sign, because an empty packet would mean the end.
         wire::recv(connection).map(|answer| String::from_utf8_lossy(&answer[1..]).into_owned())
     }
 

@@ -19,7 +19,7 @@ pub fn run() -> ExitCode {
         }
         match wire::recv(&connection) {
             Some(answer) if answer[0] == b'R' => print(&answer[1..]),
-            // Accepted `quit`: its outcome comes when the daemon goes.
+            // `quit` was accepted: its outcome is known when the daemon is gone.
             Some(answer) if answer[0] == b'W' => quitting = true,
             Some(answer) => return exit_code(&answer),
             None => return refused(),
@@ -31,18 +31,18 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// The owner's socket first; who may not open it gets the public one.
+/// Tries the owner's socket first. A user who may not open it gets the public one.
 fn connect() -> Option<OwnedFd> {
     let directory = wire::pipe_directory();
     ["control_privileged", "control"].iter().find_map(|name| {
         let connection = wire::connect(&directory.join(name)).ok()?;
-        // Whether the daemon listens shows with the first command.
+        // The first command shows whether the daemon listens.
         let _ = wire::send(&connection, b"UI");
         Some(connection)
     })
 }
 
-/// What a session says that the daemon does not listen to.
+/// The answer if the daemon does not listen.
 fn refused() -> ExitCode {
     eprintln!("Cannot send command to MPS control daemon process");
     ExitCode::FAILURE

@@ -1,4 +1,4 @@
-//! The control daemon's defaults for the next server, and what a server has of them.
+//! The control daemon's defaults for the next server, and which of them a server has.
 
 use serde::{Deserialize, Serialize};
 use tests::double::visible::{self, MemoryLimit};
@@ -10,7 +10,7 @@ pub struct Settings {
     pub threads: f64,
     pub memory: Vec<MemoryLimit>,
     pub priority: u32,
-    /// Static partitions; none at all: the daemon was started without `-S`.
+    /// Static partitions; `None`: the daemon was started without `-S`.
     pub partitions: Option<Vec<Partition>>,
 }
 
@@ -36,7 +36,7 @@ impl Settings {
         format!("{:.1}", self.threads)
     }
 
-    /// Sets a memory limit; a value that begins with no number takes the limit away (recorded), and nothing is said.
+    /// Sets a memory limit. A value that does not begin with a number removes the limit (recorded), without a message.
     pub fn set_memory(&mut self, device: &str, value: &str) {
         let Some(value) = visible::canonical_memory(value) else {
             self.memory.retain(|(name, _)| name != device);
@@ -48,8 +48,8 @@ impl Settings {
         }
     }
 
-    /// The memory limits in the order in which a server applies and logs them (recorded): the one named first comes
-    /// last, so it wins over another name of the same GPU.
+    /// The memory limits in the order in which a server applies and logs them (recorded). The limit named first is
+    /// last, so it overrides another name of the same GPU.
     pub fn memory_in_order(&self) -> impl Iterator<Item = &MemoryLimit> {
         self.memory.iter().skip(1).chain(self.memory.first())
     }

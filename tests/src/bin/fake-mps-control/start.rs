@@ -29,7 +29,7 @@ pub struct Files {
     _lock: Flock<File>,
 }
 
-/// `-f`: stays, and logs to standard output. The double has no `-d`: nothing here starts a daemon so.
+/// `-f`: stays, and logs to standard output. The double has no `-d`, because nothing here starts a daemon that way.
 pub fn foreground(node: Node, partitioned: bool) -> ExitCode {
     match prepare(&node) {
         Ok(lock) => serve(node, partitioned, lock),
@@ -37,7 +37,7 @@ pub fn foreground(node: Node, partitioned: bool) -> ExitCode {
     }
 }
 
-/// The checks before anything is made, in the recorded order of their messages.
+/// The checks before it makes anything, in the recorded order of their messages.
 fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
     let pipe = wire::pipe_directory();
     let logs = std::env::var_os("CUDA_MPS_LOG_DIRECTORY");
@@ -52,7 +52,7 @@ fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
         );
         println!("{warning}");
     }
-    // Recorded: a missing directory is made, if the user may, and open to all with any umask.
+    // Recorded: it makes a missing directory, if the user may, open to all under any umask.
     if fs::create_dir(&pipe).is_ok() {
         let _ = fs::set_permissions(&pipe, Permissions::from_mode(0o777));
     }
@@ -130,7 +130,7 @@ fn serve(node: Node, partitioned: bool, lock: Flock<File>) -> ExitCode {
     ExitCode::from(status)
 }
 
-/// Makes the five files with their recorded modes, over what a dead daemon left.
+/// Makes the five files with their recorded modes, over those that a dead daemon left.
 fn files(pipe: &Path, lock: Flock<File>) -> std::io::Result<Files> {
     let fifo = pipe.join("log");
     let _ = fs::remove_file(&fifo);

@@ -92,14 +92,14 @@ fn obey(running: &mut Running, order: Order) -> Result<Answer, String> {
     }
 }
 
-/// Where systemd keeps the mom's unit: in the unified hierarchy where there is one, else in its named one.
+/// The mom's unit in systemd's cgroups: in the unified hierarchy if there is one, else in its named one.
 fn mom_cgroup(cgroups: &str) -> Option<String> {
     let top = cgroups.split(',').find(|top| !top.is_empty())?;
     let path = format!("{top}/pbs_mom.service");
     fs::create_dir(&path).ok().map(|()| path)
 }
 
-/// Sends SIGKILL to all of it until it is empty. What ends meanwhile is reaped as everywhere, so that no status is lost.
+/// Sends SIGKILL to all of it until it is empty. Processes that end meanwhile are reaped as usual, so that no status is lost.
 fn kill_cgroup(cgroup: &str, running: &mut Running) -> Result<(), String> {
     let end = Instant::now() + Duration::from_secs(5);
     while Instant::now() < end {

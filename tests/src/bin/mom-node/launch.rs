@@ -1,4 +1,4 @@
-//! From an order to the program it names: descriptors, session, identity, then exec. There is no fork in between.
+//! From an order to its program: descriptors, session, identity, then exec. There is no fork in between.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -19,7 +19,7 @@ use tests::mom::wire::{Run, Stream};
 #[derive(Serialize, Deserialize)]
 pub struct Launch {
     pub run: Run,
-    /// The agent's own descriptors behind `run.leaked`, in that order; reached through `/proc/1/fd`.
+    /// The agent's own descriptors for `run.leaked`, in that order, reached through `/proc/1/fd`.
     pub passed: Vec<i32>,
     pub terminal: Option<String>,
     pub cgroup: Option<String>,
@@ -67,7 +67,7 @@ fn execute(run: &Run) -> Result<()> {
         .with_context(|| format!("'{program}'"))
 }
 
-/// What the test itself was started with must not look like the mom's.
+/// What the test itself inherited must not look like the mom's.
 fn close_inherited() -> Result<()> {
     let entries = std::fs::read_dir("/proc/self/fd")?.flatten();
     let numbers = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
@@ -79,7 +79,7 @@ fn close_inherited() -> Result<()> {
     Ok(())
 }
 
-/// Opens what the mom leaks at the numbers where it leaks it, and nothing else above 2.
+/// Opens the descriptors that the mom leaks, at the mom's numbers, and nothing else above 2.
 fn leak(launch: &Launch) -> Result<()> {
     for (agents, wanted) in launch.passed.iter().zip(&launch.run.leaked) {
         let path = format!("/proc/1/fd/{agents}");
@@ -96,7 +96,7 @@ fn leak(launch: &Launch) -> Result<()> {
     Ok(())
 }
 
-/// The three standard descriptors. Ours carry nothing that is needed any more.
+/// The three standard descriptors. Ours are no longer needed.
 fn streams(launch: &Launch) -> Result<()> {
     let run = &launch.run;
     match &run.stdin {
@@ -117,7 +117,7 @@ fn streams(launch: &Launch) -> Result<()> {
 fn opened(stream: &Stream, launch: &Launch, write: bool) -> Result<File> {
     let path = match stream {
         Stream::Null | Stream::Closed => "/dev/null",
-        // Opened without O_NOCTTY by the head of a session, it becomes the controlling terminal.
+        // Without O_NOCTTY, the session's leader gets it as its controlling terminal.
         Stream::Terminal => launch.terminal.as_ref().context("no terminal")?,
         Stream::File(path) if write => {
             let owner = launch.run.output_of.unwrap_or(USER.1);
@@ -130,8 +130,8 @@ fn opened(stream: &Stream, launch: &Launch, write: bool) -> Result<File> {
     how.open(path).with_context(|| format!("'{path}'"))
 }
 
-/// Both moms make and open a job's output as its user, for a prologue of root's too. They ask for no creation where the file is
-/// there: with `fs.protected_regular` the kernel then refuses another user's file in the spool, which is open to all.
+/// Both moms make and open a job's output as its user, also for root's prologue. They do not ask for creation if the file
+/// exists: with `fs.protected_regular` the kernel then refuses another user's file in the spool, which is open to all.
 fn job_output(path: &str) -> std::io::Result<File> {
     match OpenOptions::new().append(true).open(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => OpenOptions::new()

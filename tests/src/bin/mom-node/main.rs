@@ -1,9 +1,9 @@
 //! One simulated node of a PBS cluster: its own files, host name and process numbers, and an agent inside that starts
 //! programs exactly as a mom does.
 //!
-//! `mom-node node DIR NAME` makes the namespaces, `mom-node init DIR NAME` is process 1 in them, and
-//! `mom-node exec` turns itself into the program that an order names. When its standard input ends the node ends,
-//! with everything in it: a test that dies leaves nothing.
+//! `mom-node node DIR NAME` makes the namespaces, `mom-node init DIR NAME` is process 1 in them, and `mom-node exec`
+//! turns itself into an order's program. The node ends with its standard input, and everything in it too. So a test
+//! that dies leaves nothing.
 
 mod agent;
 mod launch;
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A new process number space takes in only children, so the agent is one.
+/// Only children can enter a new process number space, so the agent is one.
 fn node(dir: &str, name: &str) -> Result<()> {
     let cgroups = Hierarchy::enter_all();
     let mut spaces = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWPID;

@@ -1,4 +1,4 @@
-//! The node's files, this machine's with a layer above that takes every write and is removed with the node; and its cgroups.
+//! The node's files: this machine's, under a layer that takes every write and is removed with the node. And its cgroups.
 
 use anyhow::{Context as _, Result};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -10,7 +10,7 @@ use tests::double::remove_cgroup;
 
 pub const LAYER: &str = "/.layer";
 
-/// Empty on a node: this machine may have users' homes there, a PBS, an mpsd.
+/// Empty on a node, because this machine may have users' homes there, a PBS or an mpsd.
 const FRESH: [(&str, u32); 7] = [
     ("/tmp", 0o1777),
     ("/run", 0o755),
@@ -21,7 +21,7 @@ const FRESH: [(&str, u32); 7] = [
     ("/var/lib/mpsd", 0o711),
 ];
 
-/// Where the hierarchies that systemd tracks its units in are mounted: v2, or v2 and the named one of a hybrid.
+/// Where systemd's hierarchies for its units are mounted: v2, or v2 and a hybrid's named one.
 const TOPS: [&str; 3] = [
     "/sys/fs/cgroup",
     "/sys/fs/cgroup/unified",
@@ -63,7 +63,7 @@ pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<()> {
     }
     mounted("proc", &inside("/proc"), Some("proc"), empty, NONE)?;
     for top in cgroups.split(',').filter(|top| !top.is_empty()) {
-        // The same hierarchy cannot be mounted over itself.
+        // A hierarchy cannot be mounted over itself.
         umount2(&inside(top), MntFlags::MNT_DETACH).with_context(|| format!("'{top}'"))?;
         let (kind, options) = match top.ends_with("systemd") {
             true => ("cgroup", Some("none,name=systemd")),
@@ -104,8 +104,8 @@ pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<()> {
     chdir("/").context("root")
 }
 
-/// A hierarchy of cgroups: what the node calls its root is a directory of this machine's, which is removed with the node. Two
-/// nodes that run the same job id must not meet there.
+/// A hierarchy of cgroups. The node's root is a directory of this machine's, which is removed with the node. Otherwise
+/// two nodes with the same job id would meet there.
 #[derive(Debug)]
 pub struct Hierarchy {
     pub top: &'static str,

@@ -1,4 +1,4 @@
-//! Processes of the node, killed as a mom kills them. The agent is process 1, so it reaps orphans: a zombie would look alive.
+//! Processes of the node, killed as a mom kills them. The agent is process 1 and reaps orphans: a zombie would look alive.
 
 use crate::launch::Launch;
 use nix::errno::Errno;
@@ -43,7 +43,7 @@ impl Running {
         self.cgroup.as_deref()
     }
 
-    /// Starts a process; `Err(Ok(..))` when the mom would not start it.
+    /// Starts a process; `Err(Ok(..))` if the mom would not start it.
     pub fn start(&mut self, run: Run) -> Result<i32, Result<Ended, String>> {
         if run.checked {
             check(&run.argv[0]).map_err(Ok)?;
@@ -88,8 +88,8 @@ impl Running {
         Ok(pid)
     }
 
-    /// Waits for a process, at most until its own time limit or for `limit`. A tick counts as its own length, so that a
-    /// machine that stood still meanwhile does not look like a process that hangs.
+    /// Waits for a process until its own time limit, or for `limit`. A tick counts by its nominal length, so that a
+    /// process does not seem to hang if the machine itself stood still.
     pub fn wait(&mut self, pid: i32, limit: Duration) -> Ended {
         let mut waited = Duration::ZERO;
         loop {
@@ -122,7 +122,7 @@ impl Running {
             Victims::Group => sigkill_group(pid),
             Victims::Session => session(pid).into_iter().for_each(sigkill),
         }
-        // Everything of it that was killed is reaped; the first of them is the process itself.
+        // Reaps all its killed processes; the first is the process itself.
         while let Err(Errno::EINTR) | Ok(WaitStatus::StillAlive) = waitpid(Pid::from_raw(pid), None) {}
         self.ended.insert(pid, Ended::Limit);
         true
@@ -146,7 +146,7 @@ impl Running {
         }
     }
 
-    /// Whether anybody but the mom still holds what it passed to `pid`, the terminal included.
+    /// Whether any process but the mom still holds what it passed to `pid`, the terminal included.
     pub fn is_held(&mut self, pid: i32) -> Result<bool, String> {
         let held = self.held.get_mut(&pid).ok_or("no such process")?;
         held.writers.clear();
@@ -171,7 +171,7 @@ impl Running {
     }
 }
 
-/// A process that has ended needs no signal.
+/// An ended process needs no signal.
 fn sigkill(pid: i32) {
     let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
 }

@@ -1,4 +1,4 @@
-//! What the server answers its control daemon.
+//! The server's answers to its control daemon.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -12,7 +12,7 @@ impl Server {
     pub(super) fn control_spoke(&mut self) -> bool {
         let Some((packet, passed)) = wire::recv_fd(&self.control) else {
             if self.node.is.faults.server_survives_control {
-                // The control daemon has gone; a pair that never speaks takes the place of the connection.
+                // The control daemon is gone. A pair that never speaks replaces the connection.
                 if let Ok((ours, theirs)) = wire::pair() {
                     self.control = ours;
                     std::mem::forget(theirs);
@@ -95,7 +95,7 @@ impl Server {
         self.forget(&client);
         self.log.server("Client termination succeeded.");
         self.log.server("Client termination succeeded.");
-        // Recorded: these come when its process ends.
+        // Recorded: these appear when its process ends.
         self.log_ended(&client);
         sleep(Duration::from_millis(8));
         "0".into()

@@ -13,7 +13,7 @@ use crate::partitions::Partition;
 #[derive(Debug)]
 pub struct Client {
     pub connection: OwnedFd,
-    /// Its pid, as this server's pid namespace has it.
+    /// Its pid in this server's pid namespace.
     pub pid: u32,
     pub id: u32,
     pub command: String,
@@ -67,7 +67,7 @@ impl Server {
         let _ = wire::send(&self.clients[at].connection, &reply);
     }
 
-    /// Recorded: the same lines, however it ended.
+    /// Recorded: the same lines, no matter how it ended.
     pub(super) fn log_ended(&self, client: &Client) {
         let (pid, left) = (client.pid, self.attached().count());
         let lost = |context: u32| {
@@ -112,7 +112,7 @@ impl Server {
         }
         let client = &mut self.clients[at];
         for gpu in &granted {
-            // Recorded: a GPU that a client only enumerated lists it with no memory.
+            // Recorded: a GPU that a client only enumerated lists the client without memory.
             let _ = self.node.register(&gpu.uuid, client.pid, gpu.taken, "mps");
         }
         client.command.clone_from(&attach.command);
@@ -122,7 +122,7 @@ impl Server {
         Reply::Granted(granted)
     }
 
-    /// As many as the description says; on a MIG device the part of its compute instance (NVIDIA's MIG guide, "Application
+    /// The description's number; on a MIG device the part of its compute instance (NVIDIA's MIG guide, "Application
     /// Considerations": "lowered proportionally to the Compute Instance size").
     fn most_clients(&self) -> usize {
         let most = self.node.is.max_clients;
@@ -147,8 +147,9 @@ impl Server {
     }
 
     /// The partition that a client names. "When static partitioning mode is enabled, all MPS clients must set the
-    /// CUDA_MPS_SM_PARTITION environment variable before creating a CUDA context. Failure to do so will result in context creation failing
-    /// with CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION" [When to Use MPS]. A part of the UUID does [Common Tasks, Multiple Partitions Example].
+    /// CUDA_MPS_SM_PARTITION environment variable before creating a CUDA context. Failure to do so will result in
+    /// context creation failing with CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION" [When to Use MPS]. A part of the UUID
+    /// is enough [Common Tasks, Multiple Partitions Example].
     fn partition_of(&self, seen: &[&Gpu], attach: &Attach) -> Result<Option<Partition>, CudaError> {
         let Some(all) = &self.settings.partitions else {
             return Ok(None);

@@ -1,5 +1,5 @@
-//! A fatal GPU error as NVIDIA's manual has it (docs/facts/mps-control.md#error-containment): every client gets it, the status is
-//! FAULT, and new clients are refused until all have ended. Never recorded: the words in the log are the double's own.
+//! A fatal GPU error as in NVIDIA's manual (docs/facts/mps-control.md#error-containment): every client gets it, the status
+//! is FAULT, and new clients are refused until all have ended. Never recorded: the log's words are the double's own.
 
 use tests::double::wire::{CudaError, Reply};
 
@@ -16,7 +16,7 @@ pub enum Fatal {
 }
 
 impl Server {
-    /// A kernel of client `at` wrote to an address that is none.
+    /// A kernel of client `at` wrote to an invalid address.
     pub(super) fn fault(&mut self, at: usize) -> Reply {
         self.fatal = Fatal::Handling;
         let culprit = self.clients[at].pid;
@@ -25,7 +25,7 @@ impl Server {
         Reply::Failed(CudaError::of(700))
     }
 
-    /// Before a client attaches: refuses it while the error is handled, makes a new context afterwards.
+    /// Before a client attaches: refuses it while the error is handled; afterwards makes a new context.
     pub(super) fn refuse_in_fault(&mut self, pid: u32) -> Option<Reply> {
         match self.fatal {
             Fatal::None => None,

@@ -1,4 +1,4 @@
-//! `nvidia-cuda-mps-server`: a context on every GPU that it is shown, and the clients that the control daemon passes on.
+//! `nvidia-cuda-mps-server`: a context on every GPU that it can see, and the clients that the control daemon passes to it.
 
 mod answers;
 mod client;
