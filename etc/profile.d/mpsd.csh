@@ -1,5 +1,5 @@
 # The environment of a PBS job's own MPS. Outside a job, and in a job without MPS, this starts no program.
-# A job id of more than 40 bytes has a shortened directory: mpsctl knows its name.
+# The directory of a job id of more than 40 bytes has a shorter name, which mpsctl knows.
 if ( $?PBS_JOBID ) then
     if ( -x /usr/bin/mpsctl && ( -d "/run/mpsd/jobs/$PBS_JOBID" || ( $%PBS_JOBID > 40 && -d /run/mpsd/jobs ) ) ) then
         # When mpsctl fails this evaluates 'false': its line on standard error says why.

@@ -1,5 +1,5 @@
 # The environment of a PBS job's own MPS. Outside a job, and in a job without MPS, this starts no program.
-# A job id of more than 40 bytes has a shortened directory: mpsctl knows its name.
+# The directory of a job id of more than 40 bytes has a shorter name, which mpsctl knows.
 if [ -n "${PBS_JOBID-}" ] && [ -x /usr/bin/mpsctl ]; then
     if [ -d "/run/mpsd/jobs/$PBS_JOBID" ] || { [ "${#PBS_JOBID}" -gt 40 ] && [ -d /run/mpsd/jobs ]; }; then
         # Nothing is evaluated when mpsctl fails: its line on standard error says why.

@@ -1,11 +1,11 @@
 #!/bin/sh
 # mpsd: shows a container its job's MPS. enroot runs this before a container starts, as the user who starts it, with the
-# job's environment. Without a job that has MPS nothing is done; a container that would miss its job's MPS does not start.
+# job's environment. It does nothing in a job without MPS. A container that would miss its job's MPS does not start.
 [ -n "${MPSD_JOB-}" ] && [ -n "${CUDA_MPS_PIPE_DIRECTORY-}" ] || exit 0
 mps=${CUDA_MPS_PIPE_DIRECTORY%/*}
 jobs=${mps%/*/*}/jobs
 own=${SLURM_JOB_ID:-${PBS_JOBID-}}
-# Slurm's number for a task of a heterogeneous job is the first component's; the others' follow it.
+# In a heterogeneous job every task has the first component's id; the ids of the other components follow it.
 case ${SLURM_HET_SIZE:-x}${own:-x}$MPSD_JOB in
 *[!0-9]*) ;;
 *) [ "$MPSD_JOB" -lt "$own" ] || [ "$MPSD_JOB" -ge $((own + SLURM_HET_SIZE)) ] || own=$MPSD_JOB ;;
@@ -19,13 +19,13 @@ case $MPSD_JOB in
     [ -d "$mps" ] || refuse "'$mps', where the MPS of job $MPSD_JOB is, is not there" "a job whose MPS runs"
     ;;
 *)
-    # Brought along from another job, by 'sbatch' or 'qsub -V'; or nobody says which job this is.
+    # The variables are another job's (by 'sbatch' or 'qsub -V'), or none says which job this is.
     [ -z "$own" ] || [ ! -d "$jobs/$own" ] || refuse "the variables here are those of job $MPSD_JOB" \
         "'eval \"\$(mpsctl env)\"' before it"
     [ -z "$own" ] && [ -d "$mps" ] || exit 0
     ;;
 esac
-# Each directory of the user's below it is a mount of its own.
+# rbind: each of the user's directories below it is a mount.
 options=none\ x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate
 # pyxis starts one container for all tasks of a node, and each task may have another daemon. A job
 # that shares its MPS has a directory for each GPU, and its record names them.
@@ -33,16 +33,16 @@ named=$(sed -n 's|^ *"pipe": "\(.*\)/pipe[^/]*",*$|\1|p' "$jobs/$MPSD_JOB/record
 for directory in $(printf '%s\n' "$mps" $named | sort -u); do
     printf '%s %s %s\n' "$directory" "$directory" "$options" >>"$ENROOT_MOUNTS" || exit 1
 done
-# What srun runs before each task of such a job, from inside of pyxis' container.
+# srun runs this before each task of such a job, inside pyxis' container.
 prolog=/usr/libexec/mpsd/mps-task-prolog
 if [ -e "$prolog" ]; then
     printf '%s %s none x-create=file,bind,ro,nosuid,nodev,private\n' "$prolog" "$prolog" >>"$ENROOT_MOUNTS" || exit 1
 fi
-# pyxis lets a container's variables win over each task's own, and hands those on itself. It is known by its variable, and
-# before 0.21 by the names of its containers.
+# pyxis passes each task's variables on by itself, and a container's would replace them. pyxis sets PYXIS_VERSION; before
+# 0.21 only the names of its containers tell.
 [ -z "${PYXIS_VERSION-}" ] || exit 0
 case ${ENROOT_ROOTFS##*/} in pyxis_*) exit 0 ;; esac
-# What 'mpsctl env --container enroot' has set is more of this process's than what its shell has.
+# 'mpsctl env --container enroot' has set them for this process; those of its shell are less exact.
 ! grep -q '^MPSD_JOB=' "$ENROOT_ENVIRON" || exit 0
 for name in MPSD_JOB CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY CUDA_VISIBLE_DEVICES \
     CUDA_MPS_ACTIVE_THREAD_PERCENTAGE CUDA_MPS_PINNED_DEVICE_MEM_LIMIT CUDA_MPS_SM_PARTITION \

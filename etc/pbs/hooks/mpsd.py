@@ -1,24 +1,25 @@
 """mpsd for OpenPBS: gives a job its own MPS on execjob_begin and takes it away on execjob_end and execjob_abort.
 
-Imported by 'mpsctl pbs install', which fills in the first constants. No decision is made here: the job's attributes go
-to mps-prologue, mps-epilogue and mpsctl as they stand, and their exit codes are obeyed. A job whose account does not
-hold the letters "mps" and that has no resource 'mps' cannot have asked and starts no program of ours.
+'mpsctl pbs install' imports it and fills in the first constants. The hook decides nothing: it passes the job's attributes
+to mps-prologue, mps-epilogue and mpsctl, and obeys their exit codes. A job whose account does not hold the letters "mps"
+and that has no resource 'mps' cannot have asked. It starts none of our programs.
 
-execjob_prologue and execjob_epilogue are left alone: a hook there would silence the site's classic scripts.
-A reject in execjob_begin is retried, with nothing for the user to read; so a refusal is recorded there and told in
-execjob_launch, where descriptor 2 is the job's own error file. Only what is the node's rejects in execjob_begin. PBS holds a job
-after 21 such tries; so those that nothing but the node can have failed are not counted.
+The hook has no execjob_prologue and no execjob_epilogue: they would silence the site's classic scripts.
+PBS retries a job that execjob_begin rejects, and its user reads nothing. So a refusal is recorded there, and told in
+execjob_launch, where descriptor 2 is the job's own error file. Other failures reject in execjob_begin. PBS holds a job
+after 21 tries. A try that only the node can have failed does not count.
 
-pbs_mom does nothing else while a hook on execjob_begin or execjob_abort runs, so no other job starts or ends. These two events
-return within MOM_WAITS_S: what takes longer goes on without them. A start then leaves its outcome in the job's record,
-and execjob_launch, which runs in the job's own process, waits for that. PBS tries a rejected job again at once, so the hook
-moves the job's Execution_Time. A subjob that waits in state W breaks its array: its execjob_launch rejects, late.
+While a hook on execjob_begin or execjob_abort runs, pbs_mom starts and ends no other job. So these two return within
+MOM_WAITS_S, and what takes longer continues without them. A start then leaves its outcome in the job's record.
+execjob_launch, which runs in the job's own process, waits for it. PBS tries a rejected job again at once, so the hook moves
+the job's Execution_Time, and the job waits in state W. A subjob in state W breaks its array, so for subjobs
+execjob_launch rejects instead, after a wait.
 
-A job that did not ask pays for the lines outside of ACTS and nothing else, in each of its events: so they are few. ACTS is
-text, so Python compiles it only for a job that may have asked; compiling it takes 2 ms.
+Each event of a job that did not ask runs the lines outside of ACTS, so they are few. ACTS is text: Python compiles it, in
+2 ms, only for a job that may have asked.
 
-Any call of PBS's may raise, and a hook that raises is as one that rejects: so each act returns why it rejects, or None,
-and what it raises is caught in one place, at the end of this file.
+Any call into PBS may raise, and a hook that raises rejects the job. So an act returns why it rejects, or None, and 'run'
+catches what it raises.
 """
 import os
 
@@ -32,12 +33,12 @@ ACTS = r'''
 import time
 
 PROGRAMS = "/usr/bin"  # filled in by 'mpsctl pbs install'
-OPTIONS = []  # filled in by 'mpsctl pbs install': ["--config", FILE] where it is not /etc/mpsd/mpsd.toml
+OPTIONS = []  # filled in by 'mpsctl pbs install': ["--config", FILE] if it is not /etc/mpsd/mpsd.toml
 LIMIT_S = 25  # filled in by 'mpsctl pbs install': above our own deadline; the hook's alarm is above twice this
 MOM_WAITS_S = 1.2
 ENV_LIMIT_S = 10
 AGAIN_S = 60  # before the next try of a job
-UNCOUNTED = 3  # mps-prologue and mpsctl env: nothing but the node can have failed the start
+UNCOUNTED = 3  # exit code of mps-prologue and mpsctl env: only the node can have failed the start
 NOT_RUN = 126
 STARTED = time.monotonic()
 RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
@@ -56,11 +57,11 @@ def attribute(job, name):
     try:
         return text(getattr(job, name, None))
     except Exception:
-        return ""  # what PBS does not tell us, nobody asked for
+        return ""  # PBS does not tell it: the job did not ask
 
 
 def log(line):
-    """Our programs have written it into the node's log already, where PBS's own call raises."""
+    """May fail: our programs write their lines into the node's log themselves."""
     try:
         pbs.logmsg(pbs.LOG_WARNING, line)
     except Exception:
@@ -92,8 +93,8 @@ def last_line(file):
 
 
 def memory_file(content=b""):
-    """For a program's input or output. A pipe would be held open by whatever the program left behind, and a directory for
-    temporary files may be full. None: there is none to be had."""
+    """For a program's input or output. A process that the program leaves behind would hold a pipe open, and a directory for
+    temporary files may be full. None: there is no memory and no such directory."""
     try:
         if hasattr(os, "memfd_create"):
             file = os.fdopen(os.memfd_create("mpsd"), "w+b")
@@ -110,9 +111,9 @@ def memory_file(content=b""):
 def call(program, arguments, limit, env=None, values=(), goes_on=None):
     """Runs one of our programs; returns its exit code, standard output and last line of standard error. NOT_RUN: it never ran.
 
-    'values' can be longer than a command line: the program reads them from its standard input. One that 'goes_on' lets go on at
-    the limit is not killed, and has a session of its own, since PBS kills the hook's group; its exit code is None then. One that
-    may not has done nothing yet."""
+    'values' can be longer than a command line: the program reads them from its standard input. At the limit 'goes_on' says
+    whether the program may continue; its exit code is None then. It has a session of its own, because PBS kills the hook's
+    group. If it may not continue, it has done nothing yet."""
     import subprocess
     words = [os.path.join(PROGRAMS, program)] + (["@-"] if values else []) + arguments
     given = memory_file(b"".join(value.encode("utf-8", "surrogateescape") + b"\0" for value in values)) if values else None
@@ -140,12 +141,13 @@ def call(program, arguments, limit, env=None, values=(), goes_on=None):
 
 
 def mom_waits():
-    """What is left of the time for which pbs_mom may wait. Seconds."""
+    """For how many seconds pbs_mom may still wait."""
     return max(0.3, STARTED + MOM_WAITS_S - time.monotonic())
 
 
 def put_back(job, code):
-    """Before a rejection. The server takes both values with it, from a sister and of a subjob as well, and no operator is needed."""
+    """Before a rejection: delays the next try, and takes this one out of the count if it is not the job's. The server takes
+    both values with the rejection, also from a sister and for a subjob, and asks for no operator's rights."""
     values = [] if is_subjob(job) else [("Execution_Time", int(time.time()) + AGAIN_S)]
     if code in (1, UNCOUNTED, NOT_RUN):
         values.append(("run_count", 0))
@@ -153,7 +155,7 @@ def put_back(job, code):
         try:
             setattr(job, name, value)
         except Exception:
-            pass  # it is tried at once, or this try counts
+            pass  # then PBS tries it at once, or counts this try
 
 
 def identity(job):
@@ -171,19 +173,19 @@ def begin(event):
     arguments = ["--scheduler", "openpbs", "--record", "--wait", "announced"] + OPTIONS + (["--sister"] if is_sister(job) else [])
     values = ["--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps"),
               "--queue=" + attribute(job, "queue")] + shape(job)
-    # Of a job that did not ask itself, execjob_launch knows by the directory that a start is under way.
+    # If the job did not ask itself, only its directory tells execjob_launch that a start is under way.
     code, _, line = call("mps-prologue", arguments + identity(job), mom_waits(), values=values,
                          goes_on=lambda: asks or has_directory(attribute(job, "id")))
     if code is None:
         return None  # execjob_launch waits for it
     if line:
         log(line)
-    # 1 is a refusal: recorded, and told in execjob_launch; where it could not be recorded it is told here
+    # 1 is a refusal: recorded, and told in execjob_launch. If it could not be recorded, it is told here.
     if code == 0 or (code == 1 and environment(job, {}, [], mom_waits())[0] == 1):
         return None
     if is_subjob(job) and not is_sister(job):
         return None  # execjob_launch rejects
-    clean(job, mom_waits())  # no launch will read what was recorded, and no end is promised
+    clean(job, mom_waits())  # no execjob_launch will read the record, and PBS may run no execjob_end
     put_back(job, code)
     return line or "mpsd: mps-prologue ended with %d" % code
 
@@ -205,7 +207,7 @@ def launch(event):
     code, answer, line = environment(job, inherited, ["--main"] if is_main_shell(event) else [], LIMIT_S)
     changes = json_of(answer) if code == 0 else {}
     if code == 0 and changes.get("MPSD_JOB") is None and asked(job, settled=True):
-        # Of what its user did wrong there is a record.
+        # The user's mistake would have left a record.
         code, line = UNCOUNTED, "mpsd: job %s asked for MPS and has none on this node" % attribute(job, "id")
     if code != 0:
         line = line or "mpsd: mpsctl env ended with %d" % code
@@ -216,7 +218,7 @@ def launch(event):
             job.rerun()
         return None if tells_itself(event, line) else tell(line)
     if line and is_main_shell(event) and not is_launcher(event):
-        tell(line)  # what the user should know although the job runs
+        tell(line)  # a warning: the job runs
     for name, value in changes.items():
         if value is None:
             remove(env, name)
@@ -226,8 +228,8 @@ def launch(event):
 
 
 def tells_itself(event, line):
-    """Puts a program in the place of a task that TM starts, which says 'line' and fails: what the hook itself writes for a task on
-    another node than the job's first reaches nobody, and whoever asked for the task reads a number."""
+    """Replaces a task that TM starts by a program that prints 'line' and fails. On other nodes than the job's first, no user
+    reads the hook's own output. A rejection reaches the task's starter only as a number."""
     if is_main_shell(event):
         return False
     try:
@@ -256,8 +258,8 @@ def request(job):
 
 
 def asked(job, settled=False):
-    """Of a job whose account holds the letters "mps". What cannot be told did: no such job runs without MPS by mistake. 'settled':
-    its record tells of no MPS, so 'auto' gave it none."""
+    """Whether a job with the letters "mps" in its account asked. If mpsctl cannot tell, it did: such a job must not run without
+    MPS by mistake. 'settled': its record has no MPS, so 'auto' gave it none."""
     code, said, _ = request(job)
     mode = said["resource"].split("+")[0] if code == 0 else ""
     return code != 0 or mode not in ("", "off") and not (settled and mode == "auto" and has_directory(attribute(job, "id")))
@@ -268,7 +270,7 @@ def is_launcher(event):
 
 
 def is_main_shell(event):
-    """The job's main shell is task 1 of the first node; it and an MPI launcher's daemon have no rank, their ranks come later."""
+    """The job's main shell is task 1 of the first node. It and an MPI launcher's daemon have no rank; they start the ranks."""
     return is_launcher(event) or is_first_process(event)
 
 
@@ -300,7 +302,7 @@ def clean(job, limit):
 
 
 def end(event):
-    clean(event.job, LIMIT_S)  # in a process of its own, for which the mom does not wait
+    clean(event.job, LIMIT_S)  # PBS runs this event in a process of its own, so the mom does not wait
 
 
 def abort(event):
@@ -315,7 +317,7 @@ def queuejob(event):
         return line
     if said.get("note"):
         log("mpsd: " + said["note"])
-    if code == 0 and said["resource"]:  # any other code is this host's, not the user's: the nodes look at it again
+    if code == 0 and said["resource"]:  # any other code is a failure of this host: the nodes read the request again
         job.Resource_List["mps"] = said["resource"]
         job.Account_Name = said["account"] or None
     return None
@@ -325,8 +327,8 @@ BY_EVENT = (("EXECJOB_BEGIN", begin), ("EXECJOB_LAUNCH", launch), ("EXECJOB_END"
 
 
 def failed(event, act, error):
-    """What the hook makes of its own failure: nothing stays behind, a job that did not ask goes on, and one that asked never
-    runs without MPS. An end has nobody to reject for, and what qsub is not told the nodes look at again."""
+    """Handles a failure of the hook itself. Nothing stays behind. A job that did not ask continues, and a job that asked never
+    runs without MPS. An end has nothing to reject, and after a failure in qsub the nodes read the request again."""
     line = "mpsd: the hook failed: %s: %s" % (type(error).__name__, error)
     log(line)
     if act is begin:
@@ -366,13 +368,13 @@ try:
 except Exception:
     pass  # the site has no such resource
 try:
-    # The site asks for MPS for this job with GPUs; after its begin, only if that left anything here.
+    # The site asks for MPS for a job with GPUs. After execjob_begin this counts only if the job has a directory here.
     if AUTO_QUEUES and str(event.job.queue) in AUTO_QUEUES and "ngpus=" in str(event.job.exec_vnode):
         is_automatic = event.type == getattr(pbs, "EXECJOB_BEGIN", None) or has_directory(str(event.job.id))
 except Exception:
     pass
 try:
-    # After any job, mps-epilogue looks again at what hung in the driver: nothing else may do so on a node without our timer.
+    # After any job, mps-epilogue looks again at what hung in the driver, because a node may lack our timer.
     if asks or is_automatic or event.type == getattr(pbs, "EXECJOB_END", None) and os.path.lexists(LOOK_AGAIN):
         exec(compile(ACTS, "mpsd.py", "exec"), globals())
         why = run(event)  # noqa: F821
@@ -386,4 +388,4 @@ if why:
 try:
     event.accept()
 except Exception:
-    pass  # who does neither accepts
+    pass  # a hook that does neither accepts
