@@ -9,7 +9,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
 #[display(rename_all = "kebab-case")]
 pub enum BindMode {
-    /// Every task sees all. If a node has a task for each GPU, or more, each task has an order of its own.
+    /// Every task sees all. If a node has at least one task for each GPU, each task sees them in its own order.
     Auto,
     /// Neighboring ranks share a GPU.
     Block,
@@ -55,7 +55,7 @@ impl Bind {
         self.how == BindMode::Auto && names != DeviceNames::Keep && !per_gpu
     }
 
-    /// How many of the `tasks` on a node can meet on one of its `gpus`. The choice of a program or scheduler counts as even.
+    /// How many of the `tasks` on a node can meet on one of its `gpus`, if a program or scheduler that chooses spreads them evenly.
     pub fn most_on_a_gpu(self, names: DeviceNames, per_gpu: bool, tasks: u32, gpus: u32) -> u32 {
         let gpus = gpus.max(1);
         if !self.gives_orders(names, per_gpu) {

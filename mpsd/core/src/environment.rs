@@ -23,13 +23,14 @@ pub const LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// A client's own thread percentage; it can only lower the daemon's (docs/facts/mps-control.md#clients).
 pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-/// A client's own memory limit. A GPU that it does not see drops every limit (docs/facts/mps-control.md#memory-limits).
+/// A client's own memory limit. Naming a GPU that the client does not see drops every limit
+/// (docs/facts/mps-control.md#memory-limits).
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The number of a client's connections to its GPU. The user's own variable: never set or removed.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// A client's connections without the variable (docs/facts/mps-control.md#clients).
 const USUAL_CONNECTIONS: u32 = 2;
-/// The devices that JAX takes of those that a process sees. Without it a rank takes that of its number (docs/facts/programs.md#jax).
+/// Which visible devices JAX takes. Without it a rank takes the device of its own number (docs/facts/programs.md#jax).
 pub const JAX_DEVICES: &str = "JAX_LOCAL_DEVICE_IDS";
 const JAX_FIRST: &str = "0";
 /// Whether NCCL multicasts over NVLink (docs/facts/programs.md#read-and-not-run).
@@ -52,7 +53,7 @@ const LAUNCHERS: [(&str, &str); 4] = [
 ];
 /// The rank of a task that srun started, and our plugin attached.
 pub const OF_SLURM: &str = "SLURM_LOCALID";
-/// srun's word for how it binds tasks to GPUs, in the environment of each (docs/facts/slurm.md#gpus-of-a-job).
+/// How srun binds tasks to GPUs, in each task's environment (docs/facts/slurm.md#gpus-of-a-job).
 const OF_SRUN: &str = "SLURMD_TRES_BIND";
 
 /// The rank on its node of the process with this environment, as its launcher names it, and the launcher's variable.
@@ -64,8 +65,7 @@ pub fn rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(Rank, &'static s
     })
 }
 
-/// Warnings about the environment of a task of a node with so many `tasks`, for the first rank of a node or a process without a rank.
-/// They are no errors.
+/// Warnings about the environment of a process on a node with `tasks`, if it is the node's first rank or has no rank.
 pub fn warnings(
     record: &Record,
     tasks: Option<u32>,
@@ -115,7 +115,7 @@ fn shmem(record: &Record, each: u32, lookup: &dyn Fn(&str) -> Option<String>) ->
     })
 }
 
-/// Whether a list of the user's by local rank is shorter than the tasks of this node, for the first of them. It is no error.
+/// A warning, for a node's first task, if the user's list by local rank is shorter than the node's `tasks`.
 pub fn repeats(record: &Record, tasks: u32) -> Option<String> {
     let lists = [
         (record.rank_threads.len(), "thread percentages"),
@@ -158,7 +158,7 @@ pub fn counted(record: &Record) -> Option<Vec<GpuUuid>> {
     (!record.devices.is_empty()).then(|| open.map(|device| device.uuid.clone()).collect())
 }
 
-/// Whether Slurm has bound the task to its GPUs, or was told to bind none for a job that leaves the binding to us.
+/// Whether Slurm has bound the task to its GPUs. Slurm's `none` counts too, unless the job asks us to bind every task.
 pub fn is_bound_by_slurm(record: &Record, lookup: &dyn Fn(&str) -> Option<String>) -> bool {
     let binds_all = record.bind.is_some_and(Bind::is_for_all);
     lookup(OF_SRUN).is_some_and(|word| word.contains("gpu:") && !(binds_all && word.contains("none")))
@@ -209,7 +209,7 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
         let own = own.map(|(gpu, mib)| format!("{}={mib}M", gpu.in_limits()));
         own.collect::<Vec<_>>().join(",")
     });
-    // A rank must not use its launcher's partition: without a partition there is no context.
+    // In a job with partitions a rank without one must not inherit its launcher's: it gets no context then.
     let is_divided = all_partitions(record).next().is_some();
     let partition = partition.and_then(Partition::name);
     for (name, value, is_removed) in [
@@ -224,7 +224,7 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
     Ok(changes)
 }
 
-/// Only the first rank of a GPU finds the device of its own number.
+/// Of the ranks that see one GPU, only the first finds the device of its own number.
 fn of_jax(task: &Task, gpus: &[GpuUuid], is_foreign: bool) -> Option<Change> {
     let is_lost = gpus.len() == 1 && task.rank.is_some_and(|rank| rank.local > 0);
     match task.jax_devices.as_deref() {
@@ -361,7 +361,7 @@ fn all_partitions(record: &Record) -> impl Iterator<Item = &Partition> {
     record.daemons.iter().flat_map(|daemon| &daemon.partitions)
 }
 
-/// The partition of this task. A script, or a node's only process of a job with several, only starts ranks: it gets none.
+/// The partition of this task. If the job has several, a node's only process gets none: it only starts ranks.
 fn own_partition<'a>(record: &'a Record, task: &Task) -> Result<Option<&'a Partition>, Refusal> {
     let local = match (all_partitions(record).count(), task.rank) {
         (0, _) => return Ok(None),
@@ -426,7 +426,7 @@ fn names(record: &Record, task: &Task, daemon: &Daemon, gpus: &[GpuUuid]) -> Opt
 }
 
 /// Whether the daemon's numbers name the same GPUs to a program that misses the daemon. A compute mode is not enough: it
-/// keeps such a program off the job's own GPUs, and number 0 may be another job's GPU.
+/// keeps such a program off the job's own GPUs, but number 0 may be another job's GPU.
 fn are_numbers_safe(record: &Record, task: &Task, daemon: &Daemon) -> bool {
     if record.is_mig() {
         return false;

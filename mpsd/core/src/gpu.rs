@@ -115,7 +115,7 @@ pub struct Gpu {
 
 /// Clients of a GPU before Volta.
 const CLIENTS_BEFORE_VOLTA: u32 = 16;
-/// Clients of a later one, up to CUDA 13.0: seen on driver 580.
+/// Clients of a GPU from Volta on, up to CUDA 13.0: seen on driver 580.
 const CLIENTS_UP_TO_13_0: u32 = 48;
 /// Most clients that any GPU takes: with CUDA 13.1 and later.
 pub const MOST_CLIENTS: u32 = 60;
@@ -157,7 +157,7 @@ pub struct Inventory {
     /// The driver's version (`580.159.04`); empty: not known.
     #[serde(default)]
     pub driver: String,
-    /// The MIG devices of those in MIG mode, in the same order, and by their numbers on each.
+    /// The MIG devices, in the order of their GPUs and of their numbers there.
     #[serde(default)]
     pub migs: Vec<Gpu>,
 }

@@ -56,7 +56,7 @@ impl JobId {
         let what = format!("job id '{}'", one_line(raw, 60));
         let Some((_, why)) = checks.into_iter().find(|(is_wrong, _)| *is_wrong) else {
             return match raw.split_once('_') {
-                // Slurm shows an element so to users alone: its programs have the other id.
+                // Slurm shows this form only to users. Its programs get the element's own id.
                 Some((array, element)) if is_digits(array) && is_digits(element) => {
                     let why = "it is an element of an array, which has an id of its own";
                     let allowed = format!(

@@ -1,7 +1,7 @@
 //! What every program of the suite knows of a job. Slurm's plugin runs inside `slurmd` and links this crate alone.
 //!
-//! So nothing in here starts a process or talks to a GPU, every wait has a [`deadline`], and the only files opened are the
-//! configuration, the record, this process's status and `/dev/null`.
+//! So nothing in here starts a process or talks to a GPU, and every wait has a [`deadline`]. It opens only the configuration,
+//! the record, this process's status and `/dev/null`.
 #![forbid(unsafe_code)]
 
 pub mod bind;

@@ -10,7 +10,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}; allowed: {allowed}")]
 pub struct Invalid {
-    /// The reason in a few words. They quote nothing of the value raw.
+    /// The reason in a few words, without raw text of the value.
     pub why: String,
     /// What would have been accepted.
     pub allowed: &'static str,
@@ -57,7 +57,7 @@ impl Percent {
         Self::clamped(u32::from(Self::WHOLE.0) / parts.max(1))
     }
 
-    /// The share by `auto` of one who has `own` of `all` parts of a GPU: twice that, at most 100, as NVIDIA's guide advises.
+    /// The share that `auto` gives for `own` of `all` parts of a GPU: twice that part, at most 100 %, as NVIDIA's guide advises.
     pub fn auto(own: u64, all: u64) -> Self {
         let tenths = 2 * u64::from(Self::WHOLE.0) * own / all.max(1);
         Self::clamped(u32::try_from(tenths).unwrap_or(u32::MAX))

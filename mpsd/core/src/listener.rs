@@ -10,7 +10,7 @@ use std::path::Path;
 
 const SOCKET: &str = "control";
 
-/// Fails if no control daemon listens in the pipe directory that `changes` set. A check that fails otherwise proves nothing.
+/// Fails if no control daemon listens in the pipe directory that `changes` set. An error of the check itself proves nothing.
 /// Call it only as the job's user, who can replace what lies there.
 pub fn expect(changes: &[Change]) -> Result<(), Undetermined> {
     let pipe = changes.iter().find(|change| change.name == PIPE_DIRECTORY);
@@ -19,7 +19,7 @@ pub fn expect(changes: &[Change]) -> Result<(), Undetermined> {
     };
     match missing(Path::new(pipe)) {
         None => Ok(()),
-        // Root's own directory covers it.
+        // Root's own directory, which the user's mount should cover.
         Some(Errno::EACCES)
             if Path::new(pipe)
                 .symlink_metadata()
@@ -39,7 +39,7 @@ pub fn ended(seen: &str) -> Undetermined {
     Undetermined::new("the job's control daemon", why)
 }
 
-/// Why a CUDA program would find no control daemon in `pipe`; `None`: a daemon listens, or that cannot be told.
+/// Why a CUDA program would find no control daemon in `pipe`; `None`: a daemon listens, or the answer is not known.
 pub fn missing(pipe: &Path) -> Option<Errno> {
     let gone = [Errno::ECONNREFUSED, Errno::ENOENT, Errno::ENOTDIR, Errno::EACCES];
     let errno = probe(&pipe.join(SOCKET)).err();

@@ -250,7 +250,7 @@ impl Observations {
         lines
     }
 
-    /// What `mpsd` saw after it had seen `before`, when a job began to share its MPS. Highest numbers stay: they may be older.
+    /// What `mpsd` saw since `before`, when a job began to share its MPS. The highest numbers stay, even if they are older.
     pub fn since(mut self, before: &Self) -> Self {
         fn later<T>(list: &mut Vec<T>, before: &[T]) {
             list.drain(..before.len().min(list.len()));

@@ -1,8 +1,8 @@
 //! The order in which each task of a node sees the job's GPUs if no task is bound to a GPU (`--mps-bind=auto`).
 //!
-//! A program takes the first visible GPU, or a place that it computes from its rank; which, is not known. So each task gets
-//! an order in which every such habit leads to a GPU that few other tasks with the habit use. A habit by rank then shares
-//! the GPUs as evenly as in the order of the bus, and the first place is as even as that allows.
+//! A program takes the first visible GPU, or computes a place from its rank. We do not know which habit it has. So each task
+//! gets an order in which every habit leads to a GPU that few other tasks with that habit use. Habits by rank share the GPUs
+//! as evenly as in the order of the bus. The habit of the first place shares them as evenly as that allows.
 
 use std::cmp::Reverse;
 
@@ -15,7 +15,7 @@ type ByHabit = [usize; HABITS];
 const WEIGHTS: ByHabit = [2, 2, 1, 1];
 /// How often each task chooses. For up to 16 GPUs and 512 tasks nothing becomes more even after the sixth time.
 const ROUNDS: usize = 8;
-/// With more tasks, which 16 GPUs do not take as clients, all see the order of the bus: a launcher may give any number.
+/// With more tasks all see the order of the bus, because a launcher may give any number. 16 GPUs take no more clients.
 const MOST_TASKS: usize = 1024;
 
 /// The places at which a task looks: the first, the rank modulo the GPUs, blocks of ranks, and blocks rounded up (LAMMPS).
@@ -59,7 +59,7 @@ pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     all.into_iter().flatten().max().unwrap_or(tasks)
 }
 
-/// The GPU to which each habit leads, by task. Each task takes the GPUs that the fewest have, again until nothing improves.
+/// The GPU to which each habit leads, by task. Each task takes the GPUs with the fewest tasks, in rounds until nothing improves.
 fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
     if gpus == 0 {
         return Vec::new();
@@ -152,7 +152,7 @@ fn crowds(dealt: &[ByHabit], gpus: usize) -> [Vec<usize>; HABITS] {
 mod tests {
     use super::*;
 
-    /// How many tasks come to each GPU, by habit, of programs that look at the orders of [`orders`].
+    /// How many tasks come to each GPU, by habit, if programs see the orders of [`orders`].
     fn of_programs(tasks: usize, gpus: usize) -> Vec<ByHabit> {
         let orders = orders(tasks, gpus);
         assert_eq!(orders.len(), tasks);

@@ -49,7 +49,7 @@ impl Paths {
         self.state.join("drains")
     }
 
-    /// The file that marks that something waits for its second look, for which `mpsd-look-again.path` and every job's epilogue look.
+    /// The mark that something waits for its second look. `mpsd-look-again.path` and every job's epilogue check for it.
     pub fn look_again(&self) -> PathBuf {
         self.run.join("look-again")
     }
@@ -121,7 +121,7 @@ pub const TOLD: &str = "told";
 const BEFORE: &str = "before-";
 /// Name of the file with the tasks that a signal ended, root 0600 ([`crate::killed`]).
 pub const KILLED: &str = "killed";
-/// The directory, root 0711, with the lock of the static partitions. Users can keep a lock in it, not of the job's directory.
+/// Root's directory (0711) with the lock of the static partitions: users can keep that lock, but not the job's directory's.
 pub const PARTITIONS: &str = "partitions";
 /// Name of the lock in [`PARTITIONS`].
 pub const PARTITIONS_LOCK: &str = "lock";
@@ -179,7 +179,7 @@ impl JobPaths {
         format!(".{}.lock", job.directory_name())
     }
 
-    /// The lock of the job, or of the shared MPS. Inside of the directory it would vanish with that.
+    /// The lock of the job, or of the shared MPS. It must outlive the directory, so it lies beside it.
     pub fn lock(&self) -> PathBuf {
         self.beside("lock")
     }

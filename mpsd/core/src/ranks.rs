@@ -100,8 +100,8 @@ fn tasks(how: BindMode, rank: Rank) -> Result<usize, Refusal> {
 
 /// The place of the nearest GPU; `None`: all are equally near.
 ///
-/// Among several, a task with some of its launcher's cores there takes its turn by the place of its cores, another by its
-/// rank. Launchers deal ranks to sockets in blocks or in turns, and the sum below is even for both.
+/// Among several, a task that has only some of its launcher's cores there takes its turn by the place of its cores. Any other
+/// task takes it by its rank. Launchers deal ranks to sockets in blocks or in turns, and the sum below is even for both.
 fn closest(rank: usize, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Option<usize>, Refusal> {
     let mut local = Vec::new();
     for gpu in gpus {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// Version of the format; a reader refuses any other.
 pub const VERSION: u32 = 1;
 const LONGEST: usize = 1 << 20;
-/// How long a record may be away while its job starts: a failed start removes the directory, and writes a record after.
+/// How long a record may be absent while its job starts: a failed start removes the directory, then writes a record.
 const AWAY: Duration = Duration::from_secs(3);
 
 const UNSEEN: Duration = Duration::from_millis(250);
@@ -179,13 +179,13 @@ pub struct Record {
     /// The job's request. A step with the same words has inherited them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<Request>,
-    /// The scheduler named the job's GPUs, so that a step for which it names none has none.
+    /// The scheduler named the job's GPUs. If it names none for a step, the step has none.
     #[serde(default)]
     pub named: bool,
     /// The job's GPUs on this node.
     #[serde(default)]
     pub gpus: Vec<RecordGpu>,
-    /// All GPUs of the node in the order of the bus, if a task must count as CUDA does: among those that it may open.
+    /// All GPUs of the node in the order of the bus, if a task must count as CUDA does: only the GPUs that it may open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<RecordDevice>,
     /// The daemons.
@@ -306,7 +306,7 @@ pub fn sharers(list: &Path) -> BTreeSet<JobId> {
     serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default()
 }
 
-/// Reads the record at `path`, once. A job without a directory has no record, whatever is wrong on the way: it must run.
+/// Reads the record at `path`, once. A job without a directory has no record, even if the way there is damaged: it must run.
 pub fn look(path: &Path) -> Result<RecordRead, String> {
     let file = match open_trusted(path) {
         Ok(file) => file,
@@ -330,8 +330,8 @@ fn is_absent(path: &Path) -> bool {
         .is_err_and(|error| absent.contains(&error.kind()))
 }
 
-/// The record at `path` once it is not `starting`; `None`: there is no MPS. If it is returned as `starting`, it was not ready
-/// in time or was removed. `limit` is for a record without a deadline of its own.
+/// Waits for the record at `path` until it is not `starting`; `None`: there is no MPS. If the result is still `starting`, the
+/// MPS was not ready in time, or the record was removed. `limit` is for a record without a deadline of its own.
 pub fn settled(path: &Path, limit: Duration) -> Result<Option<Record>, String> {
     let begin = Instant::now();
     let mut waiting = Waiting {
@@ -374,7 +374,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// What follows from `seen`, `elapsed` after the reader began: to wait so long, or what [`settled`] returns.
+    /// Decides by `seen`, `elapsed` after the reader began: how long to wait, or what [`settled`] returns.
     fn next(
         &mut self,
         seen: RecordRead,

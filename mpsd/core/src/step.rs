@@ -57,7 +57,7 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     Ok(own)
 }
 
-/// [`of_step`] within the limits that `mpsctl set` gave. They are the user's word, but NVIDIA's daemon enforces its own.
+/// [`of_step`] within the limits that `mpsctl set` gave. The user may forge them, but NVIDIA's daemon enforces the real ones.
 pub fn of_step_after(record: &Record, set: &[LimitSet], step: &Request) -> Result<Record, Refusal> {
     let mut now = record.clone();
     for limits in set.iter().map(LimitSet::limits) {

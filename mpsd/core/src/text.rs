@@ -29,7 +29,6 @@ pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Opti
     let word = word.to_ascii_lowercase();
     let far = |known: &str| strsim::damerau_levenshtein(&word, &known.to_ascii_lowercase());
     let all = known.into_iter().map(|known| (far(known), known));
-    // A third of the letters, and never all of a short word.
     let near = all.filter(|(far, known)| *far <= (known.len() / 3).max(1) && *far < word.len());
     Some(near.min_by_key(|(far, _)| *far)?.1)
 }

@@ -36,7 +36,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the file at `path`. It and every directory on the way must be root's. No default replaces a file with errors.
+    /// Reads the file at `path`. It and every directory above it must be root's. No default replaces a file with errors.
     pub fn load(path: &Path) -> Result<Self, Fault> {
         Self::of_bytes(path, open_trusted(path).and_then(|file| file.read(LONGEST)))
     }

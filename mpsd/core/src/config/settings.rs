@@ -143,7 +143,7 @@ settings! {
         /// "exclusive": set a GPU to EXCLUSIVE_PROCESS for the job if the job provably has it alone, its mode is DEFAULT, and no other
         /// process uses it. A client that misses the daemon then fails with CUDA error 46 ("all CUDA-capable devices are busy or
         /// unavailable"). The old mode is restored after the GPU's last user. On any other GPU, and in a step with a daemon of
-        /// its own, the mode stays, and a client that misses the daemon runs outside MPS without a message.
+        /// its own, the mode stays. A client that misses the daemon then runs outside MPS without a message.
         /// "keep": never change a compute mode.
         compute_mode: ComputeModeRule = ComputeModeRule::Exclusive;
 
@@ -152,8 +152,8 @@ settings! {
         /// "whole-node-if-exclusive": it gets all GPUs of the node, if the scheduler proves that no other job is there.
         gpus_unknown: GpusUnknown = GpusUnknown::Refuse;
 
-        /// The scheduler gives a GPU of this node to several jobs at once, and does not say so itself, as Slurm's shards and Torque's
-        /// gpus=1:shared do: the jobs with MPS of one user on a GPU then share one MPS.
+        /// true: the scheduler gives a GPU of this node to several jobs at once, and does not say so. (Slurm's shards and Torque's
+        /// gpus=1:shared say so.) The jobs with MPS of one user on a GPU then share one MPS.
         [early] shared_gpus: bool = false;
 
         /// A job with more tasks on a GPU than the GPU takes MPS clients: "warn" (not every task is a client), or "refuse".
@@ -174,11 +174,11 @@ settings! {
         cuda_visible_devices: DeviceNames = DeviceNames::Auto;
 
         /// The cgroup of the daemons, which lets running jobs stay attached when the scheduler's own daemon restarts. "auto": mpsd
-        /// finds a place. "none": no cgroup of ours. A path: a directory of the cgroup file system.
+        /// finds a place. "none": no cgroup. A path: a directory of the cgroup file system.
         cgroup: Cgroup = Cgroup::Auto;
 
         /// Group id of a job's daemons: a group without members and files. The kernel lets no user debug a process of another
-        /// group, so users cannot take over their job's daemons, which are outside the job's limits. The daemons also have the
+        /// group. So users cannot take over their job's daemons, which are outside the job's limits. The daemons also have the
         /// user's own groups, to open files. 0: only the user's own group. If a user is in the group, the node's log names the
         /// user when a job begins.
         daemon_group: u32 = 65_530, Entry::whole::<0, 0x7FFF_FFFF, _>;
@@ -224,8 +224,8 @@ settings! {
         [early] exec: Option<PathBuf> = None => "/opt/slurm";
         [early] conf: Option<PathBuf> = None => "/etc/slurm/slurm.conf";
 
-        /// What waits until a job's MPS is proved ready. "task": under srun, the task before it starts; the prolog returns at once, and
-        /// srun starts earlier. "prolog": always the prolog, as it is for sbatch and salloc in either case.
+        /// What waits until a job's MPS is proved ready. "task": under srun each task waits before it starts, and the prolog returns at
+        /// once, so srun starts earlier; under sbatch and salloc the prolog waits. "prolog": the prolog always waits.
         [early] wait: Wait = Wait::Task;
 
         /// Requeue a batch job if its MPS did not start for a cause that is not provably the node's.
@@ -270,7 +270,7 @@ settings! {
         auto_undrain: bool = false;
 
         /// Drain the node after failed starts of two or more users. Two users who work together can cause that on every node of their
-        /// jobs, so by default the node's log and 'mpsctl reconcile' only tell the administrator.
+        /// jobs. So by default the node's log and 'mpsctl reconcile' only tell the administrator.
         on_failed_starts: bool = false;
 
         /// The time in seconds within which failed starts count together. A start does not count if its user had another process on
@@ -280,17 +280,17 @@ settings! {
 
     /// Root's report of each job with MPS, for 'mpsctl report': a file in reports below state_dir, for root alone.
     Reports [reports] {
-        /// The number of reports that stay on the node, those of the youngest jobs; 0: none is written.
+        /// How many reports stay on the node, those of the youngest jobs; 0: mpsd writes none.
         keep: u32 = 1000, Entry::whole::<0, 100_000, _>;
 
-        /// The number of days that a report stays at most.
+        /// A report stays at most so many days.
         days: u32 = 30, Entry::whole::<1, 3650, _>;
     }
 
     /// Files for other exporters: one for each GPU of a job with MPS, with a line from the job's begin to its end. Do not set a key
-    /// if a prolog of your own writes such files for all jobs. The directory must exist, belong to root, be writable by root
-    /// alone, be reached through no link, and lie on the file system of run_dir. A job on a shared GPU leaves the others'
-    /// lines. Steps with a daemon of their own have no line. If a file cannot be written, the node's log says so.
+    /// if a prolog of your own writes such files for all jobs. The directory must exist, belong to root, and be writable by
+    /// root alone. Its path must have no link, and it must lie on the file system of run_dir. Jobs that share a GPU have a line
+    /// each. Steps with a daemon of their own have no line. If a file cannot be written, the node's log says so.
     Metrics [metrics] {
         /// The directory of dcgm-exporter's --hpc-job-mapping-dir. NVML's index names a file; a line has a job id.
         dcgm_job_map: Option<PathBuf> = None => "/run/dcgm-job-map";

@@ -293,7 +293,7 @@ pub enum MemoryOverLimit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wait {
-    /// The task, before it starts, so that srun waits as short as it can for its prolog.
+    /// The task, before it starts, so that srun waits only briefly for its prolog.
     Task,
     /// The prolog.
     Prolog,

@@ -143,8 +143,8 @@ const MODE: Row = Row {
     help: "give the job its own NVIDIA MPS: `on` (or `per-node`), `auto`, `per-gpu`, `own`, `off`",
     more: "`per-node` is one daemon for the job's GPUs of each node, `per-gpu` one for each GPU. `auto` is `per-node` if the job has more \
            tasks on a node than GPUs, or a GPU that jobs share; else the job runs as if it had not asked (mpsd(8), AUTO). \
-           On a GPU that the scheduler lets several \
-           jobs share, the user's jobs there share one MPS; with `own` this job has one of its own, which takes turns with the others.",
+           If the scheduler lets several jobs share a GPU, the user's jobs there share one MPS. With `own` this job has an MPS of its \
+           own, which takes turns with the others.",
     ..Row::PLAIN
 };
 
@@ -158,7 +158,7 @@ options! {
         words: &["auto"],
         help: "active thread percentage of each client: 1 to 100, `auto`, or a list by local rank (`30:70`)",
         more: "Decimals are allowed. `auto` is 200/n, at most 100, for n tasks that can meet on a GPU: twice the even share, since clients \
-               seldom all compute at once. A task whose neighbors are idle is held to it all the same (mpsd(8), LIMITS).",
+               seldom all compute at once. The limit also holds for a task whose neighbors are idle (mpsd(8), LIMITS).",
         lowered_by_steps: true,
     }, str::parse, ToString::to_string;
 
@@ -216,8 +216,8 @@ options! {
         allowed: DeviceNames::ALLOWED,
         words: &["auto", "uuid", "ordinal", "keep"],
         help: "names in CUDA_VISIBLE_DEVICES: `auto`, `uuid`, `ordinal` (for programs that read numbers), `keep`",
-        more: "`ordinal` are the numbers that the job's MPS counts, from 0. `auto` gives them where they name the same GPUs to a \
-               program that misses its MPS, else UUIDs. `keep` leaves the scheduler's own.",
+        more: "`ordinal` are the numbers by which the job's MPS counts its GPUs, from 0. `auto` gives them if they name the same GPUs \
+               to a program that misses its MPS, else UUIDs. `keep` leaves the scheduler's own.",
         of_tasks: true,
         plan: |request| Some(format!("GPUs named in CUDA_VISIBLE_DEVICES: {}", request.visible?)),
     }, str::parse, ToString::to_string;
@@ -229,8 +229,8 @@ options! {
         list: true,
         allowed: Sms::ALLOWED,
         help: "multiprocessors (SMs) of each rank's own: `16`, or a list by local rank (`16:32`); from driver 590 on",
-        more: "Static partitions: no other rank uses them, and a rank uses no others. A multiple of 8 from Hopper on, of 4 on Ampere and \
-               Ada. Each rank sees one GPU. Excludes threads and replicas. By NVIDIA's documentation, and not verified.",
+        more: "Static partitions: no other rank uses them, and a rank uses no others. The number is a multiple of 8 from Hopper on, of 4 \
+               on Ampere and Ada. Each rank sees one GPU. Excludes threads and replicas. By NVIDIA's documentation, and not verified.",
     }, str::parse, ToString::to_string;
 
     /// Prove the daemon with `mps-probe` before the job starts.
@@ -252,9 +252,9 @@ options! {
         allowed: values::BOOLEAN,
         words: &["on", "off"],
         help: "say at the end, in the job's own output, what its MPS was used for",
-        more: "Slurm: on standard error, when the batch script ends, of its node, or without a script when a step ends, of each of its nodes (not \
-               under --pty); what was seen until then. Torque, and OpenPBS without our hook: in the job's error file, with its end. Afterwards \
-               `mpsctl report` prints the whole report.",
+        more: "Slurm prints it on standard error when the batch script ends, for the script's node. Without a script it prints it when a \
+               step ends, for each node of the step (not under --pty). It has what was seen until then. Torque, and OpenPBS without our \
+               hook, print it into the job's error file at the job's end. Afterwards `mpsctl report` prints the whole report.",
         of_tasks: true,
     }, values::boolean, on_or_off;
 }

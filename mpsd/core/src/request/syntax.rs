@@ -162,7 +162,7 @@ impl Flags {
     }
 
     /// Keeps the flag of `key`, and checks its value alone. A refused flag is kept, and [`Flags::request`] refuses it again.
-    /// Slurm gives no value as NULL, `""` or `(null)` (docs/facts/slurm.md#options).
+    /// For a flag without a value Slurm gives NULL, `""` or `(null)` (docs/facts/slurm.md#options).
     pub fn take(&mut self, key: Key, argument: Option<&str>) -> Result<(), Refusal> {
         let value = argument.filter(|text| !matches!(*text, "" | "(null)"));
         let flag = Some(value.map(str::to_owned));
@@ -256,7 +256,7 @@ impl Request {
         parser.finish().map(Some)
     }
 
-    /// A note on an account that names MPS without a value, which may be the site's own word, and asks for nothing.
+    /// A note on an account that names MPS without a value. It may be the site's own word, so it asks for nothing.
     pub fn almost_asked(account: impl AsRef<[u8]>) -> Option<String> {
         let text = String::from_utf8_lossy(account.as_ref());
         let mut tokens = text.split(is_between);

@@ -17,7 +17,7 @@ pub enum Mode {
     Off,
     /// One daemon for all GPUs of the job on the node.
     PerNode,
-    /// As per node where that helps: more than one task on a GPU, or a GPU that jobs share. Else the job is as if it had not asked.
+    /// As per node if that helps: more than one task on a GPU, or a GPU that jobs share. Else the job is as if it had not asked.
     Auto,
     /// One daemon for each GPU.
     PerGpu,
@@ -31,12 +31,12 @@ impl Mode {
 }
 
 impl Mode {
-    /// Whether [`Mode::Auto`] gives MPS to so many tasks on so many GPUs: then two of them must meet on a GPU.
+    /// Whether [`Mode::Auto`] gives MPS: with more `tasks` than `gpus`, two tasks must meet on a GPU.
     pub fn auto_helps(tasks: u32, gpus: u32) -> bool {
         gpus > 0 && tasks > gpus
     }
 
-    /// What [`Mode::auto_helps`] went by, in words.
+    /// The numbers that [`Mode::auto_helps`] compared, in words.
     pub fn counted(tasks: u32, gpus: u32) -> String {
         let number = |count: u32, of: &str| match count {
             1 => format!("1 {of}"),
