@@ -1,7 +1,7 @@
-//! `mps-epilogue`: the journal backwards, then one look whether the node is as it was.
+//! `mps-epilogue`: the journal backwards, then a check that the node is as it was.
 //!
-//! It needs no request, no user and no GPU list: the journal has all. If the job has no directory, it ends at once; so it
-//! can run after every job. What it does to the node, and in which order, is [`mpsd::job::end`].
+//! It needs no request, no user and no GPU list: the journal has all. If the job has no directory, it ends at once, so it
+//! can run after every job. [`mpsd::job::end`] has what it does to the node, and in which order.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
@@ -91,7 +91,6 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
         return 0;
     }
     let system = scheduler::of(submission.scheduler);
-    // Whether the job's user reads what we say.
     let shown = system.shows_end(input);
     let limit = system.time_limit(input, submission.step, &Site::of(&settings));
     let budget = Budget::new(settings.deadline, limit);
@@ -107,7 +106,7 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
             // A user may keep one step from its end. The other steps still have their share of the time.
             let share = deadline.remaining() / u32::try_from(left).unwrap_or(1);
             let ended = job::end(&mut node(share), id, &ending);
-            // First, so that the last line is root's own, and not a text of the user's process.
+            // Comes first, so that the last line is root's, and not a text of the user's process.
             if shown {
                 for words in &ended.last_words {
                     complain(NAME, &format!("job {id}: its mpsd says: {words}"));
@@ -124,7 +123,7 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
 }
 
 /// Takes the second look at what hung in the driver, after any job of the node, so that nothing depends on a timer. No job waits
-/// for it. A step's end does not: its scheduler counts the processes as the step's.
+/// for it. A step's end takes none, because the scheduler would count its process as the step's.
 fn look_again(settings: &Settings, submission: &Submission) {
     if submission.step || settings.paths.look_again().symlink_metadata().is_err() {
         return;
@@ -135,6 +134,6 @@ fn look_again(settings: &Settings, submission: &Submission) {
         evidence::look_again(&mut node, settings);
         Vec::new()
     };
-    // If no process can be had now, the next epilogue does it.
+    // If no process can be made now, the next epilogue does it.
     let _ = guard::detach(|| drop(guard::ask(Deadline::after(limit), look)));
 }

@@ -1,6 +1,6 @@
 //! `mps-prologue`: from what the scheduler says to a proved daemon, or to one clear line and an exit code.
 //!
-//! What it does to the node, and in which order, is [`mpsd::job::begin`].
+//! [`mpsd::job::begin`] has what it does to the node, and in which order.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
@@ -40,8 +40,8 @@ const RECORD_LIMIT: Duration = Duration::from_secs(5);
 /// MPS is left alone: exit 0, nothing touched.
 ///
 /// Exit status: 0 the server is proved ready, or MPS was not asked for; 1 the request was refused; 2 the node could
-/// not do it (requeue the job); 3 (for the
-/// OpenPBS hook alone) the node is at fault, so the try does not count against the job.
+/// not do it (requeue the job); 3 (for the OpenPBS hook alone) the node is at fault, so the try does not count against the
+/// job.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "mps-prologue", version = cli::version(), after_help = cli::examples::of("mps-prologue"))]
 pub struct Arguments {
@@ -106,7 +106,7 @@ impl Prologue {
     fn load(&self, node: &str) -> Result<(Config, Settings), Fault> {
         let config = match self.config.get() {
             Some(config) => config.clone(),
-            // A failure is not kept: it may pass.
+            // A failure is not kept, because it may pass.
             None => {
                 let config = Config::load(&self.arguments.config)?;
                 self.config.get_or_init(|| config).clone()
@@ -202,7 +202,7 @@ impl Prologue {
         begun.code
     }
 
-    /// Takes down what an earlier job may have left, which our script saw before this job that did not ask.
+    /// Before a job that did not ask: takes down what an earlier job may have left, as our script saw.
     fn clear_before(&self, input: &Input<'_>) {
         let caller = scheduler::caller(input).filter(|system| system.facts().may_skip_epilogue);
         let (Some(system), Ok(submission)) = (caller, scheduler::read(input, &ThisHost)) else {
@@ -230,7 +230,7 @@ impl Prologue {
         let is_usable = settings.is_some();
         let mut settings = settings.unwrap_or_else(Settings::usual);
         if !is_usable {
-            // The place of this node's counters is unknown: make none elsewhere.
+            // The place of this node's counters is not known, so count nothing.
             settings.reports.keep = 0;
         }
         let place = place(submission, &settings, &name);
@@ -304,8 +304,8 @@ impl Prologue {
     }
 }
 
-/// Leaves a process that takes this job down if the job does not begin after all, because no epilogue runs here then. It
-/// lasts as long as the other nodes' prologues and then the mother superior's, each for at most `limit`.
+/// Leaves a process that takes this job down if the job does not begin after all: no epilogue runs here then. It waits for the
+/// other nodes' prologues and then for the mother superior's, each for at most `limit`.
 fn watch_start(system: &dyn BatchSystem, job: &Job, limit: Duration) {
     let ending = Ending {
         settings: &job.settings,
@@ -313,7 +313,7 @@ fn watch_start(system: &dyn BatchSystem, job: &Job, limit: Duration) {
         node: &job.node,
     };
     let id = &job.submission.job;
-    // Without a process the next prologue here does it.
+    // If no process can be made, the next prologue here does it.
     let _ = guard::detach(|| reconcile::take_down_unbegun(&job.settings, &ending, id, 2 * limit));
 }
 
@@ -338,8 +338,7 @@ impl Scheduled for JobInput<'_> {
     }
 }
 
-/// The home of the mom that runs us, whose prologue starts in its `mom_priv`
-/// (docs/facts/pbs.md#environment-identity-and-descriptors).
+/// The home of the mom that runs us: a prologue starts in `mom_priv` (docs/facts/pbs.md#environment-identity-and-descriptors).
 fn home_of_caller() -> Option<PathBuf> {
     let here = std::env::current_dir().ok()?;
     (here.file_name()? == "mom_priv").then(|| here.parent().map(PathBuf::from))?

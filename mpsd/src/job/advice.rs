@@ -12,7 +12,7 @@ use mpsd_core::usage::GpuUsage;
 const NEARLY_FULL: u64 = 90;
 /// A GPU that is used less has room for more clients. Percent.
 const LITTLE_USED: u8 = 30;
-/// The share at which advice about more clients aims, and the most times as many that it names. Percent.
+/// Advice about more clients aims at this use of the GPU, percent, and names at most so many times the clients.
 const AIM: u64 = 70;
 const MOST_TIMES: u64 = 3;
 /// If the thread shares of all clients at once add up to less, a part of the GPU stays unused. Percent.
@@ -21,7 +21,7 @@ const THREADS_LEFT: u64 = 75;
 const BANDWIDTH_BOUND: u8 = 70;
 const LONGEST: usize = 200;
 
-/// When what is advised, and why.
+/// One rule.
 #[derive(Debug)]
 pub struct Rule {
     /// Its name, also in metrics.
@@ -80,7 +80,7 @@ pub const RULES: [Rule; 7] = [
     },
 ];
 
-/// The first rule that applies. Of a shared MPS the clients are all jobs'.
+/// The first rule that applies; none for a shared MPS, which counts the clients of all its jobs together.
 pub(crate) fn of(report: &JobReport) -> Option<Advice> {
     let seen = report.said_by_user.as_ref().filter(|_| !report.shared)?;
     let facts = Facts { report, seen };
@@ -233,7 +233,7 @@ mod tests {
     use mpsd_core::record::Daemon;
     use mpsd_core::usage::Usage;
 
-    /// A job on GPU 0, of 80,000 MiB, with 4 clients at once of 1,000 MiB each, which used 60 % of it; with these changes.
+    /// A job with 4 clients at once, of 1,000 MiB each, that use 60 % of GPU 0, which has 80,000 MiB; with these changes.
     fn job(changes: &str) -> JobReport {
         let mut report = report();
         let uuid = report.gpus[0].uuid.clone();

@@ -49,7 +49,7 @@ pub fn set(journal: &Journal, limits: &str) -> Entry {
 }
 
 /// The job's MPS is gone at `now`, seconds since 1970; `None`: it never was ready.
-/// What the job's `mpsd` says that was set while it ran is its user's word, and has a field of its own.
+/// Limits that the job's `mpsd` says were set while it ran are the user's word, so they have a field of their own.
 pub fn ended(journal: &Journal, observed: Option<&Observations>, now: u64, as_before: bool) -> Option<Entry> {
     journal.ready_ms?;
     let set = observed.into_iter().flat_map(|observed| &observed.limits_set);

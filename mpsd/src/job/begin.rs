@@ -38,7 +38,7 @@ pub enum ReturnWhen {
     Announced,
 }
 
-/// What came of it.
+/// The outcome of a begin.
 #[derive(Debug)]
 pub struct Begun {
     /// The prologue's exit code.
@@ -116,7 +116,7 @@ fn start<N: Node>(
     if start.supposed.is_none() || !start.shared.is_empty() {
         start.say_notes(node, &plan.notes);
     }
-    // A shared MPS is proved as soon as it is begun, and that takes longer than the caller is to wait.
+    // A begin of a shared MPS includes its proof, which takes longer than the caller may wait.
     let goes_on = when == ReturnWhen::Started && !start.shared.is_empty();
     let carried_out = start.or_undo(node, |start, node| {
         start.tell_tasks(node, RecordState::Starting)?;
@@ -124,7 +124,7 @@ fn start<N: Node>(
     });
     match carried_out {
         Ok(()) => {}
-        // By what NVML says of the GPUs. Nothing is left of what was begun.
+        // NVML's answer led to the refusal, and nothing is left of what was begun.
         Err(FailedStart {
             failure: Failure::Refusal(refusal),
             findings,
@@ -145,15 +145,15 @@ fn start<N: Node>(
 /// Makes the plan for these GPUs.
 type Decide<'a> = Box<dyn Fn(&Inventory) -> Result<(Settings, Plan), Failure> + 'a>;
 
-/// A start by what the ledger says of the GPUs. While the control daemon comes up, or if a shared MPS must be begun and not only joined,
-/// NVML says what they are.
+/// A start planned with the GPUs in the ledger. NVML confirms them while the control daemon comes up, or before a shared MPS is
+/// begun.
 struct Supposed<'a> {
     job: &'a Job,
     settings: Settings,
     again: Decide<'a>,
 }
 
-/// The settings and the plan; and how it is made again, if NVML has not been asked yet.
+/// The settings and the plan. If NVML has not been asked yet, also how to make the plan again.
 fn make_plan<'a>(
     node: &mut impl Node,
     job: &'a Job,
@@ -192,15 +192,14 @@ fn make_plan<'a>(
     Ok((settings, plan, again))
 }
 
-/// By NVML.
 fn look_at_gpus(node: &mut impl Node) -> Result<Inventory, Failure> {
     let inventory = node.inventory()?;
     ledger::remember_gpus(node, &inventory);
     Ok(inventory)
 }
 
-/// Has the job run as if it had not asked. Its record says why: its steps may need MPS still, and its tasks know that they have none.
-/// A job without a directory here runs even if its record cannot be written.
+/// Lets the job run as if it had not asked. Its record says why, because a step may still need MPS, and tasks must know that they
+/// have none. If the record cannot be written, a job without a directory here runs all the same.
 fn leave_out<N: Node>(
     node: &mut N,
     job: &Job,
@@ -238,7 +237,7 @@ fn leave_out<N: Node>(
     Ok(())
 }
 
-/// Whether `job` ended during a start that has done nothing yet. Then its directory is removed, since no other end will.
+/// Whether `job` ended during a start that has done nothing yet. If so, removes its directory, because no other end will.
 fn is_over(node: &mut impl Node, job: &JobId) -> bool {
     let over = node.is_cancelled(job);
     if over && let Err(why) = node.remove_job(job) {
@@ -280,11 +279,10 @@ fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Sched
     Ok(())
 }
 
-/// Locks the job's directory, once nothing of an earlier prologue is left in it; `None` if the same start is there already.
+/// Takes down what an earlier prologue of the job left, and locks its directory; `None`: the same start is there already.
 ///
-/// A step's daemon that is ready stays: before Slurm 24.05 a step's callbacks run twice. Anything else is taken down
-/// first: Torque runs a job's prologue again without an epilogue between
-/// (docs/facts/pbs.md#sister-nodes).
+/// A step's daemon that is ready stays: before Slurm 24.05 a step's callbacks run twice. Torque runs a job's prologue again
+/// without an epilogue in between (docs/facts/pbs.md#sister-nodes).
 fn take_over(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<Option<LockGuard>, FailedStart> {
     let submission = &job.submission;
     let id = &submission.job;
@@ -328,8 +326,8 @@ fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
     Ok(())
 }
 
-/// Begins the MPS of `plan`, which the job of `member` is the first to share. Returns its journal. Its directory is made, and `held`
-/// is its lock.
+/// Begins the MPS of `plan`, which the job of `member` is the first to share. Returns its journal. The caller has made its directory,
+/// and `held` is its lock.
 fn begin_shared(
     node: &mut impl Node,
     member: &Start<'_>,
@@ -420,7 +418,7 @@ impl Start<'_> {
         work: impl FnOnce(&mut Self, &mut N) -> Result<(), FailedStart>,
     ) -> Result<(), FailedStart> {
         work(self, node).map_err(|mut failed| {
-            // Before the directory is removed with the mark.
+            // Now, because undo removes the mark with the directory.
             failed.job_ended = node.is_cancelled(&self.journal.job);
             failed.findings.merge(undo::undo(node, &self.journal));
             failed.gpus = self.journal.gpu_names();
@@ -428,13 +426,13 @@ impl Start<'_> {
         })
     }
 
-    /// Carries the plan out. After its last effect `mpsd` is starting. What was begun stands in the journal.
+    /// Carries the plan out. After its last effect `mpsd` is starting.
     fn carry_out<N: Node>(&mut self, node: &mut N) -> Result<(), FailedStart> {
         while self.journal.begun < self.journal.plan.len() {
             let number = self.journal.begun;
             self.journal.begun += 1;
             if let Err(failure) = node.write_journal(&self.journal) {
-                // An effect that is not written down does not happen, and is not to be undone.
+                // An effect that is not in the journal is not done, so it must not be undone.
                 self.journal.begun = number;
                 return Err(failure.into());
             }
@@ -479,7 +477,7 @@ impl Start<'_> {
                 self.confirm(node)?;
             }
             Effect::TellExporter { exporter, directory } => {
-                // The modes are set, and no exporter holds a server up.
+                // The modes are set, and an exporter must not delay a server.
                 node.let_servers_start(journal);
                 // No job fails because an exporter is not told.
                 let told = exporters::tell(node, journal, exporter, &directory, Direction::Enter);
@@ -492,8 +490,8 @@ impl Start<'_> {
         Ok(())
     }
 
-    /// Makes the plan again, for the GPUs that NVML tells. If something else was begun, that is undone, and the start begins again: the
-    /// GPUs are others than at an earlier start.
+    /// Makes the plan again, with NVML's GPUs. Another plan means that the GPUs have changed since an earlier start. Then this undoes
+    /// what was begun, and the start begins again.
     fn confirm(&mut self, node: &mut impl Node) -> Result<(), FailedStart> {
         let Some(supposed) = &self.supposed else {
             return Ok(());
@@ -535,7 +533,7 @@ impl Start<'_> {
             journal.programs = Some(node.programs(&settings.control));
             self.failed_starts_drain = settings.drain.on_failed_starts;
         }
-        // NVML's time is not the server's.
+        // The time that NVML took is not to count as the server's.
         self.spec = Spec::new(&settings, &plan, supposed.job.deadline);
         self.journal = journal;
         self.verify = plan.verify.then_some(supposed.job.deadline);
@@ -570,7 +568,7 @@ impl Start<'_> {
         Ok(())
     }
 
-    /// A process of its own finishes; this one returns. What that process finds stands in the record.
+    /// This process returns, and a process of its own finishes the start. The record gets the outcome.
     fn finish_alone<N: Node>(self, node: &mut N, job: &Job) -> Result<(), FailedStart> {
         let mut start = Some(self);
         let detached = node.detach(|node| {

@@ -42,7 +42,7 @@ pub struct DrainTarget {
 }
 
 impl DrainTarget {
-    /// `job 12`, or all jobs that shared the MPS, so many as a reason has room for: `jobs 12, 13`.
+    /// `job 12`, or the jobs that shared the MPS, as many as fit into a reason: `jobs 12, 13`.
     pub fn jobs(&self) -> String {
         let shown: Vec<&str> = self.sharers.iter().take(MOST_NAMED).map(JobId::as_str).collect();
         match self.sharers.len().saturating_sub(shown.len()) {

@@ -85,7 +85,7 @@ pub struct StaleClaims {
     pub(crate) lock_alone: bool,
 }
 
-/// GPUs with stale claims. A directory of ours that cannot be read is a fault.
+/// GPUs with stale claims. It is a fault if one of our directories cannot be read.
 pub fn stale(node: &mut impl Node) -> Result<Vec<StaleClaims>, Failure> {
     let mut found = Vec::new();
     for gpu in node.gpus_with_files()? {

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Where a job ends, and what is in force.
 #[derive(Debug, Clone)]
 pub struct Ending<'a> {
-    /// What is in force on the node. Where the job's journal says something else, the journal wins.
+    /// What is in force on the node. If the job's journal differs, the journal wins.
     pub settings: &'a Settings,
     /// Who scheduled the job.
     pub scheduler: Scheduler,
@@ -31,14 +31,14 @@ pub struct Ending<'a> {
     pub node: &'a str,
 }
 
-/// What became of it.
+/// The outcome of an end.
 #[derive(Debug, Default)]
 pub struct JobEnd {
     /// What the teardown found; clean: the node is as it was before the job.
     pub findings: Findings,
     /// What an administrator reads on standard error; it stands in the node's log as well.
     pub lines: Vec<String>,
-    /// What its own `mpsd` says to its user, for a scheduler that shows what an epilogue says.
+    /// What the job's `mpsd` says to its user, for a scheduler that shows an epilogue's output.
     pub last_words: Vec<String>,
     /// The job's report, if its user asked to read it.
     pub report: Option<JobReport>,
@@ -147,8 +147,8 @@ fn written(
     }
 }
 
-/// Tells a start of the job that is still under way to give up, and ends the process that goes on without its prologue.
-/// The user may have stopped that start.
+/// Tells a start of the job that is still under way to give up, and ends its process if it continues without its prologue:
+/// the user may have stopped it.
 fn cancel_start(
     node: &mut impl Node,
     job: &JobId,
@@ -157,7 +157,7 @@ fn cancel_start(
     if !node.is_held(job) {
         return Ok(());
     }
-    // Whole without the lock: a journal is replaced in one step.
+    // Needs no lock: a journal is replaced in one step.
     let journal = node.read_journal(job)?;
     if !meant(journal.as_ref()) {
         return Ok(());

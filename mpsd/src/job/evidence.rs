@@ -25,8 +25,8 @@ const ROOT: u32 = 0;
 /// A start that failed. If starts of two users fail within the window, the administrator is told. It is evidence only if
 /// the site says so (`drain.on_failed_starts`), because two users who work together can cause it.
 ///
-/// A start that one user can have brought down does not count: by another process of that user, which owns all that the
-/// start consists of, by holding the GPU, or by filling the file system of the pipes.
+/// A start does not count if one user can have made it fail: with another process of the job's user, by holding the GPU, or by
+/// filling the file system of the pipes.
 pub(super) fn of_failed_start(
     node: &mut impl Node,
     journal: &Journal,
@@ -42,13 +42,13 @@ pub(super) fn of_failed_start(
         unknown.why += &format!("; {lacking}");
     }
     unknown.by_user = user_was_here || node.user_is_here(journal);
-    // Partitions are known by NVIDIA's documentation alone, which the daemon here may not keep. No other job suffers.
+    // Partitions are known only from NVIDIA's documentation, and the daemon here may differ. No other job suffers.
     let has_partitions = journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty());
     let a_users = unknown.by_user || lacking.is_some() || gpu_is_held(node, journal);
     if has_partitions || a_users || !ledger::note_failed_start(node, journal.uid, &journal.job) {
         return unknown.into();
     }
-    // First: a scheduler cuts the reason of a drain.
+    // Stands first, because schedulers cut the reason of a drain.
     let what = "starts of several users failed";
     if !drains {
         let job = &journal.job;
@@ -74,15 +74,15 @@ fn gpu_is_held(node: &mut impl Node, journal: &Journal) -> bool {
     })
 }
 
-/// Whether the driver, and nothing else, keeps the process of these threads from ending: one waits in the driver without
-/// regard to signals, and none waits so for anything else.
+/// Whether only the driver keeps the process of these threads from ending: one waits uninterruptibly in the driver, and none
+/// waits uninterruptibly for anything else.
 fn is_in_driver(threads: &[Thread]) -> bool {
     let mut waiting = threads.iter().filter(|thread| thread.state == 'D').peekable();
     waiting.peek().is_some() && waiting.all(|thread| waits_in_driver(&thread.stack))
 }
 
-/// Whether a thread waits below a call of the driver for what its user can withhold, such as memory that a FUSE file system
-/// must fill. It may hold a lock of the driver's. A FUSE file system is waited for in state S until a signal arrives.
+/// Whether a thread waits, inside a call of the driver, for something that its user can withhold. A FUSE file system may have
+/// to fill its memory. It may hold a lock of the driver. Until a signal arrives such a wait is in state S.
 fn withholds(threads: &[Thread]) -> bool {
     let below = |thread: &Thread| thread.stack.contains(DRIVER) && !waits_in_driver(&thread.stack);
     threads.iter().any(|thread| thread.state != 'R' && below(thread))
@@ -110,8 +110,8 @@ const WAITS: [&str; 14] = [
     "rt_mutex_",
 ];
 
-/// Whether the innermost frames of `stack` are the driver's own, with only a wait in them. A user can withhold a page fault,
-/// a pinned page or a file operation below a call of the driver: memory behind a FUSE file system.
+/// Whether the innermost frames of `stack` are the driver's own, with only a wait below them. With memory behind a FUSE file
+/// system a user can withhold a page fault, a pinned page or a file operation from a call of the driver.
 fn waits_in_driver(stack: &str) -> bool {
     for frame in stack.lines() {
         let name = frame.split_whitespace().nth(1).unwrap_or("");
@@ -125,7 +125,7 @@ fn waits_in_driver(stack: &str) -> bool {
     false
 }
 
-/// Whether the driver held `process` in every sample, and no process can be seen that withholds anything from the driver.
+/// Whether the driver held `process` in every sample, and no visible process withholds anything from the driver.
 fn is_held_by_driver(node: &mut impl Node, process: ProcessRef, uid: u32) -> bool {
     for number in 0..SAMPLES {
         if number > 0 {
@@ -248,7 +248,7 @@ fn still_held(node: &mut impl Node, suspicion: &Suspicion, age: u64) -> Option<F
     held.then(|| Fault::new(evidence, &suspicion.what, why))
 }
 
-/// Drains for the first of `faults` that does. Returns a line for who called us, and whether the scheduler has it; `None`:
+/// Drains for the first of `faults` that drains. Returns a line for the caller, and whether the scheduler has it; `None`:
 /// there is nothing to drain for, or the site drains nothing.
 pub(super) fn drain<'a>(
     node: &mut impl Node,
@@ -287,7 +287,7 @@ mod tests {
     const IOCTL: &str = "[<0>] nvidia_ioctl+0x1/0x2 [nvidia]\n[<0>] __x64_sys_ioctl+0x1/0x2\n";
     const FUSE: &str = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] fuse_simple_request+0x18f/0x2f0\n";
     const LOOKUP: &str = "[<0>] d_alloc_parallel+0x3c/0x120\n[<0>] path_openat+0x8f4/0x920\n";
-    /// A call of the driver's with an argument in memory that a file system of the user's must fill.
+    /// A call of the driver with an argument in memory that a user's file system must fill.
     const FAULT_BELOW: &str = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] filemap_fault+0x1/0x2\n[<0>] nvidia_ioctl+0x1/0x2 [nvidia]\n";
     const MAP_LOCK: &str = "[<0>] rwsem_down_read_slowpath+0x1/0x2\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n";
 

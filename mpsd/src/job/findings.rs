@@ -25,7 +25,7 @@ impl Findings {
         self.faults.is_empty() && self.undetermined.is_empty()
     }
 
-    /// Of what had to be taken down before `what` begins: a failed start, unless only exporters are not told.
+    /// For what had to be taken down before `what` begins. Any finding fails the start, except that an exporter is not told.
     pub(super) fn allow_start(self, what: String, why: &str) -> Result<Self, FailedStart> {
         if self.faults.is_empty() && self.undetermined.len() == self.untold {
             return Ok(self);

@@ -92,10 +92,10 @@ pub struct Journal {
     /// The jobs that shared an MPS when it was seen to hang or was taken down: the administrator reads them.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) sharers: BTreeSet<JobId>,
-    /// Of a shared MPS that is being taken down, the time for its ladder.
+    /// The time for the ladder of a shared MPS that is being taken down.
     #[serde(skip)]
     pub(crate) ladder: Option<Duration>,
-    /// It was taken down, and something of it is here still.
+    /// It was taken down, and something of it is still here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) left: bool,
 }

@@ -48,7 +48,7 @@ pub struct Ledger {
     pub gpus: Option<Inventory>,
 }
 
-/// Another release may tell the GPUs otherwise: then NVML is asked, and the rest of the ledger counts.
+/// If another release wrote the GPUs in another form, NVML is asked, and the rest of the ledger still counts.
 fn readable<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Inventory>, D::Error> {
     let told = Option::<serde_json::Value>::deserialize(from)?;
     Ok(told.and_then(|told| serde_json::from_value(told).ok()))
@@ -76,11 +76,11 @@ impl Ledger {
             .unwrap_or_default()
     }
 
-    /// Changes it under its lock. Returns what it says then; `None` if the lock is not to be had in time.
+    /// Changes it under its lock, and returns it; `None`: the lock was not free in time.
     fn change<F: Files>(files: &mut F, change: impl FnOnce(&mut Self, &mut F)) -> Option<Self> {
         let [path, lock] = [NAME, LOCK].map(|name| files.settings().paths.run().join(name));
         let _held = files.lock(&lock, Deadline::after(LOCK_TIME)).ok()?;
-        // What cannot be read now, such as without a descriptor left, must not be replaced.
+        // A file that cannot be read now, for example without a free descriptor, must not be replaced.
         files.read(&path, LONGEST).ok()?;
         let mut ledger = Self::read(files);
         change(&mut ledger, files);
@@ -188,7 +188,7 @@ pub(super) fn acquit(files: &mut impl Files, suspicion: Option<&Suspicion>) {
         let known = &mut ledger.suspicions;
         known.retain(|other| suspicion.is_none_or(|one| other.suspect != one.suspect));
         if ledger.suspicions.is_empty() {
-            // The mark goes with the last one, under the lock. On a node without our units nothing else removes it.
+            // On a node without our units nothing else removes the mark.
             let mark = files.settings().paths.look_again();
             let _ = files.remove_file(&mark);
         }
@@ -206,7 +206,7 @@ pub(super) fn remember_gpus(files: &mut impl Files, gpus: &Inventory) {
     }
 }
 
-/// An NVML process that outlived SIGKILL. While it lives no other look starts one: one a minute would fill the node.
+/// An NVML process that outlived SIGKILL. While it lives no look starts another: one a minute would fill the node.
 pub fn hung_worker(node: &mut (impl Files + Members)) -> Option<ProcessRef> {
     let known = Ledger::read(node).hung_worker?;
     let still = Some(known).filter(|worker| lives(node, *worker));

@@ -1,5 +1,5 @@
-//! What a job's life needs of a machine, in primitives. `mpsd/src/node` does them on this machine, and
-//! `tests/src/sim` in memory. What is decided with them is shipped code: [`super::store`] for files.
+//! The primitives that a job's life needs of a machine. `mpsd/src/node` does them on this machine, and `tests/src/sim` in
+//! memory. All decisions are shipped code: [`super::store`] for files.
 
 use super::audit::Entry;
 use super::case::DrainTarget;
@@ -233,8 +233,8 @@ pub trait Daemons {
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Proved, Failure>;
     /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
     fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure>;
-    /// Does `rest` in a process of its own, which outlives this program. From then on only that process uses the node. False
-    /// if there is no process to be had; then nothing was done.
+    /// Does `rest` in a process of its own, which outlives this program. From then on only that process uses the node. False:
+    /// the process could not be made, and nothing was done.
     fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool
     where
         Self: Sized;
@@ -250,13 +250,12 @@ pub trait Members {
     fn grouped(&mut self, journal: &Journal) -> Vec<i32>;
     /// A process as it is now: its identity and its state letter. Reads nothing that a user can block.
     fn process(&mut self, pid: i32) -> Option<(ProcessRef, char)>;
-    /// Those of `processes` that run the files of the job's MPS, with their roles; that of root's probe is no role. One that hides
-    /// hides no other.
+    /// Those of `processes` that run the files of the job's MPS, with their roles; root's probe has none. A process that hides does
+    /// not hide another.
     fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)>;
     /// The processes that root knows: those of the journal, and all in the job's own cgroup.
     fn own(&mut self, journal: &Journal) -> Vec<Member> {
         let supervisor = journal.supervisor.iter().map(|id| (*id, Role::Supervisor));
-        // A control daemon, its server, and so on.
         let roles = [Role::Control, Role::Server].into_iter().cycle();
         let named = supervisor.chain(journal.proved.iter().copied().zip(roles));
         let mut found = BTreeMap::new();
@@ -290,9 +289,9 @@ pub trait Members {
     }
     /// Sends strangers SIGTERM or SIGKILL, as the rung says, and waits for their end.
     fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration);
-    /// Does what the rung says to [`Members::own`], and returns who is left by the kernel's word.
+    /// Does what the rung says to [`Members::own`], and returns those that the kernel still has.
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member>;
-    /// Ends the clients that the job of `member` has at the daemons of `shared`, as its user. They may stay; its scheduler kills them.
+    /// Ends the clients that the job of `member` has at the daemons of `shared`, as its user. If one stays, the scheduler kills it.
     fn end_clients(&mut self, shared: &Journal, member: &Journal);
     /// The living threads of a process; `None` if it is gone, or cannot be read in time.
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>>;

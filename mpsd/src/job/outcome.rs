@@ -18,11 +18,11 @@ use std::time::Duration;
 /// What a held prologue keeps of its time, to end by itself.
 const HOLD_MARGIN: Duration = Duration::from_secs(1);
 
-/// Exit code of a start that nothing but the node can have failed: as 2, and the try is not to count against the job.
+/// Exit code of a start that only the node can have failed: like 2, but the try must not count against the job.
 pub const UNCOUNTED: u8 = 3;
 
 /// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code. `awaited`: a caller waits for
-/// that code; none does in the process that goes on after the prologue returned.
+/// that code. None does in the process that continues after the prologue returned.
 pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited: bool) -> u8 {
     let (submission, failure) = (&job.submission, &failed.failure);
     let id = &submission.job;
@@ -41,7 +41,7 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited
     if failed.job_ended {
         return failure.exit_code();
     }
-    // A node that is out of service already must not be taken down as well.
+    // A node that is drained already must not be taken down as well.
     let to_tasks = is_left_to_tasks(submission, failure) || (drained && policy(submission).left_to_tasks);
     let recorded = (job.record || to_tasks || to_shell) && leave_record(node, id, job.user.uid, failure);
     if to_tasks || (to_shell && recorded) {
@@ -50,12 +50,12 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited
     if to_shell {
         complain(node, id, failure);
     }
-    // First what counts: the controller may take all the time that is left.
+    // Requeue first, because the controller may take all the time that is left.
     let lost = job.record && !recorded;
     let requeued = requeue(node, &job.place(), submission, &job.settings, failure, lost);
     tell(node, &job.place(), submission, failure, requeued.as_ref());
     let is_back = requeued.is_some_and(|done| done.failed.is_none());
-    // Elsewhere the exit code keeps it from starting.
+    // Under other schedulers the exit code keeps the script from starting.
     if lost && !is_back && policy(submission).requeue {
         end_script(node, job);
     }
@@ -79,9 +79,9 @@ pub fn exit_code(submission: &Submission, recorded: bool, failure: &Failure) -> 
     }
 }
 
-/// Tells the job's user. The tasks of a step tell it themselves. Aloud if no task can: in an allocation that starts none by
-/// itself, and after a fault, which ends the job before its tasks start. `requeued`: how a job stands that was to go back into
-/// its queue.
+/// Tells the job's user; the tasks of a step tell it themselves. It tells aloud if no task can: in an allocation, which starts
+/// none by itself, and after a fault, which ends the job before its tasks start. `requeued`: the state of a job that was to go
+/// back into its queue.
 pub fn tell(
     node: &mut impl Node,
     place: &Place<'_>,
@@ -116,7 +116,7 @@ pub fn tell(
     }
 }
 
-/// A start worked of a job that was tried before.
+/// After a start that worked, of a job that was tried before.
 pub fn of_success(node: &mut impl Node, job: &Job) {
     let submission = &job.submission;
     let told = node.controller(&job.place()).started(&submission.job);
@@ -187,9 +187,9 @@ fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
     })
 }
 
-/// Puts the job back into its queue if that is for us to do (see [`ExitPolicy::requeue`]); how it stands there. After a fault,
-/// the plugin fails the prolog by the record, and so the job goes back. We do it if the record is `lost`, or if the fault drains
-/// no node, as an unusable configuration.
+/// Puts the job back into its queue if that is our task (see [`ExitPolicy::requeue`]), and returns its state there. After a
+/// fault the plugin fails the prolog by the record, which puts the job back. We do it if the record is `lost`, or if the fault
+/// drains no node, such as an unusable configuration.
 pub fn requeue(
     node: &mut impl Node,
     place: &Place<'_>,
@@ -231,9 +231,8 @@ pub fn requeue(
     done.ok()
 }
 
-/// Ends a script that would run without its MPS: nothing could be left for its task, and a script may come without the flags
-/// that it was submitted with. Those of a step come with the step, whose own start fails likewise
-/// (docs/facts/slurm.md#options).
+/// Ends a script that would run without its MPS: no record could be left for its task, and the flags of its submission may be
+/// missing there. A step brings its flags, and its own start fails (docs/facts/slurm.md#options).
 fn end_script(node: &mut impl Node, job: &Job) {
     let id = &job.submission.job;
     let text = match node.controller(&job.place()).end_script(id) {

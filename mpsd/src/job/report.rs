@@ -24,7 +24,7 @@ pub enum JobOutcome<'a> {
     Ended(&'a JobReport),
     /// Its start failed: counted only.
     Failed(FailureKind),
-    /// Its start failed, and its user may read why. Root's own reports are of jobs that had MPS: refused ones would push them out.
+    /// Its start failed, and its user may read why. Root keeps no report of it, because it would push out one of a job with MPS.
     Refused(&'a JobReport),
 }
 
@@ -142,8 +142,7 @@ impl JobReport {
     }
 
     /// Joins this report of a later end with the `earlier` one of the same job. The first end's findings stay, and the later
-    /// report says how the node is now. After an end that left the node as before there is no later one: then this is
-    /// another job's report.
+    /// report says how the node is now. An end that left the node as before is a job's last: this report is another job's then.
     pub(crate) fn after(self, earlier: Self) -> Self {
         if earlier.as_before
             || (earlier.version, &earlier.job, earlier.uid) != (self.version, &self.job, self.uid)
@@ -225,7 +224,7 @@ pub(crate) mod tests {
     use super::*;
     use mpsd_core::Refusal;
 
-    /// Of a job with one GPU that began at 1000 and had a limit of threads and memory.
+    /// The report of a job with one GPU that began at 1000 and had limits of threads and memory.
     pub(crate) fn report() -> JobReport {
         let uuid = GpuUuid::parse("GPU-00000000").unwrap();
         let user = User {

@@ -1,9 +1,9 @@
 //! The MPS that jobs of one user share on a GPU. It has a job's life under an id of its own ([`JobId::shared`]), with journal, record
-//! and lock, and a list of the jobs that share it. The first job begins it, and the last one to leave ends it.
+//! and lock. A list has the jobs that share it. The first job begins it, and the last job to leave ends it.
 //!
-//! A job stands in the list before it uses the MPS. A job that leaves is taken out before the last one's end removes anything:
-//! whoever finds an MPS without a list ends it. The list is changed only under the lock of the MPS, which comes after the
-//! job's own lock and before the lock of a GPU.
+//! A job enters the list before it uses the MPS, and leaves it before the end of the MPS removes anything. A program that finds
+//! an MPS without a list ends it. The list is changed only under the lock of the MPS, which is taken after the job's own lock
+//! and before the lock of a GPU.
 
 use super::evidence;
 use super::findings::{FailedStart, Findings};
@@ -21,7 +21,8 @@ const TRIES: usize = 5;
 /// Time for a process that does not belong into the cgroup of a shared MPS to end.
 const SWEEP_TIME: Duration = Duration::from_secs(1);
 
-/// Lets `job` join the shared MPS `id`. `begin` begins that if it is not there, with its lock; `undo` takes it down. Returns its journal.
+/// Lets `job` join the shared MPS `id`, and returns the journal of the MPS. If the MPS is not there, `begin` begins it under its
+/// lock. `undo` takes it down.
 pub(super) fn join<N: Node>(
     node: &mut N,
     job: &JobId,
@@ -64,7 +65,7 @@ pub(super) fn are_up(node: &mut impl Node, plan: &Plan) -> bool {
     !plan.shared.is_empty() && plan.shared.iter().all(&mut is_up)
 }
 
-/// Whether the control daemon that root has proved still runs. NVIDIA's daemon starts a lost server again. Without a list its end has
+/// Whether the control daemon that root has proved still runs: it starts a lost server again. Without a list the end of the MPS has
 /// begun.
 fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
     if !node.is_there(&node.job_files(&journal.job).members()) {
@@ -87,7 +88,7 @@ pub(super) fn leave<N: Node>(
     take_out(node, &id, Some(member), time, undo)
 }
 
-/// Takes one job out of the list of `id`, and all that do not share it.
+/// Takes `member` out of the list of `id`, and all jobs that do not share it.
 pub(super) fn take_out<N: Node>(
     node: &mut N,
     id: &JobId,
@@ -154,16 +155,16 @@ fn try_take_out<N: Node>(
     Ok(())
 }
 
-/// Whether the journal of `job` says that it shares the MPS `id`: it is written before the job enters the list. A job that could not be
-/// written out of the list has no journal, or that of a later run.
+/// Whether the journal of `job` says that it shares the MPS `id`. The journal is written before the job enters the list. A job that
+/// has left, but could not be taken out of the list, has no journal, or that of a later run.
 fn shares(node: &mut impl Node, job: &JobId, id: &JobId) -> bool {
     let is_this = |journal: Journal| journal.shared().any(|gpu| JobId::shared(journal.uid, gpu) == *id);
-    // One that cannot be read may say so.
+    // A journal that cannot be read may say so.
     node.read_journal(job)
         .map_or(true, |journal| journal.is_some_and(is_this))
 }
 
-/// An MPS that hangs is evident only when its last job has ended, and its jobs are those that shared it when it hung.
+/// A hang becomes evidence only at the end of the MPS. A drain then names the jobs that shared it when it began to hang.
 fn remember_hang(node: &mut impl Node, shared: &Journal, sharers: &BTreeSet<JobId>) {
     let sharers = match (evidence::is_hung(node, shared), shared.sharers.is_empty()) {
         (true, true) => sharers.clone(),

@@ -34,7 +34,7 @@ pub struct Spec {
     pub run: PathBuf,
     /// The daemons.
     pub daemons: Vec<Daemon>,
-    /// The server that was proved of each, in their order; none before.
+    /// The proved server of each daemon, in their order; empty before the proof.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub servers: Vec<i32>,
     /// Time for all of them to be ready, milliseconds.

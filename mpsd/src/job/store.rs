@@ -174,7 +174,7 @@ pub trait Store: Files {
         made.map(|()| held).or_fault()
     }
 
-    /// The lock of a shared MPS is held while it begins, for another job of the same user.
+    /// Waits longer for a shared MPS, because another job of the user holds its lock while it begins.
     fn lock_job(&mut self, job: &JobId) -> Result<LockGuard, Failure> {
         let settings = self.settings();
         let time = match job.is_shared() {
@@ -227,7 +227,7 @@ pub trait Store: Files {
         self.write(&file, &text, READABLE, Durability::OnDisk).or_fault()
     }
 
-    /// Every shared MPS of which a directory, a lock or a list is here.
+    /// Every shared MPS that has a directory, a lock or a list here.
     fn all_shared(&self) -> Result<BTreeSet<JobId>, Failure> {
         let names = self.names(&self.settings().paths.shared()).or_fault()?;
         let id = |name: &String| {
@@ -249,7 +249,7 @@ pub trait Store: Files {
     fn cancel(&mut self, job: &JobId) -> Result<(), Failure> {
         self.make(&self.settings().paths.jobs())?;
         let directory = self.job_files(job).directory().to_owned();
-        // Made as a lock is, and not as other files: two ends at once would take each other's temporary file.
+        // Made as a lock is: two ends at once would take each other's temporary file.
         let deadline = Deadline::after(self.settings().lock_time);
         let marked = self.create_dir(&directory, PASSABLE);
         match marked.and_then(|()| self.lock(&directory.join(CANCELLED), deadline)) {
@@ -323,7 +323,7 @@ pub trait Store: Files {
         [pipe, log].map(|name| files.directory().join(name))
     }
 
-    /// A process that reaches a pipe can shut its server down, so they are the user's alone
+    /// Only the user may enter them, because a process that reaches a pipe can shut its server down
     /// (docs/facts/mps-control.md#clients).
     fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
         let [pipe, log] = self.users_directories(journal, n);
@@ -377,7 +377,7 @@ pub trait Store: Files {
         told
     }
 
-    /// Removes what an `mpsd` of `job` was given to write that is no more.
+    /// Removes root's notes on an earlier `mpsd` of `job`.
     fn forget_told(&mut self, job: &JobId) -> Result<(), Failure> {
         let files = [KILLED, TOLD].map(|name| self.job_files(job).file(name));
         files
@@ -401,7 +401,7 @@ pub trait Store: Files {
         self.write(&killed, b"", SECRET, placed)
     }
 
-    /// What the `mpsd` of the MPS that a job shares saw in its time, of all jobs that share it.
+    /// What the `mpsd` of a shared MPS saw in this job's time, of all jobs that share it.
     fn shared_observations(&mut self, journal: &Journal) -> Option<Observations> {
         let paths = self
             .settings()

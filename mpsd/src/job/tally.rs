@@ -30,7 +30,7 @@ impl Times {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tally {
-    /// The most jobs whose MPS is known to have become ready: those that have ended, and those there at a look.
+    /// The jobs whose MPS became ready: the highest sum so far of those that have ended and those present at a look.
     pub begun: u64,
     pub ended: u64,
     /// Those of them after which the node was not as before.
@@ -88,7 +88,7 @@ impl Tally {
         } += 1;
     }
 
-    /// So many jobs have their MPS now. Of those that begin and end between two looks their end tells.
+    /// `ready` jobs have their MPS now. A job that begins and ends between two looks is counted at its end.
     pub fn look(&mut self, ready: usize) {
         let ready = u64::try_from(ready).unwrap_or(u64::MAX);
         self.begun = self.begun.max(self.ready.count.saturating_add(ready));

@@ -14,7 +14,7 @@ use mpsd_core::text;
 use mpsd_core::{GpuUuid, JobId};
 use std::time::{Duration, Instant};
 
-/// Into so many parts the time of the ladder is divided among the MPS that a job shares; a node rarely has more GPUs.
+/// The MPS that a job shares divide the time of the ladder into at most so many parts. A node rarely has more GPUs.
 const MOST_LADDERS: usize = 8;
 
 /// Undoes what `journal` says was begun, and removes the job's directory when all of it is undone. The caller holds
@@ -75,7 +75,7 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
             findings.take(node.remove_directories(journal, *daemon));
         }
     }
-    // Late, because a file with other jobs' lines is written anew, and users may have filled the disk.
+    // Late, because this rewrites files with other jobs' lines, and users may have filled the disk.
     for effect in journal.to_undo() {
         if let Effect::TellExporter { exporter, directory } = effect {
             match exporters::tell(node, journal, *exporter, directory, Direction::Leave) {
@@ -107,7 +107,7 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let control = left.iter().any(|m| matches!(m.role, Role::Control | Role::Other));
     let kept = !left.is_empty() && node.are_locked(journal);
     for rung in [Rung::Polite, Rung::Terminate, Rung::Kill] {
-        // Asked to end, a daemon removes its sockets, and would wait for a kept lock beyond SIGKILL.
+        // A daemon that is asked to end removes its sockets. It would wait for a kept lock beyond SIGKILL.
         if left.is_empty() || (kept && rung != Rung::Kill) || (rung == Rung::Polite && !control) {
             continue;
         }
@@ -119,8 +119,8 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     say_survivors(node, journal, left, began, findings);
 }
 
-/// What runs NVIDIA's files for this job without being known: of a prologue that was killed before it could write a pid
-/// down, or of a control daemon that went on starting servers.
+/// Ends processes that run NVIDIA's files for this job and are not in the journal. A prologue may have been killed before it
+/// wrote a pid down, or a control daemon may have started more servers.
 fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let time = journal.ladder.unwrap_or(node.settings().teardown) / 2;
     let began = Instant::now();

@@ -1,4 +1,4 @@
-//! `MPS=auto`: whether MPS helps the job on this node. It takes no NVML, because most jobs that it leaves alone have one task.
+//! `MPS=auto`: whether MPS helps the job on this node. It needs no NVML, so that a job without MPS does not wait for it.
 
 use crate::scheduler::{Devices, Exclusive, GpuSource};
 use mpsd_core::Request;
@@ -14,7 +14,7 @@ pub enum Finding {
     Unneeded(String),
 }
 
-/// Whether the job may run as if it had not asked if this node cannot give it MPS. One with limits relies on them.
+/// Whether the job may run as if it had not asked if this node cannot give it MPS. A job with limits relies on them.
 pub fn may_do_without(request: &Request) -> bool {
     *request == Request::new(Mode::Auto)
 }

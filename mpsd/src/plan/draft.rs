@@ -8,7 +8,7 @@ use mpsd_core::{Gpu, Inventory, Refusal};
 
 /// Longest word of the user's that a refusal repeats. Characters.
 const SHOWN: usize = 60;
-/// Why `auto` has no number where jobs share a GPU.
+/// Why `auto` has no number if jobs share a GPU.
 pub(super) const NO_PART: &str = "the scheduler does not say which part of the GPU the job has";
 /// Why it has none on GPUs of the job's own.
 pub(super) const NO_TASKS: &str = "the scheduler does not say how many tasks the job has on a GPU";
@@ -31,7 +31,7 @@ pub(super) struct Draft<'a> {
     pub meeting: Option<u32>,
     /// Other jobs may use its GPUs too, so the user's jobs share one MPS on each.
     pub shared: bool,
-    /// The job's part of each of its GPUs, where jobs share them and the scheduler says how much each has.
+    /// The job's part of each of its GPUs, if jobs share them and the scheduler tells the parts.
     pub part: Option<Part>,
 }
 
@@ -42,7 +42,7 @@ impl Draft<'_> {
         Refusal::new(one_line(&word, SHOWN), why, allowed)
     }
 
-    /// Refuses what belongs to a daemon as a whole, if the user's other jobs have the same daemon.
+    /// Refuses an option of a whole daemon if the user's other jobs share that daemon.
     pub fn check_shared(&self) -> Result<(), Refusal> {
         let key = match self.written {
             _ if !self.shared => return Ok(()),
@@ -60,8 +60,8 @@ impl Draft<'_> {
         Err(self.refuse(key, why, format!("{own}, a daemon of this job's own")))
     }
 
-    /// If the scheduler does not tell the job's part of a shared GPU, or its number of tasks, a site's `auto` sets no limit, and a
-    /// note says so. The user's own `auto` is refused.
+    /// Without the job's part of a shared GPU, or its number of tasks, a site's `auto` sets no limit, and a note says so. The user's
+    /// own `auto` is refused.
     pub fn forget_auto_of_site(&mut self) -> Vec<String> {
         let why = match self.shared {
             true if self.part.is_none() => NO_PART,
@@ -87,7 +87,7 @@ impl Draft<'_> {
         self.tasks.map(|tasks| rule(tasks, gpus))
     }
 
-    /// A daemon that sees GPUs of mixed generation serves the newer ones only, and says nothing
+    /// A daemon that sees GPUs of both generations silently serves only the newer ones
     /// (docs/facts/mps-control.md#which-gpus-a-client-sees).
     pub fn check_generations(&self) -> Result<(), Refusal> {
         let old = self.gpus.iter().find(|gpu| !gpu.is_volta_or_later());

@@ -24,8 +24,8 @@ pub enum Effect {
         /// The mode to set.
         mode: ComputeMode,
     },
-    /// Enter the job among those that share its user's MPS on a GPU; the first begins that ([`Plan::shared`]). Inverse: end the
-    /// job's clients and leave; the last one ends the MPS.
+    /// Enter the job among those that share its user's MPS on a GPU; the first job begins the MPS ([`Plan::shared`]). Inverse: end
+    /// the job's clients and leave; the last job ends the MPS.
     #[display("share the user's MPS on {gpu}")]
     JoinShared {
         /// Which GPU.
@@ -40,7 +40,7 @@ pub enum Effect {
         /// Number of the daemon, from 0.
         daemon: usize,
     },
-    /// Start `mpsd` as the job's user, which starts the control daemons. It waits with their servers until root has looked at the GPUs and
+    /// Start `mpsd` as the job's user, which starts the control daemons. It starts their servers when root has looked at the GPUs and
     /// set their modes, and then proves every daemon ready. Inverse: the teardown ladder.
     #[display("start mpsd as the job's user")]
     StartDaemon,

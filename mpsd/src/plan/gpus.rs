@@ -1,5 +1,5 @@
-//! Which GPUs of the node are the job's, and what MIG changes (docs/facts/mps-control.md#mig): a process sees one MIG device,
-//! so each has a daemon of its own and each rank one of them. The compute mode stays, and no whole GPU shows beside it.
+//! Which GPUs of the node are the job's, and what MIG changes (docs/facts/mps-control.md#mig). A process sees one MIG device, so
+//! each device has its own daemon, and each rank one device. The compute mode stays, and no whole GPU is visible beside it.
 
 use super::draft::Draft;
 use crate::scheduler::{Devices, GpuName, GpuSource};
@@ -10,7 +10,7 @@ use mpsd_core::gpu::{MIG, Mig};
 use mpsd_core::request::Key;
 use mpsd_core::{Failure, Gpu, GpuUuid, Inventory, Refusal};
 
-/// The job's GPUs, or its MIG devices, in NVML's order, each once. Never silently all of the node's.
+/// The job's GPUs, or its MIG devices, in NVML's order, each once. Unknown GPUs never silently mean all of the node's.
 pub fn of_job<'a>(
     devices: &Devices,
     inventory: &'a Inventory,
@@ -48,7 +48,7 @@ fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure
         GpuName::Uuid(uuid) => (inventory.by_uuid(&GpuUuid::parse(uuid)?), uuid.clone()),
     };
     if found.is_none() && text.starts_with(MIG) {
-        // MIG devices come and go while the GPU runs, made by users who may do that: no evidence against the node.
+        // Users who may do that make and remove MIG devices while the GPU runs: no evidence against the node.
         let why = "the scheduler gave it to the job, and NVML does not list it: the GPU was divided anew since the scheduler \
                    looked, or a user may do that";
         return Err(Undetermined::new(format!("MIG device {text}"), why).into());
@@ -93,7 +93,7 @@ fn unknown_gpus(why: &str, allowed: &str) -> Failure {
     Refusal::new("MPS", why, allowed).into()
 }
 
-/// Refuses a job that was given MIG devices and whole GPUs. By names alone: a number beside them counts both.
+/// Refuses a job that was given MIG devices and whole GPUs. Only names tell: a number beside them counts both.
 pub fn unmixed(names: &[GpuName]) -> Result<(), Refusal> {
     let is_mig = |name: &&GpuName| matches!(name, GpuName::Uuid(uuid) if uuid.starts_with(MIG));
     let migs = names.iter().filter(is_mig).count();

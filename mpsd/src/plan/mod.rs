@@ -109,7 +109,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let begin_shared = begin_shared
         .map(|daemon| draft.shared_plan(case.uid, daemon))
         .collect();
-    // Without CUDA_DEVICE_ORDER, CUDA counts the fastest first.
+    // Without CUDA_DEVICE_ORDER, CUDA counts the fastest GPU first.
     let alike = products.windows(2).all(|pair| pair[0] == pair[1]);
     let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
     let record = Record {
@@ -212,7 +212,7 @@ impl Draft<'_> {
         };
         let kind = gpus::kind(&self.gpus);
         let why = format!("a {kind} takes {most} MPS clients, and this job has {tasks} tasks on each");
-        // Without MPS those beyond would run, so no job gets it that did not insist.
+        // Without MPS all tasks would run, so `auto` gives none.
         if self.settings.too_many_tasks == WarnOrRefuse::Refuse || self.written.mode == Mode::Auto {
             let what = format!("{} tasks on {} {kind}s", self.tasks.unwrap_or(0), self.gpus.len());
             return Err(Refusal::new(what, why, format!("at most {most} tasks a {kind}")));
@@ -248,7 +248,7 @@ fn effects(case: &Case<'_>, draft: &Draft<'_>, daemons: usize, notes: &mut Vec<S
         true => Vec::new(),
         false => begin_daemons(draft.settings, daemons),
     };
-    // While the control daemon comes up.
+    // These run while the control daemon comes up.
     for gpu in &draft.gpus {
         let uuid = gpu.uuid.clone();
         if draft.shared {
@@ -264,7 +264,7 @@ fn effects(case: &Case<'_>, draft: &Draft<'_>, daemons: usize, notes: &mut Vec<S
             Some(why) => notes.push(format!("compute mode of {} stays {}: {why}", gpu.uuid, gpu.mode)),
         }
     }
-    // Last, while the server comes up. Exporters' files have one line a job and GPU, so a step with its own daemon has none.
+    // Last, while the server comes up. Exporters' files have one line for each job and GPU, so a step with its own daemon has none.
     if !case.submission.step {
         effects.extend(exporters(draft.settings));
     }
@@ -306,7 +306,7 @@ fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'s
     }
 }
 
-/// What happens to a program that the job's script starts without a rank. Slurm gives a script one.
+/// What happens to a program that the job's script starts without a rank. Slurm gives a script a rank.
 fn without_rank(case: &Case<'_>, draft: &Draft<'_>, names: DeviceNames) -> Option<String> {
     let per_gpu = draft.request.mode == Mode::PerGpu && draft.gpus.len() > 1;
     let ranks_alone = per_gpu && names != DeviceNames::Keep;

@@ -1,5 +1,5 @@
-//! The static partitions of a job's ranks: which rank has how many multiprocessors of which GPU. How many a GPU has in all is
-//! known to NVIDIA's daemon alone, which refuses what does not fit.
+//! The static partitions of a job's ranks: how many multiprocessors of a GPU each rank has. Only NVIDIA's daemon knows how many a
+//! GPU has in all, and it refuses what does not fit.
 
 use super::draft::Draft;
 use mpsd_core::bind::BindMode;
@@ -73,7 +73,7 @@ impl Draft<'_> {
 
     fn by_rank(&self, sms: &Sms) -> Result<Vec<u32>, Refusal> {
         let (tasks, gpus) = (self.tasks, self.gpus.len());
-        // A user may ask OpenPBS for any number of tasks. No list is made of more than the GPUs have chunks for.
+        // A user may ask OpenPBS for any number of tasks, so this bounds the list.
         let most = MOST_CLIENTS.saturating_mul(gpus.try_into().unwrap_or(u32::MAX));
         if let Some(tasks) = tasks.filter(|tasks| *tasks > most) {
             let why =
@@ -101,7 +101,7 @@ impl Draft<'_> {
         }
     }
 
-    /// The GPU of a rank, one of `count`: its partition lies there, and so it is the only one that the rank can use.
+    /// The GPU of a rank, of `count` ranks. Its partition lies there, so the rank can use no other GPU.
     fn gpu_of(&self, rank: usize, count: usize) -> Result<&Gpu, Refusal> {
         let gpus = self.gpus.len();
         let place = match self.request.bind.map(|bind| bind.how) {

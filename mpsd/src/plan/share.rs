@@ -61,7 +61,7 @@ impl Share {
 }
 
 impl Draft<'_> {
-    /// The limits. Above a ceiling, a number that the user wrote is refused, and what was left to us is lowered.
+    /// The limits. Above a ceiling, a number that the user wrote is refused, and a number of ours is lowered.
     pub fn share(&self) -> Result<Share, Refusal> {
         let (threads, rank_threads) = self.threads()?;
         let (memory, rank_memory) = self.memory()?;
@@ -74,7 +74,7 @@ impl Draft<'_> {
         })
     }
 
-    /// What the site lets a client have, as the limits of a daemon that several jobs share.
+    /// The most that the site lets a client have, as the limits of a daemon that several jobs share.
     pub fn ceilings(&self) -> Result<Share, Refusal> {
         let memory = match self.settings.ceilings.memory {
             None => Vec::new(),
@@ -89,8 +89,8 @@ impl Draft<'_> {
         })
     }
 
-    /// What `auto` divides a GPU by for `key`: the tasks that meet there, on the job's part of it. A job on a part of a GPU has one
-    /// task there unless its user gave a number.
+    /// By what `auto` divides a GPU for `key`: the tasks that meet on the job's part of it. A job on a part of a GPU has one task
+    /// there unless its user gave a number.
     fn auto_parts(&self, key: Key) -> Result<(u64, u64), Refusal> {
         let tasks = match (self.shared, self.meeting) {
             (true, None) => 1,
@@ -228,7 +228,7 @@ impl Draft<'_> {
         })
     }
 
-    /// MiB on a GPU. The ceiling and the GPU's size bound it: a number that the user wrote is refused, any other lowered.
+    /// MiB on a GPU, bounded by the ceiling and the GPU's size. A higher number of the user is refused, any other is lowered.
     fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
         let total = gpu.memory_mib.unwrap_or(u64::MAX);
         let typed = match &self.written.memory {
@@ -257,7 +257,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Limits by GPU; those that the list leaves out have the ceiling.
+    /// Limits by GPU. A GPU that the list leaves out has the ceiling.
     fn by_gpu(&self, list: &[(GpuSelector, Amount)]) -> Result<Memory, Refusal> {
         let mut limits = Vec::new();
         for (selector, amount) in list {

@@ -1,4 +1,4 @@
-//! A job whose tasks could run outside its MPS without a word.
+//! A job with tasks that could silently run outside its MPS.
 
 use crate::scheduler::Unattached;
 use mpsd_core::Failure;
@@ -8,8 +8,8 @@ use mpsd_core::failure::{Evidence, Fault, Refusal};
 /// Whether such a job gets its MPS; then the line for its own error file, if anything is missing.
 ///
 /// # Errors
-/// A refusal on the job's first node: its user reads it there. On a Torque sister it is the configuration's fault: a
-/// sister has nobody to tell, and tasks that TM starts there would run bare.
+/// A refusal on the job's first node, where its user reads it. On a Torque sister it is a fault of the configuration: the user
+/// reads nothing there, and tasks that TM starts would run outside MPS.
 pub fn decide(
     missing: Option<Unattached>,
     sister: bool,
@@ -58,7 +58,7 @@ mod tests {
         );
         let told = decide(missing(false), false, Warn).unwrap();
         assert!(told.unwrap().starts_with("no starter: "));
-        // Where other nodes have no daemon there is nothing to attach to.
+        // If other nodes have no daemon, tasks there have nothing to attach to.
         assert_eq!(decide(missing(true), false, Warn).unwrap_err().exit_code(), 1);
     }
 
