@@ -1,14 +1,14 @@
 //! The commands for a control daemon, and what its answers and its log must say. Pure.
 //!
 //! The daemon exits with 0 after nearly everything, and some commands answer nothing
-//! (docs/facts/mps-control.md#the-command-session). So every setting is read back, and a reading that may be empty is
-//! followed by one that never is.
+//! (docs/facts/mps-control.md#the-command-session). So every setting is read back. After a reading that may be empty follows
+//! one that never is.
 
 use mpsd_core::limits::Percent;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 
-/// The command that always answers, with one number. It brackets those that may not.
+/// The command that always answers, with one number. It brackets commands that may not answer.
 pub(crate) const BRACKET: &str = "get_default_active_thread_percentage";
 const THREADS: &str = "active_thread_percentage";
 const PRECISION: f64 = 0.05;
@@ -16,7 +16,7 @@ const PRECISION: f64 = 0.05;
 /// The servers that a command is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitScope {
-    /// Those that the daemon starts later.
+    /// The servers that the daemon starts later.
     NextServers,
     /// A running one, by its pid: its later clients.
     Server(i32),
@@ -245,7 +245,7 @@ pub enum Event {
     Active(i32),
     /// `Client process 494 disconnected`.
     Left(i32),
-    /// A client's fatal error, which ends every client on its GPU. NVIDIA documents that, and not the words of the log.
+    /// A client's fatal error, which ends every client on its GPU. NVIDIA documents that, but not the words of the log.
     Fatal(String),
     /// `Failed to start server using uid …`, or a fault: for the user to read.
     Trouble(String),

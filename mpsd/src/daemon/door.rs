@@ -33,7 +33,7 @@ impl Door {
         Ok(Self(listener))
     }
 
-    /// Takes the next caller of root or of our own user, and its request; `None`: there is none, or it makes no sense.
+    /// Takes the next caller, root or our own user, and its request; `None`: there is none, or the request makes no sense.
     pub fn take(&self) -> Option<(UnixStream, ClientLimits)> {
         let (stream, _) = self.0.accept().ok()?;
         let peer = getsockopt(&stream, PeerCredentials).ok()?;
@@ -123,7 +123,7 @@ mod tests {
         drop((stranger, own));
     }
 
-    /// A process of the user's may be in `mpsd`'s place, and a connection to a full backlog waits for ever.
+    /// A process of the user may be in `mpsd`'s place, and a connection to a full backlog waits for ever.
     #[test]
     fn a_full_backlog_blocks_no_caller() {
         let log = tempfile::tempdir().unwrap();

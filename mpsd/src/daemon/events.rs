@@ -29,7 +29,7 @@ pub struct Events {
     signals: Signals,
     inotify: Inotify,
     pub door: Option<Door>,
-    /// Root's end of it says when the servers may start; none once it has.
+    /// Root says by it when the servers may start; `None` after that.
     pub gate: Option<File>,
 }
 
@@ -81,7 +81,7 @@ impl Events {
         let _ = watch.take().map(|watch| self.inotify.rm_watch(watch));
     }
 
-    /// Waits for an event, `limit` at most; `None`: without a limit. True: SIGTERM, SIGINT or SIGHUP.
+    /// Waits for an event, for `limit` at most; `None`: no limit. True: SIGTERM, SIGINT or SIGHUP.
     pub fn wait(&mut self, limit: Option<Duration>, clients: &ClientWatch) -> Result<bool, String> {
         // Rounded up: a limit below a millisecond must not become a busy loop.
         let timeout = limit.map_or(PollTimeout::NONE, |d| {

@@ -1,5 +1,5 @@
-//! Watches the memory of clients with a limit, because a client can void NVIDIA's (docs/facts/mps-control.md#memory-limits). A shared
-//! daemon does not hold the limits of the jobs that share it, so each client is held to those of its job.
+//! Watches the memory of clients with a limit, because a client can void NVIDIA's limit (docs/facts/mps-control.md#memory-limits). A
+//! shared daemon does not know the limits of its jobs, so each client is held to the limits of its job.
 
 use super::logs::UserLog;
 use super::observer::Observer;
@@ -27,8 +27,8 @@ const OVERHEAD_MIB: u64 = 512;
 struct JobLimits(Vec<(JobId, Vec<(GpuUuid, u64)>)>);
 
 impl JobLimits {
-    /// Reads root's list and records. Daemons of one job have no list. A newer release may have written a record that
-    /// this one cannot read: that job has no limit here, so that its clients do not end by another job's.
+    /// Reads root's list and records. Daemons of one job have no list. If a newer release wrote a record that we cannot read, that
+    /// job has no limit here: another job's limit must not end its clients.
     fn read(spec: &Spec) -> Self {
         let shared = JobId::parse(&spec.job).ok().filter(JobId::is_shared);
         let paths = Paths::new(&spec.run, "");
@@ -37,7 +37,7 @@ impl JobLimits {
             .unwrap_or_default();
         let limits = |job: JobId| match record::look(&paths.job(&job).record()) {
             Ok(RecordRead::Found(record)) => Some((job, highest(&record.rank_memory))),
-            // It has left, and there was no room to write the list.
+            // The job has left, and there was no room to write the list.
             Ok(RecordRead::Absent) => None,
             _ => Some((job, Vec::new())),
         };
@@ -67,7 +67,7 @@ type ClientMemory = (i32, GpuUuid, u64);
 pub struct MemoryWatch {
     policy: MemoryOverLimit,
     limits: Vec<(GpuUuid, u64)>,
-    /// The limits once no client is left from before they were set.
+    /// The limits that begin when no client is left from before they were set.
     next_limits: Option<Vec<(GpuUuid, u64)>>,
     gpus: Vec<GpuUuid>,
     told: BTreeSet<(i32, GpuUuid)>,
@@ -91,7 +91,7 @@ impl MemoryWatch {
         }
     }
 
-    /// A client has come. It may be of a job with a limit that none here had before.
+    /// A client has come. Its job may have a limit that no job here had before.
     pub fn wake(&mut self) {
         if self.policy != MemoryOverLimit::Ignore && !self.gpus.is_empty() {
             let soon = Instant::now() + PERIOD;
@@ -100,7 +100,7 @@ impl MemoryWatch {
         }
     }
 
-    /// Takes the new limits of clients that connect later. Until no earlier client is left, the higher limit holds for all.
+    /// Takes the new limits of clients that connect later. While an earlier client is left, the higher limit holds for all.
     pub fn set(&mut self, running: &[Running]) {
         let all = running.iter().flat_map(|daemon| daemon.daemon.memory.clone());
         let now: Vec<(GpuUuid, u64)> = all.collect();
@@ -192,7 +192,7 @@ impl MemoryWatch {
         Some(held.collect())
     }
 
-    /// Those over the limit of their job, or else over that of the daemons.
+    /// The clients over the limit of their job, or else over that of the daemons.
     fn over(
         &self,
         clients: &[ClientMemory],

@@ -1,7 +1,7 @@
 //! The daemon `mpsd`: runs as the job's user, over the job's control daemons on this node.
 //!
 //! It starts them, proves their limits, reports, and sleeps in `poll` until something happens. If it is killed, the job's MPS
-//! continues: the control daemons write into files and need nothing of it.
+//! continues, because the control daemons write into files and do not need `mpsd`.
 
 pub mod dialogue;
 pub(crate) mod door;
@@ -64,7 +64,7 @@ pub fn stop() -> Result<(), String> {
     stop::all(&own_spec()?)
 }
 
-/// `mpsd --terminate`: ends those of `clients`, pids with commas, that the control daemons list, and reports their number.
+/// `mpsd --terminate`: ends those `clients` (pids with commas) that the control daemons list, and reports their number.
 pub fn terminate(clients: &str) -> Result<(), String> {
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
@@ -94,7 +94,7 @@ fn send(report: &mut File, what: &impl serde::Serialize) -> Result<(), String> {
     written.map_err(|e| format!("cannot report: {e}"))
 }
 
-/// Reads the specification. First keeps the user's processes, which are inside the job's limits, from debugging this one.
+/// Reads the specification. Before that, keeps the user's processes, which have the job's limits, from debugging this one.
 fn own_spec() -> Result<Spec, String> {
     confine::undumpable().map_err(|e| format!("cannot be kept from debuggers: {e}"))?;
     let mut text = String::new();

@@ -59,7 +59,7 @@ impl Observer {
             if jobs.len() >= MOST_CLIENTS {
                 jobs.pop_first();
             }
-            // Its environment is closed to this process, which is in another group.
+            // This process has another group, so it cannot read the client's environment.
             let job = Process::find(*pid).and_then(|process| job_by_cgroup(&process));
             jobs.extend(job.map(|job| (*pid, job)));
         }
@@ -97,7 +97,7 @@ impl Observer {
         clients.sum()
     }
 
-    /// Who caused a fatal error, by the vendor's words, if its job is known.
+    /// The client that caused a fatal error, by the vendor's words, if its job is known.
     pub fn culprit(&self, words: &str) -> Option<String> {
         let pid = culprit(words)?;
         self.job(pid).map(|_| self.client(pid))
@@ -116,7 +116,7 @@ impl Observer {
         })
     }
 
-    /// Whether this daemon was told to quit and its server has no client left: only its end will follow.
+    /// Whether this daemon was told to quit and its server has no client left: nothing but its end follows.
     pub fn is_ending(&self, daemon: i32) -> bool {
         let state = self.daemons.get(&daemon);
         state.is_some_and(|state| state.quits && state.to_end.is_some() && state.clients.is_empty())
@@ -174,7 +174,7 @@ fn culprit(words: &str) -> Option<i32> {
     words.find_map(|word| word.parse().ok())
 }
 
-/// The living clients, each with a pidfd, which tells from Linux 6.15 on how a client ended. NVIDIA's log does not
+/// The living clients, each with a pidfd. From Linux 6.15 on it tells how a client ended, which NVIDIA's log does not
 /// (docs/facts/mps-control.md#how-a-client-ended).
 #[derive(Debug, Default)]
 pub struct ClientWatch(Vec<(i32, ProcessWatch)>);
@@ -190,7 +190,7 @@ impl ClientWatch {
         }
     }
 
-    /// Each of these wakes only when a client has ended and its parent has waited for it.
+    /// A descriptor wakes only when its client has ended and the parent has waited for it.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(|(_, watch)| watch.descriptor())
     }
@@ -215,7 +215,7 @@ mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use std::process::{Child, Command, Stdio};
 
-    /// Takes in lines of logs in short form: `2 active 5` is of control daemon 2, and without a number of 1.
+    /// Takes in log lines in short form: `2 active 5` is from control daemon 2, and without the number it is from daemon 1.
     fn observed(lines: &str) -> Observer {
         let mut observer = Observer::default();
         for line in lines.split("; ").filter(|line| !line.is_empty()) {

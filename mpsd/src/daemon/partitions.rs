@@ -49,13 +49,13 @@ fn not_made(partition: &Partition, said: &str) -> Unready {
     ))
 }
 
-/// Checks the answer to [`LIST`]: each has its chunks, and at least its multiprocessors. The last one of a GPU may have more.
+/// Checks the answer to [`LIST`]: each partition has its chunks, and at least its multiprocessors. A GPU's last one may have more.
 pub fn check(partitions: &[Partition], answer: &str) -> Result<(), Unready> {
     partitions.iter().try_for_each(|one| listed(one, answer))
 }
 
 /// A row is `GPU-74d43ed3 <id> - 7 - 56 Yes`: part of the UUID, id, free and used chunks, free and used multiprocessors,
-/// clients. What does not apply is `-`, or left out.
+/// clients. A value that does not apply is `-`, or left out.
 fn listed(partition: &Partition, answer: &str) -> Result<(), Unready> {
     let Partition {
         rank, sms, chunks, ..

@@ -60,7 +60,7 @@ fn ask(control: &Path, begun: &Daemon, daemon: &Daemon, limit: Duration) -> Answ
         Ok(answer) => Ok(answer),
         Err(why) => Err(AnswerError::Failed(one_line(&why, 200))),
     };
-    // First the question that always has an answer.
+    // This question always has an answer, so it comes first.
     let limits = say(&dialogue::read(daemon))?.text;
     if limits.trim().is_empty() {
         let why = "it answers nothing: it is ending, or broken";
@@ -89,7 +89,7 @@ fn ask(control: &Path, begun: &Daemon, daemon: &Daemon, limit: Duration) -> Answ
     Ok(all)
 }
 
-/// Enters the GPUs that the table of `ps` names. Its last column is the clients' own text: only the first words are read.
+/// Enters the GPUs that the table of `ps` names. Its last column is the clients' own text, so this reads only the first words.
 fn place(clients: &mut [Client], table: &str, gpus: &[GpuUuid]) {
     for row in table.lines() {
         let words: Vec<&str> = row.split_ascii_whitespace().take(4).collect();

@@ -11,12 +11,12 @@ use mpsd_core::observations::LimitSet;
 use mpsd_core::record::{ClientLimits, Daemon};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Longest time for setting, half of [`super::door::TIME`]: nothing else is watched meanwhile.
+/// Longest time to set limits, half of [`super::door::TIME`]: `mpsd` watches nothing else meanwhile.
 const PATIENCE: Duration = Duration::from_secs(4);
 const MOST_SERVERS: usize = 4;
 
-/// Sets `wanted` on the daemons of its GPUs, all or none. Returns the changes for the report. Refused: it is above what the
-/// job may have. Failed: a daemon did not do it, and all got their earlier limits again.
+/// Sets `wanted` on the daemons of its GPUs, all or none. Returns the changes for the report. Refused: it is more than the job
+/// may have. Failed: a daemon did not do it, and all got their earlier limits back.
 pub fn set(spec: &Spec, running: &mut [Running], wanted: &ClientLimits) -> Result<Vec<LimitSet>, Unready> {
     allowed(spec, running, wanted)?;
     let end = Deadline::after(PATIENCE);
@@ -35,7 +35,7 @@ pub fn set(spec: &Spec, running: &mut [Running], wanted: &ClientLimits) -> Resul
     Ok(changes(&before, wanted))
 }
 
-/// Undoes `wanted` at `daemon`. No command removes a limit, but a job without one has no ceiling: the highest value does it.
+/// Undoes `wanted` at `daemon`. No command removes a limit. But a job without a limit has no ceiling, so the highest value will do.
 fn as_before(spec: &Spec, daemon: &Daemon, wanted: &ClientLimits) -> Daemon {
     let own = daemon.limits();
     let most = |(gpu, _): &(GpuUuid, u64)| Some((gpu.clone(), spec.most.memory_of(gpu)?));
@@ -102,7 +102,7 @@ fn tell(spec: &Spec, daemon: &Daemon, end: Deadline) -> Result<(), String> {
     };
     let told = |scope: LimitScope| dialogue::check(scope, daemon, &say(&dialogue::set(scope, daemon))?.text);
     told(LimitScope::NextServers)?;
-    // Listed after that: a server that starts in between has the new limits.
+    // This list comes later, because a server that starts in between has the new limits.
     let servers = say("get_server_list\n")?.numbers();
     let mut servers = servers.into_iter().take(MOST_SERVERS);
     servers.try_for_each(|pid| told(LimitScope::Server(pid)))

@@ -52,7 +52,7 @@ impl Running {
     }
 }
 
-/// Returns when every daemon has proved its limits. A failure ends all, after `tell`: root may not listen until the end.
+/// Returns when every daemon has proved its limits. A failure ends all. `tell` comes before that, because root may not wait so long.
 pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&Unready)) -> Result<Vec<Running>, Unready> {
     let mut running = Vec::new();
     let Err(reason) = bring_up(spec, events, &mut running) else {
@@ -88,7 +88,7 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
         let was_closed = events.gate.is_some();
         let may_start = events.is_gate_open()?;
         if was_closed && may_start {
-            // What root did before is not the server's time.
+            // The time that root took is not to count as the server's.
             end = Deadline::after_ms(spec.start_ms);
         }
         for daemon in running.iter_mut() {
@@ -144,7 +144,7 @@ fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, S
     })
 }
 
-/// True: to be tried again at once, without an event.
+/// True: try again at once, without an event.
 fn advance(spec: &Spec, running: &mut Running, may_start: bool, end: Deadline) -> Result<bool, Unready> {
     running.read_log();
     if let Some(end) = running.child.try_wait() {

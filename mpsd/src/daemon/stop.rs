@@ -1,5 +1,5 @@
-//! The polite rung of an end, each command with a deadline. Killing a client with work in flight is undefined for all
-//! others, so `terminate_client` is first. `quit` waits for clients (docs/facts/mps-control.md#crashes-and-hangs).
+//! The polite rung of an end; each command has a deadline. Killing a client with work in flight is undefined for all others,
+//! so `terminate_client` comes first. `quit` waits for clients (docs/facts/mps-control.md#crashes-and-hangs).
 
 use super::session::{self, Answer};
 use crate::job::spec::Spec;
@@ -23,8 +23,8 @@ fn one(spec: &Spec, daemon: &Daemon, known: Option<i32>) -> Result<(), String> {
     let limit = spec.command_time();
     let say = |commands: &str, limit: Duration| session::say(&spec.control, daemon, commands, limit);
     let servers = "get_server_list\n";
-    // Usually only that server is there, without clients: one session is enough. Answers have no delimiters, so after any
-    // other answer each question gets a session of its own.
+    // Usually only that server is there, without clients, and one session is enough. Answers have no delimiters, so after any
+    // other answer each question has its own session.
     let answer = match known {
         Some(server) => say(&format!("get_client_list {server}\n{servers}"), limit)?,
         None => say(servers, limit)?,
@@ -84,7 +84,8 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use tempfile::TempDir;
 
-    /// What an end tells a control daemon that answers `clients` to the first question, a line a session. Server 691 was proved.
+    /// What an end tells a control daemon that answers `clients` to the first question, a line for each session. Server 691 is
+    /// proved.
     fn told(clients: &str, known: &[i32]) -> Vec<String> {
         told_in(&tempfile::tempdir().unwrap(), clients, known)
     }
@@ -128,7 +129,7 @@ mod tests {
         }
     }
 
-    /// Its answer to `quit` proves nothing: it waits for its clients, and a server that hangs keeps it.
+    /// Its answer to `quit` proves nothing: it waits for its clients, and a server that hangs holds it up.
     #[test]
     fn a_daemon_that_still_listens_after_quit_is_told_to_end_by_force() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! What the job's GPUs do while it has clients, for its report. The driver itself counts: a look asks it, at first often, so that a
-//! short job has figures, and at last every ten seconds.
+//! What the job's GPUs do while it has clients, for its report. The driver counts, and a look asks it: often at first, so that a
+//! short job has figures, and later every ten seconds.
 //!
-//! Each look is a few calls of NVML for a GPU, and no process or thread is there for it. It is never waited for at the end: the
-//! last look is when the last client leaves.
+//! A look is a few calls of NVML for each GPU, without a process or thread of its own. An end does not wait for one: the last look
+//! is when the last client leaves.
 
 use crate::job::spec::Spec;
 use crate::node::nvml::{GpuCounters, LookEnd, Nvml};
@@ -10,9 +10,9 @@ use mpsd_core::GpuUuid;
 use mpsd_core::usage::{BUCKETS, GpuUsage, Usage};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// From the first client to the first look: its context is not to wait for ours in the driver.
+/// From the first client to the first look: the client's context must not wait for our call in the driver.
 const FIRST: Duration = Duration::from_secs(1);
-/// Between two looks at most: the driver's buffer of samples is longer (docs/facts/mps-control.md#what-the-driver-counts).
+/// Longest time between two looks: the driver's buffer of samples is longer (docs/facts/mps-control.md#what-the-driver-counts).
 const PERIOD: Duration = Duration::from_secs(10);
 /// Shortest time between two looks when clients come and go.
 const LEAST: Duration = Duration::from_secs(1);
@@ -44,7 +44,7 @@ impl UsageWatch {
         }
     }
 
-    /// The job has so many clients now.
+    /// The job has this number of clients now.
     pub fn clients(&mut self, clients: u64) {
         if clients == self.clients || self.gpus.is_empty() {
             return;
@@ -70,7 +70,7 @@ impl UsageWatch {
         Some(self.next?.saturating_duration_since(Instant::now()))
     }
 
-    /// Looks if it is time; what is known then. `nvml`: `None` if it cannot be asked.
+    /// Looks if it is time, and returns what is known then. `nvml`: `None` if it cannot be asked.
     pub fn check(&mut self, nvml: impl FnOnce() -> Option<Nvml>) -> Option<Usage> {
         let now = Instant::now();
         self.next.filter(|next| *next <= now)?;
@@ -176,7 +176,7 @@ impl Recorder {
         usize::try_from(passed / self.step_ms).unwrap_or(BUCKETS - 1)
     }
 
-    /// From `at_ms` on there are so many clients.
+    /// From `at_ms` on there are this many clients.
     fn clients(&mut self, clients: u64, at_ms: u64) {
         let bucket = self.bucket(at_ms);
         while self.clients.len() <= bucket {

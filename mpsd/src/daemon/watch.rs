@@ -26,7 +26,7 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
     let mut clients = ClientWatch::default();
     let mut usage = UsageWatch::new(spec);
     let loaded: Cell<Option<Nvml>> = Cell::new(None);
-    // Loaded when first needed, and kept: it costs the driver more than the questions do.
+    // Loaded when first needed, and kept: loading costs more than the questions.
     let nvml = || {
         loaded.set(loaded.get().or_else(|| Nvml::load(&spec.nvml).ok()));
         loaded.get()
@@ -102,7 +102,7 @@ fn serve(
             observer.log.line(&format!("not set: {why}"));
         }
     }
-    // Written before it is answered. If the owner has gone meanwhile, the log tells.
+    // Written before the answer. If the owner has gone meanwhile, the log tells.
     observer.write();
     let _ = door::send(&stream, &answer.map(|()| set::limits(spec, running)));
 }

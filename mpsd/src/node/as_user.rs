@@ -38,7 +38,7 @@ pub(super) fn with_spec(
         .map_err(|e| Fault::new(Evidence::Storage, "specification", e.to_string()))?;
     let groups = match args {
         [] => groups_of(&journal.user, journal.gid),
-        // Those of the job's own `mpsd`, which may reach NVIDIA's program by them. The directory service is not asked again.
+        // Those of the job's `mpsd`, which may need them to reach NVIDIA's program. This spares the directory service.
         _ => {
             let supervisor = journal.supervisor.and_then(ProcessRef::open);
             let groups = supervisor.and_then(|mpsd| mpsd.groups());
@@ -47,7 +47,7 @@ pub(super) fn with_spec(
     };
     let mut spawn = node.as_user(journal, "mpsd", groups)?;
     spawn.args = args.iter().map(Into::into).collect();
-    // It needs no variable. This one identifies it without a cgroup if its starter died before its pid stood in the journal.
+    // `mpsd` needs no variable. This one identifies it without a cgroup, if its starter died before it journaled the pid.
     let first = journal.daemons.first();
     let pipe = first.map(|daemon| (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()));
     spawn.env = pipe.into_iter().collect();
@@ -58,7 +58,7 @@ pub(super) fn with_spec(
     Ok(spawn)
 }
 
-/// What `mpsd` is told to only ask the daemons of a job, `command_ms` for each command.
+/// The specification of an `mpsd` that only asks a job's daemons, `command_ms` for each command.
 pub(super) fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
     Spec {
         job: journal.job.as_str().to_owned(),
@@ -90,8 +90,8 @@ pub(super) fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Dead
 }
 
 impl RealNode {
-    /// The suite's program `name`, to be run as the job's user: in a session of its own, in the job's cgroup, confined, and in a
-    /// group that its user's other processes are not in: they cannot debug it (ptrace(2), "Ptrace access mode checking").
+    /// The suite's program `name`, to be run as the job's user: in a session of its own, in the job's cgroup, and confined. It has
+    /// a group that the user's other processes lack, so they cannot debug it (ptrace(2), "Ptrace access mode checking").
     pub(super) fn as_user(&self, journal: &Journal, name: &str, groups: Vec<u32>) -> Result<Spawn, Failure> {
         let mut spawn = Spawn::new(&beside(name)?);
         let directory = |cgroup: Cgroup| {

@@ -54,7 +54,7 @@ impl Files for RealNode {
     }
 
     fn is_there(&self, path: &Path) -> bool {
-        // What cannot be told counts as there: the next read says why.
+        // An error counts as "there": the next read says why.
         let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory];
         path.symlink_metadata()
             .map_or_else(|error| !absent.contains(&error.kind()), |_| true)
@@ -121,7 +121,7 @@ impl Files for RealNode {
         bounded(self, &journal.job, path, room, (PRIVATE, owner))
     }
 
-    /// Follows nothing and waits for nothing without a bound.
+    /// Follows no link, and bounds every wait.
     fn remove_users_directories(&mut self, paths: &[PathBuf], bounds: Bounds) -> Result<(), String> {
         let Some(job) = paths.first().and_then(|path| path.parent()) else {
             return Ok(());
@@ -131,8 +131,8 @@ impl Files for RealNode {
         by_child(end, remove).map_err(|none| format!("{none}: is one of its user's processes in it?"))?
     }
 
-    /// A child removes what is not there, as a daemon that ends removes its sockets. FUSE mounts of the user that
-    /// could hold it up are aborted first.
+    /// A child removes a name that is not there, which takes the lock as a daemon does that removes its sockets. The user's FUSE
+    /// mounts could delay it, so they are aborted first.
     fn are_directories_kept(&mut self, paths: &[PathBuf], limit: Duration) -> bool {
         let touch = || {
             let job = paths.first().and_then(|path| path.parent());
@@ -178,7 +178,7 @@ impl Files for RealNode {
 
 /// Makes the directory `path`, in which a user of `job` has files, with so much room, and this mode and owner.
 ///
-/// What a user keeps open outlives every removal. So the directory is a file system of its own, which ends with it.
+/// A file that a user keeps open outlives its removal. So the directory is a file system of its own, which ends with it.
 pub fn bounded(
     node: &RealNode,
     job: &JobId,
@@ -208,7 +208,7 @@ impl RealNode {
     }
 }
 
-/// Removes `paths` from their directory `job`, and locks it meanwhile: of several removals only one can hang.
+/// Removes `paths` from their directory `job`. Its lock lets only one of several removals hang.
 fn remove_from(job: &Path, paths: &[PathBuf], bounds: Bounds) -> Result<(), String> {
     let Some(dir) = Dir::find(job).map_err(|e| e.to_string())? else {
         return Ok(());
@@ -228,7 +228,7 @@ fn remove_from(job: &Path, paths: &[PathBuf], bounds: Bounds) -> Result<(), Stri
 /// A unit's namespace may hold hidden copies of the mounts on jobs' directories. No path leads to them, and for a
 /// process in that namespace they keep such a directory busy. A scheduler in a container has another `path`.
 ///
-/// After an error this process must do nothing more: it may be in the namespace, and not in its root.
+/// After an error this process must do nothing more: it may be in the namespace, but not in its root.
 fn enter_first_namespace(path: &Path) -> Result<(), String> {
     const ROOT: &str = "/proc/1/root";
     let identity = |path: &Path| path.metadata().ok().map(|about| (about.dev(), about.ino()));
@@ -261,7 +261,7 @@ mod tests {
         RealNode::new("test", &settings, limit, limit / 2)
     }
 
-    /// A prologue that is stopped holds it.
+    /// A stopped prologue may hold it.
     #[test]
     fn a_lock_that_another_holds_is_not_waited_for_beyond_the_limit() {
         let place = tempfile::tempdir().unwrap();
@@ -281,7 +281,7 @@ mod tests {
         drop(held);
     }
 
-    /// Without it another start would make the directory that is being removed its own.
+    /// Without the lock another start would use the directory that is being removed.
     #[test]
     fn a_job_whose_directory_stays_keeps_its_lock() {
         let place = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `mpsd` and `mps-probe` run as the job's user, and what root makes of them: started, heard, never believed.
+//! `mpsd` and `mps-probe`, run as the job's user. Root starts them and reads their word, and believes none of it.
 
 use super::as_user::with_spec;
 use super::members as processes;
@@ -38,7 +38,7 @@ const KILL_MS: u64 = 2_000;
 const REPORT_TIME: Duration = Duration::from_millis(500);
 const LONGEST_REPORT: usize = 64 * 1024;
 const LONGEST_OUTPUT: usize = 16 * 1024;
-/// The file by which ranks take their partitions is empty, and its user's.
+/// The user owns the file by which ranks take their partitions, and it is empty.
 const PARTITIONS_ROOM: TmpfsSize = TmpfsSize {
     bytes: 64 << 10,
     files: 8,
@@ -95,7 +95,7 @@ impl Daemons for RealNode {
             self.log(Severity::Info, &line);
         }
         let mut spawn = with_spec(self, journal, spec, &[])?;
-        // The directory service has been asked for them once.
+        // `spawn` has the groups already, which spares the directory service.
         let is_in_group = |identity: &Identity| identity.groups.contains(&group);
         if group != 0 && spawn.identity.as_ref().is_some_and(is_in_group) {
             let line = format!(
@@ -111,7 +111,7 @@ impl Daemons for RealNode {
             made.and_then(|directory| make_partitions_lock(self, directory, journal))
                 .map_err(|e| Undetermined::new("the lock of the ranks' static partitions", e))?;
         }
-        // Without this file the job's report lacks what its `mpsd` saw, and that is all.
+        // Without this file only the job's report lacks what its `mpsd` saw.
         let observations = directory.and_then(|dir| {
             dir.create_file(KILLED, 0o600)?;
             dir.create_file(TOLD, 0o600)?;
@@ -125,7 +125,7 @@ impl Daemons for RealNode {
             .map_err(|e| Undetermined::new("the job's daemon", e.to_string()))?;
         let Some(process) = child.id() else {
             child.kill(Deadline::after_ms(KILL_MS));
-            // It may have ended, or the look at it have found no memory or descriptor.
+            // It may have ended, or this look had no memory or descriptor left.
             return Err(Undetermined::new("mpsd", "'/proc' does not show it").into());
         };
         self.started = Some(Started { child, report });
@@ -133,7 +133,7 @@ impl Daemons for RealNode {
     }
 
     fn let_servers_start(&mut self, _: &Journal) {
-        // It waits for its time at most, and says what it waited for.
+        // If this does not arrive, `mpsd` waits out its time and reports that.
         if let Some(mut started) = self.started.as_ref().map(|started| &started.report) {
             let _ = started.write_all(GO);
         }
@@ -173,7 +173,7 @@ impl Daemons for RealNode {
         let mut spawn = self.as_user(journal, processes::PROBE, groups_of(&journal.user, journal.gid))?;
         let seconds = deadline.remaining().as_secs().max(1).to_string();
         spawn.args = vec!["--require-mps".into(), "--deadline-s".into(), seconds.into()];
-        // If the daemon has partitions, a client without one gets no context, and with one it reaches that GPU alone.
+        // In a daemon with partitions a client without one gets no context. A client with one reaches that GPU alone.
         let partition = daemon.partitions.first();
         let all = || daemon.gpus.iter().map(GpuUuid::as_str).collect();
         let gpus: Vec<&str> = partition.map_or_else(all, |one| vec![one.gpu.as_str()]);
@@ -216,7 +216,7 @@ impl Daemons for RealNode {
         if detach(alone).is_err() {
             return false;
         }
-        // The other process has the daemon's report from now on, and nobody waits here for the worker's end.
+        // The other process has the daemon's report from now on. Dropping the worker here would wait for its end.
         std::mem::forget((self.worker.take(), self.leaving.take(), self.started.take()));
         true
     }
@@ -254,7 +254,7 @@ fn check(
     Ok(proved)
 }
 
-/// Makes what the job's ranks lock for their partitions, the user's. Removed as the user's directories are.
+/// Makes the file that the job's ranks lock for their partitions. It is removed with the user's directories.
 fn make_partitions_lock(node: &RealNode, directory: &Dir, journal: &Journal) -> Result<(), String> {
     let shown = |e: FileError| e.to_string();
     let path = directory.path().join(PARTITIONS);
@@ -292,7 +292,7 @@ mod tests {
         (dir, node)
     }
 
-    /// Its user can stop it; only the rollback of a start gives the GPU back at once.
+    /// Its user can stop it. Only the rollback of the start gives the GPU back at once.
     #[test]
     fn a_daemon_that_says_nothing_is_waited_for_no_longer_than_its_start_may_take() {
         let (tell, told) = std::sync::mpsc::channel();
@@ -318,7 +318,7 @@ mod tests {
         assert!(failed.contains("no report within "), "{failed}");
     }
 
-    /// Outside of it a process of the job would not be found, and not be bounded.
+    /// Outside of the cgroup we would neither find nor bound a process of the job.
     #[test]
     fn nothing_of_a_job_runs_outside_of_the_cgroup_that_was_made_for_it() {
         let (mut journal, (_dir, node)) = (journal(), node());

@@ -8,8 +8,7 @@ use std::os::unix::net::UnixDatagram;
 
 /// Where systemd's journal takes entries with fields.
 const JOURNAL: &str = "/run/systemd/journal/socket";
-/// Longest value of a field there. Characters: the limits of one daemon, with a memory limit for each of hundreds of GPUs; what is longer
-/// ends with "...".
+/// Longest value of a field there, characters: the limits of a daemon with hundreds of GPUs fit. A longer value ends with "...".
 const LONGEST: usize = 32_000;
 /// Facility `daemon`, severities of syslog(3).
 const DAEMON: u8 = 3 << 3;
@@ -22,8 +21,8 @@ pub fn line(program: &str, severity: Severity, text: &str) {
     let _ = send(&line, "/dev/log");
 }
 
-/// Sends an entry of the audit trail: to systemd's journal with its fields, by the journal's native protocol
-/// (systemd.io/JOURNAL_NATIVE_PROTOCOL); if there is none, or it takes nothing now, as a line.
+/// Sends an entry of the audit trail with its fields to systemd's journal, by its native protocol
+/// (systemd.io/JOURNAL_NATIVE_PROTOCOL). Without a journal that takes it now, it sends a line.
 pub fn entry(program: &str, entry: &Entry) {
     if journal(program, entry).is_err() {
         line(program, Severity::Info, &entry.line);

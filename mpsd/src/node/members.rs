@@ -1,8 +1,8 @@
 //! The processes of a job's MPS: which they are, and what a rung of the ladder does to them.
 //!
-//! What a process is, is told by the file that it runs and the pipe directory that it talks in. Both are asked of the
-//! kernel by a child with a deadline: the user can put either behind a file system that never answers, or hold the lock
-//! of the process's memory map forever.
+//! The file that a process runs, and the pipe directory that it talks in, tell its role. A child with a deadline asks the
+//! kernel for both: the user can put either behind a file system that never answers, or hold the lock of the process's
+//! memory map forever.
 
 use super::real::{RealNode, beside, uid_of};
 use super::tasks::{MOST_ENVIRONMENT, is_in_cgroup_of, job_by_cgroup};
@@ -40,7 +40,7 @@ const TERMINATE_TIME: Duration = Duration::from_secs(2);
 const OWN_END: Duration = Duration::from_secs(1);
 
 impl Members for RealNode {
-    /// Only `cgroup.procs` and `stat` are read: no lock that a process can keep is taken for them (Linux,
+    /// Reads only `cgroup.procs` and `stat`, for which the kernel takes no lock that a process can keep (Linux,
     /// `kernel/cgroup/cgroup.c`, `fs/proc/array.c`).
     fn grouped(&mut self, journal: &Journal) -> Vec<i32> {
         self.in_cgroup(journal)
@@ -109,7 +109,7 @@ impl Members for RealNode {
                 let own = own.filter_map(|member| member.process.open());
                 own.for_each(|process| normalise(&process));
                 if let Some(cgroup) = self.cgroup_of(journal) {
-                    // What it cannot kill is found below, by looking.
+                    // The look below finds what it cannot kill.
                     let _ = cgroup.kill(deadline);
                 }
                 signal_each(&self.own(journal), Signal::SIGKILL);
@@ -119,8 +119,8 @@ impl Members for RealNode {
         wait_gone(self, journal, rung == Rung::Kill, deadline)
     }
 
-    /// Most often there is none, since the scheduler has ended the job's processes. NVIDIA's program is asked by the user's own process,
-    /// for pids that root has found.
+    /// Usually there is none, because the scheduler has ended the job's processes. Root finds the pids, and a process of the user asks
+    /// NVIDIA's program to end them.
     fn end_clients(&mut self, shared: &Journal, member: &Journal) {
         let clients = self.processes_of(shared, member);
         if clients.is_empty() {
@@ -158,9 +158,9 @@ impl Members for RealNode {
         by_child(Deadline::after(ALL_THREADS), all).ok()?
     }
 
-    /// Another process of the user's can kill, stop or starve the job's MPS.
+    /// Another process of the user can kill, stop or starve the job's MPS.
     fn user_is_here(&mut self, journal: &Journal) -> bool {
-        // The table first: what has ended since is known by its parent.
+        // The table comes first: a child that has ended since is still known by its parent.
         let Some(table) = ProcessTable::scan() else {
             return true;
         };
@@ -198,8 +198,8 @@ impl Members for RealNode {
 }
 
 impl RealNode {
-    /// The user's processes that are of the job of `member`: by its scheduler's cgroup, or else by the variable that attached
-    /// them. They can forge that one, against jobs of their own user.
+    /// The user's processes that belong to the job of `member`, by the scheduler's cgroup, or else by the variable that attached
+    /// them. A user can forge the variable, but only against the user's own jobs.
     fn processes_of(&mut self, shared: &Journal, member: &Journal) -> Vec<i32> {
         let own: BTreeSet<i32> = self.own(shared).iter().map(|one| one.process.pid).collect();
         let table = ProcessTable::scan().unwrap_or_default();
@@ -255,7 +255,7 @@ fn look_at(processes: &[ProcessRef], role: impl Fn(&Process) -> Option<Role>) ->
     one_by_one.filter_map(|id| look(&[*id])).flatten().collect()
 }
 
-/// Whether it talks, or listens, in one of this job's pipe directories; `None` if it cannot be seen in time.
+/// Whether it talks, or listens, in one of this job's pipe directories; `None`: not known in time.
 fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bool> {
     let pipe = || id.open()?.environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT);
     let is_here = |pipe| {
@@ -279,10 +279,10 @@ fn role_by_journal(journal: &Journal, process: &Process) -> Option<Role> {
     }
 }
 
-/// The same, or by the vendor's name: some installations have a wrapper at the usual path (seen on an H200 machine, the
-/// program itself in `/usr/local/nvidia`). That is believed only of a process in the job's own cgroup, which holds only
-/// what we started, and only of a file of root's that others cannot write. The name a process gives itself proves nothing.
-/// Looks files up: only for a child with a deadline.
+/// The same, or by the vendor's name: some installations have a wrapper at the usual path (seen on an H200 machine, with the
+/// program itself in `/usr/local/nvidia`). Such a name counts only in the job's own cgroup, which holds only what we started.
+/// Root must own the file, and others must not be able to write it. The name that a process gives itself proves nothing. This
+/// looks files up, so only a child with a deadline may call it.
 fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role> {
     if let Some(role) = role_by_journal(journal, process) {
         return Some(role);
@@ -306,7 +306,7 @@ fn runs_probe(process: &Process) -> bool {
     probe.is_some() && process.executable().map(|runs| runs.file) == probe
 }
 
-/// The waiting threads of each user, equal ones once: those of hundreds of clients must fit into one answer.
+/// The waiting threads of each user, without repeats: those of hundreds of clients must fit into one answer.
 fn by_user(processes: impl Iterator<Item = (u32, Vec<Thread>)>) -> Vec<Waiting> {
     let mut users: BTreeMap<u32, BTreeSet<(char, String)>> = BTreeMap::new();
     for (uid, threads) in processes {
@@ -324,7 +324,7 @@ fn by_user(processes: impl Iterator<Item = (u32, Vec<Thread>)>) -> Vec<Waiting> 
     users.into_iter().map(waiting).collect()
 }
 
-/// The frames of `stack` down to the driver's innermost one. A verdict looks at no others.
+/// The frames of `stack` down to the driver's innermost one. A verdict needs no others.
 fn down_to_driver(stack: &str) -> String {
     let mut above = 0;
     for frame in stack.split_inclusive('\n') {
@@ -377,13 +377,13 @@ fn wait_gone(node: &mut RealNode, journal: &Journal, killed: bool, deadline: Dea
         let found: Vec<_> = left.iter().filter_map(|member| member.process.open()).collect();
         for process in &found {
             while !process.wait_gone(deadline.within(TURN)) && !deadline.expired() {
-                // Its user can take it back meanwhile.
+                // The user can starve it again meanwhile.
                 if killed {
                     normalise(process);
                 }
             }
         }
-        // Who was waited for by descriptor has ended, and who ended meanwhile is not listed again; one without may not have.
+        // A process without a descriptor was not waited for, and may still end.
         if found.is_empty() {
             deadline.sleep(PAUSE);
         }
@@ -410,7 +410,7 @@ mod tests {
     /// A user that owns nothing on any system.
     const STRANGER: u32 = 54_321;
 
-    /// What `mpsd` names is its user's word: a process of that user which talks elsewhere, or a stranger's, is not believed.
+    /// A pid that `mpsd` names is the user's word. It proves nothing if its process talks elsewhere, or is a stranger's.
     #[test]
     fn only_a_process_of_the_jobs_user_in_the_jobs_directory_is_proved_to_be_its_server() {
         let recorded = include_str!("../job/recorded/journal-1.json");
@@ -443,7 +443,7 @@ mod tests {
         assert!(!is_proved(STRANGER, &own, Role::Control), "another file");
     }
 
-    /// Of a server that NVIDIA's daemon has started again, the journal knows nothing.
+    /// The journal does not have a server that NVIDIA's daemon has started again.
     #[test]
     fn a_process_that_only_the_jobs_cgroup_knows_is_one_of_the_jobs_own() {
         let cgroup = Cgroup::create(&Cgroup::trial()).unwrap();
@@ -558,7 +558,7 @@ mod tests {
         );
     }
 
-    /// A stack of about 800 bytes: frames above a call of the driver's, and below it some that differ from thread to thread.
+    /// A stack of about 800 bytes: frames above a call of the driver, and below it frames that differ from thread to thread.
     fn stack(number: usize, driver: bool) -> String {
         let frame = if driver {
             "[<0>] os_acquire_rwlock_write+0x35/0x40 [nvidia]"

@@ -19,12 +19,12 @@ use crate::sys::guard::{AskError, ask};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The answer to `question`, which a child gives: what it does may hang.
+/// The answer to `question`. A child asks it, because it may hang.
 fn by_child<T: Serialize + DeserializeOwned>(
     deadline: Deadline,
     question: impl FnOnce() -> T,
 ) -> Result<T, AskError> {
     let answer = ask(deadline, || serde_json::to_vec(&question()).unwrap_or_default())?;
-    // What it says is ours, and whole.
+    // The child wrote the whole answer, or it failed.
     serde_json::from_slice(&answer).map_err(|_| AskError::Ended(Exit::Code(0)))
 }

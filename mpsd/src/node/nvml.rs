@@ -28,7 +28,7 @@ const NVIDIA: &str = "0x10de";
 const CPU_WORDS: usize = 128;
 /// `NVML_ERROR_INSUFFICIENT_RESOURCES` (nvml.h), which the wrapper has no name for.
 const INSUFFICIENT_RESOURCES: u32 = 23;
-/// What the loader says of a library that is missing, damaged or another machine's, and not of one that it has no memory for.
+/// What the loader says of a library that is missing, damaged or for another machine, but not if it has no memory for one.
 const CANNOT_BE_LOADED: [&str; 6] = [
     "No such file or directory",
     "invalid ELF header",
@@ -64,10 +64,10 @@ impl NvmlError {
 trait Answer<T> {
     /// Its error names the C function and what it was about.
     fn of(self, call: &str, what: impl ToString) -> Result<T, NvmlError>;
-    /// The same of a GPU or a MIG device. A MIG device that is not found is no evidence: a user who may divide its GPU can
-    /// have removed it.
+    /// The same for a GPU or a MIG device. A missing MIG device is no evidence: a user who may divide its GPU can have removed
+    /// it.
     fn of_device(self, call: &str, gpu: &GpuUuid) -> Result<T, NvmlError>;
-    /// `usual` if this GPU or this driver does not know the call.
+    /// Becomes `usual` if this GPU or this driver does not know the call.
     fn or_unknown(self, usual: T) -> Self;
 }
 
@@ -100,7 +100,7 @@ impl<T> Answer<T> for Result<T, Cause> {
     }
 }
 
-/// Only errors that say that something is broken are evidence: memory, resources and time can run out.
+/// Only an error that means "broken" is evidence: memory, resources and time can run out.
 fn proved_by(cause: &Cause) -> Option<Evidence> {
     match cause {
         Cause::LibloadingError(_) | Cause::FailedToLoadSymbol(_) => {
@@ -159,7 +159,7 @@ pub struct LookEnd {
 }
 
 impl LookEnd {
-    /// The next look counts samples from `since` on, in microseconds since 1970, and all else from itself on.
+    /// The next look counts samples after `since`, microseconds since 1970, and begins all other counts itself.
     pub fn at(since: u64) -> Self {
         Self {
             busy: since,
@@ -175,7 +175,7 @@ impl Nvml {
         let path = Path::new(library);
         if path.is_absolute() {
             open_trusted(path).map_err(|error| {
-                // A link's goal has another name.
+                // The error may name the target of a link.
                 let why = match error.to_string() {
                     why if why.contains(library) => why,
                     why => format!("'{library}': {why}"),
@@ -203,7 +203,7 @@ impl Nvml {
                 Err(error) => return Err(error),
             }
         }
-        // Not a GPU's affair: without it MPS goes on, as with the oldest driver.
+        // Without a version, MPS works as with the oldest driver.
         all.driver = self.library.sys_driver_version().unwrap_or_default();
         Ok(all)
     }
@@ -243,7 +243,7 @@ impl Nvml {
         let version = version.of("nvmlSystemGetDriverVersion", NVML)?;
         let mut forgotten = Vec::new();
         for gpu in self.inventory()?.gpus {
-            // What does not know the mode, as a vGPU, forgets nothing.
+            // A device that does not know the mode, such as a vGPU, forgets nothing.
             let kept = self.device(&gpu.uuid)?.is_in_persistent_mode().or_unknown(true);
             if !kept.of("nvmlDeviceGetPersistenceMode", &gpu.uuid)? {
                 forgotten.push(gpu.index);
@@ -253,7 +253,7 @@ impl Nvml {
     }
 
     pub fn compute_mode(&self, gpu: &GpuUuid) -> Result<ComputeMode, NvmlError> {
-        // A MIG device keeps the mode that it has, and an end must not depend on one that was taken away meanwhile.
+        // A MIG device keeps its mode, and an end must not depend on a device that was removed meanwhile.
         if gpu.is_mig() {
             return Ok(ComputeMode::Default);
         }
@@ -269,9 +269,9 @@ impl Nvml {
 
     /// The processes with a compute context on `gpu`: the plain list, which has the MPS servers, and the MPS clients.
     ///
-    /// NVML goes on listing a process for a moment after its end, and one of another pid namespace by a number that
-    /// means nothing here: whether it is there is the caller's to find out. A MIG device's own handle lists its own processes, and
-    /// one that was taken away has none.
+    /// The caller must check that a process is there: NVML still lists it for a moment after its end, and lists a process of another
+    /// pid namespace by a number that means nothing here. A MIG device's handle lists the device's own processes. A device that was
+    /// removed has none.
     pub fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, NvmlError> {
         let device = match self.device(gpu) {
             Err(error) if gpu.is_mig() && error.evidence.is_none() => return Ok(Vec::new()),
@@ -279,7 +279,7 @@ impl Nvml {
         };
         let plain = settled(|| device.running_compute_processes());
         let plain = plain.of_device("nvmlDeviceGetComputeRunningProcesses_v3", gpu)?;
-        // Before Volta, and drivers without the call: their clients all stand in the plain list.
+        // Before Volta, and with drivers without the call, the plain list has all clients.
         let clients = settled(|| device.mps_running_compute_processes()).or_unknown(Vec::new());
         let clients = clients.of_device("nvmlDeviceGetMPSComputeRunningProcesses_v3", gpu)?;
         Ok(merged(&plain, &clients))
@@ -291,7 +291,7 @@ impl Nvml {
         power.of_device("nvmlDeviceGetPowerUsage", gpu)
     }
 
-    /// What the driver has counted of `gpu` since `last`, which then is this look. The driver keeps samples of some seconds
+    /// What the driver has counted of `gpu` since `last`, which becomes this look. The driver keeps samples of some seconds
     /// (docs/facts/mps-control.md#what-the-driver-counts).
     pub fn counters(&self, gpu: &GpuUuid, last: &mut LookEnd) -> GpuCounters {
         let Ok(device) = self.device(gpu) else {
@@ -345,8 +345,8 @@ impl Nvml {
         device.of_device("nvmlDeviceGetHandleByUUID", gpu)
     }
 
-    /// The same by its place on the bus, which the driver's own files tell: looking for a UUID, NVML looks at one GPU after the
-    /// other, 7 ms each (docs/facts/mps-control.md#times).
+    /// The same by its place on the bus, from the driver's own files. For a UUID NVML looks at one GPU after the other, 7 ms each
+    /// (docs/facts/mps-control.md#times).
     fn at_place(&self, gpu: &GpuUuid) -> Option<Device<'static>> {
         let place = place_of(gpu, Path::new(DRIVER_GPUS))?;
         let device = self.library.device_by_pci_bus_id(place).ok()?;
@@ -366,7 +366,7 @@ fn place_of(gpu: &GpuUuid, directory: &Path) -> Option<String> {
     its.file_name().into_string().ok()
 }
 
-/// The samples after `last`, which then is the youngest of them.
+/// The samples after `last`, which becomes the youngest of them.
 fn samples(device: &Device<'_>, kind: Sampling, last: &mut u64) -> Vec<(u64, u64)> {
     let found = device.samples(kind, *last).unwrap_or_default();
     let percent = |value: &SampleValue| match *value {
@@ -378,7 +378,7 @@ fn samples(device: &Device<'_>, kind: Sampling, last: &mut u64) -> Vec<(u64, u64
     let all = found
         .iter()
         .filter_map(|sample| Some((sample.timestamp, percent(&sample.value)?)));
-    // NVML may also give samples that are older than asked for, and places of its buffer that are empty.
+    // NVML may also give older samples, and empty places of its buffer.
     let new: Vec<_> = all.filter(|(at, percent)| at > last && *percent <= 100).collect();
     *last = new.iter().map(|(at, _)| *at).max().unwrap_or(*last);
     new
@@ -415,8 +415,8 @@ fn merged(plain: &[ProcessInfo], clients: &[ProcessInfo]) -> Vec<GpuProcess> {
         .collect()
 }
 
-/// The CPUs near a GPU, as the kernel lists them. The kernel's own file comes first: NVML looks over the whole machine for its
-/// first answer, 10 ms on the host of an H200 (driver 580).
+/// The CPUs near a GPU, as the kernel lists them. The kernel's file comes first, because NVML scans the whole machine for its first
+/// answer: 10 ms on the host of an H200 (driver 580).
 fn near_cpus(device: &Device<'_>) -> Option<String> {
     let by_kernel = device.pci_info().ok().and_then(|pci| cpus_of(&pci.bus_id));
     let by_nvml = || Some(ranks::list(&device.cpu_affinity(CPU_WORDS).ok()?));
@@ -433,15 +433,14 @@ fn cpus_of(bus_id: &str) -> Option<String> {
     Some(says("local_cpulist")?.trim().to_owned()).filter(|list| !list.is_empty())
 }
 
-/// The MIG devices of `parent`, by number. One that is removed meanwhile is left out: a job that needs it finds it missing.
+/// The MIG devices of `parent`, by number, without those that are removed meanwhile: a job that needs one finds it missing.
 fn mig_devices(device: &Device<'_>, parent: &Gpu) -> Result<Vec<Gpu>, NvmlError> {
     let most = device.mig_device_count();
     let most = most.of("nvmlDeviceGetMaxMigDeviceCount", format!("GPU {}", parent.index))?;
     let mut all = Vec::new();
     for number in 0..most {
         match mig_device(device, number, most, parent) {
-            // Numbers are not promised to be without gaps, and a device may go at any time. What an ordinary user may not see is
-            // another job's; root may see all.
+            // The numbers may have gaps, and a device may go at any time. An ordinary user may not see another job's; root sees all.
             Err(Cause::NotFound | Cause::InvalidArg | Cause::NoPermission) => {}
             mig => {
                 let name = format!("MIG device {number} of GPU {}", parent.index);
@@ -454,9 +453,9 @@ fn mig_devices(device: &Device<'_>, parent: &Gpu) -> Result<Vec<Gpu>, NvmlError>
 
 fn mig_device(device: &Device<'_>, number: u32, most: u32, parent: &Gpu) -> Result<Gpu, Cause> {
     let mig = device.mig_device_by_index(number)?;
-    // Drivers before 470 give it no UUID: nothing can name it to us either.
+    // Drivers before 470 give it no UUID, so no scheduler can name it either.
     let uuid = GpuUuid::parse(&mig.uuid()?).map_err(|_| Cause::NotFound)?;
-    // The slices of a GPU are as many as the devices that it can have at most.
+    // A GPU has as many slices as it can have devices.
     let slices = mig.attributes().map(|all| all.compute_instance_slice_count);
     Ok(Gpu {
         uuid,
@@ -471,7 +470,7 @@ fn mig_device(device: &Device<'_>, number: u32, most: u32, parent: &Gpu) -> Resu
     })
 }
 
-/// A GPU whose memory is the machine's does not tell how much it is, or says zero (docs/facts/mps-control.md#nvml).
+/// A GPU that uses the machine's memory tells no size, or zero (docs/facts/mps-control.md#nvml).
 fn memory_mib(device: &Device<'_>) -> Result<Option<u64>, Cause> {
     let total = device.memory_info().map(|memory| Some(memory.total / MIB));
     Ok(total.or_unknown(None)?.filter(|mib| *mib > 0))

@@ -1,4 +1,4 @@
-//! This node, as root changes it. What it does stands in its neighbours, a trait of [`crate::job::node`] each.
+//! This node, as root changes it. The files beside this one implement the traits of [`crate::job::node`].
 
 use super::worker::{NvmlWorker, Question};
 use super::{failure, log, site_directory, unless_scarce};
@@ -35,9 +35,9 @@ use std::time::Duration;
 /// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many GPUs.
 const NVML_TIME: Duration = Duration::from_secs(5);
 const NOTE_TIME: Duration = Duration::from_secs(2);
-/// Most that is read of what the process that writes it says. Bytes.
+/// Most that is read of a complaint of the process that writes a note. Bytes.
 const LONGEST_COMPLAINT: usize = 4096;
-/// Longest that is waited for a worker which only may be of use soon: what comes first must not wait for it.
+/// Longest wait for a worker that may be needed soon: the work before that must not wait for it.
 const PREPARATION: Duration = Duration::from_millis(100);
 /// How often a waiting program looks at its deadline.
 const WAIT_STEP: Duration = Duration::from_millis(200);
@@ -53,7 +53,7 @@ pub(super) struct Started {
 pub struct RealNode {
     pub(super) program: &'static str,
     pub(super) settings: NodeSettings,
-    /// The site's, but for the NVML library, which is that of the job in hand.
+    /// The site's, except that the NVML library is that of the job in hand.
     pub(super) site: Settings,
     pub(super) mpsd: PathBuf,
     nvml_time: Duration,
@@ -84,8 +84,8 @@ impl RealNode {
         }
     }
 
-    /// Whether a process keeps the lock of the site's directory that the job's cgroup lies in. The cgroup is then out of reach,
-    /// and the job's processes are found as on a node without one.
+    /// Whether a process keeps the lock of the site's directory that holds the job's cgroup. Then the cgroup cannot be reached, and
+    /// the job's processes are found as on a node without one.
     pub(super) fn is_cgroup_kept(&self, journal: &Journal) -> bool {
         let base = match (&journal.cgroup, &self.site.cgroup) {
             (Some(path), _) => path.parent(),
@@ -106,7 +106,7 @@ impl RealNode {
         if let Some(path) = journal.cgroup.as_deref() {
             return Cgroup::open(path).ok().flatten();
         }
-        // Made, and its maker killed before the path stood in the journal.
+        // Its maker may have been killed before it journaled the path.
         let name = journal.job.directory_name();
         match &self.site.cgroup {
             _ if !journal.has_begun(&Effect::MakeCgroup) => None,
@@ -164,7 +164,7 @@ pub(super) fn groups_of(user: &str, gid: u32) -> Vec<u32> {
 }
 
 impl RealNode {
-    /// Asks the worker, which is started at the first question; after a failure the next question starts a new one.
+    /// Asks the worker. The first question starts it, and so does the first after a failure.
     fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
         let mut worker = match self.worker.take() {
             Some(worker) => worker,
@@ -207,8 +207,8 @@ impl Gpus for RealNode {
         }
     }
 
-    /// The worker's end is waited for when this node is dropped. At a begin it stays until the servers are ready: without
-    /// persistence mode the driver shuts a GPU down that no process holds open.
+    /// Dropping this node waits for the worker's end. At a begin the worker stays until the servers are ready: without persistence
+    /// mode the driver shuts down a GPU that no process holds open.
     fn dismiss_nvml(&mut self) {
         if let Some(mut worker) = self.worker.take() {
             worker.dismiss();
@@ -269,7 +269,7 @@ impl Scheduling for RealNode {
         Some(drain::deliver(paths, place, prefix, &target.jobs(), fault, gpus))
     }
 
-    /// By a process of the user's: what lies on the way to the file is the user's, and may block.
+    /// A process of the user writes it, because the way to the file is the user's, and may block.
     fn note(&mut self, place: &Place<'_>, job: &JobId, user: &UserRef, line: &str) -> Result<(), String> {
         let Some(file) = place.controller().output(job)? else {
             return Ok(());
@@ -350,6 +350,6 @@ pub(crate) fn check_before_lift(
     for gpu in inventory.gpus.iter().filter(|gpu| gpu.mig != Mig::On) {
         node.compute_mode(&gpu.uuid).map_err(|e| e.to_string())?;
     }
-    // A place that could not be written is the evidence of some drains.
+    // Some drains are for a place that could not be written.
     markers::write(check.paths, marker)
 }

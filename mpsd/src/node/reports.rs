@@ -1,10 +1,10 @@
 //! Job reports and counters on disk: written without waiting for the disk, kept up to a number and an age.
 //!
-//! A process that may read a file can keep the file's lock on some file systems: XFS (`xfs_file_buffered_read`), ext4
-//! with O_DIRECT. The reader's memory may be a mapping of a FUSE file system. A process that replaces or removes the file then
-//! waits, with the lock of its directory. So no user may open root's report. Its user has a copy in
-//! `/run/mpsd/reports/UID/JOB.json`, a report a line, and only on a tmpfs, which keeps no lock while it reads. A user may
-//! pass through that directory, and not list it: listing keeps a directory's lock on any file system.
+//! On some file systems a reader can keep a file's lock, if it reads into a mapping of a FUSE file system: XFS
+//! (`xfs_file_buffered_read`), ext4 with O_DIRECT. A process that replaces or removes the file then waits, and holds the lock
+//! of the directory. So no user may open root's report. Its user has a copy in `/run/mpsd/reports/UID/JOB.json`, with a report
+//! on each line, and only on a tmpfs, which holds no lock while it reads. A user may enter that directory but not list it:
+//! listing holds a directory's lock on any file system.
 
 use super::by_child;
 use crate::job::report::{JobOutcome, JobReport, VERSION, began};
@@ -26,7 +26,7 @@ use std::time::Duration;
 const PASSABLE: u32 = 0o711;
 /// Root's reports: no user lists what root changes.
 const SECRET: u32 = 0o700;
-/// The mode that shows for a directory with an ACL for one user. Without the ACL the group is root's.
+/// The mode that a directory with an ACL for one user shows. Without the ACL the group is root's.
 const ONE_USERS: u32 = 0o710;
 const ROOTS_FILE: u32 = 0o600;
 /// A copy, in a directory that one user alone can pass through.
@@ -192,7 +192,7 @@ fn dated(all: Vec<String>, time: impl Fn(&str) -> Option<u64>) -> Vec<(u64, Stri
     dated
 }
 
-/// Of these, the youngest first, those beyond the first `keep`, and those from before `oldest`.
+/// The names, which are sorted youngest first, beyond the first `keep` or from before `oldest`.
 fn too_many(names: Vec<(u64, String)>, keep: usize, oldest: u64) -> impl Iterator<Item = String> {
     let gone = names.into_iter().enumerate();
     let gone = gone.filter(move |(place, (time, _))| *place >= keep || *time < oldest);
@@ -202,7 +202,7 @@ fn too_many(names: Vec<(u64, String)>, keep: usize, oldest: u64) -> impl Iterato
 #[derive(Debug, Default)]
 pub struct StoredReports {
     pub reports: Vec<JobReport>,
-    /// How many more cannot be read, or have another version's format.
+    /// How many others cannot be read, or have another version's format.
     pub unread: usize,
 }
 
@@ -237,7 +237,7 @@ fn keep_copy(paths: &Paths, report: &JobReport, oldest: u64) -> Result<(), Repor
     let (all, _) = run.create_dir(path.file_name().unwrap_or_default(), PASSABLE, ROOT)?;
     let _held = all.lock(".lock", Deadline::after(COPY_TIME))?;
     let (own, _) = all.create_dir(report.uid.to_string(), ONE_USERS, ROOT)?;
-    // Each time: the maker of the directory may have been killed before this.
+    // Every time, because the maker of the directory may have been killed before this.
     own.let_pass(report.uid)?;
     let name = copy_name(&report.job);
     let earlier = own.read_limited(&name, LONGEST).ok().flatten();

@@ -1,8 +1,8 @@
-//! Directories of the site's that others may list, and jobs' cgroups in them.
+//! The site's directories that others may list, and jobs' cgroups in them.
 //!
-//! A process that lists a directory can keep its lock. A process that changes the directory then waits in the kernel without
-//! regard to signals. So a child with a deadline makes the change. Meanwhile it holds a lock of ours, in a directory that
-//! nobody lists: of several children only one waits for each directory.
+//! A process that lists a directory can keep its lock. A process that changes the directory then waits in the kernel and
+//! ignores signals. So a child with a deadline makes the change. Meanwhile it holds a lock of ours, in a directory that only
+//! root may list, so that only one child waits for each directory.
 
 use super::by_child;
 use crate::sys::cgroup::Cgroup;
@@ -20,7 +20,7 @@ const CGROUP_TIME: Duration = Duration::from_millis(500);
 const NOTHING: &str = ".mpsd-nothing";
 const LONGEST: usize = 200;
 
-/// Does `work` on `directory` in a child, within `limit`. `work` opens itself what it needs.
+/// Does `work` on `directory` in a child, within `limit`. `work` must open what it needs.
 pub fn change<T: Serialize + DeserializeOwned>(
     paths: &Paths,
     directory: &Path,
@@ -50,7 +50,7 @@ fn change_alone<T: Serialize + DeserializeOwned>(
         let lock = lock_of(directory);
         let wait = Deadline::after(limit / 2);
         let held = run.as_ref().map(|run| run.lock(&lock, wait));
-        // If there is no room for a lock, it is done without.
+        // If there is no room for a lock, the work is done without it.
         let held = match held {
             Some(Err(FileError::Bound { .. })) => return None,
             held => held.and_then(Result::ok),
@@ -116,7 +116,7 @@ pub fn make_cgroup(paths: &Paths, rule: &Rule, name: &str) -> Result<Option<Path
         let made = made.map_err(|error| error.to_string())?;
         Ok(made.map(|cgroup| cgroup.path().to_owned()))
     };
-    // The first cgroup is made, with a directory of ours, in a directory that others may list.
+    // The first cgroup needs our own directory, in a directory that others may list.
     let bases = bases(rule);
     let there = bases.iter().find(|base| base.is_dir());
     let Some(base) = there.or(bases.first()) else {
@@ -139,7 +139,7 @@ pub fn remove_cgroup(paths: &Paths, cgroup: &Cgroup) -> Result<(), String> {
         false => remove()?,
         true => change(paths, base, CGROUP_TIME, remove)?,
     }
-    // Nothing depends on it: in use, it stays.
+    // If it is in use, it stays, and nothing depends on that.
     if let Some(above) = base.parent().filter(|_| Cgroup::is_own_base(base)) {
         let _ = change(paths, above, CGROUP_TIME, || {
             Cgroup::remove_base(base);

@@ -1,4 +1,4 @@
-//! The processes of users: of which job each is, and what `mpsctl status` shows of it.
+//! The processes of users: the job of each, and what `mpsctl status` shows of it.
 
 use super::by_child;
 use crate::sys::deadline::Deadline;
@@ -32,12 +32,12 @@ pub struct Task {
     pub pid: i32,
     pub rank: Option<u32>,
     pub command: String,
-    /// Its job, if it or its scheduler tells.
+    /// Its job, if it or its scheduler tells it.
     pub job: Option<String>,
 }
 
-/// The job of a process, by its scheduler's cgroup or else by the variable that attached it, which its user can forge. Hangs as
-/// [`Process::environment_variable`].
+/// The job of a process, by its scheduler's cgroup or else by the variable that attached it, which its user can forge. It can hang
+/// as [`Process::environment_variable`] can.
 fn job_of(process: &Process) -> Option<String> {
     let by_itself = || {
         process
@@ -54,7 +54,7 @@ pub fn job_by_cgroup(process: &Process) -> Option<JobId> {
     by_cgroup(process).map(|(job, _)| job)
 }
 
-/// Whether its scheduler's cgroup says that a process is of `job`, or of the step that has this id as it has a daemon of its own.
+/// Whether the scheduler's cgroup says that a process belongs to `job`, which may be a step with a daemon of its own.
 pub fn is_in_cgroup_of(process: &Process, job: &JobId) -> bool {
     by_cgroup(process).is_some_and(|(whole, step)| whole == *job || step.as_ref() == Some(job))
 }
@@ -64,8 +64,8 @@ fn by_cgroup(process: &Process) -> Option<(JobId, Option<JobId>)> {
 }
 
 /// The job of a cgroup, and its step: `job_12/step_0` of Slurm, `torque/12.srv` of Torque and `pbs_jobs.service/jobid/12.srv` of
-/// OpenPBS' hook (docs/facts/slurm.md#callbacks-of-a-plugin, docs/facts/pbs.md#cgroups-of-a-job). These are root's. A user's own
-/// directories lie below them, or in `user.slice`: so the outermost name counts.
+/// OpenPBS' hook (docs/facts/slurm.md#callbacks-of-a-plugin, docs/facts/pbs.md#cgroups-of-a-job). Root makes these. A user's own
+/// directories lie below them, or in `user.slice`, so the outermost name counts.
 fn by_path(path: &Path) -> Option<(JobId, Option<JobId>)> {
     if path.starts_with("/user.slice") {
         return None;
@@ -94,8 +94,8 @@ fn own(uid: u32, pid: i32) -> Option<Process> {
     Process::find(pid).filter(|p| p.uids().is_some_and(|u| u.effective == uid))
 }
 
-/// The processes of `uid` among `pids`, read by a child with a deadline. If that hangs, they have only their names, which
-/// no process can hide.
+/// The processes of `uid` among `pids`, read by a child with a deadline. If the child hangs, the result has only their names,
+/// which no process can hide.
 pub fn tasks(uid: u32, pids: &[i32]) -> Vec<Task> {
     let pids = pids.get(..MOST_PROCESSES).unwrap_or(pids);
     let all = |look: fn(&Process) -> Task| -> Vec<Task> {
@@ -159,7 +159,7 @@ mod tests {
                 "/user.slice/user-1001.slice/user@1001.service/job_12/step_0",
                 "none",
             ),
-            // None of a scheduler's.
+            // No scheduler made these.
             ("/system.slice/job_runner.service", "none"),
             ("/system.slice/12.srv", "none"),
             ("/system.slice/jobid/12.srv", "none"),

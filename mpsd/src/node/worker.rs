@@ -51,7 +51,7 @@ pub enum Question {
     Processes(GpuUuid),
     /// What a GPU draws, milliwatts: a `u32`.
     Power(GpuUuid),
-    /// No answer: NVML takes 7 ms for its first question about a GPU, so that it does now.
+    /// Has no answer. NVML takes 7 ms for the first question about a GPU, so this asks it early.
     Attach(GpuUuid),
 }
 
@@ -76,7 +76,7 @@ pub fn serve(library: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// An asker may be killed, and an end may undo what it began. The worker must change nothing after that.
+/// If its asker is killed, an end may undo what the asker began. The worker must change nothing after that.
 fn tie_to_asker(stream: &UnixStream) -> Result<(), String> {
     set_pdeathsig(Signal::SIGKILL).map_err(|e| format!("cannot end with the asker: {e}"))?;
     let asker = getsockopt(stream, PeerCredentials).map_err(|e| format!("who asks: {e}"))?;
@@ -126,7 +126,7 @@ impl NvmlWorker {
             broken(format!("no socket to be had: {e}"), errno)
         });
         let (stream, theirs) = pair?;
-        // For NVML, which makes the files of the GPUs itself.
+        // NVML needs this file, and makes those of the GPUs itself.
         make_device("/dev/nvidiactl", &["-c", "255"]);
         let mut spawn = Spawn::new(program);
         spawn.args = vec!["--nvml".into(), library.into()];
@@ -142,7 +142,7 @@ impl NvmlWorker {
         })
     }
 
-    /// Has NVML look at `gpus` before anything is asked about them. What fails is told by the first question.
+    /// Has NVML look at `gpus` before anything is asked about them. The first question reports a failure.
     pub(crate) fn attach(&mut self, gpus: &[GpuUuid]) {
         for gpu in gpus {
             let question = serde_json::to_string(&Question::Attach(gpu.clone()));
@@ -155,7 +155,7 @@ impl NvmlWorker {
         self.child.id().filter(|_| self.silent)
     }
 
-    /// Kills it without waiting for its end: the driver needs some milliseconds to let go of it. Dropping it waits.
+    /// Kills it without a wait for its end, because the driver takes some milliseconds to release it. Dropping it waits.
     pub(crate) fn dismiss(&mut self) {
         self.child.signal(Signal::SIGKILL);
     }
@@ -166,7 +166,7 @@ impl NvmlWorker {
         let lost = |why: String| Failure::from(Undetermined::new(WORKER, why));
         let mut line = serde_json::to_string(question).map_err(|e| lost(e.to_string()))?;
         line.push('\n');
-        // It may have died before anybody asked: NVML is loaded first.
+        // It may have died before the first question: NVML is loaded first.
         if self.stream.write_all(line.as_bytes()).is_err() {
             return Err(self.died());
         }
@@ -176,7 +176,7 @@ impl NvmlWorker {
             // Reset: the question that it did not read.
             Ok(None) | Err(Errno::ECONNRESET) => return Err(self.died()),
             Err(Errno::ETIMEDOUT) => {
-                // It may be starved or stopped: what holds it is for the asker to find out.
+                // It may be starved or stopped. The asker must find out what holds it.
                 self.silent = true;
                 let why = match self.limit.is_zero() {
                     true => "there was no time left for an answer".to_owned(),
@@ -191,9 +191,9 @@ impl NvmlWorker {
         answer.map_err(|NvmlError { what, why, evidence }| failure(evidence, what, why))
     }
 
-    /// Its end without an answer. Only a crash is evidence, and it is the library's. Other ends have other causes: the kernel sends
-    /// SIGKILL when a job has used up the memory, an allocation that fails ends in SIGABRT, a page that cannot be had in SIGBUS, and
-    /// the loader exits with 127. One that gives up by itself, with 1, may be an older program while a package is replaced.
+    /// Its end without an answer. Only a crash is evidence, against the library. Other ends have other causes. SIGKILL: a job has
+    /// used up the memory. SIGABRT: an allocation failed. SIGBUS: a page could not be had. 127: the loader. 1: perhaps an older
+    /// program, while a package is replaced.
     fn died(&mut self) -> Failure {
         let why = match self.child.wait(Deadline::after(GRACE)) {
             Some(end) if is_crash(&end) => {
@@ -225,10 +225,10 @@ impl Drop for NvmlWorker {
     }
 }
 
-/// Makes the device file `device`, and loads its module, if nothing has done that since the node booted.
+/// Makes the device file `device`, and loads its module, if no program has done that since the node booted.
 ///
 /// NVIDIA's libraries do it by `nvidia-modprobe`, a set-user-id program (source: NVIDIA/nvidia-modprobe). The processes
-/// that we confine cannot start that, so root does. If it fails, the process that needs the file says so.
+/// that we confine cannot start it, so root does. If it fails, the process that needs the file says so.
 pub(super) fn make_device(device: &str, arguments: &[&str]) {
     if Path::new(device).exists() || !Path::new(MODPROBE).exists() || !nix::unistd::geteuid().is_root() {
         return;
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_comes_too_late_proves_nothing() {
-        // A child can be faster than its parent looks; never in all of these.
+        // A child can end before its parent looks, but not each time.
         let start = |_| NvmlWorker::start(Path::new("/bin/true"), "libnvidia-ml.so.1", Duration::ZERO).err();
         let late = (0..100).find_map(start);
         assert!(matches!(late, Some(Failure::Undetermined(_))), "{late:?}");

@@ -1,7 +1,7 @@
 //! A control group for each job: the only list of its processes that they cannot leave, and a file that ends them.
 //!
-//! In cgroup v2, or else in systemd's named v1 hierarchy, which lists but does not kill, and which a user with a delegated
-//! cgroup can leave. Source: cgroups(7), `Documentation/admin-guide/cgroup-v2.rst`.
+//! It lies in cgroup v2, or else in systemd's named v1 hierarchy. That one cannot kill, and a user with a delegated cgroup can
+//! leave it. Source: cgroups(7), `Documentation/admin-guide/cgroup-v2.rst`.
 
 use super::deadline::Deadline;
 use super::descriptors::{read_at, write_at};
@@ -19,8 +19,8 @@ use std::time::Duration;
 
 const UNIT: &str = "mpsd.service";
 const PLAIN: &str = "mpsd";
-/// Bounds of a job's daemons: far more than 48 clients on each of 16 GPUs need (a server alone takes 64 MiB,
-/// docs/facts/mps-control.md#starting), and far less than a node has. Four CPUs are for the start of many clients at once.
+/// Bounds of a job's daemons. 48 clients on each of 16 GPUs need far less (a server alone takes 64 MiB,
+/// docs/facts/mps-control.md#starting), and a node has far more. Four CPUs are for the start of many clients at once.
 const CEILINGS: [(&str, &str); 3] = [
     ("pids.max", "4096"),
     ("memory.max", "17179869184"),
@@ -58,7 +58,7 @@ impl Cgroup {
             };
             match Self::make(&top, Some(base), job) {
                 Ok(cgroup) => return Ok(Some(cgroup)),
-                // Read-only or not ours, as in a container: the next one may serve.
+                // Read-only or not ours, as in a container: try the next one.
                 Err(error) if matches!(error.errno(), Some(Errno::EROFS | Errno::EACCES | Errno::EPERM)) => {}
                 Err(error) => refused = refused.or(Some(error)),
             }
@@ -74,7 +74,7 @@ impl Cgroup {
         Self::make(&top, None, job).map(Some)
     }
 
-    /// The cgroup that [`Cgroup::create`] made for a job: for a maker that ended before it could write the path down.
+    /// The cgroup that [`Cgroup::create`] made for a job, if its maker ended before it could journal the path.
     pub fn find(job: &str) -> Option<Self> {
         let mut bases = Self::usual_bases().into_iter();
         bases.find_map(|base| Self::open(&base.join(job)).ok().flatten())
@@ -121,7 +121,7 @@ impl Cgroup {
         Ok(Some(cgroup))
     }
 
-    /// Whether the cgroup at `path`, there or gone, is of version 2: a user cannot move a process out of root's.
+    /// Whether the cgroup at `path`, there or gone, is of version 2. A user cannot move a process out of root's v2 cgroup.
     pub fn is_unified(path: &Path) -> bool {
         let held = path.ancestors().find_map(|above| Dir::open(above).ok());
         held.is_some_and(|dir| is_unified(&dir))
@@ -149,7 +149,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Sets the ceilings that this hierarchy has. If the directory above is `ours`, it hands the controllers on.
+    /// Sets the ceilings that this hierarchy has. If the directory above is `ours`, it must hand the controllers on.
     fn bound(&self, ours: bool) {
         let above = self.path().parent().filter(|_| ours);
         let above = above.and_then(|above| Dir::open(above).ok());
@@ -192,7 +192,7 @@ impl Cgroup {
         }
     }
 
-    /// First stops all, round after round until no new one appears (a stopped process does not fork), then kills all.
+    /// Stops all processes, in rounds until no new one appears (a stopped process does not fork), then kills all.
     fn kill_each(&self, deadline: Deadline) -> Result<(), FileError> {
         let mut stopped = BTreeSet::new();
         loop {
@@ -210,7 +210,7 @@ impl Cgroup {
         all.try_for_each(|pid| self.signal(pid, Signal::SIGKILL))
     }
 
-    /// Signals `pid` if it is in this cgroup while we hold it, and so is not another process.
+    /// Signals `pid` if it is in this cgroup. A descriptor holds it meanwhile, so the signal reaches no other process.
     fn signal(&self, pid: i32, signal: Signal) -> Result<(), FileError> {
         if let Some(process) = Process::find(pid)
             && self.procs()?.contains(&pid)
@@ -228,7 +228,7 @@ impl Cgroup {
         let Some(parent) = Dir::find(parent)? else {
             return Ok(false);
         };
-        // A process killed just now still counts for a moment.
+        // A killed process still counts for a moment.
         let patience = Deadline::after_ms(300);
         loop {
             let removed = parent.remove_empty_dir(name);
@@ -245,8 +245,8 @@ impl Cgroup {
         base.file_name().is_some_and(|name| name == UNIT || name == PLAIN)
     }
 
-    /// Removes our own directory after the last job; the kernel keeps one in use. Any user can keep the lock of the one
-    /// above.
+    /// Removes our own directory after the last job; the kernel keeps one in use. Any user can keep the lock of the directory
+    /// above it.
     pub fn remove_base(base: &Path) {
         if let (Some(above), Some(name)) = (base.parent(), base.file_name()) {
             let _ = Dir::open(above).and_then(|above| above.remove_empty_dir(name));
@@ -273,7 +273,7 @@ fn hierarchies() -> Result<Vec<PathBuf>, FileError> {
     }
 }
 
-/// Of several mounts of one hierarchy, the one at a usual place.
+/// If a hierarchy has several mounts, the mount at a usual place counts.
 fn better_first(all: Vec<Mount>) -> Vec<PathBuf> {
     let hierarchy = |mount: Mount| match mount.kind.as_str() {
         "cgroup2" => Some((Version::Unified, mount.path)),
@@ -295,8 +295,8 @@ fn is_unified(dir: &Dir) -> bool {
     fstatfs(dir).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
-/// Moves a process of ours that hangs to the root of each hierarchy. In the job's cgroup, where a user can make it stay, it
-/// would drain the node (Slurm's "Kill task failed"). Each move waits for the kernel (10 ms on Linux 6.18).
+/// Moves a process of ours that hangs to the root of each hierarchy. A user can make it hang, and in the job's cgroup it would
+/// drain the node (Slurm's "Kill task failed"). Each move waits for the kernel (10 ms on Linux 6.18).
 pub fn leave(pid: i32) {
     let (top, text) = (Path::new("/sys/fs/cgroup"), pid.to_string());
     let Ok(dir) = Dir::open(top) else { return };

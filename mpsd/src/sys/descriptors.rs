@@ -21,7 +21,7 @@ pub fn close_inherited() {
 pub fn all_to_null() -> Result<(), Errno> {
     let null = null()?;
     let high = raw::duplicate_above(null.as_raw_fd(), 3)?;
-    // It may have the number of one of the three, which is about to be replaced and not to be closed.
+    // It may have the number of one of the three, which must be replaced, not closed.
     if null.as_raw_fd() < 3 {
         let _ = null.into_raw_fd();
     }
@@ -44,8 +44,8 @@ pub fn holding(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Takes descriptor `number`, which the parent left open, once and before anything else is opened. Closed on exec from now
-/// on. EBADF: it is not open, or is one of the standard three.
+/// Takes descriptor `number`, which the parent left open. Call it once, and before anything else is opened. From now on exec
+/// closes it. EBADF: it is not open, or is one of the standard three.
 pub fn take(number: RawFd) -> Result<OwnedFd, Errno> {
     if number < 3 || !raw::is_open(number) {
         return Err(Errno::EBADF);

@@ -1,7 +1,7 @@
-//! Programs that are started to be ended again, with everything they have started.
+//! Programs that must be ended later, with everything that they have started.
 //!
-//! A keeper, a child of this process, starts them, and orphans below it become its children. It ends them all when its work
-//! is done, or when this process is gone and its end of a pipe closes. If the keeper is killed, they become ours.
+//! A keeper, which is a child of this process, starts them. Orphans below it become its children. It ends them all when its
+//! work is done, or when this process is gone and its end of a pipe closes. If the keeper is killed, they become our children.
 
 use super::deadline::{Deadline, Output};
 use super::guard::{answer_and_exit, in_session};
@@ -33,18 +33,18 @@ pub struct Family {
 /// Orphans below this process become its children.
 ///
 /// # Errors
-/// The kernel has no such thing (before Linux 3.4).
+/// The kernel lacks it (before Linux 3.4).
 pub fn adopt_orphans() -> Result<(), Errno> {
     nix::sys::prctl::set_child_subreaper(true)
 }
 
 impl Family {
-    /// Starts a keeper that does `work` in a session of its own. It has only the descriptors `kept`: with the leash of
-    /// another keeper, that one would not end with us. `work` returns when it is done, or when the descriptor that it gets
-    /// becomes readable: then everything is to end.
+    /// Starts a keeper that does `work` in a session of its own. It has only the descriptors `kept`: if it had another keeper's
+    /// leash, that keeper would not end with us. `work` returns when it is done, or when the descriptor that it gets becomes
+    /// readable, because everything must end then.
     ///
     /// # Errors
-    /// There is no process or no pipe to be had.
+    /// No process or pipe can be made.
     pub fn start(
         kept: &[BorrowedFd<'_>],
         work: impl FnOnce(BorrowedFd<'_>) -> Vec<u8>,
@@ -119,7 +119,7 @@ pub fn reap_ended() -> Vec<(i32, Exit)> {
     std::iter::from_fn(|| raw::reap(None).ok().flatten()).collect()
 }
 
-/// Ends all processes below this one: SIGTERM, then SIGKILL to those that are left, and to what they have started since.
+/// Ends all processes below this one: SIGTERM, then SIGKILL to those that are left, and to those that they have started since.
 /// Returns how our children among them ended.
 pub fn end_descendants() -> Vec<(i32, Exit)> {
     let (polite, patience) = (Deadline::after(GRACE), Deadline::after(GRACE + AFTER_KILL));

@@ -1,7 +1,7 @@
-//! Work that may die or hang, done in a child. Whatever happens to it, this process goes on and reports it.
+//! Work that may die or hang, done in a child. This process continues in any case, and reports what happened.
 //!
-//! [`run_guarded`] surrounds a whole program: Torque counts a prologue that a signal ended as success. [`ask()`] surrounds
-//! one question that may hang in the kernel. [`detach`] does work that goes on after the program has ended.
+//! [`run_guarded`] surrounds a whole program, because Torque counts a prologue that a signal ended as success. [`ask()`]
+//! surrounds one question that may hang in the kernel. [`detach`] does work that continues after the program has ended.
 
 use super::cgroup::leave;
 use super::deadline::{Deadline, Output};
@@ -27,7 +27,7 @@ pub const FAULT: u8 = 2;
 const MOST_ANSWER: usize = 64 << 10;
 const NOTHING: u8 = 2;
 const AFTER_KILL: Duration = Duration::from_secs(1);
-/// How often a reader that is behind is tried again: while the worker runs, and after its end.
+/// Time between two tries of a reader that is behind: while the worker runs, and after its end.
 const BEHIND: Duration = Duration::from_millis(50);
 const TURN: Duration = Duration::from_millis(5);
 
@@ -49,14 +49,14 @@ pub(crate) enum GuardError {
     NotStarted(Errno),
 }
 
-/// Runs `worker` in a child and returns its code; a panic counts as code 2. SIGTERM, SIGINT and SIGHUP (unless ignored), and
-/// what it writes, are passed on. If this process is killed, so is the worker. Call it before anything else is set up.
+/// Runs `worker` in a child and returns its code; a panic counts as code 2. Passes on to it SIGTERM, SIGINT and SIGHUP (unless
+/// ignored), and passes on what it writes. If this process is killed, so is the worker. Call it before anything else is set up.
 pub(crate) fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, GuardError> {
     let (out, their_out) = Relay::to(1).map_err(GuardError::NotStarted)?;
     let (err, their_err) = Relay::to(2).map_err(GuardError::NotStarted)?;
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
     let signals = Signals::block(&signals).map_err(GuardError::NotStarted)?;
-    // Inherited as ignored, it would lose the end of every child of ours and of the worker.
+    // If we inherited it as ignored, we and the worker would not learn how children end.
     let _ = raw::default_action(Signal::SIGCHLD);
     let parent = nix::unistd::getpid();
     let mut child = match raw::fork().map_err(GuardError::NotStarted)? {
@@ -147,13 +147,13 @@ pub enum AskError {
     /// It panicked, or a signal ended it.
     #[error("the process asked ended by {0}")]
     Ended(Exit),
-    /// Neither process nor pipe was to be had.
+    /// The process or its pipe could not be made.
     #[error("no process to be had: {0}")]
     NotStarted(Errno),
 }
 
-/// Runs `question` in a child and returns its bytes. The child has **none of our descriptors**: should it hang for ever, it
-/// holds no stream that slurmd or qsub waits to see closed.
+/// Runs `question` in a child and returns its bytes. The child has **none of our descriptors**: if it hangs for ever, it holds
+/// no stream that slurmd or qsub waits to see closed.
 pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, AskError> {
     ask_with(None, deadline, question)
 }
@@ -171,7 +171,7 @@ pub(super) fn ask_with(
         let mut keep = vec![writer.as_raw_fd()];
         keep.extend(kept.map(|fd| fd.as_raw_fd()));
         keep.sort_unstable();
-        // The asker may be killed, and what it began be undone: the child must change nothing after that.
+        // If the asker is killed, an end may undo what it began. The child must change nothing after that.
         let tied = || set_pdeathsig(Signal::SIGKILL).is_ok() && nix::unistd::getppid() == asker;
         let bytes = in_session(tied, || {
             raw::close_all_except(&keep);
@@ -214,7 +214,7 @@ pub(super) fn answer_and_exit(mut writer: &File, bytes: Option<Vec<u8>>) -> ! {
     })
 }
 
-/// What a program that a scheduler starts as root does first. It runs before a flood of users' processes, a panic ends it with
+/// Prepares a program that a scheduler starts as root. Its priority is above a flood of users' processes, a panic ends it with
 /// `code`, and its caller's descriptors and limits do not matter.
 ///
 /// # Errors
@@ -228,8 +228,8 @@ pub fn begin(program: &'static str, code: u8) -> Result<(), Errno> {
     descriptors::fix_standard_descriptors()
 }
 
-/// Lifts an inherited limit of a file's size: a write beyond it ends a program by SIGXFSZ. Without CAP_SYS_RESOURCE the hard limit
-/// stays.
+/// Lifts an inherited limit of a file's size, because a write beyond it ends a program by SIGXFSZ. Without CAP_SYS_RESOURCE the
+/// hard limit stays.
 fn lift_file_size() {
     let hard = getrlimit(Resource::RLIMIT_FSIZE).map_or(RLIM_INFINITY, |(_, hard)| hard);
     for most in [hard, RLIM_INFINITY] {
@@ -289,7 +289,7 @@ impl Relay {
         !self.from.bytes.is_empty()
     }
 
-    /// Passes on what is there; false while something is left. A file whose server is gone loses what it does not accept.
+    /// Passes on what is there; false while something is left. What a file with a dead server does not accept is lost.
     fn pass(&mut self) -> bool {
         let all = self.has_room() && self.from.read(MOST_KEPT);
         if self.is_file && self.is_behind() {
@@ -304,7 +304,7 @@ impl Relay {
             match nix::unistd::write(to, rest.get(..PIECE).unwrap_or(rest)) {
                 Ok(written) => self.passed += written,
                 Err(Errno::EINTR) => {}
-                // There is no reader any more.
+                // The reader is gone.
                 Err(_) => self.passed = self.from.bytes.len(),
             }
         }
@@ -317,7 +317,7 @@ impl Relay {
         let rest = self.from.bytes.get(self.passed..).unwrap_or_default();
         if !self.hangs {
             match write_in_child(self.to, rest) {
-                // Without a child it is written here.
+                // No child can be made: the caller writes it.
                 Err(AskError::NotStarted(_)) => return,
                 outcome => self.hangs = outcome.is_err(),
             }
@@ -332,7 +332,7 @@ fn complain(bytes: &[u8]) {
     }
 }
 
-/// Whether a write to `to` can hang although poll(2) calls it ready. By name, so that the file's server is not asked.
+/// Whether a write to `to` can hang although poll(2) calls it ready. This looks at the name, so that it does not ask the server.
 fn is_file(to: RawFd) -> bool {
     let name = std::fs::read_link(format!("/proc/self/fd/{to}")).unwrap_or_default();
     name.is_absolute() && !name.starts_with("/dev")

@@ -63,7 +63,7 @@ fn root_runs_first_with_its_own_children_and_not_with_users() {
 #[test]
 fn without_real_time_there_is_nice_and_not_for_children() {
     let said = aside(|| {
-        // The kernel: a thread that resets on fork and may do no more, by the RLIMIT_RTPRIO of a stranger.
+        // This thread resets on fork, and a stranger's RLIMIT_RTPRIO allows it no more than that.
         let policy = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
         raw::set_scheduler(0, policy, 0).unwrap();
         setpriority_process(None, FIRST).unwrap();

@@ -1,4 +1,4 @@
-//! Signals as something to read in a poll loop, never as handlers.
+//! Signals that a poll loop reads, without handlers.
 
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
@@ -20,7 +20,7 @@ impl Signals {
     /// children.
     ///
     /// # Errors
-    /// There is no descriptor to be had.
+    /// No descriptor is left.
     pub fn block(signals: &[Signal]) -> Result<Self, Errno> {
         let mut set = SigSet::empty();
         for signal in signals {

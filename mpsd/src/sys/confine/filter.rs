@@ -69,7 +69,7 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilteredProgram {
-    /// Programs of the job's user. What the vendor's programs call changes with each release, so this denies what none needs.
+    /// Programs of the job's user. The vendor's programs make other calls with each release, so this denies what none needs.
     User,
     Worker,
 }
@@ -127,12 +127,12 @@ fn load(offset: u32) -> sock_filter {
     instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset)
 }
 
-/// Leaves out the next `count` instructions where the loaded word compares with `k`.
+/// Leaves out the next `count` instructions if the loaded word compares with `k`.
 fn skip_if(compare: u32, k: u32, count: u8) -> sock_filter {
     instruction(libc::BPF_JMP | compare | libc::BPF_K, count, 0, k)
 }
 
-/// Leaves them out where it does not.
+/// Leaves them out if it does not.
 fn skip_unless(compare: u32, k: u32, count: u8) -> sock_filter {
     instruction(libc::BPF_JMP | compare | libc::BPF_K, 0, count, k)
 }

@@ -1,4 +1,4 @@
-//! Locks of open files, with a deadline: the kernel releases them however their holder ends.
+//! Locks of open files, with a deadline. The kernel releases such a lock when its holder ends, in any way.
 
 use super::{Dir, FileError};
 use crate::sys::deadline::Deadline;
@@ -16,7 +16,7 @@ use std::time::Duration;
 pub const LOCK: &str = "lock";
 const TRY: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 
-/// Unlocked when dropped, also for the processes that have inherited the file.
+/// Dropping it unlocks the file, also for the processes that have inherited it.
 #[derive(Debug)]
 pub struct FileLock(OwnedFd);
 
@@ -27,8 +27,8 @@ impl Drop for FileLock {
 }
 
 impl Dir {
-    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. Held past the deadline, it is the error
-    /// `Bound`, never a fault: a user may be the cause.
+    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. If another process holds it past the deadline,
+    /// the error is `Bound`, never a fault: a user may be the cause.
     pub fn lock(&self, name: impl AsRef<OsStr>, deadline: Deadline) -> Result<FileLock, FileError> {
         let (name, path) = self.entry(&name)?;
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;

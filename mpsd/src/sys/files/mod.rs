@@ -1,5 +1,5 @@
-//! Files reached by descriptor, component by component, without following a symbolic link: what root may do in places that
-//! a user can change.
+//! Files reached by descriptor, component by component, without following a symbolic link. Root may work in this way in places
+//! that a user can change.
 
 use super::raw::of_rustix;
 pub use mpsd_core::file::FileError;
@@ -136,7 +136,7 @@ impl Dir {
         Ok((dir, made))
     }
 
-    /// Whether it lies in memory, where a process that reads a file keeps no lock of it meanwhile.
+    /// Whether it lies in memory, where a reader of a file holds no lock on it.
     pub fn is_tmpfs(&self) -> bool {
         fstatfs(&self.fd).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
     }

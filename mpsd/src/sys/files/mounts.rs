@@ -1,5 +1,5 @@
-//! A bounded file system for what a user may fill, and the end of file systems that users mount. A user can keep the space
-//! of a file without a name, so no removal frees it.
+//! A bounded file system for what a user may fill, and the end of file systems that users mount. A removal does not free the
+//! space of a file that a user keeps open.
 
 use super::{Dir, FileError};
 use crate::sys::descriptors::read_at;
@@ -36,8 +36,8 @@ impl Dir {
             .map_err(FileError::io("mount a tmpfs over", &self.path))
     }
 
-    /// Ends the FUSE file systems that users mounted below this directory, so that every wait for them ends. Not even
-    /// SIGKILL ends a process if a thread of it is the server. Root's own, and those behind another mount, stay.
+    /// Ends the FUSE file systems that users mounted below this directory, so that every wait for them ends. Not even SIGKILL
+    /// ends a process that waits for one of its own threads as the server. Root's mounts, and those behind another mount, stay.
     pub fn abort_users_mounts(&self) {
         let below =
             |mount: &&Mount| mount.path.starts_with(&self.path) && is_fuse(mount) && !mount.has("user_id=0");
@@ -61,7 +61,7 @@ impl Dir {
     }
 }
 
-/// Whether a mount namespace is kept for job `number`, as by Slurm's job_container/tmpfs. Later mounts do not appear in it.
+/// Whether job `number` has a mount namespace, as by Slurm's job_container/tmpfs. Later mounts do not appear in it.
 pub fn has_namespace(number: &str) -> bool {
     let kept = |mount: &Mount| {
         let root = mount.root.as_os_str().as_encoded_bytes();

@@ -39,7 +39,7 @@ impl Dir {
             bounds,
         };
         let mount = mount_of(&self.as_fd())?;
-        // Taken before it is removed: if a process of its owner keeps its lock, this waits without a lock of its own.
+        // Takes it before the removal: if a process of its owner keeps its lock, this waits here without holding a lock.
         let top = still_there(removal.enter(self, name, mount))?;
         loop {
             if let Some(top) = &top {
@@ -89,8 +89,8 @@ impl Removal {
         }
     }
 
-    /// Opens a directory to be emptied, detaches what is mounted on it (`mount` is the mount of the tree), and takes it
-    /// from its owner. For root this ends every race: a process that has it open can add nothing.
+    /// Opens a directory to be emptied, detaches what is mounted on it, and takes it from its owner. `mount` is the mount of the
+    /// tree. If we are root, this ends every race: a process that has it open can add nothing.
     fn enter(&mut self, parent: &Dir, name: &OsStr, mount: u64) -> Result<Dir, FileError> {
         loop {
             let path = parent.path().join(name);
@@ -184,7 +184,7 @@ fn seize(fd: &OwnedFd) {
     let Ok(listing) = openat(fd, ".", flags, Mode::empty()).or_else(|_| make_readable(fd, flags)) else {
         return;
     };
-    // Without root it is emptied as it is, if it can be listed.
+    // If we are not root, it is emptied as it is, if it can be listed.
     let _ = fchown(&listing, Some(Uid::from_raw(0)), Some(Gid::from_raw(0)));
     let _ = fchmod(&listing, Mode::S_IRWXU);
 }
@@ -272,7 +272,7 @@ mod tests {
     fn depth_is_no_bound_and_costs_no_descriptors() {
         let (place, dir) = place();
         deep(&place.path().join("job"), 3000);
-        // Names that the removal itself would choose are taken, some by what cannot be replaced.
+        // The names that the removal would choose are taken, some by entries that cannot be replaced.
         std::fs::create_dir_all(place.path().join("job/.mpsd-moved-2/full")).unwrap();
         std::fs::write(place.path().join("job/.mpsd-moved-3"), b"").unwrap();
         let removed = dir.remove_tree("job", bounds()).unwrap();

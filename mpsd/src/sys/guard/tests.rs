@@ -15,7 +15,7 @@ fn panic_quietly<T>() -> T {
 }
 
 fn raise(signal: Signal) -> u8 {
-    // Rust's own handler of SIGSEGV takes a raised one for a stray and goes on.
+    // Rust's own handler would return from a SIGSEGV that was raised.
     let _ = raw::reset_signals();
     let _ = nix::sys::signal::raise(signal);
     0
@@ -76,7 +76,7 @@ fn a_worker_past_its_time_or_stopped_is_killed() {
     assert!(began.elapsed() < Duration::from_secs(5));
 }
 
-/// So nothing that reads our output to its end waits for a worker that hangs.
+/// A reader of our output to its end must not wait for a worker that hangs.
 #[test]
 fn a_worker_has_none_of_our_own_streams() {
     let _alone = alone();
@@ -336,7 +336,7 @@ fn pid_in(path: &std::path::Path) -> i32 {
     }
 }
 
-/// A start that is killed, and undone by an end at once, must not go on in its child behind that.
+/// An end may undo a killed start at once. The start's child must not continue after that.
 #[test]
 fn a_question_ends_with_its_asker() {
     let _alone = alone();

@@ -33,14 +33,14 @@ impl ProcessId {
 pub struct ProcessWatch(OwnedFd);
 
 impl ProcessWatch {
-    /// `None`: it is gone, no descriptor is left, or the kernel tells only of children (before Linux 6.15).
+    /// `None`: it is gone, no descriptor is left, or the kernel tells the end only of children (before Linux 6.15).
     pub fn of(pid: i32) -> Option<Self> {
         let pidfd = raw::pidfd_open(pid).ok()?;
         raw::pidfd_end(pidfd.as_fd()).ok()?;
         Some(Self(pidfd))
     }
 
-    /// Polled for no event, it wakes when the process has ended and its parent has waited for it (POLLHUP).
+    /// If polled for no event, it wakes when the process has ended and its parent has waited for it (POLLHUP).
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -72,13 +72,13 @@ pub struct Process {
     pidfd: Option<OwnedFd>,
 }
 
-/// `None` as an answer: the process is gone, or the kernel does not let us read that.
+/// The answer `None` means that the process is gone, or that the kernel does not let us read that.
 impl Process {
     pub fn find(pid: i32) -> Option<Self> {
         if pid <= 0 {
             return None;
         }
-        // The pidfd first: if the directory's process matches it afterwards, both are the same for ever.
+        // The pidfd comes first: if the directory's process matches it afterwards, both stay the same process.
         let pidfd = match raw::pidfd_open(pid) {
             Ok(fd) => Some(fd),
             Err(rustix::io::Errno::SRCH) => return None,
@@ -116,7 +116,7 @@ impl Process {
     /// The file it runs; `None` also for a defunct process and a kernel thread.
     pub fn executable(&self) -> Option<Executable> {
         let exe = self.thread_prefix() + "exe";
-        // As the kernel remembers it: neither a network server nor a user's FUSE process is asked.
+        // As the kernel remembers it, without a question to a network server or a user's FUSE process.
         let about = statx(&self.directory, &exe, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
         let path = nix::fcntl::readlinkat(&self.directory, exe.as_str()).ok()?;
         Some(Executable {
@@ -128,8 +128,8 @@ impl Process {
         })
     }
 
-    /// The value of one variable of its first environment within `cap` bytes: a hint, never proof. Hangs while a thread of
-    /// it hangs with the lock of its memory map, which a user can cause: see [`super::guard::ask()`].
+    /// The value of one variable of its first environment within `cap` bytes: a hint, never proof. It hangs while one of the
+    /// process's threads hangs with the lock of its memory map. A user can cause that: see [`super::guard::ask()`].
     pub fn environment_variable(&self, name: &str, cap: usize) -> Option<OsString> {
         let block = self.read(&(self.thread_prefix() + "environ"), cap)?;
         let mut entries = block.split(|byte| *byte == 0);
@@ -137,7 +137,7 @@ impl Process {
         Some(OsString::from_vec(value.to_vec()))
     }
 
-    /// The first `cap` bytes of its command line, which it can change. Hangs as [`Process::environment_variable`].
+    /// The first `cap` bytes of its command line, which it can change. It can hang as [`Process::environment_variable`] can.
     pub fn command_line(&self, cap: usize) -> Option<Vec<u8>> {
         self.read(&(self.thread_prefix() + "cmdline"), cap)
     }
@@ -170,8 +170,8 @@ impl Process {
         true
     }
 
-    /// Its state; defunct only if all of its threads have ended. The first thread of a killed process may end while another
-    /// waits in a dead driver: `/proc/PID` then shows a process that has ended, and it still holds its GPU.
+    /// Its state; defunct only if all of its threads have ended. The first thread of a killed process may end while another waits
+    /// in a dead driver: `/proc/PID` then shows a process that has ended, but it still holds its GPU.
     pub fn state(&self) -> Option<State> {
         let stat = self.stat()?;
         if stat.state != State::Defunct || stat.threads <= 1 {
@@ -193,7 +193,7 @@ impl Process {
         Some(self.living_threads()?.into_iter().map(read).collect())
     }
 
-    /// `task/TID/` if the first thread has ended before another: its own `exe` and `environ` are empty then.
+    /// `task/TID/` of a living thread if the first one has ended: the first one's `exe` and `environ` are empty then.
     fn thread_prefix(&self) -> String {
         let outlived = |stat: &Stat| stat.state == State::Defunct && stat.threads > 1;
         let thread = self.stat().filter(outlived).and_then(|_| self.living_thread());
@@ -319,7 +319,7 @@ mod tests {
         assert!(!child.signal(Signal::SIGTERM));
     }
 
-    /// As a server that was killed while a thread of it waits in the driver: `ps` shows it as defunct.
+    /// Like a server that was killed while one of its threads waits in the driver: `ps` shows it as defunct.
     #[test]
     fn a_process_lives_while_any_of_its_threads_does() {
         let _alone = alone();
@@ -346,7 +346,7 @@ mod tests {
         }
         let exe = process.executable().unwrap();
         assert_eq!(exe.path, std::env::current_exe().unwrap());
-        // The living thread sleeps, which its stack says where the kernel shows stacks; else there is none to see.
+        // The living thread sleeps. If the kernel shows stacks, its stack says so.
         let threads = process.threads().unwrap();
         assert_eq!((threads.len(), threads[0].state), (1, 'S'));
         let stacks = &threads[0].stack;

@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// One process for ever: the kernel reuses pids, but not together with the same start time.
+/// Names one process for ever: the kernel reuses pids, but not together with the same start time.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display, Serialize, Deserialize,
 )]
@@ -99,7 +99,7 @@ pub struct Uids {
 pub struct FileRef {
     /// Its device.
     pub device: u64,
-    /// Its inode there. No other file has it while a process runs this one.
+    /// Its inode there. No other file has it while a process runs this file.
     pub inode: u64,
 }
 
@@ -130,7 +130,7 @@ pub struct Entry {
     pub uids: Uids,
 }
 
-/// The processes of one moment; each may be gone since (see [`super::ProcessId::open`]).
+/// The processes at one moment; each may have ended since (see [`super::ProcessId::open`]).
 #[derive(Clone, Debug, Default)]
 pub struct ProcessTable(Vec<Entry>);
 

@@ -40,7 +40,7 @@ pub(super) fn reap(pid: Option<i32>) -> Result<Option<(i32, Exit)>, Errno> {
     Ok(ended.map(|(pid, status)| (pid.as_raw_nonzero().get(), exit_of(status.as_raw()))))
 }
 
-/// By the status of wait(2) of a process that has ended.
+/// From the status that wait(2) gives of a process that has ended.
 fn exit_of(status: i32) -> Exit {
     match libc::WIFSIGNALED(status) {
         true => Exit::Signal(libc::WTERMSIG(status)),
@@ -119,7 +119,7 @@ pub(super) fn pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
     Ok(ended.then(|| exit_of(info.exit_code)))
 }
 
-/// Forks by `fork`, and does `work` in the child. A signal must neither run a handler of ours there nor meet it half made.
+/// Forks by `fork`, and does `work` in the child. No signal may run a handler of ours there, or arrive before the child is ready.
 pub(super) fn fork_masked(
     fork: impl FnOnce() -> Result<Option<i32>, Errno>,
     work: impl FnOnce() -> Infallible,

@@ -1,4 +1,4 @@
-//! Children: waited for with a deadline, read within a bound, reaped always.
+//! Children: every wait has a deadline, every output a bound, and every child is reaped.
 
 use crate::sys::deadline::{Deadline, Output, readable};
 use crate::sys::priority;
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 const PAUSE: Duration = Duration::from_millis(2);
 const AFTER_KILL: Duration = Duration::from_secs(1);
-/// After this time a killed process in state D is left alone: no waiting ends it.
+/// After this time a killed process in state D is left alone, because a longer wait does not help.
 const SOON: Duration = Duration::from_millis(100);
 
-/// A child of this process. Dropping it reaps it if it has ended, and otherwise lets it go on.
+/// A child of this process. Dropping it reaps it if it has ended, and otherwise lets it run.
 #[derive(Debug)]
 pub struct Child {
     pid: i32,
@@ -61,7 +61,7 @@ impl Child {
 
     pub fn try_wait(&mut self) -> Option<Exit> {
         if self.end.is_none() {
-            // An error: it was reaped elsewhere, or because SIGCHLD is ignored. How it ended is lost.
+            // An error: it was reaped elsewhere, or SIGCHLD is ignored. Its exit code is lost.
             self.end = match raw::reap(Some(self.pid)) {
                 Ok(found) => found.map(|(_, exit)| exit),
                 Err(_) => Some(Exit::Code(u8::MAX)),
@@ -70,10 +70,10 @@ impl Child {
         self.end
     }
 
-    /// Whether it has ended; does not reap it, so that its pid and its session's number stay its own.
+    /// Whether it has ended. This does not reap it, so its pid and its session's number stay its own.
     fn has_ended(&self) -> bool {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-        // An end by a real-time signal has no name in nix, and is an error here.
+        // nix has no name for a real-time signal: such an end is an error here.
         self.end.is_some() || waitid(Id::Pid(Pid::from_raw(self.pid)), flags) != Ok(WaitStatus::StillAlive)
     }
 

@@ -51,7 +51,7 @@ pub(super) struct Plan<'a> {
     pub program: CString,
     pub arguments: Pointers,
     pub environment: Pointers,
-    /// The identity's groups, and a place to read them back: one more, which shows a group too many.
+    /// The identity's groups, and room to read them back, with one more place to show a group too many.
     pub groups: Vec<Gid>,
     pub found_groups: Vec<nix::libc::gid_t>,
 }
@@ -61,7 +61,7 @@ pub(super) struct ChildDescriptors {
     pub standard: [RawFd; 3],
     /// Each with its number in the program.
     pub inherit: Vec<(RawFd, RawFd)>,
-    /// Those numbers, sorted, and last a place for the report's.
+    /// Those numbers, sorted, and at the end room for the report's.
     pub keep: Vec<RawFd>,
     /// `cgroup.procs` of the cgroup to enter; `None` also if the child is born in it.
     pub cgroup: Option<RawFd>,
@@ -69,7 +69,7 @@ pub(super) struct ChildDescriptors {
 }
 
 pub(super) fn run(plan: &mut Plan<'_>, fds: &mut ChildDescriptors) -> ! {
-    // The report moves above every number that the program is to have, so that nothing is put over it.
+    // The report moves above every number that the program will have, so that no descriptor replaces it.
     let above = fds.keep.iter().copied().max().unwrap_or(2).max(2) + 1;
     let report = match raw::duplicate_above(fds.report, above) {
         Ok(fd) => fd,
@@ -79,7 +79,7 @@ pub(super) fn run(plan: &mut Plan<'_>, fds: &mut ChildDescriptors) -> ! {
     if let Err(failed) = steps(plan, fds, above) {
         give_up(report, failed);
     }
-    // From here on a closed pipe means exec, or a death in it.
+    // From here on a closed pipe means that exec succeeded, or that the child died in it.
     let _ = nix::unistd::write(raw::borrow(report), &[REACHED]);
     let errno = raw::exec(&plan.program, &plan.arguments, &plan.environment);
     give_up(report, ("it cannot be executed", errno))
@@ -132,7 +132,7 @@ fn steps(plan: &mut Plan<'_>, fds: &mut ChildDescriptors, above: RawFd) -> Resul
     nix::sys::stat::umask(Mode::S_IRWXG | Mode::S_IRWXO);
     nix::unistd::chdir(c"/").map_err(at("'/' cannot be entered"))?;
     if let Some(identity) = &plan.spawn.identity {
-        // Before the right to do it is gone.
+        // Now, while the child still has the right to do it.
         if plan.spawn.confinement.is_some() {
             raw::empty_bounding_set().map_err(at("its capabilities cannot be bounded"))?;
         }
@@ -145,7 +145,7 @@ fn steps(plan: &mut Plan<'_>, fds: &mut ChildDescriptors, above: RawFd) -> Resul
     }
 }
 
-/// Copies every source out of the way first: its number may be the goal of another.
+/// Copies every source to a high number first: its own number may be the target of another.
 fn descriptors(fds: &mut ChildDescriptors, above: RawFd) -> Result<(), Errno> {
     let inherited = fds.inherit.iter_mut().map(|(source, _)| source);
     for source in fds.standard.iter_mut().chain(inherited) {
@@ -162,12 +162,12 @@ fn descriptors(fds: &mut ChildDescriptors, above: RawFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Resets a negative score only: a site that sets a positive one for its jobs means it.
+/// Resets only a negative score: a site that sets a positive score for its jobs wants it.
 fn reset_out_of_memory_score() -> Result<(), Errno> {
     let file = c"/proc/self/oom_score_adj";
     let score = match nix::fcntl::open(file, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()) {
         Ok(fd) => fd,
-        // No /proc, or a caller who may not write: an ordinary user has no protection to lose.
+        // No /proc, or the caller may not write: an ordinary user has no protection to lose.
         Err(Errno::ENOENT | Errno::EACCES) => return Ok(()),
         Err(errno) => return Err(errno),
     };
@@ -188,7 +188,7 @@ fn raise_open_files(nofile: u64) -> Result<(), Errno> {
     }
 }
 
-/// Groups, group, user; EAGAIN for the user means too many processes. The C library would ask all other threads to follow.
+/// Sets groups, group and user, without the C library, which would change other threads too. EAGAIN: the user has too many processes.
 fn become_user(identity: &Identity, groups: &[Gid]) -> Result<(), FailedStep> {
     let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     let at = |step| move |errno| (step, of_rustix(errno));
@@ -202,7 +202,7 @@ fn prove(identity: &Identity, found_groups: &mut [nix::libc::gid_t]) -> Result<(
     let gids = nix::unistd::getresgid()?;
     let uids = [ids.real, ids.effective, ids.saved].map(nix::unistd::Uid::as_raw);
     let gids = [gids.real, gids.effective, gids.saved].map(nix::unistd::Gid::as_raw);
-    // Many groups too many are EINVAL.
+    // Several groups too many give EINVAL.
     let count = raw::groups_into(found_groups)?;
     let groups = found_groups.get(..count).unwrap_or_default();
     if uids != [identity.uid; 3] || gids != [identity.gid; 3] || groups != identity.groups {
@@ -215,7 +215,7 @@ fn prove(identity: &Identity, found_groups: &mut [nix::libc::gid_t]) -> Result<(
     let root = Uid::ROOT;
     let regains_user =
         set_thread_res_uid(root, root, root).is_ok() || set_thread_res_uid(None, root, None).is_ok();
-    // A group with more power than the user's own could be regained as well.
+    // A child could also regain a group with more power than the user's own.
     let regains_group = || identity.gid != 0 && set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT).is_ok();
     match regains_user || regains_group() {
         true => Err(Errno::EPERM),

@@ -89,14 +89,14 @@ impl Spawn {
         open_trusted(program).map(|_| Self::new(program))
     }
 
-    /// Gives it these bytes to read, and then the end. EAGAIN when they do not fit into a pipe, which holds 4,096 at least.
+    /// Gives it these bytes as its whole input. EAGAIN: they do not fit into a pipe, which holds 4,096 at least.
     pub fn input(&mut self, bytes: &[u8]) -> Result<(), SpawnError> {
         self.stdin = Some(descriptors::holding(bytes).map_err(self.parent("its input does not fit"))?);
         Ok(())
     }
 
-    /// Starts it; returns after exec has succeeded, or kills it at the deadline: its file system may be dead, or its user
-    /// stop it.
+    /// Starts it, and returns after exec has succeeded. Kills it at the deadline, because its file system may be dead, or its user
+    /// may stop it.
     pub fn start(mut self, deadline: Deadline) -> Result<Child, SpawnError> {
         if let Some(identity) = &mut self.identity {
             // In the kernel's order, each once, to be compared with its answer.
@@ -109,8 +109,8 @@ impl Spawn {
             return self.attempt(&mut plan, None, raw::fork, deadline);
         };
         match self.attempt(&mut plan, None, || raw::fork_into(directory.as_fd()), deadline) {
-            // An older kernel, or v1; or one that kills a child born in a cgroup where something was killed before (seen on
-            // Linux 6.18). Nothing of the program has run: the child enters the cgroup itself.
+            // An older kernel, or v1. Or a kernel that kills a child that is born in a cgroup in which a process was killed before
+            // (seen on Linux 6.18). The program has not run yet, so the next child enters the cgroup itself.
             Err(SpawnError {
                 why: StartFailure::Parent(..) | StartFailure::Ended(_),
                 ..
@@ -123,8 +123,8 @@ impl Spawn {
         self.attempt(&mut plan, Some(&procs), raw::fork, deadline)
     }
 
-    /// Starts it in a session of its own and waits for its end, reading at most `most` bytes of each output. What it leaves
-    /// running in that session is killed, because it may hold a copy of a pipe.
+    /// Starts it in a session of its own, waits for its end, and reads at most `most` bytes of each output. Kills the processes that
+    /// it leaves in that session, because they may hold a copy of a pipe.
     pub fn run(self, deadline: Deadline, most: usize) -> Result<ChildOutput, RunError> {
         self.run_unless(None, deadline, most)
     }
@@ -236,7 +236,7 @@ impl Spawn {
 
 const NO_PIPE: &str = "no pipe to be had";
 
-/// Reads the child's report to its end, at which exec closes the pipe. No byte: the child died on its way.
+/// Reads the child's report until exec closes the pipe. No byte: the child died before exec.
 fn follow(mut child: Child, report: &mut Output, deadline: Deadline) -> Result<Child, StartFailure> {
     while let Some(pipe) = report.source() {
         if readable(pipe, deadline) != Ok(true) {
