@@ -134,7 +134,7 @@ pub fn check(scope: LimitScope, daemon: &Daemon, answers: &str) -> Result<(), St
     }
 }
 
-/// By value: the daemon answers `4096M` with `4G`, the largest unit that holds it whole (seen on driver 580).
+/// Compares values, because the daemon answers `4096M` with `4G`, the largest unit that holds it whole (seen on driver 580).
 fn is_same(said: &str, value: &str) -> bool {
     said == value || mebibytes(said).is_some_and(|said| Some(said) == mebibytes(value))
 }

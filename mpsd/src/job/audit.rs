@@ -1,4 +1,4 @@
-//! The audit trail: who had MPS on which GPUs with which limits, from when to when, a line of the node's log with fields.
+//! The audit trail: lines with fields in the node's log, which say who had MPS on which GPUs, when, and with which limits.
 
 use super::case::Job;
 use super::journal::Journal;

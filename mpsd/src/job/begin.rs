@@ -68,7 +68,7 @@ fn start<N: Node>(
     when: ReturnWhen,
 ) -> Result<(), FailedStart> {
     let began = Instant::now();
-    // Before anything is made or asked: most of these jobs need nothing.
+    // Comes before anything is made or asked, because most of these jobs need nothing.
     if job.request.mode == Mode::Auto
         && let Finding::Unneeded(why) = auto::find(&scheduled.devices()?, &job.settings)
     {
@@ -594,7 +594,7 @@ impl Start<'_> {
             evidence::of_failed_start(node, journal, self.user_was_here, drains, failure)
         })?;
         ledger::forget_failed_starts(node);
-        // What the driver holds at the job's end counts against the node only if it is one of these.
+        // A process that the driver holds at the job's end counts against the node only if it is one of these.
         self.journal.proved = proved.processes;
         for (daemon, ids) in self.journal.daemons.iter_mut().zip(proved.partitions) {
             for (partition, id) in daemon.partitions.iter_mut().zip(ids) {

@@ -75,7 +75,7 @@ pub(super) fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<
     Ok(restore.err().map(|note| format!("{gpu}: {note}")))
 }
 
-/// What stands on a GPU in the name of jobs that have no directory.
+/// A GPU's account or lock that jobs without a directory have left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaleClaims {
     pub(crate) gpu: GpuUuid,

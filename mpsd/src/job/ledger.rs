@@ -1,6 +1,6 @@
 //! The ledger: what root keeps of a node between jobs, in one file under one lock.
 //!
-//! What cannot be read, or has another version, counts as empty: no job waits for it, and no node is drained for it.
+//! A ledger that cannot be read, or has another version, counts as empty: no job waits for it, and no node is drained for it.
 
 use super::case::DrainTarget;
 use super::journal::ProcessRef;

@@ -198,7 +198,7 @@ pub trait Files {
     fn remove_users_directories(&mut self, paths: &[PathBuf], bounds: Bounds) -> Result<(), String>;
     /// Whether a user keeps the lock of one of these directories: a removal there could hang beyond SIGKILL.
     fn are_directories_kept(&mut self, paths: &[PathBuf], limit: Duration) -> bool;
-    /// What the file system of `path` has too little of for a start, in words.
+    /// What the file system of `path` lacks for a start, in words.
     fn lacking(&self, path: &Path) -> Option<String>;
     /// Keeps the job's report, or counts its failed start, if that can be done at once. A failure is only logged.
     fn keep(&mut self, outcome: JobOutcome<'_>);

@@ -63,7 +63,7 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited
         hold(node, submission, job.deadline);
     }
     let code = exit_code(submission, job.record, failure);
-    // Its job waits for this node, and neither a hold nor a drain tells the administrator.
+    // The job waits for this node, and neither a hold nor a drain tells the administrator.
     if code == UNCOUNTED && !drained && job.settings.drain.enabled {
         let line = node.remark(&job.place(), &job.settings.drain.prefix, failure);
         line.iter().for_each(|line| node.log(Severity::Warning, line));

@@ -12,7 +12,7 @@ pub const SPEC_FD: i32 = 3;
 /// The descriptor on which `mpsd` writes its [`StartReport`]. A starting `mpsd` has a socket here, and reads [`GO`] from it.
 pub const REPORT_FD: i32 = 4;
 
-/// What root sends when the servers may start: it has looked at the GPUs, and set their compute modes.
+/// Root sends this when the servers may start: it has looked at the GPUs, and set their compute modes.
 pub const GO: &[u8] = b"\n";
 
 /// The descriptor on which `mpsd` writes what it saw, over and over ([`mpsd_core::observations`]).
@@ -95,14 +95,14 @@ pub struct ReadyDaemon {
 /// Why the job has no MPS, by its own `mpsd`. Untrusted: a forged reason can only refuse the forger's own job.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
 pub enum Unready {
-    /// What the job asks for cannot be had here.
+    /// This node cannot give what the job asks for.
     #[display("{what}: {why}; allowed: {allowed}")]
     Refused {
         /// The user's word.
         what: String,
         /// Why not.
         why: String,
-        /// What can be had.
+        /// What the node can give.
         allowed: String,
     },
     /// It did not work.

@@ -33,9 +33,9 @@ pub struct Tally {
     /// The jobs whose MPS became ready: the highest sum so far of those that have ended and those present at a look.
     pub begun: u64,
     pub ended: u64,
-    /// Those of them after which the node was not as before.
+    /// Ended jobs after which the node was not as before.
     pub left: u64,
-    /// Those for which the node was drained.
+    /// Ended jobs for which the node was drained.
     pub drained: u64,
     pub ready: Times,
     pub teardown: Times,
@@ -48,7 +48,7 @@ pub struct Tally {
     pub fatal_client: u64,
     pub refused_client: u64,
     pub over_memory: u64,
-    /// Had a GPU that no client used at any look.
+    /// Jobs with a GPU that no client used at any look.
     pub idle_gpu: u64,
     /// Jobs with advice in their report, by its rule.
     pub advised: BTreeMap<String, u64>,

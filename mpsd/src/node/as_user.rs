@@ -38,7 +38,7 @@ pub(super) fn with_spec(
         .map_err(|e| Fault::new(Evidence::Storage, "specification", e.to_string()))?;
     let groups = match args {
         [] => groups_of(&journal.user, journal.gid),
-        // Those of the job's `mpsd`, which may need them to reach NVIDIA's program. This spares the directory service.
+        // The groups of the job's `mpsd`, which may need them to reach NVIDIA's program. This spares the directory service.
         _ => {
             let supervisor = journal.supervisor.and_then(ProcessRef::open);
             let groups = supervisor.and_then(|mpsd| mpsd.groups());

@@ -235,7 +235,7 @@ fn roles(node: &RealNode, journal: &Journal, processes: &[ProcessRef]) -> Vec<(P
     look_at(processes, |process| role_of(node, journal, process))
 }
 
-/// Those of `processes` for which `role` finds one, by children with deadlines.
+/// The `processes` for which `role` finds a role. Children with deadlines look at them.
 fn look_at(processes: &[ProcessRef], role: impl Fn(&Process) -> Option<Role>) -> Vec<(ProcessRef, Role)> {
     if processes.is_empty() {
         return Vec::new();
@@ -267,7 +267,7 @@ fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bool> 
     by_child(end.within(LOOK_TIME), || pipe().is_some_and(is_here)).ok()
 }
 
-/// What a process is if it runs a file that the journal knows. No path is looked up.
+/// The role of a process that runs a file in the journal. This looks up no path.
 fn role_by_journal(journal: &Journal, process: &Process) -> Option<Role> {
     let programs = journal.programs.as_ref()?;
     let runs = Some(process.executable()?.file);

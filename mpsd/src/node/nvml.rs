@@ -150,7 +150,7 @@ pub struct GpuCounters {
 /// Where the last look at a GPU's counters ended.
 #[derive(Debug, Default)]
 pub struct LookEnd {
-    /// Of the samples of both kinds, microseconds since 1970.
+    /// The last samples of both kinds, microseconds since 1970.
     busy: u64,
     memory_busy: u64,
     energy_mj: Option<u64>,
@@ -285,7 +285,7 @@ impl Nvml {
         Ok(merged(&plain, &clients))
     }
 
-    /// What `gpu` draws, milliwatts.
+    /// The power of `gpu`, milliwatts.
     pub fn power(&self, gpu: &GpuUuid) -> Result<u32, NvmlError> {
         let power = self.device(gpu)?.power_usage();
         power.of_device("nvmlDeviceGetPowerUsage", gpu)
@@ -476,7 +476,7 @@ fn memory_mib(device: &Device<'_>) -> Result<Option<u64>, Cause> {
     Ok(total.or_unknown(None)?.filter(|mib| *mib > 0))
 }
 
-/// Before Ampere, and drivers before MIG, there is none.
+/// GPUs before Ampere, and drivers before MIG, have no such mode.
 fn is_mig(device: &Device<'_>) -> Result<bool, Cause> {
     device.mig_mode().map(|mode| mode.current != 0).or_unknown(false)
 }

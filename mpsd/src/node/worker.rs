@@ -49,7 +49,7 @@ pub enum Question {
     Driver,
     /// The processes on a GPU: [`mpsd_core::gpu::GpuProcess`]es.
     Processes(GpuUuid),
-    /// What a GPU draws, milliwatts: a `u32`.
+    /// A GPU's power, milliwatts: a `u32`.
     Power(GpuUuid),
     /// Has no answer. NVML takes 7 ms for the first question about a GPU, so this asks it early.
     Attach(GpuUuid),
@@ -62,7 +62,7 @@ pub fn serve(library: &str) -> Result<(), String> {
     tie_to_asker(&stream)?;
     confine::nvml_worker()?;
     let reader = BufReader::new(stream.try_clone().map_err(|e| e.to_string())?);
-    // Before the first question comes.
+    // Now, so that the first question does not wait for it.
     let nvml = Nvml::load(library);
     for line in reader.lines() {
         let line = line.map_err(|e| e.to_string())?;

@@ -21,7 +21,7 @@ pub fn close_inherited() {
 pub fn all_to_null() -> Result<(), Errno> {
     let null = null()?;
     let high = raw::duplicate_above(null.as_raw_fd(), 3)?;
-    // It may have the number of one of the three, which must be replaced, not closed.
+    // `null` may have the number of one of the three, which must be replaced, not closed.
     if null.as_raw_fd() < 3 {
         let _ = null.into_raw_fd();
     }

@@ -86,7 +86,7 @@ pub(super) fn program(filtered: FilteredProgram) -> Vec<sock_filter> {
     if cfg!(target_arch = "x86_64") {
         all.extend([skip_unless(libc::BPF_JGE, X32, 1), fail(libc::EPERM)]);
     }
-    // Its flags lie in memory, which a filter cannot read; "no such call" makes the C library use clone(2).
+    // clone3's flags lie in memory, which a filter cannot read. "No such call" makes the C library use clone(2).
     all.extend([
         skip_unless(libc::BPF_JEQ, number(libc::SYS_clone3), 1),
         fail(libc::ENOSYS),

@@ -153,7 +153,7 @@ fn unescape(text: &[u8]) -> PathBuf {
 const ROOM: u64 = 1 << 20;
 const FILES: u64 = 64;
 
-/// What the file system of `path` has too little of for a start, in words.
+/// What the file system of `path` lacks for a start, in words.
 pub fn lacking(path: &Path) -> Option<String> {
     let there = path.ancestors().find(|path| path.exists())?;
     let about = statvfs(there).ok()?;
