@@ -2,11 +2,12 @@
 
 use std::cell::RefCell;
 use std::fs;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use mpsd::job::node::Role;
-use mpsd::scheduler::Exclusive;
+use mpsd::scheduler::{Exclusive, GpuName, GpuSource};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{ComputeMode, Gpu};
 use nix::sys::signal::Signal;
@@ -212,4 +213,76 @@ fn a_server_that_its_user_starts_too_early_harms_that_job_alone() {
         place.assert_not_drained(account);
         place.assert_as_before(account);
     }
+}
+
+/// As NVML tells a step that has the second of two GPUs.
+fn own_gpu_alone(world: &Rc<RefCell<World>>) {
+    let gpus = &mut world.borrow_mut().inventory.gpus;
+    gpus.remove(0);
+    gpus[0].index = 0;
+}
+
+/// slurmstepd is inside the device limits of its job (cgroup/v2), so that NVML tells a step its job's GPUs alone, counted from 0.
+#[test]
+fn what_nvml_tells_a_step_is_kept_for_no_other_start() {
+    let on_the_second = |name, number| {
+        let job = Scenario::new(name, "MPS=true", 2).config("[metrics]\ndcgm_job_map = \"/run/map\"");
+        let second = job.inventory.gpus[1].uuid.to_string();
+        let job = job.devices(|devices| {
+            devices.gpus = GpuSource::Listed(vec![GpuName::Uuid(second)]);
+            devices.exclusive = Exclusive::Shared(None);
+        });
+        Scenario { number, ..job }
+    };
+    let (step, job) = (on_the_second("step", 1).step(), on_the_second("job", 2));
+    for known in [false, true] {
+        let world = world(&job);
+        if known {
+            let ledger = job.clone().remembered(|_| {}).ledger();
+            world
+                .borrow_mut()
+                .put(paths().run().join("ledger"), ledger.expect("a ledger"));
+        }
+        let all = world.borrow().inventory.clone();
+        own_gpu_alone(&world);
+        Sim::well(&world).begin(&step).expect("the step");
+        world.borrow_mut().inventory = all;
+        Sim::well(&world).begin(&job).expect("the job");
+        let told = |gpu: &str| world.borrow().text(&Path::new("/run/map").join(gpu));
+        assert_eq!([told("0"), told("1")], [None, Some("2\n".to_owned())], "{known}");
+    }
+    // The step is to join the MPS of the job, which ends before.
+    let up = world(&job.clone().remembered(|_| {}));
+    Sim::well(&up).begin(&job).expect("the job");
+    for at in 0.. {
+        let world = Rc::new(RefCell::new(up.borrow().clone()));
+        let all = world.borrow().inventory.clone();
+        own_gpu_alone(&world);
+        let ends = job.clone();
+        let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
+            let own = std::mem::replace(&mut world.borrow_mut().inventory, all);
+            Sim::well(world).end(&ends);
+            world.borrow_mut().inventory = own;
+        });
+        node.begin(&step).unwrap_or_else(|why| panic!("{at}: {why:?}"));
+        if at >= node.points() {
+            break;
+        }
+    }
+}
+
+/// The same step with a daemon of its own.
+#[test]
+fn a_step_is_begun_once_by_what_its_node_is_known_to_have() {
+    let step = Scenario::new("step", "MPS=true,MPS_MEM=25%", 2)
+        .step()
+        .remembered(|_| {});
+    let second = step.inventory.gpus[1].uuid.to_string();
+    let step = step.devices(|devices| devices.gpus = GpuSource::Listed(vec![GpuName::Uuid(second)]));
+    let world = world(&step);
+    own_gpu_alone(&world);
+    Sim::well(&world).begin(&step).expect("the step");
+    let log = world.borrow().log.concat();
+    assert!(!log.contains("begun again"), "{log}");
+    assert_eq!(record(&world, &step).gpus[0].index, 0, "its tasks count so");
 }

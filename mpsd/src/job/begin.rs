@@ -184,7 +184,7 @@ fn make_plan<'a>(
     let (settings, plan, again) = match known {
         Some((settings, plan)) if joins || plan.shared.is_empty() => (settings, plan, Some(decide)),
         _ => {
-            let (settings, plan) = decide(&look_at_gpus(node)?)?;
+            let (settings, plan) = decide(&look_at_gpus(node, job)?)?;
             (settings, plan, None)
         }
     };
@@ -192,9 +192,13 @@ fn make_plan<'a>(
     Ok((settings, plan, again))
 }
 
-fn look_at_gpus(node: &mut impl Node) -> Result<Inventory, Failure> {
+/// Asks NVML, and keeps the answer for later starts unless this is a step's. slurmstepd is inside the device limits of its job
+/// (docs/facts/slurm.md#callbacks-of-a-plugin), where NVML may list that job's GPUs alone, counted from 0.
+fn look_at_gpus(node: &mut impl Node, job: &Job) -> Result<Inventory, Failure> {
     let inventory = node.inventory()?;
-    ledger::remember_gpus(node, &inventory);
+    if !job.submission.step {
+        ledger::remember_gpus(node, &inventory);
+    }
     Ok(inventory)
 }
 
@@ -335,8 +339,9 @@ fn begin_shared(
     held: LockGuard,
 ) -> Result<Journal, FailedStart> {
     if let Some(supposed) = &member.supposed {
-        let (_, now) = (supposed.again)(&look_at_gpus(node)?)?;
-        if !now.shared.contains(plan) {
+        let (_, now) = (supposed.again)(&look_at_gpus(node, supposed.job)?)?;
+        let is_its = |now: &Plan| now.effects == plan.effects && now.record.daemons == plan.record.daemons;
+        if !now.shared.iter().any(is_its) {
             let why = "this node's GPUs have changed since an earlier job";
             return Err(Undetermined::new(format!("shared MPS {}", plan.record.job), why).into());
         }
@@ -496,16 +501,16 @@ impl Start<'_> {
         let Some(supposed) = &self.supposed else {
             return Ok(());
         };
-        let (settings, plan) = (supposed.again)(&look_at_gpus(node)?)?;
+        let (settings, plan) = (supposed.again)(&look_at_gpus(node, supposed.job)?)?;
         let spec = Spec {
             start_ms: self.spec.start_ms,
             command_ms: self.spec.command_ms,
             ..Spec::new(&settings, &plan, supposed.job.deadline)
         };
         let begun = self.journal.begun;
+        // By their UUIDs, which the specification has: a step's GPUs have other numbers.
         let is_its = settings == supposed.settings
             && spec == self.spec
-            && plan.record.gpus == self.journal.gpus
             && plan.effects.get(..begun) == self.journal.plan.get(..begun);
         let mut journal = Journal {
             programs: self.journal.programs.clone(),

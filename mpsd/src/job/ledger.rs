@@ -39,7 +39,7 @@ pub struct Ledger {
     /// The NVML process of a mere look that outlived SIGKILL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hung_worker: Option<ProcessRef>,
-    /// The GPUs as NVML last told them to a start, so that the next one need not wait for NVML at once. Their modes may have changed.
+    /// The GPUs as NVML last told them to a job's start, so that the next one need not wait for NVML at once. Their modes may have changed.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
