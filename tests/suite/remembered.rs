@@ -1,6 +1,6 @@
 //! A start uses what an earlier one knew of the GPUs. NVML is asked while the control daemon starts, and its answer decides.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs;
 use std::path::Path;
 use std::rc::Rc;
@@ -285,4 +285,25 @@ fn a_step_is_begun_once_by_what_its_node_is_known_to_have() {
     let log = world.borrow().log.concat();
     assert!(!log.contains("begun again"), "{log}");
     assert_eq!(record(&world, &step).gpus[0].index, 0, "its tasks count so");
+}
+
+#[test]
+fn no_server_starts_for_a_job_that_ends_while_nvml_is_asked() {
+    let scenario = Scenario::new("second", "MPS=true", 1).remembered(|_| {});
+    let id = scenario.id();
+    for at in 0.. {
+        let world = world(&scenario);
+        let (ends, job) = (scenario.clone(), id.clone());
+        let asked = Rc::new(Cell::new(false));
+        let is_asked = Rc::clone(&asked);
+        let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
+            is_asked.set(world.borrow().has_process(&job, |p| p.role == Role::Supervisor));
+            Sim::well(world).end(&ends);
+        });
+        node.begin(&scenario).ok();
+        if asked.get() {
+            assert!(!world.borrow().let_start.contains(&id), "point {at}");
+            break;
+        }
+    }
 }

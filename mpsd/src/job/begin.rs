@@ -502,6 +502,7 @@ impl Start<'_> {
             return Ok(());
         };
         let (settings, plan) = (supposed.again)(&look_at_gpus(node, supposed.job)?)?;
+        expect_its_job(node, &self.journal.job)?;
         let spec = Spec {
             start_ms: self.spec.start_ms,
             command_ms: self.spec.command_ms,
