@@ -24,7 +24,7 @@ const BROKEN: u8 = guard::FAULT;
 
 /// Takes a job's MPS away when the job has ended, and proves that it is gone.
 ///
-/// Run as root after the job, by whatever ran mps-prologue before it; also without a prologue, twice, or after a
+/// Run as root after the job, by the program that ran mps-prologue before it; also without a prologue, twice, or after a
 /// crash. A job that has no MPS on this node costs nothing.
 ///
 /// Exit status: 0; with --strict 2 when the node is not as it was.

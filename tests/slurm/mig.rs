@@ -204,7 +204,7 @@ fn a_job_whose_device_is_gone_is_held(cell: &Context) -> Result<()> {
     drop(gone);
     end_held(cell, job)?;
     outcome.context(said.clone())?;
-    says(&said, &[&mig(0, 0).uuid, "divided anew"])?;
+    says(&said, &[&mig(0, 0).uuid, "divided again"])?;
     ensure!(!cell.output(job).contains("ran"), "the script ran");
     same(cell, &gres, 1).map(drop)
 }

@@ -109,7 +109,7 @@ fn mps_on_mig_devices_is_said_to_be_unverified() {
             place.node.change(|node| node.gpu[1].mig = devices);
         }
     };
-    let line = "WARN  GPU 1 in MIG mode, with 2 MIG devices, each of which gets its own MPS: documented, not verified";
+    let line = "WARN  GPU 1 in MIG mode, with 2 MIG devices. Each gets its own MPS: documented, not verified";
     found(&mut place(), line, divided(2), divided(0));
 }
 

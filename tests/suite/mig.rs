@@ -175,6 +175,6 @@ fn a_mig_device_that_is_taken_away_is_no_evidence_and_keeps_no_job() {
     epilog(&place, JOB, USER);
     place.assert_as_before("a MIG device that went away");
     let ran = prolog(&place, "4712", USER, "MPS=true", &own).exits(2);
-    ran.complains("divided anew");
+    ran.complains("divided again");
     place.assert_not_drained("a MIG device that is not there");
 }

@@ -407,7 +407,7 @@ fn what_a_script_reads_is_one_object() {
     // Also for a failure and an unreadable command line, beside the line on standard error.
     for (args, code, why) in [
         (&["explain", "999"][..], 1, "'999': no known error"),
-        (&["undrain"], 2, "no drain of ours"),
+        (&["undrain"], 2, "mpsd remembers no drain"),
         (&["report", "9.srv"], 1, "job 9.srv: no report on this node"),
         (&["support-bundle", "--out", &out], 2, "cannot be written"),
         (&["doctor", "--nonsense"], 2, "unexpected argument '--nonsense'"),

@@ -344,7 +344,7 @@ fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
     assert_eq!(site.note(), ["free", ""]);
     // Nothing of ours is left to lift.
     let ran = undrain().exits(2);
-    ran.complains("no drain of ours is remembered on this node");
+    ran.complains("mpsd remembers no drain of this node");
 
     site.marker(reason, true);
     let foreign = ["offline", "bad disk, ask anna"];

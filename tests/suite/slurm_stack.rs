@@ -375,7 +375,7 @@ fn a_configless_sites_own_stack_is_left_and_its_line_told() {
     cluster.enable().exits(1).prints(cluster.line());
     assert_eq!(cluster.read(STACK), own);
     let ran = cluster.check().exits(1);
-    ran.prints("has no line of ours in it, and the controller sends nothing");
+    ran.prints("does not have our line, and the controller sends nothing");
     cluster.write(STACK, &format!("{own}{}\n", cluster.line()));
     cluster.enable().ok();
     cluster.check().ok();

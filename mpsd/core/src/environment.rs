@@ -90,8 +90,8 @@ fn connections(lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     let connections: u32 = lookup(CONNECTIONS)?.trim().parse().ok()?;
     (connections > USUAL_CONNECTIONS).then(|| {
         format!(
-            "{CONNECTIONS}={connections}: above {USUAL_CONNECTIONS} a GPU takes fewer MPS clients, each of which holds that many of \
-             its connections"
+            "{CONNECTIONS}={connections}: above {USUAL_CONNECTIONS} a GPU takes fewer MPS clients, because each holds that many of its \
+             connections"
         )
     })
 }

@@ -129,7 +129,7 @@ fn nvml(worker: &Path, library: &str) -> Vec<CheckLine> {
     let divided = list(divided.map(|gpu| gpu.index));
     if !divided.is_empty() {
         all.push(Warn(format!(
-            "GPU {divided} in MIG mode, with {} MIG devices, each of which gets its own MPS: documented, not verified: built from \
+            "GPU {divided} in MIG mode, with {} MIG devices. Each gets its own MPS: documented, not verified: built from \
              NVIDIA's manuals and never tried on such a machine",
             inventory.migs.len()
         )));

@@ -147,7 +147,8 @@ impl Undrain {
         let mut ours = markers::all(&settings.paths);
         ours.retain(|marker| marker.node == name);
         if ours.is_empty() {
-            let why = "no drain of ours is remembered on this node; a drain with another reason is lifted by its maker";
+            let why =
+                "mpsd remembers no drain of this node; a drain with another reason is lifted by its maker";
             return Err(Undetermined::new(format!("node '{name}'"), why).into());
         }
         ours.iter().for_each(|marker| run.drain(marker, true));

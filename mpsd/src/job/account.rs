@@ -51,7 +51,7 @@ impl Account {
             Some(set) if self.users.is_empty() && now != self.found => match set == now {
                 true => Ok(Some(self.found)),
                 false => Err(format!(
-                    "compute mode is {now}, we set {set} over {}: left as somebody made it",
+                    "compute mode is {now}, but mpsd set {set} over {}: someone changed it since, so it stays",
                     self.found
                 )),
             },

@@ -147,7 +147,7 @@ fn try_take_out<N: Node>(
         match node.write_members(id, &members) {
             // An end needs no room.
             Err(Failure::Undetermined(why)) if member.is_some() => findings.notes.push(format!(
-                "the jobs of shared MPS {id} are listed anew at the next end: {why}"
+                "the jobs of shared MPS {id} are listed again at the next end: {why}"
             )),
             written => written?,
         }

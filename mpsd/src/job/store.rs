@@ -69,7 +69,7 @@ impl<T> OrFault<T> for Result<T, FileError> {
                 failure(evidence, what, errno.desc().to_owned() + &lacking)
             }
             FileError::Unfit { .. } => garbled(error.to_string(), "it is not as we left it"),
-            FileError::Bound { .. } => Undetermined::new("a bound of ours", error.to_string()).into(),
+            FileError::Bound { .. } => Undetermined::new("a limit of mpsd", error.to_string()).into(),
         })
     }
 }

@@ -100,7 +100,7 @@ impl Daemons for RealNode {
         if group != 0 && spawn.identity.as_ref().is_some_and(is_in_group) {
             let line = format!(
                 "job {job}: {user} is in group {group}, the daemons' own (daemon_group), and can take over the job's daemons, which \
-                 are outside of the job's limits: name a group in mpsd.toml that nobody is in"
+                 are outside of the job's limits: name a group without members in mpsd.toml"
             );
             self.log(Severity::Warning, &line);
         }

@@ -49,8 +49,8 @@ fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure
     };
     if found.is_none() && text.starts_with(MIG) {
         // Users who may do that make and remove MIG devices while the GPU runs: no evidence against the node.
-        let why = "the scheduler gave it to the job, and NVML does not list it: the GPU was divided anew since the scheduler \
-                   looked, or a user may do that";
+        let why = "the scheduler gave it to the job, and NVML does not list it: the GPU was divided again since the \
+                   scheduler looked, or a user may do that";
         return Err(Undetermined::new(format!("MIG device {text}"), why).into());
     }
     found.ok_or_else(|| {

@@ -54,7 +54,7 @@ pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
     let find = |name: String| ALL.into_iter().find(|system| system.scheduler().name() == name);
     let scheduler = move |name| {
         let found = find(name).map(BatchSystem::scheduler);
-        found.ok_or("no batch system of ours")
+        found.ok_or("no batch system that mpsd knows")
     };
     PossibleValuesParser::new(values).try_map(scheduler)
 }

@@ -27,14 +27,17 @@ const UNITS: [(&str, &str); 2] = [
         "mpsd.service",
         "a restart of slurmd or pbs_mom may end running jobs' MPS",
     ),
-    ("mpsd-reconcile.timer", "nobody takes down what a killed job left"),
+    (
+        "mpsd-reconcile.timer",
+        "nothing takes down what a killed job left",
+    ),
 ];
 
 /// Our units that a timer starts, and what is missing while their last run failed.
 const RUNS: [(&str, &str); 2] = [
     (
         "mpsd-reconcile.service",
-        "what a job left, or an undelivered drain of ours, may stay",
+        "what a job left, or an undelivered drain by mpsd, may stay",
     ),
     ("mpsd-metrics.service", "the numbers for Prometheus are old"),
 ];

@@ -30,7 +30,7 @@ pub(crate) static SCRIPTS: [Script; 2] = [
         program: "mps-epilogue",
         lines: &[
             "PROGRAM --scheduler openpbs \"$@\" </dev/null",
-            "# (near its beginning, whatever the rest does)",
+            "# (near its beginning)",
         ],
     },
 ];

@@ -91,7 +91,7 @@ fn check_stack(stack: &Stack, found: Option<&Path>) -> CheckLine {
         Some(file) if file == stack.file => Pass(format!("'{shown}' has our line")),
         Some(_) => Pass(format!("'{shown}' includes our line")),
         None if stack.delivery != Delivery::Local => Fail(format!(
-            "'{shown}' has no line of ours in it, and the controller sends nothing that it includes: run {command}"
+            "'{shown}' does not have our line, and the controller sends nothing that it includes: run {command}"
         )),
         None if stack.includes_snippet() => Pass(format!("'{shown}' includes the file of our line")),
         None => Fail(format!("'{shown}' does not include our line; add: {include}")),

@@ -314,7 +314,7 @@ fn disable(stack: &Stack) -> Result<VerbReport, String> {
     } else if report.changed {
         report.did("restart slurmd on the nodes: it keeps the plugin until then");
     } else {
-        report.did("nothing of ours is there");
+        report.did("nothing of mpsd is there");
     }
     Ok(report)
 }

@@ -40,7 +40,7 @@ pub(crate) static SCRIPTS: [Script; 2] = [
         program: "mps-epilogue",
         lines: &[
             "PROGRAM --scheduler torque \"$@\" </dev/null",
-            "# (near its beginning, whatever the rest does)",
+            "# (near its beginning)",
         ],
     },
 ];
