@@ -6,7 +6,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use mpsd::job::node::Role;
+use mpsd::job::node::{Files as _, Role};
 use mpsd::scheduler::{Exclusive, GpuName, GpuSource};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{ComputeMode, Gpu};
@@ -39,7 +39,15 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
     for (name, otherwise, again) in cases {
         let scenario = Scenario::new("second", "MPS=true,MPS_MEM=25%", 1).remembered(otherwise);
         let world = world(&scenario);
-        Sim::well(&world).begin(&scenario).expect(name);
+        let mut node = Sim::well(&world);
+        node.begin(&scenario).expect(name);
+        // Each start leaves time for its rollback.
+        let kept = node.settings().teardown.as_millis() * 3 / 5;
+        if let [first, second] = node.start_ms[..] {
+            assert!(u128::from(second) + kept <= first.into(), "{name}");
+        }
+        assert_eq!(node.start_ms.len(), if again { 2 } else { 1 }, "{name}");
+        drop(node);
         let daemons = record(&world, &scenario).daemons;
         assert_eq!(daemons[0].memory[0].1, 143_771 / 4, "{name}");
         assert_eq!(

@@ -519,6 +519,7 @@ impl Start<'_> {
             began: self.journal.began,
             ..Journal::new(supposed.job, &settings, &plan)
         };
+        let mut deadline = supposed.job.deadline;
         if is_its {
             journal.begun = begun;
             journal.cgroup.clone_from(&self.journal.cgroup);
@@ -538,9 +539,11 @@ impl Start<'_> {
             node.check_control(&settings.control)?;
             journal.programs = Some(node.programs(&settings.control));
             self.failed_starts_drain = settings.drain.on_failed_starts;
+            // The time kept for a rollback may be used up, and this start may need one, too.
+            deadline = deadline.less(node.settings().teardown);
         }
         // The time that NVML took is not to count as the server's.
-        self.spec = Spec::new(&settings, &plan, supposed.job.deadline);
+        self.spec = Spec::new(&settings, &plan, deadline);
         self.journal = journal;
         self.verify = plan.verify.then_some(supposed.job.deadline);
         (self.record, self.shared) = (plan.record, plan.shared);

@@ -130,8 +130,9 @@ impl Daemons for Sim {
         Ok(())
     }
 
-    fn start_daemon(&mut self, journal: &Journal, _spec: &Spec) -> Result<ProcessRef, Failure> {
+    fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
         self.call("start_daemon")?;
+        self.start_ms.push(spec.start_ms);
         let pid = self.step(|world| {
             let survives = world.stubborn;
             world.spawn(Living {

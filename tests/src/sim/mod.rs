@@ -45,6 +45,8 @@ pub struct Sim {
     trouble: Trouble,
     points: usize,
     calls: usize,
+    /// The time that each `mpsd` got for its start. Milliseconds.
+    pub start_ms: Vec<u64>,
     locks: Rc<RefCell<BTreeSet<PathBuf>>>,
     /// It continues alone after its program has ended.
     alone: bool,
@@ -71,6 +73,7 @@ impl Sim {
             trouble,
             points: 0,
             calls: 0,
+            start_ms: Vec::new(),
             locks: Rc::default(),
             alone: false,
             asked: Cell::new(false),
