@@ -102,11 +102,7 @@ fn start<N: Node>(
         spec: Spec::new(&settings, &plan, job.deadline),
         record: plan.record,
         shared: plan.shared,
-        supposed: again.map(|again| Supposed {
-            job,
-            settings: settings.clone(),
-            again,
-        }),
+        supposed: again.map(|again| Supposed { job, again }),
         verify: plan.verify.then_some(job.deadline),
         failed_starts_drain: settings.drain.on_failed_starts,
         user_was_here: false,
@@ -149,7 +145,6 @@ type Decide<'a> = Box<dyn Fn(&Inventory) -> Result<(Settings, Plan), Failure> + 
 /// begun.
 struct Supposed<'a> {
     job: &'a Job,
-    settings: Settings,
     again: Decide<'a>,
 }
 
@@ -510,9 +505,7 @@ impl Start<'_> {
         };
         let begun = self.journal.begun;
         // By their UUIDs, which the specification has: a step's GPUs have other numbers.
-        let is_its = settings == supposed.settings
-            && spec == self.spec
-            && plan.effects.get(..begun) == self.journal.plan.get(..begun);
+        let is_its = spec == self.spec && plan.effects.get(..begun) == self.journal.plan.get(..begun);
         let mut journal = Journal {
             programs: self.journal.programs.clone(),
             starter: self.journal.starter,
@@ -538,10 +531,10 @@ impl Start<'_> {
             node.forget_told(job)?;
             node.check_control(&settings.control)?;
             journal.programs = Some(node.programs(&settings.control));
-            self.failed_starts_drain = settings.drain.on_failed_starts;
             // The time kept for a rollback may be used up, and this start may need one, too.
             deadline = deadline.less(node.settings().teardown);
         }
+        self.failed_starts_drain = settings.drain.on_failed_starts;
         // The time that NVML took is not to count as the server's.
         self.spec = Spec::new(&settings, &plan, deadline);
         self.journal = journal;
