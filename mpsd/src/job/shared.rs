@@ -146,7 +146,7 @@ fn try_take_out<N: Node>(
             .push(format!("job {} has left shared MPS {id}", gone.join(", ")));
         match node.write_members(id, &members) {
             // An end needs no room.
-            Err(Failure::Undetermined(why)) if member.is_some() => findings.notes.push(format!(
+            Err(Failure::Undetermined(why)) => findings.notes.push(format!(
                 "the jobs of shared MPS {id} are listed again at the next end: {why}"
             )),
             written => written?,
