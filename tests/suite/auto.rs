@@ -99,7 +99,12 @@ fn what_auto_finds_decides_what_becomes_of_the_job() {
 #[test]
 fn nothing_that_fails_keeps_a_job_from_running_that_needs_nothing() {
     silence_kills();
-    for scenario in [auto(1), auto(1).detached(), auto(1).of(Scheduler::Torque, true)] {
+    for scenario in [
+        auto(1),
+        auto(1).detached(),
+        auto(1).announced(),
+        auto(1).of(Scheduler::Torque, true),
+    ] {
         let world = node(&scenario);
         let mut well = Sim::well(&world);
         well.begin(&scenario).expect("it begins");

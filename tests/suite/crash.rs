@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use mpsd::job::node::{Role, Rung};
+use mpsd::job::outcome::leave_record;
 use mpsd::job::{self, Account, ReturnWhen, claim};
 use mpsd::scheduler::{Exclusive, Scheduler};
-use mpsd_core::failure::Evidence;
+use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::paths::JobPaths;
-use mpsd_core::record::RecordState;
+use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{ComputeMode, Failure, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID};
@@ -232,22 +233,24 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
     figures::tell("crash_points", tried);
 }
 
-/// The world after a prologue and an epilogue; how the prologue ended; whether the job was there; whether its lock kept
-/// the epilogue out.
-type Meeting = (Rc<RefCell<World>>, Option<Result<(), String>>, [bool; 2]);
+/// The world after a prologue and an epilogue, how the prologue ended, whether the job was there, whether its lock kept
+/// the epilogue out, and whether the prologue had started anything.
+type Meeting = (Rc<RefCell<World>>, Option<Result<(), String>>, [bool; 3]);
 
 /// A prologue that an epilogue meets at this point.
-fn met(scenario: &Scenario, at: usize) -> Meeting {
-    let world = shared(&before(scenario));
-    let meeting = Rc::new(Cell::new([false; 2]));
+fn met(scenario: &Scenario, world: &World, at: usize) -> Meeting {
+    let world = shared(world);
+    let meeting = Rc::new(Cell::new([false; 3]));
     let (said, ending) = (Rc::clone(&meeting), scenario.clone());
+    let first = world.borrow().spawned;
     let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
         let id = ending.id();
         let lock = paths().jobs().join(JobPaths::lock_name(&id));
         let there = world.borrow().has_job(&id) || world.borrow().files.contains_key(&lock);
+        let begun = world.borrow().spawned > first;
         let found = Sim::well(world).end(&ending);
         let locked_out = found.undetermined.iter().any(|u| u.why.contains("still locked"));
-        said.set([there, locked_out]);
+        said.set([there, locked_out, begun]);
     });
     let ended = living(|| node.begin(scenario).map_err(|e| format!("{e:?}")));
     drop(node);
@@ -260,14 +263,17 @@ fn a_start_under_way_is_given_up_wherever_the_epilogue_meets_it() {
     let mut tried = 0;
     for scenario in scenarios() {
         let (_, points, _) = running(&scenario);
-        let mut late = 0;
+        let (mut late, mut after) = (0, 0);
         for at in 0..points {
             let name = format!("{}, an epilogue at {at} of {points}", scenario.name);
-            let (world, ended, [there, locked_out]) = met(&scenario, at);
+            let (world, ended, [there, locked_out, begun]) = met(&scenario, &before(&scenario), at);
             if !there {
                 continue;
             }
             tried += 1;
+            // One that has started nothing yet leaves the GPUs to the next job.
+            let begins = world.borrow().spawned > before(&scenario).spawned;
+            after += usize::from(locked_out && begins && !begun && scenario.mps_id() == scenario.id());
             let up = matches!(ended, Some(Ok(()))) && world.borrow().has_job(&scenario.id());
             if up && locked_out {
                 // The start had asked for the last time before the epilogue came, and is about to release the lock.
@@ -281,6 +287,10 @@ fn a_start_under_way_is_given_up_wherever_the_epilogue_meets_it() {
         }
         let name = scenario.name;
         assert!(late <= 4, "{name}: {late} points after the last question");
+        assert!(
+            after <= 4,
+            "{name}: {after} points at which what has ended was started"
+        );
     }
     assert!(tried > 300, "only {tried} meetings");
     figures::tell("crash_points", tried);
@@ -310,6 +320,24 @@ fn accounts_and_modes_are_as_before_when_the_first_directory_is_removed() {
         }
         assert!(seen, "{}: no point after the first directory", scenario.name);
     }
+}
+
+/// Its failure is told to nobody, and nothing is left for its tasks.
+#[test]
+fn a_start_that_fails_after_its_job_has_ended_leaves_nothing() {
+    silence_kills();
+    let scenario = Scenario::new("announced", "MPS=true", 1).announced();
+    let mut silent = before(&scenario);
+    silent.silent = true;
+    let mut tried = 0;
+    for at in 0..10 {
+        let (world, ended, [there, ..]) = met(&scenario, &silent, at);
+        if there && matches!(ended, Some(Err(_))) && !world.borrow().has_job(&scenario.id()) {
+            tried += 1;
+            assert!(world.borrow().requeued.is_empty(), "{at}: it has ended");
+        }
+    }
+    assert!(tried > 0);
 }
 
 fn is_bare(world: &World, job: &JobId) -> bool {
@@ -430,9 +458,12 @@ fn the_ladder_climbs_as_far_as_it_must_and_says_who_survives() {
 fn fail_earlier(world: &Rc<RefCell<World>>) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let when = now.expect("a time").as_secs();
-    let failed = format!("{{\"{}\":{{\"when\":{when},\"job\":\"7\"}}}}", UID + 7);
-    let text = format!("{{\"version\":1,\"failed_starts\":{failed}}}");
-    world.borrow_mut().put(paths().run().join("ledger"), text);
+    let path = paths().run().join("ledger");
+    let ledger = world.borrow().text(&path);
+    let ledger = ledger.unwrap_or_else(|| "{\"version\":1}".to_owned());
+    let mut ledger: serde_json::Value = serde_json::from_str(&ledger).expect("a ledger");
+    ledger["failed_starts"] = serde_json::json!({(UID + 7).to_string(): {"when": when, "job": "7"}});
+    world.borrow_mut().put(path, ledger.to_string());
 }
 
 #[test]
@@ -442,7 +473,12 @@ fn starts_that_fail_for_two_users_are_evidence_only_if_neither_could_be_the_caus
     let parted = Scenario::new("parted", "MPS=true,MPS_SMS=16:16", 1).driver("590.44.01");
     let parted = parted.config(evidence.config);
     let told = Scenario::new("told", "MPS=true", 1);
+    // An earlier start knew a GPU of another product, for which the site says nothing.
+    let by_product = "[[node]]\nproduct = \"NVIDIA H200\"\ndrain.on_failed_starts = true";
+    let remembered = Scenario::new("remembered", "MPS=true", 1).config(by_product);
+    let remembered = remembered.remembered(|gpu| gpu.name = "NVIDIA H100".to_owned());
     let cases = [
+        (&remembered, 0, true),
         (&evidence, 0, true),
         (&evidence, 1, false),
         (&parted, 0, false),
@@ -467,6 +503,17 @@ fn starts_that_fail_for_two_users_are_evidence_only_if_neither_could_be_the_caus
         assert_eq!(warned, name == "told", "{name}");
         restored(&world, scenario, name);
     }
+    // NVML falls silent: another program may hold the GPU.
+    let is_told = |at| {
+        let world = shared(&before(&evidence));
+        world.borrow_mut().stillborn = true;
+        fail_earlier(&world);
+        let silence = |world: &Rc<RefCell<World>>| world.borrow_mut().silent = true;
+        let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(silence);
+        let failed = node.begin(&evidence).expect_err("stillborn");
+        matches!(failed.failure, Failure::Undetermined(why) if why.what == "mpsd")
+    };
+    assert!((0..200).any(is_told), "a GPU that cannot be asked is evidence");
 }
 
 #[test]
@@ -535,6 +582,63 @@ fn a_lost_record_on_pbs_is_no_matter_of_its_script_which_the_exit_code_ends() {
     }
 }
 
+/// Slurm's plugin fails the prolog by it, which drains. OpenPBS's hook does not count a try that only the node can have failed.
+#[test]
+fn a_record_says_whether_the_node_drains_and_whether_the_user_can_be_the_cause() {
+    let fault = |evidence| Failure::from(Fault::new(evidence, "node", "broken"));
+    let unknown = |by_user| {
+        let mut unknown = Undetermined::new("start", "slow");
+        unknown.by_user = by_user;
+        Failure::from(unknown)
+    };
+    let scenario = Scenario::new("recorded", "MPS=true", 1);
+    for (failure, kind, of_node) in [
+        (fault(Evidence::Storage), FailureKind::Fault, true),
+        (fault(Evidence::Configuration), FailureKind::Undetermined, true),
+        (unknown(false), FailureKind::Undetermined, true),
+        (unknown(true), FailureKind::Undetermined, false),
+    ] {
+        let world = shared(&before(&scenario));
+        assert!(leave_record(
+            &mut Sim::well(&world),
+            &scenario.id(),
+            UID,
+            &failure
+        ));
+        let text = world.borrow().text(&paths().job(&scenario.id()).record());
+        let record = Record::parse(&text.expect("a record")).expect("a record");
+        assert_eq!((record.kind, record.of_node), (Some(kind), of_node), "{failure}");
+    }
+}
+
+/// The plugin fails the prolog of a job on a broken node by its record.
+#[test]
+fn a_job_on_a_broken_node_whose_record_is_lost_goes_back_into_slurms_queue() {
+    let scenario = Scenario::new("lost", "MPS=true", 1).recorded();
+    for (no_room, requeued) in [(false, 0), (true, 1)] {
+        let world = shared(&before(&scenario));
+        world.borrow_mut().no_room = no_room;
+        let job = scenario.job().expect("job");
+        let begun = job::begin(
+            &mut Sim::new(&world, Trouble::FaultAt(0)),
+            &job,
+            &scenario,
+            scenario.when,
+        );
+        let world = world.borrow();
+        assert_eq!(
+            (world.drains.len(), world.requeued.len()),
+            (1, requeued),
+            "{begun:?}"
+        );
+        assert!(
+            !world.log.concat().contains("script"),
+            "it is back: {:?}",
+            world.log
+        );
+    }
+}
+
 /// A step's number comes again after a requeue. What the earlier step left may be another user's.
 #[test]
 fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
@@ -591,6 +695,30 @@ fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one(
         assert_eq!(world.processes.len(), 3, "begun again at point {at}");
     }
     assert!(tried > 1, "only {tried} points");
+}
+
+/// The start under way is that of another job with the same id.
+#[test]
+fn a_start_is_not_given_up_by_a_verdict_on_an_earlier_job() {
+    silence_kills();
+    let earlier = Scenario::new("earlier", "MPS=true,MPS_THREADS=25", 1);
+    let judged = running(&earlier).0.journal(&earlier.id());
+    let scenario = Scenario::new("later", "MPS=true", 1);
+    let (_, points, _) = running(&scenario);
+    for at in 0..points {
+        let world = shared(&before(&scenario));
+        let (judged, settings, late) = (judged.clone(), scenario.settings(), scenario.clone());
+        let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
+            let ending = late.ending(&settings);
+            job::end_if(&mut Sim::well(world), &late.id(), &ending, |found| {
+                found == judged.as_ref()
+            });
+        });
+        node.begin(&scenario).unwrap_or_else(|e| panic!("{at}: {e:?}"));
+        drop(node);
+        let state = world.borrow().state(&scenario.id());
+        assert_eq!(state, Some(RecordState::Ready), "{at}");
+    }
 }
 
 /// A job that a GPU's account names, but that has no directory, may begin again between the look and the cleanup.

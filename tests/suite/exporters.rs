@@ -138,6 +138,9 @@ fn lines_that_cannot_be_taken_out_now_hold_no_end_and_go_with_the_next() {
     assert_eq!(place.node.modes(), ["default"], "all else is as before");
     // A start beside it succeeds.
     place.begin("11.srv", "MPS=true", "0").within(SOON);
+    place.strict_end("11.srv").exits(2);
+    // Nor does the job's own, which Torque runs again.
+    place.begin("10.srv", "MPS=true", "0").within(SOON);
     drop(lock);
     for job in ["10.srv", "11.srv"] {
         place.end(job);

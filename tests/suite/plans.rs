@@ -20,6 +20,13 @@ fn scenarios() -> Vec<Scenario> {
                 d.exclusive = Exclusive::Shared(Some(Part { own: 2, all: 16 }));
                 d.tasks_on_node = Some(2);
             }),
+        // One task, unless the user says how many.
+        Scenario::new(
+            "shared_tasks_unknown",
+            "MPS=true,MPS_THREADS=auto,MPS_MEM=auto",
+            1,
+        )
+        .devices(|d| d.exclusive = Exclusive::Shared(Some(Part { own: 2, all: 16 }))),
         Scenario::new("shared_of_two_gpus", "MPS=true,MPS_THREADS=10:20", 2)
             .devices(|d| d.exclusive = Exclusive::Shared(None)),
         Scenario::new("shared_part_unknown", "MPS=true,MPS_MEM=auto", 1).devices(|d| {
@@ -109,6 +116,7 @@ fn scenarios() -> Vec<Scenario> {
                 d.gpus = GpuSource::Listed(vec![GpuName::Uuid(name.to_owned())]);
             }),
         Scenario::new("mig_not_bound", "MPS=true,MPS_BIND=none", 1).divided(1, &[(0, 0), (0, 1)]),
+        Scenario::new("mig_kept", "MPS=true,MPS_VISIBLE=keep", 1).divided(1, &[(0, 0), (0, 1)]),
         Scenario::new("mig_by_number", "MPS=true,MPS_VISIBLE=ordinal", 1).divided(1, &[(0, 0)]),
         Scenario::new("mig_openpbs", "MPS=true,MPS_MEM=4G", 1)
             .of(Scheduler::OpenPbs, false)

@@ -72,6 +72,56 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
     }
 }
 
+/// A site's sections by product: what an earlier start knew had others in force.
+#[test]
+fn settings_are_those_of_the_gpus_that_are_there_now() {
+    for config in [
+        "[[node]]\nproduct = \"NVIDIA H100\"\ncgroup = \"none\"",
+        "[[node]]\nproduct = \"NVIDIA H100\"\ncontrol = \"/opt/control\"",
+    ] {
+        let scenario = Scenario::new("second", "MPS=true", 1).config(config);
+        let scenario = scenario.remembered(|gpu| gpu.name = "NVIDIA H100".to_owned());
+        let world = world(&scenario);
+        Sim::well(&world).begin(&scenario).expect(config);
+        {
+            let world = world.borrow();
+            assert_eq!((world.processes.len(), world.cgroups.len()), (3, 1), "{config}");
+            assert_eq!(
+                world.inventory.gpus[0].mode,
+                ComputeMode::ExclusiveProcess,
+                "{config}"
+            );
+        }
+        Sim::well(&world).end(&scenario);
+        assert_eq!(world.borrow().picture(), scenario.world().picture(), "{config}");
+    }
+}
+
+/// It joins one MPS, and must begin the other.
+#[test]
+fn a_job_that_joins_one_mps_of_two_plans_the_other_by_what_nvml_says() {
+    let job = |number, gpus: u32| {
+        let all = Scenario::new("shared", "MPS=true", 2).config("[ceilings]\nmem = \"25%\"");
+        let shared = all.devices(|devices| {
+            devices.exclusive = Exclusive::Shared(None);
+            devices.gpus = GpuSource::Listed((0..gpus).map(GpuName::Index).collect());
+        });
+        Scenario { number, ..shared }
+    };
+    let (first, second) = (job(1, 1), job(2, 2));
+    let world = world(&first);
+    Sim::well(&world).begin(&first).expect("the first");
+    let other = job(2, 2).remembered(|gpu| {
+        gpu.memory_mib = [gpu.memory_mib, Some(80_000)][gpu.index as usize];
+    });
+    let ledger = other.ledger().expect("a ledger");
+    world.borrow_mut().put(paths().run().join("ledger"), ledger);
+    Sim::well(&world).begin(&second).expect("the second");
+    for job in [&second, &first] {
+        assert!(Sim::well(&world).end(job).is_clean());
+    }
+}
+
 #[test]
 fn what_nvml_refuses_later_is_refused_or_left_out_as_if_it_had_been_asked_first() {
     for (account, state) in [

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use mpsd::job;
 use mpsd::job::node::Role;
 use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource};
+use mpsd_core::paths::JOURNAL;
 use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Gpu, JobId};
 use tests::figures;
@@ -297,6 +298,77 @@ fn a_job_that_joins_asks_no_nvml() {
     Sim::well(&world).begin(&two).expect("it begins");
     assert_served(&world, &one, "begun again");
     restored(&world, "joined without NVML");
+}
+
+/// It is planned by what the ledger says, and NVML is not asked again.
+#[test]
+fn a_job_that_joins_reads_its_warnings() {
+    let many = |number| {
+        let [one, _] = jobs();
+        let many = one.devices(|d| d.tasks_on_node = Some(20));
+        let many = many.gpus(|gpus| gpus[0].capability = (6, 1));
+        Scenario { number, ..many }
+    };
+    let world = Rc::new(RefCell::new(World::new(many(1).inventory)));
+    for number in [1, 2] {
+        Sim::well(&world).begin(&many(number)).expect("it begins");
+        let told = world.borrow().complaints.clone();
+        assert_eq!(told.len(), number as usize, "{told:?}");
+    }
+}
+
+/// A shared MPS is proved as soon as it is begun, which takes longer than srun's prolog is to wait.
+#[test]
+fn a_prologue_that_does_not_wait_leaves_a_shared_mps_to_the_process_that_goes_on() {
+    silence_kills();
+    let [one, _] = jobs();
+    let detached = one.detached();
+    for at in 0.. {
+        let world = Rc::new(RefCell::new(before()));
+        let mut node = Sim::new(&world, Trouble::KillAt(at));
+        let done = living(|| node.begin(&detached).is_ok());
+        assert_eq!(done, None, "it never divided");
+        if world.borrow().starter.is_some() {
+            assert!(
+                world.borrow().processes.is_empty(),
+                "begun before the prologue returned"
+            );
+            break;
+        }
+    }
+}
+
+/// NVIDIA's daemon has started its server again, which the journal does not know.
+#[test]
+fn a_job_that_leaves_ends_no_server_of_the_others() {
+    let [one, two] = jobs();
+    let world = Rc::new(RefCell::new(with([true, true])));
+    let is_server = |process: &Living| process.role == Role::Server;
+    let again = {
+        let mut world = world.borrow_mut();
+        let first = world.processes.iter().find(|(_, process)| is_server(process));
+        let (pid, server) = first
+            .map(|(pid, server)| (*pid, server.clone()))
+            .expect("a server");
+        world.processes.remove(&pid);
+        world.spawn(server)
+    };
+    assert!(Sim::well(&world).end(&one).is_clean());
+    assert!(world.borrow().processes.contains_key(&again));
+    assert_served(&world, &two, "after the other's end");
+    restored(&world, "a server that was started again");
+}
+
+/// It may say that the job shares the MPS.
+#[test]
+fn a_job_whose_journal_cannot_be_read_keeps_its_mps() {
+    let [one, two] = jobs();
+    let world = Rc::new(RefCell::new(with([true, true])));
+    let journal = paths().job(&two.id()).file(JOURNAL);
+    world.borrow_mut().put(journal, "{");
+    assert!(Sim::well(&world).end(&one).is_clean());
+    reconcile(&world);
+    assert_served(&world, &two, "after the other's end");
 }
 
 /// The indices there are another driver's.

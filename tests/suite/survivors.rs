@@ -178,12 +178,21 @@ fn a_lock_of_the_drivers_that_a_users_process_may_hold_is_no_evidence() {
     ] {
         let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
         let threads = thread(state, stack);
-        world.borrow_mut().waiting = vec![Waiting { uid, threads }];
+        world.borrow_mut().waiting = Some(vec![Waiting { uid, threads }]);
         end(&world, &scenario);
         later(&world, &scenario, 61);
         let drains = world.borrow().drains.clone();
         assert_eq!(drains.len(), count, "{what}: {drains:?}");
     }
+    let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
+    world.borrow_mut().waiting = None;
+    end(&world, &scenario);
+    later(&world, &scenario, 61);
+    assert_eq!(
+        world.borrow().drains,
+        Vec::<String>::new(),
+        "processes that cannot be read in time"
+    );
 }
 
 #[test]

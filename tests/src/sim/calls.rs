@@ -103,8 +103,10 @@ impl Gpus for Sim {
 }
 
 impl Daemons for Sim {
-    fn check_control(&mut self, _: &Path) -> Result<(), Failure> {
-        self.call("check_control")
+    fn check_control(&mut self, control: &Path) -> Result<(), Failure> {
+        self.call("check_control")?;
+        self.checked = Some(control.to_owned());
+        Ok(())
     }
 
     fn programs(&mut self, _: &Path) -> Programs {
@@ -132,6 +134,11 @@ impl Daemons for Sim {
 
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
         self.call("start_daemon")?;
+        assert_eq!(
+            self.checked.as_ref(),
+            Some(&spec.control),
+            "a program that root has not checked"
+        );
         self.start_ms.push(spec.start_ms);
         let pid = self.step(|world| {
             let survives = world.stubborn;
@@ -270,7 +277,7 @@ impl Members for Sim {
 
     fn waiting(&mut self) -> Option<Vec<Waiting>> {
         self.point();
-        Some(self.world.borrow().waiting.clone())
+        self.world.borrow().waiting.clone()
     }
 
     fn user_is_here(&mut self, _: &Journal) -> bool {
@@ -357,7 +364,7 @@ impl Controller for SimController {
 
     fn end_script(&self, _: &JobId) -> Result<bool, String> {
         let not_ours = || "this scheduler does not do that for us".to_owned();
-        (!self.is_slurm).then(not_ours).map_or(Ok(false), Err)
+        (!self.is_slurm).then(not_ours).map_or(Ok(true), Err)
     }
 }
 

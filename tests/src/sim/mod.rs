@@ -50,6 +50,8 @@ pub struct Sim {
     locks: Rc<RefCell<BTreeSet<PathBuf>>>,
     /// It continues alone after its program has ended.
     alone: bool,
+    /// The control program that it has checked.
+    checked: Option<PathBuf>,
     /// Its last call asked whether the job has ended.
     asked: Cell<bool>,
     other: Option<Other>,
@@ -76,6 +78,7 @@ impl Sim {
             start_ms: Vec::new(),
             locks: Rc::default(),
             alone: false,
+            checked: None,
             asked: Cell::new(false),
             other: None,
         }

@@ -37,7 +37,8 @@ pub struct World {
     pub stubborn: Option<Rung>,
     /// The threads of the survivors, in one look after the other; the last look stays.
     pub looks: Vec<Vec<Thread>>,
-    pub waiting: Vec<Waiting>,
+    /// `None`: one of them cannot be read in time.
+    pub waiting: Option<Vec<Waiting>>,
     pub silent: bool,
     pub now: u64,
     /// This many more looks find a process of the user's besides the job's own.
@@ -65,7 +66,8 @@ pub struct World {
     pub failed: Vec<FailureKind>,
     pub log: Vec<String>,
     pub held: BTreeSet<PathBuf>,
-    next_pid: i32,
+    /// The pid of the next process.
+    pub spawned: i32,
 }
 
 impl World {
@@ -77,7 +79,8 @@ impl World {
             inventory,
             files: all.map(|path| (path, None)).collect(),
             has_cgroups: true,
-            next_pid: 1000,
+            waiting: Some(Vec::new()),
+            spawned: 1000,
             ..Self::default()
         }
     }
@@ -124,9 +127,9 @@ impl World {
     }
 
     pub fn spawn(&mut self, living: Living) -> i32 {
-        self.next_pid += 1;
-        self.processes.insert(self.next_pid, living);
-        self.next_pid
+        self.spawned += 1;
+        self.processes.insert(self.spawned, living);
+        self.spawned
     }
 
     pub fn set_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) {
