@@ -12,10 +12,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use mpsd::node::worker::{NvmlWorker, Question};
+use mpsd_core::{ComputeMode, Inventory};
 use tempfile::TempDir;
 
 use crate::beside::{self, Work};
 use crate::double::look::{self, wait_until};
+use crate::double::node::NvmlFaults;
 use crate::double::{Builder, NodeDouble, copy_program};
 use crate::fuse::Hung;
 use crate::stage::{
@@ -86,8 +89,31 @@ impl Place {
             chmod(&to, 0o755);
         }
         place.configure(extra);
+        place.remember_gpus();
         place.before = place.picture();
         place
+    }
+
+    /// Writes what a job before a node's trouble has left in the ledger. On a real node almost every start finds that.
+    fn remember_gpus(&mut self) {
+        let (mut faults, mut takes) = (NvmlFaults::default(), 0);
+        let mut swap = |node: &mut NodeDouble| {
+            node.change(|node| {
+                std::mem::swap(&mut node.nvml, &mut faults);
+                std::mem::swap(&mut node.times.nvml, &mut takes);
+            });
+        };
+        swap(&mut self.node);
+        let library = self.node.nvml().display().to_string();
+        let mut worker = NvmlWorker::start(&self.program("mpsd"), &library, PATIENCE).expect("a worker");
+        let told = worker.ask::<Inventory>(&Question::Inventory);
+        swap(&mut self.node);
+        // A node that has lost a GPU may not tell the others.
+        let Ok(mut gpus) = told else { return };
+        let all = gpus.gpus.iter_mut().chain(&mut gpus.migs);
+        all.for_each(|gpu| gpu.mode = ComputeMode::Default);
+        let ledger = serde_json::json!({"version": 1, "gpus": gpus});
+        fs::write(self.path("run/ledger"), ledger.to_string()).expect("a ledger");
     }
 
     /// Writes the configuration with these lines and the place's own cgroup.

@@ -156,8 +156,6 @@ fn no_server_starts_without_root() {
     /// Several times what a server takes to appear.
     const A_SERVERS: Duration = Duration::from_millis(600);
     let place = Place::new(fast(1).times(|times| times.nvml = SLOW_MS), "");
-    place.begin("1.srv", "MPS=true", "0");
-    place.torque_end("1.srv").ok();
     let mut prologue = place.start_torque("2.srv", "MPS=true", "0");
     let socket = place.job("2.srv").join("pipe/control");
     eventually("the control daemon is up before NVML is", || socket.exists());
@@ -180,8 +178,6 @@ fn no_server_starts_without_root() {
 #[test]
 fn what_is_begun_again_is_whole() {
     let place = Place::new(fast(1), "");
-    place.begin("1.srv", "MPS=true", "0");
-    place.torque_end("1.srv").ok();
     let ledger = place.path("run/ledger");
     let mut told: serde_json::Value =
         serde_json::from_slice(&fs::read(&ledger).expect("a ledger")).expect("JSON");
@@ -259,8 +255,6 @@ fn a_server_that_its_user_starts_too_early_harms_that_job_alone() {
         let job = format!("{number}.srv");
         // A failed prologue of Torque uses its whole time.
         let place = Place::new(fast(1).times(|times| times.nvml = 1_500), "deadline_s = 8");
-        place.begin("1.srv", "MPS=true", "0");
-        place.torque_end("1.srv").ok();
         let mut prologue = place.start_torque(&job, account, "0");
         let socket = place.job(&job).join("pipe/control");
         eventually("the control daemon", || socket.exists());
