@@ -24,6 +24,7 @@ mod metrics;
 mod mig;
 mod mpsctl;
 mod no_memory_told;
+mod outcomes;
 mod pack;
 mod partitions;
 mod plans;

@@ -1,0 +1,177 @@
+//! What becomes of a job whose start failed, and of its node.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use mpsd::job::outcome::leave_record;
+use mpsd::job::{self, ReturnWhen};
+use mpsd::scheduler::Scheduler;
+use mpsd_core::Failure;
+use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
+use mpsd_core::record::Record;
+use tests::sim::scenario::{Scenario, UID};
+use tests::sim::{Sim, Trouble, World, paths};
+
+use crate::crash::{before, restored, shared};
+
+fn fail_earlier(world: &Rc<RefCell<World>>) {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let when = now.expect("a time").as_secs();
+    let path = paths().run().join("ledger");
+    let ledger = world.borrow().text(&path);
+    let ledger = ledger.unwrap_or_else(|| "{\"version\":1}".to_owned());
+    let mut ledger: serde_json::Value = serde_json::from_str(&ledger).expect("a ledger");
+    ledger["failed_starts"] = serde_json::json!({(UID + 7).to_string(): {"when": when, "job": "7"}});
+    world.borrow_mut().put(path, ledger.to_string());
+}
+
+#[test]
+fn starts_that_fail_for_two_users_are_evidence_only_if_neither_could_be_the_cause() {
+    let evidence = Scenario::new("stillborn", "MPS=true", 1).config("[drain]\non_failed_starts = true");
+    // Only the documentation knows this daemon, so failures for two users are no evidence.
+    let parted = Scenario::new("parted", "MPS=true,MPS_SMS=16:16", 1).driver("590.44.01");
+    let parted = parted.config(evidence.config);
+    let told = Scenario::new("told", "MPS=true", 1);
+    // An earlier start knew a GPU of another product, for which the site says nothing.
+    let by_product = "[[node]]\nproduct = \"NVIDIA H200\"\ndrain.on_failed_starts = true";
+    let remembered = Scenario::new("remembered", "MPS=true", 1).config(by_product);
+    let remembered = remembered.remembered(|gpu| gpu.name = "NVIDIA H100".to_owned());
+    let cases = [
+        (&remembered, 0, true),
+        (&evidence, 0, true),
+        (&evidence, 1, false),
+        (&parted, 0, false),
+        (&told, 0, false),
+    ];
+    for (scenario, is_seen, proves) in cases {
+        let world = shared(&before(scenario));
+        world.borrow_mut().stillborn = true;
+        // A process that was there when the start began may have brought it down, even if it has ended since.
+        world.borrow_mut().user_is_seen = is_seen;
+        fail_earlier(&world);
+        let failed = Sim::well(&world).begin(scenario).expect_err("stillborn");
+        let name = scenario.name;
+        let proved = match &failed.failure {
+            Failure::Fault(fault) => Some(fault.evidence == Evidence::RepeatedStarts),
+            Failure::Undetermined(_) => Some(false),
+            Failure::Refusal(_) => None,
+        };
+        assert_eq!(proved, Some(proves), "{name} {is_seen}: {failed:?}");
+        let warning = "starts of several users failed on this node";
+        let warned = world.borrow().log.iter().any(|line| line.contains(warning));
+        assert_eq!(warned, name == "told", "{name}");
+        restored(&world, scenario, name);
+    }
+    // NVML falls silent: another program may hold the GPU.
+    let is_told = |at| {
+        let world = shared(&before(&evidence));
+        world.borrow_mut().stillborn = true;
+        fail_earlier(&world);
+        let silence = |world: &Rc<RefCell<World>>| world.borrow_mut().silent = true;
+        let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(silence);
+        let failed = node.begin(&evidence).expect_err("stillborn");
+        matches!(failed.failure, Failure::Undetermined(why) if why.what == "mpsd")
+    };
+    assert!((0..200).any(is_told), "a GPU that cannot be asked is evidence");
+}
+
+#[test]
+fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
+    for (trouble, deaf, sister, code, waits) in [
+        (Trouble::UndeterminedAt(0), false, false, 2, 1),
+        (Trouble::FaultAt(0), false, false, 2, 0),
+        (Trouble::FaultAt(0), true, false, 2, 1),
+        // A failing sister takes its node down, and a job may be deleted with it. So the tasks are told instead, unless
+        // a broken node stays in service.
+        (Trouble::UndeterminedAt(0), false, true, 0, 0),
+        (Trouble::FaultAt(0), false, true, 0, 0),
+        (Trouble::FaultAt(0), true, true, 2, 1),
+    ] {
+        let scenario = Scenario::new("torque", "MPS=true", 1).of(Scheduler::Torque, sister);
+        let world = shared(&before(&scenario));
+        world.borrow_mut().deaf = deaf;
+        let job = scenario.job().expect("job");
+        let begun = job::begin(&mut Sim::new(&world, trouble), &job, &scenario, ReturnWhen::Ready);
+        let case = format!("{trouble:?}, deaf {deaf}, sister {sister}");
+        assert_eq!(begun.code, code, "{case}");
+        assert_eq!(world.borrow().waits, waits, "{case}");
+        let told = world.borrow().state(&scenario.id()).is_some();
+        assert_eq!(told, code == 0, "{case}: a record for the tasks");
+        assert!(world.borrow().requeued.is_empty(), "{case}");
+    }
+}
+
+#[test]
+fn a_lost_record_on_pbs_is_no_matter_of_its_script_which_the_exit_code_ends() {
+    // OpenPBS's hook does not let this try count: the user had nothing there.
+    for (scheduler, code) in [(Scheduler::Torque, 2), (Scheduler::OpenPbs, 3)] {
+        let mut scenario = Scenario::new("pbs", "MPS=true", 1).of(scheduler, false);
+        scenario.record = true;
+        let world = shared(&before(&scenario));
+        world.borrow_mut().no_room = true;
+        let job = scenario.job().expect("job");
+        let mut node = Sim::new(&world, Trouble::UndeterminedAt(0));
+        let begun = job::begin(&mut node, &job, &scenario, scenario.when);
+        assert_eq!(begun.code, code, "{scheduler}");
+        let log = world.borrow().log.clone();
+        let has = |words| log.iter().any(|line| line.contains(words));
+        assert!(has("record for the job's tasks") && !has("script"), "{log:?}");
+    }
+}
+
+/// Slurm's plugin fails the prolog by it, which drains. OpenPBS's hook does not count a try that only the node can have failed.
+#[test]
+fn a_record_says_whether_the_node_drains_and_whether_the_user_can_be_the_cause() {
+    let fault = |evidence| Failure::from(Fault::new(evidence, "node", "broken"));
+    let unknown = |by_user| {
+        let mut unknown = Undetermined::new("start", "slow");
+        unknown.by_user = by_user;
+        Failure::from(unknown)
+    };
+    let scenario = Scenario::new("recorded", "MPS=true", 1);
+    for (failure, kind, of_node) in [
+        (fault(Evidence::Storage), FailureKind::Fault, true),
+        (fault(Evidence::Configuration), FailureKind::Undetermined, true),
+        (unknown(false), FailureKind::Undetermined, true),
+        (unknown(true), FailureKind::Undetermined, false),
+    ] {
+        let world = shared(&before(&scenario));
+        assert!(leave_record(
+            &mut Sim::well(&world),
+            &scenario.id(),
+            UID,
+            &failure
+        ));
+        let text = world.borrow().text(&paths().job(&scenario.id()).record());
+        let record = Record::parse(&text.expect("a record")).expect("a record");
+        assert_eq!((record.kind, record.of_node), (Some(kind), of_node), "{failure}");
+    }
+}
+
+/// The plugin fails the prolog of a job on a broken node by its record.
+#[test]
+fn a_job_on_a_broken_node_whose_record_is_lost_goes_back_into_slurms_queue() {
+    let scenario = Scenario::new("lost", "MPS=true", 1).recorded();
+    for (no_room, requeued) in [(false, 0), (true, 1)] {
+        let world = shared(&before(&scenario));
+        world.borrow_mut().no_room = no_room;
+        let job = scenario.job().expect("job");
+        let begun = job::begin(
+            &mut Sim::new(&world, Trouble::FaultAt(0)),
+            &job,
+            &scenario,
+            scenario.when,
+        );
+        let world = world.borrow();
+        assert_eq!(
+            (world.drains.len(), world.requeued.len()),
+            (1, requeued),
+            "{begun:?}"
+        );
+        assert!(
+            !world.log.concat().contains("script"),
+            "it is back: {:?}",
+            world.log
+        );
+    }
+}
