@@ -116,28 +116,30 @@ fn without_directory(text: &str) -> Option<String> {
 /// Shows the administrator `failure`, which does not drain, as a note on the node: once, and never over another's note.
 /// Remembers it for [`withdraw_remarks`]. Returns a line for the log if something was tried.
 pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, failure: &impl Display) -> Option<String> {
-    let controller = place.controller();
     let marker = Marker {
         delivered: true,
         remark: true,
         ..place.marker(&format!("{prefix} {failure}"))
     };
     let note = &marker.reason;
-    let told = controller.status().and_then(|shown| {
-        let stands = shown.reason.unwrap_or_default();
-        let free = stands.is_empty() || stands.starts_with(prefix);
-        if shown.drained || stands == *note || !free {
-            return Ok(false);
-        }
-        // The marker first: a forgotten note would stay after the repair.
-        markers::write(paths, &marker)?;
-        controller.remark(note).map(|_| true)
-    });
-    match told {
+    match show(paths, prefix, &marker, place.controller().as_ref()) {
         Ok(false) => None,
         Ok(true) => Some(format!("node '{}' shows: {note}", place.node)),
         Err(why) => Some(format!("node '{}' is not told ({why}): {note}", place.node)),
     }
+}
+
+/// Shows the note of `marker`; false: it stands already, or the place is taken.
+fn show(paths: &Paths, prefix: &str, marker: &Marker, controller: &dyn Controller) -> Result<bool, String> {
+    let shown = controller.status()?;
+    let stands = shown.reason.unwrap_or_default();
+    let free = stands.is_empty() || stands.starts_with(prefix);
+    if shown.drained || stands == marker.reason || !free {
+        return Ok(false);
+    }
+    // The marker first: a forgotten note would stay after the repair.
+    markers::write(paths, marker)?;
+    controller.remark(&marker.reason).map(|_| true)
 }
 
 /// Takes the notes of [`remark`] off the node, once they are over; a line for each.
@@ -296,6 +298,8 @@ mod tests {
     struct Fake {
         node: RefCell<NodeStatus>,
         obeys: bool,
+        /// An administrator drains it for this at the same time, and comes first.
+        drained_for: Option<&'static str>,
     }
 
     fn status(drained: bool, reason: Option<&str>) -> NodeStatus {
@@ -306,7 +310,11 @@ mod tests {
     impl Fake {
         fn new(drained: bool, reason: Option<&str>, obeys: bool) -> Self {
             let node = RefCell::new(status(drained, reason));
-            Self { node, obeys }
+            Self {
+                node,
+                obeys,
+                drained_for: None,
+            }
         }
 
         fn order(&self, drained: bool, reason: Option<&str>) -> Result<String, String> {
@@ -327,10 +335,13 @@ mod tests {
             Ok(self.node.borrow().clone())
         }
         fn take_out(&self, reason: &str, _: Option<&str>) -> Result<String, String> {
-            self.order(true, Some(reason))
+            self.order(true, Some(self.drained_for.unwrap_or(reason)))
         }
         fn put_back(&self, memo: Option<&str>) -> Result<String, String> {
             self.order(false, memo)
+        }
+        fn remark(&self, note: &str) -> Result<String, String> {
+            self.order(false, Some(note))
         }
         fn withdraw(&self, _: &str, _: Option<&str>) -> Result<(), String> {
             Ok(())
@@ -357,6 +368,11 @@ mod tests {
         assert_eq!(node.status(), Ok(status(true, Some("bad disk"))));
         let bare = Fake::new(true, None, true);
         assert_eq!(bare.drain(OURS), Ok(Outcome::Others(String::new())));
+        let meanwhile = Fake {
+            drained_for: Some("bad disk"),
+            ..Fake::new(false, None, true)
+        };
+        assert_eq!(meanwhile.drain(OURS), Ok(Outcome::Others("bad disk".into())));
 
         let node = Fake::new(false, None, true);
         for reason in [OURS, "mpsd: job 2: y"] {
@@ -399,6 +415,31 @@ mod tests {
         lift(&paths, &kept, &node).unwrap();
         assert_eq!(node.status(), Ok(status(false, Some(memo))));
         assert_eq!(markers::all(&paths), []);
+    }
+
+    #[test]
+    fn a_note_takes_the_place_of_nobodys_and_is_shown_once() {
+        for (drained, before, is_shown) in [
+            (false, None, true),
+            (false, Some("mpsd: job 0: y"), true),
+            (false, Some(OURS), false),
+            (false, Some("new fans on Monday"), false),
+            (true, Some("mpsd: job 0: y"), false),
+            (true, None, false),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let paths = Paths::new(dir.path().join("run"), dir.path());
+            let node = Fake::new(drained, before, true);
+            let note = Marker {
+                remark: true,
+                ..our_marker(OURS)
+            };
+            let after = if is_shown { Some(OURS) } else { before };
+            assert_eq!(show(&paths, "mpsd:", &note, &node), Ok(is_shown), "{before:?}");
+            assert_eq!(node.status(), Ok(status(drained, after)));
+            let kept = markers::remarks(&paths);
+            assert_eq!(kept.as_slice(), is_shown.then_some(note).as_slice(), "{before:?}");
+        }
     }
 
     #[test]
