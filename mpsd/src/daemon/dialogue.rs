@@ -176,9 +176,9 @@ pub struct Proof {
     /// Device as named by the setting, and bytes.
     pub memory: Vec<(String, u64)>,
     /// The server that said it is ready, from `NEW SERVER n: Ready`.
-    pub ready: Option<i32>,
+    ready: Option<i32>,
     /// `Server has started`: the lines of its limits come before.
-    pub started: bool,
+    started: bool,
 }
 
 impl Proof {
@@ -194,6 +194,11 @@ impl Proof {
             Some(Event::Started) => self.started = true,
             _ => {}
         }
+    }
+
+    /// The server, once it is ready and the log has its limits.
+    pub fn server(&self) -> Option<i32> {
+        self.ready.filter(|_| self.started)
     }
 
     /// Whether the server confirms every limit of `daemon`.
@@ -371,9 +376,10 @@ mod tests {
             &format!("[x Server   691] Device pinned memory limit for device {GPU} set to 0x100000000 bytes"),
             "[2026-11-21 01:32:37.858 Server   691] Server has started",
         ] {
+            assert_eq!(proof.server(), None, "before: {line}");
             proof.take(line);
         }
-        assert_eq!((proof.ready, proof.started), (Some(645), true));
+        assert_eq!(proof.server(), Some(645));
         assert_eq!(proof.confirms(&daemon(Some("25"), Some(4096))), Ok(()));
         assert!(proof.confirms(&daemon(Some("50"), Some(4096))).is_err());
         assert!(proof.confirms(&daemon(Some("25"), Some(2048))).is_err());

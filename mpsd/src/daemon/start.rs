@@ -162,10 +162,7 @@ fn advance(spec: &Spec, running: &mut Running, may_start: bool, end: Deadline) -
         };
     }
     // `NEW SERVER n: Ready` means ACTIVE, and costs no session (docs/facts/mps-control.md#when-a-server-is-ready).
-    let ready = running
-        .proof
-        .ready
-        .filter(|_| running.proof.started && running.server.is_none());
+    let ready = running.proof.server().filter(|_| running.server.is_none());
     if let Some(server) = ready {
         running.proof.confirms(&running.daemon)?;
         running.server = Some(server);
