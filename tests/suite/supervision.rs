@@ -236,12 +236,19 @@ fn greedy_in(place: &Place, job: &str) -> Running {
 #[test]
 fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
     let (ignored, logged) = (Watched::new("ignore"), Watched::new("log"));
+    // A job of the same user on the same GPU, which may have more. The GPU lists its client for both.
+    let (place, other) = (&logged.place, "98.srv");
+    place.begin(other, "MPS=true,MPS_MEM=6G", "0");
+    let stranger = greedy_in(place, other);
     eventually("the client is told of", || logged.lines(&logged.over) > 0);
     // A line about a second client proves a second look. By then "ignore" has had time for a line too.
     let second = greedy(&logged.place);
     eventually("the second is told of", || logged.lines(&second) > 0);
     drop(second);
     assert_eq!(logged.lines(&logged.over), 1, "log");
+    assert_eq!(logged.lines(&stranger), 0, "another job's");
+    drop(stranger);
+    place.end(other);
     assert!(logged.log().contains("its limit is 1024 MiB"));
     assert_eq!(ignored.lines(&ignored.over), 0, "ignore");
     for (watched, policy) in [(ignored, "ignore"), (logged, "log")] {

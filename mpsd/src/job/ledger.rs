@@ -234,6 +234,7 @@ mod tests {
     use crate::node::real::RealNode;
     use mpsd_core::Paths;
     use mpsd_core::config::Settings;
+    use std::path::Path;
 
     #[test]
     fn what_another_release_tells_of_gpus_hides_nothing_else() {
@@ -243,15 +244,33 @@ mod tests {
         assert_eq!((ledger.failed_starts.len(), &ledger.gpus), (1, &None));
     }
 
-    #[test]
-    fn a_ledger_that_cannot_be_read_or_is_a_newer_releases_counts_as_empty() {
-        let place = tempfile::tempdir().unwrap();
+    fn node(run: &Path) -> RealNode {
         let settings = Settings {
-            paths: Paths::new(place.path(), place.path()),
+            paths: Paths::new(run, run),
             ..Settings::usual()
         };
         let limit = Duration::from_secs(20);
-        let mut node = RealNode::new("test", &settings, limit, limit);
+        RealNode::new("test", &settings, limit, limit)
+    }
+
+    /// It may say what a job must not forget. A free descriptor may be all that the read lacks; here it is the length.
+    #[test]
+    fn a_ledger_that_is_there_and_cannot_be_read_is_not_replaced() {
+        let place = tempfile::tempdir().unwrap();
+        let (file, job) = (place.path().join(NAME), JobId::parse("7").unwrap());
+        let text = "{\"version\":1}".to_owned() + &" ".repeat(LONGEST);
+        std::fs::write(&file, &text).unwrap();
+        let mut node = node(place.path());
+        for uid in [1000, 1001] {
+            assert!(!note_failed_start(&mut node, uid, &job));
+        }
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+    }
+
+    #[test]
+    fn a_ledger_that_cannot_be_read_or_is_a_newer_releases_counts_as_empty() {
+        let place = tempfile::tempdir().unwrap();
+        let mut node = node(place.path());
         let (file, job) = (place.path().join(NAME), JobId::parse("7").unwrap());
         for text in [
             "",

@@ -404,8 +404,11 @@ mod tests {
     use crate::node::tasks::tasks;
     use crate::sys::cgroup::Cgroup;
     use crate::sys::spawn::{Identity, Spawn};
+    use crate::sys::testing::{alone, outlived_by_a_thread};
     use mpsd_core::JobId;
     use mpsd_core::config::Settings;
+    use std::fs::{Permissions, set_permissions};
+    use std::os::unix::fs::{PermissionsExt, chown};
 
     /// A user that owns nothing on any system.
     const STRANGER: u32 = 54_321;
@@ -472,6 +475,72 @@ mod tests {
             .for_each(|base| Cgroup::remove_base(base));
     }
 
+    /// The user's own program in our daemon's place may start what it likes in the job's cgroup.
+    #[test]
+    fn a_file_with_the_vendors_name_counts_in_the_jobs_cgroup_if_it_is_roots() {
+        let cgroup = Cgroup::create(&(Cgroup::trial() + "-names")).unwrap();
+        let cgroup = cgroup.expect("this machine has no cgroup hierarchy to test with");
+        let recorded = include_str!("../job/recorded/journal-1.json");
+        let mut journal: Journal = serde_json::from_str(recorded).unwrap();
+        journal.cgroup = Some(cgroup.path().to_owned());
+        let limit = Duration::from_secs(1);
+        let node = RealNode::new("test", &Settings::usual(), limit, limit);
+        let place = tempfile::tempdir().unwrap();
+        let (program, other) = (place.path().join(SERVER), place.path().join("other"));
+        let mut found = Vec::new();
+        for (owner, mode, is_inside, is_replaced) in [
+            (0, 0o755, true, false),
+            (0, 0o755, false, false),
+            (STRANGER, 0o755, true, false),
+            (0, 0o775, true, false),
+            (0, 0o757, true, false),
+            (0, 0o755, true, true),
+        ] {
+            std::fs::copy("/bin/sleep", &program).unwrap();
+            chown(&program, Some(owner), None).unwrap();
+            set_permissions(&program, Permissions::from_mode(mode)).unwrap();
+            let mut sleeper = Spawn::new(&program);
+            sleeper.args = vec!["60".into()];
+            sleeper.cgroup = is_inside.then(|| cgroup.directory().unwrap());
+            let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+            if is_replaced {
+                std::fs::copy("/bin/sleep", &other).unwrap();
+                std::fs::rename(&other, &program).unwrap();
+            }
+            let known = roles(&node, &journal, &[sleeper.id().unwrap()]);
+            found.push(known.first().map(|(_, role)| *role));
+            sleeper.kill(Deadline::after_ms(20_000));
+            std::fs::remove_file(&program).unwrap();
+        }
+        let removed = cgroup.remove();
+        assert_eq!(found, [Some(Role::Server), None, None, None, None, None]);
+        assert!(removed.is_ok(), "{removed:?}");
+        cgroup
+            .path()
+            .parent()
+            .iter()
+            .for_each(|base| Cgroup::remove_base(base));
+    }
+
+    /// Else its user could fail starts one after the other, and be taken for nobody.
+    #[test]
+    fn a_user_is_here_as_long_as_a_thread_of_theirs_lives() {
+        let _alone = alone();
+        let recorded = include_str!("../job/recorded/journal-1.json");
+        let mut journal: Journal = serde_json::from_str(recorded).unwrap();
+        (journal.cgroup, journal.uid) = (None, STRANGER + 3);
+        let limit = Duration::from_secs(1);
+        let mut node = RealNode::new("test", &Settings::usual(), limit, limit);
+        assert!(!node.user_is_here(&journal), "before");
+        let mut child = outlived_by_a_thread(journal.uid);
+        assert!(node.user_is_here(&journal), "its first thread has ended");
+        let process = Process::find(child.pid()).unwrap();
+        child.signal(Signal::SIGKILL);
+        assert!(process.wait_gone(Deadline::after_ms(20_000)));
+        assert!(!node.user_is_here(&journal), "all have");
+        child.wait(Deadline::after_ms(20_000)).unwrap();
+    }
+
     /// Else the end of one job would kill the verification of another that joins the same MPS.
     #[test]
     fn the_probe_is_known_in_the_cgroup_of_an_mps_and_is_none_of_its_members() {
@@ -525,6 +594,9 @@ mod tests {
             let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
             let pid = sleeper.pid();
             let job = tasks(STRANGER + 2, &[pid]).remove(0).job.unwrap();
+            let mut others = shared.clone();
+            (others.uid, others.job) = (STRANGER, JobId::parse("77").unwrap());
+            assert_eq!(node.is_of_job(&others, pid), None, "another user's");
             let mut ends = |job: &str| {
                 let mut member = shared.clone();
                 (member.uid, member.job) = (STRANGER + 2, JobId::parse(job).unwrap());

@@ -19,7 +19,7 @@ pub use mpsd_core::deadline;
 pub use raw::Exit;
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 use nix::errno::Errno;
 use std::time::{SystemTime, UNIX_EPOCH};

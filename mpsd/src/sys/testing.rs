@@ -1,16 +1,19 @@
 //! What the tests of this layer share.
 
 use super::deadline::Deadline;
+use super::process::{Process, State};
 use super::raw;
 use super::spawn::{Child, Identity, Spawn};
+use nix::sys::signal::Signal;
 use std::io::{StdoutLock, Write as _};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Holds back other tests that fork, because their children would keep copies of this test's descriptors. It also holds back
 /// the printing of results: a child made meanwhile would wait for ever for its copy of that lock.
-pub(super) fn alone() -> (StdoutLock<'static>, MutexGuard<'static, ()>) {
+pub(crate) fn alone() -> (StdoutLock<'static>, MutexGuard<'static, ()>) {
     let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut printing = std::io::stdout().lock();
     // A child would write what stands in the buffer as well.
@@ -40,6 +43,26 @@ pub(super) fn forked(work: impl FnOnce() -> u8) -> Child {
         None => raw::exit_now(work()),
         Some(pid) => Child::adopt(pid),
     }
+}
+
+/// A process of this user's, whose first thread has ended while another sleeps: `ps` shows it as defunct.
+pub(crate) fn outlived_by_a_thread(uid: u32) -> Child {
+    let own = nix::unistd::getpid();
+    let child = forked(|| {
+        become_user(uid);
+        let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
+        if nix::unistd::getppid() != own {
+            return 1;
+        }
+        std::thread::spawn(|| std::thread::sleep(Duration::from_secs(60)));
+        raw::tests::end_this_thread()
+    });
+    let process = Process::find(child.pid()).unwrap();
+    let deadline = soon();
+    while process.stat().unwrap().state != State::Defunct {
+        assert!(deadline.sleep(Duration::from_millis(1)));
+    }
+    child
 }
 
 /// Enough time for a busy machine.

@@ -234,7 +234,7 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::testing::{STRANGER, alone, as_stranger, soon};
+    use crate::sys::testing::{STRANGER, alone, as_stranger, outlived_by_a_thread, soon};
 
     fn sleeper() -> crate::sys::spawn::Child {
         let mut spawn = as_stranger("/bin/sleep", &["60"]);
@@ -323,24 +323,9 @@ mod tests {
     #[test]
     fn a_process_lives_while_any_of_its_threads_does() {
         let _alone = alone();
-        let own = nix::unistd::getpid();
-        let pid = match raw::fork().unwrap() {
-            None => {
-                let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
-                if nix::unistd::getppid() != own {
-                    raw::exit_now(1);
-                }
-                std::thread::spawn(|| std::thread::sleep(Duration::from_secs(60)));
-                raw::tests::end_this_thread()
-            }
-            Some(pid) => pid,
-        };
-        let mut child = crate::sys::spawn::Child::adopt(pid);
-        let process = Process::find(pid).unwrap();
+        let mut child = outlived_by_a_thread(STRANGER);
+        let process = Process::find(child.pid()).unwrap();
         let deadline = Deadline::after_ms(5000);
-        while process.stat().unwrap().state != State::Defunct {
-            assert!(deadline.sleep(Duration::from_millis(1)));
-        }
         while process.state() != Some(State::Sleeping) {
             assert!(deadline.sleep(Duration::from_millis(1)), "{:?}", process.state());
         }
