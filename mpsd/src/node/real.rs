@@ -266,7 +266,16 @@ impl Scheduling for RealNode {
     fn drain(&mut self, place: &Place<'_>, target: &DrainTarget, fault: &Fault) -> Option<(String, bool)> {
         let (prefix, gpus) = (target.prefix.as_deref()?, target.gpus.clone());
         let paths = &self.settings.paths;
-        Some(drain::deliver(paths, place, prefix, &target.jobs(), fault, gpus))
+        let (controller, jobs) = (place.controller(), target.jobs());
+        Some(drain::deliver(
+            paths,
+            place,
+            controller.as_ref(),
+            prefix,
+            &jobs,
+            fault,
+            gpus,
+        ))
     }
 
     /// A process of the user writes it, because the way to the file is the user's, and may block.

@@ -161,6 +161,7 @@ pub fn withdraw_remarks(paths: &Paths, site: &Site) -> Vec<Result<String, String
 pub fn deliver(
     paths: &Paths,
     place: &Place<'_>,
+    controller: &dyn Controller,
     prefix: &str,
     jobs: &str,
     fault: &Fault,
@@ -173,7 +174,7 @@ pub fn deliver(
     };
     // The marker first: a forgotten drain could never be lifted.
     let waiting = markers::write(paths, &marker);
-    let (outcome, remembered) = hand_over(paths, prefix, &marker, place.controller().as_ref());
+    let (outcome, remembered) = hand_over(paths, prefix, &marker, controller);
     let (node, reason, delivered) = (place.node, &marker.reason, outcome.is_ok());
     let line = match outcome {
         Ok(Outcome::Ours(_)) => format!("node '{node}' drained: {reason}"),
@@ -348,13 +349,16 @@ mod tests {
         }
     }
 
-    fn our_marker(reason: &str) -> Marker {
-        let place = Place {
+    fn place() -> Place<'static> {
+        Place {
             scheduler: Scheduler::Torque,
             site: Site::default(),
             node: "n1",
-        };
-        place.marker(reason)
+        }
+    }
+
+    fn our_marker(reason: &str) -> Marker {
+        place().marker(reason)
     }
 
     #[test]
@@ -395,15 +399,11 @@ mod tests {
         let memo = "new fans on Monday";
         let node = Fake::new(false, Some(memo), true);
         // Twice: the second fault of a node finds the drain of the first.
-        for reason in [OURS, "mpsd: job 2: y"] {
-            let new = Marker {
-                note: markers::delivered(&paths, "n1").and_then(|earlier| earlier.note),
-                ..our_marker(reason)
-            };
-            markers::write(&paths, &new).unwrap();
-            let done = hand_over(&paths, "mpsd:", &new, &node);
-            assert_eq!(done, (Ok(Outcome::Ours(OURS.to_owned())), Ok(())));
-            assert_eq!(node.status(), Ok(status(true, Some(OURS))));
+        let fault = Fault::new(Evidence::GpuLost, "x", "y");
+        for jobs in ["job 1", "job 2"] {
+            let (line, is_delivered) = deliver(&paths, &place(), &node, "mpsd:", jobs, &fault, Vec::new());
+            assert!(is_delivered, "{line}");
+            assert_eq!(node.status(), Ok(status(true, Some("mpsd: job 1: x: y"))));
             let kept = markers::delivered(&paths, "n1").expect("a marker");
             assert_eq!(state(&kept, &node), Ok(DrainState::Stands));
         }
@@ -415,6 +415,53 @@ mod tests {
         lift(&paths, &kept, &node).unwrap();
         assert_eq!(node.status(), Ok(status(false, Some(memo))));
         assert_eq!(markers::all(&paths), []);
+    }
+
+    #[test]
+    fn a_drain_that_comes_too_late_is_forgotten_and_a_note_of_ours_is_no_administrators() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths::new(dir.path().join("run"), dir.path());
+        let ours = our_marker(OURS);
+        markers::write(&paths, &ours).unwrap();
+        let late = Fake::new(true, Some("bad disk"), true);
+        let (outcome, _) = hand_over(&paths, "mpsd:", &ours, &late);
+        assert_eq!(outcome, Ok(Outcome::Others("bad disk".into())));
+        assert_eq!(
+            markers::all(&paths),
+            [],
+            "else the node takes no job until it is delivered"
+        );
+
+        let left = Fake::new(false, Some("mpsd: job 0: y"), true);
+        hand_over(&paths, "mpsd:", &ours, &left).0.unwrap();
+        assert_eq!(markers::delivered(&paths, "n1").unwrap().note, None);
+        assert_eq!(markers::delivered(&paths, "n2"), None, "another node's");
+        assert_eq!(markers::remarks(&paths), [], "no remark");
+    }
+
+    #[test]
+    fn a_drain_stands_only_while_the_node_shows_our_reason() {
+        let over = |why: &str| DrainState::Over(why.to_owned());
+        let others = "the node is drained for another reason ('bad disk')";
+        for (delivered, drained, reason, meaning) in [
+            (true, true, OURS, DrainState::Stands),
+            (false, true, OURS, DrainState::Stands),
+            (true, true, "bad disk", over(others)),
+            (false, true, "bad disk", over(others)),
+            (true, false, "", over("it was lifted")),
+            (false, false, "", DrainState::Undelivered),
+        ] {
+            let marker = Marker {
+                delivered,
+                ..our_marker(OURS)
+            };
+            let node = Fake::new(drained, Some(reason), true);
+            assert_eq!(
+                state(&marker, &node),
+                Ok(meaning),
+                "{delivered} {drained} {reason}"
+            );
+        }
     }
 
     #[test]
@@ -437,6 +484,7 @@ mod tests {
             let after = if is_shown { Some(OURS) } else { before };
             assert_eq!(show(&paths, "mpsd:", &note, &node), Ok(is_shown), "{before:?}");
             assert_eq!(node.status(), Ok(status(drained, after)));
+            assert_eq!(markers::all(&paths), [], "it is no drain");
             let kept = markers::remarks(&paths);
             assert_eq!(kept.as_slice(), is_shown.then_some(note).as_slice(), "{before:?}");
         }
