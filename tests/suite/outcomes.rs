@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use mpsd::job::outcome::leave_record;
+use mpsd::job::outcome::{UNCOUNTED, exit_code, leave_record};
 use mpsd::job::{self, ReturnWhen};
 use mpsd::scheduler::Scheduler;
 use mpsd_core::Failure;
@@ -119,6 +119,21 @@ fn a_lost_record_on_pbs_is_no_matter_of_its_script_which_the_exit_code_ends() {
     }
 }
 
+/// OpenPBS tries it again, and its administrator would not hear of it.
+#[test]
+fn a_node_that_fails_a_start_shows_why_unless_the_site_drains_nothing() {
+    for (config, shown) in [("", 1), ("[drain]\nenabled = false", 0)] {
+        let scenario = Scenario::new("shown", "MPS=true", 1).config(config);
+        let scenario = scenario.of(Scheduler::OpenPbs, false).recorded();
+        let world = shared(&before(&scenario));
+        let job = scenario.job().expect("job");
+        let mut node = Sim::new(&world, Trouble::UndeterminedAt(0));
+        let begun = job::begin(&mut node, &job, &scenario, scenario.when);
+        assert_eq!(begun.code, UNCOUNTED);
+        assert_eq!(world.borrow().remarks.len(), shown, "{config}");
+    }
+}
+
 /// Slurm's plugin fails the prolog by it, which drains. OpenPBS's hook does not count a try that only the node can have failed.
 #[test]
 fn a_record_says_whether_the_node_drains_and_whether_the_user_can_be_the_cause() {
@@ -145,6 +160,38 @@ fn a_record_says_whether_the_node_drains_and_whether_the_user_can_be_the_cause()
         let text = world.borrow().text(&paths().job(&scenario.id()).record());
         let record = Record::parse(&text.expect("a record")).expect("a record");
         assert_eq!((record.kind, record.of_node), (Some(kind), of_node), "{failure}");
+        let pbs = scenario.clone().of(Scheduler::OpenPbs, false).job().expect("job");
+        let code = exit_code(&pbs.submission, true, &failure);
+        assert_eq!(code, if of_node { UNCOUNTED } else { 2 }, "{failure}");
+    }
+}
+
+/// Jobs without MPS run well there.
+#[test]
+fn a_node_that_is_not_set_up_for_a_job_is_not_drained() {
+    let mut scenario = Scenario::new("unattached", "MPS=true", 1).of(Scheduler::Torque, true);
+    scenario.unattached = true;
+    let world = shared(&before(&scenario));
+    let job = scenario.job().expect("job");
+    let begun = job::begin(&mut Sim::well(&world), &job, &scenario, scenario.when);
+    let failed = begun.failed.expect("no starter").failure;
+    assert_eq!(failed.kind(), FailureKind::Fault, "{failed}");
+    assert_eq!(world.borrow().drains, Vec::<String>::new());
+}
+
+/// It would be refused again.
+#[test]
+fn a_refused_job_is_neither_put_back_nor_held() {
+    for scheduler in [Scheduler::Slurm, Scheduler::Torque, Scheduler::OpenPbs] {
+        let refused = Scenario::new("refused", "MPS=true,MPS_MEM=8G", 1);
+        let scenario = refused.config("[ceilings]\nmem = \"4G\"").of(scheduler, false);
+        let world = shared(&before(&scenario));
+        let job = scenario.job().expect("job");
+        let begun = job::begin(&mut Sim::well(&world), &job, &scenario, scenario.when);
+        let failed = begun.failed.expect("more than the site allows").failure;
+        assert_eq!(failed.kind(), FailureKind::Refusal, "{failed}");
+        let world = world.borrow();
+        assert_eq!((world.requeued.len(), world.waits), (0, 0), "{scheduler}");
     }
 }
 

@@ -313,7 +313,7 @@ mod tests {
             (Some(10.0), Some(3000), 10_000),
             (Some(40.0), Some(900), 5000),
         ] {
-            let shares = sm.map(|sm| (sm, 1.4));
+            let shares = sm.map(|sm| (sm, sm / 10.0));
             recorder.count(
                 0,
                 &GpuCounters {
@@ -325,7 +325,7 @@ mod tests {
             );
         }
         let gpu = &recorder.usage().gpus[0];
-        assert_eq!((gpu.sm_percent, gpu.bandwidth_percent), (Some(20), Some(1)));
+        assert_eq!((gpu.sm_percent, gpu.bandwidth_percent), (Some(20), Some(2)));
         assert_eq!((gpu.energy_mj, gpu.energy_ms), (Some(3900), 15_000));
         assert_eq!(gpu.busy_percent, None, "an absent counter is no zero");
     }

@@ -398,5 +398,7 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
         });
         let text = of(&report).unwrap().text;
         assert_eq!(text, "3 % busy with 4 clients on GPU 1: try 12, or mpsctl sweep");
+        report.said_by_user.as_mut().unwrap().gpus.clear();
+        assert_eq!(of(&report), None, "it is not known where the clients were");
     }
 }

@@ -27,6 +27,8 @@ pub struct Scenario {
     pub step: bool,
     pub scheduler: Scheduler,
     pub sister: bool,
+    /// Its tasks could run outside its MPS.
+    pub unattached: bool,
     pub when: ReturnWhen,
     pub record: bool,
     pub by_site: bool,
@@ -104,6 +106,7 @@ impl Scenario {
             step: false,
             scheduler: Scheduler::Slurm,
             sister: false,
+            unattached: false,
             when: ReturnWhen::Ready,
             record: false,
             by_site: false,
@@ -269,7 +272,11 @@ impl Scenario {
 
 impl Scheduled for Scenario {
     fn unattached(&self) -> Option<Unattached> {
-        None
+        self.unattached.then(|| Unattached {
+            why: "no starter".to_owned(),
+            remedy: "'mpsctl pbs install'".to_owned(),
+            no_way_round: true,
+        })
     }
 
     fn devices(&self) -> Result<Devices, Failure> {

@@ -52,6 +52,8 @@ pub struct World {
     pub undelivered: Option<String>,
     pub deaf: bool,
     pub drains: Vec<String>,
+    /// What the node shows its administrator.
+    pub remarks: Vec<String>,
     pub requeued: Vec<JobId>,
     pub no_room: bool,
     /// Root has allowed the servers of these jobs to start (`let_servers_start`).
