@@ -266,6 +266,18 @@ mod tests {
     }
 
     #[test]
+    fn a_site_that_wants_no_figures_has_no_looks() {
+        for usage in [false, true] {
+            let daemon = serde_json::json!({"gpus": ["GPU-01"], "pipe": "", "log": ""});
+            let spec = serde_json::json!({"job": "1", "uid": 0, "control": "/", "nvml": "", "daemons": [daemon],
+                "start_ms": 1, "command_ms": 1, "over_limit": "log", "usage": usage});
+            let mut watch = UsageWatch::new(&serde_json::from_value(spec).unwrap());
+            watch.clients(1);
+            assert_eq!(watch.period().is_some(), usage);
+        }
+    }
+
+    #[test]
     fn clients_hold_until_the_next_change_and_a_bucket_has_the_most() {
         let mut recorder = recorder();
         for (ms, clients) in [(0, 1), (100, 3), (200, 2), (1100, 0), (2000, 0)] {
