@@ -413,18 +413,38 @@ mod tests {
     /// A user that owns nothing on any system.
     const STRANGER: u32 = 54_321;
 
+    fn recorded() -> (RealNode, Journal) {
+        let journal = serde_json::from_str(include_str!("../job/recorded/journal-1.json"));
+        let limit = Duration::from_secs(1);
+        let node = RealNode::new("test", &Settings::usual(), limit, limit);
+        (node, journal.unwrap())
+    }
+
+    /// One for each test, since they run side by side.
+    fn made_cgroup(name: &str) -> Cgroup {
+        let cgroup = Cgroup::create(&(Cgroup::trial() + name)).unwrap();
+        cgroup.expect("this machine has no cgroup hierarchy to test with")
+    }
+
+    fn remove_cgroup(cgroup: &Cgroup) {
+        let removed = cgroup.remove();
+        cgroup
+            .path()
+            .parent()
+            .iter()
+            .for_each(|base| Cgroup::remove_base(base));
+        removed.unwrap();
+    }
+
     /// A pid that `mpsd` names is the user's word. It proves nothing if its process talks elsewhere, or is a stranger's.
     #[test]
     fn only_a_process_of_the_jobs_user_in_the_jobs_directory_is_proved_to_be_its_server() {
-        let recorded = include_str!("../job/recorded/journal-1.json");
-        let mut journal: Journal = serde_json::from_str(recorded).unwrap();
+        let (node, mut journal) = recorded();
         (journal.cgroup, journal.uid) = (None, STRANGER);
         journal.programs = Some(Programs {
             server: file(Path::new("/bin/sleep")),
             ..Programs::default()
         });
-        let limit = Duration::from_secs(1);
-        let node = RealNode::new("test", &Settings::usual(), limit, limit);
         let is_proved = |uid: u32, pipe: &Path, role| {
             let mut sleeper = Spawn::new(Path::new("/bin/sleep"));
             sleeper.args = vec!["60".into()];
@@ -449,42 +469,28 @@ mod tests {
     /// The journal does not have a server that NVIDIA's daemon has started again.
     #[test]
     fn a_process_that_only_the_jobs_cgroup_knows_is_one_of_the_jobs_own() {
-        let cgroup = Cgroup::create(&Cgroup::trial()).unwrap();
-        let cgroup = cgroup.expect("this machine has no cgroup hierarchy to test with");
-        let recorded = include_str!("../job/recorded/journal-1.json");
-        let mut journal: Journal = serde_json::from_str(recorded).unwrap();
+        let cgroup = made_cgroup("");
+        let (mut node, mut journal) = recorded();
         (journal.cgroup, journal.supervisor) = (Some(cgroup.path().to_owned()), None);
-        let limit = Duration::from_secs(1);
-        let mut node = RealNode::new("test", &Settings::usual(), limit, limit);
         let mut sleeper = Spawn::new(Path::new("/bin/sleep"));
         sleeper.args = vec!["60".into()];
         sleeper.cgroup = Some(cgroup.directory().unwrap());
         let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
         let own = node.own(&journal);
         sleeper.kill(Deadline::after_ms(20_000));
-        let removed = cgroup.remove();
+        remove_cgroup(&cgroup);
         assert_eq!(
             own.iter().map(|one| one.process).collect::<Vec<_>>(),
             [sleeper.id().unwrap()]
         );
-        assert!(removed.is_ok(), "{removed:?}");
-        cgroup
-            .path()
-            .parent()
-            .iter()
-            .for_each(|base| Cgroup::remove_base(base));
     }
 
     /// The user's own program in our daemon's place may start what it likes in the job's cgroup.
     #[test]
     fn a_file_with_the_vendors_name_counts_in_the_jobs_cgroup_if_it_is_roots() {
-        let cgroup = Cgroup::create(&(Cgroup::trial() + "-names")).unwrap();
-        let cgroup = cgroup.expect("this machine has no cgroup hierarchy to test with");
-        let recorded = include_str!("../job/recorded/journal-1.json");
-        let mut journal: Journal = serde_json::from_str(recorded).unwrap();
+        let cgroup = made_cgroup("-names");
+        let (node, mut journal) = recorded();
         journal.cgroup = Some(cgroup.path().to_owned());
-        let limit = Duration::from_secs(1);
-        let node = RealNode::new("test", &Settings::usual(), limit, limit);
         let place = tempfile::tempdir().unwrap();
         let (program, other) = (place.path().join(SERVER), place.path().join("other"));
         let mut found = Vec::new();
@@ -512,25 +518,16 @@ mod tests {
             sleeper.kill(Deadline::after_ms(20_000));
             std::fs::remove_file(&program).unwrap();
         }
-        let removed = cgroup.remove();
+        remove_cgroup(&cgroup);
         assert_eq!(found, [Some(Role::Server), None, None, None, None, None]);
-        assert!(removed.is_ok(), "{removed:?}");
-        cgroup
-            .path()
-            .parent()
-            .iter()
-            .for_each(|base| Cgroup::remove_base(base));
     }
 
-    /// Else its user could fail starts one after the other, and be taken for nobody.
+    /// Otherwise root would not see a user who makes starts fail, and would blame the node.
     #[test]
     fn a_user_is_here_as_long_as_a_thread_of_theirs_lives() {
         let _alone = alone();
-        let recorded = include_str!("../job/recorded/journal-1.json");
-        let mut journal: Journal = serde_json::from_str(recorded).unwrap();
+        let (mut node, mut journal) = recorded();
         (journal.cgroup, journal.uid) = (None, STRANGER + 3);
-        let limit = Duration::from_secs(1);
-        let mut node = RealNode::new("test", &Settings::usual(), limit, limit);
         assert!(!node.user_is_here(&journal), "before");
         let mut child = outlived_by_a_thread(journal.uid);
         assert!(node.user_is_here(&journal), "its first thread has ended");
@@ -544,10 +541,7 @@ mod tests {
     /// Else the end of one job would kill the verification of another that joins the same MPS.
     #[test]
     fn the_probe_is_known_in_the_cgroup_of_an_mps_and_is_none_of_its_members() {
-        let recorded = include_str!("../job/recorded/journal-1.json");
-        let journal: Journal = serde_json::from_str(recorded).unwrap();
-        let limit = Duration::from_secs(1);
-        let mut node = RealNode::new("test", &Settings::usual(), limit, limit);
+        let (mut node, journal) = recorded();
         let probe = beside(PROBE).unwrap();
         std::fs::copy("/bin/sleep", &probe).unwrap();
         let mut found = Vec::new();
@@ -567,12 +561,8 @@ mod tests {
     /// Each process says that it is of job 78. A scheduler's cgroup is believed first.
     #[test]
     fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_one() {
-        let cgroup = Cgroup::create(&(Cgroup::trial() + "-jobs")).unwrap();
-        let cgroup = cgroup.expect("this machine has no cgroup hierarchy to test with");
-        let recorded = include_str!("../job/recorded/journal-1.json");
-        let shared: Journal = serde_json::from_str(recorded).unwrap();
-        let limit = Duration::from_secs(1);
-        let mut node = RealNode::new("test", &Settings::usual(), limit, limit);
+        let cgroup = made_cgroup("-jobs");
+        let (mut node, shared) = recorded();
         let (mut found, mut of_others) = (Vec::new(), Vec::new());
         for below in [
             "job_77/step_0",
@@ -611,12 +601,7 @@ mod tests {
                 std::fs::remove_dir(path).unwrap();
             }
         }
-        cgroup.remove().unwrap();
-        cgroup
-            .path()
-            .parent()
-            .iter()
-            .for_each(|base| Cgroup::remove_base(base));
+        remove_cgroup(&cgroup);
         assert_eq!(
             of_others,
             Vec::<bool>::new(),
