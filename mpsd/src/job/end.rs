@@ -193,6 +193,10 @@ fn take_down(
         // A refusal's or a failure's record, or a prologue killed before its first effect.
         None => node.remove_job(job)?,
         Some(journal) => {
+            // One that waits for the job's end beside it (`--gone`) does not hold the lock.
+            if let Some(starter) = journal.starter {
+                node.end_starter(starter);
+            }
             node.use_nvml(&journal.nvml);
             // Now, so that it runs in parallel with the daemons' end.
             if journal.has_begun(&Effect::StartDaemon) {

@@ -38,7 +38,7 @@ END
     ln -s pts/ptmx dev/ptmx
     ln -s /proc/self/fd dev/fd
     hostname "$HOST"
-    # If 127.0.0.1 is the only address, Slurm's getaddrinfo(3) with AI_ADDRCONFIG finds no name.
+    # If 127.0.0.1 is the only address, getaddrinfo(3) with AI_ADDRCONFIG finds no name for Slurm.
     chroot . ip address add 127.0.1.1/8 dev lo
     exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot . /lib/systemd/systemd
 '
