@@ -193,7 +193,7 @@ fn take_down(
         // A refusal's or a failure's record, or a prologue killed before its first effect.
         None => node.remove_job(job)?,
         Some(journal) => {
-            // One that waits for the job's end beside it (`--gone`) does not hold the lock.
+            // The process that watches whether the job begins does not hold the lock.
             if let Some(starter) = journal.starter {
                 node.end_starter(starter);
             }
