@@ -30,7 +30,7 @@ impl Times {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tally {
-    /// The jobs whose MPS became ready: the highest sum so far of those that have ended and those present at a look.
+    /// Jobs that ever had a ready MPS. A look counts the ended ones and those present; the highest count stays.
     pub begun: u64,
     pub ended: u64,
     /// Ended jobs after which the node was not as before.

@@ -1,8 +1,8 @@
 //! The site's directories that others may list, and jobs' cgroups in them.
 //!
 //! A process that lists a directory can keep its lock. A process that changes the directory then waits in the kernel and
-//! ignores signals. So a child with a deadline makes the change. Meanwhile it holds a lock of ours, in a directory that only
-//! root may list, so that only one child waits for each directory.
+//! ignores signals. So a child with a deadline makes the change. It holds our lock meanwhile, so that only one child waits
+//! for each directory. The lock is in a directory that only root may list.
 
 use super::by_child;
 use crate::sys::cgroup::Cgroup;

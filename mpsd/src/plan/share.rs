@@ -61,7 +61,7 @@ impl Share {
 }
 
 impl Draft<'_> {
-    /// The limits. Above a ceiling, a number that the user wrote is refused, and a number of ours is lowered.
+    /// The limits. A user's number above a ceiling is refused. A number that mpsd computes is lowered to it.
     pub fn share(&self) -> Result<Share, Refusal> {
         let (threads, rank_threads) = self.threads()?;
         let (memory, rank_memory) = self.memory()?;

@@ -32,7 +32,7 @@ pub struct SystemFacts {
     /// Whether it starts a batch job again at once after a failed prologue. If the node could not be drained either,
     /// the prologue then waits until its deadline before it exits: no other brake is left.
     pub retries_at_once: bool,
-    /// May call no epilogue on a node of a job that never began. A process of ours then cleans up, or the next prologue there.
+    /// May call no epilogue on a node of a job that never began. Our watching process then cleans up, or the next prologue.
     pub may_skip_epilogue: bool,
 }
 

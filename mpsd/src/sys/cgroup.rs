@@ -295,7 +295,7 @@ fn is_unified(dir: &Dir) -> bool {
     fstatfs(dir).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
-/// Moves a process of ours that hangs to the root of each hierarchy. A user can make it hang, and in the job's cgroup it would
+/// Moves our hanging process to the root of each hierarchy. A user can make it hang, and in the job's cgroup it would
 /// drain the node (Slurm's "Kill task failed"). Each move waits for the kernel (10 ms on Linux 6.18).
 pub fn leave(pid: i32) {
     let (top, text) = (Path::new("/sys/fs/cgroup"), pid.to_string());

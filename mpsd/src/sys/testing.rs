@@ -45,7 +45,7 @@ pub(super) fn forked(work: impl FnOnce() -> u8) -> Child {
     }
 }
 
-/// A process of this user's, whose first thread has ended while another sleeps: `ps` shows it as defunct.
+/// A process of the user `uid`. Its first thread has ended and another sleeps, so `ps` shows it as defunct.
 pub(crate) fn outlived_by_a_thread(uid: u32) -> Child {
     let own = nix::unistd::getpid();
     let child = forked(|| {

@@ -73,7 +73,7 @@ impl Bed {
     fn script(&self, line: &str) -> Ran {
         let place = &self.place;
         let node = place.node.dir().display();
-        // Podman would join the namespace of a process whose number an earlier run left; that number is another process here.
+        // Podman joins the namespace of the process that an earlier run wrote down. That pid is another process here.
         let podman = format!(
             "rm -f \"$XDG_RUNTIME_DIR/libpod/tmp/pause.pid\"\n\
              podman() {{ [ \"$1\" = run ] && shift; command podman --root \"$HOME/store\" --runroot \"$HOME/run/pods\" \

@@ -119,7 +119,8 @@ pub(super) fn pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
     Ok(ended.then(|| exit_of(info.exit_code)))
 }
 
-/// Forks by `fork`, and does `work` in the child. No signal may run a handler of ours there, or arrive before the child is ready.
+/// Forks by `fork`, and does `work` in the child. Signals are masked: none may run our handlers in the child, or arrive
+/// before it is ready.
 pub(super) fn fork_masked(
     fork: impl FnOnce() -> Result<Option<i32>, Errno>,
     work: impl FnOnce() -> Infallible,
