@@ -157,7 +157,7 @@ fn the_line_reaches_the_nodes(cell: &Context) -> Result<()> {
     again("Slurm's configuration is '/run/slurm/conf/slurm.conf'")?;
     let none =
         "FAIL  no '/run/slurm/conf/plugstack.conf': run 'mpsctl slurm enable' on the controller's host";
-    says(&stack.check_on("node2")?.exits(1)?.stdout, &[none])?;
+    says(&stack.check_on("node2")?.exits(2)?.stdout, &[none])?;
     stack.mpsctl("enable")?.success()?;
     again("has loaded our plugin")?;
     let line = "OK    '/run/slurm/conf/plugstack.conf' has our line";
@@ -228,7 +228,7 @@ fn wrong_stamp(cell: &Context, words: &str, effect: impl Fn(&Stack<'_>) -> Resul
         stack.plugin().display(),
         stack.release
     );
-    let checked = stack.mpsctl("check").and_then(|checked| checked.exits(1));
+    let checked = stack.mpsctl("check").and_then(|checked| checked.exits(2));
     let outcome = checked.and_then(|checked| says(&checked.stdout, &[&told]));
     let outcome = outcome.and_then(|()| effect(&stack));
     stack.restore()?;

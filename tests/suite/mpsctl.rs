@@ -141,6 +141,19 @@ fn an_unknown_option_is_refused_by_every_verb() {
     }
 }
 
+/// A shell in a job with MPS that evaluates the answer would leave that MPS.
+#[test]
+fn a_job_that_is_not_there_gives_no_variables_to_leave_an_mps_by() {
+    let place = with_job(1, "3.srv", "MPS=true", "0");
+    let inherited = [("MPSD_JOB", "3.srv"), ("CUDA_MPS_PIPE_DIRECTORY", "/home/u/pipe")];
+    let ran = mpsctl(&place, &["env", "--job", "9999"], &inherited).exits(1);
+    ran.complains("job 9999: it has no MPS on this node");
+    assert_eq!(ran.out, "false\n");
+    // OpenPBS' hook asks for every job.
+    let hook = ["env", "--job", "9999", "--shell", "json"];
+    mpsctl(&place, &hook, &[]).ok().prints("{}");
+}
+
 #[test]
 fn help_of_a_verb_is_the_same_in_both_words() {
     let place = place(1);
@@ -315,7 +328,7 @@ fn a_draft_of_the_configuration_is_checked_whoever_owns_it() {
         ("compute_mode = keep\n", "draft.toml", "FAIL  draft.toml:1:16: "),
         ("", "no.toml", "cannot open 'no.toml'"),
     ] {
-        check(text, file).exits(1).prints(line);
+        check(text, file).exits(2).prints(line);
     }
     // Without a name it checks the file in force, which must be root's.
     let in_force = || place.mpsctl(&["config", "check"]);
@@ -323,7 +336,7 @@ fn a_draft_of_the_configuration_is_checked_whoever_owns_it() {
     in_force().prints_only(&can_be_used);
     chown(place.config(), Some(uid_of(USER)), None).expect("chown");
     let owner = format!("belongs to user {}", uid_of(USER));
-    in_force().exits(1).prints(owner);
+    in_force().exits(2).prints(owner);
 }
 
 #[test]
@@ -373,7 +386,7 @@ fn what_a_script_reads_is_one_object() {
         assert_eq!(ran.out.lines().count(), 1, "{args:?}: {ran:?}");
         ran.json()
     };
-    for (file, code, incomplete, status) in [("mpsd.toml", 0, false, "OK"), ("/nonexistent", 1, true, "FAIL")]
+    for (file, code, incomplete, status) in [("mpsd.toml", 0, false, "OK"), ("/nonexistent", 2, true, "FAIL")]
     {
         let file = place.path(file).display().to_string();
         let check = object(&["config", "check", &file], code);

@@ -170,7 +170,7 @@ fn enable_writes_one_line_and_disable_takes_it_back() {
         cluster.slurm("disable", &[]).ok();
         assert_eq!(files(), ["", ""]);
     }
-    cluster.check().exits(1).prints("FAIL  no '");
+    cluster.check().exits(2).prints("FAIL  no '");
 }
 
 /// Otherwise the first job that asks drains the node, and its user reads of a broken boot.
@@ -180,12 +180,12 @@ fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
     let control = cluster.place.node.control();
     let away = control.with_extension("away");
     fs::rename(&control, &away).expect("away");
-    let ran = cluster.check().exits(1);
+    let ran = cluster.check().exits(2);
     ran.prints("FAIL  NVIDIA's MPS: cannot open");
     fs::rename(&away, &control).expect("back");
     cluster.place.node.change(|node| node.nvml.init_fails = true);
     let line = "FAIL  NVML gives no answer: the first job that asks for MPS takes the node out of service";
-    cluster.check().exits(1).prints(line);
+    cluster.check().exits(2).prints(line);
     cluster.place.node.change(|node| node.nvml.init_fails = false);
     cluster.check().ok();
 }
@@ -197,7 +197,7 @@ fn a_line_that_the_plugin_does_not_take_and_one_that_stands_twice_are_told() {
     let good = cluster.line();
     for word in ["scope=jobs", "konfig=/x", "config=etc/mpsd.toml"] {
         cluster.write(OURS, &format!("{good} {word}\n"));
-        let ran = cluster.check().exits(1);
+        let ran = cluster.check().exits(2);
         ran.prints(format!("FAIL  plugstack.conf: '{word}'"));
     }
     cluster.write(OURS, &format!("{good}\n"));
@@ -212,7 +212,7 @@ fn a_line_that_the_plugin_does_not_take_and_one_that_stands_twice_are_told() {
 fn a_configuration_that_cannot_be_used_is_the_only_trouble() {
     let cluster = Cluster::enabled();
     cluster.place.configure("compute_mode = \"exclusiv\"");
-    let ran = cluster.check().exits(1);
+    let ran = cluster.check().exits(2);
     let wrong: Vec<&str> = ran.out.lines().filter(|line| line.starts_with("FAIL")).collect();
     assert_eq!(wrong.len(), 1, "{ran:?}");
     ran.prints("did you mean 'exclusive'?").lacks("NVML does not");
@@ -225,7 +225,7 @@ fn a_check_goes_by_the_settings_of_the_node_that_it_names() {
     let of_n1 = "[[node]]\nhosts = \"n1\"\ncontrol = \"/nonexistent/control\"";
     cluster.place.configure(of_n1);
     cluster.enable().ok();
-    let ran = cluster.slurm("check", &["--node", "n1"]).exits(1);
+    let ran = cluster.slurm("check", &["--node", "n1"]).exits(2);
     ran.prints("FAIL  NVIDIA's MPS: cannot open '/nonexistent'");
     cluster.slurm("check", &["--node", "n2"]).ok();
 }
@@ -277,7 +277,7 @@ fn files_of_the_site_are_left_alone() {
     cluster.write(STACK, stack);
     cluster.enable().exits(1).prints("add this line to '");
     assert_eq!(cluster.read(STACK), stack);
-    let ran = cluster.check().exits(1);
+    let ran = cluster.check().exits(2);
     ran.prints("does not include our line; add: include /");
     cluster.write(STACK, &format!("{stack}include plugstack.conf.d/*.conf\n"));
     cluster.enable().ok();
@@ -317,7 +317,7 @@ fn a_slurmd_that_began_before_our_line_is_told_of() {
     let _slurmd = cluster.slurmd();
     let began = SystemTime::now();
     cluster.enable().ok();
-    cluster.check().exits(1).prints("restart slurmd");
+    cluster.check().exits(2).prints("restart slurmd");
     let line = cluster.path("etc").join(OURS);
     let written = || {
         fs::metadata(&line)
@@ -332,7 +332,7 @@ fn a_slurmd_that_began_before_our_line_is_told_of() {
         line.and_then(|line| line.set_modified(when)).expect("our line");
     };
     line_is_of(began + Duration::from_secs(3));
-    cluster.check().exits(1).prints("restart slurmd");
+    cluster.check().exits(2).prints("restart slurmd");
     line_is_of(began - Duration::from_secs(3));
     let ran = cluster.check().ok();
     ran.prints("began after our line was written");
@@ -374,7 +374,7 @@ fn a_configless_sites_own_stack_is_left_and_its_line_told() {
     cluster.write(STACK, own);
     cluster.enable().exits(1).prints(cluster.line());
     assert_eq!(cluster.read(STACK), own);
-    let ran = cluster.check().exits(1);
+    let ran = cluster.check().exits(2);
     ran.prints("does not have our line, and the controller sends nothing");
     cluster.write(STACK, &format!("{own}{}\n", cluster.line()));
     cluster.enable().ok();
@@ -513,6 +513,6 @@ fn what_mps_needs_of_slurms_configuration_is_checked() {
             ran.prints(line);
         }
         let fails = lines[0].starts_with("FAIL");
-        assert!(!fails || ran.code == Some(1), "{ran:?}");
+        assert!(!fails || ran.code == Some(2), "{ran:?}");
     }
 }

@@ -1,7 +1,8 @@
 //! `mpsctl env`: prints the variables that attach a shell to its job's MPS, for the shell to evaluate.
 
-use super::attach::Caller;
+use super::attach::{Attachment, Caller};
 use super::container_options::Container;
+use super::exec::no_mps;
 use mpsd_core::Failure;
 use mpsd_core::environment::{Change, VISIBLE_DEVICES};
 use nix::unistd::getegid;
@@ -39,7 +40,13 @@ impl Env {
     /// The text to print. It is empty (an empty object) outside a job and in a job without MPS, unless another job's MPS
     /// left variables.
     pub fn run(&self, caller: &Caller<'_>) -> Result<String, Failure> {
-        let mut changes = caller.find()?.changes();
+        let found = caller.find()?;
+        // A shell that evaluates this would leave the MPS that it has. OpenPBS' hook asks for jobs without MPS too.
+        let is_named = self.job.is_some() && self.shell != Shell::Json;
+        if is_named && matches!(found, Attachment::WithoutMps(_)) {
+            return Err(no_mps(caller).into());
+        }
+        let mut changes = found.changes();
         Ok(match self.container {
             Some(container) => {
                 // With MPS_VISIBLE=keep the scheduler's list counts, and most runtimes pass no variable on.

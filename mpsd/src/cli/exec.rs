@@ -195,7 +195,7 @@ fn is_inherited(own: &File) -> bool {
     same.count() > 1
 }
 
-fn no_mps(caller: &Caller<'_>) -> Refusal {
+pub(super) fn no_mps(caller: &Caller<'_>) -> Refusal {
     match caller.job() {
         Some(job) => {
             let allowed = "a job submitted with --mps (Slurm) or -A MPS=true (PBS)";

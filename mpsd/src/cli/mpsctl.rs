@@ -340,7 +340,7 @@ fn print_report(report: &VerbReport, json: bool) -> u8 {
         true => say_json(&report.json()),
         false => report.lines.iter().for_each(|line| say_checks(line)),
     }
-    u8::from(report.incomplete)
+    report.exit_code()
 }
 
 fn print_remains(report: &ReconcileReport, json: bool) -> Result<u8, VerbError> {

@@ -3,7 +3,7 @@
 use super::host::Host;
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
-use mpsd_core::failure::EXIT_REFUSED;
+use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED};
 use mpsd_core::file::{Durability, replace};
 use mpsd_core::{Failure, Inventory, Paths};
 use std::fs;
@@ -12,6 +12,8 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
+/// The first word of a line that says what does not work.
+const FAIL: &str = "FAIL";
 const POLL: Duration = Duration::from_millis(500);
 
 pub(crate) struct AdminVerbs {
@@ -94,7 +96,7 @@ impl VerbReport {
     pub(crate) fn json(&self) -> serde_json::Value {
         let finding = |line: &String| {
             let split = line.split_once(' ');
-            let (status, text) = match split.filter(|(word, _)| ["OK", "WARN", "FAIL"].contains(word)) {
+            let (status, text) = match split.filter(|(word, _)| ["OK", "WARN", FAIL].contains(word)) {
                 Some((word, rest)) => (Some(word), rest.trim_start()),
                 None => (None, line.as_str()),
             };
@@ -102,6 +104,15 @@ impl VerbReport {
         };
         let findings: Vec<_> = self.lines.iter().map(finding).collect();
         serde_json::json!({"incomplete": self.incomplete, "findings": findings})
+    }
+
+    /// 0, 1 if something is left to do, 2 with a FAIL, as `mpsctl doctor`.
+    pub fn exit_code(&self) -> u8 {
+        match self.lines.iter().any(|line| line.starts_with(FAIL)) {
+            true => EXIT_NODE,
+            false if self.incomplete => EXIT_REFUSED,
+            false => 0,
+        }
     }
 }
 
@@ -158,7 +169,7 @@ impl CheckLine {
         match self {
             Self::Pass(_) => "OK",
             Self::Warn(_) => "WARN",
-            Self::Fail(_) => "FAIL",
+            Self::Fail(_) => FAIL,
         }
     }
 

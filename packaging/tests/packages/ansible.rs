@@ -74,6 +74,10 @@ impl Control {
     }
 
     fn play(&self, variables: &serde_json::Value) -> Output {
+        self.play_with(variables, &[])
+    }
+
+    fn play_with(&self, variables: &serde_json::Value, options: &[&str]) -> Output {
         let role = Path::new(env!("CARGO_MANIFEST_DIR")).join("ansible");
         let play = serde_json::json!([{
             "hosts": "all", "gather_facts": true,
@@ -87,6 +91,7 @@ impl Control {
             .arg(self.bin.join("ansible-playbook"));
         command.arg(self.place.join("play.yml"));
         command.args(["--inventory", &self.inventory, "--connection", "ssh"]);
+        command.args(options);
         command
             .env("ANSIBLE_ROLES_PATH", role)
             .env("ANSIBLE_HOME", self.place.join("home"));
@@ -156,6 +161,9 @@ fn the_ansible_role_installs_upgrades_and_removes() {
             },
         });
         let before = started(&cluster);
+        let dry = control.play_with(&variables, &["--check"]);
+        assert!(dry.status.success(), "{}", said(&dry));
+        assert!(!cluster.at("/usr/bin/mpsctl").exists());
         let (changed, told) = control.changes(&variables);
         assert!(changed >= 5 && cluster.knows_the_flag(), "{told}");
         assert_ne!(started(&cluster), before, "slurmd did not restart");
@@ -312,7 +320,11 @@ fn of_three(mut machines: Vec<Machine>, bin: PathBuf) {
     nodes(&mut machines, "drained", 1);
     watch.lap("health_check_s");
     let why = machines[0].run("sinfo --noheader --list-reasons --format='%E %N'");
-    assert_eq!(why.trim(), "doctor gpu003");
+    assert!(why.starts_with("check_mpsd: NVIDIA's MPS: "), "{why}");
+    assert!(
+        why.contains("not-there") && why.trim().ends_with(" gpu003"),
+        "{why}"
+    );
     fs::write(&config, sound).unwrap();
     machines[0].until("idle again", |first| {
         // A check under way may drain it once more.
