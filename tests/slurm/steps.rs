@@ -21,6 +21,7 @@ pub const GROUP: Group = Group::new(
         a_submission_in_a_job_inherits_nothing,
         a_step_after_its_control_daemons_end_does_not_run,
         a_step_beside_a_control_daemon_that_has_ended_runs,
+        a_program_without_the_variables_gets_no_context_on_an_exclusive_gpu,
     ],
 );
 
@@ -235,6 +236,12 @@ fn a_step_beside_a_control_daemon_that_has_ended_runs(cell: &Context) -> Result<
     ensure!(!done.stdout.contains("silent"), "{done:?}");
     check_not_outside(&done.said())?;
     holds(records(&done.stdout)?.len() == 1, &done)
+}
+
+fn a_program_without_the_variables_gets_no_context_on_an_exclusive_gpu(cell: &Context) -> Result<()> {
+    let bare = cell.client("").replacen("exec", "exec env -i", 1);
+    let done = cell.run(&format!("srun {ONE_GPU}"), &bare)?.exits(3)?;
+    says(&done.said(), &["cudaErrorDevicesUnavailable"])
 }
 
 /// Starts a client of the job's MPS. After its record, starts a program that fills 400 MiB of memory until it is killed

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,9 @@ pub struct Description {
     /// How many client programs a server takes: 48 recorded with 580 (docs/facts/mps-control.md#clients). From CUDA 13.1 on
     /// 60 are documented, not verified (MPS guide 615, "When to Use MPS": "60 client CUDA contexts per-device").
     pub max_clients: usize,
+    /// How many connections a GPU has for its clients' `CUDA_DEVICE_MAX_CONNECTIONS` (recorded: 48 clients with 1, 15
+    /// with 8, 3 with 32). 120 is the least number that fits.
+    pub connections: u32,
     pub times: Times,
     pub faults: Faults,
     pub nvml: NvmlFaults,
@@ -226,6 +230,7 @@ impl Default for Description {
             driver_version: "580.159.04".into(),
             cuda_version: 13000,
             max_clients: 48,
+            connections: 120,
             times: Times::default(),
             faults: Faults::default(),
             nvml: NvmlFaults::default(),
@@ -316,6 +321,8 @@ impl Node {
         let modes = self.dir.join("modes");
         let new = modes.join(format!(".{uuid}.{}", std::process::id()));
         fs::write(&new, format!("{mode}\n"))?;
+        // The GPU tells every user its mode, under any umask of who set it.
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o644))?;
         fs::rename(new, modes.join(uuid))
     }
 

@@ -20,6 +20,12 @@ pub struct Attach {
     pub memory: Option<String>,
     #[serde(default)]
     pub partition: Option<String>,
+    /// `CUDA_DEVICE_MAX_CONNECTIONS`.
+    #[serde(default)]
+    pub connections: Option<String>,
+    /// It computes with others on several GPUs, as ranks of NCCL do.
+    #[serde(default)]
+    pub paired: bool,
     /// The one visible GPU on which it opens a context; `None`: all of them.
     pub gpu: Option<usize>,
     pub command: String,
@@ -51,10 +57,12 @@ impl CudaError {
             100 => "cudaErrorNoDevice",
             304 => "cudaErrorOperatingSystem",
             700 => "cudaErrorIllegalAddress",
+            719 => "cudaErrorLaunchFailure",
             805 => "cudaErrorMpsConnectionFailed",
             806 => "cudaErrorMpsRpcFailure",
             807 => "cudaErrorMpsServerNotReady",
             808 => "cudaErrorMpsMaxClientsReached",
+            809 => "cudaErrorMpsMaxConnectionsReached",
             810 => "cudaErrorMpsClientTerminated",
             915 => "cudaErrorInvalidResourceConfiguration",
             _ => "cudaErrorUnknown",

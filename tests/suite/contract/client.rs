@@ -58,6 +58,12 @@ impl Client {
         self
     }
 
+    /// The double of a rank that computes with others on several GPUs.
+    pub fn paired(mut self) -> Self {
+        self.arguments.push("--paired".into());
+        self
+    }
+
     pub fn on_first_gpu(mut self) -> Self {
         self.arguments.extend(["--gpu".into(), "0".into()]);
         self

@@ -115,19 +115,38 @@ fn a_stranger_who_may_not_enter_the_pipe_runs_outside_mps() {
     assert_eq!(daemon.server(), Some(server));
 }
 
+/// So many of these at once: how many are served by MPS, and what the others say.
+fn at_once(client: &Client, count: usize) -> (usize, Vec<String>) {
+    let hold = || client.start();
+    let results: Vec<Result<Holding, String>> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..count).map(|_| scope.spawn(hold)).collect();
+        clients.into_iter().map(|c| c.join().unwrap()).collect()
+    });
+    let is_served = |client: &&Holding| under_mps(&client.record);
+    let served = results.iter().flatten().filter(is_served).count();
+    (served, results.into_iter().filter_map(Result::err).collect())
+}
+
 #[test]
 fn forty_eight_clients_are_served_and_the_next_one_fails() {
     let bench = Bench::new();
     let daemon = bench.daemon();
     daemon.start_server();
-    let client = daemon.client().holding(60);
-    let hold = || client.start();
-    let results: Vec<Result<Holding, String>> = std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..50).map(|_| scope.spawn(hold)).collect();
-        clients.into_iter().map(|c| c.join().unwrap()).collect()
-    });
-    let is_served = |client: &&Holding| under_mps(&client.record);
-    let served = results.iter().flatten().filter(is_served).count();
-    let refused: Vec<&String> = results.iter().filter_map(|r| r.as_ref().err()).collect();
+    let (served, refused) = at_once(&daemon.client().holding(60), 50);
     assert_eq!((served, refused.len()), (48, 2), "{refused:?}");
+}
+
+#[test]
+fn the_more_connections_a_client_wants_the_fewer_are_served_and_the_next_ones_fail_with_809_or_2() {
+    let bench = Bench::new();
+    for (connections, most) in [("1", 48), ("8", 15), ("32", 3)] {
+        let daemon = bench.daemon();
+        daemon.start_server();
+        let client = daemon.client().env("CUDA_DEVICE_MAX_CONNECTIONS", connections);
+        let (served, refused) = at_once(&client.holding(60), most + 2);
+        assert_eq!((served, refused.len()), (most, 2), "{connections}: {refused:?}");
+        let codes = ["\"code\":808", "\"code\":809", "\"code\":2,"];
+        let is_known = |said: &String| codes.iter().any(|code| said.replace(' ', "").contains(code));
+        assert!(refused.iter().all(is_known), "{connections}: {refused:?}");
+    }
 }

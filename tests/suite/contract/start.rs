@@ -12,6 +12,7 @@ use tests::double::look::{alive, wait_until};
 use tests::stage::chmod;
 
 use crate::bench::{Bench, Daemon, PIPE, assert_within};
+use crate::client::under_mps;
 use crate::processes::USER;
 
 const FILES: [&str; 5] = [
@@ -90,11 +91,63 @@ fn foreground_writes_both_logs_to_standard_output_and_no_file() {
 fn a_second_daemon_on_the_same_directory_is_refused() {
     let bench = Bench::new();
     let daemon = bench.daemon();
-    let second = bench.control(USER, &["-f"], &daemon.env(), "");
-    assert_eq!(second.code(), 1, "{second:?}");
-    let said = second.out + &second.err;
-    assert_eq!(said.trim(), "An instance of this daemon is already running");
+    for option in ["-f", "-d"] {
+        let second = bench.control(USER, &[option], &daemon.env(), "");
+        assert_eq!(second.code(), 1, "{second:?}");
+        let said = second.out + &second.err;
+        assert_eq!(said.trim(), "An instance of this daemon is already running");
+        assert!(daemon.answers());
+    }
+}
+
+/// Starts it with `-d`, and gives its pid.
+fn background(daemon: &Daemon) -> u32 {
+    let started = daemon.bench.control(USER, &["-d"], &daemon.env(), "");
+    assert_eq!((started.code(), started.out.as_str()), (0, ""), "{started:?}");
     assert!(daemon.answers());
+    let pid = fs::read_to_string(daemon.pipe.join(FILES[4])).unwrap();
+    pid.parse().unwrap()
+}
+
+/// Ends it, and waits for its end.
+fn quit(daemon: &Daemon, pid: u32) {
+    daemon.say("quit").answers("");
+    assert!(wait_until(Duration::from_secs(5), || !alive(pid)));
+}
+
+#[test]
+fn background_leaves_a_daemon_in_its_own_session_and_a_file_for_each_log() {
+    let bench = Bench::new();
+    let daemon = bench.directories();
+    let pid = background(&daemon);
+    let session = nix::unistd::getsid(Some(nix::unistd::Pid::from_raw(pid.cast_signed())));
+    assert_eq!(session.unwrap().as_raw().cast_unsigned(), pid);
+    assert!(under_mps(daemon.client().run().record()));
+    for (log, line) in [
+        ("control.log", "NEW SERVER"),
+        ("server.log", "Server has started"),
+    ] {
+        let text = fs::read_to_string(daemon.log.join(log)).unwrap();
+        assert!(text.contains(line), "{log}: {text}");
+    }
+    quit(&daemon, pid);
+}
+
+#[test]
+fn in_an_emptied_pipe_directory_a_second_daemon_starts_and_serves_and_the_first_lives_on_unreachable() {
+    let bench = Bench::new();
+    let first = bench.daemon();
+    for file in first.files() {
+        fs::remove_file(first.pipe.join(file)).unwrap();
+    }
+    assert_eq!(first.say("get_server_list").code(), 1);
+    let second = background(&first);
+    assert!(under_mps(first.client().run().record()));
+    let server = first.server().expect("the second daemon's");
+    let parent = tests::double::look::process(server).map(|process| process.parent);
+    assert_eq!(parent, Some(second));
+    quit(&first, second);
+    assert!(alive(first.pid()));
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! What no test may try on a GPU, because it would need a GPU fault or another compute mode. Only the double is tried.
 
-use crate::bench::{Bench, nvidia};
+use nix::sys::signal::Signal;
+use tests::double::look::wait_until;
+
+use crate::bench::{Bench, PATIENCE, nvidia};
 use crate::client::{Client, of_first_gpu, under_mps};
 use crate::processes::USER;
 use tests::double::mig;
@@ -38,6 +41,35 @@ fn a_daemon_of_a_mig_device_serves_it_alone_and_takes_limits_by_index() {
     let holding: Vec<_> = (0..6).map(|_| small.client().holding(20).hold()).collect();
     assert_eq!(small.client().run().error(), Some(808));
     drop(holding);
+}
+
+#[test]
+fn after_a_killed_rank_the_next_client_fails_once_with_719_and_the_log_names_it() {
+    if nvidia() {
+        return;
+    }
+    let bench = Bench::new();
+    let daemon = bench.daemon();
+    let server = daemon.start_server();
+    let ranks = [(); 2].map(|()| daemon.client().paired().holding(20).hold());
+    for rank in &ranks {
+        rank.signal(Signal::SIGKILL);
+    }
+    drop(ranks);
+    assert!(wait_until(PATIENCE, || daemon.say("ps").out.is_empty()));
+    let next = daemon.client().spawn();
+    let victim = next.pid();
+    let said = next.finish(PATIENCE).out;
+    assert!(said.contains("719"), "{said}");
+    daemon.logs(&format!(
+        "Client {{PID: {victim}, Context: 1}} encountered a fatal GPU error."
+    ));
+    daemon.logs("Server is handling a fatal GPU error.");
+    daemon.assert_active(server);
+    assert_eq!(daemon.client().run().error(), None);
+    // Ranks that end by themselves leave nothing.
+    assert_eq!(daemon.client().paired().run().error(), None);
+    assert_eq!(daemon.client().run().error(), None);
 }
 
 fn in_mode(mode: &str) -> Option<Bench> {

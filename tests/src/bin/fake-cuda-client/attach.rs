@@ -31,7 +31,7 @@ pub fn variable(name: &str) -> Option<String> {
 }
 
 /// Opens contexts: through MPS if a daemon listens in the pipe directory, else silently without it.
-pub fn attach(node: &Node, gpu: Option<usize>) -> Result<Running, CudaError> {
+pub fn attach(node: &Node, gpu: Option<usize>, paired: bool) -> Result<Running, CudaError> {
     // Recorded: in a pid namespace with the outer /proc, CUDA fails with an error of the operating system.
     let own = std::fs::read_link("/proc/self").unwrap_or_default();
     if own != Path::new(&std::process::id().to_string()) {
@@ -64,7 +64,7 @@ pub fn attach(node: &Node, gpu: Option<usize>) -> Result<Running, CudaError> {
         }
         match wire::recv_fd(&connection) {
             Some((packet, Some(server))) => {
-                let running = ask(&packet, server, gpu)?;
+                let running = ask(&packet, server, gpu, paired)?;
                 return if all_open(node, &running.gpus) {
                     Ok(running)
                 } else {
@@ -84,7 +84,7 @@ fn all_open(node: &Node, gpus: &[Granted]) -> bool {
     node.cuda().iter().filter(|gpu| got(&gpu.uuid)).all(may_open)
 }
 
-fn ask(names: &[u8], connection: OwnedFd, gpu: Option<usize>) -> Result<Running, CudaError> {
+fn ask(names: &[u8], connection: OwnedFd, gpu: Option<usize>, paired: bool) -> Result<Running, CudaError> {
     let names = String::from_utf8_lossy(names).into_owned();
     let mut pids = names.split_whitespace().skip(1).map(|w| w.parse().unwrap_or(0));
     let (server, daemon) = (pids.next().unwrap_or(0), pids.next().unwrap_or(0));
@@ -94,6 +94,8 @@ fn ask(names: &[u8], connection: OwnedFd, gpu: Option<usize>) -> Result<Running,
         threads: variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
         memory: variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
         partition: variable("CUDA_MPS_SM_PARTITION"),
+        connections: variable("CUDA_DEVICE_MAX_CONNECTIONS"),
+        paired,
         gpu,
         command,
     };
@@ -158,6 +160,13 @@ impl Running {
     pub fn fault(&self) {
         if let Some(mps) = &self.mps {
             let _ = mps.call(b"FAULT");
+        }
+    }
+
+    /// Ends its contexts itself, as every program does that no signal ends.
+    pub fn end(&self) {
+        if let Some(mps) = &self.mps {
+            let _ = mps.call(b"END");
         }
     }
 

@@ -40,6 +40,9 @@ pub struct Options {
     /// Run a kernel that writes to an address that is none, before holding
     #[arg(long)]
     fault: bool,
+    /// Compute with others on several GPUs, as ranks of NCCL do
+    #[arg(long)]
+    paired: bool,
     /// Append the record to this file as well as writing it to standard output
     #[arg(long)]
     record: Option<PathBuf>,
@@ -74,7 +77,7 @@ fn main() -> ExitCode {
 fn run(node: &Node, options: &Options) -> ExitCode {
     let begin = Instant::now();
     let failed = |error: &CudaError| record::failed(options.record.as_deref(), &node.is.name, error, 3);
-    let mut running = match attach::attach(node, options.gpu) {
+    let mut running = match attach::attach(node, options.gpu, options.paired) {
         Ok(running) => running,
         Err(error) => return failed(&error),
     };
@@ -116,7 +119,9 @@ fn run(node: &Node, options: &Options) -> ExitCode {
             break;
         }
     }
-    match held.and_then(|()| running.launch()) {
+    let ended = held.and_then(|()| running.launch());
+    running.end();
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),
     }

@@ -1,27 +1,47 @@
 //! The log, in the recorded form: `[2026-11-21 02:38:36.726 Control   621] text`.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::libc;
 
+/// Its own lines, and where a server's lines go.
 #[derive(Debug)]
-pub struct Log(Option<File>);
+pub struct Log {
+    own: Option<File>,
+    server: Option<File>,
+}
 
 impl Log {
     /// To standard output (recorded: not standard error), with the lines of every server.
     pub fn stdout() -> Log {
-        let fd = nix::unistd::dup(std::io::stdout()).ok();
-        Log(fd.map(File::from))
+        let again = || nix::unistd::dup(std::io::stdout()).ok().map(File::from);
+        Log {
+            own: again(),
+            server: again(),
+        }
     }
 
-    pub fn descriptor(&self) -> Option<File> {
-        self.0.as_ref().and_then(|f| f.try_clone().ok())
+    /// As with `-d`: a file for each in this directory, or nothing if it cannot be written.
+    pub fn files(directory: &Path) -> Log {
+        let open = |name: &str| {
+            let mut options = OpenOptions::new();
+            options.append(true).create(true).open(directory.join(name)).ok()
+        };
+        Log {
+            own: open("control.log"),
+            server: open("server.log"),
+        }
+    }
+
+    pub fn of_servers(&self) -> Option<File> {
+        self.server.as_ref().and_then(|f| f.try_clone().ok())
     }
 
     pub fn line(&self, who: &str, text: &str) {
-        let Some(mut file) = self.0.as_ref() else { return };
+        let Some(mut file) = self.own.as_ref() else { return };
         let line = format!("[{} {who} {:>5}] {text}\n", now(), std::process::id());
         // One write, so that lines of several processes do not mix.
         let _ = file.write_all(line.as_bytes());

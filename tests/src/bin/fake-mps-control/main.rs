@@ -35,10 +35,11 @@ fn main() -> ExitCode {
     if exe.ends_with("nvidia-cuda-mps-server") {
         return server::run(node);
     }
-    let (mut foreground, mut partitioned) = (false, false);
+    let (mut foreground, mut background, mut partitioned) = (false, false, false);
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "-f" | "--forground" => foreground = true,
+            "-d" | "--daemon" => background = true,
             // Documented: "-S or --static-partitioning - Start daemon with static partitioning mode enabled" (MPS guide 615,
             // Legacy MPS v2 Interface). Recorded on 580: an unknown option.
             "-S" | "--static-partitioning" if node.is.has_partitions() => partitioned = true,
@@ -54,8 +55,9 @@ fn main() -> ExitCode {
             _ => {}
         }
     }
-    match foreground {
-        true => start::foreground(node, partitioned),
-        false => session::run(),
+    match (foreground, background) {
+        (true, _) => start::foreground(node, partitioned),
+        (false, true) => start::background(node, partitioned),
+        (false, false) => session::run(),
     }
 }

@@ -69,7 +69,7 @@ impl Daemon {
         }
         let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
         let _ = nix::unistd::dup2_stdin(self.files.fifo.as_fd());
-        if let Some(log) = self.log.descriptor() {
+        if let Some(log) = self.log.of_servers() {
             let _ = nix::unistd::dup2_stdout(&log);
             let _ = nix::unistd::dup2_stderr(&log);
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::stat::Mode;
-use nix::unistd::AccessFlags;
+use nix::unistd::{AccessFlags, ForkResult};
 use tests::double::node::Node;
 use tests::double::wire;
 
@@ -29,19 +29,64 @@ pub struct Files {
     _lock: Flock<File>,
 }
 
-/// `-f`: stays, and logs to standard output. The double has no `-d`, because nothing here starts a daemon that way.
+/// `-f`: stays, and logs to standard output.
 pub fn foreground(node: Node, partitioned: bool) -> ExitCode {
     match prepare(&node) {
-        Ok(lock) => serve(node, partitioned, lock),
+        Ok(lock) => serve(node, partitioned, lock, Log::stdout(), || ()),
         Err(code) => code,
     }
+}
+
+/// `-d`: returns when a daemon in a session of its own listens.
+pub fn background(node: Node, partitioned: bool) -> ExitCode {
+    let lock = match prepare(&node) {
+        Ok(lock) => lock,
+        Err(code) => return code,
+    };
+    let Ok((started, told)) = std::io::pipe() else {
+        return ExitCode::FAILURE;
+    };
+    // SAFETY: this process has one thread.
+    match unsafe { nix::unistd::fork() } {
+        Ok(ForkResult::Parent { .. }) => {
+            drop(told);
+            // The lock is the daemon's now: to unlock it here would free the directory.
+            std::mem::forget(lock);
+            match std::io::Read::bytes(started).next() {
+                Some(Ok(_)) => ExitCode::SUCCESS,
+                _ => ExitCode::FAILURE,
+            }
+        }
+        Ok(ForkResult::Child) => {
+            drop(started);
+            detach();
+            serve(node, partitioned, lock, Log::files(&log_directory()), move || {
+                let _ = std::io::Write::write_all(&mut &told, b"1");
+            })
+        }
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn detach() {
+    let _ = nix::unistd::setsid();
+    let Ok(null) = OpenOptions::new().read(true).write(true).open("/dev/null") else {
+        return;
+    };
+    let _ = nix::unistd::dup2_stdin(&null);
+    let _ = nix::unistd::dup2_stdout(&null);
+    let _ = nix::unistd::dup2_stderr(&null);
+}
+
+fn log_directory() -> PathBuf {
+    let logs = std::env::var_os("CUDA_MPS_LOG_DIRECTORY");
+    logs.map_or_else(|| "/var/log/nvidia-mps".into(), PathBuf::from)
 }
 
 /// The checks before it makes anything, in the recorded order of their messages.
 fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
     let pipe = wire::pipe_directory();
-    let logs = std::env::var_os("CUDA_MPS_LOG_DIRECTORY");
-    let logs = logs.map_or_else(|| "/var/log/nvidia-mps".into(), PathBuf::from);
+    let logs = log_directory();
     if fs::create_dir(&logs).is_ok() {
         let _ = fs::set_permissions(&logs, Permissions::from_mode(0o700));
     }
@@ -86,8 +131,7 @@ fn lock(pipe: &Path) -> Option<Flock<File>> {
     Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
 }
 
-fn serve(node: Node, partitioned: bool, lock: Flock<File>) -> ExitCode {
-    let log = Log::stdout();
+fn serve(node: Node, partitioned: bool, lock: Flock<File>, log: Log, listens: impl FnOnce()) -> ExitCode {
     // SAFETY: no handler is installed, only a disposition.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
     if node.is.faults.ignore_sigterm {
@@ -121,6 +165,7 @@ fn serve(node: Node, partitioned: bool, lock: Flock<File>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    listens();
     if node.is.faults.start == "hangs" {
         hang();
     }

@@ -19,6 +19,10 @@ pub struct Client {
     pub command: String,
     pub granted: Vec<Granted>,
     pub partition: Option<String>,
+    /// How many of its GPU's connections it holds.
+    connections: u32,
+    /// It computes with others on several GPUs, and has not ended its contexts itself.
+    paired: bool,
 }
 
 impl Client {
@@ -35,6 +39,15 @@ impl Client {
     }
 }
 
+/// CUDA takes 1 to 32, and 2 if the variable is not set or no number (documented: MPS guide, "Environment Variables").
+fn connections(attach: &Attach) -> u32 {
+    let asked = attach
+        .connections
+        .as_ref()
+        .and_then(|text| text.trim().parse().ok());
+    asked.unwrap_or(2).clamp(1, 32)
+}
+
 impl Server {
     pub(super) fn take_client(&mut self, pid: u32, connection: OwnedFd) {
         self.last_client += 1;
@@ -45,6 +58,8 @@ impl Server {
             command: String::new(),
             granted: Vec::new(),
             partition: None,
+            connections: 1,
+            paired: false,
         });
     }
 
@@ -54,6 +69,7 @@ impl Server {
         };
         let Some(packet) = wire::recv(&self.clients[at].connection) else {
             let client = self.clients.remove(at);
+            self.poisoned |= client.paired;
             self.forget(&client);
             self.log_ended(&client);
             self.fault_may_end();
@@ -93,6 +109,9 @@ impl Server {
         if attached >= self.most_clients() {
             return Reply::Failed(CudaError::of(808));
         }
+        if let Some(failed) = self.poison(self.clients[at].pid) {
+            return failed;
+        }
         let shown: Vec<&Gpu> = self.gpus.iter().collect();
         let seen = visible::visible(&shown, attach.visible.as_deref());
         if seen.is_empty() {
@@ -103,6 +122,10 @@ impl Server {
             Err(error) => return Reply::Failed(error),
         };
         let granted = self.grant(&seen, attach, partition.as_ref());
+        let connections = connections(attach);
+        if let Some(error) = self.refuse_connections(&granted, connections) {
+            return Reply::Failed(error);
+        }
         if granted.iter().all(|g| g.taken == 0) {
             return Reply::Failed(CudaError::of(101));
         }
@@ -118,6 +141,7 @@ impl Server {
         client.command.clone_from(&attach.command);
         client.granted.clone_from(&granted);
         client.partition = partition.map(|partition| partition.id);
+        (client.connections, client.paired) = (connections, attach.paired);
         self.log_attached(&self.clients[at]);
         Reply::Granted(granted)
     }
@@ -128,6 +152,23 @@ impl Server {
         let most = self.node.is.max_clients;
         let slices = self.gpus.iter().find_map(|gpu| gpu.slices);
         slices.map_or(most, |slices| most * slices as usize / SLICES as usize)
+    }
+
+    /// Recorded: of clients for which a GPU has no connections left, some get 809 and some 2.
+    fn refuse_connections(&self, granted: &[Granted], wanted: u32) -> Option<CudaError> {
+        let held = |uuid: &str| -> u32 {
+            let there = self.clients.iter().filter(|client| client.has_context_on(uuid));
+            there.map(|client| client.connections).sum()
+        };
+        let mut used = granted.iter().filter(|gpu| gpu.taken > 0);
+        let full = used.any(|gpu| held(&gpu.uuid) + wanted > self.node.is.connections);
+        full.then(|| {
+            CudaError::of(if self.last_client.is_multiple_of(2) {
+                809
+            } else {
+                2
+            })
+        })
     }
 
     fn log_attached(&self, client: &Client) {
@@ -208,13 +249,18 @@ impl Server {
         visible::daemon_limit(self.settings.memory_in_order(), index, &gpu.uuid)
     }
 
-    /// `ALLOC bytes` or `FREE bytes` on the first GPU that the client uses, `FAULT`; anything else is a launch.
+    /// `ALLOC bytes` or `FREE bytes` on the first GPU that the client uses, `FAULT`, `END`; anything else is a launch.
     fn allocate(&mut self, at: usize, packet: &[u8]) -> Reply {
         if self.fatal == Fatal::Handling {
             return Reply::Failed(CudaError::of(700));
         }
-        if packet == b"FAULT" {
-            return self.fault(at);
+        match packet {
+            b"FAULT" => return self.fault(at),
+            b"END" => {
+                self.clients[at].paired = false;
+                return Reply::Done;
+            }
+            _ => {}
         }
         let text = String::from_utf8_lossy(packet);
         let (verb, bytes) = text.split_once(' ').unwrap_or((&text, "0"));

@@ -45,6 +45,21 @@ impl Server {
         }
     }
 
+    /// Recorded of two ranks of NCCL that were killed 3 s apart: the server's next client fails in its first context, once,
+    /// and the log names it, which did nothing.
+    pub(super) fn poison(&mut self, pid: u32) -> Option<Reply> {
+        if !std::mem::take(&mut self.poisoned) {
+            return None;
+        }
+        for line in [
+            format!("Client {{PID: {pid}, Context: 1}} encountered a fatal GPU error."),
+            "Server is handling a fatal GPU error.".to_owned(),
+        ] {
+            self.log.server(&line);
+        }
+        Some(Reply::Failed(CudaError::of(719)))
+    }
+
     pub(super) fn fault_may_end(&mut self) {
         if self.fatal != Fatal::Handling || self.attached().next().is_some() {
             return;

@@ -31,6 +31,8 @@ pub struct Server {
     clients: Vec<Client>,
     last_client: u32,
     fatal: fatal::Fatal,
+    /// A client that computes with others was killed: the next client pays.
+    poisoned: bool,
 }
 
 pub fn run(node: Node) -> ExitCode {
@@ -64,6 +66,7 @@ pub fn run(node: Node) -> ExitCode {
         clients: Vec::new(),
         last_client: 0,
         fatal: fatal::Fatal::None,
+        poisoned: false,
     };
     if let Err(why) = server.initialize() {
         server.log.server(&why);
