@@ -44,8 +44,8 @@ pub fn call(
             }
             _ => {}
         },
-        // Also under scope=step, because a killed slurmstepd leaves its step's daemon. A broken line counts as an empty
-        // one, so that a line changed under running jobs leaves none of them behind.
+        // Also under scope=step, because a killed slurmstepd leaves its step's daemon. If the line is
+        // invalid, clean up with the defaults: jobs from before the edit still end.
         (Callback::JobEpilog, _) => {
             job_script::epilog(slurm, node, &Arguments::parse(words).unwrap_or_default());
         }

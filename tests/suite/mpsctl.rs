@@ -345,6 +345,9 @@ fn an_error_is_explained_to_all_users_and_so_is_a_log() {
     let explain = |what: &str| mpsctl(&place, &["explain", what], &[]);
     let code = explain("806").ok();
     code.prints("the server died (CUDA error 806)\n  cause:  ");
+    explain("error 46").ok().prints("GPU busy (CUDA error 46)");
+    let near = explain("gromac").exits(1);
+    near.complains("did you mean gromacs?");
     let transcript = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../docs/facts/mps-580-transcript.txt"
@@ -360,7 +363,7 @@ fn an_error_is_explained_to_all_users_and_so_is_a_log() {
         explain(endless).exits(2).complains("no regular file");
     }
     explain("/nonexistent").exits(1).prints_nothing();
-    explain("-").prints_only("nothing in it is known here\n");
+    explain("-").prints_only("explain knows nothing in it\n");
 }
 
 #[test]

@@ -174,7 +174,7 @@ fn what_cannot_be_set_is_refused_with_what_can() {
     let foreign = mpsctl(&place, Some(OTHER_USER), &["set", job, "--threads", "10"]);
     refused(foreign, 1, "its MPS is another user's");
     let absent = set(&place, "999.srv", &["--threads", "10"]);
-    refused(absent, 1, "job 999.srv: there is no MPS of it here");
+    refused(absent, 1, "job 999.srv: it has no MPS on this node");
     assert_eq!(sms(&place, job), of_gpu(25.0));
     let log = log(&place, job);
     assert!(!log[before.len()..].contains("mpsctl set"), "{log}");

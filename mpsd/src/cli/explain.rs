@@ -5,7 +5,7 @@ use super::report;
 use super::terminal::{width, wrap};
 use mpsd_core::config::Settings;
 use mpsd_core::programs::{KnownProgram, PROGRAMS};
-use mpsd_core::text::one_line;
+use mpsd_core::text::{nearest, one_line, or_meant};
 use mpsd_core::{Failure, JobId, Refusal, Undetermined};
 use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
@@ -120,7 +120,7 @@ impl Explain {
         let mut text: String = found.troubles.iter().map(paragraph).collect();
         text.extend(found.programs.iter().map(|program| of_program(program)));
         Ok(match text.is_empty() {
-            true => "nothing in it is known here\n".to_owned(),
+            true => "explain knows nothing in it\n".to_owned(),
             false => text,
         })
     }
@@ -179,19 +179,23 @@ fn of_job(settings: &Settings, job: &JobId) -> Result<Option<Vec<String>>, Failu
 }
 
 fn named(word: &str) -> Option<&'static Trouble> {
-    if let Ok(code) = word.parse::<u32>() {
+    let word = word.to_ascii_lowercase();
+    let number = word.strip_prefix("error ").unwrap_or(&word);
+    if let Ok(code) = number.trim().parse::<u32>() {
         return TROUBLES.iter().find(|trouble| trouble.codes.contains(&code));
     }
-    let word = word.to_ascii_lowercase();
     let is_named =
         |trouble: &&Trouble| trouble.words.contains(&word) || trouble.name.eq_ignore_ascii_case(&word);
     TROUBLES.iter().find(is_named)
 }
 
 fn unknown(word: &str) -> Refusal {
+    let words = PROGRAMS.program.iter().flat_map(|program| &program.words);
+    let why = "no known error or program, no file, and no job with a log or report for you on this node";
+    let why = or_meant(why, nearest(word, words.map(String::as_str)));
     Refusal::new(
         format!("'{}'", one_line(word, SHOWN)),
-        "no known error or program, no file, and no job with a log or report for you on this node",
+        why,
         "one of those that 'mpsctl explain' lists, a file, or a job of yours; 'mpsctl sweep' measures any program",
     )
 }

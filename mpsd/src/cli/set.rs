@@ -42,7 +42,7 @@ impl Set {
         let Some((record, _)) = caller.job_with_mps()? else {
             let job = caller.job().map_or("set".to_owned(), |job| format!("job {job}"));
             let allowed = "the id of a job with MPS on this node";
-            return Err(Refusal::new(job, "there is no MPS of it here", allowed).into());
+            return Err(Refusal::new(job, "it has no MPS on this node", allowed).into());
         };
         let wanted = self.wanted(&record)?;
         let answer = match caller.uid {

@@ -278,7 +278,7 @@ fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Sched
     Ok(())
 }
 
-/// Takes down what an earlier prologue of the job left, and locks its directory; `None`: the same start is there already.
+/// Takes down what an earlier prologue of the job left, and locks its directory; `None`: its MPS is already up.
 ///
 /// A step's daemon that is ready stays: before Slurm 24.05 a step's callbacks run twice. Torque runs a job's prologue again
 /// without an epilogue in between (docs/facts/pbs.md#sister-nodes).

@@ -250,8 +250,8 @@ pub trait Members {
     fn grouped(&mut self, journal: &Journal) -> Vec<i32>;
     /// A process as it is now: its identity and its state letter. Reads nothing that a user can block.
     fn process(&mut self, pid: i32) -> Option<(ProcessRef, char)>;
-    /// Those of `processes` that run the files of the job's MPS, with their roles; root's probe has none. A process that hides does
-    /// not hide another.
+    /// Those of `processes` that run the files of the job's MPS, with their roles; root's probe has none. One
+    /// unreadable process does not stop the look at the others.
     fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)>;
     /// The processes that root knows: those of the journal, and all in the job's own cgroup.
     fn own(&mut self, journal: &Journal) -> Vec<Member> {

@@ -250,7 +250,7 @@ fn copy_name(job: &JobId) -> String {
     format!("{}.json", job.whole().directory_name())
 }
 
-/// The lines of a file with that of `report`, which replaces an earlier one of the same run. The oldest are left out.
+/// Adds the report's line, in place of an earlier one of the same run, and drops the oldest.
 fn joined(earlier: &[u8], report: &JobReport) -> Result<String, ReportsError> {
     let mut reports = parse(earlier);
     reports.retain(|other| (&other.job, other.began) != (&report.job, report.began));

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Stays free below a scheduler's limit: for what ran before our program, our guard, and the guard's kill.
+/// Reserved below the scheduler's limit: for what ran before our program, our guard, and the guard's kill.
 pub(crate) const MARGIN: Duration = Duration::from_secs(6);
 /// How long a guard waits beyond the work's own end.
 const GRACE: Duration = Duration::from_secs(3);

@@ -238,7 +238,5 @@ fn leads_astray(list: &Listed<'_>, given: Option<&Gpu>, other: &Gpu) -> Failure 
     };
     let given = given.map_or_else(String::new, |gpu| shown(gpu, ""));
     let other = shown(other, ", which gres.conf does not list");
-    doubt(format!(
-        "Slurm gives it {given}, and its number leads CUDA to {other}"
-    ))
+    doubt(format!("Slurm gave the job {given}, but CUDA would open {other}"))
 }

@@ -204,7 +204,7 @@ options! {
         more: "A bound task sees its own GPU alone, with `+peers` the others behind it. `block` gives neighboring ranks one \
                GPU, `cyclic` deals the ranks out in turn, `closest` goes by the task's cores. `auto`, the default, \
                shows every task all GPUs. If a node has at least one task for each GPU, each task sees them in its own order. \
-               Tasks that take the first GPU then share the GPUs, and tasks that choose by rank share them as evenly as without MPS. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
+               So tasks that always use the first GPU spread out, and tasks that choose by rank spread as evenly as without MPS. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
         of_tasks: true,
         plan: |request| Some(format!("tasks bound to GPUs: {}", request.bind?)),
     }, str::parse, ToString::to_string;

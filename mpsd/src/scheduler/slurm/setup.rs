@@ -84,7 +84,11 @@ pub(crate) const VERBS: AdminVerbs = AdminVerbs {
 fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport, VerbError> {
     let verb = SlurmVerb::from_arg_matches(matches).map_err(|error| error.to_string())?;
     if !matches!(verb, SlurmVerb::Check(_)) && !nix::unistd::geteuid().is_root() {
-        let refused = Refusal::new("this verb", "it changes Slurm's configuration", "root");
+        let refused = Refusal::new(
+            "mpsctl slurm",
+            "only root may change Slurm's configuration",
+            "root",
+        );
         return Err(Failure::from(refused).into());
     }
     Ok(match &verb {

@@ -307,7 +307,7 @@ fn an_unreadable_file_is_no_guess() {
     let mut mixed = node(SITE.minors);
     mixed.gpus[0].name = "NVIDIA A100".to_owned();
     // CUDA counts the faster GPUs first, and does not say which ones those are.
-    assert!(SITE.gpus(FREE, &mixed).unwrap_err().contains("leads CUDA to"));
+    assert!(SITE.gpus(FREE, &mixed).unwrap_err().contains("CUDA would open"));
     assert_eq!(SITE.gpus(CONFINED, &mixed), Ok(vec![3]));
     for gres in [
         "Name=gpu MultipleFiles=/dev/nvidia[0-1]\n",
