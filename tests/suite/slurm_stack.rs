@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use tests::double::copy_program;
 use tests::place::{Place, Running, eventually, fast};
-use tests::stage::{Ran, USER, as_user, built, chmod, script, uid_of};
+use tests::stage::{Ran, USER, as_user, built, chmod, openpbs_args, script, uid_of};
 
 struct Cluster {
     place: Place,
@@ -188,6 +188,31 @@ fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
     cluster.check().exits(2).prints(line);
     cluster.place.node.change(|node| node.nvml.init_fails = false);
     cluster.check().ok();
+}
+
+/// A test machine of a site whose slurm.conf is everywhere the same. This machine must have no GPU and no driver.
+#[test]
+fn a_host_without_gpus_that_slurm_offers_is_misconfigured_and_not_drained() {
+    if Path::new("/proc/driver/nvidia/version").exists() {
+        return;
+    }
+    let cluster = Cluster::new(&format!("{GOOD}\nNodeName=n1 Gres=gpu:2"));
+    cluster.enable().ok();
+    let usual = format!("nvml = \"{}\"", cluster.place.node.nvml().display());
+    let text = fs::read_to_string(cluster.place.config()).expect("configuration");
+    fs::write(
+        cluster.place.config(),
+        text.replace(&usual, "nvml = \"libnvidia-ml.so.1\""),
+    )
+    .expect("configuration");
+    let line = "FAIL  this node: it has no NVIDIA GPU and no driver, but its scheduler offers GPUs here";
+    cluster.slurm("check", &["--node", "n1"]).exits(2).prints(line);
+    let ran = cluster
+        .place
+        .prologue(&openpbs_args("5.srv", USER, "MPS=true"), &[]);
+    ran.exits(2)
+        .complains("this node: it has no NVIDIA GPU and no driver");
+    cluster.place.assert_not_drained("a host without GPUs");
 }
 
 /// Then srun refuses every `--mps`, or prints ten lines for each job.

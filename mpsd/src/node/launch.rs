@@ -10,6 +10,7 @@ use crate::job::journal::{ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Proved, Role, Severity};
 use crate::job::spec::{GO, OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
 use crate::job::store::Store as _;
+use crate::scheduler::node_check::unless_no_gpu_host;
 use crate::sys::Exit;
 use crate::sys::confine;
 use crate::sys::deadline::Deadline;
@@ -48,7 +49,8 @@ impl Daemons for RealNode {
     fn check_control(&mut self, control: &Path) -> Result<(), Failure> {
         open_trusted(control).map(drop).map_err(|e| {
             let evidence = unless_scarce(Evidence::VendorProgram, e.errno());
-            failure(evidence, "NVIDIA's MPS control daemon", e.to_string())
+            let failed = failure(evidence, "NVIDIA's MPS control daemon", e.to_string());
+            unless_no_gpu_host(failed, &self.site.nvml)
         })
     }
 

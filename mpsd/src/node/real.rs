@@ -9,6 +9,7 @@ use crate::job::{DrainTarget, Journal, User};
 use crate::plan::effects::Effect;
 use crate::scheduler::control::Controller;
 use crate::scheduler::drain::{self, Marker, Place, markers};
+use crate::scheduler::node_check::unless_no_gpu_host;
 use crate::scheduler::{Site, UserRef};
 use crate::sys::Exit;
 use crate::sys::cgroup::Cgroup;
@@ -217,7 +218,8 @@ impl Gpus for RealNode {
     }
 
     fn inventory(&mut self) -> Result<Inventory, Failure> {
-        self.ask(&Question::Inventory)
+        let inventory = self.ask(&Question::Inventory);
+        inventory.map_err(|failure| unless_no_gpu_host(failure, &self.site.nvml))
     }
 
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {

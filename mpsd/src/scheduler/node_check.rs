@@ -5,6 +5,7 @@ use super::host::Host;
 use super::setup::CheckLine::{self, Fail, Pass, Warn};
 use super::setup::SetupContext;
 use mpsd_core::Failure;
+use mpsd_core::failure::{Evidence, Fault};
 use mpsd_core::trusted::open_trusted;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ const DRIVER: &str = "/proc/driver/nvidia/version";
 const MOST_OF_DRIVER: usize = 4096;
 const DRAINS: &str = "the first job that asks for MPS takes the node out of service";
 pub(crate) const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
+const NO_GPU_HOST: &str = "it has no NVIDIA GPU and no driver, but its scheduler offers GPUs here: take them out of its configuration";
 /// sd_booted(3).
 const BOOTED: &str = "/run/systemd/system";
 const SYSTEMCTL: &str = "/usr/bin/systemctl";
@@ -66,6 +68,13 @@ pub(crate) fn without_gpu(host: &dyn Host) -> CheckLine {
     }
 }
 
+/// The same host, to which a scheduler sends jobs with GPUs.
+pub(crate) fn offered_without_gpu() -> CheckLine {
+    Fail(format!(
+        "this node: {NO_GPU_HOST}; jobs with MPS are not started here"
+    ))
+}
+
 /// FAIL for a proved fault only. Users' processes can cause the other failures, and must not drain the node.
 pub(crate) fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> CheckLine {
     match failure {
@@ -76,14 +85,30 @@ pub(crate) fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -
     }
 }
 
-/// Whether this is a host for jobs with GPUs: one of NVIDIA's is on its bus, or the site named an unusual NVML.
+/// Whether this is a host for jobs with GPUs.
 pub(crate) fn has_gpu(ctx: &SetupContext<'_>) -> bool {
+    is_gpu_host(&ctx.settings.nvml)
+}
+
+/// A host that never was one for jobs with GPUs is misconfigured, not broken: draining it would help nobody.
+pub(crate) fn unless_no_gpu_host(failure: Failure, nvml: &str) -> Failure {
+    let is_one = || is_gpu_host(nvml) || Path::new(DRIVER).exists();
+    match failure {
+        Failure::Fault(_) if !is_one() => {
+            Fault::new(Evidence::Configuration, "this node", NO_GPU_HOST).into()
+        }
+        other => other,
+    }
+}
+
+/// One of NVIDIA's GPUs is on the bus, or the site named an unusual NVML.
+fn is_gpu_host(nvml: &str) -> bool {
     let says = |device: &Path, file: &str| fs::read_to_string(device.join(file)).unwrap_or_default();
     // PCI class 0x03 is a display or compute device; bridges and network cards have others.
     let is_gpu = |at: &Path| says(at, "vendor").trim() == NVIDIA && says(at, "class").starts_with("0x03");
     let bus = fs::read_dir("/sys/bus/pci/devices").into_iter();
     let mut bus = bus.flatten().flatten();
-    Path::new(&ctx.settings.nvml).is_absolute() || bus.any(|device| is_gpu(&device.path()))
+    Path::new(nvml).is_absolute() || bus.any(|device| is_gpu(&device.path()))
 }
 
 pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {

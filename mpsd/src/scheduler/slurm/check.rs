@@ -5,7 +5,7 @@ use super::gres::Gres;
 use super::installation::{Installation, Release, stamp_of};
 use super::stack::{Delivery, PLUGIN, Stack, WORDS, our_line};
 use crate::scheduler::call::{MARGIN, Program, within};
-use crate::scheduler::node_check::node_check;
+use crate::scheduler::node_check::{has_gpu, node_check, offered_without_gpu};
 use crate::scheduler::numbers::{List, Number, Numbers};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::SetupContext;
@@ -270,6 +270,9 @@ fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine>
     let Some(gres) = gres.filter(|gres| gres.grants) else {
         return Vec::new();
     };
+    if !has_gpu(ctx) {
+        return vec![offered_without_gpu()];
+    }
     let Ok(inventory) = (ctx.inventory)(node) else {
         return Vec::new();
     };
