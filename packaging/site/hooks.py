@@ -49,7 +49,8 @@ def reference(manual):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """A link at each `mpsd(8)` outside of code."""
+    """A link at each `mpsd(8)` outside of code. A search shows what users read first, and what developers read last."""
+    page.meta["search"] = {"boost": boost(page.file.src_uri)}
     if page.file.src_uri.startswith("reference/"):
         return markdown
     up = "../" * page.file.src_uri.count("/")
@@ -62,6 +63,15 @@ def on_page_markdown(markdown, page, config, files):
         return f"[{name}]({up}reference/{name[:-1].replace('(', '.')}.md)"
 
     return re.sub(rf"```.*?```|`[^`]*`|\b(?:{names})", linked, markdown, flags=re.S)
+
+
+def boost(page):
+    if page == "docs/troubleshooting.md":
+        return 40
+    if page in ("docs/quick-start.md", "docs/recipes.md", "docs/operations.md"):
+        return 2
+    late = "/" not in page and page != "README.md" or page.startswith(("docs/facts/", "docs/newer-drivers"))
+    return 0.05 if late else 1
 
 
 def on_page_content(html, page, config, files):
