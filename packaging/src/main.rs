@@ -8,6 +8,7 @@ mod install;
 mod package;
 mod release_check;
 mod runs;
+mod schedmd;
 mod site;
 mod test;
 
@@ -56,6 +57,8 @@ enum Verb {
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
     ReleaseCheck(release_check::Options),
+    /// Compare runs of SchedMD's test suite: without us, with the plugin, in an auto partition.
+    Schedmd(schedmd::Options),
     /// Measure a job, many at once, or what a job that did not ask pays: 'job', 'scale', 'srun' or 'unasked', each with '--help'.
     #[command(disable_help_flag = true)]
     Bench {
@@ -68,8 +71,8 @@ enum Verb {
 impl Verb {
     /// Building and packing does not, unless a tool has to be installed first.
     fn needs_root(&self) -> bool {
-        use Verb::{Dist, Docs, ReleaseCheck, Texts};
-        !matches!(self, Texts | Docs(_) | Dist(_) | ReleaseCheck(_))
+        use Verb::{Dist, Docs, ReleaseCheck, Schedmd, Texts};
+        !matches!(self, Texts | Docs(_) | Dist(_) | ReleaseCheck(_) | Schedmd(_))
     }
 }
 
@@ -108,6 +111,7 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Docs(options) => site::run(options)?,
         Verb::Dist(options) => package::run(options)?,
         Verb::Hardware(options) => hardware::run(options)?,
+        Verb::Schedmd(options) => schedmd::compare(options)?,
         Verb::ReleaseCheck(options) => release_check::run(options)?,
         Verb::Demo => {
             install::slurm()?;
