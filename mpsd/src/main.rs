@@ -7,7 +7,11 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let arguments = Daemon::parse();
     let result = match &arguments {
-        Daemon { note: Some(file), .. } => daemon::append_note(file, std::io::stdin()),
+        Daemon {
+            note: Some(file),
+            group,
+            ..
+        } => daemon::note(file, *group),
         Daemon {
             nvml: Some(library), ..
         } => worker::serve(library),

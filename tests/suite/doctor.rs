@@ -155,14 +155,14 @@ fn the_cgroup_of_a_doctor_that_was_killed_is_removed_by_reconcile() {
     let mut place = place();
     let base = place.cgroups.clone().expect("cgroups");
     // No process has a number this high (PID_MAX_LIMIT).
-    let dead = base.join("doctor-4194305");
-    let line = "of an 'mpsctl doctor' that was killed: would be removed";
+    let dead = base.join("of-4194305");
+    let line = "of a program of ours that was killed: would be removed";
     let harm = |_: &mut Place| fs::create_dir(&dead).expect("cgroup");
     let remedy = |place: &mut Place| {
         // The cgroup of a process that still runs.
-        let other = base.join(format!("doctor-{}", std::process::id()));
+        let other = base.join(format!("of-{}", std::process::id()));
         fs::create_dir(&other).expect("cgroup");
-        reconcile(place).prints("doctor-4194305");
+        reconcile(place).prints("of-4194305");
         assert!(!dead.exists() && other.exists());
         fs::remove_dir(&other).expect("cgroup");
     };

@@ -27,6 +27,9 @@ pub struct Daemon {
     /// Append the line on standard input to this file, as the job's user (used by mps-prologue).
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nvml", "stop", "look", "set"])]
     pub note: Option<std::path::PathBuf>,
+    /// The group of that file if '--note' makes it: the user's own, in place of the daemons'.
+    #[arg(long, value_name = "GID", requires = "note")]
+    pub group: Option<u32>,
 }
 
 /// Step in which `mps-probe` finds out how much it can allocate.

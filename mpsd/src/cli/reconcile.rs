@@ -128,7 +128,7 @@ impl Reconcile {
         run.locks()?;
         run.shared();
         run.gpus();
-        run.trials();
+        run.cgroups();
         for marker in markers::all(&settings.paths) {
             run.drain(&marker, settings.drain.auto_undrain);
         }
@@ -257,11 +257,11 @@ impl<'a> Run<'a> {
         self.report.told.push(told);
     }
 
-    fn trials(&mut self) {
+    fn cgroups(&mut self) {
         let settings = self.settings;
-        for cgroup in site_directory::left_by_trials(&settings.paths, &settings.cgroup) {
+        for cgroup in site_directory::left_behind(&settings.paths, &settings.cgroup) {
             let path = cgroup.path().display();
-            let what = format!("cgroup '{path}' of an 'mpsctl doctor' that was killed");
+            let what = format!("cgroup '{path}' of a program of ours that was killed");
             self.tell(match self.dry {
                 true => Problem(format!("{what}: would be removed")),
                 false => match site_directory::remove_cgroup(&settings.paths, &cgroup) {

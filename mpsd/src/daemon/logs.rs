@@ -3,10 +3,11 @@
 use crate::job::spec::Spec;
 use mpsd_core::text::one_line;
 use nix::fcntl::OFlag;
+use nix::unistd::{Gid, fchown, getegid};
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -98,13 +99,18 @@ impl UserLog {
     }
 }
 
-/// `mpsd --note FILE`, run as the job's user: appends root's line to the output file of a job that did not start.
-pub fn append_note(file: &Path, from: impl Read) -> Result<(), String> {
+/// Appends root's line to the user's output file. This process has the daemons' group, and so has a file that it makes: that file
+/// gets `group`.
+pub fn append_note(file: &Path, group: Option<u32>, from: impl Read) -> Result<(), String> {
     let append = || {
         let mut text = Vec::new();
         from.take(LONGEST_NOTE).read_to_end(&mut text)?;
         let mut file = open_to_append(file, NO_WAIT)?;
-        match file.metadata()?.is_file() {
+        let about = file.metadata()?;
+        if about.gid() == getegid().as_raw() {
+            fchown(&file, None, group.map(Gid::from_raw))?;
+        }
+        match about.is_file() {
             true => file.write_all(&text),
             false => Err(io::Error::other("it is no ordinary file")),
         }
@@ -143,17 +149,31 @@ mod tests {
         assert!(Tail::create(dir.path()).is_err());
     }
 
+    /// The directory service has no such group, and the caller is root, which may give any.
+    #[test]
+    fn a_file_that_a_note_makes_has_the_users_group_and_one_that_was_there_keeps_its_own() {
+        let place = tempfile::tempdir().unwrap();
+        let [new, old] = ["new", "old"].map(|name| place.path().join(name));
+        std::fs::write(&old, "").unwrap();
+        std::os::unix::fs::chown(&old, None, Some(54_322)).unwrap();
+        for file in [&new, &old] {
+            append_note(file, Some(54_321), &b"one\n"[..]).unwrap();
+        }
+        let groups = [&new, &old].map(|file| file.metadata().unwrap().gid());
+        assert_eq!(groups, [54_321, 54_322]);
+    }
+
     #[test]
     fn a_note_is_appended_to_a_regular_file_only() {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("job-1.out");
-        append_note(&file, &b"one\n"[..]).unwrap();
-        append_note(&file, &b"two\n"[..]).unwrap();
+        append_note(&file, None, &b"one\n"[..]).unwrap();
+        append_note(&file, None, &b"two\n"[..]).unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "one\ntwo\n");
         let pipe = place.path().join("pipe");
         nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
         for other in [Path::new("/dev/null"), place.path(), &pipe] {
-            let why = append_note(other, &b"x\n"[..]).unwrap_err();
+            let why = append_note(other, None, &b"x\n"[..]).unwrap_err();
             assert!(why.contains(&other.display().to_string()), "{why}");
         }
     }

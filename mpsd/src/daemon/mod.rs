@@ -22,9 +22,8 @@ use crate::job::spec::{REPORT_FD, SPEC_FD, Spec, StartReport};
 use crate::sys::{confine, descriptors};
 use std::fs::File;
 use std::io::{Read, Write};
+use std::path::Path;
 use std::time::Instant;
-
-pub use logs::append_note;
 
 const LONGEST_SPEC: u64 = 1 << 20;
 
@@ -94,9 +93,20 @@ fn send(report: &mut File, what: &impl serde::Serialize) -> Result<(), String> {
     written.map_err(|e| format!("cannot report: {e}"))
 }
 
-/// Reads the specification. Before that, keeps the user's processes, which have the job's limits, from debugging this one.
+/// `mpsd --note FILE`, run as the job's user: appends root's line on standard input to the output file of a job that did not
+/// start. `group`: of a file that this makes.
+pub fn note(file: &Path, group: Option<u32>) -> Result<(), String> {
+    keep_debuggers_out()?;
+    logs::append_note(file, group, std::io::stdin())
+}
+
+/// Keeps out the user's processes, which have the job's limits, also where `daemon_group` does not.
+fn keep_debuggers_out() -> Result<(), String> {
+    confine::undumpable().map_err(|e| format!("cannot be kept from debuggers: {e}"))
+}
+
 fn own_spec() -> Result<Spec, String> {
-    confine::undumpable().map_err(|e| format!("cannot be kept from debuggers: {e}"))?;
+    keep_debuggers_out()?;
     let mut text = String::new();
     inherited(SPEC_FD, "specification")?
         .take(LONGEST_SPEC)

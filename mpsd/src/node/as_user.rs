@@ -1,10 +1,11 @@
 //! Programs of the suite that run as a job's user: in the job's cgroup, confined, and with `mpsd`'s specification.
 
 use super::real::{RealNode, beside, groups_of};
-use super::{failure, unless_scarce};
-use crate::job::Journal;
+use super::{failure, site_directory, unless_scarce};
 use crate::job::journal::ProcessRef;
 use crate::job::spec::{REPORT_FD, SPEC_FD, Spec};
+use crate::job::{Journal, User};
+use crate::sys::Exit;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::confine::Confinement;
 use crate::sys::deadline::Deadline;
@@ -16,16 +17,22 @@ use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::record::ClientLimits;
+use mpsd_core::text::one_line;
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
-use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// 48 clients need several descriptors each in the server. NVIDIA's guide asks for more than the usual 1024.
 const OPEN_FILES: u64 = 16_384;
 const COMMAND_MS: u64 = 2_000;
 const LONGEST_LINE: usize = 256 * 1024;
+const NOTE_TIME: Duration = Duration::from_secs(2);
+/// For what a note's user has brought into its cgroup.
+const AFTER_NOTE: Duration = Duration::from_millis(200);
+/// Most that is read of a complaint of the process that writes a note. Bytes.
+const LONGEST_COMPLAINT: usize = 4096;
 
 /// `mpsd` as the job's user, with `spec` on its descriptor. With `args` it only talks to the daemons that are there.
 pub(super) fn with_spec(
@@ -90,29 +97,79 @@ pub(super) fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Dead
 }
 
 impl RealNode {
-    /// The suite's program `name`, to be run as the job's user: in a session of its own, in the job's cgroup, and confined. It has
-    /// a group that the user's other processes lack, so they cannot debug it (ptrace(2), "Ptrace access mode checking").
+    /// The suite's program `name`, to be run as the job's user in the job's cgroup.
     pub(super) fn as_user(&self, journal: &Journal, name: &str, groups: Vec<u32>) -> Result<Spawn, Failure> {
-        let mut spawn = Spawn::new(&beside(name)?);
         let directory = |cgroup: Cgroup| {
             cgroup.directory().map_err(|e: FileError| {
                 let evidence = unless_scarce(Evidence::Storage, e.errno());
                 failure(evidence, "the job's cgroup", e.to_string())
             })
         };
-        spawn.cgroup = self.cgroup_of(journal).map(directory).transpose()?;
-        if journal.cgroup.is_some() && spawn.cgroup.is_none() {
+        let cgroup = self.cgroup_of(journal).map(directory).transpose()?;
+        if journal.cgroup.is_some() && cgroup.is_none() {
             return Err(Undetermined::new("the job's cgroup", "it cannot be entered, or is gone").into());
         }
-        spawn.confinement = Some(Confinement::of_user());
-        let uid = journal.uid;
+        let user = (journal.uid, journal.gid);
+        Ok(self.program_of(user, &beside(name)?, groups, cgroup))
+    }
+
+    /// The only way in which root starts a program as a user: in a session of its own, confined, and in a cgroup of ours if this
+    /// node has one. Before exec it has the daemons' group, which the user's other processes lack. So they can at no moment debug
+    /// it (ptrace(2), "Ptrace access mode checking").
+    fn program_of(
+        &self,
+        (uid, gid): (u32, u32),
+        program: &Path,
+        groups: Vec<u32>,
+        cgroup: Option<OwnedFd>,
+    ) -> Spawn {
         let gid = match self.site.daemon_group {
-            0 => journal.gid,
+            0 => gid,
             own => own,
         };
-        spawn.identity = Some(Identity { uid, gid, groups });
-        spawn.session = true;
-        Ok(spawn)
+        Spawn {
+            identity: Some(Identity { uid, gid, groups }),
+            confinement: Some(Confinement::of_user()),
+            session: true,
+            cgroup,
+            ..Spawn::new(program)
+        }
+    }
+
+    /// Appends `line` to a file of the user's by `mpsd --note`, because the way to the file is the user's, and may block. No job's
+    /// cgroup is left for it, so it gets one that ends with it.
+    pub(super) fn append_as_user(&self, user: &User, file: &Path, line: &str) -> Result<(), String> {
+        let made = site_directory::make_cgroup(&self.settings.paths, &self.site.cgroup, &Cgroup::passing())?;
+        let cgroup = made.map(|path| Cgroup::open(&path)).transpose();
+        let cgroup = cgroup.map_err(|error| error.to_string())?.flatten();
+        let written = self.run_note(user, file, line, cgroup.as_ref());
+        if let Some(cgroup) = cgroup {
+            let _ = cgroup.kill(Deadline::after(AFTER_NOTE));
+            cgroup.wait_until_empty(Deadline::after(AFTER_NOTE));
+            // Else the timer removes it.
+            let _ = site_directory::remove_cgroup(&self.settings.paths, &cgroup);
+        }
+        written
+    }
+
+    fn run_note(&self, user: &User, file: &Path, line: &str, cgroup: Option<&Cgroup>) -> Result<(), String> {
+        let cgroup = cgroup.map(Cgroup::directory).transpose();
+        let cgroup = cgroup.map_err(|error| error.to_string())?;
+        let groups = groups_of(&user.name, user.gid);
+        let mut spawn = self.program_of((user.uid, user.gid), &self.mpsd, groups, cgroup);
+        spawn.args = vec![
+            "--note".into(),
+            file.into(),
+            "--group".into(),
+            user.gid.to_string().into(),
+        ];
+        let line = format!("{line}\n");
+        spawn.input(line.as_bytes()).map_err(|error| error.to_string())?;
+        let ended = spawn.run(Deadline::after(NOTE_TIME), LONGEST_COMPLAINT);
+        match ended.map_err(|error| error.to_string())? {
+            ended if ended.exit == Exit::Code(0) => Ok(()),
+            ended => Err(one_line(String::from_utf8_lossy(&ended.err).trim_end(), 300)),
+        }
     }
 
     /// What `mpsd` with `args`, run as the job's user, answers in one line: the user could forge it.
@@ -128,5 +185,51 @@ impl RealNode {
         let line = read_line(report.as_fd(), deadline, LONGEST_LINE).ok().flatten();
         child.kill(Deadline::after(Duration::from_millis(200)));
         line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::testing::alone;
+    use mpsd_core::Paths;
+    use mpsd_core::config::Settings;
+    use std::os::unix::fs::PermissionsExt;
+
+    const STRANGER: u32 = 54_321;
+    /// Tells what it is, and leaves a process behind.
+    const TELLS: &str = "#!/bin/sh\nsetsid /bin/sleep 60 </dev/null >/dev/null 2>&1 &\nexec >&2\n\
+        echo $(grep -hE '^(Gid|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status) $(grep -c /of- /proc/self/cgroup) \"$@\"\nexit 1\n";
+
+    /// A job of the same user may see it from its first moment (`ptrace(2)`).
+    #[test]
+    fn a_note_is_written_by_nobody_whom_its_user_can_debug_in_a_cgroup_that_ends_with_it() {
+        let _alone = alone();
+        let (limit, place) = (Duration::from_secs(60), tempfile::tempdir().unwrap());
+        let everybody =
+            |path: &Path| std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+        everybody(place.path());
+        let settings = Settings {
+            paths: Paths::new(place.path(), place.path()),
+            ..Settings::usual()
+        };
+        let mut node = RealNode::new("test", &settings, limit, limit);
+        node.mpsd = place.path().join("tells");
+        std::fs::write(&node.mpsd, TELLS).unwrap();
+        everybody(&node.mpsd);
+        let user = User {
+            name: "nobody-at-all".to_owned(),
+            uid: STRANGER,
+            gid: STRANGER,
+        };
+        let told = node
+            .append_as_user(&user, Path::new("/its/output"), "why")
+            .unwrap_err();
+        let (group, none) = (settings.daemon_group, "0000000000000000");
+        let expected = format!(
+            "Gid: {group} {group} {group} {group} CapBnd: {none} NoNewPrivs: 1 Seccomp: 2 1 --note /its/output --group {STRANGER}"
+        );
+        assert_eq!(told, expected);
+        assert!(Cgroup::find(&Cgroup::passing()).is_none(), "its cgroup stays");
     }
 }

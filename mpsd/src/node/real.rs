@@ -11,16 +11,14 @@ use crate::scheduler::control::Controller;
 use crate::scheduler::drain::{self, Marker, Place, markers};
 use crate::scheduler::node_check::unless_no_gpu_host;
 use crate::scheduler::{Site, UserRef};
-use crate::sys::Exit;
 use crate::sys::cgroup::Cgroup;
-use crate::sys::confine::Confinement;
 use crate::sys::deadline::Deadline;
 use crate::sys::process::{Process, State};
-use crate::sys::spawn::{Child, Identity, Spawn};
+use crate::sys::spawn::Child;
 use mpsd_core::config::{Cgroup as CgroupRule, Settings};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::gpu::{GpuProcess, Mig};
-use mpsd_core::text::{self, one_line};
+use mpsd_core::text;
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Paths, Refusal};
 use nix::errno::Errno;
@@ -35,9 +33,6 @@ use std::time::Duration;
 
 /// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many GPUs.
 const NVML_TIME: Duration = Duration::from_secs(5);
-const NOTE_TIME: Duration = Duration::from_secs(2);
-/// Most that is read of a complaint of the process that writes a note. Bytes.
-const LONGEST_COMPLAINT: usize = 4096;
 /// Longest wait for a worker that may be needed soon: the work before that must not wait for it.
 const PREPARATION: Duration = Duration::from_millis(100);
 /// How often a waiting program looks at its deadline.
@@ -280,28 +275,13 @@ impl Scheduling for RealNode {
         ))
     }
 
-    /// A process of the user writes it, because the way to the file is the user's, and may block.
     fn note(&mut self, place: &Place<'_>, job: &JobId, user: &UserRef, line: &str) -> Result<(), String> {
         let Some(file) = place.controller().output(job)? else {
             return Ok(());
         };
         let user = find_user(user).map_err(|failure| failure.to_string())?;
-        let mut spawn = Spawn::new(beside("mpsd").map_err(|failure| failure.to_string())?);
-        spawn.args = vec!["--note".into(), file.into()];
-        spawn.confinement = Some(Confinement::of_user());
-        spawn.identity = Some(Identity {
-            uid: user.uid,
-            gid: user.gid,
-            groups: groups_of(&user.name, user.gid),
-        });
-        let not_written = |why: String| format!("its output file is not written: {why}");
-        let line = format!("{line}\n");
-        spawn.input(line.as_bytes()).map_err(|error| error.to_string())?;
-        match spawn.run(Deadline::after(NOTE_TIME), LONGEST_COMPLAINT) {
-            Ok(ended) if ended.exit == Exit::Code(0) => Ok(()),
-            Ok(ended) => Err(not_written(one_line(&String::from_utf8_lossy(&ended.err), 300))),
-            Err(error) => Err(not_written(error.to_string())),
-        }
+        let written = self.append_as_user(&user, &file, line);
+        written.map_err(|why| format!("its output file is not written: {why}"))
     }
 }
 

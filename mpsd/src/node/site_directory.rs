@@ -96,10 +96,10 @@ fn bases(rule: &Rule) -> Vec<PathBuf> {
     }
 }
 
-/// The cgroups that an 'mpsctl doctor' made as a trial before it was killed.
-pub fn left_by_trials(paths: &Paths, rule: &Rule) -> Vec<Cgroup> {
+/// The cgroups of programs of ours that were killed: a trial of 'mpsctl doctor', or that of a note.
+pub fn left_behind(paths: &Paths, rule: &Rule) -> Vec<Cgroup> {
     let bases = bases(rule).into_iter().filter(|base| base.is_dir());
-    let left = |base: PathBuf| change(paths, &base, CGROUP_TIME, || Ok(Cgroup::left_by_trials(&base)));
+    let left = |base: PathBuf| change(paths, &base, CGROUP_TIME, || Ok(Cgroup::left_behind(&base)));
     let all = bases.flat_map(|base| left(base).unwrap_or_default());
     all.filter_map(|path| Cgroup::open(&path).ok().flatten())
         .collect()

@@ -29,9 +29,10 @@ const CEILINGS: [(&str, &str); 3] = [
 /// Only root may list these directories: a process that lists one can keep its lock, and root would wait for it.
 const CLOSED: u32 = 0o700;
 const MOST: usize = 1 << 20;
+const PAUSE: Duration = Duration::from_millis(2);
 
-/// Prefix of a trial's cgroup; its maker's pid follows. A job's id begins with a digit.
-const TRIAL: &str = "doctor-";
+/// Prefix of a cgroup that ends with the program that made it, whose pid follows. A job's id begins with a digit.
+const PASSING: &str = "of-";
 const MOST_NAMES: usize = 10_000;
 
 const MOST_HIERARCHIES: usize = 64;
@@ -80,8 +81,9 @@ impl Cgroup {
         bases.find_map(|base| Self::open(&base.join(job)).ok().flatten())
     }
 
-    pub fn trial() -> String {
-        format!("{TRIAL}{}", std::process::id())
+    /// The name of a cgroup that this program makes for something of no job, and removes.
+    pub fn passing() -> String {
+        format!("{PASSING}{}", std::process::id())
     }
 
     pub fn usual_bases() -> Vec<PathBuf> {
@@ -90,12 +92,13 @@ impl Cgroup {
         mounts.into_iter().flat_map(both).collect()
     }
 
-    pub fn left_by_trials(base: &Path) -> Vec<PathBuf> {
+    /// Those whose makers were killed.
+    pub fn left_behind(base: &Path) -> Vec<PathBuf> {
         let names = Dir::open(base).and_then(|dir| dir.names(MOST_NAMES));
         let left = |name: &&OsString| {
             let maker = name
                 .to_str()
-                .and_then(|name| name.strip_prefix(TRIAL)?.parse().ok());
+                .and_then(|name| name.strip_prefix(PASSING)?.parse().ok());
             maker.is_some_and(|pid| Process::find(pid).is_none())
         };
         let names = names.unwrap_or_default();
@@ -179,6 +182,11 @@ impl Cgroup {
         let text = String::from_utf8_lossy(&text);
         let pids = text.lines().filter_map(|line| line.trim().parse().ok());
         Ok(pids.filter(|pid| *pid > 0).collect())
+    }
+
+    /// Waits until no process is left in it, or the deadline.
+    pub fn wait_until_empty(&self, deadline: Deadline) {
+        while self.procs().is_ok_and(|all| !all.is_empty()) && deadline.sleep(PAUSE) {}
     }
 
     /// Sends SIGKILL to every process in it, without waiting for their end. Stops early at the deadline, without error.
