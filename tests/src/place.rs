@@ -508,7 +508,7 @@ impl Drop for Place {
             });
         }
         // Left by a job of a failed test: its directory could not be removed otherwise.
-        for at in self.mounts().iter().rev() {
+        for at in self.mounts().iter().rev().chain([&self.path("run")]) {
             let _ = nix::mount::umount2(at, nix::mount::MntFlags::MNT_DETACH);
         }
     }

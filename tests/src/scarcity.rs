@@ -9,7 +9,8 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
-use crate::place::{Running, eventually};
+use crate::place::{Running, eventually, status_of};
+use crate::stage::as_user;
 
 const PAGE: usize = 4096;
 const NOTHING: Option<&str> = None;
@@ -73,6 +74,58 @@ impl Small {
         let ballast = self.at.join(BALLAST);
         let _ = fs::remove_file(&ballast);
         let _ = fs::remove_dir_all(ballast);
+    }
+}
+
+/// Makes a mount of `at` itself whose mounts below reach all namespaces, as systemd makes `/run`. The thread gets its own
+/// mount namespace.
+#[derive(Debug)]
+pub struct Shared {
+    at: PathBuf,
+}
+
+impl Shared {
+    pub fn at(at: &Path) -> Self {
+        own_namespace();
+        mount(Some(at), at, NOTHING, MsFlags::MS_BIND, NOTHING).expect("a mount");
+        mount(NOTHING, at, NOTHING, MsFlags::MS_SHARED, NOTHING).expect("a shared mount");
+        Self { at: at.to_owned() }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = umount2(&self.at, MntFlags::MNT_DETACH);
+    }
+}
+
+/// A mount namespace of an ordinary user's that takes no further mount (`fs.mount-max`).
+#[derive(Debug)]
+pub struct Full {
+    _keeper: Running,
+}
+
+impl Full {
+    /// Copies a tree of mounts into itself until it has no room, then smaller and smaller trees.
+    const FILLS: &str = "\
+        mount -t tmpfs t /mnt && mount --make-private /mnt && mkdir /mnt/a /mnt/l0 || exit 1\n\
+        grow() { mkdir -p /mnt/l$2 && mount -t tmpfs l /mnt/l$2 && mkdir /mnt/l$2/x /mnt/l$2/y &&\n\
+          { [ $1 = none ] || { mount --rbind /mnt/l$1 /mnt/l$2/x && mount --rbind /mnt/l$1 /mnt/l$2/y; }; }; }\n\
+        grow none 0 || exit 1; k=0; n=0\n\
+        while grow $k $((k+1)); do k=$((k+1)); done\n\
+        while [ $k -ge 0 ]; do\n\
+          mkdir -p /mnt/a/$n; mount --rbind /mnt/l$k /mnt/a/$n || k=$((k-1)); n=$((n+1))\n\
+        done\n\
+        exec /bin/sleep 600";
+
+    pub fn of(user: &str) -> Self {
+        let mut command = as_user(user, "/usr/bin/unshare");
+        command.args(["-Urm", "--propagation", "unchanged", "/bin/sh", "-c", Self::FILLS]);
+        let full = Running::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
+        eventually("the namespace is full", || {
+            status_of(full.pid(), "Name") == "sleep"
+        });
+        Self { _keeper: full }
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tests::double::look;
 use tests::fuse::{FILE, Hung};
 use tests::place::{Place, Running, eventually, fast};
-use tests::scarcity::{Older, Small, alone};
+use tests::scarcity::{Full, Older, Shared, Small, alone};
 use tests::stage::{OTHER_USER, Ran, USER, as_user, epilogue_args, finish, openpbs_args};
 
 const CONFIG: &str = "deadline_s = 6\n";
@@ -70,6 +70,30 @@ fn the_file_of_the_ranks_locks_keeps_no_room_either() {
         assert_another_is_served(&place, "63.srv");
         place.assert_as_before("a lock that its user has filled");
         drop(kept);
+    });
+}
+
+/// A mount below a shared one is also made in every namespace that copied it, an ordinary user's too.
+#[test]
+fn who_has_filled_a_mount_namespace_takes_no_bound_of_room_from_a_job() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let _run = Shared::at(&place.path(""));
+        let first = Full::of(OTHER_USER);
+        // Nothing of this boot has made our directory a private mount. A job without bounds would be worse than none.
+        place
+            .torque("70.srv", ACCOUNT, "0")
+            .exits(2)
+            .complains("fs.mount-max");
+        place.assert_not_drained("a full namespace");
+        place.assert_as_before("a full namespace");
+        drop(first);
+        place.begin("71.srv", ACCOUNT, "0");
+        place.end("71.srv");
+        let _later = Full::of(OTHER_USER);
+        place.begin("72.srv", ACCOUNT, "0");
+        assert_eq!(place.mounts().len(), 2, "{:?}", place.mounts());
+        place.assert_ends_clean("72.srv", "a full namespace of later");
     });
 }
 

@@ -6,7 +6,7 @@ use crate::job::Journal;
 use crate::job::node::{Files, LockGuard, NodeSettings, Severity};
 use crate::job::report::JobOutcome;
 use crate::sys::deadline::Deadline;
-use crate::sys::files::{Bounds, Dir, FileError, TmpfsSize, has_namespace, lacking};
+use crate::sys::files::{Bounds, Dir, FileError, TmpfsSize, has_namespace, has_no_mounts, lacking};
 use crate::sys::guard::AskError;
 use mpsd_core::JobId;
 use mpsd_core::file::Durability;
@@ -186,19 +186,36 @@ pub fn bounded(
     room: TmpfsSize,
     (mode, owner): (u32, (u32, u32)),
 ) -> Result<(), FileError> {
-    let (dir, name) = parent(path)?;
     // Tasks that do not see the mount would find no daemon, and run outside of MPS
     // (docs/facts/slurm.md#processes-that-a-callback-starts).
     if !node.has_namespace(job) {
-        let (point, _) = dir.create_dir(name, POINT, ROOT)?;
-        let Err(error) = point.cover(room, mode, owner) else {
+        let Err(error) = covered(node, path, room, (mode, owner)) else {
             return Ok(());
         };
+        let _ = parent(path).map(|(dir, name)| dir.remove_empty_dir(name));
+        if !has_no_mounts(&error) {
+            return Err(error);
+        }
         let line = format!("job {job}: '{}' has no bound of room: {error}", path.display());
         log::line(node.program, Severity::Info, &line);
-        dir.remove_empty_dir(name)?;
     }
+    let (dir, name) = parent(path)?;
     dir.create_dir(name, mode, owner).map(drop)
+}
+
+fn covered(
+    node: &RealNode,
+    path: &Path,
+    room: TmpfsSize,
+    (mode, owner): (u32, (u32, u32)),
+) -> Result<(), FileError> {
+    Dir::private(
+        node.settings.paths.run(),
+        Deadline::after(node.settings.lock_time),
+    )?;
+    let (dir, name) = parent(path)?;
+    let (point, _) = dir.create_dir(name, POINT, ROOT)?;
+    point.cover(room, mode, owner)
 }
 
 impl RealNode {

@@ -134,7 +134,9 @@ impl Snapshot {
         walk(Path::new("/dev/shm"), &mut items, &owned);
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         for point in mounts.lines().filter_map(|line| line.split(' ').nth(4)) {
-            if roots.iter().any(|root| Path::new(point).starts_with(root)) {
+            // A node's run directory is one from its first MPS job to the next boot.
+            let is_run = Path::new(point).join("jobs").is_dir();
+            if !is_run && roots.iter().any(|root| Path::new(point).starts_with(root)) {
                 items.insert(format!("mount {point}"));
             }
         }

@@ -18,7 +18,7 @@ mod lock;
 pub(super) mod mounts;
 mod remove;
 pub use lock::LOCK;
-pub use mounts::{TmpfsSize, has_namespace, lacking};
+pub use mounts::{TmpfsSize, has_namespace, has_no_mounts, lacking};
 pub use remove::Bounds;
 
 /// An open directory, held by descriptor and not by name; it need not be listable.

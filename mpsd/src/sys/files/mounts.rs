@@ -2,6 +2,7 @@
 //! space of a file that a user keeps open.
 
 use super::{Dir, FileError};
+use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::read_at;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
@@ -15,6 +16,16 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 const MOST_OF_LIST: usize = 16 << 20;
+const NONE: Option<&str> = None;
+/// The lock of who makes a directory a private mount.
+const PRIVATE: &str = ".private";
+const BIND: &str = "make a mount of";
+const FULL: &str = "find room in each mount namespace (fs.mount-max) for a mount over";
+
+/// Whether `error` says that this kernel or site gives root no mounts at all, as in most containers. No ordinary user can cause it.
+pub fn has_no_mounts(error: &FileError) -> bool {
+    matches!(error.errno(), Some(Errno::EPERM | Errno::ENOSYS | Errno::ENODEV))
+}
 
 /// What a tmpfs may hold.
 #[derive(Clone, Copy, Debug)]
@@ -26,14 +37,58 @@ pub struct TmpfsSize {
 }
 
 impl Dir {
-    /// Covers this directory with a tmpfs of this owner and mode. EPERM: this program may not mount, as in most containers.
+    /// Opens the directory `path` as a private mount of its own. A mount below it reaches no other namespace, so nobody who has filled
+    /// theirs (`fs.mount-max`) can make it fail. It lasts until the next boot.
+    pub fn private(path: &Path, deadline: Deadline) -> Result<Self, FileError> {
+        let dir = Self::open(path)?;
+        if dir.make_private()? {
+            return Ok(dir);
+        }
+        // A second mount over the first would hide what lies below that.
+        let lock = dir.lock(PRIVATE, deadline)?;
+        let made = dir.make_mount();
+        dir.remove_file(PRIVATE)?;
+        drop(lock);
+        made?;
+        Self::open(path)
+    }
+
+    fn make_mount(&self) -> Result<(), FileError> {
+        if !Self::open(&self.path)?.make_private()? {
+            let own = name_of(self);
+            mount(Some(&*own), &*own, NONE, MsFlags::MS_BIND, NONE).map_err(self.cannot_mount(BIND))?;
+            Self::open(&self.path)?.make_private()?;
+        }
+        Ok(())
+    }
+
+    /// False: it is not the top of a mount.
+    fn make_private(&self) -> Result<bool, FileError> {
+        match mount(NONE, &*name_of(self), NONE, MsFlags::MS_PRIVATE, NONE) {
+            Ok(()) => Ok(true),
+            Err(Errno::EINVAL) => Ok(false),
+            Err(errno) => Err(FileError::io("make a private mount of", &self.path)(errno)),
+        }
+    }
+
+    fn cannot_mount(&self, act: &'static str) -> impl FnOnce(Errno) -> FileError {
+        move |errno| {
+            let act = match errno {
+                Errno::ENOSPC => FULL,
+                _ => act,
+            };
+            FileError::io(act, &self.path)(errno)
+        }
+    }
+
+    /// Covers this directory with a tmpfs of this owner and mode.
     pub fn cover(&self, room: TmpfsSize, mode: u32, owner: (u32, u32)) -> Result<(), FileError> {
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         let (TmpfsSize { bytes, files }, (uid, gid)) = (room, owner);
         let options = format!("size={bytes},nr_inodes={files},mode={mode:o},uid={uid},gid={gid}");
         let target = name_of(self);
         mount(Some("mpsd"), &*target, Some("tmpfs"), flags, Some(&*options))
-            .map_err(FileError::io("mount a tmpfs over", &self.path))
+            .map_err(self.cannot_mount("mount a tmpfs over"))
     }
 
     /// Ends the FUSE file systems that users mounted below this directory, so that every wait for them ends. Not even SIGKILL
