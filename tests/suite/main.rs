@@ -16,6 +16,7 @@ mod evidence;
 mod exporters;
 mod faults;
 mod fleet;
+mod hidden;
 mod hostile;
 mod inheritance;
 mod kills;

@@ -115,6 +115,8 @@ pub const JOURNAL: &str = "journal";
 pub const CANCELLED: &str = "cancelled";
 /// Name of the file with the observations of the job's `mpsd`, root 0600.
 pub const OBSERVATIONS: &str = "observations";
+/// Name of the file that lies over device files that the job's daemons may not open, root 0000.
+pub const CLOSED: &str = "closed";
 /// Name of the file that counts the last words that the job's user has been told, root 0600.
 pub const TOLD: &str = "told";
 /// A file's name is this and its GPU. It has what `mpsd` had seen when the job began to share the MPS, root 0600.

@@ -353,6 +353,7 @@ fn begin_shared(
             report: false,
             job: job.clone(),
             gpus,
+            minors: plan.minors.clone(),
             daemons: daemons.clone(),
             ..member.journal.clone()
         },
@@ -505,7 +506,9 @@ impl Start<'_> {
         };
         let begun = self.journal.begun;
         // By their UUIDs, which the specification has: a step's GPUs have other numbers.
-        let is_its = spec == self.spec && plan.effects.get(..begun) == self.journal.plan.get(..begun);
+        let is_its = spec == self.spec
+            && plan.minors == self.journal.minors
+            && plan.effects.get(..begun) == self.journal.plan.get(..begun);
         let mut journal = Journal {
             programs: self.journal.programs.clone(),
             starter: self.journal.starter,

@@ -52,6 +52,9 @@ pub struct Journal {
     pub(crate) begun: usize,
     /// The job's GPUs.
     pub gpus: Vec<RecordGpu>,
+    /// The minor numbers of their device files; empty: not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) minors: Vec<u32>,
     /// The control daemons.
     pub daemons: Vec<Daemon>,
     pub(crate) control: PathBuf,
@@ -117,6 +120,7 @@ impl Journal {
             plan: plan.effects.clone(),
             begun: 0,
             gpus: plan.record.gpus.clone(),
+            minors: plan.minors.clone(),
             daemons: plan.record.daemons.clone(),
             control: settings.control.clone(),
             nvml: settings.nvml.clone(),

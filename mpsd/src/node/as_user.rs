@@ -1,21 +1,23 @@
 //! Programs of the suite that run as a job's user: in the job's cgroup, confined, and with `mpsd`'s specification.
 
 use super::real::{RealNode, beside, groups_of};
-use super::{failure, site_directory, unless_scarce};
+use super::{devices, failure, site_directory, unless_scarce};
 use crate::job::journal::ProcessRef;
 use crate::job::spec::{REPORT_FD, SPEC_FD, Spec};
+use crate::job::store::Store as _;
 use crate::job::{Journal, User};
 use crate::sys::Exit;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::confine::Confinement;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::{holding, read_line};
-use crate::sys::files::FileError;
-use crate::sys::spawn::{Identity, Spawn};
+use crate::sys::files::{Dir, FileError};
+use crate::sys::spawn::{Hidden, Identity, Spawn};
 use mpsd_core::Failure;
 use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::paths::CLOSED;
 use mpsd_core::record::ClientLimits;
 use mpsd_core::text::one_line;
 use nix::fcntl::OFlag;
@@ -110,7 +112,19 @@ impl RealNode {
             return Err(Undetermined::new("the job's cgroup", "it cannot be entered, or is gone").into());
         }
         let user = (journal.uid, journal.gid);
-        Ok(self.program_of(user, &beside(name)?, groups, cgroup))
+        let mut spawn = self.program_of(user, &beside(name)?, groups, cgroup);
+        spawn.hidden = self.hidden_from(journal);
+        Ok(spawn)
+    }
+
+    fn hidden_from(&self, journal: &Journal) -> Option<Hidden> {
+        let files = devices::of_others(&journal.minors);
+        let directory = (!files.is_empty()).then(|| Dir::open(self.job_files(&journal.job).directory()))?;
+        let directory = directory.ok()?;
+        // An earlier start of this job has made it, or this one does.
+        let _ = directory.create_file(CLOSED, 0);
+        let behind = directory.path().join(CLOSED);
+        Some(Hidden { files, behind })
     }
 
     /// The only way in which root starts a program as a user: in a session of its own, confined, and in a cgroup of ours if this

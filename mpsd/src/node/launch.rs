@@ -125,6 +125,12 @@ impl Daemons for RealNode {
         let mut child = spawn
             .start(Deadline::after_ms(spec.start_ms))
             .map_err(|e| Undetermined::new("the job's daemon", e.to_string()))?;
+        if let Some(why) = child.unhidden() {
+            let line = format!(
+                "job {job}: its daemons see every GPU of the node, which makes a start slower: no mount namespace: {why}"
+            );
+            self.log(Severity::Info, &line);
+        }
         let Some(process) = child.id() else {
             child.kill(Deadline::after_ms(KILL_MS));
             // It may have ended, or this look had no memory or descriptor left.

@@ -1,6 +1,7 @@
 //! This node, as root changes it: [`real`] does here what [`crate::job::node::Node`] names.
 
 mod as_user;
+mod devices;
 mod files;
 mod launch;
 pub mod log;

@@ -94,6 +94,8 @@ pub struct Plan {
     pub shared: Vec<Plan>,
     /// Other jobs may use its GPUs, and it has MPS of its own there.
     pub takes_turns: bool,
+    /// The minor numbers of its GPUs, each once; empty: the driver does not tell them all.
+    pub minors: Vec<u32>,
     /// The most that `mpsctl set` may give to each client while the job runs.
     pub most: ClientLimits,
     /// What the log should say of decisions taken, one line each (a mode that stays, for example).

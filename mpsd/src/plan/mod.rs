@@ -18,6 +18,7 @@ use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{AutoDivisors, ClientLimits, Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
 use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, JobId, Refusal};
+use std::collections::BTreeSet;
 
 /// All that a plan is made from.
 #[derive(Debug, Clone, Copy)]
@@ -144,6 +145,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         effects,
         shared: begin_shared,
         takes_turns: may_share(case, &settings).0 && !shared,
+        minors: minors(draft.gpus.iter().copied()),
         most: draft.most(),
         notes,
         verify: request.verify == Some(true),
@@ -183,6 +185,7 @@ impl Draft<'_> {
         let gpu = daemon.gpus[0].clone();
         let id = JobId::shared(uid, &gpu);
         let is_its = |known: &&&Gpu| known.uuid == gpu;
+        let minors = minors(self.gpus.iter().filter(is_its).copied());
         let gpus = self.gpus.iter().filter(is_its).map(record_gpu).collect();
         let record = Record {
             reason: None,
@@ -197,6 +200,7 @@ impl Draft<'_> {
             effects,
             shared: Vec::new(),
             takes_turns: false,
+            minors,
             most: ClientLimits::default(),
             notes: Vec::new(),
             verify: false,
@@ -219,6 +223,11 @@ impl Draft<'_> {
         }
         Ok(Some(format!("{why}; those beyond fail if all of them use it")))
     }
+}
+
+fn minors<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> Vec<u32> {
+    let all: Option<BTreeSet<u32>> = gpus.map(|gpu| gpu.minor).collect();
+    all.into_iter().flatten().collect()
 }
 
 fn record_gpu(gpu: &&Gpu) -> RecordGpu {

@@ -140,6 +140,8 @@ impl MigDevice {
 pub struct Times {
     /// From exec to the socket.
     pub start: u64,
+    /// More of that for each GPU that the control daemon may open: 30 from one GPU to two and from two to four, on an H200.
+    pub each_gpu: u64,
     /// From the start of a server to `Ready`: at least, at most.
     pub server_ready: (u64, u64),
     /// From the order to an idle server to its end.
@@ -154,6 +156,7 @@ impl Default for Times {
     fn default() -> Self {
         Times {
             start: 14,
+            each_gpu: 0,
             server_ready: (106, 263),
             server_exit: 70,
             client: 90,

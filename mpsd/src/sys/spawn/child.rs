@@ -4,6 +4,7 @@ use crate::sys::deadline::{Deadline, Output, readable};
 use crate::sys::priority;
 use crate::sys::process::{Process, ProcessId, State};
 use crate::sys::raw::{self, Exit};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
@@ -24,6 +25,7 @@ pub struct Child {
     /// `None` before Linux 5.3.
     pub(in crate::sys) pidfd: Option<OwnedFd>,
     end: Option<Exit>,
+    pub(super) unhidden: Option<Errno>,
 }
 
 impl Child {
@@ -33,6 +35,7 @@ impl Child {
             id: None,
             pidfd: raw::pidfd_open(pid).ok(),
             end: None,
+            unhidden: None,
         };
         child.read_id();
         child
@@ -57,6 +60,11 @@ impl Child {
     /// Pid and start time, for the journal; `None` if `/proc` does not show it.
     pub fn id(&self) -> Option<ProcessId> {
         self.id
+    }
+
+    /// Why it can open all files that were to be hidden from it.
+    pub fn unhidden(&self) -> Option<Errno> {
+        self.unhidden
     }
 
     pub fn try_wait(&mut self) -> Option<Exit> {

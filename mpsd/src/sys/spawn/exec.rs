@@ -4,11 +4,13 @@ use crate::sys::confine::Confinement;
 use crate::sys::raw::{self, Pointers, of_rustix};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::Mode;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-use std::ffi::{CString, OsString};
+use std::ffi::{CStr, CString, OsString};
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 
@@ -33,6 +35,17 @@ pub struct Spawn {
     pub nofile: Option<u64>,
     /// What it, and all that it starts, may not do.
     pub confinement: Option<Confinement>,
+    /// What it, and all that it starts, cannot open. If this program may not do that, [`super::Child::unhidden`] says why.
+    pub hidden: Option<Hidden>,
+}
+
+/// Files that a program cannot open, in a mount namespace of its own. Its caller's later mounts appear there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hidden {
+    /// Those that are gone meanwhile do not matter.
+    pub files: Vec<PathBuf>,
+    /// The file that lies over each of them. Nobody but root may open it.
+    pub behind: PathBuf,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +64,8 @@ pub(super) struct Plan<'a> {
     pub program: CString,
     pub arguments: Pointers,
     pub environment: Pointers,
+    /// What lies over which files.
+    pub hidden: Option<(CString, Vec<CString>)>,
     /// The identity's groups, and room to read them back, with one more place to show a group too many.
     pub groups: Vec<Gid>,
     pub found_groups: Vec<nix::libc::gid_t>,
@@ -66,6 +81,8 @@ pub(super) struct ChildDescriptors {
     /// `cgroup.procs` of the cgroup to enter; `None` also if the child is born in it.
     pub cgroup: Option<RawFd>,
     pub report: RawFd,
+    /// Why nothing is hidden from it.
+    pub unhidden: Option<Errno>,
 }
 
 pub(super) fn run(plan: &mut Plan<'_>, fds: &mut ChildDescriptors) -> ! {
@@ -79,6 +96,11 @@ pub(super) fn run(plan: &mut Plan<'_>, fds: &mut ChildDescriptors) -> ! {
     if let Err(failed) = steps(plan, fds, above) {
         give_up(report, failed);
     }
+    if let Some(errno) = fds.unhidden {
+        let mut words = [UNHIDDEN; 5];
+        words[1..].copy_from_slice(&(errno as i32).to_ne_bytes());
+        let _ = nix::unistd::write(raw::borrow(report), &words);
+    }
     // From here on a closed pipe means that exec succeeded, or that the child died in it.
     let _ = nix::unistd::write(raw::borrow(report), &[REACHED]);
     let errno = raw::exec(&plan.program, &plan.arguments, &plan.environment);
@@ -86,6 +108,8 @@ pub(super) fn run(plan: &mut Plan<'_>, fds: &mut ChildDescriptors) -> ! {
 }
 
 const REACHED: u8 = b'!';
+/// What it writes before the number of the error for which its files are not hidden.
+const UNHIDDEN: u8 = b'h';
 /// What it writes before the number and the words of a failure.
 const FAILED: u8 = b'-';
 const DESCRIPTORS: &str = "its descriptors cannot be set up";
@@ -102,6 +126,16 @@ fn give_up(report: RawFd, (step, errno): FailedStep) -> ! {
     // If even this fails, the parent sees a child that ended without a word.
     let _ = nix::unistd::write(raw::borrow(report), words.get(..length).unwrap_or_default());
     raw::exit_now(127)
+}
+
+/// Why nothing is hidden from the child, and the rest of its words.
+pub(super) fn unhidden(words: &[u8]) -> (Option<Errno>, &[u8]) {
+    let number = words
+        .strip_prefix(&[UNHIDDEN])
+        .and_then(<[u8]>::split_first_chunk);
+    number.map_or((None, words), |(number, rest)| {
+        (Some(Errno::from_raw(i32::from_ne_bytes(*number))), rest)
+    })
 }
 
 /// The failure that [`give_up`] wrote, if the child's words hold one: the step and why.
@@ -131,6 +165,9 @@ fn steps(plan: &mut Plan<'_>, fds: &mut ChildDescriptors, above: RawFd) -> Resul
     }
     nix::sys::stat::umask(Mode::S_IRWXG | Mode::S_IRWXO);
     nix::unistd::chdir(c"/").map_err(at("'/' cannot be entered"))?;
+    if let Some((behind, files)) = &plan.hidden {
+        fds.unhidden = hide(behind, files).err();
+    }
     if let Some(identity) = &plan.spawn.identity {
         // Now, while the child still has the right to do it.
         if plan.spawn.confinement.is_some() {
@@ -143,6 +180,20 @@ fn steps(plan: &mut Plan<'_>, fds: &mut ChildDescriptors, above: RawFd) -> Resul
         Some(confinement) => confinement.enter().map_err(at("it cannot be confined (seccomp)")),
         None => Ok(()),
     }
+}
+
+/// The kernel keeps a user from uncovering them: in a namespace of theirs these mounts are locked (mount_namespaces(7)).
+fn hide(behind: &CStr, files: &[CString]) -> Result<(), Errno> {
+    let none = None::<&CStr>;
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    mount(none, c"/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)?;
+    for file in files {
+        match mount(Some(behind), file.as_c_str(), none, MsFlags::MS_BIND, none) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 /// Copies every source to a high number first: its own number may be the target of another.

@@ -18,7 +18,7 @@ use std::time::Duration;
 mod child;
 mod exec;
 pub use child::{Child, KillReason};
-pub use exec::{Identity, Spawn};
+pub use exec::{Hidden, Identity, Spawn};
 
 const REAP: Duration = Duration::from_millis(500);
 
@@ -169,6 +169,7 @@ impl Spawn {
             keep,
             cgroup: procs.map(AsRawFd::as_raw_fd),
             report: answer.as_raw_fd(),
+            unhidden: None,
         };
         let forked = raw::fork_masked(fork, || exec::run(plan, &mut fds));
         let pid = forked.map_err(self.parent("no process to be had (fork)"))?;
@@ -221,6 +222,11 @@ impl Spawn {
             }
             text("a variable", &[name.as_bytes(), b"=", value.as_bytes()].concat())
         };
+        let path = |path: &Path| text("a path", path.as_os_str().as_bytes());
+        let hidden = self.hidden.as_ref().map(|hidden| {
+            let files: Result<Vec<_>, _> = hidden.files.iter().map(|file| path(file)).collect();
+            Ok::<_, String>((path(&hidden.behind)?, files?))
+        });
         let groups = self.identity.iter().flat_map(|identity| &identity.groups);
         let groups: Vec<Gid> = groups.map(|group| Gid::from_raw(*group)).collect();
         Ok(exec::Plan {
@@ -228,6 +234,7 @@ impl Spawn {
             program: text("its path", self.program.as_os_str().as_bytes())?,
             arguments: Pointers::new(words.collect::<Result<_, _>>()?),
             environment: Pointers::new(self.env.iter().map(variable).collect::<Result<_, _>>()?),
+            hidden: hidden.transpose()?,
             found_groups: vec![0; groups.len() + 1],
             groups,
         })
@@ -245,11 +252,13 @@ fn follow(mut child: Child, report: &mut Output, deadline: Deadline) -> Result<C
         }
         report.read(usize::MAX);
     }
-    if let Some((step, errno)) = exec::failure(&report.bytes) {
+    let (unhidden, report) = exec::unhidden(&report.bytes);
+    child.unhidden = unhidden;
+    if let Some((step, errno)) = exec::failure(report) {
         child.wait(Deadline::after(REAP));
         return Err(StartFailure::Child(step, errno));
     }
-    if report.bytes.is_empty() {
+    if report.is_empty() {
         let end = child.kill(Deadline::after(REAP));
         return Err(end.map_or(StartFailure::Hangs, StartFailure::Ended));
     }

@@ -13,6 +13,7 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::stat::Mode;
 use nix::unistd::{AccessFlags, ForkResult};
 use tests::double::node::Node;
+use tests::double::visible;
 use tests::double::wire;
 
 use crate::daemon::Daemon;
@@ -114,7 +115,9 @@ fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
         "slow" => sleep(Duration::from_millis(node.is.faults.slow_ms)),
         _ => {}
     }
-    sleep(Duration::from_millis(node.is.times.start));
+    let opened = node.is.gpu.iter().filter(|gpu| visible::may_open(gpu)).count();
+    let each = node.is.times.each_gpu * u64::try_from(opened).unwrap_or(0);
+    sleep(Duration::from_millis(node.is.times.start + each));
     Ok(lock)
 }
 
