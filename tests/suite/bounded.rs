@@ -121,7 +121,7 @@ fn a_task_that_cannot_see_its_jobs_directories_does_not_run() {
 #[test]
 fn a_job_whose_namespace_is_there_already_sees_its_directories() {
     alone(|| {
-        let place = Place::new(fast(1), CONFIG);
+        let place = Place::new(fast(2), CONFIG);
         let mut older = Older::start();
         older.keep_for(&place.path("containers"), "65.srv");
         place.begin("65.srv", ACCOUNT, "0");
@@ -129,7 +129,7 @@ fn a_job_whose_namespace_is_there_already_sees_its_directories() {
         let ran = exec_within(&older, &place, "65.srv").ok();
         ran.prints("\"under_mps\":true");
         // A namespace of another job than this one.
-        place.begin("66.srv", "MPS=true,MPS_THREADS=25", "0");
+        place.begin("66.srv", "MPS=true,MPS_THREADS=25", "1");
         assert_eq!(place.mounts().len(), 2);
         place.end("66.srv");
         place.assert_ends_clean("65.srv", "a job's own namespace");
