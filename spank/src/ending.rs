@@ -52,7 +52,7 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     let Some(observed) = seen.reduce(Observations::and) else {
         return;
     };
-    if !observed.daemons_lost.is_empty() {
+    if !observed.daemons_lost.is_empty() || !observed.outside.is_empty() {
         last_words(slurm, node, state, &mps, Duration::ZERO);
     }
     if shows_report && mps.record.report {

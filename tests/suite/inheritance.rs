@@ -84,6 +84,7 @@ fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
         command_ms: 1_000,
         over_limit: MemoryOverLimit::Ignore,
         usage: false,
+        outside: false,
         most: mpsd_core::record::ClientLimits::default(),
     };
     let (request, answer) = (place.path("spec"), place.path("said"));

@@ -348,3 +348,157 @@ fn a_client_that_voids_its_limit_is_held_to_that_of_its_own_job_in_a_shared_mps(
     place.end(jobs[1]);
     place.assert_as_before("members over their limits");
 }
+
+/// Two jobs of the user in one MPS.
+fn two_jobs() -> Place {
+    let place = Place::new(fast(1), "deadline_s = 20\nshared_gpus = true\n");
+    for job in SHARERS {
+        place.torque_on_gpu_0(job, "MPS=true").ok();
+    }
+    place
+}
+
+const SHARERS: [&str; 2] = ["861.srv", "862.srv"];
+
+/// A `quit` of the user's in a job, which waits for the daemon's end.
+fn quits(place: &Place, job: &str) -> Running {
+    let exec = ["exec", "--", "/bin/sh", "-c", "echo quit | \"$0\""];
+    let mut command = place.mpsctl_of(USER);
+    command.args(exec).arg(place.node.control()).env("PBS_JOBID", job);
+    Running::start(command.stdout(Stdio::null()))
+}
+
+fn in_job(place: &Place, job: &str) -> Value {
+    place.exec(&[], &[("PBS_JOBID", job)]).ok().json()
+}
+
+#[test]
+fn a_shared_mps_that_a_script_tells_to_quit_comes_back_for_all_its_jobs() {
+    for is_busy in [false, true] {
+        let place = two_jobs();
+        let before = in_job(&place, SHARERS[0])["daemon_pid"].clone();
+        let busy = is_busy.then(|| place.sharer(SHARERS[1]));
+        let quit = quits(&place, SHARERS[0]);
+        let mut after = Value::Null;
+        eventually("another daemon serves new programs", || {
+            let ran = place.exec(&[], &[("PBS_JOBID", SHARERS[1])]);
+            after = ran
+                .code
+                .filter(|code| *code == 0)
+                .map_or(Value::Null, |_| ran.json());
+            after["under_mps"] == true && after["daemon_pid"] != before
+        });
+        assert_eq!(in_job(&place, SHARERS[0])["daemon_pid"], after["daemon_pid"]);
+        // It also serves a job that begins now.
+        place.torque_on_gpu_0("863.srv", "MPS=true").ok();
+        assert_eq!(in_job(&place, "863.srv")["daemon_pid"], after["daemon_pid"]);
+        if let Some(busy) = &busy {
+            assert!(place.has_context(busy.pid()), "the busy program goes on");
+        }
+        drop(busy);
+        drop(quit);
+        let told = "told control daemon";
+        for job in SHARERS {
+            place.end(job).complains(told);
+        }
+        place.end("863.srv").lacks(told);
+        place.assert_as_before("a shared MPS that was told to quit");
+        for job in SHARERS {
+            place
+                .mpsctl(&["report", job])
+                .prints("told to quit; ")
+                .prints("told control daemon");
+        }
+        place.assert_not_drained("a shared MPS that was told to quit");
+    }
+}
+
+#[test]
+fn a_killed_rank_costs_the_next_program_nothing() {
+    let place = served("96.srv", "");
+    let stays = ["--hold", "20", "--paired"];
+    let ranks = [(), ()].map(|()| client(&place, "96.srv", &stays, &[]));
+    let [server] = place.pids(THREE[2])[..] else {
+        panic!("a server")
+    };
+    for rank in ranks {
+        kill(rank.pid(), Signal::SIGKILL);
+        drop(rank);
+    }
+    if !log_of(&place, "96.srv").contains("was ended by") && !tells_of_deaths() {
+        println!("not tried here: this kernel tells of its own children only");
+        return;
+    }
+    says(&place, "96.srv", &format!("server {server} ended by mpsd"));
+    assert_eq!(place.served("96.srv", &[]).json()["sms"], 32, "the same limits");
+    let log = log_of(&place, "96.srv");
+    assert!(!log.contains(" died "), "{log}");
+    ends_clean(&place, "96.srv", "killed ranks");
+    place
+        .mpsctl(&["report", "96.srv"])
+        .lacks("caused a fatal")
+        .lacks("was lost");
+}
+
+/// While another client works, the server stays, and its next client gets the error.
+#[test]
+fn who_gets_the_error_of_a_killed_rank_is_not_blamed_for_it() {
+    let place = served("97.srv", "");
+    let busy = client(&place, "97.srv", &STAYS, &[]);
+    let rank = client(&place, "97.srv", &["--hold", "20", "--paired"], &[]);
+    kill(rank.pid(), Signal::SIGKILL);
+    drop(rank);
+    eventually("the server has seen its end", || {
+        place.log("97.srv", "control.log").contains("disconnected")
+    });
+    let victim = place.tried("97.srv", &[]);
+    assert_eq!(error_of(&victim.out), Some(719), "{victim:?}");
+    says(&place, "97.srv", "and did not cause it: start it again");
+    place.served("97.srv", &[]);
+    drop(busy);
+    ends_clean(&place, "97.srv", "an error that was inherited");
+    place.mpsctl(&["report", "97.srv"]).lacks("caused a fatal");
+}
+
+/// Linux 6.15.
+fn tells_of_deaths() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the release");
+    let numbers: Vec<u32> = release
+        .split('.')
+        .take(2)
+        .filter_map(|n| n.parse().ok())
+        .collect();
+    numbers >= vec![6, 15]
+}
+
+/// As after a module that sets CUDA_MPS_PIPE_DIRECTORY.
+#[test]
+fn a_program_outside_the_mps_of_its_job_is_named_while_no_program_reaches_it() {
+    let config = "compute_mode = \"keep\"\n";
+    let place = served("98.srv", config);
+    let elsewhere = ("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent");
+    let mut command = place.cuda(&["--hold", "60"]);
+    command
+        .envs([elsewhere])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    let outside = Running::start(command);
+    let pid = outside.pid();
+    let words = format!(
+        "process {pid} of its user computes on {} outside it",
+        place.node.uuids()[0]
+    );
+    says(&place, "98.srv", &words);
+    drop(outside);
+    place
+        .end("98.srv")
+        .complains("CUDA_MPS_PIPE_DIRECTORY was overwritten or lost there");
+    place.assert_as_before("a program outside");
+    place
+        .mpsctl(&["report", "98.srv"])
+        .prints(format!("process {pid} computed outside the job's MPS"));
+    // A program that reaches it ends the search.
+    place.begin("99.srv", ACCOUNT, "0");
+    place.served("99.srv", &[]);
+    place.end("99.srv").lacks("outside it");
+}

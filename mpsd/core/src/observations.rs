@@ -46,6 +46,8 @@ pub struct Observations {
     pub limits_changed: Vec<LimitChanged>,
     /// Limits that its owner set by `mpsctl set`, the youngest.
     pub limits_set: Vec<LimitSet>,
+    /// Processes that used the job's GPUs outside its MPS.
+    pub outside: Vec<i32>,
     /// The sentences of the job's log that its user should read at the end.
     pub last_words: Vec<String>,
     /// What its GPUs did; `None`: nothing was counted.
@@ -237,6 +239,7 @@ impl Observations {
         // Clients that end within a second are never looked at.
         let looked_at = gpus.iter().filter(|_| !self.gpus.is_empty());
         let fatal = |pid: &i32| format!("client {pid} caused a fatal GPU error");
+        let outside = |pid: &i32| format!("process {pid} computed outside the job's MPS");
         let changed = |change| format!("the user had the control daemon change a limit: {change}");
         let set = |set| format!("set while the job ran (mpsctl set): {set}");
         let clients = count(self.clients, "client");
@@ -244,7 +247,12 @@ impl Observations {
         lines.extend(looked_at.map(checked));
         lines.extend(each(&self.refused).chain(each(&self.killed)));
         lines.extend(each(&self.servers_lost).chain(each(&self.daemons_lost)));
-        lines.extend(self.fatal.iter().map(fatal));
+        lines.extend(
+            self.fatal
+                .iter()
+                .map(fatal)
+                .chain(self.outside.iter().map(outside)),
+        );
         lines.extend(each(&self.limits_changed).map(changed));
         lines.extend(each(&self.limits_set).map(set).chain(each(&self.over_memory)));
         lines
@@ -266,6 +274,7 @@ impl Observations {
         later(&mut self.fatal, &before.fatal);
         later(&mut self.over_memory, &before.over_memory);
         later(&mut self.limits_changed, &before.limits_changed);
+        later(&mut self.outside, &before.outside);
         later(&mut self.last_words, &before.last_words);
         self
     }
@@ -282,6 +291,7 @@ impl Observations {
         self.servers_lost.extend(other.servers_lost);
         self.daemons_lost.extend(other.daemons_lost);
         self.fatal.extend(other.fatal);
+        self.outside.extend(other.outside);
         self.over_memory.extend(other.over_memory);
         self.limits_changed.extend(other.limits_changed);
         self.last_words.extend(other.last_words);

@@ -12,6 +12,8 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub const CONTROL_LOG: &str = "control.log";
+/// The log of a daemon that another one has replaced.
+const EARLIER_LOG: &str = "control.log.1";
 const USER_LOG: &str = "mpsd.log";
 const LONGEST_LINE: usize = 4096;
 const KEPT: usize = 12;
@@ -51,6 +53,11 @@ impl Tail {
         }
         let (rest, last) = (Vec::new(), VecDeque::new());
         Ok((writer, Self { file, rest, last }))
+    }
+
+    /// Gives the log in `directory` another name. Its daemon goes on to write into it.
+    pub fn set_aside(directory: &Path) -> io::Result<()> {
+        std::fs::rename(directory.join(CONTROL_LOG), directory.join(EARLIER_LOG))
     }
 
     pub fn lines(&mut self) -> Vec<String> {

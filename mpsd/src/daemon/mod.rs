@@ -3,12 +3,14 @@
 //! It starts them, proves their limits, reports, and sleeps in `poll` until something happens. If it is killed, the job's MPS
 //! continues, because the control daemons write into files and do not need `mpsd`.
 
+mod comeback;
 pub mod dialogue;
 pub(crate) mod door;
 mod events;
 pub(crate) mod logs;
 mod memory;
 mod observer;
+mod outside;
 mod partitions;
 pub(crate) mod queries;
 mod session;

@@ -12,17 +12,36 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt as _;
+use std::time::{Duration, Instant};
 
 /// Most clients of one daemon that are remembered. A server takes 60 a GPU, but a log's owner may write more into it.
 const MOST_CLIENTS: usize = 1024;
 /// Most clients that are watched: those of eight GPUs, and half of a process's usual number of descriptors.
 const MOST_WATCHED: usize = 480;
+/// A client fails this soon if the error of another one is to blame: in its first context.
+const FIRST_CONTEXT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 struct DaemonState {
     clients: BTreeSet<i32>,
+    /// Those without a context so far.
+    connecting: BTreeSet<i32>,
+    server: Option<i32>,
     to_end: Option<i32>,
     quits: bool,
+    /// A signal has ended a client of its server, whose next client may get that one's error.
+    tainted: bool,
+    /// That next client, and when it came.
+    heir: Option<(i32, Instant)>,
+}
+
+impl DaemonState {
+    /// Whether the client `pid` got an error that it cannot have caused: it had no context yet, or its first one after another
+    /// client's death by a signal (docs/facts/mps-control.md#error-containment).
+    fn is_victim(&self, pid: i32) -> bool {
+        let is_heir = |(heir, since): (i32, Instant)| heir == pid && since.elapsed() < FIRST_CONTEXT;
+        self.connecting.contains(&pid) || self.heir.is_some_and(is_heir)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +84,18 @@ impl Observer {
         }
         let state = self.daemons.entry(daemon).or_default();
         match event {
+            Event::NewClient(pid) if state.connecting.len() < MOST_CLIENTS => {
+                state.connecting.insert(*pid);
+                if std::mem::take(&mut state.tainted) {
+                    state.heir = Some((*pid, Instant::now()));
+                }
+            }
+            Event::Active(pid) | Event::Left(pid) => {
+                state.connecting.remove(pid);
+            }
+            _ => {}
+        }
+        match event {
             Event::Active(pid) if state.clients.len() < MOST_CLIENTS && state.clients.insert(*pid) => {
                 self.all.enter(*pid, self.clients());
             }
@@ -75,6 +106,7 @@ impl Observer {
                     keep(&mut self.all.refused, Refused { pid, beside });
                 }
             }
+            Event::Ready(pid) => state.server = Some(*pid),
             Event::Quit => state.quits = true,
             Event::ServerToEnd(pid) => state.to_end = Some(*pid),
             Event::ServerExited(pid, status) => {
@@ -85,10 +117,43 @@ impl Observer {
                 }
             }
             Event::Fatal(words) => {
-                let _ = culprit(words).map(|pid| keep(&mut self.all.fatal, pid));
+                let culprit = culprit(words).filter(|pid| !state.is_victim(*pid));
+                let _ = culprit.map(|pid| keep(&mut self.all.fatal, pid));
             }
             _ => {}
         }
+    }
+
+    /// Takes in a client that a signal has ended.
+    pub fn take_killed(&mut self, killed: Killed) {
+        self.log.line(&killed.to_string());
+        self.daemons.values_mut().for_each(|state| state.tainted = true);
+        keep(&mut self.all.killed, killed);
+    }
+
+    /// Whether the server of this daemon should make room for a new one: a signal has ended one of its clients, and none is left.
+    pub fn needs_new_server(&self, daemon: i32) -> bool {
+        self.daemons.get(&daemon).is_some_and(|state| {
+            state.tainted && !state.quits && state.clients.is_empty() && state.connecting.is_empty()
+        })
+    }
+
+    /// The server that the log last named, if the daemon has begun one since its start.
+    pub fn server(&self, daemon: i32) -> Option<i32> {
+        self.daemons.get(&daemon)?.server
+    }
+
+    /// We have ended this server.
+    pub fn ended(&mut self, daemon: i32, server: i32) {
+        let state = self.daemons.entry(daemon).or_default();
+        (state.to_end, state.tainted) = (Some(server), false);
+    }
+
+    /// The client that got a fatal error which it did not cause, by the vendor's words.
+    pub fn victim(&self, daemon: i32, words: &str) -> Option<String> {
+        let pid = culprit(words)?;
+        let state = self.daemons.get(&daemon)?;
+        state.is_victim(pid).then(|| self.client(pid))
     }
 
     /// The clients that have a context now.
@@ -274,6 +339,61 @@ mod tests {
             ),
         ] {
             assert_eq!(observed(lines).all.lines(&[]).join("; "), told, "{lines}");
+        }
+    }
+
+    #[test]
+    fn a_client_that_fails_in_its_first_context_is_no_culprit() {
+        let words = "Client {PID: 7, Context: 1} encountered a fatal GPU error.";
+        let told = |lines: &str, killed: bool| {
+            let mut observer = observed(lines);
+            if killed {
+                observer.take_killed(Killed { pid: 5, signal: 9 });
+            }
+            for line in ["NEW CLIENT 7 from user 1001: Server already exists", "active 7"] {
+                let line = line.replace("active 7", "Status of client {PID: 7, Context ID: 1} is ACTIVE");
+                let event = Event::parse(&format!("[x Server 1] {line}")).unwrap();
+                observer.take(1, &event);
+            }
+            observer.take(1, &Event::Fatal(words.to_owned()));
+            (observer.all.fatal.clone(), observer.victim(1, words))
+        };
+        assert_eq!(told("active 5; gone 5", false), (vec![7], None));
+        assert_eq!(
+            told("active 5; gone 5", true),
+            (vec![], Some("client 7".to_owned()))
+        );
+        // It has no context yet.
+        let mut observer = observed("NEW CLIENT 7 from user 1001: Server already exists");
+        observer.take(1, &Event::Fatal(words.to_owned()));
+        assert_eq!(
+            (observer.all.fatal.len(), observer.victim(1, words).is_some()),
+            (0, true)
+        );
+    }
+
+    #[test]
+    fn a_server_is_replaced_once_a_signal_has_ended_a_client_and_none_is_left() {
+        let needs = |lines: &str| {
+            let mut observer = observed(lines);
+            assert!(!observer.needs_new_server(1), "nobody was killed: {lines}");
+            observer.take_killed(Killed { pid: 5, signal: 9 });
+            let needs = observer.needs_new_server(1);
+            observer.ended(1, 691);
+            (
+                needs,
+                observer.needs_new_server(1),
+                observer.was_told_to_end(1, 691),
+            )
+        };
+        assert_eq!(needs("active 5; gone 5"), (true, false, true));
+        for busy in [
+            "active 5; active 6; gone 5",
+            "active 5",
+            "active 5; gone 5; NEW CLIENT 6 from user 1001: Server already exists",
+            "active 5; gone 5; Cmd:quit",
+        ] {
+            assert!(!needs(busy).0, "{busy}");
         }
     }
 

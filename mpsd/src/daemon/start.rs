@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 use std::time::Duration;
 
 /// The socket answers a few milliseconds after it appears, without an event.
-const RETRY: Duration = Duration::from_millis(1);
+pub const RETRY: Duration = Duration::from_millis(1);
 const GRACE: Duration = Duration::from_millis(500);
 
 const STATIC: &str = "-S";
@@ -36,11 +36,24 @@ pub struct Running {
 }
 
 impl Running {
-    fn read_log(&mut self) {
-        for line in self.tail.lines() {
+    /// The new lines of its log, which also prove its start.
+    pub fn lines(&mut self) -> Vec<String> {
+        let lines = self.tail.lines();
+        for line in lines.iter().filter(|_| self.server.is_none()) {
             self.refuses_option |= line.starts_with("Unrecognized option");
-            self.proof.take(&line);
+            self.proof.take(line);
         }
+        lines
+    }
+
+    /// The server that it began with.
+    pub fn server(&self) -> Option<i32> {
+        self.server
+    }
+
+    /// Whether its server is up, with the limits.
+    pub fn is_ready(&self) -> bool {
+        self.server.is_some()
     }
 
     pub fn ready(&self) -> ReadyDaemon {
@@ -121,7 +134,7 @@ fn stuck(running: &[Running]) -> &'static str {
     }
 }
 
-fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, String> {
+pub fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, String> {
     let (log, tail) = Tail::create(&daemon.log)
         .map_err(|e| format!("cannot make the log in '{}': {e}", daemon.log.display()))?;
     let watches = events.watch_start(&daemon.pipe, &daemon.log)?;
@@ -144,11 +157,11 @@ fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, S
     })
 }
 
-/// True: try again at once, without an event.
-fn advance(spec: &Spec, running: &mut Running, may_start: bool, end: Deadline) -> Result<bool, Unready> {
-    running.read_log();
+/// True: try again after [`RETRY`], without an event.
+pub fn advance(spec: &Spec, running: &mut Running, may_start: bool, end: Deadline) -> Result<bool, Unready> {
+    running.lines();
     if let Some(end) = running.child.try_wait() {
-        running.read_log();
+        running.lines();
         return Err(match running.refuses_option {
             true => without_partitions(),
             false => format!("the control daemon ended ({end}) before it was ready").into(),

@@ -1,17 +1,21 @@
 //! Watches over ready daemons. What happens to them is written into the user's log and the observations.
 
+use super::comeback::Comeback;
 use super::dialogue::{self, Event, InForce};
 use super::events::Events;
 use super::memory::MemoryWatch;
 use super::observer::{ClientWatch, Observer};
+use super::outside::OutsideWatch;
 use super::start::{self, Running};
 use super::usage::UsageWatch;
 use super::{door, session, set};
 use crate::job::spec::Spec;
 use crate::node::nvml::Nvml;
 use crate::sys::Exit;
+use crate::sys::process::ProcessTable;
 use mpsd_core::observations::{DaemonLost, LimitChanged, keep};
 use mpsd_core::record::ClientLimits;
+use nix::sys::signal::Signal;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -25,24 +29,34 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
     let mut limits = LimitWatch::default();
     let mut clients = ClientWatch::default();
     let mut usage = UsageWatch::new(spec);
+    let mut comeback = Comeback::default();
+    let mut outside = OutsideWatch::new(spec);
     let loaded: Cell<Option<Nvml>> = Cell::new(None);
     // Loaded when first needed, and kept: loading costs more than the questions.
     let nvml = || {
         loaded.set(loaded.get().or_else(|| Nvml::load(&spec.nvml).ok()));
         loaded.get()
     };
-    while !running.is_empty() {
-        let periods = [memory.period(), limits.period(), usage.period()];
+    while !running.is_empty() || comeback.is_busy() {
+        let periods = [
+            memory.period(),
+            limits.period(),
+            usage.period(),
+            comeback.period(),
+            outside.period(),
+        ];
         let period = periods.into_iter().flatten().min();
         let Ok(terminate) = events.wait(period, &clients) else {
             return;
         };
-        for daemon in &mut running {
+        let mut told = Vec::new();
+        for daemon in running.iter_mut().chain(comeback.leaving()) {
             let pid = daemon.child.pid();
-            for event in daemon.tail.lines().iter().filter_map(|line| Event::parse(line)) {
+            for event in daemon.lines().iter().filter_map(|line| Event::parse(line)) {
                 match event {
                     Event::NewClient(_) | Event::Active(_) => memory.wake(),
                     Event::Setting => limits.0.entry(pid).or_default().due = true,
+                    Event::Quit => told.push(pid),
                     _ => {}
                 }
                 clients.take(&event);
@@ -53,13 +67,21 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
                 events.forget(&mut daemon.watches.log);
             }
         }
-        for killed in clients.killed() {
-            observer.log.line(&killed.to_string());
-            keep(&mut observer.all.killed, killed);
+        clients
+            .killed()
+            .into_iter()
+            .for_each(|killed| observer.take_killed(killed));
+        for daemon in running.iter().filter(|_| !terminate) {
+            replace_server(daemon, observer);
         }
+        for told in told.into_iter().filter(|_| !terminate) {
+            comeback.begin(told, spec, &mut running, events, observer);
+        }
+        comeback.go_on(spec, &mut running, events, observer);
         running.retain_mut(|daemon| !has_ended(daemon, observer));
         usage.clients(observer.clients());
         memory.check(spec, nvml, &running, observer);
+        outside.check(spec, nvml, &running, observer);
         if let Some(usage) = usage.check(nvml) {
             observer.all.usage = Some(usage);
         }
@@ -73,6 +95,7 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
                 .log
                 .line(&format!("job {}: ending MPS on a signal", spec.job));
             running.iter_mut().for_each(start::end);
+            comeback.end();
             return;
         }
     }
@@ -105,6 +128,31 @@ fn serve(
     // Written before the answer. If the owner has gone meanwhile, the log tells.
     observer.write();
     let _ = door::send(&stream, &answer.map(|()| set::limits(spec, running)));
+}
+
+/// Ends the server of `daemon` if its next client could get the error of one that a signal ended (719). The daemon starts a new
+/// server for that client, with the same limits. Static partitions may belong to a server, so it stays.
+fn replace_server(daemon: &Running, observer: &mut Observer) {
+    let control = daemon.child.pid();
+    if !observer.needs_new_server(control) || !daemon.daemon.partitions.is_empty() {
+        return;
+    }
+    let server = observer.server(control).or(daemon.server());
+    let table = ProcessTable::scan().unwrap_or_default();
+    let of_daemon = table.descendants(control).into_iter().map(|entry| entry.stat.id);
+    for server in of_daemon.filter(|id| Some(id.pid) == server) {
+        if server
+            .open()
+            .is_some_and(|process| process.signal(Signal::SIGKILL))
+        {
+            let why = "a signal has ended one of its clients, whose error the next client could get (719)";
+            observer.log.line(&format!(
+                "server {} ended by mpsd: {why}; the next client starts a new one",
+                server.pid
+            ));
+            observer.ended(control, server.pid);
+        }
+    }
 }
 
 fn has_ended(daemon: &mut Running, observer: &mut Observer) -> bool {
@@ -141,6 +189,16 @@ fn tell(observer: &mut Observer, daemon: i32, event: Event) {
             )
         }
         Event::Ready(pid) => (false, format!("server {pid} is ready")),
+        Event::Fatal(text) if observer.victim(daemon, &text).is_some() => {
+            let who = observer.victim(daemon, &text).unwrap_or_default();
+            let cause = "the error (719) of an earlier client that was killed";
+            (
+                true,
+                format!(
+                    "{who} got {cause}, and did not cause it: start it again (the vendor's log says: {text})"
+                ),
+            )
+        }
         Event::Fatal(text) => (
             true,
             format!(

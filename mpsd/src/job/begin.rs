@@ -99,7 +99,10 @@ fn start<N: Node>(
             starter: announced.then(|| node.own_process()).flatten(),
             ..Journal::new(job, &settings, &plan)
         },
-        spec: Spec::new(&settings, &plan, job.deadline),
+        spec: Spec {
+            outside: !job.by_site,
+            ..Spec::new(&settings, &plan, job.deadline)
+        },
         record: plan.record,
         shared: plan.shared,
         supposed: again.map(|again| Supposed { job, again }),
@@ -360,6 +363,8 @@ fn begin_shared(
         spec: Spec {
             job: job.to_string(),
             daemons,
+            // Its GPU may have other jobs of the user.
+            outside: false,
             most: plan.most.clone(),
             ..member.spec.clone()
         },
@@ -502,6 +507,7 @@ impl Start<'_> {
         let spec = Spec {
             start_ms: self.spec.start_ms,
             command_ms: self.spec.command_ms,
+            outside: self.spec.outside,
             ..Spec::new(&settings, &plan, supposed.job.deadline)
         };
         let begun = self.journal.begun;

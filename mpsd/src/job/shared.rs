@@ -8,7 +8,7 @@
 use super::evidence;
 use super::findings::{FailedStart, Findings};
 use super::journal::Journal;
-use super::node::{LockGuard, Node, Role, Rung, Severity};
+use super::node::{LockGuard, Member, Node, Role, Rung, Severity};
 use super::store::Store as _;
 use crate::plan::effects::Plan;
 use mpsd_core::failure::Undetermined;
@@ -65,14 +65,14 @@ pub(super) fn are_up(node: &mut impl Node, plan: &Plan) -> bool {
     !plan.shared.is_empty() && plan.shared.iter().all(&mut is_up)
 }
 
-/// Whether the control daemon that root has proved still runs: it starts a lost server again. Without a list the end of the MPS has
-/// begun.
-fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
+/// Whether the control daemon that root has proved still runs, which starts a lost server again, or one that took its place after a
+/// job told it to quit. Without a list the end of the MPS has begun.
+pub fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
     if !node.is_there(&node.job_files(&journal.job).members()) {
         return false;
     }
-    let mut own = node.own(journal).into_iter();
-    own.any(|m| m.role == Role::Control && !m.is_defunct() && m.state != 'T')
+    let serves = |m: &Member| m.role == Role::Control && !m.is_defunct() && m.state != 'T';
+    node.own(journal).iter().any(serves) || node.members(journal).iter().any(serves)
 }
 
 /// Takes the job of `member` out of its user's MPS on `gpu`, and ends its clients there. The last job ends the MPS, by `undo`, with

@@ -46,6 +46,9 @@ pub struct Spec {
     /// Look at what the job's GPUs do, for its report.
     #[serde(default)]
     pub usage: bool,
+    /// Look for programs of the job outside its MPS. A user who did not ask for one is told of none.
+    #[serde(default)]
+    pub outside: bool,
     /// The most that the job's owner may set while it runs.
     #[serde(default)]
     pub most: ClientLimits,
@@ -75,6 +78,7 @@ impl Spec {
             over_limit: settings.memory_over_limit,
             // The driver does not tell the jobs of a shared MPS apart.
             usage: settings.reports.keep > 0 && !plan.record.job.is_shared(),
+            outside: false,
             most: plan.most.clone(),
         }
     }

@@ -81,6 +81,7 @@ pub(super) fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
         command_ms,
         over_limit: MemoryOverLimit::Ignore,
         usage: false,
+        outside: false,
         most: ClientLimits::default(),
     }
 }

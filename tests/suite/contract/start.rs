@@ -150,6 +150,21 @@ fn in_an_emptied_pipe_directory_a_second_daemon_starts_and_serves_and_the_first_
     assert!(alive(first.pid()));
 }
 
+/// A shared MPS that was told to quit comes back by that (mpsd/src/daemon/comeback.rs).
+#[test]
+fn without_its_lock_a_second_daemon_takes_over_the_sockets_while_the_first_ends_with_its_clients() {
+    let bench = Bench::new();
+    let first = bench.daemon();
+    let busy = first.client().holding(20).hold();
+    fs::remove_file(first.pipe.join("control_lock")).unwrap();
+    let second = background(&first);
+    assert!(under_mps(first.client().run().record()));
+    let parent = |server| tests::double::look::process(server).map(|process| process.parent);
+    assert_eq!(first.server().and_then(parent), Some(second));
+    assert!(alive(first.pid()) && alive(busy.pid()), "the first goes on");
+    quit(&first, second);
+}
+
 #[test]
 fn a_directory_left_by_a_killed_daemon_is_taken_over() {
     let bench = Bench::new();
