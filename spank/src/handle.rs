@@ -78,6 +78,8 @@ pub trait Slurm {
     /// Sets or removes a variable of srun, sbatch or salloc itself, which the job inherits.
     fn set_process_env(&mut self, name: &str, value: Option<&str>);
     fn command_line(&self) -> Vec<String>;
+    /// The batch script that slurmstepd is about to start; `None`: it cannot be read.
+    fn script(&self) -> Option<String>;
     /// The task prolog that srun will request.
     fn task_prolog(&self) -> Option<String>;
     /// An option of Slurm's as srun, sbatch or salloc has it, from its command line, environment or script; for a het

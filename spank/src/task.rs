@@ -16,6 +16,7 @@ use mpsd_core::plugin_line::Scope;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
+use mpsd_core::script;
 use mpsd_core::step::{of_step_after, of_tasks};
 use mpsd_core::{JobId, Refusal, Request};
 use std::path::Path;
@@ -253,7 +254,7 @@ impl NewTask<'_> {
         if record.exclusive {
             return Err(TaskRefusal::of_step(format!(
                 "--mps=off: the MPS of job {} holds its GPUs in mode EXCLUSIVE_PROCESS, and no process outside it can use \
-                 them; allowed: leave --mps=off out, or submit the job without --mps",
+                 them; allowed: leave --mps=off out, or submit the job without --mps (with --mps=off if the site gives MPS to all)",
                 record.job
             )));
         }
@@ -305,8 +306,15 @@ impl NewTask<'_> {
         is_first && self.slurm.is_first_task()
     }
 
-    /// Shows the record's warnings once a node.
+    /// Shows the record's warnings once a node, and what its user's script should not do.
     fn warn(&self, record: &Record) {
+        if self.kind == StepKind::Job && stepd::is_script(self.slurm) && self.state.asks() {
+            let script = self.slurm.script().unwrap_or_default();
+            for line in script::advice(&script, record) {
+                let line = format!("job {}: warning: {line}", record.job);
+                self.slurm.log(Level::Notice, &line);
+            }
+        }
         if self.is_first_of(record) {
             for warning in &record.warnings {
                 let line = format!("job {}: {warning}", record.job);
@@ -341,6 +349,10 @@ impl NewTask<'_> {
             None => record.clone(),
         };
         let (tasks, rank) = (slurm.item(Item::LocalTasks), slurm.item(Item::TaskId));
+        if self.state.asks() {
+            let room = environment::expect_connections(&own, tasks, &|name| self.lookup(name));
+            room.map_err(TaskRefusal::of_step)?;
+        }
         for warning in environment::warnings(&own, tasks, rank, &|name| self.lookup(name)) {
             // Slurm shows the user only errors.
             slurm.log(Level::Error, &warning);

@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::slurm::{Options, Record};
 
-use crate::jobs::{LIMIT, check_daemons, ended, gpus, holds, records};
+use crate::jobs::{LIMIT, check_daemons, ended, gpus, holds, records, says};
 use crate::runner::{Context, Group, cells};
 
 pub const GROUP: Group = Group {
@@ -26,6 +26,7 @@ pub const GROUP: Group = Group {
             steps_at_once_share_their_jobs_daemons,
             steps_that_ask_at_once_have_a_daemon_each,
             a_killed_slurmstepd_leaves_nothing,
+            the_ranks_of_mpirun_in_a_script_have_their_own_by_exec_and_else_their_user_is_told,
         ],
     )
 };
@@ -181,4 +182,29 @@ fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
     cell.wait("the daemon's end", || {
         Ok(nodes.iter().all(|node| node.daemons().is_empty()))
     })
+}
+
+/// The ranks' launcher sets the variables of Open MPI's mpirun.
+fn the_ranks_of_mpirun_in_a_script_have_their_own_by_exec_and_else_their_user_is_told(
+    cell: &Context,
+) -> Result<()> {
+    let launcher = "mpirun() { for rank in 0 1; do OMPI_COMM_WORLD_LOCAL_RANK=$rank OMPI_COMM_WORLD_LOCAL_SIZE=2 \"$@\" & \
+                    done; wait; }\n";
+    let client = cell.client("--hold 0.2");
+    let exec = format!("{} exec -- /bin/sh -c '{client}'", cell.mpsctl());
+    let words = "--mps=per-gpu --mps-threads=20:40 -N1 -n2 --gres=gpu:2";
+    let warning = "its script names mpirun: the limits by local rank would be that of the first rank";
+    let (_, said) = cell.batch(words, &format!("{launcher}mpirun {exec}\n"))?;
+    let found = records(&said)?;
+    let of = |value: fn(&Record) -> String| found.iter().map(value).collect::<BTreeSet<_>>().len();
+    let spread = [
+        of(|record| format!("{:?}", record.uuids)),
+        of(|record| format!("{:?}", record.sms)),
+    ];
+    holds(spread == [2, 2] && found.len() == 2, &found)?;
+    let (_, said) = cell.batch(words, &format!("{launcher}mpirun /bin/sh -c '{client}'\n"))?;
+    says(&said, &[warning, "mpirun -n N mpsctl exec -- PROGRAM"])?;
+    // The script's own number is no rank.
+    let (_, said) = cell.batch(words, &format!("{exec} || true\n"))?;
+    says(&said, &["this process has no local rank"])
 }

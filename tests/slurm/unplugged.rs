@@ -121,6 +121,15 @@ fn a_task_prolog_of_the_users_runs(cell: &Context) -> Result<()> {
         ensure!(!done.stdout.contains("MPSD_TASK"), "a trace is left: {done:?}");
         check_daemons(&records(&done.stdout)?, cell.user.uid, 1)?;
     }
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o644))?;
+    let client = cell.start_as(&cell.user, &format!("srun {ONE_GPU} {flag}"), &line, &[])?;
+    let done = client.wait(LIMIT)?;
+    let told = format!("the task prolog '{script}' cannot be run on node");
+    says(&done.stdout, &[&told])?;
+    ensure!(
+        done.code != Some(0) && !done.stdout.contains("from "),
+        "it ran: {done:?}"
+    );
     Ok(())
 }
 

@@ -136,7 +136,15 @@ fn a_container_of_a_job_with_mps_gets_its_directory_and_variables() {
     assert_eq!(environ, set.collect::<Vec<_>>());
 
     // The same in a Slurm job, and in a shell of salloc, which has no rank.
-    let slurm = [&by_hand[..3], &[("SLURM_JOB_ID", "42"), ("SLURM_LOCALID", "0")]].concat();
+    let slurm = [
+        &by_hand[..3],
+        &[
+            ("SLURM_JOB_ID", "42"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_LOCALID", "0"),
+        ],
+    ]
+    .concat();
     assert_eq!(enroot.hook(&slurm), (mounts.clone(), environ.clone()));
     assert_eq!(enroot.hook(&slurm[..4]), (mounts.clone(), environ));
     // pyxis itself passes each task's variables on.

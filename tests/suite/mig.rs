@@ -48,6 +48,7 @@ fn task(place: &Place, names: &str, rank: u32) -> Ran {
     let rank = rank.to_string();
     let env = [
         ("SLURM_JOB_ID", JOB),
+        ("SLURM_STEP_ID", "0"),
         ("SLURM_LOCALID", rank.as_str()),
         ("SLURM_STEP_GPUS", "4,5"),
         ("CUDA_VISIBLE_DEVICES", names),

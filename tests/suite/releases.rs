@@ -1,7 +1,9 @@
 //! Jobs that begin under a newer release and end under this one, as after a downgrade.
 
+use std::collections::BTreeSet;
 use std::fs;
 
+use mpsd_core::request::Key;
 use serde_json::{Value, json};
 use tests::place::{Place, fast};
 use tests::stage::USER;
@@ -51,4 +53,41 @@ fn a_task_refuses_the_record_of_a_release_to_come_by_its_number() {
     refused.complains("record of version 2");
     refused.lacks("CUDA_MPS_PIPE_DIRECTORY");
     place.assert_ends_clean(JOB, "a newer record");
+}
+
+/// srun, sbatch and salloc take an abbreviation that fits one option alone (getopt_long(3)). `--mp`, for `--mpi`, is told in
+/// docs/slurm.md.
+#[test]
+fn no_abbreviation_of_slurms_own_options_but_mp_becomes_ambiguous() {
+    let ours: Vec<String> = Key::ALL.into_iter().map(|key| key.row().flag()).collect();
+    let table = include_str!("slurm-options.txt").lines();
+    let releases: Vec<(&str, Vec<&str>)> = table
+        .filter_map(|line| line.split_once(": "))
+        .filter(|(release, _)| !release.starts_with('#'))
+        .map(|(release, options)| (release, options.split(' ').collect()))
+        .collect();
+    let packaged = include_str!("../../packaging/src/package/layout.rs");
+    let packaged = packaged
+        .split_once("pub const SLURM")
+        .and_then(|(_, rest)| rest.split_once(';'));
+    let packaged = packaged
+        .and_then(|(_, rest)| rest.split_once("];"))
+        .expect("the releases");
+    let packaged: Vec<&str> = packaged.0.split('"').skip(1).step_by(2).collect();
+    let known: Vec<&str> = releases.iter().map(|(release, _)| *release).collect();
+    assert_eq!(
+        known, packaged,
+        "slurm-options.txt has each release that we package for"
+    );
+    for (release, slurms) in &releases {
+        assert!(slurms.len() > 100, "{release}: {}", slurms.len());
+        let fits = |start: &str| slurms.iter().filter(|option| option.starts_with(start)).count();
+        let starts = ours
+            .iter()
+            .flat_map(|flag| (1..=flag.len()).map(|end| &flag[..end]));
+        let broken: BTreeSet<&str> = starts
+            .filter(|start| fits(start) == 1 || slurms.contains(start))
+            .collect();
+        assert_eq!(broken, BTreeSet::from(["mp"]), "{release}");
+    }
 }

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::double::Builder;
 use tests::place::{Place, Running, eventually, fast, kill, side_by_side};
-use tests::stage::{OTHER_USER, Ran, USER};
+use tests::stage::{OTHER_USER, Ran, USER, as_user};
 
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
 
@@ -201,4 +201,29 @@ fn assert_harmless(ran: &Ran, what: &str) {
         let is_row = |line: &str| line.split_whitespace().nth(1) == Some(&pid.to_string());
         assert!(!ran.out.lines().any(is_row), "{what}: {pid}: {ran:?}");
     }
+}
+
+/// A script's `rm -rf $CUDA_MPS_PIPE_DIRECTORY/*; nvidia-cuda-mps-control -d`.
+#[test]
+fn a_directory_that_a_script_empties_or_takes_over_is_told() {
+    let place = served(fast(1), "1.srv", "0");
+    let here = || status_in(&place, "1.srv", &[]);
+    here().ok().prints("under MPS: yes");
+    for file in std::fs::read_dir(place.pipe("1.srv").1).expect("the directory") {
+        std::fs::remove_file(file.expect("a file").path()).expect("removed");
+    }
+    here()
+        .exits(1)
+        .prints("its sockets were removed")
+        .lacks("has ended");
+    let mut second = as_user(USER, place.node.control());
+    second.arg("-f").env_clear().envs([place.pipe("1.srv")]);
+    let second = Running::start(second.stdout(std::process::Stdio::null()));
+    let told = format!("process {}, which mpsd did not start", second.pid());
+    let socket = std::path::Path::new(&place.pipe("1.srv").1).join("control");
+    eventually("the second daemon listens", || socket.exists());
+    here().prints(&told);
+    here().exits(1).lacks("control daemon answers");
+    drop(second);
+    place.assert_ends_clean("1.srv", "a second daemon in the job's directory");
 }

@@ -10,7 +10,7 @@ use super::paths::{JOBS, SHARED};
 use super::programs::PROGRAMS;
 use super::ranks::{Cpus, Rank, order_of};
 use super::record::{Daemon, Record, RecordDevice, RecordGpu};
-use super::text::one_line;
+use super::text::{count, one_line};
 use nix::unistd::{AccessFlags, access};
 use std::ffi::OsStr;
 use std::path::Path;
@@ -28,8 +28,11 @@ pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The number of a client's connections to its GPU. The user's own variable: never set or removed.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-/// A client's connections without the variable (docs/facts/mps-control.md#clients).
+/// A client's connections without the variable, and those of a GPU for all its clients (docs/facts/mps-control.md#clients).
 const USUAL_CONNECTIONS: u32 = 2;
+const ALL_CONNECTIONS: u32 = 120;
+/// The most that CUDA takes from the variable.
+const MOST_CONNECTIONS: u32 = 32;
 /// Which visible devices JAX takes. Without it a rank takes the device of its own number (docs/facts/programs.md#jax).
 pub const JAX_DEVICES: &str = "JAX_LOCAL_DEVICE_IDS";
 const JAX_FIRST: &str = "0";
@@ -56,10 +59,13 @@ pub const OF_SLURM: &str = "SLURM_LOCALID";
 /// How srun binds tasks to GPUs, in each task's environment (docs/facts/slurm.md#gpus-of-a-job).
 const OF_SRUN: &str = "SLURMD_TRES_BIND";
 
-/// The rank on its node of the process with this environment, as its launcher names it, and the launcher's variable.
+/// The rank on its node of the process with this environment, as its launcher names it, and the launcher's variable. A batch
+/// script has Slurm's number too, which is the script's own and that of every program that it starts.
 pub fn rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(Rank, &'static str)> {
     let number = |name: &str| lookup(name)?.trim().parse().ok();
-    LAUNCHERS.iter().find_map(|(name, size)| {
+    let is_step = lookup("SLURM_STEP_ID").is_some();
+    let mut launchers = LAUNCHERS.iter().filter(|(name, _)| is_step || *name != OF_SLURM);
+    launchers.find_map(|(name, size)| {
         let (local, of) = (number(name)?, number(size));
         Some((Rank { local, of }, *name))
     })
@@ -78,7 +84,7 @@ pub fn warnings(
     let gpus = u32::try_from(record.gpus.len()).unwrap_or(u32::MAX).max(1);
     let each = tasks.unwrap_or(1).div_ceil(gpus);
     let all = [
-        connections(lookup),
+        connections(tasks, lookup),
         multicast(each, lookup),
         shmem(record, each, lookup),
     ];
@@ -86,14 +92,42 @@ pub fn warnings(
     all.into_iter().flatten().map(warning).collect()
 }
 
-fn connections(lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
-    let connections: u32 = lookup(CONNECTIONS)?.trim().parse().ok()?;
-    (connections > USUAL_CONNECTIONS).then(|| {
-        format!(
-            "{CONNECTIONS}={connections}: above {USUAL_CONNECTIONS} a GPU takes fewer MPS clients, because each holds that many of its \
-             connections"
-        )
-    })
+/// Refuses the tasks of a node that would take more connections than its GPUs have: some of them would fail with 809 or 2.
+pub fn expect_connections(
+    record: &Record,
+    tasks: Option<u32>,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<(), Refusal> {
+    let Some((each, fit)) = connections_of(lookup) else {
+        return Ok(());
+    };
+    let (tasks, gpus) = (tasks.unwrap_or(1), record.gpus.len().max(1));
+    if u64::from(tasks) <= u64::from(fit) * gpus as u64 {
+        return Ok(());
+    }
+    let gpus = count(gpus as u64, "GPU");
+    let why = format!(
+        "a GPU takes {fit} MPS clients that hold {each} connections each, and this node has {tasks} tasks on {gpus}"
+    );
+    let share = tasks.div_ceil(u32::try_from(record.gpus.len()).unwrap_or(1).max(1));
+    let most = ALL_CONNECTIONS / share.max(1);
+    let allowed = format!("at most {}, or no {CONNECTIONS}", most.max(1));
+    Err(Refusal::new(format!("{CONNECTIONS}={each}"), why, allowed))
+}
+
+/// The connections of each client, if they are more than usual, and how many such clients a GPU takes.
+fn connections_of(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(u32, u32)> {
+    let each: u32 = lookup(CONNECTIONS)?.trim().parse().ok()?;
+    let each = each.min(MOST_CONNECTIONS);
+    (each > USUAL_CONNECTIONS).then_some((each, ALL_CONNECTIONS / each))
+}
+
+/// A single task may start others.
+fn connections(tasks: Option<u32>, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let (each, fit) = connections_of(lookup).filter(|_| tasks.unwrap_or(1) == 1)?;
+    Some(format!(
+        "{CONNECTIONS}={each}: a GPU takes {fit} MPS clients that hold as many connections each; others get error 809 or 2"
+    ))
 }
 
 fn multicast(each: u32, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {

@@ -80,14 +80,44 @@ fn told(tasks: u32, rank: Option<u32>, record: &Record, set: (&str, &str)) -> Ve
 /// docs/facts/mps-control.md#clients
 #[test]
 fn one_rank_is_warned_of_connections_that_cost_clients() {
-    let told = |rank, value: &str| told(4, rank, &record(false), (CONNECTIONS, value));
+    let told = |rank, value: &str| told(1, rank, &record(false), (CONNECTIONS, value));
     let lines = told(Some(0), "8");
-    let warning = "warning: CUDA_DEVICE_MAX_CONNECTIONS=8: above 2 ";
+    let warning = "warning: CUDA_DEVICE_MAX_CONNECTIONS=8: a GPU takes 15 ";
     assert!(lines.len() == 1 && lines[0].starts_with(warning), "{lines:?}");
     assert_eq!(told(None, " 3 ").len(), 1);
     for (rank, value) in [(Some(1), "8"), (Some(0), "2"), (Some(0), "x"), (None, "")] {
         assert!(told(rank, value).is_empty(), "{rank:?} {value:?}");
     }
+}
+
+/// docs/facts/mps-control.md#clients: 15 clients with 8 connections, 3 with 32. The record has two GPUs.
+#[test]
+fn more_connections_than_the_gpus_have_are_refused_with_numbers() {
+    let refused = |tasks, value: &str| {
+        let lookup = |name: &str| (name == CONNECTIONS).then(|| value.to_owned());
+        let refused = expect_connections(&record(false), tasks, &lookup).err();
+        refused.map(|refusal| refusal.to_string())
+    };
+    for (tasks, value) in [
+        (6, "32"),
+        (30, "8"),
+        (96, "2"),
+        (96, "1"),
+        (96, "x"),
+        (6, "64"),
+        (1, "32"),
+    ] {
+        assert_eq!(refused(Some(tasks), value), None, "{tasks} {value}");
+    }
+    let line = refused(Some(7), "32").expect("a refusal");
+    for words in [
+        "CUDA_DEVICE_MAX_CONNECTIONS=32: a GPU takes 3 MPS clients",
+        "7 tasks on 2 GPUs",
+        "allowed: at most 30, or",
+    ] {
+        assert!(line.contains(words), "{line}");
+    }
+    assert!(refused(Some(31), "8").is_some() && refused(None, "32").is_none());
 }
 
 /// docs/facts/programs.md#nvshmem
@@ -237,7 +267,7 @@ fn what_cannot_be_carried_out_is_refused() {
 fn every_program_looks_for_the_same_ranks_in_the_same_order() {
     let several = |name: &str| match name {
         "PALS_LOCAL_RANKID" => Some(" 3\n".to_owned()),
-        "SLURM_LOCALID" => Some("0".to_owned()),
+        "SLURM_LOCALID" | "SLURM_STEP_ID" => Some("0".to_owned()),
         "MPI_LOCALRANKID" => Some("none".to_owned()),
         _ => None,
     };

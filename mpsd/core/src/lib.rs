@@ -24,6 +24,7 @@ pub mod programs;
 pub mod ranks;
 pub mod record;
 pub mod request;
+pub mod script;
 pub mod step;
 pub mod text;
 pub mod trusted;

@@ -239,6 +239,7 @@ impl Caller<'_> {
     fn attach(&self, record: &Record) -> Result<Vec<Change>, Failure> {
         self.must_be_ready(record)?;
         let task = self.task(record);
+        environment::expect_connections(record, task.rank.and_then(|rank| rank.of), self.env)?;
         Ok(if self.main && task.rank.is_none() {
             main_shell(record, &task)?
         } else {
@@ -290,14 +291,16 @@ impl Caller<'_> {
     fn task(&self, record: &Record) -> Task {
         let counted = counted(record);
         let rank = environment::rank(self.env);
+        let is_launched = rank.is_some_and(|(_, name)| name != OF_SLURM);
+        let visible = self.by_daemons_numbers(record).or_else(|| {
+            let visible = self.visible(counted.is_some());
+            visible.filter(|list| !self.is_another_nodes(list, record))
+        });
         Task {
             rank: rank.map(|(rank, _)| rank),
             bound: rank.is_some_and(|(_, name)| name == OF_SLURM),
             cpus: None,
-            visible: self.by_daemons_numbers(record).or_else(|| {
-                let visible = self.visible(counted.is_some());
-                visible.filter(|list| !self.is_another_nodes(list, record))
-            }),
+            visible: visible.filter(|list| !(is_launched && self.is_of_script(list, record))),
             counted,
             inherited_job: (self.env)(JOB),
             jax_devices: (self.env)(environment::JAX_DEVICES),
@@ -311,6 +314,15 @@ impl Caller<'_> {
         let here = |entry: &str| record.gpus.iter().any(|gpu| gpu.uuid.as_str() == entry);
         let is_name = |entry: &str| entry.starts_with("GPU-") || entry.starts_with(MIG);
         of_job && entries().all(|entry| is_name(entry) && !here(entry))
+    }
+
+    /// Whether these are the devices that we gave the script, or the task, in which an MPI launcher runs: with a daemon for each GPU
+    /// it reaches one, and its ranks spread over all.
+    fn is_of_script(&self, visible: &str, record: &Record) -> bool {
+        let pipe = self.var(PIPE_DIRECTORY);
+        let mut daemons = record.daemons.iter().filter(|_| record.per_gpu);
+        let own = daemons.find(|daemon| pipe.as_deref().is_some_and(|pipe| daemon.pipe == Path::new(pipe)));
+        own.is_some_and(|daemon| visible.split(',').eq(daemon.gpus.iter().map(GpuUuid::as_str)))
     }
 
     /// The UUIDs of an attached process's devices, if it names them by its daemon's numbers. Other numbers, as in a

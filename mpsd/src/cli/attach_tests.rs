@@ -94,6 +94,64 @@ fn per_gpu() -> Record {
     record
 }
 
+/// The plugin gave the batch script the first GPU, and Slurm the number 0.
+#[test]
+fn the_ranks_that_a_launcher_starts_in_a_batch_script_spread_over_the_gpus() {
+    for (names, own) in [(DeviceNames::Uuid, "GPU-00000001"), (DeviceNames::Ordinal, "0")] {
+        let mut record = per_gpu();
+        record.names = Some(names);
+        record.rank_threads = ["20", "40"].map(|p| p.parse().unwrap()).to_vec();
+        let pipe = record.daemons[0].pipe.to_str().unwrap().to_owned();
+        let script = [
+            ("SLURM_JOB_ID", "7"),
+            ("SLURM_PROCID", "0"),
+            ("SLURM_LOCALID", "0"),
+            (JOB, "7"),
+            (PIPE_DIRECTORY, pipe.as_str()),
+            (VISIBLE_DEVICES, own),
+        ];
+        let rank = |more: Env<'_>| {
+            with(&[&script[..], more].concat(), false, |caller| {
+                let changes = task_environment(&record, &caller.task(&record));
+                let of = |name: &str| {
+                    let changes = changes.as_ref().map_err(ToString::to_string)?.iter();
+                    let mut changes = changes.filter(|change| change.name == name);
+                    Ok(changes
+                        .next()
+                        .and_then(|change| change.value.clone())
+                        .unwrap_or_default())
+                };
+                let all = [PIPE_DIRECTORY, THREADS].map(of);
+                let all: Result<Vec<String>, String> = all.into_iter().collect();
+                all.map(|all| all.join(" "))
+            })
+        };
+        for (number, told) in [
+            ("0", "/p-GPU-00000001 20"),
+            ("1", "/p-GPU-00000002 40"),
+            ("2", "/p-GPU-00000001 20"),
+        ] {
+            let launcher = [
+                ("OMPI_COMM_WORLD_LOCAL_RANK", number),
+                ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"),
+            ];
+            assert_eq!(rank(&launcher).as_deref(), Ok(told), "{names:?}");
+        }
+        let alone = rank(&[]).unwrap_err();
+        assert!(
+            alone.contains("no local rank"),
+            "the number is the script's: {alone}"
+        );
+        // What the user chose stays.
+        let chosen = [("MPI_LOCALRANKID", "0"), (VISIBLE_DEVICES, "GPU-00000002")];
+        let script = [("SLURM_JOB_ID", "7"), (JOB, "7"), (PIPE_DIRECTORY, pipe.as_str())];
+        let gpus = with(&[&script[..], &chosen].concat(), false, |caller| {
+            caller.task(&record).visible
+        });
+        assert_eq!(gpus.as_deref(), Some("GPU-00000002"));
+    }
+}
+
 #[test]
 fn a_shell_without_a_rank_has_the_lowest_of_a_list() {
     let mut record = two_gpus();
@@ -150,7 +208,11 @@ fn ranks_of_a_launcher_are_bound_and_the_shell_before_them_sees_all() {
     let of_shell = [job, rank("1"), (VISIBLE_DEVICES, "")];
     assert_eq!(visible(&per_gpu(), false, &of_shell), "0");
     // The plugin has bound the tasks of srun.
-    let slurm = [("SLURM_JOB_ID", "7"), ("SLURM_LOCALID", "1")];
+    let slurm = [
+        ("SLURM_JOB_ID", "7"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_LOCALID", "1"),
+    ];
     let of_srun = [&slurm[..], &[(VISIBLE_DEVICES, "GPU-00000002")]].concat();
     assert_eq!(visible(&record, false, &of_srun), "1");
 }

@@ -76,6 +76,12 @@ pub fn ask(daemons: &[Daemon], wanted: &ClientLimits, limit: Duration) -> Answer
     })
 }
 
+/// The pid of the `mpsd` that listens for a job with these daemons.
+pub fn owner(daemons: &[Daemon]) -> Option<i32> {
+    let stream = session::connect(&daemons.first()?.log.join(NAME)).ok()?;
+    getsockopt(&stream, PeerCredentials).ok().map(|peer| peer.pid())
+}
+
 /// The daemons with the limits that they should have now, by the job's `mpsd`; unchanged if it does not answer.
 pub fn now(daemons: &[Daemon]) -> Vec<Daemon> {
     let said = ask(daemons, &ClientLimits::default(), 2 * PATIENCE);

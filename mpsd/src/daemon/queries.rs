@@ -3,13 +3,21 @@
 use super::dialogue::{self, InForce};
 use super::{door, session};
 use crate::sys::deadline::Deadline;
+use crate::sys::process::{Entry, ProcessTable};
 use mpsd_core::GpuUuid;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
+use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
+const SOCKET: &str = "control";
+const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
+const LONGEST_PID: u64 = 16;
 const MOST_SERVERS: usize = 4;
 const MOST_CLIENTS: usize = 1024;
 /// Shortest name of a GPU in `ps`: `GPU-` and eight digits (docs/facts/mps-control.md#the-command-session).
@@ -26,6 +34,17 @@ pub struct DaemonAnswer {
 pub enum AnswerError {
     #[display("it has ended")]
     Ended,
+    /// A daemon of the user's own took over the pipe directory.
+    #[display(
+        "process {_0}, which mpsd did not start, serves its directory without the job's limits: remove the lines that start a \
+         daemon from the script, and submit the job again"
+    )]
+    Replaced(i32),
+    /// It runs, and its sockets are gone.
+    #[display(
+        "its sockets were removed, and no program reaches it: leave its directory alone, and submit the job again"
+    )]
+    Hidden,
     #[display("{_0}")]
     Failed(String),
 }
@@ -48,9 +67,45 @@ type Answer = Result<DaemonAnswer, AnswerError>;
 
 /// Asks each control daemon of a job through the vendor's program `control`. `mpsd` tells which limits should hold now.
 pub fn ask_all(control: &Path, daemons: &[Daemon], limit: Duration) -> Vec<Answer> {
-    let now = door::now(daemons);
+    let (owner, now) = (door::owner(daemons), door::now(daemons));
     let both = daemons.iter().zip(&now);
-    both.map(|(begun, now)| ask(control, begun, now, limit)).collect()
+    let ask = |(begun, now): (&Daemon, &Daemon)| {
+        out_of_reach(&begun.pipe, owner).map_or_else(|| ask(control, begun, now, limit), Err)
+    };
+    both.map(ask).collect()
+}
+
+/// Whether the job's control daemon, a child of the `mpsd` with the pid `owner`, does not serve `pipe`. Without an `mpsd` this is not
+/// known.
+fn out_of_reach(pipe: &Path, owner: Option<i32>) -> Option<AnswerError> {
+    let owner = owner?;
+    let is_absent = |error: std::io::Error| error.kind() == ErrorKind::NotFound;
+    let table = ProcessTable::scan()?;
+    if pipe.join(SOCKET).symlink_metadata().is_err_and(is_absent) {
+        return table.children(owner).next().map(|_| AnswerError::Hidden);
+    }
+    let pid = pid_in(&pipe.join(PID_FILE))?;
+    let is_it = |entry: &&Entry| entry.stat.id.pid == pid;
+    let is_ours = table.descendants(owner).iter().any(is_it);
+    let lives = table.iter().any(|entry| is_it(&entry));
+    (lives && !is_ours).then_some(AnswerError::Replaced(pid))
+}
+
+/// The pid that a control daemon wrote. The user may have put anything in its place.
+fn pid_in(path: &Path) -> Option<i32> {
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW;
+    let file = File::options()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(path)
+        .ok()?;
+    let mut text = String::new();
+    let is_file = file.metadata().is_ok_and(|about| about.is_file());
+    file.take(LONGEST_PID)
+        .read_to_string(&mut text)
+        .ok()
+        .filter(|_| is_file)?;
+    text.trim().parse().ok()
 }
 
 fn ask(control: &Path, begun: &Daemon, daemon: &Daemon, limit: Duration) -> Answer {

@@ -18,13 +18,14 @@ const TASKS_TIME: Duration = Duration::from_millis(300);
 const MOST_PROCESSES: usize = 256;
 const SHOWN: usize = 120;
 const MOST_COMMAND: usize = 4096;
-/// A task's rank in the job, as schedulers and launchers say it: Slurm, Open MPI, PMIx (PRRTE), Cray PALS, Hydra.
+/// A task's rank in the job, as launchers and schedulers say it: Open MPI, PMIx (PRRTE), Cray PALS, Hydra, Slurm. Slurm is last: the
+/// ranks that an MPI launcher starts in a batch script or a step inherit that one's.
 const RANKS: [&str; 5] = [
-    "SLURM_PROCID",
     "OMPI_COMM_WORLD_RANK",
     "PMIX_RANK",
     "PALS_RANKID",
     "PMI_RANK",
+    "SLURM_PROCID",
 ];
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

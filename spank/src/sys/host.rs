@@ -6,8 +6,10 @@
 
 use crate::handle::{Context, Item, Level, Slurm};
 use mpsd_core::request::Key;
+use mpsd_core::script;
 use nix::libc;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io::Read as _;
 use std::mem::transmute;
 use std::ptr;
 
@@ -175,7 +177,27 @@ fn submitters_options() -> Option<*mut c_void> {
     its_own.and(symbol(c"opt"))
 }
 
+/// The program of a task and its arguments, by its place in `enum spank_item`.
+const JOB_ARGV: c_int = 9;
+
 impl Slurm for Handle {
+    fn script(&self) -> Option<String> {
+        let (mut count, mut words): (c_int, *mut *mut c_char) = (0, ptr::null_mut());
+        // SAFETY: the handle is this callback's; the item fills in a number and the task's own array.
+        let rc = unsafe { spank_get_item(self.0, JOB_ARGV, &raw mut count, &raw mut words) };
+        if rc != SUCCESS || count < 1 || words.is_null() {
+            return None;
+        }
+        // SAFETY: the array has `count` pointers, and `count` is not 0.
+        let first = unsafe { *words };
+        // SAFETY: NULL or a C string, which lives during this callback.
+        let path = unsafe { text(first) }?;
+        let file = std::fs::File::open(path).ok()?;
+        let mut script = Vec::new();
+        file.take(script::LONGEST).read_to_end(&mut script).ok()?;
+        Some(String::from_utf8_lossy(&script).into_owned())
+    }
+
     fn context(&self) -> Context {
         context()
     }

@@ -33,6 +33,7 @@ pub struct FakeSlurm {
     pub script_env: Env,
     pub command_line: Vec<String>,
     pub task_prolog: Option<String>,
+    pub script: Option<String>,
     /// Slurm's own options that were given; at first a GPU. `None`: Slurm does not say.
     pub given: Option<Env>,
     pub registered: Vec<Key>,
@@ -48,6 +49,7 @@ impl FakeSlurm {
             job_env: Env::new(),
             process_env: Env::new(),
             script_env: Env::new(),
+            script: None,
             command_line: Vec::new(),
             task_prolog: None,
             given: Some(Env::from([("gres".into(), "gpu:1".into())])),
@@ -188,6 +190,9 @@ impl Slurm for FakeSlurm {
     fn submitted(&self, option: &CStr) -> Option<Option<String>> {
         let given = self.given.as_ref()?;
         Some(given.get(option.to_str().expect("a name")).cloned())
+    }
+    fn script(&self) -> Option<String> {
+        self.script.clone()
     }
     fn task_prolog(&self) -> Option<String> {
         self.task_prolog.clone()

@@ -144,6 +144,7 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
 fn the_first_task_is_warned_of_connections_and_runs() {
     for (rank, warned) in [(0, true), (1, false)] {
         let slurm = FakeSlurm::step(0).job("CUDA_DEVICE_MAX_CONNECTIONS", "8");
+        let slurm = slurm.with(Item::LocalTasks, 1);
         let slurm = runs(slurm.with(Item::TaskId, rank), &FakeNode::ready());
         let errors = slurm.errors();
         assert_eq!(!errors.is_empty(), warned, "{errors:?}");
@@ -152,6 +153,39 @@ fn the_first_task_is_warned_of_connections_and_runs() {
             value(&slurm, "CUDA_DEVICE_MAX_CONNECTIONS"),
             Some("8"),
             "the user's own"
+        );
+    }
+}
+
+#[test]
+fn more_connections_than_fit_are_refused_to_who_asked_and_a_site_says_nothing() {
+    let slurm = || {
+        let slurm = FakeSlurm::step(0).job("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+        slurm.with(Item::LocalTasks, 7)
+    };
+    let line = refused(slurm(), &FakeNode::ready(), "", "mps");
+    assert!(line.contains("a GPU takes 3 MPS clients"), "{line}");
+    let (verdict, _) = task(slurm(), &FakeNode::ready(), "", "");
+    assert_eq!(verdict, Verdict::Continue);
+}
+
+#[test]
+fn a_batch_script_that_starts_a_daemon_of_its_own_is_told_once_if_its_user_asked() {
+    for (flags, told) in [("mps", 1), ("", 0)] {
+        let mut slurm = FakeSlurm::step(BATCH)
+            .with(Item::TaskId, 0)
+            .with(Item::LocalTasks, 1);
+        slurm.script = Some("nvidia-cuda-mps-control -d\nsrun ./prog\n".to_owned());
+        let (verdict, slurm) = task(slurm.job("SLURM_JOB_GPUS", "2"), &FakeNode::ready(), "", flags);
+        let lines = slurm.at_level(Level::Notice);
+        let lines: Vec<_> = lines
+            .iter()
+            .filter(|line| line.contains("names nvidia-cuda-mps-control"))
+            .collect();
+        assert_eq!(
+            (verdict, lines.len()),
+            (Verdict::Continue, told),
+            "{flags}: {lines:?}"
         );
     }
 }

@@ -73,6 +73,9 @@ impl Verdict {
             Some(_) if daemon.ended => Self::no(format!(
                 "the control daemon of job {job} has ended: a client that starts now runs outside MPS, or not at all"
             )),
+            Some(because) if daemon.out_of_reach => Self::no(format!(
+                "the control daemon of job {job} is out of reach: {because}"
+            )),
             Some(because) => Self::new(Attached::Unknown, because),
         }
     }
@@ -116,6 +119,20 @@ mod tests {
             (Ready, answers(), None, 1, "is not set here"),
             (Ready, answers(), Some("/q\u{1b}"), 1, "'/q?'"),
             (Ready, Err(AnswerError::Ended), Some("/p"), 1, "outside MPS"),
+            (
+                Ready,
+                Err(AnswerError::Replaced(7)),
+                Some("/p"),
+                1,
+                "process 7, which mpsd did not start",
+            ),
+            (
+                Ready,
+                Err(AnswerError::Hidden),
+                Some("/p"),
+                1,
+                "its sockets were removed",
+            ),
             (Ready, hangs(), Some("/p"), 2, "no answer within"),
             (Starting, answers(), Some("/p"), 1, "being started"),
             (Refused, answers(), None, 1, "refused: a reason"),

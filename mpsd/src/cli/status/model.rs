@@ -95,6 +95,9 @@ pub struct DaemonStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub silent: Option<String>,
     pub ended: bool,
+    /// It may run, but programs reach another daemon or none.
+    #[serde(skip)]
+    pub out_of_reach: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -269,8 +272,9 @@ impl DaemonStatus {
                 self.limits = answer.limits.iter().map(limit).collect();
             }
             Err(why) => {
-                self.silent = Some(one_line(&why.to_string(), 200));
+                self.silent = Some(one_line(&why.to_string(), 300));
                 self.ended = *why == AnswerError::Ended;
+                self.out_of_reach = matches!(why, AnswerError::Replaced(_) | AnswerError::Hidden);
             }
         }
     }

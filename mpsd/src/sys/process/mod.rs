@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 mod stat;
-pub use stat::{Executable, FileRef, ProcessId, ProcessTable, Stat, State, Uids};
+pub use stat::{Entry, Executable, FileRef, ProcessId, ProcessTable, Stat, State, Uids};
 
 const MOST_THREADS: usize = 4096;
 const STACK: usize = 16 * 1024;
