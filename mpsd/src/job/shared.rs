@@ -72,7 +72,9 @@ pub fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
         return false;
     }
     let serves = |m: &Member| m.role == Role::Control && !m.is_defunct() && m.state != 'T';
-    node.own(journal).iter().any(serves) || node.members(journal).iter().any(serves)
+    // A start that was killed before its proof left a daemon that nobody has proved.
+    let was_up = !journal.proved.is_empty();
+    node.own(journal).iter().any(serves) || was_up && node.members(journal).iter().any(serves)
 }
 
 /// Takes the job of `member` out of its user's MPS on `gpu`, and ends its clients there. The last job ends the MPS, by `undo`, with
