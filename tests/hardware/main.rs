@@ -19,6 +19,7 @@ mod report;
 mod result;
 mod seen;
 mod shared;
+mod sight;
 mod site;
 mod slurm;
 mod timeline;
@@ -67,7 +68,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'first-kernel', 'timeline', 'many', 'gain', 'inference', 'recipes', 'programs', 'several', 'shared', 'pack', 'report' (the default)
+    /// Everything but 'first-kernel', 'sight', 'timeline', 'many', 'gain', 'inference', 'recipes', 'programs', 'several', 'shared', 'pack', 'report' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -79,6 +80,8 @@ enum Part {
     Pairs,
     /// From srun to the first kernel's end, with --mps and without, 1 to 16 ranks (4 minutes with 20 pairs)
     FirstKernel,
+    /// A start from sleep: NVIDIA's own with all GPUs seen and with the job's alone, and ours (3 minutes with 10 pairs)
+    Sight,
     /// Who takes each millisecond of a begin and an end, alone and under Slurm (40 seconds)
     Timeline,
     /// The same job through a real Slurm: srun --mps
@@ -132,7 +135,7 @@ const fn step(part: Part, name: &'static str, gpus: usize, act: Act) -> Step {
 }
 
 /// The first [`WHOLE`] are a whole run.
-const STEPS: [Step; 20] = [
+const STEPS: [Step; 21] = [
     step(Part::Job, "job", 1, job::run),
     step(Part::Partitions, "partitions", 1, partitions::run),
     step(Part::Pairs, "times", 0, bench::pairs),
@@ -143,6 +146,7 @@ const STEPS: [Step; 20] = [
     step(Part::Seen, "seen", 1, seen::run),
     step(Part::Contract, "contract", 0, contract),
     step(Part::FirstKernel, "first_kernel", 1, first::run),
+    step(Part::Sight, "sight", 1, sight::run),
     step(Part::Timeline, "timeline", 1, timeline::run),
     step(Part::Many, "many", 2, many::run),
     step(Part::Gain, "gain", 1, load::gain),

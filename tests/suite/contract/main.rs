@@ -9,6 +9,7 @@ mod commands;
 mod crashes;
 mod doubles;
 mod gpus;
+mod hidden;
 mod limits;
 mod namespaces;
 mod partitions;
