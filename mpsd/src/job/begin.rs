@@ -17,13 +17,14 @@ use super::undo;
 use crate::plan::auto::{self, Finding};
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::{Case, decide, tasks};
+use crate::scheduler::Submission;
 use crate::sys::deadline::Deadline;
 use crate::sys::now;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
-use mpsd_core::{Failure, Inventory, JobId};
+use mpsd_core::{Failure, Inventory, JobId, Refusal};
 use std::time::Instant;
 
 /// When the prologue returns: a value of its `--wait`.
@@ -118,6 +119,7 @@ fn start<N: Node>(
     // A begin of a shared MPS includes its proof, which takes longer than the caller may wait.
     let goes_on = when == ReturnWhen::Started && !start.shared.is_empty();
     let carried_out = start.or_undo(node, |start, node| {
+        expect_few_steps(node, &job.submission)?;
         start.tell_tasks(node, RecordState::Starting)?;
         if goes_on { Ok(()) } else { start.carry_out(node) }
     });
@@ -317,6 +319,30 @@ fn open(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<LockGuard, 
         })?;
     }
     Ok(held)
+}
+
+/// The most steps of a job that have an MPS of their own on a node at once. More GPUs has no node.
+const MOST_STEPS: usize = 16;
+
+/// Bounds the daemons of a job, which run outside its limits: each step's own have ceilings of their own. This step's directory is
+/// among those that are counted, so of many that start at once no more stay.
+fn expect_few_steps(node: &impl Node, submission: &Submission) -> Result<(), Failure> {
+    if !submission.step {
+        return Ok(());
+    }
+    let whole = submission.job.whole();
+    let names = node.job_directories()?;
+    let ids = names.iter().filter_map(|name| JobId::parse(name).ok());
+    let steps = ids.filter(|id| *id != whole && id.belongs_to(&whole)).count();
+    match steps > MOST_STEPS {
+        false => Ok(()),
+        true => Err(Refusal::new(
+            format!("an MPS of this step's own in job {whole}"),
+            format!("{MOST_STEPS} of its steps have one on this node already"),
+            "steps of a job that itself asks with --mps: they share one",
+        )
+        .into()),
+    }
 }
 
 /// Gives a start up if its job has ended. The job's epilogue waits for the lock of the start, or has given up on it.
