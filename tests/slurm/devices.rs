@@ -295,10 +295,7 @@ fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
         fs::create_dir(&dir)?;
         let file = dir.join("slurm.conf");
         fs::write(&file, conf.replace("Gres=gpu:4", &format!("Gres={granted}")))?;
-        fs::write(
-            dir.join("cgroup.conf"),
-            "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\nConstrainDevices=yes\n",
-        )?;
+        fs::copy(bed.dir().join("etc/cgroup.conf"), dir.join("cgroup.conf"))?;
         fs::write(dir.join("gres.conf"), gres)?;
         fs::write(dir.join("more.conf"), "Name=gpu File=/dev/nvidia0\n")?;
         let file_name = file.to_str().context("a path of ours")?;

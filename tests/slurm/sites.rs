@@ -65,12 +65,26 @@ pub const CONTAINER: Group = Group {
     )
 };
 
-/// Why this machine cannot run what needs these controllers of cgroup v1.
+/// Why this machine cannot run what needs these controllers. Version 2 has devices and a freezer without naming them.
 pub fn no_cgroups(names: &[&str]) -> Option<String> {
-    let there = |name: &&str| Path::new("/sys/fs/cgroup").join(name).is_dir();
-    let missing: Vec<&str> = names.iter().filter(|name| !there(name)).copied().collect();
+    let listed = std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers");
+    let (version, there): (_, Vec<&str>) = match &listed {
+        Ok(listed) => (
+            "v2",
+            listed.split_whitespace().chain(["devices", "freezer"]).collect(),
+        ),
+        Err(_) => {
+            let is_there = |name: &&str| Path::new("/sys/fs/cgroup").join(name).is_dir();
+            ("v1", names.iter().copied().filter(is_there).collect())
+        }
+    };
+    let missing: Vec<&str> = names
+        .iter()
+        .filter(|name| !there.contains(name))
+        .copied()
+        .collect();
     let list = missing.join("' and '");
-    (!missing.is_empty()).then(|| format!("this machine has no cgroup v1 controller '{list}'"))
+    (!missing.is_empty()).then(|| format!("this machine has no cgroup {version} controller '{list}'"))
 }
 
 fn jobs_have_mps_where_the_site_says_so(cell: &Context) -> Result<()> {

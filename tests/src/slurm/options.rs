@@ -55,12 +55,19 @@ pub fn unified() -> bool {
     Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
+/// The plugin that fits the machine. Under systemd it has a scope of its own, as on a site; without systemd it makes its groups in
+/// `system.slice`.
 fn cgroup_lines() -> Vec<String> {
-    match unified() {
-        // Without systemd, Slurm's plugin for the unified hierarchy makes its own groups in `system.slice`.
-        true => vec!["CgroupPlugin=cgroup/v2".into(), "IgnoreSystemd=yes".into()],
-        false => vec!["CgroupAutomount=no".into()],
-    }
+    let lines: &[&str] = match (unified(), Path::new("/run/systemd/system").exists()) {
+        (true, true) => &["CgroupPlugin=cgroup/v2"],
+        (true, false) => &["CgroupPlugin=cgroup/v2", "IgnoreSystemd=yes"],
+        (false, _) => &["CgroupAutomount=no"],
+    };
+    owned(lines)
+}
+
+fn owned(lines: &[&str]) -> Vec<String> {
+    lines.iter().map(|line| (*line).to_owned()).collect()
 }
 
 impl Default for Options {
@@ -99,17 +106,17 @@ impl Options {
         format!("{}{index}", self.node_name)
     }
 
-    /// With processes and tasks in cgroups of version 1, and these lines in cgroup.conf.
+    /// With processes and tasks in cgroups, and these lines in cgroup.conf.
     pub fn with_cgroups(mut self, lines: &[&str]) -> Options {
-        let owned = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
         let plugins = ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"];
         self.slurm_lines.extend(owned(&plugins));
-        let first_kind = [
-            "CgroupAutomount=no",
-            "CgroupMountpoint=/sys/fs/cgroup",
-            "CgroupPlugin=cgroup/v1",
-        ];
-        self.cgroup_lines = owned(&[&first_kind, lines].concat());
+        if !unified() {
+            self.cgroup_lines.extend(owned(&[
+                "CgroupMountpoint=/sys/fs/cgroup",
+                "CgroupPlugin=cgroup/v1",
+            ]));
+        }
+        self.cgroup_lines.extend(owned(lines));
         self
     }
 
