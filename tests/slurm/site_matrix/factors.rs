@@ -181,6 +181,16 @@ pub fn levels() -> Vec<usize> {
     FACTORS.iter().map(|factor| factor.values.len()).collect()
 }
 
+pub fn all_values() -> impl Iterator<Item = &'static str> {
+    FACTORS.iter().flat_map(|factor| factor.values).copied()
+}
+
+/// Whether the name of a site may end with this.
+pub fn ends_a_site(end: &str) -> bool {
+    let mut last = FACTORS[SITE - 1].values.iter();
+    last.any(|value| value.ends_with(end))
+}
+
 pub fn values(choice: &[usize], first: usize) -> String {
     let values = choice.iter().zip(&FACTORS[first..]);
     let names: Vec<&str> = values.map(|(value, factor)| factor.values[*value]).collect();
