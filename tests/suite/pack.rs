@@ -178,19 +178,17 @@ fn after_a_kill_each_command_succeeds_exactly_once_and_nothing_is_left() {
 
 #[test]
 fn a_signal_ends_all_and_so_does_the_loss_of_a_keeper() {
-    let clinging = "trap '' TERM\nsetsid sleep 600 &\nsleep 601";
+    // No other process of the machine sleeps for so long.
+    let length = format!("600.{}", std::process::id());
+    let clinging = format!("trap '' TERM\nsetsid sleep {length} &\nsleep 601");
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         let bench = bench(1);
-        let linger = bench.script("linger", clinging);
+        let linger = bench.script("linger", &clinging);
         let file = bench.file(&format!("{linger}\n").repeat(3));
         let pack = Running::start(&mut bench.command(&["-n", "2", &file]), "").expect("pack");
         eventually("two run", || bench.left().len() >= 2);
-        let sleeping = || {
-            look::processes()
-                .into_iter()
-                .filter(|one| one.args.iter().any(|arg| arg == "600"))
-                .count()
-        };
+        let is_ours = |one: &look::Process| one.args.iter().any(|arg| *arg == length);
+        let sleeping = || look::processes().into_iter().filter(is_ours).count();
         eventually("both have their children", || sleeping() >= 2);
         match signal {
             Signal::SIGINT => kill(pack.pid(), signal),
@@ -213,6 +211,19 @@ fn a_signal_ends_all_and_so_does_the_loss_of_a_keeper() {
         }
         assert!(bench.log("joblog").is_empty());
     }
+}
+
+#[test]
+fn no_command_runs_outside_mps_after_the_daemon_has_gone() {
+    let bench = bench(1);
+    let [control] = bench.place.pids(tests::stage::THREE[1])[..] else {
+        panic!("not one control daemon");
+    };
+    let ends = format!("kill -9 {control}; while [ -e /proc/{control} ]; do sleep 0.1; done");
+    let file = bench.file(&format!("{ends}\ntouch outside\n"));
+    let ran = bench.run(&["-n", "1", &file]).exits(255);
+    ran.complains("the job's control daemon: it has ended");
+    assert!(!bench.work("outside").exists());
 }
 
 #[test]
@@ -309,4 +320,29 @@ fn the_parts_of_two_nodes_are_disjoint_and_whole() {
     // A new pack leaves no other node's log, which the next pack would continue.
     bench.run(&["-n", "8", &file]).ok();
     assert!(!bench.work("commands.results/joblog.1").exists());
+}
+
+#[test]
+fn what_is_not_packs_own_is_neither_removed_nor_waited_for() {
+    let bench = bench(1);
+    let file = bench.file("true\ntrue\n");
+    for name in ["run.1", "run.10"] {
+        fs::write(bench.work(name), "0.1 0.2\n").expect("data");
+    }
+    let log = bench.work("run").display().to_string();
+    bench.run(&["--joblog", &log, &file]).ok();
+    let kept = ["run.1", "run.10"].map(|name| fs::read_to_string(bench.work(name)).unwrap_or_default());
+    assert_eq!(kept, ["0.1 0.2\n"; 2]);
+    // The last words in the wrong order.
+    let user = Some(tests::stage::uid_of(tests::stage::USER));
+    std::os::unix::fs::chown(&file, user, None).expect("chown");
+    let swapped = bench.run(&["--joblog", &file, &file]).exits(255);
+    swapped.complains("it is no job log, and would be overwritten");
+    assert_eq!(fs::read_to_string(&file).expect("commands"), "true\ntrue\n");
+    let output = bench.work("commands.results/2.out");
+    fs::remove_file(&output).expect("an output");
+    nix::unistd::mkfifo(&output, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    std::os::unix::fs::chown(&output, user, None).expect("chown");
+    let ran = bench.run(&["-n", "1", &file]).exits(255);
+    ran.complains("2.out': it is no regular file");
 }

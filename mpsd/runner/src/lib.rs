@@ -10,6 +10,7 @@ mod gpus;
 pub mod pack;
 mod places;
 mod progress;
+mod regular;
 mod setting;
 mod share;
 pub mod sweep;

@@ -270,6 +270,12 @@ mod tests {
     }
 
     #[test]
+    fn after_a_rest_it_tries_more_whatever_the_work_was_before() {
+        let twice = grown(BOUNDS, 2 * REST as u32, Some(500), 0.1, saturating(4.0));
+        assert_eq!(twice, [8, 16, 32], "the commands may have changed");
+    }
+
+    #[test]
     fn it_does_not_grow_when_little_is_left() {
         for (seconds, left, goal) in [
             (5, Some(45.0), 16),

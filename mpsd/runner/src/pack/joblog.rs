@@ -1,6 +1,7 @@
 //! The job log, in GNU parallel's format (`--joblog`), so that its tools read ours and we read its.
 
 use crate::engine::End;
+use crate::regular::regular;
 use mpsd_core::Refusal;
 use mpsd_core::text::one_line;
 use nix::errno::Errno;
@@ -8,7 +9,7 @@ use nix::fcntl::{Flock, FlockArg};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
@@ -32,11 +33,15 @@ pub struct JobLog {
 impl JobLog {
     /// Opens `path`; without `go_on` it truncates the log.
     pub fn open(path: &Path, go_on: bool) -> Result<Self, Refusal> {
+        Self::open_within(path, go_on, PATIENCE)
+    }
+
+    fn open_within(path: &Path, go_on: bool, patience: Duration) -> Result<Self, Refusal> {
         let refused = |why: String, allowed: &str| {
             let name = one_line(&path.display().to_string(), 200);
             Err(Refusal::new(format!("job log '{name}'"), why, allowed))
         };
-        let opened = OpenOptions::new().create(true).append(true).read(true).open(path);
+        let opened = regular(OpenOptions::new().create(true).append(true).read(true), path);
         let opened = opened.and_then(|file| Ok((file.try_clone()?, file)));
         let (file, held) = match opened {
             Ok(both) => both,
@@ -47,7 +52,7 @@ impl JobLog {
                 );
             }
         };
-        let lock = match lock(held) {
+        let lock = match lock(held, patience) {
             Ok(lock) => Some(lock),
             Err(Errno::EWOULDBLOCK) => {
                 return refused(
@@ -59,27 +64,30 @@ impl JobLog {
             Err(_) => None,
         };
         let log = Self { file, _lock: lock };
-        let headed = log.begin(path, go_on);
-        match headed {
-            Ok(()) => Ok(log),
+        match log.begin(go_on) {
+            Ok(true) => Ok(log),
+            Ok(false) => refused(
+                "it is no job log, and would be overwritten".to_owned(),
+                "--joblog with a new file or a log of pack's",
+            ),
             Err(error) => refused(format!("cannot be written: {error}"), ""),
         }
     }
 
-    /// Cuts off a line that a killed writer has left unfinished.
-    fn begin(&self, path: &Path, go_on: bool) -> std::io::Result<()> {
-        let kept = match go_on {
-            true => std::fs::read(path)?
-                .iter()
-                .rposition(|byte| *byte == b'\n')
-                .map_or(0, |at| at + 1),
-            false => 0,
-        };
-        self.file.set_len(kept as u64)?;
-        match kept {
-            0 => self.write(HEADER.as_bytes()),
-            _ => Ok(()),
+    /// Cuts off a line that a killed writer has left unfinished; `false`: the file is somebody else's.
+    fn begin(&self, go_on: bool) -> std::io::Result<bool> {
+        let mut bytes = Vec::new();
+        (&self.file).read_to_end(&mut bytes)?;
+        if !bytes.is_empty() && !bytes.starts_with(HEADER.as_bytes()) {
+            return Ok(false);
         }
+        let whole = || bytes.iter().rposition(|byte| *byte == b'\n');
+        let kept = if go_on { whole().map_or(0, |at| at + 1) } else { 0 };
+        self.file.set_len(kept as u64)?;
+        if kept == 0 {
+            self.write(HEADER.as_bytes())?;
+        }
+        Ok(true)
     }
 
     /// In one piece: several write at the end of the same file.
@@ -94,11 +102,11 @@ impl AsFd for JobLog {
     }
 }
 
-fn lock(mut file: File) -> Result<Flock<File>, Errno> {
+fn lock(mut file: File, patience: Duration) -> Result<Flock<File>, Errno> {
     let begin = Instant::now();
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Err((same, Errno::EWOULDBLOCK)) if begin.elapsed() < PATIENCE => file = same,
+            Err((same, Errno::EWOULDBLOCK)) if begin.elapsed() < patience => file = same,
             other => return other.map_err(|(_, errno)| errno),
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -130,8 +138,8 @@ pub struct Past {
     pub command: OsString,
 }
 
-/// The logs of all nodes' parts of `path`: itself, and with a number behind a dot.
-pub fn parts_of(path: &Path) -> Vec<(Option<u64>, PathBuf)> {
+/// The logs of all nodes' parts of `path`: itself, and with a number behind a dot. Other files may have such names.
+pub fn logs_of(path: &Path) -> Vec<(Option<u64>, PathBuf)> {
     let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
         return Vec::new();
     };
@@ -149,31 +157,48 @@ pub fn parts_of(path: &Path) -> Vec<(Option<u64>, PathBuf)> {
         Some((node, directory.join(file)))
     };
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    entries.filter_map(|entry| part(entry.file_name())).collect()
+    let parts = entries.filter_map(|entry| part(entry.file_name()));
+    parts.filter(|(_, path)| is_log(path)).collect()
+}
+
+fn is_log(path: &Path) -> bool {
+    let mut begin = Vec::new();
+    let read = regular(OpenOptions::new().read(true), path)
+        .and_then(|file| file.take(HEADER.len() as u64).read_to_end(&mut begin));
+    read.is_ok() && begin == HEADER.as_bytes()
+}
+
+/// Reads the logs of all nodes' parts of `path`.
+pub fn read_all(path: &Path) -> Result<BTreeMap<u64, Past>, Refusal> {
+    let is_foreign = std::fs::metadata(path).is_ok_and(|about| !about.is_file() || about.len() > 0);
+    if is_foreign && !is_log(path) {
+        return Err(unread(path, "it is no job log".to_owned()));
+    }
+    read(logs_of(path).into_iter().map(|(_, path)| path))
+}
+
+fn unread(path: &Path, why: String) -> Refusal {
+    let name = one_line(&path.display().to_string(), 200);
+    Refusal::new(
+        format!("job log '{name}'"),
+        why,
+        "a log of this pack, or no --resume",
+    )
 }
 
 /// What these logs say. A line that a killed writer has left unfinished is none.
-pub fn read(paths: impl IntoIterator<Item = PathBuf>) -> Result<BTreeMap<u64, Past>, Refusal> {
+fn read(paths: impl IntoIterator<Item = PathBuf>) -> Result<BTreeMap<u64, Past>, Refusal> {
     let mut all: BTreeMap<u64, Past> = BTreeMap::new();
     for path in paths {
-        let refused = |why: String| {
-            let name = one_line(&path.display().to_string(), 200);
-            Refusal::new(
-                format!("job log '{name}'"),
-                why,
-                "a log of this pack, or no --resume",
-            )
-        };
-        let bytes = std::fs::read(&path).map_err(|error| refused(format!("cannot be read: {error}")))?;
+        let bytes =
+            std::fs::read(&path).map_err(|error| unread(&path, format!("cannot be read: {error}")))?;
         let whole = bytes
             .split_inclusive(|byte| *byte == b'\n')
             .filter_map(|line| line.strip_suffix(b"\n"));
         for (number, line) in whole.enumerate().skip(1) {
             let Some((seq, past)) = past(line) else {
-                return Err(refused(format!(
-                    "line {} is none of GNU parallel's format",
-                    number + 1
-                )));
+                let why = format!("line {} is none of GNU parallel's format", number + 1);
+                return Err(unread(&path, why));
             };
             // A success stays one.
             if all.get(&seq).is_none_or(|before| !before.good) {
@@ -236,7 +261,7 @@ mod tests {
                 .unwrap();
         }
         log.write(b"4\th\t1").unwrap();
-        let read_all = || read(parts_of(&path).into_iter().map(|(_, path)| path));
+        let read_all = || read_all(&path);
         let good: Vec<(u64, bool)> = read_all()
             .unwrap()
             .into_iter()
@@ -259,10 +284,63 @@ mod tests {
         )
         .unwrap();
         std::fs::write(dir.path().join("joblog.old"), "x").unwrap();
+        std::fs::write(dir.path().join("joblog.2"), "0.1 0.2\n0.3 0.4\n").unwrap();
         assert_eq!(read_all().unwrap().len(), 5, "and another node's");
         JobLog::open(&path, false).unwrap();
         assert_eq!(read_all().unwrap().len(), 1);
-        std::fs::write(&path, "a\nb\n").unwrap();
+        std::fs::write(&path, format!("{HEADER}b\n")).unwrap();
         assert!(read_all().unwrap_err().to_string().contains("line 2"));
+    }
+
+    #[test]
+    fn a_file_without_the_header_is_neither_written_nor_one_of_the_logs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run");
+        std::fs::write(&path, "echo a command\n").unwrap();
+        for go_on in [false, true] {
+            let refused = JobLog::open(&path, go_on).unwrap_err().to_string();
+            assert!(refused.contains("no job log"), "{refused}");
+        }
+        assert!(read_all(&path).unwrap_err().to_string().contains("no job log"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "echo a command\n");
+        std::fs::write(dir.path().join("run.1"), "0.1\t0.2\n").unwrap();
+        std::fs::write(dir.path().join("run.2"), HEADER).unwrap();
+        let of = |path: &Path| {
+            logs_of(path)
+                .into_iter()
+                .map(|(node, _)| node)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of(&path), [Some(2)]);
+        std::fs::write(&path, "").unwrap();
+        drop(JobLog::open(&path, true).unwrap());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), HEADER);
+    }
+
+    #[test]
+    fn no_fifo_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run");
+        for name in ["run", "run.1"] {
+            nix::unistd::mkfifo(&dir.path().join(name), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        }
+        assert_eq!(logs_of(&path), []);
+        assert!(read_all(&path).unwrap_err().to_string().contains("no job log"));
+        // A log is read and written, and such an open never waits for the FIFO's other end.
+        let refused = JobLog::open(&path, false).unwrap_err().to_string();
+        assert!(refused.contains("no regular file"), "{refused}");
+    }
+
+    #[test]
+    fn two_packs_write_no_log_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("joblog");
+        let open = || JobLog::open_within(&path, false, Duration::ZERO);
+        let first = open().unwrap();
+        first.write(b"1\t").unwrap();
+        let refused = open().unwrap_err().to_string();
+        assert!(refused.contains("another pack writes it"), "{refused}");
+        drop(first);
+        open().unwrap();
     }
 }

@@ -199,7 +199,7 @@ impl Pack {
         if !self.resume && !self.resume_failed {
             return Ok(own.clone());
         }
-        let past = joblog::read(joblog::parts_of(log).into_iter().map(|(_, path)| path))?;
+        let past = joblog::read_all(log)?;
         let mut left = VecDeque::new();
         for line in own {
             match past.get(&line.seq) {
@@ -236,7 +236,7 @@ fn forget(log: &Path, part: Part) {
         (Some(_), 1) => true,
         (Some(node), of) => node >= of,
     };
-    let all = joblog::parts_of(log).into_iter();
+    let all = joblog::logs_of(log).into_iter();
     for (_, path) in all.filter(|(node, _)| part.node == 0 && is_stale(*node)) {
         let _ = std::fs::remove_file(path);
     }

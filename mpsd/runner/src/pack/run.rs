@@ -7,6 +7,7 @@ use crate::engine::{self, End, Running, Task};
 use crate::gpus::{self, Gpus};
 use crate::places::Places;
 use crate::progress::Progress;
+use crate::regular::regular;
 use crate::setting::{Setting, lost, of_node};
 use crate::share::Share;
 use mpsd::cli::{Caller, NAME, complain};
@@ -524,9 +525,7 @@ impl<'a> Runner<'a> {
 
 /// The output's file: new for the first try, and behind the former output for the next.
 fn open(path: &Path, failed: u32) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.create(true).append(true);
-    let mut file = options.open(path)?;
+    let mut file = regular(OpenOptions::new().create(true).append(true), path)?;
     match failed {
         0 => file.set_len(0)?,
         _ => writeln!(file, "mpsctl: pack: it failed, and runs again")?,
@@ -536,7 +535,7 @@ fn open(path: &Path, failed: u32) -> std::io::Result<File> {
 
 fn has_no_memory(output: &Path, from: u64) -> bool {
     let read = || -> std::io::Result<Vec<u8>> {
-        let mut file = File::open(output)?;
+        let mut file = regular(OpenOptions::new().read(true), output)?;
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(from.max(length.saturating_sub(SEARCHED))))?;
         let mut bytes = Vec::new();
