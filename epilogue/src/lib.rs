@@ -12,7 +12,7 @@ use mpsd::node::real::RealNode;
 use mpsd::scheduler::{self, Budget, CallOptions, Input, Program, Scheduler, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::guard;
-use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
+use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -81,8 +81,11 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
     // A configuration that cannot be read must not keep the job's MPS alive. The journal has all but the directories.
     let read = Config::load(&arguments.config).and_then(|config| config.for_node(&name, &[]));
     let settings = read.unwrap_or_else(|error| {
-        complain(NAME, &format!("{error}; going on with the usual directories"));
-        Settings::usual()
+        complain(
+            NAME,
+            &format!("{error}; going on with the directories that it names"),
+        );
+        directories_alone(&arguments.config, &name)
     });
     let node = |limit: Duration| RealNode::new(NAME, &settings, limit, limit / 2);
     look_again(&settings, submission);

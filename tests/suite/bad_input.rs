@@ -47,6 +47,22 @@ fn what_the_user_typed_is_refused_by_name_with_what_is_allowed() {
     }
 }
 
+/// The file's run_dir is not the usual one.
+#[test]
+fn a_job_ends_whole_after_its_configuration_has_become_unusable() {
+    let place = Place::new(fast(1), "");
+    let config = place.config();
+    let good = fs::read_to_string(&config).expect("configuration");
+    for broken in ["no_such_key = 1\n", "max_clients = \n", "]x\n"] {
+        place.begin("12.srv", "MPS=true", "0");
+        fs::write(&config, format!("{good}{broken}")).expect("configuration");
+        let end = place.strict_end("12.srv").exits(0);
+        end.complains("going on with the directories that it names");
+        fs::write(&config, &good).expect("configuration");
+        place.assert_as_before(broken);
+    }
+}
+
 #[test]
 fn a_job_id_that_could_be_a_path_is_refused() {
     let place = Place::new(fast(1), "");

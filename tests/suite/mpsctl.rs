@@ -169,6 +169,21 @@ fn another_users_job_is_refused_and_a_missing_command_is_127() {
     let place = with_job(1, "3.srv", "MPS=true", "0");
     let foreign = place.mpsctl_as(OTHER_USER, &["env", "--job", "3.srv"], &[]);
     foreign.exits(1).complains("another user's");
+    let inherited = [("PBS_JOBID", "3.srv")];
+    for args in [
+        &["env", "--main"][..],
+        &["exec", "--", "/bin/echo", "attached"],
+        &["pack", "/dev/null"],
+    ] {
+        let ran = place.run("mpsctl", args, &inherited);
+        assert_ne!(ran.code, Some(0), "{ran:?}");
+        assert!(
+            !ran.out.contains("attached") && !ran.out.contains("CUDA_"),
+            "{ran:?}"
+        );
+    }
+    let root = place.run("mpsctl", &["env"], &inherited).exits(1);
+    root.complains("root's environment only inherits the job");
     let absent = ["exec", "--job", "3.srv", "--", "/nonexistent/program"];
     mpsctl(&place, &absent, &[]).exits(127);
     let without = [("PBS_JOBID", "99.srv")];

@@ -5,7 +5,7 @@ use crate::job::journal::ProcessRef;
 use crate::job::store::Store as _;
 use crate::scheduler::{Host, Lookup, ThisHost};
 use mpsd_core::bind::DeviceNames;
-use mpsd_core::config::{Config, Settings};
+use mpsd_core::config::{Config, Settings, directories_alone};
 use mpsd_core::environment::{
     self, Change, JOB, LOG_DIRECTORY, MEMORY, OF_SLURM, PIPE_DIRECTORY, THREADS, Task, VISIBLE_DEVICES,
     counted, strip_inherited, task_environment,
@@ -231,7 +231,7 @@ impl Caller<'_> {
             Ok(settings) => (settings, None),
             Err(error) => {
                 let broken = self.config.exists().then(|| error.to_user(&node));
-                (Settings::usual(), broken)
+                (directories_alone(self.config, &node), broken)
             }
         }
     }
@@ -274,6 +274,14 @@ impl Caller<'_> {
         let job = format!("job {}", record.job);
         if self.uid != 0 && record.uid != 0 && record.uid != self.uid {
             return Err(Refusal::new(job, "its MPS is another user's", "").into());
+        }
+        if self.uid == 0 && record.uid != 0 && self.job.is_none() {
+            // Variables that sudo or su has kept are no wish of root's to open what the job's user owns.
+            let why = format!(
+                "its MPS is that of user {}, and root's environment only inherits the job",
+                record.uid
+            );
+            return Err(Refusal::new(job, why, "--job ID, or the job's user").into());
         }
         let reason = record.reason.as_deref().unwrap_or("no reason is recorded");
         match record.state {

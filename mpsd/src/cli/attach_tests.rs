@@ -232,3 +232,21 @@ fn numbers_are_the_daemons_once_a_process_is_attached() {
     record.names = Some(DeviceNames::Uuid);
     assert_eq!(attached(&record, "1"), "GPU-00000001");
 }
+
+#[test]
+fn root_is_attached_to_a_users_mps_only_by_name() {
+    let record = two_gpus();
+    let root = |job| {
+        with(&[("PBS_JOBID", "7")], true, |caller| {
+            Caller {
+                uid: 0,
+                job,
+                ..*caller
+            }
+            .must_be_ready(&record)
+        })
+    };
+    let refused = root(None).unwrap_err();
+    assert!(matches!(refused, Failure::Refusal(_)), "{refused}");
+    assert_eq!(root(Some("7")), Ok(()));
+}

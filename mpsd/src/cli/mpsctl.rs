@@ -25,7 +25,7 @@ use crate::scheduler::{ADMIN_VERBS, Host, ThisHost};
 use crate::sys::priority;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
-use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
+use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::{Failure, Refusal, Undetermined};
 use std::ffi::OsString;
@@ -360,13 +360,16 @@ fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
 }
 
 /// The node's settings for a verb of root. An unusable configuration must not keep what is left of a job. Then the
-/// usual directories are used, and the journals have the rest.
+/// directories that it still names are used, and the journals have the rest.
 fn settings_for_root(config: &Path, node: &str, verb: &str, why: &str) -> Result<Settings, Failure> {
     must_be_root(verb, why)?;
     priority::raise();
     Ok(settings(config, node).unwrap_or_else(|failure| {
-        complain(NAME, &format!("{failure}; going on with the usual directories"));
-        Settings::usual()
+        complain(
+            NAME,
+            &format!("{failure}; going on with the directories that it names"),
+        );
+        directories_alone(config, node)
     }))
 }
 
@@ -425,7 +428,7 @@ fn with_context<T>(
     let programs = programs()?;
     let (settings, broken) = match settings(config, node) {
         Ok(settings) => (settings, None),
-        Err(failure) => (Settings::usual(), Some(failure)),
+        Err(failure) => (directories_alone(config, node), Some(failure)),
     };
     verb(&SetupContext {
         config: (config != Path::new(DEFAULT_PATH)).then_some(config),

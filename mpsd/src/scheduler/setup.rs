@@ -26,7 +26,7 @@ pub(crate) struct AdminVerbs {
 pub(crate) struct SetupContext<'a> {
     /// Our configuration, if it is not the usual file.
     pub config: Option<&'a Path>,
-    /// The defaults, if the configuration is broken.
+    /// If the configuration is broken, the defaults in the directories that it still names.
     pub settings: Settings,
     pub broken: Option<Failure>,
     pub programs: &'a Path,

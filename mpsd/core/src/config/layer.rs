@@ -2,7 +2,7 @@
 
 use super::hosts::HostList;
 use super::settings::{Row, SECTIONS, Section, Settings};
-use super::values::{ConfigError, Entry, Product};
+use super::values::{ConfigError, Entry, Product, position};
 use crate::text::{nearest, or_meant};
 use serde::de::DeserializeOwned;
 use std::ops::Range;
@@ -10,6 +10,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 const ANY_NODE: &str = "node";
+/// Lines with errors of syntax, in a file that still tells something.
+const MOST_BLANKED: usize = 64;
 
 type Value<'a> = Spanned<DeValue<'a>>;
 
@@ -30,8 +32,36 @@ impl Layer<'_> {
 /// The parts of the file, in order, each key read once with all its checks; or the file's first error.
 pub(super) fn layers(text: &str) -> Result<Vec<Layer<'_>>, ConfigError> {
     let file = DeTable::parse(text).map_err(|error| ConfigError::toml(&error, 0..0))?;
+    let (layers, errors) = read(file.into_inner());
+    match errors.into_iter().min_by_key(|error| error.span.start) {
+        None => Ok(layers),
+        Some(error) => Err(error),
+    }
+}
+
+/// What can be read of a file with errors, once they are [`blanked`].
+pub(super) fn layers_despite_errors(text: &str) -> Vec<Layer<'_>> {
+    let file = DeTable::parse(text).map(Spanned::into_inner);
+    read(file.unwrap_or_default()).0
+}
+
+/// `text` with a blank in place of each line that is no TOML.
+pub(super) fn blanked(text: &str) -> String {
+    let mut lines: Vec<&str> = text.split('\n').collect();
+    for _ in 0..MOST_BLANKED {
+        let now = lines.join("\n");
+        let Err(error) = DeTable::parse(&now) else {
+            return now;
+        };
+        let at = error.span().map_or(0, |span| span.start);
+        lines[position(&now, at).0 - 1] = "";
+    }
+    String::new()
+}
+
+fn read(file: DeTable<'_>) -> (Vec<Layer<'_>>, Vec<ConfigError>) {
     let mut reader = Reader::default();
-    let (top, nodes) = reader.layer(file.into_inner(), None);
+    let (top, nodes) = reader.layer(file, None);
     let mut layers = vec![top];
     for node in nodes {
         let span = node.span();
@@ -44,10 +74,7 @@ pub(super) fn layers(text: &str) -> Result<Vec<Layer<'_>>, ConfigError> {
         }
         layers.push(layer);
     }
-    match reader.errors.into_iter().min_by_key(|error| error.span.start) {
-        None => Ok(layers),
-        Some(error) => Err(error),
-    }
+    (layers, reader.errors)
 }
 
 #[derive(Default)]

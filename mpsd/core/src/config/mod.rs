@@ -17,7 +17,7 @@ use crate::failure::{Evidence, Fault};
 use crate::file::{FileError, read_regular};
 use crate::text::{is_word, one_line};
 use crate::trusted::open_trusted;
-use layer::layers;
+use layer::{blanked, layers, layers_despite_errors};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use std::collections::BTreeMap;
@@ -100,6 +100,29 @@ impl Config {
         }
         Ok(settings.with_origins(&lines))
     }
+}
+
+/// The settings of a teardown on `node` if the file at `path` cannot be used: the defaults, in the directories that the file
+/// still names. Jobs from before an error lie there.
+pub fn directories_alone(path: &Path, node: &str) -> Settings {
+    let bytes = open_trusted(path).and_then(|file| file.read(LONGEST));
+    let text = blanked(&String::from_utf8_lossy(&bytes.unwrap_or_default()));
+    let mut settings = Settings::default();
+    for layer in layers_despite_errors(&text)
+        .iter()
+        .filter(|layer| layer.fits(node, &[]))
+    {
+        let directories = ["run_dir", "state_dir"];
+        for (row, value) in layer
+            .values
+            .iter()
+            .filter(|(row, _)| directories.contains(&row.name))
+        {
+            // A wrong value is one of the file's errors.
+            let _ = (row.read)(&mut settings, &Entry::new(value, node));
+        }
+    }
+    settings.with_origins(&BTreeMap::new())
 }
 
 fn whole(file: &Path, why: impl Into<String>) -> Fault {

@@ -234,3 +234,38 @@ fn the_job_comes_before_the_defaults() {
         tenths(125).map(crate::request::Threads::Uniform)
     );
 }
+
+#[test]
+fn a_file_with_errors_still_names_its_directories() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mpsd.toml");
+    let named = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        directories_alone(&path, "n1").run_dir
+    };
+    let own = "run_dir = \"/run/%n/mps\"\n";
+    let errors = [
+        "max_clients = 999999\n",
+        "no_such_key = 1\n",
+        "compute_mode = \"other\"\n",
+        "deadline_s = \n",
+        "x x\n",
+        "control = \"/unclosed\n",
+        "[[node]]\nhosts = 3\n",
+        "[slurm]\nx\n",
+        "[[[\n",
+    ];
+    for error in errors {
+        assert_eq!(
+            named(&format!("{own}{error}")),
+            Path::new("/run/n1/mps"),
+            "{error}"
+        );
+    }
+    assert_eq!(
+        named("x x\n[[node]]\nhosts = \"n1\"\nrun_dir = \"/run/a\"\n"),
+        Path::new("/run/a")
+    );
+    assert_eq!(named("run_dir = \"/run/../etc\"\n"), Settings::usual().run_dir);
+    assert_eq!(named(""), Settings::usual().run_dir);
+}
