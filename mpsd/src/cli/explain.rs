@@ -3,6 +3,9 @@
 use super::attach::Caller;
 use super::report;
 use super::terminal::{width, wrap};
+use super::{NAME, complain};
+use crate::node::by_child;
+use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::programs::{KnownProgram, PROGRAMS};
 use mpsd_core::text::{nearest, one_line, or_meant};
@@ -15,12 +18,16 @@ use std::io::{self, BufRead as _, BufReader, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::time::Duration;
 
 /// Longest part of a log that is read, bytes.
 const LOG_BYTES: u64 = 64 << 20;
 /// Longest part of a line that is searched, bytes; and shown, characters.
 const LINE_BYTES: usize = 4096;
 const SHOWN: usize = 160;
+/// Time to read a job's logs, and most that is answered of them, bytes.
+const LOGS_TIME: Duration = Duration::from_secs(10);
+const ANSWER_BYTES: usize = 60_000;
 /// Where the packages install `docs/facts`.
 const FACTS: &str = "/usr/share/doc/mpsd/facts";
 /// How programs write the number of a CUDA error.
@@ -168,14 +175,33 @@ fn of_job(settings: &Settings, job: &JobId) -> Result<Option<Vec<String>>, Failu
     let mut lines: Vec<String> = reports.iter().flat_map(report::lines).collect();
     let directory = settings.paths.job(job).directory().to_owned();
     let is_there = directory.is_dir();
-    let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
-    let logs = entries(&directory).filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
-    for file in logs.flat_map(|log| entries(&log.path())) {
-        // The user's directory: root follows no link out of it.
-        let log = open(&file.path(), OFlag::O_NOFOLLOW).and_then(read);
-        lines.extend(log.unwrap_or_default());
+    if is_there {
+        // Whoever owns the logs can keep their reader in the kernel, where no signal ends it.
+        match by_child(Deadline::after(LOGS_TIME), || of_logs(&directory)) {
+            Ok(of_logs) => lines.extend(of_logs),
+            Err(why) => complain(NAME, &format!("job {job}: its logs are left out: {why}")),
+        }
     }
     Ok((is_there || !reports.is_empty()).then_some(lines))
+}
+
+fn of_logs(directory: &Path) -> Vec<String> {
+    let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+    let logs = entries(directory).filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
+    // The user's directory: root follows no link out of it.
+    let files = logs.flat_map(|log| entries(&log.path()));
+    let lines = files.flat_map(|file| {
+        open(&file.path(), OFlag::O_NOFOLLOW)
+            .and_then(read)
+            .unwrap_or_default()
+    });
+    let mut room = ANSWER_BYTES;
+    let fits = |line: &String| {
+        let bytes = json!(line).to_string().len() + 1;
+        room = room.saturating_sub(bytes);
+        room > 0
+    };
+    lines.take_while(fits).collect()
 }
 
 fn named(word: &str) -> Option<&'static Trouble> {
@@ -427,6 +453,10 @@ mod tests {
             ["Server status: FAULT"],
             "root follows no link of the user's"
         );
+        let many = "Server status: FAULT \u{1}\n".repeat(3000);
+        std::fs::write(log.join("server.log"), many).unwrap();
+        let most = of_job(&settings, &job).unwrap().unwrap().len();
+        assert!((1000..3000).contains(&most), "{most} lines of a log without end");
     }
 
     #[test]

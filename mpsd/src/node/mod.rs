@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The answer to `question`. A child asks it, because it may hang.
-fn by_child<T: Serialize + DeserializeOwned>(
+pub(crate) fn by_child<T: Serialize + DeserializeOwned>(
     deadline: Deadline,
     question: impl FnOnce() -> T,
 ) -> Result<T, AskError> {
