@@ -94,7 +94,11 @@ impl Ledger {
     }
 
     fn keep_within(&mut self, when: u64, window: Duration) {
-        let is_within = |one: &LastFailure| when.saturating_sub(one.when) < window.as_secs();
+        // One from the future was entered before the clock was set back. It would never grow old.
+        let is_within = |one: &LastFailure| {
+            when.checked_sub(one.when)
+                .is_some_and(|age| age < window.as_secs())
+        };
         self.failed_starts.retain(|_, one| is_within(one));
     }
 }
@@ -234,7 +238,18 @@ mod tests {
     use crate::node::real::RealNode;
     use mpsd_core::Paths;
     use mpsd_core::config::Settings;
+    use nix::sys::wait::{Id, WaitPidFlag, waitid};
+    use nix::unistd::Pid;
     use std::path::Path;
+
+    #[test]
+    fn a_start_that_failed_in_the_future_is_not_within_the_window() {
+        let text = r#"{"version":1,"failed_starts":{"5":{"when":1000,"job":"6"},"6":{"when":990,"job":"7"},
+            "7":{"when":1001,"job":"8"},"8":{"when":940,"job":"9"}}}"#;
+        let mut ledger: Ledger = serde_json::from_str(text).unwrap();
+        ledger.keep_within(1000, Duration::from_secs(60));
+        assert_eq!(ledger.failed_starts.into_keys().collect::<Vec<_>>(), [5, 6]);
+    }
 
     #[test]
     fn what_another_release_tells_of_gpus_hides_nothing_else() {
@@ -251,6 +266,34 @@ mod tests {
         };
         let limit = Duration::from_secs(20);
         RealNode::new("test", &settings, limit, limit)
+    }
+
+    #[test]
+    fn only_the_very_process_that_was_killed_and_lives_is_remembered() {
+        let place = tempfile::tempdir().unwrap();
+        let mut node = node(place.path());
+        let mut child = std::process::Command::new("/bin/sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = child.id().cast_signed();
+        let (worker, _) = node.process(pid).unwrap();
+        let other = ProcessRef {
+            start_time: worker.start_time + 1,
+            ..worker
+        };
+        remember_worker(&mut node, other);
+        assert_eq!(hung_worker(&mut node), None, "its pid belongs to another");
+        remember_worker(&mut node, worker);
+        assert_eq!(hung_worker(&mut node), Some(worker));
+        child.kill().unwrap();
+        let (id, flags) = (
+            Id::Pid(Pid::from_raw(pid)),
+            WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT,
+        );
+        waitid(id, flags).unwrap();
+        assert_eq!(hung_worker(&mut node), None, "a zombie holds nothing");
+        child.wait().unwrap();
     }
 
     /// It may say what a job must not forget. A free descriptor may be all that the read lacks; here it is the length.

@@ -47,6 +47,8 @@ const COUNTERS: &str = "counters";
 const COUNTERS_LOCK: &str = ".counters.lock";
 /// An unfinished file of this age was left by a writer that was killed ([`WRITE_TIME`]). Seconds.
 const ABANDONED: u64 = 60;
+/// Seconds.
+const DAY: u64 = 86_400;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReportsError {
@@ -76,7 +78,7 @@ pub fn keep(
     }
     let keep = || match outcome {
         JobOutcome::Ended(report) => write(paths, rule, report),
-        JobOutcome::Refused(report) => keep_copy(paths, report, oldest(rule)),
+        JobOutcome::Refused(report) => keep_copy(paths, report, rule.days),
         JobOutcome::Failed(kind) => change(&directory(paths)?, |tally| tally.failed(kind)).map(drop),
     };
     let deadline = Deadline::after(WRITE_TIME.min(limit));
@@ -143,25 +145,27 @@ fn write(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), Report
         Some(earlier) => report.clone().after(earlier),
         None => report.clone(),
     };
-    reports.write_whole(name, &serde_json::to_vec(&report)?, ROOTS_FILE)?;
+    reports.write_whole(&name, &serde_json::to_vec(&report)?, ROOTS_FILE)?;
     if !is_counted {
         change(&reports, |tally| tally.end(&report))?;
     }
-    let oldest = oldest(rule);
     let all = listed(&reports)?;
     let mut gone = unfinished(&reports, &all, now().saturating_sub(ABANDONED));
     let keep = usize::try_from(rule.keep).unwrap_or(usize::MAX);
-    gone.extend(too_many(dated(all, began), keep, oldest));
+    let others = all
+        .into_iter()
+        .filter(|other| *other != name && began(other).is_some());
+    gone.extend(too_many(
+        dated(others, |name| written(&reports, name)),
+        keep,
+        rule.days,
+        now(),
+    ));
     for name in gone {
         reports.remove_file(&name)?;
     }
     // Last, and in another file system: if it fails, root's report is kept.
-    keep_copy(paths, &report, oldest).map_err(|why| ReportsError::Copy(Box::new(why)))
-}
-
-/// Older reports are removed. Seconds since 1970.
-fn oldest(rule: &Reports) -> u64 {
-    now().saturating_sub(u64::from(rule.days) * 86_400)
+    keep_copy(paths, &report, rule.days).map_err(|why| ReportsError::Copy(Box::new(why)))
 }
 
 fn listed(reports: &Dir) -> Result<Vec<String>, FileError> {
@@ -183,7 +187,7 @@ fn unfinished(reports: &Dir, all: &[String], then: u64) -> Vec<String> {
 }
 
 /// The names of a directory with their time, the youngest first, without those that have none.
-fn dated(all: Vec<String>, time: impl Fn(&str) -> Option<u64>) -> Vec<(u64, String)> {
+fn dated(all: impl IntoIterator<Item = String>, time: impl Fn(&str) -> Option<u64>) -> Vec<(u64, String)> {
     let mut dated: Vec<_> = all
         .into_iter()
         .filter_map(|name| Some((time(&name)?, name)))
@@ -192,10 +196,25 @@ fn dated(all: Vec<String>, time: impl Fn(&str) -> Option<u64>) -> Vec<(u64, Stri
     dated
 }
 
-/// The names, which are sorted youngest first, beyond the first `keep` or from before `oldest`.
-fn too_many(names: Vec<(u64, String)>, keep: usize, oldest: u64) -> impl Iterator<Item = String> {
-    let gone = names.into_iter().enumerate();
-    let gone = gone.filter(move |(place, (time, _))| *place >= keep || *time < oldest);
+/// Of the other reports (youngest first) those beyond `keep` with the one just written, and those older than `days`.
+///
+/// The clock may be wrong, and set later. A report from the future has no known age: it counts as the oldest, and only the
+/// number removes it. If no other report was written within a day of `now`, the clock may be ahead, and no age counts.
+fn too_many(
+    mut others: Vec<(u64, String)>,
+    keep: usize,
+    days: u32,
+    now: u64,
+) -> impl Iterator<Item = String> {
+    let ahead = others.iter().take_while(|(time, _)| *time > now).count();
+    others.rotate_left(ahead);
+    let known = others.len() - ahead;
+    let last = others[..known].first().map_or(0, |(time, _)| *time);
+    let is_confirmed = now - last <= DAY;
+    let oldest = now.saturating_sub(u64::from(days) * DAY);
+    let is_old = move |place, time| place < known && is_confirmed && time < oldest;
+    let all = others.into_iter().enumerate();
+    let gone = all.filter(move |(place, (time, _))| place + 1 >= keep || is_old(*place, *time));
     gone.map(|(_, (_, name))| name)
 }
 
@@ -228,7 +247,7 @@ pub fn read(paths: &Paths, since: u64) -> Result<StoredReports, FileError> {
     Ok(found)
 }
 
-fn keep_copy(paths: &Paths, report: &JobReport, oldest: u64) -> Result<(), ReportsError> {
+fn keep_copy(paths: &Paths, report: &JobReport, days: u32) -> Result<(), ReportsError> {
     let run = Dir::open(paths.run())?;
     if !run.is_tmpfs() {
         return Ok(());
@@ -243,7 +262,7 @@ fn keep_copy(paths: &Paths, report: &JobReport, oldest: u64) -> Result<(), Repor
     let earlier = own.read_limited(&name, LONGEST).ok().flatten();
     let text = joined(&earlier.unwrap_or_default(), report)?;
     own.write_whole(&name, text.as_bytes(), COPY)?;
-    Ok(prune(&own, oldest)?)
+    Ok(prune(&own, &name, days, now())?)
 }
 
 fn copy_name(job: &JobId) -> String {
@@ -274,9 +293,10 @@ fn parse(bytes: &[u8]) -> Vec<JobReport> {
     reports.filter(|report| report.version == VERSION).collect()
 }
 
-fn prune(own: &Dir, oldest: u64) -> Result<(), FileError> {
-    let all = dated(listed(own)?, |name| Some(written(own, name).unwrap_or(0)));
-    let mut gone = too_many(all, MOST_JOBS, oldest);
+fn prune(own: &Dir, newest: &str, days: u32, now: u64) -> Result<(), FileError> {
+    let others = listed(own)?.into_iter().filter(|name| name != newest);
+    let others = dated(others, |name| Some(written(own, name).unwrap_or(0)));
+    let mut gone = too_many(others, MOST_JOBS, days, now);
     gone.try_for_each(|name| own.remove_file(&name).map(drop))
 }
 
@@ -301,24 +321,42 @@ mod tests {
             .unwrap();
     }
 
+    /// The reports that are removed of those that were written on `days`, at the end of the last of `days`.
+    fn gone(days: &[u64], keep: usize, age: u32) -> Vec<u64> {
+        let (now, others) = days.split_last().unwrap();
+        let others = dated(others.iter().map(u64::to_string), |name| {
+            Some(name.parse::<u64>().ok()? * DAY)
+        });
+        let gone = too_many(others, keep, age, now * DAY);
+        gone.map(|name| name.parse().unwrap()).collect()
+    }
+
     #[test]
     fn the_oldest_are_removed_by_number_and_by_age() {
-        let named = |of: &[u64]| {
-            of.iter()
-                .map(|began| (*began, format!("7.{began}.json")))
-                .collect()
-        };
-        let gone = |keep, oldest| too_many(named(&[50, 40, 30, 20]), keep, oldest).collect::<Vec<_>>();
-        assert_eq!(gone(4, 0), Vec::<String>::new());
-        assert_eq!(gone(2, 0), ["7.30.json", "7.20.json"]);
-        assert_eq!(gone(4, 40), ["7.30.json", "7.20.json"]);
+        let days = [102, 103, 104, 105];
+        assert_eq!(gone(&days, 4, 30), [0; 0]);
+        assert_eq!(gone(&days, 3, 30), [102]);
+        assert_eq!(gone(&days, 1, 30), [104, 103, 102]);
+        assert_eq!(gone(&days, 4, 2), [102]);
         let top = tempfile::tempdir().unwrap();
-        (0..40).for_each(|n| touch(top.path(), &format!("{n:03}.json"), 1000 + n));
+        (0..40).for_each(|n| touch(top.path(), &format!("{n:03}.json"), DAY + n));
         let own = Dir::open(top.path()).unwrap();
-        prune(&own, 0).unwrap();
+        prune(&own, "039.json", 1, DAY + 39).unwrap();
         assert_eq!(listed(&own).unwrap().len(), MOST_JOBS);
-        prune(&own, 1039).unwrap();
-        assert_eq!(listed(&own).unwrap(), ["039.json"]);
+        prune(&own, "039.json", 1, 2 * DAY + 38).unwrap();
+        assert_eq!(listed(&own).unwrap().len(), 2, "the last two");
+    }
+
+    #[test]
+    fn a_clock_that_is_wrong_at_one_end_costs_no_report() {
+        // A month ahead at one end.
+        assert_eq!(gone(&[100, 101, 101, 132], 1000, 30), [0; 0]);
+        // And set back.
+        assert_eq!(gone(&[100, 101, 132, 101], 1000, 30), [0; 0]);
+        // Those from the future make room for later ones.
+        assert_eq!(gone(&[101, 130, 131, 132, 102], 3, 30), [131, 130]);
+        // Not yet set at the first ends after a boot.
+        assert_eq!(gone(&[100, 101, 0], 1000, 30), [0; 0]);
     }
 
     #[test]
