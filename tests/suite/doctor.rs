@@ -2,8 +2,10 @@
 
 use std::fs;
 
+use nix::mount::{MsFlags, mount};
 use tests::double::mig;
 use tests::place::{Place, fast};
+use tests::scarcity::{Small, alone};
 use tests::stage::{Ran, USER, chmod, finish, script};
 
 /// A node as at a site: cgroups, the vendor's two programs, NVML.
@@ -188,6 +190,35 @@ fn a_typo_in_the_configuration_a_missing_cgroup_and_a_closed_directory_are_found
     let run = |mode: u32| move |place: &mut Place| chmod(&place.path("run"), mode);
     let line = "lets users not pass, so that no server starts and no client finds its own; chmod o+x";
     found(&mut place, line, run(0o700), run(0o755));
+}
+
+#[test]
+fn directories_that_are_full_or_read_only_are_found() {
+    alone(|| {
+        let mut place = place();
+        let run = place.path("run");
+        let small = Small::over(&run, 1024, 0o755);
+        let [fill, free] = [(|small| small.leave(0)) as fn(&Small), Small::free].map(|change| {
+            let small = &small;
+            move |_: &mut Place| change(small)
+        });
+        // Users can fill it, and a health check drains for FAIL.
+        found(&mut place, "free: no job's MPS starts here", fill, free);
+        let line = "FAIL  run_dir";
+        let remount = |flags: MsFlags| {
+            let run = run.clone();
+            move |_: &mut Place| {
+                let flags = flags | MsFlags::MS_REMOUNT;
+                mount(None::<&str>, &run, None::<&str>, flags, None::<&str>).expect("a remount");
+            }
+        };
+        found(
+            &mut place,
+            line,
+            remount(MsFlags::MS_RDONLY),
+            remount(MsFlags::empty()),
+        );
+    });
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::node::nvml::Driver;
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::ADMIN_VERBS;
 use crate::scheduler::node_check::{NO_NVML, control, has_gpu, textfile, units, unless_proved, without_gpu};
+use crate::scheduler::room::room;
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::SetupContext;
 use mpsd_core::failure::EXIT_NODE;
@@ -84,6 +85,7 @@ fn of_gpus(context: &SetupContext<'_>) -> Vec<CheckLine> {
     let mut all = control(&settings.control, context.host);
     all.extend(nvml(&context.programs.join("mpsd"), &settings.nvml));
     all.extend(node_places::directories(&settings.paths));
+    all.extend(room(&settings.paths));
     all.extend(node_places::security());
     all.extend(units(context.host, node_places::is_booted()));
     if geteuid().is_root() {

@@ -15,6 +15,7 @@ pub(crate) mod node_check;
 mod numbers;
 mod openpbs;
 mod pbs;
+pub(crate) mod room;
 pub mod setup;
 mod slurm;
 mod torque;

@@ -2,6 +2,7 @@
 //! can pass and the first job that asks for MPS still drains the node.
 
 use super::host::Host;
+use super::room::room;
 use super::setup::CheckLine::{self, Fail, Pass, Warn};
 use super::setup::SetupContext;
 use mpsd_core::Failure;
@@ -53,6 +54,7 @@ pub(crate) fn node_check(node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
         Ok(_) => Pass("NVML answers".to_owned()),
         Err(failure) => unless_proved(&failure, || NO_NVML.to_owned()),
     });
+    all.extend(room(&ctx.settings.paths));
     all.extend(units(ctx.host, Path::new(BOOTED).is_dir()));
     all
 }
