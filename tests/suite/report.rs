@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -119,12 +119,14 @@ fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_
 fn what_the_driver_counts_of_a_gpu_stands_in_the_report_with_what_to_try() {
     let node = fast(1).describe(|node| node.gpu[0].counts = Some(Counts::NARROW));
     let place = Place::with_job(node, "", "470.srv", "MPS=true", "0");
+    let began = Instant::now();
     let held = [(); 2].map(|()| place.attached("470.srv", &["--hold", "30"], &[]));
     // The first look, and the look after the last client has left: energy is counted only between two looks.
     tells(&place, "470.srv", "\"busy_percent\":97");
     drop(held);
     tells(&place, "470.srv", "\"sm_percent\":12");
     place.assert_ends_clean("470.srv", "a job whose use is counted");
+    let with_clients = began.elapsed();
     let told = of(&place, "470.srv");
     let usage = &told["said_by_user"]["usage"];
     let gpu = &usage["gpus"][0];
@@ -139,6 +141,12 @@ fn what_the_driver_counts_of_a_gpu_stands_in_the_report_with_what_to_try() {
     ] {
         assert_eq!(*found, expected, "{told}");
     }
+    // The driver keeps one each 100 ms, and many from before the first client.
+    let samples = gpu["samples"].as_u64().expect("a number");
+    assert!(
+        u128::from(samples) <= with_clients.as_millis() / 100 + 5,
+        "{told}"
+    );
     let (energy, time) = (gpu["energy_mj"].as_u64(), gpu["energy_ms"].as_u64());
     let watts = energy.zip(time).map(|(energy, time)| energy / time);
     assert!(watts.is_some_and(|watts| (190..210).contains(&watts)), "{told}");

@@ -57,7 +57,9 @@ fn probe(path: &Path) -> nix::Result<()> {
 mod tests {
     use super::*;
     use nix::sys::socket::{Backlog, bind, listen};
+    use nix::unistd::{Uid, setfsuid};
     use std::os::fd::OwnedFd;
+    use std::os::unix::fs::PermissionsExt as _;
 
     fn listener(path: &Path, kind: SockType) -> OwnedFd {
         let own = socket(AddressFamily::Unix, kind, SockFlag::empty(), None).unwrap();
@@ -86,6 +88,27 @@ mod tests {
             let line = expect(&[of(pipe.path())]).unwrap_err().to_string();
             assert!(line.contains(&pipe.path().display().to_string()), "{line}");
         }
+    }
+
+    /// As in a container that began before root covered the directory with the job's own.
+    #[test]
+    fn roots_own_directory_is_no_daemons() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+        let pipe = dir.path().join("pipe");
+        std::fs::create_dir(&pipe).unwrap();
+        std::fs::set_permissions(&pipe, std::fs::Permissions::from_mode(0o700)).unwrap();
+        let change = Change {
+            name: PIPE_DIRECTORY,
+            value: Some(pipe.display().to_string()),
+        };
+        // This thread alone loses root's access to files.
+        let root = setfsuid(Uid::from_raw(54_321));
+        let found = (missing(&pipe), expect(&[change]));
+        setfsuid(root);
+        assert_eq!(found.0, Some(Errno::EACCES));
+        let line = found.1.unwrap_err().to_string();
+        assert!(line.contains("its mounts are older than the job's MPS"), "{line}");
     }
 
     fn short() -> nix::sys::time::TimeVal {

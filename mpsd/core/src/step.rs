@@ -230,6 +230,8 @@ mod tests {
         let lower = of_step(&whole, &request("MPS=on,MPS_MEM=1G")).unwrap();
         assert_eq!(of_tasks(&lower, 2, 1).rank_memory, [vec![(uuid(1), 1024)]]);
         assert_eq!(of_tasks(&record(JOB), 8, 1), record(JOB));
+        let slow = of_step(&whole, &request("MPS=on,MPS_THREADS=10")).unwrap();
+        assert_eq!(of_tasks(&slow, 2, 1).rank_threads, ["10".parse().unwrap()]);
     }
 
     #[test]
@@ -254,6 +256,13 @@ mod tests {
             ("free", free),
             ("ranked", ranked),
             ("parted", parted),
+            (
+                "shared",
+                Record {
+                    shared: true,
+                    ..record(JOB)
+                },
+            ),
         ];
         let table = "
             plain  MPS_BIND=cyclic,MPS_VISIBLE=ordinal -> cyclic ordinal
@@ -272,6 +281,9 @@ mod tests {
             plain  MPS_PRIORITY=below-normal -> --mps-priority=below-normal: the job's MPS runs already
             plain  MPS_VERIFY=on             -> --mps-verify=on: the job's MPS runs already
             plain  MPS=per-gpu               -> --mps=per-gpu: the job has one daemon
+            plain  MPS=own                   -> as its job
+            shared MPS=own                   -> --mps=own: the job shares its MPS
+            shared MPS=on                    -> as its job
             ranked MPS_THREADS=50            -> --mps-threads=50: the job's MPS gives 30
             ranked MPS_THREADS=20:60:40      -> --mps-threads=20:60:40: the job's MPS gives 30
             parted MPS_THREADS=25            -> --mps-threads=25: the job's MPS gives each rank multiprocessors of its own

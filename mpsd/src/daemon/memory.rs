@@ -232,15 +232,35 @@ fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::dialogue::Event;
     use mpsd_core::record::{Record, RecordState};
     use std::path::Path;
 
     fn watch(policy: &str, limit: Option<u64>) -> MemoryWatch {
+        MemoryWatch::new(&spec(policy, limit))
+    }
+
+    fn spec(policy: &str, limit: Option<u64>) -> Spec {
         let memory: Vec<_> = limit.map(|limit| ("GPU-01", limit)).into_iter().collect();
         let daemon = serde_json::json!({"gpus": ["GPU-01"], "pipe": "", "log": "", "memory": memory});
         let spec = serde_json::json!({"job": "1", "uid": 0, "control": "/", "nvml": "", "daemons": [daemon],
             "start_ms": 1, "command_ms": 1, "over_limit": policy});
-        MemoryWatch::new(&serde_json::from_value(spec).unwrap())
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn a_silence_of_nvml_ends_no_watch_while_a_client_is_there() {
+        let (spec, mut observer) = (spec("log", Some(4096)), Observer::default());
+        let mut watch = MemoryWatch::new(&spec);
+        let mut is_watched = |event: &Event| {
+            observer.take(1, event);
+            watch.wake();
+            watch.next = Instant::now();
+            watch.check(&spec, || None, &[], &mut observer);
+            watch.period().is_some()
+        };
+        assert!(is_watched(&Event::Active(5)));
+        assert!(!is_watched(&Event::Left(5)), "nobody is left");
     }
 
     #[test]

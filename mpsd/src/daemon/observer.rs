@@ -414,6 +414,18 @@ mod tests {
     }
 
     #[test]
+    fn a_pid_that_is_used_again_has_no_job_of_the_process_before() {
+        let mut observer = Observer {
+            jobs: Some(BTreeMap::from([(i32::MAX, JobId::parse("12").unwrap())])),
+            ..Observer::default()
+        };
+        assert!(observer.job(i32::MAX).is_some());
+        // No process has the highest number, so its job is not known.
+        observer.take(1, &Event::NewClient(i32::MAX));
+        assert_eq!(observer.job(i32::MAX), None);
+    }
+
+    #[test]
     fn a_client_that_no_log_names_is_a_stranger_unless_the_logs_are_too_long() {
         assert!(!Observer::default().is_stranger(7));
         let mut observer = observed("active 5; 2 active 6");
