@@ -153,6 +153,8 @@ pub trait Node {
     fn note_killed(&self, job: &JobPaths, task: &KilledTask) -> Option<()>;
     /// How many processes of this job the kernel's out-of-memory killer has ended.
     fn oom_kills(&self) -> Option<u64>;
+    /// The name of the job's cgroup, by that of slurmstepd. A user may have set `SLURM_JOB_SLUID` in the step's environment.
+    fn sluid(&self) -> Option<String>;
     /// Opens the lock of the job's static partitions; root only, for tasks that inherit it.
     fn partitions_lock(&self, job: &JobPaths) -> Result<File, String>;
 }

@@ -11,6 +11,7 @@
 mod ending;
 mod handle;
 mod job_script;
+mod oci;
 mod plugin;
 mod state;
 mod stepd;

@@ -81,7 +81,9 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
                     match own_daemon(slurm, state, arguments, settings, number, of_job) {
                         Ok(OwnDaemon::None) => {}
                         Ok(OwnDaemon::Unneeded(why)) => state.step.unneeded = Some(why),
-                        Ok(OwnDaemon::Start(program)) => {
+                        Ok(OwnDaemon::Start(mut program)) => {
+                            let sluid = node.sluid().map(|sluid| ("SLURM_JOB_SLUID".into(), sluid));
+                            program.environment.extend(sluid);
                             let result = run(slurm, node, number, &program);
                             state.step.failure = job_script::failure(&result);
                             state.step.own_daemon = true;

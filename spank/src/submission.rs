@@ -1,11 +1,12 @@
 //! srun, sbatch and salloc: all flags together, before anything is submitted.
 
 use crate::handle::{Context, Level, Slurm, Verdict};
+use crate::oci;
 use crate::state::PluginState;
 use crate::unplugged;
 use mpsd_core::environment::JOB;
 use mpsd_core::request::{Flags, Key};
-use mpsd_core::{Refusal, Request};
+use mpsd_core::{Mode, Refusal, Request};
 use std::ffi::CStr;
 
 /// Tells job_prolog, with `SPANK_` before the name, which command submitted: [`SRUN`], [`STEP`] or [`ALLOCATOR`]. The
@@ -109,6 +110,11 @@ fn is_step_of_its_job(slurm: &dyn Slurm) -> bool {
     slurm.context() == Context::Local && given.is_none_or(is_own)
 }
 
+/// Whether it is to be MPS and nothing else.
+fn is_for_sure(request: &Request) -> bool {
+    request.is_on() && request.mode != Mode::Auto
+}
+
 /// What the allocation around a step asked for: sbatch and salloc leave their flags in the environment.
 fn of_allocation(slurm: &dyn Slurm) -> Result<Option<Request>, Refusal> {
     let variable = |key| slurm.process_env(&format!("{HANDED_ON}{}", option_variable(key)));
@@ -140,6 +146,9 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
         (_, Err(why)) => format!("--mps cannot be given here: {why}"),
         _ if is_component && !of_job.as_ref().is_none_or(has_mps) => {
             "--mps: a step of a het job has the MPS of its component; allowed: --mps for the component in salloc or sbatch".into()
+        }
+        (Ok(Some(request)), _) if is_for_sure(request) && oci::is_submitted(slurm) => {
+            format!("--mps: {}", oci::REFUSED)
         }
         (_, Ok(line)) => {
             match state.asks() {

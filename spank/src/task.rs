@@ -6,6 +6,7 @@
 //! having run (docs/facts/slurm.md#failures).
 
 use crate::handle::{Item, Level, Node, Slurm, Verdict};
+use crate::oci;
 use crate::state::PluginState;
 use crate::stepd::{self, StepKind};
 use crate::unplugged;
@@ -185,6 +186,9 @@ impl NewTask<'_> {
                 }
                 Ok(self.marked(self.strip(None)))
             }
+            Some(record) if record.state == RecordState::Ready && oci::is_of_task(self.slurm) => {
+                self.in_container(&record)
+            }
             Some(record) => {
                 let request = state.request_on().filter(|_| has_flags);
                 let changes = self.attach(&record, request)?;
@@ -204,6 +208,19 @@ impl NewTask<'_> {
             },
             None => Ok(self.without_mps(has_flags)),
         }
+    }
+
+    /// A task that Slurm itself runs in a container.
+    fn in_container(&self, record: &Record) -> Result<Vec<Change>, TaskRefusal> {
+        let of_auto = |request: &Request| request.mode == Mode::Auto;
+        let may_do_without = record.request.as_ref().is_some_and(of_auto) && !record.exclusive;
+        if !may_do_without {
+            return Err(TaskRefusal::of_step(oci::REFUSED));
+        }
+        if self.slurm.is_first_task() {
+            self.say_unneeded(oci::WITHOUT);
+        }
+        Ok(self.marked(self.strip(None)))
     }
 
     fn without_mps(&self, has_flags: bool) -> Vec<Change> {

@@ -17,10 +17,12 @@ use nix::sys::stat::Mode;
 use std::fs::{DirBuilder, File};
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 pub struct ThisNode;
+
+const OWN_CGROUP: &str = "/proc/self/cgroup";
 
 impl Node for ThisNode {
     fn settings(&self, path: &Path, name: Option<&str>) -> Result<Settings, String> {
@@ -98,8 +100,14 @@ impl Node for ThisNode {
     }
 
     fn oom_kills(&self) -> Option<u64> {
-        let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+        let own = std::fs::read_to_string(OWN_CGROUP).ok()?;
         oom_kills(&own, Path::new("/sys/fs/cgroup"))
+    }
+
+    fn sluid(&self) -> Option<String> {
+        let own = std::fs::read_to_string(OWN_CGROUP).ok()?;
+        let name = Path::new(job_cgroup(&own)?).file_name()?.to_str()?;
+        Some(name.to_owned())
     }
 
     fn partitions_lock(&self, job: &JobPaths) -> Result<File, String> {
@@ -115,12 +123,17 @@ fn open_existing(path: &Path, access: OFlag) -> nix::Result<File> {
     open(path, access | flags, Mode::empty()).map(File::from)
 }
 
-/// The count of the job's cgroup, in which Slurm keeps slurmstepd as well (`job_N/step_M/slurm`). Only version 2 counts
-/// all processes below a cgroup. `own` is the text of `/proc/self/cgroup`.
-fn oom_kills(own: &str, mounted: &Path) -> Option<u64> {
+/// The job's cgroup of version 2, in which Slurm keeps slurmstepd as well: the directory above `step_M/slurm`. Its name is
+/// `job_N` or the job's SLUID. `own` is the text of slurmstepd's `/proc/self/cgroup`.
+fn job_cgroup(own: &str) -> Option<&str> {
     let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let at = path.split('/').position(|name| name.starts_with("job_"))?;
-    let of_job: PathBuf = path.split('/').take(at + 1).collect();
+    let (of_job, step) = path.strip_suffix("/slurm")?.rsplit_once('/')?;
+    step.starts_with("step_").then_some(of_job)
+}
+
+/// The count of the job's cgroup. Only version 2 counts all processes below a cgroup.
+fn oom_kills(own: &str, mounted: &Path) -> Option<u64> {
+    let of_job = job_cgroup(own)?;
     let events = std::fs::read_to_string(mounted.join(of_job).join("memory.events")).ok()?;
     let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "))?;
     count.parse().ok()

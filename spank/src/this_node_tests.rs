@@ -135,15 +135,17 @@ fn killed_tasks_are_noted_where_the_job_has_a_file_for_them_until_it_is_full() {
 #[test]
 fn the_out_of_memory_killer_is_asked_in_the_jobs_cgroup_of_version_2_alone() {
     let (place, _) = place();
-    let of_job = place.path().join("system.slice/slurmstepd.scope/job_12");
-    std::fs::create_dir_all(&of_job).unwrap();
-    std::fs::write(
-        of_job.join("memory.events"),
-        "low 0\noom 5\noom_kill 2\noom_group_kill 1\n",
-    )
-    .unwrap();
-    let own = "0::/system.slice/slurmstepd.scope/job_12/step_0/slurm\n";
-    assert_eq!(oom_kills(own, place.path()), Some(2));
+    for name in ["job_12", "sEKNKTV3WPV500"] {
+        let of_job = place.path().join("system.slice/slurmstepd.scope").join(name);
+        std::fs::create_dir_all(&of_job).unwrap();
+        std::fs::write(
+            of_job.join("memory.events"),
+            "low 0\noom 5\noom_kill 2\noom_group_kill 1\n",
+        )
+        .unwrap();
+        let own = format!("0::/system.slice/slurmstepd.scope/{name}/step_0/slurm\n");
+        assert_eq!(oom_kills(&own, place.path()), Some(2));
+    }
     for other in [
         "0::/system.slice/slurmd.service\n",
         "0::/system.slice/slurmstepd.scope/job_13/step_0/slurm\n",

@@ -1,12 +1,11 @@
 //! Tasks in containers, as pyxis starts them. A plugin behind our line takes each task into its own namespaces. Our
 //! second line, behind that plugin, checks that the task still sees its MPS.
 
-use std::os::unix::fs::PermissionsExt as _;
 use std::{fs, path::Path};
 
 use anyhow::{Result, ensure};
 use tests::child::Ran;
-use tests::slurm::{Bed, Simulated, program_beside, stamp};
+use tests::slurm::{Bed, Simulated, install_plugin_double};
 
 use crate::jobs::{LIMIT, check_bare, holds, records, says};
 use crate::runner::{Context, Group, cells};
@@ -21,6 +20,7 @@ pub const GROUP: Group = Group {
             a_batch_script_reads_why,
             without_the_task_prolog_slurm_names_it,
             a_job_that_does_not_ask_runs_as_without_us,
+            slurms_own_container_is_refused_and_its_user_reads_why,
         ],
     )
 };
@@ -28,10 +28,12 @@ pub const GROUP: Group = Group {
 /// The double of pyxis, and our second line after it.
 fn prepare(bed: &mut Bed) -> Result<Simulated> {
     let nodes = Simulated::install(bed, "", |node| node)?;
-    let double = bed.dir().join("lib/container.so");
-    fs::copy(program_beside("libcontainer_stub.so")?, &double)?;
-    fs::set_permissions(&double, fs::Permissions::from_mode(0o755))?;
-    stamp::write(&double, stamp::installed()?)?;
+    let double = install_plugin_double(bed, "libcontainer_stub.so")?;
+    // A runtime that shows what it was to run.
+    fs::write(
+        bed.dir().join("etc/oci.conf"),
+        "RunTimeRun=\"/bin/echo contained\"\nRunTimeQuery=/bin/false\nRunTimeKill=/bin/true\nRunTimeDelete=/bin/true\n",
+    )?;
     let (double, hidden, product) = (double.display(), bed.run_dir().display(), &nodes.product);
     let lines = [
         format!(
@@ -102,6 +104,34 @@ fn a_job_that_does_not_ask_runs_as_without_us(cell: &Context) -> Result<()> {
         let done = srun(cell, "-n1", kind)?.success()?;
         check_bare(&records(&done.stdout)?)?;
         holds(done.stderr.is_empty(), &done)?;
+    }
+    Ok(())
+}
+
+/// `--container`. In the script under `--export=NONE` only the node knows that the job asked.
+fn slurms_own_container_is_refused_and_its_user_reads_why(cell: &Context) -> Result<()> {
+    let bundle = cell.bed.home(&cell.user).join("bundle");
+    fs::create_dir_all(bundle.join("rootfs"))?;
+    fs::write(
+        bundle.join("config.json"),
+        r#"{"ociVersion": "1.0.0", "root": {"path": "rootfs"}}"#,
+    )?;
+    let step = format!("srun -n1 --container={} true", bundle.display());
+    let run = |words: &str| cell.start_as(&cell.user, words, "", &[])?.wait(LIMIT);
+    let bare = run(&format!("{step} --gres=gpu:1"))?.success()?;
+    says(&bare.stdout, &["contained"])?;
+    let told = "does not show a task its MPS";
+    let asks = step.replace("srun", "srun --mps --gres=gpu:1");
+    let refused = run(&asks)?.fails()?;
+    says(&refused.stderr, &["--mps", told])?;
+    holds(!refused.said().contains("contained"), &refused)?;
+    for (words, said) in [("", "contained"), ("--mps", told)] {
+        let (_, output) = cell.batch(
+            &format!("{words} --export=NONE -n1 --gres=gpu:1"),
+            &format!("{step} 2>&1 || true"),
+        )?;
+        says(&output, &[said])?;
+        holds(words.is_empty() || !output.contains("contained"), &output)?;
     }
     Ok(())
 }

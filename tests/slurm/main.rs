@@ -54,6 +54,7 @@ const GROUPS: &[runner::Group] = &[
     shared::SEVERAL,
     shared::SEVERAL_CONFINED,
     shared::CGROUPS,
+    shared::SLUIDS,
     sites::NO_GPUS,
     sites::NO_FLAGS,
     sites::CONTAINER,

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::chown;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tests::slurm::{Client, Gpus, Options, Record, User, stamp};
+use tests::slurm::{Bed, Client, Gpus, Options, Record, User, install_plugin_double, stamp};
 
 use crate::failures::starts_again_soon;
 use crate::jobs::{LIMIT, check_bare, check_daemons, ended, holds, records, says};
@@ -61,6 +61,34 @@ pub const CGROUPS: Group = Group {
         ],
     )
 };
+
+/// The same node. Its jobs have cgroups whose names are Slurm's second names for the jobs, as from Slurm 26.05 on.
+pub const SLUIDS: Group = Group {
+    options: || Options { nodes: 1, ..shards() },
+    prepare: |bed| {
+        let nodes = (CGROUPS.prepare)(bed)?;
+        name_cgroups_by_sluid(bed)?;
+        Ok(nodes)
+    },
+    ..Group::new("shared_sluids", CGROUPS.cells)
+};
+
+/// The double of 26.05's cgroups stands before our plugin, as slurmd's own work does.
+fn name_cgroups_by_sluid(bed: &mut Bed) -> Result<()> {
+    let cgroup = bed
+        .cgroup()
+        .context("this machine has no cgroup to make others in")?;
+    let cgroup = cgroup.join("node1").display().to_string();
+    let double = install_plugin_double(bed, "libsluid_stub.so")?;
+    let options = bed.options_mut();
+    let own = options.plugin.take().context("no plugin of ours")?;
+    let words = std::mem::take(&mut options.plugin_arguments).join(" ");
+    options.stack_lines = vec![
+        format!("required {} {cgroup}", double.display()),
+        format!("optional {} {words}", own.display()),
+    ];
+    Ok(())
+}
 
 pub const MPS: Group = Group {
     options: || Options {

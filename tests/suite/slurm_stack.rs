@@ -31,6 +31,16 @@ impl Cluster {
         cluster
     }
 
+    /// One whose commands say this release.
+    fn of_release(release: &str, slurm_conf: &str) -> Self {
+        let cluster = Self::new(slurm_conf);
+        cluster.commands(release);
+        let commands = cluster.path("prefix/bin");
+        let setting = format!("[slurm]\nexec = \"{}\"", commands.display());
+        cluster.place.configure(&setting);
+        cluster
+    }
+
     fn enabled() -> Self {
         let cluster = Self::new(GOOD);
         cluster.enable().ok();
@@ -511,7 +521,47 @@ fn the_running_slurmd_says_where_slurm_is() {
 #[test]
 fn what_mps_needs_of_slurms_configuration_is_checked() {
     let hidden = "JobContainerType=job_container/tmpfs\ngrestypes=gpu,shard".to_owned();
+    let namespace = |kind: &str| format!("{GOOD}\nNamespaceType=namespace/{kind}");
     let short = format!("{GOOD}\nunkillablesteptimeout=12");
+    let prolog = |flags: &str| GOOD.replace("Alloc", flags);
+    let allocates = &[
+        "OK    PrologFlags is",
+        "the prolog runs on each node at the allocation",
+    ][..];
+    let first_step = &["WARN  PrologFlags is"][..];
+    let by_sluid = format!("{GOOD}\nProctrackType=proctrack/cgroup");
+    for (release, conf, lines) in [
+        ("22.05.3", prolog("DeferBatch"), first_step),
+        ("26.05.3", prolog("DeferBatch"), allocates),
+        ("26.05.3", prolog("NoHold,ForceRequeueOnFail"), allocates),
+        ("26.05.3", prolog("X11"), allocates),
+        ("26.05.3", prolog("RunInJob"), &["FAIL  PrologFlags has RunInJob"]),
+        (
+            "26.05.3",
+            namespace("tmpfs"),
+            &["is hidden from tasks by namespace/tmpfs"],
+        ),
+        (
+            "26.05.3",
+            namespace("linux"),
+            &["is hidden from tasks by namespace/linux"],
+        ),
+        (
+            "26.05.3",
+            by_sluid.clone(),
+            &["OK    Slurm 26.05 names the cgroup of a job by its SLUID"],
+        ),
+    ] {
+        let cluster = Cluster::of_release(release, &conf);
+        let ran = cluster.check();
+        for line in lines {
+            ran.prints(line);
+        }
+    }
+    Cluster::of_release("25.11.7", &by_sluid).check().lacks("SLUID");
+    let by_id = Cluster::of_release("26.05.3", &by_sluid);
+    by_id.write("cgroup.conf", "CgroupJobIdPaths=yes\n");
+    by_id.check().lacks("SLUID");
     for (conf, lines) in [
         (
             hidden,

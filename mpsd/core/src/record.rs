@@ -153,6 +153,9 @@ pub struct Record {
     pub job: JobId,
     /// The job's user.
     pub uid: u32,
+    /// Slurm's second name for the job, which its cgroup has from 26.05 on (docs/facts/slurm.md#cgroups-of-a-job).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sluid: Option<String>,
     /// The state of its MPS.
     pub state: RecordState,
     /// One line for the user: why it was refused, failed or is not needed, or why `MPS=auto` gives it.
@@ -227,6 +230,7 @@ impl Record {
             version: VERSION,
             job,
             uid,
+            sluid: None,
             state,
             reason: Some(reason),
             kind: None,
@@ -304,6 +308,19 @@ pub fn sharers(list: &Path) -> BTreeSet<JobId> {
     let file = open_trusted(list).ok();
     let text = file.and_then(|file| file.read(LONGEST).ok());
     serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default()
+}
+
+/// The job, of `jobs`, whose cgroup has the name `sluid`, by their records at `path`.
+pub fn by_sluid(
+    path: impl Fn(&JobId) -> PathBuf,
+    jobs: impl IntoIterator<Item = JobId>,
+    sluid: &str,
+) -> Option<JobId> {
+    let has_it = |job: &JobId| match look(&path(job)) {
+        Ok(RecordRead::Found(record)) => record.sluid.as_deref() == Some(sluid),
+        _ => false,
+    };
+    jobs.into_iter().find(has_it).map(|job| job.whole())
 }
 
 /// Reads the record at `path`, once. A job without a directory has no record, even if the way there is damaged: it must run.

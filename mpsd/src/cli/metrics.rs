@@ -115,7 +115,13 @@ impl NodeStatus {
         if let Some(silent) = node.silent_nvml() {
             ledger::remember_worker(&mut node, silent);
         }
-        let tasks = tasks_of_several_jobs(&journals, &lists, tasks);
+        let by_sluid = |sluid: &str| {
+            let mut journals = journals.iter();
+            let its = journals.find(|journal| journal.sluid.as_deref() == Some(sluid));
+            its.map(|journal| journal.job.whole())
+        };
+        let look = |uid, pids: &[i32]| tasks(uid, pids, &by_sluid);
+        let tasks = tasks_of_several_jobs(&journals, &lists, look);
         let jobs = journals
             .iter()
             .map(|journal| job(&mut node, journal, &tasks, &lists));

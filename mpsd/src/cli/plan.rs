@@ -156,6 +156,7 @@ impl PlanVerb {
             node: None,
             interactive: false,
             step: false,
+            sluid: None,
         };
         Ok(submission.of_step(self.arguments.step.as_deref())?)
     }

@@ -3,15 +3,16 @@
 use super::dialogue::Event;
 use super::logs::UserLog;
 use crate::job::spec::{OBSERVATIONS_FD, Spec};
-use crate::node::tasks::job_by_cgroup;
+use crate::node::tasks::cgroup_name;
 use crate::sys::process::{Process, ProcessWatch};
 use crate::sys::{Exit, descriptors};
 use mpsd_core::observations::{Killed, LONGEST, Observations, Refused, ServerLost, keep};
-use mpsd_core::{GpuUuid, JobId};
+use mpsd_core::{GpuUuid, JobId, Paths, record};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Most clients of one daemon that are remembered. A server takes 60 a GPU, but a log's owner may write more into it.
@@ -51,9 +52,46 @@ pub struct Observer {
     file: Option<File>,
     /// By the pid of the control daemon.
     daemons: BTreeMap<i32, DaemonState>,
-    /// The jobs of the clients, if several share this MPS and its cgroup tells.
-    jobs: Option<BTreeMap<i32, JobId>>,
+    /// If several jobs share this MPS.
+    jobs: Option<JobsOfClients>,
     written: Observations,
+}
+
+#[derive(Debug)]
+struct JobsOfClients {
+    /// The jobs of the clients whose cgroup tells it.
+    known: BTreeMap<i32, JobId>,
+    paths: Paths,
+    /// Root's list of the jobs.
+    members: PathBuf,
+}
+
+impl JobsOfClients {
+    /// `None`: the daemons of one job.
+    fn of(spec: &Spec) -> Option<Self> {
+        let shared = JobId::parse(&spec.job).ok().filter(JobId::is_shared)?;
+        let paths = Paths::new(&spec.run, "");
+        let members = paths.job(&shared).members();
+        let known = BTreeMap::new();
+        Some(Self {
+            known,
+            paths,
+            members,
+        })
+    }
+
+    fn enter(&mut self, client: i32) {
+        self.known.remove(&client);
+        if self.known.len() >= MOST_CLIENTS {
+            self.known.pop_first();
+        }
+        // This process has another group, so it cannot read the client's environment.
+        let name = Process::find(client).and_then(|process| cgroup_name(&process));
+        let record = |job: &JobId| self.paths.job(job).record();
+        let by_sluid = |sluid: &str| record::by_sluid(record, record::sharers(&self.members), sluid);
+        let job = name.and_then(|name| name.job(&by_sluid));
+        self.known.extend(job.map(|job| (client, job)));
+    }
 }
 
 impl Observer {
@@ -64,9 +102,7 @@ impl Observer {
                 mpsd: std::process::id(),
                 ..Observations::default()
             },
-            jobs: JobId::parse(&spec.job)
-                .is_ok_and(|id| id.is_shared())
-                .then(BTreeMap::new),
+            jobs: JobsOfClients::of(spec),
             file: descriptors::take_file(OBSERVATIONS_FD).map(File::from).ok(),
             ..Self::default()
         }
@@ -74,13 +110,7 @@ impl Observer {
 
     pub fn take(&mut self, daemon: i32, event: &Event) {
         if let (Event::NewClient(pid), Some(jobs)) = (event, &mut self.jobs) {
-            jobs.remove(pid);
-            if jobs.len() >= MOST_CLIENTS {
-                jobs.pop_first();
-            }
-            // This process has another group, so it cannot read the client's environment.
-            let job = Process::find(*pid).and_then(|process| job_by_cgroup(&process));
-            jobs.extend(job.map(|job| (*pid, job)));
+            jobs.enter(*pid);
         }
         let state = self.daemons.entry(daemon).or_default();
         match event {
@@ -170,7 +200,7 @@ impl Observer {
 
     /// The job of a client, if several share this MPS and it is known.
     pub fn job(&self, pid: i32) -> Option<&JobId> {
-        self.jobs.as_ref()?.get(&pid)
+        self.jobs.as_ref()?.known.get(&pid)
     }
 
     /// `client 4711 of job 12`
@@ -402,7 +432,11 @@ mod tests {
         let words = "Client 8349 caused a fatal error on its device";
         let of = |jobs: Option<&[(i32, &str)]>| {
             let job = |(pid, job): &(i32, &str)| (*pid, JobId::parse(job).unwrap());
-            let jobs = jobs.map(|jobs| jobs.iter().map(job).collect());
+            let jobs = jobs.map(|jobs| JobsOfClients {
+                known: jobs.iter().map(job).collect(),
+                paths: Paths::new("/x", ""),
+                members: PathBuf::new(),
+            });
             let observer = Observer {
                 jobs,
                 ..Observer::default()
@@ -416,7 +450,11 @@ mod tests {
     #[test]
     fn a_pid_that_is_used_again_has_no_job_of_the_process_before() {
         let mut observer = Observer {
-            jobs: Some(BTreeMap::from([(i32::MAX, JobId::parse("12").unwrap())])),
+            jobs: Some(JobsOfClients {
+                known: BTreeMap::from([(i32::MAX, JobId::parse("12").unwrap())]),
+                paths: Paths::new("/x", ""),
+                members: PathBuf::new(),
+            }),
             ..Observer::default()
         };
         assert!(observer.job(i32::MAX).is_some());

@@ -381,6 +381,7 @@ fn begin_shared(
             ready_ms: None,
             report: false,
             job: job.clone(),
+            sluid: None,
             gpus,
             minors: plan.minors.clone(),
             daemons: daemons.clone(),

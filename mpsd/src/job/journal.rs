@@ -46,6 +46,9 @@ pub struct Journal {
     /// User id.
     pub uid: u32,
     pub(crate) gid: u32,
+    /// The name of the job's cgroup, as in its record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sluid: Option<String>,
     /// The effects, in order.
     pub plan: Vec<Effect>,
     /// How many of them were begun; the last of these may have happened in part or not at all.
@@ -117,6 +120,7 @@ impl Journal {
             user: job.user.name.clone(),
             uid: job.user.uid,
             gid: job.user.gid,
+            sluid: plan.record.sluid.clone(),
             plan: plan.effects.clone(),
             begun: 0,
             gpus: plan.record.gpus.clone(),

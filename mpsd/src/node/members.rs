@@ -5,7 +5,7 @@
 //! memory map forever.
 
 use super::real::{RealNode, beside, uid_of};
-use super::tasks::{MOST_ENVIRONMENT, is_in_cgroup_of, job_by_cgroup};
+use super::tasks::{MOST_ENVIRONMENT, cgroup_name, is_in_cgroup_of};
 use super::{by_child, log};
 use crate::job::evidence::DRIVER;
 use crate::job::journal::{FileRef, Journal, ProcessRef};
@@ -193,7 +193,7 @@ impl Members for RealNode {
 
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool> {
         let process = Process::find(pid).filter(|_| uid_of(pid) == Some(journal.uid))?;
-        Some(is_in_cgroup_of(&process, &journal.job))
+        Some(is_in_cgroup_of(&process, &journal.job, journal.sluid.as_deref()))
     }
 }
 
@@ -210,7 +210,7 @@ impl RealNode {
         let job = OsStr::new(member.job.as_str());
         let named = |process: &Process| {
             let says = || process.environment_variable(JOB, MOST_ENVIRONMENT);
-            let is_named = job_by_cgroup(process).is_none() && says().as_deref() == Some(job);
+            let is_named = cgroup_name(process).is_none() && says().as_deref() == Some(job);
             is_named.then_some(Role::Other)
         };
         found.extend(look_at(&others, named).into_iter().map(|(id, _)| id));
@@ -566,6 +566,7 @@ mod tests {
         let (mut found, mut of_others) = (Vec::new(), Vec::new());
         for below in [
             "job_77/step_0",
+            "sEKNK/step_0",
             "pbs_jobs.service/jobid/77.srv",
             "torque/77.srv/R0.t0",
             "none",
@@ -583,13 +584,15 @@ mod tests {
             });
             let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
             let pid = sleeper.pid();
-            let job = tasks(STRANGER + 2, &[pid]).remove(0).job.unwrap();
+            let by_sluid = |sluid: &str| (sluid == "sEKNK").then(|| JobId::parse("77").unwrap());
+            let job = tasks(STRANGER + 2, &[pid], &by_sluid).remove(0).job.unwrap();
             let mut others = shared.clone();
             (others.uid, others.job) = (STRANGER, JobId::parse("77").unwrap());
             of_others.extend(node.is_of_job(&others, pid));
             let mut ends = |job: &str| {
                 let mut member = shared.clone();
                 (member.uid, member.job) = (STRANGER + 2, JobId::parse(job).unwrap());
+                member.sluid = ["77", "77.0", "77.1"].contains(&job).then(|| "sEKNK".to_owned());
                 node.processes_of(&shared, &member).contains(&pid)
             };
             found.push((
@@ -612,6 +615,7 @@ mod tests {
             found,
             [
                 // A step's end ends no client of its job's other steps.
+                ("77", [true, false, false, true, false, false]),
                 ("77", [true, false, false, true, false, false]),
                 ("77.srv", [false, true, false, false, false, false]),
                 ("77.srv", [false, true, false, false, false, false]),

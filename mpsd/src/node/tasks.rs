@@ -5,7 +5,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::process::Process;
 use mpsd_core::JobId;
 use mpsd_core::environment::JOB;
-use mpsd_core::text::{is_digits, one_line};
+use mpsd_core::text::{is_digits, is_word, one_line};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::path::Path;
@@ -39,51 +39,83 @@ pub struct Task {
 
 /// The job of a process, by its scheduler's cgroup or else by the variable that attached it, which its user can forge. It can hang
 /// as [`Process::environment_variable`] can.
-fn job_of(process: &Process) -> Option<String> {
-    let by_itself = || {
-        process
-            .environment_variable(JOB, MOST_ENVIRONMENT)?
-            .into_string()
-            .ok()
+fn job_of(process: &Process, by_sluid: &BySluid<'_>) -> Option<String> {
+    let job = match cgroup_name(process) {
+        Some(name) => name.job(by_sluid)?.into(),
+        None => {
+            let told = process.environment_variable(JOB, MOST_ENVIRONMENT)?;
+            told.into_string().ok()?
+        }
     };
-    let by_cgroup = job_by_cgroup(process).map(String::from);
-    Some(one_line(&by_cgroup.or_else(by_itself)?, SHOWN))
+    Some(one_line(&job, SHOWN))
 }
 
-/// The job of a process by its scheduler's cgroup.
-pub fn job_by_cgroup(process: &Process) -> Option<JobId> {
+/// Finds the job that has this SLUID.
+pub type BySluid<'a> = dyn Fn(&str) -> Option<JobId> + 'a;
+
+/// How a scheduler's cgroup names a job (docs/facts/slurm.md#cgroups-of-a-job, docs/facts/pbs.md#cgroups-of-a-job).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CgroupName {
+    Id(JobId),
+    /// Slurm from 26.05 on: root's record says which job it is.
+    Sluid(String),
+}
+
+impl CgroupName {
+    pub fn job(self, by_sluid: &BySluid<'_>) -> Option<JobId> {
+        match self {
+            Self::Id(job) => Some(job),
+            Self::Sluid(sluid) => by_sluid(&sluid),
+        }
+    }
+}
+
+/// The name of a process' job by its scheduler's cgroup.
+pub fn cgroup_name(process: &Process) -> Option<CgroupName> {
     by_cgroup(process).map(|(job, _)| job)
 }
 
-/// Whether the scheduler's cgroup says that a process belongs to `job`, which may be a step with a daemon of its own.
-pub fn is_in_cgroup_of(process: &Process, job: &JobId) -> bool {
-    by_cgroup(process).is_some_and(|(whole, step)| whole == *job || step.as_ref() == Some(job))
+/// Whether the scheduler's cgroup says that a process belongs to `job`, which may be a step with a daemon of its own. `sluid`: what
+/// root recorded of the job.
+pub fn is_in_cgroup_of(process: &Process, job: &JobId, sluid: Option<&str>) -> bool {
+    let is_its = |name: &str| (sluid == Some(name)).then(|| job.whole());
+    let Some((name, step)) = by_cgroup(process) else {
+        return false;
+    };
+    let whole = name.job(&is_its);
+    let step = || whole.as_ref()?.step(&step?).ok();
+    whole.as_ref() == Some(job) || step().as_ref() == Some(job)
 }
 
-fn by_cgroup(process: &Process) -> Option<(JobId, Option<JobId>)> {
+fn by_cgroup(process: &Process) -> Option<(CgroupName, Option<String>)> {
     process.cgroups()?.iter().find_map(|path| by_path(path))
 }
 
-/// The job of a cgroup, and its step: `job_12/step_0` of Slurm, `torque/12.srv` of Torque and `pbs_jobs.service/jobid/12.srv` of
-/// OpenPBS' hook (docs/facts/slurm.md#callbacks-of-a-plugin, docs/facts/pbs.md#cgroups-of-a-job). Root makes these. A user's own
-/// directories lie below them, or in `user.slice`, so the outermost name counts.
-fn by_path(path: &Path) -> Option<(JobId, Option<JobId>)> {
+/// The job of a cgroup, and its step: `job_12/step_0` or `sEKNKTV3WPV500/step_0` of Slurm, `torque/12.srv` of Torque and
+/// `pbs_jobs.service/jobid/12.srv` of OpenPBS' hook. Root makes these. A user's own directories lie below them, or in `user.slice`,
+/// so the outermost name counts.
+fn by_path(path: &Path) -> Option<(CgroupName, Option<String>)> {
     if path.starts_with("/user.slice") {
         return None;
     }
     let parts: Vec<&str> = path.iter().filter_map(OsStr::to_str).collect();
     (1..=parts.len()).find_map(|depth| {
         let (above, below) = parts.split_at(depth);
-        let job = match above {
+        let step = below.first().and_then(|next| next.strip_prefix("step_"));
+        let id = match above {
             [.., "torque", id] => id,
             [.., service, "jobid", id] if service.ends_with(".service") => id,
-            [.., last] => last.strip_prefix("job_").filter(|id| is_digits(id))?,
+            [.., last] => match last.strip_prefix("job_").filter(|id| is_digits(id)) {
+                Some(id) => id,
+                None if step.is_some() && is_word(last, b"") => {
+                    return Some((CgroupName::Sluid((*last).to_owned()), step.map(str::to_owned)));
+                }
+                None => return None,
+            },
             [] => return None,
         };
-        let job = JobId::parse(job).ok()?;
-        let step = below.first().and_then(|next| next.strip_prefix("step_"));
-        let step = step.and_then(|step| job.step(step).ok());
-        Some((job, step))
+        let job = JobId::parse(id).ok()?;
+        Some((CgroupName::Id(job), step.map(str::to_owned)))
     })
 }
 
@@ -97,16 +129,17 @@ fn own(uid: u32, pid: i32) -> Option<Process> {
 
 /// The processes of `uid` among `pids`, read by a child with a deadline. If the child hangs, the result has only their names,
 /// which no process can hide.
-pub fn tasks(uid: u32, pids: &[i32]) -> Vec<Task> {
+pub fn tasks(uid: u32, pids: &[i32], by_sluid: &BySluid<'_>) -> Vec<Task> {
     let pids = pids.get(..MOST_PROCESSES).unwrap_or(pids);
-    let all = |look: fn(&Process) -> Task| -> Vec<Task> {
+    let all = |look: &dyn Fn(&Process) -> Task| -> Vec<Task> {
         let own = pids.iter().filter_map(|pid| own(uid, *pid));
         own.map(|process| look(&process)).collect()
     };
-    by_child(Deadline::after(TASKS_TIME), || all(task)).unwrap_or_else(|_| all(named))
+    let full = || all(&|process| task(process, by_sluid));
+    by_child(Deadline::after(TASKS_TIME), full).unwrap_or_else(|_| all(&named))
 }
 
-fn task(process: &Process) -> Task {
+fn task(process: &Process, by_sluid: &BySluid<'_>) -> Task {
     let rank = |name: &&str| {
         let value = process.environment_variable(name, MOST_ENVIRONMENT)?;
         value.to_str()?.trim().parse().ok()
@@ -116,7 +149,7 @@ fn task(process: &Process) -> Task {
     let command = words.collect::<Vec<_>>().join(" ");
     Task {
         rank: RANKS.iter().find_map(rank),
-        job: job_of(process),
+        job: job_of(process, by_sluid),
         command: one_line(command.trim_end(), SHOWN),
         ..named(process)
     }
@@ -139,12 +172,13 @@ mod tests {
     #[test]
     fn only_a_directory_of_a_schedulers_own_names_a_job() {
         for (path, found) in [
-            (
-                "/system.slice/slurmstepd.scope/job_12/step_3/user/task_0",
-                "12 12.3",
-            ),
-            ("/slurm/uid_1001/job_12/step_batch", "12 12.batch"),
+            ("/system.slice/slurmstepd.scope/job_12/step_3/user/task_0", "12 3"),
+            ("/slurm/uid_1001/job_12/step_batch", "12 batch"),
             ("/slurm_node1/uid_1001/job_12", "12 -"),
+            (
+                "/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_3/user/task_0",
+                "sEKNKTV3WPV500 3",
+            ),
             ("/torque/12.srv.example", "12.srv.example -"),
             ("/torque/12[3].srv/R0.t1", "12[3].srv -"),
             ("/pbs_jobs.service/jobid/12.srv", "12.srv -"),
@@ -152,6 +186,10 @@ mod tests {
             // A user's own directories.
             ("/torque/12.srv/torque/13.srv/job_14", "12.srv -"),
             ("/slurm/uid_1001/job_12/job_13/step_0", "12 -"),
+            (
+                "/slurmstepd.scope/sEKNK/step_0/user/sOTHER/step_1/job_14/step_0",
+                "sEKNK 0",
+            ),
             (
                 "/user.slice/user-1001.slice/user@1001.service/jobid/12.srv",
                 "none",
@@ -163,12 +201,18 @@ mod tests {
             // No scheduler made these.
             ("/system.slice/job_runner.service", "none"),
             ("/system.slice/12.srv", "none"),
+            ("/system.slice/step_ca.service", "none"),
+            ("/system.slice/slurmstepd.scope/system", "none"),
             ("/system.slice/jobid/12.srv", "none"),
             ("/torque", "none"),
             ("/", "none"),
         ] {
-            let step = |step: Option<JobId>| step.map_or_else(|| "-".to_owned(), String::from);
-            let told = by_path(Path::new(path)).map(|(job, own)| format!("{job} {}", step(own)));
+            let name = |name| match name {
+                CgroupName::Id(job) => job.to_string(),
+                CgroupName::Sluid(sluid) => sluid,
+            };
+            let told = by_path(Path::new(path));
+            let told = told.map(|(job, step)| format!("{} {}", name(job), step.as_deref().unwrap_or("-")));
             assert_eq!(told.as_deref().unwrap_or("none"), found, "{path}");
         }
     }

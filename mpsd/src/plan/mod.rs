@@ -114,6 +114,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let alike = products.windows(2).all(|pair| pair[0] == pair[1]);
     let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
     let record = Record {
+        sluid: case.submission.sluid.clone(),
         reason: auto,
         exclusive: effects.iter().any(exclusive),
         deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),

@@ -44,6 +44,8 @@ pub struct Submission {
     pub sister: bool,
     /// The job, or `JOB.STEP`.
     pub job: JobId,
+    /// Slurm's second name for it, which its cgroup may have.
+    pub sluid: Option<String>,
     /// Its user.
     pub user: UserRef,
     /// The account string byte for byte; the user's text.

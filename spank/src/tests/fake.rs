@@ -377,6 +377,9 @@ impl Node for FakeNode {
     fn oom_kills(&self) -> Option<u64> {
         Some(self.oom_kills)
     }
+    fn sluid(&self) -> Option<String> {
+        Some("sEKNKTV3WPV500".into())
+    }
     fn expect_listener(&self, changes: &[Change]) -> Result<(), String> {
         let is_ended = |change: &Change| {
             let pipe = change.value.as_deref().unwrap_or_default();

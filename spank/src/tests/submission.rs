@@ -265,3 +265,27 @@ fn what_stops_a_script_is_removed_again() {
         assert!(!task.job_env.contains_key("SLURM_MPSD_BASH_ENV"));
     }
 }
+
+#[test]
+fn mps_in_slurms_own_container_is_refused_before_anything_is_submitted() {
+    for (context, _) in SUBMITTERS {
+        for (flags, verdict) in [
+            ("mps", Verdict::Leave),
+            ("mps-threads=50", Verdict::Leave),
+            ("mps=auto", Verdict::Continue),
+            ("mps=off", Verdict::Continue),
+            ("", Verdict::Continue),
+        ] {
+            let mut slurm = FakeSlurm::new(context);
+            let given = [("gres", "gpu:1"), ("container", "/home/bundle")];
+            slurm.given = Some(given.map(|(name, value)| (name.into(), value.into())).into());
+            let (found, slurm) = submit(slurm, "", flags);
+            assert_eq!(found, verdict, "{flags}");
+            assert_eq!(
+                slurm.errors().len(),
+                usize::from(verdict == Verdict::Leave),
+                "{flags}"
+            );
+        }
+    }
+}

@@ -556,3 +556,34 @@ fn a_job_whose_only_step_has_no_gpu_reads_that_it_runs_without_mps() {
         assert_eq!(said(slurm, flags), [""; 0], "{flags}");
     }
 }
+
+/// Slurm runs the task in its own container behind task_init, where no plugin can look.
+#[test]
+fn a_task_in_slurms_own_container_does_not_start_and_under_auto_runs_bare() {
+    let contained = || FakeSlurm::step(0).job("SLURM_CONTAINER", "/home/bundle");
+    let node = FakeNode::ready();
+    for flags in ["", "mps"] {
+        let why = refused(contained(), &node, "", flags);
+        assert!(
+            why.starts_with("step 4711.0: not started on n1") && why.contains("--container"),
+            "{why}"
+        );
+    }
+    runs(FakeSlurm::step(0).job("SLURM_CONTAINER", ""), &node);
+    for (exclusive, flags, lines) in [(false, "", 0), (false, "mps=auto", 1), (true, "", 1)] {
+        let mut record = record("4711", RecordState::Ready);
+        record.request = "MPS=auto".parse().ok();
+        record.exclusive = exclusive;
+        let node = FakeNode::new().with_record(record);
+        let (verdict, slurm) = task(contained().with(Item::TaskId, 0), &node, "", flags);
+        let right = [Verdict::Continue, Verdict::Leave][usize::from(exclusive)];
+        assert_eq!(
+            (verdict, slurm.lines.borrow().len()),
+            (right, lines),
+            "{flags} {exclusive}"
+        );
+        assert_eq!(value(&slurm, PIPE), None);
+    }
+    let failed = FakeNode::new().with_record(record("4711", RecordState::Failed));
+    assert!(refused(contained(), &failed, "", "mps").contains("the reason"));
+}

@@ -243,6 +243,7 @@ impl Scenario {
             node: None,
             interactive: false,
             step: self.step,
+            sluid: None,
         }
     }
 

@@ -69,6 +69,14 @@ impl Product {
     }
 }
 
+/// Puts the double of another plugin beside ours, with the stamp of this Slurm.
+pub fn install_plugin_double(bed: &Bed, library: &str) -> Result<PathBuf> {
+    let double = bed.dir().join("lib").join(library);
+    copy(&program_beside(library)?, &double, 0o755)?;
+    stamp::write(&double, stamp::installed()?)?;
+    Ok(double)
+}
+
 pub fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
     copy_program(from, to)
         .with_context(|| format!("cannot copy '{}' to '{}'", from.display(), to.display()))?;

@@ -21,7 +21,7 @@ use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED, Evidence, Fault};
 use mpsd_core::record::{self, Record, RecordRead};
 use mpsd_core::text::one_line;
-use mpsd_core::{Failure, JobId, Refusal};
+use mpsd_core::{Failure, JobId, Paths, Refusal};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -104,7 +104,7 @@ impl StatusReport {
         let mut status = JobStatus::of_record(&record);
         status.shared_with = shared_with(&settings, &status);
         let answers = queries::ask_all(&settings.control, &record.daemons, PATIENCE);
-        add(&mut status, answers, &settings.nvml, worker);
+        add(&mut status, answers, &settings.paths, &settings.nvml, worker);
         let pipe = (caller.env)(PIPE_DIRECTORY).filter(|pipe| !pipe.is_empty());
         // The verdict is for a task of this job only.
         let own = Caller { job: None, ..*caller }.ids();
@@ -227,7 +227,8 @@ fn status_of(
     };
     let mut status = JobStatus::of_journal(&journal, record.as_deref());
     status.shared_with = shared_with(settings, &status);
-    add(&mut status, ask_as_user(node, &journal), &journal.nvml, worker);
+    let answers = ask_as_user(node, &journal);
+    add(&mut status, answers, &settings.paths, &journal.nvml, worker);
     Ok(Some(status))
 }
 
@@ -260,7 +261,7 @@ fn ask_as_user(node: &RealNode, journal: &Journal) -> Answers {
 }
 
 /// Adds the answers to `status`. A daemon may name any pid: those of other users are left out.
-fn add(status: &mut JobStatus, mut answers: Answers, nvml: &str, worker: &Path) {
+fn add(status: &mut JobStatus, mut answers: Answers, paths: &Paths, nvml: &str, worker: &Path) {
     for answer in answers.iter_mut().flatten() {
         answer.servers.retain(|server| is_of(status.uid, server.pid));
         answer.clients.retain(|client| is_of(status.uid, client.pid));
@@ -271,7 +272,10 @@ fn add(status: &mut JobStatus, mut answers: Answers, nvml: &str, worker: &Path) 
         true => NvmlLists::new(),
         false => processes(status, nvml, worker),
     };
-    status.add_answers(&answers, &lists, &tasks(status.uid, &pids));
+    let here: Vec<JobId> = status.shared_with.iter().chain([&status.job]).cloned().collect();
+    let by_sluid = |sluid: &str| record::by_sluid(|job| paths.job(job).record(), here.clone(), sluid);
+    let tasks = tasks(status.uid, &pids, &by_sluid);
+    status.add_answers(&answers, &lists, &tasks);
 }
 
 /// NVML's lists up to its first failure. Without them only the memory is missing.

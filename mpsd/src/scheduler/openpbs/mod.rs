@@ -86,6 +86,7 @@ impl BatchSystem for OpenPbs {
             node: input.site.node.clone(),
             interactive: input.terminal,
             step: false,
+            sluid: None,
         })
     }
 

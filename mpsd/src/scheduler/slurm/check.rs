@@ -1,6 +1,6 @@
 //! `mpsctl slurm check`: what Slurm demands of our line and our plugin, and what MPS needs of Slurm's configuration.
 
-use super::conf::Conf;
+use super::conf::{self, Conf};
 use super::gres::Gres;
 use super::installation::{Installation, Release, stamp_of};
 use super::stack::{Delivery, PLUGIN, Stack, WORDS, our_line};
@@ -48,7 +48,10 @@ pub(super) fn check(
         Err(why) => all.push(Fail(format!("'{}': {why}", home.display()))),
     }
     all.extend(check_slurmd(slurm, &stack, &home, plugin.as_deref()));
+    let release = releases.first().copied();
+    all.push(check_prolog(conf, release));
     all.extend(check_settings(conf, ctx));
+    all.extend(check_sluids(conf, release, ctx));
     all.extend(node_check(node, ctx));
     all.extend(check_gpus(conf, node, ctx));
     all.extend((ctx.standing)(&ctx.settings));
@@ -171,11 +174,23 @@ fn check_slurmd(
     }
 }
 
-fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+/// When the prolog of plugins runs (docs/facts/slurm.md#prologflags).
+fn check_prolog(conf: &Conf, release: Option<Release>) -> CheckLine {
     let set = conf.value("PrologFlags").unwrap_or("not set");
-    let has_flag = |flag: &&str| conf.lists("PrologFlags", flag);
-    let lists = |gres: &&str| conf.lists("GresTypes", gres);
-    let mut all = vec![match ["Alloc", "Contain", "RunInJob"].iter().any(has_flag) {
+    let has_flag = |flag: &str| conf.lists("PrologFlags", flag);
+    let is_new = release.is_some_and(|release| release >= Release::SLUIDS);
+    let defers = is_new && has_flag("DeferBatch");
+    let allocates = ["Alloc", "Contain", "X11", "ForceRequeueOnFail"]
+        .into_iter()
+        .any(has_flag);
+    if has_flag("RunInJob") {
+        return Fail(
+            "PrologFlags has RunInJob: Slurm then runs no plugin's prolog, so a job's --mps is refused, and no partition's auto \
+             gives MPS; allowed: PrologFlags=Alloc or Contain"
+                .to_owned(),
+        );
+    }
+    match allocates || defers {
         true => Pass(format!(
             "PrologFlags is {set}: the prolog runs on each node at the allocation"
         )),
@@ -183,13 +198,27 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
             "PrologFlags is {set}: the prolog runs at a node's first step only; PrologFlags=Alloc (or Contain) runs it on each \
              node at the allocation"
         )),
-    }];
-    if has_flag(&"RunInJob") {
-        let text =
-            "PrologFlags has RunInJob: the prolog runs in the job's own cgroup and sees only its devices";
-        all.push(Warn(text.to_owned()));
     }
-    all.extend(timeouts(conf, ctx.settings.deadline));
+}
+
+/// Where cgroups have SLUIDs for names, what our knowledge of a process' job rests on.
+fn check_sluids(conf: &Conf, release: Option<Release>, ctx: &SetupContext<'_>) -> Option<CheckLine> {
+    let release = release.filter(|release| *release >= Release::SLUIDS)?;
+    let has_cgroups = conf.value("ProctrackType")?.ends_with("cgroup");
+    let own = conf::read(&conf.file.with_file_name("cgroup.conf"), ctx.host);
+    let own = own.ok().flatten().unwrap_or_default();
+    let by_id = conf::last(&own, "CgroupJobIdPaths").is_some_and(|value| conf::is_on(value));
+    (has_cgroups && !by_id).then(|| {
+        Pass(format!(
+            "Slurm {release} names the cgroup of a job by its SLUID: mpsd knows a process' job by the SLUID that slurmd tells the \
+             prolog (SLURM_JOB_SLUID)"
+        ))
+    })
+}
+
+fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+    let lists = |gres: &&str| conf.lists("GresTypes", gres);
+    let mut all = timeouts(conf, ctx.settings.deadline);
     let no_gpu = "GresTypes has no gpu: Slurm tells no job's GPUs, and every request for MPS is refused";
     all.push(match lists(&"gpu") {
         true => Pass("GresTypes has gpu: Slurm tells a job's GPUs".to_owned()),
@@ -198,10 +227,11 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let shared = "jobs may share a GPU, so its compute mode stays as it is";
     let shares = ["mps", "shard"].into_iter().filter(lists);
     all.extend(shares.map(|share| Pass(format!("GresTypes has {share}: {shared}"))));
-    let containers = conf.value("JobContainerType").unwrap_or_default();
-    if containers.ends_with("tmpfs") {
-        all.push(container(ctx.settings.paths.run()));
-    }
+    // The second key is of 25.11.
+    let kinds = ["JobContainerType", "NamespaceType"].map(|key| conf.value(key));
+    let hide = |kind: &&str| kind.ends_with("/tmpfs") || kind.ends_with("/linux");
+    let kinds = kinds.into_iter().flatten().filter(hide);
+    all.extend(kinds.map(|kind| container(kind, ctx.settings.paths.run())));
     all
 }
 
@@ -232,16 +262,18 @@ fn timeouts(conf: &Conf, ours: Duration) -> Vec<CheckLine> {
     limits.into_iter().filter_map(line).collect()
 }
 
-/// Under job_container/tmpfs the tasks have their own /tmp, and their own /dev/shm unless job_container.conf says Dirs=/tmp.
+/// Under these plugins the tasks have their own /tmp, and their own /dev/shm unless their configuration says another list.
 /// Client and server share nothing there (driver 580; the contract suite's `namespaces`), but tasks must see the job's pipe.
-fn container(run: &Path) -> CheckLine {
+fn container(kind: &str, run: &Path) -> CheckLine {
     let shown = run.display();
     let hidden = ["/tmp", "/dev/shm", "/var/tmp"];
     match hidden.iter().any(|hidden| run.starts_with(hidden)) {
         true => Fail(format!(
-            "run_dir '{shown}' is hidden from tasks by job_container/tmpfs; allowed: /run/mpsd"
+            "run_dir '{shown}' is hidden from tasks by {kind}; allowed: /run/mpsd"
         )),
-        false => Pass("job_container/tmpfs: MPS needs no shared /tmp or /dev/shm (driver 580)".to_owned()),
+        false => Pass(format!(
+            "{kind}: MPS needs no shared /tmp or /dev/shm (driver 580)"
+        )),
     }
 }
 

@@ -102,6 +102,12 @@ impl Line {
     }
 }
 
+/// A switch as Slurm reads it.
+pub(super) fn is_on(value: &str) -> bool {
+    let words = ["yes", "true", "on", "1", "up"];
+    words.iter().any(|word| value.eq_ignore_ascii_case(word))
+}
+
 pub(super) fn last<'l>(lines: &'l [Line], key: &str) -> Option<&'l str> {
     lines.iter().rev().find_map(|line| line.value(key))
 }

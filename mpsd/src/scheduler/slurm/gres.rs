@@ -109,7 +109,7 @@ fn confined(slurm: &[Line], cgroup: Option<&[Line]>) -> Option<bool> {
         return Some(false);
     }
     let constrain = last(cgroup?, "ConstrainDevices").unwrap_or("no");
-    Some(is_one_of(constrain, &["yes", "true", "on", "1"]))
+    Some(conf::is_on(constrain))
 }
 
 fn is_one_of(text: &str, words: &[&str]) -> bool {

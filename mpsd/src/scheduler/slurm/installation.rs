@@ -125,7 +125,7 @@ pub(super) fn directories() -> Vec<PathBuf> {
 }
 
 /// The part that a plugin depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, derive_more::Display)]
 #[display("{major:02}.{minor:02}")]
 pub(super) struct Release {
     major: u8,
@@ -133,6 +133,9 @@ pub(super) struct Release {
 }
 
 impl Release {
+    /// The first whose cgroups have SLUIDs for names, and whose flag DeferBatch implies Alloc.
+    pub(super) const SLUIDS: Self = Self { major: 26, minor: 5 };
+
     /// Reads `23.11`, `23.11.5` or `23.11.0-1rc1`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut parts = text.split('.');

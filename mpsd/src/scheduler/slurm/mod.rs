@@ -31,11 +31,13 @@ use mpsd_core::environment::THREADS;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
-use mpsd_core::text::one_line;
+use mpsd_core::text::{is_word, one_line};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const OF_JOB: &str = "SLURM_JOB_GPUS";
+/// From 25.11 on; the plugin sets it for a step.
+const SLUID: &str = "SLURM_JOB_SLUID";
 const DEADLINE: Duration = Duration::from_secs(3);
 const MOST: u32 = 1024;
 
@@ -86,6 +88,7 @@ impl BatchSystem for Slurm {
             node: var("SLURMD_NODENAME"),
             interactive: var("SPANK_MPS_SUBMIT").is_some_and(|by| by == "allocator"),
             step: false,
+            sluid: var(SLUID).filter(|sluid| is_word(sluid, b"_")),
         };
         Ok(submission.of_step(step(input).as_deref())?)
     }

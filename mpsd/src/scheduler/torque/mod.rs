@@ -86,6 +86,7 @@ impl BatchSystem for Torque {
             node: input.site.node.clone().or(mother),
             interactive: input.terminal,
             step: false,
+            sluid: None,
         })
     }
 
