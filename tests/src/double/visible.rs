@@ -47,7 +47,11 @@ pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
         return enumerated(gpus.to_vec());
     };
     let mut seen: Vec<&Gpu> = Vec::new();
-    for name in list.split(',').map(str::trim) {
+    // Recorded: behind a blank it does not read on, so "0 1" is GPU 0.
+    let names = list
+        .split(',')
+        .map(|name| name.split_whitespace().next().unwrap_or_default());
+    for name in names {
         match find(gpus, name) {
             Some(gpu) if !seen.iter().any(|s| s.uuid == gpu.uuid) => seen.push(gpu),
             _ => break,

@@ -54,6 +54,7 @@ pub fn run(node: Node) -> ExitCode {
     log.line("Other", "Initializing server process");
     let all = node.cuda();
     let all: Vec<&Gpu> = all.iter().collect();
+    let all = visible::counted(&all, Some("PCI_BUS_ID"));
     let variable = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let shown = visible::confined(&all, variable.as_deref());
     let gpus = shown.into_iter().cloned().collect();
