@@ -7,6 +7,7 @@ mod classic;
 mod install;
 mod jobs;
 mod openpbs;
+mod scripts;
 mod selftest;
 mod shared;
 mod starter;

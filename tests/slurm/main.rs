@@ -16,6 +16,7 @@ mod no_room;
 mod operations;
 mod partitions;
 mod runner;
+mod scripts;
 mod seen;
 mod selftest;
 mod shapes;
@@ -131,6 +132,7 @@ fn main() -> ExitCode {
     let mut beds = runner::beds(LOOKING, &[tests::slurm::CONFIGLESS], &words, &tally);
     beds.extend(runner::beds(GROUPS, &[], &words, &tally));
     beds.extend(site_matrix::beds(&words, &tally));
+    beds.extend(scripts::beds(&words, &tally));
     tests::beside::run(beds, at_once);
     tests::beside::run(runner::beds(ALONE, &[], &words, &tally), 1);
     tally.end(started)

@@ -140,7 +140,7 @@ fn guarded(cell: impl FnOnce() -> Result<()>) -> Result<()> {
     })
 }
 
-fn quiet(context: &Context) -> Result<()> {
+pub fn quiet(context: &Context) -> Result<()> {
     context.bed.wait_idle(QUIET).context("after the cell")?;
     context.bed.wait_clean(Duration::from_secs(5))?;
     context.nodes.check_idle()

@@ -11,6 +11,7 @@ pub mod mom;
 pub mod place;
 pub mod samples;
 pub mod scarcity;
+pub mod scripts;
 pub mod sim;
 pub mod slurm;
 pub mod soak;

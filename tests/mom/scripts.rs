@@ -1,0 +1,129 @@
+//! The job scripts of `tests/scripts/` that fit a PBS, each on three nodes at once: without us, in a queue of
+//! `auto_queues`, with `MPS=true`.
+
+use tests::double::Builder;
+use tests::mom::cluster::{Cluster, Product, USER};
+use tests::mom::wire::Ended;
+use tests::scripts::{self, Outcome, STAND_INS, Script, Three};
+
+use crate::jobs::begins;
+
+/// Of each run: the job's account and queue.
+const RUNS: [(&str, &str); 3] = [("", "batch"), ("", "gpus"), ("MPS=true", "batch")];
+
+#[test]
+fn every_script_runs_under_torque_as_without_us_or_its_user_reads_why() {
+    all_scripts(Product::Torque);
+}
+
+#[test]
+fn every_script_runs_under_openpbs_as_without_us_or_its_user_reads_why() {
+    all_scripts(Product::OpenPbs);
+}
+
+fn all_scripts(product: Product) {
+    let mut all = scripts::all().expect("the corpus");
+    all.retain(Script::is_for_pbs);
+    let ends: Vec<Vec<Outcome>> = std::thread::scope(|scope| {
+        let runs: Vec<_> = (0..RUNS.len())
+            .map(|run| {
+                let all = &all;
+                scope.spawn(move || run_all(product, run, all))
+            })
+            .collect();
+        runs.into_iter()
+            .map(|run| run.join().expect("a run of all scripts"))
+            .collect()
+    });
+    let mut wrong = Vec::new();
+    for (at, script) in all.iter().enumerate() {
+        let [without, auto, asked] = [0, 1, 2].map(|run| ends[run][at].clone());
+        let three = Three { without, auto, asked };
+        let checked = match script.is_told() {
+            // Only Slurm's plugin looks into a script and tells its user.
+            true => script.check_auto(&three),
+            false => script.check(&three),
+        };
+        if let Err(error) = checked {
+            wrong.push(format!("{}: {error}", script.name));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} of {}:\n{}",
+        wrong.len(),
+        all.len(),
+        wrong.join("\n")
+    );
+}
+
+fn run_all(product: Product, run: usize, all: &[Script]) -> Vec<Outcome> {
+    let config = "[pbs]\nauto_queues = [\"gpus\"]\n";
+    let c = &mut Cluster::with(product, &["nodea"], Builder::fast, config);
+    if run == 0 {
+        c.nodes[0].sh("mpsctl pbs uninstall; rm -f /etc/profile.d/mpsd.*");
+    }
+    furnish(c);
+    c.mark();
+    all.iter().map(|script| outcome(c, run, script)).collect()
+}
+
+fn furnish(c: &mut Cluster) {
+    let node = &mut c.nodes[0];
+    let gpu = format!("/var/srv/pbs/gpu-{}", node.name);
+    let client = format!("#!/bin/sh\nexec {gpu}/fake-cuda-client --node {gpu} \"$@\"\n");
+    node.write("/usr/bin/cuda-app", &client, 0o755);
+    node.sh(&format!("ln -s {gpu}/nvidia-cuda-mps-control /usr/bin/"));
+    for name in STAND_INS {
+        let text = std::fs::read_to_string(scripts::folder().join("bin").join(name)).expect("a stand-in");
+        node.write(&format!("/usr/bin/{name}"), &text, 0o755);
+    }
+}
+
+/// What the script leaves ends with the job, as on a site with cgroups.
+fn outcome(c: &mut Cluster, run: usize, script: &Script) -> Outcome {
+    let (account, queue) = RUNS[run];
+    let gpus: &[u32] = if script.gpus == 1 { &[0] } else { &[0, 1] };
+    let job = c
+        .job(account)
+        .on(&[gpus])
+        .tasks(script.tasks)
+        .in_queue(queue)
+        .with_script(script.text.clone().leak());
+    begins(c, &job);
+    let started = std::time::Instant::now();
+    let ended = match c.shell(&job, &script.text) {
+        Ok(mut shell) => {
+            if c.product == Product::OpenPbs {
+                // The hook pbs_cgroups, which runs before ours, names the job's GPUs.
+                let names: Vec<String> = gpus
+                    .iter()
+                    .map(|gpu| c.gpus[0].uuids()[*gpu as usize].clone())
+                    .collect();
+                shell
+                    .env
+                    .entry("CUDA_VISIBLE_DEVICES".into())
+                    .or_insert(names.join(","));
+            }
+            c.nodes[0].run(shell)
+        }
+        Err(why) => panic!("{}: {why}", script.name),
+    };
+    let code = match ended {
+        Ended::Code(code) => code,
+        other => panic!("{}: {other:?} {:?}", script.name, c.output(&job, 0)),
+    };
+    let seconds = started.elapsed().as_secs();
+    let (stdout, stderr) = c.output(&job, 0);
+    let uid = USER.1;
+    c.nodes[0].sh(&format!("ps -o pid= -u {uid} | xargs -r kill -KILL || true"));
+    c.end(&job, code);
+    c.nodes[0].sh(&format!("find /home/{} /tmp -mindepth 1 -delete", USER.0));
+    c.is_as_before();
+    Outcome {
+        code: code.to_string(),
+        said: (stdout + &stderr).replace(&job.id, "JOB"),
+        seconds,
+        gpus: c.gpus[0].uuids(),
+    }
+}

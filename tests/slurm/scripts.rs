@@ -1,0 +1,305 @@
+//! The job scripts of `tests/scripts/`, each on three nodes at once: without us, in an `auto` partition, with `--mps`.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use tests::beside::Work;
+use tests::child::{Ran, until};
+use tests::scripts::{self, Outcome, STAND_INS, Script, Three};
+use tests::slurm::{Bed, Gpus, Options, Simulated, User, private_dev};
+
+use crate::jobs::LIMIT;
+use crate::runner::{self, Context, Tally, is_chosen};
+use crate::sites::no_cgroups;
+
+/// Scripts that run at once. Each has GPUs of a type of its own, so that all three runs of a script get the same ones.
+const LANES: usize = 4;
+
+/// No script takes as long on a machine that also runs other tests.
+const ENDS: Duration = Duration::from_secs(40);
+
+const GPUS_OF_LANE: usize = 2;
+
+/// Of each run its partition, and what is added to its submission. The node of the first has no plugin.
+const RUNS: [(&str, &[&str]); 3] = [("main", &[]), ("auto", &[]), ("main", &["--mps"])];
+
+/// Beds of one sort, and the scripts that run there.
+struct Site {
+    name: &'static str,
+    node: &'static str,
+    cgroup_line: &'static str,
+    first_lane: usize,
+    is_for: fn(&Script) -> bool,
+}
+
+const SITES: [Site; 2] = [
+    Site {
+        name: "scripts",
+        node: "way",
+        cgroup_line: "ConstrainDevices=yes",
+        first_lane: 0,
+        is_for: Script::is_for_slurm,
+    },
+    Site {
+        name: "scripts_unconfined",
+        node: "free",
+        cgroup_line: "ConstrainDevices=no",
+        // A job sees all GPUs, and numbers are the node's. So no job has its first GPUs.
+        first_lane: 1,
+        is_for: |script| script.is_for_slurm() && script.counts_gpus(),
+    },
+];
+
+pub fn beds<'a>(words: &[String], tally: &'a Tally) -> Vec<Work<'a>> {
+    let all = scripts::all().expect("the corpus");
+    let mut beds = Vec::new();
+    for site in &SITES {
+        let mut all: Vec<Script> = all
+            .iter()
+            .filter(|script| (site.is_for)(script))
+            .cloned()
+            .collect();
+        tally.there_are(all.len());
+        all.retain(|script| is_chosen(words, &format!("{}::{}", site.name, script.name)));
+        match no_cgroups(&["freezer", "cpuset", "memory", "devices"]) {
+            _ if all.is_empty() => {}
+            Some(why) => println!("skipped: slurm {}: {why}", site.name),
+            None => beds.push(Work {
+                claims: options(site).claims(),
+                run: Box::new(move || tally.of_bed(site.name, || run_all(site, all, tally))),
+            }),
+        }
+    }
+    beds
+}
+
+/// A daemon that a script leaves ends with its job, as on most sites, and each job has its own `/tmp`.
+fn options(site: &Site) -> Options {
+    let options = Options {
+        nodes: RUNS.len(),
+        node_name: site.node,
+        cpus: 64,
+        gpus: Gpus::Simulated((LANES * GPUS_OF_LANE) as u32),
+        plain_nodes: vec![node(site, 0)],
+        partition_lines: vec![format!(
+            "PartitionName=auto Nodes={} MaxTime=10 State=UP",
+            node(site, 1)
+        )],
+        slurm_lines: vec![
+            "JobContainerType=job_container/tmpfs".into(),
+            // No number of a job is part of another number that a script writes.
+            "FirstJobId=410000".into(),
+        ],
+        ..Options::default()
+    };
+    options.with_cgroups(&[site.cgroup_line])
+}
+
+fn node(site: &Site, run: usize) -> String {
+    format!("{}{}", site.node, run + 1)
+}
+
+fn prepare(bed: &mut Bed) -> Result<Simulated> {
+    let base = format!("BasePath={}/containers", bed.dir().display());
+    let mut gres = "AutoDetect=off\n".to_owned();
+    for node in bed.nodes() {
+        let dev = private_dev(bed.dir(), &node);
+        for gpu in 0..LANES * GPUS_OF_LANE {
+            let (lane, dev) = (gpu / GPUS_OF_LANE, dev.display());
+            gres += &format!("NodeName={node} Name=gpu Type=lane{lane} File={dev}/gpu{gpu}\n");
+        }
+    }
+    let types: Vec<String> = (0..LANES)
+        .map(|lane| format!("gpu:lane{lane}:{GPUS_OF_LANE}"))
+        .collect();
+    let options = bed.options_mut();
+    options.job_container_lines = vec!["AutoBasePath=true".into(), base];
+    (options.gres, options.gres_conf) = (Some(types.join(",")), Some(gres));
+    let nodes = Simulated::install(bed, "[slurm]\nauto_partitions = [\"auto\"]\n", |node| node)?;
+    for node in &nodes.nodes {
+        programs(node.dir())?;
+    }
+    Ok(nodes)
+}
+
+/// The programs of a node, in a directory for the jobs' PATH.
+fn programs(node: &Path) -> Result<()> {
+    let bin = node.join("bin");
+    fs::create_dir(&bin)?;
+    symlink(
+        node.join("nvidia-cuda-mps-control"),
+        bin.join("nvidia-cuda-mps-control"),
+    )?;
+    let client = format!(
+        "#!/bin/sh\nexec {0}/fake-cuda-client --node {0} \"$@\"\n",
+        node.display()
+    );
+    fs::write(bin.join("cuda-app"), client)?;
+    fs::set_permissions(bin.join("cuda-app"), fs::Permissions::from_mode(0o755))?;
+    for name in STAND_INS {
+        tests::double::copy_program(&scripts::folder().join("bin").join(name), &bin.join(name))?;
+    }
+    Ok(())
+}
+
+fn run_all(site: &Site, all: Vec<Script>, tally: &Tally) -> Result<()> {
+    let mut bed = Bed::create(options(site))?;
+    let nodes = prepare(&mut bed)?;
+    let cell = Context::start_bed(bed, nodes)?;
+    let waiting = Mutex::new(all.into_iter());
+    std::thread::scope(|scope| {
+        for lane in site.first_lane..LANES {
+            let (cell, waiting) = (&cell, &waiting);
+            scope.spawn(move || {
+                let next = || waiting.lock().expect("no lane panics with it").next();
+                while let Some(script) = next() {
+                    let started = Instant::now();
+                    let found = three(cell, site, &script, lane).and_then(|three| script.check(&three));
+                    tally.note(&format!("{}::{}", site.name, script.name), started, found, "");
+                }
+            });
+        }
+    });
+    let started = Instant::now();
+    let left = runner::quiet(&cell).and_then(|()| cell.check_in_service());
+    tally.note(
+        &format!("{}::the_nodes_are_as_before", site.name),
+        started,
+        left,
+        "",
+    );
+    runner::teardown(cell)
+}
+
+fn three(cell: &Context, site: &Site, script: &Script, lane: usize) -> Result<Three> {
+    let [without, auto, asked] = [0, 1, 2].map(|run| Job::submit(cell, site, script, (lane, run)));
+    Ok(Three {
+        without: without?.outcome()?,
+        auto: auto?.outcome()?,
+        asked: asked?.outcome()?,
+    })
+}
+
+struct Job<'a> {
+    cell: &'a Context,
+    node: String,
+    /// Its working directory, in which its output is.
+    dir: PathBuf,
+    submitted: Ran,
+}
+
+impl Job<'_> {
+    fn submit<'a>(
+        cell: &'a Context,
+        site: &Site,
+        script: &Script,
+        (lane, run): (usize, usize),
+    ) -> Result<Job<'a>> {
+        let user = if script.by_root {
+            User::root()
+        } else {
+            cell.user.clone()
+        };
+        let node = node(site, run);
+        let dir = cell.bed.home(&user).join(&node).join(&script.name);
+        fs::create_dir_all(&dir)?;
+        chown(&dir, Some(user.uid), Some(user.gid))?;
+        let file = dir.join("job.sh");
+        fs::write(&file, &script.text)?;
+        let mut env = cell.bed.environment(&user);
+        let path = format!("{}/bin:{}", cell.nodes.node(&node)?.dir().display(), env["PATH"]);
+        env.insert("PATH".into(), path);
+        if run == 0 {
+            env.insert("SLURM_CONF".into(), cell.bed.plain_conf());
+        }
+        let (partition, words) = RUNS[run];
+        let line = format!(
+            "sbatch --parsable --output=out.%a --chdir={} -w {node} -p {partition} --gres=gpu:lane{lane}:{}",
+            dir.display(),
+            script.gpus
+        );
+        let file = file.display().to_string();
+        let own = script.words.iter().map(String::as_str);
+        let argv: Vec<&str> = line
+            .split(' ')
+            .chain(words.iter().copied())
+            .chain(own)
+            .chain([file.as_str()])
+            .collect();
+        let env: Vec<(&str, &str)> = env
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        let submitted = cell.bed.spawn_with(&user, &argv, &env)?.wait(LIMIT)?;
+        Ok(Job {
+            cell,
+            node,
+            dir,
+            submitted,
+        })
+    }
+
+    /// Waits for the end of the job, or of all elements of an array.
+    fn outcome(&self) -> Result<Outcome> {
+        let gpus = self.cell.nodes.node(&self.node)?.uuids();
+        let id = self.submitted.stdout.trim();
+        if self.submitted.code != Some(0) {
+            return Ok(Outcome {
+                code: "refused".into(),
+                said: self.submitted.said(),
+                seconds: 0,
+                gpus,
+            });
+        }
+        let mut shown = String::new();
+        let ended = until(ENDS, Duration::from_millis(300), || {
+            shown = self.cell.shown(id).unwrap_or_default();
+            !shown.is_empty() && shown.lines().all(has_ended)
+        })?;
+        if !ended {
+            let _ = self.cell.bed.root(&["scancel", "--full", "--signal=KILL", id]);
+            let _ = self.cell.bed.root(&["scancel", id]);
+        }
+        let said = self.said()?.replace(&self.node, "NODE").replace(id, "JOB");
+        ensure!(ended, "job {id} of {} does not end: {shown}\n{said}", self.node);
+        let item = |key: &str| {
+            let words = shown.split_whitespace();
+            let found = words.filter_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+            found.map(str::to_owned).collect::<Vec<_>>()
+        };
+        Ok(Outcome {
+            code: item("ExitCode").join(" "),
+            said,
+            seconds: item("RunTime")
+                .iter()
+                .map(|time| seconds(time))
+                .max()
+                .unwrap_or(0),
+            gpus,
+        })
+    }
+
+    fn said(&self) -> Result<String> {
+        let files = fs::read_dir(&self.dir)?.flatten().map(|entry| entry.path());
+        let outputs = files.filter(|file| file.file_stem().is_some_and(|stem| stem == "out"));
+        let texts = outputs.map(|file| Ok(String::from_utf8_lossy(&fs::read(file)?).into_owned()));
+        texts.collect()
+    }
+}
+
+fn has_ended(job: &str) -> bool {
+    let states = ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"];
+    states
+        .iter()
+        .any(|state| job.contains(&format!("JobState={state} ")))
+}
+
+/// Of Slurm's `HH:MM:SS`.
+fn seconds(time: &str) -> u64 {
+    let parts = time.split(':').filter_map(|part| part.parse::<u64>().ok());
+    parts.fold(0, |sum, part| sum * 60 + part)
+}
