@@ -15,13 +15,14 @@ use mpsd::node::log::complain;
 use mpsd::node::real::{RealNode, find_user};
 use mpsd::scheduler::drain::{self, Place};
 use mpsd::scheduler::{
-    self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached,
+    self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached, UserRef,
 };
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::guard;
 use mpsd_core::Failure;
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
 use mpsd_core::failure::Fault;
+use mpsd_core::request::Mode;
 use std::cell::OnceCell;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -137,7 +138,9 @@ impl Prologue {
         let budget = self.budget(&input, system, &node, submission.step);
         guard::run_guarded(NAME, Deadline::after(budget.whole), || {
             let deadline = Deadline::after(budget.work);
+            let by_site = asked.by_site;
             match self.prepare(submission, asked, node, deadline) {
+                Err(failure) if by_site => self.leave_out(submission, &failure),
                 Ok(job) => self.start(input, &job),
                 Err(failure) => self.fail_unprepared(submission, &failure, deadline),
             }
@@ -220,6 +223,31 @@ impl Prologue {
         let settings = self.settings(node).unwrap_or_else(Settings::usual);
         let limit = system.time_limit(input, step, &Site::of(&settings));
         Budget::new(settings.deadline, limit)
+    }
+
+    /// A job that did not ask runs as if there were no MPS: root's, or one of a user whom this node does not know.
+    fn leave_out(&self, submission: &Submission, failure: &Failure) -> u8 {
+        let settings = self.settings(&submission.node_name(&ThisHost));
+        let mut node = RealNode::new(
+            NAME,
+            settings.as_ref().unwrap_or(&Settings::usual()),
+            RECORD_LIMIT,
+            RECORD_LIMIT / 3,
+        );
+        let uid = match submission.user {
+            UserRef::Uid(uid) => uid,
+            UserRef::Name(_) => 0,
+        };
+        let line = format!(
+            "job {}: {}",
+            submission.job,
+            Mode::auto_without(&failure.to_string())
+        );
+        node.log(Severity::Info, &line);
+        if settings.is_some() {
+            outcome::leave_out(&mut node, &submission.job, uid, failure);
+        }
+        0
     }
 
     /// Reports and records a failure without a prepared job: an unusable configuration or an unknown user. It is not drained,
@@ -326,6 +354,12 @@ struct JobInput<'a> {
 }
 
 impl Scheduled for JobInput<'_> {
+    fn script(&self) -> Option<String> {
+        let mut input = self.input.clone();
+        input.site.home = input.site.home.or_else(home_of_caller);
+        scheduler::of(self.submission.scheduler).script(self.submission, &input)
+    }
+
     fn unattached(&self) -> Option<Unattached> {
         let mut input = self.input.clone();
         input.site.home = input.site.home.or_else(home_of_caller);

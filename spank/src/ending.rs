@@ -100,6 +100,10 @@ fn last_words(
     mps: &StepMps,
     patience: Duration,
 ) {
+    // A user who did not ask reads nothing of MPS.
+    if mps.record.unasked.is_some() {
+        return;
+    }
     let deadline = Deadline::after(patience);
     while !state.step.has_told {
         let words = mps.seen.iter().filter_map(|seen| node.take_last_words(seen));

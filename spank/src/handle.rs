@@ -77,6 +77,8 @@ pub trait Slurm {
     fn set_script_env(&mut self, name: &str, value: Option<&str>);
     /// Sets or removes a variable of srun, sbatch or salloc itself, which the job inherits.
     fn set_process_env(&mut self, name: &str, value: Option<&str>);
+    /// The command of this step, or the path of the batch script; in slurmstepd only.
+    fn step_command(&self) -> Vec<String>;
     fn command_line(&self) -> Vec<String>;
     /// The batch script that slurmstepd is about to start; `None`: it cannot be read.
     fn script(&self) -> Option<String>;
@@ -144,6 +146,8 @@ pub trait Node {
     fn record(&self, path: &Path) -> Result<Option<Record>, String>;
     /// As [`Node::record`], but waits while the record says `starting`: as long as it says itself, else for `limit`.
     fn settled_record(&self, path: &Path, limit: Duration) -> Result<Option<Record>, String>;
+    /// The text of a script or program; `None`: it is none, or cannot be read.
+    fn text_of(&self, path: &Path) -> Option<String>;
     /// Writes a record for the job's tasks if `mps-prologue` could not; root only.
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String>;
     fn observations(&self, seen: &SeenPaths) -> Option<Observations>;

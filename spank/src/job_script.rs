@@ -46,7 +46,8 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verd
     let limits = settings.as_ref().unwrap_or(&usual);
     let program = program(&arguments.prologue, arguments, limits, &words, environment(slurm));
     let result = run(slurm, node, &format!("job {job}"), &program);
-    let Ok(settings) = settings else {
+    // A job that did not ask runs in any case.
+    let (Ok(settings), false) = (settings, by_site) else {
         return Verdict::Continue;
     };
     let path = settings.paths.job(&job).record();

@@ -30,6 +30,8 @@ pub struct StepState {
     pub failure: Option<String>,
     /// Why `auto` gives it none.
     pub unneeded: Option<String>,
+    /// Why it runs without the MPS that the site, and not its user, gives its job.
+    pub left_out: Option<String>,
     /// How many GPUs it has, if Slurm names them. A task may have fewer.
     pub gpus: Option<u32>,
     /// The lock of the job's static partitions, or why it does not open; `None`: the job has none.

@@ -3,15 +3,17 @@
 //! The step's slurmstepd starts it as root before its tasks and ends it in its exit callback. If slurmstepd is killed,
 //! job_epilog cleans up.
 
-use crate::handle::{Item, Node, Program, ProgramResult, Slurm};
+use crate::handle::{Item, Level, Node, Program, ProgramResult, Slurm};
 use crate::job_script::{self, program};
-use crate::state::PluginState;
+use crate::state::{PluginState, StepState};
 use mpsd_core::Request;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
 use mpsd_core::plugin_line::{Arguments, Scope};
-use mpsd_core::record::RecordState;
+use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
+use mpsd_core::unasked;
+use std::path::Path;
 
 /// `SLURM_EXTERN_CONT`: holds the allocation, sees no option and has no task of the user.
 const EXTERN: u32 = 0xffff_fffc;
@@ -62,6 +64,13 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
         let paths = settings.paths.job(&job);
         let of_job = node.record(&paths.record());
         // A step may need MPS although `auto` gave its job none: the job's tasks were not yet known.
+        if let Ok(Some(record)) = &of_job
+            && record.unasked.is_some()
+            && (is_component(slurm) || !state.asks())
+        {
+            leave_out(slurm, node, &mut state.step, settings, kind, record);
+        }
+        let of_job = node.record(&paths.record());
         let unneeded = matches!(&of_job, Ok(Some(record)) if record.state == RecordState::Unneeded);
         if let StepKind::Step(number) = kind {
             let gpus = slurm.job_env("SLURM_STEP_GPUS").filter(|list| !list.is_empty());
@@ -77,8 +86,7 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
                     state.step.limits_set = observed.unwrap_or_default().limits_set;
                 }
                 Ok(record) if !is_component(slurm) => {
-                    let of_job = record.as_ref().and_then(|record| record.request.clone());
-                    match own_daemon(slurm, state, arguments, settings, number, of_job) {
+                    match own_daemon(slurm, state, arguments, settings, number, record.as_ref()) {
                         Ok(OwnDaemon::None) => {}
                         Ok(OwnDaemon::Unneeded(why)) => state.step.unneeded = Some(why),
                         Ok(OwnDaemon::Start(mut program)) => {
@@ -108,7 +116,74 @@ enum OwnDaemon {
     Start(Program),
 }
 
-/// Decides whether a step gets a daemon of its own; the error says why it cannot. `of_job`: the request of its job, to
+/// Of a job that its site brought in: says which steps run without MPS. A script that meets MPS in its own way takes its
+/// whole job out, which its record then says.
+fn leave_out(
+    slurm: &dyn Slurm,
+    node: &dyn Node,
+    step: &mut StepState,
+    settings: &Settings,
+    kind: StepKind,
+    record: &Record,
+) {
+    let lookup = |name: &str| slurm.job_env(name);
+    let tasks = slurm.item(Item::LocalTasks);
+    let (id, why) = match kind {
+        StepKind::Job => {
+            let script = slurm
+                .step_command()
+                .into_iter()
+                .next()
+                .filter(|_| is_script(slurm));
+            let text = script.and_then(|path| node.text_of(Path::new(&path)));
+            let text = text.unwrap_or_default();
+            match unasked::own_mps(&text) {
+                Some(why) => (Ok(record.job.clone()), Some(why)),
+                None => {
+                    let why = unasked::without_ranks(&text);
+                    (
+                        Err(()),
+                        why.or_else(|| unasked::by_environment(record, None, &lookup)),
+                    )
+                }
+            }
+        }
+        StepKind::Step(number) => {
+            let why = unasked::by_environment(record, tasks, &lookup);
+            let id = record.job.step(&number.to_string()).map_err(drop);
+            match why {
+                Some(_) => (id, why),
+                None => (Err(()), do_not_meet(slurm, record, tasks)),
+            }
+        }
+    };
+    let Some(why) = why else { return };
+    let line = Mode::auto_without(&why);
+    slurm.log(Level::Info, &format!("job {}: {line}", record.job));
+    if let Ok(id) = id {
+        let mut left = Record::closed(id, record.uid, RecordState::Unneeded, line);
+        left.unasked = record.unasked;
+        let path = settings.paths.job(&left.job).record();
+        if let Err(why) = node.leave_record(&path, &left) {
+            slurm.log(Level::Error, &why);
+        }
+    }
+    step.left_out = Some(why);
+}
+
+/// Why tasks of a step do not need the MPS of a job that `auto` gave it.
+fn do_not_meet(slurm: &dyn Slurm, record: &Record, tasks: Option<u32>) -> Option<String> {
+    let is_ready = record.state != RecordState::Unneeded;
+    record
+        .unasked
+        .filter(|unasked| is_ready && unasked.if_tasks_meet)?;
+    let gpus = slurm.job_env("SLURM_STEP_GPUS").filter(|list| !list.is_empty());
+    let gpus = gpus.map_or(record.gpus.len(), |list| list.split(',').count());
+    let (tasks, gpus) = (tasks.unwrap_or(0), u32::try_from(gpus).unwrap_or(u32::MAX));
+    (!Mode::auto_helps(tasks, gpus)).then(|| Mode::counted(tasks, gpus))
+}
+
+/// Decides whether a step gets a daemon of its own; the error says why it cannot. `of_job`: the record of its job, to
 /// which `auto` gave nothing.
 fn own_daemon(
     slurm: &dyn Slurm,
@@ -116,9 +191,14 @@ fn own_daemon(
     arguments: &Arguments,
     settings: &Settings,
     number: u32,
-    of_job: Option<Request>,
+    of_job: Option<&Record>,
 ) -> Result<OwnDaemon, String> {
     let request = state.flags.request().map_err(|refusal| refusal.to_string())?;
+    let by_site = request.is_none() && of_job.is_some_and(|record| record.unasked.is_some());
+    if by_site && state.step.left_out.is_some() {
+        return Ok(OwnDaemon::None);
+    }
+    let of_job = of_job.and_then(|record| record.request.clone());
     let Some(request) = request.or(of_job).filter(Request::is_on) else {
         return Ok(OwnDaemon::None);
     };
@@ -136,7 +216,8 @@ fn own_daemon(
         return Err(format!("{whole_jobs}: give --mps to sbatch or salloc"));
     }
     let request = request.to_string();
-    let words = ["--request", &request, "--record", "--wait", "started"];
+    let mut words = vec!["--request", &request, "--record", "--wait", "started"];
+    words.extend(by_site.then_some("--by-site"));
     let (path, environment) = (&arguments.prologue, environment(slurm, number));
     let program = program(path, arguments, settings, &words, environment);
     Ok(OwnDaemon::Start(program))

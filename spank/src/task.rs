@@ -19,9 +19,12 @@ use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
 use mpsd_core::script;
 use mpsd_core::step::{of_step_after, of_tasks};
+use mpsd_core::unasked;
 use mpsd_core::{JobId, Refusal, Request};
 use std::path::Path;
 
+/// How many words of a step's command are looked at.
+const WORDS: usize = 8;
 const NO_GPU: &str = "the job has GPUs and this step none, so it runs without MPS; add --gres=gpu:N to srun";
 
 /// Attaches the task to its MPS, leaves it alone, or refuses it.
@@ -177,6 +180,9 @@ impl NewTask<'_> {
                     false => Ok(self.marked(changes)),
                 }
             }
+            Some(record) if record.unasked.is_some() && !(has_flags && state.asks()) => {
+                Ok(self.unasked(&record, has_flags))
+            }
             Some(record) if self.has_no_gpu(&record) => {
                 // For `srun --exclusive` Slurm gives the job its node's GPUs, and the step none of them.
                 if has_flags && state.asks() && self.is_first_of(&record) {
@@ -221,6 +227,44 @@ impl NewTask<'_> {
             self.say_unneeded(oci::WITHOUT);
         }
         Ok(self.marked(self.strip(None)))
+    }
+
+    /// Of a job that its site brought in: attaches the task if nobody notices, else leaves it alone, and says so in the
+    /// node's log.
+    fn unasked(&self, record: &Record, has_flags: bool) -> Vec<Change> {
+        let attached = match self.state.step.left_out.clone().or_else(|| self.own_mps()) {
+            Some(why) => Err(why),
+            None => self.attach_unnoticed(record),
+        };
+        attached.unwrap_or_else(|why| {
+            if self.slurm.is_first_task() && self.state.step.left_out.is_none() {
+                let line = format!("job {}: {}", self.job, Mode::auto_without(&why));
+                self.slurm.log(Level::Info, &line);
+            }
+            self.without_mps(has_flags)
+        })
+    }
+
+    fn attach_unnoticed(&self, record: &Record) -> Result<Vec<Change>, String> {
+        if self.has_no_gpu(record) {
+            return Err("the step has no GPU".to_owned());
+        }
+        if oci::is_of_task(self.slurm) {
+            return Err("Slurm runs the step in a container that does not show it".to_owned());
+        }
+        if let Some(why) = unasked::by_numbers(record, environment::counted(record).as_deref()) {
+            return Err(why);
+        }
+        let changes = self.attach(record, None).map_err(|refusal| refusal.text)?;
+        self.node.expect_listener(&changes)?;
+        Ok(changes)
+    }
+
+    /// Why a file in the step's command meets MPS in its own way: a wrapper that starts a daemon, for one.
+    fn own_mps(&self) -> Option<String> {
+        let command = self.slurm.step_command().into_iter().take(WORDS);
+        let mut texts = command.filter_map(|word| self.node.text_of(Path::new(&word)));
+        texts.find_map(|text| unasked::own_mps(&text))
     }
 
     fn without_mps(&self, has_flags: bool) -> Vec<Change> {
@@ -359,6 +403,11 @@ impl NewTask<'_> {
             return Err(TaskRefusal::of_node(why));
         }
         let own = match request {
+            // The step's user asks, in a job that its site brought in.
+            Some(_) if record.unasked.is_some() => Record {
+                unasked: None,
+                ..record.clone()
+            },
             Some(request) => {
                 of_step_after(record, &self.state.step.limits_set, &request).map_err(TaskRefusal::of_step)?
             }
@@ -366,6 +415,9 @@ impl NewTask<'_> {
             None => record.clone(),
         };
         let (tasks, rank) = (slurm.item(Item::LocalTasks), slurm.item(Item::TaskId));
+        if own.unasked.is_some() {
+            return self.with_partitions(own);
+        }
         if self.state.asks() {
             let room = environment::expect_connections(&own, tasks, &|name| self.lookup(name));
             room.map_err(TaskRefusal::of_step)?;

@@ -12,6 +12,7 @@ use mpsd_core::observations::{self, Observations};
 use mpsd_core::paths::{JobPaths, KILLED, SeenPaths};
 use mpsd_core::record::{self, Record, RecordRead};
 use mpsd_core::trusted::open_trusted;
+use mpsd_core::unasked;
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
 use nix::sys::stat::Mode;
 use std::fs::{DirBuilder, File};
@@ -63,6 +64,10 @@ impl Node for ThisNode {
 
     fn settled_record(&self, path: &Path, limit: Duration) -> Result<Option<Record>, String> {
         record::settled(path, limit)
+    }
+
+    fn text_of(&self, path: &Path) -> Option<String> {
+        unasked::text_of(path)
     }
 
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {

@@ -5,6 +5,7 @@ use tests::slurm::{Options, Record, Simulated};
 
 use crate::jobs::{check_daemons, holds, records, says};
 use crate::runner::{Context, Group, cells};
+use crate::steps::END_DAEMON;
 
 pub const GROUP: Group = Group {
     options: || Options {
@@ -23,6 +24,12 @@ pub const GROUP: Group = Group {
             components_are_jobs_of_their_own,
             a_user_who_said_auto_reads_what_it_found_and_no_other,
             a_script_that_auto_gives_nothing_runs,
+            a_script_with_an_mps_of_its_own_has_that_alone,
+            programs_without_our_variables_or_without_a_number_run,
+            more_connections_than_a_gpu_has_leave_the_step_out,
+            every_task_reads_the_words_for_its_gpus_that_slurm_wrote,
+            a_step_after_the_daemons_end_runs,
+            a_job_of_roots_runs,
         ],
     )
 };
@@ -55,8 +62,9 @@ fn check(cell: &Context, words: &str, tasks: usize, under_mps: bool) -> Result<(
 fn a_job_has_mps_if_two_of_its_tasks_have_a_gpu_together(cell: &Context) -> Result<()> {
     for (words, tasks, under_mps) in [
         ("-p auto -n1 --gres=gpu:1", 1, false),
-        ("-p auto -n2 --gres=gpu:1", 2, true),
-        ("-p auto -n8 --gres=gpu:1", 8, true),
+        // Its tasks may open the node's other GPU: nothing confines them here.
+        ("-p auto -n2 --gres=gpu:1", 2, false),
+        ("-p auto -n8 --gres=gpu:1", 8, false),
         ("-p auto -n1 --gres=gpu:2", 1, false),
         ("-p auto -n2 --gres=gpu:2", 2, false),
         ("-p auto -n3 --gres=gpu:2", 3, true),
@@ -83,9 +91,9 @@ fn a_job_has_mps_if_two_of_its_tasks_have_a_gpu_together(cell: &Context) -> Resu
 
 fn a_share_has_mps_and_a_whole_gpu_only_for_tasks_that_meet(cell: &Context) -> Result<()> {
     for (words, tasks, under_mps) in [
-        ("-p auto -n1 --gres=shard:1", 1, true),
+        ("-p auto -n1 --gres=shard:1", 1, false),
         ("-p auto -n1 --gres=gpu:1", 1, false),
-        ("-p auto -n2 --gres=gpu:1", 2, true),
+        ("-p main --mps=auto -n2 --gres=gpu:1", 2, true),
         ("-p main --mps=auto -n1 --gres=shard:1", 1, true),
     ] {
         check(cell, &format!("-w node1 {words}"), tasks, under_mps)?;
@@ -114,7 +122,7 @@ fn a_step_has_what_its_job_could_not_know(cell: &Context) -> Result<()> {
         "--mps -n1",
     ];
     for job in ["salloc -p auto", "salloc -p main --mps=auto"] {
-        let under = steps(cell, &format!("{job} -w node1 -n1 --gres=gpu:1"), &own)?;
+        let under = steps(cell, &format!("{job} -w node1 -n1 --gres=gpu:2"), &own)?;
         let expected = [false, true, true, true, true, false, false, false, true];
         ensure!(under == expected, "{job}: {under:?}");
     }
@@ -131,9 +139,9 @@ fn a_step_has_what_its_job_could_not_know(cell: &Context) -> Result<()> {
         &["-n2"],
     )?;
     ensure!(under == [false, false], "{under:?}");
-    // The job has its MPS, so its steps have it too.
-    let under = steps(cell, "salloc -p auto -w node1 -n2 --gres=gpu:1", &["-n1", "-n2"])?;
-    ensure!(under == [true, true, true], "{under:?}");
+    // The job has its MPS, and a step whose tasks do not meet has none: how many such steps run at once is not known.
+    let under = steps(cell, "salloc -p auto -w node1 -n4 --gres=gpu:2", &["-n1", "-n4"])?;
+    ensure!(under == [false, true, true, true, true], "{under:?}");
     Ok(())
 }
 
@@ -143,7 +151,7 @@ fn a_job_without_a_number_of_tasks_is_decided_by_its_steps(cell: &Context) -> Re
     let script =
         format!("({client})\nsrun -n1 /bin/sh -c '{client}'\nsrun -n4 --overcommit /bin/sh -c '{client}'");
     for words in ["", " --export=NONE"] {
-        let (_, said) = cell.batch(&format!("-p auto -w node1 --gres=gpu:1{words}"), &script)?;
+        let (_, said) = cell.batch(&format!("-p auto -w node1 --gres=gpu:2{words}"), &script)?;
         let under: Vec<bool> = records(&said)?.iter().map(|record| record.under_mps).collect();
         ensure!(
             under == [false, false, true, true, true, true],
@@ -154,12 +162,12 @@ fn a_job_without_a_number_of_tasks_is_decided_by_its_steps(cell: &Context) -> Re
 }
 
 fn each_node_of_an_uneven_job_has_its_own(cell: &Context) -> Result<()> {
-    let all = cell.clients("-p auto -N2 -n3 --gres=gpu:1", "--hold 0.2")?;
-    holds(all.len() == 3, &all)?;
+    let all = cell.clients("-p auto -N2 -n5 --gres=gpu:2", "--hold 0.2")?;
+    holds(all.len() == 5, &all)?;
     for node in ["node1", "node2"] {
         let here: Vec<Record> = all.iter().filter(|record| record.node == node).cloned().collect();
         ensure!(
-            here.iter().all(|record| record.under_mps == (here.len() == 2)),
+            here.iter().all(|record| record.under_mps == (here.len() > 2)),
             "{all:?}"
         );
     }
@@ -167,10 +175,10 @@ fn each_node_of_an_uneven_job_has_its_own(cell: &Context) -> Result<()> {
 }
 
 fn components_are_jobs_of_their_own(cell: &Context) -> Result<()> {
-    let words = "-p auto -N1 -n1 --gres=gpu:1 : -p auto -N1 -n2 --gres=gpu:1";
+    let words = "-p auto -N1 -n1 --gres=gpu:2 : -p auto -N1 -n3 --gres=gpu:2";
     let all = cell.clients(words, "--hold 0.2")?;
     let under = all.iter().filter(|record| record.under_mps).count();
-    holds(all.len() == 3 && under == 2, &all)
+    holds(all.len() == 4 && under == 3, &all)
 }
 
 fn a_user_who_said_auto_reads_what_it_found_and_no_other(cell: &Context) -> Result<()> {
@@ -211,4 +219,89 @@ fn a_script_that_auto_gives_nothing_runs(cell: &Context) -> Result<()> {
             &format!("it needs no MPS ({why})"),
         ],
     )
+}
+
+/// A job of a partition in which its site switches `auto` on, with more tasks than GPUs.
+const BY_SITE: &str = "-p auto -w node1 -n8 --overcommit --gres=gpu:2";
+
+/// The records of a batch script's clients; none of them failed.
+fn unnoticed(cell: &Context, script: &str) -> Result<Vec<Record>> {
+    let (_, said) = cell.batch(BY_SITE, script)?;
+    ensure!(!said.contains("mps: "), "{said}");
+    let all = records(&said)?;
+    ensure!(all.iter().all(|record| record.error.is_none()), "{said}");
+    Ok(all)
+}
+
+fn a_script_with_an_mps_of_its_own_has_that_alone(cell: &Context) -> Result<()> {
+    let (client, dir) = (cell.client("--hold 0.2"), cell.nodes.dir().display());
+    let control = format!("{dir}/$SLURMD_NODENAME/nvidia-cuda-mps-control");
+    let run = format!(
+        "({client}) & a=$!; ({client}) & b=$!; wait $a; wait $b\nsrun -n2 --overlap /bin/sh -c '{client}'"
+    );
+    let own = "d=$(mktemp -d); export CUDA_MPS_PIPE_DIRECTORY=$d CUDA_MPS_LOG_DIRECTORY=$d";
+    for first in ["", "echo quit | CONTROL || true\n"] {
+        let script = format!("set -e\n{own}\n{first}CONTROL -d\n{run}\necho quit | CONTROL\nrm -r $d");
+        let all = unnoticed(cell, &script.replace("CONTROL", &control))?;
+        let is_own = |record: &Record| record.under_mps && record.job.is_none();
+        holds(all.len() == 4 && all.iter().all(is_own), &all)?;
+    }
+    Ok(())
+}
+
+fn programs_without_our_variables_or_without_a_number_run(cell: &Context) -> Result<()> {
+    let bare = cell.client("--hold 1").replacen("exec", "exec env -i", 1);
+    let clients = cell.client("--hold 1");
+    let many = format!("for i in $(seq 56); do ({clients}) & done; wait");
+    let all = unnoticed(cell, &format!("srun -n4 --overlap /bin/sh -c '{bare}' & {many}"))?;
+    holds(
+        all.len() == 60 && all.iter().all(|record| !record.under_mps),
+        &all,
+    )
+}
+
+fn more_connections_than_a_gpu_has_leave_the_step_out(cell: &Context) -> Result<()> {
+    let client = cell.client("--hold 0.5");
+    for (connections, under_mps) in [(32, false), (8, true)] {
+        // Not in the script's text.
+        let name = "CUDA_DEVICE_MAX_\"\"CONNECTIONS";
+        let all = unnoticed(
+            cell,
+            &format!("export {name}={connections}\nsrun --overcommit -n8 /bin/sh -c '{client}'"),
+        );
+        let all = all?;
+        let right = |record: &Record| record.under_mps == under_mps;
+        holds(all.len() == 8 && all.iter().all(right), &all)?;
+    }
+    Ok(())
+}
+
+fn every_task_reads_the_words_for_its_gpus_that_slurm_wrote(cell: &Context) -> Result<()> {
+    let words = |partition: &str| {
+        let srun = format!("srun -p {partition} -w node1 -n4 --overcommit --gres=gpu:2");
+        let done = cell
+            .run(&srun, "echo $CUDA_VISIBLE_DEVICES ${MPSD_JOB:+mps}")?
+            .success()?;
+        Ok::<_, anyhow::Error>(done.stdout)
+    };
+    let (without, with) = (words("main")?, words("auto")?);
+    ensure!(
+        without == "0,1\n".repeat(4) && with == "0,1 mps\n".repeat(4),
+        "{without}{with}"
+    );
+    Ok(())
+}
+
+fn a_step_after_the_daemons_end_runs(cell: &Context) -> Result<()> {
+    let srun = "srun -n4 --overcommit /bin/sh -c";
+    let client = cell.client("--hold 0.1");
+    let end = format!("[ $SLURM_LOCALID != 0 ] || {{ {END_DAEMON}; }}");
+    let all = unnoticed(cell, &format!("{srun} '{end}'\n{srun} '{client}'"))?;
+    holds(all.len() == 4 && all.iter().all(|record| !record.under_mps), &all)
+}
+
+fn a_job_of_roots_runs(cell: &Context) -> Result<()> {
+    let said = cell.root("srun -p auto -w node1 -n4 --overcommit --gres=gpu:2 /bin/echo runs")?;
+    ensure!(said.trim() == ["runs"; 4].join("\n"), "{said}");
+    Ok(())
 }

@@ -190,7 +190,7 @@ fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
 }
 
 /// As its user, ends the control daemon of the surrounding job, and waits until its socket does not answer.
-const END_DAEMON: &str = "kill -9 $(cat $CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid); sleep 1";
+pub const END_DAEMON: &str = "kill -9 $(cat $CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid); sleep 1";
 
 /// Exactly one step, or task, of these did not run; none ran outside its job's MPS.
 fn check_not_outside(said: &str) -> Result<()> {

@@ -27,9 +27,9 @@ pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 /// (docs/facts/mps-control.md#memory-limits).
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The number of a client's connections to its GPU. The user's own variable: never set or removed.
-const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+pub const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// A client's connections without the variable, and those of a GPU for all its clients (docs/facts/mps-control.md#clients).
-const USUAL_CONNECTIONS: u32 = 2;
+pub const USUAL_CONNECTIONS: u32 = 2;
 const ALL_CONNECTIONS: u32 = 120;
 /// The most that CUDA takes from the variable.
 const MOST_CONNECTIONS: u32 = 32;
@@ -220,6 +220,18 @@ impl Change {
 
 /// The changes to a task's environment that attach it to the job's MPS. Refuses a task if its GPU or share cannot be told.
 pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
+    if record.unasked.is_some() {
+        let kept = Record {
+            names: Some(DeviceNames::Keep),
+            bind: None,
+            unasked: None,
+            ..record.clone()
+        };
+        let mut changes = task_environment(&kept, task)?;
+        // A program would see that it is set.
+        changes.retain(|change| change.name != JAX_DEVICES || change.value.is_none());
+        return Ok(changes);
+    }
     let visible = visible_gpus(record, task)?;
     let partition = own_partition(record, task)?;
     let gpus = match partition {

@@ -28,6 +28,7 @@ pub mod script;
 pub mod step;
 pub mod text;
 pub mod trusted;
+pub mod unasked;
 pub mod usage;
 
 pub use failure::{Failure, Fault, Refusal, Undetermined};

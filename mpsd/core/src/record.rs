@@ -143,6 +143,15 @@ impl AutoDivisors {
     }
 }
 
+/// A job that its site brought in (`unasked.rs`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Unasked {
+    /// Its tasks on this node; 0: not known.
+    pub tasks: u32,
+    /// It runs under MPS only if tasks meet on a GPU, or other jobs use it.
+    pub if_tasks_meet: bool,
+}
+
 /// What the job's tasks need to know.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -218,6 +227,9 @@ pub struct Record {
     /// Warnings for its user, a line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// The site brought the job in, and its user did not ask.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unasked: Option<Unasked>,
     /// Its user reads a report at the end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub report: bool,
@@ -252,6 +264,7 @@ impl Record {
             bind: None,
             clients: None,
             warnings: Vec::new(),
+            unasked: None,
             report: false,
         }
     }

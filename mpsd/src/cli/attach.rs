@@ -16,6 +16,7 @@ use mpsd_core::listener;
 use mpsd_core::partitions::{self, Partition};
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{self, Daemon, Record, RecordRead, RecordState};
+use mpsd_core::unasked;
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
 use std::path::{Path, PathBuf};
 
@@ -101,11 +102,10 @@ impl Caller<'_> {
             Ok(Some((_, record))) if record.state == RecordState::Unneeded => {
                 Ok(Attachment::Unneeded(stripped()))
             }
-            Ok(Some((_, record))) => {
-                let changes = self.attach(&record)?;
-                self.expect_daemon(&record, &changes)?;
-                Ok(Attachment::Attached(changes))
-            }
+            Ok(Some((_, record))) => match self.attached(&record) {
+                Err(_) if record.unasked.is_some() => Ok(Attachment::Unneeded(stripped())),
+                attached => Ok(Attachment::Attached(attached?)),
+            },
             Err(Failure::Undetermined(unread)) => Ok(Attachment::Unread(unread)),
             Err(failure) => Err(failure),
             Ok(None) => match broken {
@@ -166,14 +166,16 @@ impl Caller<'_> {
     pub(crate) fn warnings(&self) -> Vec<String> {
         let (settings, _) = self.settings();
         let found = self.any_record(&settings).ok().flatten();
-        found.map_or(Vec::new(), |(_, record)| record.warnings)
+        let asked = found.filter(|(_, record)| record.unasked.is_none());
+        asked.map_or(Vec::new(), |(_, record)| record.warnings)
     }
 
     /// Advice for a process without a rank or for a launcher's first rank: variables that do not go with MPS, and a
     /// list by local rank that has fewer entries than there are ranks. In a Slurm step the plugin says the latter.
     pub(crate) fn advice(&self) -> Vec<String> {
         let rank = environment::rank(self.env).map(|(rank, _)| rank);
-        let Some((record, _)) = self.job_with_mps().ok().flatten() else {
+        let asked = self.job_with_mps().ok().flatten();
+        let Some((record, _)) = asked.filter(|(record, _)| record.unasked.is_none()) else {
             return Vec::new();
         };
         let ranks = rank.and_then(|rank| rank.of);
@@ -234,6 +236,23 @@ impl Caller<'_> {
                 (directories_alone(self.config, &node), broken)
             }
         }
+    }
+
+    /// The changes that attach the caller to a daemon that listens. A job that did not ask does without them in doubt.
+    fn attached(&self, record: &Record) -> Result<Vec<Change>, Failure> {
+        let ranks = environment::rank(self.env).and_then(|(rank, _)| rank.of);
+        let by_environment = unasked::by_environment(record, ranks, self.env);
+        let by_numbers = || {
+            record
+                .unasked
+                .and_then(|_| unasked::by_numbers(record, counted(record).as_deref()))
+        };
+        if let Some(why) = by_environment.or_else(by_numbers) {
+            return Err(Refusal::new(format!("job {}", record.job), why, "").into());
+        }
+        let changes = self.attach(record)?;
+        self.expect_daemon(record, &changes)?;
+        Ok(changes)
     }
 
     fn attach(&self, record: &Record) -> Result<Vec<Change>, Failure> {

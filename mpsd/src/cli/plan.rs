@@ -67,7 +67,12 @@ impl PlanVerb {
         }
         let as_line = |note: Option<_>| note.map_or(String::new(), |note| format!("note: {note}\n"));
         let of_node = || Some(settings.clone());
-        let Some(Asked { request, syntax, .. }) = arguments.request_of(&submission, &of_node)? else {
+        let Some(Asked {
+            request,
+            syntax,
+            by_site,
+        }) = arguments.request_of(&submission, &of_node)?
+        else {
             return Ok(match json {
                 true => format!("{}\n", serde_json::json!({"asked": false, "note": almost})),
                 false => format!("MPS was not asked for: nothing is done\n{}", as_line(almost)),
@@ -112,6 +117,7 @@ impl PlanVerb {
             submission: &submission,
             request: &request,
             syntax,
+            by_site,
             uid: user.uid,
             devices: &devices,
             inventory: &inventory,

@@ -24,6 +24,7 @@ use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
+use mpsd_core::unasked::{self, Unasked};
 use mpsd_core::{Failure, Inventory, JobId, Refusal};
 use std::time::Instant;
 
@@ -69,6 +70,11 @@ fn start<N: Node>(
     when: ReturnWhen,
 ) -> Result<(), FailedStart> {
     let began = Instant::now();
+    if job.by_site
+        && let Some(why) = scheduled.script().and_then(|script| of_script(&script))
+    {
+        return leave_out(node, job, when, None, &why);
+    }
     // Comes before anything is made or asked, because most of these jobs need nothing.
     if job.request.mode == Mode::Auto
         && let Finding::Unneeded(why) = auto::find(&scheduled.devices()?, &job.settings)
@@ -143,6 +149,11 @@ fn start<N: Node>(
     }
 }
 
+/// Why a job that did not ask has no MPS by its script, where the scheduler has placed it already.
+fn of_script(script: &str) -> Option<String> {
+    unasked::own_mps(script).or_else(|| unasked::without_ranks(script))
+}
+
 /// Makes the plan for these GPUs.
 type Decide<'a> = Box<dyn Fn(&Inventory) -> Result<(Settings, Plan), Failure> + 'a>;
 
@@ -169,6 +180,7 @@ fn make_plan<'a>(
             submission: &job.submission,
             request: &job.request,
             syntax: job.syntax,
+            by_site: job.by_site,
             uid: job.user.uid,
             devices: &devices,
             inventory,
@@ -222,6 +234,7 @@ fn leave_out<N: Node>(
         Ok(Some(_held)) => {
             let mut record = Record::closed(id.clone(), job.user.uid, RecordState::Unneeded, line.clone());
             record.request = Some(job.request.clone());
+            record.unasked = job.by_site.then(Unasked::default);
             record.warnings.extend((!job.by_site).then(|| line.clone()));
             node.write_record(&record)
         }
@@ -278,7 +291,9 @@ fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Sched
     if let Some(told) = tasks::decide(scheduled.unattached(), sister, rule)? {
         let text = format!("job {}: {told}", submission.job);
         node.log(Severity::Warning, &text);
-        node.complain(&text);
+        if !job.by_site {
+            node.complain(&text);
+        }
     }
     Ok(())
 }
@@ -438,7 +453,9 @@ impl Start<'_> {
             let line = format!("job {job}: {warning}");
             node.log(Severity::Warning, &line);
             // Torque: the job's own error file.
-            node.complain(&line);
+            if self.record.unasked.is_none() {
+                node.complain(&line);
+            }
         }
         for note in notes {
             node.log(Severity::Info, &format!("job {job}: {note}"));

@@ -106,6 +106,10 @@ impl Job {
 
 /// What the scheduler says of the job's tasks and devices when it is asked.
 pub trait Scheduled {
+    /// Its batch script, if it is on this node already.
+    fn script(&self) -> Option<String> {
+        None
+    }
     /// Why tasks of the job could run outside its MPS, if they could.
     fn unattached(&self) -> Option<Unattached>;
     /// Its GPUs and tasks on this node ([`crate::scheduler::devices()`]).

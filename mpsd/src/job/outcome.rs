@@ -12,6 +12,8 @@ use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::record::{Record, RecordState};
+use mpsd_core::request::Mode;
+use mpsd_core::unasked::Unasked;
 use mpsd_core::{Failure, JobId};
 use std::time::Duration;
 
@@ -28,11 +30,13 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited
     let id = &submission.job;
     let to_shell = is_told_by_shell(submission, failure, &job.site);
     log(node, id, failure);
-    if !to_shell {
+    if !to_shell && !job.by_site {
         complain(node, id, failure);
     }
-    let report = JobReport::not_started(id, submission.scheduler, &job.node, &job.user, failure);
-    node.keep(JobOutcome::Refused(&report));
+    if !job.by_site {
+        let report = JobReport::not_started(id, submission.scheduler, &job.node, &job.user, failure);
+        node.keep(JobOutcome::Refused(&report));
+    }
     for note in &failed.findings.notes {
         node.log(Severity::Info, &format!("job {id}: {note}"));
     }
@@ -40,6 +44,10 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited
     let drained = drain_for(node, job, failed);
     if failed.job_ended {
         return failure.exit_code();
+    }
+    if job.by_site {
+        leave_out(node, id, job.user.uid, failure);
+        return 0;
     }
     // A node that is drained already must not be taken down as well.
     let to_tasks = is_left_to_tasks(submission, failure) || (drained && policy(submission).left_to_tasks);
@@ -69,6 +77,20 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited
         line.iter().for_each(|line| node.log(Severity::Warning, line));
     }
     code
+}
+
+/// The job did not ask, so it runs as if there were no MPS. Its record says why.
+pub fn leave_out(node: &mut impl Node, id: &JobId, uid: u32, failure: &Failure) {
+    let line = Mode::auto_without(&failure.to_string());
+    let mut record = Record::closed(id.clone(), uid, RecordState::Unneeded, line);
+    // Without a request no step of it tries again.
+    record.unasked = Some(Unasked::default());
+    let written = node.open_job(id).and_then(|_held| node.write_record(&record));
+    if let Err(error) = written {
+        let _ = node.remove_job(id);
+        let text = format!("job {id}: 'mpsctl status' cannot say why it has no MPS: {error}");
+        node.log(Severity::Warning, &text);
+    }
 }
 
 /// The exit code. `recorded`: the caller can tell which tries do not count ([`ExitPolicy::tells_tries`]).

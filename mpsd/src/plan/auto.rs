@@ -1,9 +1,11 @@
 //! `MPS=auto`: whether MPS helps the job on this node. It needs no NVML, so that a job without MPS does not wait for it.
 
+use super::draft::Draft;
+use super::gpus;
 use crate::scheduler::{Devices, Exclusive, GpuSource};
-use mpsd_core::Request;
 use mpsd_core::config::Settings;
 use mpsd_core::request::Mode;
+use mpsd_core::{Refusal, Request};
 
 /// What `auto` found, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +43,38 @@ pub fn find(devices: &Devices, settings: &Settings) -> Finding {
     match Mode::auto_helps(tasks, gpus) {
         true => Finding::Helps(Mode::counted(tasks, gpus)),
         false => Finding::Unneeded(Mode::counted(tasks, gpus)),
+    }
+}
+
+/// Refuses MPS to a job that did not ask, if a program could notice it by its GPUs or by its number of clients.
+pub(super) fn expect_unnoticed(
+    draft: &Draft<'_>,
+    devices: &Devices,
+    clients: Option<u32>,
+) -> Result<(), Refusal> {
+    let gpus = &draft.gpus;
+    let refuse = |why: String| {
+        Err(Refusal::new(
+            "a job that did not ask",
+            why,
+            "a request of its user's",
+        ))
+    };
+    let alike = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
+    let tasks = draft.tasks.zip(clients).filter(|(tasks, most)| tasks > most);
+    let has_all = gpus.len() == draft.inventory.gpus.len() || gpus::has_devices(gpus);
+    if let Some((tasks, most)) = tasks {
+        refuse(format!("a GPU takes {most} of its {tasks} tasks"))
+    } else if draft.request.mode == Mode::PerGpu && gpus.len() > 1 {
+        refuse("a daemon for each GPU would change CUDA_VISIBLE_DEVICES".to_owned())
+    } else if !alike {
+        refuse("its GPUs are not alike, and CUDA counts the fastest first".to_owned())
+    } else if !has_all && !devices.gpus.are_confined() {
+        refuse(
+            "its tasks may open other GPUs of the node, and the numbers of its own would change".to_owned(),
+        )
+    } else {
+        Ok(())
     }
 }
 

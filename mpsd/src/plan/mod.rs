@@ -17,6 +17,7 @@ use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, WarnOrRefuse}
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{AutoDivisors, ClientLimits, Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
+use mpsd_core::unasked::Unasked;
 use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, JobId, Refusal};
 use std::collections::BTreeSet;
 
@@ -33,6 +34,8 @@ pub struct Case<'a> {
     pub request: &'a Request,
     /// How the user wrote it, for messages.
     pub syntax: Syntax,
+    /// The site asks, and the user did not.
+    pub by_site: bool,
     /// Its user.
     pub uid: u32,
     /// What the scheduler gave.
@@ -77,6 +80,9 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     draft.check_generations()?;
     let clients = |gpu: &&Gpu| case.inventory.clients(gpu, settings.max_clients);
     let clients = draft.gpus.iter().map(clients).min();
+    if case.by_site {
+        auto::expect_unnoticed(&draft, case.devices, clients)?;
+    }
     let too_many_tasks = draft.check_tasks(clients)?;
     let replicas = draft.request.replicas.zip(clients);
     let too_many_replicas = replicas.filter(|(replicas, most)| replicas > most);
@@ -137,6 +143,10 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         same_numbers: draft.gpus.iter().zip(0..).all(|(gpu, place)| gpu.index == place) && alike,
         bind: Some(bind),
         clients,
+        unasked: case.by_site.then(|| Unasked {
+            tasks: draft.tasks.unwrap_or(0),
+            if_tasks_meet: case.request.mode == Mode::Auto && !shared,
+        }),
         warnings: warnings.into_iter().flatten().collect(),
         report: request.report == Some(true),
         ..Record::closed(job.clone(), case.uid, RecordState::Starting, String::new())
@@ -298,7 +308,9 @@ fn exporters(settings: &Settings) -> impl Iterator<Item = Effect> {
 }
 
 fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'static str> {
-    if gpu.uuid.is_mig() {
+    if case.by_site {
+        Some("the site gives the job MPS, and its user did not ask")
+    } else if gpu.uuid.is_mig() {
         Some("EXCLUSIVE_PROCESS is not for MIG devices")
     } else if settings.compute_mode != ComputeModeRule::Exclusive {
         Some("compute_mode = \"keep\"")

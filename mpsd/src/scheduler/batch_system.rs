@@ -67,6 +67,10 @@ pub trait BatchSystem: Sync {
     fn elsewhere(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Result<(), Failure> {
         Ok(())
     }
+    /// The job's batch script, if this node has it before the job begins. Interactive jobs have an empty one.
+    fn script(&self, _: &Submission, _: &Input<'_>) -> Option<String> {
+        None
+    }
     /// Why tasks of this job, which asked for MPS, cannot be attached to it; `None`: they are.
     fn unattached(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Option<Unattached> {
         None

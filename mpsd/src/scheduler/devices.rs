@@ -56,6 +56,15 @@ pub enum GpuSource {
 }
 
 impl GpuSource {
+    /// Whether the job's tasks can open only these. The hook pbs_cgroups names UUIDs and confines the job to them.
+    pub fn are_confined(&self) -> bool {
+        match self {
+            Self::Numbered(numbers) => numbers.confined == Some(true),
+            Self::Listed(names) => names.iter().all(|name| matches!(name, GpuName::Uuid(_))),
+            Self::Counted { .. } | Self::Unknown(_) | Self::None => false,
+        }
+    }
+
     /// The node's GPUs, if a task must count those that it may open to know its own.
     pub fn to_count(&self, inventory: &Inventory) -> Vec<RecordDevice> {
         match self {

@@ -19,6 +19,9 @@ pub type Spank = *mut c_void;
 /// `ESPANK_SUCCESS`.
 const SUCCESS: c_int = 0;
 
+/// `S_JOB_ARGV`.
+const JOB_ARGV: c_int = 9;
+
 /// `spank_opt_cb_f`: 0 accepts, a negative value refuses; `argument` may be NULL.
 pub type OptionCallback = extern "C" fn(value: c_int, argument: *const c_char, remote: c_int) -> c_int;
 
@@ -253,6 +256,21 @@ impl Slurm for Handle {
             // SAFETY: as above.
             None => unsafe { std::env::remove_var(name) },
         }
+    }
+
+    fn step_command(&self) -> Vec<String> {
+        let (mut count, mut words): (c_int, *mut *mut c_char) = (0, ptr::null_mut());
+        let (to_count, to_words) = (ptr::from_mut(&mut count), ptr::from_mut(&mut words));
+        // SAFETY: the handle is this callback's, and this item takes these two (spank.h, `S_JOB_ARGV`).
+        let rc = unsafe { spank_get_item(self.0, JOB_ARGV, to_count, to_words) };
+        let count = usize::try_from(count).unwrap_or(0);
+        if rc != SUCCESS || words.is_null() {
+            return Vec::new();
+        }
+        // SAFETY: Slurm's own array of so many C strings, which lives as long as the step.
+        (0..count)
+            .map_while(|at| unsafe { text(*words.add(at)) })
+            .collect()
     }
 
     fn command_line(&self) -> Vec<String> {

@@ -32,6 +32,8 @@ pub struct FakeSlurm {
     pub process_env: Env,
     pub script_env: Env,
     pub command_line: Vec<String>,
+    /// The command of the step, or the path of the batch script.
+    pub step_command: Vec<String>,
     pub task_prolog: Option<String>,
     pub script: Option<String>,
     /// Slurm's own options that were given; at first a GPU. `None`: Slurm does not say.
@@ -51,6 +53,7 @@ impl FakeSlurm {
             script_env: Env::new(),
             script: None,
             command_line: Vec::new(),
+            step_command: Vec::new(),
             task_prolog: None,
             given: Some(Env::from([("gres".into(), "gpu:1".into())])),
             registered: Vec::new(),
@@ -181,6 +184,9 @@ impl Slurm for FakeSlurm {
         assert!(here, "job_control in {:?}", self.context);
         set(&mut self.script_env, name, value);
     }
+    fn step_command(&self) -> Vec<String> {
+        self.step_command.clone()
+    }
     fn command_line(&self) -> Vec<String> {
         self.command_line.clone()
     }
@@ -250,6 +256,8 @@ pub struct FakeNode {
     pub partitions_lock: PathBuf,
     /// The task's container hides the job's directory.
     pub hides: bool,
+    /// Scripts by their paths.
+    pub texts: BTreeMap<&'static str, &'static str>,
     /// Control daemons that have ended, by their pipe directories.
     pub ended: Vec<&'static str>,
 }
@@ -396,6 +404,10 @@ impl Node for FakeNode {
     }
     fn settled_record(&self, path: &Path, _: Duration) -> Result<Option<Record>, String> {
         self.unreadable.clone().map_or_else(|| self.record(path), Err)
+    }
+    fn text_of(&self, path: &Path) -> Option<String> {
+        let text = self.texts.get(path.to_str()?)?;
+        Some((*text).to_owned())
     }
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {
         self.records.borrow_mut().insert(path.to_owned(), record.clone());

@@ -6,3 +6,4 @@ mod jobs;
 mod steps;
 mod submission;
 mod tasks;
+mod unasked;

@@ -66,6 +66,8 @@ pub struct Job {
     pub resource: String,
     /// Its execution queue.
     pub queue: &'static str,
+    /// Its batch script, which its mom has before the job begins.
+    pub script: &'static str,
     pub gpus: Vec<Vec<u32>>,
     pub tasks: u32,
     pub interactive: bool,
@@ -87,6 +89,7 @@ impl Job {
             gpus: vec![vec![0]],
             tasks: 4,
             queue: "batch",
+            script: "mpirun -n 4 ./prog\n",
             ..Self::default()
         }
     }
@@ -103,6 +106,11 @@ impl Job {
 
     pub fn tasks(mut self, tasks: u32) -> Self {
         self.tasks = tasks;
+        self
+    }
+
+    pub fn with_script(mut self, script: &'static str) -> Self {
+        self.script = script;
         self
     }
 
@@ -243,6 +251,14 @@ impl Cluster {
     }
 
     pub fn begin(&mut self, job: &Job) -> Verdict {
+        let home = match self.product {
+            Product::Torque => super::torque::HOME,
+            Product::OpenPbs => super::openpbs::HOME,
+        };
+        if !job.interactive {
+            let file = format!("{home}/mom_priv/jobs/{}.SC", job.id);
+            self.nodes[0].write(&file, job.script, 0o644);
+        }
         match self.product {
             Product::Torque => self.torque_begin(job),
             Product::OpenPbs => self.openpbs_begin(job),

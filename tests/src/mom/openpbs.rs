@@ -6,7 +6,7 @@ use super::wire::{Ended, Run, Stream, Victims, variables};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-const HOME: &str = "/var/spool/pbs";
+pub(super) const HOME: &str = "/var/spool/pbs";
 const TMP: &str = "/var/spool/pbs/mom_priv/hooks/tmp";
 
 #[derive(Clone, Debug, Default, Deserialize)]

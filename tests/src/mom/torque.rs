@@ -5,7 +5,7 @@ use super::node::MomNode;
 use super::wire::{Ended, Run, Stream, Victims, variables};
 use std::collections::BTreeMap;
 
-const HOME: &str = "/var/spool/torque";
+pub(super) const HOME: &str = "/var/spool/torque";
 
 /// Sends SIGHUP to a node's mom, which reads its configuration again and logs that.
 pub fn hang_up(node: &mut MomNode) {

@@ -263,6 +263,7 @@ impl Scenario {
             submission: &job.submission,
             request: &job.request,
             syntax: job.syntax,
+            by_site: job.by_site,
             uid: UID,
             devices: &self.devices,
             inventory: &self.inventory,

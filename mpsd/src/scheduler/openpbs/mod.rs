@@ -111,6 +111,10 @@ impl BatchSystem for OpenPbs {
         }
     }
 
+    fn script(&self, submission: &Submission, input: &Input<'_>) -> Option<String> {
+        Installation::find(&PRODUCT, &input.site, &ThisHost).script(submission)
+    }
+
     fn unattached(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<Unattached> {
         let classic = !is_hooked(input);
         classic.then(|| under_classic_scripts(nodes(&submission.job, input, host)))

@@ -39,9 +39,18 @@ pub(super) fn check(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine
     }
     all.push(operators(pbs, &node, ctx));
     all.extend(old_note(pbs, &node, ctx));
+    all.extend((!ctx.settings.pbs.auto_queues.is_empty()).then(left_out));
     all.extend((pbs.product.check_tasks)(pbs, hooked, ctx));
     all.extend((ctx.standing)(&ctx.settings));
     all
+}
+
+/// The jobs of `auto_queues` that the site gives no MPS, because their programs could notice it.
+fn left_out() -> CheckLine {
+    Pass(
+        "a job of auto_queues has MPS only if its script names an MPI launcher, and it has all GPUs of the node or          pbs_cgroups confines it to its own"
+            .to_owned(),
+    )
 }
 
 /// The mom demands: owner root, a regular file (a link to one is fine), u+rx, not writable by group and others. A missing

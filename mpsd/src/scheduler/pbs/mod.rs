@@ -5,10 +5,11 @@ pub(crate) mod control;
 pub(crate) mod scripts;
 pub(crate) mod setup;
 
-use crate::scheduler::call::Site;
+use crate::scheduler::call::{Site, Submission};
 use crate::scheduler::host::{Answer, Host};
 use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport};
 use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::unasked;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -130,6 +131,15 @@ impl Installation {
 
     pub fn mom_priv(&self) -> PathBuf {
         self.home.join("mom_priv")
+    }
+
+    /// The batch script of a job that begins on this node, empty for an interactive one; `None`: another node has it.
+    pub fn script(&self, submission: &Submission) -> Option<String> {
+        let file = self
+            .mom_priv()
+            .join("jobs")
+            .join(format!("{}.SC", submission.job));
+        (!submission.sister).then(|| unasked::text_of(&file).unwrap_or_default())
     }
 
     pub fn is_here(&self) -> bool {

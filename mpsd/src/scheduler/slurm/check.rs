@@ -296,6 +296,17 @@ fn check_shards(gres: &Gres) -> Option<CheckLine> {
     }
 }
 
+/// The jobs of `auto_...` that the site gives no MPS, because their programs could notice it.
+fn left_out(gres: &Gres, gpus: usize, ctx: &SetupContext<'_>) -> Option<CheckLine> {
+    let slurm = &ctx.settings.slurm;
+    let is_on = slurm.auto_gres || slurm.auto_constraint.is_some() || !slurm.auto_partitions.is_empty();
+    (is_on && gpus > 1 && gres.confined != Some(true)).then(|| {
+        Warn(format!(
+            "without ConstrainDevices=yes the jobs of auto_partitions, auto_constraint and auto_gres have MPS only with all {gpus}              GPUs of this node: the numbers of fewer would change"
+        ))
+    })
+}
+
 /// Whether Slurm's number of each GPU leads a job to that GPU; else the lines of gres.conf. Another line covers NVML.
 fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let gres = Gres::read(&conf.file, node, ctx.host).ok();
@@ -309,8 +320,15 @@ fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine>
         return Vec::new();
     };
     let shards = check_shards(&gres);
+    let left_out = left_out(&gres, inventory.gpus.len(), ctx);
     let outdated = |why| Warn(format!("{why}; until it is restarted no compute mode is changed"));
-    let mut all: Vec<CheckLine> = gres.outdated.iter().map(outdated).chain(shards).collect();
+    let mut all: Vec<CheckLine> = gres
+        .outdated
+        .iter()
+        .map(outdated)
+        .chain(shards)
+        .chain(left_out)
+        .collect();
     let listed = match gres.list.resolve(&inventory) {
         Ok(listed) => listed,
         Err(why) => {

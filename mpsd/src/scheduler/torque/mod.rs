@@ -135,6 +135,10 @@ impl BatchSystem for Torque {
         offline.map_or(Ok(()), failed)
     }
 
+    fn script(&self, submission: &Submission, input: &Input<'_>) -> Option<String> {
+        installation(&input.site, &ThisHost).script(submission)
+    }
+
     fn unattached(&self, _: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<Unattached> {
         starter::unattached(&installation(&input.site, host), host)
     }

@@ -1,0 +1,195 @@
+//! A job that its site brought in did not ask for MPS, so it must run as on a node without us. If it may meet MPS in its
+//! own way, it is left out. Nothing here is a refusal: the reason goes to the node's log and to `mpsctl status`.
+
+use super::environment::{CONNECTIONS, JOB, PIPE_DIRECTORY, USUAL_CONNECTIONS, is_of_job};
+use super::gpu::GpuUuid;
+use super::record::Record;
+pub use super::record::Unasked;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+/// Longest script or program that is read. Bytes.
+const LONGEST: u64 = 1 << 20;
+/// What a script names that starts, quits or limits an MPS of its own, or that lets fewer clients in.
+const OWN: [&str; 3] = ["nvidia-cuda-mps", "CUDA_MPS_", CONNECTIONS];
+/// The launchers that start ranks inside a script. Any other script may start programs without a number.
+const LAUNCHERS: [&str; 3] = ["mpirun", "mpiexec", "orterun"];
+/// A GPU's connections for all its clients (docs/facts/mps-control.md#clients).
+const OF_GPU: u32 = 120;
+
+/// The text of a script or program; `None`: it cannot be read, or is no text. Its writer may be the job's user, so a
+/// link is not followed, and nothing is waited for.
+pub fn text_of(path: &Path) -> Option<String> {
+    // To open a FIFO would wake its writer.
+    if !path.symlink_metadata().ok()?.is_file() {
+        return None;
+    }
+    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let file = File::from(open(path, flags, Mode::empty()).ok()?);
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    file.take(LONGEST).read_to_end(&mut bytes).ok()?;
+    (!bytes.contains(&0)).then(|| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Why a script, or a program that is text, meets MPS in its own way; `None`: it does not.
+pub fn own_mps(text: &str) -> Option<String> {
+    let named = OWN.into_iter().find(|word| text.contains(word))?;
+    Some(format!("its script names {named}"))
+}
+
+/// Why the programs that a batch script starts by itself have no MPS; `None`: an MPI launcher starts them.
+pub fn without_ranks(text: &str) -> Option<String> {
+    let is_launched = LAUNCHERS.iter().any(|name| text.contains(name));
+    (!is_launched).then(|| {
+        format!(
+            "its script names no {}, so it may start more programs than a server takes",
+            LAUNCHERS.join(", ")
+        )
+    })
+}
+
+/// Why a step or script with this environment is left out, before its GPUs are looked at.
+pub fn by_environment(
+    record: &Record,
+    tasks: Option<u32>,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Option<String> {
+    let unasked = record.unasked?;
+    own_directory(lookup).or_else(|| too_many(tasks.unwrap_or(0).max(unasked.tasks), record.clients?, lookup))
+}
+
+fn own_directory(lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let own = lookup(PIPE_DIRECTORY)?;
+    let is_ours = lookup(JOB).is_some_and(|job| is_of_job(&own, &job));
+    (!is_ours).then(|| format!("its user has set {PIPE_DIRECTORY}"))
+}
+
+/// Each task may open any of the GPUs, so all of them must fit on one.
+fn too_many(tasks: u32, clients: u32, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let set = lookup(CONNECTIONS).and_then(|text| text.trim().parse::<u32>().ok());
+    let each = set.unwrap_or(USUAL_CONNECTIONS).max(1);
+    let most = clients.min(OF_GPU / each);
+    (tasks > most).then(|| match set {
+        Some(set) => format!("with {CONNECTIONS}={set} a GPU takes {most} of its {tasks} tasks"),
+        None => format!("a GPU takes {most} of its {tasks} tasks"),
+    })
+}
+
+/// Why numbers of GPUs would mean others behind the daemon than without it. Both count from 0 in the order of the bus:
+/// the daemon its own GPUs, a program without MPS those that it may open.
+pub fn by_numbers(record: &Record, counted: Option<&[GpuUuid]>) -> Option<String> {
+    let counted = counted?;
+    let served: Vec<&GpuUuid> = record.daemons.iter().flat_map(|daemon| &daemon.gpus).collect();
+    (!counted.iter().eq(served)).then(|| {
+        format!(
+            "it may open {} GPUs, and its job has {}: their numbers would change",
+            counted.len(),
+            record.gpus.len()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::JobId;
+    use crate::record::{Daemon, RecordState};
+
+    fn record(tasks: u32) -> Record {
+        let id = JobId::parse("7").unwrap();
+        let mut record = Record::closed(id, 1000, RecordState::Ready, String::new());
+        record.unasked = Some(Unasked {
+            tasks,
+            if_tasks_meet: true,
+        });
+        record.clients = Some(48);
+        record.daemons = vec![Daemon {
+            gpus: [1, 2].map(uuid).to_vec(),
+            ..Daemon::default()
+        }];
+        record
+    }
+
+    fn uuid(n: u32) -> GpuUuid {
+        GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap()
+    }
+
+    #[test]
+    fn a_script_of_its_own_mps_is_left_out_and_one_without_a_launcher_starts_nothing_under_mps() {
+        for (script, own, ranks) in [
+            ("nvidia-cuda-mps-control -d\nmpirun -n 4 a", true, true),
+            ("echo quit | nvidia-cuda-mps-control", true, false),
+            ("export CUDA_MPS_PIPE_DIRECTORY=/tmp/x", true, false),
+            (
+                "export CUDA_DEVICE_MAX_CONNECTIONS=32\nmpiexec -n 8 a",
+                true,
+                true,
+            ),
+            ("mpirun -n 4 a", false, true),
+            ("for i in $(seq 56); do a & done; wait", false, false),
+        ] {
+            assert_eq!(own_mps(script).is_some(), own, "{script}");
+            assert_eq!(without_ranks(script).is_none(), ranks, "{script}");
+        }
+    }
+
+    #[test]
+    fn tasks_that_a_server_does_not_take_and_a_users_own_directory_are_left_out() {
+        let ours = "/run/mpsd/jobs/7/pipe";
+        for (of_job, tasks, variables, left_out) in [
+            (8, None, &[][..], false),
+            (48, None, &[], false),
+            (49, None, &[], true),
+            (0, Some(49), &[], true),
+            (8, Some(2), &[(CONNECTIONS, "8")], false),
+            (15, None, &[(CONNECTIONS, "8")], false),
+            (16, None, &[(CONNECTIONS, "8")], true),
+            (3, None, &[(CONNECTIONS, "32")], false),
+            (4, None, &[(CONNECTIONS, "32")], true),
+            (48, None, &[(CONNECTIONS, "1")], false),
+            (2, None, &[(PIPE_DIRECTORY, "/tmp/x")], true),
+            (2, None, &[(PIPE_DIRECTORY, ours)], true),
+            (2, None, &[(PIPE_DIRECTORY, ours), (JOB, "7")], false),
+        ] {
+            let lookup = |name: &str| {
+                let mut variables = variables.iter();
+                variables
+                    .find(|(key, _)| *key == name)
+                    .map(|(_, value)| (*value).to_owned())
+            };
+            let why = by_environment(&record(of_job), tasks, &lookup);
+            assert_eq!(
+                why.is_some(),
+                left_out,
+                "{of_job} {tasks:?} {variables:?}: {why:?}"
+            );
+        }
+        let mut asked = record(49);
+        asked.unasked = None;
+        assert_eq!(by_environment(&asked, None, &|_| None), None);
+    }
+
+    #[test]
+    fn numbers_stay_only_if_a_task_may_open_just_the_daemons_gpus() {
+        for (open, left_out) in [
+            (&[1, 2][..], false),
+            (&[2, 1], true),
+            (&[1], true),
+            (&[1, 2, 3], true),
+        ] {
+            let open: Vec<GpuUuid> = open.iter().copied().map(uuid).collect();
+            assert_eq!(
+                by_numbers(&record(2), Some(&open)).is_some(),
+                left_out,
+                "{open:?}"
+            );
+        }
+        assert_eq!(by_numbers(&record(2), None), None);
+    }
+}

@@ -1,0 +1,160 @@
+//! Jobs that a site brought in: nothing of MPS that they could notice.
+
+use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, path_of, record};
+use crate::handle::{Item, Level, Verdict};
+use crate::plugin::Callback;
+use mpsd_core::record::{Record, RecordState};
+use mpsd_core::unasked::Unasked;
+
+const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+const GPUS: &str = "CUDA_VISIBLE_DEVICES";
+const SCRIPT: &str = "/spool/job4711/slurm_script";
+
+fn of_site(state: RecordState) -> Record {
+    let mut record = record("4711", state);
+    record.request = "MPS=auto".parse().ok();
+    record.clients = Some(48);
+    record.unasked = Some(Unasked {
+        tasks: 4,
+        if_tasks_meet: true,
+    });
+    record
+}
+
+/// A node on which the site has given job 4711 MPS, with a batch script and the wrapper of a step.
+fn node(script: &'static str, wrapper: &'static str) -> FakeNode {
+    let mut node = FakeNode::new().with_record(of_site(RecordState::Ready));
+    node.texts = [(SCRIPT, script), ("./wrapper.sh", wrapper)].into();
+    node
+}
+
+fn step(tasks: u32) -> FakeSlurm {
+    let mut slurm = FakeSlurm::step(3)
+        .with(Item::LocalTasks, tasks)
+        .with(Item::TaskId, 0);
+    slurm.step_command = ["./wrapper.sh", "a"].map(str::to_owned).to_vec();
+    slurm
+}
+
+fn batch() -> FakeSlurm {
+    let slurm = FakeSlurm::step(BATCH).with(Item::LocalTasks, 1);
+    let mut slurm = slurm.with(Item::TaskId, 0).job(GPUS, "0,1");
+    slurm.step_command = vec![SCRIPT.to_owned()];
+    slurm
+}
+
+/// Whether the task is attached. It runs with its own words for its GPUs, and its user reads nothing.
+#[track_caller]
+fn is_attached(slurm: FakeSlurm, node: &FakeNode) -> bool {
+    let before = slurm.job_env.clone();
+    let (mut process, _) = Process::begin(slurm, node, "", "");
+    assert_eq!(process.call(Callback::TaskInit), Verdict::Continue);
+    let after = process.slurm.job_env.clone();
+    assert_eq!(after.get(GPUS), before.get(GPUS));
+    let told = [Level::Error, Level::Notice].map(|level| process.slurm.at_level(level));
+    assert!(told.iter().all(Vec::is_empty), "{told:?}");
+    let attached = after.get("MPSD_JOB").is_some();
+    if !attached {
+        assert_eq!(after, before);
+    }
+    let of_job = node.records.borrow()[&path_of(&of_site(RecordState::Ready))].clone();
+    if !attached && of_job.state == RecordState::Ready {
+        let why = process.slurm.at_level(Level::Info);
+        assert!(
+            why.iter().any(|line| line.contains("auto: no MPS, because")),
+            "{why:?}"
+        );
+    }
+    attached
+}
+
+#[test]
+fn a_step_has_mps_if_its_tasks_meet_and_a_server_takes_them() {
+    let plain = || node("mpirun a", "exec a");
+    assert!(is_attached(step(4), &plain()));
+    for (tasks, connections, attached) in [
+        (1, "", false),
+        (4, "32", false),
+        (3, "32", false),
+        (49, "", false),
+    ] {
+        let slurm = step(tasks).job("CUDA_DEVICE_MAX_CONNECTIONS", connections);
+        assert_eq!(is_attached(slurm, &plain()), attached, "{tasks} {connections}");
+    }
+    assert!(is_attached(
+        step(4).job("CUDA_DEVICE_MAX_CONNECTIONS", "8"),
+        &plain()
+    ));
+}
+
+#[test]
+fn a_user_who_has_a_pipe_directory_keeps_it() {
+    let node = node("mpirun a", "exec a");
+    assert!(!is_attached(step(4).job(PIPE, "/tmp/own"), &node));
+    let mut of_step = of_site(RecordState::Unneeded);
+    of_step.job = of_step.job.step("3").unwrap();
+    let left = node.records.borrow()[&path_of(&of_step)].clone();
+    assert_eq!(left.state, RecordState::Unneeded);
+    assert!(left.reason.unwrap().contains(PIPE));
+}
+
+#[test]
+fn a_script_that_names_nvidias_daemon_takes_its_job_out() {
+    for script in [
+        "nvidia-cuda-mps-control -d; srun a",
+        "echo quit | nvidia-cuda-mps-control\nmpirun a",
+    ] {
+        let node = node(script, "exec a");
+        assert!(!is_attached(batch(), &node), "{script}");
+        assert!(!is_attached(step(4), &node), "{script}");
+        let left = node.records.borrow()[&path_of(&of_site(RecordState::Ready))].clone();
+        assert_eq!((left.state, left.request), (RecordState::Unneeded, None));
+    }
+    assert!(!is_attached(
+        step(4),
+        &node("srun a", "nvidia-cuda-mps-control -d")
+    ));
+}
+
+#[test]
+fn a_script_that_starts_programs_without_a_launcher_has_none_and_its_steps_have() {
+    let node = node("for i in $(seq 56); do a & done; wait; srun -n4 a", "exec a");
+    assert!(!is_attached(batch(), &node));
+    assert!(is_attached(step(4), &node));
+    let node = self::node("mpirun -n 4 a", "exec a");
+    assert!(is_attached(batch(), &node));
+    let shell = FakeSlurm::step(INTERACTIVE).with(Item::TaskId, 0);
+    assert!(!is_attached(shell, &node));
+}
+
+#[test]
+fn a_step_after_the_daemons_end_or_a_failed_start_runs_without_mps() {
+    let mut gone = node("srun a", "exec a");
+    gone.ended = vec!["/run/mpsd/jobs/4711/pipe"];
+    assert!(!is_attached(step(4), &gone));
+    for state in [RecordState::Failed, RecordState::Refused] {
+        let node = FakeNode::new().with_record(of_site(state));
+        assert!(!is_attached(step(4), &node), "{state:?}");
+    }
+}
+
+#[test]
+fn a_step_whose_user_asks_is_as_in_any_job() {
+    let node = node("srun --mps a", "exec a");
+    let slurm = step(1).job("CUDA_DEVICE_MAX_CONNECTIONS", "").job(GPUS, "");
+    let (mut process, _) = Process::begin(slurm, &node, "", "mps");
+    assert_eq!(process.call(Callback::TaskInit), Verdict::Continue);
+    let env = &process.slurm.job_env;
+    assert!(env.contains_key(PIPE) && env[GPUS].starts_with("GPU-"), "{env:?}");
+}
+
+#[test]
+fn a_step_of_its_own_is_begun_in_the_sites_name_and_not_beside_the_users_own() {
+    let unneeded = || FakeNode::new().with_record(of_site(RecordState::Unneeded));
+    let node = unneeded();
+    let _ = Process::begin(step(4), &node, "", "");
+    assert!(node.words().ends_with("--by-site"), "{}", node.words());
+    let node = unneeded();
+    let _ = Process::begin(step(4).job(PIPE, "/tmp/own"), &node, "", "");
+    assert!(node.nothing_ran());
+}
