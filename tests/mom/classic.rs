@@ -3,6 +3,7 @@
 use crate::jobs::{NoControl, attached, bare, begins, begun, client, ends, free, says, says_once};
 use tests::double::Builder;
 use tests::mom::cluster::{Cluster, Product, Verdict};
+use tests::mom::wire::Ended;
 
 fn cluster() -> Cluster {
     classic(&["nodea"], "")
@@ -40,6 +41,25 @@ fn the_account_is_read_by_printjob_and_the_environment_by_the_profile() {
         }
         ends(&mut c, &job);
     }
+}
+
+/// `qsub -V` inside a job with MPS.
+#[test]
+fn the_profile_removes_what_another_jobs_mps_left() {
+    let mut c = cluster();
+    let job = begun(&mut c, "proj1");
+    let mut run = c.shell(&job, "env").unwrap();
+    for (name, value) in [
+        ("MPSD_JOB", "99.localhost"),
+        ("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/99.localhost/pipe"),
+    ] {
+        run.env.insert(name.into(), value.into());
+    }
+    assert_eq!(c.nodes[0].run(run), Ended::Code(0));
+    let (out, told) = c.output(&job, 0);
+    assert!(!out.contains("99.localhost"), "{out}");
+    assert_eq!(told, "");
+    ends(&mut c, &job);
 }
 
 #[test]

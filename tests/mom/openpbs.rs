@@ -4,7 +4,7 @@ use crate::jobs::{NoControl, attached, bare, begins, begun, client, ends, free, 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tests::double::Builder;
 use tests::double::look::wait_until;
-use tests::mom::cluster::{Cluster, Job, Product, Verdict};
+use tests::mom::cluster::{Cluster, Job, OTHER_USER, Product, Verdict};
 use tests::mom::openpbs::Hooked;
 use tests::mom::wire::Ended;
 
@@ -53,23 +53,24 @@ fn the_resource_asks_as_the_account_does_and_may_not_contradict_it() {
     ends_unlaunched(&mut c, &job);
 }
 
-/// A stock server gives a number of GPUs without names. If that leaves a doubt, the job is refused.
+/// A stock server gives a number of GPUs without names. If that leaves a doubt, the job is refused. The compute mode stays:
+/// whatever the job's request says, `qrun -H` may bring another job to the node later.
 #[test]
 fn a_stock_server_serves_whole_nodes_and_nodes_of_one_gpu() {
-    for (here, gpus, place, mode) in [
-        (2, &[0, 1][..], "pack", Some("default")),
-        (2, &[0, 1][..], "free:exclhost", Some("exclusive_process")),
-        (2, &[0][..], "free:excl", Some("exclusive_process")),
-        (1, &[0][..], "pack", Some("default")),
-        (2, &[0][..], "pack", None),
+    for (here, gpus, place, is_served) in [
+        (2, &[0, 1][..], "pack", true),
+        (2, &[0, 1][..], "free:exclhost", true),
+        (2, &[0][..], "free:excl", true),
+        (1, &[0][..], "pack", true),
+        (2, &[0][..], "pack", false),
     ] {
         let few = |builder: Builder| builder.gpus(here, "NVIDIA H200").fast();
         let mut c = Cluster::with(Product::OpenPbs, &["nodea"], few, "");
         let job = c.job("MPS=true,MPS_THREADS=50").on(&[gpus]).stock(place);
-        if let Some(mode) = mode {
+        if is_served {
             begins(&mut c, &job);
             let modes = c.gpus[0].modes();
-            assert!(modes.iter().all(|found| found == mode), "{place} {modes:?}");
+            assert!(modes.iter().all(|found| found == "default"), "{place} {modes:?}");
             attached(&client(&mut c, &job), &job, "nodea", 66, None);
         } else {
             let allowed = "allowed: all 2 GPUs of the node, or the node alone";
@@ -77,6 +78,41 @@ fn a_stock_server_serves_whole_nodes_and_nodes_of_one_gpu() {
                 &is_refused(&mut c, &job),
                 &["pbs_cgroups is not there to name them", allowed],
             );
+        }
+        ends(&mut c, &job);
+    }
+}
+
+/// `qrun -H` and a vnode with `sharing=ignore_excl` disregard `place`. A job that has ended but is not yet forgotten counts no more.
+#[test]
+fn a_job_is_alone_if_its_mom_has_no_other_that_runs() {
+    let mut c = cluster(&["nodea"]);
+    let other = c.job("proj1").of(OTHER_USER).stock("free");
+    c.openpbs_files(&other);
+    let job = c.job("MPS=true").stock("free:exclhost");
+    let why = format!("'place' asks for the node alone, and its mom has job {} too", other.id);
+    says(&is_refused(&mut c, &job), &[&why]);
+    bare(&client(&mut c, &other));
+    ends(&mut c, &job);
+    c.openpbs_reaches(&other, 58);
+    let job = c.job("MPS=true").stock("free:exclhost");
+    begins(&mut c, &job);
+    attached(&client(&mut c, &job), &job, "nodea", 132, None);
+    ends(&mut c, &job);
+}
+
+/// A vnode's `sharing` and a reservation place a job alone without a word in its request. Only the server knows.
+#[test]
+fn a_node_that_the_server_gives_to_one_job_needs_no_word() {
+    for (state, is_served) in [("job-exclusive", true), ("resv-exclusive", true), ("job-busy", false)] {
+        let mut c = cluster(&["nodea"]);
+        c.serve("nodes/nodea", &format!("{state}\n"));
+        let job = c.job("MPS=true").stock("free");
+        if is_served {
+            begins(&mut c, &job);
+            attached(&client(&mut c, &job), &job, "nodea", 132, None);
+        } else {
+            says(&is_refused(&mut c, &job), &["the node alone"]);
         }
         ends(&mut c, &job);
     }
@@ -106,6 +142,49 @@ fn what_another_jobs_environment_left_is_replaced() {
     assert!(!env.contains_key("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), "{env:?}");
     assert!(!env.contains_key("JAX_LOCAL_DEVICE_IDS"), "{env:?}");
     c.end(&job, 0);
+}
+
+/// `qsub -V` inside a job with MPS: the new job did not ask, and would look for the first one's MPS. The node may lack our
+/// programs.
+#[test]
+fn a_job_that_did_not_ask_keeps_nothing_of_the_job_that_submitted_it() {
+    let mut c = cluster(&["nodea"]);
+    for is_installed in [true, false] {
+        let job = c.job("proj1");
+        c.openpbs_files(&job);
+        let own = c.job_environment(&job, 0);
+        let mut env = own.clone();
+        for (name, value) in [
+            ("MPSD_JOB", "99.localhost"),
+            ("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/99.localhost/pipe"),
+            ("CUDA_MPS_LOG_DIRECTORY", "/run/mpsd/jobs/99.localhost/log"),
+            ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "5"),
+            ("JAX_LOCAL_DEVICE_IDS", "0"),
+        ] {
+            env.insert(name.into(), value.into());
+        }
+        let hooked = c.hook_of(&job, 0, ("execjob_launch", &["/bin/sh"]), &env);
+        assert!(hooked.accepted(), "{}", hooked.message);
+        assert_eq!(hooked.env, own);
+        c.nodes[0].sh("rm /usr/bin/mpsctl");
+        assert!(is_installed || c.told(&job).is_empty());
+    }
+}
+
+#[test]
+fn a_job_keeps_its_users_own_mps() {
+    let mut c = cluster(&["nodea"]);
+    let job = c.job("proj1");
+    c.openpbs_files(&job);
+    let mut env = c.job_environment(&job, 0);
+    env.insert("CUDA_MPS_PIPE_DIRECTORY".into(), "/home/alice/mps".into());
+    env.insert("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE".into(), "5".into());
+    let launched = |c: &mut Cluster, env| c.hook_of(&job, 0, ("execjob_launch", &["/bin/sh"]), env).env;
+    assert_eq!(launched(&mut c, &env), env);
+    env.insert("MPSD_JOB".into(), "99.localhost".into());
+    let kept = launched(&mut c, &env);
+    assert_eq!(kept["CUDA_MPS_PIPE_DIRECTORY"], "/home/alice/mps");
+    assert!(!kept.contains_key("MPSD_JOB"));
 }
 
 #[test]

@@ -65,6 +65,15 @@ impl GpuSource {
         }
     }
 
+    /// The same, with another reason why the scheduler names none.
+    pub(crate) fn because(self, why: String) -> Self {
+        match self {
+            Self::Counted { count, .. } => Self::Counted { count, why },
+            Self::Unknown(_) => Self::Unknown(why),
+            named => named,
+        }
+    }
+
     /// The node's GPUs, if a task must count those that it may open to know its own.
     pub fn to_count(&self, inventory: &Inventory) -> Vec<RecordDevice> {
         match self {

@@ -68,6 +68,11 @@ pub trait Host {
         u32::try_from(minor).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
+    /// The names in a directory of root's.
+    fn names(&self, dir: &Path) -> io::Result<Vec<OsString>> {
+        std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect()
+    }
+
     /// Whether `path` is a program that only root can have put there, and that root may execute.
     fn executable(&self, path: &Path) -> bool;
 

@@ -74,6 +74,11 @@ impl Host for TextHost {
         let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
         digits.parse().map_err(|_| io::ErrorKind::NotFound.into())
     }
+    fn names(&self, dir: &Path) -> io::Result<Vec<OsString>> {
+        let paths = self.files.keys().map(Path::new);
+        let inside = paths.filter(|path| path.parent() == Some(dir));
+        Ok(inside.filter_map(|path| Some(path.file_name()?.to_owned())).collect())
+    }
     fn executable(&self, path: &Path) -> bool {
         let mut lines = self.answers.keys();
         lines.any(|line| line.split(' ').next() == path.to_str())

@@ -96,6 +96,7 @@ impl Cluster {
         for at in 0..job.gpus.len() {
             self.nodes[at].sh(&format!("rm -f {HOME}/aux/{}.env", job.id));
             self.hook(job, at, "execjob_end");
+            self.nodes[at].sh(&format!("rm -f {HOME}/mom_priv/jobs/{}.JB", job.id));
         }
     }
 
@@ -248,7 +249,7 @@ impl Cluster {
     /// Writes what exists when the job begins: the mom's job file, and what pbs_cgroups leaves in its execjob_begin.
     pub fn openpbs_files(&mut self, job: &Job) {
         let mut file = format!(
-            "---------\njobid:\t{}\n    queue = {}\n    exec_vnode = {}\n    schedselect = {}:ncpus=8:ngpus=1:mpiprocs={}\n    \
+            "---------\njobid:\t{}\nstate:\t\t0x4\nsubstate:\t0x2a (42)\n    queue = {}\n    exec_vnode = {}\n    schedselect = {}:ncpus=8:ngpus=1:mpiprocs={}\n    \
              Resource_List.place = {}\n",
             job.id,
             job.queue,
@@ -275,6 +276,14 @@ impl Cluster {
             }
             self.nodes[at].write(&format!("{HOME}/mom_priv/jobs/{}.JB", job.id), &file, 0o600);
         }
+    }
+
+    /// A job's file on the first node, with another substate. The mom writes it when a job's processes have ended.
+    pub fn openpbs_reaches(&mut self, job: &Job, substate: u32) {
+        let path = format!("{HOME}/mom_priv/jobs/{}.JB", job.id);
+        let file = self.nodes[0].read(&path).expect("a job's file");
+        let line = format!("substate:\t0x{substate:x} ({substate})");
+        self.nodes[0].write(&path, &file.replace("substate:\t0x2a (42)", &line), 0o600);
     }
 
     pub fn openpbs_script(&mut self, job: &Job, name: &str, code: Option<i32>) -> Ended {

@@ -10,8 +10,8 @@ use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts, 
 use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
-use super::pbs::control::LONGEST_REASON;
-use super::pbs::{Installation, attribute, same_node};
+use super::pbs::control::{LONGEST_REASON, PbsNode};
+use super::pbs::{Installation, PRINTJOB_DEADLINE, attribute, same_node};
 use super::trial::QSUB_OF_OPENPBS;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
@@ -22,7 +22,6 @@ use std::time::Duration;
 
 const MOST_ENV_FILE: usize = 64 << 10;
 const MOST_JOB_FILE: usize = 4 << 20;
-const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
 
 const CLASSIC_EPILOGUE: usize = 10;
 
@@ -90,22 +89,24 @@ impl BatchSystem for OpenPbs {
         })
     }
 
-    /// From the `aux/JOB.env` of pbs_cgroups, else a bare count. A site may count shares of GPUs, so only `place`
-    /// proves that the job has them alone.
+    /// From the `aux/JOB.env` of pbs_cgroups, else a bare count. GPUs without names are never proved to be the job's alone:
+    /// `qrun -H` brings another job to any node, at any time.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
         let described = Described::of(submission, input, host);
         let here = submission.node.clone().unwrap_or_else(|| host.name());
-        let gpus = from_cgroups(submission, input, host).unwrap_or_else(|| described.without_cgroups(&here));
-        let whole_node = described.is_alone(&here);
-        let exclusive = match &gpus {
-            GpuSource::Listed(_) => Exclusive::GpusAlone,
-            GpuSource::Counted { .. } if whole_node => Exclusive::GpusAlone,
-            _ => Exclusive::Unknown,
-        };
+        let listed = from_cgroups(submission, input, host);
+        let whole_node = listed.is_none().then(|| described.whole_node(&here, submission, input, host));
+        let gpus = listed.unwrap_or_else(|| described.without_cgroups(&here));
         Devices {
-            gpus,
-            exclusive,
-            whole_node,
+            exclusive: match &gpus {
+                GpuSource::Listed(_) => Exclusive::GpusAlone,
+                _ => Exclusive::Unknown,
+            },
+            whole_node: whole_node == Some(Ok(true)),
+            gpus: match whole_node {
+                Some(Err(why)) => gpus.because(why),
+                _ => gpus,
+            },
             tasks_on_node: tasks(&described.select, &described.vnodes, &here),
             uneven: false,
         }
@@ -282,8 +283,27 @@ impl Described {
         }
     }
 
-    /// Whether the job has this whole host alone. `excl` covers vnodes only, and a host may have several.
-    fn is_alone(&self, here: &str) -> bool {
+    /// Whether the job has this whole host alone: its request or the server says so, and the mom has no other job. `Err`: the
+    /// mom has one, or cannot tell. `qrun -H` disregards the request, and so does a vnode with `sharing=ignore_excl`.
+    fn whole_node(
+        &self,
+        here: &str,
+        submission: &Submission,
+        input: &Input<'_>,
+        host: &dyn Host,
+    ) -> Result<bool, String> {
+        let pbs = Installation::find(&PRODUCT, &input.site, host);
+        let is_meant = self.asks_alone(here) || PbsNode::new(pbs.clone(), here, host).is_exclusive();
+        match is_meant.then(|| pbs.other_job(&submission.job, host)).transpose()? {
+            Some(Some(other)) => Err(format!(
+                "'place' asks for the node alone, and its mom has job {other} too"
+            )),
+            alone => Ok(alone.is_some()),
+        }
+    }
+
+    /// Whether the request asks for the whole host. `excl` covers vnodes only, and a host may have several.
+    fn asks_alone(&self, here: &str) -> bool {
         let place = self.place.to_ascii_lowercase();
         let is_vnode_here =
             |(host, part): (&str, &str)| same_node(host, here) && part[host.len()..].starts_with('[');

@@ -51,6 +51,12 @@ impl<'h> PbsNode<'h> {
         Self { host, pbs, names }
     }
 
+    /// Whether the server gives the whole node to one job, or to one reservation: by its `place`, or by the `sharing` of a vnode.
+    pub fn is_exclusive(&self) -> bool {
+        let is_word = |word: &str| matches!(word.trim(), "job-exclusive" | "resv-exclusive");
+        self.find().is_ok_and(|node| node.state.split(',').any(is_word))
+    }
+
     fn call(&self, arguments: &[&str]) -> Result<String, String> {
         let answer = self.pbs.run("pbsnodes", arguments, CALL_DEADLINE, self.host);
         answer.map(|answer| answer.text)
@@ -147,12 +153,9 @@ impl Located for Installation {
         self.is_here() && job.as_str().contains(|c: char| !c.is_ascii_digit() && c != '.')
     }
 
-    /// Torque's file of the subjob `57[1].srv` is `57-1.srv.JB`.
     fn has_file_of(&self, job: &JobId) -> bool {
-        let torques = job.as_str().replace('[', "-").replace(']', "");
-        let torques = self.job_file(job).with_file_name(format!("{torques}.JB"));
-        let mut files = [self.job_file(job), torques].into_iter();
-        files.any(|file| file.symlink_metadata().is_ok())
+        let files = self.job_files(job);
+        files.iter().any(|file| file.symlink_metadata().is_ok())
     }
 
     fn known_jobs(&self, node: &str) -> KnownJobs {

@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub(crate) const MOST_CONF: usize = 256 << 10;
+pub(crate) const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
+/// The first substate of a job whose processes have ended (source of both: job.h, `JOB_SUBSTATE_EXITING`).
+const EXITING: u32 = 50;
 const QMGR_DEADLINE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Product {
@@ -154,12 +157,42 @@ impl Installation {
         self.mom_priv().join("jobs").join(format!("{job}.JB"))
     }
 
+    /// The mom's file of a job; Torque's of the subjob `57[1].srv` is `57-1.srv.JB`.
+    fn job_files(&self, job: &JobId) -> [PathBuf; 2] {
+        let torques = job.as_str().replace('[', "-").replace(']', "");
+        let file = self.job_file(job);
+        [file.with_file_name(format!("{torques}.JB")), file]
+    }
+
+    /// A job that this mom runs beside `job`, by its own files.
+    pub fn other_job(&self, job: &JobId, host: &dyn Host) -> Result<Option<String>, String> {
+        let (own, dir) = (self.job_files(job), self.mom_priv().join("jobs"));
+        let names = host.names(&dir).map_err(|why| format!("cannot read '{}': {why}", dir.display()))?;
+        let files = names.iter().map(|name| dir.join(name));
+        let mut others = files.filter(|file| file.extension() == Some("JB".as_ref()) && !own.contains(file));
+        let other = others.find(|file| !self.has_ended(file, host));
+        Ok(other.map(|file| file.file_stem().unwrap_or_default().to_string_lossy().into_owned()))
+    }
+
+    /// Whether the processes of the job with this file have ended. Its file stays until the server has let it go.
+    fn has_ended(&self, file: &Path, host: &dyn Host) -> bool {
+        let printed = self.run("printjob", &[&file.to_string_lossy()], PRINTJOB_DEADLINE, host);
+        let substate = printed.ok().and_then(|answer| substate(&answer.text));
+        substate.map_or_else(|| file.symlink_metadata().is_err(), |number| number >= EXITING)
+    }
+
     pub fn time_limit(&self, host: &dyn Host) -> Duration {
         let config = host.text(&self.mom_config(), MOST_CONF).ok().flatten();
         let set = config.and_then(|config| prolog_alarm(&config));
         let (alarm, early) = (set.unwrap_or(self.product.alarm_s), self.product.early_s);
         Duration::from_secs(if alarm > early { alarm - early } else { alarm })
     }
+}
+
+/// `substate:	0x2a (42)`, which printjob prints before anything that a user wrote.
+fn substate(printed: &str) -> Option<u32> {
+    let line = printed.lines().find_map(|line| line.strip_prefix("substate:"))?;
+    line.split_once('(')?.1.split_once(')')?.0.parse().ok()
 }
 
 fn prolog_alarm(config: &str) -> Option<u64> {

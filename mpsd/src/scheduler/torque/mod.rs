@@ -106,11 +106,13 @@ impl BatchSystem for Torque {
             _ => Exclusive::Unknown,
         };
         let lower = wanted.to_ascii_lowercase();
-        let alone = ["naccesspolicy=singlejob", "naccesspolicy:singlejob"];
+        let mut alone = ["naccesspolicy=singlejob", "naccesspolicy:singlejob"].into_iter();
+        // The request proves nothing: 'qrun -H' disregards it.
+        let has_no_other = || installation(&input.site, host).other_job(&submission.job, host) == Ok(None);
         Devices {
             gpus,
             exclusive,
-            whole_node: alone.iter().any(|word| lower.contains(word)),
+            whole_node: alone.any(|word| lower.contains(word)) && has_no_other(),
             tasks_on_node: tasks_here(&here, input, host),
             uneven: false,
         }
