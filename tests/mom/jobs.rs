@@ -28,6 +28,12 @@ pub fn begun(c: &mut Cluster, account: &str) -> Job {
     job
 }
 
+/// The line with which OpenPBS's hook refuses the job.
+pub fn is_refused(c: &mut Cluster, job: &Job) -> String {
+    begins(c, job);
+    c.shell(job, "true").unwrap_err()
+}
+
 pub fn ends(c: &mut Cluster, job: &Job) {
     c.end(job, 0);
     c.is_as_before();

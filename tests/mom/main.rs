@@ -1,6 +1,7 @@
 //! Our installed files under simulated moms of Torque and OpenPBS, which run them as the real ones do.
 
 mod agent;
+mod alone;
 mod auto;
 mod both;
 mod classic;
@@ -12,3 +13,4 @@ mod selftest;
 mod shared;
 mod starter;
 mod torque;
+mod unasked;

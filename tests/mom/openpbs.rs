@@ -1,10 +1,12 @@
 //! OpenPBS's moms and our hook.
 
-use crate::jobs::{NoControl, attached, bare, begins, begun, client, ends, free, never_ready, says, task};
+use crate::jobs::{
+    NoControl, attached, bare, begins, begun, client, ends, free, is_refused, never_ready, says, task,
+};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tests::double::Builder;
 use tests::double::look::wait_until;
-use tests::mom::cluster::{Cluster, Job, OTHER_USER, Product, Verdict};
+use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::openpbs::Hooked;
 use tests::mom::wire::Ended;
 
@@ -32,11 +34,6 @@ fn ends_unlaunched(c: &mut Cluster, job: &Job) {
     c.is_as_before();
 }
 
-fn is_refused(c: &mut Cluster, job: &Job) -> String {
-    begins(c, job);
-    c.shell(job, "true").unwrap_err()
-}
-
 #[test]
 fn the_resource_asks_as_the_account_does_and_may_not_contradict_it() {
     let mut c = cluster(&["nodea"]);
@@ -51,71 +48,6 @@ fn the_resource_asks_as_the_account_does_and_may_not_contradict_it() {
     let job = with("on+threads=25", c.job("MPS=true,MPS_THREADS=50"));
     says(&is_refused(&mut c, &job), &["MPS_THREADS=50", "threads=25"]);
     ends_unlaunched(&mut c, &job);
-}
-
-/// A stock server gives a number of GPUs without names. If that leaves a doubt, the job is refused. The compute mode stays:
-/// whatever the job's request says, `qrun -H` may bring another job to the node later.
-#[test]
-fn a_stock_server_serves_whole_nodes_and_nodes_of_one_gpu() {
-    for (here, gpus, place, is_served) in [
-        (2, &[0, 1][..], "pack", true),
-        (2, &[0, 1][..], "free:exclhost", true),
-        (2, &[0][..], "free:excl", true),
-        (1, &[0][..], "pack", true),
-        (2, &[0][..], "pack", false),
-    ] {
-        let few = |builder: Builder| builder.gpus(here, "NVIDIA H200").fast();
-        let mut c = Cluster::with(Product::OpenPbs, &["nodea"], few, "");
-        let job = c.job("MPS=true,MPS_THREADS=50").on(&[gpus]).stock(place);
-        if is_served {
-            begins(&mut c, &job);
-            let modes = c.gpus[0].modes();
-            assert!(modes.iter().all(|found| found == "default"), "{place} {modes:?}");
-            attached(&client(&mut c, &job), &job, "nodea", 66, None);
-        } else {
-            let allowed = "allowed: all 2 GPUs of the node, or the node alone";
-            says(
-                &is_refused(&mut c, &job),
-                &["pbs_cgroups is not there to name them", allowed],
-            );
-        }
-        ends(&mut c, &job);
-    }
-}
-
-/// `qrun -H` and a vnode with `sharing=ignore_excl` disregard `place`. A job that has ended but is not yet forgotten counts no more.
-#[test]
-fn a_job_is_alone_if_its_mom_has_no_other_that_runs() {
-    let mut c = cluster(&["nodea"]);
-    let other = c.job("proj1").of(OTHER_USER).stock("free");
-    c.openpbs_files(&other);
-    let job = c.job("MPS=true").stock("free:exclhost");
-    let why = format!("'place' asks for the node alone, and its mom has job {} too", other.id);
-    says(&is_refused(&mut c, &job), &[&why]);
-    bare(&client(&mut c, &other));
-    ends(&mut c, &job);
-    c.openpbs_reaches(&other, 58);
-    let job = c.job("MPS=true").stock("free:exclhost");
-    begins(&mut c, &job);
-    attached(&client(&mut c, &job), &job, "nodea", 132, None);
-    ends(&mut c, &job);
-}
-
-/// A vnode's `sharing` and a reservation place a job alone without a word in its request. Only the server knows.
-#[test]
-fn a_node_that_the_server_gives_to_one_job_needs_no_word() {
-    for (state, is_served) in [("job-exclusive", true), ("resv-exclusive", true), ("job-busy", false)] {
-        let mut c = cluster(&["nodea"]);
-        c.serve("nodes/nodea", &format!("{state}\n"));
-        let job = c.job("MPS=true").stock("free");
-        if is_served {
-            begins(&mut c, &job);
-            attached(&client(&mut c, &job), &job, "nodea", 132, None);
-        } else {
-            says(&is_refused(&mut c, &job), &["the node alone"]);
-        }
-        ends(&mut c, &job);
-    }
 }
 
 #[test]
@@ -142,49 +74,6 @@ fn what_another_jobs_environment_left_is_replaced() {
     assert!(!env.contains_key("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), "{env:?}");
     assert!(!env.contains_key("JAX_LOCAL_DEVICE_IDS"), "{env:?}");
     c.end(&job, 0);
-}
-
-/// `qsub -V` inside a job with MPS: the new job did not ask, and would look for the first one's MPS. The node may lack our
-/// programs.
-#[test]
-fn a_job_that_did_not_ask_keeps_nothing_of_the_job_that_submitted_it() {
-    let mut c = cluster(&["nodea"]);
-    for is_installed in [true, false] {
-        let job = c.job("proj1");
-        c.openpbs_files(&job);
-        let own = c.job_environment(&job, 0);
-        let mut env = own.clone();
-        for (name, value) in [
-            ("MPSD_JOB", "99.localhost"),
-            ("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/99.localhost/pipe"),
-            ("CUDA_MPS_LOG_DIRECTORY", "/run/mpsd/jobs/99.localhost/log"),
-            ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "5"),
-            ("JAX_LOCAL_DEVICE_IDS", "0"),
-        ] {
-            env.insert(name.into(), value.into());
-        }
-        let hooked = c.hook_of(&job, 0, ("execjob_launch", &["/bin/sh"]), &env);
-        assert!(hooked.accepted(), "{}", hooked.message);
-        assert_eq!(hooked.env, own);
-        c.nodes[0].sh("rm /usr/bin/mpsctl");
-        assert!(is_installed || c.told(&job).is_empty());
-    }
-}
-
-#[test]
-fn a_job_keeps_its_users_own_mps() {
-    let mut c = cluster(&["nodea"]);
-    let job = c.job("proj1");
-    c.openpbs_files(&job);
-    let mut env = c.job_environment(&job, 0);
-    env.insert("CUDA_MPS_PIPE_DIRECTORY".into(), "/home/alice/mps".into());
-    env.insert("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE".into(), "5".into());
-    let launched = |c: &mut Cluster, env| c.hook_of(&job, 0, ("execjob_launch", &["/bin/sh"]), env).env;
-    assert_eq!(launched(&mut c, &env), env);
-    env.insert("MPSD_JOB".into(), "99.localhost".into());
-    let kept = launched(&mut c, &env);
-    assert_eq!(kept["CUDA_MPS_PIPE_DIRECTORY"], "/home/alice/mps");
-    assert!(!kept.contains_key("MPSD_JOB"));
 }
 
 #[test]
@@ -371,12 +260,29 @@ fn an_end_needs_no_directory_for_temporary_files() {
 }
 
 #[test]
-fn an_unprepared_job_and_a_missing_program_are_put_back() {
+fn an_unprepared_job_is_put_back() {
     let mut c = hurried();
     c.nodes[0].sh("cp -p /etc/passwd /root/; sed -i /alice/d /etc/passwd");
     is_put_back(&mut c, "MPS=true", "alice", 0);
-    c.nodes[0].sh("cp -p /root/passwd /etc/passwd; mv /usr/bin/mps-prologue /root");
-    is_put_back(&mut c, "MPS=true", "cannot run '/usr/bin/mps-prologue'", 0);
+}
+
+/// PBS ends a hook at its alarm, and the job's user reads nothing. A manager may set it below our deadline.
+#[test]
+fn a_hook_is_ready_before_a_short_alarm() {
+    let mut c = Cluster::with(Product::OpenPbs, &["nodea"], never_ready, "");
+    c.impatient_mom = true;
+    c.serve("operators", "root@nodea");
+    c.nodes[0].sh("qmgr=/opt/pbs/bin/qmgr; $qmgr -c 'set hook mpsd alarm = 5'");
+    let job = c.job("MPS=true");
+    begins_at_once(&mut c, &job);
+    let launched = c.hook(&job, 0, "execjob_launch");
+    assert!(launched.rerun, "{}", launched.message);
+    says(
+        &launched.message,
+        &["mpsctl did not end within ", "the hook's alarm is 5 s"],
+    );
+    waits(&c, &job, &launched, 0);
+    at_once(&mut c, &job, "execjob_abort");
 }
 
 #[test]
@@ -418,14 +324,11 @@ fn queuejob_refuses_at_qsub_and_moves_our_words() {
     assert!(moved.accepted());
     assert_eq!(moved.account.as_deref(), Some("proj1"));
     assert_eq!(moved.resources["mps"].as_deref(), Some("per-node+threads=25"));
-    for (account, lines) in [("mps_physics", 0), ("proj1,MPS", 1)] {
-        let left = queued(&mut c, account);
-        assert!(left.accepted(), "{}", left.message);
-        assert_eq!(left.account.as_deref(), Some(account));
-        assert_eq!(left.resources["mps"], None);
-        let told = |(_, line): &&(i32, String)| line.contains("asks for no MPS");
-        assert_eq!(left.log.iter().filter(told).count(), lines, "{:?}", left.log);
-    }
+    says(&queued(&mut c, "proj1,MPS").message, &["did you mean MPS=on?"]);
+    let left = queued(&mut c, "mps_physics");
+    assert!(left.accepted(), "{}", left.message);
+    assert_eq!(left.account.as_deref(), Some("mps_physics"));
+    assert_eq!(left.resources["mps"], None);
 }
 
 #[test]

@@ -230,17 +230,10 @@ fn plan_prints_what_root_would_do_and_does_nothing() {
     assert!(!place.path("run/jobs").exists(), "nothing is touched");
 }
 
-/// A job does not read this note. A user who tries the account with `plan` does.
 #[test]
-fn a_lone_mps_in_an_account_is_noted_by_plan() {
+fn a_lone_mps_in_an_account_is_refused_unless_it_is_a_project() {
     let place = place(1);
-    let told = "'MPS' in the account asks for no MPS: this job has none; with one it is submitted as MPS=on";
-    for (account, noted) in [
-        ("proj1,MPS", true),
-        ("MPS", true),
-        ("mps", false),
-        ("MPS=off", false),
-    ] {
+    let plan = |account| {
         let args = [
             "plan",
             "--scheduler",
@@ -250,17 +243,19 @@ fn a_lone_mps_in_an_account_is_noted_by_plan() {
             "--account",
             account,
         ];
-        let ran = mpsctl(&place, &args, &[]).ok();
-        let note = if noted {
-            format!("note: {told}\n")
-        } else {
-            String::new()
-        };
-        let text = format!("MPS was not asked for: nothing is done\n{note}");
-        assert_eq!(ran.out, text, "{account}: {ran:?}");
+        mpsctl(&place, &args, &[])
+    };
+    for account in ["proj1,MPS", "mps"] {
+        plan(account).exits(1).complains("did you mean MPS=on?");
     }
-    let request = mpsctl(&place, &["pbs", "request", "--account=proj1,MPS"], &[]);
-    assert_eq!(request.json()["note"], told);
+    assert_eq!(
+        plan("MPS=off").ok().out,
+        "MPS was not asked for: nothing is done\n"
+    );
+    place.configure("[pbs]\nprojects = [\"mps\"]\n");
+    assert_eq!(plan("mps").ok().out, "MPS was not asked for: nothing is done\n");
+    let request = mpsctl(&place, &["pbs", "request", "--account=proj1,mps"], &[]);
+    assert_eq!(request.json()["account"], "proj1,mps");
 }
 
 /// A support bundle has what root's programs and files say, in root's file, and nothing of the user's.

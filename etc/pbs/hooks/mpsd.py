@@ -2,7 +2,8 @@
 
 'mpsctl pbs install' imports it and fills in the first constants. The hook decides nothing: it passes the job's attributes
 to mps-prologue, mps-epilogue and mpsctl, and obeys their exit codes. A job whose account does not hold the letters "mps"
-and that has no resource 'mps' cannot have asked. It starts none of our programs.
+and that has no resource 'mps' cannot have asked. It starts none of our programs, unless it inherits the variables of another
+job's MPS.
 
 The hook has no execjob_prologue and no execjob_epilogue: they would silence the site's classic scripts.
 PBS retries a job that execjob_begin rejects, and its user reads nothing. So a refusal is recorded there, and told in
@@ -30,6 +31,7 @@ JOBS = "/run/mpsd/jobs"  # filled in by 'mpsctl pbs install'
 LOOK_AGAIN = "/run/mpsd/look-again"  # filled in by 'mpsctl pbs install'
 
 ACTS = r'''
+import errno
 import time
 
 PROGRAMS = "/usr/bin"  # filled in by 'mpsctl pbs install'
@@ -40,6 +42,8 @@ ENV_LIMIT_S = 10
 AGAIN_S = 60  # before the next try of a job
 UNCOUNTED = 3  # exit code of mps-prologue and mpsctl env: only the node can have failed the start
 NOT_RUN = 126
+MISSING = 127  # the node lacks our package
+ALARM_MARGIN_S = 1.5
 STARTED = time.monotonic()
 RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
 SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE")
@@ -108,6 +112,28 @@ def memory_file(content=b""):
         return None
 
 
+def alarm_s():
+    """The alarm of this hook by the mom's copy, beside which it runs. At the alarm PBS ends the hook, and the user reads nothing."""
+    try:
+        with open("../mpsd.HK") as file:
+            set_to = [line[len("alarm="):] for line in file if line.startswith("alarm=")]
+        return int(set_to[0]) if set_to else 30
+    except (OSError, ValueError):
+        return None
+
+
+def before_alarm(limit):
+    """At most 'limit' seconds, and why they are fewer. A manager may have set the alarm below our own deadline."""
+    alarm = alarm_s()
+    left = limit if alarm is None else STARTED + alarm - ALARM_MARGIN_S - time.monotonic()
+    return (limit, "") if left >= limit else (max(0.3, left), ": the hook's alarm is %d s" % alarm)
+
+
+def lacks(program):
+    return "mpsd: job %s: node '%s' lacks '%s' of the package mpsd; allowed: a node that has it, or a job without MPS" % (
+        attribute(pbs.event().job, "id"), os.uname()[1], program)
+
+
 def call(program, arguments, limit, env=None, values=(), goes_on=None):
     """Runs one of our programs; returns its exit code, standard output and last line of standard error. NOT_RUN: it never ran.
 
@@ -125,7 +151,10 @@ def call(program, arguments, limit, env=None, values=(), goes_on=None):
                                    stderr=err or subprocess.DEVNULL, env=env or {}, cwd="/", close_fds=True,
                                    start_new_session=goes_on is not None)
     except OSError as error:
+        if error.errno == errno.ENOENT:
+            return MISSING, "", lacks(words[0])
         return NOT_RUN, "", "mpsd: cannot run '%s': %s" % (error.filename or program, error.strerror)
+    limit, why = before_alarm(limit)
     try:
         code, late = process.wait(limit), None
     except subprocess.TimeoutExpired:
@@ -133,7 +162,7 @@ def call(program, arguments, limit, env=None, values=(), goes_on=None):
             return None, "", ""
         os.killpg(process.pid, 9) if goes_on else process.kill()
         process.wait()
-        code, late = NOT_RUN if goes_on else 2, "mpsd: %s did not end within %d s" % (program, limit)
+        code, late = NOT_RUN if goes_on else 2, "mpsd: %s did not end within %d s%s" % (program, limit, why)
     if out:
         out.seek(0)
     answer = out.read(1048576).decode("utf-8", "replace") if out else ""
@@ -164,7 +193,8 @@ def identity(job):
 
 def shape(job):
     given = (("--select", attribute(job, "schedselect") or resource(job, "select")),
-             ("--place", resource(job, "place")), ("--vnodes", attribute(job, "exec_vnode")))
+             ("--place", resource(job, "place")), ("--vnodes", attribute(job, "exec_vnode")),
+             ("--hosts", attribute(job, "exec_host2")))
     return [option + "=" + value for option, value in given if value]
 
 
@@ -180,6 +210,8 @@ def begin(event):
         return None  # execjob_launch waits for it
     if line:
         log(line)
+    if code == MISSING:
+        return None  # nothing is done here, and no further try would be better; execjob_launch refuses a job that asked
     # 1 is a refusal: recorded, and told in execjob_launch. If it could not be recorded, it is told here.
     if code == 0 or (code == 1 and environment(job, {}, [], mom_waits())[0] == 1):
         return None
@@ -203,28 +235,49 @@ def json_of(answer):
 
 def launch(event):
     job, env = event.job, event.env
+    if not (asks or is_automatic):
+        return forget(job, env)
     inherited = {name: text(env[name]).replace("\\,", ",") for name in PASSED if name in env}
     code, answer, line = environment(job, inherited, ["--main"] if is_main_shell(event) else [], LIMIT_S)
     changes = json_of(answer) if code == 0 else {}
     if code == 0 and changes.get("MPSD_JOB") is None and asked(job, settled=True):
         # The user's mistake would have left a record.
         code, line = UNCOUNTED, "mpsd: job %s asked for MPS and has none on this node" % attribute(job, "id")
+        prologue = os.path.join(PROGRAMS, "mps-prologue")
+        if not os.path.exists(prologue):
+            code, line = MISSING, lacks(prologue)
+    if code == MISSING and not asked(job):
+        return forget(job, env)
     if code != 0:
         line = line or "mpsd: mpsctl env ended with %d" % code
-        if code != 1 and is_first_process(event):
+        if code not in (1, MISSING) and is_first_process(event):
             if is_subjob(job):
-                time.sleep(max(0, STARTED + LIMIT_S - time.monotonic()))
+                time.sleep(before_alarm(max(0, STARTED + LIMIT_S - time.monotonic()))[0])
             put_back(job, code)
             job.rerun()
         return None if tells_itself(event, line) else tell(line)
     if line and is_main_shell(event) and not is_launcher(event):
         tell(line)  # a warning: the job runs
+    change(env, changes)
+    return None
+
+
+def forget(job, env):
+    """Removes what another job's MPS left in the environment of one that did not ask: 'qsub -V' inside a job."""
+    if "MPSD_JOB" not in env:
+        return
+    inherited = {name: text(env[name]) for name in PASSED if name in env}
+    code, answer, _ = environment(job, inherited, [], LIMIT_S)
+    ours = ("CUDA_MPS_", "MPSD_", "JAX_")
+    change(env, json_of(answer) if code == 0 else {name: None for name in inherited if name.startswith(ours)})
+
+
+def change(env, changes):
     for name, value in changes.items():
         if value is None:
             remove(env, name)
         else:
             env[name] = value.replace(",", "\\,")
-    return None
 
 
 def tells_itself(event, line):
@@ -250,7 +303,7 @@ def tell(line):
 
 
 def request(job):
-    """What the job asked for, read by mpsctl: exit code, {"account", "resource", perhaps "note"}, line."""
+    """What the job asked for, read by mpsctl: exit code, {"account", "resource"}, line."""
     arguments = ["pbs", "request"]
     values = ["--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")]
     code, answer, line = call("mpsctl", arguments + OPTIONS, ENV_LIMIT_S, values=values)
@@ -259,8 +312,11 @@ def request(job):
 
 def asked(job, settled=False):
     """Whether a job with the letters "mps" in its account asked. If mpsctl cannot tell, it did: such a job must not run without
-    MPS by mistake. 'settled': its record has no MPS, so 'auto' gave it none."""
+    MPS by mistake. Without mpsctl, its key must be there. 'settled': its record has no MPS, so 'auto' gave it none."""
     code, said, _ = request(job)
+    if code == MISSING:
+        import re
+        return bool(resource(job, "mps") or re.search(r"(^|[,;\s])mps(_[a-z]+)?=", attribute(job, "Account_Name"), re.I))
     mode = said["resource"].split("+")[0] if code == 0 else ""
     return code != 0 or mode not in ("", "off") and not (settled and mode == "auto" and has_directory(attribute(job, "id")))
 
@@ -295,7 +351,7 @@ def clean(job, limit):
     code, _, line = call("mps-epilogue", arguments, limit, goes_on=(lambda: True) if limit < LIMIT_S else None)
     if code is None:
         line = "mpsd: job %s: mps-epilogue goes on" % attribute(job, "id")
-    elif code not in (0, NOT_RUN):
+    elif code not in (0, NOT_RUN, MISSING):
         line = "mpsd: mps-epilogue ended with %d: %s" % (code, line or "it says nothing")
     if line:
         log(line)
@@ -315,8 +371,6 @@ def queuejob(event):
     code, said, line = request(job)
     if code == 1:
         return line
-    if said.get("note"):
-        log("mpsd: " + said["note"])
     if code == 0 and said["resource"]:  # any other code is a failure of this host: the nodes read the request again
         job.Resource_List["mps"] = said["resource"]
         job.Account_Name = said["account"] or None
@@ -354,6 +408,13 @@ def run(event):
 '''
 
 
+def is_mistaken(event):
+    """Whether the job asks by a variable, as 'qsub -v MPS=true' does. It asks for nothing: a script may have such a variable."""
+    if event.type != getattr(pbs, "EXECJOB_LAUNCH", None) or event.env.get("PBS_TASKNUM") != "1" or not event.job.in_ms_mom():
+        return False
+    return str(event.env.get("MPS")).lower() in ("true", "on", "auto", "per-node", "per-gpu", "own")
+
+
 def has_directory(name):
     return len(name) > 40 or os.path.lexists(os.path.join(JOBS, name))  # a longer name is shortened: only mpsctl knows how
 
@@ -374,8 +435,18 @@ try:
 except Exception:
     pass
 try:
+    # 'qsub -V' inside a job with MPS brings that job's variables along.
+    inherits = event.type == getattr(pbs, "EXECJOB_LAUNCH", None) and "MPSD_JOB" in event.env
+except Exception:
+    inherits = False
+try:
+    if not asks and is_mistaken(event):
+        os.write(2, b"mpsd: the variable MPS of this job (qsub -v, -V) asks for no MPS; allowed: qsub -A MPS=on\n")
+except Exception:
+    pass  # it is advice
+try:
     # After any job, mps-epilogue looks again at what hung in the driver, because a node may lack our timer.
-    if asks or is_automatic or event.type == getattr(pbs, "EXECJOB_END", None) and os.path.lexists(LOOK_AGAIN):
+    if asks or is_automatic or inherits or event.type == getattr(pbs, "EXECJOB_END", None) and os.path.lexists(LOOK_AGAIN):
         exec(compile(ACTS, "mpsd.py", "exec"), globals())
         why = run(event)  # noqa: F821
 except Exception as error:

@@ -5,7 +5,7 @@ use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
 use mpsd_core::config::Settings;
 use mpsd_core::request::{Key, Syntax};
-use mpsd_core::{Failure, Request};
+use mpsd_core::{Failure, Refusal, Request};
 use std::ffi::{OsStr, OsString};
 
 /// The options and arguments that say what the job is and what it asked for.
@@ -93,7 +93,10 @@ impl JobArguments {
     ) -> Result<Option<Asked>, Failure> {
         let usual = scheduler::of(submission.scheduler).facts().syntax;
         let given = self.request.as_deref().map(Request::from_account);
-        let account = submission.account.as_ref().map(Request::from_account);
+        let account = submission
+            .account
+            .as_ref()
+            .map(|account| read_account(account, settings));
         let resource = submission.resource.as_deref().map(Request::from_resource);
         let all = [
             (given.transpose()?.flatten(), usual),
@@ -117,4 +120,15 @@ impl JobArguments {
         };
         Ok(Some(asked).filter(|asked| asked.request.is_on()))
     }
+}
+
+/// Reads an account. A configuration is read only if it may explain a refused word as a project.
+fn read_account(account: &[u8], settings: &dyn Fn() -> Option<Settings>) -> Result<Option<Request>, Refusal> {
+    Request::from_account(account).or_else(|refusal| {
+        let projects = settings().map_or_else(Vec::new, |settings| settings.pbs.projects);
+        match projects.is_empty() {
+            true => Err(refusal),
+            false => Request::from_account_of(account, &projects),
+        }
+    })
 }

@@ -54,8 +54,6 @@ impl PlanVerb {
             Some(user) => self.submission(user)?,
             None => self.arguments.submission(&input, &ThisHost)?,
         };
-        // Only here, where a user tries it, and never in a job: the account may be the site's own.
-        let almost = submission.account.as_ref().and_then(Request::almost_asked);
         // Here the request may also be written in Slurm's flags, as on a command line.
         let mut arguments = self.arguments.clone();
         let flags = arguments
@@ -65,7 +63,6 @@ impl PlanVerb {
         if let Some(flags) = flags {
             arguments.request = Some(Request::from_flags(flags)?.to_string());
         }
-        let as_line = |note: Option<_>| note.map_or(String::new(), |note| format!("note: {note}\n"));
         let of_node = || Some(settings.clone());
         let Some(Asked {
             request,
@@ -74,8 +71,8 @@ impl PlanVerb {
         }) = arguments.request_of(&submission, &of_node)?
         else {
             return Ok(match json {
-                true => format!("{}\n", serde_json::json!({"asked": false, "note": almost})),
-                false => format!("MPS was not asked for: nothing is done\n{}", as_line(almost)),
+                true => format!("{}\n", serde_json::json!({"asked": false})),
+                false => "MPS was not asked for: nothing is done\n".to_owned(),
             });
         };
         let without = |why: &str| {
@@ -135,7 +132,7 @@ impl PlanVerb {
             object["note"] = note.into();
             return Ok(format!("{object}\n"));
         }
-        let note = as_line(note);
+        let note = note.map_or(String::new(), |note| format!("note: {note}\n"));
         Ok(format!(
             "node {node} user {} request {request}\n{plan}{note}",
             user.name

@@ -24,7 +24,8 @@ pub fn of_job<'a>(
         }
         GpuSource::Numbered(numbers) => numbers.gpus(inventory)?,
         GpuSource::None => {
-            return Err(Refusal::new("MPS", "the job has no GPU on this node", "a request with GPUs").into());
+            let allowed = "a request with GPUs on each node, or auto, which leaves a node without GPUs out";
+            return Err(Refusal::new("MPS", "the job has no GPU on this node", allowed).into());
         }
         GpuSource::Counted { count, .. } if no_other(*count, devices, inventory) => {
             inventory.gpus.iter().collect()

@@ -112,6 +112,9 @@ pub struct CallOptions {
     /// OpenPBS's exec_vnode.
     #[arg(long, value_name = "TEXT")]
     pub vnodes: Option<String>,
+    /// OpenPBS's exec_host2.
+    #[arg(long, value_name = "TEXT")]
+    pub hosts: Option<String>,
     /// This is not the job's first node.
     #[arg(long)]
     pub sister: bool,

@@ -70,7 +70,9 @@ pub trait Host {
 
     /// The names in a directory of root's.
     fn names(&self, dir: &Path) -> io::Result<Vec<OsString>> {
-        std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect()
+        std::fs::read_dir(dir)?
+            .map(|entry| Ok(entry?.file_name()))
+            .collect()
     }
 
     /// Whether `path` is a program that only root can have put there, and that root may execute.

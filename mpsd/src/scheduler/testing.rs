@@ -77,7 +77,9 @@ impl Host for TextHost {
     fn names(&self, dir: &Path) -> io::Result<Vec<OsString>> {
         let paths = self.files.keys().map(Path::new);
         let inside = paths.filter(|path| path.parent() == Some(dir));
-        Ok(inside.filter_map(|path| Some(path.file_name()?.to_owned())).collect())
+        Ok(inside
+            .filter_map(|path| Some(path.file_name()?.to_owned()))
+            .collect())
     }
     fn executable(&self, path: &Path) -> bool {
         let mut lines = self.answers.keys();

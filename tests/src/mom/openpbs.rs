@@ -206,6 +206,13 @@ impl Cluster {
             kill_group_after: event != "execjob_end",
             ..Run::default()
         });
+        if ended == Ended::Limit {
+            return Hooked {
+                verdict: "reject".into(),
+                message: format!("alarm call while running {event} hook 'mpsd', request rejected"),
+                ..Hooked::default()
+            };
+        }
         assert_eq!(ended, Ended::Code(0), "the hook's Python on {event}");
         let result = self.nodes[at].read(&format!("{TMP}/result")).expect("a result");
         serde_json::from_str(&result).unwrap_or_else(|e| panic!("{e}: {result}"))

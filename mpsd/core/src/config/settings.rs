@@ -252,6 +252,10 @@ settings! {
         /// keeps a job out. After a change run 'mpsctl pbs install' again: its scripts, or its hook, ask for the jobs of these queues.
         [early] auto_queues: Vec<String> = Vec::new();
 
+        /// Projects of the site that are written like a request, in accounts (qsub -A). Without this a job with the account "mps" is
+        /// refused, because its user may have meant "MPS=on".
+        [early] projects: Vec<String> = Vec::new();
+
         /// A job with tasks that could run outside its MPS without a message, because TM starts them (pbsdsh, mpirun on several nodes):
         /// on Torque without our $job_starter, on OpenPBS with the classic scripts. 'mpsctl pbs check' names these nodes.
         /// "warn": a line in the job's error file says that such tasks need 'mpsctl exec -- COMMAND'. "refuse": the job gets no MPS,

@@ -238,11 +238,21 @@ impl Request {
     }
 
     /// Reads an account such as `proj1,MPS=true,MPS_THREADS=25`, of unknown encoding; `None`: no token is ours. Ours have
-    /// `=` and, in any case, the key `MPS` or `MPS_` and letters.
+    /// `=` and, in any case, the key `MPS` or `MPS_` and letters. Refuses a token that can only be meant for us.
     pub fn from_account(account: impl AsRef<[u8]>) -> Result<Option<Self>, Refusal> {
+        Self::from_account_of(account, &[])
+    }
+
+    /// The same on a site with these projects, which are no request in any spelling.
+    pub fn from_account_of(account: impl AsRef<[u8]>, projects: &[String]) -> Result<Option<Self>, Refusal> {
         let text = String::from_utf8_lossy(account.as_ref());
-        let tokens = text.split(is_between).filter_map(|token| token.split_once('='));
-        let mut ours = tokens.filter(|(key, _)| is_ours(key)).peekable();
+        let is_project = |token: &&str| projects.iter().any(|project| project == token);
+        let tokens = || text.split(is_between).filter(|token| !is_project(token));
+        if let Some(refusal) = tokens().find_map(near_miss) {
+            return Err(refusal);
+        }
+        let pairs = || tokens().filter_map(|token| token.split_once('='));
+        let mut ours = pairs().filter(|(key, _)| is_ours(key)).peekable();
         let Some((first, _)) = ours.peek() else {
             return Ok(None);
         };
@@ -253,17 +263,10 @@ impl Request {
             let key = Syntax::Account.key(name, &format!("{name}={value}"))?;
             parser.take(key, name, Some(value))?;
         }
-        parser.finish().map(Some)
-    }
-
-    /// A note on an account that names MPS without a value. It may be the site's own word, so it asks for nothing.
-    pub fn almost_asked(account: impl AsRef<[u8]>) -> Option<String> {
-        let text = String::from_utf8_lossy(account.as_ref());
-        let mut tokens = text.split(is_between);
-        let ours = |token: &str| token.split_once('=').is_some_and(|(key, _)| is_ours(key));
-        let note =
-            "'MPS' in the account asks for no MPS: this job has none; with one it is submitted as MPS=on";
-        (tokens.clone().any(|token| token == "MPS") && !tokens.any(ours)).then(|| note.to_owned())
+        match pairs().find_map(|(name, value)| without_prefix(name, value)) {
+            Some(refusal) => Err(refusal),
+            None => parser.finish().map(Some),
+        }
     }
 
     /// Reads the value of OpenPBS's `mps` resource: `on+threads=25+mem=4G`.
@@ -372,4 +375,40 @@ fn is_ours(key: &str) -> bool {
     let key = key.to_ascii_uppercase();
     let letters = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_alphabetic());
     key == "MPS" || key.strip_prefix("MPS_").is_some_and(letters)
+}
+
+/// The refusal of a token that can only be meant for us, but is not written as `KEY=VALUE`: `mps`, `--mps-threads=25`, `MPS:true`.
+fn near_miss(token: &str) -> Option<Refusal> {
+    if token.split_once('=').is_some_and(|(key, _)| is_ours(key)) {
+        return None;
+    }
+    let word = token.trim_start_matches('-').trim_matches(['"', '\'']);
+    word.get(..3).filter(|start| start.eq_ignore_ascii_case("MPS"))?;
+    let (name, value) = word.split_once(['=', ':']).unzip();
+    let key = Key::named(name.unwrap_or(word))?;
+    let row = key.row();
+    let is_value = |value: &str| value.parse::<Mode>().is_ok();
+    // 'mps:physics' is a project.
+    if key == Key::Mode && !word.contains('=') && !value.is_none_or(is_value) {
+        return None;
+    }
+    let meant = Syntax::Account.token(key, Some(value.or(row.bare).unwrap_or(row.value)));
+    let why = or_meant("not written as a request", Some(one_line(&meant, SHOWN)));
+    Some(refuse(
+        token,
+        &why,
+        format!("{}; a project of that name: projects in mpsd.toml", row.allowed),
+    ))
+}
+
+/// The refusal of `THREADS=25` beside a request of ours.
+fn without_prefix(name: &str, value: &str) -> Option<Refusal> {
+    let key = Key::named(&format!("mps_{name}"))?;
+    let meant = one_line(&Syntax::Account.token(key, Some(value)), SHOWN);
+    let why = or_meant("unknown key beside MPS", Some(meant));
+    Some(refuse(
+        &format!("{name}={value}"),
+        &why,
+        Syntax::Account.all_tokens(),
+    ))
 }

@@ -48,8 +48,8 @@ fn account(text: &str) -> Request {
 #[test]
 fn what_is_not_ours_is_not_looked_at() {
     let long = format!("proj,{}", "x".repeat(10_000));
-    let accounts = "|MPSLAB|mps_physics|MPS|mps|proj42|MPS_THREADS|xMPS=true|MPS_=3|MPS_LAB2=3|MPS2=on|MPS-THREADS=5|MPSLAB=true|\
-                    \"MPS=true\"|a=b|=MPS|proj MPS_physics2=maybe|\0\u{1b}[31m";
+    let accounts = "|MPSLAB|mps_physics|mps-lab|mps:physics|mps.lab|a/mps|proj42|xMPS=true|MPS_=3|MPS_LAB2=3|MPS2=on|MPS-LAB=5|\
+                    MPSLAB=true|THREADS=25|mem|a=b|=MPS|proj MPS_physics2=maybe|\0\u{1b}[31m";
     for text in accounts.split('|').chain([long.as_str()]) {
         assert_eq!(Request::from_account(text), Ok(None), "{}", one_line(text, 40));
     }
@@ -300,15 +300,37 @@ fn a_request_may_be_given_as_the_flags_of_a_command_line() {
 }
 
 #[test]
-fn a_lone_name_in_an_account_is_told_and_asks_for_nothing() {
-    for account in ["MPS", "proj1,MPS", "MPS;x", "a MPS b"] {
-        assert_eq!(Request::from_account(account), Ok(None), "{account}");
-        let told = Request::almost_asked(account).unwrap_or_else(|| panic!("{account}"));
-        assert!(told.contains("MPS=on"), "{told}");
+fn a_word_that_can_only_be_meant_for_us_is_refused() {
+    for (account, word, meant) in [
+        ("MPS", "MPS", "MPS=on"),
+        ("proj,mps", "mps", "MPS=on"),
+        ("MPS = true", "MPS", "MPS=on"),
+        ("MPS:true", "MPS:true", "MPS=true"),
+        ("--mps", "--mps", "MPS=on"),
+        ("--mps-threads=25", "--mps-threads=25", "MPS_THREADS=25"),
+        ("\"MPS=true\"", "\"MPS=true\"", "MPS=true"),
+        ("MPS_THREADS", "MPS_THREADS", "MPS_THREADS=P"),
+        ("MPS_MEM:4G", "MPS_MEM:4G", "MPS_MEM=4G"),
+        ("MPS=true,THREADS=25", "THREADS=25", "MPS_THREADS=25"),
+        ("proj,mem=4G;mps=on", "mem=4G", "MPS_MEM=4G"),
+        ("MPS=true,MPS-THREADS=25", "MPS-THREADS=25", "MPS_THREADS=25"),
+    ] {
+        let refusal = Request::from_account(account).expect_err(account);
+        assert_eq!(refusal.what, word, "{account}");
+        let meant = format!("(did you mean {meant}?)");
+        assert!(refusal.why.ends_with(&meant), "{account}: {}", refusal.why);
+        assert!(!refusal.allowed.is_empty(), "{account}");
     }
-    for account in "mps|MPSLAB|mps_physics|proj-MPS|MPS=on|MPS,MPS=off|".split('|') {
-        assert_eq!(Request::almost_asked(account), None, "{account}");
-    }
+}
+
+#[test]
+fn a_project_that_the_site_names_is_no_request() {
+    let projects = ["mps".to_owned(), "MPS:on".to_owned()];
+    let read = |account| Request::from_account_of(account, &projects);
+    assert_eq!(read("mps"), Ok(None));
+    assert_eq!(read("MPS:on;lab"), Ok(None));
+    assert_eq!(read("mps,MPS=on"), Ok(Some(account("MPS=on"))));
+    assert!(read("MPS").is_err(), "another spelling");
 }
 
 /// Every text with a part of each list. `|` separates the parts of a list.

@@ -92,10 +92,12 @@ impl BatchSystem for OpenPbs {
     /// From the `aux/JOB.env` of pbs_cgroups, else a bare count. GPUs without names are never proved to be the job's alone:
     /// `qrun -H` brings another job to any node, at any time.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
-        let described = Described::of(submission, input, host);
         let here = submission.node.clone().unwrap_or_else(|| host.name());
+        let described = Described::of(submission, &here, input, host);
         let listed = from_cgroups(submission, input, host);
-        let whole_node = listed.is_none().then(|| described.whole_node(&here, submission, input, host));
+        let whole_node = listed
+            .is_none()
+            .then(|| described.whole_node(&here, submission, input, host));
         let gpus = listed.unwrap_or_else(|| described.without_cgroups(&here));
         Devices {
             exclusive: match &gpus {
@@ -248,25 +250,36 @@ struct Described {
 }
 
 impl Described {
-    fn of(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Self {
+    fn of(submission: &Submission, here: &str, input: &Input<'_>, host: &dyn Host) -> Self {
         let given = input.given.clone();
-        let mut own = [given.select, given.place, given.vnodes];
+        let mut own = [given.select, given.place, given.vnodes, given.hosts];
         if own.iter().all(Option::is_none) {
             // Without it the tasks stay unknown, which is a refusal of `auto` only.
             let file = job_file(&submission.job, input, host).unwrap_or_default();
             let value = |name: &str| attribute(&file, name);
             let select = value("schedselect").or_else(|| value("Resource_List.select"));
-            own = [select, value("Resource_List.place"), value("exec_vnode")];
+            own = [
+                select,
+                value("Resource_List.place"),
+                value("exec_vnode"),
+                value("exec_host2"),
+            ];
         }
-        let [select, place, vnodes] = own.map(Option::unwrap_or_default);
+        let [select, place, vnodes, hosts] = own.map(Option::unwrap_or_default);
+        let is_named = members(&vnodes).any(|name| same_node(name, here));
         Self {
             select,
             place,
-            vnodes,
+            vnodes: match by_hosts(&vnodes, &hosts).filter(|_| !is_named) {
+                Some(renamed) => renamed,
+                None => vnodes,
+            },
         }
     }
 
     fn without_cgroups(&self, here: &str) -> GpuSource {
+        let elsewhere = ngpus(parts(&self.vnodes).filter(|(host, _)| !same_node(host, here)));
+        let is_of_it = members(&self.vnodes).any(|name| same_node(name, here));
         let unnamed = "PBS gives a number of GPUs and pbs_cgroups is not there to name them";
         let selected = || ngpus([("", self.select.as_str())].into_iter());
         let count = ngpus(parts(&self.vnodes).filter(|(host, _)| same_node(host, here)));
@@ -278,6 +291,10 @@ impl Described {
         };
         let why = why.to_owned();
         match count {
+            0 if is_of_it && elsewhere > 0 => GpuSource::None,
+            0 if elsewhere > 0 => GpuSource::Unknown(format!(
+                "PBS gave the job GPUs on other nodes than '{here}'; if a vnode of this host has another name, set node under [pbs]"
+            )),
             0 => GpuSource::Unknown(why),
             _ => GpuSource::Counted { count, why },
         }
@@ -294,7 +311,10 @@ impl Described {
     ) -> Result<bool, String> {
         let pbs = Installation::find(&PRODUCT, &input.site, host);
         let is_meant = self.asks_alone(here) || PbsNode::new(pbs.clone(), here, host).is_exclusive();
-        match is_meant.then(|| pbs.other_job(&submission.job, host)).transpose()? {
+        match is_meant
+            .then(|| pbs.other_job(&submission.job, host))
+            .transpose()?
+        {
             Some(Some(other)) => Err(format!(
                 "'place' asks for the node alone, and its mom has job {other} too"
             )),
@@ -322,20 +342,79 @@ fn ngpus<'t>(parts: impl Iterator<Item = (&'t str, &'t str)>) -> u32 {
     counts.fold(0, u32::saturating_add)
 }
 
-/// The sum of `mpiprocs` of the chunks on this node; `None` unless every chunk of the job has the same.
+/// The sum of `mpiprocs` of the chunks on this node. `None`: a chunk has none, or PBS placed other chunks than those asked for.
 fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
-    let counts = select.split('+').filter(|chunk| !chunk.is_empty()).map(|chunk| {
+    let mut asked = Vec::new();
+    for chunk in select.split('+').filter(|chunk| !chunk.is_empty()) {
+        let number = chunk.split(':').next().and_then(|word| word.parse().ok());
         let count = chunk.split(':').find_map(|word| word.strip_prefix("mpiprocs="))?;
-        count.parse().ok().filter(|count: &u32| *count > 0)
-    });
-    let mut counts = counts.collect::<Option<Vec<u32>>>()?;
-    counts.dedup();
-    let [each] = counts[..] else { return None };
-    // (nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2): a chunk may span vnodes; those of one host are host[0], host[1].
-    let is_here = |chunk: &&str| members(chunk).any(|name| same_node(name, here));
-    let chunks = vnodes.split(')').filter(is_here);
-    let chunks = u32::try_from(chunks.count()).ok().filter(|n| *n > 0)?;
-    each.checked_mul(chunks)
+        let count = count.parse().ok().filter(|count: &u32| *count > 0)?;
+        asked.push((number.unwrap_or(1_usize), count));
+    }
+    let placed = chunks(vnodes);
+    let is_here = |chunk: &str| members(chunk).any(|name| same_node(name, here));
+    let is_alike = asked.windows(2).all(|pair| pair[0].1 == pair[1].1);
+    let first = asked.first()?.1;
+    let counts = asked
+        .iter()
+        .flat_map(|(number, count)| std::iter::repeat_n(*count, (*number).min(placed.len() + 1)));
+    let counts: Vec<u32> = match is_alike {
+        true => vec![first; placed.len()],
+        false => counts.collect(),
+    };
+    if counts.len() != placed.len() {
+        return None;
+    }
+    let here = placed.iter().zip(counts).filter(|(chunk, _)| is_here(chunk));
+    let sum = here.fold(0, |sum: u32, (_, count)| sum.saturating_add(count));
+    Some(sum).filter(|sum| *sum > 0)
+}
+
+/// The chunks of `(nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2)`, or of `nodea:ncpus=1`, which `qrun -H` places. A chunk may span
+/// vnodes; those of one host are `host[0]`, `host[1]`.
+fn chunks(vnodes: &str) -> Vec<&str> {
+    let mut depth = 0_u32;
+    let is_between = |c: char| {
+        depth = match c {
+            '(' => depth + 1,
+            ')' => depth.saturating_sub(1),
+            _ => depth,
+        };
+        c == '+' && depth == 0
+    };
+    vnodes
+        .split(is_between)
+        .filter(|chunk| !chunk.is_empty())
+        .collect()
+}
+
+/// `vnodes` with the host before each name that is not the host's own: `gpubox` of `nodeb:15002/0*8` becomes `nodeb[gpubox]`.
+/// `hosts` has one for each chunk (attribute `exec_host2`). `None`: it has not.
+fn by_hosts(vnodes: &str, hosts: &str) -> Option<String> {
+    if hosts.is_empty() {
+        return None;
+    }
+    let (chunks, hosts): (_, Vec<&str>) = (chunks(vnodes), hosts.split('+').collect());
+    let renamed = |(chunk, host): (&&str, &&str)| {
+        let host = host.split([':', '/']).next().unwrap_or_default();
+        let part = |(name, part): (&str, &str)| match same_node(name, host) {
+            true => part.to_owned(),
+            false => {
+                let (vnode, resources) = part.split_once(':').unwrap_or((part, ""));
+                format!("{host}[{vnode}]:{resources}")
+            }
+        };
+        format!("({})", parts(chunk).map(part).collect::<Vec<_>>().join("+"))
+    };
+    let is_paired = chunks.len() == hosts.len();
+    is_paired.then(|| {
+        chunks
+            .iter()
+            .zip(&hosts)
+            .map(renamed)
+            .collect::<Vec<_>>()
+            .join("+")
+    })
 }
 
 /// The hosts that a list of vnodes or of hosts names, one for each of its parts; vnodes of one host are `host[0]`, `host[1]`.

@@ -109,17 +109,17 @@ fn without_pbs_cgroups_a_vnode_has_a_count_of_gpus() {
         ("(nodeb[0]:ngpus=1+nodeb[1]:ngpus=1)", "free:excl", (2, false)),
         ("(nodeb[0]:ngpus=1)", "free:exclhost", (1, true)),
         ("(nodeb:ngpus=1)", "free:excl:group=host", (1, true)),
-        ("(nodea:ngpus=4)+(nodeb:ncpus=1)", "exclhost", (0, false)),
-        ("(nodeb:ngpus=0)", "exclhost", (0, false)),
+        ("(nodea:ngpus=4)+(nodeb:ncpus=1)", "exclhost", (0, true)),
+        ("(nodeb:ngpus=0)", "exclhost", (0, true)),
     ] {
         let devices = hooked(vnodes, place, "").devices();
         let count = match devices.gpus {
             GpuSource::Counted { count, .. } => count,
-            GpuSource::Unknown(_) => 0,
+            GpuSource::Unknown(_) | GpuSource::None => 0,
             other => panic!("{other:?}"),
         };
-        let alone = devices.exclusive == Exclusive::GpusAlone;
-        assert_eq!((count, alone), expected, "{vnodes} {place}");
+        assert_eq!(devices.exclusive, Exclusive::Unknown, "PBS names none");
+        assert_eq!((count, devices.whole_node), expected, "{vnodes} {place}");
     }
 }
 
@@ -140,7 +140,10 @@ fn chunks_on_this_node_times_their_ranks() {
     for (select, tasks) in [
         ("3:ncpus=4:mpiprocs=4:ngpus=1", Some(8)),
         ("3:ncpus=4:ngpus=1", None),
-        ("1:ncpus=4:mpiprocs=2+2:mpiprocs=4", None),
+        ("1:ncpus=4:mpiprocs=2+2:mpiprocs=4", Some(8)),
+        ("2:ncpus=4:mpiprocs=2+1:mpiprocs=4", Some(6)),
+        ("1:ncpus=4:mpiprocs=2+1:mpiprocs=4", None),
+        ("1:ncpus=4+2:mpiprocs=4", None),
     ] {
         assert_eq!(hooked(two, "", select).devices().tasks_on_node, tasks, "{select}");
     }
@@ -151,4 +154,43 @@ fn several_nodes_under_the_classic_scripts_have_no_daemon() {
     let [one, two] = [1, 2].map(super::under_classic_scripts);
     assert!(two.no_way_round && !one.no_way_round);
     assert!(two.why.contains("it has 2 nodes"));
+}
+
+/// A vnode may have another name than its host: `create node gpubox Mom=nodeb`.
+#[test]
+fn a_chunk_is_where_its_host_is() {
+    for (vnodes, hosts, expected) in [
+        ("(gpubox:ncpus=1:ngpus=2)", "nodeb:15002/0*4", (2, Some(4))),
+        ("gpubox:ncpus=1:ngpus=2", "nodeb:15002/0", (2, Some(4))),
+        (
+            "(nodea:ngpus=4)+(gpubox:ngpus=1)",
+            "nodea:15002/0+nodeb:15002/0",
+            (1, Some(4)),
+        ),
+        ("(gpubox:ngpus=2)", "nodea:15002/0", (0, None)),
+        ("(gpubox:ngpus=2)", "", (0, None)),
+    ] {
+        let mut call = hooked(vnodes, "excl", "2:mpiprocs=4");
+        call.given.hosts = Some(hosts.into());
+        let devices = call.devices();
+        let count = match devices.gpus {
+            GpuSource::Counted { count, .. } => count,
+            GpuSource::Unknown(why) => {
+                assert!(why.contains("set node under [pbs]"), "{why}");
+                0
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((count, devices.tasks_on_node), expected, "{vnodes} {hosts}");
+        assert!(
+            count == 0 || !devices.whole_node,
+            "the host may have other vnodes"
+        );
+    }
+    let devices = hooked("(nodea:ngpus=2)+(nodeb:ncpus=8)", "", "").devices();
+    assert_eq!(
+        devices.gpus,
+        GpuSource::None,
+        "a node without GPUs of a job with GPUs"
+    );
 }

@@ -70,7 +70,7 @@ impl<'h> PbsNode<'h> {
                 return Ok(found);
             }
             let said = one_line(text.trim(), SHOWN);
-            last = format!("'pbsnodes {name}' shows no such node: {said}");
+            last = format!("'pbsnodes {name}' shows no such node (is node under [pbs] needed?): {said}");
         }
         Err(last)
     }

@@ -167,11 +167,18 @@ impl Installation {
     /// A job that this mom runs beside `job`, by its own files.
     pub fn other_job(&self, job: &JobId, host: &dyn Host) -> Result<Option<String>, String> {
         let (own, dir) = (self.job_files(job), self.mom_priv().join("jobs"));
-        let names = host.names(&dir).map_err(|why| format!("cannot read '{}': {why}", dir.display()))?;
+        let names = host
+            .names(&dir)
+            .map_err(|why| format!("cannot read '{}': {why}", dir.display()))?;
         let files = names.iter().map(|name| dir.join(name));
         let mut others = files.filter(|file| file.extension() == Some("JB".as_ref()) && !own.contains(file));
         let other = others.find(|file| !self.has_ended(file, host));
-        Ok(other.map(|file| file.file_stem().unwrap_or_default().to_string_lossy().into_owned()))
+        Ok(other.map(|file| {
+            file.file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned()
+        }))
     }
 
     /// Whether the processes of the job with this file have ended. Its file stays until the server has let it go.
@@ -189,7 +196,7 @@ impl Installation {
     }
 }
 
-/// `substate:	0x2a (42)`, which printjob prints before anything that a user wrote.
+/// From the line `substate: 0x2a (42)`, which printjob prints before anything that a user wrote.
 fn substate(printed: &str) -> Option<u32> {
     let line = printed.lines().find_map(|line| line.strip_prefix("substate:"))?;
     line.split_once('(')?.1.split_once(')')?.0.parse().ok()

@@ -61,7 +61,8 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
     match &verb {
         // Also under a broken configuration: the hook must know which jobs asked.
         PbsVerb::Request { account, resource } => {
-            report.did(request(account, resource).map_err(|refusal| refusal.to_string())?);
+            let projects = &ctx.settings.pbs.projects;
+            report.did(request(account, resource, projects).map_err(|refusal| refusal.to_string())?);
         }
         PbsVerb::Install(options) => {
             broken?;
@@ -105,10 +106,9 @@ fn find(option: &ProductOption, ctx: &SetupContext<'_>) -> Result<Installation, 
     })
 }
 
-/// The answer to the queuejob hook, one line of JSON: `resource` (empty: not asked), the `account` without our words, and
-/// a `note` if the account almost asks.
-fn request(account: &OsStr, resource: &str) -> Result<String, Refusal> {
-    let by_account = Request::from_account(account.as_bytes())?;
+/// The answer to the queuejob hook, one line of JSON: `resource` (empty: not asked) and the `account` without our words.
+fn request(account: &OsStr, resource: &str, projects: &[String]) -> Result<String, Refusal> {
+    let by_account = Request::from_account_of(account.as_bytes(), projects)?;
     let by_resource = match resource {
         "" => None,
         text => Some(Request::from_resource(text)?),
@@ -118,15 +118,12 @@ fn request(account: &OsStr, resource: &str) -> Result<String, Refusal> {
         (one, other) => one.or(other),
     };
     let text = account.to_string_lossy();
-    let is_the_sites = |token: &&str| !token.is_empty() && matches!(Request::from_account(token), Ok(None));
+    let is_the_sites =
+        |token: &&str| !token.is_empty() && matches!(Request::from_account_of(token, projects), Ok(None));
     let tokens = text.split([',', ';', ' ', '\t', '\n']);
     let rest: Vec<&str> = tokens.filter(is_the_sites).collect();
     let words = request.as_ref().map(Request::in_resource_words);
-    let mut answer = serde_json::json!({ "resource": words.unwrap_or_default(), "account": rest.join(",") });
-    let note = Request::almost_asked(account.as_bytes()).filter(|_| request.is_none());
-    if let Some(note) = note {
-        answer["note"] = note.into();
-    }
+    let answer = serde_json::json!({ "resource": words.unwrap_or_default(), "account": rest.join(",") });
     Ok(answer.to_string())
 }
 
@@ -137,7 +134,7 @@ mod tests {
     #[test]
     fn our_words_move_into_the_resource_and_the_sites_stay() {
         let said = |account: &str, resource| {
-            request(account.as_ref(), resource).unwrap_or_else(|refusal| refusal.to_string())
+            request(account.as_ref(), resource, &[]).unwrap_or_else(|refusal| refusal.to_string())
         };
         for (account, resource, answer) in [
             (
@@ -157,7 +154,9 @@ mod tests {
         let moved = Request::from_resource("per-node+threads=25+mem=2G").unwrap();
         let account = Request::from_account("MPS=true,MPS_THREADS=25,MPS_MEM=2G").unwrap();
         assert_eq!(Some(moved), account);
-        assert!(request("MPS=true".as_ref(), "off").is_err());
+        assert!(request("MPS=true".as_ref(), "off", &[]).is_err());
+        let project = request("mps,MPS=on".as_ref(), "", &["mps".to_owned()]);
+        assert_eq!(project.unwrap(), r#"{"account":"mps","resource":"per-node"}"#);
         assert!(said("MPS=true,MPS_THREADS=101", "").starts_with("MPS_THREADS=101: "));
     }
 }
