@@ -8,11 +8,11 @@ use super::logs::Tail;
 use super::observer::Observer;
 use super::start::{self, Running};
 use crate::job::spec::Spec;
-use crate::node::tasks::job_by_cgroup;
+use crate::node::tasks::cgroup_name;
 use crate::sys::deadline::Deadline;
 use crate::sys::process::ProcessTable;
 use mpsd_core::observations::{DaemonLost, keep};
-use mpsd_core::record::{Daemon, sharers};
+use mpsd_core::record::{self, Daemon, sharers};
 use mpsd_core::{JobId, Paths, text};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -235,7 +235,10 @@ fn quitter(spec: &Spec) -> Option<JobId> {
     let is_own = |pid: i32| own.iter().any(|entry| entry.stat.id.pid == pid);
     let others = table.of_user(spec.uid).map(|entry| &entry.stat);
     let others = others.filter(|stat| stat.name == name && !is_own(stat.id.pid));
-    let jobs = others.filter_map(|stat| job_by_cgroup(&stat.id.open()?));
+    let paths = Paths::new(&spec.run, "");
+    let record = |job: &JobId| paths.job(job).record();
+    let by_sluid = |sluid: &str| record::by_sluid(record, members(spec), sluid);
+    let jobs = others.filter_map(|stat| cgroup_name(&stat.id.open()?)?.job(&by_sluid));
     let jobs: BTreeSet<JobId> = jobs.collect();
     jobs.first().filter(|_| jobs.len() == 1).cloned()
 }

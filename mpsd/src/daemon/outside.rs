@@ -5,10 +5,10 @@ use super::observer::Observer;
 use super::start::Running;
 use crate::job::spec::Spec;
 use crate::node::nvml::Nvml;
-use crate::node::tasks::job_by_cgroup;
+use crate::node::tasks::cgroup_name;
 use crate::sys::process::Process;
 use mpsd_core::observations::keep;
-use mpsd_core::{GpuUuid, JobId};
+use mpsd_core::{GpuUuid, JobId, Paths, record};
 use std::time::{Duration, Instant};
 
 /// Time to the first look, which then doubles. A job whose programs reach its MPS is not looked at.
@@ -71,9 +71,13 @@ impl OutsideWatch {
 /// its job, its user decides.
 fn one(spec: &Spec, nvml: Nvml, gpu: &GpuUuid, ours: &[i32]) -> Option<(i32, GpuUuid)> {
     let job = JobId::parse(&spec.job).ok()?;
+    let paths = Paths::new(&spec.run, "");
+    let record = |job: &JobId| paths.job(job).record();
+    let by_sluid = |sluid: &str| record::by_sluid(record, [job.clone(), job.whole()], sluid);
     let is_foreign = |process: &Process| {
         let is_users = process.uids().is_some_and(|uids| uids.effective == spec.uid);
-        let is_jobs = job_by_cgroup(process).is_none_or(|of| of == job || job.belongs_to(&of));
+        let of = cgroup_name(process).map(|name| name.job(&by_sluid));
+        let is_jobs = of.is_none_or(|of| of.is_some_and(|of| of == job || job.belongs_to(&of)));
         let is_server = process.stat().is_none_or(|stat| ours.contains(&stat.parent));
         is_users && is_jobs && !is_server
     };

@@ -180,21 +180,9 @@ fn submitters_options() -> Option<*mut c_void> {
     its_own.and(symbol(c"opt"))
 }
 
-/// The program of a task and its arguments, by its place in `enum spank_item`.
-const JOB_ARGV: c_int = 9;
-
 impl Slurm for Handle {
     fn script(&self) -> Option<String> {
-        let (mut count, mut words): (c_int, *mut *mut c_char) = (0, ptr::null_mut());
-        // SAFETY: the handle is this callback's; the item fills in a number and the task's own array.
-        let rc = unsafe { spank_get_item(self.0, JOB_ARGV, &raw mut count, &raw mut words) };
-        if rc != SUCCESS || count < 1 || words.is_null() {
-            return None;
-        }
-        // SAFETY: the array has `count` pointers, and `count` is not 0.
-        let first = unsafe { *words };
-        // SAFETY: NULL or a C string, which lives during this callback.
-        let path = unsafe { text(first) }?;
+        let path = self.step_command().into_iter().next()?;
         let file = std::fs::File::open(path).ok()?;
         let mut script = Vec::new();
         file.take(script::LONGEST).read_to_end(&mut script).ok()?;
@@ -267,10 +255,10 @@ impl Slurm for Handle {
         if rc != SUCCESS || words.is_null() {
             return Vec::new();
         }
-        // SAFETY: Slurm's own array of so many C strings, which lives as long as the step.
-        (0..count)
-            .map_while(|at| unsafe { text(*words.add(at)) })
-            .collect()
+        // SAFETY: Slurm's own array of so many pointers, which lives as long as the step.
+        let words = unsafe { std::slice::from_raw_parts(words, count) };
+        // SAFETY: each is NULL or a C string of that array.
+        words.iter().map_while(|word| unsafe { text(*word) }).collect()
     }
 
     fn command_line(&self) -> Vec<String> {
