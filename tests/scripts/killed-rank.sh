@@ -10,6 +10,5 @@ sleep 1
 kill -KILL $victim
 { wait $victim; } 2>/dev/null
 echo "ended with $?"
-sleep 1
 cuda-app
 cuda-app

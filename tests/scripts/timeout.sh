@@ -6,5 +6,4 @@
 
 { timeout -s KILL 0.5 cuda-app --hold 20; } 2>/dev/null
 echo "ended with $?"
-sleep 1
 cuda-app

@@ -157,7 +157,12 @@ impl Observer {
     /// Takes in a client that a signal has ended.
     pub fn take_killed(&mut self, killed: Killed) {
         self.log.line(&killed.to_string());
-        self.daemons.values_mut().for_each(|state| state.tainted = true);
+        // Only a client that computed beside another one has left an error (docs/facts/mps-control.md#error-containment). A
+        // server that ends for nothing takes a client that comes at that moment along (806).
+        for state in self.daemons.values_mut() {
+            let mut others = state.clients.iter().chain(&state.connecting);
+            state.tainted |= others.any(|pid| *pid != killed.pid);
+        }
         keep(&mut self.all.killed, killed);
     }
 
