@@ -403,13 +403,13 @@ impl NewTask<'_> {
             return Err(TaskRefusal::of_node(why));
         }
         let own = match request {
-            // The step's user asks, in a job that its site brought in.
-            Some(_) if record.unasked.is_some() => Record {
-                unasked: None,
-                ..record.clone()
-            },
             Some(request) => {
-                of_step_after(record, &self.state.step.limits_set, &request).map_err(TaskRefusal::of_step)?
+                // The step's user asks, maybe in a job that its site brought in.
+                let asked = Record {
+                    unasked: None,
+                    ..record.clone()
+                };
+                of_step_after(&asked, &self.state.step.limits_set, &request).map_err(TaskRefusal::of_step)?
             }
             // Only what root recorded counts, so a forged flag changes nothing.
             None => record.clone(),

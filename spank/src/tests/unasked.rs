@@ -53,7 +53,7 @@ fn is_attached(slurm: FakeSlurm, node: &FakeNode) -> bool {
     assert_eq!(after.get(GPUS), before.get(GPUS));
     let told = [Level::Error, Level::Notice].map(|level| process.slurm.at_level(level));
     assert!(told.iter().all(Vec::is_empty), "{told:?}");
-    let attached = after.get("MPSD_JOB").is_some();
+    let attached = after.contains_key("MPSD_JOB");
     if !attached {
         assert_eq!(after, before);
     }

@@ -96,6 +96,9 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
     if is_untouched(0) && is_untouched(1) && !with.has_flags {
         same_run("auto gives it nothing", with, plain, &mut troubles);
     }
+    if is_by_partition(request) && !with.has_flags {
+        same_words("its partition asks", with, plain, &mut troubles);
+    }
     let batch = steps(request)
         .first()
         .is_some_and(|step| step.label == "batch" && step.request == StepRequest::AsItsJob);
@@ -118,6 +121,8 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
         for (place, model) in places {
             let said = match (step.request, found.get(place)) {
                 (_, None) if has_no_flag(&step) => refused(with, &step, NO_FLAG),
+                (_, Some(task)) if is_by_partition(request) && !asks => unnoticed(task, model, with, plain),
+                (_, None) if is_by_partition(request) && !asks => missing(with, &step),
                 (_, None) if is_untouched(place.2) => missing(with, &step),
                 (_, Some(task)) if is_untouched(place.2) => same_task(task, model, with, plain),
                 (_, task) if stopped || wants_mps && is_unplugged(request, place.2) => {
@@ -197,14 +202,7 @@ fn baseline(request: &Choice, plain: &Run, troubles: &mut Vec<String>) {
 
 /// A job that did not ask is the same as on a cluster without the plugin, in every task and every word.
 fn same_run(who: &str, run: &Run, plain: &Run, troubles: &mut Vec<String>) {
-    let codes = (run.code, plain.code);
-    if codes.0 != codes.1 {
-        troubles.push(format!("{who}: exit codes {codes:?}"));
-    }
-    let (ours, theirs) = (lines(run), lines(plain));
-    for line in ours.symmetric_difference(&theirs) {
-        troubles.push(format!("{who}: only one job reads '{line}'"));
-    }
+    same_words(who, run, plain, troubles);
     let found = run.by_place();
     for (place, model) in plain.by_place() {
         let said = match found.get(&place) {
@@ -214,6 +212,30 @@ fn same_run(who: &str, run: &Run, plain: &Run, troubles: &mut Vec<String>) {
         let named = |said| format!("{who}: {} r{}: {said}", place.0, place.3);
         troubles.extend(said.into_iter().map(named));
     }
+}
+
+/// The same exit code, and the same lines.
+fn same_words(who: &str, run: &Run, plain: &Run, troubles: &mut Vec<String>) {
+    let codes = (run.code, plain.code);
+    if codes.0 != codes.1 {
+        troubles.push(format!("{who}: exit codes {codes:?}"));
+    }
+    let (ours, theirs) = (lines(run), lines(plain));
+    for line in ours.symmetric_difference(&theirs) {
+        troubles.push(format!("{who}: only one job reads '{line}'"));
+    }
+}
+
+/// A task whose site gave it MPS, or did not: its program finds what it would have found.
+fn unnoticed(task: &Witness, model: &Witness, run: &Run, plain: &Run) -> Vec<String> {
+    let mut own = task.clone();
+    if own.cuda.under_mps {
+        own.cuda.under_mps = model.cuda.under_mps;
+        own.limits = model.limits.clone();
+        let is_ours = |name: &str| name.starts_with("CUDA_MPS_") || name.starts_with("MPSD_");
+        own.environment.retain(|name, _| !is_ours(name));
+    }
+    same_task(&own, model, run, plain)
 }
 
 /// Slurm prints these depending on how long something took.
@@ -488,7 +510,7 @@ fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<Str
 
 /// With a daemon for each GPU and each task bound, the tasks of a node use all the job's GPUs there.
 fn spread(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
-    if !is(request, "ask", "per-gpu") && !is_bound_by_us(request) {
+    if is_by_partition(request) || (!is(request, "ask", "per-gpu") && !is_bound_by_us(request)) {
         return;
     }
     let used = |run: &Run, mps: bool| {
@@ -532,6 +554,7 @@ const BY_RANK: [Habit; 3] = [
 fn even(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
     let (tasks, gpus) = (tasks(request), gpus(request));
     if tasks <= gpus
+        || is_by_partition(request)
         || !is(request, "bind", "unbound")
         || is_bound_by_us(request)
         || is(request, "ask", "per-gpu")
@@ -626,7 +649,7 @@ fn modes(
     troubles: &mut Vec<String>,
 ) {
     let of_job = !is(request, "step", "one-asks") || is(request, "launch", "het");
-    let of_job = of_job && !is_unneeded(request);
+    let of_job = of_job && !is_unneeded(request) && !is_by_partition(request);
     let may = is(site, "mode", "exclusive") && of_job && is(site, "shards", "no-shards");
     // Such a job may have more GPUs than its tasks were given.
     let bound = is_any(request, "bind", &["bind-map", "bind-single"]);
