@@ -83,7 +83,7 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
     let settings = read.unwrap_or_else(|error| {
         complain(
             NAME,
-            &format!("{error}; going on with the directories that it names"),
+            &format!("{error}; going on with the directories that it names, else the usual directories"),
         );
         directories_alone(&arguments.config, &name)
     });

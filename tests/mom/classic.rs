@@ -121,7 +121,7 @@ fn a_job_whose_tasks_could_run_outside_mps_is_refused() {
         begins(&mut c, &plain);
         ends(&mut c, &plain);
         assert_eq!(c.state("nodea"), free());
-        let text = c.nodes[0].sh_exits(i32::from(!config.is_empty()), "mpsctl pbs check");
+        let text = c.nodes[0].sh_exits(2 * i32::from(!config.is_empty()), "mpsctl pbs check");
         says(&text, &["the classic scripts do not attach tasks that TM starts"]);
     }
 }

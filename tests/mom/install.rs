@@ -38,7 +38,7 @@ fn a_prologue_of_the_site_is_never_touched() {
         ],
     );
     assert_eq!(node.read(file).unwrap(), own);
-    checks(&mut c, 1, &["prologue' is the site's own and does not call us"]);
+    checks(&mut c, 2, &["prologue' is the site's own and does not call us"]);
     // The printed line works in the place that it names.
     let line = text
         .lines()
@@ -70,7 +70,7 @@ fn check_names_the_operator_line_and_a_short_alarm() {
         "FAIL  the mom kills a prologue after 15 s (Torque fires 10 s before $prologalarm)",
         "set '$prologalarm 36'",
     ];
-    checks(&mut c, 1, &words);
+    checks(&mut c, 2, &words);
     c.nodes[0].sh("sed -i 's/$prologalarm 25/$prologalarm 36/' /var/spool/torque/mom_priv/config");
     c.serve("operators", "root@*\n");
     checks(&mut c, 0, &[]);
@@ -85,7 +85,7 @@ fn the_hook_needs_a_manager_and_is_read_back() {
     assert_eq!(c.nodes[0].read("/var/lib/mpsd/mpsd.py"), None);
     checks(
         &mut c,
-        1,
+        2,
         &["FAIL  this mom has no hook 'mpsd': jobs run without MPS"],
     );
     // The classic scripts need no hook.
@@ -139,15 +139,15 @@ fn check_finds_a_mom_that_has_no_hook_or_an_older_one() {
     let attributes =
         "hook_name=mpsd\nevent=execjob_begin,execjob_launch,execjob_end,execjob_abort\norder=110\n";
     for (more, code, line) in [
-        ("", 1, "FAIL  hook 'mpsd' is killed after 30 s"),
-        ("alarm=60\nenabled=false\n", 1, "FAIL  hook 'mpsd' is not enabled"),
+        ("", 2, "FAIL  hook 'mpsd' is killed after 30 s"),
+        ("alarm=60\nenabled=false\n", 2, "FAIL  hook 'mpsd' is not enabled"),
         ("alarm=60\n", 0, "OK    hook 'mpsd' is enabled"),
     ] {
         c.nodes[0].write(&format!("{hooks}/mpsd.HK"), &format!("{attributes}{more}"), 0o600);
         checks(&mut c, code, &[line]);
     }
     c.nodes[0].sh(&format!("rm {copy}"));
-    checks(&mut c, 1, &["FAIL  this mom has no hook 'mpsd'"]);
+    checks(&mut c, 2, &["FAIL  this mom has no hook 'mpsd'"]);
     c.nodes[0].sh("rm /var/spool/pbs/mom_priv/mom.lock");
     checks(&mut c, 0, &["WARN  no mom runs here"]);
 }
@@ -228,7 +228,7 @@ fn check_warns_unless_something_names_the_gpus() {
     c.nodes[0].sh("mpsctl pbs uninstall; mpsctl pbs install --classic");
     checks(
         &mut c,
-        1,
+        2,
         &["FAIL  pbs_cgroups is enabled, and PBS then runs no classic epilogue"],
     );
     c.nodes[0].sh("mpsctl pbs uninstall; mpsctl pbs install");
@@ -276,7 +276,7 @@ fn check_says_what_a_torque_node_lacks_until_it_lacks_nothing() {
     node.try_sh("mpsctl pbs uninstall");
     hang_up(node);
     node.sh("mpsctl pbs uninstall");
-    let text = checks(&mut c, 1, &[]);
+    let text = checks(&mut c, 2, &[]);
     let missing = |line: &&str| line.starts_with("FAIL  no '") && line.contains("jobs run without MPS");
     assert_eq!(text.lines().filter(missing).count(), 4, "{text}");
     c.nodes[0].sh("mpsctl pbs install");

@@ -79,7 +79,7 @@ fn without_a_starter_a_strict_site_refuses_the_job_that_asks() {
     c.is_as_before();
     let plan = "mpsctl plan --scheduler torque --gpus 0 50.vm alice alice job1 nodes=1:gpus=1 batch MPS=true";
     says(&c.nodes[0].sh_exits(1, plan), &["has no $job_starter"]);
-    let text = c.nodes[0].sh_exits(1, "mpsctl pbs check");
+    let text = c.nodes[0].sh_exits(2, "mpsctl pbs check");
     says(&text, &["FAIL  ", "every job that asks for MPS is refused"]);
     let plain = begun(&mut c, "proj1");
     bare(&task_client(&mut c, &plain, 0, ""));
@@ -328,7 +328,7 @@ fn a_starter_that_would_run_as_root_is_refused() {
     for text in [format!("{own}{privileged}"), format!("{privileged}{own}")] {
         let node = &mut c.nodes[0];
         node.write(CONFIG, &text, 0o644);
-        let text = node.sh_exits(1, "mpsctl pbs check");
+        let text = node.sh_exits(2, "mpsctl pbs check");
         says(&text, &["has $job_starter_run_privileged"]);
         for command in [
             &root,
@@ -352,9 +352,15 @@ fn a_starter_that_would_run_as_root_is_refused() {
     node.sh_exits(1, &format!("USER=alice {STARTER} id -u"));
 }
 
+/// A program outside MPS gets no context on an exclusive GPU.
+fn keep_modes(c: &mut Cluster) {
+    c.nodes[0].sh("sed -i '1i compute_mode = \"keep\"' /etc/mpsd/mpsd.toml");
+}
+
 #[test]
 fn a_starter_that_the_mom_has_not_read_is_not_vouched_for() {
     let mut c = cluster(&["nodea"]);
+    keep_modes(&mut c);
     let node = &mut c.nodes[0];
     node.try_sh("mpsctl pbs uninstall");
     hang_up(node);
@@ -368,7 +374,7 @@ fn a_starter_that_the_mom_has_not_read_is_not_vouched_for() {
     bare(&task_client(&mut c, &job, 0, ""));
     c.end(&job, 0);
     c.nodes[0].sh(&format!("printf '{STRICT}' >>/etc/mpsd/mpsd.toml"));
-    c.nodes[0].sh_exits(1, "mpsctl pbs check");
+    c.nodes[0].sh_exits(2, "mpsctl pbs check");
     let job = c.job("MPS=true");
     assert_eq!(c.begin(&job), Verdict::Aborted);
     hang_up(&mut c.nodes[0]);
@@ -381,6 +387,7 @@ fn a_starter_that_the_mom_has_not_read_is_not_vouched_for() {
 #[test]
 fn what_the_starter_cannot_read_stops_no_task() {
     let mut c = cluster(&["nodea"]);
+    keep_modes(&mut c);
     let (plain, asking) = (c.job("proj1"), begun(&mut c, "MPS=true"));
     let clear = "rm -f /var/spool/torque/spool/*";
     for dir in ["/run/mpsd", "/run/mpsd/jobs"] {

@@ -227,7 +227,7 @@ fn a_script_with_a_wrong_mode_requeues_and_check_says_so() {
     c.nodes[0].sh("chmod 0722 /var/spool/torque/mom_priv/prologue");
     let job = c.job("proj1");
     assert_eq!(c.begin(&job), Verdict::Requeued);
-    let text = c.nodes[0].sh_exits(1, "mpsctl pbs check");
+    let text = c.nodes[0].sh_exits(2, "mpsctl pbs check");
     says(
         &text,
         &["FAIL  '/var/spool/torque/mom_priv/prologue' has owner 0 and mode 0722"],

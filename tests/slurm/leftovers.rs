@@ -9,18 +9,22 @@ use nix::unistd::Pid;
 use tests::slurm::{Client, Options, User};
 
 use crate::jobs::{LIMIT, holds, says};
-use crate::runner::{Context, Group, cells};
+use crate::runner::{Context, Group, cells, fast};
 
-pub const GROUP: Group = Group::new(
-    "leftovers",
-    cells![
-        only_what_slurm_has_let_go_is_taken_down,
-        steps_of_an_array_are_left_alone,
-        our_own_drain_is_lifted_and_no_other,
-        what_hung_is_looked_at_again_after_any_job,
-        a_process_left_behind_is_seen,
-    ],
-);
+/// Two servers of one GPU, as here a job's and a step's, need a GPU that is not exclusive.
+pub const GROUP: Group = Group {
+    prepare: |bed| fast(bed, "compute_mode = \"keep\"\n"),
+    ..Group::new(
+        "leftovers",
+        cells![
+            only_what_slurm_has_let_go_is_taken_down,
+            steps_of_an_array_are_left_alone,
+            our_own_drain_is_lifted_and_no_other,
+            what_hung_is_looked_at_again_after_any_job,
+            a_process_left_behind_is_seen,
+        ],
+    )
+};
 
 /// One node on the host, as in production.
 pub const ALONE: Group = Group {

@@ -46,7 +46,8 @@ fn prepare(bed: &mut Bed) -> Result<Simulated> {
     const FORBIDS: &str = include_str!("../../docs/examples/job_submit.lua");
     std::fs::write(bed.dir().join("etc/job_submit.lua"), FORBIDS)?;
     starts_again_soon(bed);
-    fast(bed, "")
+    // Jobs that take turns on a GPU cannot have it exclusive.
+    fast(bed, "compute_mode = \"keep\"\n")
 }
 
 /// A batch job with its MPS ready, and a client that runs for this long.

@@ -89,14 +89,16 @@ pub fn no_cgroups(names: &[&str]) -> Option<String> {
 
 fn jobs_have_mps_where_the_site_says_so(cell: &Context) -> Result<()> {
     for (words, under_mps) in [
-        ("-n2 --constraint=mps --gres=gpu:1", true),
-        ("-n2 --constraint=mps&big --gres=gpu:1", true),
-        ("-n1 --constraint=mps --gres=gpu:1", false),
-        ("-n2 --constraint=big --gres=gpu:1", false),
-        ("-n2 --partition=shared --gres=gpu:1", true),
-        ("-n2 --partition=main --gres=gpu:1", false),
-        ("-n2 --partition=shared --mps=off --gres=gpu:1", false),
-        ("-n1 --gres=mps:50", true),
+        ("-n3 --constraint=mps --gres=gpu:2", true),
+        ("-n3 --constraint=mps&big --gres=gpu:2", true),
+        ("-n2 --constraint=mps --gres=gpu:2", false),
+        ("-n3 --constraint=big --gres=gpu:2", false),
+        ("-n3 --partition=shared --gres=gpu:2", true),
+        ("-n3 --partition=main --gres=gpu:2", false),
+        ("-n3 --partition=shared --mps=off --gres=gpu:2", false),
+        // The job can open the node's other GPU, whose number would be another one behind a daemon.
+        ("-n2 --constraint=mps --gres=gpu:1", false),
+        ("-n1 --gres=mps:50", false),
     ] {
         let records = cell.clients(words, "--hold 0.1")?;
         let right = |record: &tests::slurm::Record| record.error.is_none() && record.under_mps == under_mps;

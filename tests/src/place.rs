@@ -327,10 +327,13 @@ impl Place {
             .collect()
     }
 
+    /// Root's. A job's own `mpsd` asks NVML too.
     pub fn nvml_worker(&self) -> Option<u32> {
         let has_nvml = |process: &look::Process| {
             let maps = fs::read_to_string(format!("/proc/{}/maps", process.pid));
-            process.exe.ends_with("bin/mpsd") && maps.is_ok_and(|maps| maps.contains("libnvidia-ml"))
+            process.uid == 0
+                && process.exe.ends_with("bin/mpsd")
+                && maps.is_ok_and(|maps| maps.contains("libnvidia-ml"))
         };
         self.processes()
             .into_iter()

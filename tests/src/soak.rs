@@ -1,6 +1,6 @@
 //! Many jobs on one simulated node, several at once, with random kills; at the end nothing may be different.
 
-use crate::place::{Place, fast, kill, resident_kb, side_by_side};
+use crate::place::{Place, eventually, fast, kill, resident_kb, side_by_side};
 use crate::stage::THREE;
 use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
@@ -53,6 +53,11 @@ impl Dice {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) % sides.max(1)
     }
 }
+fn has_nvml(pid: u32) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"));
+    maps.is_ok_and(|maps| maps.contains("libnvidia-ml"))
+}
+
 pub fn run(load: Load) -> Report {
     let began = Instant::now();
     let report = Report::default();
@@ -62,6 +67,8 @@ pub fn run(load: Load) -> Report {
     // One job lives the whole time.
     place.begin("1.srv", ACCOUNT, "7");
     let long_lived = place.pids("mpsd")[0];
+    // Its first look at the GPU loads NVML, once.
+    eventually("a look at the GPU", || has_nvml(long_lived));
     let before_kb = resident_kb(long_lived);
     let cycles = (0..load.cycles).map(|n| n + 1000).collect();
     let shared = Shared {

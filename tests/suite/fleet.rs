@@ -59,6 +59,18 @@ fn neither_the_begin_nor_the_end_of_a_job_asks_its_scheduler() {
         place.prologue(&openpbs_args("491.srv", USER, request), &[]).ok();
         let end = ["--scheduler", "openpbs", "491.srv", USER, "nogroup"];
         place.epilogue(&end, &[]).ok();
+        // Without place=exclhost only the server knows whether a job has its node alone.
+        let asked = calls(&place);
+        let once = asked.starts_with("pbsnodes ") && asked.lines().count() == 1;
+        assert!(
+            if of_slurm.is_empty() {
+                asked.is_empty()
+            } else {
+                once
+            },
+            "{request}: {asked}"
+        );
+        let _ = fs::remove_file(place.path("calls"));
 
         prolog(&place, "492", of_slurm).ok();
         let epilog = slurm("492", &uid, "epilog_slurmd");

@@ -187,7 +187,7 @@ fn a_signal_ends_all_and_so_does_the_loss_of_a_keeper() {
         let file = bench.file(&format!("{linger}\n").repeat(3));
         let pack = Running::start(&mut bench.command(&["-n", "2", &file]), "").expect("pack");
         eventually("two run", || bench.left().len() >= 2);
-        let is_ours = |one: &look::Process| one.args.iter().any(|arg| *arg == length);
+        let is_ours = |one: &look::Process| one.args.contains(&length);
         let sleeping = || look::processes().into_iter().filter(is_ours).count();
         eventually("both have their children", || sleeping() >= 2);
         match signal {

@@ -197,7 +197,8 @@ struct Watched {
 
 impl Watched {
     fn new(policy: &str) -> Self {
-        let place = served("96.srv", &format!("memory_over_limit = \"{policy}\"\n"));
+        let keep = "compute_mode = \"keep\"";
+        let place = served("96.srv", &format!("memory_over_limit = \"{policy}\"\n{keep}\n"));
         let small = [&["--alloc", "256"][..], &STAYS].concat();
         Self {
             honest: client(&place, "96.srv", &small, &[]),

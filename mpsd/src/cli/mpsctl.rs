@@ -367,7 +367,7 @@ fn settings_for_root(config: &Path, node: &str, verb: &str, why: &str) -> Result
     Ok(settings(config, node).unwrap_or_else(|failure| {
         complain(
             NAME,
-            &format!("{failure}; going on with the directories that it names"),
+            &format!("{failure}; going on with the directories that it names, else the usual directories"),
         );
         directories_alone(config, node)
     }))

@@ -44,6 +44,7 @@ unsafe extern "C" {
 }
 
 /// Sets what slurmd of 25.11 and later sets.
+#[allow(clippy::disallowed_methods)]
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_job_prolog(_: Spank, _: c_int, _: *const *const c_char) -> c_int {
     if let Some(job) = job_of_script() {
@@ -101,6 +102,8 @@ pub unsafe extern "C" fn slurm_spank_task_init_privileged(
     unsafe { enter(spank, count, words, "user/task_0") }
 }
 
+/// # Safety
+/// The handle is a callback's, and `words` has `count` C strings.
 unsafe fn enter(spank: Spank, count: c_int, words: *const *const c_char, below: &str) -> c_int {
     let (mut job, mut step) = (0_u32, 0_u32);
     // SAFETY: both items are written to a 32-bit number.
@@ -130,6 +133,8 @@ fn sluid(job: u32) -> String {
     format!("sEKNKTV{job:07}")
 }
 
+/// # Safety
+/// `words` has `count` C strings.
 unsafe fn job_cgroup(job: u32, count: c_int, words: *const *const c_char) -> Option<PathBuf> {
     if count < 1 {
         return None;

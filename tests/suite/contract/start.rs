@@ -162,6 +162,7 @@ fn without_its_lock_a_second_daemon_takes_over_the_sockets_while_the_first_ends_
     let parent = |server| tests::double::look::process(server).map(|process| process.parent);
     assert_eq!(first.server().and_then(parent), Some(second));
     assert!(alive(first.pid()) && alive(busy.pid()), "the first goes on");
+    drop(busy);
     quit(&first, second);
 }
 

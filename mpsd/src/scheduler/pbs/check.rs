@@ -48,7 +48,7 @@ pub(super) fn check(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine
 /// The jobs of `auto_queues` that the site gives no MPS, because their programs could notice it.
 fn left_out() -> CheckLine {
     Pass(
-        "a job of auto_queues has MPS only if its script names an MPI launcher, and it has all GPUs of the node or          pbs_cgroups confines it to its own"
+        "a job of auto_queues has MPS only if its script names an MPI launcher, and it has all GPUs of the node or pbs_cgroups confines it to its own"
             .to_owned(),
     )
 }

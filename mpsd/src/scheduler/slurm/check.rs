@@ -207,7 +207,7 @@ fn check_sluids(conf: &Conf, release: Option<Release>, ctx: &SetupContext<'_>) -
     let has_cgroups = conf.value("ProctrackType")?.ends_with("cgroup");
     let own = conf::read(&conf.file.with_file_name("cgroup.conf"), ctx.host);
     let own = own.ok().flatten().unwrap_or_default();
-    let by_id = conf::last(&own, "CgroupJobIdPaths").is_some_and(|value| conf::is_on(value));
+    let by_id = conf::last(&own, "CgroupJobIdPaths").is_some_and(conf::is_on);
     (has_cgroups && !by_id).then(|| {
         Pass(format!(
             "Slurm {release} names the cgroup of a job by its SLUID: mpsd knows a process' job by the SLUID that slurmd tells the \
