@@ -70,7 +70,6 @@ fn by_the_guide(suite: &'static str) {
 
         let mut watch = Stopwatch::default();
         install(&cluster, &mut watch);
-        simulate(root);
         selftest(&mut cluster, &mut watch);
         watch.stop(suite, "mpsctl selftest");
         let with_mps = jobs(&mut cluster);
@@ -122,6 +121,7 @@ fn enable(cluster: &Machine, watch: &mut Stopwatch) {
     assert!(!cluster.knows_the_flag(), "installing was enough");
     let help = cluster.administrator("man -w mpsd 2>/dev/null || ls /usr/share/man/man8/mpsd.8.gz");
     assert!(help.contains("mpsd.8"), "{help}");
+    simulate(cluster);
     for step in commands("slurm.md", "Enable") {
         watch.take(&step, || cluster.administrator(&step));
     }
@@ -133,7 +133,6 @@ fn by_dnf(root: &Root, cluster: &mut Machine, note: &Path) {
     let mut watch = Stopwatch::default();
     repository::dnf_installs_from_it(root, cluster, &mut watch);
     enable(cluster, &mut watch);
-    simulate(root);
     selftest(cluster, &mut watch);
     watch.stop("bookworm-dnf", "mpsctl selftest");
     nothing_goes_while_a_job_runs(
@@ -151,8 +150,10 @@ fn by_dnf(root: &Root, cluster: &mut Machine, note: &Path) {
     cluster.idle();
 }
 
-fn simulate(root: &Root) {
-    root.write(CONFIG, &(KEYS.to_owned() + &root.read(CONFIG)));
+fn simulate(cluster: &Machine) {
+    let config = cluster.at(CONFIG);
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(config, KEYS.to_owned() + &text).unwrap();
 }
 
 /// The guide's last command, run by the user: all is well. A client of the double replaces the probe, which needs a real CUDA.
