@@ -318,6 +318,11 @@ mod tests {
     /// Takes in log lines in short form: `2 active 5` is from control daemon 2, and without the number it is from daemon 1.
     fn observed(lines: &str) -> Observer {
         let mut observer = Observer::default();
+        see(&mut observer, lines);
+        observer
+    }
+
+    fn see(observer: &mut Observer, lines: &str) {
         for line in lines.split("; ").filter(|line| !line.is_empty()) {
             let (daemon, line) = line.strip_prefix("2 ").map_or((1, line), |line| (2, line));
             let words: Vec<&str> = line.split(' ').collect();
@@ -331,7 +336,6 @@ mod tests {
             let event = Event::parse(&format!("[2026-11-22 04:21:29.604 Server  4590] {line}"));
             event.iter().for_each(|event| observer.take(daemon, event));
         }
-        observer
     }
 
     #[test]
@@ -385,6 +389,7 @@ mod tests {
             if killed {
                 observer.take_killed(Killed { pid: 5, signal: 9 });
             }
+            see(&mut observer, "gone 5; gone 6");
             for line in ["NEW CLIENT 7 from user 1001: Server already exists", "active 7"] {
                 let line = line.replace("active 7", "Status of client {PID: 7, Context ID: 1} is ACTIVE");
                 let event = Event::parse(&format!("[x Server 1] {line}")).unwrap();
@@ -393,9 +398,10 @@ mod tests {
             observer.take(1, &Event::Fatal(words.to_owned()));
             (observer.all.fatal.clone(), observer.victim(1, words))
         };
-        assert_eq!(told("active 5; gone 5", false), (vec![7], None));
+        assert_eq!(told("active 5; active 6", false), (vec![7], None));
+        assert_eq!(told("active 5", true), (vec![7], None), "it was alone");
         assert_eq!(
-            told("active 5; gone 5", true),
+            told("active 5; active 6", true),
             (vec![], Some("client 7".to_owned()))
         );
         // It has no context yet.
@@ -408,11 +414,12 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_replaced_once_a_signal_has_ended_a_client_and_none_is_left() {
-        let needs = |lines: &str| {
+    fn a_server_is_replaced_once_a_signal_has_ended_a_client_beside_another_and_none_is_left() {
+        let needs = |lines: &str, then: &str| {
             let mut observer = observed(lines);
             assert!(!observer.needs_new_server(1), "nobody was killed: {lines}");
             observer.take_killed(Killed { pid: 5, signal: 9 });
+            see(&mut observer, then);
             let needs = observer.needs_new_server(1);
             observer.ended(1, 691);
             (
@@ -421,14 +428,18 @@ mod tests {
                 observer.was_told_to_end(1, 691),
             )
         };
-        assert_eq!(needs("active 5; gone 5"), (true, false, true));
-        for busy in [
-            "active 5; active 6; gone 5",
-            "active 5",
-            "active 5; gone 5; NEW CLIENT 6 from user 1001: Server already exists",
-            "active 5; gone 5; Cmd:quit",
+        let pair = "active 5; active 6";
+        assert_eq!(needs(pair, "gone 5; gone 6"), (true, false, true));
+        for (lines, then) in [
+            (pair, "gone 5"),
+            ("active 5", "gone 5"),
+            (
+                pair,
+                "gone 5; gone 6; NEW CLIENT 7 from user 1001: Server already exists",
+            ),
+            (pair, "gone 5; gone 6; Cmd:quit"),
         ] {
-            assert!(!needs(busy).0, "{busy}");
+            assert!(!needs(lines, then).0, "{lines}; {then}");
         }
     }
 
