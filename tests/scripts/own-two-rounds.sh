@@ -13,4 +13,5 @@ for round in 1 2; do
     wait
     echo quit | nvidia-cuda-mps-control
 done
+unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 cuda-app
