@@ -204,7 +204,7 @@ fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
 #[test]
 fn a_host_without_gpus_that_slurm_offers_is_misconfigured_and_not_drained() {
     if Path::new("/proc/driver/nvidia/version").exists() {
-        return;
+        return println!("not tried here: this machine has NVIDIA's driver");
     }
     let cluster = Cluster::new(&format!("{GOOD}\nNodeName=n1 Gres=gpu:2"));
     cluster.enable().ok();

@@ -323,7 +323,7 @@ pub fn sharers(list: &Path) -> BTreeSet<JobId> {
     serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default()
 }
 
-/// The job, of `jobs`, whose cgroup has the name `sluid`, by their records at `path`.
+/// Finds the job whose record has this `sluid`. `path` gives the record of each of `jobs`.
 pub fn by_sluid(
     path: impl Fn(&JobId) -> PathBuf,
     jobs: impl IntoIterator<Item = JobId>,

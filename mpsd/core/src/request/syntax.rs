@@ -401,7 +401,7 @@ fn near_miss(token: &str) -> Option<Refusal> {
     ))
 }
 
-/// The refusal of `THREADS=25` beside a request of ours.
+/// Refuses `THREADS=25`: beside MPS=true it can only mean MPS_THREADS.
 fn without_prefix(name: &str, value: &str) -> Option<Refusal> {
     let key = Key::named(&format!("mps_{name}"))?;
     let meant = one_line(&Syntax::Account.token(key, Some(value)), SHOWN);
