@@ -127,10 +127,12 @@ impl Client {
         });
         let record = line.and_then(|line| serde_json::from_str(&line).ok());
         let record: Value = record.unwrap_or_default();
-        match record["gpus"].is_array() {
-            true => Ok(Holding { record, running }),
-            false => Err(running.written().concat()),
+        if record["gpus"].is_array() {
+            return Ok(Holding { record, running });
         }
+        // Its last words may be in the pipe still.
+        let ended = running.finish(PATIENCE);
+        Err(ended.out + &ended.err)
     }
 }
 
