@@ -282,6 +282,40 @@ fn a_job_finds_an_ended_mps_begun_again_and_keeps_the_others_in_the_list() {
     assert!(!other.is_shared() && one.mps_id().is_shared());
 }
 
+/// Its user can stop that begin, which holds the lock of the MPS for as long as it may take.
+#[test]
+fn a_job_ends_at_every_point_of_anothers_begin_of_an_mps_that_had_ended() {
+    let [one, two] = jobs();
+    let mut tried = 0;
+    for at in 0.. {
+        let world = Rc::new(RefCell::new(with([true, false])));
+        world.borrow_mut().processes.clear();
+        let (met, ends, begins) = (Rc::new(Cell::new(None)), one.clone(), two.id());
+        let said = Rc::clone(&met);
+        let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
+            let list = world.borrow().text(&paths().job(&ends.mps_id()).members());
+            let is_listed = list.is_some_and(|list| list.contains(begins.as_str()));
+            said.set(Some((is_listed, act(&mut Sim::well(world), End, &ends))));
+        });
+        let begun = node.begin(&two).is_ok();
+        drop(node);
+        let Some((is_listed, ended)) = met.get() else {
+            break;
+        };
+        let name = format!("at {at}: listed {is_listed}, ended {ended}, begun {begun}");
+        // Until it is in the list it holds the lock for a moment only, for which an end on a node waits.
+        assert!(ended || !is_listed, "{name}");
+        assert_served(&world, &two, &name);
+        for job in [&one, &two].into_iter().skip(usize::from(ended)) {
+            assert!(Sim::well(&world).end(job).is_clean(), "{name}");
+        }
+        world.borrow_mut().settle();
+        assert_eq!(world.borrow().picture(), before().picture(), "{name}");
+        tried += usize::from(is_listed);
+    }
+    assert!(tried > 20, "only {tried} points");
+}
+
 /// NVML takes longer to load than a join may take. Only a begin needs it.
 #[test]
 fn a_job_that_joins_asks_no_nvml() {

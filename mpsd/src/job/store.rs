@@ -177,11 +177,23 @@ pub trait Store: Files {
     /// Waits longer for a shared MPS, because another job of the user holds its lock while it begins.
     fn lock_job(&mut self, job: &JobId) -> Result<LockGuard, Failure> {
         let settings = self.settings();
-        let time = match job.is_shared() {
-            true => settings.ends.remaining() * 3 / 5,
-            false => settings.lock_time,
-        };
-        self.lock_until(&self.job_lock(job), Deadline::after(time))
+        if job.is_shared() {
+            return self.lock_shared(job, settings.ends.remaining() * 3 / 5);
+        }
+        self.lock_in_time(&self.job_lock(job))
+    }
+
+    /// Who keeps this lock began the MPS for another job of the same user, who can stop that.
+    fn lock_shared(&mut self, id: &JobId, time: Duration) -> Result<LockGuard, Failure> {
+        let held = self.lock_until(&self.job_lock(id), Deadline::after(time));
+        held.map_err(|failure| match failure {
+            Failure::Undetermined(unknown) => Undetermined {
+                by_user: true,
+                ..unknown
+            }
+            .into(),
+            other => other,
+        })
     }
 
     fn find_job(&mut self, job: &JobId) -> Result<Option<LockGuard>, Failure> {
@@ -198,19 +210,21 @@ pub trait Store: Files {
         Ok(None)
     }
 
-    /// The lock of a shared MPS, if there is a directory, a lock or a list of it.
-    fn find_shared(&mut self, id: &JobId) -> Result<Option<LockGuard>, Failure> {
+    /// Whether there is a directory, a lock or a list of a shared MPS.
+    fn has_shared(&self, id: &JobId) -> bool {
         let is_listed = self.is_there(&self.job_files(id).members());
-        if !is_listed && !self.has_directory(id) && !self.has_lock(id) {
-            return Ok(None);
-        }
-        self.lock_job(id).map(Some)
+        is_listed || self.has_directory(id) || self.has_lock(id)
     }
 
     /// The jobs that share the MPS `id`, under its lock.
     fn read_members(&mut self, id: &JobId) -> Result<Members, Failure> {
+        self.forget_write(&self.job_files(id).members()).or_fault()?;
+        self.look_at_members(id)
+    }
+
+    /// The same without its lock.
+    fn look_at_members(&mut self, id: &JobId) -> Result<Members, Failure> {
         let file = self.job_files(id).members();
-        self.forget_write(&file).or_fault()?;
         let bytes = self.read(&file, LONGEST).or_fault()?;
         let members = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
         let members = members.map_err(|e| garbled(format!("list of shared MPS {id}"), e));

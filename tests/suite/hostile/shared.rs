@@ -1,7 +1,7 @@
 //! What a hostile user may try with an MPS that several of the user's jobs share.
 
 use super::*;
-use tests::stage::uid_of;
+use tests::stage::{openpbs_args, uid_of};
 
 const JOBS: [&str; 2] = ["851.srv", "852.srv"];
 const SITE: &str = "deadline_s = 20\nshared_gpus = true\n";
@@ -36,6 +36,41 @@ fn stopped_processes_of_a_shared_mps_hold_no_begin_and_no_end() {
         place.assert_not_drained("stopped processes");
         place.assert_as_before("stopped processes");
     }
+}
+
+/// The user's other jobs wait for nobody: one ends at once, and the start of another that gives up counts.
+#[test]
+fn a_stopped_begin_of_a_shared_mps_is_the_users_and_holds_no_end() {
+    let (mut place, mps) = shared();
+    for pid in THREE.iter().flat_map(|name| place.pids(name)) {
+        kill(pid, Signal::SIGKILL);
+    }
+    place.node.change(|node| node.times.server_ready = (3000, 3000));
+    let start = |job| {
+        let args = [&["--record"], &openpbs_args(job, USER, "MPS=true")[..]].concat();
+        Running::start(place.command("mps-prologue").args(args).stderr(Stdio::null()))
+    };
+    let mut stopped = start("853.srv");
+    eventually("it begins", || !place.pids(THREE[1]).is_empty() && mps.exists());
+    for pid in THREE[..2].iter().flat_map(|name| place.pids(name)) {
+        kill(pid, Signal::SIGSTOP);
+    }
+    let mut waits = start("854.srv");
+    for job in JOBS {
+        place.end(job).within(Duration::from_secs(6));
+    }
+    assert_eq!(
+        [waits.wait(), stopped.wait()],
+        [Some(2); 2],
+        "3 means: only the node"
+    );
+    for job in ["853.srv", "854.srv"] {
+        let record = fs::read_to_string(place.job(job).join("record")).expect("a record");
+        assert!(!record.contains("of_node"), "{record}");
+        place.end(job);
+    }
+    place.assert_not_drained("a stopped begin");
+    place.assert_as_before("a stopped begin");
 }
 
 #[test]
