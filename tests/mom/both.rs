@@ -51,6 +51,37 @@ fn a_job_that_asks_has_its_mps_and_its_limits_in_its_shell_and_its_tasks() {
     });
 }
 
+/// Users name a job as qstat does, before its end and after.
+#[test]
+fn the_number_of_a_job_is_enough() {
+    on_both(&["nodea"], |c| {
+        let number = "4711";
+        let id = c.job("").id.replace("1.", &format!("{number}."));
+        let job = Job::new(&id, "MPS=true,MPS_THREADS=25");
+        begins(c, &job);
+        let sets = if c.product == Product::Torque { "20" } else { "30" };
+        let by_user = format!("setpriv --reuid {} --regid {0} --clear-groups", job.user.1);
+        for who in [by_user.as_str(), ""] {
+            let mpsctl = |words: &str| format!("{who} mpsctl {words} 2>&1");
+            let env = c.nodes[0].sh(&mpsctl(&format!("env --job {number}")));
+            says(&env, &[&format!("MPSD_JOB='{}'", job.id)]);
+            let exec = c.nodes[0].sh(&mpsctl(&format!("exec --job {number} -- /usr/bin/env")));
+            says(&exec, &[&format!("MPSD_JOB={}", job.id)]);
+            let set = c.nodes[0].sh(&mpsctl(&format!("set {number} --threads {sets}")));
+            says(&set, &[&format!("job {}: clients", job.id)]);
+            let explain = c.nodes[0].sh(&mpsctl(&format!("explain {number}")));
+            says(&explain, &["explain knows nothing in it"]);
+        }
+        let none = c.nodes[0].sh("mpsctl env --job 987654 2>&1 || :");
+        says(&none, &["job 987654: it has no MPS on this node"]);
+        ends(c, &job);
+        for who in [by_user.as_str(), ""] {
+            let report = c.nodes[0].sh(&format!("{who} mpsctl report {number}"));
+            says(&report, &[&format!("job {} of ", job.id)]);
+        }
+    });
+}
+
 /// The job's shell sees both GPUs, and each rank sees its own GPU first.
 #[test]
 fn ranks_are_bound() {

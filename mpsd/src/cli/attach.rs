@@ -3,7 +3,7 @@
 use super::this_node;
 use crate::job::journal::ProcessRef;
 use crate::job::store::Store as _;
-use crate::scheduler::{Host, Lookup, ThisHost};
+use crate::scheduler::{self, Host, Lookup, Site, ThisHost};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Config, Settings, directories_alone};
 use mpsd_core::environment::{
@@ -203,7 +203,10 @@ impl Caller<'_> {
 
     /// The ids under which the job may have a record. A Slurm step comes first: it may have a daemon of its own.
     pub(super) fn ids(&self) -> Result<Vec<JobId>, Refusal> {
-        if let Some(id) = self.job.map(str::to_owned).or_else(|| self.var("PBS_JOBID")) {
+        if let Some(named) = self.job {
+            return scheduler::meant(named, &Site::of(&self.settings().0));
+        }
+        if let Some(id) = self.var("PBS_JOBID") {
             return Ok(vec![JobId::parse(&id)?]);
         }
         let Some(job) = self.var("SLURM_JOB_ID") else {

@@ -5,11 +5,12 @@ use super::report;
 use super::terminal::{width, wrap};
 use super::{NAME, complain};
 use crate::node::by_child;
+use crate::scheduler::{self, Site};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::programs::{KnownProgram, PROGRAMS};
 use mpsd_core::text::{nearest, one_line, or_meant};
-use mpsd_core::{Failure, JobId, Refusal, Undetermined};
+use mpsd_core::{Failure, Refusal, Undetermined};
 use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -153,15 +154,14 @@ impl Explain {
         let read = match word.as_ref() {
             "-" => read(io::stdin()),
             _ if what.exists() => open(what, OFlag::empty()).and_then(read),
-            text => match (of_line(text), JobId::parse(text)) {
-                (Some(trouble), _) => return Ok(vec![Explained::of(trouble)].into()),
-                (None, Ok(job)) => {
-                    let (settings, _) = Caller::this(config, None).settings();
-                    let lines = of_job(&settings, &job)?.ok_or_else(|| unknown(text))?;
-                    return Ok(of_log(&lines).into());
+            text => {
+                if let Some(trouble) = of_line(text) {
+                    return Ok(vec![Explained::of(trouble)].into());
                 }
-                (None, Err(_)) => return Err(unknown(text).into()),
-            },
+                let (settings, _) = Caller::this(config, None).settings();
+                let lines = of_job(&settings, text)?.ok_or_else(|| unknown(text))?;
+                return Ok(of_log(&lines).into());
+            }
         };
         let log =
             read.map_err(|e| Undetermined::new(format!("'{}'", one_line(&word, SHOWN)), e.to_string()))?;
@@ -170,12 +170,16 @@ impl Explain {
 }
 
 /// What the job's report says, and NVIDIA's logs while it runs; `None` if this node has neither for the caller.
-fn of_job(settings: &Settings, job: &JobId) -> Result<Option<Vec<String>>, Failure> {
-    let reports = report::of_job(settings, job)?;
+fn of_job(settings: &Settings, job: &str) -> Result<Option<Vec<String>>, Failure> {
+    let Ok(ids) = scheduler::meant(job, &Site::of(settings)) else {
+        return Ok(None);
+    };
+    let reports = report::of_job(settings, job, 0)?;
     let mut lines: Vec<String> = reports.iter().flat_map(report::lines).collect();
-    let directory = settings.paths.job(job).directory().to_owned();
-    let is_there = directory.is_dir();
-    if is_there {
+    let mut directories = ids.iter().map(|id| settings.paths.job(id).directory().to_owned());
+    let found = directories.find(|directory| directory.is_dir());
+    let is_there = found.is_some();
+    if let Some(directory) = found {
         // Whoever owns the logs can keep their reader in the kernel, where no signal ends it.
         match by_child(Deadline::after(LOGS_TIME), || of_logs(&directory)) {
             Ok(of_logs) => lines.extend(of_logs),
@@ -334,6 +338,7 @@ fn part((what, text): (&str, &String)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mpsd_core::JobId;
 
     /// What NVIDIA's programs wrote.
     const TRANSCRIPT: &str = include_str!("../../../docs/facts/mps-580-transcript.txt");
@@ -440,16 +445,17 @@ mod tests {
             ..Settings::usual()
         };
         let job = JobId::parse("4711").unwrap();
+        let of_job = |settings| of_job(settings, job.as_str());
         // A child of a process with threads must not wait for a table that another thread was reading.
         LazyLock::force(&TROUBLES);
-        assert!(of_job(&settings, &job).unwrap().is_none());
+        assert!(of_job(&settings).unwrap().is_none());
         let log = settings.paths.job(&job).directory().join("log");
         std::fs::create_dir_all(&log).unwrap();
         std::fs::write(log.join("server.log"), "healthy\nServer status: FAULT\n").unwrap();
         let elsewhere = run.path().join("elsewhere");
         std::fs::write(&elsewhere, "Duplicate GPU detected\n").unwrap();
         std::os::unix::fs::symlink(&elsewhere, log.join("control.log")).unwrap();
-        let lines = of_job(&settings, &job).unwrap().unwrap();
+        let lines = of_job(&settings).unwrap().unwrap();
         assert_eq!(
             lines,
             ["Server status: FAULT"],
@@ -457,7 +463,7 @@ mod tests {
         );
         let many = "Server status: FAULT \u{1}\n".repeat(3000);
         std::fs::write(log.join("server.log"), many).unwrap();
-        let most = of_job(&settings, &job).unwrap().unwrap().len();
+        let most = of_job(&settings).unwrap().unwrap().len();
         assert!((1000..3000).contains(&most), "{most} lines of a log without end");
     }
 

@@ -6,6 +6,7 @@ use super::{NAME, complain};
 use crate::job::report::{self, JobReport};
 use crate::node::reports::{self, StoredReports};
 use crate::scheduler::setup::VerbError;
+use crate::scheduler::{self, Site};
 use crate::sys::files::FileError;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
@@ -43,16 +44,12 @@ impl ReportVerb {
             .as_deref()
             .map_or(Ok(0), since)
             .map_err(Failure::from)?;
-        let job = self.job.as_deref().map(JobId::parse).transpose();
-        let job = job.map_err(Failure::from)?;
-        let is_root = nix::unistd::geteuid().is_root();
-        let mut found = stored(settings, job.as_ref(), since)?;
-        if let Some(job) = &job {
-            // Also the reports of its steps with daemons of their own.
-            found.retain(|report| report.job.belongs_to(job));
-            if found.is_empty() {
-                return Err(no_report(job, is_root).into());
-            }
+        let mut found = match &self.job {
+            None => stored(settings, None, since)?,
+            Some(job) => of_job(settings, job, since)?,
+        };
+        if let (Some(job), true) = (&self.job, found.is_empty()) {
+            return Err(no_report(job, nix::unistd::geteuid().is_root()).into());
         }
         found.reverse();
         for report in &found {
@@ -119,11 +116,16 @@ fn stored(settings: &Settings, job: Option<&JobId>, since: u64) -> Result<Vec<Jo
     }
 }
 
-/// The reports of `job` and its steps that the caller may read.
-pub(super) fn of_job(settings: &Settings, job: &JobId) -> Result<Vec<JobReport>, Failure> {
-    let mut found = stored(settings, Some(job), 0)?;
-    found.retain(|report| report.job.belongs_to(job));
-    Ok(found)
+/// The reports of `job`, and of its steps with daemons of their own, that the caller may read.
+pub(super) fn of_job(settings: &Settings, job: &str, since: u64) -> Result<Vec<JobReport>, Failure> {
+    for job in scheduler::meant(job, &Site::of(settings))? {
+        let mut found = stored(settings, Some(&job), since)?;
+        found.retain(|report| report.job.belongs_to(&job));
+        if !found.is_empty() {
+            return Ok(found);
+        }
+    }
+    Ok(Vec::new())
 }
 
 /// One report as one paragraph, for the job's own output.
@@ -134,7 +136,7 @@ pub fn paragraph(report: &JobReport) -> String {
     lines.join("; ")
 }
 
-fn no_report(job: &JobId, is_root: bool) -> String {
+fn no_report(job: &str, is_root: bool) -> String {
     match is_root {
         true => format!(
             "job {job}: no report on this node: it had no MPS here (auto gave it none, or it did not ask), has not ended, or its report is gone"

@@ -108,6 +108,10 @@ pub trait BatchSystem: Sync {
 pub trait Located {
     /// Whether a job may be one of its jobs on this node, by the id alone.
     fn may_own(&self, job: &JobId) -> bool;
+    /// The ids that its commands may mean by this number, which is not all of an id.
+    fn whole_ids(&self, _number: &str) -> Vec<String> {
+        Vec::new()
+    }
     /// Whether its node's own file of the job is here.
     fn has_file_of(&self, _: &JobId) -> bool {
         false

@@ -30,6 +30,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 pub use control::Requeued;
 pub use devices::{Devices, Exclusive, GpuName, GpuSource, Part};
 pub use host::{Host, ThisHost};
+use mpsd_core::Refusal;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::JobId;
 pub use mpsd_core::job::Scheduler;
@@ -63,6 +64,17 @@ pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
 /// The systems that may have this job here, by its id alone.
 pub fn owners(job: &JobId, site: &Site) -> impl Iterator<Item = &'static dyn BatchSystem> {
     ALL.into_iter().filter(|system| system.at(site).may_own(job))
+}
+
+/// The ids that a user may mean who gives the number of a job alone, as to qstat: those of each system here, then the number.
+pub fn meant(job: &str, site: &Site) -> Result<Vec<JobId>, Refusal> {
+    let is_number = |text: &str| text.starts_with(|c: char| c.is_ascii_digit()) && !text.contains(['.', '_']);
+    let systems = ALL.into_iter().filter(|_| is_number(job));
+    let whole = systems.flat_map(|system| system.at(site).whole_ids(job));
+    whole
+        .chain([job.to_owned()])
+        .map(|id| JobId::parse(&id))
+        .collect()
 }
 
 /// The system that calls us: as `--scheduler` says, else by the arguments and the environment.

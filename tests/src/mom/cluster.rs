@@ -210,7 +210,7 @@ impl Cluster {
         node.write("/etc/mpsd/mpsd.toml", &(paths + config), 0o644);
         node.write(&format!("{home}/mom_priv/config"), "$logevent 255\n", 0o644);
         if product == Product::OpenPbs {
-            let conf = "PBS_SERVER=pbsserver\nPBS_HOME=/var/spool/pbs\nPBS_EXEC=/opt/pbs\n";
+            let conf = "PBS_SERVER=localhost\nPBS_HOME=/var/spool/pbs\nPBS_EXEC=/opt/pbs\n";
             node.write("/etc/pbs.conf", conf, 0o644);
             node.write(&format!("{home}/mom_priv/mom.lock"), "1\n", 0o600);
         }

@@ -11,7 +11,7 @@ pub(super) const HOME: &str = "/var/spool/torque";
 pub fn hang_up(node: &mut MomNode) {
     let says = "11/22/2026 00:10:12.123;02;   pbs_mom.1;Svr;";
     node.sh(&format!(
-        "cd {HOME}; mkdir -p mom_logs; printf '1\\n\\0' >mom_priv/mom.lock; \
+        "cd {HOME}; echo vm.example.org >server_name; mkdir -p mom_logs; printf '1\\n\\0' >mom_priv/mom.lock; \
          (echo '{says}process_hup;reset'; sed -n 's#^$job_starter  *#{says}jobstarter;#p' mom_priv/config | tail -n 1) >>mom_logs/20261122"
     ));
 }

@@ -153,6 +153,11 @@ impl Located for Installation {
         self.is_here() && job.as_str().contains(|c: char| !c.is_ascii_digit() && c != '.')
     }
 
+    fn whole_ids(&self, number: &str) -> Vec<String> {
+        let servers = self.servers(&ThisHost).into_iter();
+        servers.map(|server| format!("{number}.{server}")).collect()
+    }
+
     fn has_file_of(&self, job: &JobId) -> bool {
         let files = self.job_files(job);
         files.iter().any(|file| file.symlink_metadata().is_ok())

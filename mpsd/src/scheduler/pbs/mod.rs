@@ -132,6 +132,23 @@ impl Installation {
         answer.accepted("qmgr")
     }
 
+    /// The names of its server that ids of jobs may end with: with its domain, and without.
+    pub fn servers(&self, host: &dyn Host) -> Vec<String> {
+        let read = |file: &Path| host.text(file, MOST_CONF).ok()?;
+        let conf = self.product.conf.and_then(|file| read(Path::new(file)));
+        let name = conf.and_then(|conf| conf_value(&conf, "PBS_SERVER").map(str::to_owned));
+        let Some(name) = name.or_else(|| read(&self.home.join("server_name"))) else {
+            return Vec::new();
+        };
+        // A port, or a second server, may follow.
+        let whole = name.trim().split([':', ',']).next().unwrap_or_default();
+        let short = whole.split('.').next().unwrap_or_default();
+        let mut names = vec![whole.to_owned(), short.to_owned()];
+        names.dedup();
+        names.retain(|name| !name.is_empty());
+        names
+    }
+
     pub fn mom_priv(&self) -> PathBuf {
         self.home.join("mom_priv")
     }
@@ -211,10 +228,14 @@ fn prolog_alarm(config: &str) -> Option<u64> {
     values.rfind(|seconds| *seconds > 0)
 }
 
-fn conf_path(text: &str, key: &str) -> Option<PathBuf> {
+fn conf_value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let mut lines = text.lines().map(str::trim);
     let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
-    let path = PathBuf::from(value.trim().trim_matches('"'));
+    Some(value.trim().trim_matches('"'))
+}
+
+fn conf_path(text: &str, key: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(conf_value(text, key)?);
     path.is_absolute().then_some(path)
 }
 
