@@ -426,7 +426,15 @@ fn a_job_whose_end_hangs_does_not_keep_the_others_from_theirs() {
 #[test]
 fn only_root_changes_the_node() {
     let site = Site::new("");
-    for args in [&["reconcile"][..], &["reconcile", "--dry-run"], &["undrain"]] {
+    for args in [
+        &["reconcile"][..],
+        &["reconcile", "--dry-run"],
+        &["undrain"],
+        &["pbs", "install"],
+        &["pbs", "uninstall"],
+        &["slurm", "enable"],
+        &["slurm", "disable"],
+    ] {
         let ran = site.place.mpsctl_as(USER, args, &[]).exits(1);
         ran.complains("allowed: root").prints_nothing();
     }

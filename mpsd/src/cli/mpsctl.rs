@@ -20,14 +20,14 @@ use super::waiting::{Idle, waiting};
 use super::words::words;
 use super::{NAME, complain};
 use crate::job::outcome::UNCOUNTED;
-use crate::scheduler::setup::{SetupContext, VerbError, VerbReport};
+use crate::scheduler::setup::{SetupContext, VerbError, VerbReport, must_be_root};
 use crate::scheduler::{ADMIN_VERBS, Host, ThisHost};
 use crate::sys::priority;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::EXIT_NODE;
-use mpsd_core::{Failure, Refusal, Undetermined};
+use mpsd_core::{Failure, Undetermined};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -350,13 +350,6 @@ fn print_remains(report: &ReconcileReport, json: bool) -> Result<u8, VerbError> 
 
 fn host_or(node: Option<&String>) -> String {
     node.cloned().unwrap_or_else(|| ThisHost.name())
-}
-
-fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
-    match nix::unistd::geteuid().is_root() {
-        true => Ok(()),
-        false => Err(Refusal::new(verb, why, "root").into()),
-    }
 }
 
 /// The node's settings for a verb of root. An unusable configuration must not keep what is left of a job. Then the

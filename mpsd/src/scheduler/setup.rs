@@ -5,7 +5,7 @@ use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED};
 use mpsd_core::file::{Durability, replace};
-use mpsd_core::{Failure, Inventory, Paths};
+use mpsd_core::{Failure, Inventory, Paths, Refusal};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -35,6 +35,14 @@ pub(crate) struct SetupContext<'a> {
     pub inventory: &'a dyn Fn(&str) -> Result<Inventory, Failure>,
     /// What waits for the administrator here under any scheduler.
     pub standing: &'a dyn Fn(&Settings) -> Vec<CheckLine>,
+}
+
+/// Refuses `verb` to an ordinary user.
+pub(crate) fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
+    match nix::unistd::geteuid().is_root() {
+        true => Ok(()),
+        false => Err(Refusal::new(verb, why, "root").into()),
+    }
 }
 
 pub(crate) fn is_so(path: &Path, text: &[u8], mode: u32) -> bool {

@@ -216,3 +216,33 @@ fn slurm_of_tomorrow() -> PathBuf {
         .args([&dir, &file]));
     file
 }
+
+/// A site may mount a file system of its own there, or keep files of its own.
+#[test]
+fn a_purge_takes_no_mount_point_and_no_other_files() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/deb/mpsd.postrm");
+    for (state, left) in [
+        ("mount -t tmpfs none /var/lib/mpsd", "/var/lib/mpsd\n"),
+        (
+            "touch /var/lib/mpsd/notes",
+            "/var/lib/mpsd\n/var/lib/mpsd/notes\n",
+        ),
+        ("true", ""),
+    ] {
+        let commands = format!(
+            "for dir in /run /etc /var/lib; do mount -t tmpfs none $dir; done; mkdir /var/lib/mpsd; {state}; \
+             mkdir -p /var/lib/mpsd/drains /var/lib/mpsd/reports; touch /var/lib/mpsd/drains/gpu001; \
+             sh {script} purge && find /var/lib -mindepth 1"
+        );
+        let ran = Command::new("unshare")
+            .args(["--mount", "sh", "-c", &commands])
+            .output();
+        let ran = ran.expect("util-linux is installed");
+        let said = [ran.stdout, ran.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        assert_eq!(
+            (ran.status.code(), said),
+            (Some(0), [left.to_owned(), String::new()]),
+            "{state}"
+        );
+    }
+}

@@ -324,6 +324,17 @@ fn a_word_that_can_only_be_meant_for_us_is_refused() {
 }
 
 #[test]
+fn a_refusal_becomes_one_sentence_of_auto() {
+    let without =
+        |what: &str| Mode::auto_without(&Refusal::new(what, "this node has no GPU", "").to_string());
+    assert_eq!(without("MPS"), "auto: no MPS, because this node has no GPU");
+    assert_eq!(
+        without("MPS_MEM=9G"),
+        "auto: no MPS, because MPS_MEM=9G: this node has no GPU"
+    );
+}
+
+#[test]
 fn a_project_that_the_site_names_is_no_request() {
     let projects = ["mps".to_owned(), "MPS:on".to_owned()];
     let read = |account| Request::from_account_of(account, &projects);

@@ -47,6 +47,8 @@ impl Mode {
 
     /// That `auto` gives no MPS, in one line.
     pub fn auto_without(why: &str) -> String {
+        // A refusal's object.
+        let why = why.strip_prefix("MPS: ").unwrap_or(why);
         format!("auto: no MPS, because {why}")
     }
 }

@@ -109,7 +109,8 @@ impl Sweep {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if most as usize > cores {
             notes.push(format!(
-                "up to {most} clients share {cores} cores: ask for more (-c), or some of the loss is theirs"
+                "up to {most} clients share {cores} cores: ask for more (Slurm: -c, OpenPBS: ncpus, \
+                 Torque: ppn), or some of the loss is theirs"
             ));
         }
         let unit = self.metric.as_ref().map_or("completions an hour", Metric::unit);

@@ -4,7 +4,7 @@ use super::check::check;
 use super::scripts::remove_scripts;
 use super::{InstallOptions, Installation, Product, ProductOption};
 use crate::scheduler::call::Site;
-use crate::scheduler::setup::{AdminVerbs, RunningJobs, SetupContext, VerbError, VerbReport};
+use crate::scheduler::setup::{AdminVerbs, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root};
 use crate::scheduler::{openpbs, torque};
 use clap::{FromArgMatches, Subcommand};
 use mpsd_core::failure::Refusal;
@@ -56,6 +56,9 @@ pub(crate) const VERBS: AdminVerbs = AdminVerbs {
 
 fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport, VerbError> {
     let verb = PbsVerb::from_arg_matches(matches).map_err(|error| error.to_string())?;
+    if matches!(verb, PbsVerb::Install(_) | PbsVerb::Uninstall { .. }) {
+        must_be_root("mpsctl pbs", "only root may change the files of a PBS")?;
+    }
     let mut report = VerbReport::default();
     let broken = ctx.broken.clone().map_or(Ok(()), Err);
     match &verb {

@@ -5,10 +5,11 @@ use super::conf::Conf;
 use super::installation::{Installation, Release, directories, stamp_of};
 use super::stack::{Delivery, PLUGIN, Stack, TAG, is_foreign, is_ours, our_line, second_line};
 use crate::scheduler::call::Site;
-use crate::scheduler::setup::{AdminVerbs, CheckLine, RunningJobs, SetupContext, VerbError, VerbReport};
+use crate::scheduler::setup::{
+    AdminVerbs, CheckLine, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root,
+};
 use clap::{FromArgMatches, Subcommand};
 use mpsd_core::plugin_line::PROGRAMS;
-use mpsd_core::{Failure, Refusal};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -83,13 +84,8 @@ pub(crate) const VERBS: AdminVerbs = AdminVerbs {
 
 fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport, VerbError> {
     let verb = SlurmVerb::from_arg_matches(matches).map_err(|error| error.to_string())?;
-    if !matches!(verb, SlurmVerb::Check(_)) && !nix::unistd::geteuid().is_root() {
-        let refused = Refusal::new(
-            "mpsctl slurm",
-            "only root may change Slurm's configuration",
-            "root",
-        );
-        return Err(Failure::from(refused).into());
+    if !matches!(verb, SlurmVerb::Check(_)) {
+        must_be_root("mpsctl slurm", "only root may change Slurm's configuration")?;
     }
     Ok(match &verb {
         SlurmVerb::Enable(options) if options.refresh => refresh(options, ctx)?,
