@@ -266,9 +266,14 @@ fn qmgr(words: &[&str]) -> u8 {
         return 1;
     }
     let done = match parts.as_slice() {
-        ["list", "server"] => text("operators")
-            .map(|list| println!("Server x\n    operators = {}", list.replace('\n', ",")))
-            .or(Some(())),
+        ["list", "server"] => {
+            let operators =
+                text("operators").map(|list| format!("    operators = {}\n", list.replace('\n', ",")));
+            let nodect = text("nodect").map(|count| format!("    resources_available.nodect = {count}\n"));
+            let lines = [operators, nodect].into_iter().flatten();
+            print!("{}", lines.fold("Server x\n".to_owned(), |all, line| all + &line));
+            Some(())
+        }
         ["list", "hook", name] => text(&format!("hooks/{name}.HK")).map(|all| println!("Hook {name}\n{all}")),
         ["export", "hook", name, "application/x-config", "default"] => {
             text(&format!("hooks/{name}.CF")).map(|all| println!("{all}"))
@@ -313,10 +318,18 @@ fn qmgr(words: &[&str]) -> u8 {
     u8::from(done.is_none())
 }
 
-/// The mom's copy: `NAME=VALUE` lines, and the hook's text.
+/// The mom's copy: `NAME=VALUE` lines, and the hook's text. It comes late by `hooks-late` seconds: 4 (recorded).
 fn send_to_mom(name: &str) {
+    let late = text("hooks-late");
     for kind in ["HK", "PY"] {
-        let copy = format!("/var/spool/pbs/mom_priv/hooks/{name}.{kind}");
+        let to = format!("/var/spool/pbs/mom_priv/hooks/{name}.{kind}");
+        let copy = late.as_ref().map_or(to.clone(), |_| format!("{to}.late"));
+        if let Some(late) = &late {
+            let moves = format!("exec >/dev/null 2>&1; sleep {late}; mv {copy} {to}");
+            let _ = std::process::Command::new("setsid")
+                .args(["--fork", "sh", "-c", &moves])
+                .status();
+        }
         let _ = match text(&format!("hooks/{name}.{kind}")) {
             Some(text) if kind == "HK" => {
                 let lines = text

@@ -77,6 +77,9 @@ const ORDER: u32 = 110;
 /// How long a deleted hook may keep its name, and how often we look. Moms that are up remove theirs within seconds.
 const PENDING: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_secs(1);
+/// How long a new hook may take to its moms (seen: 4 s), and how often we look.
+const ARRIVES: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_millis(200);
 const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 const QUEUES: &str = "AUTO_QUEUES = ";
@@ -154,6 +157,9 @@ fn place_hook(
             }
         }
     }
+    if !report.incomplete {
+        await_mom(pbs, &body, ctx, report);
+    }
     if ask("list resource mps").is_err() {
         report.did(
             "optional, so that accounts stay clean (qsub -l mps=on+threads=25), a manager of PBS runs:\n    \
@@ -161,6 +167,39 @@ fn place_hook(
         );
     }
     Ok(())
+}
+
+/// The server's answer comes before the mom's copy: a check right after it would fail.
+fn await_mom(pbs: &Installation, body: &str, ctx: &SetupContext<'_>, report: &mut VerbReport) {
+    if !has_mom(pbs) {
+        return;
+    }
+    let has_it = || {
+        let hook = MomsHook::read(pbs, NAME, ctx).ok().flatten();
+        let text = ctx
+            .host
+            .text(&moms_copy(pbs, NAME, "PY"), MOST_CONF)
+            .ok()
+            .flatten();
+        hook.is_some_and(|hook| hook.enabled && hook.alarm_s == alarm_s(ctx))
+            && text.is_some_and(|text| text.trim_end() == body.trim_end())
+    };
+    let end = Deadline::after(ARRIVES);
+    while !has_it() {
+        if !end.sleep(LOOK) {
+            let seconds = ARRIVES.as_secs();
+            return report.left(format!(
+                "the mom here has not got the hook within {seconds} s, or keeps another: until 'mpsctl pbs check' finds it, or the \
+                 mom is restarted, jobs on this node run without MPS"
+            ));
+        }
+    }
+    report.did("the mom here has it");
+}
+
+/// A mom removes its lock when it ends.
+fn has_mom(pbs: &Installation) -> bool {
+    pbs.mom_priv().join("mom.lock").exists()
 }
 
 fn uninstall(pbs: &Installation, ctx: &SetupContext<'_>, report: &mut VerbReport) -> Result<(), String> {
@@ -275,8 +314,7 @@ fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
     match ours {
         Ok(Some(hook)) => all.extend(check_ours(&hook, pbs, ctx)),
         Ok(None) if classic => {}
-        // A mom removes its lock when it ends.
-        Ok(None) if !pbs.mom_priv().join("mom.lock").exists() => all.push(Warn(format!(
+        Ok(None) if !has_mom(pbs) => all.push(Warn(format!(
             "no mom runs here, and it has no hook '{NAME}' yet"
         ))),
         Ok(None) => all.push(Fail(format!(

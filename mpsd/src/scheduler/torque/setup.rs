@@ -8,7 +8,7 @@ use crate::scheduler::host::Host;
 use crate::scheduler::pbs::scripts::{
     Author, author, command_line, consequence, place_scripts, render, unattached,
 };
-use crate::scheduler::pbs::{InstallOptions, Installation, Product, Script};
+use crate::scheduler::pbs::{InstallOptions, Installation, Product, Script, attribute};
 use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport};
 use mpsd_core::job::Scheduler;
 use std::fs;
@@ -68,7 +68,10 @@ pub(crate) static PRODUCT: Product = Product {
     scripts: &SCRIPTS,
     install,
     uninstall,
-    check_hook: |_, _, _| false,
+    check_hook: |pbs, ctx, all| {
+        all.extend(nodect(pbs, ctx.host).map(CheckLine::Warn));
+        false
+    },
     check_tasks: |pbs, _, ctx| Some(check_tasks(pbs, ctx)),
     absent_script: |path| {
         CheckLine::Fail(format!(
@@ -88,6 +91,7 @@ fn install(
     report: &mut VerbReport,
 ) -> Result<(), String> {
     place_scripts(pbs, ctx, report)?;
+    report.lines.extend(nodect(pbs, ctx.host));
     let (config, file) = (pbs.mom_config(), starter_file(pbs));
     let (shown, follows) = (config.display(), consequence(ctx));
     let text = render(JOB_STARTER, ctx);
@@ -187,6 +191,17 @@ fn check_tasks(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
             None => CheckLine::Pass(format!("{starter}: every task has its MPS")),
         },
     }
+}
+
+/// What pbs_sched needs, which deletes a job that needs more nodes than are in service (docs/torque.md#with-pbs_sched).
+fn nodect(pbs: &Installation, host: &dyn Host) -> Option<String> {
+    let server = pbs.qmgr("list server", host).ok()?;
+    let unset = attribute(&server, "resources_available.nodect").is_none();
+    unset.then(|| {
+        "where pbs_sched schedules, it deletes jobs that need a drained node; against that, once: qmgr -c 'set server \
+         resources_available.nodect = 9999'"
+            .to_owned()
+    })
 }
 
 fn starter_file(pbs: &Installation) -> PathBuf {
