@@ -8,7 +8,7 @@ use mpsd::job::{self, ReturnWhen};
 use mpsd::scheduler::Scheduler;
 use mpsd_core::Failure;
 use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
-use mpsd_core::record::Record;
+use mpsd_core::record::{Record, RecordState};
 use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Sim, Trouble, World, paths};
 
@@ -177,6 +177,26 @@ fn a_node_that_is_not_set_up_for_a_job_is_not_drained() {
     let failed = begun.failed.expect("no starter").failure;
     assert_eq!(failed.kind(), FailureKind::Fault, "{failed}");
     assert_eq!(world.borrow().drains, Vec::<String>::new());
+}
+
+/// Its user reads nothing on a sister, and it may do without.
+#[test]
+fn a_job_of_auto_whose_tasks_could_run_outside_its_mps_runs_without() {
+    for sister in [false, true] {
+        let mut scenario = Scenario::new("unattached", "MPS=auto", 1).of(Scheduler::Torque, sister);
+        scenario.unattached = true;
+        let scenario = scenario.devices(|devices| devices.tasks_on_node = Some(4));
+        let world = shared(&before(&scenario));
+        let job = scenario.job().expect("job");
+        let begun = job::begin(&mut Sim::well(&world), &job, &scenario, scenario.when);
+        assert!(
+            begun.failed.is_none() && begun.code == 0,
+            "sister {sister}: {begun:?}"
+        );
+        let state = world.borrow().state(&scenario.id());
+        assert_eq!(state, Some(RecordState::Unneeded), "sister {sister}");
+        assert!(world.borrow().processes.is_empty(), "sister {sister}");
+    }
 }
 
 /// It would be refused again.

@@ -253,6 +253,50 @@ fn a_command_without_memory_beside_others_runs_again_alone() {
     assert_eq!(json["at_once"], cores.clamp(2, 8) - 1, "{json}");
 }
 
+/// One that ran out of memory. The other GPU has as many commands as its own.
+#[test]
+fn no_command_starts_beside_one_that_must_be_alone() {
+    let bench = bench(2);
+    let until = |file: &str| format!("until [ -e {file} ]; do sleep 0.1; done");
+    let gpu = |seq: u32| format!("echo $CUDA_VISIBLE_DEVICES >gpu.{seq}");
+    let lines = [
+        until("failed"),
+        format!("{}; {}", until("second"), gpu(2)),
+        format!(
+            "[ -e failed ] || {{ touch failed; echo out of memory; exit 1; }}; touch alone; {}; {}",
+            until("second"),
+            gpu(3)
+        ),
+        format!(
+            "[ -e again ] || {{ {}; touch again; exit 1; }}; {}; touch second",
+            until("alone"),
+            gpu(4)
+        ),
+    ];
+    let file = bench.file(&(lines.join("\n") + "\n"));
+    let json = bench
+        .run(&["-n", "4", "--retries", "2", "--json", &file])
+        .ok()
+        .json();
+    assert_eq!(json["again_alone"], serde_json::json!([3]), "{json}");
+    let of = |seq: u32| fs::read_to_string(bench.work(&format!("gpu.{seq}"))).expect("a GPU");
+    assert_eq!(of(4), of(2));
+    assert_ne!(of(4), of(3));
+}
+
+/// What a command said long before it was ended is no reason to run it again.
+#[test]
+fn a_command_that_ran_into_its_time_limit_is_not_run_again_for_memory() {
+    let bench = bench(1);
+    let file = bench.file("sleep 0.5\necho out of memory; sleep 60\n");
+    let json = bench
+        .run(&["-n", "2", "--timeout", "3", "--json", &file])
+        .exits(1)
+        .json();
+    assert_eq!(json["failed"], serde_json::json!([2]), "{json}");
+    assert_eq!(json["again_alone"], serde_json::json!([]), "{json}");
+}
+
 #[test]
 fn commands_share_the_jobs_gpus_and_their_limits_follow_from_how_many_there_are() {
     let bench = bench(2);

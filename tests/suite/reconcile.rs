@@ -390,6 +390,15 @@ fn the_timer_lifts_only_if_the_site_asks_for_it_and_nothing_is_wrong() {
     site.reconcile().exits(2).prints(": stays: ");
     assert_eq!(site.note(), ["offline", reason]);
     site.place.node.change(|node| node.nvml.init_fails = false);
+    // A shared MPS that cannot be ended.
+    let id = format!("1001-{}", site.place.node.uuids()[0]);
+    let list = site.place.directory("run/shared").join(format!(".{id}.members"));
+    fs::write(&list, "no list").expect("a list");
+    site.reconcile()
+        .exits(2)
+        .prints(format!("have left something: {id}"));
+    assert_eq!(site.note(), ["offline", reason]);
+    fs::write(&list, "[]").expect("a list");
     site.reconciles("lifted after a clean recheck");
     assert_eq!(site.note(), ["free", ""]);
 }

@@ -72,6 +72,23 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
     }
 }
 
+/// The journal names the process, from the announcement on: nothing else can end a start that its user has stopped.
+#[test]
+fn a_start_that_goes_on_after_nvml_has_answered_is_ended_by_its_jobs_end() {
+    const STARTER: i32 = 7;
+    for otherwise in [|_: &mut Gpu| {}, |gpu: &mut Gpu| gpu.memory_mib = Some(80_000)] {
+        let scenario = Scenario::new("announced", "MPS=true", 1)
+            .remembered(otherwise)
+            .announced();
+        let world = world(&scenario);
+        world.borrow_mut().starter = Some(STARTER);
+        Sim::well(&world).begin(&scenario).expect("it begins");
+        assert_eq!(world.borrow().starter, Some(STARTER));
+        assert!(Sim::well(&world).end(&scenario).is_clean());
+        assert_eq!(world.borrow().starter, None, "it goes on");
+    }
+}
+
 /// A site's sections by product: what an earlier start knew had others in force.
 #[test]
 fn settings_are_those_of_the_gpus_that_are_there_now() {

@@ -1,12 +1,13 @@
 use super::*;
 use mpsd_core::Paths;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 /// A node of its own, and two journals of job 7: its first run's and its second's.
 struct Place {
     settings: Settings,
     runs: [Journal; 2],
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Place {
@@ -38,10 +39,21 @@ impl Place {
         let place = Self {
             settings,
             runs: [first, second],
-            _directory: directory,
+            directory,
         };
         std::fs::create_dir_all(place.job()).unwrap();
         place
+    }
+
+    /// Its server forgets the job. `meanwhile` is what else happens when it is asked.
+    fn forgetful(mut self, meanwhile: &str) -> Self {
+        let qstat = self.directory.path().join("qstat");
+        let body = format!("#!/bin/sh\n{meanwhile}\necho \"qstat: Unknown Job Id $2\" >&2\nexit 153\n");
+        std::fs::write(&qstat, body).unwrap();
+        std::fs::set_permissions(&qstat, std::fs::Permissions::from_mode(0o755)).unwrap();
+        self.settings.pbs.home = Some(self.directory.path().to_owned());
+        self.settings.pbs.exec = Some(self.directory.path().to_owned());
+        self
     }
 
     fn job(&self) -> PathBuf {
@@ -63,4 +75,33 @@ fn a_job_that_began_again_under_its_id_is_not_taken_down_for_its_first_run() {
     assert!(place.job().exists());
     run.take_down(&second.job, Some(second), "the scheduler has no such job");
     assert!(!place.job().exists(), "{:?}", run.report);
+}
+
+/// It asks for its first run while the second begins.
+#[test]
+fn a_watching_process_takes_down_no_later_run_of_its_job() {
+    for is_again in [false, true] {
+        let place = Place::new();
+        let second = place.runs[1].to_text().unwrap();
+        std::fs::write(place.directory.path().join("second"), second).unwrap();
+        let journal = place.job().join("journal");
+        let meanwhile = match is_again {
+            true => format!(
+                "cp {}/second {}",
+                place.directory.path().display(),
+                journal.display()
+            ),
+            false => String::new(),
+        };
+        let place = place.forgetful(&meanwhile);
+        let first = &place.runs[0];
+        place.begin(first);
+        let ending = Ending {
+            settings: &place.settings,
+            scheduler: Scheduler::Torque,
+            node: "n1",
+        };
+        take_down_unbegun(&place.settings, &ending, &first.job, Duration::from_secs(20));
+        assert_eq!(place.job().exists(), is_again);
+    }
 }
