@@ -498,39 +498,6 @@ fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
     assert_ne!(other, supervisor);
 }
 
-/// The daemons of steps are outside the limits of their job.
-#[test]
-fn a_job_has_no_more_than_16_steps_with_an_mps_of_their_own_on_a_node() {
-    let scenario = Scenario::new("step", "MPS=true", 1).step();
-    let world = shared(&before(&scenario));
-    let begin = |number: u32| {
-        let mut job = scenario.job().expect("job");
-        job.submission.job = job
-            .submission
-            .job
-            .whole()
-            .step(&number.to_string())
-            .expect("a step");
-        let begun = job::begin(&mut Sim::well(&world), &job, &scenario, scenario.when);
-        (begun, world.borrow().journal(&job.submission.job).is_some())
-    };
-    for number in 0..16 {
-        let (begun, is_there) = begin(number);
-        assert!(begun.code == 0 && is_there, "{number}: {begun:?}");
-    }
-    let (begun, is_there) = begin(16);
-    let told = begun
-        .failed
-        .map(|failed| failed.failure.to_string())
-        .unwrap_or_default();
-    assert!(
-        told.contains("16 of its steps have one on this node already"),
-        "{told}"
-    );
-    assert!(!is_there);
-    assert!(world.borrow().drains.is_empty());
-}
-
 /// `reconcile` decides by a journal that it read without the job's lock.
 #[test]
 fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one() {

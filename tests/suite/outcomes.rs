@@ -6,9 +6,9 @@ use std::rc::Rc;
 use mpsd::job::outcome::{UNCOUNTED, exit_code, leave_record};
 use mpsd::job::{self, ReturnWhen};
 use mpsd::scheduler::Scheduler;
-use mpsd_core::Failure;
 use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::record::{Record, RecordState};
+use mpsd_core::{Failure, JobId};
 use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Sim, Trouble, World, paths};
 
@@ -241,4 +241,35 @@ fn a_job_on_a_broken_node_whose_record_is_lost_goes_back_into_slurms_queue() {
             world.log
         );
     }
+}
+
+/// The daemons of steps are outside the limits of their job.
+#[test]
+fn a_job_and_a_user_have_a_bounded_number_of_steps_with_an_mps_of_their_own_on_a_node() {
+    let scenario = Scenario::new("step", "MPS=true", 1).step();
+    let world = shared(&before(&scenario));
+    let begin = |uid: u32, whole: u32, number: u32| {
+        let mut job = scenario.job().expect("job");
+        job.user.uid = uid;
+        job.submission.job = JobId::parse(&format!("{whole}.{number}")).expect("a step");
+        let begun = job::begin(&mut Sim::well(&world), &job, &scenario, scenario.when);
+        let is_there = world.borrow().journal(&job.submission.job).is_some();
+        assert_eq!(is_there, begun.code == 0, "{whole}.{number}: {begun:?}");
+        begun
+            .failed
+            .map(|failed| failed.failure.to_string())
+            .unwrap_or_default()
+    };
+    for (whole, number) in (1..=4).flat_map(|whole| (0..16).map(move |number| (whole, number))) {
+        assert_eq!(begin(1001, whole, number), "");
+    }
+    for (uid, whole, told) in [
+        (1001, 1, "16 of its steps have one on this node already"),
+        (1001, 5, "64 steps of your jobs have one on this node already"),
+        (1002, 6, ""),
+    ] {
+        assert!(begin(uid, whole, 16).contains(told), "{uid} {whole}");
+    }
+    assert_eq!(begin(1002, 6, 17), "");
+    assert!(world.borrow().drains.is_empty());
 }

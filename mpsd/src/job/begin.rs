@@ -1,6 +1,7 @@
 //! The begin of a job: [`start`] is all that a prologue does. Each effect of the plan is in the journal before it is done.
 
 use super::audit;
+use super::bounds;
 use super::case::{Job, Scheduled};
 use super::claim;
 use super::evidence;
@@ -17,7 +18,6 @@ use super::undo;
 use crate::plan::auto::{self, Finding};
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::{Case, decide, tasks};
-use crate::scheduler::Submission;
 use crate::sys::deadline::Deadline;
 use crate::sys::now;
 use mpsd_core::config::Settings;
@@ -25,7 +25,7 @@ use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
 use mpsd_core::unasked::{self, Unasked};
-use mpsd_core::{Failure, Inventory, JobId, Refusal};
+use mpsd_core::{Failure, Inventory, JobId};
 use std::time::Instant;
 
 /// When the prologue returns: a value of its `--wait`.
@@ -125,8 +125,8 @@ fn start<N: Node>(
     // A begin of a shared MPS includes its proof, which takes longer than the caller may wait.
     let goes_on = when == ReturnWhen::Started && !start.shared.is_empty();
     let carried_out = start.or_undo(node, |start, node| {
-        expect_few_steps(node, &job.submission)?;
         start.tell_tasks(node, RecordState::Starting)?;
+        bounds::expect_few_steps(node, job)?;
         if goes_on { Ok(()) } else { start.carry_out(node) }
     });
     match carried_out {
@@ -334,30 +334,6 @@ fn open(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<LockGuard, 
         })?;
     }
     Ok(held)
-}
-
-/// The most steps of a job that have an MPS of their own on a node at once. More GPUs has no node.
-const MOST_STEPS: usize = 16;
-
-/// Bounds the daemons of a job, which run outside its limits: each step's own have ceilings of their own. This step's directory is
-/// among those that are counted, so of many that start at once no more stay.
-fn expect_few_steps(node: &impl Node, submission: &Submission) -> Result<(), Failure> {
-    if !submission.step {
-        return Ok(());
-    }
-    let whole = submission.job.whole();
-    let names = node.job_directories()?;
-    let ids = names.iter().filter_map(|name| JobId::parse(name).ok());
-    let steps = ids.filter(|id| *id != whole && id.belongs_to(&whole)).count();
-    match steps > MOST_STEPS {
-        false => Ok(()),
-        true => Err(Refusal::new(
-            format!("an MPS of this step's own in job {whole}"),
-            format!("{MOST_STEPS} of its steps have one on this node already"),
-            "steps of a job that itself asks with --mps: they share one",
-        )
-        .into()),
-    }
 }
 
 /// Gives a start up if its job has ended. The job's epilogue waits for the lock of the start, or has given up on it.

@@ -5,6 +5,7 @@ mod account;
 pub mod advice;
 pub(crate) mod audit;
 mod begin;
+mod bounds;
 mod case;
 pub mod claim;
 mod end;

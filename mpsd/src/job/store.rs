@@ -325,10 +325,14 @@ pub trait Store: Files {
             .or_fault()
     }
 
-    fn is_ready(&mut self, job: &JobId) -> bool {
+    fn read_record(&mut self, job: &JobId) -> Option<Record> {
         let bytes = self.read(&self.job_files(job).record(), LONGEST).ok().flatten();
-        let text = String::from_utf8(bytes.unwrap_or_default()).unwrap_or_default();
-        Record::parse(&text).is_ok_and(|record| record.state == RecordState::Ready)
+        Record::parse(&String::from_utf8(bytes?).ok()?).ok()
+    }
+
+    fn is_ready(&mut self, job: &JobId) -> bool {
+        let record = self.read_record(job);
+        record.is_some_and(|record| record.state == RecordState::Ready)
     }
 
     fn users_directories(&self, journal: &Journal, n: usize) -> [PathBuf; 2] {

@@ -1,0 +1,36 @@
+//! Bounds for the daemons of steps, which run outside their job's limits: each step's own have ceilings of their own.
+
+use super::case::Job;
+use super::node::Node;
+use super::store::Store as _;
+use mpsd_core::{Failure, JobId, Refusal};
+
+/// The most steps of a job that have an MPS of their own on a node at once. More GPUs has no node.
+const OF_A_JOB: usize = 16;
+/// The same for all jobs of a user.
+const OF_A_USER: usize = 64;
+
+/// Refuses a step that would be one too many. Its record is written already and so counts here, so of many that start at once no
+/// more stay.
+pub(super) fn expect_few_steps(node: &mut impl Node, job: &Job) -> Result<(), Failure> {
+    if !job.submission.step {
+        return Ok(());
+    }
+    let whole = job.submission.job.whole();
+    let names = node.job_directories()?;
+    let ids = names.iter().filter_map(|name| JobId::parse(name).ok());
+    let mut steps: Vec<JobId> = ids.filter(|id| id.whole() != *id).collect();
+    steps.retain(|step| {
+        node.read_record(step)
+            .is_some_and(|record| record.uid == job.user.uid)
+    });
+    let of_job = steps.iter().filter(|step| step.belongs_to(&whole)).count();
+    let why = match (of_job > OF_A_JOB, steps.len() > OF_A_USER) {
+        (false, false) => return Ok(()),
+        (true, _) => format!("{OF_A_JOB} of its steps have one on this node already"),
+        (false, true) => format!("{OF_A_USER} steps of your jobs have one on this node already"),
+    };
+    let what = format!("an MPS of this step's own in job {whole}");
+    let allowed = "steps of a job that itself asks with --mps: they share one";
+    Err(Refusal::new(what, why, allowed).into())
+}
