@@ -210,16 +210,15 @@ mod tests {
     use mpsd_core::Paths;
     use mpsd_core::config::Settings;
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt as _;
 
     const STRANGER: u32 = 54_321;
     /// Tells what it is, and leaves a process behind.
     const TELLS: &str = "#!/bin/sh\nsetsid /bin/sleep 60 </dev/null >/dev/null 2>&1 &\nexec >&2\n\
         echo $(grep -hE '^(Gid|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status) $(grep -c /of- /proc/self/cgroup) \"$@\"\nexit 1\n";
 
-    /// A job of the same user may see it from its first moment (`ptrace(2)`).
-    #[test]
-    fn a_note_is_written_by_nobody_whom_its_user_can_debug_in_a_cgroup_that_ends_with_it() {
-        let _alone = alone();
+    /// A directory for everybody, and a node that runs `text` there instead of mpsd.
+    fn node_with(name: &str, text: &str) -> (tempfile::TempDir, RealNode) {
         let (limit, place) = (Duration::from_secs(60), tempfile::tempdir().unwrap());
         let everybody =
             |path: &Path| std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
@@ -229,22 +228,71 @@ mod tests {
             ..Settings::usual()
         };
         let mut node = RealNode::new("test", &settings, limit, limit);
-        node.mpsd = place.path().join("tells");
-        std::fs::write(&node.mpsd, TELLS).unwrap();
+        node.mpsd = place.path().join(name);
+        std::fs::write(&node.mpsd, text).unwrap();
         everybody(&node.mpsd);
-        let user = User {
+        (place, node)
+    }
+
+    fn stranger() -> User {
+        User {
             name: "nobody-at-all".to_owned(),
             uid: STRANGER,
             gid: STRANGER,
-        };
+        }
+    }
+
+    /// A job of the same user may see it from its first moment (`ptrace(2)`).
+    #[test]
+    fn a_note_is_written_by_nobody_whom_its_user_can_debug_in_a_cgroup_that_ends_with_it() {
+        let _alone = alone();
+        let (_place, node) = node_with("tells", TELLS);
         let told = node
-            .append_as_user(&user, Path::new("/its/output"), "why")
+            .append_as_user(&stranger(), Path::new("/its/output"), "why")
             .unwrap_err();
-        let (group, none) = (settings.daemon_group, "0000000000000000");
+        let (group, none) = (Settings::usual().daemon_group, "0000000000000000");
         let expected = format!(
             "Gid: {group} {group} {group} {group} CapBnd: {none} NoNewPrivs: 1 Seccomp: 2 1 --note /its/output --group {STRANGER}"
         );
         assert_eq!(told, expected);
         assert!(Cgroup::find(&Cgroup::passing()).is_none(), "its cgroup stays");
+    }
+
+    /// Whoever may open `/proc/PID/mem` may attach a debugger (proc_pid_mem(5)).
+    #[test]
+    fn a_process_of_its_user_that_lies_in_wait_never_gets_hold_of_a_note() {
+        let _alone = alone();
+        let lives = "#!/bin/sh\ni=0; while [ $i -lt 200000 ]; do i=$((i+1)); done\n";
+        let (place, node) = node_with("note", lives);
+        let [control, seen, stop] = ["control", "seen", "stop"].map(|name| place.path().join(name));
+        std::fs::copy(&node.mpsd, &control).unwrap();
+        let attack = format!(
+            "while [ ! -e {} ]; do for p in $(find /proc -maxdepth 1 -uid {STRANGER} -name '[0-9]*'); do \
+             (exec 3<$p/mem) && may=opened || may=refused; read name <$p/comm && echo $may $name; done; done 2>/dev/null",
+            stop.display()
+        );
+        let as_stranger = |program: &Path, args: &[&str]| {
+            let mut command = std::process::Command::new(program);
+            command.args(args).uid(STRANGER).gid(STRANGER);
+            command.stdout(std::fs::File::create(&seen).unwrap());
+            command.spawn().unwrap()
+        };
+        let mut attacker = as_stranger(Path::new("/bin/sh"), &["-c", &attack]);
+        let said = || std::fs::read_to_string(&seen).unwrap();
+        let end = Deadline::after(Duration::from_secs(60));
+        while !end.expired() && !(said().contains("refused note") && said().contains("opened control")) {
+            node.append_as_user(&stranger(), Path::new("/its/output"), "why")
+                .unwrap();
+            let mut control = std::process::Command::new(&control);
+            control.uid(STRANGER).gid(STRANGER).status().unwrap();
+        }
+        std::fs::write(stop, "").unwrap();
+        attacker.wait().unwrap();
+        let said = said();
+        assert!(
+            said.contains("refused note") && said.contains("opened control"),
+            "{said}"
+        );
+        assert!(!said.contains("opened note"), "{said}");
     }
 }
