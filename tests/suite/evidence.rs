@@ -1,7 +1,9 @@
 //! Starts that fail for one user after another. They are evidence against the node only if no user can be the cause.
 
+use std::fs::File;
 use std::process::Stdio;
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::{Uid, User};
 use tests::double::look;
 use tests::figures;
@@ -12,16 +14,23 @@ use tests::stage::{OTHER_USER, Ran, USER, as_user, openpbs_args};
 const CONFIG: &str = "deadline_s = 4\n[drain]\non_failed_starts = true\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
-/// Users of this system without any process, as a job's user is before the job. The other tests' users have some.
-fn quiet_users() -> [String; 2] {
-    let busy: Vec<u32> = look::processes().iter().map(|process| process.uid).collect();
+/// Users of this system without any process, as a job's user is before the job. The other tests' users have some. The locks keep
+/// them from other runs of this test on this machine.
+fn quiet_users() -> ([String; 2], [Flock<File>; 2]) {
     let mut quiet = (1..1000)
-        .filter(|uid| !busy.contains(uid))
         .filter_map(|uid| User::from_uid(Uid::from_raw(uid)).ok().flatten())
-        .map(|user| user.name)
-        .filter(|name| name != USER && name != OTHER_USER);
+        .filter(|user| user.name != USER && user.name != OTHER_USER)
+        .filter_map(|user| {
+            let lock = File::create(format!("/run/mpsd-test-user-{}", user.name)).ok()?;
+            let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).ok()?;
+            let busy = look::processes()
+                .iter()
+                .any(|process| process.uid == user.uid.as_raw());
+            (!busy).then_some((user.name, lock))
+        });
     let mut next = || quiet.next().expect("a user without processes");
-    [next(), next()]
+    let [(one, first), (other, second)] = [next(), next()];
+    ([one, other], [first, second])
 }
 
 fn start(place: &Place, job: &str, user: &str) -> Ran {
@@ -57,7 +66,7 @@ fn asleep(user: &str) -> Running {
 /// A single test, because the quiet users must stay quiet while it runs.
 #[test]
 fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhere_else() {
-    let users = quiet_users();
+    let (users, _locks) = quiet_users();
     // No user had a process, so the node is the cause.
     let place = stillborn();
     let second = two_fail(&place, &users);

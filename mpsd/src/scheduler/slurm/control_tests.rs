@@ -53,8 +53,11 @@ impl Scripted {
             fs::write(&file, format!("#!/bin/sh\n{body}\n")).expect("a script");
             fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("its mode");
         }
+        // Else a slurmd that runs on this machine may count.
+        let conf = dir.path().join("slurm.conf").display().to_string();
         let site = Site {
             slurm_exec: Some(dir.path().to_owned()),
+            slurm_conf: Some(conf),
             ..Site::default()
         };
         let slurm = Installation::find(&site, "n1");
