@@ -8,24 +8,23 @@ use super::evidence;
 use super::exporters::{self, Direction};
 use super::findings::FailedStart;
 use super::journal::Journal;
-use super::ledger::{self, Ledger, PAUSE_S};
+use super::ledger;
 use super::node::{LockGuard, Node, Role, Severity};
 use super::outcome;
+use super::planned::{Supposed, look_at_gpus, make_plan};
 use super::shared;
 use super::spec::Spec;
 use super::store::Store as _;
 use super::undo;
 use crate::plan::auto::{self, Finding};
 use crate::plan::effects::{Effect, Plan};
-use crate::plan::{Case, decide, tasks};
 use crate::sys::deadline::Deadline;
 use crate::sys::now;
-use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
 use mpsd_core::unasked::{self, Unasked};
-use mpsd_core::{Failure, Inventory, JobId};
+use mpsd_core::{Failure, JobId};
 use std::time::Instant;
 
 /// When the prologue returns: a value of its `--wait`.
@@ -154,66 +153,6 @@ fn of_script(script: &str) -> Option<String> {
     unasked::own_mps(script).or_else(|| unasked::without_ranks(script))
 }
 
-/// Makes the plan for these GPUs.
-type Decide<'a> = Box<dyn Fn(&Inventory) -> Result<(Settings, Plan), Failure> + 'a>;
-
-/// A start planned with the GPUs in the ledger. NVML confirms them while the control daemon comes up, or before a shared MPS is
-/// begun.
-struct Supposed<'a> {
-    job: &'a Job,
-    again: Decide<'a>,
-}
-
-/// The settings and the plan. If NVML has not been asked yet, also how to make the plan again.
-fn make_plan<'a>(
-    node: &mut impl Node,
-    job: &'a Job,
-    scheduled: &impl Scheduled,
-) -> Result<(Settings, Plan, Option<Decide<'a>>), Failure> {
-    expect_healthy_node(node, job)?;
-    expect_attached_tasks(node, job, scheduled)?;
-    let devices = scheduled.devices()?;
-    let decide: Decide<'a> = Box::new(move |inventory: &Inventory| {
-        decide(&Case {
-            config: &job.config,
-            node: &job.node,
-            submission: &job.submission,
-            request: &job.request,
-            syntax: job.syntax,
-            by_site: job.by_site,
-            uid: job.user.uid,
-            devices: &devices,
-            inventory,
-        })
-    });
-    let known = Ledger::read(node).gpus;
-    let known = known.and_then(|known| decide(&known).ok());
-    // A job that only joins needs no NVML, which takes longer to load than all the rest.
-    let joins = known.as_ref().is_some_and(|(_, plan)| shared::are_up(node, plan));
-    if !joins {
-        node.prepare_nvml(&[]);
-    }
-    let (settings, plan, again) = match known {
-        Some((settings, plan)) if joins || plan.shared.is_empty() => (settings, plan, Some(decide)),
-        _ => {
-            let (settings, plan) = decide(&look_at_gpus(node, job)?)?;
-            (settings, plan, None)
-        }
-    };
-    node.check_control(&settings.control)?;
-    Ok((settings, plan, again))
-}
-
-/// Asks NVML, and keeps the answer for later starts unless this is a step's. slurmstepd is inside the device limits of its job
-/// (docs/facts/slurm.md#callbacks-of-a-plugin), where NVML may list that job's GPUs alone, counted from 0.
-fn look_at_gpus(node: &mut impl Node, job: &Job) -> Result<Inventory, Failure> {
-    let inventory = node.inventory()?;
-    if !job.submission.step {
-        ledger::remember_gpus(node, &inventory);
-    }
-    Ok(inventory)
-}
-
 /// Lets the job run as if it had not asked. Its record says why, because a step may still need MPS, and tasks must know that they
 /// have none. If the record cannot be written, a job without a directory here runs all the same.
 fn leave_out<N: Node>(
@@ -261,41 +200,6 @@ fn is_over(node: &mut impl Node, job: &JobId) -> bool {
         node.log(Severity::Warning, &format!("job {job}: {why}"));
     }
     over
-}
-
-/// A node that waits for a second look, or whose drain waits for its scheduler, takes no job with MPS.
-fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermined> {
-    for line in evidence::look_again(node, &job.settings) {
-        node.complain(&line);
-    }
-    let why = match Ledger::read(node).suspicions.first() {
-        Some(suspicion) => format!(
-            "since {} {} hangs in the driver: looked at again {PAUSE_S} s after",
-            suspicion.target.jobs(),
-            suspicion.what
-        ),
-        None => match node.undelivered(&job.node) {
-            None => return Ok(()),
-            Some(reason) => format!("a drain of this node waits for its scheduler ({reason})"),
-        },
-    };
-    Err(Undetermined::new(format!("node '{}'", job.node), why))
-}
-
-/// Refuses a job with TM tasks that would run outside its MPS, or warns in the job's own error file, as the site wants.
-fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<(), Failure> {
-    let submission = &job.submission;
-    let rule = job.settings.pbs.unattached_tasks;
-    // A job that may do without MPS needs no warning.
-    let sister = submission.sister && !auto::may_do_without(&job.request);
-    if let Some(told) = tasks::decide(scheduled.unattached(), sister, rule)? {
-        let text = format!("job {}: {told}", submission.job);
-        node.log(Severity::Warning, &text);
-        if !job.by_site {
-            node.complain(&text);
-        }
-    }
-    Ok(())
 }
 
 /// Takes down what an earlier prologue of the job left, and locks its directory; `None`: its MPS is already up.

@@ -16,6 +16,7 @@ pub mod journal;
 pub(crate) mod ledger;
 pub mod node;
 pub mod outcome;
+mod planned;
 pub mod report;
 mod shared;
 pub mod spec;

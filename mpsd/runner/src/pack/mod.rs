@@ -1,6 +1,7 @@
 //! `mpsctl pack FILE`: runs unlike commands on the job's GPUs, as many at once as do best.
 
 mod commands;
+mod cores;
 mod growth;
 mod joblog;
 mod run;
