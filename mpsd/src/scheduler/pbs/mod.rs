@@ -267,6 +267,7 @@ pub(crate) fn attribute(text: &str, name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduler::testing::TextHost;
 
     #[test]
     fn the_last_alarm_counts_and_the_moms_own_home_goes_first() {
@@ -276,6 +277,31 @@ mod tests {
         let conf = "PBS_HOME=/var/spool/pbs\nPBS_MOM_HOME=\"/local/pbs\"\nPBS_EXEC=opt/pbs\n";
         assert_eq!(conf_path(conf, "PBS_MOM_HOME"), Some("/local/pbs".into()));
         assert_eq!(conf_path(conf, "PBS_EXEC"), None);
+    }
+
+    #[test]
+    fn ids_end_with_the_servers_name_with_its_domain_or_without() {
+        let named = |product, file, text| {
+            let host = TextHost::default().file(file, text);
+            let site = Site {
+                home: Some("/home".into()),
+                ..Site::default()
+            };
+            Installation::find(product, &site, &host).servers(&host)
+        };
+        let of_conf = |text| named(&crate::scheduler::openpbs::setup::PRODUCT, "/etc/pbs.conf", text);
+        assert_eq!(
+            of_conf("PBS_SERVER=pbs.example.org:15001\n"),
+            ["pbs.example.org", "pbs"]
+        );
+        assert_eq!(of_conf("PBS_SERVER=one,two\n"), ["one"]);
+        assert_eq!(of_conf("PBS_SERVER=\n"), [""; 0]);
+        let torque = &crate::scheduler::torque::setup::PRODUCT;
+        assert_eq!(
+            named(torque, "/home/server_name", "vm.a.org\n"),
+            ["vm.a.org", "vm"]
+        );
+        assert_eq!(named(torque, "/home/other", ""), [""; 0]);
     }
 
     #[test]
