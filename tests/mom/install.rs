@@ -124,7 +124,8 @@ fn install_waits_until_the_mom_here_has_the_hook() {
     c.serve("hooks-late", "4");
     says(&c.nodes[0].sh("mpsctl pbs install"), &["the mom here has it"]);
     checks(&mut c, 0, &["OK    hook 'mpsd' is enabled"]);
-    c.nodes[0].sh("rm /var/spool/pbs/mom_priv/hooks/mpsd.*");
+    c.serve("hooks-late", "90");
+    c.nodes[0].sh("mpsctl pbs uninstall; rm /var/spool/pbs/mom_priv/hooks/mpsd.*");
     let started = Instant::now();
     says(
         &c.nodes[0].sh_exits(1, "mpsctl pbs install"),

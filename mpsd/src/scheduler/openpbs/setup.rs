@@ -138,9 +138,12 @@ fn place_hook(
         report.did(format!("hook '{NAME}' is as it should be: {events}"));
     } else {
         match carry_out(&commands, &ask).map(|()| shown()) {
-            Ok(Ok(text)) if has(&text, &attributes) => report.did(format!(
-                "imported hook '{NAME}': {events}, order {ORDER}, alarm {alarm} s; moms have it within seconds"
-            )),
+            Ok(Ok(text)) if has(&text, &attributes) => {
+                report.did(format!(
+                    "imported hook '{NAME}': {events}, order {ORDER}, alarm {alarm} s; moms have it within seconds"
+                ));
+                await_mom(pbs, &body, ctx, report);
+            }
             Ok(Ok(text)) => {
                 let text = one_line(text.trim(), 200);
                 report.left(format!("qmgr took the hook, but shows it otherwise: {text}"));
@@ -156,9 +159,6 @@ fn place_hook(
                 report.left(format!("qmgr did not take the hook ({why}); a manager of PBS runs:{lines}"));
             }
         }
-    }
-    if !report.incomplete {
-        await_mom(pbs, &body, ctx, report);
     }
     if ask("list resource mps").is_err() {
         report.did(
