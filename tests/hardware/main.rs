@@ -1,6 +1,7 @@
 //! The project against a real GPU. Nothing here changes a GPU's setting (`compute_mode = "keep"`), provokes a fault or
 //! resets it. It runs without cargo: `cargo xtask hardware --pack DIR` puts everything it needs into one folder.
 
+mod auto;
 mod bench;
 mod clients;
 mod devices;
@@ -68,7 +69,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'first-kernel', 'sight', 'timeline', 'many', 'gain', 'inference', 'recipes', 'programs', 'several', 'shared', 'pack', 'report' (the default)
+    /// Everything but 'auto', 'first-kernel', 'sight', 'timeline', 'many', 'gain', 'inference', 'recipes', 'programs', 'several', 'shared', 'pack', 'report' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -86,6 +87,8 @@ enum Part {
     Timeline,
     /// The same job through a real Slurm: srun --mps
     Slurm,
+    /// Job scripts in a partition of 'auto' beside the same without us: an MPS of their own, 8 ranks with 32 connections, 56 programs (3 minutes)
+    Auto,
     /// 'srun --mps true' against 'srun true' on the real GPU, in turn (1 minute)
     Waits,
     /// Two GPUs, listed partly and against the order of the bus: MPS on the GPU that the job has without it
@@ -135,7 +138,7 @@ const fn step(part: Part, name: &'static str, gpus: usize, act: Act) -> Step {
 }
 
 /// The first [`WHOLE`] are a whole run.
-const STEPS: [Step; 21] = [
+const STEPS: [Step; 22] = [
     step(Part::Job, "job", 1, job::run),
     step(Part::Partitions, "partitions", 1, partitions::run),
     step(Part::Pairs, "times", 0, bench::pairs),
@@ -145,6 +148,7 @@ const STEPS: [Step; 21] = [
     step(Part::Mig, "mig", 1, mig::run),
     step(Part::Seen, "seen", 1, seen::run),
     step(Part::Contract, "contract", 0, contract),
+    step(Part::Auto, "auto", 1, auto::run),
     step(Part::FirstKernel, "first_kernel", 1, first::run),
     step(Part::Sight, "sight", 1, sight::run),
     step(Part::Timeline, "timeline", 1, timeline::run),

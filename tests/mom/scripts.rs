@@ -41,7 +41,7 @@ fn all_scripts(product: Product) {
         let three = Three { without, auto, asked };
         let checked = match script.is_told() {
             // Only Slurm's plugin looks into a script and tells its user.
-            true => script.check_auto(&three),
+            true => script.check_auto(&three.without, &three.auto),
             false => script.check(&three),
         };
         if let Err(error) = checked {

@@ -8,6 +8,7 @@ mod auto;
 mod containers;
 mod devices;
 mod failures;
+mod hardware;
 mod held;
 mod jobs;
 mod leftovers;
@@ -133,6 +134,7 @@ fn main() -> ExitCode {
     beds.extend(runner::beds(GROUPS, &[], &words, &tally));
     beds.extend(site_matrix::beds(&words, &tally));
     beds.extend(scripts::beds(&words, &tally));
+    beds.extend(hardware::beds(&words, &tally));
     tests::beside::run(beds, at_once);
     tests::beside::run(runner::beds(ALONE, &[], &words, &tally), 1);
     tally.end(started)

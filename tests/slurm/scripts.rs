@@ -1,18 +1,17 @@
 //! The job scripts of `tests/scripts/`, each on three nodes at once: without us, in an `auto` partition, with `--mps`.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use tests::beside::Work;
-use tests::child::{Ran, until};
-use tests::scripts::{self, Outcome, STAND_INS, Script, Three};
+use tests::scripts::batch::Place;
+use tests::scripts::{self, STAND_INS, Script, Three};
 use tests::slurm::{Bed, Gpus, Options, Simulated, User, private_dev};
 
-use crate::jobs::LIMIT;
 use crate::runner::{self, Context, Tally, is_chosen};
 use crate::sites::no_cgroups;
 
@@ -25,7 +24,7 @@ const ENDS: Duration = Duration::from_secs(40);
 const GPUS_OF_LANE: usize = 2;
 
 /// Of each run its partition, and what is added to its submission. The node of the first has no plugin.
-const RUNS: [(&str, &[&str]); 3] = [("main", &[]), ("auto", &[]), ("main", &["--mps"])];
+const RUNS: [(&str, &str); 3] = [("main", ""), ("auto", ""), ("main", " --mps")];
 
 /// Beds of one sort, and the scripts that run there.
 struct Site {
@@ -176,130 +175,29 @@ fn run_all(site: &Site, all: Vec<Script>, tally: &Tally) -> Result<()> {
 }
 
 fn three(cell: &Context, site: &Site, script: &Script, lane: usize) -> Result<Three> {
-    let [without, auto, asked] = [0, 1, 2].map(|run| Job::submit(cell, site, script, (lane, run)));
-    Ok(Three {
-        without: without?.outcome()?,
-        auto: auto?.outcome()?,
-        asked: asked?.outcome()?,
-    })
-}
-
-struct Job<'a> {
-    cell: &'a Context,
-    node: String,
-    /// Its working directory, in which its output is.
-    dir: PathBuf,
-    submitted: Ran,
-}
-
-impl Job<'_> {
-    fn submit<'a>(
-        cell: &'a Context,
-        site: &Site,
-        script: &Script,
-        (lane, run): (usize, usize),
-    ) -> Result<Job<'a>> {
-        let user = if script.by_root {
-            User::root()
-        } else {
-            cell.user.clone()
-        };
+    let submit = |run: usize| {
         let node = node(site, run);
-        let dir = cell.bed.home(&user).join(&node).join(&script.name);
-        fs::create_dir_all(&dir)?;
-        chown(&dir, Some(user.uid), Some(user.gid))?;
-        let file = dir.join("job.sh");
-        fs::write(&file, &script.text)?;
-        let mut env = cell.bed.environment(&user);
-        let path = format!("{}/bin:{}", cell.nodes.node(&node)?.dir().display(), env["PATH"]);
-        env.insert("PATH".into(), path);
-        if run == 0 {
-            env.insert("SLURM_CONF".into(), cell.bed.plain_conf());
-        }
-        let (partition, words) = RUNS[run];
-        let line = format!(
-            "sbatch --parsable --output=out.%a --chdir={} -w {node} -p {partition} --gres=gpu:lane{lane}:{}",
-            dir.display(),
-            script.gpus
-        );
-        let file = file.display().to_string();
-        let own = script.words.iter().map(String::as_str);
-        let argv: Vec<&str> = line
-            .split(' ')
-            .chain(words.iter().copied())
-            .chain(own)
-            .chain([file.as_str()])
-            .collect();
-        let env: Vec<(&str, &str)> = env
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_str()))
-            .collect();
-        let submitted = cell.bed.spawn_with(&user, &argv, &env)?.wait(LIMIT)?;
-        Ok(Job {
-            cell,
+        let double = cell.nodes.node(&node)?;
+        let (partition, asked) = RUNS[run];
+        let place = Place {
+            bed: &cell.bed,
+            user: if script.by_root {
+                User::root()
+            } else {
+                cell.user.clone()
+            },
+            bin: double.dir().join("bin"),
+            gpus: double.uuids(),
+            plain: run == 0,
+            words: format!("-p {partition} --gres=gpu:lane{lane}:{}{asked}", script.gpus),
             node,
-            dir,
-            submitted,
-        })
-    }
-
-    /// Waits for the end of the job, or of all elements of an array.
-    fn outcome(&self) -> Result<Outcome> {
-        let gpus = self.cell.nodes.node(&self.node)?.uuids();
-        let id = self.submitted.stdout.trim();
-        if self.submitted.code != Some(0) {
-            return Ok(Outcome {
-                code: "refused".into(),
-                said: self.submitted.said(),
-                seconds: 0,
-                gpus,
-            });
-        }
-        let mut shown = String::new();
-        let ended = until(ENDS, Duration::from_millis(300), || {
-            shown = self.cell.shown(id).unwrap_or_default();
-            !shown.is_empty() && shown.lines().all(has_ended)
-        })?;
-        if !ended {
-            let _ = self.cell.bed.root(&["scancel", "--full", "--signal=KILL", id]);
-            let _ = self.cell.bed.root(&["scancel", id]);
-        }
-        let said = self.said()?.replace(&self.node, "NODE").replace(id, "JOB");
-        ensure!(ended, "job {id} of {} does not end: {shown}\n{said}", self.node);
-        let item = |key: &str| {
-            let words = shown.split_whitespace();
-            let found = words.filter_map(|word| word.strip_prefix(key)?.strip_prefix('='));
-            found.map(str::to_owned).collect::<Vec<_>>()
         };
-        Ok(Outcome {
-            code: item("ExitCode").join(" "),
-            said,
-            seconds: item("RunTime")
-                .iter()
-                .map(|time| seconds(time))
-                .max()
-                .unwrap_or(0),
-            gpus,
-        })
-    }
-
-    fn said(&self) -> Result<String> {
-        let files = fs::read_dir(&self.dir)?.flatten().map(|entry| entry.path());
-        let outputs = files.filter(|file| file.file_stem().is_some_and(|stem| stem == "out"));
-        let texts = outputs.map(|file| Ok(String::from_utf8_lossy(&fs::read(file)?).into_owned()));
-        texts.collect()
-    }
-}
-
-fn has_ended(job: &str) -> bool {
-    let states = ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"];
-    states
-        .iter()
-        .any(|state| job.contains(&format!("JobState={state} ")))
-}
-
-/// Of Slurm's `HH:MM:SS`.
-fn seconds(time: &str) -> u64 {
-    let parts = time.split(':').filter_map(|part| part.parse::<u64>().ok());
-    parts.fold(0, |sum, part| sum * 60 + part)
+        place.submit(script)
+    };
+    let [without, auto, asked] = [0, 1, 2].map(submit);
+    Ok(Three {
+        without: without?.outcome(ENDS)?,
+        auto: auto?.outcome(ENDS)?,
+        asked: asked?.outcome(ENDS)?,
+    })
 }

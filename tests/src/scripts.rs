@@ -2,6 +2,8 @@
 //! without us is the oracle: in a site's `auto` the script does the same, and with a request of its own it does the
 //! same or its user reads one line of ours.
 
+pub mod batch;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -81,12 +83,11 @@ pub fn all() -> Result<Vec<Script>> {
 
 impl Script {
     fn read(file: &Path) -> Result<Script> {
-        let name = file
-            .file_stem()
-            .context("no name")?
-            .to_string_lossy()
-            .into_owned();
-        let text = std::fs::read_to_string(file)?;
+        let name = file.file_stem().context("no name")?.to_string_lossy();
+        Script::parse(&name, &std::fs::read_to_string(file)?)
+    }
+
+    pub fn parse(name: &str, text: &str) -> Result<Script> {
         let header = |key: &str| {
             let lines = text.lines().filter_map(|line| line.strip_prefix(key));
             lines.map(str::trim).next().map(str::to_owned)
@@ -107,8 +108,8 @@ impl Script {
             tasks,
             by_root: header("# By: root").is_some(),
             asked: Asked::parse(&told).with_context(|| format!("'{name}' does not say what --mps does"))?,
-            name,
-            text,
+            name: name.to_owned(),
+            text: text.to_owned(),
         })
     }
 
@@ -133,7 +134,7 @@ impl Script {
 
     /// Compares the three runs. The error names every difference.
     pub fn check(&self, three: &Three) -> Result<()> {
-        let wrong: Vec<String> = [self.check_auto(three), self.asked(three)]
+        let wrong: Vec<String> = [self.check_auto(&three.without, &three.auto), self.asked(three)]
             .into_iter()
             .filter_map(|found| found.err().map(|error| error.to_string()))
             .collect();
@@ -146,8 +147,7 @@ impl Script {
         Ok(())
     }
 
-    pub fn check_auto(&self, three: &Three) -> Result<()> {
-        let (without, auto) = (&three.without, &three.auto);
+    pub fn check_auto(&self, without: &Outcome, auto: &Outcome) -> Result<()> {
         let same = without.code == auto.code && without.exactly()? == auto.exactly()?;
         ensure!(same, "in auto it differs: {}", auto.story());
         let limit = without.seconds + LONGER_S;
@@ -198,6 +198,15 @@ impl Asked {
 }
 
 impl Outcome {
+    /// How many programs were clients of an MPS.
+    pub fn under_mps(&self) -> Result<usize> {
+        let programs = self.programs()?;
+        Ok(programs
+            .iter()
+            .filter(|program| program["under_mps"] == true)
+            .count())
+    }
+
     fn programs(&self) -> Result<Vec<Value>> {
         let lines = self.said.lines().filter(|line| line.starts_with('{'));
         let parse = |line| serde_json::from_str(line).with_context(|| format!("no record: {line}"));
@@ -205,12 +214,13 @@ impl Outcome {
     }
 
     fn gpus_of(&self, program: &Value) -> Vec<String> {
-        let uuids = program["uuids"].as_array().into_iter().flatten();
-        let number = |uuid: &Value| {
+        let gpus = program["gpus"].as_array().into_iter().flatten();
+        let number = |gpu: &Value| {
+            let uuid = &gpu["uuid"];
             let at = self.gpus.iter().position(|gpu| *uuid == gpu.as_str());
             at.map_or_else(|| uuid.to_string(), |at| format!("GPU {at}"))
         };
-        uuids.map(number).collect()
+        gpus.map(number).collect()
     }
 
     fn lines(&self, program: impl Fn(&Value) -> String) -> Result<Vec<String>> {
@@ -245,7 +255,7 @@ impl Outcome {
         })
     }
 
-    fn story(&self) -> String {
+    pub fn story(&self) -> String {
         let lines = self.exactly().unwrap_or_else(|_| vec![self.said.clone()]);
         let mut counted: Vec<(String, usize)> = Vec::new();
         for line in lines {
