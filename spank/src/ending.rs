@@ -42,6 +42,12 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     };
     if let Some(status) = status {
         note_killed(slurm, node, status, &mps);
+    }
+    // A user who did not ask reads nothing of MPS.
+    if mps.record.unasked.is_some() && (stepd::is_component(slurm) || !state.asks()) {
+        return;
+    }
+    if status.is_some() {
         let patience = if is_last { LATE } else { Duration::ZERO };
         last_words(slurm, node, state, &mps, patience);
     }
@@ -100,10 +106,6 @@ fn last_words(
     mps: &StepMps,
     patience: Duration,
 ) {
-    // A user who did not ask reads nothing of MPS.
-    if mps.record.unasked.is_some() {
-        return;
-    }
     let deadline = Deadline::after(patience);
     while !state.step.has_told {
         let words = mps.seen.iter().filter_map(|seen| node.take_last_words(seen));

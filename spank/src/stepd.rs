@@ -130,11 +130,7 @@ fn leave_out(
     let tasks = slurm.item(Item::LocalTasks);
     let (id, why) = match kind {
         StepKind::Job => {
-            let script = slurm
-                .step_command()
-                .into_iter()
-                .next()
-                .filter(|_| is_script(slurm));
+            let script = slurm.step_command().into_iter().next();
             let text = script.and_then(|path| node.text_of(Path::new(&path)));
             let text = text.unwrap_or_default();
             match unasked::own_mps(&text) {
@@ -173,10 +169,7 @@ fn leave_out(
 
 /// Why tasks of a step do not need the MPS of a job that `auto` gave it.
 fn do_not_meet(slurm: &dyn Slurm, record: &Record, tasks: Option<u32>) -> Option<String> {
-    let is_ready = record.state != RecordState::Unneeded;
-    record
-        .unasked
-        .filter(|unasked| is_ready && unasked.if_tasks_meet)?;
+    record.unasked.filter(|unasked| unasked.if_tasks_meet)?;
     let gpus = slurm.job_env("SLURM_STEP_GPUS").filter(|list| !list.is_empty());
     let gpus = gpus.map_or(record.gpus.len(), |list| list.split(',').count());
     let (tasks, gpus) = (tasks.unwrap_or(0), u32::try_from(gpus).unwrap_or(u32::MAX));

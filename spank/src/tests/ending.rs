@@ -6,6 +6,7 @@ use crate::plugin::Callback;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
 use mpsd_core::record::RecordState;
+use mpsd_core::unasked::Unasked;
 
 const LOST: &str = "server 12 died";
 
@@ -42,6 +43,20 @@ fn the_first_task_that_fails_is_told_why_and_no_other_is() {
     let mut process = begin(FakeSlurm::step(3), &node, "mps");
     exit(&mut process, &[256]);
     assert_eq!(told(&process).len(), 1);
+}
+
+#[test]
+fn a_job_that_its_site_brought_in_reads_nothing_unless_its_step_asks() {
+    for (flags, lines) in [("", 0), ("mps", 2)] {
+        let mut of_site = record("4711", RecordState::Ready);
+        (of_site.unasked, of_site.report) = (Some(Unasked::default()), true);
+        let mut node = FakeNode::under("").with_record(of_site);
+        node.settings.as_mut().unwrap().defaults.report = Some(true);
+        node.observations = Some(Observations::default());
+        let mut process = begin(FakeSlurm::step(0), &node, flags);
+        exit(&mut process, &[0, 0, 256, 9]);
+        assert_eq!(told(&process).len(), lines, "{flags}: {:?}", told(&process));
+    }
 }
 
 #[test]

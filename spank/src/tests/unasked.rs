@@ -3,7 +3,8 @@
 use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, path_of, record};
 use crate::handle::{Item, Level, Verdict};
 use crate::plugin::Callback;
-use mpsd_core::record::{Record, RecordState};
+use mpsd_core::GpuUuid;
+use mpsd_core::record::{Record, RecordDevice, RecordState};
 use mpsd_core::unasked::Unasked;
 
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
@@ -60,10 +61,8 @@ fn is_attached(slurm: FakeSlurm, node: &FakeNode) -> bool {
     let of_job = node.records.borrow()[&path_of(&of_site(RecordState::Ready))].clone();
     if !attached && of_job.state == RecordState::Ready {
         let why = process.slurm.at_level(Level::Info);
-        assert!(
-            why.iter().any(|line| line.contains("auto: no MPS, because")),
-            "{why:?}"
-        );
+        let told = why.iter().filter(|line| line.contains("auto: no MPS, because"));
+        assert_eq!(told.count(), 1, "{why:?}");
     }
     attached
 }
@@ -96,6 +95,64 @@ fn a_user_who_has_a_pipe_directory_keeps_it() {
     let left = node.records.borrow()[&path_of(&of_step)].clone();
     assert_eq!(left.state, RecordState::Unneeded);
     assert!(left.reason.unwrap().contains(PIPE));
+}
+
+#[test]
+fn a_batch_script_submitted_with_a_pipe_directory_keeps_it() {
+    assert!(is_attached(batch(), &node("mpirun a", "")));
+    assert!(!is_attached(batch().job(PIPE, "/tmp/own"), &node("mpirun a", "")));
+}
+
+#[test]
+fn a_task_that_may_open_other_gpus_has_the_numbers_that_it_had() {
+    let may_open = |gpus: &[usize]| {
+        let mut record = of_site(RecordState::Ready);
+        let others = ["GPU-00000000", "GPU-00000001"].map(|uuid| GpuUuid::parse(uuid).unwrap());
+        let all: Vec<GpuUuid> = others.into_iter().chain(record.daemons[0].gpus.clone()).collect();
+        let device = |gpu: &usize| RecordDevice {
+            uuid: all[*gpu].clone(),
+            file: "/dev/null".into(),
+        };
+        record.devices = gpus.iter().map(device).collect();
+        node("srun a", "exec a").with_record(record)
+    };
+    for (gpus, attached) in [(&[2, 3][..], true), (&[0, 1, 2, 3], false), (&[2], false)] {
+        assert_eq!(is_attached(step(4), &may_open(gpus)), attached, "{gpus:?}");
+    }
+}
+
+#[test]
+fn a_step_without_a_gpu_or_in_a_container_of_slurms_has_none() {
+    let plain = || node("srun a", "exec a");
+    let without_gpu = step(4).job("SLURM_STEP_GPUS", "").job(GPUS, "");
+    assert!(!is_attached(without_gpu, &plain()));
+    assert!(!is_attached(
+        step(4).job("SLURM_CONTAINER", "/home/bundle"),
+        &plain()
+    ));
+}
+
+/// What would be refused or warned of if its user had asked.
+#[test]
+fn a_task_reads_no_warning() {
+    let mut record = of_site(RecordState::Ready);
+    record.rank_threads = ["20", "40"].map(|percent| percent.parse().unwrap()).to_vec();
+    let node = node("srun a", "exec a").with_record(record);
+    let mut slurm = step(4).with(Item::TaskGlobalId, 0);
+    for name in ["NCCL_NVLS_ENABLE", "NVSHMEM_SYMMETRIC_SIZE"] {
+        slurm = slurm.job(name, "1");
+    }
+    assert!(is_attached(slurm.job("CUDA_DEVICE_MAX_CONNECTIONS", "8"), &node));
+}
+
+#[test]
+fn a_single_task_has_mps_where_other_jobs_use_its_gpu() {
+    let mut record = of_site(RecordState::Ready);
+    record.unasked.as_mut().unwrap().if_tasks_meet = false;
+    assert!(is_attached(
+        step(1),
+        &node("srun a", "exec a").with_record(record)
+    ));
 }
 
 #[test]
@@ -146,6 +203,19 @@ fn a_step_whose_user_asks_is_as_in_any_job() {
     assert_eq!(process.call(Callback::TaskInit), Verdict::Continue);
     let env = &process.slurm.job_env;
     assert!(env.contains_key(PIPE) && env[GPUS].starts_with("GPU-"), "{env:?}");
+}
+
+/// srun gives the flags of its last component to the steps of all.
+#[test]
+fn only_the_step_whose_user_asks_is_free_of_these_rules() {
+    let left_out = |slurm: FakeSlurm| {
+        let node = FakeNode::new().with_record(of_site(RecordState::Unneeded));
+        let (process, _) = Process::begin(slurm.job(PIPE, "/tmp/own"), &node, "", "mps");
+        let lines = process.slurm.at_level(Level::Info);
+        lines.iter().any(|line| line.contains("auto: no MPS"))
+    };
+    assert!(!left_out(step(4)));
+    assert!(left_out(step(4).job("SLURM_HET_SIZE", "2")));
 }
 
 #[test]
