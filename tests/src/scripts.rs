@@ -150,6 +150,14 @@ impl Script {
     pub fn check_auto(&self, without: &Outcome, auto: &Outcome) -> Result<()> {
         let same = without.code == auto.code && without.exactly()? == auto.exactly()?;
         ensure!(same, "in auto it differs: {}", auto.story());
+        if without.under_mps()? > 0 {
+            let own = without.daemons()? == auto.daemons()?;
+            ensure!(
+                own,
+                "in auto its programs use another MPS than its own: {}",
+                auto.said
+            );
+        }
         let limit = without.seconds + LONGER_S;
         ensure!(
             auto.seconds <= limit,
@@ -205,6 +213,15 @@ impl Outcome {
             .iter()
             .filter(|program| program["under_mps"] == true)
             .count())
+    }
+
+    /// Of each program the pipe directory of its MPS.
+    fn daemons(&self) -> Result<Vec<String>> {
+        let programs = self.programs()?;
+        let daemon = |program: &Value| format!("{} {}", program["under_mps"], program["pipe_directory"]);
+        let mut daemons: Vec<String> = programs.iter().map(daemon).collect();
+        daemons.sort();
+        Ok(daemons)
     }
 
     fn programs(&self) -> Result<Vec<Value>> {
