@@ -44,4 +44,5 @@ mod status;
 mod supervision;
 mod survivors;
 mod sweep;
+mod unasked;
 mod undisturbed;

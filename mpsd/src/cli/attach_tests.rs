@@ -1,5 +1,7 @@
 use super::*;
-use mpsd_core::record::RecordGpu;
+use mpsd_core::record::{RecordDevice, RecordGpu};
+use mpsd_core::unasked::Unasked;
+use std::os::unix::net::UnixListener;
 
 type Env<'a> = &'a [(&'a str, &'a str)];
 
@@ -249,4 +251,73 @@ fn root_is_attached_to_a_users_mps_only_by_name() {
     let refused = root(None).unwrap_err();
     assert!(matches!(refused, Failure::Refusal(_)), "{refused}");
     assert_eq!(root(Some("7")), Ok(()));
+}
+
+/// A job whose site gave it MPS. Of a program that could notice it nothing changes, and nothing is told.
+#[test]
+fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
+    let directory = tempfile::tempdir_in("/run").unwrap();
+    let config = directory.path().join("mpsd.toml");
+    std::fs::write(&config, format!("run_dir = \"{}\"\n", directory.path().display())).unwrap();
+    let jobs = directory.path().join("jobs/7");
+    std::fs::create_dir_all(&jobs).unwrap();
+    let pipe = jobs.join("pipe");
+    let _listener = UnixListener::bind({
+        std::fs::create_dir(&pipe).unwrap();
+        pipe.join("control")
+    })
+    .unwrap();
+    let mut record = two_gpus();
+    record.unasked = Some(Unasked {
+        tasks: 4,
+        if_tasks_meet: true,
+    });
+    record.clients = Some(48);
+    record.daemons[0].pipe = pipe;
+    record.warnings = vec!["a warning".to_owned()];
+    let found = |record: &Record, env: Env<'_>| {
+        std::fs::write(jobs.join("record"), record.to_text().unwrap()).unwrap();
+        with(&[&[("PBS_JOBID", "7")], env].concat(), true, |caller| {
+            let caller = Caller {
+                config: &config,
+                ..*caller
+            };
+            assert_eq!(caller.warnings(), Vec::<String>::new());
+            assert_eq!(caller.advice(), Vec::<String>::new());
+            caller.find().unwrap()
+        })
+    };
+    let attached = |record: &Record, env: Env<'_>| match found(record, env) {
+        Attachment::Attached(changes) => {
+            let is_kept = |change: &Change| change.name != VISIBLE_DEVICES;
+            assert!(changes.iter().all(is_kept), "{changes:?}");
+            true
+        }
+        Attachment::Unneeded(_) => false,
+        other => panic!("{other:?}"),
+    };
+    assert!(attached(&record, &[]));
+    let connections = "CUDA_DEVICE_MAX_CONNECTIONS";
+    assert!(attached(&record, &[(connections, "8")]));
+    assert!(!attached(&record, &[(connections, "32")]));
+    assert!(!attached(&record, &[(PIPE_DIRECTORY, "/tmp/own")]));
+    for state in [RecordState::Failed, RecordState::Refused] {
+        let mut record = record.clone();
+        record.state = state;
+        assert!(!attached(&record, &[]), "{state:?}");
+    }
+    let devices = |gpus: &[u32]| {
+        let device = |index: &u32| RecordDevice {
+            uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
+            file: "/dev/null".into(),
+        };
+        gpus.iter().map(device).collect()
+    };
+    for (gpus, is_attached) in [(&[1, 2][..], true), (&[0, 1, 2], false)] {
+        record.devices = devices(gpus);
+        assert_eq!(attached(&record, &[]), is_attached, "{gpus:?}");
+    }
+    record.devices.clear();
+    record.daemons[0].pipe = "/run/none".into();
+    assert!(!attached(&record, &[]), "its daemon has ended");
 }

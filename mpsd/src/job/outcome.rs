@@ -204,7 +204,7 @@ fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
         faults,
     );
     drained.is_some_and(|(line, delivered)| {
-        node.complain(&line);
+        job.complain(node, &line);
         delivered
     })
 }

@@ -75,7 +75,7 @@ pub(super) fn look_at_gpus(node: &mut impl Node, job: &Job) -> Result<Inventory,
 /// A node that waits for a second look, or whose drain waits for its scheduler, takes no job with MPS.
 fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermined> {
     for line in evidence::look_again(node, &job.settings) {
-        node.complain(&line);
+        job.complain(node, &line);
     }
     let why = match Ledger::read(node).suspicions.first() {
         Some(suspicion) => format!(

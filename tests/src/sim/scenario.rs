@@ -32,6 +32,8 @@ pub struct Scenario {
     pub when: ReturnWhen,
     pub record: bool,
     pub by_site: bool,
+    /// Its batch script, where the scheduler has placed it already.
+    pub script: Option<&'static str>,
     /// How the ledger's GPUs differ from `inventory`.
     pub remembered: Option<fn(&mut Gpu)>,
 }
@@ -110,6 +112,7 @@ impl Scenario {
             when: ReturnWhen::Ready,
             record: false,
             by_site: false,
+            script: None,
             remembered: None,
         }
     }
@@ -273,6 +276,10 @@ impl Scenario {
 }
 
 impl Scheduled for Scenario {
+    fn script(&self) -> Option<String> {
+        self.script.map(str::to_owned)
+    }
+
     fn unattached(&self) -> Option<Unattached> {
         self.unattached.then(|| Unattached {
             why: "no starter".to_owned(),

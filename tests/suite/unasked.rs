@@ -1,0 +1,141 @@
+//! A job that its site's `auto` brought in did not ask: nothing of MPS keeps it from running, and nothing tells it.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use mpsd::job;
+use mpsd::scheduler::{GpuName, GpuSource, Scheduler};
+use mpsd_core::ComputeMode;
+use mpsd_core::record::{Record, RecordState};
+use tests::sim::scenario::{Scenario, h200};
+use tests::sim::{Sim, Trouble, World, paths};
+
+const RANKS: &str = "mpirun -n 4 ./prog";
+
+fn of_site(tasks: u32, gpus: u32) -> Scenario {
+    Scenario::new("by_site", "MPS=auto", gpus)
+        .devices(|d| d.tasks_on_node = Some(tasks))
+        .recorded()
+        .by_site()
+}
+
+/// Its record after its begin with this trouble. The job runs, and reads nothing.
+#[track_caller]
+fn begun(scenario: &Scenario, trouble: Trouble) -> (Option<Record>, Rc<RefCell<World>>) {
+    let world = Rc::new(RefCell::new(World::new(scenario.inventory.clone())));
+    let job = scenario.job().expect("a job");
+    let name = format!("{}, {trouble:?}", scenario.name);
+    let code = job::begin(&mut Sim::new(&world, trouble), &job, scenario, scenario.when).code;
+    let seen = world.borrow();
+    assert_eq!(
+        (code, &seen.complaints[..]),
+        (0, &[][..]),
+        "{name}: {:?}",
+        seen.log
+    );
+    assert!(seen.reports.is_empty() && seen.requeued.is_empty(), "{name}");
+    let record = seen.text(&paths().job(&scenario.id()).record());
+    let record = record.map(|text| Record::parse(&text).expect("a record"));
+    drop(seen);
+    (record, world)
+}
+
+#[test]
+fn whatever_fails_the_job_runs_and_reads_nothing() {
+    let sister = of_site(2, 1).of(Scheduler::Torque, true);
+    let unattached = Scenario {
+        unattached: true,
+        ..of_site(2, 1).of(Scheduler::Torque, false)
+    };
+    for scenario in [
+        of_site(2, 1),
+        of_site(2, 1).detached(),
+        of_site(2, 1).announced(),
+        sister,
+        unattached,
+    ] {
+        let world = Rc::new(RefCell::new(World::new(scenario.inventory.clone())));
+        let mut well = Sim::well(&world);
+        well.begin(&scenario).expect("it begins");
+        let mut left_out = 0;
+        for at in 0..well.calls() {
+            for trouble in [Trouble::FaultAt(at), Trouble::UndeterminedAt(at)] {
+                let (record, world) = begun(&scenario, trouble);
+                let Some(record) = record else { continue };
+                let unneeded = record.state == RecordState::Unneeded;
+                assert!(unneeded || record.state == RecordState::Ready, "{record:?}");
+                // Without a request no step of it tries again.
+                assert!(!unneeded || record.request.is_none() && record.unasked.is_some());
+                left_out += usize::from(unneeded);
+                let told = |line: &String| line.contains("4711");
+                assert!(!unneeded || world.borrow().log.iter().any(told));
+            }
+        }
+        assert!(left_out > 0, "{}", scenario.name);
+    }
+}
+
+#[test]
+fn a_job_that_could_notice_its_mps_has_none() {
+    let with = |script| Scenario {
+        script: Some(script),
+        ..of_site(4, 2)
+    };
+    let listed = |names: Vec<GpuName>| of_site(4, 4).devices(|d| d.gpus = GpuSource::Listed(names));
+    let uuids = (0..2).map(|index| GpuName::Uuid(h200(index).uuid.to_string()));
+    let unlike = of_site(4, 2).gpus(|gpus| gpus[1].name = "NVIDIA H100 PCIe".into());
+    for (scenario, why) in [
+        (of_site(4, 2), ""),
+        (with(RANKS), ""),
+        (
+            with("nvidia-cuda-mps-control -d; mpirun ./prog"),
+            "nvidia-cuda-mps",
+        ),
+        (with("for i in $(seq 56); do ./prog & done"), "names no mpirun"),
+        (with(""), "names no mpirun"),
+        (of_site(49, 1), "a GPU takes 48 of its 49 tasks"),
+        (unlike, "not alike"),
+        (of_site(4, 2).config("[defaults]\nmode = \"per-gpu\""), ""),
+        (
+            Scenario {
+                account: "MPS=per-gpu",
+                ..of_site(4, 2)
+            },
+            "a daemon for each GPU",
+        ),
+        (
+            listed((0..2).map(GpuName::Index).collect()),
+            "the numbers of its own would change",
+        ),
+        (listed(uuids.collect()), ""),
+        (of_site(2, 2), "2 tasks on 2 GPUs"),
+    ] {
+        let (record, world) = begun(&scenario, Trouble::None);
+        let record = record.expect("a record");
+        let reason = record.reason.clone().unwrap_or_default();
+        let state = if why.is_empty() {
+            RecordState::Ready
+        } else {
+            RecordState::Unneeded
+        };
+        assert_eq!(record.state, state, "{why}: {reason}");
+        assert!(reason.contains(why), "{why}: {reason}");
+        assert!(record.warnings.is_empty() && !record.exclusive, "{record:?}");
+        let modes = &world.borrow().inventory.gpus;
+        assert!(modes.iter().all(|gpu| gpu.mode == ComputeMode::Default), "{why}");
+    }
+}
+
+/// A single task is left out later, if nothing else uses its GPU.
+#[test]
+fn its_record_says_whether_its_steps_tasks_must_meet() {
+    for (account, meet) in [("MPS=auto", true), ("MPS=on", false)] {
+        let scenario = Scenario {
+            account,
+            ..of_site(4, 2)
+        };
+        let (record, _) = begun(&scenario, Trouble::None);
+        let unasked = record.and_then(|record| record.unasked).expect("unasked");
+        assert_eq!((unasked.tasks, unasked.if_tasks_meet), (4, meet), "{account}");
+    }
+}
