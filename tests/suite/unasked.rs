@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use mpsd::job;
-use mpsd::scheduler::{GpuName, GpuSource, Scheduler};
+use mpsd::scheduler::{Exclusive, GpuName, GpuSource, Scheduler};
 use mpsd_core::ComputeMode;
 use mpsd_core::record::{Record, RecordState};
 use tests::sim::scenario::{Scenario, h200};
@@ -42,17 +42,11 @@ fn begun(scenario: &Scenario, trouble: Trouble) -> (Option<Record>, Rc<RefCell<W
 
 #[test]
 fn whatever_fails_the_job_runs_and_reads_nothing() {
-    let sister = of_site(2, 1).of(Scheduler::Torque, true);
-    let unattached = Scenario {
-        unattached: true,
-        ..of_site(2, 1).of(Scheduler::Torque, false)
-    };
     for scenario in [
         of_site(2, 1),
         of_site(2, 1).detached(),
         of_site(2, 1).announced(),
-        sister,
-        unattached,
+        of_site(2, 1).of(Scheduler::Torque, true),
     ] {
         let world = Rc::new(RefCell::new(World::new(scenario.inventory.clone())));
         let mut well = Sim::well(&world);
@@ -83,6 +77,10 @@ fn a_job_that_could_notice_its_mps_has_none() {
     };
     let listed = |names: Vec<GpuName>| of_site(4, 4).devices(|d| d.gpus = GpuSource::Listed(names));
     let uuids = (0..2).map(|index| GpuName::Uuid(h200(index).uuid.to_string()));
+    let unattached = Scenario {
+        unattached: true,
+        ..of_site(2, 1).of(Scheduler::Torque, false)
+    };
     let unlike = of_site(4, 2).gpus(|gpus| gpus[1].name = "NVIDIA H100 PCIe".into());
     for (scenario, why) in [
         (of_site(4, 2), ""),
@@ -108,7 +106,9 @@ fn a_job_that_could_notice_its_mps_has_none() {
             "the numbers of its own would change",
         ),
         (listed(uuids.collect()), ""),
+        (of_site(4, 2).divided(1, &[(0, 1)]), ""),
         (of_site(2, 2), "2 tasks on 2 GPUs"),
+        (unattached, "no starter"),
     ] {
         let (record, world) = begun(&scenario, Trouble::None);
         let record = record.expect("a record");
@@ -121,6 +121,7 @@ fn a_job_that_could_notice_its_mps_has_none() {
         assert_eq!(record.state, state, "{why}: {reason}");
         assert!(reason.contains(why), "{why}: {reason}");
         assert!(record.warnings.is_empty() && !record.exclusive, "{record:?}");
+        assert!(record.unasked.is_some(), "{why}");
         let modes = &world.borrow().inventory.gpus;
         assert!(modes.iter().all(|gpu| gpu.mode == ComputeMode::Default), "{why}");
     }
@@ -129,13 +130,19 @@ fn a_job_that_could_notice_its_mps_has_none() {
 /// A single task is left out later, if nothing else uses its GPU.
 #[test]
 fn its_record_says_whether_its_steps_tasks_must_meet() {
-    for (account, meet) in [("MPS=auto", true), ("MPS=on", false)] {
-        let scenario = Scenario {
-            account,
-            ..of_site(4, 2)
-        };
+    let shares = |scenario: Scenario| scenario.devices(|d| d.exclusive = Exclusive::Shared(None));
+    let on = Scenario {
+        account: "MPS=on",
+        ..of_site(4, 1)
+    };
+    for (scenario, meet) in [(of_site(4, 1), true), (on, false), (shares(of_site(4, 1)), false)] {
+        let world = Rc::new(RefCell::new(World::new(scenario.inventory.clone())));
+        let mut well = Sim::well(&world);
+        well.begin(&scenario).expect("it begins");
+        // Nobody would read of programs outside its MPS.
+        assert!(!well.outside, "{meet}");
         let (record, _) = begun(&scenario, Trouble::None);
         let unasked = record.and_then(|record| record.unasked).expect("unasked");
-        assert_eq!((unasked.tasks, unasked.if_tasks_meet), (4, meet), "{account}");
+        assert_eq!((unasked.tasks, unasked.if_tasks_meet), (4, meet));
     }
 }

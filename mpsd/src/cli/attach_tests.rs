@@ -297,6 +297,36 @@ fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
         other => panic!("{other:?}"),
     };
     assert!(attached(&record, &[]));
+    // A rank has the limits of all GPUs that it sees, and JAX its own choice.
+    record.rank_memory = vec![record.gpus.iter().map(|gpu| (gpu.uuid.clone(), 100)).collect()];
+    let rank = [
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+    ];
+    let Attachment::Attached(changes) = found(&record, &rank) else {
+        panic!("a rank is attached");
+    };
+    let value = |name| changes.iter().find(|change| change.name == name);
+    let memory = value(MEMORY).and_then(|change| change.value.as_deref());
+    assert_eq!(
+        memory.map(|limits| limits.matches("100M").count()),
+        Some(2),
+        "{changes:?}"
+    );
+    let mut one = record.clone();
+    one.gpus.truncate(1);
+    one.daemons[0].gpus.truncate(1);
+    one.rank_memory.clear();
+    let Attachment::Attached(changes) = found(&one, &rank) else {
+        panic!("a rank is attached");
+    };
+    assert!(
+        changes
+            .iter()
+            .all(|change| change.name != environment::JAX_DEVICES),
+        "{changes:?}"
+    );
+    record.rank_memory.clear();
     let connections = "CUDA_DEVICE_MAX_CONNECTIONS";
     assert!(attached(&record, &[(connections, "8")]));
     assert!(!attached(&record, &[(connections, "32")]));

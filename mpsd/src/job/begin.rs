@@ -333,9 +333,7 @@ impl Start<'_> {
             let line = format!("job {job}: {warning}");
             node.log(Severity::Warning, &line);
             // Torque: the job's own error file.
-            if self.record.unasked.is_none() {
-                node.complain(&line);
-            }
+            node.complain(&line);
         }
         for note in notes {
             node.log(Severity::Info, &format!("job {job}: {note}"));

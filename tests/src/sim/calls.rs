@@ -140,6 +140,7 @@ impl Daemons for Sim {
             "a program that root has not checked"
         );
         self.start_ms.push(spec.start_ms);
+        self.outside |= spec.outside;
         let pid = self.step(|world| {
             let survives = world.stubborn;
             world.spawn(Living {

@@ -47,6 +47,8 @@ pub struct Sim {
     calls: usize,
     /// The time that each `mpsd` got for its start. Milliseconds.
     pub start_ms: Vec<u64>,
+    /// Whether a daemon was to look for programs outside its MPS.
+    pub outside: bool,
     locks: Rc<RefCell<BTreeSet<PathBuf>>>,
     /// It continues alone after its program has ended.
     alone: bool,
@@ -76,6 +78,7 @@ impl Sim {
             points: 0,
             calls: 0,
             start_ms: Vec::new(),
+            outside: false,
             locks: Rc::default(),
             alone: false,
             checked: None,
