@@ -1,10 +1,11 @@
 //! `--mps=auto`, by its flag and for the jobs of a partition: which jobs and steps have MPS.
 
 use anyhow::{Result, ensure};
-use tests::slurm::{Options, Record, Simulated};
+use tests::slurm::{Gpus, Options, Record, Simulated};
 
 use crate::jobs::{check_daemons, holds, records, says};
 use crate::runner::{Context, Group, cells};
+use crate::sites::no_cgroups;
 use crate::steps::END_DAEMON;
 
 pub const GROUP: Group = Group {
@@ -46,6 +47,33 @@ pub const SHARDS: Group = Group {
         name: "auto_shards",
         ..GROUP
     }
+};
+
+/// The same, and a job reaches only its own GPU.
+pub const SHARDS_CONFINED: Group = Group {
+    options: || {
+        let options = Options {
+            node_name: "part",
+            ..(SHARDS.options)()
+        };
+        options.with_cgroups(&["ConstrainDevices=yes"])
+    },
+    needs: || no_cgroups(&["devices", "freezer"]),
+    cells: cells![a_confined_share_has_mps_and_reads_what_it_would_without],
+    name: "auto_shards_confined",
+    ..GROUP
+};
+
+/// A GPU of which jobs have parts by gres/mps.
+pub const PARTS: Group = Group {
+    options: || Options {
+        gpus: Gpus::Simulated(1),
+        gres_types: vec!["mps".into()],
+        gres_count: 100,
+        ..Options::default()
+    },
+    prepare: |bed| Simulated::install(bed, "[slurm]\nauto_gres = true\n", |node| node),
+    ..Group::new("auto_parts", cells![a_part_of_a_gpu_has_mps_by_auto_gres])
 };
 
 /// Checks whether each task of `srun WORDS` is under MPS.
@@ -99,6 +127,43 @@ fn a_share_has_mps_and_a_whole_gpu_only_for_tasks_that_meet(cell: &Context) -> R
         check(cell, &format!("-w node1 {words}"), tasks, under_mps)?;
     }
     Ok(())
+}
+
+fn a_confined_share_has_mps_and_reads_what_it_would_without(cell: &Context) -> Result<()> {
+    // This job keeps the others from the node's first GPU.
+    let first = cell.start("srun -p main --mps=off -w part1 -n1 --gres=gpu:1", "sleep 20")?;
+    cell.wait("the first job", || {
+        Ok(cell.root("squeue -h -t RUNNING -o %i")?.lines().count() == 1)
+    })?;
+    for (words, tasks) in [("-n1 --gres=shard:2", 1), ("-n3 --overcommit --gres=shard:2", 3)] {
+        shares(cell, "-p auto", &format!("-w part1 {words}"), tasks)?;
+    }
+    drop(first);
+    cell.root("scancel --state=RUNNING")?;
+    Ok(())
+}
+
+fn a_part_of_a_gpu_has_mps_by_auto_gres(cell: &Context) -> Result<()> {
+    shares(cell, "-p main", "-w node1 -n1 --gres=mps:25", 1)
+}
+
+/// Checks that the tasks of `srun WORDS` are under MPS in this partition, and see and print what they do without.
+fn shares(cell: &Context, partition: &str, words: &str, tasks: usize) -> Result<()> {
+    let line = format!(
+        "echo \"$CUDA_VISIBLE_DEVICES $GPU_DEVICE_ORDINAL\"; {}",
+        cell.client("--hold 0.5")
+    );
+    let look = |partition: &str| -> Result<(Vec<String>, Vec<Record>)> {
+        let done = cell.run(&format!("srun {partition} {words}"), &line)?.success()?;
+        let lines = done.stdout.lines().chain(done.stderr.lines());
+        let others = lines.filter(|line| !line.starts_with('{') && !line.starts_with("srun: job "));
+        Ok((others.map(str::to_owned).collect(), Record::all(&done.stdout)?))
+    };
+    let ((expected, without), (said, with)) = (look("-p main --mps=off")?, look(partition)?);
+    ensure!(said == expected, "{words}: {said:?}, without {expected:?}");
+    let same = |record: &Record| record.under_mps && record.uuids == without[0].uuids;
+    holds(with.len() == tasks && with.iter().all(same), &with)?;
+    holds(without.iter().all(|record| !record.under_mps), &without)
 }
 
 /// Whether each task is under MPS, for these steps in their order.

@@ -51,6 +51,8 @@ const GROUPS: &[runner::Group] = &[
     sites::AUTOMATIC,
     auto::GROUP,
     auto::SHARDS,
+    auto::SHARDS_CONFINED,
+    auto::PARTS,
     shared::GROUP,
     shared::MPS,
     shared::SEVERAL,

@@ -121,7 +121,13 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
         for (place, model) in places {
             let said = match (step.request, found.get(place)) {
                 (_, None) if has_no_flag(&step) => refused(with, &step, NO_FLAG),
-                (_, Some(task)) if is_by_partition(request) && !asks => unnoticed(task, model, with, plain),
+                (_, Some(task)) if is_by_partition(request) && !asks => {
+                    let is_missed = can_have(site, request, &step) && !task.cuda.under_mps;
+                    let missed =
+                        is_missed.then(|| "nothing speaks against its MPS, and it has none".to_owned());
+                    let noticed = unnoticed(task, model, with, plain);
+                    noticed.into_iter().chain(missed).collect()
+                }
                 (_, None) if is_by_partition(request) && !asks => missing(with, &step),
                 (_, None) if is_untouched(place.2) => missing(with, &step),
                 (_, Some(task)) if is_untouched(place.2) => same_task(task, model, with, plain),
@@ -227,6 +233,20 @@ fn same_words(who: &str, run: &Run, plain: &Run, troubles: &mut Vec<String>) {
 }
 
 /// A task whose site gave it MPS, or did not: its program finds what it would have found.
+/// Whether the partition surely gives the tasks of this step their MPS: they meet on GPUs of which Slurm takes none from
+/// the step, and only these can be opened.
+fn can_have(site: &Choice, request: &Choice, step: &Step) -> bool {
+    let meets = tasks(request) > gpus(request) || is_shared(request);
+    meets
+        && step.wants_mps()
+        && step.label != "batch"
+        && is(site, "devices", "constrained")
+        && is(site, "gres", "complete")
+        && is(request, "bind", "unbound")
+        && is_any(request, "gpus", &["gpu1", "gpu2", "gpu3", "shard1"])
+        && is(request, "plug", "plugged")
+}
+
 fn unnoticed(task: &Witness, model: &Witness, run: &Run, plain: &Run) -> Vec<String> {
     let mut own = task.clone();
     if own.cuda.under_mps {
