@@ -241,7 +241,7 @@ fn can_have(site: &Choice, request: &Choice, step: &Step) -> bool {
         && step.wants_mps()
         && step.label != "batch"
         && is(site, "devices", "constrained")
-        && is(site, "gres", "complete")
+        && is_any(site, "gres", &["complete", "cores", "minors"])
         && is(request, "bind", "unbound")
         && is_any(request, "gpus", &["gpu1", "gpu2", "gpu3", "shard1"])
         && is(request, "plug", "plugged")
