@@ -80,8 +80,6 @@ pub trait Slurm {
     /// The command of this step, or the path of the batch script; in slurmstepd only.
     fn step_command(&self) -> Vec<String>;
     fn command_line(&self) -> Vec<String>;
-    /// The batch script that slurmstepd is about to start; `None`: it cannot be read.
-    fn script(&self) -> Option<String>;
     /// The task prolog that srun will request.
     fn task_prolog(&self) -> Option<String>;
     /// An option of Slurm's as srun, sbatch or salloc has it, from its command line, environment or script; for a het

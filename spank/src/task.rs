@@ -370,8 +370,9 @@ impl NewTask<'_> {
     /// Shows the record's warnings once a node, and what its user's script should not do.
     fn warn(&self, record: &Record) {
         if self.kind == StepKind::Job && stepd::is_script(self.slurm) && self.state.asks() {
-            let script = self.slurm.script().unwrap_or_default();
-            for line in script::advice(&script, record) {
+            let path = self.slurm.step_command().into_iter().next();
+            let script = path.and_then(|path| self.node.text_of(Path::new(&path)));
+            for line in script::advice(&script.unwrap_or_default(), record) {
                 let line = format!("job {}: warning: {line}", record.job);
                 self.slurm.log(Level::Notice, &line);
             }

@@ -194,6 +194,7 @@ fn a_script_or_hook_with_other_queues_is_told() {
         let told = "asks for the jobs of other queues than auto_queues";
         let before = c.nodes[0].try_sh("mpsctl pbs check").1;
         assert!(!before.contains(told), "{before}");
+        says(&before, &["has MPS only if its script names an MPI launcher"]);
         c.nodes[0].sh("sed -i 's/\"more\"/\"most\"/' /etc/mpsd/mpsd.toml");
         says(&c.nodes[0].try_sh("mpsctl pbs check").1, &[told]);
         c.nodes[0].sh("mpsctl pbs install");

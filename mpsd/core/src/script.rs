@@ -4,9 +4,6 @@ use super::bind::BindMode;
 use super::environment::{PIPE_DIRECTORY, VISIBLE_DEVICES};
 use super::record::Record;
 
-/// Longest part of a script that is read, bytes.
-pub const LONGEST: u64 = 256 << 10;
-
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const LAUNCHERS: [&str; 7] = [
     "mpirun",

@@ -6,10 +6,8 @@
 
 use crate::handle::{Context, Item, Level, Slurm};
 use mpsd_core::request::Key;
-use mpsd_core::script;
 use nix::libc;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::io::Read as _;
 use std::mem::transmute;
 use std::ptr;
 
@@ -181,14 +179,6 @@ fn submitters_options() -> Option<*mut c_void> {
 }
 
 impl Slurm for Handle {
-    fn script(&self) -> Option<String> {
-        let path = self.step_command().into_iter().next()?;
-        let file = std::fs::File::open(path).ok()?;
-        let mut script = Vec::new();
-        file.take(script::LONGEST).read_to_end(&mut script).ok()?;
-        Some(String::from_utf8_lossy(&script).into_owned())
-    }
-
     fn context(&self) -> Context {
         context()
     }

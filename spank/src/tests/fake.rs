@@ -35,7 +35,6 @@ pub struct FakeSlurm {
     /// The command of the step, or the path of the batch script.
     pub step_command: Vec<String>,
     pub task_prolog: Option<String>,
-    pub script: Option<String>,
     /// Slurm's own options that were given; at first a GPU. `None`: Slurm does not say.
     pub given: Option<Env>,
     pub registered: Vec<Key>,
@@ -51,7 +50,6 @@ impl FakeSlurm {
             job_env: Env::new(),
             process_env: Env::new(),
             script_env: Env::new(),
-            script: None,
             command_line: Vec::new(),
             step_command: Vec::new(),
             task_prolog: None,
@@ -196,9 +194,6 @@ impl Slurm for FakeSlurm {
     fn submitted(&self, option: &CStr) -> Option<Option<String>> {
         let given = self.given.as_ref()?;
         Some(given.get(option.to_str().expect("a name")).cloned())
-    }
-    fn script(&self) -> Option<String> {
-        self.script.clone()
     }
     fn task_prolog(&self) -> Option<String> {
         self.task_prolog.clone()

@@ -175,8 +175,10 @@ fn a_batch_script_that_starts_a_daemon_of_its_own_is_told_once_if_its_user_asked
         let mut slurm = FakeSlurm::step(BATCH)
             .with(Item::TaskId, 0)
             .with(Item::LocalTasks, 1);
-        slurm.script = Some("nvidia-cuda-mps-control -d\nsrun ./prog\n".to_owned());
-        let (verdict, slurm) = task(slurm.job("SLURM_JOB_GPUS", "2"), &FakeNode::ready(), "", flags);
+        slurm.step_command = vec!["/spool/slurm_script".to_owned()];
+        let mut node = FakeNode::ready();
+        node.texts = [("/spool/slurm_script", "nvidia-cuda-mps-control -d\nsrun ./prog\n")].into();
+        let (verdict, slurm) = task(slurm.job("SLURM_JOB_GPUS", "2"), &node, "", flags);
         let lines = slurm.at_level(Level::Notice);
         let lines: Vec<_> = lines
             .iter()

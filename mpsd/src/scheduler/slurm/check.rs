@@ -9,7 +9,7 @@ use crate::scheduler::node_check::{has_gpu, node_check, offered_without_gpu};
 use crate::scheduler::numbers::{List, Number, Numbers};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::SetupContext;
-use mpsd_core::config::Config;
+use mpsd_core::config::{Config, Settings};
 use mpsd_core::plugin_line::Arguments;
 use mpsd_core::trusted::open_trusted;
 use std::fs;
@@ -297,12 +297,13 @@ fn check_shards(gres: &Gres) -> Option<CheckLine> {
 }
 
 /// The jobs of `auto_...` that the site gives no MPS, because their programs could notice it.
-fn left_out(gres: &Gres, gpus: usize, ctx: &SetupContext<'_>) -> Option<CheckLine> {
-    let slurm = &ctx.settings.slurm;
+fn left_out(confined: Option<bool>, gpus: usize, settings: &Settings) -> Option<CheckLine> {
+    let slurm = &settings.slurm;
     let is_on = slurm.auto_gres || slurm.auto_constraint.is_some() || !slurm.auto_partitions.is_empty();
-    (is_on && gpus > 1 && gres.confined != Some(true)).then(|| {
+    (is_on && gpus > 1 && confined != Some(true)).then(|| {
         Warn(format!(
-            "without ConstrainDevices=yes the jobs of auto_partitions, auto_constraint and auto_gres have MPS only with all {gpus}              GPUs of this node: the numbers of fewer would change"
+            "without ConstrainDevices=yes the jobs of auto_partitions, auto_constraint and auto_gres have MPS only with all {gpus} GPUs \
+             of this node: the numbers of fewer would change"
         ))
     })
 }
@@ -320,7 +321,7 @@ fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine>
         return Vec::new();
     };
     let shards = check_shards(&gres);
-    let left_out = left_out(&gres, inventory.gpus.len(), ctx);
+    let left_out = left_out(gres.confined, inventory.gpus.len(), &ctx.settings);
     let outdated = |why| Warn(format!("{why}; until it is restarted no compute mode is changed"));
     let mut all: Vec<CheckLine> = gres
         .outdated
@@ -373,6 +374,30 @@ fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine>
 mod tests {
     use super::*;
     use crate::scheduler::testing::TextHost;
+
+    #[test]
+    fn a_site_whose_auto_would_change_the_numbers_of_gpus_is_told() {
+        let auto = "auto_partitions = [\"gpu\"]";
+        for (lines, confined, gpus, told) in [
+            (auto, Some(false), 4, true),
+            (auto, None, 4, true),
+            ("auto_gres = true", Some(false), 2, true),
+            ("auto_constraint = \"mps\"", Some(false), 2, true),
+            (auto, Some(true), 4, false),
+            (auto, Some(false), 1, false),
+            ("", Some(false), 4, false),
+        ] {
+            let config = Config::parse(&format!("[slurm]\n{lines}\n")).unwrap();
+            let line = left_out(confined, gpus, &config.for_node("n1", &[]).unwrap());
+            let text = line.map(|line| line.to_string());
+            let words = format!("only with all {gpus} GPUs of this node");
+            assert_eq!(
+                text.is_some_and(|text| text.contains(&words)),
+                told,
+                "{lines} {confined:?} {gpus}"
+            );
+        }
+    }
 
     #[test]
     fn a_timeout_of_slurm_that_shortens_our_own_is_told() {
