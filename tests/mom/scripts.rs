@@ -39,12 +39,7 @@ fn all_scripts(product: Product) {
     for (at, script) in all.iter().enumerate() {
         let [without, auto, asked] = [0, 1, 2].map(|run| ends[run][at].clone());
         let three = Three { without, auto, asked };
-        let checked = match script.is_told() {
-            // Only Slurm's plugin looks into a script and tells its user.
-            true => script.check_auto(&three.without, &three.auto),
-            false => script.check(&three),
-        };
-        if let Err(error) = checked {
+        if let Err(error) = script.check(&three) {
             wrong.push(format!("{}: {error}", script.name));
         }
     }

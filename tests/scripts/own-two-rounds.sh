@@ -7,7 +7,7 @@
 export CUDA_MPS_PIPE_DIRECTORY=$PWD/pipe CUDA_MPS_LOG_DIRECTORY=$PWD/log
 mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
 for round in 1 2; do
-    nvidia-cuda-mps-control -d
+    until nvidia-cuda-mps-control -d >/dev/null 2>&1; do sleep 0.1; done
     cuda-app --hold 0.2 &
     cuda-app --hold 0.2
     wait

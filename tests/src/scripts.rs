@@ -127,11 +127,6 @@ impl Script {
         self.gpus > 1
     }
 
-    /// Whether its user reads a line of ours after a request.
-    pub fn is_told(&self) -> bool {
-        matches!(self.asked, Asked::Told(_))
-    }
-
     /// Compares the three runs. The error names every difference.
     pub fn check(&self, three: &Three) -> Result<()> {
         let wrong: Vec<String> = [self.check_auto(&three.without, &three.auto), self.asked(three)]

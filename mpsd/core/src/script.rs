@@ -56,8 +56,8 @@ fn daemon(lines: &[&str], record: &Record) -> Option<String> {
         false => "programs of a daemon that the script starts run outside the job's MPS and its limits",
     };
     Some(format!(
-        "its script names {what}, and --mps has given the job an MPS: {then}; remove these lines from the script, or submit it \
-         without --mps"
+        "its script names {what}, and the job has the MPS that it asked for: {then}; remove these lines from the script, or \
+         submit it without asking"
     ))
 }
 
@@ -77,8 +77,8 @@ fn launcher(lines: &[&str], record: &Record) -> Option<String> {
         .filter(|line| !line.contains("mpsctl exec"))
         .find_map(|line| launched_by(line))?;
     Some(format!(
-        "its script names {launcher}: {what} would be that of the first rank for all of its ranks; allowed: srun, or \
-         '{launcher} -n N mpsctl exec -- PROGRAM'"
+        "its script names {launcher}: {what} would be that of the first rank for all of its ranks; allowed: \
+         '{launcher} -n N mpsctl exec -- PROGRAM', or Slurm's srun"
     ))
 }
 

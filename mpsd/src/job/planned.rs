@@ -10,6 +10,7 @@ use crate::plan::effects::Plan;
 use crate::plan::{Case, decide, tasks};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
+use mpsd_core::script;
 use mpsd_core::{Failure, Inventory};
 
 /// Makes the plan for these GPUs.
@@ -31,8 +32,9 @@ pub(super) fn make_plan<'a>(
     expect_healthy_node(node, job)?;
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
+    let script = (!job.by_site).then(|| scheduled.script()).flatten();
     let decide: Decide<'a> = Box::new(move |inventory: &Inventory| {
-        decide(&Case {
+        let (settings, mut plan) = decide(&Case {
             config: &job.config,
             node: &job.node,
             submission: &job.submission,
@@ -42,7 +44,13 @@ pub(super) fn make_plan<'a>(
             uid: job.user.uid,
             devices: &devices,
             inventory,
-        })
+        })?;
+        let advice = script.as_ref().map(|script| script::advice(script, &plan.record));
+        let advice = advice.into_iter().flatten();
+        plan.record
+            .warnings
+            .extend(advice.map(|line| format!("warning: {line}")));
+        Ok((settings, plan))
     });
     let known = Ledger::read(node).gpus;
     let known = known.and_then(|known| decide(&known).ok());
