@@ -15,8 +15,10 @@ const LONGER_S: u64 = 10;
 
 const EXITED: &str = ": Exited with exit code ";
 
-/// srun's lines while the steps before it are still ending.
-const WAITS: [&str; 3] = [
+/// Lines by chance: srun's while the steps before it are still ending, and a shell's that writes to a control program which
+/// has found no daemon and ended.
+const BY_CHANCE: [&str; 4] = [
+    "echo: I/O error",
     "step creation temporarily disabled",
     "step creation still disabled",
     "Step created for",
@@ -237,7 +239,7 @@ impl Outcome {
 
     fn lines(&self, program: impl Fn(&Value) -> String) -> Result<Vec<String>> {
         let others = self.said.lines().filter(|line| !line.starts_with('{'));
-        let others = others.filter(|line| !WAITS.iter().any(|waits| line.contains(waits)));
+        let others = others.filter(|line| !BY_CHANCE.iter().any(|chance| line.contains(chance)));
         let (ends, others): (Vec<&str>, Vec<&str>) = others.partition(|line| line.contains(EXITED));
         let mut lines: Vec<String> = others.into_iter().map(str::to_owned).collect();
         // srun tells several tasks in one line if they end together.
