@@ -51,6 +51,8 @@ pub enum List {
 pub enum Order {
     Bus,
     Minor,
+    /// It is not known by which.
+    Either,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,8 +163,16 @@ impl List {
                 "{entry} lets Slurm find its {count} GPUs by itself, and NVML has {have}"
             ));
         }
-        if order == Order::Minor {
-            gpus.sort_by_key(|(minor, _)| *minor);
+        let sorted = gpus.is_sorted_by_key(|(minor, _)| *minor);
+        match order {
+            Order::Bus => {}
+            Order::Minor => gpus.sort_by_key(|(minor, _)| *minor),
+            Order::Either if sorted => {}
+            Order::Either => {
+                return Err(format!(
+                    "{entry} lets Slurm sort its GPUs by bus or by minor number, which differ here: write AutoDetect=nvml"
+                ));
+            }
         }
         let file = |(minor, gpu)| {
             let (path, entry) = (format!("/dev/nvidia{minor}").into(), entry.clone());

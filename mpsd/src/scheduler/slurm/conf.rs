@@ -82,6 +82,15 @@ pub(super) struct Line {
 }
 
 impl Line {
+    /// The line that slurm.conf would have for a node with these words.
+    pub fn of_node(conf: &Path, node: &str, of_node: &str) -> Self {
+        Self {
+            file: conf.to_owned(),
+            number: 0,
+            words: words(&format!("NodeName={node} {of_node}")),
+        }
+    }
+
     pub fn value(&self, key: &str) -> Option<&str> {
         let mut words = self.words.iter();
         words.find_map(|(name, value)| name.eq_ignore_ascii_case(key).then_some(value.as_str()))

@@ -47,8 +47,24 @@ struct Granted {
 impl Gres {
     /// Reads the files beside `conf`, the slurm.conf, for the node that it calls `node`.
     pub fn read(conf: &Path, node: &str, host: &dyn Host) -> Result<Self, String> {
+        let slurmd = Slurmd::find(node, Some(conf)).filter(Slurmd::is_of_node);
+        let dynamic = slurmd.as_ref().and_then(|slurmd| slurmd.dynamic.as_deref());
+        let mut gres = Self::of(conf, node, dynamic, host)?;
+        gres.outdated = slurmd.and_then(|slurmd| outdated(conf, &slurmd));
+        gres.unshared &= gres.outdated.is_none();
+        Ok(gres)
+    }
+
+    /// The same for a slurmd that began afterwards, with the words of a dynamic node's line.
+    pub(super) fn of(
+        conf: &Path,
+        node: &str,
+        dynamic: Option<&str>,
+        host: &dyn Host,
+    ) -> Result<Self, String> {
         let beside = |name: &str| conf::read(&conf.with_file_name(name), host).map(Option::unwrap_or_default);
-        let slurm = conf::read(conf, host)?.ok_or_else(|| format!("no '{}'", conf.display()))?;
+        let mut slurm = conf::read(conf, host)?.ok_or_else(|| format!("no '{}'", conf.display()))?;
+        slurm.extend(dynamic.map(|words| Line::of_node(conf, node, words)));
         let (gres, cgroup) = (beside("gres.conf")?, beside("cgroup.conf").ok());
         let any = |lines: &[Line], key: &str, fits: fn(&str) -> bool| {
             lines.iter().filter_map(|line| line.value(key)).any(fits)
@@ -56,7 +72,6 @@ impl Gres {
         let here = |line: &&Line| line.value("NodeName").is_none_or(|list| contains(list, node));
         let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
         let mut flags = gres.iter().filter(here).filter_map(|line| line.value("Flags"));
-        let outdated = outdated(conf, node);
         let has = |name: &str| last(&slurm, "GresTypes").is_some_and(|types| names(types, &[name]));
         let count = |name| granted(&slurm, node, name).map_or(0, |all| all.iter().map(|one| one.count).sum());
         let shards = count("shard");
@@ -70,27 +85,24 @@ impl Gres {
             by_uuid: any(&gres, "Flags", |flags| flags.contains("env_uuid")),
             several_types: granted.len() > 1 || types.any(|other| Some(other) != first),
             grants: !granted.is_empty(),
-            unshared: outdated.is_none()
-                && !any(&slurm, "GresTypes", names_a_share)
-                && !any(&gres, "Name", names_a_share),
+            unshared: !any(&slurm, "GresTypes", names_a_share) && !any(&gres, "Name", names_a_share),
             has_mps: has("mps"),
             has_shards: has("shard"),
             shards: u32::try_from(shards).unwrap_or(u32::MAX),
             shards_of_each,
             list: list(&slurm, &gres, node, host).unwrap_or_else(List::Unknown),
-            outdated,
+            outdated: None,
         })
     }
 }
 
 /// Why slurmd may know another gres.conf. It knows the copy that it fetched itself.
-fn outdated(conf: &Path, node: &str) -> Option<String> {
+fn outdated(conf: &Path, slurmd: &Slurmd) -> Option<String> {
     let file = conf.with_file_name("gres.conf");
     let changed = std::fs::metadata(&file).ok()?.modified().ok()?;
     if is_fetched(conf) {
         return None;
     }
-    let slurmd = Slurmd::find(node, Some(conf)).filter(Slurmd::is_of_node)?;
     let (pid, shown) = (slurmd.pid(), file.display());
     (changed > slurmd.began()?).then(|| format!("'{shown}' was changed after slurmd (pid {pid}) began"))
 }
@@ -132,10 +144,15 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
         return Err(format!("{} has MultipleFiles", line.place()));
     }
     let how = detection.map(|(line, how)| (line.place(), how.to_ascii_lowercase()));
+    let others = ["rsmi", "oneapi", "nrt"];
     let order = match how.as_ref().map(|(place, how)| (place, how.as_str())) {
-        Some((_, "nvml")) => Order::Bus,
-        Some((_, "nvidia")) => Order::Minor,
         None | Some((_, "off")) => return Ok(List::Files(merged(&mut granted, &lines, host)?)),
+        // The first of these words that it contains (26.05: `_handle_autodetect_flags`).
+        Some((_, how)) if how.contains("full") => Order::Either,
+        Some((_, how)) if how.contains("nvml") => Order::Bus,
+        Some((_, how)) if how.contains("nvidia") && !others.iter().any(|other| how.contains(other)) => {
+            Order::Minor
+        }
         Some((place, how)) => return Err(format!("{place} has AutoDetect={how}")),
     };
     // Slurm finds the GPUs by itself. Lines with files name some of them, other lines only types.

@@ -155,7 +155,7 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport,
     let (line, mut report) = (line(options, &plugin, ctx), VerbReport::default());
     add_line(&mut report, &stack, &line, release, &plugin)?;
     if report.changed {
-        report.did(format!("{RESTART}, and no 'reconfigure' helps"));
+        report.did(RESTART);
     } else if !report.incomplete {
         let home = stack.home();
         report.did(format!("'{}' has our line for Slurm {release}", home.display()));

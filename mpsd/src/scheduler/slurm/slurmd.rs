@@ -27,6 +27,8 @@ pub(super) struct Slurmd {
     named_conf: Option<PathBuf>,
     /// `-N`.
     node: Option<String>,
+    /// The words of a dynamic node's line, which slurm.conf does not have.
+    pub dynamic: Option<String>,
 }
 
 pub(super) fn of_nodes(table: &ProcessTable) -> usize {
@@ -85,7 +87,7 @@ impl Slurmd {
         let arguments = fs::read(place("cmdline")).ok()?;
         let text = |argument: &[u8]| String::from_utf8_lossy(argument).into_owned();
         let arguments: Vec<String> = arguments.split(|byte| *byte == 0).map(text).collect();
-        let named = option(&arguments, 'f').map(OsString::from);
+        let named = option(&arguments, "f").map(OsString::from);
         let environment = || process.environment_variable("SLURM_CONF", 1 << 20);
         let (program, replaced) = program.unzip();
         let name = program.as_deref().and_then(Path::file_name);
@@ -95,7 +97,8 @@ impl Slurmd {
             replaced: replaced == Some(true),
             program,
             named_conf: named.or_else(environment).map(PathBuf::from),
-            node: option(&arguments, 'N'),
+            node: option(&arguments, "N"),
+            dynamic: dynamic(&arguments),
         };
         // All of this was read of the same process.
         id.open().map(|_| found)
@@ -209,27 +212,46 @@ fn is_roots_place(path: &Path) -> bool {
     above.next().is_some_and(|parent| is(parent, 0)) && above.all(|about| is(about, 0o1000))
 }
 
-/// The value of a daemon's option of one letter, as getopt_long(3) reads them. Of the long ones, all but two have a value.
-fn option(arguments: &[String], letter: char) -> Option<String> {
-    let mut rest = arguments.iter().skip(1);
-    let mut found = None;
+/// A daemon's options and their values, as getopt_long(3) reads them. Of the long ones, all but two have a value.
+fn options(arguments: &[String]) -> Vec<(&str, Option<&str>)> {
+    let mut rest = arguments.iter().skip(1).map(String::as_str);
+    let mut found = Vec::new();
     while let Some(argument) = rest.next() {
         if let Some(long) = argument.strip_prefix("--") {
-            if !long.contains('=') && !["systemd", "version"].contains(&long) {
-                rest.next();
-            }
-        } else if let Some(letters) = argument.strip_prefix('-')
-            && let Some(at) = letters.find(|letter| "dfFLnN".contains(letter))
-        {
-            let (own, value) = (&letters[at..=at], &letters[at + 1..]);
-            let value = match value.is_empty() && own != "F" {
-                true => rest.next().cloned(),
-                false => Some(value.to_owned()),
+            let (name, value) = match long.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None if ["systemd", "version"].contains(&long) => (long, None),
+                None => (long, rest.next()),
             };
-            found = value.filter(|_| own.starts_with(letter)).or(found);
+            found.push((name, value));
+        } else if let Some(letters) = argument.strip_prefix('-') {
+            let with_value = letters.find(|letter| "dfFLnN".contains(letter));
+            let flags = with_value.unwrap_or(letters.len());
+            found.extend((0..flags).filter_map(|at| Some((letters.get(at..=at)?, None))));
+            if let Some(at) = with_value {
+                let (own, value) = (&letters[at..=at], &letters[at + 1..]);
+                let value = match value.is_empty() && own != "F" {
+                    true => rest.next(),
+                    false => Some(value),
+                };
+                found.push((own, value));
+            }
         }
     }
     found
+}
+
+/// The value of the last such option.
+fn option(arguments: &[String], name: &str) -> Option<String> {
+    let mut values = options(arguments).into_iter();
+    let of_it = values.rfind(|(own, value)| *own == name && value.is_some());
+    of_it?.1.map(str::to_owned)
+}
+
+/// What a dynamic node (`-Z`) told the controller in place of a line in slurm.conf.
+fn dynamic(arguments: &[String]) -> Option<String> {
+    let is_dynamic = options(arguments).iter().any(|(name, _)| *name == "Z");
+    is_dynamic.then(|| option(arguments, "conf").unwrap_or_default())
 }
 
 /// The absolute path of a slurm.conf among the texts of a program; a zero byte ends each text.
@@ -264,8 +286,23 @@ mod tests {
             ("slurmd -N", none),
         ] {
             let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            let (node, conf) = (option(&arguments, 'N'), option(&arguments, 'f'));
+            let (node, conf) = (option(&arguments, "N"), option(&arguments, "f"));
             assert_eq!((node.as_deref(), conf.as_deref()), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_dynamic_nodes_own_words() {
+        for (line, expected) in [
+            ("slurmd -N n1", None),
+            ("slurmd -NZ", None),
+            ("slurmd --conf Gres=gpu:2", None),
+            ("slurmd -DZN n1", Some("")),
+            ("slurmd -Z --conf Gres=gpu:2", Some("Gres=gpu:2")),
+            ("slurmd --conf=Gres=gpu:2 -vZ -N n1", Some("Gres=gpu:2")),
+        ] {
+            let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            assert_eq!(dynamic(&arguments).as_deref(), expected, "{line}");
         }
     }
 

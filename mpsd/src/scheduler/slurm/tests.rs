@@ -1,7 +1,9 @@
 //! The recorded environments of Slurm, and what we read from them.
 
+use super::gres::Gres;
 use crate::scheduler::call::{Program, UserRef};
 use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
+use crate::scheduler::numbers::List;
 use crate::scheduler::testing::{Call, TextHost, gpu};
 use mpsd_core::gpu::Mig;
 use mpsd_core::{Failure, Inventory};
@@ -277,9 +279,36 @@ fn gpus_that_slurm_finds_by_itself() {
     assert_eq!(said.gpus(CONFINED, &node(SITE.minors)), Ok(vec![3]));
     some.gres("AutoDetect=nvml\nName=gpu File=/dev/nvidia[2-3]\n")
         .is(&[1], &[1]);
+    // Slurm looks for the words, not for one word. Under 'full' either plugin may have found them.
+    SITE.gres("AutoDetect=NVML,nvidia\n").is(&[1], &[1]);
+    let either = SITE.gres("AutoDetect=full\n");
+    let why = either.gpus(CONFINED, &node(SITE.minors)).unwrap_err();
+    assert!(why.contains("line 1") && why.contains("differ"), "{why}");
+    let sorted = SITE
+        .minors(&[0, 1, 2, 3])
+        .gres("AutoDetect=full\nName=gpu File=/dev/nvidia[0-3]\n");
+    sorted.is(&[1], &[1]);
     // Tasks that get UUIDs too use the GPUs of those.
     said.gres("AutoDetect=nvml\nName=gpu Flags=nvidia_gpu_env,env_uuid\n")
         .is(&[3], &[3]);
+}
+
+#[test]
+fn a_dynamic_nodes_words_are_its_line() {
+    let host = TextHost::default()
+        .file(
+            CONF,
+            "GresTypes=gpu\nTaskPlugin=task/cgroup\nNodeName=n2 Gres=gpu:1\n",
+        )
+        .file(GRES, "Name=gpu File=/dev/nvidia[0-1]\n");
+    let read = |words: Option<&str>| Gres::of(CONF.as_ref(), "n1", words, &host).unwrap();
+    let none = read(None);
+    assert!(
+        !none.grants && matches!(&none.list, List::Unknown(why) if why.contains("no line for node 'n1'"))
+    );
+    let some = read(Some("RealMemory=4000 Gres=gpu:2"));
+    assert!(some.grants && matches!(&some.list, List::Files(files) if files.len() == 2));
+    assert!(matches!(read(Some("")).list, List::Unknown(why) if why.contains("no Gres")));
 }
 
 #[test]
