@@ -8,7 +8,7 @@ use crate::node::tasks::Task;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::text::one_line;
-use mpsd_core::{GpuUuid, JobId};
+use mpsd_core::{GpuUuid, JobId, Percent};
 use nix::unistd::User;
 use serde::{Serialize, Serializer};
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,6 +83,12 @@ pub struct JobStatus {
     pub gpus: Vec<GpuStatus>,
     /// The GPUs that no client uses; `None`: a daemon does not answer.
     pub without_client: Option<Vec<GpuUuid>>,
+    /// Limits that the job's tasks have by themselves, by local rank; one is for all.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rank_threads: Vec<Percent>,
+    /// MiB on each GPU, likewise.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rank_memory: Vec<Vec<(GpuUuid, u64)>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -136,6 +142,9 @@ impl JobStatus {
         status.began = Some(journal.began);
         status.shared = journal.shared().next().is_some();
         status.reason = record.and_then(|record| record.reason.clone());
+        if let Some(record) = record {
+            status.add_limits(record);
+        }
         status.phase = match record {
             _ if journal.left => Phase::Left,
             Some(record) => record.state.into(),
@@ -151,7 +160,13 @@ impl JobStatus {
         status.shared = record.shared;
         status.phase = record.state.into();
         status.reason.clone_from(&record.reason);
+        status.add_limits(record);
         status
+    }
+
+    fn add_limits(&mut self, record: &Record) {
+        self.rank_threads.clone_from(&record.rank_threads);
+        self.rank_memory.clone_from(&record.rank_memory);
     }
 
     fn new(job: &JobId, uid: u32, gpus: &[RecordGpu], daemons: &[Daemon]) -> Self {
@@ -177,6 +192,8 @@ impl JobStatus {
             daemons: daemons.iter().map(daemon).collect(),
             gpus: gpus.iter().map(gpu).collect(),
             without_client: None,
+            rank_threads: Vec::new(),
+            rank_memory: Vec::new(),
         }
     }
 
@@ -377,6 +394,20 @@ pub(super) mod tests {
         let nvml = [vec![process(900, 100, true), process(50, 66, false)], vec![]];
         let found = answered(answer(&[]), nvml, "./app");
         assert_eq!(found.without_client, Some(vec![gpu(0), gpu(1)]));
+    }
+
+    #[test]
+    fn a_jobs_own_limits_are_those_of_its_record() {
+        let id = JobId::parse("7").unwrap();
+        let mut record = Record::closed(id, 1000, RecordState::Ready, String::new());
+        record.rank_threads = vec!["25".parse().unwrap()];
+        record.rank_memory = vec![vec![(gpu(0), 4096)]];
+        let json = serde_json::to_value(JobStatus::of_record(&record)).unwrap();
+        let expected = serde_json::json!([["25"], [[[gpu(0), 4096]]]]);
+        assert_eq!(
+            serde_json::json!([json["rank_threads"], json["rank_memory"]]),
+            expected
+        );
     }
 
     #[test]

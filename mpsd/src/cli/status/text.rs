@@ -2,6 +2,7 @@
 
 use super::model::{ClientStatus, DaemonStatus, GpuStatus, JobStatus};
 use crate::cli::terminal::cut;
+use mpsd_core::GpuUuid;
 
 const UNKNOWN: &str = "-";
 
@@ -24,12 +25,9 @@ pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
         lines.push(format!("  shared with {owner} job{s} {jobs}"));
     }
     let several = status.daemons.len() > 1;
-    lines.extend(
-        status
-            .daemons
-            .iter()
-            .flat_map(|daemon| daemon_lines(daemon, several)),
-    );
+    let of_daemon = |daemon| daemon_lines(daemon, several, status.shared);
+    lines.extend(status.daemons.iter().flat_map(of_daemon));
+    lines.extend(task_lines(status));
     if status.phase.began() {
         let job = if status.shared { "  JOB     " } else { "" };
         lines.push(format!("  GPU     PID  RANK  MEMORY{job}  COMMAND"));
@@ -39,7 +37,32 @@ pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
     lines.into_iter().map(|line| cut(line, width)).collect()
 }
 
-fn daemon_lines(daemon: &DaemonStatus, several: bool) -> Vec<String> {
+/// The limits that the job's tasks have by themselves, and not by the daemon.
+fn task_lines(status: &JobStatus) -> impl Iterator<Item = String> {
+    let threads = status.rank_threads.iter().map(ToString::to_string);
+    let memory = |all: &Vec<(GpuUuid, u64)>| {
+        let all = all.iter().map(|(_, mib)| format!("{mib}M"));
+        let mut all: Vec<String> = all.collect();
+        all.dedup();
+        all.join("/")
+    };
+    let memory = status.rank_memory.iter().map(memory);
+    let line = |values: Vec<String>, unit: &str| match &values[..] {
+        [] => None,
+        [one] => Some(format!("  each of this job's tasks: {one}{unit}")),
+        all => Some(format!(
+            "  this job's tasks by local rank: {}{unit}",
+            all.join(", ")
+        )),
+    };
+    let lines = [
+        line(threads.collect(), " % of the threads"),
+        line(memory.collect(), ""),
+    ];
+    lines.into_iter().flatten()
+}
+
+fn daemon_lines(daemon: &DaemonStatus, several: bool, shared: bool) -> Vec<String> {
     let name = match daemon.gpus.first() {
         Some(gpu) if several => format!("control daemon of {gpu}"),
         _ => "control daemon".to_owned(),
@@ -56,12 +79,17 @@ fn daemon_lines(daemon: &DaemonStatus, several: bool) -> Vec<String> {
         false => servers.join(", "),
     };
     let mut lines = vec![format!("  {name}: answers; {servers}")];
+    let unasked = if shared {
+        "for all its jobs"
+    } else {
+        "not asked for"
+    };
     lines.extend(daemon.limits.iter().map(|limit| {
         let said = limit.said.as_deref().unwrap_or("nothing");
         let asked = limit
             .asked
             .as_ref()
-            .map_or("not asked for".to_owned(), |asked| format!("asked {asked}"));
+            .map_or(unasked.to_owned(), |asked| format!("asked {asked}"));
         let set = limit
             .set
             .as_ref()
@@ -174,9 +202,15 @@ job 7 of alice: MPS is up (a reason)
         let mut status = example();
         (status.shared, status.began) = (true, Some(1));
         status.shared_with = ["8", "9"].map(|job| JobId::parse(job).unwrap()).into();
+        status.daemons[0].limits[0].asked = None;
+        status.rank_threads = vec!["25".parse().unwrap(), "12.5".parse().unwrap()];
+        status.rank_memory = vec![vec![(gpu(0), 4096)]];
         let text = lines(&status, None).join("\n");
         for line in [
             "  shared with the user's jobs 8, 9",
+            "  active thread percentage: for all its jobs, the daemon says 100.0: NOT in force",
+            "  this job's tasks by local rank: 25, 12.5 % of the threads",
+            "  each of this job's tasks: 4096M",
             "  GPU     PID  RANK  MEMORY  JOB       COMMAND",
             "    0    4711     3    512M  7         ./a-program with-a-long-name",
         ] {
