@@ -483,6 +483,14 @@ mod tests {
     }
 
     #[test]
+    fn a_fatal_error_comes_before_the_wait_that_follows_it() {
+        let log = "server is not ready, push client to pending list\nServer status: FAULT\n";
+        let found = of_log(&read(log.as_bytes()).unwrap());
+        let names: Vec<&str> = found.iter().map(|found| found.trouble.name.as_str()).collect();
+        assert_eq!(names, ["a fatal GPU error", "server not ready"]);
+    }
+
+    #[test]
     fn the_vendors_own_lines_are_explained_and_its_healthy_ones_are_not() {
         let lines = read(TRANSCRIPT.as_bytes()).unwrap();
         let text: String = of_log(&lines).iter().map(paragraph).collect();
