@@ -141,13 +141,14 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
     // node a step's flags look the same as another component's.
     let is_component = slurm.process_env("SLURM_HET_SIZE").is_some() && state.asks();
     let has_mps = |job: &Option<Request>| job.as_ref().is_some_and(Request::is_on);
+    let is_needed = matches!(&request, Ok(Some(request)) if is_for_sure(request));
     let refusal = match (&request, &state.line) {
         (Err(refusal), _) => refusal.to_string(),
         (_, Err(why)) => format!("--mps cannot be given here: {why}"),
         _ if is_component && !of_job.as_ref().is_none_or(has_mps) => {
             "--mps: a step of a het job has the MPS of its component; allowed: --mps for the component in salloc or sbatch".into()
         }
-        (Ok(Some(request)), _) if is_for_sure(request) && oci::is_submitted(slurm) => {
+        _ if is_needed && oci::is_submitted(slurm) => {
             format!("--mps: {}", oci::REFUSED)
         }
         (_, Ok(line)) => {
@@ -159,7 +160,7 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
             let first = !std::mem::replace(&mut state.submitted, true);
             match of_job {
                 Some(of_job) => slurm.set_script_env(OF_JOB, Some(&request_text(of_job.as_ref()))),
-                None if first && state.asks() && asks_for_no_gpu(slurm) => slurm.log(Level::Notice, NO_GPU),
+                None if first && is_needed && asks_for_no_gpu(slurm) => slurm.log(Level::Notice, NO_GPU),
                 None => {}
             }
             return Verdict::Continue;

@@ -100,6 +100,8 @@ fn a_job_that_asks_for_no_gpu_is_told_at_submission_and_one_that_may_have_one_is
         let new = || FakeSlurm::new(context);
         for given in [&[][..], &[("gres", "tmpfs:10G")], &[("ntasks", "4")]] {
             assert_eq!(told(new(), given, "mps"), 1, "{given:?}");
+            // Without a GPU the job runs without MPS.
+            assert_eq!(told(new(), given, "mps=auto"), 0, "{given:?}");
             assert_eq!(told(new(), given, "mps=off"), 0, "{given:?}");
             assert_eq!(told(new(), given, ""), 0, "{given:?}");
         }
