@@ -256,7 +256,8 @@ fn glutton(cell: &Context) -> String {
 
 /// Checks that Slurm or the kernel killed a task for its memory, and that its client was under MPS.
 fn check_killed(done: &Ran) -> Result<()> {
-    let told = ["exceeded memory limit", "oom-kill event"];
+    // The second is Slurm 22.05's, the third 26.05's.
+    let told = ["exceeded memory limit", "oom-kill event", "oom_kill event"];
     holds(told.iter().any(|words| done.stderr.contains(words)), done)?;
     holds(!done.stdout.contains("survived"), done)?;
     let records = records(&done.said())?;

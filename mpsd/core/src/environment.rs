@@ -59,16 +59,26 @@ pub const OF_SLURM: &str = "SLURM_LOCALID";
 /// How srun binds tasks to GPUs, in each task's environment (docs/facts/slurm.md#gpus-of-a-job).
 const OF_SRUN: &str = "SLURMD_TRES_BIND";
 
+/// `SLURM_MAX_NORMAL_STEP_ID` of slurm.h; steps above it are a batch script, an interactive shell and the like.
+const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
+
 /// The rank on its node of the process with this environment, as its launcher names it, and the launcher's variable. A batch
 /// script has Slurm's number too, which is the script's own and that of every program that it starts.
 pub fn rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(Rank, &'static str)> {
     let number = |name: &str| lookup(name)?.trim().parse().ok();
-    let is_step = lookup("SLURM_STEP_ID").is_some();
-    let mut launchers = LAUNCHERS.iter().filter(|(name, _)| is_step || *name != OF_SLURM);
+    let in_step = is_in_step(lookup);
+    let mut launchers = LAUNCHERS.iter().filter(|(name, _)| in_step || *name != OF_SLURM);
     launchers.find_map(|(name, size)| {
         let (local, of) = (number(name)?, number(size));
         Some((Rank { local, of }, *name))
     })
+}
+
+/// Whether this process is in a step of srun's. On 26.05 a batch script and an interactive shell have a negative number
+/// (docs/facts/slurm.md#environment-of-a-task).
+pub fn is_in_step(lookup: &dyn Fn(&str) -> Option<String>) -> bool {
+    let id = lookup("SLURM_STEP_ID").and_then(|id| id.trim().parse::<u32>().ok());
+    id.is_some_and(|id| id < FIRST_SPECIAL_STEP)
 }
 
 /// Warnings about the environment of a process on a node with `tasks`, if it is the node's first rank or has no rank.

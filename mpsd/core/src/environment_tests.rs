@@ -264,6 +264,23 @@ fn what_cannot_be_carried_out_is_refused() {
 }
 
 #[test]
+fn the_number_of_a_batch_script_is_no_rank() {
+    let local = |step: Option<&'static str>| {
+        let env = |name: &str| match name {
+            "SLURM_LOCALID" => Some("0".to_owned()),
+            "SLURM_STEP_ID" => step.map(str::to_owned),
+            _ => None,
+        };
+        rank(&env).map(|(rank, _)| rank.local)
+    };
+    assert_eq!(local(Some("3")), Some(0));
+    // 22.05, 26.05, and as an unsigned number; an interactive shell.
+    for step in [None, Some("-5"), Some("4294967291"), Some("-6")] {
+        assert_eq!(local(step), None, "{step:?}");
+    }
+}
+
+#[test]
 fn every_program_looks_for_the_same_ranks_in_the_same_order() {
     let several = |name: &str| match name {
         "PALS_LOCAL_RANKID" => Some(" 3\n".to_owned()),

@@ -5,7 +5,7 @@ use super::{NAME, complain};
 use crate::scheduler::setup::VerbError;
 use crate::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
 use mpsd_core::config::{Config, Settings};
-use mpsd_core::environment::Change;
+use mpsd_core::environment::{Change, is_in_step};
 use mpsd_core::partitions::{Holder, VARIABLE, take};
 use mpsd_core::{Failure, Refusal};
 use nix::errno::Errno;
@@ -163,7 +163,7 @@ fn hold_partition(caller: &Caller<'_>, changes: &[Change]) -> Result<(), Failure
         return Ok(());
     };
     // The step holds the lock already: the plugin set the variable with it.
-    let of_step = (caller.env)("SLURM_STEP_ID").is_some() && (caller.env)(VARIABLE).as_deref() == Some(name);
+    let of_step = is_in_step(caller.env) && (caller.env)(VARIABLE).as_deref() == Some(name);
     let Some((partition, path)) = caller.partition(name)?.filter(|_| !of_step) else {
         return Ok(());
     };
