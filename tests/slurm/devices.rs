@@ -209,7 +209,8 @@ fn a_forged_list_is_refused(cell: &Context) -> Result<()> {
         .spawn(&cell.user, &argv)?
         .wait(crate::jobs::LIMIT)?
         .fails()?;
-    says(&done.stderr, &["2 lists of them"])
+    // From 25.11 on the line that submitted it is shown too.
+    says(&done.stderr, &["lists of them for this job"])
 }
 
 /// Slurm gives the job `/dev/nvidia1`, but CUDA would take the other GPU. The job is refused in one line that says so,
