@@ -20,12 +20,13 @@ use mpsd::scheduler::{
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::guard;
 use mpsd_core::Failure;
-use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
+use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::Fault;
 use mpsd_core::request::Mode;
+use mpsd_core::trusted::open_trusted;
 use std::cell::OnceCell;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Name in messages.
@@ -256,9 +257,10 @@ impl Prologue {
         let name = submission.node_name(&ThisHost);
         let settings = self.settings(&name);
         let is_usable = settings.is_some();
-        let mut settings = settings.unwrap_or_else(Settings::usual);
-        if !is_usable {
-            // The place of this node's counters is not known, so count nothing.
+        let file = &self.arguments.config;
+        let mut settings = settings.unwrap_or_else(|| directories_alone(file, &name));
+        if file != Path::new(DEFAULT_PATH) && open_trusted(file).is_err() {
+            // Several nodes may run on this host. The counters in the usual place are another node's.
             settings.reports.keep = 0;
         }
         let place = place(submission, &settings, &name);

@@ -116,10 +116,7 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
             |place| place.configure("max_clients = \"many\"\n"),
             &["mpsd.toml:7:15", "\"many\""],
         ),
-        (
-            |place| fs::write(place.config(), "run_dir = [\n").expect("write"),
-            &[],
-        ),
+        (|place| place.configure("colour = [\n"), &[]),
         // A user who may write it could make root run any program.
         (|place| chmod(&place.config(), 0o666), &[]),
         // What root cannot read: no file there, or a directory in its place.
@@ -132,7 +129,7 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
             &[],
         ),
     ];
-    // Without settings the place of the node's counters is unknown. Those of the usual place are another node's.
+    // The place of the node's counters is in the file, or unknown. Those of the usual place are another node's.
     let counters = || fs::metadata("/var/lib/mpsd/reports/counters").and_then(|file| file.modified());
     let before = counters().ok();
     let node = nix::unistd::gethostname().expect("name");

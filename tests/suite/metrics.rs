@@ -155,6 +155,26 @@ fn a_second_end_of_a_job_is_not_counted_again() {
     place.take_drains();
 }
 
+/// The alert that a node's configuration is broken must not need a working configuration.
+#[test]
+fn a_broken_configuration_is_a_number_and_its_faults_are_counted() {
+    let place = Place::new(fast(1), "deadline_s = 3\n");
+    is(&page(&place), "mpsd_config_usable", 1.0);
+    place.configure("deadline_s = 3\ncolour = \"red\"\n");
+    place.torque_on_gpu_0("18.srv", "MPS=true").exits(2);
+    let dir = place.directory("textfile");
+    let ran = textfile(&place, &dir).ok();
+    ran.complains("unknown key 'colour'");
+    let text = fs::read_to_string(dir.join("mpsd.prom")).expect("text");
+    let broken = samples(&text);
+    is(&broken, "mpsd_config_usable", 0.0);
+    is(&broken, "mpsd_starts_failed_total{kind=\"fault\"}", 1.0);
+    place.configure("");
+    let mended = page(&place);
+    is(&mended, "mpsd_config_usable", 1.0);
+    is(&mended, "mpsd_starts_failed_total{kind=\"fault\"}", 1.0);
+}
+
 #[test]
 fn the_textfile_is_whole_readable_and_never_written_through_a_link() {
     let place = Place::new(fast(1), "");

@@ -98,6 +98,8 @@ fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
         let told = world.borrow().state(&scenario.id()).is_some();
         assert_eq!(told, code == 0, "{case}: a record for the tasks");
         assert!(world.borrow().requeued.is_empty(), "{case}");
+        let is_drained = trouble == Trouble::FaultAt(0) && !deaf;
+        assert_eq!(world.borrow().drained, usize::from(is_drained), "{case}: counted");
     }
 }
 

@@ -50,12 +50,13 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    pub fn run(&self, settings: &Settings) -> Result<u8, Failure> {
+    /// `usable`: the configuration can be used. If not, `settings` has only its directories.
+    pub fn run(&self, settings: &Settings, usable: bool) -> Result<u8, Failure> {
         let mut status = NodeStatus::collect(settings)?;
         let ready = status.count(Phase::Ready);
         let counted = reports::counted(&settings.paths, &settings.reports, ready);
         let counted = counted.map_err(|why| status.problems.push(format!("the counters: {why}")));
-        let page = page(&status, counted.ok().as_ref());
+        let page = page(&status, counted.ok().as_ref(), usable);
         match &self.textfile {
             None => say(&page),
             Some(directory) => write(&settings.paths, directory, &page)?,
@@ -292,10 +293,12 @@ fn clients(
 /// A sample of a family: what follows the family's name, labels in braces included, and the value.
 type Sample = (String, String);
 
-fn page(status: &NodeStatus, counted: Option<&Counted>) -> String {
+fn page(status: &NodeStatus, counted: Option<&Counted>, usable: bool) -> String {
     let mut page = Page(String::new());
     let version = by("version", [(env!("CARGO_PKG_VERSION"), 1)]);
     page.gauge("build_info", "The release of mpsd that wrote this.", version);
+    let help = "Whether mpsd.toml can be used; if not, no job gets MPS, and the numbers are of the directories that it still names.";
+    page.gauge("config_usable", help, one(u8::from(usable)));
     page.now(status);
     if !status.jobs.is_empty() {
         page.jobs(&status.jobs);
@@ -422,7 +425,7 @@ impl Page {
         let ended = by("as_before", [("true", as_before), ("false", tally.left)]);
         let help = "Jobs with MPS that have ended, by whether the node was as before then.";
         self.counter("jobs_ended_total", help, ended);
-        let help = "Jobs with MPS for whose end the node was drained.";
+        let help = "Jobs with MPS for whose start or end the node was drained.";
         self.counter("jobs_drained_total", help, one(tally.drained));
         let troubles = [
             ("server_lost", tally.server_lost),

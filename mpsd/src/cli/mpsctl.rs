@@ -258,8 +258,9 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
         Verb::Report(verb) => verb.run(&settings(config, &host_or(verb.node.as_ref()))?),
         Verb::Selftest(verb) => Ok(verb.run(&Caller::this(config, None), &programs()?)?),
         Verb::Metrics(verb) => {
-            must_be_root("metrics", ALL_JOURNALS)?;
-            Ok(verb.run(&settings(config, &host_or(verb.node.as_ref()))?)?)
+            let node = host_or(verb.node.as_ref());
+            let settings = settings_for_root(config, &node, "metrics", ALL_JOURNALS)?;
+            Ok(verb.run(&settings, self::settings(config, &node).is_ok())?)
         }
         Verb::Plan(verb) => print(&verb.run(config, &daemon()?, &attach::own_variable, json)?),
         Verb::Reconcile(verb) => {

@@ -8,6 +8,7 @@ use super::case::DrainTarget;
 use super::journal::{Journal, ProcessRef};
 use super::ledger::{self, Ledger, PAUSE_S, Suspect, Suspicion};
 use super::node::{Member, Node, Role, Severity, Thread, Waiting};
+use super::report::JobOutcome;
 use crate::scheduler::Site;
 use crate::scheduler::drain::Place;
 use crate::sys::deadline::Deadline;
@@ -208,7 +209,7 @@ fn suspect(node: &mut impl Node, suspect: Suspect, what: &str, target: DrainTarg
 /// Looks again at what was suspected [`PAUSE_S`] ago: drains for what the driver still holds, with a line each.
 pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
     let now = node.since_boot();
-    let mut lines = Vec::new();
+    let (mut lines, mut is_drained) = (Vec::new(), false);
     for suspicion in Ledger::read(node).suspicions {
         let age = now.saturating_sub(suspicion.since);
         if age < PAUSE_S {
@@ -218,6 +219,7 @@ pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
         match still_held(node, &suspicion, age) {
             Some(fault) => {
                 let drained = drain(node, &suspicion.target, Site::of(settings), [&fault]);
+                is_drained |= drained.as_ref().is_some_and(|(_, delivered)| *delivered);
                 lines.extend(drained.map(|(line, _)| line));
             }
             None => {
@@ -227,6 +229,9 @@ pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
             }
         }
         ledger::acquit(node, Some(&suspicion));
+    }
+    if is_drained {
+        node.keep(JobOutcome::Drained);
     }
     // An unreadable ledger leaves the mark.
     if node.is_there(&node.settings().paths.look_again()) {

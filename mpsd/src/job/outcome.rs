@@ -205,6 +205,9 @@ fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
     );
     drained.is_some_and(|(line, delivered)| {
         job.complain(node, &line);
+        if delivered {
+            node.keep(JobOutcome::Drained);
+        }
         delivered
     })
 }

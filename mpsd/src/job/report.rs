@@ -24,6 +24,8 @@ pub enum JobOutcome<'a> {
     Ended(&'a JobReport),
     /// Its start failed: counted only.
     Failed(FailureKind),
+    /// The node was drained for a job that has no report, or whose report was written before: counted only.
+    Drained,
     /// Its start failed, and its user may read why. Root keeps no report of it, because it would push out one of a job with MPS.
     Refused(&'a JobReport),
 }

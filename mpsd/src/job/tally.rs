@@ -35,7 +35,7 @@ pub struct Tally {
     pub ended: u64,
     /// Ended jobs after which the node was not as before.
     pub left: u64,
-    /// Ended jobs for which the node was drained.
+    /// Jobs for which the node was drained: at their end, for their failed start, or at a second look.
     pub drained: u64,
     pub ready: Times,
     pub teardown: Times,

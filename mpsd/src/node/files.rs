@@ -156,6 +156,7 @@ impl Files for RealNode {
                     format!("job {}: no report: {why}", report.job)
                 }
                 JobOutcome::Failed(_) => format!("a failed start is not counted: {why}"),
+                JobOutcome::Drained => format!("a drain is not counted: {why}"),
             };
             log::line(self.program, Severity::Info, &line);
         }

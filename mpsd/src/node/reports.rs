@@ -80,6 +80,7 @@ pub fn keep(
         JobOutcome::Ended(report) => write(paths, rule, report),
         JobOutcome::Refused(report) => keep_copy(paths, report, rule.days),
         JobOutcome::Failed(kind) => change(&directory(paths)?, |tally| tally.failed(kind)).map(drop),
+        JobOutcome::Drained => change(&directory(paths)?, |tally| tally.drained += 1).map(drop),
     };
     let deadline = Deadline::after(WRITE_TIME.min(limit));
     by_child(deadline, || keep().map_err(|why| why.to_string()))?.map_err(ReportsError::Other)

@@ -239,6 +239,7 @@ impl Files for Sim {
             JobOutcome::Ended(report) => self.step(|world| world.reports.push(report.clone())),
             JobOutcome::Refused(_) => {}
             JobOutcome::Failed(kind) => self.world.borrow_mut().failed.push(kind),
+            JobOutcome::Drained => self.world.borrow_mut().drained += 1,
         }
     }
 

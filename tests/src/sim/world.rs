@@ -66,6 +66,8 @@ pub struct World {
     /// The reports of jobs that have ended: they stay on purpose.
     pub reports: Vec<JobReport>,
     pub failed: Vec<FailureKind>,
+    /// Drains that were counted beside those of reports.
+    pub drained: usize,
     pub log: Vec<String>,
     pub held: BTreeSet<PathBuf>,
     /// The pid of the next process.
