@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ::tests::samples::{in_turn, median, rounded};
 use ::tests::slurm::{Bed, User};
 use anyhow::{Context, Result, ensure};
+use runner::sweep::plot::{self, Bar};
 use serde_json::Value;
 use toml::Table;
 
-use crate::picture::{self, Bar};
 use crate::result::{Section, list, spread};
 use crate::site::Run;
 use crate::{job, slurm};
@@ -155,8 +155,8 @@ pub fn picture(section: &Table) -> Result<String> {
         }
         let name = name_of(number("ranks"), number("gpus"));
         let sides = [
-            ("first_kernel_ms", "without MPS", 0),
-            ("first_kernel_mps_ms", "--mps", 2),
+            ("first_kernel_ms", "without MPS", plot::WITHOUT),
+            ("first_kernel_mps_ms", "--mps", plot::WITH),
         ];
         for (key, side, kind) in sides {
             let to = time(key).with_context(|| format!("no '{key}'"))?;
@@ -166,14 +166,12 @@ pub fn picture(section: &Table) -> Result<String> {
                 to,
                 said: format!("{to:.0} ms"),
                 kind,
+                begins: kind == plot::WITHOUT,
             });
         }
     }
-    Ok(picture::bars(
-        "From srun to the end of the first kernel of the last rank",
-        &bars,
-        picture::LARGE,
-    ))
+    let titles = ["From srun to the end of the first kernel of the last rank"];
+    Ok(plot::bars(&titles, &bars, plot::LARGE))
 }
 
 #[cfg(test)]

@@ -386,7 +386,7 @@ fn swept(
         told["title"] = title.as_str().into();
         run.keep(&format!("{name}.json"), &format!("{told:#}\n"))?;
         let outcome: Outcome = serde_json::from_value(told.clone())?;
-        let svg = plot::svg(&outcome, &title).map_err(anyhow::Error::msg)?;
+        let svg = plot::svg(&outcome, &title);
         run.keep(&format!("{name}.svg"), &svg)?;
         Ok(told)
     })?;

@@ -13,7 +13,6 @@ mod many;
 mod mig;
 mod pack;
 mod partitions;
-mod picture;
 mod programs;
 mod recipes;
 mod report;
@@ -27,7 +26,7 @@ mod timeline;
 mod watch;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -36,6 +35,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use clients::Limits;
 use result::{Outcome, Section};
+use runner::sweep::plot;
 use site::{Place, Run};
 
 /// Runs the project against the GPU of this machine. Needs root and NVIDIA's driver; changes no setting of the GPU.
@@ -62,7 +62,7 @@ struct Options {
     gpu: usize,
     #[command(flatten)]
     programs: programs::ProgramOptions,
-    /// Draw the pictures of this result (hardware.toml) into --out; nothing is measured
+    /// Draw the picture of this result into --out; nothing is measured
     #[arg(long, value_name = "FILE", requires = "out")]
     draw: Option<PathBuf>,
 }
@@ -178,12 +178,7 @@ fn main() -> ExitCode {
 fn run(options: Options) -> Result<bool> {
     child::catch_interrupts()?;
     if let (Some(result), Some(out)) = (&options.draw, &options.out) {
-        let text = fs::read_to_string(result).with_context(|| format!("'{}'", result.display()))?;
-        let result: toml::Table = toml::from_str(&text)?;
-        let section = result.get("first_kernel").and_then(|section| section.as_table());
-        let section = section.context("the result has no section 'first_kernel'")?;
-        fs::create_dir_all(out)?;
-        fs::write(out.join("first-kernel.svg"), first::picture(section)?)?;
+        draw(result, out)?;
         return Ok(true);
     }
     let mut outcome = Outcome::default();
@@ -240,6 +235,32 @@ fn run(options: Options) -> Result<bool> {
     run.keep("hardware.toml", &outcome.toml()?)?;
     println!("{}", outcome.text());
     Ok(outcome.counts().1 == 0)
+}
+
+/// `first-kernel.svg` of a `hardware.toml`; of a sweep's JSON a file of its name.
+fn draw(result: &Path, out: &Path) -> Result<()> {
+    let text = fs::read_to_string(result).with_context(|| format!("'{}'", result.display()))?;
+    let name = result
+        .file_stem()
+        .and_then(|stem| stem.to_str())
+        .unwrap_or_default();
+    let (name, picture) = match result.extension().is_some_and(|end| end == "json") {
+        true => {
+            let told: serde_json::Value = serde_json::from_str(&text)?;
+            let title = told["title"].as_str().context("the result has no title")?;
+            let outcome = serde_json::from_value(told.clone())?;
+            let name = name.rsplit('-').next().unwrap_or_default();
+            (name, plot::svg(&shared::named(outcome), title))
+        }
+        false => {
+            let result: toml::Table = toml::from_str(&text)?;
+            let section = result.get("first_kernel").and_then(|section| section.as_table());
+            let section = section.context("the result has no section 'first_kernel'")?;
+            ("first-kernel", first::picture(section)?)
+        }
+    };
+    fs::create_dir_all(out)?;
+    Ok(fs::write(out.join(format!("{name}.svg")), picture)?)
 }
 
 /// A part that cannot run is a failed check, and the next one begins.

@@ -51,6 +51,22 @@ struct Way {
 
 const SHARED: &str = "shared";
 const AS_RANKS: &str = "ranks of one job";
+/// How a picture names the columns.
+const NAMES: [(&str, &str); 3] = [
+    ("of its own", "one for each job"),
+    (SHARED, "shared by the jobs"),
+    (AS_RANKS, "for the ranks of one job"),
+];
+
+/// The same with the names for a picture.
+pub fn named(mut outcome: Outcome) -> Outcome {
+    for threads in outcome.rows.iter_mut().filter_map(|row| row.threads.as_mut()) {
+        let name = NAMES.iter().find(|(column, _)| column == threads);
+        *threads = name.map_or(threads.clone(), |(_, name)| (*name).to_owned());
+    }
+    outcome
+}
+
 const WAYS: [Way; 4] = [
     Way {
         share: None,
@@ -245,7 +261,7 @@ impl Site<'_> {
         let mut told = serde_json::to_value(&outcome)?;
         told["title"] = Value::from(&*title);
         self.run.keep("shared.json", &format!("{told:#}\n"))?;
-        let svg = plot::svg(&outcome, &title).map_err(anyhow::Error::msg)?;
+        let svg = plot::svg(&named(outcome), &title);
         self.run.keep("shared.svg", &svg)
     }
 

@@ -6,10 +6,10 @@ use ::tests::child;
 use ::tests::samples::{in_turn, milliseconds, rounded};
 use ::tests::slurm::{Bed, User};
 use anyhow::Result;
+use runner::sweep::plot::{self, Bar};
 
 use crate::bench::PLAIN;
 use crate::job::Job;
-use crate::picture::{self, Bar};
 use crate::result::Section;
 use crate::site::Run;
 use crate::slurm;
@@ -207,6 +207,7 @@ fn picture(name: &str, marks: &[Mark]) -> String {
             to: next,
             said: format!("{:.1}", next - mark.at),
             kind: kind.map_or(0, |kind| kind + 1),
+            begins: false,
         }
     });
     let bars: Vec<Bar> = bars.collect();
@@ -214,7 +215,7 @@ fn picture(name: &str, marks: &[Mark]) -> String {
         "{}: milliseconds from each mark to the next",
         name.replace('_', " ")
     );
-    picture::bars(&title, &bars, picture::SMALL)
+    plot::bars(&[&title], &bars, plot::SMALL)
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ const DEPENDENCIES: [(&str, &str); 6] = [
     ),
     (
         "mpsd/runner",
-        "clap indicatif mpsd mpsd-core nix plotters regex-lite serde serde_json",
+        "clap indicatif mpsd mpsd-core nix regex-lite serde serde_json",
     ),
 ];
 

@@ -101,7 +101,7 @@ impl Sweep {
         if places.is_exclusive() && !self.only_mps {
             notes.push(
                 "the job made its GPUs exclusive, and its MPS server holds them: nothing runs there outside its MPS, so \"one after \
-                 another\" is one client at a time under MPS (a site that sets compute_mode = \"keep\" can compare without MPS)"
+                 another\" is one client at a time under MPS; for the rate without MPS run the same 'mpsctl sweep' in a job without --mps"
                     .to_owned(),
             );
         }
@@ -194,7 +194,7 @@ impl Sweep {
         if let Some(file) = &self.svg {
             let command: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
             let title = mpsd_core::text::one_line(&command.join(" "), 60);
-            let text = plot::svg(outcome, &title).map_err(|why| of_node(format!("plot: {why}")))?;
+            let text = plot::svg(outcome, &title);
             let unwritable = |error| of_node(format!("cannot write '{}': {error}", file.display()));
             std::fs::write(file, text).map_err(unwritable)?;
         }

@@ -1,91 +1,154 @@
-//! The plot, as SVG: throughput over the number of clients, a line for each column of the table.
+//! Pictures as SVG: bars with a name before each and its figure behind it. So they need no axis and no legend. They are
+//! transparent, and their letters follow the page's light or dark colors.
 
 use super::outcome::{Outcome, figure};
-use plotters::prelude::*;
+use std::fmt::Write as _;
 
-const SIZE: (u32, u32) = (720, 480);
-/// Large enough to be read on a page 360 pixels wide.
-const FONT: (&str, i32) = ("sans-serif", 26);
-/// Okabe and Ito's line colours, which color-blind people can tell apart.
-const COLOURS: [RGBColor; 6] = [
-    RGBColor(110, 110, 110),
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-];
-
-/// The drawing; `title` stands above it.
-///
-/// # Errors
-/// One line, when the library cannot draw it.
-pub fn svg(outcome: &Outcome, title: &str) -> Result<String, String> {
-    let mut text = String::new();
-    draw(outcome, title, &mut text).map_err(|error| error.to_string())?;
-    Ok(text)
+/// A bar from one value to another.
+#[derive(Debug)]
+pub struct Bar {
+    /// The words before it.
+    pub name: String,
+    /// Where it begins.
+    pub from: f64,
+    /// Where it ends.
+    pub to: f64,
+    /// The words behind it.
+    pub said: String,
+    /// Bars of one kind have one color: [`WITHOUT`], [`WITH`], or another.
+    pub kind: usize,
+    /// It is the first of a group.
+    pub begins: bool,
 }
 
-fn draw(outcome: &Outcome, title: &str, text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
-    let root = SVGBackend::with_string(text, SIZE).into_drawing_area();
-    root.fill(&WHITE)?;
-    let counts = outcome.counts();
-    let most = outcome.highest(|_| true);
-    let last = counts.len().saturating_sub(1).max(1) as f64;
-    let mut chart = ChartBuilder::on(&root)
-        .caption(title, FONT)
-        .margin(12)
-        .x_label_area_size(70)
-        .y_label_area_size(120)
-        .build_cartesian_2d(-0.1..last + 0.1, 0.0..most.max(f64::MIN_POSITIVE) * 1.1)?;
-    let places: Vec<f64> = (0..counts.len()).map(|place| place as f64).collect();
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .label_style(FONT)
-        .axis_desc_style(FONT)
-        .x_labels(counts.len().max(2) * 2 - 1)
-        .x_label_formatter(&|x| {
-            let mut both = places.iter().zip(&counts);
-            let whole = both.find(|(place, _)| (*place - x).abs() < 0.01);
-            whole.map_or_else(String::new, |(_, clients)| clients.to_string())
-        })
-        .max_light_lines(1)
-        .y_label_formatter(&|y| figure(*y))
-        .x_desc("clients at once")
-        .y_desc(format!("{}, all together", outcome.unit))
-        .draw()?;
-    for (label, colour) in outcome.labels().into_iter().zip(COLOURS.into_iter().cycle()) {
-        let points: Vec<(f64, f64)> = counts
-            .iter()
-            .zip(&places)
-            .filter_map(|(clients, place)| Some((*place, outcome.throughput(*clients, &label)?)))
-            .collect();
-        chart
-            .draw_series(LineSeries::new(points.clone(), colour.stroke_width(3)))?
-            .label(label)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(3)));
-        chart.draw_series(
-            points
-                .into_iter()
-                .map(|point| Circle::new(point, 4, colour.filled())),
-        )?;
+/// The kind of a bar without MPS, in every picture.
+pub const WITHOUT: usize = 0;
+/// The kind of a bar with MPS, in every picture.
+pub const WITH: usize = 1;
+/// Okabe and Ito's colors, which color-blind people can tell apart, on white and on black.
+const COLORS: [&str; 6] = ["#8c8c8c", "#0a84c6", "#d55e00", "#009e73", "#cc79a7", "#56b4e9"];
+const WIDTH: f64 = 780.0;
+/// The size of letters on a page that telephones show.
+pub const LARGE: f64 = 22.0;
+/// The size of letters in a picture with a long list.
+pub const SMALL: f64 = 11.0;
+/// The mean letter's width, as a part of its height.
+const LETTER: f64 = 0.56;
+/// Beside a bar.
+const GAP: f64 = 6.0;
+/// Letters behind a bar.
+const WORDS: f64 = 9.0;
+/// Before a group, in lines.
+const APART: f64 = 0.5;
+
+/// The throughput of each row, in groups of as many clients.
+pub fn svg(outcome: &Outcome, title: &str) -> String {
+    let mut all = Vec::new();
+    for count in outcome.counts() {
+        for (place, label) in outcome.labels().into_iter().enumerate() {
+            let Some(throughput) = outcome.throughput(count, &label) else {
+                continue;
+            };
+            all.push(Bar {
+                name: format!("{count}: {label}"),
+                from: 0.0,
+                to: throughput,
+                said: figure(throughput),
+                kind: if place == 0 { WITHOUT } else { WITH },
+                begins: place == 0,
+            });
+        }
     }
-    let first = counts
-        .first()
-        .map_or(0.0, |first| outcome.highest(|row| row.clients == *first));
-    // Lines that begin high would run behind it.
-    let corner = match first < most * 0.7 {
-        true => SeriesLabelPosition::UpperLeft,
-        false => SeriesLabelPosition::MiddleLeft,
-    };
-    chart
-        .configure_series_labels()
-        .position(corner)
-        .label_font(FONT)
-        .border_style(RGBColor(180, 180, 180))
-        .background_style(WHITE)
-        .draw()?;
-    root.present()?;
-    Ok(())
+    let about = format!("clients at once, and {} of all together", outcome.unit);
+    bars(&[title, &about], &all, LARGE)
+}
+
+/// Draws them below these lines, with letters of this size.
+pub fn bars(titles: &[&str], bars: &[Bar], letters: f64) -> String {
+    let most = bars.iter().map(|bar| bar.to).fold(f64::MIN_POSITIVE, f64::max);
+    let longest = bars.iter().map(|bar| bar.name.chars().count()).max();
+    let names = longest.unwrap_or(0) as f64 * letters * LETTER + 2.0 * GAP;
+    let room = WIDTH - names - WORDS * letters * LETTER - GAP;
+    let at = |value: f64| names + value / most * room;
+    let line = letters * 1.6;
+    let groups = bars.iter().skip(1).filter(|bar| bar.begins).count();
+    let lines = (titles.len() + bars.len()) as f64 + groups as f64 * APART + 1.0;
+    let height = (line * lines).ceil();
+    let mut svg = format!(
+        "<svg width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" xmlns=\"http://www.w3.org/2000/svg\" \
+         font-family=\"sans-serif\" font-size=\"{letters}\">\n\
+         <style>text{{fill:#24292f}}@media (prefers-color-scheme:dark){{text{{fill:#e6edf3}}}}</style>\n"
+    );
+    for (number, title) in titles.iter().enumerate() {
+        let y = line * number as f64 + letters * 1.3;
+        let weight = if number == 0 { "bold" } else { "normal" };
+        let title = escaped(title);
+        let _ = writeln!(
+            svg,
+            "<text x=\"8\" y=\"{y:.1}\" font-weight=\"{weight}\">{title}</text>"
+        );
+    }
+    let mut y = line * (titles.len() as f64 + 0.5);
+    for (number, bar) in bars.iter().enumerate() {
+        if bar.begins && number > 0 {
+            y += line * APART;
+        }
+        let (from, to) = (at(bar.from), at(bar.to));
+        let color = COLORS[bar.kind % COLORS.len()];
+        let text = y + letters * 1.1;
+        let _ = writeln!(
+            svg,
+            "<text x=\"{:.1}\" y=\"{text:.1}\" text-anchor=\"end\">{}</text>\
+             <rect x=\"{from:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{color}\"/>\
+             <text x=\"{:.1}\" y=\"{text:.1}\">{}</text>",
+            names - GAP,
+            escaped(&bar.name),
+            y + 2.0,
+            (to - from).max(1.0),
+            line - 4.0,
+            to + GAP,
+            escaped(&bar.said)
+        );
+        y += line;
+    }
+    svg + "</svg>\n"
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_as_long_as_its_part_of_the_longest_and_a_group_stands_apart() {
+        let bar = |from, to, begins| Bar {
+            name: "a < b".to_owned(),
+            from,
+            to,
+            said: String::new(),
+            kind: WITH,
+            begins,
+        };
+        let drawn = bars(&["times"], &[bar(0.0, 200.0, true), bar(50.0, 150.0, true)], 10.0);
+        // 780, less 5 letters and two gaps before the bars, and 9 letters and a gap behind them.
+        assert!(
+            drawn.contains("<rect x=\"40.0\" y=\"26.0\" width=\"683.6\""),
+            "{drawn}"
+        );
+        assert!(
+            drawn.contains("<rect x=\"210.9\" y=\"50.0\" width=\"341.8\""),
+            "{drawn}"
+        );
+        assert!(drawn.contains("a &lt; b") && drawn.contains("prefers-color-scheme:dark"));
+        let height = drawn
+            .split("height=\"")
+            .nth(1)
+            .and_then(|rest| rest.split('"').next());
+        assert_eq!(height, Some("72"), "the last bar ends at 62");
+    }
 }
