@@ -1,8 +1,10 @@
 """The pages of the site: the repository's, at the same places, and the man pages in reference/."""
 
+import json
 import os
 import re
 import subprocess
+import tempfile
 from html import unescape
 from pathlib import Path
 
@@ -10,9 +12,13 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from mkdocs.structure.toc import AnchorLink
 
-# `cargo xtask docs` sets both: the repository, and the directory with the man pages.
+# `cargo xtask docs` sets these: the repository, the directory with the man pages, mermaid.min.js, and the browser's command.
 ROOT = Path(os.environ["MPSD_ROOT"])
 MANUAL = Path(os.environ["MPSD_MANUAL"])
+MERMAID = Path(os.environ["MPSD_MERMAID"])
+BROWSER = json.loads(os.environ["MPSD_BROWSER"])
+# Narrow, so that its letters are as large as the page's.
+SEQUENCE = json.dumps({"width": 125, "actorMargin": 20, "messageFontSize": 14, "actorFontSize": 14})
 LONGEST_WHOLE = 20  # characters, as in check.html
 MANUALS = sorted(path.name for path in MANUAL.iterdir())
 
@@ -62,7 +68,35 @@ def on_page_markdown(markdown, page, config, files):
             return name
         return f"[{name}]({up}reference/{name[:-1].replace('(', '.')}.md)"
 
-    return re.sub(rf"```.*?```|`[^`]*`|\b(?:{names})", linked, markdown, flags=re.S)
+    markdown = re.sub(rf"```.*?```|`[^`]*`|\b(?:{names})", linked, markdown, flags=re.S)
+    return re.sub(r"```mermaid\n(.*?)\n```", lambda block: drawn(block[1], page.file.src_uri), markdown, flags=re.S)
+
+
+def drawn(diagram, page):
+    """A diagram in the theme's two colors, of which site.css shows one. Without scripts, and without an empty line, as above."""
+    draw = """
+        (async () => {
+          for (const theme of ["default", "dark"]) {
+            mermaid.initialize({startOnLoad: false, theme, fontFamily: "sans-serif", wrap: true, sequence: SEQUENCE});
+            const {svg} = await mermaid.render("drawn-" + theme, DIAGRAM);
+            document.getElementById(theme).innerHTML = svg;
+          }
+        })().catch((error) => document.body.replaceChildren(error));"""
+    text = json.dumps(diagram).replace("</", "<\\/")
+    with tempfile.TemporaryDirectory() as work:
+        source = Path(work) / "draw.html"
+        source.write_text(
+            f'<!doctype html><div id="default"></div><div id="dark"></div><script src="{MERMAID.as_uri()}"></script>'
+            f"<script>{draw.replace('DIAGRAM', text).replace('SEQUENCE', SEQUENCE)}</script>"
+        )
+        command = [*BROWSER, f"--user-data-dir={work}/browser", "--dump-dom", source.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = dict(re.findall(r'<div id="(default|dark)">(<svg.*?</svg>)</div>', done.stdout, flags=re.S))
+    if len(found) != 2:
+        said = re.sub(r"<style.*?</style>|<script.*?</script>|<[^>]+>", "", done.stdout, flags=re.S).strip()
+        raise PluginError(f"{page}: a diagram is not drawn: {unescape(said) or done.stderr}")
+    parts = "".join(f'<div class="drawn drawn-{theme}">{svg}</div>' for theme, svg in found.items())
+    return re.sub(r"\n\s*", " ", f"<div>{parts}</div>")
 
 
 def boost(page):

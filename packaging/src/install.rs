@@ -71,6 +71,41 @@ pub fn python(name: &str, wanted: &str) -> Result<PathBuf> {
     Ok(home.join("bin"))
 }
 
+/// Mermaid from npm's registry, of these bytes alone.
+const MERMAID: [&str; 2] = [
+    "mermaid@12.3.0",
+    "sha512-4113TdXeLAsMruJ79OpFL5O8+LTFXhQqZ260rF3tgUmiNAtRm4Uume04I+65PRN6yZ69J4f8rVYWW8zRk65UYw==",
+];
+
+/// The file of Mermaid that a browser loads.
+pub fn mermaid() -> Result<PathBuf> {
+    let file = "package/dist/mermaid.min.js";
+    let home = kept("tools", "mermaid", &MERMAID.join(" "), |home| {
+        if !works(Command::new("npm").arg("--version")) {
+            packages("npm", "npm")?;
+        }
+        let mut pack = Command::new("npm");
+        pack.args(["pack", "--json", MERMAID[0]]).current_dir(home);
+        let output = pack.output().context("cannot start npm")?;
+        let [told]: [serde_json::Value; 1] = serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("npm pack: {}", String::from_utf8_lossy(&output.stderr).trim()))?;
+        if told["integrity"] != MERMAID[1] {
+            bail!(
+                "{} has the bytes {}, not {}",
+                MERMAID[0],
+                told["integrity"],
+                MERMAID[1]
+            );
+        }
+        let archive = told["filename"].as_str().context("npm pack names no file")?;
+        let mut unpack = Command::new("tar");
+        unpack.args(["--extract", "--gzip", "--file", archive, file]);
+        quietly(unpack.current_dir(home))?;
+        fs::remove_file(home.join(archive)).context("the archive of Mermaid")
+    })?;
+    Ok(home.join(file))
+}
+
 /// `PATH` with `bin` first, because cargo finds its verbs there.
 pub fn path(bin: &Path) -> Result<OsString> {
     let rest = std::env::var_os("PATH").unwrap_or_default();

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::cargo;
 use crate::command::quietly;
 use crate::files::{copy, emptied, is_a, list, read_text, write};
-use crate::install::{program, python};
+use crate::install::{mermaid, program, python};
 
 const MKDOCS: &str = include_str!("../python/mkdocs.txt");
 const CHROMIUM: &str = "/usr/bin/chromium";
@@ -44,6 +44,7 @@ impl Options {
 
 pub fn prepare() -> Result<()> {
     python("mkdocs", MKDOCS)?;
+    mermaid()?;
     program("/usr/bin/mandoc", "mandoc", "mandoc")?;
     program(CHROMIUM, "chromium", "chromium")
 }
@@ -66,6 +67,8 @@ pub fn run(options: &Options) -> Result<()> {
     command
         .env("MPSD_ROOT", &root)
         .env("MPSD_MANUAL", manual.join("man"))
+        .env("MPSD_MERMAID", mermaid()?)
+        .env("MPSD_BROWSER", serde_json::to_string(&browser())?)
         .env("NO_MKDOCS_2_WARNING", "1")
         // Without --quiet, because with it --strict counts no warning.
         .args(["build", "--strict", "--config-file"])
@@ -81,6 +84,11 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+fn browser() -> Vec<&'static str> {
+    let start = ["/usr/bin/timeout", "--kill-after=5", "300", CHROMIUM];
+    start.into_iter().chain(BROWSER).collect()
+}
+
 fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
     let mut pages = Vec::new();
     collect(site, &mut pages)?;
@@ -90,8 +98,9 @@ fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
     let text = text.replacen("PAGES;", &format!("{};", serde_json::to_string(&relative)?), 1);
     let file = site.join("check.html");
     write(&file, text)?;
-    let mut command = Command::new("/usr/bin/timeout");
-    command.args(["--kill-after=5", "300", CHROMIUM]).args(BROWSER);
+    let browser = browser();
+    let mut command = Command::new(browser[0]);
+    command.args(&browser[1..]);
     command.arg(format!("--user-data-dir={}", work.join("browser").display()));
     command
         .arg("--dump-dom")
