@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use mpsd_core::config::SECTIONS;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, UseTree};
 use toml::Table;
@@ -63,6 +64,8 @@ struct Module {
     /// Each path of a `use`, from code and macros. Re-exports of children (`pub use child::Thing`) are left out:
     /// through its parent a child may use what the parent defines.
     paths: Vec<Names>,
+    /// What is read of what: `drain.enabled` of `settings.drain.enabled`.
+    fields: BTreeSet<(String, String)>,
     has_unsafe: bool,
     has_switch: bool,
 }
@@ -214,15 +217,40 @@ impl<'ast> Visit<'ast> for Module {
         self.has_switch |= item.path.is_ident("cfg") && tokens.contains("test");
         // Macros have no syntax tree, and write a path as `a :: b`.
         let joined = tokens.replace(" :: ", "::");
+        let fields = tokens.replace(" . ", ".");
+        let fields = fields.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '.');
+        for path in fields.map(|path| path.split('.').collect::<Vec<_>>()) {
+            let pairs = path
+                .windows(2)
+                .map(|pair| (pair[0].to_owned(), pair[1].to_owned()));
+            self.fields.extend(pairs);
+        }
         let words = joined.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
         let paths = words.map(|word| word.split("::").map(str::to_owned).collect::<Names>());
         self.paths.extend(paths.filter(|path| path.len() > 1));
         visit::visit_macro(self, item);
     }
 
+    fn visit_expr_field(&mut self, field: &'ast syn::ExprField) {
+        let of = match &*field.base {
+            syn::Expr::Path(path) => path.path.segments.last().map(|one| one.ident.to_string()),
+            syn::Expr::Field(of) => Some(member(of)),
+            _ => None,
+        };
+        self.fields.extend(of.map(|of| (of, member(field))));
+        visit::visit_expr_field(self, field);
+    }
+
     fn visit_expr_unsafe(&mut self, block: &'ast syn::ExprUnsafe) {
         self.has_unsafe = true;
         visit::visit_expr_unsafe(self, block);
+    }
+}
+
+fn member(field: &syn::ExprField) -> String {
+    match &field.member {
+        syn::Member::Named(name) => name.to_string(),
+        syn::Member::Unnamed(place) => place.index.to_string(),
     }
 }
 
@@ -290,6 +318,34 @@ fn only_a_schedulers_folder_names_it() {
         }
     }
     assert_eq!(homes.len(), SCHEDULERS.len(), "{homes:?}");
+}
+
+/// A key can be set, shown and explained without that any program reads it.
+#[test]
+fn each_key_of_mpsd_toml_is_read_by_a_program() {
+    let crates = crates();
+    let modules = || crates.iter().flat_map(|one| one.0.values());
+    let rows = source("mpsd/core/src/config/settings.rs").expect("the keys");
+    let mut unread = Vec::new();
+    for section in SECTIONS {
+        // `rule` is the table of a function that has nothing else of the settings.
+        let of: &[&str] = match section.name {
+            "" => &["settings", "self"],
+            name => &[name, "rule"],
+        };
+        for row in section.rows {
+            // `deadline as "deadline_s"`
+            let renamed = rows.split_once(&format!(" as \"{}\":", row.key));
+            let field = renamed.and_then(|(before, _)| before.rsplit([' ', '\n']).next());
+            let field = field.unwrap_or(row.key).to_owned();
+            let is_read = |of: &&str| {
+                let read = ((*of).to_owned(), field.clone());
+                modules().any(|module| module.fields.contains(&read))
+            };
+            unread.extend((!of.iter().any(is_read)).then_some(row.name));
+        }
+    }
+    assert_eq!(unread, [""; 0], "no program reads these keys");
 }
 
 #[test]

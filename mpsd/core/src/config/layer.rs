@@ -149,7 +149,8 @@ impl Reader {
             return self.say(key.span(), format!("{why}; known: {known}"));
         };
         let entry = Entry::new(&value, ANY_NODE);
-        self.errors.extend((row.read)(&mut self.scratch, &entry).err());
+        let read = (row.read)(&mut self.scratch, &entry);
+        self.errors.extend(read.err().map(|error| error.of_key(row.name)));
         layer.values.push((row, value));
     }
 

@@ -129,23 +129,23 @@ fn an_error_names_file_line_column_and_what_is_known() {
         |[slurm]|  wiat = "task" -> 3:3: unknown key 'wiat' (did you mean 'wait'?); known: exec, conf, wait, requeue,
         [slrum] -> 1:2: unknown key 'slrum' (did you mean 'slurm'?); known: run_dir
         requeue_limit = 3 -> 1:1: unknown key 'requeue_limit' (did you mean 'slurm.requeue_limit'?); known: run_dir
-        compute_mode = "keap" -> 1:16: unknown word 'keap' (did you mean 'keep'?), expected 'exclusive' or 'keep'
-        compute_mode = "both" -> 1:16: unknown word 'both', expected 'exclusive' or 'keep'
-        max_clients = "many" -> 1:15: invalid type: string "many", expected a whole number
-        max_clients = 0 -> 1:15: 0 is out of range; allowed: 1 to 1024
-        slurm.requeue = 1 -> 1:17: invalid type: integer '1', expected true or false
-        defaults.threads = 101 -> 1:20: above 100; allowed: a number from 1 to 100
-        defaults.threads = nan -> 1:20: not a plain decimal number
-        defaults.mem = 4 -> 1:16: a size needs a unit; allowed: 4G
-        defaults.mem = "4GB" -> 1:16: decimal units are not accepted
-        ceilings.threads = "30:70" -> 1:20: not a plain decimal number
-        replicas = 61 -> 1:12: 61 is out of range; allowed: 1 to 60
-        deadline_s = 2.5 -> 1:14: invalid type: floating point '2.5', expected a whole number
-        run_dir = "run" -> 1:11: not an absolute path without '..'
-        run_dir = "/run/../etc" -> 1:11: not an absolute path without '..'
-        run_dir = "/run/%h" -> 1:11: '%' is followed by something else than 'n'
-        nvml = "lib/x.so" -> 1:8: not an absolute path without '..', nor a library's name
-        drain.prefix = "a b" -> 1:16: not a prefix of 3 to 24
+        compute_mode = "keap" -> 1:16: compute_mode: unknown word 'keap' (did you mean 'keep'?), expected 'exclusive' or 'keep'
+        compute_mode = "both" -> 1:16: compute_mode: unknown word 'both', expected 'exclusive' or 'keep'
+        max_clients = "many" -> 1:15: max_clients: invalid type: string "many", expected a whole number
+        max_clients = 0 -> 1:15: max_clients: 0 is out of range; allowed: 1 to 1024
+        slurm.requeue = 1 -> 1:17: slurm.requeue: invalid type: integer '1', expected true or false
+        defaults.threads = 101 -> 1:20: defaults.threads: above 100; allowed: a number from 1 to 100
+        defaults.threads = nan -> 1:20: defaults.threads: not a plain decimal number
+        defaults.mem = 4 -> 1:16: defaults.mem: a size needs a unit; allowed: 4G
+        defaults.mem = "4GB" -> 1:16: defaults.mem: decimal units are not accepted
+        ceilings.threads = "30:70" -> 1:20: ceilings.threads: not a plain decimal number
+        replicas = 61 -> 1:12: replicas: 61 is out of range; allowed: 1 to 60
+        deadline_s = 2.5 -> 1:14: deadline_s: invalid type: floating point '2.5', expected a whole number
+        run_dir = "run" -> 1:11: run_dir: not an absolute path without '..'
+        run_dir = "/run/../etc" -> 1:11: run_dir: not an absolute path without '..'
+        run_dir = "/run/%h" -> 1:11: run_dir: '%' is followed by something else than 'n'
+        nvml = "lib/x.so" -> 1:8: nvml: not an absolute path without '..', nor a library's name
+        drain.prefix = "a b" -> 1:16: drain.prefix: not a prefix of 3 to 24
         hosts = "x" -> 1:9: belongs into a [[node]] section
         [[node]]|replicas = 4 -> 1:1: a [[node]] section needs hosts, product or both
         [[node]]|hosts = "a[" -> 2:9: 'a[' is no host list
@@ -159,10 +159,10 @@ fn an_error_names_file_line_column_and_what_is_known() {
         node = [3] -> 1:9: [[node]] is a table
         "".run_dir = "/x" -> 1:1: unknown key ''
         "a\u001b[2J" = 1 -> 1:1: unknown key 'a?[2J'
-        slurm.auto_partitions = ["a", "b c"] -> 1:31: not a name; allowed: letters
-        slurm.auto_partitions = "a" -> 1:25: invalid type: string "a", expected a list in brackets
+        slurm.auto_partitions = ["a", "b c"] -> 1:31: slurm.auto_partitions: not a name; allowed: letters
+        slurm.auto_partitions = "a" -> 1:25: slurm.auto_partitions: invalid type: string "a", expected a list in brackets
         wrong = 1|deadline_s = 0|[ceilings]|mem = 4 -> 1:1: unknown key 'wrong'
-        replicas = 0|deadline_s = 0 -> 1:12: 0 is out of range"#;
+        replicas = 0|deadline_s = 0 -> 1:12: replicas: 0 is out of range"#;
     for row in table.trim().lines() {
         let (text, message) = row.trim().split_once(" -> ").unwrap();
         let text = &text.replace('|', "\n");

@@ -34,6 +34,11 @@ impl ConfigError {
         Self { span, why }
     }
 
+    pub(super) fn of_key(self, key: &str) -> Self {
+        let why = format!("{key}: {}", self.why);
+        Self { why, ..self }
+    }
+
     /// An error of serde or the TOML parser in `part` of the file.
     pub(super) fn toml(error: &toml::de::Error, part: Range<usize>) -> Self {
         Self::at(error.span().unwrap_or(part), in_words(error.message()))
