@@ -25,6 +25,7 @@ use std::path::Path;
 
 /// How many words of a step's command are looked at.
 const WORDS: usize = 8;
+const MORE_TASKS: &str = "; ask for more tasks than GPUs (-n), or for --mps";
 const NO_GPU: &str = "the job has GPUs and this step none, so it runs without MPS; add --gres=gpu:N to srun";
 
 /// Attaches the task to its MPS, leaves it alone, or refuses it.
@@ -282,8 +283,11 @@ impl NewTask<'_> {
     fn say_unneeded(&self, why: &str) {
         if self.state.asks() {
             let (job, node) = (self.job, self.slurm.node_name());
+            // What `Mode::counted` says.
+            let is_count = why.ends_with(" GPU") || why.ends_with(" GPUs");
+            let more = if is_count { MORE_TASKS } else { "" };
             self.slurm
-                .log(Level::Notice, &format!("job {job}: on {node}: {why}"));
+                .log(Level::Notice, &format!("job {job}: on {node}: {why}{more}"));
         }
     }
 

@@ -111,7 +111,7 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
             2,
             0,
             "mps=auto",
-            Some("auto: no MPS, because 1 task on 1 GPU"),
+            Some("auto: no MPS, because 1 task on 1 GPU; ask for more tasks than GPUs (-n), or for --mps"),
         ),
     ] {
         let slurm = FakeSlurm::step(step)

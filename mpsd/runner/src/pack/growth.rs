@@ -109,6 +109,18 @@ impl Growth {
         self.each
     }
 
+    /// Why not more run at once, if that is no choice of the rule.
+    pub fn bound(&self) -> Option<&'static str> {
+        let Bounds {
+            gpus, most, cores, ..
+        } = self.bounds;
+        match self.each {
+            each if each >= most => Some("as many as the GPU takes clients, or as have memory"),
+            each if each >= cores / gpus.max(1) => Some("a core each: -c gives more"),
+            _ => None,
+        }
+    }
+
     /// Whether commands are to be started because more may run.
     pub fn is_filling(&self) -> bool {
         matches!(self.phase, Phase::Filling { since: None })
@@ -210,6 +222,21 @@ mod tests {
         most: 60,
         cores: 64,
     };
+
+    #[test]
+    fn what_ends_the_growth_is_named_unless_the_rule_chose_it() {
+        let bound = |most, cores| {
+            let bounds = Bounds {
+                most,
+                cores,
+                ..BOUNDS
+            };
+            Growth::new(bounds, 0.0).bound()
+        };
+        assert!(bound(60, 4).is_some_and(|why| why.contains("-c")));
+        assert!(bound(4, 64).is_some_and(|why| why.contains("memory")));
+        assert_eq!(bound(60, 64), None);
+    }
 
     /// Runs the rule for so many seconds beside commands that have a context after 3 s; `watts` of so many.
     fn grown(

@@ -469,6 +469,12 @@ impl<'a> Runner<'a> {
         &self.failed
     }
 
+    /// Why not more ran at once; `None`: there were no more, the user said so, or the rule chose it.
+    fn bound(&self) -> Option<&'static str> {
+        let growth = self.growth.as_ref().filter(|_| self.limits.at_once.is_none());
+        growth?.bound().filter(|_| (self.most as u64) < self.asked)
+    }
+
     fn not_run(&self) -> u64 {
         self.asked - self.good - self.failed.len() as u64
     }
@@ -507,10 +513,11 @@ impl<'a> Runner<'a> {
         }
         let _ = writeln!(
             out,
-            "\n{:.1} s, up to {} at once on {}{}",
+            "\n{:.1} s, up to {} at once on {}{}{}",
             self.begin.elapsed().as_secs_f64(),
             self.most,
             count(self.places.count().into(), "GPU"),
+            self.bound().map_or_else(String::new, |why| format!(" ({why})")),
             self.memory_mib
                 .map_or_else(String::new, |mib| format!(", up to {mib} MiB each"))
         );
