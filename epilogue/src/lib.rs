@@ -110,15 +110,17 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
             let share = deadline.remaining() / u32::try_from(left).unwrap_or(1);
             let ended = job::end(&mut node(share), id, &ending);
             // Comes first, so that the last line is root's, and not a text of the user's process.
-            if shown {
+            if shown && !ended.by_site {
                 for words in &ended.last_words {
                     complain(NAME, &format!("job {id}: its mpsd says: {words}"));
                 }
-                if let Some(report) = &ended.report {
-                    complain(NAME, &report::paragraph(report));
-                }
+                let report = ended.report.as_ref().map(report::paragraph);
+                let told = report.or_else(|| ended.summary.clone());
+                told.iter().for_each(|text| complain(NAME, text));
             }
-            ended.lines.iter().for_each(|line| complain(NAME, line));
+            if !(shown && ended.by_site) {
+                ended.lines.iter().for_each(|line| complain(NAME, line));
+            }
             clean &= ended.findings.is_clean();
         }
         if clean { 0 } else { BROKEN }

@@ -8,6 +8,7 @@
 use crate::handle::{Item, Level, Node, Slurm};
 use crate::state::PluginState;
 use crate::stepd::{self, StepKind};
+use mpsd_core::advice::{self, Facts};
 use mpsd_core::deadline::Deadline;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
@@ -31,10 +32,10 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
         partitions::give_back(lock);
     }
     let status = slurm.item(Item::TaskExitStatus).filter(|status| *status != 0);
-    let ends_job = is_last && ends_job(slurm);
-    let shows_report = ends_job && wants_report(state);
+    let ends_job = is_last && (ends_job(slurm) || state.step.own_daemon);
+    state.step.has_rank_0 |= slurm.item(Item::TaskGlobalId).is_none_or(|rank| rank == 0);
     // A step that opted out did not fail by that MPS, and must not take the words that other tasks are to show.
-    if state.opts_out() || status.is_none() && !shows_report && !(ends_job && state.step.has_mps) {
+    if state.opts_out() || status.is_none() && !(ends_job && state.step.has_mps) {
         return;
     }
     let Some(mps) = mps_of_step(slurm, node, state) else {
@@ -54,21 +55,50 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     if !ends_job {
         return;
     }
-    let seen = mps.seen.iter().filter_map(|seen| node.observations(seen));
-    let Some(observed) = seen.reduce(Observations::and) else {
+    let is_told = mps.record.report || mps.record.summary && state.step.has_rank_0;
+    let Some(observed) = observed(node, &mps, if is_told { LATE } else { Duration::ZERO }) else {
         return;
     };
     if !observed.daemons_lost.is_empty() || !observed.outside.is_empty() {
         last_words(slurm, node, state, &mps, Duration::ZERO);
     }
-    if shows_report && mps.record.report {
-        let text = observed.lines(&mps.record.gpus).join("; ");
-        let by = match mps.record.shared {
-            true => "the mpsd of all jobs that share it,",
-            false => "its own mpsd",
-        };
-        notice(slurm, &format!(", by {by} so far: {text}"));
+    if is_told {
+        tell_use(slurm, &mps.record, &observed);
     }
+}
+
+/// What `mpsd` saw so far. If it saw no client, that may be late.
+fn observed(node: &dyn Node, mps: &StepMps, patience: Duration) -> Option<Observations> {
+    let deadline = Deadline::after(patience);
+    loop {
+        let seen = mps.seen.iter().filter_map(|seen| node.observations(seen));
+        let all = seen.reduce(Observations::and)?;
+        if all.clients > 0 || !deadline.sleep(PAUSE) {
+            return Some(all);
+        }
+    }
+}
+
+/// A report with the advice that holds so far, or one line.
+fn tell_use(slurm: &dyn Slurm, record: &Record, observed: &Observations) {
+    if !record.report {
+        let text = observed.summary(&record.gpus, record.shared);
+        return notice(slurm, &format!(": {text}; mpsctl report {}", record.job.whole()));
+    }
+    let facts = Facts {
+        gpus: &record.gpus,
+        daemons: &record.daemons,
+        takes_turns: record.takes_turns,
+        seen: observed,
+    };
+    let advice = advice::of(&facts).filter(|_| !record.shared);
+    let advice = advice.map(|advice| format!("advice: {}", advice.text));
+    let text: Vec<String> = observed.lines(&record.gpus).into_iter().chain(advice).collect();
+    let by = match record.shared {
+        true => "the mpsd of all jobs that share it,",
+        false => "its own mpsd",
+    };
+    notice(slurm, &format!(", by {by} so far: {}", text.join("; ")));
 }
 
 fn notice(slurm: &dyn Slurm, text: &str) {
@@ -118,12 +148,6 @@ fn last_words(
             notice(slurm, &format!(" its mpsd says: {line}"));
         }
     }
-}
-
-fn wants_report(state: &PluginState) -> bool {
-    let by_flag = state.request_on().and_then(|request| request.report);
-    let by_site = || state.step.settings.as_ref()?.as_ref().ok()?.defaults.report;
-    by_flag.or_else(by_site) == Some(true)
 }
 
 /// Whether this is the script, or a step that no script began.

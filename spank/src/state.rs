@@ -26,6 +26,8 @@ pub struct StepState {
     /// The job, or the step, had a record when the step began.
     pub has_mps: bool,
     pub own_daemon: bool,
+    /// The first task of the step has ended on this node.
+    pub has_rank_0: bool,
     /// Why it has no daemon of its own.
     pub failure: Option<String>,
     /// Why `auto` gives it none.

@@ -320,7 +320,7 @@ fn a_drain_and_an_undrain_leave_a_note_of_the_site() {
 #[test]
 fn an_end_without_a_begin_and_a_second_end_do_nothing() {
     on_both(&["nodea"], |c| {
-        let job: Job = c.job("MPS=true");
+        let job: Job = c.job("MPS=true,MPS_REPORT=off");
         ends(c, &job);
         begins(c, &job);
         if c.product == Product::OpenPbs {

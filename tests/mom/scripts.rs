@@ -1,5 +1,5 @@
 //! The job scripts of `tests/scripts/` that fit a PBS, each on three nodes at once: without us, in a queue of
-//! `auto_queues`, with `MPS=true`.
+//! `auto_queues`, with MPS and without the line about it.
 
 use tests::double::Builder;
 use tests::mom::cluster::{Cluster, Product, USER};
@@ -9,7 +9,7 @@ use tests::scripts::{self, Outcome, STAND_INS, Script, Three};
 use crate::jobs::begins;
 
 /// Of each run: the job's account and queue.
-const RUNS: [(&str, &str); 3] = [("", "batch"), ("", "gpus"), ("MPS=true", "batch")];
+const RUNS: [(&str, &str); 3] = [("", "batch"), ("", "gpus"), ("MPS=true,MPS_REPORT=off", "batch")];
 
 #[test]
 fn every_script_runs_under_torque_as_without_us_or_its_user_reads_why() {

@@ -256,7 +256,11 @@ fn a_user_who_said_auto_reads_what_it_found_and_no_other(cell: &Context) -> Resu
         &["on node1: auto: no MPS, because 2 tasks on 2 GPUs"],
     )?;
     holds(done.stderr.matches("auto: no MPS").count() == 1, &done)?;
-    for words in ["-p auto -n1", "-p auto -n2", "-p main --mps=auto -n2"] {
+    for words in [
+        "-p auto -n1",
+        "-p auto -n2",
+        "-p main --mps=auto --mps-report=off -n2",
+    ] {
         let done = cell
             .run(&format!("srun {words} -w node1 --gres=gpu:1"), &client)?
             .success()?;

@@ -175,6 +175,7 @@ fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
     let changed = never_ready(cell)?;
     let words = [
         "--mps",
+        "--mps-report=off",
         "--gres=gpu:1",
         "--requeue",
         "--comment=by hand",

@@ -1,4 +1,5 @@
-//! The job scripts of `tests/scripts/`, each on three nodes at once: without us, in an `auto` partition, with `--mps`.
+//! The job scripts of `tests/scripts/`, each on three nodes at once: without us, in an `auto` partition, with
+//! `--mps` and without the line about it.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -24,7 +25,11 @@ const ENDS: Duration = Duration::from_secs(40);
 const GPUS_OF_LANE: usize = 2;
 
 /// Of each run its partition, and what is added to its submission. The node of the first has no plugin.
-const RUNS: [(&str, &str); 3] = [("main", ""), ("auto", ""), ("main", " --mps")];
+const RUNS: [(&str, &str); 3] = [
+    ("main", ""),
+    ("auto", ""),
+    ("main", " --mps --mps-report=off"),
+];
 
 /// Beds of one sort, and the scripts that run there.
 struct Site {

@@ -124,9 +124,17 @@ fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()>
         &["on node1, by its own mpsd so far: 2 clients, 1 at once; GPU "],
     )?;
     ensure!(told(&said) == 1, "{said}");
-    for (flags, times) in [(asks.as_str(), 1), (ONE_GPU, 0)] {
+    let silent = format!("{ONE_GPU} --mps-report=off");
+    for (flags, times, lines) in [(asks.as_str(), 1, 0), (ONE_GPU, 0, 1), (&silent, 0, 0)] {
         let done = cell.run(&format!("srun {flags}"), &line)?.success()?;
         ensure!(told(&done.stderr) == times, "{flags:?}: {}", done.stderr);
+        let line =
+            |line: &&str| line.contains(": on node1: 1 client at once") && line.contains("; mpsctl report ");
+        ensure!(
+            done.stderr.lines().filter(line).count() == lines,
+            "{flags:?}: {}",
+            done.stderr
+        );
     }
     Ok(())
 }
@@ -148,7 +156,7 @@ fn a_lost_server_is_told_once(cell: &Context) -> Result<()> {
         ensure!(!said.contains("error: mps"), "it is no error of ours: {said}");
         cell.idle()?;
     }
-    for flags in ["--mps", ""] {
+    for flags in ["--mps --mps-report=off", ""] {
         let done = cell.run(&format!("srun {flags} -w node1 --gres=gpu:1"), "exit 7")?;
         ensure!(!done.stderr.contains("mps"), "{flags:?}: {}", done.stderr);
     }

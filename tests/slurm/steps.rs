@@ -114,7 +114,7 @@ fn components_have_limits_of_their_own(cell: &Context) -> Result<()> {
 
 /// The script of a het job passes the flags of its own component, the first, to its sruns on the others.
 fn a_component_that_did_not_ask_has_nothing(cell: &Context) -> Result<()> {
-    let flags = "--mps -N1 --gres=gpu:1 : --mps=off -N1 --gres=gpu:1";
+    let flags = "--mps --mps-report=off -N1 --gres=gpu:1 : --mps=off -N1 --gres=gpu:1";
     let look = "env | grep ^MPSD; echo looked";
     let (_, said) = cell.batch(flags, &format!("srun --het-group=1 -n1 /bin/sh -c '{look}'"))?;
     ensure!(said == "looked\n", "it runs as it would without us: {said}");
@@ -125,7 +125,7 @@ fn a_component_that_did_not_ask_has_nothing(cell: &Context) -> Result<()> {
 fn a_step_without_gpus_has_nothing(cell: &Context) -> Result<()> {
     let look = "env | grep -E \"^CUDA|^MPSD\"; echo looked";
     let script = format!("srun --gres=none /bin/sh -c '{look}'; srun --gpus=0 /bin/sh -c '{look}'");
-    let (_, said) = cell.batch("--mps --gres=gpu:1", &script)?;
+    let (_, said) = cell.batch("--mps --mps-report=off --gres=gpu:1", &script)?;
     // The second step needs what the first had, and may be told that Slurm has not taken it back yet.
     let waits = |line: &&str| line.starts_with("srun: Job ") || line.starts_with("srun: Step created ");
     let others: Vec<&str> = said.lines().filter(|line| !waits(line)).collect();

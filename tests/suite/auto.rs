@@ -6,9 +6,10 @@ use std::rc::Rc;
 use mpsd::job;
 use mpsd::scheduler::{Exclusive, GpuSource, Scheduler};
 use mpsd_core::failure::Evidence;
+use mpsd_core::record::Record;
 use mpsd_core::record::RecordState::{self, Ready, Refused, Unneeded};
 use tests::sim::scenario::Scenario;
-use tests::sim::{Sim, Trouble, World, living, silence_kills};
+use tests::sim::{Sim, Trouble, World, living, paths, silence_kills};
 
 fn auto(tasks: u32) -> Scenario {
     Scenario::new("auto", "MPS=auto", 1)
@@ -179,5 +180,20 @@ fn only_a_user_who_asked_is_told_by_the_prologue() {
                 .iter()
                 .all(|line| line.ends_with("auto: no MPS, because 1 task on 1 GPU"))
         );
+    }
+}
+
+/// Slurm's plugin shows what the record asks for.
+#[test]
+fn a_job_that_its_site_brought_in_has_no_line_in_its_output() {
+    for (config, told) in [("", (false, true)), ("[defaults]\nreport = true", (true, false))] {
+        for (scenario, told) in [(auto(2), told), (auto(2).by_site(), (false, false))] {
+            let scenario = scenario.config(config);
+            let world = node(&scenario);
+            assert_eq!(begun(&scenario, &world, Trouble::None).1, Some(Ready), "{config}");
+            let text = world.borrow().text(&paths().job(&scenario.id()).record());
+            let record = Record::parse(&text.expect("a record")).expect("a record");
+            assert_eq!((record.report, record.summary), told, "{config}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use tests::double::node::{Counts, Node};
 use tests::fuse::{FILE, Hung};
 use tests::place::{Place, Running, eventually, fast, kill};
 use tests::scarcity::{Small, alone};
-use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, finish, uid_of};
+use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, finish, prologue_args, uid_of};
 
 const SOON: Duration = Duration::from_secs(5);
 /// Times in reports are whole seconds.
@@ -391,7 +391,12 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         drop(place.attached(job, &["--hold", "30"], &[]));
         tells(&place, job, "\"clients\":1");
         // It still runs, so there is none.
-        report_of(&place, USER, &[job]).exits(1);
+        for own in [report_of(&place, USER, &[job]), report(&place, &[job])] {
+            own.exits(1)
+                .complains("no report yet: it runs; 'mpsctl status 415.srv'");
+        }
+        let other = report_of(&place, OTHER_USER, &[job]).exits(1);
+        other.complains("no report for you").lacks("it runs");
         place.end(job);
 
         let own = report_of(&place, USER, &[job]).ok();
@@ -455,7 +460,9 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         std::thread::sleep(NEXT_SECOND);
         place.begin(job, "MPS=true", "0");
         let end = place.end(job);
-        assert_eq!(end.within(SOON).err, "");
+        let told =
+            "mps-epilogue: job 415.srv: 0 clients: no CUDA program used its MPS; mpsctl report 415.srv\n";
+        assert_eq!(end.within(SOON).err, told);
         let again = report_of(&place, USER, &[job, "--json"]);
         assert_eq!(again.out.lines().count(), 2, "both runs: {again:?}");
         drop((kept, lock));
@@ -590,19 +597,29 @@ fn nobody_but_its_mpsd_reaches_the_account_of_a_job() {
 #[test]
 fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
     let always = "[defaults]\nreport = true\n";
-    for (config, account, expected) in [
-        ("", "MPS=true,MPS_REPORT=on", 1),
-        ("", "MPS=true", 0),
-        (always, "MPS=true", 1),
-        (always, "MPS=true,MPS_REPORT=off", 0),
+    let never = "[defaults]\nreport = false\n";
+    for (config, account, expected, summaries) in [
+        ("", "MPS=true,MPS_REPORT=on", 1, 0),
+        ("", "MPS=true", 0, 1),
+        (always, "MPS=true", 1, 0),
+        (always, "MPS=true,MPS_REPORT=off", 0, 0),
+        (never, "MPS=true", 0, 0),
+        ("[reports]\nkeep = 0\n", "MPS=true", 0, 0),
     ] {
         let place = with_job(config, "480.srv", account);
         drop(place.attached("480.srv", &["--hold", "30"], &[]));
-        tells(&place, "480.srv", "\"clients\":1");
+        if !config.contains("keep = 0") {
+            tells(&place, "480.srv", "\"clients\":1");
+        }
         let end = place.strict_end("480.srv");
         let lines = end.err.lines().filter(|line| line.contains("480.srv of "));
         let told: Vec<&str> = lines.collect();
         assert_eq!(told.len(), expected, "{account} {config}: {end:?}");
+        let is_summary = |line: &&str| {
+            line.contains("job 480.srv: 1 client at once") && line.ends_with("; mpsctl report 480.srv")
+        };
+        let told_once = end.err.lines().filter(is_summary).count();
+        assert_eq!(told_once, summaries, "{account} {config}: {end:?}");
         for words in [
             "ready after ",
             "taken down in ",
@@ -611,5 +628,29 @@ fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
             assert!(told.iter().all(|line| line.contains(words)), "{words}: {told:?}");
         }
         place.assert_as_before("a job with a paragraph");
+    }
+}
+
+#[test]
+fn a_job_that_its_site_brought_in_reads_nothing_at_its_end() {
+    for config in ["", "[defaults]\nreport = true\n"] {
+        let place = Place::new(fast(1), "");
+        let jobs = place.directory("pbs/mom_priv/jobs");
+        fs::write(jobs.join("481.srv.SC"), "mpirun -n 4 ./solver\n").expect("a script");
+        let home = place.path("pbs");
+        place.configure(&format!("{config}[pbs]\nhome = \"{}\"\n", home.display()));
+        let by_site = ["--by-site", "--request", "MPS=on", "--gpus", "0"];
+        let args = [&by_site[..], &prologue_args("481.srv", "")[..]].concat();
+        place.prologue(&args, &[]).ok();
+        kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
+        tells(&place, "481.srv", "\"last_words\":[\"");
+        let end = place.strict_end("481.srv");
+        assert_eq!(end.err, "", "{config}");
+        let told = of(&place, "481.srv");
+        assert_eq!(
+            told["said_by_user"]["daemons_lost"].as_array().map(Vec::len),
+            Some(1)
+        );
+        place.assert_as_before("a job that its site brought in");
     }
 }

@@ -85,6 +85,7 @@ fn what_the_driver_holds_drains_at_the_second_look_within_two_minutes() {
         assert!(drain.starts_with(&format!("mpsd: job 4711: {role} ")), "{drain}");
         assert!(drain.ends_with(": state D after 63 s"), "{drain}");
     }
+    assert_eq!(world.borrow().drained, 1, "counted once, for one job");
     assert!(suspicions(&world).is_none());
     assert!(!asks_the_timer());
 }

@@ -4,6 +4,7 @@
 //! the record, this process's status and `/dev/null`.
 #![forbid(unsafe_code)]
 
+pub mod advice;
 pub mod bind;
 pub mod config;
 pub mod deadline;

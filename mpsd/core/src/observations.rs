@@ -16,6 +16,9 @@ const MOST: usize = 16;
 const MOST_PIDS: usize = 512;
 const MOST_GPUS: usize = 64;
 
+/// No client came: whatever the job ran, it ran outside of MPS.
+const NONE: &str = "0 clients: no CUDA program used its MPS";
+
 /// What a job's `mpsd` saw.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -242,8 +245,10 @@ impl Observations {
         let outside = |pid: &i32| format!("process {pid} computed outside the job's MPS");
         let changed = |change| format!("the user had the control daemon change a limit: {change}");
         let set = |set| format!("set while the job ran (mpsctl set): {set}");
-        let clients = count(self.clients, "client");
-        let mut lines = vec![format!("{clients}, {} at once", self.most_clients)];
+        let mut lines = vec![match self.had_none() {
+            true => NONE.to_owned(),
+            false => format!("{}, {} at once", count(self.clients, "client"), self.most_clients),
+        }];
         lines.extend(looked_at.map(checked));
         lines.extend(each(&self.refused).chain(each(&self.killed)));
         lines.extend(each(&self.servers_lost).chain(each(&self.daemons_lost)));
@@ -256,6 +261,27 @@ impl Observations {
         lines.extend(each(&self.limits_changed).map(changed));
         lines.extend(each(&self.limits_set).map(set).chain(each(&self.over_memory)));
         lines
+    }
+
+    fn had_none(&self) -> bool {
+        self.clients == 0 && self.refused.is_empty()
+    }
+
+    /// `8 clients at once, GPU 92 % busy`, for a job with these GPUs. The driver does not tell the jobs of a shared MPS apart.
+    pub fn summary(&self, gpus: &[RecordGpu], shared: bool) -> String {
+        let clients = match self.had_none() {
+            true => NONE.to_owned(),
+            false => format!("{} at once", count(self.most_clients, "client")),
+        };
+        let of_all = shared.then(|| "in all jobs that share its MPS".to_owned());
+        let busy = |gpu: &RecordGpu| {
+            let percent = self.usage.as_ref()?.of(&gpu.uuid)?.used_percent()?;
+            let number = (gpus.len() > 1).then(|| format!(" {}", gpu.index));
+            Some(format!("GPU{} {percent} % busy", number.unwrap_or_default()))
+        };
+        let busy = gpus.iter().filter(|_| !shared).filter_map(busy);
+        let all: Vec<String> = [clients].into_iter().chain(of_all).chain(busy).collect();
+        all.join(", ")
     }
 
     /// What `mpsd` saw since `before`, when a job began to share its MPS. The highest numbers stay, even if they are older.

@@ -230,9 +230,20 @@ pub struct Record {
     /// The site brought the job in, and its user did not ask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unasked: Option<Unasked>,
+    /// The scheduler may give its GPUs to other jobs, and its MPS is its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub takes_turns: bool,
     /// Its user reads a report at the end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub report: bool,
+    /// Its user reads one line at the end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub summary: bool,
+}
+
+/// What each client of `daemons` may hold of `gpu`, MiB.
+pub fn memory_limit(daemons: &[Daemon], gpu: &GpuUuid) -> Option<u64> {
+    daemons.iter().find_map(|daemon| daemon.limits().memory_of(gpu))
 }
 
 impl Record {
@@ -265,7 +276,9 @@ impl Record {
             clients: None,
             warnings: Vec::new(),
             unasked: None,
+            takes_turns: false,
             report: false,
+            summary: false,
         }
     }
 

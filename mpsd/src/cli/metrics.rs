@@ -7,10 +7,8 @@ use super::status::model::{ClientStatus, JobStatus, NvmlLists, Phase};
 use super::terminal::say;
 use super::{NAME, complain};
 use crate::job::Journal;
-use crate::job::advice::RULES;
 use crate::job::ledger::{self, Ledger};
 use crate::job::node::{Gpus as _, Members as _, Role};
-use crate::job::report;
 use crate::job::store::Store as _;
 use crate::job::tally::{CLASSES, Tally, Times};
 use crate::node::real::RealNode;
@@ -18,10 +16,11 @@ use crate::node::reports::{self, Counted};
 use crate::node::site_directory;
 use crate::node::tasks::{Task, tasks};
 use crate::sys::files::Dir;
+use mpsd_core::advice::RULES;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
 use mpsd_core::gpu::GpuProcess;
-use mpsd_core::record::RecordGpu;
+use mpsd_core::record::{RecordGpu, memory_limit};
 use mpsd_core::usage::GpuUsage;
 use mpsd_core::{Failure, GpuUuid, JobId, Paths};
 use std::collections::BTreeMap;
@@ -253,7 +252,7 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
             &[],
             held.map(|held| bytes(held.most_client_mib).to_string()),
         );
-        let limit = report::memory_limit(&journal.daemons, uuid);
+        let limit = memory_limit(&journal.daemons, uuid);
         add(LIMIT, &[], limit.map(|limit| bytes(limit).to_string()));
     }
     all

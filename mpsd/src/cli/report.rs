@@ -11,7 +11,7 @@ use crate::sys::files::FileError;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::killed;
-use mpsd_core::record::RecordGpu;
+use mpsd_core::record::{self, RecordGpu, RecordRead, RecordState, memory_limit};
 use mpsd_core::usage::GpuUsage;
 use mpsd_core::{Failure, JobId, Refusal};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -49,7 +49,10 @@ impl ReportVerb {
             Some(job) => of_job(settings, job, since)?,
         };
         if let (Some(job), true) = (&self.job, found.is_empty()) {
-            return Err(no_report(job, nix::unistd::geteuid().is_root()).into());
+            let is_root = nix::unistd::geteuid().is_root();
+            return Err(not_ended(settings, job)
+                .unwrap_or_else(|| no_report(job, is_root))
+                .into());
         }
         found.reverse();
         for report in &found {
@@ -134,6 +137,26 @@ pub fn paragraph(report: &JobReport) -> String {
     lines.extend(advice(report));
     let lines: Vec<&str> = lines.iter().map(|line| line.trim_start()).collect();
     lines.join("; ")
+}
+
+/// What the record of a job of the caller's says, if the job is still here.
+fn not_ended(settings: &Settings, job: &str) -> Option<String> {
+    let uid = nix::unistd::geteuid();
+    let meant = scheduler::meant(job, &Site::of(settings)).ok()?;
+    let record = meant.iter().find_map(|job| match record::look(&settings.paths.job(job).record()) {
+        Ok(RecordRead::Found(record)) => Some(record),
+        _ => None,
+    })?;
+    if !uid.is_root() && record.uid != uid.as_raw() {
+        return None;
+    }
+    let reason = record.reason.as_deref().unwrap_or_default();
+    Some(match record.state {
+        RecordState::Starting | RecordState::Ready => {
+            format!("job {job}: no report yet: it runs; 'mpsctl status {job}' shows its MPS now")
+        }
+        _ => format!("job {job}: no report: {reason}"),
+    })
 }
 
 fn no_report(job: &str, is_root: bool) -> String {
@@ -238,7 +261,7 @@ fn used(report: &JobReport, gpu: &RecordGpu) -> Vec<String> {
     let seen = report.said_by_user.as_ref();
     let held = seen.and_then(|seen| seen.gpus.iter().find(|known| known.uuid == gpu.uuid));
     let held = held
-        .zip(report::memory_limit(&report.daemons, &gpu.uuid))
+        .zip(memory_limit(&report.daemons, &gpu.uuid))
         .map(|(held, limit)| {
             let most = held.most_client_mib;
             format!("one client held at most {most} of the {limit} MiB that it may")

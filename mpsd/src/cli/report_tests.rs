@@ -80,7 +80,7 @@ job 7 of alice on n1: ready after 210 ms, ended after 60 s, taken down in 120 ms
 }
 
 fn advised(mut report: JobReport) -> JobReport {
-    report.advice = crate::job::advice::of(&report);
+    report.advice = report.advise();
     report
 }
 

@@ -275,6 +275,7 @@ fn begin_shared(
             began: now(),
             ready_ms: None,
             report: false,
+            summary: false,
             job: job.clone(),
             sluid: None,
             gpus,

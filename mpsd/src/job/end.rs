@@ -1,6 +1,5 @@
 //! The end of a job, for the epilogue and for `mpsctl reconcile`: undo the journal, write the log lines, drain on proof.
 
-use super::advice;
 use super::audit;
 use super::case::DrainTarget;
 use super::evidence;
@@ -42,6 +41,10 @@ pub struct JobEnd {
     pub last_words: Vec<String>,
     /// The job's report, if its user asked to read it.
     pub report: Option<JobReport>,
+    /// One line of it.
+    pub summary: Option<String>,
+    /// The job's site brought it in, so its own output has none of all this.
+    pub by_site: bool,
 }
 
 /// The job, and its steps with daemons of their own, if something of them is here.
@@ -91,17 +94,22 @@ pub fn end_if(
     let mut lines = say(node, job, (journal.as_ref(), observed.as_ref()), &findings);
     let drained = drain(node, job, ending, journal.as_ref(), &findings);
     // Last: no caller waits for it.
-    let report = journal.map(|journal| {
+    let mut end = JobEnd {
+        last_words: last_words.unwrap_or_default(),
+        ..JobEnd::default()
+    };
+    if let Some(journal) = journal {
         let report = written(&journal, (observed, killed), &findings, drained.as_ref(), took);
         node.keep(JobOutcome::Ended(&report));
-        (journal.report, report)
-    });
+        end.by_site = journal.by_site;
+        end.summary = report.summary().filter(|_| journal.summary);
+        end.report = journal.report.then_some(report);
+    }
     lines.extend(drained.map(|(line, _)| line));
     JobEnd {
         findings,
         lines,
-        last_words: last_words.unwrap_or_default(),
-        report: report.and_then(|(asked, report)| asked.then_some(report)),
+        ..end
     }
 }
 
@@ -142,7 +150,7 @@ fn written(
         advice: None,
     };
     JobReport {
-        advice: advice::of(&report),
+        advice: report.advise(),
         ..report
     }
 }

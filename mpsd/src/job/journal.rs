@@ -84,6 +84,12 @@ pub struct Journal {
     /// Its user reads at the end what it was used for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) report: bool,
+    /// Its user reads one line of that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) summary: bool,
+    /// Its site brought it in: its user reads nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) by_site: bool,
     /// Why `MPS=auto` gives it MPS, for reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) auto: Option<String>,
@@ -140,8 +146,10 @@ impl Journal {
             },
             kill_clients: settings.leftover_clients == LeftoverClients::Kill,
             report: plan.record.report,
+            summary: plan.record.summary,
+            by_site: job.by_site,
             auto: plan.record.reason.clone(),
-            takes_turns: plan.takes_turns,
+            takes_turns: plan.record.takes_turns,
             began: now(),
             ready_ms: None,
             sharers: BTreeSet::new(),

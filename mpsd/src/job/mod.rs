@@ -2,7 +2,6 @@
 //! node ([`node`]): the programs run them on this machine, the tests on a node in memory.
 
 mod account;
-pub mod advice;
 pub(crate) mod audit;
 mod begin;
 mod bounds;

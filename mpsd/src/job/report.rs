@@ -2,12 +2,13 @@
 
 use super::case::User;
 use crate::sys::now;
+use mpsd_core::advice::{self, Advice, Facts};
 use mpsd_core::failure::FailureKind;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
 use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::text::one_line;
-use mpsd_core::{Failure, GpuUuid, JobId, Scheduler};
+use mpsd_core::{Failure, JobId, Scheduler};
 use serde::{Deserialize, Serialize};
 
 pub(crate) const VERSION: u32 = 1;
@@ -83,16 +84,28 @@ pub struct JobReport {
     pub(crate) advice: Option<Advice>,
 }
 
-/// What its user may try.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Advice {
-    /// The name of the rule.
-    pub rule: String,
-    /// One line.
-    pub text: String,
-}
-
 impl JobReport {
+    /// None for a shared MPS, which counts the clients of all its jobs together.
+    pub(crate) fn advise(&self) -> Option<Advice> {
+        let seen = self.said_by_user.as_ref().filter(|_| !self.shared)?;
+        advice::of(&Facts {
+            gpus: &self.gpus,
+            daemons: &self.daemons,
+            takes_turns: self.takes_turns,
+            seen,
+        })
+    }
+
+    /// One line for the job's own output.
+    pub(crate) fn summary(&self) -> Option<String> {
+        let text = self.said_by_user.as_ref()?.summary(&self.gpus, self.shared);
+        Some(format!(
+            "job {}: {text}; mpsctl report {}",
+            self.job,
+            self.job.whole()
+        ))
+    }
+
     /// A job that is started again under its id has a new name.
     pub(crate) fn file_name(&self) -> String {
         file_name(&self.job, self.began)
@@ -211,11 +224,6 @@ pub(crate) fn limits(daemon: &Daemon) -> Option<String> {
     (!all.is_empty()).then(|| all.join(", "))
 }
 
-/// What each client of `daemons` may hold of `gpu`, MiB.
-pub(crate) fn memory_limit(daemons: &[Daemon], gpu: &GpuUuid) -> Option<u64> {
-    daemons.iter().find_map(|daemon| daemon.limits().memory_of(gpu))
-}
-
 pub(crate) fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String> {
     let line = |line: T| one_line(&line.to_string(), LONGEST_LINE);
     of.into_iter().take(MOST_LINES).map(line).collect()
@@ -224,7 +232,7 @@ pub(crate) fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String>
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use mpsd_core::Refusal;
+    use mpsd_core::{GpuUuid, Refusal};
 
     /// The report of a job with one GPU that began at 1000 and had limits of threads and memory.
     pub(crate) fn report() -> JobReport {

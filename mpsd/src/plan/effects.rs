@@ -92,8 +92,6 @@ pub struct Plan {
     pub effects: Vec<Effect>,
     /// For each GPU whose MPS the job shares, the plan of that MPS, which the first job carries out.
     pub shared: Vec<Plan>,
-    /// Other jobs may use its GPUs, and it has MPS of its own there.
-    pub takes_turns: bool,
     /// The minor numbers of its GPUs, each once; empty: the driver does not tell them all.
     pub minors: Vec<u32>,
     /// The most that `mpsctl set` may give to each client while the job runs.

@@ -148,14 +148,19 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
             if_tasks_meet: case.request.mode == Mode::Auto && !shared,
         }),
         warnings: warnings.into_iter().flatten().collect(),
-        report: request.report == Some(true),
+        takes_turns: may_share(case, &settings).0 && !shared,
+        report: request.report == Some(true) && !case.by_site,
+        // An allocation's user asks `mpsctl status`, and its steps are not its end.
+        summary: request.report.is_none()
+            && !case.by_site
+            && !case.submission.interactive
+            && settings.reports.keep > 0,
         ..Record::closed(job.clone(), case.uid, RecordState::Starting, String::new())
     };
     let plan = Plan {
         record,
         effects,
         shared: begin_shared,
-        takes_turns: may_share(case, &settings).0 && !shared,
         minors: minors(draft.gpus.iter().copied()),
         most: draft.most(),
         notes,
@@ -210,7 +215,6 @@ impl Draft<'_> {
             record,
             effects,
             shared: Vec::new(),
-            takes_turns: false,
             minors,
             most: ClientLimits::default(),
             notes: Vec::new(),

@@ -5,8 +5,9 @@ use crate::handle::{Item, Level};
 use crate::plugin::Callback;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
-use mpsd_core::record::RecordState;
+use mpsd_core::record::{Daemon, Record, RecordState};
 use mpsd_core::unasked::Unasked;
+use mpsd_core::usage::{GpuUsage, Usage};
 
 const LOST: &str = "server 12 died";
 
@@ -121,6 +122,94 @@ fn a_report_says_if_it_has_the_clients_of_other_jobs_that_share_the_mps() {
         let told = told(&process);
         let words = format!("job 4711: on n1, by {by}: 0 clients");
         assert!(told.len() == 1 && told[0].starts_with(&words), "{told:?}");
+    }
+}
+
+/// A job with four clients, whose MPS gave each of them a tenth of its only GPU.
+fn seen(clients: u64) -> (Record, Observations) {
+    let mut own = record("4711", RecordState::Ready);
+    own.daemons = vec![Daemon {
+        threads: "10".parse().ok(),
+        ..Daemon::default()
+    }];
+    own.gpus.truncate(1);
+    let usage = GpuUsage {
+        busy_percent: Some(92),
+        ..GpuUsage::new(own.gpus[0].uuid.clone())
+    };
+    let seen = Observations {
+        clients,
+        most_clients: clients,
+        usage: Some(Usage {
+            gpus: vec![usage],
+            ..Usage::default()
+        }),
+        ..Observations::default()
+    };
+    (own, seen)
+}
+
+#[test]
+fn who_asked_for_mps_reads_one_line_of_it_at_the_end_and_who_did_not_reads_none() {
+    const USED: &str = "job 4711: on n1: 4 clients at once, GPU 92 % busy; mpsctl report 4711";
+    const NONE: &str =
+        "job 4711: on n1: 0 clients: no CUDA program used its MPS, GPU 92 % busy; mpsctl report 4711";
+    for (summary, shared, clients, step, rank, told_is) in [
+        (true, false, 4, 0, 0, USED),
+        (true, false, 4, BATCH, 0, USED),
+        (true, false, 0, 0, 0, NONE),
+        (
+            true,
+            true,
+            4,
+            0,
+            0,
+            "job 4711: on n1: 4 clients at once, in all jobs that share its MPS; mpsctl report 4711",
+        ),
+        // A step's other nodes, and a job that its site brought in.
+        (true, false, 4, 0, 4, ""),
+        (false, false, 4, 0, 0, ""),
+    ] {
+        let (mut own, observed) = seen(clients);
+        (own.summary, own.shared) = (summary, shared);
+        let mut node = FakeNode::new().with_record(own);
+        node.observations = Some(observed);
+        let mut process = begin(FakeSlurm::step(step), &node, "mps");
+        for task in 0..4 {
+            process.slurm.items.insert(Item::TaskGlobalId, rank + task);
+            assert!(told(&process).is_empty(), "only at the end");
+            exit(&mut process, &[0]);
+        }
+        assert_eq!(told(&process).concat(), told_is);
+    }
+}
+
+#[test]
+fn a_report_in_the_jobs_output_ends_with_the_advice() {
+    for (shared, clients, words) in [
+        (
+            false,
+            4,
+            "; advice: 4 clients with 10 % of the threads each could use 40 % of the GPU",
+        ),
+        (
+            false,
+            0,
+            "0 clients: no CUDA program used its MPS; advice: no CUDA program used this job's MPS",
+        ),
+        (true, 4, "so far: 4 clients, 4 at once"),
+    ] {
+        let (mut own, observed) = seen(clients);
+        (own.report, own.shared) = (true, shared);
+        let mut node = FakeNode::new().with_record(own);
+        node.observations = Some(observed);
+        let mut process = begin(FakeSlurm::step(0), &node, "mps mps-report");
+        exit(&mut process, &[0; 4]);
+        let told = told(&process).concat();
+        assert!(
+            told.contains(words) && told.contains("advice") != shared,
+            "{told}"
+        );
     }
 }
 

@@ -199,7 +199,8 @@ settings! {
 
     /// Defaults of a job with MPS, in the words of a request: threads 25, 12.5, "auto", "30:70"; mem "4G", "25%", "auto"; priority
     /// "normal", "below-normal"; bind "auto", "none", "block", "cyclic", "closest", the last three also with "+peers". Not set: no
-    /// limit, normal priority, no probe, bind "auto".
+    /// limit, normal priority, no probe, bind "auto". report says what a job's output tells at its end: true: a paragraph;
+    /// false: nothing; not set: one line (clients at once, use of the GPUs, 'mpsctl report JOB').
     Defaults [defaults] {
         /// The mode of a job that gets MPS without a request ([slurm] auto_..., [pbs] auto_queues). "auto": MPS if the job has more tasks on
         /// the node than GPUs, or a GPU that jobs share; else the job is as if there were no mpsd. "on", "per-gpu", "own": always.

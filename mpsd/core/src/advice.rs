@@ -2,11 +2,11 @@
 //!
 //! A rule reads what was measured. If the figure that it needs is absent, it does not apply.
 
-use super::report::{Advice, JobReport, memory_limit};
-use mpsd_core::observations::{GpuObservations, Observations};
-use mpsd_core::record::RecordGpu;
-use mpsd_core::text::{count, one_line};
-use mpsd_core::usage::GpuUsage;
+use super::observations::{GpuObservations, Observations};
+use super::record::{Daemon, RecordGpu, memory_limit};
+use super::text::{count, one_line};
+use super::usage::GpuUsage;
+use serde::{Deserialize, Serialize};
 
 /// A client or a GPU with this much of its memory in use has little room. Percent.
 const NEARLY_FULL: u64 = 90;
@@ -20,6 +20,28 @@ const THREADS_LEFT: u64 = 75;
 /// Kernels that wait for memory reach about this much of its bandwidth. Percent.
 const BANDWIDTH_BOUND: u8 = 70;
 const LONGEST: usize = 200;
+
+/// What its user may try.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advice {
+    /// The name of the rule.
+    pub rule: String,
+    /// One line.
+    pub text: String,
+}
+
+/// What the rules read of a job with an MPS of its own.
+#[derive(Debug)]
+pub struct Facts<'a> {
+    /// Its GPUs.
+    pub gpus: &'a [RecordGpu],
+    /// Its daemons, with their limits.
+    pub daemons: &'a [Daemon],
+    /// Other jobs may use its GPUs.
+    pub takes_turns: bool,
+    /// What its `mpsd` saw.
+    pub seen: &'a Observations,
+}
 
 /// One rule.
 #[derive(Debug)]
@@ -80,22 +102,15 @@ pub const RULES: [Rule; 7] = [
     },
 ];
 
-/// The first rule that applies; none for a shared MPS, which counts the clients of all its jobs together.
-pub(crate) fn of(report: &JobReport) -> Option<Advice> {
-    let seen = report.said_by_user.as_ref().filter(|_| !report.shared)?;
-    let facts = Facts { report, seen };
+/// The first rule that applies.
+pub fn of(facts: &Facts<'_>) -> Option<Advice> {
     RULES.iter().find_map(|rule| {
-        let text = (rule.advise)(&facts)?;
+        let text = (rule.advise)(facts)?;
         Some(Advice {
             rule: rule.name.to_owned(),
             text: one_line(&text, LONGEST),
         })
     })
-}
-
-struct Facts<'a> {
-    report: &'a JobReport,
-    seen: &'a Observations,
 }
 
 /// A GPU of the job, and what is known of it.
@@ -109,7 +124,7 @@ struct OfGpu<'a> {
 
 impl<'a> Facts<'a> {
     fn gpus(&self) -> impl Iterator<Item = OfGpu<'a>> + use<'a> {
-        let (seen, gpus) = (self.seen, &self.report.gpus);
+        let (seen, gpus) = (self.seen, self.gpus);
         gpus.iter().map(move |gpu| OfGpu {
             gpu,
             clients: seen.gpus.iter().find(|known| known.uuid == gpu.uuid),
@@ -123,7 +138,7 @@ impl<'a> Facts<'a> {
 
     /// The most clients that were at once on a GPU; `None`: not known for one of several GPUs.
     fn at_once(&self, of: &OfGpu<'_>) -> Option<u64> {
-        match self.report.gpus.len() {
+        match self.gpus.len() {
             1 => Some(self.seen.most_clients),
             _ => of.clients.map(|clients| clients.most_clients),
         }
@@ -142,7 +157,7 @@ fn memory(facts: &Facts<'_>) -> Option<String> {
         let seen = of.clients?;
         let (one, all) = (seen.most_client_mib, seen.most_memory_mib);
         let place = &of.place;
-        if let Some(limit) = memory_limit(&facts.report.daemons, &of.gpu.uuid).filter(|limit| is_full(one, *limit)) {
+        if let Some(limit) = memory_limit(facts.daemons, &of.gpu.uuid).filter(|limit| is_full(one, *limit)) {
             return Some(format!(
                 "a client held {one} of the {limit} MiB that it may{place}: ask for more (--mps-mem), or have fewer tasks at once"
             ));
@@ -157,7 +172,7 @@ fn memory(facts: &Facts<'_>) -> Option<String> {
 
 fn takes_turns(facts: &Facts<'_>) -> Option<String> {
     let line = "the GPU is shared, and an MPS of the job's own takes turns with the others there: ask for --mps, not --mps=own";
-    facts.report.takes_turns.then(|| line.to_owned())
+    facts.takes_turns.then(|| line.to_owned())
 }
 
 fn one_client(facts: &Facts<'_>) -> Option<String> {
@@ -180,7 +195,7 @@ fn one_client(facts: &Facts<'_>) -> Option<String> {
 }
 
 fn threads(facts: &Facts<'_>) -> Option<String> {
-    let mut limits = facts.report.daemons.iter().map(|daemon| daemon.threads);
+    let mut limits = facts.daemons.iter().map(|daemon| daemon.threads);
     let each = limits.next()??;
     if limits.any(|other| other != Some(each)) || !facts.seen.limits_set.is_empty() {
         return None;
@@ -226,17 +241,45 @@ fn room(facts: &Facts<'_>) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::tests::report;
     use super::*;
-    use mpsd_core::GpuUuid;
-    use mpsd_core::observations::{DaemonLost, LimitSet, Refused};
-    use mpsd_core::record::Daemon;
-    use mpsd_core::usage::Usage;
+    use crate::GpuUuid;
+    use crate::observations::{DaemonLost, LimitSet, Refused};
+    use crate::usage::Usage;
+
+    struct Job {
+        gpus: Vec<RecordGpu>,
+        daemons: Vec<Daemon>,
+        takes_turns: bool,
+        seen: Observations,
+    }
+
+    fn gpu(index: u32) -> RecordGpu {
+        let uuid = GpuUuid::parse(&format!("GPU-{index:08}")).unwrap();
+        RecordGpu {
+            index,
+            uuid,
+            cpus: None,
+        }
+    }
+
+    fn advise(job: &Job) -> Option<Advice> {
+        of(&Facts {
+            gpus: &job.gpus,
+            daemons: &job.daemons,
+            takes_turns: job.takes_turns,
+            seen: &job.seen,
+        })
+    }
 
     /// A job with 4 clients at once, of 1,000 MiB each, that use 60 % of GPU 0, which has 80,000 MiB; with these changes.
-    fn job(changes: &str) -> JobReport {
-        let mut report = report();
-        let uuid = report.gpus[0].uuid.clone();
+    fn job(changes: &str) -> Job {
+        let mut job = Job {
+            gpus: vec![gpu(0)],
+            daemons: vec![Daemon::default()],
+            takes_turns: false,
+            seen: Observations::default(),
+        };
+        let uuid = job.gpus[0].uuid.clone();
         let mut seen = Observations {
             clients: 4,
             most_clients: 4,
@@ -250,8 +293,6 @@ mod tests {
             bandwidth_percent: Some(20),
             ..GpuUsage::new(uuid.clone())
         };
-        let daemon = &mut report.daemons[0];
-        (daemon.threads, daemon.memory) = (None, Vec::new());
         for (name, value) in changes.split(' ').filter_map(|change| change.split_once('=')) {
             let number: Option<u64> = value.parse().ok();
             let percent = number.map(|number| number as u8);
@@ -266,11 +307,11 @@ mod tests {
                     pid: 1,
                     how: value.into(),
                 }),
-                "limit" => report.daemons[0].memory = vec![(uuid.clone(), number.unwrap())],
-                "threads" => report.daemons[0].threads = value.parse().ok(),
+                "limit" => job.daemons[0].memory = vec![(uuid.clone(), number.unwrap())],
+                "threads" => job.daemons[0].threads = value.parse().ok(),
                 "other-threads" => {
                     let threads = value.parse().ok();
-                    report.daemons.push(Daemon {
+                    job.daemons.push(Daemon {
                         threads,
                         ..Daemon::default()
                     });
@@ -281,8 +322,7 @@ mod tests {
                     to: value.into(),
                     at: 1,
                 }),
-                "turns" => report.takes_turns = true,
-                "shared" => report.shared = true,
+                "turns" => job.takes_turns = true,
                 "gpu" => gpu.memory_mib = number,
                 "busy" => gpu.busy_percent = percent,
                 "sm" => gpu.sm_percent = percent,
@@ -294,12 +334,12 @@ mod tests {
             gpus: vec![gpu],
             ..Usage::default()
         });
-        report.said_by_user = Some(seen);
-        report
+        job.seen = seen;
+        job
     }
 
     fn advised(changes: &str) -> Option<(String, String)> {
-        of(&job(changes)).map(|advice| (advice.rule, advice.text))
+        advise(&job(changes)).map(|advice| (advice.rule, advice.text))
     }
 
     /// Changes, the rule and words of its line.
@@ -350,8 +390,6 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
             "sm=30",
             "bandwidth=-",
             "bandwidth=69",
-            // Other jobs' clients.
-            "sm=5 shared=yes",
             "limit=1112",
             "held=71999",
             "threads=19",
@@ -366,25 +404,16 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
         ] {
             assert_eq!(advised(changes), None, "{changes}");
         }
-        let silent = JobReport {
-            said_by_user: None,
-            ..job("")
-        };
-        assert_eq!(of(&silent), None);
         let full = "each=18446744073709551615 held=18446744073709551615 gpu=18446744073709551615";
         assert_eq!(advised(full).unwrap().0, "memory");
     }
 
     #[test]
     fn of_several_gpus_the_one_is_named() {
-        let mut report = job("");
-        let other = GpuUuid::parse("GPU-00000001").unwrap();
-        report.gpus.push(RecordGpu {
-            index: 1,
-            uuid: other.clone(),
-            cpus: None,
-        });
-        let seen = report.said_by_user.as_mut().unwrap();
+        let mut job = job("");
+        job.gpus.push(gpu(1));
+        let other = gpu(1).uuid;
+        let seen = &mut job.seen;
         (seen.clients, seen.most_clients) = (8, 8);
         seen.take_memory(&other, &[1000; 4]);
         // One client waits for no other.
@@ -396,9 +425,9 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
             sm_percent: Some(3),
             ..GpuUsage::new(other)
         });
-        let text = of(&report).unwrap().text;
+        let text = advise(&job).unwrap().text;
         assert_eq!(text, "3 % busy with 4 clients on GPU 1: try 12, or mpsctl sweep");
-        report.said_by_user.as_mut().unwrap().gpus.clear();
-        assert_eq!(of(&report), None, "it is not known where the clients were");
+        job.seen.gpus.clear();
+        assert_eq!(advise(&job), None, "it is not known where the clients were");
     }
 }
