@@ -2,6 +2,7 @@
 
 mod cargo;
 mod command;
+mod figures;
 mod files;
 mod hardware;
 mod install;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::command::{quietly, quietly_within};
 use crate::files::{emptied, is_a, list, read_text};
-use crate::{cargo, install, package};
+use crate::{cargo, figures, install, package};
 
 /// `release-check`'s options.
 #[derive(Debug, clap::Args)]
@@ -42,6 +42,7 @@ pub fn run(options: &Options) -> Result<()> {
     };
     check("version", version(options.tag.as_deref()));
     check("changelog", changelog(options.tag.is_some()));
+    check("figures", figures::are_young());
     check("licences and dependencies", dependencies());
     check(
         "man pages and completions",
