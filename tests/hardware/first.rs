@@ -22,7 +22,7 @@ const LIMIT: f64 = 1.0;
 const NOISE: f64 = 0.03;
 
 /// Ranks on GPUs, compared with and without MPS.
-struct Row {
+pub struct Row {
     gpus: usize,
     ranks: usize,
     /// What waits for the server: the tasks, or the prolog.
@@ -40,8 +40,11 @@ const fn row(gpus: usize, ranks: usize, wait: &'static str, part: usize) -> Row 
     }
 }
 
+/// One rank on one GPU.
+pub const ONE: Row = row(1, 1, "task", 1);
+
 const ROWS: [Row; 9] = [
-    row(1, 1, "task", 1),
+    ONE,
     row(1, 2, "task", 2),
     row(1, 8, "task", 1),
     row(1, 16, "task", 4),
@@ -53,7 +56,7 @@ const ROWS: [Row; 9] = [
 ];
 
 /// From `srun` to the end of the last first kernel, and to its own end, milliseconds.
-type Times = [f64; 2];
+pub type Times = [f64; 2];
 
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let gpus = run.gpus.len().min(2);
@@ -108,7 +111,7 @@ fn measure(section: &mut Section, run: &Run, bed: &Bed, user: &User, row: &Row) 
     Ok(table)
 }
 
-fn one(run: &Run, bed: &Bed, user: &User, row: &Row, flag: &str) -> Result<Times> {
+pub fn one(run: &Run, bed: &Bed, user: &User, row: &Row, flag: &str) -> Result<Times> {
     let load = run.place.staged("cuda-load")?.display().to_string();
     let (gres, tasks) = (format!("--gres=gpu:{}", row.gpus), format!("-n{}", row.ranks));
     let mut words = vec![&*gres, &*tasks];

@@ -1,6 +1,8 @@
-"""Inference of a small network with PyTorch, one picture at a time, for a while; prints pictures a second.
+"""Requests of PyTorch, one after another, for a while; prints the milliseconds of each, at the end.
 
-    inference.py SECONDS
+    inference.py convolution|stream SECONDS
+
+convolution: a picture through a small network. stream: c = a + s * b over 3 x 64 MiB, bound by the GPU's memory.
 """
 
 import sys
@@ -15,40 +17,44 @@ from torch import nn
 AFTER = 8
 
 
-def network():
+def convolution():
     def block(wide, out):
         return nn.Sequential(nn.Conv2d(wide, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(), nn.MaxPool2d(2))
 
     wide = (3, 32, 64, 128, 256)
-    return nn.Sequential(
-        *(block(a, b) for a, b in zip(wide, wide[1:])), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000)
-    )
+    blocks = (block(a, b) for a, b in zip(wide, wide[1:]))
+    ends = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000))
+    model = nn.Sequential(*blocks, *ends).cuda().eval()
+    picture = torch.randn(1, 3, 224, 224, device="cuda")
+    return lambda: model(picture)
 
 
-def go_on(model, picture, end):
-    pictures = 0
-    while time.monotonic() < end:
-        for _ in range(20):
-            model(picture)
+def stream():
+    a, b, c = (torch.randn(16 << 20, device="cuda") for _ in range(3))
+    return lambda: torch.add(a, b, alpha=2.0, out=c)
+
+
+def go_on(request, end):
+    times = []
+    while (begin := time.monotonic()) < end:
+        request()
         # Waits for the GPU: a launch by itself returns at once.
         torch.cuda.synchronize()
-        pictures += 20
-    return pictures
+        times.append((time.monotonic() - begin) * 1e3)
+    return times
 
 
 @torch.inference_mode()
-def run(seconds):
+def run(kind, seconds):
     torch.manual_seed(1)
-    model = network().cuda().eval()
-    picture = torch.randn(1, 3, 224, 224, device="cuda")
+    request = {"convolution": convolution, "stream": stream}[kind]()
     late = time.monotonic() - BEGIN > AFTER
-    go_on(model, picture, BEGIN + AFTER)
-    begin = time.monotonic()
-    pictures = go_on(model, picture, begin + seconds)
-    rate = pictures / (time.monotonic() - begin)
-    print(f"{rate:.1f} pictures/s{' (late)' if late else ''}, PyTorch {torch.__version__}", flush=True)
+    go_on(request, BEGIN + AFTER)
+    times = go_on(request, time.monotonic() + seconds)
     # The others still count.
-    go_on(model, picture, time.monotonic() + 2)
+    go_on(request, time.monotonic() + 2)
+    print("\n".join(f"{each:.4f} ms" for each in times))
+    print(f"{'late, ' if late else ''}PyTorch {torch.__version__}", flush=True)
 
 
-run(float(sys.argv[1]))
+run(sys.argv[1], float(sys.argv[2]))

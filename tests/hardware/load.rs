@@ -349,15 +349,20 @@ pub fn gain(section: &mut Section, run: &Run) -> Result<()> {
 
 pub fn inference(section: &mut Section, run: &Run) -> Result<()> {
     let home = run.place.user_dir("inference")?;
-    let command = [site::python()?, run.place.staged("inference.py")?, "3".into()];
-    let sweep = Sweep {
-        name: "pytorch",
-        what: "PyTorch inference",
-        options: &["--clients", "1,8"],
-        metric: "([0-9.]+) pictures/s",
-        command: command.map(|word| word.display().to_string()).to_vec(),
+    let (python, script) = (site::python()?, run.place.staged("inference.py")?);
+    let [python, script] = [python, script].map(|word| word.display().to_string());
+    let sweep = |name, what| Sweep {
+        name,
+        what,
+        options: &["--clients", "1,4,8", "--threads", "none"],
+        metric: "([0-9.]+) ms",
+        command: [&*python, &*script, name, "3"].map(String::from).to_vec(),
     };
-    swept(section, run, &home, "7003.srv", &[sweep])?;
+    let sweeps = [
+        sweep("convolution", "a small network, one picture at a time"),
+        sweep("stream", "a kernel bound by memory"),
+    ];
+    swept(section, run, &home, "7003.srv", &sweeps)?;
     Ok(fs::remove_dir_all(&home)?)
 }
 

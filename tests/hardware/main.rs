@@ -81,7 +81,7 @@ enum Part {
     Pairs,
     /// From srun to the first kernel's end, with --mps and without, 1 to 16 ranks (4 minutes with 20 pairs)
     FirstKernel,
-    /// A start from sleep: NVIDIA's own with all GPUs seen and with the job's alone, and ours (3 minutes with 10 pairs)
+    /// A start from sleep: NVIDIA's own with all GPUs seen and with the job's alone, and ours; one rank's first kernel (3 minutes with 9 pairs)
     Sight,
     /// Who takes each millisecond of a begin and an end, alone and under Slurm (40 seconds)
     Timeline,
@@ -99,7 +99,7 @@ enum Part {
     Many,
     /// What MPS brings: 'mpsctl sweep' with OpenMM and with small kernels, 1 to 16 clients (8 minutes)
     Gain,
-    /// What MPS brings to PyTorch, where the machine has it: 'mpsctl sweep' with inference, 1 and 8 clients (2 minutes)
+    /// What MPS brings to PyTorch, where the machine has it: 'mpsctl sweep' with requests and their times, 1, 4 and 8 clients (3 minutes)
     Inference,
     /// The recipes for PyTorch, JAX, CuPy, NCCL and MPI, where the machine has them: four ranks on one GPU (90 seconds at most)
     Recipes,

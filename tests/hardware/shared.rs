@@ -235,11 +235,13 @@ impl Site<'_> {
             percent: None,
             throughput: Some(sums[0]),
             runs: sums.clone(),
+            percentiles: Vec::new(),
             memory_mib: None,
             failed: None,
         });
         let outcome = Outcome {
             unit: "ns/day".into(),
+            time_unit: None,
             gpus: 1,
             gpu_memory_mib: Some(self.run.gpu().total_mib),
             most_clients: None,

@@ -1,5 +1,5 @@
 //! What a start costs by what NVIDIA's programs may open, all from sleep: their own with all GPUs of the machine and with the job's
-//! alone, and ours.
+//! alone, and ours. And one rank's first kernel on the same host, with MPS and without.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,12 +11,14 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
 use crate::bench::PLAIN;
+use crate::first;
 use crate::job::Job;
 use crate::result::Section;
 use crate::site::Run;
+use crate::slurm;
 
 /// A GPU without a context for one to two seconds falls asleep.
-const SLEEP: Duration = Duration::from_secs(3);
+const SLEEP: Duration = Duration::from_millis(2500);
 const NONE: Option<&str> = None;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,10 +34,15 @@ const SIDES: [(&str, Side); 3] = [
     ("ours", Side::Ours),
 ];
 
+/// The goals by the host's GPUs: the prologue by NVIDIA's own, and one rank's first kernel by that without MPS.
+const GOALS: [(usize, f64, f64); 3] = [(1, 1.04, 1.0), (2, 0.92, 1.0), (4, 0.72, 0.95)];
+const END_GOAL: f64 = 1.15;
+
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let others = others(run)?;
     section.fact("gpus_hidden", others.len() as i64);
-    section.fact("idle_before_each_s", SLEEP.as_secs() as i64);
+    section.fact("idle_before_each_s", SLEEP.as_secs_f64());
+    section.fact("pairs", run.pairs as i64);
     let lives = in_turn(&SIDES, run.pairs, |(_, side), _| {
         child::pause(SLEEP)?;
         match side {
@@ -50,8 +57,41 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         section.times(&format!("{name}_end_ms"), &column(number, |life| life.1));
     }
     let begin = |side: usize| median(&column(side, |life| life.0));
+    let end = |side: usize| median(&column(side, |life| life.1));
     section.fact("prologue_by_nvidia_all_seen", rounded(begin(2) / begin(0)));
     section.fact("prologue_by_nvidia_others_hidden", rounded(begin(2) / begin(1)));
+    section.fact("epilogue_by_nvidia_all_seen", rounded(end(2) / end(0)));
+    let kernels = slurm::on_bed(
+        section,
+        run,
+        slurm::options(vec![run.number as u32]),
+        |_, bed, user| {
+            in_turn(&["", "--mps"], run.pairs, |flag, _| {
+                child::pause(SLEEP)?;
+                Ok(first::one(run, bed, user, &first::ONE, flag)?[0])
+            })
+        },
+    )?;
+    section.times("first_kernel_ms", &kernels[0]);
+    section.times("first_kernel_mps_ms", &kernels[1]);
+    let kernel = rounded(median(&kernels[1]) / median(&kernels[0]));
+    section.fact("first_kernel_by_without_mps", kernel);
+    if let Some((gpus, most, most_kernel)) = GOALS.iter().find(|goal| goal.0 == run.gpus.len()) {
+        let mut goal = |what: &str, seen: f64, most: f64| {
+            section.check(
+                format!("{gpus} GPUs, {what}: at most {most}"),
+                seen <= most,
+                seen.to_string(),
+            );
+        };
+        goal("prologue by NVIDIA's own", rounded(begin(2) / begin(0)), *most);
+        goal("epilogue by NVIDIA's own", rounded(end(2) / end(0)), END_GOAL);
+        goal(
+            "first kernel of one rank by that without MPS",
+            kernel,
+            *most_kernel,
+        );
+    }
     Ok(())
 }
 

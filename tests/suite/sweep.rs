@@ -228,6 +228,28 @@ fn completions_are_counted_and_a_run_that_never_ends_is_cut() {
 }
 
 #[test]
+fn requests_that_tell_their_times_are_counted_by_them_and_the_table_has_their_percentile() {
+    let bench = Bench::usual();
+    let text = "for n in $(seq 99); do echo \"took 4.0 ms\"; done; echo \"took 104.0 ms\"; sleep 1";
+    let requests = bench.script("requests", text);
+    let metric = ["--metric", "took ([0-9.]+) ms", "--", &*requests];
+    let json = bench.limitless("2", &metric);
+    assert_eq!(json["unit"], "a second", "{json}");
+    // 100 requests of each take 500 ms together.
+    assert_eq!(figure(&json, 2, Some("none")), 400.0, "{json}");
+    assert_eq!(
+        row(&json, 2, Some("none"))["percentiles"][0],
+        serde_json::json!([4.0, 4.0]),
+        "{json}"
+    );
+    let options = ["--clients", "1", "--only-mps", "--threads", "none"];
+    let table = bench.run(&[&options[..], &metric].concat()).ok();
+    table
+        .prints("requests a second, all clients together")
+        .prints("99th percentile, ms");
+}
+
+#[test]
 fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
     let bench = Bench::usual();
     let failing = bench.script("failing", "printf 'no \\033[31mspace\\007 left\\n' >&2; exit 3");

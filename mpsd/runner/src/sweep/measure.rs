@@ -57,7 +57,17 @@ struct Copy {
     failed: Option<String>,
 }
 
-/// Returns all clients' completions an hour, or the sum of their figures; and each client's highest memory, MiB.
+/// What a run showed.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Measured {
+    /// All clients' completions an hour, or the sum of their figures, or of their rates by their times.
+    pub throughput: f64,
+    /// Each client's highest memory, MiB.
+    pub memory_mib: Option<u64>,
+    /// The 50th and the 99th percentile of all clients' times.
+    pub percentiles: Option<[f64; 2]>,
+}
+
 pub fn measure(
     bench: &Bench<'_>,
     places: &Places,
@@ -65,7 +75,7 @@ pub fn measure(
     setting: &Setting,
     gpus: &mut Option<Gpus>,
     progress: &Progress,
-) -> Result<(f64, Option<u64>), MeasureError> {
+) -> Result<Measured, MeasureError> {
     let environments = (0..what.clients).map(|copy| environment(places, what, copy));
     let environments = environments.collect::<Result<Vec<_>, _>>()?;
     if what.share.is_some() {
@@ -110,7 +120,11 @@ pub fn measure(
         copy.scan.end_line(bench.metric);
     }
     let memory_mib = highest.map(|all: u64| all / u64::from(what.clients.max(1)));
-    Ok((throughput(bench, &copies)?, memory_mib))
+    Ok(Measured {
+        throughput: throughput(bench, &copies)?,
+        memory_mib,
+        percentiles: percentiles(copies.iter().flat_map(|copy| copy.scan.times.iter().copied())),
+    })
 }
 
 fn environment(places: &Places, what: Configuration, copy: u32) -> Result<Vec<Change>, Refusal> {
@@ -219,7 +233,10 @@ fn throughput(bench: &Bench<'_>, copies: &[Copy]) -> Result<f64, String> {
     if let Some(metric) = bench.metric {
         let figures = copies.iter().map(|copy| {
             let (pattern, last) = (metric.pattern(), copy.last_line());
-            let figure = copy.scan.found;
+            let figure = match metric.rate {
+                Some((count, _)) => rate(&copy.scan.times).map(|rate| rate * count),
+                None => copy.scan.found,
+            };
             figure.ok_or_else(|| format!("nothing that it wrote matches '{pattern}'; {last}"))
         });
         return figures.sum();
@@ -233,5 +250,39 @@ fn throughput(bench: &Bench<'_>, copies: &[Copy]) -> Result<f64, String> {
     match copies.iter().map(rate).sum::<f64>() {
         sum if sum > 0.0 => Ok(sum * HOUR),
         _ => Err(format!("none came to its end within {} s", limit.as_secs())),
+    }
+}
+
+/// Requests in a unit of time of a client that makes one after another.
+fn rate(times: &[f64]) -> Option<f64> {
+    let sum: f64 = times.iter().sum();
+    (sum > 0.0).then_some(times.len() as f64 / sum)
+}
+
+fn percentiles(times: impl Iterator<Item = f64>) -> Option<[f64; 2]> {
+    let mut times: Vec<f64> = times.collect();
+    times.sort_by(f64::total_cmp);
+    let of = |percent: usize| {
+        times
+            .get((times.len() * percent).div_ceil(100).checked_sub(1)?)
+            .copied()
+    };
+    Some([of(50)?, of(99)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentile_is_a_time_that_was_seen() {
+        let seen = |times: std::ops::RangeInclusive<u32>| percentiles(times.map(f64::from));
+        assert_eq!(seen(1..=200), Some([100.0, 198.0]));
+        assert_eq!(seen(7..=7), Some([7.0, 7.0]));
+        assert_eq!(percentiles(std::iter::empty()), None);
+        assert_eq!(
+            (rate(&[2.0, 4.0]), rate(&[]), rate(&[0.0])),
+            (Some(1.0 / 3.0), None, None)
+        );
     }
 }

@@ -8,26 +8,45 @@ use std::str::FromStr;
 const LONGEST: usize = 4096;
 /// Longest part of a line that is shown, characters.
 const SHOWN: usize = 160;
+/// Most times that are kept of a copy.
+const MOST_TIMES: usize = 1 << 20;
+/// Units of time, how many of them make a second or an hour, and which.
+const TIMES: [(&str, f64, &str); 6] = [
+    ("us", 1e6, "a second"),
+    ("µs", 1e6, "a second"),
+    ("ms", 1e3, "a second"),
+    ("s", 3600.0, "an hour"),
+    ("sec", 3600.0, "an hour"),
+    ("seconds", 3600.0, "an hour"),
+];
 
 #[derive(Debug, Clone)]
-pub struct Metric(Regex);
+pub struct Metric {
+    pattern: Regex,
+    /// The figure is the time that one request of many took: how many of its units make the period, and which period.
+    pub rate: Option<(f64, &'static str)>,
+}
 
 impl FromStr for Metric {
     type Err = regex_lite::Error;
 
     fn from_str(text: &str) -> Result<Self, regex_lite::Error> {
-        Regex::new(text).map(Self)
+        let (pattern, rate) = (Regex::new(text)?, None);
+        let plain = Self { pattern, rate };
+        let time = TIMES.iter().find(|(unit, ..)| *unit == plain.unit());
+        let rate = time.map(|(_, count, period)| (*count, *period));
+        Ok(Self { rate, ..plain })
     }
 }
 
 impl Metric {
     pub fn pattern(&self) -> &str {
-        self.0.as_str()
+        self.pattern.as_str()
     }
 
     /// The words beside the number in the pattern: `ns/day` of `([0-9.]+) ns/day`.
     pub fn unit(&self) -> &str {
-        let pattern = self.0.as_str();
+        let pattern = self.pattern();
         let is_word = |part: &&str| part.chars().any(char::is_alphabetic);
         let beside = match (pattern.find('('), pattern.rfind(')')) {
             (Some(open), Some(close)) if open < close => [&pattern[..open], &pattern[close + 1..]],
@@ -40,7 +59,7 @@ impl Metric {
     /// The number of the last match in `line`: the pattern's first group. Without a group: a number in the match, else right
     /// after it (`ns/day: 12`), else right before it (`12 ns/day`), else the next number on the line.
     pub fn find(&self, line: &str) -> Option<f64> {
-        let captures = self.0.captures_iter(line).last()?;
+        let captures = self.pattern.captures_iter(line).last()?;
         if captures.len() > 1 {
             return number(captures.get(1)?.as_str());
         }
@@ -75,6 +94,8 @@ pub struct Scan {
     line: Vec<u8>,
     last: Vec<u8>,
     pub found: Option<f64>,
+    /// All figures, if they are times.
+    pub times: Vec<f64>,
 }
 
 impl Scan {
@@ -95,6 +116,9 @@ impl Scan {
         if self.line.iter().any(|byte| !byte.is_ascii_whitespace()) {
             let found = metric.and_then(|metric| metric.find(&String::from_utf8_lossy(&self.line)));
             self.found = found.or(self.found);
+            let is_time = metric.is_some_and(|metric| metric.rate.is_some());
+            self.times
+                .extend(found.filter(|_| is_time && self.times.len() < MOST_TIMES));
             std::mem::swap(&mut self.line, &mut self.last);
         }
         self.line.clear();
@@ -139,6 +163,25 @@ mod tests {
             assert_eq!(find(pattern, line), None, "'{pattern}' in '{line}'");
         }
         assert!("(".parse::<Metric>().is_err());
+    }
+
+    #[test]
+    fn a_figure_in_a_unit_of_time_is_a_request_and_all_of_them_are_kept() {
+        let period = |pattern: &str| pattern.parse::<Metric>().unwrap().rate.map(|(_, period)| period);
+        let patterns = [
+            "latency: ([0-9.]+) ms",
+            "([0-9.]+) s$",
+            "([0-9.]+) s/step",
+            "ms/step: ([0-9.]+)",
+            "ns/day",
+        ];
+        let periods = [Some("a second"), Some("an hour"), None, None, None];
+        assert_eq!(patterns.map(period), periods);
+        for (pattern, kept) in [("([0-9.]+) ms", vec![5.0, 7.5]), ("([0-9.]+) it/s", Vec::new())] {
+            let mut scan = Scan::default();
+            scan.feed(b"5.0 ms\n9 it/s\n7.5 ms\n", Some(&pattern.parse().unwrap()));
+            assert_eq!(scan.times, kept, "{pattern}");
+        }
     }
 
     #[test]

@@ -42,7 +42,8 @@ pub struct Sweep {
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     seconds: Option<u32>,
     /// Take the figure that each copy writes: the first group of this regular expression, or the number beside its match; the last
-    /// match counts. Without it, completions are counted
+    /// match counts. If its unit is us, ms or s, each match is the time of one request: their rate counts, and the table has their
+    /// 99th percentile. Without --metric completions are counted
     #[arg(long, value_name = "REGEX")]
     metric: Option<Metric>,
     /// Measure everything N times, and take the medians
@@ -113,9 +114,13 @@ impl Sweep {
                  Torque: ppn), or some of the loss is theirs"
             ));
         }
-        let unit = self.metric.as_ref().map_or("completions an hour", Metric::unit);
+        let metric = self.metric.as_ref();
+        let unit = metric.map_or("completions an hour", |metric| {
+            metric.rate.map_or(metric.unit(), |(_, period)| period)
+        });
         Outcome {
             unit: unit.to_owned(),
+            time_unit: metric.and_then(|metric| metric.rate.map(|_| metric.unit().to_owned())),
             gpus: places.count(),
             gpu_memory_mib: gpus.and_then(|gpus| gpus.total_mib),
             most_clients: places.most_clients(),
@@ -159,9 +164,9 @@ impl Sweep {
             let fails = |failed: &Configuration| failed.share == what.share && failed.clients <= what.clients;
             if same[at] == what && !broken.iter().any(fails) {
                 match measure::measure(bench, places, what, setting, gpus, &progress) {
-                    Ok((throughput, memory_mib)) => {
-                        progress.tell(&format!("{what}: {throughput:.2} {}", outcome.unit));
-                        outcome.rows[at].add(throughput, memory_mib);
+                    Ok(measured) => {
+                        progress.tell(&format!("{what}: {:.2} {}", measured.throughput, outcome.unit));
+                        outcome.rows[at].add(&measured);
                     }
                     Err(MeasureError::Interrupted(signal)) => return Err(signal),
                     Err(MeasureError::Failed(why)) => {
@@ -177,14 +182,12 @@ impl Sweep {
         progress.finish();
         for (at, same) in same.iter().enumerate().filter(|(at, same)| **same != all[*at]) {
             if let Some(source) = all.iter().position(|what| what == same) {
-                let Row {
-                    throughput,
-                    runs,
-                    memory_mib,
-                    ..
-                } = outcome.rows[source].clone();
-                let row = &mut outcome.rows[at];
-                (row.throughput, row.runs, row.memory_mib) = (throughput, runs, memory_mib);
+                let (source, row) = (outcome.rows[source].clone(), &mut outcome.rows[at]);
+                *row = Row {
+                    threads: row.threads.take(),
+                    percent: row.percent,
+                    ..source
+                };
             }
         }
         ended

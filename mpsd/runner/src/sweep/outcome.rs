@@ -1,6 +1,7 @@
 //! The result of a sweep: a table, JSON, and advice.
 
 use super::configuration::{Configuration, label};
+use super::measure::Measured;
 use crate::share::Share;
 use mpsd_core::text::count;
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,9 @@ pub struct Row {
     pub throughput: Option<f64>,
     /// Each run.
     pub runs: Vec<f64>,
+    /// The 50th and the 99th percentile of all clients' times, of each run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub percentiles: Vec<[f64; 2]>,
     /// Memory of a client at its highest, MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
@@ -42,6 +46,9 @@ pub struct Row {
 pub struct Outcome {
     /// Of the figures.
     pub unit: String,
+    /// Of the times, if the figures are rates of requests that told theirs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_unit: Option<String>,
     /// GPUs of the job on this node.
     pub gpus: u32,
     /// Memory of the smallest of them, MiB.
@@ -68,22 +75,34 @@ impl Row {
             percent: percent.map(|percent| f64::from(percent.tenths()) / 10.0),
             throughput: None,
             runs: Vec::new(),
+            percentiles: Vec::new(),
             memory_mib: None,
             failed: None,
         }
     }
 
-    pub(super) fn add(&mut self, throughput: f64, memory_mib: Option<u64>) {
-        self.runs.push(throughput);
-        self.memory_mib = self.memory_mib.max(memory_mib);
-        let mut sorted = self.runs.clone();
-        sorted.sort_by(f64::total_cmp);
-        self.throughput = Some((sorted[sorted.len() / 2] + sorted[(sorted.len() - 1) / 2]) / 2.0);
+    pub(super) fn add(&mut self, measured: &Measured) {
+        self.runs.push(measured.throughput);
+        self.memory_mib = self.memory_mib.max(measured.memory_mib);
+        self.percentiles.extend(measured.percentiles);
+        self.throughput = median(self.runs.iter().copied());
+    }
+
+    /// Median of the runs.
+    fn p99(&self) -> Option<f64> {
+        median(self.percentiles.iter().map(|[_, p99]| *p99))
     }
 
     fn label(&self) -> String {
         label(self.threads.as_ref())
     }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.collect();
+    sorted.sort_by(f64::total_cmp);
+    let lower = sorted.get(sorted.len().checked_sub(1)? / 2)?;
+    Some((lower + sorted[sorted.len() / 2]) / 2.0)
 }
 
 /// `1,156` or `3.42`: as many digits as a person reads.
@@ -129,16 +148,36 @@ impl Outcome {
         rows.filter_map(|row| row.throughput).fold(0.0, f64::max)
     }
 
-    pub(super) fn throughput(&self, clients: u32, label: &str) -> Option<f64> {
+    fn row(&self, clients: u32, label: &str) -> Option<&Row> {
         let mut rows = self.rows.iter();
-        rows.find(|row| row.clients == clients && row.label() == label)?
-            .throughput
+        rows.find(|row| row.clients == clients && row.label() == label)
+    }
+
+    pub(super) fn throughput(&self, clients: u32, label: &str) -> Option<f64> {
+        self.row(clients, label)?.throughput
     }
 
     pub(super) fn text(&self) -> String {
-        let mut out = format!("{}, all clients together\nclients", self.unit);
-        let labels = self.labels();
         let with_memory = self.rows.iter().any(|row| row.memory_mib.is_some());
+        let unit = match self.time_unit {
+            Some(_) => format!("requests {}", self.unit),
+            None => self.unit.clone(),
+        };
+        let mut out = self.table(&format!("{unit}, all clients together"), with_memory, |row| {
+            row.throughput
+        });
+        if let Some(unit) = &self.time_unit {
+            out += &self.table(&format!("99th percentile, {unit}"), false, Row::p99);
+        }
+        for note in &self.notes {
+            let _ = writeln!(out, "note: {note}");
+        }
+        out + &self.advice() + "\n"
+    }
+
+    fn table(&self, title: &str, with_memory: bool, cell: impl Fn(&Row) -> Option<f64>) -> String {
+        let mut out = format!("{title}\nclients");
+        let labels = self.labels();
         for label in &labels {
             let _ = write!(out, "  {label:>11}");
         }
@@ -148,11 +187,8 @@ impl Outcome {
             let _ = write!(out, "{clients:>7}");
             for label in &labels {
                 let width = label.len().max(11);
-                let _ = write!(
-                    out,
-                    "  {:>width$}",
-                    or_dash(self.throughput(clients, label).map(figure))
-                );
+                let value = self.row(clients, label).and_then(&cell);
+                let _ = write!(out, "  {:>width$}", or_dash(value.map(figure)));
             }
             if with_memory {
                 let rows = self.rows.iter().filter(|row| row.clients == clients);
@@ -161,10 +197,7 @@ impl Outcome {
             }
             out.push('\n');
         }
-        for note in &self.notes {
-            let _ = writeln!(out, "note: {note}");
-        }
-        out + &self.advice() + "\n"
+        out
     }
 
     /// The best of the configurations under MPS. One with fewer clients, or without a share, wins if it is as good.
@@ -242,6 +275,19 @@ impl Outcome {
                 let _ = write!(line, ", MPS {most}");
             }
         }
+        let mut alone = self.rows.iter().filter(|row| row.clients == one);
+        let waits = alone.find_map(Row::p99).zip(best.p99());
+        if let (Some((alone, p99)), Some(unit)) = (waits, &self.time_unit) {
+            let _ = write!(
+                line,
+                "; 99th percentile {} {unit}, {} with {one}",
+                figure(p99),
+                figure(alone)
+            );
+            if p99 > alone * NO_GAIN {
+                line.push_str(": if latency matters, fewer clients or a share");
+            }
+        }
         let has_room = allows.is_none_or(|allows| allows > u64::from(best.clients));
         if self.counts().last() == Some(&best.clients) && has_room {
             let twice = best.clients.saturating_mul(2);
@@ -269,16 +315,42 @@ mod tests {
     use super::*;
     use crate::sweep::plot;
 
+    fn measured(throughput: f64, memory_mib: Option<u64>) -> Measured {
+        Measured {
+            throughput,
+            memory_mib,
+            percentiles: None,
+        }
+    }
+
+    #[test]
+    fn the_table_and_the_advice_tell_how_long_requests_take() {
+        let mut told = outcome(&[(1, None, 1314.0), ONE, (8, Some("none"), 2599.0)]);
+        (told.unit, told.time_unit) = ("a second".to_owned(), Some("ms".to_owned()));
+        for (row, p99) in told.rows.iter_mut().zip([6.1, 6.0, 9.04]) {
+            row.percentiles = vec![[1.0, p99]];
+        }
+        let text = told.text();
+        for line in [
+            "requests a second, all clients together\n",
+            "99th percentile, ms\nclients  without MPS          MPS\n      1         6.10         6.00\n      8            -         9.04\n",
+            "; 99th percentile 9.04 ms, 6.10 with 1: if latency matters, fewer clients or a share",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+    }
+
     /// Rows from `(clients, threads, throughput)`; no threads: without MPS.
     fn outcome(rows: &[(u32, Option<&str>, f64)]) -> Outcome {
         let row = |(clients, threads, throughput): &(u32, Option<&str>, f64)| {
             let (clients, share) = (*clients, threads.map(|threads| threads.parse().unwrap()));
             let mut row = Row::of(Configuration { clients, share }, clients);
-            row.add(*throughput, Some(7800));
+            row.add(&measured(*throughput, Some(7800)));
             row
         };
         Outcome {
             unit: "ns/day".to_owned(),
+            time_unit: None,
             gpus: 1,
             gpu_memory_mib: Some(143_771),
             most_clients: Some(48),
@@ -335,9 +407,11 @@ mod tests {
     fn medians_and_figures_are_readable() {
         let (clients, share) = (2, None);
         let mut row = Row::of(Configuration { clients, share }, 2);
-        [5.0, 1.0, 3.0].into_iter().for_each(|run| row.add(run, None));
+        [5.0, 1.0, 3.0]
+            .into_iter()
+            .for_each(|run| row.add(&measured(run, None)));
         assert_eq!(row.throughput, Some(3.0));
-        row.add(4.0, None);
+        row.add(&measured(4.0, None));
         assert_eq!(row.throughput, Some(3.5));
         let shown = [0.256, 12.34, 999.6, 4590.4, 1_234_567.0].map(figure);
         assert_eq!(shown, ["0.26", "12.3", "1,000", "4,590", "1,234,567"]);
