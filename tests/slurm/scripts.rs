@@ -25,11 +25,7 @@ const ENDS: Duration = Duration::from_secs(40);
 const GPUS_OF_LANE: usize = 2;
 
 /// Of each run its partition, and what is added to its submission. The node of the first has no plugin.
-const RUNS: [(&str, &str); 3] = [
-    ("main", ""),
-    ("auto", ""),
-    ("main", " --mps --mps-report=off"),
-];
+const RUNS: [(&str, &str); 3] = [("main", ""), ("auto", ""), ("main", " --mps --mps-report=off")];
 
 /// Beds of one sort, and the scripts that run there.
 struct Site {

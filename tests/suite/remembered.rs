@@ -89,6 +89,31 @@ fn a_start_that_goes_on_after_nvml_has_answered_is_ended_by_its_jobs_end() {
     }
 }
 
+/// NVML takes its time for the first look at each GPU of a node.
+#[test]
+fn a_later_start_has_nvml_look_at_its_own_gpu_alone() {
+    const LOOK: u64 = 700;
+    let mut place = Place::new(fast(4).times(|times| times.nvml_look = LOOK), "");
+    let begin = |place: &Place, job: &str| {
+        let took = place.begin(job, "MPS=true", "0").took;
+        place.end(job);
+        u64::try_from(took.as_millis()).expect("a time")
+    };
+    // Each place has had a job.
+    let later = begin(&place, "1.srv");
+    fs::remove_file(place.path("run/ledger")).expect("a ledger");
+    let first = begin(&place, "2.srv");
+    assert!(first >= 4 * LOOK && later >= LOOK, "{first}, {later}");
+    assert!(
+        later + 2 * LOOK < first,
+        "{first} ms, and {later} when all were known"
+    );
+    // Another GPU stands in the place of one of them.
+    place.node.change(|node| node.gpu.swap(0, 1));
+    assert!(begin(&place, "3.srv") >= 4 * LOOK, "what was known did not hold");
+    place.assert_as_before("all ends");
+}
+
 /// A site's sections by product: what an earlier start knew had others in force.
 #[test]
 fn settings_are_those_of_the_gpus_that_are_there_now() {

@@ -143,10 +143,12 @@ pub fn paragraph(report: &JobReport) -> String {
 fn not_ended(settings: &Settings, job: &str) -> Option<String> {
     let uid = nix::unistd::geteuid();
     let meant = scheduler::meant(job, &Site::of(settings)).ok()?;
-    let record = meant.iter().find_map(|job| match record::look(&settings.paths.job(job).record()) {
-        Ok(RecordRead::Found(record)) => Some(record),
-        _ => None,
-    })?;
+    let record = meant
+        .iter()
+        .find_map(|job| match record::look(&settings.paths.job(job).record()) {
+            Ok(RecordRead::Found(record)) => Some(record),
+            _ => None,
+        })?;
     if !uid.is_root() && record.uid != uid.as_raw() {
         return None;
     }

@@ -11,7 +11,7 @@ use super::journal::Journal;
 use super::ledger;
 use super::node::{LockGuard, Node, Role, Severity};
 use super::outcome;
-use super::planned::{Supposed, look_at_gpus, make_plan};
+use super::planned::{Supposed, make_plan};
 use super::shared;
 use super::spec::Spec;
 use super::store::Store as _;
@@ -111,7 +111,7 @@ fn start<N: Node>(
         },
         record: plan.record,
         shared: plan.shared,
-        supposed: again.map(|again| Supposed { job, again }),
+        supposed: again.map(|(known, again)| Supposed { job, known, again }),
         verify: plan.verify.then_some(job.deadline),
         failed_starts_drain: settings.drain.on_failed_starts,
         user_was_here: false,
@@ -258,7 +258,7 @@ fn begin_shared(
     held: LockGuard,
 ) -> Result<Journal, FailedStart> {
     if let Some(supposed) = &member.supposed {
-        let (_, now) = (supposed.again)(&look_at_gpus(node, supposed.job)?)?;
+        let (_, now) = supposed.plan_again(node, &plan.record)?;
         let is_its = |now: &Plan| now.effects == plan.effects && now.record.daemons == plan.record.daemons;
         if !now.shared.iter().any(is_its) {
             let why = "this node's GPUs have changed since an earlier job";
@@ -425,7 +425,7 @@ impl Start<'_> {
         let Some(supposed) = &self.supposed else {
             return Ok(());
         };
-        let (settings, plan) = (supposed.again)(&look_at_gpus(node, supposed.job)?)?;
+        let (settings, plan) = supposed.plan_again(node, &self.record)?;
         expect_its_job(node, &self.journal.job)?;
         let spec = Spec {
             start_ms: self.spec.start_ms,

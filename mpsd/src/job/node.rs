@@ -121,6 +121,10 @@ pub trait Gpus {
     fn dismiss_nvml(&mut self) {}
     /// All GPUs with their compute modes.
     fn inventory(&mut self) -> Result<Inventory, Failure>;
+    /// The same, asked for `gpus` alone if those are as `known`.
+    fn inventory_again(&mut self, _known: &Inventory, _gpus: &[GpuUuid]) -> Result<Inventory, Failure> {
+        self.inventory()
+    }
     /// The compute mode of `gpu`.
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure>;
     /// Sets the compute mode and reads it back.

@@ -10,8 +10,9 @@ use crate::plan::effects::Plan;
 use crate::plan::{Case, decide, tasks};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
+use mpsd_core::record::Record;
 use mpsd_core::script;
-use mpsd_core::{Failure, Inventory};
+use mpsd_core::{Failure, GpuUuid, Inventory};
 
 /// Makes the plan for these GPUs.
 pub(super) type Decide<'a> = Box<dyn Fn(&Inventory) -> Result<(Settings, Plan), Failure> + 'a>;
@@ -20,7 +21,18 @@ pub(super) type Decide<'a> = Box<dyn Fn(&Inventory) -> Result<(Settings, Plan), 
 /// begun.
 pub(super) struct Supposed<'a> {
     pub job: &'a Job,
+    pub known: Inventory,
     pub again: Decide<'a>,
+}
+
+impl Supposed<'_> {
+    /// The plan that NVML's answer leads to. It is asked for the GPUs of this plan alone, unless they have changed.
+    pub fn plan_again(&self, node: &mut impl Node, plan: &Record) -> Result<(Settings, Plan), Failure> {
+        let gpus: Vec<GpuUuid> = plan.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let now = node.inventory_again(&self.known, &gpus)?;
+        remember(node, self.job, &now);
+        (self.again)(&now)
+    }
 }
 
 /// The settings and the plan. If NVML has not been asked yet, also how to make the plan again.
@@ -28,7 +40,7 @@ pub(super) fn make_plan<'a>(
     node: &mut impl Node,
     job: &'a Job,
     scheduled: &impl Scheduled,
-) -> Result<(Settings, Plan, Option<Decide<'a>>), Failure> {
+) -> Result<(Settings, Plan, Option<(Inventory, Decide<'a>)>), Failure> {
     expect_healthy_node(node, job)?;
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
@@ -53,14 +65,20 @@ pub(super) fn make_plan<'a>(
         Ok((settings, plan))
     });
     let known = Ledger::read(node).gpus;
-    let known = known.and_then(|known| decide(&known).ok());
+    let known = known.and_then(|known| Some((decide(&known).ok()?, known)));
     // A job that only joins needs no NVML, which takes longer to load than all the rest.
-    let joins = known.as_ref().is_some_and(|(_, plan)| shared::are_up(node, plan));
+    let joins = known
+        .as_ref()
+        .is_some_and(|((_, plan), _)| shared::are_up(node, plan));
     if !joins {
-        node.prepare_nvml(&[]);
+        let gpus = known.iter().flat_map(|((_, plan), _)| &plan.record.gpus);
+        let gpus: Vec<GpuUuid> = gpus.map(|gpu| gpu.uuid.clone()).collect();
+        node.prepare_nvml(&gpus);
     }
     let (settings, plan, again) = match known {
-        Some((settings, plan)) if joins || plan.shared.is_empty() => (settings, plan, Some(decide)),
+        Some(((settings, plan), known)) if joins || plan.shared.is_empty() => {
+            (settings, plan, Some((known, decide)))
+        }
         _ => {
             let (settings, plan) = decide(&look_at_gpus(node, job)?)?;
             (settings, plan, None)
@@ -72,12 +90,16 @@ pub(super) fn make_plan<'a>(
 
 /// Asks NVML, and keeps the answer for later starts unless this is a step's. slurmstepd is inside the device limits of its job
 /// (docs/facts/slurm.md#callbacks-of-a-plugin), where NVML may list that job's GPUs alone, counted from 0.
-pub(super) fn look_at_gpus(node: &mut impl Node, job: &Job) -> Result<Inventory, Failure> {
+fn look_at_gpus(node: &mut impl Node, job: &Job) -> Result<Inventory, Failure> {
     let inventory = node.inventory()?;
-    if !job.submission.step {
-        ledger::remember_gpus(node, &inventory);
-    }
+    remember(node, job, &inventory);
     Ok(inventory)
+}
+
+fn remember(node: &mut impl Node, job: &Job, inventory: &Inventory) {
+    if !job.submission.step {
+        ledger::remember_gpus(node, inventory);
+    }
 }
 
 /// A node that waits for a second look, or whose drain waits for its scheduler, takes no job with MPS.

@@ -217,6 +217,10 @@ impl Gpus for RealNode {
         inventory.map_err(|failure| unless_no_gpu_host(failure, &self.site.nvml))
     }
 
+    fn inventory_again(&mut self, known: &Inventory, gpus: &[GpuUuid]) -> Result<Inventory, Failure> {
+        self.ask(&Question::InventoryAgain(known.clone(), gpus.to_vec()))
+    }
+
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {
         self.ask(&Question::Mode(gpu.clone()))
     }

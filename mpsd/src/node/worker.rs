@@ -11,7 +11,7 @@ use crate::sys::descriptors::read_line;
 use crate::sys::process::ProcessId;
 use crate::sys::spawn::{Child, Spawn};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
-use mpsd_core::{ComputeMode, Failure, GpuUuid};
+use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory};
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
@@ -41,6 +41,8 @@ const MODPROBE_TIME: Duration = Duration::from_secs(5);
 pub enum Question {
     /// All GPUs: an [`mpsd_core::Inventory`].
     Inventory,
+    /// The same, where what is known of the others than these is believed.
+    InventoryAgain(Inventory, Vec<GpuUuid>),
     /// The compute mode of a GPU: a [`ComputeMode`].
     Mode(GpuUuid),
     /// Sets it: nothing.
@@ -94,6 +96,9 @@ fn answer(nvml: &Result<Nvml, NvmlError>, question: Question) -> serde_json::Res
         }
         (Err(error), _) => serde_json::to_string(&Err::<(), _>(error)),
         (Ok(nvml), Question::Inventory) => serde_json::to_string(&nvml.inventory()),
+        (Ok(nvml), Question::InventoryAgain(known, gpus)) => {
+            serde_json::to_string(&nvml.inventory_again(known, &gpus))
+        }
         (Ok(nvml), Question::Mode(gpu)) => serde_json::to_string(&nvml.compute_mode(&gpu)),
         (Ok(nvml), Question::SetMode(gpu, mode)) => serde_json::to_string(&nvml.set_compute_mode(&gpu, mode)),
         (Ok(nvml), Question::Driver) => serde_json::to_string(&nvml.driver()),

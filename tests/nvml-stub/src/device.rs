@@ -1,6 +1,9 @@
 //! Functions about one GPU.
 
+use std::collections::BTreeSet;
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_ulonglong};
+use std::sync::Mutex;
+use std::time::Duration;
 
 use crate::node::{Context, Gpu, MIB, Node};
 use crate::{
@@ -13,6 +16,9 @@ const MODES: [&str; 4] = ["default", "exclusive_thread", "prohibited", "exclusiv
 
 /// Memory that the driver keeps, MiB.
 const RESERVED_MIB: u64 = 600;
+
+/// The GPUs at which this process has looked.
+static SEEN: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
 #[repr(C)]
 struct Memory {
@@ -55,6 +61,9 @@ fn handle(device: Out<Device>, is: impl Fn(usize, &Gpu) -> bool) -> Result<(), R
     let mut gpus = node.is.gpu.iter().enumerate();
     let (index, gpu) = gpus.find(|(index, gpu)| is(*index, gpu)).ok_or(NOT_FOUND)?;
     healthy(gpu)?;
+    if SEEN.lock().map_err(|_| UNKNOWN)?.insert(index) {
+        std::thread::sleep(Duration::from_millis(node.is.times.nvml_look));
+    }
     put(device, std::ptr::without_provenance_mut(index + 1))
 }
 
@@ -157,6 +166,11 @@ extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Return {
         }
         node.set_mode(&gpu.uuid, name).map_err(|_| UNKNOWN)
     })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetIndex(device: Device, index: Out<c_uint>) -> Return {
+    answer(|| put(index, gpu(device)?.2 as u32))
 }
 
 #[unsafe(no_mangle)]

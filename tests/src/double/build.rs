@@ -98,6 +98,7 @@ impl Builder {
                 server_exit: 5,
                 client: 2,
                 nvml: 0,
+                nvml_look: 0,
             }
         })
     }

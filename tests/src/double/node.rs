@@ -150,6 +150,8 @@ pub struct Times {
     pub client: u64,
     /// Of `nvmlInit`.
     pub nvml: u64,
+    /// Of NVML's first look at each GPU.
+    pub nvml_look: u64,
 }
 
 impl Default for Times {
@@ -161,6 +163,7 @@ impl Default for Times {
             server_exit: 70,
             client: 90,
             nvml: 12,
+            nvml_look: 7,
         }
     }
 }
