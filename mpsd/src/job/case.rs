@@ -1,6 +1,5 @@
 //! A job before its start: all that is known of it then.
 
-use super::node::{Console, Severity};
 use crate::scheduler::drain::Place;
 use crate::scheduler::{Devices, Site, Submission, Unattached};
 use crate::sys::deadline::Deadline;
@@ -87,14 +86,6 @@ impl Job {
             scheduler: self.submission.scheduler,
             site: self.site.clone(),
             node: &self.node,
-        }
-    }
-
-    /// Says a line of the node's to the prologue's caller, who may show it to the user; one who did not ask reads none.
-    pub(crate) fn complain(&self, node: &mut impl Console, line: &str) {
-        match self.by_site {
-            true => node.log(Severity::Warning, line),
-            false => node.complain(line),
         }
     }
 

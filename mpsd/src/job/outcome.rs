@@ -190,6 +190,14 @@ fn log(node: &mut impl Node, job: &JobId, failure: &Failure) {
     node.keep(JobOutcome::Failed(kind));
 }
 
+/// Says a line about the node to the prologue's caller, who may show it to the user; one who did not ask reads none.
+pub fn say_of_node(node: &mut impl Node, job: &Job, line: &str) {
+    match job.by_site {
+        true => node.log(Severity::Warning, line),
+        false => node.complain(line),
+    }
+}
+
 /// Whether the node is drained now, for the failure itself or for what its rollback found.
 fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
     let own = match &failed.failure {
@@ -204,7 +212,7 @@ fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
         faults,
     );
     drained.is_some_and(|(line, delivered)| {
-        job.complain(node, &line);
+        say_of_node(node, job, &line);
         if delivered {
             node.keep(JobOutcome::Drained);
         }

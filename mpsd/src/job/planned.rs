@@ -4,6 +4,7 @@ use super::case::{Job, Scheduled};
 use super::evidence;
 use super::ledger::{self, Ledger, PAUSE_S};
 use super::node::{Node, Severity};
+use super::outcome;
 use super::shared;
 use crate::plan::auto;
 use crate::plan::effects::Plan;
@@ -105,7 +106,7 @@ fn remember(node: &mut impl Node, job: &Job, inventory: &Inventory) {
 /// A node that waits for a second look, or whose drain waits for its scheduler, takes no job with MPS.
 fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermined> {
     for line in evidence::look_again(node, &job.settings) {
-        job.complain(node, &line);
+        outcome::say_of_node(node, job, &line);
     }
     let why = match Ledger::read(node).suspicions.first() {
         Some(suspicion) => format!(
