@@ -262,6 +262,15 @@ fn a_job_and_a_user_have_a_bounded_number_of_steps_with_an_mps_of_their_own_on_a
             .map(|failed| failed.failure.to_string())
             .unwrap_or_default()
     };
+    // Steps that have none do not count.
+    for number in 0..40 {
+        let step = JobId::parse(&format!("1.9{number}")).expect("a step");
+        let left_out = Record::closed(step.clone(), 1001, RecordState::Unneeded, "no need".to_owned());
+        let text = serde_json::to_string(&left_out).expect("JSON");
+        let (files, mut world) = (paths().job(&step), world.borrow_mut());
+        world.files.insert(files.directory().to_owned(), None);
+        world.put(files.record(), text);
+    }
     for (whole, number) in (1..=4).flat_map(|whole| (0..16).map(move |number| (whole, number))) {
         assert_eq!(begin(1001, whole, number), "");
     }

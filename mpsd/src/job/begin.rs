@@ -85,7 +85,7 @@ fn start<N: Node>(
         true => take_over(node, job, when)?,
         false => None,
     };
-    let (settings, plan, again) = match make_plan(node, job, scheduled) {
+    let (settings, plan, supposed) = match make_plan(node, job, scheduled) {
         Err(Failure::Refusal(refusal)) if auto::may_do_without(&job.request) => {
             return leave_out(node, job, when, early, &refusal.to_string());
         }
@@ -111,7 +111,7 @@ fn start<N: Node>(
         },
         record: plan.record,
         shared: plan.shared,
-        supposed: again.map(|(known, again)| Supposed { job, known, again }),
+        supposed,
         verify: plan.verify.then_some(job.deadline),
         failed_starts_drain: settings.drain.on_failed_starts,
         user_was_here: false,

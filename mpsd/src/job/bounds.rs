@@ -3,6 +3,7 @@
 use super::case::Job;
 use super::node::Node;
 use super::store::Store as _;
+use mpsd_core::record::RecordState;
 use mpsd_core::{Failure, JobId, Refusal};
 
 /// The most steps of a job that have an MPS of their own on a node at once. More GPUs has no node.
@@ -21,8 +22,10 @@ pub(super) fn expect_few_steps(node: &mut impl Node, job: &Job) -> Result<(), Fa
     let ids = names.iter().filter_map(|name| JobId::parse(name).ok());
     let mut steps: Vec<JobId> = ids.filter(|id| id.whole() != *id).collect();
     steps.retain(|step| {
+        // The record of a step that has none stays as well, since its tasks read it.
+        let has_mps = |state| matches!(state, RecordState::Starting | RecordState::Ready);
         node.read_record(step)
-            .is_some_and(|record| record.uid == job.user.uid)
+            .is_some_and(|record| record.uid == job.user.uid && has_mps(record.state))
     });
     let of_job = steps.iter().filter(|step| step.belongs_to(&whole)).count();
     let why = match (of_job > OF_A_JOB, steps.len() > OF_A_USER) {

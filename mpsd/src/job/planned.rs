@@ -41,7 +41,7 @@ pub(super) fn make_plan<'a>(
     node: &mut impl Node,
     job: &'a Job,
     scheduled: &impl Scheduled,
-) -> Result<(Settings, Plan, Option<(Inventory, Decide<'a>)>), Failure> {
+) -> Result<(Settings, Plan, Option<Supposed<'a>>), Failure> {
     expect_healthy_node(node, job)?;
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
@@ -78,7 +78,8 @@ pub(super) fn make_plan<'a>(
     }
     let (settings, plan, again) = match known {
         Some(((settings, plan), known)) if joins || plan.shared.is_empty() => {
-            (settings, plan, Some((known, decide)))
+            let again = decide;
+            (settings, plan, Some(Supposed { job, known, again }))
         }
         _ => {
             let (settings, plan) = decide(&look_at_gpus(node, job)?)?;
