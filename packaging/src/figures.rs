@@ -20,7 +20,7 @@ const START_AND_END: &[&str] = &[
     "mpsd/src/node/worker.rs",
 ];
 /// The end of a result's name, and the code that it measures; none: the figures are NVIDIA's own, of programs under any MPS.
-const MEASURED: [(&str, &[&str]); 22] = [
+const MEASURED: [(&str, &[&str]); 23] = [
     // A whole run.
     ("nvidia-h100", START_AND_END),
     ("nvidia-h200", START_AND_END),
@@ -44,6 +44,7 @@ const MEASURED: [(&str, &[&str]); 22] = [
     ("convolution", &[]),
     ("stream", &[]),
     ("several", &[]),
+    ("pytorch", &[]),
     ("programs", &[]),
     ("contract", &[]),
     ("recipes", &[]),
