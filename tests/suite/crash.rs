@@ -10,7 +10,7 @@ use mpsd::job::{self, Account, ReturnWhen, claim};
 use mpsd::scheduler::Exclusive;
 use mpsd_core::paths::{JOURNAL, JobPaths};
 use mpsd_core::record::RecordState;
-use mpsd_core::{ComputeMode, Failure, JobId};
+use mpsd_core::{ComputeMode, Failure, Gpu, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Living, Sim, Trouble, World, Worlds, living, paths, silence_kills};
@@ -463,6 +463,25 @@ fn a_foreign_context_keeps_the_mode_as_it_is() {
     assert_eq!(world.borrow().inventory.gpus[0].mode, ComputeMode::Default);
     let log = world.borrow().log.clone();
     assert!(log.iter().any(|line| line.contains("process 77")), "{log:?}");
+}
+
+/// Its server would get error 46 there, and the job no reason.
+#[test]
+fn a_process_that_holds_an_exclusive_gpu_is_named() {
+    let exclusive = |gpus: &mut Vec<Gpu>| gpus[0].mode = ComputeMode::ExclusiveProcess;
+    let scenario = Scenario::new("held", "MPS=true", 1).gpus(exclusive);
+    let gpu = scenario.inventory.gpus[0].uuid.clone();
+    let world = shared(&before(&scenario));
+    world.borrow_mut().foreign.push((gpu.clone(), 77));
+    let failed = Sim::well(&world).begin(&scenario).expect_err("a held GPU");
+    let told = failed.failure.to_string();
+    assert!(
+        told.contains(gpu.as_str()) && told.contains("process 77 holds it"),
+        "{told}"
+    );
+    world.borrow_mut().foreign.clear();
+    restored(&world, &scenario, "a held GPU");
+    Sim::well(&world).begin(&scenario).expect("nobody holds it");
 }
 
 #[test]

@@ -3,15 +3,45 @@
 use super::account::Account;
 use super::node::{Node, Severity};
 use super::store::Store as _;
-use mpsd_core::failure::{Evidence, Fault};
+use crate::sys::deadline::Deadline;
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::{ComputeMode, Failure, GpuUuid, JobId};
+use std::time::Duration;
+
+/// How often, and after which time, a GPU that others hold is looked at again.
+const LOOKS: usize = 10;
+const BETWEEN: Duration = Duration::from_millis(100);
 
 /// Enters `job` into the account of `gpu`. The first job's entry keeps the compute mode found.
 pub(super) fn enter(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<(), Failure> {
     let _held = node.lock_gpu(gpu)?;
     let existing = node.read_account(gpu)?;
     let now = node.compute_mode(gpu)?;
+    if now == ComputeMode::ExclusiveProcess && existing.is_none() {
+        expect_free(node, gpu)?;
+    }
     node.write_account(gpu, Some(&Account::join(existing, job, now)))
+}
+
+/// No server can begin on a GPU in exclusive mode that a process of others holds.
+fn expect_free(node: &mut impl Node, gpu: &GpuUuid) -> Result<(), Failure> {
+    let mut holder = None;
+    // One of an earlier job may be on its way out.
+    for look in 0..LOOKS {
+        if look > 0 {
+            node.wait_until(Deadline::after(BETWEEN));
+        }
+        holder = node.gpu_processes(gpu)?.first().map(|process| process.pid);
+        if holder.is_none() {
+            break;
+        }
+    }
+    let Some(holder) = holder else { return Ok(()) };
+    let why = format!(
+        "its compute mode is EXCLUSIVE_PROCESS, and {} holds it: end that, or set the mode to DEFAULT",
+        node.describe(holder)
+    );
+    Err(Undetermined::new(gpu.to_string(), why).into())
 }
 
 /// Sets the mode if all that the plan supposed still holds. Otherwise the mode stays, with a line in the log. The account

@@ -301,6 +301,10 @@ pub trait Members {
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>>;
     /// The waiting threads of all users; `None` if one of them cannot be read in time.
     fn waiting(&mut self) -> Option<Vec<Waiting>>;
+    /// A process in words, for an administrator.
+    fn describe(&mut self, pid: i32) -> String {
+        format!("process {pid}")
+    }
     /// Whether the job's user has a process here besides the job's MPS.
     fn user_is_here(&mut self, journal: &Journal) -> bool;
     /// Whether the scheduler's cgroup proves that `pid` is of this job; `None` if its user is not the job's.

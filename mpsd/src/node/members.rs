@@ -159,6 +159,18 @@ impl Members for RealNode {
     }
 
     /// Another process of the user can kill, stop or starve the job's MPS.
+    fn describe(&mut self, pid: i32) -> String {
+        let process = Process::find(pid);
+        let runs = process.and_then(|process| process.executable());
+        let name = runs.and_then(|runs| Some(runs.path.file_name()?.to_string_lossy().into_owned()));
+        let owner = match uid_of(pid) {
+            Some(0) => "root".to_owned(),
+            uid => text::user(&uid.map_or_else(|| "?".to_owned(), |uid| uid.to_string())),
+        };
+        let name = text::one_line(&name.unwrap_or_default(), 60);
+        format!("process {pid} ({name}) of {owner}")
+    }
+
     fn user_is_here(&mut self, journal: &Journal) -> bool {
         // The table comes first: a child that has ended since is still known by its parent.
         let Some(table) = ProcessTable::scan() else {

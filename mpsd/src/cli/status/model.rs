@@ -133,6 +133,17 @@ fn as_mib<S: Serializer>(bytes: &Option<u64>, to: S) -> Result<S::Ok, S::Error> 
     bytes.map(|bytes| bytes >> 20).serialize(to)
 }
 
+/// Why it stands there. A job that its site brought in may have steps without MPS, of which only the node's log knows.
+fn reason_of(record: &Record) -> Option<String> {
+    let by_site = record.unasked.is_some() && record.state == RecordState::Ready;
+    let of_site =
+        "from its site; steps that could meet MPS in their own way run without it: see the node's log";
+    record
+        .reason
+        .clone()
+        .or_else(|| by_site.then(|| of_site.to_owned()))
+}
+
 impl JobStatus {
     /// By root's journal, before any daemon answered. Without a record, the start has not written it yet, or the end is
     /// under way.
@@ -141,7 +152,7 @@ impl JobStatus {
         status.user = Some(journal.user.clone());
         status.began = Some(journal.began);
         status.shared = journal.shared().next().is_some();
-        status.reason = record.and_then(|record| record.reason.clone());
+        status.reason = record.and_then(reason_of);
         if let Some(record) = record {
             status.add_limits(record);
         }
@@ -159,7 +170,7 @@ impl JobStatus {
         status.user = user.map(|user| user.name);
         status.shared = record.shared;
         status.phase = record.state.into();
-        status.reason.clone_from(&record.reason);
+        status.reason = reason_of(record);
         status.add_limits(record);
         status
     }
