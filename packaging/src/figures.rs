@@ -12,11 +12,14 @@ const START_AND_END: &[&str] = &[
     "prologue/src",
     "epilogue/src",
     "mpsd/src/job/begin.rs",
+    "mpsd/src/job/bounds.rs",
+    "mpsd/src/job/planned.rs",
     "mpsd/src/job/end.rs",
     "mpsd/src/job/undo.rs",
     "mpsd/src/daemon/start.rs",
     "mpsd/src/daemon/stop.rs",
     "mpsd/src/node/launch.rs",
+    "mpsd/src/node/nvml.rs",
     "mpsd/src/node/worker.rs",
 ];
 /// The end of a result's name, and the code that it measures; none: the figures are NVIDIA's own, of programs under any MPS.
@@ -50,10 +53,17 @@ const MEASURED: [(&str, &[&str]); 23] = [
     ("recipes", &[]),
 ];
 
+/// By days: code that changed on the day of its figure does not count.
+///
 /// # Errors
 /// Names each figure that is older than its code, or of no known kind.
 pub fn are_young() -> Result<()> {
     let root = cargo::root()?;
+    let shallow = wrote(command("git", "rev-parse --is-shallow-repository").current_dir(&root))?;
+    ensure!(
+        shallow.trim() == "false",
+        "this clone is shallow: it does not tell when code was last changed"
+    );
     let mut old = Vec::new();
     for page in PAGES {
         for (day, name) in results(&read_text(root.join(page))?) {

@@ -259,7 +259,8 @@ impl Prologue {
         let is_usable = settings.is_some();
         let file = &self.arguments.config;
         let mut settings = settings.unwrap_or_else(|| directories_alone(file, &name));
-        if file != Path::new(DEFAULT_PATH) && open_trusted(file).is_err() {
+        let is_read = || open_trusted(file).is_ok_and(|file| file.read(1 << 20).is_ok());
+        if file != Path::new(DEFAULT_PATH) && !is_read() {
             // Several nodes may run on this host. The counters in the usual place are another node's.
             settings.reports.keep = 0;
         }

@@ -284,7 +284,7 @@ impl NewTask<'_> {
         if self.state.asks() {
             let (job, node) = (self.job, self.slurm.node_name());
             // What `Mode::counted` says.
-            let is_count = why.ends_with(" GPU") || why.ends_with(" GPUs");
+            let is_count = !why.contains("allowed:") && (why.ends_with(" GPU") || why.ends_with(" GPUs"));
             let more = if is_count { MORE_TASKS } else { "" };
             self.slurm
                 .log(Level::Notice, &format!("job {job}: on {node}: {why}{more}"));

@@ -126,8 +126,12 @@ fn each_gpu_has_a_daemon_and_each_rank_its_own_limit() {
         says(&outside["error"].to_string(), &["100"]);
         let told = c.told(&job);
         let repeats = "2 thread percentages by local rank for 4 tasks on this node: the list repeats";
-        says(&told, &["a program without a rank sees no GPU", repeats]);
-        assert_eq!(told.lines().count(), 2, "{told}");
+        let by_mpirun = "its script names mpirun";
+        says(
+            &told,
+            &["a program without a rank sees no GPU", by_mpirun, repeats],
+        );
+        assert_eq!(told.lines().count(), 3, "{told}");
         assert_eq!(records.len(), 4, "{:?}", c.output(&job, 0));
         let daemons: BTreeSet<_> = records
             .iter()

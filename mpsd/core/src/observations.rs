@@ -264,7 +264,7 @@ impl Observations {
     }
 
     fn had_none(&self) -> bool {
-        self.clients == 0 && self.refused.is_empty()
+        self.clients == 0 && self.refused.is_empty() && self.fatal.is_empty() && self.daemons_lost.is_empty()
     }
 
     /// `8 clients at once, GPU 92 % busy`, for a job with these GPUs. The driver does not tell the jobs of a shared MPS apart.

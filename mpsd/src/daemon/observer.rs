@@ -340,6 +340,7 @@ mod tests {
 
     #[test]
     fn clients_are_counted_and_only_servers_that_nothing_told_to_end_are_lost() {
+        const NONE: &str = "0 clients: no CUDA program used its MPS";
         for (lines, told) in [
             (
                 "active 5; active 5; active 6; gone 5; gone 6; active 5",
@@ -353,10 +354,10 @@ mod tests {
                 "active 5; exit 691 0",
                 "1 client, 1 at once; server 691 was lost (killed or ended with status 0) with 1 client, which got error 806",
             ),
-            ("end 691; exit 691 0", "0 clients, 0 at once"),
+            ("end 691; exit 691 0", NONE),
             (
                 "end 691; exit 691 1",
-                "0 clients, 0 at once; server 691 was lost (status 1) with 0 clients, which got error 806",
+                "0 clients: no CUDA program used its MPS; server 691 was lost (status 1) with 0 clients, which got error 806",
             ),
             (
                 "Client 8349 caused a fatal error on its device",
@@ -366,16 +367,13 @@ mod tests {
                 "client {PID: 8349, Context ID: 1} had a fatal exception",
                 "0 clients, 0 at once; client 8349 caused a fatal GPU error",
             ),
-            ("fatal: 3 things", "0 clients, 0 at once"),
+            ("fatal: 3 things", NONE),
             // Each daemon has its own clients and server.
             (
                 "active 5; 2 active 6; exit 691 0; 2 gone 6",
                 "2 clients, 2 at once; server 691 was lost (killed or ended with status 0) with 1 client, which got error 806",
             ),
-            (
-                "end 691; 2 end 692; exit 691 0; 2 exit 692 0",
-                "0 clients, 0 at once",
-            ),
+            ("end 691; 2 end 692; exit 691 0; 2 exit 692 0", NONE),
         ] {
             assert_eq!(observed(lines).all.lines(&[]).join("; "), told, "{lines}");
         }

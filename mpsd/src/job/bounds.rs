@@ -6,7 +6,7 @@ use super::store::Store as _;
 use mpsd_core::record::RecordState;
 use mpsd_core::{Failure, JobId, Refusal};
 
-/// The most steps of a job that have an MPS of their own on a node at once. More GPUs has no node.
+/// The most steps of a job that have an MPS of their own on a node at once. No node has more GPUs.
 const OF_A_JOB: usize = 16;
 /// The same for all jobs of a user.
 const OF_A_USER: usize = 64;
@@ -20,13 +20,15 @@ pub(super) fn expect_few_steps(node: &mut impl Node, job: &Job) -> Result<(), Fa
     let whole = job.submission.job.whole();
     let names = node.job_directories()?;
     let ids = names.iter().filter_map(|name| JobId::parse(name).ok());
-    let mut steps: Vec<JobId> = ids.filter(|id| id.whole() != *id).collect();
-    steps.retain(|step| {
-        // The record of a step that has none stays as well, since its tasks read it.
-        let has_mps = |state| matches!(state, RecordState::Starting | RecordState::Ready);
-        node.read_record(step)
-            .is_some_and(|record| record.uid == job.user.uid && has_mps(record.state))
-    });
+    // The record of a step that has none stays as well, since its tasks read it.
+    let has_mps = |state| matches!(state, RecordState::Starting | RecordState::Ready);
+    let mut steps = Vec::new();
+    for step in ids.filter(|id| id.whole() != *id) {
+        let record = node.look_at_record(&step)?;
+        if record.is_some_and(|record| record.uid == job.user.uid && has_mps(record.state)) {
+            steps.push(step);
+        }
+    }
     let of_job = steps.iter().filter(|step| step.belongs_to(&whole)).count();
     let why = match (of_job > OF_A_JOB, steps.len() > OF_A_USER) {
         (false, false) => return Ok(()),

@@ -76,11 +76,14 @@ pub fn end_if(
 ) -> JobEnd {
     let began = Instant::now();
     let mut findings = Findings::default();
+    let mut by_site = false;
     let (journal, observed, killed) = match take_down(node, job, meant, &mut findings) {
         Ok(Some(found)) => found,
         Ok(None) => return JobEnd::default(),
         Err(failure) => {
             findings.take(Err(failure));
+            let record = node.read_record(job);
+            by_site = record.is_some_and(|record| record.unasked.is_some());
             JobFiles::default()
         }
     };
@@ -96,6 +99,7 @@ pub fn end_if(
     // Last: no caller waits for it.
     let mut end = JobEnd {
         last_words: last_words.unwrap_or_default(),
+        by_site,
         ..JobEnd::default()
     };
     if let Some(journal) = journal {

@@ -190,11 +190,10 @@ fn log(node: &mut impl Node, job: &JobId, failure: &Failure) {
     node.keep(JobOutcome::Failed(kind));
 }
 
-/// Says a line about the node to the prologue's caller, who may show it to the user; one who did not ask reads none.
+/// Says a line of the node's log to the prologue's caller, who may show it to the user; one who did not ask reads none.
 pub fn say_of_node(node: &mut impl Node, job: &Job, line: &str) {
-    match job.by_site {
-        true => node.log(Severity::Warning, line),
-        false => node.complain(line),
+    if !job.by_site {
+        node.complain(line);
     }
 }
 

@@ -118,18 +118,17 @@ fn try_take_out<N: Node>(
         return Ok(());
     }
     let leaves = member.map(|member| &member.job);
-    let begins = begins(node, id, leaves);
-    let held = match begins {
-        true => node.lock_shared(id, MOMENT),
-        false => node.lock_job(id),
+    let moment = MOMENT.min(node.settings().ends.remaining() / 6);
+    let _held = match node.lock_shared(id, moment) {
+        // The job that begins it is in the list, so its own end takes out those that have left meanwhile.
+        Err(Failure::Undetermined(_)) if begins(node, id, leaves) => {
+            let note = format!("shared MPS {id} is being begun for another job: its list is written later");
+            findings.notes.push(note);
+            return Ok(());
+        }
+        Err(Failure::Undetermined(_)) => node.lock_job(id)?,
+        held => held?,
     };
-    // The job that begins it is in the list, so its own end takes out those that have left meanwhile.
-    if begins && let Err(Failure::Undetermined(_)) = held {
-        let note = format!("shared MPS {id} is being begun for another job: its list is written later");
-        findings.notes.push(note);
-        return Ok(());
-    }
-    let _held = held?;
     let before = node.read_members(id)?;
     let mut members = before.clone();
     members.retain(|job| Some(job) != leaves && shares(node, job, id));
@@ -179,7 +178,7 @@ fn begins(node: &mut impl Node, id: &JobId, leaves: Option<&JobId>) -> bool {
     }
     let members = node.look_at_members(id).unwrap_or_default();
     let mut others = members.iter().filter(|job| Some(*job) != leaves);
-    others.any(|job| !node.is_ready(job))
+    others.any(|job| shares(node, job, id) && !node.is_ready(job))
 }
 
 /// Whether the journal of `job` says that it shares the MPS `id`. The journal is written before the job enters the list. A job that

@@ -326,8 +326,14 @@ pub trait Store: Files {
     }
 
     fn read_record(&mut self, job: &JobId) -> Option<Record> {
-        let bytes = self.read(&self.job_files(job).record(), LONGEST).ok().flatten();
-        Record::parse(&String::from_utf8(bytes?).ok()?).ok()
+        self.look_at_record(job).ok()?
+    }
+
+    /// The same; it is a fault if there is one that cannot be read.
+    fn look_at_record(&mut self, job: &JobId) -> Result<Option<Record>, Failure> {
+        let bytes = self.read(&self.job_files(job).record(), LONGEST).or_fault()?;
+        let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+        Ok(text.and_then(|text| Record::parse(&text).ok()))
     }
 
     fn is_ready(&mut self, job: &JobId) -> bool {

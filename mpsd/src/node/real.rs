@@ -218,7 +218,8 @@ impl Gpus for RealNode {
     }
 
     fn inventory_again(&mut self, known: &Inventory, gpus: &[GpuUuid]) -> Result<Inventory, Failure> {
-        self.ask(&Question::InventoryAgain(known.clone(), gpus.to_vec()))
+        let inventory = self.ask(&Question::InventoryAgain(known.clone(), gpus.to_vec()));
+        inventory.map_err(|failure| unless_no_gpu_host(failure, &self.site.nvml))
     }
 
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {

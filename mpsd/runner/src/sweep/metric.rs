@@ -11,13 +11,19 @@ const SHOWN: usize = 160;
 /// Most times that are kept of a copy.
 const MOST_TIMES: usize = 1 << 20;
 /// Units of time, how many of them make a second or an hour, and which.
-const TIMES: [(&str, f64, &str); 6] = [
+const TIMES: [(&str, f64, &str); 12] = [
+    ("ns", 1e9, "a second"),
     ("us", 1e6, "a second"),
     ("µs", 1e6, "a second"),
     ("ms", 1e3, "a second"),
+    ("msec", 1e3, "a second"),
     ("s", 3600.0, "an hour"),
     ("sec", 3600.0, "an hour"),
+    ("secs", 3600.0, "an hour"),
+    ("second", 3600.0, "an hour"),
     ("seconds", 3600.0, "an hour"),
+    ("min", 60.0, "an hour"),
+    ("minutes", 60.0, "an hour"),
 ];
 
 #[derive(Debug, Clone)]

@@ -148,13 +148,9 @@ impl Outcome {
         rows.filter_map(|row| row.throughput).fold(0.0, f64::max)
     }
 
-    fn row(&self, clients: u32, label: &str) -> Option<&Row> {
+    pub(super) fn row(&self, clients: u32, label: &str) -> Option<&Row> {
         let mut rows = self.rows.iter();
         rows.find(|row| row.clients == clients && row.label() == label)
-    }
-
-    pub(super) fn throughput(&self, clients: u32, label: &str) -> Option<f64> {
-        self.row(clients, label)?.throughput
     }
 
     pub(super) fn text(&self) -> String {

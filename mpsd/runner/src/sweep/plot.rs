@@ -45,8 +45,12 @@ const APART: f64 = 0.5;
 pub fn svg(outcome: &Outcome, title: &str) -> String {
     let mut all = Vec::new();
     for count in outcome.counts() {
-        for (place, label) in outcome.labels().into_iter().enumerate() {
-            let Some(throughput) = outcome.throughput(count, &label) else {
+        let mut begins = true;
+        for label in outcome.labels() {
+            let Some(row) = outcome.row(count, &label) else {
+                continue;
+            };
+            let Some(throughput) = row.throughput else {
                 continue;
             };
             all.push(Bar {
@@ -54,8 +58,8 @@ pub fn svg(outcome: &Outcome, title: &str) -> String {
                 from: 0.0,
                 to: throughput,
                 said: figure(throughput),
-                kind: if place == 0 { WITHOUT } else { WITH },
-                begins: place == 0,
+                kind: if row.mps { WITH } else { WITHOUT },
+                begins: std::mem::take(&mut begins),
             });
         }
     }
