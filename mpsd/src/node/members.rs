@@ -165,7 +165,7 @@ impl Members for RealNode {
         let name = runs.and_then(|runs| Some(runs.path.file_name()?.to_string_lossy().into_owned()));
         let owner = match uid_of(pid) {
             Some(0) => "root".to_owned(),
-            uid => text::user(&uid.map_or_else(|| "?".to_owned(), |uid| uid.to_string())),
+            uid => text::user(uid.map_or_else(|| "?".to_owned(), |uid| uid.to_string())),
         };
         let name = text::one_line(&name.unwrap_or_default(), 60);
         format!("process {pid} ({name}) of {owner}")
