@@ -1,9 +1,9 @@
 //! Starts that fail for one user after another. They are evidence against the node only if no user can be the cause.
 
-use std::fs::File;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::Stdio;
 
-use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::{Uid, User};
 use tests::double::look;
 use tests::figures;
@@ -14,15 +14,16 @@ use tests::stage::{OTHER_USER, Ran, USER, as_user, openpbs_args};
 const CONFIG: &str = "deadline_s = 4\n[drain]\non_failed_starts = true\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
-/// Users of this system without any process, as a job's user is before the job. The other tests' users have some. The locks keep
+/// Users of this system without any process, as a job's user is before the job. The other tests' users have some. The names keep
 /// them from other runs of this test on this machine.
-fn quiet_users() -> ([String; 2], [Flock<File>; 2]) {
+fn quiet_users() -> ([String; 2], [UnixListener; 2]) {
     let mut quiet = (1..1000)
         .filter_map(|uid| User::from_uid(Uid::from_raw(uid)).ok().flatten())
         .filter(|user| user.name != USER && user.name != OTHER_USER)
         .filter_map(|user| {
-            let lock = File::create(format!("/run/mpsd-test-user-{}", user.name)).ok()?;
-            let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).ok()?;
+            let name = format!("mpsd-test-user-{}", user.name);
+            let name = SocketAddr::from_abstract_name(name).ok()?;
+            let lock = UnixListener::bind_addr(&name).ok()?;
             let busy = look::processes()
                 .iter()
                 .any(|process| process.uid == user.uid.as_raw());
