@@ -69,6 +69,8 @@ pub fn run(load: Load) -> Report {
     let long_lived = place.pids("mpsd")[0];
     // Its first look at the GPU loads NVML, once.
     eventually("a look at the GPU", || has_nvml(long_lived));
+    // The library is mapped before that look has ended.
+    std::thread::sleep(Duration::from_secs(1));
     let before_kb = resident_kb(long_lived);
     let cycles = (0..load.cycles).map(|n| n + 1000).collect();
     let shared = Shared {

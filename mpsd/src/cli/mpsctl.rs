@@ -375,8 +375,10 @@ fn env(config: &Path, verb: &Env) -> u8 {
     let hook = verb.shell == Shell::Json;
     match verb.run(&caller) {
         Ok(text) => {
-            if verb.main && hook {
-                caller.warnings().iter().for_each(|line| complain(NAME, line));
+            let warnings = caller.warnings();
+            if verb.main && hook && !warnings.is_empty() {
+                // The hook takes one line.
+                complain(NAME, &warnings.join("; "));
             }
             say(&text);
             0

@@ -118,17 +118,19 @@ fn try_take_out<N: Node>(
         return Ok(());
     }
     let leaves = member.map(|member| &member.job);
+    let begins = begins(node, id, leaves);
     let moment = MOMENT.min(node.settings().ends.remaining() / 6);
-    let _held = match node.lock_shared(id, moment) {
-        // The job that begins it is in the list, so its own end takes out those that have left meanwhile.
-        Err(Failure::Undetermined(_)) if begins(node, id, leaves) => {
-            let note = format!("shared MPS {id} is being begun for another job: its list is written later");
-            findings.notes.push(note);
-            return Ok(());
-        }
-        Err(Failure::Undetermined(_)) => node.lock_job(id)?,
-        held => held?,
+    let held = match begins {
+        true => node.lock_shared(id, moment),
+        false => node.lock_job(id),
     };
+    // The job that begins it is in the list, so its own end takes out those that have left meanwhile.
+    if begins && let Err(Failure::Undetermined(_)) = held {
+        let note = format!("shared MPS {id} is being begun for another job: its list is written later");
+        findings.notes.push(note);
+        return Ok(());
+    }
+    let _held = held?;
     let before = node.read_members(id)?;
     let mut members = before.clone();
     members.retain(|job| Some(job) != leaves && shares(node, job, id));
