@@ -18,9 +18,12 @@ use crate::runner::{Tally, is_chosen};
 const NAME: &str = "hardware::the_part_auto_finds_no_difference_on_doubles";
 const ENDS: Duration = Duration::from_secs(240);
 
-/// A `/dev` with `/dev/nvidia0` for the rest of its words.
+/// A `/dev` with `/dev/nvidia0` for the rest of its words, and a `/tmp`: a script starts a daemon in NVIDIA's usual place, which
+/// programs of other beds without MPS would find.
 const WITH_A_GPU: &str = r#"set -e
-d=$1/dev; shift
+d=$1/dev; t=$1/tmp; shift
+mkdir -m 1777 $t
+mount --bind $t /tmp
 mkdir $d $d/pts $d/shm
 for file in null zero full random urandom tty fd ptmx; do cp -a /dev/$file $d/; done
 mknod -m 666 $d/nvidia0 c 240 0
