@@ -102,7 +102,11 @@ fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
     }
     let place = Place::new(fast(1), &format!("deadline_s = {DEADLINE_S}\n"));
     let mut flood = Flood::begin(&place.path("gate"));
-    let args = [&["--gpus", "0"], &prologue_args("99.srv", "MPS=true,MPS_REPORT=off")[..]].concat();
+    let args = [
+        &["--gpus", "0"],
+        &prologue_args("99.srv", "MPS=true,MPS_REPORT=off")[..],
+    ]
+    .concat();
     let (said, took) = flood.program(&place, "mps-prologue", &args);
     println!("prologue amid {LOOPS} loops: {took:?}");
     // The user's own processes have no priority. If they were late, the scheduler tries again; that is no fault.
