@@ -1,10 +1,13 @@
 //! Several jobs, several epilogues, an administrator's changes: the accounts of the GPUs, and what an epilogue may rely on.
 
 use std::fs;
+use std::process::Stdio;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tests::place::{Place, eventually, fast, kill};
+use tests::double::node::Node;
+use tests::place::{Place, Running, eventually, fast, kill};
+use tests::stage::{OTHER_USER, as_user};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
@@ -34,6 +37,38 @@ fn the_last_of_two_jobs_on_a_gpu_restores_the_mode() {
     }
     place.end("61.srv");
     place.assert_as_before("two jobs on one GPU");
+}
+
+/// A site's own daemon, for example. The name of another user's program is nothing for the job's user.
+#[test]
+fn who_holds_an_exclusive_gpu_is_named_if_it_is_roots() {
+    let place = Place::new(fast(1), CONFIG);
+    let gpu = place.node.uuids()[0].clone();
+    place.node.set_mode(&gpu, "exclusive_process");
+    for (user, words) in [("root", "root's sleep (process "), (OTHER_USER, ", and process ")] {
+        let holder = holder(&place, user);
+        let failed = place.torque("62.srv", ACCOUNT, "0").exits(2);
+        failed
+            .complains(&gpu)
+            .complains(format!("{words}{}", holder.pid()))
+            .complains("set the mode to DEFAULT");
+        assert_eq!(failed.err.contains("sleep"), user == "root", "{failed:?}");
+        place.torque_end("62.srv").ok();
+        place.assert_not_drained(user);
+        drop(holder);
+    }
+    place.begin("63.srv", ACCOUNT, "0");
+    place.end("63.srv");
+    assert_eq!(place.node.modes(), ["exclusive_process"], "the site's own mode");
+}
+
+fn holder(place: &Place, user: &str) -> Running {
+    let mut command = as_user(user, "/bin/sleep");
+    let running = Running::start(command.arg("60").stdin(Stdio::null()));
+    let node = Node::open(place.node.dir()).expect("the node");
+    node.register(&place.node.uuids()[0], running.pid(), 9 << 20, "bare")
+        .expect("a context");
+    running
 }
 
 #[test]

@@ -146,9 +146,8 @@ impl<'a> Facts<'a> {
 }
 
 fn no_client(facts: &Facts<'_>) -> Option<String> {
-    let none = facts.seen.clients == 0 && facts.seen.refused.is_empty() && facts.seen.daemons_lost.is_empty();
     let why = "no CUDA program used this job's MPS: leave --mps out, or see how it was started ('mpsctl status' in the job)";
-    none.then(|| why.to_owned())
+    facts.seen.had_none().then(|| why.to_owned())
 }
 
 fn memory(facts: &Facts<'_>) -> Option<String> {

@@ -16,7 +16,7 @@ const MOST: usize = 16;
 const MOST_PIDS: usize = 512;
 const MOST_GPUS: usize = 64;
 
-/// No client came: whatever the job ran, it ran outside of MPS.
+/// Nothing that the job ran came to its MPS.
 const NONE: &str = "0 clients: no CUDA program used its MPS";
 
 /// What a job's `mpsd` saw.
@@ -263,7 +263,8 @@ impl Observations {
         lines
     }
 
-    fn had_none(&self) -> bool {
+    /// No client came, and nothing else shows that one tried.
+    pub fn had_none(&self) -> bool {
         self.clients == 0 && self.refused.is_empty() && self.fatal.is_empty() && self.daemons_lost.is_empty()
     }
 

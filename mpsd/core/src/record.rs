@@ -336,7 +336,7 @@ pub fn sharers(list: &Path) -> BTreeSet<JobId> {
     serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default()
 }
 
-/// Finds the job whose record has this `sluid`. `path` gives the record of each of `jobs`.
+/// The job among `jobs` whose record has this `sluid`. `path` says where the record of a job is.
 pub fn by_sluid(
     path: impl Fn(&JobId) -> PathBuf,
     jobs: impl IntoIterator<Item = JobId>,

@@ -253,7 +253,7 @@ fn root_is_attached_to_a_users_mps_only_by_name() {
     assert_eq!(root(Some("7")), Ok(()));
 }
 
-/// A job whose site gave it MPS. Of a program that could notice it nothing changes, and nothing is told.
+/// The site gave the job MPS. A program that could notice it runs as without, and reads nothing.
 #[test]
 fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
     let directory = tempfile::tempdir_in("/run").unwrap();

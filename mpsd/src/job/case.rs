@@ -1,11 +1,12 @@
 //! A job before its start: all that is known of it then.
 
+use crate::plan::Case;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{Devices, Site, Submission, Unattached};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::request::Syntax;
-use mpsd_core::{Failure, JobId, Request, Scheduler};
+use mpsd_core::{Failure, Inventory, JobId, Request, Scheduler};
 use std::collections::BTreeSet;
 
 /// Most jobs that a drain's reason names. Slurm shows 400 characters of it.
@@ -86,6 +87,21 @@ impl Job {
             scheduler: self.submission.scheduler,
             site: self.site.clone(),
             node: &self.node,
+        }
+    }
+
+    /// What its plan depends on, with these devices and the node's GPUs.
+    pub fn case<'a>(&'a self, devices: &'a Devices, inventory: &'a Inventory) -> Case<'a> {
+        Case {
+            config: &self.config,
+            node: &self.node,
+            submission: &self.submission,
+            request: &self.request,
+            syntax: self.syntax,
+            by_site: self.by_site,
+            uid: self.user.uid,
+            devices,
+            inventory,
         }
     }
 

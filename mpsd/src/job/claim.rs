@@ -25,18 +25,16 @@ pub(super) fn enter(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<
 
 /// No server can begin on a GPU in exclusive mode that a process of others holds.
 fn expect_free(node: &mut impl Node, gpu: &GpuUuid) -> Result<(), Failure> {
-    let mut holder = None;
-    // One of an earlier job may be on its way out.
-    for look in 0..LOOKS {
-        if look > 0 {
-            node.wait_until(Deadline::after(BETWEEN));
+    let mut looks = 1;
+    let holder = loop {
+        match node.gpu_processes(gpu)?.first() {
+            None => return Ok(()),
+            Some(holder) if looks == LOOKS => break holder.pid,
+            // One of an earlier job may be on its way out.
+            Some(_) => node.wait_until(Deadline::after(BETWEEN)),
         }
-        holder = node.gpu_processes(gpu)?.first().map(|process| process.pid);
-        if holder.is_none() {
-            break;
-        }
-    }
-    let Some(holder) = holder else { return Ok(()) };
+        looks += 1;
+    };
     let why = format!(
         "its compute mode is EXCLUSIVE_PROCESS, and {} holds it: end that, or set the mode to DEFAULT",
         node.describe(holder)

@@ -301,7 +301,7 @@ pub trait Members {
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>>;
     /// The waiting threads of all users; `None` if one of them cannot be read in time.
     fn waiting(&mut self) -> Option<Vec<Waiting>>;
-    /// A process in words, for an administrator.
+    /// A process in words that any user may read.
     fn describe(&mut self, pid: i32) -> String {
         format!("process {pid}")
     }

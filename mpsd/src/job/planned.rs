@@ -8,7 +8,7 @@ use super::outcome;
 use super::shared;
 use crate::plan::auto;
 use crate::plan::effects::Plan;
-use crate::plan::{Case, decide, tasks};
+use crate::plan::{decide, tasks};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::Record;
@@ -29,8 +29,7 @@ pub(super) struct Supposed<'a> {
 impl Supposed<'_> {
     /// The plan that NVML's answer leads to. It is asked for the GPUs of this plan alone, unless they have changed.
     pub fn plan_again(&self, node: &mut impl Node, plan: &Record) -> Result<(Settings, Plan), Failure> {
-        let gpus: Vec<GpuUuid> = plan.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-        let now = node.inventory_again(&self.known, &gpus)?;
+        let now = node.inventory_again(&self.known, &uuids(plan))?;
         remember(node, self.job, &now);
         (self.again)(&now)
     }
@@ -47,22 +46,13 @@ pub(super) fn make_plan<'a>(
     let devices = scheduled.devices()?;
     let script = (!job.by_site).then(|| scheduled.script()).flatten();
     let decide: Decide<'a> = Box::new(move |inventory: &Inventory| {
-        let (settings, mut plan) = decide(&Case {
-            config: &job.config,
-            node: &job.node,
-            submission: &job.submission,
-            request: &job.request,
-            syntax: job.syntax,
-            by_site: job.by_site,
-            uid: job.user.uid,
-            devices: &devices,
-            inventory,
-        })?;
+        let (settings, mut plan) = decide(&job.case(&devices, inventory))?;
         let advice = script.as_ref().map(|script| script::advice(script, &plan.record));
-        let advice = advice.into_iter().flatten();
-        plan.record
-            .warnings
-            .extend(advice.map(|line| format!("warning: {line}")));
+        let advice = advice
+            .into_iter()
+            .flatten()
+            .map(|line| format!("warning: {line}"));
+        plan.record.warnings.extend(advice);
         Ok((settings, plan))
     });
     let known = Ledger::read(node).gpus;
@@ -72,11 +62,10 @@ pub(super) fn make_plan<'a>(
         .as_ref()
         .is_some_and(|((_, plan), _)| shared::are_up(node, plan));
     if !joins {
-        let gpus = known.iter().flat_map(|((_, plan), _)| &plan.record.gpus);
-        let gpus: Vec<GpuUuid> = gpus.map(|gpu| gpu.uuid.clone()).collect();
-        node.prepare_nvml(&gpus);
+        let gpus = known.as_ref().map(|((_, plan), _)| uuids(&plan.record));
+        node.prepare_nvml(&gpus.unwrap_or_default());
     }
-    let (settings, plan, again) = match known {
+    let (settings, plan, supposed) = match known {
         Some(((settings, plan), known)) if joins || plan.shared.is_empty() => {
             let again = decide;
             (settings, plan, Some(Supposed { job, known, again }))
@@ -87,7 +76,11 @@ pub(super) fn make_plan<'a>(
         }
     };
     node.check_control(&settings.control)?;
-    Ok((settings, plan, again))
+    Ok((settings, plan, supposed))
+}
+
+fn uuids(plan: &Record) -> Vec<GpuUuid> {
+    plan.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
 }
 
 /// Asks NVML, and keeps the answer for later starts unless this is a step's. slurmstepd is inside the device limits of its job
@@ -104,7 +97,7 @@ fn remember(node: &mut impl Node, job: &Job, inventory: &Inventory) {
     }
 }
 
-/// A node that waits for a second look, or whose drain waits for its scheduler, takes no job with MPS.
+/// No job with MPS begins while a second look at this node is due, or while its scheduler has not got a drain.
 fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermined> {
     for line in evidence::look_again(node, &job.settings) {
         outcome::say_of_node(node, job, &line);

@@ -25,7 +25,7 @@ pub enum JobOutcome<'a> {
     Ended(&'a JobReport),
     /// Its start failed: counted only.
     Failed(FailureKind),
-    /// The node was drained for a job that has no report, or whose report was written before: counted only.
+    /// The node was drained for a job. Only counted: the job has no report, or it is written already.
     Drained,
     /// Its start failed, and its user may read why. Root keeps no report of it, because it would push out one of a job with MPS.
     Refused(&'a JobReport),

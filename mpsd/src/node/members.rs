@@ -160,15 +160,12 @@ impl Members for RealNode {
 
     /// Another process of the user can kill, stop or starve the job's MPS.
     fn describe(&mut self, pid: i32) -> String {
-        let process = Process::find(pid);
-        let runs = process.and_then(|process| process.executable());
-        let name = runs.and_then(|runs| Some(runs.path.file_name()?.to_string_lossy().into_owned()));
-        let owner = match uid_of(pid) {
-            Some(0) => "root".to_owned(),
-            uid => text::user(uid.map_or_else(|| "?".to_owned(), |uid| uid.to_string())),
-        };
-        let name = text::one_line(&name.unwrap_or_default(), 60);
-        format!("process {pid} ({name}) of {owner}")
+        let executable = Process::find(pid).and_then(|process| process.executable());
+        let name = executable.and_then(|runs| Some(runs.path.file_name()?.to_string_lossy().into_owned()));
+        match (uid_of(pid), name) {
+            (Some(0), Some(name)) => format!("root's {} (process {pid})", text::one_line(&name, 60)),
+            _ => format!("process {pid}"),
+        }
     }
 
     fn user_is_here(&mut self, journal: &Journal) -> bool {

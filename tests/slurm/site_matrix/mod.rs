@@ -11,6 +11,7 @@ mod factors;
 mod oracle;
 mod request;
 mod run;
+mod same;
 mod site;
 
 use std::time::Instant;

@@ -2,8 +2,8 @@
 
 use super::{World, paths};
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
+use mpsd::plan::decide;
 use mpsd::plan::effects::Plan;
-use mpsd::plan::{Case, decide};
 use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef};
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
@@ -260,18 +260,7 @@ impl Scenario {
 
     pub fn plan(&self) -> Result<Plan, Failure> {
         let job = self.job()?;
-        let case = Case {
-            config: &job.config,
-            node: &job.node,
-            submission: &job.submission,
-            request: &job.request,
-            syntax: job.syntax,
-            by_site: job.by_site,
-            uid: UID,
-            devices: &self.devices,
-            inventory: &self.inventory,
-        };
-        decide(&case).map(|(_, plan)| plan)
+        decide(&job.case(&self.devices, &self.inventory)).map(|(_, plan)| plan)
     }
 }
 

@@ -133,7 +133,7 @@ fn as_mib<S: Serializer>(bytes: &Option<u64>, to: S) -> Result<S::Ok, S::Error> 
     bytes.map(|bytes| bytes >> 20).serialize(to)
 }
 
-/// Why it stands there. A job that its site brought in may have steps without MPS, of which only the node's log knows.
+/// Why it stands there. If the site gave the job MPS, some of its steps may be without. The node's log names them.
 fn reason_of(record: &Record) -> Option<String> {
     let by_site = record.unasked.is_some() && record.state == RecordState::Ready;
     let of_site =
