@@ -27,6 +27,8 @@ struct DaemonState {
     clients: BTreeSet<i32>,
     /// Those without a context so far.
     connecting: BTreeSet<i32>,
+    /// Those that have left, and whether another was there then. That a signal ended one may be known after the next has come.
+    left: BTreeMap<i32, bool>,
     server: Option<i32>,
     to_end: Option<i32>,
     quits: bool,
@@ -37,6 +39,11 @@ struct DaemonState {
 }
 
 impl DaemonState {
+    fn has_others(&self, pid: i32) -> bool {
+        let mut all = self.clients.iter().chain(&self.connecting);
+        all.any(|one| *one != pid)
+    }
+
     /// Whether the client `pid` got an error that it cannot have caused: it had no context yet, or its first one after another
     /// client's death by a signal (docs/facts/mps-control.md#error-containment).
     fn is_victim(&self, pid: i32) -> bool {
@@ -116,12 +123,21 @@ impl Observer {
         match event {
             Event::NewClient(pid) if state.connecting.len() < MOST_CLIENTS => {
                 state.connecting.insert(*pid);
+                state.left.remove(pid);
                 if std::mem::take(&mut state.tainted) {
                     state.heir = Some((*pid, Instant::now()));
                 }
             }
-            Event::Active(pid) | Event::Left(pid) => {
+            Event::Active(pid) => {
                 state.connecting.remove(pid);
+                state.left.remove(pid);
+            }
+            Event::Left(pid) => {
+                state.connecting.remove(pid);
+                if state.left.len() >= MOST_CLIENTS {
+                    state.left.pop_first();
+                }
+                state.left.insert(*pid, state.has_others(*pid));
             }
             _ => {}
         }
@@ -160,8 +176,8 @@ impl Observer {
         // Only a client that computed beside another one has left an error (docs/facts/mps-control.md#error-containment). A
         // server that ends for nothing takes a client that comes at that moment along (806).
         for state in self.daemons.values_mut() {
-            let mut others = state.clients.iter().chain(&state.connecting);
-            state.tainted |= others.any(|pid| *pid != killed.pid);
+            let known = state.left.remove(&killed.pid);
+            state.tainted |= known.unwrap_or_else(|| state.has_others(killed.pid));
         }
         keep(&mut self.all.killed, killed);
     }
@@ -431,6 +447,12 @@ mod tests {
         for (lines, then) in [
             (pair, "gone 5"),
             ("active 5", "gone 5"),
+            // Its end is known late: the next one came after it.
+            ("active 5; gone 5; active 7", "gone 7"),
+            (
+                "active 5; gone 5; NEW CLIENT 7 from user 1001: Server already exists",
+                "active 7; gone 7",
+            ),
             (
                 pair,
                 "gone 5; gone 6; NEW CLIENT 7 from user 1001: Server already exists",
