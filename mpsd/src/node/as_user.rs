@@ -110,7 +110,11 @@ impl RealNode {
         };
         let cgroup = self.cgroup_of(journal).map(directory).transpose()?;
         if journal.cgroup.is_some() && cgroup.is_none() {
-            return Err(Undetermined::new("the job's cgroup", "it cannot be entered, or is gone").into());
+            let why = match self.is_cgroup_kept(journal) {
+                true => "another process keeps the lock of the directory it is in",
+                false => "it is gone",
+            };
+            return Err(Undetermined::new("the job's cgroup", why).into());
         }
         let user = (journal.uid, journal.gid);
         let mut spawn = self.program_of(user, &beside(name)?, groups, cgroup);

@@ -65,6 +65,10 @@ impl Daemons for RealNode {
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
         let name = journal.job.directory_name();
         let made = site_directory::make_cgroup(&self.settings.paths, &self.site.cgroup, &name);
+        if made.is_ok() {
+            // Other jobs that begin and end now may hold our lock of it for longer than a second look waits.
+            let _ = self.cgroups_kept.set(false);
+        }
         // Without a cgroup, processes are identified by pid, start time and file.
         Ok(made.unwrap_or_else(|why| {
             let line = format!("job {}: no cgroup: {why}", journal.job);
@@ -277,9 +281,12 @@ fn make_partitions_lock(node: &RealNode, directory: &Dir, journal: &Journal) -> 
 mod tests {
     use super::*;
     use crate::node::as_user::to_ask;
+    use crate::sys::cgroup::Cgroup;
     use crate::sys::spawn::Spawn;
+    use crate::sys::testing::alone;
     use mpsd_core::Paths;
-    use mpsd_core::config::Settings;
+    use mpsd_core::config::{Cgroup as CgroupRule, Settings};
+    use std::os::unix::fs::PermissionsExt;
 
     const STRANGER: u32 = 54_321;
 
@@ -298,6 +305,27 @@ mod tests {
         };
         let node = RealNode::new("test", &settings, limit, limit);
         (dir, node)
+    }
+
+    /// On a busy node, so that the start of a job whose cgroup has been made does not fail.
+    #[test]
+    fn a_cgroup_is_reached_while_other_jobs_change_the_sites_directory() {
+        let _alone = alone();
+        let sites = Cgroup::create(&(Cgroup::passing() + "sites")).unwrap();
+        let sites = sites.expect("this machine has no cgroup hierarchy to test with");
+        let base = sites.path().to_owned();
+        std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).unwrap();
+        let ((dir, mut node), mut journal) = (node(), journal());
+        node.site.cgroup = CgroupRule::Below(base.clone());
+        journal.cgroup = node.make_cgroup(&journal).unwrap();
+        assert_eq!(journal.cgroup, Some(base.join("10.srv")));
+        let other = Dir::open(dir.path()).unwrap();
+        let lock = other.lock(site_directory::lock_of(&base), Deadline::after_ms(500));
+        let reached = node.cgroup_of(&journal);
+        drop(lock.unwrap());
+        let reached = reached.map(|cgroup| cgroup.remove().unwrap());
+        assert_eq!(reached, Some(true));
+        assert!(sites.remove().unwrap());
     }
 
     /// Its user can stop it. Only the rollback of the start gives the GPU back at once.

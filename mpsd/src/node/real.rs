@@ -58,7 +58,7 @@ pub struct RealNode {
     pub(super) silent: Option<ProcessRef>,
     pub(super) started: Option<Started>,
     /// Whether a process keeps the lock of the directory with the jobs' cgroups.
-    cgroups_kept: OnceCell<bool>,
+    pub(super) cgroups_kept: OnceCell<bool>,
     pub(super) namespace_kept: OnceCell<bool>,
 }
 

@@ -77,7 +77,7 @@ fn own_directory(paths: &Paths) -> Option<Dir> {
 }
 
 /// `.-run-gpustat.lock`.
-fn lock_of(directory: &Path) -> String {
+pub(super) fn lock_of(directory: &Path) -> String {
     let name = directory.to_string_lossy().replace('/', "-");
     let cut = name.len().saturating_sub(LONGEST);
     let end = (cut..name.len()).find_map(|at| name.get(at..));
