@@ -1,7 +1,8 @@
 //! `mps-epilogue`: the journal backwards, then a check that the node is as it was.
 //!
-//! It needs no request, no user and no GPU list: the journal has all. If the job has no directory, it ends at once, so it
-//! can run after every job. [`mpsd::job::end`] has what it does to the node, and in which order.
+//! It needs no request, no user and no GPU list: the journal has all. If the job has no directory,
+//! it ends at once, so it can run after every job. [`mpsd::job::end`] has what it does to the node,
+//! and in which order.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
@@ -9,7 +10,9 @@ use mpsd::cli::{self, report};
 use mpsd::job::{self, Ending, evidence};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
-use mpsd::scheduler::{self, Budget, CallOptions, Input, Program, Scheduler, Site, Submission, ThisHost};
+use mpsd::scheduler::{
+    self, Budget, CallOptions, Input, Program, Scheduler, Site, Submission, ThisHost,
+};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::guard;
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
@@ -24,8 +27,8 @@ const BROKEN: u8 = guard::FAULT;
 
 /// Takes a job's MPS away when the job has ended, and proves that it is gone.
 ///
-/// Run as root after the job, by the program that ran mps-prologue before it; also without a prologue, twice, or after a
-/// crash. A job that has no MPS on this node costs nothing.
+/// Run as root after the job, by the program that ran mps-prologue before it; also without a
+/// prologue, twice, or after a crash. A job that has no MPS on this node costs nothing.
 ///
 /// Exit status: 0; with --strict 2 when the node is not as it was.
 #[derive(Debug, Clone, Parser)]
@@ -34,7 +37,8 @@ pub struct Arguments {
     /// The batch system; without it, found from the number of arguments and the environment.
     #[arg(long, value_parser = scheduler::by_name())]
     pub scheduler: Option<Scheduler>,
-    /// Configuration; a file of root's. Only its directories are needed: the job's journal has the rest.
+    /// Configuration; a file of root's. Only its directories are needed: the job's journal has the
+    /// rest.
     #[arg(long, value_name = "FILE", default_value = DEFAULT_PATH)]
     pub config: PathBuf,
     /// Exit 2 when something of the job is left.
@@ -44,7 +48,11 @@ pub struct Arguments {
     #[arg(long, value_name = "STEP")]
     pub step: Option<String>,
     /// The scheduler's own arguments.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGUMENT"
+    )]
     pub positional: Vec<OsString>,
 }
 
@@ -78,12 +86,15 @@ pub fn main() -> u8 {
 
 fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u8 {
     let name = submission.node_name(&ThisHost);
-    // A configuration that cannot be read must not keep the job's MPS alive. The journal has all but the directories.
+    // A configuration that cannot be read must not keep the job's MPS alive. The journal has all
+    // but the directories.
     let read = Config::load(&arguments.config).and_then(|config| config.for_node(&name, &[]));
     let settings = read.unwrap_or_else(|error| {
         complain(
             NAME,
-            &format!("{error}; going on with the directories that it names, else the usual directories"),
+            &format!(
+                "{error}; going on with the directories that it names, else the usual directories"
+            ),
         );
         directories_alone(&arguments.config, &name)
     });
@@ -106,7 +117,8 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
         };
         let mut clean = true;
         for (left, id) in (1..=jobs.len()).rev().zip(&jobs) {
-            // A user may keep one step from its end. The other steps still have their share of the time.
+            // A user may keep one step from its end. The other steps still have their share of the
+            // time.
             let share = deadline.remaining() / u32::try_from(left).unwrap_or(1);
             let ended = job::end(&mut node(share), id, &ending);
             // Comes first, so that the last line is root's, and not a text of the user's process.
@@ -127,8 +139,9 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
     })
 }
 
-/// Takes the second look at what hung in the driver, after any job of the node, so that nothing depends on a timer. No job waits
-/// for it. A step's end takes none, because the scheduler would count its process as the step's.
+/// Takes the second look at what hung in the driver, after any job of the node, so that nothing
+/// depends on a timer. No job waits for it. A step's end takes none, because the scheduler would
+/// count its process as the step's.
 fn look_again(settings: &Settings, submission: &Submission) {
     if submission.step || settings.paths.look_again().symlink_metadata().is_err() {
         return;

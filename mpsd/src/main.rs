@@ -13,7 +13,8 @@ fn main() -> ExitCode {
             ..
         } => daemon::note(file, *group),
         Daemon {
-            nvml: Some(library), ..
+            nvml: Some(library),
+            ..
         } => worker::serve(library),
         Daemon {
             set: Some(limits), ..

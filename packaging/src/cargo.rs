@@ -11,8 +11,10 @@ use crate::command::{self, works, wrote};
 
 /// The workspace's root.
 pub fn root() -> Result<PathBuf> {
-    // Asks cargo at run time: several checkouts may share the target directory, and so this program.
-    let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    // Asks cargo at run time: several checkouts may share the target directory, and so this
+    // program.
+    let own =
+        std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let root = Path::new(&own)
         .parent()
         .context("the xtask crate has no parent directory")?;
@@ -52,7 +54,12 @@ pub fn oldest_rust() -> Result<String> {
 }
 
 pub fn has_target(target: &str) -> bool {
-    let library = wrote(&mut rustc(&["--print", "target-libdir", "--target", target]));
+    let library = wrote(&mut rustc(&[
+        "--print",
+        "target-libdir",
+        "--target",
+        target,
+    ]));
     library.is_ok_and(|path| Path::new(path.trim()).is_dir())
 }
 

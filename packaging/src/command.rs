@@ -19,9 +19,13 @@ pub fn command(program: &str, words: &str) -> Command {
     command
 }
 
-/// Hands every line of both streams to `each`. After `limit` the command is killed with all its descendants, and that is an
-/// error. It stays in this process group: Ctrl-C ends it too.
-pub fn lines(command: &mut Command, limit: Duration, mut each: impl FnMut(&str)) -> Result<ExitStatus> {
+/// Hands every line of both streams to `each`. After `limit` the command is killed with all its
+/// descendants, and that is an error. It stays in this process group: Ctrl-C ends it too.
+pub fn lines(
+    command: &mut Command,
+    limit: Duration,
+    mut each: impl FnMut(&str),
+) -> Result<ExitStatus> {
     let program = command.get_program().to_string_lossy().into_owned();
     command
         .stdin(Stdio::null())
@@ -43,7 +47,10 @@ pub fn lines(command: &mut Command, limit: Duration, mut each: impl FnMut(&str))
         if Instant::now() > deadline {
             kill_tree(child.id().cast_signed());
             child.wait()?;
-            bail!("'{program}' did not end within {} min", limit.as_secs() / 60);
+            bail!(
+                "'{program}' did not end within {} min",
+                limit.as_secs() / 60
+            );
         }
     }
     Ok(child.wait()?)
@@ -124,7 +131,12 @@ fn parents() -> Vec<(i32, i32)> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         Some((
             pid,
-            stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?,
+            stat.rsplit_once(')')?
+                .1
+                .split_whitespace()
+                .nth(1)?
+                .parse()
+                .ok()?,
         ))
     };
     pids.filter_map(with_parent).collect()

@@ -22,7 +22,8 @@ const START_AND_END: &[&str] = &[
     "mpsd/src/node/nvml.rs",
     "mpsd/src/node/worker.rs",
 ];
-/// The end of a result's name, and the code that it measures; none: the figures are NVIDIA's own, of programs under any MPS.
+/// The end of a result's name, and the code that it measures; none: the figures are NVIDIA's own,
+/// of programs under any MPS.
 const MEASURED: [(&str, &[&str]); 23] = [
     // A whole run.
     ("nvidia-h100", START_AND_END),
@@ -67,8 +68,8 @@ pub fn are_young() -> Result<()> {
     let mut old = Vec::new();
     for page in PAGES {
         for (day, name) in results(&read_text(root.join(page))?) {
-            let code =
-                code_of(&name).with_context(|| format!("{page}: '{name}' is in no row of {}", file!()))?;
+            let code = code_of(&name)
+                .with_context(|| format!("{page}: '{name}' is in no row of {}", file!()))?;
             if code.is_empty() {
                 continue;
             }
@@ -98,7 +99,12 @@ pub fn are_young() -> Result<()> {
 
 fn code_of(name: &str) -> Option<&'static [&'static str]> {
     let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
-    let ends = |end: &str| stem == end || stem.strip_suffix(end).is_some_and(|rest| rest.ends_with('-'));
+    let ends = |end: &str| {
+        stem == end
+            || stem
+                .strip_suffix(end)
+                .is_some_and(|rest| rest.ends_with('-'))
+    };
     let longest = MEASURED
         .iter()
         .filter(|(end, _)| ends(end))
@@ -106,14 +112,17 @@ fn code_of(name: &str) -> Option<&'static [&'static str]> {
     longest.map(|(_, code)| *code)
 }
 
-/// The day and the name of each result that a page names; `…-x2.toml` is of the day of the result before it.
+/// The day and the name of each result that a page names; `…-x2.toml` is of the day of the result
+/// before it.
 fn results(page: &str) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = Vec::new();
     for name in page.split('`').skip(1).step_by(2) {
         let full = name
             .strip_prefix("tests/")
             .and_then(|name| name.split_once("/results/"));
-        if let Some((day, rest)) = full.and_then(|(_, name)| name.split_at_checked("2026-11-27".len())) {
+        if let Some((day, rest)) =
+            full.and_then(|(_, name)| name.split_at_checked("2026-11-27".len()))
+        {
             found.push((day.to_owned(), rest.trim_start_matches('-').to_owned()));
         } else if let (Some(rest), Some((day, _))) = (name.strip_prefix("…-"), found.last()) {
             found.push((day.clone(), rest.to_owned()));
@@ -128,8 +137,7 @@ mod tests {
 
     #[test]
     fn a_page_names_results_with_their_days() {
-        let page =
-            "a (`tests/hardware/results/2026-11-26-nvidia-h100-pairs.toml`; `…-x2-pack.json`) `mpsctl`";
+        let page = "a (`tests/hardware/results/2026-11-26-nvidia-h100-pairs.toml`; `…-x2-pack.json`) `mpsctl`";
         let named = results(page);
         let named: Vec<(&str, &str)> = named.iter().map(|(day, name)| (&**day, &**name)).collect();
         assert_eq!(

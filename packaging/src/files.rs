@@ -42,7 +42,8 @@ pub fn emptied(path: &Path) -> Result<()> {
 }
 
 pub fn list(path: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(path).with_context(|| format!("cannot list '{}'", path.display()))?;
+    let entries =
+        fs::read_dir(path).with_context(|| format!("cannot list '{}'", path.display()))?;
     let mut found = entries
         .map(|entry| Ok(entry?.path()))
         .collect::<Result<Vec<_>>>()?;

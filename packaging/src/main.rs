@@ -44,13 +44,15 @@ enum Verb {
     /// Run one matrix, or cells of it, alone.
     #[command(subcommand)]
     Matrix(runs::Matrix),
-    /// Run many jobs at once on a simulated node, with random kills; nothing may be different at the end.
+    /// Run many jobs at once on a simulated node, with random kills; nothing may be different at
+    /// the end.
     Soak(runs::Soak),
     /// Run every fuzz target under libFuzzer.
     Fuzz(runs::Fuzz),
     /// Run the project against the GPU of this machine, or pack it for a machine without cargo.
     Hardware(hardware::Options),
-    /// Write what the tables of options and keys say into docs/quick-start.md and etc/mpsd/mpsd.toml.
+    /// Write what the tables of options and keys say into docs/quick-start.md and
+    /// etc/mpsd/mpsd.toml.
     Texts,
     /// Make the documentation's site, and follow its links.
     Docs(site::Options),
@@ -60,7 +62,8 @@ enum Verb {
     ReleaseCheck(release_check::Options),
     /// Compare runs of SchedMD's test suite: without us, with the plugin, in an auto partition.
     Schedmd(schedmd::Options),
-    /// Measure a job, many at once, or what a job that did not ask pays: 'job', 'scale', 'srun' or 'unasked', each with '--help'.
+    /// Measure a job, many at once, or what a job that did not ask pays: 'job', 'scale', 'srun' or
+    /// 'unasked', each with '--help'.
     #[command(disable_help_flag = true)]
     Bench {
         /// What is measured, and its options
@@ -73,7 +76,10 @@ impl Verb {
     /// Building and packing does not, unless a tool has to be installed first.
     fn needs_root(&self) -> bool {
         use Verb::{Dist, Docs, ReleaseCheck, Schedmd, Texts};
-        !matches!(self, Texts | Docs(_) | Dist(_) | ReleaseCheck(_) | Schedmd(_))
+        !matches!(
+            self,
+            Texts | Docs(_) | Dist(_) | ReleaseCheck(_) | Schedmd(_)
+        )
     }
 }
 

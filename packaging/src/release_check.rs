@@ -1,4 +1,5 @@
-//! `cargo xtask release-check`: what must hold before a version gets its tag, beyond what every CI run checks.
+//! `cargo xtask release-check`: what must hold before a version gets its tag, beyond what every CI
+//! run checks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,8 @@ pub struct Options {
     quick: bool,
 }
 
-/// Longest time for the packages of all machines: from nothing, optimized, on two cores that others use as well.
+/// Longest time for the packages of all machines: from nothing, optimized, on two cores that others
+/// use as well.
 const BUILD: Duration = Duration::from_secs(3600);
 const PACKAGES: &str = "target/packages";
 const AGAIN: &str = "target/again";
@@ -75,8 +77,8 @@ fn version(tag: Option<&str>) -> Result<()> {
     }
 }
 
-/// The newest entry is this version's and is not empty. A release may have no entry above it: its changes would be in
-/// the packages, but not in their notes.
+/// The newest entry is this version's and is not empty. A release may have no entry above it: its
+/// changes would be in the packages, but not in their notes.
 fn changelog(tagged: bool) -> Result<()> {
     let version = package::version()?;
     let text = read_text(cargo::root()?.join("CHANGELOG.md"))?;
@@ -107,7 +109,8 @@ fn newest_entry(text: &str, version: &str) -> Result<()> {
     }
 }
 
-/// Checks `deny.toml`. The database of advisories needs the network; without it they are not checked.
+/// Checks `deny.toml`. The database of advisories needs the network; without it they are not
+/// checked.
 fn dependencies() -> Result<()> {
     quietly(&mut install::deny("licenses bans sources")?)?;
     match quietly(&mut install::deny("advisories")?) {
@@ -154,7 +157,10 @@ fn reproducible() -> Result<()> {
     let target = cargo::root()?.join(AGAIN);
     emptied(&target)?;
     // Zig is not compared, so the second build uses the first one's.
-    std::os::unix::fs::symlink(cargo::target_directory()?.join("tools"), target.join("tools"))?;
+    std::os::unix::fs::symlink(
+        cargo::target_directory()?.join("tools"),
+        target.join("tools"),
+    )?;
     let out = target.join("packages");
     let mut dist = Command::new(own);
     dist.args(["dist", "--target", "x86_64,aarch64", "--out"])
@@ -162,7 +168,10 @@ fn reproducible() -> Result<()> {
     quietly_within(dist.env("CARGO_TARGET_DIR", &target), BUILD)?;
     let sums = |dir: &Path| read_text(dir.join("SHA256SUMS"));
     let (first, second) = (sums(Path::new(PACKAGES))?, sums(&out)?);
-    let differing: Vec<&str> = first.lines().filter(|line| !second.contains(line)).collect();
+    let differing: Vec<&str> = first
+        .lines()
+        .filter(|line| !second.contains(line))
+        .collect();
     if differing.is_empty() && !first.is_empty() {
         return Ok(fs::remove_dir_all(target)?);
     }

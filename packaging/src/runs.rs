@@ -19,7 +19,8 @@ const MARGIN: Duration = Duration::from_secs(120);
 const CYCLE: Duration = Duration::from_secs(2);
 const PROGRAMS: &str = "build --workspace --lib --bins";
 
-/// Runs the suite's modules with figures, and adds up how much they tried: their lines `figure: NAME = COUNT`.
+/// Runs the suite's modules with figures, and adds up how much they tried: their lines `figure:
+/// NAME = COUNT`.
 pub fn matrices() -> Result<()> {
     cargo::build(PROGRAMS)?;
     let words = "test --package tests --test suite -- crash:: evidence:: hostile:: kills:: faults:: scarce:: supervision:: \
@@ -48,7 +49,8 @@ pub fn matrices() -> Result<()> {
 pub enum Matrix {
     /// Jobs of every kind on clusters of every kind, with MPS, without, and without the plugin.
     Slurm {
-        /// The Slurm to run, configured with --enable-multiple-slurmd, as 'make install' laid it out [default: the machine's own]
+        /// The Slurm to run, configured with --enable-multiple-slurmd, as 'make install' laid it
+        /// out [default: the machine's own]
         #[arg(long)]
         prefix: Option<PathBuf>,
         /// A system with the Slurm to run, as debootstrap makes it; nothing is written into it
@@ -88,7 +90,8 @@ pub fn matrix(matrix: &Matrix) -> Result<()> {
     shown(&mut run, LONGEST)
 }
 
-/// Starts a test program in a system, below a file system in memory. One line, because it is a value in cargo's configuration.
+/// Starts a test program in a system, below a file system in memory. One line, because it is a
+/// value in cargo's configuration.
 const IN_SYSTEM: &str = "root=$1 repository=$2 build=$3; shift 3; place=$build/tmp/matrix-root; mkdir -p $place; \
     mount -t tmpfs -o mode=755 none $place; mkdir -m 755 $place/upper $place/work $place/root; \
     mount -t overlay -o lowerdir=$root,upperdir=$place/upper,workdir=$place/work overlay $place/root; \
@@ -112,17 +115,22 @@ pub fn in_system(root: &Path) -> Result<Command> {
         IN_SYSTEM,
         "sh",
     ];
-    let places = [root, cargo::root()?, cargo::target_directory()?].map(|dir| dir.display().to_string());
+    let places =
+        [root, cargo::root()?, cargo::target_directory()?].map(|dir| dir.display().to_string());
     let words = before.into_iter().chain(places.iter().map(String::as_str));
     let quoted: Vec<String> = words.map(|word| format!("'{word}'")).collect();
     let mut run = cargo::words(CELLS);
     run.arg("--config");
-    run.arg(format!("target.'cfg(all())'.runner = [{}]", quoted.join(", ")));
+    run.arg(format!(
+        "target.'cfg(all())'.runner = [{}]",
+        quoted.join(", ")
+    ));
     Ok(run)
 }
 
-/// Jobs from prologue to epilogue on eight simulated GPUs; prologues, epilogues and the jobs' own processes are killed at
-/// random. At the end no process, directory, lock, descriptor, mode or shared memory may be different.
+/// Jobs from prologue to epilogue on eight simulated GPUs; prologues, epilogues and the jobs' own
+/// processes are killed at random. At the end no process, directory, lock, descriptor, mode or
+/// shared memory may be different.
 #[derive(Debug, clap::Args)]
 pub struct Soak {
     /// Jobs from beginning to end
@@ -147,8 +155,9 @@ pub fn soak(options: &Soak) -> Result<()> {
     shown(&mut command, CYCLE * options.cycles + MARGIN)
 }
 
-/// Fuzzes the request grammar, the configuration, the control daemon's answers, the server's log, what the schedulers hand
-/// over, and our own files. What breaks something is kept in 'fuzz/artifacts'.
+/// Fuzzes the request grammar, the configuration, the control daemon's answers, the server's log,
+/// what the schedulers hand over, and our own files. What breaks something is kept in
+/// 'fuzz/artifacts'.
 #[derive(Debug, clap::Args)]
 pub struct Fuzz {
     /// Seconds for each target
@@ -159,7 +168,8 @@ pub struct Fuzz {
     target: Vec<String>,
 }
 
-const LIBFUZZER: &str = "-timeout=10 -max_len=4096 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0";
+const LIBFUZZER: &str =
+    "-timeout=10 -max_len=4096 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0";
 
 /// Without a sanitizer: the fuzzed code has no `unsafe`, and this is many times faster.
 pub fn fuzz(options: &Fuzz) -> Result<()> {
@@ -175,14 +185,24 @@ pub fn fuzz(options: &Fuzz) -> Result<()> {
         make_dir(&found)?;
         let mut run = cargo::words("fuzz run --sanitizer none");
         run.env("RUSTC_BOOTSTRAP", "1");
-        run.args([Path::new(target), &found, &Path::new("fuzz/corpus").join(target)]);
+        run.args([
+            Path::new(target),
+            &found,
+            &Path::new("fuzz/corpus").join(target),
+        ]);
         run.arg("--").args(LIBFUZZER.split(' '));
         run.arg(format!("-max_total_time={}", options.seconds));
-        let status = lines(&mut run, LONGEST + Duration::from_secs(options.seconds), |line| {
-            println!("{line}");
-            let count = line.strip_prefix("stat::number_of_executed_units:");
-            all += count.and_then(|count| count.trim().parse().ok()).unwrap_or(0);
-        })?;
+        let status = lines(
+            &mut run,
+            LONGEST + Duration::from_secs(options.seconds),
+            |line| {
+                println!("{line}");
+                let count = line.strip_prefix("stat::number_of_executed_units:");
+                all += count
+                    .and_then(|count| count.trim().parse().ok())
+                    .unwrap_or(0);
+            },
+        )?;
         if !status.success() {
             bail!("{target}: {status}");
         }

@@ -1,14 +1,17 @@
-//! Compares runs of SchedMD's own test suite: on a Slurm without us, with the plugin, and in an auto partition.
+//! Compares runs of SchedMD's own test suite: on a Slurm without us, with the plugin, and in an
+//! auto partition.
 //!
-//! A run is what `regression.py -t` and `run-tests-python --no-color --color=no --durations=0` of Slurm's testsuite/
-//! printed, in one file or several joined. The suite itself is not ours, and runs outside this repository.
+//! A run is what `regression.py -t` and `run-tests-python --no-color --color=no --durations=0` of
+//! Slurm's testsuite/ printed, in one file or several joined. The suite itself is not ours, and
+//! runs outside this repository.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// What a test may take longer: the larger of a second and a fifth. Less is noise between two runs without us.
+/// What a test may take longer: the larger of a second and a fifth. Less is noise between two runs
+/// without us.
 const LONGER_S: f64 = 1.0;
 const LONGER_PART: f64 = 0.2;
 
@@ -37,14 +40,19 @@ fn absolute(path: &str) -> std::io::Result<PathBuf> {
     std::path::absolute(path)
 }
 
-/// Prints each difference: what no round of one run has in common with a round of the other. Fails if there is one.
+/// Prints each difference: what no round of one run has in common with a round of the other. Fails
+/// if there is one.
 pub fn compare(options: &Options) -> Result<()> {
     let without = read(&options.without)?;
     let mut found = 0;
     for other in &options.others {
         let differences = differences(&without, &read(other)?);
         let name = other.display();
-        println!("{name}: {} tests, {} differ", without.len(), differences.len());
+        println!(
+            "{name}: {} tests, {} differ",
+            without.len(),
+            differences.len()
+        );
         differences
             .iter()
             .for_each(|difference| println!("  {difference}"));
@@ -59,7 +67,8 @@ pub fn compare(options: &Options) -> Result<()> {
 }
 
 fn read(file: &PathBuf) -> Result<Run> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read '{}'", file.display()))?;
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("cannot read '{}'", file.display()))?;
     let run = parse(&text);
     if run.is_empty() {
         bail!(
@@ -94,7 +103,10 @@ fn parse(text: &str) -> Run {
 
 /// `Running test 1.119 1 min 3.05 sec FAILED!`; a test that passed has no last word.
 fn expect(line: &str) -> Option<(String, Round)> {
-    let words: Vec<&str> = line.strip_prefix("Running test ")?.split_whitespace().collect();
+    let words: Vec<&str> = line
+        .strip_prefix("Running test ")?
+        .split_whitespace()
+        .collect();
     let (name, rest) = words.split_first()?;
     let before = |unit: &str| {
         let at = rest.iter().position(|word| *word == unit)?;
@@ -113,7 +125,8 @@ fn expect(line: &str) -> Option<(String, Round)> {
     Some((format!("test{name}"), round))
 }
 
-/// A line of the summary: `FAILED tests/test_100_1.py::test_it[a b] - why`. The last line of a test is the worst.
+/// A line of the summary: `FAILED tests/test_100_1.py::test_it[a b] - why`. The last line of a test
+/// is the worst.
 fn python(line: &str) -> Option<(String, &'static str)> {
     let (status, rest) = line.split_once(' ')?;
     let status = match status {
@@ -145,8 +158,14 @@ fn differences(without: &Run, other: &Run) -> Vec<String> {
             let [one, two] = [one, two].map(statuses);
             return Some(format!("{name}: {one} without us, here {two}"));
         }
-        let slowest = one.iter().filter_map(|round| round.seconds).reduce(f64::max)?;
-        let fastest = two.iter().filter_map(|round| round.seconds).reduce(f64::min)?;
+        let slowest = one
+            .iter()
+            .filter_map(|round| round.seconds)
+            .reduce(f64::max)?;
+        let fastest = two
+            .iter()
+            .filter_map(|round| round.seconds)
+            .reduce(f64::min)?;
         let slower = fastest - slowest > LONGER_S.max(slowest * LONGER_PART);
         slower.then(|| format!("{name}: {slowest:.1} s without us, here {fastest:.1} s"))
     };
@@ -194,7 +213,10 @@ mod tests {
         assert_eq!(test("test1.1"), Some(("pass", Some(3.05))));
         assert_eq!(test("test3.18"), Some(("skip", Some(10.0))));
         assert_eq!(test("test39.13"), Some(("pass", Some(85.0))));
-        assert_eq!(test("tests/test_100_1.py::test_it"), Some(("pass", Some(5.0))));
+        assert_eq!(
+            test("tests/test_100_1.py::test_it"),
+            Some(("pass", Some(5.0)))
+        );
         assert_eq!(
             test("tests/test_100_2.py::test_or[a b]"),
             Some(("skip", Some(2.0)))
@@ -216,7 +238,11 @@ mod tests {
                 "119 2.00 sec FAILED!",
                 "test1.119: pass without us, here fail",
             ),
-            ("1.1 3.05", "1.1 4.10", "test1.1: 3.0 s without us, here 4.1 s"),
+            (
+                "1.1 3.05",
+                "1.1 4.10",
+                "test1.1: 3.0 s without us, here 4.1 s",
+            ),
             (
                 "Running test 3.18",
                 "",

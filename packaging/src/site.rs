@@ -1,5 +1,5 @@
-//! `cargo xtask docs`: the site, by mkdocs. A headless browser opens each page at three widths: a page that scrolls sideways,
-//! or a link that leads nowhere, is an error.
+//! `cargo xtask docs`: the site, by mkdocs. A headless browser opens each page at three widths: a
+//! page that scrolls sideways, or a link that leads nowhere, is an error.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -93,15 +93,24 @@ fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
     let mut pages = Vec::new();
     collect(site, &mut pages)?;
     let relative = pages.iter().filter_map(|page| page.strip_prefix(site).ok());
-    let relative: Vec<&Path> = relative.filter(|page| *page != Path::new("404.html")).collect();
+    let relative: Vec<&Path> = relative
+        .filter(|page| *page != Path::new("404.html"))
+        .collect();
     let text = read_text(root.join("packaging/site/check.html"))?;
-    let text = text.replacen("PAGES;", &format!("{};", serde_json::to_string(&relative)?), 1);
+    let text = text.replacen(
+        "PAGES;",
+        &format!("{};", serde_json::to_string(&relative)?),
+        1,
+    );
     let file = site.join("check.html");
     write(&file, text)?;
     let browser = browser();
     let mut command = Command::new(browser[0]);
     command.args(&browser[1..]);
-    command.arg(format!("--user-data-dir={}", work.join("browser").display()));
+    command.arg(format!(
+        "--user-data-dir={}",
+        work.join("browser").display()
+    ));
     command
         .arg("--dump-dom")
         .arg(format!("file://{}", file.display()));

@@ -1,4 +1,5 @@
-//! `cargo xtask test`: everything that CI runs, stage by stage; `cargo xtask test STAGE...`: these alone.
+//! `cargo xtask test`: everything that CI runs, stage by stage; `cargo xtask test STAGE...`: these
+//! alone.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +18,8 @@ const LONGEST: Duration = Duration::from_secs(1500);
 /// The unit tests that an emulator can run. The others ask the kernel, which stays this machine's.
 const EMULATED: &str = "--lib -p mpsd-core -- environment:: gpu:: job:: limits:: step::";
 
-/// The cells that also run on Debian 13's Slurm: all that depend on where Slurm is, in less than three minutes.
+/// The cells that also run on Debian 13's Slurm: all that depend on where Slurm is, in less than
+/// three minutes.
 const NEWER: [&str; 5] = [
     "constrained",
     "configless",
@@ -33,7 +35,8 @@ const BOOTED: [(&str, &str); 3] = [
     ("protected_symlinks", "1"),
 ];
 
-/// The stages in the order of a whole run: name, the stages that it needs first, what it does, and cargo's words if that is all.
+/// The stages in the order of a whole run: name, the stages that it needs first, what it does, and
+/// cargo's words if that is all.
 const STAGES: &str = "\
 setup       |             | installs Slurm and munge where they are missing |
 fmt         |             | cargo fmt --check | fmt --all --check
@@ -114,7 +117,8 @@ fn chosen(names: &[String]) -> Result<Vec<Stage>> {
     let mut wanted = Vec::new();
     for name in names {
         let known = stages().find(|stage| stage.name == name);
-        let stage = known.with_context(|| format!("no stage '{name}': see 'cargo xtask test --list'"))?;
+        let stage =
+            known.with_context(|| format!("no stage '{name}': see 'cargo xtask test --list'"))?;
         wanted.extend(stage.needs.into_iter().chain([stage.name]));
     }
     let is_wanted = |stage: &Stage| names.is_empty() || wanted.contains(&stage.name);
@@ -159,7 +163,9 @@ impl Report {
             }
             "docs" => {
                 if let Err(why) = site::prepare() {
-                    return self.skip(&format!("{name}: what makes the site cannot be had: {why:#}"));
+                    return self.skip(&format!(
+                        "{name}: what makes the site cannot be had: {why:#}"
+                    ));
                 }
                 println!("\n=== {name}: cargo xtask docs");
                 let made = site::run(&site::Options::into_dir("target/site"));
@@ -174,7 +180,10 @@ impl Report {
     }
 
     fn command(&mut self, name: &'static str, mut command: Command) {
-        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+        let words: Vec<_> = command
+            .get_args()
+            .map(|word| word.to_string_lossy())
+            .collect();
         let words = words.join(" ");
         println!(
             "\n=== {name}: cargo {}",
@@ -194,7 +203,13 @@ impl Report {
     }
 
     /// A stage that failed without a failing test counts as one.
-    fn verdict(&mut self, name: &'static str, started: Instant, mut tally: Tally, verdict: Result<()>) {
+    fn verdict(
+        &mut self,
+        name: &'static str,
+        started: Instant,
+        mut tally: Tally,
+        verdict: Result<()>,
+    ) {
         if let Err(error) = &verdict {
             println!("{error:#}");
             tally.failed = tally.failed.max(1);
@@ -237,7 +252,8 @@ impl Report {
     }
 }
 
-/// Some stages need more than cargo, which not every machine has; CI has it. The inner error says what is missing.
+/// Some stages need more than cargo, which not every machine has; CI has it. The inner error says
+/// what is missing.
 fn command_of(stage: &Stage) -> Result<Result<Command>> {
     let made = match stage.name {
         "oldest-rust" => {
@@ -253,13 +269,19 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
         }
         "aarch64" => programs::build(Profile::Quick, Machine::Arm),
         "deny" => deny("licenses bans sources").context("cargo-deny cannot be had"),
-        "arm64-unit" => programs::portable(Profile::Quick, Machine::Arm, "test").and_then(|mut command| {
-            let system = arm64()?;
-            let runner = format!("{} -L {}", system.join(EMULATOR).display(), system.display());
-            command.args(EMULATED.split(' '));
-            command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
-            Ok(command)
-        }),
+        "arm64-unit" => {
+            programs::portable(Profile::Quick, Machine::Arm, "test").and_then(|mut command| {
+                let system = arm64()?;
+                let runner = format!(
+                    "{} -L {}",
+                    system.join(EMULATOR).display(),
+                    system.display()
+                );
+                command.args(EMULATED.split(' '));
+                command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+                Ok(command)
+            })
+        }
         "slurm-24.11" => {
             let system = cargo::target_directory()?.join("tmp/debian-trixie/root");
             if !system.is_dir() {
@@ -280,14 +302,16 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
         "contract" => command.env("MPS_SUBJECT", "fake"),
         _ => &mut command,
     };
-    // More tests than processors: a job mostly waits, and on the double's clock it does little else.
+    // More tests than processors: a job mostly waits, and on the double's clock it does little
+    // else.
     let at_once = match stage.name {
         "mom" | "suite" => Some(2),
         "contract" => Some(4),
         _ => None,
     };
     if let Some(at_once) = at_once {
-        let threads = std::thread::available_parallelism().map_or(at_once, |count| at_once * count.get());
+        let threads =
+            std::thread::available_parallelism().map_or(at_once, |count| at_once * count.get());
         command.env("RUST_TEST_THREADS", threads.to_string());
     }
     Ok(Ok(command))
@@ -303,8 +327,8 @@ struct Tally {
 }
 
 impl Tally {
-    /// Takes one line of a test program's output: libtest's summary, `test NAME ... ignored, REASON`, or
-    /// `skipped: NAME: REASON`. Anything else counts nothing.
+    /// Takes one line of a test program's output: libtest's summary, `test NAME ... ignored,
+    /// REASON`, or `skipped: NAME: REASON`. Anything else counts nothing.
     fn line(&mut self, line: &str) {
         let ignored = line.strip_prefix("test ");
         let ignored = ignored.and_then(|rest| rest.split_once(" ... ignored"));
@@ -372,7 +396,10 @@ mod tests {
         ] {
             tally.line(line);
         }
-        assert_eq!(tally.skipped, ["b::c: needs a GPU", "hardware: no /dev/nvidia0"]);
+        assert_eq!(
+            tally.skipped,
+            ["b::c: needs a GPU", "hardware: no /dev/nvidia0"]
+        );
         assert_eq!(tally.summary(), "41 passed, 1 failed, 2 skipped");
         assert_eq!(Tally::default().summary(), "0 passed, 0 failed");
     }

@@ -1,4 +1,5 @@
-//! `mps-prologue`: from what the scheduler says to a proved daemon, or to one clear line and an exit code.
+//! `mps-prologue`: from what the scheduler says to a proved daemon, or to one clear line and an
+//! exit code.
 //!
 //! [`mpsd::job::begin`] has what it does to the node, and in which order.
 #![forbid(unsafe_code)]
@@ -15,7 +16,8 @@ use mpsd::node::log::complain;
 use mpsd::node::real::{RealNode, find_user};
 use mpsd::scheduler::drain::{self, Place};
 use mpsd::scheduler::{
-    self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached, UserRef,
+    self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached,
+    UserRef,
 };
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::guard;
@@ -37,12 +39,12 @@ const RECORD_LIMIT: Duration = Duration::from_secs(5);
 
 /// Starts a job's own NVIDIA MPS before the job runs.
 ///
-/// Run as root by Slurm's plugin, by a Torque or OpenPBS prologue, or by the OpenPBS hook. A job that did not ask for
-/// MPS is left alone: exit 0, nothing touched.
+/// Run as root by Slurm's plugin, by a Torque or OpenPBS prologue, or by the OpenPBS hook. A job
+/// that did not ask for MPS is left alone: exit 0, nothing touched.
 ///
-/// Exit status: 0 the server is proved ready, or MPS was not asked for; 1 the request was refused; 2 the node could
-/// not do it (requeue the job); 3 (for the OpenPBS hook alone) the node is at fault, so the try does not count against the
-/// job.
+/// Exit status: 0 the server is proved ready, or MPS was not asked for; 1 the request was refused;
+/// 2 the node could not do it (requeue the job); 3 (for the OpenPBS hook alone) the node is at
+/// fault, so the try does not count against the job.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "mps-prologue", version = cli::version(), after_help = cli::examples::of("mps-prologue"))]
 pub struct Arguments {
@@ -58,12 +60,14 @@ pub struct Arguments {
     /// Leave a refusal or a failure on the node for the job's tasks to read.
     #[arg(long)]
     pub record: bool,
-    /// Torque: first take down the jobs that the mom no longer has, also for a job that did not ask.
+    /// Torque: first take down the jobs that the mom no longer has, also for a job that did not
+    /// ask.
     #[arg(long)]
     pub gone: bool,
 }
 
-/// Runs the program; returns its exit code. It must not end by a signal: Torque would take that for success.
+/// Runs the program; returns its exit code. It must not end by a signal: Torque would take that for
+/// success.
 pub fn main() -> u8 {
     if guard::begin(NAME, BROKEN).is_err() {
         return BROKEN;
@@ -121,12 +125,13 @@ impl Prologue {
         self.load(node).ok().map(|(_, settings)| settings)
     }
 
-    /// Where PBS lives. Only the classic prologue of OpenPBS runs a command of PBS before it knows whether the job asked;
-    /// no other job pays for reading the configuration.
+    /// Where PBS lives. Only the classic prologue of OpenPBS runs a command of PBS before it knows
+    /// whether the job asked; no other job pays for reading the configuration.
     fn site(&self) -> Site {
         let job = &self.arguments.job;
-        let classic =
-            job.positional.len() == 3 && job.given.account.is_none() && job.given.resource.is_none();
+        let classic = job.positional.len() == 3
+            && job.given.account.is_none()
+            && job.given.resource.is_none();
         let settings = classic.then(|| self.settings(&ThisHost.name())).flatten();
         settings.as_ref().map(Site::of).unwrap_or_default()
     }
@@ -200,12 +205,17 @@ impl Prologue {
         }
         drop(node);
         if begun.code == 0 && is_watched {
-            watch_start(system, job, schedulers_limit.unwrap_or(job.settings.deadline));
+            watch_start(
+                system,
+                job,
+                schedulers_limit.unwrap_or(job.settings.deadline),
+            );
         }
         begun.code
     }
 
-    /// Before a job that did not ask: takes down what an earlier job may have left, as our script saw.
+    /// Before a job that did not ask: takes down what an earlier job may have left, as our script
+    /// saw.
     fn clear_before(&self, input: &Input<'_>) {
         let caller = scheduler::caller(input).filter(|system| system.facts().may_skip_epilogue);
         let (Some(system), Ok(submission)) = (caller, scheduler::read(input, &ThisHost)) else {
@@ -219,13 +229,20 @@ impl Prologue {
     }
 
     /// The time for the whole prologue: the configured limit, below the scheduler's.
-    fn budget(&self, input: &Input<'_>, system: &dyn BatchSystem, node: &str, step: bool) -> Budget {
+    fn budget(
+        &self,
+        input: &Input<'_>,
+        system: &dyn BatchSystem,
+        node: &str,
+        step: bool,
+    ) -> Budget {
         let settings = self.settings(node).unwrap_or_else(Settings::usual);
         let limit = system.time_limit(input, step, &Site::of(&settings));
         Budget::new(settings.deadline, limit)
     }
 
-    /// A job that did not ask runs as if there were no MPS: root's, or one of a user whom this node does not know.
+    /// A job that did not ask runs as if there were no MPS: root's, or one of a user whom this node
+    /// does not know.
     fn leave_out(&self, submission: &Submission, failure: &Failure) -> u8 {
         let settings = self.settings(&submission.node_name(&ThisHost));
         let mut node = RealNode::new(
@@ -250,9 +267,14 @@ impl Prologue {
         0
     }
 
-    /// Reports and records a failure without a prepared job: an unusable configuration or an unknown user. It is not drained,
-    /// and the exit is delayed.
-    fn fail_unprepared(&self, submission: &Submission, failure: &Failure, deadline: Deadline) -> u8 {
+    /// Reports and records a failure without a prepared job: an unusable configuration or an
+    /// unknown user. It is not drained, and the exit is delayed.
+    fn fail_unprepared(
+        &self,
+        submission: &Submission,
+        failure: &Failure,
+        deadline: Deadline,
+    ) -> u8 {
         let name = submission.node_name(&ThisHost);
         let settings = self.settings(&name);
         let is_usable = settings.is_some();
@@ -260,7 +282,8 @@ impl Prologue {
         let mut settings = settings.unwrap_or_else(|| directories_alone(file, &name));
         let is_usual = settings.state_dir == Settings::default().state_dir;
         if file != Path::new(DEFAULT_PATH) && is_usual {
-            // Several nodes may run on this host. The counters in the usual place are another node's.
+            // Several nodes may run on this host. The counters in the usual place are another
+            // node's.
             settings.reports.keep = 0;
         }
         let place = place(submission, &settings, &name);
@@ -275,7 +298,8 @@ impl Prologue {
         }
         // The scheduler's list of nodes shows an unusable configuration, without a drain.
         if let (Failure::Fault(fault), true) = (failure, settings.drain.enabled)
-            && let Some(line) = drain::remark(&settings.paths, &place, &settings.drain.prefix, fault)
+            && let Some(line) =
+                drain::remark(&settings.paths, &place, &settings.drain.prefix, fault)
         {
             node.log(Severity::Warning, &line);
         }
@@ -287,7 +311,8 @@ impl Prologue {
         outcome::exit_code(submission, self.arguments.record, failure)
     }
 
-    /// Reports a failure before the node's name is known. It is never drained; a refusal is recorded.
+    /// Reports a failure before the node's name is known. It is never drained; a refusal is
+    /// recorded.
     fn fail_early(&self, input: &Input<'_>, failure: &Failure) -> u8 {
         let submission = scheduler::read(input, &ThisHost);
         if let Ok(submission) = &submission
@@ -302,9 +327,10 @@ impl Prologue {
             Ok(_) => {}
             Err(_) => {
                 let is_held = self.arguments.wait != ReturnWhen::Announced;
-                let system =
-                    scheduler::caller(input).filter(|system| is_held && system.facts().retries_at_once);
-                if let (Some(system), false, BROKEN) = (system, input.terminal, failure.exit_code()) {
+                let system = scheduler::caller(input)
+                    .filter(|system| is_held && system.facts().retries_at_once);
+                if let (Some(system), false, BROKEN) = (system, input.terminal, failure.exit_code())
+                {
                     let budget = self.budget(input, system, &ThisHost.name(), false);
                     let end = Deadline::after(budget.work);
                     while end.less(HELD_STEP).sleep(HELD_STEP) {}
@@ -314,7 +340,8 @@ impl Prologue {
         failure.exit_code()
     }
 
-    /// Records a refusal and tells the user, if the configuration is usable. True: the job's own shell tells it.
+    /// Records a refusal and tells the user, if the configuration is usable. True: the job's own
+    /// shell tells it.
     fn is_left_to_shell(&self, submission: &Submission, failure: &Failure) -> bool {
         let name = submission.node_name(&ThisHost);
         let (Failure::Refusal(_), Some(settings)) = (failure, self.settings(&name)) else {
@@ -334,8 +361,9 @@ impl Prologue {
     }
 }
 
-/// Leaves a process that takes this job down if the job does not begin after all: no epilogue runs here then. It waits for the
-/// other nodes' prologues and then for the mother superior's, each for at most `limit`.
+/// Leaves a process that takes this job down if the job does not begin after all: no epilogue runs
+/// here then. It waits for the other nodes' prologues and then for the mother superior's, each for
+/// at most `limit`.
 fn watch_start(system: &dyn BatchSystem, job: &Job, limit: Duration) {
     let ending = Ending {
         settings: &job.settings,
@@ -374,7 +402,8 @@ impl Scheduled for JobInput<'_> {
     }
 }
 
-/// The home of the mom that runs us: a prologue starts in `mom_priv` (docs/facts/pbs.md#environment-identity-and-descriptors).
+/// The home of the mom that runs us: a prologue starts in `mom_priv`
+/// (docs/facts/pbs.md#environment-identity-and-descriptors).
 fn home_of_caller() -> Option<PathBuf> {
     let here = std::env::current_dir().ok()?;
     (here.file_name()? == "mom_priv").then(|| here.parent().map(PathBuf::from))?

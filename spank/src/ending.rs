@@ -1,9 +1,10 @@
 //! `task_exit` in slurmstepd: what a task's user is told of its MPS.
 //!
-//! A task that fails because its MPS did shows a bare CUDA error, and the job's own log is removed with the job. So the
-//! last words of the job's `mpsd` appear on the step's standard error, once a node and job. The last task also shows what
-//! the MPS was used for, if the job asked for that. Slurm has closed this standard error when `exit` is called, except a
-//! batch script's. A task that a signal ended is noted for the job's report.
+//! A task that fails because its MPS did shows a bare CUDA error, and the job's own log is removed
+//! with the job. So the last words of the job's `mpsd` appear on the step's standard error, once a
+//! node and job. The last task also shows what the MPS was used for, if the job asked for that.
+//! Slurm has closed this standard error when `exit` is called, except a batch script's. A task that
+//! a signal ended is noted for the job's report.
 
 use crate::handle::{Item, Level, Node, Slurm};
 use crate::state::PluginState;
@@ -17,13 +18,15 @@ use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{JobId, JobPaths, partitions};
 use std::time::Duration;
 
-/// How long the last task waits: a client may end before `mpsd` has read why in the log of NVIDIA's daemon.
+/// How long the last task waits: a client may end before `mpsd` has read why in the log of NVIDIA's
+/// daemon.
 const LATE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(20);
 const SIGKILL: i32 = 9;
 
-/// Tells what happened to the MPS of a task that has ended. A task that ended well counts only if it is the last of a
-/// job with MPS: a program that starts after the control daemon has ended runs outside MPS, and may end well.
+/// Tells what happened to the MPS of a task that has ended. A task that ended well counts only if
+/// it is the last of a job with MPS: a program that starts after the control daemon has ended runs
+/// outside MPS, and may end well.
 pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     state.step.ended_tasks += 1;
     let tasks = slurm.item(Item::LocalTasks);
@@ -31,10 +34,13 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     if let (true, Some(Ok(lock))) = (is_last, &state.step.partitions_lock) {
         partitions::give_back(lock);
     }
-    let status = slurm.item(Item::TaskExitStatus).filter(|status| *status != 0);
+    let status = slurm
+        .item(Item::TaskExitStatus)
+        .filter(|status| *status != 0);
     let ends_job = is_last && (ends_job(slurm) || state.step.own_daemon);
     state.step.has_rank_0 |= slurm.item(Item::TaskGlobalId).is_none_or(|rank| rank == 0);
-    // A step that opted out did not fail by that MPS, and must not take the words that other tasks are to show.
+    // A step that opted out did not fail by that MPS, and must not take the words that other tasks
+    // are to show.
     if state.opts_out() || status.is_none() && !(ends_job && state.step.has_mps) {
         return;
     }
@@ -83,7 +89,10 @@ fn observed(node: &dyn Node, mps: &StepMps, patience: Duration) -> Option<Observ
 fn tell_use(slurm: &dyn Slurm, record: &Record, observed: &Observations) {
     if !record.report {
         let text = observed.summary(&record.gpus, record.shared);
-        return notice(slurm, &format!(": {text}; mpsctl report {}", record.job.whole()));
+        return notice(
+            slurm,
+            &format!(": {text}; mpsctl report {}", record.job.whole()),
+        );
     }
     let facts = Facts {
         gpus: &record.gpus,
@@ -93,7 +102,11 @@ fn tell_use(slurm: &dyn Slurm, record: &Record, observed: &Observations) {
     };
     let advice = advice::of(&facts).filter(|_| !record.shared);
     let advice = advice.map(|advice| format!("advice: {}", advice.text));
-    let text: Vec<String> = observed.lines(&record.gpus).into_iter().chain(advice).collect();
+    let text: Vec<String> = observed
+        .lines(&record.gpus)
+        .into_iter()
+        .chain(advice)
+        .collect();
     let by = match record.shared {
         true => "the mpsd of all jobs that share it,",
         false => "its own mpsd",
@@ -102,12 +115,15 @@ fn tell_use(slurm: &dyn Slurm, record: &Record, observed: &Observations) {
 }
 
 fn notice(slurm: &dyn Slurm, text: &str) {
-    let (job, name) = (slurm.item(Item::JobId).unwrap_or_default(), slurm.node_name());
+    let (job, name) = (
+        slurm.item(Item::JobId).unwrap_or_default(),
+        slurm.node_name(),
+    );
     slurm.log(Level::Notice, &format!("job {job}: on {name}{text}"));
 }
 
-/// Notes what nothing else shows: NVIDIA's log has a killed client as a client that ended. The client may be a child of
-/// the noted task.
+/// Notes what nothing else shows: NVIDIA's log has a killed client as a client that ended. The
+/// client may be a child of the noted task.
 fn note_killed(slurm: &dyn Slurm, node: &dyn Node, status: u32, mps: &StepMps) {
     let step = match stepd::kind(slurm) {
         Some(StepKind::Step(number)) => Some(number),
@@ -115,12 +131,16 @@ fn note_killed(slurm: &dyn Slurm, node: &dyn Node, status: u32, mps: &StepMps) {
     };
     // The core flag aside, a status of wait(2) below 128 is the signal's number.
     let (signal, pid) = ((status & 0x7f).cast_signed(), slurm.item(Item::TaskPid));
-    let (1.., Some(pid)) = (signal, pid) else { return };
+    let (1.., Some(pid)) = (signal, pid) else {
+        return;
+    };
     let rank = slurm.item(Item::TaskGlobalId);
     let oom_kills = (signal == SIGKILL).then(|| node.oom_kills()).flatten();
     let task = KilledTask {
         step,
-        rank: rank.or_else(|| slurm.item(Item::TaskId)).unwrap_or_default(),
+        rank: rank
+            .or_else(|| slurm.item(Item::TaskId))
+            .unwrap_or_default(),
         pid: pid.cast_signed(),
         signal,
         oom_kills: oom_kills.unwrap_or_default(),
@@ -138,7 +158,10 @@ fn last_words(
 ) {
     let deadline = Deadline::after(patience);
     while !state.step.has_told {
-        let words = mps.seen.iter().filter_map(|seen| node.take_last_words(seen));
+        let words = mps
+            .seen
+            .iter()
+            .filter_map(|seen| node.take_last_words(seen));
         let words: Vec<String> = words.flatten().collect();
         if words.is_empty() && !deadline.sleep(PAUSE) {
             return;
@@ -172,13 +195,21 @@ fn mps_of_step(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) -> Optio
         // What another user's job with this id left may still be here.
         let is_own = slurm.item(Item::JobUid).is_none_or(|uid| uid == record.uid);
         let gpus = record.gpus.iter().filter(|_| record.shared);
-        let seen = settings.paths.seen(job, record.uid, gpus.map(|gpu| &gpu.uuid));
-        let mps = StepMps { record, paths, seen };
+        let seen = settings
+            .paths
+            .seen(job, record.uid, gpus.map(|gpu| &gpu.uuid));
+        let mps = StepMps {
+            record,
+            paths,
+            seen,
+        };
         (is_own && mps.record.state == RecordState::Ready).then_some(mps)
     };
     let job = slurm.job()?;
     let own = || match stepd::kind(slurm)? {
-        StepKind::Step(number) if state.step.own_daemon => of(&job.step(&number.to_string()).ok()?),
+        StepKind::Step(number) if state.step.own_daemon => {
+            of(&job.step(&number.to_string()).ok()?)
+        }
         _ => None,
     };
     of(&job).or_else(own)

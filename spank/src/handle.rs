@@ -1,5 +1,5 @@
-//! What stands between the plugin and the world: Slurm, and this node's files and programs. The real ones are in
-//! [`crate::sys`] and [`crate::this_node`]; unit tests bring their own.
+//! What stands between the plugin and the world: Slurm, and this node's files and programs. The
+//! real ones are in [`crate::sys`] and [`crate::this_node`]; unit tests bring their own.
 
 use mpsd_core::config::Settings;
 use mpsd_core::environment::Change;
@@ -29,7 +29,8 @@ pub enum Context {
     Unknown,
 }
 
-/// A number of 32 bits that Slurm knows of the job, step or task, by its place in `enum spank_item` (spank.h).
+/// A number of 32 bits that Slurm knows of the job, step or task, by its place in `enum spank_item`
+/// (spank.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Item {
     JobUid = 0,
@@ -73,7 +74,8 @@ pub trait Slurm {
     fn all_process_env(&self) -> Vec<(String, String)>;
     /// Sets or removes a variable of the step's environment; false: Slurm refused.
     fn set_job_env(&mut self, name: &str, value: Option<&str>) -> bool;
-    /// Sets or removes `SPANK_<name>` for job_prolog and job_epilog; in srun, sbatch and salloc only.
+    /// Sets or removes `SPANK_<name>` for job_prolog and job_epilog; in srun, sbatch and salloc
+    /// only.
     fn set_script_env(&mut self, name: &str, value: Option<&str>);
     /// Sets or removes a variable of srun, sbatch or salloc itself, which the job inherits.
     fn set_process_env(&mut self, name: &str, value: Option<&str>);
@@ -82,8 +84,9 @@ pub trait Slurm {
     fn command_line(&self) -> Vec<String>;
     /// The task prolog that srun will request.
     fn task_prolog(&self) -> Option<String>;
-    /// An option of Slurm's as srun, sbatch or salloc has it, from its command line, environment or script; for a het
-    /// job the component's. `None`: this Slurm does not say. `Some(None)`: not given.
+    /// An option of Slurm's as srun, sbatch or salloc has it, from its command line, environment or
+    /// script; for a het job the component's. `None`: this Slurm does not say. `Some(None)`: not
+    /// given.
     fn submitted(&self, option: &CStr) -> Option<Option<String>>;
     /// Replaces that task prolog; empty: none.
     fn set_task_prolog(&mut self, path: &str);
@@ -119,8 +122,9 @@ pub struct Program {
     pub environment: Vec<(String, String)>,
     /// After this time its process group is killed.
     pub limit: Duration,
-    /// Runs it as no descendant of this process. A scancel or the end of the job finds a step's processes by their
-    /// parents, and must not end a cleanup. The exit code is not known then, and counts as 0.
+    /// Runs it as no descendant of this process. A scancel or the end of the job finds a step's
+    /// processes by their parents, and must not end a cleanup. The exit code is not known then, and
+    /// counts as 0.
     pub detached: bool,
 }
 
@@ -142,7 +146,8 @@ pub trait Node {
     /// Proves, as the job's user, that the control daemon to which `changes` send a task listens.
     fn expect_listener(&self, changes: &[Change]) -> Result<(), String>;
     fn record(&self, path: &Path) -> Result<Option<Record>, String>;
-    /// As [`Node::record`], but waits while the record says `starting`: as long as it says itself, else for `limit`.
+    /// As [`Node::record`], but waits while the record says `starting`: as long as it says itself,
+    /// else for `limit`.
     fn settled_record(&self, path: &Path, limit: Duration) -> Result<Option<Record>, String>;
     /// The text of a script or program; `None`: it is none, or cannot be read.
     fn text_of(&self, path: &Path) -> Option<String>;
@@ -151,11 +156,13 @@ pub trait Node {
     fn observations(&self, seen: &SeenPaths) -> Option<Observations>;
     /// The last words of the job's `mpsd`, each of them once; `None`: no step has any to show.
     fn take_last_words(&self, seen: &SeenPaths) -> Option<Vec<String>>;
-    /// Notes a task of the job that a signal ended, for its report; root only. A failure leaves it out of the report.
+    /// Notes a task of the job that a signal ended, for its report; root only. A failure leaves it
+    /// out of the report.
     fn note_killed(&self, job: &JobPaths, task: &KilledTask) -> Option<()>;
     /// How many processes of this job the kernel's out-of-memory killer has ended.
     fn oom_kills(&self) -> Option<u64>;
-    /// The name of the job's cgroup, by that of slurmstepd. A user may have set `SLURM_JOB_SLUID` in the step's environment.
+    /// The name of the job's cgroup, by that of slurmstepd. A user may have set `SLURM_JOB_SLUID`
+    /// in the step's environment.
     fn sluid(&self) -> Option<String>;
     /// Opens the lock of the job's static partitions; root only, for tasks that inherit it.
     fn partitions_lock(&self, job: &JobPaths) -> Result<File, String>;
@@ -167,7 +174,8 @@ pub enum Verdict {
     Continue,
     /// Return -1. Slurm ignores it if the plugin's line says `optional`.
     Fail,
-    /// End this process with code 1, which Slurm notices under `optional` too. Only if the process is the callback's
-    /// own: job_prolog, the forked child of task_init, the user's srun, sbatch or salloc.
+    /// End this process with code 1, which Slurm notices under `optional` too. Only if the process
+    /// is the callback's own: job_prolog, the forked child of task_init, the user's srun, sbatch or
+    /// salloc.
     Leave,
 }

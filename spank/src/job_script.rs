@@ -1,5 +1,6 @@
-//! `job_prolog` and `job_epilog`: `slurmstepd spank prolog|epilog`, a root process that slurmd starts for every job of
-//! the cluster. A job that does not ask for MPS costs some getenv calls and one read of the configuration.
+//! `job_prolog` and `job_epilog`: `slurmstepd spank prolog|epilog`, a root process that slurmd
+//! starts for every job of the cluster. A job that does not ask for MPS costs some getenv calls and
+//! one read of the configuration.
 
 use crate::handle::{Item, Level, Node, Program, ProgramResult, Slurm, Verdict};
 use crate::submission;
@@ -17,8 +18,8 @@ use std::time::Duration;
 /// Between the deadline that a program gives itself and ours.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// `job_prolog`. Slurm drains the node when it fails, so neither a refusal nor anything that the user's processes could
-/// have caused fails it. Both are recorded, and `task_init` tells the user.
+/// `job_prolog`. Slurm drains the node when it fails, so neither a refusal nor anything that the
+/// user's processes could have caused fails it. Both are recorded, and `task_init` tells the user.
 pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verdict {
     let request = request(slurm);
     if request == submission::OFF {
@@ -44,7 +45,13 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verd
     words.extend(by_site.then_some("--by-site"));
     let usual = Settings::usual();
     let limits = settings.as_ref().unwrap_or(&usual);
-    let program = program(&arguments.prologue, arguments, limits, &words, environment(slurm));
+    let program = program(
+        &arguments.prologue,
+        arguments,
+        limits,
+        &words,
+        environment(slurm),
+    );
     let result = run(slurm, node, &format!("job {job}"), &program);
     // A job that did not ask runs in any case.
     let (Ok(settings), false) = (settings, by_site) else {
@@ -54,9 +61,11 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verd
     let record = node.record(&path).ok().flatten();
     let kind = record.as_ref().and_then(|r| r.kind);
     match &result.code {
-        // mps-prologue has drained the node with its own reason, which Slurm's "Prolog error" does not replace. If the
-        // site wants no drains, this must not drain either.
-        Ok(2) if kind == Some(FailureKind::Fault) && settings.drain.enabled => return Verdict::Leave,
+        // mps-prologue has drained the node with its own reason, which Slurm's "Prolog error" does
+        // not replace. If the site wants no drains, this must not drain either.
+        Ok(2) if kind == Some(FailureKind::Fault) && settings.drain.enabled => {
+            return Verdict::Leave;
+        }
         Ok(0) => {}
         Ok(_) if record.is_some() => {}
         _ => leave_failure(slurm, node, &path, job, &result),
@@ -64,9 +73,15 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verd
     Verdict::Continue
 }
 
-/// Records the failure of an `mps-prologue` that is missing, was killed or left no record. Without a record, a task of a
-/// job that asked would run without MPS if its flags were lost on the way.
-fn leave_failure(slurm: &dyn Slurm, node: &dyn Node, path: &Path, job: JobId, result: &ProgramResult) {
+/// Records the failure of an `mps-prologue` that is missing, was killed or left no record. Without
+/// a record, a task of a job that asked would run without MPS if its flags were lost on the way.
+fn leave_failure(
+    slurm: &dyn Slurm,
+    node: &dyn Node,
+    path: &Path,
+    job: JobId,
+    result: &ProgramResult,
+) {
     let reason = failure(result).unwrap_or_else(|| "the prologue failed without a word".into());
     let uid = slurm.item(Item::JobUid).unwrap_or_default();
     let mut record = Record::closed(job, uid, RecordState::Failed, reason);
@@ -76,9 +91,9 @@ fn leave_failure(slurm: &dyn Slurm, node: &dyn Node, path: &Path, job: JobId, re
     }
 }
 
-/// `job_epilog`: cleans every directory of the job, even if the job did not ask. A job without a directory costs two
-/// lookups. After any job `mps-epilogue` takes its second look at what hung in the driver, if anything waits for that.
-/// It drains the node itself, with its own reason.
+/// `job_epilog`: cleans every directory of the job, even if the job did not ask. A job without a
+/// directory costs two lookups. After any job `mps-epilogue` takes its second look at what hung in
+/// the driver, if anything waits for that. It drains the node itself, with its own reason.
 pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) {
     let Some(job) = slurm.job() else { return };
     let settings = settings(slurm, node, arguments).unwrap_or_else(|_| Settings::usual());
@@ -97,11 +112,14 @@ pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) {
     }
 }
 
-/// What the job asked for, in the form for `mps-prologue`: a request, [`submission::OFF`], or nothing. If a step is the
-/// first of its job on this node, the flags here are the step's. Then its srun says what the job asked for.
+/// What the job asked for, in the form for `mps-prologue`: a request, [`submission::OFF`], or
+/// nothing. If a step is the first of its job on this node, the flags here are the step's. Then its
+/// srun says what the job asked for.
 fn request(slurm: &dyn Slurm) -> String {
     if slurm.process_env(submission::SUBMITTED).as_deref() == Some(submission::STEP) {
-        return slurm.process_env(submission::JOBS_REQUEST).unwrap_or_default();
+        return slurm
+            .process_env(submission::JOBS_REQUEST)
+            .unwrap_or_default();
     }
     let flags = Flags::from_fn(|key| slurm.option(key));
     flags.request().map_or_else(
@@ -133,8 +151,15 @@ fn is_automatic(slurm: &dyn Slurm, settings: &Settings) -> bool {
 }
 
 /// The configuration of this node.
-pub fn settings(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Result<Settings, String> {
-    node.settings(&arguments.config, slurm.process_env("SLURMD_NODENAME").as_deref())
+pub fn settings(
+    slurm: &dyn Slurm,
+    node: &dyn Node,
+    arguments: &Arguments,
+) -> Result<Settings, String> {
+    node.settings(
+        &arguments.config,
+        slurm.process_env("SLURMD_NODENAME").as_deref(),
+    )
 }
 
 /// What slurmd says of the job. The programs get nothing else of this process's environment.
@@ -175,7 +200,9 @@ pub fn run(slurm: &dyn Slurm, node: &dyn Node, owner: &str, program: &Program) -
     let mut lines: Vec<String> = result.lines.iter().map(|line| unprefixed(line)).collect();
     match &result.code {
         Err(why) => lines.push(one_line(why, 400)),
-        Ok(code) if *code != 0 && lines.is_empty() => lines.push(format!("exit code {code} without a word")),
+        Ok(code) if *code != 0 && lines.is_empty() => {
+            lines.push(format!("exit code {code} without a word"))
+        }
         Ok(_) => {}
     }
     for line in lines {
@@ -193,11 +220,16 @@ pub fn failure(result: &ProgramResult) -> Option<String> {
     }
 }
 
-/// A line of `mps-prologue` or `mps-epilogue` without its name and job, which the reader knows already.
+/// A line of `mps-prologue` or `mps-epilogue` without its name and job, which the reader knows
+/// already.
 fn unprefixed(line: &str) -> String {
     let mut names = ["mps-prologue: ", "mps-epilogue: "].iter();
-    let named = names.find_map(|name| line.strip_prefix(name)).unwrap_or(line);
-    let of_job = named.strip_prefix("job ").and_then(|rest| rest.split_once(": "));
+    let named = names
+        .find_map(|name| line.strip_prefix(name))
+        .unwrap_or(line);
+    let of_job = named
+        .strip_prefix("job ")
+        .and_then(|rest| rest.split_once(": "));
     of_job
         .filter(|_| named != line)
         .map_or(named, |(_, rest)| rest)

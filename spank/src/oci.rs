@@ -1,5 +1,6 @@
-//! Slurm's own OCI containers (`--container`). Slurm writes the container's mounts without asking a plugin, so a task in one
-//! does not see the directory of its MPS, and CUDA would silently run outside it (docs/containers.md#slurms-own-containers).
+//! Slurm's own OCI containers (`--container`). Slurm writes the container's mounts without asking a
+//! plugin, so a task in one does not see the directory of its MPS, and CUDA would silently run
+//! outside it (docs/containers.md#slurms-own-containers).
 
 use crate::handle::Slurm;
 
@@ -20,5 +21,7 @@ pub fn is_submitted(slurm: &dyn Slurm) -> bool {
 
 /// Whether this task will be run in a container.
 pub fn is_of_task(slurm: &dyn Slurm) -> bool {
-    slurm.job_env(VARIABLE).is_some_and(|bundle| !bundle.is_empty())
+    slurm
+        .job_env(VARIABLE)
+        .is_some_and(|bundle| !bundle.is_empty())
 }

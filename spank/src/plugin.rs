@@ -30,7 +30,9 @@ pub fn call(
     use Context::{Allocator, Local, Remote};
     let is_second_line = task::is_second_line(words);
     match (callback, slurm.context()) {
-        (Callback::TaskInit, Remote) if is_second_line => return task::check_container(slurm, node),
+        (Callback::TaskInit, Remote) if is_second_line => {
+            return task::check_container(slurm, node);
+        }
         _ if is_second_line => {}
         (Callback::Init, context) => {
             *state = PluginState::new(words);
@@ -44,8 +46,8 @@ pub fn call(
             }
             _ => {}
         },
-        // Also under scope=step, because a killed slurmstepd leaves its step's daemon. If the line is
-        // invalid, clean up with the defaults: jobs from before the edit still end.
+        // Also under scope=step, because a killed slurmstepd leaves its step's daemon. If the line
+        // is invalid, clean up with the defaults: jobs from before the edit still end.
         (Callback::JobEpilog, _) => {
             job_script::epilog(slurm, node, &Arguments::parse(words).unwrap_or_default());
         }
@@ -71,8 +73,14 @@ fn init(slurm: &mut dyn Slurm, state: &PluginState, context: Context) {
     }
 }
 
-/// Takes one option; returns a refusal to be told. On a node it is too late to refuse: the prolog and the task do.
-pub fn option(state: &mut PluginState, key: Key, argument: Option<&str>, remote: bool) -> Option<String> {
+/// Takes one option; returns a refusal to be told. On a node it is too late to refuse: the prolog
+/// and the task do.
+pub fn option(
+    state: &mut PluginState,
+    key: Key,
+    argument: Option<&str>,
+    remote: bool,
+) -> Option<String> {
     let refusal = state.flags.take(key, argument).err()?;
     (!remote).then(|| refusal.to_string())
 }

@@ -10,10 +10,12 @@ use std::fs::File;
 /// Made by `slurm_spank_init`; a task's forked child inherits slurmstepd's.
 #[derive(Debug)]
 pub struct PluginState {
-    /// The line in plugstack.conf, or why it is unusable: then nothing is done, and a user who asks for MPS is told.
+    /// The line in plugstack.conf, or why it is unusable: then nothing is done, and a user who asks
+    /// for MPS is told.
     pub line: Result<Arguments, String>,
     pub flags: Flags,
-    /// srun, sbatch and salloc: the first component of a het job, or the only one, has been looked at.
+    /// srun, sbatch and salloc: the first component of a het job, or the only one, has been looked
+    /// at.
     pub submitted: bool,
     pub step: StepState,
 }
@@ -64,9 +66,9 @@ impl PluginState {
 
     /// Whether the flags, right or wrong, ask for MPS.
     pub fn asks(&self) -> bool {
-        self.flags
-            .request()
-            .map_or(true, |request| request.is_some_and(|request| request.is_on()))
+        self.flags.request().map_or(true, |request| {
+            request.is_some_and(|request| request.is_on())
+        })
     }
 
     pub fn opts_out(&self) -> bool {

@@ -1,7 +1,7 @@
 //! A step's own daemon: `srun --mps` in an allocation that was made without it.
 //!
-//! The step's slurmstepd starts it as root before its tasks and ends it in its exit callback. If slurmstepd is killed,
-//! job_epilog cleans up.
+//! The step's slurmstepd starts it as root before its tasks and ends it in its exit callback. If
+//! slurmstepd is killed, job_epilog cleans up.
 
 use crate::handle::{Item, Level, Node, Program, ProgramResult, Slurm};
 use crate::job_script::{self, program};
@@ -43,7 +43,8 @@ pub fn is_script(slurm: &dyn Slurm) -> bool {
     slurm.item(Item::StepId) == Some(BATCH)
 }
 
-/// Whether a batch script began this step. slurmd says so in the script's environment, which its steps inherit.
+/// Whether a batch script began this step. slurmd says so in the script's environment, which its
+/// steps inherit.
 pub fn is_of_script(slurm: &dyn Slurm) -> bool {
     slurm.job_env("ENVIRONMENT").as_deref() == Some("BATCH")
 }
@@ -53,8 +54,8 @@ pub fn is_component(slurm: &dyn Slurm) -> bool {
     slurm.job_env("SLURM_HET_SIZE").is_some()
 }
 
-/// `init_post_opt` in slurmstepd. While still root, reads the configuration and what tasks cannot open themselves.
-/// Starts the step's daemon if the step asked for one and its job has none.
+/// `init_post_opt` in slurmstepd. While still root, reads the configuration and what tasks cannot
+/// open themselves. Starts the step's daemon if the step asked for one and its job has none.
 pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     let (Some(kind), Ok(arguments)) = (kind(slurm), &state.line) else {
         return;
@@ -63,7 +64,8 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     if let (Some(job), Ok(settings)) = (slurm.job(), &settings) {
         let paths = settings.paths.job(&job);
         let of_job = node.record(&paths.record());
-        // A step may need MPS although `auto` gave its job none: the job's tasks were not yet known.
+        // A step may need MPS although `auto` gave its job none: the job's tasks were not yet
+        // known.
         if let Ok(Some(record)) = &of_job
             && record.unasked.is_some()
             && (is_component(slurm) || !state.asks())
@@ -73,13 +75,18 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
         let of_job = node.record(&paths.record());
         let unneeded = matches!(&of_job, Ok(Some(record)) if record.state == RecordState::Unneeded);
         if let StepKind::Step(number) = kind {
-            let gpus = slurm.job_env("SLURM_STEP_GPUS").filter(|list| !list.is_empty());
+            let gpus = slurm
+                .job_env("SLURM_STEP_GPUS")
+                .filter(|list| !list.is_empty());
             state.step.gpus = gpus.and_then(|list| list.split(',').count().try_into().ok());
             match &of_job {
                 // A job's record holds for its steps, even a refusal.
                 Ok(Some(record)) if !unneeded => {
                     state.flags.imply_mode();
-                    let sms = record.request.as_ref().and_then(|request| request.sms.as_ref());
+                    let sms = record
+                        .request
+                        .as_ref()
+                        .and_then(|request| request.sms.as_ref());
                     state.step.partitions_lock = sms.map(|_| node.partitions_lock(&paths));
                     let seen = settings.paths.seen(&job, record.uid, []);
                     let observed = seen.iter().find_map(|seen| node.observations(seen));
@@ -116,8 +123,8 @@ enum OwnDaemon {
     Start(Program),
 }
 
-/// Of a job that its site brought in: says which steps run without MPS. A script that meets MPS in its own way takes its
-/// whole job out, which its record then says.
+/// Of a job that its site brought in: says which steps run without MPS. A script that meets MPS in
+/// its own way takes its whole job out, which its record then says.
 fn leave_out(
     slurm: &dyn Slurm,
     node: &dyn Node,
@@ -170,14 +177,16 @@ fn leave_out(
 /// Why tasks of a step do not need the MPS of a job that `auto` gave it.
 fn do_not_meet(slurm: &dyn Slurm, record: &Record, tasks: Option<u32>) -> Option<String> {
     record.unasked.filter(|unasked| unasked.if_tasks_meet)?;
-    let gpus = slurm.job_env("SLURM_STEP_GPUS").filter(|list| !list.is_empty());
+    let gpus = slurm
+        .job_env("SLURM_STEP_GPUS")
+        .filter(|list| !list.is_empty());
     let gpus = gpus.map_or(record.gpus.len(), |list| list.split(',').count());
     let (tasks, gpus) = (tasks.unwrap_or(0), u32::try_from(gpus).unwrap_or(u32::MAX));
     (!Mode::auto_helps(tasks, gpus)).then(|| Mode::counted(tasks, gpus))
 }
 
-/// Decides whether a step gets a daemon of its own; the error says why it cannot. `of_job`: the record of its job, to
-/// which `auto` gave nothing.
+/// Decides whether a step gets a daemon of its own; the error says why it cannot. `of_job`: the
+/// record of its job, to which `auto` gave nothing.
 fn own_daemon(
     slurm: &dyn Slurm,
     state: &PluginState,
@@ -186,7 +195,10 @@ fn own_daemon(
     number: u32,
     of_job: Option<&Record>,
 ) -> Result<OwnDaemon, String> {
-    let request = state.flags.request().map_err(|refusal| refusal.to_string())?;
+    let request = state
+        .flags
+        .request()
+        .map_err(|refusal| refusal.to_string())?;
     let by_site = request.is_none() && of_job.is_some_and(|record| record.unasked.is_some());
     if by_site && state.step.left_out.is_some() {
         return Ok(OwnDaemon::None);
@@ -228,14 +240,21 @@ pub fn end(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) {
         && state.step.own_daemon
     {
         let (words, environment) = (["--strict"], environment(slurm, number));
-        let mut program = program(&arguments.epilogue, arguments, settings, &words, environment);
+        let mut program = program(
+            &arguments.epilogue,
+            arguments,
+            settings,
+            &words,
+            environment,
+        );
         program.detached = true;
         run(slurm, node, number, &program);
     }
 }
 
-/// What the two programs need to know of a step: Slurm's own items, and variables of the step's environment. slurmstepd
-/// has overwritten there what the user had (gres_common_gpu_set_env, 22.05).
+/// What the two programs need to know of a step: Slurm's own items, and variables of the step's
+/// environment. slurmstepd has overwritten there what the user had (gres_common_gpu_set_env,
+/// 22.05).
 fn environment(slurm: &dyn Slurm, number: u32) -> Vec<(String, String)> {
     let item = |item| slurm.item(item).map(|value| value.to_string());
     let of_slurm = [

@@ -9,8 +9,8 @@ use mpsd_core::request::{Flags, Key};
 use mpsd_core::{Mode, Refusal, Request};
 use std::ffi::CStr;
 
-/// Tells job_prolog, with `SPANK_` before the name, which command submitted: [`SRUN`], [`STEP`] or [`ALLOCATOR`]. The
-/// user can write it too; no value does harm.
+/// Tells job_prolog, with `SPANK_` before the name, which command submitted: [`SRUN`], [`STEP`] or
+/// [`ALLOCATOR`]. The user can write it too; no value does harm.
 const SUBMITTER: &str = "MPS_SUBMIT";
 pub const SUBMITTED: &str = "SPANK_MPS_SUBMIT";
 /// srun, for a job of its own.
@@ -19,19 +19,22 @@ pub const SRUN: &str = "srun";
 pub const STEP: &str = "step";
 const ALLOCATOR: &str = "allocator";
 
-/// Tells job_prolog what the job of a step asked for: a request, [`OFF`], or nothing. Without PrologFlags a step may be
-/// the first of its job on the node. The user can write it, like the flags.
+/// Tells job_prolog what the job of a step asked for: a request, [`OFF`], or nothing. Without
+/// PrologFlags a step may be the first of its job on the node. The user can write it, like the
+/// flags.
 const OF_JOB: &str = "MPS_JOB";
 pub const JOBS_REQUEST: &str = "SPANK_MPS_JOB";
 /// The job opted out.
 pub const OFF: &str = "off";
 
-/// What a job has in its environment: each of Slurm's submitting commands sets the first three, this plugin the last.
+/// What a job has in its environment: each of Slurm's submitting commands sets the first three,
+/// this plugin the last.
 const OF_A_JOB: [&str; 4] = ["SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", JOB];
 /// An allocation hands a variable for the prolog to its steps with this prefix.
 const HANDED_ON: &str = "SLURM_SPANK_";
 
-/// Options of Slurm's that give a job GPUs, or may: a partition's jobs may have whole nodes, and `--jobid` makes a step.
+/// Options of Slurm's that give a job GPUs, or may: a partition's jobs may have whole nodes, and
+/// `--jobid` makes a step.
 pub const MAY_GIVE_GPUS: [&CStr; 13] = [
     c"gpus",
     c"gpus-per-node",
@@ -75,11 +78,14 @@ pub fn request_text(request: Option<&Request>) -> String {
     }
 }
 
-/// Removes the flags that an allocation hands to its steps. A job that its script submits, or a step of another job, did not ask
-/// for them. Called before Slurm reads an option from the environment; srun has already copied it for the prolog. salloc's shell
-/// has each option with and without the prefix, and slurmstepd takes that without (docs/facts/slurm.md#options).
+/// Removes the flags that an allocation hands to its steps. A job that its script submits, or a
+/// step of another job, did not ask for them. Called before Slurm reads an option from the
+/// environment; srun has already copied it for the prolog. salloc's shell has each option with and
+/// without the prefix, and slurmstepd takes that without (docs/facts/slurm.md#options).
 pub fn forget_inherited(slurm: &mut dyn Slurm) {
-    let in_a_job = OF_A_JOB.iter().any(|name| slurm.process_env(name).is_some());
+    let in_a_job = OF_A_JOB
+        .iter()
+        .any(|name| slurm.process_env(name).is_some());
     if !in_a_job || is_step_of_its_job(slurm) {
         return;
     }
@@ -91,8 +97,8 @@ pub fn forget_inherited(slurm: &mut dyn Slurm) {
     }
 }
 
-/// Whether this is srun in the allocation that its environment names. A `--jobid` behind the step's program may belong
-/// to that program: then the step loses its job's flags, but not its job's MPS.
+/// Whether this is srun in the allocation that its environment names. A `--jobid` behind the step's
+/// program may belong to that program: then the step loses its job's flags, but not its job's MPS.
 fn is_step_of_its_job(slurm: &dyn Slurm) -> bool {
     let Some(own) = slurm.process_env("SLURM_JOB_ID") else {
         return false;
@@ -104,7 +110,13 @@ fn is_step_of_its_job(slurm: &dyn Slurm) -> bool {
         None => words.next(),
     });
     let of_array = |name| slurm.process_env(name).unwrap_or_default();
-    let element = || [of_array("SLURM_ARRAY_JOB_ID"), of_array("SLURM_ARRAY_TASK_ID")].join("_");
+    let element = || {
+        [
+            of_array("SLURM_ARRAY_JOB_ID"),
+            of_array("SLURM_ARRAY_TASK_ID"),
+        ]
+        .join("_")
+    };
     // `12+1` is a component of het job 12.
     let is_own = |given: String| given.split('+').next() == Some(&own) || given == element();
     slurm.context() == Context::Local && given.is_none_or(is_own)
@@ -115,16 +127,21 @@ fn is_for_sure(request: &Request) -> bool {
     request.is_on() && request.mode != Mode::Auto
 }
 
-/// What the allocation around a step asked for: sbatch and salloc leave their flags in the environment.
+/// What the allocation around a step asked for: sbatch and salloc leave their flags in the
+/// environment.
 fn of_allocation(slurm: &dyn Slurm) -> Result<Option<Request>, Refusal> {
     let variable = |key| slurm.process_env(&format!("{HANDED_ON}{}", option_variable(key)));
     Flags::from_fn(|key| variable(key).map(Some)).request()
 }
 
-/// `init_post_opt` of the submitting command. A refusal ends the process, because under `optional` Slurm would submit.
+/// `init_post_opt` of the submitting command. A refusal ends the process, because under `optional`
+/// Slurm would submit.
 pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
-    // A step from outside its job does not have the job's flags. On the node the job's record tells whether it has MPS.
-    if slurm.process_env("SLURM_JOB_ID").is_none() && matches!(slurm.submitted(c"jobid"), Some(Some(_))) {
+    // A step from outside its job does not have the job's flags. On the node the job's record tells
+    // whether it has MPS.
+    if slurm.process_env("SLURM_JOB_ID").is_none()
+        && matches!(slurm.submitted(c"jobid"), Some(Some(_)))
+    {
         state.flags.imply_mode();
     }
     let request = state.flags.request();
@@ -137,8 +154,8 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
         _ if slurm.process_env("SLURM_JOB_ID").is_none() => (SRUN, None),
         _ => (STEP, Some(of_allocation(slurm).unwrap_or_default())),
     };
-    // For a het job this runs once a component. Slurm hands each component's flags on to the next, and so do we. On a
-    // node a step's flags look the same as another component's.
+    // For a het job this runs once a component. Slurm hands each component's flags on to the next,
+    // and so do we. On a node a step's flags look the same as another component's.
     let is_component = slurm.process_env("SLURM_HET_SIZE").is_some() && state.asks();
     let has_mps = |job: &Option<Request>| job.as_ref().is_some_and(Request::is_on);
     let is_needed = matches!(&request, Ok(Some(request)) if is_for_sure(request));

@@ -1,9 +1,9 @@
 //! `task_init`: the forked child of a task, as the job's user, just before exec.
 //!
-//! The record that root left on this node decides, not the flags, which can get lost (`sbatch --export=NONE`). A
-//! refusal is reported here, because this line reaches the user's terminal. The child then calls `_exit(1)`: under
-//! `optional` Slurm ignores the return value, and a failing init or user_init would end the job COMPLETED without
-//! having run (docs/facts/slurm.md#failures).
+//! The record that root left on this node decides, not the flags, which can get lost (`sbatch
+//! --export=NONE`). A refusal is reported here, because this line reaches the user's terminal. The
+//! child then calls `_exit(1)`: under `optional` Slurm ignores the return value, and a failing init
+//! or user_init would end the job COMPLETED without having run (docs/facts/slurm.md#failures).
 
 use crate::handle::{Item, Level, Node, Slurm, Verdict};
 use crate::oci;
@@ -26,7 +26,8 @@ use std::path::Path;
 /// How many words of a step's command are looked at.
 const WORDS: usize = 8;
 const MORE_TASKS: &str = "; ask for more tasks than GPUs (-n), or for --mps";
-const NO_GPU: &str = "the job has GPUs and this step none, so it runs without MPS; add --gres=gpu:N to srun";
+const NO_GPU: &str =
+    "the job has GPUs and this step none, so it runs without MPS; add --gres=gpu:N to srun";
 
 /// Attaches the task to its MPS, leaves it alone, or refuses it.
 pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Verdict {
@@ -91,23 +92,29 @@ impl TaskRefusal {
     }
 }
 
-/// Reports why a task does not start, with the node's name: not every release of Slurm puts it before our line.
+/// Reports why a task does not start, with the node's name: not every release of Slurm puts it
+/// before our line.
 fn refuse(slurm: &dyn Slurm, what: &str, why: &str) {
     let node = slurm.node_name();
-    slurm.log(Level::Error, &format!("{what}: not started on {node}: {why}"));
+    slurm.log(
+        Level::Error,
+        &format!("{what}: not started on {node}: {why}"),
+    );
 }
 
-/// Whether these are the words of a second line in plugstack.conf, behind pyxis' line. pyxis enters a container in its
-/// own `task_init`, and Slurm calls the plugins in the order of their lines (docs/containers.md#enroot-and-pyxis).
-/// Slurm loads the library once for both lines, so this line leaves the state alone.
+/// Whether these are the words of a second line in plugstack.conf, behind pyxis' line. pyxis enters
+/// a container in its own `task_init`, and Slurm calls the plugins in the order of their lines
+/// (docs/containers.md#enroot-and-pyxis). Slurm loads the library once for both lines, so this line
+/// leaves the state alone.
 pub fn is_second_line(words: &[String]) -> bool {
     words.iter().any(|word| word == "look=container")
 }
 
-/// `task_init` of that line, in the container. If the container hides the job's MPS, CUDA would silently run outside
-/// it, so the task does not start.
+/// `task_init` of that line, in the container. If the container hides the job's MPS, CUDA would
+/// silently run outside it, so the task does not start.
 pub fn check_container(slurm: &dyn Slurm, node: &dyn Node) -> Verdict {
-    let [of_ours, pipe] = [environment::JOB, environment::PIPE_DIRECTORY].map(|name| slurm.job_env(name));
+    let [of_ours, pipe] =
+        [environment::JOB, environment::PIPE_DIRECTORY].map(|name| slurm.job_env(name));
     let (Some(job), Some(of_ours), Some(pipe)) = (slurm.job(), of_ours, pipe) else {
         return Verdict::Continue;
     };
@@ -159,10 +166,13 @@ impl NewTask<'_> {
         let (arguments, settings) = match (&state.line, &state.step.settings) {
             (Ok(arguments), Some(Ok(settings))) => (arguments, settings),
             // A plugin in trouble stops only users who asked for MPS.
-            (Err(why), _) | (_, Some(Err(why))) if state.asks() => return Err(TaskRefusal::of_node(why)),
+            (Err(why), _) | (_, Some(Err(why))) if state.asks() => {
+                return Err(TaskRefusal::of_node(why));
+            }
             _ => return Ok(Vec::new()),
         };
-        // srun gives the last component's flags to the steps of all (22.05, seen). Each gets what its own job asked for.
+        // srun gives the last component's flags to the steps of all (22.05, seen). Each gets what
+        // its own job asked for.
         let has_flags = !stepd::is_component(self.slurm);
         // A task may fare worse than the others: no descriptor left, no memory.
         let record = self.record(settings).map_err(TaskRefusal::of_task)?;
@@ -173,9 +183,13 @@ impl NewTask<'_> {
                 if has_flags && self.is_first_of(&record) {
                     self.say_unneeded(record.reason.as_deref().unwrap_or_default());
                 }
-                // Warnings mean that the job asked. Then it has our task prolog, and a component with other flags may run it.
+                // Warnings mean that the job asked. Then it has our task prolog, and a component
+                // with other flags may run it.
                 let mut changes = self.without_mps(has_flags);
-                changes.extend(unplugged::handed_back(self.slurm, stepd::is_script(self.slurm)));
+                changes.extend(unplugged::handed_back(
+                    self.slurm,
+                    stepd::is_script(self.slurm),
+                ));
                 match record.warnings.is_empty() || changes.iter().any(unplugged::is_mark) {
                     true => Ok(changes),
                     false => Ok(self.marked(changes)),
@@ -185,7 +199,8 @@ impl NewTask<'_> {
                 Ok(self.unasked(&record, has_flags))
             }
             Some(record) if self.has_no_gpu(&record) => {
-                // For `srun --exclusive` Slurm gives the job its node's GPUs, and the step none of them.
+                // For `srun --exclusive` Slurm gives the job its node's GPUs, and the step none of
+                // them.
                 if has_flags && state.asks() && self.is_first_of(&record) {
                     let node = self.slurm.node_name();
                     let line = format!("job {}: on {node}: {NO_GPU}", self.job);
@@ -230,8 +245,8 @@ impl NewTask<'_> {
         Ok(self.marked(self.strip(None)))
     }
 
-    /// Of a job that its site brought in: attaches the task if nobody notices, else leaves it alone, and says so in the
-    /// node's log.
+    /// Of a job that its site brought in: attaches the task if nobody notices, else leaves it
+    /// alone, and says so in the node's log.
     fn unasked(&self, record: &Record, has_flags: bool) -> Vec<Change> {
         let attached = match self.state.step.left_out.clone().or_else(|| self.own_mps()) {
             Some(why) => Err(why),
@@ -261,7 +276,8 @@ impl NewTask<'_> {
         Ok(changes)
     }
 
-    /// Why a file in the step's command meets MPS in its own way: a wrapper that starts a daemon, for one.
+    /// Why a file in the step's command meets MPS in its own way: a wrapper that starts a daemon,
+    /// for one.
     fn own_mps(&self) -> Option<String> {
         let command = self.slurm.step_command().into_iter().take(WORDS);
         let mut texts = command.filter_map(|word| self.node.text_of(Path::new(&word)));
@@ -270,8 +286,8 @@ impl NewTask<'_> {
 
     fn without_mps(&self, has_flags: bool) -> Vec<Change> {
         let changes = self.strip(Some(self.job));
-        // Only the component whose flags srun used runs mpsd's task prolog. An allocation that asked hands it to
-        // its steps on all components.
+        // Only the component whose flags srun used runs mpsd's task prolog. An allocation that
+        // asked hands it to its steps on all components.
         let has_prolog = has_flags || unplugged::is_handed_on(self.slurm);
         match self.state.request_on() {
             Some(_) if has_prolog => self.marked(changes),
@@ -279,12 +295,14 @@ impl NewTask<'_> {
         }
     }
 
-    /// A user who said `auto` reads what it found. If the site said it, the user reads nothing, as without us.
+    /// A user who said `auto` reads what it found. If the site said it, the user reads nothing, as
+    /// without us.
     fn say_unneeded(&self, why: &str) {
         if self.state.asks() {
             let (job, node) = (self.job, self.slurm.node_name());
             // What `Mode::counted` says.
-            let is_count = !why.contains("allowed:") && (why.ends_with(" GPU") || why.ends_with(" GPUs"));
+            let is_count =
+                !why.contains("allowed:") && (why.ends_with(" GPU") || why.ends_with(" GPUs"));
             let more = if is_count { MORE_TASKS } else { "" };
             self.slurm
                 .log(Level::Notice, &format!("job {job}: on {node}: {why}{more}"));
@@ -307,7 +325,10 @@ impl NewTask<'_> {
             .is_some_and(|record| record.state != RecordState::Unneeded);
         match self.kind {
             StepKind::Step(number) if !needed => {
-                let step = self.job.step(&number.to_string()).map_err(|e| e.to_string())?;
+                let step = self
+                    .job
+                    .step(&number.to_string())
+                    .map_err(|e| e.to_string())?;
                 Ok(of(&step)?.or(of_job))
             }
             _ => Ok(of_job),
@@ -336,18 +357,25 @@ impl NewTask<'_> {
         changes
     }
 
-    /// Whether this is a step without GPUs (`--gres=none`) in a job whose GPUs Slurm named. For such a step Slurm sets
-    /// neither variable and removes those of the script around it (22.05). It gets no MPS of the job's GPUs either.
+    /// Whether this is a step without GPUs (`--gres=none`) in a job whose GPUs Slurm named. For
+    /// such a step Slurm sets neither variable and removes those of the script around it (22.05).
+    /// It gets no MPS of the job's GPUs either.
     fn has_no_gpu(&self, record: &Record) -> bool {
         let is_empty = |name: &str| self.lookup(name).is_none_or(|value| value.is_empty());
-        // The step has GPUs that Slurm does not name: `--gpu-bind=none`, or `--gpus-per-task=TYPE:N`, for which it still
-        // counts them. srun passes either word to the tasks (22.05, seen; docs/facts/slurm.md#gpus-of-a-job).
+        // The step has GPUs that Slurm does not name: `--gpu-bind=none`, or
+        // `--gpus-per-task=TYPE:N`, for which it still counts them. srun passes either word to the
+        // tasks (22.05, seen; docs/facts/slurm.md#gpus-of-a-job).
         let is_unnamed = || {
             let bind = self.lookup("SLURMD_TRES_BIND").unwrap_or_default();
-            bind.contains("gpu:none") || bind.contains("gpu:per_task:") && !is_empty("SLURM_GPUS_ON_NODE")
+            bind.contains("gpu:none")
+                || bind.contains("gpu:per_task:") && !is_empty("SLURM_GPUS_ON_NODE")
         };
-        let is_named_job = record.state == RecordState::Ready && record.named && self.kind != StepKind::Job;
-        is_named_job && is_empty("SLURM_STEP_GPUS") && is_empty(environment::VISIBLE_DEVICES) && !is_unnamed()
+        let is_named_job =
+            record.state == RecordState::Ready && record.named && self.kind != StepKind::Job;
+        is_named_job
+            && is_empty("SLURM_STEP_GPUS")
+            && is_empty(environment::VISIBLE_DEVICES)
+            && !is_unnamed()
     }
 
     fn no_daemon(&self) -> String {
@@ -360,7 +388,8 @@ impl NewTask<'_> {
         })
     }
 
-    /// Whether this task reports for its node: the first task of the script, or of the first step, or of a step's own MPS.
+    /// Whether this task reports for its node: the first task of the script, or of the first step,
+    /// or of a step's own MPS.
     fn is_first_of(&self, record: &Record) -> bool {
         let is_first = match self.kind {
             StepKind::Job => true,
@@ -389,13 +418,19 @@ impl NewTask<'_> {
         }
     }
 
-    fn attach(&self, record: &Record, request: Option<Request>) -> Result<Vec<Change>, TaskRefusal> {
+    fn attach(
+        &self,
+        record: &Record,
+        request: Option<Request>,
+    ) -> Result<Vec<Change>, TaskRefusal> {
         let (slurm, job) = (self.slurm, &record.job);
         match record.state {
             RecordState::Ready | RecordState::Unneeded => {}
             RecordState::Refused | RecordState::Failed => {
                 let reason = record.reason.as_deref();
-                return Err(TaskRefusal::of_node(reason.unwrap_or("no reason is recorded")));
+                return Err(TaskRefusal::of_node(
+                    reason.unwrap_or("no reason is recorded"),
+                ));
             }
             RecordState::Starting => {
                 return Err(TaskRefusal::of_task(format!(
@@ -403,8 +438,13 @@ impl NewTask<'_> {
                 )));
             }
         }
-        if slurm.item(Item::JobUid).is_some_and(|uid| uid != record.uid) {
-            let why = format!("what is left of another user's job {job} stands in its place on this node");
+        if slurm
+            .item(Item::JobUid)
+            .is_some_and(|uid| uid != record.uid)
+        {
+            let why = format!(
+                "what is left of another user's job {job} stands in its place on this node"
+            );
             return Err(TaskRefusal::of_node(why));
         }
         let own = match request {
@@ -414,7 +454,8 @@ impl NewTask<'_> {
                     unasked: None,
                     ..record.clone()
                 };
-                of_step_after(&asked, &self.state.step.limits_set, &request).map_err(TaskRefusal::of_step)?
+                of_step_after(&asked, &self.state.step.limits_set, &request)
+                    .map_err(TaskRefusal::of_step)?
             }
             // Only what root recorded counts, so a forged flag changes nothing.
             None => record.clone(),
@@ -445,9 +486,10 @@ impl NewTask<'_> {
 
     /// The environment of a task, once its step has the job's static partitions.
     ///
-    /// One step has them at a time: it locks a file in the job's directory. A rank of `mpsctl exec` locks its own byte of
-    /// it. slurmstepd opens the file and its tasks inherit and lock it, so the lock ends with the step however it
-    /// ends. The last task's end releases it, because srun returns before slurmstepd has ended.
+    /// One step has them at a time: it locks a file in the job's directory. A rank of `mpsctl exec`
+    /// locks its own byte of it. slurmstepd opens the file and its tasks inherit and lock it, so
+    /// the lock ends with the step however it ends. The last task's end releases it, because srun
+    /// returns before slurmstepd has ended.
     fn with_partitions(&self, mut record: Record) -> Result<Vec<Change>, TaskRefusal> {
         let changes = |record: &Record| {
             environment::task_environment(record, &self.task(record)).map_err(TaskRefusal::of_task)
@@ -456,7 +498,13 @@ impl NewTask<'_> {
         let partitions = record.daemons.iter().flat_map(|daemon| &daemon.partitions);
         // A single task that starts MPI's ranks has no partition of its own.
         let starts_ranks = tasks == Some(1) && partitions.count() > 1;
-        let has_them = match self.state.step.partitions_lock.as_ref().filter(|_| !starts_ranks) {
+        let has_them = match self
+            .state
+            .step
+            .partitions_lock
+            .as_ref()
+            .filter(|_| !starts_ranks)
+        {
             None => true,
             Some(Err(why)) => return Err(TaskRefusal::of_task(why)),
             Some(Ok(lock)) => partitions::take(lock, Holder::All).map_err(|e| {
@@ -489,14 +537,16 @@ impl NewTask<'_> {
         Ok(changes)
     }
 
-    /// What Slurm says of this task. Its GPUs are those that `CUDA_VISIBLE_DEVICES` names among those that it may open:
-    /// slurmstepd confines each task and rewrites the variable before task_init. `SLURM_STEP_GPUS` does not help: under
-    /// ConstrainDevices it has the step's first GPUs for every task with GPUs of its own (common_gres_set_env, 22.05 to 26.05).
+    /// What Slurm says of this task. Its GPUs are those that `CUDA_VISIBLE_DEVICES` names among
+    /// those that it may open: slurmstepd confines each task and rewrites the variable before
+    /// task_init. `SLURM_STEP_GPUS` does not help: under ConstrainDevices it has the step's first
+    /// GPUs for every task with GPUs of its own (common_gres_set_env, 22.05 to 26.05).
     fn task(&self, record: &Record) -> Task {
         let lookup = |name: &str| self.lookup(name);
         let counted = environment::counted(record);
         let is_script = self.kind == StepKind::Job;
-        // If the record names no files, the node's numbers count. Slurm's numbers of MIG devices are not NVML's.
+        // If the record names no files, the node's numbers count. Slurm's numbers of MIG devices
+        // are not NVML's.
         let gpus = match is_script {
             _ if counted.is_some() || record.is_mig() => environment::VISIBLE_DEVICES,
             true => "SLURM_JOB_GPUS",
@@ -508,7 +558,10 @@ impl NewTask<'_> {
         } else {
             self.slurm.item(Item::LocalTasks)
         };
-        let rank = self.slurm.item(Item::TaskId).map(|local| Rank { local, of });
+        let rank = self
+            .slurm
+            .item(Item::TaskId)
+            .map(|local| Rank { local, of });
         Task {
             rank: rank.or_else(|| Some(environment::rank(&lookup)?.0)),
             // A script and a shell see all GPUs.

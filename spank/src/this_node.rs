@@ -41,7 +41,8 @@ impl Node for ThisNode {
     fn has_directories(&self, jobs: &Path, job: &JobId) -> bool {
         let own = job.directory_name();
         // By name: a step's directory has its id, which is short.
-        let belongs = |name: &str| name == own || JobId::parse(name).is_ok_and(|id| id.belongs_to(job));
+        let belongs =
+            |name: &str| name == own || JobId::parse(name).is_ok_and(|id| id.belongs_to(job));
         let mut entries = std::fs::read_dir(jobs).into_iter().flatten().flatten();
         entries.any(|entry| entry.file_name().to_str().is_some_and(belongs))
     }
@@ -73,8 +74,12 @@ impl Node for ThisNode {
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {
         let text = record.to_text()?;
         if let Some(directory) = path.parent() {
-            // Every directory on the way is root's, or mps-prologue and the tasks would not trust it either.
-            let made = DirBuilder::new().recursive(true).mode(0o711).create(directory);
+            // Every directory on the way is root's, or mps-prologue and the tasks would not trust
+            // it either.
+            let made = DirBuilder::new()
+                .recursive(true)
+                .mode(0o711)
+                .create(directory);
             made.map_err(|e| format!("cannot make '{}': {e}", directory.display()))?;
         }
         replace(path, text.as_bytes(), 0o644, Durability::Placed).map_err(|e| e.to_string())
@@ -91,9 +96,13 @@ impl Node for ThisNode {
         let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()?;
         let mut number = [0; 8];
         let length = file.read_at(&mut number, 0).ok()?;
-        let told = std::str::from_utf8(&number[..length]).ok()?.parse().unwrap_or(0);
+        let told = std::str::from_utf8(&number[..length])
+            .ok()?
+            .parse()
+            .unwrap_or(0);
         let untold = words.get(told..).filter(|untold| !untold.is_empty())?;
-        file.write_all_at(words.len().to_string().as_bytes(), 0).ok()?;
+        file.write_all_at(words.len().to_string().as_bytes(), 0)
+            .ok()?;
         Some(untold.to_vec())
     }
 
@@ -117,19 +126,21 @@ impl Node for ThisNode {
 
     fn partitions_lock(&self, job: &JobPaths) -> Result<File, String> {
         let path = job.partitions_lock();
-        open_existing(&path, OFlag::O_RDWR).map_err(|e| format!("cannot open '{}': {e}", path.display()))
+        open_existing(&path, OFlag::O_RDWR)
+            .map_err(|e| format!("cannot open '{}': {e}", path.display()))
     }
 }
 
-/// Opens one of root's files in root's directory of the job. It was made with the job. Made here, it would stop an end
-/// that is removing the directory at this moment.
+/// Opens one of root's files in root's directory of the job. It was made with the job. Made here,
+/// it would stop an end that is removing the directory at this moment.
 fn open_existing(path: &Path, access: OFlag) -> nix::Result<File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     open(path, access | flags, Mode::empty()).map(File::from)
 }
 
-/// The job's cgroup of version 2, in which Slurm keeps slurmstepd as well: the directory above `step_M/slurm`. Its name is
-/// `job_N` or the job's SLUID. `own` is the text of slurmstepd's `/proc/self/cgroup`.
+/// The job's cgroup of version 2, in which Slurm keeps slurmstepd as well: the directory above
+/// `step_M/slurm`. Its name is `job_N` or the job's SLUID. `own` is the text of slurmstepd's
+/// `/proc/self/cgroup`.
 fn job_cgroup(own: &str) -> Option<&str> {
     let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let (of_job, step) = path.strip_suffix("/slurm")?.rsplit_once('/')?;
@@ -140,7 +151,9 @@ fn job_cgroup(own: &str) -> Option<&str> {
 fn oom_kills(own: &str, mounted: &Path) -> Option<u64> {
     let of_job = job_cgroup(own)?;
     let events = std::fs::read_to_string(mounted.join(of_job).join("memory.events")).ok()?;
-    let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "))?;
+    let count = events
+        .lines()
+        .find_map(|line| line.strip_prefix("oom_kill "))?;
     count.parse().ok()
 }
 

@@ -65,7 +65,11 @@ fn a_steps_directory_counts_as_its_jobs() {
     let job = JobId::parse("47").unwrap();
     for (name, counts) in [("471", false), (".47.lock", false), ("47.0", true)] {
         std::fs::create_dir(place.path().join(name)).unwrap();
-        assert_eq!(ThisNode.has_directories(place.path(), &job), counts, "{name}");
+        assert_eq!(
+            ThisNode.has_directories(place.path(), &job),
+            counts,
+            "{name}"
+        );
     }
     assert!(!ThisNode.has_directories(&place.path().join("none"), &job));
 }
@@ -90,12 +94,19 @@ fn last_words_are_told_once_and_only_where_root_has_made_room_for_their_number()
     says(&["one\x1b[31m"]);
     assert!(ThisNode.take_last_words(&seen).is_none() && !job.file(TOLD).exists());
     std::fs::write(job.file(TOLD), "").unwrap();
-    assert_eq!(ThisNode.take_last_words(&seen), Some(vec!["one?[31m".into()]));
+    assert_eq!(
+        ThisNode.take_last_words(&seen),
+        Some(vec!["one?[31m".into()])
+    );
     assert_eq!(ThisNode.take_last_words(&seen), None);
     says(&["one", "two"]);
     let elsewhere = File::options().write(true).open(job.file(TOLD)).unwrap();
     let held = Flock::lock(elsewhere, FlockArg::LockExclusive).unwrap();
-    assert_eq!(ThisNode.take_last_words(&seen), None, "another step tells it");
+    assert_eq!(
+        ThisNode.take_last_words(&seen),
+        None,
+        "another step tells it"
+    );
     drop(held);
     assert_eq!(ThisNode.take_last_words(&seen), Some(vec!["two".into()]));
 }
@@ -117,7 +128,11 @@ fn killed_tasks_are_noted_where_the_job_has_a_file_for_them_until_it_is_full() {
     std::fs::write(&elsewhere, "").unwrap();
     std::os::unix::fs::symlink(&elsewhere, job.file(KILLED)).unwrap();
     let _ = ThisNode.note_killed(&job, &task);
-    assert_eq!(std::fs::read(&elsewhere).unwrap(), b"", "no link is followed");
+    assert_eq!(
+        std::fs::read(&elsewhere).unwrap(),
+        b"",
+        "no link is followed"
+    );
     std::fs::remove_file(job.file(KILLED)).unwrap();
     std::fs::write(job.file(KILLED), "").unwrap();
     for _ in 0..1000 {
@@ -136,7 +151,10 @@ fn killed_tasks_are_noted_where_the_job_has_a_file_for_them_until_it_is_full() {
 fn the_out_of_memory_killer_is_asked_in_the_jobs_cgroup_of_version_2_alone() {
     let (place, _) = place();
     for name in ["job_12", "sEKNKTV3WPV500"] {
-        let of_job = place.path().join("system.slice/slurmstepd.scope").join(name);
+        let of_job = place
+            .path()
+            .join("system.slice/slurmstepd.scope")
+            .join(name);
         std::fs::create_dir_all(&of_job).unwrap();
         std::fs::write(
             of_job.join("memory.events"),

@@ -1,11 +1,14 @@
-//! Nodes that do not load this plugin, because of another plugstack.conf or a plugin of another release.
+//! Nodes that do not load this plugin, because of another plugstack.conf or a plugin of another
+//! release.
 //!
-//! Nothing of mpsd runs on such a node, so the submitting side requests a task prolog (`srun --task-prolog`), which every
-//! slurmstepd runs. `mps-task-prolog` lets a task start that `task_init` has marked, says why another task does not, and
-//! then runs the user's own task prolog. A node without the file fails the task, and names the file.
+//! Nothing of mpsd runs on such a node, so the submitting side requests a task prolog (`srun
+//! --task-prolog`), which every slurmstepd runs. `mps-task-prolog` lets a task start that
+//! `task_init` has marked, says why another task does not, and then runs the user's own task
+//! prolog. A node without the file fails the task, and names the file.
 //!
-//! A batch script has no task prolog. If bash runs it, `BASH_ENV` stops it, and `task_init` removes that again. Nothing
-//! stops a script of another interpreter, nor one without the environment (`sbatch --export=NONE`, or a list without `ALL`).
+//! A batch script has no task prolog. If bash runs it, `BASH_ENV` stops it, and `task_init` removes
+//! that again. Nothing stops a script of another interpreter, nor one without the environment
+//! (`sbatch --export=NONE`, or a list without `ALL`).
 
 use crate::handle::{Context, Slurm};
 use mpsd_core::environment::Change;
@@ -15,7 +18,8 @@ use std::path::Path;
 const PROGRAM: &str = "mps-task-prolog";
 /// srun takes the task prolog from here if no flag names one.
 const VARIABLE: &str = "SLURM_TASK_PROLOG";
-/// Keeps the user's own task prolog. Under `--export=NONE` Slurm keeps variables that begin with `SLURM_`.
+/// Keeps the user's own task prolog. Under `--export=NONE` Slurm keeps variables that begin with
+/// `SLURM_`.
 const USERS: &str = "SLURM_MPSD_TASK_PROLOG";
 /// Marks a task for `mps-task-prolog`.
 const MARK: &str = "MPSD_TASK";
@@ -25,7 +29,8 @@ const USERS_BASH: &str = "SLURM_MPSD_BASH_ENV";
 const STOP: &str = "$(echo \"mps: job $SLURM_JOB_ID: not started on $SLURMD_NODENAME: --mps was asked for, and Slurm there \
                     did not load the plugin of mpsd; tell the administrator: 'mpsctl slurm check' on that node\" >&2; kill $$)";
 
-/// Keeps tasks that asked for MPS from running on nodes without the plugin; `prologue`: `mps-prologue`.
+/// Keeps tasks that asked for MPS from running on nodes without the plugin; `prologue`:
+/// `mps-prologue`.
 pub fn require(slurm: &mut dyn Slurm, prologue: &Path) {
     let ours = prologue.with_file_name(PROGRAM).display().to_string();
     let users = match slurm.context() {
@@ -55,14 +60,18 @@ pub fn release(slurm: &mut dyn Slurm) {
     if slurm.context() == Context::Local && slurm.task_prolog().is_some_and(|path| is_ours(&path)) {
         slurm.set_task_prolog(users.as_deref().unwrap_or_default());
     }
-    if slurm.process_env(VARIABLE).is_some_and(|path| is_ours(&path)) {
+    if slurm
+        .process_env(VARIABLE)
+        .is_some_and(|path| is_ours(&path))
+    {
         slurm.set_process_env(VARIABLE, users.as_deref());
         slurm.set_process_env(USERS, None);
     }
 }
 
-/// Gives a task without MPS the environment that it would have without us; its steps ask for the task prolog
-/// themselves. Before a task other than a script, `mps-task-prolog` still needs to know the user's own.
+/// Gives a task without MPS the environment that it would have without us; its steps ask for the
+/// task prolog themselves. Before a task other than a script, `mps-task-prolog` still needs to know
+/// the user's own.
 pub fn handed_back(slurm: &dyn Slurm, is_script: bool) -> Vec<Change> {
     if !is_handed_on(slurm) {
         return Vec::new();
@@ -89,7 +98,9 @@ pub fn is_handed_on(slurm: &dyn Slurm) -> bool {
 }
 
 fn is_ours(path: &str) -> bool {
-    Path::new(path).file_name().is_some_and(|name| name == PROGRAM)
+    Path::new(path)
+        .file_name()
+        .is_some_and(|name| name == PROGRAM)
 }
 
 /// Tells `mps-task-prolog` that the plugin has seen this task. No other task has the same mark.
@@ -97,7 +108,11 @@ pub fn mark(slurm: &dyn Slurm) -> Change {
     let of = |name| slurm.job_env(name).unwrap_or_default();
     Change {
         name: MARK,
-        value: Some(format!("{}:{}", of("SLURMD_NODENAME"), of("SLURM_TASK_PID"))),
+        value: Some(format!(
+            "{}:{}",
+            of("SLURMD_NODENAME"),
+            of("SLURM_TASK_PID")
+        )),
     }
 }
 

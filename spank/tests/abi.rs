@@ -6,14 +6,14 @@ use object::read::elf::ElfFile64;
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 use std::collections::BTreeSet;
 
-/// What Slurm looks for. Its loader would call `init` and `fini`, and register `spank_options` as not given in the prolog.
-/// Each further callback costs something (see `sys`).
+/// What Slurm looks for. Its loader would call `init` and `fini`, and register `spank_options` as
+/// not given in the prolog. Each further callback costs something (see `sys`).
 const EXPORTS: &str = "plugin_name plugin_type plugin_version slurm_spank_exit slurm_spank_init \
                        slurm_spank_init_post_opt slurm_spank_job_epilog slurm_spank_job_prolog \
                        slurm_spank_task_exit slurm_spank_task_init";
 
-/// What Slurm must have: all of them since before 22.05. The plugin is linked with BIND_NOW, so a program that lacks one does
-/// not load it.
+/// What Slurm must have: all of them since before 22.05. The plugin is linked with BIND_NOW, so a
+/// program that lacks one does not load it.
 const IMPORTS: &str = "slurm_error slurm_info slurm_spank_log spank_context spank_get_item spank_getenv \
                        spank_job_control_setenv spank_job_control_unsetenv spank_option_getopt \
                        spank_option_register spank_setenv spank_unsetenv";

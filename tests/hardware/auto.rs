@@ -1,5 +1,5 @@
-//! Job scripts that know nothing of us, in a site's `auto` partition of a real Slurm, each beside the same job on a node
-//! without our plugin: exit code, output and GPUs must be the same.
+//! Job scripts that know nothing of us, in a site's `auto` partition of a real Slurm, each beside
+//! the same job on a node without our plugin: exit code, output and GPUs must be the same.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -26,7 +26,8 @@ macro_rules! case {
     };
 }
 
-/// What runs, and how many of its programs `auto` gives MPS. That some have it shows that the partition is one of `auto`.
+/// What runs, and how many of its programs `auto` gives MPS. That some have it shows that the
+/// partition is one of `auto`.
 const CASES: [(&str, &str, usize); 5] = [
     case!("plain-step", 4),
     case!("own-background", 0),
@@ -81,14 +82,15 @@ fn options(run: &Run) -> Options {
     }
 }
 
-/// A directory with NVIDIA's daemon, and `cuda-app` as the scripts call it. A context on a real GPU takes longer than on
-/// a double, so programs that should meet hold theirs longer.
+/// A directory with NVIDIA's daemon, and `cuda-app` as the scripts call it. A context on a real GPU
+/// takes longer than on a double, so programs that should meet hold theirs longer.
 fn programs(run: &Run) -> Result<PathBuf> {
     let bin = run.place.dir.join("scripts");
     fs::create_dir(&bin)?;
     let control = "nvidia-cuda-mps-control";
     symlink(site::program(control)?, bin.join(control))?;
-    let libraries = std::env::var("LD_LIBRARY_PATH").map(|path| format!("export LD_LIBRARY_PATH='{path}'\n"));
+    let libraries =
+        std::env::var("LD_LIBRARY_PATH").map(|path| format!("export LD_LIBRARY_PATH='{path}'\n"));
     let text = format!(
         "#!/bin/sh\n{}echo \"CUDA_VISIBLE_DEVICES is '$CUDA_VISIBLE_DEVICES'\"\n\
          exec {} --json --deadline-s 90 --hold $((${{2%.*}} * 4 + 1))\n",
@@ -119,7 +121,8 @@ fn one(
         words: format!("-p {partition} --gres=gpu:1"),
     };
     let outcome = place.submit(script)?.outcome(ENDS)?;
-    // A daemon that a script told to quit ends a moment later, and the next script is not to meet it.
+    // A daemon that a script told to quit ends a moment later, and the next script is not to meet
+    // it.
     child::until(Duration::from_secs(15), Duration::from_millis(100), || {
         !daemon_runs()
     })?;
@@ -143,7 +146,10 @@ fn compare(
     section.fact(&format!("{name}_without_us"), without.story());
     let same = script.check_auto(without, auto);
     let seen = match &same {
-        Ok(()) => format!("exit {}, {} s for {} s", auto.code, auto.seconds, without.seconds),
+        Ok(()) => format!(
+            "exit {}, {} s for {} s",
+            auto.code, auto.seconds, without.seconds
+        ),
         Err(differs) => format!("{differs:#}\nwithout us: {}", without.story()),
     };
     section.check(format!("{name}: as without us"), same.is_ok(), seen);

@@ -1,4 +1,5 @@
-//! The benchmarks of times: the begin and end of a job against the shortest possible means, and what a user waits for.
+//! The benchmarks of times: the begin and end of a job against the shortest possible means, and
+//! what a user waits for.
 
 use std::path::Path;
 use std::sync::mpsc;
@@ -47,10 +48,16 @@ struct Sides {
 }
 
 const fn sides([begin, end]: [&'static str; 2], by: By, all: bool) -> Sides {
-    Sides { begin, end, by, all }
+    Sides {
+        begin,
+        end,
+        by,
+        all,
+    }
 }
 
-/// The last one takes part if an earlier build is packed. Those with NVML show what NVML costs NVIDIA's programs.
+/// The last one takes part if an earlier build is packed. Those with NVML show what NVML costs
+/// NVIDIA's programs.
 const PAIR: [Sides; 5] = [
     sides(["floor_ms", "floor_quit_ms"], By::Hand(Nvml::Absent), false),
     sides(["prologue_ms", "epilogue_ms"], By::Job, false),
@@ -64,7 +71,11 @@ const PAIR: [Sides; 5] = [
         By::Hand(Nvml::Loaded),
         false,
     ),
-    sides(["prologue_before_ms", "epilogue_before_ms"], By::Before, false),
+    sides(
+        ["prologue_before_ms", "epilogue_before_ms"],
+        By::Before,
+        false,
+    ),
 ];
 
 const AT_ONCE: [Sides; 4] = [
@@ -74,7 +85,11 @@ const AT_ONCE: [Sides; 4] = [
         By::Hand(Nvml::Absent),
         false,
     ),
-    sides(["begin_last_of_all_ms", "end_last_of_all_ms"], By::Job, true),
+    sides(
+        ["begin_last_of_all_ms", "end_last_of_all_ms"],
+        By::Job,
+        true,
+    ),
     sides(
         ["begin_floor_last_of_all_ms", "end_floor_last_of_all_ms"],
         By::Hand(Nvml::Absent),
@@ -86,7 +101,8 @@ const AT_ONCE: [Sides; 4] = [
 const GOALS: [(&str, usize, f64); 2] = [("prologue", BEGIN, 1.04), ("epilogue", END, 1.15)];
 /// The prologue may take this many times the floor.
 const LIMIT: f64 = 1.15;
-/// Account strings of jobs that did not ask for MPS, and what `mps-prologue` may take for one, milliseconds.
+/// Account strings of jobs that did not ask for MPS, and what `mps-prologue` may take for one,
+/// milliseconds.
 const OTHERS: [&str; 3] = ["", "mps_physics", "MPSLAB"];
 const OTHERS_LIMIT: f64 = 5.0;
 pub const PLAIN: &str = "MPS=true";
@@ -166,7 +182,10 @@ pub fn at_once(section: &mut Section, run: &Run) -> Result<()> {
         let median = |number: usize| median(&last(&lives[number], time));
         let ratio = |floor: usize| median(2 + floor) / median(floor);
         let (ours, floor) = (ratio(0), ratio(1));
-        section.fact(&format!("{what}_last_of_all_by_one_alone"), hundredths(ours));
+        section.fact(
+            &format!("{what}_last_of_all_by_one_alone"),
+            hundredths(ours),
+        );
         section.fact(
             &format!("{what}_floor_last_of_all_by_one_alone"),
             hundredths(floor),
@@ -272,7 +291,9 @@ fn jobs(place: &Place, gpus: &[Gpu], by: By, account: &str) -> Result<Vec<Life>>
         let began = job.prologue(account)?.success()?.ms();
         Ok((job, began))
     })?;
-    each(begun, |(job, began)| Ok([began, job.epilogue()?.success()?.ms()]))
+    each(begun, |(job, began)| {
+        Ok([began, job.epilogue()?.success()?.ms()])
+    })
 }
 
 fn each<T: Send, U: Send>(all: Vec<T>, act: impl Fn(T) -> Result<U> + Sync) -> Result<Vec<U>> {
@@ -289,7 +310,10 @@ fn each<T: Send, U: Send>(all: Vec<T>, act: impl Fn(T) -> Result<U> + Sync) -> R
 }
 
 pub fn waits(section: &mut Section, run: &Run) -> Result<()> {
-    const CASES: [&[&str]; 2] = [&["--gres=gpu:1", "true"], &["--gres=gpu:1", "--mps", "true"]];
+    const CASES: [&[&str]; 2] = [
+        &["--gres=gpu:1", "true"],
+        &["--gres=gpu:1", "--mps", "true"],
+    ];
     let options = slurm::options(vec![run.number as u32]);
     let times = slurm::on_bed(section, run, options, |_, bed, user| {
         in_turn(&CASES, run.pairs, |words, _| {
@@ -300,7 +324,11 @@ pub fn waits(section: &mut Section, run: &Run) -> Result<()> {
         })
     })?;
     let (plain, mps) = (&times[0], &times[1]);
-    let more: Vec<f64> = mps.iter().zip(plain).map(|(mps, plain)| mps - plain).collect();
+    let more: Vec<f64> = mps
+        .iter()
+        .zip(plain)
+        .map(|(mps, plain)| mps - plain)
+        .collect();
     section.times("srun_true_ms", plain);
     section.times("srun_mps_true_ms", mps);
     section.times("more_ms", &more);

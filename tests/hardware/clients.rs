@@ -1,4 +1,5 @@
-//! CUDA clients: several `mps-probe` at once, and what they report outside MPS and under a daemon that was started by hand.
+//! CUDA clients: several `mps-probe` at once, and what they report outside MPS and under a daemon
+//! that was started by hand.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -11,7 +12,8 @@ use serde_json::Value;
 use crate::result::Section;
 use crate::site::{self, Place, Run};
 
-/// A thread percentage is granted in units of two multiprocessors: 25 % of 132 gave 32 and 10 % gave 12 (recorded).
+/// A thread percentage is granted in units of two multiprocessors: 25 % of 132 gave 32 and 10 %
+/// gave 12 (recorded).
 const SM_UNIT: f64 = 2.0;
 
 /// How much less than the limit a client may get, in MiB: its context counts against the limit.
@@ -69,7 +71,8 @@ impl Client {
     }
 }
 
-/// Starts `count` clients with the limits and a rank each, waits until all have reported, calls `look`, and judges them.
+/// Starts `count` clients with the limits and a rank each, waits until all have reported, calls
+/// `look`, and judges them.
 pub fn at_once<T>(
     section: &mut Section,
     place: &Place,
@@ -81,7 +84,10 @@ pub fn at_once<T>(
     let start = |rank: usize| {
         let mut command = place.as_user(&probe, env);
         command.env("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string());
-        Running::start(command.args(limits.probe_options()).args(["--hold", "2"]), "")
+        Running::start(
+            command.args(limits.probe_options()).args(["--hold", "2"]),
+            "",
+        )
     };
     let started: Vec<Running> = (0..count).map(start).collect::<Result<_>>()?;
     let has_said = |client: &Running| client.stdout_so_far().ends_with('\n');
@@ -93,7 +99,9 @@ pub fn at_once<T>(
     let seen = look()?;
     let ended = started.into_iter();
     let ended = ended.map(|client| client.finish(Duration::from_secs(120)));
-    let clients = ended.map(|ran| read(ran?)).collect::<Result<Vec<Client>>>()?;
+    let clients = ended
+        .map(|ran| read(ran?))
+        .collect::<Result<Vec<Client>>>()?;
     judge(section, &clients, limits);
     if let Some(client) = clients.first() {
         section.fact("first_client", client.report.to_string());
@@ -107,7 +115,8 @@ pub fn alone(command: &mut Command) -> Result<Client> {
 
 fn read(ran: Ran) -> Result<Client> {
     let line = ran.stdout.lines().next().unwrap_or("");
-    let report = serde_json::from_str(line).with_context(|| format!("no report: {}", ran.story()))?;
+    let report =
+        serde_json::from_str(line).with_context(|| format!("no report: {}", ran.story()))?;
     Ok(Client {
         code: ran.code,
         complaint: ran.stderr.trim().to_owned(),
@@ -115,9 +124,12 @@ fn read(ran: Ran) -> Result<Client> {
     })
 }
 
-/// Reads the reports of several clients on one stream, a line each. `code` is the exit code of their launcher.
+/// Reads the reports of several clients on one stream, a line each. `code` is the exit code of
+/// their launcher.
 pub fn from_lines(stdout: &str, code: Option<i32>) -> Vec<Client> {
-    let reports = stdout.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let reports = stdout
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
     let client = |report| Client {
         code,
         complaint: String::new(),
@@ -126,7 +138,8 @@ pub fn from_lines(stdout: &str, code: Option<i32>) -> Vec<Client> {
     reports.map(client).collect()
 }
 
-/// Checks every client against the limits by the harness's own arithmetic, not only by the probe's exit code.
+/// Checks every client against the limits by the harness's own arithmetic, not only by the probe's
+/// exit code.
 pub fn judge(section: &mut Section, clients: &[Client], limits: &Limits) {
     let numbers = |key| -> Vec<Option<u64>> { clients.iter().map(|one| one.number(key)).collect() };
     let all = |values: &[Option<u64>], good: &dyn Fn(u64) -> bool| {
@@ -152,7 +165,11 @@ pub fn judge(section: &mut Section, clients: &[Client], limits: &Limits) {
     );
     let memsets = clients.iter();
     let memsets = memsets.filter(|one| one.report["gpus"][0]["memset_ok"] == true);
-    section.equal("memory read back as written", &memsets.count(), &clients.len());
+    section.equal(
+        "memory read back as written",
+        &memsets.count(),
+        &clients.len(),
+    );
     let complaints = clients.iter().map(|client| client.complaint.as_str());
     let complaints: Vec<&str> = complaints.filter(|text| !text.is_empty()).collect();
     if !complaints.is_empty() {
@@ -160,7 +177,8 @@ pub fn judge(section: &mut Section, clients: &[Client], limits: &Limits) {
     }
 }
 
-/// What a client outside MPS reports of the GPUs in `visible`. It looks for a daemon in a directory that does not exist.
+/// What a client outside MPS reports of the GPUs in `visible`. It looks for a daemon in a directory
+/// that does not exist.
 pub fn outside(run: &Run, visible: &str, options: &[&str]) -> Result<Client> {
     let mut env = site::base_env();
     let none = run.place.run.join("none").display().to_string();
@@ -179,7 +197,11 @@ pub fn bare(section: &mut Section, run: &Run) -> Result<u64> {
     section.check("a client without a daemon says so", is_outside, report);
     section.equal("UUID as nvidia-smi tells it", &client.word("uuid"), &uuid);
     let refused = outside(run, uuid, &["--require-mps"])?;
-    section.equal("--require-mps outside MPS: exit code", &refused.code, &Some(1));
+    section.equal(
+        "--require-mps outside MPS: exit code",
+        &refused.code,
+        &Some(1),
+    );
     client.sms()
 }
 

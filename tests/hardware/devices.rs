@@ -1,5 +1,6 @@
-//! Real GPUs under lists that are partial or against the order of the bus. The same job without MPS shows the right
-//! GPU. With MPS the job has that GPU, or is refused in a line that names both device files.
+//! Real GPUs under lists that are partial or against the order of the bus. The same job without MPS
+//! shows the right GPU. With MPS the job has that GPU, or is refused in a line that names both
+//! device files.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -45,7 +46,8 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         section.fact(&format!("nvidia{}", device.minor), device.uuid.clone());
     }
     let file = |device: &Device| format!("File=/dev/nvidia{}", device.minor);
-    let line = |(kind, device): &(&str, &Device)| format!("Name=gpu Type={kind} {}\n", file(device));
+    let line =
+        |(kind, device): &(&str, &Device)| format!("Name=gpu Type={kind} {}\n", file(device));
     let typed = |kinds: &[(&str, &Device)]| kinds.iter().map(line).collect::<String>();
     let mut lists = vec![
         List {
@@ -163,12 +165,19 @@ fn compare(
     let probe = place.staged("mps-probe")?.display().to_string();
     // What the job gets: its variables, and the device files that it can open.
     let look = "echo $SLURM_STEP_GPUS $CUDA_VISIBLE_DEVICES; for f in /dev/nvidia[0-9]*; do (: <$f) 2>/dev/null && echo $f; done; true";
-    let given = bed.srun(user, &[asked, "/bin/sh", "-c", look], SRUN)?.success()?;
+    let given = bed
+        .srun(user, &[asked, "/bin/sh", "-c", look], SRUN)?
+        .success()?;
     let given: Vec<&str> = given.stdout.split_whitespace().collect();
     section.fact(&format!("{what}: given"), given.join(" "));
-    let without = bed.srun(user, &[asked, &probe, "--json"], SRUN)?.success()?;
+    let without = bed
+        .srun(user, &[asked, &probe, "--json"], SRUN)?
+        .success()?;
     let without = uuids(&without.stdout)?;
-    let job = bed.spawn(user, &["srun", asked, "--mps", &probe, "--json", "--hold", "4"])?;
+    let job = bed.spawn(
+        user,
+        &["srun", asked, "--mps", &probe, "--json", "--hold", "4"],
+    )?;
     let servers = servers_while(&job, devices)?;
     let done = job.wait(SRUN)?;
     if done.code == Some(0) {

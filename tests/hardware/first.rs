@@ -1,5 +1,5 @@
-//! What a user waits for: from `srun` to the end of the last rank's first kernel, and to the end of `srun`. With
-//! `--mps` and without it, in turn on the same Slurm.
+//! What a user waits for: from `srun` to the end of the last rank's first kernel, and to the end of
+//! `srun`. With `--mps` and without it, in turn on the same Slurm.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -75,14 +75,21 @@ fn measure(section: &mut Section, run: &Run, bed: &Bed, user: &User, row: &Row) 
     let waits = format!("[slurm]\nwait = \"{}\"\n", row.wait);
     job::configure(&run.place, &waits)?;
     let pairs = run.pairs.div_ceil(row.part).max(2);
-    let times = in_turn(&["", "--mps"], pairs, |flag, _| one(run, bed, user, row, flag))?;
+    let times = in_turn(&["", "--mps"], pairs, |flag, _| {
+        one(run, bed, user, row, flag)
+    })?;
     let mut table = Table::new();
     for (key, value) in [("gpus", row.gpus), ("ranks", row.ranks), ("pairs", pairs)] {
         table.insert(key.into(), (value as i64).into());
     }
     table.insert("wait".into(), row.wait.into());
     for (part, name) in ["first_kernel", "srun"].into_iter().enumerate() {
-        let of = |side: usize| times[side].iter().map(|one| one[part]).collect::<Vec<f64>>();
+        let of = |side: usize| {
+            times[side]
+                .iter()
+                .map(|one| one[part])
+                .collect::<Vec<f64>>()
+        };
         let (plain, mps) = (of(0), of(1));
         let ratio = rounded(median(&mps) / median(&plain));
         table.insert(format!("{name}_ratio"), ratio.into());
@@ -113,7 +120,10 @@ fn measure(section: &mut Section, run: &Run, bed: &Bed, user: &User, row: &Row) 
 
 pub fn one(run: &Run, bed: &Bed, user: &User, row: &Row, flag: &str) -> Result<Times> {
     let load = run.place.staged("cuda-load")?.display().to_string();
-    let (gres, tasks) = (format!("--gres=gpu:{}", row.gpus), format!("-n{}", row.ranks));
+    let (gres, tasks) = (
+        format!("--gres=gpu:{}", row.gpus),
+        format!("-n{}", row.ranks),
+    );
     let mut words = vec![&*gres, &*tasks];
     words.extend([flag].into_iter().filter(|flag| !flag.is_empty()));
     words.extend([&*load, "--by-rank", "--after", "0", "--seconds", "0"]);
@@ -124,10 +134,17 @@ pub fn one(run: &Run, bed: &Bed, user: &User, row: &Row, flag: &str) -> Result<T
     let clients = ran.stdout.lines().filter(|line| line.starts_with('{'));
     let ends = clients.map(|line| {
         let client: Value = serde_json::from_str(line)?;
-        client["first_at"].as_f64().context("a client without 'first_at'")
+        client["first_at"]
+            .as_f64()
+            .context("a client without 'first_at'")
     });
     let ends = ends.collect::<Result<Vec<f64>>>()?;
-    ensure!(ends.len() == row.ranks, "{} clients: {}", ends.len(), ran.story());
+    ensure!(
+        ends.len() == row.ranks,
+        "{} clients: {}",
+        ends.len(),
+        ran.story()
+    );
     let last = ends.into_iter().fold(began, f64::max);
     Ok([rounded((last - began) * 1e3), ran.ms()])
 }
@@ -151,7 +168,11 @@ pub fn picture(section: &Table) -> Result<String> {
     let rows = section.get("rows").and_then(|rows| rows.as_array());
     let mut bars = Vec::new();
     for row in rows.context("no rows")? {
-        let number = |key: &str| row.get(key).and_then(|value| value.as_integer()).unwrap_or(0) as usize;
+        let number = |key: &str| {
+            row.get(key)
+                .and_then(|value| value.as_integer())
+                .unwrap_or(0) as usize
+        };
         let time = |key: &str| row.get(key).and_then(|value| value.as_float());
         if row.get("wait").and_then(|wait| wait.as_str()) != Some("task") {
             continue;

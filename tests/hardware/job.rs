@@ -102,7 +102,8 @@ impl<'a> Job<'a> {
         Ok(epilogue)
     }
 
-    /// Runs `mps-prologue` as the mom does: as root, with Torque's recorded arguments and this account string.
+    /// Runs `mps-prologue` as the mom does: as root, with Torque's recorded arguments and this
+    /// account string.
     pub fn prologue(&self, account: &str) -> Result<Ran> {
         self.open.set(true);
         let mut command = self.program("mps-prologue")?;
@@ -114,7 +115,13 @@ impl<'a> Job<'a> {
     pub fn epilogue(&self) -> Result<Ran> {
         let mut command = self.program("mps-epilogue")?;
         let (session, used) = ("4242", "cput=00:00:01,mem=0kb,vmem=0kb,walltime=00:00:02");
-        command.args([&self.id, &self.place.user.name, &self.group, "job1", session]);
+        command.args([
+            &self.id,
+            &self.place.user.name,
+            &self.group,
+            "job1",
+            session,
+        ]);
         command.args([&self.nodes, used, "batch", ACCOUNT, "0"]);
         let ran = child::run(&mut command, "", PROGRAM)?;
         self.open.set(false);
@@ -147,8 +154,8 @@ impl<'a> Job<'a> {
         let mut command = self.user_mpsctl(env.clone())?;
         command.args(["env", "--shell", "json", "--job", &self.id]);
         let ran = child::run(&mut command, "", Duration::from_secs(10))?.success()?;
-        let changes: BTreeMap<String, Option<String>> =
-            serde_json::from_str(&ran.stdout).with_context(|| format!("mpsctl env wrote {}", ran.stdout))?;
+        let changes: BTreeMap<String, Option<String>> = serde_json::from_str(&ran.stdout)
+            .with_context(|| format!("mpsctl env wrote {}", ran.stdout))?;
         for (name, value) in changes {
             match value {
                 Some(value) => env.insert(name, value),
@@ -162,7 +169,8 @@ impl<'a> Job<'a> {
         Ok(self.with_config(Command::new(self.place.staged("mpsctl")?)))
     }
 
-    /// `mpsctl exec --`, as the user in a task of the job. Its environment has only `env` and the job's name.
+    /// `mpsctl exec --`, as the user in a task of the job. Its environment has only `env` and the
+    /// job's name.
     pub fn exec(&self, env: BTreeMap<String, String>) -> Result<Command> {
         let mut command = self.user_mpsctl(env)?;
         command.args(["exec", "--"]);
@@ -238,11 +246,16 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
 pub fn ask(place: &Place, env: &BTreeMap<String, String>, question: &str) -> Result<String> {
     let control = site::program("nvidia-cuda-mps-control")?;
     let mut command = place.as_user(&control, env);
-    let ran = child::run(&mut command, &format!("{question}\n"), Duration::from_secs(10))?;
+    let ran = child::run(
+        &mut command,
+        &format!("{question}\n"),
+        Duration::from_secs(10),
+    )?;
     Ok(ran.success()?.stdout.trim().to_owned())
 }
 
-/// The cost of an idle `mpsd`: wake-ups in two seconds, and its share of memory as the kernel counts it.
+/// The cost of an idle `mpsd`: wake-ups in two seconds, and its share of memory as the kernel
+/// counts it.
 fn idle(section: &mut Section, directory: &Path) -> Result<()> {
     let journal = fs::read_to_string(directory.join("journal"))?;
     let journal: serde_json::Value = serde_json::from_str(&journal)?;
@@ -262,7 +275,11 @@ fn idle(section: &mut Section, directory: &Path) -> Result<()> {
     section.equal("wake-ups of mpsd in 2 s", &turns()?, &before);
     section.fact("mpsd_rss_kib", number("status", "VmRSS:")? as i64);
     let kib = number("smaps_rollup", "Pss:")?;
-    section.check("mpsd takes 3 MiB at most", kib <= 3 * 1024, format!("{kib} KiB"));
+    section.check(
+        "mpsd takes 3 MiB at most",
+        kib <= 3 * 1024,
+        format!("{kib} KiB"),
+    );
     Ok(())
 }
 
@@ -275,7 +292,11 @@ fn read_back(
 ) -> Result<()> {
     let ask = |question: &str| ask(place, env, question);
     let threads = ask("get_default_active_thread_percentage")?.parse().ok();
-    section.equal("read back: thread percentage", &threads, &Some(limits.percent));
+    section.equal(
+        "read back: thread percentage",
+        &threads,
+        &Some(limits.percent),
+    );
     let memory = ask(&format!("get_default_device_pinned_mem_limit {}", gpu.uuid))?;
     let memory = mebibytes(&memory);
     section.equal("read back: memory limit", &memory, &Some(limits.memory_mib));
@@ -305,7 +326,8 @@ pub fn server_log(section: &mut Section, directory: &Path, gpu: &str, limits: &L
 
 fn all_text(directory: &Path) -> String {
     let entries = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten();
-    let logs = entries(directory).filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
+    let logs =
+        entries(directory).filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
     let files = logs.flat_map(|log| entries(&log.path()));
     let regular = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()));
     let text = |file: fs::DirEntry| fs::read(file.path()).unwrap_or_default();
@@ -319,9 +341,16 @@ fn eight_clients(
     env: &BTreeMap<String, String>,
     limits: &Limits,
 ) -> Result<()> {
-    let apps = || site::smi(&["--query-compute-apps=pid,process_name", "--format=csv,noheader"]);
+    let apps = || {
+        site::smi(&[
+            "--query-compute-apps=pid,process_name",
+            "--format=csv,noheader",
+        ])
+    };
     let (clients, apps) = clients::at_once(section, place, env, (CLIENTS, limits), apps)?;
-    let pids = clients.iter().map(|client| format!("{},", client.report["pid"]));
+    let pids = clients
+        .iter()
+        .map(|client| format!("{},", client.report["pid"]));
     let listed = pids.filter(|pid| apps.lines().any(|line| line.starts_with(pid)));
     section.equal(
         "clients that nvidia-smi lists while they run",

@@ -1,4 +1,5 @@
-//! The benchmarks of throughput: programs that count during the same seconds, started by `srun` or by `mpsctl sweep`.
+//! The benchmarks of throughput: programs that count during the same seconds, started by `srun` or
+//! by `mpsctl sweep`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +27,8 @@ const SIMULATION: Duration = Duration::from_secs(120);
 /// From the command until all clients of small kernels count, and how long they count. Seconds.
 const UP: f64 = 6.0;
 const COUNT: f64 = 2.0;
-/// How long a simulation counts. It warms up for 9 s before and continues, so that all count at the same time. Seconds.
+/// How long a simulation counts. It warms up for 9 s before and continues, so that all count at the
+/// same time. Seconds.
 const SIMULATED: &str = "6";
 const INPUT: &str = "system.xml";
 /// Clients at once that a sweep tries, and the longest time for it.
@@ -152,12 +154,25 @@ fn judge(section: &mut Section, load: &Load, row: &Row, program: &Program<'_>) {
         section.check(what, part >= reach, seen);
     }
     if let Some(expected) = load.each {
-        section.equal(format!("{name}: on each GPU"), &each, &vec![expected; load.gpus]);
+        section.equal(
+            format!("{name}: on each GPU"),
+            &each,
+            &vec![expected; load.gpus],
+        );
     }
 }
 
-fn start(run: &Run, bed: &Bed, user: &User, program: &Program<'_>, load: &Load) -> Result<Vec<Client>> {
-    let (gres, tasks) = (format!("--gres=gpu:{}", load.gpus), format!("-n{}", load.clients));
+fn start(
+    run: &Run,
+    bed: &Bed,
+    user: &User,
+    program: &Program<'_>,
+    load: &Load,
+) -> Result<Vec<Client>> {
+    let (gres, tasks) = (
+        format!("--gres=gpu:{}", load.gpus),
+        format!("-n{}", load.clients),
+    );
     let mut words = vec![gres, tasks];
     // One option says that MPS is on, and how.
     let says_mps = load.flags.iter().any(|flag| flag.starts_with("--mps="));
@@ -181,20 +196,31 @@ fn start(run: &Run, bed: &Bed, user: &User, program: &Program<'_>, load: &Load) 
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let said = bed.srun(user, &words, limit)?.success()?.stdout;
     let clients = said.lines().filter_map(|line| match program {
-        Program::Kernels => line.starts_with('{').then(|| Ok(serde_json::from_str(line)?)),
-        Program::OpenMm(_) => line.contains(" ns/day").then(|| simulation(line, &run.gpus)),
+        Program::Kernels => line
+            .starts_with('{')
+            .then(|| Ok(serde_json::from_str(line)?)),
+        Program::OpenMm(_) => line
+            .contains(" ns/day")
+            .then(|| simulation(line, &run.gpus)),
     });
     let mut clients = clients.collect::<Result<Vec<Client>>>()?;
     clients.sort_by_key(|client| client.rank);
     Ok(clients)
 }
 
-/// A simulation's line: `612.3 ns/day (late) on GPU-…`. The daemon's numbers are in the order of the bus, like nvidia-smi's.
+/// A simulation's line: `612.3 ns/day (late) on GPU-…`. The daemon's numbers are in the order of
+/// the bus, like nvidia-smi's.
 pub fn simulation(line: &str, gpus: &[Gpu]) -> Result<Client> {
-    let figure = line.split_whitespace().next().and_then(|word| word.parse().ok());
+    let figure = line
+        .split_whitespace()
+        .next()
+        .and_then(|word| word.parse().ok());
     let listed = line.rsplit_once(" on ").map(|(_, listed)| listed.trim());
     let listed = listed.with_context(|| format!("no GPU in '{line}'"))?;
-    let numbered = listed.parse::<usize>().ok().and_then(|number| gpus.get(number));
+    let numbered = listed
+        .parse::<usize>()
+        .ok()
+        .and_then(|number| gpus.get(number));
     Ok(Client {
         per_second: figure.with_context(|| format!("no figure in '{line}'"))?,
         late: line.contains("(late)"),
@@ -203,7 +229,8 @@ pub fn simulation(line: &str, gpus: &[Gpu]) -> Result<Client> {
     })
 }
 
-/// OpenMM, eight simulations on each GPU. With the default binding they must reach [`REACH`] of as many times one GPU.
+/// OpenMM, eight simulations on each GPU. With the default binding they must reach [`REACH`] of as
+/// many times one GPU.
 pub fn several(section: &mut Section, run: &Run) -> Result<()> {
     let most = run.gpus.len();
     let unbound = Some("--mps-bind=none");
@@ -231,7 +258,13 @@ pub fn several(section: &mut Section, run: &Run) -> Result<()> {
     let mut options = slurm::options((0..most as u32).collect());
     options.cpus = std::thread::available_parallelism()?.get() as u32;
     let rows = slurm::on_bed(section, run, options, |section, bed, user| {
-        table(section, run, (bed, user), &Program::OpenMm(&dynamics), &loads)
+        table(
+            section,
+            run,
+            (bed, user),
+            &Program::OpenMm(&dynamics),
+            &loads,
+        )
     })?;
     let figures = cases.iter().zip(&rows).map(|((gpus, choice, flag), row)| {
         json!({
@@ -252,8 +285,12 @@ pub fn several(section: &mut Section, run: &Run) -> Result<()> {
 
 /// Installs the package's wheels for this run; whether it has any.
 pub fn wheels(run: &Run, python: &Path) -> Result<bool> {
-    let entries = fs::read_dir(run.package.join("wheels")).into_iter().flatten();
-    let wheels: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    let entries = fs::read_dir(run.package.join("wheels"))
+        .into_iter()
+        .flatten();
+    let wheels: Vec<PathBuf> = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
     if wheels.is_empty() {
         return Ok(false);
     }
@@ -285,10 +322,14 @@ impl Dynamics {
         format!("/usr/bin/env {variables}{python} {script} {verb} {input} {seconds} ")
     }
 
-    /// Installs OpenMM for this run and makes its input; `None` if the package lacks it or the machine lacks Python.
+    /// Installs OpenMM for this run and makes its input; `None` if the package lacks it or the
+    /// machine lacks Python.
     pub fn prepare(section: &mut Section, run: &Run, home: &Path) -> Result<Option<Self>> {
         let python = site::python().ok();
-        let installed = python.as_deref().map(|python| wheels(run, python)).transpose()?;
+        let installed = python
+            .as_deref()
+            .map(|python| wheels(run, python))
+            .transpose()?;
         let (Some(python), Some(true)) = (python, installed) else {
             let why = "no wheels in the package, or no python3 in PATH";
             section.fact("openmm_left_out", why);
@@ -399,7 +440,13 @@ fn swept(
     Ok(found)
 }
 
-fn confirm(section: &mut Section, run: &Run, home: &Path, found: &Value, dynamics: &[String]) -> Result<()> {
+fn confirm(
+    section: &mut Section,
+    run: &Run,
+    home: &Path,
+    found: &Value,
+    dynamics: &[String],
+) -> Result<()> {
     let rows = found["rows"].as_array().context("rows")?;
     let figure = |row: &Value| row["throughput"].as_f64().unwrap_or(0.0);
     let under = rows.iter().filter(|row| row["mps"] == true);
@@ -426,9 +473,15 @@ fn confirm(section: &mut Section, run: &Run, home: &Path, found: &Value, dynamic
     job.epilogue()?.success()?;
     let expected = figure(best);
     ensure!(expected > 0.0, "the best has no figure");
-    let name = format!("a job with {account} and {clients} simulations does within {CONFIRMED} of the sweep");
+    let name = format!(
+        "a job with {account} and {clients} simulations does within {CONFIRMED} of the sweep"
+    );
     let is_so = (sum / expected - 1.0).abs() <= CONFIRMED;
-    section.check(name, is_so, format!("{sum:.0} ns/day, the sweep {expected:.0}"));
+    section.check(
+        name,
+        is_so,
+        format!("{sum:.0} ns/day, the sweep {expected:.0}"),
+    );
     Ok(())
 }
 
@@ -448,7 +501,10 @@ mod tests {
                 .map(|one| (one.per_second, one.late, one.uuid))
                 .ok()
         };
-        assert_eq!(read("612.3 ns/day on 1"), Some((612.3, false, "GPU-b".into())));
+        assert_eq!(
+            read("612.3 ns/day on 1"),
+            Some((612.3, false, "GPU-b".into()))
+        );
         let late = Some((5.0, true, "GPU-a".into()));
         assert_eq!(read("5.0 ns/day (late) on GPU-a"), late);
         assert_eq!(read("5.0 ns/day"), None);

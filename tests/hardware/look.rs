@@ -1,4 +1,5 @@
-//! The independent look: what `ps`, `ls` and `nvidia-smi` see, before and after. It uses none of the project's code.
+//! The independent look: what `ps`, `ls` and `nvidia-smi` see, before and after. It uses none of
+//! the project's code.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -37,12 +38,18 @@ impl Look {
         look.list("-A1", Path::new("/run/mpsd"))?;
         look.list("-A1R", run)?;
         look.groups(Path::new("/sys/fs/cgroup"), 4);
-        for app in site::smi(&["--query-compute-apps=pid,process_name", "--format=csv,noheader"])?.lines() {
+        for app in site::smi(&[
+            "--query-compute-apps=pid,process_name",
+            "--format=csv,noheader",
+        ])?
+        .lines()
+        {
             look.lines.insert(format!("gpu process {app}"));
         }
         for gpu in site::gpus()? {
             let (uuid, mode) = (gpu.uuid, gpu.mode);
-            look.lines.insert(format!("compute mode of {uuid} is {mode}"));
+            look.lines
+                .insert(format!("compute mode of {uuid} is {mode}"));
         }
         for mount in std::fs::read_to_string("/proc/self/mountinfo")?.lines() {
             let at = mount.split(' ').nth(4).unwrap_or(mount);
@@ -79,7 +86,10 @@ impl Look {
         }
         let at = directory.display().to_string();
         let mut within = at.clone();
-        for line in run("ls", &[how, &at])?.lines().filter(|line| !line.is_empty()) {
+        for line in run("ls", &[how, &at])?
+            .lines()
+            .filter(|line| !line.is_empty())
+        {
             match line.strip_suffix(':') {
                 Some(deeper) if deeper.starts_with(&at) => within = deeper.to_owned(),
                 _ => drop(self.lines.insert(format!("file {within}/{line}"))),
@@ -91,7 +101,8 @@ impl Look {
     fn groups(&mut self, directory: &Path, depth: usize) {
         let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-            self.lines.insert(format!("cgroup {}", entry.path().display()));
+            self.lines
+                .insert(format!("cgroup {}", entry.path().display()));
             if depth > 0 {
                 self.groups(&entry.path(), depth - 1);
             }
@@ -103,14 +114,15 @@ impl Look {
         let new = self.lines.difference(&before.lines);
         let gone = before.lines.difference(&self.lines);
         let new = new.map(|line| format!("new: {line}"));
-        new.chain(gone.map(|line| format!("gone: {line}"))).collect()
+        new.chain(gone.map(|line| format!("gone: {line}")))
+            .collect()
     }
 }
 
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// Runs `act`, waits until the machine looks as before, and records the result. What the run directory keeps between
-/// jobs by design does not count.
+/// Runs `act`, waits until the machine looks as before, and records the result. What the run
+/// directory keeps between jobs by design does not count.
 pub fn unchanged(section: &mut Section, all: &Run, act: Act) -> Result<()> {
     let run = &all.place.run;
     let before = Look::take(run)?;
@@ -125,16 +137,18 @@ pub fn unchanged(section: &mut Section, all: &Run, act: Act) -> Result<()> {
         line.starts_with(&pruned) || allowed.iter().any(is)
     };
     let (mut left, mut defunct) = (Vec::new(), Vec::new());
-    child::until(SETTLED, Duration::from_millis(100), || match Look::take(run) {
-        Ok(look) => {
-            left = look.against(&before);
-            left.retain(|line| !keeps(line));
-            defunct = look.defunct;
-            left.is_empty()
-        }
-        Err(e) => {
-            left = vec![format!("could not look: {e:#}")];
-            false
+    child::until(SETTLED, Duration::from_millis(100), || {
+        match Look::take(run) {
+            Ok(look) => {
+                left = look.against(&before);
+                left.retain(|line| !keeps(line));
+                defunct = look.defunct;
+                left.is_empty()
+            }
+            Err(e) => {
+                left = vec![format!("could not look: {e:#}")];
+                false
+            }
         }
     })?;
     let seen = if left.is_empty() {
@@ -142,14 +156,19 @@ pub fn unchanged(section: &mut Section, all: &Run, act: Act) -> Result<()> {
     } else {
         left.join("; ")
     };
-    section.check("independent look (ps, ls, nvidia-smi)", left.is_empty(), seen);
+    section.check(
+        "independent look (ps, ls, nvidia-smi)",
+        left.is_empty(),
+        seen,
+    );
     if !defunct.is_empty() {
         section.fact("ended_but_not_collected_by_pid_1", defunct.join("\n"));
     }
     Ok(())
 }
 
-/// What the run directory keeps until the next boot: its directories, the GPU's lock file, users' reports.
+/// What the run directory keeps until the next boot: its directories, the GPU's lock file, users'
+/// reports.
 fn kept(run: &Path, gpu: &str) -> Vec<PathBuf> {
     let own = [
         "mpsd",

@@ -1,5 +1,6 @@
-//! The project against a real GPU. Nothing here changes a GPU's setting (`compute_mode = "keep"`), provokes a fault or
-//! resets it. It runs without cargo: `cargo xtask hardware --pack DIR` puts everything it needs into one folder.
+//! The project against a real GPU. Nothing here changes a GPU's setting (`compute_mode = "keep"`),
+//! provokes a fault or resets it. It runs without cargo: `cargo xtask hardware --pack DIR` puts
+//! everything it needs into one folder.
 
 mod auto;
 mod bench;
@@ -38,14 +39,16 @@ use result::{Outcome, Section};
 use runner::sweep::plot;
 use site::{Place, Run};
 
-/// Runs the project against the GPU of this machine. Needs root and NVIDIA's driver; changes no setting of the GPU.
-/// Exit codes: 0 every check held, 1 a check failed, 2 the run could not be made.
+/// Runs the project against the GPU of this machine. Needs root and NVIDIA's driver; changes no
+/// setting of the GPU. Exit codes: 0 every check held, 1 a check failed, 2 the run could not be
+/// made.
 #[derive(Debug, Parser)]
 #[command(name = "hardware", version)]
 struct Options {
     #[command(subcommand)]
     part: Option<Part>,
-    /// Directory for the result (hardware.toml and what belongs to it); without it the text goes to standard output only
+    /// Directory for the result (hardware.toml and what belongs to it); without it the text goes to
+    /// standard output only
     #[arg(long, global = true, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Directory of the programs; the default is this program's own
@@ -69,7 +72,8 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'auto', 'first-kernel', 'sight', 'timeline', 'many', 'gain', 'inference', 'recipes', 'programs', 'several', 'shared', 'pack', 'report' (the default)
+    /// Everything but 'auto', 'first-kernel', 'sight', 'timeline', 'many', 'gain', 'inference',
+    /// 'recipes', 'programs', 'several', 'shared', 'pack', 'report' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -77,43 +81,58 @@ enum Part {
     Job,
     /// A job with static partitions, or its refusal where the driver has none
     Partitions,
-    /// Times of pairs: NVIDIA's programs by the shortest means, alone and beside NVML, a job, and an earlier build's if packed (1 minute)
+    /// Times of pairs: NVIDIA's programs by the shortest means, alone and beside NVML, a job, and
+    /// an earlier build's if packed (1 minute)
     Pairs,
-    /// From srun to the first kernel's end, with --mps and without, 1 to 16 ranks (4 minutes with 20 pairs)
+    /// From srun to the first kernel's end, with --mps and without, 1 to 16 ranks (4 minutes with
+    /// 20 pairs)
     FirstKernel,
-    /// A start from sleep: NVIDIA's own with all GPUs seen and with the job's alone, and ours; one rank's first kernel (3 minutes with 9 pairs)
+    /// A start from sleep: NVIDIA's own with all GPUs seen and with the job's alone, and ours; one
+    /// rank's first kernel (3 minutes with 9 pairs)
     Sight,
     /// Who takes each millisecond of a begin and an end, alone and under Slurm (40 seconds)
     Timeline,
     /// The same job through a real Slurm: srun --mps
     Slurm,
-    /// Job scripts in a partition of 'auto' beside the same without us: an MPS of their own, 8 ranks with 32 connections, 56 programs (3 minutes)
+    /// Job scripts in a partition of 'auto' beside the same without us: an MPS of their own, 8
+    /// ranks with 32 connections, 56 programs (3 minutes)
     Auto,
     /// 'srun --mps true' against 'srun true' on the real GPU, in turn (1 minute)
     Waits,
-    /// Two GPUs, listed partly and against the order of the bus: MPS on the GPU that the job has without it
+    /// Two GPUs, listed partly and against the order of the bus: MPS on the GPU that the job has
+    /// without it
     Devices,
     /// MPS on MIG devices, where the machine has some: what is documented and not verified
     Mig,
-    /// All GPUs of the machine: jobs that start and end at once, load, a full GPU beside busy ones (3 minutes)
+    /// All GPUs of the machine: jobs that start and end at once, load, a full GPU beside busy ones
+    /// (3 minutes)
     Many,
-    /// What MPS brings: 'mpsctl sweep' with OpenMM and with small kernels, 1 to 16 clients (8 minutes)
+    /// What MPS brings: 'mpsctl sweep' with OpenMM and with small kernels, 1 to 16 clients (8
+    /// minutes)
     Gain,
-    /// What MPS brings to PyTorch, where the machine has it: 'mpsctl sweep' with requests and their times, 1, 4 and 8 clients (3 minutes)
+    /// What MPS brings to PyTorch, where the machine has it: 'mpsctl sweep' with requests and their
+    /// times, 1, 4 and 8 clients (3 minutes)
     Inference,
-    /// The recipes for PyTorch, JAX, CuPy, NCCL and MPI, where the machine has them: four ranks on one GPU (90 seconds at most)
+    /// The recipes for PyTorch, JAX, CuPy, NCCL and MPI, where the machine has them: four ranks on
+    /// one GPU (90 seconds at most)
     Recipes,
-    /// Real programs without and with MPS, one rank and four on a GPU: answers and throughput (8 minutes, or --budget)
+    /// Real programs without and with MPS, one rank and four on a GPU: answers and throughput (8
+    /// minutes, or --budget)
     Programs,
-    /// OpenMM on one, two and all GPUs of the machine, bound, unbound and as the default has it (5 minutes)
+    /// OpenMM on one, two and all GPUs of the machine, bound, unbound and as the default has it (5
+    /// minutes)
     Several,
-    /// Jobs of a user on one GPU with shards: OpenMM without MPS, with one each, with one for all; joins and leaves (5 minutes)
+    /// Jobs of a user on one GPU with shards: OpenMM without MPS, with one each, with one for all;
+    /// joins and leaves (5 minutes)
     Shared,
-    /// 'mpsctl pack': 64 OpenMM commands of unlike length on all GPUs of the machine, -n auto against fixed numbers (5 minutes)
+    /// 'mpsctl pack': 64 OpenMM commands of unlike length on all GPUs of the machine, -n auto
+    /// against fixed numbers (5 minutes)
     Pack,
-    /// Reports of wasteful jobs and of a good one, what their advice brings, and what measuring costs (200 seconds)
+    /// Reports of wasteful jobs and of a good one, what their advice brings, and what measuring
+    /// costs (200 seconds)
     Report,
-    /// What status, report and explain show of clients, a killed one, one too many and an ended server
+    /// What status, report and explain show of clients, a killed one, one too many and an ended
+    /// server
     Seen,
 }
 
@@ -121,7 +140,8 @@ enum Part {
 struct Step {
     part: Part,
     name: &'static str,
-    /// With fewer GPUs it is left out. With one or more, the machine must look afterwards as before.
+    /// With fewer GPUs it is left out. With one or more, the machine must look afterwards as
+    /// before.
     gpus: usize,
     act: Act,
 }
@@ -192,7 +212,9 @@ fn run(options: Options) -> Result<bool> {
         Some(folder) => folder,
         None => {
             let own = std::env::current_exe()?;
-            own.parent().context("this program has no directory")?.to_owned()
+            own.parent()
+                .context("this program has no directory")?
+                .to_owned()
         }
     };
     let mut run = Run {
@@ -210,7 +232,8 @@ fn run(options: Options) -> Result<bool> {
         programs: options.programs,
     };
     run.place.stage(&run.package)?;
-    // The bare client also reports the number of multiprocessors, from which the shares are computed.
+    // The bare client also reports the number of multiprocessors, from which the shares are
+    // computed.
     let mut device_sms = 0;
     carry_out(&mut outcome, "outside_mps", |section| {
         device_sms = clients::bare(section, &run)?;
@@ -218,10 +241,13 @@ fn run(options: Options) -> Result<bool> {
     })?;
     run.limits.device_sms = device_sms;
     let part = options.part.unwrap_or(Part::All);
-    let chosen = STEPS.iter().enumerate().filter(|(number, step)| match part {
-        Part::All => *number < WHOLE,
-        part => step.part == part,
-    });
+    let chosen = STEPS
+        .iter()
+        .enumerate()
+        .filter(|(number, step)| match part {
+            Part::All => *number < WHOLE,
+            part => step.part == part,
+        });
     for (_, step) in chosen {
         carry_out(&mut outcome, step.name, |section| match step.gpus {
             0 => (step.act)(section, &run),
@@ -254,7 +280,9 @@ fn draw(result: &Path, out: &Path) -> Result<()> {
         }
         false => {
             let result: toml::Table = toml::from_str(&text)?;
-            let section = result.get("first_kernel").and_then(|section| section.as_table());
+            let section = result
+                .get("first_kernel")
+                .and_then(|section| section.as_table());
             let section = section.context("the result has no section 'first_kernel'")?;
             ("first-kernel", first::picture(section)?)
         }
@@ -279,7 +307,8 @@ fn carry_out(
     child::go_on()
 }
 
-/// The contract suite against NVIDIA's control daemon, with the same tests as against the double: the result of each belief.
+/// The contract suite against NVIDIA's control daemon, with the same tests as against the double:
+/// the result of each belief.
 fn contract(section: &mut Section, run: &Run) -> Result<()> {
     let place = &run.place;
     let mut command = Command::new(place.staged("contract")?);

@@ -1,4 +1,5 @@
-//! All GPUs of one host: jobs at once, their load, the GPU near a task's core, and a full GPU beside busy ones.
+//! All GPUs of one host: jobs at once, their load, the GPU near a task's core, and a full GPU
+//! beside busy ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -49,14 +50,19 @@ fn full(section: &mut Section, run: &Run) -> Result<()> {
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
     let begin = Instant::now();
-    let busy: Result<Vec<_>> = jobs[1..].iter().map(|job| start(job, now + 2.0, 8.0)).collect();
+    let busy: Result<Vec<_>> = jobs[1..]
+        .iter()
+        .map(|job| start(job, now + 2.0, 8.0))
+        .collect();
     let crowd: Result<Vec<_>> = (0..MOST).map(|_| start(&jobs[0], now + 6.0, 3.0)).collect();
     child::pause(Duration::from_secs(5).saturating_sub(begin.elapsed()))?;
     let extra = start(&jobs[0], now, 0.1)?.finish(Duration::from_secs(30))?;
     let name = format!("client {} of a GPU is refused", MOST + 1);
     section.check(name, extra.code == Some(1), extra.story());
     let ended = |running: Vec<Running>| -> Result<Vec<String>> {
-        let ended = running.into_iter().map(|one| one.finish(Duration::from_secs(60)));
+        let ended = running
+            .into_iter()
+            .map(|one| one.finish(Duration::from_secs(60)));
         let failed = ended.filter_map(|ran| match ran {
             Ok(ran) if ran.code == Some(0) => None,
             Ok(ran) => Some(Ok(ran.story())),
@@ -91,7 +97,8 @@ fn under_load(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Resul
     Ok(())
 }
 
-/// A task's core, and the GPU that `closest` binds it to: `nvidia-smi topo -m` lists that core with that GPU.
+/// A task's core, and the GPU that `closest` binds it to: `nvidia-smi topo -m` lists that core with
+/// that GPU.
 fn near(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Result<()> {
     let gpus = &run.gpus;
     let lists = nearby(&site::smi(&["topo", "-m"])?, gpus.len());
@@ -105,7 +112,10 @@ fn near(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Result<()> 
     let tasks = format!("-n{}", 2 * gpus.len());
     let mut words = vec![&*gres, &tasks, "-l", "--cpu-bind=cores", "--mps"];
     words.extend(["--mps-bind=closest", "/bin/sh", "-c", &script]);
-    let said = bed.srun(user, &words, Duration::from_secs(90))?.success()?.stdout;
+    let said = bed
+        .srun(user, &words, Duration::from_secs(90))?
+        .success()?
+        .stdout;
     let (mut cores, mut on) = (BTreeMap::new(), BTreeMap::new());
     for (task, text) in said.lines().filter_map(|line| line.split_once(": ")) {
         if let Some(list) = text.strip_prefix("Cpus_allowed_list:") {
@@ -121,7 +131,10 @@ fn near(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Result<()> 
             bail!("task {task} is on '{uuid}'");
         };
         let own = cores.get(task).cloned().unwrap_or_default();
-        let best = lists.iter().map(|list| list.intersection(&own).count()).max();
+        let best = lists
+            .iter()
+            .map(|list| list.intersection(&own).count())
+            .max();
         section.equal(
             format!("task {task}: its cores near its GPU, as the best of all GPUs"),
             &Some(lists[place].intersection(&own).count()),
@@ -133,7 +146,12 @@ fn near(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Result<()> 
 
 fn nearby(topology: &str, gpus: usize) -> Vec<BTreeSet<u32>> {
     let mut rows = topology.lines();
-    let header: Vec<&str> = rows.next().unwrap_or("").split('\t').map(str::trim).collect();
+    let header: Vec<&str> = rows
+        .next()
+        .unwrap_or("")
+        .split('\t')
+        .map(str::trim)
+        .collect();
     let Some(column) = header.iter().position(|name| name.contains("CPU Affinity")) else {
         return Vec::new();
     };

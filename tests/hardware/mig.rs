@@ -1,4 +1,5 @@
-//! MPS on MIG devices as documented (docs/facts/mps-control.md#mig). It makes and removes no MIG device and changes no mode.
+//! MPS on MIG devices as documented (docs/facts/mps-control.md#mig). It makes and removes no MIG
+//! device and changes no mode.
 
 use anyhow::Result;
 
@@ -12,7 +13,8 @@ const ACCOUNT: &str = "MPS=true,MPS_THREADS=50,MPS_MEM=1G";
 /// The smallest device takes more.
 const CLIENTS: usize = 2;
 
-/// One job on a MIG device, and one on two; without MIG devices it says that all of this stays unverified.
+/// One job on a MIG device, and one on two; without MIG devices it says that all of this stays
+/// unverified.
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let devices = devices(&site::smi(&["-L"])?);
     section.fact("mig_devices", devices.len() as i64);
@@ -53,20 +55,29 @@ pub fn devices(list: &str) -> Vec<String> {
     list.lines().filter_map(uuid).collect()
 }
 
-/// One job on one device: limits by index 0, proved by its clients; the compute mode is not touched.
+/// One job on one device: limits by index 0, proved by its clients; the compute mode is not
+/// touched.
 fn one(section: &mut Section, place: &Place, mig: &Gpu, limits: &Limits) -> Result<()> {
     let job = Job::named(place, mig, JOB)?;
     job.begin(section, "MIG: ", ACCOUNT)?;
     let env = job.environment()?;
     let visible = env.get("CUDA_VISIBLE_DEVICES");
-    section.equal("MIG: CUDA_VISIBLE_DEVICES of a task", &visible, &Some(&mig.uuid));
+    section.equal(
+        "MIG: CUDA_VISIBLE_DEVICES of a task",
+        &visible,
+        &Some(&mig.uuid),
+    );
     job::server_log(section, &job.directory(), "0", limits);
     let look = || site::smi(&[]);
     let (clients, processes) = clients::at_once(section, place, &env, (CLIENTS, limits), look)?;
     section.fact("mig_processes", processes);
     let listed = |client: &&Client| client.report["gpus"][0]["mps_listed"] == true;
     let listed = clients.iter().filter(listed).count();
-    section.equal("MIG: clients in NVML's list of the device", &listed, &CLIENTS);
+    section.equal(
+        "MIG: clients in NVML's list of the device",
+        &listed,
+        &CLIENTS,
+    );
     job.end(section, "MIG: ")?;
     Ok(())
 }

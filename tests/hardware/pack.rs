@@ -1,4 +1,5 @@
-//! `mpsctl pack -n auto` against fixed numbers of commands at once: OpenMM simulations of unlike length.
+//! `mpsctl pack -n auto` against fixed numbers of commands at once: OpenMM simulations of unlike
+//! length.
 
 use std::fs;
 use std::time::Duration;
@@ -15,7 +16,8 @@ use crate::site::{self, Gpu, Run};
 /// Steps of the commands, repeated.
 const STEPS: [u32; 8] = [10_000, 3_000, 19_000, 6_000, 3_000, 19_000, 6_000, 10_000];
 const COMMANDS: usize = 64;
-/// Commands at once on each GPU, and how many of all run. The slow ones run only a part, and their time is scaled.
+/// Commands at once on each GPU, and how many of all run. The slow ones run only a part, and their
+/// time is scaled.
 const FIXED: [(u32, usize); 4] = [(4, 16), (8, COMMANDS), (16, COMMANDS), (24, COMMANDS)];
 /// One at a time on one GPU.
 const SINGLE: usize = 4;
@@ -58,7 +60,11 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         eprintln!("hardware: pack, {}", mode.name);
         let told = packed(run, &job, &dynamics, mode, place)?;
         let all = told["succeeded"].as_u64() == Some(mode.commands as u64);
-        section.check(format!("{}: all succeeded", mode.name), all, told.to_string());
+        section.check(
+            format!("{}: all succeeded", mode.name),
+            all,
+            told.to_string(),
+        );
         let seconds = told["seconds"].as_f64().context("seconds")?;
         let scaled = seconds * COMMANDS as f64 / mode.commands as f64;
         rows.push(json!({
@@ -72,7 +78,10 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         }));
         section.fact(
             &mode.name,
-            format!("{scaled:.1} s ({} commands took {seconds:.1} s)", mode.commands),
+            format!(
+                "{scaled:.1} s ({} commands took {seconds:.1} s)",
+                mode.commands
+            ),
         );
     }
     job.end(section, "")?;
@@ -112,7 +121,13 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
 }
 
 /// What `mpsctl pack --json` says of this mode.
-fn packed(run: &Run, job: &Job<'_>, dynamics: &Dynamics, mode: &Mode, place: usize) -> Result<Value> {
+fn packed(
+    run: &Run,
+    job: &Job<'_>,
+    dynamics: &Dynamics,
+    mode: &Mode,
+    place: usize,
+) -> Result<Value> {
     let home = run.place.run.join("pack");
     let [python, script, _, input, _] = &dynamics.command;
     let line = |steps: &u32| format!("{python} {script} steps {input} {steps}\n");

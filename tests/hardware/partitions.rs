@@ -1,4 +1,5 @@
-//! Static partitions: each rank has its own. An older driver refuses, and the refusal names it and the first driver with them.
+//! Static partitions: each rank has its own. An older driver refuses, and the refusal names it and
+//! the first driver with them.
 
 use std::time::Duration;
 
@@ -19,7 +20,11 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let (place, gpu) = (&run.place, run.gpu());
     section.fact("request", ACCOUNT);
     let job = Job::named(place, gpu, JOB)?;
-    let branch = gpu.driver.split('.').next().and_then(|own| own.parse().ok());
+    let branch = gpu
+        .driver
+        .split('.')
+        .next()
+        .and_then(|own| own.parse().ok());
     if branch.unwrap_or(0) < FIRST {
         refused(section, gpu, &job)?;
     } else {
@@ -45,7 +50,11 @@ fn granted(section: &mut Section, place: &Place, job: &Job<'_>) -> Result<()> {
     }
     let beyond = client(place, job, 2)?;
     let stopped = beyond.code == Some(1);
-    section.check("a rank without a partition does not run", stopped, beyond.story());
+    section.check(
+        "a rank without a partition does not run",
+        stopped,
+        beyond.story(),
+    );
     let control = site::program("nvidia-cuda-mps-control")?;
     let mut list = place.as_user(&control, &job.environment()?);
     let listed = child::run(&mut list, "lspart\n", Duration::from_secs(10))?;

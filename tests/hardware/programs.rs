@@ -1,5 +1,6 @@
-//! Real programs, one rank and four on a GPU, without MPS, with it, and with an automatic share of the threads: whether
-//! each computes the same, and how fast. All ranks of a family live at once, so that the modes take turns within seconds.
+//! Real programs, one rank and four on a GPU, without MPS, with it, and with an automatic share of
+//! the threads: whether each computes the same, and how fast. All ranks of a family live at once,
+//! so that the modes take turns within seconds.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +24,8 @@ const PLAIN: &str = "without";
 const MPS: (&str, &str) = ("mps", "MPS=true");
 const AUTO: (&str, &str) = ("auto", "MPS=true,MPS_THREADS=auto");
 /// The first ones are measured if time is short.
-const FAMILIES: &str = "torch,cuda,dynamic,openmm,jax,jaxranks,arrays,tools,others,nvshmem,jaxplain";
+const FAMILIES: &str =
+    "torch,cuda,dynamic,openmm,jax,jaxranks,arrays,tools,others,nvshmem,jaxplain";
 /// The program that NVIDIA refuses under MPS, and its error.
 const REFUSED: (&str, &str) = ("dynamic parallelism", "(811)");
 /// How long the driver may exceed its budget, to end one program and its ranks.
@@ -77,15 +79,17 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
 
 fn words(command: &Command) -> Vec<String> {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|word| word.to_string_lossy().into_owned()).collect()
+    words
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect()
 }
 
 fn drive(run: &Run, python: &Path, home: &Path, modes: &[Value]) -> Result<Value> {
     let options = &run.programs;
     let tool = |name: &str, words: &[&str]| {
         let path = site::program(name).ok()?;
-        let words =
-            std::iter::once(path.display().to_string()).chain(words.iter().map(|word| (*word).to_owned()));
+        let words = std::iter::once(path.display().to_string())
+            .chain(words.iter().map(|word| (*word).to_owned()));
         Some((name.to_owned(), words.collect::<Vec<String>>()))
     };
     let tools = [
@@ -122,7 +126,10 @@ fn drive(run: &Run, python: &Path, home: &Path, modes: &[Value]) -> Result<Value
         "gpu": run.gpu().uuid,
         "shared": "/dev/shm",
     });
-    let (of_spec, result) = (run.place.dir.join("programs-spec.json"), home.join("result.json"));
+    let (of_spec, result) = (
+        run.place.dir.join("programs-spec.json"),
+        home.join("result.json"),
+    );
     fs::write(&of_spec, spec.to_string())?;
     let mut command = run.place.as_user(python, &environment(run, home));
     command.arg(&driver).args([&of_spec, &result]);
@@ -170,13 +177,18 @@ fn environment(run: &Run, home: &Path) -> BTreeMap<String, String> {
     env
 }
 
-/// What a mode brought, as medians: the rate of one rank and of four, divided by the rate without MPS.
+/// What a mode brought, as medians: the rate of one rank and of four, divided by the rate without
+/// MPS.
 fn judge(section: &mut Section, seen: &mut Value) {
     if let Some(why) = seen["driver_ended"].as_str() {
         section.check("the driver ended by itself", false, why);
     }
     for (family, error) in seen["failed"].as_object().into_iter().flatten() {
-        section.check(format!("{family} driven to its end"), false, error.to_string());
+        section.check(
+            format!("{family} driven to its end"),
+            false,
+            error.to_string(),
+        );
     }
     for (family, left) in seen["left"].as_object().into_iter().flatten() {
         let kinds = left.as_object().into_iter().flatten();
@@ -268,9 +280,11 @@ mod tests {
                     "same": {"mps": true, "auto": same}}])
         };
         assert!(failed(&judged(program(true)).0).is_empty());
-        assert_eq!(failed(&judged(program(false)).0), ["a, auto: the same answers"]);
-        let both =
-            json!([{"name": "a", "answers": {"without": ["no package"], "mps": ["no package"]}, "same": {}}]);
+        assert_eq!(
+            failed(&judged(program(false)).0),
+            ["a, auto: the same answers"]
+        );
+        let both = json!([{"name": "a", "answers": {"without": ["no package"], "mps": ["no package"]}, "same": {}}]);
         let (section, _) = judged(both);
         assert_eq!((failed(&section).len(), section.checks.len()), (0, 0));
         assert!(section.facts["a"].as_str().unwrap().contains("no package"));
@@ -279,7 +293,8 @@ mod tests {
     #[test]
     fn a_file_in_shared_memory_that_only_ranks_under_mps_leave_fails() {
         let mut section = Section::new("programs");
-        let mut seen = json!({"left": {"a": {"x.PID": {"without": 4, "mps": 4}}, "b": {"y": {"mps": 1}}}});
+        let mut seen =
+            json!({"left": {"a": {"x.PID": {"without": 4, "mps": 4}}, "b": {"y": {"mps": 1}}}});
         judge(&mut section, &mut seen);
         assert_eq!(failed(&section), ["b leaves no more in /dev/shm under MPS"]);
     }
@@ -302,7 +317,8 @@ mod tests {
         );
     }
 
-    /// The driver and the ranks' protocol, with a family that needs no GPU. `programs.py` has none, so there is a stand-in.
+    /// The driver and the ranks' protocol, with a family that needs no GPU. `programs.py` has none,
+    /// so there is a stand-in.
     #[test]
     fn the_driver_measures_the_modes_in_turn_and_names_a_rank_that_dies() {
         let dir = tempfile::tempdir().unwrap();
@@ -324,16 +340,23 @@ mod tests {
         fs::write(path("shm/held"), "x").unwrap();
         fs::write(path("spec.json"), spec.to_string()).unwrap();
         let mut command = Command::new(site::python().unwrap());
-        command.arg(own).args([path("spec.json"), path("result.json")]);
+        command
+            .arg(own)
+            .args([path("spec.json"), path("result.json")]);
         child::run(&mut command, "", Duration::from_secs(100))
             .unwrap()
             .success()
             .unwrap();
-        let seen: Value = serde_json::from_str(&fs::read_to_string(path("result.json")).unwrap()).unwrap();
+        let seen: Value =
+            serde_json::from_str(&fs::read_to_string(path("result.json")).unwrap()).unwrap();
         let [first, second, third] = [0, 1, 2].map(|number| seen["programs"][number].clone());
-        assert_eq!(first["same"], json!({"without": true, "mps": true, "auto": true}));
-        let count =
-            |program: &Value, of: &str, mode: &str| program[of]["per_second"][mode].as_array().map(Vec::len);
+        assert_eq!(
+            first["same"],
+            json!({"without": true, "mps": true, "auto": true})
+        );
+        let count = |program: &Value, of: &str, mode: &str| {
+            program[of]["per_second"][mode].as_array().map(Vec::len)
+        };
         assert_eq!(
             ["without", "mps", "auto"].map(|mode| count(&first, "four", mode)),
             [Some(2); 3]
@@ -347,7 +370,10 @@ mod tests {
             json!({"without": true, "mps": true, "auto": false})
         );
         assert!(
-            second["answers"]["auto"][0].as_str().unwrap().contains("exit 7"),
+            second["answers"]["auto"][0]
+                .as_str()
+                .unwrap()
+                .contains("exit 7"),
             "{second}"
         );
         assert_eq!(
@@ -369,7 +395,10 @@ mod tests {
             panic!("{rest:?}")
         };
         assert_eq!((held.as_str(), ours.len()), ("held", 2), "{rest:?}");
-        assert!(ours.iter().all(|name| name.starts_with("ours.")), "{rest:?}");
+        assert!(
+            ours.iter().all(|name| name.starts_with("ours.")),
+            "{rest:?}"
+        );
     }
 
     const STAND_IN: &str = r#"

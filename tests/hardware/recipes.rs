@@ -1,4 +1,5 @@
-//! The recipes of docs/recipes.md whose Python packages this machine has: four ranks of a job on one GPU each.
+//! The recipes of docs/recipes.md whose Python packages this machine has: four ranks of a job on
+//! one GPU each.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +21,8 @@ const RANKS: usize = 4;
 const LIMIT_MIB: u64 = 4096;
 const SHARE_MIB: u64 = LIMIT_MIB / 2;
 const ACCOUNT: &str = "MPS=true,MPS_MEM=4G";
-/// Longest time to load a package, for a recipe's ranks until all have reported, and for the whole part.
+/// Longest time to load a package, for a recipe's ranks until all have reported, and for the whole
+/// part.
 const LOAD: Duration = Duration::from_secs(40);
 const RECIPE: Duration = Duration::from_secs(30);
 const PART: Duration = Duration::from_secs(85);
@@ -82,7 +84,11 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         eprintln!("hardware: recipe {}", recipe.name);
         let job = Job::named(&run.place, run.gpu(), &format!("{}.srv", 7200 + number))?;
         if let Err(e) = kitchen.one(section, &job, recipe) {
-            section.check(format!("{}: carried out", recipe.name), false, format!("{e:#}"));
+            section.check(
+                format!("{}: carried out", recipe.name),
+                false,
+                format!("{e:#}"),
+            );
         }
         job.end(section, &format!("{}: ", recipe.name))?;
     }
@@ -100,7 +106,8 @@ impl Kitchen<'_> {
         (Instant::now() > self.end).then(|| format!("{} s were over", PART.as_secs()))
     }
 
-    /// The packages that this machine has. Loads all at once, so that their files are in memory when the ranks start.
+    /// The packages that this machine has. Loads all at once, so that their files are in memory
+    /// when the ranks start.
     fn packages(&self, section: &mut Section) -> Result<Vec<&'static str>> {
         let mut loading = BTreeMap::new();
         for module in RECIPES.iter().flat_map(|recipe| recipe.modules) {
@@ -150,7 +157,10 @@ impl Kitchen<'_> {
             let _ = rank.finish(RECIPE * 2)?;
         }
         section.fact(&format!("{name}: rank 0"), reports[0].to_string());
-        if let Some(why) = reports.iter().find_map(|report| report["left_out"].as_str()) {
+        if let Some(why) = reports
+            .iter()
+            .find_map(|report| report["left_out"].as_str())
+        {
             section.fact(&format!("{name}: left_out"), why);
             return Ok(());
         }
@@ -180,12 +190,16 @@ impl Kitchen<'_> {
         command.args(["-n", &RANKS.to_string()]);
         command.arg(exec.get_program()).args(exec.get_args());
         // All ranks are here, so it must not look for a program that reaches other machines.
-        command.env("OMPI_MCA_plm", "isolated").env("PBS_JOBID", job.id());
+        command
+            .env("OMPI_MCA_plm", "isolated")
+            .env("PBS_JOBID", job.id());
         self.started(command, name, 0, go)
     }
 
     fn started(&self, mut command: Command, name: &str, rank: usize, go: &Path) -> Result<Running> {
-        command.arg(&self.python).arg(self.place.staged("recipes.py")?);
+        command
+            .arg(&self.python)
+            .arg(self.place.staged("recipes.py")?);
         command.args([name, &rank.to_string(), &RANKS.to_string()]);
         command.arg(LIMIT_MIB.to_string());
         Running::start(command.arg(go).current_dir(&self.home), "")
@@ -201,14 +215,22 @@ impl Kitchen<'_> {
         Ok(listed)
     }
 
-    /// Several ranks of NCCL: an older one refuses, in the words that `mpsctl explain` knows; a newer one runs if asked to.
+    /// Several ranks of NCCL: an older one refuses, in the words that `mpsctl explain` knows; a
+    /// newer one runs if asked to.
     fn collective(&self, section: &mut Section, job: &Job<'_>, reports: &[Value]) -> Result<()> {
         let version = reports[0]["nccl"].as_str().context("NCCL's version")?;
         let mut numbers = version.split('.').filter_map(|word| word.parse().ok());
         let own = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         if own >= NCCL_SHARES {
-            let right = reports.iter().filter(|report| report["right"] == true).count();
-            section.equal(format!("nccl: right sums by NCCL {version}"), &right, &RANKS);
+            let right = reports
+                .iter()
+                .filter(|report| report["right"] == true)
+                .count();
+            section.equal(
+                format!("nccl: right sums by NCCL {version}"),
+                &right,
+                &RANKS,
+            );
             return Ok(());
         }
         let refused = |report: &&Value| {
@@ -216,7 +238,11 @@ impl Kitchen<'_> {
             said.contains("Duplicate GPU detected")
         };
         let count = reports.iter().filter(refused).count();
-        section.equal(format!("nccl: ranks that NCCL {version} refuses"), &count, &RANKS);
+        section.equal(
+            format!("nccl: ranks that NCCL {version} refuses"),
+            &count,
+            &RANKS,
+        );
         let said = reports[0]["refused"].as_str().unwrap_or_default();
         let mut explain = job.user_mpsctl(site::home_env(self.place, &self.home))?;
         explain.args(["explain", "-"]);
@@ -257,26 +283,44 @@ fn reports(ranks: &[Running]) -> Result<Vec<Value>> {
 }
 
 fn judge(section: &mut Section, name: &str, reports: &[Value]) -> Result<()> {
-    let right = reports.iter().filter(|report| report["right"] == true).count();
+    let right = reports
+        .iter()
+        .filter(|report| report["right"] == true)
+        .count();
     section.equal(format!("{name}: right results"), &right, &reports.len());
-    let numbers =
-        |key: &str| -> Vec<u64> { reports.iter().filter_map(|report| report[key].as_u64()).collect() };
+    let numbers = |key: &str| -> Vec<u64> {
+        reports
+            .iter()
+            .filter_map(|report| report[key].as_u64())
+            .collect()
+    };
     let mut all = |what: &str, key: &str, least: u64, most: u64| {
         let seen = numbers(key);
-        let good = seen.len() == reports.len() && seen.iter().all(|mib| (least..=most).contains(mib));
+        let good =
+            seen.len() == reports.len() && seen.iter().all(|mib| (least..=most).contains(mib));
         let name = format!("{name}: {what}, {least} to {most} MiB");
         section.check(name, good, format!("{seen:?}"));
     };
     all("free memory that CUDA tells", "free_mib", 0, LIMIT_MIB);
     let beyond = LIMIT_MIB + 1;
-    all("whole memory that CUDA tells", "whole_mib", beyond, u64::MAX);
+    all(
+        "whole memory that CUDA tells",
+        "whole_mib",
+        beyond,
+        u64::MAX,
+    );
     if !numbers("taken_of_share_mib").is_empty() {
         // JAX rounds its share of the whole memory up: 2050 MiB of an H200's.
         let (least, most) = (SHARE_MIB - MARGIN_MIB, SHARE_MIB + ROUNDED_MIB);
         all("taken of the share", "taken_of_share_mib", least, most);
     }
     if !numbers("taken_mib").is_empty() {
-        all("taken before it was refused", "taken_mib", SHARE_MIB, LIMIT_MIB);
+        all(
+            "taken before it was refused",
+            "taken_mib",
+            SHARE_MIB,
+            LIMIT_MIB,
+        );
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
-//! What reports say of wasteful jobs and of a good one, what their advice brings, and what measuring costs a job.
+//! What reports say of wasteful jobs and of a good one, what their advice brings, and what
+//! measuring costs a job.
 //!
-//! All run small kernels of `cuda-load`. A kernel of [`WHOLE`] blocks fills an H100 or H200 once; one block keeps one
-//! of its 132 multiprocessors busy.
+//! All run small kernels of `cuda-load`. A kernel of [`WHOLE`] blocks fills an H100 or H200 once;
+//! one block keeps one of its 132 multiprocessors busy.
 
 use std::fs;
 use std::time::Duration;
@@ -18,8 +19,9 @@ use crate::site::{self, Run};
 /// Sixteen blocks of 128 threads on each of 132 multiprocessors.
 const WHOLE: u32 = 2112;
 const PROGRAM: Duration = Duration::from_secs(60);
-/// From a client's start until all count, and for how long. Seconds. `mpsd` looks 1, 2, 4 and 8 seconds after the first
-/// client. So each client of [`cost`] counts through more looks than a client of a long job does in the same time.
+/// From a client's start until all count, and for how long. Seconds. `mpsd` looks 1, 2, 4 and 8
+/// seconds after the first client. So each client of [`cost`] counts through more looks than a
+/// client of a long job does in the same time.
 const UP: f64 = 2.0;
 const COUNT: f64 = 8.0;
 const FOLLOWED: f64 = 4.0;
@@ -85,7 +87,8 @@ const WASTES: [Waste; 5] = [
         // With a quarter more input, which the limit does not allow (below).
         after: Some(holding(4438, work("MPS=true,MPS_MEM=8G", 4, WHOLE / 4))),
     },
-    // Judged by the multiprocessors in use. Without that counter, a kernel that always runs leaves no room.
+    // Judged by the multiprocessors in use. Without that counter, a kernel that always runs leaves
+    // no room.
     Waste {
         name: "room",
         rule: "room",
@@ -106,7 +109,11 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
 
 fn one(section: &mut Section, run: &Run, number: usize, waste: &Waste) -> Result<String> {
     let name = waste.name;
-    let job = Job::named(&run.place, run.gpu(), &format!("{}.srv", 7300 + 10 * number))?;
+    let job = Job::named(
+        &run.place,
+        run.gpu(),
+        &format!("{}.srv", 7300 + 10 * number),
+    )?;
     job.prologue(waste.before.account)?.success()?;
     let clients = start(run, &job, waste.before, COUNT)?;
     if name == "good" {
@@ -158,9 +165,14 @@ fn one(section: &mut Section, run: &Run, number: usize, waste: &Waste) -> Result
         _ => waste.rule,
     };
     section.equal(format!("{name}: rule"), &rule, &expected);
-    let mut kept = format!("{name}\n\n{text}\n{before:.0} kernels a second, all clients together\n");
+    let mut kept =
+        format!("{name}\n\n{text}\n{before:.0} kernels a second, all clients together\n");
     if let Some(after) = waste.after {
-        let job = Job::named(&run.place, run.gpu(), &format!("{}.srv", 7301 + 10 * number))?;
+        let job = Job::named(
+            &run.place,
+            run.gpu(),
+            &format!("{}.srv", 7301 + 10 * number),
+        )?;
         job.prologue(after.account)?.success()?;
         let after = sum(start(run, &job, after, FOLLOWED)?)?;
         job.end(section, &format!("{name}, as advised: "))?;
@@ -183,7 +195,12 @@ fn start(run: &Run, job: &Job<'_>, work: Work, seconds: f64) -> Result<Vec<Runni
     let load = run.place.staged("cuda-load")?;
     let client = |_| {
         let mut command = run.place.as_user(&load, &env);
-        command.args(["--after", &UP.to_string(), "--seconds", &seconds.to_string()]);
+        command.args([
+            "--after",
+            &UP.to_string(),
+            "--seconds",
+            &seconds.to_string(),
+        ]);
         command.args([
             "--blocks",
             &work.blocks.to_string(),
@@ -207,7 +224,8 @@ fn sum(clients: Vec<Running>) -> Result<f64> {
     Ok(sum)
 }
 
-/// The same load in two jobs in turn, only one of which is measured. Only one of them has clients at a time.
+/// The same load in two jobs in turn, only one of which is measured. Only one of them has clients
+/// at a time.
 fn cost(section: &mut Section, run: &Run) -> Result<()> {
     let job = |id: &str| Job::named(&run.place, run.gpu(), id);
     let jobs = [
@@ -224,7 +242,12 @@ fn cost(section: &mut Section, run: &Run) -> Result<()> {
         let mut both = [0.0, 0.0];
         // Each pair begins with the other one.
         for turn in [pair % 2, 1 - pair % 2] {
-            both[turn] = sum(start(run, &jobs[turn], work("MPS=true", 4, WHOLE / 4), COST)?)?;
+            both[turn] = sum(start(
+                run,
+                &jobs[turn],
+                work("MPS=true", 4, WHOLE / 4),
+                COST,
+            )?)?;
             figures[turn].push(rounded(both[turn]));
         }
         ratios.push(both[0] / both[1]);
@@ -250,7 +273,8 @@ fn cost(section: &mut Section, run: &Run) -> Result<()> {
 
 /// CPU time of the job's `mpsd` since its start.
 fn cpu_ms(job: &Job<'_>) -> Result<f64> {
-    let journal: Value = serde_json::from_str(&fs::read_to_string(job.directory().join("journal"))?)?;
+    let journal: Value =
+        serde_json::from_str(&fs::read_to_string(job.directory().join("journal"))?)?;
     let pid = journal["supervisor"]["pid"]
         .as_i64()
         .context("no mpsd in the journal")?;

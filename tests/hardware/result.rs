@@ -1,4 +1,5 @@
-//! The dated result: sections of facts and checks, as TOML for the repository and as text for the reader.
+//! The dated result: sections of facts and checks, as TOML for the repository and as text for the
+//! reader.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -68,13 +69,19 @@ impl Section {
         seen: &T,
         expected: &T,
     ) -> bool {
-        self.check(name, seen == expected, format!("{seen:?}, expected {expected:?}"))
+        self.check(
+            name,
+            seen == expected,
+            format!("{seen:?}, expected {expected:?}"),
+        )
     }
 
     fn table(&self) -> Table {
         let mut table = self.facts.clone();
         let checks = self.checks.iter();
-        let checks: Vec<Value> = checks.filter_map(|check| Value::try_from(check).ok()).collect();
+        let checks: Vec<Value> = checks
+            .filter_map(|check| Value::try_from(check).ok())
+            .collect();
         if !checks.is_empty() {
             table.insert("checks".into(), Value::Array(checks));
         }

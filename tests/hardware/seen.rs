@@ -1,4 +1,5 @@
-//! What users and administrators see of a job on NVIDIA's daemon, and what `explain` says of NVIDIA's logs.
+//! What users and administrators see of a job on NVIDIA's daemon, and what `explain` says of
+//! NVIDIA's logs.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -40,7 +41,11 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         let ran = scene.mpsctl(as_user, &["status"])?;
         let names = |one: &&Running| ran.stdout.contains(&one.pid().to_string());
         let shown = clients.iter().filter(names);
-        section.equal(format!("{name}: clients that it names"), &shown.count(), &CLIENTS);
+        section.equal(
+            format!("{name}: clients that it names"),
+            &shown.count(),
+            &CLIENTS,
+        );
         scene.keep(name, &ran.stdout);
     }
     let killed = clients.pop().context("a client")?;
@@ -86,8 +91,8 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     run.keep("seen.txt", &scene.kept)
 }
 
-/// In NVIDIA's log the killed client looks like one that ends by itself. Without Slurm the report names it only if the
-/// kernel tells the job's `mpsd` how another process's child ended.
+/// In NVIDIA's log the killed client looks like one that ends by itself. Without Slurm the report
+/// names it only if the kernel tells the job's `mpsd` how another process's child ended.
 fn killed_is_named(section: &mut Section, pid: u32, report: &str) -> Result<()> {
     let kernel = nix::sys::utsname::uname()?;
     let release = kernel.release().to_string_lossy().into_owned();
@@ -161,7 +166,10 @@ impl Scene<'_> {
         let mut logs = Vec::new();
         while let Some(directory) = directories.pop() {
             for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-                let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+                let (path, name) = (
+                    entry.path(),
+                    entry.file_name().to_string_lossy().into_owned(),
+                );
                 if ["control.log", "server.log"].contains(&name.as_str()) {
                     logs.push((name, fs::read_to_string(path)?));
                 } else if path.is_dir() {

@@ -1,5 +1,5 @@
-//! Jobs of one user on one GPU that Slurm divides into shards: what one MPS for all of them brings, and whether joining
-//! and leaving jobs disturb the others.
+//! Jobs of one user on one GPU that Slurm divides into shards: what one MPS for all of them brings,
+//! and whether joining and leaving jobs disturb the others.
 
 use std::fs;
 use std::path::PathBuf;
@@ -60,7 +60,11 @@ const NAMES: [(&str, &str); 3] = [
 
 /// The same with the names for a picture.
 pub fn named(mut outcome: Outcome) -> Outcome {
-    for threads in outcome.rows.iter_mut().filter_map(|row| row.threads.as_mut()) {
+    for threads in outcome
+        .rows
+        .iter_mut()
+        .filter_map(|row| row.threads.as_mut())
+    {
         let name = NAMES.iter().find(|(column, _)| column == threads);
         *threads = name.map_or(threads.clone(), |(_, name)| (*name).to_owned());
     }
@@ -188,13 +192,21 @@ impl Gate {
     fn files(&self, is: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
         let entries = fs::read_dir(&self.0)?;
         let paths = entries.map(|entry| Ok(entry?.path()));
-        let is = |path: &PathBuf| path.file_name().is_some_and(|name| is(&name.to_string_lossy()));
-        paths.filter(|path| path.as_ref().map_or(true, is)).collect()
+        let is = |path: &PathBuf| {
+            path.file_name()
+                .is_some_and(|name| is(&name.to_string_lossy()))
+        };
+        paths
+            .filter(|path| path.as_ref().map_or(true, is))
+            .collect()
     }
 
     fn said(&self) -> Result<String> {
         let files = self.files(|name| name.ends_with(".out"))?;
-        files.iter().map(|file| Ok(fs::read_to_string(file)?)).collect()
+        files
+            .iter()
+            .map(|file| Ok(fs::read_to_string(file)?))
+            .collect()
     }
 
     /// Waits until `count` simulations are up, then lets them count.
@@ -217,7 +229,8 @@ impl Site<'_> {
     fn submit(&self, gate: &Gate, words: &str, script: &str) -> Result<u32> {
         let output = gate.output();
         let words = words.split_whitespace().chain([&*output]);
-        self.bed.sbatch(self.user, &words.collect::<Vec<_>>(), script)
+        self.bed
+            .sbatch(self.user, &words.collect::<Vec<_>>(), script)
     }
 
     fn gain(&self, section: &mut Section) -> Result<()> {
@@ -251,13 +264,20 @@ impl Site<'_> {
         };
         let sum = |count: usize, share| {
             let mut rows = outcome.rows.iter();
-            let row = rows.find(|row| row.clients == count as u32 && row.threads.as_deref() == Some(share));
+            let row = rows
+                .find(|row| row.clients == count as u32 && row.threads.as_deref() == Some(share));
             row.and_then(|row| row.throughput).context("no figure")
         };
         for count in COUNTS {
             let part = sum(count, SHARED)? / sum(count, AS_RANKS)?;
-            let name = format!("{count} jobs that share an MPS: within {AS_ONE} of {count} ranks of one job");
-            section.check(name, (part - 1.0).abs() <= AS_ONE, format!("{part:.3} of it"));
+            let name = format!(
+                "{count} jobs that share an MPS: within {AS_ONE} of {count} ranks of one job"
+            );
+            section.check(
+                name,
+                (part - 1.0).abs() <= AS_ONE,
+                format!("{part:.3} of it"),
+            );
         }
         let title = format!("OpenMM in jobs that share one {}", self.run.gpu().name);
         let mut told = serde_json::to_value(&outcome)?;
@@ -277,7 +297,10 @@ impl Site<'_> {
         let gate = Gate::make(&self.run.place, &name.replace([' ', ','], "-"))?;
         let task = self.dynamics.task("run", COUNTED) + &gate.word();
         let (words, script) = match way.array {
-            true => (format!("--array=1-{count} --gres=shard:{}", SHARDS / count), task),
+            true => (
+                format!("--array=1-{count} --gres=shard:{}", SHARDS / count),
+                task,
+            ),
             false => (format!("-n{count} --gres=gpu:1"), format!("srun {task}")),
         };
         self.submit(&gate, &format!("{words} {}", way.words), &script)?;
@@ -289,14 +312,19 @@ impl Site<'_> {
         let all = all.collect::<Result<Vec<_>>>()?;
         let timely = all.iter().filter(|client| !client.late).count();
         let seen = if timely == count { String::new() } else { said };
-        section.check(format!("{name}: all counted in time"), timely == count, seen);
+        section.check(
+            format!("{name}: all counted in time"),
+            timely == count,
+            seen,
+        );
         let sum = all.iter().map(|client| client.per_second).sum();
         section.fact(&name, format!("{sum:.0} ns/day"));
         Ok(sum)
     }
 
-    /// One member simulates and stays. Three kinds of windows take turns: quiet; other jobs join and leave; and as many
-    /// clients start and end in another staying job, which shows what the clients themselves cost.
+    /// One member simulates and stays. Three kinds of windows take turns: quiet; other jobs join
+    /// and leave; and as many clients start and end in another staying job, which shows what the
+    /// clients themselves cost.
     fn bystander(&self, section: &mut Section) -> Result<()> {
         eprintln!("hardware: a member that stays");
         let place = &self.run.place;
@@ -339,10 +367,13 @@ impl Site<'_> {
         let mut part = |name: &str, windows: &[Window]| -> Result<f64> {
             let rates = windows.iter().map(|window| rate(&said, window));
             let rates = rates.collect::<Result<Vec<_>>>()?;
-            let texts = rates
-                .iter()
-                .map(|(rate, pause)| format!("{rate:.0} ns/day, longest pause {:.0} ms", pause * 1e3));
-            section.fact(&format!("beside {name}"), texts.collect::<Vec<_>>().join("; "));
+            let texts = rates.iter().map(|(rate, pause)| {
+                format!("{rate:.0} ns/day, longest pause {:.0} ms", pause * 1e3)
+            });
+            section.fact(
+                &format!("beside {name}"),
+                texts.collect::<Vec<_>>().join("; "),
+            );
             let lengths: f64 = windows.iter().map(|window| window.1 - window.0).sum();
             section.fact(&format!("beside {name}: seconds"), hundredths(lengths));
             Ok(rates.iter().map(|(rate, _)| rate).sum::<f64>() / rates.len() as f64)
@@ -351,7 +382,10 @@ impl Site<'_> {
         let beside_clients = part("clients of a job that stays", clients)? / quiet;
         let beside_joins = part("joins", joins)? / quiet;
         section.fact("clients_alone_leave_it", hundredths(beside_clients * 100.0));
-        let name = format!("{} joins and leaves cost a member at most {LOSS}", 2 * JOINS);
+        let name = format!(
+            "{} joins and leaves cost a member at most {LOSS}",
+            2 * JOINS
+        );
         section.check(
             name,
             beside_joins >= 1.0 - LOSS,
@@ -380,14 +414,15 @@ impl Site<'_> {
 struct Window(f64, f64);
 
 fn window(act: impl FnOnce() -> Result<()>) -> Result<Window> {
-    let now = || Ok::<_, anyhow::Error>(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64());
+    let now =
+        || Ok::<_, anyhow::Error>(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64());
     let begin = now()?;
     act()?;
     Ok(Window(begin, now()?))
 }
 
-/// What was simulated in a window, ns/day, and the longest time between two lines, seconds. A line has a time and the
-/// nanoseconds simulated until then.
+/// What was simulated in a window, ns/day, and the longest time between two lines, seconds. A line
+/// has a time and the nanoseconds simulated until then.
 fn rate(said: &str, window: &Window) -> Result<(f64, f64)> {
     let number = |word: Option<&str>| word.and_then(|word| word.parse::<f64>().ok());
     let lines = said.lines().filter_map(|line| {

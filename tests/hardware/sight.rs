@@ -1,5 +1,6 @@
-//! What a start costs by what NVIDIA's programs may open, all from sleep: their own with all GPUs of the machine and with the job's
-//! alone, and ours. And one rank's first kernel on the same host, with MPS and without.
+//! What a start costs by what NVIDIA's programs may open, all from sleep: their own with all GPUs
+//! of the machine and with the job's alone, and ours. And one rank's first kernel on the same host,
+//! with MPS and without.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -34,7 +35,8 @@ const SIDES: [(&str, Side); 3] = [
     ("ours", Side::Ours),
 ];
 
-/// The goals by the host's GPUs: the prologue by NVIDIA's own, and one rank's first kernel by that without MPS.
+/// The goals by the host's GPUs: the prologue by NVIDIA's own, and one rank's first kernel by that
+/// without MPS.
 const GOALS: [(usize, f64, f64); 3] = [(1, 1.04, 1.0), (2, 0.92, 1.0), (4, 0.72, 0.95)];
 const END_GOAL: f64 = 1.15;
 
@@ -51,7 +53,8 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
             Side::Ours => job(run),
         }
     })?;
-    let column = |side: usize, of: fn(&(f64, f64)) -> f64| lives[side].iter().map(of).collect::<Vec<f64>>();
+    let column =
+        |side: usize, of: fn(&(f64, f64)) -> f64| lives[side].iter().map(of).collect::<Vec<f64>>();
     for (number, (name, _)) in SIDES.iter().enumerate() {
         section.times(&format!("{name}_begin_ms"), &column(number, |life| life.0));
         section.times(&format!("{name}_end_ms"), &column(number, |life| life.1));
@@ -59,7 +62,10 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let begin = |side: usize| median(&column(side, |life| life.0));
     let end = |side: usize| median(&column(side, |life| life.1));
     section.fact("prologue_by_nvidia_all_seen", rounded(begin(2) / begin(0)));
-    section.fact("prologue_by_nvidia_others_hidden", rounded(begin(2) / begin(1)));
+    section.fact(
+        "prologue_by_nvidia_others_hidden",
+        rounded(begin(2) / begin(1)),
+    );
     section.fact("epilogue_by_nvidia_all_seen", rounded(end(2) / end(0)));
     let kernels = slurm::on_bed(
         section,
@@ -84,8 +90,16 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
                 seen.to_string(),
             );
         };
-        goal("prologue by NVIDIA's own", rounded(begin(2) / begin(0)), *most);
-        goal("epilogue by NVIDIA's own", rounded(end(2) / end(0)), END_GOAL);
+        goal(
+            "prologue by NVIDIA's own",
+            rounded(begin(2) / begin(0)),
+            *most,
+        );
+        goal(
+            "epilogue by NVIDIA's own",
+            rounded(end(2) / end(0)),
+            END_GOAL,
+        );
         goal(
             "first kernel of one rank by that without MPS",
             kernel,
@@ -113,8 +127,12 @@ fn others(run: &Run) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir("/proc/driver/nvidia/gpus")? {
         let text = std::fs::read_to_string(entry?.path().join("information"))?;
-        let minor = text.lines().find_map(|line| line.strip_prefix("Device Minor:"));
-        let minor = minor.context("the driver does not tell a minor number")?.trim();
+        let minor = text
+            .lines()
+            .find_map(|line| line.strip_prefix("Device Minor:"));
+        let minor = minor
+            .context("the driver does not tell a minor number")?
+            .trim();
         let file = PathBuf::from(format!("/dev/nvidia{minor}"));
         if !text.contains(&**own) && file.exists() {
             files.push(file);

@@ -1,4 +1,5 @@
-//! The machine: the places of NVIDIA's files, the account for the ordinary user, and a private place to work in.
+//! The machine: the places of NVIDIA's files, the account for the ordinary user, and a private
+//! place to work in.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -20,8 +21,7 @@ use tests::floor::Daemon;
 use crate::clients::Limits;
 use crate::result::Section;
 
-const PROGRAM_DIRS: &str =
-    "/usr/bin:/usr/local/nvidia/bin:/usr/local/bin:/opt/nvidia/bin:/bin:/usr/sbin:/sbin:/usr/local/sbin";
+const PROGRAM_DIRS: &str = "/usr/bin:/usr/local/nvidia/bin:/usr/local/bin:/opt/nvidia/bin:/bin:/usr/sbin:/sbin:/usr/local/sbin";
 const LIBRARY_DIRS: &str = "/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/local/nvidia/lib64:/usr/local/nvidia/lib:\
                             /usr/lib/aarch64-linux-gnu:/usr/lib:/lib/x86_64-linux-gnu";
 
@@ -44,9 +44,13 @@ pub fn python() -> Result<PathBuf> {
 fn find(name: &str, dirs: &str, variable: &str) -> Result<PathBuf> {
     let more = std::env::var_os(variable).unwrap_or_default();
     let all = std::env::split_paths(dirs).chain(std::env::split_paths(&more));
-    let mut files = all.filter(|dir| dir.is_absolute()).map(|dir| dir.join(name));
+    let mut files = all
+        .filter(|dir| dir.is_absolute())
+        .map(|dir| dir.join(name));
     let found = files.find(|file| file.is_file());
-    found.with_context(|| format!("'{name}' is not on this machine (searched '{dirs}' and {variable})"))
+    found.with_context(|| {
+        format!("'{name}' is not on this machine (searched '{dirs}' and {variable})")
+    })
 }
 
 /// The ordinary user of the run. The account must exist; nothing is created.
@@ -128,7 +132,9 @@ pub struct Place {
 impl Place {
     pub fn make(user: User) -> Result<Self> {
         if !nix::unistd::geteuid().is_root() {
-            bail!("run it as root: it plays the scheduler, which starts things for an ordinary user");
+            bail!(
+                "run it as root: it plays the scheduler, which starts things for an ordinary user"
+            );
         }
         let mut place = Self {
             dir: fresh("/var/lib")?,
@@ -149,8 +155,8 @@ impl Place {
         Ok(place)
     }
 
-    /// Copies the programs of `from` here, and an earlier build's beside them, because an ordinary user may not reach
-    /// the checkout.
+    /// Copies the programs of `from` here, and an earlier build's beside them, because an ordinary
+    /// user may not reach the checkout.
     pub fn stage(&self, from: &Path) -> Result<()> {
         copy_programs(from, &self.bin(""))?;
         let before = from.join(BEFORE);
@@ -183,11 +189,16 @@ impl Place {
         let dir = self.run.join(name);
         fs::create_dir(&dir)?;
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
-        chown(&dir, Some(self.user.uid.as_raw()), Some(self.user.gid.as_raw()))?;
+        chown(
+            &dir,
+            Some(self.user.uid.as_raw()),
+            Some(self.user.gid.as_raw()),
+        )?;
         Ok(dir)
     }
 
-    /// NVIDIA's daemon and server by the shortest possible means, with `limits` set, and the environment of its clients.
+    /// NVIDIA's daemon and server by the shortest possible means, with `limits` set, and the
+    /// environment of its clients.
     pub fn daemon(
         &self,
         gpu: &str,
@@ -226,7 +237,8 @@ fn copy_programs(from: &Path, to: &Path) -> Result<()> {
         let entry = entry?;
         if entry.file_type()?.is_file() {
             let to = to.join(entry.file_name());
-            fs::copy(entry.path(), &to).with_context(|| format!("cannot copy to '{}'", to.display()))?;
+            fs::copy(entry.path(), &to)
+                .with_context(|| format!("cannot copy to '{}'", to.display()))?;
             fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?;
         }
     }
@@ -244,7 +256,8 @@ impl Drop for Place {
     }
 }
 
-/// The smallest environment for a program that uses CUDA, with the loader path that this machine needs.
+/// The smallest environment for a program that uses CUDA, with the loader path that this machine
+/// needs.
 pub fn base_env() -> BTreeMap<String, String> {
     let mut env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
     if let Ok(path) = std::env::var("LD_LIBRARY_PATH") {
@@ -264,7 +277,8 @@ pub fn home_env(place: &Place, home: &Path) -> BTreeMap<String, String> {
     env
 }
 
-/// The last resort: kills, by pid, every process that runs a staged program or has the run directory in its environment.
+/// The last resort: kills, by pid, every process that runs a staged program or has the run
+/// directory in its environment.
 fn kill_the_rest(run: &Path, dir: &Path) {
     let needle = run.as_os_str().as_encoded_bytes();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -272,7 +286,8 @@ fn kill_the_rest(run: &Path, dir: &Path) {
     for pid in pids {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-        let ours = environment.windows(needle.len()).any(|part| part == needle) || exe.starts_with(dir);
+        let ours =
+            environment.windows(needle.len()).any(|part| part == needle) || exe.starts_with(dir);
         if ours && pid != std::process::id() {
             let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
         }
@@ -294,14 +309,19 @@ pub fn describe(section: &mut Section) -> Result<Vec<Gpu>> {
     for (index, gpu) in gpus.iter().enumerate() {
         section.fact(
             &format!("gpu_{index}"),
-            format!("{} {} MiB, compute mode {}", gpu.name, gpu.total_mib, gpu.mode),
+            format!(
+                "{} {} MiB, compute mode {}",
+                gpu.name, gpu.total_mib, gpu.mode
+            ),
         );
     }
     if let Some(gpu) = gpus.first() {
         section.fact("driver", gpu.driver.as_str());
     }
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    let name = release
+        .lines()
+        .find_map(|line| line.strip_prefix("PRETTY_NAME="));
     section.fact("os", name.unwrap_or("unknown").trim_matches('"'));
     let kernel = nix::sys::utsname::uname()?;
     section.fact("kernel", kernel.release().to_string_lossy().into_owned());

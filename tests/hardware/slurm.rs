@@ -1,4 +1,5 @@
-//! A real Slurm beside the real GPU. What the machine lacks of Slurm is copied in, and removed again.
+//! A real Slurm beside the real GPU. What the machine lacks of Slurm is copied in, and removed
+//! again.
 
 use std::fs;
 use std::io::Write as _;
@@ -153,7 +154,9 @@ impl Debs {
         let dpkg = site::program("dpkg")?;
         let scratch = tempfile::tempdir().context("no directory for the packages")?;
         let mut count = 0;
-        for entry in fs::read_dir(from).with_context(|| format!("no packages in '{}'", from.display()))? {
+        for entry in
+            fs::read_dir(from).with_context(|| format!("no packages in '{}'", from.display()))?
+        {
             let file = entry?.path();
             if file.extension().is_some_and(|kind| kind == "deb") {
                 let mut unpack = Command::new(&dpkg);
@@ -213,7 +216,10 @@ impl Debs {
         }
         let file = "/etc/hosts";
         self.hosts = Some(fs::read(file).unwrap_or_default());
-        let mut hosts = fs::OpenOptions::new().append(true).create(true).open(file)?;
+        let mut hosts = fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(file)?;
         writeln!(hosts, "\n127.0.0.1 {host}").with_context(|| format!("cannot write '{file}'"))
     }
 
@@ -258,7 +264,10 @@ mod tests {
         fs::write(to.path().join("usr/there"), "machine").unwrap();
         let mut brought = Debs::default();
         brought.copy_missing(from.path(), to.path()).unwrap();
-        assert_eq!(fs::read_to_string(to.path().join("usr/lib/new")).unwrap(), "deb");
+        assert_eq!(
+            fs::read_to_string(to.path().join("usr/lib/new")).unwrap(),
+            "deb"
+        );
         assert_eq!(
             fs::read_to_string(to.path().join("usr/there")).unwrap(),
             "machine"

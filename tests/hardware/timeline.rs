@@ -1,4 +1,5 @@
-//! What takes each millisecond of a begin and an end: by the shortest possible means, as a job, and under a real Slurm.
+//! What takes each millisecond of a begin and an end: by the shortest possible means, as a job, and
+//! under a real Slurm.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -149,7 +150,9 @@ fn tell(section: &mut Section, run: &Run, name: &str, lives: &[Life]) -> Result<
     };
     section.times(&format!("{name}_server_ends_ms"), &since_quit(SERVER));
     section.times(&format!("{name}_control_ends_ms"), &since_quit(CONTROL));
-    let Some(life) = lives.last() else { return Ok(()) };
+    let Some(life) = lives.last() else {
+        return Ok(());
+    };
     let mut marks = life.seen.marks.clone();
     marks.retain(|mark| !NOISE.iter().any(|noise| mark.what.starts_with(noise)));
     let mark = |at, who: &str, what: &str| Mark {
@@ -174,20 +177,29 @@ fn tell(section: &mut Section, run: &Run, name: &str, lives: &[Life]) -> Result<
     let lines = marks
         .iter()
         .map(|mark| format!("{:8.1} {}: {}", mark.at, mark.who, mark.what));
-    section.fact(&format!("{name}_marks"), lines.collect::<Vec<_>>().join("\n"));
+    section.fact(
+        &format!("{name}_marks"),
+        lines.collect::<Vec<_>>().join("\n"),
+    );
     let about = life
         .seen
         .about
         .iter()
         .map(|(who, about)| format!("{who}: {about}"));
-    section.fact(&format!("{name}_processes"), about.collect::<Vec<_>>().join("\n"));
+    section.fact(
+        &format!("{name}_processes"),
+        about.collect::<Vec<_>>().join("\n"),
+    );
     let mut stood: Vec<_> = life.seen.stood.iter().collect();
     stood.sort_by(|one, other| other.1.total_cmp(one.1));
     let stood = stood
         .iter()
         .take(PLACES)
         .map(|(place, ms)| format!("{ms:8.1} {place}"));
-    section.fact(&format!("{name}_stood"), stood.collect::<Vec<_>>().join("\n"));
+    section.fact(
+        &format!("{name}_stood"),
+        stood.collect::<Vec<_>>().join("\n"),
+    );
     run.keep(
         &format!("timeline-{}.svg", name.replace('_', "-")),
         &picture(name, &marks),

@@ -1,5 +1,5 @@
-//! Watches a begin or an end from outside: when the processes start and end, when root writes which file, what NVIDIA's
-//! log says, and in which kernel functions NVIDIA's processes wait.
+//! Watches a begin or an end from outside: when the processes start and end, when root writes which
+//! file, what NVIDIA's log says, and in which kernel functions NVIDIA's processes wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -44,7 +44,8 @@ pub struct Mark {
 #[derive(Debug, Default)]
 pub struct Seen {
     pub marks: Vec<Mark>,
-    /// Milliseconds in which a thread of NVIDIA's programs was there, by program, state and innermost functions.
+    /// Milliseconds in which a thread of NVIDIA's programs was there, by program, state and
+    /// innermost functions.
     pub stood: BTreeMap<String, f64>,
     /// Group, priority and processors of each of NVIDIA's processes.
     pub about: BTreeMap<String, String>,
@@ -59,7 +60,11 @@ pub struct Watch {
 impl Watch {
     /// Begins now; `run` is the run directory of mpsd.
     pub fn start(run: &Path) -> Self {
-        let (stop, began, run) = (Arc::new(AtomicBool::new(false)), Instant::now(), run.to_owned());
+        let (stop, began, run) = (
+            Arc::new(AtomicBool::new(false)),
+            Instant::now(),
+            run.to_owned(),
+        );
         let stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
             let mut watcher = Watcher::new(began, &run)?;
@@ -70,7 +75,11 @@ impl Watch {
             watcher.look()?;
             Ok(watcher.seen)
         });
-        Self { began, stop, thread }
+        Self {
+            began,
+            stop,
+            thread,
+        }
     }
 
     pub fn stop(self) -> Result<Seen> {
@@ -198,7 +207,10 @@ impl Watcher {
 
     fn read_files(&mut self) {
         for event in self.files.read_events().unwrap_or_default() {
-            let directory = self.directories.iter().find(|(watched, _)| *watched == event.wd);
+            let directory = self
+                .directories
+                .iter()
+                .find(|(watched, _)| *watched == event.wd);
             let (Some((_, directory)), Some(name)) = (directory, &event.name) else {
                 continue;
             };
@@ -225,7 +237,9 @@ impl Watcher {
             while let Some(end) = rest.find('\n') {
                 let line: String = rest.drain(..=end).collect();
                 // Without its stamp, which has milliseconds of the wall clock.
-                let said = line.split_once("] ").map_or(line.as_str(), |(_, said)| said);
+                let said = line
+                    .split_once("] ")
+                    .map_or(line.as_str(), |(_, said)| said);
                 lines.push(said.trim().to_owned());
             }
         }
@@ -246,7 +260,11 @@ impl Watcher {
                 .flatten();
             for thread in threads {
                 if let Some(place) = place(&thread.path()) {
-                    *self.seen.stood.entry(format!("{name}: {place}")).or_default() += passed;
+                    *self
+                        .seen
+                        .stood
+                        .entry(format!("{name}: {place}"))
+                        .or_default() += passed;
                 }
             }
         }
@@ -283,15 +301,21 @@ fn about(pid: i32) -> String {
         .lines()
         .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     let group = file("cgroup").trim().replace('\n', " ");
-    format!("group {group}, nice {nice}, CPUs {}", cpus.unwrap_or("?").trim())
+    format!(
+        "group {group}, nice {nice}, CPUs {}",
+        cpus.unwrap_or("?").trim()
+    )
 }
 
-/// State and innermost functions of a thread that works or waits in the driver. A sleep until the next request is neither.
+/// State and innermost functions of a thread that works or waits in the driver. A sleep until the
+/// next request is neither.
 fn place(thread: &Path) -> Option<String> {
     let stat = fs::read_to_string(thread.join("stat")).ok()?;
     let state = stat.rsplit(") ").next()?.chars().next()?;
     let stack = fs::read_to_string(thread.join("stack")).unwrap_or_default();
-    let frames = stack.lines().filter_map(|line| line.split_whitespace().nth(1));
+    let frames = stack
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(1));
     let frames: Vec<&str> = frames
         .map(|frame| frame.split('+').next().unwrap_or(frame))
         .take(FRAMES)
@@ -342,10 +366,13 @@ mod tests {
         let seen = watch.stop().unwrap();
         let own = format!("({})", child.id());
         // It also sees processes of other tests.
-        let is_of_test =
-            |mark: &&Mark| ["files", "NVIDIA's log"].contains(&&*mark.who) || mark.what.ends_with(&own);
+        let is_of_test = |mark: &&Mark| {
+            ["files", "NVIDIA's log"].contains(&&*mark.who) || mark.what.ends_with(&own)
+        };
         let said = seen.marks.iter().filter(is_of_test);
-        let said: Vec<String> = said.map(|mark| format!("{}: {}", mark.who, mark.what)).collect();
+        let said: Vec<String> = said
+            .map(|mark| format!("{}: {}", mark.who, mark.what))
+            .collect();
         let expected = [
             format!("mps-prologue: starts {own}"),
             "files: '1.srv' is made".to_owned(),

@@ -12,7 +12,11 @@ fn node() -> (MomNode, tempfile::TempDir) {
 }
 
 fn script(node: &mut MomNode, text: &str, mode: u32) -> Run {
-    node.write("/var/spool/x/prologue", &format!("#!/bin/sh\n{text}\n"), mode);
+    node.write(
+        "/var/spool/x/prologue",
+        &format!("#!/bin/sh\n{text}\n"),
+        mode,
+    );
     Run {
         argv: vec!["/var/spool/x/prologue".into(), "0.vm".into()],
         env: [("PATH".to_owned(), "/bin:/usr/bin".to_owned())].into(),
@@ -61,7 +65,10 @@ fn scripts_are_checked_and_get_what_a_mom_gives() {
 fn check_sleepers(node: &mut MomNode, expected: &str) {
     let mut found = String::new();
     wait_until(Duration::from_secs(3), || {
-        found = node.sh("ps -eo args= | grep '^sleep 3' | sort").trim().to_owned();
+        found = node
+            .sh("ps -eo args= | grep '^sleep 3' | sort")
+            .trim()
+            .to_owned();
         found == expected
     });
     assert_eq!(found, expected);
@@ -72,9 +79,16 @@ fn signals_time_limits_and_ends_kill_whom_each_mom_kills() {
     let (mut node, _place) = node();
     let run = script(&mut node, "kill -ABRT $$", 0o500);
     assert_eq!(node.run(run), Ended::Signal(6));
-    // `timeout` makes a process group. Torque's SIGKILL reaches the session, OpenPBS's the group, also after success.
+    // `timeout` makes a process group. Torque's SIGKILL reaches the session, OpenPBS's the group,
+    // also after success.
     for (last, at_limit, kill_group_after, ended, left) in [
-        ("sleep 330", Victims::Session, false, Ended::Limit, "sleep 320"),
+        (
+            "sleep 330",
+            Victims::Session,
+            false,
+            Ended::Limit,
+            "sleep 320",
+        ),
         (
             "sleep 330",
             Victims::Group,

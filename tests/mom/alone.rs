@@ -8,8 +8,9 @@ fn cluster() -> Cluster {
     Cluster::new(Product::OpenPbs, &["nodea"])
 }
 
-/// A stock server gives a number of GPUs without names. If that leaves a doubt, the job is refused. The compute mode stays:
-/// whatever the job's request says, `qrun -H` may bring another job to the node later.
+/// A stock server gives a number of GPUs without names. If that leaves a doubt, the job is refused.
+/// The compute mode stays: whatever the job's request says, `qrun -H` may bring another job to the
+/// node later.
 #[test]
 fn a_stock_server_serves_whole_nodes_and_nodes_of_one_gpu() {
     for (here, gpus, place, is_served) in [
@@ -25,7 +26,10 @@ fn a_stock_server_serves_whole_nodes_and_nodes_of_one_gpu() {
         if is_served {
             begins(&mut c, &job);
             let modes = c.gpus[0].modes();
-            assert!(modes.iter().all(|found| found == "default"), "{place} {modes:?}");
+            assert!(
+                modes.iter().all(|found| found == "default"),
+                "{place} {modes:?}"
+            );
             attached(&client(&mut c, &job), &job, "nodea", 66, None);
         } else {
             let allowed = "allowed: all 2 GPUs of the node, or the node alone";
@@ -38,7 +42,8 @@ fn a_stock_server_serves_whole_nodes_and_nodes_of_one_gpu() {
     }
 }
 
-/// `qrun -H` and a vnode with `sharing=ignore_excl` disregard `place`. A job that has ended but is not yet forgotten counts no more.
+/// `qrun -H` and a vnode with `sharing=ignore_excl` disregard `place`. A job that has ended but is
+/// not yet forgotten counts no more.
 #[test]
 fn a_job_is_alone_if_its_mom_has_no_other_that_runs() {
     let mut c = cluster();
@@ -59,7 +64,8 @@ fn a_job_is_alone_if_its_mom_has_no_other_that_runs() {
     ends(&mut c, &job);
 }
 
-/// A vnode's `sharing` and a reservation place a job alone without a word in its request. Only the server knows.
+/// A vnode's `sharing` and a reservation place a job alone without a word in its request. Only the
+/// server knows.
 #[test]
 fn a_node_that_the_server_gives_to_one_job_needs_no_word() {
     for (state, is_served) in [

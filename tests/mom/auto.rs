@@ -1,6 +1,8 @@
 //! `MPS=auto`, asked by the job itself and for the jobs of a queue.
 
-use crate::jobs::{attached_without_limits, bare, begins, client, ends, says, says_once, shell, task_client};
+use crate::jobs::{
+    attached_without_limits, bare, begins, client, ends, says, says_once, shell, task_client,
+};
 use std::time::{Duration, Instant};
 use tests::double::Builder;
 use tests::mom::cluster::{Cluster, Job, Product};
@@ -11,11 +13,17 @@ const WHY: &str = "auto: no MPS, because 1 task on 1 GPU";
 fn on_both(config: &str, test: impl Fn(&mut Cluster)) {
     for product in Product::ALL {
         println!("under {}", product.name());
-        test(&mut Cluster::with(product, &["nodea"], Builder::fast, config));
+        test(&mut Cluster::with(
+            product,
+            &["nodea"],
+            Builder::fast,
+            config,
+        ));
     }
 }
 
-/// What the job's main shell sees, and a task of TM and a client on each node; without the job's own number.
+/// What the job's main shell sees, and a task of TM and a client on each node; without the job's
+/// own number.
 fn seen(c: &mut Cluster, job: &Job) -> Vec<String> {
     let nothing_runs = |c: &Cluster| {
         for gpus in &c.gpus {
@@ -49,12 +57,18 @@ fn seen(c: &mut Cluster, job: &Job) -> Vec<String> {
     }
     nothing_runs(c);
     ends(c, job);
-    all.iter().map(|text| text.replace(&job.id, "JOB")).collect()
+    all.iter()
+        .map(|text| text.replace(&job.id, "JOB"))
+        .collect()
 }
 
 /// Each way to get `auto`, and `off` in a queue, for jobs and sites of every kind.
 fn is_the_job_without_us(product: Product) {
-    const SITES: [&str; 3] = ["", "compute_mode = \"keep\"\n", "[defaults]\nthreads = 50\n"];
+    const SITES: [&str; 3] = [
+        "",
+        "compute_mode = \"keep\"\n",
+        "[defaults]\nthreads = 50\n",
+    ];
     const ASKED: [(&str, &str); 4] = [
         ("", "gpus"),
         ("proj1,MPS=off", "gpus"),
@@ -69,7 +83,8 @@ fn is_the_job_without_us(product: Product) {
             let tasks = u32::try_from(gpus[0].len()).unwrap();
             let plain = c.job("").on(gpus).tasks(tasks);
             let expected = seen(c, &plain);
-            // Two of the four with each site and shape, so that each of them meets every site and every shape.
+            // Two of the four with each site and shape, so that each of them meets every site and
+            // every shape.
             for (account, queue) in [0, 1].map(|more| ASKED[(site + shape + 2 * more) % 4]) {
                 let tasks = if account.ends_with("=off") { 4 } else { tasks };
                 let job = c.job(account).on(gpus).tasks(tasks).in_queue(queue);
@@ -80,7 +95,10 @@ fn is_the_job_without_us(product: Product) {
                 };
                 let without = |all: &[String]| -> Vec<String> {
                     let lines = all.iter().flat_map(|text| text.lines());
-                    lines.filter(|line| !known(line)).map(str::to_owned).collect()
+                    lines
+                        .filter(|line| !known(line))
+                        .map(str::to_owned)
+                        .collect()
                 };
                 assert_eq!(
                     without(&found),
@@ -116,7 +134,11 @@ fn a_job_of_the_queue_with_more_tasks_has_mps_unless_it_says_off() {
             begins(c, &job);
             // A user who did not ask must not notice.
             let asked = account.ends_with("=true");
-            let mode = if asked { "exclusive_process" } else { "default" };
+            let mode = if asked {
+                "exclusive_process"
+            } else {
+                "default"
+            };
             assert_eq!(c.gpus[0].modes()[0], mode, "{account} {queue}");
             let records = [client(c, &job), task_client(c, &job, 0, "")];
             for record in &records {
@@ -162,7 +184,8 @@ fn a_user_who_says_auto_reads_once_what_it_found() {
     });
 }
 
-/// The prologue hangs before it says anything. If the job began, its processes would run beside that start.
+/// The prologue hangs before it says anything. If the job began, its processes would run beside
+/// that start.
 #[test]
 fn a_start_that_the_hook_cannot_wait_for_is_tried_again() {
     let mut c = Cluster::with(Product::OpenPbs, &["nodea"], Builder::fast, CONFIG);
@@ -194,7 +217,10 @@ fn a_script_or_hook_with_other_queues_is_told() {
         let told = "asks for the jobs of other queues than auto_queues";
         let before = c.nodes[0].try_sh("mpsctl pbs check").1;
         assert!(!before.contains(told), "{before}");
-        says(&before, &["has MPS only if its script names an MPI launcher"]);
+        says(
+            &before,
+            &["has MPS only if its script names an MPI launcher"],
+        );
         c.nodes[0].sh("sed -i 's/\"more\"/\"most\"/' /etc/mpsd/mpsd.toml");
         says(&c.nodes[0].try_sh("mpsctl pbs check").1, &[told]);
         c.nodes[0].sh("mpsctl pbs install");
@@ -203,7 +229,8 @@ fn a_script_or_hook_with_other_queues_is_told() {
     });
 }
 
-/// Under Torque nothing confines a job to its GPUs, and a prologue has the script before the job begins.
+/// Under Torque nothing confines a job to its GPUs, and a prologue has the script before the job
+/// begins.
 #[test]
 fn a_job_of_the_queue_that_could_notice_is_left_out_and_reads_nothing() {
     on_both(CONFIG, |c| {
@@ -214,7 +241,10 @@ fn a_job_of_the_queue_that_could_notice_is_left_out_and_reads_nothing() {
                 "export CUDA_DEVICE_MAX_CONNECTIONS=32\nmpiexec ./prog\n",
                 "CONNECTIONS",
             ),
-            ("for i in $(seq 56); do ./prog & done; wait\n", "names no mpirun"),
+            (
+                "for i in $(seq 56); do ./prog & done; wait\n",
+                "names no mpirun",
+            ),
         ] {
             let job = c.job("").on(&[&[0, 1]]).tasks(4).in_queue("gpus");
             let job = job.with_script(script);
@@ -226,7 +256,12 @@ fn a_job_of_the_queue_that_could_notice_is_left_out_and_reads_nothing() {
             says(&status, &["auto: no MPS, because", why]);
             ends(c, &job);
         }
-        let root = c.job("").on(&[&[0, 1]]).tasks(4).in_queue("gpus").of(("root", 0));
+        let root = c
+            .job("")
+            .on(&[&[0, 1]])
+            .tasks(4)
+            .in_queue("gpus")
+            .of(("root", 0));
         begins(c, &root);
         assert_eq!(c.told(&root), "");
         ends(c, &root);

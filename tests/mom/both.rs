@@ -59,7 +59,11 @@ fn the_number_of_a_job_is_enough() {
         let id = c.job("").id.replace("1.", &format!("{number}."));
         let job = Job::new(&id, "MPS=true,MPS_THREADS=25");
         begins(c, &job);
-        let sets = if c.product == Product::Torque { "20" } else { "30" };
+        let sets = if c.product == Product::Torque {
+            "20"
+        } else {
+            "30"
+        };
         let by_user = format!("setpriv --reuid {} --regid {0} --clear-groups", job.user.1);
         for who in [by_user.as_str(), ""] {
             let mpsctl = |words: &str| format!("{who} mpsctl {words} 2>&1");
@@ -93,14 +97,23 @@ fn ranks_are_bound() {
         let job = c.job("MPS=true,MPS_BIND=block+peers").on(&[&[0, 1]]);
         begins(c, &job);
         let client = Cluster::client("");
-        let ranks = format!("for r in 0 1 2 3 4; do {rank}=$r {size}=5 mpsctl exec -- {client}; done");
+        let ranks =
+            format!("for r in 0 1 2 3 4; do {rank}=$r {size}=5 mpsctl exec -- {client}; done");
         let twice = format!("{rank}=4 {size}=5 mpsctl exec -- mpsctl exec -- {client}");
         shell(c, &job, &format!("{client}; {ranks}; {twice}"), 0);
         let records = c.records(0);
         let uuids = c.gpus[0].uuids();
         let order = |first: usize| serde_json::json!([uuids[first], uuids[1 - first]]);
-        let found: Vec<_> = records.iter().map(|record| record["uuids"].clone()).collect();
-        assert_eq!(found, [0, 0, 0, 0, 1, 1, 1].map(order), "{:?}", c.output(&job, 0));
+        let found: Vec<_> = records
+            .iter()
+            .map(|record| record["uuids"].clone())
+            .collect();
+        assert_eq!(
+            found,
+            [0, 0, 0, 0, 1, 1, 1].map(order),
+            "{:?}",
+            c.output(&job, 0)
+        );
         records
             .iter()
             .for_each(|record| attached_without_limits(record, &job));
@@ -108,12 +121,15 @@ fn ranks_are_bound() {
     });
 }
 
-/// A program without a rank sees no GPU. An MPI launcher's daemon is an exception: its children have ranks.
+/// A program without a rank sees no GPU. An MPI launcher's daemon is an exception: its children
+/// have ranks.
 #[test]
 fn each_gpu_has_a_daemon_and_each_rank_its_own_limit() {
     on_both(&["nodea", "nodeb"], |c| {
         let rank = rank_variable(c);
-        let job = c.job("MPS=per-gpu,MPS_THREADS=25:50").on(&[&[0, 1], &[0, 1]]);
+        let job = c
+            .job("MPS=per-gpu,MPS_THREADS=25:50")
+            .on(&[&[0, 1], &[0, 1]]);
         begins(c, &job);
         let (held, client) = (Cluster::client("--hold 0.2"), Cluster::client(""));
         let size = rank.replace("RANKID", "SIZE").replace("RANK", "SIZE");
@@ -125,7 +141,8 @@ fn each_gpu_has_a_daemon_and_each_rank_its_own_limit() {
         let outside = records.remove(0);
         says(&outside["error"].to_string(), &["100"]);
         let told = c.told(&job);
-        let repeats = "2 thread percentages by local rank for 4 tasks on this node: the list repeats";
+        let repeats =
+            "2 thread percentages by local rank for 4 tasks on this node: the list repeats";
         let by_mpirun = "its script names mpirun";
         says(
             &told,
@@ -155,7 +172,13 @@ fn each_gpu_has_a_daemon_and_each_rank_its_own_limit() {
         for record in &records {
             let rank = usize::try_from(record["local_rank"].as_u64().unwrap()).unwrap();
             let at = usize::from(record["node"] == "nodeb");
-            attached(record, &job, ["nodea", "nodeb"][at], [32, 66][rank % 2], None);
+            attached(
+                record,
+                &job,
+                ["nodea", "nodeb"][at],
+                [32, 66][rank % 2],
+                None,
+            );
             assert_eq!(record["visible"], c.gpus[at].uuids()[rank % 2], "{record}");
             let pipe = record["pipe_directory"].as_str().unwrap();
             assert!(pipe.ends_with(&format!("/pipe-{}", rank % 2)), "{record}");
@@ -237,7 +260,11 @@ fn an_interactive_job_ends_with_its_user() {
 fn a_restart_of_the_mom_leaves_a_running_job_attached() {
     on_both(&["nodea"], |c| {
         let job = begun(c, "MPS=true");
-        let script = format!("{}; {}", Cluster::client("--busy --hold 1"), Cluster::client(""));
+        let script = format!(
+            "{}; {}",
+            Cluster::client("--busy --hold 1"),
+            Cluster::client("")
+        );
         let run = c.shell(&job, &script).unwrap();
         let shell = c.nodes[0].start(run).unwrap();
         let runs = || c.nodes[0].sh("ps -e -o args=").contains("--busy --hold 1");
@@ -268,7 +295,8 @@ fn more_tasks_than_a_gpu_takes_clients_are_told_once() {
     }
 }
 
-/// The prologue itself must not refuse: the job would be tried again, or its output never delivered.
+/// The prologue itself must not refuse: the job would be tried again, or its output never
+/// delivered.
 #[test]
 fn a_refused_job_reads_why_once_and_its_script_does_not_run() {
     on_both(&["nodea"], |c| {
@@ -298,7 +326,10 @@ fn a_fault_takes_the_node_offline_and_the_job_is_requeued() {
         let started = Instant::now();
         assert_eq!(c.begin(&job), Verdict::Requeued, "{:?}", c.output(&job, 0));
         let took = started.elapsed();
-        assert!(took.as_secs() < 5, "a drained node needs no brake: {took:?}");
+        assert!(
+            took.as_secs() < 5,
+            "a drained node needs no brake: {took:?}"
+        );
         let (state, note) = c.state("nodea");
         says(&note, &[&format!("mpsd: job {}: ", job.id)]);
         assert!(state == "offline" && note.len() <= 79, "{state} {note}");

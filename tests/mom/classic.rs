@@ -51,7 +51,10 @@ fn the_profile_removes_what_another_jobs_mps_left() {
     let mut run = c.shell(&job, "env").unwrap();
     for (name, value) in [
         ("MPSD_JOB", "99.localhost"),
-        ("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/99.localhost/pipe"),
+        (
+            "CUDA_MPS_PIPE_DIRECTORY",
+            "/run/mpsd/jobs/99.localhost/pipe",
+        ),
     ] {
         run.env.insert(name.into(), value.into());
     }
@@ -122,6 +125,9 @@ fn a_job_whose_tasks_could_run_outside_mps_is_refused() {
         ends(&mut c, &plain);
         assert_eq!(c.state("nodea"), free());
         let text = c.nodes[0].sh_exits(2 * i32::from(!config.is_empty()), "mpsctl pbs check");
-        says(&text, &["the classic scripts do not attach tasks that TM starts"]);
+        says(
+            &text,
+            &["the classic scripts do not attach tasks that TM starts"],
+        );
     }
 }

@@ -26,7 +26,10 @@ fn a_prologue_of_the_site_is_never_touched() {
     let node = &mut c.nodes[0];
     node.sh("mpsctl pbs uninstall; mpsctl pbs uninstall");
     let file = "/var/spool/torque/mom_priv/prologue";
-    assert_eq!(node.sh("ls /var/spool/torque/mom_priv | grep logue; true"), "");
+    assert_eq!(
+        node.sh("ls /var/spool/torque/mom_priv | grep logue; true"),
+        ""
+    );
     let own = "#!/bin/sh\necho a script of the site\n";
     node.write(file, own, 0o500);
     let text = node.sh_exits(1, "mpsctl pbs install");
@@ -38,7 +41,11 @@ fn a_prologue_of_the_site_is_never_touched() {
         ],
     );
     assert_eq!(node.read(file).unwrap(), own);
-    checks(&mut c, 2, &["prologue' is the site's own and does not call us"]);
+    checks(
+        &mut c,
+        2,
+        &["prologue' is the site's own and does not call us"],
+    );
     // The printed line works in the place that it names.
     let line = text
         .lines()
@@ -104,7 +111,10 @@ fn a_hook_is_installed_again_at_once_after_its_removal() {
     let mut c = openpbs();
     c.nodes[0].sh("mpsctl pbs uninstall");
     c.serve("hooks-pending", "2");
-    says(&c.nodes[0].sh("mpsctl pbs install"), &["imported hook 'mpsd'"]);
+    says(
+        &c.nodes[0].sh("mpsctl pbs install"),
+        &["imported hook 'mpsd'"],
+    );
     checks(&mut c, 0, &[]);
     c.nodes[0].sh("mpsctl pbs uninstall");
     c.serve("hooks-pending", "1000");
@@ -122,7 +132,10 @@ fn install_waits_until_the_mom_here_has_the_hook() {
     let mut c = openpbs();
     c.nodes[0].sh("mpsctl pbs uninstall");
     c.serve("hooks-late", "4");
-    says(&c.nodes[0].sh("mpsctl pbs install"), &["the mom here has it"]);
+    says(
+        &c.nodes[0].sh("mpsctl pbs install"),
+        &["the mom here has it"],
+    );
     checks(&mut c, 0, &["OK    hook 'mpsd' is enabled"]);
     c.serve("hooks-late", "90");
     c.nodes[0].sh("mpsctl pbs uninstall; rm /var/spool/pbs/mom_priv/hooks/mpsd.*");
@@ -170,10 +183,18 @@ fn check_finds_a_mom_that_has_no_hook_or_an_older_one() {
         "hook_name=mpsd\nevent=execjob_begin,execjob_launch,execjob_end,execjob_abort\norder=110\n";
     for (more, code, line) in [
         ("", 2, "FAIL  hook 'mpsd' is killed after 30 s"),
-        ("alarm=60\nenabled=false\n", 2, "FAIL  hook 'mpsd' is not enabled"),
+        (
+            "alarm=60\nenabled=false\n",
+            2,
+            "FAIL  hook 'mpsd' is not enabled",
+        ),
         ("alarm=60\n", 0, "OK    hook 'mpsd' is enabled"),
     ] {
-        c.nodes[0].write(&format!("{hooks}/mpsd.HK"), &format!("{attributes}{more}"), 0o600);
+        c.nodes[0].write(
+            &format!("{hooks}/mpsd.HK"),
+            &format!("{attributes}{more}"),
+            0o600,
+        );
         checks(&mut c, code, &[line]);
     }
     c.nodes[0].sh(&format!("rm {copy}"));
@@ -187,7 +208,10 @@ fn check_finds_a_mom_that_has_no_hook_or_an_older_one() {
 fn install_writes_only_what_is_not_so_already() {
     for product in Product::ALL {
         let mut c = Cluster::new(product, &["nodea"]);
-        let stat = format!("stat -c '%n %i %y' {}/mom_priv/* /var/lib/mpsd/*", product.home());
+        let stat = format!(
+            "stat -c '%n %i %y' {}/mom_priv/* /var/lib/mpsd/*",
+            product.home()
+        );
         let before = c.nodes[0].try_sh(&stat);
         let text = c.nodes[0].sh("mpsctl pbs install");
         assert!(!text.contains("wrote '"), "{text}");
@@ -227,8 +251,9 @@ fn check_warns_unless_something_names_the_gpus() {
     let mut c = openpbs();
     let copies = "/var/spool/pbs/mom_priv/hooks/pbs_cgroups";
     let (on, off) = ("alarm=90\n", "enabled=false\n");
-    let devices =
-        |on: bool| format!("{{\"discover_gpus\": true, \"cgroup\": {{\"devices\": {{\"enabled\": {on}}}}}}}");
+    let devices = |on: bool| {
+        format!("{{\"discover_gpus\": true, \"cgroup\": {{\"devices\": {{\"enabled\": {on}}}}}}}")
+    };
     let names = "OK    pbs_cgroups names each job's GPUs";
     for (hook, config, line) in [
         (
@@ -237,7 +262,11 @@ fn check_warns_unless_something_names_the_gpus() {
             "WARN  there is no hook pbs_cgroups: PBS counts GPUs",
         ),
         (Some(off), devices(true), "WARN  pbs_cgroups is not enabled"),
-        (Some(on), devices(false), "WARN  pbs_cgroups leaves GPUs out"),
+        (
+            Some(on),
+            devices(false),
+            "WARN  pbs_cgroups leaves GPUs out",
+        ),
         (
             Some(on),
             "{".to_owned(),
@@ -271,7 +300,8 @@ fn check_warns_unless_something_names_the_gpus() {
     says(&c.nodes[0].try_sh("mpsctl pbs check").1, &words);
 }
 
-/// Without our files the daemon of a running job and its exclusive GPU would stay until the timer runs.
+/// Without our files the daemon of a running job and its exclusive GPU would stay until the timer
+/// runs.
 #[test]
 fn uninstall_names_the_jobs_that_run_and_waits_or_is_forced() {
     for (product, found) in [
@@ -307,7 +337,8 @@ fn check_says_what_a_torque_node_lacks_until_it_lacks_nothing() {
     hang_up(node);
     node.sh("mpsctl pbs uninstall");
     let text = checks(&mut c, 2, &[]);
-    let missing = |line: &&str| line.starts_with("FAIL  no '") && line.contains("jobs run without MPS");
+    let missing =
+        |line: &&str| line.starts_with("FAIL  no '") && line.contains("jobs run without MPS");
     assert_eq!(text.lines().filter(missing).count(), 4, "{text}");
     c.nodes[0].sh("mpsctl pbs install");
     checks(
@@ -319,7 +350,10 @@ fn check_says_what_a_torque_node_lacks_until_it_lacks_nothing() {
     hang_up(&mut c.nodes[0]);
     let text = checks(&mut c, 0, &[]);
     // The simulated node has no systemd.
-    let left: Vec<&str> = text.lines().filter(|line| !line.starts_with("OK")).collect();
+    let left: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.starts_with("OK"))
+        .collect();
     let systemd = |line: &str| line.starts_with("WARN  systemd does not run here");
     assert!(matches!(left[..], [line] if systemd(line)), "{text}");
 }

@@ -19,7 +19,13 @@ pub fn on_both(nodes: &[&str], test: impl Fn(&mut Cluster)) {
 
 pub fn begins(c: &mut Cluster, job: &Job) {
     let verdict = c.begin(job);
-    assert_eq!(verdict, Verdict::Runs, "{}: {:?}", job.account, c.output(job, 0));
+    assert_eq!(
+        verdict,
+        Verdict::Runs,
+        "{}: {:?}",
+        job.account,
+        c.output(job, 0)
+    );
 }
 
 pub fn begun(c: &mut Cluster, account: &str) -> Job {
@@ -70,11 +76,17 @@ pub fn task(c: &mut Cluster, job: &Job, at: usize, prefix: &str) -> Result<Ended
 /// The record of such a client, which must succeed.
 pub fn task_client(c: &mut Cluster, job: &Job, at: usize, prefix: &str) -> Value {
     let ended = task(c, job, at, prefix);
-    assert_eq!(ended, Ok(Ended::Code(0)), "{prefix} {:?}", c.output(job, at));
+    assert_eq!(
+        ended,
+        Ok(Ended::Code(0)),
+        "{prefix} {:?}",
+        c.output(job, at)
+    );
     c.records(at).remove(0)
 }
 
-/// A task that TM starts on a node ends with 1 and does not run its program. Returns what its user reads.
+/// A task that TM starts on a node ends with 1 and does not run its program. Returns what its user
+/// reads.
 pub fn task_is_refused(c: &mut Cluster, job: &Job, at: usize) -> String {
     assert_eq!(task(c, job, at, ""), Ok(Ended::Code(1)));
     assert!(c.records(at).is_empty(), "the program ran");

@@ -1,4 +1,5 @@
-//! Our installed files under simulated moms of Torque and OpenPBS, which run them as the real ones do.
+//! Our installed files under simulated moms of Torque and OpenPBS, which run them as the real ones
+//! do.
 
 mod agent;
 mod alone;

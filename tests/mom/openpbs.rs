@@ -1,7 +1,8 @@
 //! OpenPBS's moms and our hook.
 
 use crate::jobs::{
-    NoControl, attached, bare, begins, begun, client, ends, free, is_refused, never_ready, says, task,
+    NoControl, attached, bare, begins, begun, client, ends, free, is_refused, never_ready, says,
+    task,
 };
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tests::double::Builder;
@@ -19,12 +20,22 @@ fn cluster(names: &[&str]) -> Cluster {
 }
 
 fn hurried() -> Cluster {
-    Cluster::with(Product::OpenPbs, &["nodea"], Builder::fast, "deadline_s = 5\n")
+    Cluster::with(
+        Product::OpenPbs,
+        &["nodea"],
+        Builder::fast,
+        "deadline_s = 5\n",
+    )
 }
 
 /// The same, with a server that never becomes ready and with the shipped hook's patience.
 fn hurried_in_vain() -> Cluster {
-    let mut c = Cluster::with(Product::OpenPbs, &["nodea"], never_ready, "deadline_s = 5\n");
+    let mut c = Cluster::with(
+        Product::OpenPbs,
+        &["nodea"],
+        never_ready,
+        "deadline_s = 5\n",
+    );
     c.impatient_mom = true;
     c
 }
@@ -57,7 +68,10 @@ fn what_another_jobs_environment_left_is_replaced() {
     let mut env = c.job_environment(&job, 0);
     for (name, value) in [
         ("MPSD_JOB", "99.localhost"),
-        ("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/99.localhost/pipe"),
+        (
+            "CUDA_MPS_PIPE_DIRECTORY",
+            "/run/mpsd/jobs/99.localhost/pipe",
+        ),
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "5"),
         ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1M"),
         ("JAX_LOCAL_DEVICE_IDS", "0"),
@@ -70,8 +84,14 @@ fn what_another_jobs_environment_left_is_replaced() {
     let pipe = format!("/run/mpsd/jobs/{}/pipe", job.id);
     assert_eq!(env["CUDA_MPS_PIPE_DIRECTORY"], pipe);
     assert_eq!(env["CUDA_DEVICE_MAX_CONNECTIONS"], "2", "the user's own");
-    assert!(!env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), "{env:?}");
-    assert!(!env.contains_key("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), "{env:?}");
+    assert!(
+        !env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
+        "{env:?}"
+    );
+    assert!(
+        !env.contains_key("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
+        "{env:?}"
+    );
     assert!(!env.contains_key("JAX_LOCAL_DEVICE_IDS"), "{env:?}");
     c.end(&job, 0);
 }
@@ -82,7 +102,11 @@ fn a_task_on_a_node_without_the_jobs_mps_fails_with_our_line() {
     for (account, code) in [("MPS=true", 1), ("MPS=off", 0), ("mps_physics", 0)] {
         let job = c.job(account);
         c.openpbs_files(&job);
-        assert_eq!(task(&mut c, &job, 0, ""), Ok(Ended::Code(code)), "{account}");
+        assert_eq!(
+            task(&mut c, &job, 0, ""),
+            Ok(Ended::Code(code)),
+            "{account}"
+        );
         let records = c.records(0);
         if code == 0 {
             bare(&records[0]);
@@ -101,7 +125,10 @@ fn a_fault_of_a_sister_rejects_begin_and_takes_the_sister_offline() {
     assert_eq!(c.begin(&job), Verdict::Requeued);
     let (state, note) = c.state("nodeb");
     assert_eq!(state, "offline");
-    assert!(note.starts_with(&format!("mpsd: job {}: ", job.id)), "{note}");
+    assert!(
+        note.starts_with(&format!("mpsd: job {}: ", job.id)),
+        "{note}"
+    );
     assert_eq!(c.state("nodea").0, "free");
     c.is_as_before();
 }
@@ -119,7 +146,10 @@ fn is_put_back(c: &mut Cluster, account: &str, why: &str, tries: u32) {
 /// The job was put back and is not tried again at once. PBS holds a job after 21 counted tries.
 fn waits(c: &Cluster, job: &Job, hooked: &Hooked, tries: u32) {
     assert_eq!(hooked.verdict, "reject");
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
     let next = hooked.execution_time.unwrap_or(0);
     assert!((now + 30..now + 90).contains(&next), "{now} {next}");
     assert_eq!(c.tries(job), tries, "{}", hooked.message);
@@ -130,7 +160,10 @@ fn at_once(c: &mut Cluster, job: &Job, event: &str) -> Hooked {
     let started = Instant::now();
     let hooked = c.hook(job, 0, event);
     let took = started.elapsed();
-    assert!(took < Duration::from_secs(3), "{event}: the mom waited {took:?}");
+    assert!(
+        took < Duration::from_secs(3),
+        "{event}: the mom waited {took:?}"
+    );
     hooked
 }
 
@@ -151,7 +184,8 @@ fn a_node_that_may_not_drain_itself_puts_its_job_back() {
     is_put_back(&mut c, "MPS=true", waits, 1);
 }
 
-/// A subjob in state W would break its array (docs/facts/pbs.md#tries-of-a-job), so its own process waits instead.
+/// A subjob in state W would break its array (docs/facts/pbs.md#tries-of-a-job), so its own process
+/// waits instead.
 #[test]
 fn a_subjob_is_put_back_late_and_never_waits_for_a_time() {
     let mut c = hurried();
@@ -161,15 +195,23 @@ fn a_subjob_is_put_back_late_and_never_waits_for_a_time() {
     begins_at_once(&mut c, &job);
     let started = Instant::now();
     let launched = c.hook(&job, 0, "execjob_launch");
-    assert!(!launched.accepted() && launched.rerun, "{}", launched.message);
-    assert_eq!((launched.execution_time, launched.run_count), (None, Some(0)));
+    assert!(
+        !launched.accepted() && launched.rerun,
+        "{}",
+        launched.message
+    );
+    assert_eq!(
+        (launched.execution_time, launched.run_count),
+        (None, Some(0))
+    );
     assert!(started.elapsed().as_secs() >= 15, "21 tries in a minute");
     at_once(&mut c, &job, "execjob_abort");
     c.nodes[0].sh(MEND_CONFIG);
     c.is_as_before();
 }
 
-/// The mom does nothing else while execjob_begin or execjob_abort runs; execjob_launch runs in a process of the job.
+/// The mom does nothing else while execjob_begin or execjob_abort runs; execjob_launch runs in a
+/// process of the job.
 #[test]
 fn a_start_that_hangs_keeps_no_other_job_waiting() {
     let mut c = hurried_in_vain();
@@ -181,9 +223,15 @@ fn a_start_that_hangs_keeps_no_other_job_waiting() {
     waits(&c, &job, &launched, 0);
     says(&launched.message, &["MPS did not start"]);
     at_once(&mut c, &job, "execjob_abort");
-    says(&c.served(&format!("comments/{}", job.id)), &["MPS did not start"]);
+    says(
+        &c.served(&format!("comments/{}", job.id)),
+        &["MPS did not start"],
+    );
     let note = c.state("nodea").1;
-    assert!(note.starts_with("mpsd: ") && note.contains("not ready"), "{note}");
+    assert!(
+        note.starts_with("mpsd: ") && note.contains("not ready"),
+        "{note}"
+    );
     // The next start that works removes the note.
     c.gpus[0].change(|node| node.faults.start = String::new());
     let next = begun(&mut c, "MPS=true");
@@ -204,7 +252,8 @@ fn a_job_that_is_deleted_while_its_mps_starts_leaves_nothing() {
     c.is_as_before();
 }
 
-/// If a job's user makes its start fail repeatedly, PBS holds the job in the end, as it holds any job.
+/// If a job's user makes its start fail repeatedly, PBS holds the job in the end, as it holds any
+/// job.
 #[test]
 fn a_start_that_may_fail_by_its_users_doing_counts() {
     let mut c = hurried_in_vain();
@@ -251,7 +300,9 @@ fn an_end_needs_no_directory_for_temporary_files() {
     let plain = c.job("");
     c.hook(&plain, 0, "execjob_launch");
     let fill = "i=0; while touch $d/f$i; do i=$((i+1)); done 2>/dev/null";
-    c.nodes[0].sh(&format!("for d in {places}; do {fill}; done; ! touch /tmp/one"));
+    c.nodes[0].sh(&format!(
+        "for d in {places}; do {fill}; done; ! touch /tmp/one"
+    ));
     assert!(c.hook(&job, 0, "execjob_end").accepted());
     c.nodes[0].sh(&format!(
         "for d in {places}; do umount $d; done; rm -rf /run/mount"
@@ -266,7 +317,8 @@ fn an_unprepared_job_is_put_back() {
     is_put_back(&mut c, "MPS=true", "alice", 0);
 }
 
-/// PBS ends a hook at its alarm, and the job's user reads nothing. A manager may set it below our deadline.
+/// PBS ends a hook at its alarm, and the job's user reads nothing. A manager may set it below our
+/// deadline.
 #[test]
 fn a_hook_is_ready_before_a_short_alarm() {
     let mut c = Cluster::with(Product::OpenPbs, &["nodea"], never_ready, "");
@@ -295,16 +347,24 @@ fn an_unusable_configuration_puts_the_job_back_and_is_shown_by_the_node_once() {
     says(&note, &["mpsd: ", "no_such_key"]);
     assert!(note.len() <= 79, "{note}");
     is_put_back(&mut c, "MPS=maybe", "MPS=maybe", 0);
-    assert_eq!(c.served("calls").matches("pbsnodes -C").count(), 1, "told once");
+    assert_eq!(
+        c.served("calls").matches("pbsnodes -C").count(),
+        1,
+        "told once"
+    );
     c.nodes[0].sh(MEND_CONFIG);
     let text = c.nodes[0].sh("mpsctl pbs check");
-    says(&text, &["WARN  the node shows 'mpsd: ", "pbsnodes -C '' nodea"]);
+    says(
+        &text,
+        &["WARN  the node shows 'mpsd: ", "pbsnodes -C '' nodea"],
+    );
     says(&c.nodes[0].sh("mpsctl reconcile"), &["withdrawn"]);
     assert_eq!(c.state("nodea"), free());
     // A note of the site stays.
     c.serve("nodes/nodea", "free\nNHC: disk");
     c.nodes[0].sh(BREAK_CONFIG);
-    let prologue = "mps-prologue --scheduler openpbs --record --account=MPS=true -- 27.localhost alice alice";
+    let prologue =
+        "mps-prologue --scheduler openpbs --record --account=MPS=true -- 27.localhost alice alice";
     c.nodes[0].sh(&format!("timeout 4 {prologue} || :"));
     assert_eq!(c.state("nodea"), ("free".into(), "NHC: disk".into()));
     c.nodes[0].sh(MEND_CONFIG);
@@ -323,8 +383,14 @@ fn queuejob_refuses_at_qsub_and_moves_our_words() {
     let moved = queued(&mut c, "proj1,MPS=true,MPS_THREADS=25");
     assert!(moved.accepted());
     assert_eq!(moved.account.as_deref(), Some("proj1"));
-    assert_eq!(moved.resources["mps"].as_deref(), Some("per-node+threads=25"));
-    says(&queued(&mut c, "proj1,MPS").message, &["did you mean MPS=on?"]);
+    assert_eq!(
+        moved.resources["mps"].as_deref(),
+        Some("per-node+threads=25")
+    );
+    says(
+        &queued(&mut c, "proj1,MPS").message,
+        &["did you mean MPS=on?"],
+    );
     let left = queued(&mut c, "mps_physics");
     assert!(left.accepted(), "{}", left.message);
     assert_eq!(left.account.as_deref(), Some("mps_physics"));
@@ -354,7 +420,8 @@ fn an_end_that_left_something_is_logged_with_its_code_and_last_line() {
     }
 }
 
-/// Calls and attributes of PBS, each of which raises an error here. `pbs.logmsg` does so in a release built with a newer Python.
+/// Calls and attributes of PBS, each of which raises an error here. `pbs.logmsg` does so in a
+/// release built with a newer Python.
 const RAISING: [&str; 14] = [
     "logmsg",
     "id",
@@ -379,7 +446,12 @@ fn a_job_that_did_not_ask_imports_nothing_and_starts_no_process() {
     let plain = c.job("proj1");
     c.openpbs_files(&plain);
     c.nodes[0].sh("rm /usr/bin/mps-prologue /usr/bin/mps-epilogue /usr/bin/mpsctl");
-    for event in ["execjob_begin", "execjob_launch", "execjob_end", "execjob_abort"] {
+    for event in [
+        "execjob_begin",
+        "execjob_launch",
+        "execjob_end",
+        "execjob_abort",
+    ] {
         let hooked = c.hook(&plain, 0, event);
         assert!(hooked.accepted(), "{}", hooked.message);
         assert_eq!(hooked.imported, [""; 0], "{event}");

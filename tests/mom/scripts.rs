@@ -1,5 +1,5 @@
-//! The job scripts of `tests/scripts/` that fit a PBS, each on three nodes at once: without us, in a queue of
-//! `auto_queues`, with MPS and without the line about it.
+//! The job scripts of `tests/scripts/` that fit a PBS, each on three nodes at once: without us, in
+//! a queue of `auto_queues`, with MPS and without the line about it.
 
 use tests::double::Builder;
 use tests::mom::cluster::{Cluster, Product, USER};
@@ -9,7 +9,11 @@ use tests::scripts::{self, Outcome, STAND_INS, Script, Three};
 use crate::jobs::begins;
 
 /// Of each run: the job's account and queue.
-const RUNS: [(&str, &str); 3] = [("", "batch"), ("", "gpus"), ("MPS=true,MPS_REPORT=off", "batch")];
+const RUNS: [(&str, &str); 3] = [
+    ("", "batch"),
+    ("", "gpus"),
+    ("MPS=true,MPS_REPORT=off", "batch"),
+];
 
 #[test]
 fn every_script_runs_under_torque_as_without_us_or_its_user_reads_why() {
@@ -38,7 +42,11 @@ fn all_scripts(product: Product) {
     let mut wrong = Vec::new();
     for (at, script) in all.iter().enumerate() {
         let [without, auto, asked] = [0, 1, 2].map(|run| ends[run][at].clone());
-        let three = Three { without, auto, asked };
+        let three = Three {
+            without,
+            auto,
+            asked,
+        };
         if let Err(error) = script.check(&three) {
             wrong.push(format!("{}: {error}", script.name));
         }
@@ -70,7 +78,8 @@ fn furnish(c: &mut Cluster) {
     node.write("/usr/bin/cuda-app", &client, 0o755);
     node.sh(&format!("ln -s {gpu}/nvidia-cuda-mps-control /usr/bin/"));
     for name in STAND_INS {
-        let text = std::fs::read_to_string(scripts::folder().join("bin").join(name)).expect("a stand-in");
+        let text =
+            std::fs::read_to_string(scripts::folder().join("bin").join(name)).expect("a stand-in");
         node.write(&format!("/usr/bin/{name}"), &text, 0o755);
     }
 }
@@ -111,7 +120,9 @@ fn outcome(c: &mut Cluster, run: usize, script: &Script) -> Outcome {
     let seconds = started.elapsed().as_secs();
     let (stdout, stderr) = c.output(&job, 0);
     let uid = USER.1;
-    c.nodes[0].sh(&format!("ps -o pid= -u {uid} | xargs -r kill -KILL || true"));
+    c.nodes[0].sh(&format!(
+        "ps -o pid= -u {uid} | xargs -r kill -KILL || true"
+    ));
     c.end(&job, code);
     c.nodes[0].sh(&format!("find /home/{} /tmp -mindepth 1 -delete", USER.0));
     c.is_as_before();

@@ -1,4 +1,5 @@
-//! `mpsctl selftest` of an ordinary user by qsub. The test plays the server, and a client of the double plays the probe.
+//! `mpsctl selftest` of an ordinary user by qsub. The test plays the server, and a client of the
+//! double plays the probe.
 
 use crate::jobs::{begins, on_both, says};
 use std::os::unix::fs::PermissionsExt as _;
@@ -51,7 +52,10 @@ fn next(c: &Cluster, id: &str) -> (Vec<String>, String) {
     });
     assert!(there, "no job {id} in the queue");
     let (words, script) = text.split_once("\n\n").unwrap();
-    (words.lines().map(str::to_owned).collect(), script.to_owned())
+    (
+        words.lines().map(str::to_owned).collect(),
+        script.to_owned(),
+    )
 }
 
 fn after<'a>(words: &'a [String], flag: &str) -> Option<&'a str> {
@@ -88,7 +92,10 @@ fn ends(c: &mut Cluster, pid: i32, code: i32, words: &[&str]) -> String {
 }
 
 fn is_deleted(c: &Cluster, id: &str) {
-    assert!(c.server().join("deleted").join(id).exists(), "job {id} stays");
+    assert!(
+        c.server().join("deleted").join(id).exists(),
+        "job {id} stays"
+    );
 }
 
 #[test]
@@ -156,7 +163,12 @@ fn a_node_without_libcuda_is_told_as_that() {
 fn a_late_job_and_the_job_of_an_interrupted_selftest_are_deleted() {
     let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
     let pid = start(&mut c, &["--wait", "1"]);
-    ends(&mut c, pid, 2, &["it had not ended after 1 s, and was canceled"]);
+    ends(
+        &mut c,
+        pid,
+        2,
+        &["it had not ended after 1 s, and was canceled"],
+    );
     is_deleted(&c, "0.pbsserver");
     let pid = start(&mut c, &[]);
     next(&c, "1.pbsserver");
@@ -189,13 +201,19 @@ fn a_job_whose_qsub_does_not_answer_is_deleted() {
     }
 }
 
-/// The output could not come back: another directory exists only on this host, or belongs to everybody.
+/// The output could not come back: another directory exists only on this host, or belongs to
+/// everybody.
 #[test]
 fn without_a_home_for_the_output_nothing_is_submitted() {
     let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
     for home in ["", "/nonexistent", "/etc"] {
         let pid = start_at(&mut c, home, &["--wait", "3"]);
-        ends(&mut c, pid, 2, &[&format!("HOME is '{home}'"), "allowed: HOME="]);
+        ends(
+            &mut c,
+            pid,
+            2,
+            &[&format!("HOME is '{home}'"), "allowed: HOME="],
+        );
         assert!(!c.server().join("queue/0.pbsserver").exists());
     }
 }

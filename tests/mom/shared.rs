@@ -8,7 +8,8 @@ use tests::double::look::wait_until;
 use tests::mom::cluster::{Cluster, Job, OTHER_USER, Product, Verdict};
 use tests::mom::wire::Ended;
 
-/// Under Torque each job says that it shares its GPU; under OpenPBS the site does. `auto` limits nothing here.
+/// Under Torque each job says that it shares its GPU; under OpenPBS the site does. `auto` limits
+/// nothing here.
 fn on_both(names: &[&str], test: impl Fn(&mut Cluster)) {
     let auto = "\n[defaults]\nmem = \"auto\"\n";
     for (product, own) in [
@@ -41,7 +42,8 @@ fn client(c: &mut Cluster, job: &Job) -> Value {
     c.records(0).remove(0)
 }
 
-/// The pid of the daemon that serves a client of the job. Asserts that it is the user's shared daemon on the first GPU.
+/// The pid of the daemon that serves a client of the job. Asserts that it is the user's shared
+/// daemon on the first GPU.
 fn shared_daemon(c: &mut Cluster, job: &Job) -> u64 {
     let record = client(c, job);
     is_shared(c, job, &record);
@@ -55,7 +57,11 @@ fn is_shared(c: &Cluster, job: &Job, record: &Value) {
     let pipe = record["pipe_directory"].as_str().unwrap_or_default();
     assert!(pipe.starts_with(&directory), "{record}");
     let found = [&record["under_mps"], &record["job"], &record["uid"]];
-    let expected = [&Value::from(true), &job.id.clone().into(), &job.user.1.into()];
+    let expected = [
+        &Value::from(true),
+        &job.id.clone().into(),
+        &job.user.1.into(),
+    ];
     assert_eq!(found, expected, "{record}");
 }
 
@@ -99,7 +105,11 @@ fn jobs_of_a_user_share_a_daemon_in_any_order() {
             }
             let of = |name: &str| [0, 1].map(|at| records[at][name].clone());
             assert_eq!(of("sms"), [32, 132], "{orders:?}");
-            assert_eq!(of("memory_limit_mib"), [2048.into(), Value::Null], "{orders:?}");
+            assert_eq!(
+                of("memory_limit_mib"),
+                [2048.into(), Value::Null],
+                "{orders:?}"
+            );
             let [daemon, other] = of("daemon_pid");
             assert_eq!(daemon, other, "{orders:?}");
             c.end(&jobs[end[0]], 0);
@@ -168,7 +178,8 @@ fn a_job_that_comes_again_under_its_id_disturbs_no_other() {
     });
 }
 
-/// A restart of the mom kills the mom's cgroup, but no MPS. Later the server forgets one job, for which no epilogue runs.
+/// A restart of the mom kills the mom's cgroup, but no MPS. Later the server forgets one job, for
+/// which no epilogue runs.
 #[test]
 fn a_mom_and_a_job_that_are_killed_take_no_other_job_along() {
     on_both(&["nodea"], |c| {
@@ -185,7 +196,8 @@ fn a_mom_and_a_job_that_are_killed_take_no_other_job_along() {
             );
         }
         c.nodes[0].signal(works[0], 9);
-        // The job's client has lost its parent and still works. The job's end ends this client, and not the other's.
+        // The job's client has lost its parent and still works. The job's end ends this client, and
+        // not the other's.
         ends_at_work(c, &jobs[0]);
         let clients = c.nodes[0].sh("ps -eo args= | grep -c '^[^ ]*/fake-cuda-client'");
         assert_eq!(clients.trim(), "1");
@@ -210,7 +222,8 @@ fn a_mom_and_a_job_that_are_killed_take_no_other_job_along() {
     });
 }
 
-/// A user can trace a process in that cgroup and start a program there, which would outlive the limits of the job.
+/// A user can trace a process in that cgroup and start a program there, which would outlive the
+/// limits of the job.
 #[test]
 fn what_a_user_brings_into_its_cgroup_ends_when_a_job_leaves() {
     let c = &mut Cluster::new(Product::Torque, &["nodea"]);
@@ -228,8 +241,9 @@ fn what_a_user_brings_into_its_cgroup_ends_when_a_job_leaves() {
     };
     let sleepers = [brought(c), brought(c)];
     // The daemon starts another server, which root has not proved.
-    let server =
-        |c: &mut Cluster| c.nodes[0].sh("ps -C nvidia-cuda-mps-server -o pid= --sort=pid | tail -n 1");
+    let server = |c: &mut Cluster| {
+        c.nodes[0].sh("ps -C nvidia-cuda-mps-server -o pid= --sort=pid | tail -n 1")
+    };
     let first = server(c);
     c.nodes[0].sh(&format!("kill -9 {first}"));
     shared_daemon(c, &jobs[1]);
@@ -244,7 +258,8 @@ fn what_a_user_brings_into_its_cgroup_ends_when_a_job_leaves() {
     ends(c, &jobs[1]);
 }
 
-/// The prologue and its worker are killed while they begin the MPS for the first job, with and without what they have started.
+/// The prologue and its worker are killed while they begin the MPS for the first job, with and
+/// without what they have started.
 #[test]
 fn a_begin_that_is_killed_leaves_the_next_job_its_mps() {
     let slow = |node: Builder| node.fast().times(|times| times.server_ready = (600, 600));
@@ -260,7 +275,9 @@ fn a_begin_that_is_killed_leaves_the_next_job_its_mps() {
                 .contains("nvidia-cuda-mps-control")
         });
         assert!(starts, "it does not begin");
-        c.nodes[0].sh(&format!("kill -9 $(ps -C mps-prologue -o pid=; {started}) || :"));
+        c.nodes[0].sh(&format!(
+            "kill -9 $(ps -C mps-prologue -o pid=; {started}) || :"
+        ));
         assert_ne!(c.nodes[0].wait(prologue, 10_000), Ended::Running);
         begins(&mut c, &second);
         let daemon = shared_daemon(&mut c, &second);
@@ -280,7 +297,9 @@ fn a_job_waits_for_the_slow_begin_of_another() {
     let run = c.torque_run(&jobs[0], 0, "prologue", None);
     let prologue = c.nodes[0].start(run).unwrap();
     let begins_it = wait_until(Duration::from_secs(30), || {
-        c.nodes[0].sh("ls -A /run/mpsd/shared || :").contains(".members")
+        c.nodes[0]
+            .sh("ls -A /run/mpsd/shared || :")
+            .contains(".members")
     });
     assert!(begins_it, "it does not begin");
     begins(&mut c, &jobs[1]);
@@ -291,7 +310,8 @@ fn a_job_waits_for_the_slow_begin_of_another() {
     ends(&mut c, &jobs[1]);
 }
 
-/// Also on a sister, and if a job fails to begin on the first node: Torque then runs no epilogue on the sister.
+/// Also on a sister, and if a job fails to begin on the first node: Torque then runs no epilogue on
+/// the sister.
 #[test]
 fn jobs_of_two_nodes_share_a_daemon_on_each() {
     on_both(&["nodea", "nodeb"], |c| {
@@ -321,7 +341,8 @@ fn jobs_of_two_nodes_share_a_daemon_on_each() {
 
 #[test]
 fn what_a_shared_daemon_cannot_have_is_refused_and_read_why() {
-    let part = "the scheduler does not say which part of the GPU the job has; allowed: a fixed value";
+    let part =
+        "the scheduler does not say which part of the GPU the job has; allowed: a fixed value";
     let own = "share one MPS, whose daemon has one setting for all of them; allowed: MPS=own";
     on_both(&["nodea"], |c| {
         let other = begun(c, "MPS=true");

@@ -1,8 +1,8 @@
 //! Tasks that Torque's TM starts without a shell, and our `$job_starter`, which attaches them.
 
 use crate::jobs::{
-    attached, attached_without_limits, bare, begins, begun, client, ends, free, says, says_once, shell,
-    task_client, task_is_refused,
+    attached, attached_without_limits, bare, begins, begun, client, ends, free, says, says_once,
+    shell, task_client, task_is_refused,
 };
 use std::time::Instant;
 use tests::double::Builder;
@@ -42,7 +42,10 @@ fn is_left_out(node: &mut MomNode, why: &str) -> String {
     let before = node.read(CONFIG);
     let text = node.sh_exits(1, "mpsctl pbs install");
     says(&text, &[why, "outside MPS"]);
-    assert!(!text.contains("exec --starter"), "no advice to chain it: {text}");
+    assert!(
+        !text.contains("exec --starter"),
+        "no advice to chain it: {text}"
+    );
     assert_eq!(node.read(CONFIG), before);
     assert_eq!(node.read(STARTER), None);
     text
@@ -59,7 +62,10 @@ fn install_writes_the_line_once_and_uninstall_takes_it_back() {
     node.sh("mpsctl pbs install");
     assert_eq!(node.read(CONFIG).unwrap(), text);
     // The mom still starts tasks through this file.
-    says(&node.sh_exits(1, "mpsctl pbs uninstall"), &["run this again"]);
+    says(
+        &node.sh_exits(1, "mpsctl pbs uninstall"),
+        &["run this again"],
+    );
     assert_eq!(node.read(CONFIG).unwrap(), "$logevent 255\n");
     assert!(node.read(STARTER).is_some());
     node.sh("mpsctl pbs uninstall");
@@ -73,7 +79,10 @@ fn without_a_starter_a_strict_site_refuses_the_job_that_asks() {
     assert_eq!(c.begin(&job), Verdict::Aborted);
     says_once(
         &c.told(&job),
-        &[&format!("'{CONFIG}' has no $job_starter"), "'mpsctl pbs install'"],
+        &[
+            &format!("'{CONFIG}' has no $job_starter"),
+            "'mpsctl pbs install'",
+        ],
     );
     assert_eq!(c.state("nodea"), free());
     c.is_as_before();
@@ -94,7 +103,10 @@ fn without_a_starter_the_job_runs_and_is_told_what_its_tasks_need() {
         &["runs outside MPS unless it is 'mpsctl exec -- COMMAND'"],
     );
     attached_without_limits(&client(&mut c, &job), &job);
-    attached_without_limits(&task_client(&mut c, &job, 0, "/usr/bin/mpsctl exec -- "), &job);
+    attached_without_limits(
+        &task_client(&mut c, &job, 0, "/usr/bin/mpsctl exec -- "),
+        &job,
+    );
     ends(&mut c, &job);
     says(
         &c.nodes[0].sh("mpsctl pbs check"),
@@ -125,7 +137,10 @@ fn a_mom_at_an_unusual_place_is_known_by_where_it_runs_us() {
     };
     assert_eq!(c.nodes[0].run(run), Ended::Code(1));
     let told = c.nodes[0].read("/tmp/told").unwrap();
-    says(&told, &["'/var/spool/else/mom_priv/config' has no $job_starter"]);
+    says(
+        &told,
+        &["'/var/spool/else/mom_priv/config' has no $job_starter"],
+    );
 }
 
 #[test]
@@ -138,7 +153,10 @@ fn a_sister_that_cannot_attach_keeps_the_job_from_starting() {
     let job = c.job("MPS=true").on(&[&[0], &[0]]);
     let started = Instant::now();
     assert_eq!(c.begin(&job), Verdict::Requeued);
-    assert!(started.elapsed().as_secs() >= 1, "Torque would try again at once");
+    assert!(
+        started.elapsed().as_secs() >= 1,
+        "Torque would try again at once"
+    );
     assert_eq!(c.gpus[1].modes(), ["default", "default"]);
     c.nodes[1].sh(&format!("cp -p /root/config {CONFIG}"));
     begins(&mut c, &job);
@@ -146,7 +164,8 @@ fn a_sister_that_cannot_attach_keeps_the_job_from_starting() {
     ends(&mut c, &job);
 }
 
-/// A failing prologue.parallel would make Torque requeue the job forever. Torque runs no epilogue there, so a record stays.
+/// A failing prologue.parallel would make Torque requeue the job forever. Torque runs no epilogue
+/// there, so a record stays.
 #[test]
 fn a_refusal_on_two_nodes_takes_no_sister_down() {
     let mut c = cluster(&["nodea", "nodeb"]);
@@ -182,11 +201,15 @@ fn what_a_sister_alone_refuses_its_tasks_are_told() {
         assert_eq!(c.torque_script(&job, at, script, None), Ended::Code(0));
     }
     let told = task_is_refused(&mut c, &job, 1);
-    says(&told, &[&format!("job {}: MPS refused: ", job.id), "exec_gpus"]);
+    says(
+        &told,
+        &[&format!("job {}: MPS refused: ", job.id), "exec_gpus"],
+    );
     ends(&mut c, &job);
 }
 
-/// An MPI launcher passes its own variables on: a GPU's UUID, or its number under the first node's daemon.
+/// An MPI launcher passes its own variables on: a GPU's UUID, or its number under the first node's
+/// daemon.
 #[test]
 fn a_task_with_the_first_nodes_variables_has_its_own_nodes_mps() {
     let mut c = cluster(&["nodea", "nodeb"]);
@@ -245,7 +268,10 @@ fn a_plain_jobs_task_needs_our_program_only_if_another_job_left_something() {
     let words: Vec<&str> = words.split(' ').collect();
     let left = [
         ("MPSD_JOB", "99.localhost"),
-        ("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/99.localhost/pipe"),
+        (
+            "CUDA_MPS_PIPE_DIRECTORY",
+            "/run/mpsd/jobs/99.localhost/pipe",
+        ),
     ];
     assert_eq!(c.torque_task(&job, 0, &words, &left), Ended::Code(0));
     bare(&c.records(0)[0]);
@@ -268,7 +294,10 @@ fn a_starter_of_the_site_stays_and_may_call_ours() {
         .find(|line| line.contains("exec --starter"))
         .unwrap()
         .trim();
-    assert_eq!(node.read(CONFIG).unwrap().matches("$job_starter").count(), 1);
+    assert_eq!(
+        node.read(CONFIG).unwrap().matches("$job_starter").count(),
+        1
+    );
     let job = c.job("MPS=true");
     assert_eq!(c.begin(&job), Verdict::Aborted);
     says(&c.told(&job), &["'/usr/local/sbin/starter'"]);
@@ -279,7 +308,8 @@ fn a_starter_of_the_site_stays_and_may_call_ours() {
     c.end(&job, 0);
 }
 
-/// Such a mom starts tasks itself, as the job's user. Then only TM's tasks are not attached, and the job is told.
+/// Such a mom starts tasks itself, as the job's user. Then only TM's tasks are not attached, and
+/// the job is told.
 #[test]
 fn a_mom_that_would_run_it_as_root_or_otherwise_is_given_no_starter() {
     let mut c = cluster(&["nodea"]);
@@ -290,7 +320,10 @@ fn a_mom_that_would_run_it_as_root_or_otherwise_is_given_no_starter() {
     for (lines, why) in words.into_iter().chain([
         (format!("{own}\n{privileged} yes"), privileged),
         (format!("{privileged} yes\n{own}"), privileged),
-        ("$source_login_batch false".to_owned(), "$source_login_batch"),
+        (
+            "$source_login_batch false".to_owned(),
+            "$source_login_batch",
+        ),
         (
             "$Source_Login_Interactive\toff # as ever".to_owned(),
             "$source_login_interactive",
@@ -343,7 +376,8 @@ fn a_starter_that_would_run_as_root_is_refused() {
         assert_eq!(c.begin(&job), Verdict::Aborted);
     }
     let node = &mut c.nodes[0];
-    let without_us = "mv /usr/bin/mpsctl /root; {} id -u; code=$?; mv /root/mpsctl /usr/bin; exit $code";
+    let without_us =
+        "mv /usr/bin/mpsctl /root; {} id -u; code=$?; mv /root/mpsctl /usr/bin; exit $code";
     node.sh_exits(127, &without_us.replace("{}", STARTER));
     node.sh(&format!("rm {CONFIG}"));
     node.sh_exits(1, &root);
@@ -378,7 +412,10 @@ fn a_starter_that_the_mom_has_not_read_is_not_vouched_for() {
     let job = c.job("MPS=true");
     assert_eq!(c.begin(&job), Verdict::Aborted);
     hang_up(&mut c.nodes[0]);
-    says(&c.nodes[0].sh("mpsctl pbs check"), &["every task has its MPS"]);
+    says(
+        &c.nodes[0].sh("mpsctl pbs check"),
+        &["every task has its MPS"],
+    );
     begins(&mut c, &job);
     attached_without_limits(&task_client(&mut c, &job, 0, ""), &job);
     c.end(&job, 0);

@@ -1,8 +1,9 @@
-//! Torque: how it numbers GPUs, what a failure does to a job and its nodes, and Torque's own faults.
+//! Torque: how it numbers GPUs, what a failure does to a job and its nodes, and Torque's own
+//! faults.
 
 use crate::jobs::{
-    NoControl, attached_without_limits, begins, begun, client, ends, free, never_ready, says, shell,
-    task_client,
+    NoControl, attached_without_limits, begins, begun, client, ends, free, never_ready, says,
+    shell, task_client,
 };
 use std::time::{Duration, Instant};
 use tests::double::Builder;
@@ -26,7 +27,8 @@ fn with_a_short_alarm(gpus: impl Fn(Builder) -> Builder, config: &str) -> Cluste
     c
 }
 
-/// Runs one of the scripts on a node; it must end with `code`. An epilogue gets the job's exit code.
+/// Runs one of the scripts on a node; it must end with `code`. An epilogue gets the job's exit
+/// code.
 fn script_ends(c: &mut Cluster, job: &Job, at: usize, name: &str, of_job: Option<i32>, code: i32) {
     let ended = c.torque_script(job, at, name, of_job);
     assert_eq!(ended, Ended::Code(code), "{name}: {:?}", c.output(job, at));
@@ -76,7 +78,8 @@ fn ranks_are_bound_to_the_gpus_near_their_cores() {
     begins(&mut c, &job);
     let client = Cluster::client("");
     for (rank, gpu) in [(0, 1), (1, 0)] {
-        let line = format!("OMPI_COMM_WORLD_LOCAL_RANK={rank} taskset -c {rank} mpsctl exec -- {client}");
+        let line =
+            format!("OMPI_COMM_WORLD_LOCAL_RANK={rank} taskset -c {rank} mpsctl exec -- {client}");
         shell(&mut c, &job, &line, 0);
         let own = serde_json::json!([c.gpus[0].uuids()[gpu]]);
         assert_eq!(c.records(0)[0]["uuids"], own);
@@ -84,7 +87,8 @@ fn ranks_are_bound_to_the_gpus_near_their_cores() {
     c.end(&job, 0);
 }
 
-/// If no record can be left, or our starter is missing, nothing else could tell why: Torque never delivers the job's output.
+/// If no record can be left, or our starter is missing, nothing else could tell why: Torque never
+/// delivers the job's output.
 #[test]
 fn a_refused_job_is_aborted_if_its_tasks_could_not_tell_why() {
     let mut c = cluster(&["nodea"]);
@@ -124,7 +128,8 @@ fn a_prologue_that_may_not_drain_its_node_holds_its_exit_back() {
     );
 }
 
-/// The mom waits for the parent, whose child does the work. Torque takes an end by a signal for success.
+/// The mom waits for the parent, whose child does the work. Torque takes an end by a signal for
+/// success.
 #[test]
 fn a_prologue_whose_worker_dies_of_a_signal_fails() {
     let mut c = Cluster::with(Product::Torque, &["nodea"], never_ready, "");
@@ -136,7 +141,10 @@ fn a_prologue_whose_worker_dies_of_a_signal_fails() {
     let begun = wait_until(Duration::from_secs(30), || {
         let children = format!("ps --ppid {prologue} -o pid= -o comm= | grep mps-prologue || :");
         let shown = c.nodes[0].sh(&children);
-        worker = shown.split_whitespace().next().and_then(|pid| pid.parse().ok());
+        worker = shown
+            .split_whitespace()
+            .next()
+            .and_then(|pid| pid.parse().ok());
         worker.is_some() && c.nodes[0].sh("ls /run/mpsd/jobs || :").contains(&job.id)
     });
     assert!(begun, "the start does not begin");
@@ -160,8 +168,10 @@ fn a_start_that_hangs_and_an_end_that_its_user_holds_up_end_below_the_moms_limit
     c.is_as_before();
     let mut c = with_a_short_alarm(Builder::fast, "deadline_s = 60\n");
     let job = begun(&mut c, "MPS=true");
-    c.nodes[0].sh("for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in \
-         mpsd|nvidia-cuda-mps*) kill -STOP ${p#/proc/};; esac; done");
+    c.nodes[0].sh(
+        "for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in \
+         mpsd|nvidia-cuda-mps*) kill -STOP ${p#/proc/};; esac; done",
+    );
     script_ends(&mut c, &job, 0, "epilogue", Some(0), 0);
     ends(&mut c, &job);
 }
@@ -215,7 +225,8 @@ fn a_prologue_run_twice_leaves_one_daemon() {
     let mut c = cluster(&["nodea"]);
     let job = begun(&mut c, "MPS=true");
     begins(&mut c, &job);
-    let controls = c.nodes[0].sh("ps -eo args= | grep -c '^/var/srv/pbs/gpu-nodea/nvidia-cuda-mps-control'");
+    let controls =
+        c.nodes[0].sh("ps -eo args= | grep -c '^/var/srv/pbs/gpu-nodea/nvidia-cuda-mps-control'");
     assert_eq!(controls.trim(), "1");
     attached_without_limits(&client(&mut c, &job), &job);
     ends(&mut c, &job);
@@ -253,7 +264,8 @@ fn a_missing_program_holds_a_job_that_asks_and_no_other() {
     );
 }
 
-/// A sister whose job failed to begin and whose watching process is gone. Torque runs no epilogue there.
+/// A sister whose job failed to begin and whose watching process is gone. Torque runs no epilogue
+/// there.
 fn leaked(c: &mut Cluster) -> (Job, NoControl) {
     let job = c.job("MPS=true").on(&[&[0], &[1]]);
     let fault = NoControl::on(c, 0);
@@ -263,7 +275,11 @@ fn leaked(c: &mut Cluster) -> (Job, NoControl) {
         c.nodes[1].signal(pid.parse().unwrap(), 9);
     }
     assert_eq!(c.torque_start(&job), Verdict::Requeued);
-    assert_eq!(c.gpus[1].modes()[1], "exclusive_process", "leaked on the sister");
+    assert_eq!(
+        c.gpus[1].modes()[1],
+        "exclusive_process",
+        "leaked on the sister"
+    );
     (job, fault)
 }
 
@@ -307,7 +323,10 @@ fn a_leaked_sister_is_clean_when_the_next_job_begins_there() {
         c.torque_files(&next);
         script_ends(&mut c, &next, 1, "prologue.parallel", None, 0);
         assert_eq!(c.gpus[1].modes(), modes, "{account}");
-        assert!(!c.nodes[1].sh("ls /run/mpsd/jobs").contains(&job.id), "{account}");
+        assert!(
+            !c.nodes[1].sh("ls /run/mpsd/jobs").contains(&job.id),
+            "{account}"
+        );
         c.torque_script(&next, 1, "epilogue.parallel", Some(0));
         c.is_as_before();
     }
@@ -321,11 +340,16 @@ fn a_sister_of_a_job_that_does_not_begin_ends_its_mps_by_itself() {
     assert_eq!(c.begin(&job), Verdict::Requeued);
     let left = "ls /run/mpsd/jobs; ps -C mps-prologue -o pid= || :";
     let is_back = wait_until(Duration::from_secs(20), || c.nodes[1].sh(left).is_empty());
-    assert!(is_back, "left: {}", c.nodes[1].sh("ls /run/mpsd/jobs; ps -e"));
+    assert!(
+        is_back,
+        "left: {}",
+        c.nodes[1].sh("ls /run/mpsd/jobs; ps -e")
+    );
     c.is_as_before();
 }
 
-/// Torque takes a sister down if its epilogue.parallel fails, and a user can keep an epilogue from ending.
+/// Torque takes a sister down if its epilogue.parallel fails, and a user can keep an epilogue from
+/// ending.
 #[test]
 fn an_epilogue_that_cannot_end_a_job_does_not_take_its_node_down() {
     let mut c = configured(&["nodea", "nodeb"], "deadline_s = 3\n");
@@ -337,7 +361,11 @@ fn an_epilogue_that_cannot_end_a_job_does_not_take_its_node_down() {
          for try in $(seq 300); do flock -n {lock} true || exit 0; sleep 0.1; done; exit 1"
     ));
     c.end(&job, 0);
-    assert_ne!(c.nodes[1].sh("ls /run/mpsd/jobs"), "", "its end was kept from it");
+    assert_ne!(
+        c.nodes[1].sh("ls /run/mpsd/jobs"),
+        "",
+        "its end was kept from it"
+    );
     assert_eq!(c.state("nodeb"), free());
     c.nodes[1].sh("pid=$(cat /tmp/holder); kill -9 $(ps --ppid $pid -o pid=) $pid; rm /tmp/holder");
     std::fs::remove_file(c.server().join("jobs").join(&job.id)).unwrap();
@@ -356,8 +384,14 @@ fn a_job_that_does_not_ask_starts_no_program_beside_a_job_with_mps() {
         (0, ["prologue", "epilogue"]),
         (1, ["prologue.parallel", "epilogue.parallel"]),
     ] {
-        c.nodes[at].write("/usr/bin/called", "#!/bin/sh\necho called >/root/called\n", 0o755);
-        c.nodes[at].sh("cd /usr/bin; cp called epilogue; mv called mps-prologue; mv epilogue mps-epilogue");
+        c.nodes[at].write(
+            "/usr/bin/called",
+            "#!/bin/sh\necho called >/root/called\n",
+            0o755,
+        );
+        c.nodes[at].sh(
+            "cd /usr/bin; cp called epilogue; mv called mps-prologue; mv epilogue mps-epilogue",
+        );
         for (script, code) in scripts.into_iter().zip([None, Some(0)]) {
             assert_eq!(c.torque_script(&plain, at, script, code), Ended::Code(0));
             assert_eq!(c.nodes[at].read("/root/called"), None, "{script}");

@@ -10,8 +10,8 @@ fn cluster(names: &[&str]) -> Cluster {
     Cluster::new(Product::OpenPbs, names)
 }
 
-/// `qsub -V` inside a job with MPS: the new job did not ask, and would look for the first one's MPS. The node may lack our
-/// programs.
+/// `qsub -V` inside a job with MPS: the new job did not ask, and would look for the first one's
+/// MPS. The node may lack our programs.
 #[test]
 fn a_job_that_did_not_ask_keeps_nothing_of_the_job_that_submitted_it() {
     let mut c = cluster(&["nodea"]);
@@ -22,7 +22,10 @@ fn a_job_that_did_not_ask_keeps_nothing_of_the_job_that_submitted_it() {
         let mut env = own.clone();
         for (name, value) in [
             ("MPSD_JOB", "99.localhost"),
-            ("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/99.localhost/pipe"),
+            (
+                "CUDA_MPS_PIPE_DIRECTORY",
+                "/run/mpsd/jobs/99.localhost/pipe",
+            ),
             ("CUDA_MPS_LOG_DIRECTORY", "/run/mpsd/jobs/99.localhost/log"),
             ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "5"),
             ("JAX_LOCAL_DEVICE_IDS", "0"),
@@ -76,7 +79,8 @@ fn a_variable_asks_for_nothing_and_its_user_is_told() {
     }
 }
 
-/// The hook is on every node of the cluster, the package perhaps not. Such a node never worked, so no try there ever will.
+/// The hook is on every node of the cluster, the package perhaps not. Such a node never worked, so
+/// no try there ever will.
 #[test]
 fn a_node_without_our_package_refuses_the_job_and_names_both() {
     let config = "[pbs]\nauto_queues = [\"gpus\"]\n";
@@ -92,11 +96,18 @@ fn a_node_without_our_package_refuses_the_job_and_names_both() {
             c.openpbs_files(&job);
             assert!(c.openpbs_tried(&job, 0).accepted());
             let launched = c.hook(&job, 0, "execjob_launch");
-            assert_eq!((launched.verdict.as_str(), launched.rerun), ("reject", false));
+            assert_eq!(
+                (launched.verdict.as_str(), launched.rerun),
+                ("reject", false)
+            );
             assert_eq!((launched.run_count, launched.execution_time), (None, None));
             let of_launch = why.replace(
                 "mps-prologue",
-                if lost == "true" { "mps-prologue" } else { "mpsctl" },
+                if lost == "true" {
+                    "mps-prologue"
+                } else {
+                    "mpsctl"
+                },
             );
             says(&launched.message, &[&of_launch, "allowed: "]);
             says_once(&c.told(&job), &[&of_launch]);

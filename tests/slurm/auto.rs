@@ -80,7 +80,10 @@ pub const PARTS: Group = Group {
 fn check(cell: &Context, words: &str, tasks: usize, under_mps: bool) -> Result<()> {
     let all = cell.clients(words, "--hold 0.1")?;
     let right = |record: &Record| record.error.is_none() && record.under_mps == under_mps;
-    ensure!(all.len() == tasks && all.iter().all(right), "{words}: {all:?}");
+    ensure!(
+        all.len() == tasks && all.iter().all(right),
+        "{words}: {all:?}"
+    );
     if under_mps {
         check_daemons(&all, cell.user.uid, 1)?;
     }
@@ -131,11 +134,17 @@ fn a_share_has_mps_and_a_whole_gpu_only_for_tasks_that_meet(cell: &Context) -> R
 
 fn a_confined_share_has_mps_and_reads_what_it_would_without(cell: &Context) -> Result<()> {
     // This job keeps the others from the node's first GPU.
-    let first = cell.start("srun -p main --mps=off -w part1 -n1 --gres=gpu:1", "sleep 20")?;
+    let first = cell.start(
+        "srun -p main --mps=off -w part1 -n1 --gres=gpu:1",
+        "sleep 20",
+    )?;
     cell.wait("the first job", || {
         Ok(cell.root("squeue -h -t RUNNING -o %i")?.lines().count() == 1)
     })?;
-    for (words, tasks) in [("-n1 --gres=shard:2", 1), ("-n3 --overcommit --gres=shard:2", 3)] {
+    for (words, tasks) in [
+        ("-n1 --gres=shard:2", 1),
+        ("-n3 --overcommit --gres=shard:2", 3),
+    ] {
         shares(cell, "-p auto", &format!("-w part1 {words}"), tasks)?;
     }
     drop(first);
@@ -147,17 +156,23 @@ fn a_part_of_a_gpu_has_mps_by_auto_gres(cell: &Context) -> Result<()> {
     shares(cell, "-p main", "-w node1 -n1 --gres=mps:25", 1)
 }
 
-/// Checks that the tasks of `srun WORDS` are under MPS in this partition, and see and print what they do without.
+/// Checks that the tasks of `srun WORDS` are under MPS in this partition, and see and print what
+/// they do without.
 fn shares(cell: &Context, partition: &str, words: &str, tasks: usize) -> Result<()> {
     let line = format!(
         "echo \"$CUDA_VISIBLE_DEVICES $GPU_DEVICE_ORDINAL\"; {}",
         cell.client("--hold 0.5")
     );
     let look = |partition: &str| -> Result<(Vec<String>, Vec<Record>)> {
-        let done = cell.run(&format!("srun {partition} {words}"), &line)?.success()?;
+        let done = cell
+            .run(&format!("srun {partition} {words}"), &line)?
+            .success()?;
         let lines = done.stdout.lines().chain(done.stderr.lines());
         let others = lines.filter(|line| !line.starts_with('{') && !line.starts_with("srun: job "));
-        Ok((others.map(str::to_owned).collect(), Record::all(&done.stdout)?))
+        Ok((
+            others.map(str::to_owned).collect(),
+            Record::all(&done.stdout)?,
+        ))
     };
     let ((expected, without), (said, with)) = (look("-p main --mps=off")?, look(partition)?);
     ensure!(said == expected, "{words}: {said:?}, without {expected:?}");
@@ -204,8 +219,13 @@ fn a_step_has_what_its_job_could_not_know(cell: &Context) -> Result<()> {
         &["-n2"],
     )?;
     ensure!(under == [false, false], "{under:?}");
-    // The job has its MPS, and a step whose tasks do not meet has none: how many such steps run at once is not known.
-    let under = steps(cell, "salloc -p auto -w node1 -n4 --gres=gpu:2", &["-n1", "-n4"])?;
+    // The job has its MPS, and a step whose tasks do not meet has none: how many such steps run at
+    // once is not known.
+    let under = steps(
+        cell,
+        "salloc -p auto -w node1 -n4 --gres=gpu:2",
+        &["-n1", "-n4"],
+    )?;
     ensure!(under == [false, true, true, true, true], "{under:?}");
     Ok(())
 }
@@ -213,11 +233,15 @@ fn a_step_has_what_its_job_could_not_know(cell: &Context) -> Result<()> {
 /// The script's steps lose the flags (`--export=NONE`), but not what root found.
 fn a_job_without_a_number_of_tasks_is_decided_by_its_steps(cell: &Context) -> Result<()> {
     let client = cell.client("--hold 0.1");
-    let script =
-        format!("({client})\nsrun -n1 /bin/sh -c '{client}'\nsrun -n4 --overcommit /bin/sh -c '{client}'");
+    let script = format!(
+        "({client})\nsrun -n1 /bin/sh -c '{client}'\nsrun -n4 --overcommit /bin/sh -c '{client}'"
+    );
     for words in ["", " --export=NONE"] {
         let (_, said) = cell.batch(&format!("-p auto -w node1 --gres=gpu:2{words}"), &script)?;
-        let under: Vec<bool> = records(&said)?.iter().map(|record| record.under_mps).collect();
+        let under: Vec<bool> = records(&said)?
+            .iter()
+            .map(|record| record.under_mps)
+            .collect();
         ensure!(
             under == [false, false, true, true, true, true],
             "{words}: {under:?}"
@@ -230,9 +254,14 @@ fn each_node_of_an_uneven_job_has_its_own(cell: &Context) -> Result<()> {
     let all = cell.clients("-p auto -N2 -n5 --gres=gpu:2", "--hold 0.2")?;
     holds(all.len() == 5, &all)?;
     for node in ["node1", "node2"] {
-        let here: Vec<Record> = all.iter().filter(|record| record.node == node).cloned().collect();
+        let here: Vec<Record> = all
+            .iter()
+            .filter(|record| record.node == node)
+            .cloned()
+            .collect();
         ensure!(
-            here.iter().all(|record| record.under_mps == (here.len() > 2)),
+            here.iter()
+                .all(|record| record.under_mps == (here.len() > 2)),
             "{all:?}"
         );
     }
@@ -279,7 +308,10 @@ fn a_script_that_auto_gives_nothing_runs(cell: &Context) -> Result<()> {
         &format!("{script}\nexit 0"),
     )?;
     let all = records(&said)?;
-    holds(all.len() == 3 && all.iter().all(|record| !record.under_mps), &all)?;
+    holds(
+        all.len() == 3 && all.iter().all(|record| !record.under_mps),
+        &all,
+    )?;
     let why = "auto: no MPS, because 1 task on 1 GPU";
     says(
         &said,
@@ -310,7 +342,8 @@ fn a_script_with_an_mps_of_its_own_has_that_alone(cell: &Context) -> Result<()> 
     );
     let own = "d=$(mktemp -d); export CUDA_MPS_PIPE_DIRECTORY=$d CUDA_MPS_LOG_DIRECTORY=$d";
     for first in ["", "echo quit | CONTROL || true\n"] {
-        let script = format!("set -e\n{own}\n{first}CONTROL -d\n{run}\necho quit | CONTROL\nrm -r $d");
+        let script =
+            format!("set -e\n{own}\n{first}CONTROL -d\n{run}\necho quit | CONTROL\nrm -r $d");
         let all = unnoticed(cell, &script.replace("CONTROL", &control))?;
         let is_own = |record: &Record| record.under_mps && record.job.is_none();
         holds(all.len() == 4 && all.iter().all(is_own), &all)?;
@@ -322,7 +355,10 @@ fn programs_without_our_variables_or_without_a_number_run(cell: &Context) -> Res
     let bare = cell.client("--hold 1").replacen("exec", "exec env -i", 1);
     let clients = cell.client("--hold 1");
     let many = format!("for i in $(seq 56); do ({clients}) & done; wait");
-    let all = unnoticed(cell, &format!("srun -n4 --overlap /bin/sh -c '{bare}' & {many}"))?;
+    let all = unnoticed(
+        cell,
+        &format!("srun -n4 --overlap /bin/sh -c '{bare}' & {many}"),
+    )?;
     holds(
         all.len() == 60 && all.iter().all(|record| !record.under_mps),
         &all,
@@ -366,7 +402,10 @@ fn a_step_after_the_daemons_end_runs(cell: &Context) -> Result<()> {
     let client = cell.client("--hold 0.1");
     let end = format!("[ $SLURM_LOCALID != 0 ] || {{ {END_DAEMON}; }}");
     let all = unnoticed(cell, &format!("{srun} '{end}'\n{srun} '{client}'"))?;
-    holds(all.len() == 4 && all.iter().all(|record| !record.under_mps), &all)
+    holds(
+        all.len() == 4 && all.iter().all(|record| !record.under_mps),
+        &all,
+    )
 }
 
 fn a_job_of_roots_runs(cell: &Context) -> Result<()> {

@@ -1,5 +1,5 @@
-//! Tasks in containers, as pyxis starts them. A plugin behind our line takes each task into its own namespaces. Our
-//! second line, behind that plugin, checks that the task still sees its MPS.
+//! Tasks in containers, as pyxis starts them. A plugin behind our line takes each task into its own
+//! namespaces. Our second line, behind that plugin, checks that the task still sees its MPS.
 
 use std::{fs, path::Path};
 
@@ -64,7 +64,8 @@ fn a_task_that_sees_its_directory_is_attached(cell: &Context) -> Result<()> {
 
 fn a_task_that_does_not_see_it_reads_why(cell: &Context) -> Result<()> {
     let done = srun(cell, "--mps -n2", "hide")?.fails()?;
-    let told = |line: &&str| line.contains("its container does not show") && line.contains("/pipe'");
+    let told =
+        |line: &&str| line.contains("its container does not show") && line.contains("/pipe'");
     holds(!done.stdout.contains("ran\n"), &done)?;
     holds(done.stderr.lines().filter(told).count() == 1, &done)?;
     says(&done.stderr, &["docs/containers.md"])?;
@@ -92,7 +93,8 @@ fn a_batch_script_reads_why(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The task is in the container when Slurm looks for the prolog (docs/containers.md#enroot-and-pyxis).
+/// The task is in the container when Slurm looks for the prolog
+/// (docs/containers.md#enroot-and-pyxis).
 fn without_the_task_prolog_slurm_names_it(cell: &Context) -> Result<()> {
     let done = srun(cell, "--mps -n1", "prolog")?.fails()?;
     holds(!done.stdout.contains("ran\n"), &done)?;

@@ -1,8 +1,10 @@
-//! Nodes that list their GPUs in another way than NVML counts them: MPS is on the GPU that the same job has without it.
-//! The site matrix tests this for most lists. Here are other lists and requests, and the check of lists.
+//! Nodes that list their GPUs in another way than NVML counts them: MPS is on the GPU that the same
+//! job has without it. The site matrix tests this for most lists. Here are other lists and
+//! requests, and the check of lists.
 //!
-//! The measure is the job without `--mps`. Its client counts, as CUDA does, the GPUs with device files that it may
-//! open, in the order of the bus. It takes those that `CUDA_VISIBLE_DEVICES` names.
+//! The measure is the job without `--mps`. Its client counts, as CUDA does, the GPUs with device
+//! files that it may open, in the order of the bus. It takes those that `CUDA_VISIBLE_DEVICES`
+//! names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -69,7 +71,13 @@ pub const PARTIAL_FREE: Group = group("devices_partial_free", partial, UNMANAGED
 /// If a list leaves out only the last GPU of the bus, no job is refused.
 pub const FIRST: Group = confined(
     "devices_first",
-    || constrained(options(&[0, 1, 2], "gpu:2", "Name=gpu File=/dev/nvidia[0-1]\n")),
+    || {
+        constrained(options(
+            &[0, 1, 2],
+            "gpu:2",
+            "Name=gpu File=/dev/nvidia[0-1]\n",
+        ))
+    },
     cells![jobs_have_the_listed_gpus],
 );
 
@@ -101,7 +109,8 @@ fn constrained(options: Options) -> Options {
     options.with_cgroups(&["ConstrainDevices=yes"])
 }
 
-/// The GPUs of each task, by local rank, of a job with these words. Checks that they are the same without MPS.
+/// The GPUs of each task, by local rank, of a job with these words. Checks that they are the same
+/// without MPS.
 fn same(cell: &Context, words: &str) -> Result<Vec<Vec<String>>> {
     let mut found = Vec::new();
     for mps in ["", "--mps "] {
@@ -112,7 +121,10 @@ fn same(cell: &Context, words: &str) -> Result<Vec<Vec<String>>> {
         }
         found.push(records.into_iter().map(|record| record.uuids).collect());
     }
-    ensure!(found[0] == found[1], "{words}: without and with MPS {found:?}");
+    ensure!(
+        found[0] == found[1],
+        "{words}: without and with MPS {found:?}"
+    );
     Ok(found.swap_remove(0))
 }
 
@@ -138,7 +150,10 @@ fn only_own_gpus_are_exclusive(cell: &Context, words: &str) -> Result<()> {
     let then = exclusive();
     crate::jobs::ended(job)?;
     waited?;
-    ensure!(then == own, "{words}: exclusive {then:?}, the job's {own:?}");
+    ensure!(
+        then == own,
+        "{words}: exclusive {then:?}, the job's {own:?}"
+    );
     Ok(())
 }
 
@@ -148,7 +163,10 @@ fn steps_at_once_have_a_gpu_each(cell: &Context) -> Result<()> {
     for mps in ["", "--mps"] {
         let line = cell.client("--hold 1");
         let step = format!("srun {mps} -n1 --gres=gpu:1 --exact /bin/sh -c '{line}'");
-        let records = cell.records("salloc -n2 --gres=gpu:2", &format!("{step} & {step} & wait"))?;
+        let records = cell.records(
+            "salloc -n2 --gres=gpu:2",
+            &format!("{step} & {step} & wait"),
+        )?;
         let right = |record: &tests::slurm::Record| record.under_mps != mps.is_empty();
         holds(records.len() == 2 && records.iter().all(right), &records)?;
         found.push(gpus(&records));
@@ -213,8 +231,8 @@ fn a_forged_list_is_refused(cell: &Context) -> Result<()> {
     says(&done.stderr, &["lists of them for this job"])
 }
 
-/// Slurm gives the job `/dev/nvidia1`, but CUDA would take the other GPU. The job is refused in one line that says so,
-/// and neither GPU is touched.
+/// Slurm gives the job `/dev/nvidia1`, but CUDA would take the other GPU. The job is refused in one
+/// line that says so, and neither GPU is touched.
 fn a_gpu_that_slurm_does_not_manage_is_named(cell: &Context) -> Result<()> {
     let node = &cell.nodes.nodes[0];
     let without = cell.clients("--gres=gpu:1", "")?;
@@ -222,7 +240,10 @@ fn a_gpu_that_slurm_does_not_manage_is_named(cell: &Context) -> Result<()> {
     holds(without[0].uuids == node.uuids()[..1], &without)?;
     let words = ["/dev/nvidia1", "/dev/nvidia0", "gres.conf"];
     cell.check_refused("srun --mps --gres=gpu:1", &words)?;
-    holds(node.modes().iter().all(|mode| mode == "default"), &node.modes())?;
+    holds(
+        node.modes().iter().all(|mode| mode == "default"),
+        &node.modes(),
+    )?;
     let said = check(cell)?;
     let fails = |line: &str| line.starts_with("FAIL  ") && line.contains("gres.conf' line 1)");
     holds(matches!(&said[..], [line] if fails(line)), &said)
@@ -255,7 +276,8 @@ const LISTS: [(&str, &str); 9] = [
     ("gpu", "Name=gpu File=/dev/nvidia3\n"),
 ];
 
-/// This host, except that a device's minor number is the number in its name: the node's own `/dev` is not ours.
+/// This host, except that a device's minor number is the number in its name: the node's own `/dev`
+/// is not ours.
 struct ByName;
 
 impl Host for ByName {
@@ -266,7 +288,9 @@ impl Host for ByName {
         ThisHost.configuration(path, most)
     }
     fn minor(&self, path: &Path) -> io::Result<u32> {
-        let name = path.to_str().and_then(|path| path.strip_prefix("/dev/nvidia"));
+        let name = path
+            .to_str()
+            .and_then(|path| path.strip_prefix("/dev/nvidia"));
         name.and_then(|number| number.parse().ok())
             .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
@@ -295,15 +319,22 @@ fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
         let dir = bed.dir().join(format!("list-{number}"));
         fs::create_dir(&dir)?;
         let file = dir.join("slurm.conf");
-        fs::write(&file, conf.replace("Gres=gpu:4", &format!("Gres={granted}")))?;
+        fs::write(
+            &file,
+            conf.replace("Gres=gpu:4", &format!("Gres={granted}")),
+        )?;
         fs::copy(bed.dir().join("etc/cgroup.conf"), dir.join("cgroup.conf"))?;
         fs::write(dir.join("gres.conf"), gres)?;
         fs::write(dir.join("more.conf"), "Name=gpu File=/dev/nvidia0\n")?;
         let file_name = file.to_str().context("a path of ours")?;
         let said = bed.on_node("node1", &["slurmd", "-G", "-N", "node1", "-f", file_name])?;
         let theirs = files_of(&said.success()?.said());
-        let ours = ours(&file, &theirs).with_context(|| format!("{granted} {gres}: slurmd {theirs:?}"))?;
-        ensure!(ours == theirs, "{granted} {gres}: {ours:?}, slurmd {theirs:?}");
+        let ours =
+            ours(&file, &theirs).with_context(|| format!("{granted} {gres}: slurmd {theirs:?}"))?;
+        ensure!(
+            ours == theirs,
+            "{granted} {gres}: {ours:?}, slurmd {theirs:?}"
+        );
     }
     Ok(())
 }
@@ -318,7 +349,8 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
             "SLURM_STEP_GPUS" | "CUDA_VISIBLE_DEVICES" => &places,
             "SLURMD_NODENAME" => "node1",
             "SLURM_JOB_ID" | "SLURM_JOB_UID" => "7",
-            // On a node with several types the controller is asked about the job, and it may have a job 7.
+            // On a node with several types the controller is asked about the job, and it may have a
+            // job 7.
             "SLURM_STEP_ID" => "0",
             _ => return None,
         };
@@ -348,12 +380,15 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
         migs: Vec::new(),
     };
     let submission = scheduler::read(&input, &ByName)?;
-    let GpuSource::Numbered(numbers) = scheduler::devices(&submission, &input, &ByName)?.gpus else {
+    let GpuSource::Numbered(numbers) = scheduler::devices(&submission, &input, &ByName)?.gpus
+    else {
         anyhow::bail!("Slurm gives numbers");
     };
     let gpus = numbers.gpus(&inventory)?;
     let minors = gpus.iter().filter_map(|gpu| gpu.minor);
-    Ok(minors.map(|minor| format!("/dev/nvidia{minor}").into()).collect())
+    Ok(minors
+        .map(|minor| format!("/dev/nvidia{minor}").into())
+        .collect())
 }
 
 fn files_of(said: &str) -> Vec<PathBuf> {
@@ -378,7 +413,8 @@ fn files_of(said: &str) -> Vec<PathBuf> {
             };
             for range in numbers.split(',') {
                 let (first, last) = range.split_once('-').unwrap_or((range, range));
-                let (first, last): (u32, u32) = (first.parse().unwrap_or(0), last.parse().unwrap_or(0));
+                let (first, last): (u32, u32) =
+                    (first.parse().unwrap_or(0), last.parse().unwrap_or(0));
                 all.extend((first..=last).map(|number| PathBuf::from(format!("{head}{number}"))));
             }
         }

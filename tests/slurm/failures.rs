@@ -1,7 +1,8 @@
-//! What goes wrong, and what the scheduler, the node and the user see of it, with both words of plugstack.conf.
+//! What goes wrong, and what the scheduler, the node and the user see of it, with both words of
+//! plugstack.conf.
 //!
-//! A refusal never drains. A fault drains with our reason. If the user may be the cause, the job is requeued and
-//! nothing is drained. Meanwhile jobs that did not ask run.
+//! A refusal never drains. A fault drains with our reason. If the user may be the cause, the job is
+//! requeued and nothing is drained. Meanwhile jobs that did not ask run.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -72,12 +73,13 @@ fn never_ready(cell: &Context) -> Result<Changed> {
 
 const SRUN: &str = "srun --mps -w node1 --gres=gpu:1";
 
-/// The user's variables that Slurm takes for options. The first reaches the step unchecked, but the prolog's limits
-/// apply there. The client checks the others.
+/// The user's variables that Slurm takes for options. The first reaches the step unchecked, but the
+/// prolog's limits apply there. The client checks the others.
 fn forged_options_gain_nothing(cell: &Context) -> Result<()> {
     let forged = [("_SLURM_SPANK_OPTION_mps_mps_threads", "999;reboot")];
     let command = "srun --mps --mps-threads=50 --gres=gpu:1";
-    let records = crate::jobs::ended(cell.start_as(&cell.user, command, &cell.client(""), &forged)?)?;
+    let records =
+        crate::jobs::ended(cell.start_as(&cell.user, command, &cell.client(""), &forged)?)?;
     holds(records[0].sms == Some(66), &records)?;
     for (command, name, value) in [
         (
@@ -85,7 +87,11 @@ fn forged_options_gain_nothing(cell: &Context) -> Result<()> {
             "_SLURM_SPANK_OPTION_mps_mps",
             "../../etc",
         ),
-        (SRUN, "SLURM_SPANK__SLURM_SPANK_OPTION_mps_mps_threads", "999"),
+        (
+            SRUN,
+            "SLURM_SPANK__SLURM_SPANK_OPTION_mps_mps_threads",
+            "999",
+        ),
     ] {
         cell.check_refused_with(command, &cell.client(""), &[(name, value)], &[value])?;
     }
@@ -96,7 +102,9 @@ fn forged_options_gain_nothing(cell: &Context) -> Result<()> {
 fn a_request_that_the_node_cannot_serve_is_refused(cell: &Context) -> Result<()> {
     cell.check_refused(&format!("{SRUN} --mps-threads=90"), &["90", "60"])?;
     cell.check_refused(&format!("{SRUN} --mps-mem=9G"), &["9", "8"])?;
-    let changed = cell.nodes.change(|node| node.gpu[0].mig = vec![mig(0, 0)])?;
+    let changed = cell
+        .nodes
+        .change(|node| node.gpu[0].mig = vec![mig(0, 0)])?;
     cell.check_refused(SRUN, &["MIG"])?;
     drop(changed);
     cell.check_in_service()
@@ -145,7 +153,8 @@ fn dead_nvml_drains_with_our_reason(cell: &Context) -> Result<()> {
     check_repaired(cell)
 }
 
-/// The user's own processes could be the cause. The job is PENDING again, not FAILED, and the node stays in service.
+/// The user's own processes could be the cause. The job is PENDING again, not FAILED, and the node
+/// stays in service.
 fn a_server_never_ready_requeues_a_batch_job_and_refuses_srun(cell: &Context) -> Result<()> {
     let changed = never_ready(cell)?;
     let job = cell.submit("--mps --gres=gpu:1 --requeue", "echo ran")?;
@@ -153,7 +162,10 @@ fn a_server_never_ready_requeues_a_batch_job_and_refuses_srun(cell: &Context) ->
     let said = cell.output(job);
     cell.root(&format!("scancel {job}"))?;
     requeued?;
-    ensure!(!said.contains("ran"), "the script ran without its MPS: {said}");
+    ensure!(
+        !said.contains("ran"),
+        "the script ran without its MPS: {said}"
+    );
     let started = Instant::now();
     cell.check_refused(SRUN, &["mps"])?;
     drop(changed);
@@ -170,7 +182,8 @@ pub fn comment(cell: &Context, job: u32) -> Result<String> {
         .to_owned())
 }
 
-/// Each time the reason stands in the job's comment, after the user's own. The job does not come back forever.
+/// Each time the reason stands in the job's comment, after the user's own. The job does not come
+/// back forever.
 fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
     let changed = never_ready(cell)?;
     let words = [
@@ -191,7 +204,10 @@ fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
         cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
         let shown = cell.shown(job)?;
         let right = shown.contains("Comment=by hand ") && !shown.contains("mpsd: ");
-        holds(right && cell.output(job) == "ran\n", &(shown, cell.output(job)))
+        holds(
+            right && cell.output(job) == "ran\n",
+            &(shown, cell.output(job)),
+        )
     });
     let outcome = outcome.with_context(|| format!("{:?}", cell.bed.job(job)));
     cell.bed.root(&["scancel", &job.to_string()])?;
@@ -227,7 +243,10 @@ fn is_held_and_told(cell: &Context, job: u32) -> Result<()> {
 /// Whether the job's output has this many lines of ours, and the last one says this.
 fn output_says(cell: &Context, job: u32, lines: usize, words: &str) -> bool {
     let said = cell.output(job);
-    let ours: Vec<_> = said.lines().filter(|line| line.contains("mps: job ")).collect();
+    let ours: Vec<_> = said
+        .lines()
+        .filter(|line| line.contains("mps: job "))
+        .collect();
     let number = format!("failed start {lines}: ");
     let told = |line: &&str| line.contains(&number) && line.contains(words);
     ours.len() == lines && ours.last().is_some_and(told)
@@ -317,7 +336,8 @@ impl BadConfiguration<'_> {
 impl Drop for BadConfiguration<'_> {
     fn drop(&mut self) {
         let _ = fs::write(&self.0.nodes.product.config, &self.1);
-        // An unusable file names no directory, so the note is in the usual one, which all beds share.
+        // An unusable file names no directory, so the note is in the usual one, which all beds
+        // share.
         let _ = fs::remove_file("/var/lib/mpsd/drains/remark-slurm-node1");
         for directory in ["/var/lib/mpsd/drains", "/var/lib/mpsd"] {
             let _ = fs::remove_dir(directory);
@@ -361,7 +381,11 @@ fn a_bad_configuration_stops_no_plain_job(cell: &Context) -> Result<()> {
         &plain,
     )?;
     let misconfigured = "MPS is misconfigured on node1 (not your job)";
-    let words = ["compute_mood", "did you mean 'compute_mode'?", misconfigured];
+    let words = [
+        "compute_mood",
+        "did you mean 'compute_mode'?",
+        misconfigured,
+    ];
     cell.check_refused(SRUN, &words)?;
     let job = cell.submit(&format!("{ONE_GPU} --requeue"), "echo ran")?;
     let requeued = cell.wait_shown(job, &["Restarts=1 ", "JobState=PENDING "]);
@@ -371,7 +395,10 @@ fn a_bad_configuration_stops_no_plain_job(cell: &Context) -> Result<()> {
     drop(bad);
     forget_comments(cell)?;
     requeued?;
-    ensure!(!said.contains("ran"), "the script ran without its MPS: {said}");
+    ensure!(
+        !said.contains("ran"),
+        "the script ran without its MPS: {said}"
+    );
     says(&told?, &[misconfigured])?;
     says(&node, &["compute_mood"])
 }

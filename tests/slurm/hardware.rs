@@ -1,4 +1,5 @@
-//! Parts of `cargo xtask hardware` on doubles, so that they work before a machine with a GPU is at hand.
+//! Parts of `cargo xtask hardware` on doubles, so that they work before a machine with a GPU is at
+//! hand.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,8 +19,8 @@ use crate::runner::{Tally, is_chosen};
 const NAME: &str = "hardware::the_part_auto_finds_no_difference_on_doubles";
 const ENDS: Duration = Duration::from_secs(240);
 
-/// A `/dev` with `/dev/nvidia0` for the rest of its words, and a `/tmp`: a script starts a daemon in NVIDIA's usual place, which
-/// programs of other beds without MPS would find.
+/// A `/dev` with `/dev/nvidia0` for the rest of its words, and a `/tmp`: a script starts a daemon
+/// in NVIDIA's usual place, which programs of other beds without MPS would find.
 const WITH_A_GPU: &str = r#"set -e
 d=$1/dev; t=$1/tmp; shift
 mkdir -m 1777 $t
@@ -101,19 +102,24 @@ fn auto() -> Result<()> {
         let name = check["name"].as_str().unwrap_or_default();
         !name.starts_with("independent look")
     });
-    let (held, failed): (Vec<_>, Vec<_>) = own.partition(|check| check["ok"].as_bool() == Some(true));
+    let (held, failed): (Vec<_>, Vec<_>) =
+        own.partition(|check| check["ok"].as_bool() == Some(true));
     ensure!(failed.is_empty() && held.len() == 11, "{}", ran.story());
     Ok(())
 }
 
-/// What `cargo xtask hardware --pack` puts into a folder, with doubles for NVIDIA's programs and the probe.
+/// What `cargo xtask hardware --pack` puts into a folder, with doubles for NVIDIA's programs and
+/// the probe.
 fn package(dir: &Path, node: &NodeDouble) -> Result<()> {
     let package = dir.join("package");
     fs::create_dir(&package)?;
     for name in PROGRAMS.iter().copied().chain(["hardware", "slurm-warden"]) {
         copy_program(&program_beside(name)?, &package.join(name))?;
     }
-    copy_program(&program_beside("libspank_mps.so")?, &package.join("spank_mps.so"))?;
+    copy_program(
+        &program_beside("libspank_mps.so")?,
+        &package.join("spank_mps.so"),
+    )?;
     let prolog = concat!(env!("CARGO_MANIFEST_DIR"), "/../etc/slurm/mps-task-prolog");
     copy_program(Path::new(prolog), &package.join("mps-task-prolog"))?;
     let home = node.dir().display().to_string();

@@ -1,5 +1,5 @@
-//! A user who keeps root waiting: a process outside the job locks the log that a step's own daemon writes as it ends.
-//! slurmstepd ends that daemon, and Slurm waits only so long for slurmstepd.
+//! A user who keeps root waiting: a process outside the job locks the log that a step's own daemon
+//! writes as it ends. slurmstepd ends that daemon, and Slurm waits only so long for slurmstepd.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -18,7 +18,8 @@ use crate::sites::no_cgroups;
 
 /// `UnkillableStepTimeout` of this bed. Slurm's default is 60 s.
 const PATIENCE: Duration = Duration::from_secs(12);
-/// `KillWait`, at least 5 s. After it slurmd tells the steps of an ended job to end, and Slurm's patience begins.
+/// `KillWait`, at least 5 s. After it slurmd tells the steps of an ended job to end, and Slurm's
+/// patience begins.
 const KILL_WAIT: Duration = Duration::from_secs(5);
 /// How long the step runs. Meanwhile its user takes the lock.
 const STEP_S: u64 = 4;
@@ -54,7 +55,8 @@ pub const TIMED: Group = Group {
     )
 };
 
-/// A process of the user's that hangs in a read and keeps a lock. Drop its file system first: until then nothing ends it.
+/// A process of the user's that hangs in a read and keeps a lock. Drop its file system first: until
+/// then nothing ends it.
 struct Holder {
     hung: Option<Hung>,
     process: Child,
@@ -83,7 +85,8 @@ impl Holder {
             process,
         };
         let holds = || Ok(holder.hung.as_ref().is_some_and(Hung::holds_somebody));
-        cell.bed.wait_until("the lock", Duration::from_secs(5), holds)?;
+        cell.bed
+            .wait_until("the lock", Duration::from_secs(5), holds)?;
         Ok(Some(holder))
     }
 }
@@ -108,11 +111,17 @@ fn a_step_that_its_user_keeps_drains_nothing(cell: &Context) -> Result<()> {
     let job = cell.submit("-w node1 --gres=gpu:1", &script)?;
     let step = cell.bed.run_dir().join(format!("node1/jobs/{job}.0"));
     cell.wait_ready(1)?;
-    let Some(holder) = Holder::start(cell, "fuse", ("FAKE_MPS_WRITES", &step.join("log/control.log")))?
+    let Some(holder) = Holder::start(
+        cell,
+        "fuse",
+        ("FAKE_MPS_WRITES", &step.join("log/control.log")),
+    )?
     else {
         return cell.idle();
     };
-    cell.wait("the step's end", || Ok(cell.output(job).contains("after 0")))?;
+    cell.wait("the step's end", || {
+        Ok(cell.output(job).contains("after 0"))
+    })?;
     let time = KILL_WAIT + PATIENCE + Duration::from_secs(8);
     check_during(time, || cell.check_in_service())?;
     drop(holder);
@@ -128,7 +137,9 @@ fn a_user_who_stops_the_daemon_drains_nothing(cell: &Context) -> Result<()> {
     check_during(PROLOG_TIMEOUT + Duration::from_secs(6), || {
         // Before its exec the process is root's and has another name.
         let mut all = cell.bed.job_processes();
-        all.retain(|process| process.uid == cell.user.uid && is_ours(&process.name) && process.state != 'T');
+        all.retain(|process| {
+            process.uid == cell.user.uid && is_ours(&process.name) && process.state != 'T'
+        });
         for process in all {
             stopped += usize::from(kill(Pid::from_raw(process.pid), Signal::SIGSTOP).is_ok());
         }
@@ -144,9 +155,14 @@ fn a_user_who_stops_the_daemon_drains_nothing(cell: &Context) -> Result<()> {
 fn many_steps_that_their_user_keeps_drain_nothing(cell: &Context) -> Result<()> {
     const STEPS: usize = 7;
     let step = "srun --mps --overlap -n1 --gres=gpu:1 /bin/sleep 300 &\n";
-    let job = cell.submit("-w node1 --gres=gpu:1", &format!("{}wait", step.repeat(STEPS)))?;
+    let job = cell.submit(
+        "-w node1 --gres=gpu:1",
+        &format!("{}wait", step.repeat(STEPS)),
+    )?;
     let jobs = cell.bed.run_dir().join("node1/jobs");
-    let steps: Vec<_> = (0..STEPS).map(|n| jobs.join(format!("{job}.{n}"))).collect();
+    let steps: Vec<_> = (0..STEPS)
+        .map(|n| jobs.join(format!("{job}.{n}")))
+        .collect();
     cell.wait_ready(STEPS)?;
     let mut kept = Vec::new();
     for (number, step) in steps.iter().enumerate() {

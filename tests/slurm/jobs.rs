@@ -1,4 +1,5 @@
-//! What the cells do with jobs: submit, wait for the end, read the output and the records of its clients.
+//! What the cells do with jobs: submit, wait for the end, read the output and the records of its
+//! clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -23,7 +24,13 @@ impl Context {
         self.start_as(&self.user, command, line, &[])
     }
 
-    pub fn start_as(&self, user: &User, command: &str, line: &str, env: &[(&str, &str)]) -> Result<Client> {
+    pub fn start_as(
+        &self,
+        user: &User,
+        command: &str,
+        line: &str,
+        env: &[(&str, &str)],
+    ) -> Result<Client> {
         let mut words: Vec<&str> = command.split_whitespace().collect();
         if !line.is_empty() {
             words.extend(["/bin/sh", "-c", line]);
@@ -39,7 +46,8 @@ impl Context {
         ended(self.start(command, line)?)
     }
 
-    /// The records of `srun WORDS`, which runs a client with these options in each task, by node and rank.
+    /// The records of `srun WORDS`, which runs a client with these options in each task, by node
+    /// and rank.
     pub fn clients(&self, words: &str, options: &str) -> Result<Vec<Record>> {
         let mut records = self.records(&format!("srun {words}"), &self.client(options))?;
         records.sort_by_key(|record| (record.node.clone(), record.local_rank));
@@ -93,7 +101,10 @@ impl Context {
     pub fn check_in_service(&self) -> Result<()> {
         for node in self.bed.nodes() {
             let state = self.bed.node_state(&node)?;
-            ensure!(!state.state.contains("DRAIN"), "{node} is drained: {state:?}");
+            ensure!(
+                !state.state.contains("DRAIN"),
+                "{node} is drained: {state:?}"
+            );
         }
         Ok(())
     }
@@ -102,7 +113,8 @@ impl Context {
         check_daemons(&self.clients(ONE_GPU, "--hold 0.1")?, self.user.uid, 1)
     }
 
-    /// Checks a command that is refused: it fails, no task runs, and its user reads each of the words.
+    /// Checks a command that is refused: it fails, no task runs, and its user reads each of the
+    /// words.
     pub fn check_refused(&self, command: &str, words: &[&str]) -> Result<Ran> {
         self.check_refused_with(command, &self.client(""), &[], words)
     }
@@ -126,7 +138,11 @@ impl Context {
     pub fn mpsctl(&self) -> String {
         let product = &self.nodes.product;
         let program = product.libexec.join("mpsctl");
-        format!("{} --config {}", program.display(), product.config.display())
+        format!(
+            "{} --config {}",
+            program.display(),
+            product.config.display()
+        )
     }
 
     pub fn root_mpsctl(&self, words: &str) -> Result<Ran> {
@@ -150,7 +166,9 @@ impl Context {
 
     /// Waits until this many jobs and steps on the first node have their MPS. Returns their ids.
     pub fn wait_ready(&self, count: usize) -> Result<Vec<String>> {
-        self.wait("ready MPS on node1", || Ok(self.ready("node1").len() == count))?;
+        self.wait("ready MPS on node1", || {
+            Ok(self.ready("node1").len() == count)
+        })?;
         Ok(self.ready("node1"))
     }
 }
@@ -178,10 +196,14 @@ pub fn records(said: &str) -> Result<Vec<Record>> {
 }
 
 pub fn gpus(records: &[Record]) -> BTreeSet<String> {
-    records.iter().flat_map(|record| record.uuids.clone()).collect()
+    records
+        .iter()
+        .flat_map(|record| record.uuids.clone())
+        .collect()
 }
 
-/// Checks that every client ran under MPS as `uid`, and that those of a node shared `count` daemons.
+/// Checks that every client ran under MPS as `uid`, and that those of a node shared `count`
+/// daemons.
 pub fn check_daemons(records: &[Record], uid: u32, count: usize) -> Result<()> {
     let mut daemons: BTreeMap<&str, BTreeSet<Option<i32>>> = BTreeMap::new();
     for record in records {
@@ -189,7 +211,10 @@ pub fn check_daemons(records: &[Record], uid: u32, count: usize) -> Result<()> {
             record.under_mps && record.error.is_none() && record.uid == Some(uid),
             record,
         )?;
-        daemons.entry(&record.node).or_default().insert(record.daemon_pid);
+        daemons
+            .entry(&record.node)
+            .or_default()
+            .insert(record.daemon_pid);
     }
     let right = daemons.values().all(|pids| pids.len() == count);
     ensure!(right, "{count} daemons a node expected: {daemons:?}");

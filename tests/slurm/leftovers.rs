@@ -1,5 +1,6 @@
-//! `mpsctl reconcile` and `mpsctl undrain` with a real slurmctld: jobs that it no longer has are removed, and jobs that
-//! it has stay. Also tests the other cells' own look, which must see what a job leaves.
+//! `mpsctl reconcile` and `mpsctl undrain` with a real slurmctld: jobs that it no longer has are
+//! removed, and jobs that it has stay. Also tests the other cells' own look, which must see what a
+//! job leaves.
 
 use std::fs;
 
@@ -32,7 +33,10 @@ pub const ALONE: Group = Group {
         nodes: 1,
         ..Options::default()
     },
-    ..Group::new("leftovers_alone", cells![a_job_that_runs_asks_no_controller])
+    ..Group::new(
+        "leftovers_alone",
+        cells![a_job_that_runs_asks_no_controller],
+    )
 };
 
 const NEVER: &str = "999999";
@@ -40,7 +44,10 @@ const NEVER: &str = "999999";
 /// Starts a daemon as Slurm's plugin does, for a job or a step that Slurm does not have.
 fn orphan(cell: &Context, job: &str, gpu: &str, more: &str) -> Result<()> {
     let product = &cell.nodes.product;
-    let (program, config) = (product.libexec.join("mps-prologue"), product.config.display());
+    let (program, config) = (
+        product.libexec.join("mps-prologue"),
+        product.config.display(),
+    );
     let command = format!(
         "{} --config {config} --scheduler slurm --request MPS=true {more}",
         program.display()
@@ -75,7 +82,10 @@ fn only_what_slurm_has_let_go_is_taken_down(cell: &Context) -> Result<()> {
     let job = cell.wait_ready(1)?.remove(0);
     orphan(cell, NEVER, "1", "")?;
     orphan(cell, &job, "0", "--step 77")?;
-    let said = cell.root_mpsctl("reconcile --node node1")?.success()?.said();
+    let said = cell
+        .root_mpsctl("reconcile --node node1")?
+        .success()?
+        .said();
     let never = format!("job {NEVER}: gone (slurmctld has no such job on this node): taken down");
     let step = format!("job {job}.77: gone (slurmctld has no such step on this node): taken down");
     says(&said, &[&left_alone(&job), &never, &step])?;
@@ -88,7 +98,8 @@ fn only_what_slurm_has_let_go_is_taken_down(cell: &Context) -> Result<()> {
     end(cell, client, &job)
 }
 
-/// The timers of ten thousand nodes must not load the controller: the job's slurmstepd shows that the job is here.
+/// The timers of ten thousand nodes must not load the controller: the job's slurmstepd shows that
+/// the job is here.
 fn a_job_that_runs_asks_no_controller(cell: &Context) -> Result<()> {
     let client = cell.start("srun --mps --gres=gpu:1 /bin/sleep 60", "")?;
     let job = cell.wait_ready(1)?.remove(0);
@@ -106,7 +117,10 @@ fn steps_of_an_array_are_left_alone(cell: &Context) -> Result<()> {
     let array = cell.submit("--array=1-2 -w node1 --gres=gpu:1", script)?;
     let steps = cell.wait_ready(2)?;
     holds(steps.iter().all(|id| id.ends_with(".0")), &steps)?;
-    let said = cell.root_mpsctl("reconcile --node node1")?.success()?.said();
+    let said = cell
+        .root_mpsctl("reconcile --node node1")?
+        .success()?
+        .said();
     for step in &steps {
         says(&said, &[&left_alone(step)])?;
     }
@@ -127,7 +141,13 @@ fn our_own_drain_is_lifted_and_no_other(cell: &Context) -> Result<()> {
     for (shown, lifted) in [(reason, true), ("bad disk", false)] {
         fs::write(&marker, text.to_string())?;
         let words = format!("reason={shown}");
-        let drain = ["scontrol", "update", "nodename=node2", "state=drain", &words];
+        let drain = [
+            "scontrol",
+            "update",
+            "nodename=node2",
+            "state=drain",
+            &words,
+        ];
         cell.bed.root(&drain)?.success()?;
         let said = cell.root_mpsctl("undrain --node node2")?.said();
         let state = cell.bed.node_state("node2")?;
@@ -150,7 +170,9 @@ fn what_hung_is_looked_at_again_after_any_job(cell: &Context) -> Result<()> {
     fs::write(run.join("look-again"), "")?;
     cell.run("srun -w node1 /bin/true", "")?.success()?;
     let files = ["ledger", "look-again"].map(|name| run.join(name));
-    cell.wait("the second look", || Ok(files.iter().all(|file| !file.exists())))
+    cell.wait("the second look", || {
+        Ok(files.iter().all(|file| !file.exists()))
+    })
 }
 
 /// A daemon that escaped its step with a cleared environment.
@@ -162,6 +184,9 @@ fn a_process_left_behind_is_seen(cell: &Context) -> Result<()> {
     let mut all = cell.bed.job_processes().into_iter();
     let sleeper = all.find(|process| process.argv == ["/bin/sleep", "31"]);
     let sleeper = sleeper.with_context(|| format!("it is not seen: {left:?}"))?;
-    holds(left.iter().any(|item| item.ends_with("/bin/sleep 31")), &left)?;
+    holds(
+        left.iter().any(|item| item.ends_with("/bin/sleep 31")),
+        &left,
+    )?;
     Ok(kill(Pid::from_raw(sleeper.pid), Signal::SIGKILL)?)
 }

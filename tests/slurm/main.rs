@@ -1,8 +1,9 @@
-//! Cells on a real Slurm. Every group starts a throw-away cluster (see `tests::slurm`) and runs its cells one after the
-//! other. After each cell no job, process, file or mount may be left, and no node drained.
+//! Cells on a real Slurm. Every group starts a throw-away cluster (see `tests::slurm`) and runs its
+//! cells one after the other. After each cell no job, process, file or mount may be left, and no
+//! node drained.
 //!
-//! `cargo test -p tests --test slurm [WORD…] [--at-once N]` runs the cells whose `group::name` has one of the words, on
-//! this many clusters at once.
+//! `cargo test -p tests --test slurm [WORD…] [--at-once N]` runs the cells whose `group::name` has
+//! one of the words, on this many clusters at once.
 
 mod auto;
 mod containers;
@@ -77,8 +78,8 @@ const GROUPS: &[runner::Group] = &[
     no_room::GROUP,
 ];
 
-/// Groups that search for their node's slurmd among all slurmds. They could mistake a slurmd for theirs that does not
-/// say where its configuration is.
+/// Groups that search for their node's slurmd among all slurmds. They could mistake a slurmd for
+/// theirs that does not say where its configuration is.
 const LOOKING: &[runner::Group] = &[
     devices::MINORS,
     devices::MINORS_FREE,
@@ -86,7 +87,8 @@ const LOOKING: &[runner::Group] = &[
     devices::PARTIAL_FREE,
 ];
 
-/// Groups that need the machine alone: they must find no foreign slurmd, or they keep all processors busy.
+/// Groups that need the machine alone: they must find no foreign slurmd, or they keep all
+/// processors busy.
 const ALONE: &[runner::Group] = &[
     stack::GROUP,
     stack::CONFIGLESS,
@@ -122,7 +124,9 @@ fn main() -> ExitCode {
         None => AT_ONCE.min(most),
         Some(Ok(number)) if (1..=most).contains(&number) => number,
         Some(_) => {
-            eprintln!("--at-once needs a number of clusters: this machine has accounts for 1 to {most}");
+            eprintln!(
+                "--at-once needs a number of clusters: this machine has accounts for 1 to {most}"
+            );
             return ExitCode::from(2);
         }
     };

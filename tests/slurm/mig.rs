@@ -1,8 +1,9 @@
-//! MIG devices, as a real Slurm lists and names them. Its file for tests, `fake_gpus.conf`, describes them in the words
-//! that its plugin for NVML uses (docs/facts/slurm.md#gpus-of-a-job). No GPU here has any.
+//! MIG devices, as a real Slurm lists and names them. Its file for tests, `fake_gpus.conf`,
+//! describes them in the words that its plugin for NVML uses (docs/facts/slurm.md#gpus-of-a-job).
+//! No GPU here has any.
 //!
-//! The measure of a cell is the job without `--mps`. Its client sees, as CUDA does, one MIG device of those that it may
-//! open and that `CUDA_VISIBLE_DEVICES` names.
+//! The measure of a cell is the job without `--mps`. Its client sees, as CUDA does, one MIG device
+//! of those that it may open and that `CUDA_VISIBLE_DEVICES` names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,8 +19,9 @@ use crate::jobs::{check_bare, check_daemons, gpus, holds, records, says};
 use crate::runner::{Context, Group, cells};
 use crate::sites::no_cgroups;
 
-/// A node with a divided GPU and a whole one. Tasks can open only their own devices. A task with a device of its own
-/// gets the name of the step's first device here, and can open neither (docs/facts/slurm.md#gpus-of-a-job).
+/// A node with a divided GPU and a whole one. Tasks can open only their own devices. A task with a
+/// device of its own gets the name of the step's first device here, and can open neither
+/// (docs/facts/slurm.md#gpus-of-a-job).
 pub const CONFINED: Group = Group {
     options: || free().with_cgroups(&["ConstrainDevices=yes"]),
     prepare,
@@ -94,18 +96,25 @@ fn prepare(bed: &mut Bed) -> Result<Simulated> {
             device.caps.push(file.clone());
             files.push(file);
         }
-        let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        let files: Vec<String> = files
+            .iter()
+            .map(|file| file.display().to_string())
+            .collect();
         lines += &line(kind, &files.join(","), Some(&device.uuid));
     }
     lines += &line("whole", &dev.join("gpu1").display().to_string(), None);
     fs::write(bed.dir().join("etc/fake_gpus.conf"), lines)?;
     starts_again_soon(bed);
-    let shape = |node: tests::double::Builder| node.fast().describe(|node| node.gpu[0].mig = devices.clone());
+    let shape = |node: tests::double::Builder| {
+        node.fast()
+            .describe(|node| node.gpu[0].mig = devices.clone())
+    };
     Simulated::install(bed, "[slurm]\nrequeue_limit = 1\n", shape)
 }
 
-/// `<type>|<CPUs>|<near>|<links>|<files>|<UUID>|<flags>`, as `_add_fake_gpus_from_file` reads it. From 26.05 on the
-/// plugin for NVML gives MIG devices `env_uuid`; earlier releases have no such word.
+/// `<type>|<CPUs>|<near>|<links>|<files>|<UUID>|<flags>`, as `_add_fake_gpus_from_file` reads it.
+/// From 26.05 on the plugin for NVML gives MIG devices `env_uuid`; earlier releases have no such
+/// word.
 fn line(kind: &str, files: &str, uuid: Option<&str>) -> String {
     let uuid = uuid.unwrap_or("(null)");
     format!("{kind}|8|0-7|(null)|{files}|{uuid}|nvidia_gpu_env,env_uuid\n")
@@ -115,7 +124,8 @@ fn uuids(records: &[Record]) -> Vec<Vec<String>> {
     records.iter().map(|record| record.uuids.clone()).collect()
 }
 
-/// Checks that the job has the same devices with and without MPS, task by task, and this many daemons.
+/// Checks that the job has the same devices with and without MPS, task by task, and this many
+/// daemons.
 fn same(cell: &Context, words: &str, daemons: usize) -> Result<Vec<Vec<String>>> {
     let without = cell.clients(words, "--hold 0.1")?;
     check_bare(&without)?;
@@ -138,18 +148,23 @@ fn a_job_has_the_same_device_with_and_without_mps(cell: &Context) -> Result<()> 
     same(cell, &format!("-n2 {large}"), 1)?;
     let limited = format!("--mps {large} --mps-threads=50 --mps-mem=2G");
     let limited = cell.clients(&limited, "--hold 0.1")?;
-    let right =
-        |record: &Record| record.under_mps && record.sms == Some(18) && record.memory_limit_mib == Some(2048);
+    let right = |record: &Record| {
+        record.under_mps && record.sms == Some(18) && record.memory_limit_mib == Some(2048)
+    };
     holds(limited.iter().all(right), &limited)
 }
 
 fn tasks_bound_by_slurm_have_the_same_devices(cell: &Context) -> Result<()> {
     let words = format!("-n2 --gres=gpu:{LARGE}:2 --gpu-bind=single:1");
     let bound = same(cell, &words, 2)?;
-    holds(bound.iter().flatten().collect::<BTreeSet<_>>().len() == 2, &bound)
+    holds(
+        bound.iter().flatten().collect::<BTreeSet<_>>().len() == 2,
+        &bound,
+    )
 }
 
-/// Slurm 22.05 names no device to such a task, but counts its step's GPUs. So this is not a step without GPUs.
+/// Slurm 22.05 names no device to such a task, but counts its step's GPUs. So this is not a step
+/// without GPUs.
 fn tasks_with_a_device_each_have_a_daemon_each(cell: &Context) -> Result<()> {
     let words = format!("--mps -n2 --gpus-per-task={LARGE}:1");
     let records = cell.clients(&words, "--hold 0.1")?;
@@ -165,7 +180,8 @@ fn ranks_share_two_devices(cell: &Context) -> Result<()> {
     let with = cell.clients(&format!("--mps {words}"), "--hold 0.1")?;
     check_daemons(&with, cell.user.uid, 2)?;
     let with = uuids(&with);
-    let turns = with[0] == without[0] && with[0] != with[1] && with[0] == with[2] && with[1] == with[3];
+    let turns =
+        with[0] == without[0] && with[0] != with[1] && with[0] == with[2] && with[1] == with[3];
     holds(turns, &with)
 }
 
@@ -178,7 +194,8 @@ fn a_batch_script_and_its_step_have_the_device(cell: &Context) -> Result<()> {
     holds(records.len() == 2 && records.iter().all(right), &records)
 }
 
-/// Slurm names one of them to the prolog. So the job's devices are not certain, or a mix that no process sees.
+/// Slurm names one of them to the prolog. So the job's devices are not certain, or a mix that no
+/// process sees.
 fn two_kinds_of_devices_are_refused(cell: &Context) -> Result<()> {
     for other in ["whole", LARGE] {
         let command = format!("srun --mps --gres=gpu:{SMALL}:1,gpu:{other}:1");
@@ -189,7 +206,8 @@ fn two_kinds_of_devices_are_refused(cell: &Context) -> Result<()> {
     cell.check_in_service()
 }
 
-/// The GPU was divided again, so Slurm's list is old. The job is requeued, is held in the end, and says why.
+/// The GPU was divided again, so Slurm's list is old. The job is requeued, is held in the end, and
+/// says why.
 fn a_job_whose_device_is_gone_is_held(cell: &Context) -> Result<()> {
     let gone = cell
         .nodes

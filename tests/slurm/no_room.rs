@@ -1,5 +1,5 @@
-//! A node without room in its run directory. mpsd cannot write there, not even for the job's tasks, and still a user
-//! who asked reads why.
+//! A node without room in its run directory. mpsd cannot write there, not even for the job's tasks,
+//! and still a user who asked reads why.
 
 use std::fs;
 
@@ -27,7 +27,8 @@ pub const GROUP: Group = Group {
 const FILES: usize = 256;
 const WORDS: &str = "of 256 inodes free";
 
-/// Tries it on node1 with few inodes: too few for anything, for our record, for the vendor's daemon.
+/// Tries it on node1 with few inodes: too few for anything, for our record, for the vendor's
+/// daemon.
 fn with_few_inodes(cell: &Context, attempt: impl Fn() -> Result<()>) -> Result<()> {
     for left in [0, 3, 5, 7] {
         let run = cell.bed.run_dir().join("node1");
@@ -85,7 +86,9 @@ fn sbatch_reads_what_ran_out(cell: &Context) -> Result<()> {
 
 /// The flags get lost on the way to the node.
 fn a_script_without_its_environment_does_not_run(cell: &Context) -> Result<()> {
-    with_few_inodes(cell, || script(cell, "--no-requeue --export=NONE").map(drop))
+    with_few_inodes(cell, || {
+        script(cell, "--no-requeue --export=NONE").map(drop)
+    })
 }
 
 fn salloc_reads_what_ran_out(cell: &Context) -> Result<()> {

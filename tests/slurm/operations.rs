@@ -1,4 +1,5 @@
-//! Jobs on a cluster that runs for years: suspended, preempted, entered from outside (docs/operations.md).
+//! Jobs on a cluster that runs for years: suspended, preempted, entered from outside
+//! (docs/operations.md).
 
 use anyhow::{Result, ensure};
 use tests::slurm::{Bed, Options, Simulated, User};
@@ -151,12 +152,19 @@ fn a_step_from_outside_is_as_one_from_inside(cell: &Context) -> Result<()> {
 fn the_site_forbids_it_at_submission(cell: &Context) -> Result<()> {
     for command in ["srun", "salloc", "sbatch --wrap=true"] {
         let words = ["--mps: not in partition debug", "allowed: --partition=main"];
-        let line = if command.starts_with("sbatch") { "" } else { "true" };
+        let line = if command.starts_with("sbatch") {
+            ""
+        } else {
+            "true"
+        };
         let command = format!("{command} --partition=debug --gres=gpu:1 --mps");
         cell.check_refused_with(&command, line, &[], &words)?;
     }
     for words in ["", "--mps=off"] {
-        check_bare(&cell.clients(&format!("--partition=debug -w node1 --gres=gpu:1 {words}"), "")?)?;
+        check_bare(&cell.clients(
+            &format!("--partition=debug -w node1 --gres=gpu:1 {words}"),
+            "",
+        )?)?;
     }
     cell.check_node1_serves()
 }

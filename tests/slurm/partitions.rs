@@ -84,8 +84,8 @@ fn impossible_requests_are_refused(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Three steps in one allocation: one in the background with this many tasks, the second when the first has its
-/// contexts, the third when the first has ended.
+/// Three steps in one allocation: one in the background with this many tasks, the second when the
+/// first has its contexts, the third when the first has ended.
 fn at_once(cell: &Context, tasks: usize) -> Result<Ran> {
     let [long, short] = ["--hold 30", "--hold 0.1"].map(|hold| cell.client(hold));
     let go = cell.bed.home(&cell.user).join(format!("go{tasks}"));
@@ -97,7 +97,13 @@ fn at_once(cell: &Context, tasks: usize) -> Result<Ran> {
     );
     let command = format!("salloc --mps --mps-sms=16 -N1 -n{tasks} --gres=gpu:1");
     let running = cell.start(&command, &script)?;
-    let ranks = || cell.nodes.nodes.iter().flat_map(|node| node.contexts()).count();
+    let ranks = || {
+        cell.nodes
+            .nodes
+            .iter()
+            .flat_map(|node| node.contexts())
+            .count()
+    };
     let began = cell.wait("the first step's contexts", || Ok(ranks() >= tasks));
     std::fs::write(&go, "")?;
     let done = running.wait(LIMIT + Duration::from_secs(30))?;

@@ -1,5 +1,6 @@
-//! A small test runner. A group's cells share a bed. In libtest's harness only a static could hold it, which is never
-//! dropped. Beds mostly wait, so several exist at once. A cell's output is shown in one piece.
+//! A small test runner. A group's cells share a bed. In libtest's harness only a static could hold
+//! it, which is never dropped. Beds mostly wait, so several exist at once. A cell's output is shown
+//! in one piece.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -78,7 +79,12 @@ pub fn is_chosen(words: &[String], name: &str) -> bool {
 }
 
 /// The beds of the groups' chosen cells. `claims` are added to their own.
-pub fn beds<'a>(groups: &'a [Group], claims: &[&str], words: &[String], tally: &'a Tally) -> Vec<Work<'a>> {
+pub fn beds<'a>(
+    groups: &'a [Group],
+    claims: &[&str],
+    words: &[String],
+    tally: &'a Tally,
+) -> Vec<Work<'a>> {
     let mut beds = Vec::new();
     for group in groups {
         let mut cells = group.cells.to_vec();
@@ -92,7 +98,9 @@ pub fn beds<'a>(groups: &'a [Group], claims: &[&str], words: &[String], tally: &
                 all.extend(claims.iter().map(ToString::to_string));
                 beds.push(Work {
                     claims: all,
-                    run: Box::new(move || tally.of_bed(group.name, || run_group(group, &cells, tally))),
+                    run: Box::new(move || {
+                        tally.of_bed(group.name, || run_group(group, &cells, tally))
+                    }),
                 });
             }
         }
@@ -112,7 +120,10 @@ fn run_group(group: &Group, cells: &[Cell], tally: &Tally) -> Result<()> {
             .map_or_else(|_| recover(&context), |()| String::new());
         tally.note(&format!("{}::{name}", group.name), started, outcome, &said);
     }
-    let (started, name) = (Instant::now(), format!("{}::the_bed_leaves_nothing", group.name));
+    let (started, name) = (
+        Instant::now(),
+        format!("{}::the_bed_leaves_nothing", group.name),
+    );
     tally.note(&name, started, guarded(|| teardown(context)), "");
     Ok(())
 }
@@ -165,7 +176,10 @@ fn recover(context: &Context) -> String {
 }
 
 pub fn teardown(context: Context) -> Result<()> {
-    let dirs = [context.bed.dir().to_owned(), context.bed.run_dir().to_owned()];
+    let dirs = [
+        context.bed.dir().to_owned(),
+        context.bed.run_dir().to_owned(),
+    ];
     let forced = context.bed.end()?;
     if !forced.is_empty() {
         bail!("the teardown had to use force: {}", forced.join("; "));
@@ -200,7 +214,12 @@ impl Tally {
     pub fn of_bed(&self, name: &str, cells: impl FnOnce() -> Result<()>) {
         let started = Instant::now();
         if let Err(error) = guarded(cells) {
-            self.note(&format!("{name}::the_bed_comes_up"), started, Err(error), "");
+            self.note(
+                &format!("{name}::the_bed_comes_up"),
+                started,
+                Err(error),
+                "",
+            );
         }
     }
 
@@ -228,10 +247,16 @@ impl Tally {
         for failure in &counts.failed {
             println!("\n---- {failure}");
         }
-        let filtered = counts.all.saturating_sub(counts.passed + counts.failed.len());
+        let filtered = counts
+            .all
+            .saturating_sub(counts.passed + counts.failed.len());
         println!(
             "\ntest result: {}. {} passed; {} failed; 0 ignored; 0 measured; {filtered} filtered out; finished in {:.2}s",
-            if counts.failed.is_empty() { "ok" } else { "FAILED" },
+            if counts.failed.is_empty() {
+                "ok"
+            } else {
+                "FAILED"
+            },
             counts.passed,
             counts.failed.len(),
             started.elapsed().as_secs_f64()

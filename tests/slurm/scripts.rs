@@ -1,5 +1,5 @@
-//! The job scripts of `tests/scripts/`, each on three nodes at once: without us, in an `auto` partition, with
-//! `--mps` and without the line about it.
+//! The job scripts of `tests/scripts/`, each on three nodes at once: without us, in an `auto`
+//! partition, with `--mps` and without the line about it.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -16,7 +16,8 @@ use tests::slurm::{Bed, Gpus, Options, Simulated, User, private_dev};
 use crate::runner::{self, Context, Tally, is_chosen};
 use crate::sites::no_cgroups;
 
-/// Scripts that run at once. Each has GPUs of a type of its own, so that all three runs of a script get the same ones.
+/// Scripts that run at once. Each has GPUs of a type of its own, so that all three runs of a script
+/// get the same ones.
 const LANES: usize = 4;
 
 /// No script takes as long on a machine that also runs other tests.
@@ -24,8 +25,13 @@ const ENDS: Duration = Duration::from_secs(40);
 
 const GPUS_OF_LANE: usize = 2;
 
-/// Of each run its partition, and what is added to its submission. The node of the first has no plugin.
-const RUNS: [(&str, &str); 3] = [("main", ""), ("auto", ""), ("main", " --mps --mps-report=off")];
+/// Of each run its partition, and what is added to its submission. The node of the first has no
+/// plugin.
+const RUNS: [(&str, &str); 3] = [
+    ("main", ""),
+    ("auto", ""),
+    ("main", " --mps --mps-report=off"),
+];
 
 /// Beds of one sort, and the scripts that run there.
 struct Site {
@@ -77,7 +83,8 @@ pub fn beds<'a>(words: &[String], tally: &'a Tally) -> Vec<Work<'a>> {
     beds
 }
 
-/// A daemon that a script leaves ends with its job, as on most sites, and each job has its own `/tmp`.
+/// A daemon that a script leaves ends with its job, as on most sites, and each job has its own
+/// `/tmp`.
 fn options(site: &Site) -> Options {
     let options = Options {
         nodes: RUNS.len(),
@@ -158,8 +165,14 @@ fn run_all(site: &Site, all: Vec<Script>, tally: &Tally) -> Result<()> {
                 let next = || waiting.lock().expect("no lane panics with it").next();
                 while let Some(script) = next() {
                     let started = Instant::now();
-                    let found = three(cell, site, &script, lane).and_then(|three| script.check(&three));
-                    tally.note(&format!("{}::{}", site.name, script.name), started, found, "");
+                    let found =
+                        three(cell, site, &script, lane).and_then(|three| script.check(&three));
+                    tally.note(
+                        &format!("{}::{}", site.name, script.name),
+                        started,
+                        found,
+                        "",
+                    );
                 }
             });
         }
@@ -190,7 +203,10 @@ fn three(cell: &Context, site: &Site, script: &Script, lane: usize) -> Result<Th
             bin: double.dir().join("bin"),
             gpus: double.uuids(),
             plain: run == 0,
-            words: format!("-p {partition} --gres=gpu:lane{lane}:{}{asked}", script.gpus),
+            words: format!(
+                "-p {partition} --gres=gpu:lane{lane}:{}{asked}",
+                script.gpus
+            ),
             node,
         };
         place.submit(script)

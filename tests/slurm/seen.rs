@@ -1,4 +1,5 @@
-//! What users and root see of a job's clients: `mpsctl status` while it runs, inside and as root, and its report.
+//! What users and root see of a job's clients: `mpsctl status` while it runs, inside and as root,
+//! and its report.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -36,7 +37,8 @@ fn newest_report(cell: &Context) -> Value {
 fn observations(cell: &Context) -> Vec<Value> {
     let jobs = std::fs::read_dir(cell.bed.run_dir().join("node1/jobs"));
     let files = jobs.into_iter().flatten().flatten();
-    let texts = files.filter_map(|job| std::fs::read_to_string(job.path().join("observations")).ok());
+    let texts =
+        files.filter_map(|job| std::fs::read_to_string(job.path().join("observations")).ok());
     texts
         .filter_map(|text| serde_json::from_str(&text).ok())
         .collect()
@@ -77,7 +79,10 @@ fn status_shows_the_clients_and_the_gpu_without_one(cell: &Context) -> Result<()
             .iter()
             .filter_map(|client| client["rank"].as_u64())
             .collect();
-        ensure!(ranks == (0..8).collect::<Vec<u64>>(), "ranks {ranks:?}: {told}");
+        ensure!(
+            ranks == (0..8).collect::<Vec<u64>>(),
+            "ranks {ranks:?}: {told}"
+        );
         let has_memory = |client: &Value| client["memory_mib"].as_u64() > Some(0);
         ensure!(clients.iter().all(has_memory), "{told}");
         ensure!(
@@ -85,7 +90,10 @@ fn status_shows_the_clients_and_the_gpu_without_one(cell: &Context) -> Result<()
             "{told}"
         );
         let threads = &job["daemons"][0]["limits"][0];
-        ensure!(threads["holds"] == true && threads["said"] == "50.0", "{told}");
+        ensure!(
+            threads["holds"] == true && threads["said"] == "50.0",
+            "{told}"
+        );
     }
     Ok(())
 }
@@ -108,13 +116,15 @@ fn check_told_once(text: &str, server: u32) -> Result<()> {
     Ok(())
 }
 
-/// Once, at the end: after the script, and not after its steps; after the step if there is no script.
+/// Once, at the end: after the script, and not after its steps; after the step if there is no
+/// script.
 fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()> {
     // Long enough for mpsd to find it in a log on a busy machine.
     let line = cell.client("--hold 1");
     let told = |text: &str| {
-        let of_report =
-            |line: &&str| line.contains(", by its own mpsd so far: ") && line.contains(" at once; GPU ");
+        let of_report = |line: &&str| {
+            line.contains(", by its own mpsd so far: ") && line.contains(" at once; GPU ")
+        };
         text.lines().filter(of_report).count()
     };
     let asks = format!("{ONE_GPU} --mps-report");
@@ -128,8 +138,9 @@ fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()>
     for (flags, times, lines) in [(asks.as_str(), 1, 0), (ONE_GPU, 0, 1), (&silent, 0, 0)] {
         let done = cell.run(&format!("srun {flags}"), &line)?.success()?;
         ensure!(told(&done.stderr) == times, "{flags:?}: {}", done.stderr);
-        let line =
-            |line: &&str| line.contains(": on node1: 1 client at once") && line.contains("; mpsctl report ");
+        let line = |line: &&str| {
+            line.contains(": on node1: 1 client at once") && line.contains("; mpsctl report ")
+        };
         ensure!(
             done.stderr.lines().filter(line).count() == lines,
             "{flags:?}: {}",
@@ -139,8 +150,8 @@ fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()>
     Ok(())
 }
 
-/// The step reports it. The script fails with it and does not repeat it. A job that fails without a lost server, and a
-/// job without MPS, read nothing of ours.
+/// The step reports it. The script fails with it and does not repeat it. A job that fails without a
+/// lost server, and a job without MPS, read nothing of ours.
 fn a_lost_server_is_told_once(cell: &Context) -> Result<()> {
     let line = cell.client("--busy --hold 20");
     for runs in ["srun /bin/sh -c", "/bin/sh -c"] {
@@ -153,7 +164,10 @@ fn a_lost_server_is_told_once(cell: &Context) -> Result<()> {
         cell.bed.wait_job(job, &["FAILED"], LIMIT)?;
         let said = cell.output(job);
         check_told_once(&said, server)?;
-        ensure!(!said.contains("error: mps"), "it is no error of ours: {said}");
+        ensure!(
+            !said.contains("error: mps"),
+            "it is no error of ours: {said}"
+        );
         cell.idle()?;
     }
     for flags in ["--mps --mps-report=off", ""] {
@@ -168,7 +182,10 @@ const THREE_TASKS: &str = "srun --mps -w node1 -n3 --gres=gpu:1 --overcommit --k
 
 /// The other two end by themselves.
 fn a_killed_client_is_named_with_its_task(cell: &Context) -> Result<()> {
-    let line = format!("echo pid $SLURM_PROCID $$; {}", cell.client("--busy --hold 4"));
+    let line = format!(
+        "echo pid $SLURM_PROCID $$; {}",
+        cell.client("--busy --hold 4")
+    );
     let job = cell.start(THREE_TASKS, &line)?;
     let pids = |seen: &Value| seen["pids"].as_array().cloned().unwrap_or_default();
     wait_observed(cell, "three clients", |seen| pids(seen).len() == 3)?;
@@ -189,11 +206,13 @@ fn a_killed_client_is_named_with_its_task(cell: &Context) -> Result<()> {
         Ok(told["killed"][0]["pid"] == victim)
     })?;
     let noted = &told["killed"][0];
-    let right = noted["signal"] == 9 && noted["step"] == 0 && noted["rank"] == rank.parse::<u32>()?;
+    let right =
+        noted["signal"] == 9 && noted["step"] == 0 && noted["rank"] == rank.parse::<u32>()?;
     ensure!(right && told["killed"][1].is_null(), "{told}");
     let id = told["job"].as_str().context("no job")?;
     let text = roots(cell, &format!("report {id} --node node1"))?;
-    let named = format!("  client {victim} (task {rank} of step 0) was ended by signal 9 (SIGKILL)\n");
+    let named =
+        format!("  client {victim} (task {rank} of step 0) was ended by signal 9 (SIGKILL)\n");
     says(&text, &[&named])?;
     ensure!(text.matches("was ended by").count() == 1, "{text}");
     Ok(())
@@ -209,10 +228,15 @@ fn the_report_names_what_was_lost(cell: &Context) -> Result<()> {
         seen["refused"][0]["beside"] == 2
     })?;
     let server = kill_server(cell)?;
-    wait_observed(cell, "a lost server", |seen| !seen["servers_lost"][0].is_null())?;
+    wait_observed(cell, "a lost server", |seen| {
+        !seen["servers_lost"][0].is_null()
+    })?;
     let done = job.wait(LIMIT)?;
     check_told_once(&done.stderr, server)?;
-    let third = done.stdout.lines().find_map(|line| line.strip_prefix("pid 2 "));
+    let third = done
+        .stdout
+        .lines()
+        .find_map(|line| line.strip_prefix("pid 2 "));
     let third: i32 = third.context("no third task")?.trim().parse()?;
     let mut told = Value::Null;
     cell.wait("its report", || {

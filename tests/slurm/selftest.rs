@@ -1,4 +1,5 @@
-//! `mpsctl selftest` of an ordinary user on a real Slurm. The job's probe is a client of the double under the probe's name.
+//! `mpsctl selftest` of an ordinary user on a real Slurm. The job's probe is a client of the double
+//! under the probe's name.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -114,6 +115,8 @@ fn its_own_job_is_cancelled(cell: &Context) -> Result<()> {
 fn it_is_not_for_root_and_not_for_a_job(cell: &Context) -> Result<()> {
     let done = cell.root_mpsctl("selftest")?.exits(1)?;
     says(&done.stderr, &["an ordinary user"])?;
-    let done = start(cell, "", &[("SLURM_JOB_ID", "7")])?.wait(LIMIT)?.exits(1)?;
+    let done = start(cell, "", &[("SLURM_JOB_ID", "7")])?
+        .wait(LIMIT)?
+        .exits(1)?;
     says(&done.stderr, &["this is job 7"])
 }

@@ -35,7 +35,8 @@ pub const GROUP: Group = Group {
 fn two_jobs_have_a_daemon_and_a_gpu_each(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 1.5");
     for users in [[&cell.user, &cell.other], [&cell.user, &cell.user]] {
-        let jobs = users.map(|user| cell.start_as(user, "srun --mps -w node1 -n2 --gres=gpu:1", &line, &[]));
+        let jobs = users
+            .map(|user| cell.start_as(user, "srun --mps -w node1 -n2 --gres=gpu:1", &line, &[]));
         let (mut daemons, mut all) = (BTreeSet::new(), BTreeSet::new());
         for (job, user) in jobs.into_iter().zip(users) {
             let records = ended(job?)?;
@@ -65,13 +66,18 @@ fn a_job_run_again_has_another_daemon(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 0.2");
     let script = format!("({line})\n[ \"$SLURM_RESTART_COUNT\" = 1 ] && exit 0\nsleep 30");
     let job = cell.submit("--mps --gres=gpu:1 --requeue --open-mode=append", &script)?;
-    cell.wait("the first run's client", || Ok(cell.output(job).ends_with("}\n")))?;
+    cell.wait("the first run's client", || {
+        Ok(cell.output(job).ends_with("}\n"))
+    })?;
     cell.root(&format!("scontrol requeue {job}"))?;
     cell.bed.wait_job(job, &["PENDING"], LIMIT)?;
-    // Slurm makes a requeued job wait two minutes: at once it would get the credential that was just revoked.
+    // Slurm makes a requeued job wait two minutes: at once it would get the credential that was
+    // just revoked.
     let job_id = format!("jobid={job}");
     let update = ["scontrol", "update", &job_id, "starttime=now+3"];
-    cell.wait("a new start time", || Ok(cell.bed.root(&update)?.code == Some(0)))?;
+    cell.wait("a new start time", || {
+        Ok(cell.bed.root(&update)?.code == Some(0))
+    })?;
     let ended = cell.bed.wait_job(job, &["COMPLETED"], LIMIT);
     let said = cell.output(job);
     ended.with_context(|| format!("the second run; the job wrote\n{said}"))?;
@@ -120,7 +126,10 @@ fn a_job_submitted_by_a_job_has_nothing_of_it(cell: &Context) -> Result<()> {
 fn a_batch_job_without_environment_has_its_mps(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 0.1");
     // That option also removes the variable with this cluster's place.
-    let conf = format!("export SLURM_CONF={}/etc/slurm.conf", cell.bed.dir().display());
+    let conf = format!(
+        "export SLURM_CONF={}/etc/slurm.conf",
+        cell.bed.dir().display()
+    );
     let script = format!("{conf}\n({line})\nsrun /bin/sh -c '{line}'");
     let (_, said) = cell.batch("--mps --export=NONE --gres=gpu:1", &script)?;
     let records = records(&said)?;
@@ -164,7 +173,11 @@ fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
     let job = cell.start("salloc -N1 --gres=gpu:1 srun --mps", &line)?;
     let nodes = &cell.nodes.nodes;
     let contexts = || nodes.iter().flat_map(|node| node.contexts());
-    let clients = || contexts().filter(|(_, context)| context.kind == "mps").count();
+    let clients = || {
+        contexts()
+            .filter(|(_, context)| context.kind == "mps")
+            .count()
+    };
     cell.wait("the step's client", || Ok(clients() == 1))?;
     let mut stepds = cell.bed.job_processes();
     stepds.retain(|process| {
@@ -175,8 +188,8 @@ fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
         bail!("one slurmstepd expected: {stepds:?}")
     };
     kill(Pid::from_raw(stepd.pid), Signal::SIGKILL)?;
-    // Slurm does not notice that slurmstepd is gone, so the test cancels the job. `scancel --user` gets the uid,
-    // because Slurm 26.05 does not know the name 'nobody'.
+    // Slurm does not notice that slurmstepd is gone, so the test cancels the job. `scancel --user`
+    // gets the uid, because Slurm 26.05 does not know the name 'nobody'.
     cell.root(&format!("scancel --user {}", cell.user.uid))?;
     job.wait(LIMIT)?;
     cell.wait("the daemon's end", || {
@@ -193,7 +206,8 @@ fn the_ranks_of_mpirun_in_a_script_have_their_own_by_exec_and_else_their_user_is
     let client = cell.client("--hold 0.2");
     let exec = format!("{} exec -- /bin/sh -c '{client}'", cell.mpsctl());
     let words = "--mps=per-gpu --mps-threads=20:40 -N1 -n2 --gres=gpu:2";
-    let warning = "its script names mpirun: the limits by local rank would be that of the first rank";
+    let warning =
+        "its script names mpirun: the limits by local rank would be that of the first rank";
     let (_, said) = cell.batch(words, &format!("{launcher}mpirun {exec}\n"))?;
     let found = records(&said)?;
     let of = |value: fn(&Record) -> String| found.iter().map(value).collect::<BTreeSet<_>>().len();

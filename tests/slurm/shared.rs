@@ -46,7 +46,9 @@ pub const CGROUPS: Group = Group {
             nodes: 1,
             minors: vec![0],
             gres: Some("gpu:1".into()),
-            gres_conf: Some("AutoDetect=off\nName=gpu File=/dev/nvidia0\nName=shard Count=4\n".into()),
+            gres_conf: Some(
+                "AutoDetect=off\nName=gpu File=/dev/nvidia0\nName=shard Count=4\n".into(),
+            ),
             ..shards()
         };
         options.with_cgroups(&["ConstrainDevices=yes"])
@@ -62,9 +64,13 @@ pub const CGROUPS: Group = Group {
     )
 };
 
-/// The same node. Its jobs have cgroups whose names are Slurm's second names for the jobs, as from Slurm 26.05 on.
+/// The same node. Its jobs have cgroups whose names are Slurm's second names for the jobs, as from
+/// Slurm 26.05 on.
 pub const SLUIDS: Group = Group {
-    options: || Options { nodes: 1, ..shards() },
+    options: || Options {
+        nodes: 1,
+        ..shards()
+    },
     prepare: |bed| {
         let nodes = (CGROUPS.prepare)(bed)?;
         name_cgroups_by_sluid(bed)?;
@@ -117,7 +123,10 @@ pub const SEVERAL: Group = Group {
     options: several,
     prepare: |bed| fast(bed, ""),
     needs: no_several,
-    ..Group::new("shared_several", cells![a_job_on_both_gpus_is_a_member_on_each])
+    ..Group::new(
+        "shared_several",
+        cells![a_job_on_both_gpus_is_a_member_on_each],
+    )
 };
 
 pub const SEVERAL_CONFINED: Group = Group {
@@ -164,11 +173,16 @@ impl Member {
         let file = cell.bed.home(user).join(format!("member{count}"));
         std::fs::write(&file, "")?;
         chown(&file, Some(user.uid), Some(user.gid))?;
-        let line = cell.client(&format!("--busy --hold {seconds} --record {}", file.display()));
+        let line = cell.client(&format!(
+            "--busy --hold {seconds} --record {}",
+            file.display()
+        ));
         let client = cell.start_as(user, &format!("srun {words}"), &line, &[])?;
         let mut found = None;
         cell.wait("the member's client", || {
-            found = Record::all(&std::fs::read_to_string(&file)?)?.into_iter().next();
+            found = Record::all(&std::fs::read_to_string(&file)?)?
+                .into_iter()
+                .next();
             Ok(found.is_some() || !client.runs())
         })?;
         if found.is_none() {
@@ -211,13 +225,17 @@ fn shared(cell: &Context) -> usize {
     entries.filter(|entry| entry.path().is_dir()).count()
 }
 
-/// The daemon stays for the jobs that are left, no matter which job began it, and ends with the last.
+/// The daemon stays for the jobs that are left, no matter which job began it, and ends with the
+/// last.
 fn the_last_to_leave_ends_it(cell: &Context) -> Result<()> {
     for seconds in [["3", "60"], ["60", "3"]] {
         let [first, second] = seconds.map(|seconds| Member::of(cell, seconds));
         let (first, second) = (first?, second?);
         let daemon = first.daemon()?;
-        holds(second.daemon()? == daemon && shared(cell) == 1, &second.record()?)?;
+        holds(
+            second.daemon()? == daemon && shared(cell) == 1,
+            &second.record()?,
+        )?;
         let (earlier, later) = match seconds {
             ["3", _] => (first, second),
             _ => (second, first),
@@ -236,7 +254,11 @@ fn another_user_and_who_asks_have_their_own(cell: &Context) -> Result<()> {
     let words = ["--mps", "--mps", "--mps=own"].map(|mps| format!("{mps} -w node1 --gres=shard:1"));
     let users = [&cell.user, &cell.other, &cell.user];
     let start = |(user, words): (&User, &String)| Member::start(cell, user, words, "60");
-    let all: Vec<Member> = users.into_iter().zip(&words).map(start).collect::<Result<_>>()?;
+    let all: Vec<Member> = users
+        .into_iter()
+        .zip(&words)
+        .map(start)
+        .collect::<Result<_>>()?;
     let bare = cell.clients("-w node1 --gres=shard:1", "--hold 0.1")?;
     check_bare(&bare)?;
     let daemons: BTreeSet<_> = all.iter().map(Member::daemon).collect::<Result<_>>()?;
@@ -276,7 +298,10 @@ fn limits_are_each_jobs_own(cell: &Context) -> Result<()> {
 
 fn what_the_daemon_has_for_all_is_refused(cell: &Context) -> Result<()> {
     for words in ["--mps=per-gpu", "--mps --mps-priority=below-normal"] {
-        cell.check_refused(&format!("srun {words} -w node1 --gres=shard:1"), &["--mps=own"])?;
+        cell.check_refused(
+            &format!("srun {words} -w node1 --gres=shard:1"),
+            &["--mps=own"],
+        )?;
     }
     Ok(())
 }
@@ -298,7 +323,12 @@ fn a_step_that_ends_leaves_the_clients_of_its_jobs_other_steps(cell: &Context) -
         let line = cell.client(words);
         format!("srun --mps -n1 --exact --gres=shard:1 /bin/sh -c '{line}' &\n")
     };
-    let script = [step("--busy --hold 4"), step("--hold 0.5"), "wait".to_owned()].concat();
+    let script = [
+        step("--busy --hold 4"),
+        step("--hold 0.5"),
+        "wait".to_owned(),
+    ]
+    .concat();
     let (_, said) = cell.batch("-w node1 -n2 --gres=shard:2", &script)?;
     let all = records(&said)?;
     holds(all.len() == 2, &all)?;
@@ -372,7 +402,9 @@ fn a_daemon_that_its_user_killed_is_begun_again(cell: &Context) -> Result<()> {
     // The server first, because it ends with its daemon.
     for pid in [record.server_pid, record.daemon_pid].into_iter().flatten() {
         let end = format!("/bin/kill -KILL {pid}");
-        cell.start_as(&cell.user, &end, "", &[])?.wait(LIMIT)?.success()?;
+        cell.start_as(&cell.user, &end, "", &[])?
+            .wait(LIMIT)?
+            .success()?;
     }
     let told = member.client.wait(LIMIT)?.fails()?;
     says(&told.said(), &["cudaErrorMpsRpcFailure"])?;
@@ -384,14 +416,25 @@ fn a_daemon_that_its_user_killed_is_begun_again(cell: &Context) -> Result<()> {
 fn a_fatal_error_of_another_job_is_told_with_its_job_and_client(cell: &Context) -> Result<()> {
     let member = Member::of(cell, "60")?;
     let line = cell.client("--fault --hold 0.5");
-    let culprit = cell.start_as(&cell.user, &format!("srun {ONE} --job-name=culprit"), &line, &[])?;
+    let culprit = cell.start_as(
+        &cell.user,
+        &format!("srun {ONE} --job-name=culprit"),
+        &line,
+        &[],
+    )?;
     let told = culprit.wait(LIMIT)?.fails()?;
     let record = records(&told.said())?.remove(0);
     let job = member.job.clone();
     let said = member.client.wait(LIMIT)?.fails()?.said();
     let words = format!("by client {} of job ", record.pid);
-    says(&said, &["its mpsd says: ", &words, "the vendor's log says: "])?;
-    let other = said.split(&words).nth(1).and_then(|rest| rest.split(':').next());
+    says(
+        &said,
+        &["its mpsd says: ", &words, "the vendor's log says: "],
+    )?;
+    let other = said
+        .split(&words)
+        .nth(1)
+        .and_then(|rest| rest.split(':').next());
     holds(other.is_some_and(|other| other != job), &said)?;
     // The server works again after all those clients have ended.
     let line = cell.client("--alloc 1000000");
@@ -435,13 +478,18 @@ fn a_percentage_is_the_jobs_part(cell: &Context) -> Result<()> {
 fn a_step_has_its_shards_of_the_memory_whatever_its_variables_say(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 0.1");
     let forged = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 SLURM_SHARDS_ON_NODE=4";
-    let step = format!("{forged} srun --mps --mps-mem=auto -n1 --gres=shard:1 /bin/sh -c '{line}'\n");
+    let step =
+        format!("{forged} srun --mps --mps-mem=auto -n1 --gres=shard:1 /bin/sh -c '{line}'\n");
     let (_, said) = cell.batch("-w node1 --gres=shard:1", &step)?;
     let all = records(&said)?;
-    holds(all.len() == 1 && all[0].memory_limit_mib == Some(35_942), &all)
+    holds(
+        all.len() == 1 && all[0].memory_limit_mib == Some(35_942),
+        &all,
+    )
 }
 
-/// The first to begin has two shards of one GPU. The second has the rest of that GPU, or the other GPU too.
+/// The first to begin has two shards of one GPU. The second has the rest of that GPU, or the other
+/// GPU too.
 fn a_job_on_both_gpus_is_a_member_on_each(cell: &Context) -> Result<()> {
     let wide = "-n2 --mps --mps-mem=auto -w node1 --gres=shard:6";
     let narrow = "-n1 --mps --mps-mem=auto -w node1 --gres=shard:2";
@@ -456,7 +504,8 @@ fn a_job_on_both_gpus_is_a_member_on_each(cell: &Context) -> Result<()> {
                 check_daemons(&ended, cell.user.uid, if words == wide { 2 } else { 1 })?;
                 all.extend(ended);
             }
-            // On each GPU the smaller of the job's two parts: two of its four shards are on the other GPU.
+            // On each GPU the smaller of the job's two parts: two of its four shards are on the
+            // other GPU.
             let half = |record: &Record| record.memory_limit_mib == Some(71_885);
             let daemons: BTreeSet<_> = all.iter().map(|record| record.daemon_pid).collect();
             holds(daemons.len() == 2 && all.iter().all(half), &all)?;
@@ -478,9 +527,12 @@ fn jobs_of_three_users_leave_nothing(cell: &Context) -> Result<()> {
     let mut lost = BTreeSet::new();
     for count in 0..jobs {
         for user in users {
-            let words = "--mps --mps-threads=50 --gres=shard:1 --output=burst.out --open-mode=append";
+            let words =
+                "--mps --mps-threads=50 --gres=shard:1 --output=burst.out --open-mode=append";
             let words: Vec<&str> = words.split_whitespace().collect();
-            let job = cell.bed.sbatch(user, &words, &cell.client("--busy --hold 0.3"))?;
+            let job = cell
+                .bed
+                .sbatch(user, &words, &cell.client("--busy --hold 0.3"))?;
             if count % 7 == 3 {
                 lost.insert(job.to_string());
                 let signal = ["", "--full --signal=KILL"][count % 2];
@@ -492,12 +544,16 @@ fn jobs_of_three_users_leave_nothing(cell: &Context) -> Result<()> {
     cell.check_in_service()?;
     let mut seen = BTreeSet::new();
     for user in users {
-        let all = records(&std::fs::read_to_string(cell.bed.home(user).join("burst.out"))?)?;
+        let all = records(&std::fs::read_to_string(
+            cell.bed.home(user).join("burst.out"),
+        )?)?;
         let of_others = all
             .iter()
             .filter(|record| !lost.contains(record.job.as_deref().unwrap_or_default()));
         let wrong: Vec<_> = of_others
-            .filter(|record| !record.under_mps || record.error.is_some() || record.uid != Some(user.uid))
+            .filter(|record| {
+                !record.under_mps || record.error.is_some() || record.uid != Some(user.uid)
+            })
             .collect();
         ensure!(wrong.is_empty(), "{wrong:?}");
         seen.extend(all.into_iter().filter_map(|record| record.job));

@@ -1,4 +1,5 @@
-//! Differently configured sites: automatic requests, shared GPUs, private /tmp, no GPUs, no PrologFlags.
+//! Differently configured sites: automatic requests, shared GPUs, private /tmp, no GPUs, no
+//! PrologFlags.
 
 use std::path::Path;
 
@@ -18,7 +19,8 @@ pub const AUTOMATIC: Group = Group {
         ..Options::default()
     },
     prepare: |bed| {
-        let automatic = "auto_gres = true\nauto_constraint = \"mps\"\nauto_partitions = [\"shared\"]\n";
+        let automatic =
+            "auto_gres = true\nauto_constraint = \"mps\"\nauto_partitions = [\"shared\"]\n";
         let config = format!("[slurm]\nwait = \"prolog\"\n{automatic}");
         Simulated::install(bed, &config, |node| node)
     },
@@ -36,7 +38,8 @@ pub const NO_GPUS: Group = Group {
     ..Group::new("no_gpus", cells![every_request_is_refused])
 };
 
-/// Slurm's default: the prolog runs at a node's first step, and has that step's options in its environment.
+/// Slurm's default: the prolog runs at a node's first step, and has that step's options in its
+/// environment.
 pub const NO_FLAGS: Group = Group {
     options: || Options {
         prolog_flags: String::new(),
@@ -61,17 +64,24 @@ pub const CONTAINER: Group = Group {
     },
     ..Group::new(
         "job_container",
-        cells![a_job_with_a_private_tmp_has_its_mps, a_step_finds_its_own_daemon],
+        cells![
+            a_job_with_a_private_tmp_has_its_mps,
+            a_step_finds_its_own_daemon
+        ],
     )
 };
 
-/// Why this machine cannot run what needs these controllers. Version 2 has devices and a freezer without naming them.
+/// Why this machine cannot run what needs these controllers. Version 2 has devices and a freezer
+/// without naming them.
 pub fn no_cgroups(names: &[&str]) -> Option<String> {
     let listed = std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers");
     let (version, there): (_, Vec<&str>) = match &listed {
         Ok(listed) => (
             "v2",
-            listed.split_whitespace().chain(["devices", "freezer"]).collect(),
+            listed
+                .split_whitespace()
+                .chain(["devices", "freezer"])
+                .collect(),
         ),
         Err(_) => {
             let is_there = |name: &&str| Path::new("/sys/fs/cgroup").join(name).is_dir();
@@ -84,7 +94,8 @@ pub fn no_cgroups(names: &[&str]) -> Option<String> {
         .copied()
         .collect();
     let list = missing.join("' and '");
-    (!missing.is_empty()).then(|| format!("this machine has no cgroup {version} controller '{list}'"))
+    (!missing.is_empty())
+        .then(|| format!("this machine has no cgroup {version} controller '{list}'"))
 }
 
 fn jobs_have_mps_where_the_site_says_so(cell: &Context) -> Result<()> {
@@ -101,7 +112,8 @@ fn jobs_have_mps_where_the_site_says_so(cell: &Context) -> Result<()> {
         ("-n1 --gres=mps:50", false),
     ] {
         let records = cell.clients(words, "--hold 0.1")?;
-        let right = |record: &tests::slurm::Record| record.error.is_none() && record.under_mps == under_mps;
+        let right =
+            |record: &tests::slurm::Record| record.error.is_none() && record.under_mps == under_mps;
         ensure!(
             !records.is_empty() && records.iter().all(right),
             "{words}: {records:?}"

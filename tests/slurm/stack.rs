@@ -1,6 +1,7 @@
-//! Our line in plugstack.conf as `mpsctl slurm enable` writes it, with a real Slurm: the plugin loads. A plugin with
-//! another release's stamp shows what Slurm does with both words, and `mpsctl slurm check` reports it first. The
-//! running slurmd tells where Slurm is and what it reads: no file is named, and the machine may have another Slurm.
+//! Our line in plugstack.conf as `mpsctl slurm enable` writes it, with a real Slurm: the plugin
+//! loads. A plugin with another release's stamp shows what Slurm does with both words, and `mpsctl
+//! slurm check` reports it first. The running slurmd tells where Slurm is and what it reads: no
+//! file is named, and the machine may have another Slurm.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -84,7 +85,9 @@ impl Stack<'_> {
             "{mpsctl} slurm check --node {node} --plugins {}",
             plugins.display()
         );
-        self.cell.bed.on_node(node, &line.split(' ').collect::<Vec<_>>())
+        self.cell
+            .bed
+            .on_node(node, &line.split(' ').collect::<Vec<_>>())
     }
 
     fn restore(&self) -> Result<()> {
@@ -96,7 +99,11 @@ impl Stack<'_> {
 
     fn mpsctl(&self, words: &str) -> Result<Ran> {
         let (conf, plugins) = (self.cell.bed.dir().join("etc/slurm.conf"), self.plugins());
-        let place = format!("--slurm-conf {} --plugins {}", conf.display(), plugins.display());
+        let place = format!(
+            "--slurm-conf {} --plugins {}",
+            conf.display(),
+            plugins.display()
+        );
         self.cell.root_mpsctl(&format!("slurm {words} {place}"))
     }
 }
@@ -113,7 +120,8 @@ fn restart(cell: &Context, node: &str) -> Result<()> {
     cell.bed.start_node(node)
 }
 
-/// Its program tells the release and the commands, its arguments the configuration, its memory whether it has the plugin.
+/// Its program tells the release and the commands, its arguments the configuration, its memory
+/// whether it has the plugin.
 fn the_running_slurmd_is_found(cell: &Context) -> Result<()> {
     let stack = Stack::enabled(cell, "")?;
     let conf = cell.bed.dir().join("etc/slurm.conf");
@@ -145,7 +153,9 @@ fn the_line_reaches_the_nodes(cell: &Context) -> Result<()> {
     let again = |word: &str| -> Result<()> {
         bed.wait_clean(crate::jobs::LIMIT)?;
         cell.root("scontrol reconfigure")?;
-        bed.nodes().iter().try_for_each(|node| restart(cell, node))?;
+        bed.nodes()
+            .iter()
+            .try_for_each(|node| restart(cell, node))?;
         for node in bed.nodes() {
             cell.wait(word, || Ok(stack.check_on(&node)?.stdout.contains(word)))?;
         }
@@ -155,8 +165,7 @@ fn the_line_reaches_the_nodes(cell: &Context) -> Result<()> {
         Ok(())
     };
     again("Slurm's configuration is '/run/slurm/conf/slurm.conf'")?;
-    let none =
-        "FAIL  no '/run/slurm/conf/plugstack.conf': run 'mpsctl slurm enable' on the controller's host";
+    let none = "FAIL  no '/run/slurm/conf/plugstack.conf': run 'mpsctl slurm enable' on the controller's host";
     says(&stack.check_on("node2")?.exits(2)?.stdout, &[none])?;
     stack.mpsctl("enable")?.success()?;
     again("has loaded our plugin")?;
@@ -172,7 +181,8 @@ fn check_serves(cell: &Context, words: &str) -> Result<()> {
     cell.idle()
 }
 
-/// A job that did not ask runs and is told on its terminal. `--mps` is no longer a flag. slurmd starts.
+/// A job that did not ask runs and is told on its terminal. `--mps` is no longer a flag. slurmd
+/// starts.
 fn a_wrong_stamp_under_optional_stops_nothing(cell: &Context) -> Result<()> {
     wrong_stamp(cell, "", |stack| {
         for command in COMMANDS {
@@ -218,8 +228,13 @@ const COMMANDS: [&str; 3] = [
     "salloc /bin/true",
 ];
 
-/// The check reports another release's plugin, with the effect that `effect` tests. Both disappear with the right plugin.
-fn wrong_stamp(cell: &Context, words: &str, effect: impl Fn(&Stack<'_>) -> Result<()>) -> Result<()> {
+/// The check reports another release's plugin, with the effect that `effect` tests. Both disappear
+/// with the right plugin.
+fn wrong_stamp(
+    cell: &Context,
+    words: &str,
+    effect: impl Fn(&Stack<'_>) -> Result<()>,
+) -> Result<()> {
     let stack = Stack::enabled(cell, words)?;
     check_serves(cell, "")?;
     stamp::write(&stack.plugin(), OTHER_RELEASE)?;

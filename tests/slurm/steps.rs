@@ -1,4 +1,5 @@
-//! Steps unlike their job: with other limits, without its GPUs, after its daemon's end, killed for their memory.
+//! Steps unlike their job: with other limits, without its GPUs, after its daemon's end, killed for
+//! their memory.
 
 use std::time::Duration;
 
@@ -25,7 +26,8 @@ pub const GROUP: Group = Group::new(
     ],
 );
 
-/// Steps that take more memory than they asked for. Slurm itself measures and kills, so no cgroup is needed.
+/// Steps that take more memory than they asked for. Slurm itself measures and kills, so no cgroup
+/// is needed.
 pub const MEMORY: Group = Group {
     options: || Options {
         slurm_lines: vec![
@@ -52,7 +54,10 @@ pub const MEMORY_CGROUP: Group = Group {
     ..Group::new("memory_cgroup", KILLED)
 };
 
-const KILLED: &[Cell] = cells![a_job_killed_for_memory_is_told, a_step_killed_for_memory_is_told];
+const KILLED: &[Cell] = cells![
+    a_job_killed_for_memory_is_told,
+    a_step_killed_for_memory_is_told
+];
 
 fn step(words: &str) -> String {
     format!("salloc --mps --mps-threads=50 --mps-mem=4G -n2 --gres=gpu:1 srun {words}")
@@ -112,11 +117,15 @@ fn components_have_limits_of_their_own(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The script of a het job passes the flags of its own component, the first, to its sruns on the others.
+/// The script of a het job passes the flags of its own component, the first, to its sruns on the
+/// others.
 fn a_component_that_did_not_ask_has_nothing(cell: &Context) -> Result<()> {
     let flags = "--mps --mps-report=off -N1 --gres=gpu:1 : --mps=off -N1 --gres=gpu:1";
     let look = "env | grep ^MPSD; echo looked";
-    let (_, said) = cell.batch(flags, &format!("srun --het-group=1 -n1 /bin/sh -c '{look}'"))?;
+    let (_, said) = cell.batch(
+        flags,
+        &format!("srun --het-group=1 -n1 /bin/sh -c '{look}'"),
+    )?;
     ensure!(said == "looked\n", "it runs as it would without us: {said}");
     Ok(())
 }
@@ -126,8 +135,10 @@ fn a_step_without_gpus_has_nothing(cell: &Context) -> Result<()> {
     let look = "env | grep -E \"^CUDA|^MPSD\"; echo looked";
     let script = format!("srun --gres=none /bin/sh -c '{look}'; srun --gpus=0 /bin/sh -c '{look}'");
     let (_, said) = cell.batch("--mps --mps-report=off --gres=gpu:1", &script)?;
-    // The second step needs what the first had, and may be told that Slurm has not taken it back yet.
-    let waits = |line: &&str| line.starts_with("srun: Job ") || line.starts_with("srun: Step created ");
+    // The second step needs what the first had, and may be told that Slurm has not taken it back
+    // yet.
+    let waits =
+        |line: &&str| line.starts_with("srun: Job ") || line.starts_with("srun: Step created ");
     let others: Vec<&str> = said.lines().filter(|line| !waits(line)).collect();
     ensure!(others == ["looked"; 2], "{said}");
     let done = cell
@@ -140,13 +151,16 @@ fn a_step_without_gpus_has_nothing(cell: &Context) -> Result<()> {
     holds(done.stdout == "looked\n" && is_told, &done)
 }
 
-/// Every way to submit from a script, an allocation's shell and a step's shell: the new job does not ask for MPS. The
-/// outer job's steps have it.
+/// Every way to submit from a script, an allocation's shell and a step's shell: the new job does
+/// not ask for MPS. The outer job's steps have it.
 fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
     let home = cell.bed.home(&cell.user);
     let (next, out) = (home.join("next.sh"), home.join("next.out"));
     let variables = "CUDA_MPS|MPSD|SLURM_SPANK|_SLURM_SPANK|SLURM_MPSD|BASH_ENV";
-    let line = format!("env | grep -E '^({variables})'; {}", cell.client("--hold 0.1"));
+    let line = format!(
+        "env | grep -E '^({variables})'; {}",
+        cell.client("--hold 0.1")
+    );
     std::fs::write(&next, format!("#!/bin/sh\n{line}\n"))?;
     std::fs::set_permissions(&next, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let (next, out) = (next.display(), out.display());
@@ -169,7 +183,10 @@ fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
         let flags = format!("{ONE_GPU} --mps-threads=50");
         let said = match outer {
             "sbatch" => cell.batch(&flags, &script)?.1,
-            _ => cell.run(&format!("{outer} {flags}"), &script)?.success()?.said(),
+            _ => cell
+                .run(&format!("{outer} {flags}"), &script)?
+                .success()?
+                .said(),
         };
         let (others, own) = said.split_once("own\n").unwrap_or((&said, ""));
         let found = records(others)?;
@@ -178,7 +195,10 @@ fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
             .all(|record| !record.under_mps && record.node == "node2");
         ensure!(bare && found.len() == inner.len(), "{outer}: {said}");
         for name in variables.split('|') {
-            ensure!(!others.contains(&format!("{name}_")), "{outer}: {name}: {said}");
+            ensure!(
+                !others.contains(&format!("{name}_")),
+                "{outer}: {name}: {said}"
+            );
         }
         if outer != "srun" {
             let own = records(own)?;
@@ -189,8 +209,10 @@ fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// As its user, ends the control daemon of the surrounding job, and waits until its socket does not answer.
-pub const END_DAEMON: &str = "kill -9 $(cat $CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid); sleep 1";
+/// As its user, ends the control daemon of the surrounding job, and waits until its socket does not
+/// answer.
+pub const END_DAEMON: &str =
+    "kill -9 $(cat $CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid); sleep 1";
 
 /// Exactly one step, or task, of these did not run; none ran outside its job's MPS.
 fn check_not_outside(said: &str) -> Result<()> {
@@ -205,7 +227,10 @@ fn a_step_after_its_control_daemons_end_does_not_run(cell: &Context) -> Result<(
     let step = format!("srun -n2 --overcommit /bin/sh -c '{client}'");
     let script = format!("{step} || echo first $?\n{END_DAEMON}\n{step} && echo silent\nexit 0");
     let (_, said) = cell.batch(ONE_GPU, &script)?;
-    ensure!(!said.contains("first ") && !said.contains("silent"), "{said}");
+    ensure!(
+        !said.contains("first ") && !said.contains("silent"),
+        "{said}"
+    );
     check_not_outside(&said)?;
     // The step of a shell in the same state, and after the vendor's own command for an end.
     let quit = format!(
@@ -238,14 +263,16 @@ fn a_step_beside_a_control_daemon_that_has_ended_runs(cell: &Context) -> Result<
     holds(records(&done.stdout)?.len() == 1, &done)
 }
 
-fn a_program_without_the_variables_gets_no_context_on_an_exclusive_gpu(cell: &Context) -> Result<()> {
+fn a_program_without_the_variables_gets_no_context_on_an_exclusive_gpu(
+    cell: &Context,
+) -> Result<()> {
     let bare = cell.client("").replacen("exec", "exec env -i", 1);
     let done = cell.run(&format!("srun {ONE_GPU}"), &bare)?.exits(3)?;
     says(&done.said(), &["cudaErrorDevicesUnavailable"])
 }
 
-/// Starts a client of the job's MPS. After its record, starts a program that fills 400 MiB of memory until it is killed
-/// or its reader has read all.
+/// Starts a client of the job's MPS. After its record, starts a program that fills 400 MiB of
+/// memory until it is killed or its reader has read all.
 fn glutton(cell: &Context) -> String {
     format!(
         "r=$(mktemp); ({}) >$r & i=0; until [ -s $r ] || [ $i -gt 150 ]; do sleep 0.1; i=$((i+1)); done; \

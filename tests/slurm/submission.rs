@@ -1,4 +1,5 @@
-//! What users type: flags in a script, values that are refused before a job exists, and many jobs at once.
+//! What users type: flags in a script, values that are refused before a job exists, and many jobs
+//! at once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -31,13 +32,16 @@ pub const BURST: Group = Group {
 
 fn flags_in_a_script_are_in_force(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 0.2");
-    let script = format!("#SBATCH --mps\n#SBATCH --mps-mem=2G\n({line})\nsrun -N2 /bin/sh -c '{line}'");
+    let script =
+        format!("#SBATCH --mps\n#SBATCH --mps-mem=2G\n({line})\nsrun -N2 /bin/sh -c '{line}'");
     let (job, said) = cell.batch("-N2 --gres=gpu:1", &script)?;
     let records = records(&said)?;
     ensure!(records.len() == 3, "script and step: {said}");
     check_daemons(&records, cell.user.uid, 1)?;
     let id = job.to_string();
-    let right = |record: &Record| record.job.as_deref() == Some(&id) && record.memory_limit_mib == Some(2048);
+    let right = |record: &Record| {
+        record.job.as_deref() == Some(&id) && record.memory_limit_mib == Some(2048)
+    };
     ensure!(records.iter().all(right), "{records:?}");
     Ok(())
 }
@@ -60,13 +64,16 @@ fn bad_values_are_refused_at_submission(cell: &Context) -> Result<()> {
             ("sbatch", "--wrap=true"),
             ("salloc", "/bin/true"),
         ] {
-            let done = cell.run(&format!("{command} {flag} {program}"), "")?.fails()?;
+            let done = cell
+                .run(&format!("{command} {flag} {program}"), "")?
+                .fails()?;
             let ours: Vec<_> = done
                 .stderr
                 .lines()
                 .filter(|line| line.contains("mps: "))
                 .collect();
-            let told = matches!(ours[..], [line] if line.contains(flag) && line.contains("allowed:"));
+            let told =
+                matches!(ours[..], [line] if line.contains(flag) && line.contains("allowed:"));
             ensure!(told, "no single line of ours: {}", done.story());
         }
     }
@@ -79,7 +86,10 @@ fn bad_values_are_refused_at_submission(cell: &Context) -> Result<()> {
 fn a_job_without_a_gpu_is_told_at_submission(cell: &Context) -> Result<()> {
     let home = cell.bed.home(&cell.user);
     for (script, line) in [("gpu.sh", "--gres=gpu:1"), ("none.sh", "-n1")] {
-        std::fs::write(home.join(script), format!("#!/bin/sh\n#SBATCH --mps {line}\n"))?;
+        std::fs::write(
+            home.join(script),
+            format!("#!/bin/sh\n#SBATCH --mps {line}\n"),
+        )?;
     }
     for (words, told) in [
         ("srun --test-only --mps /bin/true", 1),
@@ -92,7 +102,10 @@ fn a_job_without_a_gpu_is_told_at_submission(cell: &Context) -> Result<()> {
         ("salloc -w nowhere --mps -G1 /bin/true", 0),
     ] {
         let done = cell.run(words, "")?;
-        let ours = done.stderr.lines().filter(|line| line.contains("--gres=gpu:1"));
+        let ours = done
+            .stderr
+            .lines()
+            .filter(|line| line.contains("--gres=gpu:1"));
         ensure!(ours.count() == told, "{words}: {}", done.story());
     }
     Ok(())
@@ -111,12 +124,16 @@ fn two_hundred_jobs_at_once_leave_nothing(cell: &Context) -> Result<()> {
     ensure!(complaints.is_empty(), "{complaints:?}");
     ended?;
     let records = records(&said)?;
-    let jobs: BTreeSet<_> = records.iter().filter_map(|record| record.job.clone()).collect();
+    let jobs: BTreeSet<_> = records
+        .iter()
+        .filter_map(|record| record.job.clone())
+        .collect();
     let nodes: BTreeSet<_> = records.iter().map(|record| &record.node).collect();
     let counts = (records.len(), jobs.len());
     ensure!(counts == (JOBS, JOBS), "records and jobs: {counts:?}");
     ensure!(nodes.len() == 4, "all nodes took part: {nodes:?}");
-    let right = |record: &&Record| record.under_mps && record.error.is_none() && record.sms == Some(66);
+    let right =
+        |record: &&Record| record.under_mps && record.error.is_none() && record.sms == Some(66);
     let wrong: Vec<_> = records.iter().filter(|record| !right(record)).collect();
     ensure!(wrong.is_empty(), "without their MPS or limits: {wrong:?}");
     Ok(())

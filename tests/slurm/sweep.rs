@@ -26,7 +26,10 @@ pub const GROUP: Group = Group {
 const LIMIT: Duration = Duration::from_secs(90);
 
 fn line(cell: &Context, words: &str, script: &str) -> String {
-    format!("exec {} sweep {words} -- /bin/sh -c '{script}'", cell.mpsctl())
+    format!(
+        "exec {} sweep {words} -- /bin/sh -c '{script}'",
+        cell.mpsctl()
+    )
 }
 
 /// Two clients on each GPU: auto limits nothing then, and is not measured again.
@@ -74,17 +77,23 @@ fn a_cancelled_sweep_leaves_nothing(cell: &Context) -> Result<()> {
         let of_copy = |process: &&Process| process.name == "sleep" && is_shell(process.parent);
         all.iter().filter(of_copy).count()
     };
-    cell.wait("four sleeping processes of two copies", || Ok(copies() == 4))?;
+    cell.wait(
+        "four sleeping processes of two copies",
+        || Ok(copies() == 4),
+    )?;
     job.signal(Signal::SIGTERM)?;
     job.wait(LIMIT)?.fails()?;
     cell.wait("no sleeping process", || {
         let names = ["sleep", "sh", "mpsctl"];
         let all = cell.bed.job_processes();
-        Ok(!all.iter().any(|process| names.contains(&process.name.as_str())))
+        Ok(!all
+            .iter()
+            .any(|process| names.contains(&process.name.as_str())))
     })
 }
 
-/// Each node takes its part by its number in the step. In the batch script, whose environment names two nodes, pack runs all.
+/// Each node takes its part by its number in the step. In the batch script, whose environment names
+/// two nodes, pack runs all.
 fn a_pack_on_two_nodes_runs_each_command_once(cell: &Context) -> Result<()> {
     let home = cell.bed.home(&cell.user);
     let records = home.join("pack.records");

@@ -1,6 +1,6 @@
-//! A node that does not load the plugin, because of another plugstack.conf or a plugin of another release. The
-//! submitting hosts do load it. With both words, a user who asks reads why not, and the program does not run there. A
-//! user who does not ask sees nothing.
+//! A node that does not load the plugin, because of another plugstack.conf or a plugin of another
+//! release. The submitting hosts do load it. With both words, a user who asks reads why not, and
+//! the program does not run there. A user who does not ask sees nothing.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -71,7 +71,10 @@ fn a_command_that_asks_reads_why_once(cell: &Context) -> Result<()> {
 /// A bash script, and the step of a script that runs under MPS on node1.
 fn a_script_that_asks_reads_why_once(cell: &Context) -> Result<()> {
     let step = "srun -N1 -n1 -w node2 --gres=gpu:1 /bin/echo ran";
-    for (words, script) in [("-w node2", "#!/bin/bash\necho ran"), ("-N2 -w node[1-2]", step)] {
+    for (words, script) in [
+        ("-w node2", "#!/bin/bash\necho ran"),
+        ("-N2 -w node[1-2]", step),
+    ] {
         let job = cell.submit(&format!("--mps --gres=gpu:1 {words}"), script)?;
         cell.idle()?;
         check_told_once(&cell.output(job))?;
@@ -91,7 +94,10 @@ fn a_plugin_of_another_release_is_told(cell: &Context) -> Result<()> {
         match word {
             "optional" => check_told_once(&done.said()),
             // Slurm itself ends such a step, even if the user did not ask.
-            _ => holds(!done.stdout.contains("ran\n") && !done.stderr.is_empty(), &done),
+            _ => holds(
+                !done.stdout.contains("ran\n") && !done.stderr.is_empty(),
+                &done,
+            ),
         }
     });
     fs::write(&stack, "")?;
@@ -118,7 +124,10 @@ fn a_task_prolog_of_the_users_runs(cell: &Context) -> Result<()> {
         let client = cell.start_as(&cell.user, &command, &line, env)?;
         let done = client.wait(LIMIT)?.success()?;
         says(&done.stdout, &["from 0\n", "said by it\n"])?;
-        ensure!(!done.stdout.contains("MPSD_TASK"), "a trace is left: {done:?}");
+        ensure!(
+            !done.stdout.contains("MPSD_TASK"),
+            "a trace is left: {done:?}"
+        );
         check_daemons(&records(&done.stdout)?, cell.user.uid, 1)?;
     }
     fs::set_permissions(&script, fs::Permissions::from_mode(0o644))?;

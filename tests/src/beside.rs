@@ -19,8 +19,8 @@ struct Queue<'a> {
     given_back: Condvar,
 }
 
-/// Does all work in its order, if the claims allow it, with at most this many at once. If one panics, it panics after
-/// the rest is done.
+/// Does all work in its order, if the claims allow it, with at most this many at once. If one
+/// panics, it panics after the rest is done.
 pub fn run(all: Vec<Work<'_>>, at_once: usize) {
     let queue = Queue {
         state: Mutex::new(State {
@@ -48,11 +48,21 @@ impl<'a> Queue<'a> {
             if state.waiting.is_empty() {
                 return None;
             }
-            let free = |work: &Work<'_>| work.claims.iter().all(|claim| !state.claimed.contains(claim));
+            let free = |work: &Work<'_>| {
+                work.claims
+                    .iter()
+                    .all(|claim| !state.claimed.contains(claim))
+            };
             if let Some(at) = state.waiting.iter().position(free) {
                 let Work { claims, run } = state.waiting.remove(at);
                 state.claimed.extend(claims.iter().cloned());
-                return Some((run, Claimed { queue: self, claims }));
+                return Some((
+                    run,
+                    Claimed {
+                        queue: self,
+                        claims,
+                    },
+                ));
             }
             state = self
                 .given_back
@@ -73,7 +83,10 @@ struct Claimed<'q, 'a> {
 
 impl Drop for Claimed<'_, '_> {
     fn drop(&mut self) {
-        self.queue.lock().claimed.retain(|one| !self.claims.contains(one));
+        self.queue
+            .lock()
+            .claimed
+            .retain(|one| !self.claims.contains(one));
         self.queue.given_back.notify_all();
     }
 }

@@ -16,8 +16,8 @@ use nix::unistd::Pid;
 /// The user has interrupted the run: every wait ends, and the guards clean up.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// How long a pipe may stay open after its program's end because a child still holds it: on a loaded machine a killed
-/// process ends late.
+/// How long a pipe may stay open after its program's end because a child still holds it: on a
+/// loaded machine a killed process ends late.
 const PIPE_WAIT: Duration = Duration::from_secs(3);
 
 /// Turns SIGINT, SIGTERM and SIGHUP into a flag, so that guards are dropped.
@@ -239,7 +239,11 @@ fn reap(mut child: Child) -> Receiver<(ExitStatus, Instant)> {
 
 fn command_line(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
-    words.extend(command.get_args().map(|word| word.to_string_lossy().into_owned()));
+    words.extend(
+        command
+            .get_args()
+            .map(|word| word.to_string_lossy().into_owned()),
+    );
     words.join(" ")
 }
 
@@ -279,7 +283,8 @@ impl Drain {
             .is_ok()
     }
     pub fn so_far(&self) -> String {
-        String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+        String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner))
+            .into_owned()
     }
 }
 

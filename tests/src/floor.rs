@@ -1,4 +1,5 @@
-//! NVIDIA's control daemon or its double, started by the shortest possible means: the floor of the prologue's time.
+//! NVIDIA's control daemon or its double, started by the shortest possible means: the floor of the
+//! prologue's time.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -28,7 +29,8 @@ pub struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    /// Starts daemon and server: spawn, wait for the socket in `pipe`, `session` with a `start_server`, wait for Ready.
+    /// Starts daemon and server: spawn, wait for the socket in `pipe`, `session` with a
+    /// `start_server`, wait for Ready.
     pub fn start(
         control: impl Fn() -> Command + Send + 'a,
         directory: PathBuf,
@@ -128,7 +130,8 @@ impl<'a> Daemon<'a> {
         child::run(&mut (self.control)(), session, STEP)
     }
 
-    /// `quit`, then waits until daemon and server are gone. Returns how long that took, and the whole log.
+    /// `quit`, then waits until daemon and server are gone. Returns how long that took, and the
+    /// whole log.
     pub fn quit(mut self) -> Result<(Duration, Vec<String>)> {
         let begin = Instant::now();
         let _ = self.command("quit\n")?;
@@ -143,7 +146,9 @@ impl<'a> Daemon<'a> {
             }
             thread::sleep(Duration::from_micros(500));
         }
-        child::until(STEP, Duration::from_millis(1), || !child::alive(self.server))?;
+        child::until(STEP, Duration::from_millis(1), || {
+            !child::alive(self.server)
+        })?;
         let took = begin.elapsed();
         self.collect();
         Ok((took, std::mem::take(&mut self.log)))
@@ -153,7 +158,8 @@ impl<'a> Daemon<'a> {
 impl Drop for Daemon<'_> {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // Its server dies with it (recorded); the child is not yet reaped, so the pid is its own.
+            // Its server dies with it (recorded); the child is not yet reaped, so the pid is its
+            // own.
             let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
             let _ = child.wait();
         }

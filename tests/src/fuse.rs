@@ -1,4 +1,5 @@
-//! A file system with a file that never answers one kind of request. Not even SIGKILL ends a process that waits for it.
+//! A file system with a file that never answers one kind of request. Not even SIGKILL ends a
+//! process that waits for it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -38,20 +39,21 @@ pub struct Hung {
 }
 
 impl Hung {
-    /// Mounts it over `at` as user `uid` would; its file can never be opened. Needs root, and fails if the kernel has
-    /// no FUSE. In a mount namespace of this thread no other process sees it.
+    /// Mounts it over `at` as user `uid` would; its file can never be opened. Needs root, and fails
+    /// if the kernel has no FUSE. In a mount namespace of this thread no other process sees it.
     pub fn over(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(OPEN, at, uid, "")
     }
 
-    /// The same for all users, as a site may allow (`user_allow_other` in fuse.conf). Otherwise no other group has
-    /// access, a job's daemons included.
+    /// The same for all users, as a site may allow (`user_allow_other` in fuse.conf). Otherwise no
+    /// other group has access, a job's daemons included.
     pub fn over_for_all(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(OPEN, at, uid, ",allow_other")
     }
 
-    /// The file can be read, but no write to it ends. A mapping that was written to waits for that at its end, with the
-    /// lock of its process's memory map held (Linux, `fs/fuse/file.c`, `fuse_vma_close`).
+    /// The file can be read, but no write to it ends. A mapping that was written to waits for that
+    /// at its end, with the lock of its process's memory map held (Linux, `fs/fuse/file.c`,
+    /// `fuse_vma_close`).
     pub fn over_writes(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(WRITE, at, uid, "")
     }
@@ -64,8 +66,8 @@ impl Hung {
         Self::withholding(SETATTR, at, uid, "")
     }
 
-    /// As [`Hung::over_reads`], served by a thread of the waiting process. That process gets the device, for example as
-    /// standard input. After the first read no other process has it.
+    /// As [`Hung::over_reads`], served by a thread of the waiting process. That process gets the
+    /// device, for example as standard input. After the first read no other process has it.
     pub fn over_own_reads(at: &Path, uid: u32) -> std::io::Result<(Self, File)> {
         let device = File::options().read(true).write(true).open("/dev/fuse")?;
         let its = device.try_clone()?;
@@ -78,14 +80,26 @@ impl Hung {
         Self::serving(device, (withheld, false), at, uid, more)
     }
 
-    fn serving(device: File, how: (u32, bool), at: &Path, uid: u32, more: &str) -> std::io::Result<Self> {
+    fn serving(
+        device: File,
+        how: (u32, bool),
+        at: &Path,
+        uid: u32,
+        more: &str,
+    ) -> std::io::Result<Self> {
         let options = format!(
             "fd={},rootmode=40000,user_id={uid},group_id={}{more}",
             device.as_raw_fd(),
             group_of(uid)
         );
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        mount(Some("hung"), at, Some("fuse"), flags, Some(options.as_str()))?;
+        mount(
+            Some("hung"),
+            at,
+            Some("fuse"),
+            flags,
+            Some(options.as_str()),
+        )?;
         let asked = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&asked);
         let server = std::thread::spawn(move || serve(device, uid, how, &told));
@@ -112,7 +126,8 @@ impl Drop for Hung {
     }
 }
 
-/// The group of this account: only its processes have access. Without an account, the group with the same number.
+/// The group of this account: only its processes have access. Without an account, the group with
+/// the same number.
 fn group_of(uid: u32) -> u32 {
     let account = User::from_uid(uid.into()).ok().flatten();
     account.map_or(uid, |account| account.gid.as_raw())
@@ -125,7 +140,8 @@ fn serve(mut device: File, uid: u32, (withheld, leaves): (u32, bool), asked: &At
         if length < HEADER {
             continue;
         }
-        let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap_or_default());
+        let word =
+            |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap_or_default());
         let unique = &request[8..16];
         let answer = match word(4) {
             INIT => Ok(greeting()),
@@ -169,7 +185,11 @@ fn greeting() -> Vec<u8> {
 }
 
 fn entry(uid: u32) -> Vec<u8> {
-    [numbers(&[ROOT + 1, 0, VALID, VALID, 0]), attr(ROOT + 1, uid)].concat()
+    [
+        numbers(&[ROOT + 1, 0, VALID, VALID, 0]),
+        attr(ROOT + 1, uid),
+    ]
+    .concat()
 }
 
 fn attributes(node: u64, uid: u32) -> Vec<u8> {

@@ -1,4 +1,5 @@
-//! The fuzz targets, run by `fuzz/` (cargo-fuzz) and by the suite: every parser of foreign text must accept any bytes.
+//! The fuzz targets, run by `fuzz/` (cargo-fuzz) and by the suite: every parser of foreign text
+//! must accept any bytes.
 
 use mpsd::daemon::dialogue::{Event, LimitScope, Proof, check};
 use mpsd::job::Journal;
@@ -33,7 +34,8 @@ fn harmless(message: &str) {
     assert!(message.len() < 2000, "{} bytes", message.len());
 }
 
-/// The request, from an account and from OpenPBS's resource. An accepted request must be accepted again as it is printed.
+/// The request, from an account and from OpenPBS's resource. An accepted request must be accepted
+/// again as it is printed.
 pub fn request(bytes: &[u8]) {
     match Request::from_account(bytes) {
         Err(refusal) => harmless(&refusal.to_string()),
@@ -95,7 +97,11 @@ pub fn daemon_answers(bytes: &[u8]) {
     match check(LimitScope::NextServers, &daemon(), &text) {
         Err(why) => harmless(&why),
         Ok(()) => {
-            let said: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
+            let said: Vec<&str> = text
+                .lines()
+                .map(str::trim)
+                .filter(|l| !l.is_empty())
+                .collect();
             assert_eq!(said.len(), 4, "{text:?}");
         }
     }
@@ -133,11 +139,15 @@ impl Host for Nothing {
     }
 }
 
-/// Arguments and environment of all three schedulers. The bytes are cut at NUL into arguments, then variables.
+/// Arguments and environment of all three schedulers. The bytes are cut at NUL into arguments, then
+/// variables.
 pub fn scheduler_input(bytes: &[u8]) {
     let mut parts = bytes.split(|b| *b == 0);
     let kind = parts.next().and_then(|p| p.first().copied()).unwrap_or(0);
-    let words: Vec<OsString> = parts.map(|p| OsString::from_vec(p.to_vec())).take(40).collect();
+    let words: Vec<OsString> = parts
+        .map(|p| OsString::from_vec(p.to_vec()))
+        .take(40)
+        .collect();
     let count = [8, 11, 3, 10, 0, 7][usize::from(kind) % 6].min(words.len());
     let (arguments, variables) = words.split_at(count);
     let env = |name: &str| {

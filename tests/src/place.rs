@@ -1,4 +1,5 @@
-//! A simulated node with the suite installed, and a picture of it before any job, with which each end is compared.
+//! A simulated node with the suite installed, and a picture of it before any job, with which each
+//! end is compared.
 
 use std::borrow::BorrowMut;
 use std::collections::BTreeMap;
@@ -85,7 +86,8 @@ impl Place {
         }
         for program in PROGRAMS {
             let to = place.program(program);
-            copy_program(&built(program), &to).unwrap_or_else(|e| panic!("build {program} first: {e}"));
+            copy_program(&built(program), &to)
+                .unwrap_or_else(|e| panic!("build {program} first: {e}"));
             chmod(&to, 0o755);
         }
         place.configure(extra);
@@ -94,7 +96,8 @@ impl Place {
         place
     }
 
-    /// Writes what a job before a node's trouble has left in the ledger. On a real node almost every start finds that.
+    /// Writes what a job before a node's trouble has left in the ledger. On a real node almost
+    /// every start finds that.
     fn remember_gpus(&mut self) {
         let (mut faults, mut takes) = (NvmlFaults::default(), 0);
         let mut swap = |node: &mut NodeDouble| {
@@ -105,7 +108,8 @@ impl Place {
         };
         swap(&mut self.node);
         let library = self.node.nvml().display().to_string();
-        let mut worker = NvmlWorker::start(&self.program("mpsd"), &library, PATIENCE).expect("a worker");
+        let mut worker =
+            NvmlWorker::start(&self.program("mpsd"), &library, PATIENCE).expect("a worker");
         let told = worker.ask::<Inventory>(&Question::Inventory);
         swap(&mut self.node);
         // A node that has lost a GPU may not tell the others.
@@ -174,7 +178,11 @@ impl Place {
 
     /// The same for a request that is refused, with a record for its tasks.
     pub fn refused(&self, job: &str, account: &str) -> Ran {
-        let args = [&["--record", "--gpus", "0"], &prologue_args(job, account)[..]].concat();
+        let args = [
+            &["--record", "--gpus", "0"],
+            &prologue_args(job, account)[..],
+        ]
+        .concat();
         self.prologue(&args, &[]).exits(1)
     }
 
@@ -235,7 +243,8 @@ impl Place {
         self.prologue(&args, &[])
     }
 
-    /// A Torque prologue for `job` of [`crate::stage::USER`], which has these GPUs alone (numbers with commas).
+    /// A Torque prologue for `job` of [`crate::stage::USER`], which has these GPUs alone (numbers
+    /// with commas).
     pub fn torque(&self, job: &str, account: &str, gpus: &str) -> Ran {
         let env = self.gpu_file(job, gpus);
         let env: Vec<(&str, &str)> = env.iter().map(|(k, v)| (*k, v.as_str())).collect();
@@ -261,7 +270,10 @@ impl Place {
         let nodes = self.path("nodes");
         fs::create_dir_all(&nodes).expect("directory");
         let file = nodes.join(job);
-        let lines: String = gpus.split(',').map(|gpu| format!("{NODE}-gpu{gpu}\n")).collect();
+        let lines: String = gpus
+            .split(',')
+            .map(|gpu| format!("{NODE}-gpu{gpu}\n"))
+            .collect();
         fs::write(nodes.join(format!("{job}gpu")), lines).expect("GPU file");
         vec![
             ("PBS_NODEFILE", file.display().to_string()),
@@ -317,9 +329,11 @@ impl Place {
         all
     }
 
-    /// Its processes that run the file `name` as an ordinary user, and so can be signaled by their owner.
+    /// Its processes that run the file `name` as an ordinary user, and so can be signaled by their
+    /// owner.
     pub fn pids(&self, name: &str) -> Vec<u32> {
-        let named = |p: &look::Process| p.uid != 0 && p.exe.file_name().is_some_and(|file| file == name);
+        let named =
+            |p: &look::Process| p.uid != 0 && p.exe.file_name().is_some_and(|file| file == name);
         self.processes()
             .into_iter()
             .filter(named)
@@ -341,14 +355,16 @@ impl Place {
             .map(|process| process.pid)
     }
 
-    /// Asserts that the node is exactly as before the first job, and not drained. Ended processes have a moment to vanish.
+    /// Asserts that the node is exactly as before the first job, and not drained. Ended processes
+    /// have a moment to vanish.
     #[track_caller]
     pub fn assert_as_before(&self, after: &str) {
         let different = self.difference();
         assert!(different.is_empty(), "after {after}: {different:#?}");
     }
 
-    /// What is there now and was not before the first job, and the reverse. Ended processes have a moment to vanish.
+    /// What is there now and was not before the first job, and the reverse. Ended processes have a
+    /// moment to vanish.
     pub fn difference(&self) -> Vec<String> {
         wait_until(MOMENT, || self.picture() == self.before);
         let now = self.picture();
@@ -452,7 +468,11 @@ impl Place {
 
     pub fn cuda(&self, args: &[&str]) -> Command {
         let mut command = as_user(USER, self.node.client());
-        command.arg("--node").arg(self.node.dir()).args(args).env_clear();
+        command
+            .arg("--node")
+            .arg(self.node.dir())
+            .args(args)
+            .env_clear();
         command
     }
 
@@ -476,8 +496,8 @@ impl Place {
         ("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)
     }
 
-    /// A directory of the user's with FUSE over it, visible to this thread and its children. `None`, with a message,
-    /// without FUSE.
+    /// A directory of the user's with FUSE over it, visible to this thread and its children.
+    /// `None`, with a message, without FUSE.
     pub fn hung(
         &self,
         name: &str,
@@ -486,7 +506,8 @@ impl Place {
         let at = self.path(name);
         fs::create_dir_all(&at).expect("directory");
         let hung = mount(&at, uid_of(USER));
-        let told = hung.inspect_err(|why| println!("not tried here, this machine has no FUSE: {why}"));
+        let told =
+            hung.inspect_err(|why| println!("not tried here, this machine has no FUSE: {why}"));
         told.ok().map(|hung| (at, hung))
     }
 }
@@ -566,7 +587,14 @@ pub fn eventually(what: impl Display, so: impl FnMut() -> bool) {
 
 pub fn status_of(pid: u32, name: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let named = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned());
+    let named = |line: &str| {
+        Some(
+            line.strip_prefix(name)?
+                .strip_prefix(':')?
+                .trim()
+                .to_owned(),
+        )
+    };
     text.lines().find_map(named).unwrap_or_default()
 }
 
@@ -623,7 +651,11 @@ fn tree(at: &Path, root: &Path, picture: &mut Picture) {
             (.., true) => "fifo".to_owned(),
             _ => format!("{kind:?}"),
         };
-        let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+        let name = path
+            .strip_prefix(root)
+            .unwrap_or(&path)
+            .display()
+            .to_string();
         picture.insert(
             name,
             format!("{text} {:o} {}", about.mode() & 0o7777, about.uid()),

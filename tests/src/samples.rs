@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-/// Measures each case `rounds` times, in turn, and begins each round with another case. Several rounds are preceded by
-/// one that does not count and brings programs and libraries into the page cache.
+/// Measures each case `rounds` times, in turn, and begins each round with another case. Several
+/// rounds are preceded by one that does not count and brings programs and libraries into the page
+/// cache.
 pub fn in_turn<C, R>(
     cases: &[C],
     rounds: usize,
@@ -32,7 +33,8 @@ pub fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
 
-/// The value below which `part` of the samples (0 to 1) are, by linear interpolation; without samples, not a number.
+/// The value below which `part` of the samples (0 to 1) are, by linear interpolation; without
+/// samples, not a number.
 pub fn quantile(samples: &[f64], part: f64) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);

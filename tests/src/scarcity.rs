@@ -22,8 +22,8 @@ pub struct Small {
 }
 
 impl Small {
-    /// Puts one of `pages` pages over `at`, which keeps its mode. The thread gets its own mount namespace, so call it
-    /// in a thread that ends with the test ([`alone`]).
+    /// Puts one of `pages` pages over `at`, which keeps its mode. The thread gets its own mount
+    /// namespace, so call it in a thread that ends with the test ([`alone`]).
     pub fn over(at: &Path, pages: usize, mode: u32) -> Self {
         own_namespace();
         Self::mounted(at, &format!("size={},mode={mode:o}", pages * PAGE))
@@ -41,7 +41,14 @@ impl Small {
     }
 
     fn mounted(at: &Path, options: &str) -> Self {
-        mount(Some("small"), at, Some("tmpfs"), MsFlags::empty(), Some(options)).expect("a tmpfs");
+        mount(
+            Some("small"),
+            at,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some(options),
+        )
+        .expect("a tmpfs");
         Self { at: at.to_owned() }
     }
 
@@ -77,8 +84,8 @@ impl Small {
     }
 }
 
-/// Makes a mount of `at` itself whose mounts below reach all namespaces, as systemd makes `/run`. The thread gets its own
-/// mount namespace.
+/// Makes a mount of `at` itself whose mounts below reach all namespaces, as systemd makes `/run`.
+/// The thread gets its own mount namespace.
 #[derive(Debug)]
 pub struct Shared {
     at: PathBuf,
@@ -120,7 +127,14 @@ impl Full {
 
     pub fn of(user: &str) -> Self {
         let mut command = as_user(user, "/usr/bin/unshare");
-        command.args(["-Urm", "--propagation", "unchanged", "/bin/sh", "-c", Self::FILLS]);
+        command.args([
+            "-Urm",
+            "--propagation",
+            "unchanged",
+            "/bin/sh",
+            "-c",
+            Self::FILLS,
+        ]);
         let full = Running::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
         eventually("the namespace is full", || {
             status_of(full.pid(), "Name") == "sleep"
@@ -141,8 +155,8 @@ impl Drop for Small {
     }
 }
 
-/// A mount namespace that a process keeps and that sees no later mount from outside: a container's, or a job's under
-/// Slurm's job_container/tmpfs.
+/// A mount namespace that a process keeps and that sees no later mount from outside: a container's,
+/// or a job's under Slurm's job_container/tmpfs.
 #[derive(Debug)]
 pub struct Older {
     keeper: Running,
@@ -165,8 +179,8 @@ impl Older {
         fs::write(&point, "").expect("file");
         let keep = |file: &Path| mount(Some(file), &point, NOTHING, MsFlags::MS_BIND, NOTHING);
         let mut kept = keep(&self.file());
-        // A namespace can be kept only in one with a lower number. Linux 6.18 numbers them by processor, so a new one
-        // may have a lower number.
+        // A namespace can be kept only in one with a lower number. Linux 6.18 numbers them by
+        // processor, so a new one may have a lower number.
         for _ in 0..200 {
             if kept != Err(Errno::EINVAL) {
                 break;

@@ -1,6 +1,6 @@
-//! The corpus of `tests/scripts/`: job scripts that know nothing of us, and how three runs of one are compared. The run
-//! without us is the oracle: in a site's `auto` the script does the same, and with a request of its own it does the
-//! same or its user reads one line of ours.
+//! The corpus of `tests/scripts/`: job scripts that know nothing of us, and how three runs of one
+//! are compared. The run without us is the oracle: in a site's `auto` the script does the same, and
+//! with a request of its own it does the same or its user reads one line of ours.
 
 pub mod batch;
 
@@ -15,8 +15,8 @@ const LONGER_S: u64 = 10;
 
 const EXITED: &str = ": Exited with exit code ";
 
-/// Lines by chance: srun's while the steps before it are still ending, and a shell's that writes to a control program which
-/// has found no daemon and ended.
+/// Lines by chance: srun's while the steps before it are still ending, and a shell's that writes to
+/// a control program which has found no daemon and ended.
 const BY_CHANCE: [&str; 4] = [
     "echo: I/O error",
     "step creation temporarily disabled",
@@ -100,7 +100,9 @@ impl Script {
         let words = header("#SBATCH ").with_context(missing)?;
         let value = |key: &str| {
             let found = words.split(' ').find_map(|word| word.strip_prefix(key));
-            found.and_then(|value| value.parse().ok()).with_context(missing)
+            found
+                .and_then(|value| value.parse().ok())
+                .with_context(missing)
         };
         let (gpus, tasks) = (value("--gres=gpu:")?, value("--ntasks=")?);
         let others = words.split(' ').filter(|word| !word.starts_with("--gres"));
@@ -109,7 +111,8 @@ impl Script {
             gpus,
             tasks,
             by_root: header("# By: root").is_some(),
-            asked: Asked::parse(&told).with_context(|| format!("'{name}' does not say what --mps does"))?,
+            asked: Asked::parse(&told)
+                .with_context(|| format!("'{name}' does not say what --mps does"))?,
             name: name.to_owned(),
             text: text.to_owned(),
         })
@@ -131,10 +134,13 @@ impl Script {
 
     /// Compares the three runs. The error names every difference.
     pub fn check(&self, three: &Three) -> Result<()> {
-        let wrong: Vec<String> = [self.check_auto(&three.without, &three.auto), self.asked(three)]
-            .into_iter()
-            .filter_map(|found| found.err().map(|error| error.to_string()))
-            .collect();
+        let wrong: Vec<String> = [
+            self.check_auto(&three.without, &three.auto),
+            self.asked(three),
+        ]
+        .into_iter()
+        .filter_map(|found| found.err().map(|error| error.to_string()))
+        .collect();
         ensure!(
             wrong.is_empty(),
             "{}\nwithout us: {}",
@@ -172,7 +178,11 @@ impl Script {
         if same && programs.iter().all(|program| program["under_mps"] == true) {
             return Ok(());
         }
-        let errors = || programs.iter().filter_map(|program| program["error"].as_str());
+        let errors = || {
+            programs
+                .iter()
+                .filter_map(|program| program["error"].as_str())
+        };
         let right = match &self.asked {
             Asked::Nothing => false,
             Asked::Told(words) => asked.said.lines().any(|line| line.contains(words)),
@@ -215,7 +225,8 @@ impl Outcome {
     /// Of each program the pipe directory of its MPS.
     fn daemons(&self) -> Result<Vec<String>> {
         let programs = self.programs()?;
-        let daemon = |program: &Value| format!("{} {}", program["under_mps"], program["pipe_directory"]);
+        let daemon =
+            |program: &Value| format!("{} {}", program["under_mps"], program["pipe_directory"]);
         let mut daemons: Vec<String> = programs.iter().map(daemon).collect();
         daemons.sort();
         Ok(daemons)
@@ -243,8 +254,15 @@ impl Outcome {
         let (ends, others): (Vec<&str>, Vec<&str>) = others.partition(|line| line.contains(EXITED));
         let mut lines: Vec<String> = others.into_iter().map(str::to_owned).collect();
         // srun tells several tasks in one line if they end together.
-        let codes: BTreeSet<&str> = ends.iter().filter_map(|line| line.split(EXITED).nth(1)).collect();
-        lines.extend(codes.iter().map(|code| format!("srun: tasks exited with {code}")));
+        let codes: BTreeSet<&str> = ends
+            .iter()
+            .filter_map(|line| line.split(EXITED).nth(1))
+            .collect();
+        lines.extend(
+            codes
+                .iter()
+                .map(|code| format!("srun: tasks exited with {code}")),
+        );
         lines.extend(self.programs()?.iter().map(program));
         lines.sort();
         Ok(lines)
@@ -282,6 +300,11 @@ impl Outcome {
             .iter()
             .map(|(line, count)| format!("  {count} x {line}"))
             .collect();
-        format!("exit {}, {} s\n{}", self.code, self.seconds, lines.join("\n"))
+        format!(
+            "exit {}, {} s\n{}",
+            self.code,
+            self.seconds,
+            lines.join("\n")
+        )
     }
 }

@@ -1,4 +1,5 @@
-//! Many jobs on one simulated node, several at once, with random kills; at the end nothing may be different.
+//! Many jobs on one simulated node, several at once, with random kills; at the end nothing may be
+//! different.
 
 use crate::place::{Place, eventually, fast, kill, resident_kb, side_by_side};
 use crate::stage::THREE;
@@ -8,7 +9,8 @@ use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 const GPUS: u32 = 8;
-/// How often an epilogue may run again before a job counts as lost: a lock may time out on a busy machine.
+/// How often an epilogue may run again before a job counts as lost: a lock may time out on a busy
+/// machine.
 const TRIES: u32 = 5;
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25";
 
@@ -82,13 +84,20 @@ pub fn run(load: Load) -> Report {
     let grown_kb = resident_kb(long_lived) - before_kb;
     end(&place, &report, "1.srv");
     let mut different = place.difference();
-    different.extend(place.take_drains().into_iter().map(|d| format!("drain {d}")));
+    different.extend(
+        place
+            .take_drains()
+            .into_iter()
+            .map(|d| format!("drain {d}")),
+    );
     let (shm_now, descriptors_now) = (names("/dev/shm"), names("/proc/self/fd").len());
     if shm_now != shm {
         different.push(format!("/dev/shm: {shm_now:?}, was {shm:?}"));
     }
     if descriptors_now > descriptors {
-        different.push(format!("descriptors: {descriptors_now}, were {descriptors}"));
+        different.push(format!(
+            "descriptors: {descriptors_now}, were {descriptors}"
+        ));
     }
     Report {
         grown_kb,
@@ -109,7 +118,10 @@ fn cycle(shared: &Shared<'_>, number: u32, seed: u64) {
     let mut dice = Dice::new(seed, number);
     let job = format!("{number}.srv");
     // GPU 7 is the long-lived job's.
-    let (a, b) = (dice.roll(u64::from(GPUS) - 1), dice.roll(u64::from(GPUS) - 1));
+    let (a, b) = (
+        dice.roll(u64::from(GPUS) - 1),
+        dice.roll(u64::from(GPUS) - 1),
+    );
     let gpus = if a == b {
         a.to_string()
     } else {

@@ -91,16 +91,33 @@ impl Ran {
 
 pub fn built(program: &str) -> PathBuf {
     let exe = std::env::current_exe().expect("own path");
-    let dir = exe.ancestors().skip(1).take(2).find(|d| d.join("mpsd").is_file());
-    dir.unwrap_or_else(|| panic!("no mpsd beside '{}': build the workspace first", exe.display()))
-        .join(program)
+    let dir = exe
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .find(|d| d.join("mpsd").is_file());
+    dir.unwrap_or_else(|| {
+        panic!(
+            "no mpsd beside '{}': build the workspace first",
+            exe.display()
+        )
+    })
+    .join(program)
 }
 
-/// `program` as an ordinary user, through setpriv, so that none of our code drops the test's privileges.
+/// `program` as an ordinary user, through setpriv, so that none of our code drops the test's
+/// privileges.
 pub fn as_user(user: &str, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("/usr/bin/setpriv");
     command
-        .args(["--reuid", user, "--regid", "nogroup", "--clear-groups", "--"])
+        .args([
+            "--reuid",
+            user,
+            "--regid",
+            "nogroup",
+            "--clear-groups",
+            "--",
+        ])
         .arg(program);
     command
 }
@@ -110,7 +127,11 @@ pub fn as_user(user: &str, program: impl AsRef<OsStr>) -> Command {
 pub fn finish(mut command: impl BorrowMut<Command>) -> Ran {
     let ran = child::run(command.borrow_mut(), "", LONGEST);
     let ran = ran.unwrap_or_else(|why| panic!("{why:#}"));
-    assert!(!ran.held_open, "something holds its output open: {}", ran.story());
+    assert!(
+        !ran.held_open,
+        "something holds its output open: {}",
+        ran.story()
+    );
     Ran {
         code: ran.code,
         out: ran.stdout,
@@ -126,7 +147,8 @@ pub fn chmod(path: &Path, mode: u32) {
 
 #[track_caller]
 pub fn script(path: &Path, body: &str) {
-    fs::write(path, format!("#!/bin/sh\n{body}\n")).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+    fs::write(path, format!("#!/bin/sh\n{body}\n"))
+        .unwrap_or_else(|why| panic!("{}: {why}", path.display()));
     chmod(path, 0o755);
 }
 pub fn uid_of(user: &str) -> u32 {
@@ -147,7 +169,8 @@ pub fn epilogue_args(job: &str) -> Vec<&str> {
     .concat()
 }
 
-/// The arguments of an OpenPBS prologue on GPU 0. Unlike Torque's, it does not delay its exit if it could not drain.
+/// The arguments of an OpenPBS prologue on GPU 0. Unlike Torque's, it does not delay its exit if it
+/// could not drain.
 pub fn openpbs_args<'a>(job: &'a str, user: &'a str, account: &'a str) -> [&'a str; 9] {
     [
         "--scheduler",

@@ -17,7 +17,8 @@ pub struct Syslog {
 }
 
 impl Syslog {
-    /// Puts a `/dev` with a log over the machine's, in a mount namespace of this thread. `room` is an empty directory.
+    /// Puts a `/dev` with a log over the machine's, in a mount namespace of this thread. `room` is
+    /// an empty directory.
     pub fn hear(room: &Path) -> Self {
         Self::hear_at(room, "/dev", Path::new("/dev/log"))
     }
@@ -39,12 +40,22 @@ impl Syslog {
             work.display()
         );
         let none = MsFlags::empty();
-        mount(Some("over"), top, Some("overlay"), none, Some(options.as_str())).expect("an overlay");
+        mount(
+            Some("over"),
+            top,
+            Some("overlay"),
+            none,
+            Some(options.as_str()),
+        )
+        .expect("an overlay");
         fs::create_dir_all(path.parent().expect("a directory")).expect("directory");
         let _ = fs::remove_file(path);
         let socket = UnixDatagram::bind(path).expect("a socket");
         socket.set_nonblocking(true).expect("a socket");
-        Self { socket, _room: small }
+        Self {
+            socket,
+            _room: small,
+        }
     }
 
     /// Fills its queue, so that it takes no later line.

@@ -1,4 +1,5 @@
-//! Several jobs, several epilogues, an administrator's changes: the accounts of the GPUs, and what an epilogue may rely on.
+//! Several jobs, several epilogues, an administrator's changes: the accounts of the GPUs, and what
+//! an epilogue may rely on.
 
 use std::fs;
 use std::process::Stdio;
@@ -39,13 +40,17 @@ fn the_last_of_two_jobs_on_a_gpu_restores_the_mode() {
     place.assert_as_before("two jobs on one GPU");
 }
 
-/// A site's own daemon, for example. The name of another user's program is nothing for the job's user.
+/// A site's own daemon, for example. The name of another user's program is nothing for the job's
+/// user.
 #[test]
 fn who_holds_an_exclusive_gpu_is_named_if_it_is_roots() {
     let place = Place::new(fast(1), CONFIG);
     let gpu = place.node.uuids()[0].clone();
     place.node.set_mode(&gpu, "exclusive_process");
-    for (user, words) in [("root", "root's sleep (process "), (OTHER_USER, ", and process ")] {
+    for (user, words) in [
+        ("root", "root's sleep (process "),
+        (OTHER_USER, ", and process "),
+    ] {
         let holder = holder(&place, user);
         let failed = place.torque("62.srv", ACCOUNT, "0").exits(2);
         failed
@@ -59,7 +64,11 @@ fn who_holds_an_exclusive_gpu_is_named_if_it_is_roots() {
     }
     place.begin("63.srv", ACCOUNT, "0");
     place.end("63.srv");
-    assert_eq!(place.node.modes(), ["exclusive_process"], "the site's own mode");
+    assert_eq!(
+        place.node.modes(),
+        ["exclusive_process"],
+        "the site's own mode"
+    );
 }
 
 fn holder(place: &Place, user: &str) -> Running {

@@ -1,4 +1,5 @@
-//! The project's rules, checked in the sources with syn: layers, no circles between files, the places of `unsafe`, thin crates.
+//! The project's rules, checked in the sources with syn: layers, no circles between files, the
+//! places of `unsafe`, thin crates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +11,8 @@ use syn::{Attribute, Item, UseTree};
 use toml::Table;
 
 const LAYERS: [&str; 7] = ["sys", "scheduler", "plan", "job", "node", "daemon", "cli"];
-/// The only places of `unsafe`: the interfaces to the kernel and to Slurm, and to CUDA in the probe.
+/// The only places of `unsafe`: the interfaces to the kernel and to Slurm, and to CUDA in the
+/// probe.
 const UNSAFE: [&str; 3] = [
     "mpsd/src/sys/",
     "spank/src/sys/",
@@ -32,7 +34,8 @@ const ROOTS: [&str; 13] = [
     "spank/src/lib.rs",
     "packaging/src/main.rs",
 ];
-/// What each shipped crate may depend on. The plugin runs inside Slurm's daemons, so its list is short on purpose.
+/// What each shipped crate may depend on. The plugin runs inside Slurm's daemons, so its list is
+/// short on purpose.
 const DEPENDENCIES: [(&str, &str); 6] = [
     (
         "mpsd/core",
@@ -61,8 +64,8 @@ type Source<'a> = &'a dyn Fn(&str) -> Option<String>;
 struct Module {
     file: String,
     imports: BTreeMap<String, Names>,
-    /// Each path of a `use`, from code and macros. Re-exports of children (`pub use child::Thing`) are left out:
-    /// through its parent a child may use what the parent defines.
+    /// Each path of a `use`, from code and macros. Re-exports of children (`pub use child::Thing`)
+    /// are left out: through its parent a child may use what the parent defines.
     paths: Vec<Names>,
     /// What is read of what: `drain.enabled` of `settings.drain.enabled`.
     fields: BTreeSet<(String, String)>,
@@ -78,7 +81,10 @@ fn source(file: &str) -> Option<String> {
 }
 
 fn crates() -> Vec<Crate> {
-    ROOTS.into_iter().map(|root| Crate::read(root, &source)).collect()
+    ROOTS
+        .into_iter()
+        .map(|root| Crate::read(root, &source))
+        .collect()
 }
 
 impl Crate {
@@ -118,7 +124,10 @@ impl Crate {
     fn edges(&self) -> BTreeMap<&str, BTreeSet<&str>> {
         let mut edges = BTreeMap::new();
         for (at, module) in &self.0 {
-            let goals = module.paths.iter().filter_map(|path| self.resolve(at, path, 0));
+            let goals = module
+                .paths
+                .iter()
+                .filter_map(|path| self.resolve(at, path, 0));
             let files = goals.map(|goal| self.0[&goal].file.as_str());
             let others = files.filter(|file| *file != module.file).collect();
             edges.insert(module.file.as_str(), others);
@@ -157,7 +166,10 @@ impl Crate {
 }
 
 fn is_for_tests(attributes: &[Attribute]) -> bool {
-    let is_test = |one: &Attribute| one.parse_args::<syn::Ident>().is_ok_and(|word| word == "test");
+    let is_test = |one: &Attribute| {
+        one.parse_args::<syn::Ident>()
+            .is_ok_and(|word| word == "test")
+    };
     let mut all = attributes.iter();
     all.any(|one| one.path().is_ident("cfg") && is_test(one))
 }
@@ -171,7 +183,9 @@ impl Module {
                 let parts = group.items.iter();
                 return parts.for_each(|part| self.import(part, before, is_public));
             }
-            UseTree::Name(one) if one.ident == "self" => (before[before.len() - 1].clone(), before.to_vec()),
+            UseTree::Name(one) if one.ident == "self" => {
+                (before[before.len() - 1].clone(), before.to_vec())
+            }
             UseTree::Name(one) => (one.ident.to_string(), with(&one.ident)),
             UseTree::Rename(one) => (one.rename.to_string(), with(&one.ident)),
             UseTree::Glob(_) => (String::new(), before.to_vec()),
@@ -204,7 +218,11 @@ impl<'ast> Visit<'ast> for Module {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let names: Names = path.segments.iter().map(|one| one.ident.to_string()).collect();
+        let names: Names = path
+            .segments
+            .iter()
+            .map(|one| one.ident.to_string())
+            .collect();
         // A single name is an import's, which is among the paths already, or this file's own.
         if names.len() > 1 {
             self.paths.push(names);
@@ -263,15 +281,27 @@ fn circles(edges: &BTreeMap<&str, BTreeSet<&str>>) -> Vec<String> {
         found.contains(**file)
     };
     let inside: BTreeSet<&str> = edges.keys().filter(is_in_one).copied().collect();
-    let others = |file: &&str| edges[file].intersection(&inside).copied().collect::<Vec<_>>();
+    let others = |file: &&str| {
+        edges[file]
+            .intersection(&inside)
+            .copied()
+            .collect::<Vec<_>>()
+    };
     let line = |file| format!("{file} names {}", others(file).join(", "));
     inside.iter().map(line).collect()
 }
 
 #[test]
 fn no_file_names_itself_through_others() {
-    let found: Vec<String> = crates().iter().flat_map(|one| circles(&one.edges())).collect();
-    assert!(found.is_empty(), "circles between files:\n{}", found.join("\n"));
+    let found: Vec<String> = crates()
+        .iter()
+        .flat_map(|one| circles(&one.edges()))
+        .collect();
+    assert!(
+        found.is_empty(),
+        "circles between files:\n{}",
+        found.join("\n")
+    );
 }
 
 #[test]
@@ -287,7 +317,9 @@ fn each_layer_imports_only_from_its_left() {
     let mut wrong = Vec::new();
     for (file, others) in mpsd.edges() {
         let own = layer(file);
-        let above = others.iter().filter(|other| own.is_some() && layer(other) > own);
+        let above = others
+            .iter()
+            .filter(|other| own.is_some() && layer(other) > own);
         wrong.extend(above.map(|other| format!("{file} uses {other}")));
     }
     assert!(mpsd.0.len() > 100, "only {} modules seen", mpsd.0.len());
@@ -303,13 +335,16 @@ fn unsafe_stands_in_its_homes_and_no_code_knows_that_it_is_tested() {
     }
 }
 
-/// A folder answers each difference between schedulers through `BatchSystem`, so a new scheduler is a folder and a line.
+/// A folder answers each difference between schedulers through `BatchSystem`, so a new scheduler is
+/// a folder and a line.
 #[test]
 fn only_a_schedulers_folder_names_it() {
     let mut homes = BTreeSet::new();
     for module in crates().iter().flat_map(|one| one.0.values()) {
         let pairs = module.paths.iter().flat_map(|path| path.windows(2));
-        for pair in pairs.filter(|pair| pair[0] == "Scheduler" && SCHEDULERS.contains(&pair[1].as_str())) {
+        for pair in
+            pairs.filter(|pair| pair[0] == "Scheduler" && SCHEDULERS.contains(&pair[1].as_str()))
+        {
             let home = format!("mpsd/src/scheduler/{}/", pair[1].to_lowercase());
             // The definition of the names.
             let is_home = module.file.starts_with(&home) || module.file == "mpsd/core/src/job.rs";

@@ -11,7 +11,11 @@ struct Entry<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Entry<'a> {
     fn parse(text: &'a str) -> Self {
-        Self(text.lines().filter_map(|line| line.split_once('=')).collect())
+        Self(
+            text.lines()
+                .filter_map(|line| line.split_once('='))
+                .collect(),
+        )
     }
 
     #[track_caller]
@@ -60,7 +64,10 @@ fn begin_and_end_of_a_jobs_mps_stand_in_the_journal_with_fields() {
         };
         let (begin, end) = (Entry::parse(begin), Entry::parse(end));
         let uid = uid_of(USER).to_string();
-        for (entry, event, program) in [(&begin, "begin", "mps-prologue"), (&end, "end", "mps-epilogue")] {
+        for (entry, event, program) in [
+            (&begin, "begin", "mps-prologue"),
+            (&end, "end", "mps-epilogue"),
+        ] {
             for (name, value) in [
                 ("MPSD_EVENT", event),
                 ("SYSLOG_IDENTIFIER", program),

@@ -1,4 +1,5 @@
-//! `MPS=auto` on the simulated node: without MPS a job is like one that did not ask, even if something fails or is killed.
+//! `MPS=auto` on the simulated node: without MPS a job is like one that did not ask, even if
+//! something fails or is killed.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,7 +23,11 @@ fn node(scenario: &Scenario) -> Rc<RefCell<World>> {
 }
 
 /// The job's record after its begin, if there is one, and the prologue's answer to its caller.
-fn begun(scenario: &Scenario, world: &Rc<RefCell<World>>, trouble: Trouble) -> (u8, Option<RecordState>) {
+fn begun(
+    scenario: &Scenario,
+    world: &Rc<RefCell<World>>,
+    trouble: Trouble,
+) -> (u8, Option<RecordState>) {
     let job = scenario.job().expect("a job");
     let code = job::begin(&mut Sim::new(world, trouble), &job, scenario, scenario.when).code;
     (code, world.borrow().state(&scenario.id()))
@@ -33,9 +38,15 @@ fn is_alone(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
     let world = world.borrow();
     let before = World::new(scenario.inventory.clone());
     assert_eq!(world.inventory, before.inventory, "{after}: compute modes");
-    assert!(world.processes.is_empty() && world.cgroups.is_empty(), "{after}");
+    assert!(
+        world.processes.is_empty() && world.cgroups.is_empty(),
+        "{after}"
+    );
     assert_eq!(world.accounts(), before.accounts(), "{after}");
-    assert!(world.drains.is_empty() && world.requeued.is_empty(), "{after}");
+    assert!(
+        world.drains.is_empty() && world.requeued.is_empty(),
+        "{after}"
+    );
 }
 
 #[track_caller]
@@ -60,7 +71,11 @@ fn what_auto_finds_decides_what_becomes_of_the_job() {
             auto(1).devices(|d| d.exclusive = Exclusive::Shared(None)),
             Ready,
         ),
-        ("no GPU", auto(4).devices(|d| d.gpus = GpuSource::None), Unneeded),
+        (
+            "no GPU",
+            auto(4).devices(|d| d.gpus = GpuSource::None),
+            Unneeded,
+        ),
         (
             "unknown GPUs",
             auto(4).devices(|d| d.gpus = GpuSource::Unknown("no file".to_owned())),
@@ -85,18 +100,26 @@ fn what_auto_finds_decides_what_becomes_of_the_job() {
     ] {
         let world = node(&scenario);
         let (code, found) = begun(&scenario, &world, Trouble::None);
-        assert_eq!((code == 0, found), (state != Refused, Some(state)), "{name}");
+        assert_eq!(
+            (code == 0, found),
+            (state != Refused, Some(state)),
+            "{name}"
+        );
         if state == Unneeded {
             is_alone(&world, &scenario, name);
             assert!(world.borrow().journal(&scenario.id()).is_none(), "{name}");
             let told = |line: &String| line.contains("auto: no MPS, because ");
-            assert!(world.borrow().log.iter().any(told), "{name}: the node's log");
+            assert!(
+                world.borrow().log.iter().any(told),
+                "{name}: the node's log"
+            );
         }
         ends_as_before(&world, &scenario, name);
     }
 }
 
-/// A job that gets no MPS never fails through us. Its end leaves nothing, wherever its begin was killed.
+/// A job that gets no MPS never fails through us. Its end leaves nothing, wherever its begin was
+/// killed.
 #[test]
 fn nothing_that_fails_keeps_a_job_from_running_that_needs_nothing() {
     silence_kills();
@@ -125,7 +148,10 @@ fn nothing_that_fails_keeps_a_job_from_running_that_needs_nothing() {
         for at in 0..points {
             let world = node(&scenario);
             let mut node = Sim::new(&world, Trouble::KillAt(at));
-            assert!(living(|| drop(node.begin(&scenario))).is_none(), "point {at}");
+            assert!(
+                living(|| drop(node.begin(&scenario))).is_none(),
+                "point {at}"
+            );
             is_alone(&world, &scenario, &format!("killed at {at}"));
             ends_as_before(&world, &scenario, &format!("killed at {at}"));
         }
@@ -141,7 +167,11 @@ fn a_node_that_takes_no_job_with_mps_takes_one_that_needs_none() {
         let scenario = auto(tasks);
         let world = node(&scenario);
         undelivered(&world);
-        assert_eq!(begun(&scenario, &world, Trouble::None).0, code, "{tasks} tasks");
+        assert_eq!(
+            begun(&scenario, &world, Trouble::None).0,
+            code,
+            "{tasks} tasks"
+        );
     }
 }
 
@@ -186,11 +216,18 @@ fn only_a_user_who_asked_is_told_by_the_prologue() {
 /// Slurm's plugin shows what the record asks for.
 #[test]
 fn a_job_that_its_site_brought_in_has_no_line_in_its_output() {
-    for (config, told) in [("", (false, true)), ("[defaults]\nreport = true", (true, false))] {
+    for (config, told) in [
+        ("", (false, true)),
+        ("[defaults]\nreport = true", (true, false)),
+    ] {
         for (scenario, told) in [(auto(2), told), (auto(2).by_site(), (false, false))] {
             let scenario = scenario.config(config);
             let world = node(&scenario);
-            assert_eq!(begun(&scenario, &world, Trouble::None).1, Some(Ready), "{config}");
+            assert_eq!(
+                begun(&scenario, &world, Trouble::None).1,
+                Some(Ready),
+                "{config}"
+            );
             let text = world.borrow().text(&paths().job(&scenario.id()).record());
             let record = Record::parse(&text.expect("a record")).expect("a record");
             assert_eq!((record.report, record.summary), told, "{config}");

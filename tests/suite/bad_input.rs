@@ -1,4 +1,5 @@
-//! Users' mistakes and nodes' defects: one clear line, an exit code, nothing left. A job that did not ask is not touched.
+//! Users' mistakes and nodes' defects: one clear line, an exit code, nothing left. A job that did
+//! not ask is not touched.
 
 use std::fs;
 use std::path::PathBuf;
@@ -96,14 +97,25 @@ fn an_unknown_user_is_undetermined_and_root_is_refused() {
 
 #[test]
 fn a_missing_or_foreign_control_daemon_is_the_nodes_fault() {
-    // Without drains, because on a machine without a scheduler a drain could only wait for its delivery.
+    // Without drains, because on a machine without a scheduler a drain could only wait for its
+    // delivery.
     let place = Place::new(fast(1), "deadline_s = 3\n[drain]\nenabled = false\n");
     let control = place.node.control();
     let words = ["nvidia-cuda-mps-control"];
     chmod(&control, 0o777);
-    says(&place, &place.torque_on_gpu_0("13.srv", "MPS=true"), 2, &words);
+    says(
+        &place,
+        &place.torque_on_gpu_0("13.srv", "MPS=true"),
+        2,
+        &words,
+    );
     fs::remove_file(&control).expect("remove");
-    says(&place, &place.torque_on_gpu_0("13.srv", "MPS=true"), 2, &words);
+    says(
+        &place,
+        &place.torque_on_gpu_0("13.srv", "MPS=true"),
+        2,
+        &words,
+    );
 }
 
 /// All at once, because each waits for a scheduler to drain its node.
@@ -120,7 +132,10 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
         // A user who may write it could make root run any program.
         (|place| chmod(&place.config(), 0o666), &[]),
         // What root cannot read: no file there, or a directory in its place.
-        (|place| fs::remove_file(place.config()).expect("remove"), &[]),
+        (
+            |place| fs::remove_file(place.config()).expect("remove"),
+            &[],
+        ),
         (
             |place| {
                 fs::remove_file(place.config()).expect("remove");
@@ -129,8 +144,10 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
             &[],
         ),
     ];
-    // The place of the node's counters is in the file, or unknown. Those of the usual place are another node's.
-    let counters = || fs::metadata("/var/lib/mpsd/reports/counters").and_then(|file| file.modified());
+    // The place of the node's counters is in the file, or unknown. Those of the usual place are
+    // another node's.
+    let counters =
+        || fs::metadata("/var/lib/mpsd/reports/counters").and_then(|file| file.modified());
     let before = counters().ok();
     let node = nix::unistd::gethostname().expect("name");
     let line = format!("MPS is misconfigured on {} (not your job)", node.display());
@@ -151,7 +168,8 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
 #[test]
 fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
     let place = Place::new(fast(1), "");
-    // A program that read this configuration would fail, and so would one that asked NVML on a node without it.
+    // A program that read this configuration would fail, and so would one that asked NVML on a node
+    // without it.
     fs::write(place.config(), "not = [ a configuration\n").expect("write");
     fs::remove_file(place.node.nvml()).expect("remove");
     let (run, state) = (place.path("run"), place.path("state"));
@@ -163,7 +181,11 @@ fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
             ran.prints_only("");
             times.push(ran.took);
         }
-        assert_eq!(watched.events(), 0, "{account:?} opened or changed something");
+        assert_eq!(
+            watched.events(),
+            0,
+            "{account:?} opened or changed something"
+        );
         place.assert_as_before(account);
         let made = place.path("run/jobs").exists();
         assert!(!made, "{account:?} made a directory");
@@ -171,7 +193,11 @@ fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
         // The slower runs waited for a processor.
         let fastest = times.iter().min().expect("a time");
         // An unoptimized build gets a multiple; the release build must keep the exact limit.
-        let allowed = if cfg!(debug_assertions) { FREE * 8 } else { FREE };
+        let allowed = if cfg!(debug_assertions) {
+            FREE * 8
+        } else {
+            FREE
+        };
         assert!(*fastest < allowed, "{account:?} took {times:?}");
     }
     // The watch itself works: it sees that a job that asks reads the configuration.

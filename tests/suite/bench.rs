@@ -56,8 +56,8 @@ impl Bench {
         let shown = work.display().to_string();
         let is_left = |process: &look::Process| {
             let args = &process.args;
-            let is_script =
-                args.iter().any(|arg| arg.contains(&shown)) && !args.iter().any(|arg| arg == self.verb);
+            let is_script = args.iter().any(|arg| arg.contains(&shown))
+                && !args.iter().any(|arg| arg == self.verb);
             process.exe.starts_with(&work) || process.exe == self.place.node.client() || is_script
         };
         let all = look::processes().into_iter().filter(is_left);

@@ -14,11 +14,18 @@ use tests::stage::{OTHER_USER, Ran, USER, as_user, epilogue_args, finish, openpb
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
-/// A process of the user's outside any job. It runs `line` with `path`, and keeps the files that it opened until it is dropped.
+/// A process of the user's outside any job. It runs `line` with `path`, and keeps the files that it
+/// opened until it is dropped.
 fn keeper(line: &str, path: &Path) -> Running {
     let mut command = as_user(USER, "/bin/sh");
-    command.arg("-c").arg(format!("{line}; exec sleep 60")).arg(path);
-    command.env_clear().stdin(Stdio::null()).stderr(Stdio::null());
+    command
+        .arg("-c")
+        .arg(format!("{line}; exec sleep 60"))
+        .arg(path);
+    command
+        .env_clear()
+        .stdin(Stdio::null())
+        .stderr(Stdio::null());
     let kept = Running::start(command);
     let first = || look::process(kept.pid()).and_then(|process| process.args.into_iter().next());
     eventually(line, || first().is_some_and(|word| word == "sleep"));
@@ -27,7 +34,9 @@ fn keeper(line: &str, path: &Path) -> Running {
 
 #[track_caller]
 fn assert_another_is_served(place: &Place, job: &str) {
-    place.prologue(&openpbs_args(job, OTHER_USER, ACCOUNT), &[]).ok();
+    place
+        .prologue(&openpbs_args(job, OTHER_USER, ACCOUNT), &[])
+        .ok();
     place.end(job);
 }
 
@@ -73,14 +82,16 @@ fn the_file_of_the_ranks_locks_keeps_no_room_either() {
     });
 }
 
-/// A mount below a shared one is also made in every namespace that copied it, an ordinary user's too.
+/// A mount below a shared one is also made in every namespace that copied it, an ordinary user's
+/// too.
 #[test]
 fn who_has_filled_a_mount_namespace_takes_no_bound_of_room_from_a_job() {
     alone(|| {
         let place = Place::new(fast(1), CONFIG);
         let _run = Shared::at(&place.path(""));
         let first = Full::of(OTHER_USER);
-        // Nothing of this boot has made our directory a private mount. A job without bounds would be worse than none.
+        // Nothing of this boot has made our directory a private mount. A job without bounds would
+        // be worse than none.
         place
             .torque("70.srv", ACCOUNT, "0")
             .exits(2)
@@ -117,7 +128,8 @@ fn a_task_that_cannot_see_its_jobs_directories_does_not_run() {
     });
 }
 
-/// Slurm's job_container/tmpfs makes a job's namespace before a step's own daemon starts; with RunInJob, before the prolog runs.
+/// Slurm's job_container/tmpfs makes a job's namespace before a step's own daemon starts; with
+/// RunInJob, before the prolog runs.
 #[test]
 fn a_job_whose_namespace_is_there_already_sees_its_directories() {
     alone(|| {
@@ -136,7 +148,8 @@ fn a_job_whose_namespace_is_there_already_sees_its_directories() {
     });
 }
 
-/// An epilogue or the timer may not see the prologue's mounts, and other namespaces may have copies of them.
+/// An epilogue or the timer may not see the prologue's mounts, and other namespaces may have copies
+/// of them.
 #[test]
 fn a_jobs_file_systems_end_in_every_namespace_with_its_directory() {
     alone(|| {
@@ -153,8 +166,8 @@ fn a_jobs_file_systems_end_in_every_namespace_with_its_directory() {
     });
 }
 
-/// A thread of the waiting process serves the file system. That process keeps the lock of the pipe directory, and
-/// SIGKILL does not end it.
+/// A thread of the waiting process serves the file system. That process keeps the lock of the pipe
+/// directory, and SIGKILL does not end it.
 #[test]
 fn a_users_file_system_below_the_jobs_directory_ends_with_the_job_and_frees_whoever_waits_for_it() {
     alone(|| {
@@ -178,7 +191,10 @@ fn a_users_file_system_below_the_jobs_directory_ends_with_the_job_and_frees_whoe
         eventually("the process waits", || hung.holds_somebody());
         waits.0.kill().expect("SIGKILL");
         std::thread::sleep(Duration::from_millis(300));
-        assert!(!waits.has_ended(), "SIGKILL ends it, and nothing is tried here");
+        assert!(
+            !waits.has_ended(),
+            "SIGKILL ends it, and nothing is tried here"
+        );
         place.end("68.srv");
         eventually("the process ends", || waits.has_ended());
         place.assert_as_before("a user's file system");

@@ -9,7 +9,8 @@ use tests::syslog::Syslog;
 
 const CONFIG: &str = "deadline_s = 6\n";
 
-/// Whether the job's user may open the memory of `pid`, for which the kernel makes the same checks as for a debugger.
+/// Whether the job's user may open the memory of `pid`, for which the kernel makes the same checks
+/// as for a debugger.
 fn can_debug(pid: u32) -> bool {
     let mut command = as_user(USER, "/usr/bin/head");
     let ran = finish(command.args(["-c1", &format!("/proc/{pid}/mem")]));
@@ -22,7 +23,8 @@ fn the_jobs_daemons_have_no_way_to_more_privilege_and_are_nobodys_to_debug() {
     for name in THREE {
         let pids = place.pids(name);
         assert_eq!(pids.len(), 1, "{name}: {pids:?}");
-        let found = ["CapBnd", "CapEff", "NoNewPrivs", "Seccomp"].map(|line| status_of(pids[0], line));
+        let found =
+            ["CapBnd", "CapEff", "NoNewPrivs", "Seccomp"].map(|line| status_of(pids[0], line));
         let none = "0000000000000000";
         assert_eq!(found, [none, none, "1", "2"], "{name}");
         assert!(!can_debug(pids[0]), "{name}");

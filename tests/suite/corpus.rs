@@ -1,4 +1,5 @@
-//! The fuzzers' corpus. `fuzz/` runs the same functions under libFuzzer, which makes its own mutations.
+//! The fuzzers' corpus. `fuzz/` runs the same functions under libFuzzer, which makes its own
+//! mutations.
 
 use std::fs;
 use std::path::Path;

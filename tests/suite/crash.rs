@@ -1,5 +1,5 @@
-//! The crash matrix, generated from plans: at every point a prologue and an epilogue are killed, or a call fails. After
-//! one more epilogue the node must be exactly as before.
+//! The crash matrix, generated from plans: at every point a prologue and an epilogue are killed, or
+//! a call fails. After one more epilogue the node must be exactly as before.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -17,16 +17,19 @@ use tests::sim::{Living, Sim, Trouble, World, Worlds, living, paths, silence_kil
 
 const TOLD: &str = "[metrics]\ndcgm_job_map = \"/run/map\"\ngpustat = \"/run/gpustat\"";
 
-/// The scenarios in which every crash point is tried. More GPUs or daemons would add points, not kinds of them.
+/// The scenarios in which every crash point is tried. More GPUs or daemons would add points, not
+/// kinds of them.
 fn scenarios() -> Vec<Scenario> {
     vec![
         Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
         Scenario::new("shared", "MPS=true", 1).devices(|d| d.exclusive = Exclusive::Shared(None)),
-        Scenario::new("own on a shared GPU", "MPS=own", 1).devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("own on a shared GPU", "MPS=own", 1)
+            .devices(|d| d.exclusive = Exclusive::Shared(None)),
         Scenario::new("shared by Slurm's task", "MPS=true,MPS_VERIFY=true", 1)
             .detached()
             .devices(|d| d.exclusive = Exclusive::Shared(None)),
-        Scenario::new("shared on two GPUs", "MPS=true", 2).devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared on two GPUs", "MPS=true", 2)
+            .devices(|d| d.exclusive = Exclusive::Shared(None)),
         Scenario::new("shared and told", "MPS=true", 1)
             .config(TOLD)
             .devices(|d| d.exclusive = Exclusive::Shared(None)),
@@ -39,7 +42,12 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
         Scenario::new("no cgroup", "MPS=true", 1).config("cgroup = \"none\""),
         Scenario::new("step", "MPS=true", 1).step(),
-        Scenario::new("verified by its tasks' record", "MPS=true,MPS_VERIFY=true", 1).recorded(),
+        Scenario::new(
+            "verified by its tasks' record",
+            "MPS=true,MPS_VERIFY=true",
+            1,
+        )
+        .recorded(),
         Scenario::new("detached", "MPS=true,MPS_VERIFY=true", 1).detached(),
         Scenario::new("announced", "MPS=true", 1).announced(),
         Scenario::new("MIG", "MPS=true,MPS_MEM=4G", 1).divided(1, &[(0, 0), (0, 2)]),
@@ -106,7 +114,8 @@ fn running(scenario: &Scenario) -> (World, usize, usize) {
     (world, points, calls)
 }
 
-/// The worlds left by a prologue that was killed at each point: at once, and after what it had started went on.
+/// The worlds left by a prologue that was killed at each point: at once, and after what it had
+/// started went on.
 fn killed_prologues(scenario: &Scenario) -> Worlds {
     let (_, points, _) = running(scenario);
     let mut worlds = Worlds::default();
@@ -200,7 +209,8 @@ fn a_report_is_the_last_act_of_the_epilogue_that_leaves_the_node_as_before() {
             assert!(reports <= 1, "{}, {at}: {reports}", scenario.name);
             without += usize::from(reports == 0);
         }
-        // It was killed after the journal was gone and before the report: the node is as before, and nobody has the report.
+        // It was killed after the journal was gone and before the report: the node is as before,
+        // and nobody has the report.
         assert!(
             without < last / 2,
             "{}: {without} of {last} ends without a report",
@@ -231,8 +241,8 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
     figures::tell("crash_points", tried);
 }
 
-/// The world after a prologue and an epilogue, how the prologue ended, whether the job was there, whether its lock kept
-/// the epilogue out, and whether the prologue had started anything.
+/// The world after a prologue and an epilogue, how the prologue ended, whether the job was there,
+/// whether its lock kept the epilogue out, and whether the prologue had started anything.
 type Meeting = (Rc<RefCell<World>>, Option<Result<(), String>>, [bool; 3]);
 
 /// A prologue that an epilogue meets at this point.
@@ -247,7 +257,10 @@ fn met(scenario: &Scenario, world: &World, at: usize) -> Meeting {
         let there = world.borrow().has_job(&id) || world.borrow().files.contains_key(&lock);
         let begun = world.borrow().spawned > first;
         let found = Sim::well(world).end(&ending);
-        let locked_out = found.undetermined.iter().any(|u| u.why.contains("still locked"));
+        let locked_out = found
+            .undetermined
+            .iter()
+            .any(|u| u.why.contains("still locked"));
         said.set([there, locked_out, begun]);
     });
     let ended = living(|| node.begin(scenario).map_err(|e| format!("{e:?}")));
@@ -271,10 +284,12 @@ fn a_start_under_way_is_given_up_wherever_the_epilogue_meets_it() {
             tried += 1;
             // One that has started nothing yet leaves the GPUs to the next job.
             let begins = world.borrow().spawned > before(&scenario).spawned;
-            after += usize::from(locked_out && begins && !begun && scenario.mps_id() == scenario.id());
+            after +=
+                usize::from(locked_out && begins && !begun && scenario.mps_id() == scenario.id());
             let up = matches!(ended, Some(Ok(()))) && world.borrow().has_job(&scenario.id());
             if up && locked_out {
-                // The start had asked for the last time before the epilogue came, and is about to release the lock.
+                // The start had asked for the last time before the epilogue came, and is about to
+                // release the lock.
                 late += 1;
                 restored(&world, &scenario, &name);
                 continue;
@@ -312,11 +327,20 @@ fn accounts_and_modes_are_as_before_when_the_first_directory_is_removed() {
             let world = world.borrow();
             if world.has_job(&id) && world.users_directories(&id) < all {
                 seen = true;
-                assert_eq!(world.accounts(), before.accounts(), "{}, {at}", scenario.name);
+                assert_eq!(
+                    world.accounts(),
+                    before.accounts(),
+                    "{}, {at}",
+                    scenario.name
+                );
                 assert_eq!(world.inventory, before.inventory, "{}, {at}", scenario.name);
             }
         }
-        assert!(seen, "{}: no point after the first directory", scenario.name);
+        assert!(
+            seen,
+            "{}: no point after the first directory",
+            scenario.name
+        );
     }
 }
 
@@ -359,9 +383,13 @@ fn a_prologue_whose_call_fails_undoes_itself_whole() {
     figures::tell("failed_calls", tried);
 }
 
-/// Whether a file for an exporter, or for the user of a shared MPS, could not be written. No job fails for that.
+/// Whether a file for an exporter, or for the user of a shared MPS, could not be written. No job
+/// fails for that.
 fn told_nothing(world: &World) -> bool {
-    world.log.iter().any(|line| line.contains(" is not told of it: "))
+    world
+        .log
+        .iter()
+        .any(|line| line.contains(" is not told of it: "))
 }
 
 fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
@@ -386,24 +414,40 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
         }
         Ok(()) if told_nothing(&world.borrow()) => return restored(&world, scenario, &name),
         // The prologue had returned, so the other process reports it.
-        Ok(()) => assert_eq!(scenario.when, ReturnWhen::Started, "{name}: it says nothing"),
+        Ok(()) => assert_eq!(
+            scenario.when,
+            ReturnWhen::Started,
+            "{name}: it says nothing"
+        ),
     }
-    assert!(!world.borrow().complaints.is_empty(), "{name}: nobody is told");
+    assert!(
+        !world.borrow().complaints.is_empty(),
+        "{name}: nobody is told"
+    );
     assert_eq!(world.borrow().drains.len(), drains, "{name}: drains");
     assert_eq!(world.borrow().failed.len(), 1, "{name}: counted");
     world.borrow_mut().settle();
     let mut left = world.borrow().picture();
     let id = scenario.id();
     if scenario.record {
-        assert_eq!(left.state(&id), Some(RecordState::Failed), "{name}: no record");
+        assert_eq!(
+            left.state(&id),
+            Some(RecordState::Failed),
+            "{name}: no record"
+        );
         left.files.remove(&paths().job(&id).record());
     }
     // The unreadable journal may be an earlier prologue's, so its directory stays.
     if is_bare(&left, &id) {
         left.files.remove(paths().job(&id).directory());
-        left.files.remove(&paths().jobs().join(JobPaths::lock_name(&id)));
+        left.files
+            .remove(&paths().jobs().join(JobPaths::lock_name(&id)));
     }
-    assert_eq!(left, before(scenario).picture(), "{name}: left to the epilogue");
+    assert_eq!(
+        left,
+        before(scenario).picture(),
+        "{name}: left to the epilogue"
+    );
     restored(&world, scenario, &name);
 }
 
@@ -443,9 +487,19 @@ fn the_ladder_climbs_as_far_as_it_must_and_says_who_survives() {
         let found = Sim::well(&world).end(&scenario);
         assert_eq!(found.is_clean(), clean, "{upto:?}: {found:?}");
         if !clean {
-            assert!(found.faults.is_empty(), "survivors prove nothing: {found:?}");
-            let survivors = found.undetermined.iter().filter(|u| u.why.contains("state S"));
-            assert_eq!(survivors.count(), 3, "mpsd, control daemon, server: {found:?}");
+            assert!(
+                found.faults.is_empty(),
+                "survivors prove nothing: {found:?}"
+            );
+            let survivors = found
+                .undetermined
+                .iter()
+                .filter(|u| u.why.contains("state S"));
+            assert_eq!(
+                survivors.count(),
+                3,
+                "mpsd, control daemon, server: {found:?}"
+            );
             assert!(world.borrow().has_job(&scenario.id()), "the journal stays");
             world.borrow_mut().processes.clear();
             restored(&world, &scenario, "the survivors ended at last");
@@ -462,7 +516,10 @@ fn a_foreign_context_keeps_the_mode_as_it_is() {
     Sim::well(&world).begin(&scenario).expect("prologue");
     assert_eq!(world.borrow().inventory.gpus[0].mode, ComputeMode::Default);
     let log = world.borrow().log.clone();
-    assert!(log.iter().any(|line| line.contains("process 77")), "{log:?}");
+    assert!(
+        log.iter().any(|line| line.contains("process 77")),
+        "{log:?}"
+    );
 }
 
 /// Its server would get error 46 there, and the job no reason.
@@ -490,7 +547,10 @@ fn a_start_that_cannot_be_divided_is_finished_by_the_prologue_itself() {
     let world = shared(&before(&scenario));
     world.borrow_mut().undivided = true;
     Sim::well(&world).begin(&scenario).expect("prologue");
-    assert_eq!(world.borrow().state(&scenario.id()), Some(RecordState::Ready));
+    assert_eq!(
+        world.borrow().state(&scenario.id()),
+        Some(RecordState::Ready)
+    );
     restored(&world, &scenario, "an undivided start");
 }
 
@@ -584,20 +644,25 @@ fn a_start_is_not_given_up_by_a_verdict_on_an_earlier_job() {
                 found == judged.as_ref()
             });
         });
-        node.begin(&scenario).unwrap_or_else(|e| panic!("{at}: {e:?}"));
+        node.begin(&scenario)
+            .unwrap_or_else(|e| panic!("{at}: {e:?}"));
         drop(node);
         let state = world.borrow().state(&scenario.id());
         assert_eq!(state, Some(RecordState::Ready), "{at}");
     }
 }
 
-/// A job that a GPU's account names, but that has no directory, may begin again between the look and the cleanup.
+/// A job that a GPU's account names, but that has no directory, may begin again between the look
+/// and the cleanup.
 #[test]
 fn a_job_that_begins_again_keeps_the_gpu_that_an_earlier_start_of_it_left() {
     let scenario = Scenario::new("begun again", "MPS=true", 1);
     let gpu = scenario.inventory.gpus[0].uuid.clone();
     let mut left = World::new(scenario.inventory.clone());
-    left.enter(&gpu, &Account::join(None, &scenario.id(), ComputeMode::Default));
+    left.enter(
+        &gpu,
+        &Account::join(None, &scenario.id(), ComputeMode::Default),
+    );
     let world = shared(&left);
     let cleanup = || Sim::well(&world);
     let stale = claim::stale(&mut cleanup()).expect("a look");

@@ -1,4 +1,5 @@
-//! `mpsctl doctor` on a healthy node and on broken ones: each break is found, and its remedy makes the line OK.
+//! `mpsctl doctor` on a healthy node and on broken ones: each break is found, and its remedy makes
+//! the line OK.
 
 use std::fs;
 
@@ -21,7 +22,8 @@ fn reconcile(place: &Place) -> Ran {
     place.mpsctl(&["reconcile", "--node", "n1"]).ok()
 }
 
-/// The lines that are not OK. The machine of the test may add some: it has no systemd, and no scheduler or several.
+/// The lines that are not OK. The machine of the test may add some: it has no systemd, and no
+/// scheduler or several.
 fn problems(place: &Place) -> Vec<String> {
     let ran = doctor(place, &["--problems"]);
     assert!(ran.err.is_empty(), "{ran:?}");
@@ -34,7 +36,12 @@ fn problems(place: &Place) -> Vec<String> {
 
 /// After `harm` the node has this line; after `remedy` it has none.
 #[track_caller]
-fn found(place: &mut Place, line: &str, harm: impl FnOnce(&mut Place), remedy: impl FnOnce(&mut Place)) {
+fn found(
+    place: &mut Place,
+    line: &str,
+    harm: impl FnOnce(&mut Place),
+    remedy: impl FnOnce(&mut Place),
+) {
     let says = |place: &Place, expected: bool, when: &str| {
         let all = problems(place);
         let told = all.iter().any(|told| told.contains(line));
@@ -95,10 +102,12 @@ fn the_vendors_programs_must_be_there_and_roots_alone() {
 #[test]
 fn a_dead_driver_and_a_gpu_without_persistence_mode_are_found() {
     let mut place = place();
-    let dead = |is: bool| move |place: &mut Place| place.node.change(|node| node.nvml.init_fails = is);
+    let dead =
+        |is: bool| move |place: &mut Place| place.node.change(|node| node.nvml.init_fails = is);
     let line = "the first job that asks for MPS takes the node out of service; see 'nvidia-smi'";
     found(&mut place, line, dead(true), dead(false));
-    let kept = |is: bool| move |place: &mut Place| place.node.change(|node| node.gpu[1].persistence = is);
+    let kept =
+        |is: bool| move |place: &mut Place| place.node.change(|node| node.gpu[1].persistence = is);
     let line = "WARN  GPU 1 without persistence mode: the driver wakes the GPU for each job";
     found(&mut place, line, kept(false), kept(true));
 }
@@ -119,7 +128,8 @@ fn mps_on_mig_devices_is_said_to_be_unverified() {
 #[test]
 fn an_answer_that_did_not_come_is_no_proof() {
     let mut place = place();
-    let killed = |is: bool| move |place: &mut Place| place.node.change(|node| node.nvml.init_killed = is);
+    let killed =
+        |is: bool| move |place: &mut Place| place.node.change(|node| node.nvml.init_killed = is);
     killed(true)(&mut place);
     let all = problems(&place);
     let of_nvml = all.iter().filter(|told| told.contains("NVML"));
@@ -188,7 +198,8 @@ fn a_typo_in_the_configuration_a_missing_cgroup_and_a_closed_directory_are_found
     found(&mut place, line, elsewhere, configure(""));
 
     let run = |mode: u32| move |place: &mut Place| chmod(&place.path("run"), mode);
-    let line = "lets users not pass, so that no server starts and no client finds its own; chmod o+x";
+    let line =
+        "lets users not pass, so that no server starts and no client finds its own; chmod o+x";
     found(&mut place, line, run(0o700), run(0o755));
 }
 
@@ -223,8 +234,7 @@ fn directories_that_are_full_or_read_only_are_found() {
 
 #[test]
 fn what_a_job_left_is_removed_by_the_verb_that_the_line_names() {
-    let line =
-        "a lock and no account: would be removed, and the compute mode found restored; 'mpsctl reconcile'";
+    let line = "a lock and no account: would be removed, and the compute mode found restored; 'mpsctl reconcile'";
     let harm = |place: &mut Place| {
         let gpus = place.directory("run/gpus");
         chmod(&gpus, 0o711);
@@ -276,8 +286,7 @@ fn what_a_newer_driver_is_only_documented_for_is_told() {
     for (driver, told) in [("580.159.04", false), ("590.44.01", true)] {
         let node = fast(1).describe(|node| node.driver_version = driver.to_owned());
         let ran = doctor(&Place::new(node, ""), &[]);
-        let line =
-            "OK    60 clients a GPU and static partitions (MPS_SMS): as NVIDIA documents them, not verified";
+        let line = "OK    60 clients a GPU and static partitions (MPS_SMS): as NVIDIA documents them, not verified";
         assert_eq!(ran.out.contains(line), told, "{}", ran.out);
     }
 }

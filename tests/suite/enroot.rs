@@ -1,4 +1,5 @@
-//! enroot's hook: what it writes for a container of a job with MPS, in enroot's documented syntax. Other containers get nothing.
+//! enroot's hook: what it writes for a container of a job with MPS, in enroot's documented syntax.
+//! Other containers get nothing.
 
 use mpsd_core::JobId;
 use mpsd_core::record::{Daemon, Record, RecordState};
@@ -9,7 +10,10 @@ use std::process::Command;
 use tempfile::TempDir;
 use tests::stage::{Ran, finish};
 
-const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../etc/enroot/hooks.d/50-mpsd.sh");
+const HOOK: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../etc/enroot/hooks.d/50-mpsd.sh"
+);
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const NONE: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
 
@@ -32,7 +36,8 @@ impl Enroot {
         self.job().join("pipe").display().to_string()
     }
 
-    /// Runs the hook as enroot does, by its own first line. `GIVEN` is the container's environment so far.
+    /// Runs the hook as enroot does, by its own first line. `GIVEN` is the container's environment
+    /// so far.
     fn run(&self, env: &[(&str, &str)]) -> Ran {
         let given = env.iter().find(|(name, _)| *name == "GIVEN");
         let given = given.map_or("", |(_, text)| text);
@@ -132,7 +137,9 @@ fn a_container_of_a_job_with_mps_gets_its_directory_and_variables() {
     assert!(has("x-create=dir") && has("rbind"), "{mounts:?}");
     // A failing mount must be an error.
     assert!(!mounts.concat().contains("nofail"), "{mounts:?}");
-    let set = by_hand[..3].iter().map(|(name, value)| format!("{name}={value}"));
+    let set = by_hand[..3]
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"));
     assert_eq!(environ, set.collect::<Vec<_>>());
 
     // The same in a Slurm job, and in a shell of salloc, which has no rank.
@@ -207,7 +214,8 @@ fn a_container_of_a_job_that_shares_an_mps_on_each_of_two_gpus_gets_both_directo
     enroot.refuses(&env, &["job 43", "job 42", "mpsctl env"]);
 }
 
-/// A task of a heterogeneous job has the leader's id, and its own component's MPS (docs/facts/slurm.md#callbacks-of-a-plugin).
+/// A task of a heterogeneous job has the leader's id, and its own component's MPS
+/// (docs/facts/slurm.md#callbacks-of-a-plugin).
 #[test]
 fn a_container_of_a_component_gets_its_components_directory() {
     let enroot = Enroot::new();
@@ -222,7 +230,10 @@ fn a_container_of_a_component_gets_its_components_directory() {
         enroot.refuses(&of("42", "41"), &["job 42"]);
         fs::create_dir_all(&pipe).expect("job");
         let (mounts, environ) = enroot.hook(&of("42", "41"));
-        assert!(!mounts.is_empty() && environ[0] == "MPSD_JOB=42", "{environ:?}");
+        assert!(
+            !mounts.is_empty() && environ[0] == "MPSD_JOB=42",
+            "{environ:?}"
+        );
         fs::remove_dir_all(enroot.job()).expect("job");
         fs::create_dir_all(&leader_directory).expect("leader");
     }

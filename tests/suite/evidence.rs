@@ -1,4 +1,5 @@
-//! Starts that fail for one user after another. They are evidence against the node only if no user can be the cause.
+//! Starts that fail for one user after another. They are evidence against the node only if no user
+//! can be the cause.
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -14,8 +15,8 @@ use tests::stage::{OTHER_USER, Ran, USER, as_user, openpbs_args};
 const CONFIG: &str = "deadline_s = 4\n[drain]\non_failed_starts = true\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
-/// Users of this system without any process, as a job's user is before the job. The other tests' users have some. The names keep
-/// them from other runs of this test on this machine.
+/// Users of this system without any process, as a job's user is before the job. The other tests'
+/// users have some. The names keep them from other runs of this test on this machine.
 fn quiet_users() -> ([String; 2], [UnixListener; 2]) {
     let mut quiet = (1..1000)
         .filter_map(|uid| User::from_uid(Uid::from_raw(uid)).ok().flatten())
@@ -60,7 +61,9 @@ fn asleep(user: &str) -> Running {
     let mut command = as_user(user, "/bin/sleep");
     let sleeper = Running::start(command.arg("60").env_clear().stdin(Stdio::null()));
     let is_it = |p: look::Process| p.uid != 0 && p.exe.ends_with("sleep");
-    eventually("it sleeps", || look::process(sleeper.pid()).is_some_and(is_it));
+    eventually("it sleeps", || {
+        look::process(sleeper.pid()).is_some_and(is_it)
+    });
     sleeper
 }
 
@@ -73,7 +76,10 @@ fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhe
     let second = two_fail(&place, &users);
     let drains = place.take_drains();
     assert_eq!(drains.len(), 1, "{second:?}");
-    assert!(drains[0].contains("starts of several users failed"), "{drains:?}");
+    assert!(
+        drains[0].contains("starts of several users failed"),
+        "{drains:?}"
+    );
     place.assert_as_before("two users' starts");
 
     // By default only the administrator is told, because two users who cooperate can cause it.
@@ -90,8 +96,9 @@ fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhe
     std::fs::write(&conf, "GresTypes=gpu\n").expect("slurm.conf");
     let conf = conf.display().to_string();
     let told = place.mpsctl(&["slurm", "check", "--slurm-conf", &conf]);
-    let is_it =
-        |line: &str| line.starts_with("WARN") && [what, last, " s ago"].iter().all(|w| line.contains(w));
+    let is_it = |line: &str| {
+        line.starts_with("WARN") && [what, last, " s ago"].iter().all(|w| line.contains(w))
+    };
     assert!(told.out.lines().any(is_it), "{told:?}");
 
     // The second user has a process here.
@@ -144,7 +151,9 @@ fn long_ago(users: &[String; 2]) {
     let note = place.path("run/ledger");
     let text = std::fs::read(&note).expect("the first failure is noted");
     let mut ledger: serde_json::Value = serde_json::from_slice(&text).expect("a ledger");
-    let failures = ledger["failed_starts"].as_object_mut().expect("failures by user");
+    let failures = ledger["failed_starts"]
+        .as_object_mut()
+        .expect("failures by user");
     assert_eq!(failures.len(), 1, "{failures:?}");
     for failure in failures.values_mut() {
         assert_eq!(failure["job"], "110.srv", "{failure}");

@@ -1,4 +1,5 @@
-//! What other exporters are told of a job: beside foreign lines, in root's own directories, and removed in any case.
+//! What other exporters are told of a job: beside foreign lines, in root's own directories, and
+//! removed in any case.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, chown, symlink};
@@ -53,7 +54,10 @@ fn both_have_a_line_of_the_job_for_each_gpu_beside_others_until_it_ends() {
     fs::write(map.join(".0.new"), "7.").expect("file");
     place.begin("7.srv", "MPS=true", "0,1");
     let uid = uid_of(USER);
-    assert_eq!(told(&map), [file("0", "7.srv\n"), file("1", "other\n7.srv\n")]);
+    assert_eq!(
+        told(&map),
+        [file("0", "7.srv\n"), file("1", "other\n7.srv\n")]
+    );
     let mut expected = [
         file(&uuids[0], format!("7.srv {uid}\n")),
         file(&uuids[1], format!("17 1\n7.srv {uid}\n")),
@@ -82,7 +86,11 @@ fn killed_at_any_moment_of_its_start_a_job_leaves_no_line() {
         let gone = || place.strict_end("8.srv").code == Some(0);
         eventually(format_args!("an end after {wait} ms"), gone);
         place.assert_as_before("a start that was killed");
-        assert_eq!((told(&map), told(&stat)), (Vec::new(), Vec::new()), "{wait} ms");
+        assert_eq!(
+            (told(&map), told(&stat)),
+            (Vec::new(), Vec::new()),
+            "{wait} ms"
+        );
     }
 }
 
@@ -117,7 +125,10 @@ fn what_is_not_roots_alone_is_told_nothing_and_no_job_fails_for_it() {
         let secret = place.path("secret");
         fs::write(&secret, "kept\n").expect("file");
         symlink(&secret, map.join("0")).expect("a link");
-        said("dcgm-exporter is not told of it", "a link in the place of a file");
+        said(
+            "dcgm-exporter is not told of it",
+            "a link in the place of a file",
+        );
         assert_eq!(fs::read_to_string(&secret).expect("text"), "kept\n");
         assert!(map.join("0").is_symlink());
         assert_eq!(told(&stat), Vec::new());
@@ -132,9 +143,11 @@ fn lines_that_cannot_be_taken_out_now_hold_no_end_and_go_with_the_next() {
     // Another job's start hangs and holds the lock.
     let name = map.display().to_string().replace('/', "-");
     let file = fs::File::create(place.path(&format!("run/.{name}.lock"))).expect("the lock");
-    let lock = nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusive).expect("the lock");
+    let lock =
+        nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusive).expect("the lock");
     let end = place.strict_end("10.srv").exits(2);
-    end.within(SOON).complains("the job's lines for dcgm-exporter");
+    end.within(SOON)
+        .complains("the job's lines for dcgm-exporter");
     assert_eq!(place.node.modes(), ["default"], "all else is as before");
     // A start beside it succeeds.
     place.begin("11.srv", "MPS=true", "0").within(SOON);

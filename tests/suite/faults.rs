@@ -1,5 +1,5 @@
-//! The fault matrix: every fault of the control daemon, its server and NVML has its outcome, within the deadline, with
-//! nothing left. Only the node's own faults drain it.
+//! The fault matrix: every fault of the control daemon, its server and NVML has its outcome, within
+//! the deadline, with nothing left. Only the node's own faults drain it.
 
 use std::time::Duration;
 
@@ -69,14 +69,20 @@ fn check(row: Row) {
         }
         Undetermined(word) => {
             assert_eq!(ran.code, Some(2), "{name}: {ran:?}");
-            assert!(ran.err.contains(word), "{name}: '{word}' is missing in {ran:?}");
+            assert!(
+                ran.err.contains(word),
+                "{name}: '{word}' is missing in {ran:?}"
+            );
             println!("{name}: {}", ran.err.trim_end());
             assert_eq!(ran.err.lines().count(), 1, "{name}: {ran:?}");
             assert_eq!(drains, Vec::<String>::new(), "{name}");
         }
         Fault(word) => {
             assert_eq!(ran.code, Some(2), "{name}: {ran:?}");
-            assert!(ran.err.contains(word), "{name}: '{word}' is missing in {ran:?}");
+            assert!(
+                ran.err.contains(word),
+                "{name}: '{word}' is missing in {ran:?}"
+            );
             assert_eq!(drains.len(), 1, "{name}: {ran:?}");
             assert!(drains[0].contains(word), "{name}: {drains:?}");
         }
@@ -105,9 +111,11 @@ fn rows() -> Vec<Row> {
         control("a server that never becomes active", NO_START, |f| {
             f.server = "initializing".into();
         }),
-        control("a server that exits", NO_START, |f| f.server = "exits".into()),
-        // Only a client's fault causes it, and no client comes before the job. So nothing checks for it; a job that
-        // wants proof has --mps-verify.
+        control("a server that exits", NO_START, |f| {
+            f.server = "exits".into()
+        }),
+        // Only a client's fault causes it, and no client comes before the job. So nothing checks
+        // for it; a job that wants proof has --mps-verify.
         control("a server in FAULT state", Ready, |f| {
             f.server = "fault-state".into()
         }),
@@ -139,7 +147,9 @@ fn rows() -> Vec<Row> {
         nvml("NVML does not know", Undetermined("NVML"), |f| {
             f.init_answers = 999
         }),
-        nvml("NVML hangs later", Undetermined("NVML"), |f| f.calls_hang = true),
+        nvml("NVML hangs later", Undetermined("NVML"), |f| {
+            f.calls_hang = true
+        }),
         nvml("a process that is gone is still listed", Ready, |f| {
             f.stale_pid = Some(3_999_999)
         }),
@@ -176,7 +186,10 @@ fn rows() -> Vec<Row> {
         ("get_default_active_thread_percentage", "100.0"),
         ("get_default_active_thread_percentage", "\u{1b}[31m25.0"),
         ("get_default_device_pinned_mem_limit", "3G"),
-        ("get_default_device_pinned_mem_limit", "99999999999999999999T"),
+        (
+            "get_default_device_pinned_mem_limit",
+            "99999999999999999999T",
+        ),
         ("start_server", "Not enough privilege"),
         ("start_server", "\u{1b}]0;x\u{7}"),
     ] {
@@ -271,7 +284,9 @@ fn a_process_that_survives_sigkill_and_that_the_driver_does_not_hold_drains_noth
     let server = place.pids("nvidia-cuda-mps-server");
     let frozen = match Frozen::new(&server) {
         Ok(frozen) => frozen,
-        Err(why) => return println!("not tried here, this machine has no version-1 freezer: {why}"),
+        Err(why) => {
+            return println!("not tried here, this machine has no version-1 freezer: {why}");
+        }
     };
     let end = place.strict_end("54.srv").exits(2);
     let line = format!("job 54.srv: mps-server {}: state ", server[0]);
@@ -284,14 +299,19 @@ fn a_process_that_survives_sigkill_and_that_the_driver_does_not_hold_drains_noth
 
 #[test]
 fn nvml_that_crashes_is_the_nodes_and_one_that_is_killed_may_be_a_users_who_used_up_the_memory() {
-    for (signal, drained) in [(Signal::SIGSEGV, 1), (Signal::SIGKILL, 0), (Signal::SIGABRT, 0)] {
+    for (signal, drained) in [
+        (Signal::SIGSEGV, 1),
+        (Signal::SIGKILL, 0),
+        (Signal::SIGABRT, 0),
+    ] {
         let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), CONFIG);
         let mut prologue = place.start_torque("55.srv", ACCOUNT, "0");
         eventually("a worker", || place.nvml_worker().is_some());
         let worker = place.nvml_worker().expect("a worker");
         kill(worker, signal);
         if signal == Signal::SIGSEGV {
-            // The standard library ignores a first SIGSEGV from outside as a stray. A real crash repeats at once.
+            // The standard library ignores a first SIGSEGV from outside as a stray. A real crash
+            // repeats at once.
             std::thread::sleep(Duration::from_millis(100));
             kill(worker, signal);
         }

@@ -52,11 +52,16 @@ fn slurm<'a>(job: &'a str, uid: &'a str, context: &'a str) -> [(&'a str, &'a str
 fn neither_the_begin_nor_the_end_of_a_job_asks_its_scheduler() {
     let place = watched();
     let uid = uid_of(USER).to_string();
-    for (request, of_slurm) in [("MPS=on,MPS_THREADS=25", "MPS=on,MPS_THREADS=25"), ("proj42", "")] {
+    for (request, of_slurm) in [
+        ("MPS=on,MPS_THREADS=25", "MPS=on,MPS_THREADS=25"),
+        ("proj42", ""),
+    ] {
         place.begin("490.srv", request, "0");
         place.assert_ends_clean("490.srv", request);
 
-        place.prologue(&openpbs_args("491.srv", USER, request), &[]).ok();
+        place
+            .prologue(&openpbs_args("491.srv", USER, request), &[])
+            .ok();
         let end = ["--scheduler", "openpbs", "491.srv", USER, "nogroup"];
         place.epilogue(&end, &[]).ok();
         // Without place=exclhost only the server knows whether a job has its node alone.

@@ -13,7 +13,8 @@ use tests::syslog::Syslog;
 
 const CONFIG: &str = "deadline_s = 12\n";
 const GPUS: u64 = 4;
-/// NVIDIA's (`Documentation/admin-guide/devices.txt`). Without a driver, who may open its files gets ENXIO.
+/// NVIDIA's (`Documentation/admin-guide/devices.txt`). Without a driver, who may open its files
+/// gets ENXIO.
 const MAJOR: u64 = 195;
 
 /// A node with four GPUs that have device files, in a `/dev` of this thread, which hears its log.
@@ -63,7 +64,8 @@ const TAKES: &str = "\
 
 const ALL: &str = "opens /dev/nvidia0\nopens /dev/nvidia1\nopens /dev/nvidia2\nopens /dev/nvidia3\nopens /dev/second-name\n";
 
-/// A program that its user put into the place of the job's process `pid`: all that holds it back here are its ids and where it is.
+/// A program that its user put into the place of the job's process `pid`: all that holds it back
+/// here are its ids and where it is.
 fn taken_over(pid: u32) -> Command {
     let mut command = Command::new("/usr/bin/nsenter");
     command.arg(format!("--mount=/proc/{pid}/ns/mnt"));
@@ -92,8 +94,12 @@ fn a_daemon_that_its_user_took_over_opens_no_other_gpu() {
             assert_eq!(ran.out, "opens /dev/nvidia2\n", "{name}");
             let later = place.directory(&format!("later-{name}"));
             let _later = Small::seen_by_all(&later, 8, 0o755);
-            let mounts = std::fs::read_to_string(format!("/proc/{pid}/mounts")).expect("its mounts");
-            assert!(mounts.contains(&later.display().to_string()), "{name}: {mounts}");
+            let mounts =
+                std::fs::read_to_string(format!("/proc/{pid}/mounts")).expect("its mounts");
+            assert!(
+                mounts.contains(&later.display().to_string()),
+                "{name}: {mounts}"
+            );
         }
         let own = std::fs::read_to_string("/proc/thread-self/mounts").expect("our mounts");
         assert!(!own.contains("/dev/nvidia"), "{own}");
@@ -133,7 +139,8 @@ fn where_no_namespace_can_be_made_a_job_starts_as_on_a_node_without_that_and_the
         let pid = node.place.pids(THREE[0])[0];
         finish(taken_over(pid)).ok().prints(ALL);
         let lines = node.log.lines();
-        let told = |line: &String| line.contains("job 83.srv: its daemons see every GPU of the node");
+        let told =
+            |line: &String| line.contains("job 83.srv: its daemons see every GPU of the node");
         assert!(lines.iter().any(told), "{lines:?}");
         node.place
             .assert_ends_clean("83.srv", "a start without a namespace");

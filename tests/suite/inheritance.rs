@@ -8,11 +8,14 @@ use std::process::Command;
 use mpsd::job::spec::Spec;
 use mpsd_core::config::MemoryOverLimit;
 use tests::place::{Place, fast, status_of};
-use tests::stage::{THREE, USER, epilogue_args, finish, openpbs_args, prologue_args, script, uid_of};
+use tests::stage::{
+    THREE, USER, epilogue_args, finish, openpbs_args, prologue_args, script, uid_of,
+};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
-/// The signals that end a program, as bits of the masks in `/proc/PID/status`: SIGHUP, SIGINT, SIGTERM.
+/// The signals that end a program, as bits of the masks in `/proc/PID/status`: SIGHUP, SIGINT,
+/// SIGTERM.
 const ENDING: u64 = 1 << 0 | 1 << 1 | 1 << 14;
 
 #[test]
@@ -30,23 +33,35 @@ fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
     for name in THREE {
         let pid = place.pids(name)[0];
         let status = |key: &str| status_of(pid, key);
-        let words =
-            |key: &str| -> Vec<String> { status(key).split_whitespace().map(str::to_owned).collect() };
+        let words = |key: &str| -> Vec<String> {
+            status(key).split_whitespace().map(str::to_owned).collect()
+        };
         assert_eq!(words("Uid"), vec![uid.clone(); 4], "{name}");
         let groups = [words("Gid"), words("Groups")].concat();
         assert!(!groups.contains(&"0".to_owned()), "{name}: {groups:?}");
         for capabilities in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
-            assert_eq!(status(capabilities), "0000000000000000", "{name} {capabilities}");
+            assert_eq!(
+                status(capabilities),
+                "0000000000000000",
+                "{name} {capabilities}"
+            );
         }
-        // mpsd reads its signals from a descriptor. The control daemon and its server must receive theirs directly.
+        // mpsd reads its signals from a descriptor. The control daemon and its server must receive
+        // theirs directly.
         if name == THREE[1] {
             for mask in ["SigBlk", "SigIgn"] {
                 let signals = u64::from_str_radix(&status(mask), 16).expect("a mask");
                 assert_eq!(signals & ENDING, 0, "{name} {mask} {signals:x}");
             }
         }
-        for fd in fs::read_dir(format!("/proc/{pid}/fd")).expect("fd").flatten() {
-            let target = fs::read_link(fd.path()).unwrap_or_default().display().to_string();
+        for fd in fs::read_dir(format!("/proc/{pid}/fd"))
+            .expect("fd")
+            .flatten()
+        {
+            let target = fs::read_link(fd.path())
+                .unwrap_or_default()
+                .display()
+                .to_string();
             let kinds = ["/dev/null", "anon_inode:", "socket:", "pipe:"];
             let own = ["/86.srv/pipe/", "/86.srv/log/"];
             let fine = kinds.iter().any(|kind| target.starts_with(kind))
@@ -68,7 +83,8 @@ fn is_written_only(pid: u32, fd: &Path) -> bool {
     flags.is_some_and(|flags| flags & 3 == 1)
 }
 
-/// Root passes descriptor 5 only if it could make the file for observations. Otherwise `mpsd` may use the number itself.
+/// Root passes descriptor 5 only if it could make the file for observations. Otherwise `mpsd` may
+/// use the number itself.
 #[test]
 fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
     let place = Place::new(fast(1), CONFIG);
@@ -95,7 +111,10 @@ fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
     command.args(["-c", "exec \"$0\" 3<\"$1\" 4<>\"$2\" 5<&-"]);
     command.arg(place.program("mpsd"));
     finish(command.args([&request, &answer])).ok();
-    assert_eq!(fs::read_to_string(&answer).expect("a report"), "\n{\"Ok\":[]}\n");
+    assert_eq!(
+        fs::read_to_string(&answer).expect("a report"),
+        "\n{\"Ok\":[]}\n"
+    );
 }
 
 #[test]
@@ -139,7 +158,8 @@ fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_d
     ]
     .into();
     for name in THREE {
-        let environment = fs::read(format!("/proc/{}/environ", place.pids(name)[0])).expect("environ");
+        let environment =
+            fs::read(format!("/proc/{}/environ", place.pids(name)[0])).expect("environ");
         for variable in environment.split(|b| *b == 0).filter(|v| !v.is_empty()) {
             let text = String::from_utf8_lossy(variable);
             let is_rooted = text.contains(&evil) || text.contains("garbage");
@@ -167,7 +187,8 @@ fn a_user_at_the_limit_of_their_processes_drains_nothing() {
     }
 }
 
-/// The scheduler's daemon may have such a limit. Only the soft limit is tested: root in a container may not raise the hard one.
+/// The scheduler's daemon may have such a limit. Only the soft limit is tested: root in a container
+/// may not raise the hard one.
 #[test]
 fn a_limit_of_a_files_size_ends_no_program_of_roots() {
     let place = Place::new(fast(1), "deadline_s = 3\nshared_gpus = true\n");
@@ -181,7 +202,10 @@ fn a_limit_of_a_files_size_ends_no_program_of_roots() {
         run("mps-prologue", &openpbs_args(job, USER, ACCOUNT));
     }
     for job in jobs {
-        run("mps-epilogue", &[&["--strict"], &epilogue_args(job)[..]].concat());
+        run(
+            "mps-epilogue",
+            &[&["--strict"], &epilogue_args(job)[..]].concat(),
+        );
     }
     place.assert_as_before("a limit of a file's size");
 }

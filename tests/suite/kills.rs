@@ -1,4 +1,5 @@
-//! Real SIGKILLs of real processes in every phase. After one epilogue the node is exactly as before, and never drained.
+//! Real SIGKILLs of real processes in every phase. After one epilogue the node is exactly as
+//! before, and never drained.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -23,15 +24,20 @@ fn begun(place: &Place, job: &str) -> Option<(usize, usize)> {
     Some((usize::try_from(journal["begun"].as_u64()?).ok()?, all))
 }
 
-/// The guarded worker: the child of `parent` that runs the same file. A scan of all processes would take too long.
+/// The guarded worker: the child of `parent` that runs the same file. A scan of all processes would
+/// take too long.
 fn worker(parent: u32) -> Option<u32> {
     let own = look::process(parent)?.exe;
-    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
-    let mut children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    let children =
+        std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    let mut children = children
+        .split_whitespace()
+        .filter_map(|pid| pid.parse().ok());
     children.find(|pid| look::process(*pid).is_some_and(|child| child.exe == own))
 }
 
-/// Runs the worker of `program` in strides until `enough` or its end. It is stopped while `enough` looks.
+/// Runs the worker of `program` in strides until `enough` or its end. It is stopped while `enough`
+/// looks.
 fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> Option<u32> {
     // Root's programs have priority on a CPU, and so must the process that steps them.
     mpsd::sys::priority::raise();
@@ -57,7 +63,8 @@ fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> O
     None
 }
 
-/// Kills a prologue when its journal has `at` begun effects. Returns how many the journal has afterwards.
+/// Kills a prologue when its journal has `at` begun effects. Returns how many the journal has
+/// afterwards.
 fn kill_prologue(place: &Place, job: &str, at: usize, whole: bool, later: bool) -> Option<usize> {
     let mut program = place.start_torque(job, ACCOUNT, "0");
     let pid = step_until(&mut program, |_| begun(place, job).map_or(0, |b| b.0) >= at)?;
@@ -67,7 +74,11 @@ fn kill_prologue(place: &Place, job: &str, at: usize, whole: bool, later: bool) 
     // A worker that was not yet tied to its guard notices the guard's death when it continues.
     kill(pid, Signal::SIGCONT);
     let code = program.wait();
-    assert_eq!(code, if whole { None } else { Some(2) }, "what a scheduler sees");
+    assert_eq!(
+        code,
+        if whole { None } else { Some(2) },
+        "what a scheduler sees"
+    );
     eventually("the worker ends with its guard", || !look::alive(pid));
     let state = begun(place, job).map_or(0, |b| b.0);
     if later {
@@ -89,7 +100,8 @@ fn prologue_matrix(place: &Place) {
             if let Some(state) = kill_prologue(place, &job, at, whole, later) {
                 *seen.entry(state).or_default() += 1;
             }
-            let after = format!("a prologue killed at {at} of {all} (whole {whole}, later {later})");
+            let after =
+                format!("a prologue killed at {at} of {all} (whole {whole}, later {later})");
             place.assert_ends_clean(&job, &after);
         }
     }
@@ -172,7 +184,8 @@ fn whatever_a_user_does_to_the_three_while_they_start_is_not_the_nodes_fault() {
             }
             let after = format!("{signal} to {name} while it starts");
             let code = program.wait();
-            // A killed server's first client starts it again. In all other cases the job has no MPS.
+            // A killed server's first client starts it again. In all other cases the job has no
+            // MPS.
             assert!(code == Some(2) || code == Some(0), "{after}: {code:?}");
             place.assert_ends_clean("40.srv", &after);
         }
@@ -234,7 +247,8 @@ fn a_start_that_outlasts_its_jobs_end_undoes_itself() {
     place.assert_as_before("a start that outlasts its job");
 }
 
-/// If the mode were restored too early, another job could begin on the GPU while this job's daemons are still ending.
+/// If the mode were restored too early, another job could begin on the GPU while this job's daemons
+/// are still ending.
 #[test]
 fn a_gpu_has_its_mode_back_only_when_the_jobs_processes_have_ended() {
     let stubborn = fast(1).fault(|f| {
@@ -277,7 +291,8 @@ fn a_start_that_goes_on_alone_keeps_nothing_of_its_caller_open() {
     place.assert_ends_clean("32.srv", "a start that goes on alone");
 }
 
-/// With `leftover_clients = "kill"` root kills a user's process. It must belong to the job, by the scheduler's cgroup.
+/// With `leftover_clients = "kill"` root kills a user's process. It must belong to the job, by the
+/// scheduler's cgroup.
 #[test]
 fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it() {
     for (rule, killed) in [("report", false), ("kill", true)] {

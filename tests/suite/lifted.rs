@@ -1,4 +1,5 @@
-//! The owner of a control daemon removes its limits. The job's log and root's report say so, and no node is drained.
+//! The owner of a control daemon removes its limits. The job's log and root's report say so, and no
+//! node is drained.
 
 use std::time::Duration;
 
@@ -37,8 +38,9 @@ fn assert_sleeps(place: &Place) {
 fn limits_that_their_owner_lifts_are_told_to_the_user_and_in_the_report() {
     let (place, job) = (served("470.srv"), "470.srv");
     let gpu = gpu(&place, job);
-    let lines =
-        format!("set_default_active_thread_percentage 100\nset_default_device_pinned_mem_limit {gpu} 8G");
+    let lines = format!(
+        "set_default_active_thread_percentage 100\nset_default_device_pinned_mem_limit {gpu} 8G"
+    );
     place.say(job, &lines);
     let threads = "active thread percentage: 25 was asked for, and it says 100.0";
     let memory = format!("memory limit 1024M of {gpu}: 1024M was asked for, and it says 8G");
@@ -57,7 +59,9 @@ fn limits_that_their_owner_lifts_are_told_to_the_user_and_in_the_report() {
 
     let ran = place.mpsctl(&["report", job]);
     for words in [threads, &memory] {
-        ran.prints(format!("the user had the control daemon change a limit: {words}"));
+        ran.prints(format!(
+            "the user had the control daemon change a limit: {words}"
+        ));
     }
     let report = place.mpsctl(&["report", job, "--json"]).json();
     let changed = &report["said_by_user"]["limits_changed"][0];
@@ -72,7 +76,12 @@ fn while_no_limit_changes_nothing_is_said() {
     let before = place.log(job, "mpsd.log");
     place.say(job, "get_default_active_thread_percentage\nget_server_list");
     assert_sleeps(&place);
-    let readings = || place.log(job, "control.log").matches("Cmd:get_default").count();
+    let readings = || {
+        place
+            .log(job, "control.log")
+            .matches("Cmd:get_default")
+            .count()
+    };
     let read = readings();
     // The value does not change: mpsd reads it back, and it is in force.
     place.say(job, "set_default_active_thread_percentage 25");

@@ -104,7 +104,9 @@ fn the_page_tells_of_jobs_clients_memory_failures_and_times_and_forgets_jobs_tha
         place.torque("8.srv", account, "0").exits(1);
         place.strict_end("8.srv");
     }
-    place.node.change(|node| node.faults.start = "exits".to_owned());
+    place
+        .node
+        .change(|node| node.faults.start = "exits".to_owned());
     let args = openpbs_args("9.srv", USER, "MPS=true");
     place.prologue(&args, &[]).exits(2);
     place.node.change(|node| node.faults.start = String::new());
@@ -185,7 +187,10 @@ fn the_textfile_is_whole_readable_and_never_written_through_a_link() {
     textfile(&place, &dir).ok().prints_nothing();
     let file = dir.join("mpsd.prom");
     let about = fs::symlink_metadata(&file).expect("the file");
-    assert!(about.is_file() && about.mode() & 0o7777 == 0o644, "{about:?}");
+    assert!(
+        about.is_file() && about.mode() & 0o7777 == 0o644,
+        "{about:?}"
+    );
     let text = fs::read_to_string(&file).expect("text");
     assert!(samples(&text).contains_key("mpsd_gpus_idle"));
     assert_eq!(fs::read_to_string(&other).expect("text"), "kept");
@@ -232,7 +237,9 @@ fn while_one_process_hangs_in_nvml_no_look_starts_another() {
     });
     let frozen = match frozen {
         Ok(frozen) => frozen,
-        Err(why) => return println!("not tried here, this machine has no version-1 freezer: {why}"),
+        Err(why) => {
+            return println!("not tried here, this machine has no version-1 freezer: {why}");
+        }
     };
     let first = place.nvml_worker().expect("it outlived SIGKILL");
     let ran = metrics(&place, &[]).exits(2);
@@ -257,7 +264,10 @@ fn neither_a_users_directory_nor_a_disk_that_does_not_answer_holds_anything_up()
             return;
         };
         let ran = metrics(&place, &[]).exits(2);
-        assert!(hung.holds_somebody(), "no request reached that disk: {ran:?}");
+        assert!(
+            hung.holds_somebody(),
+            "no request reached that disk: {ran:?}"
+        );
         ran.within(SOON).complains("the counters");
         is(&samples(&ran.out), "mpsd_jobs{state=\"ready\"}", 1.0);
         let refused = place.torque("15.srv", "MPS=true,MPS_THREADS=300", "0");
@@ -266,7 +276,10 @@ fn neither_a_users_directory_nor_a_disk_that_does_not_answer_holds_anything_up()
 
         let hung = Hung::over(&place.job("13.srv").join("pipe"), 0).expect("FUSE");
         is(&page(&place), "mpsd_jobs{state=\"ready\"}", 1.0);
-        assert!(!hung.holds_somebody(), "root looked into a user's directory");
+        assert!(
+            !hung.holds_somebody(),
+            "root looked into a user's directory"
+        );
         drop(hung);
         place.assert_ends_clean("13.srv", "a job whose directory did not answer");
     });
@@ -300,7 +313,11 @@ fn the_reports_figures_are_on_the_page_while_a_job_runs_and_its_advice_is_counte
     let of = |name: &str, more: &str| {
         format!("mpsd_job_{name}{{jobid=\"17.srv\",gpu=\"0\",uuid=\"{uuid}\"{more}}}")
     };
-    for (counter, value) in [("time", 0.97), ("multiprocessors", 0.12), ("bandwidth", 0.06)] {
+    for (counter, value) in [
+        ("time", 0.97),
+        ("multiprocessors", 0.12),
+        ("bandwidth", 0.06),
+    ] {
         is(
             &now,
             &of("gpu_utilization_ratio", &format!(",of=\"{counter}\"")),
@@ -320,7 +337,10 @@ fn the_reports_figures_are_on_the_page_while_a_job_runs_and_its_advice_is_counte
     place.assert_ends_clean("17.srv", "a job whose use is counted");
     let told = place.mpsctl(&["report", "17.srv", "--json"]).ok().json();
     let after = page(&place);
-    let advised: Vec<&String> = after.keys().filter(|name| name.contains("advised")).collect();
+    let advised: Vec<&String> = after
+        .keys()
+        .filter(|name| name.contains("advised"))
+        .collect();
     assert!(advised.len() > 5, "{after:?}");
     let rule = told["advice"]["rule"].as_str().expect("advice");
     is(
@@ -328,7 +348,10 @@ fn the_reports_figures_are_on_the_page_while_a_job_runs_and_its_advice_is_counte
         &format!("mpsd_jobs_advised_total{{rule=\"{rule}\"}}"),
         1.0,
     );
-    assert!(!after.keys().any(|name| name.contains("jobid=")), "{after:?}");
+    assert!(
+        !after.keys().any(|name| name.contains("jobid=")),
+        "{after:?}"
+    );
 }
 
 /// Alert rules, dashboard and docs name everything on the page, and nothing else.

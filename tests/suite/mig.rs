@@ -1,4 +1,5 @@
-//! Jobs on MIG devices, from begin to end, on a node as NVIDIA's manuals describe it (docs/facts/mps-control.md#mig).
+//! Jobs on MIG devices, from begin to end, on a node as NVIDIA's manuals describe it
+//! (docs/facts/mps-control.md#mig).
 
 use std::fs;
 
@@ -16,7 +17,8 @@ fn place() -> Place {
     Place::new(fast(3).divided(0, 3).divided(1, 3), "deadline_s = 6\n")
 }
 
-/// Slurm's prolog of a job: it names places in its list of devices, and MIG devices (docs/facts/slurm.md#gpus-of-a-job).
+/// Slurm's prolog of a job: it names places in its list of devices, and MIG devices
+/// (docs/facts/slurm.md#gpus-of-a-job).
 fn prolog(place: &Place, job: &str, user: &str, request: &str, names: &str) -> Ran {
     let uid = uid_of(user).to_string();
     let env = [
@@ -43,7 +45,8 @@ fn epilog(place: &Place, job: &str, user: &str) {
     place.assert_not_drained("a job on MIG devices");
 }
 
-/// A task with these devices from Slurm: a CUDA program behind `mpsctl exec` that allocates as much as it can.
+/// A task with these devices from Slurm: a CUDA program behind `mpsctl exec` that allocates as much
+/// as it can.
 fn task(place: &Place, names: &str, rank: u32) -> Ran {
     let rank = rank.to_string();
     let env = [
@@ -56,7 +59,8 @@ fn task(place: &Place, names: &str, rank: u32) -> Ran {
     place.exec(&["--alloc=16384"], &env)
 }
 
-/// Asserts that the task had only this device, under MPS, with this memory limit in MiB. Returns its multiprocessors.
+/// Asserts that the task had only this device, under MPS, with this memory limit in MiB. Returns
+/// its multiprocessors.
 #[track_caller]
 fn had(ran: Ran, device: &str, limit: u64) -> u64 {
     let record = ran.ok().json();
@@ -65,7 +69,10 @@ fn had(ran: Ran, device: &str, limit: u64) -> u64 {
     assert_eq!(gpus.len(), 1, "{record}");
     assert_eq!(gpus[0]["uuid"], device, "{record}");
     let most = gpus[0]["allocatable_mib"].as_u64().expect("a figure");
-    assert!((limit.saturating_sub(1024)..limit).contains(&most), "{record}");
+    assert!(
+        (limit.saturating_sub(1024)..limit).contains(&most),
+        "{record}"
+    );
     record["sms"].as_u64().expect("a number")
 }
 
@@ -88,7 +95,14 @@ fn a_mig_device_has_a_daemon_of_its_own_and_its_neighbours_are_left_alone() {
     // Another user's MPS on another device of the same GPU.
     prolog(&place, "4700", OTHER_USER, "MPS=true", &neighbour).ok();
     let beside = place.picture();
-    prolog(&place, JOB, USER, "MPS=true,MPS_THREADS=50,MPS_MEM=2G", &own).ok();
+    prolog(
+        &place,
+        JOB,
+        USER,
+        "MPS=true,MPS_THREADS=50,MPS_MEM=2G",
+        &own,
+    )
+    .ok();
     assert_eq!(devices_of_daemons(&place), [own.clone(), neighbour.clone()]);
     let log = place.log(JOB, "control.log");
     let by_index = "set_default_device_pinned_mem_limit 0 2048M";
@@ -162,7 +176,10 @@ fn a_mig_device_beside_a_whole_gpu_is_refused_and_a_gpu_in_mig_mode_too() {
     ran.complains("names none of its MIG devices");
     // A whole GPU of the same node is like any other.
     place.begin("5.pbs", "MPS=true", "2");
-    assert_eq!(place.node.modes(), ["default", "default", "exclusive_process"]);
+    assert_eq!(
+        place.node.modes(),
+        ["default", "default", "exclusive_process"]
+    );
     place.assert_ends_clean("5.pbs", "a whole GPU beside divided GPUs");
 }
 

@@ -1,4 +1,5 @@
-//! `mpsctl` as an ordinary user and as root: `env` and `exec` in real shells with real tasks, `plan`, `config`, `explain` and the bundle.
+//! `mpsctl` as an ordinary user and as root: `env` and `exec` in real shells with real tasks,
+//! `plan`, `config`, `explain` and the bundle.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, chown, symlink};
@@ -32,7 +33,9 @@ fn env_line(place: &Place) -> String {
 fn json_names_the_jobs_own_directories_and_gpus() {
     let place = with_job(2, "7.srv", "MPS=true", "1");
     let env = [("PBS_JOBID", "7.srv"), ("CUDA_VISIBLE_DEVICES", "1")];
-    let said = mpsctl(&place, &["env", "--shell", "json"], &env).ok().json();
+    let said = mpsctl(&place, &["env", "--shell", "json"], &env)
+        .ok()
+        .json();
     let expected = json!({
         "CUDA_MPS_PIPE_DIRECTORY": place.job("7.srv").join("pipe"),
         "CUDA_MPS_LOG_DIRECTORY": place.job("7.srv").join("log"),
@@ -61,7 +64,8 @@ fn outside_a_job_with_mps_nothing_is_set_and_another_jobs_variables_are_unset() 
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10"),
     ];
     let ran = mpsctl(&place, &["env"], &inherited).ok();
-    let gone = "unset MPSD_JOB\nunset CUDA_MPS_PIPE_DIRECTORY\nunset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE\n";
+    let gone =
+        "unset MPSD_JOB\nunset CUDA_MPS_PIPE_DIRECTORY\nunset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE\n";
     assert_eq!(ran.out, gone, "{ran:?}");
 }
 
@@ -129,7 +133,11 @@ fn an_unknown_option_is_refused_by_every_verb() {
     verbs(&runner::command(), &[], &mut all);
     assert!(all.len() > 20, "{all:?}");
     for words in all {
-        let words = [&words[..], &["--no-such-option", "--", "x"].map(str::to_owned)].concat();
+        let words = [
+            &words[..],
+            &["--no-such-option", "--", "x"].map(str::to_owned),
+        ]
+        .concat();
         let parsed = runner::command().try_get_matches_from(&words);
         let kind = parsed.expect_err("parsed").kind();
         assert_eq!(kind, clap::error::ErrorKind::UnknownArgument, "{words:?}");
@@ -145,7 +153,10 @@ fn an_unknown_option_is_refused_by_every_verb() {
 #[test]
 fn a_job_that_is_not_there_gives_no_variables_to_leave_an_mps_by() {
     let place = with_job(1, "3.srv", "MPS=true", "0");
-    let inherited = [("MPSD_JOB", "3.srv"), ("CUDA_MPS_PIPE_DIRECTORY", "/home/u/pipe")];
+    let inherited = [
+        ("MPSD_JOB", "3.srv"),
+        ("CUDA_MPS_PIPE_DIRECTORY", "/home/u/pipe"),
+    ];
     let ran = mpsctl(&place, &["env", "--job", "9999"], &inherited).exits(1);
     ran.complains("job 9999: it has no MPS on this node");
     assert_eq!(ran.out, "false\n");
@@ -213,14 +224,26 @@ fn plan_prints_what_root_would_do_and_does_nothing() {
     exclusive.prints(format!("set compute mode of {gpu} to EXCLUSIVE_PROCESS"));
 
     let words = ["plan", "--scheduler", "torque", "--gpus", "0,1"];
-    let vector = ["9.srv", USER, "nogroup", "j", "nodes=1", "batch", "MPS=per-gpu"];
+    let vector = [
+        "9.srv",
+        USER,
+        "nogroup",
+        "j",
+        "nodes=1",
+        "batch",
+        "MPS=per-gpu",
+    ];
     let ran = mpsctl(&place, &[&words[..], &vector].concat(), &[]).ok();
     ran.prints("job 9.srv").prints("daemon 1:");
 
     let nothing = "MPS was not asked for: nothing is done\n";
     plan(&["--request", "proj42"]).prints_only(nothing);
     plan(&["--request", "--mps=off"]).prints_only(nothing);
-    for wrong in ["MPS=maybe", "MPS=true,MPS_THREADS=101", "--mps --mps-mem=4GB"] {
+    for wrong in [
+        "MPS=maybe",
+        "MPS=true,MPS_THREADS=101",
+        "--mps --mps-mem=4GB",
+    ] {
         let ran = request(wrong).exits(1);
         ran.prints_nothing().complains("allowed: ");
     }
@@ -253,18 +276,23 @@ fn a_lone_mps_in_an_account_is_refused_unless_it_is_a_project() {
         "MPS was not asked for: nothing is done\n"
     );
     place.configure("[pbs]\nprojects = [\"mps\"]\n");
-    assert_eq!(plan("mps").ok().out, "MPS was not asked for: nothing is done\n");
+    assert_eq!(
+        plan("mps").ok().out,
+        "MPS was not asked for: nothing is done\n"
+    );
     let request = mpsctl(&place, &["pbs", "request", "--account=proj1,mps"], &[]);
     assert_eq!(request.json()["account"], "proj1,mps");
 }
 
-/// A support bundle has what root's programs and files say, in root's file, and nothing of the user's.
+/// A support bundle has what root's programs and files say, in root's file, and nothing of the
+/// user's.
 #[test]
 fn a_support_bundle_has_what_the_node_says_and_nothing_of_the_users() {
     let place = with_job(1, "40.srv", "MPS=true", "0");
     let secret = "the-users-own-words";
     fs::write(place.job("40.srv").join("log/note"), secret).expect("note");
-    let bundle = |out: &Path| place.mpsctl(&["support-bundle", "--out", &out.display().to_string()]);
+    let bundle =
+        |out: &Path| place.mpsctl(&["support-bundle", "--out", &out.display().to_string()]);
     let out = place.path("bundle.tar");
     bundle(&out).ok();
     let about = fs::metadata(&out).expect("bundle");
@@ -283,7 +311,10 @@ fn a_support_bundle_has_what_the_node_says_and_nothing_of_the_users() {
         "units",
         "log",
     ] {
-        assert!(text.contains(&format!("mpsd-support/{piece}\0")), "no {piece}");
+        assert!(
+            text.contains(&format!("mpsd-support/{piece}\0")),
+            "no {piece}"
+        );
     }
     let version = format!("mpsd {}\n", env!("CARGO_PKG_VERSION"));
     for word in [version.as_str(), "deadline_s", "40.srv"] {
@@ -305,7 +336,8 @@ fn a_support_bundle_has_what_the_node_says_and_nothing_of_the_users() {
     place.end("40.srv");
 }
 
-/// Podman and Docker pass no variable on. Otherwise the container would see all GPUs of its job, in another order.
+/// Podman and Docker pass no variable on. Otherwise the container would see all GPUs of its job, in
+/// another order.
 #[test]
 fn a_container_has_the_devices_that_the_scheduler_named_if_they_stay() {
     let place = Place::without_cgroup(fast(2), "deadline_s = 6\n");
@@ -335,7 +367,11 @@ fn a_draft_of_the_configuration_is_checked_whoever_owns_it() {
             "./draft.toml",
             "FAIL  ./draft.toml:2:1: ",
         ),
-        ("compute_mode = keep\n", "draft.toml", "FAIL  draft.toml:1:16: "),
+        (
+            "compute_mode = keep\n",
+            "draft.toml",
+            "FAIL  draft.toml:1:16: ",
+        ),
         ("", "no.toml", "cannot open 'no.toml'"),
     ] {
         check(text, file).exits(2).prints(line);
@@ -383,7 +419,10 @@ fn the_word_of_a_finding_has_a_colour_on_a_terminal_alone() {
     // The convention by which a pager asks for colors.
     for (env, word) in [
         (&[][..], "OK    '"),
-        (&[("CLICOLOR_FORCE", "1"), terminal], "\x1b[32mOK\x1b[0m    '"),
+        (
+            &[("CLICOLOR_FORCE", "1"), terminal],
+            "\x1b[32mOK\x1b[0m    '",
+        ),
         (&[("NO_COLOR", "1"), terminal], "OK    '"),
     ] {
         let ran = place.run("mpsctl", &["config", "check"], env);
@@ -399,8 +438,10 @@ fn what_a_script_reads_is_one_object() {
         assert_eq!(ran.out.lines().count(), 1, "{args:?}: {ran:?}");
         ran.json()
     };
-    for (file, code, incomplete, status) in [("mpsd.toml", 0, false, "OK"), ("/nonexistent", 2, true, "FAIL")]
-    {
+    for (file, code, incomplete, status) in [
+        ("mpsd.toml", 0, false, "OK"),
+        ("/nonexistent", 2, true, "FAIL"),
+    ] {
         let file = place.path(file).display().to_string();
         let check = object(&["config", "check", &file], code);
         assert_eq!(check["incomplete"], incomplete, "{check}");
@@ -409,12 +450,19 @@ fn what_a_script_reads_is_one_object() {
     }
     let show = object(&["config", "show", "--node", "n1"], 0);
     let rows = show["settings"].as_array().expect("settings");
-    let control = rows.iter().find(|row| row["key"] == "control").expect("control");
+    let control = rows
+        .iter()
+        .find(|row| row["key"] == "control")
+        .expect("control");
     assert!(control["line"].is_u64() && control["value"].is_string());
     let request = ["plan", "--user", USER, "--gpus", "0", "--request"];
     let plan = object(&[&request[..], &["MPS=on,MPS_THREADS=25"]].concat(), 0);
     assert_eq!(plan["asked"], true, "{plan}");
-    assert_eq!(plan["daemons"][0]["gpus"][0], place.node.uuids()[0], "{plan}");
+    assert_eq!(
+        plan["daemons"][0]["gpus"][0],
+        place.node.uuids()[0],
+        "{plan}"
+    );
     let effects = plan["effects"].as_array().expect("effects").iter();
     let verbs = effects.filter_map(|effect| effect["do"].as_str()?.split(' ').next());
     assert_eq!(
@@ -422,7 +470,10 @@ fn what_a_script_reads_is_one_object() {
         ["make", "make", "start", "claim"],
         "{plan}"
     );
-    assert_eq!(object(&[&request[..], &["proj1"]].concat(), 0)["asked"], false);
+    assert_eq!(
+        object(&[&request[..], &["proj1"]].concat(), 0)["asked"],
+        false
+    );
     let reconcile = object(&["reconcile", "--dry-run"], 0);
     assert_eq!(reconcile, json!({"incomplete": false, "told": []}));
     assert_eq!(object(&["idle"], 0), json!({"jobs": []}));
@@ -436,7 +487,11 @@ fn what_a_script_reads_is_one_object() {
         (&["undrain"], 2, "mpsd remembers no drain"),
         (&["report", "9.srv"], 1, "job 9.srv: no report on this node"),
         (&["support-bundle", "--out", &out], 2, "cannot be written"),
-        (&["doctor", "--nonsense"], 2, "unexpected argument '--nonsense'"),
+        (
+            &["doctor", "--nonsense"],
+            2,
+            "unexpected argument '--nonsense'",
+        ),
     ] {
         let failed = object(args, code);
         assert_eq!(failed["exit_status"], code, "{failed}");

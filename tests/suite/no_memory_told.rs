@@ -1,4 +1,5 @@
-//! A GPU that uses the machine's memory (GB10, Thor): NVML answers "not supported" when it is asked for the amount.
+//! A GPU that uses the machine's memory (GB10, Thor): NVML answers "not supported" when it is asked
+//! for the amount.
 
 use tests::place::{Place, fast};
 
@@ -26,7 +27,9 @@ fn a_job_with_a_size_as_its_limit_has_its_mps_and_the_node_is_well() {
     drop(client);
     place.assert_ends_clean("500.srv", "a GPU without a size");
     let doctor = place.mpsctl(&["doctor", "--node", "n1"]);
-    doctor.prints("OK    NVML answers\n").prints("2 x NVIDIA GB10\n");
+    doctor
+        .prints("OK    NVML answers\n")
+        .prints("2 x NVIDIA GB10\n");
     place.mpsctl(&["advertise", "slurm", "--node", "n1"]).ok();
 }
 

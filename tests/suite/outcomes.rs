@@ -21,13 +21,15 @@ fn fail_earlier(world: &Rc<RefCell<World>>) {
     let ledger = world.borrow().text(&path);
     let ledger = ledger.unwrap_or_else(|| "{\"version\":1}".to_owned());
     let mut ledger: serde_json::Value = serde_json::from_str(&ledger).expect("a ledger");
-    ledger["failed_starts"] = serde_json::json!({(UID + 7).to_string(): {"when": when, "job": "7"}});
+    ledger["failed_starts"] =
+        serde_json::json!({(UID + 7).to_string(): {"when": when, "job": "7"}});
     world.borrow_mut().put(path, ledger.to_string());
 }
 
 #[test]
 fn starts_that_fail_for_two_users_are_evidence_only_if_neither_could_be_the_cause() {
-    let evidence = Scenario::new("stillborn", "MPS=true", 1).config("[drain]\non_failed_starts = true");
+    let evidence =
+        Scenario::new("stillborn", "MPS=true", 1).config("[drain]\non_failed_starts = true");
     // Only the documentation knows this daemon, so failures for two users are no evidence.
     let parted = Scenario::new("parted", "MPS=true,MPS_SMS=16:16", 1).driver("590.44.01");
     let parted = parted.config(evidence.config);
@@ -46,7 +48,8 @@ fn starts_that_fail_for_two_users_are_evidence_only_if_neither_could_be_the_caus
     for (scenario, is_seen, proves) in cases {
         let world = shared(&before(scenario));
         world.borrow_mut().stillborn = true;
-        // A process that was there when the start began may have brought it down, even if it has ended since.
+        // A process that was there when the start began may have brought it down, even if it has
+        // ended since.
         world.borrow_mut().user_is_seen = is_seen;
         fail_earlier(&world);
         let failed = Sim::well(&world).begin(scenario).expect_err("stillborn");
@@ -72,7 +75,10 @@ fn starts_that_fail_for_two_users_are_evidence_only_if_neither_could_be_the_caus
         let failed = node.begin(&evidence).expect_err("stillborn");
         matches!(failed.failure, Failure::Undetermined(why) if why.what == "mpsd")
     };
-    assert!((0..200).any(is_told), "a GPU that cannot be asked is evidence");
+    assert!(
+        (0..200).any(is_told),
+        "a GPU that cannot be asked is evidence"
+    );
 }
 
 #[test]
@@ -81,8 +87,8 @@ fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
         (Trouble::UndeterminedAt(0), false, false, 2, 1),
         (Trouble::FaultAt(0), false, false, 2, 0),
         (Trouble::FaultAt(0), true, false, 2, 1),
-        // A failing sister takes its node down, and a job may be deleted with it. So the tasks are told instead, unless
-        // a broken node stays in service.
+        // A failing sister takes its node down, and a job may be deleted with it. So the tasks are
+        // told instead, unless a broken node stays in service.
         (Trouble::UndeterminedAt(0), false, true, 0, 0),
         (Trouble::FaultAt(0), false, true, 0, 0),
         (Trouble::FaultAt(0), true, true, 2, 1),
@@ -91,7 +97,12 @@ fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
         let world = shared(&before(&scenario));
         world.borrow_mut().deaf = deaf;
         let job = scenario.job().expect("job");
-        let begun = job::begin(&mut Sim::new(&world, trouble), &job, &scenario, ReturnWhen::Ready);
+        let begun = job::begin(
+            &mut Sim::new(&world, trouble),
+            &job,
+            &scenario,
+            ReturnWhen::Ready,
+        );
         let case = format!("{trouble:?}, deaf {deaf}, sister {sister}");
         assert_eq!(begun.code, code, "{case}");
         assert_eq!(world.borrow().waits, waits, "{case}");
@@ -99,7 +110,11 @@ fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
         assert_eq!(told, code == 0, "{case}: a record for the tasks");
         assert!(world.borrow().requeued.is_empty(), "{case}");
         let is_drained = trouble == Trouble::FaultAt(0) && !deaf;
-        assert_eq!(world.borrow().drained, usize::from(is_drained), "{case}: counted");
+        assert_eq!(
+            world.borrow().drained,
+            usize::from(is_drained),
+            "{case}: counted"
+        );
     }
 }
 
@@ -117,7 +132,10 @@ fn a_lost_record_on_pbs_is_no_matter_of_its_script_which_the_exit_code_ends() {
         assert_eq!(begun.code, code, "{scheduler}");
         let log = world.borrow().log.clone();
         let has = |words| log.iter().any(|line| line.contains(words));
-        assert!(has("record for the job's tasks") && !has("script"), "{log:?}");
+        assert!(
+            has("record for the job's tasks") && !has("script"),
+            "{log:?}"
+        );
     }
 }
 
@@ -136,7 +154,8 @@ fn a_node_that_fails_a_start_shows_why_unless_the_site_drains_nothing() {
     }
 }
 
-/// Slurm's plugin fails the prolog by it, which drains. OpenPBS's hook does not count a try that only the node can have failed.
+/// Slurm's plugin fails the prolog by it, which drains. OpenPBS's hook does not count a try that
+/// only the node can have failed.
 #[test]
 fn a_record_says_whether_the_node_drains_and_whether_the_user_can_be_the_cause() {
     let fault = |evidence| Failure::from(Fault::new(evidence, "node", "broken"));
@@ -148,7 +167,11 @@ fn a_record_says_whether_the_node_drains_and_whether_the_user_can_be_the_cause()
     let scenario = Scenario::new("recorded", "MPS=true", 1);
     for (failure, kind, of_node) in [
         (fault(Evidence::Storage), FailureKind::Fault, true),
-        (fault(Evidence::Configuration), FailureKind::Undetermined, true),
+        (
+            fault(Evidence::Configuration),
+            FailureKind::Undetermined,
+            true,
+        ),
         (unknown(false), FailureKind::Undetermined, true),
         (unknown(true), FailureKind::Undetermined, false),
     ] {
@@ -161,8 +184,16 @@ fn a_record_says_whether_the_node_drains_and_whether_the_user_can_be_the_cause()
         ));
         let text = world.borrow().text(&paths().job(&scenario.id()).record());
         let record = Record::parse(&text.expect("a record")).expect("a record");
-        assert_eq!((record.kind, record.of_node), (Some(kind), of_node), "{failure}");
-        let pbs = scenario.clone().of(Scheduler::OpenPbs, false).job().expect("job");
+        assert_eq!(
+            (record.kind, record.of_node),
+            (Some(kind), of_node),
+            "{failure}"
+        );
+        let pbs = scenario
+            .clone()
+            .of(Scheduler::OpenPbs, false)
+            .job()
+            .expect("job");
         let code = exit_code(&pbs.submission, true, &failure);
         assert_eq!(code, if of_node { UNCOUNTED } else { 2 }, "{failure}");
     }
@@ -206,7 +237,9 @@ fn a_job_of_auto_whose_tasks_could_run_outside_its_mps_runs_without() {
 fn a_refused_job_is_neither_put_back_nor_held() {
     for scheduler in [Scheduler::Slurm, Scheduler::Torque, Scheduler::OpenPbs] {
         let refused = Scenario::new("refused", "MPS=true,MPS_MEM=8G", 1);
-        let scenario = refused.config("[ceilings]\nmem = \"4G\"").of(scheduler, false);
+        let scenario = refused
+            .config("[ceilings]\nmem = \"4G\"")
+            .of(scheduler, false);
         let world = shared(&before(&scenario));
         let job = scenario.job().expect("job");
         let begun = job::begin(&mut Sim::well(&world), &job, &scenario, scenario.when);
@@ -265,7 +298,12 @@ fn a_job_and_a_user_have_a_bounded_number_of_steps_with_an_mps_of_their_own_on_a
     // Steps that have none do not count.
     for number in 0..40 {
         let step = JobId::parse(&format!("1.9{number}")).expect("a step");
-        let left_out = Record::closed(step.clone(), 1001, RecordState::Unneeded, "no need".to_owned());
+        let left_out = Record::closed(
+            step.clone(),
+            1001,
+            RecordState::Unneeded,
+            "no need".to_owned(),
+        );
         let text = serde_json::to_string(&left_out).expect("JSON");
         let (files, mut world) = (paths().job(&step), world.borrow_mut());
         world.files.insert(files.directory().to_owned(), None);
@@ -276,7 +314,11 @@ fn a_job_and_a_user_have_a_bounded_number_of_steps_with_an_mps_of_their_own_on_a
     }
     for (uid, whole, told) in [
         (1001, 1, "16 of its steps have one on this node already"),
-        (1001, 5, "64 steps of your jobs have one on this node already"),
+        (
+            1001,
+            5,
+            "64 steps of your jobs have one on this node already",
+        ),
         (1002, 6, ""),
     ] {
         assert!(begin(uid, whole, 16).contains(told), "{uid} {whole}");

@@ -1,4 +1,5 @@
-//! `mpsctl pack` as an ordinary user in a job: what runs, what is logged, and that no process is left behind.
+//! `mpsctl pack` as an ordinary user in a job: what runs, what is logged, and that no process is
+//! left behind.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,7 +33,8 @@ impl Bench {
         file.display().to_string()
     }
 
-    /// The lines of the log, by the pattern with which GNU parallel checks it: `\d+\s+[^\s]+\s+([-0-9.]+\s+){6}`.
+    /// The lines of the log, by the pattern with which GNU parallel checks it:
+    /// `\d+\s+[^\s]+\s+([-0-9.]+\s+){6}`.
     fn log(&self, name: &str) -> Vec<Logged> {
         let text = fs::read_to_string(self.work("commands.results").join(name)).unwrap_or_default();
         let mut lines = text.lines();
@@ -78,8 +80,8 @@ impl Bench {
         format!("{} --node {} {options}", client.display(), node.display())
     }
 
-    /// A script that notes its begin and succeeds. A number that ends with 7 fails until it is mended. `exec` replaces
-    /// the line's shell, which SIGTERM would end while the script succeeds.
+    /// A script that notes its begin and succeeds. A number that ends with 7 fails until it is
+    /// mended. `exec` replaces the line's shell, which SIGTERM would end while the script succeeds.
     fn noting(&self, count: u64) -> String {
         let work = self.place.path("work");
         let text = format!(
@@ -109,7 +111,13 @@ fn each_end_is_logged_as_gnu_parallel_logs_it_and_failures_are_the_exit_code() {
     let ran = bench.run(&["-n", "2", "--timeout", "1.5", &file]).exits(3);
     ran.prints("5 commands: 2 succeeded, 3 failed (2, 3, 4)")
         .complains("command 2 failed: exit code 3: exit 3");
-    let ends = [(1, (0, 0)), (2, (3, 0)), (3, (0, 9)), (4, (-1, 15)), (5, (0, 0))];
+    let ends = [
+        (1, (0, 0)),
+        (2, (3, 0)),
+        (3, (0, 9)),
+        (4, (-1, 15)),
+        (5, (0, 0)),
+    ];
     assert_eq!(bench.ends(), BTreeMap::from(ends));
     assert_eq!([1, 5].map(|seq| bench.out(seq)), ["out\nerr\n", "a b 5\n"]);
     let of_five = bench.log("joblog").into_iter().find(|line| line.seq == 5);
@@ -118,7 +126,10 @@ fn each_end_is_logged_as_gnu_parallel_logs_it_and_failures_are_the_exit_code() {
     let wrong = bench.run(&["--json", "--thread", "auto", &none]).exits(255);
     wrong.complains("'--threads'");
     assert_eq!(wrong.json()["exit_status"], 255);
-    bench.run(&[&none]).exits(255).complains("it has no command");
+    bench
+        .run(&[&none])
+        .exits(255)
+        .complains("it has no command");
     let many = bench.file(&"exit 1\n".repeat(120));
     let mut outside = bench.command(&[&many]);
     finish(outside.env_remove("PBS_JOBID"))
@@ -239,7 +250,11 @@ fn a_command_without_memory_beside_others_runs_again_alone() {
     assert_eq!(json["succeeded"], 3, "{json}");
     // Alone it still has only the GPU's memory.
     assert_eq!(json["failed"], serde_json::json!([3]), "{json}");
-    assert_eq!(json["again_alone"].as_array().map(Vec::len), Some(3), "{json}");
+    assert_eq!(
+        json["again_alone"].as_array().map(Vec::len),
+        Some(3),
+        "{json}"
+    );
     assert!(json["memory_mib"].as_u64() > Some(90_000), "{json}");
     let out = bench.out(3);
     assert!(out.contains("it failed, and runs again"), "{out}");
@@ -310,7 +325,11 @@ fn commands_share_the_jobs_gpus_and_their_limits_follow_from_how_many_there_are(
     for line in seen.lines() {
         *counts.entry(line).or_default() += 1;
     }
-    assert_eq!(counts.values().copied().collect::<Vec<_>>(), [4, 4], "{seen}");
+    assert_eq!(
+        counts.values().copied().collect::<Vec<_>>(),
+        [4, 4],
+        "{seen}"
+    );
     // 143,771 MiB for four.
     let all = counts
         .keys()
@@ -352,7 +371,13 @@ fn the_parts_of_two_nodes_are_disjoint_and_whole() {
     };
     node("0", "2", &[]).ok().prints("6 commands: 6 succeeded");
     node("1", "2", &[]).ok().prints("5 commands: 5 succeeded");
-    let of = |name: &str| bench.log(name).iter().map(|line| line.seq).collect::<Vec<_>>();
+    let of = |name: &str| {
+        bench
+            .log(name)
+            .iter()
+            .map(|line| line.seq)
+            .collect::<Vec<_>>()
+    };
     let mut all = [of("joblog.0"), of("joblog.1")].concat();
     all.sort_unstable();
     assert_eq!(all, (1..=11).collect::<Vec<_>>());
@@ -375,7 +400,8 @@ fn what_is_not_packs_own_is_neither_removed_nor_waited_for() {
     }
     let log = bench.work("run").display().to_string();
     bench.run(&["--joblog", &log, &file]).ok();
-    let kept = ["run.1", "run.10"].map(|name| fs::read_to_string(bench.work(name)).unwrap_or_default());
+    let kept =
+        ["run.1", "run.10"].map(|name| fs::read_to_string(bench.work(name)).unwrap_or_default());
     assert_eq!(kept, ["0.1 0.2\n"; 2]);
     // The last words in the wrong order.
     let user = Some(tests::stage::uid_of(tests::stage::USER));

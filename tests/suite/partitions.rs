@@ -1,4 +1,5 @@
-//! Static partitions: each rank gets its own, or does not run. The double plays a driver as NVIDIA documents it.
+//! Static partitions: each rank gets its own, or does not run. The double plays a driver as NVIDIA
+//! documents it.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -44,7 +45,8 @@ fn each_rank_has_the_multiprocessors_that_were_asked_for_and_no_others() {
     place.assert_ends_clean(job, "a job with partitions");
 }
 
-/// A rank by `mpsctl exec`; `nested`: within another `mpsctl exec`, as a job starter and the user's own line run it.
+/// A rank by `mpsctl exec`; `nested`: within another `mpsctl exec`, as a job starter and the user's
+/// own line run it.
 fn started(place: &Place, job: &str, local: &str, hold: &str, nested: bool) -> Command {
     let mut command = place.mpsctl_of(USER);
     command.args(["exec", "--"]);
@@ -67,7 +69,9 @@ fn two_launchers_at_once_do_not_share_a_partition() {
     let first = Running::start(first.stdout(Stdio::null()));
     eventually("the rank has a context", || {
         let contexts = place.node.contexts();
-        contexts.iter().any(|(_, context)| context.pid == first.pid())
+        contexts
+            .iter()
+            .any(|(_, context)| context.pid == first.pid())
     });
     let why = "another process of the job has that of rank 0 on this node; allowed: one launcher at a time";
     run("0", false).exits(1).complains(why);
@@ -76,15 +80,23 @@ fn two_launchers_at_once_do_not_share_a_partition() {
     assert_eq!(run("0", true).json()["sms"], 16);
     // A Slurm step has all of them; its ranks have their variable from the plugin.
     let lock = place.job(job).join("partitions/lock");
-    let file = fs::File::options().write(true).open(lock).expect("the lock");
-    assert!(mpsd_core::partitions::take(&file, mpsd_core::partitions::Holder::All).expect("a lock"));
+    let file = fs::File::options()
+        .write(true)
+        .open(lock)
+        .expect("the lock");
+    assert!(
+        mpsd_core::partitions::take(&file, mpsd_core::partitions::Holder::All).expect("a lock")
+    );
     run("1", false).exits(1).complains("that of rank 1");
     let record = fs::read_to_string(place.job(job).join("record")).expect("a record");
     let record: Value = serde_json::from_str(&record).expect("a record");
     let own = &record["daemons"][0]["partitions"][0];
     let name = ["gpu", "id"].map(|key| own[key].as_str().expect("its name"));
     let mut of_step = started(&place, job, "0", "0", false);
-    of_step.envs([("SLURM_STEP_ID", "0"), ("CUDA_MPS_SM_PARTITION", &name.join("/"))]);
+    of_step.envs([
+        ("SLURM_STEP_ID", "0"),
+        ("CUDA_MPS_SM_PARTITION", &name.join("/")),
+    ]);
     assert_eq!(finish(of_step).json()["sms"], 16);
     drop(file);
     place.assert_ends_clean(job, "a job of two launchers");
@@ -93,7 +105,10 @@ fn two_launchers_at_once_do_not_share_a_partition() {
 #[test]
 fn ranks_are_dealt_out_to_gpus_and_see_theirs_alone() {
     let job = "591.srv";
-    for (mode, pipes) in [("true", ["pipe", "pipe"]), ("per-gpu", ["pipe-0", "pipe-1"])] {
+    for (mode, pipes) in [
+        ("true", ["pipe", "pipe"]),
+        ("per-gpu", ["pipe-0", "pipe-1"]),
+    ] {
         let place = place(node(2));
         place.begin(job, &format!("MPS={mode},MPS_SMS=16:32:8"), "0,1");
         for (number, gpu, sms) in [("0", 0, 16), ("1", 1, 32), ("2", 0, 8)] {
@@ -101,7 +116,11 @@ fn ranks_are_dealt_out_to_gpus_and_see_theirs_alone() {
             assert_eq!(record["sms"], sms, "{mode} {number}: {record}");
             let all = record["gpus"].as_array().expect("GPUs");
             let uuids: Vec<&str> = all.iter().filter_map(|gpu| gpu["uuid"].as_str()).collect();
-            assert_eq!(uuids, [&place.node.uuids()[gpu]], "{mode} {number}: {record}");
+            assert_eq!(
+                uuids,
+                [&place.node.uuids()[gpu]],
+                "{mode} {number}: {record}"
+            );
             assert!(place.job(job).join(pipes[gpu]).join("control").exists());
         }
         place.assert_ends_clean(job, "partitions of two GPUs");
@@ -128,8 +147,7 @@ fn no_job_starts_whose_partition_is_not_as_requested() {
         node(1).fault(|faults| drop(faults.answer.insert(command.to_owned(), text.to_owned())))
     };
     let old = "knows no option -S; allowed: a node with driver 590";
-    let older =
-        "this node has driver 580.159.04, which has no static partitions; allowed: a node with driver 590";
+    let older = "this node has driver 580.159.04, which has no static partitions; allowed: a node with driver 590";
     for (words, code, node) in [
         (older, 1, fast(1)),
         (old, 1, node(1).fault(|faults| faults.no_static = true)),

@@ -1,4 +1,5 @@
-//! The plan of each scenario as text. A change in what root does on a node changes a snapshot in the same commit.
+//! The plan of each scenario as text. A change in what root does on a node changes a snapshot in
+//! the same commit.
 
 use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Part, Scheduler};
 use mpsd_core::ComputeMode;
@@ -14,12 +15,16 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
         Scenario::new("shared_by_shards", "MPS=true,MPS_MEM=25%", 1)
             .devices(|d| d.exclusive = Exclusive::Shared(None)),
-        Scenario::new("shared_by_parts", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 1)
-            .config("[ceilings]\nthreads = 50\nmem = \"20G\"")
-            .devices(|d| {
-                d.exclusive = Exclusive::Shared(Some(Part { own: 2, all: 16 }));
-                d.tasks_on_node = Some(2);
-            }),
+        Scenario::new(
+            "shared_by_parts",
+            "MPS=true,MPS_THREADS=auto,MPS_MEM=auto",
+            1,
+        )
+        .config("[ceilings]\nthreads = 50\nmem = \"20G\"")
+        .devices(|d| {
+            d.exclusive = Exclusive::Shared(Some(Part { own: 2, all: 16 }));
+            d.tasks_on_node = Some(2);
+        }),
         // One task, unless the user says how many.
         Scenario::new(
             "shared_tasks_unknown",
@@ -39,7 +44,8 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("shared_by_the_site", "MPS=true", 1).config("shared_gpus = true"),
         Scenario::new("shared_own", "MPS=own,MPS_THREADS=25", 1)
             .devices(|d| d.exclusive = Exclusive::Shared(None)),
-        Scenario::new("shared_per_gpu", "MPS=per-gpu", 2).devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared_per_gpu", "MPS=per-gpu", 2)
+            .devices(|d| d.exclusive = Exclusive::Shared(None)),
         Scenario::new("shared_priority", "MPS=true,MPS_PRIORITY=below-normal", 1)
             .devices(|d| d.exclusive = Exclusive::Shared(None)),
         Scenario::new("step", "MPS=true", 1).step(),
@@ -59,8 +65,12 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("auto", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 2)
             .devices(|d| d.tasks_on_node = Some(8)),
         // Of six tasks on two GPUs, four may meet on one. With a GPU for each task it is three.
-        Scenario::new("auto_six_tasks", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 2)
-            .devices(|d| d.tasks_on_node = Some(6)),
+        Scenario::new(
+            "auto_six_tasks",
+            "MPS=true,MPS_THREADS=auto,MPS_MEM=auto",
+            2,
+        )
+        .devices(|d| d.tasks_on_node = Some(6)),
         Scenario::new(
             "auto_six_bound_tasks",
             "MPS=true,MPS_THREADS=auto,MPS_MEM=auto,MPS_BIND=block",
@@ -70,12 +80,19 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("auto_tasks_unknown", "MPS=true,MPS_THREADS=auto", 1),
         Scenario::new("default_auto_tasks_unknown", "MPS=true", 1)
             .config("[defaults]\nmem = \"auto\"\nthreads = \"auto\""),
-        Scenario::new("mode_auto", "MPS=auto,MPS_THREADS=auto", 2).devices(|d| d.tasks_on_node = Some(8)),
-        Scenario::new("mode_auto_shared", "MPS=auto", 1).devices(|d| d.exclusive = Exclusive::Shared(None)),
-        Scenario::new("mode_auto_too_many_tasks", "MPS=auto", 1).devices(|d| d.tasks_on_node = Some(49)),
+        Scenario::new("mode_auto", "MPS=auto,MPS_THREADS=auto", 2)
+            .devices(|d| d.tasks_on_node = Some(8)),
+        Scenario::new("mode_auto_shared", "MPS=auto", 1)
+            .devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("mode_auto_too_many_tasks", "MPS=auto", 1)
+            .devices(|d| d.tasks_on_node = Some(49)),
         Scenario::new("replicas", "MPS=true,MPS_REPLICAS=3", 1),
         Scenario::new("more_replicas_than_clients", "MPS=true,MPS_REPLICAS=60", 1),
-        Scenario::new("bound", "MPS=true,MPS_BIND=closest+peers,MPS_VISIBLE=ordinal", 2),
+        Scenario::new(
+            "bound",
+            "MPS=true,MPS_BIND=closest+peers,MPS_VISIBLE=ordinal",
+            2,
+        ),
         Scenario::new("bound_by_the_site", "MPS=true", 2).config("[defaults]\nbind = \"block\""),
         Scenario::new("verify", "MPS=true,MPS_VERIFY=true", 1),
         Scenario::new("some_of_eight", "MPS=true", 8)
@@ -108,7 +125,9 @@ fn scenarios() -> Vec<Scenario> {
             .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Index(0), GpuName::Index(1)])),
         Scenario::new("mig_taken_away", "MPS=true", 1)
             .divided(1, &[])
-            .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Uuid("MIG-12345678".to_owned())])),
+            .devices(|d| {
+                d.gpus = GpuSource::Listed(vec![GpuName::Uuid("MIG-12345678".to_owned())])
+            }),
         Scenario::new("mig_before_470", "MPS=true", 1)
             .divided(1, &[])
             .devices(|d| {
@@ -143,9 +162,12 @@ fn scenarios() -> Vec<Scenario> {
             d.gpus = counted(1);
             d.whole_node = true;
         }),
-        Scenario::new("ceiling_threads", "MPS=true,MPS_THREADS=80", 1).config("[ceilings]\nthreads = 50"),
-        Scenario::new("ceiling_memory", "MPS=true,MPS_MEM=64G", 1).config("[ceilings]\nmem = \"32G\""),
-        Scenario::new("defaults_of_the_site", "MPS=true", 1).config("[defaults]\nthreads = 50\nmem = \"8G\""),
+        Scenario::new("ceiling_threads", "MPS=true,MPS_THREADS=80", 1)
+            .config("[ceilings]\nthreads = 50"),
+        Scenario::new("ceiling_memory", "MPS=true,MPS_MEM=64G", 1)
+            .config("[ceilings]\nmem = \"32G\""),
+        Scenario::new("defaults_of_the_site", "MPS=true", 1)
+            .config("[defaults]\nthreads = 50\nmem = \"8G\""),
         Scenario::new("more_memory_than_there_is", "MPS=true,MPS_MEM=200G", 1),
         Scenario::new("partitions", "MPS=true,MPS_SMS=16:32:8", 2).driver("590.44.01"),
         Scenario::new(
@@ -158,29 +180,48 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("partitions_of_ampere", "MPS=true,MPS_SMS=12:4", 1)
             .driver("590.44.01")
             .gpus(|gpus| gpus[0].capability = (8, 0)),
-        Scenario::new("partitions_and_the_sites_threads", "MPS=true,MPS_SMS=16:16", 1)
-            .driver("590.44.01")
-            .config("[defaults]\nthreads = 50"),
+        Scenario::new(
+            "partitions_and_the_sites_threads",
+            "MPS=true,MPS_SMS=16:16",
+            1,
+        )
+        .driver("590.44.01")
+        .config("[defaults]\nthreads = 50"),
         Scenario::new("partitions_and_a_ceiling", "MPS=true,MPS_SMS=16:16", 1)
             .driver("590.44.01")
             .config("[ceilings]\nthreads = 50"),
         Scenario::new("partitions_on_driver_580", "MPS=true,MPS_SMS=16:16", 1),
-        Scenario::new("partitions_on_an_unknown_driver", "MPS=true,MPS_SMS=16:16", 1).driver(""),
+        Scenario::new(
+            "partitions_on_an_unknown_driver",
+            "MPS=true,MPS_SMS=16:16",
+            1,
+        )
+        .driver(""),
         Scenario::new("partitions_before_ampere", "MPS=true,MPS_SMS=16:16", 1)
             .driver("590.44.01")
             .gpus(|gpus| gpus[0].capability = (7, 0)),
-        Scenario::new("partitions_of_no_whole_chunks", "MPS=true,MPS_SMS=16:20", 1).driver("590.44.01"),
+        Scenario::new("partitions_of_no_whole_chunks", "MPS=true,MPS_SMS=16:20", 1)
+            .driver("590.44.01"),
         Scenario::new("partitions_tasks_unknown", "MPS=true,MPS_SMS=16", 1).driver("590.44.01"),
         Scenario::new("partitions_for_fewer_tasks", "MPS=true,MPS_SMS=16:16", 1)
             .driver("590.44.01")
             .devices(|d| d.tasks_on_node = Some(3)),
-        Scenario::new("partitions_for_more_tasks_than_clients", "MPS=true,MPS_SMS=8", 1)
-            .driver("590.44.01")
-            .devices(|d| d.tasks_on_node = Some(61)),
+        Scenario::new(
+            "partitions_for_more_tasks_than_clients",
+            "MPS=true,MPS_SMS=8",
+            1,
+        )
+        .driver("590.44.01")
+        .devices(|d| d.tasks_on_node = Some(61)),
         Scenario::new("partitions_of_a_mig_device", "MPS=true,MPS_SMS=16:16", 2)
             .divided(1, &[(0, 1)])
             .driver("590.44.01"),
-        Scenario::new("partitions_closest", "MPS=true,MPS_SMS=16:16,MPS_BIND=closest", 2).driver("590.44.01"),
+        Scenario::new(
+            "partitions_closest",
+            "MPS=true,MPS_SMS=16:16,MPS_BIND=closest",
+            2,
+        )
+        .driver("590.44.01"),
         Scenario::new("too_many_tasks", "MPS=true", 1).devices(|d| d.tasks_on_node = Some(49)),
         Scenario::new("too_many_tasks_refused", "MPS=true", 1)
             .config("too_many_tasks = \"refuse\"")
@@ -218,7 +259,11 @@ fn old(gpu: &mut mpsd_core::Gpu) {
 fn the_plan_of_every_scenario_is_as_reviewed() {
     let mut names = std::collections::BTreeSet::new();
     for scenario in scenarios() {
-        assert!(names.insert(scenario.name), "{} is there twice", scenario.name);
+        assert!(
+            names.insert(scenario.name),
+            "{} is there twice",
+            scenario.name
+        );
         let text = match scenario.plan() {
             Ok(plan) => plan.to_string(),
             Err(failure) => format!("{}: {failure}\n", failure.kind()),

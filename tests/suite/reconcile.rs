@@ -1,4 +1,5 @@
-//! `mpsctl reconcile` and `mpsctl undrain` on a simulated node. Its Torque server knows a job, forgets it, or is away.
+//! `mpsctl reconcile` and `mpsctl undrain` on a simulated node. Its Torque server knows a job,
+//! forgets it, or is away.
 
 use std::fs;
 use std::path::PathBuf;
@@ -31,8 +32,9 @@ impl Site {
         site.configure(extra);
         let server = site.path("server").display().to_string();
         let command = |name: &str, body: &str| {
-            let away =
-                format!("[ -e {server}/away ] && {{ echo '{name}: cannot connect to server' >&2; exit 1; }}");
+            let away = format!(
+                "[ -e {server}/away ] && {{ echo '{name}: cannot connect to server' >&2; exit 1; }}"
+            );
             script(&site.path("pbs/bin").join(name), &format!("{away}\n{body}"));
         };
         command(
@@ -64,8 +66,10 @@ impl Site {
     fn configure(&self, extra: &str) {
         let (home, bin) = (self.path("pbs"), self.path("pbs/bin"));
         let (home, bin) = (home.display(), bin.display());
-        let pbs = format!("[pbs]\nhome = \"{home}\"\nexec = \"{bin}\"\nunattached_tasks = \"warn\"\n");
-        self.place.configure(&format!("deadline_s = 8\n{pbs}{extra}"));
+        let pbs =
+            format!("[pbs]\nhome = \"{home}\"\nexec = \"{bin}\"\nunattached_tasks = \"warn\"\n");
+        self.place
+            .configure(&format!("deadline_s = 8\n{pbs}{extra}"));
     }
 
     fn server(&self, name: &str, text: &str) {
@@ -118,7 +122,8 @@ impl Site {
 
     fn kill_all(&self) {
         let all = self.place.processes();
-        all.iter().for_each(|process| kill(process.pid, Signal::SIGKILL));
+        all.iter()
+            .for_each(|process| kill(process.pid, Signal::SIGKILL));
         let are_gone = || all.iter().all(|process| !look::alive(process.pid));
         eventually("all processes end", are_gone);
     }
@@ -177,7 +182,8 @@ fn only_a_job_that_its_scheduler_has_let_go_is_taken_down() {
     );
 }
 
-/// The scheduler still has the job, or cannot be asked: the job is left alone, and the exit status says so.
+/// The scheduler still has the job, or cannot be asked: the job is left alone, and the exit status
+/// says so.
 #[test]
 fn what_the_end_of_a_job_left_is_told_as_long_as_its_scheduler_has_it() {
     let mut site = Site::new("");
@@ -256,8 +262,8 @@ fn a_refusals_record_is_removed_with_its_job() {
     site.assert_clean();
 }
 
-/// The timer's unit has its own mount namespace, and an unmount has no effect outside it. But the kernel removes a
-/// mount in every namespace with the directory below it.
+/// The timer's unit has its own mount namespace, and an unmount has no effect outside it. But the
+/// kernel removes a mount in every namespace with the directory below it.
 #[test]
 fn a_mount_of_the_users_goes_on_the_host_when_a_confined_reconcile_removes_its_directory() {
     alone(|| {
@@ -398,7 +404,10 @@ fn the_timer_lifts_only_if_the_site_asks_for_it_and_nothing_is_wrong() {
     site.place.node.change(|node| node.nvml.init_fails = false);
     // A shared MPS that cannot be ended.
     let id = format!("1001-{}", site.place.node.uuids()[0]);
-    let list = site.place.directory("run/shared").join(format!(".{id}.members"));
+    let list = site
+        .place
+        .directory("run/shared")
+        .join(format!(".{id}.members"));
     fs::write(&list, "no list").expect("a list");
     site.reconcile()
         .exits(2)
@@ -421,7 +430,8 @@ fn a_job_whose_end_hangs_does_not_keep_the_others_from_theirs() {
     let mut reconcile = Running::start(command.stdout(Stdio::piped()));
     let parent = reconcile.pid();
     // The child that ends the first job.
-    let is_child = |p: &look::Process| p.parent == parent && p.args.iter().any(|arg| arg == "reconcile");
+    let is_child =
+        |p: &look::Process| p.parent == parent && p.args.iter().any(|arg| arg == "reconcile");
     let child = || look::processes().into_iter().find(is_child);
     let mut found = None;
     eventually("a child ends the job", || {

@@ -29,7 +29,8 @@ fn a_journal_of_a_release_to_come_is_left_alone_and_told_by_a_drain() {
     write(&place, "journal", &newer);
     place.torque_end(JOB).complains("newer release");
     assert_eq!(read(&place, "journal"), newer);
-    // This release cannot end its MPS, so the node takes no other job until the newer release is back.
+    // This release cannot end its MPS, so the node takes no other job until the newer release is
+    // back.
     let drains = place.take_drains();
     assert_eq!(drains.len(), 1, "{drains:?}");
     let told = drains[0].contains("written by a newer release");
@@ -55,8 +56,8 @@ fn a_task_refuses_the_record_of_a_release_to_come_by_its_number() {
     place.assert_ends_clean(JOB, "a newer record");
 }
 
-/// srun, sbatch and salloc take an abbreviation that fits one option alone (getopt_long(3)). `--mp`, for `--mpi`, is told in
-/// docs/slurm.md.
+/// srun, sbatch and salloc take an abbreviation that fits one option alone (getopt_long(3)).
+/// `--mp`, for `--mpi`, is told in docs/slurm.md.
 #[test]
 fn no_abbreviation_of_slurms_own_options_but_mp_becomes_ambiguous() {
     let ours: Vec<String> = Key::ALL.into_iter().map(|key| key.row().flag()).collect();
@@ -81,7 +82,12 @@ fn no_abbreviation_of_slurms_own_options_but_mp_becomes_ambiguous() {
     );
     for (release, slurms) in &releases {
         assert!(slurms.len() > 100, "{release}: {}", slurms.len());
-        let fits = |start: &str| slurms.iter().filter(|option| option.starts_with(start)).count();
+        let fits = |start: &str| {
+            slurms
+                .iter()
+                .filter(|option| option.starts_with(start))
+                .count()
+        };
         let starts = ours
             .iter()
             .flat_map(|flag| (1..=flag.len()).map(|end| &flag[..end]));

@@ -1,4 +1,5 @@
-//! A start uses what an earlier one knew of the GPUs. NVML is asked while the control daemon starts, and its answer decides.
+//! A start uses what an earlier one knew of the GPUs. NVML is asked while the control daemon
+//! starts, and its answer decides.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -56,11 +57,23 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
             "{name}"
         );
         let log = world.borrow().log.concat();
-        assert_eq!(log.contains("its MPS is begun again"), again, "{name}: {log}");
+        assert_eq!(
+            log.contains("its MPS is begun again"),
+            again,
+            "{name}: {log}"
+        );
         let own = |p: &&tests::sim::Living| p.role == Role::Supervisor;
-        assert_eq!(world.borrow().processes.values().filter(own).count(), 1, "{name}");
+        assert_eq!(
+            world.borrow().processes.values().filter(own).count(),
+            1,
+            "{name}"
+        );
         Sim::well(&world).end(&scenario);
-        assert_eq!(world.borrow().picture(), scenario.world().picture(), "{name}");
+        assert_eq!(
+            world.borrow().picture(),
+            scenario.world().picture(),
+            "{name}"
+        );
         // The next start knows them.
         Sim::well(&world).begin(&scenario).expect(name);
         let log = world.borrow().log.concat();
@@ -72,11 +85,15 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
     }
 }
 
-/// The journal names the process, from the announcement on: nothing else can end a start that its user has stopped.
+/// The journal names the process, from the announcement on: nothing else can end a start that its
+/// user has stopped.
 #[test]
 fn a_start_that_goes_on_after_nvml_has_answered_is_ended_by_its_jobs_end() {
     const STARTER: i32 = 7;
-    for otherwise in [|_: &mut Gpu| {}, |gpu: &mut Gpu| gpu.memory_mib = Some(80_000)] {
+    for otherwise in [
+        |_: &mut Gpu| {},
+        |gpu: &mut Gpu| gpu.memory_mib = Some(80_000),
+    ] {
         let scenario = Scenario::new("announced", "MPS=true", 1)
             .remembered(otherwise)
             .announced();
@@ -110,7 +127,10 @@ fn a_later_start_has_nvml_look_at_its_own_gpu_alone() {
     );
     // Another GPU stands in the place of one of them.
     place.node.change(|node| node.gpu.swap(0, 1));
-    assert!(begin(&place, "3.srv") >= 4 * LOOK, "what was known did not hold");
+    assert!(
+        begin(&place, "3.srv") >= 4 * LOOK,
+        "what was known did not hold"
+    );
     place.assert_as_before("all ends");
 }
 
@@ -127,7 +147,11 @@ fn settings_are_those_of_the_gpus_that_are_there_now() {
         Sim::well(&world).begin(&scenario).expect(config);
         {
             let world = world.borrow();
-            assert_eq!((world.processes.len(), world.cgroups.len()), (3, 1), "{config}");
+            assert_eq!(
+                (world.processes.len(), world.cgroups.len()),
+                (3, 1),
+                "{config}"
+            );
             assert_eq!(
                 world.inventory.gpus[0].mode,
                 ComputeMode::ExclusiveProcess,
@@ -135,7 +159,11 @@ fn settings_are_those_of_the_gpus_that_are_there_now() {
             );
         }
         Sim::well(&world).end(&scenario);
-        assert_eq!(world.borrow().picture(), scenario.world().picture(), "{config}");
+        assert_eq!(
+            world.borrow().picture(),
+            scenario.world().picture(),
+            "{config}"
+        );
     }
 }
 
@@ -191,7 +219,8 @@ fn what_nvml_refuses_later_is_refused_or_left_out_as_if_it_had_been_asked_first(
     }
 }
 
-/// On the double: the control daemon starts beside NVML, and no server starts before root has checked the GPUs.
+/// On the double: the control daemon starts beside NVML, and no server starts before root has
+/// checked the GPUs.
 #[test]
 fn no_server_starts_without_root() {
     const SLOW_MS: u64 = 2_000;
@@ -200,9 +229,14 @@ fn no_server_starts_without_root() {
     let place = Place::new(fast(1).times(|times| times.nvml = SLOW_MS), "");
     let mut prologue = place.start_torque("2.srv", "MPS=true", "0");
     let socket = place.job("2.srv").join("pipe/control");
-    eventually("the control daemon is up before NVML is", || socket.exists());
+    eventually("the control daemon is up before NVML is", || {
+        socket.exists()
+    });
     let server = || !place.pids("nvidia-cuda-mps-server").is_empty();
-    assert!(!wait_until(A_SERVERS, server), "a server before its mode is set");
+    assert!(
+        !wait_until(A_SERVERS, server),
+        "a server before its mode is set"
+    );
     assert_eq!(place.node.modes(), ["default"], "NVML has not answered");
     kill(prologue.pid(), Signal::SIGKILL);
     prologue.wait();
@@ -243,7 +277,8 @@ fn what_is_begun_again_is_whole() {
     place.assert_as_before("a start that began again");
 }
 
-/// A job plans to join its user's MPS by the ledger. Meanwhile the other job has ended, so it must begin the MPS.
+/// A job plans to join its user's MPS by the ledger. Meanwhile the other job has ended, so it must
+/// begin the MPS.
 #[test]
 fn a_shared_mps_is_begun_by_what_nvml_says() {
     let job = |number| {
@@ -252,7 +287,9 @@ fn a_shared_mps_is_begun_by_what_nvml_says() {
         Scenario { number, ..shared }
     };
     let (first, second) = (job(1), job(2));
-    let other = job(2).remembered(|gpu| gpu.memory_mib = Some(80_000)).ledger();
+    let other = job(2)
+        .remembered(|gpu| gpu.memory_mib = Some(80_000))
+        .ledger();
     let up = world(&first);
     Sim::well(&up).begin(&first).expect("the first");
     up.borrow_mut()
@@ -316,11 +353,13 @@ fn own_gpu_alone(world: &Rc<RefCell<World>>) {
     gpus[0].index = 0;
 }
 
-/// slurmstepd is inside the device limits of its job (cgroup/v2), so that NVML tells a step its job's GPUs alone, counted from 0.
+/// slurmstepd is inside the device limits of its job (cgroup/v2), so that NVML tells a step its
+/// job's GPUs alone, counted from 0.
 #[test]
 fn what_nvml_tells_a_step_is_kept_for_no_other_start() {
     let on_the_second = |name, number| {
-        let job = Scenario::new(name, "MPS=true", 2).config("[metrics]\ndcgm_job_map = \"/run/map\"");
+        let job =
+            Scenario::new(name, "MPS=true", 2).config("[metrics]\ndcgm_job_map = \"/run/map\"");
         let second = job.inventory.gpus[1].uuid.to_string();
         let job = job.devices(|devices| {
             devices.gpus = GpuSource::Listed(vec![GpuName::Uuid(second)]);
@@ -343,7 +382,11 @@ fn what_nvml_tells_a_step_is_kept_for_no_other_start() {
         world.borrow_mut().inventory = all;
         Sim::well(&world).begin(&job).expect("the job");
         let told = |gpu: &str| world.borrow().text(&Path::new("/run/map").join(gpu));
-        assert_eq!([told("0"), told("1")], [None, Some("2\n".to_owned())], "{known}");
+        assert_eq!(
+            [told("0"), told("1")],
+            [None, Some("2\n".to_owned())],
+            "{known}"
+        );
     }
     // The step is to join the MPS of the job, which ends before.
     let up = world(&job.clone().remembered(|_| {}));
@@ -358,7 +401,8 @@ fn what_nvml_tells_a_step_is_kept_for_no_other_start() {
             Sim::well(world).end(&ends);
             world.borrow_mut().inventory = own;
         });
-        node.begin(&step).unwrap_or_else(|why| panic!("{at}: {why:?}"));
+        node.begin(&step)
+            .unwrap_or_else(|why| panic!("{at}: {why:?}"));
         if at >= node.points() {
             break;
         }
@@ -372,7 +416,8 @@ fn a_step_is_begun_once_by_what_its_node_is_known_to_have() {
         .step()
         .remembered(|_| {});
     let second = step.inventory.gpus[1].uuid.to_string();
-    let step = step.devices(|devices| devices.gpus = GpuSource::Listed(vec![GpuName::Uuid(second)]));
+    let step =
+        step.devices(|devices| devices.gpus = GpuSource::Listed(vec![GpuName::Uuid(second)]));
     let world = world(&step);
     own_gpu_alone(&world);
     Sim::well(&world).begin(&step).expect("the step");
@@ -391,7 +436,11 @@ fn no_server_starts_for_a_job_that_ends_while_nvml_is_asked() {
         let asked = Rc::new(Cell::new(false));
         let is_asked = Rc::clone(&asked);
         let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
-            is_asked.set(world.borrow().has_process(&job, |p| p.role == Role::Supervisor));
+            is_asked.set(
+                world
+                    .borrow()
+                    .has_process(&job, |p| p.role == Role::Supervisor),
+            );
             Sim::well(world).end(&ends);
         });
         node.begin(&scenario).ok();

@@ -37,7 +37,11 @@ fn of(place: &Place, job: &str) -> Value {
 
 fn files(place: &Place) -> Vec<PathBuf> {
     let entries = fs::read_dir(place.path("state/reports"));
-    let paths = entries.into_iter().flatten().flatten().map(|entry| entry.path());
+    let paths = entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
     paths
         .filter(|path| path.extension().is_some_and(|end| end == "json"))
         .collect()
@@ -121,7 +125,8 @@ fn what_the_driver_counts_of_a_gpu_stands_in_the_report_with_what_to_try() {
     let place = Place::with_job(node, "", "470.srv", "MPS=true", "0");
     let began = Instant::now();
     let held = [(); 2].map(|()| place.attached("470.srv", &["--hold", "30"], &[]));
-    // The first look, and the look after the last client has left: energy is counted only between two looks.
+    // The first look, and the look after the last client has left: energy is counted only between
+    // two looks.
     tells(&place, "470.srv", "\"busy_percent\":97");
     drop(held);
     tells(&place, "470.srv", "\"sm_percent\":12");
@@ -149,7 +154,10 @@ fn what_the_driver_counts_of_a_gpu_stands_in_the_report_with_what_to_try() {
     );
     let (energy, time) = (gpu["energy_mj"].as_u64(), gpu["energy_ms"].as_u64());
     let watts = energy.zip(time).map(|(energy, time)| energy / time);
-    assert!(watts.is_some_and(|watts| (190..210).contains(&watts)), "{told}");
+    assert!(
+        watts.is_some_and(|watts| (190..210).contains(&watts)),
+        "{told}"
+    );
     let text = report(&place, &["470.srv"]);
     for line in [
         "GPU 0: 12 % of its multiprocessors in use, 6 % of its memory's bandwidth, 97 % of the time a kernel ran",
@@ -178,7 +186,8 @@ fn what_is_not_counted_is_absent_and_short_clients_are_not_called_absent() {
     assert!(!told.to_string().contains("_percent"), "{told}");
 }
 
-/// A process of `user` that NVML lists as an MPS client on the first GPU with 9,000 MiB. It does not belong to the job.
+/// A process of `user` that NVML lists as an MPS client on the first GPU with 9,000 MiB. It does
+/// not belong to the job.
 fn foreign(place: &Place, user: &str) -> Running {
     let mut command = as_user(user, "/bin/sleep");
     let running = Running::start(command.arg("60").stdin(Stdio::null()));
@@ -228,7 +237,9 @@ fn jobs_that_share_an_mps_see_each_others_clients_and_are_told_what_came_after_t
     let id = format!("{}-{}", uid_of(USER), place.node.uuids()[0]);
     let seen = place.path("run/shared").join(id).join("observations");
     let told = || fs::read_to_string(&seen).is_ok_and(|text| text.contains("\"fatal\":["));
-    eventually("mpsd tells of the fault", || told() && fault.code == Some(3));
+    eventually("mpsd tells of the fault", || {
+        told() && fault.code == Some(3)
+    });
     drop(clients);
     begin(later);
     let words = "the vendor's log says: Client";
@@ -298,7 +309,9 @@ fn a_killed_client_stands_in_the_report_with_pid_and_signal_and_one_that_ended_d
             "404.srv",
             &format!("\"killed\":[{{\"pid\":{killed},\"signal\":9}}]"),
         ),
-        false => println!("not tried here: this kernel does not tell how another process's child ended"),
+        false => {
+            println!("not tried here: this kernel does not tell how another process's child ended")
+        }
     }
     // As the plugin does in slurmstepd; `/proc` has no such process.
     let noted = place.job("404.srv").join("killed");
@@ -339,7 +352,15 @@ fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
             // Torque's epilogue writes into the job's error file.
             1 => place.strict_end(job),
             _ => {
-                let hook = ["--scheduler", "openpbs", "--strict", "--", job, USER, "nogroup"];
+                let hook = [
+                    "--scheduler",
+                    "openpbs",
+                    "--strict",
+                    "--",
+                    job,
+                    USER,
+                    "nogroup",
+                ];
                 place.epilogue(&hook, &[])
             }
         };
@@ -348,7 +369,11 @@ fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
         let mut lines: Vec<&str> = end.err.lines().collect();
         let last = *lines.last().expect("a line");
         let said = |line: &&str| line.contains("its mpsd says: ");
-        assert_eq!(lines.iter().filter(|line| said(line)).count(), words, "{end:?}");
+        assert_eq!(
+            lines.iter().filter(|line| said(line)).count(),
+            words,
+            "{end:?}"
+        );
         let is_roots = last.contains("NVML") || last.contains("drain");
         assert!(is_roots && !said(&last), "root's line: {end:?}");
         lines.sort_unstable();
@@ -410,8 +435,11 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         report_of(&place, USER, &["414.srv"])
             .exits(1)
             .complains("no report for you");
-        // The user may read why the job was refused; root's own reports are only of jobs that had MPS.
-        let refused = place.torque("416.srv", "MPS=true,MPS_MEM=999T", "0").exits(1);
+        // The user may read why the job was refused; root's own reports are only of jobs that had
+        // MPS.
+        let refused = place
+            .torque("416.srv", "MPS=true,MPS_MEM=999T", "0")
+            .exits(1);
         let why = refused
             .err
             .trim()
@@ -424,7 +452,8 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         report_of(&place, OTHER_USER, &["416.srv"]).exits(1);
         let all = report_of(&place, USER, &[]).exits(1);
         all.complains("allowed: root, or 'mpsctl report JOB'");
-        // No user lists, links or changes root's files. A stranger in this user's group reaches nothing.
+        // No user lists, links or changes root's files. A stranger in this user's group reaches
+        // nothing.
         let copies = run.join("reports");
         let mine = copies.join(uid_of(USER).to_string());
         let away = place.directory("away");
@@ -446,7 +475,8 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
             let ran = finish(as_user(user, program).args(&args));
             assert_ne!(ran.code, Some(0), "{user} {program} {args:?}: {ran:?}");
         }
-        // An open descriptor with its lock, and a read into memory that the user's file system withholds, do not delay root.
+        // An open descriptor with its lock, and a read into memory that the user's file system
+        // withholds, do not delay root.
         let mut lock = as_user(USER, "/usr/bin/flock");
         let lock = Running::start(lock.args(["-s", &file, "/bin/sleep", "30"]));
         let kept = place.hung("fuse", Hung::over_reads).map(|(at, hung)| {
@@ -460,8 +490,7 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         std::thread::sleep(NEXT_SECOND);
         place.begin(job, "MPS=true", "0");
         let end = place.end(job);
-        let told =
-            "mps-epilogue: job 415.srv: 0 clients: no CUDA program used its MPS; mpsctl report 415.srv\n";
+        let told = "mps-epilogue: job 415.srv: 0 clients: no CUDA program used its MPS; mpsctl report 415.srv\n";
         assert_eq!(end.within(SOON).err, told);
         let again = report_of(&place, USER, &[job, "--json"]);
         assert_eq!(again.out.lines().count(), 2, "both runs: {again:?}");
@@ -568,7 +597,10 @@ fn a_disk_that_does_not_answer_does_not_hold_an_end_up() {
             return;
         };
         let end = place.end("431.srv");
-        assert!(hung.holds_somebody(), "no request reached that disk: {end:?}");
+        assert!(
+            hung.holds_somebody(),
+            "no request reached that disk: {end:?}"
+        );
         end.within(SOON);
         drop(hung);
         place.assert_not_drained("a disk that does not answer");
@@ -578,7 +610,11 @@ fn a_disk_that_does_not_answer_does_not_hold_an_end_up() {
 #[test]
 fn nobody_but_its_mpsd_reaches_the_account_of_a_job() {
     let place = with_job("", "450.srv", "MPS=true");
-    let seen = place.job("450.srv").join("observations").display().to_string();
+    let seen = place
+        .job("450.srv")
+        .join("observations")
+        .display()
+        .to_string();
     let descriptor = format!("/proc/{}/fd/5", place.pids("mpsd")[0]);
     for path in [seen.as_str(), &descriptor] {
         for (program, args) in [
@@ -593,7 +629,8 @@ fn nobody_but_its_mpsd_reaches_the_account_of_a_job() {
     place.assert_ends_clean("450.srv", "an account that others tried to reach");
 }
 
-/// The scheduler shows the user an epilogue's output: a paragraph, if the user or the site asks for it.
+/// The scheduler shows the user an epilogue's output: a paragraph, if the user or the site asks for
+/// it.
 #[test]
 fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
     let always = "[defaults]\nreport = true\n";
@@ -616,7 +653,8 @@ fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
         let told: Vec<&str> = lines.collect();
         assert_eq!(told.len(), expected, "{account} {config}: {end:?}");
         let is_summary = |line: &&str| {
-            line.contains("job 480.srv: 1 client at once") && line.ends_with("; mpsctl report 480.srv")
+            line.contains("job 480.srv: 1 client at once")
+                && line.ends_with("; mpsctl report 480.srv")
         };
         let told_once = end.err.lines().filter(is_summary).count();
         assert_eq!(told_once, summaries, "{account} {config}: {end:?}");
@@ -625,7 +663,10 @@ fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
             "taken down in ",
             "by the job's own mpsd: 1 client, 1 at once",
         ] {
-            assert!(told.iter().all(|line| line.contains(words)), "{words}: {told:?}");
+            assert!(
+                told.iter().all(|line| line.contains(words)),
+                "{words}: {told:?}"
+            );
         }
         place.assert_as_before("a job with a paragraph");
     }
@@ -648,7 +689,9 @@ fn a_job_that_its_site_brought_in_reads_nothing_at_its_end() {
         assert_eq!(end.err, "", "{config}");
         let told = of(&place, "481.srv");
         assert_eq!(
-            told["said_by_user"]["daemons_lost"].as_array().map(Vec::len),
+            told["said_by_user"]["daemons_lost"]
+                .as_array()
+                .map(Vec::len),
             Some(1)
         );
         place.assert_as_before("a job that its site brought in");

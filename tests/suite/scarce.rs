@@ -1,4 +1,5 @@
-//! A node that has run out of something: any user can be the cause, so nothing is drained, and a line names what ran out.
+//! A node that has run out of something: any user can be the cause, so nothing is drained, and a
+//! line names what ran out.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,8 @@ fn gave_up(place: &Place, ran: &Ran, words: &[&str], after: &str) {
     place.assert_as_before(after);
 }
 
-/// Starts with none of `what` free, then with one more each time, until a start is ready. Returns how many failed.
+/// Starts with none of `what` free, then with one more each time, until a start is ready. Returns
+/// how many failed.
 fn until_it_starts(
     place: &Place,
     small: &Small,
@@ -58,9 +60,13 @@ fn a_file_system_that_is_full_at_any_moment_of_the_start_is_not_the_nodes_fault(
     alone(|| {
         let place = Place::new(fast(1), CONFIG);
         let small = Small::over(&place.path("run"), 256, 0o755);
-        let judge = |ran: &Ran, after: &str| gave_up(&place, ran, &[FULL, "MPS did not start"], after);
+        let judge =
+            |ran: &Ran, after: &str| gave_up(&place, ran, &[FULL, "MPS did not start"], after);
         let failed = until_it_starts(&place, &small, "pages", Small::leave, judge);
-        assert!(failed >= 3, "the file system was full at {failed} moments only");
+        assert!(
+            failed >= 3,
+            "the file system was full at {failed} moments only"
+        );
         figures::tell("faults", failed);
     });
 }
@@ -76,7 +82,10 @@ fn a_start_that_finds_no_room_tells_which_file_system_lacks_what() {
             ran.complains(format!("'{}'", run.display()));
         };
         let failed = until_it_starts(&place, &small, "inodes", Small::leave_files, judge);
-        assert!(failed >= 8, "there were too few inodes at {failed} moments only");
+        assert!(
+            failed >= 8,
+            "there were too few inodes at {failed} moments only"
+        );
         figures::tell("faults", failed);
     });
     alone(|| {
@@ -186,8 +195,9 @@ fn a_start_without_descriptors_is_given_up_and_leaves_nothing() {
 const SHARED: &str = "deadline_s = 3\nshared_gpus = true\n";
 const SHARERS: [&str; 2] = ["74.srv", "75.srv"];
 
-/// Two jobs begin and join an MPS, leave it and end it. `run` runs a program with this little of `what`: ever more for a
-/// start, none for an end, which the next end may finish. The other job is always served. Returns how many starts failed.
+/// Two jobs begin and join an MPS, leave it and end it. `run` runs a program with this little of
+/// `what`: ever more for a start, none for an end, which the next end may finish. The other job is
+/// always served. Returns how many starts failed.
 fn shared_with_little(
     place: &Place,
     what: &str,
@@ -216,7 +226,10 @@ fn shared_with_little(
             }
             false
         };
-        assert!((0..64).step_by(step).any(&mut begin), "{job} needs 64 {what}");
+        assert!(
+            (0..64).step_by(step).any(&mut begin),
+            "{job} needs 64 {what}"
+        );
         is_served(job);
     }
     for job in SHARERS {
@@ -230,7 +243,10 @@ fn shared_with_little(
             ran.code,
             ran.err.trim_end()
         );
-        assert!(ran.code == Some(0) || what == "processes", "no {what}: {ran:?}");
+        assert!(
+            ran.code == Some(0) || what == "processes",
+            "no {what}: {ran:?}"
+        );
         place.assert_not_drained(what);
         if job == SHARERS[0] {
             is_served(SHARERS[1]);
@@ -262,7 +278,10 @@ fn a_shared_mps_without_room_refuses_a_job_and_disturbs_no_other() {
                 small.free();
                 ran
             });
-            assert!(failed >= 4, "there were too few {what} at {failed} moments only");
+            assert!(
+                failed >= 4,
+                "there were too few {what} at {failed} moments only"
+            );
             figures::tell("faults", failed);
         });
     }

@@ -1,4 +1,5 @@
-//! What hung in the driver waits for a second look. These tests say who looks if no timer does; `survivors` tests the verdict.
+//! What hung in the driver waits for a second look. These tests say who looks if no timer does;
+//! `survivors` tests the verdict.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,7 +16,8 @@ fn up() -> u64 {
     whole.parse().expect("seconds")
 }
 
-/// A node on which an epilogue noted, `age_s` ago, a process in the driver. That process has ended since.
+/// A node on which an epilogue noted, `age_s` ago, a process in the driver. That process has ended
+/// since.
 fn noted(age_s: u64) -> Place {
     let place = Place::new(fast(1), CONFIG);
     note(&place, age_s);

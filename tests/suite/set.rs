@@ -1,4 +1,5 @@
-//! `mpsctl set`: a job's owner or root gives later clients other limits, within the site's ceilings.
+//! `mpsctl set`: a job's owner or root gives later clients other limits, within the site's
+//! ceilings.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -126,7 +127,8 @@ fn a_limit_lifted_by_hand_is_told_against_the_limit_that_was_set() {
     let (place, job) = (served(fast(1), "481.srv", ACCOUNT, "0"), "481.srv");
     done(&set(&place, job, &["--threads", "40"]), "threads 40 %");
     place.say(job, "set_default_active_thread_percentage 90");
-    let told = "was told to change a limit: active thread percentage: 40 was asked for, and it says 90.0";
+    let told =
+        "was told to change a limit: active thread percentage: 40 was asked for, and it says 90.0";
     eventually(told, || log(&place, job).contains(told));
     assert_eq!(log(&place, job).matches("was told to change").count(), 1);
     place.assert_ends_clean(job, "a limit lifted by hand");
@@ -164,9 +166,15 @@ fn what_cannot_be_set_is_refused_with_what_can() {
         ),
         ("--mem 1G:2G", "one limit for all clients of a GPU"),
         ("--mem 4", "--mem 4: "),
-        ("", "no limit is given; allowed: --threads P, --mem M, or both"),
+        (
+            "",
+            "no limit is given; allowed: --threads P, --mem M, or both",
+        ),
     ] {
-        let args: Vec<&str> = ["set", job].into_iter().chain(args.split_whitespace()).collect();
+        let args: Vec<&str> = ["set", job]
+            .into_iter()
+            .chain(args.split_whitespace())
+            .collect();
         for user in [Some(USER), None] {
             refused(mpsctl(&place, user, &args), 1, words);
         }
@@ -194,8 +202,13 @@ fn each_gpu_has_its_own_and_root_sets_them_through_a_process_of_the_users() {
         let uuid = &place.node.uuids()[1];
         let has = |event: &str, fields: &[&str]| {
             let entries: Vec<&String> = all.iter().filter(|entry| entry.contains(event)).collect();
-            let [entry] = entries[..] else { panic!("{all:?}") };
-            let missing: Vec<_> = fields.iter().filter(|field| !entry.contains(**field)).collect();
+            let [entry] = entries[..] else {
+                panic!("{all:?}")
+            };
+            let missing: Vec<_> = fields
+                .iter()
+                .filter(|field| !entry.contains(**field))
+                .collect();
             assert!(missing.is_empty(), "{missing:?}: {entry}");
         };
         let limits = format!("MPSD_LIMITS_SET=memory 2048M of {uuid}\n");
@@ -253,7 +266,9 @@ fn control_daemon(place: &Place, n: usize) -> u32 {
 fn sms_of_gpu(place: &Place, job: &str, n: usize) -> u64 {
     let pipe = place.job(job).join(format!("pipe-{n}"));
     let mut client = place.cuda(&[]);
-    let record = finish(client.env("CUDA_MPS_PIPE_DIRECTORY", pipe)).ok().json();
+    let record = finish(client.env("CUDA_MPS_PIPE_DIRECTORY", pipe))
+        .ok()
+        .json();
     assert_eq!(record["under_mps"], true, "{record}");
     record["sms"].as_u64().expect("multiprocessors")
 }
@@ -273,7 +288,8 @@ fn limits_that_one_daemon_did_not_take_are_taken_back_from_the_others() {
     place.assert_ends_clean(job, "limits that one daemon did not take");
 }
 
-/// It reports what the remaining daemons have, and does not claim what only the ended daemon could do.
+/// It reports what the remaining daemons have, and does not claim what only the ended daemon could
+/// do.
 #[test]
 fn a_daemon_that_has_ended_keeps_the_others_from_nothing() {
     let (place, job) = (served(fast(2), "489.srv", PER_GPU, "0,1"), "489.srv");
@@ -295,7 +311,8 @@ fn a_daemon_that_has_ended_keeps_the_others_from_nothing() {
     place.assert_ends_clean(job, "a lost daemon");
 }
 
-/// A user's process answers in `mpsd`'s place. Its answer is shown as the user's word, without escapes, and delays no caller.
+/// A user's process answers in `mpsd`'s place. Its answer is shown as the user's word, without
+/// escapes, and delays no caller.
 #[test]
 fn a_socket_of_the_users_own_gets_nothing_onto_roots_terminal_or_into_roots_word() {
     alone(|| {
@@ -306,8 +323,7 @@ fn a_socket_of_the_users_own_gets_nothing_onto_roots_terminal_or_into_roots_word
         let own = UnixListener::bind(&socket).expect("a socket");
         std::os::unix::fs::chown(&socket, Some(uid_of(USER)), None).expect("chown");
         let answers = std::thread::spawn(move || {
-            let refusal =
-                "{\"Err\":{\"Refused\":{\"what\":\"a\\u001b[2Jb\",\"why\":\"c\\nd\",\"allowed\":\"e\"}}}\n";
+            let refusal = "{\"Err\":{\"Refused\":{\"what\":\"a\\u001b[2Jb\",\"why\":\"c\\nd\",\"allowed\":\"e\"}}}\n";
             for answer in [refusal, "nonsense\n", "{\"Ok\":[]}\n", ""] {
                 let (mut stream, _) = own.accept().expect("mpsctl");
                 let mut line = String::new();

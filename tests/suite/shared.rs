@@ -1,5 +1,6 @@
-//! Two jobs of one user that share an MPS: every point of what one does, against every point of what the other does.
-//! The node is as before at the end. A job keeps the MPS that was promised to its tasks until its own end.
+//! Two jobs of one user that share an MPS: every point of what one does, against every point of
+//! what the other does. The node is as before at the end. A job keeps the MPS that was promised to
+//! its tasks until its own end.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -101,8 +102,8 @@ fn copy(world: &Node) -> Node {
     Rc::new(RefCell::new(world.borrow().clone()))
 }
 
-/// The first job is killed at each of its points, and then the second at each of its own. `reconcile` sometimes runs in
-/// between and after, as a timer does.
+/// The first job is killed at each of its points, and then the second at each of its own.
+/// `reconcile` sometimes runs in between and after, as a timer does.
 #[test]
 fn two_jobs_that_share_are_undone_whole_wherever_both_are_killed() {
     silence_kills();
@@ -128,7 +129,8 @@ fn two_jobs_that_share_are_undone_whole_wherever_both_are_killed() {
             let last = whole.points();
             let mut ends = Worlds::default();
             for again in 0..=last {
-                // Each pair only once: for every second one, what the first had started has gone on.
+                // Each pair only once: for every second one, what the first had started has gone
+                // on.
                 if again < last && (again % 2 == 0) == settled {
                     continue;
                 }
@@ -213,7 +215,8 @@ fn an_mps_whose_jobs_are_gone_is_ended_by_reconcile() {
     assert_eq!(world.borrow().picture(), before().picture());
 }
 
-/// The list could not be written when the job left (a full file system). Then the job was requeued to this node.
+/// The list could not be written when the job left (a full file system). Then the job was requeued
+/// to this node.
 #[test]
 fn a_job_that_runs_again_keeps_no_mps_that_it_does_not_use() {
     let [one, two] = jobs();
@@ -250,7 +253,13 @@ fn a_job_finds_an_ended_mps_begun_again_and_keeps_the_others_in_the_list() {
     let [one, two] = jobs();
     let stop = |world: &mut World| world.processes.values_mut().for_each(|one| one.state = 'T');
     // The killed end of a last job may have told the daemon to quit.
-    let leave = |world: &mut World| drop(world.files.remove(&paths().job(&jobs()[0].mps_id()).members()));
+    let leave = |world: &mut World| {
+        drop(
+            world
+                .files
+                .remove(&paths().job(&jobs()[0].mps_id()).members()),
+        )
+    };
     for (end, is_left) in [
         ((|world| world.processes.clear()) as fn(&mut World), false),
         (stop, false),
@@ -303,7 +312,8 @@ fn a_job_ends_at_every_point_of_anothers_begin_of_an_mps_that_had_ended() {
             break;
         };
         let name = format!("at {at}: listed {is_listed}, ended {ended}, begun {begun}");
-        // Until it is in the list it holds the lock for a moment only, for which an end on a node waits.
+        // Until it is in the list it holds the lock for a moment only, for which an end on a node
+        // waits.
         assert!(ended || !is_listed, "{name}");
         assert_served(&world, &two, &name);
         for job in [&one, &two].into_iter().skip(usize::from(ended)) {
@@ -326,7 +336,9 @@ fn a_job_that_joins_asks_no_nvml() {
     assert_served(&world, &two, "joined");
     assert!(Sim::well(&world).end(&two).is_clean());
     world.borrow_mut().processes.clear();
-    let failed = Sim::well(&world).begin(&two).expect_err("a begin needs NVML");
+    let failed = Sim::well(&world)
+        .begin(&two)
+        .expect_err("a begin needs NVML");
     assert_eq!(failed.gpus, Vec::<String>::new(), "its plan as well");
     world.borrow_mut().silent = false;
     Sim::well(&world).begin(&two).expect("it begins");
@@ -380,7 +392,10 @@ fn a_job_that_leaves_ends_no_server_of_the_others() {
     let is_server = |process: &Living| process.role == Role::Server;
     let again = {
         let mut world = world.borrow_mut();
-        let first = world.processes.iter().find(|(_, process)| is_server(process));
+        let first = world
+            .processes
+            .iter()
+            .find(|(_, process)| is_server(process));
         let (pid, server) = first
             .map(|(pid, server)| (*pid, server.clone()))
             .expect("a server");
@@ -423,17 +438,29 @@ fn a_job_does_not_believe_the_gpus_of_an_mps_that_has_ended() {
         let is_control = |process: &Living| process.role == Role::Control;
         world.borrow().has_process(mps, is_control)
     };
-    Sim::well(&world).begin(&job(1, 0)).expect("the first begins");
+    Sim::well(&world)
+        .begin(&job(1, 0))
+        .expect("the first begins");
     world.borrow_mut().processes.clear();
     let swapped = |gpu: &mut Gpu| gpu.index = 1 - gpu.index;
-    world.borrow_mut().inventory.gpus.iter_mut().for_each(swapped);
-    Sim::well(&world).begin(&job(2, 0)).expect("the second begins");
+    world
+        .borrow_mut()
+        .inventory
+        .gpus
+        .iter_mut()
+        .for_each(swapped);
+    Sim::well(&world)
+        .begin(&job(2, 0))
+        .expect("the second begins");
     assert!(has_control(&mps_of(1)) && !has_control(&mps_of(0)));
-    Sim::well(&world).begin(&job(3, 1)).expect("the third begins");
+    Sim::well(&world)
+        .begin(&job(3, 1))
+        .expect("the third begins");
     assert!(has_control(&mps_of(0)), "on its own GPU");
 }
 
-/// Otherwise its next client would get no context. None of its processes has one now, as before its first client.
+/// Otherwise its next client would get no context. None of its processes has one now, as before its
+/// first client.
 #[test]
 fn no_other_job_makes_the_gpu_of_a_shared_mps_exclusive() {
     let world = Rc::new(RefCell::new(with([true, false])));

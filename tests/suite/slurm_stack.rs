@@ -1,4 +1,5 @@
-//! `mpsctl slurm enable | disable | check` on a Slurm configuration in its own directory, and our units.
+//! `mpsctl slurm enable | disable | check` on a Slurm configuration in its own directory, and our
+//! units.
 
 use std::fs;
 use std::os::unix::fs::{chown, symlink};
@@ -61,7 +62,14 @@ impl Cluster {
 
     fn slurm(&self, verb: &str, more: &[&str]) -> Ran {
         let paths = ["etc/slurm.conf", "plugins"].map(|name| self.path(name).display().to_string());
-        let fixed = ["slurm", verb, "--slurm-conf", &paths[0], "--plugins", &paths[1]];
+        let fixed = [
+            "slurm",
+            verb,
+            "--slurm-conf",
+            &paths[0],
+            "--plugins",
+            &paths[1],
+        ];
         self.place.mpsctl(&[&fixed, more].concat())
     }
 
@@ -79,14 +87,17 @@ impl Cluster {
         copy
     }
 
-    /// A process under slurmd's name, with this Slurm's configuration. It writes no pid file, as with `--systemd`.
+    /// A process under slurmd's name, with this Slurm's configuration. It writes no pid file, as
+    /// with `--systemd`.
     fn slurmd(&self) -> Running {
         self.start(Command::new(self.slurmd_from("/bin/sleep")))
     }
 
     /// Runs a copy of sleep under slurmd's name.
     fn start(&self, mut command: Command) -> Running {
-        command.arg("60").env("SLURM_CONF", self.path("etc/slurm.conf"));
+        command
+            .arg("60")
+            .env("SLURM_CONF", self.path("etc/slurm.conf"));
         let running = Running::start(command);
         let comm = format!("/proc/{}/comm", running.pid());
         eventually("a process of that name", || {
@@ -175,7 +186,11 @@ fn enable_writes_one_line_and_disable_takes_it_back() {
     let options = ["--release", "22.05", "--required", "--scope", "step"];
     cluster.slurm("enable", &options).ok();
     let line = cluster.line().replace("optional", "required");
-    assert!(cluster.read(OURS).ends_with(&format!("\n{line} scope=step\n")));
+    assert!(
+        cluster
+            .read(OURS)
+            .ends_with(&format!("\n{line} scope=step\n"))
+    );
     for _ in 0..2 {
         cluster.slurm("disable", &[]).ok();
         assert_eq!(files(), ["", ""]);
@@ -193,14 +208,22 @@ fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
     let ran = cluster.check().exits(2);
     ran.prints("FAIL  NVIDIA's MPS: cannot open");
     fs::rename(&away, &control).expect("back");
-    cluster.place.node.change(|node| node.nvml.init_fails = true);
-    let line = "FAIL  NVML gives no answer: the first job that asks for MPS takes the node out of service";
+    cluster
+        .place
+        .node
+        .change(|node| node.nvml.init_fails = true);
+    let line =
+        "FAIL  NVML gives no answer: the first job that asks for MPS takes the node out of service";
     cluster.check().exits(2).prints(line);
-    cluster.place.node.change(|node| node.nvml.init_fails = false);
+    cluster
+        .place
+        .node
+        .change(|node| node.nvml.init_fails = false);
     cluster.check().ok();
 }
 
-/// A test machine of a site whose slurm.conf is everywhere the same. This machine must have no GPU and no driver.
+/// A test machine of a site whose slurm.conf is everywhere the same. This machine must have no GPU
+/// and no driver.
 #[test]
 fn a_host_without_gpus_that_slurm_offers_is_misconfigured_and_not_drained() {
     if Path::new("/proc/driver/nvidia/version").exists() {
@@ -215,8 +238,12 @@ fn a_host_without_gpus_that_slurm_offers_is_misconfigured_and_not_drained() {
         text.replace(&usual, "nvml = \"libnvidia-ml.so.1\""),
     )
     .expect("configuration");
-    let line = "FAIL  this node: it has no NVIDIA GPU and no driver, but its scheduler offers GPUs here";
-    cluster.slurm("check", &["--node", "n1"]).exits(2).prints(line);
+    let line =
+        "FAIL  this node: it has no NVIDIA GPU and no driver, but its scheduler offers GPUs here";
+    cluster
+        .slurm("check", &["--node", "n1"])
+        .exits(2)
+        .prints(line);
     let ran = cluster
         .place
         .prologue(&openpbs_args("5.srv", USER, "MPS=true"), &[]);
@@ -248,9 +275,14 @@ fn a_configuration_that_cannot_be_used_is_the_only_trouble() {
     let cluster = Cluster::enabled();
     cluster.place.configure("compute_mode = \"exclusiv\"");
     let ran = cluster.check().exits(2);
-    let wrong: Vec<&str> = ran.out.lines().filter(|line| line.starts_with("FAIL")).collect();
+    let wrong: Vec<&str> = ran
+        .out
+        .lines()
+        .filter(|line| line.starts_with("FAIL"))
+        .collect();
     assert_eq!(wrong.len(), 1, "{ran:?}");
-    ran.prints("did you mean 'exclusive'?").lacks("NVML does not");
+    ran.prints("did you mean 'exclusive'?")
+        .lacks("NVML does not");
 }
 
 /// Like every other program of ours on a host with several nodes.
@@ -265,7 +297,8 @@ fn a_check_goes_by_the_settings_of_the_node_that_it_names() {
     cluster.slurm("check", &["--node", "n2"]).ok();
 }
 
-/// The end of a running job needs the plugin: without it its daemons and its exclusive GPU would stay until the timer.
+/// The end of a running job needs the plugin: without it its daemons and its exclusive GPU would
+/// stay until the timer.
 #[test]
 fn disable_names_the_jobs_that_run_and_waits_or_is_forced() {
     let cluster = Cluster::enabled();
@@ -333,7 +366,10 @@ fn the_plugin_must_fit_the_installed_slurm() {
     let cluster = Cluster::new(GOOD);
     for (release, words) in [
         ("23.11", "is stamped for Slurm 22.05, not 23.11"),
-        ("25.05", "no plugin for Slurm 25.05; there are: 22.05, 23.11"),
+        (
+            "25.05",
+            "no plugin for Slurm 25.05; there are: 22.05, 23.11",
+        ),
     ] {
         let ran = cluster.slurm("enable", &["--release", release]);
         ran.exits(1).complains(words);
@@ -348,7 +384,8 @@ fn the_plugin_must_fit_the_installed_slurm() {
 /// Even if it began just before: the configuration's times are whole seconds.
 #[test]
 fn a_slurmd_that_began_before_our_line_is_told_of() {
-    let cluster = Cluster::new("GresTypes = gpu\nPrologFlags = Alloc\nSlurmdPidFile = /run/%n/%h.pid");
+    let cluster =
+        Cluster::new("GresTypes = gpu\nPrologFlags = Alloc\nSlurmdPidFile = /run/%n/%h.pid");
     let _slurmd = cluster.slurmd();
     let began = SystemTime::now();
     cluster.enable().ok();
@@ -364,7 +401,8 @@ fn a_slurmd_that_began_before_our_line_is_told_of() {
     assert_eq!(written(), before, "the same line was written again");
     let line_is_of = |when: SystemTime| {
         let line = fs::OpenOptions::new().write(true).open(&line);
-        line.and_then(|line| line.set_modified(when)).expect("our line");
+        line.and_then(|line| line.set_modified(when))
+            .expect("our line");
     };
     line_is_of(began + Duration::from_secs(3));
     cluster.check().exits(2).prints("restart slurmd");
@@ -373,14 +411,19 @@ fn a_slurmd_that_began_before_our_line_is_told_of() {
     ran.prints("began after our line was written");
 }
 
-/// A site's own stack may include the directory of our file; before enable only that file is missing.
+/// A site's own stack may include the directory of our file; before enable only that file is
+/// missing.
 #[test]
 fn before_enable_only_our_file_is_missing() {
     let cluster = Cluster::new(GOOD);
     let _slurmd = cluster.slurmd();
     cluster.write(STACK, "include plugstack.conf.d/*.conf\n");
     let ran = cluster.check();
-    let wrong: Vec<&str> = ran.out.lines().filter(|line| line.starts_with("FAIL")).collect();
+    let wrong: Vec<&str> = ran
+        .out
+        .lines()
+        .filter(|line| line.starts_with("FAIL"))
+        .collect();
     let [one] = wrong[..] else { panic!("{ran:?}") };
     let missing = format!("{OURS}': not there; run 'mpsctl slurm enable'");
     assert!(one.contains(&missing), "{ran:?}");
@@ -405,7 +448,8 @@ fn blanks_around_the_sign_are_read_as_slurm_does() {
 #[test]
 fn a_configless_sites_own_stack_is_left_and_its_line_told() {
     let cluster = Cluster::new(CONFIGLESS);
-    let own = "optional /usr/lib/slurm/spank_pyxis.so\ninclude /etc/slurm/plugstack.conf.d/*.conf\n";
+    let own =
+        "optional /usr/lib/slurm/spank_pyxis.so\ninclude /etc/slurm/plugstack.conf.d/*.conf\n";
     cluster.write(STACK, own);
     cluster.enable().exits(1).prints(cluster.line());
     assert_eq!(cluster.read(STACK), own);
@@ -437,7 +481,8 @@ fn a_cluster_that_changes_has_one_line() {
     assert!(!cluster.path("etc/plugstack.conf").exists());
 }
 
-/// Any user can run a program through a link of that name, and set-user-id programs become root's at once.
+/// Any user can run a program through a link of that name, and set-user-id programs become root's
+/// at once.
 #[test]
 fn a_program_under_slurmds_name_is_not_believed_to_be_slurmd() {
     let cluster = Cluster::enabled();
@@ -474,7 +519,8 @@ fn a_program_under_slurmds_name_is_not_believed_to_be_slurmd() {
     assert!(!is_seen(), "a set-user-id program that a user started");
 }
 
-/// A user who may write a slurm.conf can make root's commands load plugins. Unless it is root's, mpsd.toml must name it.
+/// A user who may write a slurm.conf can make root's commands load plugins. Unless it is root's,
+/// mpsd.toml must name it.
 #[test]
 fn a_slurm_conf_that_others_may_write_is_read_only_if_the_site_names_it() {
     let cluster = Cluster::enabled();
@@ -492,7 +538,8 @@ fn a_slurm_conf_that_others_may_write_is_read_only_if_the_site_names_it() {
     chown(&conf, Some(uid_of(USER)), None).expect("chown");
     let ran = check().exits(1);
     ran.complains(format!("belongs to user {}, not to root", uid_of(USER)));
-    ran.complains("name the slurm.conf in mpsd.toml").lacks(&own);
+    ran.complains("name the slurm.conf in mpsd.toml")
+        .lacks(&own);
     let named = format!("[slurm]\nconf = \"{}\"", conf.display());
     cluster.place.configure(&named);
     check().prints(&own).prints("slurmd (pid ");
@@ -502,14 +549,21 @@ fn a_slurm_conf_that_others_may_write_is_read_only_if_the_site_names_it() {
 #[test]
 fn the_running_slurmd_says_where_slurm_is() {
     let cluster = Cluster::new(GOOD);
-    let installed = |dir: &Path| format!("Slurm 22.05 is installed, its commands in '{}'", dir.display());
+    let installed = |dir: &Path| {
+        format!(
+            "Slurm 22.05 is installed, its commands in '{}'",
+            dir.display()
+        )
+    };
     cluster.commands("23.11.7");
     let _slurmd = cluster.slurmd();
     let ran = cluster.slurm("enable", &[]).exits(1);
     ran.complains("is stamped for Slurm 22.05, not 23.11");
     cluster.commands("22.05.3");
     cluster.slurm("enable", &[]).ok();
-    cluster.check().prints(installed(&cluster.path("prefix/bin")));
+    cluster
+        .check()
+        .prints(installed(&cluster.path("prefix/bin")));
     // A setting overrides what runs.
     let other = cluster.path("elsewhere");
     fs::rename(cluster.path("prefix/bin"), &other).expect("rename");
@@ -535,7 +589,11 @@ fn what_mps_needs_of_slurms_configuration_is_checked() {
         ("26.05.3", prolog("DeferBatch"), allocates),
         ("26.05.3", prolog("NoHold,ForceRequeueOnFail"), allocates),
         ("26.05.3", prolog("X11"), allocates),
-        ("26.05.3", prolog("RunInJob"), &["FAIL  PrologFlags has RunInJob"]),
+        (
+            "26.05.3",
+            prolog("RunInJob"),
+            &["FAIL  PrologFlags has RunInJob"],
+        ),
         (
             "26.05.3",
             namespace("tmpfs"),
@@ -558,7 +616,9 @@ fn what_mps_needs_of_slurms_configuration_is_checked() {
             ran.prints(line);
         }
     }
-    Cluster::of_release("25.11.7", &by_sluid).check().lacks("SLUID");
+    Cluster::of_release("25.11.7", &by_sluid)
+        .check()
+        .lacks("SLUID");
     let by_id = Cluster::of_release("26.05.3", &by_sluid);
     by_id.write("cgroup.conf", "CgroupJobIdPaths=yes\n");
     by_id.check().lacks("SLUID");
@@ -579,7 +639,10 @@ fn what_mps_needs_of_slurms_configuration_is_checked() {
                 "; 26 s leave it all",
             ],
         ),
-        ("PrologFlags=Contain".to_owned(), &["FAIL  GresTypes has no gpu"]),
+        (
+            "PrologFlags=Contain".to_owned(),
+            &["FAIL  GresTypes has no gpu"],
+        ),
     ] {
         let cluster = Cluster::new(&conf);
         cluster.enable();

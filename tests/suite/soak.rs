@@ -1,4 +1,5 @@
-//! The soak in its short form; `cargo xtask soak` is the full one. In a process of its own, because it counts its descriptors.
+//! The soak in its short form; `cargo xtask soak` is the full one. In a process of its own, because
+//! it counts its descriptors.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -22,8 +23,15 @@ fn many_jobs_at_once_with_random_kills_leave_nothing() {
         .filter_map(|(name, count)| Some((name, count.parse().ok()?)))
         .collect();
     assert_eq!(ran.code, Some(0), "{}", ran.story());
-    assert_eq!((figures["lost"], figures["different"]), (0, 0), "{figures:?}");
-    assert!(figures["ready"] >= 30, "most jobs must have run: {figures:?}");
+    assert_eq!(
+        (figures["lost"], figures["different"]),
+        (0, 0),
+        "{figures:?}"
+    );
+    assert!(
+        figures["ready"] >= 30,
+        "most jobs must have run: {figures:?}"
+    );
     let hurt = figures["killed"] >= 10 && figures["struck"] >= 3;
     assert!(hurt, "{figures:?}");
     assert!(

@@ -1,4 +1,5 @@
-//! Users who occupy every CPU, against another user's job or their own. Jobs begin and end, and nothing is drained.
+//! Users who occupy every CPU, against another user's job or their own. Jobs begin and end, and
+//! nothing is drained.
 
 use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Write};
@@ -19,8 +20,9 @@ const LOOPS: usize = 500;
 /// Time for a prologue, seconds: the default.
 const DEADLINE_S: u64 = 20;
 
-/// A session with the flood, and a shell that began before it and runs the test's commands. `timeout` ends the loops, a
-/// process group, after three minutes. With autogroup they do not compete with other sessions.
+/// A session with the flood, and a shell that began before it and runs the test's commands.
+/// `timeout` ends the loops, a process group, after three minutes. With autogroup they do not
+/// compete with other sessions.
 struct Flood {
     _shell: Running,
     to: ChildStdin,
@@ -40,8 +42,9 @@ impl Flood {
             loops: Pid::from_raw(i32::MAX),
         };
         let gate = gate.display();
-        // All loops wait at the gate until the last is made: a running loop would keep the next from being made. Each
-        // inherits the open gate, so that its end reaches a loop that has not read yet.
+        // All loops wait at the gate until the last is made: a running loop would keep the next
+        // from being made. Each inherits the open gate, so that its end reaches a loop that has not
+        // read yet.
         let made = flood.run(&format!(
             "mkfifo -m 666 {gate} {gate}.made; exec 4<>{gate}; \
              setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups --pdeathsig KILL timeout -s KILL 180 \
@@ -67,7 +70,9 @@ impl Flood {
         let args: String = args.iter().map(|arg| format!(" '{arg}'")).collect();
         let (program, config) = (place.program(name), place.config());
         let (program, config) = (program.display(), config.display());
-        self.run(&format!("env -i {program} --config {config}{args}; echo code $?"))
+        self.run(&format!(
+            "env -i {program} --config {config}{args}; echo code $?"
+        ))
     }
 }
 
@@ -75,7 +80,9 @@ impl Drop for Flood {
     fn drop(&mut self) {
         let _ = killpg(self.loops, Signal::SIGKILL);
         // The next test must not meet them.
-        wait_until(Duration::from_secs(10), || killpg(self.loops, None).is_err());
+        wait_until(Duration::from_secs(10), || {
+            killpg(self.loops, None).is_err()
+        });
     }
 }
 
@@ -98,7 +105,9 @@ fn sessions_are_groups() -> bool {
 #[test]
 fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
     if !sessions_are_groups() {
-        return println!("skipped: without autogroups the flood would disturb every test on this machine");
+        return println!(
+            "skipped: without autogroups the flood would disturb every test on this machine"
+        );
     }
     let place = Place::new(fast(1), &format!("deadline_s = {DEADLINE_S}\n"));
     let mut flood = Flood::begin(&place.path("gate"));
@@ -109,7 +118,8 @@ fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
     .concat();
     let (said, took) = flood.program(&place, "mps-prologue", &args);
     println!("prologue amid {LOOPS} loops: {took:?}");
-    // The user's own processes have no priority. If they were late, the scheduler tries again; that is no fault.
+    // The user's own processes have no priority. If they were late, the scheduler tries again; that
+    // is no fault.
     let late = said.contains("MPS did not start") || said.contains("mpsd: no report");
     assert!(said.trim() == "code 0" || late, "{said}{took:?}");
     for fault in ["NVML", "worker", "drain"] {
@@ -127,7 +137,10 @@ fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
     };
     let running = of_stranger.filter(runs).count();
     // A few may wait for a page of memory, and their shell may be running.
-    assert!(running > LOOPS * 9 / 10, "{running} processes of the flood run");
+    assert!(
+        running > LOOPS * 9 / 10,
+        "{running} processes of the flood run"
+    );
     drop(flood);
     place.assert_as_before("a flood");
 }
@@ -136,9 +149,18 @@ struct Loops(Running);
 
 impl Loops {
     fn begin() -> Self {
-        let loops = "n=0; while [ $n -lt 24 ]; do { while :; do :; done; } & n=$((n+1)); done; wait";
+        let loops =
+            "n=0; while [ $n -lt 24 ]; do { while :; do :; done; } & n=$((n+1)); done; wait";
         let mut command = Command::new("setsid");
-        command.args(["taskset", "-c", "0", "setpriv", "--reuid", USER, "--clear-groups"]);
+        command.args([
+            "taskset",
+            "-c",
+            "0",
+            "setpriv",
+            "--reuid",
+            USER,
+            "--clear-groups",
+        ]);
         command.args(["timeout", "-s", "KILL", "40", "/bin/sh", "-c", loops]);
         Self(Running::start(command.stdin(Stdio::null())))
     }
@@ -156,7 +178,10 @@ impl Drop for Loops {
 /// The idle class, nice 19, the lowest autogroup, and one CPU. There even SIGKILL waits for a turn.
 fn starve(pid: u32) {
     let run = |program: &str, args: &[&str]| {
-        let done = Command::new(program).args(args).stdout(Stdio::null()).status();
+        let done = Command::new(program)
+            .args(args)
+            .stdout(Stdio::null())
+            .status();
         assert!(done.expect(program).success(), "{program} {args:?}");
     };
     let pid = pid.to_string();

@@ -1,4 +1,5 @@
-//! `mpsctl status`: what a user and root see of a job's clients, and of control daemons whose answers the user controls.
+//! `mpsctl status`: what a user and root see of a job's clients, and of control daemons whose
+//! answers the user controls.
 
 use std::time::Duration;
 
@@ -59,7 +60,11 @@ fn eight_clients_are_shown_to_their_user_and_to_root_and_so_is_the_gpu_without_o
         assert_eq!(of("pid"), pids, "{told}");
         assert_eq!(of("memory_mib").len(), 8, "{told}");
         assert!(of("memory_mib").iter().all(|mib| *mib > 0), "{told}");
-        let is_client = |c: &Value| c["command"].as_str().is_some_and(|c| c.contains("--hold 30"));
+        let is_client = |c: &Value| {
+            c["command"]
+                .as_str()
+                .is_some_and(|c| c.contains("--hold 30"))
+        };
         assert!(all.iter().all(is_client), "{told}");
         let daemon = &shown["daemons"][0];
         let limits = daemon["limits"].as_array().expect("limits");
@@ -80,7 +85,10 @@ fn a_task_is_told_why_it_is_not_under_mps() {
     let of_job = ("PBS_JOBID", job);
     for (env, words) in [
         (&[][..], "this is no job"),
-        (&[("PBS_JOBID", "399.srv")], "job 399.srv has no MPS on this node"),
+        (
+            &[("PBS_JOBID", "399.srv")],
+            "job 399.srv has no MPS on this node",
+        ),
         (&[of_job], "CUDA_MPS_PIPE_DIRECTORY is not set here"),
         (
             &[of_job, elsewhere],
@@ -163,7 +171,11 @@ fn a_daemon_that_answers_nonsense_gets_no_control_character_onto_a_terminal() {
     let mut tries = Vec::new();
     for (name, text) in nonsense() {
         tries.push((name, text.clone(), &["get_server_list"][..]));
-        tries.push((name, text, &["get_server_status", "get_client_list", "ps"][..]));
+        tries.push((
+            name,
+            text,
+            &["get_server_status", "get_client_list", "ps"][..],
+        ));
     }
     side_by_side(tries, 2, |(name, text, commands)| {
         let node = fast(1).fault(|faults| {
@@ -189,7 +201,10 @@ fn assert_harmless(ran: &Ran, what: &str) {
     assert!(ran.out.len() < 20_000, "{what}: {} bytes", ran.out.len());
     assert!(ran.took < Duration::from_secs(12), "{what}: {:?}", ran.took);
     let hidden = |c: char| (c.is_control() && c != '\n') || ('\u{200b}'..='\u{202e}').contains(&c);
-    assert!(!(ran.out.clone() + &ran.err).contains(hidden), "{what}: {ran:?}");
+    assert!(
+        !(ran.out.clone() + &ran.err).contains(hidden),
+        "{what}: {ran:?}"
+    );
     // Pid 1 and the test itself are neither a server nor a client of the job's user.
     for name in ["/suite", "init"] {
         assert!(!ran.out.contains(name), "{what}: {ran:?}");

@@ -51,7 +51,9 @@ fn client(place: &Place, job: &str, args: &[&str], env: &[(&str, &str)]) -> Runn
     let client = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()));
     let attached = || {
         let contexts = place.node.contexts();
-        contexts.iter().any(|(_, context)| context.pid == client.pid())
+        contexts
+            .iter()
+            .any(|(_, context)| context.pid == client.pid())
     };
     eventually("the client attaches", attached);
     client
@@ -85,7 +87,8 @@ fn a_control_daemon_that_dies_takes_its_server_along_and_the_log_says_what_follo
     for name in [THREE[2], THREE[0]] {
         eventually(format_args!("{name} ends"), || place.pids(name).is_empty());
     }
-    // Its user finds that the socket does not answer. Root, asked by a hook, finds that the proved process is gone.
+    // Its user finds that the socket does not answer. Root, asked by a hook, finds that the proved
+    // process is gone.
     let args = ["exec", "--job", "91.srv", "--", "true"];
     let exec = place.mpsctl_as(USER, &args, &[]);
     let root = place.mpsctl(&["env", "--shell", "json", "--job", "91.srv"]);
@@ -102,7 +105,10 @@ fn a_hung_control_daemon_is_named_at_the_start_and_ended_at_the_end() {
     kill(control, Signal::SIGSTOP);
     assert!(look::alive(control));
     ends_clean(&place, "92.srv", "a control daemon that hung in service");
-    let hung = Place::new(fast(1).fault(|f| f.start = "hangs".into()), "deadline_s = 3\n");
+    let hung = Place::new(
+        fast(1).fault(|f| f.start = "hangs".into()),
+        "deadline_s = 3\n",
+    );
     let ran = hung.prologue(&openpbs_args("93.srv", USER, ACCOUNT), &[]);
     let words = "the control daemon or its server hangs";
     ran.exits(2).complains(words);
@@ -185,7 +191,11 @@ fn the_end_of_the_daemon_that_ran_the_prologue_leaves_the_job_in_service() {
         assert_eq!(place.pids(name).len(), 1, "{name}");
     }
     place.served("97.srv", &[]);
-    ends_clean(&place, "97.srv", "the end of the daemon that ran the prologue");
+    ends_clean(
+        &place,
+        "97.srv",
+        "the end of the daemon that ran the prologue",
+    );
 }
 
 /// A job under one policy, with a client that keeps its limit and one that does not.
@@ -198,7 +208,10 @@ struct Watched {
 impl Watched {
     fn new(policy: &str) -> Self {
         let keep = "compute_mode = \"keep\"";
-        let place = served("96.srv", &format!("memory_over_limit = \"{policy}\"\n{keep}\n"));
+        let place = served(
+            "96.srv",
+            &format!("memory_over_limit = \"{policy}\"\n{keep}\n"),
+        );
         let small = [&["--alloc", "256"][..], &STAYS].concat();
         Self {
             honest: client(&place, "96.srv", &small, &[]),
@@ -237,12 +250,14 @@ fn greedy_in(place: &Place, job: &str) -> Running {
 #[test]
 fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
     let (ignored, logged) = (Watched::new("ignore"), Watched::new("log"));
-    // A job of the same user on the same GPU, which may have more. The GPU lists its client for both.
+    // A job of the same user on the same GPU, which may have more. The GPU lists its client for
+    // both.
     let (place, other) = (&logged.place, "98.srv");
     place.begin(other, "MPS=true,MPS_MEM=6G", "0");
     let stranger = greedy_in(place, other);
     eventually("the client is told of", || logged.lines(&logged.over) > 0);
-    // A line about a second client proves a second look. By then "ignore" has had time for a line too.
+    // A line about a second client proves a second look. By then "ignore" has had time for a line
+    // too.
     let second = greedy(&logged.place);
     eventually("the second is told of", || logged.lines(&second) > 0);
     drop(second);
@@ -253,11 +268,18 @@ fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
     assert!(logged.log().contains("its limit is 1024 MiB"));
     assert_eq!(ignored.lines(&ignored.over), 0, "ignore");
     for (watched, policy) in [(ignored, "ignore"), (logged, "log")] {
-        assert!(look::alive(watched.over.pid()), "{policy}: it is left alone");
+        assert!(
+            look::alive(watched.over.pid()),
+            "{policy}: it is left alone"
+        );
         watched.ends(policy);
     }
 
-    let Watched { place, honest, over } = Watched::new("terminate");
+    let Watched {
+        place,
+        honest,
+        over,
+    } = Watched::new("terminate");
     let pid = over.pid();
     assert_eq!(error(over), Some(810), "{}", log_of(&place, "96.srv"));
     says(&place, "96.srv", &format!("client {pid} holds "));
@@ -288,7 +310,9 @@ fn the_memory_watch_goes_on_once_nvml_answers_again() {
 fn without_limit(place: &Place, job: &str, mib: &str, cgroup: Option<&Path>) -> Running {
     let mut command = Command::new("/bin/sh");
     let procs = cgroup.map_or("/dev/null".into(), |cgroup| cgroup.join("cgroup.procs"));
-    command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]).arg(procs);
+    command
+        .args(["-c", "echo $$ >\"$0\" && exec \"$@\""])
+        .arg(procs);
     let exec = place.mpsctl_of(USER);
     command.arg(exec.get_program()).args(exec.get_args());
     command.args(["exec", "--", "/usr/bin/env", "-u", LIMIT]);
@@ -303,7 +327,8 @@ fn without_limit(place: &Place, job: &str, mib: &str, cgroup: Option<&Path>) -> 
     client
 }
 
-/// The cgroups are those of Torque and of OpenPBS' hook. Outside them no job is known, so the highest limit applies.
+/// The cgroups are those of Torque and of OpenPBS' hook. Outside them no job is known, so the
+/// highest limit applies.
 #[test]
 fn a_client_that_voids_its_limit_is_held_to_that_of_its_own_job_in_a_shared_mps() {
     let config = format!("{CONFIG}shared_gpus = true\nmemory_over_limit = \"terminate\"\n");
@@ -365,7 +390,10 @@ const SHARERS: [&str; 2] = ["861.srv", "862.srv"];
 fn quits(place: &Place, job: &str) -> Running {
     let exec = ["exec", "--", "/bin/sh", "-c", "echo quit | \"$0\""];
     let mut command = place.mpsctl_of(USER);
-    command.args(exec).arg(place.node.control()).env("PBS_JOBID", job);
+    command
+        .args(exec)
+        .arg(place.node.control())
+        .env("PBS_JOBID", job);
     Running::start(command.stdout(Stdio::null()))
 }
 
@@ -389,7 +417,10 @@ fn a_shared_mps_that_a_script_tells_to_quit_comes_back_for_all_its_jobs() {
                 .map_or(Value::Null, |_| ran.json());
             after["under_mps"] == true && after["daemon_pid"] != before
         });
-        assert_eq!(in_job(&place, SHARERS[0])["daemon_pid"], after["daemon_pid"]);
+        assert_eq!(
+            in_job(&place, SHARERS[0])["daemon_pid"],
+            after["daemon_pid"]
+        );
         // It also serves a job that begins now.
         place.torque_on_gpu_0("863.srv", "MPS=true").ok();
         assert_eq!(in_job(&place, "863.srv")["daemon_pid"], after["daemon_pid"]);
@@ -431,7 +462,11 @@ fn a_killed_rank_costs_the_next_program_nothing() {
         return;
     }
     says(&place, "96.srv", &format!("server {server} ended by mpsd"));
-    assert_eq!(place.served("96.srv", &[]).json()["sms"], 32, "the same limits");
+    assert_eq!(
+        place.served("96.srv", &[]).json()["sms"],
+        32,
+        "the same limits"
+    );
     let log = log_of(&place, "96.srv");
     assert!(!log.contains(" died "), "{log}");
     ends_clean(&place, "96.srv", "killed ranks");

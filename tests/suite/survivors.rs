@@ -1,5 +1,5 @@
-//! What survives SIGKILL, and a silent NVML. A node is drained only for what root started or proved, if the vendor's
-//! driver holds it in every look, and still a minute later.
+//! What survives SIGKILL, and a silent NVML. A node is drained only for what root started or
+//! proved, if the vendor's driver holds it in every look, and still a minute later.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,7 +12,8 @@ use mpsd_core::paths::JOURNAL;
 use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Sim, World, paths};
 
-const IN_DRIVER: &str = "[<0>] os_acquire_semaphore+0x1/0x2 [nvidia]\n[<0>] nvidia_close+0x1/0x2 [nvidia]\n";
+const IN_DRIVER: &str =
+    "[<0>] os_acquire_semaphore+0x1/0x2 [nvidia]\n[<0>] nvidia_close+0x1/0x2 [nvidia]\n";
 const LOOKUP: &str = "[<0>] d_alloc_parallel+0x3c/0x120\n[<0>] path_openat+0x8f4/0x920\n";
 const BELOW: &str = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] filemap_fault+0x1/0x2\n[<0>] nvidia_ioctl+0x1/0x2 [nvidia]\n";
 
@@ -53,7 +54,11 @@ fn later(world: &Rc<RefCell<World>>, scenario: &Scenario, seconds: u64) -> Vec<S
 fn is_refused(world: &Rc<RefCell<World>>) -> bool {
     let next = Scenario::new("next", "MPS=true", 1).step();
     let failed = begin(world, &next).expect_err("no job with MPS until the second look");
-    assert_eq!(failed.failure.kind(), FailureKind::Undetermined, "{failed:?}");
+    assert_eq!(
+        failed.failure.kind(),
+        FailureKind::Undetermined,
+        "{failed:?}"
+    );
     failed.failure.to_string().contains("hangs in the driver")
 }
 
@@ -63,26 +68,44 @@ fn what_the_driver_holds_drains_at_the_second_look_within_two_minutes() {
     let began = std::time::Instant::now();
     let found = end(&world, &scenario);
     let took = began.elapsed().as_secs_f32();
-    assert!(found.faults.is_empty(), "one look is no evidence: {found:?}");
-    for survivor in found.undetermined.iter().filter(|u| u.why.starts_with("state ")) {
+    assert!(
+        found.faults.is_empty(),
+        "one look is no evidence: {found:?}"
+    );
+    for survivor in found
+        .undetermined
+        .iter()
+        .filter(|u| u.why.starts_with("state "))
+    {
         let seconds = survivor.why.split_whitespace().nth(3);
         let seconds: f32 = seconds.and_then(|word| word.parse().ok()).expect("seconds");
         assert!(seconds <= took + 0.1, "the end took {took} s: {survivor}");
     }
     let mut suspected = found.undetermined.clone();
     suspected.retain(|u| u.why.contains("looked at again"));
-    assert_eq!(suspected.len(), 3, "mpsd, control daemon, server: {found:?}");
+    assert_eq!(
+        suspected.len(),
+        3,
+        "mpsd, control daemon, server: {found:?}"
+    );
     assert_eq!(world.borrow().drains, Vec::<String>::new());
     assert!(is_refused(&world));
     let asks_the_timer = || world.borrow().files.contains_key(&paths().look_again());
     assert!(asks_the_timer());
-    assert_eq!(later(&world, &scenario, 30), Vec::<String>::new(), "too early");
+    assert_eq!(
+        later(&world, &scenario, 30),
+        Vec::<String>::new(),
+        "too early"
+    );
     assert!(is_refused(&world));
     later(&world, &scenario, 33);
     let drains = world.borrow().drains.clone();
     assert_eq!(drains.len(), 3, "{drains:?}");
     for (drain, role) in drains.iter().zip(["mpsd", "mps-control", "mps-server"]) {
-        assert!(drain.starts_with(&format!("mpsd: job 4711: {role} ")), "{drain}");
+        assert!(
+            drain.starts_with(&format!("mpsd: job 4711: {role} ")),
+            "{drain}"
+        );
         assert!(drain.ends_with(": state D after 63 s"), "{drain}");
     }
     assert_eq!(world.borrow().drained, 1, "counted once, for one job");
@@ -121,7 +144,12 @@ fn a_node_without_a_timer_looks_again_at_its_next_job() {
     world.borrow_mut().now += 61;
     world.borrow_mut().deaf = true;
     let _ = begin(&world, &Scenario::new("next", "MPS=true", 1).step());
-    assert_eq!(world.borrow().drains.len(), 3, "{:?}", world.borrow().drains);
+    assert_eq!(
+        world.borrow().drains.len(),
+        3,
+        "{:?}",
+        world.borrow().drains
+    );
 }
 
 #[test]
@@ -135,7 +163,10 @@ fn what_a_user_can_bring_about_drains_nothing_however_long_it_lasts() {
         ("starved", vec![thread('R', "")]),
         ("stopped", vec![thread('T', "")]),
         ("asleep", vec![thread('S', IN_DRIVER)]),
-        ("a file system that never answers", vec![thread('D', LOOKUP)]),
+        (
+            "a file system that never answers",
+            vec![thread('D', LOOKUP)],
+        ),
         ("memory behind a file system", vec![thread('D', BELOW)]),
         ("a kernel that shows no stacks", vec![thread('D', "")]),
         ("in the driver now and then", once(4)),
@@ -143,7 +174,10 @@ fn what_a_user_can_bring_about_drains_nothing_however_long_it_lasts() {
         let (world, scenario) = stuck(looks);
         for _ in 0..3 {
             let found = end(&world, &scenario);
-            assert!(found.faults.is_empty() && !found.is_clean(), "{what}: {found:?}");
+            assert!(
+                found.faults.is_empty() && !found.is_clean(),
+                "{what}: {found:?}"
+            );
             later(&world, &scenario, 61);
         }
         assert_eq!(world.borrow().drains, Vec::<String>::new(), "{what}");
@@ -156,7 +190,8 @@ fn a_process_that_root_did_not_prove_is_no_evidence_whatever_holds_it() {
     // The mpsd that root started proves nothing of the others.
     for is_started in [false, true] {
         let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
-        // The user's own process with the vendor's file and the job's pipe directory looks the same from outside.
+        // The user's own process with the vendor's file and the job's pipe directory looks the same
+        // from outside.
         let mut journal = world.borrow().journal(&scenario.id()).expect("journal");
         journal.proved.clear();
         journal.supervisor = journal.supervisor.filter(|_| is_started);
@@ -174,12 +209,42 @@ fn a_process_that_root_did_not_prove_is_no_evidence_whatever_holds_it() {
 fn a_lock_of_the_drivers_that_a_users_process_may_hold_is_no_evidence() {
     let stranger = UID + 9;
     for (what, uid, state, stack, count) in [
-        ("a stranger whose user withholds memory", stranger, 'D', BELOW, 0),
-        ("the same, not yet woken by a signal", stranger, 'S', BELOW, 0),
-        ("the user's own, which may share the memory", UID, 'D', LOOKUP, 0),
-        ("a stranger that waits for its disk", stranger, 'D', LOOKUP, 3),
+        (
+            "a stranger whose user withholds memory",
+            stranger,
+            'D',
+            BELOW,
+            0,
+        ),
+        (
+            "the same, not yet woken by a signal",
+            stranger,
+            'S',
+            BELOW,
+            0,
+        ),
+        (
+            "the user's own, which may share the memory",
+            UID,
+            'D',
+            LOOKUP,
+            0,
+        ),
+        (
+            "a stranger that waits for its disk",
+            stranger,
+            'D',
+            LOOKUP,
+            3,
+        ),
         ("another victim of the driver", UID, 'D', IN_DRIVER, 3),
-        ("the user's own in a call of the driver", UID, 'S', IN_DRIVER, 3),
+        (
+            "the user's own in a call of the driver",
+            UID,
+            'S',
+            IN_DRIVER,
+            3,
+        ),
     ] {
         let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
         let threads = thread(state, stack);
@@ -214,7 +279,11 @@ fn a_silent_nvml_drains_only_where_the_driver_holds_it_twice() {
         let world = Rc::new(RefCell::new(world));
         let failed = begin(&world, &scenario).expect_err("NVML is silent");
         assert_eq!(failed.failure.kind(), FailureKind::Undetermined, "{what}");
-        assert_eq!(world.borrow().drains, Vec::<String>::new(), "{what}: one look");
+        assert_eq!(
+            world.borrow().drains,
+            Vec::<String>::new(),
+            "{what}: one look"
+        );
         later(&world, &scenario, 61);
         let found = world.borrow().drains.clone();
         assert_eq!(found.len(), drains, "{what}: {found:?}");
@@ -237,7 +306,11 @@ fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
     let (world, scenario) = stuck(Vec::new());
     let before = world.borrow().processes.clone();
     let failed = begin(&world, &scenario).expect_err("the earlier processes are there");
-    assert_eq!(failed.failure.kind(), FailureKind::Undetermined, "{failed:?}");
+    assert_eq!(
+        failed.failure.kind(),
+        FailureKind::Undetermined,
+        "{failed:?}"
+    );
     let world = world.borrow();
     assert_eq!(world.processes, before);
     let journal = world.journal(&scenario.id());
@@ -253,11 +326,13 @@ fn sharing<const N: usize>(numbers: [u32; N]) -> (Rc<RefCell<World>>, [Scenario;
     let mut world = World::new(jobs[0].inventory.clone());
     world.stubborn = Some(Rung::Kill);
     let world = Rc::new(RefCell::new(world));
-    jobs.iter().for_each(|job| begin(&world, job).expect("prologue"));
+    jobs.iter()
+        .for_each(|job| begin(&world, job).expect("prologue"));
     (world, jobs)
 }
 
-/// Only the last job's end can find the MPS in the driver. The reason names the jobs that shared it when it was seen to hang.
+/// Only the last job's end can find the MPS in the driver. The reason names the jobs that shared it
+/// when it was seen to hang.
 #[test]
 fn an_mps_that_jobs_share_and_the_driver_holds_drains_once_for_all_of_them() {
     let (world, jobs) = sharing([4711, 4712, 4713, 4714]);
@@ -267,7 +342,10 @@ fn an_mps_that_jobs_share_and_the_driver_holds_drains_once_for_all_of_them() {
     assert!(end(&world, &jobs[1]).is_clean());
     assert!(end(&world, &jobs[2]).is_clean());
     assert!(suspicions(&world).is_none());
-    assert!(end(&world, &jobs[3]).faults.is_empty(), "one look is no evidence");
+    assert!(
+        end(&world, &jobs[3]).faults.is_empty(),
+        "one look is no evidence"
+    );
     later(&world, &jobs[3], 61);
     let drains = world.borrow().drains.clone();
     let mps = jobs[0].mps_id();
@@ -282,7 +360,8 @@ fn an_mps_that_jobs_share_and_the_driver_holds_drains_once_for_all_of_them() {
     assert_eq!(world.borrow().drains, drains);
 }
 
-/// The driver held it for a while, and released it before the last job ended or before it hung for good.
+/// The driver held it for a while, and released it before the last job ended or before it hung for
+/// good.
 #[test]
 fn a_job_that_ended_before_a_shared_mps_hung_for_good_is_not_named() {
     let (world, jobs) = sharing([4711, 4712, 4713]);

@@ -1,4 +1,5 @@
-//! `mpsctl sweep` as an ordinary user in a job: what it measures and advises, and that no process is left.
+//! `mpsctl sweep` as an ordinary user in a job: what it measures and advises, and that no process
+//! is left.
 
 use std::fs;
 use std::path::PathBuf;
@@ -26,8 +27,9 @@ impl Bench {
         bench
     }
 
-    /// A client of the simulated CUDA with a speed that depends on how it shares the GPU. Clients that take turns have
-    /// 1000 together; under MPS 3000; each with a share 4000. A single client has 1000.
+    /// A client of the simulated CUDA with a speed that depends on how it shares the GPU. Clients
+    /// that take turns have 1000 together; under MPS 3000; each with a share 4000. A single client
+    /// has 1000.
     fn simulation(&self) -> String {
         let (peers, client) = (self.place.path("peers"), self.place.node.client());
         let text = format!(
@@ -78,7 +80,11 @@ fn clients_are_measured_side_by_side_and_the_best_is_told() {
     let json = bench.json(&[&args[..], &["--", &simulation]].concat());
     let of = |threads| [1, 2, 4].map(|clients| figure(&json, clients, threads));
     assert_eq!(of(None), [1000.0; 3], "taking turns: {json}");
-    assert_eq!(of(Some("none")), [1000.0, 2000.0, 3000.0], "under MPS: {json}");
+    assert_eq!(
+        of(Some("none")),
+        [1000.0, 2000.0, 3000.0],
+        "under MPS: {json}"
+    );
     assert_eq!(of(Some("auto"))[2], 4000.0, "with a share: {json}");
     assert_eq!(row(&json, 4, Some("auto"))["percent"], 50.0);
     assert!(
@@ -92,7 +98,10 @@ fn clients_are_measured_side_by_side_and_the_best_is_told() {
     );
     let memory = row(&json, 4, Some("none"))["memory_mib"].as_u64();
     let memory = memory.expect("memory");
-    assert!((256..1024).contains(&memory), "256 MiB and a context: {memory}");
+    assert!(
+        (256..1024).contains(&memory),
+        "256 MiB and a context: {memory}"
+    );
     let svg = fs::read_to_string(&plot).expect("plot");
     assert!(svg.starts_with("<svg"), "{svg}");
     assert!(svg.contains("MPS, auto") && svg.contains("ns/day"), "{svg}");
@@ -155,17 +164,29 @@ fn copies_take_the_jobs_gpus_in_turn() {
     }
 }
 
-/// In an exclusive mode nothing runs outside MPS, so clients are compared with one that has the GPU alone, under MPS.
+/// In an exclusive mode nothing runs outside MPS, so clients are compared with one that has the GPU
+/// alone, under MPS.
 #[test]
 fn on_an_exclusive_gpu_the_comparison_is_one_client_at_a_time_under_mps() {
     let bench = Bench::of(1, "exclusive", "MPS=true");
     let simulation = bench.simulation();
-    let options = ["--clients", "2,4", "--threads", "none", "--metric", "ns/day"];
+    let options = [
+        "--clients",
+        "2,4",
+        "--threads",
+        "none",
+        "--metric",
+        "ns/day",
+    ];
     let json = bench.json(&[&options[..], &["--", &simulation]].concat());
     let rows = json["rows"].as_array().expect("rows");
     assert!(rows.iter().all(|row| row["mps"] == true), "{json}");
     let of = [1, 2, 4].map(|clients| figure(&json, clients, Some("none")));
-    assert_eq!(of, [1000.0, 2000.0, 3000.0], "one was not asked for: {json}");
+    assert_eq!(
+        of,
+        [1000.0, 2000.0, 3000.0],
+        "one was not asked for: {json}"
+    );
     let advice = json["advice"].as_str().expect("advice");
     let gain = "4 clients, MPS=true: 3.0 × one after another under MPS; memory allows";
     assert!(advice.starts_with(gain), "{advice}");
@@ -210,7 +231,10 @@ fn completions_are_counted_and_a_run_that_never_ends_is_cut() {
     let quick = bench.script("quick", "sleep 0.5");
     let json = bench.limitless("1,2", &["--", &quick]);
     let [one, two] = [1, 2].map(|clients| figure(&json, clients, Some("none")));
-    assert!((2000.0..7300.0).contains(&one), "two a second at most: {one}");
+    assert!(
+        (2000.0..7300.0).contains(&one),
+        "two a second at most: {one}"
+    );
     assert!((one..14_600.0).contains(&two), "{json}");
     let json = bench.limitless("1", &["--seconds", "3", "--", &quick]);
     let cut = figure(&json, 1, Some("none"));
@@ -218,8 +242,14 @@ fn completions_are_counted_and_a_run_that_never_ends_is_cut() {
     // The last figure before the end of its time counts.
     let text = "n=0; while :; do n=$((n + 1)); echo $n steps; sleep 0.2; done";
     let endless = bench.script("endless", text);
-    let json = bench.limitless("2", &["--seconds", "2", "--metric", "steps", "--", &endless]);
-    assert!((5.0..24.0).contains(&figure(&json, 2, Some("none"))), "{json}");
+    let json = bench.limitless(
+        "2",
+        &["--seconds", "2", "--metric", "steps", "--", &endless],
+    );
+    assert!(
+        (5.0..24.0).contains(&figure(&json, 2, Some("none"))),
+        "{json}"
+    );
     // Neither a figure nor an end.
     let options = ["--clients", "1", "--only-mps", "--seconds", "1"];
     let ran = bench.run(&[&options[..], &["--", &endless]].concat());
@@ -252,7 +282,10 @@ fn requests_that_tell_their_times_are_counted_by_them_and_the_table_has_their_pe
 #[test]
 fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
     let bench = Bench::usual();
-    let failing = bench.script("failing", "printf 'no \\033[31mspace\\007 left\\n' >&2; exit 3");
+    let failing = bench.script(
+        "failing",
+        "printf 'no \\033[31mspace\\007 left\\n' >&2; exit 3",
+    );
     let ran = bench.run(&["--clients", "1,2", "--", &failing]).exits(1);
     ran.prints("note: 1 client, MPS: it ended by exit code 3; its last line: no ?[31mspace? left");
     // It does not try more of the same.
@@ -268,7 +301,10 @@ fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
     let json = bench.limitless("1,2", &["--repeat", "3", "--metric", "apples", "--", &pair]);
     let one = row(&json, 1, Some("none"));
     assert_eq!(one["runs"].as_array().map(Vec::len), Some(3), "{json:#}");
-    assert!(row(&json, 2, Some("none"))["failed"].is_string(), "{json:#}");
+    assert!(
+        row(&json, 2, Some("none"))["failed"].is_string(),
+        "{json:#}"
+    );
     let one = |rest: &[&str]| bench.run(&[&["--clients", "1", "--only-mps"], rest].concat());
     let mute = one(&["--metric", "ns/day", "--", "/bin/echo", "3 apples"]);
     mute.prints("nothing that it wrote matches 'ns/day'; its last line: 3 apples");
@@ -286,7 +322,8 @@ fn megabytes_of_garbage_are_read_and_forgotten() {
     assert_eq!(figure(&json, 2, Some("none")), 25.0, "{json}");
 }
 
-/// A copy with three children: one ignores SIGTERM, one has left its session, one has left its parent.
+/// A copy with three children: one ignores SIGTERM, one has left its session, one has left its
+/// parent.
 const CLINGING: &str = "trap '' TERM\nsetsid LINGER 600 &\n(LINGER 601 &)\nLINGER 602";
 
 #[test]

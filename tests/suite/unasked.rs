@@ -1,4 +1,5 @@
-//! A job that its site's `auto` brought in did not ask: nothing of MPS keeps it from running, and nothing tells it.
+//! A job that its site's `auto` brought in did not ask: nothing of MPS keeps it from running, and
+//! nothing tells it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -25,7 +26,13 @@ fn begun(scenario: &Scenario, trouble: Trouble) -> (Option<Record>, Rc<RefCell<W
     let world = Rc::new(RefCell::new(World::new(scenario.inventory.clone())));
     let job = scenario.job().expect("a job");
     let name = format!("{}, {trouble:?}", scenario.name);
-    let code = job::begin(&mut Sim::new(&world, trouble), &job, scenario, scenario.when).code;
+    let code = job::begin(
+        &mut Sim::new(&world, trouble),
+        &job,
+        scenario,
+        scenario.when,
+    )
+    .code;
     let seen = world.borrow();
     assert_eq!(
         (code, &seen.complaints[..]),
@@ -33,7 +40,10 @@ fn begun(scenario: &Scenario, trouble: Trouble) -> (Option<Record>, Rc<RefCell<W
         "{name}: {:?}",
         seen.log
     );
-    assert!(seen.reports.is_empty() && seen.requeued.is_empty(), "{name}");
+    assert!(
+        seen.reports.is_empty() && seen.requeued.is_empty(),
+        "{name}"
+    );
     let record = seen.text(&paths().job(&scenario.id()).record());
     let record = record.map(|text| Record::parse(&text).expect("a record"));
     drop(seen);
@@ -89,7 +99,10 @@ fn a_job_that_could_notice_its_mps_has_none() {
             with("nvidia-cuda-mps-control -d; mpirun ./prog"),
             "nvidia-cuda-mps",
         ),
-        (with("for i in $(seq 56); do ./prog & done"), "names no mpirun"),
+        (
+            with("for i in $(seq 56); do ./prog & done"),
+            "names no mpirun",
+        ),
         (with(""), "names no mpirun"),
         (of_site(49, 1), "a GPU takes 48 of its 49 tasks"),
         (unlike, "not alike"),
@@ -120,10 +133,16 @@ fn a_job_that_could_notice_its_mps_has_none() {
         };
         assert_eq!(record.state, state, "{why}: {reason}");
         assert!(reason.contains(why), "{why}: {reason}");
-        assert!(record.warnings.is_empty() && !record.exclusive, "{record:?}");
+        assert!(
+            record.warnings.is_empty() && !record.exclusive,
+            "{record:?}"
+        );
         assert!(record.unasked.is_some(), "{why}");
         let modes = &world.borrow().inventory.gpus;
-        assert!(modes.iter().all(|gpu| gpu.mode == ComputeMode::Default), "{why}");
+        assert!(
+            modes.iter().all(|gpu| gpu.mode == ComputeMode::Default),
+            "{why}"
+        );
     }
 }
 
@@ -135,7 +154,11 @@ fn its_record_says_whether_its_steps_tasks_must_meet() {
         account: "MPS=on",
         ..of_site(4, 1)
     };
-    for (scenario, meet) in [(of_site(4, 1), true), (on, false), (shares(of_site(4, 1)), false)] {
+    for (scenario, meet) in [
+        (of_site(4, 1), true),
+        (on, false),
+        (shares(of_site(4, 1)), false),
+    ] {
         let world = Rc::new(RefCell::new(World::new(scenario.inventory.clone())));
         let mut well = Sim::well(&world);
         well.begin(&scenario).expect("it begins");

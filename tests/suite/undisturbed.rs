@@ -14,8 +14,8 @@ const OTHERS: usize = 50;
 const WITH_CLIENT: usize = 5;
 /// The double needs far less than a millisecond for a kernel.
 const PAUSE_MS: &str = "50";
-/// How many joins and leaves may fall on a moment in which this machine runs neither the client nor the server. A pause
-/// of their own would show in most of them.
+/// How many joins and leaves may fall on a moment in which this machine runs neither the client nor
+/// the server. A pause of their own would show in most of them.
 const BY_CHANCE: usize = 5;
 
 /// Gives a process priority over all others, so that a pause is the server's.
@@ -60,7 +60,10 @@ fn a_client_sees_no_error_and_no_pause_while_fifty_jobs_join_and_leave() {
     eventually("it notices a server that stands still", || {
         slow() > before + during
     });
-    assert!(during < BY_CHANCE, "{during} pauses of {OTHERS} joins and leaves");
+    assert!(
+        during < BY_CHANCE,
+        "{during} pauses of {OTHERS} joins and leaves"
+    );
     assert_eq!(place.pids(THREE[2]), [server], "another server");
     drop(client);
     place.assert_ends_clean(JOB, "fifty jobs that joined and left");

@@ -1,4 +1,5 @@
-//! The line of advice at the end of a job's report. The first rule that applies gives it; docs/report.md has the same table.
+//! The line of advice at the end of a job's report. The first rule that applies gives it;
+//! docs/report.md has the same table.
 //!
 //! A rule reads what was measured. If the figure that it needs is absent, it does not apply.
 
@@ -12,10 +13,12 @@ use serde::{Deserialize, Serialize};
 const NEARLY_FULL: u64 = 90;
 /// A GPU that is used less has room for more clients. Percent.
 const LITTLE_USED: u8 = 30;
-/// Advice about more clients aims at this use of the GPU, percent, and names at most so many times the clients.
+/// Advice about more clients aims at this use of the GPU, percent, and names at most so many times
+/// the clients.
 const AIM: u64 = 70;
 const MOST_TIMES: u64 = 3;
-/// If the thread shares of all clients at once add up to less, a part of the GPU stays unused. Percent.
+/// If the thread shares of all clients at once add up to less, a part of the GPU stays unused.
+/// Percent.
 const THREADS_LEFT: u64 = 75;
 /// Kernels that wait for memory reach about this much of its bandwidth. Percent.
 const BANDWIDTH_BOUND: u8 = 70;
@@ -151,7 +154,8 @@ fn no_client(facts: &Facts<'_>) -> Option<String> {
 }
 
 fn memory(facts: &Facts<'_>) -> Option<String> {
-    let is_full = |held: u64, of: u64| held.saturating_mul(100) >= of.saturating_mul(NEARLY_FULL) && of > 0;
+    let is_full =
+        |held: u64, of: u64| held.saturating_mul(100) >= of.saturating_mul(NEARLY_FULL) && of > 0;
     facts.gpus().find_map(|of| {
         let seen = of.clients?;
         let (one, all) = (seen.most_client_mib, seen.most_memory_mib);
@@ -175,7 +179,10 @@ fn takes_turns(facts: &Facts<'_>) -> Option<String> {
 }
 
 fn one_client(facts: &Facts<'_>) -> Option<String> {
-    let most = facts.gpus().map(|of| facts.at_once(&of).unwrap_or(0)).max()?;
+    let most = facts
+        .gpus()
+        .map(|of| facts.at_once(&of).unwrap_or(0))
+        .max()?;
     if most != 1 {
         return None;
     }
@@ -232,9 +239,13 @@ fn room(facts: &Facts<'_>) -> Option<String> {
             let each = seen.most_client_mib.max(1);
             whole.saturating_mul(NEARLY_FULL) / 100 / each
         });
-        let aim = clients.saturating_mul(MOST_TIMES).min(by_use).min(by_memory?);
+        let aim = clients
+            .saturating_mul(MOST_TIMES)
+            .min(by_use)
+            .min(by_memory?);
         let (now, place) = (count(clients, "client"), &of.place);
-        (aim > clients).then(|| format!("{used} % busy with {now}{place}: try {aim}, or mpsctl sweep"))
+        (aim > clients)
+            .then(|| format!("{used} % busy with {now}{place}: try {aim}, or mpsctl sweep"))
     })
 }
 
@@ -270,7 +281,8 @@ mod tests {
         })
     }
 
-    /// A job with 4 clients at once, of 1,000 MiB each, that use 60 % of GPU 0, which has 80,000 MiB; with these changes.
+    /// A job with 4 clients at once, of 1,000 MiB each, that use 60 % of GPU 0, which has 80,000
+    /// MiB; with these changes.
     fn job(changes: &str) -> Job {
         let mut job = Job {
             gpus: vec![gpu(0)],
@@ -292,7 +304,10 @@ mod tests {
             bandwidth_percent: Some(20),
             ..GpuUsage::new(uuid.clone())
         };
-        for (name, value) in changes.split(' ').filter_map(|change| change.split_once('=')) {
+        for (name, value) in changes
+            .split(' ')
+            .filter_map(|change| change.split_once('='))
+        {
             let number: Option<u64> = value.parse().ok();
             let percent = number.map(|number| number as u8);
             match name {
@@ -369,11 +384,18 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
                 panic!("{case}")
             };
             let (found, text) = advised(changes).unwrap_or_default();
-            assert!(found == rule && text.contains(words), "{case}: {found}: {text}");
+            assert!(
+                found == rule && text.contains(words),
+                "{case}: {found}: {text}"
+            );
             assert!(text.len() <= LONGEST && !text.contains('\n'), "{text}");
         }
         for rule in RULES {
-            assert!(CASES.contains(&format!(" > {} > ", rule.name)), "{}", rule.name);
+            assert!(
+                CASES.contains(&format!(" > {} > ", rule.name)),
+                "{}",
+                rule.name
+            );
         }
     }
 
@@ -425,7 +447,10 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
             ..GpuUsage::new(other)
         });
         let text = advise(&job).unwrap().text;
-        assert_eq!(text, "3 % busy with 4 clients on GPU 1: try 12, or mpsctl sweep");
+        assert_eq!(
+            text,
+            "3 % busy with 4 clients on GPU 1: try 12, or mpsctl sweep"
+        );
         job.seen.gpus.clear();
         assert_eq!(advise(&job), None, "it is not known where the clients were");
     }

@@ -9,7 +9,8 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
 #[display(rename_all = "kebab-case")]
 pub enum BindMode {
-    /// Every task sees all. If a node has at least one task for each GPU, each task sees them in its own order.
+    /// Every task sees all. If a node has at least one task for each GPU, each task sees them in
+    /// its own order.
     Auto,
     /// Neighboring ranks share a GPU.
     Block,
@@ -35,7 +36,8 @@ pub struct Bind {
 impl Bind {
     /// What [`Bind::from_str`] accepts, in any case.
     pub const ALLOWED: &'static str = "block, cyclic, closest, each also with +peers; auto, none";
-    /// The binding if neither job nor site names one. With `none`, the first GPU would get most tasks (docs/measured.md).
+    /// The binding if neither job nor site names one. With `none`, the first GPU would get most
+    /// tasks (docs/measured.md).
     pub const DEFAULT: Self = Self::of(BindMode::Auto);
     /// No task is bound.
     pub const NONE: Self = Self::of(BindMode::None);
@@ -50,12 +52,14 @@ impl Bind {
         !matches!(self.how, BindMode::Auto | BindMode::None)
     }
 
-    /// Whether a task that neither Slurm nor its launcher has bound sees all GPUs in an order of its own.
+    /// Whether a task that neither Slurm nor its launcher has bound sees all GPUs in an order of
+    /// its own.
     pub fn gives_orders(self, names: DeviceNames, per_gpu: bool) -> bool {
         self.how == BindMode::Auto && names != DeviceNames::Keep && !per_gpu
     }
 
-    /// How many of the `tasks` on a node can meet on one of its `gpus`, if a program or scheduler that chooses spreads them evenly.
+    /// How many of the `tasks` on a node can meet on one of its `gpus`, if a program or scheduler
+    /// that chooses spreads them evenly.
     pub fn most_on_a_gpu(self, names: DeviceNames, per_gpu: bool, tasks: u32, gpus: u32) -> u32 {
         let gpus = gpus.max(1);
         if !self.gives_orders(names, per_gpu) {
@@ -87,7 +91,8 @@ impl FromStr for Bind {
 #[display(rename_all = "kebab-case")]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceNames {
-    /// The daemon's own numbers if a client that misses the daemon finds the same GPUs by them, else UUIDs.
+    /// The daemon's own numbers if a client that misses the daemon finds the same GPUs by them,
+    /// else UUIDs.
     Auto,
     /// UUIDs: a confined daemon renumbers its GPUs.
     Uuid,

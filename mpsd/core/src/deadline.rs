@@ -46,13 +46,15 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
-    /// Time left for `poll(2)`, rounded up to a millisecond so that a loop never spins on its last one.
+    /// Time left for `poll(2)`, rounded up to a millisecond so that a loop never spins on its last
+    /// one.
     pub fn poll_timeout(self) -> PollTimeout {
         let up = self.remaining() + Duration::from_nanos(999_999);
         PollTimeout::try_from(up.as_millis().min(i32::MAX as u128)).unwrap_or(PollTimeout::MAX)
     }
 
-    /// Sleeps for `span`, or until this deadline if that is earlier; false if it had already passed.
+    /// Sleeps for `span`, or until this deadline if that is earlier; false if it had already
+    /// passed.
     pub fn sleep(self, span: Duration) -> bool {
         let left = self.remaining();
         std::thread::sleep(span.min(left));
@@ -63,7 +65,10 @@ impl Deadline {
 /// Waits until `fd` is readable or at its end; false at the deadline.
 pub fn readable(fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool, Errno> {
     loop {
-        match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], deadline.poll_timeout()) {
+        match poll(
+            &mut [PollFd::new(fd, PollFlags::POLLIN)],
+            deadline.poll_timeout(),
+        ) {
             Ok(0) if deadline.expired() => return Ok(false),
             Ok(0) | Err(Errno::EINTR) => {}
             Ok(_) => return Ok(true),
@@ -103,7 +108,9 @@ impl Output {
                 Err(Errno::EAGAIN) => break,
                 Err(Errno::EINTR) => {}
                 Ok(0) | Err(_) => self.pipe = None,
-                Ok(got) => self.bytes.extend_from_slice(block.get(..got).unwrap_or_default()),
+                Ok(got) => self
+                    .bytes
+                    .extend_from_slice(block.get(..got).unwrap_or_default()),
             }
             if self.bytes.len() > most {
                 return false;
@@ -113,7 +120,8 @@ impl Output {
     }
 }
 
-/// Opens `/dev/null` on each of 0, 1 and 2 that is closed, so that no later file gets its number: Slurm's prologs lack 0.
+/// Opens `/dev/null` on each of 0, 1 and 2 that is closed, so that no later file gets its number:
+/// Slurm's prologs lack 0.
 pub fn fix_standard_descriptors() -> Result<(), Errno> {
     loop {
         // The lowest free number.

@@ -21,19 +21,22 @@ pub const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 pub const LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
 /// Devices that a CUDA program sees.
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-/// A client's own thread percentage; it can only lower the daemon's (docs/facts/mps-control.md#clients).
+/// A client's own thread percentage; it can only lower the daemon's
+/// (docs/facts/mps-control.md#clients).
 pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 /// A client's own memory limit. Naming a GPU that the client does not see drops every limit
 /// (docs/facts/mps-control.md#memory-limits).
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The number of a client's connections to its GPU. The user's own variable: never set or removed.
 pub const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-/// A client's connections without the variable, and those of a GPU for all its clients (docs/facts/mps-control.md#clients).
+/// A client's connections without the variable, and those of a GPU for all its clients
+/// (docs/facts/mps-control.md#clients).
 pub const USUAL_CONNECTIONS: u32 = 2;
 const ALL_CONNECTIONS: u32 = 120;
 /// The most that CUDA takes from the variable.
 const MOST_CONNECTIONS: u32 = 32;
-/// Which visible devices JAX takes. Without it a rank takes the device of its own number (docs/facts/programs.md#jax).
+/// Which visible devices JAX takes. Without it a rank takes the device of its own number
+/// (docs/facts/programs.md#jax).
 pub const JAX_DEVICES: &str = "JAX_LOCAL_DEVICE_IDS";
 const JAX_FIRST: &str = "0";
 /// Whether NCCL multicasts over NVLink (docs/facts/programs.md#read-and-not-run).
@@ -45,9 +48,11 @@ const SHMEM: [&str; 4] = [
     "NVSHMEM_HOME",
     "NVSHMEM_REMOTE_TRANSPORT",
 ];
-/// The job that a task's MPS belongs to. It tells which variables a task inherited from another job.
+/// The job that a task's MPS belongs to. It tells which variables a task inherited from another
+/// job.
 pub const JOB: &str = "MPSD_JOB";
-/// Each launcher's local rank and number of ranks. Slurm is last: an MPI launcher inside a step inherits the step's.
+/// Each launcher's local rank and number of ranks. Slurm is last: an MPI launcher inside a step
+/// inherits the step's.
 const LAUNCHERS: [(&str, &str); 4] = [
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -59,29 +64,34 @@ pub const OF_SLURM: &str = "SLURM_LOCALID";
 /// How srun binds tasks to GPUs, in each task's environment (docs/facts/slurm.md#gpus-of-a-job).
 const OF_SRUN: &str = "SLURMD_TRES_BIND";
 
-/// `SLURM_MAX_NORMAL_STEP_ID` of slurm.h; steps above it are a batch script, an interactive shell and the like.
+/// `SLURM_MAX_NORMAL_STEP_ID` of slurm.h; steps above it are a batch script, an interactive shell
+/// and the like.
 const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
 
-/// The rank on its node of the process with this environment, as its launcher names it, and the launcher's variable. A batch
-/// script has Slurm's number too, which is the script's own and that of every program that it starts.
+/// The rank on its node of the process with this environment, as its launcher names it, and the
+/// launcher's variable. A batch script has Slurm's number too, which is the script's own and that
+/// of every program that it starts.
 pub fn rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(Rank, &'static str)> {
     let number = |name: &str| lookup(name)?.trim().parse().ok();
     let in_step = is_in_step(lookup);
-    let mut launchers = LAUNCHERS.iter().filter(|(name, _)| in_step || *name != OF_SLURM);
+    let mut launchers = LAUNCHERS
+        .iter()
+        .filter(|(name, _)| in_step || *name != OF_SLURM);
     launchers.find_map(|(name, size)| {
         let (local, of) = (number(name)?, number(size));
         Some((Rank { local, of }, *name))
     })
 }
 
-/// Whether this process is in a step of srun's. On 26.05 a batch script and an interactive shell have a negative number
-/// (docs/facts/slurm.md#environment-of-a-task).
+/// Whether this process is in a step of srun's. On 26.05 a batch script and an interactive shell
+/// have a negative number (docs/facts/slurm.md#environment-of-a-task).
 pub fn is_in_step(lookup: &dyn Fn(&str) -> Option<String>) -> bool {
     let id = lookup("SLURM_STEP_ID").and_then(|id| id.trim().parse::<u32>().ok());
     id.is_some_and(|id| id < FIRST_SPECIAL_STEP)
 }
 
-/// Warnings about the environment of a process on a node with `tasks`, if it is the node's first rank or has no rank.
+/// Warnings about the environment of a process on a node with `tasks`, if it is the node's first
+/// rank or has no rank.
 pub fn warnings(
     record: &Record,
     tasks: Option<u32>,
@@ -102,7 +112,8 @@ pub fn warnings(
     all.into_iter().flatten().map(warning).collect()
 }
 
-/// Refuses the tasks of a node that would take more connections than its GPUs have: some of them would fail with 809 or 2.
+/// Refuses the tasks of a node that would take more connections than its GPUs have: some of them
+/// would fail with 809 or 2.
 pub fn expect_connections(
     record: &Record,
     tasks: Option<u32>,
@@ -125,7 +136,8 @@ pub fn expect_connections(
     Err(Refusal::new(format!("{CONNECTIONS}={each}"), why, allowed))
 }
 
-/// The connections of each client, if they are more than usual, and how many such clients a GPU takes.
+/// The connections of each client, if they are more than usual, and how many such clients a GPU
+/// takes.
 fn connections_of(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(u32, u32)> {
     let each: u32 = lookup(CONNECTIONS)?.trim().parse().ok()?;
     let each = each.min(MOST_CONNECTIONS);
@@ -159,7 +171,8 @@ fn shmem(record: &Record, each: u32, lookup: &dyn Fn(&str) -> Option<String>) ->
     })
 }
 
-/// A warning, for a node's first task, if the user's list by local rank is shorter than the node's `tasks`.
+/// A warning, for a node's first task, if the user's list by local rank is shorter than the node's
+/// `tasks`.
 pub fn repeats(record: &Record, tasks: u32) -> Option<String> {
     let lists = [
         (record.rank_threads.len(), "thread percentages"),
@@ -185,7 +198,8 @@ pub struct Task {
     pub cpus: Option<Cpus>,
     /// Its `CUDA_VISIBLE_DEVICES` as the scheduler set it: UUIDs, or indexes.
     pub visible: Option<String>,
-    /// The GPUs that it may open, in CUDA's order, by which `visible` counts; `None`: `visible` has the node's own indexes.
+    /// The GPUs that it may open, in CUDA's order, by which `visible` counts; `None`: `visible` has
+    /// the node's own indexes.
     pub counted: Option<Vec<GpuUuid>>,
     /// `MPSD_JOB` as inherited.
     pub inherited_job: Option<String>,
@@ -193,8 +207,9 @@ pub struct Task {
     pub jax_devices: Option<String>,
 }
 
-/// The GPUs of the node that this process may open, in the order of the bus; `None`: the record does not name them.
-/// For access(2) the device cgroup answers as for open(2) (Linux: `inode_permission`), and nothing is opened.
+/// The GPUs of the node that this process may open, in the order of the bus; `None`: the record
+/// does not name them. For access(2) the device cgroup answers as for open(2) (Linux:
+/// `inode_permission`), and nothing is opened.
 pub fn counted(record: &Record) -> Option<Vec<GpuUuid>> {
     let flags = AccessFlags::R_OK | AccessFlags::W_OK;
     let open = |device: &&RecordDevice| access(&device.file, flags).is_ok();
@@ -202,10 +217,12 @@ pub fn counted(record: &Record) -> Option<Vec<GpuUuid>> {
     (!record.devices.is_empty()).then(|| open.map(|device| device.uuid.clone()).collect())
 }
 
-/// Whether Slurm has bound the task to its GPUs. Slurm's `none` counts too, unless the job asks us to bind every task.
+/// Whether Slurm has bound the task to its GPUs. Slurm's `none` counts too, unless the job asks us
+/// to bind every task.
 pub fn is_bound_by_slurm(record: &Record, lookup: &dyn Fn(&str) -> Option<String>) -> bool {
     let binds_all = record.bind.is_some_and(Bind::is_for_all);
-    lookup(OF_SRUN).is_some_and(|word| word.contains("gpu:") && !(binds_all && word.contains("none")))
+    lookup(OF_SRUN)
+        .is_some_and(|word| word.contains("gpu:") && !(binds_all && word.contains("none")))
 }
 
 /// One variable to set, or to remove.
@@ -228,7 +245,8 @@ impl Change {
     }
 }
 
-/// The changes to a task's environment that attach it to the job's MPS. Refuses a task if its GPU or share cannot be told.
+/// The changes to a task's environment that attach it to the job's MPS. Refuses a task if its GPU
+/// or share cannot be told.
 pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     if record.unasked.is_some() {
         let kept = Record {
@@ -254,18 +272,21 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
         Change::set(LOG_DIRECTORY, daemon.log.to_string_lossy()),
         Change::set(JOB, record.job.as_str()),
     ];
-    changes.extend(names(record, task, daemon, &gpus).map(|list| Change::set(VISIBLE_DEVICES, list)));
+    changes
+        .extend(names(record, task, daemon, &gpus).map(|list| Change::set(VISIBLE_DEVICES, list)));
     let job = task.inherited_job.as_deref();
     let is_foreign = job.is_some_and(|job| job != record.job.as_str());
     changes.extend(of_jax(task, &gpus, is_foreign).filter(|_| PROGRAMS.sets(JAX_DEVICES)));
-    let threads = by_rank(&record.rank_threads, task, "thread percentages")?.map(ToString::to_string);
+    let threads =
+        by_rank(&record.rank_threads, task, "thread percentages")?.map(ToString::to_string);
     let memory = by_rank(&record.rank_memory, task, "memory limits")?.map(|limits| {
         // Only GPUs that this rank sees: any other name drops every limit.
         let own = limits.iter().filter(|(gpu, _)| gpus.contains(gpu));
         let own = own.map(|(gpu, mib)| format!("{}={mib}M", gpu.in_limits()));
         own.collect::<Vec<_>>().join(",")
     });
-    // In a job with partitions a rank without one must not inherit its launcher's: it gets no context then.
+    // In a job with partitions a rank without one must not inherit its launcher's: it gets no
+    // context then.
     let is_divided = all_partitions(record).next().is_some();
     let partition = partition.and_then(Partition::name);
     for (name, value, is_removed) in [
@@ -290,13 +311,19 @@ fn of_jax(task: &Task, gpus: &[GpuUuid], is_foreign: bool) -> Option<Change> {
     }
 }
 
-/// Removes the variables that another job's MPS left (`sbatch` or `qsub -V` inside a job). The user's own stay.
-pub fn strip_inherited(this_job: Option<&str>, lookup: &dyn Fn(&str) -> Option<String>) -> Vec<Change> {
+/// Removes the variables that another job's MPS left (`sbatch` or `qsub -V` inside a job). The
+/// user's own stay.
+pub fn strip_inherited(
+    this_job: Option<&str>,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Vec<Change> {
     let Some(other) = lookup(JOB).filter(|job| this_job != Some(job)) else {
         return Vec::new();
     };
     let is_left = |name: &&str| match *name {
-        PIPE_DIRECTORY | LOG_DIRECTORY => lookup(name).is_some_and(|value| is_of_job(&value, &other)),
+        PIPE_DIRECTORY | LOG_DIRECTORY => {
+            lookup(name).is_some_and(|value| is_of_job(&value, &other))
+        }
         JAX_DEVICES => lookup(name).is_some_and(|value| value == JAX_FIRST),
         _ => lookup(name).is_some(),
     };
@@ -319,7 +346,8 @@ pub fn is_of_job(path: &str, id: &str) -> bool {
     };
     let parts: Vec<&OsStr> = Path::new(path).iter().collect();
     let own = [OsStr::new(JOBS), OsStr::new(&name)];
-    let is_shared = |name: &OsStr| JobId::parse(&name.to_string_lossy()).is_ok_and(|id| id.is_shared());
+    let is_shared =
+        |name: &OsStr| JobId::parse(&name.to_string_lossy()).is_ok_and(|id| id.is_shared());
     parts
         .windows(2)
         .any(|pair| pair == own || pair[0] == SHARED && is_shared(pair[1]))
@@ -341,13 +369,26 @@ fn no_rank(what: &str) -> Refusal {
 }
 
 fn visible_gpus(record: &Record, task: &Task) -> Result<Vec<GpuUuid>, Refusal> {
-    let Some(list) = task.visible.as_deref().filter(|list| !list.trim().is_empty()) else {
-        let open = |gpu: &GpuUuid| task.counted.as_ref().is_none_or(|counted| counted.contains(gpu));
+    let Some(list) = task
+        .visible
+        .as_deref()
+        .filter(|list| !list.trim().is_empty())
+    else {
+        let open = |gpu: &GpuUuid| {
+            task.counted
+                .as_ref()
+                .is_none_or(|counted| counted.contains(gpu))
+        };
         let uuids = record.gpus.iter().map(|gpu| gpu.uuid.clone());
         return Ok(uuids.filter(open).collect());
     };
-    let entries = list.split(',').map(str::trim).filter(|entry| !entry.is_empty());
-    entries.map(|entry| named_gpu(record, task, entry)).collect()
+    let entries = list
+        .split(',')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty());
+    entries
+        .map(|entry| named_gpu(record, task, entry))
+        .collect()
 }
 
 fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refusal> {
@@ -383,10 +424,13 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
         // One process reaches one daemon only.
         _ if record.per_gpu && !requested.is_for_all() => Bind::of(BindMode::Cyclic),
         BindMode::None => return Ok(gpus),
-        // The only process on the node: a program with several GPUs, or a launcher's daemon that starts the ranks later.
+        // The only process on the node: a program with several GPUs, or a launcher's daemon that
+        // starts the ranks later.
         _ if !record.per_gpu && tasks == Some(1) => return Ok(gpus),
         BindMode::Auto if task.rank.is_none() || task.bound || may_use_several => return Ok(gpus),
-        BindMode::Auto if !requested.gives_orders(record.names(), record.per_gpu) => return Ok(gpus),
+        BindMode::Auto if !requested.gives_orders(record.names(), record.per_gpu) => {
+            return Ok(gpus);
+        }
         _ if task.bound && !record.per_gpu => return Ok(gpus),
         _ => requested,
     };
@@ -417,7 +461,8 @@ fn all_partitions(record: &Record) -> impl Iterator<Item = &Partition> {
     record.daemons.iter().flat_map(|daemon| &daemon.partitions)
 }
 
-/// The partition of this task. If the job has several, a node's only process gets none: it only starts ranks.
+/// The partition of this task. If the job has several, a node's only process gets none: it only
+/// starts ranks.
 fn own_partition<'a>(record: &'a Record, task: &Task) -> Result<Option<&'a Partition>, Refusal> {
     let local = match (all_partitions(record).count(), task.rank) {
         (0, _) => return Ok(None),
@@ -434,14 +479,26 @@ fn own_partition<'a>(record: &'a Record, task: &Task) -> Result<Option<&'a Parti
             "MPS_SMS with a number for each rank",
         ),
     };
-    Err(Refusal::new("static partitions by local rank", why, allowed))
+    Err(Refusal::new(
+        "static partitions by local rank",
+        why,
+        allowed,
+    ))
 }
 
-fn gpu_of_partition(record: &Record, own: &Partition, visible: &[GpuUuid]) -> Result<GpuUuid, Refusal> {
+fn gpu_of_partition(
+    record: &Record,
+    own: &Partition,
+    visible: &[GpuUuid],
+) -> Result<GpuUuid, Refusal> {
     let what = format!("the static partition of rank {}", own.rank);
     if !visible.contains(&own.gpu) {
         let has: Vec<&str> = visible.iter().map(GpuUuid::as_str).collect();
-        let why = format!("it lies on {}, and this task has {}", own.gpu, has.join(", "));
+        let why = format!(
+            "it lies on {}, and this task has {}",
+            own.gpu,
+            has.join(", ")
+        );
         let allowed = "tasks that the scheduler binds to no GPU of their own";
         return Err(Refusal::new(what, why, allowed));
     }
@@ -462,8 +519,8 @@ fn daemon_of<'a>(record: &'a Record, gpus: &[GpuUuid]) -> Result<&'a Daemon, Ref
     daemon.ok_or_else(|| Refusal::new(what(), "it has no MPS daemon on this node", ""))
 }
 
-/// `CUDA_VISIBLE_DEVICES` for these GPUs behind their daemon, which shows its GPUs in the order of the bus
-/// (docs/facts/mps-control.md#which-gpus-a-client-sees); `None`: as the scheduler set it.
+/// `CUDA_VISIBLE_DEVICES` for these GPUs behind their daemon, which shows its GPUs in the order of
+/// the bus (docs/facts/mps-control.md#which-gpus-a-client-sees); `None`: as the scheduler set it.
 fn names(record: &Record, task: &Task, daemon: &Daemon, gpus: &[GpuUuid]) -> Option<String> {
     let by_number = match record.names() {
         DeviceNames::Keep => return None,
@@ -478,11 +535,17 @@ fn names(record: &Record, task: &Task, daemon: &Daemon, gpus: &[GpuUuid]) -> Opt
     };
     let numbers = gpus.iter().map(number).collect::<Option<Vec<_>>>();
     let uuids = || gpus.iter().map(ToString::to_string).collect();
-    Some(numbers.filter(|_| by_number).unwrap_or_else(uuids).join(","))
+    Some(
+        numbers
+            .filter(|_| by_number)
+            .unwrap_or_else(uuids)
+            .join(","),
+    )
 }
 
-/// Whether the daemon's numbers name the same GPUs to a program that misses the daemon. A compute mode is not enough: it
-/// keeps such a program off the job's own GPUs, but number 0 may be another job's GPU.
+/// Whether the daemon's numbers name the same GPUs to a program that misses the daemon. A compute
+/// mode is not enough: it keeps such a program off the job's own GPUs, but number 0 may be another
+/// job's GPU.
 fn are_numbers_safe(record: &Record, task: &Task, daemon: &Daemon) -> bool {
     if record.is_mig() {
         return false;

@@ -46,7 +46,10 @@ fn kept(record: Record) -> Record {
 }
 
 fn task(local: u32, of: impl Into<Option<u32>>) -> Task {
-    let rank = Some(Rank { local, of: of.into() });
+    let rank = Some(Rank {
+        local,
+        of: of.into(),
+    });
     Task {
         rank,
         ..Task::default()
@@ -83,14 +86,18 @@ fn one_rank_is_warned_of_connections_that_cost_clients() {
     let told = |rank, value: &str| told(1, rank, &record(false), (CONNECTIONS, value));
     let lines = told(Some(0), "8");
     let warning = "warning: CUDA_DEVICE_MAX_CONNECTIONS=8: a GPU takes 15 ";
-    assert!(lines.len() == 1 && lines[0].starts_with(warning), "{lines:?}");
+    assert!(
+        lines.len() == 1 && lines[0].starts_with(warning),
+        "{lines:?}"
+    );
     assert_eq!(told(None, " 3 ").len(), 1);
     for (rank, value) in [(Some(1), "8"), (Some(0), "2"), (Some(0), "x"), (None, "")] {
         assert!(told(rank, value).is_empty(), "{rank:?} {value:?}");
     }
 }
 
-/// docs/facts/mps-control.md#clients: 15 clients with 8 connections, 3 with 32. The record has two GPUs.
+/// docs/facts/mps-control.md#clients: 15 clients with 8 connections, 3 with 32. The record has two
+/// GPUs.
 #[test]
 fn more_connections_than_the_gpus_have_are_refused_with_numbers() {
     let refused = |tasks, value: &str| {
@@ -243,7 +250,11 @@ fn what_cannot_be_carried_out_is_refused() {
     for (record, task, why) in [
         (&record(false), sees("3", plain.clone()), "'3'"),
         (&record(true), plain.clone(), "OMPI_COMM_WORLD_LOCAL_RANK"),
-        (&bound("cyclic"), plain.clone(), "OMPI_COMM_WORLD_LOCAL_RANK"),
+        (
+            &bound("cyclic"),
+            plain.clone(),
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+        ),
         (&bound("block"), task(1, None), "cyclic"),
         (&bound("closest"), task(1, None), "NVML does not tell"),
         (&kept(bound("cyclic")), task(1, None), "MPS_VISIBLE"),
@@ -251,7 +262,11 @@ fn what_cannot_be_carried_out_is_refused() {
         (&parted, plain, "no local rank"),
         (&parted, elsewhere, "it lies on GPU-00000002"),
         (&unmade, task(1, 3), "never made"),
-        (&kept(parted.clone()), task(1, 3), "stays as the scheduler set it"),
+        (
+            &kept(parted.clone()),
+            task(1, 3),
+            "stays as the scheduler set it",
+        ),
     ] {
         let refusal = task_environment(record, &task).unwrap_err().to_string();
         assert!(refusal.contains(why), "{refusal}");
@@ -294,7 +309,10 @@ fn every_program_looks_for_the_same_ranks_in_the_same_order() {
     let sizes = LAUNCHERS.map(|(_, size)| size);
     for (name, list) in [("RANKS", &ranks[..]), ("SIZES", &sizes[..3])] {
         let listed = format!("{name} = (\"{}\")", list.join("\", \""));
-        assert!(hook.contains(&listed), "the hook of OpenPBS has not {listed}");
+        assert!(
+            hook.contains(&listed),
+            "the hook of OpenPBS has not {listed}"
+        );
     }
     assert!(
         hook.contains(&format!("\"{JAX_DEVICES}\"")),
@@ -357,12 +375,19 @@ fn a_bound_rank_sees_its_own_gpu_alone_or_first() {
     let of_unknown = |known: Task| task(known.rank.unwrap().local, None);
     assert_eq!(seen(&bound("auto"), 4, of_unknown), "1,2 1,2 1,2 1,2");
     let kept = kept(bound("auto"));
-    assert_eq!(value(&kept, &task(2, 4), VISIBLE_DEVICES), None, "as it was set");
+    assert_eq!(
+        value(&kept, &task(2, 4), VISIBLE_DEVICES),
+        None,
+        "as it was set"
+    );
 }
 
 #[test]
 fn a_task_that_slurm_has_bound_keeps_its_gpus() {
-    let by_slurm = |task| Task { bound: true, ..task };
+    let by_slurm = |task| Task {
+        bound: true,
+        ..task
+    };
     for bind in ["auto", "block", "closest+peers"] {
         assert_eq!(seen(&bound(bind), 4, by_slurm), "1,2 1,2 1,2 1,2", "{bind}");
     }
@@ -373,7 +398,11 @@ fn a_task_that_slurm_has_bound_keeps_its_gpus() {
         ("block", "", false),
     ] {
         let told = |name: &str| (name == OF_SRUN && !word.is_empty()).then(|| word.to_owned());
-        assert_eq!(is_bound_by_slurm(&bound(bind), &told), is_bound, "{bind} {word}");
+        assert_eq!(
+            is_bound_by_slurm(&bound(bind), &told),
+            is_bound,
+            "{bind} {word}"
+        );
     }
 }
 
@@ -381,8 +410,15 @@ fn a_task_that_slurm_has_bound_keeps_its_gpus() {
 fn per_gpu_shares_by_the_binding() {
     for (bind, pipes) in [("auto", "0101"), ("block", "0011")] {
         let bind = bind.parse().ok();
-        let record = Record { bind, ..record(true) };
-        let pipe = |local| value(&record, &task(local, 4), PIPE_DIRECTORY).unwrap().pop();
+        let record = Record {
+            bind,
+            ..record(true)
+        };
+        let pipe = |local| {
+            value(&record, &task(local, 4), PIPE_DIRECTORY)
+                .unwrap()
+                .pop()
+        };
         assert_eq!((0..4).filter_map(pipe).collect::<String>(), pipes);
     }
 }
@@ -411,7 +447,8 @@ fn numbers_are_the_daemons_and_only_where_they_mean_the_same_without_it() {
     assert_eq!(case(Auto, false, false, &[0, 1, 2]), "1,2 2,1");
     // It may open only one of the job's GPUs: how CUDA then counts behind the daemon is not known.
     assert_eq!(case(Auto, false, true, &[2]), "2 2");
-    // With a daemon for each GPU, a program that misses its daemon finds another GPU of the job as number 0.
+    // With a daemon for each GPU, a program that misses its daemon finds another GPU of the job as
+    // number 0.
     assert_eq!(case(Auto, true, false, &[1, 2]), "1 2");
     assert_eq!(case(Ordinal, true, false, &[1, 2]), "0 0");
 }

@@ -23,7 +23,11 @@ pub struct Refusal {
 
 impl Refusal {
     /// A refusal of `what`, because of `why`; `allowed` tells the way out.
-    pub fn new(what: impl Into<String>, why: impl Into<String>, allowed: impl Into<String>) -> Self {
+    pub fn new(
+        what: impl Into<String>,
+        why: impl Into<String>,
+        allowed: impl Into<String>,
+    ) -> Self {
         let (what, why, allowed) = (what.into(), why.into(), allowed.into());
         Self { what, why, allowed }
     }
@@ -65,27 +69,34 @@ impl Fault {
     /// A fault of `what`, on `evidence`, seen as `why`.
     pub fn new(evidence: Evidence, what: impl Into<String>, why: impl Into<String>) -> Self {
         let (what, why) = (what.into(), why.into());
-        Self { what, why, evidence }
+        Self {
+            what,
+            why,
+            evidence,
+        }
     }
 
     /// The fault for the user of a job on `node`, who did not cause an unusable configuration.
     #[must_use]
     pub fn to_user(mut self, node: &str) -> Self {
         if self.evidence == Evidence::Configuration {
-            let told = format!("MPS is misconfigured on {node} (not your job), tell your administrator");
+            let told =
+                format!("MPS is misconfigured on {node} (not your job), tell your administrator");
             self.what = format!("{told}: {}", self.what);
             self.why = one_line(&self.why, SHOWN);
         }
         self
     }
 
-    /// Whether it takes the node out of service. With an unusable configuration other jobs still run well.
+    /// Whether it takes the node out of service. With an unusable configuration other jobs still
+    /// run well.
     pub fn drains(&self) -> bool {
         self.evidence != Evidence::Configuration
     }
 }
 
-/// It did not work, and the user or something outside this node could be the cause. The job is requeued, nothing is drained.
+/// It did not work, and the user or something outside this node could be the cause. The job is
+/// requeued, nothing is drained.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct Undetermined {
@@ -148,7 +159,9 @@ impl Failure {
 }
 
 /// The kind of a failure, for records and logs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
+)]
 #[display(rename_all = "lowercase")]
 #[serde(rename_all = "lowercase")]
 pub enum FailureKind {
@@ -166,7 +179,11 @@ mod tests {
 
     #[test]
     fn a_users_mistake_and_a_broken_node_have_different_codes() {
-        let refusal = Failure::from(Refusal::new("MPS_THREADS=101", "not a percentage", "1 to 100"));
+        let refusal = Failure::from(Refusal::new(
+            "MPS_THREADS=101",
+            "not a percentage",
+            "1 to 100",
+        ));
         assert_eq!(refusal.exit_code(), 1);
         assert_eq!(
             refusal.to_string(),
@@ -174,7 +191,10 @@ mod tests {
         );
         let fault = Failure::from(Fault::new(Evidence::Nvml, "NVML", "no answer within 5 s"));
         assert_eq!(fault.exit_code(), 2);
-        assert_eq!(Failure::from(Undetermined::new("mpsd", "killed")).exit_code(), 2);
+        assert_eq!(
+            Failure::from(Undetermined::new("mpsd", "killed")).exit_code(),
+            2
+        );
     }
 
     #[test]
@@ -182,8 +202,7 @@ mod tests {
         assert!(Fault::new(Evidence::Survivor, "mps-server 691", "state D").drains());
         let broken = Fault::new(Evidence::Configuration, "mpsd.toml:1:1", "unknown key");
         assert!(!broken.drains());
-        let told =
-            "MPS is misconfigured on n1 (not your job), tell your administrator: mpsd.toml:1:1: unknown key";
+        let told = "MPS is misconfigured on n1 (not your job), tell your administrator: mpsd.toml:1:1: unknown key";
         assert_eq!(broken.to_user("n1").to_string(), told);
         let dead = Fault::new(Evidence::Nvml, "NVML", "dead");
         assert_eq!(dead.to_user("n1").to_string(), "NVML: dead");

@@ -122,8 +122,14 @@ pub enum Durability {
     OnDisk,
 }
 
-/// Replaces or makes the file `path`, or leaves the old one. It follows links: only root may write the way to it.
-pub fn replace(path: &Path, bytes: &[u8], mode: u32, durability: Durability) -> Result<(), FileError> {
+/// Replaces or makes the file `path`, or leaves the old one. It follows links: only root may write
+/// the way to it.
+pub fn replace(
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    durability: Durability,
+) -> Result<(), FileError> {
     let fail = |errno| FileError::io("write", path)(errno);
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(fail(Errno::EISDIR));
@@ -133,8 +139,8 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32, durability: Durability) -> 
     replace_at(&parent, name, bytes, mode, durability).map_err(fail)
 }
 
-/// Replaces or makes the entry `name` without following a link. The new file is `.NAME.new` until it is whole; a crash leaves
-/// it to the next call. Two writers of the same name must hold a lock.
+/// Replaces or makes the entry `name` without following a link. The new file is `.NAME.new` until
+/// it is whole; a crash leaves it to the next call. Two writers of the same name must hold a lock.
 pub fn replace_at(
     directory: impl AsFd,
     name: &OsStr,
@@ -143,13 +149,16 @@ pub fn replace_at(
     durability: Durability,
 ) -> Result<(), Errno> {
     let directory = directory.as_fd();
-    let hidden: OsString = [OsStr::new("."), name, OsStr::new(".new")].into_iter().collect();
+    let hidden: OsString = [OsStr::new("."), name, OsStr::new(".new")]
+        .into_iter()
+        .collect();
     let remove = || unlinkat(directory, hidden.as_os_str(), UnlinkatFlags::NoRemoveDir);
     match remove() {
         Ok(()) | Err(Errno::ENOENT) => {}
         Err(errno) => return Err(errno),
     }
-    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let flags =
+        OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let private = Mode::S_IRUSR | Mode::S_IWUSR;
     let mut file = File::from(openat(directory, hidden.as_os_str(), flags, private)?);
     let errno = |error: io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
@@ -201,7 +210,13 @@ mod tests {
         let error = replace(&path, b"x", 0o644, Durability::Placed).unwrap_err();
         assert_eq!(error.errno(), Some(Errno::EISDIR));
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
-        let nowhere = replace(&place.path().join("none/file"), b"x", 0o644, Durability::Placed).unwrap_err();
+        let nowhere = replace(
+            &place.path().join("none/file"),
+            b"x",
+            0o644,
+            Durability::Placed,
+        )
+        .unwrap_err();
         assert!(nowhere.is_absent(), "{nowhere}");
         assert!(replace(Path::new("/"), b"x", 0o644, Durability::Placed).is_err());
     }

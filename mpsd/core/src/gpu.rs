@@ -4,9 +4,20 @@ use super::failure::Refusal;
 use super::text::one_line;
 use derive_more::{Display, Into};
 
-/// The UUID of a GPU (`GPU-200b4359-…`) or of a MIG device (`MIG-…`), as NVML prints it. Safe as a file name.
+/// The UUID of a GPU (`GPU-200b4359-…`) or of a MIG device (`MIG-…`), as NVML prints it. Safe as a
+/// file name.
 #[derive(
-    Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display, Into, serde::Serialize, serde::Deserialize,
+    Debug,
+    Clone,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Display,
+    Into,
+    serde::Serialize,
+    serde::Deserialize,
 )]
 #[serde(try_from = "String", into = "String")]
 pub struct GpuUuid(String);
@@ -28,7 +39,11 @@ impl GpuUuid {
                 "GPU- or MIG-, then hexadecimal digits and '-'",
             ),
         };
-        Err(Refusal::new(format!("GPU '{}'", one_line(raw, 64)), why, allowed))
+        Err(Refusal::new(
+            format!("GPU '{}'", one_line(raw, 64)),
+            why,
+            allowed,
+        ))
     }
 
     /// The UUID's text.
@@ -41,7 +56,8 @@ impl GpuUuid {
         self.0.starts_with(MIG)
     }
 
-    /// The name in memory limits. A daemon of a MIG device shows it as number 0 (docs/facts/mps-control.md#mig).
+    /// The name in memory limits. A daemon of a MIG device shows it as number 0
+    /// (docs/facts/mps-control.md#mig).
     pub fn in_limits(&self) -> &str {
         if self.is_mig() { "0" } else { &self.0 }
     }
@@ -75,7 +91,9 @@ pub enum Mig {
 }
 
 /// A GPU's compute mode (`nvidia-smi -c`; `nvmlComputeMode_t`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Display, serde::Serialize, serde::Deserialize,
+)]
 #[display(rename_all = "SCREAMING_SNAKE_CASE")]
 #[serde(rename_all = "snake_case")]
 pub enum ComputeMode {
@@ -85,11 +103,13 @@ pub enum ComputeMode {
     ExclusiveThread,
     /// No contexts.
     Prohibited,
-    /// One process: with MPS, the server; a client that misses the daemon then fails instead of running outside.
+    /// One process: with MPS, the server; a client that misses the daemon then fails instead of
+    /// running outside.
     ExclusiveProcess,
 }
 
-/// A GPU of the node, or a MIG device with the index, minor number, CPUs and compute capability of its GPU.
+/// A GPU of the node, or a MIG device with the index, minor number, CPUs and compute capability of
+/// its GPU.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Gpu {
     /// NVML's index: PCI order.
@@ -119,7 +139,8 @@ const CLIENTS_BEFORE_VOLTA: u32 = 16;
 const CLIENTS_UP_TO_13_0: u32 = 48;
 /// Most clients that any GPU takes: with CUDA 13.1 and later.
 pub const MOST_CLIENTS: u32 = 60;
-/// The branch of the driver that came with CUDA 13.1 (docs/facts/mps-control.md#what-newer-drivers-change).
+/// The branch of the driver that came with CUDA 13.1
+/// (docs/facts/mps-control.md#what-newer-drivers-change).
 pub const DRIVER_OF_13_1: u32 = 590;
 
 impl Gpu {
@@ -128,8 +149,8 @@ impl Gpu {
         self.capability >= (7, 0)
     }
 
-    /// A server's clients if a whole GPU takes `most`: NVIDIA lowers them by the compute instance's size
-    /// (docs/facts/mps-control.md#mig). We suppose that it rounds down.
+    /// A server's clients if a whole GPU takes `most`: NVIDIA lowers them by the compute instance's
+    /// size (docs/facts/mps-control.md#mig). We suppose that it rounds down.
     fn part_of(&self, most: u32) -> u32 {
         match self.mig {
             Mig::Device { slices, of } if slices < of => (most * slices / of).max(1),
@@ -170,8 +191,8 @@ impl Inventory {
         own.is_some_and(|own| own >= branch)
     }
 
-    /// The MPS clients that `gpu` takes (docs/facts/mps-control.md#clients). `site` is `max_clients`. A GPU before
-    /// Volta takes its own number at most.
+    /// The MPS clients that `gpu` takes (docs/facts/mps-control.md#clients). `site` is
+    /// `max_clients`. A GPU before Volta takes its own number at most.
     pub fn clients(&self, gpu: &Gpu, site: Option<u32>) -> u32 {
         let known = match self.has_driver(DRIVER_OF_13_1) {
             true => MOST_CLIENTS,
@@ -230,7 +251,10 @@ mod tests {
                 ..Inventory::default()
             };
             let taken = |gpu, site| node.clients(gpu, site);
-            assert_eq!((taken(&volta, None), taken(&volta, Some(100))), (clients, 100));
+            assert_eq!(
+                (taken(&volta, None), taken(&volta, Some(100))),
+                (clients, 100)
+            );
             assert_eq!((taken(&pascal, None), taken(&pascal, Some(8))), (16, 8));
         }
         for (slices, part) in [(3, 20), (1, 6), (7, 48)] {

@@ -6,14 +6,17 @@ use super::text::{is_digits, is_word, one_line};
 use derive_more::{Display, Into};
 
 const LONGEST_ID: usize = 255;
-/// Longest id that is its own directory name, bytes: longer pipe paths fail (docs/facts/mps-control.md#starting).
+/// Longest id that is its own directory name, bytes: longer pipe paths fail
+/// (docs/facts/mps-control.md#starting).
 const LONGEST_NAME: usize = 40;
 /// The same for a shared MPS, which has no more than one daemon: a user id and a GPU's UUID.
 const LONGEST_SHARED: usize = 52;
 const READABLE_PART: usize = 24;
 
 /// The batch system that runs the job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Display, serde::Serialize, serde::Deserialize,
+)]
 #[display("{}", self.name())]
 #[serde(rename_all = "lowercase")]
 pub enum Scheduler {
@@ -36,9 +39,20 @@ impl Scheduler {
     }
 }
 
-/// A job id as the scheduler wrote it, or `JOB.STEP` for a Slurm step with a daemon of its own. Safe within a path.
+/// A job id as the scheduler wrote it, or `JOB.STEP` for a Slurm step with a daemon of its own.
+/// Safe within a path.
 #[derive(
-    Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display, Into, serde::Serialize, serde::Deserialize,
+    Debug,
+    Clone,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Display,
+    Into,
+    serde::Serialize,
+    serde::Deserialize,
 )]
 #[serde(try_from = "String", into = "String")]
 pub struct JobId(String);
@@ -51,7 +65,10 @@ impl JobId {
             (raw.len() > LONGEST_ID, "it is longer than 255 bytes"),
             (raw.contains('/'), "it holds '/'"),
             (raw.contains(".."), "it holds '..'"),
-            (raw.chars().any(char::is_control), "it holds a control character"),
+            (
+                raw.chars().any(char::is_control),
+                "it holds a control character",
+            ),
         ];
         let what = format!("job id '{}'", one_line(raw, 60));
         let Some((_, why)) = checks.into_iter().find(|(is_wrong, _)| *is_wrong) else {
@@ -71,7 +88,8 @@ impl JobId {
         Err(Refusal::new(what, why, allowed))
     }
 
-    /// The id of the MPS that the jobs of user `uid` share on `gpu`: `1001-GPU-…`. No scheduler writes such an id.
+    /// The id of the MPS that the jobs of user `uid` share on `gpu`: `1001-GPU-…`. No scheduler
+    /// writes such an id.
     pub fn shared(uid: u32, gpu: &GpuUuid) -> Self {
         Self(format!("{uid}-{gpu}"))
     }
@@ -89,7 +107,8 @@ impl JobId {
         &self.0
     }
 
-    /// The job's directory under `jobs/`: the id if it is short and plain, else its first 24 safe bytes and a hash.
+    /// The job's directory under `jobs/`: the id if it is short and plain, else its first 24 safe
+    /// bytes and a hash.
     pub fn directory_name(&self) -> String {
         let longest = if self.is_shared() {
             LONGEST_SHARED
@@ -101,7 +120,10 @@ impl JobId {
         }
         let is_safe = |c: &char| c.is_ascii_alphanumeric() || "_-[]".contains(*c);
         let head: String = self.0.chars().filter(is_safe).take(READABLE_PART).collect();
-        format!("{head}-{:012x}", fnv1a(self.0.as_bytes()) & 0xffff_ffff_ffff)
+        format!(
+            "{head}-{:012x}",
+            fnv1a(self.0.as_bytes()) & 0xffff_ffff_ffff
+        )
     }
 
     /// The id of a step of this job, as a job of its own (`4711.3`).
@@ -131,7 +153,8 @@ impl TryFrom<String> for JobId {
     }
 }
 
-/// FNV-1a. The scheduler writes the ids, so an even spread is enough: no user can aim at a collision.
+/// FNV-1a. The scheduler writes the ids, so an even spread is enough: no user can aim at a
+/// collision.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| {
         (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3)
@@ -144,7 +167,15 @@ mod tests {
 
     #[test]
     fn ids_that_would_leave_the_directory_are_refused() {
-        for raw in ["", "a/b", "..", "4711..srv", "4711\n", "/etc", &"x".repeat(256)] {
+        for raw in [
+            "",
+            "a/b",
+            "..",
+            "4711..srv",
+            "4711\n",
+            "/etc",
+            &"x".repeat(256),
+        ] {
             assert!(JobId::parse(raw).is_err(), "{raw:?}");
         }
         let refused = JobId::parse("90_1").unwrap_err();
@@ -168,12 +199,17 @@ mod tests {
 
     #[test]
     fn a_step_belongs_to_its_whole_job_only() {
-        let table = "47>47 47.0>47 47.12>47 471>471 4>4 47.srv>47.srv 47.srv.12>47.srv 47[3].srv>47[3].srv";
+        let table =
+            "47>47 47.0>47 47.12>47 471>471 4>4 47.srv>47.srv 47.srv.12>47.srv 47[3].srv>47[3].srv";
         for (id, whole) in table.split(' ').filter_map(|row| row.split_once('>')) {
             let id = JobId::parse(id).unwrap();
             assert_eq!(id.whole().as_str(), whole);
             assert!(id.belongs_to(&id.whole()), "{id}");
-            assert_eq!(id.belongs_to(&JobId::parse("47").unwrap()), whole == "47", "{id}");
+            assert_eq!(
+                id.belongs_to(&JobId::parse("47").unwrap()),
+                whole == "47",
+                "{id}"
+            );
         }
     }
 }

@@ -1,5 +1,6 @@
-//! The tasks of a job that a signal ended. Slurm's plugin notes them as root, in the slurmstepd that waited for them.
-//! `/run/mpsd/jobs/<job>/killed`, root 0600, has a line a task. No user reaches the file.
+//! The tasks of a job that a signal ended. Slurm's plugin notes them as root, in the slurmstepd
+//! that waited for them. `/run/mpsd/jobs/<job>/killed`, root 0600, has a line a task. No user
+//! reaches the file.
 
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,8 @@ pub struct KilledTask {
     pub pid: i32,
     /// The signal.
     pub signal: i32,
-    /// Processes of the job that the kernel's out-of-memory killer had ended by then; 0 also if that cannot be seen.
+    /// Processes of the job that the kernel's out-of-memory killer had ended by then; 0 also if
+    /// that cannot be seen.
     #[serde(default)]
     pub oom_kills: u64,
 }
@@ -29,8 +31,13 @@ pub struct KilledTask {
 impl KilledTask {
     /// Its line for the end of a file that has `length` bytes; `None`: the file is full.
     pub fn line(&self, length: u64) -> Option<String> {
-        let step = self.step.map_or_else(|| "-".to_owned(), |step| step.to_string());
-        let numbers = format!("{} {} {} {}", self.rank, self.pid, self.signal, self.oom_kills);
+        let step = self
+            .step
+            .map_or_else(|| "-".to_owned(), |step| step.to_string());
+        let numbers = format!(
+            "{} {} {} {}",
+            self.rank, self.pid, self.signal, self.oom_kills
+        );
         (length < (LONGEST - LINE) as u64).then(|| format!("{step} {numbers}\n"))
     }
 
@@ -65,7 +72,8 @@ pub fn parse(bytes: &[u8]) -> Vec<KilledTask> {
     whole.filter_map(KilledTask::of_line).collect()
 }
 
-/// The tasks in words, in the order of their ends. `is_client` knows the pids of clients, which may be children of tasks.
+/// The tasks in words, in the order of their ends. `is_client` knows the pids of clients, which may
+/// be children of tasks.
 pub fn told(tasks: &[KilledTask], is_client: impl Fn(i32) -> bool) -> Vec<String> {
     let one = |task: &KilledTask| {
         let (place, pid, signal) = (task.place(), task.pid, SignalName(task.signal));

@@ -1,7 +1,8 @@
-//! What every program of the suite knows of a job. Slurm's plugin runs inside `slurmd` and links this crate alone.
+//! What every program of the suite knows of a job. Slurm's plugin runs inside `slurmd` and links
+//! this crate alone.
 //!
-//! So nothing in here starts a process or talks to a GPU, and every wait has a [`deadline`]. It opens only the configuration,
-//! the record, this process's status and `/dev/null`.
+//! So nothing in here starts a process or talks to a GPU, and every wait has a [`deadline`]. It
+//! opens only the configuration, the record, this process's status and `/dev/null`.
 #![forbid(unsafe_code)]
 
 pub mod advice;

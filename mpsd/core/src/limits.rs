@@ -1,12 +1,14 @@
-//! The limits of an MPS client. Each is parsed once, from text that may be hostile, and printed in a form that parses again.
-//! Users never get more than they asked for: values are rounded down, but never to 0.
+//! The limits of an MPS client. Each is parsed once, from text that may be hostile, and printed in
+//! a form that parses again. Users never get more than they asked for: values are rounded down, but
+//! never to 0.
 
 use crate::text::is_digits;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Why a value was not accepted. The parser does not know which flag, token or configuration key the value stood in.
+/// Why a value was not accepted. The parser does not know which flag, token or configuration key
+/// the value stood in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}; allowed: {allowed}")]
 pub struct Invalid {
@@ -29,7 +31,8 @@ impl Invalid {
     }
 }
 
-/// A share from 1 to 100 per cent, kept in tenths: the control daemon prints, and so proves, one decimal.
+/// A share from 1 to 100 per cent, kept in tenths: the control daemon prints, and so proves, one
+/// decimal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Percent(u16);
@@ -57,7 +60,8 @@ impl Percent {
         Self::clamped(u32::from(Self::WHOLE.0) / parts.max(1))
     }
 
-    /// The share that `auto` gives for `own` of `all` parts of a GPU: twice that part, at most 100 %, as NVIDIA's guide advises.
+    /// The share that `auto` gives for `own` of `all` parts of a GPU: twice that part, at most 100
+    /// %, as NVIDIA's guide advises.
     pub fn auto(own: u64, all: u64) -> Self {
         let tenths = 2 * u64::from(Self::WHOLE.0) * own / all.max(1);
         Self::clamped(u32::try_from(tenths).unwrap_or(u32::MAX))
@@ -109,7 +113,8 @@ impl Amount {
         "a number with unit M, G or T (binary, also MiB, GiB, TiB) or a share such as 25%";
     const MOST_MEBIBYTES: u64 = 1 << 30;
 
-    /// The limit in whole MiB on a GPU with `total_mib` MiB, rounded down, at least 1. `None`: a share of an unknown total.
+    /// The limit in whole MiB on a GPU with `total_mib` MiB, rounded down, at least 1. `None`: a
+    /// share of an unknown total.
     pub fn mebibytes_of(self, total_mib: Option<u64>) -> Option<u64> {
         match self {
             Amount::Mebibytes(mebibytes) => Some(mebibytes),
@@ -145,7 +150,8 @@ impl FromStr for Amount {
 
 const SHOWN: usize = 10;
 
-/// MiB in a `unit`. Decimal units (`GB`) are refused, not guessed: the control daemon ignores them without a word.
+/// MiB in a `unit`. Decimal units (`GB`) are refused, not guessed: the control daemon ignores them
+/// without a word.
 fn unit_factor(number: &str, unit: &str) -> Result<u64, Invalid> {
     match unit.to_ascii_lowercase().as_str() {
         "m" | "mib" => Ok(1),
@@ -345,8 +351,14 @@ mod tests {
             assert_eq!(found, (Percent(even), Percent(auto)), "{parts}");
         }
         let of = |tenths, total| Amount::Percent(Percent(tenths)).mebibytes_of(total);
-        assert_eq!((of(333, Some(1000)), of(10, Some(10))), (Some(333), Some(1)));
-        assert_eq!((of(1000, Some(u64::MAX)), of(1000, None)), (Some(u64::MAX), None));
+        assert_eq!(
+            (of(333, Some(1000)), of(10, Some(10))),
+            (Some(333), Some(1))
+        );
+        assert_eq!(
+            (of(1000, Some(u64::MAX)), of(1000, None)),
+            (Some(u64::MAX), None)
+        );
         assert_eq!(Amount::Mebibytes(900).mebibytes_of(None), Some(900));
         assert_eq!(
             [Priority::Normal, Priority::BelowNormal].map(Priority::number),

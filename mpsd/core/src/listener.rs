@@ -1,4 +1,5 @@
-//! Checks that a control daemon listens. A CUDA program without one runs outside MPS (docs/facts/mps-control.md#clients).
+//! Checks that a control daemon listens. A CUDA program without one runs outside MPS
+//! (docs/facts/mps-control.md#clients).
 
 use super::environment::{Change, PIPE_DIRECTORY};
 use super::failure::Undetermined;
@@ -10,8 +11,8 @@ use std::path::Path;
 
 const SOCKET: &str = "control";
 
-/// Fails if no control daemon listens in the pipe directory that `changes` set. An error of the check itself proves nothing.
-/// Call it only as the job's user, who can replace what lies there.
+/// Fails if no control daemon listens in the pipe directory that `changes` set. An error of the
+/// check itself proves nothing. Call it only as the job's user, who can replace what lies there.
 pub fn expect(changes: &[Change]) -> Result<(), Undetermined> {
     let pipe = changes.iter().find(|change| change.name == PIPE_DIRECTORY);
     let Some(pipe) = pipe.and_then(|change| change.value.as_deref()) else {
@@ -35,18 +36,26 @@ pub fn expect(changes: &[Change]) -> Result<(), Undetermined> {
 
 /// The failure of a task if its control daemon has ended; `seen`: what shows it.
 pub fn ended(seen: &str) -> Undetermined {
-    let why = format!("it has ended, and this would run outside MPS ({seen}); submit the job again");
+    let why =
+        format!("it has ended, and this would run outside MPS ({seen}); submit the job again");
     Undetermined::new("the job's control daemon", why)
 }
 
-/// Why a CUDA program would find no control daemon in `pipe`; `None`: a daemon listens, or the answer is not known.
+/// Why a CUDA program would find no control daemon in `pipe`; `None`: a daemon listens, or the
+/// answer is not known.
 pub fn missing(pipe: &Path) -> Option<Errno> {
-    let gone = [Errno::ECONNREFUSED, Errno::ENOENT, Errno::ENOTDIR, Errno::EACCES];
+    let gone = [
+        Errno::ECONNREFUSED,
+        Errno::ENOENT,
+        Errno::ENOTDIR,
+        Errno::EACCES,
+    ];
     let errno = probe(&pipe.join(SOCKET)).err();
     errno.filter(|errno| gone.contains(errno))
 }
 
-/// The kernel answers EPROTOTYPE only while a process holds the stream socket open (Linux: `unix_find_bsd`).
+/// The kernel answers EPROTOTYPE only while a process holds the stream socket open (Linux:
+/// `unix_find_bsd`).
 fn probe(path: &Path) -> nix::Result<()> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let own = socket(AddressFamily::Unix, SockType::Datagram, flags, None)?;
@@ -81,8 +90,12 @@ mod tests {
             };
             assert_eq!(expect(&[of(pipe.path())]), Ok(()));
             // Nothing waits in its backlog: the daemon has heard nothing.
-            nix::sys::socket::setsockopt(&own, nix::sys::socket::sockopt::ReceiveTimeout, &short()).unwrap();
-            assert_eq!(nix::sys::socket::accept(own.as_raw_fd()), Err(Errno::EAGAIN));
+            nix::sys::socket::setsockopt(&own, nix::sys::socket::sockopt::ReceiveTimeout, &short())
+                .unwrap();
+            assert_eq!(
+                nix::sys::socket::accept(own.as_raw_fd()),
+                Err(Errno::EAGAIN)
+            );
             drop(own);
             assert_eq!(missing(pipe.path()), Some(Errno::ECONNREFUSED));
             let line = expect(&[of(pipe.path())]).unwrap_err().to_string();
@@ -108,7 +121,10 @@ mod tests {
         setfsuid(root);
         assert_eq!(found.0, Some(Errno::EACCES));
         let line = found.1.unwrap_err().to_string();
-        assert!(line.contains("its mounts are older than the job's MPS"), "{line}");
+        assert!(
+            line.contains("its mounts are older than the job's MPS"),
+            "{line}"
+        );
     }
 
     fn short() -> nix::sys::time::TimeVal {
@@ -118,7 +134,10 @@ mod tests {
     #[test]
     fn no_pipe_directory_and_a_path_that_no_socket_can_have_prove_nothing() {
         let (name, value) = (PIPE_DIRECTORY, None);
-        assert_eq!((expect(&[]), expect(&[Change { name, value }])), (Ok(()), Ok(())));
+        assert_eq!(
+            (expect(&[]), expect(&[Change { name, value }])),
+            (Ok(()), Ok(()))
+        );
         assert_eq!(missing(Path::new(&format!("/{}", "x".repeat(200)))), None);
     }
 }

@@ -1,5 +1,6 @@
-//! What a job's `mpsd` saw of clients and servers: the user's word, by which root proves nothing. Bounded and printable.
-//! `/run/mpsd/jobs/<job>/observations`, root 0600: root makes the file and hands `mpsd` a descriptor of it. One line of JSON.
+//! What a job's `mpsd` saw of clients and servers: the user's word, by which root proves nothing.
+//! Bounded and printable. `/run/mpsd/jobs/<job>/observations`, root 0600: root makes the file and
+//! hands `mpsd` a descriptor of it. One line of JSON.
 
 use super::gpu::GpuUuid;
 use super::killed::SignalName;
@@ -35,7 +36,8 @@ pub struct Observations {
     pub gpus: Vec<GpuObservations>,
     /// Connections that ended without a context.
     pub refused: Vec<Refused>,
-    /// Clients that a signal ended, if the kernel tells of other processes than children (Linux 6.15).
+    /// Clients that a signal ended, if the kernel tells of other processes than children (Linux
+    /// 6.15).
     pub killed: Vec<Killed>,
     /// Servers that ended without a command.
     pub servers_lost: Vec<ServerLost>,
@@ -72,7 +74,8 @@ pub struct GpuObservations {
     pub most_client_mib: u64,
 }
 
-/// A client that got no context: its server was full or in FAULT state, or the client asked for none.
+/// A client that got no context: its server was full or in FAULT state, or the client asked for
+/// none.
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[display("client {pid} got no context; {} had one", count(*beside, "other"))]
 pub struct Refused {
@@ -187,7 +190,9 @@ fn bound(name: &str, value: &mut Value) {
             list.truncate(entries);
             list.iter_mut().for_each(|entry| bound(name, entry));
         }
-        Value::Object(fields) => fields.iter_mut().for_each(|(name, entry)| bound(name, entry)),
+        Value::Object(fields) => fields
+            .iter_mut()
+            .for_each(|(name, entry)| bound(name, entry)),
         _ => {}
     }
 }
@@ -212,7 +217,8 @@ fn keep_youngest<T>(list: &mut Vec<T>, most: usize, entry: T) {
 }
 
 impl Observations {
-    /// The observations as the user's process wrote them, bounded and printable; `None`: not readable.
+    /// The observations as the user's process wrote them, bounded and printable; `None`: not
+    /// readable.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let line = bytes.split(|byte| *byte == b'\n').next()?;
         let mut all: Value = serde_json::from_slice(line).ok()?;
@@ -232,10 +238,14 @@ impl Observations {
         fn each<T: ToString>(list: &[T]) -> impl Iterator<Item = String> {
             list.iter().map(ToString::to_string)
         }
-        let checked = |gpu: &RecordGpu| match self.gpus.iter().find(|known| known.uuid == gpu.uuid) {
+        let checked = |gpu: &RecordGpu| match self.gpus.iter().find(|known| known.uuid == gpu.uuid)
+        {
             Some(known) => {
                 let (clients, mib) = (count(known.most_clients, "client"), known.most_memory_mib);
-                format!("GPU {}: at most {clients} and {mib} MiB at a look", gpu.index)
+                format!(
+                    "GPU {}: at most {clients} and {mib} MiB at a look",
+                    gpu.index
+                )
             }
             None => format!("GPU {}: no client at any look", gpu.index),
         };
@@ -247,7 +257,11 @@ impl Observations {
         let set = |set| format!("set while the job ran (mpsctl set): {set}");
         let mut lines = vec![match self.had_none() {
             true => NONE.to_owned(),
-            false => format!("{}, {} at once", count(self.clients, "client"), self.most_clients),
+            false => format!(
+                "{}, {} at once",
+                count(self.clients, "client"),
+                self.most_clients
+            ),
         }];
         lines.extend(looked_at.map(checked));
         lines.extend(each(&self.refused).chain(each(&self.killed)));
@@ -259,16 +273,24 @@ impl Observations {
                 .chain(self.outside.iter().map(outside)),
         );
         lines.extend(each(&self.limits_changed).map(changed));
-        lines.extend(each(&self.limits_set).map(set).chain(each(&self.over_memory)));
+        lines.extend(
+            each(&self.limits_set)
+                .map(set)
+                .chain(each(&self.over_memory)),
+        );
         lines
     }
 
     /// No client came, and nothing else shows that one tried.
     pub fn had_none(&self) -> bool {
-        self.clients == 0 && self.refused.is_empty() && self.fatal.is_empty() && self.daemons_lost.is_empty()
+        self.clients == 0
+            && self.refused.is_empty()
+            && self.fatal.is_empty()
+            && self.daemons_lost.is_empty()
     }
 
-    /// `8 clients at once, GPU 92 % busy`, for a job with these GPUs. The driver does not tell the jobs of a shared MPS apart.
+    /// `8 clients at once, GPU 92 % busy`, for a job with these GPUs. The driver does not tell the
+    /// jobs of a shared MPS apart.
     pub fn summary(&self, gpus: &[RecordGpu], shared: bool) -> String {
         let clients = match self.had_none() {
             true => NONE.to_owned(),
@@ -278,14 +300,18 @@ impl Observations {
         let busy = |gpu: &RecordGpu| {
             let percent = self.usage.as_ref()?.of(&gpu.uuid)?.used_percent()?;
             let number = (gpus.len() > 1).then(|| format!(" {}", gpu.index));
-            Some(format!("GPU{} {percent} % busy", number.unwrap_or_default()))
+            Some(format!(
+                "GPU{} {percent} % busy",
+                number.unwrap_or_default()
+            ))
         };
         let busy = gpus.iter().filter(|_| !shared).filter_map(busy);
         let all: Vec<String> = [clients].into_iter().chain(of_all).chain(busy).collect();
         all.join(", ")
     }
 
-    /// What `mpsd` saw since `before`, when a job began to share its MPS. The highest numbers stay, even if they are older.
+    /// What `mpsd` saw since `before`, when a job began to share its MPS. The highest numbers stay,
+    /// even if they are older.
     pub fn since(mut self, before: &Self) -> Self {
         fn later<T>(list: &mut Vec<T>, before: &[T]) {
             list.drain(..before.len().min(list.len()));
@@ -343,7 +369,8 @@ impl Observations {
         keep_youngest(&mut self.limits_set, MOST, set);
     }
 
-    /// Adds a check of one GPU to the highest numbers so far: the memory that each of its clients holds, MiB.
+    /// Adds a check of one GPU to the highest numbers so far: the memory that each of its clients
+    /// holds, MiB.
     pub fn take_memory(&mut self, gpu: &GpuUuid, clients: &[u64]) {
         let now = GpuObservations {
             uuid: gpu.clone(),
@@ -378,7 +405,11 @@ mod tests {
         assert_eq!(read, Some(observations.clone()));
         let most = &observations.gpus[0];
         assert_eq!(
-            (most.most_clients, most.most_memory_mib, most.most_client_mib),
+            (
+                most.most_clients,
+                most.most_memory_mib,
+                most.most_client_mib
+            ),
             (2, 900, 900)
         );
         // A longer line stood there before.
@@ -388,7 +419,9 @@ mod tests {
 
     #[test]
     fn a_job_that_joins_is_told_what_came_after_it() {
-        let word = |words: &[&str]| -> Vec<String> { words.iter().map(|word| (*word).to_owned()).collect() };
+        let word = |words: &[&str]| -> Vec<String> {
+            words.iter().map(|word| (*word).to_owned()).collect()
+        };
         let before = Observations {
             mpsd: 7,
             clients: 3,
@@ -484,7 +517,10 @@ mod tests {
         assert_eq!(usage.length_ms(), u64::MAX);
         let gpu = &usage.gpus[0];
         assert_eq!(gpu.busy, [Some(100); usage::BUCKETS]);
-        assert_eq!((gpu.busy_percent, gpu.used_percent()), (Some(100), Some(100)));
+        assert_eq!(
+            (gpu.busy_percent, gpu.used_percent()),
+            (Some(100), Some(100))
+        );
         assert_eq!(gpu.watts(), None, "no time");
         let line = Observations {
             usage: Some(usage),
@@ -502,7 +538,11 @@ mod tests {
         }
         assert_eq!((observations.clients, observations.most_clients), (600, 3));
         assert_eq!(observations.pids.len(), MOST_PIDS);
-        assert!(observations.is_client(600) && !observations.is_client(1) && !observations.is_client(601));
+        assert!(
+            observations.is_client(600)
+                && !observations.is_client(1)
+                && !observations.is_client(601)
+        );
         assert!(observations.line().len() < LONGEST / 2);
     }
 }

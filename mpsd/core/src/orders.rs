@@ -1,8 +1,10 @@
-//! The order in which each task of a node sees the job's GPUs if no task is bound to a GPU (`--mps-bind=auto`).
+//! The order in which each task of a node sees the job's GPUs if no task is bound to a GPU
+//! (`--mps-bind=auto`).
 //!
-//! A program takes the first visible GPU, or computes a place from its rank. We do not know which habit it has. So each task
-//! gets an order in which every habit leads to a GPU that few other tasks with that habit use. Habits by rank share the GPUs
-//! as evenly as in the order of the bus. The habit of the first place shares them as evenly as that allows.
+//! A program takes the first visible GPU, or computes a place from its rank. We do not know which
+//! habit it has. So each task gets an order in which every habit leads to a GPU that few other
+//! tasks with that habit use. Habits by rank share the GPUs as evenly as in the order of the bus.
+//! The habit of the first place shares them as evenly as that allows.
 
 use std::cmp::Reverse;
 
@@ -11,25 +13,38 @@ const FIRST: usize = 0;
 /// The habit of the rank modulo the GPUs, which is as even as can be in the order of the bus.
 const IN_TURN: usize = 1;
 type ByHabit = [usize; HABITS];
-/// The weight of a task that a GPU already has, by habit. The two kinds of blocks are often the same.
+/// The weight of a task that a GPU already has, by habit. The two kinds of blocks are often the
+/// same.
 const WEIGHTS: ByHabit = [2, 2, 1, 1];
-/// How often each task chooses. For up to 16 GPUs and 512 tasks nothing becomes more even after the sixth time.
+/// How often each task chooses. For up to 16 GPUs and 512 tasks nothing becomes more even after the
+/// sixth time.
 const ROUNDS: usize = 8;
-/// With more tasks all see the order of the bus, because a launcher may give any number. 16 GPUs take no more clients.
+/// With more tasks all see the order of the bus, because a launcher may give any number. 16 GPUs
+/// take no more clients.
 const MOST_TASKS: usize = 1024;
 
-/// The places at which a task looks: the first, the rank modulo the GPUs, blocks of ranks, and blocks rounded up (LAMMPS).
+/// The places at which a task looks: the first, the rank modulo the GPUs, blocks of ranks, and
+/// blocks rounded up (LAMMPS).
 fn places(task: usize, tasks: usize, gpus: usize) -> ByHabit {
-    [0, task % gpus, task * gpus / tasks, task / tasks.div_ceil(gpus)]
+    [
+        0,
+        task % gpus,
+        task * gpus / tasks,
+        task / tasks.div_ceil(gpus),
+    ]
 }
 
-/// The order in which `task` of `tasks` sees the `gpus`, from 0 along the bus. Fewer tasks than GPUs see them in that order.
+/// The order in which `task` of `tasks` sees the `gpus`, from 0 along the bus. Fewer tasks than
+/// GPUs see them in that order.
 pub fn order(task: usize, tasks: usize, gpus: usize) -> Vec<usize> {
     let of_bus = || (0..gpus).collect();
     if tasks > MOST_TASKS {
         return of_bus();
     }
-    orders(tasks, gpus).into_iter().nth(task).unwrap_or_else(of_bus)
+    orders(tasks, gpus)
+        .into_iter()
+        .nth(task)
+        .unwrap_or_else(of_bus)
 }
 
 fn orders(tasks: usize, gpus: usize) -> Vec<Vec<usize>> {
@@ -47,7 +62,8 @@ fn orders(tasks: usize, gpus: usize) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// How many of the `tasks` a habit can bring to the same GPU. 1 if each can have its own: sharing would not be our doing.
+/// How many of the `tasks` a habit can bring to the same GPU. 1 if each can have its own: sharing
+/// would not be our doing.
 pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     if tasks <= gpus {
         return 1;
@@ -59,7 +75,8 @@ pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     all.into_iter().flatten().max().unwrap_or(tasks)
 }
 
-/// The GPU to which each habit leads, by task. Each task takes the GPUs with the fewest tasks, in rounds until nothing improves.
+/// The GPU to which each habit leads, by task. Each task takes the GPUs with the fewest tasks, in
+/// rounds until nothing improves.
 fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
     if gpus == 0 {
         return Vec::new();
@@ -70,10 +87,13 @@ fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
         return places;
     }
     let without = crowds(&places, gpus);
-    // First the number of habits by rank that are less even than without us, then the tasks on each GPU by the first place.
+    // First the number of habits by rank that are less even than without us, then the tasks on each
+    // GPU by the first place.
     let score = |dealt: &[ByHabit]| {
         let mut now = crowds(dealt, gpus);
-        let worse = (1..HABITS).filter(|habit| now[*habit] > without[*habit]).count();
+        let worse = (1..HABITS)
+            .filter(|habit| now[*habit] > without[*habit])
+            .count();
         (worse, std::mem::take(&mut now[FIRST]))
     };
     let even = (0, without[IN_TURN].clone());
@@ -100,8 +120,9 @@ fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
     best
 }
 
-/// A GPU for each place: the one that the fewest others have by the same habits. The place of most habits chooses first. Each
-/// round begins at another GPU, so that tasks do not repeat the same choices.
+/// A GPU for each place: the one that the fewest others have by the same habits. The place of most
+/// habits chooses first. Each round begins at another GPU, so that tasks do not repeat the same
+/// choices.
 fn choose(places: &ByHabit, taken: &[ByHabit], round: usize) -> ByHabit {
     let gpus = taken.len();
     let mut distinct = places.to_vec();
@@ -138,7 +159,8 @@ fn on_each(dealt: &[ByHabit], gpus: usize) -> Vec<ByHabit> {
     on_each
 }
 
-/// The tasks on each GPU, the fullest first, by habit. The smaller of two such lists is the more even.
+/// The tasks on each GPU, the fullest first, by habit. The smaller of two such lists is the more
+/// even.
 fn crowds(dealt: &[ByHabit], gpus: usize) -> [Vec<usize>; HABITS] {
     let on_each = on_each(dealt, gpus);
     std::array::from_fn(|habit| {
@@ -160,7 +182,10 @@ mod tests {
         for (rank, order) in orders.iter().enumerate() {
             let mut all = order.clone();
             all.sort_unstable();
-            assert!(all.into_iter().eq(0..gpus), "{rank} of {tasks} sees {order:?}");
+            assert!(
+                all.into_iter().eq(0..gpus),
+                "{rank} of {tasks} sees {order:?}"
+            );
             let each = tasks.div_ceil(gpus);
             let programs = [0, rank % gpus, rank * gpus / tasks, rank / each];
             for (habit, place) in programs.into_iter().enumerate() {
@@ -193,13 +218,19 @@ mod tests {
                 let without = sorted(without);
                 assert!(blocks_up <= without, "{what}: {blocks_up:?}");
                 let expected = match (gpus, tasks) {
-                    _ if tasks < gpus => sorted((0..gpus).map(|gpu| if gpu == 0 { tasks } else { 0 })),
+                    _ if tasks < gpus => {
+                        sorted((0..gpus).map(|gpu| if gpu == 0 { tasks } else { 0 }))
+                    }
                     // No order is better: all orders of two GPUs have been tried.
                     (2, _) if tasks % 4 == 2 => vec![tasks / 2 + 1, tasks / 2 - 1],
                     _ => even,
                 };
                 assert_eq!(first, expected, "{what}");
-                let most = if tasks > gpus { first[0].max(in_turn[0]) } else { 1 };
+                let most = if tasks > gpus {
+                    first[0].max(in_turn[0])
+                } else {
+                    1
+                };
                 assert_eq!(most_on_a_gpu(tasks, gpus), most, "{what}");
             }
         }

@@ -1,5 +1,6 @@
-//! Static partitions: multiprocessors of a GPU that one rank has alone (docs/facts/mps-control.md#static-partitions). By
-//! NVIDIA's documentation, not verified: any difference is an error, and no rank runs without its partition.
+//! Static partitions: multiprocessors of a GPU that one rank has alone
+//! (docs/facts/mps-control.md#static-partitions). By NVIDIA's documentation, not verified: any
+//! difference is an error, and no rank runs without its partition.
 
 use super::gpu::{Gpu, GpuUuid};
 use super::text::is_word;
@@ -15,7 +16,8 @@ pub const LEAST_CAPABILITY: (u32, u32) = (8, 0);
 const HOPPER: (u32, u32) = (9, 0);
 const LONGEST_ID: usize = 128;
 
-/// The partition of one rank. Plan, journal, record and the specification of `mpsd` hold the same value.
+/// The partition of one rank. Plan, journal, record and the specification of `mpsd` hold the same
+/// value.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Partition {
     /// Its rank on this node, from 0.
@@ -38,7 +40,8 @@ impl Partition {
     }
 }
 
-/// Multiprocessors in a chunk of a card. A GPU in a processor has smaller ones, and its partitions fail when read back.
+/// Multiprocessors in a chunk of a card. A GPU in a processor has smaller ones, and its partitions
+/// fail when read back.
 pub fn chunk(gpu: &Gpu) -> u32 {
     if gpu.capability >= HOPPER { 8 } else { 4 }
 }
@@ -52,7 +55,8 @@ pub enum Holder {
     Rank(u32),
 }
 
-/// Takes the partitions until the open file is closed, a byte of it for each rank; false: another process holds one of them.
+/// Takes the partitions until the open file is closed, a byte of it for each rank; false: another
+/// process holds one of them.
 pub fn take(file: &File, holder: Holder) -> nix::Result<bool> {
     match lock(file, holder, libc::F_WRLCK) {
         Ok(()) => Ok(true),
@@ -66,7 +70,8 @@ pub fn give_back(file: &File) {
     let _ = lock(file, Holder::All, libc::F_UNLCK);
 }
 
-/// The lock belongs to the open file, and not to a process: the processes that inherit the file share it.
+/// The lock belongs to the open file, and not to a process: the processes that inherit the file
+/// share it.
 fn lock(file: &File, holder: Holder, kind: libc::c_int) -> nix::Result<()> {
     let (start, length) = match holder {
         Holder::All => (0, 0),
@@ -82,7 +87,8 @@ fn lock(file: &File, holder: Holder, kind: libc::c_int) -> nix::Result<()> {
     fcntl(file, FcntlArg::F_OFD_SETLK(&range)).map(drop)
 }
 
-/// The id in `text`, the full name of a partition of `gpu`. An id is base64 and may hold `/` itself.
+/// The id in `text`, the full name of a partition of `gpu`. An id is base64 and may hold `/`
+/// itself.
 pub fn id_of(text: &str, gpu: &GpuUuid) -> Option<String> {
     let (uuid, id) = text.split_once('/')?;
     (uuid == gpu.as_str() && is_id(id)).then(|| id.to_owned())
@@ -102,7 +108,10 @@ mod tests {
         let gpu = GpuUuid::parse("GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65").unwrap();
         let of = |text: &str| id_of(text, &gpu);
         assert_eq!(of(&format!("{gpu}/Dx4AAAA")).as_deref(), Some("Dx4AAAA"));
-        assert_eq!(of(&format!("{gpu}/D/79e/DgwY=")).as_deref(), Some("D/79e/DgwY="));
+        assert_eq!(
+            of(&format!("{gpu}/D/79e/DgwY=")).as_deref(),
+            Some("D/79e/DgwY=")
+        );
         let long = "A".repeat(129);
         for id in ["", "a b", "a;b", "a\nb", "$(a)", long.as_str()] {
             assert_eq!(of(&format!("{gpu}/{id}")), None, "{id:?}");

@@ -49,7 +49,8 @@ impl Paths {
         self.state.join("drains")
     }
 
-    /// The mark that something waits for its second look. `mpsd-look-again.path` and every job's epilogue check for it.
+    /// The mark that something waits for its second look. `mpsd-look-again.path` and every job's
+    /// epilogue check for it.
     pub fn look_again(&self) -> PathBuf {
         self.run.join("look-again")
     }
@@ -69,7 +70,8 @@ impl Paths {
         self.run.join(SHARED)
     }
 
-    /// The files about the MPS of `uid`'s job: one set for its own, or one for each GPU on which it shares an MPS.
+    /// The files about the MPS of `uid`'s job: one set for its own, or one for each GPU on which it
+    /// shares an MPS.
     pub fn seen<'a>(
         &self,
         job: &JobId,
@@ -119,11 +121,13 @@ pub const OBSERVATIONS: &str = "observations";
 pub const CLOSED: &str = "closed";
 /// Name of the file that counts the last words that the job's user has been told, root 0600.
 pub const TOLD: &str = "told";
-/// A file's name is this and its GPU. It has what `mpsd` had seen when the job began to share the MPS, root 0600.
+/// A file's name is this and its GPU. It has what `mpsd` had seen when the job began to share the
+/// MPS, root 0600.
 const BEFORE: &str = "before-";
 /// Name of the file with the tasks that a signal ended, root 0600 ([`crate::killed`]).
 pub const KILLED: &str = "killed";
-/// Root's directory (0711) with the lock of the static partitions: users can keep that lock, but not the job's directory's.
+/// Root's directory (0711) with the lock of the static partitions: users can keep that lock, but
+/// not the job's directory's.
 pub const PARTITIONS: &str = "partitions";
 /// Name of the lock in [`PARTITIONS`].
 pub const PARTITIONS_LOCK: &str = "lock";
@@ -181,7 +185,8 @@ impl JobPaths {
         format!(".{}.lock", job.directory_name())
     }
 
-    /// The lock of the job, or of the shared MPS. It must outlive the directory, so it lies beside it.
+    /// The lock of the job, or of the shared MPS. It must outlive the directory, so it lies beside
+    /// it.
     pub fn lock(&self) -> PathBuf {
         self.beside("lock")
     }
@@ -192,11 +197,16 @@ impl JobPaths {
     }
 
     fn beside(&self, what: &str) -> PathBuf {
-        let name = self.directory.file_name().unwrap_or_default().to_string_lossy();
+        let name = self
+            .directory
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy();
         self.directory.with_file_name(format!(".{name}.{what}"))
     }
 
-    /// Names of the pipe and log directories of daemon `n` of `count`, both the user's, 0700, inside the job's directory.
+    /// Names of the pipe and log directories of daemon `n` of `count`, both the user's, 0700,
+    /// inside the job's directory.
     pub fn daemon_names(n: usize, count: usize) -> (String, String) {
         match count {
             1 => ("pipe".into(), "log".into()),

@@ -91,7 +91,12 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Arguments, String> {
-        Arguments::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        Arguments::parse(
+            &line
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>(),
+        )
     }
 
     #[test]

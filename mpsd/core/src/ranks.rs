@@ -23,7 +23,8 @@ impl Cpus {
     /// The CPUs of this process.
     pub fn of_this_process() -> Self {
         let list = |process: &str| {
-            let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+            let status =
+                std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
             let mut lines = status.lines();
             let list = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
             list.unwrap_or_default().trim().to_owned()
@@ -69,8 +70,14 @@ pub struct Rank {
     pub of: Option<u32>,
 }
 
-/// The places among `gpus` of those that a task sees, its own first. Refuses a mode without the ranks or cores that it needs.
-pub fn order_of(bind: Bind, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Vec<usize>, Refusal> {
+/// The places among `gpus` of those that a task sees, its own first. Refuses a mode without the
+/// ranks or cores that it needs.
+pub fn order_of(
+    bind: Bind,
+    rank: Rank,
+    cpus: &Cpus,
+    gpus: &[&RecordGpu],
+) -> Result<Vec<usize>, Refusal> {
     let (how, local, count) = (bind.how, rank.local as usize, gpus.len());
     let nearest = match how {
         BindMode::Closest => closest(local, cpus, gpus)?,
@@ -84,7 +91,11 @@ pub fn order_of(bind: Bind, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Res
         (BindMode::Cyclic, None) => local % count.max(1),
     };
     if own >= count {
-        return Err(Refusal::new("MPS", "this task has no GPU", "a task with GPUs"));
+        return Err(Refusal::new(
+            "MPS",
+            "this task has no GPU",
+            "a task with GPUs",
+        ));
     }
     let peers = (0..count).filter(|place| bind.peers && *place != own);
     Ok(once(own).chain(peers).collect())
@@ -94,14 +105,16 @@ fn tasks(how: BindMode, rank: Rank) -> Result<usize, Refusal> {
     let what = || format!("MPS_BIND={}", Bind::of(how));
     let why = "how many ranks this node has is not known";
     let tasks = rank.of.filter(|tasks| *tasks > rank.local);
-    let tasks = tasks.ok_or_else(|| Refusal::new(what(), why, "a launcher that tells it, or cyclic"))?;
+    let tasks =
+        tasks.ok_or_else(|| Refusal::new(what(), why, "a launcher that tells it, or cyclic"))?;
     Ok(tasks as usize)
 }
 
 /// The place of the nearest GPU; `None`: all are equally near.
 ///
-/// Among several, a task that has only some of its launcher's cores there takes its turn by the place of its cores. Any other
-/// task takes it by its rank. Launchers deal ranks to sockets in blocks or in turns, and the sum below is even for both.
+/// Among several, a task that has only some of its launcher's cores there takes its turn by the
+/// place of its cores. Any other task takes it by its rank. Launchers deal ranks to sockets in
+/// blocks or in turns, and the sum below is even for both.
 fn closest(rank: usize, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Option<usize>, Refusal> {
     let mut local = Vec::new();
     for gpu in gpus {
@@ -111,7 +124,10 @@ fn closest(rank: usize, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Option<usize
         })?));
     }
     let own = parse(&cpus.own);
-    let shares: Vec<usize> = local.iter().map(|cpus| cpus.intersection(&own).count()).collect();
+    let shares: Vec<usize> = local
+        .iter()
+        .map(|cpus| cpus.intersection(&own).count())
+        .collect();
     let most = shares.iter().max();
     let near: Vec<usize> = (0..gpus.len())
         .filter(|place| shares.get(*place) == most)
@@ -121,7 +137,8 @@ fn closest(rank: usize, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Option<usize
         [first, ..] if near.len() < gpus.len() => {
             let domains: BTreeSet<_> = local.iter().collect();
             let within = |cpus: &str| &parse(cpus) & &local[first];
-            slot(&within(&cpus.own), &within(&cpus.of_launcher)).unwrap_or(rank + rank / domains.len())
+            slot(&within(&cpus.own), &within(&cpus.of_launcher))
+                .unwrap_or(rank + rank / domains.len())
         }
         _ => return Ok(None),
     };
@@ -135,7 +152,10 @@ fn slot(own: &BTreeSet<u32>, all: &BTreeSet<u32>) -> Option<usize> {
     }
     let mut from_first = all.iter().skip_while(|cpu| !own.contains(cpu));
     let before = all.len() - from_first.clone().count();
-    let run = from_first.by_ref().take_while(|cpu| own.contains(cpu)).count();
+    let run = from_first
+        .by_ref()
+        .take_while(|cpu| own.contains(cpu))
+        .count();
     (run > 0).then(|| before / run)
 }
 
@@ -188,8 +208,18 @@ mod tests {
             // More of its cores are near the second.
             (&two, "0-7", "3-5", "1"),
             // Bound to cores, rank after rank and from socket to socket.
-            (&four, "0-15", "0-1 2-3 4-5 6-7 8-9 10-11 12-13 14-15", "01012323"),
-            (&four, "0-15", "0-1 8-9 2-3 10-11 4-5 12-13 6-7 14-15", "02130213"),
+            (
+                &four,
+                "0-15",
+                "0-1 2-3 4-5 6-7 8-9 10-11 12-13 14-15",
+                "01012323",
+            ),
+            (
+                &four,
+                "0-15",
+                "0-1 8-9 2-3 10-11 4-5 12-13 6-7 14-15",
+                "02130213",
+            ),
             // The job has only some of the cores.
             (&four, "4-11", "4-5 6-7 8-9 10-11", "0123"),
             // Both threads of a core.

@@ -1,5 +1,6 @@
-//! `/run/mpsd/jobs/<job>/record`, root 0644: what root leaves on the node for the job's tasks. Tasks read nothing else,
-//! because options may be lost on the way (`sbatch --export=NONE`; docs/facts/slurm.md#options).
+//! `/run/mpsd/jobs/<job>/record`, root 0644: what root leaves on the node for the job's tasks.
+//! Tasks read nothing else, because options may be lost on the way (`sbatch --export=NONE`;
+//! docs/facts/slurm.md#options).
 
 use super::bind::{Bind, DeviceNames};
 use super::failure::FailureKind;
@@ -22,7 +23,8 @@ use std::time::{Duration, Instant};
 /// Version of the format; a reader refuses any other.
 pub const VERSION: u32 = 1;
 const LONGEST: usize = 1 << 20;
-/// How long a record may be absent while its job starts: a failed start removes the directory, then writes a record.
+/// How long a record may be absent while its job starts: a failed start removes the directory, then
+/// writes a record.
 const AWAY: Duration = Duration::from_secs(3);
 
 const UNSEEN: Duration = Duration::from_millis(250);
@@ -64,7 +66,8 @@ pub struct RecordDevice {
     pub file: PathBuf,
 }
 
-/// A control daemon of the job. Plan, journal, record and the specification of `mpsd` hold the same value.
+/// A control daemon of the job. Plan, journal, record and the specification of `mpsd` hold the same
+/// value.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Daemon {
     /// The GPUs it is confined to, in NVML's order.
@@ -87,7 +90,8 @@ pub struct Daemon {
     pub partitions: Vec<Partition>,
 }
 
-/// Limits of each client: the most that a job may have, those that its owner sets while it runs, or those in force.
+/// Limits of each client: the most that a job may have, those that its owner sets while it runs, or
+/// those in force.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct ClientLimits {
@@ -126,7 +130,8 @@ impl Daemon {
     }
 }
 
-/// The number of tasks by which `auto` divided each GPU. A step with fewer GPUs must lower its share.
+/// The number of tasks by which `auto` divided each GPU. A step with fewer GPUs must lower its
+/// share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AutoDivisors {
     /// For the thread percentage.
@@ -162,12 +167,14 @@ pub struct Record {
     pub job: JobId,
     /// The job's user.
     pub uid: u32,
-    /// Slurm's second name for the job, which its cgroup has from 26.05 on (docs/facts/slurm.md#cgroups-of-a-job).
+    /// Slurm's second name for the job, which its cgroup has from 26.05 on
+    /// (docs/facts/slurm.md#cgroups-of-a-job).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sluid: Option<String>,
     /// The state of its MPS.
     pub state: RecordState,
-    /// One line for the user: why it was refused, failed or is not needed, or why `MPS=auto` gives it.
+    /// One line for the user: why it was refused, failed or is not needed, or why `MPS=auto` gives
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// What the failure was when `failed`: Slurm's job_prolog fails on a fault only.
@@ -185,7 +192,8 @@ pub struct Record {
     /// There is a daemon for each GPU.
     #[serde(default)]
     pub per_gpu: bool,
-    /// Its daemons serve the user's other jobs on the GPU as well, so its limits are in its tasks' environment alone.
+    /// Its daemons serve the user's other jobs on the GPU as well, so its limits are in its tasks'
+    /// environment alone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
     /// The job's request. A step with the same words has inherited them.
@@ -197,7 +205,8 @@ pub struct Record {
     /// The job's GPUs on this node.
     #[serde(default)]
     pub gpus: Vec<RecordGpu>,
-    /// All GPUs of the node in the order of the bus, if a task must count as CUDA does: only the GPUs that it may open.
+    /// All GPUs of the node in the order of the bus, if a task must count as CUDA does: only the
+    /// GPUs that it may open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<RecordDevice>,
     /// The daemons.
@@ -215,7 +224,8 @@ pub struct Record {
     /// How `CUDA_VISIBLE_DEVICES` names the GPUs; `None`: by UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names: Option<DeviceNames>,
-    /// A process outside the job's MPS that can open every GPU of the node would find the job's i-th GPU as number i.
+    /// A process outside the job's MPS that can open every GPU of the node would find the job's
+    /// i-th GPU as number i.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub same_numbers: bool,
     /// Which GPU a rank sees; `None`: all of the job's.
@@ -243,7 +253,9 @@ pub struct Record {
 
 /// What each client of `daemons` may hold of `gpu`, MiB.
 pub fn memory_limit(daemons: &[Daemon], gpu: &GpuUuid) -> Option<u64> {
-    daemons.iter().find_map(|daemon| daemon.limits().memory_of(gpu))
+    daemons
+        .iter()
+        .find_map(|daemon| daemon.limits().memory_of(gpu))
 }
 
 impl Record {
@@ -282,7 +294,8 @@ impl Record {
         }
     }
 
-    /// `CUDA_VISIBLE_DEVICES` of MIG devices has names, not numbers (docs/facts/slurm.md#gpus-of-a-job).
+    /// `CUDA_VISIBLE_DEVICES` of MIG devices has names, not numbers
+    /// (docs/facts/slurm.md#gpus-of-a-job).
     pub fn is_mig(&self) -> bool {
         self.gpus.iter().any(|gpu| gpu.uuid.is_mig())
     }
@@ -349,7 +362,8 @@ pub fn by_sluid(
     jobs.into_iter().find(has_it).map(|job| job.whole())
 }
 
-/// Reads the record at `path`, once. A job without a directory has no record, even if the way there is damaged: it must run.
+/// Reads the record at `path`, once. A job without a directory has no record, even if the way there
+/// is damaged: it must run.
 pub fn look(path: &Path) -> Result<RecordRead, String> {
     let file = match open_trusted(path) {
         Ok(file) => file,
@@ -373,8 +387,9 @@ fn is_absent(path: &Path) -> bool {
         .is_err_and(|error| absent.contains(&error.kind()))
 }
 
-/// Waits for the record at `path` until it is not `starting`; `None`: there is no MPS. If the result is still `starting`, the
-/// MPS was not ready in time, or the record was removed. `limit` is for a record without a deadline of its own.
+/// Waits for the record at `path` until it is not `starting`; `None`: there is no MPS. If the
+/// result is still `starting`, the MPS was not ready in time, or the record was removed. `limit` is
+/// for a record without a deadline of its own.
 pub fn settled(path: &Path, limit: Duration) -> Result<Option<Record>, String> {
     let begin = Instant::now();
     let mut waiting = Waiting {
@@ -391,10 +406,12 @@ pub fn settled(path: &Path, limit: Duration) -> Result<Option<Record>, String> {
     }
 }
 
-/// Watches the file, because the user may not read the directory (0711). A rename takes the old file's last name.
+/// Watches the file, because the user may not read the directory (0711). A rename takes the old
+/// file's last name.
 fn watch(path: &Path) -> Option<Inotify> {
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
-    let flags = AddWatchFlags::IN_ATTRIB | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_CLOSE_WRITE;
+    let flags =
+        AddWatchFlags::IN_ATTRIB | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_CLOSE_WRITE;
     inotify.add_watch(path, flags).ok()?;
     Some(inotify)
 }
@@ -408,7 +425,8 @@ fn wait(watch: Option<&Inotify>, limit: Duration) {
     let _ = poll(&mut fds, timeout);
 }
 
-/// One reader's wait for a record that may still be `starting`. It only decides: the reader reads, and waits.
+/// One reader's wait for a record that may still be `starting`. It only decides: the reader reads,
+/// and waits.
 #[derive(Debug, Default)]
 struct Waiting {
     limit: Duration,
@@ -417,7 +435,8 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Decides by `seen`, `elapsed` after the reader began: how long to wait, or what [`settled`] returns.
+    /// Decides by `seen`, `elapsed` after the reader began: how long to wait, or what [`settled`]
+    /// returns.
     fn next(
         &mut self,
         seen: RecordRead,
@@ -436,7 +455,9 @@ impl Waiting {
                 }
             }
             RecordRead::Absent if self.starting.is_none() => return Break(Ok(None)),
-            RecordRead::Absent | RecordRead::Denied(_) => *self.away_since.get_or_insert(elapsed) + AWAY,
+            RecordRead::Absent | RecordRead::Denied(_) => {
+                *self.away_since.get_or_insert(elapsed) + AWAY
+            }
         };
         match (end.saturating_sub(elapsed), seen) {
             (Duration::ZERO, RecordRead::Denied(why)) => Break(Err(why)),
@@ -467,13 +488,14 @@ mod tests {
             limit,
             ..Waiting::default()
         };
-        let mut next =
-            |(at, read): &(u64, RecordRead)| match waiting.next(read.clone(), Duration::from_secs(*at)) {
-                Continue(left) => format!("wait {}", left.as_secs()),
-                Break(Ok(None)) => "without".to_owned(),
-                Break(Ok(Some(record))) => format!("{:?}", record.state),
-                Break(Err(why)) => why,
-            };
+        let mut next = |(at, read): &(u64, RecordRead)| match waiting
+            .next(read.clone(), Duration::from_secs(*at))
+        {
+            Continue(left) => format!("wait {}", left.as_secs()),
+            Break(Ok(None)) => "without".to_owned(),
+            Break(Ok(Some(record))) => format!("{:?}", record.state),
+            Break(Err(why)) => why,
+        };
         reads.iter().map(&mut next).collect::<Vec<_>>().join(", ")
     }
 
@@ -481,7 +503,10 @@ mod tests {
     fn a_reader_waits_for_a_start_as_long_as_its_record_says_and_through_a_gap() {
         use RecordRead::Absent;
         let starting = |own| record(RecordState::Starting, own);
-        let (ready, failed) = (record(RecordState::Ready, 5), record(RecordState::Failed, 0));
+        let (ready, failed) = (
+            record(RecordState::Ready, 5),
+            record(RecordState::Failed, 0),
+        );
         let cases = [
             (vec![(0, Absent)], "without"),
             (vec![(0, record(RecordState::Refused, 9))], "Refused"),

@@ -1,4 +1,5 @@
-//! What a batch script does that does not go with its job's MPS, by the words in it: lines for the job's output. It decides nothing.
+//! What a batch script does that does not go with its job's MPS, by the words in it: lines for the
+//! job's output. It decides nothing.
 
 use super::bind::BindMode;
 use super::environment::{PIPE_DIRECTORY, VISIBLE_DEVICES};
@@ -53,7 +54,9 @@ fn daemon(lines: &[&str], record: &Record) -> Option<String> {
     };
     let then = match record.exclusive {
         true => "programs of a daemon that the script starts fail with error 805 or 46",
-        false => "programs of a daemon that the script starts run outside the job's MPS and its limits",
+        false => {
+            "programs of a daemon that the script starts run outside the job's MPS and its limits"
+        }
     };
     Some(format!(
         "its script names {what}, and the job has the MPS that it asked for: {then}; remove these lines from the script, or \
@@ -67,7 +70,9 @@ fn launcher(lines: &[&str], record: &Record) -> Option<String> {
         .is_some_and(|bind| !matches!(bind.how, BindMode::None | BindMode::Auto));
     let several = record.gpus.len() > 1;
     let what = match () {
-        () if record.rank_threads.len() > 1 || record.rank_memory.len() > 1 => "the limits by local rank",
+        () if record.rank_threads.len() > 1 || record.rank_memory.len() > 1 => {
+            "the limits by local rank"
+        }
         () if record.per_gpu && several => "MPS=per-gpu",
         () if is_bound && several => "MPS_BIND",
         () => return None,
@@ -87,7 +92,11 @@ fn launched_by(line: &str) -> Option<&str> {
 }
 
 fn numbers(lines: &[&str], record: &Record) -> Option<String> {
-    let is_same = || (0..).zip(&record.gpus).all(|(number, gpu)| gpu.index == number);
+    let is_same = || {
+        (0..)
+            .zip(&record.gpus)
+            .all(|(number, gpu)| gpu.index == number)
+    };
     let written = |line: &&str| {
         let (_, value) = line.split_once(&format!("{VISIBLE_DEVICES}="))?;
         let value = value.trim_start_matches(['"', '\'']);
@@ -160,9 +169,12 @@ mod tests {
         let own = "export CUDA_MPS_PIPE_DIRECTORY=/tmp/p\nnvidia-cuda-mps-control -d\n./prog &\n";
         assert!(told(own, |record| record.exclusive = true).contains("error 805 or 46"));
         assert!(
-            told("echo quit | /usr/bin/nvidia-cuda-mps-control\n", |_| {}).contains("outside the job's MPS")
+            told("echo quit | /usr/bin/nvidia-cuda-mps-control\n", |_| {})
+                .contains("outside the job's MPS")
         );
-        assert!(told("export CUDA_MPS_PIPE_DIRECTORY=/tmp/p\n", |_| {}).contains("names CUDA_MPS_PIPE"));
+        assert!(
+            told("export CUDA_MPS_PIPE_DIRECTORY=/tmp/p\n", |_| {}).contains("names CUDA_MPS_PIPE")
+        );
         let mpi = "(/opt/bin/mpirun -n 4 ./prog)\nmpiexec -n 2 mpsctl exec -- ./prog\n";
         for (change, words) in [
             (
@@ -183,7 +195,12 @@ mod tests {
                 "{line}"
             );
         }
-        for value in ["$SLURM_JOB_GPUS", "\"1,2\"", "2 ./prog", "$(cat $PBS_GPUFILE)"] {
+        for value in [
+            "$SLURM_JOB_GPUS",
+            "\"1,2\"",
+            "2 ./prog",
+            "$(cat $PBS_GPUFILE)",
+        ] {
             let line = told(&format!("export CUDA_VISIBLE_DEVICES={value}\n"), |_| {});
             assert!(line.contains("its GPUs are 0 to 1"), "{line}");
         }

@@ -1,5 +1,5 @@
-//! A step that asks for other limits than its job. The job's daemon already runs, and a client can only lower its limits
-//! (docs/facts/mps-control.md#clients).
+//! A step that asks for other limits than its job. The job's daemon already runs, and a client can
+//! only lower its limits (docs/facts/mps-control.md#clients).
 
 use super::bind::Bind;
 use super::failure::Refusal;
@@ -12,8 +12,9 @@ use super::text::one_line;
 
 const SHOWN: usize = 60;
 
-/// The job's record for a step with the request `step`: lower limits become those of its ranks. A step without limits of its own
-/// has the job's. Refuses other options that the job's daemon cannot carry out.
+/// The job's record for a step with the request `step`: lower limits become those of its ranks. A
+/// step without limits of its own has the job's. Refuses other options that the job's daemon cannot
+/// carry out.
 pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     let mut own = record.clone();
     let Some(job) = &record.request else {
@@ -40,8 +41,12 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
         let allowed = format!("{}, lower than the job's", lower.join(" and "));
         return Err(refused(key, step, "the job's MPS runs already", &allowed));
     }
-    // NVIDIA's daemon ignores percentages beside static partitions, and each partition lies on its GPU from the job's begin.
-    let has_partitions = record.daemons.iter().any(|daemon| !daemon.partitions.is_empty());
+    // NVIDIA's daemon ignores percentages beside static partitions, and each partition lies on its
+    // GPU from the job's begin.
+    let has_partitions = record
+        .daemons
+        .iter()
+        .any(|daemon| !daemon.partitions.is_empty());
     if has_partitions && let Some(key) = [Key::Threads, Key::Bind].into_iter().find(differs) {
         let why = "the job's MPS gives each rank multiprocessors of its own, of one GPU";
         return Err(refused(key, step, why, "a step without it"));
@@ -57,7 +62,8 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     Ok(own)
 }
 
-/// [`of_step`] within the limits that `mpsctl set` gave. The user may forge them, but NVIDIA's daemon enforces the real ones.
+/// [`of_step`] within the limits that `mpsctl set` gave. The user may forge them, but NVIDIA's
+/// daemon enforces the real ones.
 pub fn of_step_after(record: &Record, set: &[LimitSet], step: &Request) -> Result<Record, Refusal> {
     let mut now = record.clone();
     for limits in set.iter().map(LimitSet::limits) {
@@ -70,7 +76,8 @@ pub fn of_step_after(record: &Record, set: &[LimitSet], step: &Request) -> Resul
     Ok(own)
 }
 
-/// The record for a step with `tasks` tasks on `gpus` GPUs. If it has fewer GPUs than the job, `auto` is divided again.
+/// The record for a step with `tasks` tasks on `gpus` GPUs. If it has fewer GPUs than the job,
+/// `auto` is divided again.
 pub fn of_tasks(record: &Record, tasks: u32, gpus: u32) -> Record {
     let mut own = record.clone();
     let bind = record.bind.unwrap_or(Bind::NONE);
@@ -82,7 +89,11 @@ pub fn of_tasks(record: &Record, tasks: u32, gpus: u32) -> Record {
     if let (Some(by), true) = (divided, own.rank_memory.is_empty()) {
         let daemons = record.daemons.iter().flat_map(|daemon| &daemon.memory);
         let lower = |mib: u64| (mib * u64::from(by) / u64::from(each)).max(1);
-        own.rank_memory = vec![daemons.map(|(gpu, mib)| (gpu.clone(), lower(*mib))).collect()];
+        own.rank_memory = vec![
+            daemons
+                .map(|(gpu, mib)| (gpu.clone(), lower(*mib)))
+                .collect(),
+        ];
     }
     own
 }
@@ -92,7 +103,11 @@ fn refused(key: Key, step: &Request, why: &str, allowed: &str) -> Refusal {
     Refusal::new(one_line(&what, SHOWN), why, allowed)
 }
 
-fn lower_threads(record: &Record, step: &Request, threads: &Threads) -> Result<Vec<Percent>, Refusal> {
+fn lower_threads(
+    record: &Record,
+    step: &Request,
+    threads: &Threads,
+) -> Result<Vec<Percent>, Refusal> {
     let wanted = match threads {
         Threads::Uniform(percent) => vec![*percent],
         Threads::PerRank(percents) => percents.clone(),
@@ -102,7 +117,11 @@ fn lower_threads(record: &Record, step: &Request, threads: &Threads) -> Result<V
             return Err(refused(Key::Threads, step, why, allowed));
         }
     };
-    let of_daemon = record.daemons.iter().filter_map(|daemon| daemon.threads).max();
+    let of_daemon = record
+        .daemons
+        .iter()
+        .filter_map(|daemon| daemon.threads)
+        .max();
     let of_ranks: Vec<_> = record.rank_threads.iter().copied().map(Some).collect();
     let refuse = |most| {
         let why = format!("the job's MPS gives {most}, and a step can only lower it");
@@ -127,7 +146,12 @@ fn lower_memory(
     };
     let sizes = sizes.ok_or_else(|| {
         let why = "a step of a job with MPS takes a size";
-        refused(Key::Mem, step, why, "4G, 900M, or a list of sizes by local rank")
+        refused(
+            Key::Mem,
+            step,
+            why,
+            "4G, 900M, or a list of sizes by local rank",
+        )
     })?;
     let on = |limits: &[(GpuUuid, u64)], gpu: &GpuUuid| {
         let found = limits.iter().find(|(uuid, _)| uuid == gpu);
@@ -136,14 +160,23 @@ fn lower_memory(
     for gpu in &record.gpus {
         let mut daemons = record.daemons.iter();
         let of_daemon = daemons.find_map(|daemon| on(&daemon.memory, &gpu.uuid));
-        let of_ranks = record.rank_memory.iter().map(|limits| on(limits, &gpu.uuid));
+        let of_ranks = record
+            .rank_memory
+            .iter()
+            .map(|limits| on(limits, &gpu.uuid));
         if let Some(most) = exceeded(&sizes, &of_ranks.collect::<Vec<_>>(), of_daemon) {
             let has = format!("the job's MPS gives {most}M of GPU {}", gpu.index);
             let why = format!("{has}, and a step can only lower it");
             return Err(refused(Key::Mem, step, &why, &format!("at most {most}M")));
         }
     }
-    let on_all = |size: &u64| record.gpus.iter().map(|gpu| (gpu.uuid.clone(), *size)).collect();
+    let on_all = |size: &u64| {
+        record
+            .gpus
+            .iter()
+            .map(|gpu| (gpu.uuid.clone(), *size))
+            .collect()
+    };
     Ok(sizes.iter().map(on_all).collect())
 }
 
@@ -197,8 +230,13 @@ mod tests {
         match of_step(job, &request(step)) {
             Ok(own) if own == *job => "as its job".to_owned(),
             Ok(own) => {
-                let threads: Vec<String> = own.rank_threads.iter().map(ToString::to_string).collect();
-                let memory = own.rank_memory.iter().flatten().map(|(_, mib)| format!("{mib}M"));
+                let threads: Vec<String> =
+                    own.rank_threads.iter().map(ToString::to_string).collect();
+                let memory = own
+                    .rank_memory
+                    .iter()
+                    .flatten()
+                    .map(|(_, mib)| format!("{mib}M"));
                 let bind = own.bind.map(|bind| format!("{bind} {}", own.names()));
                 let all = threads.into_iter().chain(memory).chain(bind);
                 all.collect::<Vec<_>>().join(" ")
@@ -217,7 +255,8 @@ mod tests {
         let own = of_tasks(&whole, 4, 1);
         assert_eq!(own.rank_threads, ["50".parse().unwrap()]);
         assert_eq!(own.rank_memory, [vec![(uuid(1), 1024)]]);
-        // As many as can meet: of six tasks on two GPUs, four if each sees both, and three if each has its own.
+        // As many as can meet: of six tasks on two GPUs, four if each sees both, and three if each
+        // has its own.
         for (bind, met) in [("auto", 4), ("block", 3)] {
             let bound = Record {
                 bind: bind.parse().ok(),
@@ -316,7 +355,8 @@ mod tests {
             set("nonsense", "1"),
         ];
         let lowered = [set(LimitSet::THREADS, "10")];
-        let step = |set, words| of_step_after(&record(JOB), set, &request(&format!("MPS=on,{words}")));
+        let step =
+            |set, words| of_step_after(&record(JOB), set, &request(&format!("MPS=on,{words}")));
         let own = step(&raised, "MPS_THREADS=70,MPS_MEM=5G").unwrap();
         assert_eq!(own.rank_threads, ["70".parse().unwrap()]);
         assert_eq!(own.daemons, record(JOB).daemons);

@@ -1,6 +1,7 @@
 //! Text of other people, made safe for one line of a log or a terminal.
 
-/// `text` on one line, made safe for a terminal that obeys escape sequences; at most `max` characters.
+/// `text` on one line, made safe for a terminal that obeys escape sequences; at most `max`
+/// characters.
 pub fn one_line(text: &str, max: usize) -> String {
     let mut out = String::with_capacity(text.len().min(max));
     for (n, c) in text.chars().enumerate() {
@@ -8,7 +9,11 @@ pub fn one_line(text: &str, max: usize) -> String {
             out.push_str("...");
             break;
         }
-        out.push(if c.is_control() || is_format(c) { '?' } else { c });
+        out.push(if c.is_control() || is_format(c) {
+            '?'
+        } else {
+            c
+        });
     }
     out
 }
@@ -52,8 +57,8 @@ pub fn is_word(text: &str, others: &[u8]) -> bool {
     !text.is_empty() && text.bytes().all(good)
 }
 
-/// Whether `c` can make a line read as another: Unicode's categories Cf, Zl and Zp, and what it lets a terminal show as
-/// nothing (Default_Ignorable_Code_Point).
+/// Whether `c` can make a line read as another: Unicode's categories Cf, Zl and Zp, and what it
+/// lets a terminal show as nothing (Default_Ignorable_Code_Point).
 fn is_format(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}'
@@ -80,11 +85,13 @@ mod tests {
 
     #[test]
     fn what_no_terminal_shows_is_a_question_mark() {
-        // The ends of each range of category Cf (Unicode 16), and of what is ignored without being of it.
+        // The ends of each range of category Cf (Unicode 16), and of what is ignored without being
+        // of it.
         let of_format = [
-            0xad, 0x600, 0x605, 0x61c, 0x6dd, 0x70f, 0x890, 0x891, 0x8e2, 0x180e, 0x200b, 0x200f, 0x202a,
-            0x202e, 0x2060, 0x2064, 0x2066, 0x206f, 0xfeff, 0xfff9, 0xfffb, 0x110bd, 0x110cd, 0x13430,
-            0x1343f, 0x1bca0, 0x1bca3, 0x1d173, 0x1d17a, 0xe0001, 0xe0020, 0xe007f,
+            0xad, 0x600, 0x605, 0x61c, 0x6dd, 0x70f, 0x890, 0x891, 0x8e2, 0x180e, 0x200b, 0x200f,
+            0x202a, 0x202e, 0x2060, 0x2064, 0x2066, 0x206f, 0xfeff, 0xfff9, 0xfffb, 0x110bd,
+            0x110cd, 0x13430, 0x1343f, 0x1bca0, 0x1bca3, 0x1d173, 0x1d17a, 0xe0001, 0xe0020,
+            0xe007f,
         ];
         let ignored = [
             0x34f, 0x115f, 0x17b5, 0x180b, 0x2028, 0x2029, 0x3164, 0xfe0f, 0xffa0, 0xe0100, 0xe01ef,
@@ -101,7 +108,10 @@ mod tests {
     fn the_nearest_word_is_near() {
         let known = ["threads", "mem", "on", "off", "per-node", "per-gpu"];
         let meant = ["thread", "THRAEDS", "pergpu", "pre-node"].map(|word| nearest(word, known));
-        assert_eq!(meant, ["threads", "threads", "per-gpu", "per-node"].map(Some));
+        assert_eq!(
+            meant,
+            ["threads", "threads", "per-gpu", "per-node"].map(Some)
+        );
         for word in ["memory", "maybe", "x", "", &"threads".repeat(10)] {
             assert_eq!(nearest(word, known), None, "{word}");
         }

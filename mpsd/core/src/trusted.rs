@@ -1,4 +1,5 @@
-//! Files that only root can have put in their place: programs to run, libraries to load, configuration to obey.
+//! Files that only root can have put in their place: programs to run, libraries to load,
+//! configuration to obey.
 
 use crate::file::{FileError, file_type, kind, not_regular, read_regular};
 use nix::errno::Errno;
@@ -29,10 +30,13 @@ impl TrustedFile {
 }
 
 const MAX_LINKS: usize = 40;
-const DIRECTORY: OFlag = OFlag::O_PATH.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
+const DIRECTORY: OFlag = OFlag::O_PATH
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_CLOEXEC);
 
-/// Opens a file that can be trusted, and follows links of root (`libnvidia-ml.so.1` is one). A directory that all may write
-/// needs the sticky bit, as `/tmp` has: it keeps root's entries root's.
+/// Opens a file that can be trusted, and follows links of root (`libnvidia-ml.so.1` is one). A
+/// directory that all may write needs the sticky bit, as `/tmp` has: it keeps root's entries
+/// root's.
 pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
     if !path.is_absolute() {
         return Err(FileError::unfit(path, "is not an absolute path"));
@@ -61,12 +65,16 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
             SFlag::S_IFLNK => {
                 links += 1;
                 if links > MAX_LINKS {
-                    return Err(FileError::unfit(path, "leads through too many symbolic links"));
+                    return Err(FileError::unfit(
+                        path,
+                        "leads through too many symbolic links",
+                    ));
                 }
                 if status.st_uid != 0 {
                     return Err(not_roots(&name, &status));
                 }
-                let goal = readlinkat(parent, part.as_os_str()).map_err(FileError::io("follow", &name))?;
+                let goal =
+                    readlinkat(parent, part.as_os_str()).map_err(FileError::io("follow", &name))?;
                 let goal = PathBuf::from(goal);
                 if goal.is_absolute() {
                     way.truncate(1);
@@ -90,7 +98,10 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
             }
         }
     }
-    Err(FileError::unfit(&here, "is a directory, not a regular file"))
+    Err(FileError::unfit(
+        &here,
+        "is a directory, not a regular file",
+    ))
 }
 
 fn pending(path: &Path) -> Vec<OsString> {
@@ -143,7 +154,10 @@ fn check(fd: &OwnedFd, path: &Path) -> Result<FileStat, FileError> {
 }
 
 fn not_roots(path: &Path, status: &FileStat) -> FileError {
-    FileError::unfit(path, format!("belongs to user {}, not to root", status.st_uid))
+    FileError::unfit(
+        path,
+        format!("belongs to user {}, not to root", status.st_uid),
+    )
 }
 
 #[cfg(test)]

@@ -38,7 +38,10 @@ fn relative_and_looping_links_are_followed_to_their_end() {
     symlink("a", at("b")).unwrap();
     assert!(message(&at("a")).ends_with("leads through too many symbolic links"));
     assert!(message(&at("lib")).ends_with("is a directory, not a regular file"));
-    assert!(message(&at("lib/lib.so.580/x")).ends_with("lib.so.580' is a regular file, not a directory"));
+    assert!(
+        message(&at("lib/lib.so.580/x"))
+            .ends_with("lib.so.580' is a regular file, not a directory")
+    );
     assert!(open_trusted(&at("none")).unwrap_err().is_absent());
     assert!(message(Path::new("bin/sh")).contains("not an absolute path"));
 }
@@ -48,7 +51,9 @@ fn what_others_could_have_put_there_is_refused() {
     let place = place();
     let at = |name: &str| place.path().join(name);
     let file = at("dir/file");
-    let mode = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    let mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap()
+    };
     std::fs::create_dir(at("dir")).unwrap();
     std::fs::write(&file, b"").unwrap();
     symlink("dir/file", at("link")).unwrap();
@@ -62,7 +67,9 @@ fn what_others_could_have_put_there_is_refused() {
         for bad in writable {
             mode(changed, bad);
             let path = changed.display();
-            assert!(message(&file).contains(&format!("'{path}' may be written by group or others")));
+            assert!(
+                message(&file).contains(&format!("'{path}' may be written by group or others"))
+            );
         }
         mode(changed, good);
     }

@@ -1,5 +1,6 @@
-//! A job that its site brought in did not ask for MPS, so it must run as on a node without us. If it may meet MPS in its
-//! own way, it is left out. Nothing here is a refusal: the reason goes to the node's log and to `mpsctl status`.
+//! A job that its site brought in did not ask for MPS, so it must run as on a node without us. If
+//! it may meet MPS in its own way, it is left out. Nothing here is a refusal: the reason goes to
+//! the node's log and to `mpsctl status`.
 
 use super::environment::{CONNECTIONS, JOB, PIPE_DIRECTORY, USUAL_CONNECTIONS, is_of_job};
 use super::gpu::GpuUuid;
@@ -13,15 +14,17 @@ use std::path::Path;
 
 /// Longest script or program that is read. Bytes.
 const LONGEST: u64 = 1 << 20;
-/// What a script names that starts, quits or limits an MPS of its own, or that lets fewer clients in.
+/// What a script names that starts, quits or limits an MPS of its own, or that lets fewer clients
+/// in.
 const OWN: [&str; 3] = ["nvidia-cuda-mps", "CUDA_MPS_", CONNECTIONS];
-/// The launchers that start ranks inside a script. Any other script may start programs without a number.
+/// The launchers that start ranks inside a script. Any other script may start programs without a
+/// number.
 const LAUNCHERS: [&str; 3] = ["mpirun", "mpiexec", "orterun"];
 /// A GPU's connections for all its clients (docs/facts/mps-control.md#clients).
 const OF_GPU: u32 = 120;
 
-/// The text of a script or program; `None`: it cannot be read, or is no text. Its writer may be the job's user, so a
-/// link is not followed, and nothing is waited for.
+/// The text of a script or program; `None`: it cannot be read, or is no text. Its writer may be the
+/// job's user, so a link is not followed, and nothing is waited for.
 pub fn text_of(path: &Path) -> Option<String> {
     // To open a FIFO would wake its writer.
     if !path.symlink_metadata().ok()?.is_file() {
@@ -43,7 +46,8 @@ pub fn own_mps(text: &str) -> Option<String> {
     Some(format!("its script names {named}"))
 }
 
-/// Why the programs that a batch script starts by itself have no MPS; `None`: an MPI launcher starts them.
+/// Why the programs that a batch script starts by itself have no MPS; `None`: an MPI launcher
+/// starts them.
 pub fn without_ranks(text: &str) -> Option<String> {
     let is_launched = LAUNCHERS.iter().any(|name| text.contains(name));
     (!is_launched).then(|| {
@@ -61,7 +65,13 @@ pub fn by_environment(
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Option<String> {
     let unasked = record.unasked?;
-    own_directory(lookup).or_else(|| too_many(tasks.unwrap_or(0).max(unasked.tasks), record.clients?, lookup))
+    own_directory(lookup).or_else(|| {
+        too_many(
+            tasks.unwrap_or(0).max(unasked.tasks),
+            record.clients?,
+            lookup,
+        )
+    })
 }
 
 fn own_directory(lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
@@ -81,11 +91,15 @@ fn too_many(tasks: u32, clients: u32, lookup: &dyn Fn(&str) -> Option<String>) -
     })
 }
 
-/// Why numbers of GPUs would mean others behind the daemon than without it. Both count from 0 in the order of the bus:
-/// the daemon its own GPUs, a program without MPS those that it may open.
+/// Why numbers of GPUs would mean others behind the daemon than without it. Both count from 0 in
+/// the order of the bus: the daemon its own GPUs, a program without MPS those that it may open.
 pub fn by_numbers(record: &Record, counted: Option<&[GpuUuid]>) -> Option<String> {
     let counted = counted?;
-    let served: Vec<&GpuUuid> = record.daemons.iter().flat_map(|daemon| &daemon.gpus).collect();
+    let served: Vec<&GpuUuid> = record
+        .daemons
+        .iter()
+        .flat_map(|daemon| &daemon.gpus)
+        .collect();
     (!counted.iter().eq(served)).then(|| {
         format!(
             "it may open {} GPUs, and its job has {}: their numbers would change",

@@ -29,7 +29,8 @@ pub struct GpuUsage {
     /// Its memory, MiB.
     #[serde(default)]
     pub memory_mib: Option<u64>,
-    /// Percent of the time in which a kernel ran, by bucket (`NVML_GPU_UTILIZATION_SAMPLES`); `None`: no sample.
+    /// Percent of the time in which a kernel ran, by bucket (`NVML_GPU_UTILIZATION_SAMPLES`);
+    /// `None`: no sample.
     #[serde(default)]
     pub busy: Vec<Option<u8>>,
     /// The mean of all these samples.
@@ -38,10 +39,12 @@ pub struct GpuUsage {
     /// Their number.
     #[serde(default)]
     pub samples: u64,
-    /// Percent of the time in which its memory was read or written (`NVML_MEMORY_UTILIZATION_SAMPLES`), mean.
+    /// Percent of the time in which its memory was read or written
+    /// (`NVML_MEMORY_UTILIZATION_SAMPLES`), mean.
     #[serde(default)]
     pub memory_busy_percent: Option<u8>,
-    /// Mean percent of the multiprocessors that had work (`NVML_GPM_METRIC_SM_UTIL`; from Hopper on).
+    /// Mean percent of the multiprocessors that had work (`NVML_GPM_METRIC_SM_UTIL`; from Hopper
+    /// on).
     #[serde(default)]
     pub sm_percent: Option<u8>,
     /// Mean percent of the memory's bandwidth (`NVML_GPM_METRIC_DRAM_BW_UTIL`; from Hopper on).
@@ -72,7 +75,8 @@ impl GpuUsage {
         }
     }
 
-    /// How much of the GPU was used, percent: of its multiprocessors if the driver counts them, else of the time.
+    /// How much of the GPU was used, percent: of its multiprocessors if the driver counts them,
+    /// else of the time.
     pub fn used_percent(&self) -> Option<u8> {
         self.sm_percent.or(self.busy_percent)
     }

@@ -1,4 +1,5 @@
-//! Runs one command, with a keeper: a process that ends everything the command has started, also if we are killed.
+//! Runs one command, with a keeper: a process that ends everything the command has started, also if
+//! we are killed.
 
 use mpsd::sys::Exit;
 use mpsd::sys::family::{self, Family};
@@ -56,7 +57,8 @@ impl End {
             (Self { late: true, .. }, _) => format!("its time limit, after {:.1} s", self.seconds),
             (
                 Self {
-                    signal: Some(signal), ..
+                    signal: Some(signal),
+                    ..
                 },
                 _,
             ) => format!("signal {signal}"),
@@ -70,9 +72,13 @@ impl End {
 pub struct Running(Family);
 
 impl Running {
-    /// Starts `task`. Its keeper calls `done` at each end of the command, even if this process was killed. The keeper
-    /// has none of our descriptors but `kept`.
-    pub fn start(task: &Task, kept: &[BorrowedFd<'_>], done: impl FnOnce(&End)) -> Result<Self, Errno> {
+    /// Starts `task`. Its keeper calls `done` at each end of the command, even if this process was
+    /// killed. The keeper has none of our descriptors but `kept`.
+    pub fn start(
+        task: &Task,
+        kept: &[BorrowedFd<'_>],
+        done: impl FnOnce(&End),
+    ) -> Result<Self, Errno> {
         let kept: Vec<BorrowedFd<'_>> = kept.iter().copied().chain([task.output.as_fd()]).collect();
         let family = Family::start(&kept, |end| {
             let ended = keep(task, end);
@@ -106,7 +112,9 @@ pub fn members<'a>(commands: impl IntoIterator<Item = &'a Running>) -> Vec<Vec<i
 
 /// The keeper's part: runs `task` until it has ended, its time is up, or `end` can be read.
 fn keep(task: &Task, end: BorrowedFd<'_>) -> End {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     let begin = Instant::now();
     let mut ended = End {
         began: since.as_secs_f64(),
@@ -118,7 +126,10 @@ fn keep(task: &Task, end: BorrowedFd<'_>) -> End {
         Ok(started) => started,
         Err(error) => {
             let program = task.words.first().map(|word| word.to_string_lossy());
-            ended.not_started = Some(format!("cannot run '{}': {error}", program.unwrap_or_default()));
+            ended.not_started = Some(format!(
+                "cannot run '{}': {error}",
+                program.unwrap_or_default()
+            ));
             return ended;
         }
     };
@@ -129,7 +140,9 @@ fn keep(task: &Task, end: BorrowedFd<'_>) -> End {
             ended.seconds = begin.elapsed().as_secs_f64();
             break Some(exit);
         }
-        let left = task.limit.map(|limit| limit.saturating_sub(begin.elapsed()));
+        let left = task
+            .limit
+            .map(|limit| limit.saturating_sub(begin.elapsed()));
         ended.late = left.is_some_and(|left| left.is_zero());
         if ended.late || can_be_read(end, &signals, left) {
             break None;
@@ -148,7 +161,8 @@ fn keep(task: &Task, end: BorrowedFd<'_>) -> End {
     ended
 }
 
-/// Waits until a child has ended, `end` can be read, or `left` has passed; whether `end` can be read.
+/// Waits until a child has ended, `end` can be read, or `left` has passed; whether `end` can be
+/// read.
 fn can_be_read(end: BorrowedFd<'_>, signals: &Signals, left: Option<Duration>) -> bool {
     wait([end, signals.as_fd()], left.unwrap_or(LONGEST_TURN))
 }
@@ -160,7 +174,10 @@ pub fn wait<'a>(all: impl IntoIterator<Item = BorrowedFd<'a>>, turn: Duration) -
         .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
         .collect();
     let turn = turn.min(LONGEST_TURN) + Duration::from_millis(1);
-    let _ = poll(&mut all, PollTimeout::try_from(turn).unwrap_or(PollTimeout::MAX));
+    let _ = poll(
+        &mut all,
+        PollTimeout::try_from(turn).unwrap_or(PollTimeout::MAX),
+    );
     all.first().and_then(PollFd::any) == Some(true)
 }
 

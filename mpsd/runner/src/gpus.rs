@@ -25,7 +25,9 @@ impl Gpus {
         let gpus = gpus.iter().map(|gpu| GpuUuid::parse(gpu).ok());
         let gpus: Vec<GpuUuid> = gpus.collect::<Option<_>>()?;
         let inventory: Inventory = worker.ask(&Question::Inventory).ok()?;
-        let totals = gpus.iter().map(|gpu| Some(inventory.by_uuid(gpu)?.memory_mib));
+        let totals = gpus
+            .iter()
+            .map(|gpu| Some(inventory.by_uuid(gpu)?.memory_mib));
         // `None` is less than any number.
         let total_mib = totals.collect::<Option<Vec<_>>>()?.into_iter().min()?;
         Some(Self {
@@ -71,7 +73,9 @@ impl Gpus {
 
 /// The memory of `pids` in NVML's list, MiB; `None`: it lists none of them, or not their memory.
 pub fn memory_mib<'a>(list: impl IntoIterator<Item = &'a GpuProcess>, pids: &[i32]) -> Option<u64> {
-    let own = list.into_iter().filter(|process| pids.contains(&process.pid));
+    let own = list
+        .into_iter()
+        .filter(|process| pids.contains(&process.pid));
     let bytes: Vec<u64> = own.map(|process| process.memory).collect::<Option<_>>()?;
     (!bytes.is_empty()).then(|| bytes.iter().sum::<u64>() >> 20)
 }

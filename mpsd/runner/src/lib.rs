@@ -1,8 +1,8 @@
-//! `mps-runner`: runs a user's commands on a job's GPUs under its MPS. Root calls `mpsctl`, which must not need plots
-//! or progress bars. So `mpsctl sweep` and `mpsctl pack` become this program.
+//! `mps-runner`: runs a user's commands on a job's GPUs under its MPS. Root calls `mpsctl`, which
+//! must not need plots or progress bars. So `mpsctl sweep` and `mpsctl pack` become this program.
 //!
-//! [`engine`] runs one command, [`places`] says on which GPU, [`gpus`] asks NVML what it takes. [`sweep`] and [`pack`] are the
-//! two verbs.
+//! [`engine`] runs one command, [`places`] says on which GPU, [`gpus`] asks NVML what it takes.
+//! [`sweep`] and [`pack`] are the two verbs.
 #![deny(unsafe_code)]
 
 mod engine;
@@ -26,16 +26,18 @@ use std::path::PathBuf;
 enum Verb {
     /// Run 1, 2, 4, 8 copies of a program with the job's MPS and without, and say what does best
     ///
-    /// Each copy sees one of the job's GPUs, in turn, and has its share of the threads from its start. Ask for the job with --mps
-    /// alone: a client can only lower a share that the job has. Each run ends all processes that its copies have started, also
-    /// if the sweep is interrupted or killed. On a GPU that the job made exclusive nothing runs outside its MPS: the comparison is
-    /// then with one copy at a time, which has the GPU to itself, under that MPS.
+    /// Each copy sees one of the job's GPUs, in turn, and has its share of the threads from its
+    /// start. Ask for the job with --mps alone: a client can only lower a share that the job has.
+    /// Each run ends all processes that its copies have started, also if the sweep is interrupted
+    /// or killed. On a GPU that the job made exclusive nothing runs outside its MPS: the comparison
+    /// is then with one copy at a time, which has the GPU to itself, under that MPS.
     Sweep(sweep::Sweep),
     /// Run the commands of a file on the job's GPUs under its MPS, as many at once as do best
     ///
-    /// FILE has a shell command on each line, as GNU parallel and TACC's launcher read it. Blank lines and lines that begin with #
-    /// are left out. Each command sees one of the job's GPUs. Exit status: 0 all commands succeeded; 1 to 100 so many failed;
-    /// 101 more did; 255 none was run; 128 and its number if a signal ended pack.
+    /// FILE has a shell command on each line, as GNU parallel and TACC's launcher read it. Blank
+    /// lines and lines that begin with # are left out. Each command sees one of the job's GPUs.
+    /// Exit status: 0 all commands succeeded; 1 to 100 so many failed; 101 more did; 255 none was
+    /// run; 128 and its number if a signal ended pack.
     Pack(pack::Pack),
 }
 
@@ -75,7 +77,10 @@ pub fn main() -> u8 {
             let done = Setting::new().and_then(|setting| verb.run(&caller, &setting));
             // As GNU parallel's: the other codes are numbers of failed commands.
             let code = pack::EXIT_NOTHING_RUN;
-            (done.map_err(|failure| VerbError { code, ..failure }), verb.json)
+            (
+                done.map_err(|failure| VerbError { code, ..failure }),
+                verb.json,
+            )
         }
     };
     done.unwrap_or_else(|failure| {

@@ -3,8 +3,8 @@
 use mpsd::cli::{Caller, NO_JOB};
 use mpsd_core::bind::{Bind, BindMode, DeviceNames};
 use mpsd_core::environment::{
-    Change, JOB, LOG_DIRECTORY, MEMORY, PIPE_DIRECTORY, THREADS, Task, VISIBLE_DEVICES, strip_inherited,
-    task_environment,
+    Change, JOB, LOG_DIRECTORY, MEMORY, PIPE_DIRECTORY, THREADS, Task, VISIBLE_DEVICES,
+    strip_inherited, task_environment,
 };
 use mpsd_core::limits::Percent;
 use mpsd_core::ranks::Rank;
@@ -18,7 +18,8 @@ pub struct Places {
     with_mps: Option<(Record, Task)>,
     /// The job's GPUs that this process sees: by UUID under MPS, else by the scheduler's names.
     pub gpus: Vec<String>,
-    /// A directory that only root can make, and never makes: a client that looks there finds no MPS.
+    /// A directory that only root can make, and never makes: a client that looks there finds no
+    /// MPS.
     nowhere: PathBuf,
     /// Removes what another job's MPS left in the environment.
     inherited: Vec<Change>,
@@ -45,7 +46,10 @@ impl Places {
             }
             None => {
                 let list = (caller.env)(VISIBLE_DEVICES).unwrap_or_default();
-                let names = list.split(',').map(str::trim).filter(|name| !name.is_empty());
+                let names = list
+                    .split(',')
+                    .map(str::trim)
+                    .filter(|name| !name.is_empty());
                 names.map(str::to_owned).collect()
             }
         };
@@ -63,7 +67,9 @@ impl Places {
 
     /// Whether the job made its GPUs exclusive: then nothing runs on them without its MPS.
     pub fn is_exclusive(&self) -> bool {
-        self.with_mps.as_ref().is_some_and(|(record, _)| record.exclusive)
+        self.with_mps
+            .as_ref()
+            .is_some_and(|(record, _)| record.exclusive)
     }
 
     /// The number of the job's GPUs that this process sees.
@@ -76,15 +82,16 @@ impl Places {
         clients.div_ceil(self.count())
     }
 
-    /// Fails if the job's MPS limits its clients' share: a client can only lower that, and all figures would be wrong.
+    /// Fails if the job's MPS limits its clients' share: a client can only lower that, and all
+    /// figures would be wrong.
     pub fn must_be_unlimited(&self) -> Result<(), Refusal> {
         self.with_mps
             .as_ref()
             .map_or(Ok(()), |(record, _)| unlimited(record))
     }
 
-    /// What attaches a command on the GPU of this number to the job's MPS, with these limits. In a job without MPS, what
-    /// [`Places::without`] gives.
+    /// What attaches a command on the GPU of this number to the job's MPS, with these limits. In a
+    /// job without MPS, what [`Places::without`] gives.
     pub fn under(
         &self,
         gpu: u32,
@@ -134,7 +141,8 @@ impl Places {
     /// What a command outside the job's MPS needs, on the GPU of this number.
     pub fn without(&self, copy: u32) -> Result<Vec<Change>, Refusal> {
         let mut changes = self.inherited.clone();
-        changes.extend([THREADS, MEMORY, LOG_DIRECTORY, JOB].map(|name| Change { name, value: None }));
+        changes
+            .extend([THREADS, MEMORY, LOG_DIRECTORY, JOB].map(|name| Change { name, value: None }));
         let nowhere = Some(self.nowhere.display().to_string());
         changes.push(Change {
             name: PIPE_DIRECTORY,
@@ -173,7 +181,8 @@ impl Places {
     fn visible_gpus(&self, most: usize) -> Result<Vec<String>, Refusal> {
         let mut gpus: Vec<String> = Vec::new();
         for copy in 0..u32::try_from(most).unwrap_or(1).max(1) {
-            let gpu = value(&self.bound(copy, Some(DeviceNames::Uuid))?, VISIBLE_DEVICES).unwrap_or_default();
+            let gpu = value(&self.bound(copy, Some(DeviceNames::Uuid))?, VISIBLE_DEVICES)
+                .unwrap_or_default();
             if !gpus.contains(&gpu) {
                 gpus.push(gpu);
             }
@@ -183,21 +192,30 @@ impl Places {
 }
 
 fn value(changes: &[Change], name: &str) -> Option<String> {
-    changes.iter().find(|change| change.name == name)?.value.clone()
+    changes
+        .iter()
+        .find(|change| change.name == name)?
+        .value
+        .clone()
 }
 
 fn unlimited(record: &Record) -> Result<(), Refusal> {
     let of_daemon = record.daemons.iter().filter_map(|daemon| daemon.threads);
     let lowest = of_daemon.chain(record.rank_threads.iter().copied()).min();
     let Some(percent) = lowest else { return Ok(()) };
-    let why =
-        format!("its MPS gives each client {percent} % of the threads, and a client can only lower that");
+    let why = format!(
+        "its MPS gives each client {percent} % of the threads, and a client can only lower that"
+    );
     refused(record, why)
 }
 
 /// Only a rank has a partition, and a command is none.
 fn undivided(record: &Record) -> Result<(), Refusal> {
-    match record.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
+    match record
+        .daemons
+        .iter()
+        .any(|daemon| !daemon.partitions.is_empty())
+    {
         true => refused(
             record,
             "its MPS gives each rank multiprocessors of its own".to_owned(),
@@ -273,9 +291,14 @@ mod tests {
         let (one, two) = ("GPU-00000001", "GPU-00000002");
         assert_eq!(visible(&places, 3, true), [one, two, one]);
         assert_eq!(visible(&places, 3, false), [one, two, one]);
-        let limits = places.under(1, Percent::from_tenths(125), Some(4096)).unwrap();
+        let limits = places
+            .under(1, Percent::from_tenths(125), Some(4096))
+            .unwrap();
         assert_eq!(value(&limits, THREADS).as_deref(), Some("12.5"));
-        assert_eq!(value(&limits, MEMORY).as_deref(), Some("GPU-00000002=4096M"));
+        assert_eq!(
+            value(&limits, MEMORY).as_deref(),
+            Some("GPU-00000002=4096M")
+        );
         let without = places.without(0).unwrap();
         let pipe = value(&without, PIPE_DIRECTORY);
         assert_eq!(

@@ -56,7 +56,10 @@ impl Progress {
             self.told = Instant::now();
             complain(
                 NAME,
-                &format!("pack: {ended} of {} commands have ended, {message}", self.all),
+                &format!(
+                    "pack: {ended} of {} commands have ended, {message}",
+                    self.all
+                ),
             );
         }
     }

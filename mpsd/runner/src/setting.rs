@@ -22,8 +22,14 @@ pub struct Setting {
 
 impl Setting {
     pub fn new() -> Result<Self, VerbError> {
-        let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
-        let signals = Signals::block(&signals).map_err(|errno| of_node(format!("signals: {errno}")))?;
+        let signals = [
+            Signal::SIGINT,
+            Signal::SIGTERM,
+            Signal::SIGHUP,
+            Signal::SIGQUIT,
+        ];
+        let signals =
+            Signals::block(&signals).map_err(|errno| of_node(format!("signals: {errno}")))?;
         family::adopt_orphans().map_err(|errno| of_node(format!("orphans: {errno}")))?;
         let own = std::env::current_exe().map_err(|error| of_node(format!("own path: {error}")))?;
         Ok(Self {

@@ -7,8 +7,8 @@ use crate::scheduler::{self, Host, Lookup, Site, ThisHost};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Config, Settings, directories_alone};
 use mpsd_core::environment::{
-    self, Change, JOB, LOG_DIRECTORY, MEMORY, OF_SLURM, PIPE_DIRECTORY, THREADS, Task, VISIBLE_DEVICES,
-    counted, strip_inherited, task_environment,
+    self, Change, JOB, LOG_DIRECTORY, MEMORY, OF_SLURM, PIPE_DIRECTORY, THREADS, Task,
+    VISIBLE_DEVICES, counted, strip_inherited, task_environment,
 };
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::gpu::MIG;
@@ -32,7 +32,8 @@ pub struct Caller<'a> {
     pub env: Lookup<'a>,
     /// Its user.
     pub uid: u32,
-    /// It is the job's main shell, which has no rank: changes that need one are left out, not refused.
+    /// It is the job's main shell, which has no rank: changes that need one are left out, not
+    /// refused.
     pub main: bool,
 }
 
@@ -60,7 +61,8 @@ impl<'a> Caller<'a> {
 pub enum Attachment {
     /// The job has MPS: these changes attach the caller.
     Attached(Vec<Change>),
-    /// The caller is in no job with MPS. The changes remove what another job's MPS left in the environment.
+    /// The caller is in no job with MPS. The changes remove what another job's MPS left in the
+    /// environment.
     WithoutMps(Vec<Change>),
     /// The same, since `MPS=auto` gives the job none.
     Unneeded(Vec<Change>),
@@ -72,7 +74,9 @@ impl Attachment {
 
     pub fn changes(self) -> Vec<Change> {
         match self {
-            Self::Attached(changes) | Self::WithoutMps(changes) | Self::Unneeded(changes) => changes,
+            Self::Attached(changes) | Self::WithoutMps(changes) | Self::Unneeded(changes) => {
+                changes
+            }
             Self::Unread(_) => Vec::new(),
         }
     }
@@ -82,8 +86,8 @@ impl Caller<'_> {
     /// Finds the job's record; waits for one that is `starting`, no longer than it allows.
     ///
     /// # Errors
-    /// The job's MPS was refused (refusal) or did not start (undetermined), the caller's share of it is unknown (refusal),
-    /// or there is neither a record nor a usable configuration (fault).
+    /// The job's MPS was refused (refusal) or did not start (undetermined), the caller's share of
+    /// it is unknown (refusal), or there is neither a record nor a usable configuration (fault).
     pub(crate) fn find(&self) -> Result<Attachment, Failure> {
         match self.find_or_unread()? {
             Attachment::Unread(unread) => Err(unread.into()),
@@ -109,14 +113,16 @@ impl Caller<'_> {
             Err(Failure::Undetermined(unread)) => Ok(Attachment::Unread(unread)),
             Err(failure) => Err(failure),
             Ok(None) => match broken {
-                // A broken configuration may hide a record, but every job has a main shell, so that must not stop.
+                // A broken configuration may hide a record, but every job has a main shell, so that
+                // must not stop.
                 Some(fault) if !self.main => Err(fault.into()),
                 _ => Ok(Attachment::WithoutMps(stripped())),
             },
         }
     }
 
-    /// The record of the caller's job, if its MPS is ready, and the caller's rank. `None`: no job, or no MPS.
+    /// The record of the caller's job, if its MPS is ready, and the caller's rank. `None`: no job,
+    /// or no MPS.
     ///
     /// # Errors
     /// As [`Caller::find`].
@@ -157,7 +163,10 @@ impl Caller<'_> {
         let Some((id, record)) = self.record(&settings)? else {
             return Ok(None);
         };
-        let mut all = record.daemons.into_iter().flat_map(|daemon| daemon.partitions);
+        let mut all = record
+            .daemons
+            .into_iter()
+            .flat_map(|daemon| daemon.partitions);
         let own = all.find(|one| one.name().as_deref() == Some(name));
         Ok(own.map(|own| (own, settings.paths.job(&id).partitions_lock())))
     }
@@ -170,8 +179,9 @@ impl Caller<'_> {
         asked.map_or(Vec::new(), |(_, record)| record.warnings)
     }
 
-    /// Advice for a process without a rank or for a launcher's first rank: variables that do not go with MPS, and a
-    /// list by local rank that has fewer entries than there are ranks. In a Slurm step the plugin says the latter.
+    /// Advice for a process without a rank or for a launcher's first rank: variables that do not go
+    /// with MPS, and a list by local rank that has fewer entries than there are ranks. In a Slurm
+    /// step the plugin says the latter.
     pub(crate) fn advice(&self) -> Vec<String> {
         let rank = environment::rank(self.env).map(|(rank, _)| rank);
         let asked = self.job_with_mps().ok().flatten();
@@ -179,7 +189,8 @@ impl Caller<'_> {
             return Vec::new();
         };
         let ranks = rank.and_then(|rank| rank.of);
-        let mut lines = environment::warnings(&record, ranks, rank.map(|rank| rank.local), self.env);
+        let mut lines =
+            environment::warnings(&record, ranks, rank.map(|rank| rank.local), self.env);
         let first = ranks.filter(|_| rank.is_some_and(|rank| rank.local == 0));
         let repeats = first.and_then(|ranks| environment::repeats(&record, ranks));
         lines.extend(repeats.map(|repeats| format!("job {}: {repeats}", record.job)));
@@ -201,7 +212,8 @@ impl Caller<'_> {
         self.ids().ok()?.pop()
     }
 
-    /// The ids under which the job may have a record. A Slurm step comes first: it may have a daemon of its own.
+    /// The ids under which the job may have a record. A Slurm step comes first: it may have a
+    /// daemon of its own.
     pub(super) fn ids(&self) -> Result<Vec<JobId>, Refusal> {
         if let Some(named) = self.job {
             return scheduler::meant(named, &Site::of(&self.settings().0));
@@ -213,14 +225,21 @@ impl Caller<'_> {
             return Ok(Vec::new());
         };
         let job = JobId::parse(&self.component().unwrap_or(job))?;
-        let step = self.var("SLURM_STEP_ID").and_then(|step| job.step(&step).ok());
+        let step = self
+            .var("SLURM_STEP_ID")
+            .and_then(|step| job.step(&step).ok());
         Ok(step.into_iter().chain([job]).collect())
     }
 
-    /// The component with MPS of a heterogeneous job. SLURM_JOB_ID is the first component's; the others' numbers follow it.
+    /// The component with MPS of a heterogeneous job. SLURM_JOB_ID is the first component's; the
+    /// others' numbers follow it.
     fn component(&self) -> Option<String> {
         let number = |name| self.var(name)?.parse::<u32>().ok();
-        let (first, size, own) = (number("SLURM_JOB_ID")?, number("SLURM_HET_SIZE")?, number(JOB)?);
+        let (first, size, own) = (
+            number("SLURM_JOB_ID")?,
+            number("SLURM_HET_SIZE")?,
+            number(JOB)?,
+        );
         let is_of_it = own.checked_sub(first).is_some_and(|place| place < size);
         is_of_it.then(|| own.to_string())
     }
@@ -229,9 +248,12 @@ impl Caller<'_> {
         (self.env)(name).filter(|value| !value.is_empty())
     }
 
-    /// The settings. If the configuration is unusable, the defaults and why. A missing file is no error.
+    /// The settings. If the configuration is unusable, the defaults and why. A missing file is no
+    /// error.
     pub fn settings(&self) -> (Settings, Option<Fault>) {
-        let node = self.var("SLURMD_NODENAME").unwrap_or_else(|| ThisHost.name());
+        let node = self
+            .var("SLURMD_NODENAME")
+            .unwrap_or_else(|| ThisHost.name());
         match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {
             Ok(settings) => (settings, None),
             Err(error) => {
@@ -241,7 +263,8 @@ impl Caller<'_> {
         }
     }
 
-    /// The changes that attach the caller to a daemon that listens. A job that did not ask does without them in doubt.
+    /// The changes that attach the caller to a daemon that listens. A job that did not ask does
+    /// without them in doubt.
     fn attached(&self, record: &Record) -> Result<Vec<Change>, Failure> {
         let ranks = environment::rank(self.env).and_then(|(rank, _)| rank.of);
         let by_environment = unasked::by_environment(record, ranks, self.env);
@@ -269,8 +292,9 @@ impl Caller<'_> {
         })
     }
 
-    /// Checks that the control daemon of `changes` has not ended. Root checks the process that it proved, if the
-    /// journal is readable: it must not open a directory in which the job's user can block it.
+    /// Checks that the control daemon of `changes` has not ended. Root checks the process that it
+    /// proved, if the journal is readable: it must not open a directory in which the job's user can
+    /// block it.
     fn expect_daemon(&self, record: &Record, changes: &[Change]) -> Result<(), Undetermined> {
         if self.uid != 0 || record.uid == 0 {
             return listener::expect(changes);
@@ -279,12 +303,18 @@ impl Caller<'_> {
         let Ok(Some(journal)) = this_node(&settings).read_journal(&record.job) else {
             return Ok(());
         };
-        let pipes = changes.iter().filter(|change| change.name == PIPE_DIRECTORY);
+        let pipes = changes
+            .iter()
+            .filter(|change| change.name == PIPE_DIRECTORY);
         let pipes: Vec<_> = pipes.filter_map(|change| change.value.as_deref()).collect();
         // Each daemon's server follows it.
         let mut both = journal.daemons.iter().zip(journal.proved.iter().step_by(2));
         let is_gone = |(daemon, process): &(&Daemon, &ProcessRef)| {
-            daemon.pipe.to_str().is_some_and(|pipe| pipes.contains(&pipe)) && process.open().is_none()
+            daemon
+                .pipe
+                .to_str()
+                .is_some_and(|pipe| pipes.contains(&pipe))
+                && process.open().is_none()
         };
         match both.find(is_gone) {
             None => Ok(()),
@@ -298,7 +328,8 @@ impl Caller<'_> {
             return Err(Refusal::new(job, "its MPS is another user's", "").into());
         }
         if self.uid == 0 && record.uid != 0 && self.job.is_none() {
-            // Variables that sudo or su has kept are no wish of root's to open what the job's user owns.
+            // Variables that sudo or su has kept are no wish of root's to open what the job's user
+            // owns.
             let why = format!(
                 "its MPS is that of user {}, and root's environment only inherits the job",
                 record.uid
@@ -308,7 +339,9 @@ impl Caller<'_> {
         let reason = record.reason.as_deref().unwrap_or("no reason is recorded");
         match record.state {
             RecordState::Ready | RecordState::Unneeded => Ok(()),
-            RecordState::Starting => Err(Undetermined::new(job, "its MPS is not ready in time").into()),
+            RecordState::Starting => {
+                Err(Undetermined::new(job, "its MPS is not ready in time").into())
+            }
             RecordState::Failed if record.kind != Some(FailureKind::Refusal) => {
                 Err(Undetermined::new(job, format!("MPS did not start: {reason}")).into())
             }
@@ -337,7 +370,8 @@ impl Caller<'_> {
         }
     }
 
-    /// Whether these devices are of the same job on another node: an MPI launcher passes its environment on.
+    /// Whether these devices are of the same job on another node: an MPI launcher passes its
+    /// environment on.
     fn is_another_nodes(&self, visible: &str, record: &Record) -> bool {
         let of_job = (self.env)(JOB).as_deref() == Some(record.job.as_str());
         let entries = || visible.split(',').map(str::trim);
@@ -346,17 +380,24 @@ impl Caller<'_> {
         of_job && entries().all(|entry| is_name(entry) && !here(entry))
     }
 
-    /// Whether these are the devices that we gave the script, or the task, in which an MPI launcher runs: with a daemon for each GPU
-    /// it reaches one, and its ranks spread over all.
+    /// Whether these are the devices that we gave the script, or the task, in which an MPI launcher
+    /// runs: with a daemon for each GPU it reaches one, and its ranks spread over all.
     fn is_of_script(&self, visible: &str, record: &Record) -> bool {
         let pipe = self.var(PIPE_DIRECTORY);
         let mut daemons = record.daemons.iter().filter(|_| record.per_gpu);
-        let own = daemons.find(|daemon| pipe.as_deref().is_some_and(|pipe| daemon.pipe == Path::new(pipe)));
-        own.is_some_and(|daemon| visible.split(',').eq(daemon.gpus.iter().map(GpuUuid::as_str)))
+        let own = daemons.find(|daemon| {
+            pipe.as_deref()
+                .is_some_and(|pipe| daemon.pipe == Path::new(pipe))
+        });
+        own.is_some_and(|daemon| {
+            visible
+                .split(',')
+                .eq(daemon.gpus.iter().map(GpuUuid::as_str))
+        })
     }
 
-    /// The UUIDs of an attached process's devices, if it names them by its daemon's numbers. Other numbers, as in a
-    /// task that Torque's mom starts, include one that the daemon does not have.
+    /// The UUIDs of an attached process's devices, if it names them by its daemon's numbers. Other
+    /// numbers, as in a task that Torque's mom starts, include one that the daemon does not have.
     fn by_daemons_numbers(&self, record: &Record) -> Option<String> {
         let attached = self.var(JOB).is_some_and(|job| job == record.job.as_str());
         if !attached || !matches!(record.names(), DeviceNames::Auto | DeviceNames::Ordinal) {
@@ -365,7 +406,10 @@ impl Caller<'_> {
         let pipe = self.var(PIPE_DIRECTORY)?;
         let mut daemons = record.daemons.iter();
         let daemon = daemons.find(|daemon| daemon.pipe == Path::new(&pipe))?;
-        let gpus = record.gpus.iter().filter(|gpu| daemon.gpus.contains(&gpu.uuid));
+        let gpus = record
+            .gpus
+            .iter()
+            .filter(|gpu| daemon.gpus.contains(&gpu.uuid));
         let gpus: Vec<_> = gpus.collect();
         let uuid = |entry: &str| Some(gpus.get(entry.trim().parse::<usize>().ok()?)?.uuid.as_str());
         let own = self.var(VISIBLE_DEVICES)?;
@@ -373,11 +417,15 @@ impl Caller<'_> {
         Some(uuids.join(","))
     }
 
-    /// The devices by UUID or by number. The numbers are CUDA's if `counted`, else the node's. Under Slurm's
-    /// ConstrainDevices only `SLURM_STEP_GPUS` has the node's.
+    /// The devices by UUID or by number. The numbers are CUDA's if `counted`, else the node's.
+    /// Under Slurm's ConstrainDevices only `SLURM_STEP_GPUS` has the node's.
     fn visible(&self, counted: bool) -> Option<String> {
         let own = self.var(VISIBLE_DEVICES)?;
-        if counted || own.contains("GPU-") || own.contains(MIG) || self.var("SLURM_JOB_ID").is_none() {
+        if counted
+            || own.contains("GPU-")
+            || own.contains(MIG)
+            || self.var("SLURM_JOB_ID").is_none()
+        {
             return Some(own);
         }
         self.var("SLURM_STEP_GPUS")
@@ -386,18 +434,29 @@ impl Caller<'_> {
     }
 }
 
-/// The changes for a shell before its ranks are known. It gets the lowest limits of a list by rank. In per-gpu mode
-/// with several GPUs the rank decides the daemon. A program without a rank would silently run outside MPS, so it sees
-/// no GPU. With MPS_VISIBLE=keep the scheduler's list must stay for the ranks.
+/// The changes for a shell before its ranks are known. It gets the lowest limits of a list by rank.
+/// In per-gpu mode with several GPUs the rank decides the daemon. A program without a rank would
+/// silently run outside MPS, so it sees no GPU. With MPS_VISIBLE=keep the scheduler's list must
+/// stay for the ranks.
 fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     let shared = Record {
-        rank_threads: record.rank_threads.iter().min().copied().into_iter().collect(),
+        rank_threads: record
+            .rank_threads
+            .iter()
+            .min()
+            .copied()
+            .into_iter()
+            .collect(),
         rank_memory: lowest(&record.rank_memory).into_iter().collect(),
         bind: None,
         ..record.clone()
     };
     let several = record.per_gpu && record.gpus.len() > 1;
-    let partitions: usize = record.daemons.iter().map(|daemon| daemon.partitions.len()).sum();
+    let partitions: usize = record
+        .daemons
+        .iter()
+        .map(|daemon| daemon.partitions.len())
+        .sum();
     // With several partitions the shell has none, and gets no context; its ranks do.
     let of = (partitions > 1).then_some(1);
     let any = Task {

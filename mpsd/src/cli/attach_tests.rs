@@ -6,7 +6,11 @@ use std::os::unix::net::UnixListener;
 type Env<'a> = &'a [(&'a str, &'a str)];
 
 fn with<T>(env: Env<'_>, main: bool, ask: impl FnOnce(&Caller<'_>) -> T) -> T {
-    let lookup = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+    let lookup = |name: &str| {
+        env.iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, v)| (*v).to_owned())
+    };
     ask(&Caller {
         config: Path::new("/nonexistent"),
         job: None,
@@ -59,8 +63,14 @@ fn numbers_of_a_slurm_step_are_the_nodes() {
     let (job, step) = (("SLURM_JOB_ID", "8"), ("SLURM_STEP_GPUS", "3"));
     let own = |list| (VISIBLE_DEVICES, list);
     assert_eq!(visible(&[job, step, own("0")]).as_deref(), Some("3"));
-    assert_eq!(visible(&[job, step, own("GPU-1")]).as_deref(), Some("GPU-1"));
-    assert_eq!(visible(&[("PBS_JOBID", "8"), own("1")]).as_deref(), Some("1"));
+    assert_eq!(
+        visible(&[job, step, own("GPU-1")]).as_deref(),
+        Some("GPU-1")
+    );
+    assert_eq!(
+        visible(&[("PBS_JOBID", "8"), own("1")]).as_deref(),
+        Some("1")
+    );
     assert_eq!(visible(&[]), None);
 }
 
@@ -99,7 +109,10 @@ fn per_gpu() -> Record {
 /// The plugin gave the batch script the first GPU, and Slurm the number 0.
 #[test]
 fn the_ranks_that_a_launcher_starts_in_a_batch_script_spread_over_the_gpus() {
-    for (names, own) in [(DeviceNames::Uuid, "GPU-00000001"), (DeviceNames::Ordinal, "0")] {
+    for (names, own) in [
+        (DeviceNames::Uuid, "GPU-00000001"),
+        (DeviceNames::Ordinal, "0"),
+    ] {
         let mut record = per_gpu();
         record.names = Some(names);
         record.rank_threads = ["20", "40"].map(|p| p.parse().unwrap()).to_vec();
@@ -146,7 +159,11 @@ fn the_ranks_that_a_launcher_starts_in_a_batch_script_spread_over_the_gpus() {
         );
         // What the user chose stays.
         let chosen = [("MPI_LOCALRANKID", "0"), (VISIBLE_DEVICES, "GPU-00000002")];
-        let script = [("SLURM_JOB_ID", "7"), (JOB, "7"), (PIPE_DIRECTORY, pipe.as_str())];
+        let script = [
+            ("SLURM_JOB_ID", "7"),
+            (JOB, "7"),
+            (PIPE_DIRECTORY, pipe.as_str()),
+        ];
         let gpus = with(&[&script[..], &chosen].concat(), false, |caller| {
             caller.task(&record).visible
         });
@@ -194,7 +211,9 @@ fn a_shell_before_its_ranks_keeps_nothing_of_another_jobs_mps() {
 
 fn visible(record: &Record, main: bool, env: Env<'_>) -> String {
     let changes = with(env, main, |caller| caller.attach(record).unwrap());
-    let change = changes.into_iter().find(|change| change.name == VISIBLE_DEVICES);
+    let change = changes
+        .into_iter()
+        .find(|change| change.name == VISIBLE_DEVICES);
     change.unwrap().value.unwrap()
 }
 
@@ -258,7 +277,11 @@ fn root_is_attached_to_a_users_mps_only_by_name() {
 fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
     let directory = tempfile::tempdir_in("/run").unwrap();
     let config = directory.path().join("mpsd.toml");
-    std::fs::write(&config, format!("run_dir = \"{}\"\n", directory.path().display())).unwrap();
+    std::fs::write(
+        &config,
+        format!("run_dir = \"{}\"\n", directory.path().display()),
+    )
+    .unwrap();
     let jobs = directory.path().join("jobs/7");
     std::fs::create_dir_all(&jobs).unwrap();
     let pipe = jobs.join("pipe");
@@ -298,7 +321,13 @@ fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
     };
     assert!(attached(&record, &[]));
     // A rank has the limits of all GPUs that it sees, and JAX its own choice.
-    record.rank_memory = vec![record.gpus.iter().map(|gpu| (gpu.uuid.clone(), 100)).collect()];
+    record.rank_memory = vec![
+        record
+            .gpus
+            .iter()
+            .map(|gpu| (gpu.uuid.clone(), 100))
+            .collect(),
+    ];
     let rank = [
         ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),

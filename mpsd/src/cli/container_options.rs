@@ -1,4 +1,5 @@
-//! `mpsctl env --container RUNTIME`: the options that attach a container to its job's MPS (docs/containers.md).
+//! `mpsctl env --container RUNTIME`: the options that attach a container to its job's MPS
+//! (docs/containers.md).
 
 use mpsd_core::Refusal;
 use mpsd_core::environment::{Change, PIPE_DIRECTORY};
@@ -18,12 +19,13 @@ pub enum Container {
 }
 
 impl Container {
-    /// Printed instead of the options after a failure. No runtime knows it, so the container does not start: without its
-    /// options it would silently run outside MPS.
+    /// Printed instead of the options after a failure. No runtime knows it, so the container does
+    /// not start: without its options it would silently run outside MPS.
     pub const FAILURE: &str = "--mpsctl-env-failed\n";
 
-    /// One line of options: the job's directory at its own path, with the sockets of all its daemons, and the variables. A
-    /// variable to be removed needs no option: of these runtimes only Apptainer passes it on.
+    /// One line of options: the job's directory at its own path, with the sockets of all its
+    /// daemons, and the variables. A variable to be removed needs no option: of these runtimes only
+    /// Apptainer passes it on.
     pub fn write(self, changes: &[Change], uid: u32, gid: u32) -> Result<String, Refusal> {
         let value = |change: &Change| Some((change.name, change.value.clone()?));
         let set: Vec<_> = changes.iter().filter_map(value).collect();
@@ -44,7 +46,9 @@ impl Container {
             Self::Apptainer => vec!["--bind".into(), format!("{directory}")],
             Self::Enroot => vec![
                 "--mount".into(),
-                format!("{directory}:{directory}:none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate"),
+                format!(
+                    "{directory}:{directory}:none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate"
+                ),
             ],
             Self::Podman => vec!["--volume".into(), format!("{directory}:{directory}")],
             Self::Docker => vec![
@@ -65,15 +69,15 @@ impl Container {
         Err(Refusal::new(format!("the option '{word}'"), why, allowed))
     }
 
-    /// Whether the value must be quoted: after a second '=' a comma ends a variable for Apptainer, which removes quotes
-    /// (pflag, `stringToStringValue.Set`).
+    /// Whether the value must be quoted: after a second '=' a comma ends a variable for Apptainer,
+    /// which removes quotes (pflag, `stringToStringValue.Set`).
     fn splits(self, value: &str) -> bool {
         self == Self::Apptainer && value.contains(',') && value.contains('=')
     }
 }
 
-/// Whether a shell leaves this word of a command's output as it is. Job ids may have brackets, which only match files of
-/// such names.
+/// Whether a shell leaves this word of a command's output as it is. Job ids may have brackets,
+/// which only match files of such names.
 fn is_one_word(word: &str) -> bool {
     word.bytes()
         .all(|byte| byte.is_ascii_alphanumeric() || b"/._-+=:,[]%\"".contains(&byte))
@@ -95,18 +99,25 @@ mod tests {
             change("CUDA_VISIBLE_DEVICES", Some("GPU-0,GPU-1")),
         ];
         let removed = change("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None);
-        let variables =
-            "--env CUDA_MPS_PIPE_DIRECTORY=/run/mpsd/jobs/42/pipe-1 --env CUDA_VISIBLE_DEVICES=GPU-0,GPU-1\n";
+        let variables = "--env CUDA_MPS_PIPE_DIRECTORY=/run/mpsd/jobs/42/pipe-1 --env CUDA_VISIBLE_DEVICES=GPU-0,GPU-1\n";
         let mount = "/run/mpsd/jobs/42:/run/mpsd/jobs/42";
-        let enroot = format!("--mount {mount}:none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate ");
+        let enroot =
+            format!("--mount {mount}:none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate ");
         for (runtime, options) in [
             (Container::Apptainer, "--bind /run/mpsd/jobs/42 ".to_owned()),
             (Container::Enroot, enroot),
             (Container::Podman, format!("--volume {mount} ")),
-            (Container::Docker, format!("--user=1000:100 --volume {mount} ")),
+            (
+                Container::Docker,
+                format!("--user=1000:100 --volume {mount} "),
+            ),
         ] {
             assert_eq!(runtime.write(&set, 1000, 100), Ok(options + variables));
-            let foreign = runtime.write(&[&set[..], std::slice::from_ref(&removed)].concat(), 1000, 100);
+            let foreign = runtime.write(
+                &[&set[..], std::slice::from_ref(&removed)].concat(),
+                1000,
+                100,
+            );
             assert_eq!(foreign.is_err(), runtime == Container::Apptainer);
         }
         let limits = [set[0].clone(), change("LIMIT", Some("0=4G,1=2G"))];
@@ -119,7 +130,10 @@ mod tests {
     #[test]
     fn a_word_that_a_shell_would_split_is_refused() {
         let changes = [change(PIPE_DIRECTORY, Some("/run/m psd/jobs/42/pipe"))];
-        let refused = Container::Podman.write(&changes, 0, 0).unwrap_err().to_string();
+        let refused = Container::Podman
+            .write(&changes, 0, 0)
+            .unwrap_err()
+            .to_string();
         assert!(refused.contains("/run/m psd/jobs/42"), "{refused}");
     }
 }

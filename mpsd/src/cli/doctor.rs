@@ -1,5 +1,5 @@
-//! `mpsctl doctor`: checks what a node needs to give jobs an MPS, a line each, with what to do. As root it makes a cgroup
-//! like a job's and removes it. It changes nothing else.
+//! `mpsctl doctor`: checks what a node needs to give jobs an MPS, a line each, with what to do. As
+//! root it makes a cgroup like a job's and removes it. It changes nothing else.
 
 use super::node_places;
 use super::reconcile::{Reconcile, ReportLine};
@@ -8,7 +8,9 @@ use super::terminal::{checks_json, say_checks, say_json, worst};
 use crate::node::nvml::Driver;
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::ADMIN_VERBS;
-use crate::scheduler::node_check::{NO_NVML, control, has_gpu, textfile, units, unless_proved, without_gpu};
+use crate::scheduler::node_check::{
+    NO_NVML, control, has_gpu, textfile, units, unless_proved, without_gpu,
+};
 use crate::scheduler::room::room;
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::SetupContext;
@@ -99,7 +101,10 @@ fn of_gpus(context: &SetupContext<'_>) -> Vec<CheckLine> {
 fn nvml(worker: &Path, library: &str) -> Vec<CheckLine> {
     let ask = || -> Result<(Inventory, Driver), Failure> {
         let mut nvml = NvmlWorker::start(worker, library, NVML_DEADLINE)?;
-        Ok((nvml.ask(&Question::Inventory)?, nvml.ask(&Question::Driver)?))
+        Ok((
+            nvml.ask(&Question::Inventory)?,
+            nvml.ask(&Question::Driver)?,
+        ))
     };
     let (inventory, driver) = match ask() {
         Ok(answers) => answers,
@@ -119,7 +124,11 @@ fn nvml(worker: &Path, library: &str) -> Vec<CheckLine> {
     for gpu in &inventory.gpus {
         *counts.entry(&gpu.name).or_default() += 1;
     }
-    let products = list(counts.iter().map(|(name, count)| format!("{count} x {name}")));
+    let products = list(
+        counts
+            .iter()
+            .map(|(name, count)| format!("{count} x {name}")),
+    );
     all.push(Pass(format!("driver {}, {products}", driver.version)));
     if inventory.has_driver(DRIVER_OF_13_1) {
         all.push(Pass(format!(
@@ -180,11 +189,14 @@ fn leftovers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
 
 fn schedulers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
     let checks = ADMIN_VERBS.iter();
-    let mut found = checks.filter_map(|verbs| (verbs.check)(node, context)).peekable();
+    let mut found = checks
+        .filter_map(|verbs| (verbs.check)(node, context))
+        .peekable();
     if found.peek().is_some() {
         return found.flatten().collect();
     }
-    let none = "no Slurm, Torque or OpenPBS is found here: name it under [slurm] or [pbs] of mpsd.toml";
+    let none =
+        "no Slurm, Torque or OpenPBS is found here: name it under [slurm] or [pbs] of mpsd.toml";
     let mut all = (context.standing)(&context.settings);
     all.push(Warn(none.to_owned()));
     all

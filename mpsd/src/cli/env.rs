@@ -1,4 +1,5 @@
-//! `mpsctl env`: prints the variables that attach a shell to its job's MPS, for the shell to evaluate.
+//! `mpsctl env`: prints the variables that attach a shell to its job's MPS, for the shell to
+//! evaluate.
 
 use super::attach::{Attachment, Caller};
 use super::container_options::Container;
@@ -16,10 +17,12 @@ pub struct Env {
     /// The shell to print for
     #[arg(long, value_enum, default_value = "sh")]
     pub shell: Shell,
-    /// Print the options that attach a container, for its runtime: podman run $(mpsctl env --container podman) IMAGE
+    /// Print the options that attach a container, for its runtime: podman run $(mpsctl env
+    /// --container podman) IMAGE
     #[arg(long, value_enum, value_name = "RUNTIME", conflicts_with = "shell")]
     pub container: Option<Container>,
-    /// This is the job's main shell, which has no rank: it gets the lowest limit of a list, and no GPU's own daemon
+    /// This is the job's main shell, which has no rank: it gets the lowest limit of a list, and no
+    /// GPU's own daemon
     #[arg(long)]
     pub main: bool,
 }
@@ -37,11 +40,12 @@ pub enum Shell {
 }
 
 impl Env {
-    /// The text to print. It is empty (an empty object) outside a job and in a job without MPS, unless another job's MPS
-    /// left variables.
+    /// The text to print. It is empty (an empty object) outside a job and in a job without MPS,
+    /// unless another job's MPS left variables.
     pub fn run(&self, caller: &Caller<'_>) -> Result<String, Failure> {
         let found = caller.find()?;
-        // A shell that evaluates this would leave the MPS that it has. OpenPBS' hook asks for jobs without MPS too.
+        // A shell that evaluates this would leave the MPS that it has. OpenPBS' hook asks for jobs
+        // without MPS too.
         let is_named = self.job.is_some() && self.shell != Shell::Json;
         if is_named && matches!(found, Attachment::WithoutMps(_)) {
             return Err(no_mps(caller).into());
@@ -49,13 +53,15 @@ impl Env {
         let mut changes = found.changes();
         Ok(match self.container {
             Some(container) => {
-                // With MPS_VISIBLE=keep the scheduler's list counts, and most runtimes pass no variable on.
+                // With MPS_VISIBLE=keep the scheduler's list counts, and most runtimes pass no
+                // variable on.
                 if changes.iter().all(|change| change.name != VISIBLE_DEVICES) {
                     let (name, value) = (VISIBLE_DEVICES, (caller.env)(VISIBLE_DEVICES));
                     changes.push(Change { name, value });
                 }
                 // A variable is removed only if it is set.
-                changes.retain(|change| change.value.is_some() || (caller.env)(change.name).is_some());
+                changes
+                    .retain(|change| change.value.is_some() || (caller.env)(change.name).is_some());
                 container.write(&changes, caller.uid, getegid().as_raw())?
             }
             None => self.shell.write(&changes),
@@ -77,7 +83,8 @@ impl Env {
         match (self.container, self.shell) {
             (Some(_), _) => Container::FAILURE,
             (None, Shell::Json) => "",
-            // `eval ""` succeeds in every shell, so a script with `set -e` would continue without its MPS.
+            // `eval ""` succeeds in every shell, so a script with `set -e` would continue without
+            // its MPS.
             (None, Shell::Sh | Shell::Csh | Shell::Fish) => "false\n",
         }
     }
@@ -87,7 +94,8 @@ impl Shell {
     fn write(self, changes: &[Change]) -> String {
         if self == Self::Json {
             let value = |change: &Change| (change.name.to_owned(), change.value.clone().into());
-            let all: serde_json::Map<String, serde_json::Value> = changes.iter().map(value).collect();
+            let all: serde_json::Map<String, serde_json::Value> =
+                changes.iter().map(value).collect();
             return format!("{}\n", serde_json::Value::Object(all));
         }
         let line = |Change { name, value }: &Change| {

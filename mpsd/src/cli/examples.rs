@@ -1,6 +1,7 @@
 //! The examples at the end of every `--help`. A test runs each through its parser.
 
-/// A line for each command: the command with its verbs, ` => `, and its examples without the command, between ` | `.
+/// A line for each command: the command with its verbs, ` => `, and its examples without the
+/// command, between ` | `.
 const ALL: &str = include_str!("examples.txt");
 
 /// The last lines of the help of `command` (`mpsctl config check`).
@@ -10,13 +11,19 @@ pub fn of(command: &str) -> String {
         .find(|(of, _)| *of == command)
         .map_or("", |(_, examples)| examples);
     let line = |example| format!("\n  {}", format!("{command} {example}").trim_end());
-    format!("Examples:{}", examples.split(" | ").map(line).collect::<String>())
+    format!(
+        "Examples:{}",
+        examples.split(" | ").map(line).collect::<String>()
+    )
 }
 
-/// `command` and every verb below it, each with its examples. `above` has the words before its name.
+/// `command` and every verb below it, each with its examples. `above` has the words before its
+/// name.
 pub(super) fn added(command: clap::Command, above: &str) -> clap::Command {
     let name = format!("{above}{}", command.get_name());
-    let verbs = command.get_subcommands().map(|verb| verb.get_name().to_owned());
+    let verbs = command
+        .get_subcommands()
+        .map(|verb| verb.get_name().to_owned());
     let verbs: Vec<String> = verbs.collect();
     let below = format!("{name} ");
     let command = verbs.into_iter().fold(command, |command, verb| {

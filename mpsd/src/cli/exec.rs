@@ -1,4 +1,5 @@
-//! `mpsctl exec -- COMMAND`: a task attached to its job's MPS, with its rank's limits, if no plugin or hook does that.
+//! `mpsctl exec -- COMMAND`: a task attached to its job's MPS, with its rank's limits, if no plugin
+//! or hook does that.
 
 use super::attach::{Attachment, Caller, NO_JOB};
 use super::{NAME, complain};
@@ -28,11 +29,13 @@ const LAUNCHERS: [&str; 5] = [
     "hydra_bstrap_proxy",
     "pmi_proxy",
 ];
-/// The exit codes of env(1) and every shell for a command that is not found, and for one that cannot be run.
+/// The exit codes of env(1) and every shell for a command that is not found, and for one that
+/// cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
-/// The lowest number for the partition's descriptor in the command: above those that shell scripts use.
+/// The lowest number for the partition's descriptor in the command: above those that shell scripts
+/// use.
 const LOWEST: i32 = 10;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -49,7 +52,8 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// Whether the command is the job's main shell or an MPI launcher's daemon: its ranks start later.
+    /// Whether the command is the job's main shell or an MPI launcher's daemon: its ranks start
+    /// later.
     pub fn is_main(&self, env: Lookup<'_>) -> bool {
         let name = self
             .command
@@ -60,8 +64,8 @@ impl Exec {
         self.starter && (launcher || self.lone_shell(env).is_some())
     }
 
-    /// Turns this process into the command; returns only on failure. It is the user's command, so the caller's own
-    /// `PATH` finds it.
+    /// Turns this process into the command; returns only on failure. It is the user's command, so
+    /// the caller's own `PATH` finds it.
     pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, VerbError> {
         let found = self.find(caller)?;
         if let Attachment::Attached(_) = &found {
@@ -72,7 +76,10 @@ impl Exec {
         };
         let mut command = Command::new(program);
         command.args(arguments);
-        if let (true, Some(name)) = (self.starter && !is_of_tm(caller.env), self.lone_shell(caller.env)) {
+        if let (true, Some(name)) = (
+            self.starter && !is_of_tm(caller.env),
+            self.lone_shell(caller.env),
+        ) {
             command.arg0(format!("-{name}"));
         }
         let changes = found.changes();
@@ -93,7 +100,8 @@ impl Exec {
         Err(VerbError { line, code })
     }
 
-    /// Finds what attaches the command. Every task of the node passes a starter, so only a readable record may stop one.
+    /// Finds what attaches the command. Every task of the node passes a starter, so only a readable
+    /// record may stop one.
     fn find(&self, caller: &Caller<'_>) -> Result<Attachment, Failure> {
         if !self.starter {
             return match caller.find()? {
@@ -130,11 +138,13 @@ impl Exec {
 
 /// Whether TM started this task: Torque gives number 1 to the job's own shell.
 fn is_of_tm(env: Lookup<'_>) -> bool {
-    env("PBS_TASKNUM").is_some_and(|number| number.trim().parse::<u32>().is_ok_and(|number| number > 1))
+    env("PBS_TASKNUM")
+        .is_some_and(|number| number.trim().parse::<u32>().is_ok_and(|number| number > 1))
 }
 
-/// Refuses a user's job. A mom that may run its starter as root would run every user's task as root. A task of TM can
-/// set the variables that name the user, so on such a node the starter runs nothing.
+/// Refuses a user's job. A mom that may run its starter as root would run every user's task as
+/// root. A task of TM can set the variables that name the user, so on such a node the starter runs
+/// nothing.
 fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     let refused = |why: String, allowed: &str| Err(Refusal::new("job starter", why, allowed));
     let is_root = |name| (caller.env)(name).is_none_or(|user| user == "root");
@@ -143,8 +153,9 @@ fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     let site = Site::of(&settings.unwrap_or_else(|_| Settings::usual()));
     if let Some(config) = may_run_as_root(&site, &ThisHost) {
         let config = config.display();
-        let why =
-            format!("it runs as root, and '{config}' may have $job_starter_run_privileged or cannot be read");
+        let why = format!(
+            "it runs as root, and '{config}' may have $job_starter_run_privileged or cannot be read"
+        );
         return refused(why, "that line says false");
     }
     if !is_root("USER") || !is_root("LOGNAME") {
@@ -154,9 +165,10 @@ fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Takes the static partition of `changes` for this process and its command, because a second launcher would share it.
-/// The file is the job's user's, in root's directory; the lock is on the rank's byte. A Slurm step locks all bytes. The
-/// command and its children inherit the descriptor, so the lock ends with them.
+/// Takes the static partition of `changes` for this process and its command, because a second
+/// launcher would share it. The file is the job's user's, in root's directory; the lock is on the
+/// rank's byte. A Slurm step locks all bytes. The command and its children inherit the descriptor,
+/// so the lock ends with them.
 fn hold_partition(caller: &Caller<'_>, changes: &[Change]) -> Result<(), Failure> {
     let own = changes.iter().find(|change| change.name == VARIABLE);
     let Some(name) = own.and_then(|change| change.value.as_deref()) else {
@@ -167,7 +179,8 @@ fn hold_partition(caller: &Caller<'_>, changes: &[Change]) -> Result<(), Failure
     let Some((partition, path)) = caller.partition(name)?.filter(|_| !of_step) else {
         return Ok(());
     };
-    let refused = |why: &str, allowed| Refusal::new("static partitions by local rank", why, allowed);
+    let refused =
+        |why: &str, allowed| Refusal::new("static partitions by local rank", why, allowed);
     let cannot = |e: Errno| refused(&format!("cannot lock '{}': {e}", path.display()), "");
     let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = File::from(open(&path, flags, Mode::empty()).map_err(cannot)?);
@@ -188,8 +201,12 @@ fn is_inherited(own: &File) -> bool {
     let Ok(wanted) = fstat(own).map(|found| (found.st_dev, found.st_ino)) else {
         return false;
     };
-    let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let is_it = |path| stat(&path).is_ok_and(|found: FileStat| (found.st_dev, found.st_ino) == wanted);
+    let numbers = std::fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let is_it =
+        |path| stat(&path).is_ok_and(|found: FileStat| (found.st_dev, found.st_ino) == wanted);
     let same = numbers.filter(|entry| is_it(entry.path()));
     // One of them is `own`.
     same.count() > 1
@@ -235,7 +252,10 @@ mod tests {
         assert_eq!(shell(&["/bin/bash", "x"]), None);
         assert_eq!(shell(&["/usr/bin/python3"]), None);
         let own = |name: &str| (name == "SHELL").then(|| "/opt/nu".to_owned());
-        assert_eq!(exec(true, &["/opt/nu"]).lone_shell(&own).as_deref(), Some("nu"));
+        assert_eq!(
+            exec(true, &["/opt/nu"]).lone_shell(&own).as_deref(),
+            Some("nu")
+        );
         assert_eq!(exec(true, &["/usr/nu"]).lone_shell(&own), None);
         let main = |starter: bool, words: &[&str]| exec(starter, words).is_main(&|_| None);
         assert!(main(true, &["zsh"]) && !main(false, &["zsh"]));

@@ -109,8 +109,9 @@ impl From<Vec<Explained>> for Found {
 /// `mpsctl explain`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Explain {
-    /// A CUDA error, by its number (806), its name (cudaErrorMpsRpcFailure) or what a program says; a program (jax); the file of a log;
-    /// a job, for its log and report; or '-' for standard input. Without it all that is known
+    /// A CUDA error, by its number (806), its name (cudaErrorMpsRpcFailure) or what a program says;
+    /// a program (jax); the file of a log; a job, for its log and report; or '-' for standard
+    /// input. Without it all that is known
     #[arg(value_name = "CODE|TEXT|PROGRAM|LOGFILE|JOB|-")]
     pub what: Option<PathBuf>,
 }
@@ -119,7 +120,8 @@ impl Explain {
     /// The text to print.
     ///
     /// # Errors
-    /// It is neither known nor a file nor a job (refusal), or file or job cannot be read (undetermined).
+    /// It is neither known nor a file nor a job (refusal), or file or job cannot be read
+    /// (undetermined).
     pub fn run(&self, config: &Path, json: bool) -> Result<String, Failure> {
         let found = self.find(config)?;
         if json {
@@ -163,20 +165,24 @@ impl Explain {
                 return Ok(of_log(&lines).into());
             }
         };
-        let log =
-            read.map_err(|e| Undetermined::new(format!("'{}'", one_line(&word, SHOWN)), e.to_string()))?;
+        let log = read.map_err(|e| {
+            Undetermined::new(format!("'{}'", one_line(&word, SHOWN)), e.to_string())
+        })?;
         Ok(of_log(&log).into())
     }
 }
 
-/// What the job's report says, and NVIDIA's logs while it runs; `None` if this node has neither for the caller.
+/// What the job's report says, and NVIDIA's logs while it runs; `None` if this node has neither for
+/// the caller.
 fn of_job(settings: &Settings, job: &str) -> Result<Option<Vec<String>>, Failure> {
     let Ok(ids) = scheduler::meant(job, &Site::of(settings)) else {
         return Ok(None);
     };
     let reports = report::of_job(settings, job, 0)?;
     let mut lines: Vec<String> = reports.iter().flat_map(report::lines).collect();
-    let mut directories = ids.iter().map(|id| settings.paths.job(id).directory().to_owned());
+    let mut directories = ids
+        .iter()
+        .map(|id| settings.paths.job(id).directory().to_owned());
     let found = directories.find(|directory| directory.is_dir());
     let is_there = found.is_some();
     if let Some(directory) = found {
@@ -191,7 +197,8 @@ fn of_job(settings: &Settings, job: &str) -> Result<Option<Vec<String>>, Failure
 
 fn of_logs(directory: &Path) -> Vec<String> {
     let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
-    let logs = entries(directory).filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
+    let logs =
+        entries(directory).filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
     // The user's directory: root follows no link out of it.
     let files = logs.flat_map(|log| entries(&log.path()));
     let lines = files.flat_map(|file| {
@@ -212,16 +219,20 @@ fn named(word: &str) -> Option<&'static Trouble> {
     let word = word.to_ascii_lowercase();
     let number = word.strip_prefix("error ").unwrap_or(&word);
     if let Ok(code) = number.trim().parse::<u32>() {
-        return TROUBLES.iter().find(|trouble| trouble.codes.contains(&code));
+        return TROUBLES
+            .iter()
+            .find(|trouble| trouble.codes.contains(&code));
     }
-    let is_named =
-        |trouble: &&Trouble| trouble.words.contains(&word) || trouble.name.eq_ignore_ascii_case(&word);
+    let is_named = |trouble: &&Trouble| {
+        trouble.words.contains(&word) || trouble.name.eq_ignore_ascii_case(&word)
+    };
     TROUBLES.iter().find(is_named)
 }
 
 fn unknown(word: &str) -> Refusal {
     let words = PROGRAMS.program.iter().flat_map(|program| &program.words);
-    let why = "no known error or program, no file, and no job with a log or report for you on this node";
+    let why =
+        "no known error or program, no file, and no job with a log or report for you on this node";
     let why = or_meant(why, nearest(word, words.map(String::as_str)));
     Refusal::new(
         format!("'{}'", one_line(word, SHOWN)),
@@ -268,7 +279,8 @@ fn of_line(line: &str) -> Option<&'static Trouble> {
             .any(|before| has_word(&lower, &format!("{before} {code}")))
     };
     let says = |trouble: &&Trouble| {
-        trouble.words.iter().any(|word| has_word(&lower, word)) || trouble.codes.iter().any(numbered)
+        trouble.words.iter().any(|word| has_word(&lower, word))
+            || trouble.codes.iter().any(numbered)
     };
     TROUBLES.iter().find(says)
 }
@@ -276,13 +288,15 @@ fn of_line(line: &str) -> Option<&'static Trouble> {
 /// Whether `word` occurs by itself, not inside another word (`FAULT` in `default`).
 fn has_word(line: &str, word: &str) -> bool {
     let apart = |c: Option<char>| !c.is_some_and(|c| c.is_ascii_alphanumeric());
-    line.match_indices(word)
-        .any(|(at, _)| apart(line[..at].chars().next_back()) && apart(line[at + word.len()..].chars().next()))
+    line.match_indices(word).any(|(at, _)| {
+        apart(line[..at].chars().next_back()) && apart(line[at + word.len()..].chars().next())
+    })
 }
 
 fn of_log(lines: &[String]) -> Vec<Explained> {
     let of = |trouble: &'static Trouble| {
-        let is_its = |line: &&String| of_line(line).is_some_and(|found| std::ptr::eq(found, trouble));
+        let is_its =
+            |line: &&String| of_line(line).is_some_and(|found| std::ptr::eq(found, trouble));
         let mut all = lines.iter().filter(is_its);
         Some(Explained {
             line: Some(one_line(all.next()?, SHOWN)),
@@ -295,7 +309,10 @@ fn of_log(lines: &[String]) -> Vec<Explained> {
 
 fn paragraph(found: &Explained) -> String {
     let trouble = found.trouble;
-    let codes = trouble.codes.iter().map(|code| format!("CUDA error {code}"));
+    let codes = trouble
+        .codes
+        .iter()
+        .map(|code| format!("CUDA error {code}"));
     let codes = match codes.collect::<Vec<_>>().join(", ") {
         none if none.is_empty() => none,
         codes => format!(" ({codes})"),
@@ -357,14 +374,24 @@ mod tests {
             (806, "MpsRpcFailure", "MPS_RPC_FAILURE"),
             (807, "MpsServerNotReady", "MPS_SERVER_NOT_READY"),
             (808, "MpsMaxClientsReached", "MPS_MAX_CLIENTS_REACHED"),
-            (809, "MpsMaxConnectionsReached", "MPS_MAX_CONNECTIONS_REACHED"),
+            (
+                809,
+                "MpsMaxConnectionsReached",
+                "MPS_MAX_CONNECTIONS_REACHED",
+            ),
             (810, "MpsClientTerminated", "MPS_CLIENT_TERMINATED"),
             (811, "CdpNotSupported", "CDP_NOT_SUPPORTED"),
         ] {
             let text = explained(&code.to_string()).unwrap();
             assert!(text.contains(&format!("CUDA error {code}")), "{text}");
-            let names = [format!("cudaError{runtime}"), format!("CUDA_ERROR_{driver}")];
-            assert_eq!(names.map(|name| explained(&name).unwrap()), [text.clone(), text]);
+            let names = [
+                format!("cudaError{runtime}"),
+                format!("CUDA_ERROR_{driver}"),
+            ];
+            assert_eq!(
+                names.map(|name| explained(&name).unwrap()),
+                [text.clone(), text]
+            );
         }
         assert!(explained("999").is_err());
     }
@@ -376,7 +403,10 @@ mod tests {
                 "all CUDA-capable devices are busy or unavailable",
                 "GPU busy (CUDA error 46)",
             ),
-            ("CUDA-capable device(s) is/are busy or unavailable", "GPU busy"),
+            (
+                "CUDA-capable device(s) is/are busy or unavailable",
+                "GPU busy",
+            ),
             ("RuntimeError: Cuda driver error 46", "GPU busy"),
             ("CUDA error: out of memory", "out of memory under a limit"),
             (
@@ -392,13 +422,19 @@ mod tests {
                 "CUDA error: an illegal memory access was encountered",
                 "a fatal GPU error",
             ),
-            ("CUDA error: device-side assert triggered", "a fatal GPU error"),
+            (
+                "CUDA error: device-side assert triggered",
+                "a fatal GPU error",
+            ),
             (
                 "RuntimeError: CUDA error: unspecified launch failure",
                 "a fatal GPU error",
             ),
             ("CUDA driver error 716", "a fatal GPU error"),
-            ("srun: unrecognized option '--mps'", "no plugin on this host"),
+            (
+                "srun: unrecognized option '--mps'",
+                "no plugin on this host",
+            ),
             (
                 "srun: unrecognized option '--mps-threads=25'",
                 "no plugin on this host",
@@ -417,8 +453,7 @@ mod tests {
         ] {
             assert!(of_line(other).is_none(), "{other}");
         }
-        let ours =
-            "slurmstepd-n1: error: mps: job 64: not started on n1: --mps-mem=9G: above; allowed: at most 8G";
+        let ours = "slurmstepd-n1: error: mps: job 64: not started on n1: --mps-mem=9G: above; allowed: at most 8G";
         assert!(explained(ours).unwrap().starts_with("no MPS for this job"));
     }
 
@@ -446,7 +481,8 @@ mod tests {
         };
         let job = JobId::parse("4711").unwrap();
         let of_job = |settings| of_job(settings, job.as_str());
-        // A child of a process with threads must not wait for a table that another thread was reading.
+        // A child of a process with threads must not wait for a table that another thread was
+        // reading.
         LazyLock::force(&TROUBLES);
         assert!(of_job(&settings).unwrap().is_none());
         let log = settings.paths.job(&job).directory().join("log");
@@ -464,7 +500,10 @@ mod tests {
         let many = "Server status: FAULT \u{1}\n".repeat(3000);
         std::fs::write(log.join("server.log"), many).unwrap();
         let most = of_job(&settings).unwrap().unwrap().len();
-        assert!((1000..3000).contains(&most), "{most} lines of a log without end");
+        assert!(
+            (1000..3000).contains(&most),
+            "{most} lines of a log without end"
+        );
     }
 
     #[test]
@@ -486,7 +525,10 @@ mod tests {
     fn a_fatal_error_comes_before_the_wait_that_follows_it() {
         let log = "server is not ready, push client to pending list\nServer status: FAULT\n";
         let found = of_log(&read(log.as_bytes()).unwrap());
-        let names: Vec<&str> = found.iter().map(|found| found.trouble.name.as_str()).collect();
+        let names: Vec<&str> = found
+            .iter()
+            .map(|found| found.trouble.name.as_str())
+            .collect();
         assert_eq!(names, ["a fatal GPU error", "server not ready"]);
     }
 

@@ -27,7 +27,11 @@ pub struct JobArguments {
     #[arg(long, value_name = "STEP")]
     pub step: Option<String>,
     /// The scheduler's own arguments.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGUMENT"
+    )]
     pub positional: Vec<OsString>,
 }
 
@@ -42,14 +46,20 @@ pub struct Asked {
     pub by_site: bool,
 }
 
-/// Any text, for which a shell completes the request's tokens. A wrong token is a refusal, not a usage error.
+/// Any text, for which a shell completes the request's tokens. A wrong token is a refusal, not a
+/// usage error.
 #[derive(Debug, Clone, Copy)]
 struct Tokens;
 
 impl TypedValueParser for Tokens {
     type Value = String;
 
-    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, Error> {
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<String, Error> {
         StringValueParser::new().parse_ref(command, arg, value)
     }
 
@@ -61,7 +71,12 @@ impl TypedValueParser for Tokens {
 
 impl JobArguments {
     /// What a scheduler's folder reads.
-    pub fn input<'a>(&'a self, env: scheduler::Lookup<'a>, site: Site, terminal: bool) -> Input<'a> {
+    pub fn input<'a>(
+        &'a self,
+        env: scheduler::Lookup<'a>,
+        site: Site,
+        terminal: bool,
+    ) -> Input<'a> {
         Input {
             program: Program::Prologue,
             scheduler: self.scheduler,
@@ -82,7 +97,8 @@ impl JobArguments {
         Ok(submission.of_step(self.step.as_deref())?)
     }
 
-    /// The request of a job; `None`: there is none, or MPS is off. Calls `settings` only for a job of a queue.
+    /// The request of a job; `None`: there is none, or MPS is off. Calls `settings` only for a job
+    /// of a queue.
     ///
     /// # Errors
     /// A refusal of the request.
@@ -108,7 +124,8 @@ impl JobArguments {
             .filter_map(|(request, syntax)| Some((request?, syntax)));
         let asked = match all.next() {
             Some((first, syntax)) => Asked {
-                request: all.try_fold(first, |request, (other, _)| Request::merge(request, other))?,
+                request: all
+                    .try_fold(first, |request, (other, _)| Request::merge(request, other))?,
                 syntax,
                 by_site: self.by_site,
             },
@@ -123,7 +140,10 @@ impl JobArguments {
 }
 
 /// Reads an account. A configuration is read only if it may explain a refused word as a project.
-fn read_account(account: &[u8], settings: &dyn Fn() -> Option<Settings>) -> Result<Option<Request>, Refusal> {
+fn read_account(
+    account: &[u8],
+    settings: &dyn Fn() -> Option<Settings>,
+) -> Result<Option<Request>, Refusal> {
     Request::from_account(account).or_else(|refusal| {
         let projects = settings().map_or_else(Vec::new, |settings| settings.pbs.projects);
         match projects.is_empty() {

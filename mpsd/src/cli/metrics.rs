@@ -1,7 +1,8 @@
-//! `mpsctl metrics`: numbers about MPS on this node for Prometheus, from root's journals, the kernel and NVML. It asks
-//! no process of a user, which could delay the answer. What a job's mpsd has written is marked as its word. The page is
-//! in Prometheus' text form (prometheus.io/docs/instrumenting/exposition_formats). A job's numbers disappear with the
-//! job, so that no label grows without end.
+//! `mpsctl metrics`: numbers about MPS on this node for Prometheus, from root's journals, the
+//! kernel and NVML. It asks no process of a user, which could delay the answer. What a job's mpsd
+//! has written is marked as its word. The page is in Prometheus' text form
+//! (prometheus.io/docs/instrumenting/exposition_formats). A job's numbers disappear with the job,
+//! so that no label grows without end.
 
 use super::status::model::{ClientStatus, JobStatus, NvmlLists, Phase};
 use super::terminal::say;
@@ -61,13 +62,18 @@ impl Metrics {
             Some(directory) => write(&settings.paths, directory, &page)?,
         }
         status.problems.iter().for_each(|line| complain(NAME, line));
-        Ok(if status.problems.is_empty() { 0 } else { EXIT_NODE })
+        Ok(if status.problems.is_empty() {
+            0
+        } else {
+            EXIT_NODE
+        })
     }
 }
 
 fn write(paths: &Paths, directory: &Path, page: &str) -> Result<(), Failure> {
     let written = site_directory::change(paths, directory, WRITE_TIME, || {
-        let written = Dir::open(directory).and_then(|dir| dir.write_whole(FILE, page.as_bytes(), MODE));
+        let written =
+            Dir::open(directory).and_then(|dir| dir.write_whole(FILE, page.as_bytes(), MODE));
         written.map_err(|error| error.to_string())
     });
     let what = format!("'{}'", directory.join(FILE).display());
@@ -105,8 +111,9 @@ impl NodeStatus {
         let hung = ledger::hung_worker(&mut node).filter(|_| !journals.is_empty());
         let lists = match hung {
             Some(worker) => {
-                let why =
-                    format!("NVML is not asked: process {worker}, which asked it earlier, still hangs in it");
+                let why = format!(
+                    "NVML is not asked: process {worker}, which asked it earlier, still hangs in it"
+                );
                 (status.nvml, status.problems) = (Some(false), vec![why]);
                 NvmlLists::new()
             }
@@ -164,7 +171,8 @@ impl NodeStatus {
 /// The tasks on each GPU where several jobs of a user have MPS.
 type TasksByGpu<'a> = BTreeMap<(u32, &'a GpuUuid), Vec<Task>>;
 
-/// A user can make a look hang until its deadline. So it looks once for each user and GPU, not for each job.
+/// A user can make a look hang until its deadline. So it looks once for each user and GPU, not for
+/// each job.
 fn tasks_of_several_jobs<'a>(
     journals: &'a [Journal],
     lists: &NvmlLists,
@@ -185,7 +193,12 @@ fn tasks_of_several_jobs<'a>(
     tasks.collect()
 }
 
-fn job(node: &mut RealNode, journal: &Journal, tasks: &TasksByGpu<'_>, lists: &NvmlLists) -> JobStatus {
+fn job(
+    node: &mut RealNode,
+    journal: &Journal,
+    tasks: &TasksByGpu<'_>,
+    lists: &NvmlLists,
+) -> JobStatus {
     let mut job = JobStatus::of_journal(journal, None);
     if journal.ready_ms.is_some() && job.phase == Phase::Starting {
         job.phase = Phase::Ready;
@@ -196,7 +209,11 @@ fn job(node: &mut RealNode, journal: &Journal, tasks: &TasksByGpu<'_>, lists: &N
     let mut own = node.own(journal);
     for id in &shared {
         let journal = node.read_journal(id).ok().flatten();
-        own.extend(journal.map(|journal| node.own(&journal)).unwrap_or_default());
+        own.extend(
+            journal
+                .map(|journal| node.own(&journal))
+                .unwrap_or_default(),
+        );
     }
     let living = own
         .iter()
@@ -222,14 +239,23 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
     };
     for RecordGpu { index, uuid, .. } in &journal.gpus {
         let (index, gpu) = (index.to_string(), uuid.as_str());
-        let of = [("jobid", journal.job.as_str()), ("gpu", &index), ("uuid", gpu)];
+        let of = [
+            ("jobid", journal.job.as_str()),
+            ("gpu", &index),
+            ("uuid", gpu),
+        ];
         let mut add = |family, more: &[(&str, &str)], value: Option<String>| {
             all.extend(value.map(|value| (family, labels(&[&of, more].concat()), value)));
         };
         let usage = seen.usage.as_ref().and_then(|usage| usage.of(uuid));
-        let part =
-            |percent: fn(&GpuUsage) -> Option<u8>| Some((f64::from(percent(usage?)?) / 100.0).to_string());
-        add(UTILIZATION, &[("of", "time")], part(|usage| usage.busy_percent));
+        let part = |percent: fn(&GpuUsage) -> Option<u8>| {
+            Some((f64::from(percent(usage?)?) / 100.0).to_string())
+        };
+        add(
+            UTILIZATION,
+            &[("of", "time")],
+            part(|usage| usage.busy_percent),
+        );
         add(
             UTILIZATION,
             &[("of", "multiprocessors")],
@@ -258,8 +284,8 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
     all
 }
 
-/// The clients of the job's user on `gpu`. If several jobs of that user have MPS there: those that root proves to be
-/// this job's, and without the scheduler's cgroups those that say so.
+/// The clients of the job's user on `gpu`. If several jobs of that user have MPS there: those that
+/// root proves to be this job's, and without the scheduler's cgroups those that say so.
 fn clients(
     node: &mut RealNode,
     journal: &Journal,
@@ -295,7 +321,11 @@ type Sample = (String, String);
 fn page(status: &NodeStatus, counted: Option<&Counted>, usable: bool) -> String {
     let mut page = Page(String::new());
     let version = by("version", [(env!("CARGO_PKG_VERSION"), 1)]);
-    page.gauge("build_info", "The release of mpsd that wrote this.", version);
+    page.gauge(
+        "build_info",
+        "The release of mpsd that wrote this.",
+        version,
+    );
     let help = "Whether mpsd.toml can be used; if not, no job gets MPS, and the numbers are of the directories that it still names.";
     page.gauge("config_usable", help, one(u8::from(usable)));
     page.now(status);
@@ -316,8 +346,17 @@ struct Page(String);
 
 impl Page {
     /// A family of numbers; `help` has neither a line's end nor a backslash.
-    fn family(&mut self, kind: &str, name: &str, help: &str, samples: impl IntoIterator<Item = Sample>) {
-        let _ = writeln!(self.0, "# HELP mpsd_{name} {help}\n# TYPE mpsd_{name} {kind}");
+    fn family(
+        &mut self,
+        kind: &str,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = Sample>,
+    ) {
+        let _ = writeln!(
+            self.0,
+            "# HELP mpsd_{name} {help}\n# TYPE mpsd_{name} {kind}"
+        );
         for (labels, value) in samples {
             let _ = writeln!(self.0, "mpsd_{name}{labels} {value}");
         }
@@ -338,8 +377,7 @@ impl Page {
             ("left", Phase::Left),
         ];
         let states = states.map(|(state, phase)| (state, status.count(phase)));
-        let help =
-            "Jobs with MPS on this node, by state; left: taken down, and something of it is here still.";
+        let help = "Jobs with MPS on this node, by state; left: taken down, and something of it is here still.";
         let unread = by("state", [("unreadable", status.unread)]);
         self.gauge("jobs", help, by("state", states).into_iter().chain(unread));
         let ready = status.jobs.iter().filter(|job| job.phase == Phase::Ready);
@@ -348,8 +386,7 @@ impl Page {
         let idle = clients.filter(|clients| clients.is_empty()).count();
         let help = "GPUs of ready jobs that no client of theirs uses now.";
         self.gauge("gpus_idle", help, one(idle));
-        let help =
-            "What hung in the driver and waits for a second look; until then the node takes no job with MPS.";
+        let help = "What hung in the driver and waits for a second look; until then the node takes no job with MPS.";
         self.gauge("second_looks", help, one(status.suspicions));
         if let Some(up) = status.nvml {
             let help = "Whether NVML answered for the jobs' GPUs.";
@@ -361,7 +398,11 @@ impl Page {
         let id = |job: &JobStatus| labels(&[("jobid", job.job.as_str())]);
         let began = |job: &JobStatus| Some((id(job), job.began?.to_string()));
         let help = "When the job began on this node, in seconds since 1970.";
-        self.gauge("job_began_timestamp_seconds", help, jobs.iter().filter_map(began));
+        self.gauge(
+            "job_began_timestamp_seconds",
+            help,
+            jobs.iter().filter_map(began),
+        );
         let lost = |job: &JobStatus| {
             let lost = job.daemons.iter().filter(|daemon| daemon.ended);
             (id(job), lost.count().to_string())
@@ -443,7 +484,12 @@ impl Page {
         let help = "Jobs that have ended, by the rule of the advice in their report.";
         self.counter("jobs_advised_total", help, advised);
         let help = "Time to ready of jobs that have ended.";
-        self.family("histogram", "job_ready_seconds", help, histogram(&tally.ready));
+        self.family(
+            "histogram",
+            "job_ready_seconds",
+            help,
+            histogram(&tally.ready),
+        );
         let help = "Time that the ends of jobs took.";
         self.family(
             "histogram",
@@ -485,7 +531,12 @@ fn by_gpu(jobs: &[JobStatus], value: fn(&[ClientStatus]) -> u64) -> Vec<Sample> 
 }
 
 fn histogram(times: &Times) -> Vec<Sample> {
-    let bucket = |le: &str, count: u64| (format!("_bucket{}", labels(&[("le", le)])), count.to_string());
+    let bucket = |le: &str, count: u64| {
+        (
+            format!("_bucket{}", labels(&[("le", le)])),
+            count.to_string(),
+        )
+    };
     let mut below = 0;
     let classes = CLASSES.iter().zip(times.within).map(|(end, within)| {
         below += within;

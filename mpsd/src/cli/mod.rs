@@ -34,7 +34,8 @@ pub use terminal::{say, say_json};
 /// Name of `mpsctl` in messages.
 pub const NAME: &str = "mpsctl";
 
-/// The release, and the commit if the build knows it (`MPSD_COMMIT`, which the packages' builds set).
+/// The release, and the commit if the build knows it (`MPSD_COMMIT`, which the packages' builds
+/// set).
 pub fn version() -> String {
     let release = env!("CARGO_PKG_VERSION");
     match option_env!("MPSD_COMMIT") {

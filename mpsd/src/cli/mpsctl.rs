@@ -35,8 +35,9 @@ use std::process::Command;
 
 /// The user's and the administrator's tool for jobs with an NVIDIA MPS of their own.
 ///
-/// Exit status: 0 done; 1 refused, or something is left to do; 2 this node could not do it.
-/// With --json a failure is an object too, with the keys error and exit_status, beside the line on standard error.
+/// Exit status: 0 done; 1 refused, or something is left to do; 2 this node could not do it. With
+/// --json a failure is an object too, with the keys error and exit_status, beside the line on
+/// standard error.
 #[derive(Debug, Parser)]
 #[command(name = "mpsctl", version = super::version())]
 struct Arguments {
@@ -51,26 +52,26 @@ struct Arguments {
 enum Verb {
     /// Print the variables that attach a shell to its job's MPS: eval "$(mpsctl env)"
     ///
-    /// Prints nothing outside a job and in a job without MPS. If the job's MPS was refused or did not start, it says why on
-    /// standard error and prints 'false', so that the eval fails too. With --container it then prints an option that no
-    /// runtime knows.
+    /// Prints nothing outside a job and in a job without MPS. If the job's MPS was refused or did
+    /// not start, it says why on standard error and prints 'false', so that the eval fails too.
+    /// With --container it then prints an option that no runtime knows.
     Env(Env),
     /// Run a program attached to the job's MPS, with its rank's limits
     ///
-    /// Lists by rank and MPS=per-gpu need the launcher's local rank: OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID,
-    /// PALS_LOCAL_RANKID or SLURM_LOCALID.
+    /// Lists by rank and MPS=per-gpu need the launcher's local rank: OMPI_COMM_WORLD_LOCAL_RANK,
+    /// MPI_LOCALRANKID, PALS_LOCAL_RANKID or SLURM_LOCALID.
     Exec(Exec),
     /// Show a job's MPS as it is now: daemons, limits, and each GPU with its clients
     ///
-    /// In a job: that job, and whether the calling task is under MPS, and why. As root: all jobs of the node.
-    /// Exit status: 0 under MPS, or up; 1 not; 2 unknown. It does not show how busy a GPU is: NVML counts all clients
-    /// together.
+    /// In a job: that job, and whether the calling task is under MPS, and why. As root: all jobs of
+    /// the node. Exit status: 0 under MPS, or up; 1 not; 2 unknown. It does not show how busy a GPU
+    /// is: NVML counts all clients together.
     Status(Status),
     /// Give the clients of a running job other limits, within the site's ceilings
     ///
-    /// For the job's owner and root. It changes the limits of clients that connect later. Running clients keep theirs.
-    /// NVIDIA's daemon has no limits for a single client. A rank can only lower its own limits. The job's log, its report and
-    /// 'mpsctl status' show the change.
+    /// For the job's owner and root. It changes the limits of clients that connect later. Running
+    /// clients keep theirs. NVIDIA's daemon has no limits for a single client. A rank can only
+    /// lower its own limits. The job's log, its report and 'mpsctl status' show the change.
     Set(Set),
     /// Run 1, 2, 4, 8 copies of a program with the job's MPS and without, and say what does best
     Sweep(ForRunner),
@@ -78,65 +79,72 @@ enum Verb {
     Pack(ForRunner),
     /// Print the reports of jobs that have ended on this node
     ///
-    /// With a job: for root, and until the node's next boot for the job's user (the last 32 jobs). Without: those of all jobs,
-    /// for root; nothing if there are none. What the job's own mpsd observed (clients, lost servers) is marked, because a
-    /// process of the job's user wrote it.
+    /// With a job: for root, and until the node's next boot for the job's user (the last 32 jobs).
+    /// Without: those of all jobs, for root; nothing if there are none. What the job's own mpsd
+    /// observed (clients, lost servers) is marked, because a process of the job's user wrote it.
     Report(ReportVerb),
-    /// Run a small MPS job through this site's scheduler, as an ordinary user, and check what it got
+    /// Run a small MPS job through this site's scheduler, as an ordinary user, and check what it
+    /// got
     ///
-    /// Submits a job that asks for MPS, half a GPU's threads and 1 GiB, and runs mps-probe in it. The job is canceled if it is late
-    /// or the selftest is interrupted. Exit status: 0 all lines are OK; 2 a FAIL.
+    /// Submits a job that asks for MPS, half a GPU's threads and 1 GiB, and runs mps-probe in it.
+    /// The job is canceled if it is late or the selftest is interrupted. Exit status: 0 all lines
+    /// are OK; 2 a FAIL.
     Selftest(Selftest),
     /// Print numbers about MPS on this node for Prometheus (root)
     ///
-    /// Jobs, clients, memory and use by job and GPU, GPUs without a client and drains now; failed starts, ends, advice and times
-    /// since the first job. With --textfile it writes the file that node_exporter reads; mpsd-metrics.timer does so every minute.
-    /// It asks no process of a user. Exit status: 2 if NVML or the counters cannot be read; the rest is printed.
+    /// Jobs, clients, memory and use by job and GPU, GPUs without a client and drains now; failed
+    /// starts, ends, advice and times since the first job. With --textfile it writes the file that
+    /// node_exporter reads; mpsd-metrics.timer does so every minute. It asks no process of a user.
+    /// Exit status: 2 if NVML or the counters cannot be read; the rest is printed.
     Metrics(Metrics),
     /// Print what root would do here for a job, and do none of it
     ///
-    /// Takes the arguments of mps-prologue; or, without a scheduler, --user, --request (as MPS=true,MPS_THREADS=25) and --gpus.
+    /// Takes the arguments of mps-prologue; or, without a scheduler, --user, --request (as
+    /// MPS=true,MPS_THREADS=25) and --gpus.
     Plan(Box<PlanVerb>),
-    /// Take down what remains of jobs that their scheduler no longer has, and deliver or lift our own drains (root)
+    /// Take down what remains of jobs that their scheduler no longer has, and deliver or lift our
+    /// own drains (root)
     ///
-    /// mpsd-reconcile.timer runs it, and mpsd-boot.service with --boot. It leaves a job alone if the scheduler does not
-    /// answer. Exit status: 2 if something remains that should not.
+    /// mpsd-reconcile.timer runs it, and mpsd-boot.service with --boot. It leaves a job alone if
+    /// the scheduler does not answer. Exit status: 2 if something remains that should not.
     Reconcile(Reconcile),
     /// Lift our own drain of this node after a clean check (root)
     ///
-    /// NVML answers, the GPUs are there, and no process of a job that is gone is left. It never lifts a drain with another
-    /// reason.
+    /// NVML answers, the GPUs are there, and no process of a job that is gone is left. It never
+    /// lifts a drain with another reason.
     Undrain(Undrain),
     /// Say whether jobs with MPS run on this node, and wait for their end (root)
     ///
-    /// The packages ask it before they are removed, because a running job's end needs our files. Exit status: 0 none
-    /// runs, and nothing is printed; 1 some do, and are named.
+    /// The packages ask it before they are removed, because a running job's end needs our files.
+    /// Exit status: 0 none runs, and nothing is printed; 1 some do, and are named.
     Idle(Idle),
     /// The configuration
     #[command(subcommand)]
     Config(ConfigVerb),
     /// Check what this host needs to give jobs an MPS, one line each, with what to do
     ///
-    /// Checks the configuration, our programs, the driver, directories, cgroups, units, remains of jobs, and the scheduler's
-    /// set-up. As root it makes a cgroup like a job's and removes it; it changes nothing else. A WARN works and could
-    /// be better, or could not be checked now for want of memory or time. Exit status: 0 no FAIL; 2 a FAIL.
+    /// Checks the configuration, our programs, the driver, directories, cgroups, units, remains of
+    /// jobs, and the scheduler's set-up. As root it makes a cgroup like a job's and removes it; it
+    /// changes nothing else. A WARN works and could be better, or could not be checked now for want
+    /// of memory or time. Exit status: 0 no FAIL; 2 a FAIL.
     Doctor(Doctor),
     /// Explain a CUDA error under MPS, a log, a job, or how a program fares under MPS
     ///
-    /// Explains each known trouble of a log, or of a job's log and report, once, with its first line. A number that is an error's and a
-    /// job's is the error. Needs neither a job nor a GPU.
+    /// Explains each known trouble of a log, or of a job's log and report, once, with its first
+    /// line. A number that is an error's and a job's is the error. Needs neither a job nor a GPU.
     Explain(Explain),
     /// Print the lines that make this node offer shares of its GPUs
     Advertise(Advertise),
     /// Pack what a report of a problem needs to say of this node into one file for root (root)
     ///
-    /// Versions, the configuration, the checks, and the last lines of our programs in the journal: at most 4 MiB. It has no
-    /// job's files. User names are removed from our lines. Job ids remain, and so does the text of refused requests. A command that takes
-    /// longer than 20 s is left out.
+    /// Versions, the configuration, the checks, and the last lines of our programs in the journal:
+    /// at most 4 MiB. It has no job's files. User names are removed from our lines. Job ids remain,
+    /// and so does the text of refused requests. A command that takes longer than 20 s is left out.
     SupportBundle(SupportBundle),
 }
 
-/// The words of a verb that `mps-runner` reads: the program that root calls needs neither plots nor progress bars.
+/// The words of a verb that `mps-runner` reads: the program that root calls needs neither plots nor
+/// progress bars.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 struct ForRunner {
@@ -146,11 +154,13 @@ struct ForRunner {
 
 /// The command line's definition: for help, manual pages and completions alike.
 pub fn command() -> clap::Command {
-    let command = Arguments::command().subcommands(ADMIN_VERBS.iter().map(|verbs| (verbs.command)()));
+    let command =
+        Arguments::command().subcommands(ADMIN_VERBS.iter().map(|verbs| (verbs.command)()));
     examples::added(with_json(command), "")
 }
 
-/// Verbs without `--json`: their output is for a shell, Prometheus or a hook, or it is another program's.
+/// Verbs without `--json`: their output is for a shell, Prometheus or a hook, or it is another
+/// program's.
 const WITHOUT_JSON: [&str; 4] = ["env", "exec", "metrics", "request"];
 const JSON: &str = "--json";
 
@@ -182,7 +192,8 @@ pub fn main() -> u8 {
     })
 }
 
-/// Tells why a verb did not do its work: a line on standard error, and an object if that was asked for.
+/// Tells why a verb did not do its work: a line on standard error, and an object if that was asked
+/// for.
 pub fn tell(VerbError { line, code }: &VerbError, json: bool) {
     complain(NAME, line);
     if json {
@@ -194,7 +205,8 @@ fn error_json(line: &str, code: i32) -> serde_json::Value {
     serde_json::json!({"error": line, "exit_status": code})
 }
 
-/// Says on standard output what its reader needs to know of a command line that clap could not read. `code` is the exit code.
+/// Says on standard output what its reader needs to know of a command line that clap could not
+/// read. `code` is the exit code.
 pub fn say_usage_error(error: &clap::Error, code: i32) {
     say(Env::of_unread(std::env::args_os()));
     if std::env::args_os()
@@ -236,7 +248,9 @@ fn parse_and_run(json: &mut bool) -> Result<u8, VerbError> {
     {
         let node = below.subcommand().map(|(_, verb)| verb);
         let node = node.and_then(|verb| verb.try_get_one::<String>("node").ok()?);
-        let report = with_context(config, &host_or(node), |context| (verbs.run)(below, context))?;
+        let report = with_context(config, &host_or(node), |context| {
+            (verbs.run)(below, context)
+        })?;
         return Ok(print_report(&report, json));
     }
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
@@ -279,13 +293,21 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             print_remains(&verb.run(&settings, &node)?, json)
         }
         Verb::Idle(verb) => {
-            let settings =
-                settings_for_root(config, &host_or(None), "idle", "it reads the jobs' directories")?;
+            let settings = settings_for_root(
+                config,
+                &host_or(None),
+                "idle",
+                "it reads the jobs' directories",
+            )?;
             Ok(verb.run(&settings, json)?)
         }
         Verb::SupportBundle(verb) => {
-            let settings =
-                settings_for_root(config, &host_or(None), "support-bundle", "it reads root's log")?;
+            let settings = settings_for_root(
+                config,
+                &host_or(None),
+                "support-bundle",
+                "it reads root's log",
+            )?;
             let context = SupportContext {
                 host: &ThisHost,
                 config,
@@ -320,7 +342,9 @@ fn is_help_of_runner(words: &[OsString]) -> bool {
 /// Turns this process into `mps-runner` with the same words; returns only on failure.
 fn become_runner() -> Result<VerbError, Failure> {
     let program = programs()?.join("mps-runner");
-    let error = Command::new(&program).args(std::env::args_os().skip(1)).exec();
+    let error = Command::new(&program)
+        .args(std::env::args_os().skip(1))
+        .exec();
     let line = format!(
         "cannot run '{}': {error}; install the package mpsd again",
         program.display()
@@ -353,15 +377,22 @@ fn host_or(node: Option<&String>) -> String {
     node.cloned().unwrap_or_else(|| ThisHost.name())
 }
 
-/// The node's settings for a verb of root. An unusable configuration must not keep what is left of a job. Then the
-/// directories that it still names are used, and the journals have the rest.
-fn settings_for_root(config: &Path, node: &str, verb: &str, why: &str) -> Result<Settings, Failure> {
+/// The node's settings for a verb of root. An unusable configuration must not keep what is left of
+/// a job. Then the directories that it still names are used, and the journals have the rest.
+fn settings_for_root(
+    config: &Path,
+    node: &str,
+    verb: &str,
+    why: &str,
+) -> Result<Settings, Failure> {
     must_be_root(verb, why)?;
     priority::raise();
     Ok(settings(config, node).unwrap_or_else(|failure| {
         complain(
             NAME,
-            &format!("{failure}; going on with the directories that it names, else the usual directories"),
+            &format!(
+                "{failure}; going on with the directories that it names, else the usual directories"
+            ),
         );
         directories_alone(config, node)
     }))
@@ -370,8 +401,8 @@ fn settings_for_root(config: &Path, node: &str, verb: &str, why: &str) -> Result
 fn env(config: &Path, verb: &Env) -> u8 {
     let mut caller = Caller::this(config, verb.job.as_deref());
     caller.main = verb.main;
-    // JSON is for the hook of OpenPBS. It writes the warnings into the job's error file, and does not count a failed try
-    // that only the node can have caused.
+    // JSON is for the hook of OpenPBS. It writes the warnings into the job's error file, and does
+    // not count a failed try that only the node can have caused.
     let hook = verb.shell == Shell::Json;
     match verb.run(&caller) {
         Ok(text) => {
@@ -398,7 +429,9 @@ fn env(config: &Path, verb: &Env) -> u8 {
 fn programs() -> Result<PathBuf, Failure> {
     let unknown = |why: String| Undetermined::new("the directory of this program", why);
     let exe = std::env::current_exe().map_err(|e| unknown(e.to_string()))?;
-    let directory = exe.parent().ok_or_else(|| unknown("it has none".to_owned()))?;
+    let directory = exe
+        .parent()
+        .ok_or_else(|| unknown("it has none".to_owned()))?;
     Ok(directory.to_path_buf())
 }
 

@@ -9,8 +9,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Longest path of a pipe directory, bytes. With a longer one NVIDIA's daemon ends without a message
-/// (docs/facts/mps-control.md#starting).
+/// Longest path of a pipe directory, bytes. With a longer one NVIDIA's daemon ends without a
+/// message (docs/facts/mps-control.md#starting).
 const LONGEST_PIPE: usize = 85;
 /// Longest name of a job's directory and of a pipe directory in it, bytes.
 const LONGEST_NAMES: usize = "/".len() + 40 + "/pipe-15".len();
@@ -21,7 +21,8 @@ pub(super) fn is_booted() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// Checks the length of a pipe directory's path, and that every user can pass the directories above it.
+/// Checks the length of a pipe directory's path, and that every user can pass the directories above
+/// it.
 pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
     let jobs = paths.jobs();
     let longest = jobs.as_os_str().len() + LONGEST_NAMES;
@@ -71,7 +72,8 @@ pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> CheckLine {
     ))
 }
 
-/// Checks that not every user can list the site's directories; `textfile` is that of the metrics' timer.
+/// Checks that not every user can list the site's directories; `textfile` is that of the metrics'
+/// timer.
 pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> Vec<CheckLine> {
     let below = match &settings.cgroup {
         Rule::Below(base) => Some(base.clone()),
@@ -129,7 +131,8 @@ pub(super) fn security() -> Vec<CheckLine> {
 
 /// We ship no policy. If another denies something, its log names the program.
 fn selinux(enforce: Option<String>) -> Option<CheckLine> {
-    let text = "SELinux enforces: 'ausearch -m avc -c nvidia-cuda-mps' shows what it denies to a start";
+    let text =
+        "SELinux enforces: 'ausearch -m avc -c nvidia-cuda-mps' shows what it denies to a start";
     (enforce?.trim() == "1").then(|| Pass(text.to_owned()))
 }
 
@@ -168,6 +171,8 @@ mod tests {
         assert_eq!(profile("/usr/sbin/ntpd (enforce)"), None);
         assert_eq!(profile("/usr/bin/nvidia-cuda-mps-control (complain)"), None);
         let confined = profile("/usr/bin/nvidia-cuda-mps-control (enforce)");
-        assert!(matches!(confined, Some(Warn(text)) if text.contains("nvidia-cuda-mps-control (enforce)")));
+        assert!(
+            matches!(confined, Some(Warn(text)) if text.contains("nvidia-cuda-mps-control (enforce)"))
+        );
     }
 }

@@ -98,7 +98,9 @@ impl PlanVerb {
         });
         let sister = submission.sister && !may_do_without;
         let note = match tasks::decide(missing.flatten(), sister, settings.pbs.unattached_tasks) {
-            Err(Failure::Refusal(refusal)) if may_do_without => return Ok(without(&refusal.to_string())),
+            Err(Failure::Refusal(refusal)) if may_do_without => {
+                return Ok(without(&refusal.to_string()));
+            }
             told => told?,
         };
         let node = self
@@ -120,7 +122,9 @@ impl PlanVerb {
             inventory: &inventory,
         });
         let (_, plan) = match decided {
-            Err(Failure::Refusal(refusal)) if may_do_without => return Ok(without(&refusal.to_string())),
+            Err(Failure::Refusal(refusal)) if may_do_without => {
+                return Ok(without(&refusal.to_string()));
+            }
             decided => decided?,
         };
         if json {
@@ -146,7 +150,10 @@ impl PlanVerb {
             .map_or_else(|_| UserRef::Name(user.to_owned()), UserRef::Uid);
         let given = &self.arguments.given;
         let submission = Submission {
-            scheduler: self.arguments.scheduler.unwrap_or(scheduler::ALL[0].scheduler()),
+            scheduler: self
+                .arguments
+                .scheduler
+                .unwrap_or(scheduler::ALL[0].scheduler()),
             sister: false,
             job,
             user: named,
@@ -165,9 +172,15 @@ impl PlanVerb {
     }
 
     fn devices(&self) -> Result<Devices, Failure> {
-        let names = self.arguments.given.gpus.as_deref().map(GpuName::parse_list);
+        let names = self
+            .arguments
+            .given
+            .gpus
+            .as_deref()
+            .map(GpuName::parse_list);
         let names = names.transpose();
-        let names = names.map_err(|why| Refusal::new("--gpus", why, "indexes or UUIDs with commas"))?;
+        let names =
+            names.map_err(|why| Refusal::new("--gpus", why, "indexes or UUIDs with commas"))?;
         Ok(Devices {
             gpus: match names.filter(|names| !names.is_empty()) {
                 Some(names) => GpuSource::Listed(names),

@@ -5,23 +5,28 @@ use std::ffi::OsString;
 
 /// Supervises the NVIDIA MPS control daemons of one batch job.
 ///
-/// Started by mps-prologue as the job's user, with its specification on descriptor 3; it is of no use by hand.
+/// Started by mps-prologue as the job's user, with its specification on descriptor 3; it is of no
+/// use by hand.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "mpsd", version = super::version(), after_help = super::examples::of("mpsd"))]
 pub struct Daemon {
     /// Ask the job's control daemons to end, then end (used by the teardown).
     #[arg(long, conflicts_with = "nvml")]
     pub stop: bool,
-    /// Ask the job's control daemons what they say of their clients, and report it on descriptor 4 (used by 'mpsctl status').
+    /// Ask the job's control daemons what they say of their clients, and report it on descriptor 4
+    /// (used by 'mpsctl status').
     #[arg(long, conflicts_with_all = ["nvml", "stop"])]
     pub look: bool,
-    /// Ask the job's mpsd to set these limits, and report its answer on descriptor 4 (used by 'mpsctl set').
+    /// Ask the job's mpsd to set these limits, and report its answer on descriptor 4 (used by
+    /// 'mpsctl set').
     #[arg(long, value_name = "LIMITS", conflicts_with_all = ["nvml", "stop", "look"])]
     pub set: Option<String>,
-    /// End these clients of the control daemons, pids with commas, and report it on descriptor 4 (used by mps-epilogue).
+    /// End these clients of the control daemons, pids with commas, and report it on descriptor 4
+    /// (used by mps-epilogue).
     #[arg(long, value_name = "PIDS", conflicts_with_all = ["nvml", "stop", "look", "set"])]
     pub terminate: Option<String>,
-    /// Answer questions about the node's GPUs through this NVML library, on descriptor 3 (used by root's programs).
+    /// Answer questions about the node's GPUs through this NVML library, on descriptor 3 (used by
+    /// root's programs).
     #[arg(long, value_name = "LIBRARY")]
     pub nvml: Option<String>,
     /// Append the line on standard input to this file, as the job's user (used by mps-prologue).
@@ -35,8 +40,9 @@ pub struct Daemon {
 /// Step in which `mps-probe` finds out how much it can allocate.
 pub const STEP_MIB: u64 = 64;
 
-/// What a client on this many multiprocessors must be able to allocate of its memory limit: all but its context (27 MiB and 3.69
-/// for each, docs/facts/mps-control.md#memory-limits) and two steps. One step is too few: 2816 MiB of 3072 were recorded on 32.
+/// What a client on this many multiprocessors must be able to allocate of its memory limit: all but
+/// its context (27 MiB and 3.69 for each, docs/facts/mps-control.md#memory-limits) and two steps.
+/// One step is too few: 2816 MiB of 3072 were recorded on 32.
 pub fn least_mib(limit: u64, multiprocessors: u32) -> u64 {
     let context = 27 + (u64::from(multiprocessors) * 369).div_ceil(100);
     limit.saturating_sub(context + 2 * STEP_MIB)
@@ -52,8 +58,9 @@ Exit codes:
 A call into a driver that hangs cannot be taken back: a process that is still there two seconds after its deadline is \
 ended by SIGALRM.";
 
-/// Opens a CUDA context through the MPS daemon of this environment (CUDA_MPS_PIPE_DIRECTORY) and says what it
-/// got: whether it is under MPS, multiprocessors, memory it may allocate, and one memset that was read back.
+/// Opens a CUDA context through the MPS daemon of this environment (CUDA_MPS_PIPE_DIRECTORY) and
+/// says what it got: whether it is under MPS, multiprocessors, memory it may allocate, and one
+/// memset that was read back.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "mps-probe", version = super::version())]
 #[command(after_help = format!("{EXIT_CODES}\n\n{}", super::examples::of("mps-probe")))]
@@ -70,7 +77,8 @@ pub struct Probe {
     /// Fail unless exactly N multiprocessors are visible
     #[arg(long, value_name = "N")]
     pub expect_sms: Option<u32>,
-    /// Fail unless the memory limit is MIB: at most that can be allocated, and only its context and 128 MiB may be missing
+    /// Fail unless the memory limit is MIB: at most that can be allocated, and only its context and
+    /// 128 MiB may be missing
     #[arg(long, value_name = "MIB")]
     pub expect_mem: Option<u64>,
     /// Find out how much can be allocated, in steps of 64 MiB up to the cap; it is freed again

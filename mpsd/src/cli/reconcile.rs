@@ -1,5 +1,6 @@
-//! `mpsctl reconcile` and `mpsctl undrain`: takes down what remains of jobs that their scheduler no longer has, and delivers
-//! or lifts our own drains. The timer and the boot run it. It leaves alone what it cannot decide.
+//! `mpsctl reconcile` and `mpsctl undrain`: takes down what remains of jobs that their scheduler no
+//! longer has, and delivers or lifts our own drains. The timer and the boot run it. It leaves alone
+//! what it cannot decide.
 
 use super::terminal::{say, say_json};
 use super::{NAME, this_node};
@@ -34,7 +35,8 @@ use ReportLine::{Change, Drain, Note, Problem};
 /// It waits this much longer for a job's end than that may take.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Time between two checks of a job that may not begin; it grows while the scheduler has to be asked.
+/// Time between two checks of a job that may not begin; it grows while the scheduler has to be
+/// asked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_SELDOM: Duration = Duration::from_secs(30);
 
@@ -44,7 +46,8 @@ pub struct Reconcile {
     /// Print what would be done, and do nothing
     #[arg(long)]
     pub(super) dry_run: bool,
-    /// At boot: a job that began before the boot and has no process left is gone, even if its scheduler has it
+    /// At boot: a job that began before the boot and has no process left is gone, even if its
+    /// scheduler has it
     #[arg(long)]
     pub(super) boot: bool,
     /// The node's name in the scheduler; this host's if not given
@@ -147,8 +150,7 @@ impl Undrain {
         let mut ours = markers::all(&settings.paths);
         ours.retain(|marker| marker.node == name);
         if ours.is_empty() {
-            let why =
-                "mpsd remembers no drain of this node; a drain with another reason is lifted by its maker";
+            let why = "mpsd remembers no drain of this node; a drain with another reason is lifted by its maker";
             return Err(Undetermined::new(format!("node '{name}'"), why).into());
         }
         ours.iter().for_each(|marker| run.drain(marker, true));
@@ -156,8 +158,8 @@ impl Undrain {
     }
 }
 
-/// For the prologue of `own` on the node `name`: takes down other jobs that their scheduler no longer has. A child does
-/// it within `limit`, so that a hang delays the job no longer.
+/// For the prologue of `own` on the node `name`: takes down other jobs that their scheduler no
+/// longer has. A child does it within `limit`, so that a hang delays the job no longer.
 pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Duration) {
     let node = RealNode::new(NAME, settings, limit, limit / 2);
     let others = |names: Vec<String>| names.iter().any(|name| *name != own.directory_name());
@@ -175,8 +177,8 @@ pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Durat
     }
 }
 
-/// Takes `job` down as soon as the scheduler no longer has it, for a node that may get no epilogue. Returns when the
-/// job has ended otherwise, or after `limit`.
+/// Takes `job` down as soon as the scheduler no longer has it, for a node that may get no epilogue.
+/// Returns when the job has ended otherwise, or after `limit`.
 pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, limit: Duration) {
     let end = Deadline::after(limit);
     let Some(journal) = enter_as_starter(settings, job) else {
@@ -284,7 +286,9 @@ impl<'a> Run<'a> {
             match self.identify(&name) {
                 Ok(job) => jobs.push(job),
                 Err(failure) => {
-                    self.tell(Problem(format!("job directory '{name}': left alone: {failure}")));
+                    self.tell(Problem(format!(
+                        "job directory '{name}': left alone: {failure}"
+                    )));
                     self.unfinished.insert(name);
                 }
             }
@@ -303,14 +307,17 @@ impl<'a> Run<'a> {
             Some(journal) => journal.job.clone(),
             // A long id is shortened in the directory's name; the record has it whole.
             None => match record::look(&self.settings.paths.job(&named).record()) {
-                Ok(RecordRead::Found(record)) if record.job.directory_name() == named.as_str() => record.job,
+                Ok(RecordRead::Found(record)) if record.job.directory_name() == named.as_str() => {
+                    record.job
+                }
                 _ => named,
             },
         };
         Ok((job, journal))
     }
 
-    /// The job's state by its scheduler. If only its id is known, it is gone only if each scheduler that may own it says so.
+    /// The job's state by its scheduler. If only its id is known, it is gone only if each scheduler
+    /// that may own it says so.
     fn state(&mut self, job: &JobId, journal: Option<&Journal>) -> JobState {
         if let Some(journal) = journal {
             let before_boot = boot_time().is_some_and(|boot| journal.began < boot);
@@ -325,7 +332,8 @@ impl<'a> Run<'a> {
             return self.ask(journal.scheduler, &site, &journal.node, job);
         }
         let (site, name) = (self.site.clone(), self.name);
-        let mut gone = JobState::Undecided("no scheduler that writes such ids is installed here".to_owned());
+        let mut gone =
+            JobState::Undecided("no scheduler that writes such ids is installed here".to_owned());
         for system in scheduler::owners(job, &site) {
             match self.ask(system.scheduler(), &site, name, job) {
                 JobState::Gone(why) => gone = JobState::Gone(why),
@@ -359,17 +367,23 @@ impl<'a> Run<'a> {
             JobState::Here if left => Problem(format!(
                 "{remains}, and its scheduler has it here still: left alone"
             )),
-            JobState::Undecided(why) if left => Problem(format!("{remains}: left alone, undecided: {why}")),
+            JobState::Undecided(why) if left => {
+                Problem(format!("{remains}: left alone, undecided: {why}"))
+            }
             JobState::Here => Note(format!("job {job}: its scheduler has it here: left alone")),
             JobState::Undecided(why) => Note(format!("job {job}: left alone, undecided: {why}")),
             JobState::Gone(why) if self.dry => {
-                let living = journal.map(|journal| self.living(journal)).unwrap_or_default();
+                let living = journal
+                    .map(|journal| self.living(journal))
+                    .unwrap_or_default();
                 let list: Vec<String> = living.iter().map(ToString::to_string).collect();
                 let list = match list.is_empty() {
                     true => "no process".to_owned(),
                     false => list.join(", "),
                 };
-                Problem(format!("job {job}: gone ({why}): would be taken down ({list})"))
+                Problem(format!(
+                    "job {job}: gone ({why}): would be taken down ({list})"
+                ))
             }
             JobState::Gone(why) => return self.take_down(job, journal, why),
         };
@@ -391,7 +405,10 @@ impl<'a> Run<'a> {
         let (clean, lines): (bool, Vec<String>) =
             match ask(Deadline::after(self.settings.deadline + GRACE), work) {
                 Ok(answer) => serde_json::from_slice(&answer).unwrap_or_default(),
-                Err(none) => (false, vec![format!("job {job}: its end was given up: {none}")]),
+                Err(none) => (
+                    false,
+                    vec![format!("job {job}: its end was given up: {none}")],
+                ),
             };
         if clean {
             self.unfinished.remove(job.as_str());
@@ -403,7 +420,8 @@ impl<'a> Run<'a> {
         self.report.told.extend(lines.into_iter().map(Note));
     }
 
-    /// The scheduler of a job that is known only by its id. If none may own it, it is never gone, and so not taken down.
+    /// The scheduler of a job that is known only by its id. If none may own it, it is never gone,
+    /// and so not taken down.
     fn owner(&self, job: &JobId) -> Scheduler {
         let mut owners = scheduler::owners(job, &self.site);
         owners.next().unwrap_or(scheduler::ALL[0]).scheduler()
@@ -413,7 +431,9 @@ impl<'a> Run<'a> {
     fn failed_starts(&mut self) {
         let window = self.settings.drain.failed_starts_window;
         let several = ledger::several_failed(&mut self.node);
-        if let Some(SeveralFailed { users, job, .. }) = several.filter(|several| several.age < window) {
+        if let Some(SeveralFailed { users, job, .. }) =
+            several.filter(|several| several.age < window)
+        {
             let within = window.as_secs();
             self.tell(Problem(format!(
                 "starts of {users} users failed on this node within {within} s, the last one of job {job}: see its log"
@@ -438,7 +458,9 @@ impl<'a> Run<'a> {
 
     fn locks(&mut self) -> Result<(), Failure> {
         for name in self.node.job_locks()? {
-            let Ok(job) = JobId::parse(&name) else { continue };
+            let Ok(job) = JobId::parse(&name) else {
+                continue;
+            };
             let what = format!("lock of job {job}");
             let told = match self.dry {
                 true => Note(format!("{what}: nothing else is left: would be removed")),
@@ -494,7 +516,11 @@ impl<'a> Run<'a> {
             let users: Vec<String> = stale.users.iter().map(ToString::to_string).collect();
             let what = match stale.lock_alone {
                 true => format!("{}: a lock and no account", stale.gpu),
-                false => format!("{}: users without a directory: {}", stale.gpu, users.join(", ")),
+                false => format!(
+                    "{}: users without a directory: {}",
+                    stale.gpu,
+                    users.join(", ")
+                ),
             };
             if self.dry {
                 let text = format!("{what}: would be removed, and the compute mode found restored");
@@ -516,21 +542,26 @@ impl<'a> Run<'a> {
         let controller = Place::of(marker, &self.site).controller();
         let controller = controller.as_ref();
         let told = match drain::state(marker, controller) {
-            Err(why) if marker.delivered => Drain(format!("{what}: its scheduler does not answer: {why}")),
+            Err(why) if marker.delivered => {
+                Drain(format!("{what}: its scheduler does not answer: {why}"))
+            }
             Err(why) => Problem(format!("{what}: not delivered: {why}")),
-            Ok(DrainState::Over(why)) => self.forget(marker, &format!("{what}: over, {why}"), controller),
+            Ok(DrainState::Over(why)) => {
+                self.forget(marker, &format!("{what}: over, {why}"), controller)
+            }
             Ok(DrainState::Undelivered) if self.undrain => self.lift(marker, &what, controller),
             Ok(DrainState::Undelivered) if self.dry => {
                 Problem(format!("{what}: not delivered: would be tried again"))
             }
             Ok(DrainState::Undelivered) => {
                 let Settings { paths, drain, .. } = self.settings;
-                let (outcome, remembered) = drain::hand_over(paths, &drain.prefix, marker, controller);
+                let (outcome, remembered) =
+                    drain::hand_over(paths, &drain.prefix, marker, controller);
                 match outcome.and_then(|outcome| remembered.map(|()| outcome)) {
                     Ok(Outcome::Ours(_)) => Change(format!("{what}: delivered")),
-                    Ok(Outcome::Others(other)) => {
-                        Change(format!("{what}: forgotten, the node is drained for '{other}'"))
-                    }
+                    Ok(Outcome::Others(other)) => Change(format!(
+                        "{what}: forgotten, the node is drained for '{other}'"
+                    )),
                     Err(why) => Problem(format!("{what}: not delivered: {why}")),
                 }
             }
@@ -542,7 +573,8 @@ impl<'a> Run<'a> {
         self.tell(told);
     }
 
-    /// Withdraws notes of an unusable configuration, because it is usable now. They are in the usual directory.
+    /// Withdraws notes of an unusable configuration, because it is usable now. They are in the
+    /// usual directory.
     fn remarks(&mut self) {
         for told in drain::withdraw_remarks(&Settings::usual().paths, &self.site) {
             // A note that stays does no harm; the next run tries again.
@@ -566,7 +598,9 @@ impl<'a> Run<'a> {
 
     fn lift(&mut self, marker: &Marker, what: &str, controller: &dyn Controller) -> ReportLine {
         if self.dry {
-            return Drain(format!("{what}: stands: would be lifted after a clean recheck"));
+            return Drain(format!(
+                "{what}: stands: would be lifted after a clean recheck"
+            ));
         }
         let left: Vec<String> = self.unfinished.iter().cloned().collect();
         let check = LiftCheck {

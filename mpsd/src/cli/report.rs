@@ -16,8 +16,7 @@ use mpsd_core::usage::GpuUsage;
 use mpsd_core::{Failure, JobId, Refusal};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const NOT_TOLD_APART: &str =
-    "neither the use of its GPUs nor advice: the driver does not tell the jobs of a shared MPS apart";
+const NOT_TOLD_APART: &str = "neither the use of its GPUs nor advice: the driver does not tell the jobs of a shared MPS apart";
 
 /// `mpsctl report`.
 #[derive(Debug, Clone, clap::Args)]
@@ -73,7 +72,10 @@ fn on_terminal(report: &JobReport) -> Vec<String> {
         wrap(&line, indent + 2, width)
     };
     let mut all: Vec<String> = lines(report).into_iter().map(text).collect();
-    let usage = report.said_by_user.as_ref().and_then(|seen| seen.usage.as_ref());
+    let usage = report
+        .said_by_user
+        .as_ref()
+        .and_then(|seen| seen.usage.as_ref());
     let chart = usage.map(|usage| chart::lines(usage, &report.gpus));
     let chart = chart.unwrap_or_default().into_iter();
     all.extend(chart.map(|line| cut(line, width)));
@@ -89,8 +91,12 @@ fn advice(report: &JobReport) -> Option<String> {
 /// The reports that the caller may read: root all, a user those of one job.
 fn stored(settings: &Settings, job: Option<&JobId>, since: u64) -> Result<Vec<JobReport>, Failure> {
     let uid = nix::unistd::geteuid();
-    let unreadable =
-        |why: FileError| Failure::from(Undetermined::new("the job reports of this node", why.to_string()));
+    let unreadable = |why: FileError| {
+        Failure::from(Undetermined::new(
+            "the job reports of this node",
+            why.to_string(),
+        ))
+    };
     match (uid.is_root(), job) {
         (true, _) => {
             let StoredReports { reports, unread } =
@@ -120,7 +126,11 @@ fn stored(settings: &Settings, job: Option<&JobId>, since: u64) -> Result<Vec<Jo
 }
 
 /// The reports of `job`, and of its steps with daemons of their own, that the caller may read.
-pub(super) fn of_job(settings: &Settings, job: &str, since: u64) -> Result<Vec<JobReport>, Failure> {
+pub(super) fn of_job(
+    settings: &Settings,
+    job: &str,
+    since: u64,
+) -> Result<Vec<JobReport>, Failure> {
     for job in scheduler::meant(job, &Site::of(settings))? {
         let mut found = stored(settings, Some(&job), since)?;
         found.retain(|report| report.job.belongs_to(&job));
@@ -143,12 +153,13 @@ pub fn paragraph(report: &JobReport) -> String {
 fn not_ended(settings: &Settings, job: &str) -> Option<String> {
     let uid = nix::unistd::geteuid();
     let meant = scheduler::meant(job, &Site::of(settings)).ok()?;
-    let record = meant
-        .iter()
-        .find_map(|job| match record::look(&settings.paths.job(job).record()) {
-            Ok(RecordRead::Found(record)) => Some(record),
-            _ => None,
-        })?;
+    let record =
+        meant.iter().find_map(
+            |job| match record::look(&settings.paths.job(job).record()) {
+                Ok(RecordRead::Found(record)) => Some(record),
+                _ => None,
+            },
+        )?;
     if !uid.is_root() && record.uid != uid.as_raw() {
         return None;
     }
@@ -252,7 +263,11 @@ pub(super) fn lines(report: &JobReport) -> Vec<String> {
             .into_iter()
             .chain(observations.last_words)
             .collect(),
-        false => report.gpus.iter().flat_map(|gpu| used(report, gpu)).collect(),
+        false => report
+            .gpus
+            .iter()
+            .flat_map(|gpu| used(report, gpu))
+            .collect(),
     };
     lines.extend(more.iter().map(|line| format!("    {line}")));
     lines

@@ -19,7 +19,10 @@ fn report() -> JobReport {
     let mut observations = Observations {
         clients: 49,
         most_clients: 48,
-        refused: vec![Refused { pid: 999, beside: 48 }],
+        refused: vec![Refused {
+            pid: 999,
+            beside: 48,
+        }],
         servers_lost: vec![ServerLost {
             pid: 691,
             status: 0,
@@ -138,7 +141,8 @@ fn a_report_says_what_the_gpu_did_and_what_to_try() {
     );
     let all = on_terminal(&report);
     assert!(
-        all.iter().any(|line| line.starts_with("    clients     4 ")),
+        all.iter()
+            .any(|line| line.starts_with("    clients     4 ")),
         "{all:?}"
     );
     assert_eq!(
@@ -150,7 +154,10 @@ fn a_report_says_what_the_gpu_did_and_what_to_try() {
         told.ends_with("; advice: 12 % busy with 4 clients: try 12, or mpsctl sweep"),
         "{told}"
     );
-    assert!(!told.contains('\n') && !told.contains("clients     4"), "{told}");
+    assert!(
+        !told.contains('\n') && !told.contains("clients     4"),
+        "{told}"
+    );
 }
 
 #[test]
@@ -181,7 +188,13 @@ fn a_job_that_did_not_start_has_a_report_with_its_reason() {
         gid: 1000,
     };
     let why = Refusal::new("MPS_MEM=999G", "a GPU has 80 GiB", "up to 80G").into();
-    let report = JobReport::not_started(&JobId::parse("7").unwrap(), Scheduler::Slurm, "n1", &user, &why);
+    let report = JobReport::not_started(
+        &JobId::parse("7").unwrap(),
+        Scheduler::Slurm,
+        "n1",
+        &user,
+        &why,
+    );
     let line = format!("job 7 of alice on n1: not started: {why}");
     assert_eq!(lines(&report).join("\n"), line);
     assert_eq!(on_terminal(&report).join("\n"), line);

@@ -1,5 +1,6 @@
-//! `mpsctl selftest`: one small job through the site's own scheduler, which runs `mps-probe` under MPS. It runs the
-//! scheduler's commands as the user would. Each has a deadline, and ends with the selftest.
+//! `mpsctl selftest`: one small job through the site's own scheduler, which runs `mps-probe` under
+//! MPS. It runs the scheduler's commands as the user would. Each has a deadline, and ends with the
+//! selftest.
 
 use super::attach::Caller;
 use super::programs::least_mib;
@@ -25,7 +26,8 @@ use std::time::Duration;
 
 const COMMAND_TIME: Duration = Duration::from_secs(30);
 /// What an administrator does about a node whose jobs cannot load libcuda.
-const LIBCUDA: &str = "install it on that node, as root; 'ldconfig -p' there lists what a job can load";
+const LIBCUDA: &str =
+    "install it on that node, as root; 'ldconfig -p' there lists what a job can load";
 const TURN: Duration = Duration::from_secs(1);
 /// Longest answer that is read, bytes; and shown, characters.
 const ANSWER_BYTES: usize = 1 << 20;
@@ -54,11 +56,14 @@ enum TrialError {
 }
 
 impl Selftest {
-    /// Runs it; `programs` is the directory of our programs. Returns the exit code: 0, or 2 if something failed.
+    /// Runs it; `programs` is the directory of our programs. Returns the exit code: 0, or 2 if
+    /// something failed.
     pub fn run(&self, caller: &Caller<'_>, programs: &Path) -> Result<u8, Failure> {
         if caller.uid == 0 {
             let allowed = "an ordinary user, as by 'runuser -u NAME -- mpsctl selftest'";
-            return Err(Refusal::new("selftest", "it tries what a user's job gets", allowed).into());
+            return Err(
+                Refusal::new("selftest", "it tries what a user's job gets", allowed).into(),
+            );
         }
         if let Some(job) = caller.job() {
             let why = format!("this is job {job}, whose commands and variables are its own");
@@ -102,13 +107,20 @@ impl Selftest {
         let system = self.system()?;
         let (scheduler, trial) = (system.scheduler(), system.facts().trial);
         let file = find(trial.submits).unwrap_or_default();
-        add(Pass(format!("scheduler: {scheduler}, by '{}'", file.display())));
+        add(Pass(format!(
+            "scheduler: {scheduler}, by '{}'",
+            file.display()
+        )));
         let name = job_name();
         let output = match output((caller.env)("HOME"), &name) {
             Ok(file) => file.display().to_string(),
             // srun passes the output on, and needs no file.
             Err(_) if trial.ask.is_none() => String::new(),
-            Err(why) => return Err(TrialError::Failed(format!("job: none was submitted: {why}"))),
+            Err(why) => {
+                return Err(TrialError::Failed(format!(
+                    "job: none was submitted: {why}"
+                )));
+            }
         };
         let runner = Runner {
             trial,
@@ -139,13 +151,16 @@ impl Selftest {
 
     fn system(&self) -> Result<&'static dyn BatchSystem, TrialError> {
         let all = ALL.iter().copied();
-        let named = all.filter(|system| self.scheduler.is_none_or(|name| name == system.scheduler()));
+        let named =
+            all.filter(|system| self.scheduler.is_none_or(|name| name == system.scheduler()));
         let is_here = |system: &&dyn BatchSystem| {
             let (trial, submits) = (system.facts().trial, system.facts().trial.submits);
-            find(submits).is_some() && (self.scheduler.is_some() || (trial.is_its)(&version(submits)))
+            find(submits).is_some()
+                && (self.scheduler.is_some() || (trial.is_its)(&version(submits)))
         };
         named.clone().find(is_here).ok_or_else(|| {
-            let mut commands: Vec<&str> = named.map(|system| system.facts().trial.submits).collect();
+            let mut commands: Vec<&str> =
+                named.map(|system| system.facts().trial.submits).collect();
             commands.dedup();
             TrialError::Failed(format!(
                 "no scheduler: {} is not in PATH, or is another's: run it where jobs are submitted",
@@ -155,14 +170,16 @@ impl Selftest {
     }
 }
 
-/// A name that no other job has, on any host or in any container: some jobs can only be ended by name.
+/// A name that no other job has, on any host or in any container: some jobs can only be ended by
+/// name.
 fn job_name() -> String {
     // The standard library seeds this from the kernel's random numbers.
     let random = RandomState::new().hash_one(std::process::id());
     format!("mpsd-{:010x}", random & 0xff_ffff_ffff)
 }
 
-/// The file for the output of this job, in the user's home directory: a node has no other directory of the user's.
+/// The file for the output of this job, in the user's home directory: a node has no other directory
+/// of the user's.
 fn output(home: Option<String>, job: &str) -> Result<PathBuf, String> {
     let home = home.unwrap_or_default();
     let directory = Path::new(&home);
@@ -177,7 +194,9 @@ fn output(home: Option<String>, job: &str) -> Result<PathBuf, String> {
 
 fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<CheckLine> {
     let host = probe["host"].as_str().unwrap_or("a node without a name");
-    let mut lines = vec![Pass(format!("job: it ran on {host}, asked with '{request}'"))];
+    let mut lines = vec![Pass(format!(
+        "job: it ran on {host}, asked with '{request}'"
+    ))];
     if probe["libcuda"] == false {
         let error = probe["error"].as_str().unwrap_or_default();
         lines.push(Fail(format!("libcuda: {error}: {LIBCUDA}")));
@@ -195,8 +214,13 @@ fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<CheckLine> {
     let sms = gpus[0]["sms"]
         .as_u64()
         .and_then(|count| u32::try_from(count).ok());
-    let share = sms.map_or_else(String::new, |count| format!(", with {count} multiprocessors"));
-    lines.push(Pass(format!("attached: under MPS on {}{share}", uuids.join(" "))));
+    let share = sms.map_or_else(String::new, |count| {
+        format!(", with {count} multiprocessors")
+    });
+    lines.push(Pass(format!(
+        "attached: under MPS on {}{share}",
+        uuids.join(" ")
+    )));
     lines.push(match gpus[0]["allocatable_mib"].as_u64() {
         Some(got) if (least_mib(MEMORY_MIB, sms.unwrap_or(0))..=MEMORY_MIB).contains(&got) => Pass(format!(
             "limits: of the {MEMORY_MIB} MiB asked for, the job could allocate {got}; its context takes the rest"
@@ -235,13 +259,23 @@ impl Runner<'_> {
                 ))
             })?;
         }
-        let failed = || TrialError::Failed(format!("mps-probe did not run: {}", one_line(out.trim(), SHOWN)));
+        let failed = || {
+            TrialError::Failed(format!(
+                "mps-probe did not run: {}",
+                one_line(out.trim(), SHOWN)
+            ))
+        };
         probe_output(&out).ok_or_else(failed)
     }
 
-    /// Submits. The command ends with the job, or prints its id. If it is killed, only the job's name is known.
+    /// Submits. The command ends with the job, or prints its id. If it is killed, only the job's
+    /// name is known.
     fn submit(&self) -> Result<String, TrialError> {
-        match run(&(self.trial.submit)(&self.order), Some(self.signals), self.limit) {
+        match run(
+            &(self.trial.submit)(&self.order),
+            Some(self.signals),
+            self.limit,
+        ) {
             Ok(answer) if answer.success => Ok(answer.out),
             // A probe that failed says why in its output.
             Ok(answer) if probe_output(&answer.out).is_some() => Ok(answer.out + &answer.err),
@@ -306,7 +340,8 @@ impl Runner<'_> {
         match self.trial.named.filter(|_| id.is_none()) {
             None => cancel(id),
             Some(list) => {
-                let ids = run(&list(name), None, COMMAND_TIME).map_or(String::new(), |answer| answer.out);
+                let ids =
+                    run(&list(name), None, COMMAND_TIME).map_or(String::new(), |answer| answer.out);
                 ids.lines().for_each(|id| cancel(Some(id)));
             }
         }
@@ -323,7 +358,10 @@ impl Answer {
     /// On one line, fit for a terminal.
     fn line(&self) -> String {
         let both = self.err.lines().chain(self.out.lines());
-        let all: Vec<&str> = both.map(str::trim).filter(|line| !line.is_empty()).collect();
+        let all: Vec<&str> = both
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+            .collect();
         match all.is_empty() {
             true => "the scheduler's command said nothing".to_owned(),
             false => one_line(&all.join("; "), SHOWN),
@@ -343,7 +381,11 @@ fn run(typed: &CommandLine, stop: Option<&Signals>, limit: Duration) -> Result<A
     spawn.args = typed.arguments.iter().map(Into::into).collect();
     spawn.env = std::env::vars_os().collect();
     spawn.input(typed.input.as_bytes())?;
-    let ended = spawn.run_unless(stop.map(Signals::as_fd), Deadline::after(limit), ANSWER_BYTES)?;
+    let ended = spawn.run_unless(
+        stop.map(Signals::as_fd),
+        Deadline::after(limit),
+        ANSWER_BYTES,
+    )?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ok(Answer {
         success: ended.exit == Exit::Code(0),
@@ -353,12 +395,18 @@ fn run(typed: &CommandLine, stop: Option<&Signals>, limit: Duration) -> Result<A
 }
 
 fn version(program: &'static str) -> String {
-    let answer = run(&CommandLine::new(program, &["--version"]), None, COMMAND_TIME);
+    let answer = run(
+        &CommandLine::new(program, &["--version"]),
+        None,
+        COMMAND_TIME,
+    );
     answer.map_or_else(|_| String::new(), |answer| answer.out + &answer.err)
 }
 
 fn probe_output(out: &str) -> Option<Value> {
-    let mut all = out.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let mut all = out
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
     all.find(|value: &Value| value.get("under_mps").is_some() || value.get("error").is_some())
 }
 
@@ -375,7 +423,12 @@ mod tests {
     #[test]
     fn a_probe_under_mps_with_its_limit_is_ok_and_any_other_fails_with_a_remedy() {
         let found = |probe: &Value| proved(probe, "--mps", "do this");
-        let marks = |probe: &Value| found(probe).iter().map(CheckLine::status).collect::<Vec<_>>();
+        let marks = |probe: &Value| {
+            found(probe)
+                .iter()
+                .map(CheckLine::status)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(marks(&probe()), ["OK", "OK", "OK"]);
         for got in [Value::Null, 2048.into(), 100.into()] {
             let mut other = probe();
@@ -385,9 +438,13 @@ mod tests {
         let mut outside = probe();
         outside["under_mps"] = false.into();
         outside["error"] = "error 46".into();
-        let library = serde_json::json!({"host": "gpu001", "libcuda": false, "error": "no libcuda.so.1"});
+        let library =
+            serde_json::json!({"host": "gpu001", "libcuda": false, "error": "no libcuda.so.1"});
         let of_library = found(&library);
-        assert_eq!(of_library[0].text(), "job: it ran on gpu001, asked with '--mps'");
+        assert_eq!(
+            of_library[0].text(),
+            "job: it ran on gpu001, asked with '--mps'"
+        );
         let line = of_library[1].text();
         assert!(
             of_library.len() == 2 && of_library[1].is_wrong(),

@@ -1,5 +1,5 @@
-//! `mpsctl set`: other limits for clients of a running job that connect later. The job's `mpsd` sets them, for its user and
-//! for root: it keeps root's ceilings, and watches the new limits.
+//! `mpsctl set`: other limits for clients of a running job that connect later. The job's `mpsd`
+//! sets them, for its user and for root: it keeps root's ceilings, and watches the new limits.
 
 use super::attach::Caller;
 use super::this_node;
@@ -40,7 +40,9 @@ pub struct Set {
 impl Set {
     pub fn run(&self, caller: &Caller<'_>) -> Result<String, Failure> {
         let Some((record, _)) = caller.job_with_mps()? else {
-            let job = caller.job().map_or("set".to_owned(), |job| format!("job {job}"));
+            let job = caller
+                .job()
+                .map_or("set".to_owned(), |job| format!("job {job}"));
             let allowed = "the id of a job with MPS on this node";
             return Err(Refusal::new(job, "it has no MPS on this node", allowed).into());
         };
@@ -63,7 +65,11 @@ impl Set {
         if record.shared {
             let why = "its daemon has one setting for all jobs that share it";
             let allowed = "a step with lower limits, or a job with MPS=own (Slurm: --mps=own)";
-            return Err(Refusal::new(format!("set for job {}", record.job), why, allowed));
+            return Err(Refusal::new(
+                format!("set for job {}", record.job),
+                why,
+                allowed,
+            ));
         }
         Ok(ClientLimits {
             threads: self.threads.as_deref().map(threads).transpose()?,
@@ -84,7 +90,9 @@ impl Set {
         limits.dedup();
         let limits = limits.join(", ");
         let job = &record.job;
-        format!("job {job}: clients that connect from now on have {limits}; those that run keep theirs\n")
+        format!(
+            "job {job}: clients that connect from now on have {limits}; those that run keep theirs\n"
+        )
     }
 }
 
@@ -94,7 +102,8 @@ fn by_root(caller: &Caller<'_>, record: &Record, wanted: &ClientLimits) -> Resul
     let mut node = this_node(&settings);
     let none = || Undetermined::new(format!("job {}", record.job), "its MPS is being taken down");
     let journal = node.read_journal(&record.job)?.ok_or_else(none)?;
-    let text = serde_json::to_string(wanted).map_err(|e| Undetermined::new("the limits", e.to_string()))?;
+    let text = serde_json::to_string(wanted)
+        .map_err(|e| Undetermined::new("the limits", e.to_string()))?;
     let line = node.ask_mpsd(&journal, &["--set", &text], door::TIME * 2);
     let answer = line.and_then(|line| serde_json::from_slice::<Answer>(&line).ok());
     let answer = answer.unwrap_or_else(|| Err("its mpsd gives no answer".to_owned().into()));
@@ -120,7 +129,11 @@ fn words(wanted: &ClientLimits) -> String {
         .memory
         .iter()
         .map(|(gpu, mib)| format!("memory {mib}M of {gpu}"));
-    threads.into_iter().chain(memory).collect::<Vec<_>>().join(", ")
+    threads
+        .into_iter()
+        .chain(memory)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn failed(record: &Record, why: Unready) -> Failure {
@@ -134,13 +147,19 @@ fn failed(record: &Record, why: Unready) -> Failure {
 }
 
 fn refused(flag: &str, value: &str, why: impl Display, allowed: &str) -> Refusal {
-    Refusal::new(one_line(&format!("{flag} {value}"), 60), why.to_string(), allowed)
+    Refusal::new(
+        one_line(&format!("{flag} {value}"), 60),
+        why.to_string(),
+        allowed,
+    )
 }
 
 fn threads(text: &str) -> Result<mpsd_core::limits::Percent, Refusal> {
     match text.parse::<Threads>() {
         Ok(Threads::Uniform(percent)) => Ok(percent),
-        Ok(Threads::Auto | Threads::PerRank(_)) => Err(refused("--threads", text, BY_RANK, THREADS)),
+        Ok(Threads::Auto | Threads::PerRank(_)) => {
+            Err(refused("--threads", text, BY_RANK, THREADS))
+        }
         Err(invalid) => Err(refused("--threads", text, invalid.why, THREADS)),
     }
 }
@@ -160,7 +179,11 @@ fn memory(text: &str, record: &Record) -> Result<Vec<(GpuUuid, u64)>, Refusal> {
     match parsed {
         MemoryLimit::Uniform(amount) => {
             let mib = size(amount)?;
-            Ok(record.gpus.iter().map(|gpu| (gpu.uuid.clone(), mib)).collect())
+            Ok(record
+                .gpus
+                .iter()
+                .map(|gpu| (gpu.uuid.clone(), mib))
+                .collect())
         }
         MemoryLimit::PerGpu(list) => {
             let one = |(selector, amount): &(GpuSelector, Amount)| {

@@ -1,4 +1,5 @@
-//! `mpsctl config` and `mpsctl advertise`: the site's settings, and the lines that tell a scheduler of them.
+//! `mpsctl config` and `mpsctl advertise`: the site's settings, and the lines that tell a scheduler
+//! of them.
 
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::batch_system::{Offer, advertise};
@@ -10,7 +11,8 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// NVML loads in 12 ms, or in seconds if the driver has to wake the GPUs (docs/facts/mps-control.md#times).
+/// NVML loads in 12 ms, or in seconds if the driver has to wake the GPUs
+/// (docs/facts/mps-control.md#times).
 pub(super) const NVML_DEADLINE: Duration = Duration::from_secs(10);
 
 pub(super) fn inventory(worker: &Path, nvml: &str) -> Result<Inventory, Failure> {
@@ -23,7 +25,8 @@ pub enum ConfigVerb {
     ///
     /// Exit status: 0 it can be used; 1 it cannot, and the line says where and why.
     Check(Check),
-    /// Check the file, and print every key with its value in force on a node and the line it comes from
+    /// Check the file, and print every key with its value in force on a node and the line it comes
+    /// from
     Show(Show),
 }
 
@@ -90,8 +93,15 @@ pub struct Advertise {
 }
 
 impl Advertise {
-    /// The text to print for this node under the configuration `file`; `worker` is the program `mpsd`, which asks NVML.
-    pub fn run(&self, file: &Path, host: &str, worker: &Path, json: bool) -> Result<String, Failure> {
+    /// The text to print for this node under the configuration `file`; `worker` is the program
+    /// `mpsd`, which asks NVML.
+    pub fn run(
+        &self,
+        file: &Path,
+        host: &str,
+        worker: &Path,
+        json: bool,
+    ) -> Result<String, Failure> {
         let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
         let settings = config.for_node(node, &[])?;
@@ -116,7 +126,9 @@ fn offers<'a>(
     let of = |gpu: &'a Gpu| {
         let settings = config.for_node(node, &[&gpu.name])?;
         if memory {
-            let gib = gpu.memory_mib.and_then(|mib| u32::try_from(mib / 1024).ok());
+            let gib = gpu
+                .memory_mib
+                .and_then(|mib| u32::try_from(mib / 1024).ok());
             return Ok(Offer {
                 gpu,
                 replicas: gib,
@@ -142,8 +154,7 @@ mod tests {
     fn show_names_node_value_and_line() {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("mpsd.toml");
-        let text =
-            "[[node]]\nhosts = \"n[1-9]\"\nmax_clients = 60\n[[node]]\nproduct = \"X\"\nmax_clients = 16\n";
+        let text = "[[node]]\nhosts = \"n[1-9]\"\nmax_clients = 60\n[[node]]\nproduct = \"X\"\nmax_clients = 16\n";
         std::fs::write(&config, text).unwrap();
         std::fs::set_permissions(&config, std::fs::Permissions::from_mode(0o644)).unwrap();
         for (node, product, words) in [
@@ -164,7 +175,8 @@ mod tests {
 
     #[test]
     fn each_gpu_has_its_own_products_replicas() {
-        let config = Config::parse("replicas = 2\n[[node]]\nproduct = \"B\"\nreplicas = 7").unwrap();
+        let config =
+            Config::parse("replicas = 2\n[[node]]\nproduct = \"B\"\nreplicas = 7").unwrap();
         let gpu = |index: u32, name: &str| Gpu {
             index,
             uuid: GpuUuid::parse(&format!("GPU-{index}")).unwrap(),
@@ -182,7 +194,10 @@ mod tests {
             migs: Vec::new(),
         };
         let by_memory = offers(&config, "n", &inventory, true).unwrap();
-        assert_eq!(by_memory.iter().map(Offer::shares).collect::<Vec<_>>(), [1, 1]);
+        assert_eq!(
+            by_memory.iter().map(Offer::shares).collect::<Vec<_>>(),
+            [1, 1]
+        );
         let offers = offers(&config, "n", &inventory, false).unwrap();
         let each = offers.iter().map(|offer| (offer.replicas, offer.clients));
         assert_eq!(each.collect::<Vec<_>>(), [(Some(2), 60), (Some(7), 60)]);

@@ -1,5 +1,6 @@
-//! `mpsctl support-bundle`: one file of root's with what a supporter needs to know of this node. It reads no file of a job,
-//! and removes users' names from our lines, which always have the form `user 'NAME'`.
+//! `mpsctl support-bundle`: one file of root's with what a supporter needs to know of this node. It
+//! reads no file of a job, and removes users' names from our lines, which always have the form
+//! `user 'NAME'`.
 
 use super::NAME;
 use crate::scheduler::Host;
@@ -62,10 +63,16 @@ impl SupportBundle {
     pub fn run(&self, context: &SupportContext<'_>, json: bool) -> Result<String, Failure> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let seconds = now.unwrap_or_default().as_secs();
-        let usual = || PathBuf::from(format!("mpsd-support-{}-{seconds}.tar", context.host.name()));
+        let usual = || {
+            PathBuf::from(format!(
+                "mpsd-support-{}-{seconds}.tar",
+                context.host.name()
+            ))
+        };
         let path = self.out.clone().unwrap_or_else(usual);
         let shown = format!("'{}'", path.display());
-        let failed = |error: io::Error| Undetermined::new(&shown, format!("cannot be written: {error}"));
+        let failed =
+            |error: io::Error| Undetermined::new(&shown, format!("cannot be written: {error}"));
         // Follows no link: the file must be new.
         let file = OpenOptions::new()
             .write(true)
@@ -116,7 +123,8 @@ fn pieces(context: &SupportContext<'_>) -> Vec<(&'static str, Vec<u8>)> {
         let answer = command(host, mpsctl, &[words, &["--config", &config]].concat());
         all.push((name, answer.unwrap_or_else(|why| why)));
     }
-    // Not 'status': it lists the processes of mpsd.service, jobs' own included, with their arguments.
+    // Not 'status': it lists the processes of mpsd.service, jobs' own included, with their
+    // arguments.
     let words = [&["show", "--no-pager", PROPERTIES][..], &UNITS].concat();
     let units = command(host, Path::new("/usr/bin/systemctl"), &words);
     all.push(("units", units.unwrap_or_else(|why| why)));
@@ -127,7 +135,13 @@ fn pieces(context: &SupportContext<'_>) -> Vec<(&'static str, Vec<u8>)> {
 fn log(host: &dyn Host) -> Vec<u8> {
     let mut why = Vec::new();
     for lines in LOG_LINES {
-        let mut words = vec!["--no-pager", "--output=short-iso", "--lines", lines, "_UID=0"];
+        let mut words = vec![
+            "--no-pager",
+            "--output=short-iso",
+            "--lines",
+            lines,
+            "_UID=0",
+        ];
         words.extend(LOGGED.iter().flat_map(|name| ["--identifier", name]));
         match command(host, Path::new("/usr/bin/journalctl"), &words) {
             Ok(text) => return text,
@@ -174,7 +188,11 @@ fn pack(file: File, pieces: &[(&str, Vec<u8>)], seconds: u64) -> io::Result<()> 
         header.set_size(bytes.len() as u64);
         header.set_mode(0o600);
         header.set_mtime(seconds);
-        archive.append_data(&mut header, format!("mpsd-support/{name}"), bytes.as_slice())?;
+        archive.append_data(
+            &mut header,
+            format!("mpsd-support/{name}"),
+            bytes.as_slice(),
+        )?;
     }
     let mut file = archive.into_inner()?;
     file.flush()?;
@@ -186,8 +204,8 @@ mod tests {
     use super::*;
     use crate::scheduler::host::Answer;
 
-    /// A machine with a log that is too long for 2000 lines. Its other answers are long and end with
-    /// users' names. Its mpsd.toml is not root's.
+    /// A machine with a log that is too long for 2000 lines. Its other answers are long and end
+    /// with users' names. Its mpsd.toml is not root's.
     struct Machine;
 
     impl Host for Machine {
@@ -203,13 +221,26 @@ mod tests {
             true
         }
 
-        fn run(&self, _: &Path, words: &[&str], _: &[(&str, &str)], _: Duration) -> Result<Answer, String> {
+        fn run(
+            &self,
+            _: &Path,
+            words: &[&str],
+            _: &[(&str, &str)],
+            _: Duration,
+        ) -> Result<Answer, String> {
             let text = match words.contains(&"--lines") {
-                true if !words.contains(&"500") => return Err("said more than 1048576 bytes".to_owned()),
+                true if !words.contains(&"500") => {
+                    return Err("said more than 1048576 bytes".to_owned());
+                }
                 true => "the last line".to_owned(),
-                false => "y".repeat(4 * PIECE_BYTES) + " refused: user 'alice': not known; user 'bob'",
+                false => {
+                    "y".repeat(4 * PIECE_BYTES) + " refused: user 'alice': not known; user 'bob'"
+                }
             };
-            Ok(Answer { code: Some(1), text })
+            Ok(Answer {
+                code: Some(1),
+                text,
+            })
         }
 
         fn name(&self) -> String {
@@ -234,7 +265,10 @@ mod tests {
                 "doctor",
                 "y refused: user '...': not known; user '...'\nexit status 1\n",
             ),
-            ("mpsd.toml", "'/home/alice/mpsd.toml': it belongs to user 1000\n"),
+            (
+                "mpsd.toml",
+                "'/home/alice/mpsd.toml': it belongs to user 1000\n",
+            ),
         ] {
             let (_, text) = pieces.iter().find(|(piece, _)| *piece == name).unwrap();
             assert!(text.ends_with(end.as_bytes()), "{name}");

@@ -31,7 +31,11 @@ pub fn say_json(value: &impl Serialize) {
 /// Columns of standard output; `None`: it is no terminal, and lines are as long as they are.
 pub fn width() -> Option<usize> {
     let columns = || tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_col));
-    isatty(stdout()).then(|| Some(columns()).filter(|columns| *columns > 0).unwrap_or(USUAL))
+    isatty(stdout()).then(|| {
+        Some(columns())
+            .filter(|columns| *columns > 0)
+            .unwrap_or(USUAL)
+    })
 }
 
 /// `line` within `width` columns; '>' stands for the part that is cut off.
@@ -43,7 +47,8 @@ pub fn cut(mut line: String, width: Option<usize>) -> String {
     line
 }
 
-/// `line` broken between words to fit `width` columns; the second and later lines begin with `indent` blanks.
+/// `line` broken between words to fit `width` columns; the second and later lines begin with
+/// `indent` blanks.
 pub fn wrap(line: &str, indent: usize, width: Option<usize>) -> String {
     // A terminal with no room beside the indent gets the line as it is.
     let Some(width) = width.filter(|width| *width > 2 * indent) else {
@@ -67,7 +72,8 @@ pub fn wrap(line: &str, indent: usize, width: Option<usize>) -> String {
     out
 }
 
-/// Prints lines of a check, or lines between them. The marks are colored on a terminal only, and not with `NO_COLOR`.
+/// Prints lines of a check, or lines between them. The marks are colored on a terminal only, and
+/// not with `NO_COLOR`.
 pub fn say_checks(text: &str) {
     let mut out = anstream::stdout();
     let width = width();
@@ -104,9 +110,14 @@ mod tests {
         let line = "WARN  one two three four five six seven";
         for width in [0, 5, 13, 20, 80] {
             let text = wrap(line, MARK_WIDTH, Some(width));
-            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            let words = |text: &str| {
+                text.split_whitespace()
+                    .map(str::to_owned)
+                    .collect::<Vec<_>>()
+            };
             assert_eq!(words(&text), words(line), "{width}");
-            let fits = width <= 2 * MARK_WIDTH || text.lines().all(|line| line.chars().count() <= width);
+            let fits =
+                width <= 2 * MARK_WIDTH || text.lines().all(|line| line.chars().count() <= width);
             assert!(fits, "{width}: {text}");
         }
         assert_eq!(wrap("OK    a bb ccc", 6, Some(13)), "OK    a bb\n      ccc");

@@ -22,7 +22,8 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// Waits until no job with MPS runs here or the time is over; returns the exit code. With `json` it prints their names.
+    /// Waits until no job with MPS runs here or the time is over; returns the exit code. With
+    /// `json` it prints their names.
     pub fn run(&self, settings: &Settings, json: bool) -> Result<u8, Failure> {
         let jobs = running_jobs(&settings.paths, self.wait);
         let jobs = jobs.map_err(|why| Undetermined::new("this node", why))?;
@@ -144,7 +145,10 @@ mod tests {
     fn a_daemon_group_that_is_a_group_of_the_node_is_told() {
         let nogroup = Group::from_name("nogroup").unwrap().unwrap().gid.as_raw();
         let line = group(nogroup).unwrap();
-        assert!(line.text().contains("this node's group 'nogroup'"), "{line}");
+        assert!(
+            line.text().contains("this node's group 'nogroup'"),
+            "{line}"
+        );
         assert_eq!((group(65_530), group(0)), (None, None));
     }
 }

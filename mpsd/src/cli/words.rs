@@ -11,8 +11,9 @@ const ON_INPUT: &str = "@-";
 /// Limit of these words. Bytes.
 const MOST: u64 = 16 << 20;
 
-/// This program's command line. If its first word is `@-`, the words on standard input follow its options, each ended
-/// by a NUL. Linux takes no word above 128 KiB (`MAX_ARG_STRLEN`), and a job's vnodes can be longer.
+/// This program's command line. If its first word is `@-`, the words on standard input follow its
+/// options, each ended by a NUL. Linux takes no word above 128 KiB (`MAX_ARG_STRLEN`), and a job's
+/// vnodes can be longer.
 ///
 /// # Errors
 /// A refusal of too many words; undetermined when standard input cannot be read.
@@ -27,10 +28,18 @@ fn read(mut words: Vec<OsString>, input: impl Read) -> Result<Vec<OsString>, Fai
     words.remove(1);
     let mut bytes = Vec::new();
     let unread = |error: std::io::Error| Undetermined::new("standard input", error.to_string());
-    input.take(MOST + 1).read_to_end(&mut bytes).map_err(unread)?;
+    input
+        .take(MOST + 1)
+        .read_to_end(&mut bytes)
+        .map_err(unread)?;
     if bytes.len() as u64 > MOST {
         let allowed = format!("{} MiB", MOST >> 20);
-        return Err(Refusal::new("standard input", "the job's attributes are too long", allowed).into());
+        return Err(Refusal::new(
+            "standard input",
+            "the job's attributes are too long",
+            allowed,
+        )
+        .into());
     }
     let more = bytes.split_inclusive(|byte| *byte == 0).map(|word| {
         let word = word.strip_suffix(&[0]).unwrap_or(word);

@@ -1,7 +1,9 @@
-//! A shared MPS comes back if one of its jobs told it to quit, because the other jobs did not ask for that.
+//! A shared MPS comes back if one of its jobs told it to quit, because the other jobs did not ask
+//! for that.
 //!
-//! NVIDIA's daemon serves its clients to their end before it quits, and refuses new ones meanwhile (805). So another daemon
-//! begins beside it at once, in the same directory. It takes over the sockets, so no new program runs outside MPS.
+//! NVIDIA's daemon serves its clients to their end before it quits, and refuses new ones meanwhile
+//! (805). So another daemon begins beside it at once, in the same directory. It takes over the
+//! sockets, so no new program runs outside MPS.
 
 use super::events::Events;
 use super::logs::Tail;
@@ -62,8 +64,8 @@ impl Comeback {
         ends.chain(self.again.then_some(start::RETRY)).min()
     }
 
-    /// Begins a successor of the daemon `told`, which was told to quit, if jobs share it. Root empties their list before it
-    /// ends a shared MPS.
+    /// Begins a successor of the daemon `told`, which was told to quit, if jobs share it. Root
+    /// empties their list before it ends a shared MPS.
     pub fn begin(
         &mut self,
         told: i32,
@@ -166,7 +168,9 @@ impl Comeback {
         observer.forget(next.daemon.child.pid());
         let is_there = |daemon: &Running| daemon.child.pid() == next.before;
         match self.leaving.iter().any(is_there) {
-            true => self.waiting.push((next.daemon.daemon, next.before, next.by)),
+            true => self
+                .waiting
+                .push((next.daemon.daemon, next.before, next.by)),
             false => lost(next.before, &next.by, why, observer),
         }
     }
@@ -183,7 +187,8 @@ impl Comeback {
     }
 }
 
-/// Which file a control daemon's socket is: its inode, which another one may get, and when it was made.
+/// Which file a control daemon's socket is: its inode, which another one may get, and when it was
+/// made.
 #[derive(Debug, PartialEq, Eq)]
 struct SocketFile(u64, i64, i64);
 
@@ -198,7 +203,10 @@ impl SocketFile {
 fn back(spec: &Spec, next: &Successor, observer: &mut Observer) {
     let (by, pid, before) = (&next.by, next.daemon.child.pid(), next.before);
     let how = format!("told to quit; {pid} took its place");
-    keep(&mut observer.all.daemons_lost, DaemonLost { pid: before, how });
+    keep(
+        &mut observer.all.daemons_lost,
+        DaemonLost { pid: before, how },
+    );
     observer.say(&format!(
         "{by} told control daemon {before} to quit, which jobs {} share: control daemon {pid} has taken its place, with the \
          same limits. Programs that started meanwhile may have got error 805. Remove 'quit' from the script: mpsd ends the MPS",
@@ -208,7 +216,10 @@ fn back(spec: &Spec, next: &Successor, observer: &mut Observer) {
 
 fn lost(before: i32, by: &str, why: &str, observer: &mut Observer) {
     let how = "told to quit".to_owned();
-    keep(&mut observer.all.daemons_lost, DaemonLost { pid: before, how });
+    keep(
+        &mut observer.all.daemons_lost,
+        DaemonLost { pid: before, how },
+    );
     observer.say(&format!(
         "{by} told control daemon {before} to quit, and no other one could take its place: {why}; from now on new steps and \
          'mpsctl exec' are refused, and other programs run without MPS"
@@ -226,7 +237,8 @@ fn list(jobs: &BTreeSet<JobId>) -> String {
     text::one_line(&jobs.join(", "), 120)
 }
 
-/// The job of the program that tells a daemon to quit, which waits for the daemon's end. Its cgroup tells; `None`: not known.
+/// The job of the program that tells a daemon to quit, which waits for the daemon's end. Its cgroup
+/// tells; `None`: not known.
 fn quitter(spec: &Spec) -> Option<JobId> {
     let name = spec.control.file_name()?.as_bytes();
     let name = OsStr::from_bytes(name.get(..LONGEST_NAME).unwrap_or(name));

@@ -1,8 +1,8 @@
 //! The commands for a control daemon, and what its answers and its log must say. Pure.
 //!
 //! The daemon exits with 0 after nearly everything, and some commands answer nothing
-//! (docs/facts/mps-control.md#the-command-session). So every setting is read back. After a reading that may be empty follows
-//! one that never is.
+//! (docs/facts/mps-control.md#the-command-session). So every setting is read back. After a reading
+//! that may be empty follows one that never is.
 
 use mpsd_core::limits::Percent;
 use mpsd_core::record::Daemon;
@@ -32,7 +32,8 @@ impl LimitScope {
     }
 }
 
-/// The limits of `daemon` besides its threads: name, value, and words. The priority of a running server cannot be set.
+/// The limits of `daemon` besides its threads: name, value, and words. The priority of a running
+/// server cannot be set.
 fn limits(scope: LimitScope, daemon: &Daemon) -> Vec<[String; 3]> {
     let memory = daemon.memory.iter().map(|(gpu, mib)| {
         let words = format!("memory limit {mib}M of {gpu}");
@@ -42,7 +43,11 @@ fn limits(scope: LimitScope, daemon: &Daemon) -> Vec<[String; 3]> {
     let priority = daemon.priority.filter(|_| scope == LimitScope::NextServers);
     let priority = priority.map(|priority| {
         let words = format!("client priority {priority}");
-        ["client_priority".to_owned(), priority.number().to_string(), words]
+        [
+            "client_priority".to_owned(),
+            priority.number().to_string(),
+            words,
+        ]
     });
     memory.chain(priority).collect()
 }
@@ -54,7 +59,9 @@ pub(crate) fn configure(daemon: &Daemon, uid: u32) -> String {
 pub(crate) fn set(scope: LimitScope, daemon: &Daemon) -> String {
     let limits = limits(scope, daemon);
     let line = |name: &str, value: &str| format!("{} {value}\n", scope.command("set", name));
-    let threads = daemon.threads.map(|threads| line(THREADS, &threads.to_string()));
+    let threads = daemon
+        .threads
+        .map(|threads| line(THREADS, &threads.to_string()));
     let others = limits.iter().map(|[name, value, _]| line(name, value));
     let set: String = threads.into_iter().chain(others).collect();
     set + &reading(scope, &limits)
@@ -68,7 +75,10 @@ fn reading(scope: LimitScope, limits: &[[String; 3]]) -> String {
 }
 
 pub(crate) fn read(daemon: &Daemon) -> String {
-    reading(LimitScope::NextServers, &limits(LimitScope::NextServers, daemon))
+    reading(
+        LimitScope::NextServers,
+        &limits(LimitScope::NextServers, daemon),
+    )
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -82,7 +92,8 @@ pub(crate) struct InForce {
     pub holds: bool,
 }
 
-/// The limits by the answers to [`read`], for a job that began with those of `begun`. A size may have no answer.
+/// The limits by the answers to [`read`], for a job that began with those of `begun`. A size may
+/// have no answer.
 pub(crate) fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> {
     let answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
     let mut answers = answers.peekable();
@@ -104,7 +115,8 @@ pub(crate) fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<In
         all.push(InForce {
             limit: before.map_or(&words, |[.., words]| words).clone(),
             asked: before.map(|[_, value, _]| value.clone()),
-            set: Some(value.clone()).filter(|_| before.is_none_or(|[_, before, _]| *before != value)),
+            set: Some(value.clone())
+                .filter(|_| before.is_none_or(|[_, before, _]| *before != value)),
             said: said.map(|said| one_line(said, 80)),
             holds: said.is_some_and(|said| is_same(said, &value)),
         });
@@ -112,7 +124,8 @@ pub(crate) fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<In
     all
 }
 
-/// Checks the answers to [`configure`] or [`set`]. The error names the first limit that is not in force.
+/// Checks the answers to [`configure`] or [`set`]. The error names the first limit that is not in
+/// force.
 pub fn check(scope: LimitScope, daemon: &Daemon, answers: &str) -> Result<(), String> {
     let mut answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
     let wanted = percent(daemon);
@@ -134,7 +147,8 @@ pub fn check(scope: LimitScope, daemon: &Daemon, answers: &str) -> Result<(), St
     }
 }
 
-/// Compares values, because the daemon answers `4096M` with `4G`, the largest unit that holds it whole (seen on driver 580).
+/// Compares values, because the daemon answers `4096M` with `4G`, the largest unit that holds it
+/// whole (seen on driver 580).
 fn is_same(said: &str, value: &str) -> bool {
     said == value || mebibytes(said).is_some_and(|said| Some(said) == mebibytes(value))
 }
@@ -165,7 +179,10 @@ fn expect_percent(said: Option<&str>, wanted: f64) -> Result<(), String> {
 }
 
 fn quoted(said: Option<&str>) -> String {
-    said.map_or_else(|| "nothing".to_owned(), |s| format!("'{}'", one_line(s, 80)))
+    said.map_or_else(
+        || "nothing".to_owned(),
+        |s| format!("'{}'", one_line(s, 80)),
+    )
 }
 
 /// The proof of the limits by the server's own log.
@@ -204,9 +221,14 @@ impl Proof {
     /// Whether the server confirms every limit of `daemon`.
     pub fn confirms(&self, daemon: &Daemon) -> Result<(), String> {
         let wanted = percent(daemon);
-        // With static partitions percentages are ignored, and it is not documented whether the log has one.
-        if daemon.partitions.is_empty() && self.threads.is_none_or(|t| (t - wanted).abs() > PRECISION) {
-            let said = self.threads.map_or("nothing".to_owned(), |t| format!("{t:.1}"));
+        // With static partitions percentages are ignored, and it is not documented whether the log
+        // has one.
+        if daemon.partitions.is_empty()
+            && self.threads.is_none_or(|t| (t - wanted).abs() > PRECISION)
+        {
+            let said = self
+                .threads
+                .map_or("nothing".to_owned(), |t| format!("{t:.1}"));
             return Err(format!(
                 "the server's log says {said} for active thread percentage {wanted:.1}"
             ));
@@ -215,7 +237,8 @@ impl Proof {
             let mut known = self.memory.iter();
             let bytes = known.find(|(device, _)| device == gpu.in_limits());
             if bytes.is_none_or(|(_, bytes)| *bytes != mib << 20) {
-                let said = bytes.map_or("nothing".to_owned(), |(_, bytes)| format!("{bytes} bytes"));
+                let said =
+                    bytes.map_or("nothing".to_owned(), |(_, bytes)| format!("{bytes} bytes"));
                 return Err(format!(
                     "the server's log says {said} for memory limit {mib}M of {gpu}"
                 ));
@@ -250,7 +273,8 @@ pub enum Event {
     Active(i32),
     /// `Client process 494 disconnected`.
     Left(i32),
-    /// A client's fatal error, which ends every client on its GPU. NVIDIA documents that, but not the words of the log.
+    /// A client's fatal error, which ends every client on its GPU. NVIDIA documents that, but not
+    /// the words of the log.
     Fatal(String),
     /// `Failed to start server using uid …`, or a fault: for the user to read.
     Trouble(String),
@@ -286,7 +310,11 @@ impl Event {
                 |rest| rest.ends_with(" is ACTIVE"),
                 Self::Active,
             ),
-            ("Client process ", |rest| rest == " disconnected", Self::Left),
+            (
+                "Client process ",
+                |rest| rest == " disconnected",
+                Self::Left,
+            ),
             (
                 "Try shutting down server ",
                 |rest| rest.is_empty() || rest.starts_with(','),
@@ -295,7 +323,10 @@ impl Event {
         ];
         let numbered = |before: &str| {
             let text = message.strip_prefix(before)?;
-            let (pid, rest) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+            let (pid, rest) = text.split_at(
+                text.find(|c: char| !c.is_ascii_digit())
+                    .unwrap_or(text.len()),
+            );
             Some((pid.parse().ok()?, rest))
         };
         for (before, is_whole, event) in rows {
@@ -314,8 +345,8 @@ impl Event {
         if message.contains("fatal") {
             return Some(Self::Fatal(one_line(message, 200)));
         }
-        let trouble =
-            message.starts_with("Failed to start server") || message.replace("default", "").contains("fault");
+        let trouble = message.starts_with("Failed to start server")
+            || message.replace("default", "").contains("fault");
         trouble.then(|| Self::Trouble(one_line(message, 200)))
     }
 }
@@ -359,7 +390,10 @@ mod tests {
             ("25.0\n25.0\n25.0\n", "memory limit"),
             ("25.0\n25.0\n3G\n25.0\n", "'3G'"),
             ("25.0\n25.0\n4096M\n", "percentage"),
-            ("25.0\n25.0\n4096M\n25.0\nNot enough privilege\n", "Not enough"),
+            (
+                "25.0\n25.0\n4096M\n25.0\nNot enough privilege\n",
+                "Not enough",
+            ),
             ("", "nothing"),
         ] {
             let error = passes(&wanted, answers).unwrap_err();
@@ -373,7 +407,9 @@ mod tests {
         for line in [
             "[2026-11-21 02:38:37.001 Control   621] NEW SERVER 645: Ready",
             "[2026-11-21 01:32:37.858 Server   691] Active Threads Percentage set to 25.0",
-            &format!("[x Server   691] Device pinned memory limit for device {GPU} set to 0x100000000 bytes"),
+            &format!(
+                "[x Server   691] Device pinned memory limit for device {GPU} set to 0x100000000 bytes"
+            ),
             "[2026-11-21 01:32:37.858 Server   691] Server has started",
         ] {
             assert_eq!(proof.server(), None, "before: {line}");
@@ -385,13 +421,17 @@ mod tests {
         assert!(proof.confirms(&daemon(Some("25"), Some(2048))).is_err());
     }
 
-    /// Recorded forms: docs/facts/mps-580-transcript.txt, tests/hardware/results. The daemon logs each command.
+    /// Recorded forms: docs/facts/mps-580-transcript.txt, tests/hardware/results. The daemon logs
+    /// each command.
     #[test]
     fn lines_of_the_log_are_told_apart() {
         let (fatal, trouble) = ("Server hit a fatal exception", "a fault by default");
         let control = |text: &str| Event::parse(&format!("[x Control 459] {text}"));
         for (text, event) in [
-            ("Cmd:set_default_active_thread_percentage 25", Event::Setting),
+            (
+                "Cmd:set_default_active_thread_percentage 25",
+                Event::Setting,
+            ),
             (
                 "Cmd:set_default_device_pinned_mem_limit GPU-c7ad435f 4096M",
                 Event::Setting,
@@ -401,7 +441,10 @@ mod tests {
                 Event::ServerToEnd(578),
             ),
             ("Try shutting down server 578", Event::ServerToEnd(578)),
-            ("Server 551 exited with status 1", Event::ServerExited(551, 1)),
+            (
+                "Server 551 exited with status 1",
+                Event::ServerExited(551, 1),
+            ),
             (fatal, Event::Fatal(fatal.to_owned())),
             (trouble, Event::Trouble(trouble.to_owned())),
         ] {

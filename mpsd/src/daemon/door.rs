@@ -1,5 +1,6 @@
-//! The socket through which the job's owner asks its `mpsd` for other limits, in the first daemon's log directory, which is
-//! the owner's (0700). One line of JSON each way. The answer is the user's word.
+//! The socket through which the job's owner asks its `mpsd` for other limits, in the first daemon's
+//! log directory, which is the owner's (0700). One line of JSON each way. The answer is the user's
+//! word.
 
 use super::session;
 use crate::job::spec::Unready;
@@ -33,7 +34,8 @@ impl Door {
         Ok(Self(listener))
     }
 
-    /// Takes the next caller, root or our own user, and its request; `None`: there is none, or the request makes no sense.
+    /// Takes the next caller, root or our own user, and its request; `None`: there is none, or the
+    /// request makes no sense.
     pub fn take(&self) -> Option<(UnixStream, ClientLimits)> {
         let (stream, _) = self.0.accept().ok()?;
         let peer = getsockopt(&stream, PeerCredentials).ok()?;
@@ -58,10 +60,12 @@ pub fn send(mut stream: &UnixStream, what: &impl serde::Serialize) -> io::Result
     stream.write_all((line + "\n").as_bytes())
 }
 
-/// Asks the `mpsd` of a job with these daemons to set `wanted`, which may be empty. Waits `limit` at most.
+/// Asks the `mpsd` of a job with these daemons to set `wanted`, which may be empty. Waits `limit`
+/// at most.
 pub fn ask(daemons: &[Daemon], wanted: &ClientLimits, limit: Duration) -> Answer {
-    let gone =
-        |why: &dyn std::fmt::Display| Unready::Failed(format!("the job's mpsd cannot be asked: {why}"));
+    let gone = |why: &dyn std::fmt::Display| {
+        Unready::Failed(format!("the job's mpsd cannot be asked: {why}"))
+    };
     let first = daemons.first().ok_or_else(|| gone(&"it has no daemon"))?;
     let stream = session::connect(&first.log.join(NAME)).map(UnixStream::from);
     let stream = stream.map_err(|errno| gone(&errno.desc()))?;
@@ -79,10 +83,13 @@ pub fn ask(daemons: &[Daemon], wanted: &ClientLimits, limit: Duration) -> Answer
 /// The pid of the `mpsd` that listens for a job with these daemons.
 pub fn owner(daemons: &[Daemon]) -> Option<i32> {
     let stream = session::connect(&daemons.first()?.log.join(NAME)).ok()?;
-    getsockopt(&stream, PeerCredentials).ok().map(|peer| peer.pid())
+    getsockopt(&stream, PeerCredentials)
+        .ok()
+        .map(|peer| peer.pid())
 }
 
-/// The daemons with the limits that they should have now, by the job's `mpsd`; unchanged if it does not answer.
+/// The daemons with the limits that they should have now, by the job's `mpsd`; unchanged if it does
+/// not answer.
 pub fn now(daemons: &[Daemon]) -> Vec<Daemon> {
     let said = ask(daemons, &ClientLimits::default(), 2 * PATIENCE);
     let now = |limits: Vec<ClientLimits>| {
@@ -95,7 +102,9 @@ pub fn now(daemons: &[Daemon]) -> Vec<Daemon> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+    use nix::sys::socket::{
+        AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
+    };
     use std::os::fd::AsRawFd as _;
     use std::sync::mpsc::channel;
 
@@ -129,12 +138,19 @@ mod tests {
         drop((stranger, own));
     }
 
-    /// A process of the user may be in `mpsd`'s place, and a connection to a full backlog waits for ever.
+    /// A process of the user may be in `mpsd`'s place, and a connection to a full backlog waits for
+    /// ever.
     #[test]
     fn a_full_backlog_blocks_no_caller() {
         let log = tempfile::tempdir().unwrap();
         let path = log.path().join(NAME);
-        let own = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
+        let own = socket(
+            AddressFamily::Unix,
+            SockType::Stream,
+            SockFlag::empty(),
+            None,
+        )
+        .unwrap();
         bind(own.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
         listen(&own, Backlog::new(1).unwrap()).unwrap();
         let waiting: Vec<_> = std::iter::from_fn(|| session::connect(&path).ok()).collect();

@@ -1,4 +1,5 @@
-//! What the daemon waits for: signals, ended children and clients, files that change, and the job's owner.
+//! What the daemon waits for: signals, ended children and clients, files that change, and the job's
+//! owner.
 
 use super::door::Door;
 use super::logs::CONTROL_LOG;
@@ -19,8 +20,8 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub struct Watches {
     pub socket: Option<WatchDescriptor>,
-    /// End it before the daemon's end. Closing the descriptor right after its last watch takes the kernel 7 to 25 ms
-    /// (`fsnotify_wait_marks_destroyed`, Linux 6.18), and root waits for our end.
+    /// End it before the daemon's end. Closing the descriptor right after its last watch takes the
+    /// kernel 7 to 25 ms (`fsnotify_wait_marks_destroyed`, Linux 6.18), and root waits for our end.
     pub log: Option<WatchDescriptor>,
 }
 
@@ -35,9 +36,14 @@ pub struct Events {
 
 impl Events {
     pub fn new() -> Result<Self, String> {
-        let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD];
-        let signals =
-            Signals::block(&signals).map_err(|e| format!("cannot make a signal descriptor: {e}"))?;
+        let signals = [
+            Signal::SIGTERM,
+            Signal::SIGINT,
+            Signal::SIGHUP,
+            Signal::SIGCHLD,
+        ];
+        let signals = Signals::block(&signals)
+            .map_err(|e| format!("cannot make a signal descriptor: {e}"))?;
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
             .map_err(|e| format!("cannot watch files: {e}"))?;
         Ok(Self {
@@ -101,7 +107,11 @@ impl Events {
             Err(e) => return Err(format!("cannot wait: {e}")),
         }
         // The events only wake us: the caller reads the files.
-        while self.inotify.read_events().is_ok_and(|events| !events.is_empty()) {}
+        while self
+            .inotify
+            .read_events()
+            .is_ok_and(|events| !events.is_empty())
+        {}
         let mut terminate = false;
         while let Ok(Some(signal)) = self.signals.read() {
             terminate |= signal != Signal::SIGCHLD;

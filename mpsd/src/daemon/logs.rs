@@ -1,4 +1,5 @@
-//! Files of the job's user that the daemon appends to or follows. The user may have made each a link, a FIFO or a device.
+//! Files of the job's user that the daemon appends to or follows. The user may have made each a
+//! link, a FIFO or a device.
 
 use crate::job::spec::Spec;
 use mpsd_core::text::one_line;
@@ -39,7 +40,8 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Makes `control.log` in `directory` and opens it twice: for the daemon to append to, and for us to read.
+    /// Makes `control.log` in `directory` and opens it twice: for the daemon to append to, and for
+    /// us to read.
     pub fn create(directory: &Path) -> io::Result<(File, Self)> {
         let path = directory.join(CONTROL_LOG);
         let flags = NO_WAIT | OFlag::O_NOFOLLOW;
@@ -97,7 +99,9 @@ impl UserLog {
     }
 
     pub fn line(&mut self, text: &str) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         let (seconds, ms) = (now.as_secs(), now.subsec_millis());
         let line = format!("{seconds}.{ms:03} {}\n", one_line(text, 500));
         if let Some(file) = &mut self.0 {
@@ -106,8 +110,8 @@ impl UserLog {
     }
 }
 
-/// Appends root's line to the user's output file. This process has the daemons' group, and so has a file that it makes: that file
-/// gets `group`.
+/// Appends root's line to the user's output file. This process has the daemons' group, and so has a
+/// file that it makes: that file gets `group`.
 pub fn append_note(file: &Path, group: Option<u32>, from: impl Read) -> Result<(), String> {
     let append = || {
         let mut text = Vec::new();

@@ -1,5 +1,6 @@
-//! Watches the memory of clients with a limit, because a client can void NVIDIA's limit (docs/facts/mps-control.md#memory-limits). A
-//! shared daemon does not know the limits of its jobs, so each client is held to the limits of its job.
+//! Watches the memory of clients with a limit, because a client can void NVIDIA's limit
+//! (docs/facts/mps-control.md#memory-limits). A shared daemon does not know the limits of its jobs,
+//! so each client is held to the limits of its job.
 
 use super::logs::UserLog;
 use super::observer::Observer;
@@ -16,19 +17,23 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Time between two checks while a client may exceed its limit; one costs 0.1 ms a GPU (docs/facts/mps-control.md#nvml).
+/// Time between two checks while a client may exceed its limit; one costs 0.1 ms a GPU
+/// (docs/facts/mps-control.md#nvml).
 const PERIOD: Duration = Duration::from_secs(1);
 const REPORT_PERIOD: Duration = Duration::from_secs(10);
-/// What NVML counts beyond the limit: context and code, MiB. Up to 316 MiB on an H200 (docs/facts/mps-control.md#nvml).
+/// What NVML counts beyond the limit: context and code, MiB. Up to 316 MiB on an H200
+/// (docs/facts/mps-control.md#nvml).
 const OVERHEAD_MIB: u64 = 512;
 
-/// The jobs that share the daemons, each with its limits: the highest of its ranks, as a daemon of its own would have.
+/// The jobs that share the daemons, each with its limits: the highest of its ranks, as a daemon of
+/// its own would have.
 #[derive(Debug, Default)]
 struct JobLimits(Vec<(JobId, Vec<(GpuUuid, u64)>)>);
 
 impl JobLimits {
-    /// Reads root's list and records. Daemons of one job have no list. If a newer release wrote a record that we cannot read, that
-    /// job has no limit here: another job's limit must not end its clients.
+    /// Reads root's list and records. Daemons of one job have no list. If a newer release wrote a
+    /// record that we cannot read, that job has no limit here: another job's limit must not end its
+    /// clients.
     fn read(spec: &Spec) -> Self {
         let shared = JobId::parse(&spec.job).ok().filter(JobId::is_shared);
         let paths = Paths::new(&spec.run, "");
@@ -44,12 +49,14 @@ impl JobLimits {
         Self(jobs.into_iter().filter_map(limits).collect())
     }
 
-    /// The limit of a client of `job`. A client that hides its job has the highest limit of all jobs here.
+    /// The limit of a client of `job`. A client that hides its job has the highest limit of all
+    /// jobs here.
     fn of(&self, job: Option<&JobId>, gpu: &GpuUuid) -> Option<u64> {
         let is_its = |member: &JobId| job.is_some_and(|job| member.belongs_to(job));
         let hides = !self.0.iter().any(|(member, _)| is_its(member));
         let members = self.0.iter().filter(|(member, _)| hides || is_its(member));
-        let limits = members.map(|(_, limits)| limits.iter().find(|(of, _)| of == gpu).map(|(_, mib)| *mib));
+        let limits =
+            members.map(|(_, limits)| limits.iter().find(|(of, _)| of == gpu).map(|(_, mib)| *mib));
         limits.collect::<Option<Vec<_>>>()?.into_iter().max()
     }
 }
@@ -95,14 +102,21 @@ impl MemoryWatch {
     pub fn wake(&mut self) {
         if self.policy != MemoryOverLimit::Ignore && !self.gpus.is_empty() {
             let soon = Instant::now() + PERIOD;
-            self.next = if self.active { self.next.min(soon) } else { soon };
+            self.next = if self.active {
+                self.next.min(soon)
+            } else {
+                soon
+            };
             self.active = true;
         }
     }
 
-    /// Takes the new limits of clients that connect later. While an earlier client is left, the higher limit holds for all.
+    /// Takes the new limits of clients that connect later. While an earlier client is left, the
+    /// higher limit holds for all.
     pub fn set(&mut self, running: &[Running]) {
-        let all = running.iter().flat_map(|daemon| daemon.daemon.memory.clone());
+        let all = running
+            .iter()
+            .flat_map(|daemon| daemon.daemon.memory.clone());
         let now: Vec<(GpuUuid, u64)> = all.collect();
         if !self.active {
             self.limits = now;
@@ -132,7 +146,8 @@ impl MemoryWatch {
             return;
         }
         let jobs = JobLimits::read(spec);
-        let limited = !self.limits.is_empty() || jobs.0.iter().any(|(_, limits)| !limits.is_empty());
+        let limited =
+            !self.limits.is_empty() || jobs.0.iter().any(|(_, limits)| !limits.is_empty());
         self.next = Instant::now() + if limited { PERIOD } else { REPORT_PERIOD };
         let nvml = nvml();
         let answers = self
@@ -146,7 +161,8 @@ impl MemoryWatch {
             self.next = Instant::now() + REPORT_PERIOD;
             if limited && !self.told_silence {
                 self.told_silence = true;
-                let line = "NVML does not answer: until it does, the clients' memory is not watched";
+                let line =
+                    "NVML does not answer: until it does, the clients' memory is not watched";
                 observer.log.line(line);
             }
         }
@@ -183,8 +199,15 @@ impl MemoryWatch {
         }
     }
 
-    /// The job's clients on `gpu`: pid, GPU, MiB. Our daemons' logs do not name clients of the user's other jobs.
-    fn clients(&self, gpu: &GpuUuid, uid: u32, nvml: Nvml, observer: &Observer) -> Option<Vec<ClientMemory>> {
+    /// The job's clients on `gpu`: pid, GPU, MiB. Our daemons' logs do not name clients of the
+    /// user's other jobs.
+    fn clients(
+        &self,
+        gpu: &GpuUuid,
+        uid: u32,
+        nvml: Nvml,
+        observer: &Observer,
+    ) -> Option<Vec<ClientMemory>> {
         let processes = nvml.processes(gpu).ok()?.into_iter();
         let is_ours = |pid| is_of(uid, pid) && !observer.is_stranger(pid);
         let clients = processes.filter(|p| p.mps_client && is_ours(p.pid));
@@ -214,7 +237,9 @@ fn is_of(uid: u32, pid: i32) -> bool {
 
 fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
     for daemon in running {
-        let say = |commands: &str| session::say(&spec.control, &daemon.daemon, commands, spec.command_time());
+        let say = |commands: &str| {
+            session::say(&spec.control, &daemon.daemon, commands, spec.command_time())
+        };
         let servers = say("get_server_list\n").map(|answer| answer.numbers());
         for server in servers.unwrap_or_default() {
             let clients = say(&format!("get_client_list {server}\n"));
@@ -242,7 +267,8 @@ mod tests {
 
     fn spec(policy: &str, limit: Option<u64>) -> Spec {
         let memory: Vec<_> = limit.map(|limit| ("GPU-01", limit)).into_iter().collect();
-        let daemon = serde_json::json!({"gpus": ["GPU-01"], "pipe": "", "log": "", "memory": memory});
+        let daemon =
+            serde_json::json!({"gpus": ["GPU-01"], "pipe": "", "log": "", "memory": memory});
         let spec = serde_json::json!({"job": "1", "uid": 0, "control": "/", "nvml": "", "daemons": [daemon],
             "start_ms": 1, "command_ms": 1, "over_limit": policy});
         serde_json::from_value(spec).unwrap()
@@ -337,7 +363,10 @@ mod tests {
         assert!(watch.period().unwrap() <= PERIOD);
         let soon = watch.next;
         watch.wake();
-        assert_eq!(watch.next, soon, "clients that come and come put no look off");
+        assert_eq!(
+            watch.next, soon,
+            "clients that come and come put no look off"
+        );
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The daemon `mpsd`: runs as the job's user, over the job's control daemons on this node.
 //!
-//! It starts them, proves their limits, reports, and sleeps in `poll` until something happens. If it is killed, the job's MPS
-//! continues, because the control daemons write into files and do not need `mpsd`.
+//! It starts them, proves their limits, reports, and sleeps in `poll` until something happens. If
+//! it is killed, the job's MPS continues, because the control daemons write into files and do not
+//! need `mpsd`.
 
 mod comeback;
 pub mod dialogue;
@@ -65,15 +66,20 @@ pub fn stop() -> Result<(), String> {
     stop::all(&own_spec()?)
 }
 
-/// `mpsd --terminate`: ends those `clients` (pids with commas) that the control daemons list, and reports their number.
+/// `mpsd --terminate`: ends those `clients` (pids with commas) that the control daemons list, and
+/// reports their number.
 pub fn terminate(clients: &str) -> Result<(), String> {
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
-    let clients: Vec<i32> = clients.split(',').filter_map(|pid| pid.parse().ok()).collect();
+    let clients: Vec<i32> = clients
+        .split(',')
+        .filter_map(|pid| pid.parse().ok())
+        .collect();
     send(&mut report, &stop::clients(&spec, &clients))
 }
 
-/// `mpsd --look`: reports what the control daemons say, as the job's user, because root never talks to them.
+/// `mpsd --look`: reports what the control daemons say, as the job's user, because root never talks
+/// to them.
 pub fn look() -> Result<(), String> {
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
@@ -95,8 +101,8 @@ fn send(report: &mut File, what: &impl serde::Serialize) -> Result<(), String> {
     written.map_err(|e| format!("cannot report: {e}"))
 }
 
-/// `mpsd --note FILE`, run as the job's user: appends root's line on standard input to the output file of a job that did not
-/// start. `group`: of a file that this makes.
+/// `mpsd --note FILE`, run as the job's user: appends root's line on standard input to the output
+/// file of a job that did not start. `group`: of a file that this makes.
 pub fn note(file: &Path, group: Option<u32>) -> Result<(), String> {
     keep_debuggers_out()?;
     logs::append_note(file, group, std::io::stdin())

@@ -1,4 +1,5 @@
-//! What `mpsd` observes of its job, for the job's report. Written at each change, so a killed `mpsd` has reported everything.
+//! What `mpsd` observes of its job, for the job's report. Written at each change, so a killed
+//! `mpsd` has reported everything.
 
 use super::dialogue::Event;
 use super::logs::UserLog;
@@ -15,9 +16,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Most clients of one daemon that are remembered. A server takes 60 a GPU, but a log's owner may write more into it.
+/// Most clients of one daemon that are remembered. A server takes 60 a GPU, but a log's owner may
+/// write more into it.
 const MOST_CLIENTS: usize = 1024;
-/// Most clients that are watched: those of eight GPUs, and half of a process's usual number of descriptors.
+/// Most clients that are watched: those of eight GPUs, and half of a process's usual number of
+/// descriptors.
 const MOST_WATCHED: usize = 480;
 /// A client fails this soon if the error of another one is to blame: in its first context.
 const FIRST_CONTEXT: Duration = Duration::from_secs(10);
@@ -27,7 +30,8 @@ struct DaemonState {
     clients: BTreeSet<i32>,
     /// Those without a context so far.
     connecting: BTreeSet<i32>,
-    /// Those that have left, and whether another was there then. That a signal ended one may be known after the next has come.
+    /// Those that have left, and whether another was there then. That a signal ended one may be
+    /// known after the next has come.
     left: BTreeMap<i32, bool>,
     server: Option<i32>,
     to_end: Option<i32>,
@@ -44,10 +48,12 @@ impl DaemonState {
         all.any(|one| *one != pid)
     }
 
-    /// Whether the client `pid` got an error that it cannot have caused: it had no context yet, or its first one after another
-    /// client's death by a signal (docs/facts/mps-control.md#error-containment).
+    /// Whether the client `pid` got an error that it cannot have caused: it had no context yet, or
+    /// its first one after another client's death by a signal
+    /// (docs/facts/mps-control.md#error-containment).
     fn is_victim(&self, pid: i32) -> bool {
-        let is_heir = |(heir, since): (i32, Instant)| heir == pid && since.elapsed() < FIRST_CONTEXT;
+        let is_heir =
+            |(heir, since): (i32, Instant)| heir == pid && since.elapsed() < FIRST_CONTEXT;
         self.connecting.contains(&pid) || self.heir.is_some_and(is_heir)
     }
 }
@@ -95,7 +101,8 @@ impl JobsOfClients {
         // This process has another group, so it cannot read the client's environment.
         let name = Process::find(client).and_then(|process| cgroup_name(&process));
         let record = |job: &JobId| self.paths.job(job).record();
-        let by_sluid = |sluid: &str| record::by_sluid(record, record::sharers(&self.members), sluid);
+        let by_sluid =
+            |sluid: &str| record::by_sluid(record, record::sharers(&self.members), sluid);
         let job = name.and_then(|name| name.job(&by_sluid));
         self.known.extend(job.map(|job| (client, job)));
     }
@@ -142,7 +149,9 @@ impl Observer {
             _ => {}
         }
         match event {
-            Event::Active(pid) if state.clients.len() < MOST_CLIENTS && state.clients.insert(*pid) => {
+            Event::Active(pid)
+                if state.clients.len() < MOST_CLIENTS && state.clients.insert(*pid) =>
+            {
                 self.all.enter(*pid, self.clients());
             }
             Event::Left(pid) if !state.clients.remove(pid) => {
@@ -159,7 +168,14 @@ impl Observer {
                 let clients = std::mem::take(&mut state.clients).len() as u64;
                 if *status != 0 || state.to_end != Some(*pid) {
                     let (pid, status) = (*pid, *status);
-                    keep(&mut self.all.servers_lost, ServerLost { pid, status, clients });
+                    keep(
+                        &mut self.all.servers_lost,
+                        ServerLost {
+                            pid,
+                            status,
+                            clients,
+                        },
+                    );
                 }
             }
             Event::Fatal(words) => {
@@ -173,8 +189,9 @@ impl Observer {
     /// Takes in a client that a signal has ended.
     pub fn take_killed(&mut self, killed: Killed) {
         self.log.line(&killed.to_string());
-        // Only a client that computed beside another one has left an error (docs/facts/mps-control.md#error-containment). A
-        // server that ends for nothing takes a client that comes at that moment along (806).
+        // Only a client that computed beside another one has left an error
+        // (docs/facts/mps-control.md#error-containment). A server that ends for nothing takes a
+        // client that comes at that moment along (806).
         for state in self.daemons.values_mut() {
             let known = state.left.remove(&killed.pid);
             state.tainted |= known.unwrap_or_else(|| state.has_others(killed.pid));
@@ -182,7 +199,8 @@ impl Observer {
         keep(&mut self.all.killed, killed);
     }
 
-    /// Whether the server of this daemon should make room for a new one: a signal has ended one of its clients, and none is left.
+    /// Whether the server of this daemon should make room for a new one: a signal has ended one of
+    /// its clients, and none is left.
     pub fn needs_new_server(&self, daemon: i32) -> bool {
         self.daemons.get(&daemon).is_some_and(|state| {
             state.tainted && !state.quits && state.clients.is_empty() && state.connecting.is_empty()
@@ -209,7 +227,10 @@ impl Observer {
 
     /// The clients that have a context now.
     pub fn clients(&self) -> u64 {
-        let clients = self.daemons.values().map(|state| state.clients.len() as u64);
+        let clients = self
+            .daemons
+            .values()
+            .map(|state| state.clients.len() as u64);
         clients.sum()
     }
 
@@ -232,7 +253,8 @@ impl Observer {
         })
     }
 
-    /// Whether this daemon was told to quit and its server has no client left: nothing but its end follows.
+    /// Whether this daemon was told to quit and its server has no client left: nothing but its end
+    /// follows.
     pub fn is_ending(&self, daemon: i32) -> bool {
         let state = self.daemons.get(&daemon);
         state.is_some_and(|state| state.quits && state.to_end.is_some() && state.clients.is_empty())
@@ -244,8 +266,9 @@ impl Observer {
     }
 
     pub fn is_stranger(&self, pid: i32) -> bool {
-        let unknown =
-            |state: &DaemonState| state.clients.len() < MOST_CLIENTS && !state.clients.contains(&pid);
+        let unknown = |state: &DaemonState| {
+            state.clients.len() < MOST_CLIENTS && !state.clients.contains(&pid)
+        };
         self.all.clients > 0 && self.daemons.values().all(unknown)
     }
 
@@ -259,7 +282,8 @@ impl Observer {
         self.daemons.remove(&daemon);
     }
 
-    /// Adds what NVML counts. A process that only opened a GPU is listed with 0 MiB (docs/facts/mps-control.md#nvml).
+    /// Adds what NVML counts. A process that only opened a GPU is listed with 0 MiB
+    /// (docs/facts/mps-control.md#nvml).
     pub fn take_memory(&mut self, clients: &[(i32, GpuUuid, u64)]) {
         let mut gpus: BTreeMap<&GpuUuid, Vec<u64>> = BTreeMap::new();
         for (_, gpu, mib) in clients.iter().filter(|(_, _, mib)| *mib > 0) {
@@ -276,7 +300,8 @@ impl Observer {
         }
         let line = self.all.line();
         if let Some(file) = self.file.as_ref().filter(|_| line.len() < LONGEST) {
-            // One write: a reader finds the old line or the new one. The rest of a longer old line is cut afterward.
+            // One write: a reader finds the old line or the new one. The rest of a longer old line
+            // is cut afterward.
             let _ = file.write_all_at(line.as_bytes(), 0);
             let _ = file.set_len(line.len() as u64);
         }
@@ -290,8 +315,8 @@ fn culprit(words: &str) -> Option<i32> {
     words.find_map(|word| word.parse().ok())
 }
 
-/// The living clients, each with a pidfd. From Linux 6.15 on it tells how a client ended, which NVIDIA's log does not
-/// (docs/facts/mps-control.md#how-a-client-ended).
+/// The living clients, each with a pidfd. From Linux 6.15 on it tells how a client ended, which
+/// NVIDIA's log does not (docs/facts/mps-control.md#how-a-client-ended).
 #[derive(Debug, Default)]
 pub struct ClientWatch(Vec<(i32, ProcessWatch)>);
 
@@ -302,7 +327,8 @@ impl ClientWatch {
         };
         let is_new = self.0.iter().all(|(known, _)| known != pid);
         if is_new && self.0.len() < MOST_WATCHED {
-            self.0.extend(ProcessWatch::of(*pid).map(|watch| (*pid, watch)));
+            self.0
+                .extend(ProcessWatch::of(*pid).map(|watch| (*pid, watch)));
         }
     }
 
@@ -331,7 +357,8 @@ mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use std::process::{Child, Command, Stdio};
 
-    /// Takes in log lines in short form: `2 active 5` is from control daemon 2, and without the number it is from daemon 1.
+    /// Takes in log lines in short form: `2 active 5` is from control daemon 2, and without the
+    /// number it is from daemon 1.
     fn observed(lines: &str) -> Observer {
         let mut observer = Observer::default();
         see(&mut observer, lines);
@@ -343,7 +370,9 @@ mod tests {
             let (daemon, line) = line.strip_prefix("2 ").map_or((1, line), |line| (2, line));
             let words: Vec<&str> = line.split(' ').collect();
             let line = match words[..] {
-                ["active", pid] => format!("Status of client {{PID: {pid}, Context ID: 1}} is ACTIVE"),
+                ["active", pid] => {
+                    format!("Status of client {{PID: {pid}, Context ID: 1}} is ACTIVE")
+                }
                 ["gone", pid] => format!("Client process {pid} disconnected"),
                 ["end", server] => format!("Try shutting down server {server}, backoff is enabled"),
                 ["exit", server, status] => format!("Server {server} exited with status {status}"),
@@ -404,8 +433,14 @@ mod tests {
                 observer.take_killed(Killed { pid: 5, signal: 9 });
             }
             see(&mut observer, "gone 5; gone 6");
-            for line in ["NEW CLIENT 7 from user 1001: Server already exists", "active 7"] {
-                let line = line.replace("active 7", "Status of client {PID: 7, Context ID: 1} is ACTIVE");
+            for line in [
+                "NEW CLIENT 7 from user 1001: Server already exists",
+                "active 7",
+            ] {
+                let line = line.replace(
+                    "active 7",
+                    "Status of client {PID: 7, Context ID: 1} is ACTIVE",
+                );
                 let event = Event::parse(&format!("[x Server 1] {line}")).unwrap();
                 observer.take(1, &event);
             }
@@ -422,7 +457,10 @@ mod tests {
         let mut observer = observed("NEW CLIENT 7 from user 1001: Server already exists");
         observer.take(1, &Event::Fatal(words.to_owned()));
         assert_eq!(
-            (observer.all.fatal.len(), observer.victim(1, words).is_some()),
+            (
+                observer.all.fatal.len(),
+                observer.victim(1, words).is_some()
+            ),
             (0, true)
         );
     }
@@ -517,26 +555,36 @@ mod tests {
         let quits = "active 5; Cmd:quit -t 1; end 691";
         assert!(!observed(quits).is_ending(1), "a client is there");
         assert!(observed(&format!("{quits}; gone 5")).is_ending(1));
-        assert!(!observed("end 691; gone 5").is_ending(1), "only the server ends");
+        assert!(
+            !observed("end 691; gone 5").is_ending(1),
+            "only the server ends"
+        );
     }
 
     fn child(line: &str) -> (Child, i32) {
         let mut command = Command::new("/bin/sh");
-        let child = command.args(["-c", line]).stdin(Stdio::piped()).spawn().unwrap();
+        let child = command
+            .args(["-c", line])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
         let pid = child.id().cast_signed();
         (child, pid)
     }
 
     /// How many descriptors wake within `ms`.
     fn woken(watch: &ClientWatch, ms: u16) -> i32 {
-        let fds = watch.descriptors().map(|fd| PollFd::new(fd, PollFlags::empty()));
+        let fds = watch
+            .descriptors()
+            .map(|fd| PollFd::new(fd, PollFlags::empty()));
         poll(&mut fds.collect::<Vec<_>>(), PollTimeout::from(ms)).unwrap()
     }
 
     #[test]
     fn a_client_that_a_signal_ended_is_told_once_it_has_been_waited_for() {
         let mut watch = ClientWatch::default();
-        let ((mut victim, killed), (mut well, other)) = (child("read x"), child("read x; exit 137"));
+        let ((mut victim, killed), (mut well, other)) =
+            (child("read x"), child("read x; exit 137"));
         for pid in [killed, other, 0, -1, i32::MAX] {
             watch.take(&Event::NewClient(pid));
             watch.take(&Event::Active(pid));
@@ -556,8 +604,18 @@ mod tests {
         }
         assert_eq!(woken(&watch, 5000), 2);
         let signal = 9;
-        assert_eq!(watch.killed(), [Killed { pid: killed, signal }]);
+        assert_eq!(
+            watch.killed(),
+            [Killed {
+                pid: killed,
+                signal
+            }]
+        );
         watch.take(&Event::NewClient(killed));
-        assert_eq!((watch.killed(), watch.descriptors().count()), (vec![], 0), "gone");
+        assert_eq!(
+            (watch.killed(), watch.descriptors().count()),
+            (vec![], 0),
+            "gone"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Programs of a job that use its GPUs outside its MPS. CUDA gives them no error, and they miss the job's limits
-//! (docs/facts/mps-control.md#clients). NVML lists them.
+//! Programs of a job that use its GPUs outside its MPS. CUDA gives them no error, and they miss the
+//! job's limits (docs/facts/mps-control.md#clients). NVML lists them.
 
 use super::observer::Observer;
 use super::start::Running;
@@ -53,7 +53,8 @@ impl OutsideWatch {
         self.pause = (2 * self.pause).min(LONGEST);
         self.next = Some(Instant::now() + self.pause);
         let ours: Vec<i32> = running.iter().map(|daemon| daemon.child.pid()).collect();
-        let found = nvml().and_then(|nvml| self.gpus.iter().find_map(|gpu| one(spec, nvml, gpu, &ours)));
+        let found =
+            nvml().and_then(|nvml| self.gpus.iter().find_map(|gpu| one(spec, nvml, gpu, &ours)));
         if let Some((pid, gpu)) = found {
             self.next = None;
             keep(&mut observer.all.outside, pid);
@@ -67,18 +68,22 @@ impl OutsideWatch {
     }
 }
 
-/// A process of the job on `gpu` that is neither a client nor a server of the control daemons `ours`. Without a cgroup that names
-/// its job, its user decides.
+/// A process of the job on `gpu` that is neither a client nor a server of the control daemons
+/// `ours`. Without a cgroup that names its job, its user decides.
 fn one(spec: &Spec, nvml: Nvml, gpu: &GpuUuid, ours: &[i32]) -> Option<(i32, GpuUuid)> {
     let job = JobId::parse(&spec.job).ok()?;
     let paths = Paths::new(&spec.run, "");
     let record = |job: &JobId| paths.job(job).record();
     let by_sluid = |sluid: &str| record::by_sluid(record, [job.clone(), job.whole()], sluid);
     let is_foreign = |process: &Process| {
-        let is_users = process.uids().is_some_and(|uids| uids.effective == spec.uid);
+        let is_users = process
+            .uids()
+            .is_some_and(|uids| uids.effective == spec.uid);
         let of = cgroup_name(process).map(|name| name.job(&by_sluid));
         let is_jobs = of.is_none_or(|of| of.is_some_and(|of| of == job || job.belongs_to(&of)));
-        let is_server = process.stat().is_none_or(|stat| ours.contains(&stat.parent));
+        let is_server = process
+            .stat()
+            .is_none_or(|stat| ours.contains(&stat.parent));
         is_users && is_jobs && !is_server
     };
     let listed = nvml.processes(gpu).ok()?.into_iter();

@@ -1,5 +1,6 @@
-//! Static partitions: the commands that make them, and the answers that must follow. Pure. By NVIDIA's documentation, not
-//! verified (docs/facts/mps-control.md#static-partitions): any other answer is an error.
+//! Static partitions: the commands that make them, and the answers that must follow. Pure. By
+//! NVIDIA's documentation, not verified (docs/facts/mps-control.md#static-partitions): any other
+//! answer is an error.
 
 use super::dialogue::BRACKET;
 use crate::job::spec::Unready;
@@ -10,7 +11,8 @@ use std::collections::BTreeSet;
 pub const LIST: &str = "lspart\n";
 const NO_ROOM: &str = "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION";
 
-/// The session that makes them. An answer may be missing or have several lines, so each is followed by the bracket's.
+/// The session that makes them. An answer may be missing or have several lines, so each is followed
+/// by the bracket's.
 pub fn commands(partitions: &[Partition]) -> String {
     let add = |one: &Partition| format!("sm_partition add {} {}\n{BRACKET}\n", one.gpu, one.chunks);
     partitions.iter().map(add).collect()
@@ -18,10 +20,15 @@ pub fn commands(partitions: &[Partition]) -> String {
 
 /// The partitions with the ids from the answers to [`commands`]. Refused: a GPU has too few chunks.
 pub fn made(partitions: &[Partition], answers: &str) -> Result<Vec<Partition>, Unready> {
-    let mut answers = answers.lines().map(str::trim).filter(|line| !line.is_empty());
+    let mut answers = answers
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty());
     let mut ids = BTreeSet::new();
     let mut one = |partition: &Partition| {
-        let said = answers.by_ref().take_while(|line| line.parse::<f64>().is_err());
+        let said = answers
+            .by_ref()
+            .take_while(|line| line.parse::<f64>().is_err());
         let said = said.collect::<Vec<_>>().join(" ");
         // With and without the words around it.
         let rest = said.strip_prefix("Partition ");
@@ -49,13 +56,14 @@ fn not_made(partition: &Partition, said: &str) -> Unready {
     ))
 }
 
-/// Checks the answer to [`LIST`]: each partition has its chunks, and at least its multiprocessors. A GPU's last one may have more.
+/// Checks the answer to [`LIST`]: each partition has its chunks, and at least its multiprocessors.
+/// A GPU's last one may have more.
 pub fn check(partitions: &[Partition], answer: &str) -> Result<(), Unready> {
     partitions.iter().try_for_each(|one| listed(one, answer))
 }
 
-/// A row is `GPU-74d43ed3 <id> - 7 - 56 Yes`: part of the UUID, id, free and used chunks, free and used multiprocessors,
-/// clients. A value that does not apply is `-`, or left out.
+/// A row is `GPU-74d43ed3 <id> - 7 - 56 Yes`: part of the UUID, id, free and used chunks, free and
+/// used multiprocessors, clients. A value that does not apply is `-`, or left out.
 fn listed(partition: &Partition, answer: &str) -> Result<(), Unready> {
     let Partition {
         rank, sms, chunks, ..
@@ -64,14 +72,18 @@ fn listed(partition: &Partition, answer: &str) -> Result<(), Unready> {
         let mut words = line.split_whitespace().filter(|word| *word != "-");
         let (gpu, id) = (words.next()?, words.next()?);
         let row: (u32, u32) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        let same = gpu.starts_with("GPU-") && partition.gpu.as_str().starts_with(gpu) && id == partition.id;
+        let same = gpu.starts_with("GPU-")
+            && partition.gpu.as_str().starts_with(gpu)
+            && id == partition.id;
         same.then_some(row)
     };
     match answer.lines().find_map(row) {
         Some((used, has)) if used == *chunks && has >= *sms => Ok(()),
         Some((used, has)) if used == *chunks => Err(Unready::Refused {
             what: "MPS_SMS".to_owned(),
-            why: format!("the {chunks} chunks of rank {rank} have {has} multiprocessors, not {sms}"),
+            why: format!(
+                "the {chunks} chunks of rank {rank} have {has} multiprocessors, not {sms}"
+            ),
             allowed: "a GPU with larger chunks".to_owned(),
         }),
         _ => Err(Unready::Failed(format!(
@@ -120,7 +132,8 @@ mod tests {
 
     #[test]
     fn too_few_chunks_are_refused_and_any_other_answer_fails() {
-        let no_room = format!("{GPU}/Dx4AAA\n100.0\nFailed to fulfill it, error {NO_ROOM}\n100.0\n");
+        let no_room =
+            format!("{GPU}/Dx4AAA\n100.0\nFailed to fulfill it, error {NO_ROOM}\n100.0\n");
         let refused = ids(&no_room).unwrap_err();
         assert!(matches!(refused, Unready::Refused { .. }), "{refused}");
         let why = format!("MPS_SMS: {GPU} has no 16 multiprocessors left for rank 1");

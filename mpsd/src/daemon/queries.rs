@@ -1,4 +1,5 @@
-//! Asks control daemons for their servers, clients and limits, for `mpsctl status`. Every answer is the user's word.
+//! Asks control daemons for their servers, clients and limits, for `mpsctl status`. Every answer is
+//! the user's word.
 
 use super::dialogue::{self, InForce};
 use super::{door, session};
@@ -20,7 +21,8 @@ const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
 const LONGEST_PID: u64 = 16;
 const MOST_SERVERS: usize = 4;
 const MOST_CLIENTS: usize = 1024;
-/// Shortest name of a GPU in `ps`: `GPU-` and eight digits (docs/facts/mps-control.md#the-command-session).
+/// Shortest name of a GPU in `ps`: `GPU-` and eight digits
+/// (docs/facts/mps-control.md#the-command-session).
 const SHORTEST_NAME: usize = 12;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,7 +67,8 @@ pub struct Client {
 
 type Answer = Result<DaemonAnswer, AnswerError>;
 
-/// Asks each control daemon of a job through the vendor's program `control`. `mpsd` tells which limits should hold now.
+/// Asks each control daemon of a job through the vendor's program `control`. `mpsd` tells which
+/// limits should hold now.
 pub fn ask_all(control: &Path, daemons: &[Daemon], limit: Duration) -> Vec<Answer> {
     let (owner, now) = (door::owner(daemons), door::now(daemons));
     let both = daemons.iter().zip(&now);
@@ -75,8 +78,8 @@ pub fn ask_all(control: &Path, daemons: &[Daemon], limit: Duration) -> Vec<Answe
     both.map(ask).collect()
 }
 
-/// Whether the job's control daemon, a child of the `mpsd` with the pid `owner`, does not serve `pipe`. Without an `mpsd` this is not
-/// known.
+/// Whether the job's control daemon, a child of the `mpsd` with the pid `owner`, does not serve
+/// `pipe`. Without an `mpsd` this is not known.
 fn out_of_reach(pipe: &Path, owner: Option<i32>) -> Option<AnswerError> {
     let owner = owner?;
     let is_absent = |error: std::io::Error| error.kind() == ErrorKind::NotFound;
@@ -125,7 +128,11 @@ fn ask(control: &Path, begun: &Daemon, daemon: &Daemon, limit: Duration) -> Answ
         limits: dialogue::in_force(begun, daemon, &limits),
         ..DaemonAnswer::default()
     };
-    for pid in say("get_server_list\n")?.numbers().into_iter().take(MOST_SERVERS) {
+    for pid in say("get_server_list\n")?
+        .numbers()
+        .into_iter()
+        .take(MOST_SERVERS)
+    {
         let answer = say(&format!("get_server_status {pid}\nget_client_list {pid}\n"))?;
         let (state, clients) = answer.text.split_once('\n').unwrap_or((&answer.text, ""));
         let state = one_line(state.trim(), 40);
@@ -144,7 +151,8 @@ fn ask(control: &Path, begun: &Daemon, daemon: &Daemon, limit: Duration) -> Answ
     Ok(all)
 }
 
-/// Enters the GPUs that the table of `ps` names. Its last column is the clients' own text, so this reads only the first words.
+/// Enters the GPUs that the table of `ps` names. Its last column is the clients' own text, so this
+/// reads only the first words.
 fn place(clients: &mut [Client], table: &str, gpus: &[GpuUuid]) {
     for row in table.lines() {
         let words: Vec<&str> = row.split_ascii_whitespace().take(4).collect();
@@ -174,7 +182,11 @@ mod tests {
             gpu: None,
         });
         let gpus = [GPU, "GPU-7dbe9b56-f73b-eee7-0000-000000000000"];
-        place(&mut clients, table, &gpus.map(|gpu| GpuUuid::parse(gpu).unwrap()));
+        place(
+            &mut clients,
+            table,
+            &gpus.map(|gpu| GpuUuid::parse(gpu).unwrap()),
+        );
         clients.map(|client| client.gpu)
     }
 

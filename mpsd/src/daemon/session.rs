@@ -1,4 +1,5 @@
-//! One session with a control daemon: the vendor's own program, with commands on its standard input and a deadline.
+//! One session with a control daemon: the vendor's own program, with commands on its standard input
+//! and a deadline.
 
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
@@ -59,15 +60,23 @@ pub fn program(control: &Path, daemon: &Daemon) -> Spawn {
     program
 }
 
-/// Sends `commands` to the control daemon of `daemon` through the vendor's program `control`, and waits for the answer. A
-/// program that does not end within `limit` is killed and reaped: the daemon or its server hangs.
-pub fn say(control: &Path, daemon: &Daemon, commands: &str, limit: Duration) -> Result<Answer, String> {
+/// Sends `commands` to the control daemon of `daemon` through the vendor's program `control`, and
+/// waits for the answer. A program that does not end within `limit` is killed and reaped: the
+/// daemon or its server hangs.
+pub fn say(
+    control: &Path,
+    daemon: &Daemon,
+    commands: &str,
+    limit: Duration,
+) -> Result<Answer, String> {
     let first = commands.lines().next().unwrap_or("");
     if limit.is_zero() {
         return Err(format!("there was no time left to ask '{first}'"));
     }
     let mut program = program(control, daemon);
-    program.input(commands.as_bytes()).map_err(|e| e.to_string())?;
+    program
+        .input(commands.as_bytes())
+        .map_err(|e| e.to_string())?;
     let ended = program.run(Deadline::after(limit), LONGEST_ANSWER);
     let ended = ended.map_err(|error| match error {
         RunError::Start(error) => error.to_string(),
@@ -82,7 +91,9 @@ pub fn say(control: &Path, daemon: &Daemon, commands: &str, limit: Duration) -> 
             let ms = waited.as_millis();
             format!("no answer to '{first}' within {ms} ms: the control daemon or its server hangs")
         }
-        RunError::Killed { why, .. } => format!("no answer to '{first}': the vendor's program {why}"),
+        RunError::Killed { why, .. } => {
+            format!("no answer to '{first}': the vendor's program {why}")
+        }
     })?;
     Ok(Answer {
         exit: ended.exit,
@@ -101,7 +112,11 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let program = dir.path().join("control");
             std::fs::write(&program, "#!/bin/sh\nexec sleep 60\n").unwrap();
-            std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+            std::fs::set_permissions(
+                &program,
+                std::os::unix::fs::PermissionsExt::from_mode(0o755),
+            )
+            .unwrap();
             say(&program, &Daemon::default(), "get_server_list\n", limit).unwrap_err()
         };
         assert_eq!(

@@ -1,5 +1,6 @@
-//! Sets other limits while the job runs, for its owner ([`super::door`]), within root's ceilings. They hold for clients that
-//! connect later (docs/facts/mps-control.md#limits-of-a-running-server). Each is read back.
+//! Sets other limits while the job runs, for its owner ([`super::door`]), within root's ceilings.
+//! They hold for clients that connect later (docs/facts/mps-control.md#limits-of-a-running-server).
+//! Each is read back.
 
 use super::dialogue::{self, LimitScope};
 use super::session;
@@ -11,13 +12,19 @@ use mpsd_core::observations::LimitSet;
 use mpsd_core::record::{ClientLimits, Daemon};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Longest time to set limits, half of [`super::door::TIME`]: `mpsd` watches nothing else meanwhile.
+/// Longest time to set limits, half of [`super::door::TIME`]: `mpsd` watches nothing else
+/// meanwhile.
 const PATIENCE: Duration = Duration::from_secs(4);
 const MOST_SERVERS: usize = 4;
 
-/// Sets `wanted` on the daemons of its GPUs, all or none. Returns the changes for the report. Refused: it is more than the job
-/// may have. Failed: a daemon did not do it, and all got their earlier limits back.
-pub fn set(spec: &Spec, running: &mut [Running], wanted: &ClientLimits) -> Result<Vec<LimitSet>, Unready> {
+/// Sets `wanted` on the daemons of its GPUs, all or none. Returns the changes for the report.
+/// Refused: it is more than the job may have. Failed: a daemon did not do it, and all got their
+/// earlier limits back.
+pub fn set(
+    spec: &Spec,
+    running: &mut [Running],
+    wanted: &ClientLimits,
+) -> Result<Vec<LimitSet>, Unready> {
     allowed(spec, running, wanted)?;
     let end = Deadline::after(PATIENCE);
     let before: Vec<Daemon> = running.iter().map(|one| one.daemon.clone()).collect();
@@ -35,7 +42,8 @@ pub fn set(spec: &Spec, running: &mut [Running], wanted: &ClientLimits) -> Resul
     Ok(changes(&before, wanted))
 }
 
-/// Undoes `wanted` at `daemon`. No command removes a limit. But a job without a limit has no ceiling, so the highest value will do.
+/// Undoes `wanted` at `daemon`. No command removes a limit. But a job without a limit has no
+/// ceiling, so the highest value will do.
 fn as_before(spec: &Spec, daemon: &Daemon, wanted: &ClientLimits) -> Daemon {
     let own = daemon.limits();
     let most = |(gpu, _): &(GpuUuid, u64)| Some((gpu.clone(), spec.most.memory_of(gpu)?));
@@ -68,7 +76,11 @@ fn allowed(spec: &Spec, running: &[Running], wanted: &ClientLimits) -> Result<()
     }
     if let Some(threads) = wanted.threads {
         let what = format!("--threads {threads}");
-        if spec.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
+        if spec
+            .daemons
+            .iter()
+            .any(|daemon| !daemon.partitions.is_empty())
+        {
             let why = "the job's ranks have multiprocessors of their own (MPS_SMS), and NVIDIA's daemon ignores percentages then";
             return refuse(what, why, "--mem".to_owned());
         }
@@ -80,7 +92,13 @@ fn allowed(spec: &Spec, running: &[Running], wanted: &ClientLimits) -> Result<()
     for (gpu, mib) in &wanted.memory {
         let what = format!("--mem {gpu}={mib}M");
         match spec.most.memory_of(gpu) {
-            None => return refuse(what, "the job has no such GPU here", "its own GPUs".to_owned()),
+            None => {
+                return refuse(
+                    what,
+                    "the job has no such GPU here",
+                    "its own GPUs".to_owned(),
+                );
+            }
             Some(most) if *mib > most => {
                 let why = "it is more than this site's ceiling, or than the GPU has";
                 return refuse(what, why, format!("at most {most}M"));
@@ -100,7 +118,9 @@ fn tell(spec: &Spec, daemon: &Daemon, end: Deadline) -> Result<(), String> {
         Ok(answer) if answer.nobody_listens() => Err("the control daemon has ended".to_owned()),
         answer => answer,
     };
-    let told = |scope: LimitScope| dialogue::check(scope, daemon, &say(&dialogue::set(scope, daemon))?.text);
+    let told = |scope: LimitScope| {
+        dialogue::check(scope, daemon, &say(&dialogue::set(scope, daemon))?.text)
+    };
     told(LimitScope::NextServers)?;
     // This list comes later, because a server that starts in between has the new limits.
     let servers = say("get_server_list\n")?.numbers();
@@ -109,7 +129,9 @@ fn tell(spec: &Spec, daemon: &Daemon, end: Deadline) -> Result<(), String> {
 }
 
 fn changes(before: &[Daemon], wanted: &ClientLimits) -> Vec<LimitSet> {
-    let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let at = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     let set = |limit: String, from: Option<String>, to: String| LimitSet {
         limit,
         from,
@@ -122,12 +144,15 @@ fn changes(before: &[Daemon], wanted: &ClientLimits) -> Vec<LimitSet> {
         set(limit, from.map(|from| from.to_string()), to.to_string())
     });
     let memory = wanted.memory.iter().map(|(gpu, to)| {
-        let from = before.iter().find_map(|daemon| daemon.limits().memory_of(gpu));
+        let from = before
+            .iter()
+            .find_map(|daemon| daemon.limits().memory_of(gpu));
         let limit = format!("{}{gpu}", LimitSet::MEMORY);
         set(limit, from.map(|from| format!("{from}M")), format!("{to}M"))
     });
     let all = threads.into_iter().chain(memory);
-    all.filter(|set| set.from.as_ref() != Some(&set.to)).collect()
+    all.filter(|set| set.from.as_ref() != Some(&set.to))
+        .collect()
 }
 
 #[cfg(test)]
@@ -146,7 +171,12 @@ mod tests {
         };
         let mut spec: Spec = serde_json::from_str(EARLIER).unwrap();
         let refused = set(&spec, &mut [], &wanted);
-        assert!(refused.unwrap_err().to_string().contains("says no ceilings"));
+        assert!(
+            refused
+                .unwrap_err()
+                .to_string()
+                .contains("says no ceilings")
+        );
         spec.most.threads = "100".parse().ok();
         assert_eq!(set(&spec, &mut [], &wanted).map(|set| set.len()), Ok(1));
         spec.most.threads = "50".parse().ok();

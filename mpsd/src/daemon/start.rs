@@ -60,13 +60,23 @@ impl Running {
         ReadyDaemon {
             control: self.child.pid(),
             server: self.server.unwrap_or(0),
-            partitions: self.daemon.partitions.iter().map(|one| one.id.clone()).collect(),
+            partitions: self
+                .daemon
+                .partitions
+                .iter()
+                .map(|one| one.id.clone())
+                .collect(),
         }
     }
 }
 
-/// Returns when every daemon has proved its limits. A failure ends all. `tell` comes before that, because root may not wait so long.
-pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&Unready)) -> Result<Vec<Running>, Unready> {
+/// Returns when every daemon has proved its limits. A failure ends all. `tell` comes before that,
+/// because root may not wait so long.
+pub fn all(
+    spec: &Spec,
+    events: &mut Events,
+    tell: impl FnOnce(&Unready),
+) -> Result<Vec<Running>, Unready> {
     let mut running = Vec::new();
     let Err(reason) = bring_up(spec, events, &mut running) else {
         return Ok(running);
@@ -81,9 +91,18 @@ fn with_cause(reason: Unready, running: &mut [Running]) -> Unready {
     let Unready::Failed(mut why) = reason else {
         return reason;
     };
-    let is_cause = |line: &&String| ["Failed", "rror", "fatal"].iter().any(|word| line.contains(word));
-    running.iter_mut().for_each(|daemon| drop(daemon.tail.lines()));
-    let lines: Vec<String> = running.iter().flat_map(|daemon| daemon.tail.last()).collect();
+    let is_cause = |line: &&String| {
+        ["Failed", "rror", "fatal"]
+            .iter()
+            .any(|word| line.contains(word))
+    };
+    running
+        .iter_mut()
+        .for_each(|daemon| drop(daemon.tail.lines()));
+    let lines: Vec<String> = running
+        .iter()
+        .flat_map(|daemon| daemon.tail.last())
+        .collect();
     let cause = lines.iter().rev().find(is_cause);
     if let Some((_, message)) = cause.and_then(|line| line.split_once("] ")) {
         why += &format!(" (its log: {})", one_line(message, 120));
@@ -121,7 +140,10 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
             let why = format!("not ready after {} ms: {stuck}", spec.start_ms);
             return Err(why.into());
         }
-        if events.wait(Some(if again { RETRY } else { left }), &ClientWatch::default())? {
+        if events.wait(
+            Some(if again { RETRY } else { left }),
+            &ClientWatch::default(),
+        )? {
             return Err("ended by a signal while starting".to_owned().into());
         }
     }
@@ -141,7 +163,11 @@ pub fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Runnin
     let fail = |why: String| format!("the control daemon does not start: {why}");
     let mut program = session::program(&spec.control, daemon);
     let partitions = (!daemon.partitions.is_empty()).then_some(STATIC);
-    program.args = ["-f"].into_iter().chain(partitions).map(Into::into).collect();
+    program.args = ["-f"]
+        .into_iter()
+        .chain(partitions)
+        .map(Into::into)
+        .collect();
     program.stderr = Some(log.try_clone().map_err(|e| fail(e.to_string()))?.into());
     program.stdout = Some(log.into());
     let child = program.start(Deadline::after_ms(spec.start_ms));
@@ -158,7 +184,12 @@ pub fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Runnin
 }
 
 /// True: try again after [`RETRY`], without an event.
-pub fn advance(spec: &Spec, running: &mut Running, may_start: bool, end: Deadline) -> Result<bool, Unready> {
+pub fn advance(
+    spec: &Spec,
+    running: &mut Running,
+    may_start: bool,
+    end: Deadline,
+) -> Result<bool, Unready> {
     running.lines();
     if let Some(end) = running.child.try_wait() {
         running.lines();
@@ -174,7 +205,8 @@ pub fn advance(spec: &Spec, running: &mut Running, may_start: bool, end: Deadlin
             Ok(false)
         };
     }
-    // `NEW SERVER n: Ready` means ACTIVE, and costs no session (docs/facts/mps-control.md#when-a-server-is-ready).
+    // `NEW SERVER n: Ready` means ACTIVE, and costs no session
+    // (docs/facts/mps-control.md#when-a-server-is-ready).
     let ready = running.proof.server().filter(|_| running.server.is_none());
     if let Some(server) = ready {
         running.proof.confirms(&running.daemon)?;
@@ -183,7 +215,8 @@ pub fn advance(spec: &Spec, running: &mut Running, may_start: bool, end: Deadlin
     Ok(false)
 }
 
-/// A driver before static partitions rejects `-S` (recorded on 580, docs/facts/mps-control.md#starting).
+/// A driver before static partitions rejects `-S` (recorded on 580,
+/// docs/facts/mps-control.md#starting).
 fn without_partitions() -> Unready {
     Unready::Refused {
         what: "MPS_SMS".to_owned(),
@@ -197,7 +230,8 @@ fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unread
         return Ok(false);
     }
     let limit = || spec.command_time().min(end.remaining());
-    let say = |daemon: &Daemon, commands: &str| session::say(&spec.control, daemon, commands, limit());
+    let say =
+        |daemon: &Daemon, commands: &str| session::say(&spec.control, daemon, commands, limit());
     let wanted = &running.daemon.partitions;
     if wanted.iter().any(|one| one.name().is_none()) {
         let answer = say(&running.daemon, &partitions::commands(wanted))?;
@@ -218,7 +252,8 @@ fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unread
     Ok(true)
 }
 
-/// Ends a daemon by SIGTERM, then SIGKILL. Both end its server too (docs/facts/mps-control.md#crashes-and-hangs).
+/// Ends a daemon by SIGTERM, then SIGKILL. Both end its server too
+/// (docs/facts/mps-control.md#crashes-and-hangs).
 pub fn end(running: &mut Running) {
     running.child.signal(Signal::SIGTERM);
     if running.child.wait(Deadline::after(GRACE)).is_none() {

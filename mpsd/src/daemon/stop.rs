@@ -1,5 +1,6 @@
-//! The polite rung of an end; each command has a deadline. Killing a client with work in flight is undefined for all others,
-//! so `terminate_client` comes first. `quit` waits for clients (docs/facts/mps-control.md#crashes-and-hangs).
+//! The polite rung of an end; each command has a deadline. Killing a client with work in flight is
+//! undefined for all others, so `terminate_client` comes first. `quit` waits for clients
+//! (docs/facts/mps-control.md#crashes-and-hangs).
 
 use super::session::{self, Answer};
 use crate::job::spec::Spec;
@@ -11,7 +12,8 @@ const FORCED_QUIT_S: u64 = 1;
 
 pub fn all(spec: &Spec) -> Result<(), String> {
     let all = spec.daemons.iter().enumerate();
-    let failed = all.filter_map(|(place, daemon)| one(spec, daemon, spec.servers.get(place).copied()).err());
+    let failed =
+        all.filter_map(|(place, daemon)| one(spec, daemon, spec.servers.get(place).copied()).err());
     let failed: Vec<String> = failed.collect();
     match failed.is_empty() {
         true => Ok(()),
@@ -21,10 +23,11 @@ pub fn all(spec: &Spec) -> Result<(), String> {
 
 fn one(spec: &Spec, daemon: &Daemon, known: Option<i32>) -> Result<(), String> {
     let limit = spec.command_time();
-    let say = |commands: &str, limit: Duration| session::say(&spec.control, daemon, commands, limit);
+    let say =
+        |commands: &str, limit: Duration| session::say(&spec.control, daemon, commands, limit);
     let servers = "get_server_list\n";
-    // Usually only that server is there, without clients, and one session is enough. Answers have no delimiters, so after any
-    // other answer each question has its own session.
+    // Usually only that server is there, without clients, and one session is enough. Answers have
+    // no delimiters, so after any other answer each question has its own session.
     let answer = match known {
         Some(server) => say(&format!("get_client_list {server}\n{servers}"), limit)?,
         None => say(servers, limit)?,
@@ -50,12 +53,19 @@ pub fn clients(spec: &Spec, meant: &[i32]) -> Result<usize, String> {
     let mut ended = 0;
     for daemon in &spec.daemons {
         let say = |commands: &str| session::say(&spec.control, daemon, commands, limit);
-        ended += end_those(&say("get_server_list\n")?, |client| meant.contains(&client), say)?;
+        ended += end_those(
+            &say("get_server_list\n")?,
+            |client| meant.contains(&client),
+            say,
+        )?;
     }
     Ok(ended)
 }
 
-fn end_clients(servers: &Answer, say: impl Fn(&str) -> Result<Answer, String>) -> Result<(), String> {
+fn end_clients(
+    servers: &Answer,
+    say: impl Fn(&str) -> Result<Answer, String>,
+) -> Result<(), String> {
     end_those(servers, |_| true, say).map(drop)
 }
 
@@ -84,14 +94,17 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use tempfile::TempDir;
 
-    /// What an end tells a control daemon that answers `clients` to the first question, a line for each session. Server 691 is
-    /// proved.
+    /// What an end tells a control daemon that answers `clients` to the first question, a line for
+    /// each session. Server 691 is proved.
     fn told(clients: &str, known: &[i32]) -> Vec<String> {
         told_in(&tempfile::tempdir().unwrap(), clients, known)
     }
 
     fn told_in(directory: &TempDir, clients: &str, known: &[i32]) -> Vec<String> {
-        let (control, said) = (directory.path().join("control"), directory.path().join("said"));
+        let (control, said) = (
+            directory.path().join("control"),
+            directory.path().join("said"),
+        );
         let script = format!(
             "#!/bin/sh\nwords=$(cat | tr '\\n' ' ')\necho \"$words\" >> '{}'\ncase \"$words\" in\n\
          'get_client_list 691 get_server_list ') printf '{clients}' ;;\n\
@@ -99,7 +112,11 @@ mod tests {
             said.display()
         );
         std::fs::write(&control, script).unwrap();
-        std::fs::set_permissions(&control, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::set_permissions(
+            &control,
+            std::os::unix::fs::PermissionsExt::from_mode(0o755),
+        )
+        .unwrap();
         let dir = |name| directory.path().join(name);
         let spec = serde_json::json!({"job": "1", "uid": 0, "control": control, "nvml": "", "servers": known,
             "daemons": [{"gpus": [], "pipe": dir("pipe"), "log": dir("log")}],
@@ -107,7 +124,9 @@ mod tests {
         let spec: Spec = serde_json::from_value(spec).unwrap();
         all(&spec).unwrap();
         let said = std::fs::read_to_string(said).unwrap();
-        said.lines().map(|line| line.trim_end().to_owned()).collect()
+        said.lines()
+            .map(|line| line.trim_end().to_owned())
+            .collect()
     }
 
     #[test]
@@ -129,7 +148,8 @@ mod tests {
         }
     }
 
-    /// Its answer to `quit` proves nothing: it waits for its clients, and a server that hangs holds it up.
+    /// Its answer to `quit` proves nothing: it waits for its clients, and a server that hangs holds
+    /// it up.
     #[test]
     fn a_daemon_that_still_listens_after_quit_is_told_to_end_by_force() {
         let directory = tempfile::tempdir().unwrap();

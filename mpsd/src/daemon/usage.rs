@@ -1,8 +1,8 @@
-//! What the job's GPUs do while it has clients, for its report. The driver counts, and a look asks it: often at first, so that a
-//! short job has figures, and later every ten seconds.
+//! What the job's GPUs do while it has clients, for its report. The driver counts, and a look asks
+//! it: often at first, so that a short job has figures, and later every ten seconds.
 //!
-//! A look is a few calls of NVML for each GPU, without a process or thread of its own. An end does not wait for one: the last look
-//! is when the last client leaves.
+//! A look is a few calls of NVML for each GPU, without a process or thread of its own. An end does
+//! not wait for one: the last look is when the last client leaves.
 
 use crate::job::spec::Spec;
 use crate::node::nvml::{GpuCounters, LookEnd, Nvml};
@@ -10,9 +10,11 @@ use mpsd_core::GpuUuid;
 use mpsd_core::usage::{BUCKETS, GpuUsage, Usage};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// From the first client to the first look: the client's context must not wait for our call in the driver.
+/// From the first client to the first look: the client's context must not wait for our call in the
+/// driver.
 const FIRST: Duration = Duration::from_secs(1);
-/// Longest time between two looks: the driver's buffer of samples is longer (docs/facts/mps-control.md#what-the-driver-counts).
+/// Longest time between two looks: the driver's buffer of samples is longer
+/// (docs/facts/mps-control.md#what-the-driver-counts).
 const PERIOD: Duration = Duration::from_secs(10);
 /// Shortest time between two looks when clients come and go.
 const LEAST: Duration = Duration::from_secs(1);
@@ -36,7 +38,10 @@ impl UsageWatch {
         let gpus: Vec<_> = gpus.filter(|_| spec.usage).collect();
         Self {
             recorder: Recorder::of(&gpus),
-            gpus: gpus.into_iter().map(|gpu| (gpu, LookEnd::default())).collect(),
+            gpus: gpus
+                .into_iter()
+                .map(|gpu| (gpu, LookEnd::default()))
+                .collect(),
             clients: 0,
             since: Instant::now(),
             next: None,
@@ -95,7 +100,9 @@ impl UsageWatch {
 }
 
 fn since_1970() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
 }
 
 fn now_ms() -> u64 {
@@ -240,7 +247,11 @@ impl Recorder {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 100")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "0 to 100"
+)]
 fn thousandths(percent: f64) -> u64 {
     (percent * 1000.0).round() as u64
 }
@@ -305,7 +316,10 @@ mod tests {
         let gpu = &usage.gpus[0];
         assert_eq!((gpu.busy_percent, gpu.samples), (Some(30), 8640));
         assert!(gpu.busy.len() <= BUCKETS);
-        assert_eq!((gpu.busy[0], *gpu.busy.last().unwrap()), (Some(20), Some(40)));
+        assert_eq!(
+            (gpu.busy[0], *gpu.busy.last().unwrap()),
+            (Some(20), Some(40))
+        );
         assert_eq!(usage.clients[0], 4);
     }
 
@@ -314,7 +328,10 @@ mod tests {
         let mut recorder = recorder();
         recorder.clients(1, BEGAN);
         recorder.count(0, &busy(&[(10, 50), (20, 100), (900, 10)]));
-        assert_eq!(recorder.usage().gpus[0].busy, [Some(75), None, None, Some(10)]);
+        assert_eq!(
+            recorder.usage().gpus[0].busy,
+            [Some(75), None, None, Some(10)]
+        );
     }
 
     #[test]
@@ -355,6 +372,9 @@ mod tests {
                 },
             );
         }
-        assert!(recorder.usage().clients.len() <= BUCKETS && recorder.usage().gpus[0].busy.len() <= BUCKETS);
+        assert!(
+            recorder.usage().clients.len() <= BUCKETS
+                && recorder.usage().gpus[0].busy.len() <= BUCKETS
+        );
     }
 }

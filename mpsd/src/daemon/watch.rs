@@ -1,4 +1,5 @@
-//! Watches over ready daemons. What happens to them is written into the user's log and the observations.
+//! Watches over ready daemons. What happens to them is written into the user's log and the
+//! observations.
 
 use super::comeback::Comeback;
 use super::dialogue::{self, Event, InForce};
@@ -20,11 +21,17 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Shortest time between two readings of one daemon's limits, so that its owner cannot keep us busy.
+/// Shortest time between two readings of one daemon's limits, so that its owner cannot keep us
+/// busy.
 const LIMITS_PERIOD: Duration = Duration::from_secs(10);
 const LIMITS_PATIENCE: Duration = Duration::from_secs(1);
 
-pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events, observer: &mut Observer) {
+pub fn until_the_end(
+    spec: &Spec,
+    mut running: Vec<Running>,
+    events: &mut Events,
+    observer: &mut Observer,
+) {
     let mut memory = MemoryWatch::new(spec);
     let mut limits = LimitWatch::default();
     let mut clients = ClientWatch::default();
@@ -130,8 +137,9 @@ fn serve(
     let _ = door::send(&stream, &answer.map(|()| set::limits(spec, running)));
 }
 
-/// Ends the server of `daemon` if its next client could get the error of one that a signal ended (719). The daemon starts a new
-/// server for that client, with the same limits. Static partitions may belong to a server, so it stays.
+/// Ends the server of `daemon` if its next client could get the error of one that a signal ended
+/// (719). The daemon starts a new server for that client, with the same limits. Static partitions
+/// may belong to a server, so it stays.
 fn replace_server(daemon: &Running, observer: &mut Observer) {
     let control = daemon.child.pid();
     if !observer.needs_new_server(control) || !daemon.daemon.partitions.is_empty() {
@@ -139,7 +147,10 @@ fn replace_server(daemon: &Running, observer: &mut Observer) {
     }
     let server = observer.server(control).or(daemon.server());
     let table = ProcessTable::scan().unwrap_or_default();
-    let of_daemon = table.descendants(control).into_iter().map(|entry| entry.stat.id);
+    let of_daemon = table
+        .descendants(control)
+        .into_iter()
+        .map(|entry| entry.stat.id);
     for server in of_daemon.filter(|id| Some(id.pid) == server) {
         if server
             .open()
@@ -218,7 +229,8 @@ fn tell(observer: &mut Observer, daemon: i32, event: Event) {
     }
 }
 
-/// By control daemon: reads its limits again after a command that may have changed them (THREAT-MODEL.md).
+/// By control daemon: reads its limits again after a command that may have changed them
+/// (THREAT-MODEL.md).
 #[derive(Debug, Default)]
 struct LimitWatch(BTreeMap<i32, LimitState>);
 
@@ -301,7 +313,10 @@ mod tests {
         let (first, second) = (Event::ServerToEnd(691), Event::ServerToEnd(692));
         let told = [(1, first), (2, second), (1, Event::ServerExited(691, 0))];
         assert_eq!(last_words(&told), "");
-        let of_another = [(1, Event::ServerToEnd(691)), (2, Event::ServerExited(691, 0))];
+        let of_another = [
+            (1, Event::ServerToEnd(691)),
+            (2, Event::ServerExited(691, 0)),
+        ];
         assert!(last_words(&of_another).contains("server 691 died (status 0)"));
     }
 }

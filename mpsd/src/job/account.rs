@@ -29,7 +29,8 @@ impl Account {
         account
     }
 
-    /// Whether `job` may set a mode: it is alone on the GPU, the mode found was DEFAULT, and the mode `now` is that or ours.
+    /// Whether `job` may set a mode: it is alone on the GPU, the mode found was DEFAULT, and the
+    /// mode `now` is that or ours.
     pub(crate) fn may_set(&self, job: &JobId, now: ComputeMode) -> Result<(), String> {
         if self.users.iter().any(|user| user != job) {
             return Err("another job uses the GPU".into());
@@ -43,9 +44,14 @@ impl Account {
         Ok(())
     }
 
-    /// `job` leaves; `now` is the mode that the GPU has. Returns the mode to restore, if this was the last user. An error is
-    /// a line for the log: the mode stays, since someone else changed it meanwhile.
-    pub(crate) fn leave(&mut self, job: &JobId, now: ComputeMode) -> Result<Option<ComputeMode>, String> {
+    /// `job` leaves; `now` is the mode that the GPU has. Returns the mode to restore, if this was
+    /// the last user. An error is a line for the log: the mode stays, since someone else changed it
+    /// meanwhile.
+    pub(crate) fn leave(
+        &mut self,
+        job: &JobId,
+        now: ComputeMode,
+    ) -> Result<Option<ComputeMode>, String> {
         self.users.remove(job);
         match self.set {
             Some(set) if self.users.is_empty() && now != self.found => match set == now {
@@ -70,7 +76,10 @@ mod tests {
         let [one, two] = ["1", "2"].map(|id| JobId::parse(id).unwrap());
         let alone = Account::join(None, &one, Default);
         assert_eq!(alone.may_set(&one, Default), Ok(()));
-        assert!(alone.may_set(&one, Prohibited).is_err(), "someone else set it");
+        assert!(
+            alone.may_set(&one, Prohibited).is_err(),
+            "someone else set it"
+        );
         let found_exclusive = Account::join(None, &one, ExclusiveProcess);
         assert!(found_exclusive.may_set(&one, ExclusiveProcess).is_err());
         let shared = Account::join(Some(alone), &two, Default);

@@ -1,4 +1,5 @@
-//! The audit trail: lines with fields in the node's log, which say who had MPS on which GPUs, when, and with which limits.
+//! The audit trail: lines with fields in the node's log, which say who had MPS on which GPUs, when,
+//! and with which limits.
 
 use super::case::Job;
 use super::journal::Journal;
@@ -48,11 +49,18 @@ pub fn set(journal: &Journal, limits: &str) -> Entry {
     entry(journal, "set", &line, more)
 }
 
-/// The job's MPS is gone at `now`, seconds since 1970; `None`: it never was ready.
-/// Limits that the job's `mpsd` says were set while it ran are the user's word, so they have a field of their own.
-pub fn ended(journal: &Journal, observed: Option<&Observations>, now: u64, as_before: bool) -> Option<Entry> {
+/// The job's MPS is gone at `now`, seconds since 1970; `None`: it never was ready. Limits that the
+/// job's `mpsd` says were set while it ran are the user's word, so they have a field of their own.
+pub fn ended(
+    journal: &Journal,
+    observed: Option<&Observations>,
+    now: u64,
+    as_before: bool,
+) -> Option<Entry> {
     journal.ready_ms?;
-    let set = observed.into_iter().flat_map(|observed| &observed.limits_set);
+    let set = observed
+        .into_iter()
+        .flat_map(|observed| &observed.limits_set);
     let set = set.map(|set| ("MPSD_SAID_BY_USER_SET", set.to_string()));
     let (is, answer) = match as_before {
         true => ("is", "yes"),
@@ -78,7 +86,11 @@ fn entry(journal: &Journal, event: &str, line: &str, more: Vec<(&'static str, St
         ("MPSD_BEGAN", journal.began.to_string()),
     ];
     fields.extend(journal.gpu_names().into_iter().map(|gpu| ("MPSD_GPU", gpu)));
-    fields.extend(limits(journal).into_iter().map(|limits| ("MPSD_LIMITS", limits)));
+    fields.extend(
+        limits(journal)
+            .into_iter()
+            .map(|limits| ("MPSD_LIMITS", limits)),
+    );
     fields.extend(more);
     let line = format!("job {}: {line}", journal.job);
     Entry { line, fields }

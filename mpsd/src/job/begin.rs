@@ -1,4 +1,5 @@
-//! The begin of a job: [`start`] is all that a prologue does. Each effect of the plan is in the journal before it is done.
+//! The begin of a job: [`start`] is all that a prologue does. Each effect of the plan is in the
+//! journal before it is done.
 
 use super::audit;
 use super::bounds;
@@ -34,8 +35,8 @@ pub enum ReturnWhen {
     Ready,
     /// When it is being started; a process of its own proves it, and the record tells.
     Started,
-    /// As 'ready', for a caller that may stop waiting. The record exists from the first moment. The journal names this
-    /// process, so that an end of the job can end it.
+    /// As 'ready', for a caller that may stop waiting. The record exists from the first moment. The
+    /// journal names this process, so that an end of the job can end it.
     Announced,
 }
 
@@ -49,7 +50,12 @@ pub struct Begun {
 }
 
 /// Gives the job its MPS; a failure leads to what [`outcome`] says.
-pub fn begin<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, when: ReturnWhen) -> Begun {
+pub fn begin<N: Node>(
+    node: &mut N,
+    job: &Job,
+    scheduled: &impl Scheduled,
+    when: ReturnWhen,
+) -> Begun {
     let failed = start(node, job, scheduled, when).err();
     let code = match &failed {
         Some(failed) => outcome::of_failure(node, job, failed, when != ReturnWhen::Announced),
@@ -126,7 +132,11 @@ fn start<N: Node>(
     let carried_out = start.or_undo(node, |start, node| {
         start.tell_tasks(node, RecordState::Starting)?;
         bounds::expect_few_steps(node, job)?;
-        if goes_on { Ok(()) } else { start.carry_out(node) }
+        if goes_on {
+            Ok(())
+        } else {
+            start.carry_out(node)
+        }
     });
     match carried_out {
         Ok(()) => {}
@@ -136,7 +146,10 @@ fn start<N: Node>(
             findings,
             job_ended: false,
             ..
-        }) if start.supposed.is_some() && findings.is_clean() && auto::may_do_without(&job.request) => {
+        }) if start.supposed.is_some()
+            && findings.is_clean()
+            && auto::may_do_without(&job.request) =>
+        {
             drop(start);
             return leave_out(node, job, when, None, &refusal.to_string());
         }
@@ -153,8 +166,9 @@ fn of_script(script: &str) -> Option<String> {
     unasked::own_mps(script).or_else(|| unasked::without_ranks(script))
 }
 
-/// Lets the job run as if it had not asked. Its record says why, because a step may still need MPS, and tasks must know that they
-/// have none. If the record cannot be written, a job without a directory here runs all the same.
+/// Lets the job run as if it had not asked. Its record says why, because a step may still need MPS,
+/// and tasks must know that they have none. If the record cannot be written, a job without a
+/// directory here runs all the same.
 fn leave_out<N: Node>(
     node: &mut N,
     job: &Job,
@@ -171,7 +185,12 @@ fn leave_out<N: Node>(
     let line = Mode::auto_without(why);
     let left = match held {
         Ok(Some(_held)) => {
-            let mut record = Record::closed(id.clone(), job.user.uid, RecordState::Unneeded, line.clone());
+            let mut record = Record::closed(
+                id.clone(),
+                job.user.uid,
+                RecordState::Unneeded,
+                line.clone(),
+            );
             record.request = Some(job.request.clone());
             record.unasked = job.by_site.then(Unasked::default);
             record.warnings.extend((!job.by_site).then(|| line.clone()));
@@ -193,7 +212,8 @@ fn leave_out<N: Node>(
     Ok(())
 }
 
-/// Whether `job` ended during a start that has done nothing yet. If so, removes its directory, because no other end will.
+/// Whether `job` ended during a start that has done nothing yet. If so, removes its directory,
+/// because no other end will.
 fn is_over(node: &mut impl Node, job: &JobId) -> bool {
     let over = node.is_cancelled(job);
     if over && let Err(why) = node.remove_job(job) {
@@ -202,11 +222,16 @@ fn is_over(node: &mut impl Node, job: &JobId) -> bool {
     over
 }
 
-/// Takes down what an earlier prologue of the job left, and locks its directory; `None`: its MPS is already up.
+/// Takes down what an earlier prologue of the job left, and locks its directory; `None`: its MPS is
+/// already up.
 ///
-/// A step's daemon that is ready stays: before Slurm 24.05 a step's callbacks run twice. Torque runs a job's prologue again
-/// without an epilogue in between (docs/facts/pbs.md#sister-nodes).
-fn take_over(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<Option<LockGuard>, FailedStart> {
+/// A step's daemon that is ready stays: before Slurm 24.05 a step's callbacks run twice. Torque
+/// runs a job's prologue again without an epilogue in between (docs/facts/pbs.md#sister-nodes).
+fn take_over(
+    node: &mut impl Node,
+    job: &Job,
+    when: ReturnWhen,
+) -> Result<Option<LockGuard>, FailedStart> {
     let submission = &job.submission;
     let id = &submission.job;
     let held = open(node, job, when)?;
@@ -240,7 +265,8 @@ fn open(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<LockGuard, 
     Ok(held)
 }
 
-/// Gives a start up if its job has ended. The job's epilogue waits for the lock of the start, or has given up on it.
+/// Gives a start up if its job has ended. The job's epilogue waits for the lock of the start, or
+/// has given up on it.
 fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
     if node.is_cancelled(job) {
         let why = "it ended while its MPS was starting";
@@ -249,8 +275,8 @@ fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
     Ok(())
 }
 
-/// Begins the MPS of `plan`, which the job of `member` is the first to share. Returns its journal. The caller has made its directory,
-/// and `held` is its lock.
+/// Begins the MPS of `plan`, which the job of `member` is the first to share. Returns its journal.
+/// The caller has made its directory, and `held` is its lock.
 fn begin_shared(
     node: &mut impl Node,
     member: &Start<'_>,
@@ -259,7 +285,8 @@ fn begin_shared(
 ) -> Result<Journal, FailedStart> {
     if let Some(supposed) = &member.supposed {
         let (_, now) = supposed.plan_again(node, &plan.record)?;
-        let is_its = |now: &Plan| now.effects == plan.effects && now.record.daemons == plan.record.daemons;
+        let is_its =
+            |now: &Plan| now.effects == plan.effects && now.record.daemons == plan.record.daemons;
         if !now.shared.iter().any(is_its) {
             let why = "this node's GPUs have changed since an earlier job";
             return Err(Undetermined::new(format!("shared MPS {}", plan.record.job), why).into());
@@ -374,18 +401,26 @@ impl Start<'_> {
         let journal = &mut self.journal;
         match journal.plan[number].clone() {
             Effect::ClaimGpu { gpu } => claim::enter(node, &journal.job, &gpu)?,
-            Effect::SetComputeMode { gpu, mode } => claim::set_mode(node, &journal.job, &gpu, mode)?,
+            Effect::SetComputeMode { gpu, mode } => {
+                claim::set_mode(node, &journal.job, &gpu, mode)?
+            }
             Effect::JoinShared { gpu } => {
                 expect_its_job(node, &journal.job)?;
-                let plan = self.shared.iter().find(|plan| plan.record.gpus[0].uuid == gpu);
-                let plan = plan.ok_or_else(|| Undetermined::new(gpu.to_string(), "it is not shared"))?;
+                let plan = self
+                    .shared
+                    .iter()
+                    .find(|plan| plan.record.gpus[0].uuid == gpu);
+                let plan =
+                    plan.ok_or_else(|| Undetermined::new(gpu.to_string(), "it is not shared"))?;
                 let begin = |node: &mut N, held| begin_shared(node, self, plan, held);
-                let shared = shared::join(node, &self.journal.job, &plan.record.job, begin, undo::undo)?;
+                let shared =
+                    shared::join(node, &self.journal.job, &plan.record.job, begin, undo::undo)?;
                 let job = &self.journal.job;
                 if let Err(why) = node.note_before(job, self.journal.uid, &gpu) {
                     // No job fails because its report lacks something.
                     let id = &shared.job;
-                    let line = format!("shared MPS {id}: the user of job {job} is not told of it: {why}");
+                    let line =
+                        format!("shared MPS {id}: the user of job {job} is not told of it: {why}");
                     node.log(Severity::Warning, &line);
                 }
                 if let Some(deadline) = self.verify {
@@ -405,7 +440,10 @@ impl Start<'_> {
                 self.user_was_here = node.user_is_here(journal);
                 self.confirm(node)?;
             }
-            Effect::TellExporter { exporter, directory } => {
+            Effect::TellExporter {
+                exporter,
+                directory,
+            } => {
                 // The modes are set, and an exporter must not delay a server.
                 node.let_servers_start(journal);
                 // No job fails because an exporter is not told.
@@ -419,8 +457,8 @@ impl Start<'_> {
         Ok(())
     }
 
-    /// Makes the plan again, with NVML's GPUs. Another plan means that the GPUs have changed since an earlier start. Then this undoes
-    /// what was begun, and the start begins again.
+    /// Makes the plan again, with NVML's GPUs. Another plan means that the GPUs have changed since
+    /// an earlier start. Then this undoes what was begun, and the start begins again.
     fn confirm(&mut self, node: &mut impl Node) -> Result<(), FailedStart> {
         let Some(supposed) = &self.supposed else {
             return Ok(());
@@ -477,7 +515,8 @@ impl Start<'_> {
         Ok(self.tell_tasks(node, RecordState::Starting)?)
     }
 
-    /// Proves what was started and tells the job's tasks; `alone`: no caller waits for this process.
+    /// Proves what was started and tells the job's tasks; `alone`: no caller waits for this
+    /// process.
     fn finish(mut self, node: &mut impl Node, alone: bool) -> Result<(), FailedStart> {
         self.or_undo(node, |start, node| {
             if alone && let Some(own) = node.own_process() {
@@ -502,7 +541,8 @@ impl Start<'_> {
         Ok(())
     }
 
-    /// This process returns, and a process of its own finishes the start. The record gets the outcome.
+    /// This process returns, and a process of its own finishes the start. The record gets the
+    /// outcome.
     fn finish_alone<N: Node>(self, node: &mut N, job: &Job) -> Result<(), FailedStart> {
         let mut start = Some(self);
         let detached = node.detach(|node| {
@@ -523,12 +563,15 @@ impl Start<'_> {
 
     fn prove(&mut self, node: &mut impl Node) -> Result<(), Failure> {
         node.let_servers_start(&self.journal);
-        let proved = node.await_ready(&self.journal, &self.spec).map_err(|failure| {
-            let (journal, drains) = (&self.journal, self.failed_starts_drain);
-            evidence::of_failed_start(node, journal, self.user_was_here, drains, failure)
-        })?;
+        let proved = node
+            .await_ready(&self.journal, &self.spec)
+            .map_err(|failure| {
+                let (journal, drains) = (&self.journal, self.failed_starts_drain);
+                evidence::of_failed_start(node, journal, self.user_was_here, drains, failure)
+            })?;
         ledger::forget_failed_starts(node);
-        // A process that the driver holds at the job's end counts against the node only if it is one of these.
+        // A process that the driver holds at the job's end counts against the node only if it is
+        // one of these.
         self.journal.proved = proved.processes;
         for (daemon, ids) in self.journal.daemons.iter_mut().zip(proved.partitions) {
             for (partition, id) in daemon.partitions.iter_mut().zip(ids) {

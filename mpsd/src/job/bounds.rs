@@ -1,4 +1,5 @@
-//! Bounds for the daemons of steps, which run outside their job's limits: each step's own have ceilings of their own.
+//! Bounds for the daemons of steps, which run outside their job's limits: each step's own have
+//! ceilings of their own.
 
 use super::case::Job;
 use super::node::Node;
@@ -11,8 +12,8 @@ const OF_A_JOB: usize = 16;
 /// The same for all jobs of a user.
 const OF_A_USER: usize = 64;
 
-/// Refuses a step that would be one too many. Its record is written already and so counts here, so of many that start at once no
-/// more stay.
+/// Refuses a step that would be one too many. Its record is written already and so counts here, so
+/// of many that start at once no more stay.
 pub(super) fn expect_few_steps(node: &mut impl Node, job: &Job) -> Result<(), Failure> {
     if !job.submission.step {
         return Ok(());

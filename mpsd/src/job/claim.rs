@@ -1,4 +1,5 @@
-//! A job's claim on a GPU: its account and compute mode, changed together under one lock. And claims of jobs that are gone.
+//! A job's claim on a GPU: its account and compute mode, changed together under one lock. And
+//! claims of jobs that are gone.
 
 use super::account::Account;
 use super::node::{Node, Severity};
@@ -42,8 +43,8 @@ fn expect_free(node: &mut impl Node, gpu: &GpuUuid) -> Result<(), Failure> {
     Err(Undetermined::new(gpu.to_string(), why).into())
 }
 
-/// Sets the mode if all that the plan supposed still holds. Otherwise the mode stays, with a line in the log. The account
-/// is written first, so that it always names what may have been set.
+/// Sets the mode if all that the plan supposed still holds. Otherwise the mode stays, with a line
+/// in the log. The account is written first, so that it always names what may have been set.
 pub(super) fn set_mode(
     node: &mut impl Node,
     job: &JobId,
@@ -74,8 +75,13 @@ pub(super) fn set_mode(
     node.set_compute_mode(gpu, mode)
 }
 
-/// Takes `job` out of the account of `gpu`; the last user restores the mode found. Returns a line for the log.
-pub(super) fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<Option<String>, Failure> {
+/// Takes `job` out of the account of `gpu`; the last user restores the mode found. Returns a line
+/// for the log.
+pub(super) fn leave(
+    node: &mut impl Node,
+    job: &JobId,
+    gpu: &GpuUuid,
+) -> Result<Option<String>, Failure> {
     // No job has entered. A lock is not made here, because the file system may be full.
     if !node.gpus_with_files()?.contains(gpu) {
         return Ok(None);
@@ -93,13 +99,17 @@ pub(super) fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<
     // The mode first: it could not be restored without the account.
     match restore {
         Ok(Some(mode)) => node.set_compute_mode(gpu, mode)?,
-        // A killed prologue's call may still wait in the driver. The driver takes calls in turn, so this one wins.
+        // A killed prologue's call may still wait in the driver. The driver takes calls in turn, so
+        // this one wins.
         Ok(None) if account.set.is_some() && account.users.is_empty() => {
             let _ = node.set_compute_mode(gpu, now);
         }
         _ => {}
     }
-    node.write_account(gpu, Some(&account).filter(|account| !account.users.is_empty()))?;
+    node.write_account(
+        gpu,
+        Some(&account).filter(|account| !account.users.is_empty()),
+    )?;
     Ok(restore.err().map(|note| format!("{gpu}: {note}")))
 }
 
@@ -120,7 +130,8 @@ pub fn stale(node: &mut impl Node) -> Result<Vec<StaleClaims>, Failure> {
         let _held = node.lock_gpu(&gpu)?;
         let account = node.read_account(&gpu)?;
         let lock_alone = account.is_none();
-        // A job enters an account after its directory is made, and leaves it before the directory is removed.
+        // A job enters an account after its directory is made, and leaves it before the directory
+        // is removed.
         let users = account.into_iter().flat_map(|account| account.users);
         let users: Vec<JobId> = users.filter(|job| !node.has_directory(job)).collect();
         if lock_alone || !users.is_empty() {
@@ -134,7 +145,8 @@ pub fn stale(node: &mut impl Node) -> Result<Vec<StaleClaims>, Failure> {
     Ok(found)
 }
 
-/// Removes stale claims, and restores the mode found when no user is left. Returns lines for the log.
+/// Removes stale claims, and restores the mode found when no user is left. Returns lines for the
+/// log.
 pub fn remove_stale(node: &mut impl Node, stale: &StaleClaims) -> Result<Vec<String>, Failure> {
     let mut notes = Vec::new();
     for job in &stale.users {

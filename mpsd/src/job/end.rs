@@ -1,4 +1,5 @@
-//! The end of a job, for the epilogue and for `mpsctl reconcile`: undo the journal, write the log lines, drain on proof.
+//! The end of a job, for the epilogue and for `mpsctl reconcile`: undo the journal, write the log
+//! lines, drain on proof.
 
 use super::audit;
 use super::case::DrainTarget;
@@ -67,7 +68,8 @@ pub fn end(node: &mut impl Node, job: &JobId, ending: &Ending<'_>) -> JobEnd {
     end_if(node, job, ending, |_| true)
 }
 
-/// Takes `job` down if its journal is the one that is `meant`. The scheduler may have started another job under the same id.
+/// Takes `job` down if its journal is the one that is `meant`. The scheduler may have started
+/// another job under the same id.
 pub fn end_if(
     node: &mut impl Node,
     job: &JobId,
@@ -88,7 +90,9 @@ pub fn end_if(
         }
     };
     let took = began.elapsed();
-    let last_words = observed.as_ref().map(|observed| observed.last_words.clone());
+    let last_words = observed
+        .as_ref()
+        .map(|observed| observed.last_words.clone());
     if let Some(journal) = &journal {
         let sharers = findings.sharers.clone();
         let target = journal.drain_target();
@@ -103,7 +107,13 @@ pub fn end_if(
         ..JobEnd::default()
     };
     if let Some(journal) = journal {
-        let report = written(&journal, (observed, killed), &findings, drained.as_ref(), took);
+        let report = written(
+            &journal,
+            (observed, killed),
+            &findings,
+            drained.as_ref(),
+            took,
+        );
         node.keep(JobOutcome::Ended(&report));
         end.by_site = journal.by_site;
         end.summary = report.summary().filter(|_| journal.summary);
@@ -159,8 +169,8 @@ fn written(
     }
 }
 
-/// Tells a start of the job that is still under way to give up, and ends its process if it continues without its prologue:
-/// the user may have stopped it.
+/// Tells a start of the job that is still under way to give up, and ends its process if it
+/// continues without its prologue: the user may have stopped it.
 fn cancel_start(
     node: &mut impl Node,
     job: &JobId,
@@ -250,7 +260,8 @@ fn say(
     lines
 }
 
-/// Drains as configured when the job began: the configuration may be gone. Returns the line, and whether the scheduler has it.
+/// Drains as configured when the job began: the configuration may be gone. Returns the line, and
+/// whether the scheduler has it.
 fn drain(
     node: &mut impl Node,
     job: &JobId,

@@ -1,8 +1,10 @@
-//! What counts against the node: the one place where a failed start, or a process that is left over, becomes evidence.
+//! What counts against the node: the one place where a failed start, or a process that is left
+//! over, becomes evidence.
 //!
-//! Evidence is positive, and about what root itself started or proved: the driver holds the process in every one of several
-//! samples, and again a minute later ([`super::ledger::Suspicion`]). What is merely left over, slow, starved, stopped or
-//! held by something else proves nothing: its user can be the cause.
+//! Evidence is positive, and about what root itself started or proved: the driver holds the process
+//! in every one of several samples, and again a minute later ([`super::ledger::Suspicion`]). What
+//! is merely left over, slow, starved, stopped or held by something else proves nothing: its user
+//! can be the cause.
 
 use super::case::DrainTarget;
 use super::journal::{Journal, ProcessRef};
@@ -23,11 +25,12 @@ const SAMPLES: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(200);
 const ROOT: u32 = 0;
 
-/// A start that failed. If starts of two users fail within the window, the administrator is told. It is evidence only if
-/// the site says so (`drain.on_failed_starts`), because two users who work together can cause it.
+/// A start that failed. If starts of two users fail within the window, the administrator is told.
+/// It is evidence only if the site says so (`drain.on_failed_starts`), because two users who work
+/// together can cause it.
 ///
-/// A start does not count if one user can have made it fail: with another process of the job's user, by holding the GPU, or by
-/// filling the file system of the pipes.
+/// A start does not count if one user can have made it fail: with another process of the job's
+/// user, by holding the GPU, or by filling the file system of the pipes.
 pub(super) fn of_failed_start(
     node: &mut impl Node,
     journal: &Journal,
@@ -45,8 +48,12 @@ pub(super) fn of_failed_start(
     // The process that stopped it may have ended.
     let is_stopped = node.own(journal).iter().any(|member| member.state == 'T');
     unknown.by_user = user_was_here || is_stopped || node.user_is_here(journal);
-    // Partitions are known only from NVIDIA's documentation, and the daemon here may differ. No other job suffers.
-    let has_partitions = journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty());
+    // Partitions are known only from NVIDIA's documentation, and the daemon here may differ. No
+    // other job suffers.
+    let has_partitions = journal
+        .daemons
+        .iter()
+        .any(|daemon| !daemon.partitions.is_empty());
     let a_users = unknown.by_user || lacking.is_some() || gpu_is_held(node, journal);
     if has_partitions || a_users || !ledger::note_failed_start(node, journal.uid, &journal.job) {
         return unknown.into();
@@ -77,25 +84,32 @@ fn gpu_is_held(node: &mut impl Node, journal: &Journal) -> bool {
     })
 }
 
-/// Whether only the driver keeps the process of these threads from ending: one waits uninterruptibly in the driver, and none
-/// waits uninterruptibly for anything else.
+/// Whether only the driver keeps the process of these threads from ending: one waits
+/// uninterruptibly in the driver, and none waits uninterruptibly for anything else.
 fn is_in_driver(threads: &[Thread]) -> bool {
-    let mut waiting = threads.iter().filter(|thread| thread.state == 'D').peekable();
+    let mut waiting = threads
+        .iter()
+        .filter(|thread| thread.state == 'D')
+        .peekable();
     waiting.peek().is_some() && waiting.all(|thread| waits_in_driver(&thread.stack))
 }
 
-/// Whether a thread waits, inside a call of the driver, for something that its user can withhold. A FUSE file system may have
-/// to fill its memory. It may hold a lock of the driver. Until a signal arrives such a wait is in state S.
+/// Whether a thread waits, inside a call of the driver, for something that its user can withhold. A
+/// FUSE file system may have to fill its memory. It may hold a lock of the driver. Until a signal
+/// arrives such a wait is in state S.
 fn withholds(threads: &[Thread]) -> bool {
     let below = |thread: &Thread| thread.stack.contains(DRIVER) && !waits_in_driver(&thread.stack);
-    threads.iter().any(|thread| thread.state != 'R' && below(thread))
+    threads
+        .iter()
+        .any(|thread| thread.state != 'R' && below(thread))
 }
 
 /// A frame of one of NVIDIA's modules ends in `[nvidia]`, `[nvidia_uvm]` and the like.
 pub(crate) const DRIVER: &str = "[nvidia";
 
-/// The frames of a wait: only these stand between a frame of the driver's and the scheduler. The kernel leaves most of them
-/// out of a stack (Linux, `kernel/stacktrace.c`, `stack_trace_consume_entry_nosched`).
+/// The frames of a wait: only these stand between a frame of the driver's and the scheduler. The
+/// kernel leaves most of them out of a stack (Linux, `kernel/stacktrace.c`,
+/// `stack_trace_consume_entry_nosched`).
 const WAITS: [&str; 14] = [
     "__schedule",
     "schedule",
@@ -113,8 +127,9 @@ const WAITS: [&str; 14] = [
     "rt_mutex_",
 ];
 
-/// Whether the innermost frames of `stack` are the driver's own, with only a wait below them. With memory behind a FUSE file
-/// system a user can withhold a page fault, a pinned page or a file operation from a call of the driver.
+/// Whether the innermost frames of `stack` are the driver's own, with only a wait below them. With
+/// memory behind a FUSE file system a user can withhold a page fault, a pinned page or a file
+/// operation from a call of the driver.
 fn waits_in_driver(stack: &str) -> bool {
     for frame in stack.lines() {
         let name = frame.split_whitespace().nth(1).unwrap_or("");
@@ -128,7 +143,8 @@ fn waits_in_driver(stack: &str) -> bool {
     false
 }
 
-/// Whether the driver held `process` in every sample, and no visible process withholds anything from the driver.
+/// Whether the driver held `process` in every sample, and no visible process withholds anything
+/// from the driver.
 fn is_held_by_driver(node: &mut impl Node, process: ProcessRef, uid: u32) -> bool {
     for number in 0..SAMPLES {
         if number > 0 {
@@ -145,10 +161,12 @@ fn is_held_by_driver(node: &mut impl Node, process: ProcessRef, uid: u32) -> boo
         withholds(&other.threads)
             || other.uid == uid && waits(&other.threads) && !is_in_driver(&other.threads)
     };
-    node.waiting().is_some_and(|all| !all.iter().any(may_withhold))
+    node.waiting()
+        .is_some_and(|all| !all.iter().any(may_withhold))
 }
 
-/// `member` outlived SIGKILL by `waited`. It is suspected only if root started or proved it and the driver holds it.
+/// `member` outlived SIGKILL by `waited`. It is suspected only if root started or proved it and the
+/// driver holds it.
 pub(super) fn of_survivor(
     node: &mut impl Node,
     journal: &Journal,
@@ -206,7 +224,8 @@ fn suspect(node: &mut impl Node, suspect: Suspect, what: &str, target: DrainTarg
     ledger::suspect(node, &suspicion);
 }
 
-/// Looks again at what was suspected [`PAUSE_S`] ago: drains for what the driver still holds, with a line each.
+/// Looks again at what was suspected [`PAUSE_S`] ago: drains for what the driver still holds, with
+/// a line each.
 pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
     let now = node.since_boot();
     let (mut lines, mut is_drained) = (Vec::new(), false);
@@ -255,8 +274,8 @@ fn still_held(node: &mut impl Node, suspicion: &Suspicion, age: u64) -> Option<F
     held.then(|| Fault::new(evidence, &suspicion.what, why))
 }
 
-/// Drains for the first of `faults` that drains. Returns a line for the caller, and whether the scheduler has it; `None`:
-/// there is nothing to drain for, or the site drains nothing.
+/// Drains for the first of `faults` that drains. Returns a line for the caller, and whether the
+/// scheduler has it; `None`: there is nothing to drain for, or the site drains nothing.
 pub(super) fn drain<'a>(
     node: &mut impl Node,
     target: &DrainTarget,
@@ -289,14 +308,15 @@ mod tests {
         threads.iter().map(thread).collect()
     }
 
-    const DRIVER_LOCK: &str =
-        "[<0>] down+0x3b/0x60\n[<0>] os_acquire_semaphore+0x1/0x2 [nvidia]\n[<0>] do_syscall_64+0x5c/0x90\n";
+    const DRIVER_LOCK: &str = "[<0>] down+0x3b/0x60\n[<0>] os_acquire_semaphore+0x1/0x2 [nvidia]\n[<0>] do_syscall_64+0x5c/0x90\n";
     const IOCTL: &str = "[<0>] nvidia_ioctl+0x1/0x2 [nvidia]\n[<0>] __x64_sys_ioctl+0x1/0x2\n";
-    const FUSE: &str = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] fuse_simple_request+0x18f/0x2f0\n";
+    const FUSE: &str =
+        "[<0>] request_wait_answer+0x11e/0x220\n[<0>] fuse_simple_request+0x18f/0x2f0\n";
     const LOOKUP: &str = "[<0>] d_alloc_parallel+0x3c/0x120\n[<0>] path_openat+0x8f4/0x920\n";
     /// A call of the driver with an argument in memory that a user's file system must fill.
     const FAULT_BELOW: &str = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] filemap_fault+0x1/0x2\n[<0>] nvidia_ioctl+0x1/0x2 [nvidia]\n";
-    const MAP_LOCK: &str = "[<0>] rwsem_down_read_slowpath+0x1/0x2\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n";
+    const MAP_LOCK: &str =
+        "[<0>] rwsem_down_read_slowpath+0x1/0x2\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n";
 
     #[test]
     fn only_a_wait_in_the_driver_alone_is_evidence() {
@@ -304,7 +324,13 @@ mod tests {
             assert!(is_in_driver(&sample(&[('D', stack)])), "{stack}");
             assert!(is_in_driver(&sample(&[('S', ""), ('D', stack)])), "{stack}");
         }
-        for stack in ["", FUSE, LOOKUP, FAULT_BELOW, "[<0>] __refrigerator+0x3c/0x120\n"] {
+        for stack in [
+            "",
+            FUSE,
+            LOOKUP,
+            FAULT_BELOW,
+            "[<0>] __refrigerator+0x3c/0x120\n",
+        ] {
             assert!(!is_in_driver(&sample(&[('D', stack)])), "{stack}");
         }
     }

@@ -1,4 +1,5 @@
-//! What other exporters are told of a job: a line in a file for each of its GPUs, beside the lines of others.
+//! What other exporters are told of a job: a line in a file for each of its GPUs, beside the lines
+//! of others.
 
 use super::journal::Journal;
 use super::node::{FileError, Files};
@@ -21,8 +22,8 @@ pub(super) enum Direction {
     Leave,
 }
 
-/// Changes the job's lines in the files of `exporter` in `directory`; others' lines stay. `Some`: why what is there cannot
-/// be ours. An error may be over at the next try.
+/// Changes the job's lines in the files of `exporter` in `directory`; others' lines stay. `Some`:
+/// why what is there cannot be ours. An error may be over at the next try.
 pub(super) fn tell(
     files: &mut impl Files,
     journal: &Journal,
@@ -81,13 +82,17 @@ fn change(
     Ok(())
 }
 
-/// Names of files, each with the job's line. dcgm-exporter reads a job id a line from a file named by the GPU's number, which
-/// its MIG devices share. jobstats' exporter reads `JOBID UID` from the first line of a file named by the GPU's UUID
+/// Names of files, each with the job's line. dcgm-exporter reads a job id a line from a file named
+/// by the GPU's number, which its MIG devices share. jobstats' exporter reads `JOBID UID` from the
+/// first line of a file named by the GPU's UUID
 /// (docs/facts/field.md#which-job-uses-a-gpu-as-exporters-read-it).
 fn entries(exporter: Exporter, journal: &Journal) -> impl Iterator<Item = (String, String)> {
     journal.gpus.iter().map(move |gpu| match exporter {
         Exporter::Dcgm => (gpu.index.to_string(), journal.job.to_string()),
-        Exporter::Jobstats => (gpu.uuid.to_string(), format!("{} {}", journal.job, journal.uid)),
+        Exporter::Jobstats => (
+            gpu.uuid.to_string(),
+            format!("{} {}", journal.job, journal.uid),
+        ),
     })
 }
 
@@ -101,7 +106,9 @@ fn with(text: &str, job: &JobId, line: &str) -> String {
 
 fn without(text: &str, job: &JobId) -> String {
     let is_jobs = |line: &&str| line.split_ascii_whitespace().next() == Some(job.as_str());
-    text.split_inclusive('\n').filter(|line| !is_jobs(line)).collect()
+    text.split_inclusive('\n')
+        .filter(|line| !is_jobs(line))
+        .collect()
 }
 
 #[cfg(test)]

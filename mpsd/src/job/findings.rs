@@ -11,7 +11,8 @@ pub struct Findings {
     pub faults: Vec<Fault>,
     /// What did not work and proves nothing.
     pub undetermined: Vec<Undetermined>,
-    /// How many of `undetermined` are about files of exporters (dcgm-exporter, jobstats). No start waits for those.
+    /// How many of `undetermined` are about files of exporters (dcgm-exporter, jobstats). No start
+    /// waits for those.
     pub untold: usize,
     /// Lines for the report.
     pub notes: Vec<String>,
@@ -25,7 +26,8 @@ impl Findings {
         self.faults.is_empty() && self.undetermined.is_empty()
     }
 
-    /// For what had to be taken down before `what` begins. Any finding fails the start, except that an exporter is not told.
+    /// For what had to be taken down before `what` begins. Any finding fails the start, except that
+    /// an exporter is not told.
     pub(super) fn allow_start(self, what: String, why: &str) -> Result<Self, FailedStart> {
         if self.faults.is_empty() && self.undetermined.len() == self.untold {
             return Ok(self);

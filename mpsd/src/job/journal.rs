@@ -10,13 +10,15 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Version of the format. A newer program reads every older version; an older one leaves a newer journal alone.
+/// Version of the format. A newer program reads every older version; an older one leaves a newer
+/// journal alone.
 pub(crate) const VERSION: u32 = 1;
 
 /// A process by pid and start time; a file by device and inode.
 pub use crate::sys::process::{FileRef, ProcessId as ProcessRef};
 
-/// How this node is drained, as configured when the job began: the epilogue may run with the configuration gone.
+/// How this node is drained, as configured when the job began: the epilogue may run with the
+/// configuration gone.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DrainPolicy {
     pub(crate) enabled: bool,
@@ -34,7 +36,8 @@ pub struct Programs {
     pub(crate) server: Option<FileRef>,
 }
 
-/// `/run/mpsd/jobs/<job>/journal`, root 0600: enough to undo everything without configuration, request or scheduler.
+/// `/run/mpsd/jobs/<job>/journal`, root 0600: enough to undo everything without configuration,
+/// request or scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Journal {
     pub(crate) version: u32,
@@ -68,7 +71,8 @@ pub struct Journal {
     /// The job's `mpsd`, once started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supervisor: Option<ProcessRef>,
-    /// The control daemons and servers, once root has proved them: each daemon, and behind it its server.
+    /// The control daemons and servers, once root has proved them: each daemon, and behind it its
+    /// server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub proved: Vec<ProcessRef>,
     /// The process that starts the job's MPS, if its caller may not wait for it.
@@ -101,7 +105,8 @@ pub struct Journal {
     /// From then until its MPS was proved ready, likewise. Milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ready_ms: Option<u64>,
-    /// The jobs that shared an MPS when it was seen to hang or was taken down: the administrator reads them.
+    /// The jobs that shared an MPS when it was seen to hang or was taken down: the administrator
+    /// reads them.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) sharers: BTreeSet<JobId>,
     /// The time for the ladder of a shared MPS that is being taken down.
@@ -223,8 +228,8 @@ impl Journal {
 mod tests {
     use super::*;
 
-    /// A job under Torque in this format. A released file is never changed. A format that differs gets a new number, and this
-    /// one stays readable.
+    /// A job under Torque in this format. A released file is never changed. A format that differs
+    /// gets a new number, and this one stays readable.
     const RECORDED: &str = include_str!("recorded/journal-1.json");
 
     #[test]
@@ -245,7 +250,10 @@ mod tests {
         let undo: Vec<String> = journal.to_undo().map(ToString::to_string).collect();
         assert_eq!(undo.len(), 5, "{undo:?}");
         assert!(undo[4].starts_with("claim GPU-85e8a6f0"), "{undo:?}");
-        assert_eq!(journal.daemons[0].pipe, PathBuf::from("/run/jobs/10.srv/pipe"));
+        assert_eq!(
+            journal.daemons[0].pipe,
+            PathBuf::from("/run/jobs/10.srv/pipe")
+        );
         assert!(journal.drain.enabled && journal.drain.prefix == "mpsd:");
     }
 

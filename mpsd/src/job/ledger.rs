@@ -1,6 +1,7 @@
 //! The ledger: what root keeps of a node between jobs, in one file under one lock.
 //!
-//! A ledger that cannot be read, or has another version, counts as empty: no job waits for it, and no node is drained for it.
+//! A ledger that cannot be read, or has another version, counts as empty: no job waits for it, and
+//! no node is drained for it.
 
 use super::case::DrainTarget;
 use super::journal::ProcessRef;
@@ -22,12 +23,12 @@ const MOST: usize = 256;
 const USERS: usize = 2;
 const SECRET: u32 = 0o600;
 
-/// `/run/mpsd/ledger`, root 0600, changed under its lock only. The file is absent while the ledger is empty: until the first start of MPS
-/// since the node booted.
+/// `/run/mpsd/ledger`, root 0600, changed under its lock only. The file is absent while the ledger
+/// is empty: until the first start of MPS since the node booted.
 ///
-/// Two things of the node have files of their own. A GPU's account (`gpus/UUID`) does, because jobs on different GPUs must
-/// not wait for each other. The mark `look-again` does, because systemd, Slurm's plugin and the hook of OpenPBS see it
-/// without reading it.
+/// Two things of the node have files of their own. A GPU's account (`gpus/UUID`) does, because jobs
+/// on different GPUs must not wait for each other. The mark `look-again` does, because systemd,
+/// Slurm's plugin and the hook of OpenPBS see it without reading it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
     version: u32,
@@ -39,7 +40,8 @@ pub struct Ledger {
     /// The NVML process of a mere look that outlived SIGKILL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hung_worker: Option<ProcessRef>,
-    /// The GPUs as NVML last told them to a job's start, so that the next one need not wait for NVML at once. Their modes may have changed.
+    /// The GPUs as NVML last told them to a job's start, so that the next one need not wait for
+    /// NVML at once. Their modes may have changed.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -48,7 +50,8 @@ pub struct Ledger {
     pub gpus: Option<Inventory>,
 }
 
-/// If another release wrote the GPUs in another form, NVML is asked, and the rest of the ledger still counts.
+/// If another release wrote the GPUs in another form, NVML is asked, and the rest of the ledger
+/// still counts.
 fn readable<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Inventory>, D::Error> {
     let told = Option::<serde_json::Value>::deserialize(from)?;
     Ok(told.and_then(|told| serde_json::from_value(told).ok()))
@@ -80,7 +83,8 @@ impl Ledger {
     fn change<F: Files>(files: &mut F, change: impl FnOnce(&mut Self, &mut F)) -> Option<Self> {
         let [path, lock] = [NAME, LOCK].map(|name| files.settings().paths.run().join(name));
         let _held = files.lock(&lock, Deadline::after(LOCK_TIME)).ok()?;
-        // A file that cannot be read now, for example without a free descriptor, must not be replaced.
+        // A file that cannot be read now, for example without a free descriptor, must not be
+        // replaced.
         files.read(&path, LONGEST).ok()?;
         let mut ledger = Self::read(files);
         change(&mut ledger, files);
@@ -138,10 +142,15 @@ pub(super) fn forget_failed_starts(files: &mut impl Files) {
     }
 }
 
-/// The starts that failed within the window before the last one, if several users' did. No start has worked since.
+/// The starts that failed within the window before the last one, if several users' did. No start
+/// has worked since.
 pub fn several_failed(files: &mut impl Files) -> Option<SeveralFailed> {
     let mut ledger = Ledger::read(files);
-    let last = ledger.failed_starts.values().max_by_key(|one| one.when)?.clone();
+    let last = ledger
+        .failed_starts
+        .values()
+        .max_by_key(|one| one.when)?
+        .clone();
     ledger.keep_within(last.when, files.settings().failed_starts_window);
     let users = ledger.failed_starts.len();
     (users >= USERS).then(|| SeveralFailed {
@@ -151,7 +160,8 @@ pub fn several_failed(files: &mut impl Files) -> Option<SeveralFailed> {
     })
 }
 
-/// Seconds between the two looks (`mpsd-look-again.timer`). Until the second, the node takes no job with MPS.
+/// Seconds between the two looks (`mpsd-look-again.timer`). Until the second, the node takes no job
+/// with MPS.
 pub const PAUSE_S: u64 = 60;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -210,7 +220,8 @@ pub(super) fn remember_gpus(files: &mut impl Files, gpus: &Inventory) {
     }
 }
 
-/// An NVML process that outlived SIGKILL. While it lives no look starts another: one a minute would fill the node.
+/// An NVML process that outlived SIGKILL. While it lives no look starts another: one a minute would
+/// fill the node.
 pub fn hung_worker(node: &mut (impl Files + Members)) -> Option<ProcessRef> {
     let known = Ledger::read(node).hung_worker?;
     let still = Some(known).filter(|worker| lives(node, *worker));
@@ -253,8 +264,7 @@ mod tests {
 
     #[test]
     fn what_another_release_tells_of_gpus_hides_nothing_else() {
-        let text =
-            r#"{"version":1,"failed_starts":{"5":{"when":1,"job":"6"}},"gpus":{"gpus":[{"index":0}]}}"#;
+        let text = r#"{"version":1,"failed_starts":{"5":{"when":1,"job":"6"}},"gpus":{"gpus":[{"index":0}]}}"#;
         let ledger: Ledger = serde_json::from_str(text).unwrap();
         assert_eq!((ledger.failed_starts.len(), &ledger.gpus), (1, &None));
     }
@@ -296,7 +306,8 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// It may say what a job must not forget. A free descriptor may be all that the read lacks; here it is the length.
+    /// It may say what a job must not forget. A free descriptor may be all that the read lacks;
+    /// here it is the length.
     #[test]
     fn a_ledger_that_is_there_and_cannot_be_read_is_not_replaced() {
         let place = tempfile::tempdir().unwrap();
@@ -326,7 +337,11 @@ mod tests {
             assert!(!note_failed_start(&mut node, 1000, &job), "{text}");
             assert!(note_failed_start(&mut node, 1001, &job), "{text}");
             forget_failed_starts(&mut node);
-            assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "{text}");
+            assert_eq!(
+                std::fs::read_dir(place.path()).unwrap().count(),
+                0,
+                "{text}"
+            );
         }
     }
 }

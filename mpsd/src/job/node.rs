@@ -1,5 +1,5 @@
-//! The primitives that a job's life needs of a machine. `mpsd/src/node` does them on this machine, and `tests/src/sim` in
-//! memory. All decisions are shipped code: [`super::store`] for files.
+//! The primitives that a job's life needs of a machine. `mpsd/src/node` does them on this machine,
+//! and `tests/src/sim` in memory. All decisions are shipped code: [`super::store`] for files.
 
 use super::audit::Entry;
 use super::case::DrainTarget;
@@ -37,12 +37,15 @@ pub type LockGuard = Box<dyn Any>;
 pub struct Proved {
     /// The control daemons and servers, as root saw them.
     pub processes: Vec<ProcessRef>,
-    /// The ids of each daemon's static partitions. A user who forges them only fails that user's own tasks.
+    /// The ids of each daemon's static partitions. A user who forges them only fails that user's
+    /// own tasks.
     pub partitions: Vec<Vec<String>>,
 }
 
 /// What a process of a job's MPS is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// `mpsd`, the supervisor.
@@ -62,7 +65,8 @@ pub enum Role {
 /// The teardown ladder. Each rung is tried only while a process of the job's MPS is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 pub enum Rung {
-    /// `terminate_client` for each client, `quit`, `quit -t`, by NVIDIA's program, as the job's user.
+    /// `terminate_client` for each client, `quit`, `quit -t`, by NVIDIA's program, as the job's
+    /// user.
     Polite,
     /// SIGTERM.
     Terminate,
@@ -74,8 +78,8 @@ impl Rung {
     /// How long it may take of `total`.
     pub fn time(self, total: Duration) -> Duration {
         match self {
-            // Each command may hang forever behind a stopped server, and the control daemon ends in less than 100 ms
-            // (docs/facts/mps-control.md#crashes-and-hangs).
+            // Each command may hang forever behind a stopped server, and the control daemon ends in
+            // less than 100 ms (docs/facts/mps-control.md#crashes-and-hangs).
             Self::Polite => total / 2,
             Self::Terminate => total / 5,
             Self::Kill => total * 3 / 10,
@@ -107,22 +111,29 @@ impl Member {
 pub struct Waiting {
     /// The effective user of these processes.
     pub uid: u32,
-    /// Equal threads stand here once. A stack ends with the driver's innermost frame; without one it is empty.
+    /// Equal threads stand here once. A stack ends with the driver's innermost frame; without one
+    /// it is empty.
     pub threads: Vec<Thread>,
 }
 
-/// The node's GPUs, through NVML. An error is a fault if NVML is broken or a GPU is lost; else undetermined.
+/// The node's GPUs, through NVML. An error is a fault if NVML is broken or a GPU is lost; else
+/// undetermined.
 pub trait Gpus {
     /// Uses this NVML library from now on.
     fn use_nvml(&mut self, library: &str);
-    /// Loads NVML, and looks at `gpus`, while other things are done. The first question reports a failure.
+    /// Loads NVML, and looks at `gpus`, while other things are done. The first question reports a
+    /// failure.
     fn prepare_nvml(&mut self, _gpus: &[GpuUuid]) {}
     /// Ends NVML while other things are done.
     fn dismiss_nvml(&mut self) {}
     /// All GPUs with their compute modes.
     fn inventory(&mut self) -> Result<Inventory, Failure>;
     /// The same, asked for `gpus` alone if those are as `known`.
-    fn inventory_again(&mut self, _known: &Inventory, _gpus: &[GpuUuid]) -> Result<Inventory, Failure> {
+    fn inventory_again(
+        &mut self,
+        _known: &Inventory,
+        _gpus: &[GpuUuid],
+    ) -> Result<Inventory, Failure> {
         self.inventory()
     }
     /// The compute mode of `gpu`.
@@ -163,11 +174,13 @@ impl NodeSettings {
     }
 }
 
-/// Files, by absolute paths. No symbolic link is followed. An error is the kernel's, or says what the entry is instead.
+/// Files, by absolute paths. No symbolic link is followed. An error is the kernel's, or says what
+/// the entry is instead.
 pub trait Files {
     /// Where files are, and how long root may take.
     fn settings(&self) -> &NodeSettings;
-    /// Takes the exclusive lock of the file at `path`, which it makes. A bound is the error if `deadline` passes.
+    /// Takes the exclusive lock of the file at `path`, which it makes. A bound is the error if
+    /// `deadline` passes.
     fn lock(&mut self, path: &Path, deadline: Deadline) -> Result<LockGuard, FileError>;
     /// Whether another process holds that lock.
     fn is_locked(&self, path: &Path) -> bool;
@@ -185,13 +198,15 @@ pub trait Files {
     ) -> Result<(), FileError>;
     /// Removes the file at `path`, if it is there.
     fn remove_file(&mut self, path: &Path) -> Result<(), FileError>;
-    /// Makes a directory of root's with this mode. One that is there must be root's; it gets the mode.
+    /// Makes a directory of root's with this mode. One that is there must be root's; it gets the
+    /// mode.
     fn create_dir(&mut self, path: &Path, mode: u32) -> Result<(), FileError>;
     /// The names in a directory, sorted; none if it is not there.
     fn names(&self, path: &Path) -> Result<Vec<String>, FileError>;
     /// Removes a directory of root's with all that is in it.
     fn remove_tree(&mut self, path: &Path, bounds: Bounds) -> Result<(), FileError>;
-    /// Makes the directory `path` for the user of `journal`, 0700, with a bound of room if its tasks see that.
+    /// Makes the directory `path` for the user of `journal`, 0700, with a bound of room if its
+    /// tasks see that.
     fn make_users_directory(
         &mut self,
         journal: &Journal,
@@ -199,16 +214,20 @@ pub trait Files {
         room: TmpfsSize,
     ) -> Result<(), FileError>;
     /// Removes directories that a user fills and whose locks a user can keep.
-    fn remove_users_directories(&mut self, paths: &[PathBuf], bounds: Bounds) -> Result<(), String>;
-    /// Whether a user keeps the lock of one of these directories: a removal there could hang beyond SIGKILL.
+    fn remove_users_directories(&mut self, paths: &[PathBuf], bounds: Bounds)
+    -> Result<(), String>;
+    /// Whether a user keeps the lock of one of these directories: a removal there could hang beyond
+    /// SIGKILL.
     fn are_directories_kept(&mut self, paths: &[PathBuf], limit: Duration) -> bool;
     /// What the file system of `path` lacks for a start, in words.
     fn lacking(&self, path: &Path) -> Option<String>;
-    /// Keeps the job's report, or counts its failed start, if that can be done at once. A failure is only logged.
+    /// Keeps the job's report, or counts its failed start, if that can be done at once. A failure
+    /// is only logged.
     fn keep(&mut self, outcome: JobOutcome<'_>);
     /// The status of a directory, if it is there.
     fn directory_status(&self, path: &Path) -> Result<Option<FileStat>, FileError>;
-    /// Does `work`, in a child with a deadline and one at a time, on a directory whose lock a user can keep.
+    /// Does `work`, in a child with a deadline and one at a time, on a directory whose lock a user
+    /// can keep.
     fn change_listed<T: Serialize + DeserializeOwned>(
         &mut self,
         directory: &Path,
@@ -219,7 +238,8 @@ pub trait Files {
         Self: Sized;
 }
 
-/// The job's `mpsd`, its cgroup, and NVIDIA's programs. An error is a fault only if no user can be its cause.
+/// The job's `mpsd`, its cgroup, and NVIDIA's programs. An error is a fault only if no user can be
+/// its cause.
 pub trait Daemons {
     /// Checks that NVIDIA's control program is root's and can be run.
     fn check_control(&mut self, control: &Path) -> Result<(), Failure>;
@@ -229,22 +249,29 @@ pub trait Daemons {
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure>;
     /// Removes the job's cgroup, and ours above it if that is empty then.
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure>;
-    /// Starts `mpsd` as the job's user. It starts the control daemons, and waits with their servers.
+    /// Starts `mpsd` as the job's user. It starts the control daemons, and waits with their
+    /// servers.
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
     /// Lets it start the servers.
     fn let_servers_start(&mut self, journal: &Journal);
     /// Waits for its report and proves what root can prove of it.
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Proved, Failure>;
     /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
-    fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure>;
-    /// Does `rest` in a process of its own, which outlives this program. From then on only that process uses the node. False:
-    /// the process could not be made, and nothing was done.
+    fn probe(
+        &mut self,
+        journal: &Journal,
+        daemon: &Daemon,
+        deadline: Deadline,
+    ) -> Result<(), Failure>;
+    /// Does `rest` in a process of its own, which outlives this program. From then on only that
+    /// process uses the node. False: the process could not be made, and nothing was done.
     fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool
     where
         Self: Sized;
     /// This process.
     fn own_process(&self) -> Option<ProcessRef>;
-    /// Ends root's process that starts the MPS of a job or watches its start, unless it is this one.
+    /// Ends root's process that starts the MPS of a job or watches its start, unless it is this
+    /// one.
     fn end_starter(&mut self, starter: ProcessRef);
 }
 
@@ -252,10 +279,11 @@ pub trait Daemons {
 pub trait Members {
     /// The processes in the job's own cgroup. Reads nothing that a user can block.
     fn grouped(&mut self, journal: &Journal) -> Vec<i32>;
-    /// A process as it is now: its identity and its state letter. Reads nothing that a user can block.
+    /// A process as it is now: its identity and its state letter. Reads nothing that a user can
+    /// block.
     fn process(&mut self, pid: i32) -> Option<(ProcessRef, char)>;
-    /// Those of `processes` that run the files of the job's MPS, with their roles; root's probe has none. One
-    /// unreadable process does not stop the look at the others.
+    /// Those of `processes` that run the files of the job's MPS, with their roles; root's probe has
+    /// none. One unreadable process does not stop the look at the others.
     fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)>;
     /// The processes that root knows: those of the journal, and all in the job's own cgroup.
     fn own(&mut self, journal: &Journal) -> Vec<Member> {
@@ -264,20 +292,30 @@ pub trait Members {
         let named = supervisor.chain(journal.proved.iter().copied().zip(roles));
         let mut found = BTreeMap::new();
         for (id, role) in named.collect::<Vec<_>>() {
-            if let Some((process, state)) = self.process(id.pid).filter(|(process, _)| *process == id) {
-                found.entry(id.pid).or_insert(Member { process, role, state });
+            if let Some((process, state)) =
+                self.process(id.pid).filter(|(process, _)| *process == id)
+            {
+                found.entry(id.pid).or_insert(Member {
+                    process,
+                    role,
+                    state,
+                });
             }
         }
         for pid in self.grouped(journal) {
             if let Some((process, state)) = self.process(pid) {
                 let role = Role::Other;
-                found.entry(pid).or_insert(Member { process, role, state });
+                found.entry(pid).or_insert(Member {
+                    process,
+                    role,
+                    state,
+                });
             }
         }
         found.into_values().collect()
     }
-    /// Processes of this job's MPS that are neither in the journal nor in a cgroup that they cannot leave. Looks at the
-    /// user's processes, each in a child with a deadline.
+    /// Processes of this job's MPS that are neither in the journal nor in a cgroup that they cannot
+    /// leave. Looks at the user's processes, each in a child with a deadline.
     fn strangers(&mut self, journal: &Journal) -> Vec<Member>;
     /// All of these, each with its role.
     fn members(&mut self, journal: &Journal) -> Vec<Member> {
@@ -295,7 +333,8 @@ pub trait Members {
     fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration);
     /// Does what the rung says to [`Members::own`], and returns those that the kernel still has.
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member>;
-    /// Ends the clients that the job of `member` has at the daemons of `shared`, as its user. If one stays, the scheduler kills it.
+    /// Ends the clients that the job of `member` has at the daemons of `shared`, as its user. If
+    /// one stays, the scheduler kills it.
     fn end_clients(&mut self, shared: &Journal, member: &Journal);
     /// The living threads of a process; `None` if it is gone, or cannot be read in time.
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>>;
@@ -307,7 +346,8 @@ pub trait Members {
     }
     /// Whether the job's user has a process here besides the job's MPS.
     fn user_is_here(&mut self, journal: &Journal) -> bool;
-    /// Whether the scheduler's cgroup proves that `pid` is of this job; `None` if its user is not the job's.
+    /// Whether the scheduler's cgroup proves that `pid` is of this job; `None` if its user is not
+    /// the job's.
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool>;
 }
 
@@ -317,15 +357,28 @@ pub trait Scheduling {
     fn controller(&mut self, place: &Place<'_>) -> Box<dyn Controller>;
     /// The reason of a drain of `node` that its scheduler has not got yet.
     fn undelivered(&mut self, node: &str) -> Option<String>;
-    /// Drains the node for `fault` and remembers it, unless the site drains nothing. Returns a line for the log, and whether
-    /// the scheduler has it.
-    fn drain(&mut self, place: &Place<'_>, target: &DrainTarget, fault: &Fault) -> Option<(String, bool)>;
-    /// Shows the administrator a failure that does not drain, as the node's note. Returns a line for the log.
+    /// Drains the node for `fault` and remembers it, unless the site drains nothing. Returns a line
+    /// for the log, and whether the scheduler has it.
+    fn drain(
+        &mut self,
+        place: &Place<'_>,
+        target: &DrainTarget,
+        fault: &Fault,
+    ) -> Option<(String, bool)>;
+    /// Shows the administrator a failure that does not drain, as the node's note. Returns a line
+    /// for the log.
     fn remark(&mut self, place: &Place<'_>, prefix: &str, failure: &Failure) -> Option<String>;
     /// Removes these notes: a start worked. Returns lines for the log.
     fn withdraw_remarks(&mut self, site: &Site) -> Vec<String>;
-    /// Writes a line into the output file of a batch job that went back into its queue, as its user.
-    fn note(&mut self, place: &Place<'_>, job: &JobId, user: &UserRef, line: &str) -> Result<(), String>;
+    /// Writes a line into the output file of a batch job that went back into its queue, as its
+    /// user.
+    fn note(
+        &mut self,
+        place: &Place<'_>,
+        job: &JobId,
+        user: &UserRef,
+        line: &str,
+    ) -> Result<(), String>;
 }
 
 /// How grave a line is; the numbers are syslog's.

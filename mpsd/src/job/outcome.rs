@@ -1,4 +1,5 @@
-//! What a failed start leads to: one line, a record for the job's tasks, a drain on proof, an exit code.
+//! What a failed start leads to: one line, a record for the job's tasks, a drain on proof, an exit
+//! code.
 
 use super::case::Job;
 use super::evidence;
@@ -20,11 +21,13 @@ use std::time::Duration;
 /// What a held prologue keeps of its time, to end by itself.
 const HOLD_MARGIN: Duration = Duration::from_secs(1);
 
-/// Exit code of a start that only the node can have failed: like 2, but the try must not count against the job.
+/// Exit code of a start that only the node can have failed: like 2, but the try must not count
+/// against the job.
 pub const UNCOUNTED: u8 = 3;
 
-/// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code. `awaited`: a caller waits for
-/// that code. None does in the process that continues after the prologue returned.
+/// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code.
+/// `awaited`: a caller waits for that code. None does in the process that continues after the
+/// prologue returned.
 pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited: bool) -> u8 {
     let (submission, failure) = (&job.submission, &failed.failure);
     let id = &submission.job;
@@ -34,7 +37,8 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited
         complain(node, id, failure);
     }
     if !job.by_site {
-        let report = JobReport::not_started(id, submission.scheduler, &job.node, &job.user, failure);
+        let report =
+            JobReport::not_started(id, submission.scheduler, &job.node, &job.user, failure);
         node.keep(JobOutcome::Refused(&report));
     }
     for note in &failed.findings.notes {
@@ -50,8 +54,10 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited
         return 0;
     }
     // A node that is drained already must not be taken down as well.
-    let to_tasks = is_left_to_tasks(submission, failure) || (drained && policy(submission).left_to_tasks);
-    let recorded = (job.record || to_tasks || to_shell) && leave_record(node, id, job.user.uid, failure);
+    let to_tasks =
+        is_left_to_tasks(submission, failure) || (drained && policy(submission).left_to_tasks);
+    let recorded =
+        (job.record || to_tasks || to_shell) && leave_record(node, id, job.user.uid, failure);
     if to_tasks || (to_shell && recorded) {
         return 0;
     }
@@ -74,7 +80,8 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited
     // The job waits for this node, and neither a hold nor a drain tells the administrator.
     if code == UNCOUNTED && !drained && job.settings.drain.enabled {
         let line = node.remark(&job.place(), &job.settings.drain.prefix, failure);
-        line.iter().for_each(|line| node.log(Severity::Warning, line));
+        line.iter()
+            .for_each(|line| node.log(Severity::Warning, line));
     }
     code
 }
@@ -85,7 +92,9 @@ pub fn leave_out(node: &mut impl Node, id: &JobId, uid: u32, failure: &Failure) 
     let mut record = Record::closed(id.clone(), uid, RecordState::Unneeded, line);
     // Without a request no step of it tries again.
     record.unasked = Some(Unasked::default());
-    let written = node.open_job(id).and_then(|_held| node.write_record(&record));
+    let written = node
+        .open_job(id)
+        .and_then(|_held| node.write_record(&record));
     if let Err(error) = written {
         let _ = node.remove_job(id);
         let text = format!("job {id}: 'mpsctl status' cannot say why it has no MPS: {error}");
@@ -93,7 +102,8 @@ pub fn leave_out(node: &mut impl Node, id: &JobId, uid: u32, failure: &Failure) 
     }
 }
 
-/// The exit code. `recorded`: the caller can tell which tries do not count ([`ExitPolicy::tells_tries`]).
+/// The exit code. `recorded`: the caller can tell which tries do not count
+/// ([`ExitPolicy::tells_tries`]).
 pub fn exit_code(submission: &Submission, recorded: bool, failure: &Failure) -> u8 {
     match recorded && !failure.may_be_users() && policy(submission).tells_tries {
         true => UNCOUNTED,
@@ -101,9 +111,9 @@ pub fn exit_code(submission: &Submission, recorded: bool, failure: &Failure) -> 
     }
 }
 
-/// Tells the job's user; the tasks of a step tell it themselves. It tells aloud if no task can: in an allocation, which starts
-/// none by itself, and after a fault, which ends the job before its tasks start. `requeued`: the state of a job that was to go
-/// back into its queue.
+/// Tells the job's user; the tasks of a step tell it themselves. It tells aloud if no task can: in
+/// an allocation, which starts none by itself, and after a fault, which ends the job before its
+/// tasks start. `requeued`: the state of a job that was to go back into its queue.
 pub fn tell(
     node: &mut impl Node,
     place: &Place<'_>,
@@ -120,7 +130,9 @@ pub fn tell(
     let ends = matches!(failure, Failure::Fault(fault) if fault.drains());
     let aloud = ends || submission.interactive;
     let number = requeued.and_then(|requeued| requeued.number.as_ref());
-    let number = number.map(|number| format!("{number}: ")).unwrap_or_default();
+    let number = number
+        .map(|number| format!("{number}: "))
+        .unwrap_or_default();
     let line = format!("{number}{line}");
     let told = node
         .controller(place)
@@ -132,7 +144,10 @@ pub fn tell(
             true => "held: released, it starts again",
             false => "back in the queue: it starts again by itself",
         };
-        let text = format!("mps: job {job}: not started on {}: {line}; {then}", place.node);
+        let text = format!(
+            "mps: job {job}: not started on {}: {line}; {then}",
+            place.node
+        );
         let told = node.note(place, job, &submission.user, &text);
         said(node, submission, told);
     }
@@ -157,7 +172,8 @@ pub fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
     policy(submission).left_to_tasks && failure.kind() != FailureKind::Fault
 }
 
-/// Whether the job's own shell tells a refusal, once it is recorded (see [`BatchSystem::tells_refusals`]).
+/// Whether the job's own shell tells a refusal, once it is recorded (see
+/// [`BatchSystem::tells_refusals`]).
 ///
 /// [`BatchSystem::tells_refusals`]: crate::scheduler::BatchSystem::tells_refusals
 pub fn is_told_by_shell(submission: &Submission, failure: &Failure, site: &Site) -> bool {
@@ -190,7 +206,8 @@ fn log(node: &mut impl Node, job: &JobId, failure: &Failure) {
     node.keep(JobOutcome::Failed(kind));
 }
 
-/// Says a line of the node's log to the prologue's caller, who may show it to the user; one who did not ask reads none.
+/// Says a line of the node's log to the prologue's caller, who may show it to the user; one who did
+/// not ask reads none.
 pub fn say_of_node(node: &mut impl Node, job: &Job, line: &str) {
     if !job.by_site {
         node.complain(line);
@@ -219,9 +236,10 @@ fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
     })
 }
 
-/// Puts the job back into its queue if that is our task (see [`ExitPolicy::requeue`]), and returns its state there. After a
-/// fault the plugin fails the prolog by the record, which puts the job back. We do it if the record is `lost`, or if the fault
-/// drains no node, such as an unusable configuration.
+/// Puts the job back into its queue if that is our task (see [`ExitPolicy::requeue`]), and returns
+/// its state there. After a fault the plugin fails the prolog by the record, which puts the job
+/// back. We do it if the record is `lost`, or if the fault drains no node, such as an unusable
+/// configuration.
 pub fn requeue(
     node: &mut impl Node,
     place: &Place<'_>,
@@ -240,7 +258,9 @@ pub fn requeue(
         return None;
     }
     let id = &submission.job;
-    let done = node.controller(place).requeue(id, settings.slurm.requeue_limit);
+    let done = node
+        .controller(place)
+        .requeue(id, settings.slurm.requeue_limit);
     let text = match &done {
         Ok(Requeued {
             failed: None,
@@ -249,7 +269,10 @@ pub fn requeue(
             ..
         }) => {
             let held = if *held { ", and held there" } else { "" };
-            let trouble = trouble.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
+            let trouble = trouble
+                .as_ref()
+                .map(|why| format!("; {why}"))
+                .unwrap_or_default();
             format!("job {id}: put back into the queue{held}{trouble}")
         }
         Ok(Requeued {
@@ -263,22 +286,25 @@ pub fn requeue(
     done.ok()
 }
 
-/// Ends a script that would run without its MPS: no record could be left for its task, and the flags of its submission may be
-/// missing there. A step brings its flags, and its own start fails (docs/facts/slurm.md#options).
+/// Ends a script that would run without its MPS: no record could be left for its task, and the
+/// flags of its submission may be missing there. A step brings its flags, and its own start fails
+/// (docs/facts/slurm.md#options).
 fn end_script(node: &mut impl Node, job: &Job) {
     let id = &job.submission.job;
     let text = match node.controller(&job.place()).end_script(id) {
         Ok(false) => return,
         Ok(true) => format!("job {id}: ended, as its script cannot be told that it has no MPS"),
         Err(why) => {
-            format!("job {id}: its script cannot be told that it has no MPS, and is not ended: {why}")
+            format!(
+                "job {id}: its script cannot be told that it has no MPS, and is not ended: {why}"
+            )
         }
     };
     node.log(Severity::Warning, &text);
 }
 
-/// Ends late if nothing else keeps the scheduler from trying again at once (see [`retries_at_once`]). An
-/// interactive job is aborted instead.
+/// Ends late if nothing else keeps the scheduler from trying again at once (see
+/// [`retries_at_once`]). An interactive job is aborted instead.
 ///
 /// [`retries_at_once`]: crate::scheduler::SystemFacts::retries_at_once
 pub fn hold(node: &mut impl Node, submission: &Submission, deadline: Deadline) {
@@ -297,13 +323,16 @@ pub fn leave_record(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failu
         Failure::Fault(_) | Failure::Undetermined(_) => RecordState::Failed,
     };
     let mut record = Record::closed(job.clone(), uid, state, failure.to_string());
-    // Slurm's plugin fails a prolog, and so drains, on the kind `fault`; an unusable configuration does not drain.
+    // Slurm's plugin fails a prolog, and so drains, on the kind `fault`; an unusable configuration
+    // does not drain.
     record.of_node = !failure.may_be_users();
     record.kind = Some(match failure {
         Failure::Fault(fault) if !fault.drains() => FailureKind::Undetermined,
         other => other.kind(),
     });
-    let written = node.open_job(job).and_then(|_held| node.write_record(&record));
+    let written = node
+        .open_job(job)
+        .and_then(|_held| node.write_record(&record));
     let recorded = written.is_ok();
     if let Err(error) = written {
         let lost = Undetermined::new("record for the job's tasks", error.to_string());

@@ -18,8 +18,8 @@ use mpsd_core::{Failure, GpuUuid, Inventory};
 /// Makes the plan for these GPUs.
 pub(super) type Decide<'a> = Box<dyn Fn(&Inventory) -> Result<(Settings, Plan), Failure> + 'a>;
 
-/// A start planned with the GPUs in the ledger. NVML confirms them while the control daemon comes up, or before a shared MPS is
-/// begun.
+/// A start planned with the GPUs in the ledger. NVML confirms them while the control daemon comes
+/// up, or before a shared MPS is begun.
 pub(super) struct Supposed<'a> {
     pub job: &'a Job,
     pub known: Inventory,
@@ -27,8 +27,13 @@ pub(super) struct Supposed<'a> {
 }
 
 impl Supposed<'_> {
-    /// The plan that NVML's answer leads to. It is asked for the GPUs of this plan alone, unless they have changed.
-    pub fn plan_again(&self, node: &mut impl Node, plan: &Record) -> Result<(Settings, Plan), Failure> {
+    /// The plan that NVML's answer leads to. It is asked for the GPUs of this plan alone, unless
+    /// they have changed.
+    pub fn plan_again(
+        &self,
+        node: &mut impl Node,
+        plan: &Record,
+    ) -> Result<(Settings, Plan), Failure> {
         let now = node.inventory_again(&self.known, &uuids(plan))?;
         remember(node, self.job, &now);
         (self.again)(&now)
@@ -47,7 +52,9 @@ pub(super) fn make_plan<'a>(
     let script = (!job.by_site).then(|| scheduled.script()).flatten();
     let decide: Decide<'a> = Box::new(move |inventory: &Inventory| {
         let (settings, mut plan) = decide(&job.case(&devices, inventory))?;
-        let advice = script.as_ref().map(|script| script::advice(script, &plan.record));
+        let advice = script
+            .as_ref()
+            .map(|script| script::advice(script, &plan.record));
         let advice = advice
             .into_iter()
             .flatten()
@@ -83,8 +90,9 @@ fn uuids(plan: &Record) -> Vec<GpuUuid> {
     plan.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
 }
 
-/// Asks NVML, and keeps the answer for later starts unless this is a step's. slurmstepd is inside the device limits of its job
-/// (docs/facts/slurm.md#callbacks-of-a-plugin), where NVML may list that job's GPUs alone, counted from 0.
+/// Asks NVML, and keeps the answer for later starts unless this is a step's. slurmstepd is inside
+/// the device limits of its job (docs/facts/slurm.md#callbacks-of-a-plugin), where NVML may list
+/// that job's GPUs alone, counted from 0.
 fn look_at_gpus(node: &mut impl Node, job: &Job) -> Result<Inventory, Failure> {
     let inventory = node.inventory()?;
     remember(node, job, &inventory);
@@ -97,7 +105,8 @@ fn remember(node: &mut impl Node, job: &Job, inventory: &Inventory) {
     }
 }
 
-/// No job with MPS begins while a second look at this node is due, or while its scheduler has not got a drain.
+/// No job with MPS begins while a second look at this node is due, or while its scheduler has not
+/// got a drain.
 fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermined> {
     for line in evidence::look_again(node, &job.settings) {
         outcome::say_of_node(node, job, &line);
@@ -116,8 +125,13 @@ fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermin
     Err(Undetermined::new(format!("node '{}'", job.node), why))
 }
 
-/// Refuses a job with TM tasks that would run outside its MPS, or warns in the job's own error file, as the site wants.
-fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<(), Failure> {
+/// Refuses a job with TM tasks that would run outside its MPS, or warns in the job's own error
+/// file, as the site wants.
+fn expect_attached_tasks(
+    node: &mut impl Node,
+    job: &Job,
+    scheduled: &impl Scheduled,
+) -> Result<(), Failure> {
     let submission = &job.submission;
     let rule = job.settings.pbs.unattached_tasks;
     // A job that may do without MPS needs no warning.

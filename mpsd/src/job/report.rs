@@ -1,4 +1,5 @@
-//! A job's report, written at its end: what root found, and beside it the observations of the job's own `mpsd`.
+//! A job's report, written at its end: what root found, and beside it the observations of the job's
+//! own `mpsd`.
 
 use super::case::User;
 use crate::sys::now;
@@ -25,9 +26,11 @@ pub enum JobOutcome<'a> {
     Ended(&'a JobReport),
     /// Its start failed: counted only.
     Failed(FailureKind),
-    /// The node was drained for a job. Only counted: the job has no report, or it is written already.
+    /// The node was drained for a job. Only counted: the job has no report, or it is written
+    /// already.
     Drained,
-    /// Its start failed, and its user may read why. Root keeps no report of it, because it would push out one of a job with MPS.
+    /// Its start failed, and its user may read why. Root keeps no report of it, because it would
+    /// push out one of a job with MPS.
     Refused(&'a JobReport),
 }
 
@@ -63,7 +66,8 @@ pub struct JobReport {
     /// Findings of the end that prove nothing.
     pub(crate) undetermined: Vec<String>,
     pub(crate) faults: Vec<String>,
-    /// Unusual steps of the end: processes that had to be ended, contexts that stayed, a mode left alone.
+    /// Unusual steps of the end: processes that had to be ended, contexts that stayed, a mode left
+    /// alone.
     pub(crate) notes: Vec<String>,
     /// Tasks that a signal ended. Only Slurm's plugin can tell.
     #[serde(default)]
@@ -156,8 +160,9 @@ impl JobReport {
         observed.is_some_and(|said| !said.gpus.is_empty() && said.gpus.len() < self.gpus.len())
     }
 
-    /// Joins this report of a later end with the `earlier` one of the same job. The first end's findings stay, and the later
-    /// report says how the node is now. An end that left the node as before is a job's last: this report is another job's then.
+    /// Joins this report of a later end with the `earlier` one of the same job. The first end's
+    /// findings stay, and the later report says how the node is now. An end that left the node as
+    /// before is a job's last: this report is another job's then.
     pub(crate) fn after(self, earlier: Self) -> Self {
         if earlier.as_before
             || (earlier.version, &earlier.job, earlier.uid) != (self.version, &self.job, self.uid)
@@ -206,7 +211,12 @@ fn joined(mut first: Vec<String>, second: Vec<String>) -> Vec<String> {
 
 /// The start of the job by its report's file name, seconds since 1970; `None`: it is no report.
 pub(crate) fn began(file_name: &str) -> Option<u64> {
-    file_name.strip_suffix(".json")?.rsplit_once('.')?.1.parse().ok()
+    file_name
+        .strip_suffix(".json")?
+        .rsplit_once('.')?
+        .1
+        .parse()
+        .ok()
 }
 
 pub(crate) fn file_name(job: &JobId, began: u64) -> String {
@@ -218,9 +228,15 @@ pub(crate) fn limits(daemon: &Daemon) -> Option<String> {
     let mut all: Vec<String> = threads.into_iter().collect();
     let memory = daemon.memory.iter();
     all.extend(memory.map(|(gpu, mib)| format!("memory {mib}M of {gpu}")));
-    all.extend(daemon.priority.map(|priority| format!("priority {priority}")));
+    all.extend(
+        daemon
+            .priority
+            .map(|priority| format!("priority {priority}")),
+    );
     let partitions = daemon.partitions.iter();
-    all.extend(partitions.map(|one| format!("rank {}: {} SMs of {} alone", one.rank, one.sms, one.gpu)));
+    all.extend(
+        partitions.map(|one| format!("rank {}: {} SMs of {} alone", one.rank, one.sms, one.gpu)),
+    );
     (!all.is_empty()).then(|| all.join(", "))
 }
 

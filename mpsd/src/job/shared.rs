@@ -1,9 +1,10 @@
-//! The MPS that jobs of one user share on a GPU. It has a job's life under an id of its own ([`JobId::shared`]), with journal, record
-//! and lock. A list has the jobs that share it. The first job begins it, and the last job to leave ends it.
+//! The MPS that jobs of one user share on a GPU. It has a job's life under an id of its own
+//! ([`JobId::shared`]), with journal, record and lock. A list has the jobs that share it. The first
+//! job begins it, and the last job to leave ends it.
 //!
-//! A job enters the list before it uses the MPS, and leaves it before the end of the MPS removes anything. A program that finds
-//! an MPS without a list ends it. The list is changed only under the lock of the MPS, which is taken after the job's own lock
-//! and before the lock of a GPU.
+//! A job enters the list before it uses the MPS, and leaves it before the end of the MPS removes
+//! anything. A program that finds an MPS without a list ends it. The list is changed only under the
+//! lock of the MPS, which is taken after the job's own lock and before the lock of a GPU.
 
 use super::evidence;
 use super::findings::{FailedStart, Findings};
@@ -23,8 +24,8 @@ const MOMENT: Duration = Duration::from_secs(1);
 /// Time for a process that does not belong into the cgroup of a shared MPS to end.
 const SWEEP_TIME: Duration = Duration::from_secs(1);
 
-/// Lets `job` join the shared MPS `id`, and returns the journal of the MPS. If the MPS is not there, `begin` begins it under its
-/// lock. `undo` takes it down.
+/// Lets `job` join the shared MPS `id`, and returns the journal of the MPS. If the MPS is not
+/// there, `begin` begins it under its lock. `undo` takes it down.
 pub(super) fn join<N: Node>(
     node: &mut N,
     job: &JobId,
@@ -57,8 +58,8 @@ pub(super) fn join<N: Node>(
     Err(Undetermined::new(format!("shared MPS {id}"), "it ends again and again").into())
 }
 
-/// Whether a job with this plan only joins, and nothing is to be begun. The server of a shared MPS keeps the driver loaded and its GPU
-/// undivided, so what the ledger says of the GPU holds.
+/// Whether a job with this plan only joins, and nothing is to be begun. The server of a shared MPS
+/// keeps the driver loaded and its GPU undivided, so what the ledger says of the GPU holds.
 pub(super) fn are_up(node: &mut impl Node, plan: &Plan) -> bool {
     let mut is_up = |plan: &Plan| {
         let journal = node.read_journal(&plan.record.job).ok().flatten();
@@ -67,8 +68,9 @@ pub(super) fn are_up(node: &mut impl Node, plan: &Plan) -> bool {
     !plan.shared.is_empty() && plan.shared.iter().all(&mut is_up)
 }
 
-/// Whether the control daemon that root has proved still runs, which starts a lost server again, or one that took its place after a
-/// job told it to quit. Without a list the end of the MPS has begun.
+/// Whether the control daemon that root has proved still runs, which starts a lost server again, or
+/// one that took its place after a job told it to quit. Without a list the end of the MPS has
+/// begun.
 pub fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
     if !node.is_there(&node.job_files(&journal.job).members()) {
         return false;
@@ -79,8 +81,8 @@ pub fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
     node.own(journal).iter().any(serves) || was_up && node.members(journal).iter().any(serves)
 }
 
-/// Takes the job of `member` out of its user's MPS on `gpu`, and ends its clients there. The last job ends the MPS, by `undo`, with
-/// `time` for its ladder.
+/// Takes the job of `member` out of its user's MPS on `gpu`, and ends its clients there. The last
+/// job ends the MPS, by `undo`, with `time` for its ladder.
 pub(super) fn leave<N: Node>(
     node: &mut N,
     member: &Journal,
@@ -124,9 +126,11 @@ fn try_take_out<N: Node>(
         true => node.lock_shared(id, moment),
         false => node.lock_job(id),
     };
-    // The job that begins it is in the list, so its own end takes out those that have left meanwhile.
+    // The job that begins it is in the list, so its own end takes out those that have left
+    // meanwhile.
     if begins && let Err(Failure::Undetermined(_)) = held {
-        let note = format!("shared MPS {id} is being begun for another job: its list is written later");
+        let note =
+            format!("shared MPS {id} is being begun for another job: its list is written later");
         findings.notes.push(note);
         return Ok(());
     }
@@ -172,8 +176,8 @@ fn try_take_out<N: Node>(
     Ok(())
 }
 
-/// Whether the start of a job other than `leaves` may hold the lock of the MPS `id` until its proof. Its user can stop it, and no end
-/// waits for that.
+/// Whether the start of a job other than `leaves` may hold the lock of the MPS `id` until its
+/// proof. Its user can stop it, and no end waits for that.
 fn begins(node: &mut impl Node, id: &JobId, leaves: Option<&JobId>) -> bool {
     if !node.is_held(id) {
         return false;
@@ -183,16 +187,22 @@ fn begins(node: &mut impl Node, id: &JobId, leaves: Option<&JobId>) -> bool {
     others.any(|job| shares(node, job, id) && !node.is_ready(job))
 }
 
-/// Whether the journal of `job` says that it shares the MPS `id`. The journal is written before the job enters the list. A job that
-/// has left, but could not be taken out of the list, has no journal, or that of a later run.
+/// Whether the journal of `job` says that it shares the MPS `id`. The journal is written before the
+/// job enters the list. A job that has left, but could not be taken out of the list, has no
+/// journal, or that of a later run.
 fn shares(node: &mut impl Node, job: &JobId, id: &JobId) -> bool {
-    let is_this = |journal: Journal| journal.shared().any(|gpu| JobId::shared(journal.uid, gpu) == *id);
+    let is_this = |journal: Journal| {
+        journal
+            .shared()
+            .any(|gpu| JobId::shared(journal.uid, gpu) == *id)
+    };
     // A journal that cannot be read may say so.
     node.read_journal(job)
         .map_or(true, |journal| journal.is_some_and(is_this))
 }
 
-/// A hang becomes evidence only at the end of the MPS. A drain then names the jobs that shared it when it began to hang.
+/// A hang becomes evidence only at the end of the MPS. A drain then names the jobs that shared it
+/// when it began to hang.
 fn remember_hang(node: &mut impl Node, shared: &Journal, sharers: &BTreeSet<JobId>) {
     let sharers = match (evidence::is_hung(node, shared), shared.sharers.is_empty()) {
         (true, true) => sharers.clone(),
@@ -204,7 +214,8 @@ fn remember_hang(node: &mut impl Node, shared: &Journal, sharers: &BTreeSet<JobI
     let _ = node.write_journal(&Journal { sharers, ..shared });
 }
 
-/// Ends what is in the cgroup of a shared MPS and is none of its programs: it would outlive its job's limits.
+/// Ends what is in the cgroup of a shared MPS and is none of its programs: it would outlive its
+/// job's limits.
 fn sweep(node: &mut impl Node, shared: &Journal, findings: &mut Findings) {
     let mut others = node.own(shared);
     others.retain(|member| member.role == Role::Other && !member.is_defunct());

@@ -9,10 +9,12 @@ use std::time::Duration;
 
 /// The descriptor on which `mpsd` finds its [`Spec`].
 pub const SPEC_FD: i32 = 3;
-/// The descriptor on which `mpsd` writes its [`StartReport`]. A starting `mpsd` has a socket here, and reads [`GO`] from it.
+/// The descriptor on which `mpsd` writes its [`StartReport`]. A starting `mpsd` has a socket here,
+/// and reads [`GO`] from it.
 pub const REPORT_FD: i32 = 4;
 
-/// Root sends this when the servers may start: it has looked at the GPUs, and set their compute modes.
+/// Root sends this when the servers may start: it has looked at the GPUs, and set their compute
+/// modes.
 pub const GO: &[u8] = b"\n";
 
 /// The descriptor on which `mpsd` writes what it saw, over and over ([`mpsd_core::observations`]).
@@ -46,7 +48,8 @@ pub struct Spec {
     /// Look at what the job's GPUs do, for its report.
     #[serde(default)]
     pub usage: bool,
-    /// Look for programs of the job outside its MPS. A user who did not ask for one is told of none.
+    /// Look for programs of the job outside its MPS. A user who did not ask for one is told of
+    /// none.
     #[serde(default)]
     pub outside: bool,
     /// The most that the job's owner may set while it runs.
@@ -96,8 +99,11 @@ pub struct ReadyDaemon {
     pub partitions: Vec<String>,
 }
 
-/// Why the job has no MPS, by its own `mpsd`. Untrusted: a forged reason can only refuse the forger's own job.
-#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
+/// Why the job has no MPS, by its own `mpsd`. Untrusted: a forged reason can only refuse the
+/// forger's own job.
+#[derive(
+    Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
+)]
 pub enum Unready {
     /// This node cannot give what the job asks for.
     #[display("{what}: {why}; allowed: {allowed}")]
@@ -119,6 +125,6 @@ impl From<String> for Unready {
     }
 }
 
-/// What `mpsd` tells the prologue, one line of JSON: the daemons in the order of the specification, once every one is ready and
-/// every limit was read back; else what failed and why.
+/// What `mpsd` tells the prologue, one line of JSON: the daemons in the order of the specification,
+/// once every one is ready and every limit was read back; else what failed and why.
 pub type StartReport = Result<Vec<ReadyDaemon>, Unready>;

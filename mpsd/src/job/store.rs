@@ -1,5 +1,5 @@
-//! What root keeps on a node: the accounts of the GPUs, and for each job its directory, journal and record.
-//! The only shared code that makes these files; it knows a machine through [`Files`] alone.
+//! What root keeps on a node: the accounts of the GPUs, and for each job its directory, journal and
+//! record. The only shared code that makes these files; it knows a machine through [`Files`] alone.
 
 use super::account::Account;
 use super::journal::Journal;
@@ -53,7 +53,8 @@ fn garbled(what: impl Into<String>, why: impl ToString) -> Failure {
     Fault::new(Evidence::Storage, what, why.to_string()).into()
 }
 
-/// A file that only root can write. An error is the node's unless something ran out: users fill the same file system.
+/// A file that only root can write. An error is the node's unless something ran out: users fill the
+/// same file system.
 trait OrFault<T> {
     fn or_fault(self) -> Result<T, Failure>;
 }
@@ -63,13 +64,17 @@ impl<T> OrFault<T> for Result<T, FileError> {
         self.map_err(|error| match &error {
             FileError::Io { act, path, errno } => {
                 let lacking = (*errno == Errno::ENOSPC).then(|| lacking(path)).flatten();
-                let lacking = lacking.map(|lacking| format!(": {lacking}")).unwrap_or_default();
+                let lacking = lacking
+                    .map(|lacking| format!(": {lacking}"))
+                    .unwrap_or_default();
                 let what = format!("cannot {act} '{}'", path.display());
                 let evidence = unless_scarce(Evidence::Storage, Some(*errno));
                 failure(evidence, what, errno.desc().to_owned() + &lacking)
             }
             FileError::Unfit { .. } => garbled(error.to_string(), "it is not as we left it"),
-            FileError::Bound { .. } => Undetermined::new("a limit of mpsd", error.to_string()).into(),
+            FileError::Bound { .. } => {
+                Undetermined::new("a limit of mpsd", error.to_string()).into()
+            }
         })
     }
 }
@@ -103,7 +108,8 @@ pub trait Store: Files {
         self.create_dir(path, PASSABLE).or_fault()
     }
 
-    /// The lock of the account of `gpu`. Each GPU has its own: jobs on different GPUs must not wait for each other.
+    /// The lock of the account of `gpu`. Each GPU has its own: jobs on different GPUs must not wait
+    /// for each other.
     fn account_lock(&self, gpu: &GpuUuid) -> PathBuf {
         self.settings().paths.gpus().join(format!(".{gpu}.lock"))
     }
@@ -124,7 +130,9 @@ pub trait Store: Files {
         let file = self.settings().paths.gpu(gpu);
         self.forget_write(&file).or_fault()?;
         let bytes = self.read(&file, LONGEST).or_fault()?;
-        let account = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+        let account = bytes
+            .map(|bytes| serde_json::from_slice(&bytes))
+            .transpose();
         account.map_err(|e| garbled(format!("account of {gpu}"), e))
     }
 
@@ -162,7 +170,8 @@ pub trait Store: Files {
         self.settings().paths.job(job)
     }
 
-    /// Locks the job and makes its directory. Only one prologue or epilogue of a job works at a time.
+    /// Locks the job and makes its directory. Only one prologue or epilogue of a job works at a
+    /// time.
     fn open_job(&mut self, job: &JobId) -> Result<LockGuard, Failure> {
         let lock = self.job_lock(job);
         self.make(lock.parent().unwrap_or(Path::new("/")))?;
@@ -174,7 +183,8 @@ pub trait Store: Files {
         made.map(|()| held).or_fault()
     }
 
-    /// Waits longer for a shared MPS, because another job of the user holds its lock while it begins.
+    /// Waits longer for a shared MPS, because another job of the user holds its lock while it
+    /// begins.
     fn lock_job(&mut self, job: &JobId) -> Result<LockGuard, Failure> {
         let settings = self.settings();
         if job.is_shared() {
@@ -218,7 +228,8 @@ pub trait Store: Files {
 
     /// The jobs that share the MPS `id`, under its lock.
     fn read_members(&mut self, id: &JobId) -> Result<Members, Failure> {
-        self.forget_write(&self.job_files(id).members()).or_fault()?;
+        self.forget_write(&self.job_files(id).members())
+            .or_fault()?;
         self.look_at_members(id)
     }
 
@@ -226,7 +237,9 @@ pub trait Store: Files {
     fn look_at_members(&mut self, id: &JobId) -> Result<Members, Failure> {
         let file = self.job_files(id).members();
         let bytes = self.read(&file, LONGEST).or_fault()?;
-        let members = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+        let members = bytes
+            .map(|bytes| serde_json::from_slice(&bytes))
+            .transpose();
         let members = members.map_err(|e| garbled(format!("list of shared MPS {id}"), e));
         Ok(members?.unwrap_or_default())
     }
@@ -238,7 +251,8 @@ pub trait Store: Files {
             return self.remove_file(&file).or_fault();
         }
         let text = serde_json::to_vec(members).map_err(|e| garbled("list", e))?;
-        self.write(&file, &text, READABLE, Durability::OnDisk).or_fault()
+        self.write(&file, &text, READABLE, Durability::OnDisk)
+            .or_fault()
     }
 
     /// Every shared MPS that has a directory, a lock or a list here.
@@ -259,7 +273,8 @@ pub trait Store: Files {
         self.is_locked(&self.job_lock(job))
     }
 
-    /// Leaves a mark that tells the start under way that its job has ended. It lasts as long as the job's directory.
+    /// Leaves a mark that tells the start under way that its job has ended. It lasts as long as the
+    /// job's directory.
     fn cancel(&mut self, job: &JobId) -> Result<(), Failure> {
         self.make(&self.settings().paths.jobs())?;
         let directory = self.job_files(job).directory().to_owned();
@@ -268,7 +283,8 @@ pub trait Store: Files {
         let marked = self.create_dir(&directory, PASSABLE);
         match marked.and_then(|()| self.lock(&directory.join(CANCELLED), deadline)) {
             Err(_) if self.is_cancelled(job) => Ok(()),
-            // The holder of the job's lock has removed the directory meanwhile, so nothing is under way.
+            // The holder of the job's lock has removed the directory meanwhile, so nothing is under
+            // way.
             Err(error) if error.is_absent() => Ok(()),
             other => other.map(drop).or_fault(),
         }
@@ -296,7 +312,11 @@ pub trait Store: Files {
     fn job_locks(&self) -> Result<Vec<String>, Failure> {
         let names = self.names(&self.settings().paths.jobs()).or_fault()?;
         let locks = names.iter().filter_map(|name| locked(name));
-        let alone = locks.filter(|name| names.binary_search_by(|other| other.as_str().cmp(name)).is_err());
+        let alone = locks.filter(|name| {
+            names
+                .binary_search_by(|other| other.as_str().cmp(name))
+                .is_err()
+        });
         Ok(alone.map(str::to_owned).collect())
     }
 
@@ -317,7 +337,8 @@ pub trait Store: Files {
             .or_fault()
     }
 
-    /// Writes the record for the job's tasks. Its readers end with the node, so no caller waits for the disk.
+    /// Writes the record for the job's tasks. Its readers end with the node, so no caller waits for
+    /// the disk.
     fn write_record(&mut self, record: &Record) -> Result<(), Failure> {
         let text = record.to_text().map_err(|why| garbled("record", why))?;
         let file = self.job_files(&record.job).record();
@@ -331,7 +352,9 @@ pub trait Store: Files {
 
     /// The same; it is a fault if there is one that cannot be read.
     fn look_at_record(&mut self, job: &JobId) -> Result<Option<Record>, Failure> {
-        let bytes = self.read(&self.job_files(job).record(), LONGEST).or_fault()?;
+        let bytes = self
+            .read(&self.job_files(job).record(), LONGEST)
+            .or_fault()?;
         let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
         Ok(text.and_then(|text| Record::parse(&text).ok()))
     }
@@ -359,7 +382,9 @@ pub trait Store: Files {
     /// Whether a user keeps the lock of one of the job's directories.
     fn are_locked(&mut self, journal: &Journal) -> bool {
         let daemons = 0..journal.daemons.len();
-        let all: Vec<PathBuf> = daemons.flat_map(|n| self.users_directories(journal, n)).collect();
+        let all: Vec<PathBuf> = daemons
+            .flat_map(|n| self.users_directories(journal, n))
+            .collect();
         // A job with many steps has little time for each.
         self.are_directories_kept(&all, KEPT.min(self.settings().teardown / 4))
     }
@@ -382,7 +407,10 @@ pub trait Store: Files {
 
     /// Removes what is left of the job, its lock last.
     fn remove_job(&mut self, job: &JobId) -> Result<(), Failure> {
-        let (directory, lock) = (self.job_files(job).directory().to_owned(), self.job_lock(job));
+        let (directory, lock) = (
+            self.job_files(job).directory().to_owned(),
+            self.job_lock(job),
+        );
         self.remove_tree(&directory, self.bounds())
             .and_then(|()| self.remove_file(&lock))
             .or_fault()
@@ -410,12 +438,14 @@ pub trait Store: Files {
             .or_fault()
     }
 
-    /// Makes the files that tell the user of `job` what happens to the MPS that it begins to share on `gpu`. Without them its report and
-    /// its output lack that, and nothing else.
+    /// Makes the files that tell the user of `job` what happens to the MPS that it begins to share
+    /// on `gpu`. Without them its report and its output lack that, and nothing else.
     fn note_before(&mut self, job: &JobId, uid: u32, gpu: &GpuUuid) -> Result<(), FileError> {
         let placed = Durability::Placed;
         for paths in self.settings().paths.seen(job, uid, [gpu]) {
-            let before = self.read(&paths.now, observations::LONGEST)?.unwrap_or_default();
+            let before = self
+                .read(&paths.now, observations::LONGEST)?
+                .unwrap_or_default();
             if let Some(path) = &paths.before {
                 self.write(path, &before, SECRET, placed)?;
             }

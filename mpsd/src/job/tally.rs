@@ -30,12 +30,14 @@ impl Times {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tally {
-    /// Jobs that ever had a ready MPS. A look counts the ended ones and those present; the highest count stays.
+    /// Jobs that ever had a ready MPS. A look counts the ended ones and those present; the highest
+    /// count stays.
     pub begun: u64,
     pub ended: u64,
     /// Ended jobs after which the node was not as before.
     pub left: u64,
-    /// Jobs for which the node was drained: at their end, for their failed start, or at a second look.
+    /// Jobs for which the node was drained: at their end, for their failed start, or at a second
+    /// look.
     pub drained: u64,
     pub ready: Times,
     pub teardown: Times,
@@ -88,7 +90,8 @@ impl Tally {
         } += 1;
     }
 
-    /// `ready` jobs have their MPS now. A job that begins and ends between two looks is counted at its end.
+    /// `ready` jobs have their MPS now. A job that begins and ends between two looks is counted at
+    /// its end.
     pub fn look(&mut self, ready: usize) {
         let ready = u64::try_from(ready).unwrap_or(u64::MAX);
         self.begun = self.begun.max(self.ready.count.saturating_add(ready));

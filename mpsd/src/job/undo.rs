@@ -1,4 +1,5 @@
-//! Undoes what a job's journal says was begun. Goes on after errors, can be repeated, and says what it found.
+//! Undoes what a job's journal says was begun. Goes on after errors, can be repeated, and says what
+//! it found.
 
 use super::claim;
 use super::evidence;
@@ -14,14 +15,15 @@ use mpsd_core::text;
 use mpsd_core::{GpuUuid, JobId};
 use std::time::{Duration, Instant};
 
-/// The MPS that a job shares divide the time of the ladder into at most so many parts. A node rarely has more GPUs.
+/// The MPS that a job shares divide the time of the ladder into at most so many parts. A node
+/// rarely has more GPUs.
 const MOST_LADDERS: usize = 8;
 
-/// Undoes what `journal` says was begun, and removes the job's directory when all of it is undone. The caller holds
-/// the job's lock.
+/// Undoes what `journal` says was begun, and removes the job's directory when all of it is undone.
+/// The caller holds the job's lock.
 ///
-/// What others need comes first, and what a user can make slow comes last: our own processes, accounts and compute modes,
-/// then strangers, then what the user left in files.
+/// What others need comes first, and what a user can make slow comes last: our own processes,
+/// accounts and compute modes, then strangers, then what the user left in files.
 pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = undo_effects(node, journal);
     if findings.is_clean() {
@@ -51,7 +53,8 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
         if let Effect::JoinShared { gpu } = effect {
             findings.merge(shared::leave(node, journal, gpu, time, undo));
         }
-        // Leaving the account also restores the compute mode, so `SetComputeMode` needs no step of its own.
+        // Leaving the account also restores the compute mode, so `SetComputeMode` needs no step of
+        // its own.
         if let Effect::ClaimGpu { gpu } = effect {
             findings.take_note(claim::leave(node, &journal.job, gpu));
         }
@@ -59,7 +62,8 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     if started {
         stop_strangers(node, journal, &mut findings);
     }
-    // We start no server before its GPU is claimed, so that a start that fails without NVML leaves nothing.
+    // We start no server before its GPU is claimed, so that a start that fails without NVML leaves
+    // nothing.
     let claims = |effect: &Effect| matches!(effect, Effect::ClaimGpu { .. });
     if started && journal.to_undo().any(claims) {
         for gpu in &journal.gpus {
@@ -77,10 +81,16 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     }
     // Late, because this rewrites files with other jobs' lines, and users may have filled the disk.
     for effect in journal.to_undo() {
-        if let Effect::TellExporter { exporter, directory } = effect {
+        if let Effect::TellExporter {
+            exporter,
+            directory,
+        } = effect
+        {
             match exporters::tell(node, journal, *exporter, directory, Direction::Leave) {
                 Ok(None) => {}
-                Ok(Some(why)) => findings.notes.push(format!("{exporter} is told nothing: {why}")),
+                Ok(Some(why)) => findings
+                    .notes
+                    .push(format!("{exporter} is told nothing: {why}")),
                 Err(why) => {
                     let what = format!("the job's lines for {exporter}");
                     findings.untold += 1;
@@ -92,8 +102,8 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     findings
 }
 
-/// Takes jobs that do not share it out of the list of the shared MPS `id`, and ends it if no job shares it. The notes say what was
-/// done.
+/// Takes jobs that do not share it out of the list of the shared MPS `id`, and ends it if no job
+/// shares it. The notes say what was done.
 pub fn end_unshared(node: &mut impl Node, id: &JobId) -> Findings {
     let time = node.settings().teardown;
     shared::take_out(node, id, None, time, undo)
@@ -104,10 +114,13 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let time = journal.ladder.unwrap_or(node.settings().teardown);
     let mut left = living(node.own(journal));
     // A process whose role is not known may be a control daemon.
-    let control = left.iter().any(|m| matches!(m.role, Role::Control | Role::Other));
+    let control = left
+        .iter()
+        .any(|m| matches!(m.role, Role::Control | Role::Other));
     let kept = !left.is_empty() && node.are_locked(journal);
     for rung in [Rung::Polite, Rung::Terminate, Rung::Kill] {
-        // A daemon that is asked to end removes its sockets. It would wait for a kept lock beyond SIGKILL.
+        // A daemon that is asked to end removes its sockets. It would wait for a kept lock beyond
+        // SIGKILL.
         if left.is_empty() || (kept && rung != Rung::Kill) || (rung == Rung::Polite && !control) {
             continue;
         }
@@ -119,8 +132,8 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     say_survivors(node, journal, left, began, findings);
 }
 
-/// Ends processes that run NVIDIA's files for this job and are not in the journal. A prologue may have been killed before it
-/// wrote a pid down, or a control daemon may have started more servers.
+/// Ends processes that run NVIDIA's files for this job and are not in the journal. A prologue may
+/// have been killed before it wrote a pid down, or a control daemon may have started more servers.
 fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let time = journal.ladder.unwrap_or(node.settings().teardown) / 2;
     let began = Instant::now();
@@ -166,9 +179,14 @@ fn list(members: &[Member]) -> String {
     all.join(", ")
 }
 
-/// Reports contexts of the job's user on a GPU of the job. One is killed only if the site wants that and root proves that
-/// it is this job's. A GPU that does not answer is a fault.
-fn look_for_contexts(node: &mut impl Node, journal: &Journal, gpu: &GpuUuid, findings: &mut Findings) {
+/// Reports contexts of the job's user on a GPU of the job. One is killed only if the site wants
+/// that and root proves that it is this job's. A GPU that does not answer is a fault.
+fn look_for_contexts(
+    node: &mut impl Node,
+    journal: &Journal,
+    gpu: &GpuUuid,
+    findings: &mut Findings,
+) {
     let processes = match node.gpu_processes(gpu) {
         Ok(processes) => processes,
         Err(failure) => return findings.take(Err(failure)),
@@ -183,7 +201,11 @@ fn look_for_contexts(node: &mut impl Node, journal: &Journal, gpu: &GpuUuid, fin
         findings.notes.push(note);
         if mine && journal.kill_clients {
             let (role, now) = (Role::Other, node.process(pid));
-            let client = now.map(|(process, state)| Member { process, role, state });
+            let client = now.map(|(process, state)| Member {
+                process,
+                role,
+                state,
+            });
             node.end_strangers(client.as_slice(), Rung::Kill, Duration::ZERO);
         }
     }

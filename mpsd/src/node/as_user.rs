@@ -1,4 +1,5 @@
-//! Programs of the suite that run as a job's user: in the job's cgroup, confined, and with `mpsd`'s specification.
+//! Programs of the suite that run as a job's user: in the job's cgroup, confined, and with `mpsd`'s
+//! specification.
 
 use super::real::{RealNode, beside, groups_of};
 use super::{devices, failure, site_directory, unless_scarce};
@@ -26,7 +27,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// 48 clients need several descriptors each in the server. NVIDIA's guide asks for more than the usual 1024.
+/// 48 clients need several descriptors each in the server. NVIDIA's guide asks for more than the
+/// usual 1024.
 const OPEN_FILES: u64 = 16_384;
 const COMMAND_MS: u64 = 2_000;
 const LONGEST_LINE: usize = 256 * 1024;
@@ -36,7 +38,8 @@ const AFTER_NOTE: Duration = Duration::from_millis(200);
 /// Most that is read of a complaint of the process that writes a note. Bytes.
 const LONGEST_COMPLAINT: usize = 4096;
 
-/// `mpsd` as the job's user, with `spec` on its descriptor. With `args` it only talks to the daemons that are there.
+/// `mpsd` as the job's user, with `spec` on its descriptor. With `args` it only talks to the
+/// daemons that are there.
 pub(super) fn with_spec(
     node: &RealNode,
     journal: &Journal,
@@ -47,7 +50,8 @@ pub(super) fn with_spec(
         .map_err(|e| Fault::new(Evidence::Storage, "specification", e.to_string()))?;
     let groups = match args {
         [] => groups_of(&journal.user, journal.gid),
-        // The groups of the job's `mpsd`, which may need them to reach NVIDIA's program. This spares the directory service.
+        // The groups of the job's `mpsd`, which may need them to reach NVIDIA's program. This
+        // spares the directory service.
         _ => {
             let supervisor = journal.supervisor.and_then(ProcessRef::open);
             let groups = supervisor.and_then(|mpsd| mpsd.groups());
@@ -56,7 +60,8 @@ pub(super) fn with_spec(
     };
     let mut spawn = node.as_user(journal, "mpsd", groups)?;
     spawn.args = args.iter().map(Into::into).collect();
-    // `mpsd` needs no variable. This one identifies it without a cgroup, if its starter died before it journaled the pid.
+    // `mpsd` needs no variable. This one identifies it without a cgroup, if its starter died before
+    // it journaled the pid.
     let first = journal.daemons.first();
     let pipe = first.map(|daemon| (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()));
     spawn.env = pipe.into_iter().collect();
@@ -101,7 +106,12 @@ pub(super) fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Dead
 
 impl RealNode {
     /// The suite's program `name`, to be run as the job's user in the job's cgroup.
-    pub(super) fn as_user(&self, journal: &Journal, name: &str, groups: Vec<u32>) -> Result<Spawn, Failure> {
+    pub(super) fn as_user(
+        &self,
+        journal: &Journal,
+        name: &str,
+        groups: Vec<u32>,
+    ) -> Result<Spawn, Failure> {
         let directory = |cgroup: Cgroup| {
             cgroup.directory().map_err(|e: FileError| {
                 let evidence = unless_scarce(Evidence::Storage, e.errno());
@@ -124,7 +134,8 @@ impl RealNode {
 
     fn hidden_from(&self, journal: &Journal) -> Option<Hidden> {
         let files = devices::of_others(&journal.minors);
-        let directory = (!files.is_empty()).then(|| Dir::open(self.job_files(&journal.job).directory()))?;
+        let directory =
+            (!files.is_empty()).then(|| Dir::open(self.job_files(&journal.job).directory()))?;
         let directory = directory.ok()?;
         // An earlier start of this job has made it, or this one does.
         let _ = directory.create_file(CLOSED, 0);
@@ -132,9 +143,10 @@ impl RealNode {
         Some(Hidden { files, behind })
     }
 
-    /// The only way in which root starts a program as a user: in a session of its own, confined, and in a cgroup of ours if this
-    /// node has one. Before exec it has the daemons' group, which the user's other processes lack. So they can at no moment debug
-    /// it (ptrace(2), "Ptrace access mode checking").
+    /// The only way in which root starts a program as a user: in a session of its own, confined,
+    /// and in a cgroup of ours if this node has one. Before exec it has the daemons' group, which
+    /// the user's other processes lack. So they can at no moment debug it (ptrace(2), "Ptrace
+    /// access mode checking").
     fn program_of(
         &self,
         (uid, gid): (u32, u32),
@@ -155,10 +167,19 @@ impl RealNode {
         }
     }
 
-    /// Appends `line` to a file of the user's by `mpsd --note`, because the way to the file is the user's, and may block. No job's
-    /// cgroup is left for it, so it gets one that ends with it.
-    pub(super) fn append_as_user(&self, user: &User, file: &Path, line: &str) -> Result<(), String> {
-        let made = site_directory::make_cgroup(&self.settings.paths, &self.site.cgroup, &Cgroup::passing())?;
+    /// Appends `line` to a file of the user's by `mpsd --note`, because the way to the file is the
+    /// user's, and may block. No job's cgroup is left for it, so it gets one that ends with it.
+    pub(super) fn append_as_user(
+        &self,
+        user: &User,
+        file: &Path,
+        line: &str,
+    ) -> Result<(), String> {
+        let made = site_directory::make_cgroup(
+            &self.settings.paths,
+            &self.site.cgroup,
+            &Cgroup::passing(),
+        )?;
         let cgroup = made.map(|path| Cgroup::open(&path)).transpose();
         let cgroup = cgroup.map_err(|error| error.to_string())?.flatten();
         let written = self.run_note(user, file, line, cgroup.as_ref());
@@ -171,7 +192,13 @@ impl RealNode {
         written
     }
 
-    fn run_note(&self, user: &User, file: &Path, line: &str, cgroup: Option<&Cgroup>) -> Result<(), String> {
+    fn run_note(
+        &self,
+        user: &User,
+        file: &Path,
+        line: &str,
+        cgroup: Option<&Cgroup>,
+    ) -> Result<(), String> {
         let cgroup = cgroup.map(Cgroup::directory).transpose();
         let cgroup = cgroup.map_err(|error| error.to_string())?;
         let groups = groups_of(&user.name, user.gid);
@@ -183,16 +210,27 @@ impl RealNode {
             user.gid.to_string().into(),
         ];
         let line = format!("{line}\n");
-        spawn.input(line.as_bytes()).map_err(|error| error.to_string())?;
+        spawn
+            .input(line.as_bytes())
+            .map_err(|error| error.to_string())?;
         let ended = spawn.run(Deadline::after(NOTE_TIME), LONGEST_COMPLAINT);
         match ended.map_err(|error| error.to_string())? {
             ended if ended.exit == Exit::Code(0) => Ok(()),
-            ended => Err(one_line(String::from_utf8_lossy(&ended.err).trim_end(), 300)),
+            ended => Err(one_line(
+                String::from_utf8_lossy(&ended.err).trim_end(),
+                300,
+            )),
         }
     }
 
-    /// What `mpsd` with `args`, run as the job's user, answers in one line: the user could forge it.
-    pub(crate) fn ask_mpsd(&self, journal: &Journal, args: &[&str], limit: Duration) -> Option<Vec<u8>> {
+    /// What `mpsd` with `args`, run as the job's user, answers in one line: the user could forge
+    /// it.
+    pub(crate) fn ask_mpsd(
+        &self,
+        journal: &Journal,
+        args: &[&str],
+        limit: Duration,
+    ) -> Option<Vec<u8>> {
         let deadline = Deadline::after(limit);
         let daemons = u32::try_from(journal.daemons.len().max(1)).unwrap_or(u32::MAX);
         let each = (limit * 3 / 4 / daemons).as_millis();
@@ -201,7 +239,9 @@ impl RealNode {
         let mut spawn = with_spec(self, journal, &spec, args).ok()?;
         spawn.inherit.push((theirs, REPORT_FD));
         let mut child = spawn.start(deadline).ok()?;
-        let line = read_line(report.as_fd(), deadline, LONGEST_LINE).ok().flatten();
+        let line = read_line(report.as_fd(), deadline, LONGEST_LINE)
+            .ok()
+            .flatten();
         child.kill(Deadline::after(Duration::from_millis(200)));
         line
     }
@@ -259,7 +299,10 @@ mod tests {
             "Gid: {group} {group} {group} {group} CapBnd: {none} NoNewPrivs: 1 Seccomp: 2 1 --note /its/output --group {STRANGER}"
         );
         assert_eq!(told, expected);
-        assert!(Cgroup::find(&Cgroup::passing()).is_none(), "its cgroup stays");
+        assert!(
+            Cgroup::find(&Cgroup::passing()).is_none(),
+            "its cgroup stays"
+        );
     }
 
     /// Whoever may open `/proc/PID/mem` may attach a debugger (proc_pid_mem(5)).

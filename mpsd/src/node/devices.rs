@@ -1,7 +1,8 @@
 //! The device files of GPUs that are none of a job's. Its daemons cannot open them.
 //!
-//! NVIDIA's programs open every GPU that they may, which takes most of a start on a node with several
-//! (docs/facts/mps-control.md#starting). One that a user took over gains no other GPU either.
+//! NVIDIA's programs open every GPU that they may, which takes most of a start on a node with
+//! several (docs/facts/mps-control.md#starting). One that a user took over gains no other GPU
+//! either.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -10,8 +11,8 @@ use std::path::PathBuf;
 const DEV: &str = "/dev";
 const GPU: &str = "nvidia";
 
-/// The device files of the other GPUs, also under other names of `/dev`. None if it does not show the job's own: then nobody knows
-/// what its names mean.
+/// The device files of the other GPUs, also under other names of `/dev`. None if it does not show
+/// the job's own: then nobody knows what its names mean.
 pub(super) fn of_others(minors: &[u32]) -> Vec<PathBuf> {
     if minors.is_empty() {
         return Vec::new();

@@ -122,17 +122,22 @@ impl Files for RealNode {
     }
 
     /// Follows no link, and bounds every wait.
-    fn remove_users_directories(&mut self, paths: &[PathBuf], bounds: Bounds) -> Result<(), String> {
+    fn remove_users_directories(
+        &mut self,
+        paths: &[PathBuf],
+        bounds: Bounds,
+    ) -> Result<(), String> {
         let Some(job) = paths.first().and_then(|path| path.parent()) else {
             return Ok(());
         };
         let remove = || enter_first_namespace(job).and_then(|()| remove_from(job, paths, bounds));
         let end = Deadline::after(bounds.deadline.remaining() + ANSWER_TIME);
-        by_child(end, remove).map_err(|none| format!("{none}: is one of its user's processes in it?"))?
+        by_child(end, remove)
+            .map_err(|none| format!("{none}: is one of its user's processes in it?"))?
     }
 
-    /// A child removes a name that is not there, which takes the lock as a daemon does that removes its sockets. The user's FUSE
-    /// mounts could delay it, so they are aborted first.
+    /// A child removes a name that is not there, which takes the lock as a daemon does that removes
+    /// its sockets. The user's FUSE mounts could delay it, so they are aborted first.
     fn are_directories_kept(&mut self, paths: &[PathBuf], limit: Duration) -> bool {
         let touch = || {
             let job = paths.first().and_then(|path| path.parent());
@@ -141,7 +146,10 @@ impl Files for RealNode {
                 let _ = Dir::open(path).and_then(|dir| dir.remove_file(NOTHING));
             }
         };
-        matches!(by_child(Deadline::after(limit), touch), Err(AskError::Killed(_)))
+        matches!(
+            by_child(Deadline::after(limit), touch),
+            Err(AskError::Killed(_))
+        )
     }
 
     fn lacking(&self, path: &Path) -> Option<String> {
@@ -177,9 +185,11 @@ impl Files for RealNode {
     }
 }
 
-/// Makes the directory `path`, in which a user of `job` has files, with so much room, and this mode and owner.
+/// Makes the directory `path`, in which a user of `job` has files, with so much room, and this mode
+/// and owner.
 ///
-/// A file that a user keeps open outlives its removal. So the directory is a file system of its own, which ends with it.
+/// A file that a user keeps open outlives its removal. So the directory is a file system of its
+/// own, which ends with it.
 pub fn bounded(
     node: &RealNode,
     job: &JobId,
@@ -197,7 +207,10 @@ pub fn bounded(
         if !has_no_mounts(&error) {
             return Err(error);
         }
-        let line = format!("job {job}: '{}' has no bound of room: {error}", path.display());
+        let line = format!(
+            "job {job}: '{}' has no bound of room: {error}",
+            path.display()
+        );
         log::line(node.program, Severity::Info, &line);
     }
     let (dir, name) = parent(path)?;
@@ -234,19 +247,25 @@ fn remove_from(job: &Path, paths: &[PathBuf], bounds: Bounds) -> Result<(), Stri
     dir.abort_users_mounts();
     let own = File::open(job).map_err(|e| e.to_string())?;
     let Ok(_lock) = Flock::lock(own, FlockArg::LockExclusiveNonblock) else {
-        return Err(format!("'{}': an earlier removal hangs in it", job.display()));
+        return Err(format!(
+            "'{}': an earlier removal hangs in it",
+            job.display()
+        ));
     };
     let names = paths.iter().filter_map(|path| path.file_name());
     let mut removed = names.map(|name| dir.remove_tree(name, bounds));
     removed.try_for_each(|one| one.map(drop).map_err(|e| e.to_string()))
 }
 
-/// Moves this process into the mount namespace and the root of the first process, if `path` is the same directory there.
+/// Moves this process into the mount namespace and the root of the first process, if `path` is the
+/// same directory there.
 ///
-/// A unit's namespace may hold hidden copies of the mounts on jobs' directories. No path leads to them, and for a
-/// process in that namespace they keep such a directory busy. A scheduler in a container has another `path`.
+/// A unit's namespace may hold hidden copies of the mounts on jobs' directories. No path leads to
+/// them, and for a process in that namespace they keep such a directory busy. A scheduler in a
+/// container has another `path`.
 ///
-/// After an error this process must do nothing more: it may be in the namespace, but not in its root.
+/// After an error this process must do nothing more: it may be in the namespace, but not in its
+/// root.
 fn enter_first_namespace(path: &Path) -> Result<(), String> {
     const ROOT: &str = "/proc/1/root";
     let identity = |path: &Path| path.metadata().ok().map(|about| (about.dev(), about.ino()));
@@ -256,7 +275,8 @@ fn enter_first_namespace(path: &Path) -> Result<(), String> {
     let (Ok(root), Ok(first)) = (File::open(ROOT), File::open("/proc/1/ns/mnt")) else {
         return Ok(());
     };
-    if !is_same || namespaces[0] == namespaces[1] || setns(&first, CloneFlags::CLONE_NEWNS).is_err() {
+    if !is_same || namespaces[0] == namespaces[1] || setns(&first, CloneFlags::CLONE_NEWNS).is_err()
+    {
         return Ok(());
     }
     let entered = fchdir(&root).and_then(|()| chroot("."));
@@ -284,9 +304,15 @@ mod tests {
     fn a_lock_that_another_holds_is_not_waited_for_beyond_the_limit() {
         let place = tempfile::tempdir().unwrap();
         let limit = Duration::from_secs(1);
-        let (job, gpu) = (JobId::parse("64.srv").unwrap(), GpuUuid::parse("GPU-01").unwrap());
+        let (job, gpu) = (
+            JobId::parse("64.srv").unwrap(),
+            GpuUuid::parse("GPU-01").unwrap(),
+        );
         let mut holder = node(place.path(), limit);
-        let held = (holder.open_job(&job).unwrap(), holder.lock_gpu(&gpu).unwrap());
+        let held = (
+            holder.open_job(&job).unwrap(),
+            holder.lock_gpu(&gpu).unwrap(),
+        );
         let (tell, told) = std::sync::mpsc::channel();
         let path = place.path().to_owned();
         std::thread::spawn(move || {
@@ -308,12 +334,16 @@ mod tests {
             .open_job(&job)
             .unwrap();
         let mut late = node(place.path(), Duration::ZERO);
-        assert!(late.remove_job(&job).is_err(), "there is no time to remove it");
+        assert!(
+            late.remove_job(&job).is_err(),
+            "there is no time to remove it"
+        );
         assert!(late.has_directory(&job) && late.has_lock(&job));
         drop(held);
     }
 
-    /// Two ends of one job at once: while one leaves the mark for a start under way, the other removes the directory.
+    /// Two ends of one job at once: while one leaves the mark for a start under way, the other
+    /// removes the directory.
     #[test]
     fn a_job_whose_directory_is_removed_while_its_start_is_cancelled_is_no_fault() {
         let place = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! `mpsd` and `mps-probe`, run as the job's user. Root starts them and reads their word, and believes none of it.
+//! `mpsd` and `mps-probe`, run as the job's user. Root starts them and reads their word, and
+//! believes none of it.
 
 use super::as_user::with_spec;
 use super::members as processes;
@@ -66,7 +67,8 @@ impl Daemons for RealNode {
         let name = journal.job.directory_name();
         let made = site_directory::make_cgroup(&self.settings.paths, &self.site.cgroup, &name);
         if made.is_ok() {
-            // Other jobs that begin and end now may hold our lock of it for longer than a second look waits.
+            // Other jobs that begin and end now may hold our lock of it for longer than a second
+            // look waits.
             let _ = self.cgroups_kept.set(false);
         }
         // Without a cgroup, processes are identified by pid, start time and file.
@@ -84,20 +86,27 @@ impl Daemons for RealNode {
             return Err(stays(why.to_owned()));
         }
         match self.cgroup_of(journal) {
-            Some(cgroup) => site_directory::remove_cgroup(&self.settings.paths, &cgroup).map_err(stays),
+            Some(cgroup) => {
+                site_directory::remove_cgroup(&self.settings.paths, &cgroup).map_err(stays)
+            }
             None => Ok(()),
         }
     }
 
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
-        let (report, theirs) =
-            UnixStream::pair().map_err(|e| Undetermined::new("no socket to be had", e.to_string()))?;
+        let (report, theirs) = UnixStream::pair()
+            .map_err(|e| Undetermined::new("no socket to be had", e.to_string()))?;
         make_device("/dev/nvidia-uvm", &["-u", "-c", "0"]);
-        let (job, user, group) = (&journal.job, text::user(&journal.user), self.site.daemon_group);
+        let (job, user, group) = (
+            &journal.job,
+            text::user(&journal.user),
+            self.site.daemon_group,
+        );
         let lacking = confine::lacking();
         if !lacking.is_empty() {
             let lacking = lacking.join(", ");
-            let line = format!("job {job}: this kernel has no {lacking}: processes are confined by less");
+            let line =
+                format!("job {job}: this kernel has no {lacking}: processes are confined by less");
             self.log(Severity::Info, &line);
         }
         let mut spawn = with_spec(self, journal, spec, &[])?;
@@ -112,7 +121,11 @@ impl Daemons for RealNode {
         }
         spawn.inherit.push((theirs.into(), REPORT_FD));
         let directory = Dir::open(self.job_files(job).directory());
-        if journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
+        if journal
+            .daemons
+            .iter()
+            .any(|daemon| !daemon.partitions.is_empty())
+        {
             let made = directory.as_ref().map_err(ToString::to_string);
             made.and_then(|directory| make_partitions_lock(self, directory, journal))
                 .map_err(|e| Undetermined::new("the lock of the ranks' static partitions", e))?;
@@ -125,7 +138,8 @@ impl Daemons for RealNode {
         });
         let observations = observations.ok().map(|file| (file, OBSERVATIONS_FD));
         spawn.inherit.extend(observations);
-        // A user at the limit of processes, or a full process table, proves nothing against the node.
+        // A user at the limit of processes, or a full process table, proves nothing against the
+        // node.
         let mut child = spawn
             .start(Deadline::after_ms(spec.start_ms))
             .map_err(|e| Undetermined::new("the job's daemon", e.to_string()))?;
@@ -161,7 +175,9 @@ impl Daemons for RealNode {
         let report = hear(&started.report, deadline).ok_or_else(|| {
             let how = match started.child.try_wait() {
                 Some(end) => format!("it ended without a report ({end})"),
-                None if deadline.expired() => format!("no report within {} ms", began.elapsed().as_millis()),
+                None if deadline.expired() => {
+                    format!("no report within {} ms", began.elapsed().as_millis())
+                }
                 None => "its report cannot be read".to_owned(),
             };
             Undetermined::new("mpsd", how)
@@ -180,12 +196,27 @@ impl Daemons for RealNode {
             .map_err(|why| Undetermined::new("mpsd's report does not hold", why).into())
     }
 
-    fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure> {
-        let failed = |why: String| Failure::from(Undetermined::new("verification by mps-probe", why));
-        let mut spawn = self.as_user(journal, processes::PROBE, groups_of(&journal.user, journal.gid))?;
+    fn probe(
+        &mut self,
+        journal: &Journal,
+        daemon: &Daemon,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        let failed =
+            |why: String| Failure::from(Undetermined::new("verification by mps-probe", why));
+        let mut spawn = self.as_user(
+            journal,
+            processes::PROBE,
+            groups_of(&journal.user, journal.gid),
+        )?;
         let seconds = deadline.remaining().as_secs().max(1).to_string();
-        spawn.args = vec!["--require-mps".into(), "--deadline-s".into(), seconds.into()];
-        // In a daemon with partitions a client without one gets no context. A client with one reaches that GPU alone.
+        spawn.args = vec![
+            "--require-mps".into(),
+            "--deadline-s".into(),
+            seconds.into(),
+        ];
+        // In a daemon with partitions a client without one gets no context. A client with one
+        // reaches that GPU alone.
         let partition = daemon.partitions.first();
         let all = || daemon.gpus.iter().map(GpuUuid::as_str).collect();
         let gpus: Vec<&str> = partition.map_or_else(all, |one| vec![one.gpu.as_str()]);
@@ -196,7 +227,9 @@ impl Daemons for RealNode {
             (JOB.into(), journal.job.as_str().into()),
         ];
         let name = partition.and_then(Partition::name);
-        spawn.env.extend(name.map(|name| (VARIABLE.into(), name.into())));
+        spawn
+            .env
+            .extend(name.map(|name| (VARIABLE.into(), name.into())));
         let ended = spawn
             .run(deadline, LONGEST_OUTPUT)
             .map_err(|e| failed(e.to_string()))?;
@@ -228,7 +261,8 @@ impl Daemons for RealNode {
         if detach(alone).is_err() {
             return false;
         }
-        // The other process has the daemon's report from now on. Dropping the worker here would wait for its end.
+        // The other process has the daemon's report from now on. Dropping the worker here would
+        // wait for its end.
         std::mem::forget((self.worker.take(), self.leaving.take(), self.started.take()));
         true
     }
@@ -248,13 +282,19 @@ fn check(
     if reported != planned {
         return Err(format!("{reported} daemons reported, {planned} asked for"));
     }
-    let pids = daemons.iter().flat_map(|daemon| [daemon.control, daemon.server]);
+    let pids = daemons
+        .iter()
+        .flat_map(|daemon| [daemon.control, daemon.server]);
     let by_file = processes::by_file(node, journal, &pids.collect::<Vec<_>>());
     let mut proved = Proved::default();
     for (daemon, planned) in daemons.into_iter().zip(&spec.daemons) {
-        for (pid, role) in [(daemon.control, Role::Control), (daemon.server, Role::Server)] {
+        for (pid, role) in [
+            (daemon.control, Role::Control),
+            (daemon.server, Role::Server),
+        ] {
             let process = processes::prove(node, journal, pid, role, &by_file);
-            let process = process.ok_or_else(|| format!("process {pid} is not this job's {role}"))?;
+            let process =
+                process.ok_or_else(|| format!("process {pid} is not this job's {role}"))?;
             proved.processes.push(process);
         }
         let ids = &daemon.partitions;
@@ -266,13 +306,16 @@ fn check(
     Ok(proved)
 }
 
-/// Makes the file that the job's ranks lock for their partitions. It is removed with the user's directories.
+/// Makes the file that the job's ranks lock for their partitions. It is removed with the user's
+/// directories.
 fn make_partitions_lock(node: &RealNode, directory: &Dir, journal: &Journal) -> Result<(), String> {
     let shown = |e: FileError| e.to_string();
     let path = directory.path().join(PARTITIONS);
     files::bounded(node, &journal.job, &path, PARTITIONS_ROOM, (0o711, (0, 0))).map_err(shown)?;
     let directory = directory.open_dir(PARTITIONS).map_err(shown)?;
-    let file = directory.create_file(PARTITIONS_LOCK, 0o600).map_err(shown)?;
+    let file = directory
+        .create_file(PARTITIONS_LOCK, 0o600)
+        .map_err(shown)?;
     let (uid, gid) = (Uid::from_raw(journal.uid), Gid::from_raw(journal.gid));
     fchown(&file, Some(uid), Some(gid)).map_err(|e| format!("cannot give '{PARTITIONS}' away: {e}"))
 }
@@ -349,7 +392,9 @@ mod tests {
             processes::end_own(silent);
             tell.send(failed.map(|failure| failure.to_string()))
         });
-        let failed = told.recv_timeout(Duration::from_secs(20)).expect("an answer");
+        let failed = told
+            .recv_timeout(Duration::from_secs(20))
+            .expect("an answer");
         let failed = failed.expect("it said nothing");
         assert!(failed.contains("no report within "), "{failed}");
     }
@@ -373,7 +418,13 @@ mod tests {
             spawn.identity.unwrap().groups
         };
         // From the directory, and the journal's own.
-        assert_eq!(groups(&journal, &[]).iter().filter(|gid| **gid == 0).count(), 2);
+        assert_eq!(
+            groups(&journal, &[])
+                .iter()
+                .filter(|gid| **gid == 0)
+                .count(),
+            2
+        );
         let mut sleeper = Spawn::new("/bin/sleep");
         sleeper.args = vec!["60".into()];
         sleeper.identity = Some(Identity {

@@ -1,4 +1,5 @@
-//! Lines for the node's log and for a program's caller: syslog, and systemd's journal for the audit trail. Nothing waits.
+//! Lines for the node's log and for a program's caller: syslog, and systemd's journal for the audit
+//! trail. Nothing waits.
 
 use crate::job::audit::Entry;
 use crate::job::node::Severity;
@@ -8,13 +9,14 @@ use std::os::unix::net::UnixDatagram;
 
 /// Where systemd's journal takes entries with fields.
 const JOURNAL: &str = "/run/systemd/journal/socket";
-/// Longest value of a field there, characters: the limits of a daemon with hundreds of GPUs fit. A longer value ends with "...".
+/// Longest value of a field there, characters: the limits of a daemon with hundreds of GPUs fit. A
+/// longer value ends with "...".
 const LONGEST: usize = 32_000;
 /// Facility `daemon`, severities of syslog(3).
 const DAEMON: u8 = 3 << 3;
 
-/// Sends one line to the node's log under the name of `program`. A node without syslog loses it: the scheduler's own
-/// log has what the program wrote to its standard error.
+/// Sends one line to the node's log under the name of `program`. A node without syslog loses it:
+/// the scheduler's own log has what the program wrote to its standard error.
 pub fn line(program: &str, severity: Severity, text: &str) {
     let (pid, level) = (std::process::id(), DAEMON | severity as u8);
     let line = format!("<{level}>{program}[{pid}]: {}", one_line(text, 900));

@@ -1,8 +1,8 @@
 //! The processes of a job's MPS: which they are, and what a rung of the ladder does to them.
 //!
-//! The file that a process runs, and the pipe directory that it talks in, tell its role. A child with a deadline asks the
-//! kernel for both: the user can put either behind a file system that never answers, or hold the lock of the process's
-//! memory map forever.
+//! The file that a process runs, and the pipe directory that it talks in, tell its role. A child
+//! with a deadline asks the kernel for both: the user can put either behind a file system that
+//! never answers, or hold the lock of the process's memory map forever.
 
 use super::real::{RealNode, beside, uid_of};
 use super::tasks::{MOST_ENVIRONMENT, cgroup_name, is_in_cgroup_of};
@@ -40,8 +40,8 @@ const TERMINATE_TIME: Duration = Duration::from_secs(2);
 const OWN_END: Duration = Duration::from_secs(1);
 
 impl Members for RealNode {
-    /// Reads only `cgroup.procs` and `stat`, for which the kernel takes no lock that a process can keep (Linux,
-    /// `kernel/cgroup/cgroup.c`, `fs/proc/array.c`).
+    /// Reads only `cgroup.procs` and `stat`, for which the kernel takes no lock that a process can
+    /// keep (Linux, `kernel/cgroup/cgroup.c`, `fs/proc/array.c`).
     fn grouped(&mut self, journal: &Journal) -> Vec<i32> {
         self.in_cgroup(journal)
     }
@@ -72,7 +72,11 @@ impl Members for RealNode {
             match talks_here(journal, id, end) {
                 Some(true) => {
                     let now = self.process(id.pid).filter(|(process, _)| *process == id);
-                    found.extend(now.map(|(process, state)| Member { process, role, state }));
+                    found.extend(now.map(|(process, state)| Member {
+                        process,
+                        role,
+                        state,
+                    }));
                 }
                 Some(false) => {}
                 None => hidden.push(id.to_string()),
@@ -80,7 +84,9 @@ impl Members for RealNode {
         }
         if !hidden.is_empty() {
             let (job, user, list) = (&journal.job, text::user(&journal.user), hidden.join(", "));
-            let line = format!("job {job}: whose processes {list} of {user} are cannot be seen: left alone");
+            let line = format!(
+                "job {job}: whose processes {list} of {user} are cannot be seen: left alone"
+            );
             log::line(self.program, Severity::Info, &line);
         }
         found
@@ -104,7 +110,8 @@ impl Members for RealNode {
             Rung::Polite => super::as_user::ask_to_stop(self, journal, deadline),
             Rung::Terminate => signal_each(&self.own(journal), Signal::SIGTERM),
             Rung::Kill => {
-                // A process that gets no turn on a CPU cannot end, and its user can take every turn from it.
+                // A process that gets no turn on a CPU cannot end, and its user can take every turn
+                // from it.
                 let own = self.own(journal).into_iter();
                 let own = own.filter_map(|member| member.process.open());
                 own.for_each(|process| normalise(&process));
@@ -119,21 +126,26 @@ impl Members for RealNode {
         wait_gone(self, journal, rung == Rung::Kill, deadline)
     }
 
-    /// Usually there is none, because the scheduler has ended the job's processes. Root finds the pids, and a process of the user asks
-    /// NVIDIA's program to end them.
+    /// Usually there is none, because the scheduler has ended the job's processes. Root finds the
+    /// pids, and a process of the user asks NVIDIA's program to end them.
     fn end_clients(&mut self, shared: &Journal, member: &Journal) {
         let clients = self.processes_of(shared, member);
         if clients.is_empty() {
             return;
         }
-        let list = clients.iter().map(i32::to_string).collect::<Vec<_>>().join(",");
+        let list = clients
+            .iter()
+            .map(i32::to_string)
+            .collect::<Vec<_>>()
+            .join(",");
         // A job may share several MPS, and each may be stopped.
         let time = TERMINATE_TIME.min(self.settings.ends.remaining() / 6);
         let left = self.ask_mpsd(shared, &["--terminate", &list], time);
         if left.is_none() {
             let (job, id) = (&member.job, &shared.job);
-            let line =
-                format!("job {job}: shared MPS {id} does not say whether the job's clients have ended");
+            let line = format!(
+                "job {job}: shared MPS {id} does not say whether the job's clients have ended"
+            );
             log::line(self.program, Severity::Warning, &line);
         }
     }
@@ -149,8 +161,12 @@ impl Members for RealNode {
             let table = ProcessTable::scan()?;
             let users = table.iter().filter(|entry| entry.uids.effective != 0);
             // A process may have ended meanwhile.
-            let threads =
-                |process: ProcessRef| process.open().and_then(|one| one.threads()).unwrap_or_default();
+            let threads = |process: ProcessRef| {
+                process
+                    .open()
+                    .and_then(|one| one.threads())
+                    .unwrap_or_default()
+            };
             Some(by_user(
                 users.map(|entry| (entry.uids.effective, threads(entry.stat.id))),
             ))
@@ -161,9 +177,12 @@ impl Members for RealNode {
     /// Another process of the user can kill, stop or starve the job's MPS.
     fn describe(&mut self, pid: i32) -> String {
         let executable = Process::find(pid).and_then(|process| process.executable());
-        let name = executable.and_then(|runs| Some(runs.path.file_name()?.to_string_lossy().into_owned()));
+        let name =
+            executable.and_then(|runs| Some(runs.path.file_name()?.to_string_lossy().into_owned()));
         match (uid_of(pid), name) {
-            (Some(0), Some(name)) => format!("root's {} (process {pid})", text::one_line(&name, 60)),
+            (Some(0), Some(name)) => {
+                format!("root's {} (process {pid})", text::one_line(&name, 60))
+            }
             _ => format!("process {pid}"),
         }
     }
@@ -173,15 +192,20 @@ impl Members for RealNode {
         let Some(table) = ProcessTable::scan() else {
             return true;
         };
-        let known = self.own(journal).into_iter().filter(|m| m.role != Role::Other);
+        let known = self
+            .own(journal)
+            .into_iter()
+            .filter(|m| m.role != Role::Other);
         let mut ours: BTreeSet<i32> = known.map(|member| member.process.pid).collect();
         let others = |ours: &BTreeSet<i32>| -> Vec<ProcessRef> {
             let theirs = ours.iter().flat_map(|pid| table.descendants(*pid));
             let theirs: BTreeSet<i32> = theirs.map(|entry| entry.stat.id.pid).collect();
             let of_user = table.iter();
-            let of_user = of_user.filter(|one| [one.uids.effective, one.uids.real].contains(&journal.uid));
+            let of_user =
+                of_user.filter(|one| [one.uids.effective, one.uids.real].contains(&journal.uid));
             // The first thread may have ended while another lives.
-            let lives = of_user.filter(|one| one.stat.state != State::Defunct || one.stat.threads > 1);
+            let lives =
+                of_user.filter(|one| one.stat.state != State::Defunct || one.stat.threads > 1);
             let ids = lives.map(|one| one.stat.id);
             ids.filter(|id| !ours.contains(&id.pid) && !theirs.contains(&id.pid))
                 .collect()
@@ -193,8 +217,9 @@ impl Members for RealNode {
         // A daemon of the job may have lost its parent.
         let grouped = self.in_cgroup(journal);
         let end = Deadline::after(PROOF_TIME);
-        let is_ours =
-            |id: ProcessRef| grouped.contains(&id.pid) || talks_here(journal, id, end) == Some(true);
+        let is_ours = |id: ProcessRef| {
+            grouped.contains(&id.pid) || talks_here(journal, id, end) == Some(true)
+        };
         let known = roles(self, journal, &unknown).into_iter().map(|(id, _)| id);
         ours.extend(known.filter(|id| is_ours(*id)).map(|id| id.pid));
         !others(&ours).is_empty()
@@ -202,13 +227,18 @@ impl Members for RealNode {
 
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool> {
         let process = Process::find(pid).filter(|_| uid_of(pid) == Some(journal.uid))?;
-        Some(is_in_cgroup_of(&process, &journal.job, journal.sluid.as_deref()))
+        Some(is_in_cgroup_of(
+            &process,
+            &journal.job,
+            journal.sluid.as_deref(),
+        ))
     }
 }
 
 impl RealNode {
-    /// The user's processes that belong to the job of `member`, by the scheduler's cgroup, or else by the variable that attached
-    /// them. A user can forge the variable, but only against the user's own jobs.
+    /// The user's processes that belong to the job of `member`, by the scheduler's cgroup, or else
+    /// by the variable that attached them. A user can forge the variable, but only against the
+    /// user's own jobs.
     fn processes_of(&mut self, shared: &Journal, member: &Journal) -> Vec<i32> {
         let own: BTreeSet<i32> = self.own(shared).iter().map(|one| one.process.pid).collect();
         let table = ProcessTable::scan().unwrap_or_default();
@@ -245,7 +275,10 @@ fn roles(node: &RealNode, journal: &Journal, processes: &[ProcessRef]) -> Vec<(P
 }
 
 /// The `processes` for which `role` finds a role. Children with deadlines look at them.
-fn look_at(processes: &[ProcessRef], role: impl Fn(&Process) -> Option<Role>) -> Vec<(ProcessRef, Role)> {
+fn look_at(
+    processes: &[ProcessRef],
+    role: impl Fn(&Process) -> Option<Role>,
+) -> Vec<(ProcessRef, Role)> {
     if processes.is_empty() {
         return Vec::new();
     }
@@ -266,7 +299,10 @@ fn look_at(processes: &[ProcessRef], role: impl Fn(&Process) -> Option<Role>) ->
 
 /// Whether it talks, or listens, in one of this job's pipe directories; `None`: not known in time.
 fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bool> {
-    let pipe = || id.open()?.environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT);
+    let pipe = || {
+        id.open()?
+            .environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT)
+    };
     let is_here = |pipe| {
         journal
             .daemons
@@ -288,10 +324,11 @@ fn role_by_journal(journal: &Journal, process: &Process) -> Option<Role> {
     }
 }
 
-/// The same, or by the vendor's name: some installations have a wrapper at the usual path (seen on an H200 machine, with the
-/// program itself in `/usr/local/nvidia`). Such a name counts only in the job's own cgroup, which holds only what we started.
-/// Root must own the file, and others must not be able to write it. The name that a process gives itself proves nothing. This
-/// looks files up, so only a child with a deadline may call it.
+/// The same, or by the vendor's name: some installations have a wrapper at the usual path (seen on
+/// an H200 machine, with the program itself in `/usr/local/nvidia`). Such a name counts only in the
+/// job's own cgroup, which holds only what we started. Root must own the file, and others must not
+/// be able to write it. The name that a process gives itself proves nothing. This looks files up,
+/// so only a child with a deadline may call it.
 fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role> {
     if let Some(role) = role_by_journal(journal, process) {
         return Some(role);
@@ -305,17 +342,20 @@ fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role
         _ => return None,
     };
     let trusted = |m: &Metadata| m.uid() == 0 && m.mode() & 0o022 == 0 && m.is_file();
-    let is_roots = || std::fs::metadata(path).is_ok_and(|m| trusted(&m) && file_of(&m) == runs.file);
+    let is_roots =
+        || std::fs::metadata(path).is_ok_and(|m| trusted(&m) && file_of(&m) == runs.file);
     (node.in_cgroup(journal).contains(&process.id().pid) && is_roots()).then_some(role)
 }
 
-/// Whether it is root's check of a start, which is in the cgroup of the MPS that a job has just joined.
+/// Whether it is root's check of a start, which is in the cgroup of the MPS that a job has just
+/// joined.
 fn runs_probe(process: &Process) -> bool {
     let probe = beside(PROBE).ok().and_then(|path| file(&path));
     probe.is_some() && process.executable().map(|runs| runs.file) == probe
 }
 
-/// The waiting threads of each user, without repeats: those of hundreds of clients must fit into one answer.
+/// The waiting threads of each user, without repeats: those of hundreds of clients must fit into
+/// one answer.
 fn by_user(processes: impl Iterator<Item = (u32, Vec<Thread>)>) -> Vec<Waiting> {
     let mut users: BTreeMap<u32, BTreeSet<(char, String)>> = BTreeMap::new();
     for (uid, threads) in processes {
@@ -345,8 +385,8 @@ fn down_to_driver(stack: &str) -> String {
     String::new()
 }
 
-/// `pid`, if it is a living process of the job's user in that role, in the job's cgroup or with its pipe directory.
-/// `by_file` is what [`by_file`] found.
+/// `pid`, if it is a living process of the job's user in that role, in the job's cgroup or with its
+/// pipe directory. `by_file` is what [`by_file`] found.
 pub(super) fn prove(
     node: &RealNode,
     journal: &Journal,
@@ -355,14 +395,17 @@ pub(super) fn prove(
     by_file: &[(ProcessRef, Role)],
 ) -> Option<ProcessRef> {
     let process = Process::find(pid)?;
-    let runs = || role_by_journal(journal, &process) == Some(role) || by_file.contains(&(process.id(), role));
+    let runs = || {
+        role_by_journal(journal, &process) == Some(role) || by_file.contains(&(process.id(), role))
+    };
     let here = || talks_here(journal, process.id(), Deadline::after(PROOF_TIME)) == Some(true);
     let in_group = || node.in_cgroup(journal).contains(&pid);
     let proved = uid_of(pid) == Some(journal.uid) && runs() && (in_group() || here());
     proved.then(|| process.id())
 }
 
-/// The roles of those of `pids` whose files the journal does not know, by a single child. The usual case needs none.
+/// The roles of those of `pids` whose files the journal does not know, by a single child. The usual
+/// case needs none.
 pub(super) fn by_file(node: &RealNode, journal: &Journal, pids: &[i32]) -> Vec<(ProcessRef, Role)> {
     let processes = pids.iter().filter_map(|pid| Process::find(*pid));
     let unknown = processes.filter(|process| role_by_journal(journal, process).is_none());
@@ -376,14 +419,22 @@ fn signal_each(members: &[Member], signal: Signal) {
     }
 }
 
-fn wait_gone(node: &mut RealNode, journal: &Journal, killed: bool, deadline: Deadline) -> Vec<Member> {
+fn wait_gone(
+    node: &mut RealNode,
+    journal: &Journal,
+    killed: bool,
+    deadline: Deadline,
+) -> Vec<Member> {
     loop {
         let mut left = node.own(journal);
         left.retain(|m| !m.is_defunct());
         if left.is_empty() || deadline.expired() {
             return left;
         }
-        let found: Vec<_> = left.iter().filter_map(|member| member.process.open()).collect();
+        let found: Vec<_> = left
+            .iter()
+            .filter_map(|member| member.process.open())
+            .collect();
         for process in &found {
             while !process.wait_gone(deadline.within(TURN)) && !deadline.expired() {
                 // The user can starve it again meanwhile.
@@ -445,7 +496,8 @@ mod tests {
         removed.unwrap();
     }
 
-    /// A pid that `mpsd` names is the user's word. It proves nothing if its process talks elsewhere, or is a stranger's.
+    /// A pid that `mpsd` names is the user's word. It proves nothing if its process talks
+    /// elsewhere, or is a stranger's.
     #[test]
     fn only_a_process_of_the_jobs_user_in_the_jobs_directory_is_proved_to_be_its_server() {
         let (node, mut journal) = recorded();
@@ -470,7 +522,10 @@ mod tests {
         };
         let own = journal.daemons[0].pipe.clone();
         assert!(is_proved(STRANGER, &own, Role::Server));
-        assert!(!is_proved(STRANGER, Path::new("/tmp"), Role::Server), "of no job");
+        assert!(
+            !is_proved(STRANGER, Path::new("/tmp"), Role::Server),
+            "of no job"
+        );
         assert!(!is_proved(STRANGER + 1, &own, Role::Server), "a stranger's");
         assert!(!is_proved(STRANGER, &own, Role::Control), "another file");
     }
@@ -559,7 +614,10 @@ mod tests {
             sleeper.args = vec!["60".into()];
             let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
             let id = sleeper.id().unwrap();
-            let known = node.roles(&journal, &[id]).into_iter().map(|(_, role)| role);
+            let known = node
+                .roles(&journal, &[id])
+                .into_iter()
+                .map(|(_, role)| role);
             found.push((known.collect::<Vec<_>>(), roles(&node, &journal, &[id])));
             sleeper.kill(Deadline::after_ms(20_000));
         }
@@ -594,14 +652,19 @@ mod tests {
             let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
             let pid = sleeper.pid();
             let by_sluid = |sluid: &str| (sluid == "sEKNK").then(|| JobId::parse("77").unwrap());
-            let job = tasks(STRANGER + 2, &[pid], &by_sluid).remove(0).job.unwrap();
+            let job = tasks(STRANGER + 2, &[pid], &by_sluid)
+                .remove(0)
+                .job
+                .unwrap();
             let mut others = shared.clone();
             (others.uid, others.job) = (STRANGER, JobId::parse("77").unwrap());
             of_others.extend(node.is_of_job(&others, pid));
             let mut ends = |job: &str| {
                 let mut member = shared.clone();
                 (member.uid, member.job) = (STRANGER + 2, JobId::parse(job).unwrap());
-                member.sluid = ["77", "77.0", "77.1"].contains(&job).then(|| "sEKNK".to_owned());
+                member.sluid = ["77", "77.0", "77.1"]
+                    .contains(&job)
+                    .then(|| "sEKNK".to_owned());
                 node.processes_of(&shared, &member).contains(&pid)
             };
             found.push((
@@ -619,7 +682,10 @@ mod tests {
             Vec::<bool>::new(),
             "another user's process is of no job"
         );
-        let found: Vec<_> = found.iter().map(|(job, ends)| (job.as_str(), *ends)).collect();
+        let found: Vec<_> = found
+            .iter()
+            .map(|(job, ends)| (job.as_str(), *ends))
+            .collect();
         assert_eq!(
             found,
             [
@@ -633,7 +699,8 @@ mod tests {
         );
     }
 
-    /// A stack of about 800 bytes: frames above a call of the driver, and below it frames that differ from thread to thread.
+    /// A stack of about 800 bytes: frames above a call of the driver, and below it frames that
+    /// differ from thread to thread.
     fn stack(number: usize, driver: bool) -> String {
         let frame = if driver {
             "[<0>] os_acquire_rwlock_write+0x35/0x40 [nvidia]"
@@ -644,10 +711,14 @@ mod tests {
             "[<0>] rwsem_down_write_slowpath+0x2a1/0x5f0".to_owned(),
             frame.to_owned(),
         ];
-        frames.extend((0..15).map(|depth| format!("[<0>] rm_ioctl+{number:#x}/{depth:#x} [nvidia_uvm]")));
+        frames.extend(
+            (0..15).map(|depth| format!("[<0>] rm_ioctl+{number:#x}/{depth:#x} [nvidia_uvm]")),
+        );
         if !driver {
             frames.truncate(2);
-            frames.extend((0..15).map(|depth| format!("[<0>] nfs_wait_bit_killable+{number:#x}/{depth:#x}")));
+            frames.extend(
+                (0..15).map(|depth| format!("[<0>] nfs_wait_bit_killable+{number:#x}/{depth:#x}")),
+            );
         }
         frames.join("\n") + "\n"
     }
@@ -664,7 +735,8 @@ mod tests {
         });
         let found: Vec<(u32, Vec<Thread>)> = processes.collect();
         let question = || Some(by_user(found.into_iter()));
-        let all: Option<Vec<Waiting>> = by_child(Deadline::after(ALL_THREADS), question).expect("one answer");
+        let all: Option<Vec<Waiting>> =
+            by_child(Deadline::after(ALL_THREADS), question).expect("one answer");
         let all = all.unwrap();
         assert_eq!(
             all.iter().map(|one| one.uid).collect::<Vec<_>>(),
@@ -676,7 +748,10 @@ mod tests {
                 .take(2)
                 .map(|line| format!("{line}\n"))
                 .collect();
-            assert_eq!(one.threads, [thread('D', String::new()), thread('D', driver)]);
+            assert_eq!(
+                one.threads,
+                [thread('D', String::new()), thread('D', driver)]
+            );
         }
     }
 
@@ -684,10 +759,16 @@ mod tests {
     fn what_waits_neither_in_state_d_nor_in_the_driver_is_left_out() {
         let of = |threads: Vec<Thread>| by_user([(1000, threads)].into_iter());
         assert_eq!(
-            of(vec![thread('S', stack(1, false)), thread('S', String::new())]),
+            of(vec![
+                thread('S', stack(1, false)),
+                thread('S', String::new())
+            ]),
             []
         );
         let held = of(vec![thread('S', stack(1, true))]);
-        assert!(held[0].threads[0].stack.ends_with(" [nvidia]\n"), "{held:?}");
+        assert!(
+            held[0].threads[0].stack.ends_with(" [nvidia]\n"),
+            "{held:?}"
+        );
     }
 }

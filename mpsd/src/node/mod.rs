@@ -25,7 +25,9 @@ pub(crate) fn by_child<T: Serialize + DeserializeOwned>(
     deadline: Deadline,
     question: impl FnOnce() -> T,
 ) -> Result<T, AskError> {
-    let answer = ask(deadline, || serde_json::to_vec(&question()).unwrap_or_default())?;
+    let answer = ask(deadline, || {
+        serde_json::to_vec(&question()).unwrap_or_default()
+    })?;
     // The child wrote the whole answer, or it failed.
     serde_json::from_slice(&answer).map_err(|_| AskError::Ended(Exit::Code(0)))
 }

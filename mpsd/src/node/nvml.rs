@@ -1,4 +1,5 @@
-//! NVML, called directly. Every call may hang in the driver: [`super::worker`] calls it from a process of its own.
+//! NVML, called directly. Every call may hang in the driver: [`super::worker`] calls it from a
+//! process of its own.
 
 use super::unless_scarce;
 use mpsd_core::failure::Evidence;
@@ -28,7 +29,8 @@ const NVIDIA: &str = "0x10de";
 const CPU_WORDS: usize = 128;
 /// `NVML_ERROR_INSUFFICIENT_RESOURCES` (nvml.h), which the wrapper has no name for.
 const INSUFFICIENT_RESOURCES: u32 = 23;
-/// What the loader says of a library that is missing, damaged or for another machine, but not if it has no memory for one.
+/// What the loader says of a library that is missing, damaged or for another machine, but not if it
+/// has no memory for one.
 const CANNOT_BE_LOADED: [&str; 6] = [
     "No such file or directory",
     "invalid ELF header",
@@ -50,7 +52,12 @@ pub struct NvmlError {
 }
 
 impl NvmlError {
-    fn new(call: &str, what: impl ToString, cause: impl ToString, evidence: Option<Evidence>) -> Self {
+    fn new(
+        call: &str,
+        what: impl ToString,
+        cause: impl ToString,
+        evidence: Option<Evidence>,
+    ) -> Self {
         // The loader's messages have several lines.
         let cause = mpsd_core::text::one_line(&cause.to_string(), 200);
         Self {
@@ -64,8 +71,8 @@ impl NvmlError {
 trait Answer<T> {
     /// Its error names the C function and what it was about.
     fn of(self, call: &str, what: impl ToString) -> Result<T, NvmlError>;
-    /// The same for a GPU or a MIG device. A missing MIG device is no evidence: a user who may divide its GPU can have removed
-    /// it.
+    /// The same for a GPU or a MIG device. A missing MIG device is no evidence: a user who may
+    /// divide its GPU can have removed it.
     fn of_device(self, call: &str, gpu: &GpuUuid) -> Result<T, NvmlError>;
     /// Becomes `usual` if this GPU or this driver does not know the call.
     fn or_unknown(self, usual: T) -> Self;
@@ -94,7 +101,9 @@ impl<T> Answer<T> for Result<T, Cause> {
 
     fn or_unknown(self, usual: T) -> Self {
         match self {
-            Err(Cause::NotSupported | Cause::FunctionNotFound | Cause::FailedToLoadSymbol(_)) => Ok(usual),
+            Err(Cause::NotSupported | Cause::FunctionNotFound | Cause::FailedToLoadSymbol(_)) => {
+                Ok(usual)
+            }
             answer => answer,
         }
     }
@@ -122,12 +131,13 @@ fn proved_by(cause: &Cause) -> Option<Evidence> {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Driver {
     pub version: String,
-    /// The indexes of the GPUs without persistence mode: the driver unloads their state when their last user leaves.
+    /// The indexes of the GPUs without persistence mode: the driver unloads their state when their
+    /// last user leaves.
     pub forgotten: Vec<u32>,
 }
 
-/// NVML, loaded and initialised (12 ms; docs/facts/mps-control.md#times). It is never shut down: that costs some milliseconds,
-/// and each process that loads it ends with its job or its question.
+/// NVML, loaded and initialised (12 ms; docs/facts/mps-control.md#times). It is never shut down:
+/// that costs some milliseconds, and each process that loads it ends with its job or its question.
 #[derive(Debug, Clone, Copy)]
 pub struct Nvml {
     library: &'static Library,
@@ -136,7 +146,8 @@ pub struct Nvml {
 /// What the driver has counted of a GPU between two looks. What it does not count is absent.
 #[derive(Debug, Default)]
 pub struct GpuCounters {
-    /// When, microseconds since 1970, and the percent of the time since the sample before in which a kernel ran.
+    /// When, microseconds since 1970, and the percent of the time since the sample before in which
+    /// a kernel ran.
     pub busy: Vec<(u64, u64)>,
     /// The same of reads and writes of its memory.
     pub memory_busy: Vec<(u64, u64)>,
@@ -159,7 +170,8 @@ pub struct LookEnd {
 }
 
 impl LookEnd {
-    /// The next look counts samples after `since`, microseconds since 1970, and begins all other counts itself.
+    /// The next look counts samples after `since`, microseconds since 1970, and begins all other
+    /// counts itself.
     pub fn at(since: u64) -> Self {
         Self {
             busy: since,
@@ -170,7 +182,8 @@ impl LookEnd {
 }
 
 impl Nvml {
-    /// Loads `library`: a name for the system's loader, or an absolute path of a file that is root's.
+    /// Loads `library`: a name for the system's loader, or an absolute path of a file that is
+    /// root's.
     pub fn load(library: &str) -> Result<Self, NvmlError> {
         let path = Path::new(library);
         if path.is_absolute() {
@@ -191,7 +204,10 @@ impl Nvml {
 
     /// All GPUs that answer. A lost one is left out: a job that needs it finds it missing.
     pub fn inventory(&self) -> Result<Inventory, NvmlError> {
-        let count = self.library.device_count().of("nvmlDeviceGetCount_v2", NVML)?;
+        let count = self
+            .library
+            .device_count()
+            .of("nvmlDeviceGetCount_v2", NVML)?;
         let mut all = Inventory::default();
         for index in 0..count {
             let device = self.library.device_by_index(index);
@@ -210,21 +226,35 @@ impl Nvml {
         Ok(all)
     }
 
-    /// As [`Self::inventory`], if what is `known` still holds of `gpus`; NVML takes 7 ms for its first look at each. All are looked at if
-    /// one of these has changed, or the number of all, or if there is MIG.
-    pub fn inventory_again(&self, known: Inventory, gpus: &[GpuUuid]) -> Result<Inventory, NvmlError> {
-        let count = self.library.device_count().of("nvmlDeviceGetCount_v2", NVML)?;
+    /// As [`Self::inventory`], if what is `known` still holds of `gpus`; NVML takes 7 ms for its
+    /// first look at each. All are looked at if one of these has changed, or the number of all, or
+    /// if there is MIG.
+    pub fn inventory_again(
+        &self,
+        known: Inventory,
+        gpus: &[GpuUuid],
+    ) -> Result<Inventory, NvmlError> {
+        let count = self
+            .library
+            .device_count()
+            .of("nvmlDeviceGetCount_v2", NVML)?;
         let now = |gpu: &Gpu| {
             let device = self.device(&gpu.uuid).ok()?;
             let (now, migs) = gpu_of(&device, device.index().ok()?).ok()?;
             let mode = now.mode;
-            let is_same = migs.is_empty() && now == Gpu { mode, ..gpu.clone() };
+            let is_same = migs.is_empty()
+                && now
+                    == Gpu {
+                        mode,
+                        ..gpu.clone()
+                    };
             is_same.then_some(now)
         };
         let mut again = known;
         let is_whole = |gpu: &GpuUuid| again.gpus.iter().any(|one| one.uuid == *gpu);
-        let mut holds =
-            count as usize == again.gpus.len() && again.migs.is_empty() && gpus.iter().all(is_whole);
+        let mut holds = count as usize == again.gpus.len()
+            && again.migs.is_empty()
+            && gpus.iter().all(is_whole);
         for gpu in again.gpus.iter_mut().filter(|gpu| gpus.contains(&gpu.uuid)) {
             match now(gpu).filter(|_| holds) {
                 Some(now) => *gpu = now,
@@ -244,7 +274,10 @@ impl Nvml {
         let mut forgotten = Vec::new();
         for gpu in self.inventory()?.gpus {
             // A device that does not know the mode, such as a vGPU, forgets nothing.
-            let kept = self.device(&gpu.uuid)?.is_in_persistent_mode().or_unknown(true);
+            let kept = self
+                .device(&gpu.uuid)?
+                .is_in_persistent_mode()
+                .or_unknown(true);
             if !kept.of("nvmlDeviceGetPersistenceMode", &gpu.uuid)? {
                 forgotten.push(gpu.index);
             }
@@ -253,7 +286,8 @@ impl Nvml {
     }
 
     pub fn compute_mode(&self, gpu: &GpuUuid) -> Result<ComputeMode, NvmlError> {
-        // A MIG device keeps its mode, and an end must not depend on a device that was removed meanwhile.
+        // A MIG device keeps its mode, and an end must not depend on a device that was removed
+        // meanwhile.
         if gpu.is_mig() {
             return Ok(ComputeMode::Default);
         }
@@ -267,11 +301,12 @@ impl Nvml {
         set.of("nvmlDeviceSetComputeMode", gpu)
     }
 
-    /// The processes with a compute context on `gpu`: the plain list, which has the MPS servers, and the MPS clients.
+    /// The processes with a compute context on `gpu`: the plain list, which has the MPS servers,
+    /// and the MPS clients.
     ///
-    /// The caller must check that a process is there: NVML still lists it for a moment after its end, and lists a process of another
-    /// pid namespace by a number that means nothing here. A MIG device's handle lists the device's own processes. A device that was
-    /// removed has none.
+    /// The caller must check that a process is there: NVML still lists it for a moment after its
+    /// end, and lists a process of another pid namespace by a number that means nothing here. A MIG
+    /// device's handle lists the device's own processes. A device that was removed has none.
     pub fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, NvmlError> {
         let device = match self.device(gpu) {
             Err(error) if gpu.is_mig() && error.evidence.is_none() => return Ok(Vec::new()),
@@ -291,8 +326,8 @@ impl Nvml {
         power.of_device("nvmlDeviceGetPowerUsage", gpu)
     }
 
-    /// What the driver has counted of `gpu` since `last`, which becomes this look. The driver keeps samples of some seconds
-    /// (docs/facts/mps-control.md#what-the-driver-counts).
+    /// What the driver has counted of `gpu` since `last`, which becomes this look. The driver keeps
+    /// samples of some seconds (docs/facts/mps-control.md#what-the-driver-counts).
     pub fn counters(&self, gpu: &GpuUuid, last: &mut LookEnd) -> GpuCounters {
         let Ok(device) = self.device(gpu) else {
             return GpuCounters::default();
@@ -345,8 +380,8 @@ impl Nvml {
         device.of_device("nvmlDeviceGetHandleByUUID", gpu)
     }
 
-    /// The same by its place on the bus, from the driver's own files. For a UUID NVML looks at one GPU after the other, 7 ms each
-    /// (docs/facts/mps-control.md#times).
+    /// The same by its place on the bus, from the driver's own files. For a UUID NVML looks at one
+    /// GPU after the other, 7 ms each (docs/facts/mps-control.md#times).
     fn at_place(&self, gpu: &GpuUuid) -> Option<Device<'static>> {
         let place = place_of(gpu, Path::new(DRIVER_GPUS))?;
         let device = self.library.device_by_pci_bus_id(place).ok()?;
@@ -365,7 +400,11 @@ fn gpu_of(device: &Device<'_>, index: u32) -> Result<(Gpu, Vec<Gpu>), NvmlError>
     // In MIG mode only its devices may be asked (docs/facts/mps-control.md#mig).
     let mode = match mig {
         true => ComputeMode::Default,
-        false => ours(device.compute_mode().of("nvmlDeviceGetComputeMode", &name)?),
+        false => ours(
+            device
+                .compute_mode()
+                .of("nvmlDeviceGetComputeMode", &name)?,
+        ),
     };
     let gpu = Gpu {
         index,
@@ -407,7 +446,9 @@ fn samples(device: &Device<'_>, kind: Sampling, last: &mut u64) -> Vec<(u64, u64
         .iter()
         .filter_map(|sample| Some((sample.timestamp, percent(&sample.value)?)));
     // NVML may also give older samples, and empty places of its buffer.
-    let new: Vec<_> = all.filter(|(at, percent)| at > last && *percent <= 100).collect();
+    let new: Vec<_> = all
+        .filter(|(at, percent)| at > last && *percent <= 100)
+        .collect();
     *last = new.iter().map(|(at, _)| *at).max().unwrap_or(*last);
     new
 }
@@ -443,15 +484,16 @@ fn merged(plain: &[ProcessInfo], clients: &[ProcessInfo]) -> Vec<GpuProcess> {
         .collect()
 }
 
-/// The CPUs near a GPU, as the kernel lists them. The kernel's file comes first, because NVML scans the whole machine for its first
-/// answer: 10 ms on the host of an H200 (driver 580).
+/// The CPUs near a GPU, as the kernel lists them. The kernel's file comes first, because NVML scans
+/// the whole machine for its first answer: 10 ms on the host of an H200 (driver 580).
 fn near_cpus(device: &Device<'_>) -> Option<String> {
     let by_kernel = device.pci_info().ok().and_then(|pci| cpus_of(&pci.bus_id));
     let by_nvml = || Some(ranks::list(&device.cpu_affinity(CPU_WORDS).ok()?));
     by_kernel.or_else(by_nvml)
 }
 
-/// What the kernel says of NVIDIA's device at this place of the bus, as NVML writes it (`00000000:3B:00.0`).
+/// What the kernel says of NVIDIA's device at this place of the bus, as NVML writes it
+/// (`00000000:3B:00.0`).
 fn cpus_of(bus_id: &str) -> Option<String> {
     let (domain, place) = bus_id.split_once(':')?;
     let domain = u32::from_str_radix(domain, 16).ok()?;
@@ -461,14 +503,19 @@ fn cpus_of(bus_id: &str) -> Option<String> {
     Some(says("local_cpulist")?.trim().to_owned()).filter(|list| !list.is_empty())
 }
 
-/// The MIG devices of `parent`, by number, without those that are removed meanwhile: a job that needs one finds it missing.
+/// The MIG devices of `parent`, by number, without those that are removed meanwhile: a job that
+/// needs one finds it missing.
 fn mig_devices(device: &Device<'_>, parent: &Gpu) -> Result<Vec<Gpu>, NvmlError> {
     let most = device.mig_device_count();
-    let most = most.of("nvmlDeviceGetMaxMigDeviceCount", format!("GPU {}", parent.index))?;
+    let most = most.of(
+        "nvmlDeviceGetMaxMigDeviceCount",
+        format!("GPU {}", parent.index),
+    )?;
     let mut all = Vec::new();
     for number in 0..most {
         match mig_device(device, number, most, parent) {
-            // The numbers may have gaps, and a device may go at any time. An ordinary user may not see another job's; root sees all.
+            // The numbers may have gaps, and a device may go at any time. An ordinary user may not
+            // see another job's; root sees all.
             Err(Cause::NotFound | Cause::InvalidArg | Cause::NoPermission) => {}
             mig => {
                 let name = format!("MIG device {number} of GPU {}", parent.index);
@@ -489,7 +536,10 @@ fn mig_device(device: &Device<'_>, number: u32, most: u32, parent: &Gpu) -> Resu
         uuid,
         name: mig.name()?,
         memory_mib: memory_mib(&mig)?,
-        mode: mig.compute_mode().map(ours).or_unknown(ComputeMode::Default)?,
+        mode: mig
+            .compute_mode()
+            .map(ours)
+            .or_unknown(ComputeMode::Default)?,
         mig: Mig::Device {
             slices: slices.or_unknown(most)?,
             of: most,
@@ -506,7 +556,10 @@ fn memory_mib(device: &Device<'_>) -> Result<Option<u64>, Cause> {
 
 /// GPUs before Ampere, and drivers before MIG, have no such mode.
 fn is_mig(device: &Device<'_>) -> Result<bool, Cause> {
-    device.mig_mode().map(|mode| mode.current != 0).or_unknown(false)
+    device
+        .mig_mode()
+        .map(|mode| mode.current != 0)
+        .or_unknown(false)
 }
 
 fn ours(mode: WrappedMode) -> ComputeMode {

@@ -57,7 +57,10 @@ fn what_an_error_proves() {
         assert_eq!(error.evidence, None, "{error}");
     }
     let lacking = about(Cause::UnexpectedVariant(INSUFFICIENT_RESOURCES)).to_string();
-    assert_eq!(lacking, "GPU 3: nvmlDeviceGetComputeMode: insufficient resources");
+    assert_eq!(
+        lacking,
+        "GPU 3: nvmlDeviceGetComputeMode: insufficient resources"
+    );
     let message = about(Cause::GpuLost).to_string();
     assert!(
         message.starts_with("GPU 3: nvmlDeviceGetComputeMode: device fell off the bus"),
@@ -82,7 +85,10 @@ fn a_library_that_is_not_there_or_not_roots_is_named() {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
     std::fs::set_permissions(&path, mode).unwrap();
     let refused = Nvml::load(path.to_str().unwrap()).unwrap_err();
-    assert!(refused.to_string().contains("libnvidia-ml.so.1' "), "{refused}");
+    assert!(
+        refused.to_string().contains("libnvidia-ml.so.1' "),
+        "{refused}"
+    );
 }
 
 /// The real loader, and a library of 1 PiB: there is no address space for it.
@@ -106,7 +112,8 @@ fn a_library_that_there_is_no_memory_for_proves_nothing() {
             .iter()
             .flat_map(|half| half.to_le_bytes()),
     );
-    // A segment that is loaded, and the dynamic one: type and flags, then place, address twice, sizes, alignment.
+    // A segment that is loaded, and the dynamic one: type and flags, then place, address twice,
+    // sizes, alignment.
     for (kind, at, in_memory) in [(1_u32, 0, 1_u64 << 50), (2, 2048, 64)] {
         elf.extend([kind, 6].iter().flat_map(|half| half.to_le_bytes()));
         let words = [at, at, at, 64, in_memory, 4096];
@@ -115,7 +122,10 @@ fn a_library_that_there_is_no_memory_for_proves_nothing() {
     elf.resize(4096, 0);
     std::fs::write(&path, elf).unwrap();
     let error = Nvml::load(path.to_str().unwrap()).unwrap_err();
-    assert!(error.to_string().contains("failed to map segment"), "{error}");
+    assert!(
+        error.to_string().contains("failed to map segment"),
+        "{error}"
+    );
     assert_eq!(error.evidence, None, "{error}");
 }
 

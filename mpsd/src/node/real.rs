@@ -1,4 +1,5 @@
-//! This node, as root changes it. The files beside this one implement the traits of [`crate::job::node`].
+//! This node, as root changes it. The files beside this one implement the traits of
+//! [`crate::job::node`].
 
 use super::worker::{NvmlWorker, Question};
 use super::{failure, log, site_directory, unless_scarce};
@@ -31,7 +32,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many GPUs.
+/// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with
+/// many GPUs.
 const NVML_TIME: Duration = Duration::from_secs(5);
 /// Longest wait for a worker that may be needed soon: the work before that must not wait for it.
 const PREPARATION: Duration = Duration::from_millis(100);
@@ -63,8 +65,14 @@ pub struct RealNode {
 }
 
 impl RealNode {
-    /// The node under `settings`, for `program`, which has `limit` for all, and `teardown` of it for the ladder.
-    pub fn new(program: &'static str, settings: &Settings, limit: Duration, teardown: Duration) -> Self {
+    /// The node under `settings`, for `program`, which has `limit` for all, and `teardown` of it
+    /// for the ladder.
+    pub fn new(
+        program: &'static str,
+        settings: &Settings,
+        limit: Duration,
+        teardown: Duration,
+    ) -> Self {
         Self {
             program,
             settings: NodeSettings::new(settings, limit, teardown),
@@ -80,8 +88,8 @@ impl RealNode {
         }
     }
 
-    /// Whether a process keeps the lock of the site's directory that holds the job's cgroup. Then the cgroup cannot be reached, and
-    /// the job's processes are found as on a node without one.
+    /// Whether a process keeps the lock of the site's directory that holds the job's cgroup. Then
+    /// the cgroup cannot be reached, and the job's processes are found as on a node without one.
     pub(super) fn is_cgroup_kept(&self, journal: &Journal) -> bool {
         let base = match (&journal.cgroup, &self.site.cgroup) {
             (Some(path), _) => path.parent(),
@@ -114,7 +122,9 @@ impl RealNode {
 
     pub(super) fn in_cgroup(&self, journal: &Journal) -> Vec<i32> {
         let cgroup = self.cgroup_of(journal);
-        cgroup.and_then(|cgroup| cgroup.procs().ok()).unwrap_or_default()
+        cgroup
+            .and_then(|cgroup| cgroup.procs().ok())
+            .unwrap_or_default()
     }
 
     pub(super) fn is_contained(&self, journal: &Journal) -> bool {
@@ -193,8 +203,8 @@ impl Gpus for RealNode {
 
     fn prepare_nvml(&mut self, gpus: &[GpuUuid]) {
         if self.worker.is_none() {
-            let started =
-                beside("mpsd").and_then(|mpsd| NvmlWorker::start(&mpsd, &self.site.nvml, PREPARATION));
+            let started = beside("mpsd")
+                .and_then(|mpsd| NvmlWorker::start(&mpsd, &self.site.nvml, PREPARATION));
             self.worker = started.ok().map(|mut worker| {
                 worker.limit = self.nvml_time;
                 worker.attach(gpus);
@@ -203,8 +213,8 @@ impl Gpus for RealNode {
         }
     }
 
-    /// Dropping this node waits for the worker's end. At a begin the worker stays until the servers are ready: without persistence
-    /// mode the driver shuts down a GPU that no process holds open.
+    /// Dropping this node waits for the worker's end. At a begin the worker stays until the servers
+    /// are ready: without persistence mode the driver shuts down a GPU that no process holds open.
     fn dismiss_nvml(&mut self) {
         if let Some(mut worker) = self.worker.take() {
             worker.dismiss();
@@ -217,7 +227,11 @@ impl Gpus for RealNode {
         inventory.map_err(|failure| unless_no_gpu_host(failure, &self.site.nvml))
     }
 
-    fn inventory_again(&mut self, known: &Inventory, gpus: &[GpuUuid]) -> Result<Inventory, Failure> {
+    fn inventory_again(
+        &mut self,
+        known: &Inventory,
+        gpus: &[GpuUuid],
+    ) -> Result<Inventory, Failure> {
         let inventory = self.ask(&Question::InventoryAgain(known.clone(), gpus.to_vec()));
         inventory.map_err(|failure| unless_no_gpu_host(failure, &self.site.nvml))
     }
@@ -265,7 +279,12 @@ impl Scheduling for RealNode {
         markers::undelivered(&self.settings.paths, node).map(|marker| marker.reason)
     }
 
-    fn drain(&mut self, place: &Place<'_>, target: &DrainTarget, fault: &Fault) -> Option<(String, bool)> {
+    fn drain(
+        &mut self,
+        place: &Place<'_>,
+        target: &DrainTarget,
+        fault: &Fault,
+    ) -> Option<(String, bool)> {
         let (prefix, gpus) = (target.prefix.as_deref()?, target.gpus.clone());
         let paths = &self.settings.paths;
         let (controller, jobs) = (place.controller(), target.jobs());
@@ -280,7 +299,13 @@ impl Scheduling for RealNode {
         ))
     }
 
-    fn note(&mut self, place: &Place<'_>, job: &JobId, user: &UserRef, line: &str) -> Result<(), String> {
+    fn note(
+        &mut self,
+        place: &Place<'_>,
+        job: &JobId,
+        user: &UserRef,
+        line: &str,
+    ) -> Result<(), String> {
         let Some(file) = place.controller().output(job)? else {
             return Ok(());
         };
@@ -321,8 +346,8 @@ pub(crate) struct LiftCheck<'a> {
     pub left: &'a [String],
 }
 
-/// Whether our drain may be lifted: NVML answers for the marker's GPUs, the vendor's program is trusted, and nothing of a
-/// job that is gone is left.
+/// Whether our drain may be lifted: NVML answers for the marker's GPUs, the vendor's program is
+/// trusted, and nothing of a job that is gone is left.
 pub(crate) fn check_before_lift(
     node: &mut impl Gpus,
     marker: &Marker,

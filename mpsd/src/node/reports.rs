@@ -1,9 +1,11 @@
-//! Job reports and counters on disk: written without waiting for the disk, kept up to a number and an age.
+//! Job reports and counters on disk: written without waiting for the disk, kept up to a number and
+//! an age.
 //!
-//! On some file systems a reader can keep a file's lock, if it reads into a mapping of a FUSE file system: XFS
-//! (`xfs_file_buffered_read`), ext4 with O_DIRECT. A process that replaces or removes the file then waits, and holds the lock
-//! of the directory. So no user may open root's report. Its user has a copy in `/run/mpsd/reports/UID/JOB.json`, with a report
-//! on each line, and only on a tmpfs, which holds no lock while it reads. A user may enter that directory but not list it:
+//! On some file systems a reader can keep a file's lock, if it reads into a mapping of a FUSE file
+//! system: XFS (`xfs_file_buffered_read`), ext4 with O_DIRECT. A process that replaces or removes
+//! the file then waits, and holds the lock of the directory. So no user may open root's report. Its
+//! user has a copy in `/run/mpsd/reports/UID/JOB.json`, with a report on each line, and only on a
+//! tmpfs, which holds no lock while it reads. A user may enter that directory but not list it:
 //! listing holds a directory's lock on any file system.
 
 use super::by_child;
@@ -34,7 +36,8 @@ const COPY: u32 = 0o644;
 const ROOT: (u32, u32) = (0, 0);
 const LONGEST: usize = 1 << 20;
 const MOST_NAMES: usize = 200_000;
-/// Most jobs of a user, reports of a job, and bytes of them. The copies lie in one file system with the pipes.
+/// Most jobs of a user, reports of a job, and bytes of them. The copies lie in one file system with
+/// the pipes.
 const MOST_JOBS: usize = 32;
 const MOST_REPORTS: usize = 16;
 const MOST_BYTES: usize = 64 * 1024;
@@ -79,7 +82,9 @@ pub fn keep(
     let keep = || match outcome {
         JobOutcome::Ended(report) => write(paths, rule, report),
         JobOutcome::Refused(report) => keep_copy(paths, report, rule.days),
-        JobOutcome::Failed(kind) => change(&directory(paths)?, |tally| tally.failed(kind)).map(drop),
+        JobOutcome::Failed(kind) => {
+            change(&directory(paths)?, |tally| tally.failed(kind)).map(drop)
+        }
         JobOutcome::Drained => change(&directory(paths)?, |tally| tally.drained += 1).map(drop),
     };
     let deadline = Deadline::after(WRITE_TIME.min(limit));
@@ -115,7 +120,8 @@ pub fn counted(paths: &Paths, rule: &Reports, ready: usize) -> Result<Counted, R
 fn change(reports: &Dir, change: impl FnOnce(&mut Tally)) -> Result<Tally, ReportsError> {
     let _held = reports.lock(COUNTERS_LOCK, Deadline::after(WRITE_TIME / 2))?;
     let bytes = reports.read_limited(COUNTERS, LONGEST)?;
-    // If they are garbled after a crash of the node, they begin at zero, as after any reset of a counter.
+    // If they are garbled after a crash of the node, they begin at zero, as after any reset of a
+    // counter.
     let before: Tally = serde_json::from_slice(&bytes.unwrap_or_default()).unwrap_or_default();
     let mut tally = before.clone();
     change(&mut tally);
@@ -125,10 +131,14 @@ fn change(reports: &Dir, change: impl FnOnce(&mut Tally)) -> Result<Tally, Repor
     Ok(tally)
 }
 
-/// The directory of the reports. A node without tmpfiles does not have it before the first drain or report.
+/// The directory of the reports. A node without tmpfiles does not have it before the first drain or
+/// report.
 fn directory(paths: &Paths) -> Result<Dir, ReportsError> {
     let state = paths.state();
-    let made = DirBuilder::new().recursive(true).mode(PASSABLE).create(state);
+    let made = DirBuilder::new()
+        .recursive(true)
+        .mode(PASSABLE)
+        .create(state);
     made.map_err(|e| ReportsError::Other(format!("cannot make '{}': {e}", state.display())))?;
     let path = paths.reports();
     let name = path.file_name().unwrap_or_default();
@@ -183,12 +193,17 @@ fn written(dir: &Dir, name: &str) -> Option<u64> {
 fn unfinished(reports: &Dir, all: &[String], then: u64) -> Vec<String> {
     let begun = |name: &str| name.strip_prefix('.')?.strip_suffix(".new").and_then(began);
     let is_old = |name: &str| written(reports, name).is_some_and(|time| time < then);
-    let left = all.iter().filter(|name| begun(name).is_some() && is_old(name));
+    let left = all
+        .iter()
+        .filter(|name| begun(name).is_some() && is_old(name));
     left.cloned().collect()
 }
 
 /// The names of a directory with their time, the youngest first, without those that have none.
-fn dated(all: impl IntoIterator<Item = String>, time: impl Fn(&str) -> Option<u64>) -> Vec<(u64, String)> {
+fn dated(
+    all: impl IntoIterator<Item = String>,
+    time: impl Fn(&str) -> Option<u64>,
+) -> Vec<(u64, String)> {
     let mut dated: Vec<_> = all
         .into_iter()
         .filter_map(|name| Some((time(&name)?, name)))
@@ -197,10 +212,12 @@ fn dated(all: impl IntoIterator<Item = String>, time: impl Fn(&str) -> Option<u6
     dated
 }
 
-/// Of the other reports (youngest first) those beyond `keep` with the one just written, and those older than `days`.
+/// Of the other reports (youngest first) those beyond `keep` with the one just written, and those
+/// older than `days`.
 ///
-/// The clock may be wrong, and set later. A report from the future has no known age: it counts as the oldest, and only the
-/// number removes it. If no other report was written within a day of `now`, the clock may be ahead, and no age counts.
+/// The clock may be wrong, and set later. A report from the future has no known age: it counts as
+/// the oldest, and only the number removes it. If no other report was written within a day of
+/// `now`, the clock may be ahead, and no age counts.
 fn too_many(
     mut others: Vec<(u64, String)>,
     keep: usize,
@@ -303,7 +320,10 @@ fn prune(own: &Dir, newest: &str, days: u32, now: u64) -> Result<(), FileError> 
 
 /// The reports of `job` and its steps that user `uid` may read; `None` if there is no copy.
 pub fn read_own(paths: &Paths, uid: u32, job: &JobId) -> Result<Option<Vec<JobReport>>, FileError> {
-    let path = paths.own_reports().join(uid.to_string()).join(copy_name(job));
+    let path = paths
+        .own_reports()
+        .join(uid.to_string())
+        .join(copy_name(job));
     match open_trusted(&path).and_then(|file| file.read(LONGEST)) {
         Ok(bytes) => Ok(Some(parse(&bytes))),
         Err(error) if error.is_absent() => Ok(None),
@@ -322,7 +342,8 @@ mod tests {
             .unwrap();
     }
 
-    /// The reports that are removed of those that were written on `days`, at the end of the last of `days`.
+    /// The reports that are removed of those that were written on `days`, at the end of the last of
+    /// `days`.
     fn gone(days: &[u64], keep: usize, age: u32) -> Vec<u64> {
         let (now, others) = days.split_last().unwrap();
         let others = dated(others.iter().map(u64::to_string), |name| {
@@ -371,8 +392,16 @@ mod tests {
     #[test]
     fn what_a_killed_writer_left_is_removed_once_nobody_can_be_writing_it() {
         let top = tempfile::tempdir().unwrap();
-        let left = [".7.40.json.new", ".8.50.json.new", ".other.new", "7.30.json"];
-        for (name, seconds) in left.into_iter().zip([now() - 2 * ABANDONED, now(), now(), now()]) {
+        let left = [
+            ".7.40.json.new",
+            ".8.50.json.new",
+            ".other.new",
+            "7.30.json",
+        ];
+        for (name, seconds) in left
+            .into_iter()
+            .zip([now() - 2 * ABANDONED, now(), now(), now()])
+        {
             touch(top.path(), name, seconds);
         }
         let reports = Dir::open(top.path()).unwrap();
@@ -401,12 +430,22 @@ mod tests {
             assert_eq!(copy_name(&JobId::parse(job).unwrap()), name);
         }
         let add = |text: String, next: JobReport| joined(text.as_bytes(), &next).unwrap();
-        let runs = [("7", 10), ("7.0", 11), ("7", 20), ("7", 10)].map(|(job, began)| report(job, began, &[]));
+        let runs = [("7", 10), ("7.0", 11), ("7", 20), ("7", 10)]
+            .map(|(job, began)| report(job, began, &[]));
         let all = parse(runs.into_iter().fold(String::new(), add).as_bytes());
-        let named: Vec<_> = all.iter().map(|one| (one.job.as_str(), one.began)).collect();
-        assert_eq!(named, [("7.0", 11), ("7", 20), ("7", 10)], "the same run once");
+        let named: Vec<_> = all
+            .iter()
+            .map(|one| (one.job.as_str(), one.began))
+            .collect();
+        assert_eq!(
+            named,
+            [("7.0", 11), ("7", 20), ("7", 10)],
+            "the same run once"
+        );
         assert_eq!(parse(b"{\n\xff\n\n{\"version\":1}\n"), []);
-        let text = (0..40).fold(String::new(), |text, began| add(text, report("7", began, &[])));
+        let text = (0..40).fold(String::new(), |text, began| {
+            add(text, report("7", began, &[]))
+        });
         assert_eq!(parse(text.as_bytes()).len(), MOST_REPORTS);
         let long = "x".repeat(MOST_BYTES / 3);
         let text = (50..60).fold(text, |text, began| add(text, report("7", began, &[&long])));

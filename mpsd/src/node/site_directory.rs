@@ -1,8 +1,9 @@
 //! The site's directories that others may list, and jobs' cgroups in them.
 //!
-//! A process that lists a directory can keep its lock. A process that changes the directory then waits in the kernel and
-//! ignores signals. So a child with a deadline makes the change. It holds our lock meanwhile, so that only one child waits
-//! for each directory. The lock is in a directory that only root may list.
+//! A process that lists a directory can keep its lock. A process that changes the directory then
+//! waits in the kernel and ignores signals. So a child with a deadline makes the change. It holds
+//! our lock meanwhile, so that only one child waits for each directory. The lock is in a directory
+//! that only root may list.
 
 use super::by_child;
 use crate::sys::cgroup::Cgroup;
@@ -55,7 +56,8 @@ fn change_alone<T: Serialize + DeserializeOwned>(
             Some(Err(FileError::Bound { .. })) => return None,
             held => held.and_then(Result::ok),
         };
-        // Takes the directory's lock and changes nothing: a child that is killed here does nothing when it gets the lock.
+        // Takes the directory's lock and changes nothing: a child that is killed here does nothing
+        // when it gets the lock.
         let _ = Dir::open(directory).and_then(|directory| directory.remove_file(NOTHING));
         let done = work();
         if let (Some(run), Some(_)) = (run, held) {
@@ -125,7 +127,10 @@ pub fn make_cgroup(paths: &Paths, rule: &Rule, name: &str) -> Result<Option<Path
     if !may_be_listed(base) && there.is_some() {
         return make();
     }
-    let directory = there.map(PathBuf::as_path).or(base.parent()).unwrap_or(base);
+    let directory = there
+        .map(PathBuf::as_path)
+        .or(base.parent())
+        .unwrap_or(base);
     change(paths, directory, CGROUP_TIME, make)
 }
 

@@ -18,8 +18,9 @@ const TASKS_TIME: Duration = Duration::from_millis(300);
 const MOST_PROCESSES: usize = 256;
 const SHOWN: usize = 120;
 const MOST_COMMAND: usize = 4096;
-/// A task's rank in the job, as launchers and schedulers say it: Open MPI, PMIx (PRRTE), Cray PALS, Hydra, Slurm. Slurm is last: the
-/// ranks that an MPI launcher starts in a batch script or a step inherit that one's.
+/// A task's rank in the job, as launchers and schedulers say it: Open MPI, PMIx (PRRTE), Cray PALS,
+/// Hydra, Slurm. Slurm is last: the ranks that an MPI launcher starts in a batch script or a step
+/// inherit that one's.
 const RANKS: [&str; 5] = [
     "OMPI_COMM_WORLD_RANK",
     "PMIX_RANK",
@@ -37,8 +38,8 @@ pub struct Task {
     pub job: Option<String>,
 }
 
-/// The job of a process, by its scheduler's cgroup or else by the variable that attached it, which its user can forge. It can hang
-/// as [`Process::environment_variable`] can.
+/// The job of a process, by its scheduler's cgroup or else by the variable that attached it, which
+/// its user can forge. It can hang as [`Process::environment_variable`] can.
 fn job_of(process: &Process, by_sluid: &BySluid<'_>) -> Option<String> {
     let job = match cgroup_name(process) {
         Some(name) => name.job(by_sluid)?.into(),
@@ -53,7 +54,8 @@ fn job_of(process: &Process, by_sluid: &BySluid<'_>) -> Option<String> {
 /// Finds the job that has this SLUID.
 pub type BySluid<'a> = dyn Fn(&str) -> Option<JobId> + 'a;
 
-/// How a scheduler's cgroup names a job (docs/facts/slurm.md#cgroups-of-a-job, docs/facts/pbs.md#cgroups-of-a-job).
+/// How a scheduler's cgroup names a job (docs/facts/slurm.md#cgroups-of-a-job,
+/// docs/facts/pbs.md#cgroups-of-a-job).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CgroupName {
     Id(JobId),
@@ -75,8 +77,8 @@ pub fn cgroup_name(process: &Process) -> Option<CgroupName> {
     by_cgroup(process).map(|(job, _)| job)
 }
 
-/// Whether the scheduler's cgroup says that a process belongs to `job`, which may be a step with a daemon of its own. `sluid`: what
-/// root recorded of the job.
+/// Whether the scheduler's cgroup says that a process belongs to `job`, which may be a step with a
+/// daemon of its own. `sluid`: what root recorded of the job.
 pub fn is_in_cgroup_of(process: &Process, job: &JobId, sluid: Option<&str>) -> bool {
     let is_its = |name: &str| (sluid == Some(name)).then(|| job.whole());
     let Some((name, step)) = by_cgroup(process) else {
@@ -91,9 +93,10 @@ fn by_cgroup(process: &Process) -> Option<(CgroupName, Option<String>)> {
     process.cgroups()?.iter().find_map(|path| by_path(path))
 }
 
-/// The job of a cgroup, and its step: `job_12/step_0` or `sEKNKTV3WPV500/step_0` of Slurm, `torque/12.srv` of Torque and
-/// `pbs_jobs.service/jobid/12.srv` of OpenPBS' hook. Root makes these. A user's own directories lie below them, or in `user.slice`,
-/// so the outermost name counts.
+/// The job of a cgroup, and its step: `job_12/step_0` or `sEKNKTV3WPV500/step_0` of Slurm,
+/// `torque/12.srv` of Torque and `pbs_jobs.service/jobid/12.srv` of OpenPBS' hook. Root makes
+/// these. A user's own directories lie below them, or in `user.slice`, so the outermost name
+/// counts.
 fn by_path(path: &Path) -> Option<(CgroupName, Option<String>)> {
     if path.starts_with("/user.slice") {
         return None;
@@ -108,7 +111,10 @@ fn by_path(path: &Path) -> Option<(CgroupName, Option<String>)> {
             [.., last] => match last.strip_prefix("job_").filter(|id| is_digits(id)) {
                 Some(id) => id,
                 None if step.is_some() && is_word(last, b"") => {
-                    return Some((CgroupName::Sluid((*last).to_owned()), step.map(str::to_owned)));
+                    return Some((
+                        CgroupName::Sluid((*last).to_owned()),
+                        step.map(str::to_owned),
+                    ));
                 }
                 None => return None,
             },
@@ -127,8 +133,8 @@ fn own(uid: u32, pid: i32) -> Option<Process> {
     Process::find(pid).filter(|p| p.uids().is_some_and(|u| u.effective == uid))
 }
 
-/// The processes of `uid` among `pids`, read by a child with a deadline. If the child hangs, the result has only their names,
-/// which no process can hide.
+/// The processes of `uid` among `pids`, read by a child with a deadline. If the child hangs, the
+/// result has only their names, which no process can hide.
 pub fn tasks(uid: u32, pids: &[i32], by_sluid: &BySluid<'_>) -> Vec<Task> {
     let pids = pids.get(..MOST_PROCESSES).unwrap_or(pids);
     let all = |look: &dyn Fn(&Process) -> Task| -> Vec<Task> {
@@ -172,7 +178,10 @@ mod tests {
     #[test]
     fn only_a_directory_of_a_schedulers_own_names_a_job() {
         for (path, found) in [
-            ("/system.slice/slurmstepd.scope/job_12/step_3/user/task_0", "12 3"),
+            (
+                "/system.slice/slurmstepd.scope/job_12/step_3/user/task_0",
+                "12 3",
+            ),
             ("/slurm/uid_1001/job_12/step_batch", "12 batch"),
             ("/slurm_node1/uid_1001/job_12", "12 -"),
             (
@@ -212,7 +221,8 @@ mod tests {
                 CgroupName::Sluid(sluid) => sluid,
             };
             let told = by_path(Path::new(path));
-            let told = told.map(|(job, step)| format!("{} {}", name(job), step.as_deref().unwrap_or("-")));
+            let told =
+                told.map(|(job, step)| format!("{} {}", name(job), step.as_deref().unwrap_or("-")));
             assert_eq!(told.as_deref().unwrap_or("none"), found, "{path}");
         }
     }

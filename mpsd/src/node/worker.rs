@@ -1,6 +1,7 @@
 //! NVML in a process of its own: it can hang in the driver, and its caller must not hang with it.
 //!
-//! `mpsd --nvml LIBRARY` loads NVML once and answers questions, one line of JSON each, until its descriptor closes.
+//! `mpsd --nvml LIBRARY` loads NVML once and answers questions, one line of JSON each, until its
+//! descriptor closes.
 
 use super::nvml::{Nvml, NvmlError};
 use super::{failure, unless_scarce};
@@ -59,7 +60,8 @@ pub enum Question {
 
 /// The worker's side: answers until its descriptor closes.
 pub fn serve(library: &str) -> Result<(), String> {
-    let fd = crate::sys::descriptors::take(WORKER_FD).map_err(|e| format!("descriptor {WORKER_FD}: {e}"))?;
+    let fd = crate::sys::descriptors::take(WORKER_FD)
+        .map_err(|e| format!("descriptor {WORKER_FD}: {e}"))?;
     let mut stream = UnixStream::from(fd);
     tie_to_asker(&stream)?;
     confine::nvml_worker()?;
@@ -73,12 +75,15 @@ pub fn serve(library: &str) -> Result<(), String> {
             continue;
         };
         answer.push('\n');
-        stream.write_all(answer.as_bytes()).map_err(|e| e.to_string())?;
+        stream
+            .write_all(answer.as_bytes())
+            .map_err(|e| e.to_string())?;
     }
     Ok(())
 }
 
-/// If its asker is killed, an end may undo what the asker began. The worker must change nothing after that.
+/// If its asker is killed, an end may undo what the asker began. The worker must change nothing
+/// after that.
 fn tie_to_asker(stream: &UnixStream) -> Result<(), String> {
     set_pdeathsig(Signal::SIGKILL).map_err(|e| format!("cannot end with the asker: {e}"))?;
     let asker = getsockopt(stream, PeerCredentials).map_err(|e| format!("who asks: {e}"))?;
@@ -88,7 +93,10 @@ fn tie_to_asker(stream: &UnixStream) -> Result<(), String> {
     }
 }
 
-fn answer(nvml: &Result<Nvml, NvmlError>, question: Question) -> serde_json::Result<Option<String>> {
+fn answer(
+    nvml: &Result<Nvml, NvmlError>,
+    question: Question,
+) -> serde_json::Result<Option<String>> {
     let text = match (nvml, question) {
         (nvml, Question::Attach(gpu)) => {
             nvml.iter().for_each(|nvml| nvml.attach(&gpu));
@@ -100,7 +108,9 @@ fn answer(nvml: &Result<Nvml, NvmlError>, question: Question) -> serde_json::Res
             serde_json::to_string(&nvml.inventory_again(known, &gpus))
         }
         (Ok(nvml), Question::Mode(gpu)) => serde_json::to_string(&nvml.compute_mode(&gpu)),
-        (Ok(nvml), Question::SetMode(gpu, mode)) => serde_json::to_string(&nvml.set_compute_mode(&gpu, mode)),
+        (Ok(nvml), Question::SetMode(gpu, mode)) => {
+            serde_json::to_string(&nvml.set_compute_mode(&gpu, mode))
+        }
         (Ok(nvml), Question::Driver) => serde_json::to_string(&nvml.driver()),
         (Ok(nvml), Question::Processes(gpu)) => serde_json::to_string(&nvml.processes(&gpu)),
         (Ok(nvml), Question::Power(gpu)) => serde_json::to_string(&nvml.power(&gpu)),
@@ -120,7 +130,8 @@ pub struct NvmlWorker {
 impl NvmlWorker {
     /// Starts `program` (`mpsd`) as the worker for `library`; each answer must come within `limit`.
     ///
-    /// A program of root's that cannot be started is a fault, unless processes, descriptors or time ran out.
+    /// A program of root's that cannot be started is a fault, unless processes, descriptors or time
+    /// ran out.
     pub fn start(program: &Path, library: &str, limit: Duration) -> Result<Self, Failure> {
         let broken = |why: String, errno: Option<Errno>| {
             let evidence = errno.and_then(|errno| unless_scarce(Evidence::Storage, Some(errno)));
@@ -147,7 +158,8 @@ impl NvmlWorker {
         })
     }
 
-    /// Has NVML look at `gpus` before anything is asked about them. The first question reports a failure.
+    /// Has NVML look at `gpus` before anything is asked about them. The first question reports a
+    /// failure.
     pub(crate) fn attach(&mut self, gpus: &[GpuUuid]) {
         for gpu in gpus {
             let question = serde_json::to_string(&Question::Attach(gpu.clone()));
@@ -160,7 +172,8 @@ impl NvmlWorker {
         self.child.id().filter(|_| self.silent)
     }
 
-    /// Kills it without a wait for its end, because the driver takes some milliseconds to release it. Dropping it waits.
+    /// Kills it without a wait for its end, because the driver takes some milliseconds to release
+    /// it. Dropping it waits.
     pub(crate) fn dismiss(&mut self) {
         self.child.signal(Signal::SIGKILL);
     }
@@ -193,12 +206,19 @@ impl NvmlWorker {
         };
         let answer: Result<T, NvmlError> =
             serde_json::from_slice(&text).map_err(|e| lost(format!("unreadable answer: {e}")))?;
-        answer.map_err(|NvmlError { what, why, evidence }| failure(evidence, what, why))
+        answer.map_err(
+            |NvmlError {
+                 what,
+                 why,
+                 evidence,
+             }| failure(evidence, what, why),
+        )
     }
 
-    /// Its end without an answer. Only a crash is evidence, against the library. Other ends have other causes. SIGKILL: a job has
-    /// used up the memory. SIGABRT: an allocation failed. SIGBUS: a page could not be had. 127: the loader. 1: perhaps an older
-    /// program, while a package is replaced.
+    /// Its end without an answer. Only a crash is evidence, against the library. Other ends have
+    /// other causes. SIGKILL: a job has used up the memory. SIGABRT: an allocation failed. SIGBUS:
+    /// a page could not be had. 127: the loader. 1: perhaps an older program, while a package is
+    /// replaced.
     fn died(&mut self) -> Failure {
         let why = match self.child.wait(Deadline::after(GRACE)) {
             Some(end) if is_crash(&end) => {
@@ -230,12 +250,17 @@ impl Drop for NvmlWorker {
     }
 }
 
-/// Makes the device file `device`, and loads its module, if no program has done that since the node booted.
+/// Makes the device file `device`, and loads its module, if no program has done that since the node
+/// booted.
 ///
-/// NVIDIA's libraries do it by `nvidia-modprobe`, a set-user-id program (source: NVIDIA/nvidia-modprobe). The processes
-/// that we confine cannot start it, so root does. If it fails, the process that needs the file says so.
+/// NVIDIA's libraries do it by `nvidia-modprobe`, a set-user-id program (source:
+/// NVIDIA/nvidia-modprobe). The processes that we confine cannot start it, so root does. If it
+/// fails, the process that needs the file says so.
 pub(super) fn make_device(device: &str, arguments: &[&str]) {
-    if Path::new(device).exists() || !Path::new(MODPROBE).exists() || !nix::unistd::geteuid().is_root() {
+    if Path::new(device).exists()
+        || !Path::new(MODPROBE).exists()
+        || !nix::unistd::geteuid().is_root()
+    {
         return;
     }
     if let Ok(mut program) = Spawn::trusted(Path::new(MODPROBE)) {
@@ -252,7 +277,9 @@ mod tests {
     #[test]
     fn a_worker_that_comes_too_late_proves_nothing() {
         // A child can end before its parent looks, but not each time.
-        let start = |_| NvmlWorker::start(Path::new("/bin/true"), "libnvidia-ml.so.1", Duration::ZERO).err();
+        let start = |_| {
+            NvmlWorker::start(Path::new("/bin/true"), "libnvidia-ml.so.1", Duration::ZERO).err()
+        };
         let late = (0..100).find_map(start);
         assert!(matches!(late, Some(Failure::Undetermined(_))), "{late:?}");
         let absent = NvmlWorker::start(Path::new("/nowhere/mpsd"), "", Duration::from_secs(5));
@@ -265,7 +292,11 @@ mod tests {
     #[test]
     fn a_worker_proves_nothing_but_by_a_crash() {
         let ends = |program: &str| {
-            let worker = NvmlWorker::start(Path::new(program), "libnvidia-ml.so.1", Duration::from_secs(5));
+            let worker = NvmlWorker::start(
+                Path::new(program),
+                "libnvidia-ml.so.1",
+                Duration::from_secs(5),
+            );
             worker
                 .and_then(|mut worker| worker.ask::<mpsd_core::Inventory>(&Question::Inventory))
                 .expect_err("no answer")
@@ -277,7 +308,8 @@ mod tests {
         for signal in [Signal::SIGSEGV, Signal::SIGILL, Signal::SIGFPE] {
             assert!(is_crash(&Exit::Signal(signal as i32)), "{signal}");
         }
-        // What ran out: memory, pages, time, room. Or it was confined too much, or ended from outside.
+        // What ran out: memory, pages, time, room. Or it was confined too much, or ended from
+        // outside.
         use Signal::{SIGABRT, SIGBUS, SIGKILL, SIGSYS, SIGTERM, SIGXCPU, SIGXFSZ};
         for signal in [SIGKILL, SIGABRT, SIGBUS, SIGXCPU, SIGXFSZ, SIGSYS, SIGTERM] {
             assert!(!is_crash(&Exit::Signal(signal as i32)), "{signal}");

@@ -1,4 +1,5 @@
-//! `MPS=auto`: whether MPS helps the job on this node. It needs no NVML, so that a job without MPS does not wait for it.
+//! `MPS=auto`: whether MPS helps the job on this node. It needs no NVML, so that a job without MPS
+//! does not wait for it.
 
 use super::draft::Draft;
 use super::gpus;
@@ -16,7 +17,8 @@ pub enum Finding {
     Unneeded(String),
 }
 
-/// Whether the job may run as if it had not asked if this node cannot give it MPS. A job with limits relies on them.
+/// Whether the job may run as if it had not asked if this node cannot give it MPS. A job with
+/// limits relies on them.
 pub fn may_do_without(request: &Request) -> bool {
     *request == Request::new(Mode::Auto)
 }
@@ -46,7 +48,8 @@ pub fn find(devices: &Devices, settings: &Settings) -> Finding {
     }
 }
 
-/// Refuses MPS to a job that did not ask, if a program could notice it by its GPUs or by its number of clients.
+/// Refuses MPS to a job that did not ask, if a program could notice it by its GPUs or by its number
+/// of clients.
 pub(super) fn expect_unnoticed(
     draft: &Draft<'_>,
     devices: &Devices,
@@ -61,7 +64,10 @@ pub(super) fn expect_unnoticed(
         ))
     };
     let alike = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
-    let tasks = draft.tasks.zip(clients).filter(|(tasks, most)| tasks > most);
+    let tasks = draft
+        .tasks
+        .zip(clients)
+        .filter(|(tasks, most)| tasks > most);
     let has_all = gpus.len() == draft.inventory.gpus.len() || gpus::has_devices(gpus);
     if let Some((tasks, most)) = tasks {
         refuse(format!("a GPU takes {most} of its {tasks} tasks"))
@@ -71,7 +77,8 @@ pub(super) fn expect_unnoticed(
         refuse("its GPUs are not alike, and CUDA counts the fastest first".to_owned())
     } else if !has_all && !devices.gpus.are_confined() {
         refuse(
-            "its tasks may open other GPUs of the node, and the numbers of its own would change".to_owned(),
+            "its tasks may open other GPUs of the node, and the numbers of its own would change"
+                .to_owned(),
         )
     } else {
         Ok(())
@@ -120,7 +127,8 @@ mod tests {
 
     #[test]
     fn mps_is_for_jobs_with_more_tasks_than_gpus() {
-        let alone = |gpus, tasks, uneven| found(listed(gpus), tasks, Exclusive::GpusAlone, uneven, "");
+        let alone =
+            |gpus, tasks, uneven| found(listed(gpus), tasks, Exclusive::GpusAlone, uneven, "");
         for (gpus, tasks, uneven, expected) in [
             (1, Some(1), false, "no MPS: 1 task on 1 GPU"),
             (1, Some(2), false, "MPS: 2 tasks on 1 GPU"),
@@ -166,7 +174,11 @@ mod tests {
         ] {
             for tasks in [None, Some(1)] {
                 let text = found(listed(1), tasks, exclusive, false, config);
-                assert_eq!(text == "MPS: other jobs may use its GPU too", shared, "{text}");
+                assert_eq!(
+                    text == "MPS: other jobs may use its GPU too",
+                    shared,
+                    "{text}"
+                );
             }
         }
     }
@@ -180,7 +192,13 @@ mod tests {
                 "the job's GPUs on this node are not known: no file",
             ),
         ] {
-            let text = found(gpus, Some(8), Exclusive::Unknown, false, "shared_gpus = true");
+            let text = found(
+                gpus,
+                Some(8),
+                Exclusive::Unknown,
+                false,
+                "shared_gpus = true",
+            );
             assert_eq!(text, format!("no MPS: {why}"));
         }
     }

@@ -56,12 +56,13 @@ impl Draft<'_> {
             _ => return Ok(()),
         };
         let own = self.syntax.token(Key::Mode, Some("own"));
-        let why = "your jobs on this GPU share one MPS, whose daemon has one setting for all of them";
+        let why =
+            "your jobs on this GPU share one MPS, whose daemon has one setting for all of them";
         Err(self.refuse(key, why, format!("{own}, a daemon of this job's own")))
     }
 
-    /// Without the job's part of a shared GPU, or its number of tasks, a site's `auto` sets no limit, and a note says so. The user's
-    /// own `auto` is refused.
+    /// Without the job's part of a shared GPU, or its number of tasks, a site's `auto` sets no
+    /// limit, and a note says so. The user's own `auto` is refused.
     pub fn forget_auto_of_site(&mut self) -> Vec<String> {
         let why = match self.shared {
             true if self.part.is_none() => NO_PART,

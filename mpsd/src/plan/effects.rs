@@ -1,13 +1,16 @@
-//! The plan: every privileged effect for one job, in order, each with its inverse. Its printed form is a snapshot.
+//! The plan: every privileged effect for one job, in order, each with its inverse. Its printed form
+//! is a snapshot.
 
 use mpsd_core::gpu::{ComputeMode, GpuUuid};
 use mpsd_core::record::{ClientLimits, Record};
 use std::fmt;
 use std::path::PathBuf;
 
-/// One thing that root does to the node for the job. `job/undo.rs` has the inverses and their order. Each inverse copes
-/// with an effect that was begun and not finished, or never begun.
-#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
+/// One thing that root does to the node for the job. `job/undo.rs` has the inverses and their
+/// order. Each inverse copes with an effect that was begun and not finished, or never begun.
+#[derive(
+    Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
+)]
 #[serde(tag = "effect", rename_all = "kebab-case")]
 pub enum Effect {
     /// Enter the job into the GPU's account, with the compute mode found. Inverse: leave it.
@@ -24,8 +27,8 @@ pub enum Effect {
         /// The mode to set.
         mode: ComputeMode,
     },
-    /// Enter the job among those that share its user's MPS on a GPU; the first job begins the MPS ([`Plan::shared`]). Inverse: end
-    /// the job's clients and leave; the last job ends the MPS.
+    /// Enter the job among those that share its user's MPS on a GPU; the first job begins the MPS
+    /// ([`Plan::shared`]). Inverse: end the job's clients and leave; the last job ends the MPS.
     #[display("share the user's MPS on {gpu}")]
     JoinShared {
         /// Which GPU.
@@ -34,17 +37,20 @@ pub enum Effect {
     /// Make the job's cgroup. Inverse: prove it empty, remove it.
     #[display("make the job's cgroup")]
     MakeCgroup,
-    /// Make pipe and log directory of daemon `n`, the user's, 0700, each with a bound of room. Inverse: remove both.
+    /// Make pipe and log directory of daemon `n`, the user's, 0700, each with a bound of room.
+    /// Inverse: remove both.
     #[display("make pipe and log directory of daemon {daemon}")]
     MakeDirectories {
         /// Number of the daemon, from 0.
         daemon: usize,
     },
-    /// Start `mpsd` as the job's user, which starts the control daemons. It starts their servers when root has looked at the GPUs and
-    /// set their modes, and then proves every daemon ready. Inverse: the teardown ladder.
+    /// Start `mpsd` as the job's user, which starts the control daemons. It starts their servers
+    /// when root has looked at the GPUs and set their modes, and then proves every daemon ready.
+    /// Inverse: the teardown ladder.
     #[display("start mpsd as the job's user")]
     StartDaemon,
-    /// Enter the job for each of its GPUs into the files that another exporter reads. Inverse: take its lines out.
+    /// Enter the job for each of its GPUs into the files that another exporter reads. Inverse: take
+    /// its lines out.
     #[display("tell {exporter} in '{}'", directory.display())]
     TellExporter {
         /// Which.
@@ -55,7 +61,9 @@ pub enum Effect {
 }
 
 /// Another exporter that can be told which jobs use a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Exporter {
     /// NVIDIA's, with `--hpc-job-mapping-dir`.
@@ -77,7 +85,9 @@ impl Effect {
             }
             Self::MakeCgroup => "prove it empty, remove it",
             Self::MakeDirectories { .. } => "remove both",
-            Self::TellExporter { .. } => "take the job's lines out, and remove a file that has no other",
+            Self::TellExporter { .. } => {
+                "take the job's lines out, and remove a file that has no other"
+            }
             Self::StartDaemon => "terminate_client, quit, quit -t, SIGTERM, SIGKILL, proof",
         }
     }
@@ -90,7 +100,8 @@ pub struct Plan {
     pub record: Record,
     /// The effects, in order.
     pub effects: Vec<Effect>,
-    /// For each GPU whose MPS the job shares, the plan of that MPS, which the first job carries out.
+    /// For each GPU whose MPS the job shares, the plan of that MPS, which the first job carries
+    /// out.
     pub shared: Vec<Plan>,
     /// The minor numbers of its GPUs, each once; empty: the driver does not tell them all.
     pub minors: Vec<u32>,
@@ -107,8 +118,7 @@ pub struct Plan {
 impl Plan {
     /// The same as it prints.
     pub fn json(&self) -> serde_json::Value {
-        let effect =
-            |effect: &Effect| serde_json::json!({"do": effect.to_string(), "undo": effect.inverse()});
+        let effect = |effect: &Effect| serde_json::json!({"do": effect.to_string(), "undo": effect.inverse()});
         let effects: Vec<_> = self.effects.iter().map(effect).collect();
         let record = &self.record;
         serde_json::json!({
@@ -130,7 +140,9 @@ impl fmt::Display for Plan {
         for (n, daemon) in record.daemons.iter().enumerate() {
             let gpus: String = daemon.gpus.iter().map(|gpu| format!(" {gpu}")).collect();
             let threads = daemon.threads.map(|threads| format!(" threads {threads}"));
-            let priority = daemon.priority.map(|priority| format!(" priority {priority}"));
+            let priority = daemon
+                .priority
+                .map(|priority| format!(" priority {priority}"));
             let limits = [threads, Some(memory(&daemon.memory, " memory ")), priority];
             let limits: String = limits.into_iter().flatten().collect();
             writeln!(f, "daemon {n}:{gpus}{limits}")?;
@@ -144,7 +156,11 @@ impl fmt::Display for Plan {
             _ => format!("rank {rank}"),
         };
         for (rank, threads) in record.rank_threads.iter().enumerate() {
-            writeln!(f, "{}: threads {threads}", of(rank, record.rank_threads.len()))?;
+            writeln!(
+                f,
+                "{}: threads {threads}",
+                of(rank, record.rank_threads.len())
+            )?;
         }
         for (rank, all) in record.rank_memory.iter().enumerate() {
             writeln!(

@@ -1,5 +1,6 @@
-//! Which GPUs of the node are the job's, and what MIG changes (docs/facts/mps-control.md#mig). A process sees one MIG device, so
-//! each device has its own daemon, and each rank one device. The compute mode stays, and no whole GPU is visible beside it.
+//! Which GPUs of the node are the job's, and what MIG changes (docs/facts/mps-control.md#mig). A
+//! process sees one MIG device, so each device has its own daemon, and each rank one device. The
+//! compute mode stays, and no whole GPU is visible beside it.
 
 use super::draft::Draft;
 use crate::scheduler::{Devices, GpuName, GpuSource};
@@ -10,7 +11,8 @@ use mpsd_core::gpu::{MIG, Mig};
 use mpsd_core::request::Key;
 use mpsd_core::{Failure, Gpu, GpuUuid, Inventory, Refusal};
 
-/// The job's GPUs, or its MIG devices, in NVML's order, each once. Unknown GPUs never silently mean all of the node's.
+/// The job's GPUs, or its MIG devices, in NVML's order, each once. Unknown GPUs never silently mean
+/// all of the node's.
 pub fn of_job<'a>(
     devices: &Devices,
     inventory: &'a Inventory,
@@ -24,7 +26,8 @@ pub fn of_job<'a>(
         }
         GpuSource::Numbered(numbers) => numbers.gpus(inventory)?,
         GpuSource::None => {
-            let allowed = "a request with GPUs on each node, or auto, which leaves a node without GPUs out";
+            let allowed =
+                "a request with GPUs on each node, or auto, which leaves a node without GPUs out";
             return Err(Refusal::new("MPS", "the job has no GPU on this node", allowed).into());
         }
         GpuSource::Counted { count, .. } if no_other(*count, devices, inventory) => {
@@ -33,7 +36,10 @@ pub fn of_job<'a>(
         GpuSource::Counted { why, .. } => {
             let all = inventory.gpus.len();
             let node = "or the node alone (-l place=exclhost), or GPUs that the scheduler names";
-            return Err(unknown_gpus(why, &format!("all {all} GPUs of the node, {node}")));
+            return Err(unknown_gpus(
+                why,
+                &format!("all {all} GPUs of the node, {node}"),
+            ));
         }
         GpuSource::Unknown(why) => whole_node(why, devices, inventory, unknown)?,
     };
@@ -49,7 +55,8 @@ fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure
         GpuName::Uuid(uuid) => (inventory.by_uuid(&GpuUuid::parse(uuid)?), uuid.clone()),
     };
     if found.is_none() && text.starts_with(MIG) {
-        // Users who may do that make and remove MIG devices while the GPU runs: no evidence against the node.
+        // Users who may do that make and remove MIG devices while the GPU runs: no evidence against
+        // the node.
         let why = "the scheduler gave it to the job, and NVML does not list it: the GPU was divided again since the \
                    scheduler looked, or a user may do that";
         return Err(Undetermined::new(format!("MIG device {text}"), why).into());
@@ -61,10 +68,13 @@ fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure
     })
 }
 
-/// Whether a job with so many GPUs must have all of the node's: the node has one, or as many, or is the job's alone.
+/// Whether a job with so many GPUs must have all of the node's: the node has one, or as many, or is
+/// the job's alone.
 fn no_other(count: u32, devices: &Devices, inventory: &Inventory) -> bool {
     let here = inventory.gpus.len();
-    here == 1 || usize::try_from(count).is_ok_and(|count| count == here) || (devices.whole_node && here > 0)
+    here == 1
+        || usize::try_from(count).is_ok_and(|count| count == here)
+        || (devices.whole_node && here > 0)
 }
 
 fn whole_node<'a>(
@@ -74,13 +84,13 @@ fn whole_node<'a>(
     unknown: GpusUnknown,
 ) -> Result<Vec<&'a Gpu>, Failure> {
     if unknown != GpusUnknown::WholeNodeIfExclusive {
-        let allowed =
-            "GPUs that the scheduler assigns, or gpus_unknown = \"whole-node-if-exclusive\" in mpsd.toml";
+        let allowed = "GPUs that the scheduler assigns, or gpus_unknown = \"whole-node-if-exclusive\" in mpsd.toml";
         return Err(unknown_gpus(why, allowed));
     }
     if !devices.whole_node {
-        let why =
-            format!("the job's GPUs on this node are not known ({why}), and the node is not the job's alone");
+        let why = format!(
+            "the job's GPUs on this node are not known ({why}), and the node is not the job's alone"
+        );
         return Err(Refusal::new("MPS", why, "a job that holds the whole node").into());
     }
     if inventory.gpus.is_empty() {
@@ -94,7 +104,8 @@ fn unknown_gpus(why: &str, allowed: &str) -> Failure {
     Refusal::new("MPS", why, allowed).into()
 }
 
-/// Refuses a job that was given MIG devices and whole GPUs. Only names tell: a number beside them counts both.
+/// Refuses a job that was given MIG devices and whole GPUs. Only names tell: a number beside them
+/// counts both.
 pub fn unmixed(names: &[GpuName]) -> Result<(), Refusal> {
     let is_mig = |name: &&GpuName| matches!(name, GpuName::Uuid(uuid) if uuid.starts_with(MIG));
     let migs = names.iter().filter(is_mig).count();
@@ -145,7 +156,11 @@ pub fn binding(draft: &Draft<'_>) -> Result<(Bind, DeviceNames), Refusal> {
     }
     let several = draft.gpus.len() > 1;
     let refused = |key, value: String, why: &str, allowed: &str| {
-        Err(Refusal::new(draft.syntax.token(key, Some(&value)), why, allowed))
+        Err(Refusal::new(
+            draft.syntax.token(key, Some(&value)),
+            why,
+            allowed,
+        ))
     };
     match (draft.written.bind, draft.written.visible) {
         (Some(bind), _) if several && (bind.peers || bind == Bind::NONE) => {
@@ -161,6 +176,12 @@ pub fn binding(draft: &Draft<'_>) -> Result<(Bind, DeviceNames), Refusal> {
             refused(Key::Visible, "keep".to_owned(), why, "auto, uuid")
         }
         _ if names == DeviceNames::Keep && !several => Ok((bind, names)),
-        _ => Ok((Bind { peers: false, ..bind }, DeviceNames::Uuid)),
+        _ => Ok((
+            Bind {
+                peers: false,
+                ..bind
+            },
+            DeviceNames::Uuid,
+        )),
     }
 }

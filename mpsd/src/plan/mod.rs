@@ -47,9 +47,15 @@ pub struct Case<'a> {
 /// The settings in force for a node with these GPUs, and the plan for the job under them.
 ///
 /// # Errors
-/// A refusal; a fault for an unusable configuration, or if a GPU that the scheduler gave is not there.
+/// A refusal; a fault for an unusable configuration, or if a GPU that the scheduler gave is not
+/// there.
 pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
-    let products: Vec<&str> = case.inventory.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+    let products: Vec<&str> = case
+        .inventory
+        .gpus
+        .iter()
+        .map(|gpu| gpu.name.as_str())
+        .collect();
     let settings = case.config.for_node(case.node, &products)?;
     let (shared, part) = sharing(case, &settings);
     let mut draft = Draft {
@@ -67,16 +73,19 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     draft.check_shared()?;
     let mut notes = draft.forget_auto_of_site();
     let (bind, names) = gpus::binding(&draft)?;
-    if gpus::has_devices(&draft.gpus) && draft.gpus.len() > 1 && draft.request.mode != Mode::PerGpu {
+    if gpus::has_devices(&draft.gpus) && draft.gpus.len() > 1 && draft.request.mode != Mode::PerGpu
+    {
         draft.request.mode = Mode::PerGpu;
-        let note = "one daemon for each MIG device, and one of them for each task: a process sees no more";
+        let note =
+            "one daemon for each MIG device, and one of them for each task: a process sees no more";
         notes.push(note.to_owned());
     }
     if shared && draft.gpus.len() > 1 {
         draft.request.mode = Mode::PerGpu;
     }
     let per_gpu = draft.request.mode == Mode::PerGpu;
-    draft.meeting = draft.tasks_that_meet(|tasks, gpus| bind.most_on_a_gpu(names, per_gpu, tasks, gpus));
+    draft.meeting =
+        draft.tasks_that_meet(|tasks, gpus| bind.most_on_a_gpu(names, per_gpu, tasks, gpus));
     draft.check_generations()?;
     let clients = |gpu: &&Gpu| case.inventory.clients(gpu, settings.max_clients);
     let clients = draft.gpus.iter().map(clients).min();
@@ -127,7 +136,10 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         per_gpu,
         shared,
         request: Some(case.request.clone()),
-        named: matches!(case.devices.gpus, GpuSource::Listed(_) | GpuSource::Numbered(_)),
+        named: matches!(
+            case.devices.gpus,
+            GpuSource::Listed(_) | GpuSource::Numbered(_)
+        ),
         gpus: draft.gpus.iter().map(record_gpu).collect(),
         devices: case.devices.gpus.to_count(case.inventory),
         daemons,
@@ -140,7 +152,12 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
             memory: memory_parts.filter(|_| request.memory == Some(MemoryLimit::Auto) && !shared),
         },
         names: Some(names),
-        same_numbers: draft.gpus.iter().zip(0..).all(|(gpu, place)| gpu.index == place) && alike,
+        same_numbers: draft
+            .gpus
+            .iter()
+            .zip(0..)
+            .all(|(gpu, place)| gpu.index == place)
+            && alike,
         bind: Some(bind),
         clients,
         unasked: case.by_site.then(|| Unasked {
@@ -185,7 +202,8 @@ impl Draft<'_> {
         groups.enumerate().map(daemon).collect()
     }
 
-    /// The daemons that the user's jobs share, one for each GPU. The site's ceilings are theirs; each job's limits are its tasks'.
+    /// The daemons that the user's jobs share, one for each GPU. The site's ceilings are theirs;
+    /// each job's limits are its tasks'.
     fn shared_daemons(&self, uid: u32) -> Result<Vec<Daemon>, Refusal> {
         let share = self.ceilings()?;
         let daemon = |gpu: &&Gpu| {
@@ -230,13 +248,24 @@ impl Draft<'_> {
             return Ok(None);
         };
         let kind = gpus::kind(&self.gpus);
-        let why = format!("a {kind} takes {most} MPS clients, and this job has {tasks} tasks on each");
+        let why =
+            format!("a {kind} takes {most} MPS clients, and this job has {tasks} tasks on each");
         // Without MPS all tasks would run, so `auto` gives none.
         if self.settings.too_many_tasks == WarnOrRefuse::Refuse || self.written.mode == Mode::Auto {
-            let what = format!("{} tasks on {} {kind}s", self.tasks.unwrap_or(0), self.gpus.len());
-            return Err(Refusal::new(what, why, format!("at most {most} tasks a {kind}")));
+            let what = format!(
+                "{} tasks on {} {kind}s",
+                self.tasks.unwrap_or(0),
+                self.gpus.len()
+            );
+            return Err(Refusal::new(
+                what,
+                why,
+                format!("at most {most} tasks a {kind}"),
+            ));
         }
-        Ok(Some(format!("{why}; those beyond fail if all of them use it")))
+        Ok(Some(format!(
+            "{why}; those beyond fail if all of them use it"
+        )))
     }
 }
 
@@ -267,7 +296,12 @@ fn may_share(case: &Case<'_>, settings: &Settings) -> (bool, Option<Part>) {
     }
 }
 
-fn effects(case: &Case<'_>, draft: &Draft<'_>, daemons: usize, notes: &mut Vec<String>) -> Vec<Effect> {
+fn effects(
+    case: &Case<'_>,
+    draft: &Draft<'_>,
+    daemons: usize,
+    notes: &mut Vec<String>,
+) -> Vec<Effect> {
     let mut effects = match draft.shared {
         true => Vec::new(),
         false => begin_daemons(draft.settings, daemons),
@@ -285,10 +319,14 @@ fn effects(case: &Case<'_>, draft: &Draft<'_>, daemons: usize, notes: &mut Vec<S
                 gpu: gpu.uuid.clone(),
                 mode: ComputeMode::ExclusiveProcess,
             }),
-            Some(why) => notes.push(format!("compute mode of {} stays {}: {why}", gpu.uuid, gpu.mode)),
+            Some(why) => notes.push(format!(
+                "compute mode of {} stays {}: {why}",
+                gpu.uuid, gpu.mode
+            )),
         }
     }
-    // Last, while the server comes up. Exporters' files have one line for each job and GPU, so a step with its own daemon has none.
+    // Last, while the server comes up. Exporters' files have one line for each job and GPU, so a
+    // step with its own daemon has none.
     if !case.submission.step {
         effects.extend(exporters(draft.settings));
     }
@@ -307,7 +345,10 @@ fn exporters(settings: &Settings) -> impl Iterator<Item = Effect> {
     let all = [(Exporter::Dcgm, dcgm), (Exporter::Jobstats, jobstats)].into_iter();
     all.filter_map(|(exporter, directory)| {
         let directory = directory.clone()?;
-        Some(Effect::TellExporter { exporter, directory })
+        Some(Effect::TellExporter {
+            exporter,
+            directory,
+        })
     })
 }
 
@@ -327,12 +368,15 @@ fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'s
             Exclusive::GpusAlone => None,
             _ if settings.shared_gpus => Some("shared_gpus = true"),
             Exclusive::Shared(_) => Some("the scheduler lets jobs share the GPU"),
-            Exclusive::Unknown => Some("the scheduler does not prove that this job alone holds the GPU"),
+            Exclusive::Unknown => {
+                Some("the scheduler does not prove that this job alone holds the GPU")
+            }
         }
     }
 }
 
-/// What happens to a program that the job's script starts without a rank. Slurm gives a script a rank.
+/// What happens to a program that the job's script starts without a rank. Slurm gives a script a
+/// rank.
 fn without_rank(case: &Case<'_>, draft: &Draft<'_>, names: DeviceNames) -> Option<String> {
     let per_gpu = draft.request.mode == Mode::PerGpu && draft.gpus.len() > 1;
     let ranks_alone = per_gpu && names != DeviceNames::Keep;

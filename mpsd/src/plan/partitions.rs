@@ -1,5 +1,5 @@
-//! The static partitions of a job's ranks: how many multiprocessors of a GPU each rank has. Only NVIDIA's daemon knows how many a
-//! GPU has in all, and it refuses what does not fit.
+//! The static partitions of a job's ranks: how many multiprocessors of a GPU each rank has. Only
+//! NVIDIA's daemon knows how many a GPU has in all, and it refuses what does not fit.
 
 use super::draft::Draft;
 use mpsd_core::bind::BindMode;
@@ -56,7 +56,11 @@ impl Draft<'_> {
             let allowed = format!("a node with driver {DRIVER_OF_13_1} or a later one");
             return Err(self.refused(why, allowed));
         }
-        if let Some(old) = self.gpus.iter().find(|gpu| gpu.capability < LEAST_CAPABILITY) {
+        if let Some(old) = self
+            .gpus
+            .iter()
+            .find(|gpu| gpu.capability < LEAST_CAPABILITY)
+        {
             let why = format!("GPU {} '{}' has no static partitions", old.index, old.name);
             return Err(self.refused(why, "a GPU of Ampere (compute capability 8.0) or later"));
         }
@@ -65,8 +69,9 @@ impl Draft<'_> {
             return Err(self.refused(format!("{} {why}", mig.uuid), "a whole GPU"));
         }
         self.settings.ceilings.threads.map_or(Ok(()), |ceiling| {
-            let why =
-                format!("this site's ceiling of {ceiling} % of the threads does not hold for partitions");
+            let why = format!(
+                "this site's ceiling of {ceiling} % of the threads does not hold for partitions"
+            );
             Err(self.refused(why, "MPS_THREADS"))
         })
     }
@@ -76,8 +81,9 @@ impl Draft<'_> {
         // A user may ask OpenPBS for any number of tasks, so this bounds the list.
         let most = MOST_CLIENTS.saturating_mul(gpus.try_into().unwrap_or(u32::MAX));
         if let Some(tasks) = tasks.filter(|tasks| *tasks > most) {
-            let why =
-                format!("the job has {tasks} tasks on this node, and {gpus} GPUs have no partition for each");
+            let why = format!(
+                "the job has {tasks} tasks on this node, and {gpus} GPUs have no partition for each"
+            );
             return Err(self.refused(why, format!("at most {MOST_CLIENTS} tasks a GPU")));
         }
         match (sms, tasks) {
@@ -86,7 +92,8 @@ impl Draft<'_> {
                 let why = "the scheduler does not say how many tasks the job has on this node";
                 let list = "a list by local rank, such as 16:16";
                 let allowed = match self.syntax {
-                    // Slurm tells a prolog only what the user said (docs/facts/slurm.md#environment-of-job_prolog).
+                    // Slurm tells a prolog only what the user said
+                    // (docs/facts/slurm.md#environment-of-job_prolog).
                     Syntax::Flags => format!("-n with the number of tasks, or {list}"),
                     Syntax::Account | Syntax::Resource => list.to_owned(),
                 };
@@ -101,7 +108,8 @@ impl Draft<'_> {
         }
     }
 
-    /// The GPU of a rank, of `count` ranks. Its partition lies there, so the rank can use no other GPU.
+    /// The GPU of a rank, of `count` ranks. Its partition lies there, so the rank can use no other
+    /// GPU.
     fn gpu_of(&self, rank: usize, count: usize) -> Result<&Gpu, Refusal> {
         let gpus = self.gpus.len();
         let place = match self.request.bind.map(|bind| bind.how) {
@@ -109,8 +117,7 @@ impl Draft<'_> {
             None | Some(BindMode::Cyclic | BindMode::None) => rank % gpus,
             Some(BindMode::Block | BindMode::Auto) => rank * gpus / count,
             Some(BindMode::Closest) => {
-                let why =
-                    "which GPU is closest to a rank is known when it runs, and its partition is made before";
+                let why = "which GPU is closest to a rank is known when it runs, and its partition is made before";
                 return Err(self.refused(why, "MPS_BIND=block or cyclic"));
             }
         };

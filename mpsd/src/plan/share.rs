@@ -1,4 +1,5 @@
-//! Limits made concrete: `auto`, shares and replicas become per cents and MiB of the job's own GPUs, under the site's ceilings.
+//! Limits made concrete: `auto`, shares and replicas become per cents and MiB of the job's own
+//! GPUs, under the site's ceilings.
 
 use super::draft::{Draft, NO_PART, NO_TASKS};
 use crate::scheduler::Part;
@@ -24,9 +25,12 @@ pub struct Share {
 }
 
 impl Share {
-    /// Thread percentage by local rank. A shared daemon does not hold a job's own limits, so every rank has them.
+    /// Thread percentage by local rank. A shared daemon does not hold a job's own limits, so every
+    /// rank has them.
     pub fn rank_threads(&self, shared: bool) -> Vec<Percent> {
-        let all = self.threads.filter(|_| shared && self.rank_threads.is_empty());
+        let all = self
+            .threads
+            .filter(|_| shared && self.rank_threads.is_empty());
         all.map_or_else(|| self.rank_threads.clone(), |percent| vec![percent])
     }
 
@@ -38,7 +42,8 @@ impl Share {
         }
     }
 
-    /// How many clients with this limit fit on each of the GPUs. With a low ceiling, more than the job has tasks.
+    /// How many clients with this limit fit on each of the GPUs. With a low ceiling, more than the
+    /// job has tasks.
     pub fn divides_memory_by(&self, gpus: &[&Gpu]) -> Option<u32> {
         let whole = |uuid: &GpuUuid| gpus.iter().find(|gpu| gpu.uuid == *uuid)?.memory_mib;
         let memory = self.memory.iter();
@@ -61,7 +66,8 @@ impl Share {
 }
 
 impl Draft<'_> {
-    /// The limits. A user's number above a ceiling is refused. A number that mpsd computes is lowered to it.
+    /// The limits. A user's number above a ceiling is refused. A number that mpsd computes is
+    /// lowered to it.
     pub fn share(&self) -> Result<Share, Refusal> {
         let (threads, rank_threads) = self.threads()?;
         let (memory, rank_memory) = self.memory()?;
@@ -74,7 +80,8 @@ impl Draft<'_> {
         })
     }
 
-    /// The most that the site lets a client have, as the limits of a daemon that several jobs share.
+    /// The most that the site lets a client have, as the limits of a daemon that several jobs
+    /// share.
     pub fn ceilings(&self) -> Result<Share, Refusal> {
         let memory = match self.settings.ceilings.memory {
             None => Vec::new(),
@@ -89,8 +96,8 @@ impl Draft<'_> {
         })
     }
 
-    /// By what `auto` divides a GPU for `key`: the tasks that meet on the job's part of it. A job on a part of a GPU has one task
-    /// there unless its user gave a number.
+    /// By what `auto` divides a GPU for `key`: the tasks that meet on the job's part of it. A job
+    /// on a part of a GPU has one task there unless its user gave a number.
     fn auto_parts(&self, key: Key) -> Result<(u64, u64), Refusal> {
         let tasks = match (self.shared, self.meeting) {
             (true, None) => 1,
@@ -124,7 +131,8 @@ impl Draft<'_> {
                 Syntax::Flags => "the number of the job's tasks (-n), ",
                 Syntax::Account | Syntax::Resource => "",
             };
-            let allowed = format!("{tasks}{replicas} with the number of tasks on a GPU, or a fixed value");
+            let allowed =
+                format!("{tasks}{replicas} with the number of tasks on a GPU, or a fixed value");
             self.refuse(key, NO_TASKS, allowed)
         })
     }
@@ -135,7 +143,8 @@ impl Draft<'_> {
         self.refuse(key, why, allowed)
     }
 
-    /// The daemon gets the largest value of a list: clients can only lower it (docs/facts/mps-control.md#clients).
+    /// The daemon gets the largest value of a list: clients can only lower it
+    /// (docs/facts/mps-control.md#clients).
     fn threads(&self) -> Result<(Option<Percent>, Vec<Percent>), Refusal> {
         let (most, ranks) = match (&self.request.threads, self.request.replicas) {
             (_, Some(replicas)) => (Some(Percent::part_of(replicas)), Vec::new()),
@@ -167,7 +176,10 @@ impl Draft<'_> {
         if let Some((key, allowed)) = refused {
             return Err(self.above(key, "thread percentage", ceiling, allowed));
         }
-        let ranks = ranks.into_iter().map(|percent| percent.min(ceiling)).collect();
+        let ranks = ranks
+            .into_iter()
+            .map(|percent| percent.min(ceiling))
+            .collect();
         Ok((Some(most.map_or(ceiling, |most| most.min(ceiling))), ranks))
     }
 
@@ -228,7 +240,8 @@ impl Draft<'_> {
         })
     }
 
-    /// MiB on a GPU, bounded by the ceiling and the GPU's size. A higher number of the user is refused, any other is lowered.
+    /// MiB on a GPU, bounded by the ceiling and the GPU's size. A higher number of the user is
+    /// refused, any other is lowered.
     fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
         let total = gpu.memory_mib.unwrap_or(u64::MAX);
         let typed = match &self.written.memory {
@@ -382,8 +395,14 @@ mod tests {
                 "MPS=on,MPS_MEM=2G:11G",
                 "MPS_MEM=2G:11G: the memory limit is above",
             ),
-            ("MPS=on,MPS_MEM=1=11G", "MPS_MEM=1=11G: the memory limit is above"),
-            ("MPS=on,MPS_MEM=13%", "MPS_MEM=13%: the memory limit is above"),
+            (
+                "MPS=on,MPS_MEM=1=11G",
+                "MPS_MEM=1=11G: the memory limit is above",
+            ),
+            (
+                "MPS=on,MPS_MEM=13%",
+                "MPS_MEM=13%: the memory limit is above",
+            ),
         ];
         for (account, message) in cases {
             let refusal = limits(config, account, &[81_920, 81_920], None).unwrap_err();
@@ -405,12 +424,22 @@ mod tests {
     fn what_is_no_number_of_the_user_is_lowered_to_the_ceiling() {
         let ceilings = "[ceilings]\nthreads = 50\nmem = \"10G\"\n";
         let with = |defaults: &str, account, tasks| {
-            limits(&format!("{ceilings}{defaults}"), account, &[81_920, 4_096], tasks).unwrap()
+            limits(
+                &format!("{ceilings}{defaults}"),
+                account,
+                &[81_920, 4_096],
+                tasks,
+            )
+            .unwrap()
         };
         // A GPU with less than the ceiling gives what it has.
         assert_eq!(with("", "MPS=on", None), "50 [10240, 4096]");
         assert_eq!(
-            with("[defaults]\nthreads = \"20:80\"\nmem = \"99%\"", "MPS=on", None),
+            with(
+                "[defaults]\nthreads = \"20:80\"\nmem = \"99%\"",
+                "MPS=on",
+                None
+            ),
             "50 [10240, 4055] 20:50"
         );
         for default in ["99G", "8G"] {
@@ -430,7 +459,10 @@ mod tests {
     fn a_ceiling_below_its_share_divides_a_gpu_by_more() {
         let gpus = [gpu(0, 81_920), gpu(1, 40_960)];
         let parts = |memory: [u64; 2]| {
-            let memory = gpus.iter().zip(memory).map(|(gpu, mib)| (gpu.uuid.clone(), mib));
+            let memory = gpus
+                .iter()
+                .zip(memory)
+                .map(|(gpu, mib)| (gpu.uuid.clone(), mib));
             let share = Share {
                 threads: None,
                 memory: memory.collect(),
@@ -448,7 +480,8 @@ mod tests {
     /// GPU 0 tells no size, GPU 1 does.
     #[test]
     fn where_no_size_is_told_a_size_is_a_limit_and_a_share_is_refused() {
-        let of = |config: &str, account: &str| limits(config, account, &[None, Some(81_920)], Some(4));
+        let of =
+            |config: &str, account: &str| limits(config, account, &[None, Some(81_920)], Some(4));
         let all = |memory: &[u64]| Ok(format!("all {memory:?}"));
         let size = "[ceilings]\nmem = \"10G\"\n";
         assert_eq!(of("", "MPS=on"), all(&[]));

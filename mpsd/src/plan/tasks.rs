@@ -8,8 +8,8 @@ use mpsd_core::failure::{Evidence, Fault, Refusal};
 /// Whether such a job gets its MPS; then the line for its own error file, if anything is missing.
 ///
 /// # Errors
-/// A refusal on the job's first node, where its user reads it. On a Torque sister it is a fault of the configuration: the user
-/// reads nothing there, and tasks that TM starts would run outside MPS.
+/// A refusal on the job's first node, where its user reads it. On a Torque sister it is a fault of
+/// the configuration: the user reads nothing there, and tasks that TM starts would run outside MPS.
 pub fn decide(
     missing: Option<Unattached>,
     sister: bool,
@@ -59,7 +59,10 @@ mod tests {
         let told = decide(missing(false), false, Warn).unwrap();
         assert!(told.unwrap().starts_with("no starter: "));
         // If other nodes have no daemon, tasks there have nothing to attach to.
-        assert_eq!(decide(missing(true), false, Warn).unwrap_err().exit_code(), 1);
+        assert_eq!(
+            decide(missing(true), false, Warn).unwrap_err().exit_code(),
+            1
+        );
     }
 
     #[test]

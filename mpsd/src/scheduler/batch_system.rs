@@ -29,17 +29,23 @@ pub struct SystemFacts {
     pub longest_reason: usize,
     /// Whether a step of a job can have a daemon of its own, under the job's id and the step's.
     pub has_steps: bool,
-    /// Whether it starts a batch job again at once after a failed prologue. If the node could not be drained either,
-    /// the prologue then waits until its deadline before it exits: no other brake is left.
+    /// Whether it starts a batch job again at once after a failed prologue. If the node could not
+    /// be drained either, the prologue then waits until its deadline before it exits: no other
+    /// brake is left.
     pub retries_at_once: bool,
-    /// May call no epilogue on a node of a job that never began. Our watching process then cleans up, or the next prologue.
+    /// May call no epilogue on a node of a job that never began. Our watching process then cleans
+    /// up, or the next prologue.
     pub may_skip_epilogue: bool,
 }
 
 impl SystemFacts {
     /// The failure of a call that this batch system never makes.
     pub(crate) fn wrong_vector(&self, input: &Input<'_>) -> Failure {
-        let what = format!("{} arguments from {}", input.arguments.len(), self.scheduler);
+        let what = format!(
+            "{} arguments from {}",
+            input.arguments.len(),
+            self.scheduler
+        );
         let expected = format!("expected: {}", self.vectors[input.program as usize]);
         Undetermined::new(what, expected).into()
     }
@@ -56,18 +62,22 @@ pub trait BatchSystem: Sync {
 
     // How it calls us.
 
-    /// Whether it makes a call with this many positional arguments and this environment, but without `--scheduler`.
+    /// Whether it makes a call with this many positional arguments and this environment, but
+    /// without `--scheduler`.
     fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool;
-    /// Identifies the job and its request. Reads nothing that would cost time for a job without MPS. Undetermined: a vector
-    /// that it never writes, so we are wired up wrongly. Refusal: an id or a name that it never writes.
+    /// Identifies the job and its request. Reads nothing that would cost time for a job without
+    /// MPS. Undetermined: a vector that it never writes, so we are wired up wrongly. Refusal: an id
+    /// or a name that it never writes.
     fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure>;
-    /// The job's GPUs and tasks on this node. It may ask the scheduler, so it is for jobs that asked for MPS.
+    /// The job's GPUs and tasks on this node. It may ask the scheduler, so it is for jobs that
+    /// asked for MPS.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices;
     /// Checks that the job has not failed on another of its nodes. Undetermined: put the job back.
     fn elsewhere(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Result<(), Failure> {
         Ok(())
     }
-    /// The job's batch script, if this node has it before the job begins. Interactive jobs have an empty one.
+    /// The job's batch script, if this node has it before the job begins. Interactive jobs have an
+    /// empty one.
     fn script(&self, _: &Submission, _: &Input<'_>) -> Option<String> {
         None
     }
@@ -78,9 +88,11 @@ pub trait BatchSystem: Sync {
 
     // What it makes of a failure.
 
-    /// What the prologue does with a failure, so that this scheduler harms neither the node nor the job.
+    /// What the prologue does with a failure, so that this scheduler harms neither the node nor the
+    /// job.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy;
-    /// Whether the program that starts this job's shell shows the user the record's refusal and starts nothing.
+    /// Whether the program that starts this job's shell shows the user the record's refusal and
+    /// starts nothing.
     fn tells_refusals(&self, _: &Submission, _: &Site, _: &dyn Host) -> bool {
         false
     }
@@ -88,13 +100,14 @@ pub trait BatchSystem: Sync {
     fn shows_end(&self, _: &Input<'_>) -> bool {
         false
     }
-    /// Whether the job was put back into its queue before, and its user was told why in a place that stays.
+    /// Whether the job was put back into its queue before, and its user was told why in a place
+    /// that stays.
     fn was_put_back(&self, _input: &Input<'_>) -> bool {
         false
     }
 
-    /// How long the called program may run before the scheduler kills it or drains the node; `None`: no limit. `step`:
-    /// the program is for a step's own daemon. Asks no controller.
+    /// How long the called program may run before the scheduler kills it or drains the node;
+    /// `None`: no limit. `step`: the program is for a step's own daemon. Asks no controller.
     fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration>;
 
     /// Its jobs and its nodes.
@@ -125,12 +138,13 @@ pub trait Located {
 /// What the prologue does with a failure beyond its exit code.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExitPolicy {
-    /// The prologue exits 0, and the job's tasks read the failure in the record. For a fault only if it drained the node.
+    /// The prologue exits 0, and the job's tasks read the failure in the record. For a fault only
+    /// if it drained the node.
     pub left_to_tasks: bool,
     /// We put a job with an undetermined failure back into the queue, if the site allows it.
     pub requeue: bool,
-    /// The scheduler counts a job's failed tries. Our caller resets the count after a failure of the node, which has an
-    /// exit code of its own.
+    /// The scheduler counts a job's failed tries. Our caller resets the count after a failure of
+    /// the node, which has an exit code of its own.
     pub tells_tries: bool,
 }
 
@@ -141,7 +155,8 @@ pub struct Unattached {
     pub why: String,
     /// What an administrator does about it.
     pub remedy: String,
-    /// The user cannot attach them either: their nodes have no daemon, or the starter lets no task run.
+    /// The user cannot attach them either: their nodes have no daemon, or the starter lets no task
+    /// run.
     pub no_way_round: bool,
 }
 
@@ -157,7 +172,8 @@ pub struct Offer<'a> {
 }
 
 impl Offer<'_> {
-    /// The shares that it is offered as; 0 in MIG mode: its MIG devices are the scheduler's, and their shares have no name.
+    /// The shares that it is offered as; 0 in MIG mode: its MIG devices are the scheduler's, and
+    /// their shares have no name.
     pub(crate) fn shares(&self) -> u32 {
         match self.replicas {
             Some(replicas) if self.gpu.mig == Mig::Off => replicas.min(self.clients),
@@ -169,17 +185,26 @@ impl Offer<'_> {
     fn left_out(&self) -> Option<String> {
         let why = match self.replicas {
             Some(_) if self.gpu.mig != Mig::Off => "is in MIG mode".to_owned(),
-            Some(wanted) if self.shares() < wanted => format!("takes {} clients, not {wanted}", self.clients),
+            Some(wanted) if self.shares() < wanted => {
+                format!("takes {} clients, not {wanted}", self.clients)
+            }
             Some(_) => return None,
             None => "has no replicas in mpsd.toml".to_owned(),
         };
-        Some(format!("# GPU {} '{}' {why}\n", self.gpu.index, self.gpu.name))
+        Some(format!(
+            "# GPU {} '{}' {why}\n",
+            self.gpu.index, self.gpu.name
+        ))
     }
 }
 
-/// What the administrator adds to the configuration of `system` so that `node` offers its shares: `mpsctl advertise`.
-/// Refused when nothing is to be offered.
-pub fn advertise(system: &dyn BatchSystem, node: &str, offers: &[Offer<'_>]) -> Result<String, Refusal> {
+/// What the administrator adds to the configuration of `system` so that `node` offers its shares:
+/// `mpsctl advertise`. Refused when nothing is to be offered.
+pub fn advertise(
+    system: &dyn BatchSystem,
+    node: &str,
+    offers: &[Offer<'_>],
+) -> Result<String, Refusal> {
     let total: u32 = offers.iter().map(Offer::shares).sum();
     if total == 0 {
         let why = match offers.iter().any(|offer| offer.replicas.is_some()) {
@@ -187,8 +212,13 @@ pub fn advertise(system: &dyn BatchSystem, node: &str, offers: &[Offer<'_>]) -> 
             false => "replicas is not set for it in mpsd.toml",
             true => "its GPUs with replicas are in MIG mode, and shares are of whole GPUs",
         };
-        let allowed = "replicas = N, for the site, in a [[node]] section with hosts, or in one with product";
-        return Err(Refusal::new(format!("shares of node '{node}'"), why, allowed));
+        let allowed =
+            "replicas = N, for the site, in a [[node]] section with hosts, or in one with product";
+        return Err(Refusal::new(
+            format!("shares of node '{node}'"),
+            why,
+            allowed,
+        ));
     }
     let left_out: String = offers.iter().filter_map(Offer::left_out).collect();
     Ok(left_out + &system.shares(node, offers, total))
@@ -237,7 +267,10 @@ NodeName=gpu1 Name=shard Count=16 File=/dev/nvidia6
         let line = "'set node n1 resources_available.mps_shares = 36'";
         assert!(openpbs.contains(line), "{openpbs}");
         let torque = advertise(&Torque, "n1", &offers).unwrap();
-        assert!(torque.contains("\nNODECFG[n1] GRES=mps_shares:36\n"), "{torque}");
+        assert!(
+            torque.contains("\nNODECFG[n1] GRES=mps_shares:36\n"),
+            "{torque}"
+        );
         let refused = |offers: &[Offer<'_>]| advertise(&Slurm, "n1", offers).unwrap_err().why;
         assert_eq!(refused(&[]), "it has no GPU");
         let why = "replicas is not set for it in mpsd.toml";

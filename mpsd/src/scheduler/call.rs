@@ -1,4 +1,5 @@
-//! How a scheduler calls the prologue and the epilogue, what such a call says of a job, and how long it may take.
+//! How a scheduler calls the prologue and the epilogue, what such a call says of a job, and how
+//! long it may take.
 
 use super::devices::{GpuName, GpuSource};
 use super::host::Host;
@@ -12,7 +13,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Reserved below the scheduler's limit: for what ran before our program, our guard, and the guard's kill.
+/// Reserved below the scheduler's limit: for what ran before our program, our guard, and the
+/// guard's kill.
 pub(crate) const MARGIN: Duration = Duration::from_secs(6);
 /// How long a guard waits beyond the work's own end.
 const GRACE: Duration = Duration::from_secs(3);
@@ -40,7 +42,8 @@ pub enum UserRef {
 pub struct Submission {
     /// The caller.
     pub scheduler: Scheduler,
-    /// This is not the job's first node: a Torque sister (`prologue.parallel`), or a later node of OpenPBS.
+    /// This is not the job's first node: a Torque sister (`prologue.parallel`), or a later node of
+    /// OpenPBS.
     pub sister: bool,
     /// The job, or `JOB.STEP`.
     pub job: JobId,
@@ -56,8 +59,8 @@ pub struct Submission {
     pub queue: Option<String>,
     /// This node's name in the scheduler, if the scheduler says it.
     pub node: Option<String>,
-    /// PBS: an interactive job. Its prologue talks to the user's terminal, and any failure aborts it. Slurm: a job of
-    /// salloc or sbatch; the job's own prolog cannot tell which.
+    /// PBS: an interactive job. Its prologue talks to the user's terminal, and any failure aborts
+    /// it. Slurm: a job of salloc or sbatch; the job's own prolog cannot tell which.
     pub interactive: bool,
     /// A step of a Slurm job, which keeps the compute mode as it is.
     pub step: bool,
@@ -73,7 +76,8 @@ impl Submission {
         Ok(self)
     }
 
-    /// What the site asks for on behalf of a job without a request: `auto_queues`. Slurm's plugin asks for its jobs.
+    /// What the site asks for on behalf of a job without a request: `auto_queues`. Slurm's plugin
+    /// asks for its jobs.
     pub fn by_site(&self, settings: &dyn Fn() -> Option<Settings>) -> Option<Request> {
         let queue = self.queue.as_ref()?;
         let settings = settings()?;
@@ -97,7 +101,8 @@ pub struct CallOptions {
     /// The job's string resource `mps` (OpenPBS's hook).
     #[arg(long, value_name = "TEXT")]
     pub resource: Option<String>,
-    /// The job's execution queue, if its site may ask for its jobs (OpenPBS's hook, Torque's prologue).
+    /// The job's execution queue, if its site may ask for its jobs (OpenPBS's hook, Torque's
+    /// prologue).
     #[arg(long, value_name = "NAME")]
     pub queue: Option<String>,
     /// The job's GPUs on this node, UUIDs or indexes with commas.
@@ -120,7 +125,8 @@ pub struct CallOptions {
     pub sister: bool,
 }
 
-/// The place of a scheduler on this node, by the configuration and the environment. Empty fields are searched for.
+/// The place of a scheduler on this node, by the configuration and the environment. Empty fields
+/// are searched for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Site {
     /// `PBS_HOME` or Torque's server home, the directory with `mom_priv`.
@@ -179,14 +185,20 @@ impl Input<'_> {
     }
 
     pub(crate) fn text(&self, number: usize, name: &str) -> Result<String, Failure> {
-        let raw = self.argument(number).map(|a| a.as_bytes()).unwrap_or_default();
+        let raw = self
+            .argument(number)
+            .map(|a| a.as_bytes())
+            .unwrap_or_default();
         let what = format!("argument {number} ({name})");
         match std::str::from_utf8(raw) {
             Ok("") => Err(Undetermined::new(what, "the scheduler left it empty").into()),
             Ok(text) => Ok(text.to_owned()),
             Err(_) => {
                 let shown = one_line(&String::from_utf8_lossy(raw), 40);
-                Err(Refusal::new(format!("{what} '{shown}'"), "it is not UTF-8", "plain text").into())
+                Err(
+                    Refusal::new(format!("{what} '{shown}'"), "it is not UTF-8", "plain text")
+                        .into(),
+                )
             }
         }
     }
@@ -209,12 +221,15 @@ impl Input<'_> {
         match GpuName::parse_list(text) {
             Ok(names) if names.is_empty() => Ok(Some(GpuSource::None)),
             Ok(names) => Ok(Some(GpuSource::Listed(names))),
-            Err(why) => Err(Undetermined::new(format!("--gpus '{}'", one_line(text, 80)), why).into()),
+            Err(why) => {
+                Err(Undetermined::new(format!("--gpus '{}'", one_line(text, 80)), why).into())
+            }
         }
     }
 }
 
-/// The time of one prologue or epilogue, below the scheduler's own limit. Every wait of the program is a part of it.
+/// The time of one prologue or epilogue, below the scheduler's own limit. Every wait of the program
+/// is a part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     /// For the work, which ends by itself.

@@ -27,10 +27,16 @@ impl GpuName {
         number.then(|| text.parse().ok().map(Self::Index))?
     }
 
-    /// Reads a list with commas; blank entries are left out. It fails for an entry that is neither a number nor a UUID.
+    /// Reads a list with commas; blank entries are left out. It fails for an entry that is neither
+    /// a number nor a UUID.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, String> {
-        let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
-        let parse = |entry| Self::parse(entry).ok_or_else(|| format!("'{}' is no GPU", one_line(entry, 40)));
+        let entries = text
+            .split(',')
+            .map(str::trim)
+            .filter(|entry| !entry.is_empty());
+        let parse = |entry| {
+            Self::parse(entry).ok_or_else(|| format!("'{}' is no GPU", one_line(entry, 40)))
+        };
         entries.map(parse).collect()
     }
 }
@@ -56,7 +62,8 @@ pub enum GpuSource {
 }
 
 impl GpuSource {
-    /// Whether the job's tasks can open only these. The hook pbs_cgroups names UUIDs and confines the job to them.
+    /// Whether the job's tasks can open only these. The hook pbs_cgroups names UUIDs and confines
+    /// the job to them.
     pub fn are_confined(&self) -> bool {
         match self {
             Self::Numbered(numbers) => numbers.confined == Some(true),

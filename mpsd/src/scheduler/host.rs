@@ -35,14 +35,18 @@ impl Answer {
     pub fn accepted(self, name: &str) -> Result<String, String> {
         match self.code {
             Some(0) => Ok(self.text),
-            _ => Err(format!("{name} said: {}", one_line(self.text.trim(), SHOWN))),
+            _ => Err(format!(
+                "{name} said: {}",
+                one_line(self.text.trim(), SHOWN)
+            )),
         }
     }
 }
 
 /// What a scheduler's folder may ask of the machine.
 pub trait Host {
-    /// A file that only root can have put there, if it has at most `most` bytes; `None` when there is none.
+    /// A file that only root can have put there, if it has at most `most` bytes; `None` when there
+    /// is none.
     fn read(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>>;
 
     /// The text of such a file. An error is one line.
@@ -52,8 +56,8 @@ pub trait Host {
         Ok(read.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// The same for the scheduler's own configuration. It may be a link and have any owner: the scheduler's daemon,
-    /// which is root, obeys the same file.
+    /// The same for the scheduler's own configuration. It may be a link and have any owner: the
+    /// scheduler's daemon, which is root, obeys the same file.
     fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
         self.read(path, most)
     }
@@ -78,8 +82,9 @@ pub trait Host {
     /// Whether `path` is a program that only root can have put there, and that root may execute.
     fn executable(&self, path: &Path) -> bool;
 
-    /// Runs `program` (absolute, root's) without a shell, with `environment` and our own `PATH` and locale. Kills it at the
-    /// deadline. Fails if it did not run or end, or if its answer is too long.
+    /// Runs `program` (absolute, root's) without a shell, with `environment` and our own `PATH` and
+    /// locale. Kills it at the deadline. Fails if it did not run or end, or if its answer is too
+    /// long.
     fn run(
         &self,
         program: &Path,
@@ -108,7 +113,9 @@ impl Host for ThisHost {
     }
 
     fn executable(&self, path: &Path) -> bool {
-        let mode = open_trusted(path).ok().and_then(|found| fstat(&found.file).ok());
+        let mode = open_trusted(path)
+            .ok()
+            .and_then(|found| fstat(&found.file).ok());
         mode.is_some_and(|status| Mode::from_bits_truncate(status.st_mode).contains(Mode::S_IXUSR))
     }
 
@@ -123,7 +130,9 @@ impl Host for ThisHost {
         spawn.args = arguments.iter().map(OsString::from).collect();
         let own = [("PATH", "/usr/bin:/bin"), ("LC_ALL", "C")];
         let all = own.iter().chain(environment);
-        spawn.env = all.map(|(name, value)| (name.into(), value.into())).collect();
+        spawn.env = all
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect();
         let ended = spawn.run(Deadline::after(deadline), MOST_ANSWER);
         let ended = ended.map_err(|error| error.to_string())?;
         let text = ended.text();
@@ -146,8 +155,8 @@ pub(crate) fn boot_time() -> Option<u64> {
     seconds.trim().parse().ok()
 }
 
-/// When a process began: `ticks` of 10 ms after the boot (field 22 of `/proc/PID/stat`). By the present clock, as file
-/// times are; `btime` has whole seconds only.
+/// When a process began: `ticks` of 10 ms after the boot (field 22 of `/proc/PID/stat`). By the
+/// present clock, as file times are; `btime` has whole seconds only.
 pub(crate) fn started(ticks: u64) -> Option<SystemTime> {
     let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten()?;
     let up = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
@@ -157,7 +166,8 @@ pub(crate) fn started(ticks: u64) -> Option<SystemTime> {
     SystemTime::now().checked_sub(up.checked_sub(Duration::from_millis(milliseconds))?)
 }
 
-/// The same in seconds since 1970, rounded up, for a comparison with the whole seconds of a file's time.
+/// The same in seconds since 1970, rounded up, for a comparison with the whole seconds of a file's
+/// time.
 pub(crate) fn began(ticks: u64) -> Option<i64> {
     let since_1970 = started(ticks)?.duration_since(UNIX_EPOCH).ok()?;
     i64::try_from(since_1970.as_secs()).ok()?.checked_add(1)

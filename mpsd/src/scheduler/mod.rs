@@ -1,9 +1,11 @@
 //! The batch systems: what each says of a job, and what is said to it.
 //!
-//! Each has a folder that implements [`BatchSystem`] and is registered in [`ALL`]; no other code tells them apart.
-//! `pbs` has what Torque and OpenPBS share. A call is an [`Input`]; [`Host`] reaches files and commands.
+//! Each has a folder that implements [`BatchSystem`] and is registered in [`ALL`]; no other code
+//! tells them apart. `pbs` has what Torque and OpenPBS share. A call is an [`Input`]; [`Host`]
+//! reaches files and commands.
 //!
-//! Argument vectors, environments and files: recorded on OpenPBS 23.06.06, Torque 6.1.3 and Slurm 22.05.8.
+//! Argument vectors, environments and files: recorded on OpenPBS 23.06.06, Torque 6.1.3 and Slurm
+//! 22.05.8.
 
 pub mod batch_system;
 pub mod call;
@@ -46,14 +48,20 @@ pub(crate) static ADMIN_VERBS: [AdminVerbs; 2] = [slurm::setup::VERBS, pbs::setu
 
 /// The batch system of that name.
 pub fn of(scheduler: Scheduler) -> &'static dyn BatchSystem {
-    let named = ALL.into_iter().find(|system| system.scheduler() == scheduler);
+    let named = ALL
+        .into_iter()
+        .find(|system| system.scheduler() == scheduler);
     named.unwrap_or(ALL[0])
 }
 
 /// The values of `--scheduler`.
 pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
-    let values = ALL.map(|system| PossibleValue::new(system.scheduler().name()).help(system.facts().title));
-    let find = |name: String| ALL.into_iter().find(|system| system.scheduler().name() == name);
+    let values =
+        ALL.map(|system| PossibleValue::new(system.scheduler().name()).help(system.facts().title));
+    let find = |name: String| {
+        ALL.into_iter()
+            .find(|system| system.scheduler().name() == name)
+    };
     let scheduler = move |name| {
         let found = find(name).map(BatchSystem::scheduler);
         found.ok_or("no batch system that mpsd knows")
@@ -63,12 +71,15 @@ pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
 
 /// The systems that may have this job here, by its id alone.
 pub fn owners(job: &JobId, site: &Site) -> impl Iterator<Item = &'static dyn BatchSystem> {
-    ALL.into_iter().filter(|system| system.at(site).may_own(job))
+    ALL.into_iter()
+        .filter(|system| system.at(site).may_own(job))
 }
 
-/// The ids that a user may mean who gives the number of a job alone, as to qstat: those of each system here, then the number.
+/// The ids that a user may mean who gives the number of a job alone, as to qstat: those of each
+/// system here, then the number.
 pub fn meant(job: &str, site: &Site) -> Result<Vec<JobId>, Refusal> {
-    let is_number = |text: &str| text.starts_with(|c: char| c.is_ascii_digit()) && !text.contains(['.', '_']);
+    let is_number =
+        |text: &str| text.starts_with(|c: char| c.is_ascii_digit()) && !text.contains(['.', '_']);
     let systems = ALL.into_iter().filter(|_| is_number(job));
     let whole = systems.flat_map(|system| system.at(site).whole_ids(job));
     whole
@@ -80,10 +91,14 @@ pub fn meant(job: &str, site: &Site) -> Result<Vec<JobId>, Refusal> {
 /// The system that calls us: as `--scheduler` says, else by the arguments and the environment.
 pub fn caller(input: &Input<'_>) -> Option<&'static dyn BatchSystem> {
     let calls = |system: &&dyn BatchSystem| system.calls(input.arguments.len(), input.env);
-    input.scheduler.map(of).or_else(|| ALL.into_iter().find(calls))
+    input
+        .scheduler
+        .map(of)
+        .or_else(|| ALL.into_iter().find(calls))
 }
 
-/// The job and its request. It fails for a call that no scheduler makes; else as [`BatchSystem::read`].
+/// The job and its request. It fails for a call that no scheduler makes; else as
+/// [`BatchSystem::read`].
 pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
     match caller(input) {
         Some(system) => system.read(input, host),
@@ -97,9 +112,14 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
     }
 }
 
-/// The job's GPUs and tasks on this node; `--gpus` overrides the scheduler.
-/// It fails for an unreadable `--gpus`, or as [`BatchSystem::elsewhere`]. GPUs that cannot be found are [`GpuSource::Unknown`].
-pub fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<Devices, Failure> {
+/// The job's GPUs and tasks on this node; `--gpus` overrides the scheduler. It fails for an
+/// unreadable `--gpus`, or as [`BatchSystem::elsewhere`]. GPUs that cannot be found are
+/// [`GpuSource::Unknown`].
+pub fn devices(
+    submission: &Submission,
+    input: &Input<'_>,
+    host: &dyn Host,
+) -> Result<Devices, Failure> {
     let given = input.given_gpus()?;
     let system = of(submission.scheduler);
     system.elsewhere(submission, input, host)?;
@@ -120,7 +140,10 @@ mod tests {
     fn every_name_is_registered_once_and_found_by_it() {
         for system in ALL {
             let name = system.scheduler();
-            assert!(std::ptr::addr_eq(of(name), system), "{name} is registered twice");
+            assert!(
+                std::ptr::addr_eq(of(name), system),
+                "{name} is registered twice"
+            );
             let read: Scheduler = serde_json::from_str(&format!("\"{name}\"")).unwrap();
             assert_eq!(read, name, "the name in journals is the one in --scheduler");
         }
@@ -137,7 +160,10 @@ mod tests {
         let slurm: Lookup<'_> = &|name| (name == "SLURM_JOB_ID").then(|| "4711".to_owned());
         for env in [torque, slurm, &|_| None] {
             for arguments in 0..14 {
-                let calls = ALL.iter().filter(|system| system.calls(arguments, env)).count();
+                let calls = ALL
+                    .iter()
+                    .filter(|system| system.calls(arguments, env))
+                    .count();
                 assert!(calls <= 1, "{arguments} arguments are called by {calls}");
             }
         }

@@ -1,5 +1,5 @@
-//! The first lines of every scheduler's check: the node's programs, its NVML and our units. Without them every other line
-//! can pass and the first job that asks for MPS still drains the node.
+//! The first lines of every scheduler's check: the node's programs, its NVML and our units. Without
+//! them every other line can pass and the first job that asks for MPS still drains the node.
 
 use super::host::Host;
 use super::room::room;
@@ -77,7 +77,8 @@ pub(crate) fn offered_without_gpu() -> CheckLine {
     ))
 }
 
-/// FAIL for a proved fault only. Users' processes can cause the other failures, and must not drain the node.
+/// FAIL for a proved fault only. Users' processes can cause the other failures, and must not drain
+/// the node.
 pub(crate) fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> CheckLine {
     match failure {
         Failure::Fault(_) => Fail(wrong()),
@@ -92,7 +93,8 @@ pub(crate) fn has_gpu(ctx: &SetupContext<'_>) -> bool {
     is_gpu_host(&ctx.settings.nvml)
 }
 
-/// A host that never was one for jobs with GPUs is misconfigured, not broken: draining it would help nobody.
+/// A host that never was one for jobs with GPUs is misconfigured, not broken: draining it would
+/// help nobody.
 pub(crate) fn unless_no_gpu_host(failure: Failure, nvml: &str) -> Failure {
     let is_one = || is_gpu_host(nvml) || Path::new(DRIVER).exists();
     match failure {
@@ -105,9 +107,11 @@ pub(crate) fn unless_no_gpu_host(failure: Failure, nvml: &str) -> Failure {
 
 /// One of NVIDIA's GPUs is on the bus, or the site named an unusual NVML.
 fn is_gpu_host(nvml: &str) -> bool {
-    let says = |device: &Path, file: &str| fs::read_to_string(device.join(file)).unwrap_or_default();
+    let says =
+        |device: &Path, file: &str| fs::read_to_string(device.join(file)).unwrap_or_default();
     // PCI class 0x03 is a display or compute device; bridges and network cards have others.
-    let is_gpu = |at: &Path| says(at, "vendor").trim() == NVIDIA && says(at, "class").starts_with("0x03");
+    let is_gpu =
+        |at: &Path| says(at, "vendor").trim() == NVIDIA && says(at, "class").starts_with("0x03");
     let bus = fs::read_dir("/sys/bus/pci/devices").into_iter();
     let mut bus = bus.flatten().flatten();
     Path::new(nvml).is_absolute() || bus.any(|device| is_gpu(&device.path()))
@@ -116,14 +120,23 @@ fn is_gpu_host(nvml: &str) -> bool {
 pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
     let server = control.with_file_name(SERVER);
     let one = |program: &Path, means: &str, remedy: &str| match open_trusted(program) {
-        Ok(_) if host.executable(program) => Pass(format!("'{}' is a program of root's", program.display())),
-        Ok(_) => Fail(format!("'{}' is not executable: chmod 0755", program.display())),
+        Ok(_) if host.executable(program) => {
+            Pass(format!("'{}' is a program of root's", program.display()))
+        }
+        Ok(_) => Fail(format!(
+            "'{}' is not executable: chmod 0755",
+            program.display()
+        )),
         Err(error) => Fail(format!(
             "NVIDIA's MPS: {error}: {means}; install the driver's MPS programs{remedy}"
         )),
     };
     vec![
-        one(control, DRAINS, ", or name this one with control in mpsd.toml"),
+        one(
+            control,
+            DRAINS,
+            ", or name this one with control in mpsd.toml",
+        ),
         // A server that does not start is no proof against the node.
         one(
             &server,
@@ -140,8 +153,13 @@ pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
         )];
     }
     let ask = |verb: &str, unit: &str| systemctl(host, &[verb, unit]);
-    let one = |(unit, without): (&str, &str)| match (ask("is-active", unit), ask("is-enabled", unit)) {
-        (Err(why), _) | (_, Err(why)) => Warn(format!("{unit}: systemd does not say how it stands: {why}")),
+    let one = |(unit, without): (&str, &str)| match (
+        ask("is-active", unit),
+        ask("is-enabled", unit),
+    ) {
+        (Err(why), _) | (_, Err(why)) => {
+            Warn(format!("{unit}: systemd does not say how it stands: {why}"))
+        }
         // Not a FAIL: jobs with MPS run without it.
         (Ok(active), _) if active != "active" => Warn(format!(
             "{unit} is {active}: {without}; systemctl enable --now {unit}"
@@ -151,9 +169,11 @@ pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
         )),
         _ => Pass(format!("{unit} is active")),
     };
-    // Not a FAIL: a user's process that cannot be ended makes a run fail, and must not drain the node.
+    // Not a FAIL: a user's process that cannot be ended makes a run fail, and must not drain the
+    // node.
     let failed = |(unit, without): (&str, &str)| {
-        let text = format!("{unit} failed in its last run: {without}; 'journalctl -u {unit}' says why");
+        let text =
+            format!("{unit} failed in its last run: {without}; 'journalctl -u {unit}' says why");
         (ask("is-failed", unit).ok()? == "failed").then_some(Warn(text))
     };
     let runs = RUNS.into_iter().filter_map(failed);
@@ -169,9 +189,18 @@ fn systemctl(host: &dyn Host, arguments: &[&str]) -> Result<String, String> {
 /// `ExecStart={ path=/usr/bin/mpsctl ; argv[]=/usr/bin/mpsctl metrics --textfile DIR ; ... }`.
 pub(crate) fn textfile(host: &dyn Host) -> Option<PathBuf> {
     let active = systemctl(host, &["is-active", "mpsd-metrics.timer"]).ok()?;
-    let shown = systemctl(host, &["show", "--property=ExecStart", "mpsd-metrics.service"]).ok()?;
-    let (_, behind) = shown.rsplit_once("--textfile").filter(|_| active == "active")?;
-    let directory = behind.trim_start_matches(['=', ' ']).split_whitespace().next()?;
+    let shown = systemctl(
+        host,
+        &["show", "--property=ExecStart", "mpsd-metrics.service"],
+    )
+    .ok()?;
+    let (_, behind) = shown
+        .rsplit_once("--textfile")
+        .filter(|_| active == "active")?;
+    let directory = behind
+        .trim_start_matches(['=', ' '])
+        .split_whitespace()
+        .next()?;
     Some(directory.into())
 }
 
@@ -201,7 +230,13 @@ mod tests {
             ("active", "enabled", "inactive", "inactive", &["OK", "WARN"]),
             ("inactive", "enabled", "active", "inactive", &["WARN", "OK"]),
             ("active", "disabled", "active", "inactive", &["WARN", "OK"]),
-            ("active", "enabled", "active", "failed", &["OK", "OK", "WARN"]),
+            (
+                "active",
+                "enabled",
+                "active",
+                "failed",
+                &["OK", "OK", "WARN"],
+            ),
         ] {
             let host = systemd(&[
                 ("is-active mpsd.service", service),

@@ -1,8 +1,9 @@
-//! A scheduler's own numbers of GPUs, and which GPUs they are: those that the job would have without us.
+//! A scheduler's own numbers of GPUs, and which GPUs they are: those that the job would have
+//! without us.
 //!
-//! A number is a place in a list of device files. If a task can open only its own files, CUDA counts those. If a task can
-//! open all, CUDA takes the number as its own index. If the two ways lead to different GPUs and it is not certain which way
-//! the job takes, the answer is a refusal.
+//! A number is a place in a list of device files. If a task can open only its own files, CUDA
+//! counts those. If a task can open all, CUDA takes the number as its own index. If the two ways
+//! lead to different GPUs and it is not certain which way the job takes, the answer is a refusal.
 
 use mpsd_core::failure::{Evidence, Fault};
 use mpsd_core::gpu::Mig;
@@ -75,7 +76,10 @@ impl Numbers {
     /// The job's GPUs, in the scheduler's order.
     pub fn gpus<'a>(&self, inventory: &'a Inventory) -> Result<Vec<&'a Gpu>, Failure> {
         let list = self.list.resolve(inventory);
-        let given = self.numbers.iter().map(|number| given(number, &list, inventory));
+        let given = self
+            .numbers
+            .iter()
+            .map(|number| given(number, &list, inventory));
         let given: Vec<Result<&Gpu, String>> = given.collect::<Result<_, _>>()?;
         if self.by_uuid || self.confined == Some(true) {
             let own: Vec<&Gpu> = given.into_iter().collect::<Result<_, _>>().map_err(doubt)?;
@@ -90,7 +94,8 @@ impl Numbers {
             return Err(doubt(format!("GPU {} {why}", gpu.index)));
         }
         let list = list.unwrap_or_default();
-        let counted = |(number, given): (&Number, _)| self.counted(number.place, given, &list, inventory);
+        let counted =
+            |(number, given): (&Number, _)| self.counted(number.place, given, &list, inventory);
         self.numbers.iter().zip(given).map(counted).collect()
     }
 
@@ -119,7 +124,8 @@ impl Numbers {
         }
     }
 
-    /// All GPUs of the node in the order of the bus, each with its device file: what a task needs to count as CUDA does.
+    /// All GPUs of the node in the order of the bus, each with its device file: what a task needs
+    /// to count as CUDA does.
     pub fn devices(&self, inventory: &Inventory) -> Vec<RecordDevice> {
         let list = self.list.resolve(inventory).unwrap_or_default();
         let device = |gpu: &Gpu| {
@@ -139,7 +145,8 @@ impl List {
             let minor = gpu.minor.map(|minor| (minor, gpu));
             minor.ok_or_else(|| format!("NVML does not tell the minor number of {}", gpu.uuid))
         };
-        let mut gpus: Vec<(u32, &Gpu)> = inventory.gpus.iter().map(minor).collect::<Result<_, _>>()?;
+        let mut gpus: Vec<(u32, &Gpu)> =
+            inventory.gpus.iter().map(minor).collect::<Result<_, _>>()?;
         let (count, order, only, entry) = match self {
             Self::Unknown(why) => return Err(why.clone()),
             Self::Files(files) => {
@@ -182,7 +189,8 @@ impl List {
     }
 }
 
-/// The GPU behind the device file, or the UUID, that the scheduler gave; the inner error: neither is known.
+/// The GPU behind the device file, or the UUID, that the scheduler gave; the inner error: neither
+/// is known.
 fn given<'a>(
     number: &Number,
     list: &Result<Listed<'a>, String>,
@@ -201,7 +209,8 @@ fn given<'a>(
             Some((file, None)) => return Err(lost(format!("GPU '{}'", file.path.display()))),
             None => {
                 let length = list.len();
-                let why = format!("GPU {place} of Slurm is none of the {length} that its files list");
+                let why =
+                    format!("GPU {place} of Slurm is none of the {length} that its files list");
                 return Err(doubt(why));
             }
         },
@@ -221,7 +230,8 @@ fn given<'a>(
     }
 }
 
-/// Tasks can open their own GPUs and those that the scheduler does not list. CUDA counts both, so the job's own must come first.
+/// Tasks can open their own GPUs and those that the scheduler does not list. CUDA counts both, so
+/// the job's own must come first.
 fn confined<'a>(
     own: Vec<&'a Gpu>,
     list: &Listed<'_>,
@@ -248,5 +258,7 @@ fn leads_astray(list: &Listed<'_>, given: Option<&Gpu>, other: &Gpu) -> Failure 
     };
     let given = given.map_or_else(String::new, |gpu| shown(gpu, ""));
     let other = shown(other, ", which gres.conf does not list");
-    doubt(format!("Slurm gave the job {given}, but CUDA would open {other}"))
+    doubt(format!(
+        "Slurm gave the job {given}, but CUDA would open {other}"
+    ))
 }

@@ -1,5 +1,5 @@
-//! What root's files and mounts need: a run_dir and a state_dir with room that root can write to, and entries in the mount
-//! table.
+//! What root's files and mounts need: a run_dir and a state_dir with room that root can write to,
+//! and entries in the mount table.
 
 use super::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::sys::files::lacking;
@@ -14,7 +14,8 @@ const STATE_THEN: &str = "drains and reports are lost";
 const MOST_MOUNTS: &str = "/proc/sys/fs/mount-max";
 /// Our own namespace has what a job's mounts are added to.
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// Mounts that should be free: two for each daemon of a job, on a node with 16 GPUs that several jobs may use.
+/// Mounts that should be free: two for each daemon of a job, on a node with 16 GPUs that several
+/// jobs may use.
 const FREE_MOUNTS: usize = 256;
 
 /// The lines of both directories and of the mount table.
@@ -23,7 +24,9 @@ pub(crate) fn room(paths: &Paths) -> Vec<CheckLine> {
         ("run_dir", paths.run(), RUN_THEN),
         ("state_dir", paths.state(), STATE_THEN),
     ];
-    let mut all = both.map(|(key, path, then)| directory(key, path, then)).to_vec();
+    let mut all = both
+        .map(|(key, path, then)| directory(key, path, then))
+        .to_vec();
     let most = fs::read_to_string(MOST_MOUNTS).ok();
     let most = most.and_then(|text| text.trim().parse().ok());
     let used = fs::read_to_string(MOUNTS).map(|text| text.lines().count());
@@ -78,7 +81,10 @@ mod tests {
         std::fs::write(path("file"), "").unwrap();
         let found = line(&path("file/run"));
         let words = "is no directory: no job's MPS starts here";
-        assert!(found.starts_with("FAIL") && found.contains(words), "{found}");
+        assert!(
+            found.starts_with("FAIL") && found.contains(words),
+            "{found}"
+        );
     }
 
     #[test]

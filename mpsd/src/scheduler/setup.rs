@@ -46,7 +46,8 @@ pub(crate) fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
 }
 
 pub(crate) fn is_so(path: &Path, text: &[u8], mode: u32) -> bool {
-    let is_roots = |about: fs::Metadata| about.is_file() && about.uid() == 0 && about.mode() & 0o7777 == mode;
+    let is_roots =
+        |about: fs::Metadata| about.is_file() && about.uid() == 0 && about.mode() & 0o7777 == mode;
     fs::read(path).is_ok_and(|old| old == text) && fs::symlink_metadata(path).is_ok_and(is_roots)
 }
 
@@ -81,7 +82,13 @@ impl VerbReport {
     }
 
     /// Writes root's file with this text and mode, unless it is so already. Its directory is made.
-    pub(crate) fn write(&mut self, path: &Path, text: &[u8], mode: u32, about: &str) -> Result<(), String> {
+    pub(crate) fn write(
+        &mut self,
+        path: &Path,
+        text: &[u8],
+        mode: u32,
+        about: &str,
+    ) -> Result<(), String> {
         if is_so(path, text, mode) {
             return Ok(());
         }
@@ -100,11 +107,13 @@ impl VerbReport {
         Ok(())
     }
 
-    /// One object in the form of 'mpsctl doctor --json'; a line that is no line of a check has no status.
+    /// One object in the form of 'mpsctl doctor --json'; a line that is no line of a check has no
+    /// status.
     pub(crate) fn json(&self) -> serde_json::Value {
         let finding = |line: &String| {
             let split = line.split_once(' ');
-            let (status, text) = match split.filter(|(word, _)| ["OK", "WARN", FAIL].contains(word)) {
+            let (status, text) = match split.filter(|(word, _)| ["OK", "WARN", FAIL].contains(word))
+            {
                 Some((word, rest)) => (Some(word), rest.trim_start()),
                 None => (None, line.as_str()),
             };
@@ -214,7 +223,8 @@ pub(crate) struct RunningJobs {
     /// Wait so long for the jobs with MPS that run on this node
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     wait: u64,
-    /// Remove it although jobs with MPS run here: mpsd-reconcile.timer takes their MPS down after them
+    /// Remove it although jobs with MPS run here: mpsd-reconcile.timer takes their MPS down after
+    /// them
     #[arg(long)]
     force: bool,
 }
@@ -223,8 +233,9 @@ impl RunningJobs {
     pub fn allow(&self, paths: &Paths) -> Result<Option<String>, String> {
         let jobs = running_jobs(paths, if self.force { 0 } else { self.wait })?.join(", ");
         let timer = "mpsd-reconcile.timer takes";
-        let still =
-            format!("jobs with MPS still run here: {jobs}; if it stays installed, {timer} their MPS down");
+        let still = format!(
+            "jobs with MPS still run here: {jobs}; if it stays installed, {timer} their MPS down"
+        );
         match jobs.is_empty() || self.force {
             true => Ok(Some(still).filter(|_| !jobs.is_empty())),
             false => Err(format!(
@@ -262,7 +273,10 @@ mod tests {
     #[test]
     fn a_file_is_written_only_if_its_text_mode_owner_or_kind_is_wrong() {
         let directory = tempfile::tempdir().unwrap();
-        let (file, other) = (directory.path().join("file"), directory.path().join("other"));
+        let (file, other) = (
+            directory.path().join("file"),
+            directory.path().join("other"),
+        );
         let changed = || {
             let mut report = VerbReport::default();
             report.write(&file, b"text", 0o500, "").unwrap();

@@ -114,7 +114,11 @@ pub(super) struct Call<'c> {
 }
 
 impl<'c> Call<'c> {
-    pub(super) fn new(program: Program, arguments: &'c [&'c str], env: &'c [(&'c str, &'c str)]) -> Self {
+    pub(super) fn new(
+        program: Program,
+        arguments: &'c [&'c str],
+        env: &'c [(&'c str, &'c str)],
+    ) -> Self {
         Self {
             program,
             arguments,

@@ -1,4 +1,5 @@
-//! A user's small job, which `mpsctl selftest` submits with the scheduler's own commands from the user's `PATH`.
+//! A user's small job, which `mpsctl selftest` submits with the scheduler's own commands from the
+//! user's `PATH`.
 
 use std::path::Path;
 
@@ -69,7 +70,8 @@ pub struct Trial {
     pub named: Option<fn(&str) -> CommandLine>,
     /// Ends the job, or takes it out of the queue.
     pub cancel: fn(&str, Option<&str>) -> CommandLine,
-    /// What an administrator does about a job that failed with this message. An empty message: the job ran without MPS.
+    /// What an administrator does about a job that failed with this message. An empty message: the
+    /// job ran without MPS.
     pub remedy: fn(&str) -> &'static str,
 }
 
@@ -89,7 +91,10 @@ pub(super) static SRUN: Trial = Trial {
     is_over: |_| true,
     why: |name, _| {
         let name = format!("--name={name}");
-        CommandLine::new("squeue", &["--noheader", &name, "--format=job %i is %T: %r"])
+        CommandLine::new(
+            "squeue",
+            &["--noheader", &name, "--format=job %i is %T: %r"],
+        )
     },
     named: None,
     cancel: |name, _| CommandLine::new("scancel", &[&format!("--name={name}")]),
@@ -136,9 +141,15 @@ pub(super) const QSUB_OF_OPENPBS: Trial = Trial {
 /// `place`: the words that ask for one GPU.
 fn qsub(job: &TrialJob<'_>, place: &[&str]) -> CommandLine {
     let (account, own) = account(job.own);
-    let accounts: Vec<&str> = account.as_deref().into_iter().chain([QSUB_REQUEST]).collect();
+    let accounts: Vec<&str> = account
+        .as_deref()
+        .into_iter()
+        .chain([QSUB_REQUEST])
+        .collect();
     let accounts = accounts.join(",");
-    let mut arguments = vec!["-N", job.name, "-j", "oe", "-o", job.output, "-S", "/bin/sh"];
+    let mut arguments = vec![
+        "-N", job.name, "-j", "oe", "-o", job.output, "-S", "/bin/sh",
+    ];
     arguments.extend(["-l", "walltime=00:05:00", "-A", &accounts]);
     // A second place is an error, or is added to the first.
     let is_place = |word: &&String| word.contains("select=") || word.contains("nodes=");
@@ -190,8 +201,16 @@ mod tests {
         let before = "-N mpsd-selftest -j oe -o /home/u/out -S /bin/sh -l walltime=00:05:00";
         for (own, account, after) in [
             (&[][..], "", "-l nodes=1:gpus=1"),
-            (&["-A", "proj", "-q", "gpu"], "proj,", "-l nodes=1:gpus=1 -q gpu"),
-            (&["-Aproj", "-l", "nodes=1:gpus=2"], "proj,", "-l nodes=1:gpus=2"),
+            (
+                &["-A", "proj", "-q", "gpu"],
+                "proj,",
+                "-l nodes=1:gpus=1 -q gpu",
+            ),
+            (
+                &["-Aproj", "-l", "nodes=1:gpus=2"],
+                "proj,",
+                "-l nodes=1:gpus=2",
+            ),
         ] {
             let own: Vec<String> = own.iter().map(|word| (*word).to_owned()).collect();
             let typed = (QSUB_OF_TORQUE.submit)(&TrialJob {
@@ -203,7 +222,8 @@ mod tests {
             let expected = format!("{before} -A {account}{QSUB_REQUEST} {after}");
             assert_eq!(typed.arguments.join(" "), expected);
             let dir = r"/opt/it'\''s";
-            let input = format!("exec '{dir}/mpsctl' exec -- '{dir}/mps-probe' '--json' '--alloc=2048'\n");
+            let input =
+                format!("exec '{dir}/mpsctl' exec -- '{dir}/mps-probe' '--json' '--alloc=2048'\n");
             assert_eq!(typed.input, input);
         }
     }
@@ -216,7 +236,10 @@ mod tests {
             ("Job Id: 1.s\n    job_state = E\n", false),
             ("Job Id: 1.s\n    job_state = R\n", false),
             ("qstat: Unknown Job Id 1.s\n", true),
-            ("qstat: 1.s Job has finished, use -x or -H to see it\n", true),
+            (
+                "qstat: 1.s Job has finished, use -x or -H to see it\n",
+                true,
+            ),
             ("qstat: cannot connect to server s (errno=15010)\n", false),
         ] {
             assert_eq!(is_over(answer), over, "{answer}");

@@ -1,7 +1,9 @@
-//! A control group for each job: the only list of its processes that they cannot leave, and a file that ends them.
+//! A control group for each job: the only list of its processes that they cannot leave, and a file
+//! that ends them.
 //!
-//! It lies in cgroup v2, or else in systemd's named v1 hierarchy. That one cannot kill, and a user with a delegated cgroup can
-//! leave it. Source: cgroups(7), `Documentation/admin-guide/cgroup-v2.rst`.
+//! It lies in cgroup v2, or else in systemd's named v1 hierarchy. That one cannot kill, and a user
+//! with a delegated cgroup can leave it. Source: cgroups(7),
+//! `Documentation/admin-guide/cgroup-v2.rst`.
 
 use super::deadline::Deadline;
 use super::descriptors::{read_at, write_at};
@@ -19,19 +21,22 @@ use std::time::Duration;
 
 const UNIT: &str = "mpsd.service";
 const PLAIN: &str = "mpsd";
-/// Bounds of a job's daemons. 48 clients on each of 16 GPUs need far less (a server alone takes 64 MiB,
-/// docs/facts/mps-control.md#starting), and a node has far more. Four CPUs are for the start of many clients at once.
+/// Bounds of a job's daemons. 48 clients on each of 16 GPUs need far less (a server alone takes 64
+/// MiB, docs/facts/mps-control.md#starting), and a node has far more. Four CPUs are for the start
+/// of many clients at once.
 const CEILINGS: [(&str, &str); 3] = [
     ("pids.max", "4096"),
     ("memory.max", "17179869184"),
     ("cpu.max", "400000 100000"),
 ];
-/// Only root may list these directories: a process that lists one can keep its lock, and root would wait for it.
+/// Only root may list these directories: a process that lists one can keep its lock, and root would
+/// wait for it.
 const CLOSED: u32 = 0o700;
 const MOST: usize = 1 << 20;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Prefix of a cgroup that ends with the program that made it, whose pid follows. A job's id begins with a digit.
+/// Prefix of a cgroup that ends with the program that made it, whose pid follows. A job's id begins
+/// with a digit.
 const PASSING: &str = "of-";
 const MOST_NAMES: usize = 10_000;
 
@@ -48,8 +53,8 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes or takes the cgroup of a job, below `mpsd.service` or `mpsd`. `None`: this node has no hierarchy that we may
-    /// write.
+    /// Makes or takes the cgroup of a job, below `mpsd.service` or `mpsd`. `None`: this node has no
+    /// hierarchy that we may write.
     pub fn create(job: &str) -> Result<Option<Self>, FileError> {
         let mut refused = None;
         for mount in hierarchies()? {
@@ -60,7 +65,11 @@ impl Cgroup {
             match Self::make(&top, Some(base), job) {
                 Ok(cgroup) => return Ok(Some(cgroup)),
                 // Read-only or not ours, as in a container: try the next one.
-                Err(error) if matches!(error.errno(), Some(Errno::EROFS | Errno::EACCES | Errno::EPERM)) => {}
+                Err(error)
+                    if matches!(
+                        error.errno(),
+                        Some(Errno::EROFS | Errno::EACCES | Errno::EPERM)
+                    ) => {}
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
@@ -75,7 +84,8 @@ impl Cgroup {
         Self::make(&top, None, job).map(Some)
     }
 
-    /// The cgroup that [`Cgroup::create`] made for a job, if its maker ended before it could journal the path.
+    /// The cgroup that [`Cgroup::create`] made for a job, if its maker ended before it could
+    /// journal the path.
     pub fn find(job: &str) -> Option<Self> {
         let mut bases = Self::usual_bases().into_iter();
         bases.find_map(|base| Self::open(&base.join(job)).ok().flatten())
@@ -102,10 +112,15 @@ impl Cgroup {
             maker.is_some_and(|pid| Process::find(pid).is_none())
         };
         let names = names.unwrap_or_default();
-        names.iter().filter(left).map(|name| base.join(name)).collect()
+        names
+            .iter()
+            .filter(left)
+            .map(|name| base.join(name))
+            .collect()
     }
 
-    /// Takes the cgroup at a path that [`Cgroup::create`] chose; `None`: it is gone. Refuses a root, and one that holds us.
+    /// Takes the cgroup at a path that [`Cgroup::create`] chose; `None`: it is gone. Refuses a
+    /// root, and one that holds us.
     pub fn open(path: &Path) -> Result<Option<Self>, FileError> {
         let Some(dir) = Dir::find(path)? else {
             return Ok(None);
@@ -124,7 +139,8 @@ impl Cgroup {
         Ok(Some(cgroup))
     }
 
-    /// Whether the cgroup at `path`, there or gone, is of version 2. A user cannot move a process out of root's v2 cgroup.
+    /// Whether the cgroup at `path`, there or gone, is of version 2. A user cannot move a process
+    /// out of root's v2 cgroup.
     pub fn is_unified(path: &Path) -> bool {
         let held = path.ancestors().find_map(|above| Dir::open(above).ok());
         held.is_some_and(|dir| is_unified(&dir))
@@ -152,7 +168,8 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Sets the ceilings that this hierarchy has. If the directory above is `ours`, it must hand the controllers on.
+    /// Sets the ceilings that this hierarchy has. If the directory above is `ours`, it must hand
+    /// the controllers on.
     fn bound(&self, ours: bool) {
         let above = self.path().parent().filter(|_| ours);
         let above = above.and_then(|above| Dir::open(above).ok());
@@ -189,7 +206,8 @@ impl Cgroup {
         while self.procs().is_ok_and(|all| !all.is_empty()) && deadline.sleep(PAUSE) {}
     }
 
-    /// Sends SIGKILL to every process in it, without waiting for their end. Stops early at the deadline, without error.
+    /// Sends SIGKILL to every process in it, without waiting for their end. Stops early at the
+    /// deadline, without error.
     pub fn kill(&self, deadline: Deadline) -> Result<(), FileError> {
         match write_at(&self.dir, "cgroup.kill", "1") {
             Ok(()) => Ok(()),
@@ -200,7 +218,8 @@ impl Cgroup {
         }
     }
 
-    /// Stops all processes, in rounds until no new one appears (a stopped process does not fork), then kills all.
+    /// Stops all processes, in rounds until no new one appears (a stopped process does not fork),
+    /// then kills all.
     fn kill_each(&self, deadline: Deadline) -> Result<(), FileError> {
         let mut stopped = BTreeSet::new();
         loop {
@@ -218,7 +237,8 @@ impl Cgroup {
         all.try_for_each(|pid| self.signal(pid, Signal::SIGKILL))
     }
 
-    /// Signals `pid` if it is in this cgroup. A descriptor holds it meanwhile, so the signal reaches no other process.
+    /// Signals `pid` if it is in this cgroup. A descriptor holds it meanwhile, so the signal
+    /// reaches no other process.
     fn signal(&self, pid: i32, signal: Signal) -> Result<(), FileError> {
         if let Some(process) = Process::find(pid)
             && self.procs()?.contains(&pid)
@@ -250,11 +270,12 @@ impl Cgroup {
     }
 
     pub fn is_own_base(base: &Path) -> bool {
-        base.file_name().is_some_and(|name| name == UNIT || name == PLAIN)
+        base.file_name()
+            .is_some_and(|name| name == UNIT || name == PLAIN)
     }
 
-    /// Removes our own directory after the last job; the kernel keeps one in use. Any user can keep the lock of the directory
-    /// above it.
+    /// Removes our own directory after the last job; the kernel keeps one in use. Any user can keep
+    /// the lock of the directory above it.
     pub fn remove_base(base: &Path) {
         if let (Some(above), Some(name)) = (base.parent(), base.file_name()) {
             let _ = Dir::open(above).and_then(|above| above.remove_empty_dir(name));
@@ -266,7 +287,8 @@ impl Cgroup {
     }
 }
 
-/// The hierarchies in which a job's cgroup can be, the better kind first: v2, and systemd's v1 hierarchy without controllers.
+/// The hierarchies in which a job's cgroup can be, the better kind first: v2, and systemd's v1
+/// hierarchy without controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Version {
     Unified,
@@ -303,8 +325,9 @@ fn is_unified(dir: &Dir) -> bool {
     fstatfs(dir).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
-/// Moves our hanging process to the root of each hierarchy. A user can make it hang, and in the job's cgroup it would
-/// drain the node (Slurm's "Kill task failed"). Each move waits for the kernel (10 ms on Linux 6.18).
+/// Moves our hanging process to the root of each hierarchy. A user can make it hang, and in the
+/// job's cgroup it would drain the node (Slurm's "Kill task failed"). Each move waits for the
+/// kernel (10 ms on Linux 6.18).
 pub fn leave(pid: i32) {
     let (top, text) = (Path::new("/sys/fs/cgroup"), pid.to_string());
     let Ok(dir) = Dir::open(top) else { return };
@@ -349,7 +372,8 @@ mod tests {
         }
     }
 
-    /// The job's cgroup in every hierarchy of this machine; at least one, or nothing is tested here.
+    /// The job's cgroup in every hierarchy of this machine; at least one, or nothing is tested
+    /// here.
     fn everywhere(job: &str) -> Vec<TestCgroup> {
         let make = |mount: PathBuf| {
             let top = Dir::open(&mount).unwrap();
@@ -378,7 +402,11 @@ mod tests {
     fn count_reaches(cgroup: &Cgroup, count: usize) {
         let deadline = soon();
         while cgroup.procs().unwrap().len() < count {
-            assert!(deadline.sleep(Duration::from_millis(5)), "{:?}", cgroup.procs());
+            assert!(
+                deadline.sleep(Duration::from_millis(5)),
+                "{:?}",
+                cgroup.procs()
+            );
         }
     }
 
@@ -405,9 +433,9 @@ mod tests {
         }
     }
 
-    /// Fifty processes of the job's user that ignore SIGTERM and start new ones as fast as they can.
-    const BOMB: &str =
-        "trap '' TERM; i=0; while [ $i -lt 50 ]; do (while :; do sleep 0.01; done) & i=$((i+1)); done; wait";
+    /// Fifty processes of the job's user that ignore SIGTERM and start new ones as fast as they
+    /// can.
+    const BOMB: &str = "trap '' TERM; i=0; while [ $i -lt 50 ]; do (while :; do sleep 0.01; done) & i=$((i+1)); done; wait";
 
     #[test]
     fn a_fork_bomb_and_a_stopped_process_end_by_the_file_and_one_by_one() {
@@ -436,8 +464,13 @@ mod tests {
             let again = Cgroup::open(cgroup.path()).unwrap().unwrap();
             assert_eq!(again.path(), cgroup.path());
             let base = cgroup.path().parent().unwrap();
-            let root = Cgroup::open(base.parent().unwrap()).unwrap_err().to_string();
-            assert!(root.ends_with("is the root of a cgroup hierarchy"), "{root}");
+            let root = Cgroup::open(base.parent().unwrap())
+                .unwrap_err()
+                .to_string();
+            assert!(
+                root.ends_with("is the root of a cgroup hierarchy"),
+                "{root}"
+            );
             let under = Cgroup::create_under(base, "site").unwrap().unwrap();
             assert_eq!(under.path(), base.join("site"));
             assert!(under.remove().unwrap());
@@ -468,7 +501,8 @@ mod tests {
             let top = Dir::open(&top).unwrap();
             move || {
                 for round in 0..40 {
-                    let cgroup = Cgroup::make(&top, Some(PLAIN), &format!("{hand}-{round}")).unwrap();
+                    let cgroup =
+                        Cgroup::make(&top, Some(PLAIN), &format!("{hand}-{round}")).unwrap();
                     assert!(cgroup.path().exists());
                     assert!(cgroup.remove().unwrap());
                     assert!(!cgroup.path().exists());
@@ -488,7 +522,10 @@ mod tests {
         let _alone = alone();
         let TestCgroup(cgroup) = &TestCgroup(Cgroup::create("unit-test-place").unwrap().unwrap());
         let base = cgroup.path().parent().unwrap();
-        assert!([UNIT, PLAIN].iter().any(|name| base.ends_with(name)), "{base:?}");
+        assert!(
+            [UNIT, PLAIN].iter().any(|name| base.ends_with(name)),
+            "{base:?}"
+        );
         assert!(cgroup.path().exists());
     }
 
@@ -499,7 +536,8 @@ mod tests {
         let pids = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"];
         let has = |base: &&&str| Path::new(base).join("cgroup.procs").exists();
         let top = Path::new(pids.iter().find(has).expect("a hierarchy for pids"));
-        let cgroup = TestCgroup(Cgroup::make(&Dir::open(top).unwrap(), Some(&base()), "bounded").unwrap());
+        let cgroup =
+            TestCgroup(Cgroup::make(&Dir::open(top).unwrap(), Some(&base()), "bounded").unwrap());
         assert_eq!(read_at(&cgroup.0.dir, "pids.max", 64).unwrap(), b"4096\n");
         // In a hierarchy of its own on version 1.
         let memory = Path::new("/sys/fs/cgroup/memory");
@@ -507,7 +545,8 @@ mod tests {
             let most = read_at(&cgroup.0.dir, "memory.max", 64).unwrap();
             assert_eq!(most, b"17179869184\n");
         } else {
-            let controllers = std::fs::read_to_string(top.join("cgroup.controllers")).unwrap_or_default();
+            let controllers =
+                std::fs::read_to_string(top.join("cgroup.controllers")).unwrap_or_default();
             assert!(
                 memory.exists() || !controllers.contains("memory"),
                 "{controllers}"
@@ -547,7 +586,8 @@ mod tests {
 
     #[test]
     fn the_layouts_of_systems() {
-        let unified = "29 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let unified =
+            "29 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
         let hybrid = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n\
         35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
         40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,xattr,name=systemd\n\
@@ -557,7 +597,10 @@ mod tests {
         let odd = "29 22 0:26 / /mnt/a\\040b\\ rw - cgroup2 none rw\n";
         for (mountinfo, paths) in [
             (unified, &["/sys/fs/cgroup"][..]),
-            (hybrid, &["/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"]),
+            (
+                hybrid,
+                &["/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"],
+            ),
             (v1, &[]),
             ("garbage\n\n1 2 3\n", &[]),
             (odd, &["/mnt/a b\\"]),

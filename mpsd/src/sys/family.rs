@@ -1,7 +1,8 @@
 //! Programs that must be ended later, with everything that they have started.
 //!
-//! A keeper, which is a child of this process, starts them. Orphans below it become its children. It ends them all when its
-//! work is done, or when this process is gone and its end of a pipe closes. If the keeper is killed, they become our children.
+//! A keeper, which is a child of this process, starts them. Orphans below it become its children.
+//! It ends them all when its work is done, or when this process is gone and its end of a pipe
+//! closes. If the keeper is killed, they become our children.
 
 use super::deadline::{Deadline, Output};
 use super::guard::{answer_and_exit, in_session};
@@ -39,9 +40,10 @@ pub fn adopt_orphans() -> Result<(), Errno> {
 }
 
 impl Family {
-    /// Starts a keeper that does `work` in a session of its own. It has only the descriptors `kept`: if it had another keeper's
-    /// leash, that keeper would not end with us. `work` returns when it is done, or when the descriptor that it gets becomes
-    /// readable, because everything must end then.
+    /// Starts a keeper that does `work` in a session of its own. It has only the descriptors
+    /// `kept`: if it had another keeper's leash, that keeper would not end with us. `work` returns
+    /// when it is done, or when the descriptor that it gets becomes readable, because everything
+    /// must end then.
     ///
     /// # Errors
     /// No process or pipe can be made.
@@ -119,8 +121,8 @@ pub fn reap_ended() -> Vec<(i32, Exit)> {
     std::iter::from_fn(|| raw::reap(None).ok().flatten()).collect()
 }
 
-/// Ends all processes below this one: SIGTERM, then SIGKILL to those that are left, and to those that they have started since.
-/// Returns how our children among them ended.
+/// Ends all processes below this one: SIGTERM, then SIGKILL to those that are left, and to those
+/// that they have started since. Returns how our children among them ended.
 pub fn end_descendants() -> Vec<(i32, Exit)> {
     let (polite, patience) = (Deadline::after(GRACE), Deadline::after(GRACE + AFTER_KILL));
     let own = nix::unistd::getpid().as_raw();

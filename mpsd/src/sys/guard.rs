@@ -1,7 +1,9 @@
-//! Work that may die or hang, done in a child. This process continues in any case, and reports what happened.
+//! Work that may die or hang, done in a child. This process continues in any case, and reports what
+//! happened.
 //!
-//! [`run_guarded`] surrounds a whole program, because Torque counts a prologue that a signal ended as success. [`ask()`]
-//! surrounds one question that may hang in the kernel. [`detach`] does work that continues after the program has ended.
+//! [`run_guarded`] surrounds a whole program, because Torque counts a prologue that a signal ended
+//! as success. [`ask()`] surrounds one question that may hang in the kernel. [`detach`] does work
+//! that continues after the program has ended.
 
 use super::cgroup::leave;
 use super::deadline::{Deadline, Output};
@@ -31,7 +33,8 @@ const AFTER_KILL: Duration = Duration::from_secs(1);
 const BEHIND: Duration = Duration::from_millis(50);
 const TURN: Duration = Duration::from_millis(5);
 
-/// Most that is kept for a reader that does not read. After that the writer waits, as it would without the guard. Bytes.
+/// Most that is kept for a reader that does not read. After that the writer waits, as it would
+/// without the guard. Bytes.
 const MOST_KEPT: usize = 1 << 20;
 /// A pipe that accepts a write accepts so much without waiting (PIPE_BUF, pipe(7)). Bytes.
 const PIECE: usize = 4096;
@@ -49,8 +52,9 @@ pub(crate) enum GuardError {
     NotStarted(Errno),
 }
 
-/// Runs `worker` in a child and returns its code; a panic counts as code 2. Passes on to it SIGTERM, SIGINT and SIGHUP (unless
-/// ignored), and passes on what it writes. If this process is killed, so is the worker. Call it before anything else is set up.
+/// Runs `worker` in a child and returns its code; a panic counts as code 2. Passes on to it
+/// SIGTERM, SIGINT and SIGHUP (unless ignored), and passes on what it writes. If this process is
+/// killed, so is the worker. Call it before anything else is set up.
 pub(crate) fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, GuardError> {
     let (out, their_out) = Relay::to(1).map_err(GuardError::NotStarted)?;
     let (err, their_err) = Relay::to(2).map_err(GuardError::NotStarted)?;
@@ -64,7 +68,8 @@ pub(crate) fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result
         None => {
             signals.restore();
             let tied = set_pdeathsig(Signal::SIGKILL);
-            let spoken = nix::unistd::dup2_stdout(&their_out).and(nix::unistd::dup2_stderr(&their_err));
+            let spoken =
+                nix::unistd::dup2_stdout(&their_out).and(nix::unistd::dup2_stderr(&their_err));
             if tied.and(spoken).is_err() || nix::unistd::getppid() != parent {
                 raw::exit_now(FAULT);
             }
@@ -91,12 +96,16 @@ pub(crate) fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result
     end
 }
 
-/// Passes on what each stream has: an unread stream does not stop the other. False while something is left.
+/// Passes on what each stream has: an unread stream does not stop the other. False while something
+/// is left.
 fn pass_all(streams: &mut [Relay]) -> bool {
-    streams.iter_mut().fold(true, |all, stream| all & stream.pass())
+    streams
+        .iter_mut()
+        .fold(true, |all, stream| all & stream.pass())
 }
 
-/// [`guarded`] as an exit code; an end that was not the worker's decision is one line on standard error.
+/// [`guarded`] as an exit code; an end that was not the worker's decision is one line on standard
+/// error.
 pub fn run_guarded(program: &str, deadline: Deadline, worker: impl FnOnce() -> u8) -> u8 {
     guarded(deadline, worker).unwrap_or_else(|lost| {
         complain(format!("{program}: {lost}\n").as_bytes());
@@ -104,7 +113,12 @@ pub fn run_guarded(program: &str, deadline: Deadline, worker: impl FnOnce() -> u
     })
 }
 
-fn watch(child: &mut Child, signals: &Signals, streams: &mut [Relay], deadline: Deadline) -> Option<Exit> {
+fn watch(
+    child: &mut Child,
+    signals: &Signals,
+    streams: &mut [Relay],
+    deadline: Deadline,
+) -> Option<Exit> {
     while child.try_wait().is_none() && !deadline.expired() {
         let sources = streams.iter().filter_map(Relay::source);
         let turn = match streams.iter().any(Relay::is_behind) {
@@ -120,8 +134,9 @@ fn watch(child: &mut Child, signals: &Signals, streams: &mut [Relay], deadline: 
     child.try_wait()
 }
 
-/// Runs `work` in a session of its own without our standard streams, and returns at once. The scheduler waits for descriptors
-/// of its own that the child has: close them first ([`descriptors::close_inherited`]).
+/// Runs `work` in a session of its own without our standard streams, and returns at once. The
+/// scheduler waits for descriptors of its own that the child has: close them first
+/// ([`descriptors::close_inherited`]).
 pub fn detach(work: impl FnOnce()) -> Result<(), Errno> {
     match raw::fork()? {
         Some(pid) => {
@@ -152,13 +167,14 @@ pub enum AskError {
     NotStarted(Errno),
 }
 
-/// Runs `question` in a child and returns its bytes. The child has **none of our descriptors**: if it hangs for ever, it holds
-/// no stream that slurmd or qsub waits to see closed.
+/// Runs `question` in a child and returns its bytes. The child has **none of our descriptors**: if
+/// it hangs for ever, it holds no stream that slurmd or qsub waits to see closed.
 pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, AskError> {
     ask_with(None, deadline, question)
 }
 
-/// [`ask()`] of a child that has our descriptor `kept` as well, which is none of the standard three.
+/// [`ask()`] of a child that has our descriptor `kept` as well, which is none of the standard
+/// three.
 pub(super) fn ask_with(
     kept: Option<BorrowedFd>,
     deadline: Deadline,
@@ -171,7 +187,8 @@ pub(super) fn ask_with(
         let mut keep = vec![writer.as_raw_fd()];
         keep.extend(kept.map(|fd| fd.as_raw_fd()));
         keep.sort_unstable();
-        // If the asker is killed, an end may undo what it began. The child must change nothing after that.
+        // If the asker is killed, an end may undo what it began. The child must change nothing
+        // after that.
         let tied = || set_pdeathsig(Signal::SIGKILL).is_ok() && nix::unistd::getppid() == asker;
         let bytes = in_session(tied, || {
             raw::close_all_except(&keep);
@@ -186,7 +203,8 @@ pub(super) fn ask_with(
         Ok(other) => Err(AskError::Ended(other)),
         Err(why) => {
             if let KillReason::Late {
-                survivor: Some(pid), ..
+                survivor: Some(pid),
+                ..
             } = why
             {
                 leave(pid);
@@ -196,11 +214,15 @@ pub(super) fn ask_with(
     }
 }
 
-/// In a forked child: `work` in a session of its own, which the parent kills, without our standard streams. `None`: it
-/// failed.
-pub(super) fn in_session(prepare: impl FnOnce() -> bool, work: impl FnOnce() -> Vec<u8>) -> Option<Vec<u8>> {
-    let ready =
-        nix::unistd::setsid().is_ok() && descriptors::all_to_null().is_ok() && raw::reset_signals().is_ok();
+/// In a forked child: `work` in a session of its own, which the parent kills, without our standard
+/// streams. `None`: it failed.
+pub(super) fn in_session(
+    prepare: impl FnOnce() -> bool,
+    work: impl FnOnce() -> Vec<u8>,
+) -> Option<Vec<u8>> {
+    let ready = nix::unistd::setsid().is_ok()
+        && descriptors::all_to_null().is_ok()
+        && raw::reset_signals().is_ok();
     let outcome = (ready && prepare()).then(|| catch_unwind(AssertUnwindSafe(work)));
     outcome?.ok()
 }
@@ -214,8 +236,8 @@ pub(super) fn answer_and_exit(mut writer: &File, bytes: Option<Vec<u8>>) -> ! {
     })
 }
 
-/// Prepares a program that a scheduler starts as root. Its priority is above a flood of users' processes, a panic ends it with
-/// `code`, and its caller's descriptors and limits do not matter.
+/// Prepares a program that a scheduler starts as root. Its priority is above a flood of users'
+/// processes, a panic ends it with `code`, and its caller's descriptors and limits do not matter.
 ///
 /// # Errors
 /// A standard descriptor is closed, and `/dev/null` does not open.
@@ -228,8 +250,8 @@ pub fn begin(program: &'static str, code: u8) -> Result<(), Errno> {
     descriptors::fix_standard_descriptors()
 }
 
-/// Lifts an inherited limit of a file's size, because a write beyond it ends a program by SIGXFSZ. Without CAP_SYS_RESOURCE the
-/// hard limit stays.
+/// Lifts an inherited limit of a file's size, because a write beyond it ends a program by SIGXFSZ.
+/// Without CAP_SYS_RESOURCE the hard limit stays.
 fn lift_file_size() {
     let hard = getrlimit(Resource::RLIMIT_FSIZE).map_or(RLIM_INFINITY, |(_, hard)| hard);
     for most in [hard, RLIM_INFINITY] {
@@ -237,7 +259,8 @@ fn lift_file_size() {
     }
 }
 
-/// From now on a panic, on any thread, writes one line and ends the process with `code`. [`guarded`] sees this code.
+/// From now on a panic, on any thread, writes one line and ends the process with `code`.
+/// [`guarded`] sees this code.
 fn install_panic_exit(program: &'static str, code: u8) {
     std::panic::set_hook(Box::new(move |info| {
         let text = info.payload();
@@ -245,10 +268,13 @@ fn install_panic_exit(program: &'static str, code: u8) {
             .downcast_ref::<&str>()
             .copied()
             .or(text.downcast_ref::<String>().map(String::as_str));
-        let place = info
-            .location()
-            .map_or(String::new(), |at| format!(" ({}:{})", at.file(), at.line()));
-        let line = format!("{program}: internal error: {}{place}", what.unwrap_or("panic"));
+        let place = info.location().map_or(String::new(), |at| {
+            format!(" ({}:{})", at.file(), at.line())
+        });
+        let line = format!(
+            "{program}: internal error: {}{place}",
+            what.unwrap_or("panic")
+        );
         raw::complain(format!("{}\n", line.replace('\n', " ")).as_bytes());
         raw::exit_now(code);
     }));
@@ -289,13 +315,19 @@ impl Relay {
         !self.from.bytes.is_empty()
     }
 
-    /// Passes on what is there; false while something is left. What a file with a dead server does not accept is lost.
+    /// Passes on what is there; false while something is left. What a file with a dead server does
+    /// not accept is lost.
     fn pass(&mut self) -> bool {
         let all = self.has_room() && self.from.read(MOST_KEPT);
         if self.is_file && self.is_behind() {
             self.pass_to_file();
         }
-        while let Some(rest) = self.from.bytes.get(self.passed..).filter(|rest| !rest.is_empty()) {
+        while let Some(rest) = self
+            .from
+            .bytes
+            .get(self.passed..)
+            .filter(|rest| !rest.is_empty())
+        {
             let to = raw::borrow(self.to);
             let mut ready = [PollFd::new(to, PollFlags::POLLOUT)];
             if !matches!(poll(&mut ready, PollTimeout::ZERO), Ok(1..)) {
@@ -332,7 +364,8 @@ fn complain(bytes: &[u8]) {
     }
 }
 
-/// Whether a write to `to` can hang although poll(2) calls it ready. This looks at the name, so that it does not ask the server.
+/// Whether a write to `to` can hang although poll(2) calls it ready. This looks at the name, so
+/// that it does not ask the server.
 fn is_file(to: RawFd) -> bool {
     let name = std::fs::read_link(format!("/proc/self/fd/{to}")).unwrap_or_default();
     name.is_absolute() && !name.starts_with("/dev")
@@ -341,7 +374,8 @@ fn is_file(to: RawFd) -> bool {
 fn write_in_child(to: RawFd, bytes: &[u8]) -> Result<(), AskError> {
     // A copy, because the child loses the standard three.
     let copy = raw::borrow(to).try_clone_to_owned();
-    let copy = copy.map_err(|e| AskError::NotStarted(Errno::from_raw(e.raw_os_error().unwrap_or(0))))?;
+    let copy =
+        copy.map_err(|e| AskError::NotStarted(Errno::from_raw(e.raw_os_error().unwrap_or(0))))?;
     let file = File::from(copy);
     let write = || {
         let _ = (&file).write_all(bytes);

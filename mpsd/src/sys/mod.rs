@@ -1,7 +1,8 @@
 //! The kernel as the programs use it: processes, files, privileges, cgroups, signals, time.
 //!
-//! `unsafe` stands only in `raw` and [`descriptors`]. The programs have one thread, which makes forking safe. Every wait
-//! has a [`deadline::Deadline`]. What a user can change is reached by descriptor, never twice by name.
+//! `unsafe` stands only in `raw` and [`descriptors`]. The programs have one thread, which makes
+//! forking safe. Every wait has a [`deadline::Deadline`]. What a user can change is reached by
+//! descriptor, never twice by name.
 
 pub(crate) mod cgroup;
 pub(crate) mod confine;
@@ -30,7 +31,8 @@ pub fn now() -> u64 {
     since.unwrap_or_default().as_secs()
 }
 
-/// Whether `errno` means that something ran out. Any user can cause that, so it is no evidence against the node.
+/// Whether `errno` means that something ran out. Any user can cause that, so it is no evidence
+/// against the node.
 pub fn is_scarcity(errno: Errno) -> bool {
     matches!(
         errno,

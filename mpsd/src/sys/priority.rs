@@ -1,7 +1,8 @@
 //! Which process runs first: root's programs before a flood of users' processes.
 //!
-//! 500 endless loops of another job may run in the scheduler's cgroup. Among equals a prologue waits a second for each
-//! turn, and misses its deadline. Source: sched(7), `Documentation/scheduler/sched-design-CFS.rst`.
+//! 500 endless loops of another job may run in the scheduler's cgroup. Among equals a prologue
+//! waits a second for each turn, and misses its deadline. Source: sched(7),
+//! `Documentation/scheduler/sched-design-CFS.rst`.
 
 use super::process::Process;
 use super::raw;
@@ -15,8 +16,9 @@ const FIRST: i32 = -20;
 
 static RAISED: AtomicBool = AtomicBool::new(false);
 
-/// Puts this process before all ordinary ones, if possible. It is for root's programs with a deadline, which wait far more than
-/// they compute. Children that do root's work get it by [`hand_down`] (SCHED_RESET_ON_FORK).
+/// Puts this process before all ordinary ones, if possible. It is for root's programs with a
+/// deadline, which wait far more than they compute. Children that do root's work get it by
+/// [`hand_down`] (SCHED_RESET_ON_FORK).
 pub fn raise() -> bool {
     let raised = put_first(0);
     RAISED.store(raised, Ordering::Relaxed);
@@ -29,8 +31,8 @@ pub(super) fn hand_down(child: i32) {
     }
 }
 
-/// Puts a thread before every process that is not real-time. If that is forbidden, it gets the best nice value in its cgroup.
-/// False: neither is possible, without CAP_SYS_NICE.
+/// Puts a thread before every process that is not real-time. If that is forbidden, it gets the best
+/// nice value in its cgroup. False: neither is possible, without CAP_SYS_NICE.
 fn put_first(thread: i32) -> bool {
     let reset = libc::SCHED_RESET_ON_FORK;
     if raw::set_scheduler(thread, libc::SCHED_RR | reset, LOWEST).is_ok() {
@@ -42,15 +44,17 @@ fn put_first(thread: i32) -> bool {
     !inherited && setpriority_process(Pid::from_raw(thread), FIRST).is_ok()
 }
 
-/// Makes each thread of `process` ordinary again, if possible: SCHED_OTHER, nice 0, every CPU of its cpuset, an autogroup of
-/// nice 0. A user can lower all of these, and SIGKILL then waits for a turn that never arrives.
+/// Makes each thread of `process` ordinary again, if possible: SCHED_OTHER, nice 0, every CPU of
+/// its cpuset, an autogroup of nice 0. A user can lower all of these, and SIGKILL then waits for a
+/// turn that never arrives.
 pub fn normalise(process: &Process) {
     let mut everywhere = CpuSet::new();
     for cpu in 0..CpuSet::count() {
         let _ = everywhere.set(cpu);
     }
     for (thread, _) in process.living_threads().unwrap_or_default() {
-        // The number comes from the descriptor of its process. If the thread has ended, these calls find no thread.
+        // The number comes from the descriptor of its process. If the thread has ended, these calls
+        // find no thread.
         let _ = raw::set_scheduler(thread, libc::SCHED_OTHER, 0);
         let _ = setpriority_process(Pid::from_raw(thread), 0);
         let _ = sched_setaffinity(nix::unistd::Pid::from_raw(thread), &everywhere);

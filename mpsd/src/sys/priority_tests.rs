@@ -18,7 +18,8 @@ fn aside(work: impl FnOnce() -> String) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-/// A field of `/proc/PID/stat` (proc_pid_stat(5)): 41 is the policy without its flag, 19 the nice value.
+/// A field of `/proc/PID/stat` (proc_pid_stat(5)): 41 is the policy without its flag, 19 the nice
+/// value.
 fn field(pid: &str, number: usize) -> i32 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     // The state behind the name is field 3.

@@ -12,12 +12,13 @@ pub struct Signals {
     found: SigSet,
 }
 
-/// Makes `command` start with default actions and no signal blocked, because the standard library hands ours down.
+/// Makes `command` start with default actions and no signal blocked, because the standard library
+/// hands ours down.
 pub use super::raw::reset_signals_of as start_fresh;
 
 impl Signals {
-    /// Blocks these signals in this thread. An ignored one stays ignored and never arrives; an ignored SIGCHLD reaps
-    /// children.
+    /// Blocks these signals in this thread. An ignored one stays ignored and never arrives; an
+    /// ignored SIGCHLD reaps children.
     ///
     /// # Errors
     /// No descriptor is left.

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Holds back other tests that fork, because their children would keep copies of this test's descriptors. It also holds back
-/// the printing of results: a child made meanwhile would wait for ever for its copy of that lock.
+/// Holds back other tests that fork, because their children would keep copies of this test's
+/// descriptors. It also holds back the printing of results: a child made meanwhile would wait for
+/// ever for its copy of that lock.
 pub(crate) fn alone() -> (StdoutLock<'static>, MutexGuard<'static, ()>) {
     let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut printing = std::io::stdout().lock();
@@ -45,7 +46,8 @@ pub(super) fn forked(work: impl FnOnce() -> u8) -> Child {
     }
 }
 
-/// A process of the user `uid`. Its first thread has ended and another sleeps, so `ps` shows it as defunct.
+/// A process of the user `uid`. Its first thread has ended and another sleeps, so `ps` shows it as
+/// defunct.
 pub(crate) fn outlived_by_a_thread(uid: u32) -> Child {
     let own = nix::unistd::getpid();
     let child = forked(|| {

@@ -1,5 +1,6 @@
-//! `manual DIR` writes man pages and completions into `DIR/man` and `DIR/completions`. `manual --texts REPOSITORY` writes
-//! the tables of options and keys into the repository's texts. A crate of its own, so that no installed program needs it.
+//! `manual DIR` writes man pages and completions into `DIR/man` and `DIR/completions`. `manual
+//! --texts REPOSITORY` writes the tables of options and keys into the repository's texts. A crate
+//! of its own, so that no installed program needs it.
 
 mod pages;
 mod programs;

@@ -45,7 +45,10 @@ pub fn all() -> Result<BTreeMap<String, String>> {
     let spank = filled(SPANK, FLAGS, &tables::flags())?;
     pages.insert("spank_mps.8".to_owned(), title("spank_mps", "8") + &spank);
     let settings = filled(SETTINGS, KEYS, &settings::to_roff(SHIPPED)?)?;
-    pages.insert("mpsd.toml.5".to_owned(), title("mpsd.toml", "5") + &settings);
+    pages.insert(
+        "mpsd.toml.5".to_owned(),
+        title("mpsd.toml", "5") + &settings,
+    );
     Ok(pages)
 }
 
@@ -87,15 +90,21 @@ fn page(program: &Program, prose: &str) -> Result<String> {
     Ok(text)
 }
 
-/// One verb: a subsection with its usage, description and own options. The options of every verb are at the page's beginning.
+/// One verb: a subsection with its usage, description and own options. The options of every verb
+/// are at the page's beginning.
 fn verb(name: &str, command: &Command, text: &mut Vec<u8>) -> Result<()> {
     text.extend(format!(".SS \"{name}\"\n").bytes());
     let named = command.clone().bin_name(name.to_owned());
     let mut named = named.display_name(name.to_owned());
     named.build();
     let usage = named.render_usage().to_string();
-    let usage = usage.lines().map(|line| line.trim_start_matches("Usage:").trim());
-    let usage = usage.collect::<Vec<_>>().join("\n.br\n").replace('-', "\\-");
+    let usage = usage
+        .lines()
+        .map(|line| line.trim_start_matches("Usage:").trim());
+    let usage = usage
+        .collect::<Vec<_>>()
+        .join("\n.br\n")
+        .replace('-', "\\-");
     text.extend(format!("{usage}\n").bytes());
     for common in ["config", "help"] {
         if named.get_arguments().any(|arg| arg.get_id() == common) {
@@ -112,7 +121,14 @@ fn verb(name: &str, command: &Command, text: &mut Vec<u8>) -> Result<()> {
     let body = String::from_utf8(body).context("clap_mangen wrote no text")?;
     // The verb's sections become paragraphs.
     for line in body.lines() {
-        text.extend(if line.starts_with(".SH ") { ".PP" } else { line }.bytes());
+        text.extend(
+            if line.starts_with(".SH ") {
+                ".PP"
+            } else {
+                line
+            }
+            .bytes(),
+        );
         text.push(b'\n');
     }
     Ok(())
@@ -127,9 +143,15 @@ mod tests {
         let pages = all().unwrap();
         for row in mpsd_core::request::Key::ALL.map(mpsd_core::request::Key::row) {
             let flag = format!("\n.B \\-\\-{}\\fR", row.flag().replace('-', "\\-"));
-            assert!(pages["spank_mps.8"].contains(&flag), "spank_mps(8) has no {flag}");
+            assert!(
+                pages["spank_mps.8"].contains(&flag),
+                "spank_mps(8) has no {flag}"
+            );
             let token = format!("\n.B {}\\fR", row.token());
-            assert!(pages["mpsctl.1"].contains(&token), "mpsctl(1) has no {token}");
+            assert!(
+                pages["mpsctl.1"].contains(&token),
+                "mpsctl(1) has no {token}"
+            );
         }
         for row in mpsd::cli::explain::TROUBLES.iter() {
             let heading = format!(".B {}\nCause: ", settings::escape(&tables::title(row)));
@@ -139,7 +161,8 @@ mod tests {
 
     #[test]
     fn every_page_has_a_title_a_name_and_no_control_line_that_roff_would_drop() {
-        let known = ".TH .SH .SS .TP .PP .EX .EE .br .RS .RE .ie .el .IP .BR .RB .B .I .IR .nf .fi .\\\"";
+        let known =
+            ".TH .SH .SS .TP .PP .EX .EE .br .RS .RE .ie .el .IP .BR .RB .B .I .IR .nf .fi .\\\"";
         let known: Vec<&str> = known.split(' ').collect();
         let pages = all().unwrap();
         assert_eq!(pages.len(), 7);

@@ -77,16 +77,23 @@ mod tests {
         let pages = crate::pages::all().unwrap();
         for program in all() {
             let page = &pages[&format!("{}.{}", program.name, program.section)];
-            for (number, (name, mut command)) in with_subcommands(&program.command).into_iter().enumerate() {
+            for (number, (name, mut command)) in
+                with_subcommands(&program.command).into_iter().enumerate()
+            {
                 assert!(
                     number == 0 || page.contains(&format!(".SS \"{name}\"")),
                     "no heading '{name}'"
                 );
-                let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
+                let shown = command
+                    .get_arguments()
+                    .filter(|argument| !argument.is_hide_set());
                 let flags: Vec<String> = shown
                     .filter_map(|argument| Some(argument.get_long()?.to_owned()))
                     .collect();
-                assert!(flags.iter().any(|flag| flag == "help"), "{name} has no --help");
+                assert!(
+                    flags.iter().any(|flag| flag == "help"),
+                    "{name} has no --help"
+                );
                 let help = command.render_long_help().to_string();
                 for flag in flags {
                     let dashed = format!("--{flag}");
@@ -147,14 +154,19 @@ mod tests {
     #[test]
     fn a_shell_completes_the_tokens_of_a_request() {
         let programs = all().into_iter();
-        for program in programs.filter(|program| ["mpsctl", "mps-prologue"].contains(&program.name)) {
+        for program in programs.filter(|program| ["mpsctl", "mps-prologue"].contains(&program.name))
+        {
             for shell in SHELLS {
                 let text = text(shell, &program);
                 for token in mpsd_core::request::Key::ALL
                     .iter()
                     .flat_map(|key| key.row().completions())
                 {
-                    assert!(text.contains(&token), "{shell}: no {token} of {}", program.name);
+                    assert!(
+                        text.contains(&token),
+                        "{shell}: no {token} of {}",
+                        program.name
+                    );
                 }
             }
         }

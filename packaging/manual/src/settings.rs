@@ -1,5 +1,6 @@
-//! The shipped mpsd.toml from the table of keys, and mpsd.toml(5) from that file's comments. A comment stands above
-//! each key. A single `#` stands before a key at its default. Empty lines separate blocks.
+//! The shipped mpsd.toml from the table of keys, and mpsd.toml(5) from that file's comments. A
+//! comment stands above each key. A single `#` stands before a key at its default. Empty lines
+//! separate blocks.
 
 use anyhow::{Result, bail};
 use mpsd_core::config::{Row, SECTIONS, Settings};
@@ -45,7 +46,8 @@ pub fn to_toml() -> String {
             .value
             .clone()
     };
-    let comment = |text: &[&str]| -> String { text.iter().map(|line| format!("#{line}\n")).collect() };
+    let comment =
+        |text: &[&str]| -> String { text.iter().map(|line| format!("#{line}\n")).collect() };
     let mut file = HEAD.to_owned();
     for section in SECTIONS {
         if !section.name.is_empty() {
@@ -86,7 +88,9 @@ fn block(block: &str) -> Result<String> {
             _ if line.starts_with("# ") => prose.push(&line[2..]),
             _ if line.starts_with("#[[") || !example.is_empty() => example.push(&line[1..]),
             _ if line.starts_with('#') => keys.push(&line[1..]),
-            _ => bail!("mpsd.toml: '{line}' is neither a comment nor a key at its default nor a table"),
+            _ => bail!(
+                "mpsd.toml: '{line}' is neither a comment nor a key at its default nor a table"
+            ),
         }
     }
     if !keys.is_empty() {
@@ -109,13 +113,20 @@ fn paragraph(lines: &[&str]) -> String {
     if lines.is_empty() {
         return String::new();
     }
-    let lines: Vec<String> = lines.iter().map(|line| format!("{}\n", guarded(line))).collect();
+    let lines: Vec<String> = lines
+        .iter()
+        .map(|line| format!("{}\n", guarded(line)))
+        .collect();
     format!(".PP\n{}", lines.concat())
 }
 
 /// A text line that roff does not take for a request.
 fn guarded(line: &str) -> String {
-    let mark = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
+    let mark = if line.starts_with(['.', '\'']) {
+        "\\&"
+    } else {
+        ""
+    };
     format!("{mark}{}", escape(line))
 }
 

@@ -1,4 +1,5 @@
-//! The tables of the request's options, of programs and of `mpsctl explain`, as roff for the man pages and as Markdown for the guide.
+//! The tables of the request's options, of programs and of `mpsctl explain`, as roff for the man
+//! pages and as Markdown for the guide.
 
 use std::cmp::Ordering;
 
@@ -12,10 +13,11 @@ use serde_json::Value;
 use crate::settings::escape;
 
 /// The lines before and after each table of the guide.
-const OPTIONS: &str =
-    "<!-- What may be asked for: written by `cargo xtask texts` from mpsd/core/src/request/options.rs -->\n";
-const ERRORS: &str = "<!-- Errors: written by `cargo xtask texts` from mpsd/src/cli/explain.toml -->\n";
-const ADVICE: &str = "<!-- Advice: written by `cargo xtask texts` from mpsd/core/src/advice.rs -->\n";
+const OPTIONS: &str = "<!-- What may be asked for: written by `cargo xtask texts` from mpsd/core/src/request/options.rs -->\n";
+const ERRORS: &str =
+    "<!-- Errors: written by `cargo xtask texts` from mpsd/src/cli/explain.toml -->\n";
+const ADVICE: &str =
+    "<!-- Advice: written by `cargo xtask texts` from mpsd/core/src/advice.rs -->\n";
 const ALL_PROGRAMS: &str =
     "<!-- Programs: written by `cargo xtask texts` from mpsd/core/src/programs.toml -->\n";
 const FIGURES: &str =
@@ -29,7 +31,8 @@ fn filled(page: &str, begin: &str, text: &str) -> Result<String> {
     let parts = page
         .split_once(begin)
         .and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
-    let (before, after) = parts.with_context(|| format!("no place for a table: '{}'", begin.trim_end()))?;
+    let (before, after) =
+        parts.with_context(|| format!("no place for a table: '{}'", begin.trim_end()))?;
     Ok(format!("{before}{begin}{text}{END}{after}"))
 }
 
@@ -40,7 +43,11 @@ fn options() -> impl Iterator<Item = &'static Row> {
 /// Slurm's flags.
 pub fn flags() -> String {
     let flag = |row: &Row| {
-        let (open, close) = if row.bare.is_some() { ("[", "]") } else { ("", "") };
+        let (open, close) = if row.bare.is_some() {
+            ("[", "]")
+        } else {
+            ("", "")
+        };
         let (name, value) = (escape(&row.flag()), row.value);
         format!(
             ".TP\n.B \\-\\-{name}\\fR{open}=\\fI{value}\\fR{close}\n{}",
@@ -90,7 +97,11 @@ pub fn in_quick_start(page: &str) -> Result<String> {
     let mut table = "| Slurm | PBS, in the account string | value |\n|---|---|---|\n".to_owned();
     for row in options() {
         let (flag, token, value) = (row.flag(), row.token(), row.value);
-        let (open, close) = if row.bare.is_some() { ("[", "]") } else { ("", "") };
+        let (open, close) = if row.bare.is_some() {
+            ("[", "]")
+        } else {
+            ("", "")
+        };
         table += &format!(
             "| `--{flag}{open}={value}{close}` | `{token}={value}` | {} |\n",
             row.help
@@ -136,7 +147,8 @@ pub fn in_report(page: &str) -> Result<String> {
     )
 }
 
-/// The page of programs with what is known of each, and the figures of the runs: name and text of each.
+/// The page of programs with what is known of each, and the figures of the runs: name and text of
+/// each.
 pub fn in_programs(page: &str, runs: &[(&String, String)]) -> Result<String> {
     let line = |row: &KnownProgram| {
         let title = format!("{} {}", row.name, row.version);
@@ -164,7 +176,8 @@ pub fn in_programs(page: &str, runs: &[(&String, String)]) -> Result<String> {
     filled(&page, FIGURES, &figures(runs)?)
 }
 
-/// A line for each program that ran, with its rate under MPS divided by that without. The last run that has it counts.
+/// A line for each program that ran, with its rate under MPS divided by that without. The last run
+/// that has it counts.
 fn figures(runs: &[(&String, String)]) -> Result<String> {
     let mut text = String::new();
     let mut rows: Vec<Value> = Vec::new();
@@ -174,7 +187,10 @@ fn figures(runs: &[(&String, String)]) -> Result<String> {
             .as_array_mut()
             .map(std::mem::take)
             .unwrap_or_default();
-        let rounds = own.iter().map(|row| windows(row, "four", "without").len()).max();
+        let rounds = own
+            .iter()
+            .map(|row| windows(row, "four", "without").len())
+            .max();
         text += &format!(
             "- {}, driver {}: {} windows of {} s a figure, in turn (`{RESULTS}/{name}`)\n",
             run["gpu"].as_str().unwrap_or_default(),
@@ -240,10 +256,13 @@ fn windows(row: &Value, of: &str, mode: &str) -> Vec<f64> {
     all.filter_map(Value::as_f64).collect()
 }
 
-/// How each window under MPS compares with each without; `None` if they overlap, so that the median says little.
+/// How each window under MPS compares with each without; `None` if they overlap, so that the median
+/// says little.
 fn compared(row: &Value, of: &str, mode: &str) -> Option<Ordering> {
     let (under, without) = (windows(row, of, mode), windows(row, of, "without"));
-    let mut pairs = under.iter().flat_map(|a| without.iter().map(|b| a.total_cmp(b)));
+    let mut pairs = under
+        .iter()
+        .flat_map(|a| without.iter().map(|b| a.total_cmp(b)));
     let first = pairs.next()?;
     pairs.all(|other| other == first).then_some(first)
 }
@@ -288,10 +307,16 @@ mod tests {
         ];
         let run = |window: f64, programs: &[String]| {
             let programs = programs.join(",");
-            format!(r#"{{"gpu": "G", "driver": "1", "window_s": {window}, "programs": [{programs}]}}"#)
+            format!(
+                r#"{{"gpu": "G", "driver": "1", "window_s": {window}, "programs": [{programs}]}}"#
+            )
         };
         let names = ["1.json", "2.json"].map(str::to_owned);
-        let text = figures(&[(&names[0], run(0.6, &first)), (&names[1], run(0.4, &second))]).unwrap();
+        let text = figures(&[
+            (&names[0], run(0.6, &first)),
+            (&names[1], run(0.4, &second)),
+        ])
+        .unwrap();
         for line in [
             "- G, driver 1: 2 windows of 0.6 s a figure, in turn (`tests/hardware/results/1.json`)\n",
             "- G, driver 1: 2 windows of 0.4 s a figure, in turn (`tests/hardware/results/2.json`)\n",

@@ -93,7 +93,10 @@ fn documents(release: &Release, package: Package, version: &str, dir: &Path) -> 
     );
     write(&doc.join("changelog"), changelog)?;
     gzip(&doc.join("changelog"))?;
-    let overrides = root.join(format!("packaging/deb/{}.lintian-overrides", package.name()));
+    let overrides = root.join(format!(
+        "packaging/deb/{}.lintian-overrides",
+        package.name()
+    ));
     if overrides.exists() {
         let to = dir.join("usr/share/lintian/overrides");
         make_dir(&to)?;
@@ -108,8 +111,9 @@ fn control(
     [version, architecture]: [&str; 2],
     dir: &Path,
 ) -> Result<()> {
-    let recipe =
-        |name: &str| cargo::root().map(|root| root.join(format!("packaging/deb/{}.{name}", package.name())));
+    let recipe = |name: &str| {
+        cargo::root().map(|root| root.join(format!("packaging/deb/{}.{name}", package.name())))
+    };
     let into = dir.join("DEBIAN");
     let (sums, size) = sums_and_size(dir)?;
     make_dir(&into)?;
@@ -142,7 +146,8 @@ fn control(
     Ok(())
 }
 
-/// The sums of the package's files, those that are no configuration's, and the room they take in KiB.
+/// The sums of the package's files, those that are no configuration's, and the room they take in
+/// KiB.
 fn sums_and_size(dir: &Path) -> Result<(String, u64)> {
     let found = wrote(
         Command::new("find")
@@ -153,12 +158,17 @@ fn sums_and_size(dir: &Path) -> Result<(String, u64)> {
     let mut summed = Vec::new();
     for line in found.lines() {
         let words: Vec<&str> = line.splitn(3, ' ').collect();
-        let [kind, bytes, path] = words[..] else { continue };
+        let [kind, bytes, path] = words[..] else {
+            continue;
+        };
         size += bytes.parse::<u64>()?.div_ceil(1024);
         if kind == "f" && !path.starts_with("etc/") {
             summed.push(path);
         }
     }
     summed.sort_unstable();
-    Ok((wrote(Command::new("md5sum").args(summed).current_dir(dir))?, size))
+    Ok((
+        wrote(Command::new("md5sum").args(summed).current_dir(dir))?,
+        size,
+    ))
 }

@@ -1,4 +1,5 @@
-//! The list of installed files, `packaging/files.txt`: what, where, with which mode, in which package.
+//! The list of installed files, `packaging/files.txt`: what, where, with which mode, in which
+//! package.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -36,7 +37,8 @@ pub struct Entry {
     pub from: String,
 }
 
-/// The releases of Slurm that a plugin is made for: major and minor decide (`src/common/plugin.c`, `_verify_syms`).
+/// The releases of Slurm that a plugin is made for: major and minor decide (`src/common/plugin.c`,
+/// `_verify_syms`).
 pub const SLURM: [&str; 8] = [
     "22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11", "26.05",
 ];

@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: makes the packages from one staged tree with dpkg-deb and rpmbuild. (cargo-generate-rpm has
-//! neither links nor file triggers, and Slurm's upgrade needs a trigger.)
+//! `cargo xtask dist`: makes the packages from one staged tree with dpkg-deb and rpmbuild.
+//! (cargo-generate-rpm has neither links nor file triggers, and Slurm's upgrade needs a trigger.)
 
 mod deb;
 mod layout;
@@ -37,10 +37,12 @@ pub struct Options {
     /// Build the programs for these of the machines quickly, not optimized: to try, not to ship
     #[arg(long, value_name = "ARCH", value_delimiter = ',')]
     pub quick: Vec<Machine>,
-    /// Pack the programs of this directory, as target/x86_64-unknown-linux-gnu/release, instead of building them
+    /// Pack the programs of this directory, as target/x86_64-unknown-linux-gnu/release, instead of
+    /// building them
     #[arg(long, value_name = "DIR")]
     pub programs: Option<PathBuf>,
-    /// Number of the packages among those of this version: higher where the same version is packed again
+    /// Number of the packages among those of this version: higher where the same version is packed
+    /// again
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub revision: u32,
     /// Number the packages as those of this version: of what is built now, for a test of upgrades
@@ -49,7 +51,8 @@ pub struct Options {
     /// Add the packages to the apt and dnf repositories in this directory, and sign these
     #[arg(long, value_name = "DIR", requires = "key")]
     pub repository: Option<PathBuf>,
-    /// Build and pack nothing: take the packages that 'dist' left in --out before, so that no build runs beside the key
+    /// Build and pack nothing: take the packages that 'dist' left in --out before, so that no build
+    /// runs beside the key
     #[arg(long, requires = "repository", conflicts_with = "programs")]
     pub packed: bool,
     /// The secret key that signs, as gpg knows it
@@ -61,7 +64,8 @@ impl Options {
     /// Everything built for every machine, the packages in `dir`.
     pub fn into_dir(dir: &str) -> Result<Options> {
         let words = ["dist", "--target", "x86_64,aarch64", "--out", dir];
-        let given = Options::augment_args(clap::Command::new("dist")).try_get_matches_from(words)?;
+        let given =
+            Options::augment_args(clap::Command::new("dist")).try_get_matches_from(words)?;
         Ok(Options::from_arg_matches(&given)?)
     }
 }
@@ -163,7 +167,8 @@ pub fn notes(version: &str) -> Result<String> {
     ))
 }
 
-/// `SOURCE_DATE_EPOCH`, else the time of the commit, else (a source without a repository) the first moment of 2026.
+/// `SOURCE_DATE_EPOCH`, else the time of the commit, else (a source without a repository) the first
+/// moment of 2026.
 fn epoch() -> Result<u64> {
     if let Ok(given) = std::env::var("SOURCE_DATE_EPOCH") {
         return given

@@ -1,5 +1,6 @@
-//! The plugin for each release of Slurm: linked once, its stamp rewritten. Slurm refuses the file if major or minor of
-//! `plugin_version` differ from its own; nothing else that the plugin uses differs between these releases.
+//! The plugin for each release of Slurm: linked once, its stamp rewritten. Slurm refuses the file
+//! if major or minor of `plugin_version` differ from its own; nothing else that the plugin uses
+//! differs between these releases.
 
 use anyhow::{Context as _, Result, bail};
 use object::read::elf::ElfFile64;
@@ -36,7 +37,9 @@ pub struct Elf<'a>(ElfFile64<'a>);
 
 impl<'a> Elf<'a> {
     pub fn parse(bytes: &'a [u8]) -> Result<Elf<'a>> {
-        Ok(Elf(ElfFile64::parse(bytes).context("not a 64-bit ELF file")?))
+        Ok(Elf(
+            ElfFile64::parse(bytes).context("not a 64-bit ELF file")?
+        ))
     }
 
     pub fn machine(&self) -> Architecture {
@@ -47,9 +50,11 @@ impl<'a> Elf<'a> {
         let mut symbols = self.0.dynamic_symbols();
         let symbol = symbols.find(|symbol| symbol.is_definition() && symbol.name() == Ok(name));
         let symbol = symbol.with_context(|| format!("no symbol '{name}'"))?;
-        let section = self
-            .0
-            .section_by_index(symbol.section_index().context("a symbol without a section")?)?;
+        let section = self.0.section_by_index(
+            symbol
+                .section_index()
+                .context("a symbol without a section")?,
+        )?;
         let (start, _) = section.file_range().context("a section without bytes")?;
         let within = symbol.address().checked_sub(section.address());
         Ok((
@@ -58,7 +63,8 @@ impl<'a> Elf<'a> {
         ))
     }
 
-    /// The versions that the file wants of other libraries, as in `GLIBC_2.28` (LSB, "Symbol Versioning").
+    /// The versions that the file wants of other libraries, as in `GLIBC_2.28` (LSB, "Symbol
+    /// Versioning").
     pub fn wanted_versions(&self) -> Result<Vec<String>> {
         let (endian, data, sections) = (self.0.endian(), self.0.data(), self.0.elf_section_table());
         let mut versions = Vec::new();

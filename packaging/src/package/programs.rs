@@ -11,10 +11,17 @@ use crate::cargo::{self, target_directory};
 use crate::command::{command, wrote};
 use crate::install;
 
-pub const PROGRAMS: [&str; 5] = ["mpsd", "mpsctl", "mps-probe", "mps-prologue", "mps-epilogue"];
+pub const PROGRAMS: [&str; 5] = [
+    "mpsd",
+    "mpsctl",
+    "mps-probe",
+    "mps-prologue",
+    "mps-epilogue",
+];
 const SHIPPED: &str = "-p mpsd -p runner -p prologue -p epilogue -p spank";
 
-/// Newest version of the C library that a program may need: RHEL 8's, older than Debian 11's and Ubuntu 20.04's.
+/// Newest version of the C library that a program may need: RHEL 8's, older than Debian 11's and
+/// Ubuntu 20.04's.
 pub const GLIBC: (u32, u32) = (2, 28);
 
 /// An architecture that packages are made for.
@@ -77,7 +84,9 @@ pub struct Built {
 }
 
 pub fn everything(profile: Profile, machine: Machine) -> Result<Built> {
-    let status = build(profile, machine)?.status().context("cannot start cargo")?;
+    let status = build(profile, machine)?
+        .status()
+        .context("cannot start cargo")?;
     if !status.success() {
         bail!("'cargo zigbuild' for {} failed ({status})", machine.name());
     }
@@ -91,7 +100,10 @@ pub fn everything(profile: Profile, machine: Machine) -> Result<Built> {
 
 pub fn around(machine: Machine, programs: PathBuf) -> Result<Built> {
     let manual = target_directory()?.join("manual");
-    cargo::build(&format!("run --quiet --locked -p manual -- {}", manual.display()))?;
+    cargo::build(&format!(
+        "run --quiet --locked -p manual -- {}",
+        manual.display()
+    ))?;
     Ok(Built {
         machine,
         programs,
@@ -135,12 +147,14 @@ pub fn portable(profile: Profile, machine: Machine, verb: &str) -> Result<Comman
 
 const ARCHIVED: &str = include_str!("../../commit");
 
-/// The short name of the commit for `--version`: `MPSD_COMMIT`, or git's, or what `git archive` wrote into the source.
+/// The short name of the commit for `--version`: `MPSD_COMMIT`, or git's, or what `git archive`
+/// wrote into the source.
 fn commit() -> Option<String> {
     let of_git = || wrote(&mut command("git", "rev-parse --short=12 HEAD")).ok();
     let given = std::env::var("MPSD_COMMIT").ok().or_else(of_git);
     let name = given.unwrap_or_else(|| ARCHIVED.to_owned());
-    let is_name = !name.trim().is_empty() && name.trim().bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_name =
+        !name.trim().is_empty() && name.trim().bytes().all(|byte| byte.is_ascii_hexdigit());
     is_name.then(|| name.trim().chars().take(12).collect())
 }
 
@@ -172,7 +186,8 @@ fn crates(machine: Machine) -> Result<String> {
     }
 }
 
-/// `name v1.2.3 (proc-macro)<TAB>licence` as `name 1.2.3 licence`; our own crates, which have a path, are left out.
+/// `name v1.2.3 (proc-macro)<TAB>licence` as `name 1.2.3 licence`; our own crates, which have a
+/// path, are left out.
 fn crate_line(line: &str) -> Option<String> {
     let (package, licence) = line.split_once('\t')?;
     if package.contains("(/") {

@@ -22,8 +22,8 @@ pub struct Release {
     pub files: Vec<Staged>,
 }
 
-/// Moves a finished package to `out`. A package for all machines is made once with each machine's programs, under one
-/// name; it is refused if the two differ.
+/// Moves a finished package to `out`. A package for all machines is made once with each machine's
+/// programs, under one name; it is refused if the two differ.
 pub fn take_over(made: &Path, out: &Path) -> Result<PathBuf> {
     let file = out.join(made.file_name().context("a package without a name")?);
     if file.exists() && read(made)? != read(&file)? {

@@ -1,6 +1,6 @@
-//! `cargo xtask dist --repository DIR`: the signed repositories for apt and dnf. `DIR/mpsd.asc` is the public key,
-//! `DIR/apt` a flat repository (apt trusts the signed InRelease). `DIR/dnf` has `repodata/repomd.xml` and its
-//! signature. Older versions stay.
+//! `cargo xtask dist --repository DIR`: the signed repositories for apt and dnf. `DIR/mpsd.asc` is
+//! the public key, `DIR/apt` a flat repository (apt trusts the signed InRelease). `DIR/dnf` has
+//! `repodata/repomd.xml` and its signature. Older versions stay.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,11 @@ impl Repository<'_> {
         self.apt(&apt)?;
         quietly(command("/usr/bin/createrepo_c", "--quiet --no-database").arg(&dnf))?;
         let list = dnf.join("repodata/repomd.xml");
-        self.sign("--armor --detach-sign", &list, &list.with_extension("xml.asc"))?;
+        self.sign(
+            "--armor --detach-sign",
+            &list,
+            &list.with_extension("xml.asc"),
+        )?;
         write(
             &self.dir.join("mpsd.asc"),
             wrote(gpg().args(["--armor", "--export", self.key]))?,
@@ -58,14 +62,16 @@ impl Repository<'_> {
     }
 
     fn apt(&self, tree: &Path) -> Result<()> {
-        let index = wrote(command("/usr/bin/dpkg-scanpackages", "--multiversion .").current_dir(tree))?;
+        let index =
+            wrote(command("/usr/bin/dpkg-scanpackages", "--multiversion .").current_dir(tree))?;
         let (plain, packed, release) = (
             tree.join("Packages"),
             tree.join("Packages.gz"),
             tree.join("Release"),
         );
         if packed.exists() {
-            fs::remove_file(&packed).with_context(|| format!("cannot remove '{}'", packed.display()))?;
+            fs::remove_file(&packed)
+                .with_context(|| format!("cannot remove '{}'", packed.display()))?;
         }
         write(&plain, &index)?;
         gzip(&plain)?;

@@ -26,7 +26,11 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
     quietly(Command::new("cp").arg("-a").args([&release.tree, &tree]))?;
     let inside = |path: &str| tree.join(path.trim_start_matches('/'));
     rename(&inside(DEBIANS_ZSH), &inside(RPMS_ZSH))?;
-    for page in release.files.iter().filter(|file| file.path.starts_with(MAN)) {
+    for page in release
+        .files
+        .iter()
+        .filter(|file| file.path.starts_with(MAN))
+    {
         gzip(&inside(&page.path))?;
     }
     let spec = top.join("mpsd.spec");
@@ -43,7 +47,8 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
         &format!("_rpmdir {}", made.display()),
         "_rpmfilename %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
         "_buildhost localhost",
-        // Also for packages for all machines, so that they are the same wherever and for whichever machine they are built.
+        // Also for packages for all machines, so that they are the same wherever and for whichever
+        // machine they are built.
         "_target_platform linux",
         "optflags -O2",
         "use_source_date_epoch_as_buildtime 1",
@@ -64,7 +69,10 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
             Package::ALL.len()
         );
     }
-    packages.iter().map(|package| collect(package, out)).collect()
+    packages
+        .iter()
+        .map(|package| collect(package, out))
+        .collect()
 }
 
 fn collect(package: &Path, out: &Path) -> Result<PathBuf> {
@@ -76,8 +84,8 @@ fn collect(package: &Path, out: &Path) -> Result<PathBuf> {
     take_over(package, out)
 }
 
-/// Sets the machine's number in the lead, which rpm and its sums ignore. A package for all machines would have that of
-/// the machine that it was packed beside. x86_64's stands for all.
+/// Sets the machine's number in the lead, which rpm and its sums ignore. A package for all machines
+/// would have that of the machine that it was packed beside. x86_64's stands for all.
 fn settle_lead(package: &mut [u8]) -> Result<()> {
     const MAGIC: [u8; 4] = [0xed, 0xab, 0xee, 0xdb];
     if !package.starts_with(&MAGIC) {
@@ -113,9 +121,9 @@ fn files(release: &Release, package: Package) -> String {
         let ours = Path::new(&path).ancestors().skip(1);
         let ours = ours.filter(|directory| is_ours(directory));
         directories.extend(ours.map(|directory| format!("%dir {}", directory.display())));
-        let mode = file
-            .mode
-            .map_or(String::new(), |mode| format!("%attr({mode:04o},root,root) "));
+        let mode = file.mode.map_or(String::new(), |mode| {
+            format!("%attr({mode:04o},root,root) ")
+        });
         let kept = if path.starts_with("/etc/") {
             "%config(noreplace) "
         } else {
@@ -127,8 +135,8 @@ fn files(release: &Release, package: Package) -> String {
     lines.join("\n")
 }
 
-/// A directory with our name in its path leaves with the last package that has a file in it. So does enroot's, which
-/// exists for our file alone if enroot is not installed.
+/// A directory with our name in its path leaves with the last package that has a file in it. So
+/// does enroot's, which exists for our file alone if enroot is not installed.
 fn is_ours(directory: &Path) -> bool {
     directory
         .components()
@@ -141,8 +149,13 @@ mod tests {
 
     #[test]
     fn two_packages_that_differ_in_their_machine_alone_become_one() {
-        let packed_for =
-            |number: u8| [&[0xed, 0xab, 0xee, 0xdb, 3, 0, 0, 0, 0, number][..], b"mpsd-pbs"].concat();
+        let packed_for = |number: u8| {
+            [
+                &[0xed, 0xab, 0xee, 0xdb, 3, 0, 0, 0, 0, number][..],
+                b"mpsd-pbs",
+            ]
+            .concat()
+        };
         let mut arm = packed_for(19);
         settle_lead(&mut arm).unwrap();
         assert_eq!(arm, packed_for(1));

@@ -59,7 +59,8 @@ fn put(dir: &Path, entry: &Entry, built: &Built) -> Result<Staged> {
     make_dir(path.parent().context("no directory")?)?;
     let mode = (entry.kind != "link").then_some(entry.mode);
     match mode {
-        None => symlink(&entry.from, &path).with_context(|| format!("cannot link '{}'", path.display()))?,
+        None => symlink(&entry.from, &path)
+            .with_context(|| format!("cannot link '{}'", path.display()))?,
         Some(mode) => {
             write(&path, bytes(entry, built)?)?;
             fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
@@ -84,7 +85,10 @@ fn bytes(entry: &Entry, built: &Built) -> Result<Vec<u8>> {
         "man" => read(&built.manual.join("man").join(name)),
         "completion" => read(&built.manual.join("completions").join(from).join(name)),
         "crates" => Ok(built.crates.clone().into_bytes()),
-        kind => bail!("packaging/files.txt: '{}': no source is a '{kind}'", entry.to),
+        kind => bail!(
+            "packaging/files.txt: '{}': no source is a '{kind}'",
+            entry.to
+        ),
     }
 }
 
@@ -119,7 +123,10 @@ fn runs_there(name: &str, bytes: &[u8], machine: Machine) -> Result<()> {
 
 fn rendered(text: &[u8]) -> Result<Vec<u8>> {
     let text = std::str::from_utf8(text)?.replace("/usr/bin/mps-", "/usr/libexec/mpsd/mps-");
-    let text = text.replace("PROGRAMS = \"/usr/bin\"", "PROGRAMS = \"/usr/libexec/mpsd\"");
+    let text = text.replace(
+        "PROGRAMS = \"/usr/bin\"",
+        "PROGRAMS = \"/usr/libexec/mpsd\"",
+    );
     match text.contains("/usr/libexec/mpsd") {
         true => Ok(text.into_bytes()),
         false => bail!("the text names none of our programs"),
@@ -141,7 +148,9 @@ mod tests {
         );
         let other = [Machine::X86, Machine::Arm].map(why);
         assert!(
-            other.iter().any(|why| why.starts_with("'own' is not built for ")),
+            other
+                .iter()
+                .any(|why| why.starts_with("'own' is not built for ")),
             "{other:?}"
         );
     }

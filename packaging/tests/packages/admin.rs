@@ -1,5 +1,5 @@
-//! From the packages to a user's job by the guide's commands alone, in a Debian with real dpkg, systemd and Slurm and
-//! with simulated GPUs. Then restart, upgrade, remove, purge.
+//! From the packages to a user's job by the guide's commands alone, in a Debian with real dpkg,
+//! systemd and Slurm and with simulated GPUs. Then restart, upgrade, remove, purge.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,8 @@ use crate::machine::{Machine, bootable};
 use crate::root::Root;
 use crate::stopwatch::Stopwatch;
 use crate::{
-    BEFORE, NAMES, monitoring, older, open_to_all, package, packages, repository, said, skip, target, units,
+    BEFORE, NAMES, monitoring, older, open_to_all, package, packages, repository, said, skip,
+    target, units,
 };
 
 const UNITS: &str = "systemctl list-units --all --plain --no-legend 'mps*'";
@@ -109,7 +110,10 @@ fn install(cluster: &Machine, watch: &mut Stopwatch) {
     }
     enable(cluster, watch);
     for step in commands("fleets.md", "One configuration") {
-        assert!(cluster.administrator(&step).contains("deadline_s"), "{step}");
+        assert!(
+            cluster.administrator(&step).contains("deadline_s"),
+            "{step}"
+        );
     }
 }
 
@@ -156,7 +160,8 @@ fn simulate(cluster: &Machine) {
     fs::write(config, KEYS.to_owned() + &text).unwrap();
 }
 
-/// The guide's last command, run by the user: all is well. A client of the double replaces the probe, which needs a real CUDA.
+/// The guide's last command, run by the user: all is well. A client of the double replaces the
+/// probe, which needs a real CUDA.
 fn selftest(cluster: &mut Machine, watch: &mut Stopwatch) {
     cluster.idle();
     let probe = cluster.at("/usr/libexec/mpsd/mps-probe");
@@ -181,18 +186,27 @@ fn selftest(cluster: &mut Machine, watch: &mut Stopwatch) {
 fn are_under_mps(records: &[Record], uid: u32) {
     for record in records {
         assert!(record.under_mps && record.error.is_none(), "{record:?}");
-        assert_eq!((record.uid, record.sms), (Some(uid), Some(32)), "{record:?}");
+        assert_eq!(
+            (record.uid, record.sms),
+            (Some(uid), Some(32)),
+            "{record:?}"
+        );
         assert_eq!(record.daemon_pid, records[0].daemon_pid, "{record:?}");
         let pipe = format!("/run/mpsd/jobs/{}/pipe", record.job.as_deref().unwrap());
         assert_eq!(record.pipe_directory, Some(pipe), "{record:?}");
-        // The node's first GPU has the same number with and without its daemon; another is named by its UUID.
+        // The node's first GPU has the same number with and without its daemon; another is named by
+        // its UUID.
         let visible = record.visible.as_deref().unwrap_or_default();
         assert!(["0", &record.uuids[0]].contains(&visible), "{record:?}");
     }
 }
 
 fn uid(cluster: &Machine) -> u32 {
-    cluster.run(&format!("id -u {USER}")).trim().parse().unwrap()
+    cluster
+        .run(&format!("id -u {USER}"))
+        .trim()
+        .parse()
+        .unwrap()
 }
 
 fn jobs(cluster: &mut Machine) -> String {
@@ -236,7 +250,10 @@ fn quick_start(cluster: &mut Machine) {
         let tasks = tasks.map_or(8, |(_, rest)| rest[..1].parse().unwrap());
         assert_eq!(records.len(), tasks, "{line}: {wrote}");
         for record in &records {
-            assert!(record.under_mps && record.error.is_none(), "{line}: {record:?}");
+            assert!(
+                record.under_mps && record.error.is_none(),
+                "{line}: {record:?}"
+            );
             assert_eq!(record.uid, Some(uid(cluster)), "{line}: {record:?}");
         }
         cluster.nothing_is_left();
@@ -244,7 +261,8 @@ fn quick_start(cluster: &mut Machine) {
     cluster.run(&format!("cd /home/{USER}; rm solver job.sh slurm-*.out"));
 }
 
-/// pam_slurm_adopt put the shell into the job and leaves it only the job's cgroup, so the profile script tells it.
+/// pam_slurm_adopt put the shell into the job and leaves it only the job's cgroup, so the profile
+/// script tells it.
 fn a_shell_of_ssh_is_told(cluster: &Machine) {
     let shell = |words: &str, job: &str| {
         let line = format!(
@@ -268,7 +286,8 @@ fn a_shell_of_ssh_is_told(cluster: &Machine) {
     }
 }
 
-/// The guide's questions to the journal find `job`, which had MPS. A forged entry of a user is no answer.
+/// The guide's questions to the journal find `job`, which had MPS. A forged entry of a user is no
+/// answer.
 fn who_had_mps(cluster: &Machine, job: &str) {
     let fields = format!("MESSAGE=forged\\nMPSD_EVENT=begin\\nMPSD_JOB={job}\\nMPSD_UID=1000\\n");
     let forged = format!("printf '{fields}' | logger --journald");
@@ -293,7 +312,8 @@ fn who_had_mps(cluster: &Machine, job: &str) {
     }
 }
 
-/// The bundle of a node on which jobs ran has the lines of the checks and of our programs. Only root can read it.
+/// The bundle of a node on which jobs ran has the lines of the checks and of our programs. Only
+/// root can read it.
 fn report_a_problem(cluster: &Machine) {
     for step in commands("troubleshooting.md", "To report a problem") {
         cluster.administrator(&step);
@@ -315,7 +335,10 @@ fn restart_and_upgrade(cluster: &mut Machine, note: &Path) {
     let home = format!("0::/system.slice/mpsd.service/{job}");
     let lives = |cluster: &Machine, when: &str| {
         let cgroup = cluster.run(&format!("cat /proc/{daemon}/cgroup"));
-        assert!(cgroup.lines().any(|line| line == home), "{when}: '{cgroup}'");
+        assert!(
+            cgroup.lines().any(|line| line == home),
+            "{when}: '{cgroup}'"
+        );
         let jobs = listed(&cluster.at("/run/mpsd/jobs"));
         assert!(jobs.contains(&job), "{when}: {jobs:?}");
     };
@@ -343,15 +366,22 @@ fn restart_and_upgrade(cluster: &mut Machine, note: &Path) {
     lives(cluster, "after the upgrade");
     cluster.run("systemctl restart mpsd.service; systemctl start mpsd-reconcile.service");
     lives(cluster, "after a restart of the newer units");
-    assert!(srun.try_wait().unwrap().is_none(), "the upgrade ended the job");
+    assert!(
+        srun.try_wait().unwrap().is_none(),
+        "the upgrade ended the job"
+    );
 
     cluster.cancel(&job, srun);
     cluster.nothing_is_left();
-    are_under_mps(&cluster.clients(&[&QUARTER[..], &["-n2"]].concat()), uid(cluster));
+    are_under_mps(
+        &cluster.clients(&[&QUARTER[..], &["-n2"]].concat()),
+        uid(cluster),
+    );
     cluster.nothing_is_left();
 }
 
-/// The older packages are installed over the newer ones, by the guide. A job has its MPS, and nothing was restarted.
+/// The older packages are installed over the newer ones, by the guide. A job has its MPS, and
+/// nothing was restarted.
 fn go_back(cluster: &mut Machine) {
     let since = "systemctl show --property=ExecMainStartTimestampMonotonic slurmd mpsd.service";
     let state = |cluster: &Machine| {
@@ -377,7 +407,8 @@ fn go_back(cluster: &mut Machine) {
     cluster.nothing_is_left();
 }
 
-/// A running job's end needs the installed files. Each of these removals names the job, which ends as if none had been tried.
+/// A running job's end needs the installed files. Each of these removals names the job, which ends
+/// as if none had been tried.
 fn nothing_goes_while_a_job_runs(cluster: &mut Machine, note: &Path, removals: &[&str]) {
     let (srun, record) = cluster.holding(note);
     let job = record.job.unwrap();

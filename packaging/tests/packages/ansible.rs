@@ -1,4 +1,5 @@
-//! The Ansible role on a booted Debian: the first run changes something, a second run nothing; then an upgrade and the removal.
+//! The Ansible role on a booted Debian: the first run changes something, a second run nothing; then
+//! an upgrade and the removal.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +14,9 @@ use crate::install::distribution;
 use crate::machine::{Cgroup, HOST, Machine, bootable};
 use crate::root::Root;
 use crate::stopwatch::Laps;
-use crate::{debian, guide, kept, older, open_to_all, package, repository, said, skip, target, try_run};
+use crate::{
+    debian, guide, kept, older, open_to_all, package, repository, said, skip, target, try_run,
+};
 
 /// ansible-core, which needs Python 3.11 here and 3.8 there, and what it needs.
 const ANSIBLE: &str = include_str!("../../python/ansible.txt");
@@ -29,7 +32,8 @@ fn ansible() -> Result<PathBuf, String> {
         try_run(Command::new("python3").args(["-m", "venv"]).arg(home))?;
         let words = "-m pip install --quiet --disable-pip-version-check --only-binary=:all: --require-hashes --requirement";
         let mut pip = Command::new("timeout");
-        pip.args(["--kill-after=5", LIMIT]).arg(home.join("bin/python"));
+        pip.args(["--kill-after=5", LIMIT])
+            .arg(home.join("bin/python"));
         try_run(pip.args(words.split(' ')).arg(list))
     };
     let made = MADE.get_or_init(|| kept("ansible", ANSIBLE, make));
@@ -54,7 +58,8 @@ impl Control {
         fs::create_dir_all(&place).unwrap();
         let variables = "PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8";
         // ssh's last two words are the host and the command.
-        let mut text = "#!/bin/sh\nfor word; do host=$last; last=$word; done\ncase $host in\n".to_owned();
+        let mut text =
+            "#!/bin/sh\nfor word; do host=$last; last=$word; done\ncase $host in\n".to_owned();
         for (host, enter) in hosts {
             let words = std::iter::once(enter.get_program()).chain(enter.get_args());
             let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
@@ -113,7 +118,13 @@ impl Control {
         let text = said(&output);
         assert!(output.status.success(), "{text}");
         let recaps = text.split("changed=").skip(1);
-        let counts = recaps.map(|rest| rest.split_whitespace().next().unwrap().parse::<u32>().unwrap());
+        let counts = recaps.map(|rest| {
+            rest.split_whitespace()
+                .next()
+                .unwrap()
+                .parse::<u32>()
+                .unwrap()
+        });
         let counts: Vec<u32> = counts.collect();
         assert_eq!(counts.len(), self.inventory.matches(',').count(), "{text}");
         (counts.iter().sum(), text)
@@ -195,7 +206,11 @@ fn the_ansible_role_installs_upgrades_and_removes() {
             2,
             "{versions}{told}"
         );
-        let is_26 = |cluster: &Machine| cluster.run("mpsctl config show").contains("deadline_s = 26");
+        let is_26 = |cluster: &Machine| {
+            cluster
+                .run("mpsctl config show")
+                .contains("deadline_s = 26")
+        };
         assert!(is_26(&cluster), "{told}");
         control.changes_nothing(&variables);
 
@@ -218,8 +233,8 @@ fn the_ansible_role_installs_upgrades_and_removes() {
     });
 }
 
-/// Three nodes by one play, as in the first hour of a cluster: first nothing, then jobs on all nodes. Then a health
-/// check drains the node that cannot run them.
+/// Three nodes by one play, as in the first hour of a cluster: first nothing, then jobs on all
+/// nodes. Then a health check drains the node that cannot run them.
 #[test]
 fn the_ansible_role_enables_three_nodes_and_a_health_check_drains_one() {
     repository::repository();
@@ -245,7 +260,9 @@ fn the_ansible_role_enables_three_nodes_and_a_health_check_drains_one() {
                     let _vendor = cluster::configure_of_three(root, at, HEALTH);
                     repository::place(root);
                     root.write("/etc/apt/sources.list", "");
-                    booted.send((at, Machine::boot_as(name, root, cgroup))).unwrap();
+                    booted
+                        .send((at, Machine::boot_as(name, root, cgroup)))
+                        .unwrap();
                     let _ = ended.recv();
                 });
             });
@@ -315,7 +332,11 @@ fn of_three(mut machines: Vec<Machine>, bin: PathBuf) {
     }
     let config = machines[2].at("/etc/mpsd/mpsd.toml");
     let sound = fs::read_to_string(&config).unwrap();
-    fs::write(&config, sound.replace("nvidia-cuda-mps-control", "not-there")).unwrap();
+    fs::write(
+        &config,
+        sound.replace("nvidia-cuda-mps-control", "not-there"),
+    )
+    .unwrap();
     watch.lap("");
     nodes(&mut machines, "drained", 1);
     watch.lap("health_check_s");
@@ -351,17 +372,23 @@ fn batch_scripts(machines: &mut [Machine]) {
         .zip([2, 1])
     {
         put(&machines[0], "job.sh", script);
-        let wrote = machines[0].user("rm -f slurm-*.out; sbatch --wait job.sh >&2; cat slurm-*.out");
+        let wrote =
+            machines[0].user("rm -f slurm-*.out; sbatch --wait job.sh >&2; cat slurm-*.out");
         let records = Record::all(&wrote).unwrap();
         let on: BTreeSet<_> = records.iter().map(|record| &record.uuids).collect();
         let attached = records
             .iter()
             .filter(|record| record.under_mps && record.error.is_none());
-        assert_eq!((attached.count(), on.len()), (8, nodes), "{script}{records:?}");
+        assert_eq!(
+            (attached.count(), on.len()),
+            (8, nodes),
+            "{script}{records:?}"
+        );
     }
 }
 
-/// Stands for a mom: its lock, and its log's line when it reads its configuration (docs/facts/pbs.md#environment-into-the-job).
+/// Stands for a mom: its lock, and its log's line when it reads its configuration
+/// (docs/facts/pbs.md#environment-into-the-job).
 const MOM: &str = r#"#!/bin/bash
 home=/var/spool/torque
 mkdir -p $home/mom_logs $home/mom_priv
@@ -388,7 +415,8 @@ fn pbs(root: &Root) {
     root.write(&format!("/var/srv/pbs/nodes/{HOST}"), "free\n");
     root.write("/usr/local/sbin/pbs_mom", MOM);
     root.run("chmod 755 /usr/local/sbin/pbs_mom");
-    let unit = "[Service]\nExecStart=/usr/local/sbin/pbs_mom\n[Install]\nWantedBy=multi-user.target\n";
+    let unit =
+        "[Service]\nExecStart=/usr/local/sbin/pbs_mom\n[Install]\nWantedBy=multi-user.target\n";
     root.write("/etc/systemd/system/pbs_mom.service", unit);
     root.run("systemctl enable pbs_mom.service");
 }
@@ -419,7 +447,11 @@ fn the_ansible_role_enables_torque_and_openpbs_and_removes_them() {
                 machine.run("systemctl stop pbs_mom");
                 fs::remove_dir_all(machine.at("/var/spool/torque")).unwrap();
                 fs::create_dir_all(machine.at("/var/spool/pbs/mom_priv")).unwrap();
-                fs::write(machine.at("/var/spool/pbs/mom_priv/config"), "$logevent 255\n").unwrap();
+                fs::write(
+                    machine.at("/var/spool/pbs/mom_priv/config"),
+                    "$logevent 255\n",
+                )
+                .unwrap();
                 let conf = "PBS_SERVER=gpu001\nPBS_HOME=/var/spool/pbs\nPBS_EXEC=/opt/pbs\n";
                 fs::write(machine.at("/etc/pbs.conf"), conf).unwrap();
             }
@@ -438,7 +470,10 @@ fn the_ansible_role_enables_torque_and_openpbs_and_removes_them() {
             let mut away = variables.clone();
             away["mpsd_state"] = "absent".into();
             let (changed, told) = control.changes(&away);
-            assert!(changed >= 2 && !machine.at("/usr/bin/mpsctl").exists(), "{told}");
+            assert!(
+                changed >= 2 && !machine.at("/usr/bin/mpsctl").exists(),
+                "{told}"
+            );
             assert_eq!(ours(), "", "{told}");
             control.changes_nothing(&away);
         }
@@ -475,9 +510,13 @@ fn the_ansible_role_installs_with_dnf() {
         root.run("rpm --query mpsd");
         assert!(root.run("mpsctl config show").contains("deadline_s = 25"));
         control.changes_nothing(&variables);
-        let away = serde_json::json!({"mpsd_manager": "dnf", "mpsd_dnf": "dnf4", "mpsd_state": "absent"});
+        let away =
+            serde_json::json!({"mpsd_manager": "dnf", "mpsd_dnf": "dnf4", "mpsd_state": "absent"});
         let (changed, told) = control.changes(&away);
-        assert!(changed >= 1 && !root.at("/usr/bin/mpsctl").exists(), "{told}");
+        assert!(
+            changed >= 1 && !root.at("/usr/bin/mpsctl").exists(),
+            "{told}"
+        );
         control.changes_nothing(&away);
     });
 }

@@ -1,4 +1,5 @@
-//! The packages for arm64 under emulation: they install, run, and say the same as x86_64's. qemu has no seccomp and no Landlock.
+//! The packages for arm64 under emulation: they install, run, and say the same as x86_64's. qemu
+//! has no seccomp and no Landlock.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,8 @@ const EXPORTED: &str = "plugin_name plugin_type slurm_spank_init slurm_spank_ini
 const INSTALLED: &str = "Package: libc6\nStatus: install ok installed\nPriority: optional\nSection: libs\nMaintainer: none\n\
                          Architecture: arm64\nMulti-Arch: same\nVersion: 2.36-9\nDescription: none\n\n";
 
-/// The directory with arm64's packages, made by the first caller; `None` if the machine lacks Rust's library for it.
+/// The directory with arm64's packages, made by the first caller; `None` if the machine lacks
+/// Rust's library for it.
 pub fn made() -> Option<&'static Path> {
     static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
@@ -34,9 +36,12 @@ pub fn made() -> Option<&'static Path> {
         let rustc = rustc.args(["--print", "target-libdir", "--target", TRIPLE]);
         let rustc = rustc.output();
         let library = String::from_utf8(rustc.ok()?.stdout).ok()?;
-        Path::new(library.trim())
-            .is_dir()
-            .then(|| dist("packages-arm64", &["--target", "aarch64", "--quick", "aarch64"]))
+        Path::new(library.trim()).is_dir().then(|| {
+            dist(
+                "packages-arm64",
+                &["--target", "aarch64", "--quick", "aarch64"],
+            )
+        })
     });
     made.as_deref()
 }
@@ -78,7 +83,8 @@ fn with_system(name: &'static str, body: impl FnOnce(&Root) + Send + 'static) {
 /// The place of the simulated node in both systems, from which its NVML answers.
 const VENDOR: &str = "/opt/vendor";
 
-/// What x86_64's programs and arm64's must answer alike, each with its exit code. None of it leaves anything.
+/// What x86_64's programs and arm64's must answer alike, each with its exit code. None of it leaves
+/// anything.
 const SAID: [&str; 18] = [
     "mpsctl --version",
     "/usr/libexec/mpsd/mpsd --help",
@@ -120,15 +126,20 @@ fn said_by(root: &Root) -> Vec<String> {
 /// The simulated node's NVML, built for this machine or the other.
 fn vendor(root: &Root, library: Option<&Path>) -> NodeDouble {
     let node = NodeDouble::builder().name("n1").gpus(2, "NVIDIA H200");
-    let node = node.at(root.at(VENDOR)).programs(doubles()).build().unwrap();
+    let node = node
+        .at(root.at(VENDOR))
+        .programs(doubles())
+        .build()
+        .unwrap();
     if let Some(library) = library {
         let place = root.at(&format!("{VENDOR}/libnvidia-ml.so.1"));
         fs::remove_file(&place).unwrap();
         fs::copy(library, place).unwrap();
     }
     open_to_all(&root.at("/opt"));
-    let lines =
-        format!("nvml = \"{VENDOR}/libnvidia-ml.so.1\"\ncontrol = \"{VENDOR}/nvidia-cuda-mps-control\"\n");
+    let lines = format!(
+        "nvml = \"{VENDOR}/libnvidia-ml.so.1\"\ncontrol = \"{VENDOR}/nvidia-cuda-mps-control\"\n"
+    );
     root.write("/etc/mpsd/mpsd.toml", &lines);
     let users = "root:x:0:0::/root:/bin/sh\nalice:x:4711:4711::/home/alice:/bin/sh\n";
     root.write("/etc/passwd", users);
@@ -180,7 +191,8 @@ fn slurm_for_arm64() -> PathBuf {
     library
 }
 
-/// Loads it as Slurm does, by dlopen(3): the stamp is the release's, and each function that Slurm calls is there.
+/// Loads it as Slurm does, by dlopen(3): the stamp is the release's, and each function that Slurm
+/// calls is there.
 const LOAD: &str = r#"
     use DynaLoader;
     my ($slurm, $file, $stamp, @names) = @ARGV;
@@ -216,7 +228,11 @@ fn the_debian_packages_install_run_and_leave() {
         root.write("/var/lib/dpkg/status", INSTALLED);
         root.write("/var/lib/dpkg/available", "");
         put_foreign(root);
-        take(root, "dpkg --install", &NAMES.map(|name| package(name, ".deb")));
+        take(
+            root,
+            "dpkg --install",
+            &NAMES.map(|name| package(name, ".deb")),
+        );
         programs_run(root);
         nothing_is_active(root);
         programs_say_what_x86_says(root, &library, &x86);
@@ -232,7 +248,11 @@ fn the_rpm_packages_install_run_and_leave() {
     with_system("RPM", |root| {
         put_foreign(root);
         distribution(root);
-        take(root, "rpm --install", &NAMES.map(|name| package(name, ".rpm")));
+        take(
+            root,
+            "rpm --install",
+            &NAMES.map(|name| package(name, ".rpm")),
+        );
         programs_run(root);
         nothing_is_active(root);
         root.run("rpm --verify mpsd mpsd-slurm mpsd-pbs");

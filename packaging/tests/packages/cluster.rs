@@ -1,4 +1,5 @@
-//! A site's cluster without us, of one node or three: Debian's Slurm, two simulated GPUs on each node, one user.
+//! A site's cluster without us, of one node or three: Debian's Slurm, two simulated GPUs on each
+//! node, one user.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -15,11 +16,11 @@ pub const USER: &str = "worker";
 pub const VENDOR: &str = "/var/opt/vendor";
 pub const CLIENT: [&str; 3] = ["/var/opt/vendor/fake-cuda-client", "--node", VENDOR];
 /// The vendor's parts in the configuration: the only difference from a node with GPUs.
-pub const KEYS: &str =
-    "control = \"/var/opt/vendor/nvidia-cuda-mps-control\"\nnvml = \"/var/opt/vendor/libnvidia-ml.so.1\"\n";
+pub const KEYS: &str = "control = \"/var/opt/vendor/nvidia-cuda-mps-control\"\nnvml = \"/var/opt/vendor/libnvidia-ml.so.1\"\n";
 pub const QUARTER: [&str; 3] = ["--gres=gpu:1", "--mps", "--mps-threads=25"];
 
-/// The rest is Debian's or Slurm's default. No cgroups for jobs: a systemd in a container gives none.
+/// The rest is Debian's or Slurm's default. No cgroups for jobs: a systemd in a container gives
+/// none.
 const SLURM: &str = "\
 ClusterName=site
 SlurmctldHost=gpu001
@@ -70,7 +71,9 @@ pub fn configure_of_three(root: &Root, at: usize, lines: &str) -> NodeDouble {
 pub fn connect(machines: &[Machine]) {
     let ip = |of: &Machine, line: &str| {
         let mut command = Command::new("nsenter");
-        command.arg(format!("--net={}", of.network().display())).arg("ip");
+        command
+            .arg(format!("--net={}", of.network().display()))
+            .arg("ip");
         run(command.args(line.split(' ')));
     };
     let first = &machines[0];
@@ -96,7 +99,8 @@ fn slurm(root: &Root, conf: &str) {
         "/etc/slurm/gres.conf",
         "AutoDetect=off\nName=gpu File=/dev/nvidia[0-1]\n",
     );
-    // Slurm's plugin for v2 does not load if the machine below also has v1; nothing here uses either.
+    // Slurm's plugin for v2 does not load if the machine below also has v1; nothing here uses
+    // either.
     root.write("/etc/slurm/cgroup.conf", "CgroupPlugin=cgroup/v1\n");
     root.run(&format!("useradd --create-home {USER}"));
     root.run("install -d -o slurm /var/lib/slurm/slurmctld");
@@ -104,13 +108,20 @@ fn slurm(root: &Root, conf: &str) {
 
 /// The simulated GPUs alone, on a node with a name.
 pub fn vendor(root: &Root) -> NodeDouble {
-    root.write("/etc/hosts", &format!("127.0.0.1 localhost\n127.0.1.1 {HOST}\n"));
+    root.write(
+        "/etc/hosts",
+        &format!("127.0.0.1 localhost\n127.0.1.1 {HOST}\n"),
+    );
     gpus(root, HOST)
 }
 
 fn gpus(root: &Root, name: &str) -> NodeDouble {
     let vendor = NodeDouble::builder().name(name).gpus(2, "NVIDIA H200");
-    let vendor = vendor.at(root.at(VENDOR)).programs(doubles()).build().unwrap();
+    let vendor = vendor
+        .at(root.at(VENDOR))
+        .programs(doubles())
+        .build()
+        .unwrap();
     open_to_all(&root.at("/opt"));
     vendor
 }
@@ -134,7 +145,13 @@ impl Machine {
     }
 
     pub fn srun(&self, words: &[&str]) -> Command {
-        self.command(&[&["runuser", "-u", USER, "--", "srun", "--chdir=/tmp"], words].concat())
+        self.command(
+            &[
+                &["runuser", "-u", USER, "--", "srun", "--chdir=/tmp"],
+                words,
+            ]
+            .concat(),
+        )
     }
 
     #[track_caller]
@@ -155,7 +172,8 @@ impl Machine {
         Record::all(&String::from_utf8(output.stdout).unwrap()).unwrap()
     }
 
-    /// Starts a client with a quarter of a GPU that stays until the job is ended. Returns the command and the client's record.
+    /// Starts a client with a quarter of a GPU that stays until the job is ended. Returns the
+    /// command and the client's record.
     pub fn holding(&mut self, note: &Path) -> (Child, Record) {
         let file = File::create(note).unwrap();
         let words = [&QUARTER[..], &CLIENT, &["--hold", "240"]].concat();
@@ -195,11 +213,15 @@ impl Machine {
                 .iter()
                 .map(|name| format!("{VENDOR}/{name}")),
         );
-        assert!(files.iter().any(|file| file.ends_with("/mpsd")), "{files:?}");
+        assert!(
+            files.iter().any(|file| file.ends_with("/mpsd")),
+            "{files:?}"
+        );
         files
     }
 
-    /// The node has no process, directory, cgroup or drain of a job's MPS, and the GPUs have their former mode.
+    /// The node has no process, directory, cgroup or drain of a job's MPS, and the GPUs have their
+    /// former mode.
     #[track_caller]
     pub fn nothing_is_left(&mut self) {
         self.idle();
@@ -222,16 +244,21 @@ impl Machine {
             assert_eq!(text, "default\n", "{mode}");
         }
         let failed = self.run("systemctl --failed --plain --no-legend");
-        assert!(!failed.contains("mps") && !failed.contains("slurm"), "{failed}");
+        assert!(
+            !failed.contains("mps") && !failed.contains("slurm"),
+            "{failed}"
+        );
     }
 }
 
-/// The running files, a path a line, that are among `programs`. For a process with mounts of its own the kernel may
-/// show anything before the path; after an upgrade ` (deleted)` follows it.
+/// The running files, a path a line, that are among `programs`. For a process with mounts of its
+/// own the kernel may show anything before the path; after an upgrade ` (deleted)` follows it.
 fn running_of<'a>(programs: &[String], running: &'a str) -> Vec<&'a str> {
     let is_one = |file: &&str| {
         let file = file.strip_suffix(" (deleted)").unwrap_or(file);
-        programs.iter().any(|program| file.ends_with(program.as_str()))
+        programs
+            .iter()
+            .any(|program| file.ends_with(program.as_str()))
     };
     running.lines().filter(is_one).collect()
 }

@@ -1,5 +1,6 @@
-//! A real rootless Podman with crun, from Debian's packages. A container with the options of `mpsctl env --container` is under
-//! its job's MPS; a container without them is not. The packages lie over /usr and /etc in the container's own namespaces.
+//! A real rootless Podman with crun, from Debian's packages. A container with the options of
+//! `mpsctl env --container` is under its job's MPS; a container without them is not. The packages
+//! lie over /usr and /etc in the container's own namespaces.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -25,8 +26,8 @@ const PACKAGES: [&str; 8] = [
     "golang-github-containers-common",
 ];
 const JOB: &str = "4711.srv";
-/// The job's script is `$0`. Only cgroup v2, because crun refuses if v1 is beside it; without this machine's
-/// /etc/containers. Podman leaves its user's lock in /dev/shm.
+/// The job's script is `$0`. Only cgroup v2, because crun refuses if v1 is beside it; without this
+/// machine's /etc/containers. Podman leaves its user's lock in /dev/shm.
 const INSIDE: &str = r#"
 mount --make-rshared /
 mount -t tmpfs -o mode=1777 shm /dev/shm
@@ -40,7 +41,9 @@ setpriv --reuid "$AS" --regid nogroup --clear-groups sh -ec "$0"
 
 /// The directory with the packages, unpacked; why they cannot be had.
 fn unpacked() -> Result<PathBuf, String> {
-    let made = kept("podman", &PACKAGES.join(" "), |place| unpack(place, &PACKAGES))?;
+    let made = kept("podman", &PACKAGES.join(" "), |place| {
+        unpack(place, &PACKAGES)
+    })?;
     Ok(made.join("root"))
 }
 
@@ -61,19 +64,24 @@ impl Bed {
             fs::create_dir(place.path("home/image").join(dir)).unwrap();
         }
         for link in ["bin", "lib", "lib64", "sbin"] {
-            std::os::unix::fs::symlink(format!("usr/{link}"), place.path("home/image").join(link)).unwrap();
+            std::os::unix::fs::symlink(format!("usr/{link}"), place.path("home/image").join(link))
+                .unwrap();
         }
         let own = format!("{USER}:nogroup");
-        run(Command::new("chown").args(["-R", &own]).arg(place.path("home")));
+        run(Command::new("chown")
+            .args(["-R", &own])
+            .arg(place.path("home")));
         place.begin(JOB, "MPS=true,MPS_THREADS=25", "0");
         Bed { place, packages }
     }
 
-    /// A command of the job's script. An alias has the site's words for Podman: no subordinate ids, cgroups, or image.
+    /// A command of the job's script. An alias has the site's words for Podman: no subordinate ids,
+    /// cgroups, or image.
     fn script(&self, line: &str) -> Ran {
         let place = &self.place;
         let node = place.node.dir().display();
-        // Podman joins the namespace of the process that an earlier run wrote down. That pid is another process here.
+        // Podman joins the namespace of the process that an earlier run wrote down. That pid is
+        // another process here.
         let podman = format!(
             "rm -f \"$XDG_RUNTIME_DIR/libpod/tmp/pause.pid\"\n\
              podman() {{ [ \"$1\" = run ] && shift; command podman --root \"$HOME/store\" --runroot \"$HOME/run/pods\" \
@@ -93,7 +101,10 @@ impl Bed {
             .env("HOME", place.path("home"))
             .env("XDG_RUNTIME_DIR", place.path("home/run"))
             .env("PBS_JOBID", JOB);
-        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", place.path("bin").display());
+        let path = format!(
+            "{}:/usr/sbin:/usr/bin:/sbin:/bin",
+            place.path("bin").display()
+        );
         command.env("PATH", path);
         finish(command)
     }
@@ -109,7 +120,10 @@ impl Bed {
             "podman run {options} {} {client} --node {node}",
             self.rootfs()
         ));
-        let record = ran.out.lines().find_map(|line| serde_json::from_str(line).ok());
+        let record = ran
+            .out
+            .lines()
+            .find_map(|line| serde_json::from_str(line).ok());
         record.unwrap_or_else(|| panic!("{ran:?}"))
     }
 }

@@ -29,7 +29,8 @@ fn deb_files(package: &Path) -> Vec<String> {
     lines
 }
 
-/// The list without the guide, which is all of docs/: a new page is no change of the packages' shape.
+/// The list without the guide, which is all of docs/: a new page is no change of the packages'
+/// shape.
 fn without_guide(list: &str) -> String {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let files = |folder: &str| {
@@ -63,8 +64,12 @@ fn compare(name: &str, text: &str) -> Option<String> {
         return None;
     }
     fs::write(&new, text).unwrap();
-    let (old, now): (BTreeSet<&str>, BTreeSet<&str>) = (recorded.lines().collect(), text.lines().collect());
-    let (gone, more): (Vec<_>, Vec<_>) = (old.difference(&now).collect(), now.difference(&old).collect());
+    let (old, now): (BTreeSet<&str>, BTreeSet<&str>) =
+        (recorded.lines().collect(), text.lines().collect());
+    let (gone, more): (Vec<_>, Vec<_>) = (
+        old.difference(&now).collect(),
+        now.difference(&old).collect(),
+    );
     let file = new.display();
     Some(format!(
         "the files of {name} changed; if meant so, rename '{file}'\ngone: {gone:#?}\nnew: {more:#?}"
@@ -84,7 +89,10 @@ fn the_files_of_the_packages_are_the_recorded_ones() {
         let control: BTreeSet<String> = control.collect();
         let control = Vec::from_iter(control).join(" ");
         let kept = fs::read_to_string(dir.join("conffiles")).unwrap_or_default();
-        let lists = [deb_files(&deb).join("\n"), rpm(&package(name, ".rpm"), FILES)];
+        let lists = [
+            deb_files(&deb).join("\n"),
+            rpm(&package(name, ".rpm"), FILES),
+        ];
         let [files, of_rpm] = match name {
             "mpsd" => lists.map(|list| without_guide(&list)),
             _ => lists,
@@ -96,11 +104,15 @@ fn the_files_of_the_packages_are_the_recorded_ones() {
     assert!(changed.is_empty(), "{}", changed.join("\n"));
 }
 
-/// The same files in both machines' packages, the same dependencies, and the same bytes in what is for every machine.
+/// The same files in both machines' packages, the same dependencies, and the same bytes in what is
+/// for every machine.
 #[test]
 fn arm64_has_the_same_files() {
     if arm64::made().is_none() {
-        return skip("packages for arm64", "Rust's library for it is not installed");
+        return skip(
+            "packages for arm64",
+            "Rust's library for it is not installed",
+        );
     }
     for name in NAMES {
         let deb = |path: PathBuf| {
@@ -123,13 +135,16 @@ fn arm64_has_the_same_files() {
             "{name}"
         );
     }
-    let debs = [arm64::package, package].map(|package| fs::read(package("mpsd-pbs", ".deb")).unwrap());
+    let debs =
+        [arm64::package, package].map(|package| fs::read(package("mpsd-pbs", ".deb")).unwrap());
     assert!(
         debs[0] == debs[1],
         "mpsd-pbs.deb is not the same for both machines"
     );
-    // An RPM names in its header the machine on which, or for which, it was made. This is the sum of its files.
-    let sums = [arm64::package, package].map(|package| rpm(&package("mpsd-pbs", ".rpm"), "%{PAYLOADDIGEST}"));
+    // An RPM names in its header the machine on which, or for which, it was made. This is the sum
+    // of its files.
+    let sums = [arm64::package, package]
+        .map(|package| rpm(&package("mpsd-pbs", ".rpm"), "%{PAYLOADDIGEST}"));
     assert!(sums[0].len() == 64 && sums[0] == sums[1], "{sums:?}");
 }
 
@@ -144,7 +159,10 @@ fn the_sums_are_the_packages() {
 
 fn machines() -> Vec<Vec<PathBuf>> {
     let arm = arm64::made().map(|_| unpacked(arm64::package));
-    [Some(unpacked(package)), arm].into_iter().flatten().collect()
+    [Some(unpacked(package)), arm]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Checked by another program than at staging.
@@ -154,7 +172,9 @@ fn no_program_needs_a_newer_c_library_or_names_this_machine() {
     for programs in machines() {
         assert_eq!(programs.len(), 6 + 8);
         for path in programs {
-            let symbols = run(Command::new("readelf").args(["--dyn-syms", "--wide"]).arg(&path));
+            let symbols = run(Command::new("readelf")
+                .args(["--dyn-syms", "--wide"])
+                .arg(&path));
             let versions = symbols.split(['@', ' ', '\n']);
             let versions = versions.filter_map(|word| word.strip_prefix("GLIBC_2."));
             let newest = versions
@@ -183,11 +203,19 @@ fn the_plugins_differ_in_their_stamp_alone() {
         let first = fs::read(&plugins[0]).unwrap();
         let mut stamps = BTreeSet::new();
         for path in &plugins {
-            let release = path.parent().unwrap().file_name().unwrap().to_str().unwrap();
+            let release = path
+                .parent()
+                .unwrap()
+                .file_name()
+                .unwrap()
+                .to_str()
+                .unwrap();
             let stamp = stamp(release);
             let bytes = fs::read(path).unwrap();
             assert_eq!(bytes.len(), first.len());
-            let differing: Vec<usize> = (0..first.len()).filter(|at| first[*at] != bytes[*at]).collect();
+            let differing: Vec<usize> = (0..first.len())
+                .filter(|at| first[*at] != bytes[*at])
+                .collect();
             if let (Some(start), Some(end)) = (differing.first(), differing.last()) {
                 assert!(end - start < 4, "{release}: {differing:?}");
             }

@@ -1,17 +1,18 @@
-//! A Debian made by debootstrap, with systemd and Slurm from Debian's packages. It is made once and kept in the target
-//! directory; each test gets a copy.
+//! A Debian made by debootstrap, with systemd and Slurm from Debian's packages. It is made once and
+//! kept in the target directory; each test gets a copy.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{kept, try_run};
 
-/// Added to the smallest Debian: what starts services, what a cluster's only node runs, and what Ansible needs.
-const INCLUDED: &str =
-    "systemd,dbus,iproute2,munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,python3,python3-apt";
+/// Added to the smallest Debian: what starts services, what a cluster's only node runs, and what
+/// Ansible needs.
+const INCLUDED: &str = "systemd,dbus,iproute2,munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,python3,python3-apt";
 const WITH_DNF: &str = "dnf,rpm";
 const LIMIT: &str = "900";
-/// debootstrap's messages if no package can be had. Then there is no system, and the test is skipped.
+/// debootstrap's messages if no package can be had. Then there is no system, and the test is
+/// skipped.
 const OFFLINE: [&str; 4] = [
     "Failed getting release file",
     "Couldn't download",
@@ -51,7 +52,13 @@ fn install() -> Result<(), String> {
     if Path::new("/usr/sbin/debootstrap").exists() {
         return Ok(());
     }
-    let words = ["install", "-y", "-q", "debootstrap", "debian-archive-keyring"];
+    let words = [
+        "install",
+        "-y",
+        "-q",
+        "debootstrap",
+        "debian-archive-keyring",
+    ];
     try_run(Command::new("apt-get").args(["update", "-q"]))?;
     try_run(Command::new("apt-get").args(words))
 }

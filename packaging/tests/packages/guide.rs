@@ -9,7 +9,10 @@ pub fn commands(page: &str, heading: &str) -> Vec<String> {
     let lines = blocks(&below(page, heading), "sh").concat();
     let lines = lines.lines().map(|line| line.split(" #").next().unwrap());
     let found: Vec<String> = lines.map(|line| line.trim().to_owned()).collect();
-    assert!(!found.is_empty(), "docs/{page}: no commands below '{heading}'");
+    assert!(
+        !found.is_empty(),
+        "docs/{page}: no commands below '{heading}'"
+    );
     found
 }
 
@@ -31,8 +34,11 @@ pub fn scripts(page: &str, heading: &str) -> Vec<String> {
 }
 
 fn below(page: &str, heading: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
-    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("'{}': {error}", path.display()));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../docs")
+        .join(page);
+    let text =
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("'{}': {error}", path.display()));
     let (_, text) = text
         .split_once(&format!("\n## {heading}\n"))
         .unwrap_or_else(|| panic!("docs/{page} has no heading '{heading}'"));

@@ -1,4 +1,5 @@
-//! Installing, upgrading and removing with the package managers without a systemd, as in an image; the plugin follows Slurm.
+//! Installing, upgrading and removing with the package managers without a systemd, as in an image;
+//! the plugin follows Slurm.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,10 @@ const FOREIGN: [(&str, &str); 5] = [
         "/etc/slurm/plugstack.conf",
         "include /etc/slurm/plugstack.conf.d/*.conf\n",
     ),
-    ("/etc/slurm/plugstack.conf.d/site.conf", "# another's line\n"),
+    (
+        "/etc/slurm/plugstack.conf.d/site.conf",
+        "# another's line\n",
+    ),
     ("/etc/mpsd/site-notes", "kept\n"),
 ];
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
@@ -57,7 +61,10 @@ pub fn foreign_is_as_it_was(root: &Root) {
 pub fn programs_run(root: &Root) {
     for program in PROGRAMS {
         let said = root.run(&format!("{program} --version"));
-        assert!(said.contains(env!("CARGO_PKG_VERSION")), "{program}: {said}");
+        assert!(
+            said.contains(env!("CARGO_PKG_VERSION")),
+            "{program}: {said}"
+        );
     }
     root.run("mpsctl config show");
 }
@@ -84,7 +91,8 @@ pub fn take(root: &Root, command: &str, packages: &[PathBuf]) {
     root.run(&format!("{command} {}", files.join(" ")));
 }
 
-/// What RPM's records on Debian lack: another package manager installed the shell and the C library.
+/// What RPM's records on Debian lack: another package manager installed the shell and the C
+/// library.
 pub fn distribution(root: &Root) {
     let spec = "Name: distribution\nVersion: 1\nRelease: 1\nSummary: none\nLicense: none\nBuildArch: noarch\n\
                 Provides: /bin/sh, libc.so.6(GLIBC_2.28)(64bit)\n%description\nnone\n%files\n";
@@ -114,9 +122,16 @@ fn follows_slurm(root: &Root, trigger: impl FnOnce()) {
     root.run("mpsctl slurm enable");
     assert!(is_right(), "{}", root.read(SNIPPET));
     root.write(SNIPPET, &root.read(SNIPPET).replace(release, WRONG));
-    assert!(!is_loaded(root), "Slurm {release} took a plugin for {WRONG}");
+    assert!(
+        !is_loaded(root),
+        "Slurm {release} took a plugin for {WRONG}"
+    );
     trigger();
-    assert!(is_right(), "the trigger did not fire: {}", root.read(SNIPPET));
+    assert!(
+        is_right(),
+        "the trigger did not fire: {}",
+        root.read(SNIPPET)
+    );
 }
 
 #[test]
@@ -136,7 +151,11 @@ fn the_debian_packages_install_follow_slurm_upgrade_and_leave() {
         follows_slurm(root, || take(root, "dpkg --install", &[slurmd]));
 
         take(root, "dpkg --install", &newer);
-        assert_eq!(root.read(CONFIG), CHANGED, "the upgrade took the configuration");
+        assert_eq!(
+            root.read(CONFIG),
+            CHANGED,
+            "the upgrade took the configuration"
+        );
         programs_run(root);
         assert!(is_loaded(root), "the upgrade lost the line");
 
@@ -183,7 +202,11 @@ fn the_rpm_packages_install_follow_slurm_upgrade_and_leave() {
 
         let have = root.run("rpm --query --qf '%{VERSION}\n' mpsd mpsd-slurm mpsd-pbs");
         assert_eq!(have.matches(env!("CARGO_PKG_VERSION")).count(), 3, "{have}");
-        assert_eq!(root.read(CONFIG), CHANGED, "the upgrade took the configuration");
+        assert_eq!(
+            root.read(CONFIG),
+            CHANGED,
+            "the upgrade took the configuration"
+        );
         programs_run(root);
         // All but the changed file.
         root.run("rpm --verify --noconfig mpsd mpsd-slurm mpsd-pbs");

@@ -1,4 +1,5 @@
-//! A machine in namespaces and a cgroup of its own that boots a system under its own systemd. It is gone when dropped.
+//! A machine in namespaces and a cgroup of its own that boots a system under its own systemd. It is
+//! gone when dropped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,8 @@ const LIMIT: &str = "120";
 const BOOT: Duration = Duration::from_secs(120);
 const PREFIX: &str = "mpsd-packages.";
 
-/// Enters the cgroup first, because the new cgroup namespace begins there. The devices are those of every container.
+/// Enters the cgroup first, because the new cgroup namespace begins there. The devices are those of
+/// every container.
 const START: &str = r#"
 echo $$ > "$CGROUP/cgroup.procs"
 exec unshare --mount --pid --fork --kill-child --net --uts --ipc --cgroup --propagation private /bin/sh -ec '
@@ -65,13 +67,18 @@ impl Cgroup {
     pub fn create(name: &str) -> Result<Cgroup, String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "));
-        let mount = mount.and_then(|line| line.split(' ').nth(4)).map(PathBuf::from);
+        let mount = mount
+            .and_then(|line| line.split(' ').nth(4))
+            .map(PathBuf::from);
         let mount = mount.ok_or("this machine has no cgroup v2 for a systemd of its own")?;
         remove_stale(&mount);
         let path = mount.join(format!("{PREFIX}{}.{name}", std::process::id()));
         match fs::create_dir(&path) {
             Ok(()) => Ok(Cgroup(path)),
-            Err(error) => Err(format!("no cgroup for a systemd: '{}': {error}", path.display())),
+            Err(error) => Err(format!(
+                "no cgroup for a systemd: '{}': {error}",
+                path.display()
+            )),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The packages as an administrator meets them. `cargo xtask dist` makes them once for all tests. A test installs into
-//! a copy of a system, an overlay in a mount namespace that ends with the test.
+//! The packages as an administrator meets them. `cargo xtask dist` makes them once for all tests. A
+//! test installs into a copy of a system, an overlay in a mount namespace that ends with the test.
 
 mod admin;
 mod ansible;
@@ -41,7 +41,11 @@ fn dist(name: &str, words: &[&str]) -> PathBuf {
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
     command.arg("dist").arg("--out").arg(&out).args(words);
     let output = command.output().unwrap();
-    assert!(output.status.success(), "cargo xtask dist: {}", said(&output));
+    assert!(
+        output.status.success(),
+        "cargo xtask dist: {}",
+        said(&output)
+    );
     out
 }
 
@@ -60,7 +64,9 @@ fn older(name: &str, extension: &str) -> PathBuf {
 }
 
 fn find(dir: &Path, name: &str, extension: &str) -> PathBuf {
-    let listed = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let listed = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     let found: Vec<PathBuf> = listed
         .filter(|path| {
             let file = path.file_name().unwrap().to_str().unwrap();
@@ -88,8 +94,13 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The directory that `make` fills. It is made again if `wanted` changes or the last attempt did not finish.
-fn kept(name: &str, wanted: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+/// The directory that `make` fills. It is made again if `wanted` changes or the last attempt did
+/// not finish.
+fn kept(
+    name: &str,
+    wanted: &str,
+    make: impl FnOnce(&Path) -> Result<(), String>,
+) -> Result<PathBuf, String> {
     let (place, note) = (target(name), target(name).join("included"));
     if !fs::read_to_string(&note).is_ok_and(|text| text == wanted) {
         let _ = fs::remove_dir_all(&place);
@@ -112,10 +123,16 @@ fn try_run(command: &mut Command) -> Result<(), String> {
 /// Unpacks Debian's packages into the folder `root` of `place`, without installing them.
 fn unpack(place: &Path, packages: &[&str]) -> Result<(), String> {
     let apt = |words: &[&str]| try_run(Command::new("apt-get").args(words).current_dir(place));
-    let download = [&["download", "-q", "-o", "APT::Sandbox::User=root"], packages].concat();
+    let download = [
+        &["download", "-q", "-o", "APT::Sandbox::User=root"],
+        packages,
+    ]
+    .concat();
     // The list may be old, or missing.
     apt(&download).or_else(|_| apt(&["update", "-q"]).and_then(|()| apt(&download)))?;
-    let files = fs::read_dir(place).unwrap().map(|entry| entry.unwrap().path());
+    let files = fs::read_dir(place)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     let files: Vec<_> = files.collect();
     for file in files {
         run(Command::new("dpkg-deb")
@@ -131,7 +148,8 @@ fn open_to_all(path: &Path) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Reports a skip to the runner. It bypasses the test program's capture, which hides the output of a test that passes.
+/// Reports a skip to the runner. It bypasses the test program's capture, which hides the output of
+/// a test that passes.
 fn skip(what: &str, why: &str) {
     let line = format!("\nskipped: {what}: {}\n", why.replace('\n', " "));
     std::io::stdout().write_all(line.as_bytes()).unwrap();

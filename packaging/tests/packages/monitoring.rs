@@ -1,4 +1,5 @@
-//! Debian's Prometheus and node_exporter read what our timer's service writes, and the alert for a drained node fires.
+//! Debian's Prometheus and node_exporter read what our timer's service writes, and the alert for a
+//! drained node fires.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,8 @@ const RULES: &str = "/usr/share/mpsd/examples/mpsd.rules.yml";
 const RULE_TESTS: &str = include_str!("mpsd.rules.test.yml");
 const SERVER: &str = "http://127.0.0.1:9090";
 
-/// The directory with the programs, made once and kept in the target directory; the error says why there is none.
+/// The directory with the programs, made once and kept in the target directory; the error says why
+/// there is none.
 fn programs() -> Result<PathBuf, String> {
     let made = kept("monitoring", &PACKAGES.join(" "), |place| {
         unpack(place, &PACKAGES)
@@ -118,7 +120,9 @@ pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Machine, note: &Path) {
     );
     fs::write(&marker, text).unwrap();
     write(cluster);
-    cluster.until("the alert", |machine| tells(machine, firing, "MpsdNodeDrained"));
+    cluster.until("the alert", |machine| {
+        tells(machine, firing, "MpsdNodeDrained")
+    });
 
     fs::remove_file(marker).unwrap();
     cluster.run("systemctl disable --now mpsd-metrics.timer; systemctl start mpsd-reconcile.timer");
@@ -161,7 +165,8 @@ fn start(machine: &Machine, bin: &Path, dir: &Path, rules: &Path) -> [Server; 2]
 }
 
 fn expressions(machine: &Machine) -> Vec<String> {
-    let text = fs::read_to_string(machine.at("/usr/share/mpsd/examples/mpsd.dashboard.json")).unwrap();
+    let text =
+        fs::read_to_string(machine.at("/usr/share/mpsd/examples/mpsd.dashboard.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();
     let panels = dashboard["panels"].as_array().unwrap().iter();
     let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());

@@ -1,4 +1,5 @@
-//! The signed repositories: apt and dnf install from them by the guide's commands, and from no others.
+//! The signed repositories: apt and dnf install from them by the guide's commands, and from no
+//! others.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,7 +35,9 @@ impl Keys {
             "--quick-generate-key",
             KEY,
         ]);
-        run(make.args(["rsa3072", "sign", "never"]).env("GNUPGHOME", &keys.0));
+        run(make
+            .args(["rsa3072", "sign", "never"])
+            .env("GNUPGHOME", &keys.0));
         keys
     }
 }
@@ -42,7 +45,10 @@ impl Keys {
 impl Drop for Keys {
     fn drop(&mut self) {
         let mut end = Command::new("gpgconf");
-        let _ = end.args(["--kill", "all"]).env("GNUPGHOME", &self.0).output();
+        let _ = end
+            .args(["--kill", "all"])
+            .env("GNUPGHOME", &self.0)
+            .output();
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -93,10 +99,14 @@ pub fn apt_installs_from_it(root: &Root, cluster: &Machine) {
     let refused = cluster.output("apt-get update -o APT::Update::Error-Mode=any");
     let why = said(&refused);
     // Debian 12's apt verifies with gpgv, Debian 13's with sqv; their messages differ.
-    assert!(!refused.status.success() && why.contains("ignature"), "{why}");
+    assert!(
+        !refused.status.success() && why.contains("ignature"),
+        "{why}"
+    );
 }
 
-/// On a machine without anything of ours, and with no other repository for dnf. The stopwatch measures only those commands.
+/// On a machine without anything of ours, and with no other repository for dnf. The stopwatch
+/// measures only those commands.
 pub fn dnf_installs_from_it(root: &Root, cluster: &Machine, watch: &mut Stopwatch) {
     distribution(root);
     place(root);
@@ -119,7 +129,10 @@ fn both_repositories_have_the_packages_of_both_machines() {
     let of = |name: &str| apt.matches(&format!("\nArchitecture: {name}\n")).count();
     assert_eq!((of("amd64"), of("arm64"), of("all")), (2, 2, 1), "{apt}");
     let release = fs::read_to_string(repository().join("apt/Release")).unwrap();
-    assert!(release.contains("Architectures: amd64 arm64\n"), "{release}");
+    assert!(
+        release.contains("Architectures: amd64 arm64\n"),
+        "{release}"
+    );
     let mut list = Command::new("sh");
     list.args(["-c", "zcat repodata/*-primary.xml.gz"]);
     let dnf = run(list.current_dir(repository().join("dnf")));
@@ -162,10 +175,14 @@ fn dnf_installs_from_the_repository_and_from_the_packages() {
         };
         let by_dnf = |heading| {
             let steps = commands("install.md", heading).into_iter();
-            steps.filter(|step| step.starts_with("dnf ")).for_each(typed);
+            steps
+                .filter(|step| step.starts_with("dnf "))
+                .for_each(typed);
         };
         let are_there = || {
-            root.run("rpm --query mpsd mpsd-slurm && mpsctl --version && rpm --erase mpsd-slurm mpsd");
+            root.run(
+                "rpm --query mpsd mpsd-slurm && mpsctl --version && rpm --erase mpsd-slurm mpsd",
+            );
         };
         put(&rpms);
         commands("install.md", "From a repository with dnf")

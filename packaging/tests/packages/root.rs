@@ -1,4 +1,5 @@
-//! A copy of a system to install into: an overlay in the mount namespace of one thread, which ends with the thread.
+//! A copy of a system to install into: an overlay in the mount namespace of one thread, which ends
+//! with the thread.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,19 +16,21 @@ pub struct Root {
     emulator: Option<PathBuf>,
 }
 
-/// The files for which the kernel starts the emulator: ELF, 64 bits, little endian, machine 183, a program or a library
-/// (binfmt_misc: `Documentation/admin-guide/binfmt-misc.rst`). `F` opens the emulator now, so that it is found within
-/// the system.
+/// The files for which the kernel starts the emulator: ELF, 64 bits, little endian, machine 183, a
+/// program or a library (binfmt_misc: `Documentation/admin-guide/binfmt-misc.rst`). `F` opens the
+/// emulator now, so that it is found within the system.
 const ARM_FILES: [&str; 2] = [
     r"\x7f\x45\x4c\x46\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00",
     r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff",
 ];
-/// Mounts the list of such files at its first argument, adds the second to it, and becomes the rest in that system.
+/// Mounts the list of such files at its first argument, adds the second to it, and becomes the rest
+/// in that system.
 const EMULATE: &str =
     r#"mount -t binfmt_misc none "$1"; printf %s "$2" >"$1/register"; shift 2; exec chroot "$@""#;
 
 impl Root {
-    /// Hands a copy of this machine's system, with its devices and processes, to `body`, in a thread of its own.
+    /// Hands a copy of this machine's system, with its devices and processes, to `body`, in a
+    /// thread of its own.
     pub fn with(name: &str, body: impl FnOnce(&Root) + Send + 'static) {
         Root::over(Path::new("/"), name, |root| {
             root.mount("proc", "/proc", Some("proc"), MsFlags::empty());
@@ -36,9 +39,15 @@ impl Root {
         });
     }
 
-    /// Makes a copy of a system for arm64 with this machine's processes. `emulator`, a file in it, runs its programs.
-    /// Only commands in the copy use it: each has a user namespace and a list of its own (Linux 6.7).
-    pub fn emulated(lower: &Path, emulator: &str, name: &str, body: impl FnOnce(&Root) + Send + 'static) {
+    /// Makes a copy of a system for arm64 with this machine's processes. `emulator`, a file in it,
+    /// runs its programs. Only commands in the copy use it: each has a user namespace and a list of
+    /// its own (Linux 6.7).
+    pub fn emulated(
+        lower: &Path,
+        emulator: &str,
+        name: &str,
+        body: impl FnOnce(&Root) + Send + 'static,
+    ) {
         let emulator = lower.join(emulator);
         Root::over(lower, name, move |root| {
             root.mount("proc", "/proc", Some("proc"), MsFlags::empty());
@@ -49,7 +58,8 @@ impl Root {
         });
     }
 
-    /// Makes a copy of the system in `lower`, files alone, and hands it to `body`, in a thread of its own.
+    /// Makes a copy of the system in `lower`, files alone, and hands it to `body`, in a thread of
+    /// its own.
     pub fn over(lower: &Path, name: &str, body: impl FnOnce(&Root) + Send + 'static) {
         let place = target(&format!("root-{name}"));
         fs::create_dir_all(&place).unwrap();
@@ -73,7 +83,10 @@ impl Root {
         let (lower, at, path) = (lower.display(), place.display(), place.join("root"));
         let options = format!("lowerdir={lower},upperdir={at}/upper,workdir={at}/work");
         mount(overlay, &path, overlay, MsFlags::empty(), Some(&*options)).unwrap();
-        Root { path, emulator: None }
+        Root {
+            path,
+            emulator: None,
+        }
     }
 
     fn mount(&self, from: &str, to: &str, kind: Option<&str>, flags: MsFlags) {
@@ -108,7 +121,11 @@ impl Root {
 
     pub fn try_words(&self, words: &[&str]) -> Output {
         let mut command = self.chroot();
-        command.arg(&self.path).args(words).current_dir("/").env_clear();
+        command
+            .arg(&self.path)
+            .args(words)
+            .current_dir("/")
+            .env_clear();
         command.envs([
             ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
             ("LC_ALL", "C.UTF-8"),
@@ -126,7 +143,15 @@ impl Root {
         let entry = format!(":arm64:M::{magic}:{mask}:{}:F", emulator.display());
         let mut command = Command::new("unshare");
         command
-            .args(["--user", "--map-root-user", "--mount", "sh", "-ec", EMULATE, "sh"])
+            .args([
+                "--user",
+                "--map-root-user",
+                "--mount",
+                "sh",
+                "-ec",
+                EMULATE,
+                "sh",
+            ])
             .arg(formats)
             .arg(entry);
         command

@@ -1,4 +1,5 @@
-//! How long the guide takes from its first command to a good job: our part, and the package manager's.
+//! How long the guide takes from its first command to a good job: our part, and the package
+//! manager's.
 
 use std::fs;
 use std::io::Write as _;

@@ -53,9 +53,13 @@ fn all_units_that_run_mpsctl_have_the_same_sandbox() {
 /// A setting there would hold for every job's daemon below it.
 #[test]
 fn nothing_in_the_home_binds_the_daemons_in_it() {
-    for line in text("mpsd.service").lines().filter(|line| !line.starts_with('#')) {
+    for line in text("mpsd.service")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+    {
         let name = line.split('=').next().unwrap();
-        let binds = OF_THE_CGROUP.iter().any(|of| name.starts_with(of)) && name != "MemoryDenyWriteExecute";
+        let binds =
+            OF_THE_CGROUP.iter().any(|of| name.starts_with(of)) && name != "MemoryDenyWriteExecute";
         assert!(!binds, "{line}");
     }
 }
@@ -170,10 +174,13 @@ fn is_confined(machine: &Machine) {
     let probed = machine.at("/run/mpsd/probe");
     let found = fs::read_to_string(&probed).unwrap();
     let lines: Vec<&str> = found.lines().collect();
-    // DAC_OVERRIDE 1, FOWNER 3, KILL 5, SETGID 6, SETUID 7, SETPCAP 8, NET_BIND_SERVICE 10, SYS_CHROOT 18, SYS_PTRACE 19,
-    // SYS_ADMIN 21, SYS_NICE 23: linux/capability.h.
+    // DAC_OVERRIDE 1, FOWNER 3, KILL 5, SETGID 6, SETUID 7, SETPCAP 8, NET_BIND_SERVICE 10,
+    // SYS_CHROOT 18, SYS_PTRACE 19, SYS_ADMIN 21, SYS_NICE 23: linux/capability.h.
     let bits = [1, 3, 5, 6, 7, 8, 10, 18, 19, 21, 23_u64];
-    let bounding = format!("CapBnd:\t{:016x}", bits.iter().map(|bit| 1 << bit).sum::<u64>());
+    let bounding = format!(
+        "CapBnd:\t{:016x}",
+        bits.iter().map(|bit| 1 << bit).sum::<u64>()
+    );
     for expected in ["Seccomp:\t2", "NoNewPrivs:\t1", "-15", "torque", &bounding] {
         assert!(lines.contains(&expected), "no '{expected}': {found}");
     }

@@ -1,8 +1,9 @@
-//! Slurm's plugin ABI, written by hand: `slurm/spank.h` and `slurm/slurm_errno.h`, the same from 22.05 to 26.05
-//! (only additions between them: `spank_prepend_task_argv` in 23.11, `slurm_spank_init_failure_mode` in 25.05).
+//! Slurm's plugin ABI, written by hand: `slurm/spank.h` and `slurm/slurm_errno.h`, the same from
+//! 22.05 to 26.05 (only additions between them: `spank_prepend_task_argv` in 23.11,
+//! `slurm_spank_init_failure_mode` in 25.05).
 //!
-//! Every function here must exist in every program that loads the plugin, because Rust links with BIND_NOW. They come from
-//! the program's own `libslurmfull.so`; nothing is linked.
+//! Every function here must exist in every program that loads the plugin, because Rust links with
+//! BIND_NOW. They come from the program's own `libslurmfull.so`; nothing is linked.
 
 use crate::handle::{Context, Item, Level, Slurm};
 use mpsd_core::request::Key;
@@ -21,7 +22,8 @@ const SUCCESS: c_int = 0;
 const JOB_ARGV: c_int = 9;
 
 /// `spank_opt_cb_f`: 0 accepts, a negative value refuses; `argument` may be NULL.
-pub type OptionCallback = extern "C" fn(value: c_int, argument: *const c_char, remote: c_int) -> c_int;
+pub type OptionCallback =
+    extern "C" fn(value: c_int, argument: *const c_char, remote: c_int) -> c_int;
 
 /// `struct spank_option`. Slurm copies it when it is registered or asked for.
 #[repr(C)]
@@ -39,12 +41,18 @@ struct RawOption {
 unsafe extern "C" {
     safe fn spank_context() -> c_int;
     fn spank_get_item(spank: Spank, item: c_int, ...) -> c_int;
-    fn spank_getenv(spank: Spank, name: *const c_char, buffer: *mut c_char, length: c_int) -> c_int;
-    fn spank_setenv(spank: Spank, name: *const c_char, value: *const c_char, overwrite: c_int) -> c_int;
+    fn spank_getenv(spank: Spank, name: *const c_char, buffer: *mut c_char, length: c_int)
+    -> c_int;
+    fn spank_setenv(
+        spank: Spank,
+        name: *const c_char,
+        value: *const c_char,
+        overwrite: c_int,
+    ) -> c_int;
     fn spank_unsetenv(spank: Spank, name: *const c_char) -> c_int;
     /// Crashes Slurm in the job_script context, and in local_user_init of a het job
-    /// (docs/facts/slurm.md#calls-that-crash-slurm): only for init and init_post_opt of the local and allocator
-    /// contexts.
+    /// (docs/facts/slurm.md#calls-that-crash-slurm): only for init and init_post_opt of the local
+    /// and allocator contexts.
     fn spank_job_control_setenv(
         spank: Spank,
         name: *const c_char,
@@ -54,7 +62,11 @@ unsafe extern "C" {
     /// The same.
     fn spank_job_control_unsetenv(spank: Spank, name: *const c_char) -> c_int;
     fn spank_option_register(spank: Spank, option: *mut RawOption) -> c_int;
-    fn spank_option_getopt(spank: Spank, option: *mut RawOption, argument: *mut *mut c_char) -> c_int;
+    fn spank_option_getopt(
+        spank: Spank,
+        option: *mut RawOption,
+        argument: *mut *mut c_char,
+    ) -> c_int;
     fn slurm_error(format: *const c_char, ...);
     fn slurm_info(format: *const c_char, ...);
     /// Always to the user, without a word like `error:` before it.
@@ -88,8 +100,8 @@ pub fn log(level: Level, line: &str) {
     unsafe { say(c"%s".as_ptr(), line.as_ptr()) };
 }
 
-/// Text of the C string at `text`; `None` for NULL. Bytes that are not UTF-8 become replacement characters, which no
-/// parser here accepts.
+/// Text of the C string at `text`; `None` for NULL. Bytes that are not UTF-8 become replacement
+/// characters, which no parser here accepts.
 ///
 /// # Safety
 /// `text` is NULL or a C string that lives until this returns.
@@ -98,7 +110,11 @@ pub unsafe fn text(text: *const c_char) -> Option<String> {
         return None;
     }
     // SAFETY: not NULL, and a C string by the caller's promise.
-    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    Some(
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned(),
+    )
 }
 
 /// Longest value of a variable that is read. Bytes.
@@ -108,13 +124,15 @@ const TASK_PROLOG: &CStr = c"task-prolog";
 type Setter = unsafe extern "C" fn(Spank, *const c_char, *const c_char, c_int) -> c_int;
 type Remover = unsafe extern "C" fn(Spank, *const c_char) -> c_int;
 
-/// Slurm's handle during one callback, which only an entry point has while it runs, and what Slurm calls for each option.
+/// Slurm's handle during one callback, which only an entry point has while it runs, and what Slurm
+/// calls for each option.
 pub struct Handle(pub Spank, pub OptionCallback);
 
 impl Handle {
     /// Sets or removes a variable; false: Slurm refused.
     fn set(&self, name: &str, value: Option<&str>, set: Setter, remove: Remover) -> bool {
-        let (Ok(name), Ok(value)) = (CString::new(name), value.map(CString::new).transpose()) else {
+        let (Ok(name), Ok(value)) = (CString::new(name), value.map(CString::new).transpose())
+        else {
             return false;
         };
         let rc = match value {
@@ -128,7 +146,11 @@ impl Handle {
 }
 
 /// Hands an option's flag to `call` as Slurm takes it. It lives until `call` returns.
-fn with_option<T>(key: Key, cb: Option<OptionCallback>, call: impl FnOnce(*mut RawOption) -> T) -> Option<T> {
+fn with_option<T>(
+    key: Key,
+    cb: Option<OptionCallback>,
+    call: impl FnOnce(*mut RawOption) -> T,
+) -> Option<T> {
     let row = key.row();
     let (value, has_arg) = match row.bare {
         Some(_) => (format!("[{}]", row.value), 2),
@@ -147,8 +169,9 @@ fn with_option<T>(key: Key, cb: Option<OptionCallback>, call: impl FnOnce(*mut R
     Some(call(&raw mut option))
 }
 
-/// The submitting program's own options, through the functions that Slurm's `cli_filter` plugins use (`src/common/slurm_opt.h`;
-/// the same from 22.05 to 26.05). They are looked up when needed, because other programs do not have them.
+/// The submitting program's own options, through the functions that Slurm's `cli_filter` plugins
+/// use (`src/common/slurm_opt.h`; the same from 22.05 to 26.05). They are looked up when needed,
+/// because other programs do not have them.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: looks a name up in the program and its libraries, and runs none of their code.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
@@ -166,7 +189,8 @@ fn value_of(options: *mut c_void, option: &CStr) -> Option<String> {
     let get = symbol(c"slurm_option_get")?;
     // SAFETY: the function of this name has this type in every release.
     let get: Get = unsafe { transmute(get) };
-    // SAFETY: `options` is what it takes; it makes a copy of the value, which is left to the program.
+    // SAFETY: `options` is what it takes; it makes a copy of the value, which is left to the
+    // program.
     let value = unsafe { get(options, option.as_ptr()) };
     // SAFETY: NULL or a C string that is never freed.
     unsafe { text(value) }
@@ -194,7 +218,8 @@ impl Slurm for Handle {
         let name = CString::new(name).ok()?;
         let mut buffer = vec![0_u8; LONGEST_VALUE];
         let length = c_int::try_from(buffer.len()).ok()?;
-        // SAFETY: the handle is this callback's; Slurm writes at most `length` bytes with the closing NUL.
+        // SAFETY: the handle is this callback's; Slurm writes at most `length` bytes with the
+        // closing NUL.
         let rc = unsafe { spank_getenv(self.0, name.as_ptr(), buffer.as_mut_ptr().cast(), length) };
         if rc != SUCCESS {
             return None;
@@ -220,7 +245,12 @@ impl Slurm for Handle {
     fn set_script_env(&mut self, name: &str, value: Option<&str>) {
         // These functions crash Slurm elsewhere.
         if matches!(context(), Context::Local | Context::Allocator) {
-            self.set(name, value, spank_job_control_setenv, spank_job_control_unsetenv);
+            self.set(
+                name,
+                value,
+                spank_job_control_setenv,
+                spank_job_control_unsetenv,
+            );
         }
     }
 
@@ -228,8 +258,8 @@ impl Slurm for Handle {
     #[allow(clippy::disallowed_methods)]
     fn set_process_env(&mut self, name: &str, value: Option<&str>) {
         match value {
-            // SAFETY: a callback of srun, sbatch or salloc before anything is submitted; Slurm's man page of spank(8) lets
-            // plugins do this there, and no thread of theirs exists yet.
+            // SAFETY: a callback of srun, sbatch or salloc before anything is submitted; Slurm's
+            // man page of spank(8) lets plugins do this there, and no thread of theirs exists yet.
             Some(value) => unsafe { std::env::set_var(name, value) },
             // SAFETY: as above.
             None => unsafe { std::env::remove_var(name) },
@@ -239,7 +269,8 @@ impl Slurm for Handle {
     fn step_command(&self) -> Vec<String> {
         let (mut count, mut words): (c_int, *mut *mut c_char) = (0, ptr::null_mut());
         let (to_count, to_words) = (ptr::from_mut(&mut count), ptr::from_mut(&mut words));
-        // SAFETY: the handle is this callback's, and this item takes these two (spank.h, `S_JOB_ARGV`).
+        // SAFETY: the handle is this callback's, and this item takes these two (spank.h,
+        // `S_JOB_ARGV`).
         let rc = unsafe { spank_get_item(self.0, JOB_ARGV, to_count, to_words) };
         let count = usize::try_from(count).unwrap_or(0);
         if rc != SUCCESS || words.is_null() {
@@ -248,7 +279,10 @@ impl Slurm for Handle {
         // SAFETY: Slurm's own array of so many pointers, which lives as long as the step.
         let words = unsafe { std::slice::from_raw_parts(words, count) };
         // SAFETY: each is NULL or a C string of that array.
-        words.iter().map_while(|word| unsafe { text(*word) }).collect()
+        words
+            .iter()
+            .map_while(|word| unsafe { text(*word) })
+            .collect()
     }
 
     fn command_line(&self) -> Vec<String> {
@@ -273,7 +307,11 @@ impl Slurm for Handle {
 
     fn set_task_prolog(&mut self, path: &str) {
         type Set = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, bool) -> c_int;
-        let symbols = (srun_options(), symbol(c"slurm_option_set"), CString::new(path));
+        let symbols = (
+            srun_options(),
+            symbol(c"slurm_option_set"),
+            CString::new(path),
+        );
         let (Some(options), Some(set), Ok(path)) = symbols else {
             return;
         };

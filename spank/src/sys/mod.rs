@@ -1,9 +1,11 @@
-//! Slurm's ABI: what the plugin exports. No panic leaves a callback, and all callbacks of a process share one state.
+//! Slurm's ABI: what the plugin exports. No panic leaves a callback, and all callbacks of a process
+//! share one state.
 //!
-//! It exports the three names that Slurm's loader needs and the seven callbacks, and nothing else. Slurm calls what it finds:
-//! `job_prolog` and `job_epilog` cost a process each for every job, and `task_exit` one call a task. Under
-//! `SlurmdParameters=contain_spank` (24.11) `task_exit` is a child that shares memory with slurmstepd, as `task_post_fork`
-//! and `user_init` would be. Never export `init` or `fini`: Slurm's loader calls them.
+//! It exports the three names that Slurm's loader needs and the seven callbacks, and nothing else.
+//! Slurm calls what it finds: `job_prolog` and `job_epilog` cost a process each for every job, and
+//! `task_exit` one call a task. Under `SlurmdParameters=contain_spank` (24.11) `task_exit` is a
+//! child that shares memory with slurmstepd, as `task_post_fork` and `user_init` would be. Never
+//! export `init` or `fini`: Slurm's loader calls them.
 #![allow(non_upper_case_globals)]
 
 mod host;
@@ -20,7 +22,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, TryLockError};
 
-/// `[a-z0-9_]`, part of the options' names in the environment (`_SLURM_SPANK_OPTION_mps_…`): never to be renamed.
+/// `[a-z0-9_]`, part of the options' names in the environment (`_SLURM_SPANK_OPTION_mps_…`): never
+/// to be renamed.
 #[used]
 #[unsafe(no_mangle)]
 pub static plugin_name: [u8; 4] = *b"mps\0";
@@ -30,14 +33,16 @@ pub static plugin_name: [u8; 4] = *b"mps\0";
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; 6] = *b"spank\0";
 
-/// The Slurm release that the plugin claims to be built for: `major << 16 | minor << 8 | micro`, here 22.05. Slurm compares
-/// major and minor with its own (`src/common/plugin.c`, `_verify_syms`). The plugin differs between releases in nothing
-/// else, so it is linked once, and packaging writes these four bytes (little endian, in `.rodata`) for each release.
+/// The Slurm release that the plugin claims to be built for: `major << 16 | minor << 8 | micro`,
+/// here 22.05. Slurm compares major and minor with its own (`src/common/plugin.c`, `_verify_syms`).
+/// The plugin differs between releases in nothing else, so it is linked once, and packaging writes
+/// these four bytes (little endian, in `.rodata`) for each release.
 #[used]
 #[unsafe(no_mangle)]
 pub static plugin_version: u32 = 0x16_05_00;
 
-/// Only tried, never waited for: a task's forked child may find it locked by a thread that it does not have.
+/// Only tried, never waited for: a task's forked child may find it locked by a thread that it does
+/// not have.
 static STATE: Mutex<Option<PluginState>> = Mutex::new(None);
 
 /// Turns a panic into one line of Slurm's log instead of a backtrace on the user's terminal.
@@ -47,24 +52,32 @@ fn quiet_panics() {
         return;
     }
     std::panic::set_hook(Box::new(|info| {
-        let place = info.location().map(|at| format!(" at {at}")).unwrap_or_default();
-        host::log(Level::Error, &format!("internal error{place}; please report it"));
+        let place = info
+            .location()
+            .map(|at| format!(" at {at}"))
+            .unwrap_or_default();
+        host::log(
+            Level::Error,
+            &format!("internal error{place}; please report it"),
+        );
     }));
 }
 
-/// Runs one callback. A failure is exactly -1: up to Slurm 24.11 only negative values count, later all but 0 do.
+/// Runs one callback. A failure is exactly -1: up to Slurm 24.11 only negative values count, later
+/// all but 0 do.
 pub fn guard(callback: impl FnOnce(&mut PluginState) -> Verdict) -> c_int {
     quiet_panics();
     match contain(callback) {
         Verdict::Continue => 0,
         Verdict::Fail => -1,
-        // SAFETY: ends this process, which is the callback's own (see `Verdict::Leave`), without running the exit
-        // handlers that it inherited from slurmstepd.
+        // SAFETY: ends this process, which is the callback's own (see `Verdict::Leave`), without
+        // running the exit handlers that it inherited from slurmstepd.
         Verdict::Leave => unsafe { nix::libc::_exit(1) },
     }
 }
 
-/// Runs a callback on the state; a panic, or a locked state, is a failure. A panic leaves the state usable.
+/// Runs a callback on the state; a panic, or a locked state, is a failure. A panic leaves the state
+/// usable.
 fn contain(callback: impl FnOnce(&mut PluginState) -> Verdict) -> Verdict {
     let contained = catch_unwind(AssertUnwindSafe(|| {
         let mut state = match STATE.try_lock() {
@@ -85,13 +98,15 @@ pub extern "C" fn option_callback(number: c_int, argument: *const c_char, remote
         let key = usize::try_from(number)
             .ok()
             .and_then(|number| Key::ALL.get(number));
-        let refused = key.and_then(|key| plugin::option(state, *key, argument.as_deref(), remote != 0));
+        let refused =
+            key.and_then(|key| plugin::option(state, *key, argument.as_deref(), remote != 0));
         let Some(line) = refused else {
             return Verdict::Continue;
         };
         host::log(Level::Error, &line);
         match host::context() {
-            // A refusal of the user's command line: `optional` does not ignore an option's callback.
+            // A refusal of the user's command line: `optional` does not ignore an option's
+            // callback.
             Context::Local | Context::Allocator | Context::Remote => Verdict::Fail,
             _ => Verdict::Continue,
         }

@@ -1,4 +1,5 @@
-//! Runs one of mpsd's programs from slurmd's or slurmstepd's process, and waits no longer than its limit.
+//! Runs one of mpsd's programs from slurmd's or slurmstepd's process, and waits no longer than its
+//! limit.
 
 use crate::handle::{Program, ProgramResult};
 use mpsd_core::deadline::{Deadline, Output, fix_standard_descriptors, readable};
@@ -21,9 +22,10 @@ const CLOSED: Duration = Duration::from_millis(1);
 /// Time for a killed child to be reaped. If SIGKILL does not end it, slurmd inherits it.
 const REAP: Duration = Duration::from_secs(1);
 
-/// Runs `program` in a session of its own, without descriptors of this process, and with the signals of a fresh process:
-/// slurmstepd blocks TERM and others in itself, and slurmd kills the process group of a prolog that has ended
-/// (docs/facts/slurm.md#processes-that-a-callback-starts). Past its limit the group is killed.
+/// Runs `program` in a session of its own, without descriptors of this process, and with the
+/// signals of a fresh process: slurmstepd blocks TERM and others in itself, and slurmd kills the
+/// process group of a prolog that has ended (docs/facts/slurm.md#processes-that-a-callback-starts).
+/// Past its limit the group is killed.
 pub fn run(program: &Program) -> ProgramResult {
     let path = program.path.display();
     let (code, output) = match start(program) {
@@ -39,7 +41,8 @@ pub fn run(program: &Program) -> ProgramResult {
 }
 
 fn start(program: &Program) -> std::io::Result<(Child, Output)> {
-    // slurmstepd closes 0 before job_prolog. A pipe with that number would be overwritten in the child.
+    // slurmstepd closes 0 before job_prolog. A pipe with that number would be overwritten in the
+    // child.
     fix_standard_descriptors()?;
     let (output, writer) = Output::pipe()?;
     let mut command = Command::new(&program.path);
@@ -58,11 +61,13 @@ fn start(program: &Program) -> std::io::Result<(Child, Output)> {
     Ok((command.spawn()?, output))
 }
 
-/// In the child, between fork and exec: default signal actions, an empty mask (the standard library keeps slurmstepd's,
-/// under which a daemon would ignore SIGTERM), a session of its own, no descriptor past 2.
+/// In the child, between fork and exec: default signal actions, an empty mask (the standard library
+/// keeps slurmstepd's, under which a daemon would ignore SIGTERM), a session of its own, no
+/// descriptor past 2.
 fn fresh_process(detached: bool) -> std::io::Result<()> {
     for number in 1..libc::SIGRTMIN() {
-        // SAFETY: resets the action of one signal; those that cannot be changed return an error, which is fine.
+        // SAFETY: resets the action of one signal; those that cannot be changed return an error,
+        // which is fine.
         unsafe { libc::signal(number, libc::SIG_DFL) };
     }
     SigSet::empty().thread_set_mask()?;
@@ -81,7 +86,8 @@ fn fresh_process(detached: bool) -> std::io::Result<()> {
 
 fn close_on_exec_from_3() {
     const CLOEXEC: libc::c_uint = 4; // CLOSE_RANGE_CLOEXEC, since Linux 5.11
-    // SAFETY: changes flags of descriptors only; the standard library's own pipe is close-on-exec already.
+    // SAFETY: changes flags of descriptors only; the standard library's own pipe is close-on-exec
+    // already.
     if unsafe { libc::syscall(libc::SYS_close_range, 3_u32, libc::c_uint::MAX, CLOEXEC) } == 0 {
         return;
     }
@@ -94,7 +100,8 @@ fn close_on_exec_from_3() {
     }
 }
 
-/// Waits for the child and reads what it writes. A detached child is over when its output is closed.
+/// Waits for the child and reads what it writes. A detached child is over when its output is
+/// closed.
 fn watch(mut child: Child, output: &mut Output, program: &Program) -> Result<i32, String> {
     let path = program.path.display();
     let deadline = Deadline::after(program.limit);
@@ -102,18 +109,23 @@ fn watch(mut child: Child, output: &mut Output, program: &Program) -> Result<i32
         let status = child
             .try_wait()
             .map_err(|e| format!("'{path}' cannot be waited for: {e}"))?;
-        // A read after the child's end gets all that it wrote, even if a process that it left holds the pipe open. The
-        // rest of a long output is dropped, so that the program does not wait for a reader.
+        // A read after the child's end gets all that it wrote, even if a process that it left holds
+        // the pipe open. The rest of a long output is dropped, so that the program does not wait
+        // for a reader.
         if !output.read(MOST_OUTPUT) {
             output.bytes.truncate(MOST_OUTPUT);
         }
         if let Some(status) = status.filter(|_| !program.detached || output.source().is_none()) {
-            return status.code().ok_or_else(|| format!("'{path}' ended by {status}"));
+            return status
+                .code()
+                .ok_or_else(|| format!("'{path}' ended by {status}"));
         }
         if deadline.expired() {
             kill(&mut child);
             let limit = program.limit.as_secs();
-            return Err(format!("'{path}' did not end within {limit} s and was killed"));
+            return Err(format!(
+                "'{path}' did not end within {limit} s and was killed"
+            ));
         }
         match output.source() {
             Some(pipe) => drop(readable(pipe, deadline.within(PAUSE))),
@@ -158,8 +170,13 @@ mod tests {
             "/bin/sh",
             &["-c", "yes 12345 | head -c 1000000; exit 3"],
         ));
-        assert_eq!((long.code, long.lines.len()), (Ok(3), MOST_OUTPUT.div_ceil(6)));
-        let missing = run(&program("/usr/libexec/mpsd/none", &[])).code.unwrap_err();
+        assert_eq!(
+            (long.code, long.lines.len()),
+            (Ok(3), MOST_OUTPUT.div_ceil(6))
+        );
+        let missing = run(&program("/usr/libexec/mpsd/none", &[]))
+            .code
+            .unwrap_err();
         assert!(
             missing.starts_with("cannot run '/usr/libexec/mpsd/none': No such file"),
             "{missing}"
@@ -170,7 +187,10 @@ mod tests {
     fn it_has_a_session_and_fresh_signals_and_no_descriptor_of_ours() {
         let blocked = SigSet::from(Signal::SIGTERM);
         blocked.thread_block().unwrap();
-        let status = run(&program("/bin/cat", &["/proc/self/status", "/proc/self/stat"]));
+        let status = run(&program(
+            "/bin/cat",
+            &["/proc/self/status", "/proc/self/stat"],
+        ));
         blocked.thread_unblock().unwrap();
         let field = |name: &str| {
             let line = status.lines.iter().find(|l| l.starts_with(name)).unwrap();

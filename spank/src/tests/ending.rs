@@ -37,7 +37,10 @@ fn the_first_task_that_fails_is_told_why_and_no_other_is() {
         exit(&mut process, &[0]);
         assert!(process.slurm.is_silent(), "it ended well");
         exit(&mut process, &[256, 256]);
-        assert_eq!(told(&process), ["job 4711: on n1 its mpsd says: server 12 died"]);
+        assert_eq!(
+            told(&process),
+            ["job 4711: on n1 its mpsd says: server 12 died"]
+        );
     }
     // Also of a daemon of the step's own.
     let node = FakeNode::new().answering(ended(0, ""), Some(record("4711.3", RecordState::Ready)));
@@ -87,7 +90,8 @@ fn a_task_of_a_job_without_mps_is_told_nothing_and_costs_one_read_if_it_fails() 
     }
 }
 
-/// A step that opted out, and another user's job with the same id, neither take the words nor wait, and nothing is noted.
+/// A step that opted out, and another user's job with the same id, neither take the words nor wait,
+/// and nothing is noted.
 #[test]
 fn a_step_without_that_mps_is_told_nothing_of_it() {
     for (flags, uid) in [("mps=off", 1000), ("", 1001), ("mps", 1001)] {
@@ -152,8 +156,7 @@ fn seen(clients: u64) -> (Record, Observations) {
 #[test]
 fn who_asked_for_mps_reads_one_line_of_it_at_the_end_and_who_did_not_reads_none() {
     const USED: &str = "job 4711: on n1: 4 clients at once, GPU 92 % busy; mpsctl report 4711";
-    const NONE: &str =
-        "job 4711: on n1: 0 clients: no CUDA program used its MPS, GPU 92 % busy; mpsctl report 4711";
+    const NONE: &str = "job 4711: on n1: 0 clients: no CUDA program used its MPS, GPU 92 % busy; mpsctl report 4711";
     for (summary, shared, clients, step, rank, told_is) in [
         (true, false, 4, 0, 0, USED),
         (true, false, 4, BATCH, 0, USED),
@@ -232,6 +235,10 @@ fn a_task_that_a_signal_ended_is_noted_and_one_that_ended_or_failed_is_not() {
             signal,
             oom_kills,
         };
-        assert_eq!(*node.killed.borrow(), [noted(3, 9, 3), noted(6, 11, 0)], "{step}");
+        assert_eq!(
+            *node.killed.borrow(),
+            [noted(3, 9, 3), noted(6, 11, 0)],
+            "{step}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! A Slurm and a node that remember what was requested of them, and a process with the plugin in it.
+//! A Slurm and a node that remember what was requested of them, and a process with the plugin in
+//! it.
 
 use crate::handle::{Context, Item, Level, Node, Program, ProgramResult, Slurm, Verdict};
 use crate::plugin::{self, Callback};
@@ -46,7 +47,11 @@ impl FakeSlurm {
     pub fn new(context: Context) -> Self {
         let slurm = Self {
             context,
-            items: BTreeMap::from([(Item::JobId, 4711), (Item::JobUid, 1000), (Item::JobGid, 100)]),
+            items: BTreeMap::from([
+                (Item::JobId, 4711),
+                (Item::JobUid, 1000),
+                (Item::JobGid, 100),
+            ]),
             job_env: Env::new(),
             process_env: Env::new(),
             script_env: Env::new(),
@@ -58,14 +63,18 @@ impl FakeSlurm {
             options: Vec::new(),
             lines: RefCell::default(),
         };
-        slurm.process("SLURMD_NODENAME", "n1").process("PATH", "/bin")
+        slurm
+            .process("SLURMD_NODENAME", "n1")
+            .process("PATH", "/bin")
     }
 
     /// The second of four tasks of step `step`, or its slurmstepd.
     pub fn step(step: u32) -> Self {
         let slurm = Self::new(Context::Remote).with(Item::StepId, step);
         let slurm = slurm.with(Item::LocalTasks, 4).with(Item::TaskId, 1);
-        slurm.job("SLURM_STEP_GPUS", "2").job("CUDA_VISIBLE_DEVICES", "0")
+        slurm
+            .job("SLURM_STEP_GPUS", "2")
+            .job("CUDA_VISIBLE_DEVICES", "0")
     }
 
     pub fn with(mut self, item: Item, value: u32) -> Self {
@@ -137,7 +146,8 @@ impl<'a> Process<'a> {
         }
     }
 
-    /// After the options; `flags` as in [`FakeSlurm::asking`]. With it the verdict of the last callback.
+    /// After the options; `flags` as in [`FakeSlurm::asking`]. With it the verdict of the last
+    /// callback.
     pub fn begin(slurm: FakeSlurm, node: &'a FakeNode, line: &str, flags: &str) -> (Self, Verdict) {
         let mut process = Self::new(slurm, node, line);
         let remote = process.slurm.context == Context::Remote;
@@ -152,7 +162,13 @@ impl<'a> Process<'a> {
     }
 
     pub fn call(&mut self, callback: Callback) -> Verdict {
-        plugin::call(callback, &mut self.slurm, self.node, &mut self.state, &self.line)
+        plugin::call(
+            callback,
+            &mut self.slurm,
+            self.node,
+            &mut self.state,
+            &self.line,
+        )
     }
 }
 
@@ -209,7 +225,11 @@ impl Slurm for FakeSlurm {
         self.registered.push(key);
     }
     fn option(&self, key: Key) -> Option<Option<String>> {
-        assert_eq!(self.context, Context::JobScript, "getopt answers N/A elsewhere");
+        assert_eq!(
+            self.context,
+            Context::JobScript,
+            "getopt answers N/A elsewhere"
+        );
         let found = self.options.iter().find(|(k, _)| *k == key);
         found.map(|(_, argument)| argument.clone())
     }
@@ -315,7 +335,9 @@ pub fn ended(code: i32, lines: &str) -> ProgramResult {
 }
 
 pub fn path_of(record: &Record) -> PathBuf {
-    Paths::new("/run/mpsd", "/var/lib/mpsd").job(&record.job).record()
+    Paths::new("/run/mpsd", "/var/lib/mpsd")
+        .job(&record.job)
+        .record()
 }
 
 /// The record of job or step `job` of user 1000 with the node's GPUs 2 and 3.
@@ -350,7 +372,9 @@ impl Node for FakeNode {
     fn run(&self, program: &Program) -> ProgramResult {
         self.ran.borrow_mut().push(program.clone());
         if let Some(record) = &self.leaves {
-            self.records.borrow_mut().insert(path_of(record), record.clone());
+            self.records
+                .borrow_mut()
+                .insert(path_of(record), record.clone());
         }
         self.answer.clone().unwrap_or_else(|| ended(0, ""))
     }
@@ -398,18 +422,25 @@ impl Node for FakeNode {
         Ok(self.records.borrow().get(path).cloned())
     }
     fn settled_record(&self, path: &Path, _: Duration) -> Result<Option<Record>, String> {
-        self.unreadable.clone().map_or_else(|| self.record(path), Err)
+        self.unreadable
+            .clone()
+            .map_or_else(|| self.record(path), Err)
     }
     fn text_of(&self, path: &Path) -> Option<String> {
         let text = self.texts.get(path.to_str()?)?;
         Some((*text).to_owned())
     }
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {
-        self.records.borrow_mut().insert(path.to_owned(), record.clone());
+        self.records
+            .borrow_mut()
+            .insert(path.to_owned(), record.clone());
         Ok(())
     }
     fn partitions_lock(&self, _: &JobPaths) -> Result<File, String> {
-        let opened = File::options().read(true).write(true).open(&self.partitions_lock);
+        let opened = File::options()
+            .read(true)
+            .write(true)
+            .open(&self.partitions_lock);
         opened.map_err(|e| e.to_string())
     }
 }

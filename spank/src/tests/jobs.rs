@@ -37,7 +37,11 @@ fn a_job_that_did_not_ask_starts_nothing_and_prints_nothing() {
     for (node, line, slurm) in [
         (FakeNode::new(), "", script()),
         (FakeNode::broken(), "", script()),
-        (FakeNode::new(), "", script().asking("mps=off mps-threads=25")),
+        (
+            FakeNode::new(),
+            "",
+            script().asking("mps=off mps-threads=25"),
+        ),
         // A step came first, and its flags are not its job's.
         (FakeNode::new(), "", of_step("")),
         (FakeNode::new(), "", of_step("off")),
@@ -63,9 +67,14 @@ fn the_request_goes_on_in_canonical_form_and_the_environment_cleaned() {
     );
     let ran = node.ran.borrow();
     assert_eq!(ran[0].path.to_str(), Some("/usr/libexec/mpsd/mps-prologue"));
-    let names: Vec<_> = ran[0].environment.iter().map(|(name, _)| name.as_str()).collect();
+    let names: Vec<_> = ran[0]
+        .environment
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .collect();
     assert_eq!(names, ["SLURMD_NODENAME", "SLURM_JOB_GPUS"]);
-    // For a step that comes first, its job's request counts, and the program refuses flags that nothing has checked.
+    // For a step that comes first, its job's request counts, and the program refuses flags that
+    // nothing has checked.
     let step = asking().process("SPANK_MPS_SUBMIT", "step");
     let step = step.process("SPANK_MPS_JOB", "MPS=per-node,MPS_THREADS=50");
     let mut forged = script().asking("mps mps-mem=x");
@@ -88,7 +97,8 @@ fn only_a_job_of_srun_is_waited_for_in_its_task() {
         ("allocator", true, "ready"),
     ] {
         let mut node = FakeNode::new();
-        node.settings.as_mut().unwrap().slurm.wait = if in_task { Wait::Task } else { Wait::Prolog };
+        node.settings.as_mut().unwrap().slurm.wait =
+            if in_task { Wait::Task } else { Wait::Prolog };
         prolog(asking().process("SPANK_MPS_SUBMIT", by), &node);
         assert!(node.words().ends_with(&format!("--wait {wait}")), "{by}");
     }
@@ -166,7 +176,12 @@ fn the_configuration_gives_mps_to_jobs_of_its_choice() {
     for (automatic, name, value, gets_mps) in [
         (gres, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50", true),
         (gres, "SLURM_JOB_PARTITION", "shared", false),
-        (constraint, "SLURM_JOB_CONSTRAINTS", "[a100*2&mps*1]|h100", true),
+        (
+            constraint,
+            "SLURM_JOB_CONSTRAINTS",
+            "[a100*2&mps*1]|h100",
+            true,
+        ),
         (constraint, "SLURM_JOB_CONSTRAINTS", "mps2&nomps", false),
         (partitions, "SLURM_JOB_PARTITION", "shared", true),
         (partitions, "SLURM_JOB_PARTITION", "share", false),

@@ -15,7 +15,9 @@ fn a_step_that_asks_in_a_job_without_gets_its_own() {
     let environment = node.ran.borrow()[0].environment.clone();
     let expected = "SLURM_JOB_ID=4711 SLURM_STEP_ID=3 SLURM_STEP_NUM_NODES=1 SLURM_JOB_UID=1000 SLURM_JOB_GID=100 \
                     SLURM_STEP_NUM_TASKS=4 SLURM_STEP_GPUS=2 CUDA_VISIBLE_DEVICES=0 SLURMD_NODENAME=n1 SLURM_JOB_SLUID=sEKNKTV3WPV500";
-    let environment = environment.iter().map(|(name, value)| format!("{name}={value}"));
+    let environment = environment
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"));
     assert_eq!(environment.collect::<Vec<_>>().join(" "), expected);
     process.call(Callback::Exit);
     let ran = node.ran.borrow();
@@ -29,7 +31,8 @@ fn unneeded(request: &str) -> Record {
     record
 }
 
-/// The flags are the step's own or its job's; without any its job's record says what the site asked for.
+/// The flags are the step's own or its job's; without any its job's record says what the site asked
+/// for.
 #[test]
 fn under_auto_a_step_with_more_tasks_than_gpus_gets_its_own() {
     let auto = || Some(unneeded("MPS=auto"));
@@ -120,7 +123,10 @@ fn no_other_step_starts_or_ends_anything() {
 fn a_failed_start_is_kept_for_the_task_and_cleaned_up_at_the_end() {
     let node = FakeNode::new().answering(ended(2, "log\nthe GPU is busy"), None);
     let (mut process, _) = Process::begin(FakeSlurm::step(0), &node, "", "mps");
-    assert_eq!(process.state.step.failure.as_deref(), Some("the GPU is busy"));
+    assert_eq!(
+        process.state.step.failure.as_deref(),
+        Some("the GPU is busy")
+    );
     process.call(Callback::Exit);
     assert_eq!(node.ran.borrow().len(), 2);
 }
@@ -152,8 +158,12 @@ fn a_task_whose_container_hides_its_mps_does_not_start() {
         assert_eq!(process.call(Callback::TaskInit), verdict);
         assert!(node.nothing_ran());
         let errors = process.slurm.errors();
-        let is_told = |line: &String| line.contains("/pipe'") && line.contains("job 4711: not started on n1");
-        assert!(errors.len() == lines && errors.iter().all(is_told), "{errors:?}");
+        let is_told =
+            |line: &String| line.contains("/pipe'") && line.contains("job 4711: not started on n1");
+        assert!(
+            errors.len() == lines && errors.iter().all(is_told),
+            "{errors:?}"
+        );
     }
 }
 

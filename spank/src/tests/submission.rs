@@ -8,7 +8,8 @@ use crate::submission::MAY_GIVE_GPUS;
 use crate::unplugged;
 use mpsd_core::request::{Flags, Key};
 
-const SUBMITTERS: [(Context, &str); 2] = [(Context::Local, "srun"), (Context::Allocator, "allocator")];
+const SUBMITTERS: [(Context, &str); 2] =
+    [(Context::Local, "srun"), (Context::Allocator, "allocator")];
 const OURS: &str = "/usr/libexec/mpsd/mps-task-prolog";
 
 fn submit(slurm: FakeSlurm, line: &str, flags: &str) -> (Verdict, FakeSlurm) {
@@ -71,8 +72,15 @@ fn refused_flags_stop_the_submission_under_optional_too() {
         }
     }
     let option = |remote| {
-        let threads = Key::ALL.into_iter().find(|key| key.row().flag() == "mps-threads");
-        plugin::option(&mut PluginState::new(&[]), threads.unwrap(), Some("NaN"), remote)
+        let threads = Key::ALL
+            .into_iter()
+            .find(|key| key.row().flag() == "mps-threads");
+        plugin::option(
+            &mut PluginState::new(&[]),
+            threads.unwrap(),
+            Some("NaN"),
+            remote,
+        )
     };
     assert!(option(false).unwrap().starts_with("--mps-threads=NaN: "));
     // On a node it is too late for that: the prolog and the task refuse.
@@ -93,7 +101,10 @@ fn a_job_that_asks_for_no_gpu_is_told_at_submission_and_one_that_may_have_one_is
         assert_eq!(verdict, Verdict::Continue);
         assert!(slurm.errors().is_empty());
         let told = slurm.at_level(Level::Notice);
-        assert!(told.iter().all(|line| line.contains("--gres=gpu:1")), "{told:?}");
+        assert!(
+            told.iter().all(|line| line.contains("--gres=gpu:1")),
+            "{told:?}"
+        );
         told.len()
     };
     for (context, _) in SUBMITTERS {
@@ -141,7 +152,10 @@ fn a_second_load_starts_without_flags() {
 fn step_of(options: &[(&str, &str)]) -> FakeSlurm {
     let slurm = FakeSlurm::new(Context::Local).process("SLURM_JOB_ID", "4711");
     options.iter().fold(slurm, |slurm, (option, value)| {
-        slurm.process(&format!("SLURM_SPANK__SLURM_SPANK_OPTION_mps_{option}"), value)
+        slurm.process(
+            &format!("SLURM_SPANK__SLURM_SPANK_OPTION_mps_{option}"),
+            value,
+        )
     })
 }
 
@@ -201,7 +215,10 @@ fn a_submission_in_a_job_inherits_nothing_and_a_step_of_the_job_does() {
         (other, "", "sbatch next.sh", true),
     ] {
         let mut slurm = FakeSlurm::new(context);
-        for (name, value) in of_job.split_whitespace().filter_map(|word| word.split_once('=')) {
+        for (name, value) in of_job
+            .split_whitespace()
+            .filter_map(|word| word.split_once('='))
+        {
             slurm = slurm.process(name, value);
         }
         let options = [
@@ -245,7 +262,11 @@ fn a_step_in_an_allocation_keeps_or_drops_the_task_prolog_of_the_allocation() {
         slurm.task_prolog = Some(OURS.into());
         let (_, slurm) = submit(slurm, "", flags);
         assert_eq!(slurm.task_prolog.as_deref(), option, "{flags}");
-        assert_eq!(variable(&slurm, "SLURM_TASK_PROLOG"), allocations, "{flags}");
+        assert_eq!(
+            variable(&slurm, "SLURM_TASK_PROLOG"),
+            allocations,
+            "{flags}"
+        );
         assert_eq!(variable(&slurm, "SLURM_MPSD_TASK_PROLOG"), kept, "{flags}");
     }
 }
@@ -280,7 +301,11 @@ fn mps_in_slurms_own_container_is_refused_before_anything_is_submitted() {
         ] {
             let mut slurm = FakeSlurm::new(context);
             let given = [("gres", "gpu:1"), ("container", "/home/bundle")];
-            slurm.given = Some(given.map(|(name, value)| (name.into(), value.into())).into());
+            slurm.given = Some(
+                given
+                    .map(|(name, value)| (name.into(), value.into()))
+                    .into(),
+            );
             let (found, slurm) = submit(slurm, "", flags);
             assert_eq!(found, verdict, "{flags}");
             assert_eq!(

@@ -60,13 +60,18 @@ fn what_holds_for_all_tasks_of_a_node_is_reported_by_one_and_else_by_each() {
 
 #[test]
 fn a_ready_record_attaches_the_task_whatever_the_flags_say() {
-    let mps = |slurm: &FakeSlurm| ["MPSD_JOB", PIPE, GPUS].map(|name| slurm.job_env.get(name).cloned());
+    let mps =
+        |slurm: &FakeSlurm| ["MPSD_JOB", PIPE, GPUS].map(|name| slurm.job_env.get(name).cloned());
     // By the node's number 2, not by the 0 that a constrained step counts from.
-    let expected = ["4711", "/run/mpsd/jobs/4711/pipe", "GPU-00000002"].map(|value| Some(value.to_owned()));
+    let expected =
+        ["4711", "/run/mpsd/jobs/4711/pipe", "GPU-00000002"].map(|value| Some(value.to_owned()));
     for (het, flags) in [("", "mps"), ("", ""), ("2", "mps=off")] {
         let slurm = FakeSlurm::step(0).job("SLURM_HET_SIZE", het);
         let (verdict, slurm) = task(slurm, &FakeNode::ready(), "", flags);
-        assert_eq!((verdict, mps(&slurm)), (Verdict::Continue, expected.clone()));
+        assert_eq!(
+            (verdict, mps(&slurm)),
+            (Verdict::Continue, expected.clone())
+        );
         assert!(slurm.is_silent());
     }
     // Another step does not get a step's own daemon.
@@ -77,7 +82,8 @@ fn a_ready_record_attaches_the_task_whatever_the_flags_say() {
     assert_eq!(value(&other, "MPSD_JOB"), None);
 }
 
-/// The environment stays to the byte, but for the mark that lets `mps-task-prolog` go on. Only a user who said `auto` reads why.
+/// The environment stays to the byte, but for the mark that lets `mps-task-prolog` go on. Only a
+/// user who said `auto` reads why.
 #[test]
 fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
     let unneeded = || FakeNode::new().with_record(record("4711", RecordState::Unneeded));
@@ -87,7 +93,11 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
         FakeNode::new().with_record(of_user)
     };
     // Another component's flags, and our task prolog that the allocation handed on.
-    for (step, users, kept) in [(0, "/users", true), (BATCH, "/users", false), (BATCH, "", false)] {
+    for (step, users, kept) in [
+        (0, "/users", true),
+        (BATCH, "/users", false),
+        (BATCH, "", false),
+    ] {
         let slurm = FakeSlurm::step(step)
             .with(Item::LocalTasks, 1)
             .job("SLURM_HET_SIZE", "2");
@@ -95,7 +105,10 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
             .job("SLURM_TASK_PROLOG", "/x/mps-task-prolog")
             .job("SLURM_MPSD_TASK_PROLOG", users);
         let (_, slurm) = task(slurm, &asked(), "", "");
-        assert_eq!(value(&slurm, "SLURM_TASK_PROLOG").unwrap_or_default(), users);
+        assert_eq!(
+            value(&slurm, "SLURM_TASK_PROLOG").unwrap_or_default(),
+            users
+        );
         assert_eq!(value(&slurm, "SLURM_MPSD_TASK_PROLOG").is_some(), kept);
         assert_eq!(value(&slurm, "MPSD_TASK").is_some(), step != BATCH);
     }
@@ -111,7 +124,9 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
             2,
             0,
             "mps=auto",
-            Some("auto: no MPS, because 1 task on 1 GPU; ask for more tasks than GPUs (-n), or for --mps"),
+            Some(
+                "auto: no MPS, because 1 task on 1 GPU; ask for more tasks than GPUs (-n), or for --mps",
+            ),
         ),
     ] {
         let slurm = FakeSlurm::step(step)
@@ -121,7 +136,11 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
         let (verdict, slurm) = task(slurm, &node, "", flags);
         assert_eq!(verdict, Verdict::Continue, "{flags}: {:?}", slurm.errors());
         let marked = slurm.job_env.get("MPSD_TASK").cloned();
-        assert_eq!(marked.is_some(), flags == "mps=auto" && step != BATCH, "{flags}");
+        assert_eq!(
+            marked.is_some(),
+            flags == "mps=auto" && step != BATCH,
+            "{flags}"
+        );
         before.extend(marked.map(|mark| ("MPSD_TASK".to_owned(), mark)));
         assert_eq!(slurm.job_env, before, "{flags}");
         let lines = slurm.at_level(Level::Notice);
@@ -136,7 +155,8 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
     assert_eq!(value(&slurm, "MPSD_JOB"), Some("4711.3"));
     // No prologue has run, so nothing was found.
     assert!(
-        refused(FakeSlurm::step(BATCH), &FakeNode::new(), "", "mps=auto").contains("has run no prologue")
+        refused(FakeSlurm::step(BATCH), &FakeNode::new(), "", "mps=auto")
+            .contains("has run no prologue")
     );
 }
 
@@ -177,7 +197,11 @@ fn a_batch_script_that_starts_a_daemon_of_its_own_is_told_once_if_its_user_asked
             .with(Item::LocalTasks, 1);
         slurm.step_command = vec!["/spool/slurm_script".to_owned()];
         let mut node = FakeNode::ready();
-        node.texts = [("/spool/slurm_script", "nvidia-cuda-mps-control -d\nsrun ./prog\n")].into();
+        node.texts = [(
+            "/spool/slurm_script",
+            "nvidia-cuda-mps-control -d\nsrun ./prog\n",
+        )]
+        .into();
         let (verdict, slurm) = task(slurm.job("SLURM_JOB_GPUS", "2"), &node, "", flags);
         let lines = slurm.at_level(Level::Notice);
         let lines: Vec<_> = lines
@@ -195,7 +219,9 @@ fn a_batch_script_that_starts_a_daemon_of_its_own_is_told_once_if_its_user_asked
 #[test]
 fn a_list_that_repeats_is_told_by_the_first_task_of_a_step() {
     let mut listed = record("4711", RecordState::Ready);
-    listed.rank_threads = ["20", "40"].map(|percent| percent.parse().unwrap()).to_vec();
+    listed.rank_threads = ["20", "40"]
+        .map(|percent| percent.parse().unwrap())
+        .to_vec();
     let jobs = || FakeNode::new().with_record(listed.clone());
     let step = |global: u32, tasks: u32| {
         let slurm = FakeSlurm::step(0).with(Item::TaskGlobalId, global);
@@ -302,7 +328,8 @@ fn one_step_at_a_time_has_the_partitions() {
     let mut starter = slurmstepd(&node, 2, 1);
     assert_eq!(rank(&mut starter, 0), Verdict::Continue);
     assert!(starter.slurm.is_silent() && value(&starter.slurm, PARTITION).is_none());
-    // The end of the first of two ranks releases nothing; that of the last releases all, while slurmstepd still runs.
+    // The end of the first of two ranks releases nothing; that of the last releases all, while
+    // slurmstepd still runs.
     let mut third = slurmstepd(&node, 3, 2);
     for verdict in [Verdict::Leave, Verdict::Continue] {
         first.call(Callback::TaskExit);
@@ -341,7 +368,12 @@ fn a_number_is_a_place_among_what_the_task_may_open() {
     let (closed, first, second) = ("/nonexistent/nvidia0", "/dev/null", "/dev/zero");
     for (step, visible, files, gpus) in [
         (0, "0", [closed, first, second], "GPU-00000002"),
-        (BATCH, "2,1", [first, first, second], "GPU-00000003,GPU-00000002"),
+        (
+            BATCH,
+            "2,1",
+            [first, first, second],
+            "GPU-00000003,GPU-00000002",
+        ),
         // Without a number it has the GPUs of the job that it may open.
         (BATCH, "", [first, closed, second], "GPU-00000003"),
     ] {
@@ -350,7 +382,8 @@ fn a_number_is_a_place_among_what_the_task_may_open() {
             .job(GPUS, visible);
         assert_eq!(value(&runs(slurm, &node(files)), GPUS), Some(gpus));
     }
-    // Slurm claims to confine tasks, but this one can open a GPU that is not its job's: CUDA would take that one.
+    // Slurm claims to confine tasks, but this one can open a GPU that is not its job's: CUDA would
+    // take that one.
     let told = refused(FakeSlurm::step(0), &node([first, first, second]), "", "mps");
     assert!(told.contains("'0', which is GPU-00000001 here"), "{told}");
 }
@@ -420,8 +453,20 @@ fn a_task_that_cannot_have_its_mps_is_refused_with_the_reason() {
     for (step, node, line, flags, why) in [
         (0, with(RecordState::Refused), "", "", "on n1: the reason"),
         (0, with(RecordState::Failed), "", "", "on n1: the reason"),
-        (0, with(RecordState::Starting), "", "", "still being started"),
-        (0, FakeNode::new().with_record(foreign), "", "", "another user"),
+        (
+            0,
+            with(RecordState::Starting),
+            "",
+            "",
+            "still being started",
+        ),
+        (
+            0,
+            FakeNode::new().with_record(foreign),
+            "",
+            "",
+            "another user",
+        ),
         (BATCH, FakeNode::new(), "", "mps", "mpsctl slurm check"),
         (0, FakeNode::new(), "scope=job", "mps", "whole jobs only"),
         (0, FakeNode::new(), "", "mps=evil", "--mps=evil"),
@@ -458,7 +503,8 @@ fn a_plugin_in_trouble_stops_only_users_who_asked() {
     }
 }
 
-/// Shown by the script, else by the job's first step, or by the step with its own daemon; always by one task of the node.
+/// Shown by the script, else by the job's first step, or by the step with its own daemon; always by
+/// one task of the node.
 #[test]
 fn a_warning_is_read_once_a_node() {
     for (job, step, rank, of_script, times) in [
@@ -497,7 +543,9 @@ fn a_script_hands_no_partition_on_and_a_rank_has_its_own() {
     ] {
         let slurm = FakeSlurm::step(step).with(Item::TaskId, rank);
         let slurm = runs(
-            slurm.job("SLURM_JOB_GPUS", "2,3").job(PARTITION, "inherited"),
+            slurm
+                .job("SLURM_JOB_GPUS", "2,3")
+                .job(PARTITION, "inherited"),
             &node,
         );
         assert_eq!(value(&slurm, PARTITION), own, "{step:x} {rank}");
@@ -536,7 +584,8 @@ fn a_script_and_a_step_whose_gpus_slurm_does_not_name_have_all_of_the_jobs() {
     assert_eq!(slurm.job_env.keys().collect::<Vec<_>>(), ["MPSD_TASK"]);
 }
 
-/// `srun --exclusive --mps`: the job has its node's GPUs, and its step has none. A later step, or a script's, may want none.
+/// `srun --exclusive --mps`: the job has its node's GPUs, and its step has none. A later step, or a
+/// script's, may want none.
 #[test]
 fn a_job_whose_only_step_has_no_gpu_reads_that_it_runs_without_mps() {
     let said = |slurm: FakeSlurm, flags: &str| {

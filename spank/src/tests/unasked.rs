@@ -44,7 +44,8 @@ fn batch() -> FakeSlurm {
     slurm
 }
 
-/// Whether the task is attached. It runs with its own words for its GPUs, and its user reads nothing.
+/// Whether the task is attached. It runs with its own words for its GPUs, and its user reads
+/// nothing.
 #[track_caller]
 fn is_attached(slurm: FakeSlurm, node: &FakeNode) -> bool {
     let before = slurm.job_env.clone();
@@ -61,7 +62,9 @@ fn is_attached(slurm: FakeSlurm, node: &FakeNode) -> bool {
     let of_job = node.records.borrow()[&path_of(&of_site(RecordState::Ready))].clone();
     if !attached && of_job.state == RecordState::Ready {
         let why = process.slurm.at_level(Level::Info);
-        let told = why.iter().filter(|line| line.contains("auto: no MPS, because"));
+        let told = why
+            .iter()
+            .filter(|line| line.contains("auto: no MPS, because"));
         assert_eq!(told.count(), 1, "{why:?}");
     }
     attached
@@ -78,7 +81,11 @@ fn a_step_has_mps_if_its_tasks_meet_and_a_server_takes_them() {
         (49, "", false),
     ] {
         let slurm = step(tasks).job("CUDA_DEVICE_MAX_CONNECTIONS", connections);
-        assert_eq!(is_attached(slurm, &plain()), attached, "{tasks} {connections}");
+        assert_eq!(
+            is_attached(slurm, &plain()),
+            attached,
+            "{tasks} {connections}"
+        );
     }
     assert!(is_attached(
         step(4).job("CUDA_DEVICE_MAX_CONNECTIONS", "8"),
@@ -100,7 +107,10 @@ fn a_user_who_has_a_pipe_directory_keeps_it() {
 #[test]
 fn a_batch_script_submitted_with_a_pipe_directory_keeps_it() {
     assert!(is_attached(batch(), &node("mpirun a", "")));
-    assert!(!is_attached(batch().job(PIPE, "/tmp/own"), &node("mpirun a", "")));
+    assert!(!is_attached(
+        batch().job(PIPE, "/tmp/own"),
+        &node("mpirun a", "")
+    ));
 }
 
 #[test]
@@ -108,7 +118,10 @@ fn a_task_that_may_open_other_gpus_has_the_numbers_that_it_had() {
     let may_open = |gpus: &[usize]| {
         let mut record = of_site(RecordState::Ready);
         let others = ["GPU-00000000", "GPU-00000001"].map(|uuid| GpuUuid::parse(uuid).unwrap());
-        let all: Vec<GpuUuid> = others.into_iter().chain(record.daemons[0].gpus.clone()).collect();
+        let all: Vec<GpuUuid> = others
+            .into_iter()
+            .chain(record.daemons[0].gpus.clone())
+            .collect();
         let device = |gpu: &usize| RecordDevice {
             uuid: all[*gpu].clone(),
             file: "/dev/null".into(),
@@ -136,13 +149,18 @@ fn a_step_without_a_gpu_or_in_a_container_of_slurms_has_none() {
 #[test]
 fn a_task_reads_no_warning() {
     let mut record = of_site(RecordState::Ready);
-    record.rank_threads = ["20", "40"].map(|percent| percent.parse().unwrap()).to_vec();
+    record.rank_threads = ["20", "40"]
+        .map(|percent| percent.parse().unwrap())
+        .to_vec();
     let node = node("srun a", "exec a").with_record(record);
     let mut slurm = step(4).with(Item::TaskGlobalId, 0);
     for name in ["NCCL_NVLS_ENABLE", "NVSHMEM_SYMMETRIC_SIZE"] {
         slurm = slurm.job(name, "1");
     }
-    assert!(is_attached(slurm.job("CUDA_DEVICE_MAX_CONNECTIONS", "8"), &node));
+    assert!(is_attached(
+        slurm.job("CUDA_DEVICE_MAX_CONNECTIONS", "8"),
+        &node
+    ));
 }
 
 #[test]
@@ -175,7 +193,10 @@ fn a_script_that_names_nvidias_daemon_takes_its_job_out() {
 
 #[test]
 fn a_script_that_starts_programs_without_a_launcher_has_none_and_its_steps_have() {
-    let node = node("for i in $(seq 56); do a & done; wait; srun -n4 a", "exec a");
+    let node = node(
+        "for i in $(seq 56); do a & done; wait; srun -n4 a",
+        "exec a",
+    );
     assert!(!is_attached(batch(), &node));
     assert!(is_attached(step(4), &node));
     let node = self::node("mpirun -n 4 a", "exec a");
@@ -202,7 +223,10 @@ fn a_step_whose_user_asks_is_as_in_any_job() {
     let (mut process, _) = Process::begin(slurm, &node, "", "mps");
     assert_eq!(process.call(Callback::TaskInit), Verdict::Continue);
     let env = &process.slurm.job_env;
-    assert!(env.contains_key(PIPE) && env[GPUS].starts_with("GPU-"), "{env:?}");
+    assert!(
+        env.contains_key(PIPE) && env[GPUS].starts_with("GPU-"),
+        "{env:?}"
+    );
 }
 
 /// srun gives the flags of its last component to the steps of all.

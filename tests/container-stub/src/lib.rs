@@ -1,5 +1,6 @@
-//! A double of pyxis: a Slurm plugin that takes a task into namespaces, as the task's variable `CONTAINER` says
-//! (pyxis_slurmstepd.c, `slurm_spank_task_init`). Its prolog and epilog do nothing.
+//! A double of pyxis: a Slurm plugin that takes a task into namespaces, as the task's variable
+//! `CONTAINER` says (pyxis_slurmstepd.c, `slurm_spank_task_init`). Its prolog and epilog do
+//! nothing.
 #![allow(non_upper_case_globals)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -28,7 +29,8 @@ pub static plugin_type: [u8; 6] = *b"spank\0";
 pub static plugin_version: u32 = 0x16_05_00;
 
 unsafe extern "C" {
-    fn spank_getenv(spank: Spank, name: *const c_char, buffer: *mut c_char, length: c_int) -> c_int;
+    fn spank_getenv(spank: Spank, name: *const c_char, buffer: *mut c_char, length: c_int)
+    -> c_int;
     fn slurm_error(format: *const c_char, ...);
 }
 

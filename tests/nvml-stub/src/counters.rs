@@ -5,8 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::node::Counts;
 use crate::{
-    Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Out, Return, SUCCESS, answer, gpu,
-    mig, put,
+    Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Out, Return, SUCCESS,
+    answer, gpu, mig, put,
 };
 
 /// `NVML_GPU_UTILIZATION_SAMPLES` and `NVML_MEMORY_UTILIZATION_SAMPLES`.
@@ -46,7 +46,9 @@ pub struct Metrics {
 }
 
 fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     now.as_micros() as u64
 }
 
@@ -107,7 +109,10 @@ unsafe extern "C" fn nvmlDeviceGetSamples(
 
 /// In millijoules.
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetTotalEnergyConsumption(device: Device, energy: Out<c_ulonglong>) -> Return {
+extern "C" fn nvmlDeviceGetTotalEnergyConsumption(
+    device: Device,
+    energy: Out<c_ulonglong>,
+) -> Return {
     answer(|| put(energy, counts(device)?.watts * (now() / 1000)))
 }
 

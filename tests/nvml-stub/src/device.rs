@@ -7,12 +7,17 @@ use std::time::Duration;
 
 use crate::node::{Context, Gpu, MIB, Node};
 use crate::{
-    Device, INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, Out, Return, UNKNOWN, answer, gpu,
-    healthy, list, mig, node, part, put, string, text,
+    Device, INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, Out, Return, UNKNOWN,
+    answer, gpu, healthy, list, mig, node, part, put, string, text,
 };
 
 /// Compute modes, at the place of their number.
-const MODES: [&str; 4] = ["default", "exclusive_thread", "prohibited", "exclusive_process"];
+const MODES: [&str; 4] = [
+    "default",
+    "exclusive_thread",
+    "prohibited",
+    "exclusive_process",
+];
 
 /// Memory that the driver keeps, MiB.
 const RESERVED_MIB: u64 = 600;
@@ -90,7 +95,10 @@ unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: Out<
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device: Out<Device>) -> Return {
+unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
+    id: *const c_char,
+    device: Out<Device>,
+) -> Return {
     answer(|| {
         // SAFETY: the caller gives a string.
         let id = unsafe { string(id) }?.to_lowercase();
@@ -99,14 +107,23 @@ unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device:
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetUUID(device: Device, uuid: *mut c_char, length: c_uint) -> Return {
+unsafe extern "C" fn nvmlDeviceGetUUID(
+    device: Device,
+    uuid: *mut c_char,
+    length: c_uint,
+) -> Return {
     // SAFETY: the caller gives room for `length` bytes.
     answer(|| unsafe { text(uuid, length, &part(device)?.1.uuid) })
 }
 
-/// A MIG device's name has its profile in it (nvml.h: "MIG device names which can be used to identify devices").
+/// A MIG device's name has its profile in it (nvml.h: "MIG device names which can be used to
+/// identify devices").
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetName(device: Device, name: *mut c_char, length: c_uint) -> Return {
+unsafe extern "C" fn nvmlDeviceGetName(
+    device: Device,
+    name: *mut c_char,
+    length: c_uint,
+) -> Return {
     // SAFETY: the caller gives room for `length` bytes.
     answer(|| unsafe { text(name, length, &part(device)?.1.name) })
 }
@@ -131,7 +148,8 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, to: Out<Memory>) -> Ret
     })
 }
 
-/// In MIG mode only a GPU's devices answer (nvml.h: "If MIG is enabled on a GPU, device must be MIG device handle").
+/// In MIG mode only a GPU's devices answer (nvml.h: "If MIG is enabled on a GPU, device must be MIG
+/// device handle").
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetComputeMode(device: Device, mode: Out<c_uint>) -> Return {
     answer(|| {
@@ -145,8 +163,9 @@ extern "C" fn nvmlDeviceGetComputeMode(device: Device, mode: Out<c_uint>) -> Ret
     })
 }
 
-/// Only root may set it, and EXCLUSIVE_THREAD is gone (as in NVML). In MIG mode EXCLUSIVE_PROCESS "is not supported"
-/// (NVIDIA's MIG guide, "MIG with CUDA MPS"), and the handle must be a MIG device's (nvml.h).
+/// Only root may set it, and EXCLUSIVE_THREAD is gone (as in NVML). In MIG mode EXCLUSIVE_PROCESS
+/// "is not supported" (NVIDIA's MIG guide, "MIG with CUDA MPS"), and the handle must be a MIG
+/// device's (nvml.h).
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Return {
     answer(|| {
@@ -183,7 +202,11 @@ extern "C" fn nvmlDeviceGetMinorNumber(device: Device, minor: Out<c_uint>) -> Re
 
 /// The CPUs near a GPU, in bits.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetCpuAffinity(device: Device, size: c_uint, set: *mut c_ulong) -> Return {
+unsafe extern "C" fn nvmlDeviceGetCpuAffinity(
+    device: Device,
+    size: c_uint,
+    set: *mut c_ulong,
+) -> Return {
     answer(|| {
         let (_, gpu, _) = gpu(device)?;
         let mut words = vec![0; size as usize];
@@ -257,8 +280,9 @@ extern "C" fn nvmlDeviceGetPowerUsage(device: Device, power: Out<c_uint>) -> Ret
     })
 }
 
-/// The contexts on a GPU or a MIG device. A GPU in MIG mode has those of all its devices (nvml.h: "if device handle is provided,
-/// the API returns aggregate information [...]. Per-instance information can be queried by using specific MIG device handles").
+/// The contexts on a GPU or a MIG device. A GPU in MIG mode has those of all its devices (nvml.h:
+/// "if device handle is provided, the API returns aggregate information [...]. Per-instance
+/// information can be queried by using specific MIG device handles").
 fn contexts(node: &Node, gpu: &Gpu) -> Vec<Context> {
     let parts = gpu.mig.iter().map(|mig| mig.uuid.as_str());
     let uuids = [gpu.uuid.as_str()].into_iter().chain(parts);
@@ -267,7 +291,8 @@ fn contexts(node: &Node, gpu: &Gpu) -> Vec<Context> {
 
 fn processes(device: Device, only_clients: bool) -> Result<Vec<Process>, Return> {
     let (node, gpu) = part(device)?;
-    // Recorded: a client that only enumerated this GPU is, without memory, only in the list of clients.
+    // Recorded: a client that only enumerated this GPU is, without memory, only in the list of
+    // clients.
     let listed = |c: &Context| match only_clients {
         true => c.kind == "mps",
         false => c.bytes > 0,
@@ -284,7 +309,9 @@ fn processes(device: Device, only_clients: bool) -> Result<Vec<Process>, Return>
         .iter()
         .filter(|c| listed(c))
         .map(|c| entry(c.pid, c.bytes));
-    Ok(found.chain(stale.map(|pid| entry(pid, 512 * MIB))).collect())
+    Ok(found
+        .chain(stale.map(|pid| entry(pid, 512 * MIB)))
+        .collect())
 }
 
 /// Servers, their clients, and other processes with a compute context.

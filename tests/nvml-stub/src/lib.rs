@@ -1,9 +1,14 @@
-//! A double of NVML: the C functions that `nvml-wrapper` needs. The node is that of the directory of this library.
+//! A double of NVML: the C functions that `nvml-wrapper` needs. The node is that of the directory
+//! of this library.
 //!
-//! It reads `node.toml` in this directory at each `nvmlInit`. It reads and writes compute modes and contexts at each call,
-//! so they are the same for every process and survive it. Each function trusts its caller's pointers, as NVML does.
+//! It reads `node.toml` in this directory at each `nvmlInit`. It reads and writes compute modes and
+//! contexts at each call, so they are the same for every process and survive it. Each function
+//! trusts its caller's pointers, as NVML does.
 #![allow(non_snake_case)]
-#![expect(clippy::missing_safety_doc, reason = "as the first lines say, once for all")]
+#![expect(
+    clippy::missing_safety_doc,
+    reason = "as the first lines say, once for all"
+)]
 
 mod counters;
 mod device;
@@ -34,7 +39,8 @@ const DRIVER_NOT_LOADED: Return = 9;
 const GPU_IS_LOST: Return = 15;
 const UNKNOWN: Return = 999;
 
-/// `nvmlDevice_t`: never followed as a pointer. 1 + index for a GPU; 0x1000 × (1 + index) + instance for a MIG device.
+/// `nvmlDevice_t`: never followed as a pointer. 1 + index for a GPU; 0x1000 × (1 + index) +
+/// instance for a MIG device.
 type Device = *mut c_void;
 
 static NODE: Mutex<Option<Node>> = Mutex::new(None);
@@ -106,7 +112,11 @@ unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_
 
 /// The node, unless `nvmlInit` was not called or this call must hang.
 fn node() -> Result<Node, Return> {
-    let node = NODE.lock().map_err(|_| UNKNOWN)?.clone().ok_or(UNINITIALIZED)?;
+    let node = NODE
+        .lock()
+        .map_err(|_| UNKNOWN)?
+        .clone()
+        .ok_or(UNINITIALIZED)?;
     if node.is.nvml.calls_hang {
         hang();
     }
@@ -196,5 +206,7 @@ unsafe fn string(from: *const c_char) -> Result<String, Return> {
         return Err(INVALID_ARGUMENT);
     }
     // SAFETY: not null, and the caller promises the final zero.
-    Ok(unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned())
+    Ok(unsafe { CStr::from_ptr(from) }
+        .to_string_lossy()
+        .into_owned())
 }

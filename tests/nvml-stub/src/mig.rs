@@ -63,7 +63,16 @@ extern "C" fn nvmlDeviceGetMigMode(device: Device, now: Out<c_uint>, next: Out<c
 /// "Returns zero if MIG is not supported or enabled."
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: Device, count: Out<c_uint>) -> Return {
-    answer(|| put(count, if gpu(device)?.1.mig.is_empty() { 0 } else { SLICES }))
+    answer(|| {
+        put(
+            count,
+            if gpu(device)?.1.mig.is_empty() {
+                0
+            } else {
+                SLICES
+            },
+        )
+    })
 }
 
 /// "This API currently only supports MIG device handles."
@@ -85,7 +94,11 @@ extern "C" fn nvmlDeviceGetAttributes_v2(device: Device, to: Out<Attributes>) ->
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(device: Device, index: c_uint, mig: Out<Device>) -> Return {
+extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
+    device: Device,
+    index: c_uint,
+    mig: Out<Device>,
+) -> Return {
     answer(|| {
         let (_, gpu, at) = gpu(device)?;
         if index as usize >= gpu.mig.len() {

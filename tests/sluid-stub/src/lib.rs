@@ -1,6 +1,7 @@
-//! A double of Slurm 26.05's cgroups: a plugin that puts slurmstepd and the tasks of a step where that release puts them,
-//! in `SLUID/step_N/slurm` and `SLUID/step_N/user/task_0` (docs/facts/slurm.md#cgroups-of-a-job). Its word in
-//! plugstack.conf is the directory of the nodes' cgroups.
+//! A double of Slurm 26.05's cgroups: a plugin that puts slurmstepd and the tasks of a step where
+//! that release puts them, in `SLUID/step_N/slurm` and `SLUID/step_N/user/task_0`
+//! (docs/facts/slurm.md#cgroups-of-a-job). Its word in plugstack.conf is the directory of the
+//! nodes' cgroups.
 #![allow(non_upper_case_globals)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -79,7 +80,11 @@ pub unsafe extern "C" fn slurm_spank_job_epilog(
 /// # Safety
 /// Slurm calls it with its own handle and the `count` words of plugstack.conf.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn slurm_spank_init(spank: Spank, count: c_int, words: *const *const c_char) -> c_int {
+pub unsafe extern "C" fn slurm_spank_init(
+    spank: Spank,
+    count: c_int,
+    words: *const *const c_char,
+) -> c_int {
     // SAFETY: Slurm's function, without an argument.
     if unsafe { spank_context() } != REMOTE {
         return 0;
@@ -120,7 +125,8 @@ unsafe fn enter(spank: Spank, count: c_int, words: *const *const c_char, below: 
         return -1;
     };
     let place = cgroup.join(format!("step_{step}")).join(below);
-    let moved = fs::create_dir_all(&place).and_then(|()| fs::write(place.join("cgroup.procs"), "0"));
+    let moved =
+        fs::create_dir_all(&place).and_then(|()| fs::write(place.join("cgroup.procs"), "0"));
     if moved.is_ok() { 0 } else { -1 }
 }
 

@@ -1,5 +1,5 @@
-//! Rows in which every possible pair of values of two factors occurs at least once, and every triple of some factors. A
-//! greedy covering array, the same in every run.
+//! Rows in which every possible pair of values of two factors occurs at least once, and every
+//! triple of some factors. A greedy covering array, the same in every run.
 
 use std::collections::BTreeSet;
 
@@ -52,17 +52,28 @@ pub fn cover(levels: &[usize], prefixes: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let mut rows = Vec::new();
     while !cover.missing.is_empty() {
         let mut best: Option<(usize, usize, Vec<usize>)> = None;
-        for seed in cover.missing.iter().copied().take(SEEDS).collect::<Vec<_>>() {
+        for seed in cover
+            .missing
+            .iter()
+            .copied()
+            .take(SEEDS)
+            .collect::<Vec<_>>()
+        {
             let mut any = false;
             for (at, prefix) in prefixes.iter().enumerate() {
-                let Some(row) = begin(levels.len(), prefix, seed).and_then(|row| cover.complete(row)) else {
+                let Some(row) =
+                    begin(levels.len(), prefix, seed).and_then(|row| cover.complete(row))
+                else {
                     continue;
                 };
                 any = true;
-                let gain = cover.of(&row).filter(|one| cover.missing.contains(one)).count();
-                let better = best
-                    .as_ref()
-                    .is_none_or(|(most, of, _)| gain > *most || gain == *most && used[at] < used[*of]);
+                let gain = cover
+                    .of(&row)
+                    .filter(|one| cover.missing.contains(one))
+                    .count();
+                let better = best.as_ref().is_none_or(|(most, of, _)| {
+                    gain > *most || gain == *most && used[at] < used[*of]
+                });
                 if better {
                     best = Some((gain, at, row));
                 }
@@ -116,12 +127,15 @@ fn begin(size: usize, prefix: &[usize], seed: Combination) -> Option<Vec<Option<
 impl Cover<'_> {
     fn of<'a>(&'a self, row: &'a [usize]) -> impl Iterator<Item = Combination> + 'a {
         let chosen: Vec<Option<usize>> = row.iter().copied().map(Some).collect();
-        let one = |factors: &Vec<usize>| combination(factors.iter().map(|factor| (*factor, row[*factor])));
+        let one = |factors: &Vec<usize>| {
+            combination(factors.iter().map(|factor| (*factor, row[*factor])))
+        };
         let counts = move |factors: &&Vec<usize>| !is_masked(&chosen, factors);
         self.wanted.iter().filter(counts).map(one)
     }
 
-    /// Fills the rest: for each factor the value that covers most, or another if that leads nowhere.
+    /// Fills the rest: for each factor the value that covers most, or another if that leads
+    /// nowhere.
     fn complete(&self, row: Vec<Option<usize>>) -> Option<Vec<usize>> {
         let Some(next) = row.iter().position(Option::is_none) else {
             return row.into_iter().collect();

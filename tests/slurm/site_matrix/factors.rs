@@ -1,6 +1,7 @@
 //! The factors of a site and a request, and which values cannot occur together.
 
-/// A factor and its values. No two factors have a value of the same name, so that a cell's name is clear.
+/// A factor and its values. No two factors have a value of the same name, so that a cell's name is
+/// clear.
 pub struct Factor {
     name: &'static str,
     values: &'static [&'static str],
@@ -15,9 +16,12 @@ pub const FACTORS: &[Factor] = &[
     factor("prolog", &["no-flags", "alloc", "contain"]),
     // ConstrainDevices.
     factor("devices", &["open", "constrained"]),
-    // gres.conf: every GPU in order; the same with minor numbers unlike the bus order; without the first GPU; two
-    // types, the later GPUs first; with Cores=.
-    factor("gres", &["complete", "minors", "partial", "reversed", "cores"]),
+    // gres.conf: every GPU in order; the same with minor numbers unlike the bus order; without the
+    // first GPU; two types, the later GPUs first; with Cores=.
+    factor(
+        "gres",
+        &["complete", "minors", "partial", "reversed", "cores"],
+    ),
     factor("task", &["task-none", "task-affinity", "task-cgroup"]),
     factor("word", &["optional", "required"]),
     factor("wait", &["wait-task", "wait-prolog"]),
@@ -29,20 +33,35 @@ pub const FACTORS: &[Factor] = &[
     factor("launch", &["srun", "sbatch", "salloc", "het", "array"]),
     factor(
         "gpus",
-        &["gpu1", "gpu2", "gpu3", "gpus-per-task", "tasks-per-gpu", "shard1"],
+        &[
+            "gpu1",
+            "gpu2",
+            "gpu3",
+            "gpus-per-task",
+            "tasks-per-gpu",
+            "shard1",
+        ],
     ),
     factor("bind", &["unbound", "bind-none", "bind-single", "bind-map"]),
     factor("node", &["shared", "alone-on-node"]),
-    // The job and its steps: all ask; one step of a job that does not; one step lowers its job's limits; one says off.
+    // The job and its steps: all ask; one step of a job that does not; one step lowers its job's
+    // limits; one says off.
     factor("step", &["same", "one-asks", "one-lowers", "one-off"]),
-    factor("ask", &["on", "per-gpu", "list", "memory-by-gpu", "auto", "own"]),
+    factor(
+        "ask",
+        &["on", "per-gpu", "list", "memory-by-gpu", "auto", "own"],
+    ),
     factor("nodes", &["n1", "n2"]),
     // --mps-bind and --mps-visible.
-    factor("ranks", &["as-the-site", "cyclic", "block+peers", "closest"]),
+    factor(
+        "ranks",
+        &["as-the-site", "cyclic", "block+peers", "closest"],
+    ),
     factor("names", &["by-itself", "ordinal", "uuid"]),
     // Tasks on a node: one for each GPU of a job with several, or more.
     factor("tasks", &["two-tasks", "four-tasks", "six-tasks"]),
-    // --mps; --mps=auto, which gives MPS if two tasks share a GPU; the same for a partition, without a word of the user.
+    // --mps; --mps=auto, which gives MPS if two tasks share a GPU; the same for a partition,
+    // without a word of the user.
     factor("need", &["always", "if-needed", "by-partition"]),
     // Which nodes of the job that asks load the plugin: all, the first of two, none.
     factor(PLUG, &["plugged", "half-plugged", "unplugged"]),
@@ -51,14 +70,16 @@ pub const FACTORS: &[Factor] = &[
 /// The factor whose later values keep a job from its MPS.
 const PLUG: &str = "plug";
 
-/// Whether a row, with the values chosen so far, shows nothing of these factors together: a job that is refused for
-/// another cause has no limits to examine. Such a row counts only for that cause.
+/// Whether a row, with the values chosen so far, shows nothing of these factors together: a job
+/// that is refused for another cause has no limits to examine. Such a row counts only for that
+/// cause.
 pub fn is_masked(choice: &Choice, factors: &[usize]) -> bool {
     let names_plug = factors.iter().any(|factor| FACTORS[*factor].name == PLUG);
     is_not(choice, PLUG, "plugged") && !names_plug
 }
 
-/// Whether the values of a factor are tried in their own order. A masking factor's values must come last.
+/// Whether the values of a factor are tried in their own order. A masking factor's values must come
+/// last.
 pub fn in_order(factor: usize) -> bool {
     FACTORS[factor].name == PLUG
 }
@@ -86,7 +107,9 @@ pub fn is_any(choice: &Choice, factor: &str, values: &[&str]) -> bool {
 
 fn is_not(choice: &Choice, factor: &str, value: &str) -> bool {
     let at = FACTORS.iter().position(|known| known.name == factor);
-    let set = at.and_then(|at| choice.get(at).copied().flatten()).is_some();
+    let set = at
+        .and_then(|at| choice.get(at).copied().flatten())
+        .is_some();
     set && !is(choice, factor, value)
 }
 
@@ -102,7 +125,8 @@ pub fn possible(choice: &Choice) -> bool {
         is("gpus", "gpu1") && is("bind", "bind-map"),
         // It has an MPS of its own anyway.
         is("ask", "own") && is_not("gpus", "shard1"),
-        // One mode at a time; auto binds no task; and Slurm counts the job's other GPUs on such a node.
+        // One mode at a time; auto binds no task; and Slurm counts the job's other GPUs on such a
+        // node.
         is_not("need", "always")
             && (is("ask", "own")
                 || is("ask", "per-gpu")
@@ -115,8 +139,8 @@ pub fn possible(choice: &Choice) -> bool {
         is("need", "by-partition") && is("launch", "het") && is("step", "one-lowers"),
         // Slurm 22.05 itself: such a job stays "PENDING Resources" on idle nodes.
         is("gpus", "shard1") && is("node", "alone-on-node"),
-        // Whatever keeps a task from its MPS would hide its limits: a list without the node's first GPU, two types of
-        // GPUs, a lost binding.
+        // Whatever keeps a task from its MPS would hide its limits: a list without the node's first
+        // GPU, two types of GPUs, a lost binding.
         is("gres", "partial") && is("node", "alone-on-node") && is("ask", "auto"),
         is("gres", "reversed") && is("node", "alone-on-node") && is("ask", "auto"),
         is("bind", "bind-none") && is("node", "alone-on-node") && is("ask", "auto"),
@@ -129,7 +153,8 @@ pub fn possible(choice: &Choice) -> bool {
             && is("bind", "bind-none")
             && is_not("ranks", "as-the-site"),
         is("prolog", "no-flags") && is("step", "one-asks") && is("bind", "bind-none"),
-        // Slurm 22.05 itself: a step on two nodes finds "Insufficient GRES available in allocation".
+        // Slurm 22.05 itself: a step on two nodes finds "Insufficient GRES available in
+        // allocation".
         is("gpus", "tasks-per-gpu") && is("nodes", "n2") && is_not("launch", "het"),
         // A task that reaches one daemon has one GPU.
         is("ask", "per-gpu") && is("ranks", "block+peers"),
@@ -139,9 +164,11 @@ pub fn possible(choice: &Choice) -> bool {
         is("launch", "het") && is_not("nodes", "n2"),
         is(PLUG, "half-plugged") && is_not("nodes", "n2"),
         // More tasks than GPUs, without a binding.
-        is_not("tasks", "two-tasks") && (is_not("bind", "unbound") || is_not("ranks", "as-the-site"))
+        is_not("tasks", "two-tasks")
+            && (is_not("bind", "unbound") || is_not("ranks", "as-the-site"))
             || is_not("tasks", "two-tasks") && is_not("gpus", "gpu2") && is_not("gpus", "gpu3"),
-        // Slurm 22.05 itself: with two types and a whole node it makes a job of two GPUs, and refuses the job's step of three.
+        // Slurm 22.05 itself: with two types and a whole node it makes a job of two GPUs, and
+        // refuses the job's step of three.
         is("gpus", "gpu3") && is("gres", "reversed") && is("node", "alone-on-node"),
         // Three GPUs are for more tasks. If a node has only three, the bystander uses one of them.
         is("gpus", "gpu3")
@@ -154,7 +181,8 @@ pub fn possible(choice: &Choice) -> bool {
     !impossible.contains(&true)
 }
 
-/// Every combination of the values of such a triple is tried, because the meaning of each depends on the other two.
+/// Every combination of the values of such a triple is tried, because the meaning of each depends
+/// on the other two.
 const THREE: &[[&str; 3]] = &[
     ["prolog", "launch", "step"],
     ["prolog", "step", "nodes"],
@@ -166,14 +194,21 @@ const THREE: &[[&str; 3]] = &[
     ["launch", "step", "need"],
 ];
 
-/// The wanted groups of factors below `size`: all pairs, and [`THREE`], but no group that is entirely below `given`.
+/// The wanted groups of factors below `size`: all pairs, and [`THREE`], but no group that is
+/// entirely below `given`.
 pub fn interactions(given: usize, size: usize) -> Vec<Vec<usize>> {
     let at = |name: &&str| FACTORS.iter().position(|factor| factor.name == *name);
-    let three = THREE.iter().map(|names| names.iter().filter_map(at).collect());
+    let three = THREE
+        .iter()
+        .map(|names| names.iter().filter_map(at).collect());
     let two = (0..size).flat_map(|second| (0..second).map(move |first| vec![first, second]));
     let mut all: Vec<Vec<usize>> = three.chain(two).collect();
     all.iter_mut().for_each(|factors| factors.sort_unstable());
-    all.retain(|factors| factors.last().is_some_and(|last| *last >= given && *last < size));
+    all.retain(|factors| {
+        factors
+            .last()
+            .is_some_and(|last| *last >= given && *last < size)
+    });
     all
 }
 
@@ -193,6 +228,8 @@ pub fn ends_a_site(end: &str) -> bool {
 
 pub fn values(choice: &[usize], first: usize) -> String {
     let values = choice.iter().zip(&FACTORS[first..]);
-    let names: Vec<&str> = values.map(|(value, factor)| factor.values[*value]).collect();
+    let names: Vec<&str> = values
+        .map(|(value, factor)| factor.values[*value])
+        .collect();
     names.join(",")
 }

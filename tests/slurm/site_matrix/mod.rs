@@ -1,10 +1,13 @@
-//! The site matrix: jobs of every kind on clusters of every kind. Every pair of values of two factors is in at least one cell.
+//! The site matrix: jobs of every kind on clusters of every kind. Every pair of values of two
+//! factors is in at least one cell.
 //!
-//! A cell runs the same job with MPS, without it on the same cluster, and without it on nodes without the plugin. The
-//! plain job is the measure: the GPUs are the same. A job that asked is under its own MPS with its limits, or is told
-//! why not. A job that did not ask sees no difference, a bystander is left alone, and nothing stays behind.
+//! A cell runs the same job with MPS, without it on the same cluster, and without it on nodes
+//! without the plugin. The plain job is the measure: the GPUs are the same. A job that asked is
+//! under its own MPS with its limits, or is told why not. A job that did not ask sees no
+//! difference, a bystander is left alone, and nothing stays behind.
 //!
-//! A cell's name is its factors (`site_matrix::SITE::REQUEST`), and words choose cells as in the other groups.
+//! A cell's name is its factors (`site_matrix::SITE::REQUEST`), and words choose cells as in the
+//! other groups.
 
 mod cover;
 mod factors;
@@ -49,7 +52,8 @@ pub fn names() -> impl Iterator<Item = String> {
     sites.flat_map(|(_, cells)| cells).map(|(name, _)| name)
 }
 
-/// Whether the name of a cell may have the word. To make the cells takes 14 s, in a virtual machine minutes.
+/// Whether the name of a cell may have the word. To make the cells takes 14 s, in a virtual machine
+/// minutes.
 fn may_have(word: &str) -> bool {
     let before = word.split_once("::").map_or("", |(before, _)| before);
     let last = before.rsplit(',').next().unwrap_or_default();
@@ -88,17 +92,27 @@ pub fn beds<'a>(words: &[String], tally: &'a Tally) -> Vec<Work<'a>> {
 fn run_site(site_name: &str, choice: &Row, cells: &[(String, Row)], tally: &Tally) -> Result<()> {
     let started = Instant::now();
     let mut site = Site::start(choice)?;
-    println!("{site_name}: up after {:.1} s", started.elapsed().as_secs_f64());
+    println!(
+        "{site_name}: up after {:.1} s",
+        started.elapsed().as_secs_f64()
+    );
     for (name, row) in cells {
         let started = Instant::now();
-        let outcome = site.cell(choice, row).and_then(|troubles| match troubles[..] {
-            [] => Ok(()),
-            _ => Err(anyhow!("{}", troubles.join("\n"))),
-        });
-        let said = outcome.as_ref().map_or_else(|_| site.logs(), |()| String::new());
+        let outcome = site
+            .cell(choice, row)
+            .and_then(|troubles| match troubles[..] {
+                [] => Ok(()),
+                _ => Err(anyhow!("{}", troubles.join("\n"))),
+            });
+        let said = outcome
+            .as_ref()
+            .map_or_else(|_| site.logs(), |()| String::new());
         tally.note(name, started, outcome, &said);
     }
-    let (started, name) = (Instant::now(), format!("{site_name}::the_site_leaves_nothing"));
+    let (started, name) = (
+        Instant::now(),
+        format!("{site_name}::the_site_leaves_nothing"),
+    );
     tally.note(&name, started, site.end(), "");
     Ok(())
 }

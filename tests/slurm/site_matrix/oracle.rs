@@ -1,4 +1,5 @@
-//! What must hold of a job with MPS, compared with the same job without, and on a cluster without the plugin.
+//! What must hold of a job with MPS, compared with the same job without, and on a cluster without
+//! the plugin.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,7 +36,8 @@ pub struct Beside {
     pub bystanders: BTreeMap<String, Bystander>,
 }
 
-/// A task's place in its job, the same in all three runs: label, array index, number of the node in the job, rank there.
+/// A task's place in its job, the same in all three runs: label, array index, number of the node in
+/// the job, rank there.
 pub type Place = (String, String, usize, usize);
 
 impl Run {
@@ -47,11 +49,19 @@ impl Run {
         } else {
             task.local_rank()
         };
-        (task.label.clone(), index.to_owned(), node.unwrap_or(9), rank)
+        (
+            task.label.clone(),
+            index.to_owned(),
+            node.unwrap_or(9),
+            rank,
+        )
     }
 
     pub fn by_place(&self) -> BTreeMap<Place, &Witness> {
-        self.tasks.iter().map(|task| (self.place(task), task)).collect()
+        self.tasks
+            .iter()
+            .map(|task| (self.place(task), task))
+            .collect()
     }
 
     fn failed(&self, label: &str) -> bool {
@@ -86,14 +96,17 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
         let seen = |device| modes(device).is_some_and(|modes| modes.contains("exclusive_process"));
         task.devices.iter().any(seen)
     };
-    // gres.conf lacks the node's first GPU, but CUDA counts it: for the job with the first GPU of the list, and for
-    // every job that can open unlisted GPUs.
+    // gres.conf lacks the node's first GPU, but CUDA counts it: for the job with the first GPU of
+    // the list, and for every job that can open unlisted GPUs.
     let unknown = is(site, "gres", "partial")
         && (is(site, "devices", "constrained") || is(request, "node", "alone-on-node"));
     let uncertain = unknown && !is_unneeded(request);
-    // The partition asked, not the user. If it gives no MPS, the job is like one without the plugin.
-    let is_untouched =
-        |node| is_by_partition(request) && (is_unneeded(request) || uncertain || is_unplugged(request, node));
+    // The partition asked, not the user. If it gives no MPS, the job is like one without the
+    // plugin.
+    let is_untouched = |node| {
+        is_by_partition(request)
+            && (is_unneeded(request) || uncertain || is_unplugged(request, node))
+    };
     if is_untouched(0) && is_untouched(1) && !with.has_flags {
         same_run("auto gives it nothing", with, plain, &mut troubles);
     }
@@ -124,8 +137,8 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
                 (_, None) if has_no_flag(&step) => refused(with, &step, NO_FLAG),
                 (_, Some(task)) if is_by_partition(request) && !asks => {
                     let is_missed = can_have(site, request, &step) && !task.cuda.under_mps;
-                    let missed =
-                        is_missed.then(|| "nothing speaks against its MPS, and it has none".to_owned());
+                    let missed = is_missed
+                        .then(|| "nothing speaks against its MPS, and it has none".to_owned());
                     let noticed = unnoticed(task, model, with, plain);
                     noticed.into_iter().chain(missed).collect()
                 }
@@ -155,9 +168,13 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
                     same_task(task, model, with, plain)
                 }
                 (StepRequest::Off, Some(_)) => vec!["ran beside the MPS that has its GPU".into()],
-                (StepRequest::Off, None) if exclusive(place, model) => refused(with, &step, "--mps=off"),
+                (StepRequest::Off, None) if exclusive(place, model) => {
+                    refused(with, &step, "--mps=off")
+                }
                 (StepRequest::Off, None) => missing(with, &step),
-                _ if is_shared(request) && is(request, "ask", "per-gpu") => refused(with, &step, "--mps=own"),
+                _ if is_shared(request) && is(request, "ask", "per-gpu") => {
+                    refused(with, &step, "--mps=own")
+                }
                 (_, Some(task)) => attached(site, request, &step, place.3, task, model),
                 (_, None) => missing(with, &step),
             };
@@ -166,7 +183,9 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
         }
     }
     for place in found.keys().filter(|place| !expected.contains_key(*place)) {
-        troubles.push(format!("a task that the plain job does not have: {place:?}"));
+        troubles.push(format!(
+            "a task that the plain job does not have: {place:?}"
+        ));
     }
     spread(request, with, plain, &mut troubles);
     even(request, with, plain, &mut troubles);
@@ -207,8 +226,8 @@ fn baseline(request: &Choice, plain: &Run, troubles: &mut Vec<String>) {
     }
 }
 
-/// Whether the partition surely gives the tasks of this step their MPS: they meet on GPUs of which Slurm takes none from
-/// the step, and only these can be opened.
+/// Whether the partition surely gives the tasks of this step their MPS: they meet on GPUs of which
+/// Slurm takes none from the step, and only these can be opened.
 fn can_have(site: &Choice, request: &Choice, step: &Step) -> bool {
     let meets = tasks(request) > gpus(request) || is_shared(request);
     meets
@@ -226,7 +245,10 @@ fn missing(run: &Run, step: &Step) -> Vec<String> {
     let told = run.told();
     match (run.failed(step.label), told.first()) {
         (true, Some(line)) => vec![format!("refused: {line}")],
-        (true, None) => vec![format!("did not run; its user reads only '{}'", run.said.trim())],
+        (true, None) => vec![format!(
+            "did not run; its user reads only '{}'",
+            run.said.trim()
+        )],
         (false, _) => vec!["did not run, and its command exits with 0".into()],
     }
 }
@@ -263,10 +285,12 @@ fn attached(
         said.push(format!("its daemon is user {:?}'s", task.daemon_uid));
     }
     // A batch script is no rank.
-    let alone = is_bound_by_us(request) && !is(request, "ranks", "block+peers") && step.label != "batch";
+    let alone =
+        is_bound_by_us(request) && !is(request, "ranks", "block+peers") && step.label != "batch";
     let one = is(request, "ask", "per-gpu");
     let right = match one || alone {
-        // It sees whatever is there. Under MPS that is what Slurm gave its job, and with --exclusive the node's GPUs.
+        // It sees whatever is there. Under MPS that is what Slurm gave its job, and with
+        // --exclusive the node's GPUs.
         _ if is(request, "bind", "bind-none") => {
             let count = if one || alone { 1 } else { gpus(request) };
             let whole = !one && !alone && is(request, "node", "alone-on-node");
@@ -292,8 +316,8 @@ fn attached(
     said
 }
 
-/// A program that reads `CUDA_VISIBLE_DEVICES` as numbers, like vLLM, finds numbers if they were asked for. Otherwise
-/// it finds them only if they mean the same GPUs without the daemon.
+/// A program that reads `CUDA_VISIBLE_DEVICES` as numbers, like vLLM, finds numbers if they were
+/// asked for. Otherwise it finds them only if they mean the same GPUs without the daemon.
 fn names(site: &Choice, request: &Choice, task: &Witness) -> Option<String> {
     let list = task.variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let numbers: Option<Vec<usize>> = list.split(',').map(|number| number.parse().ok()).collect();
@@ -319,7 +343,9 @@ fn names(site: &Choice, request: &Choice, task: &Witness) -> Option<String> {
                 .collect();
             (without != task.devices).then(|| {
                 let own = &task.devices;
-                format!("'{list}' leads a program that misses the daemon to {without:?}, not {own:?}")
+                format!(
+                    "'{list}' leads a program that misses the daemon to {without:?}, not {own:?}"
+                )
             })
         }
         _ => None,
@@ -334,7 +360,11 @@ fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<Str
         (gpus, tasks) => tasks.div_ceil(gpus),
     };
     // A job has one of its GPU's four shards.
-    let meeting = if is_shared(request) { 4 * meeting } else { meeting };
+    let meeting = if is_shared(request) {
+        4 * meeting
+    } else {
+        meeting
+    };
     let percent = match () {
         () if step.request == StepRequest::Less => LESS.parse().unwrap_or(0.0),
         () if is_by_partition(request) => 100.0,
@@ -365,7 +395,8 @@ fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<Str
     said
 }
 
-/// With a daemon for each GPU and each task bound, the tasks of a node use all the job's GPUs there.
+/// With a daemon for each GPU and each task bound, the tasks of a node use all the job's GPUs
+/// there.
 fn spread(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
     if is_by_partition(request) || (!is(request, "ask", "per-gpu") && !is_bound_by_us(request)) {
         return;
@@ -394,20 +425,23 @@ fn spread(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>)
     }
 }
 
-/// How a program chooses its GPU: the habit's name, and the place in its list by its rank, the tasks and the GPUs.
+/// How a program chooses its GPU: the habit's name, and the place in its list by its rank, the
+/// tasks and the GPUs.
 type Habit = (&'static str, fn(usize, usize, usize) -> usize);
 
 const FIRST: Habit = ("the first GPU", |_, _, _| 0);
 const BY_RANK: [Habit; 3] = [
     ("the GPU at its rank", |rank, _, gpus| rank % gpus),
-    ("the GPU of its block", |rank, tasks, gpus| rank * gpus / tasks),
+    ("the GPU of its block", |rank, tasks, gpus| {
+        rank * gpus / tasks
+    }),
     ("the GPU of its block, rounded up", |rank, tasks, gpus| {
         rank / tasks.div_ceil(gpus)
     }),
 ];
 
-/// More tasks than GPUs, and no binding. A program that chooses by rank uses the GPUs as evenly as without MPS. A
-/// program that takes the first GPU it sees is as even as that allows.
+/// More tasks than GPUs, and no binding. A program that chooses by rank uses the GPUs as evenly as
+/// without MPS. A program that takes the first GPU it sees is as even as that allows.
 fn even(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
     let (tasks, gpus) = (tasks(request), gpus(request));
     if tasks <= gpus
@@ -422,7 +456,10 @@ fn even(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
     let apart = if gpus == 2 && tasks % 4 == 2 { 2 } else { 1 };
     for (place, crowds) in crowds(with, true, FIRST) {
         if crowds[0] - crowds[crowds.len() - 1] > apart {
-            troubles.push(format!("{place:?}: each task takes {}: {crowds:?}", FIRST.0));
+            troubles.push(format!(
+                "{place:?}: each task takes {}: {crowds:?}",
+                FIRST.0
+            ));
         }
     }
     for habit in BY_RANK {
@@ -438,8 +475,13 @@ fn even(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
     }
 }
 
-/// How many tasks take each GPU under a habit, most first, by command, array element and node: tasks with MPS, or all.
-fn crowds(run: &Run, under_mps: bool, (_, place_of): Habit) -> BTreeMap<(String, String, usize), Vec<usize>> {
+/// How many tasks take each GPU under a habit, most first, by command, array element and node:
+/// tasks with MPS, or all.
+fn crowds(
+    run: &Run,
+    under_mps: bool,
+    (_, place_of): Habit,
+) -> BTreeMap<(String, String, usize), Vec<usize>> {
     let mut steps: BTreeMap<_, Vec<(usize, &[String])>> = BTreeMap::new();
     for ((label, index, node, rank), task) in run.by_place() {
         if label != "batch" && (task.cuda.under_mps || !under_mps) {
@@ -459,11 +501,14 @@ fn crowds(run: &Run, under_mps: bool, (_, place_of): Habit) -> BTreeMap<(String,
         crowds.sort_unstable_by_key(|crowd| std::cmp::Reverse(*crowd));
         crowds
     };
-    let all = steps.into_iter().map(|(place, ranks)| (place, of_step(ranks)));
+    let all = steps
+        .into_iter()
+        .map(|(place, ranks)| (place, of_step(ranks)));
     all.filter(|(_, crowds)| !crowds.is_empty()).collect()
 }
 
-/// A node's tasks share their job's daemon or each GPU's, which may be their user's. A step that asked itself has its own.
+/// A node's tasks share their job's daemon or each GPU's, which may be their user's. A step that
+/// asked itself has its own.
 fn own_daemons(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
     let mut daemons: BTreeMap<_, BTreeSet<Option<i32>>> = BTreeMap::new();
     let shared = is_shared(request);
@@ -487,16 +532,21 @@ fn own_daemons(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
     }
     let all: BTreeSet<_> = daemons.values().flatten().collect();
     // Array elements that run at the same time share their user's MPS.
-    let places = daemons.keys().map(|(job, node, gpus)| (job.as_str(), node, gpus));
+    let places = daemons
+        .keys()
+        .map(|(job, node, gpus)| (job.as_str(), node, gpus));
     let places: BTreeSet<_> = places
         .map(|(job, node, gpus)| (if shared { "" } else { job }, node, gpus))
         .collect();
     if all.len() < places.len() {
-        troubles.push(format!("one daemon for several jobs, nodes or GPUs: {daemons:?}"));
+        troubles.push(format!(
+            "one daemon for several jobs, nodes or GPUs: {daemons:?}"
+        ));
     }
 }
 
-/// Only GPUs of a job that asked change their compute mode, and only if the site says so and shares no GPU.
+/// Only GPUs of a job that asked change their compute mode, and only if the site says so and shares
+/// no GPU.
 fn modes(
     site: &Choice,
     request: &Choice,
@@ -518,15 +568,19 @@ fn modes(
         let step = steps.iter().find(|step| step.label == place.0);
         if !is(request, "launch", "het") || step.is_some_and(Step::wants_mps) {
             let node = nodes[place.2.min(1)].clone();
-            own.extend(task.devices.iter().map(|device| (node.clone(), device.clone())));
+            own.extend(
+                task.devices
+                    .iter()
+                    .map(|device| (node.clone(), device.clone())),
+            );
         }
     }
     for (gpu, seen) in &beside.modes {
         let others: Vec<&String> = seen.iter().filter(|mode| *mode != "default").collect();
         let bystander = beside.bystanders.get(&gpu.0);
         let foreign = bystander.is_some_and(|bystander| bystander.device == gpu.1);
-        let node =
-            (nodes.iter().position(|name| *name == gpu.0)).filter(|node| !is_unplugged(request, *node));
+        let node = (nodes.iter().position(|name| *name == gpu.0))
+            .filter(|node| !is_unplugged(request, *node));
         let allowed = may && !foreign && node.is_some() && (own.contains(gpu) || more);
         if !others.is_empty() && !allowed {
             troubles.push(format!("compute mode of {} {}: {others:?}", gpu.0, gpu.1));

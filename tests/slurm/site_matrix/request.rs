@@ -106,7 +106,11 @@ pub fn steps(request: &Choice) -> Vec<Step> {
 }
 
 /// The words of the first fitting row. A row has a factor, its value and the words.
-fn words(request: &Choice, rows: &[(&str, &str, &'static str)], otherwise: &'static str) -> &'static str {
+fn words(
+    request: &Choice,
+    rows: &[(&str, &str, &'static str)],
+    otherwise: &'static str,
+) -> &'static str {
     let mut fitting = rows
         .iter()
         .filter(|(factor, value, _)| is(request, factor, value));
@@ -161,11 +165,13 @@ pub fn is_shared(request: &Choice) -> bool {
     is(request, "gpus", "shard1") && !is(request, "ask", "own")
 }
 
-/// Whether each rank has its own GPU by our binding, in the order of the ranks: it was asked for, and Slurm does not bind.
+/// Whether each rank has its own GPU by our binding, in the order of the ranks: it was asked for,
+/// and Slurm does not bind.
 pub fn is_bound_by_us(request: &Choice) -> bool {
     let is = |factor, value| is(request, factor, value);
     let by_slurm = is_any(request, "bind", &["bind-single", "bind-map"]);
-    let implied = is("bind", "unbound") && is_any(request, "gpus", &["gpus-per-task", "tasks-per-gpu"]);
+    let implied =
+        is("bind", "unbound") && is_any(request, "gpus", &["gpus-per-task", "tasks-per-gpu"]);
     !is("ranks", "as-the-site") && !by_slurm && !implied
 }
 
@@ -221,7 +227,8 @@ pub fn has_flags(request: &Choice, variant: Variant) -> bool {
     words.contains("--mps") || script.contains("--mps")
 }
 
-/// The job's command, and the script of a batch job or of an allocation's shell. `witness` is the program with its directory.
+/// The job's command, and the script of a batch job or of an allocation's shell. `witness` is the
+/// program with its directory.
 pub fn command(request: &Choice, variant: Variant, witness: &str) -> (String, String) {
     let is = |factor, value| is(request, factor, value);
     let steps = steps(request);
@@ -234,7 +241,9 @@ pub fn command(request: &Choice, variant: Variant, witness: &str) -> (String, St
     };
     let of_job = match steps[0].request {
         // All three are in the partition; the job without MPS opts out.
-        _ if is_by_partition(request) && variant == Variant::Without => format!("-p {AUTO} --mps=off"),
+        _ if is_by_partition(request) && variant == Variant::Without => {
+            format!("-p {AUTO} --mps=off")
+        }
         _ if is_by_partition(request) => format!("-p {AUTO}"),
         StepRequest::AsItsJob => typed(own_flags(request)),
         _ => String::new(),
@@ -243,7 +252,9 @@ pub fn command(request: &Choice, variant: Variant, witness: &str) -> (String, St
         StepRequest::AsItsJob | StepRequest::Nothing => String::new(),
         StepRequest::Own => typed(own_flags(request)),
         // Its srun does not know its job's request.
-        StepRequest::Less if is_by_partition(request) => typed(format!("--mps --mps-threads={LESS}")),
+        StepRequest::Less if is_by_partition(request) => {
+            typed(format!("--mps --mps-threads={LESS}"))
+        }
         StepRequest::Less => typed(format!("--mps-threads={LESS}")),
         StepRequest::Off | StepRequest::OffOfComponent => typed("--mps=off".to_owned()),
     };
@@ -255,8 +266,9 @@ pub fn command(request: &Choice, variant: Variant, witness: &str) -> (String, St
             StepRequest::AsItsJob | StepRequest::Less => format!("{of_job} {}", of_step(&steps[1])),
             _ => of_step(&steps[1]),
         };
-        let part =
-            |flags: &str, node: &str, label| format!("{flags} {} {}", shape(request, node), look(label));
+        let part = |flags: &str, node: &str, label| {
+            format!("{flags} {} {}", shape(request, node), look(label))
+        };
         let words = format!(
             "srun {} : {}",
             part(&of_job, &first, "first"),
@@ -280,7 +292,8 @@ pub fn command(request: &Choice, variant: Variant, witness: &str) -> (String, St
         } else {
             format!("srun {flags} ")
         };
-        let code = "code=$?; echo \"code LABEL $code\"; [ $code = 0 ] || worst=1".replace("LABEL", label);
+        let code =
+            "code=$?; echo \"code LABEL $code\"; [ $code = 0 ] || worst=1".replace("LABEL", label);
         format!("{srun}{}; {code}", look(label))
     };
     let lines: Vec<String> = steps.iter().map(line).collect();

@@ -1,4 +1,5 @@
-//! Runs a site's cells: the same job three times at once, a bystander beside them, and a look at what is left.
+//! Runs a site's cells: the same job three times at once, a bystander beside them, and a look at
+//! what is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -45,7 +46,8 @@ impl Site {
         let (runs, modes) = match self.run(request, &dir) {
             Ok(seen) => seen,
             Err(error) => {
-                self.cell.root(&format!("scancel -u {}", self.cell.user.uid))?;
+                self.cell
+                    .root(&format!("scancel -u {}", self.cell.user.uid))?;
                 return Ok([vec![format!("{error:#}")], self.left()?].concat());
             }
         };
@@ -82,7 +84,10 @@ impl Site {
 
     /// Starts or ends the bystander, which has a task with a GPU on every node.
     fn stand_by(&mut self, wanted: bool) -> Result<()> {
-        let stands = self.bystander.as_ref().is_some_and(|(client, _)| client.runs());
+        let stands = self
+            .bystander
+            .as_ref()
+            .is_some_and(|(client, _)| client.runs());
         if wanted && stands {
             return Ok(());
         }
@@ -194,7 +199,8 @@ impl Site {
         let (mut words, mut script) = request::command(request, variant, &witness);
         if request::is_batch(request) {
             let file = place.join("job.sh");
-            // Without the plugin, a script of another shell than bash would run outside MPS, as the manual says.
+            // Without the plugin, a script of another shell than bash would run outside MPS, as the
+            // manual says.
             fs::write(&file, format!("#!/bin/bash\n{script}\n"))?;
             fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
             words += &format!(" --output={}/%j.out {}", place.display(), file.display());
@@ -218,7 +224,10 @@ impl Site {
             Ok(queue.trim().is_empty() && !completing)
         });
         if let Err(error) = gone {
-            troubles.push(format!("left: {error:#} {}", bed.situation().replace('\n', "; ")));
+            troubles.push(format!(
+                "left: {error:#} {}",
+                bed.situation().replace('\n', "; ")
+            ));
             cell.root(&format!("scancel -u {}", cell.user.uid))?;
         }
         for node in bed.nodes() {

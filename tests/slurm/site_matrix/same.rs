@@ -6,7 +6,8 @@ use tests::slurm::Witness;
 
 use super::oracle::{NO_FLAG, Run};
 
-/// A job that did not ask is the same as on a cluster without the plugin, in every task and every word.
+/// A job that did not ask is the same as on a cluster without the plugin, in every task and every
+/// word.
 pub fn same_run(who: &str, run: &Run, plain: &Run, troubles: &mut Vec<String>) {
     same_words(who, run, plain, troubles);
     let found = run.by_place();
@@ -75,7 +76,8 @@ fn plain_text(text: &str, nodes: &[String]) -> String {
     plain
 }
 
-/// Variables that name the job, its nodes, its processes or the cluster's file, and not its resources.
+/// Variables that name the job, its nodes, its processes or the cluster's file, and not its
+/// resources.
 const OF_THE_JOB: &[&str] = &[
     "SLURM_CONF",
     "SLURM_JOBID",
@@ -92,8 +94,9 @@ const OF_THE_JOB: &[&str] = &[
     "SLURM_JOB_SLUID",
 ];
 
-/// Parts of the names of variables about one component of a het job. srun launches each component in a thread (srun.c,
-/// `_launch_one_app`) while the others still set theirs. So a task may or may not see those of a later component.
+/// Parts of the names of variables about one component of a het job. srun launches each component
+/// in a thread (srun.c, `_launch_one_app`) while the others still set theirs. So a task may or may
+/// not see those of a later component.
 const BY_THREADS: &[&str] = &["_HET_GROUP_", "_PACK_GROUP_"];
 
 fn environment<'a>(task: &'a Witness, run: &Run) -> BTreeMap<&'a str, String> {
@@ -122,7 +125,8 @@ fn environment<'a>(task: &'a Witness, run: &Run) -> BTreeMap<&'a str, String> {
             || name.starts_with("SLURM_JOB_NODELIST_HET");
         !job && !name.starts_with("SLURM_HET_JOB_ID")
     });
-    kept.map(|(name, value)| (name.as_str(), named(value))).collect()
+    kept.map(|(name, value)| (name.as_str(), named(value)))
+        .collect()
 }
 
 fn is_next(one: &str, other: &str) -> bool {
@@ -164,7 +168,8 @@ pub fn same_task(task: &Witness, model: &Witness, run: &Run, plain: &Run) -> Vec
         if own.is_none() != other.is_none() && BY_THREADS.iter().any(|part| name.contains(part)) {
             continue;
         }
-        let text = |value: Option<&String>| value.map_or("not set".into(), |value| format!("'{value}'"));
+        let text =
+            |value: Option<&String>| value.map_or("not set".into(), |value| format!("'{value}'"));
         differs(name, text(own), text(other));
     }
     said

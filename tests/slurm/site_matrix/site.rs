@@ -1,5 +1,5 @@
-//! A cluster by its factors: two nodes for the job with MPS, two for the same job without, and four without the plugin.
-//! The last two of those are for jobs that ask even so.
+//! A cluster by its factors: two nodes for the job with MPS, two for the same job without, and four
+//! without the plugin. The last two of those are for jobs that ask even so.
 
 use anyhow::Result;
 use tests::slurm::{Bed, Gpus, Options, Simulated, WITNESS, Word, program_beside};
@@ -14,7 +14,8 @@ pub const NODE: &str = "site";
 /// The partition in `auto_partitions`: its jobs have `--mps=auto` without a flag.
 pub const AUTO: &str = "auto";
 
-/// Minor numbers in the order of the bus: in the expected order, and as a site's public document shows them.
+/// Minor numbers in the order of the bus: in the expected order, and as a site's public document
+/// shows them.
 const MINORS: [[u32; GPUS as usize]; 2] = [[0, 1, 2, 3], [2, 3, 0, 1]];
 
 /// The GPUs' device files in the order of the bus.
@@ -74,7 +75,11 @@ pub fn options(site: &Choice) -> Options {
         }),
         gres_conf: Some(gres_conf),
         gres_count: count as u32,
-        gres_types: if shards { vec!["shard".into()] } else { Vec::new() },
+        gres_types: if shards {
+            vec!["shard".into()]
+        } else {
+            Vec::new()
+        },
         word: if is("word", "required") {
             Word::Required
         } else {
@@ -83,8 +88,11 @@ pub fn options(site: &Choice) -> Options {
         blanks: is("spelling", "blanks"),
         configless: is("conf", "configless"),
         // Slurm 25.11 accepts only Cores= that are whole sockets.
-        node_words: is("gres", "cores").then(|| "Sockets=2 CoresPerSocket=4 ThreadsPerCore=1".into()),
-        plain_nodes: [5, 6, 7, 8].map(|number| format!("{NODE}{number}")).to_vec(),
+        node_words: is("gres", "cores")
+            .then(|| "Sockets=2 CoresPerSocket=4 ThreadsPerCore=1".into()),
+        plain_nodes: [5, 6, 7, 8]
+            .map(|number| format!("{NODE}{number}"))
+            .to_vec(),
         partition_lines: vec![format!("PartitionName={AUTO} Nodes=ALL State=UP")],
         prolog_flags: match () {
             () if is("prolog", "alloc") => "Alloc".into(),
@@ -97,7 +105,11 @@ pub fn options(site: &Choice) -> Options {
         options.slurm_lines.push("TaskPlugin=task/affinity".into());
     }
     if is("task", "task-cgroup") {
-        let constrain = if is("devices", "constrained") { "yes" } else { "no" };
+        let constrain = if is("devices", "constrained") {
+            "yes"
+        } else {
+            "no"
+        };
         options = options.with_cgroups(&[&format!("ConstrainDevices={constrain}")]);
     }
     options
@@ -108,7 +120,12 @@ fn gres_lines(site: &Choice) -> Vec<String> {
     let is = |value| is(site, "gres", value);
     let lines: &[(u32, &str)] = match () {
         () if is("partial") => &[(1, ""), (2, ""), (3, "")],
-        () if is("reversed") => &[(2, " Type=b"), (3, " Type=b"), (0, " Type=a"), (1, " Type=a")],
+        () if is("reversed") => &[
+            (2, " Type=b"),
+            (3, " Type=b"),
+            (0, " Type=a"),
+            (1, " Type=a"),
+        ],
         () if is("cores") => &[
             (0, " Cores=0-3"),
             (1, " Cores=0-3"),

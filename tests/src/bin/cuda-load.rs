@@ -1,5 +1,6 @@
-//! A CUDA program that launches many small kernels without memory accesses, and says how many, and when the first had
-//! ended. It takes the first GPU that it sees. With `--by-rank` it takes the GPU of its local rank modulo their number.
+//! A CUDA program that launches many small kernels without memory accesses, and says how many, and
+//! when the first had ended. It takes the first GPU that it sees. With `--by-rank` it takes the GPU
+//! of its local rank modulo their number.
 
 use std::ffi::{CString, c_void};
 use std::process::ExitCode;
@@ -91,13 +92,19 @@ fn run(options: &Options) -> Result<serde_json::Value> {
     let first = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let late = begin.elapsed().is_ok();
     std::thread::sleep(begin.duration_since(SystemTime::now()).unwrap_or_default());
-    let (started, length) = (Instant::now(), Duration::try_from_secs_f64(options.seconds)?);
+    let (started, length) = (
+        Instant::now(),
+        Duration::try_from_secs_f64(options.seconds)?,
+    );
     let mut launches = 0;
     while started.elapsed() < length {
         burst(&context, function, options.blocks)?;
         launches += BURST;
     }
-    let bytes = context.uuid()?.bytes.map(|byte| format!("{:02x}", byte as u8));
+    let bytes = context
+        .uuid()?
+        .bytes
+        .map(|byte| format!("{:02x}", byte as u8));
     let groups = [0..4, 4..6, 6..8, 8..10, 10..16].map(|group| bytes[group].concat());
     Ok(serde_json::json!({
         "rank": rank,
@@ -110,7 +117,8 @@ fn run(options: &Options) -> Result<serde_json::Value> {
 
 fn kernel() -> Result<sys::CUfunction> {
     let image = CString::new(KERNEL)?;
-    // SAFETY: the image is a program in PTX that ends with a null byte; the module lives as long as this process.
+    // SAFETY: the image is a program in PTX that ends with a null byte; the module lives as long as
+    // this process.
     let module = unsafe { result::module::load_data(image.as_ptr().cast::<c_void>()) }?;
     // SAFETY: the module was loaded in the line before, and is never freed.
     Ok(unsafe { result::module::get_function(module, CString::new("spin")?) }?)

@@ -1,5 +1,6 @@
-//! The commands of a PBS, chosen by the program's name. The directory `/var/srv/pbs` is the server. Refusals, exit codes
-//! and texts are the recorded ones (docs/facts/pbs.md#pbsnodes): above all, Torque's pbsnodes ends with 0 after a refusal.
+//! The commands of a PBS, chosen by the program's name. The directory `/var/srv/pbs` is the server.
+//! Refusals, exit codes and texts are the recorded ones (docs/facts/pbs.md#pbsnodes): above all,
+//! Torque's pbsnodes ends with 0 after a refusal.
 
 use std::fs;
 use std::io::Write;
@@ -92,7 +93,10 @@ fn pbsnodes(words: &[&str]) -> u8 {
             ("-c", false) => return 0,
             ("-N", true) | ("-C", false) => note = rest.next().copied(),
             (flag, _) if flag.starts_with('-') => {
-                eprintln!("pbsnodes: invalid option -- '{}'", flag.trim_start_matches('-'));
+                eprintln!(
+                    "pbsnodes: invalid option -- '{}'",
+                    flag.trim_start_matches('-')
+                );
                 return 1;
             }
             (name, _) => names.push(name),
@@ -162,7 +166,8 @@ fn qstat(words: &[&str]) -> u8 {
     }
 }
 
-/// Puts the job into `queue/ID`, a word a line, then an empty line and the script. The test plays the server.
+/// Puts the job into `queue/ID`, a word a line, then an empty line and the script. The test plays
+/// the server.
 fn qsub(words: &[&str]) -> u8 {
     if words == ["--version"] {
         match torque() {
@@ -177,9 +182,11 @@ fn qsub(words: &[&str]) -> u8 {
     let number = fs::read_dir(at("queue")).map_or(0, Iterator::count);
     let id = format!("{number}.{}", text("server").unwrap_or_default());
     let job = format!("{}\n\n{script}", words.join("\n"));
-    let kept = keep(&format!("jobs/{id}"), "    job_state = Q").and(keep(&format!("queue/{id}"), &job));
+    let kept =
+        keep(&format!("jobs/{id}"), "    job_state = Q").and(keep(&format!("queue/{id}"), &job));
     if at("qsub-hangs").exists() {
-        // The job is in the queue, but the server's answer does not come back. The caller ends this.
+        // The job is in the queue, but the server's answer does not come back. The caller ends
+        // this.
         std::thread::sleep(std::time::Duration::from_secs(120));
     }
     println!("{id}");
@@ -201,7 +208,8 @@ fn qselect(words: &[&str]) -> u8 {
 
 fn qdel(words: &[&str]) -> u8 {
     let id = words.first().copied().unwrap_or_default();
-    let deleted = keep(&format!("deleted/{id}"), "").and(keep(&format!("jobs/{id}"), "    job_state = C"));
+    let deleted =
+        keep(&format!("deleted/{id}"), "").and(keep(&format!("jobs/{id}"), "    job_state = C"));
     u8::from(deleted.is_none())
 }
 
@@ -262,31 +270,48 @@ fn qmgr(words: &[&str]) -> u8 {
         .unwrap_or(0);
     if let (["create", "hook", name], 1..) = (parts.as_slice(), pending) {
         let _ = keep("hooks-pending", &(pending - 1).to_string());
-        eprintln!("qmgr obj={name} svr=default: hook name '{name}' is pending delete, try another name");
+        eprintln!(
+            "qmgr obj={name} svr=default: hook name '{name}' is pending delete, try another name"
+        );
         return 1;
     }
     let done = match parts.as_slice() {
         ["list", "server"] => {
-            let operators =
-                text("operators").map(|list| format!("    operators = {}\n", list.replace('\n', ",")));
-            let nodect = text("nodect").map(|count| format!("    resources_available.nodect = {count}\n"));
+            let operators = text("operators")
+                .map(|list| format!("    operators = {}\n", list.replace('\n', ",")));
+            let nodect =
+                text("nodect").map(|count| format!("    resources_available.nodect = {count}\n"));
             let lines = [operators, nodect].into_iter().flatten();
-            print!("{}", lines.fold("Server x\n".to_owned(), |all, line| all + &line));
+            print!(
+                "{}",
+                lines.fold("Server x\n".to_owned(), |all, line| all + &line)
+            );
             Some(())
         }
-        ["list", "hook", name] => text(&format!("hooks/{name}.HK")).map(|all| println!("Hook {name}\n{all}")),
+        ["list", "hook", name] => {
+            text(&format!("hooks/{name}.HK")).map(|all| println!("Hook {name}\n{all}"))
+        }
         ["export", "hook", name, "application/x-config", "default"] => {
             text(&format!("hooks/{name}.CF")).map(|all| println!("{all}"))
         }
         ["export", "hook", name, "application/x-python", "default"] => {
             text(&format!("hooks/{name}.PY")).map(|all| println!("{all}"))
         }
-        ["list", "resource", name] => text(&format!("resources/{name}")).map(|all| println!("{all}")),
+        ["list", "resource", name] => {
+            text(&format!("resources/{name}")).map(|all| println!("{all}"))
+        }
         ["create", "hook", name] => keep(
             &format!("hooks/{name}.HK"),
             "    enabled = false\n    alarm = 30\n",
         ),
-        ["import", "hook", name, "application/x-python", "default", file] => fs::read_to_string(file)
+        [
+            "import",
+            "hook",
+            name,
+            "application/x-python",
+            "default",
+            file,
+        ] => fs::read_to_string(file)
             .ok()
             .and_then(|body| keep(&format!("hooks/{name}.PY"), &body)),
         ["set", "hook", name, key, "=", ..] => set_hook(
@@ -303,10 +328,15 @@ fn qmgr(words: &[&str]) -> u8 {
         ),
         _ => None,
     };
-    if let (Some(()), ["create" | "import" | "set" | "delete", "hook", name, ..]) = (done, parts.as_slice()) {
+    if let (Some(()), ["create" | "import" | "set" | "delete", "hook", name, ..]) =
+        (done, parts.as_slice())
+    {
         send_to_mom(name);
     }
-    if done.is_none() && parts.get(1) == Some(&"hook") && text(&format!("hooks/{}.HK", parts[2])).is_none() {
+    if done.is_none()
+        && parts.get(1) == Some(&"hook")
+        && text(&format!("hooks/{}.HK", parts[2])).is_none()
+    {
         // Read: hook_func.c.
         eprintln!("qmgr obj={} svr=default: hook not found", parts[2]);
     } else if done.is_none() {
@@ -318,7 +348,8 @@ fn qmgr(words: &[&str]) -> u8 {
     u8::from(done.is_none())
 }
 
-/// The mom's copy: `NAME=VALUE` lines, and the hook's text. It comes late by `hooks-late` seconds: 4 (recorded).
+/// The mom's copy: `NAME=VALUE` lines, and the hook's text. It comes late by `hooks-late` seconds:
+/// 4 (recorded).
 fn send_to_mom(name: &str) {
     let late = text("hooks-late");
     for kind in ["HK", "PY"] {

@@ -1,4 +1,5 @@
-//! The supervisor of a throw-away Slurm (`tests::slurm`). When the pipe to the test closes, it ends and removes all of it.
+//! The supervisor of a throw-away Slurm (`tests::slurm`). When the pipe to the test closes, it ends
+//! and removes all of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -36,7 +37,12 @@ struct Warden {
 fn main() -> Result<()> {
     nix::sys::prctl::set_child_subreaper(true).context("cannot become a child subreaper")?;
     let mut signals = SigSet::empty();
-    for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+    for signal in [
+        Signal::SIGCHLD,
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGHUP,
+    ] {
         signals.add(signal);
     }
     signals.thread_block()?;
@@ -125,8 +131,9 @@ impl Warden {
             }
             Request::Client { pid, start } => {
                 // Forgets those that are gone, so that the list stays short.
-                self.clients
-                    .retain(|&(pid, start)| Process::read(pid).is_some_and(|process| process.start == start));
+                self.clients.retain(|&(pid, start)| {
+                    Process::read(pid).is_some_and(|process| process.start == start)
+                });
                 self.clients.push((pid, start));
                 Ok(Reply::Done)
             }
@@ -185,8 +192,9 @@ impl Warden {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
         }
-        // slurmd forwards nothing to its steps when it ends, and a slurmstepd retries a dead controller for minutes. So
-        // it ends the daemons first, then what has become this process's child.
+        // slurmd forwards nothing to its steps when it ends, and a slurmstepd retries a dead
+        // controller for minutes. So it ends the daemons first, then what has become this process's
+        // child.
         for pid in std::mem::take(&mut self.daemons).into_iter().rev() {
             match self.stop(pid, TERM_WAIT) {
                 Ok(false) => {}
@@ -197,12 +205,18 @@ impl Warden {
         self.kill_descendants(&mut forced);
         for directory in std::mem::take(&mut self.directories).into_iter().rev() {
             if let Err(error) = remove(&directory) {
-                forced.push(format!("cannot remove '{}': {error:#}", directory.display()));
+                forced.push(format!(
+                    "cannot remove '{}': {error:#}",
+                    directory.display()
+                ));
             }
         }
         for cgroup in self.cgroups.iter().filter(|cgroup| cgroup.exists()) {
             if let Err(error) = remove_cgroup(cgroup) {
-                forced.push(format!("cannot remove cgroup '{}': {error}", cgroup.display()));
+                forced.push(format!(
+                    "cannot remove cgroup '{}': {error}",
+                    cgroup.display()
+                ));
             }
         }
         forced
@@ -251,8 +265,8 @@ fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<
         .stdout(output.try_clone()?)
         .stderr(output)
         .process_group(0);
-    // A child inherits the mask, and slurmd would then ignore SIGTERM. The next reap() makes up for a SIGCHLD that is
-    // lost meanwhile.
+    // A child inherits the mask, and slurmd would then ignore SIGTERM. The next reap() makes up for
+    // a SIGCHLD that is lost meanwhile.
     let blocked = SigSet::thread_get_mask()?;
     SigSet::empty().thread_set_mask()?;
     let child = command.spawn();

@@ -1,5 +1,6 @@
-//! A task of the site matrix (`tests::slurm::Witness`). `DIR LABEL HOLD`: looks at itself, runs the node's CUDA client for
-//! HOLD seconds, and leaves its record in DIR. `--bystander DIR`: opens a context repeatedly until `DIR/end` exists.
+//! A task of the site matrix (`tests::slurm::Witness`). `DIR LABEL HOLD`: looks at itself, runs the
+//! node's CUDA client for HOLD seconds, and leaves its record in DIR. `--bystander DIR`: opens a
+//! context repeatedly until `DIR/end` exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -87,14 +88,19 @@ fn look(dir: &Path, label: &str, hold: &str) -> Result<()> {
     put(dir, &file, &serde_json::to_string(&witness)?)
 }
 
-/// The client's record and the user of its daemon, which lives as long as the client holds its contexts.
+/// The client's record and the user of its daemon, which lives as long as the client holds its
+/// contexts.
 fn finish(mut client: std::process::Child) -> Result<(Record, Option<u32>)> {
     use std::io::{BufRead as _, BufReader};
     let output = client.stdout.take().context("a client without output")?;
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
-    let record: Record = serde_json::from_str(&line).with_context(|| format!("no record: '{line}'"))?;
-    let uid = record.daemon_pid.and_then(Process::read).map(|daemon| daemon.uid);
+    let record: Record =
+        serde_json::from_str(&line).with_context(|| format!("no record: '{line}'"))?;
+    let uid = record
+        .daemon_pid
+        .and_then(Process::read)
+        .map(|daemon| daemon.uid);
     client.wait()?;
     Ok((record, uid))
 }
@@ -102,7 +108,10 @@ fn finish(mut client: std::process::Child) -> Result<(Record, Option<u32>)> {
 fn limits() -> Result<BTreeMap<String, String>> {
     let text = std::fs::read_to_string("/proc/self/limits")?;
     // The name takes the first 26 columns.
-    let lines = text.lines().skip(1).filter_map(|line| line.split_at_checked(26));
+    let lines = text
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_at_checked(26));
     Ok(lines
         .map(|(name, values)| {
             let values: Vec<&str> = values.split_whitespace().take(2).collect();

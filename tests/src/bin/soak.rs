@@ -1,4 +1,5 @@
-//! The soak: `soak [CYCLES [AT_ONCE [SEED]]]`, by default 2,000 jobs, 16 at once. Exit 0 if nothing was lost.
+//! The soak: `soak [CYCLES [AT_ONCE [SEED]]]`, by default 2,000 jobs, 16 at once. Exit 0 if nothing
+//! was lost.
 
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;

@@ -25,16 +25,24 @@ impl Programs {
         let exe = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
         let parents: Vec<&Path> = exe.ancestors().skip(1).take(2).collect();
         let beside = parents.iter().find(|d| d.join("fake-mps-control").exists());
-        let dir = beside.ok_or_else(|| format!("no fake-mps-control beside '{}'", exe.display()))?;
+        let dir =
+            beside.ok_or_else(|| format!("no fake-mps-control beside '{}'", exe.display()))?;
         Programs::of(dir.join("fake-mps-control"), dir.join("fake-cuda-client"))
     }
 
-    /// From the paths that cargo tells an integration test: `env!("CARGO_BIN_EXE_fake-mps-control")` and so on.
+    /// From the paths that cargo tells an integration test:
+    /// `env!("CARGO_BIN_EXE_fake-mps-control")` and so on.
     pub fn of(control: impl Into<PathBuf>, client: impl Into<PathBuf>) -> Result<Programs, String> {
         let (control, client) = (control.into(), client.into());
         let nvml = control.with_file_name("libnvml_stub.so");
-        if let Some(file) = [&control, &client, &nvml].into_iter().find(|file| !file.exists()) {
-            return Err(format!("no '{}': build the workspace first", file.display()));
+        if let Some(file) = [&control, &client, &nvml]
+            .into_iter()
+            .find(|file| !file.exists())
+        {
+            return Err(format!(
+                "no '{}': build the workspace first",
+                file.display()
+            ));
         }
         Ok(Programs {
             control,
@@ -51,7 +59,8 @@ pub struct Builder {
     programs: Option<Programs>,
 }
 
-/// A simulated node. When dropped it is removed, with every process that runs a program in its directory.
+/// A simulated node. When dropped it is removed, with every process that runs a program in its
+/// directory.
 #[derive(Debug)]
 pub struct NodeDouble {
     dir: PathBuf,
@@ -60,7 +69,8 @@ pub struct NodeDouble {
 }
 
 impl Builder {
-    /// Replaces the GPUs by this many of this product, with 132 multiprocessors and 143,771 MiB each (recorded of an H200).
+    /// Replaces the GPUs by this many of this product, with 132 multiprocessors and 143,771 MiB
+    /// each (recorded of an H200).
     pub fn gpus(mut self, count: usize, product: &str) -> Builder {
         self.is.gpu = (0..count)
             .map(|index| gpu(&self.is.name, index, product))
@@ -129,8 +139,8 @@ impl Builder {
         let (dir, temporary) = match self.at {
             Some(dir) => (dir, None),
             None => {
-                let temporary =
-                    TempDir::with_prefix("node-").map_err(|e| format!("no temporary directory: {e}"))?;
+                let temporary = TempDir::with_prefix("node-")
+                    .map_err(|e| format!("no temporary directory: {e}"))?;
                 (temporary.path().to_owned(), Some(temporary))
             }
         };
@@ -191,10 +201,12 @@ impl NodeDouble {
         fs::rename(new, file)
     }
 
-    /// Changes the description. Programs that start afterwards see it (NVML's stub: at each `nvmlInit`).
+    /// Changes the description. Programs that start afterwards see it (NVML's stub: at each
+    /// `nvmlInit`).
     pub fn change(&mut self, change: impl FnOnce(&mut Description)) {
         change(&mut self.is);
-        self.write().expect("the node's directory takes its description");
+        self.write()
+            .expect("the node's directory takes its description");
     }
 
     pub fn dir(&self) -> &Path {
@@ -221,7 +233,10 @@ impl NodeDouble {
     fn all_uuids(&self) -> Vec<String> {
         let with_parts = |gpu: &Gpu| {
             let parts = gpu.mig.iter().map(|mig| mig.uuid.clone());
-            [gpu.uuid.clone()].into_iter().chain(parts).collect::<Vec<_>>()
+            [gpu.uuid.clone()]
+                .into_iter()
+                .chain(parts)
+                .collect::<Vec<_>>()
         };
         self.is.gpu.iter().flat_map(with_parts).collect()
     }
@@ -229,7 +244,9 @@ impl NodeDouble {
     pub fn device_names(&self) -> Vec<String> {
         let gpus = self.is.gpu.iter();
         let names = gpus.filter_map(|gpu| gpu.device.as_ref()?.file_name());
-        names.map(|name| name.to_string_lossy().into_owned()).collect()
+        names
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect()
     }
 
     fn node(&self) -> Node {
@@ -241,11 +258,16 @@ impl NodeDouble {
 
     pub fn contexts(&self) -> Vec<(String, Context)> {
         let node = self.node();
-        let of = |uuid: String| node.contexts(&uuid).into_iter().map(move |c| (uuid.clone(), c));
+        let of = |uuid: String| {
+            node.contexts(&uuid)
+                .into_iter()
+                .map(move |c| (uuid.clone(), c))
+        };
         self.all_uuids().into_iter().flat_map(of).collect()
     }
 
-    /// The compute mode of each GPU now: `default`, `exclusive_process`, `exclusive_thread`, `prohibited`.
+    /// The compute mode of each GPU now: `default`, `exclusive_process`, `exclusive_thread`,
+    /// `prohibited`.
     pub fn modes(&self) -> Vec<String> {
         let node = self.node();
         self.uuids().iter().map(|uuid| node.mode(uuid)).collect()
@@ -284,8 +306,9 @@ impl Drop for NodeDouble {
     }
 }
 
-/// Copies a program in a process of its own. Otherwise another thread could fork while we have the copy open for
-/// writing. Until that child executes its own file, the copy could not run ("text file busy").
+/// Copies a program in a process of its own. Otherwise another thread could fork while we have the
+/// copy open for writing. Until that child executes its own file, the copy could not run ("text
+/// file busy").
 pub fn copy_program(from: &Path, to: &Path) -> std::io::Result<()> {
     let mut copy = std::process::Command::new("/bin/cp");
     let done = copy.arg("--").args([from, to]).output()?;

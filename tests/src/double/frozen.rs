@@ -1,4 +1,5 @@
-//! A process that survives SIGKILL for a while: the version-1 freezer holds it in state D, and it dies when thawed.
+//! A process that survives SIGKILL for a while: the version-1 freezer holds it in state D, and it
+//! dies when thawed.
 
 use std::fs;
 use std::io;
@@ -18,7 +19,8 @@ pub struct Frozen {
 }
 
 impl Frozen {
-    /// Freezes these processes. Needs root and a kernel with the version-1 freezer (mounted here if it is not).
+    /// Freezes these processes. Needs root and a kernel with the version-1 freezer (mounted here if
+    /// it is not).
     pub fn new(pids: &[u32]) -> io::Result<Frozen> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (root, mounted) = freezer()?;
@@ -36,7 +38,9 @@ impl Frozen {
         if wait_until(Duration::from_secs(5), is_frozen) {
             Ok(frozen)
         } else {
-            Err(io::Error::other(format!("cannot freeze {pids:?} within 5 s")))
+            Err(io::Error::other(format!(
+                "cannot freeze {pids:?} within 5 s"
+            )))
         }
     }
 
@@ -87,9 +91,18 @@ fn freezer() -> io::Result<(PathBuf, Option<PathBuf>)> {
             return Ok((PathBuf::from(dir), None));
         }
     }
-    let dir = tempfile::Builder::new().prefix("freezer-").tempdir()?.keep();
+    let dir = tempfile::Builder::new()
+        .prefix("freezer-")
+        .tempdir()?
+        .keep();
     let nothing: Option<&str> = None;
-    if let Err(why) = mount(nothing, &dir, Some("cgroup"), MsFlags::empty(), Some("freezer")) {
+    if let Err(why) = mount(
+        nothing,
+        &dir,
+        Some("cgroup"),
+        MsFlags::empty(),
+        Some("freezer"),
+    ) {
         let _ = fs::remove_dir(&dir);
         return Err(io::Error::other(format!(
             "cannot mount the version-1 freezer: {why}"

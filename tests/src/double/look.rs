@@ -35,7 +35,9 @@ pub fn process(pid: u32) -> Option<Process> {
         state,
         uid: fs::metadata(&dir).ok()?.uid(),
         exe: fs::read_link(dir.join("exe")).unwrap_or_default(),
-        args: args.map(|a| String::from_utf8_lossy(a).into_owned()).collect(),
+        args: args
+            .map(|a| String::from_utf8_lossy(a).into_owned())
+            .collect(),
     })
 }
 

@@ -1,5 +1,6 @@
-//! Doubles of NVIDIA's parts. One directory is one node: `node` describes it, `visible` is CUDA's view of it, `wire` is
-//! how the doubles talk, `build` makes it. `look` looks at it and at /proc independently of the tested programs.
+//! Doubles of NVIDIA's parts. One directory is one node: `node` describes it, `visible` is CUDA's
+//! view of it, `wire` is how the doubles talk, `build` makes it. `look` looks at it and at /proc
+//! independently of the tested programs.
 
 pub mod build;
 pub mod frozen;

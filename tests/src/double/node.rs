@@ -1,8 +1,10 @@
-//! The node that a directory of doubles stands for: `node.toml`, the compute modes, and the contexts on its GPUs.
+//! The node that a directory of doubles stands for: `node.toml`, the compute modes, and the
+//! contexts on its GPUs.
 //!
-//! Every double reads `NODE/node.toml` when it starts. `NODE/modes/<uuid>` has a compute mode (root writes it, through
-//! the stub). `NODE/state/contexts/<uuid>/<pid>` is one context: `<bytes> <kind> <start time>`. The stub of NVML
-//! compiles this file too, so it uses only `serde`, `toml` and `std`.
+//! Every double reads `NODE/node.toml` when it starts. `NODE/modes/<uuid>` has a compute mode (root
+//! writes it, through the stub). `NODE/state/contexts/<uuid>/<pid>` is one context: `<bytes> <kind>
+//! <start time>`. The stub of NVML compiles this file too, so it uses only `serde`, `toml` and
+//! `std`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,11 +28,12 @@ pub struct Description {
     pub name: String,
     pub driver_version: String,
     pub cuda_version: u32,
-    /// How many client programs a server takes: 48 recorded with 580 (docs/facts/mps-control.md#clients). From CUDA 13.1 on
-    /// 60 are documented, not verified (MPS guide 615, "When to Use MPS": "60 client CUDA contexts per-device").
+    /// How many client programs a server takes: 48 recorded with 580
+    /// (docs/facts/mps-control.md#clients). From CUDA 13.1 on 60 are documented, not verified (MPS
+    /// guide 615, "When to Use MPS": "60 client CUDA contexts per-device").
     pub max_clients: usize,
-    /// How many connections a GPU has for its clients' `CUDA_DEVICE_MAX_CONNECTIONS` (recorded: 48 clients with 1, 15
-    /// with 8, 3 with 32). 120 is the least number that fits.
+    /// How many connections a GPU has for its clients' `CUDA_DEVICE_MAX_CONNECTIONS` (recorded: 48
+    /// clients with 1, 15 with 8, 3 with 32). 120 is the least number that fits.
     pub connections: u32,
     pub times: Times,
     pub faults: Faults,
@@ -55,7 +58,8 @@ pub struct Gpu {
     pub pci: String,
     /// Minor number of `/dev/nvidia<minor>`; by default the position in the list.
     pub minor: Option<u32>,
-    /// Its device file; a program that may not open it does not see this GPU. `None`: every program sees it.
+    /// Its device file; a program that may not open it does not see this GPU. `None`: every program
+    /// sees it.
     pub device: Option<PathBuf>,
     /// Persistence mode: the driver keeps its state while no program uses it.
     pub persistence: bool,
@@ -82,7 +86,8 @@ pub struct Counts {
     /// Percent of the time with a running kernel, and with memory reads or writes.
     pub busy: u32,
     pub memory_busy: u32,
-    /// Percent of the multiprocessors with work, and of the memory's bandwidth; `None` before Hopper.
+    /// Percent of the multiprocessors with work, and of the memory's bandwidth; `None` before
+    /// Hopper.
     pub shares: Option<(f64, f64)>,
     pub watts: u64,
 }
@@ -97,7 +102,8 @@ impl Counts {
     };
 }
 
-/// Compute slices of a GPU, and so the maximum of MIG devices (H100, H200: NVIDIA's MIG guide, "Supported MIG Profiles").
+/// Compute slices of a GPU, and so the maximum of MIG devices (H100, H200: NVIDIA's MIG guide,
+/// "Supported MIG Profiles").
 pub const SLICES: u32 = 7;
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -107,14 +113,16 @@ pub struct MigDevice {
     pub slices: u32,
     /// Its memory in eighths of the GPU's.
     pub eighths: u32,
-    /// The files of its capabilities (`/dev/nvidia-caps/nvidia-capN`, of its GPU instance and its compute instance). A
-    /// program needs them beside the GPU's own (NVIDIA's MIG guide, "Device Nodes and Capabilities").
+    /// The files of its capabilities (`/dev/nvidia-caps/nvidia-capN`, of its GPU instance and its
+    /// compute instance). A program needs them beside the GPU's own (NVIDIA's MIG guide, "Device
+    /// Nodes and Capabilities").
     pub caps: Vec<PathBuf>,
 }
 
 impl MigDevice {
-    /// As CUDA shows it: a device of its own (NVIDIA's MIG guide, "CUDA Device Enumeration"), with sevenths of the
-    /// multiprocessors and eighths of the memory ("Supported MIG Profiles"). Documented, not verified.
+    /// As CUDA shows it: a device of its own (NVIDIA's MIG guide, "CUDA Device Enumeration"), with
+    /// sevenths of the multiprocessors and eighths of the memory ("Supported MIG Profiles").
+    /// Documented, not verified.
     pub fn of(&self, gpu: &Gpu) -> Gpu {
         let part = |mib: u64| mib * u64::from(self.eighths) / 8;
         // NVML's name for it ends in its profile (NVIDIA's MIG guide, "MIG Device Names").
@@ -140,7 +148,8 @@ impl MigDevice {
 pub struct Times {
     /// From exec to the socket.
     pub start: u64,
-    /// More of that for each GPU that the control daemon may open: 30 from one GPU to two and from two to four, on an H200.
+    /// More of that for each GPU that the control daemon may open: 30 from one GPU to two and from
+    /// two to four, on an H200.
     pub each_gpu: u64,
     /// From the start of a server to `Ready`: at least, at most.
     pub server_ready: (u64, u64),
@@ -173,8 +182,8 @@ impl Default for Times {
 pub struct Faults {
     /// `slow`, `never` (alive, no socket), `exits` (status 1), `hangs` (socket, never answers).
     pub start: String,
-    /// `slow`, `never-ready` (the daemon waits for it forever), `initializing` (listed, never ACTIVE), `exits`,
-    /// `fault-state` (status FAULT).
+    /// `slow`, `never-ready` (the daemon waits for it forever), `initializing` (listed, never
+    /// ACTIVE), `exits`, `fault-state` (status FAULT).
     pub server: String,
     /// How long `slow` takes, ms.
     pub slow_ms: u64,
@@ -279,8 +288,8 @@ pub struct Node {
 }
 
 impl Description {
-    /// Whether the control daemon knows static partitions: from CUDA 13.1 on (MPS guide 615, "Using Static SM Partitioning";
-    /// release notes of CUDA 13.1: driver 590).
+    /// Whether the control daemon knows static partitions: from CUDA 13.1 on (MPS guide 615, "Using
+    /// Static SM Partitioning"; release notes of CUDA 13.1: driver 590).
     pub fn has_partitions(&self) -> bool {
         let branch = self.driver_version.split('.').next().unwrap_or_default();
         branch.parse::<u32>().is_ok_and(|branch| branch >= 590) && !self.faults.no_static
@@ -290,8 +299,10 @@ impl Description {
 impl Node {
     pub fn open(dir: &Path) -> Result<Node, String> {
         let file = dir.join("node.toml");
-        let text = fs::read_to_string(&file).map_err(|e| format!("cannot read '{}': {e}", file.display()))?;
-        let is = toml::from_str(&text).map_err(|e| format!("cannot understand '{}': {e}", file.display()))?;
+        let text = fs::read_to_string(&file)
+            .map_err(|e| format!("cannot read '{}': {e}", file.display()))?;
+        let is = toml::from_str(&text)
+            .map_err(|e| format!("cannot understand '{}': {e}", file.display()))?;
         Ok(Node {
             dir: dir.to_owned(),
             is,
@@ -300,8 +311,8 @@ impl Node {
 
     /// The node in the running program's directory.
     pub fn of_this_program() -> Result<Node, String> {
-        let exe =
-            fs::read_link("/proc/self/exe").map_err(|e| format!("cannot read '/proc/self/exe': {e}"))?;
+        let exe = fs::read_link("/proc/self/exe")
+            .map_err(|e| format!("cannot read '/proc/self/exe': {e}"))?;
         Node::open(exe.parent().ok_or("the program has no directory")?)
     }
 
@@ -369,7 +380,8 @@ fn read_context(file: &Path) -> Option<Context> {
     (start_time(pid) == Some(start)).then_some(Context { pid, bytes, kind })
 }
 
-/// When a living process started, in clock ticks since boot; `None` for a zombie, which no longer holds a context.
+/// When a living process started, in clock ticks since boot; `None` for a zombie, which no longer
+/// holds a context.
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();

@@ -5,8 +5,8 @@ use super::node::{Gpu, MIB};
 /// A limit as it was set: the device (an index or a UUID) and the value as typed.
 pub type MemoryLimit = (String, String);
 
-/// The GPUs in CUDA's order: `CUDA_DEVICE_ORDER=PCI_BUS_ID`, else the fastest first. GPUs that this process may not
-/// open do not count.
+/// The GPUs in CUDA's order: `CUDA_DEVICE_ORDER=PCI_BUS_ID`, else the fastest first. GPUs that this
+/// process may not open do not count.
 pub fn counted<'a>(gpus: &[&'a Gpu], order: Option<&str>) -> Vec<&'a Gpu> {
     let mut counted: Vec<&Gpu> = gpus.iter().filter(|gpu| may_open(gpu)).copied().collect();
     if order != Some("PCI_BUS_ID") {
@@ -15,23 +15,27 @@ pub fn counted<'a>(gpus: &[&'a Gpu], order: Option<&str>) -> Vec<&'a Gpu> {
     counted
 }
 
-/// Whether this process may open the GPU's device file, and a MIG device's capabilities. ENXIO, for lack of a driver, is a yes.
+/// Whether this process may open the GPU's device file, and a MIG device's capabilities. ENXIO, for
+/// lack of a driver, is a yes.
 pub fn may_open(gpu: &Gpu) -> bool {
     const ENXIO: i32 = 6;
     let Some(file) = &gpu.device else {
         return true;
     };
-    let opens =
-        |file: &std::path::PathBuf| match std::fs::OpenOptions::new().read(true).write(true).open(file) {
-            Ok(_) => true,
-            Err(error) => error.raw_os_error() == Some(ENXIO),
-        };
+    let opens = |file: &std::path::PathBuf| match std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(file)
+    {
+        Ok(_) => true,
+        Err(error) => error.raw_os_error() == Some(ENXIO),
+    };
     opens(file) && gpu.caps.iter().all(opens)
 }
 
-/// What CUDA enumerates of these: one MIG device, and no whole GPU beside it (NVIDIA's MIG guide, "CUDA Device
-/// Enumeration": "a single CUDA process can only enumerate a single MIG device", "will not enumerate non-MIG GPU if any
-/// compute instance is enumerated").
+/// What CUDA enumerates of these: one MIG device, and no whole GPU beside it (NVIDIA's MIG guide,
+/// "CUDA Device Enumeration": "a single CUDA process can only enumerate a single MIG device", "will
+/// not enumerate non-MIG GPU if any compute instance is enumerated").
 fn enumerated(gpus: Vec<&Gpu>) -> Vec<&Gpu> {
     let mig = gpus.iter().find(|gpu| is_mig(gpu)).copied();
     mig.map_or(gpus, |mig| vec![mig])
@@ -41,7 +45,8 @@ fn is_mig(gpu: &Gpu) -> bool {
     gpu.uuid.starts_with("MIG-")
 }
 
-/// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order. The first name without a GPU ends the list.
+/// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order. The first name without a GPU ends the
+/// list.
 pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     let Some(list) = variable else {
         return enumerated(gpus.to_vec());
@@ -60,7 +65,8 @@ pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     enumerated(seen)
 }
 
-/// What a daemon with this `CUDA_VISIBLE_DEVICES` shows its clients, always in PCI order (recorded).
+/// What a daemon with this `CUDA_VISIBLE_DEVICES` shows its clients, always in PCI order
+/// (recorded).
 pub fn confined<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     let shown = visible(gpus, variable);
     gpus.iter()
@@ -97,10 +103,12 @@ pub fn multiprocessors(all: u32, percent: f64) -> u32 {
     ((share + 1e-9) as u32 / 2 * 2).clamp(8.min(all), all)
 }
 
-/// A memory limit in bytes: `3G`; any other unit, or none, is MiB (recorded of `3X` and `1024`). `None` if it does not
-/// begin with a number.
+/// A memory limit in bytes: `3G`; any other unit, or none, is MiB (recorded of `3X` and `1024`).
+/// `None` if it does not begin with a number.
 pub fn memory(text: &str) -> Option<u64> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     let number: u64 = text[..digits].parse().ok()?;
     number.checked_mul(if text[digits..].starts_with(['G', 'g']) {
         1 << 30
@@ -109,7 +117,8 @@ pub fn memory(text: &str) -> Option<u64> {
     })
 }
 
-/// A memory limit as MPS writes it back: whole GiB as `3G` (recorded: `1024M` is read back as `1G`), else `900M`.
+/// A memory limit as MPS writes it back: whole GiB as `3G` (recorded: `1024M` is read back as
+/// `1G`), else `900M`.
 pub fn canonical_memory(text: &str) -> Option<String> {
     let mib = memory(text)? / MIB;
     Some(if mib.is_multiple_of(1024) {
@@ -119,10 +128,11 @@ pub fn canonical_memory(text: &str) -> Option<String> {
     })
 }
 
-/// The daemon's limit for the GPU with this index in the daemon's numbering: the last one applied of those that name
-/// it. The name of a MIG device does not count. NVIDIA's plugin for Kubernetes sets limits only by index, because they
-/// were "not applied for devices if set by UUID" (NVIDIA/k8s-device-plugin, pull request 572, which says "index == 0"
-/// of MIG devices). A whole GPU's name was recorded to count, a MIG device's never was.
+/// The daemon's limit for the GPU with this index in the daemon's numbering: the last one applied
+/// of those that name it. The name of a MIG device does not count. NVIDIA's plugin for Kubernetes
+/// sets limits only by index, because they were "not applied for devices if set by UUID"
+/// (NVIDIA/k8s-device-plugin, pull request 572, which says "index == 0" of MIG devices). A whole
+/// GPU's name was recorded to count, a MIG device's never was.
 pub fn daemon_limit<'l>(
     limits: impl Iterator<Item = &'l MemoryLimit>,
     index: usize,
@@ -135,8 +145,9 @@ pub fn daemon_limit<'l>(
         .and_then(|(_, value)| memory(value))
 }
 
-/// What a client's `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` asks for each GPU it sees, in bytes. `None` if it names a GPU
-/// that the client does not see, or makes no sense. The client then runs without any limit, even the daemon's.
+/// What a client's `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` asks for each GPU it sees, in bytes. `None`
+/// if it names a GPU that the client does not see, or makes no sense. The client then runs without
+/// any limit, even the daemon's.
 pub fn client_limits(variable: &str, seen: &[&Gpu]) -> Option<Vec<Option<u64>>> {
     let mut limits = vec![None; seen.len()];
     for part in variable.split(',').filter(|p| !p.is_empty()) {

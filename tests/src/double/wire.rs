@@ -1,4 +1,5 @@
-//! How the doubles talk to each other: packets over Unix sockets in the pipe directory, with passed descriptors.
+//! How the doubles talk to each other: packets over Unix sockets in the pipe directory, with passed
+//! descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -6,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    self, AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
-    UnixAddr, UnixCredentials, sockopt,
+    self, AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag,
+    SockType, UnixAddr, UnixCredentials, sockopt,
 };
 use serde::{Deserialize, Serialize};
 
@@ -92,7 +93,8 @@ fn socket() -> io::Result<OwnedFd> {
 
 /// `CUDA_MPS_PIPE_DIRECTORY`, or the default of NVIDIA's programs.
 pub fn pipe_directory() -> PathBuf {
-    std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from)
+    std::env::var_os("CUDA_MPS_PIPE_DIRECTORY")
+        .map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from)
 }
 
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
@@ -138,11 +140,15 @@ pub fn send(fd: &OwnedFd, packet: &[u8]) -> io::Result<()> {
 }
 
 pub fn send_fd(fd: &OwnedFd, packet: &[u8], passed: &OwnedFd) -> io::Result<()> {
-    send_with(fd, packet, &[ControlMessage::ScmRights(&[passed.as_raw_fd()])])
+    send_with(
+        fd,
+        packet,
+        &[ControlMessage::ScmRights(&[passed.as_raw_fd()])],
+    )
 }
 
-/// Sends one packet with the sender's pid, uid and gid, which the kernel checks. It fails if the user has no name in
-/// this user namespace.
+/// Sends one packet with the sender's pid, uid and gid, which the kernel checks. It fails if the
+/// user has no name in this user namespace.
 pub fn send_credentials(fd: &OwnedFd, packet: &[u8]) -> io::Result<()> {
     send_with(
         fd,
@@ -153,7 +159,13 @@ pub fn send_credentials(fd: &OwnedFd, packet: &[u8]) -> io::Result<()> {
 
 fn send_with(fd: &OwnedFd, packet: &[u8], control: &[ControlMessage]) -> io::Result<()> {
     let parts = [IoSlice::new(packet)];
-    socket::sendmsg::<UnixAddr>(fd.as_raw_fd(), &parts, control, MsgFlags::MSG_NOSIGNAL, None)?;
+    socket::sendmsg::<UnixAddr>(
+        fd.as_raw_fd(),
+        &parts,
+        control,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
     Ok(())
 }
 
@@ -176,7 +188,8 @@ pub fn recv_fd(fd: &OwnedFd) -> Option<(Vec<u8>, Option<OwnedFd>)> {
         );
         match got {
             Ok(message) => break (message.bytes, passed_descriptor(&message)),
-            // The other end closed without reading everything. The kernel reports that before what it had still sent.
+            // The other end closed without reading everything. The kernel reports that before what
+            // it had still sent.
             Err(Errno::EINTR | Errno::ECONNRESET) => {}
             Err(_) => return None,
         }
@@ -202,7 +215,8 @@ fn passed_descriptor(message: &socket::RecvMsg<'_, '_, UnixAddr>) -> Option<Owne
 mod tests {
     use super::*;
 
-    /// A server that ends a client tells it why and closes, even with an unread question of the client.
+    /// A server that ends a client tells it why and closes, even with an unread question of the
+    /// client.
     #[test]
     fn last_words_are_read_though_the_other_end_closed_with_something_unread() {
         let (client, server) = pair().expect("a pair");

@@ -144,7 +144,12 @@ impl Cluster {
         Self::with(product, names, Builder::fast, "")
     }
 
-    pub fn with(product: Product, names: &[&str], gpus: impl Fn(Builder) -> Builder, config: &str) -> Self {
+    pub fn with(
+        product: Product,
+        names: &[&str],
+        gpus: impl Fn(Builder) -> Builder,
+        config: &str,
+    ) -> Self {
         let place = tempfile::Builder::new()
             .prefix("mom-")
             .tempdir()
@@ -205,8 +210,9 @@ impl Cluster {
         for name in ["profile.d/mpsd.sh", "profile.d/mpsd.csh"] {
             node.write(&format!("/etc/{name}"), &shipped(name), 0o644);
         }
-        let paths =
-            format!("control = \"{gpu}/nvidia-cuda-mps-control\"\nnvml = \"{gpu}/libnvidia-ml.so.1\"\n");
+        let paths = format!(
+            "control = \"{gpu}/nvidia-cuda-mps-control\"\nnvml = \"{gpu}/libnvidia-ml.so.1\"\n"
+        );
         node.write("/etc/mpsd/mpsd.toml", &(paths + config), 0o644);
         node.write(&format!("{home}/mom_priv/config"), "$logevent 255\n", 0o644);
         if product == Product::OpenPbs {
@@ -272,7 +278,8 @@ impl Cluster {
         }
     }
 
-    /// A task that TM starts on a node, without a shell or a profile; `Err`: its launch was rejected.
+    /// A task that TM starts on a node, without a shell or a profile; `Err`: its launch was
+    /// rejected.
     pub fn task(&mut self, job: &Job, at: usize, argv: &[&str]) -> Result<Ended, String> {
         match self.product {
             Product::Torque => Ok(self.torque_task(job, at, argv, &[])),
@@ -307,7 +314,8 @@ impl Cluster {
         self.before = self.leftovers();
     }
 
-    /// Checks that the nodes are as they were made or marked, except for the node's own files in `/run/mpsd`.
+    /// Checks that the nodes are as they were made or marked, except for the node's own files in
+    /// `/run/mpsd`.
     pub fn is_as_before(&mut self) {
         let of_node = [
             "/run/mpsd ",
@@ -424,7 +432,9 @@ impl Cluster {
 }
 
 fn shipped(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../etc").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../etc")
+        .join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("'{}': {e}", path.display()))
 }
 

@@ -1,8 +1,10 @@
-//! A PBS cluster of simulated nodes: what each mom does to our installed files, as recorded on OpenPBS 23.06.06 and Torque 6.1.3
-//! (argument vectors, environments, descriptors, time limits, which processes are killed when, what an exit code means).
+//! A PBS cluster of simulated nodes: what each mom does to our installed files, as recorded on
+//! OpenPBS 23.06.06 and Torque 6.1.3 (argument vectors, environments, descriptors, time limits,
+//! which processes are killed when, what an exit code means).
 //!
-//! Each node is a mount, host-name, process and IPC namespace over the real root, with a layer of its own. Our files
-//! are in their installed places, users are made, daemons run, and all of it ends with the test.
+//! Each node is a mount, host-name, process and IPC namespace over the real root, with a layer of
+//! its own. Our files are in their installed places, users are made, daemons run, and all of it
+//! ends with the test.
 
 pub mod cluster;
 pub mod node;

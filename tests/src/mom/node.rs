@@ -18,7 +18,8 @@ pub struct MomNode {
 }
 
 impl MomNode {
-    /// Makes a node in a new directory of `place`. `place/server`, if it exists, is the node's `/var/srv/pbs`.
+    /// Makes a node in a new directory of `place`. `place/server`, if it exists, is the node's
+    /// `/var/srv/pbs`.
     pub fn new(place: &Path, name: &str) -> Self {
         let dir = place.join(name);
         std::fs::create_dir(&dir).expect("a directory for the node");
@@ -46,7 +47,9 @@ impl MomNode {
         let input = self.input.as_mut().expect("a running node");
         input.write_all(&line).expect("the node takes orders");
         let mut answer = String::new();
-        self.output.read_line(&mut answer).expect("the node answers");
+        self.output
+            .read_line(&mut answer)
+            .expect("the node answers");
         match serde_json::from_str(&answer) {
             Ok(Answer::Failed(why)) => panic!("node '{}': {why}\norder: {order:?}", self.name),
             Ok(answer) => answer,
@@ -121,7 +124,12 @@ impl MomNode {
 
     pub fn sh_exits(&mut self, code: i32, command: &str) -> String {
         let (ended, text) = self.try_sh(command);
-        assert_eq!(ended, Ended::Code(code), "on {}: {command}\n{text}", self.name);
+        assert_eq!(
+            ended,
+            Ended::Code(code),
+            "on {}: {command}\n{text}",
+            self.name
+        );
         text
     }
 

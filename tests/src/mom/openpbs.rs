@@ -1,4 +1,5 @@
-//! What OpenPBS 23's moms do with a job, in their order: hooks on every node, classic scripts on the first.
+//! What OpenPBS 23's moms do with a job, in their order: hooks on every node, classic scripts on
+//! the first.
 
 use super::cluster::{Cluster, Job, Product, Verdict};
 use super::node::MomNode;
@@ -21,7 +22,8 @@ pub struct Hooked {
     pub run_count: Option<u32>,
     /// `job.Execution_Time`, if the hook set it. Seconds since 1970.
     pub execution_time: Option<u64>,
-    /// `job.rerun()` was called: the server puts the job back, although a rejected execjob_launch would end it.
+    /// `job.rerun()` was called: the server puts the job back, although a rejected execjob_launch
+    /// would end it.
     pub rerun: bool,
     pub account: Option<String>,
     pub resources: BTreeMap<String, Option<String>>,
@@ -34,7 +36,8 @@ impl Hooked {
 }
 
 impl Cluster {
-    /// Until the first process of the job: begin on every node, then the classic prologue of the first.
+    /// Until the first process of the job: begin on every node, then the classic prologue of the
+    /// first.
     pub fn openpbs_begin(&mut self, job: &Job) -> Verdict {
         assert_eq!(self.product, Product::OpenPbs);
         self.openpbs_files(job);
@@ -65,7 +68,8 @@ impl Cluster {
         verdict
     }
 
-    /// How often the server has run the job without success. After 20 it holds the job (docs/facts/pbs.md#tries-of-a-job).
+    /// How often the server has run the job without success. After 20 it holds the job
+    /// (docs/facts/pbs.md#tries-of-a-job).
     pub fn tries(&self, job: &Job) -> u32 {
         self.served(&format!("tries-{}", job.id))
             .trim()
@@ -77,8 +81,8 @@ impl Cluster {
         self.serve(&format!("tries-{}", job.id), &number.to_string());
     }
 
-    /// A node's begin, and the server's count of it. The mom sends its own number of tries with a rejection, and the
-    /// server takes it (recorded).
+    /// A node's begin, and the server's count of it. The mom sends its own number of tries with a
+    /// rejection, and the server takes it (recorded).
     pub fn openpbs_tried(&mut self, job: &Job, at: usize) -> Hooked {
         let tries = self.tries(job) + u32::from(at == 0);
         self.set_tries(job, tries);
@@ -89,8 +93,8 @@ impl Cluster {
         hooked
     }
 
-    /// After the last process: the classic epilogue of the first node, then end on every node. pbs_cgroups has a lower
-    /// order and has deleted its file by then.
+    /// After the last process: the classic epilogue of the first node, then end on every node.
+    /// pbs_cgroups has a lower order and has deleted its file by then.
     pub fn openpbs_end(&mut self, job: &Job, code: i32) {
         self.openpbs_script(job, "epilogue", Some(code));
         for at in 0..job.gpus.len() {
@@ -167,7 +171,8 @@ impl Cluster {
         }
         let mut body = self.served("hooks/mpsd.PY");
         if !self.impatient_mom {
-            // On a busy machine a start takes longer than a mom waits, and a test could not tell which part failed.
+            // On a busy machine a start takes longer than a mom waits, and a test could not tell
+            // which part failed.
             body = body.replace("\nMOM_WAITS_S = ", "\nMOM_WAITS_S = 20 + ");
         }
         let alarm = attributes
@@ -190,10 +195,14 @@ impl Cluster {
             true => self.spool(job, kind),
             false => Stream::Null,
         });
-        let paths = ["run_hook.py", "mpsd.PY", "event", "result"].map(|name| format!("{TMP}/{name}"));
+        let paths =
+            ["run_hook.py", "mpsd.PY", "event", "result"].map(|name| format!("{TMP}/{name}"));
         let ended = self.nodes[at].run(Run {
             argv: [&["/usr/bin/python3".to_owned()], &paths[..]].concat(),
-            env: variables(&[("PATH", "/bin:/usr/bin"), ("PBS_CONF_FILE", "/etc/pbs.conf")]),
+            env: variables(&[
+                ("PATH", "/bin:/usr/bin"),
+                ("PBS_CONF_FILE", "/etc/pbs.conf"),
+            ]),
             cwd: TMP.to_owned(),
             umask: 0o022,
             stdout,
@@ -214,7 +223,9 @@ impl Cluster {
             };
         }
         assert_eq!(ended, Ended::Code(0), "the hook's Python on {event}");
-        let result = self.nodes[at].read(&format!("{TMP}/result")).expect("a result");
+        let result = self.nodes[at]
+            .read(&format!("{TMP}/result"))
+            .expect("a result");
         serde_json::from_str(&result).unwrap_or_else(|e| panic!("{e}: {result}"))
     }
 
@@ -248,12 +259,14 @@ impl Cluster {
 
     fn vnodes(&self, job: &Job) -> Vec<String> {
         let parts = self.nodes.iter().zip(&job.gpus);
-        let vnode =
-            |(node, gpus): (&MomNode, &Vec<u32>)| format!("({}:ncpus=8:ngpus={})", node.name, gpus.len());
+        let vnode = |(node, gpus): (&MomNode, &Vec<u32>)| {
+            format!("({}:ncpus=8:ngpus={})", node.name, gpus.len())
+        };
         parts.map(vnode).collect()
     }
 
-    /// Writes what exists when the job begins: the mom's job file, and what pbs_cgroups leaves in its execjob_begin.
+    /// Writes what exists when the job begins: the mom's job file, and what pbs_cgroups leaves in
+    /// its execjob_begin.
     pub fn openpbs_files(&mut self, job: &Job) {
         let mut file = format!(
             "---------\njobid:\t{}\nstate:\t\t0x4\nsubstate:\t0x2a (42)\n    queue = {}\n    exec_vnode = {}\n    schedselect = {}:ncpus=8:ngpus=1:mpiprocs={}\n    \
@@ -275,7 +288,10 @@ impl Cluster {
         }
         for (at, gpus) in job.gpus.iter().enumerate() {
             let uuids = self.gpus[at].uuids();
-            let list: Vec<&str> = gpus.iter().map(|gpu| uuids[*gpu as usize].as_str()).collect();
+            let list: Vec<&str> = gpus
+                .iter()
+                .map(|gpu| uuids[*gpu as usize].as_str())
+                .collect();
             if job.stock_place.is_none() {
                 let list = list.join("\\,");
                 let env = format!("CUDA_DEVICE_ORDER=PCI_BUS_ID\nCUDA_VISIBLE_DEVICES={list}\n");
@@ -285,7 +301,8 @@ impl Cluster {
         }
     }
 
-    /// A job's file on the first node, with another substate. The mom writes it when a job's processes have ended.
+    /// A job's file on the first node, with another substate. The mom writes it when a job's
+    /// processes have ended.
     pub fn openpbs_reaches(&mut self, job: &Job, substate: u32) {
         let path = format!("{HOME}/mom_priv/jobs/{}.JB", job.id);
         let file = self.nodes[0].read(&path).expect("a job's file");
@@ -343,7 +360,11 @@ impl Cluster {
             cwd,
             umask,
             user: Some((0, vec![0])),
-            stdin: if terminal { Stream::Terminal } else { Stream::Null },
+            stdin: if terminal {
+                Stream::Terminal
+            } else {
+                Stream::Null
+            },
             stdout,
             stderr,
             output_of: Some(uid),

@@ -17,8 +17,8 @@ pub fn hang_up(node: &mut MomNode) {
 }
 
 impl Cluster {
-    /// From the start of the job to its first process. After a failure the mother superior has already run its
-    /// epilogue, and no sister has (recorded).
+    /// From the start of the job to its first process. After a failure the mother superior has
+    /// already run its epilogue, and no sister has (recorded).
     pub fn torque_begin(&mut self, job: &Job) -> Verdict {
         match self.torque_join(job) {
             Verdict::Runs => self.torque_start(job),
@@ -50,7 +50,8 @@ impl Cluster {
         }
     }
 
-    /// The job does not begin: its sisters forget it, and the mother superior runs its epilogue (recorded).
+    /// The job does not begin: its sisters forget it, and the mother superior runs its epilogue
+    /// (recorded).
     fn torque_bail(&mut self, job: &Job, verdict: Verdict, code: i32) -> Verdict {
         (1..job.gpus.len()).for_each(|sister| self.mom_has(job, sister, false));
         self.torque_script(job, 0, "epilogue", Some(code));
@@ -69,7 +70,8 @@ impl Cluster {
         self.serve(&file, &self.served(&file).replace(from, to));
     }
 
-    /// The mom's file of a job: the mother superior's from before the prologue, a sister's from after its own (recorded).
+    /// The mom's file of a job: the mother superior's from before the prologue, a sister's from
+    /// after its own (recorded).
     fn mom_has(&mut self, job: &Job, at: usize, has: bool) {
         let name = job.id.replace('[', "-").replace(']', "");
         let file = format!("{HOME}/mom_priv/jobs/{name}.JB");
@@ -80,7 +82,8 @@ impl Cluster {
         }
     }
 
-    /// What a failed prologue.parallel or epilogue.parallel does to its node, until its message is cleared by hand (recorded).
+    /// What a failed prologue.parallel or epilogue.parallel does to its node, until its message is
+    /// cleared by hand (recorded).
     fn take_down(&self, at: usize) {
         let name = &self.nodes[at].name;
         let (state, note) = self.state(name);
@@ -99,7 +102,8 @@ impl Cluster {
         self.mom_has(job, 0, false);
     }
 
-    /// The job's main shell: a login shell that reads the script on standard input. A `$job_starter` gets a plain shell.
+    /// The job's main shell: a login shell that reads the script on standard input. A
+    /// `$job_starter` gets a plain shell.
     pub fn torque_shell(&mut self, job: &Job, script: &str) -> Run {
         let file = format!("{HOME}/mom_priv/jobs/{}.SC", job.id);
         self.nodes[0].write(&file, script, 0o644);
@@ -115,9 +119,15 @@ impl Cluster {
         }
     }
 
-    /// A task that TM starts on a node, without a shell or a profile. It gets `passed` from the process that asked TM,
-    /// as an MPI launcher passes its own variables.
-    pub fn torque_task(&mut self, job: &Job, at: usize, argv: &[&str], passed: &[(&str, &str)]) -> Ended {
+    /// A task that TM starts on a node, without a shell or a profile. It gets `passed` from the
+    /// process that asked TM, as an MPI launcher passes its own variables.
+    pub fn torque_task(
+        &mut self,
+        job: &Job,
+        at: usize,
+        argv: &[&str],
+        passed: &[(&str, &str)],
+    ) -> Ended {
         let starter = self.job_starter(at);
         let starter: Vec<&str> = starter.iter().map(String::as_str).collect();
         let mut run = self.user_process(job, at, &[&starter, argv].concat());
@@ -135,7 +145,8 @@ impl Cluster {
         starters.next().map(|(_, path)| path.trim().to_owned())
     }
 
-    /// Writes what exists when the prologue starts: the mother superior's files, and the job at the server.
+    /// Writes what exists when the prologue starts: the mother superior's files, and the job at the
+    /// server.
     pub fn torque_files(&mut self, job: &Job) {
         let parts: Vec<(String, &Vec<u32>)> = (self.nodes.iter().map(|node| node.name.clone()))
             .zip(&job.gpus)
@@ -149,9 +160,13 @@ impl Cluster {
             parts.iter().flat_map(of_node).collect()
         };
         let gpu_file: String = gpus("").iter().map(|gpu| format!("{gpu}\n")).collect();
-        let tasks = |(name, _): &(String, &Vec<u32>)| format!("{name}\n").repeat(job.tasks as usize);
+        let tasks =
+            |(name, _): &(String, &Vec<u32>)| format!("{name}\n").repeat(job.tasks as usize);
         let node_file: String = parts.iter().map(tasks).collect();
-        let hosts: Vec<String> = parts.iter().map(|(name, _)| format!("{name}/0-3")).collect();
+        let hosts: Vec<String> = parts
+            .iter()
+            .map(|(name, _)| format!("{name}/0-3"))
+            .collect();
         let status = format!(
             "    Job_Name = job1\n    job_state = R\n    exec_host = {}\n    exec_gpus = {}\n    Account_Name = {}",
             hosts.join("+"),
@@ -163,7 +178,8 @@ impl Cluster {
         self.serve(&format!("jobs/{}", job.id), &status);
     }
 
-    /// Runs one of the scripts on a node exactly as its mom does; an epilogue gets the job's exit code.
+    /// Runs one of the scripts on a node exactly as its mom does; an epilogue gets the job's exit
+    /// code.
     pub fn torque_script(&mut self, job: &Job, at: usize, name: &str, code: Option<i32>) -> Ended {
         let run = self.torque_run(job, at, name, code);
         self.nodes[at].run(run)
@@ -172,9 +188,12 @@ impl Cluster {
     pub fn torque_run(&mut self, job: &Job, at: usize, name: &str, code: Option<i32>) -> Run {
         let (user, uid) = job.user;
         let shared = if job.shared { ":shared" } else { "" };
-        let part = |node: &str, gpus: usize| format!("{node}:ppn={}:gpus={gpus}{shared}", job.tasks);
+        let part =
+            |node: &str, gpus: usize| format!("{node}:ppn={}:gpus={gpus}{shared}", job.tasks);
         let parts = self.nodes.iter().zip(&job.gpus);
-        let parts: Vec<String> = parts.map(|(node, gpus)| part(&node.name, gpus.len())).collect();
+        let parts: Vec<String> = parts
+            .map(|(node, gpus)| part(&node.name, gpus.len()))
+            .collect();
         let shape = match job.named {
             true => parts.join("+"),
             false => part(&job.gpus.len().to_string(), job.gpus[at].len()),
@@ -218,9 +237,17 @@ impl Cluster {
             argv,
             env: self.torque_environment(job, at, &shape),
             cwd: format!("{HOME}/mom_priv"),
-            umask: if code.is_none() && !sister { 0o077 } else { 0o022 },
+            umask: if code.is_none() && !sister {
+                0o077
+            } else {
+                0o022
+            },
             user: Some((0, vec![0, uid])),
-            stdin: if terminal { Stream::Terminal } else { Stream::Null },
+            stdin: if terminal {
+                Stream::Terminal
+            } else {
+                Stream::Null
+            },
             stdout,
             stderr,
             output_of: Some(uid),

@@ -1,4 +1,5 @@
-//! A test's orders to the agent inside a simulated node, and the agent's answers: one line of JSON each.
+//! A test's orders to the agent inside a simulated node, and the agent's answers: one line of JSON
+//! each.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -34,7 +35,8 @@ pub enum Order {
         text: String,
         mode: u32,
     },
-    /// Every file of the node that differs from the node's beginning, with its size class; and every process.
+    /// Every file of the node that differs from the node's beginning, with its size class; and
+    /// every process.
     Snapshot,
 }
 
@@ -58,7 +60,8 @@ pub struct Run {
     /// SIGHUP is ignored (OpenPBS).
     pub ignore_hangup: bool,
     pub in_mom: bool,
-    /// Demand what pbs_mom demands of a script: root's, regular, u+rx, not writable by others. A missing script is success.
+    /// Demand what pbs_mom demands of a script: root's, regular, u+rx, not writable by others. A
+    /// missing script is success.
     pub checked: bool,
     pub background: bool,
     pub limit_ms: u64,

@@ -4,7 +4,8 @@ use super::{Living, Sim, World, reference};
 use mpsd::job::DrainTarget;
 use mpsd::job::journal::{Journal, ProcessRef, Programs};
 use mpsd::job::node::{
-    Console, Daemons, Gpus, Member, Members, Proved, Role, Rung, Scheduling, Severity, Thread, Waiting,
+    Console, Daemons, Gpus, Member, Members, Proved, Role, Rung, Scheduling, Severity, Thread,
+    Waiting,
 };
 use mpsd::job::spec::Spec;
 use mpsd::scheduler::control::{Controller, NodeStatus};
@@ -171,7 +172,10 @@ impl Daemons for Sim {
         let vendors = |p: &Living| p.job == journal.job && p.role != Role::Supervisor;
         let all = world.processes.iter().filter(|(_, p)| vendors(p));
         let ids = |daemon: &Daemon| {
-            let ids = daemon.partitions.iter().map(|one| format!("P/{}", one.rank));
+            let ids = daemon
+                .partitions
+                .iter()
+                .map(|one| format!("P/{}", one.rank));
             ids.collect()
         };
         Ok(Proved {
@@ -188,7 +192,8 @@ impl Daemons for Sim {
         Ok(())
     }
 
-    /// The simulator has one process: it does what the second one would do, and can die at every point.
+    /// The simulator has one process: it does what the second one would do, and can die at every
+    /// point.
     fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
         self.point();
         let divided = !self.world.borrow().undivided;
@@ -290,7 +295,8 @@ impl Members for Sim {
     }
 
     fn end_clients(&mut self, shared: &Journal, member: &Journal) {
-        let clients = |p: &Living| p.role == Role::Other && p.job == member.job && p.uid == shared.uid;
+        let clients =
+            |p: &Living| p.role == Role::Other && p.job == member.job && p.uid == shared.uid;
         self.step(|world| world.processes.retain(|_, p| !clients(p)));
     }
 
@@ -316,7 +322,12 @@ impl Scheduling for Sim {
         self.world.borrow().undelivered.clone()
     }
 
-    fn drain(&mut self, _: &Place<'_>, target: &DrainTarget, fault: &Fault) -> Option<(String, bool)> {
+    fn drain(
+        &mut self,
+        _: &Place<'_>,
+        target: &DrainTarget,
+        fault: &Fault,
+    ) -> Option<(String, bool)> {
         let reason = format!("{} {}: {fault}", target.prefix.as_ref()?, target.jobs());
         self.step(|world| world.drains.push(reason.clone()));
         Some((reason, !self.world.borrow().deaf))

@@ -1,4 +1,5 @@
-//! The simulated node's files, in memory. Each change has its smallest steps, with a point after each.
+//! The simulated node's files, in memory. Each change has its smallest steps, with a point after
+//! each.
 
 use super::{Sim, World};
 use mpsd::job::journal::Journal;
@@ -42,7 +43,8 @@ impl Drop for Lock {
 /// Failures on these files are not reported: no job fails for them.
 fn may_be_lost(path: &Path) -> bool {
     let lost = ["observations", "killed"].map(OsStr::new);
-    path.parent() == Some(paths().run()) || path.file_name().is_some_and(|name| lost.contains(&name))
+    path.parent() == Some(paths().run())
+        || path.file_name().is_some_and(|name| lost.contains(&name))
 }
 
 fn hidden(path: &Path) -> PathBuf {
@@ -63,7 +65,12 @@ impl Sim {
             let errno = if is_fault { Errno::EIO } else { Errno::ENOSPC };
             return Err(FileError::io("injected: use", path)(errno));
         }
-        match self.world.borrow().files.get(path.parent().expect("a parent")) {
+        match self
+            .world
+            .borrow()
+            .files
+            .get(path.parent().expect("a parent"))
+        {
             Some(None) => Ok(()),
             _ => Err(FileError::io("open", path)(Errno::ENOENT)),
         }
@@ -80,7 +87,8 @@ impl Sim {
         );
     }
 
-    /// Tasks believe this record, so root must have proved the daemons, and probed them if the job asked for that.
+    /// Tasks believe this record, so root must have proved the daemons, and probed them if the job
+    /// asked for that.
     fn check_record(&self, bytes: &[u8], was_asked: bool) {
         let record = Record::parse(std::str::from_utf8(bytes).expect("text")).expect("a record");
         if record.state != RecordState::Ready {
@@ -88,12 +96,18 @@ impl Sim {
         }
         let (world, job) = (self.world.borrow(), &record.job);
         assert!(was_asked, "ready, and not asked whether the job has ended");
-        let shared = record.gpus.iter().map(|gpu| JobId::shared(record.uid, &gpu.uuid));
+        let shared = record
+            .gpus
+            .iter()
+            .map(|gpu| JobId::shared(record.uid, &gpu.uuid));
         let all: Vec<JobId> = match record.shared {
             true => shared.collect(),
             false => vec![job.clone()],
         };
-        let verify = record.request.as_ref().is_some_and(|r| r.verify == Some(true));
+        let verify = record
+            .request
+            .as_ref()
+            .is_some_and(|r| r.verify == Some(true));
         for id in all {
             let runs = world.has_process(&id, |p| p.role == Role::Control);
             assert!(
@@ -120,7 +134,8 @@ impl Files for Sim {
         &self.settings
     }
 
-    /// Does not wait for another worker's lock: that worker continues only after this one has ended.
+    /// Does not wait for another worker's lock: that worker continues only after this one has
+    /// ended.
     fn lock(&mut self, path: &Path, _: Deadline) -> Result<LockGuard, FileError> {
         self.file_call(path)?;
         let new = self.locks.borrow_mut().insert(path.to_owned());
@@ -194,8 +209,17 @@ impl Files for Sim {
 
     fn names(&self, path: &Path) -> Result<Vec<String>, FileError> {
         let world = self.world.borrow();
-        let below = world.files.keys().filter(|entry| entry.parent() == Some(path));
-        let name = |entry: &PathBuf| entry.file_name().expect("a name").to_string_lossy().into_owned();
+        let below = world
+            .files
+            .keys()
+            .filter(|entry| entry.parent() == Some(path));
+        let name = |entry: &PathBuf| {
+            entry
+                .file_name()
+                .expect("a name")
+                .to_string_lossy()
+                .into_owned()
+        };
         Ok(below.map(name).collect())
     }
 
@@ -203,7 +227,14 @@ impl Files for Sim {
     fn remove_tree(&mut self, path: &Path, _: Bounds) -> Result<(), FileError> {
         self.file_call(path)?;
         let below = |entry: &&PathBuf| entry.starts_with(path);
-        let mut all: Vec<PathBuf> = self.world.borrow().files.keys().filter(below).cloned().collect();
+        let mut all: Vec<PathBuf> = self
+            .world
+            .borrow()
+            .files
+            .keys()
+            .filter(below)
+            .cloned()
+            .collect();
         all.reverse();
         all.sort_by_key(|entry| !entry.ends_with("journal"));
         for entry in all {
@@ -212,7 +243,12 @@ impl Files for Sim {
         Ok(())
     }
 
-    fn make_users_directory(&mut self, _: &Journal, path: &Path, _: TmpfsSize) -> Result<(), FileError> {
+    fn make_users_directory(
+        &mut self,
+        _: &Journal,
+        path: &Path,
+        _: TmpfsSize,
+    ) -> Result<(), FileError> {
         self.file_call(path)?;
         self.step(|world| world.files.insert(path.to_owned(), None));
         Ok(())

@@ -1,8 +1,10 @@
-//! A node in memory: everything that [`mpsd::job::node::Node`] can do to a node, or ask of it, done to plain values.
+//! A node in memory: everything that [`mpsd::job::node::Node`] can do to a node, or ask of it, done
+//! to plain values.
 //!
-//! Every change has smallest steps. Before each call and after each step is a *point* at which the worker can be
-//! killed. The steps are the real node's: a file and its lock are two, a directory's two halves are two, a cgroup and
-//! its note are two. So a matrix over all points needs no list of effects.
+//! Every change has smallest steps. Before each call and after each step is a *point* at which the
+//! worker can be killed. The steps are the real node's: a file and its lock are two, a directory's
+//! two halves are two, a cgroup and its note are two. So a matrix over all points needs no list of
+//! effects.
 
 mod calls;
 mod files;
@@ -137,7 +139,13 @@ impl Sim {
     fn call(&mut self, name: &'static str) -> Result<(), Failure> {
         self.point();
         self.asked.set(false);
-        let asks_nvml = ["inventory", "compute_mode", "set_compute_mode", "gpu_processes"].contains(&name);
+        let asks_nvml = [
+            "inventory",
+            "compute_mode",
+            "set_compute_mode",
+            "gpu_processes",
+        ]
+        .contains(&name);
         if asks_nvml && self.world.borrow().silent {
             return Err(Undetermined::new("NVML", "no answer within 5000 ms").into());
         }

@@ -1,15 +1,20 @@
-//! Scenarios: a node, a site's settings, a job. From them comes a plan, and from the plan everything else.
+//! Scenarios: a node, a site's settings, a job. From them comes a plan, and from the plan
+//! everything else.
 
 use super::{World, paths};
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::decide;
 use mpsd::plan::effects::Plan;
-use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef};
+use mpsd::scheduler::{
+    Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef,
+};
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::gpu::Mig;
 use mpsd_core::request::Syntax;
-use mpsd_core::{ComputeMode, Failure, Gpu, GpuUuid, Inventory, JobId, Refusal, Request, Scheduler};
+use mpsd_core::{
+    ComputeMode, Failure, Gpu, GpuUuid, Inventory, JobId, Refusal, Request, Scheduler,
+};
 use std::time::Duration;
 
 const NODE: &str = "gpu001";
@@ -41,7 +46,8 @@ pub struct Scenario {
 pub fn h200(index: u32) -> Gpu {
     Gpu {
         index,
-        uuid: GpuUuid::parse(&format!("GPU-{index:08x}-0000-4000-8000-000000000000")).expect("uuid"),
+        uuid: GpuUuid::parse(&format!("GPU-{index:08x}-0000-4000-8000-000000000000"))
+            .expect("uuid"),
         name: "NVIDIA H200".to_owned(),
         memory_mib: Some(143_771),
         mode: ComputeMode::Default,
@@ -52,8 +58,9 @@ pub fn h200(index: u32) -> Gpu {
     }
 }
 
-/// MIG device `number` of a GPU with three: 1, 2 and 4 of 7 slices, and as many eighths of its memory (profiles
-/// 1g.18gb, 2g.35gb and 4g.71gb of an H200; NVIDIA's guide, "Supported MIG profiles").
+/// MIG device `number` of a GPU with three: 1, 2 and 4 of 7 slices, and as many eighths of its
+/// memory (profiles 1g.18gb, 2g.35gb and 4g.71gb of an H200; NVIDIA's guide, "Supported MIG
+/// profiles").
 pub fn mig(gpu: &Gpu, number: u32) -> Gpu {
     let (slices, eighths) = (1 << number, 1 << number);
     let uuid = format!("MIG-{:08x}-{number:04x}-5000-8000-000000000000", gpu.index);
@@ -70,10 +77,13 @@ pub fn mig(gpu: &Gpu, number: u32) -> Gpu {
 }
 
 impl Scenario {
-    /// A node whose first `divided` GPUs have three MIG devices each, and a job with these of them, as GPU and number.
+    /// A node whose first `divided` GPUs have three MIG devices each, and a job with these of them,
+    /// as GPU and number.
     pub fn divided(mut self, divided: usize, given: &[(usize, u32)]) -> Self {
         let gpus = &mut self.inventory.gpus;
-        gpus.iter_mut().take(divided).for_each(|gpu| gpu.mig = Mig::On);
+        gpus.iter_mut()
+            .take(divided)
+            .for_each(|gpu| gpu.mig = Mig::On);
         let parts = gpus
             .iter()
             .take(divided)

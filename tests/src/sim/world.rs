@@ -27,7 +27,8 @@ pub struct Living {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct World {
     pub inventory: Inventory,
-    /// The files: everything that root keeps, and other exporters' files in `/run/map` and `/run/gpustat`.
+    /// The files: everything that root keeps, and other exporters' files in `/run/map` and
+    /// `/run/gpustat`.
     pub files: Tree,
     pub starter: Option<i32>,
     pub starter_ended: bool,
@@ -77,7 +78,12 @@ pub struct World {
 impl World {
     pub fn new(inventory: Inventory) -> Self {
         let (paths, exporters) = (paths(), ["/run/map", "/run/gpustat"].map(PathBuf::from));
-        let directories = [paths.run().to_owned(), paths.jobs(), paths.gpus(), paths.shared()];
+        let directories = [
+            paths.run().to_owned(),
+            paths.jobs(),
+            paths.gpus(),
+            paths.shared(),
+        ];
         let all = directories.into_iter().chain(exporters);
         Self {
             inventory,
@@ -115,7 +121,8 @@ impl World {
     pub fn users_directories(&self, job: &JobId) -> usize {
         let (paths, all) = (paths().job(job), self.files.iter());
         let below = |path: &Path| path.parent() == Some(paths.directory());
-        all.filter(|(path, entry)| below(path) && entry.is_none()).count()
+        all.filter(|(path, entry)| below(path) && entry.is_none())
+            .count()
     }
 
     pub fn accounts(&self) -> Tree {
@@ -145,7 +152,8 @@ impl World {
         self.processes.values().any(|p| p.job == *job && is(p))
     }
 
-    /// What a living `mpsd` does by itself: it starts what its job still lacks. It ends if its directories are gone.
+    /// What a living `mpsd` does by itself: it starts what its job still lacks. It ends if its
+    /// directories are gone.
     pub fn settle(&mut self) {
         let supervisors: Vec<(i32, Living)> = self
             .processes
@@ -161,7 +169,10 @@ impl World {
             let may = |role| role == Role::Control || self.let_start.contains(&mpsd.job);
             let lacks = |role| !self.has_process(&mpsd.job, |p| p.role == role);
             let starts = |role: &Role| !self.stillborn && may(*role) && lacks(*role);
-            let starting: Vec<Role> = [Role::Control, Role::Server].into_iter().filter(starts).collect();
+            let starting: Vec<Role> = [Role::Control, Role::Server]
+                .into_iter()
+                .filter(starts)
+                .collect();
             for role in starting {
                 let has_context = role == Role::Server;
                 let gpus = mpsd.gpus.iter().filter(|_| has_context).cloned().collect();
@@ -174,7 +185,8 @@ impl World {
         }
     }
 
-    /// A start of `job` begins or has failed, so what was proved of an earlier one no longer counts.
+    /// A start of `job` begins or has failed, so what was proved of an earlier one no longer
+    /// counts.
     pub fn forget_proof(&mut self, job: &JobId) {
         self.let_start.remove(job);
         self.proved.remove(job);
@@ -197,8 +209,8 @@ impl World {
     }
 }
 
-/// Different worlds, each with a name and how often it occurred. What follows depends only on the world, so an equal
-/// world proves the same.
+/// Different worlds, each with a name and how often it occurred. What follows depends only on the
+/// world, so an equal world proves the same.
 #[derive(Debug, Default)]
 pub struct Worlds(Vec<(String, World, u64)>);
 

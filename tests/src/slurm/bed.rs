@@ -21,11 +21,12 @@ use super::users::{Pair, User};
 use super::warden::{Reply, Request, WARDEN, Warden};
 use crate::child::Ran;
 
-/// The parent of the bed's directory: everybody may pass, and only root owns it and all above. Not `/tmp` (a job may
-/// have its own) and not `/run` (often mounted `noexec,nodev`).
+/// The parent of the bed's directory: everybody may pass, and only root owns it and all above. Not
+/// `/tmp` (a job may have its own) and not `/run` (often mounted `noexec,nodev`).
 const BASE: &str = "/var/lib";
 
-/// The parent of the nodes' run directories: a memory file system on most machines, as in production.
+/// The parent of the nodes' run directories: a memory file system on most machines, as in
+/// production.
 const RUN_BASE: &str = "/run";
 
 const STACK: &str = "PlugStackConfig";
@@ -49,8 +50,8 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// Makes the directory, the devices and the key, and starts the warden. No daemon runs yet, so the caller can put
-    /// the plugin, the programs and their configuration below [`Bed::dir`].
+    /// Makes the directory, the devices and the key, and starts the warden. No daemon runs yet, so
+    /// the caller can put the plugin, the programs and their configuration below [`Bed::dir`].
     pub fn create(options: Options) -> Result<Bed> {
         if !nix::unistd::geteuid().is_root() {
             bail!("a throw-away Slurm needs root: its nodes start jobs for other users");
@@ -61,12 +62,18 @@ impl Bed {
         warden.ask(&Request::Remove { path: dir.clone() })?;
         let run = fresh_directory(RUN_BASE)?;
         warden.ask(&Request::Remove { path: run.clone() })?;
-        let nodes: Vec<String> = (1..=options.nodes).map(|index| options.node(index)).collect();
+        let nodes: Vec<String> = (1..=options.nodes)
+            .map(|index| options.node(index))
+            .collect();
         let cgroup = fresh_cgroup(&run, &nodes);
         if let Some(path) = &cgroup {
             warden.ask(&Request::RemoveCgroup { path: path.clone() })?;
         }
-        if options.slurm_lines.iter().any(|line| line.ends_with("/cgroup")) {
+        if options
+            .slurm_lines
+            .iter()
+            .any(|line| line.ends_with("/cgroup"))
+        {
             for path in cgroups_of_slurmd(&nodes) {
                 warden.ask(&Request::RemoveCgroup { path })?;
             }
@@ -84,7 +91,9 @@ impl Bed {
             port: Mutex::default(),
             users,
         };
-        for name in ["etc", "log", "pid", "munge", "state", "spool", "dev", "home"] {
+        for name in [
+            "etc", "log", "pid", "munge", "state", "spool", "dev", "home",
+        ] {
             fs::create_dir(bed.dir.join(name))?;
         }
         bed.make_devices()?;
@@ -105,8 +114,8 @@ impl Bed {
         &self.run
     }
 
-    /// The nodes' run directory as they know it. If each has its own places it is one path for all, as on a real
-    /// cluster; else `%n`.
+    /// The nodes' run directory as they know it. If each has its own places it is one path for all,
+    /// as on a real cluster; else `%n`.
     pub fn run_dir_of_nodes(&self) -> PathBuf {
         let name = if self.options.minors.is_empty() {
             "%n"
@@ -116,8 +125,8 @@ impl Bed {
         self.run.join(name)
     }
 
-    /// A cgroup with one below it for each node, if this machine lets us make any. Otherwise nodes of one host would
-    /// share the cgroup of a job that runs on both.
+    /// A cgroup with one below it for each node, if this machine lets us make any. Otherwise nodes
+    /// of one host would share the cgroup of a job that runs on both.
     pub fn cgroup(&self) -> Option<&Path> {
         self.cgroup.as_deref()
     }
@@ -151,15 +160,18 @@ impl Bed {
         self.warden.pid()
     }
 
-    /// Writes the configuration and starts munged, the controller and the nodes; returns when all nodes are idle.
+    /// Writes the configuration and starts munged, the controller and the nodes; returns when all
+    /// nodes are idle.
     pub fn start(&self) -> Result<()> {
         let ports = free_ports(self.options.nodes + 1)?;
         *lock(&self.port) = ports.first().copied();
         let etc = self.dir.join("etc");
-        let write = |name: &str, lines: &[String]| fs::write(etc.join(name), lines.join("\n") + "\n");
+        let write =
+            |name: &str, lines: &[String]| fs::write(etc.join(name), lines.join("\n") + "\n");
         let mut slurm = conf::slurm_conf(&self.dir, &self.host, &ports, &self.options);
         if !resolves_to_loopback(&self.host)? {
-            // Otherwise the daemons would listen only on the machine's address, but the nodes are reached on loopback.
+            // Otherwise the daemons would listen only on the machine's address, but the nodes are
+            // reached on loopback.
             slurm = slurm.replace("CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n", "");
         }
         if self.options.configless {
@@ -174,11 +186,20 @@ impl Bed {
         if !self.options.plain_nodes.is_empty() {
             let plain = slurm.lines().filter(|line| !line.starts_with(STACK));
             let none = format!("{STACK}={}/no-plugstack.conf\n", etc.display());
-            fs::write(self.plain_conf(), plain.fold(none, |all, line| all + line + "\n"))?;
+            fs::write(
+                self.plain_conf(),
+                plain.fold(none, |all, line| all + line + "\n"),
+            )?;
             write("no-plugstack.conf", &self.options.plain_stack_lines)?;
         }
-        fs::write(etc.join("gres.conf"), conf::gres_conf(&self.dir, &self.options))?;
-        fs::write(etc.join("plugstack.conf"), conf::plugstack_conf(&self.options))?;
+        fs::write(
+            etc.join("gres.conf"),
+            conf::gres_conf(&self.dir, &self.options),
+        )?;
+        fs::write(
+            etc.join("plugstack.conf"),
+            conf::plugstack_conf(&self.options),
+        )?;
         write("cgroup.conf", &self.options.cgroup_lines)?;
         if !self.options.job_container_lines.is_empty() {
             write("job_container.conf", &self.options.job_container_lines)?;
@@ -255,11 +276,17 @@ impl Bed {
         self.start_daemon(node, argv, env)
     }
 
-    /// Runs a command of root's among the mounts of a node's `slurmd`, without a variable that names a configuration.
+    /// Runs a command of root's among the mounts of a node's `slurmd`, without a variable that
+    /// names a configuration.
     pub fn on_node(&self, node: &str, argv: &[&str]) -> Result<Ran> {
         let pid = self.daemon(node).context("no slurmd")?;
         let before = format!("env --unset=SLURM_CONF nsenter --mount --root --target {pid}");
-        self.root(&before.split(' ').chain(argv.iter().copied()).collect::<Vec<_>>())
+        self.root(
+            &before
+                .split(' ')
+                .chain(argv.iter().copied())
+                .collect::<Vec<_>>(),
+        )
     }
 
     /// Ends the `slurmd` of a node and waits for it. Running steps stay.
@@ -267,7 +294,10 @@ impl Bed {
         let pid = lock(&self.daemons)
             .remove(node)
             .with_context(|| format!("slurmd of '{node}' does not run"))?;
-        self.warden.ask(&Request::Stop { pid, wait_ms: 10_000 })?;
+        self.warden.ask(&Request::Stop {
+            pid,
+            wait_ms: 10_000,
+        })?;
         Ok(())
     }
 
@@ -275,7 +305,12 @@ impl Bed {
         lock(&self.daemons).get(name).copied()
     }
 
-    fn start_daemon(&self, name: &str, argv: Vec<String>, env: BTreeMap<String, String>) -> Result<()> {
+    fn start_daemon(
+        &self,
+        name: &str,
+        argv: Vec<String>,
+        env: BTreeMap<String, String>,
+    ) -> Result<()> {
         let log = self.dir.join("log").join(format!("{name}.out"));
         match self.warden.ask(&Request::Start { argv, env, log })? {
             Reply::Started(pid) => {
@@ -291,7 +326,10 @@ impl Bed {
             let dev = conf::private_dev(&self.dir, &node);
             fs::create_dir(&dev)?;
             for device in conf::devices(&self.dir, &self.options, index) {
-                let name = device.file.file_name().context("a device file has a name")?;
+                let name = device
+                    .file
+                    .file_name()
+                    .context("a device file has a name")?;
                 make_device(&dev.join(name), conf::SIMULATED_MAJOR, device.minor.into())?;
             }
             if self.options.minors.is_empty() {
@@ -310,8 +348,9 @@ impl Bed {
         Ok(())
     }
 
-    /// Without a configuration a slurmd authenticates through munge's usual socket, and leaves a link to the received
-    /// file in `/run/slurm`. Each node gets its own of both; this makes the directories over which they are mounted.
+    /// Without a configuration a slurmd authenticates through munge's usual socket, and leaves a
+    /// link to the received file in `/run/slurm`. Each node gets its own of both; this makes the
+    /// directories over which they are mounted.
     fn make_mount_points(&self) -> Result<()> {
         for path in USUAL_PLACES.map(PathBuf::from) {
             if !path.exists() {
@@ -326,12 +365,16 @@ impl Bed {
         )?)
     }
 
-    /// The words before a node's slurmd that give it, its steps and its prologs the node's own `/dev` and users.
+    /// The words before a node's slurmd that give it, its steps and its prologs the node's own
+    /// `/dev` and users.
     fn with_own_mounts(&self, node: &str) -> Result<Vec<String>> {
         let mut mounts = Vec::new();
         if self.options.login_shells {
             let passwd = self.passwd()?;
-            mounts.push(format!("/bin/mount --bind {} /etc/passwd", passwd.display()));
+            mounts.push(format!(
+                "/bin/mount --bind {} /etc/passwd",
+                passwd.display()
+            ));
         }
         if !self.options.minors.is_empty() {
             mounts.push(self.mount_private_dev(node)?);
@@ -346,16 +389,22 @@ impl Bed {
         Ok(words.map(str::to_owned).collect())
     }
 
-    /// The machine's accounts. The users who submit have a shell, and a profile with the path to this Slurm.
+    /// The machine's accounts. The users who submit have a shell, and a profile with the path to
+    /// this Slurm.
     fn passwd(&self) -> Result<PathBuf> {
         let mut all = fs::read_to_string("/etc/passwd")?;
         for user in &self.users.0 {
             let (name, home) = (&user.name, self.home(user));
-            let others = all.lines().filter(|line| line.split(':').next() != Some(name));
+            let others = all
+                .lines()
+                .filter(|line| line.split(':').next() != Some(name));
             let others: String = others.map(|line| format!("{line}\n")).collect();
             let (uid, gid) = (user.uid, user.gid);
             all = format!("{others}{name}:x:{uid}:{gid}::{}:/bin/sh\n", home.display());
-            fs::write(home.join(".profile"), format!("export PATH={}\n", search_path()))?;
+            fs::write(
+                home.join(".profile"),
+                format!("export PATH={}\n", search_path()),
+            )?;
         }
         let path = self.dir.join("etc/passwd");
         fs::write(&path, all)?;
@@ -407,9 +456,14 @@ const USUAL_DEVICES: [(&str, u64, u64); 6] = [
 fn make_device(file: &Path, major: u64, minor: u64) -> Result<()> {
     mknod(file, SFlag::S_IFCHR, Mode::empty(), makedev(major, minor))
         .with_context(|| format!("cannot make device '{}'", file.display()))?;
-    Ok(fs::set_permissions(file, fs::Permissions::from_mode(0o666))?)
+    Ok(fs::set_permissions(
+        file,
+        fs::Permissions::from_mode(0o666),
+    )?)
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

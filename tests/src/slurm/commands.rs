@@ -26,13 +26,14 @@ impl Bed {
         self.dir.join("etc/slurm.conf").display().to_string()
     }
 
-    /// The `slurm.conf` without the plugin, for the nodes in `plain_nodes` and for commands that must not load it (as
-    /// `SLURM_CONF`).
+    /// The `slurm.conf` without the plugin, for the nodes in `plain_nodes` and for commands that
+    /// must not load it (as `SLURM_CONF`).
     pub fn plain_conf(&self) -> String {
         self.dir.join("etc/slurm-plain.conf").display().to_string()
     }
 
-    /// The user's `SLURM_CONF`. On a cluster without files it is the copy that the first node got from the controller.
+    /// The user's `SLURM_CONF`. On a cluster without files it is the copy that the first node got
+    /// from the controller.
     fn client_conf(&self) -> String {
         let copy = format!("spool/{}/conf-cache/slurm.conf", self.options.node(1));
         let copy = self.dir.join(copy);
@@ -84,14 +85,20 @@ impl Bed {
         extra: &[(&str, &str)],
         limit: Duration,
     ) -> Result<Duration> {
-        Ok(self.spawn_with(user, argv, extra)?.wait(limit)?.success()?.wall)
+        Ok(self
+            .spawn_with(user, argv, extra)?
+            .wait(limit)?
+            .success()?
+            .wall)
     }
 
     pub fn srun(&self, user: &User, arguments: &[&str], limit: Duration) -> Result<Ran> {
-        self.spawn(user, &[&["srun"], arguments].concat())?.wait(limit)
+        self.spawn(user, &[&["srun"], arguments].concat())?
+            .wait(limit)
     }
 
-    /// Submits a batch script and returns the job's id. The output is in `job-ID.out` in the user's directory.
+    /// Submits a batch script and returns the job's id. The output is in `job-ID.out` in the user's
+    /// directory.
     pub fn sbatch(&self, user: &User, arguments: &[&str], script: &str) -> Result<u32> {
         let file = tempfile::NamedTempFile::new_in(self.home(user))?;
         let shell = if script.starts_with("#!") {
@@ -137,7 +144,11 @@ impl Client {
     ) -> Result<Client> {
         let (program, arguments) = argv.split_first().context("empty command")?;
         let mut command = Command::new(program);
-        command.args(arguments).env_clear().envs(env).current_dir(dir);
+        command
+            .args(arguments)
+            .env_clear()
+            .envs(env)
+            .current_dir(dir);
         if user.uid != 0 {
             command.uid(user.uid).gid(user.gid);
         }
@@ -160,7 +171,8 @@ impl Client {
         alive(self.0.pid())
     }
 
-    /// Waits for its end, at most `limit` after its start. A command that takes longer is killed; that is an error.
+    /// Waits for its end, at most `limit` after its start. A command that takes longer is killed;
+    /// that is an error.
     pub fn wait(self, limit: Duration) -> Result<Ran> {
         self.0.finish(limit)
     }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::options::Options;
 
-/// The word before a plugin's path in `plugstack.conf`: what Slurm does about the plugin's failures.
+/// The word before a plugin's path in `plugstack.conf`: what Slurm does about the plugin's
+/// failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     /// Slurm ignores every return value of the plugin.
@@ -31,8 +32,8 @@ pub enum Gpus {
     Real(Vec<u32>),
 }
 
-/// Major number of the simulated GPUs: "local/experimental use" in the kernel's list. Opening one gives ENXIO when the
-/// job may use it, and EPERM when `ConstrainDevices` forbids it.
+/// Major number of the simulated GPUs: "local/experimental use" in the kernel's list. Opening one
+/// gives ENXIO when the job may use it, and EPERM when `ConstrainDevices` forbids it.
 pub const SIMULATED_MAJOR: u64 = 240;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +119,8 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
         text.push_str("SlurmctldParameters=enable_configless\n");
     }
     if !options.plain_nodes.is_empty() {
-        // Two files differ in the plugin's line, and the controller would complain at every registration.
+        // Two files differ in the plugin's line, and the controller would complain at every
+        // registration.
         text.push_str("DebugFlags=NO_CONF_HASH\n");
     }
     let ours = std::mem::take(&mut text);
@@ -190,7 +192,11 @@ pub fn gres_conf(dir: &Path, options: &Options) -> String {
         match &options.gpus {
             Gpus::Simulated(_) => {
                 for device in devices(dir, options, index) {
-                    let _ = writeln!(text, "NodeName={node} Name=gpu File={}", device.file.display());
+                    let _ = writeln!(
+                        text,
+                        "NodeName={node} Name=gpu File={}",
+                        device.file.display()
+                    );
                 }
             }
             Gpus::Real(numbers) if index == 1 => {
@@ -201,7 +207,11 @@ pub fn gres_conf(dir: &Path, options: &Options) -> String {
             Gpus::Real(_) => {}
         }
         for name in &options.gres_types {
-            let _ = writeln!(text, "NodeName={node} Name={name} Count={}", options.gres_count);
+            let _ = writeln!(
+                text,
+                "NodeName={node} Name={name} Count={}",
+                options.gres_count
+            );
         }
     }
     text

@@ -22,9 +22,13 @@ pub(super) fn fresh_directory(base: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The cgroups that the slurmds of a bed will make and leave, in each hierarchy of cgroup v1, without existing ones.
+/// The cgroups that the slurmds of a bed will make and leave, in each hierarchy of cgroup v1,
+/// without existing ones.
 pub(super) fn cgroups_of_slurmd(nodes: &[String]) -> Vec<PathBuf> {
-    let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+    let hierarchies = fs::read_dir("/sys/fs/cgroup")
+        .into_iter()
+        .flatten()
+        .flatten();
     let of_nodes = |hierarchy: fs::DirEntry| {
         nodes
             .iter()
@@ -37,8 +41,8 @@ pub(super) fn cgroups_of_slurmd(nodes: &[String]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// A cgroup named like `run`, with one below it for each node, in the hierarchy without controllers. `None` if the
-/// machine has none or does not let us.
+/// A cgroup named like `run`, with one below it for each node, in the hierarchy without
+/// controllers. `None` if the machine has none or does not let us.
 pub(super) fn fresh_cgroup(run: &Path, nodes: &[String]) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let of_kind = |kind: &str| {
@@ -65,7 +69,8 @@ pub fn program_beside(name: &str) -> Result<PathBuf> {
 
 static PREFIX: OnceLock<PathBuf> = OnceLock::new();
 
-/// From now on uses Slurm's programs in `PREFIX/sbin` and `PREFIX/bin`; munged stays the machine's. Only the first call counts.
+/// From now on uses Slurm's programs in `PREFIX/sbin` and `PREFIX/bin`; munged stays the machine's.
+/// Only the first call counts.
 pub fn use_slurm_of(prefix: &Path) {
     let _ = PREFIX.set(prefix.to_owned());
 }
@@ -85,8 +90,8 @@ pub(super) fn program(names: &[&str]) -> Result<String> {
         .with_context(|| format!("'{}' is not installed: run 'cargo xtask setup'", names[0]))
 }
 
-/// The kernel gives none of these ports to a program that asks for any port, as `srun` does. So no program takes one
-/// between our check and a daemon's start.
+/// The kernel gives none of these ports to a program that asks for any port, as `srun` does. So no
+/// program takes one between our check and a daemon's start.
 const PORTS: Range<u16> = 20_000..30_000;
 
 pub(super) fn free_ports(count: usize) -> Result<Vec<u16>> {

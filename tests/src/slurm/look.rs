@@ -1,4 +1,5 @@
-//! An independent look at the machine, by `/proc`, directories and mounts, without our programs' word.
+//! An independent look at the machine, by `/proc`, directories and mounts, without our programs'
+//! word.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -98,7 +99,11 @@ fn words(bytes: &[u8]) -> Vec<String> {
     bytes
         .split(|&byte| byte == 0)
         .filter(|word| !word.is_empty())
-        .map(|word| OsString::from_vec(word.to_vec()).to_string_lossy().into_owned())
+        .map(|word| {
+            OsString::from_vec(word.to_vec())
+                .to_string_lossy()
+                .into_owned()
+        })
         .collect()
 }
 
@@ -118,8 +123,8 @@ pub fn processes() -> Vec<Process> {
 pub struct Snapshot(BTreeSet<String>);
 
 impl Snapshot {
-    /// The names of everything below `roots` (of a cgroup, the directories); what is mounted there; the shared-memory
-    /// segments of `users`; the descendants of `warden` that are not in `known`.
+    /// The names of everything below `roots` (of a cgroup, the directories); what is mounted there;
+    /// the shared-memory segments of `users`; the descendants of `warden` that are not in `known`.
     pub fn take(roots: &[PathBuf], users: &[u32], warden: i32, known: &BTreeSet<i32>) -> Snapshot {
         let mut items = BTreeSet::new();
         for root in roots {

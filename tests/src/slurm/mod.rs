@@ -1,13 +1,16 @@
-//! A throw-away Slurm on loopback: munge, a controller and several `slurmd`s on one host, in a temporary directory with
-//! their own key, sockets and ports. It neither reads nor touches the machine's own Slurm.
+//! A throw-away Slurm on loopback: munge, a controller and several `slurmd`s on one host, in a
+//! temporary directory with their own key, sockets and ports. It neither reads nor touches the
+//! machine's own Slurm.
 //!
-//! What the bed relies on is recorded in the project's notes on a live Slurm 22.05: `slurmd -N` (multiple-slurmd), GPUs
-//! as character devices of major 240 (local use), plugstack.conf read by slurmd at its start only.
+//! What the bed relies on is recorded in the project's notes on a live Slurm 22.05: `slurmd -N`
+//! (multiple-slurmd), GPUs as character devices of major 240 (local use), plugstack.conf read by
+//! slurmd at its start only.
 //!
-//! Every process of the bed is a descendant of a small supervisor, the *warden* (`slurm-warden`). It is a child
-//! subreaper, so a daemon that a job leaves behind becomes its child, whatever its environment. When the test process
-//! drops the bed, panics, is interrupted or killed, the pipe to the warden closes. Then the warden ends all its
-//! descendants by process id, unmounts and removes what the bed made.
+//! Every process of the bed is a descendant of a small supervisor, the *warden* (`slurm-warden`).
+//! It is a child subreaper, so a daemon that a job leaves behind becomes its child, whatever its
+//! environment. When the test process drops the bed, panics, is interrupted or killed, the pipe to
+//! the warden closes. Then the warden ends all its descendants by process id, unmounts and removes
+//! what the bed made.
 
 mod bed;
 mod commands;
@@ -29,7 +32,9 @@ pub use host::{program_beside, use_slurm_of};
 pub use look::{Process, Snapshot, processes};
 pub use options::{CONFIGLESS, Options, unified};
 pub use product::{PLUGIN, Product, install_plugin_double};
-pub use simulated::{Bystander, Changed, MODEL, Record, RecordGpu, SMS, Simulated, WITNESS, Witness};
+pub use simulated::{
+    Bystander, Changed, MODEL, Record, RecordGpu, SMS, Simulated, WITNESS, Witness,
+};
 pub use state::NodeState;
 pub use users::{User, most_beds};
 pub use warden::{Reply, Request, WARDEN, Warden};

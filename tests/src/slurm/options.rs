@@ -4,23 +4,24 @@ use std::path::{Path, PathBuf};
 
 use super::conf::{self, Gpus, Word};
 
-/// The claim of a bed without files, see [`Options::claims`]: the places where Slurm then looks, and to have the only
-/// slurmds that do not name their configuration.
+/// The claim of a bed without files, see [`Options::claims`]: the places where Slurm then looks,
+/// and to have the only slurmds that do not name their configuration.
 pub const CONFIGLESS: &str = "slurmds without a file";
 
 #[derive(Clone, Debug)]
 pub struct Options {
     pub nodes: usize,
-    /// The nodes' name before the number: `node1` and so on. Slurm's cgroups have it too, so beds that use cgroups at
-    /// the same time need different names.
+    /// The nodes' name before the number: `node1` and so on. Slurm's cgroups have it too, so beds
+    /// that use cgroups at the same time need different names.
     pub node_name: &'static str,
     pub cpus: u32,
     pub gpus: Gpus,
-    /// Minor numbers of the nodes' GPUs in the order of the bus. Each node then has a `/dev` of its own with
-    /// `/dev/nvidia<minor>`; empty: files of the bed's own, `Gpus::Simulated` of them.
+    /// Minor numbers of the nodes' GPUs in the order of the bus. Each node then has a `/dev` of its
+    /// own with `/dev/nvidia<minor>`; empty: files of the bed's own, `Gpus::Simulated` of them.
     pub minors: Vec<u32>,
-    /// The users have a shell and a profile on the nodes, as on a cluster. For a script with `--export=NONE` Slurm gets
-    /// the environment by `su - USER`. From 25.05 on it requeues the job if that fails.
+    /// The users have a shell and a profile on the nodes, as on a cluster. For a script with
+    /// `--export=NONE` Slurm gets the environment by `su - USER`. From 25.05 on it requeues the job
+    /// if that fails.
     pub login_shells: bool,
     /// The text of `gres.conf`, instead of a line for each GPU.
     pub gres_conf: Option<String>,
@@ -28,9 +29,11 @@ pub struct Options {
     pub gres: Option<String>,
     /// Write `KEY = VALUE` in `slurm.conf`, not `KEY=VALUE`.
     pub blanks: bool,
-    /// The nodes get their configuration from the controller. Needs `minors`, which gives nodes their own places.
+    /// The nodes get their configuration from the controller. Needs `minors`, which gives nodes
+    /// their own places.
     pub configless: bool,
-    /// Further kinds of gres beside `gpu` (`mps`, `shard`), with `gres_count` of each on every node.
+    /// Further kinds of gres beside `gpu` (`mps`, `shard`), with `gres_count` of each on every
+    /// node.
     pub gres_types: Vec<String>,
     pub gres_count: u32,
     /// Words added to every `NodeName=` line, for example `Feature=mps`.
@@ -39,7 +42,8 @@ pub struct Options {
     pub plugin: Option<PathBuf>,
     pub plugin_arguments: Vec<String>,
     pub stack_lines: Vec<String>,
-    /// Nodes with a slurmd that has no plugin, on the same cluster: see [`crate::slurm::Bed::plain_conf`].
+    /// Nodes with a slurmd that has no plugin, on the same cluster: see
+    /// [`crate::slurm::Bed::plain_conf`].
     pub plain_nodes: Vec<String>,
     /// Lines of those nodes' own plugstack.conf.
     pub plain_stack_lines: Vec<String>,
@@ -55,8 +59,8 @@ pub fn unified() -> bool {
     Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
-/// The plugin that fits the machine. Under systemd it has a scope of its own, as on a site; without systemd it makes its groups in
-/// `system.slice`.
+/// The plugin that fits the machine. Under systemd it has a scope of its own, as on a site; without
+/// systemd it makes its groups in `system.slice`.
 fn cgroup_lines() -> Vec<String> {
     let lines: &[&str] = match (unified(), Path::new("/run/systemd/system").exists()) {
         (true, true) => &["CgroupPlugin=cgroup/v2"],
@@ -120,9 +124,13 @@ impl Options {
         self
     }
 
-    /// What such a bed needs for itself. Two beds with a common word must not exist at the same time.
+    /// What such a bed needs for itself. Two beds with a common word must not exist at the same
+    /// time.
     pub fn claims(&self) -> Vec<String> {
-        let cgroups = self.slurm_lines.iter().any(|line| line.ends_with("/cgroup"));
+        let cgroups = self
+            .slurm_lines
+            .iter()
+            .any(|line| line.ends_with("/cgroup"));
         let cgroups = cgroups.then(|| format!("the cgroups of {}1", self.node_name));
         let configless = self.configless.then(|| CONFIGLESS.to_owned());
         cgroups.into_iter().chain(configless).collect()

@@ -1,4 +1,5 @@
-//! Puts the built files into a bed: root-owned copies of the programs, the plugin and their configuration.
+//! Puts the built files into a bed: root-owned copies of the programs, the plugin and their
+//! configuration.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,8 +23,9 @@ pub struct Product {
 }
 
 impl Product {
-    /// Copies the product into `bed`, writes `config` as its `mpsd.toml`, and enters the plugin into the bed's line
-    /// with the matching arguments. Makes the directories `run/NODE` and `state/NODE` of [`Product::settings`].
+    /// Copies the product into `bed`, writes `config` as its `mpsd.toml`, and enters the plugin
+    /// into the bed's line with the matching arguments. Makes the directories `run/NODE` and
+    /// `state/NODE` of [`Product::settings`].
     pub fn install(bed: &mut Bed, config: &str) -> Result<Product> {
         let dir = bed.dir().to_owned();
         let product = Product {
@@ -36,7 +38,8 @@ impl Product {
         for name in PROGRAMS {
             copy(&program_beside(name)?, &product.libexec.join(name), 0o755)?;
         }
-        let checkout = || concat!(env!("CARGO_MANIFEST_DIR"), "/../etc/slurm/mps-task-prolog").into();
+        let checkout =
+            || concat!(env!("CARGO_MANIFEST_DIR"), "/../etc/slurm/mps-task-prolog").into();
         let prolog = program_beside("mps-task-prolog").unwrap_or_else(|_| checkout());
         copy(&prolog, &product.libexec.join("mps-task-prolog"), 0o755)?;
         copy(&program_beside(PLUGIN)?, &product.plugin, 0o755)?;
@@ -47,8 +50,14 @@ impl Product {
         options.plugin = Some(product.plugin.clone());
         options.plugin_arguments = vec![
             format!("config={}", product.config.display()),
-            format!("prologue={}", product.libexec.join("mps-prologue").display()),
-            format!("epilogue={}", product.libexec.join("mps-epilogue").display()),
+            format!(
+                "prologue={}",
+                product.libexec.join("mps-prologue").display()
+            ),
+            format!(
+                "epilogue={}",
+                product.libexec.join("mps-epilogue").display()
+            ),
         ];
         Ok(product)
     }

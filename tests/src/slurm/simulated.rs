@@ -65,9 +65,13 @@ impl Record {
 }
 
 impl Simulated {
-    /// Makes the doubles and the product in `bed`, which has not started yet. `shape` changes a node's double, `extra`
-    /// is added to `mpsd.toml`.
-    pub fn install(bed: &mut Bed, extra: &str, shape: impl Fn(Builder) -> Builder) -> Result<Simulated> {
+    /// Makes the doubles and the product in `bed`, which has not started yet. `shape` changes a
+    /// node's double, `extra` is added to `mpsd.toml`.
+    pub fn install(
+        bed: &mut Bed,
+        extra: &str,
+        shape: impl Fn(Builder) -> Builder,
+    ) -> Result<Simulated> {
         let Gpus::Simulated(gpus) = bed.options_mut().gpus else {
             bail!("the bed's GPUs are real");
         };
@@ -92,7 +96,11 @@ impl Simulated {
         let control = any.join("nvidia-cuda-mps-control");
         let config = Product::settings(bed, &control, &any.join("libnvidia-ml.so.1")) + extra;
         let product = Product::install(bed, &config)?;
-        Ok(Simulated { product, nodes, root })
+        Ok(Simulated {
+            product,
+            nodes,
+            root,
+        })
     }
 
     pub fn dir(&self) -> &Path {
@@ -126,7 +134,8 @@ impl Simulated {
         Ok(changed)
     }
 
-    /// Checks that every GPU of every node is as before any job: mode `default`, no context, no daemon.
+    /// Checks that every GPU of every node is as before any job: mode `default`, no context, no
+    /// daemon.
     pub fn check_idle(&self) -> Result<()> {
         for node in &self.nodes {
             let (modes, contexts, daemons) = (node.modes(), node.contexts(), node.daemons());
@@ -192,7 +201,8 @@ impl Witness {
     }
 
     pub fn all(dir: &Path) -> Result<Vec<Witness>> {
-        let entries = std::fs::read_dir(dir).with_context(|| format!("cannot read '{}'", dir.display()))?;
+        let entries =
+            std::fs::read_dir(dir).with_context(|| format!("cannot read '{}'", dir.display()))?;
         let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
         files.retain(|file| file.extension().is_some_and(|end| end == "json"));
         files.sort();

@@ -1,4 +1,5 @@
-//! Writes another version stamp into a copy of the plugin: four bytes of the symbol `plugin_version` (ELF, 64 bit).
+//! Writes another version stamp into a copy of the plugin: four bytes of the symbol
+//! `plugin_version` (ELF, 64 bit).
 
 use std::path::Path;
 
@@ -9,11 +10,17 @@ use super::host::program;
 
 pub fn installed() -> Result<u32> {
     let slurmd = program(&["slurmd", "slurmd-wlm"])?;
-    let said = std::process::Command::new(&slurmd).arg("-V").output()?.stdout;
+    let said = std::process::Command::new(&slurmd)
+        .arg("-V")
+        .output()?
+        .stdout;
     let said = String::from_utf8_lossy(&said).into_owned();
     let words = said.split_whitespace().last().unwrap_or_default();
     let release = words.split('-').next().unwrap_or_default();
-    let version: Vec<u8> = release.split('.').filter_map(|part| part.parse().ok()).collect();
+    let version: Vec<u8> = release
+        .split('.')
+        .filter_map(|part| part.parse().ok())
+        .collect();
     match version[..] {
         [major, minor, micro] => Ok(u32::from_be_bytes([0, major, minor, micro])),
         _ => bail!("'{slurmd} -V' said '{said}'"),
@@ -40,7 +47,9 @@ pub fn write(file: &Path, version: u32) -> Result<()> {
 
 fn offset(bytes: &[u8], name: &str) -> Option<usize> {
     let file = object::File::parse(bytes).ok()?;
-    let symbol = file.dynamic_symbols().find(|symbol| symbol.name() == Ok(name))?;
+    let symbol = file
+        .dynamic_symbols()
+        .find(|symbol| symbol.name() == Ok(name))?;
     let section = file.section_by_index(symbol.section_index()?).ok()?;
     let (start, _) = section.file_range()?;
     usize::try_from(start + symbol.address() - section.address()).ok()

@@ -46,8 +46,12 @@ impl Bed {
     }
 
     pub fn job_state(&self, id: u32) -> Result<String> {
-        let job = self.job(id)?.with_context(|| format!("job {id} is not known"))?;
-        job.get("JobState").cloned().context("a job without a state")
+        let job = self
+            .job(id)?
+            .with_context(|| format!("job {id} is not known"))?;
+        job.get("JobState")
+            .cloned()
+            .context("a job without a state")
     }
 
     pub fn wait_job(&self, id: u32, states: &[&str], limit: Duration) -> Result<String> {
@@ -58,7 +62,9 @@ impl Bed {
                 return Ok(true);
             }
             match last.as_str() {
-                "COMPLETED" | "FAILED" | "CANCELLED" | "TIMEOUT" | "NODE_FAIL" => bail!("job {id} has ended"),
+                "COMPLETED" | "FAILED" | "CANCELLED" | "TIMEOUT" | "NODE_FAIL" => {
+                    bail!("job {id} has ended")
+                }
                 _ => Ok(false),
             }
         })
@@ -73,7 +79,9 @@ impl Bed {
                 .root(&["sinfo", "-h", "-N", "-o", "%N %T"])?
                 .success()?
                 .stdout;
-            let idle = nodes.lines().filter_map(|line| line.trim().strip_suffix(" idle"));
+            let idle = nodes
+                .lines()
+                .filter_map(|line| line.trim().strip_suffix(" idle"));
             let idle: BTreeSet<&str> = idle.collect();
             Ok(queue.trim().is_empty() && idle.len() == self.options.nodes)
         })
@@ -96,13 +104,18 @@ impl Bed {
 
     pub fn snapshot(&self) -> Snapshot {
         let known = lock(&self.daemons).values().copied().collect();
-        let roots: Vec<PathBuf> = [&self.run].into_iter().chain(&self.cgroup).cloned().collect();
+        let roots: Vec<PathBuf> = [&self.run]
+            .into_iter()
+            .chain(&self.cgroup)
+            .cloned()
+            .collect();
         let users = self.users.0.each_ref().map(|user| user.uid);
         Snapshot::take(&roots, &users, self.warden.pid(), &known)
     }
 
-    /// What is on the machine and was not when the bed started; empty if every job left nothing. Directories of a node, not of a
-    /// job, do not count: `run/NODE`, its `jobs`, `shared`, and `gpus` with a lock for each GPU, and the list of failed starts.
+    /// What is on the machine and was not when the bed started; empty if every job left nothing.
+    /// Directories of a node, not of a job, do not count: `run/NODE`, its `jobs`, `shared`, and
+    /// `gpus` with a lock for each GPU, and the list of failed starts.
     pub fn left_behind(&self) -> Vec<String> {
         let Some(baseline) = lock(&self.baseline).clone() else {
             return Vec::new();
@@ -112,7 +125,11 @@ impl Bed {
             let path = Path::new(item.strip_prefix("file ")?)
                 .strip_prefix(&self.run)
                 .ok()?;
-            let parts: Vec<_> = path.iter().skip(1).filter_map(|part| part.to_str()).collect();
+            let parts: Vec<_> = path
+                .iter()
+                .skip(1)
+                .filter_map(|part| part.to_str())
+                .collect();
             let own_files = ["ledger", ".ledger.lock"];
             match parts[..] {
                 [] | ["jobs"] | ["shared"] | ["gpus"] | ["gpus", _] => Some(()),
@@ -124,7 +141,8 @@ impl Bed {
         left
     }
 
-    /// Waits until nothing is left: slurmstepd and the epilogue end a moment after the node is idle.
+    /// Waits until nothing is left: slurmstepd and the epilogue end a moment after the node is
+    /// idle.
     pub fn wait_clean(&self, limit: Duration) -> Result<()> {
         let mut left = Vec::new();
         self.wait_until("nothing left behind", limit, || {

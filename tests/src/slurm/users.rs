@@ -8,7 +8,8 @@ use super::bed::lock;
 
 /// Ordinary accounts of Linux distributions; the first ones are in all of them.
 const ACCOUNTS: [&str; 12] = [
-    "nobody", "daemon", "bin", "mail", "lp", "games", "sync", "news", "sys", "adm", "operator", "uucp",
+    "nobody", "daemon", "bin", "mail", "lp", "games", "sync", "news", "sys", "adm", "operator",
+    "uucp",
 ];
 
 static TAKEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -23,8 +24,8 @@ pub struct User {
 
 impl User {
     pub fn named(name: &str) -> Result<User> {
-        let user =
-            nix::unistd::User::from_name(name)?.with_context(|| format!("there is no account '{name}'"))?;
+        let user = nix::unistd::User::from_name(name)?
+            .with_context(|| format!("there is no account '{name}'"))?;
         if user.uid.is_root() {
             bail!("'{name}' is root, and jobs of the bed are an ordinary user's");
         }
@@ -44,8 +45,8 @@ impl User {
     }
 }
 
-/// The two users of one bed. No other bed of this process has them meanwhile, because the owner tells which job left
-/// something in `/dev/shm`.
+/// The two users of one bed. No other bed of this process has them meanwhile, because the owner
+/// tells which job left something in `/dev/shm`.
 #[derive(Debug)]
 pub(super) struct Pair(pub [User; 2]);
 

@@ -19,7 +19,8 @@ const TEARDOWN: Duration = Duration::from_secs(40);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Start a daemon: program, arguments, whole environment, file for its output. Answer: `Started`.
+    /// Start a daemon: program, arguments, whole environment, file for its output. Answer:
+    /// `Started`.
     Start {
         argv: Vec<String>,
         env: BTreeMap<String, String>,
@@ -34,7 +35,8 @@ pub enum Request {
     /// A process of the test itself (an `srun`) to end at the end if it still runs. Answer: `Done`.
     Client {
         pid: i32,
-        /// Its start time in clock ticks, as in `/proc/PID/stat`, so that a later process with this pid is left alone.
+        /// Its start time in clock ticks, as in `/proc/PID/stat`, so that a later process with this
+        /// pid is left alone.
         start: u64,
     },
 }
@@ -67,7 +69,8 @@ struct Channel {
 }
 
 impl Warden {
-    /// Starts the supervisor in its own process group, so that Ctrl-C at the terminal does not reach it.
+    /// Starts the supervisor in its own process group, so that Ctrl-C at the terminal does not
+    /// reach it.
     pub fn start(program: &Path) -> Result<Warden> {
         use std::os::unix::process::CommandExt as _;
         let mut child = Command::new(program)
@@ -111,7 +114,8 @@ impl Warden {
         }
     }
 
-    /// Closes the pipe, waits for the teardown and returns what it had to force. Later calls return nothing.
+    /// Closes the pipe, waits for the teardown and returns what it had to force. Later calls return
+    /// nothing.
     pub fn end(&self) -> Result<Vec<String>> {
         let Some(channel) = self
             .channel
@@ -129,7 +133,11 @@ impl Warden {
         drop(requests);
         let reply = read_reply(&mut replies);
         let deadline = Instant::now() + TEARDOWN;
-        while child.try_wait().context("cannot wait for the warden")?.is_none() {
+        while child
+            .try_wait()
+            .context("cannot wait for the warden")?
+            .is_none()
+        {
             if Instant::now() > deadline {
                 bail!(
                     "the warden (pid {}) did not end within {} s",

@@ -52,7 +52,8 @@ pub fn nvidia() -> bool {
     }
 }
 
-/// Asserts how fast NVIDIA's program is. The double's time depends on the machine, and is not checked.
+/// Asserts how fast NVIDIA's program is. The double's time depends on the machine, and is not
+/// checked.
 #[track_caller]
 pub fn assert_within(took: Duration, limit: Duration) {
     assert!(took < if nvidia() { limit } else { PATIENCE }, "{took:?}");
@@ -108,7 +109,8 @@ impl Bench {
         let builder = NodeDouble::builder().programs(programs).at(at);
         let node = change(builder).build().unwrap();
         let gpus = node.uuids().into_iter();
-        let [client, of_node] = [node.client(), node.dir().to_owned()].map(|path| path.display().to_string());
+        let [client, of_node] =
+            [node.client(), node.dir().to_owned()].map(|path| path.display().to_string());
         Bench {
             control: node.control(),
             client: vec![client, "--node".to_owned(), of_node],
@@ -143,11 +145,21 @@ impl Bench {
         };
         let seen = Client::new(&bench).run();
         let gpus = seen.record()["gpus"].as_array();
-        bench.gpus = gpus.expect("the machine has a GPU").iter().map(fact).collect();
+        bench.gpus = gpus
+            .expect("the machine has a GPU")
+            .iter()
+            .map(fact)
+            .collect();
         bench
     }
 
-    pub fn control(&self, uid: u32, arguments: &[&str], env: &[(&str, &str)], input: &str) -> Ended {
+    pub fn control(
+        &self,
+        uid: u32,
+        arguments: &[&str],
+        env: &[(&str, &str)],
+        input: &str,
+    ) -> Ended {
         let mut command = command(&self.control, uid, env);
         command.args(arguments);
         run(command, input, PATIENCE)
@@ -192,7 +204,11 @@ impl Daemon<'_> {
         self.start_so(more, |command| command);
     }
 
-    pub fn start_so(&mut self, more: &[(&str, &str)], change: impl FnOnce(&mut Command) -> &mut Command) {
+    pub fn start_so(
+        &mut self,
+        more: &[(&str, &str)],
+        change: impl FnOnce(&mut Command) -> &mut Command,
+    ) {
         let env = [&self.env()[..], more].concat();
         let mut command = command(&self.bench.control, USER, &env);
         change(command.arg("-f"));
@@ -202,7 +218,10 @@ impl Daemon<'_> {
     /// Root starts it through this program, which must drop to the user itself.
     pub fn start_through(&mut self, wrapper: &[&str]) {
         let mut command = command(wrapper[0], 0, &self.env());
-        command.args(&wrapper[1..]).arg(&self.bench.control).arg("-f");
+        command
+            .args(&wrapper[1..])
+            .arg(&self.bench.control)
+            .arg("-f");
         self.started(command);
     }
 
@@ -238,7 +257,8 @@ impl Daemon<'_> {
     }
 
     pub fn say_as(&self, uid: u32, lines: &str) -> Ended {
-        self.bench.control(uid, &[], &self.env(), &format!("{lines}\n"))
+        self.bench
+            .control(uid, &[], &self.env(), &format!("{lines}\n"))
     }
 
     pub fn hangs(&self, lines: &str) -> bool {
@@ -296,7 +316,8 @@ impl Daemon<'_> {
 impl Drop for Daemon<'_> {
     fn drop(&mut self) {
         let control = self.bench.control.canonicalize().unwrap();
-        let ours = |pid: &u32| look::process(*pid).is_some_and(|p| p.uid == USER && p.exe == control);
+        let ours =
+            |pid: &u32| look::process(*pid).is_some_and(|p| p.uid == USER && p.exe == control);
         let Some(daemon) = self.process.as_ref().map(Running::pid).filter(ours) else {
             return;
         };

@@ -70,7 +70,8 @@ impl Client {
     }
 
     pub fn holding(mut self, seconds: u32) -> Self {
-        self.arguments.extend(["--hold".into(), seconds.to_string()]);
+        self.arguments
+            .extend(["--hold".into(), seconds.to_string()]);
         self
     }
 
@@ -95,7 +96,11 @@ impl Client {
     }
 
     pub fn spawn(&self) -> Running {
-        let env: Vec<(&str, &str)> = self.env.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
+        let env: Vec<(&str, &str)> = self
+            .env
+            .iter()
+            .map(|(n, v)| (n.as_str(), v.as_str()))
+            .collect();
         let words = [&self.wrapper[..], &self.program, &self.arguments].concat();
         let uid = if self.wrapper.is_empty() { self.uid } else { 0 };
         let mut command = command(&words[0], uid, &env);
@@ -190,7 +195,10 @@ pub fn unlimited(record: &Value) -> bool {
 /// A program that drops from root to [`USER`].
 pub fn drop_to_user() -> Vec<&'static str> {
     let setpriv = "/usr/bin/setpriv";
-    assert!(Path::new(setpriv).exists(), "setpriv of util-linux is missing");
+    assert!(
+        Path::new(setpriv).exists(),
+        "setpriv of util-linux is missing"
+    );
     let ids = ["--reuid", "54321", "--regid", "54321"];
     [&[setpriv], &ids[..], &["--clear-groups"]].concat()
 }

@@ -46,7 +46,9 @@ fn a_client_is_listed_two_ways() {
     let pid = client.pid().to_string();
     assert_eq!(daemon.say(&list).out, format!("{pid}\n"));
     let ps = daemon.say("ps").out;
-    let mut rows = ps.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let mut rows = ps
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
     let heads = ["PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"];
     assert_eq!(rows.next().expect("heads"), heads);
     let cells = rows.next().expect("a row");
@@ -124,7 +126,10 @@ fn at_once(client: &Client, count: usize) -> (usize, Vec<String>) {
     });
     let is_served = |client: &&Holding| under_mps(&client.record);
     let served = results.iter().flatten().filter(is_served).count();
-    (served, results.into_iter().filter_map(Result::err).collect())
+    (
+        served,
+        results.into_iter().filter_map(Result::err).collect(),
+    )
 }
 
 #[test]
@@ -142,11 +147,21 @@ fn the_more_connections_a_client_wants_the_fewer_are_served_and_the_next_ones_fa
     for (connections, most) in [("1", 48), ("8", 15), ("32", 3)] {
         let daemon = bench.daemon();
         daemon.start_server();
-        let client = daemon.client().env("CUDA_DEVICE_MAX_CONNECTIONS", connections);
+        let client = daemon
+            .client()
+            .env("CUDA_DEVICE_MAX_CONNECTIONS", connections);
         let (served, refused) = at_once(&client.holding(60), most + 2);
-        assert_eq!((served, refused.len()), (most, 2), "{connections}: {refused:?}");
+        assert_eq!(
+            (served, refused.len()),
+            (most, 2),
+            "{connections}: {refused:?}"
+        );
         let codes = ["\"code\":808", "\"code\":809", "\"code\":2,"];
-        let is_known = |said: &String| codes.iter().any(|code| said.replace(' ', "").contains(code));
+        let is_known = |said: &String| {
+            codes
+                .iter()
+                .any(|code| said.replace(' ', "").contains(code))
+        };
         assert!(refused.iter().all(is_known), "{connections}: {refused:?}");
     }
 }

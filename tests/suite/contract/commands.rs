@@ -17,7 +17,9 @@ fn an_unknown_command_is_told_and_exits_0() {
     let bench = Bench::new();
     let daemon = bench.daemon();
     for word in ["help", "?", "bogus_command", "", "QUIT", "lspart"] {
-        daemon.say(word).answers(&format!("Unknown command \"{word}\"\n"));
+        daemon
+            .say(word)
+            .answers(&format!("Unknown command \"{word}\"\n"));
     }
 }
 

@@ -77,5 +77,8 @@ fn a_stopped_control_daemon_hangs_commands_and_new_clients() {
     assert!(daemon.hangs("get_server_list"));
     assert!(daemon.client().run_within(HANGS * 2).ended.hung);
     daemon.process().signal(Signal::SIGCONT);
-    assert!(wait_until(PATIENCE, || daemon.say("get_server_list").code() == 0));
+    assert!(wait_until(PATIENCE, || daemon
+        .say("get_server_list")
+        .code()
+        == 0));
 }

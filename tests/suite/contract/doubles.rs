@@ -1,4 +1,5 @@
-//! The doubles' NVML, and faults that the fault matrix could not tell from no fault. Not tried with NVIDIA's program.
+//! The doubles' NVML, and faults that the fault matrix could not tell from no fault. Not tried with
+//! NVIDIA's program.
 
 use std::time::Duration;
 
@@ -31,7 +32,10 @@ fn open(node: &NodeDouble) -> Result<Nvml, NvmlError> {
 
 #[test]
 fn a_server_can_be_in_a_state() {
-    for (server, status) in [("initializing", "INITIALIZING\n"), ("fault-state", "FAULT\n")] {
+    for (server, status) in [
+        ("initializing", "INITIALIZING\n"),
+        ("fault-state", "FAULT\n"),
+    ] {
         let Some(bench) = faulty(|f| f.server = server.into()) else {
             return;
         };
@@ -103,13 +107,19 @@ fn nvml_lists_servers_and_clients_as_recorded() {
         UsedGpuMemory::Unavailable => 0,
     };
     let all = gpu.running_compute_processes().unwrap();
-    let mut plain: Vec<_> = all.iter().map(|p| (p.pid, mib(&p.used_gpu_memory))).collect();
+    let mut plain: Vec<_> = all
+        .iter()
+        .map(|p| (p.pid, mib(&p.used_gpu_memory)))
+        .collect();
     plain.sort();
     let mut expected = vec![(server, 66), (client.pid(), 514)];
     expected.sort();
     assert_eq!(plain, expected);
     let clients = gpu.mps_running_compute_processes().unwrap();
-    assert_eq!(clients.iter().map(|p| p.pid).collect::<Vec<_>>(), [client.pid()]);
+    assert_eq!(
+        clients.iter().map(|p| p.pid).collect::<Vec<_>>(),
+        [client.pid()]
+    );
     drop(client);
     let only_servers = || node.contexts().iter().all(|(_, c)| c.kind == "server");
     assert!(wait_until(PATIENCE, only_servers));

@@ -17,7 +17,9 @@ fn seen(client: Client, variable: Option<&str>) -> Result<Vec<String>, u64> {
     let record = outcome.record();
     assert!(under_mps(record), "{record}");
     let gpus = record["gpus"].as_array().unwrap().iter();
-    Ok(gpus.map(|g| g["uuid"].as_str().unwrap().to_owned()).collect())
+    Ok(gpus
+        .map(|g| g["uuid"].as_str().unwrap().to_owned())
+        .collect())
 }
 
 fn two(bench: &Bench) -> [String; 2] {
@@ -51,7 +53,11 @@ fn a_daemon_confined_to_the_second_gpu_renumbers_it() {
             assert_eq!(seen(daemon.client(), variable), one, "{variable:?}");
         }
         for variable in ["1", &foreign, &last] {
-            assert_eq!(seen(daemon.client(), Some(variable)), Err(100), "{variable}");
+            assert_eq!(
+                seen(daemon.client(), Some(variable)),
+                Err(100),
+                "{variable}"
+            );
         }
     }
 }
@@ -100,7 +106,8 @@ fn limits_of_two_gpus_hold_side_by_side_and_a_client_that_names_an_unseen_one_is
         }
         let outcome = client.run();
         let gpus = outcome.record()["gpus"].as_array().unwrap().iter();
-        gpus.map(|g| g["free_mib"].as_u64().unwrap() / 1024).collect()
+        gpus.map(|g| g["free_mib"].as_u64().unwrap() / 1024)
+            .collect()
     };
     let one = format!("{first}=1G");
     let both = format!("{one},{second}=1G");

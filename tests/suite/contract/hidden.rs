@@ -1,4 +1,5 @@
-//! A daemon that cannot open the device files of other GPUs, as root starts a job's: it answers as before.
+//! A daemon that cannot open the device files of other GPUs, as root starts a job's: it answers as
+//! before.
 
 use std::fs;
 use std::path::PathBuf;
@@ -26,18 +27,22 @@ fn device(uuid: &str) -> PathBuf {
     let all = fs::read_dir("/proc/driver/nvidia/gpus")
         .expect("the driver's list")
         .flatten();
-    let mut texts = all.filter_map(|entry| fs::read_to_string(entry.path().join("information")).ok());
+    let mut texts =
+        all.filter_map(|entry| fs::read_to_string(entry.path().join("information")).ok());
     let own = texts
         .find(|text| text.contains(uuid))
         .expect("the driver lists the GPU");
-    let minor = own.lines().find_map(|line| line.strip_prefix("Device Minor:"));
+    let minor = own
+        .lines()
+        .find_map(|line| line.strip_prefix("Device Minor:"));
     format!("/dev/nvidia{}", minor.expect("its minor number").trim()).into()
 }
 
 impl Node {
     /// The subject with so many GPUs; none if the machine has fewer.
     fn with_gpus(count: usize) -> Option<Self> {
-        let room = TempDir::with_prefix_in("hidden-", "/var/tmp").expect("/var/tmp takes a directory");
+        let room =
+            TempDir::with_prefix_in("hidden-", "/var/tmp").expect("/var/tmp takes a directory");
         chmod(room.path(), 0o755);
         let file = |gpu: usize| room.path().join(format!("nvidia{gpu}"));
         for gpu in 0..count {
@@ -66,7 +71,8 @@ impl Node {
         self.bench.gpus[gpu].uuid.clone()
     }
 
-    /// The words by which root starts a program of the user's that can open no device file but those of `seen`.
+    /// The words by which root starts a program of the user's that can open no device file but
+    /// those of `seen`.
     fn hiding(&self, seen: &[usize], env: &[String]) -> Vec<String> {
         let closed = self.room.path().join("closed");
         fs::write(&closed, "").expect("it is ours");
@@ -81,8 +87,21 @@ impl Node {
             format!("HIDDEN={}", others.join(" ")),
             format!("CLOSED={}", closed.display()),
         ];
-        let unshare = ["/usr/bin/unshare", "--mount", "/bin/sh", "-e", "-c", HIDES, "sh"];
-        let plain = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let unshare = [
+            "/usr/bin/unshare",
+            "--mount",
+            "/bin/sh",
+            "-e",
+            "-c",
+            HIDES,
+            "sh",
+        ];
+        let plain = |words: &[&str]| {
+            words
+                .iter()
+                .map(|word| (*word).to_owned())
+                .collect::<Vec<_>>()
+        };
         let (first, last) = (plain(&["/usr/bin/env"]), plain(&["/usr/bin/env"]));
         [
             first,
@@ -128,7 +147,9 @@ fn seen(client: Client, variable: Option<&str>) -> Result<Vec<String>, u64> {
 
 #[test]
 fn a_daemon_that_cannot_open_the_first_gpu_shows_the_second_by_uuid_and_as_index_0() {
-    let Some(node) = Node::with_gpus(2) else { return };
+    let Some(node) = Node::with_gpus(2) else {
+        return;
+    };
     let daemon = node.daemon(&[1]);
     let [foreign, uuid] = [node.uuid(0), node.uuid(1)];
     for variable in [None, Some("0"), Some(uuid.as_str())] {
@@ -139,13 +160,19 @@ fn a_daemon_that_cannot_open_the_first_gpu_shows_the_second_by_uuid_and_as_index
         );
     }
     for variable in ["1", &foreign] {
-        assert_eq!(seen(daemon.client(), Some(variable)), Err(100), "{variable}");
+        assert_eq!(
+            seen(daemon.client(), Some(variable)),
+            Err(100),
+            "{variable}"
+        );
     }
 }
 
 #[test]
 fn its_limits_hold_by_uuid_and_by_index_0_and_its_clients_are_listed() {
-    let Some(node) = Node::with_gpus(2) else { return };
+    let Some(node) = Node::with_gpus(2) else {
+        return;
+    };
     let uuid = node.uuid(1);
     for (name, holds) in [("0", true), ("1", false), (uuid.as_str(), true)] {
         let daemon = node.daemon(&[1]);
@@ -164,7 +191,9 @@ fn its_limits_hold_by_uuid_and_by_index_0_and_its_clients_are_listed() {
 
 #[test]
 fn a_client_that_cannot_open_the_other_gpu_either_is_served() {
-    let Some(node) = Node::with_gpus(2) else { return };
+    let Some(node) = Node::with_gpus(2) else {
+        return;
+    };
     let daemon = node.daemon(&[1]);
     let client = node.hidden(daemon.client(), &[1]);
     assert_eq!(seen(client, None), Ok(vec![node.uuid(1)]));
@@ -172,7 +201,9 @@ fn a_client_that_cannot_open_the_other_gpu_either_is_served() {
 
 #[test]
 fn two_gpus_of_three_are_served_side_by_side() {
-    let Some(node) = Node::with_gpus(3) else { return };
+    let Some(node) = Node::with_gpus(3) else {
+        return;
+    };
     let daemon = node.daemon(&[0, 2]);
     let uuids = [node.uuid(0), node.uuid(2)];
     assert_eq!(seen(daemon.client(), None), Ok(uuids.to_vec()));
@@ -188,7 +219,9 @@ fn two_gpus_of_three_are_served_side_by_side() {
 /// What holds the others back is the file, and no variable.
 #[test]
 fn a_program_does_not_see_a_gpu_that_it_cannot_open() {
-    let Some(node) = Node::with_gpus(2) else { return };
+    let Some(node) = Node::with_gpus(2) else {
+        return;
+    };
     let outcome = node.hidden(Client::new(&node.bench), &[1]).run();
     let gpus = outcome.record()["gpus"].as_array().expect("GPUs").iter();
     let uuids: Vec<&str> = gpus.filter_map(|gpu| gpu["uuid"].as_str()).collect();

@@ -62,7 +62,8 @@ fn a_memory_limit_set_by_uuid_or_index_holds() {
 #[test]
 fn of_a_limit_by_index_and_one_by_uuid_the_one_named_first_wins_whatever_is_set_later() {
     let bench = Bench::new();
-    let set = |name: &str, value: &str| format!("set_default_device_pinned_mem_limit {name} {value}\n");
+    let set =
+        |name: &str, value: &str| format!("set_default_device_pinned_mem_limit {name} {value}\n");
     let uuid = bench.gpus[0].uuid.as_str();
     let threads = "set_default_active_thread_percentage 25\n";
     for (lines, mib) in [
@@ -105,14 +106,19 @@ fn a_client_that_asks_nonsense_or_names_a_gpu_it_does_not_see_is_free_of_every_m
     let bench = Bench::new();
     let daemon = bench.daemon();
     daemon.say("set_default_device_pinned_mem_limit 0 3G");
-    for value in ["garbage", "7=1G", "GPU-00000000-0000-0000-0000-000000000000=1G"] {
+    for value in [
+        "garbage",
+        "7=1G",
+        "GPU-00000000-0000-0000-0000-000000000000=1G",
+    ] {
         let record = client(&daemon, MEMORY, value);
         assert!(unlimited(&record), "{MEMORY}={value}: {record}");
     }
 }
 
 #[test]
-fn a_client_may_name_its_limit_in_mib_without_a_unit_and_fails_if_it_leaves_no_room_for_a_context() {
+fn a_client_may_name_its_limit_in_mib_without_a_unit_and_fails_if_it_leaves_no_room_for_a_context()
+{
     let bench = Bench::new();
     let daemon = bench.daemon();
     daemon.say("set_default_active_thread_percentage 25");

@@ -17,7 +17,10 @@ fn an_idle_server_and_its_daemon_are_gone_soon_and_two_files_with_them() {
     assert_within(ended.took, Duration::from_secs(1));
     assert_eq!(daemon.ends(), Some(0));
     assert!(wait_until(PATIENCE, || !alive(server)));
-    assert_eq!(daemon.files(), ["control", "control_lock", "control_privileged"]);
+    assert_eq!(
+        daemon.files(),
+        ["control", "control_lock", "control_privileged"]
+    );
 }
 
 #[test]
@@ -56,7 +59,11 @@ fn a_busy_client_blocks_it_until_the_client_ends() {
     let client = daemon.client().on_first_gpu().holding(2).hold();
     let ended = daemon.say("quit");
     assert_eq!(ended.code(), 0, "{ended:?}");
-    assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", ended.took);
+    assert!(
+        begun.elapsed() >= Duration::from_secs(2),
+        "{:?}",
+        ended.took
+    );
     assert_eq!(client.finish().ended.code(), 0);
     daemon.ends();
     for text in [
@@ -98,7 +105,10 @@ fn while_it_waits_new_clients_fail_with_805_and_new_sessions_with_1() {
     assert_eq!(daemon.client().run().error(), Some(805));
     let session = daemon.say("get_server_list");
     assert_eq!((session.out.as_str(), session.code()), ("", 1));
-    assert_eq!(session.err, "Cannot send command to MPS control daemon process\n");
+    assert_eq!(
+        session.err,
+        "Cannot send command to MPS control daemon process\n"
+    );
     assert_eq!(quit.finish(PATIENCE).code(), 0);
     assert_eq!(client.finish().error(), None);
     daemon.ends();

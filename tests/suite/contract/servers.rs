@@ -72,7 +72,9 @@ fn a_server_for_a_stranger_is_refused_and_a_strangers_own_request_fails_in_the_l
     let ended = daemon.say_as(STRANGER, &format!("start_server -uid {STRANGER}"));
     ended.answers("");
     let error = "error: Operation not permitted";
-    daemon.logs(&format!("Failed to start server using uid {STRANGER}, {error}"));
+    daemon.logs(&format!(
+        "Failed to start server using uid {STRANGER}, {error}"
+    ));
     daemon.logs("exited with status 1");
     assert_eq!(daemon.server(), None);
 }
@@ -89,7 +91,9 @@ fn the_server_logs_the_limits_that_it_applies() {
     ));
     daemon.start_server();
     let log = daemon.log_text();
-    let texts = log.lines().filter_map(|line| Some(line.split_once("] ")?.1));
+    let texts = log
+        .lines()
+        .filter_map(|line| Some(line.split_once("] ")?.1));
     let limits: Vec<&str> = texts.filter(|text| text.contains(" set to ")).collect();
     let memory = |name: &str, bytes: u64| {
         format!("Device pinned memory limit for device {name} set to {bytes:#x} bytes")
@@ -114,8 +118,14 @@ fn a_running_server_can_be_given_other_limits() {
     let server = daemon.start_server();
     for (command, answer) in [
         (format!("get_active_thread_percentage {server}"), "100.0\n"),
-        (format!("set_active_thread_percentage {server} 60"), "60.0\n"),
-        (format!("set_active_thread_percentage {server} abc"), "60.0\n"),
+        (
+            format!("set_active_thread_percentage {server} 60"),
+            "60.0\n",
+        ),
+        (
+            format!("set_active_thread_percentage {server} abc"),
+            "60.0\n",
+        ),
         (format!("get_active_thread_percentage {server}"), "60.0\n"),
         (format!("set_device_pinned_mem_limit {server} 0 2G"), ""),
         (format!("get_device_pinned_mem_limit {server} 0"), "2G\n"),
@@ -128,7 +138,8 @@ fn a_running_server_can_be_given_other_limits() {
     assert_eq!(of_first_gpu(outcome.record(), "sms"), u64::from(expected));
 }
 
-/// `mpsctl set` relies on this: a server's own limits may be above the defaults, also by UUID, and end with the server.
+/// `mpsctl set` relies on this: a server's own limits may be above the defaults, also by UUID, and
+/// end with the server.
 #[test]
 fn a_running_servers_limits_are_its_own_and_the_defaults_are_the_next_ones() {
     let bench = Bench::new();
@@ -138,12 +149,27 @@ fn a_running_servers_limits_are_its_own_and_the_defaults_are_the_next_ones() {
     daemon.say(&format!("set_default_device_pinned_mem_limit {uuid} 1G"));
     let server = daemon.start_server();
     for (command, answer) in [
-        (format!("set_active_thread_percentage {server} 60"), "60.0\n"),
-        (format!("set_device_pinned_mem_limit {server} {uuid} 2G"), ""),
-        (format!("get_device_pinned_mem_limit {server} {uuid}"), "2G\n"),
+        (
+            format!("set_active_thread_percentage {server} 60"),
+            "60.0\n",
+        ),
+        (
+            format!("set_device_pinned_mem_limit {server} {uuid} 2G"),
+            "",
+        ),
+        (
+            format!("get_device_pinned_mem_limit {server} {uuid}"),
+            "2G\n",
+        ),
         ("get_default_active_thread_percentage".to_owned(), "25.0\n"),
-        (format!("get_default_device_pinned_mem_limit {uuid}"), "1G\n"),
-        ("set_default_active_thread_percentage 12.5".to_owned(), "12.5\n"),
+        (
+            format!("get_default_device_pinned_mem_limit {uuid}"),
+            "1G\n",
+        ),
+        (
+            "set_default_active_thread_percentage 12.5".to_owned(),
+            "12.5\n",
+        ),
         (format!("get_active_thread_percentage {server}"), "60.0\n"),
     ] {
         daemon.say(&command).answers(answer);
@@ -154,7 +180,10 @@ fn a_running_servers_limits_are_its_own_and_the_defaults_are_the_next_ones() {
         let sms = multiprocessors(bench.gpus[0].sms, percent);
         assert_eq!(of("sms"), u64::from(sms));
         let allocatable = of("allocatable_mib");
-        assert!((mib - 512..=mib).contains(&allocatable), "{allocatable} of {mib}");
+        assert!(
+            (mib - 512..=mib).contains(&allocatable),
+            "{allocatable} of {mib}"
+        );
     };
     has(60.0, 2048);
     kill(server, Signal::SIGTERM);

@@ -1,4 +1,5 @@
-//! One daemon and server for several jobs of a user, each with a cgroup and a session, and with limits in its environment.
+//! One daemon and server for several jobs of a user, each with a cgroup and a session, and with
+//! limits in its environment.
 
 use std::fs;
 use std::path::PathBuf;
@@ -52,7 +53,10 @@ impl Drop for Cgroups {
 
 fn words<'a>(first: &'a [String], then: &[&'a str]) -> Vec<&'a str> {
     let first = first.iter().map(String::as_str);
-    first.chain(then.iter().copied()).chain(drop_to_user()).collect()
+    first
+        .chain(then.iter().copied())
+        .chain(drop_to_user())
+        .collect()
 }
 
 #[test]
@@ -70,7 +74,12 @@ fn one_server_serves_its_users_cgroups_and_sessions_though_the_daemons_starter_i
     let clients = [1, 2].map(|job| {
         let enter = cgroups.enter(job, "exec \"$@\"");
         let wrapper = words(&enter, &["/usr/bin/setsid", "--wait"]);
-        let client = daemon.client().through(&wrapper).on_first_gpu().holding(3).hold();
+        let client = daemon
+            .client()
+            .through(&wrapper)
+            .on_first_gpu()
+            .holding(3)
+            .hold();
         assert!(under_mps(&client.record) && cgroups.holds(job, client.pid()));
         client
     });
@@ -124,7 +133,13 @@ fn two_working(daemon: &Daemon, server: u32) -> [Running; 2] {
     let both = [(); 2].map(|()| daemon.client().working(3).spawn());
     let pids = both.each_ref().map(Running::pid);
     let list = format!("get_client_list {server}");
-    let is_listed = |pid: &u32| daemon.say(&list).out.lines().any(|line| line == pid.to_string());
+    let is_listed = |pid: &u32| {
+        daemon
+            .say(&list)
+            .out
+            .lines()
+            .any(|line| line == pid.to_string())
+    };
     assert!(wait_until(PATIENCE, || pids.iter().all(is_listed)));
     // Both have launched.
     std::thread::sleep(Duration::from_secs(1));
@@ -159,7 +174,8 @@ fn a_working_client_that_is_terminated_fails_with_810_and_its_neighbour_keeps_it
     );
     let kept = pace(&other.finish(PATIENCE));
     assert!(
-        kept.zip(usual).is_none_or(|(kept, usual)| kept > usual * 0.95),
+        kept.zip(usual)
+            .is_none_or(|(kept, usual)| kept > usual * 0.95),
         "{kept:?} {usual:?}"
     );
     daemon.assert_active(server);

@@ -24,7 +24,8 @@ const FILES: [&str; 5] = [
 ];
 
 fn mode(path: &Path) -> u32 {
-    let about = fs::symlink_metadata(path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+    let about =
+        fs::symlink_metadata(path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
     about.mode() & 0o777
 }
 
@@ -41,8 +42,16 @@ fn foreground_answers_within_a_second_and_makes_these_files() {
     assert_within(begin.elapsed(), Duration::from_secs(1));
     assert_eq!(daemon.files(), FILES);
     assert_eq!(modes(&daemon), [0o666, 0o666, 0o755, 0o777, 0o666]);
-    let kind = |name: &str| fs::symlink_metadata(daemon.pipe.join(name)).unwrap().file_type();
-    assert!(kind("control").is_socket() && kind("control_privileged").is_socket() && kind("log").is_fifo());
+    let kind = |name: &str| {
+        fs::symlink_metadata(daemon.pipe.join(name))
+            .unwrap()
+            .file_type()
+    };
+    assert!(
+        kind("control").is_socket()
+            && kind("control_privileged").is_socket()
+            && kind("log").is_fifo()
+    );
     let pid = fs::read_to_string(daemon.pipe.join("nvidia-cuda-mps-control.pid")).unwrap();
     assert_eq!(pid, daemon.pid().to_string());
 }
@@ -103,7 +112,11 @@ fn a_second_daemon_on_the_same_directory_is_refused() {
 /// Starts it with `-d`, and gives its pid.
 fn background(daemon: &Daemon) -> u32 {
     let started = daemon.bench.control(USER, &["-d"], &daemon.env(), "");
-    assert_eq!((started.code(), started.out.as_str()), (0, ""), "{started:?}");
+    assert_eq!(
+        (started.code(), started.out.as_str()),
+        (0, ""),
+        "{started:?}"
+    );
     assert!(daemon.answers());
     let pid = fs::read_to_string(daemon.pipe.join(FILES[4])).unwrap();
     pid.parse().unwrap()
@@ -134,7 +147,8 @@ fn background_leaves_a_daemon_in_its_own_session_and_a_file_for_each_log() {
 }
 
 #[test]
-fn in_an_emptied_pipe_directory_a_second_daemon_starts_and_serves_and_the_first_lives_on_unreachable() {
+fn in_an_emptied_pipe_directory_a_second_daemon_starts_and_serves_and_the_first_lives_on_unreachable()
+ {
     let bench = Bench::new();
     let first = bench.daemon();
     for file in first.files() {
@@ -201,7 +215,9 @@ fn a_missing_log_directory_is_only_a_warning() {
     let mut daemon = bench.directories();
     daemon.log = "/nonexistent/log".into();
     daemon.start(&[]);
-    daemon.logs("Failed writing log files to directory [/nonexistent/log]. No logs will be available.");
+    daemon.logs(
+        "Failed writing log files to directory [/nonexistent/log]. No logs will be available.",
+    );
 }
 
 #[test]
@@ -240,7 +256,10 @@ fn help_lists_the_options_and_an_unknown_one_gets_it_too() {
     }
     let unknown = bench.control(USER, &["--bogus"], &[], "");
     assert_eq!(unknown.code(), 0);
-    assert!(unknown.out.starts_with("Unrecognized option"), "{unknown:?}");
+    assert!(
+        unknown.out.starts_with("Unrecognized option"),
+        "{unknown:?}"
+    );
     assert!(unknown.out.contains("start_server -uid <user id>"));
 }
 

@@ -1,4 +1,5 @@
-//! What no test may try on a GPU, because it would need a GPU fault or another compute mode. Only the double is tried.
+//! What no test may try on a GPU, because it would need a GPU fault or another compute mode. Only
+//! the double is tried.
 
 use nix::sys::signal::Signal;
 use tests::double::look::wait_until;

@@ -1,4 +1,5 @@
-//! A user or a stranger keeps the locks of directories and files that root must change. No program waits for such a lock.
+//! A user or a stranger keeps the locks of directories and files that root must change. No program
+//! waits for such a lock.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -25,8 +26,9 @@ fn unbounded(place: &Place, job: &str) -> Older {
     older
 }
 
-/// A process of the user's that keeps the lock of `what`: it lists or writes it, as `how` says, with memory that the
-/// user's file system withholds. Drop the file system first: until then nothing ends the process. `None` without FUSE.
+/// A process of the user's that keeps the lock of `what`: it lists or writes it, as `how` says,
+/// with memory that the user's file system withholds. Drop the file system first: until then
+/// nothing ends the process. `None` without FUSE.
 fn keep(place: &Place, how: &str, what: &Path) -> Option<(Hung, Running)> {
     let (at, hung) = place.hung("fuse", Hung::over_reads)?;
     let mut command = as_user(USER, place.node.control());
@@ -37,8 +39,8 @@ fn keep(place: &Place, how: &str, what: &Path) -> Option<(Hung, Running)> {
     Some((hung, holder))
 }
 
-/// The user lists the pipe directory into memory that the user's file system withholds. If the job's directories have
-/// their own file systems, root removes them without that lock.
+/// The user lists the pipe directory into memory that the user's file system withholds. If the
+/// job's directories have their own file systems, root removes them without that lock.
 #[test]
 fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
     assert_holds_nobody(ACCOUNT, "FAKE_MPS_LISTS", "pipe");
@@ -46,7 +48,11 @@ fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
 
 #[test]
 fn a_lock_file_of_ranks_that_its_user_keeps_holds_nobody() {
-    assert_holds_nobody("MPS=true,MPS_SMS=16:32", "FAKE_MPS_WRITES", "partitions/lock");
+    assert_holds_nobody(
+        "MPS=true,MPS_SMS=16:32",
+        "FAKE_MPS_WRITES",
+        "partitions/lock",
+    );
 }
 
 #[track_caller]
@@ -71,7 +77,11 @@ fn assert_holds_nobody(account: &str, how: &str, what: &str) {
             let again = place.torque("96.srv", ACCOUNT, "0");
             again.within(Duration::from_secs(10));
             if bounded {
-                assert_eq!((end.code, again.code), (Some(0), Some(0)), "{end:?} {again:?}");
+                assert_eq!(
+                    (end.code, again.code),
+                    (Some(0), Some(0)),
+                    "{end:?} {again:?}"
+                );
             } else {
                 end.exits(2).complains(CANNOT_CLEAN);
                 again.exits(2);
@@ -98,7 +108,8 @@ fn a_daemon_whose_log_its_user_keeps_is_told_by_the_exit_code_and_ends_with_that
             return;
         };
         let end = place.strict_end("99.srv").exits(2);
-        end.within(Duration::from_secs(9)).complains("state D after");
+        end.within(Duration::from_secs(9))
+            .complains("state D after");
         let left = THREE.map(|name| place.pids(name).len());
         assert_eq!(left, [0, 2, 0], "the daemon, and who keeps it: {end:?}");
         assert_eq!(place.node.modes(), ["default"]);
@@ -137,11 +148,15 @@ fn directories_that_are_slow_to_remove_keep_no_gpu_from_its_mode() {
                 scope.spawn(move || {
                     let first = pipe.join("0");
                     fs::write(&first, "").expect("file");
-                    (1..FILES).for_each(|n| fs::hard_link(&first, pipe.join(n.to_string())).expect("link"));
+                    (1..FILES).for_each(|n| {
+                        fs::hard_link(&first, pipe.join(n.to_string())).expect("link")
+                    });
                 });
             }
         });
-        let whole = |pipe: &&PathBuf| pipe.join((FILES - 1).to_string()).exists() && pipe.join("0").exists();
+        let whole = |pipe: &&PathBuf| {
+            pipe.join((FILES - 1).to_string()).exists() && pipe.join("0").exists()
+        };
         let mut end = place.start_end("95.srv");
         let began = Instant::now();
         loop {
@@ -157,7 +172,10 @@ fn directories_that_are_slow_to_remove_keep_no_gpu_from_its_mode() {
         let took = began.elapsed();
         assert!(took < Duration::from_secs(4 + 3), "{took:?}");
         let finished = || place.strict_end("95.srv").code == Some(0);
-        assert!((0..5).any(|_| finished()), "the next looks remove what is left");
+        assert!(
+            (0..5).any(|_| finished()),
+            "the next looks remove what is left"
+        );
         place.assert_as_before("slow directories");
     });
 }

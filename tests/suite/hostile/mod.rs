@@ -42,7 +42,8 @@ fn bystander(program: &Path, env: &[(&str, &Path)]) -> Running {
     running
 }
 
-/// A tree of root's with one file that must not change. Returns the state of that file and its directory.
+/// A tree of root's with one file that must not change. Returns the state of that file and its
+/// directory.
 fn treasure(place: &Place) -> (PathBuf, impl Fn() -> String) {
     let dir = place.directory("treasure");
     fs::write(dir.join("file"), "gold").expect("file");
@@ -71,7 +72,8 @@ fn links_fifos_and_deep_trees_in_the_jobs_directories_lead_nowhere() {
         symlink(&dir, into.join("link")).expect("symlink");
         symlink("/", into.join("root")).expect("symlink");
         symlink("loop", into.join("loop")).expect("symlink");
-        fs::hard_link(dir.join("file"), into.join("hard")).expect_err("a hard link into another file system");
+        fs::hard_link(dir.join("file"), into.join("hard"))
+            .expect_err("a hard link into another file system");
         fs::write(into.join("own"), "").expect("file");
         fs::hard_link(into.join("own"), into.join("hard")).expect("hard link");
         nix::unistd::mkfifo(&into.join("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
@@ -175,7 +177,8 @@ fn a_process_that_merely_carries_our_variables_or_name_is_not_ours() {
     assert!(two.iter_mut().all(|process| !process.has_ended()));
 }
 
-/// An upgrade replaces the vendor's files while a job runs. Its user runs a new one with the job's pipe directory.
+/// An upgrade replaces the vendor's files while a job runs. Its user runs a new one with the job's
+/// pipe directory.
 #[test]
 fn only_the_very_files_that_a_job_began_with_are_its_own() {
     let place = Place::without_cgroup(fast(1), CONFIG);
@@ -234,10 +237,13 @@ fn the_users_log_is_bounded_and_without_escapes_whatever_the_vendors_says() {
     let place = served("85.srv");
     let mpsd = place.pids("mpsd")[0];
     let log = place.job("85.srv").join("log");
-    let control = fs::OpenOptions::new().append(true).open(log.join("control.log"));
+    let control = fs::OpenOptions::new()
+        .append(true)
+        .open(log.join("control.log"));
     let mut control = control.expect("control.log");
     let before = resident_kb(mpsd);
-    // 24 MB without the end of a line, then text that looks like events, with escapes and invalid bytes.
+    // 24 MB without the end of a line, then text that looks like events, with escapes and invalid
+    // bytes.
     for _ in 0..24 {
         control.write_all(&vec![b'x'; 1 << 20]).expect("write");
     }
@@ -250,7 +256,8 @@ fn the_users_log_is_bounded_and_without_escapes_whatever_the_vendors_says() {
     });
     let text = seen();
     assert!(text.len() < 4096, "{} bytes", text.len());
-    let is_plain = text.iter().all(|b| *b >= b' ' || *b == b'\n') && std::str::from_utf8(&text).is_ok();
+    let is_plain =
+        text.iter().all(|b| *b >= b' ' || *b == b'\n') && std::str::from_utf8(&text).is_ok();
     assert!(is_plain, "{:?}", String::from_utf8_lossy(&text));
     let grown = resident_kb(mpsd) - before;
     assert!(grown < 4096, "{grown} kB more than {before}");
@@ -265,7 +272,11 @@ fn stopped_processes_do_not_stop_the_epilogue() {
     }
     let began = Instant::now();
     place.assert_ends_clean("89.srv", "all three stopped");
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 #[test]
@@ -289,7 +300,8 @@ fn a_server_that_hangs_in_a_file_system_of_its_users_is_not_the_nodes_fault() {
     });
 }
 
-/// A process of the user's with its memory map locked: a process that reads its environment hangs too.
+/// A process of the user's with its memory map locked: a process that reads its environment hangs
+/// too.
 fn hides_in(program: &Path, at: &Path, hung: &Hung, env: &[(String, String)]) -> Running {
     let mut command = as_user(USER, program);
     command.env_clear().env("FAKE_MPS_HANGS_IN", at.join(FILE));
@@ -301,12 +313,15 @@ fn hides_in(program: &Path, at: &Path, hung: &Hung, env: &[(String, String)]) ->
 
 fn can_be_read(pid: u32, file: &str) -> bool {
     let mut command = Command::new("/bin/cat");
-    command.arg(format!("/proc/{pid}/{file}")).stdout(Stdio::null());
+    command
+        .arg(format!("/proc/{pid}/{file}"))
+        .stdout(Stdio::null());
     let mut cat = Running::start(command);
     wait_until(Duration::from_secs(1), || cat.has_ended())
 }
 
-/// The timer looks for the processes of Slurm's steps, and does not read a user's process under their name.
+/// The timer looks for the processes of Slurm's steps, and does not read a user's process under
+/// their name.
 #[test]
 fn a_process_by_the_name_of_a_slurmstepd_holds_no_reconcile() {
     alone(|| {
@@ -318,7 +333,10 @@ fn a_process_by_the_name_of_a_slurmstepd_holds_no_reconcile() {
         script(&slurm.join("scontrol"), "");
         let running = "case $2 in -s) ;; *) echo '4711|4711' ;; esac";
         script(&slurm.join("squeue"), running);
-        place.configure(&format!("{CONFIG}[slurm]\nexec = \"{}\"\n", slurm.display()));
+        place.configure(&format!(
+            "{CONFIG}[slurm]\nexec = \"{}\"\n",
+            slurm.display()
+        ));
         place.refused("4711", "MPS=maybe");
         let stepd = place.path("slurmstepd");
         copy_program(&place.node.control(), &stepd).expect("a copy");
@@ -337,7 +355,11 @@ fn a_process_by_the_name_of_a_slurmstepd_holds_no_reconcile() {
 fn a_process_that_nobody_can_look_at_keeps_nothing_from_its_end() {
     for cgroup in [true, false] {
         alone(|| {
-            let made = if cgroup { Place::new } else { Place::without_cgroup };
+            let made = if cgroup {
+                Place::new
+            } else {
+                Place::without_cgroup
+            };
             let place = made(fast(1), CONFIG);
             let _hidden = Small::over(&place.path("run"), 256, 0o755);
             place.begin("90.srv", ACCOUNT, "0");
@@ -381,13 +403,21 @@ fn a_file_system_mounted_in_the_pipe_directory_is_no_litter_and_a_requeued_job_s
         let before = look();
         for round in 0..2 {
             place.begin("92.srv", ACCOUNT, "0");
-            let Some((pipe, hung)) = place.hung("run/jobs/92.srv/pipe/deep/fuse", Hung::over) else {
+            let Some((pipe, hung)) = place.hung("run/jobs/92.srv/pipe/deep/fuse", Hung::over)
+            else {
                 return;
             };
             let log = place.hung("run/jobs/92.srv/log", Hung::over);
             let bound = pipe.with_file_name("bound");
             fs::create_dir(&bound).expect("directory");
-            mount(Some(&dir), &bound, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("bind mount");
+            mount(
+                Some(&dir),
+                &bound,
+                None::<&str>,
+                MsFlags::MS_BIND,
+                None::<&str>,
+            )
+            .expect("bind mount");
             place.end("92.srv");
             assert!(!place.job("92.srv").exists(), "round {round}");
             let mounts = fs::read_to_string("/proc/thread-self/mounts").expect("mounts");

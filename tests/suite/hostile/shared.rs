@@ -38,20 +38,30 @@ fn stopped_processes_of_a_shared_mps_hold_no_begin_and_no_end() {
     }
 }
 
-/// The user's other jobs wait for nobody: one ends at once, and the start of another that gives up counts.
+/// The user's other jobs wait for nobody: one ends at once, and the start of another that gives up
+/// counts.
 #[test]
 fn a_stopped_begin_of_a_shared_mps_is_the_users_and_holds_no_end() {
     let (mut place, mps) = shared();
     for pid in THREE.iter().flat_map(|name| place.pids(name)) {
         kill(pid, Signal::SIGKILL);
     }
-    place.node.change(|node| node.times.server_ready = (3000, 3000));
+    place
+        .node
+        .change(|node| node.times.server_ready = (3000, 3000));
     let start = |job| {
         let args = [&["--record"], &openpbs_args(job, USER, "MPS=true")[..]].concat();
-        Running::start(place.command("mps-prologue").args(args).stderr(Stdio::null()))
+        Running::start(
+            place
+                .command("mps-prologue")
+                .args(args)
+                .stderr(Stdio::null()),
+        )
     };
     let mut stopped = start("853.srv");
-    eventually("it begins", || !place.pids(THREE[1]).is_empty() && mps.exists());
+    eventually("it begins", || {
+        !place.pids(THREE[1]).is_empty() && mps.exists()
+    });
     for pid in THREE[..2].iter().flat_map(|name| place.pids(name)) {
         kill(pid, Signal::SIGSTOP);
     }
@@ -95,9 +105,13 @@ fn links_in_the_directories_of_a_shared_mps_lead_nowhere_and_a_stranger_reaches_
     );
     away.complains("Permission denied");
     for name in ["shared", "jobs"] {
-        finish(as_user(USER, "/bin/ls").arg(place.path("run").join(name))).complains("Permission denied");
+        finish(as_user(USER, "/bin/ls").arg(place.path("run").join(name)))
+            .complains("Permission denied");
     }
-    let lock = mps.with_file_name(format!(".{}.lock", mps.file_name().expect("a name").display()));
+    let lock = mps.with_file_name(format!(
+        ".{}.lock",
+        mps.file_name().expect("a name").display()
+    ));
     assert!(lock.exists());
     finish(as_user(USER, "/bin/cat").arg(&lock)).complains("Permission denied");
     JOBS.into_iter().for_each(|job| drop(place.end(job)));
@@ -129,8 +143,13 @@ fn a_process_that_nobody_can_look_at_hides_no_client_of_a_job_that_leaves_a_shar
         assert!(!can_be_read(hidden.pid(), "environ"), "it holds no lock");
         let mut clients = JOBS.map(|job| {
             let mut client = place.mpsctl_of(USER);
-            client.args(["exec", "--"]).arg(place.node.client()).arg("--node");
-            client.arg(place.node.dir()).args(["--hold", "60", "--busy"]);
+            client
+                .args(["exec", "--"])
+                .arg(place.node.client())
+                .arg("--node");
+            client
+                .arg(place.node.dir())
+                .args(["--hold", "60", "--busy"]);
             let client = Running::start(client.env("PBS_JOBID", job).stdout(Stdio::null()));
             eventually("the client attaches", || place.has_context(client.pid()));
             client

@@ -1,4 +1,5 @@
-//! Host lists as Slurm writes them, `gpu[001-100,105],x1,r[1-4]n[0-7]`. A list is never expanded: `[0-999999]` costs nothing.
+//! Host lists as Slurm writes them, `gpu[001-100,105],x1,r[1-4]n[0-7]`. A list is never expanded:
+//! `[0-999999]` costs nothing.
 
 use crate::text::{is_digits, is_word};
 
@@ -46,7 +47,8 @@ impl Range {
 }
 
 impl HostList {
-    /// Whether the list holds `name`, or its part before the first dot: the kernel often has a node's long name.
+    /// Whether the list holds `name`, or its part before the first dot: the kernel often has a
+    /// node's long name.
     pub fn contains(&self, name: &str) -> bool {
         let short = name.split('.').next().unwrap_or(name);
         let mut patterns = self.patterns.iter();
@@ -78,7 +80,9 @@ impl TryFrom<String> for HostList {
         for part in split_outside_brackets(&text) {
             let pattern = pattern(part.trim());
             let allowed = "names and ranges such as gpu[001-100,105],x1";
-            patterns.push(pattern.ok_or_else(|| format!("'{part}' is no host list; allowed: {allowed}"))?);
+            patterns.push(
+                pattern.ok_or_else(|| format!("'{part}' is no host list; allowed: {allowed}"))?,
+            );
         }
         Ok(Self { text, patterns })
     }
@@ -101,7 +105,10 @@ fn pattern(text: &str) -> Option<Vec<Piece>> {
         let (numbers, tail) = tail.split_once(']')?;
         pieces.push(Piece::Literal(name_part(literal)?));
         pieces.push(Piece::Numbers(
-            numbers.split(',').map(Range::parse).collect::<Option<_>>()?,
+            numbers
+                .split(',')
+                .map(Range::parse)
+                .collect::<Option<_>>()?,
         ));
         rest = tail;
     }
@@ -151,8 +158,7 @@ mod tests {
 
     #[test]
     fn what_is_no_list() {
-        let bad =
-            "|a,,b|gpu[|gpu[1|gpu]|gpu[]|gpu[2-1]|gpu[a-b]|gpu[001-9]|gpu[1-2-3]|g pu|../x|[1][1][1][1][1]";
+        let bad = "|a,,b|gpu[|gpu[1|gpu]|gpu[]|gpu[2-1]|gpu[a-b]|gpu[001-9]|gpu[1-2-3]|g pu|../x|[1][1][1][1][1]";
         for list in bad.split('|') {
             assert!(HostList::try_from(list.to_owned()).is_err(), "{list}");
         }

@@ -25,11 +25,13 @@ pub(super) struct Layer<'a> {
 impl Layer<'_> {
     pub(super) fn fits(&self, node: &str, products: &[&str]) -> bool {
         let is = |product: &Product| products.iter().any(|name| product.is(name));
-        self.hosts.as_ref().is_none_or(|hosts| hosts.contains(node)) && self.product.as_ref().is_none_or(is)
+        self.hosts.as_ref().is_none_or(|hosts| hosts.contains(node))
+            && self.product.as_ref().is_none_or(is)
     }
 }
 
-/// The parts of the file, in order, each key read once with all its checks; or the file's first error.
+/// The parts of the file, in order, each key read once with all its checks; or the file's first
+/// error.
 pub(super) fn layers(text: &str) -> Result<Vec<Layer<'_>>, ConfigError> {
     let file = DeTable::parse(text).map_err(|error| ConfigError::toml(&error, 0..0))?;
     let (layers, errors) = read(file.into_inner());
@@ -111,7 +113,10 @@ impl Reader {
                 }
                 "node" => match value.into_inner() {
                     DeValue::Array(sections) => nodes.extend(sections),
-                    _ => self.say(key.span(), "node is written as [[node]], once for each section"),
+                    _ => self.say(
+                        key.span(),
+                        "node is written as [[node]], once for each section",
+                    ),
                 },
                 name => match SECTIONS[1..].iter().find(|section| section.name == name) {
                     Some(section) => {
@@ -150,7 +155,8 @@ impl Reader {
         };
         let entry = Entry::new(&value, ANY_NODE);
         let read = (row.read)(&mut self.scratch, &entry);
-        self.errors.extend(read.err().map(|error| error.of_key(row.name)));
+        self.errors
+            .extend(read.err().map(|error| error.of_key(row.name)));
         layer.values.push((row, value));
     }
 

@@ -1,4 +1,5 @@
-//! `mpsd.toml`: what the site decides. A key is a row of `settings`; `values` has the types, `layer` reads the TOML.
+//! `mpsd.toml`: what the site decides. A key is a row of `settings`; `values` has the types,
+//! `layer` reads the TOML.
 
 mod hosts;
 mod layer;
@@ -36,7 +37,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the file at `path`. It and every directory above it must be root's. No default replaces a file with errors.
+    /// Reads the file at `path`. It and every directory above it must be root's. No default
+    /// replaces a file with errors.
     pub fn load(path: &Path) -> Result<Self, Fault> {
         Self::of_bytes(path, open_trusted(path).and_then(|file| file.read(LONGEST)))
     }
@@ -45,7 +47,10 @@ impl Config {
     pub fn draft(path: &Path) -> Result<Self, Fault> {
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let file = open(path, flags, Mode::empty()).map_err(FileError::io("open", path));
-        Self::of_bytes(path, file.and_then(|file| read_regular(&file, path, LONGEST)))
+        Self::of_bytes(
+            path,
+            file.and_then(|file| read_regular(&file, path, LONGEST)),
+        )
     }
 
     fn of_bytes(path: &Path, bytes: Result<Vec<u8>, FileError>) -> Result<Self, Fault> {
@@ -65,7 +70,8 @@ impl Config {
         Self::parse_as(path, text)
     }
 
-    /// Reads `text` as if it stood in [`DEFAULT_PATH`]. An error in a section for other nodes counts too.
+    /// Reads `text` as if it stood in [`DEFAULT_PATH`]. An error in a section for other nodes
+    /// counts too.
     pub fn parse(text: &str) -> Result<Self, Fault> {
         Self::parse_as(Path::new(DEFAULT_PATH), text.to_owned())
     }
@@ -81,12 +87,16 @@ impl Config {
         &self.file
     }
 
-    /// The values in force on `node` with GPUs of these `products`: the file's top, then every section that fits, in order.
-    /// Before NVML has answered `products` is empty. Sections with a product hold no key that is needed so early.
+    /// The values in force on `node` with GPUs of these `products`: the file's top, then every
+    /// section that fits, in order. Before NVML has answered `products` is empty. Sections with a
+    /// product hold no key that is needed so early.
     pub fn for_node(&self, node: &str, products: &[&str]) -> Result<Settings, Fault> {
         if !is_node_name(node) {
             let why = "not a name; allowed: letters, digits, '.', '_' and '-'";
-            return Err(whole(&self.file, format!("node '{}': {why}", one_line(node, 64))));
+            return Err(whole(
+                &self.file,
+                format!("node '{}': {why}", one_line(node, 64)),
+            ));
         }
         let in_file = |error: ConfigError| error.in_file(&self.file, &self.text);
         let mut settings = Settings::default();
@@ -102,8 +112,8 @@ impl Config {
     }
 }
 
-/// The settings of a teardown on `node` if the file at `path` cannot be used: the defaults, in the directories that the file
-/// still names. Jobs from before an error lie there.
+/// The settings of a teardown on `node` if the file at `path` cannot be used: the defaults, in the
+/// directories that the file still names. Jobs from before an error lie there.
 pub fn directories_alone(path: &Path, node: &str) -> Settings {
     let bytes = open_trusted(path).and_then(|file| file.read(LONGEST));
     let text = blanked(&String::from_utf8_lossy(&bytes.unwrap_or_default()));

@@ -1,8 +1,9 @@
-//! The keys of `mpsd.toml`, a row each. The shipped file, mpsd.toml(5) and `mpsctl config show` are printed from them.
+//! The keys of `mpsd.toml`, a row each. The shipped file, mpsd.toml(5) and `mpsctl config show` are
+//! printed from them.
 
 use super::values::{
-    Cgroup, ComputeModeRule, ConfigError, Entry, GpusUnknown, LeftoverClients, MemoryOverLimit, Value, Wait,
-    WarnOrRefuse,
+    Cgroup, ComputeModeRule, ConfigError, Entry, GpusUnknown, LeftoverClients, MemoryOverLimit,
+    Value, Wait, WarnOrRefuse,
 };
 use crate::bind::{Bind, DeviceNames};
 use crate::gpu::MOST_CLIENTS;
@@ -41,8 +42,9 @@ pub struct Section {
     pub rows: &'static [Row],
 }
 
-/// `[early] field as "key": Type = default => example, parser;`. `[early]`, `as "key"`, the example and the parser are
-/// optional; `values` has each type's usual parser. Fields behind `+` are no keys.
+/// `[early] field as "key": Type = default => example, parser;`. `[early]`, `as "key"`, the example
+/// and the parser are optional; `values` has each type's usual parser. Fields behind `+` are no
+/// keys.
 macro_rules! settings {
     ($(
         $(#[doc = $about:literal])* $name:ident $section:tt $(+ { $($(#[doc = $other_text:literal])* $other:ident: $other_type:ty,)+ })? {
@@ -125,85 +127,103 @@ settings! {
         metrics: Metrics,
         /// `run_dir` and `state_dir`.
         paths: Paths,
-        /// Every key with its value in force and its line, in the order of the file's documentation.
+        /// Every key with its value in force and its line, in the order of the file's
+        /// documentation.
         origins: Vec<Origin>,
     } {
-        /// The suite's directories: run_dir is lost at a reboot, state_dir stays. In both, in control, nvml and cgroup, and in
-        /// home and exec of [pbs], '%n' is the node's name in the scheduler, else the host's. Use it if several nodes run on one
-        /// host. If you change run_dir, change it in /etc/profile.d/mpsd.{sh,csh} too.
+        /// The suite's directories: run_dir is lost at a reboot, state_dir stays. In both, in
+        /// control, nvml and cgroup, and in home and exec of [pbs], '%n' is the node's name in the
+        /// scheduler, else the host's. Use it if several nodes run on one host. If you change
+        /// run_dir, change it in /etc/profile.d/mpsd.{sh,csh} too.
         [early] run_dir: PathBuf = "/run/mpsd".into();
         [early] state_dir: PathBuf = "/var/lib/mpsd".into();
 
-        /// NVIDIA's control daemon. The file must belong to root, and others must not be able to write it.
+        /// NVIDIA's control daemon. The file must belong to root, and others must not be able to
+        /// write it.
         control: PathBuf = "/usr/bin/nvidia-cuda-mps-control".into();
 
-        /// NVIDIA's management library: a name for the system's loader, or the absolute path of a file that belongs to root.
+        /// NVIDIA's management library: a name for the system's loader, or the absolute path of a
+        /// file that belongs to root.
         [early] nvml: String = "libnvidia-ml.so.1".to_owned(), Entry::library;
 
-        /// "exclusive": set a GPU to EXCLUSIVE_PROCESS for the job if the job provably has it alone, its mode is DEFAULT, and no other
-        /// process uses it. A client that misses the daemon then fails with CUDA error 46 ("all CUDA-capable devices are busy or
-        /// unavailable"). The old mode is restored after the GPU's last user. On any other GPU, and in a step with a daemon of
-        /// its own, the mode stays. A client that misses the daemon then runs outside MPS without a message.
-        /// "keep": never change a compute mode.
+        /// "exclusive": set a GPU to EXCLUSIVE_PROCESS for the job if the job provably has it
+        /// alone, its mode is DEFAULT, and no other process uses it. A client that misses the
+        /// daemon then fails with CUDA error 46 ("all CUDA-capable devices are busy or
+        /// unavailable"). The old mode is restored after the GPU's last user. On any other GPU, and
+        /// in a step with a daemon of its own, the mode stays. A client that misses the daemon then
+        /// runs outside MPS without a message. "keep": never change a compute mode.
         compute_mode: ComputeModeRule = ComputeModeRule::Exclusive;
 
-        /// A job with GPUs that the scheduler does not name. It needs no names if it has as many as the node, or the node alone.
-        /// "refuse": it gets no MPS, and is told so.
-        /// "whole-node-if-exclusive": it gets all GPUs of the node, if the scheduler proves that no other job is there.
+        /// A job with GPUs that the scheduler does not name. It needs no names if it has as many as
+        /// the node, or the node alone. "refuse": it gets no MPS, and is told so.
+        /// "whole-node-if-exclusive": it gets all GPUs of the node, if the scheduler proves that no
+        /// other job is there.
         gpus_unknown: GpusUnknown = GpusUnknown::Refuse;
 
-        /// true: the scheduler gives a GPU of this node to several jobs at once, and does not say so. (Slurm's shards and Torque's
-        /// gpus=1:shared say so.) The jobs with MPS of one user on a GPU then share one MPS.
+        /// true: the scheduler gives a GPU of this node to several jobs at once, and does not say
+        /// so. (Slurm's shards and Torque's gpus=1:shared say so.) The jobs with MPS of one user on
+        /// a GPU then share one MPS.
         [early] shared_gpus: bool = false;
 
-        /// A job with more tasks on a GPU than the GPU takes MPS clients: "warn" (not every task is a client), or "refuse".
+        /// A job with more tasks on a GPU than the GPU takes MPS clients: "warn" (not every task is
+        /// a client), or "refuse".
         too_many_tasks: WarnOrRefuse = WarnOrRefuse::Warn;
 
-        /// Clients that one GPU takes. Not set: NVIDIA's number for the driver, 48 up to 580 and 60 from 590 on (CUDA 13.1). GPUs
-        /// before Volta always take 16.
+        /// Clients that one GPU takes. Not set: NVIDIA's number for the driver, 48 up to 580 and 60
+        /// from 590 on (CUDA 13.1). GPUs before Volta always take 16.
         max_clients: Option<u32> = None => 48, Entry::whole::<1, 1024, _>;
 
-        /// Shares of each GPU that 'mpsctl advertise' offers to the scheduler; 1 to 60. They limit no job. Not set: none.
+        /// Shares of each GPU that 'mpsctl advertise' offers to the scheduler; 1 to 60. They limit
+        /// no job. Not set: none.
         replicas: Option<u32> = None => 4, Entry::whole::<1, MOST_CLIENTS, _>;
 
-        /// The names of a task's GPUs in CUDA_VISIBLE_DEVICES. A job can choose them too (MPS_VISIBLE).
-        /// "uuid": UUIDs, because a daemon with some of the node's GPUs gives them numbers of its own. "ordinal": the daemon's own
-        /// numbers, from 0, for programs that read numbers (vLLM, DeepSpeed's launcher, Ray before 2.10). A program that misses
-        /// the daemon may then find another job's GPU. "auto": numbers if that cannot happen, because the device cgroup holds
-        /// only the job's GPUs or because they are the first of the node; else UUIDs. "keep": as the scheduler set the variable.
+        /// The names of a task's GPUs in CUDA_VISIBLE_DEVICES. A job can choose them too
+        /// (MPS_VISIBLE). "uuid": UUIDs, because a daemon with some of the node's GPUs gives them
+        /// numbers of its own. "ordinal": the daemon's own numbers, from 0, for programs that read
+        /// numbers (vLLM, DeepSpeed's launcher, Ray before 2.10). A program that misses the daemon
+        /// may then find another job's GPU. "auto": numbers if that cannot happen, because the
+        /// device cgroup holds only the job's GPUs or because they are the first of the node; else
+        /// UUIDs. "keep": as the scheduler set the variable.
         cuda_visible_devices: DeviceNames = DeviceNames::Auto;
 
-        /// The cgroup of the daemons, which lets running jobs stay attached when the scheduler's own daemon restarts. "auto": mpsd
-        /// finds a place. "none": no cgroup. A path: a directory of the cgroup file system.
+        /// The cgroup of the daemons, which lets running jobs stay attached when the scheduler's
+        /// own daemon restarts. "auto": mpsd finds a place. "none": no cgroup. A path: a directory
+        /// of the cgroup file system.
         cgroup: Cgroup = Cgroup::Auto;
 
-        /// Group id of a job's daemons: a group without members and files. The kernel lets no user debug a process of another
-        /// group. So users cannot take over their job's daemons, which are outside the job's limits. The daemons also have the
-        /// user's own groups, to open files. 0: only the user's own group. If a user is in the group, the node's log names the
+        /// Group id of a job's daemons: a group without members and files. The kernel lets no user
+        /// debug a process of another group. So users cannot take over their job's daemons, which
+        /// are outside the job's limits. The daemons also have the user's own groups, to open
+        /// files. 0: only the user's own group. If a user is in the group, the node's log names the
         /// user when a job begins.
         daemon_group: u32 = 65_530, Entry::whole::<0, 0x7FFF_FFFF, _>;
 
-        /// Time for a whole prologue, and for a whole epilogue, in seconds; 1 to 3600. Both end 6 s before the scheduler's own limit
-        /// if that is earlier; 'mpsctl slurm check' and 'mpsctl pbs check' tell.
+        /// Time for a whole prologue, and for a whole epilogue, in seconds; 1 to 3600. Both end 6 s
+        /// before the scheduler's own limit if that is earlier; 'mpsctl slurm check' and 'mpsctl
+        /// pbs check' tell.
         deadline as "deadline_s": Duration = Duration::from_secs(20), Entry::seconds::<3600>;
 
-        /// A client of the job that stays on its GPU after the daemon should have ended it. "report": a line in the log. "kill": also
-        /// SIGKILL, if root can prove that the client belongs to this job.
+        /// A client of the job that stays on its GPU after the daemon should have ended it.
+        /// "report": a line in the log. "kill": also SIGKILL, if root can prove that the client
+        /// belongs to this job.
         leftover_clients: LeftoverClients = LeftoverClients::Report;
 
-        /// A client that holds more GPU memory than its limit: NVIDIA's limit only binds programs that cooperate. "log": a line in
-        /// the job's own log. "terminate": also terminate_client. "ignore": no check, and no memory in the job's report. mpsd
-        /// checks every second while the job has clients, and every ten seconds if the job has no memory limit.
+        /// A client that holds more GPU memory than its limit: NVIDIA's limit only binds programs
+        /// that cooperate. "log": a line in the job's own log. "terminate": also terminate_client.
+        /// "ignore": no check, and no memory in the job's report. mpsd checks every second while
+        /// the job has clients, and every ten seconds if the job has no memory limit.
         memory_over_limit: MemoryOverLimit = MemoryOverLimit::Log;
     }
 
-    /// Defaults of a job with MPS, in the words of a request: threads 25, 12.5, "auto", "30:70"; mem "4G", "25%", "auto"; priority
-    /// "normal", "below-normal"; bind "auto", "none", "block", "cyclic", "closest", the last three also with "+peers". Not set: no
-    /// limit, normal priority, no probe, bind "auto". report says what a job's output tells at its end: true: a paragraph;
+    /// Defaults of a job with MPS, in the words of a request: threads 25, 12.5, "auto", "30:70";
+    /// mem "4G", "25%", "auto"; priority "normal", "below-normal"; bind "auto", "none", "block",
+    /// "cyclic", "closest", the last three also with "+peers". Not set: no limit, normal priority,
+    /// no probe, bind "auto". report says what a job's output tells at its end: true: a paragraph;
     /// false: nothing; not set: one line (clients at once, use of the GPUs, 'mpsctl report JOB').
     Defaults [defaults] {
-        /// The mode of a job that gets MPS without a request ([slurm] auto_..., [pbs] auto_queues). "auto": MPS if the job has more tasks on
-        /// the node than GPUs, or a GPU that jobs share; else the job is as if there were no mpsd. "on", "per-gpu", "own": always.
+        /// The mode of a job that gets MPS without a request ([slurm] auto_..., [pbs] auto_queues).
+        /// "auto": MPS if the job has more tasks on the node than GPUs, or a GPU that jobs share;
+        /// else the job is as if there were no mpsd. "on", "per-gpu", "own": always.
         [early] mode: Mode = Mode::Auto;
 
         threads: Option<Threads> = None => "auto";
@@ -214,30 +234,36 @@ settings! {
         bind: Option<Bind> = None => "block";
     }
 
-    /// Limits that no job may exceed. A higher number is refused, and a job without a number gets the ceiling. Not set: none.
+    /// Limits that no job may exceed. A higher number is refused, and a job without a number gets
+    /// the ceiling. Not set: none.
     Ceilings [ceilings] {
         threads: Option<Percent> = None => 50;
         memory as "mem": Option<Amount> = None => "50%";
     }
 
-    /// exec is the directory with Slurm's bin and sbin, conf is slurm.conf. Not set: those of the slurmd that runs on the node.
+    /// exec is the directory with Slurm's bin and sbin, conf is slurm.conf. Not set: those of the
+    /// slurmd that runs on the node.
     Slurm [slurm] {
         [early] exec: Option<PathBuf> = None => "/opt/slurm";
         [early] conf: Option<PathBuf> = None => "/etc/slurm/slurm.conf";
 
-        /// What waits until a job's MPS is proved ready. "task": under srun each task waits before it starts, and the prolog returns at
-        /// once, so srun starts earlier; under sbatch and salloc the prolog waits. "prolog": the prolog always waits.
+        /// What waits until a job's MPS is proved ready. "task": under srun each task waits before
+        /// it starts, and the prolog returns at once, so srun starts earlier; under sbatch and
+        /// salloc the prolog waits. "prolog": the prolog always waits.
         [early] wait: Wait = Wait::Task;
 
-        /// Requeue a batch job if its MPS did not start for a cause that is not provably the node's.
+        /// Requeue a batch job if its MPS did not start for a cause that is not provably the
+        /// node's.
         [early] requeue: bool = true;
 
-        /// Hold the job instead after so many failed starts, with the reason in its comment and a note in the node's comment. The
-        /// job's comment counts them; if it has several lines or no room, Slurm's restarts of any cause count. 0: never hold.
+        /// Hold the job instead after so many failed starts, with the reason in its comment and a
+        /// note in the node's comment. The job's comment counts them; if it has several lines or no
+        /// room, Slurm's restarts of any cause count. 0: never hold.
         requeue_limit: u32 = 3, Entry::whole::<0, 1000, _>;
 
-        /// Jobs that get MPS without a request, by the mode of [defaults]: jobs with --gres=mps:N; jobs with this feature among their
-        /// constraints; jobs in one of these partitions. '--mps=off' keeps a job out. Not set: none.
+        /// Jobs that get MPS without a request, by the mode of [defaults]: jobs with --gres=mps:N;
+        /// jobs with this feature among their constraints; jobs in one of these partitions.
+        /// '--mps=off' keeps a job out. Not set: none.
         [early] auto_gres: bool = false;
         [early] auto_constraint: Option<String> = None => "mps";
         [early] auto_partitions: Vec<String> = Vec::new();
@@ -249,18 +275,20 @@ settings! {
         [early] exec: Option<PathBuf> = None => "/opt/pbs";
         [early] node: Option<String> = None => "node17";
 
-        /// Jobs that get MPS without a request, by the mode of [defaults]: jobs with GPUs in one of these execution queues. 'MPS=off'
-        /// keeps a job out. After a change run 'mpsctl pbs install' again: its scripts, or its hook, ask for the jobs of these queues.
+        /// Jobs that get MPS without a request, by the mode of [defaults]: jobs with GPUs in one of
+        /// these execution queues. 'MPS=off' keeps a job out. After a change run 'mpsctl pbs
+        /// install' again: its scripts, or its hook, ask for the jobs of these queues.
         [early] auto_queues: Vec<String> = Vec::new();
 
-        /// Projects of the site that are written like a request, in accounts (qsub -A). Without this a job with the account "mps" is
-        /// refused, because its user may have meant "MPS=on".
+        /// Projects of the site that are written like a request, in accounts (qsub -A). Without
+        /// this a job with the account "mps" is refused, because its user may have meant "MPS=on".
         [early] projects: Vec<String> = Vec::new();
 
-        /// A job with tasks that could run outside its MPS without a message, because TM starts them (pbsdsh, mpirun on several nodes):
-        /// on Torque without our $job_starter, on OpenPBS with the classic scripts. 'mpsctl pbs check' names these nodes.
-        /// "warn": a line in the job's error file says that such tasks need 'mpsctl exec -- COMMAND'. "refuse": the job gets no MPS,
-        /// and is told so.
+        /// A job with tasks that could run outside its MPS without a message, because TM starts
+        /// them (pbsdsh, mpirun on several nodes): on Torque without our $job_starter, on OpenPBS
+        /// with the classic scripts. 'mpsctl pbs check' names these nodes. "warn": a line in the
+        /// job's error file says that such tasks need 'mpsctl exec -- COMMAND'. "refuse": the job
+        /// gets no MPS, and is told so.
         [early] unattached_tasks: WarnOrRefuse = WarnOrRefuse::Warn;
     }
 
@@ -274,16 +302,19 @@ settings! {
         /// Let the timer lift our own drains after a clean check; else only 'mpsctl undrain' does.
         auto_undrain: bool = false;
 
-        /// Drain the node after failed starts of two or more users. Two users who work together can cause that on every node of their
-        /// jobs. So by default the node's log and 'mpsctl reconcile' only tell the administrator.
+        /// Drain the node after failed starts of two or more users. Two users who work together can
+        /// cause that on every node of their jobs. So by default the node's log and 'mpsctl
+        /// reconcile' only tell the administrator.
         on_failed_starts: bool = false;
 
-        /// The time in seconds within which failed starts count together. A start does not count if its user had another process on
-        /// the node, another user held its GPU, or run_dir was full.
+        /// The time in seconds within which failed starts count together. A start does not count if
+        /// its user had another process on the node, another user held its GPU, or run_dir was
+        /// full.
         failed_starts_window as "failed_starts_window_s": Duration = Duration::from_secs(600), Entry::seconds::<86_400>;
     }
 
-    /// Root's report of each job with MPS, for 'mpsctl report': a file in reports below state_dir, for root alone.
+    /// Root's report of each job with MPS, for 'mpsctl report': a file in reports below state_dir,
+    /// for root alone.
     Reports [reports] {
         /// How many reports stay on the node, those of the youngest jobs; 0: mpsd writes none.
         keep: u32 = 1000, Entry::whole::<0, 100_000, _>;
@@ -292,12 +323,15 @@ settings! {
         days: u32 = 30, Entry::whole::<1, 3650, _>;
     }
 
-    /// Files for other exporters: one for each GPU of a job with MPS, with a line from the job's begin to its end. Do not set a key
-    /// if a prolog of your own writes such files for all jobs. The directory must exist, belong to root, and be writable by
-    /// root alone. Its path must have no link, and it must lie on the file system of run_dir. Jobs that share a GPU have a line
-    /// each. Steps with a daemon of their own have no line. If a file cannot be written, the node's log says so.
+    /// Files for other exporters: one for each GPU of a job with MPS, with a line from the job's
+    /// begin to its end. Do not set a key if a prolog of your own writes such files for all jobs.
+    /// The directory must exist, belong to root, and be writable by root alone. Its path must have
+    /// no link, and it must lie on the file system of run_dir. Jobs that share a GPU have a line
+    /// each. Steps with a daemon of their own have no line. If a file cannot be written, the node's
+    /// log says so.
     Metrics [metrics] {
-        /// The directory of dcgm-exporter's --hpc-job-mapping-dir. NVML's index names a file; a line has a job id.
+        /// The directory of dcgm-exporter's --hpc-job-mapping-dir. NVML's index names a file; a
+        /// line has a job id.
         dcgm_job_map: Option<PathBuf> = None => "/run/dcgm-job-map";
 
         /// The directory of jobstats' exporter. The GPU's UUID names a file; a line has JOBID UID.
@@ -328,12 +362,15 @@ impl Settings {
         if !request.is_on() {
             return whole;
         }
-        // Static partitions ignore a percentage. A default binding fails tasks that keep the scheduler's CUDA_VISIBLE_DEVICES.
+        // Static partitions ignore a percentage. A default binding fails tasks that keep the
+        // scheduler's CUDA_VISIBLE_DEVICES.
         let keeps = request.visible.unwrap_or(self.cuda_visible_devices) == DeviceNames::Keep;
         let is_shared = request.replicas.is_some();
         let defaults = self.defaults.clone();
         whole.fill(&Request {
-            threads: defaults.threads.filter(|_| !is_shared && request.sms.is_none()),
+            threads: defaults
+                .threads
+                .filter(|_| !is_shared && request.sms.is_none()),
             memory: defaults.memory.filter(|_| !is_shared),
             priority: defaults.priority,
             verify: defaults.verify,
@@ -344,7 +381,8 @@ impl Settings {
         whole
     }
 
-    /// Sets the fields that follow from the keys. `lines` has the lines of the keys that the file sets, by name.
+    /// Sets the fields that follow from the keys. `lines` has the lines of the keys that the file
+    /// sets, by name.
     pub(super) fn with_origins(mut self, lines: &BTreeMap<&'static str, usize>) -> Self {
         self.paths = Paths::new(&self.run_dir, &self.state_dir);
         let rows = SECTIONS.iter().flat_map(|section| section.rows);

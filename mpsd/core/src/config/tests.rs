@@ -20,7 +20,9 @@ fn error(text: &str) -> String {
 /// The shipped file with its defaults, and below them its examples, made active.
 fn uncommented() -> String {
     let active = |line: &str| match line.strip_prefix('#') {
-        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => rest.to_owned(),
+        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => {
+            rest.to_owned()
+        }
         _ => line.to_owned(),
     };
     SHIPPED.lines().map(active).collect::<Vec<_>>().join("\n")
@@ -29,16 +31,29 @@ fn uncommented() -> String {
 #[test]
 fn the_shipped_file_changes_nothing_and_documents_every_key() {
     let shipped = settings(SHIPPED);
-    assert_eq!(shipped.origins.iter().filter_map(|origin| origin.line).count(), 0);
+    assert_eq!(
+        shipped
+            .origins
+            .iter()
+            .filter_map(|origin| origin.line)
+            .count(),
+        0
+    );
     let empty = settings("");
     assert_eq!(shipped, empty);
     for origin in &empty.origins {
         let (text, key) = match origin.key.split_once('.') {
-            Some((table, key)) => (SHIPPED.split_once(&format!("\n[{table}]\n")).unwrap().1, key),
+            Some((table, key)) => (
+                SHIPPED.split_once(&format!("\n[{table}]\n")).unwrap().1,
+                key,
+            ),
             None => (SHIPPED, origin.key),
         };
-        let documented = text.lines().find(|line| line.starts_with(&format!("#{key} = ")));
-        let line = documented.unwrap_or_else(|| panic!("{} is not in the shipped file", origin.key));
+        let documented = text
+            .lines()
+            .find(|line| line.starts_with(&format!("#{key} = ")));
+        let line =
+            documented.unwrap_or_else(|| panic!("{} is not in the shipped file", origin.key));
         if let Some(value) = &origin.value {
             assert_eq!(line, format!("#{key} = {value}"), "the documented default");
         }
@@ -82,8 +97,13 @@ compute_mode = "exclusive"
 #[test]
 fn later_sections_override_earlier_ones() {
     let config = parsed(SECTIONS);
-    let clients =
-        |node: &str, products: &[&str]| config.for_node(node, products).unwrap().max_clients.unwrap();
+    let clients = |node: &str, products: &[&str]| {
+        config
+            .for_node(node, products)
+            .unwrap()
+            .max_clients
+            .unwrap()
+    };
     assert_eq!(clients("login", &[]), 60);
     assert_eq!(clients("gpu001", &[]), 16);
     assert_eq!(clients("gpu001", &["NVIDIA A100", "NVIDIA H200"]), 32);
@@ -99,9 +119,21 @@ fn paths_take_the_nodes_name_and_values_tell_their_line() {
     let settings = parsed(SECTIONS)
         .for_node("gpu007.cluster.example", &["NVIDIA H200"])
         .unwrap();
-    assert_eq!(settings.paths.run(), Path::new("/tmp/gpu007.cluster.example/run"));
-    assert_eq!(settings.control, Path::new("/opt/gpu007.cluster.example/mps"));
-    let of = |key: &str| settings.origins.iter().find(|origin| origin.key == key).unwrap();
+    assert_eq!(
+        settings.paths.run(),
+        Path::new("/tmp/gpu007.cluster.example/run")
+    );
+    assert_eq!(
+        settings.control,
+        Path::new("/opt/gpu007.cluster.example/mps")
+    );
+    let of = |key: &str| {
+        settings
+            .origins
+            .iter()
+            .find(|origin| origin.key == key)
+            .unwrap()
+    };
     for (key, value, line) in [
         ("max_clients", "32", Some(14)),
         ("defaults.threads", "\"30:70\"", Some(15)),
@@ -117,7 +149,16 @@ fn paths_take_the_nodes_name_and_values_tell_their_line() {
         "{shown}"
     );
     assert!(shown.contains("replicas is not set "), "{shown}");
-    for name in ["", ".", "..", "a/b", "-x", "n 1", "n\u{e9}", &"n".repeat(300)] {
+    for name in [
+        "",
+        ".",
+        "..",
+        "a/b",
+        "-x",
+        "n 1",
+        "n\u{e9}",
+        &"n".repeat(300),
+    ] {
         assert!(parsed("").for_node(name, &[]).is_err(), "{name}");
     }
 }
@@ -182,7 +223,8 @@ fn only_roots_file_is_obeyed() {
     let path = dir.path().join("mpsd.toml");
     let missing = Config::load(&path).unwrap_err().to_string();
     assert!(missing.contains("mpsd.toml': ENOENT"), "{missing}");
-    let mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    let mode =
+        |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
     std::fs::write(&path, "max_clients = 7").unwrap();
     mode(0o644);
     let settings = Config::load(&path).unwrap().for_node("n", &[]).unwrap();
@@ -200,7 +242,8 @@ fn only_roots_file_is_obeyed() {
 
 #[test]
 fn the_job_comes_before_the_defaults() {
-    const ALL: &str = "defaults = {threads = 25, mem = \"4G\", priority = \"below-normal\", verify = true}";
+    const ALL: &str =
+        "defaults = {threads = 25, mem = \"4G\", priority = \"below-normal\", verify = true}";
     const BIND: &str = "defaults.bind = \"block\"";
     let keep = format!("cuda_visible_devices = \"keep\"\n{BIND}");
     for (config, account, whole) in [
@@ -219,16 +262,24 @@ fn the_job_comes_before_the_defaults() {
             "MPS=on,MPS_REPLICAS=2",
             "MPS=per-node,MPS_REPLICAS=2,MPS_PRIORITY=below-normal,MPS_VERIFY=on",
         ),
-        // The site's binding does not apply to a job that keeps the scheduler's CUDA_VISIBLE_DEVICES.
+        // The site's binding does not apply to a job that keeps the scheduler's
+        // CUDA_VISIBLE_DEVICES.
         (BIND, "MPS=on", "MPS=per-node,MPS_BIND=block"),
-        (BIND, "MPS=on,MPS_VISIBLE=keep", "MPS=per-node,MPS_VISIBLE=keep"),
+        (
+            BIND,
+            "MPS=on,MPS_VISIBLE=keep",
+            "MPS=per-node,MPS_VISIBLE=keep",
+        ),
         (&keep, "MPS=on", "MPS=per-node"),
     ] {
         let request: crate::Request = account.parse().unwrap();
         assert_eq!(settings(config).with_defaults(&request).to_string(), whole);
     }
     let tenths = crate::Percent::from_tenths;
-    assert_eq!(settings("ceilings.threads = 50").ceilings.threads, tenths(500));
+    assert_eq!(
+        settings("ceilings.threads = 50").ceilings.threads,
+        tenths(500)
+    );
     assert_eq!(
         settings("defaults.threads = 12.5").defaults.threads,
         tenths(125).map(crate::request::Threads::Uniform)
@@ -266,6 +317,9 @@ fn a_file_with_errors_still_names_its_directories() {
         named("x x\n[[node]]\nhosts = \"n1\"\nrun_dir = \"/run/a\"\n"),
         Path::new("/run/a")
     );
-    assert_eq!(named("run_dir = \"/run/../etc\"\n"), Settings::usual().run_dir);
+    assert_eq!(
+        named("run_dir = \"/run/../etc\"\n"),
+        Settings::usual().run_dir
+    );
     assert_eq!(named(""), Settings::usual().run_dir);
 }

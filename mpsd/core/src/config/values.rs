@@ -1,4 +1,5 @@
-//! The values of `mpsd.toml`. Each is checked when it is read, so that an error points at its line and column.
+//! The values of `mpsd.toml`. Each is checked when it is read, so that an error points at its line
+//! and column.
 
 use crate::bind::{Bind, DeviceNames};
 use crate::failure::{Evidence, Fault};
@@ -52,7 +53,8 @@ impl ConfigError {
     }
 }
 
-/// A message of serde without the names that only a programmer knows, and with the word that was meant.
+/// A message of serde without the names that only a programmer knows, and with the word that was
+/// meant.
 fn in_words(message: &str) -> String {
     let mut why = message.trim_end().replace('\n', "; ").replace('`', "'");
     for (name, words) in TYPE_NAMES {
@@ -63,7 +65,8 @@ fn in_words(message: &str) -> String {
     let Some((before, (word, expected))) = unknown else {
         return why;
     };
-    let meant = nearest(word, expected.split('\'').skip(1).step_by(2)).map(|meant| format!("'{meant}'"));
+    let meant =
+        nearest(word, expected.split('\'').skip(1).step_by(2)).map(|meant| format!("'{meant}'"));
     let unknown = or_meant(&format!("unknown word '{word}'"), meant);
     format!("{before}{unknown}{expected}")
 }
@@ -89,7 +92,9 @@ pub(super) trait Value: Serialize + Sized {
 
     /// The value as it would stand in the file; `None`: not set.
     fn written(&self) -> Option<String> {
-        toml::Value::try_from(self).ok().map(|value| value.to_string())
+        toml::Value::try_from(self)
+            .ok()
+            .map(|value| value.to_string())
     }
 }
 
@@ -104,7 +109,10 @@ impl<'a> Entry<'a> {
         T::deserialize(value.into_deserializer()).map_err(|error| ConfigError::toml(&error, span))
     }
 
-    fn checked<T>(&self, check: impl FnOnce(String) -> Result<T, String>) -> Result<T, ConfigError> {
+    fn checked<T>(
+        &self,
+        check: impl FnOnce(String) -> Result<T, String>,
+    ) -> Result<T, ConfigError> {
         check(self.get()?).map_err(|why| ConfigError::at(self.value.span(), why))
     }
 
@@ -112,7 +120,8 @@ impl<'a> Entry<'a> {
         self.checked(|text| on_node(&text, self.node).map(PathBuf::from))
     }
 
-    /// A value of the request's grammar: `"30:70"`, and for plain numbers `25` and `12.5` without quotes too.
+    /// A value of the request's grammar: `"30:70"`, and for plain numbers `25` and `12.5` without
+    /// quotes too.
     fn worded<T: FromStr<Err = Invalid>>(&self) -> Result<T, ConfigError> {
         let text = match self.value.get_ref() {
             DeValue::Integer(number) => number.to_string(),
@@ -123,7 +132,9 @@ impl<'a> Entry<'a> {
         parsed.map_err(|invalid: Invalid| ConfigError::at(self.value.span(), invalid.to_string()))
     }
 
-    pub(super) fn whole<const LEAST: u32, const MOST: u32, T: From<u32>>(&self) -> Result<T, ConfigError> {
+    pub(super) fn whole<const LEAST: u32, const MOST: u32, T: From<u32>>(
+        &self,
+    ) -> Result<T, ConfigError> {
         let number: i64 = self.get()?;
         let fits = u32::try_from(number)
             .ok()
@@ -141,11 +152,14 @@ impl<'a> Entry<'a> {
     pub(super) fn library(&self) -> Result<String, ConfigError> {
         self.checked(|text| match is_word(&text, b"._+-") {
             true => Ok(text),
-            false => on_node(&text, self.node).map_err(|why| format!("{why}, nor a library's name")),
+            false => {
+                on_node(&text, self.node).map_err(|why| format!("{why}, nor a library's name"))
+            }
         })
     }
 
-    /// The prefix of our drains' reasons: short and printable, because schedulers cut and print reasons.
+    /// The prefix of our drains' reasons: short and printable, because schedulers cut and print
+    /// reasons.
     pub(super) fn prefix(&self) -> Result<String, ConfigError> {
         let is_good = |text: &str| (3..=24).contains(&text.len()) && is_word(text, b"._:/-");
         let why = "not a prefix of 3 to 24 letters, digits or any of '._:/-'";
@@ -258,7 +272,8 @@ pub enum ComputeModeRule {
 pub enum GpusUnknown {
     /// A refusal.
     Refuse,
-    /// All GPUs of the node, if the scheduler proves that the node is the job's alone; else a refusal.
+    /// All GPUs of the node, if the scheduler proves that the node is the job's alone; else a
+    /// refusal.
     WholeNodeIfExclusive,
 }
 
@@ -282,7 +297,8 @@ pub enum LeftoverClients {
     Kill,
 }
 
-/// `memory_over_limit`: a client that holds more memory than its limit. A client can void NVIDIA's own limit.
+/// `memory_over_limit`: a client that holds more memory than its limit. A client can void NVIDIA's
+/// own limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryOverLimit {

@@ -1,4 +1,5 @@
-//! What a user asks for: one grammar for every scheduler. Each option is a row of `options`, `syntax` parses.
+//! What a user asks for: one grammar for every scheduler. Each option is a row of `options`,
+//! `syntax` parses.
 
 mod options;
 mod syntax;

@@ -1,14 +1,17 @@
-//! The options of a request, a row each, from which the parser, flags, help, refusals, manual pages and completions come.
+//! The options of a request, a row each, from which the parser, flags, help, refusals, manual pages
+//! and completions come.
 
 use super::values::{self, MemoryLimit, Mode, Sms, Threads};
 use crate::bind::{Bind, DeviceNames};
 use crate::limits::{Invalid, Priority};
 use std::fmt;
 
-/// The names and texts of an option. In the texts, words that a user types stand between backquotes.
+/// The names and texts of an option. In the texts, words that a user types stand between
+/// backquotes.
 #[derive(Debug)]
 pub struct Row {
-    /// `threads` in the OpenPBS resource, `--mps-threads` as a flag, `MPS_THREADS` as a token. Empty: MPS itself.
+    /// `threads` in the OpenPBS resource, `--mps-threads` as a flag, `MPS_THREADS` as a token.
+    /// Empty: MPS itself.
     pub name: &'static str,
     /// The placeholder of its value in help and manual.
     pub value: &'static str,
@@ -96,7 +99,8 @@ macro_rules! options {
 
         static ROWS: [Row; 1 + [$(stringify!($key)),+].len()] = [MODE, $(Row { $($row)+ ..Row::PLAIN }),+];
 
-        /// A checked request. Its text, also for serde, is the account string `MPS=per-node,MPS_THREADS=30:70`.
+        /// A checked request. Its text, also for serde, is the account string
+        /// `MPS=per-node,MPS_THREADS=30:70`.
         #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         #[serde(try_from = "String", into = "String")]
         pub struct Request {
@@ -293,7 +297,9 @@ impl Request {
 
     /// What the options add to the printed plan, one line each.
     pub fn plan_lines(&self) -> impl Iterator<Item = String> {
-        Key::ALL.into_iter().filter_map(|key| (key.row().plan)(self))
+        Key::ALL
+            .into_iter()
+            .filter_map(|key| (key.row().plan)(self))
     }
 }
 
@@ -323,7 +329,11 @@ mod tests {
                 assert!(read(word).is_ok(), "{}: {word}", row.flag());
             }
             assert!(!row.value.is_empty() && row.help.matches('`').count() % 2 == 0);
-            assert!(row.more.is_empty() || row.more.ends_with('.'), "{}", row.more);
+            assert!(
+                row.more.is_empty() || row.more.ends_with('.'),
+                "{}",
+                row.more
+            );
             let Err(invalid) = read("\u{1}") else {
                 panic!("{}", row.flag())
             };

@@ -1,5 +1,5 @@
-//! How a user writes a request, and what a refusal of it says. Every text is hostile: a Slurm user can put any bytes into the
-//! variable that root's prolog reads (docs/facts/slurm.md#options).
+//! How a user writes a request, and what a refusal of it says. Every text is hostile: a Slurm user
+//! can put any bytes into the variable that root's prolog reads (docs/facts/slurm.md#options).
 
 use super::options::{Key, Request};
 use super::values::Mode;
@@ -50,7 +50,9 @@ impl Syntax {
         match self {
             Syntax::Account => "add MPS=on".to_owned(),
             Syntax::Flags => "add --mps".to_owned(),
-            Syntax::Resource => format!("write mps=on+{}", word.strip_prefix("mps=").unwrap_or(word)),
+            Syntax::Resource => {
+                format!("write mps=on+{}", word.strip_prefix("mps=").unwrap_or(word))
+            }
         }
     }
 
@@ -126,10 +128,18 @@ impl Parser {
         let text = value.or(row.bare).ok_or_else(needed)?;
         match self.request.put(key, text) {
             Ok(is_same) if is_same || is_first_mode => Ok(()),
-            Ok(_) => Err(refuse(&word, "given twice with different values", "one value")),
+            Ok(_) => Err(refuse(
+                &word,
+                "given twice with different values",
+                "one value",
+            )),
             Err(invalid) => {
                 let meant = value.and_then(|value| self.syntax.meant(key, value));
-                Err(refuse(&word, &or_meant(&invalid.why, meant), invalid.allowed))
+                Err(refuse(
+                    &word,
+                    &or_meant(&invalid.why, meant),
+                    invalid.allowed,
+                ))
             }
         }
     }
@@ -150,7 +160,8 @@ impl Parser {
 pub struct Flags([Option<Option<String>>; Key::ALL.len()]);
 
 impl Flags {
-    /// The flags that `given` finds, with their arguments. [`Flags::request`] refuses what is wrong with them.
+    /// The flags that `given` finds, with their arguments. [`Flags::request`] refuses what is wrong
+    /// with them.
     pub fn from_fn(given: impl Fn(Key) -> Option<Option<String>>) -> Self {
         let mut flags = Self::default();
         for key in Key::ALL {
@@ -161,8 +172,9 @@ impl Flags {
         flags
     }
 
-    /// Keeps the flag of `key`, and checks its value alone. A refused flag is kept, and [`Flags::request`] refuses it again.
-    /// For a flag without a value Slurm gives NULL, `""` or `(null)` (docs/facts/slurm.md#options).
+    /// Keeps the flag of `key`, and checks its value alone. A refused flag is kept, and
+    /// [`Flags::request`] refuses it again. For a flag without a value Slurm gives NULL, `""` or
+    /// `(null)` (docs/facts/slurm.md#options).
     pub fn take(&mut self, key: Key, argument: Option<&str>) -> Result<(), Refusal> {
         let value = argument.filter(|text| !matches!(*text, "" | "(null)"));
         let flag = Some(value.map(str::to_owned));
@@ -189,7 +201,8 @@ impl Flags {
 
     fn parse(&self) -> Result<Parser, Refusal> {
         let name = |key| Syntax::Flags.token(key, None);
-        let length = |(key, value): (Key, Option<&str>)| name(key).len() + value.map_or(0, str::len);
+        let length =
+            |(key, value): (Key, Option<&str>)| name(key).len() + value.map_or(0, str::len);
         refuse_if_long("the --mps flags", self.given().map(length).sum())?;
         let mut parser = Parser::new(Syntax::Flags);
         for (key, value) in self.given() {
@@ -201,7 +214,8 @@ impl Flags {
         Ok(parser)
     }
 
-    /// Wrong flags as tokens that `mps-prologue` refuses too. `?` stands for what could split or hide a token.
+    /// Wrong flags as tokens that `mps-prologue` refuses too. `?` stands for what could split or
+    /// hide a token.
     pub fn raw(&self) -> String {
         let harmless = |c: char| match c {
             ',' => ':',
@@ -228,7 +242,9 @@ impl Request {
         let mut flags = Flags::default();
         let mut words = line.split_whitespace();
         while let Some(word) = words.next() {
-            let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
+            let (name, value) = word
+                .split_once('=')
+                .map_or((word, None), |(n, v)| (n, Some(v)));
             let key = key_of_flag(name)?;
             let value = value.or_else(|| key.row().bare.is_none().then(|| words.next()).flatten());
             flags.take(key, value)?;
@@ -237,14 +253,18 @@ impl Request {
         Ok(request.unwrap_or_default())
     }
 
-    /// Reads an account such as `proj1,MPS=true,MPS_THREADS=25`, of unknown encoding; `None`: no token is ours. Ours have
-    /// `=` and, in any case, the key `MPS` or `MPS_` and letters. Refuses a token that can only be meant for us.
+    /// Reads an account such as `proj1,MPS=true,MPS_THREADS=25`, of unknown encoding; `None`: no
+    /// token is ours. Ours have `=` and, in any case, the key `MPS` or `MPS_` and letters. Refuses
+    /// a token that can only be meant for us.
     pub fn from_account(account: impl AsRef<[u8]>) -> Result<Option<Self>, Refusal> {
         Self::from_account_of(account, &[])
     }
 
     /// The same on a site with these projects, which are no request in any spelling.
-    pub fn from_account_of(account: impl AsRef<[u8]>, projects: &[String]) -> Result<Option<Self>, Refusal> {
+    pub fn from_account_of(
+        account: impl AsRef<[u8]>,
+        projects: &[String],
+    ) -> Result<Option<Self>, Refusal> {
         let text = String::from_utf8_lossy(account.as_ref());
         let is_project = |token: &&str| projects.iter().any(|project| project == token);
         let tokens = || text.split(is_between).filter(|token| !is_project(token));
@@ -300,7 +320,11 @@ impl Request {
                 let word = if row.name.is_empty() { "mps" } else { row.name };
                 let what = format!("{}={one} in the account", row.token());
                 let why = format!("contradicts {word}={other} in the mps resource");
-                return Err(Refusal::new(what, why, "the same in both, or only one of them"));
+                return Err(Refusal::new(
+                    what,
+                    why,
+                    "the same in both, or only one of them",
+                ));
             }
         }
         let mut merged = account;
@@ -309,9 +333,11 @@ impl Request {
         Ok(merged)
     }
 
-    /// The rules for several options together. With static partitions NVIDIA's daemon ignores percentages.
+    /// The rules for several options together. With static partitions NVIDIA's daemon ignores
+    /// percentages.
     fn check(&self, syntax: Syntax) -> Result<(), Refusal> {
-        const REPLICAS: &str = "replicas alone (threads = 100/N, memory = total/N), or threads and memory";
+        const REPLICAS: &str =
+            "replicas alone (threads = 100/N, memory = total/N), or threads and memory";
         const SMS: &str = "multiprocessors of each rank's own, or shares";
         let exclusions = [
             (Key::Replicas, Key::Threads, REPLICAS),
@@ -337,7 +363,10 @@ impl Request {
             let why = "auto may give the job no MPS, and then nothing binds its tasks";
             return Err(Refusal::new(what, why, syntax.token(Key::Mode, Some("on"))));
         }
-        refuse_if_long("the words for MPS in their plain form", self.to_string().len())
+        refuse_if_long(
+            "the words for MPS in their plain form",
+            self.to_string().len(),
+        )
     }
 }
 
@@ -363,7 +392,11 @@ fn key_of_flag(name: &str) -> Result<Key, Refusal> {
         true => ("unknown flag", near()),
         false => ("not a flag", Syntax::Flags.meant(Key::Mode, name)),
     };
-    Err(refuse(name, &or_meant(why, meant), Syntax::Flags.all_tokens()))
+    Err(refuse(
+        name,
+        &or_meant(why, meant),
+        Syntax::Flags.all_tokens(),
+    ))
 }
 
 fn is_between(c: char) -> bool {
@@ -373,17 +406,20 @@ fn is_between(c: char) -> bool {
 /// `MPS`, or `MPS_` and letters, in any case. Everything else belongs to the site.
 fn is_ours(key: &str) -> bool {
     let key = key.to_ascii_uppercase();
-    let letters = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_alphabetic());
+    let letters =
+        |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_alphabetic());
     key == "MPS" || key.strip_prefix("MPS_").is_some_and(letters)
 }
 
-/// The refusal of a token that can only be meant for us, but is not written as `KEY=VALUE`: `mps`, `--mps-threads=25`, `MPS:true`.
+/// The refusal of a token that can only be meant for us, but is not written as `KEY=VALUE`: `mps`,
+/// `--mps-threads=25`, `MPS:true`.
 fn near_miss(token: &str) -> Option<Refusal> {
     if token.split_once('=').is_some_and(|(key, _)| is_ours(key)) {
         return None;
     }
     let word = token.trim_start_matches('-').trim_matches(['"', '\'']);
-    word.get(..3).filter(|start| start.eq_ignore_ascii_case("MPS"))?;
+    word.get(..3)
+        .filter(|start| start.eq_ignore_ascii_case("MPS"))?;
     let (name, value) = word.split_once(['=', ':']).unzip();
     let key = Key::named(name.unwrap_or(word))?;
     let row = key.row();
@@ -397,7 +433,10 @@ fn near_miss(token: &str) -> Option<Refusal> {
     Some(refuse(
         token,
         &why,
-        format!("{}; a project of that name: projects in mpsd.toml", row.allowed),
+        format!(
+            "{}; a project of that name: projects in mpsd.toml",
+            row.allowed
+        ),
     ))
 }
 

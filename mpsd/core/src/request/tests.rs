@@ -35,14 +35,19 @@ fn filled(message: &str, syntax: Syntax) -> String {
 }
 
 /// Checks what each line of a table is read as.
-fn assert_read(syntax: Syntax, read: impl Fn(&str) -> Result<Option<Request>, Refusal>, table: &'static str) {
+fn assert_read(
+    syntax: Syntax,
+    read: impl Fn(&str) -> Result<Option<Request>, Refusal>,
+    table: &'static str,
+) {
     for (text, message) in rows(table) {
         assert_eq!(told(read(text)), filled(message, syntax), "{text}");
     }
 }
 
 fn account(text: &str) -> Request {
-    text.parse().unwrap_or_else(|refusal| panic!("{text}: {refusal}"))
+    text.parse()
+        .unwrap_or_else(|refusal| panic!("{text}: {refusal}"))
 }
 
 #[test]
@@ -51,7 +56,12 @@ fn what_is_not_ours_is_not_looked_at() {
     let accounts = "|MPSLAB|mps_physics|mps-lab|mps:physics|mps.lab|a/mps|proj42|xMPS=true|MPS_=3|MPS_LAB2=3|MPS2=on|MPS-LAB=5|\
                     MPSLAB=true|THREADS=25|mem|a=b|=MPS|proj MPS_physics2=maybe|\0\u{1b}[31m";
     for text in accounts.split('|').chain([long.as_str()]) {
-        assert_eq!(Request::from_account(text), Ok(None), "{}", one_line(text, 40));
+        assert_eq!(
+            Request::from_account(text),
+            Ok(None),
+            "{}",
+            one_line(text, 40)
+        );
     }
     assert_eq!(Request::from_account(b"proj\xff\xfe,x=\x80"), Ok(None));
 }
@@ -141,9 +151,19 @@ fn the_length_counts_only_where_a_token_is_ours() {
 
 #[test]
 fn a_message_is_one_short_printable_line() {
-    for value in ["\u{1b}[2J", "1\u{7}\u{202e}", &"9:".repeat(300), "25\u{8}", "\0"] {
+    for value in [
+        "\u{1b}[2J",
+        "1\u{7}\u{202e}",
+        &"9:".repeat(300),
+        "25\u{8}",
+        "\0",
+    ] {
         let evil = "MPS_EVIL".to_owned();
-        for key in Key::ALL.map(|key| key.row().token()).into_iter().chain([evil]) {
+        for key in Key::ALL
+            .map(|key| key.row().token())
+            .into_iter()
+            .chain([evil])
+        {
             let refusal = told(Request::from_account(format!("MPS=on,{key}={value}x")));
             assert!(!refusal.starts_with("MPS=per-node"), "{refusal}");
             let is_short = refusal.len() < 300 && !refusal.chars().any(char::is_control);
@@ -201,12 +221,18 @@ fn flags_are_bounded_each_and_together() {
     };
     let (taken, _) = flags(&["mps", &list("mps-threads", "1", 600)]);
     let long = taken.unwrap_err().to_string();
-    assert!(long.starts_with("the --mps flags: 1214 bytes long"), "{long}");
+    assert!(
+        long.starts_with("the --mps flags: 1214 bytes long"),
+        "{long}"
+    );
     let halves = [list("mps-threads", "1", 300), list("mps-mem", "1G", 180)];
     let (taken, both) = flags(&["mps", &halves[0], &halves[1]]);
     assert_eq!(taken, Ok(()));
     let told = told(both.request());
-    assert!(told.starts_with("the --mps flags: 1170 bytes long"), "{told}");
+    assert!(
+        told.starts_with("the --mps flags: 1170 bytes long"),
+        "{told}"
+    );
 }
 
 #[test]
@@ -226,7 +252,11 @@ fn flags_and_the_shapes_slurm_gives_them() {
         mps=maybe mps=per-gpu            -> MPS=per-gpu
         mps=off mps-threads=5            -> MPS=off,MPS_THREADS=5
         mps mps=off                      -> MPS=off";
-    let read = |words: &str| flags(&words.split_whitespace().collect::<Vec<_>>()).1.request();
+    let read = |words: &str| {
+        flags(&words.split_whitespace().collect::<Vec<_>>())
+            .1
+            .request()
+    };
     assert_read(Syntax::Flags, read, table);
 }
 
@@ -296,7 +326,11 @@ fn a_request_may_be_given_as_the_flags_of_a_command_line() {
         --mps 50                -> 50: not a flag (did you mean --mps-threads=50?); allowed: {all}
         --gres=gpu:1            -> --gres: unknown flag; allowed: {all}
         --mps=50                -> --mps=50: unknown word (did you mean --mps-threads=50?); allowed: {mode}";
-    assert_read(Syntax::Flags, |text| Request::from_flags(text).map(Some), table);
+    assert_read(
+        Syntax::Flags,
+        |text| Request::from_flags(text).map(Some),
+        table,
+    );
 }
 
 #[test]
@@ -313,7 +347,11 @@ fn a_word_that_can_only_be_meant_for_us_is_refused() {
         ("MPS_MEM:4G", "MPS_MEM:4G", "MPS_MEM=4G"),
         ("MPS=true,THREADS=25", "THREADS=25", "MPS_THREADS=25"),
         ("proj,mem=4G;mps=on", "mem=4G", "MPS_MEM=4G"),
-        ("MPS=true,MPS-THREADS=25", "MPS-THREADS=25", "MPS_THREADS=25"),
+        (
+            "MPS=true,MPS-THREADS=25",
+            "MPS-THREADS=25",
+            "MPS_THREADS=25",
+        ),
     ] {
         let refusal = Request::from_account(account).expect_err(account);
         assert_eq!(refusal.what, word, "{account}");
@@ -325,8 +363,9 @@ fn a_word_that_can_only_be_meant_for_us_is_refused() {
 
 #[test]
 fn a_refusal_becomes_one_sentence_of_auto() {
-    let without =
-        |what: &str| Mode::auto_without(&Refusal::new(what, "this node has no GPU", "").to_string());
+    let without = |what: &str| {
+        Mode::auto_without(&Refusal::new(what, "this node has no GPU", "").to_string())
+    };
     assert_eq!(without("MPS"), "auto: no MPS, because this node has no GPU");
     assert_eq!(
         without("MPS_MEM=9G"),
@@ -347,7 +386,10 @@ fn a_project_that_the_site_names_is_no_request() {
 /// Every text with a part of each list. `|` separates the parts of a list.
 fn combined(lists: &[&str], joint: &str) -> Vec<String> {
     let longer = |all: Vec<String>, list: &&str| {
-        let ends = |start| list.split('|').map(move |end| format!("{start}{joint}{end}"));
+        let ends = |start| {
+            list.split('|')
+                .map(move |end| format!("{start}{joint}{end}"))
+        };
         all.iter().flat_map(ends).collect()
     };
     lists.iter().fold(vec![String::new()], longer)
@@ -378,9 +420,17 @@ fn every_request_survives_its_own_text() {
             "{text}"
         );
         let words = request.in_resource_words();
-        assert_eq!(Request::from_resource(&words), Ok(request.clone()), "{words}");
+        assert_eq!(
+            Request::from_resource(&words),
+            Ok(request.clone()),
+            "{words}"
+        );
         let json = serde_json::to_string(&request).unwrap();
-        assert_eq!(serde_json::from_str::<Request>(&json).unwrap(), request, "{json}");
+        assert_eq!(
+            serde_json::from_str::<Request>(&json).unwrap(),
+            request,
+            "{json}"
+        );
     }
 }
 

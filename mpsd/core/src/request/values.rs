@@ -17,7 +17,8 @@ pub enum Mode {
     Off,
     /// One daemon for all GPUs of the job on the node.
     PerNode,
-    /// As per node if that helps: more than one task on a GPU, or a GPU that jobs share. Else the job is as if it had not asked.
+    /// As per node if that helps: more than one task on a GPU, or a GPU that jobs share. Else the
+    /// job is as if it had not asked.
     Auto,
     /// One daemon for each GPU.
     PerGpu,
@@ -26,12 +27,14 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// What [`Mode::from_str`] accepts, in any case, `_` for `-`. It also takes a boolean's other words.
+    /// What [`Mode::from_str`] accepts, in any case, `_` for `-`. It also takes a boolean's other
+    /// words.
     pub const ALLOWED: &'static str = "on (or per-node), auto, per-gpu, own, off";
 }
 
 impl Mode {
-    /// Whether [`Mode::Auto`] gives MPS: with more `tasks` than `gpus`, two tasks must meet on a GPU.
+    /// Whether [`Mode::Auto`] gives MPS: with more `tasks` than `gpus`, two tasks must meet on a
+    /// GPU.
     pub fn auto_helps(tasks: u32, gpus: u32) -> bool {
         gpus > 0 && tasks > gpus
     }
@@ -95,7 +98,13 @@ impl FromStr for Threads {
         if word(text) == "auto" {
             return Ok(Threads::Auto);
         }
-        by_rank(text, str::parse, Self::ALLOWED, Self::Uniform, Self::PerRank)
+        by_rank(
+            text,
+            str::parse,
+            Self::ALLOWED,
+            Self::Uniform,
+            Self::PerRank,
+        )
     }
 }
 
@@ -128,10 +137,16 @@ impl MemoryLimit {
             let (gpu, amount) = element.split_once('=').ok_or_else(some)?;
             let gpu: GpuSelector = gpu.parse()?;
             if limits.iter().any(|(named, _)| *named == gpu) {
-                return Err(Invalid::new(format!("names GPU {gpu} twice"), Self::ALLOWED));
+                return Err(Invalid::new(
+                    format!("names GPU {gpu} twice"),
+                    Self::ALLOWED,
+                ));
             }
             let amount: Result<_, Invalid> = amount.parse();
-            limits.push((gpu, amount.map_err(|invalid| invalid.within(Self::ALLOWED))?));
+            limits.push((
+                gpu,
+                amount.map_err(|invalid| invalid.within(Self::ALLOWED))?,
+            ));
         }
         Ok(MemoryLimit::PerGpu(limits))
     }
@@ -147,7 +162,13 @@ impl FromStr for MemoryLimit {
         if text.contains('=') {
             return Self::per_gpu(text);
         }
-        by_rank(text, str::parse, Self::ALLOWED, Self::Uniform, Self::PerRank)
+        by_rank(
+            text,
+            str::parse,
+            Self::ALLOWED,
+            Self::Uniform,
+            Self::PerRank,
+        )
     }
 }
 
@@ -192,14 +213,18 @@ impl FromStr for GpuSelector {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        const ALLOWED: &str = "the GPU's number within the job, from 0, or its UUID (GPU-... or MIG-...)";
+        const ALLOWED: &str =
+            "the GPU's number within the job, from 0, or its UUID (GPU-... or MIG-...)";
         if is_digits(text) {
             let too_large = |_| Invalid::new("the GPU's number is too large", ALLOWED);
             return text.parse().map(GpuSelector::Index).map_err(too_large);
         }
         // NVML prints the digits in lower case. The user may write them in any case.
         let prefix = text.get(..4).unwrap_or("").to_ascii_uppercase();
-        let uuid = format!("{prefix}{}", text.get(4..).unwrap_or("").to_ascii_lowercase());
+        let uuid = format!(
+            "{prefix}{}",
+            text.get(4..).unwrap_or("").to_ascii_lowercase()
+        );
         let uuid = GpuUuid::parse(&uuid).map_err(|_| Invalid::new("names no GPU", ALLOWED))?;
         Ok(GpuSelector::Uuid(uuid))
     }
@@ -246,7 +271,11 @@ fn by_rank<T, V>(
     let read = |text| read(text).map_err(|invalid| invalid.within(allowed));
     match text.contains(':') {
         false => read(text).map(uniform),
-        true => text.split(':').map(read).collect::<Result<_, _>>().map(per_rank),
+        true => text
+            .split(':')
+            .map(read)
+            .collect::<Result<_, _>>()
+            .map(per_rank),
     }
 }
 

@@ -29,12 +29,18 @@ pub fn read(file: &Path) -> Result<Vec<Line>, Refusal> {
     };
     let mut bytes = Vec::new();
     let read = match file == Path::new("-") {
-        true => std::io::stdin().lock().take(MOST + 1).read_to_end(&mut bytes),
-        false => std::fs::File::open(file).and_then(|opened| opened.take(MOST + 1).read_to_end(&mut bytes)),
+        true => std::io::stdin()
+            .lock()
+            .take(MOST + 1)
+            .read_to_end(&mut bytes),
+        false => std::fs::File::open(file)
+            .and_then(|opened| opened.take(MOST + 1).read_to_end(&mut bytes)),
     };
     match read {
         Err(error) => Err(refused(format!("cannot be read: {error}"))),
-        Ok(_) if bytes.len() as u64 > MOST => Err(refused(format!("it is larger than {} MiB", MOST >> 20))),
+        Ok(_) if bytes.len() as u64 > MOST => {
+            Err(refused(format!("it is larger than {} MiB", MOST >> 20)))
+        }
         Ok(_) => match commands(&bytes) {
             Ok(all) if all.is_empty() => Err(refused("it has no command".to_owned())),
             Ok(all) => Ok(all),
@@ -43,7 +49,8 @@ pub fn read(file: &Path) -> Result<Vec<Line>, Refusal> {
     }
 }
 
-/// Blank lines and comments are no commands, and have no number. The error is the number of a line that cannot be run.
+/// Blank lines and comments are no commands, and have no number. The error is the number of a line
+/// that cannot be run.
 fn commands(bytes: &[u8]) -> Result<Vec<Line>, usize> {
     let mut all: Vec<Line> = Vec::new();
     for (number, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
@@ -73,11 +80,14 @@ pub struct Part {
 impl Part {
     const WHOLE: Self = Self { node: 0, of: 1 };
 
-    /// The part of the caller with this environment. Only srun starts a pack on each node. In a batch script the job's
-    /// variables name several nodes too, but this is the only pack.
+    /// The part of the caller with this environment. Only srun starts a pack on each node. In a
+    /// batch script the job's variables name several nodes too, but this is the only pack.
     pub fn of(env: &dyn Fn(&str) -> Option<String>) -> Result<Self, Refusal> {
         let number = |name: &str| env(name)?.trim().parse::<u64>().ok();
-        let (Some(of), Some(tasks)) = (number("SLURM_STEP_NUM_NODES"), number("SLURM_STEP_NUM_TASKS")) else {
+        let (Some(of), Some(tasks)) = (
+            number("SLURM_STEP_NUM_NODES"),
+            number("SLURM_STEP_NUM_TASKS"),
+        ) else {
             return Ok(Self::WHOLE);
         };
         if tasks > of {

@@ -10,7 +10,8 @@ pub(super) struct BusyCores {
 }
 
 impl BusyCores {
-    /// Cores that `pids` have used since the last look, of those that were there; `None`: it is the first.
+    /// Cores that `pids` have used since the last look, of those that were there; `None`: it is the
+    /// first.
     pub fn now(&mut self, pids: &[i32]) -> Option<f64> {
         let ticks = |pid: &i32| {
             Some((

@@ -2,20 +2,25 @@
 //!
 //! The rule, and its reasons:
 //!
-//! - Begin with [`START`] on each GPU, or as many as have a core. One tells nothing of sharing, and growing from one
-//!   would cost a minute. A command that finds no memory runs again alone.
-//! - *Look* at the commands when all of them have a context on the GPU, or [`PATIENCE`] after they started: before that
-//!   they load and compile. Wait for [`SETTLING`], which NVML's mean of the power needs, then take the mean power for
-//!   [`LOOK`]. The first look waits for the end of a command, [`PATIENCE`] at most: that end tells how much is left.
-//! - The power above that of the idle GPU stands for the work done per second. Completions are too slow a signal if a
-//!   command takes minutes. NVML's utilization says 100 % as soon as one client always has some kernel running.
-//! - If the work has grown by [`GAIN`] since the last look, double the number, within memory, clients and cores. Add
-//!   only half if the last step brought less than half of what it added. Too many clients cost little, too few cost a
-//!   lot: so steps are large, and a step without gain is kept.
-//! - In the last [`WORTH`] try no more: new commands that load, or bring nothing, cost more than is left to be gained.
+//! - Begin with [`START`] on each GPU, or as many as have a core. One tells nothing of sharing, and
+//!   growing from one would cost a minute. A command that finds no memory runs again alone.
+//! - *Look* at the commands when all of them have a context on the GPU, or [`PATIENCE`] after they
+//!   started: before that they load and compile. Wait for [`SETTLING`], which NVML's mean of the
+//!   power needs, then take the mean power for [`LOOK`]. The first look waits for the end of a
+//!   command, [`PATIENCE`] at most: that end tells how much is left.
+//! - The power above that of the idle GPU stands for the work done per second. Completions are too
+//!   slow a signal if a command takes minutes. NVML's utilization says 100 % as soon as one client
+//!   always has some kernel running.
+//! - If the work has grown by [`GAIN`] since the last look, double the number, within memory,
+//!   clients and cores. Add only half if the last step brought less than half of what it added. Too
+//!   many clients cost little, too few cost a lot: so steps are large, and a step without gain is
+//!   kept.
+//! - In the last [`WORTH`] try no more: new commands that load, or bring nothing, cost more than is
+//!   left to be gained.
 //! - If the work has shrunk by [`GAIN`], go back to the former number.
 //! - Then rest for [`REST`], and try again: later commands may be different.
-//! - Memory allows as many as fit into [`ROOM`] of the GPU, by the highest memory of any command so far.
+//! - Memory allows as many as fit into [`ROOM`] of the GPU, by the highest memory of any command so
+//!   far.
 //! - Cores allow as many as would use all of them, by the processor time that the commands use now.
 
 /// Commands on each GPU at first.
@@ -44,7 +49,8 @@ pub struct Sight {
     pub memory_mib: Option<u64>,
     /// Cores that the commands use now.
     pub busy: Option<f64>,
-    /// Seconds until the last command starts, if they go on as they have so far; `None`: none has ended.
+    /// Seconds until the last command starts, if they go on as they have so far; `None`: none has
+    /// ended.
     pub left: Option<f64>,
 }
 
@@ -204,11 +210,15 @@ impl Growth {
             cores,
             ..
         } = self.bounds;
-        let fit = |(all, one): (u64, u64)| u32::try_from(all * ROOM / 10 / one.max(1)).unwrap_or(u32::MAX);
+        let fit = |(all, one): (u64, u64)| {
+            u32::try_from(all * ROOM / 10 / one.max(1)).unwrap_or(u32::MAX)
+        };
         // Without figures of memory the next one may not fit.
         let by_memory = memory_mib.zip(sight.memory_mib).map_or(0, fit);
-        let by_cores = |busy: f64| (f64::from(self.each) * f64::from(cores) / busy.max(0.01)) as u32;
-        most.min(by_memory).min(sight.busy.map_or(u32::MAX, by_cores))
+        let by_cores =
+            |busy: f64| (f64::from(self.each) * f64::from(cores) / busy.max(0.01)) as u32;
+        most.min(by_memory)
+            .min(sight.busy.map_or(u32::MAX, by_cores))
     }
 }
 
@@ -238,7 +248,8 @@ mod tests {
         assert_eq!(bound(60, 64), None);
     }
 
-    /// Runs the rule for so many seconds beside commands that have a context after 3 s; `watts` of so many.
+    /// Runs the rule for so many seconds beside commands that have a context after 3 s; `watts` of
+    /// so many.
     fn grown(
         bounds: Bounds,
         seconds: u32,
@@ -275,10 +286,17 @@ mod tests {
     fn it_grows_while_the_work_does_and_keeps_the_last_step() {
         let steps = |at| grown(BOUNDS, 60, Some(500), 0.1, saturating(at));
         assert_eq!(steps(4.0), [8, 16], "no gain at all");
-        assert_eq!(steps(20.0), [8, 16, 32, 48], "half a step after a small gain");
+        assert_eq!(
+            steps(20.0),
+            [8, 16, 32, 48],
+            "half a step after a small gain"
+        );
         assert_eq!(steps(100.0), [8, 16, 32, 60]);
         let most_of_it = |each| 100.0 + 10.0 * f64::from(each).powf(0.9);
-        assert_eq!(grown(BOUNDS, 60, Some(500), 0.1, most_of_it), [8, 16, 32, 60]);
+        assert_eq!(
+            grown(BOUNDS, 60, Some(500), 0.1, most_of_it),
+            [8, 16, 32, 60]
+        );
         assert_eq!(
             grown(BOUNDS, 7, Some(500), 0.1, saturating(20.0)),
             [8, 16],
@@ -329,11 +347,22 @@ mod tests {
     #[test]
     fn memory_clients_and_cores_bound_it() {
         let more = saturating(100.0);
-        assert_eq!(grown(BOUNDS, 60, Some(7_000), 0.1, &more), [8, 10], "memory");
-        assert_eq!(grown(BOUNDS, 60, None, 0.1, &more), [8], "memory is not known");
+        assert_eq!(
+            grown(BOUNDS, 60, Some(7_000), 0.1, &more),
+            [8, 10],
+            "memory"
+        );
+        assert_eq!(
+            grown(BOUNDS, 60, None, 0.1, &more),
+            [8],
+            "memory is not known"
+        );
         let narrow = Bounds { most: 6, ..BOUNDS };
         assert_eq!(grown(narrow, 60, Some(500), 0.1, &more), [6], "clients");
-        let cores = Bounds { cores: 12, ..BOUNDS };
+        let cores = Bounds {
+            cores: 12,
+            ..BOUNDS
+        };
         assert_eq!(grown(cores, 60, Some(500), 1.0, &more), [8, 12], "cores");
         let two = Bounds {
             cores: 2,

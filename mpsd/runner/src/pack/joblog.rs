@@ -22,7 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const LATE: i32 = -1;
 const NOT_STARTED: i32 = 126;
 
-/// A log that is written. The keepers write successes, so that none is forgotten if we are killed; we write the rest.
+/// A log that is written. The keepers write successes, so that none is forgotten if we are killed;
+/// we write the rest.
 #[derive(Debug)]
 pub struct JobLog {
     file: File,
@@ -41,7 +42,10 @@ impl JobLog {
             let name = one_line(&path.display().to_string(), 200);
             Err(Refusal::new(format!("job log '{name}'"), why, allowed))
         };
-        let opened = regular(OpenOptions::new().create(true).append(true).read(true), path);
+        let opened = regular(
+            OpenOptions::new().create(true).append(true).read(true),
+            path,
+        );
         let opened = opened.and_then(|file| Ok((file.try_clone()?, file)));
         let (file, held) = match opened {
             Ok(both) => both,
@@ -74,7 +78,8 @@ impl JobLog {
         }
     }
 
-    /// Cuts off a line that a killed writer has left unfinished; `false`: the file is somebody else's.
+    /// Cuts off a line that a killed writer has left unfinished; `false`: the file is somebody
+    /// else's.
     fn begin(&self, go_on: bool) -> std::io::Result<bool> {
         let mut bytes = Vec::new();
         (&self.file).read_to_end(&mut bytes)?;
@@ -82,7 +87,11 @@ impl JobLog {
             return Ok(false);
         }
         let whole = || bytes.iter().rposition(|byte| *byte == b'\n');
-        let kept = if go_on { whole().map_or(0, |at| at + 1) } else { 0 };
+        let kept = if go_on {
+            whole().map_or(0, |at| at + 1)
+        } else {
+            0
+        };
         self.file.set_len(kept as u64)?;
         if kept == 0 {
             self.write(HEADER.as_bytes())?;
@@ -118,14 +127,16 @@ pub fn line(seq: u64, host: &str, end: &End, bytes: u64, command: &OsStr) -> Vec
     let code = match end {
         End { late: true, .. } => LATE,
         End {
-            not_started: Some(_), ..
+            not_started: Some(_),
+            ..
         } => NOT_STARTED,
         _ => end.code.map_or(0, i32::from),
     };
     let signal = end.signal.unwrap_or(0);
     let (began, seconds) = (end.began, end.seconds);
     let mut line =
-        format!("{seq}\t{host}\t{began:.3}\t{seconds:10.3}\t0\t{bytes}\t{code}\t{signal}\t").into_bytes();
+        format!("{seq}\t{host}\t{began:.3}\t{seconds:10.3}\t0\t{bytes}\t{code}\t{signal}\t")
+            .into_bytes();
     line.extend(command.as_bytes());
     line.push(b'\n');
     line
@@ -138,7 +149,8 @@ pub struct Past {
     pub command: OsString,
 }
 
-/// The logs of all nodes' parts of `path`: itself, and with a number behind a dot. Other files may have such names.
+/// The logs of all nodes' parts of `path`: itself, and with a number behind a dot. Other files may
+/// have such names.
 pub fn logs_of(path: &Path) -> Vec<(Option<u64>, PathBuf)> {
     let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
         return Vec::new();
@@ -190,8 +202,8 @@ fn unread(path: &Path, why: String) -> Refusal {
 fn read(paths: impl IntoIterator<Item = PathBuf>) -> Result<BTreeMap<u64, Past>, Refusal> {
     let mut all: BTreeMap<u64, Past> = BTreeMap::new();
     for path in paths {
-        let bytes =
-            std::fs::read(&path).map_err(|error| unread(&path, format!("cannot be read: {error}")))?;
+        let bytes = std::fs::read(&path)
+            .map_err(|error| unread(&path, format!("cannot be read: {error}")))?;
         let whole = bytes
             .split_inclusive(|byte| *byte == b'\n')
             .filter_map(|line| line.strip_suffix(b"\n"));
@@ -238,7 +250,9 @@ mod tests {
 
     #[test]
     fn a_line_is_as_gnu_parallel_writes_it() {
-        let text = |end: &End| String::from_utf8(line(4, "host", end, 1222, "echo a\tb".as_ref())).unwrap();
+        let text = |end: &End| {
+            String::from_utf8(line(4, "host", end, 1222, "echo a\tb".as_ref())).unwrap()
+        };
         let good = text(&end(0));
         assert_eq!(
             good,
@@ -301,7 +315,12 @@ mod tests {
             let refused = JobLog::open(&path, go_on).unwrap_err().to_string();
             assert!(refused.contains("no job log"), "{refused}");
         }
-        assert!(read_all(&path).unwrap_err().to_string().contains("no job log"));
+        assert!(
+            read_all(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("no job log")
+        );
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "echo a command\n");
         std::fs::write(dir.path().join("run.1"), "0.1\t0.2\n").unwrap();
         std::fs::write(dir.path().join("run.2"), HEADER).unwrap();
@@ -325,7 +344,12 @@ mod tests {
             nix::unistd::mkfifo(&dir.path().join(name), nix::sys::stat::Mode::S_IRWXU).unwrap();
         }
         assert_eq!(logs_of(&path), []);
-        assert!(read_all(&path).unwrap_err().to_string().contains("no job log"));
+        assert!(
+            read_all(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("no job log")
+        );
         // A log is read and written, and such an open never waits for the FIFO's other end.
         let refused = JobLog::open(&path, false).unwrap_err().to_string();
         assert!(refused.contains("no regular file"), "{refused}");

@@ -55,20 +55,24 @@ pub struct Pack {
     /// The job; from the scheduler's variables if not given
     #[arg(long, value_name = "ID")]
     pub job: Option<String>,
-    /// Commands at once, on all of the job's GPUs of this node together. auto: begins with 8 on each GPU, and runs more while the
-    /// GPUs draw more power for it, and memory, cores and MPS clients allow
+    /// Commands at once, on all of the job's GPUs of this node together. auto: begins with 8 on
+    /// each GPU, and runs more while the GPUs draw more power for it, and memory, cores and MPS
+    /// clients allow
     #[arg(short = 'n', long, value_name = "N|auto", default_value = "auto")]
     at_once: AtOnce,
-    /// Thread percentage of each command: none, auto (200/n), 100/n, a number; n: commands on its GPU when it starts
+    /// Thread percentage of each command: none, auto (200/n), 100/n, a number; n: commands on its
+    /// GPU when it starts
     #[arg(long, value_name = "P", default_value = "none")]
     threads: Share,
-    /// Memory limit of each command: none, auto (the GPU's divided by the commands on it when it starts), 4G, 25%
+    /// Memory limit of each command: none, auto (the GPU's divided by the commands on it when it
+    /// starts), 4G, 25%
     #[arg(long, value_name = "M", default_value = "none")]
     mem: Memory,
     /// Directory of each command's output, SEQ.out, and of the job log; FILE.results if not given
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
-    /// Job log in GNU parallel's format; DIR/joblog if not given. A node's part of several has its number behind it (.0)
+    /// Job log in GNU parallel's format; DIR/joblog if not given. A node's part of several has its
+    /// number behind it (.0)
     #[arg(long, value_name = "LOG")]
     joblog: Option<PathBuf>,
     /// Leave out the commands that the job log has
@@ -145,7 +149,15 @@ impl Pack {
             forget(&log, part);
         }
         let left = self.left(&own, &log)?;
-        let mut runner = Runner::new(self.limits(), places, setting, caller, left, &directory, open)?;
+        let mut runner = Runner::new(
+            self.limits(),
+            places,
+            setting,
+            caller,
+            left,
+            &directory,
+            open,
+        )?;
         let ended = runner.run()?;
         runner.finish();
         let already = own.len() as u64 - runner.asked();
@@ -161,7 +173,9 @@ impl Pack {
             return Ok(code_of(signal));
         }
         let failed = runner.failed().len();
-        Ok(u8::try_from(failed).unwrap_or(u8::MAX).min(EXIT_MORE_FAILED))
+        Ok(u8::try_from(failed)
+            .unwrap_or(u8::MAX)
+            .min(EXIT_MORE_FAILED))
     }
 
     fn limits(&self) -> Limits {
@@ -205,8 +219,8 @@ impl Pack {
         for line in own {
             match past.get(&line.seq) {
                 Some(past) if past.command != line.text => {
-                    let [was, is] =
-                        [&past.command, &line.text].map(|text| one_line(&text.to_string_lossy(), SHOWN));
+                    let [was, is] = [&past.command, &line.text]
+                        .map(|text| one_line(&text.to_string_lossy(), SHOWN));
                     let why = format!("command {} was '{was}', and is '{is}' now", line.seq);
                     let what = format!("job log '{}'", log.display());
                     return Err(Refusal::new(

@@ -1,4 +1,5 @@
-//! The commands as they run: which starts when and on which GPU, and what becomes of those that end.
+//! The commands as they run: which starts when and on which GPU, and what becomes of those that
+//! end.
 
 use super::commands::Line;
 use super::cores::BusyCores;
@@ -35,8 +36,13 @@ use std::time::{Duration, Instant};
 const TURN: Duration = Duration::from_millis(500);
 /// Part of a failed command's output that is searched, bytes.
 const SEARCHED: u64 = 64 << 10;
-/// What programs write that found no memory on a GPU, in small letters: CUDA's names for error 2, PyTorch, JAX.
-const NO_MEMORY: [&str; 3] = ["out of memory", "out_of_memory", "cudaerrormemoryallocation"];
+/// What programs write that found no memory on a GPU, in small letters: CUDA's names for error 2,
+/// PyTorch, JAX.
+const NO_MEMORY: [&str; 3] = [
+    "out of memory",
+    "out_of_memory",
+    "cudaerrormemoryallocation",
+];
 const USUAL_SHELL: &str = "/bin/sh";
 /// The command's number, as GNU parallel tells it.
 const SEQ: &str = "PARALLEL_SEQ";
@@ -181,7 +187,8 @@ impl<'a> Runner<'a> {
                 .zip(amount.mebibytes_of(self.gpu_memory_mib())),
             Memory::None | Memory::Auto => None,
         };
-        let fits = fits.map(|(all, one)| u32::try_from(all / one.max(1)).unwrap_or(u32::MAX).max(1));
+        let fits =
+            fits.map(|(all, one)| u32::try_from(all / one.max(1)).unwrap_or(u32::MAX).max(1));
         let clients = self.places.most_clients().unwrap_or(MOST_CLIENTS);
         let bounds = Bounds {
             gpus: self.places.count(),
@@ -249,7 +256,10 @@ impl<'a> Runner<'a> {
         let mut all = std::mem::take(&mut self.running);
         let deadline = Instant::now() + Duration::from_secs(8);
         while !all.is_empty() && Instant::now() < deadline {
-            engine::wait(all.iter().filter_map(|run| run.running.source()).take(1), TURN);
+            engine::wait(
+                all.iter().filter_map(|run| run.running.source()).take(1),
+                TURN,
+            );
             all.retain_mut(|run| match run.running.try_end() {
                 None => true,
                 Some(ended) => {
@@ -296,7 +306,12 @@ impl<'a> Runner<'a> {
 
     fn start(&mut self, next: Try, gpu: u32) -> Result<(), VerbError> {
         let output = self.directory.join(format!("{}.out", next.line.seq));
-        let cannot = |error| of_node(format!("pack: cannot write '{}': {error}", output.display()));
+        let cannot = |error| {
+            of_node(format!(
+                "pack: cannot write '{}': {error}",
+                output.display()
+            ))
+        };
         let file = open(&output, next.failed).map_err(cannot)?;
         let from = file.metadata().map_err(cannot)?.len();
         let task = Task {
@@ -308,12 +323,14 @@ impl<'a> Runner<'a> {
         let (log, host, line) = (&self.log, &self.host, &next.line);
         let done = |end: &End| {
             if end.is_good() {
-                let bytes = std::fs::metadata(&output).map_or(0, |about| about.len().saturating_sub(from));
+                let bytes =
+                    std::fs::metadata(&output).map_or(0, |about| about.len().saturating_sub(from));
                 let _ = log.write(&joblog::line(line.seq, host, end, bytes, &line.text));
             }
         };
         let running = Running::start(&task, &[self.log.as_fd()], done);
-        let running = running.map_err(|errno| of_node(format!("pack: no process to be had: {errno}")))?;
+        let running =
+            running.map_err(|errno| of_node(format!("pack: no process to be had: {errno}")))?;
         let mut shared = false;
         for other in self.running.iter_mut().filter(|run| run.gpu == gpu) {
             (shared, other.shared) = (true, true);
@@ -332,7 +349,11 @@ impl<'a> Runner<'a> {
 
     fn environment(&self, next: &Try, gpu: u32) -> Result<Vec<Change>, VerbError> {
         let left = self.running.len() + self.waiting.len() + 1;
-        let at_once = if next.alone { 1 } else { left.min(self.at_once()) };
+        let at_once = if next.alone {
+            1
+        } else {
+            left.min(self.at_once())
+        };
         let beside = self
             .places
             .on_a_gpu(u32::try_from(at_once).unwrap_or(u32::MAX))
@@ -342,7 +363,9 @@ impl<'a> Runner<'a> {
             Memory::Auto => self.gpu_memory_mib().map(|all| all / u64::from(beside)),
             Memory::Of(amount) => amount.mebibytes_of(self.gpu_memory_mib()),
         };
-        let changes = self.places.under(gpu, self.limits.threads.of(beside), memory_mib);
+        let changes = self
+            .places
+            .under(gpu, self.limits.threads.of(beside), memory_mib);
         let mut changes = changes.map_err(Failure::from)?;
         if self.places.has_mps() {
             // Without a daemon it would run outside MPS.
@@ -413,8 +436,10 @@ impl<'a> Runner<'a> {
             return Ok(());
         }
         let shown = one_line(&of.line.text.to_string_lossy(), 60);
-        self.progress
-            .tell(&format!("pack: command {seq} failed: {}: {shown}", end.text()));
+        self.progress.tell(&format!(
+            "pack: command {seq} failed: {}: {shown}",
+            end.text()
+        ));
         self.failed.push(seq);
         let bytes = std::fs::metadata(&output).map_or(0, |about| about.len().saturating_sub(from));
         let line = joblog::line(seq, &self.host, end, bytes, &of.line.text);
@@ -469,9 +494,13 @@ impl<'a> Runner<'a> {
         &self.failed
     }
 
-    /// Why not more ran at once; `None`: there were no more, the user said so, or the rule chose it.
+    /// Why not more ran at once; `None`: there were no more, the user said so, or the rule chose
+    /// it.
     fn bound(&self) -> Option<&'static str> {
-        let growth = self.growth.as_ref().filter(|_| self.limits.at_once.is_none());
+        let growth = self
+            .growth
+            .as_ref()
+            .filter(|_| self.limits.at_once.is_none());
         growth?.bound().filter(|_| (self.most as u64) < self.asked)
     }
 
@@ -502,8 +531,17 @@ impl<'a> Runner<'a> {
         let mut out = format!("{}: {} succeeded", count(self.asked, "command"), self.good);
         if !self.failed.is_empty() {
             let named: Vec<String> = self.failed.iter().take(NAMED).map(u64::to_string).collect();
-            let more = if self.failed.len() > NAMED { ", ..." } else { "" };
-            let _ = write!(out, ", {} failed ({}{more})", self.failed.len(), named.join(", "));
+            let more = if self.failed.len() > NAMED {
+                ", ..."
+            } else {
+                ""
+            };
+            let _ = write!(
+                out,
+                ", {} failed ({}{more})",
+                self.failed.len(),
+                named.join(", ")
+            );
         }
         if self.not_run() > 0 {
             let _ = write!(out, ", {} did not come to an end", self.not_run());
@@ -517,7 +555,8 @@ impl<'a> Runner<'a> {
             self.begin.elapsed().as_secs_f64(),
             self.most,
             count(self.places.count().into(), "GPU"),
-            self.bound().map_or_else(String::new, |why| format!(" ({why})")),
+            self.bound()
+                .map_or_else(String::new, |why| format!(" ({why})")),
             self.memory_mib
                 .map_or_else(String::new, |mib| format!(", up to {mib} MiB each"))
         );

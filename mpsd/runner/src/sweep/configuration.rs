@@ -1,4 +1,5 @@
-//! What is measured: a number of clients, under MPS with a share of a GPU's threads, or without MPS.
+//! What is measured: a number of clients, under MPS with a share of a GPU's threads, or without
+//! MPS.
 
 use crate::share::Share;
 use mpsd_core::text::count;
@@ -12,13 +13,17 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// The configuration that gives the same result: a share that limits nothing here is no limit, if that is measured too.
+    /// The configuration that gives the same result: a share that limits nothing here is no limit,
+    /// if that is measured too.
     pub fn measured_as(self, shares: &[Option<Share>], gpus: u32) -> Self {
         let on_a_gpu = self.clients.div_ceil(gpus.max(1));
         let unlimited = self.share.is_some_and(|share| share.of(on_a_gpu).is_none());
         let none = Some(Share::None);
         match unlimited && shares.contains(&none) {
-            true => Self { share: none, ..self },
+            true => Self {
+                share: none,
+                ..self
+            },
             false => self,
         }
     }
@@ -48,7 +53,10 @@ mod tests {
     fn a_share_that_limits_nothing_is_not_measured_twice() {
         let (none, auto) = (Some(Share::None), Some(Share::Auto));
         let of = |clients, shares: &[Option<Share>], gpus| {
-            let what = Configuration { clients, share: auto };
+            let what = Configuration {
+                clients,
+                share: auto,
+            };
             what.measured_as(shares, gpus).share
         };
         let both = [None, none, auto];

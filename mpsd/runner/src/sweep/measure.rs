@@ -60,7 +60,8 @@ struct Copy {
 /// What a run showed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Measured {
-    /// All clients' completions an hour, or the sum of their figures, or of their rates by their times.
+    /// All clients' completions an hour, or the sum of their figures, or of their rates by their
+    /// times.
     pub throughput: f64,
     /// Each client's highest memory, MiB.
     pub memory_mib: Option<u64>,
@@ -84,7 +85,9 @@ pub fn measure(
             .iter()
             .try_for_each(|changes| listener::expect(changes))?;
     }
-    let copies = environments.into_iter().map(|changes| Copy::new(bench, changes));
+    let copies = environments
+        .into_iter()
+        .map(|changes| Copy::new(bench, changes));
     let mut copies = copies.collect::<std::io::Result<Vec<_>>>()?;
     let begin = Instant::now();
     copies.iter_mut().try_for_each(Copy::start)?;
@@ -98,10 +101,14 @@ pub fn measure(
         if read_at.elapsed() >= MEMORY_PERIOD {
             read_at = Instant::now();
             let members = engine::members(copies.iter().filter_map(|copy| copy.running.as_ref()));
-            let now = gpus.as_mut().and_then(|gpus| gpus.memory_mib(&members.concat()));
+            let now = gpus
+                .as_mut()
+                .and_then(|gpus| gpus.memory_mib(&members.concat()));
             highest = highest.max(now);
         }
-        let left = bench.limit.map(|limit| limit.saturating_sub(begin.elapsed()));
+        let left = bench
+            .limit
+            .map(|limit| limit.saturating_sub(begin.elapsed()));
         let sources = copies.iter().flat_map(Copy::sources);
         engine::wait(
             [setting.signals.as_fd()].into_iter().chain(sources),
@@ -123,7 +130,11 @@ pub fn measure(
     Ok(Measured {
         throughput: throughput(bench, &copies)?,
         memory_mib,
-        percentiles: percentiles(copies.iter().flat_map(|copy| copy.scan.times.iter().copied())),
+        percentiles: percentiles(
+            copies
+                .iter()
+                .flat_map(|copy| copy.scan.times.iter().copied()),
+        ),
     })
 }
 

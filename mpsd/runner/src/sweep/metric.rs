@@ -1,4 +1,5 @@
-//! The figure that a program writes itself (`--metric`), and its last line. Only a bounded part of the output is kept.
+//! The figure that a program writes itself (`--metric`), and its last line. Only a bounded part of
+//! the output is kept.
 
 use mpsd_core::text::one_line;
 use regex_lite::Regex;
@@ -29,7 +30,8 @@ const TIMES: [(&str, f64, &str); 12] = [
 #[derive(Debug, Clone)]
 pub struct Metric {
     pattern: Regex,
-    /// The figure is the time that one request of many took: how many of its units make the period, and which period.
+    /// The figure is the time that one request of many took: how many of its units make the period,
+    /// and which period.
     pub rate: Option<(f64, &'static str)>,
 }
 
@@ -62,8 +64,9 @@ impl Metric {
         trimmed.into_iter().rfind(is_word).unwrap_or(pattern)
     }
 
-    /// The number of the last match in `line`: the pattern's first group. Without a group: a number in the match, else right
-    /// after it (`ns/day: 12`), else right before it (`12 ns/day`), else the next number on the line.
+    /// The number of the last match in `line`: the pattern's first group. Without a group: a number
+    /// in the match, else right after it (`ns/day: 12`), else right before it (`12 ns/day`), else
+    /// the next number on the line.
     pub fn find(&self, line: &str) -> Option<f64> {
         let captures = self.pattern.captures_iter(line).last()?;
         if captures.len() > 1 {
@@ -150,7 +153,11 @@ mod tests {
             ("ns/day", "123.4 ns/day", 123.4),
             ("ns/day", "speed: 1,706.25 ns/day, 0.014 hours/ns", 1706.25),
             ("ns/day", "ns/day: 12", 12.0),
-            ("Performance", "Performance:      123.456        0.194", 123.456),
+            (
+                "Performance",
+                "Performance:      123.456        0.194",
+                123.456,
+            ),
             ("Speed=", "step 1000 Speed= 7e3.", 7000.0),
             ("[0-9.]+ it/s", "epoch 3: 8.5 it/s", 8.5),
             ("loss=([0-9.]+)", "12 loss=0.25 17", 0.25),
@@ -173,7 +180,13 @@ mod tests {
 
     #[test]
     fn a_figure_in_a_unit_of_time_is_a_request_and_all_of_them_are_kept() {
-        let period = |pattern: &str| pattern.parse::<Metric>().unwrap().rate.map(|(_, period)| period);
+        let period = |pattern: &str| {
+            pattern
+                .parse::<Metric>()
+                .unwrap()
+                .rate
+                .map(|(_, period)| period)
+        };
         let patterns = [
             "latency: ([0-9.]+) ms",
             "([0-9.]+) s$",
@@ -183,7 +196,10 @@ mod tests {
         ];
         let periods = [Some("a second"), Some("an hour"), None, None, None];
         assert_eq!(patterns.map(period), periods);
-        for (pattern, kept) in [("([0-9.]+) ms", vec![5.0, 7.5]), ("([0-9.]+) it/s", Vec::new())] {
+        for (pattern, kept) in [
+            ("([0-9.]+) ms", vec![5.0, 7.5]),
+            ("([0-9.]+) it/s", Vec::new()),
+        ] {
             let mut scan = Scan::default();
             scan.feed(b"5.0 ms\n9 it/s\n7.5 ms\n", Some(&pattern.parse().unwrap()));
             assert_eq!(scan.times, kept, "{pattern}");
@@ -210,12 +226,21 @@ mod tests {
     fn the_last_match_counts_however_the_bytes_come() {
         let metric: Metric = "steps".parse().unwrap();
         let mut scan = Scan::default();
-        for bytes in ["1 ste", "ps\r", "2 steps\n\n", "no figure\n", "\x1b[2K3 steps"] {
+        for bytes in [
+            "1 ste",
+            "ps\r",
+            "2 steps\n\n",
+            "no figure\n",
+            "\x1b[2K3 steps",
+        ] {
             scan.feed(bytes.as_bytes(), Some(&metric));
         }
         assert_eq!((scan.found, scan.last().as_str()), (Some(2.0), "no figure"));
         scan.end_line(Some(&metric));
-        assert_eq!((scan.found, scan.last().as_str()), (Some(3.0), "?[2K3 steps"));
+        assert_eq!(
+            (scan.found, scan.last().as_str()),
+            (Some(3.0), "?[2K3 steps")
+        );
     }
 
     #[test]
@@ -225,7 +250,11 @@ mod tests {
         for _ in 0..1000 {
             scan.feed(&[0xff; 10_000], Some(&metric));
         }
-        assert!(scan.line.capacity() < 4 * LONGEST, "{}", scan.line.capacity());
+        assert!(
+            scan.line.capacity() < 4 * LONGEST,
+            "{}",
+            scan.line.capacity()
+        );
         scan.feed(b" 9 x\n7 x\n", Some(&metric));
         assert_eq!(scan.found, Some(7.0));
     }

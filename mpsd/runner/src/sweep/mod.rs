@@ -1,4 +1,5 @@
-//! `mpsctl sweep -- COMMAND`: how many copies of the user's own command do best on the job's GPUs, and with which share.
+//! `mpsctl sweep -- COMMAND`: how many copies of the user's own command do best on the job's GPUs,
+//! and with which share.
 
 mod configuration;
 mod measure;
@@ -35,15 +36,21 @@ pub struct Sweep {
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     clients: Vec<u32>,
     /// Thread percentage of each client: none, auto (200/n), 100/n, a number; n: clients on a GPU
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "none,auto")]
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "none,auto"
+    )]
     threads: Vec<Share>,
-    /// End each run after this long. Without --metric a copy that ended earlier starts again. Without this, a run lasts until all
-    /// copies have ended
+    /// End each run after this long. Without --metric a copy that ended earlier starts again.
+    /// Without this, a run lasts until all copies have ended
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     seconds: Option<u32>,
-    /// Take the figure that each copy writes: the first group of this regular expression, or the number beside its match; the last
-    /// match counts. If its unit is us, ms or s, each match is the time of one request: their rate counts, and the table has their
-    /// 99th percentile. Without --metric completions are counted
+    /// Take the figure that each copy writes: the first group of this regular expression, or the
+    /// number beside its match; the last match counts. If its unit is us, ms or s, each match is
+    /// the time of one request: their rate counts, and the table has their 99th percentile. Without
+    /// --metric completions are counted
     #[arg(long, value_name = "REGEX")]
     metric: Option<Metric>,
     /// Measure everything N times, and take the medians
@@ -67,18 +74,23 @@ impl Sweep {
     /// Runs it, prints the result, and returns the exit code.
     pub(super) fn run(&self, caller: &Caller<'_>, setting: &Setting) -> Result<u8, VerbError> {
         let places = Places::of(caller, "sweep")?;
-        places.must_be_unlimited().map_err(mpsd_core::Failure::from)?;
+        places
+            .must_be_unlimited()
+            .map_err(mpsd_core::Failure::from)?;
         let bench = Bench {
             command: &self.command,
             metric: self.metric.as_ref(),
-            limit: self.seconds.map(|seconds| Duration::from_secs(seconds.into())),
+            limit: self
+                .seconds
+                .map(|seconds| Duration::from_secs(seconds.into())),
         };
         let mut gpus = Gpus::of(&places.gpus, &setting.daemon, &caller.settings().0.nvml);
         let mut outcome = self.outcome(&places, gpus.as_ref(), (caller.env)("PBS_JOBID").is_some());
         let interrupted = self.measure_all(&bench, &places, setting, &mut gpus, &mut outcome);
         self.print(&outcome)?;
         if let Err(signal) = interrupted {
-            let line = format!("sweep: ended by {signal}; every copy of the command has been ended");
+            let line =
+                format!("sweep: ended by {signal}; every copy of the command has been ended");
             complain(NAME, &line);
             return Ok(code_of(signal));
         }
@@ -91,7 +103,8 @@ impl Sweep {
         !self.only_mps && !places.is_exclusive()
     }
 
-    /// The numbers of clients. If the GPUs are exclusive, adds one client on each, with which the others are compared.
+    /// The numbers of clients. If the GPUs are exclusive, adds one client on each, with which the
+    /// others are compared.
     fn counts(&self, places: &Places) -> BTreeSet<u32> {
         let one = (places.is_exclusive() && !self.only_mps).then(|| places.count());
         self.clients.iter().copied().chain(one).collect()
@@ -138,7 +151,8 @@ impl Sweep {
         gpus: &mut Option<Gpus>,
         outcome: &mut Outcome,
     ) -> Result<(), Signal> {
-        let mut shares: Vec<Option<Share>> = self.compares(places).then_some(None).into_iter().collect();
+        let mut shares: Vec<Option<Share>> =
+            self.compares(places).then_some(None).into_iter().collect();
         if places.has_mps() {
             shares.extend(self.threads.iter().copied().map(Some));
         }
@@ -161,11 +175,16 @@ impl Sweep {
         let ended = rounds.try_for_each(|at| {
             let what = all[at];
             // With the same share, as many clients or more would fail too.
-            let fails = |failed: &Configuration| failed.share == what.share && failed.clients <= what.clients;
+            let fails = |failed: &Configuration| {
+                failed.share == what.share && failed.clients <= what.clients
+            };
             if same[at] == what && !broken.iter().any(fails) {
                 match measure::measure(bench, places, what, setting, gpus, &progress) {
                     Ok(measured) => {
-                        progress.tell(&format!("{what}: {:.2} {}", measured.throughput, outcome.unit));
+                        progress.tell(&format!(
+                            "{what}: {:.2} {}",
+                            measured.throughput, outcome.unit
+                        ));
                         outcome.rows[at].add(&measured);
                     }
                     Err(MeasureError::Interrupted(signal)) => return Err(signal),
@@ -180,7 +199,11 @@ impl Sweep {
             Ok(())
         });
         progress.finish();
-        for (at, same) in same.iter().enumerate().filter(|(at, same)| **same != all[*at]) {
+        for (at, same) in same
+            .iter()
+            .enumerate()
+            .filter(|(at, same)| **same != all[*at])
+        {
             if let Some(source) = all.iter().position(|what| what == same) {
                 let (source, row) = (outcome.rows[source].clone(), &mut outcome.rows[at]);
                 *row = Row {
@@ -195,7 +218,11 @@ impl Sweep {
 
     fn print(&self, outcome: &Outcome) -> Result<(), VerbError> {
         if let Some(file) = &self.svg {
-            let command: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
+            let command: Vec<_> = self
+                .command
+                .iter()
+                .map(|word| word.to_string_lossy())
+                .collect();
             let title = mpsd_core::text::one_line(&command.join(" "), 60);
             let text = plot::svg(outcome, &title);
             let unwritable = |error| of_node(format!("cannot write '{}': {error}", file.display()));
@@ -205,7 +232,8 @@ impl Sweep {
             say(&outcome.text());
             return Ok(());
         }
-        let mut value = serde_json::to_value(outcome).map_err(|error| of_node(error.to_string()))?;
+        let mut value =
+            serde_json::to_value(outcome).map_err(|error| of_node(error.to_string()))?;
         value["advice"] = outcome.advice().into();
         say_json(&value);
         Ok(())

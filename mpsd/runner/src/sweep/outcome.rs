@@ -159,9 +159,11 @@ impl Outcome {
             Some(_) => format!("requests {}", self.unit),
             None => self.unit.clone(),
         };
-        let mut out = self.table(&format!("{unit}, all clients together"), with_memory, |row| {
-            row.throughput
-        });
+        let mut out = self.table(
+            &format!("{unit}, all clients together"),
+            with_memory,
+            |row| row.throughput,
+        );
         if let Some(unit) = &self.time_unit {
             out += &self.table(&format!("99th percentile, {unit}"), false, Row::p99);
         }
@@ -177,7 +179,11 @@ impl Outcome {
         for label in &labels {
             let _ = write!(out, "  {label:>11}");
         }
-        out.push_str(if with_memory { "  memory of each\n" } else { "\n" });
+        out.push_str(if with_memory {
+            "  memory of each\n"
+        } else {
+            "\n"
+        });
         let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
         for clients in self.counts() {
             let _ = write!(out, "{clients:>7}");
@@ -189,14 +195,19 @@ impl Outcome {
             if with_memory {
                 let rows = self.rows.iter().filter(|row| row.clients == clients);
                 let memory = rows.filter_map(|row| row.memory_mib).max();
-                let _ = write!(out, "  {:>14}", or_dash(memory.map(|mib| format!("{mib} MiB"))));
+                let _ = write!(
+                    out,
+                    "  {:>14}",
+                    or_dash(memory.map(|mib| format!("{mib} MiB")))
+                );
             }
             out.push('\n');
         }
         out
     }
 
-    /// The best of the configurations under MPS. One with fewer clients, or without a share, wins if it is as good.
+    /// The best of the configurations under MPS. One with fewer clients, or without a share, wins
+    /// if it is as good.
     fn best(&self) -> Option<&Row> {
         let least = self.highest(|row| row.mps) * AS_GOOD;
         let good = self
@@ -211,7 +222,9 @@ impl Outcome {
             let ask = if self.pbs { "-A MPS=true" } else { "--mps" };
             return match self.rows.iter().any(|row| row.mps) {
                 true => "no client came to a figure under MPS: see the notes".to_owned(),
-                false => format!("this job has no MPS: submit it with {ask} to see what that brings"),
+                false => {
+                    format!("this job has no MPS: submit it with {ask} to see what that brings")
+                }
             };
         };
         if self.counts() == [1] {
@@ -230,12 +243,19 @@ impl Outcome {
             .into_iter()
             .find(|clients| *clients == self.gpus)
             .unwrap_or(1);
-        let (bare, single) = (rate_of(one, false), rate_of(one, false).or(rate_of(one, true)));
+        let (bare, single) = (
+            rate_of(one, false),
+            rate_of(one, false).or(rate_of(one, true)),
+        );
         if best.clients <= one || single.is_some_and(|single| rate < single * NO_GAIN) {
             return "MPS brings this program nothing here: run one client at a time, or fewer on each GPU"
                 .to_owned();
         }
-        let mut line = format!("{}, {}", count(best.clients.into(), "client"), self.request(best));
+        let mut line = format!(
+            "{}, {}",
+            count(best.clients.into(), "client"),
+            self.request(best)
+        );
         let gains = [
             (
                 single,
@@ -293,7 +313,10 @@ impl Outcome {
     }
 
     fn request(&self, row: &Row) -> String {
-        let share: Option<Share> = row.threads.as_deref().and_then(|threads| threads.parse().ok());
+        let share: Option<Share> = row
+            .threads
+            .as_deref()
+            .and_then(|threads| threads.parse().ok());
         let (ask, threads) = match self.pbs {
             true => ("MPS=true", ",MPS_THREADS="),
             false => ("--mps", " --mps-threads="),
@@ -301,7 +324,9 @@ impl Outcome {
         match share {
             None | Some(Share::None) => ask.to_owned(),
             Some(Share::Auto) => format!("{ask}{threads}auto"),
-            Some(Share::Of(_) | Share::Fixed(_)) => format!("{ask}{threads}{}", row.percent.unwrap_or(100.0)),
+            Some(Share::Of(_) | Share::Fixed(_)) => {
+                format!("{ask}{threads}{}", row.percent.unwrap_or(100.0))
+            }
         }
     }
 }
@@ -376,7 +401,10 @@ mod tests {
         let share = "4 clients, --mps --mps-threads=25: 3.0 × one after another under MPS; memory allows 18; more may be better still (--clients 8)";
         for (rows, line) in [
             (&issue[..], gain),
-            (&[ONE, (4, Some("none"), 20.0), (4, Some("100/n"), 30.0)], share),
+            (
+                &[ONE, (4, Some("none"), 20.0), (4, Some("100/n"), 30.0)],
+                share,
+            ),
             (&no_gain, "MPS brings this program nothing here"),
             (&[ONE, (1, Some("25"), 6.0)], "one client alone"),
             (
@@ -415,14 +443,24 @@ mod tests {
 
     #[test]
     fn the_plot_has_a_bar_and_a_name_for_each_figure_and_json_brings_it_back() {
-        let measured = outcome(&[(1, None, 10.0), (2, None, 10.0), ONE, (2, Some("none"), 19.0)]);
+        let measured = outcome(&[
+            (1, None, 10.0),
+            (2, None, 10.0),
+            ONE,
+            (2, Some("none"), 19.0),
+        ]);
         let drawn = plot::svg(&measured, "./prog <a> & b");
-        assert_eq!(drawn.matches("<rect").count(), measured.rows.len(), "{drawn}");
+        assert_eq!(
+            drawn.matches("<rect").count(),
+            measured.rows.len(),
+            "{drawn}"
+        );
         assert!(
             drawn.contains("without MPS") && drawn.contains("&lt;a&gt; &amp; b"),
             "{drawn}"
         );
-        let again: Outcome = serde_json::from_str(&serde_json::to_string(&measured).unwrap()).unwrap();
+        let again: Outcome =
+            serde_json::from_str(&serde_json::to_string(&measured).unwrap()).unwrap();
         assert_eq!(plot::svg(&again, "./prog <a> & b"), drawn);
         // 780 wide: a page of 360 pixels shows half of it.
         let sizes = drawn.split("font-size=\"").skip(1);

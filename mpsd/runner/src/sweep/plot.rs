@@ -1,5 +1,5 @@
-//! Pictures as SVG: bars with a name before each and its figure behind it. So they need no axis and no legend. They are
-//! transparent, and their letters follow the page's light or dark colors.
+//! Pictures as SVG: bars with a name before each and its figure behind it. So they need no axis and
+//! no legend. They are transparent, and their letters follow the page's light or dark colors.
 
 use super::outcome::{Outcome, figure};
 use std::fmt::Write as _;
@@ -26,7 +26,9 @@ pub const WITHOUT: usize = 0;
 /// The kind of a bar with MPS, in every picture.
 pub const WITH: usize = 1;
 /// Okabe and Ito's colors, which color-blind people can tell apart, on white and on black.
-const COLORS: [&str; 6] = ["#8c8c8c", "#0a84c6", "#d55e00", "#009e73", "#cc79a7", "#56b4e9"];
+const COLORS: [&str; 6] = [
+    "#8c8c8c", "#0a84c6", "#d55e00", "#009e73", "#cc79a7", "#56b4e9",
+];
 const WIDTH: f64 = 780.0;
 /// The size of letters on a page that telephones show.
 pub const LARGE: f64 = 22.0;
@@ -69,7 +71,10 @@ pub fn svg(outcome: &Outcome, title: &str) -> String {
 
 /// Draws them below these lines, with letters of this size.
 pub fn bars(titles: &[&str], bars: &[Bar], letters: f64) -> String {
-    let most = bars.iter().map(|bar| bar.to).fold(f64::MIN_POSITIVE, f64::max);
+    let most = bars
+        .iter()
+        .map(|bar| bar.to)
+        .fold(f64::MIN_POSITIVE, f64::max);
     let longest = bars.iter().map(|bar| bar.name.chars().count()).max();
     let names = longest.unwrap_or(0) as f64 * letters * LETTER + 2.0 * GAP;
     let room = WIDTH - names - WORDS * letters * LETTER - GAP;
@@ -138,7 +143,11 @@ mod tests {
             kind: WITH,
             begins,
         };
-        let drawn = bars(&["times"], &[bar(0.0, 200.0, true), bar(50.0, 150.0, true)], 10.0);
+        let drawn = bars(
+            &["times"],
+            &[bar(0.0, 200.0, true), bar(50.0, 150.0, true)],
+            10.0,
+        );
         // 780, less 5 letters and two gaps before the bars, and 9 letters and a gap behind them.
         assert!(
             drawn.contains("<rect x=\"40.0\" y=\"26.0\" width=\"683.6\""),

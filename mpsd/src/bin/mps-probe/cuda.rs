@@ -1,7 +1,8 @@
 //! The CUDA driver, through cudarc: the only `unsafe` of this program.
 //!
-//! cudarc opens `libcuda.so` at its first use and panics without one, so call [`library_present`] first. Memory is from
-//! `cuMemAlloc` itself: cudarc's safe layer has a pool with a granularity other than the pinned memory limit's.
+//! cudarc opens `libcuda.so` at its first use and panics without one, so call [`library_present`]
+//! first. Memory is from `cuMemAlloc` itself: cudarc's safe layer has a pool with a granularity
+//! other than the pinned memory limit's.
 
 use std::sync::Arc;
 
@@ -56,7 +57,10 @@ fn meaning(code: u32) -> &'static str {
         101 => "no GPU of that index is visible to this process",
         803 => "the driver in the kernel and libcuda.so are of different releases",
         804 => "libcuda.so is too new for this GPU's driver",
-        _ => match TROUBLES.iter().find(|trouble| trouble.codes.contains(&code)) {
+        _ => match TROUBLES
+            .iter()
+            .find(|trouble| trouble.codes.contains(&code))
+        {
             Some(trouble) => &trouble.cause,
             None => "see the CUDA driver API's table of CUresult",
         },
@@ -70,8 +74,8 @@ pub struct Device {
 
 #[allow(unsafe_code)]
 pub fn library_present() -> bool {
-    // SAFETY: opening a library runs its constructors. It is the vendor's libcuda, found by the loader, and using it is
-    // all that this process does.
+    // SAFETY: opening a library runs its constructors. It is the vendor's libcuda, found by the
+    // loader, and using it is all that this process does.
     unsafe { sys::is_culib_present() }
 }
 
@@ -84,8 +88,8 @@ pub fn device_count() -> Result<u32, CudaFailure> {
 impl Device {
     /// Opens the context: the client connects to the MPS daemon, or runs without one.
     pub fn open(index: u32) -> Result<Self, CudaFailure> {
-        let context =
-            safe::CudaContext::new(index as usize).map_err(CudaFailure::of("cuDevicePrimaryCtxRetain"))?;
+        let context = safe::CudaContext::new(index as usize)
+            .map_err(CudaFailure::of("cuDevicePrimaryCtxRetain"))?;
         Ok(Self { context })
     }
 
@@ -93,8 +97,13 @@ impl Device {
         let sms = self
             .context
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-            .map_err(CudaFailure::of("cuDeviceGetAttribute(MULTIPROCESSOR_COUNT)"))?;
-        let uuid = self.context.uuid().map_err(CudaFailure::of("cuDeviceGetUuid"))?;
+            .map_err(CudaFailure::of(
+                "cuDeviceGetAttribute(MULTIPROCESSOR_COUNT)",
+            ))?;
+        let uuid = self
+            .context
+            .uuid()
+            .map_err(CudaFailure::of("cuDeviceGetUuid"))?;
         let memory = self.context.mem_get_info();
         let (free, total) = memory.map_err(CudaFailure::of("cuMemGetInfo"))?;
         let name = self.context.name();
@@ -112,7 +121,8 @@ impl Device {
         })
     }
 
-    /// Fills a MiB with a pattern and reads it back. The pattern is not zero, because fresh memory often is.
+    /// Fills a MiB with a pattern and reads it back. The pattern is not zero, because fresh memory
+    /// often is.
     pub fn memset_checked(&self, pattern: u8) -> Result<bool, CudaFailure> {
         self.bind()?;
         let block = Block::new(MEMSET_BYTES)?;
@@ -122,8 +132,8 @@ impl Device {
         Ok(back.iter().all(|byte| *byte == pattern))
     }
 
-    /// Allocates in steps of [`STEP_MIB`] until the driver refuses or `cap_mib` is reached, then frees everything.
-    /// Returns the MiB, and whether the cap was reached.
+    /// Allocates in steps of [`STEP_MIB`] until the driver refuses or `cap_mib` is reached, then
+    /// frees everything. Returns the MiB, and whether the cap was reached.
     pub fn allocatable(&self, cap_mib: u64) -> Result<(u64, bool), CudaFailure> {
         self.bind()?;
         let mut held = Vec::new();
@@ -158,8 +168,10 @@ struct Block {
 impl Block {
     #[allow(unsafe_code)]
     fn new(bytes: usize) -> Result<Self, CudaFailure> {
-        // SAFETY: a plain cuMemAlloc; the pointer lives in the Block alone and is read by the driver only.
-        let pointer = unsafe { result::malloc_sync(bytes) }.map_err(CudaFailure::of("cuMemAlloc"))?;
+        // SAFETY: a plain cuMemAlloc; the pointer lives in the Block alone and is read by the
+        // driver only.
+        let pointer =
+            unsafe { result::malloc_sync(bytes) }.map_err(CudaFailure::of("cuMemAlloc"))?;
         Ok(Self { pointer, bytes })
     }
 
@@ -173,7 +185,8 @@ impl Block {
     #[allow(unsafe_code)]
     fn read(&self, into: &mut [u8]) -> Result<(), CudaFailure> {
         let part = into.len().min(self.bytes);
-        // SAFETY: `pointer` is live for `bytes` bytes, and the copy is as long as the shorter of the two.
+        // SAFETY: `pointer` is live for `bytes` bytes, and the copy is as long as the shorter of
+        // the two.
         unsafe { result::memcpy_dtoh_sync(&mut into[..part], self.pointer) }
             .map_err(CudaFailure::of("cuMemcpyDtoH"))
     }
@@ -182,8 +195,8 @@ impl Block {
 impl Drop for Block {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // A context that died (806, 810) has freed it already and returns an error: nothing is left to do.
-        // SAFETY: `pointer` came from cuMemAlloc and is freed here and nowhere else.
+        // A context that died (806, 810) has freed it already and returns an error: nothing is left
+        // to do. SAFETY: `pointer` came from cuMemAlloc and is freed here and nowhere else.
         let _ = unsafe { result::free_sync(self.pointer) };
     }
 }
@@ -207,7 +220,8 @@ mod tests {
     #[test]
     fn a_uuid_is_written_as_nvml_writes_it() {
         let bytes: [u8; 16] = [
-            0x20, 0x0b, 0x43, 0x59, 0x55, 0x62, 0x4e, 0x0e, 0xed, 0x46, 0x88, 0xb5, 0x81, 0xaf, 0x65, 0x24,
+            0x20, 0x0b, 0x43, 0x59, 0x55, 0x62, 0x4e, 0x0e, 0xed, 0x46, 0x88, 0xb5, 0x81, 0xaf,
+            0x65, 0x24,
         ];
         let uuid = sys::CUuuid {
             bytes: bytes.map(|byte| byte as _),

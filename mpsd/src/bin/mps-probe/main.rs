@@ -1,7 +1,8 @@
 //! Opens a CUDA context as a job's task does, and reports what it got.
 //!
-//! A client that finds no MPS daemon runs without MPS, with the whole GPU and no error (recorded with driver 580). So a
-//! running program does not show whether its job's MPS works. The exit code of this one does.
+//! A client that finds no MPS daemon runs without MPS, with the whole GPU and no error (recorded
+//! with driver 580). So a running program does not show whether its job's MPS works. The exit code
+//! of this one does.
 
 mod cuda;
 mod report;
@@ -25,7 +26,8 @@ use report::{GpuReport, ProbeReport};
 /// How far beyond an expected memory limit it tries to allocate.
 const BEYOND_MIB: u64 = 512;
 
-/// What the CUDA thread sends when its report is ready, when the hold is over, and when the contexts are closed.
+/// What the CUDA thread sends when its report is ready, when the hold is over, and when the
+/// contexts are closed.
 type Step = Result<Option<ProbeReport>, Problem>;
 
 #[derive(Debug, thiserror::Error)]
@@ -69,8 +71,8 @@ fn main() -> ExitCode {
     ExitCode::from(watch(&options).unwrap_or_else(|problem| tell(&options, &problem)))
 }
 
-/// Runs the probe in a thread with deadlines: a client's CUDA calls can hang without end (recorded: a stopped control
-/// daemon, a user namespace without mapping).
+/// Runs the probe in a thread with deadlines: a client's CUDA calls can hang without end (recorded:
+/// a stopped control daemon, a user namespace without mapping).
 fn watch(options: &Options) -> Result<u8, Problem> {
     let (sender, steps) = mpsc::channel();
     let worker_options = options.clone();
@@ -83,7 +85,9 @@ fn watch(options: &Options) -> Result<u8, Problem> {
     let worker = thread::Builder::new().name("cuda".into()).spawn(work);
     let worker = worker.map_err(|e| Problem::Unexpected(format!("no thread for CUDA: {e}")))?;
     let Some(report) = next(&steps, options.deadline_s)? else {
-        return Err(Problem::Unexpected("the probe ended without a report".into()));
+        return Err(Problem::Unexpected(
+            "the probe ended without a report".into(),
+        ));
     };
     show(options, &report).map_err(|e| Problem::Unexpected(format!("standard output: {e}")))?;
     next(&steps, options.deadline_s + options.hold)?;
@@ -140,7 +144,11 @@ fn open(options: &Options) -> Result<Vec<(u32, Device)>, Problem> {
     wanted.into_iter().map(open).collect()
 }
 
-fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Result<ProbeReport, Problem> {
+fn examine(
+    options: &Options,
+    devices: &[(u32, Device)],
+    context_ms: u64,
+) -> Result<ProbeReport, Problem> {
     // Without NVML the driver's own attribute remains.
     let nvml = match &options.nvml {
         Some(path) => Nvml::builder().lib_path(path).init().ok(),
@@ -159,7 +167,10 @@ fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Res
             .map(|path| path.to_string_lossy().into_owned()),
         under_mps: gpus.iter().all(GpuReport::under_mps),
         context_ms,
-        unmet: gpus.iter().flat_map(|gpu| report::unmet(gpu, options)).collect(),
+        unmet: gpus
+            .iter()
+            .flat_map(|gpu| report::unmet(gpu, options))
+            .collect(),
         gpus,
     })
 }
@@ -191,8 +202,9 @@ fn examine_gpu(
     })
 }
 
-/// Whether NVML lists `pid` among the device's MPS clients (`nvmlDeviceGetMPSComputeRunningProcesses`, which an ordinary
-/// user may call); `None`: NVML does not answer.
+/// Whether NVML lists `pid` among the device's MPS clients
+/// (`nvmlDeviceGetMPSComputeRunningProcesses`, which an ordinary user may call); `None`: NVML does
+/// not answer.
 fn lists(nvml: Option<&Nvml>, uuid: &str, pid: u32) -> Option<bool> {
     let device = nvml?.device_by_uuid(uuid).ok()?;
     // The list may grow between the two calls, for its length and for its content.
@@ -206,8 +218,8 @@ fn lists(nvml: Option<&Nvml>, uuid: &str, pid: u32) -> Option<bool> {
     None
 }
 
-/// The name for NVML. A process sees only one MIG device, and `cuDeviceGetUuid` may return its GPU's UUID
-/// (docs/facts/mps-control.md#mig).
+/// The name for NVML. A process sees only one MIG device, and `cuDeviceGetUuid` may return its
+/// GPU's UUID (docs/facts/mps-control.md#mig).
 fn name_in_nvml(uuid: &str) -> String {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let first = visible.split(',').next().unwrap_or_default().trim();

@@ -49,8 +49,8 @@ pub struct Facts {
 }
 
 impl GpuReport {
-    /// Either is enough: NVML does not know the pid of a client in a pid namespace, and older drivers lack the
-    /// attribute. A client without a daemon has neither.
+    /// Either is enough: NVML does not know the pid of a client in a pid namespace, and older
+    /// drivers lack the attribute. A client without a daemon has neither.
     pub fn under_mps(&self) -> bool {
         self.facts.mps_attribute == Some(true) || self.mps_listed == Some(true)
     }
@@ -65,7 +65,10 @@ pub fn unmet(gpu: &GpuReport, expected: &Options) -> Vec<String> {
             found.push(format!("GPU {} {:?}: {why}", gpu.index, gpu.facts.uuid));
         }
     };
-    check(gpu.memset_ok, "what was read back is not what was written".into());
+    check(
+        gpu.memset_ok,
+        "what was read back is not what was written".into(),
+    );
     let under_mps = gpu.under_mps() || !expected.require_mps;
     check(under_mps, "the context does not go through MPS".into());
     if let Some(expected) = expected.expect_sms {
@@ -96,8 +99,7 @@ pub fn text(report: &ProbeReport) -> String {
     let mut out = format!(
         "{not}under MPS, pid {pid} uid {uid} on {host}{rank}\nCUDA_MPS_PIPE_DIRECTORY {pipe}\ncontext after {context_ms} ms\n"
     );
-    out +=
-        "GPU UUID                                      SMS  TOTAL MIB   FREE MIB    ALLOCATED MEMSET NAME\n";
+    out += "GPU UUID                                      SMS  TOTAL MIB   FREE MIB    ALLOCATED MEMSET NAME\n";
     for gpu in &report.gpus {
         let Facts {
             uuid,
@@ -198,7 +200,10 @@ mod tests {
             let found = unmet(&gpu, &options(given));
             assert_eq!(found.len(), words.len(), "{found:?}");
             let mut both = found.iter().zip(words);
-            assert!(both.all(|(found, words)| found.ends_with(words)), "{found:?}");
+            assert!(
+                both.all(|(found, words)| found.ends_with(words)),
+                "{found:?}"
+            );
         }
     }
 }

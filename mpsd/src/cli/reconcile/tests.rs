@@ -48,7 +48,8 @@ impl Place {
     /// Its server forgets the job. `meanwhile` is what else happens when it is asked.
     fn forgetful(mut self, meanwhile: &str) -> Self {
         let qstat = self.directory.path().join("qstat");
-        let body = format!("#!/bin/sh\n{meanwhile}\necho \"qstat: Unknown Job Id $2\" >&2\nexit 153\n");
+        let body =
+            format!("#!/bin/sh\n{meanwhile}\necho \"qstat: Unknown Job Id $2\" >&2\nexit 153\n");
         std::fs::write(&qstat, body).unwrap();
         std::fs::set_permissions(&qstat, std::fs::Permissions::from_mode(0o755)).unwrap();
         self.settings.pbs.home = Some(self.directory.path().to_owned());
@@ -57,7 +58,11 @@ impl Place {
     }
 
     fn job(&self) -> PathBuf {
-        self.settings.paths.job(&self.runs[0].job).directory().to_owned()
+        self.settings
+            .paths
+            .job(&self.runs[0].job)
+            .directory()
+            .to_owned()
     }
 
     fn begin(&self, journal: &Journal) {
@@ -101,7 +106,12 @@ fn a_watching_process_takes_down_no_later_run_of_its_job() {
             scheduler: Scheduler::Torque,
             node: "n1",
         };
-        take_down_unbegun(&place.settings, &ending, &first.job, Duration::from_secs(20));
+        take_down_unbegun(
+            &place.settings,
+            &ending,
+            &first.job,
+            Duration::from_secs(20),
+        );
         assert_eq!(place.job().exists(), is_again);
     }
 }

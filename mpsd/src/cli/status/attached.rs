@@ -8,7 +8,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Whether a CUDA program started here is a client of the job's MPS. The order is that of the exit codes.
+/// Whether a CUDA program started here is a client of the job's MPS. The order is that of the exit
+/// codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, derive_more::Display)]
 #[serde(rename_all = "lowercase")]
 #[display(rename_all = "lowercase")]
@@ -81,7 +82,8 @@ impl Verdict {
     }
 }
 
-/// Which of `own` the directory `pipe` is: by name, or by inode if a link or a bind mount leads there.
+/// Which of `own` the directory `pipe` is: by name, or by inode if a link or a bind mount leads
+/// there.
 fn position(own: &[&Path], pipe: &Path) -> Result<Option<usize>, String> {
     if let Some(place) = own.iter().position(|own| *own == pipe) {
         return Ok(Some(place));
@@ -161,7 +163,8 @@ mod tests {
         std::fs::write(dir.join("file"), "").unwrap();
         let mut status = status();
         status.daemons[0].pipe.clone_from(&own);
-        let code = |status: &JobStatus, pipe: &Path| Verdict::of(status, pipe.to_str()).attached as u8;
+        let code =
+            |status: &JobStatus, pipe: &Path| Verdict::of(status, pipe.to_str()).attached as u8;
         assert_eq!(code(&status, &link), 0, "a link");
         assert_eq!(code(&status, &other), 1, "another directory");
         assert_eq!(code(&status, &dir.join("none")), 1, "no directory");

@@ -1,5 +1,6 @@
-//! `mpsctl status`: a job's MPS as it is now, for its user; for root, that of all jobs of the node. A user's status is
-//! from the record and the daemons. Root's is from the journals; daemons may hang, so processes of the user ask them.
+//! `mpsctl status`: a job's MPS as it is now, for its user; for root, that of all jobs of the node.
+//! A user's status is from the record and the daemons. Root's is from the journals; daemons may
+//! hang, so processes of the user ask them.
 
 mod attached;
 pub(super) mod model;
@@ -43,7 +44,8 @@ pub struct Status {
 }
 
 impl Status {
-    /// Prints it for `caller`; returns the exit code. `worker` is the program `mpsd`, which asks NVML.
+    /// Prints it for `caller`; returns the exit code. `worker` is the program `mpsd`, which asks
+    /// NVML.
     pub fn run(&self, caller: &Caller<'_>, worker: &Path) -> Result<u8, Failure> {
         let report = match caller.uid {
             0 => StatusReport::for_root(caller, worker),
@@ -94,7 +96,9 @@ impl StatusReport {
         let Some(record) = first_record(&settings, &ids)? else {
             return match broken {
                 Some(fault) => Err(fault.into()),
-                None => Ok(Self::not_attached(format!("job {job} has no MPS on this node"))),
+                None => Ok(Self::not_attached(format!(
+                    "job {job} has no MPS on this node"
+                ))),
             };
         };
         if record.uid != 0 && record.uid != caller.uid {
@@ -104,10 +108,20 @@ impl StatusReport {
         let mut status = JobStatus::of_record(&record);
         status.shared_with = shared_with(&settings, &status);
         let answers = queries::ask_all(&settings.control, &record.daemons, PATIENCE);
-        add(&mut status, answers, &settings.paths, &settings.nvml, worker);
+        add(
+            &mut status,
+            answers,
+            &settings.paths,
+            &settings.nvml,
+            worker,
+        );
         let pipe = (caller.env)(PIPE_DIRECTORY).filter(|pipe| !pipe.is_empty());
         // The verdict is for a task of this job only.
-        let own = Caller { job: None, ..*caller }.ids();
+        let own = Caller {
+            job: None,
+            ..*caller
+        }
+        .ids();
         let is_own = caller.job.is_none() || own.is_ok_and(|own| own.ends_with(&ids));
         Ok(Self {
             verdict: is_own.then(|| Verdict::of(&status, pipe.as_deref())),
@@ -127,14 +141,18 @@ impl StatusReport {
         let names = match caller.job {
             Some(job) => vec![JobId::parse(job)?.directory_name()],
             None => {
-                report.drains = markers::all(&settings.paths).iter().map(drain_line).collect();
+                report.drains = markers::all(&settings.paths)
+                    .iter()
+                    .map(drain_line)
+                    .collect();
                 node.job_directories()?
             }
         };
         for name in names {
             match status_of(&mut node, &settings, &name, worker) {
                 Ok(status) => {
-                    let is_shown = |status: &JobStatus| report.named || status.phase != Phase::Unneeded;
+                    let is_shown =
+                        |status: &JobStatus| report.named || status.phase != Phase::Unneeded;
                     report.jobs.extend(status.filter(is_shown));
                 }
                 // An unreadable job does not hide the others.
@@ -145,17 +163,26 @@ impl StatusReport {
             }
         }
         match caller.job {
-            Some(job) if report.jobs.is_empty() && report.unread.is_empty() => {
-                Ok(Self::not_attached(format!("job {job} has no MPS on this node")))
-            }
+            Some(job) if report.jobs.is_empty() && report.unread.is_empty() => Ok(
+                Self::not_attached(format!("job {job} has no MPS on this node")),
+            ),
             _ => Ok(report),
         }
     }
 
     fn lines(&self, width: Option<usize>) -> Vec<String> {
-        let verdict = self.verdict.iter().map(|verdict| cut(verdict.to_string(), width));
-        let jobs = self.jobs.iter().flat_map(|status| text::lines(status, width));
-        let mut lines: Vec<String> = verdict.chain(jobs).chain(self.unread.iter().cloned()).collect();
+        let verdict = self
+            .verdict
+            .iter()
+            .map(|verdict| cut(verdict.to_string(), width));
+        let jobs = self
+            .jobs
+            .iter()
+            .flat_map(|status| text::lines(status, width));
+        let mut lines: Vec<String> = verdict
+            .chain(jobs)
+            .chain(self.unread.iter().cloned())
+            .collect();
         if lines.is_empty() {
             lines.push("no job has MPS on this node".to_owned());
         }
@@ -171,7 +198,9 @@ impl StatusReport {
         match self.jobs.first().filter(|_| self.named) {
             _ if !self.unread.is_empty() => EXIT_NODE,
             Some(status) if status.phase != Phase::Ready => EXIT_REFUSED,
-            Some(status) if status.daemons.iter().any(|daemon| daemon.silent.is_some()) => EXIT_NODE,
+            Some(status) if status.daemons.iter().any(|daemon| daemon.silent.is_some()) => {
+                EXIT_NODE
+            }
             _ => 0,
         }
     }
@@ -192,7 +221,8 @@ fn first_record(settings: &Settings, ids: &[JobId]) -> Result<Option<Record>, Fa
     Ok(None)
 }
 
-/// A drain, by root's own file. The scheduler may be slow and is not asked; 'mpsctl doctor' asks it.
+/// A drain, by root's own file. The scheduler may be slow and is not asked; 'mpsctl doctor' asks
+/// it.
 fn drain_line(marker: &Marker) -> String {
     let Marker { node, reason, .. } = marker;
     match marker.delivered {
@@ -253,7 +283,9 @@ fn ask_as_user(node: &RealNode, journal: &Journal) -> Answers {
     let answers = answers.filter(|answers| answers.len() == count);
     answers.unwrap_or_else(|| {
         let why = match waited < PATIENCE {
-            true => "no answer: its user's process that asks it did not start, or failed".to_owned(),
+            true => {
+                "no answer: its user's process that asks it did not start, or failed".to_owned()
+            }
             false => format!("no answer within {} ms", waited.as_millis()),
         };
         vec![Err(AnswerError::Failed(why)); count]
@@ -263,8 +295,12 @@ fn ask_as_user(node: &RealNode, journal: &Journal) -> Answers {
 /// Adds the answers to `status`. A daemon may name any pid: those of other users are left out.
 fn add(status: &mut JobStatus, mut answers: Answers, paths: &Paths, nvml: &str, worker: &Path) {
     for answer in answers.iter_mut().flatten() {
-        answer.servers.retain(|server| is_of(status.uid, server.pid));
-        answer.clients.retain(|client| is_of(status.uid, client.pid));
+        answer
+            .servers
+            .retain(|server| is_of(status.uid, server.pid));
+        answer
+            .clients
+            .retain(|client| is_of(status.uid, client.pid));
     }
     let clients = answers.iter().flatten().flat_map(|answer| &answer.clients);
     let pids: Vec<i32> = clients.map(|client| client.pid).collect();
@@ -272,8 +308,14 @@ fn add(status: &mut JobStatus, mut answers: Answers, paths: &Paths, nvml: &str, 
         true => NvmlLists::new(),
         false => processes(status, nvml, worker),
     };
-    let here: Vec<JobId> = status.shared_with.iter().chain([&status.job]).cloned().collect();
-    let by_sluid = |sluid: &str| record::by_sluid(|job| paths.job(job).record(), here.clone(), sluid);
+    let here: Vec<JobId> = status
+        .shared_with
+        .iter()
+        .chain([&status.job])
+        .cloned()
+        .collect();
+    let by_sluid =
+        |sluid: &str| record::by_sluid(|job| paths.job(job).record(), here.clone(), sluid);
     let tasks = tasks(status.uid, &pids, &by_sluid);
     status.add_answers(&answers, &lists, &tasks);
 }
@@ -284,6 +326,7 @@ fn processes(status: &JobStatus, nvml: &str, worker: &Path) -> NvmlLists {
         return NvmlLists::new();
     };
     let gpus = status.gpus.iter().map(|gpu| gpu.uuid.clone());
-    let lists = gpus.map_while(|gpu| Some((gpu.clone(), worker.ask(&Question::Processes(gpu)).ok()?)));
+    let lists =
+        gpus.map_while(|gpu| Some((gpu.clone(), worker.ask(&Question::Processes(gpu)).ok()?)));
     lists.collect()
 }

@@ -1,5 +1,6 @@
-//! What is known of a job with MPS, from root's journal or record, its control daemons, NVML and the kernel.
-//! `mpsctl status` and `mpsctl metrics` both show this value. Its fields are those of `status --json`.
+//! What is known of a job with MPS, from root's journal or record, its control daemons, NVML and
+//! the kernel. `mpsctl status` and `mpsctl metrics` both show this value. Its fields are those of
+//! `status --json`.
 
 use crate::daemon::dialogue::InForce;
 use crate::daemon::queries::{AnswerError, Client, DaemonAnswer, Server};
@@ -123,7 +124,8 @@ pub struct ClientStatus {
     /// The client's job, by its scheduler's cgroup or its own word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
-    /// The GPU's memory that NVML counts for it, bytes: its context and code too. Serialized in MiB.
+    /// The GPU's memory that NVML counts for it, bytes: its context and code too. Serialized in
+    /// MiB.
     #[serde(rename = "memory_mib", serialize_with = "as_mib")]
     pub memory: Option<u64>,
     pub server: i32,
@@ -133,11 +135,11 @@ fn as_mib<S: Serializer>(bytes: &Option<u64>, to: S) -> Result<S::Ok, S::Error> 
     bytes.map(|bytes| bytes >> 20).serialize(to)
 }
 
-/// Why it stands there. If the site gave the job MPS, some of its steps may be without. The node's log names them.
+/// Why it stands there. If the site gave the job MPS, some of its steps may be without. The node's
+/// log names them.
 fn reason_of(record: &Record) -> Option<String> {
     let by_site = record.unasked.is_some() && record.state == RecordState::Ready;
-    let of_site =
-        "from its site; steps that could meet MPS in their own way run without it: see the node's log";
+    let of_site = "from its site; steps that could meet MPS in their own way run without it: see the node's log";
     record
         .reason
         .clone()
@@ -145,8 +147,8 @@ fn reason_of(record: &Record) -> Option<String> {
 }
 
 impl JobStatus {
-    /// By root's journal, before any daemon answered. Without a record, the start has not written it yet, or the end is
-    /// under way.
+    /// By root's journal, before any daemon answered. Without a record, the start has not written
+    /// it yet, or the end is under way.
     pub fn of_journal(journal: &Journal, record: Option<&Record>) -> Self {
         let mut status = Self::new(&journal.job, journal.uid, &journal.gpus, &journal.daemons);
         status.user = Some(journal.user.clone());
@@ -222,7 +224,8 @@ impl JobStatus {
         }
     }
 
-    /// Adds the daemons' answers, in the order of `daemons`, and what NVML and the kernel say of their clients.
+    /// Adds the daemons' answers, in the order of `daemons`, and what NVML and the kernel say of
+    /// their clients.
     pub fn add_answers(
         &mut self,
         answers: &[Result<DaemonAnswer, AnswerError>],
@@ -239,17 +242,22 @@ impl JobStatus {
             self.phase = if all { Phase::Ended } else { Phase::Degraded };
         }
         let memory = |pid: i32, gpu: &GpuUuid| {
-            let process = nvml.get(gpu)?.iter().find(|p| p.pid == pid && p.mps_client)?;
+            let process = nvml
+                .get(gpu)?
+                .iter()
+                .find(|p| p.pid == pid && p.mps_client)?;
             process.memory.filter(|bytes| *bytes > 0)
         };
         let uuids: Vec<GpuUuid> = self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let is_counted = |pid: i32| uuids.iter().any(|uuid| memory(pid, uuid).is_some());
         for gpu in &mut self.gpus {
             let mut both = self.daemons.iter().zip(answers);
-            let Some((_, Ok(answer))) = both.find(|(daemon, _)| daemon.gpus.contains(&gpu.uuid)) else {
+            let Some((_, Ok(answer))) = both.find(|(daemon, _)| daemon.gpus.contains(&gpu.uuid))
+            else {
                 continue;
             };
-            // A client is on each GPU on which NVML counts memory for it; if there is none, its daemon's word counts.
+            // A client is on each GPU on which NVML counts memory for it; if there is none, its
+            // daemon's word counts.
             let is_here = |client: &&Client| {
                 memory(client.pid, &gpu.uuid).is_some()
                     || (client.gpu.as_ref() == Some(&gpu.uuid) && !is_counted(client.pid))
@@ -265,7 +273,8 @@ impl JobStatus {
                     server: client.server,
                 }
             };
-            let mut clients: Vec<ClientStatus> = answer.clients.iter().filter(is_here).map(status).collect();
+            let mut clients: Vec<ClientStatus> =
+                answer.clients.iter().filter(is_here).map(status).collect();
             clients.sort_by_key(|client| (client.rank, client.pid));
             gpu.clients = Some(clients);
         }
@@ -372,7 +381,10 @@ pub(super) mod tests {
             command: command.to_owned(),
             job: None,
         };
-        let lists = (0..).map(gpu).zip(nvml).filter(|(_, list)| !list.is_empty());
+        let lists = (0..)
+            .map(gpu)
+            .zip(nvml)
+            .filter(|(_, list)| !list.is_empty());
         status.add_answers(&[Ok(answer)], &lists.collect(), &[task]);
         status
     }
@@ -390,19 +402,26 @@ pub(super) mod tests {
 
     #[test]
     fn a_client_is_where_nvml_counts_its_memory_and_else_where_its_daemon_says() {
-        // It looked at the first GPU, and uses the second: NVML lists it on both, and ps names the first.
+        // It looked at the first GPU, and uses the second: NVML lists it on both, and ps names the
+        // first.
         let nvml = [vec![process(100, 0, true)], vec![process(100, 512, true)]];
         let found = answered(answer(&[(100, Some(0))]), nvml, "./app");
         assert_eq!(pids(&found), [vec![], vec![100]]);
         assert_eq!(found.without_client, Some(vec![gpu(0)]));
         let json = serde_json::to_value(&found).unwrap();
-        let client =
-            serde_json::json!({"pid": 100, "rank": 3, "command": "./app", "memory_mib": 512, "server": 50});
+        let client = serde_json::json!({"pid": 100, "rank": 3, "command": "./app", "memory_mib": 512, "server": 50});
         assert_eq!(json["gpus"][1]["clients"][0], client);
-        let found = answered(answer(&[(100, Some(1)), (101, None)]), [vec![], vec![]], "./app");
+        let found = answered(
+            answer(&[(100, Some(1)), (101, None)]),
+            [vec![], vec![]],
+            "./app",
+        );
         assert_eq!(pids(&found), [vec![], vec![100]]);
         // Another job's client, and the server itself.
-        let nvml = [vec![process(900, 100, true), process(50, 66, false)], vec![]];
+        let nvml = [
+            vec![process(900, 100, true), process(50, 66, false)],
+            vec![],
+        ];
         let found = answered(answer(&[]), nvml, "./app");
         assert_eq!(found.without_client, Some(vec![gpu(0), gpu(1)]));
     }
@@ -426,7 +445,10 @@ pub(super) mod tests {
         let mut status = status();
         let why = AnswerError::Failed("no answer within 2000 ms".to_owned());
         status.add_answers(&[Err(why)], &NvmlLists::new(), &[]);
-        assert_eq!((&status.without_client, &status.gpus[0].clients), (&None, &None));
+        assert_eq!(
+            (&status.without_client, &status.gpus[0].clients),
+            (&None, &None)
+        );
         assert!(status.daemons[0].silent.is_some() && status.phase == Phase::Ready);
     }
 
@@ -441,7 +463,10 @@ pub(super) mod tests {
             said: Some("\u{202e}25".to_owned()),
             holds: true,
         });
-        let text = format!("{:?}", answered(hostile, [vec![], vec![]], "a\u{1b}]0;x\u{7}b"));
+        let text = format!(
+            "{:?}",
+            answered(hostile, [vec![], vec![]], "a\u{1b}]0;x\u{7}b")
+        );
         let hidden = ["\\u{1b}", "\\u{7}", "\\u{202e}", "\\r", "\\n"];
         assert!(hidden.iter().all(|hidden| !text.contains(hidden)), "{text}");
     }

@@ -10,7 +10,11 @@ const UNKNOWN: &str = "-";
 pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
     let user = status.user.clone();
     let user = user.unwrap_or_else(|| format!("user {}", status.uid));
-    let mut lines = vec![format!("job {} of {user}: {}", status.job, status.phase_line())];
+    let mut lines = vec![format!(
+        "job {} of {user}: {}",
+        status.job,
+        status.phase_line()
+    )];
     let others = status.shared_with.iter().map(|job| job.as_str());
     let others: Vec<&str> = others.collect();
     if !others.is_empty() {
@@ -31,7 +35,12 @@ pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
     if status.phase.began() {
         let job = if status.shared { "  JOB     " } else { "" };
         lines.push(format!("  GPU     PID  RANK  MEMORY{job}  COMMAND"));
-        lines.extend(status.gpus.iter().flat_map(|gpu| gpu_lines(gpu, status.shared)));
+        lines.extend(
+            status
+                .gpus
+                .iter()
+                .flat_map(|gpu| gpu_lines(gpu, status.shared)),
+        );
         lines.extend(idle(status));
     }
     lines.into_iter().map(|line| cut(line, width)).collect()
@@ -95,7 +104,10 @@ fn daemon_lines(daemon: &DaemonStatus, several: bool, shared: bool) -> Vec<Strin
             .as_ref()
             .map_or(String::new(), |set| format!(", set to {set} since"));
         let holds = if limit.holds { "" } else { ": NOT in force" };
-        format!("  {}: {asked}{set}, the daemon says {said}{holds}", limit.limit)
+        format!(
+            "  {}: {asked}{set}, the daemon says {said}{holds}",
+            limit.limit
+        )
     }));
     lines
 }
@@ -115,7 +127,9 @@ fn gpu_lines(gpu: &GpuStatus, shared: bool) -> Vec<String> {
 }
 
 fn client_line(index: u32, client: &ClientStatus, shared: bool) -> String {
-    let rank = client.rank.map_or(UNKNOWN.to_owned(), |rank| rank.to_string());
+    let rank = client
+        .rank
+        .map_or(UNKNOWN.to_owned(), |rank| rank.to_string());
     let memory = client
         .memory
         .map_or(UNKNOWN.to_owned(), |bytes| format!("{}M", bytes >> 20));
@@ -131,9 +145,14 @@ fn client_line(index: u32, client: &ClientStatus, shared: bool) -> String {
 }
 
 fn idle(status: &JobStatus) -> Option<String> {
-    let idle = status.without_client.as_ref().filter(|gpus| !gpus.is_empty())?;
+    let idle = status
+        .without_client
+        .as_ref()
+        .filter(|gpus| !gpus.is_empty())?;
     let gpus = status.gpus.iter().filter(|gpu| idle.contains(&gpu.uuid));
-    let list: Vec<String> = gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect();
+    let list: Vec<String> = gpus
+        .map(|gpu| format!("{} ({})", gpu.index, gpu.uuid))
+        .collect();
     Some(format!("  no client uses GPU {}", list.join(", ")))
 }
 
@@ -194,7 +213,11 @@ job 7 of alice: MPS is up (a reason)
                 "{lines:?}"
             );
         }
-        assert!(lines(&example(), Some(40)).iter().any(|line| line.ends_with('>')));
+        assert!(
+            lines(&example(), Some(40))
+                .iter()
+                .any(|line| line.ends_with('>'))
+        );
     }
 
     #[test]

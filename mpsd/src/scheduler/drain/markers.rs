@@ -1,4 +1,5 @@
-//! Markers of our own drains, and the spool of those that were not delivered, in `/var/lib/mpsd/drains`.
+//! Markers of our own drains, and the spool of those that were not delivered, in
+//! `/var/lib/mpsd/drains`.
 
 use crate::sys::files::{Dir, FileError};
 use mpsd_core::{Paths, Scheduler};
@@ -49,10 +50,13 @@ impl Marker {
 }
 
 fn directory(paths: &Paths) -> Result<Dir, FileError> {
-    let make = |parent: Dir, name: &OsStr| parent.create_dir(name, 0o711, (0, 0)).map(|(dir, _)| dir);
+    let make =
+        |parent: Dir, name: &OsStr| parent.create_dir(name, 0o711, (0, 0)).map(|(dir, _)| dir);
     let state = paths.state();
     let parent = match (Dir::open(state), state.parent(), state.file_name()) {
-        (Err(error), Some(above), Some(name)) if error.is_absent() => make(Dir::open(above)?, name)?,
+        (Err(error), Some(above), Some(name)) if error.is_absent() => {
+            make(Dir::open(above)?, name)?
+        }
         (opened, _, _) => opened?,
     };
     make(parent, "drains".as_ref())

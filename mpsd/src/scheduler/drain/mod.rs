@@ -1,5 +1,6 @@
-//! Drains and undrains: with our own prefix, on proof, never over another's reason, read back, and remembered until
-//! delivered. The order of questions and orders is the same for every scheduler; its [`Controller`] carries them out.
+//! Drains and undrains: with our own prefix, on proof, never over another's reason, read back, and
+//! remembered until delivered. The order of questions and orders is the same for every scheduler;
+//! its [`Controller`] carries them out.
 
 pub mod markers;
 
@@ -19,7 +20,8 @@ const CUT: &str = "...";
 /// What became of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The node is out of service, and ours to put back. It shows this reason, of this drain of ours or an earlier one.
+    /// The node is out of service, and ours to put back. It shows this reason, of this drain of
+    /// ours or an earlier one.
     Ours(String),
     /// It was drained before for this other reason, and left so.
     Others(String),
@@ -66,7 +68,9 @@ impl<'a> Place<'a> {
     }
 
     fn marker(&self, reason: &str) -> Marker {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since_1970 = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         Marker {
             version: markers::VERSION,
             scheduler: self.scheduler,
@@ -82,14 +86,18 @@ impl<'a> Place<'a> {
     }
 }
 
-/// `text` as a scheduler keeps it, at most `longest` bytes. To fit, its paths lose their directories, the longest path
-/// first. Then it is cut before its last clause, because that clause is the cause.
+/// `text` as a scheduler keeps it, at most `longest` bytes. To fit, its paths lose their
+/// directories, the longest path first. Then it is cut before its last clause, because that clause
+/// is the cause.
 fn fitted(longest: usize, text: &str) -> String {
     // Slurm removes quotes at the ends, and no scheduler wants anything but ASCII.
     let plain = |c: char| if c.is_ascii() && c != '"' { c } else { '?' };
     let plain: String = text.chars().map(plain).collect();
     let mut line = one_line(&plain, plain.len());
-    while let Some(shorter) = (line.len() > longest).then(|| without_directory(&line)).flatten() {
+    while let Some(shorter) = (line.len() > longest)
+        .then(|| without_directory(&line))
+        .flatten()
+    {
         line = shorter;
     }
     if line.len() > longest {
@@ -108,14 +116,22 @@ fn without_directory(text: &str) -> Option<String> {
         at.filter(|_| word.starts_with('/'))
             .map(|at| format!("{CUT}{}", &word[at..]))
     };
-    let paths = text.split(is_end).filter_map(|word| Some((word, name(word)?)));
+    let paths = text
+        .split(is_end)
+        .filter_map(|word| Some((word, name(word)?)));
     let (path, name) = paths.max_by_key(|(word, _)| word.len())?;
     Some(text.replacen(path, &name, 1))
 }
 
-/// Shows the administrator `failure`, which does not drain, as a note on the node: once, and never over another's note.
-/// Remembers it for [`withdraw_remarks`]. Returns a line for the log if something was tried.
-pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, failure: &impl Display) -> Option<String> {
+/// Shows the administrator `failure`, which does not drain, as a note on the node: once, and never
+/// over another's note. Remembers it for [`withdraw_remarks`]. Returns a line for the log if
+/// something was tried.
+pub fn remark(
+    paths: &Paths,
+    place: &Place<'_>,
+    prefix: &str,
+    failure: &impl Display,
+) -> Option<String> {
     let marker = Marker {
         delivered: true,
         remark: true,
@@ -130,7 +146,12 @@ pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, failure: &impl Dis
 }
 
 /// Shows the note of `marker`; false: it stands already, or the place is taken.
-fn show(paths: &Paths, prefix: &str, marker: &Marker, controller: &dyn Controller) -> Result<bool, String> {
+fn show(
+    paths: &Paths,
+    prefix: &str,
+    marker: &Marker,
+    controller: &dyn Controller,
+) -> Result<bool, String> {
     let shown = controller.status()?;
     let stands = shown.reason.unwrap_or_default();
     let free = stands.is_empty() || stands.starts_with(prefix);
@@ -156,8 +177,8 @@ pub fn withdraw_remarks(paths: &Paths, site: &Site) -> Vec<Result<String, String
     markers::remarks(paths).into_iter().map(withdraw).collect()
 }
 
-/// Drains the node for `fault` of `jobs` (`job 12`) and remembers it. A drain that cannot be delivered waits for the
-/// timer. Returns a line for the log, and whether the scheduler has it.
+/// Drains the node for `fault` of `jobs` (`job 12`) and remembers it. A drain that cannot be
+/// delivered waits for the timer. Returns a line for the log, and whether the scheduler has it.
 pub fn deliver(
     paths: &Paths,
     place: &Place<'_>,
@@ -182,7 +203,9 @@ pub fn deliver(
             let other = one_line(&other, SHOWN);
             format!("node '{node}' was drained already ('{other}'), left so: {reason}")
         }
-        Err(why) => format!("node '{node}' cannot be drained now ({why}), tried again later: {reason}"),
+        Err(why) => {
+            format!("node '{node}' cannot be drained now ({why}), tried again later: {reason}")
+        }
     };
     match waiting.and(remembered) {
         Ok(()) => (line, delivered),
@@ -190,7 +213,8 @@ pub fn deliver(
     }
 }
 
-/// Tries to deliver the drain of `marker`; returns what became of it, and whether that is remembered.
+/// Tries to deliver the drain of `marker`; returns what became of it, and whether that is
+/// remembered.
 pub fn hand_over(
     paths: &Paths,
     prefix: &str,
@@ -202,7 +226,8 @@ pub fn hand_over(
         Err(why) => return (Err(why), Ok(())),
     };
     let mut marker = marker.clone();
-    // An administrator's note on a node in service. A note of ours is left from a drain that was lifted by hand.
+    // An administrator's note on a node in service. A note of ours is left from a drain that was
+    // lifted by hand.
     let is_memo = |note: &String| !before.drained && !note.is_empty() && !note.starts_with(prefix);
     if let Some(memo) = before.reason.clone().filter(is_memo) {
         marker.note = Some(memo);
@@ -258,15 +283,17 @@ pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState,
         (_, true) if reason == marker.reason => DrainState::Stands,
         (_, true) => {
             let reason = one_line(&reason, SHOWN);
-            DrainState::Over(format!("the node is drained for another reason ('{reason}')"))
+            DrainState::Over(format!(
+                "the node is drained for another reason ('{reason}')"
+            ))
         }
         (true, false) => DrainState::Over("it was lifted".to_owned()),
         (false, false) => DrainState::Undelivered,
     })
 }
 
-/// Lifts the drain of `marker` and forgets it. The caller has checked the node. It stays if it is another's, or if the
-/// scheduler does not obey.
+/// Lifts the drain of `marker` and forgets it. The caller has checked the node. It stays if it is
+/// another's, or if the scheduler does not obey.
 pub fn lift(paths: &Paths, marker: &Marker, controller: &dyn Controller) -> Result<(), String> {
     let before = controller.status()?;
     if before.drained {
@@ -376,7 +403,10 @@ mod tests {
             drained_for: Some("bad disk"),
             ..Fake::new(false, None, true)
         };
-        assert_eq!(meanwhile.drain(OURS), Ok(Outcome::Others("bad disk".into())));
+        assert_eq!(
+            meanwhile.drain(OURS),
+            Ok(Outcome::Others("bad disk".into()))
+        );
 
         let node = Fake::new(false, None, true);
         for reason in [OURS, "mpsd: job 2: y"] {
@@ -401,7 +431,8 @@ mod tests {
         // Twice: the second fault of a node finds the drain of the first.
         let fault = Fault::new(Evidence::GpuLost, "x", "y");
         for jobs in ["job 1", "job 2"] {
-            let (line, is_delivered) = deliver(&paths, &place(), &node, "mpsd:", jobs, &fault, Vec::new());
+            let (line, is_delivered) =
+                deliver(&paths, &place(), &node, "mpsd:", jobs, &fault, Vec::new());
             assert!(is_delivered, "{line}");
             assert_eq!(node.status(), Ok(status(true, Some("mpsd: job 1: x: y"))));
             let kept = markers::delivered(&paths, "n1").expect("a marker");
@@ -482,18 +513,27 @@ mod tests {
                 ..our_marker(OURS)
             };
             let after = if is_shown { Some(OURS) } else { before };
-            assert_eq!(show(&paths, "mpsd:", &note, &node), Ok(is_shown), "{before:?}");
+            assert_eq!(
+                show(&paths, "mpsd:", &note, &node),
+                Ok(is_shown),
+                "{before:?}"
+            );
             assert_eq!(node.status(), Ok(status(drained, after)));
             assert_eq!(markers::all(&paths), [], "it is no drain");
             let kept = markers::remarks(&paths);
-            assert_eq!(kept.as_slice(), is_shown.then_some(note).as_slice(), "{before:?}");
+            assert_eq!(
+                kept.as_slice(),
+                is_shown.then_some(note).as_slice(),
+                "{before:?}"
+            );
         }
     }
 
     #[test]
     fn reasons_fit_the_schedulers_field() {
-        let reason =
-            |longest, job: &str, fault: &Fault| fitted(longest, &format!("mpsd: job {job}: {fault}"));
+        let reason = |longest, job: &str, fault: &Fault| {
+            fitted(longest, &format!("mpsd: job {job}: {fault}"))
+        };
         let fault = Fault::new(Evidence::Survivor, "mps-server 691", "state D after 20 s");
         let whole = "mpsd: job 4711: mps-server 691: state D after 20 s";
         assert_eq!(reason(400, "4711", &fault), whole);

@@ -1,8 +1,9 @@
 //! OpenPBS and PBS Professional: our hook, or the classic scripts (recorded on 23.06.06).
 //!
-//! Our hook gives everything by options, on every node. The classic scripts run on the job's first node. The classic
-//! prologue has 3 arguments: `printjob` on the mom's own job file, which needs no server, tells it the account and the
-//! resource `mps`. The classic epilogue has 10, with the account as the ninth, "null" if there is none.
+//! Our hook gives everything by options, on every node. The classic scripts run on the job's first
+//! node. The classic prologue has 3 arguments: `printjob` on the mom's own job file, which needs no
+//! server, tells it the account and the resource `mps`. The classic epilogue has 10, with the
+//! account as the ninth, "null" if there is none.
 
 pub(crate) mod setup;
 
@@ -40,7 +41,8 @@ static FACTS: SystemFacts = SystemFacts {
     trial: &QSUB_OF_OPENPBS,
     longest_reason: LONGEST_REASON,
     has_steps: false,
-    // Once a second; after 21 tries it holds the job until an operator releases it (docs/facts/pbs.md#results-of-a-prologue).
+    // Once a second; after 21 tries it holds the job until an operator releases it
+    // (docs/facts/pbs.md#results-of-a-prologue).
     retries_at_once: true,
     may_skip_epilogue: false,
 };
@@ -50,7 +52,8 @@ impl BatchSystem for OpenPbs {
         &FACTS
     }
 
-    /// 3 arguments are the classic prologue. 10 are the epilogue, or that of a Torque before 5: the environment tells.
+    /// 3 arguments are the classic prologue. 10 are the epilogue, or that of a Torque before 5: the
+    /// environment tells.
     fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool {
         let of_torque = || env("PBS_NODENUM").is_some() || env("PBS_RESOURCE_NODES").is_some();
         arguments == 3 || (arguments == 10 && !of_torque())
@@ -81,7 +84,11 @@ impl BatchSystem for OpenPbs {
             user: UserRef::Name(input.text(2, "user")?),
             account: account.filter(|account| !null(account)).or_else(of_file),
             resource: resource.filter(|text| !text.is_empty()),
-            queue: input.given.queue.clone().or_else(|| attribute(&file, "queue")),
+            queue: input
+                .given
+                .queue
+                .clone()
+                .or_else(|| attribute(&file, "queue")),
             node: input.site.node.clone(),
             interactive: input.terminal,
             step: false,
@@ -89,8 +96,8 @@ impl BatchSystem for OpenPbs {
         })
     }
 
-    /// From the `aux/JOB.env` of pbs_cgroups, else a bare count. GPUs without names are never proved to be the job's alone:
-    /// `qrun -H` brings another job to any node, at any time.
+    /// From the `aux/JOB.env` of pbs_cgroups, else a bare count. GPUs without names are never
+    /// proved to be the job's alone: `qrun -H` brings another job to any node, at any time.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
         let here = submission.node.clone().unwrap_or_else(|| host.name());
         let described = Described::of(submission, &here, input, host);
@@ -118,7 +125,12 @@ impl BatchSystem for OpenPbs {
         Installation::find(&PRODUCT, &input.site, &ThisHost).script(submission)
     }
 
-    fn unattached(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<Unattached> {
+    fn unattached(
+        &self,
+        submission: &Submission,
+        input: &Input<'_>,
+        host: &dyn Host,
+    ) -> Option<Unattached> {
         let classic = !is_hooked(input);
         classic.then(|| under_classic_scripts(nodes(&submission.job, input, host)))
     }
@@ -132,7 +144,8 @@ impl BatchSystem for OpenPbs {
         }
     }
 
-    /// The classic epilogue writes there (docs/facts/pbs.md#environment-identity-and-descriptors). Our hook logs one line.
+    /// The classic epilogue writes there (docs/facts/pbs.md#environment-identity-and-descriptors).
+    /// Our hook logs one line.
     fn shows_end(&self, input: &Input<'_>) -> bool {
         input.arguments.len() == CLASSIC_EPILOGUE
     }
@@ -168,7 +181,9 @@ impl BatchSystem for OpenPbs {
 fn under_classic_scripts(nodes: usize) -> Unattached {
     let why = match nodes {
         0 | 1 => "OpenPBS's classic scripts do not attach tasks started by TM".to_owned(),
-        _ => format!("it has {nodes} nodes, and OpenPBS runs its classic prologue on the first only"),
+        _ => {
+            format!("it has {nodes} nodes, and OpenPBS runs its classic prologue on the first only")
+        }
     };
     Unattached {
         why,
@@ -195,18 +210,23 @@ fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, F
         // If printjob fails, a job that cannot have asked still starts.
         let innocent = cannot_have_asked(job, input, host);
         let undetermined = || Undetermined::new(format!("account of job '{job}'"), why);
-        innocent.then(String::new).ok_or_else(|| undetermined().into())
+        innocent
+            .then(String::new)
+            .ok_or_else(|| undetermined().into())
     })
 }
 
-/// Whether the job file does not hold the letters "mps" at all. Its attributes are plain text between binary fields.
+/// Whether the job file does not hold the letters "mps" at all. Its attributes are plain text
+/// between binary fields.
 fn cannot_have_asked(job: &JobId, input: &Input<'_>, host: &dyn Host) -> bool {
     let file = Installation::find(&PRODUCT, &input.site, host).job_file(job);
     let whole = |bytes: &Vec<u8>| !bytes.is_empty() && bytes.len() < MOST_JOB_FILE;
     let Some(bytes) = host.read(&file, MOST_JOB_FILE).ok().flatten().filter(whole) else {
         return false;
     };
-    !bytes.windows(3).any(|window| window.eq_ignore_ascii_case(b"mps"))
+    !bytes
+        .windows(3)
+        .any(|window| window.eq_ignore_ascii_case(b"mps"))
 }
 
 fn job_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, String> {
@@ -217,8 +237,8 @@ fn job_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, S
     answer.accepted(&format!("'printjob {shown}'"))
 }
 
-/// `CUDA_VISIBLE_DEVICES=<UUID,…>` of the file that the hook pbs_cgroups writes in execjob_begin and deletes in
-/// execjob_end (source: pbs_cgroups.PY).
+/// `CUDA_VISIBLE_DEVICES=<UUID,…>` of the file that the hook pbs_cgroups writes in execjob_begin
+/// and deletes in execjob_end (source: pbs_cgroups.PY).
 fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<GpuSource> {
     let pbs = Installation::find(&PRODUCT, &input.site, host);
     let path = pbs.home.join("aux").join(format!("{}.env", submission.job));
@@ -234,9 +254,11 @@ fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> 
     Some(match GpuName::parse_list(&value) {
         Ok(names) if names.is_empty() => GpuSource::None,
         // The hook confines tasks to their GPUs: a number may count the node's GPUs or the job's.
-        Ok(names) if names.iter().any(|name| matches!(name, GpuName::Index(_))) => GpuSource::Unknown(
-            format!("'{shown}' names GPUs by number, and UUIDs alone are certain"),
-        ),
+        Ok(names) if names.iter().any(|name| matches!(name, GpuName::Index(_))) => {
+            GpuSource::Unknown(format!(
+                "'{shown}' names GPUs by number, and UUIDs alone are certain"
+            ))
+        }
         Ok(names) => GpuSource::Listed(names),
         Err(why) => GpuSource::Unknown(format!("'{shown}': {why}")),
     })
@@ -300,8 +322,9 @@ impl Described {
         }
     }
 
-    /// Whether the job has this whole host alone: its request or the server says so, and the mom has no other job. `Err`: the
-    /// mom has one, or cannot tell. `qrun -H` disregards the request, and so does a vnode with `sharing=ignore_excl`.
+    /// Whether the job has this whole host alone: its request or the server says so, and the mom
+    /// has no other job. `Err`: the mom has one, or cannot tell. `qrun -H` disregards the request,
+    /// and so does a vnode with `sharing=ignore_excl`.
     fn whole_node(
         &self,
         here: &str,
@@ -310,7 +333,8 @@ impl Described {
         host: &dyn Host,
     ) -> Result<bool, String> {
         let pbs = Installation::find(&PRODUCT, &input.site, host);
-        let is_meant = self.asks_alone(here) || PbsNode::new(pbs.clone(), here, host).is_exclusive();
+        let is_meant =
+            self.asks_alone(here) || PbsNode::new(pbs.clone(), here, host).is_exclusive();
         match is_meant
             .then(|| pbs.other_job(&submission.job, host))
             .transpose()?
@@ -322,11 +346,13 @@ impl Described {
         }
     }
 
-    /// Whether the request asks for the whole host. `excl` covers vnodes only, and a host may have several.
+    /// Whether the request asks for the whole host. `excl` covers vnodes only, and a host may have
+    /// several.
     fn asks_alone(&self, here: &str) -> bool {
         let place = self.place.to_ascii_lowercase();
-        let is_vnode_here =
-            |(host, part): (&str, &str)| same_node(host, here) && part[host.len()..].starts_with('[');
+        let is_vnode_here = |(host, part): (&str, &str)| {
+            same_node(host, here) && part[host.len()..].starts_with('[')
+        };
         let several = || parts(&self.vnodes).any(is_vnode_here);
         place.split(':').any(|word| match word {
             "exclhost" => true,
@@ -342,12 +368,15 @@ fn ngpus<'t>(parts: impl Iterator<Item = (&'t str, &'t str)>) -> u32 {
     counts.fold(0, u32::saturating_add)
 }
 
-/// The sum of `mpiprocs` of the chunks on this node. `None`: a chunk has none, or PBS placed other chunks than those asked for.
+/// The sum of `mpiprocs` of the chunks on this node. `None`: a chunk has none, or PBS placed other
+/// chunks than those asked for.
 fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
     let mut asked = Vec::new();
     for chunk in select.split('+').filter(|chunk| !chunk.is_empty()) {
         let number = chunk.split(':').next().and_then(|word| word.parse().ok());
-        let count = chunk.split(':').find_map(|word| word.strip_prefix("mpiprocs="))?;
+        let count = chunk
+            .split(':')
+            .find_map(|word| word.strip_prefix("mpiprocs="))?;
         let count = count.parse().ok().filter(|count: &u32| *count > 0)?;
         asked.push((number.unwrap_or(1_usize), count));
     }
@@ -365,13 +394,16 @@ fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
     if counts.len() != placed.len() {
         return None;
     }
-    let here = placed.iter().zip(counts).filter(|(chunk, _)| is_here(chunk));
+    let here = placed
+        .iter()
+        .zip(counts)
+        .filter(|(chunk, _)| is_here(chunk));
     let sum = here.fold(0, |sum: u32, (_, count)| sum.saturating_add(count));
     Some(sum).filter(|sum| *sum > 0)
 }
 
-/// The chunks of `(nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2)`, or of `nodea:ncpus=1`, which `qrun -H` places. A chunk may span
-/// vnodes; those of one host are `host[0]`, `host[1]`.
+/// The chunks of `(nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2)`, or of `nodea:ncpus=1`, which
+/// `qrun -H` places. A chunk may span vnodes; those of one host are `host[0]`, `host[1]`.
 fn chunks(vnodes: &str) -> Vec<&str> {
     let mut depth = 0_u32;
     let is_between = |c: char| {
@@ -388,8 +420,9 @@ fn chunks(vnodes: &str) -> Vec<&str> {
         .collect()
 }
 
-/// `vnodes` with the host before each name that is not the host's own: `gpubox` of `nodeb:15002/0*8` becomes `nodeb[gpubox]`.
-/// `hosts` has one for each chunk (attribute `exec_host2`). `None`: it has not.
+/// `vnodes` with the host before each name that is not the host's own: `gpubox` of
+/// `nodeb:15002/0*8` becomes `nodeb[gpubox]`. `hosts` has one for each chunk (attribute
+/// `exec_host2`). `None`: it has not.
 fn by_hosts(vnodes: &str, hosts: &str) -> Option<String> {
     if hosts.is_empty() {
         return None;
@@ -417,7 +450,8 @@ fn by_hosts(vnodes: &str, hosts: &str) -> Option<String> {
     })
 }
 
-/// The hosts that a list of vnodes or of hosts names, one for each of its parts; vnodes of one host are `host[0]`, `host[1]`.
+/// The hosts that a list of vnodes or of hosts names, one for each of its parts; vnodes of one host
+/// are `host[0]`, `host[1]`.
 fn members(vnodes: &str) -> impl Iterator<Item = &str> {
     parts(vnodes).map(|(host, _)| host)
 }

@@ -1,7 +1,9 @@
-//! `mpsctl pbs` in an OpenPBS: our hook, or the classic scripts. The hook is a file under `state_dir` that is imported
-//! through qmgr and read back.
+//! `mpsctl pbs` in an OpenPBS: our hook, or the classic scripts. The hook is a file under
+//! `state_dir` that is imported through qmgr and read back.
 
-use crate::scheduler::pbs::scripts::{calls_us, config_option, consequence, place_scripts, unattached};
+use crate::scheduler::pbs::scripts::{
+    calls_us, config_option, consequence, place_scripts, unattached,
+};
 use crate::scheduler::pbs::{InstallOptions, Installation, MOST_CONF, Product, Script, attribute};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::{SetupContext, VerbReport, make_directory};
@@ -70,11 +72,13 @@ const NAME: &str = "mpsd";
 const CGROUPS: &str = "pbs_cgroups";
 /// What the hook gives our programs beyond their own deadline, to end by themselves. Seconds.
 const GRACE_S: u64 = 5;
-/// What the hook's alarm leaves beyond both of our programs: a failed begin cleans up behind itself. Seconds.
+/// What the hook's alarm leaves beyond both of our programs: a failed begin cleans up behind
+/// itself. Seconds.
 const ALARM_MARGIN_S: u64 = 10;
 /// After pbs_cgroups (100): its file names the job's GPUs.
 const ORDER: u32 = 110;
-/// How long a deleted hook may keep its name, and how often we look. Moms that are up remove theirs within seconds.
+/// How long a deleted hook may keep its name, and how often we look. Moms that are up remove theirs
+/// within seconds.
 const PENDING: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_secs(1);
 /// How long a new hook may take to its moms (seen: 4 s), and how often we look.
@@ -84,8 +88,8 @@ const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 const QUEUES: &str = "AUTO_QUEUES = ";
 const FILLED_IN: &str = "# filled in by";
-/// qmgr's answers: to root of a node that is no manager; and about a deleted hook, which keeps its name until every mom
-/// has removed its copy (docs/facts/pbs.md#hooks-of-openpbs).
+/// qmgr's answers: to root of a node that is no manager; and about a deleted hook, which keeps its
+/// name until every mom has removed its copy (docs/facts/pbs.md#hooks-of-openpbs).
 const DENIED: &str = "unauthorized to access hooks";
 const PENDING_DELETE: &str = "is pending delete";
 
@@ -94,7 +98,11 @@ const NAME_GPUS: &str = "qmgr -c 'export hook pbs_cgroups application/x-config d
      qmgr -c 'import hook pbs_cgroups application/x-config default cgroups.json'; \
      qmgr -c 'set hook pbs_cgroups enabled = True'";
 
-fn place_classic(pbs: &Installation, ctx: &SetupContext<'_>, report: &mut VerbReport) -> Result<(), String> {
+fn place_classic(
+    pbs: &Installation,
+    ctx: &SetupContext<'_>,
+    report: &mut VerbReport,
+) -> Result<(), String> {
     place_scripts(pbs, ctx, report)?;
     let left = consequence(ctx);
     report.did(format!(
@@ -129,7 +137,9 @@ fn place_hook(
         commands.push(format!("create hook {NAME}"));
     }
     let file = file.display();
-    commands.push(format!("import hook {NAME} application/x-python default {file}"));
+    commands.push(format!(
+        "import hook {NAME} application/x-python default {file}"
+    ));
     let set = |(name, value): &(_, String)| format!("set hook {NAME} {name} = {value}");
     commands.extend(attributes.iter().map(set));
     if before.is_ok_and(|shown| has(&shown, &attributes))
@@ -202,7 +212,11 @@ fn has_mom(pbs: &Installation) -> bool {
     pbs.mom_priv().join("mom.lock").exists()
 }
 
-fn uninstall(pbs: &Installation, ctx: &SetupContext<'_>, report: &mut VerbReport) -> Result<(), String> {
+fn uninstall(
+    pbs: &Installation,
+    ctx: &SetupContext<'_>,
+    report: &mut VerbReport,
+) -> Result<(), String> {
     let delete = format!("delete hook {NAME}");
     match pbs.qmgr(&format!("list hook {NAME}"), ctx.host).map(|_| pbs.qmgr(&delete, ctx.host)) {
         Ok(Ok(_)) => report.did(format!(
@@ -224,9 +238,14 @@ fn uninstall(pbs: &Installation, ctx: &SetupContext<'_>, report: &mut VerbReport
     Ok(())
 }
 
-/// How long the hook waits for one of our programs: at least as long as one with a broken configuration takes. Seconds.
+/// How long the hook waits for one of our programs: at least as long as one with a broken
+/// configuration takes. Seconds.
 fn limit_s(ctx: &SetupContext<'_>) -> u64 {
-    ctx.settings.deadline.max(Settings::usual().deadline).as_secs() + GRACE_S
+    ctx.settings
+        .deadline
+        .max(Settings::usual().deadline)
+        .as_secs()
+        + GRACE_S
 }
 
 fn alarm_s(ctx: &SetupContext<'_>) -> u64 {
@@ -244,12 +263,19 @@ fn render(ctx: &SetupContext<'_>) -> String {
         ("OPTIONS", json!(config_option(ctx))),
         ("LIMIT_S", json!(limit_s(ctx))),
         ("AUTO_QUEUES", json!(ctx.settings.pbs.auto_queues)),
-        ("JOBS", json!(ctx.settings.paths.jobs().display().to_string())),
+        (
+            "JOBS",
+            json!(ctx.settings.paths.jobs().display().to_string()),
+        ),
         ("LOOK_AGAIN", json!(look_again.display().to_string())),
     ];
     let filled = |line: &str| {
-        let value = values.iter().find(|(key, _)| line.split(' ').next() == Some(key));
-        value.map_or(format!("{line}\n"), |(key, value)| format!("{key} = {value}\n"))
+        let value = values
+            .iter()
+            .find(|(key, _)| line.split(' ').next() == Some(key));
+        value.map_or(format!("{line}\n"), |(key, value)| {
+            format!("{key} = {value}\n")
+        })
     };
     HOOK.lines().map(filled).collect()
 }
@@ -260,11 +286,15 @@ fn has(shown: &str, attributes: &[(&str, String)]) -> bool {
         words.map(|word| word.trim().to_lowercase()).collect()
     };
     let mut attributes = attributes.iter();
-    attributes.all(|(name, value)| attribute(shown, name).is_some_and(|own| set(&own) == set(value)))
+    attributes
+        .all(|(name, value)| attribute(shown, name).is_some_and(|own| set(&own) == set(value)))
 }
 
 /// Runs qmgr's commands. Starts over while the server is still deleting the previous hook.
-fn carry_out(commands: &[String], ask: &dyn Fn(&str) -> Result<String, String>) -> Result<(), String> {
+fn carry_out(
+    commands: &[String],
+    ask: &dyn Fn(&str) -> Result<String, String>,
+) -> Result<(), String> {
     let end = Deadline::after(PENDING);
     loop {
         match commands.iter().try_for_each(|line| ask(line).map(|_| ())) {
@@ -282,16 +312,21 @@ fn moms_copy(pbs: &Installation, name: &str, kind: &str) -> PathBuf {
     pbs.mom_priv().join("hooks").join(format!("{name}.{kind}"))
 }
 
-/// The mom's copy of a hook, which its jobs get. The server's list shows neither that a copy never arrived nor that an
-/// old one stayed after a new import.
+/// The mom's copy of a hook, which its jobs get. The server's list shows neither that a copy never
+/// arrived nor that an old one stayed after a new import.
 struct MomsHook {
     enabled: bool,
     alarm_s: u64,
 }
 
 impl MomsHook {
-    /// From `NAME=VALUE` lines without those that have the default (read: hook.c). `None`: the mom has no such hook.
-    fn read(pbs: &Installation, name: &str, ctx: &SetupContext<'_>) -> Result<Option<Self>, String> {
+    /// From `NAME=VALUE` lines without those that have the default (read: hook.c). `None`: the mom
+    /// has no such hook.
+    fn read(
+        pbs: &Installation,
+        name: &str,
+        ctx: &SetupContext<'_>,
+    ) -> Result<Option<Self>, String> {
         let copy = moms_copy(pbs, name, "HK");
         let text = ctx.host.text(&copy, MOST_CONF)?;
         let Some(text) = text.filter(|_| copy.with_extension("PY").is_file()) else {
@@ -303,7 +338,9 @@ impl MomsHook {
         };
         Ok(Some(Self {
             enabled: value("enabled").is_none_or(|value| value.eq_ignore_ascii_case("true")),
-            alarm_s: value("alarm").and_then(|value| value.parse().ok()).unwrap_or(30),
+            alarm_s: value("alarm")
+                .and_then(|value| value.parse().ok())
+                .unwrap_or(30),
         }))
     }
 }
@@ -327,7 +364,10 @@ fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
         all.push(check_gpus(pbs, ctx));
     }
     // docs/facts/pbs.md#hooks-of-openpbs
-    if !hooked && classic && matches!(MomsHook::read(pbs, CGROUPS, ctx), Ok(Some(hook)) if hook.enabled) {
+    if !hooked
+        && classic
+        && matches!(MomsHook::read(pbs, CGROUPS, ctx), Ok(Some(hook)) if hook.enabled)
+    {
         all.push(Fail(
             "pbs_cgroups is enabled, and PBS then runs no classic epilogue: a job's MPS stays until mpsd-reconcile.timer; use \
              our hook: 'mpsctl pbs uninstall', then 'mpsctl pbs install'"
@@ -366,7 +406,8 @@ fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Ve
         ));
     }
     let (body, placed) = (text(&copy).unwrap_or_default(), text(&hook_file(ctx)));
-    let is_older = |placed: String| is_this_version(&placed) && placed.trim_end() != body.trim_end();
+    let is_older =
+        |placed: String| is_this_version(&placed) && placed.trim_end() != body.trim_end();
     let older = match placed.is_some_and(is_older) {
         true => "the server's; its server sends it again when the mom is restarted",
         false if is_this_version(&body) => return all,
@@ -375,15 +416,18 @@ fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Ve
         }
     };
     let shown = copy.display();
-    all.push(Warn(format!("'{shown}' is another version's hook than {older}")));
+    all.push(Warn(format!(
+        "'{shown}' is another version's hook than {older}"
+    )));
     all
 }
 
 /// The hook is not an installed file: an upgrade leaves the old one in place.
 fn is_this_version(text: &str) -> bool {
     let key = |line: &str| line.split(' ').next().map(str::to_owned);
-    let is_alike =
-        |(its, ours): (&str, &str)| its == ours || ours.contains(FILLED_IN) && key(its) == key(ours);
+    let is_alike = |(its, ours): (&str, &str)| {
+        its == ours || ours.contains(FILLED_IN) && key(its) == key(ours)
+    };
     text.lines().count() == HOOK.lines().count() && text.lines().zip(HOOK.lines()).all(is_alike)
 }
 
@@ -411,10 +455,12 @@ fn check_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
     ))
 }
 
-/// Whether pbs_cgroups, as configured, finds GPUs and writes them into its file (read: pbs_cgroups.PY).
+/// Whether pbs_cgroups, as configured, finds GPUs and writes them into its file (read:
+/// pbs_cgroups.PY).
 fn cgroups_names_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<bool, String> {
     let text = ctx.host.text(&moms_copy(pbs, CGROUPS, "CF"), MOST_CONF)?;
-    let config: Value = serde_json::from_str(&text.unwrap_or_default()).map_err(|e| e.to_string())?;
+    let config: Value =
+        serde_json::from_str(&text.unwrap_or_default()).map_err(|e| e.to_string())?;
     let on = |value: &Value, unset: bool| value.as_bool().unwrap_or(unset);
     Ok(on(&config["cgroup"]["devices"]["enabled"], false) && on(&config["discover_gpus"], true))
 }

@@ -46,7 +46,10 @@ fn openpbs_classic_prologue_reads_the_moms_job_file() {
     call.host = TextHost::default().command(PRINTJOB, 0, file);
     let s = call.read().unwrap();
     assert_eq!((s.scheduler, s.sister), (Scheduler::OpenPbs, false));
-    assert_eq!(s.account.as_deref(), Some(&b"proj1,MPS=true,MPS_MEM=2G"[..]));
+    assert_eq!(
+        s.account.as_deref(),
+        Some(&b"proj1,MPS=true,MPS_MEM=2G"[..])
+    );
     assert_eq!(s.resource.as_deref(), Some("on+threads=25"));
     let d = call.devices();
     let is_counted = matches!(d.gpus, GpuSource::Counted { count: 2, .. });
@@ -91,7 +94,10 @@ fn openpbs_gpus_come_from_pbs_cgroups() {
     let GpuSource::Unknown(why) = call.devices().gpus else {
         panic!("numbers are not certain");
     };
-    assert!(why.contains("aux/0.localhost.env' names GPUs by number"), "{why}");
+    assert!(
+        why.contains("aux/0.localhost.env' names GPUs by number"),
+        "{why}"
+    );
     call.given.gpus = Some("GPU-31111111-2222-3333-4444-555555555555".into());
     let is_named = matches!(call.devices().gpus, GpuSource::Listed(names) if names.len() == 1);
     assert!(is_named, "--gpus overrides");
@@ -106,7 +112,11 @@ fn without_pbs_cgroups_a_vnode_has_a_count_of_gpus() {
             "",
             (2, false),
         ),
-        ("(nodeb[0]:ngpus=1+nodeb[1]:ngpus=1)", "free:excl", (2, false)),
+        (
+            "(nodeb[0]:ngpus=1+nodeb[1]:ngpus=1)",
+            "free:excl",
+            (2, false),
+        ),
         ("(nodeb[0]:ngpus=1)", "free:exclhost", (1, true)),
         ("(nodeb:ngpus=1)", "free:excl:group=host", (1, true)),
         ("(nodea:ngpus=4)+(nodeb:ncpus=1)", "exclhost", (0, true)),
@@ -128,15 +138,16 @@ fn openpbs_epilogue_and_its_null_account() {
     let mut arguments = EPILOGUE;
     for (account, expected) in [("null", None), ("MPS=true", Some(b"MPS=true".to_vec()))] {
         arguments[8] = account;
-        let s = Call::new(Program::Epilogue, &arguments, &ENV).read().unwrap();
+        let s = Call::new(Program::Epilogue, &arguments, &ENV)
+            .read()
+            .unwrap();
         assert!(s.scheduler == Scheduler::OpenPbs && !s.sister && s.account == expected);
     }
 }
 
 #[test]
 fn chunks_on_this_node_times_their_ranks() {
-    let two =
-        "(nodea:ncpus=4:ngpus=1)+(nodeb[0]:ncpus=2:ngpus=1+nodeb[1]:ncpus=2)+(nodeb[1]:ncpus=4:ngpus=1)";
+    let two = "(nodea:ncpus=4:ngpus=1)+(nodeb[0]:ncpus=2:ngpus=1+nodeb[1]:ncpus=2)+(nodeb[1]:ncpus=4:ngpus=1)";
     for (select, tasks) in [
         ("3:ncpus=4:mpiprocs=4:ngpus=1", Some(8)),
         ("3:ncpus=4:ngpus=1", None),
@@ -145,7 +156,11 @@ fn chunks_on_this_node_times_their_ranks() {
         ("1:ncpus=4:mpiprocs=2+1:mpiprocs=4", None),
         ("1:ncpus=4+2:mpiprocs=4", None),
     ] {
-        assert_eq!(hooked(two, "", select).devices().tasks_on_node, tasks, "{select}");
+        assert_eq!(
+            hooked(two, "", select).devices().tasks_on_node,
+            tasks,
+            "{select}"
+        );
     }
 }
 

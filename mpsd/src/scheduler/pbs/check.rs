@@ -1,4 +1,5 @@
-//! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, and the time that the mom leaves us.
+//! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, and the time that
+//! the mom leaves us.
 
 use super::control::PbsNode;
 use super::scripts::{Author, author, calls_us, lacks_queues, scripts};
@@ -14,8 +15,16 @@ use std::path::Path;
 
 pub(super) fn check(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let (scheduler, mom) = (pbs.product.scheduler, pbs.mom_priv());
-    let node = ctx.settings.pbs.node.clone().unwrap_or_else(|| ctx.host.name());
-    let mut all = vec![Pass(format!("{scheduler} with its mom in '{}'", mom.display()))];
+    let node = ctx
+        .settings
+        .pbs
+        .node
+        .clone()
+        .unwrap_or_else(|| ctx.host.name());
+    let mut all = vec![Pass(format!(
+        "{scheduler} with its mom in '{}'",
+        mom.display()
+    ))];
     let programs = ["mps-prologue", "mps-epilogue", "mpsctl"];
     all.extend(programs.map(|name| CheckLine::program(&ctx.programs.join(name), ctx.host)));
     all.extend(node_check(&node, ctx));
@@ -53,8 +62,8 @@ fn left_out() -> CheckLine {
     )
 }
 
-/// The mom demands: owner root, a regular file (a link to one is fine), u+rx, not writable by group and others. A missing
-/// file counts as success for the mom (recorded), so nothing else would tell.
+/// The mom demands: owner root, a regular file (a link to one is fine), u+rx, not writable by group
+/// and others. A missing file counts as success for the mom (recorded), so nothing else would tell.
 fn check_script(path: &Path, about: &fs::Metadata, hooked: bool) -> CheckLine {
     let (shown, mode) = (path.display(), about.mode());
     if !about.is_file() || about.uid() != 0 || mode & 0o022 != 0 || mode & 0o500 != 0o500 {
@@ -83,28 +92,36 @@ fn time_limit(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
         s => format!(" ({} fires {s} s before $prologalarm)", pbs.product.title),
     };
     let (limit_s, ours_s) = (limit.as_secs(), ours.as_secs());
-    let text = format!("the mom kills a prologue after {limit_s} s{early}, our deadline is {ours_s} s");
+    let text =
+        format!("the mom kills a prologue after {limit_s} s{early}, our deadline is {ours_s} s");
     if limit >= ours + MARGIN {
         return Pass(text);
     }
-    let (needed, config) = (pbs.product.early_s + (ours + MARGIN).as_secs(), pbs.mom_config());
+    let (needed, config) = (
+        pbs.product.early_s + (ours + MARGIN).as_secs(),
+        pbs.mom_config(),
+    );
     let config = config.display();
     Fail(format!("{text}: set '$prologalarm {needed}' in '{config}'"))
 }
 
-/// Draining needs root of this node among the server's operators or managers. Torque's pbsnodes is silent if it is not.
+/// Draining needs root of this node among the server's operators or managers. Torque's pbsnodes is
+/// silent if it is not.
 fn operators(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> CheckLine {
     let line = format!("qmgr -c 'set server operators += root@{node}'");
     match pbs.qmgr("list server", ctx.host) {
         Err(why) => Warn(format!(
             "the server's operators are not known ({why}); draining needs {line}"
         )),
-        Ok(text) if may_drain(&text, node) => Pass(format!("root@{node} may take the node offline")),
+        Ok(text) if may_drain(&text, node) => {
+            Pass(format!("root@{node} may take the node offline"))
+        }
         Ok(_) => Fail(format!("root@{node} may not take the node offline: {line}")),
     }
 }
 
-/// Our note on a node in service is about a broken configuration. This check could read it, so the note is outdated.
+/// Our note on a node in service is about a broken configuration. This check could read it, so the
+/// note is outdated.
 fn old_note(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> Option<CheckLine> {
     let name = ctx.settings.pbs.node.as_deref().unwrap_or_default();
     let status = PbsNode::new(pbs.clone(), name, ctx.host).status().ok()?;
@@ -119,7 +136,13 @@ fn old_note(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> Option<Ch
 
 fn may_drain(server: &str, node: &str) -> bool {
     let mut lines = server.lines();
-    let first = || Some(lines.find_map(|line| line.strip_prefix("Server "))?.to_owned());
+    let first = || {
+        Some(
+            lines
+                .find_map(|line| line.strip_prefix("Server "))?
+                .to_owned(),
+        )
+    };
     let servers_host = attribute(server, "server_host").or_else(first);
     let matches = |host: &str| {
         let domain = host.strip_prefix("*.");

@@ -1,7 +1,7 @@
 //! A PBS on this node: its jobs by the mom's own files and `qstat`, its node by `pbsnodes`.
 //!
-//! Torque's pbsnodes exits 0 even if the server refused or does not know the node (docs/facts/pbs.md#pbsnodes). So no exit
-//! code of it counts.
+//! Torque's pbsnodes exits 0 even if the server refused or does not know the node
+//! (docs/facts/pbs.md#pbsnodes). So no exit code of it counts.
 
 use super::{Installation, attribute, same_node};
 use crate::scheduler::batch_system::Located;
@@ -38,27 +38,35 @@ struct Paragraph {
 }
 
 impl<'h> PbsNode<'h> {
-    /// By `name`, then by the host's own name, whole and up to its first dot: Torque wants the exact name.
+    /// By `name`, then by the host's own name, whole and up to its first dot: Torque wants the
+    /// exact name.
     pub fn new(pbs: Installation, name: &str, host: &'h dyn Host) -> Self {
         let own = host.name();
         let short = own.split('.').next().unwrap_or_default();
         let mut names: Vec<String> = Vec::new();
         for name in [name, &own, short] {
-            if !name.is_empty() && !name.starts_with('-') && !names.iter().any(|known| known == name) {
+            if !name.is_empty()
+                && !name.starts_with('-')
+                && !names.iter().any(|known| known == name)
+            {
                 names.push(name.to_owned());
             }
         }
         Self { host, pbs, names }
     }
 
-    /// Whether the server gives the whole node to one job, or to one reservation: by its `place`, or by the `sharing` of a vnode.
+    /// Whether the server gives the whole node to one job, or to one reservation: by its `place`,
+    /// or by the `sharing` of a vnode.
     pub fn is_exclusive(&self) -> bool {
         let is_word = |word: &str| matches!(word.trim(), "job-exclusive" | "resv-exclusive");
-        self.find().is_ok_and(|node| node.state.split(',').any(is_word))
+        self.find()
+            .is_ok_and(|node| node.state.split(',').any(is_word))
     }
 
     fn call(&self, arguments: &[&str]) -> Result<String, String> {
-        let answer = self.pbs.run("pbsnodes", arguments, CALL_DEADLINE, self.host);
+        let answer = self
+            .pbs
+            .run("pbsnodes", arguments, CALL_DEADLINE, self.host);
         answer.map(|answer| answer.text)
     }
 
@@ -70,17 +78,22 @@ impl<'h> PbsNode<'h> {
                 return Ok(found);
             }
             let said = one_line(text.trim(), SHOWN);
-            last = format!("'pbsnodes {name}' shows no such node (is node under [pbs] needed?): {said}");
+            last = format!(
+                "'pbsnodes {name}' shows no such node (is node under [pbs] needed?): {said}"
+            );
         }
         Err(last)
     }
 
-    /// Sets the job's comment, which `qstat -f` shows. Only an operator may (docs/facts/pbs.md#results-of-a-prologue).
+    /// Sets the job's comment, which `qstat -f` shows. Only an operator may
+    /// (docs/facts/pbs.md#results-of-a-prologue).
     fn comment(&self, job: &JobId, line: &str) -> Result<(), String> {
         let comment = one_line(line, LONGEST_COMMENT).replace('"', "'");
         let comment = format!("comment=\"{comment}\"");
         let arguments = ["-W", &comment, job.as_str()];
-        let answer = self.pbs.run("qalter", &arguments, CALL_DEADLINE, self.host)?;
+        let answer = self
+            .pbs
+            .run("qalter", &arguments, CALL_DEADLINE, self.host)?;
         answer.accepted("qalter").map(drop)
     }
 
@@ -140,9 +153,13 @@ impl Controller for PbsNode<'_> {
             "" => "pbsnodes said nothing".to_owned(),
             text => format!("pbsnodes said: {}", one_line(text, SHOWN)),
         };
-        let still = |node: Paragraph| format!("node '{}' is in state '{}' still", node.name, node.state);
+        let still =
+            |node: Paragraph| format!("node '{}' is in state '{}' still", node.name, node.state);
         let state = self.find().map_or_else(|why| why, still);
-        let operators = format!("qmgr -c 'set server operators += root@{}'", self.host.name());
+        let operators = format!(
+            "qmgr -c 'set server operators += root@{}'",
+            self.host.name()
+        );
         format!("{state}; {said}; if root is no operator there: {operators}")
     }
 }
@@ -150,7 +167,10 @@ impl Controller for PbsNode<'_> {
 impl Located for Installation {
     /// The ids of a PBS have a server's name in them.
     fn may_own(&self, job: &JobId) -> bool {
-        self.is_here() && job.as_str().contains(|c: char| !c.is_ascii_digit() && c != '.')
+        self.is_here()
+            && job
+                .as_str()
+                .contains(|c: char| !c.is_ascii_digit() && c != '.')
     }
 
     fn whole_ids(&self, number: &str) -> Vec<String> {
@@ -203,7 +223,8 @@ fn job_state(node: &str, code: Option<i32>, text: &str) -> JobState {
     }
 }
 
-/// The first of `names` that is out of service for a reason that holds `why`; `None` too if the server does not answer.
+/// The first of `names` that is out of service for a reason that holds `why`; `None` too if the
+/// server does not answer.
 pub(crate) fn offline_for(
     pbs: &Installation,
     names: &[&str],
@@ -221,8 +242,13 @@ pub(crate) fn offline_for(
 
 /// The node's paragraph: its name alone at the beginning of a line, then ` NAME = VALUE` lines.
 fn parse(text: &str, name: &str) -> Option<Paragraph> {
-    let lines = text.lines().skip_while(|line| line.trim_end() != name).skip(1);
-    let own: Vec<&str> = lines.take_while(|line| line.starts_with([' ', '\t'])).collect();
+    let lines = text
+        .lines()
+        .skip_while(|line| line.trim_end() != name)
+        .skip(1);
+    let own: Vec<&str> = lines
+        .take_while(|line| line.starts_with([' ', '\t']))
+        .collect();
     let own = own.join("\n");
     let value = |key: &str| attribute(&own, key).filter(|value| !value.is_empty());
     Some(Paragraph {

@@ -64,7 +64,13 @@ impl Host for Server {
     fn name(&self) -> String {
         "vm.example.org".to_owned()
     }
-    fn run(&self, _: &Path, arguments: &[&str], _: &[(&str, &str)], _: Duration) -> Result<Answer, String> {
+    fn run(
+        &self,
+        _: &Path,
+        arguments: &[&str],
+        _: &[(&str, &str)],
+        _: Duration,
+    ) -> Result<Answer, String> {
         let torque = self.is_torque();
         let answer = |code, text| {
             Ok(Answer {
@@ -105,7 +111,10 @@ fn out_of_service_with_our_note_and_back_with_the_memo() {
         for server in Server::both(true, false, memo.unwrap_or_default()) {
             server.node().take_out(WHY, memo).unwrap();
             let status = server.node().status().unwrap();
-            assert_eq!((status.drained, status.reason.as_deref()), (true, Some(WHY)));
+            assert_eq!(
+                (status.drained, status.reason.as_deref()),
+                (true, Some(WHY))
+            );
             server.node().put_back(memo).unwrap();
             assert!(server.holds(false, memo.unwrap_or_default()));
         }
@@ -159,8 +168,16 @@ fn a_job_is_here_while_it_runs_here_and_gone_only_by_the_servers_word() {
     }
     for (code, text, gone) in [
         (153, "qstat: Unknown Job Id 7.srv", true),
-        (35, "qstat: 7.srv Job has finished, use -x or -H to see it", true),
-        (1, "qstat: cannot connect to server srv (errno=15010)", false),
+        (
+            35,
+            "qstat: 7.srv Job has finished, use -x or -H to see it",
+            true,
+        ),
+        (
+            1,
+            "qstat: cannot connect to server srv (errno=15010)",
+            false,
+        ),
         (0, "Job Id: 7.srv\n    job_state = R\n", false),
         (0, "", false),
     ] {

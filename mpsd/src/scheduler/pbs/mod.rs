@@ -1,4 +1,5 @@
-//! What Torque and OpenPBS share: where a PBS lives, its mom's files, `pbsnodes`, `qstat`, and the verbs of `mpsctl pbs`.
+//! What Torque and OpenPBS share: where a PBS lives, its mom's files, `pbsnodes`, `qstat`, and the
+//! verbs of `mpsctl pbs`.
 
 mod check;
 pub(crate) mod control;
@@ -15,7 +16,8 @@ use std::time::Duration;
 
 pub(crate) const MOST_CONF: usize = 256 << 10;
 pub(crate) const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
-/// The first substate of a job whose processes have ended (source of both: job.h, `JOB_SUBSTATE_EXITING`).
+/// The first substate of a job whose processes have ended (source of both: job.h,
+/// `JOB_SUBSTATE_EXITING`).
 const EXITING: u32 = 50;
 const QMGR_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -30,14 +32,20 @@ pub(crate) struct Product {
     pub alarm_s: u64,
     /// How much earlier the mom kills if the alarm is longer than this. Seconds.
     pub early_s: u64,
-    /// pbsnodes: the option before a note, the note that removes one, and the option for "back into service".
+    /// pbsnodes: the option before a note, the note that removes one, and the option for "back into
+    /// service".
     pub note_option: &'static str,
     pub no_note: &'static str,
     pub online_option: &'static str,
     /// Whether a refused job's comment tells its user, because nothing else does.
     pub comments: bool,
     pub scripts: &'static [Script],
-    pub install: fn(&Installation, &InstallOptions, &SetupContext<'_>, &mut VerbReport) -> Result<(), String>,
+    pub install: fn(
+        &Installation,
+        &InstallOptions,
+        &SetupContext<'_>,
+        &mut VerbReport,
+    ) -> Result<(), String>,
     /// Removes what `install` wrote, except the scripts.
     pub uninstall: fn(&Installation, &SetupContext<'_>, &mut VerbReport) -> Result<(), String>,
     /// Checks the hook that makes the scripts needless. Returns whether it is there.
@@ -51,7 +59,8 @@ pub(crate) struct Script {
     pub names: &'static [&'static str],
     pub text: &'static str,
     pub program: &'static str,
-    /// What a site with its own script must add: the line, with `PROGRAM` and `QUEUES` to be filled in, and its place.
+    /// What a site with its own script must add: the line, with `PROGRAM` and `QUEUES` to be filled
+    /// in, and its place.
     pub lines: &'static [&'static str],
 }
 
@@ -93,10 +102,19 @@ impl Installation {
         let conf_path = |key| conf_path(&conf, key);
         let has_mom = |home: &&str| Path::new(home).join("mom_priv").is_dir();
         let [first, _] = product.homes;
-        let usual = || product.homes.into_iter().find(has_mom).unwrap_or(first).into();
+        let usual = || {
+            product
+                .homes
+                .into_iter()
+                .find(has_mom)
+                .unwrap_or(first)
+                .into()
+        };
         let home = site.home.clone().or_else(|| conf_path("PBS_MOM_HOME"));
         let exec = site.exec.clone().or_else(|| conf_path("PBS_EXEC"));
-        let mut commands = exec.map_or(Vec::new(), |exec| vec![exec.join("bin"), exec.join("sbin"), exec]);
+        let mut commands = exec.map_or(Vec::new(), |exec| {
+            vec![exec.join("bin"), exec.join("sbin"), exec]
+        });
         if site.exec.is_none() {
             commands.extend(product.commands.iter().map(PathBuf::from));
         }
@@ -117,7 +135,11 @@ impl Installation {
     ) -> Result<Answer, String> {
         let mut candidates = self.commands.iter().map(|dir| dir.join(name));
         let Some(program) = candidates.find(|path| host.executable(path)) else {
-            let places: Vec<_> = self.commands.iter().map(|dir| dir.to_string_lossy()).collect();
+            let places: Vec<_> = self
+                .commands
+                .iter()
+                .map(|dir| dir.to_string_lossy())
+                .collect();
             let places = places.join(", ");
             return Err(format!(
                 "no '{name}' in {places} that is root's; set exec under [pbs]"
@@ -153,7 +175,8 @@ impl Installation {
         self.home.join("mom_priv")
     }
 
-    /// The batch script of a job that begins on this node, empty for an interactive one; `None`: another node has it.
+    /// The batch script of a job that begins on this node, empty for an interactive one; `None`:
+    /// another node has it.
     pub fn script(&self, submission: &Submission) -> Option<String> {
         let file = self
             .mom_priv()
@@ -188,7 +211,8 @@ impl Installation {
             .names(&dir)
             .map_err(|why| format!("cannot read '{}': {why}", dir.display()))?;
         let files = names.iter().map(|name| dir.join(name));
-        let mut others = files.filter(|file| file.extension() == Some("JB".as_ref()) && !own.contains(file));
+        let mut others =
+            files.filter(|file| file.extension() == Some("JB".as_ref()) && !own.contains(file));
         let other = others.find(|file| !self.has_ended(file, host));
         Ok(other.map(|file| {
             file.file_stem()
@@ -198,11 +222,20 @@ impl Installation {
         }))
     }
 
-    /// Whether the processes of the job with this file have ended. Its file stays until the server has let it go.
+    /// Whether the processes of the job with this file have ended. Its file stays until the server
+    /// has let it go.
     fn has_ended(&self, file: &Path, host: &dyn Host) -> bool {
-        let printed = self.run("printjob", &[&file.to_string_lossy()], PRINTJOB_DEADLINE, host);
+        let printed = self.run(
+            "printjob",
+            &[&file.to_string_lossy()],
+            PRINTJOB_DEADLINE,
+            host,
+        );
         let substate = printed.ok().and_then(|answer| substate(&answer.text));
-        substate.map_or_else(|| file.symlink_metadata().is_err(), |number| number >= EXITING)
+        substate.map_or_else(
+            || file.symlink_metadata().is_err(),
+            |number| number >= EXITING,
+        )
     }
 
     pub fn time_limit(&self, host: &dyn Host) -> Duration {
@@ -215,7 +248,9 @@ impl Installation {
 
 /// From the line `substate: 0x2a (42)`, which printjob prints before anything that a user wrote.
 fn substate(printed: &str) -> Option<u32> {
-    let line = printed.lines().find_map(|line| line.strip_prefix("substate:"))?;
+    let line = printed
+        .lines()
+        .find_map(|line| line.strip_prefix("substate:"))?;
     line.split_once('(')?.1.split_once(')')?.0.parse().ok()
 }
 
@@ -241,14 +276,19 @@ fn conf_path(text: &str, key: &str) -> Option<PathBuf> {
 
 /// Whether two names mean the same node: equal, or equal up to the first dot if one has no domain.
 pub(crate) fn same_node(a: &str, b: &str) -> bool {
-    let short = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    let short = |name: &str| {
+        name.split('.')
+            .next()
+            .unwrap_or_default()
+            .to_ascii_lowercase()
+    };
     let one_bare = !a.contains('.') || !b.contains('.');
     !short(a).is_empty() && short(a) == short(b) && (one_bare || a.eq_ignore_ascii_case(b))
 }
 
-/// The value of `NAME = VALUE` in what `qstat -f` and `printjob` print. Torque's qstat folds after 80 columns: such a line
-/// begins with a tab and holds no name. A name that stands there twice is no answer: a user can write a newline and a
-/// false line into the job's variables.
+/// The value of `NAME = VALUE` in what `qstat -f` and `printjob` print. Torque's qstat folds after
+/// 80 columns: such a line begins with a tab and holds no name. A name that stands there twice is
+/// no answer: a user can write a newline and a false line into the job's variables.
 pub(crate) fn attribute(text: &str, name: &str) -> Option<String> {
     let named = |line: &str| {
         let (key, value) = line.split_once('=')?;
@@ -289,7 +329,13 @@ mod tests {
             };
             Installation::find(product, &site, &host).servers(&host)
         };
-        let of_conf = |text| named(&crate::scheduler::openpbs::setup::PRODUCT, "/etc/pbs.conf", text);
+        let of_conf = |text| {
+            named(
+                &crate::scheduler::openpbs::setup::PRODUCT,
+                "/etc/pbs.conf",
+                text,
+            )
+        };
         assert_eq!(
             of_conf("PBS_SERVER=pbs.example.org:15001\n"),
             ["pbs.example.org", "pbs"]

@@ -20,7 +20,8 @@ pub(super) fn scripts(product: &Product) -> impl Iterator<Item = (&Script, &'sta
     scripts.flat_map(|script| script.names.iter().map(move |name| (script, *name)))
 }
 
-/// Each script with its path and author. All are judged before one is changed: a link may lead from one to another.
+/// Each script with its path and author. All are judged before one is changed: a link may lead from
+/// one to another.
 fn judged(pbs: &Installation) -> Vec<(&Script, PathBuf, Author)> {
     let judge = |(script, name)| {
         let path = pbs.mom_priv().join(name);
@@ -38,7 +39,8 @@ pub(crate) enum Author {
 }
 
 pub(crate) fn author(path: &Path) -> Author {
-    let is_absent = |error: &Error| error.kind() == ErrorKind::NotFound && path.symlink_metadata().is_err();
+    let is_absent =
+        |error: &Error| error.kind() == ErrorKind::NotFound && path.symlink_metadata().is_err();
     let is_tagged = |text: &str| text.lines().take(3).any(|line| line.starts_with(TAG));
     match fs::read(path) {
         Ok(bytes) if is_tagged(&String::from_utf8_lossy(&bytes)) => Author::Ours,
@@ -79,7 +81,9 @@ pub(super) fn remove_scripts(pbs: &Installation, report: &mut VerbReport) -> Res
             Author::Ours => report.remove(&path)?,
             Author::Site if calls_us(&path) => {
                 let shown = path.display();
-                report.left(format!("'{shown}' is the site's own: take our lines out of it"));
+                report.left(format!(
+                    "'{shown}' is the site's own: take our lines out of it"
+                ));
             }
             Author::Site | Author::Absent => {}
         }
@@ -118,7 +122,8 @@ fn queues(ctx: &SetupContext<'_>) -> String {
     names.fold(",".to_owned(), |list, name| format!("{list}{name},"))
 }
 
-/// Whether the script names other queues than the site's `auto_queues`. If there are none, a site's own script is not judged.
+/// Whether the script names other queues than the site's `auto_queues`. If there are none, a site's
+/// own script is not judged.
 pub(super) fn lacks_queues(script: &Script, path: &Path, ctx: &SetupContext<'_>) -> bool {
     let names_them = script.text.contains(SHIPPED_QUEUES) && calls_us(path);
     let text = fs::read_to_string(path).unwrap_or_default();
@@ -156,7 +161,9 @@ pub(crate) fn consequence(ctx: &SetupContext<'_>) -> &'static str {
         WarnOrRefuse::Refuse => {
             "every job that asks for MPS is refused, as unattached_tasks under [pbs] of mpsd.toml wants"
         }
-        WarnOrRefuse::Warn => "tasks that TM starts run outside MPS unless they are 'mpsctl exec -- CMD'",
+        WarnOrRefuse::Warn => {
+            "tasks that TM starts run outside MPS unless they are 'mpsctl exec -- CMD'"
+        }
     }
 }
 
@@ -168,14 +175,18 @@ mod tests {
 
     #[test]
     fn shipped_scripts_are_ours_and_usual_places_change_nothing() {
-        for script in torque::setup::SCRIPTS.iter().chain(&openpbs::setup::SCRIPTS) {
+        for script in torque::setup::SCRIPTS
+            .iter()
+            .chain(&openpbs::setup::SCRIPTS)
+        {
             let (name, text) = (script.names[0], script.text);
             assert!(text.lines().nth(1).unwrap().starts_with(TAG), "{name}");
             assert_eq!(render(text, &context("/usr/bin", None)), text, "{name}");
         }
         let elsewhere = context("/opt/mpsd/bin", Some("/etc/my site.toml"));
         let text = render(torque::setup::SCRIPTS[0].text, &elsewhere);
-        let line = "exec /opt/mpsd/bin/mps-prologue --config '/etc/my site.toml' --scheduler torque ";
+        let line =
+            "exec /opt/mpsd/bin/mps-prologue --config '/etc/my site.toml' --scheduler torque ";
         assert!(text.contains(line) && !text.contains("/usr/bin"), "{text}");
         assert!(text.ends_with(" $gone \"$@\"\n"), "{text}");
     }

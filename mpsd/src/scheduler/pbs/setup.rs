@@ -1,10 +1,13 @@
-//! `mpsctl pbs install | uninstall | check | request`: our files in a PBS. The site's own files stay as they are.
+//! `mpsctl pbs install | uninstall | check | request`: our files in a PBS. The site's own files
+//! stay as they are.
 
 use super::check::check;
 use super::scripts::remove_scripts;
 use super::{InstallOptions, Installation, Product, ProductOption};
 use crate::scheduler::call::Site;
-use crate::scheduler::setup::{AdminVerbs, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root};
+use crate::scheduler::setup::{
+    AdminVerbs, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root,
+};
 use crate::scheduler::{openpbs, torque};
 use clap::{FromArgMatches, Subcommand};
 use mpsd_core::failure::Refusal;
@@ -16,7 +19,8 @@ const PRODUCTS: [&Product; 2] = [&torque::setup::PRODUCT, &openpbs::setup::PRODU
 
 #[derive(Debug, Subcommand)]
 enum PbsVerb {
-    /// Put our scripts (Torque) or our hook (OpenPBS) in place; print what only an administrator can do
+    /// Put our scripts (Torque) or our hook (OpenPBS) in place; print what only an administrator
+    /// can do
     Install(InstallOptions),
     /// Remove what install put there, once no job with MPS runs on this node
     Uninstall {
@@ -65,7 +69,8 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
         // Also under a broken configuration: the hook must know which jobs asked.
         PbsVerb::Request { account, resource } => {
             let projects = &ctx.settings.pbs.projects;
-            report.did(request(account, resource, projects).map_err(|refusal| refusal.to_string())?);
+            report
+                .did(request(account, resource, projects).map_err(|refusal| refusal.to_string())?);
         }
         PbsVerb::Install(options) => {
             broken?;
@@ -96,7 +101,8 @@ fn installations(ctx: &SetupContext<'_>) -> impl Iterator<Item = Installation> {
 
 fn find(option: &ProductOption, ctx: &SetupContext<'_>) -> Result<Installation, String> {
     let name = option.scheduler.as_deref();
-    let named = installations(ctx).filter(|pbs| name.is_none_or(|name| name == pbs.product.scheduler.name()));
+    let named = installations(ctx)
+        .filter(|pbs| name.is_none_or(|name| name == pbs.product.scheduler.name()));
     let (mut here, elsewhere): (Vec<_>, Vec<_>) = named.partition(Installation::is_here);
     if here.len() > 1 {
         return Err("both Torque and OpenPBS are here; say which with --scheduler".to_owned());
@@ -109,7 +115,8 @@ fn find(option: &ProductOption, ctx: &SetupContext<'_>) -> Result<Installation, 
     })
 }
 
-/// The answer to the queuejob hook, one line of JSON: `resource` (empty: not asked) and the `account` without our words.
+/// The answer to the queuejob hook, one line of JSON: `resource` (empty: not asked) and the
+/// `account` without our words.
 fn request(account: &OsStr, resource: &str, projects: &[String]) -> Result<String, Refusal> {
     let by_account = Request::from_account_of(account.as_bytes(), projects)?;
     let by_resource = match resource {
@@ -121,12 +128,14 @@ fn request(account: &OsStr, resource: &str, projects: &[String]) -> Result<Strin
         (one, other) => one.or(other),
     };
     let text = account.to_string_lossy();
-    let is_the_sites =
-        |token: &&str| !token.is_empty() && matches!(Request::from_account_of(token, projects), Ok(None));
+    let is_the_sites = |token: &&str| {
+        !token.is_empty() && matches!(Request::from_account_of(token, projects), Ok(None))
+    };
     let tokens = text.split([',', ';', ' ', '\t', '\n']);
     let rest: Vec<&str> = tokens.filter(is_the_sites).collect();
     let words = request.as_ref().map(Request::in_resource_words);
-    let answer = serde_json::json!({ "resource": words.unwrap_or_default(), "account": rest.join(",") });
+    let answer =
+        serde_json::json!({ "resource": words.unwrap_or_default(), "account": rest.join(",") });
     Ok(answer.to_string())
 }
 
@@ -145,7 +154,11 @@ mod tests {
                 "",
                 r#"{"account":"proj1,lab","resource":"per-node+threads=25+mem=2G"}"#,
             ),
-            ("mps_physics", "", r#"{"account":"mps_physics","resource":""}"#),
+            (
+                "mps_physics",
+                "",
+                r#"{"account":"mps_physics","resource":""}"#,
+            ),
             (
                 "proj1",
                 "on+mem=2G",
@@ -159,7 +172,10 @@ mod tests {
         assert_eq!(Some(moved), account);
         assert!(request("MPS=true".as_ref(), "off", &[]).is_err());
         let project = request("mps,MPS=on".as_ref(), "", &["mps".to_owned()]);
-        assert_eq!(project.unwrap(), r#"{"account":"mps","resource":"per-node"}"#);
+        assert_eq!(
+            project.unwrap(),
+            r#"{"account":"mps","resource":"per-node"}"#
+        );
         assert!(said("MPS=true,MPS_THREADS=101", "").starts_with("MPS_THREADS=101: "));
     }
 }

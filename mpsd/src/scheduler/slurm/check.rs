@@ -1,4 +1,5 @@
-//! `mpsctl slurm check`: what Slurm demands of our line and our plugin, and what MPS needs of Slurm's configuration.
+//! `mpsctl slurm check`: what Slurm demands of our line and our plugin, and what MPS needs of
+//! Slurm's configuration.
 
 use super::conf::{self, Conf};
 use super::gres::Gres;
@@ -29,7 +30,10 @@ pub(super) fn check(
     let (releases, stack) = (slurm.releases(ctx.host), Stack::of(conf));
     let found = stack.found();
     let mut all = vec![
-        Pass(format!("Slurm's configuration is '{}'", conf.file.display())),
+        Pass(format!(
+            "Slurm's configuration is '{}'",
+            conf.file.display()
+        )),
         one_release(slurm, &releases),
         check_stack(&stack, found.as_deref()),
     ];
@@ -39,7 +43,11 @@ pub(super) fn check(
         Ok(line) => {
             let words: Vec<&str> = line.split_whitespace().collect();
             let file = plugin.insert(PathBuf::from(words[1]));
-            all.push(Pass(format!("'{}' has our line, '{}'", home.display(), words[0])));
+            all.push(Pass(format!(
+                "'{}' has our line, '{}'",
+                home.display(),
+                words[0]
+            )));
             all.push(check_plugin(file, releases.first().copied()));
             all.extend(check_words(&words[2..], ctx));
             all.extend(stack.check_repeats());
@@ -56,7 +64,10 @@ pub(super) fn check(
     all.extend(check_gpus(conf, node, ctx));
     all.extend((ctx.standing)(&ctx.settings));
     if !plugins.is_dir() {
-        let none = format!("no '{}': install the package with the plugins", plugins.display());
+        let none = format!(
+            "no '{}': install the package with the plugins",
+            plugins.display()
+        );
         all.push(Fail(none));
     }
     all
@@ -96,8 +107,12 @@ fn check_stack(stack: &Stack, found: Option<&Path>) -> CheckLine {
         None if stack.delivery != Delivery::Local => Fail(format!(
             "'{shown}' does not have our line, and the controller sends nothing that it includes: run {command}"
         )),
-        None if stack.includes_snippet() => Pass(format!("'{shown}' includes the file of our line")),
-        None => Fail(format!("'{shown}' does not include our line; add: {include}")),
+        None if stack.includes_snippet() => {
+            Pass(format!("'{shown}' includes the file of our line"))
+        }
+        None => Fail(format!(
+            "'{shown}' does not include our line; add: {include}"
+        )),
     }
 }
 
@@ -107,7 +122,9 @@ fn line(home: &Path) -> Result<String, String> {
     }
     open_trusted(home).map_err(|e| format!("{e}; allowed: root's, not writable by others"))?;
     let words = WORDS.join(" or ");
-    let none = || format!("no line that begins with {words} and names {PLUGIN}; run 'mpsctl slurm enable'");
+    let none = || {
+        format!("no line that begins with {words} and names {PLUGIN}; run 'mpsctl slurm enable'")
+    };
     our_line(home).ok_or_else(none)
 }
 
@@ -142,8 +159,9 @@ fn check_words(words: &[&str], ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     programs.into_iter().chain([config]).collect()
 }
 
-/// Whether slurmd has our plugin. Only root can see what it has loaded; otherwise slurmd must have begun after our line
-/// was written. A copy that slurmd fetched is younger than slurmd and tells nothing. `None`: no line names a plugin.
+/// Whether slurmd has our plugin. Only root can see what it has loaded; otherwise slurmd must have
+/// begun after our line was written. A copy that slurmd fetched is younger than slurmd and tells
+/// nothing. `None`: no line names a plugin.
 fn check_slurmd(
     slurm: &Installation,
     stack: &Stack,
@@ -158,7 +176,10 @@ fn check_slurmd(
     if slurmd.replaced {
         return restart("runs a program that was replaced since");
     }
-    let (loaded, fetched) = (slurmd.has_loaded(plugin?), stack.delivery == Delivery::Fetched);
+    let (loaded, fetched) = (
+        slurmd.has_loaded(plugin?),
+        stack.delivery == Delivery::Fetched,
+    );
     let written = fs::metadata(home).and_then(|about| about.modified()).ok();
     let is_older = || Some(slurmd.began()? < written?);
     match loaded {
@@ -202,7 +223,11 @@ fn check_prolog(conf: &Conf, release: Option<Release>) -> CheckLine {
 }
 
 /// Where cgroups have SLUIDs for names, what our knowledge of a process' job rests on.
-fn check_sluids(conf: &Conf, release: Option<Release>, ctx: &SetupContext<'_>) -> Option<CheckLine> {
+fn check_sluids(
+    conf: &Conf,
+    release: Option<Release>,
+    ctx: &SetupContext<'_>,
+) -> Option<CheckLine> {
     let release = release.filter(|release| *release >= Release::SLUIDS)?;
     let has_cgroups = conf.value("ProctrackType")?.ends_with("cgroup");
     let own = conf::read(&conf.file.with_file_name("cgroup.conf"), ctx.host);
@@ -219,7 +244,8 @@ fn check_sluids(conf: &Conf, release: Option<Release>, ctx: &SetupContext<'_>) -
 fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let lists = |gres: &&str| conf.lists("GresTypes", gres);
     let mut all = timeouts(conf, ctx.settings.deadline);
-    let no_gpu = "GresTypes has no gpu: Slurm tells no job's GPUs, and every request for MPS is refused";
+    let no_gpu =
+        "GresTypes has no gpu: Slurm tells no job's GPUs, and every request for MPS is refused";
     all.push(match lists(&"gpu") {
         true => Pass("GresTypes has gpu: Slurm tells a job's GPUs".to_owned()),
         false => Fail(no_gpu.to_owned()),
@@ -235,15 +261,21 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     all
 }
 
-/// slurmd kills a prolog and an epilog after a time, and drains the node then (docs/facts/slurm.md#failures). slurmstepd ends
-/// a step's own daemon in its last callback, and drains the node at its timeout (docs/facts/slurm.md#the-end-of-a-step).
+/// slurmd kills a prolog and an epilog after a time, and drains the node then
+/// (docs/facts/slurm.md#failures). slurmstepd ends a step's own daemon in its last callback, and
+/// drains the node at its timeout (docs/facts/slurm.md#the-end-of-a-step).
 fn timeouts(conf: &Conf, ours: Duration) -> Vec<CheckLine> {
     let [start, end] = [Program::Prologue, Program::Epilogue].map(|program| conf.timeout(program));
     let step = Some(("UnkillableStepTimeout", conf.unkillable_step_timeout()));
     let limits = [
         (start, "the start of a job's MPS", "Prolog error", LEAST),
         (end, "the end of a job's MPS", "Epilog error", LEAST),
-        (step, "a step's own daemon", "Kill task failed", Duration::ZERO),
+        (
+            step,
+            "a step's own daemon",
+            "Kill task failed",
+            Duration::ZERO,
+        ),
     ];
     let line = |(limit, what, reason, least): (Option<(&str, Duration)>, _, _, _)| {
         let (key, limit) = limit?;
@@ -262,8 +294,9 @@ fn timeouts(conf: &Conf, ours: Duration) -> Vec<CheckLine> {
     limits.into_iter().filter_map(line).collect()
 }
 
-/// Under these plugins the tasks have their own /tmp, and their own /dev/shm unless their configuration says another list.
-/// Client and server share nothing there (driver 580; the contract suite's `namespaces`), but tasks must see the job's pipe.
+/// Under these plugins the tasks have their own /tmp, and their own /dev/shm unless their
+/// configuration says another list. Client and server share nothing there (driver 580; the contract
+/// suite's `namespaces`), but tasks must see the job's pipe.
 fn container(kind: &str, run: &Path) -> CheckLine {
     let shown = run.display();
     let hidden = ["/tmp", "/dev/shm", "/var/tmp"];
@@ -299,7 +332,8 @@ fn check_shards(gres: &Gres) -> Option<CheckLine> {
 /// The jobs of `auto_...` that the site gives no MPS, because their programs could notice it.
 fn left_out(confined: Option<bool>, gpus: usize, settings: &Settings) -> Option<CheckLine> {
     let slurm = &settings.slurm;
-    let is_on = slurm.auto_gres || slurm.auto_constraint.is_some() || !slurm.auto_partitions.is_empty();
+    let is_on =
+        slurm.auto_gres || slurm.auto_constraint.is_some() || !slurm.auto_partitions.is_empty();
     (is_on && gpus > 1 && confined != Some(true)).then(|| {
         Warn(format!(
             "without ConstrainDevices=yes the jobs of auto_partitions, auto_constraint and auto_gres have MPS only with all {gpus} GPUs \
@@ -308,7 +342,8 @@ fn left_out(confined: Option<bool>, gpus: usize, settings: &Settings) -> Option<
     })
 }
 
-/// Whether Slurm's number of each GPU leads a job to that GPU; else the lines of gres.conf. Another line covers NVML.
+/// Whether Slurm's number of each GPU leads a job to that GPU; else the lines of gres.conf. Another
+/// line covers NVML.
 fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let gres = Gres::read(&conf.file, node, ctx.host).ok();
     let Some(gres) = gres.filter(|gres| gres.grants) else {
@@ -322,7 +357,11 @@ fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine>
     };
     let shards = check_shards(&gres);
     let left_out = left_out(gres.confined, inventory.gpus.len(), &ctx.settings);
-    let outdated = |why| Warn(format!("{why}; until it is restarted no compute mode is changed"));
+    let outdated = |why| {
+        Warn(format!(
+            "{why}; until it is restarted no compute mode is changed"
+        ))
+    };
     let mut all: Vec<CheckLine> = gres
         .outdated
         .iter()
@@ -408,11 +447,17 @@ mod tests {
             // A key for one of both comes first.
             (
                 "PrologTimeout=26\nPrologEpilogTimeout=9\n",
-                &["OK    PrologTimeout is 26", "FAIL  PrologEpilogTimeout is 9"],
+                &[
+                    "OK    PrologTimeout is 26",
+                    "FAIL  PrologEpilogTimeout is 9",
+                ],
             ),
             (
                 "prologepilogtimeout=300\nEpilogTimeout=25\n",
-                &["OK    PrologEpilogTimeout is 300", "WARN  EpilogTimeout is 25"],
+                &[
+                    "OK    PrologEpilogTimeout is 300",
+                    "WARN  EpilogTimeout is 25",
+                ],
             ),
             ("EpilogTimeout=25\n", &["WARN  EpilogTimeout is 25"]),
         ] {

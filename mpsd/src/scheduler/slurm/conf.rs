@@ -19,7 +19,8 @@ pub(super) const FETCHED: &str = "/run/slurm/conf/slurm.conf";
 /// The default of `UnkillableStepTimeout` (docs/facts/slurm.md#the-end-of-a-step).
 pub(super) const UNKILLABLE: Duration = Duration::from_secs(60);
 
-/// Whether a daemon fetched this slurm.conf, and will rewrite it: in `/run`, or in slurmd's spool directory.
+/// Whether a daemon fetched this slurm.conf, and will rewrite it: in `/run`, or in slurmd's spool
+/// directory.
 pub(super) fn is_fetched(file: &Path) -> bool {
     file.starts_with("/run") && file.ends_with("conf/slurm.conf")
         || file.parent().is_some_and(|dir| dir.ends_with("conf-cache"))
@@ -35,7 +36,8 @@ impl Conf {
     pub fn find(named: Option<&Path>, host: &dyn Host) -> Result<Self, String> {
         let usual = || USUAL.iter().map(Path::new).find(|path| path.exists());
         let places = USUAL.join(", ");
-        let none = || format!("no slurm.conf in any usual place ({places}); name it with --slurm-conf");
+        let none =
+            || format!("no slurm.conf in any usual place ({places}); name it with --slurm-conf");
         let file = named.or_else(usual).ok_or_else(none)?.to_owned();
         let lines = read(&file, host)?.ok_or_else(|| format!("no '{}'", file.display()))?;
         Ok(Self { file, lines })
@@ -57,8 +59,8 @@ impl Conf {
             .map_or(UNKILLABLE, Duration::from_secs)
     }
 
-    /// After how long slurmd kills a prolog or an epilog and drains the node, and the key that says so; `None`: never. The
-    /// keys for one of both are new in 25.05 (docs/facts/slurm.md#failures).
+    /// After how long slurmd kills a prolog or an epilog and drains the node, and the key that says
+    /// so; `None`: never. The keys for one of both are new in 25.05 (docs/facts/slurm.md#failures).
     pub fn timeout(&self, program: Program) -> Option<(&'static str, Duration)> {
         let own = match program {
             Program::Prologue => "PrologTimeout",
@@ -97,7 +99,8 @@ impl Line {
     }
 
     pub fn is(&self, key: &str, value: &str) -> bool {
-        self.value(key).is_some_and(|own| own.eq_ignore_ascii_case(value))
+        self.value(key)
+            .is_some_and(|own| own.eq_ignore_ascii_case(value))
     }
 
     /// Whether this is the key of the first word, which says what the line is about.
@@ -146,19 +149,26 @@ fn collect(
             };
             all.extend(lines.ok_or_else(|| failed(format!("it includes '{}'", path.display())))?);
         } else if !words.is_empty() {
-            all.push(Line { file, number, words });
+            all.push(Line {
+                file,
+                number,
+                words,
+            });
         }
     }
     Ok(Some(all))
 }
 
-/// Lines without comments, those that end with a backslash put together; each with its first number.
+/// Lines without comments, those that end with a backslash put together; each with its first
+/// number.
 fn joined(text: &str) -> Vec<(usize, String)> {
     let mut all: Vec<(usize, String)> = Vec::new();
     let mut continues = false;
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.split('#').next().unwrap_or_default().trim_end();
-        let (part, more) = line.strip_suffix('\\').map_or((line, false), |part| (part, true));
+        let (part, more) = line
+            .strip_suffix('\\')
+            .map_or((line, false), |part| (part, true));
         match all.last_mut().filter(|_| continues) {
             Some((_, before)) => before.push_str(part),
             None => all.push((number, part.to_owned())),
@@ -170,7 +180,8 @@ fn joined(text: &str) -> Vec<(usize, String)> {
 
 fn included(line: &str) -> Option<&str> {
     let (word, path) = line.trim().split_once([' ', '\t'])?;
-    (word.eq_ignore_ascii_case("include") && !path.trim_start().starts_with('=')).then(|| path.trim())
+    (word.eq_ignore_ascii_case("include") && !path.trim_start().starts_with('='))
+        .then(|| path.trim())
 }
 
 /// `Key=value Key = "some value"`.
@@ -218,7 +229,10 @@ mod tests {
         let mut lines = joined("A=1 # B=2\n\nC=3 \\\n D=4\nE=5");
         lines.retain(|(_, line)| !line.is_empty());
         let expected = [(1, "A=1"), (3, "C=3  D=4"), (5, "E=5")];
-        assert_eq!(lines, expected.map(|(number, line)| (number, line.to_owned())));
+        assert_eq!(
+            lines,
+            expected.map(|(number, line)| (number, line.to_owned()))
+        );
         assert_eq!(included(" Include  more.conf "), Some("more.conf"));
         assert_eq!(included("Included=x"), None);
     }

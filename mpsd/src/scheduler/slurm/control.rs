@@ -39,7 +39,8 @@ impl Controller for SlurmNode {
         self.update(&["state=drain", &format!("reason={reason}")])
     }
 
-    /// With `undrain`, a node that is down for another reason stays down. Slurm removes the reason with the drain.
+    /// With `undrain`, a node that is down for another reason stays down. Slurm removes the reason
+    /// with the drain.
     fn put_back(&self, _: Option<&str>) -> Result<String, String> {
         self.update(&["state=undrain"])
     }
@@ -56,8 +57,8 @@ impl Controller for SlurmNode {
         }
     }
 
-    /// The job's comment keeps the user's words. srun and salloc show a notice; a batch job has it in its output, once its
-    /// script runs.
+    /// The job's comment keeps the user's words. srun and salloc show a notice; a batch job has it
+    /// in its output, once its script runs.
     fn tell(&self, job: &JobId, line: &str, aloud: bool, _: bool) -> Result<(), String> {
         let ours = one_line(&format!("{OURS}{}: {line}", self.name), LONGEST_COMMENT);
         let written = self.comment(job, &ours);
@@ -68,13 +69,17 @@ impl Controller for SlurmNode {
         written
     }
 
-    /// Holds as the user would, so that the user may release it. A failure beside the requeue is reported and does not undo
-    /// it. The job's comment counts the failed starts. If squeue does not show it whole, all of Slurm's restarts count.
+    /// Holds as the user would, so that the user may release it. A failure beside the requeue is
+    /// reported and does not undo it. The job's comment counts the failed starts. If squeue does
+    /// not show it whole, all of Slurm's restarts count.
     fn requeue(&self, job: &JobId, most: u32) -> Result<Requeued, String> {
         let own = self.own_name(job)?;
         let queued = self.job(job, &own);
         let failed = self.call("scontrol", &["requeue", &own]).err();
-        let told = queued.as_ref().ok().and_then(|queued| queued.comment.as_deref());
+        let told = queued
+            .as_ref()
+            .ok()
+            .and_then(|queued| queued.comment.as_deref());
         let told = told.map(failed_starts);
         let counts = failed.is_none() || queued.as_ref().is_ok_and(|queued| queued.runs);
         let number = told.filter(|_| counts).map(|told| told.saturating_add(1));
@@ -90,7 +95,9 @@ impl Controller for SlurmNode {
             Ok(before) if before < most => return Ok(done),
             Ok(before) => before.saturating_add(1),
             Err(why) => {
-                done.trouble = Some(format!("whether requeue_limit holds it is not known: {why}"));
+                done.trouble = Some(format!(
+                    "whether requeue_limit holds it is not known: {why}"
+                ));
                 return Ok(done);
             }
         };
@@ -109,8 +116,8 @@ impl Controller for SlurmNode {
         Ok(done)
     }
 
-    /// Slurm names the files for a script alone, with the user's pattern filled in. 26.05 leaves the first empty if both are
-    /// the same.
+    /// Slurm names the files for a script alone, with the user's pattern filled in. 26.05 leaves
+    /// the first empty if both are the same.
     fn output(&self, job: &JobId) -> Result<Option<PathBuf>, String> {
         let shown = self.call("scontrol", &["show", "job", &self.own_name(job)?])?;
         // Untrusted: a line in the user's comment comes before. The last line of a name is Slurm's.
@@ -122,7 +129,8 @@ impl Controller for SlurmNode {
         Ok(named("StdErr=").or_else(|| named("StdOut=")))
     }
 
-    /// In a job of several nodes another node's words stay: its start may fail now, and continues the count.
+    /// In a job of several nodes another node's words stay: its start may fail now, and continues
+    /// the count.
     fn started(&self, job: &JobId) -> Result<(), String> {
         let own = self.own_name(job)?;
         let Some(comment) = self.job(job, &own)?.comment else {
@@ -140,8 +148,8 @@ impl Controller for SlurmNode {
         self.write_comment(&own, users)
     }
 
-    /// `BatchFlag=1` marks a script (docs/facts/slurm.md#failures). Untrusted: a user who writes it into a job's name
-    /// can end only that job.
+    /// `BatchFlag=1` marks a script (docs/facts/slurm.md#failures). Untrusted: a user who writes it
+    /// into a job's name can end only that job.
     fn end_script(&self, job: &JobId) -> Result<bool, String> {
         let own = self.own_name(job)?;
         let shown = self.call("scontrol", &["--oneliner", "show", "job", &own])?;
@@ -170,13 +178,16 @@ struct Queued {
 }
 
 impl SlurmNode {
-    /// The name that means this job alone. The last element of an array has the array's id, which in an order means
-    /// every element (docs/facts/slurm.md#failures). The answer has no text of the user.
+    /// The name that means this job alone. The last element of an array has the array's id, which
+    /// in an order means every element (docs/facts/slurm.md#failures). The answer has no text of
+    /// the user.
     fn own_name(&self, job: &JobId) -> Result<String, String> {
         let words = ["--noheader", "--jobs", job.as_str(), "--format", "%A %i"];
         let unknown = |why: &str| format!("what is its own name, should it be an array's: {why}");
         let names = self.call("squeue", &words).map_err(|why| unknown(&why))?;
-        let own = names.lines().find_map(|line| own_name(line.trim(), job.as_str()));
+        let own = names
+            .lines()
+            .find_map(|line| own_name(line.trim(), job.as_str()));
         own.ok_or_else(|| unknown(&format!("squeue shows no job {job} that started")))
     }
 
@@ -189,13 +200,18 @@ impl SlurmNode {
     }
 
     fn write_comment(&self, own: &str, comment: &str) -> Result<(), String> {
-        let words = ["update", &format!("jobid={own}"), &format!("comment={comment}")];
+        let words = [
+            "update",
+            &format!("jobid={own}"),
+            &format!("comment={comment}"),
+        ];
         self.call("scontrol", &words).map(drop)
     }
 
     fn job(&self, job: &JobId, own: &str) -> Result<Queued, String> {
         // The number behind the comment proves that the line is whole.
-        let format = format!("--Format=JobID:16,State:16,RestartCnt:16,Comment:{SHOWN_COMMENT},JobID:16");
+        let format =
+            format!("--Format=JobID:16,State:16,RestartCnt:16,Comment:{SHOWN_COMMENT},JobID:16");
         let text = self.call("squeue", &["--noheader", "--jobs", own, &format])?;
         let mut lines = text.lines();
         let found = lines.find_map(|line| queued(line.trim(), job.as_str()));
@@ -218,7 +234,8 @@ impl SlurmNode {
     }
 }
 
-/// `4711 4711_2` of an array's element, `4711 4711+0` of a het job's first part: its id means the whole job, as it must.
+/// `4711 4711_2` of an array's element, `4711 4711+0` of a het job's first part: its id means the
+/// whole job, as it must.
 fn own_name(line: &str, job: &str) -> Option<String> {
     let (id, name) = line.split_once(' ')?;
     let behind = |sign| name.split_once(sign).map(|(_, behind)| behind);
@@ -265,15 +282,17 @@ fn failed_starts(comment: &str) -> u32 {
 }
 
 fn counted(comment: &str, ours: &str) -> String {
-    let named = ours.strip_prefix(OURS).and_then(|ours| ours.split_once(": "));
+    let named = ours
+        .strip_prefix(OURS)
+        .and_then(|ours| ours.split_once(": "));
     match (failed_starts(ours), failed_starts(comment), named) {
         (0, failed @ 1.., Some((node, line))) => format!("{OURS}{node}: {FAILED}{failed}: {line}"),
         _ => ours.to_owned(),
     }
 }
 
-/// The user's comment with our text, which replaces our earlier one. The count of failed starts stays: another of the
-/// job's nodes may have counted this start. `None`: no room.
+/// The user's comment with our text, which replaces our earlier one. The count of failed starts
+/// stays: another of the job's nodes may have counted this start. `None`: no room.
 fn with_ours(users: &str, ours: &str) -> Option<String> {
     let all = match users.get(..of_ours(users)).unwrap_or_default() {
         "" => counted(users, ours),
@@ -282,8 +301,8 @@ fn with_ours(users: &str, ours: &str) -> Option<String> {
     Some(all).filter(|all| all.len() < SHOWN_COMMENT)
 }
 
-/// `drained*|mpsd: job 4711: …`, one line a partition. The reason of a node that is not drained is slurmctld's own (`Not
-/// responding`) or a leftover, and does not count.
+/// `drained*|mpsd: job 4711: …`, one line a partition. The reason of a node that is not drained is
+/// slurmctld's own (`Not responding`) or a leftover, and does not count.
 fn parse(text: &str) -> Option<NodeStatus> {
     let (state, reason) = text.lines().find_map(|line| line.split_once('|'))?;
     let (drained, reason) = (state.contains("drain"), reason.trim());

@@ -17,7 +17,10 @@ fn shown(restarts: u32, comment: &str) -> String {
 }
 
 fn shown_as(state: &str, restarts: u32, comment: &str) -> String {
-    format!("{0:16}{state:16}{restarts:<16}{comment:1024.1024}{0:16}", "4711")
+    format!(
+        "{0:16}{state:16}{restarts:<16}{comment:1024.1024}{0:16}",
+        "4711"
+    )
 }
 
 /// A squeue that shows the names of `names`, and does `body` when asked for more.
@@ -116,7 +119,12 @@ fn a_job_is_requeued_whatever_fails_around_it() {
     for (squeue, scontrol, held, trouble) in [
         (&line, "", true, ""),
         (&unseen, "", false, "squeue said"),
-        (&line, "[ $1 != uhold ]", false, "not held after 4 failed starts"),
+        (
+            &line,
+            "[ $1 != uhold ]",
+            false,
+            "not held after 4 failed starts",
+        ),
         (&line, "[ $1 != update ]", true, "the node's comment"),
     ] {
         let slurm = Scripted::new(squeue, scontrol);
@@ -142,10 +150,17 @@ fn a_job_is_requeued_whatever_fails_around_it() {
     ] {
         let done = Scripted::new(&squeue_of(&shown(restarts, comment)), "").requeue(most);
         let number = (failed > 0).then(|| format!("failed start {failed}"));
-        assert_eq!((&done.number, done.held), (&number, held), "{comment}: {done:?}");
+        assert_eq!(
+            (&done.number, done.held),
+            (&number, held),
+            "{comment}: {done:?}"
+        );
     }
     let done = Scripted::new(&line, "exit 1").requeue(3);
-    assert!(done.failed.is_some(), "it is not back in the queue: {done:?}");
+    assert!(
+        done.failed.is_some(),
+        "it is not back in the queue: {done:?}"
+    );
 }
 
 /// The job's first node put it back; the next node's order is refused.
@@ -158,7 +173,11 @@ fn the_next_node_of_a_job_keeps_the_count() {
         ("COMPLETING", 2, None, 2),
         ("PENDING", 2, None, 2),
     ] {
-        let line = shown_as(state, 7, &format!("by hand; mpsd: n2: failed start {before}: x"));
+        let line = shown_as(
+            state,
+            7,
+            &format!("by hand; mpsd: n2: failed start {before}: x"),
+        );
         let slurm = Scripted::new(&squeue_of(&line), "[ $1 != requeue ]");
         let done = slurm.requeue(3);
         assert!(done.failed.is_some() && !done.held, "{state}: {done:?}");
@@ -167,7 +186,11 @@ fn the_next_node_of_a_job_keeps_the_count() {
         let line = number.map_or_else(|| "why".to_owned(), |number| format!("{number}: why"));
         slurm.node.tell(&id(), &line, false, false).expect("told");
         let last = format!("comment=by hand; mpsd: n1: failed start {all}: why\n");
-        assert!(slurm.orders().ends_with(&last), "{state}: {}", slurm.orders());
+        assert!(
+            slurm.orders().ends_with(&last),
+            "{state}: {}",
+            slurm.orders()
+        );
     }
 }
 
@@ -175,7 +198,10 @@ fn the_next_node_of_a_job_keeps_the_count() {
 #[test]
 fn an_element_of_an_array_is_dealt_with_alone() {
     let body = format!("echo '{}'", shown(7, BY_HAND));
-    let slurm = Scripted::new(&squeue("4712 4711_1\\n4711 4711_2", &body), "echo BatchFlag=1");
+    let slurm = Scripted::new(
+        &squeue("4712 4711_1\\n4711 4711_2", &body),
+        "echo BatchFlag=1",
+    );
     assert!(slurm.requeue(3).held);
     slurm
         .node
@@ -222,7 +248,8 @@ fn a_waiting_user_is_told_even_if_the_comment_cannot_be_written() {
     assert_eq!(slurm.orders(), "notify 4711 mpsd: n1: why\n");
 }
 
-/// Another node's words stay: in a job of several nodes its start may fail now, and continues the count.
+/// Another node's words stay: in a job of several nodes its start may fail now, and continues the
+/// count.
 #[test]
 fn a_start_that_worked_removes_the_words_of_failed_ones() {
     for (comment, nodes, left) in [
@@ -257,8 +284,15 @@ fn the_output_is_a_scripts_and_is_named_whole() {
         ("   StdErr=\n", None),
         ("", None),
     ] {
-        let slurm = Scripted::new(&squeue_of(""), &format!("printf 'JobId=4711 JobName=a\n{files}'"));
-        assert_eq!(slurm.node.output(&id()), Ok(output.map(PathBuf::from)), "{files}");
+        let slurm = Scripted::new(
+            &squeue_of(""),
+            &format!("printf 'JobId=4711 JobName=a\n{files}'"),
+        );
+        assert_eq!(
+            slurm.node.output(&id()),
+            Ok(output.map(PathBuf::from)),
+            "{files}"
+        );
     }
 }
 

@@ -1,7 +1,9 @@
-//! The node's GPUs as Slurm lists them: gres.conf within what slurm.conf grants, and whether tasks are confined to theirs.
+//! The node's GPUs as Slurm lists them: gres.conf within what slurm.conf grants, and whether tasks
+//! are confined to theirs.
 //!
-//! Read in Slurm's sources (22.05.8 to 26.05.3: `gres_node_config_load`, `_merge_gres2`, `_merge_system_gres_conf`,
-//! `gres_use_local_device_index`) and compared with `slurmd -G` by the cells `slurm::devices_list`.
+//! Read in Slurm's sources (22.05.8 to 26.05.3: `gres_node_config_load`, `_merge_gres2`,
+//! `_merge_system_gres_conf`, `gres_use_local_device_index`) and compared with `slurmd -G` by the
+//! cells `slurm::devices_list`.
 
 use super::conf::{self, Line, is_fetched, last};
 use super::slurmd::Slurmd;
@@ -19,9 +21,11 @@ pub struct Gres {
     pub confined: Option<bool>,
     /// Tasks get UUIDs in `CUDA_VISIBLE_DEVICES`.
     pub by_uuid: bool,
-    /// Slurm leaves `CUDA_VISIBLE_DEVICES` as the user wrote it (`Flags=no_gpu_env`, or only flags of other vendors).
+    /// Slurm leaves `CUDA_VISIBLE_DEVICES` as the user wrote it (`Flags=no_gpu_env`, or only flags
+    /// of other vendors).
     pub unnamed: bool,
-    /// The node has GPUs of several types; a prolog is told one only (docs/facts/slurm.md#gpus-of-a-job).
+    /// The node has GPUs of several types; a prolog is told one only
+    /// (docs/facts/slurm.md#gpus-of-a-job).
     pub several_types: bool,
     /// slurm.conf has a line for this node, with GPUs.
     pub grants: bool,
@@ -29,7 +33,8 @@ pub struct Gres {
     pub outdated: Option<String>,
     /// A GPU belongs to one job: no gres/shard or gres/mps lets several share it.
     pub unshared: bool,
-    /// The cluster has gres/mps, and gres/shard. Without one, its variable in a step is the user's own.
+    /// The cluster has gres/mps, and gres/shard. Without one, its variable in a step is the user's
+    /// own.
     pub has_mps: bool,
     pub has_shards: bool,
     /// The shards of the node's GPUs together.
@@ -62,18 +67,29 @@ impl Gres {
         dynamic: Option<&str>,
         host: &dyn Host,
     ) -> Result<Self, String> {
-        let beside = |name: &str| conf::read(&conf.with_file_name(name), host).map(Option::unwrap_or_default);
-        let mut slurm = conf::read(conf, host)?.ok_or_else(|| format!("no '{}'", conf.display()))?;
+        let beside = |name: &str| {
+            conf::read(&conf.with_file_name(name), host).map(Option::unwrap_or_default)
+        };
+        let mut slurm =
+            conf::read(conf, host)?.ok_or_else(|| format!("no '{}'", conf.display()))?;
         slurm.extend(dynamic.map(|words| Line::of_node(conf, node, words)));
         let (gres, cgroup) = (beside("gres.conf")?, beside("cgroup.conf").ok());
         let any = |lines: &[Line], key: &str, fits: fn(&str) -> bool| {
             lines.iter().filter_map(|line| line.value(key)).any(fits)
         };
-        let here = |line: &&Line| line.value("NodeName").is_none_or(|list| contains(list, node));
+        let here = |line: &&Line| {
+            line.value("NodeName")
+                .is_none_or(|list| contains(list, node))
+        };
         let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
-        let mut flags = gres.iter().filter(here).filter_map(|line| line.value("Flags"));
+        let mut flags = gres
+            .iter()
+            .filter(here)
+            .filter_map(|line| line.value("Flags"));
         let has = |name: &str| last(&slurm, "GresTypes").is_some_and(|types| names(types, &[name]));
-        let count = |name| granted(&slurm, node, name).map_or(0, |all| all.iter().map(|one| one.count).sum());
+        let count = |name| {
+            granted(&slurm, node, name).map_or(0, |all| all.iter().map(|one| one.count).sum())
+        };
         let shards = count("shard");
         let shards_of_each = shards_of_each(&gres, node, shards, count("gpu"));
         let granted = granted(&slurm, node, "gpu").unwrap_or_default();
@@ -85,7 +101,8 @@ impl Gres {
             by_uuid: any(&gres, "Flags", |flags| flags.contains("env_uuid")),
             several_types: granted.len() > 1 || types.any(|other| Some(other) != first),
             grants: !granted.is_empty(),
-            unshared: !any(&slurm, "GresTypes", names_a_share) && !any(&gres, "Name", names_a_share),
+            unshared: !any(&slurm, "GresTypes", names_a_share)
+                && !any(&gres, "Name", names_a_share),
             has_mps: has("mps"),
             has_shards: has("shard"),
             shards: u32::try_from(shards).unwrap_or(u32::MAX),
@@ -104,7 +121,8 @@ fn outdated(conf: &Path, slurmd: &Slurmd) -> Option<String> {
         return None;
     }
     let (pid, shown) = (slurmd.pid(), file.display());
-    (changed > slurmd.began()?).then(|| format!("'{shown}' was changed after slurmd (pid {pid}) began"))
+    (changed > slurmd.began()?)
+        .then(|| format!("'{shown}' was changed after slurmd (pid {pid}) began"))
 }
 
 fn names_a_share(value: &str) -> bool {
@@ -130,17 +148,27 @@ fn is_one_of(text: &str, words: &[&str]) -> bool {
 
 fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<List, String> {
     let mut granted = granted(slurm, node, "gpu")?;
-    // Lines that begin with Name come before those that begin with NodeName, in any order in the file.
+    // Lines that begin with Name come before those that begin with NodeName, in any order in the
+    // file.
     let named = gres.iter().filter(|line| line.is_about("Name"));
-    let has_us = |line: &&Line| line.value("NodeName").is_some_and(|list| contains(list, node));
+    let has_us = |line: &&Line| {
+        line.value("NodeName")
+            .is_some_and(|list| contains(list, node))
+    };
     let is_ours = |line: &&Line| line.is_about("NodeName") && has_us(line);
     let ours = gres.iter().filter(is_ours);
     let with_detection = |line| Some((line, Line::value(line, "AutoDetect")?));
     let global = || gres.iter().rfind(|line| line.is_about("AutoDetect"));
     let detection = ours.clone().find_map(with_detection);
     let detection = detection.or_else(|| global().and_then(with_detection));
-    let lines: Vec<&Line> = named.chain(ours).filter(|line| line.is("Name", "gpu")).collect();
-    if let Some(line) = lines.iter().find(|line| line.value("MultipleFiles").is_some()) {
+    let lines: Vec<&Line> = named
+        .chain(ours)
+        .filter(|line| line.is("Name", "gpu"))
+        .collect();
+    if let Some(line) = lines
+        .iter()
+        .find(|line| line.value("MultipleFiles").is_some())
+    {
         return Err(format!("{} has MultipleFiles", line.place()));
     }
     let how = detection.map(|(line, how)| (line.place(), how.to_ascii_lowercase()));
@@ -150,7 +178,9 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
         // The first of these words that it contains (26.05: `_handle_autodetect_flags`).
         Some((_, how)) if how.contains("full") => Order::Either,
         Some((_, how)) if how.contains("nvml") => Order::Bus,
-        Some((_, how)) if how.contains("nvidia") && !others.iter().any(|other| how.contains(other)) => {
+        Some((_, how))
+            if how.contains("nvidia") && !others.iter().any(|other| how.contains(other)) =>
+        {
             Order::Minor
         }
         Some((place, how)) => return Err(format!("{place} has AutoDetect={how}")),
@@ -170,9 +200,13 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
     })
 }
 
-/// For each kind that slurm.conf grants, the files of the lines of that kind, in their order, up to its count. Any line fits
-/// a kind without a type.
-fn merged(granted: &mut [Granted], lines: &[&Line], host: &dyn Host) -> Result<Vec<DeviceFile>, String> {
+/// For each kind that slurm.conf grants, the files of the lines of that kind, in their order, up to
+/// its count. Any line fits a kind without a type.
+fn merged(
+    granted: &mut [Granted],
+    lines: &[&Line],
+    host: &dyn Host,
+) -> Result<Vec<DeviceFile>, String> {
     let mut left: Vec<(&Line, Vec<DeviceFile>)> = Vec::new();
     for line in lines {
         left.push((line, files(line, host)?));
@@ -214,7 +248,9 @@ fn granted(slurm: &[Line], node: &str, name: &str) -> Result<Vec<Granted>, Strin
     let mut all: Vec<Granted> = Vec::new();
     for entry in split_outside(gres, '(', ')') {
         let parts = entry.split('(').next().unwrap_or_default().split(':');
-        let parts: Vec<&str> = parts.filter(|part| !is_one_of(part, &["no_consume"])).collect();
+        let parts: Vec<&str> = parts
+            .filter(|part| !is_one_of(part, &["no_consume"]))
+            .collect();
         let wrong = || format!("Gres={gres} of node '{node}'");
         let (kind, count) = match parts[..] {
             [other, ..] if !is_one_of(other.trim(), &[name]) => continue,
@@ -235,8 +271,14 @@ fn granted(slurm: &[Line], node: &str, name: &str) -> Result<Vec<Granted>, Strin
 
 /// Slurm deals the shards of a line without `File` out evenly.
 fn shards_of_each(gres: &[Line], node: &str, shards: usize, gpus: usize) -> Option<u32> {
-    let here = |line: &&Line| line.value("NodeName").is_none_or(|list| contains(list, node));
-    let mut lines = gres.iter().filter(here).filter(|line| line.is("Name", "shard"));
+    let here = |line: &&Line| {
+        line.value("NodeName")
+            .is_none_or(|list| contains(list, node))
+    };
+    let mut lines = gres
+        .iter()
+        .filter(here)
+        .filter(|line| line.is("Name", "shard"));
     let each = shards.checked_div(gpus).filter(|each| *each > 0)?;
     let even = |line: &Line| line.value("File").is_none() || line.is("Count", &each.to_string());
     lines.all(even).then(|| u32::try_from(each).ok())?
@@ -287,5 +329,8 @@ fn split_outside(text: &str, open: char, close: char) -> Vec<&str> {
         inside = (inside || c == open) && c != close;
         c == ',' && !inside
     });
-    parts.map(str::trim).filter(|part| !part.is_empty()).collect()
+    parts
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+        .collect()
 }

@@ -1,7 +1,7 @@
 //! A Slurm on this host: its commands, its release, and the release that a plugin is stamped for.
 //!
-//! The stamp is the four bytes of the dynamic symbol `plugin_version`, which is all that Slurm compares
-//! (docs/facts/slurm.md#version-of-a-plugin).
+//! The stamp is the four bytes of the dynamic symbol `plugin_version`, which is all that Slurm
+//! compares (docs/facts/slurm.md#version-of-a-plugin).
 
 use super::slurmd::Slurmd;
 use crate::scheduler::call::Site;
@@ -35,13 +35,15 @@ pub(super) struct Installation {
 }
 
 impl Installation {
-    /// The Slurm of `node`: the one that the site names, else the running slurmd's, else one in a usual place.
+    /// The Slurm of `node`: the one that the site names, else the running slurmd's, else one in a
+    /// usual place.
     pub fn find(site: &Site, node: &str) -> Self {
         let conf = site.slurm_conf.as_deref().map(Path::new);
         let daemon = Slurmd::find(node, conf);
         let of_daemon = || {
             let directory = daemon.as_ref()?.program.as_ref()?.parent()?;
-            with_commands(directory.parent()?.join("bin")).or_else(|| with_commands(directory.to_owned()))
+            with_commands(directory.parent()?.join("bin"))
+                .or_else(|| with_commands(directory.to_owned()))
         };
         // PREFIX/etc/slurm.conf or PREFIX/etc/slurm/slurm.conf.
         let of_conf = || {
@@ -72,7 +74,12 @@ impl Installation {
         daemon?.untrusted(&ThisHost)
     }
 
-    pub fn ask(&self, program: &str, arguments: &[&str], deadline: Duration) -> Result<String, String> {
+    pub fn ask(
+        &self,
+        program: &str,
+        arguments: &[&str],
+        deadline: Duration,
+    ) -> Result<String, String> {
         self.untrusted().map_or(Ok(()), Err)?;
         let conf = self.conf.as_ref().and_then(|conf| conf.to_str());
         let conf: Vec<(&str, &str)> = conf.map(|conf| ("SLURM_CONF", conf)).into_iter().collect();
@@ -82,20 +89,29 @@ impl Installation {
 
     pub fn conf(&self, host: &dyn Host) -> Option<PathBuf> {
         let of_daemon = || self.daemon.as_ref()?.conf(host);
-        let beside = |name: &str| Some(self.commands.parent()?.join(name)).filter(|path| path.exists());
+        let beside =
+            |name: &str| Some(self.commands.parent()?.join(name)).filter(|path| path.exists());
         let usual = || beside("etc/slurm.conf").or_else(|| beside("etc/slurm/slurm.conf"));
         self.conf.clone().or_else(of_daemon).or_else(usual)
     }
 
-    /// What each of its programs says, the running daemon's first; one after the other if they differ.
+    /// What each of its programs says, the running daemon's first; one after the other if they
+    /// differ.
     pub fn releases(&self, host: &dyn Host) -> Vec<Release> {
-        let daemon = self.daemon.as_ref().and_then(|daemon| daemon.program.clone());
+        let daemon = self
+            .daemon
+            .as_ref()
+            .and_then(|daemon| daemon.program.clone());
         let beside = VERSION_PROGRAMS.iter().map(|name| self.commands.join(name));
         let release = |program: PathBuf| {
             let ask = || host.run(&program, &["-V"], &[], VERSION_DEADLINE);
             Release::in_version(&program.exists().then(ask)?.ok()?.text)
         };
-        let mut found: Vec<Release> = daemon.into_iter().chain(beside).filter_map(release).collect();
+        let mut found: Vec<Release> = daemon
+            .into_iter()
+            .chain(beside)
+            .filter_map(release)
+            .collect();
         found.dedup();
         found
     }
@@ -134,7 +150,10 @@ pub(super) struct Release {
 
 impl Release {
     /// The first whose cgroups have SLUIDs for names, and whose flag DeferBatch implies Alloc.
-    pub(super) const SLUIDS: Self = Self { major: 26, minor: 5 };
+    pub(super) const SLUIDS: Self = Self {
+        major: 26,
+        minor: 5,
+    };
 
     /// Reads `23.11`, `23.11.5` or `23.11.0-1rc1`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {

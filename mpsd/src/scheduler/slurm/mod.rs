@@ -1,9 +1,10 @@
-//! Slurm: the plugin's job_prolog and job_epilog, `squeue`, `sinfo` and `scontrol`, and the verbs of `mpsctl slurm`.
+//! Slurm: the plugin's job_prolog and job_epilog, `squeue`, `sinfo` and `scontrol`, and the verbs
+//! of `mpsctl slurm`.
 //!
-//! A job stands in the environment of `slurmstepd spank prolog|epilog`, or of the step's task. Recorded on 22.05.8:
-//! `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES` are node-wide numbers under any PrologFlags, and both absent if the job has
-//! no GPU. A step has `SLURM_STEP_GPUS`; its `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices and is never used
-//! here.
+//! A job stands in the environment of `slurmstepd spank prolog|epilog`, or of the step's task.
+//! Recorded on 22.05.8: `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES` are node-wide numbers under any
+//! PrologFlags, and both absent if the job has no GPU. A step has `SLURM_STEP_GPUS`; its
+//! `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices and is never used here.
 
 mod check;
 mod conf;
@@ -98,7 +99,8 @@ impl BatchSystem for Slurm {
         let scope = if is_step { "SLURM_STEP_GPUS" } else { OF_JOB };
         let conf = (input.env)("SLURM_CONF").map(PathBuf::from);
         let node = (input.env)("SLURMD_NODENAME").unwrap_or_else(|| host.name());
-        let conf = conf.ok_or("Slurm did not say where its configuration is (SLURM_CONF)".to_owned());
+        let conf =
+            conf.ok_or("Slurm did not say where its configuration is (SLURM_CONF)".to_owned());
         let gres = conf.and_then(|conf| Gres::read(&conf, &node, host));
         let exclusive = exclusive(input, gres.as_ref().ok(), &node);
         let gpus = gpus(input, scope, gres, &node);
@@ -115,9 +117,9 @@ impl BatchSystem for Slurm {
         }
     }
 
-    /// Slurm drains a node with a failed prolog, and an undetermined failure proves nothing about the node. So the prolog
-    /// succeeds, and we put the batch job back into the queue. A job of srun or salloc cannot go back: its tasks read the
-    /// refusal in the record.
+    /// Slurm drains a node with a failed prolog, and an undetermined failure proves nothing about
+    /// the node. So the prolog succeeds, and we put the batch job back into the queue. A job of
+    /// srun or salloc cannot go back: its tasks read the refusal in the record.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
             requeue: !submission.step,
@@ -125,14 +127,17 @@ impl BatchSystem for Slurm {
         }
     }
 
-    /// By the slurm.conf that slurmd names to a prolog. slurmstepd starts and ends a step's own daemon, and Slurm waits for
-    /// the end of slurmstepd.
+    /// By the slurm.conf that slurmd names to a prolog. slurmstepd starts and ends a step's own
+    /// daemon, and Slurm waits for the end of slurmstepd.
     fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration> {
         let named = site.slurm_conf.as_deref().map(Path::new);
         let conf = Conf::find(named, &ThisHost);
         match step {
             true => Some(conf.map_or(conf::UNKILLABLE, |conf| conf.unkillable_step_timeout())),
-            false => conf.ok()?.timeout(input.program).map(|(_, timeout)| timeout),
+            false => conf
+                .ok()?
+                .timeout(input.program)
+                .map(|(_, timeout)| timeout),
         }
     }
 
@@ -145,7 +150,8 @@ impl BatchSystem for Slurm {
         Box::new(Here(site.clone()))
     }
 
-    /// `gres/shard` counts and does not limit; the limits are ours. The device file in a line says which GPU's shares they are.
+    /// `gres/shard` counts and does not limit; the limits are ours. The device file in a line says
+    /// which GPU's shares they are.
     fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String {
         let file = |gpu: &Gpu| format!("/dev/nvidia{}", gpu.minor.unwrap_or(gpu.index));
         let mut lines = String::new();
@@ -175,7 +181,9 @@ struct Here(Site);
 impl Located for Here {
     /// Slurm's ids are numbers; an id of a PBS has a server's name in it.
     fn may_own(&self, job: &JobId) -> bool {
-        job.as_str().bytes().all(|b| b.is_ascii_digit() || b == b'.')
+        job.as_str()
+            .bytes()
+            .all(|b| b.is_ascii_digit() || b == b'.')
     }
 
     fn known_jobs(&self, node: &str) -> KnownJobs {
@@ -213,7 +221,8 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) 
     };
     let several = scope == OF_JOB && gres.as_ref().is_ok_and(|gres| gres.several_types);
     match (mig, several) {
-        // Untrusted: in a step the variable is then the user's own, and could name another job's device.
+        // Untrusted: in a step the variable is then the user's own, and could name another job's
+        // device.
         (true, _) if scope != OF_JOB && gres.as_ref().is_ok_and(|gres| gres.unnamed) => {
             let why = "gres.conf has Flags by which Slurm leaves CUDA_VISIBLE_DEVICES to the step's user, and nothing else names a MIG device";
             GpuSource::Unknown(why.to_owned())
@@ -236,13 +245,17 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) 
     }
 }
 
-/// The numbers with the UUIDs that the prolog of Slurm 25.11 and later has beside them under AutoDetect=nvml.
+/// The numbers with the UUIDs that the prolog of Slurm 25.11 and later has beside them under
+/// AutoDetect=nvml.
 fn numbers(names: &[GpuName], visible: &str, gres: Result<Gres, String>) -> Numbers {
     let uuid = |entry: &str| entry.starts_with("GPU-").then(|| entry.to_owned());
     let mut uuids: Vec<Option<String>> = visible.split(',').map(uuid).collect();
     uuids.resize(names.len(), None);
     let number = |(name, uuid): (&GpuName, Option<String>)| match name {
-        GpuName::Index(place) => Some(Number { place: *place, uuid }),
+        GpuName::Index(place) => Some(Number {
+            place: *place,
+            uuid,
+        }),
         GpuName::Uuid(_) => None,
     };
     Numbers {
@@ -253,15 +266,17 @@ fn numbers(names: &[GpuName], visible: &str, gres: Result<Gres, String>) -> Numb
     }
 }
 
-/// gres/gpu gives a GPU to one job; gres/shard and gres/mps let jobs share it. Slurm says the part of a job with gres/mps in its
-/// prolog, and the shards of a step. A prolog is told no shards (read: `gres_p_prep_set_env`, 22.05 to 26.05), so on a node that
-/// has some the controller is asked. Untrusted: its answer has text of the user, who gains nothing by a GPU that is shared.
+/// gres/gpu gives a GPU to one job; gres/shard and gres/mps let jobs share it. Slurm says the part
+/// of a job with gres/mps in its prolog, and the shards of a step. A prolog is told no shards
+/// (read: `gres_p_prep_set_env`, 22.05 to 26.05), so on a node that has some the controller is
+/// asked. Untrusted: its answer has text of the user, who gains nothing by a GPU that is shared.
 fn exclusive(input: &Input<'_>, gres: Option<&Gres>, node: &str) -> Exclusive {
     if gres.is_some_and(|gres| gres.unshared) {
         return Exclusive::GpusAlone;
     }
     // Untrusted: in a step each is the user's own word if the cluster does not have its gres.
-    let of_slurm = |name, is_set: fn(&Gres) -> bool| input.number(name).filter(|_| gres.is_none_or(is_set));
+    let of_slurm =
+        |name, is_set: fn(&Gres) -> bool| input.number(name).filter(|_| gres.is_none_or(is_set));
     if let Some(own) = of_slurm(THREADS, |gres| gres.has_mps) {
         return Exclusive::Shared(Some(Part { own, all: 100 }));
     }
@@ -287,7 +302,8 @@ fn exclusive(input: &Input<'_>, gres: Option<&Gres>, node: &str) -> Exclusive {
     }
 }
 
-/// A job with shards on several GPUs (MULTIPLE_SHARING_GRES_PJ) may have a different part of each. The smallest exceeds none.
+/// A job with shards on several GPUs (MULTIPLE_SHARING_GRES_PJ) may have a different part of each.
+/// The smallest exceeds none.
 fn smallest(parts: Vec<Part>) -> Option<Part> {
     let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
     let by_size = |a: &Part, b: &Part| product(a.own, b.all).cmp(&product(b.own, a.all));
@@ -304,7 +320,10 @@ fn tasks(input: &Input<'_>) -> Option<(u32, u32)> {
         let found = input.number(name).or_else(|| input.number(other));
         found.filter(|number| *number > 0)
     };
-    Some((number(total, "SLURM_NTASKS")?, number(nodes, "SLURM_NNODES")?))
+    Some((
+        number(total, "SLURM_NTASKS")?,
+        number(nodes, "SLURM_NNODES")?,
+    ))
 }
 
 fn missing(name: &str) -> Undetermined {
@@ -312,18 +331,22 @@ fn missing(name: &str) -> Undetermined {
     Undetermined::new(name, why)
 }
 
-/// What slurmctld says the job has on `node`: `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`, by `scontrol --details show job`. Untrusted: the
-/// answer holds text of the user, the job's name among it, which could forge such a list. So the whole answer may name the node
-/// once.
+/// What slurmctld says the job has on `node`: `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`, by `scontrol
+/// --details show job`. Untrusted: the answer holds text of the user, the job's name among it,
+/// which could forge such a list. So the whole answer may name the node once.
 fn allocation(input: &Input<'_>, node: &str) -> Result<String, String> {
     let var = |name: &str| (input.env)(name).filter(|value| !value.is_empty());
     let id = var("SLURM_JOB_ID").ok_or("Slurm did not set SLURM_JOB_ID")?;
     let slurm = Installation::find(&input.site, node);
     let ask = |program: &str, words: &[&str]| slurm.ask(program, words, DEADLINE);
     let show = |id: &str| ask("scontrol", &["--details", "--oneliner", "show", "job", id]);
-    // The id of an array, or of a het job, is that of all its parts. squeue names each part, without text of the user.
+    // The id of an array, or of a het job, is that of all its parts. squeue names each part,
+    // without text of the user.
     of_node(&show(&id)?, node).or_else(|why| {
-        let names = ask("squeue", &["--noheader", "--jobs", &id, "--format", "%A %i"])?;
+        let names = ask(
+            "squeue",
+            &["--noheader", "--jobs", &id, "--format", "%A %i"],
+        )?;
         let mut lines = names.lines();
         let own = lines.find_map(|line| line.strip_prefix(&id)?.strip_prefix(' '));
         let own = own.map(str::trim).filter(|own| *own != id).ok_or(why)?;
@@ -333,7 +356,8 @@ fn allocation(input: &Input<'_>, node: &str) -> Result<String, String> {
 
 /// `Nodes=n[1-2] CPU_IDs=0-1 Mem=0 GRES=gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`.
 fn of_node(text: &str, node: &str) -> Result<String, String> {
-    let here = |list: &str| HostList::try_from(list.to_owned()).is_ok_and(|list| list.contains(node));
+    let here =
+        |list: &str| HostList::try_from(list.to_owned()).is_ok_and(|list| list.contains(node));
     let mut found = Vec::new();
     let mut is_here = false;
     for word in text.split_whitespace() {
@@ -352,15 +376,16 @@ fn of_node(text: &str, node: &str) -> Result<String, String> {
     }
 }
 
-/// The parts with the gres `name` of `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`: the text before the brackets, and the places in them.
+/// The parts with the gres `name` of `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`: the text before the
+/// brackets, and the places in them.
 fn parts_of<'a>(gres: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let parts = gres.split(')').map(|part| part.trim_start_matches(','));
     let parts = parts.filter_map(|part| part.split_once('(').or(Some((part, ""))));
     parts.filter(move |(part, _)| part.split(':').next() == Some(name))
 }
 
-/// The job's shards of each GPU that it shares: `shard:2(IDX:0)`, from 23.11 with all shards of each of the node's GPUs, as in
-/// `shard:6(4/4,2/4)` (docs/facts/slurm.md#gpus-of-a-job).
+/// The job's shards of each GPU that it shares: `shard:2(IDX:0)`, from 23.11 with all shards of
+/// each of the node's GPUs, as in `shard:6(4/4,2/4)` (docs/facts/slurm.md#gpus-of-a-job).
 fn shards_of(gres: &str) -> Option<Vec<(u32, Option<u32>)>> {
     let mut shards = Vec::new();
     for (part, list) in parts_of(gres, "shard") {
@@ -389,7 +414,8 @@ fn places(list: &str) -> Option<Vec<u32>> {
     Some(places)
 }
 
-/// The job's places in the list of the GPUs of `node`, as slurmctld says. They must include those that the prolog was told.
+/// The job's places in the list of the GPUs of `node`, as slurmctld says. They must include those
+/// that the prolog was told.
 fn all_places(input: &Input<'_>, node: &str) -> Result<Vec<GpuName>, String> {
     let told = GpuName::parse_list(&(input.env)(OF_JOB).unwrap_or_default())?;
     all_of(&allocation(input, node)?, &told)
@@ -403,7 +429,10 @@ fn all_of(gres: &str, told: &[GpuName]) -> Result<Vec<GpuName>, String> {
     }
     let mut all = Vec::new();
     for (_, list) in parts_of(gres, "gpu") {
-        let list = list.strip_prefix("IDX:").and_then(places).ok_or_else(unclear)?;
+        let list = list
+            .strip_prefix("IDX:")
+            .and_then(places)
+            .ok_or_else(unclear)?;
         all.extend(list.into_iter().map(GpuName::Index));
     }
     match told.iter().all(|one| all.contains(one)) {

@@ -1,4 +1,5 @@
-//! `mpsctl slurm enable | disable | check`: our line in a Slurm's plugin stack. The site's own files stay as they are.
+//! `mpsctl slurm enable | disable | check`: our line in a Slurm's plugin stack. The site's own
+//! files stay as they are.
 
 use super::check::check;
 use super::conf::Conf;
@@ -21,9 +22,10 @@ const RESTART: &str = "restart slurmd on the nodes: it reads the plugin stack wh
 enum SlurmVerb {
     /// Write our line for the plugin that fits the installed Slurm (root)
     ///
-    /// Run it on every host where users submit or jobs run; on a configless cluster only on the controller's host. It
-    /// writes plugstack.conf.d/mpsd.conf beside slurm.conf. It writes plugstack.conf itself only if that is missing or
-    /// the controller sends it. Restart slurmd afterwards: it reads the stack when it starts.
+    /// Run it on every host where users submit or jobs run; on a configless cluster only on the
+    /// controller's host. It writes plugstack.conf.d/mpsd.conf beside slurm.conf. It writes
+    /// plugstack.conf itself only if that is missing or the controller sends it. Restart slurmd
+    /// afterwards: it reads the stack when it starts.
     Enable(EnableOptions),
     /// Remove what enable wrote, once no job with MPS runs on this node (root)
     Disable {
@@ -40,10 +42,12 @@ enum SlurmVerb {
 
 #[derive(Debug, Clone, Default, clap::Args)]
 struct SlurmOptions {
-    /// slurm.conf; if not given, from mpsd.toml, from SLURM_CONF, or that of the Slurm that runs here
+    /// slurm.conf; if not given, from mpsd.toml, from SLURM_CONF, or that of the Slurm that runs
+    /// here
     #[arg(long, value_name = "FILE")]
     slurm_conf: Option<PathBuf>,
-    /// Slurm's directory with bin and sbin; from mpsd.toml, or that of the Slurm that runs here if not given
+    /// Slurm's directory with bin and sbin; from mpsd.toml, or that of the Slurm that runs here if
+    /// not given
     #[arg(long, value_name = "DIR")]
     exec: Option<PathBuf>,
     /// This node's name in Slurm; the host's if not given
@@ -67,7 +71,8 @@ struct EnableOptions {
     /// What the plugin does: job (jobs only), step (steps only), both
     #[arg(long, value_name = "SCOPE", value_parser = ["both", "job", "step"])]
     scope: Option<String>,
-    /// Only where enable wrote a line before: name the plugin for the Slurm that is here now (run by the packages)
+    /// Only where enable wrote a line before: name the plugin for the Slurm that is here now (run
+    /// by the packages)
     #[arg(long, conflicts_with_all = ["required", "scope"])]
     refresh: bool,
 }
@@ -124,7 +129,10 @@ impl SlurmOptions {
 
     fn find(&self, ctx: &SetupContext<'_>) -> Result<(Installation, Conf), String> {
         let mut site = Site::of(&ctx.settings);
-        let named = self.slurm_conf.as_ref().map(|path| path.display().to_string());
+        let named = self
+            .slurm_conf
+            .as_ref()
+            .map(|path| path.display().to_string());
         site.slurm_conf = named.or(site.slurm_conf);
         site.slurm_exec = self.exec.clone().or(site.slurm_exec);
         let slurm = Installation::find(&site, &self.node(ctx));
@@ -145,7 +153,9 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport,
         ));
     }
     if options.release.is_none() && slurm.is_a_guess() {
-        let found = directories().into_iter().map(|dir| dir.display().to_string());
+        let found = directories()
+            .into_iter()
+            .map(|dir| dir.display().to_string());
         let found = found.collect::<Vec<_>>().join(", ");
         return Err(format!(
             "several Slurms are here ({found}) and none runs: name one with --exec"
@@ -158,7 +168,10 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport,
         report.did(RESTART);
     } else if !report.incomplete {
         let home = stack.home();
-        report.did(format!("'{}' has our line for Slurm {release}", home.display()));
+        report.did(format!(
+            "'{}' has our line for Slurm {release}",
+            home.display()
+        ));
     }
     Ok(report)
 }
@@ -170,7 +183,11 @@ fn add_line(
     release: Release,
     plugin: &Path,
 ) -> Result<(), String> {
-    let (snippet, second, shown) = (stack.snippet(), stack.second_snippet(), stack.file.display());
+    let (snippet, second, shown) = (
+        stack.snippet(),
+        stack.second_snippet(),
+        stack.file.display(),
+    );
     let for_release = format!(" for Slurm {release}");
     if stack.delivery == Delivery::Sent {
         let about = format!("{for_release}; the controller sends it to the nodes");
@@ -192,13 +209,23 @@ fn add_line(
     }
     write(report, &snippet, &tagged(line), &for_release)?;
     if !is_foreign(&stack.file) {
-        write(report, &stack.file, &tagged(&stack.include()), " to include it")?;
+        write(
+            report,
+            &stack.file,
+            &tagged(&stack.include()),
+            " to include it",
+        )?;
     } else if our_line(&stack.file).is_none() && !stack.includes_snippet() {
         report.left(format!("add this line to '{shown}': {}", stack.include()));
     }
     if stack.has_containers() && !is_foreign(&second) {
         let line = tagged(&second_line(plugin));
-        write(report, &second, &line, " to look behind the containers' plugin")?;
+        write(
+            report,
+            &second,
+            &line,
+            " to look behind the containers' plugin",
+        )?;
     }
     Ok(())
 }
@@ -223,7 +250,8 @@ fn plugin(
     let plugins = &options.slurm.plugins;
     let installed = || slurm.releases(ctx.host).first().copied();
     let release = options.release.or_else(installed);
-    let release = release.ok_or("no slurmd, sinfo or srun here says its version; name it with --release")?;
+    let release =
+        release.ok_or("no slurmd, sinfo or srun here says its version; name it with --release")?;
     let file = plugins.join(release.to_string()).join(PLUGIN);
     let shown = file.display();
     if !file.exists() {
@@ -239,12 +267,18 @@ fn plugin(
     }
     match stamp_of(&file)? {
         stamp if stamp == release => Ok((release, file)),
-        other => Err(format!("'{shown}' is stamped for Slurm {other}, not {release}")),
+        other => Err(format!(
+            "'{shown}' is stamped for Slurm {other}, not {release}"
+        )),
     }
 }
 
 fn line(options: &EnableOptions, plugin: &Path, ctx: &SetupContext<'_>) -> String {
-    let word = if options.required { "required" } else { "optional" };
+    let word = if options.required {
+        "required"
+    } else {
+        "optional"
+    };
     let mut line = format!("{word} {}", plugin.display());
     if let Some(config) = ctx.config {
         line += &format!(" config={}", config.display());
@@ -259,7 +293,8 @@ fn line(options: &EnableOptions, plugin: &Path, ctx: &SetupContext<'_>) -> Strin
     line
 }
 
-/// The packages run it after an upgrade of Slurm, so a host without our line is left as it is, without a word.
+/// The packages run it after an upgrade of Slurm, so a host without our line is left as it is,
+/// without a word.
 fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport, String> {
     let mut report = VerbReport::default();
     let Ok((slurm, conf)) = options.slurm.find(ctx) else {
@@ -272,7 +307,8 @@ fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport
     }
     let (release, plugin) = plugin(options, &slurm, ctx)?;
     let about = format!(" to name the plugin for Slurm {release}");
-    let old = fs::read_to_string(&home).map_err(|e| format!("cannot read '{}': {e}", home.display()))?;
+    let old =
+        fs::read_to_string(&home).map_err(|e| format!("cannot read '{}': {e}", home.display()))?;
     let new = renamed(&old, &plugin);
     if second.exists() && !is_foreign(&second) {
         write(&mut report, &second, &tagged(&second_line(&plugin)), &about)?;
@@ -281,7 +317,9 @@ fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport
         write(&mut report, &home, &new, &about)?;
     } else if new != old {
         let (home, plugin) = (home.display(), plugin.display());
-        report.left(format!("let the line for {PLUGIN} in '{home}' name '{plugin}'"));
+        report.left(format!(
+            "let the line for {PLUGIN} in '{home}' name '{plugin}'"
+        ));
     }
     if report.changed {
         report.did(RESTART);
@@ -289,7 +327,8 @@ fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport
     Ok(report)
 }
 
-/// The text with `plugin` in place of our old plugin. The words around it are the administrator's choice.
+/// The text with `plugin` in place of our old plugin. The words around it are the administrator's
+/// choice.
 fn renamed(text: &str, plugin: &Path) -> String {
     let line = |line: &str| {
         let old = line.split_whitespace().nth(1).filter(|_| is_ours(line));
@@ -308,9 +347,15 @@ fn disable(stack: &Stack) -> Result<VerbReport, String> {
         }
     }
     if snippet.exists() {
-        report.left(format!("'{}' is not ours: left as it is", snippet.display()));
+        report.left(format!(
+            "'{}' is not ours: left as it is",
+            snippet.display()
+        ));
     } else if our_line(file).is_some() {
-        report.left(format!("remove the line for {PLUGIN} from '{}'", file.display()));
+        report.left(format!(
+            "remove the line for {PLUGIN} from '{}'",
+            file.display()
+        ));
     } else if report.changed {
         report.did("restart slurmd on the nodes: it keeps the plugin until then");
     } else {

@@ -1,4 +1,5 @@
-//! The Slurm daemon that runs on this host: which program it is, which configuration it took, when it began.
+//! The Slurm daemon that runs on this host: which program it is, which configuration it took, when
+//! it began.
 
 use super::conf::FETCHED;
 use crate::scheduler::host::{self, Host, ThisHost};
@@ -10,9 +11,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// The daemons of a node, of a controller's host and of a login host. Debian's slurmd has a name of its own.
+/// The daemons of a node, of a controller's host and of a login host. Debian's slurmd has a name of
+/// its own.
 const DAEMONS: [&str; 4] = ["slurmd", "slurmd-wlm", "slurmctld", "sackd"];
-/// The cgroup of a controller that systemd started. It has a user of its own, and no other process gets into this cgroup.
+/// The cgroup of a controller that systemd started. It has a user of its own, and no other process
+/// gets into this cgroup.
 const CONTROLLER: &str = "/system.slice/slurmctld.service";
 const LARGEST: usize = 64 << 20;
 
@@ -36,8 +39,9 @@ pub(super) fn of_nodes(table: &ProcessTable) -> usize {
 }
 
 impl Slurmd {
-    /// The daemon of `node` with the configuration `conf`: the one that started this program, else the one that was started
-    /// for the node, else the only one. A node's slurmd comes before other daemons.
+    /// The daemon of `node` with the configuration `conf`: the one that started this program, else
+    /// the one that was started for the node, else the only one. A node's slurmd comes before other
+    /// daemons.
     pub fn find(node: &str, conf: Option<&Path>) -> Option<Self> {
         if let Some(ours) = ancestor() {
             return Some(ours);
@@ -54,7 +58,11 @@ impl Slurmd {
     /// Without the children that a daemon forked.
     fn all(table: &ProcessTable, names: &[&str]) -> Vec<Self> {
         let is_one = |stat: &&Stat| names.iter().any(|name| stat.name == *name);
-        let daemons: Vec<&Stat> = table.iter().map(|entry| &entry.stat).filter(is_one).collect();
+        let daemons: Vec<&Stat> = table
+            .iter()
+            .map(|entry| &entry.stat)
+            .filter(is_one)
+            .collect();
         let is_child = |stat: &Stat| daemons.iter().any(|one| one.id.pid == stat.parent);
         let own = daemons.iter().filter(|stat| !is_child(stat));
         own.filter_map(|stat| Self::read(stat)).collect()
@@ -75,7 +83,11 @@ impl Slurmd {
             return None;
         }
         let place = |name: &str| PathBuf::from(format!("/proc/{}/{name}", id.pid));
-        let file = |path: &Path| fs::metadata(path).map(|about| (about.dev(), about.ino())).ok();
+        let file = |path: &Path| {
+            fs::metadata(path)
+                .map(|about| (about.dev(), about.ino()))
+                .ok()
+        };
         if file(&place("root")).is_some_and(|own| Some(own) != file(Path::new("/"))) {
             return None;
         }
@@ -123,10 +135,13 @@ impl Slurmd {
     }
 
     pub fn named(&self) -> Option<PathBuf> {
-        self.named_conf.clone().filter(|path| open_trusted(path).is_ok())
+        self.named_conf
+            .clone()
+            .filter(|path| open_trusted(path).is_ok())
     }
 
-    /// Why we do not read the slurm.conf that it was started with; `None` too if the commands read that file anyway.
+    /// Why we do not read the slurm.conf that it was started with; `None` too if the commands read
+    /// that file anyway.
     pub fn untrusted(&self, host: &dyn Host) -> Option<String> {
         let named = self.named_conf.as_ref()?;
         let error = open_trusted(named).err()?;
@@ -136,21 +151,26 @@ impl Slurmd {
         (!is_built_in).then(|| format!("{why}: name the slurm.conf in mpsd.toml ([slurm] conf)"))
     }
 
-    /// The slurm.conf that it uses: as it was started, else as its program was built, else as its controller sent it
-    /// (Slurm's order, 22.05 to 26.05: `_establish_configuration`).
+    /// The slurm.conf that it uses: as it was started, else as its program was built, else as its
+    /// controller sent it (Slurm's order, 22.05 to 26.05: `_establish_configuration`).
     pub fn conf(&self, host: &dyn Host) -> Option<PathBuf> {
         let built_in = || self.built_in(host).filter(|path| path.exists());
         let fetched = || Some(PathBuf::from(FETCHED)).filter(|path| path.exists());
         self.named().or_else(built_in).or_else(fetched)
     }
 
-    /// The path of slurm.conf in its library or its program. It is a string of its own there; no message is.
+    /// The path of slurm.conf in its library or its program. It is a string of its own there; no
+    /// message is.
     fn built_in(&self, host: &dyn Host) -> Option<PathBuf> {
         let is_library = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str());
             name.is_some_and(|name| name.starts_with("libslurm"))
         };
-        let library = self.mapped().unwrap_or_default().into_iter().find(is_library);
+        let library = self
+            .mapped()
+            .unwrap_or_default()
+            .into_iter()
+            .find(is_library);
         let mut files = [library, self.program.clone()].into_iter().flatten();
         files.find_map(|file| path_in(&host.read(&file, LARGEST).ok()??))
     }
@@ -186,8 +206,9 @@ fn ancestor() -> Option<Slurmd> {
     found
 }
 
-/// The file of a program of Slurm's with such a name, and whether it was replaced since. Untrusted: any user can run a
-/// program through a link of that name. So the file counts, and only in a place that is root's.
+/// The file of a program of Slurm's with such a name, and whether it was replaced since. Untrusted:
+/// any user can run a program through a link of that name. So the file counts, and only in a place
+/// that is root's.
 pub(super) fn program(process: &Process, is_it: impl Fn(&str) -> bool) -> Option<(PathBuf, bool)> {
     let Executable { file, path } = process.executable()?;
     let old = path.to_str()?.strip_suffix(" (deleted)").map(PathBuf::from);
@@ -212,7 +233,8 @@ fn is_roots_place(path: &Path) -> bool {
     above.next().is_some_and(|parent| is(parent, 0)) && above.all(|about| is(about, 0o1000))
 }
 
-/// A daemon's options and their values, as getopt_long(3) reads them. Of the long ones, all but two have a value.
+/// A daemon's options and their values, as getopt_long(3) reads them. Of the long ones, all but two
+/// have a value.
 fn options(arguments: &[String]) -> Vec<(&str, Option<&str>)> {
     let mut rest = arguments.iter().skip(1).map(String::as_str);
     let mut found = Vec::new();
@@ -274,7 +296,10 @@ mod tests {
             ("slurmd -D -N n1 -f /x/slurm.conf", both),
             ("slurmd -DNn1 -vvf /x/slurm.conf", both),
             ("slurmd --systemd -Nn1 -f/x/slurm.conf", both),
-            ("slurmd --conf-server host:6817 -N n1 -f /x/slurm.conf", both),
+            (
+                "slurmd --conf-server host:6817 -N n1 -f /x/slurm.conf",
+                both,
+            ),
             (
                 "slurmd --conf -f -N n0 -N n1 --instance-id=a -f /x/slurm.conf",
                 both,
@@ -310,6 +335,9 @@ mod tests {
     fn the_path_that_a_program_is_built_with() {
         let text = b"\x7fELF\0can't find address, check slurm.conf\0/run/slurm/conf/slurm.conf\0/opt/s/etc/slurm.conf\0x";
         assert_eq!(path_in(text), Some("/opt/s/etc/slurm.conf".into()));
-        assert_eq!(path_in(b"/run/slurm/conf/slurm.conf\0%s/slurm.conf\0"), None);
+        assert_eq!(
+            path_in(b"/run/slurm/conf/slurm.conf\0%s/slurm.conf\0"),
+            None
+        );
     }
 }

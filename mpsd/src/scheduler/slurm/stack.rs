@@ -9,13 +9,15 @@ use std::path::{Path, PathBuf};
 
 /// Where the plugin finds its programs and its configuration by itself (spank: `arguments`).
 pub(super) const PLUGIN: &str = "spank_mps.so";
-/// Plugins that put a task into a container in its task_init (docs/facts/programs.md#read-and-not-run).
+/// Plugins that put a task into a container in its task_init
+/// (docs/facts/programs.md#read-and-not-run).
 const CONTAINERS: [(&str, &str); 3] = [
     ("pyxis", "spank_pyxis.so"),
     ("skybox", "libskybox.so"),
     ("skybox", "skybox.so"),
 ];
-pub(super) const TAG: &str = "# mpsd: written by 'mpsctl slurm enable', removed by 'mpsctl slurm disable'";
+pub(super) const TAG: &str =
+    "# mpsd: written by 'mpsctl slurm enable', removed by 'mpsctl slurm disable'";
 pub(super) const WORDS: [&str; 2] = ["optional", "required"];
 /// The word that makes our line the second one (spank: `container`).
 const LOOK: &str = "look=container";
@@ -23,7 +25,8 @@ const LOOK: &str = "look=container";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Delivery {
     Local,
-    /// The controller here sends it to the nodes, and nothing that it includes: our line stands in it itself.
+    /// The controller here sends it to the nodes, and nothing that it includes: our line stands in
+    /// it itself.
     Sent,
     /// It is a copy that a daemon rewrites.
     Fetched,
@@ -71,7 +74,8 @@ impl Stack {
         format!("include {}/*.conf", self.directory().display())
     }
 
-    /// The lines in Slurm's order, each with its file: an `include` stands for its files in the order of their names.
+    /// The lines in Slurm's order, each with its file: an `include` stands for its files in the
+    /// order of their names.
     fn lines(&self) -> Vec<(PathBuf, String)> {
         let own = read_lines(&self.file).into_iter();
         own.flat_map(|line| self.expand(line)).collect()
@@ -81,7 +85,12 @@ impl Stack {
         let Some(pattern) = self.pattern(&line) else {
             return vec![(self.file.clone(), line)];
         };
-        let entries = pattern.parent().map(fs::read_dir).into_iter().flatten().flatten();
+        let entries = pattern
+            .parent()
+            .map(fs::read_dir)
+            .into_iter()
+            .flatten()
+            .flatten();
         let files = entries.flatten().map(|entry| entry.path());
         let mut files: Vec<PathBuf> = files.filter(|file| fits(&pattern, file)).collect();
         files.sort();
@@ -140,7 +149,8 @@ impl Stack {
         (files.len() > 1).then(|| Warn(text()))
     }
 
-    /// Whether the order of the lines keeps tasks from their MPS, or from reading that they have none.
+    /// Whether the order of the lines keeps tasks from their MPS, or from reading that they have
+    /// none.
     pub fn check_containers(&self, plugin: &Path) -> Vec<CheckLine> {
         let check = |(name, file): &(&str, &str)| self.check_container(name, file, plugin);
         CONTAINERS.iter().filter_map(check).collect()
@@ -177,7 +187,11 @@ fn read_lines(file: &Path) -> Vec<String> {
 
 fn names(line: &str, plugin: &str) -> bool {
     let mut words = line.split_whitespace();
-    let is_plugin = |file: &str| Path::new(file).file_name().is_some_and(|name| name == plugin);
+    let is_plugin = |file: &str| {
+        Path::new(file)
+            .file_name()
+            .is_some_and(|name| name == plugin)
+    };
     words.next().is_some_and(|word| WORDS.contains(&word)) && words.next().is_some_and(is_plugin)
 }
 
@@ -214,7 +228,9 @@ fn fits(pattern: &Path, file: &Path) -> bool {
     let (pattern_name, name) = (name_of(pattern), name_of(file));
     let named = match pattern_name.split_once('*') {
         None => pattern_name == name,
-        Some((head, tail)) => name.strip_prefix(head).is_some_and(|rest| rest.ends_with(tail)),
+        Some((head, tail)) => name
+            .strip_prefix(head)
+            .is_some_and(|rest| rest.ends_with(tail)),
     };
     named && pattern.parent() == file.parent()
 }

@@ -47,7 +47,10 @@ fn slurm_prolog_epilog_and_step() {
         .file(GRES, "Name=gpu File=/dev/nvidia0\n");
     let d = call.devices();
     assert_eq!(places(&d), [1, 2]);
-    assert_eq!((d.exclusive, d.tasks_on_node), (Exclusive::GpusAlone, Some(3)));
+    assert_eq!(
+        (d.exclusive, d.tasks_on_node),
+        (Exclusive::GpusAlone, Some(3))
+    );
     call.host = TextHost::default().file(CONF, "gresTypes=gpu,Shard # both\n");
     assert_eq!(call.devices().exclusive, Exclusive::Unknown);
 
@@ -79,7 +82,8 @@ fn no_gpu_and_mig_in_slurm() {
     }
 }
 
-/// Untrusted: a variable that no slurmstepd writes is the user's, and may name another job's device.
+/// Untrusted: a variable that no slurmstepd writes is the user's, and may name another job's
+/// device.
 #[test]
 fn a_steps_mig_device_is_believed_only_if_slurm_names_it() {
     for (gres, believed) in [
@@ -145,7 +149,10 @@ impl Case {
             ("SLURM_STEP_ID", step),
         ]);
         let mut call = Call::new(Program::Prologue, &[], &env);
-        let nodes = format!("NodeName=DEFAULT CPUs=8\nNodeName=n[1-4] Gres={}\n", self.granted);
+        let nodes = format!(
+            "NodeName=DEFAULT CPUs=8\nNodeName=n[1-4] Gres={}\n",
+            self.granted
+        );
         call.host = TextHost::default()
             .file(CONF, &format!("{task}GresTypes=gpu\n{nodes}"))
             .file("/etc/slurm/cgroup.conf", "ConstrainDevices=yes\n")
@@ -199,7 +206,8 @@ impl Case {
     }
 }
 
-/// `File=/dev/nvidia[0-3]`, and the buses 07, 0b, 48, 4c have the minors 2, 3, 0, 1 (from a public page).
+/// `File=/dev/nvidia[0-3]`, and the buses 07, 0b, 48, 4c have the minors 2, 3, 0, 1 (from a public
+/// page).
 const SITE: Case = Case {
     gres: "Name=gpu File=/dev/nvidia[0-3]\n",
     granted: "gpu:4",
@@ -224,7 +232,10 @@ fn a_place_in_a_complete_list() {
 
 #[test]
 fn without_the_controller_a_prolog_with_several_types_is_refused_in_words() {
-    let env = environment(&[("SLURM_JOB_GPUS", "1"), ("SLURM_SCRIPT_CONTEXT", "prolog_slurmd")]);
+    let env = environment(&[
+        ("SLURM_JOB_GPUS", "1"),
+        ("SLURM_SCRIPT_CONTEXT", "prolog_slurmd"),
+    ]);
     let mut call = Call::new(Program::Prologue, &[], &env);
     let gres = "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n";
     let conf = TextHost::default().file(CONF, "NodeName=n1 Gres=gpu:a:1,gpu:b:1\n");
@@ -241,7 +252,8 @@ fn types_in_the_order_of_slurm_conf() {
     let case = two.gres("Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n");
     case.granted("gpu:b:1,gpu:A:1(S:0),shard:4").is(&[0], &[1]);
     case.granted("gpu:a:1,gpu:b:1").is(&[1], &[1]);
-    let untyped = two.gres("Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0\n");
+    let untyped =
+        two.gres("Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0\n");
     untyped.granted("gpu:2").jobs("0").is(&[1], &[0]);
 }
 
@@ -304,7 +316,8 @@ fn a_dynamic_nodes_words_are_its_line() {
     let read = |words: Option<&str>| Gres::of(CONF.as_ref(), "n1", words, &host).unwrap();
     let none = read(None);
     assert!(
-        !none.grants && matches!(&none.list, List::Unknown(why) if why.contains("no line for node 'n1'"))
+        !none.grants
+            && matches!(&none.list, List::Unknown(why) if why.contains("no line for node 'n1'"))
     );
     let some = read(Some("RealMemory=4000 Gres=gpu:2"));
     assert!(some.grants && matches!(&some.list, List::Files(files) if files.len() == 2));
@@ -330,13 +343,21 @@ fn beside_a_divided_gpu_a_number_is_no_guess() {
 fn an_unreadable_file_is_no_guess() {
     let whole = node(SITE.minors);
     let lost = SITE.gres("Name=gpu File=/dev/nvidia\n");
-    assert!(lost.gpus(CONFINED, &whole).unwrap_err().contains("/dev/nvidia"));
+    assert!(
+        lost.gpus(CONFINED, &whole)
+            .unwrap_err()
+            .contains("/dev/nvidia")
+    );
     // The task can open every GPU: the number is CUDA's under any list.
     assert_eq!(lost.gpus(FREE, &whole), Ok(vec![1]));
     let mut mixed = node(SITE.minors);
     mixed.gpus[0].name = "NVIDIA A100".to_owned();
     // CUDA counts the faster GPUs first, and does not say which ones those are.
-    assert!(SITE.gpus(FREE, &mixed).unwrap_err().contains("CUDA would open"));
+    assert!(
+        SITE.gpus(FREE, &mixed)
+            .unwrap_err()
+            .contains("CUDA would open")
+    );
     assert_eq!(SITE.gpus(CONFINED, &mixed), Ok(vec![3]));
     for gres in [
         "Name=gpu MultipleFiles=/dev/nvidia[0-1]\n",
@@ -381,14 +402,18 @@ fn the_places_of_every_type_and_no_answer_for_a_forged_line() {
     }
 }
 
-/// As 22.05 says it, and as 23.11 to 26.05 do, with all shards of each GPU. A user's forged list makes a second one.
+/// As 22.05 says it, and as 23.11 to 26.05 do, with all shards of each GPU. A user's forged list
+/// makes a second one.
 #[test]
 fn the_shards_of_a_job_are_what_the_controller_lists_for_this_node() {
     let shards = |gres: &str| super::shards_of(gres).unwrap_or_default();
     assert_eq!(shards("shard:2(IDX:0)"), [(2, None)]);
     assert_eq!(shards("gpu:a:1(IDX:1),shard:3(IDX:2)"), [(3, None)]);
     assert_eq!(shards("shard:2(2/4)"), [(2, Some(4))]);
-    assert_eq!(shards("gpu:a:1(IDX:1),shard:a100:2(0/4,2/8)"), [(2, Some(8))]);
+    assert_eq!(
+        shards("gpu:a:1(IDX:1),shard:a100:2(0/4,2/8)"),
+        [(2, Some(8))]
+    );
     assert_eq!(shards("shard:6(4/4,2/4)"), [(4, Some(4)), (2, Some(4))]);
     for other in [
         "gpu:1(IDX:0)",
@@ -408,7 +433,13 @@ fn the_shards_of_a_job_are_what_the_controller_lists_for_this_node() {
     }
     let list = "Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:2(IDX:0)";
     assert_eq!(super::of_node(list, "n1"), Ok("shard:2(IDX:0)".to_owned()));
-    assert!(super::of_node(&format!("JobName=x Nodes=n1 GRES=shard:16(IDX:0) {list}"), "n1").is_err());
+    assert!(
+        super::of_node(
+            &format!("JobName=x Nodes=n1 GRES=shard:16(IDX:0) {list}"),
+            "n1"
+        )
+        .is_err()
+    );
 }
 
 #[test]
@@ -434,14 +465,20 @@ fn a_part_is_told_where_each_gpu_has_as_many_shards_and_no_word_of_the_users_is_
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25"),
     );
     let conf = "GresTypes=gpu,shard,mps\nNodeName=n1 Gres=gpu:2,shard:16\n";
-    assert_eq!(exclusive(conf, "Name=shard Count=16\n", &[shard]), part(3, 8));
+    assert_eq!(
+        exclusive(conf, "Name=shard Count=16\n", &[shard]),
+        part(3, 8)
+    );
     let even = "Name=shard Count=8 File=/dev/nvidia0\nName=shard Count=8 File=/dev/nvidia1\n";
     assert_eq!(exclusive(conf, even, &[shard]), part(3, 8));
     let uneven = even.replacen("=8", "=12", 1).replacen("=8", "=4", 1);
     assert_eq!(exclusive(conf, &uneven, &[shard]), Exclusive::Shared(None));
     // Slurm does not say how a step's shards are dealt out to several GPUs.
     let two = ("SLURM_STEP_GPUS", "0,1");
-    assert_eq!(exclusive(conf, even, &[shard, two]), Exclusive::Shared(None));
+    assert_eq!(
+        exclusive(conf, even, &[shard, two]),
+        Exclusive::Shared(None)
+    );
     assert_eq!(exclusive(conf, even, &[mps]), part(25, 100));
     assert_eq!(exclusive(conf, even, &[]), Exclusive::Unknown);
     // In a step each variable is the user's own if the cluster lacks that gres.

@@ -1,7 +1,9 @@
-//! Torque: `prologue` and `epilogue` on the mother superior, their `.parallel` forms on the sisters, and `$job_starter`.
+//! Torque: `prologue` and `epilogue` on the mother superior, their `.parallel` forms on the
+//! sisters, and `$job_starter`.
 //!
-//! Recorded on 6.1.3: 8 arguments to a prologue (7 before 5.x, 9 to a presetup one), 11 to an epilogue (10 before
-//! 5.x). The account is argument 7 of a prologue and 9 of an epilogue, "" without `-A`, verbatim otherwise.
+//! Recorded on 6.1.3: 8 arguments to a prologue (7 before 5.x, 9 to a presetup one), 11 to an
+//! epilogue (10 before 5.x). The account is argument 7 of a prologue and 9 of an epilogue, ""
+//! without `-A`, verbatim otherwise.
 
 pub(crate) mod setup;
 mod starter;
@@ -31,7 +33,8 @@ const SHARED_MODES: [&str; 2] = ["shared", "default"];
 #[derive(Debug, Clone, Copy)]
 pub struct Torque;
 
-/// The configuration of Torque's mom here, if the mom may run its starter as root: in doubt, or if it cannot be read.
+/// The configuration of Torque's mom here, if the mom may run its starter as root: in doubt, or if
+/// it cannot be read.
 pub fn may_run_as_root(site: &Site, host: &dyn Host) -> Option<PathBuf> {
     starter::may_run_as_root(&installation(site, host), host)
 }
@@ -58,8 +61,8 @@ impl BatchSystem for Torque {
         &FACTS
     }
 
-    /// 7 to 9 arguments are a prologue, and 11 an epilogue. 10 are an epilogue before Torque 5, or OpenPBS's: the
-    /// environment tells.
+    /// 7 to 9 arguments are a prologue, and 11 an epilogue. 10 are an epilogue before Torque 5, or
+    /// OpenPBS's: the environment tells.
     fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool {
         let of_torque = || env("PBS_NODENUM").is_some() || env("PBS_RESOURCE_NODES").is_some();
         matches!(arguments, 7..=9 | 11) || (arguments == 10 && of_torque())
@@ -94,9 +97,9 @@ impl BatchSystem for Torque {
         let wanted = resources(input);
         let here = submission.node.clone().unwrap_or_else(|| host.name());
         let gpus = match gpu_file(input) {
-            _ if !asks_for_gpus(&wanted) => {
-                GpuSource::Unknown("the job did not ask Torque for GPUs (-l nodes=1:gpus=1)".to_owned())
-            }
+            _ if !asks_for_gpus(&wanted) => GpuSource::Unknown(
+                "the job did not ask Torque for GPUs (-l nodes=1:gpus=1)".to_owned(),
+            ),
             Some(path) if !submission.sister => from_file(&path, &here, host),
             _ => from_qstat(submission, input, &here, host),
         };
@@ -108,7 +111,8 @@ impl BatchSystem for Torque {
         let lower = wanted.to_ascii_lowercase();
         let mut alone = ["naccesspolicy=singlejob", "naccesspolicy:singlejob"].into_iter();
         // The request proves nothing: 'qrun -H' disregards it.
-        let has_no_other = || installation(&input.site, host).other_job(&submission.job, host) == Ok(None);
+        let has_no_other =
+            || installation(&input.site, host).other_job(&submission.job, host) == Ok(None);
         Devices {
             gpus,
             exclusive,
@@ -118,10 +122,15 @@ impl BatchSystem for Torque {
         }
     }
 
-    /// Finds a sister that its own prologue drained for this job. That prologue exits 0: Torque takes a sister with a
-    /// failed prologue down, and pbs_sched then deletes the job (docs/facts/pbs.md#results-of-a-prologue). So the
-    /// mother superior puts the job back.
-    fn elsewhere(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<(), Failure> {
+    /// Finds a sister that its own prologue drained for this job. That prologue exits 0: Torque
+    /// takes a sister with a failed prologue down, and pbs_sched then deletes the job
+    /// (docs/facts/pbs.md#results-of-a-prologue). So the mother superior puts the job back.
+    fn elsewhere(
+        &self,
+        submission: &Submission,
+        input: &Input<'_>,
+        host: &dyn Host,
+    ) -> Result<(), Failure> {
         if submission.sister || input.program == Program::Epilogue {
             return Ok(());
         }
@@ -146,8 +155,9 @@ impl BatchSystem for Torque {
     }
 
     /// A failing prologue.parallel takes its node down, and Torque requeues the job forever
-    /// (docs/facts/pbs.md#sister-nodes). No user may cause that, so a sister exits 0. The mother superior makes the same
-    /// refusal. Tasks read a sister's own failure in the record. The server tells the mother superior of a sister's fault.
+    /// (docs/facts/pbs.md#sister-nodes). No user may cause that, so a sister exits 0. The mother
+    /// superior makes the same refusal. Tasks read a sister's own failure in the record. The server
+    /// tells the mother superior of a sister's fault.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
             left_to_tasks: submission.sister,
@@ -155,8 +165,9 @@ impl BatchSystem for Torque {
         }
     }
 
-    /// Torque never delivers what a refusing prologue writes: the user of an aborted batch job sees an exit status of -2
-    /// (docs/facts/pbs.md#results-of-a-prologue). Our starter tells the user, if it is in force.
+    /// Torque never delivers what a refusing prologue writes: the user of an aborted batch job sees
+    /// an exit status of -2 (docs/facts/pbs.md#results-of-a-prologue). Our starter tells the user,
+    /// if it is in force.
     fn tells_refusals(&self, submission: &Submission, site: &Site, host: &dyn Host) -> bool {
         let pbs = installation(site, host);
         let batch = !submission.sister && !submission.interactive;
@@ -190,11 +201,14 @@ impl BatchSystem for Torque {
 }
 
 fn is_sister(input: &Input<'_>) -> bool {
-    input.given.sister || input.number("PBS_NODENUM").is_some_and(|number| number != 0)
+    input.given.sister
+        || input
+            .number("PBS_NODENUM")
+            .is_some_and(|number| number != 0)
 }
 
-/// The node of each task of the job, from its node file; a sister has none. `PBS_NUM_NODES` is 0 if the user named the
-/// nodes (docs/facts/pbs.md#environment-identity-and-descriptors).
+/// The node of each task of the job, from its node file; a sister has none. `PBS_NUM_NODES` is 0 if
+/// the user named the nodes (docs/facts/pbs.md#environment-identity-and-descriptors).
 fn nodes_of_tasks(input: &Input<'_>, host: &dyn Host) -> Vec<String> {
     let file = (input.env)("PBS_NODEFILE").filter(|path| path.starts_with('/'));
     let text = file.and_then(|path| host.text(Path::new(&path), MOST_NODE_FILE).ok()?);
@@ -203,7 +217,8 @@ fn nodes_of_tasks(input: &Input<'_>, host: &dyn Host) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// The job's tasks on this node. `PBS_NUM_PPN` is the first number of a request, and 1 if the user named the nodes.
+/// The job's tasks on this node. `PBS_NUM_PPN` is the first number of a request, and 1 if the user
+/// named the nodes.
 fn tasks_here(here: &str, input: &Input<'_>, host: &dyn Host) -> Option<u32> {
     let tasks = nodes_of_tasks(input, host);
     let here = tasks.iter().filter(|name| same_node(name, here)).count();
@@ -214,7 +229,11 @@ fn tasks_here(here: &str, input: &Input<'_>, host: &dyn Host) -> Option<u32> {
 
 /// The requested resources: argument 5 of a prologue, 6 of an epilogue. Their order varies.
 fn resources(input: &Input<'_>) -> String {
-    let number = if input.program == Program::Prologue { 5 } else { 6 };
+    let number = if input.program == Program::Prologue {
+        5
+    } else {
+        6
+    };
     let argument = input.argument(number);
     argument.map_or_else(String::new, |text| text.to_string_lossy().into_owned())
 }
@@ -226,7 +245,8 @@ fn asks_for_gpus(resources: &str) -> bool {
     counts.any(|(_, count)| count.trim() != "0")
 }
 
-/// Whether a mode that follows a number of GPUs lets other jobs use them: `nodes=1:ppn=2:gpus=1:shared`.
+/// Whether a mode that follows a number of GPUs lets other jobs use them:
+/// `nodes=1:ppn=2:gpus=1:shared`.
 fn shares_gpus(resources: &str) -> bool {
     resources.split([',', '+']).any(|part| {
         let words = part.split(':').skip_while(|word| !word.contains("gpus="));
@@ -253,21 +273,35 @@ fn from_file(path: &Path, here: &str, host: &dyn Host) -> GpuSource {
 }
 
 /// This node's part of `exec_gpus = vm-gpu/0+vm-gpu/1`.
-fn from_qstat(submission: &Submission, input: &Input<'_>, here: &str, host: &dyn Host) -> GpuSource {
+fn from_qstat(
+    submission: &Submission,
+    input: &Input<'_>,
+    here: &str,
+    host: &dyn Host,
+) -> GpuSource {
     let (pbs, job) = (installation(&input.site, host), submission.job.as_str());
     let found = || {
         let answer = pbs.run("qstat", &["-f", job], QSTAT_DEADLINE, host)?;
         let text = attribute(&answer.text, "exec_gpus");
         let text = text.ok_or_else(|| format!("'qstat -f {job}' shows no exec_gpus"))?;
         let pairs = text.split('+').map(|part| part.trim().rsplit_once("-gpu/"));
-        let none = || format!("exec_gpus '{}' names no GPU of '{here}'", one_line(&text, 80));
+        let none = || {
+            format!(
+                "exec_gpus '{}' names no GPU of '{here}'",
+                one_line(&text, 80)
+            )
+        };
         listed(pairs, here).ok_or_else(none)
     };
     found().unwrap_or_else(GpuSource::Unknown)
 }
 
-/// The GPUs of `(node, number)` pairs that are on `here`; `None` when there is none or a pair cannot be read.
-fn listed<'t>(pairs: impl Iterator<Item = Option<(&'t str, &'t str)>>, here: &str) -> Option<GpuSource> {
+/// The GPUs of `(node, number)` pairs that are on `here`; `None` when there is none or a pair
+/// cannot be read.
+fn listed<'t>(
+    pairs: impl Iterator<Item = Option<(&'t str, &'t str)>>,
+    here: &str,
+) -> Option<GpuSource> {
     let mut names = Vec::new();
     for pair in pairs {
         let (node, number) = pair?;

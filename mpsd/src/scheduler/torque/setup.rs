@@ -1,5 +1,6 @@
-//! `mpsctl pbs` in a Torque: our scripts, and our `$job_starter`. The starter stands beside the scripts in `mom_priv`, so
-//! that it outlives our package: a mom without its starter can start no job at all.
+//! `mpsctl pbs` in a Torque: our scripts, and our `$job_starter`. The starter stands beside the
+//! scripts in `mom_priv`, so that it outlives our package: a mom without its starter can start no
+//! job at all.
 
 use super::starter::{self, Starter, names, own_way_with_shells};
 use crate::scheduler::batch_system::Unattached;
@@ -16,7 +17,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-const ABOVE: &str = "# mpsd: written by 'mpsctl pbs install': tasks that TM starts get their job's MPS";
+const ABOVE: &str =
+    "# mpsd: written by 'mpsctl pbs install': tasks that TM starts get their job's MPS";
 const STARTER_MODE: u32 = 0o755;
 const CONFIG_MODE: u32 = 0o644;
 const REREAD: &str = "the mom reads it at its next start, or by SIGHUP";
@@ -45,8 +47,9 @@ pub(crate) static SCRIPTS: [Script; 2] = [
     },
 ];
 
-/// Torque. Its mom kills 10 s before a `$prologalarm` above 10 (recorded: 15 kills at 5 s, the default of 300 at 290). `-r`
-/// would show a node down until the mom's next status; `-c` does not (recorded).
+/// Torque. Its mom kills 10 s before a `$prologalarm` above 10 (recorded: 15 kills at 5 s, the
+/// default of 300 at 290). `-r` would show a node down until the mom's next status; `-c` does not
+/// (recorded).
 pub(crate) static PRODUCT: Product = Product {
     scheduler: Scheduler::Torque,
     title: "Torque",
@@ -120,7 +123,10 @@ fn install(
             }
         }
         Starter::Foreign(at) => {
-            let (at, call) = (at.display(), command_line(&ctx.programs.join("mpsctl"), ctx));
+            let (at, call) = (
+                at.display(),
+                command_line(&ctx.programs.join("mpsctl"), ctx),
+            );
             report.left(format!(
                 "$job_starter '{at}' is the site's own and stays; let its last line be:\n    exec {call} exec --starter -- \"$@\""
             ));
@@ -137,11 +143,14 @@ fn set(pbs: &Installation, starter: &str, report: &mut VerbReport) -> Result<(),
     report.write(&starter_file(pbs), starter.as_bytes(), STARTER_MODE, "")?;
     let about = format!(" with our $job_starter; {REREAD}");
     let read = mode(&config).and_then(|mode| Ok((mode, contents(&config)?)));
-    match read.and_then(|(mode, text)| report.write(&config, &with_line(text, &line), mode, &about)) {
+    match read.and_then(|(mode, text)| report.write(&config, &with_line(text, &line), mode, &about))
+    {
         Ok(()) => tell_mom(starter::reread_command(pbs), report),
         Err(why) => {
             let shown = config.display();
-            report.left(format!("cannot change '{shown}' ({why}); add to it:\n    {line}"));
+            report.left(format!(
+                "cannot change '{shown}' ({why}); add to it:\n    {line}"
+            ));
         }
     }
     Ok(())
@@ -155,21 +164,33 @@ fn tell_mom(command: Option<String>, report: &mut VerbReport) {
     }
 }
 
-/// Takes the lines that name our starter out of the mom's configuration. The file is removed only if no line names it:
-/// until its SIGHUP the mom starts every task through it.
-fn uninstall(pbs: &Installation, _: &SetupContext<'_>, report: &mut VerbReport) -> Result<(), String> {
+/// Takes the lines that name our starter out of the mom's configuration. The file is removed only
+/// if no line names it: until its SIGHUP the mom starts every task through it.
+fn uninstall(
+    pbs: &Installation,
+    _: &SetupContext<'_>,
+    report: &mut VerbReport,
+) -> Result<(), String> {
     let (config, starter) = (pbs.mom_config(), starter_file(pbs));
     let (shown, ours) = (config.display(), starter.display());
-    let text = contents(&config).map_err(|e| format!("cannot read '{shown}': {e}; '{ours}' stays"))?;
+    let text =
+        contents(&config).map_err(|e| format!("cannot read '{shown}': {e}; '{ours}' stays"))?;
     let is_ours = |line: &&[u8]| {
         let line = String::from_utf8_lossy(line);
         line.trim() == ABOVE || names(&line, &starter)
     };
     let lines = text.split_inclusive(|byte| *byte == b'\n');
-    let kept = lines.filter(|line| !is_ours(line)).collect::<Vec<_>>().concat();
+    let kept = lines
+        .filter(|line| !is_ours(line))
+        .collect::<Vec<_>>()
+        .concat();
     if kept.len() == text.len() {
         let is_ours = author(&starter) == Author::Ours;
-        return if is_ours { report.remove(&starter) } else { Ok(()) };
+        return if is_ours {
+            report.remove(&starter)
+        } else {
+            Ok(())
+        };
     }
     let mode = mode(&config).map_err(|why| format!("cannot change '{shown}': {why}"))?;
     let about = format!(" without '{}'; {REREAD}", config_line(pbs));
@@ -183,7 +204,10 @@ fn uninstall(pbs: &Installation, _: &SetupContext<'_>, report: &mut VerbReport) 
 
 fn check_tasks(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
     let starter = format!("the $job_starter of '{}'", pbs.mom_config().display());
-    match (Starter::of(pbs, ctx.host), starter::unattached(pbs, ctx.host)) {
+    match (
+        Starter::of(pbs, ctx.host),
+        starter::unattached(pbs, ctx.host),
+    ) {
         (Starter::Privileged { ours: true }, _) => CheckLine::Fail(privileged(pbs)),
         (_, Some(Unattached { why, remedy, .. })) => unattached(&why, &remedy, ctx),
         (_, None) => match own_way_with_shells(pbs, ctx.host) {
@@ -193,7 +217,8 @@ fn check_tasks(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
     }
 }
 
-/// What pbs_sched needs, which deletes a job that needs more nodes than are in service (docs/torque.md#with-pbs_sched).
+/// What pbs_sched needs, which deletes a job that needs more nodes than are in service
+/// (docs/torque.md#with-pbs_sched).
 fn nodect(pbs: &Installation, host: &dyn Host) -> Option<String> {
     let server = pbs.qmgr("list server", host).ok()?;
     let unset = attribute(&server, "resources_available.nodect").is_none();
@@ -232,7 +257,8 @@ fn contents(config: &Path) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Why users cannot reach our starter. It has no other place: a package would take it away with its own files.
+/// Why users cannot reach our starter. It has no other place: a package would take it away with its
+/// own files.
 fn closed(file: &Path) -> Option<String> {
     let may_pass = |dir: &&Path| fs::metadata(dir).is_ok_and(|about| about.mode() & 0o001 != 0);
     let closed = file.ancestors().skip(1).find(|dir| !may_pass(dir))?;
@@ -245,7 +271,8 @@ fn with_line(text: Vec<u8>, line: &str) -> Vec<u8> {
     [text, format!("{end}{ABOVE}\n{line}\n").into_bytes()].concat()
 }
 
-/// The mode that the mom's configuration keeps. A link, or a file of another user, is managed elsewhere.
+/// The mode that the mom's configuration keeps. A link, or a file of another user, is managed
+/// elsewhere.
 fn mode(config: &Path) -> Result<u32, String> {
     match fs::symlink_metadata(config) {
         Ok(about) if !about.is_file() => Err("it is no plain file".to_owned()),

@@ -1,5 +1,6 @@
-//! A Torque mom's `$job_starter`, which alone reaches the tasks that TM starts (`pbsdsh`, an MPI launcher): they read no
-//! profile. The mom reads its configuration at its start and on SIGHUP (docs/facts/pbs.md#environment-into-the-job).
+//! A Torque mom's `$job_starter`, which alone reaches the tasks that TM starts (`pbsdsh`, an MPI
+//! launcher): they read no profile. The mom reads its configuration at its start and on SIGHUP
+//! (docs/facts/pbs.md#environment-into-the-job).
 
 use crate::scheduler::batch_system::Unattached;
 use crate::scheduler::host::{Host, began};
@@ -65,13 +66,15 @@ pub fn names(config: &str, starter: &Path) -> bool {
     values(config, STARTER).any(|value| first(value).as_deref() == Some(starter))
 }
 
-/// The line that would be lost with any starter: it makes a job's shell no login shell, or puts words before its script. A
-/// starter learns neither.
+/// The line that would be lost with any starter: it makes a job's shell no login shell, or puts
+/// words before its script. A starter learns neither.
 pub fn own_way_with_shells(pbs: &Installation, host: &dyn Host) -> Option<&'static str> {
     let text = config(pbs, host).ok()??;
     let off = |name: &&str| values(&text, name).filter_map(boolean).last() == Some(false);
     let logins = ["$source_login_batch", "$source_login_interactive"];
-    let preexec = values(&text, "$preexec").last().filter(|value| !value.is_empty());
+    let preexec = values(&text, "$preexec")
+        .last()
+        .filter(|value| !value.is_empty());
     logins.into_iter().find(off).or(preexec.map(|_| "$preexec"))
 }
 
@@ -81,8 +84,8 @@ fn may_be_privileged(config: &str) -> bool {
     last.is_some_and(|value| boolean(value) != Some(false))
 }
 
-/// The values of `name` in a mom's configuration, read as the mom does (Torque 6.1, parse_config.c): the name in any case,
-/// '#' ends the line, and the value is the rest.
+/// The values of `name` in a mom's configuration, read as the mom does (Torque 6.1,
+/// parse_config.c): the name in any case, '#' ends the line, and the value is the rest.
 fn values<'t>(config: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
     config.lines().filter_map(move |line| {
         let line = line.split('#').next()?.trim();
@@ -125,7 +128,10 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
             let why = format!("the mom has not read the $job_starter of '{config}', to {tm}");
             (why, reread_needed(pbs, &path)?)
         }
-        Starter::Absent => (format!("'{config}' has no $job_starter to {tm}"), install.into()),
+        Starter::Absent => (
+            format!("'{config}' has no $job_starter to {tm}"),
+            install.into(),
+        ),
         Starter::Foreign(path) => (
             format!(
                 "'{config}' has the $job_starter '{}', which does not {tm}",
@@ -151,11 +157,13 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
     })
 }
 
-/// The command that makes the mom read its configuration again; `None`: `starter` is in force, or no mom runs.
+/// The command that makes the mom read its configuration again; `None`: `starter` is in force, or
+/// no mom runs.
 pub fn reread_needed(pbs: &Installation, starter: &Path) -> Option<String> {
     let (pid, start) = running(pbs)?;
     let newer = start > fs::metadata(pbs.mom_config()).ok()?.mtime() + ROUNDED;
-    let named = || Some(Path::new(in_force(pbs, pid, start)?.split_whitespace().next()?) == starter);
+    let named =
+        || Some(Path::new(in_force(pbs, pid, start)?.split_whitespace().next()?) == starter);
     if newer || named() == Some(true) {
         None
     } else {
@@ -167,7 +175,8 @@ pub fn reread_command(pbs: &Installation) -> Option<String> {
     running(pbs).map(|(pid, _)| format!("kill -HUP {pid}"))
 }
 
-/// The mom's process, and when it began, seconds since 1970. Its lock file ends in a NUL byte (recorded).
+/// The mom's process, and when it began, seconds since 1970. Its lock file ends in a NUL byte
+/// (recorded).
 fn running(pbs: &Installation) -> Option<(i32, i64)> {
     let lock = fs::read_to_string(pbs.mom_priv().join("mom.lock")).ok()?;
     let end = |c: char| c == '\0' || c.is_whitespace();
@@ -176,8 +185,9 @@ fn running(pbs: &Installation) -> Option<(i32, i64)> {
     Some((pid, began(stat.id.start_time)?))
 }
 
-/// The starter that the mom took last since its start, by its own log; empty: none since a SIGHUP; `None`: the log does
-/// not tell. The time of the configuration is no proof: an administrator may have changed other lines.
+/// The starter that the mom took last since its start, by its own log; empty: none since a SIGHUP;
+/// `None`: the log does not tell. The time of the configuration is no proof: an administrator may
+/// have changed other lines.
 fn in_force(pbs: &Installation, pid: i32, start: i64) -> Option<String> {
     let entries = fs::read_dir(pbs.home.join("mom_logs")).ok()?.flatten();
     let is_since = |entry: &fs::DirEntry| {
@@ -194,13 +204,18 @@ fn in_force(pbs: &Installation, pid: i32, start: i64) -> Option<String> {
     logs.iter().rev().find_map(last)
 }
 
-/// The starter in a line of the mom's log, `DATE;CODE;   pbs_mom.PID;CLASS;jobstarter;PATH`; empty for
-/// `process_hup;reset`, before the mom reads its file again (Torque 6.1, mom_main.c and parse_config.c). Older moms write
-/// no pid.
+/// The starter in a line of the mom's log, `DATE;CODE;   pbs_mom.PID;CLASS;jobstarter;PATH`; empty
+/// for `process_hup;reset`, before the mom reads its file again (Torque 6.1, mom_main.c and
+/// parse_config.c). Older moms write no pid.
 fn starter_in(line: &[u8], pid: i32) -> Option<String> {
     let line = String::from_utf8_lossy(line);
     let mut parts = line.splitn(6, ';').skip(2);
-    let (mom, _, function, text) = (parts.next()?.trim(), parts.next()?, parts.next()?, parts.next()?);
+    let (mom, _, function, text) = (
+        parts.next()?.trim(),
+        parts.next()?,
+        parts.next()?,
+        parts.next()?,
+    );
     if mom != "pbs_mom" && mom != format!("pbs_mom.{pid}") {
         return None;
     }
@@ -217,7 +232,8 @@ mod tests {
 
     #[test]
     fn a_configuration_is_read_as_the_mom_reads_it() {
-        let config = "$job_starter /a\n# $job_starter /b\n\t$Job_Starter\t/c d # e\n$job_starter_x /f\n";
+        let config =
+            "$job_starter /a\n# $job_starter /b\n\t$Job_Starter\t/c d # e\n$job_starter_x /f\n";
         let all: Vec<&str> = values(config, STARTER).collect();
         assert_eq!(all, ["/a", "/c d"]);
         assert!(names(config, Path::new("/a")) && names(config, Path::new("/c")));

@@ -1,8 +1,10 @@
-//! Programs for the kernel's filter of system calls (seccomp(2), `Documentation/userspace-api/seccomp_filter.rst`).
+//! Programs for the kernel's filter of system calls (seccomp(2),
+//! `Documentation/userspace-api/seccomp_filter.rst`).
 
 use nix::libc::{self, sock_filter};
 
-/// Offsets in the kernel's `struct seccomp_data`: number, architecture, low half of the first argument.
+/// Offsets in the kernel's `struct seccomp_data`: number, architecture, low half of the first
+/// argument.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const FIRST_ARGUMENT: u32 = 16;
@@ -12,7 +14,8 @@ const OWN_ARCHITECTURE: u32 = 0xC000_003E; // AUDIT_ARCH_X86_64
 #[cfg(target_arch = "aarch64")]
 const OWN_ARCHITECTURE: u32 = 0xC000_00B7; // AUDIT_ARCH_AARCH64
 
-/// The calls of the x32 ABI have the same architecture and numbers from here on. No kernel has so many of its own.
+/// The calls of the x32 ABI have the same architecture and numbers from here on. No kernel has so
+/// many of its own.
 const X32: u32 = 0x4000_0000;
 
 const OTHERS: [i64; 4] = [
@@ -69,7 +72,8 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilteredProgram {
-    /// Programs of the job's user. The vendor's programs make other calls with each release, so this denies what none needs.
+    /// Programs of the job's user. The vendor's programs make other calls with each release, so
+    /// this denies what none needs.
     User,
     Worker,
 }
@@ -86,7 +90,8 @@ pub(super) fn program(filtered: FilteredProgram) -> Vec<sock_filter> {
     if cfg!(target_arch = "x86_64") {
         all.extend([skip_unless(libc::BPF_JGE, X32, 1), fail(libc::EPERM)]);
     }
-    // clone3's flags lie in memory, which a filter cannot read. "No such call" makes the C library use clone(2).
+    // clone3's flags lie in memory, which a filter cannot read. "No such call" makes the C library
+    // use clone(2).
     all.extend([
         skip_unless(libc::BPF_JEQ, number(libc::SYS_clone3), 1),
         fail(libc::ENOSYS),
@@ -102,7 +107,10 @@ pub(super) fn program(filtered: FilteredProgram) -> Vec<sock_filter> {
         ]);
     }
     for call in denied {
-        all.extend([skip_unless(libc::BPF_JEQ, number(call), 1), fail(libc::EPERM)]);
+        all.extend([
+            skip_unless(libc::BPF_JEQ, number(call), 1),
+            fail(libc::EPERM),
+        ]);
     }
     all.extend([
         skip_unless(libc::BPF_JEQ, number(libc::SYS_clone), 3),
@@ -183,8 +191,8 @@ mod tests {
         }
     }
 
-    /// ptrace, mount, unshare, execve, clone, socket, read, by the kernel's sources and not by a library
-    /// (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`).
+    /// ptrace, mount, unshare, execve, clone, socket, read, by the kernel's sources and not by a
+    /// library (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`).
     #[cfg(target_arch = "x86_64")]
     const NUMBERS: [u32; 7] = [101, 165, 272, 59, 56, 41, 0];
     #[cfg(target_arch = "aarch64")]
@@ -211,7 +219,11 @@ mod tests {
             assert_eq!(says(read, 0), allowed);
             let is_worker = filtered == FilteredProgram::Worker;
             let expected = [if is_worker { denied } else { allowed }; 2];
-            assert_eq!([says(execve, 0), says(socket, inet)], expected, "{filtered:?}");
+            assert_eq!(
+                [says(execve, 0), says(socket, inet)],
+                expected,
+                "{filtered:?}"
+            );
             assert_eq!(says(socket, libc::AF_UNIX as u32), allowed);
             for architecture in FOREIGN {
                 assert_eq!(verdict(&program, architecture, read, 0), denied);

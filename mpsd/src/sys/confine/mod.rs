@@ -1,7 +1,7 @@
 //! What a process gives up for good, so that an attacker who controls it gains nothing.
 //!
-//! A program that root starts as the job's user is outside the job's limits. It gets no privilege from a set-user-id file,
-//! makes no namespace, and debugs no process.
+//! A program that root starts as the job's user is outside the job's limits. It gets no privilege
+//! from a set-user-id file, makes no namespace, and debugs no process.
 
 mod filter;
 
@@ -45,8 +45,9 @@ fn filter_calls(filter: &[sock_filter]) -> Result<(), Errno> {
 /// Where the NVML worker may write: devices, and files that a library may leave behind.
 const WORKERS_DIRECTORIES: [&str; 3] = ["/dev", "/tmp", "/var"];
 
-/// Confines this process before it runs NVML, a vendor's library, as root. It can execute no program, use no network, signal no
-/// process, and write only in a few places. A kernel without seccomp or Landlock (5.13) is no error: see [`lacking`].
+/// Confines this process before it runs NVML, a vendor's library, as root. It can execute no
+/// program, use no network, signal no process, and write only in a few places. A kernel without
+/// seccomp or Landlock (5.13) is no error: see [`lacking`].
 pub fn nvml_worker() -> Result<(), String> {
     landlocked().map_err(|e| format!("Landlock: {e}"))?;
     prctl::set_no_new_privs().map_err(|e| format!("no_new_privs: {e}"))?;

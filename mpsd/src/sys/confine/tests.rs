@@ -15,8 +15,12 @@ fn a_confined_program_gets_no_capability_or_namespace_and_neither_do_its_childre
     let _alone = alone();
     let text = confined("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status");
     let zero = "0000000000000000";
-    let capabilities = ["Inh", "Prm", "Eff", "Bnd", "Amb"].map(|set| format!("Cap{set}:\t{zero}\n"));
-    assert_eq!(text, capabilities.concat() + "NoNewPrivs:\t1\nSeccomp:\t2\n");
+    let capabilities =
+        ["Inh", "Prm", "Eff", "Bnd", "Amb"].map(|set| format!("Cap{set}:\t{zero}\n"));
+    assert_eq!(
+        text,
+        capabilities.concat() + "NoNewPrivs:\t1\nSeccomp:\t2\n"
+    );
     let line = "unshare --user true 2>/dev/null || echo none; unshare --mount true 2>/dev/null || echo none; \
                 sh -c 'grep Seccomp: /proc/self/status'; echo one | cat | cat; sleep 0.01 & wait; echo end";
     assert_eq!(confined(line), "none\nnone\nSeccomp:\t2\none\nend\n");
@@ -31,7 +35,10 @@ fn filtered(calls: fn() -> Vec<i32>) -> Vec<i32> {
 fn after(first: impl FnOnce(), calls: fn() -> Vec<i32>) -> Vec<i32> {
     let answer = ask(soon(), || {
         first();
-        calls().iter().flat_map(|number| number.to_ne_bytes()).collect()
+        calls()
+            .iter()
+            .flat_map(|number| number.to_ne_bytes())
+            .collect()
     });
     let bytes = answer.unwrap();
     let (words, rest) = bytes.as_chunks::<4>();
@@ -58,7 +65,10 @@ fn what_is_denied_is_denied_to_root_as_well() {
             (libc::SYS_finit_module, -1),
             (libc::SYS_kexec_load, 0),
             (libc::SYS_clone, i64::from(libc::CLONE_NEWUSER)),
-            (libc::SYS_clone, i64::from(libc::CLONE_NEWNS | libc::SIGCHLD)),
+            (
+                libc::SYS_clone,
+                i64::from(libc::CLONE_NEWNS | libc::SIGCHLD),
+            ),
         ])
     };
     assert_eq!(filtered(denied), [libc::EPERM; 15]);
@@ -72,12 +82,17 @@ fn what_is_denied_is_denied_to_root_as_well() {
 fn what_a_daemon_needs_is_allowed() {
     let _alone = alone();
     let needed = || {
-        let thread = std::thread::spawn(|| 7).join().is_ok_and(|seven| seven == 7);
+        let thread = std::thread::spawn(|| 7)
+            .join()
+            .is_ok_and(|seven| seven == 7);
         let map = || {
             let length = std::num::NonZeroUsize::new(4096)?;
-            let file = nix::sys::memfd::memfd_create(c"x", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).ok()?;
+            let file =
+                nix::sys::memfd::memfd_create(c"x", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).ok()?;
             nix::unistd::ftruncate(&file, 4096).ok()?;
-            std::fs::File::from(file).set_len(4096 + length.get() as u64).ok()
+            std::fs::File::from(file)
+                .set_len(4096 + length.get() as u64)
+                .ok()
         };
         let abstract_socket = || {
             use std::os::linux::net::SocketAddrExt as _;
@@ -134,7 +149,8 @@ fn the_worker_executes_nothing_has_no_network_and_writes_in_few_places() {
             code(std::fs::read("/etc/passwd")),
             write("/dev/null"),
             code(tempfile::tempfile()),
-            nix::sys::signal::kill(nix::unistd::getppid(), None).map_or_else(|errno| errno as i32, |()| 0),
+            nix::sys::signal::kill(nix::unistd::getppid(), None)
+                .map_or_else(|errno| errno as i32, |()| 0),
         ]
     };
     let (eperm, eacces) = (libc::EPERM, libc::EACCES);

@@ -1,4 +1,5 @@
-//! Locks of open files, with a deadline. The kernel releases such a lock when its holder ends, in any way.
+//! Locks of open files, with a deadline. The kernel releases such a lock when its holder ends, in
+//! any way.
 
 use super::{Dir, FileError};
 use crate::sys::deadline::Deadline;
@@ -27,11 +28,16 @@ impl Drop for FileLock {
 }
 
 impl Dir {
-    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. If another process holds it past the deadline,
-    /// the error is `Bound`, never a fault: a user may be the cause.
+    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. If another
+    /// process holds it past the deadline, the error is `Bound`, never a fault: a user may be the
+    /// cause.
     pub fn lock(&self, name: impl AsRef<OsStr>, deadline: Deadline) -> Result<FileLock, FileError> {
         let (name, path) = self.entry(&name)?;
-        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let flags = OFlag::O_RDWR
+            | OFlag::O_CREAT
+            | OFlag::O_NOFOLLOW
+            | OFlag::O_NONBLOCK
+            | OFlag::O_CLOEXEC;
         let mode = Mode::from_bits_truncate(0o600);
         loop {
             let file = openat(&self.fd, name, flags, mode);
@@ -64,7 +70,8 @@ fn late(path: PathBuf) -> FileError {
     FileError::Bound { path, what }
 }
 
-/// Takes the exclusive lock of an open file. Tries again after 1, 2, 4 … 20 ms: flock(2) can only wait for ever.
+/// Takes the exclusive lock of an open file. Tries again after 1, 2, 4 … 20 ms: flock(2) can only
+/// wait for ever.
 fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLock, FileError> {
     let mut pause = Duration::from_millis(1);
     loop {

@@ -1,5 +1,5 @@
-//! Files reached by descriptor, component by component, without following a symbolic link. Root may work in this way in places
-//! that a user can change.
+//! Files reached by descriptor, component by component, without following a symbolic link. Root may
+//! work in this way in places that a user can change.
 
 use super::raw::of_rustix;
 pub use mpsd_core::file::FileError;
@@ -96,7 +96,8 @@ impl Dir {
         }
     }
 
-    /// Opens or makes a directory with this owner and mode. Refuses one of another owner. The flag tells whether it is new.
+    /// Opens or makes a directory with this owner and mode. Refuses one of another owner. The flag
+    /// tells whether it is new.
     pub fn create_dir(
         &self,
         name: impl AsRef<OsStr>,
@@ -128,7 +129,8 @@ impl Dir {
             let (uid, gid) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
             fchown(&listing, Some(uid), Some(gid)).map_err(FileError::io("give away", &path))?;
         }
-        // Changing the mode takes the directory's own lock. A change of owner may have removed bits.
+        // Changing the mode takes the directory's own lock. A change of owner may have removed
+        // bits.
         if dir.status()?.st_mode & 0o7777 != mode {
             fchmod(&listing, Mode::from_bits_truncate(mode))
                 .map_err(FileError::io("set the mode of", &path))?;
@@ -141,10 +143,12 @@ impl Dir {
         fstatfs(&self.fd).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
     }
 
-    /// Lets only root and user `uid` pass through this directory, by a POSIX ACL. Fails on a file system without ACLs.
+    /// Lets only root and user `uid` pass through this directory, by a POSIX ACL. Fails on a file
+    /// system without ACLs.
     pub fn let_pass(&self, uid: u32) -> Result<(), FileError> {
         const NO_ID: u32 = u32::MAX;
-        // linux/posix_acl_xattr.h: version, and entries of tag, permissions, id, in the order of their tags.
+        // linux/posix_acl_xattr.h: version, and entries of tag, permissions, id, in the order of
+        // their tags.
         let entries: [(u16, u16, u32); 5] = [
             (0x01, 0o7, NO_ID), // the owner
             (0x02, 0o1, uid),
@@ -188,12 +192,19 @@ impl Dir {
         Ok(names)
     }
 
-    /// A small regular file, read without waiting; `None`: there is none. Refuses every other kind, and more than `max`
-    /// bytes.
-    pub fn read_limited(&self, name: impl AsRef<OsStr>, max: usize) -> Result<Option<Vec<u8>>, FileError> {
+    /// A small regular file, read without waiting; `None`: there is none. Refuses every other kind,
+    /// and more than `max` bytes.
+    pub fn read_limited(
+        &self,
+        name: impl AsRef<OsStr>,
+        max: usize,
+    ) -> Result<Option<Vec<u8>>, FileError> {
         let (name, path) = self.entry(&name)?;
-        let flags =
-            OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let flags = OFlag::O_RDONLY
+            | OFlag::O_NOFOLLOW
+            | OFlag::O_NONBLOCK
+            | OFlag::O_NOCTTY
+            | OFlag::O_CLOEXEC;
         let file = match openat(&self.fd, name, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::ENOENT) => return Ok(None),
@@ -203,24 +214,43 @@ impl Dir {
         read_regular(&file, &path, max).map(Some)
     }
 
-    /// Replaces or makes a file in one step, also over a crash of the node. Two writers of one name need a lock.
-    pub fn write_atomic(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
+    /// Replaces or makes a file in one step, also over a crash of the node. Two writers of one name
+    /// need a lock.
+    pub fn write_atomic(
+        &self,
+        name: impl AsRef<OsStr>,
+        bytes: &[u8],
+        mode: u32,
+    ) -> Result<(), FileError> {
         self.replace(name.as_ref(), bytes, mode, Durability::OnDisk)
     }
 
-    /// [`Dir::write_atomic`] without waiting for the disk: for what need not survive the node's end.
-    pub fn write_whole(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
+    /// [`Dir::write_atomic`] without waiting for the disk: for what need not survive the node's
+    /// end.
+    pub fn write_whole(
+        &self,
+        name: impl AsRef<OsStr>,
+        bytes: &[u8],
+        mode: u32,
+    ) -> Result<(), FileError> {
         self.replace(name.as_ref(), bytes, mode, Durability::Placed)
     }
 
-    fn replace(&self, name: &OsStr, bytes: &[u8], mode: u32, until: Durability) -> Result<(), FileError> {
+    fn replace(
+        &self,
+        name: &OsStr,
+        bytes: &[u8],
+        mode: u32,
+        until: Durability,
+    ) -> Result<(), FileError> {
         let (_, path) = self.entry(&name)?;
         replace_at(self, name, bytes, mode, until).map_err(FileError::io("write", path))
     }
 
     pub fn create_file(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<OwnedFd, FileError> {
         let (name, path) = self.entry(&name)?;
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let flags =
+            OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let file = openat(&self.fd, name, flags, Mode::from_bits_truncate(mode));
         file.map_err(FileError::io("create", path))
     }
@@ -249,11 +279,16 @@ impl Dir {
     }
 
     /// One component: neither empty, nor `.` or `..`, nor with a slash or NUL in it.
-    pub(super) fn entry<'n>(&self, name: &'n impl AsRef<OsStr>) -> Result<(&'n OsStr, PathBuf), FileError> {
+    pub(super) fn entry<'n>(
+        &self,
+        name: &'n impl AsRef<OsStr>,
+    ) -> Result<(&'n OsStr, PathBuf), FileError> {
         let name = name.as_ref();
         let path = self.path.join(name);
         let bytes = name.as_bytes();
-        match matches!(bytes, b"" | b"." | b"..") || bytes.iter().any(|byte| matches!(byte, b'/' | 0)) {
+        match matches!(bytes, b"" | b"." | b"..")
+            || bytes.iter().any(|byte| matches!(byte, b'/' | 0))
+        {
             false => Ok((name, path)),
             true => Err(FileError::unfit(path, "is not the name of an entry")),
         }
@@ -261,7 +296,9 @@ impl Dir {
 
     fn unfit(&self, name: &OsStr, path: PathBuf) -> FileError {
         let status = fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW);
-        let what = status.map_or("has gone".to_owned(), |status| format!("is {}", kind(&status)));
+        let what = status.map_or("has gone".to_owned(), |status| {
+            format!("is {}", kind(&status))
+        });
         FileError::unfit(path, what)
     }
 
@@ -299,7 +336,10 @@ mod tests {
         symlink("real", place.path().join("link")).unwrap();
         assert!(dir.open_dir("real").is_ok());
         assert!(message(dir.open_dir("link")).ends_with("link' is a symbolic link"));
-        assert!(message(Dir::open(&place.path().join("link/below"))).ends_with("link' is a symbolic link"));
+        assert!(
+            message(Dir::open(&place.path().join("link/below")))
+                .ends_with("link' is a symbolic link")
+        );
         assert!(message(Dir::open(Path::new("run"))).contains("not an absolute path"));
         assert!(message(Dir::open(Path::new("/run/../etc"))).contains("'..'"));
         for name in ["", ".", "..", "a/b", "a\0b"] {
@@ -319,17 +359,23 @@ mod tests {
         assert!(dir.create_dir("pipe", 0o700, owner).unwrap().1);
         assert_eq!(status("pipe"), (owner.0, owner.1, 0o700));
         // The owner opens it to all: closed again, not refused.
-        std::fs::set_permissions(place.path().join("pipe"), PermissionsExt::from_mode(0o777)).unwrap();
+        std::fs::set_permissions(place.path().join("pipe"), PermissionsExt::from_mode(0o777))
+            .unwrap();
         assert!(!dir.create_dir("pipe", 0o700, owner).unwrap().1);
         assert_eq!(status("pipe").2, 0o700);
         let other = message(dir.create_dir("pipe", 0o700, (STRANGER + 7, 0)));
-        assert!(other.contains("belongs to user 54321, not to 54328"), "{other}");
+        assert!(
+            other.contains("belongs to user 54321, not to 54328"),
+            "{other}"
+        );
         assert_eq!(status("pipe").0, STRANGER, "not given away");
         // What is not a directory is left alone.
         std::fs::write(place.path().join("file"), b"x").unwrap();
         symlink("pipe", place.path().join("link")).unwrap();
         assert!(message(dir.create_dir("file", 0o700, owner)).ends_with("file' is a regular file"));
-        assert!(message(dir.create_dir("link", 0o700, owner)).ends_with("link' is a symbolic link"));
+        assert!(
+            message(dir.create_dir("link", 0o700, owner)).ends_with("link' is a symbolic link")
+        );
         // Root's own, under any umask.
         dir.create_dir("jobs", 0o711, (0, 0)).unwrap();
         assert_eq!(status("jobs").2, 0o711);
@@ -354,7 +400,9 @@ mod tests {
         // The file itself may be a link.
         symlink(&victim, place.path().join("record")).unwrap();
         dir.write_whole("record", b"ours", 0o644).unwrap();
-        assert!(dir.read_limited("record", 9).unwrap().is_some() && dir.remove_file("record").unwrap());
+        assert!(
+            dir.read_limited("record", 9).unwrap().is_some() && dir.remove_file("record").unwrap()
+        );
         assert_eq!(std::fs::read(&victim).unwrap(), b"untouched");
         let mut names = dir.names(10).unwrap();
         names.sort();
@@ -375,7 +423,9 @@ mod tests {
         assert_eq!(dir.read_limited("file", 5).unwrap().unwrap(), b"12345");
         assert!(message(dir.read_limited("file", 4)).ends_with("has more than 4 bytes"));
         nix::unistd::mkfifo(&place.path().join("fifo"), Mode::S_IRWXU).unwrap();
-        assert!(message(dir.read_limited("fifo", 9)).ends_with("fifo' is a FIFO, not a regular file"));
+        assert!(
+            message(dir.read_limited("fifo", 9)).ends_with("fifo' is a FIFO, not a regular file")
+        );
         symlink("file", place.path().join("link")).unwrap();
         assert!(message(dir.read_limited("link", 9)).ends_with("link' is a symbolic link"));
         let _socket = std::os::unix::net::UnixListener::bind(place.path().join("socket")).unwrap();
@@ -393,7 +443,12 @@ mod tests {
         assert!(!dir.remove_file("file").unwrap());
         let full = dir.remove_empty_dir("full").unwrap_err();
         assert_eq!(full.errno(), Some(Errno::ENOTEMPTY));
-        assert!(dir.open_dir("full").unwrap().remove_empty_dir("below").unwrap());
+        assert!(
+            dir.open_dir("full")
+                .unwrap()
+                .remove_empty_dir("below")
+                .unwrap()
+        );
         assert!(dir.remove_empty_dir("full").unwrap());
         assert!(!dir.remove_empty_dir("full").unwrap());
     }

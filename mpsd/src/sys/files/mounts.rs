@@ -1,5 +1,5 @@
-//! A bounded file system for what a user may fill, and the end of file systems that users mount. A removal does not free the
-//! space of a file that a user keeps open.
+//! A bounded file system for what a user may fill, and the end of file systems that users mount. A
+//! removal does not free the space of a file that a user keeps open.
 
 use super::{Dir, FileError};
 use crate::sys::deadline::Deadline;
@@ -22,9 +22,13 @@ const PRIVATE: &str = ".private";
 const BIND: &str = "make a mount of";
 const FULL: &str = "find room in each mount namespace (fs.mount-max) for a mount over";
 
-/// Whether `error` says that this kernel or site gives root no mounts at all, as in most containers. No ordinary user can cause it.
+/// Whether `error` says that this kernel or site gives root no mounts at all, as in most
+/// containers. No ordinary user can cause it.
 pub fn has_no_mounts(error: &FileError) -> bool {
-    matches!(error.errno(), Some(Errno::EPERM | Errno::ENOSYS | Errno::ENODEV))
+    matches!(
+        error.errno(),
+        Some(Errno::EPERM | Errno::ENOSYS | Errno::ENODEV)
+    )
 }
 
 /// What a tmpfs may hold.
@@ -37,8 +41,9 @@ pub struct TmpfsSize {
 }
 
 impl Dir {
-    /// Opens the directory `path` as a private mount of its own. A mount below it reaches no other namespace, so nobody who has filled
-    /// theirs (`fs.mount-max`) can make it fail. It lasts until the next boot.
+    /// Opens the directory `path` as a private mount of its own. A mount below it reaches no other
+    /// namespace, so nobody who has filled theirs (`fs.mount-max`) can make it fail. It lasts until
+    /// the next boot.
     pub fn private(path: &Path, deadline: Deadline) -> Result<Self, FileError> {
         let dir = Self::open(path)?;
         if dir.make_private()? {
@@ -56,7 +61,8 @@ impl Dir {
     fn make_mount(&self) -> Result<(), FileError> {
         if !Self::open(&self.path)?.make_private()? {
             let own = name_of(self);
-            mount(Some(&*own), &*own, NONE, MsFlags::MS_BIND, NONE).map_err(self.cannot_mount(BIND))?;
+            mount(Some(&*own), &*own, NONE, MsFlags::MS_BIND, NONE)
+                .map_err(self.cannot_mount(BIND))?;
             Self::open(&self.path)?.make_private()?;
         }
         Ok(())
@@ -87,15 +93,23 @@ impl Dir {
         let (TmpfsSize { bytes, files }, (uid, gid)) = (room, owner);
         let options = format!("size={bytes},nr_inodes={files},mode={mode:o},uid={uid},gid={gid}");
         let target = name_of(self);
-        mount(Some("mpsd"), &*target, Some("tmpfs"), flags, Some(&*options))
-            .map_err(self.cannot_mount("mount a tmpfs over"))
+        mount(
+            Some("mpsd"),
+            &*target,
+            Some("tmpfs"),
+            flags,
+            Some(&*options),
+        )
+        .map_err(self.cannot_mount("mount a tmpfs over"))
     }
 
-    /// Ends the FUSE file systems that users mounted below this directory, so that every wait for them ends. Not even SIGKILL
-    /// ends a process that waits for one of its own threads as the server. Root's mounts, and those behind another mount, stay.
+    /// Ends the FUSE file systems that users mounted below this directory, so that every wait for
+    /// them ends. Not even SIGKILL ends a process that waits for one of its own threads as the
+    /// server. Root's mounts, and those behind another mount, stay.
     pub fn abort_users_mounts(&self) {
-        let below =
-            |mount: &&Mount| mount.path.starts_with(&self.path) && is_fuse(mount) && !mount.has("user_id=0");
+        let below = |mount: &&Mount| {
+            mount.path.starts_with(&self.path) && is_fuse(mount) && !mount.has("user_id=0")
+        };
         for found in all().unwrap_or_default().iter().filter(below) {
             let path = found.path.strip_prefix(&self.path).ok();
             let held = path.and_then(|path| self.walk(path));
@@ -116,11 +130,14 @@ impl Dir {
     }
 }
 
-/// Whether job `number` has a mount namespace, as by Slurm's job_container/tmpfs. Later mounts do not appear in it.
+/// Whether job `number` has a mount namespace, as by Slurm's job_container/tmpfs. Later mounts do
+/// not appear in it.
 pub fn has_namespace(number: &str) -> bool {
     let kept = |mount: &Mount| {
         let root = mount.root.as_os_str().as_encoded_bytes();
-        mount.kind == "nsfs" && root.starts_with(b"mnt:[") && mount.path.iter().any(|name| name == number)
+        mount.kind == "nsfs"
+            && root.starts_with(b"mnt:[")
+            && mount.path.iter().any(|name| name == number)
     };
     all().is_ok_and(|mounts| mounts.iter().any(kept))
 }
@@ -134,7 +151,8 @@ pub(super) fn name_of(fd: &impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
-/// The mount that a descriptor lies on (proc_pid_fdinfo(5)), also in a dead file system. Device numbers show no bind mount.
+/// The mount that a descriptor lies on (proc_pid_fdinfo(5)), also in a dead file system. Device
+/// numbers show no bind mount.
 pub(super) fn mount_of(fd: &impl AsFd) -> Result<u64, FileError> {
     let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
     let text = std::fs::read_to_string(&path).unwrap_or_default();
@@ -160,7 +178,8 @@ impl Mount {
     }
 }
 
-/// All of them, in the kernel's order: a mount stands after the mount below which it lies. ENOENT: there is no `/proc`.
+/// All of them, in the kernel's order: a mount stands after the mount below which it lies. ENOENT:
+/// there is no `/proc`.
 pub(in crate::sys) fn all() -> Result<Vec<Mount>, Errno> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let own = open("/proc/self", flags, Mode::empty())?;
@@ -192,7 +211,9 @@ fn unescape(text: &[u8]) -> PathBuf {
     let mut plain = Vec::new();
     let mut rest = text;
     while let Some((first, after)) = rest.split_first() {
-        let code = after.get(..3).and_then(|code| std::str::from_utf8(code).ok());
+        let code = after
+            .get(..3)
+            .and_then(|code| std::str::from_utf8(code).ok());
         let code = code.and_then(|code| u8::from_str_radix(code, 8).ok());
         let (byte, length) = match code.filter(|_| *first == b'\\') {
             Some(byte) => (byte, 4),
@@ -212,7 +233,9 @@ const FILES: u64 = 64;
 pub fn lacking(path: &Path) -> Option<String> {
     let there = path.ancestors().find(|path| path.exists())?;
     let about = statvfs(there).ok()?;
-    let free = about.blocks_available().saturating_mul(about.fragment_size());
+    let free = about
+        .blocks_available()
+        .saturating_mul(about.fragment_size());
     let (files, all_files) = (about.files_available(), about.files());
     // A file system without a number of files says 0 for it.
     let figures = if all_files > 0 && files < FILES {
@@ -225,7 +248,11 @@ pub fn lacking(path: &Path) -> Option<String> {
     };
     let device = |path: &Path| path.metadata().map(|about| about.dev()).ok();
     let is_of_it = |above: &&Path| device(above) == device(there);
-    let mount_point = there.ancestors().take_while(is_of_it).last().unwrap_or(there);
+    let mount_point = there
+        .ancestors()
+        .take_while(is_of_it)
+        .last()
+        .unwrap_or(there);
     Some(format!(
         "file system '{}' has {figures} free",
         mount_point.display()

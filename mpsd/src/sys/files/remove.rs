@@ -1,7 +1,8 @@
 //! Removing a tree that a user owned and may still be changing.
 //!
-//! A directory found below the first level is moved up to it, so two descriptors serve for any depth. No link is followed.
-//! Each directory is taken from its owner before it is listed. A mount is not entered but detached.
+//! A directory found below the first level is moved up to it, so two descriptors serve for any
+//! depth. No link is followed. Each directory is taken from its owner before it is listed. A mount
+//! is not entered but detached.
 
 use super::mounts::{mount_of, name_of};
 use super::{Dir, FileError, HOLD};
@@ -29,8 +30,9 @@ pub struct Bounds {
 }
 
 impl Dir {
-    /// Removes the entry `name` with everything below it, and detaches mounts. Stops at the first thing that it cannot
-    /// remove, or at a bound, and may be called again. Returns the number of entries removed.
+    /// Removes the entry `name` with everything below it, and detaches mounts. Stops at the first
+    /// thing that it cannot remove, or at a bound, and may be called again. Returns the number of
+    /// entries removed.
     pub fn remove_tree(&self, name: impl AsRef<OsStr>, bounds: Bounds) -> Result<u64, FileError> {
         let (name, _) = self.entry(&name)?;
         let mut removal = Removal {
@@ -39,7 +41,8 @@ impl Dir {
             bounds,
         };
         let mount = mount_of(&self.as_fd())?;
-        // Takes it before the removal: if a process of its owner keeps its lock, this waits here without holding a lock.
+        // Takes it before the removal: if a process of its owner keeps its lock, this waits here
+        // without holding a lock.
         let top = still_there(removal.enter(self, name, mount))?;
         loop {
             if let Some(top) = &top {
@@ -60,13 +63,16 @@ struct Removal {
 }
 
 impl Removal {
-    /// Removes one entry without a stat(2), which could hang in a user's file system. False: a directory that is not empty.
+    /// Removes one entry without a stat(2), which could hang in a user's file system. False: a
+    /// directory that is not empty.
     fn entry(&mut self, parent: &Dir, name: &OsStr) -> Result<bool, FileError> {
         loop {
             self.check(parent)?;
             let first = unlinkat(parent.as_fd(), name, UnlinkatFlags::NoRemoveDir);
             let outcome = match first {
-                Err(Errno::EISDIR | Errno::EPERM) => unlinkat(parent.as_fd(), name, UnlinkatFlags::RemoveDir),
+                Err(Errno::EISDIR | Errno::EPERM) => {
+                    unlinkat(parent.as_fd(), name, UnlinkatFlags::RemoveDir)
+                }
                 other => other,
             };
             // Not a directory after all: the first answer counts.
@@ -89,8 +95,9 @@ impl Removal {
         }
     }
 
-    /// Opens a directory to be emptied, detaches what is mounted on it, and takes it from its owner. `mount` is the mount of the
-    /// tree. If we are root, this ends every race: a process that has it open can add nothing.
+    /// Opens a directory to be emptied, detaches what is mounted on it, and takes it from its
+    /// owner. `mount` is the mount of the tree. If we are root, this ends every race: a process
+    /// that has it open can add nothing.
     fn enter(&mut self, parent: &Dir, name: &OsStr, mount: u64) -> Result<Dir, FileError> {
         loop {
             let path = parent.path().join(name);
@@ -106,7 +113,8 @@ impl Removal {
         }
     }
 
-    /// Detaches the uppermost mount on the entry `name`, by descriptor. The file system itself is not asked.
+    /// Detaches the uppermost mount on the entry `name`, by descriptor. The file system itself is
+    /// not asked.
     fn uncover(&mut self, parent: &Dir, name: &OsStr) -> Result<(), FileError> {
         self.check(parent)?;
         self.moved += 1;
@@ -118,7 +126,8 @@ impl Removal {
             Err(errno) => return Err(FileError::io("open", path)(errno)),
         };
         if mount_of(&held)? == mount_of(&parent.as_fd())? {
-            // Busy for another reason, or unmounted meanwhile: the caller tries again within its bounds.
+            // Busy for another reason, or unmounted meanwhile: the caller tries again within its
+            // bounds.
             std::thread::sleep(BUSY);
             return Ok(());
         }
@@ -158,7 +167,8 @@ impl Removal {
             let new = format!(".mpsd-moved-{}", self.moved);
             match renameat(from.as_fd(), name, top.as_fd(), new.as_str()) {
                 Ok(()) | Err(Errno::ENOENT) => return Ok(()),
-                // The name is taken by more than an empty directory, which would have been replaced.
+                // The name is taken by more than an empty directory, which would have been
+                // replaced.
                 Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => {}
                 Err(Errno::EBUSY | Errno::EXDEV) => self.uncover(from, name)?,
                 Err(errno) => return Err(FileError::io("move", from.path().join(name))(errno)),
@@ -171,7 +181,9 @@ impl Removal {
             Bounds { entries, .. } if self.removed + self.moved > entries => {
                 format!("holds more than {entries} entries")
             }
-            Bounds { deadline, .. } if deadline.expired() => "could not be removed in time".to_owned(),
+            Bounds { deadline, .. } if deadline.expired() => {
+                "could not be removed in time".to_owned()
+            }
             _ => return Ok(()),
         };
         let path = at.path().to_owned();
@@ -181,7 +193,8 @@ impl Removal {
 
 fn seize(fd: &OwnedFd) {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let Ok(listing) = openat(fd, ".", flags, Mode::empty()).or_else(|_| make_readable(fd, flags)) else {
+    let Ok(listing) = openat(fd, ".", flags, Mode::empty()).or_else(|_| make_readable(fd, flags))
+    else {
         return;
     };
     // If we are not root, it is emptied as it is, if it can be listed.
@@ -189,7 +202,8 @@ fn seize(fd: &OwnedFd) {
     let _ = fchmod(&listing, Mode::S_IRWXU);
 }
 
-/// For an owner's directory without permissions: changes the mode through `/proc`, which follows our descriptor.
+/// For an owner's directory without permissions: changes the mode through `/proc`, which follows
+/// our descriptor.
 fn make_readable(fd: &OwnedFd, flags: OFlag) -> Result<OwnedFd, Errno> {
     nix::sys::stat::fchmodat(
         nix::fcntl::AT_FDCWD,
@@ -204,7 +218,12 @@ fn still_there(entered: Result<Dir, FileError>) -> Result<Option<Dir>, FileError
     match entered {
         Ok(dir) => Ok(Some(dir)),
         // Removed or replaced since it was listed; the next pass finds what is there now.
-        Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP)) => {
+        Err(error)
+            if matches!(
+                error.errno(),
+                Some(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP)
+            ) =>
+        {
             Ok(None)
         }
         Err(error) => Err(error),
@@ -249,13 +268,18 @@ mod tests {
         assert!(dir.remove_tree("job", bounds()).unwrap() >= 9);
         assert!(!tree.exists());
         assert_eq!(std::fs::read(outside.join("precious")).unwrap(), b"x");
-        assert_eq!(dir.remove_tree("job", bounds()).unwrap(), 0, "twice is no error");
+        assert_eq!(
+            dir.remove_tree("job", bounds()).unwrap(),
+            0,
+            "twice is no error"
+        );
         symlink(&outside, &tree).unwrap();
         assert_eq!(dir.remove_tree("job", bounds()).unwrap(), 1);
         assert!(outside.join("precious").exists());
     }
 
-    /// Makes a chain of `depth` directories, far deeper than any path may be long or descriptors many.
+    /// Makes a chain of `depth` directories, far deeper than any path may be long or descriptors
+    /// many.
     fn deep(at: &Path, depth: usize) {
         std::fs::create_dir(at).unwrap();
         let mut dir = Dir::open(at).unwrap();
@@ -264,7 +288,13 @@ mod tests {
                 .create_dir("d".repeat(200), 0o755, (STRANGER, STRANGER))
                 .unwrap()
                 .0;
-            openat(dir.as_fd(), "f", OFlag::O_CREAT | OFlag::O_WRONLY, Mode::S_IRUSR).unwrap();
+            openat(
+                dir.as_fd(),
+                "f",
+                OFlag::O_CREAT | OFlag::O_WRONLY,
+                Mode::S_IRUSR,
+            )
+            .unwrap();
         }
     }
 
@@ -272,7 +302,8 @@ mod tests {
     fn depth_is_no_bound_and_costs_no_descriptors() {
         let (place, dir) = place();
         deep(&place.path().join("job"), 3000);
-        // The names that the removal would choose are taken, some by entries that cannot be replaced.
+        // The names that the removal would choose are taken, some by entries that cannot be
+        // replaced.
         std::fs::create_dir_all(place.path().join("job/.mpsd-moved-2/full")).unwrap();
         std::fs::write(place.path().join("job/.mpsd-moved-3"), b"").unwrap();
         let removed = dir.remove_tree("job", bounds()).unwrap();
@@ -295,7 +326,8 @@ mod tests {
         assert!(!place.path().join("job").exists());
     }
 
-    /// Mounts of an administrator or a user's fusermount: on a file, on directories at any depth, on a mount, on the tree.
+    /// Mounts of an administrator or a user's fusermount: on a file, on directories at any depth,
+    /// on a mount, on the tree.
     #[test]
     fn a_mount_is_detached_and_not_entered() {
         use nix::mount::{MsFlags, mount};
@@ -324,7 +356,10 @@ mod tests {
         assert!(other.path().join("precious").exists());
         nix::mount::umount2(other.path(), nix::mount::MntFlags::MNT_DETACH).unwrap();
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-        assert!(!mounts.contains(&place.path().display().to_string()), "{mounts}");
+        assert!(
+            !mounts.contains(&place.path().display().to_string()),
+            "{mounts}"
+        );
     }
 
     /// A user adds to the tree, and swaps directories for links, while root removes it.

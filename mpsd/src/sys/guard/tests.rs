@@ -137,7 +137,11 @@ fn a_stream_without_a_reader_does_not_stop_the_other() {
     drop(write);
     assert_eq!(exit, Exit::Code(0));
     let text = reader.join().unwrap();
-    assert!(text.len() == 120_004 && text.ends_with("ylast"), "{}", text.len());
+    assert!(
+        text.len() == 120_004 && text.ends_with("ylast"),
+        "{}",
+        text.len()
+    );
 }
 
 #[test]
@@ -184,7 +188,8 @@ fn a_file_takes_every_word_in_order() {
     assert!(text.len() == 120_008 && ends_well, "{}", text.len());
 }
 
-/// A named pipe stands for a file whose server is gone: it has a path, and a write to it does not return.
+/// A named pipe stands for a file whose server is gone: it has a path, and a write to it does not
+/// return.
 #[test]
 fn a_file_that_takes_nothing_does_not_hold_the_guard() {
     let _alone = alone();
@@ -263,7 +268,10 @@ fn a_question_is_answered_up_to_its_bound_without_our_descriptors() {
     let most = ask(soon(), || vec![7; MOST_ANSWER]).unwrap();
     assert_eq!(most.len(), MOST_ANSWER);
     let more = ask(soon(), || vec![7; MOST_ANSWER + 1]);
-    assert_eq!(more, Err(AskError::Killed(KillReason::TooMuch(MOST_ANSWER))));
+    assert_eq!(
+        more,
+        Err(AskError::Killed(KillReason::TooMuch(MOST_ANSWER)))
+    );
     let file = File::open("/dev/null").unwrap();
     let number = file.as_raw_fd();
     let count = move || {
@@ -281,7 +289,9 @@ fn a_question_may_crash_panic_exit_or_hang() {
     // Other tests have children of this process too, so each question notes its own.
     let note = || {
         let mut file = File::options().append(true).open(place.path());
-        let _ = file.as_mut().map(|file| writeln!(file, "{}", std::process::id()));
+        let _ = file
+            .as_mut()
+            .map(|file| writeln!(file, "{}", std::process::id()));
     };
     for signal in [Signal::SIGSEGV, Signal::SIGKILL] {
         let crash = ask(soon(), || {
@@ -353,8 +363,8 @@ fn a_question_ends_with_its_asker() {
     assert!(asked.wait_gone(soon()), "it goes on");
 }
 
-/// Really uninterruptible: the parent of a vfork waits in state D until its child ends, and the child is stopped. (Since
-/// Linux 6.3 SIGKILL ends that wait.)
+/// Really uninterruptible: the parent of a vfork waits in state D until its child ends, and the
+/// child is stopped. (Since Linux 6.3 SIGKILL ends that wait.)
 #[test]
 fn a_question_in_state_d_is_given_up_in_bounded_time() {
     let _alone = alone();

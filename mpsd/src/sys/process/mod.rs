@@ -1,4 +1,5 @@
-//! Other processes, known by pid *and* start time and read through a descriptor of `/proc/PID`: a pid may be used again.
+//! Other processes, known by pid *and* start time and read through a descriptor of `/proc/PID`: a
+//! pid may be used again.
 
 use super::deadline::Deadline;
 use super::descriptors::{self, read_at, write_at};
@@ -23,7 +24,8 @@ const MOST_THREADS: usize = 4096;
 const STACK: usize = 16 * 1024;
 
 impl ProcessId {
-    /// Takes hold of this process; `None` if it is gone, cannot be read, or another process has its pid.
+    /// Takes hold of this process; `None` if it is gone, cannot be read, or another process has its
+    /// pid.
     pub fn open(self) -> Option<Process> {
         Process::find(self.pid).filter(|process| process.id == self)
     }
@@ -33,19 +35,22 @@ impl ProcessId {
 pub struct ProcessWatch(OwnedFd);
 
 impl ProcessWatch {
-    /// `None`: it is gone, no descriptor is left, or the kernel tells the end only of children (before Linux 6.15).
+    /// `None`: it is gone, no descriptor is left, or the kernel tells the end only of children
+    /// (before Linux 6.15).
     pub fn of(pid: i32) -> Option<Self> {
         let pidfd = raw::pidfd_open(pid).ok()?;
         raw::pidfd_end(pidfd.as_fd()).ok()?;
         Some(Self(pidfd))
     }
 
-    /// If polled for no event, it wakes when the process has ended and its parent has waited for it (POLLHUP).
+    /// If polled for no event, it wakes when the process has ended and its parent has waited for it
+    /// (POLLHUP).
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
-    /// `None`: it has not ended, or its parent has not waited for it. `Some(None)`: it has, and the kernel does not tell how.
+    /// `None`: it has not ended, or its parent has not waited for it. `Some(None)`: it has, and the
+    /// kernel does not tell how.
     pub fn end(&self) -> Option<Option<Exit>> {
         match raw::pidfd_end(self.0.as_fd()) {
             Ok(None) => None,
@@ -60,11 +65,13 @@ impl ProcessWatch {
 pub struct Thread {
     /// The letter of its state, as `ps` shows it.
     pub state: char,
-    /// The symbols on its kernel stack, innermost first, one a line (`[<0>] fuse_simple_request+0x…`); may be hidden.
+    /// The symbols on its kernel stack, innermost first, one a line (`[<0>]
+    /// fuse_simple_request+0x…`); may be hidden.
     pub stack: String,
 }
 
-/// A process held by a descriptor of its `/proc` directory, and a pidfd. Reads fail as soon as it is reaped.
+/// A process held by a descriptor of its `/proc` directory, and a pidfd. Reads fail as soon as it
+/// is reaped.
 #[derive(Debug)]
 pub struct Process {
     id: ProcessId,
@@ -78,7 +85,8 @@ impl Process {
         if pid <= 0 {
             return None;
         }
-        // The pidfd comes first: if the directory's process matches it afterwards, both stay the same process.
+        // The pidfd comes first: if the directory's process matches it afterwards, both stay the
+        // same process.
         let pidfd = match raw::pidfd_open(pid) {
             Ok(fd) => Some(fd),
             Err(rustix::io::Errno::SRCH) => return None,
@@ -116,8 +124,15 @@ impl Process {
     /// The file it runs; `None` also for a defunct process and a kernel thread.
     pub fn executable(&self) -> Option<Executable> {
         let exe = self.thread_prefix() + "exe";
-        // As the kernel remembers it, without a question to a network server or a user's FUSE process.
-        let about = statx(&self.directory, &exe, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
+        // As the kernel remembers it, without a question to a network server or a user's FUSE
+        // process.
+        let about = statx(
+            &self.directory,
+            &exe,
+            AtFlags::STATX_DONT_SYNC,
+            StatxFlags::INO,
+        )
+        .ok()?;
         let path = nix::fcntl::readlinkat(&self.directory, exe.as_str()).ok()?;
         Some(Executable {
             file: FileRef {
@@ -128,24 +143,28 @@ impl Process {
         })
     }
 
-    /// The value of one variable of its first environment within `cap` bytes: a hint, never proof. It hangs while one of the
-    /// process's threads hangs with the lock of its memory map. A user can cause that: see [`super::guard::ask()`].
+    /// The value of one variable of its first environment within `cap` bytes: a hint, never proof.
+    /// It hangs while one of the process's threads hangs with the lock of its memory map. A user
+    /// can cause that: see [`super::guard::ask()`].
     pub fn environment_variable(&self, name: &str, cap: usize) -> Option<OsString> {
         let block = self.read(&(self.thread_prefix() + "environ"), cap)?;
         let mut entries = block.split(|byte| *byte == 0);
-        let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+        let value =
+            entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
         Some(OsString::from_vec(value.to_vec()))
     }
 
-    /// The first `cap` bytes of its command line, which it can change. It can hang as [`Process::environment_variable`] can.
+    /// The first `cap` bytes of its command line, which it can change. It can hang as
+    /// [`Process::environment_variable`] can.
     pub fn command_line(&self, cap: usize) -> Option<Vec<u8>> {
         self.read(&(self.thread_prefix() + "cmdline"), cap)
     }
 
     pub fn cgroups(&self) -> Option<Vec<PathBuf>> {
         let text = self.read("cgroup", 65_536)?;
-        let path =
-            |line: &[u8]| Some(OsString::from_vec(line.splitn(3, |b| *b == b':').nth(2)?.to_vec()).into());
+        let path = |line: &[u8]| {
+            Some(OsString::from_vec(line.splitn(3, |b| *b == b':').nth(2)?.to_vec()).into())
+        };
         Some(text.split(|b| *b == b'\n').filter_map(path).collect())
     }
 
@@ -170,8 +189,9 @@ impl Process {
         true
     }
 
-    /// Its state; defunct only if all of its threads have ended. The first thread of a killed process may end while another waits
-    /// in a dead driver: `/proc/PID` then shows a process that has ended, but it still holds its GPU.
+    /// Its state; defunct only if all of its threads have ended. The first thread of a killed
+    /// process may end while another waits in a dead driver: `/proc/PID` then shows a process that
+    /// has ended, but it still holds its GPU.
     pub fn state(&self) -> Option<State> {
         let stat = self.stat()?;
         if stat.state != State::Defunct || stat.threads <= 1 {
@@ -180,8 +200,8 @@ impl Process {
         Some(self.living_thread().map_or(stat.state, |(_, state)| state))
     }
 
-    /// Its threads that have not ended. Reading a stack can hang behind an exec(2) that does not finish (Linux,
-    /// `lock_trace`).
+    /// Its threads that have not ended. Reading a stack can hang behind an exec(2) that does not
+    /// finish (Linux, `lock_trace`).
     pub fn threads(&self) -> Option<Vec<Thread>> {
         let read = |(thread, state): (i32, State)| {
             let stack = self.read(&format!("task/{thread}/stack"), STACK);
@@ -193,16 +213,22 @@ impl Process {
         Some(self.living_threads()?.into_iter().map(read).collect())
     }
 
-    /// `task/TID/` of a living thread if the first one has ended: the first one's `exe` and `environ` are empty then.
+    /// `task/TID/` of a living thread if the first one has ended: the first one's `exe` and
+    /// `environ` are empty then.
     fn thread_prefix(&self) -> String {
         let outlived = |stat: &Stat| stat.state == State::Defunct && stat.threads > 1;
-        let thread = self.stat().filter(outlived).and_then(|_| self.living_thread());
+        let thread = self
+            .stat()
+            .filter(outlived)
+            .and_then(|_| self.living_thread());
         thread.map_or_else(String::new, |(thread, _)| format!("task/{thread}/"))
     }
 
     fn living_thread(&self) -> Option<(i32, State)> {
         let living = self.living_threads()?;
-        let waiting = living.iter().find(|(_, state)| *state == State::Uninterruptible);
+        let waiting = living
+            .iter()
+            .find(|(_, state)| *state == State::Uninterruptible);
         waiting.or(living.last()).copied()
     }
 
@@ -213,12 +239,16 @@ impl Process {
             listing => listing.ok()?,
         };
         let mut listing = nix::dir::Dir::from_fd(listing).ok()?;
-        let living = listing.iter().flatten().take(MOST_THREADS).filter_map(|entry| {
-            let thread = entry.file_name().to_str().ok()?.parse().ok()?;
-            let stat = Stat::parse(&self.read(&format!("task/{thread}/stat"), 4096)?)?;
-            let ended = matches!(stat.state, State::Defunct | State::Dead);
-            (!ended).then_some((thread, stat.state))
-        });
+        let living = listing
+            .iter()
+            .flatten()
+            .take(MOST_THREADS)
+            .filter_map(|entry| {
+                let thread = entry.file_name().to_str().ok()?.parse().ok()?;
+                let stat = Stat::parse(&self.read(&format!("task/{thread}/stat"), 4096)?)?;
+                let ended = matches!(stat.state, State::Defunct | State::Dead);
+                (!ended).then_some((thread, stat.state))
+            });
         Some(living.collect())
     }
 
@@ -271,13 +301,17 @@ mod tests {
         other.start_time += 1;
         assert!(other.open().is_none(), "same pid, another process");
         let text = serde_json::to_string(&process.id()).unwrap();
-        assert_eq!(serde_json::from_str::<ProcessId>(&text).unwrap(), process.id());
+        assert_eq!(
+            serde_json::from_str::<ProcessId>(&text).unwrap(),
+            process.id()
+        );
         assert!(Process::find(-1).is_none() && Process::find(0).is_none());
 
         let table = ProcessTable::scan().unwrap();
         let own = nix::unistd::getpid().as_raw();
-        let is_child =
-            |entry: &stat::Entry| Some(entry.stat.id) == child.id() && entry.uids.effective == STRANGER;
+        let is_child = |entry: &stat::Entry| {
+            Some(entry.stat.id) == child.id() && entry.uids.effective == STRANGER
+        };
         assert!(table.children(own).any(is_child));
         assert!(table.of_user(STRANGER).any(is_child));
         assert!(table.descendants(1).into_iter().any(is_child));
@@ -288,7 +322,10 @@ mod tests {
         while process.state() != Some(State::Stopped) {
             assert!(deadline.sleep(Duration::from_millis(1)));
         }
-        assert!(process.signal(Signal::SIGKILL), "a stopped process can be killed");
+        assert!(
+            process.signal(Signal::SIGKILL),
+            "a stopped process can be killed"
+        );
         assert!(process.wait_gone(deadline));
         assert_eq!(process.state(), Some(State::Defunct));
         assert_eq!(process.executable(), None);
@@ -319,7 +356,8 @@ mod tests {
         assert!(!child.signal(Signal::SIGTERM));
     }
 
-    /// Like a server that was killed while one of its threads waits in the driver: `ps` shows it as defunct.
+    /// Like a server that was killed while one of its threads waits in the driver: `ps` shows it as
+    /// defunct.
     #[test]
     fn a_process_lives_while_any_of_its_threads_does() {
         let _alone = alone();
@@ -327,7 +365,11 @@ mod tests {
         let process = Process::find(child.pid()).unwrap();
         let deadline = Deadline::after_ms(5000);
         while process.state() != Some(State::Sleeping) {
-            assert!(deadline.sleep(Duration::from_millis(1)), "{:?}", process.state());
+            assert!(
+                deadline.sleep(Duration::from_millis(1)),
+                "{:?}",
+                process.state()
+            );
         }
         let exe = process.executable().unwrap();
         assert_eq!(exe.path, std::env::current_exe().unwrap());

@@ -1,4 +1,5 @@
-//! What `/proc` shows of a process, and of all processes at once (proc_pid_stat(5), proc_pid_status(5)).
+//! What `/proc` shows of a process, and of all processes at once (proc_pid_stat(5),
+//! proc_pid_status(5)).
 
 use crate::sys::descriptors::read_at;
 use mpsd_core::text::is_digits;
@@ -12,7 +13,17 @@ use std::path::PathBuf;
 
 /// Names one process for ever: the kernel reuses pids, but not together with the same start time.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    derive_more::Display,
+    Serialize,
+    Deserialize,
 )]
 #[display("{pid}")]
 pub struct ProcessId {
@@ -67,11 +78,16 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Parses the file. The name stands in parentheses, and may hold parentheses, blanks and newlines.
+    /// Parses the file. The name stands in parentheses, and may hold parentheses, blanks and
+    /// newlines.
     pub(in crate::sys) fn parse(text: &[u8]) -> Option<Self> {
         let open = text.iter().position(|b| *b == b'(')?;
         let close = text.iter().rposition(|b| *b == b')')?;
-        let pid = std::str::from_utf8(text.get(..open)?).ok()?.trim().parse().ok()?;
+        let pid = std::str::from_utf8(text.get(..open)?)
+            .ok()?
+            .trim()
+            .parse()
+            .ok()?;
         let name = OsString::from_vec(text.get(open + 1..close)?.to_vec());
         let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
         let rest: Vec<&str> = rest.split_ascii_whitespace().collect();
@@ -135,7 +151,8 @@ pub struct Entry {
 pub struct ProcessTable(Vec<Entry>);
 
 impl ProcessTable {
-    /// Reads `stat` and `status` of every process, which cannot hang. `None`: a process is there and cannot be read.
+    /// Reads `stat` and `status` of every process, which cannot hang. `None`: a process is there
+    /// and cannot be read.
     pub fn scan() -> Option<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let proc_fd = open("/proc", flags, Mode::empty()).ok()?;
@@ -147,7 +164,12 @@ impl ProcessTable {
         let mut entries = Vec::new();
         for entry in listing.iter() {
             let entry = entry.ok()?;
-            let Some(name) = entry.file_name().to_str().ok().filter(|name| is_digits(name)) else {
+            let Some(name) = entry
+                .file_name()
+                .to_str()
+                .ok()
+                .filter(|name| is_digits(name))
+            else {
                 continue;
             };
             match read(name) {

@@ -1,4 +1,5 @@
-//! Kernel calls that nix and rustix lack, each safe to call. Nothing here allocates: the child of a fork may use them.
+//! Kernel calls that nix and rustix lack, each safe to call. Nothing here allocates: the child of a
+//! fork may use them.
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;
@@ -8,8 +9,8 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use rustix::fs::{CWD, Mode, OFlags, RawDir, SeekFrom, openat};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, wait, waitpid};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set, clear_ambient_capability_set,
-    remove_capability_from_bounding_set, set_capabilities,
+    CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set,
+    clear_ambient_capability_set, remove_capability_from_bounding_set, set_capabilities,
 };
 use std::convert::Infallible;
 use std::mem::MaybeUninit;
@@ -30,7 +31,8 @@ pub enum Exit {
     Signal(i32),
 }
 
-/// Reaps this child, or any, if it has ended. nix's `waitpid` loses the status of a real-time signal.
+/// Reaps this child, or any, if it has ended. nix's `waitpid` loses the status of a real-time
+/// signal.
 pub(super) fn reap(pid: Option<i32>) -> Result<Option<(i32, Exit)>, Errno> {
     let ended = match pid.and_then(Pid::from_raw) {
         Some(pid) => waitpid(Some(pid), WaitOptions::NOHANG),
@@ -48,23 +50,26 @@ fn exit_of(status: i32) -> Exit {
     }
 }
 
-/// Ends this process without destructors or exit handlers: in a forked child those are copies of its parent's.
+/// Ends this process without destructors or exit handlers: in a forked child those are copies of
+/// its parent's.
 pub(super) fn exit_now(code: u8) -> ! {
     // SAFETY: `_exit` takes an integer and does not return.
     unsafe { libc::_exit(i32::from(code)) }
 }
 
 pub(super) fn fork() -> Result<Option<i32>, Errno> {
-    // SAFETY: our programs have one thread, so the child may do what the parent may. (In unit tests with several threads
-    // the child takes no lock of this process but glibc's allocator, which fork handlers keep usable.)
+    // SAFETY: our programs have one thread, so the child may do what the parent may. (In unit tests
+    // with several threads the child takes no lock of this process but glibc's allocator, which
+    // fork handlers keep usable.)
     match unsafe { nix::unistd::fork() }? {
         nix::unistd::ForkResult::Child => Ok(None),
         nix::unistd::ForkResult::Parent { child } => Ok(Some(child.as_raw())),
     }
 }
 
-/// [`fork`] with the child born in the cgroup v2 `cgroup`: moving it there waits for all CPUs (17 ms on 16 of them). Makes no
-/// child before Linux 5.7 (ENOSYS, E2BIG, EINVAL) or on v1 (EBADF). The child may take no lock.
+/// [`fork`] with the child born in the cgroup v2 `cgroup`: moving it there waits for all CPUs (17
+/// ms on 16 of them). Makes no child before Linux 5.7 (ENOSYS, E2BIG, EINVAL) or on v1 (EBADF). The
+/// child may take no lock.
 pub(super) fn fork_into(cgroup: BorrowedFd<'_>) -> Result<Option<i32>, Errno> {
     const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
     // SAFETY: `clone_args` (clone3(2)) is plain integers, for which zero is a value.
@@ -73,9 +78,10 @@ pub(super) fn fork_into(cgroup: BorrowedFd<'_>) -> Result<Option<i32>, Errno> {
     arguments.exit_signal = libc::SIGCHLD as u64;
     arguments.cgroup = cgroup.as_raw_fd() as u64;
     let size = size_of::<libc::clone_args>();
-    // SAFETY: the structure has the kernel's layout and size. Without CLONE_VM and a stack of its own the child continues
-    // here on its copy of our memory, as after fork(2).
-    let pid = Errno::result(unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size) })?;
+    // SAFETY: the structure has the kernel's layout and size. Without CLONE_VM and a stack of its
+    // own the child continues here on its copy of our memory, as after fork(2).
+    let pid =
+        Errno::result(unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size) })?;
     Ok((pid != 0).then_some(pid as i32))
 }
 
@@ -90,12 +96,21 @@ pub(super) fn pidfd_open(pid: i32) -> rustix::io::Result<OwnedFd> {
 pub(super) fn pidfd_signal(pidfd: BorrowedFd<'_>, number: i32) -> Result<(), Errno> {
     let none = std::ptr::null::<libc::siginfo_t>();
     // SAFETY: the descriptor is borrowed for the call; a null siginfo means "as kill(2)".
-    let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), number, none, 0) };
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_raw_fd(),
+            number,
+            none,
+            0,
+        )
+    };
     Errno::result(done).map(drop)
 }
 
-/// How the process behind `pidfd`, which need not be a child, ended. `Ok(None)`: it has not ended, or its parent has not
-/// waited for it. ENOTTY, EINVAL: before Linux 6.13; ESRCH: it has ended, before 6.15.
+/// How the process behind `pidfd`, which need not be a child, ended. `Ok(None)`: it has not ended,
+/// or its parent has not waited for it. ENOTTY, EINVAL: before Linux 6.13; ESRCH: it has ended,
+/// before 6.15.
 pub(super) fn pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
     /// `struct pidfd_info` (linux/pidfd.h) in its first size, which every release takes.
     #[repr(C)]
@@ -113,14 +128,15 @@ pub(super) fn pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
         mask: EXIT,
         ..PidfdInfo::default()
     };
-    // SAFETY: the structure has the kernel's layout and the size that the request names, and lives for the call.
+    // SAFETY: the structure has the kernel's layout and the size that the request names, and lives
+    // for the call.
     Errno::result(unsafe { libc::ioctl(pidfd.as_raw_fd(), GET_INFO as _, &raw mut info) })?;
     let ended = info.mask & EXIT != 0;
     Ok(ended.then(|| exit_of(info.exit_code)))
 }
 
-/// Forks by `fork`, and does `work` in the child. Signals are masked: none may run our handlers in the child, or arrive
-/// before it is ready.
+/// Forks by `fork`, and does `work` in the child. Signals are masked: none may run our handlers in
+/// the child, or arrive before it is ready.
 pub(super) fn fork_masked(
     fork: impl FnOnce() -> Result<Option<i32>, Errno>,
     work: impl FnOnce() -> Infallible,
@@ -132,27 +148,30 @@ pub(super) fn fork_masked(
     forked
 }
 
-/// The default action for every signal, and none blocked. The C library refuses two real-time signals.
+/// The default action for every signal, and none blocked. The C library refuses two real-time
+/// signals.
 pub(super) fn reset_signals() -> Result<(), Errno> {
     const LAST: i32 = 64;
     let default = [0u64; 4]; // struct sigaction of the kernel: handler SIG_DFL, no flags, no restorer, empty mask
     let none = std::ptr::null_mut::<libc::c_void>();
     for number in 1..=LAST {
-        // SAFETY: the array is as large as the kernel's structure and installs no handler; SIGKILL and SIGSTOP
-        // are refused by an error that means nothing here.
+        // SAFETY: the array is as large as the kernel's structure and installs no handler; SIGKILL
+        // and SIGSTOP are refused by an error that means nothing here.
         unsafe { libc::syscall(libc::SYS_rt_sigaction, number, default.as_ptr(), none, 8) };
     }
     SigSet::empty().thread_set_mask()
 }
 
-/// Makes `command` start with default actions and no signal blocked: the standard library hands ours down.
+/// Makes `command` start with default actions and no signal blocked: the standard library hands
+/// ours down.
 pub fn reset_signals_of(command: &mut std::process::Command) {
     use std::os::unix::process::CommandExt as _;
     // SAFETY: `reset_signals` makes plain kernel calls, allocates nothing and takes no lock.
     unsafe { command.pre_exec(|| reset_signals().map_err(std::io::Error::from)) };
 }
 
-/// Gives a signal its default action: an inherited ignored SIGCHLD would lose every child's exit code.
+/// Gives a signal its default action: an inherited ignored SIGCHLD would lose every child's exit
+/// code.
 pub(super) fn default_action(signal: Signal) -> Result<(), Errno> {
     // SAFETY: the action runs no code of ours.
     match unsafe { libc::signal(signal as i32, libc::SIG_DFL) } {
@@ -161,13 +180,16 @@ pub(super) fn default_action(signal: Signal) -> Result<(), Errno> {
     }
 }
 
-/// Closes the descriptors from `low` to `high`, both included; false: the kernel lacks the call (before Linux 5.9, RHEL 8).
+/// Closes the descriptors from `low` to `high`, both included; false: the kernel lacks the call
+/// (before Linux 5.9, RHEL 8).
 fn close_range(low: u32, high: u32) -> bool {
-    // SAFETY: only called in a child that owns nothing but its copies and in which no destructor runs.
+    // SAFETY: only called in a child that owns nothing but its copies and in which no destructor
+    // runs.
     unsafe { libc::syscall(libc::SYS_close_range, low, high, 0) == 0 }
 }
 
-/// Closes every descriptor from 3 on except those in `keep`, which must be sorted. For a forked child only, which drops none.
+/// Closes every descriptor from 3 on except those in `keep`, which must be sorted. For a forked
+/// child only, which drops none.
 pub(super) fn close_all_except(keep: &[RawFd]) {
     let mut low = 3;
     let mut done = true;
@@ -182,7 +204,8 @@ pub(super) fn close_all_except(keep: &[RawFd]) {
     }
 }
 
-/// [`close_all_except`] by the list in `/proc/self/fd`, or else by each number up to the limit of open files.
+/// [`close_all_except`] by the list in `/proc/self/fd`, or else by each number up to the limit of
+/// open files.
 fn close_listed(keep: &[RawFd]) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let list = openat(CWD, c"/proc/self/fd", flags, Mode::empty());
@@ -202,7 +225,11 @@ fn close_listed(keep: &[RawFd]) {
         let _ = rustix::fs::seek(&list, SeekFrom::Start(0));
         let mut entries = RawDir::new(&list, &mut buffer);
         while let Some(Ok(entry)) = entries.next() {
-            let number = entry.file_name().to_str().ok().and_then(|name| name.parse().ok());
+            let number = entry
+                .file_name()
+                .to_str()
+                .ok()
+                .and_then(|name| name.parse().ok());
             if let Some(fd) = number.filter(is_unwanted) {
                 close(fd);
                 closed += 1;
@@ -219,7 +246,8 @@ pub(super) fn duplicate_to(source: RawFd, target: RawFd) -> Result<(), Errno> {
     Errno::result(unsafe { libc::dup2(source, target) }).map(drop)
 }
 
-/// Copies `source` to the lowest free number that is at least `lowest`, closed at exec. The caller closes it.
+/// Copies `source` to the lowest free number that is at least `lowest`, closed at exec. The caller
+/// closes it.
 pub(super) fn duplicate_above(source: RawFd, lowest: RawFd) -> Result<RawFd, Errno> {
     fcntl(borrow(source), FcntlArg::F_DUPFD_CLOEXEC(lowest))
 }
@@ -231,7 +259,8 @@ pub(super) fn is_open(fd: RawFd) -> bool {
 
 /// A borrow of descriptor `fd` for one call. The caller knows that it is open.
 pub(super) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
-    // SAFETY: callers pass a descriptor that stays open for the borrow: one that they made, or 0 to 2.
+    // SAFETY: callers pass a descriptor that stays open for the borrow: one that they made, or 0 to
+    // 2.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
@@ -254,7 +283,8 @@ pub(super) fn drop_capabilities() -> rustix::io::Result<()> {
     }
 }
 
-/// Empties the bounding set, so that no program gets a capability from its file from now on. Needs CAP_SETPCAP.
+/// Empties the bounding set, so that no program gets a capability from its file from now on. Needs
+/// CAP_SETPCAP.
 pub(super) fn empty_bounding_set() -> Result<(), Errno> {
     for number in 0..64 {
         let capability = CapabilitySet::from_bits_retain(1 << number);
@@ -275,7 +305,8 @@ pub(super) fn has_landlock() -> bool {
     unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0, VERSION) > 0 }
 }
 
-/// Filters the system calls of this process, and of all that it starts, for good (seccomp(2)). Needs no_new_privs.
+/// Filters the system calls of this process, and of all that it starts, for good (seccomp(2)).
+/// Needs no_new_privs.
 pub(super) fn filter_calls(program: &[libc::sock_filter]) -> Result<(), Errno> {
     let program = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(|_| Errno::EINVAL)?,
@@ -283,7 +314,8 @@ pub(super) fn filter_calls(program: &[libc::sock_filter]) -> Result<(), Errno> {
     };
     let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, 0);
     // SAFETY: the kernel reads as many instructions as the length says, and checks each.
-    Errno::result(unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) }).map(drop)
+    Errno::result(unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) })
+        .map(drop)
 }
 
 pub(super) fn has_call_filters() -> bool {
@@ -294,13 +326,19 @@ pub(super) fn has_call_filters() -> bool {
 
 pub(super) fn groups_into(buffer: &mut [libc::gid_t]) -> Result<usize, Errno> {
     let room = i32::try_from(buffer.len()).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: the buffer is ours and its true length is given; with length 0 the kernel only counts.
+    // SAFETY: the buffer is ours and its true length is given; with length 0 the kernel only
+    // counts.
     let count = Errno::result(unsafe { libc::getgroups(room, buffer.as_mut_ptr()) })?;
     usize::try_from(count).map_err(|_| Errno::EINVAL)
 }
 
-pub(super) fn exec(program: &std::ffi::CStr, arguments: &Pointers, environment: &Pointers) -> Errno {
-    // SAFETY: the three are NUL-terminated, kept alive by their owner, and the lists end in null (see `Pointers`).
+pub(super) fn exec(
+    program: &std::ffi::CStr,
+    arguments: &Pointers,
+    environment: &Pointers,
+) -> Errno {
+    // SAFETY: the three are NUL-terminated, kept alive by their owner, and the lists end in null
+    // (see `Pointers`).
     unsafe {
         libc::execve(
             program.as_ptr(),
@@ -327,13 +365,15 @@ impl Pointers {
     }
 }
 
-/// Sets the scheduling policy of a thread (0: the calling one), and its priority, which is 0 unless the policy is real-time.
+/// Sets the scheduling policy of a thread (0: the calling one), and its priority, which is 0 unless
+/// the policy is real-time.
 pub(super) fn set_scheduler(thread: i32, policy: i32, priority: i32) -> Result<(), Errno> {
     let parameters = libc::sched_param {
         sched_priority: priority,
     };
     // SAFETY: the structure lives for the whole call and is only read.
-    Errno::result(unsafe { libc::sched_setscheduler(thread, policy, &raw const parameters) }).map(drop)
+    Errno::result(unsafe { libc::sched_setscheduler(thread, policy, &raw const parameters) })
+        .map(drop)
 }
 
 /// The scheduling policy of a thread (0: the calling one), with its flag SCHED_RESET_ON_FORK.

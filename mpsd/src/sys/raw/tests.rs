@@ -1,11 +1,21 @@
 use super::*;
 use crate::sys::testing::{alone, forked, soon};
 
-/// Waits for a vforked child that has stopped itself; on older kernels only the child's end ends that wait.
+/// Waits for a vforked child that has stopped itself; on older kernels only the child's end ends
+/// that wait.
 pub(in crate::sys) fn wait_in_vfork() {
     let mut status = 0;
     // SAFETY: CLONE_VFORK without CLONE_VM: the child has memory of its own.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_VFORK | libc::SIGCHLD, 0, 0, 0, 0) };
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone,
+            libc::CLONE_VFORK | libc::SIGCHLD,
+            0,
+            0,
+            0,
+            0,
+        )
+    };
     if pid == 0 {
         // If SIGKILL ends the wait after all, this child would stay stopped for ever.
         let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
@@ -26,7 +36,8 @@ pub(in crate::sys) fn ignore(signals: &[nix::sys::signal::Signal]) {
 
 /// Ends the calling thread alone, though it is the first of its process.
 pub(in crate::sys) fn end_this_thread() -> ! {
-    // SAFETY: takes no pointer; what the thread owns is the forked child's copy, which is never used again.
+    // SAFETY: takes no pointer; what the thread owns is the forked child's copy, which is never
+    // used again.
     unsafe { libc::syscall(libc::SYS_exit, 0) };
     exit_now(1)
 }
@@ -51,7 +62,8 @@ fn both_ways_of_closing_keep_only_what_is_named() {
 /// Makes system calls with one argument, the others 0: 0, or the number of the error.
 pub(in crate::sys) fn calls(wanted: &[(i64, i64)]) -> Vec<i32> {
     let call = |(number, argument): &(i64, i64)| {
-        // SAFETY: for calls that a filter denies; with null pointers and no lengths the kernel would refuse each by itself.
+        // SAFETY: for calls that a filter denies; with null pointers and no lengths the kernel
+        // would refuse each by itself.
         let result = unsafe { libc::syscall(*number, *argument, 0, 0, 0, 0, 0) };
         Errno::result(result).map_or_else(|errno| errno as i32, |_| 0)
     };

@@ -78,11 +78,13 @@ impl Child {
         self.end
     }
 
-    /// Whether it has ended. This does not reap it, so its pid and its session's number stay its own.
+    /// Whether it has ended. This does not reap it, so its pid and its session's number stay its
+    /// own.
     fn has_ended(&self) -> bool {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         // nix has no name for a real-time signal: such an end is an error here.
-        self.end.is_some() || waitid(Id::Pid(Pid::from_raw(self.pid)), flags) != Ok(WaitStatus::StillAlive)
+        self.end.is_some()
+            || waitid(Id::Pid(Pid::from_raw(self.pid)), flags) != Ok(WaitStatus::StillAlive)
     }
 
     pub fn wait(&mut self, deadline: Deadline) -> Option<Exit> {
@@ -92,19 +94,23 @@ impl Child {
         self.try_wait()
     }
 
-    /// Waits until it has ended, one of `others` is readable, or the deadline; the caller finds out which.
+    /// Waits until it has ended, one of `others` is readable, or the deadline; the caller finds out
+    /// which.
     pub(in crate::sys) fn wait_with<'a>(
         &'a self,
         others: impl IntoIterator<Item = BorrowedFd<'a>>,
         deadline: Deadline,
     ) {
-        let all = others.into_iter().chain(self.pidfd.as_ref().map(AsFd::as_fd));
+        let all = others
+            .into_iter()
+            .chain(self.pidfd.as_ref().map(AsFd::as_fd));
         let mut all: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let turn = match self.pidfd {
             Some(_) => deadline,
             None => deadline.within(PAUSE),
         };
-        // An error is an interruption or lack of memory: the caller's loop is bounded by the deadline.
+        // An error is an interruption or lack of memory: the caller's loop is bounded by the
+        // deadline.
         let _ = poll(&mut all, turn.poll_timeout());
     }
 
@@ -131,7 +137,8 @@ impl Child {
         })
     }
 
-    /// Reads the outputs of this child, which leads a session, until it ends. Then ends the rest of the session, and reaps.
+    /// Reads the outputs of this child, which leads a session, until it ends. Then ends the rest of
+    /// the session, and reaps.
     pub(in crate::sys) fn listen(
         &mut self,
         outputs: &mut [&mut Output],
@@ -182,7 +189,8 @@ pub enum KillReason {
     },
     #[error("was ended, because something else came first")]
     Interrupted,
-    /// Too many bytes. No part is used: a list that is cut off would claim that the rest does not exist.
+    /// Too many bytes. No part is used: a list that is cut off would claim that the rest does not
+    /// exist.
     #[error("wrote more than {0} bytes")]
     TooMuch(usize),
 }

@@ -14,8 +14,9 @@ use std::ffi::{CStr, CString, OsString};
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 
-/// A program to start, with umask 0077, working directory `/`, default signals, no other descriptors, and no out-of-memory
-/// protection. Fields not set mean the caller's identity and session, and `/dev/null`.
+/// A program to start, with umask 0077, working directory `/`, default signals, no other
+/// descriptors, and no out-of-memory protection. Fields not set mean the caller's identity and
+/// session, and `/dev/null`.
 #[derive(Debug, Default)]
 pub struct Spawn {
     /// Absolute path; there is no search path.
@@ -31,15 +32,18 @@ pub struct Spawn {
     pub stderr: Option<OwnedFd>,
     /// Further descriptors, each with its number there (3 or more).
     pub inherit: Vec<(OwnedFd, RawFd)>,
-    /// Raises the soft limit of open files to this, or to the hard limit if that is lower; never lowers it.
+    /// Raises the soft limit of open files to this, or to the hard limit if that is lower; never
+    /// lowers it.
     pub nofile: Option<u64>,
     /// What it, and all that it starts, may not do.
     pub confinement: Option<Confinement>,
-    /// What it, and all that it starts, cannot open. If this program may not do that, [`super::Child::unhidden`] says why.
+    /// What it, and all that it starts, cannot open. If this program may not do that,
+    /// [`super::Child::unhidden`] says why.
     pub hidden: Option<Hidden>,
 }
 
-/// Files that a program cannot open, in a mount namespace of its own. Its caller's later mounts appear there.
+/// Files that a program cannot open, in a mount namespace of its own. Its caller's later mounts
+/// appear there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hidden {
     /// Those that are gone meanwhile do not matter.
@@ -66,7 +70,8 @@ pub(super) struct Plan<'a> {
     pub environment: Pointers,
     /// What lies over which files.
     pub hidden: Option<(CString, Vec<CString>)>,
-    /// The identity's groups, and room to read them back, with one more place to show a group too many.
+    /// The identity's groups, and room to read them back, with one more place to show a group too
+    /// many.
     pub groups: Vec<Gid>,
     pub found_groups: Vec<nix::libc::gid_t>,
 }
@@ -86,7 +91,8 @@ pub(super) struct ChildDescriptors {
 }
 
 pub(super) fn run(plan: &mut Plan<'_>, fds: &mut ChildDescriptors) -> ! {
-    // The report moves above every number that the program will have, so that no descriptor replaces it.
+    // The report moves above every number that the program will have, so that no descriptor
+    // replaces it.
     let above = fds.keep.iter().copied().max().unwrap_or(2).max(2) + 1;
     let report = match raw::duplicate_above(fds.report, above) {
         Ok(fd) => fd,
@@ -177,12 +183,15 @@ fn steps(plan: &mut Plan<'_>, fds: &mut ChildDescriptors, above: RawFd) -> Resul
         prove(identity, &mut plan.found_groups).map_err(at("the former identity is not gone"))?;
     }
     match &plan.spawn.confinement {
-        Some(confinement) => confinement.enter().map_err(at("it cannot be confined (seccomp)")),
+        Some(confinement) => confinement
+            .enter()
+            .map_err(at("it cannot be confined (seccomp)")),
         None => Ok(()),
     }
 }
 
-/// The kernel keeps a user from uncovering them: in a namespace of theirs these mounts are locked (mount_namespaces(7)).
+/// The kernel keeps a user from uncovering them: in a namespace of theirs these mounts are locked
+/// (mount_namespaces(7)).
 fn hide(behind: &CStr, files: &[CString]) -> Result<(), Errno> {
     let none = None::<&CStr>;
     unshare(CloneFlags::CLONE_NEWNS)?;
@@ -239,7 +248,8 @@ fn raise_open_files(nofile: u64) -> Result<(), Errno> {
     }
 }
 
-/// Sets groups, group and user, without the C library, which would change other threads too. EAGAIN: the user has too many processes.
+/// Sets groups, group and user, without the C library, which would change other threads too.
+/// EAGAIN: the user has too many processes.
 fn become_user(identity: &Identity, groups: &[Gid]) -> Result<(), FailedStep> {
     let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     let at = |step| move |errno| (step, of_rustix(errno));
@@ -264,10 +274,11 @@ fn prove(identity: &Identity, found_groups: &mut [nix::libc::gid_t]) -> Result<(
     }
     raw::drop_capabilities().map_err(of_rustix)?;
     let root = Uid::ROOT;
-    let regains_user =
-        set_thread_res_uid(root, root, root).is_ok() || set_thread_res_uid(None, root, None).is_ok();
+    let regains_user = set_thread_res_uid(root, root, root).is_ok()
+        || set_thread_res_uid(None, root, None).is_ok();
     // A child could also regain a group with more power than the user's own.
-    let regains_group = || identity.gid != 0 && set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT).is_ok();
+    let regains_group =
+        || identity.gid != 0 && set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT).is_ok();
     match regains_user || regains_group() {
         true => Err(Errno::EPERM),
         false => Ok(()),

@@ -1,4 +1,5 @@
-//! Starting a program: exact environment, exact descriptors, identity dropped for good and proved gone.
+//! Starting a program: exact environment, exact descriptors, identity dropped for good and proved
+//! gone.
 
 use super::deadline::{Deadline, Output, readable};
 use super::descriptors;
@@ -84,19 +85,22 @@ impl Spawn {
         }
     }
 
-    /// A program that only root can have put where it is. It is started by name, because a script must know its name.
+    /// A program that only root can have put where it is. It is started by name, because a script
+    /// must know its name.
     pub fn trusted(program: &Path) -> Result<Self, FileError> {
         open_trusted(program).map(|_| Self::new(program))
     }
 
-    /// Gives it these bytes as its whole input. EAGAIN: they do not fit into a pipe, which holds 4,096 at least.
+    /// Gives it these bytes as its whole input. EAGAIN: they do not fit into a pipe, which holds
+    /// 4,096 at least.
     pub fn input(&mut self, bytes: &[u8]) -> Result<(), SpawnError> {
-        self.stdin = Some(descriptors::holding(bytes).map_err(self.parent("its input does not fit"))?);
+        self.stdin =
+            Some(descriptors::holding(bytes).map_err(self.parent("its input does not fit"))?);
         Ok(())
     }
 
-    /// Starts it, and returns after exec has succeeded. Kills it at the deadline, because its file system may be dead, or its user
-    /// may stop it.
+    /// Starts it, and returns after exec has succeeded. Kills it at the deadline, because its file
+    /// system may be dead, or its user may stop it.
     pub fn start(mut self, deadline: Deadline) -> Result<Child, SpawnError> {
         if let Some(identity) = &mut self.identity {
             // In the kernel's order, each once, to be compared with its answer.
@@ -108,9 +112,15 @@ impl Spawn {
         let Some(directory) = &self.cgroup else {
             return self.attempt(&mut plan, None, raw::fork, deadline);
         };
-        match self.attempt(&mut plan, None, || raw::fork_into(directory.as_fd()), deadline) {
-            // An older kernel, or v1. Or a kernel that kills a child that is born in a cgroup in which a process was killed before
-            // (seen on Linux 6.18). The program has not run yet, so the next child enters the cgroup itself.
+        match self.attempt(
+            &mut plan,
+            None,
+            || raw::fork_into(directory.as_fd()),
+            deadline,
+        ) {
+            // An older kernel, or v1. Or a kernel that kills a child that is born in a cgroup in
+            // which a process was killed before (seen on Linux 6.18). The program has not run yet,
+            // so the next child enters the cgroup itself.
             Err(SpawnError {
                 why: StartFailure::Parent(..) | StartFailure::Ended(_),
                 ..
@@ -123,8 +133,9 @@ impl Spawn {
         self.attempt(&mut plan, Some(&procs), raw::fork, deadline)
     }
 
-    /// Starts it in a session of its own, waits for its end, and reads at most `most` bytes of each output. Kills the processes that
-    /// it leaves in that session, because they may hold a copy of a pipe.
+    /// Starts it in a session of its own, waits for its end, and reads at most `most` bytes of each
+    /// output. Kills the processes that it leaves in that session, because they may hold a copy of
+    /// a pipe.
     pub fn run(self, deadline: Deadline, most: usize) -> Result<ChildOutput, RunError> {
         self.run_unless(None, deadline, most)
     }
@@ -160,7 +171,10 @@ impl Spawn {
         let null = descriptors::null().map_err(self.parent("'/dev/null' does not open"))?;
         let (mut report, answer) = Output::pipe().map_err(self.parent(NO_PIPE))?;
         let standard = [&self.stdin, &self.stdout, &self.stderr];
-        let inherit = self.inherit.iter().map(|(fd, target)| (fd.as_raw_fd(), *target));
+        let inherit = self
+            .inherit
+            .iter()
+            .map(|(fd, target)| (fd.as_raw_fd(), *target));
         let mut keep = self.targets();
         keep.push(0);
         let mut fds = exec::ChildDescriptors {
@@ -201,8 +215,9 @@ impl Spawn {
     }
 
     fn prepare(&self) -> Result<exec::Plan<'_>, String> {
-        let text =
-            |what: &str, bytes: &[u8]| CString::new(bytes).map_err(|_| format!("{what} holds a NUL byte"));
+        let text = |what: &str, bytes: &[u8]| {
+            CString::new(bytes).map_err(|_| format!("{what} holds a NUL byte"))
+        };
         if !self.program.is_absolute() {
             return Err("its path is not absolute".to_owned());
         }
@@ -213,14 +228,17 @@ impl Spawn {
         if targets.windows(2).any(|pair| pair.first() == pair.last()) {
             return Err("two descriptors have the same number".to_owned());
         }
-        let words =
-            std::iter::once(self.program.as_os_str()).chain(self.args.iter().map(OsString::as_os_str));
+        let words = std::iter::once(self.program.as_os_str())
+            .chain(self.args.iter().map(OsString::as_os_str));
         let words = words.map(|word: &OsStr| text("an argument", word.as_bytes()));
         let variable = |(name, value): &(OsString, OsString)| {
             if name.is_empty() || name.as_bytes().contains(&b'=') {
                 return Err(format!("'{}' is no name of a variable", name.display()));
             }
-            text("a variable", &[name.as_bytes(), b"=", value.as_bytes()].concat())
+            text(
+                "a variable",
+                &[name.as_bytes(), b"=", value.as_bytes()].concat(),
+            )
         };
         let path = |path: &Path| text("a path", path.as_os_str().as_bytes());
         let hidden = self.hidden.as_ref().map(|hidden| {
@@ -244,7 +262,11 @@ impl Spawn {
 const NO_PIPE: &str = "no pipe to be had";
 
 /// Reads the child's report until exec closes the pipe. No byte: the child died before exec.
-fn follow(mut child: Child, report: &mut Output, deadline: Deadline) -> Result<Child, StartFailure> {
+fn follow(
+    mut child: Child,
+    report: &mut Output,
+    deadline: Deadline,
+) -> Result<Child, StartFailure> {
     while let Some(pipe) = report.source() {
         if readable(pipe, deadline) != Ok(true) {
             child.kill(Deadline::after(REAP));

@@ -73,7 +73,8 @@ fn the_ways_to_end_differ_and_what_cannot_start_says_why() {
     }
     let missing = Spawn::new("/nowhere/program").start(soon()).unwrap_err();
     assert_eq!(missing.errno(), Some(Errno::ENOENT));
-    let why = "cannot start '/nowhere/program': it cannot be executed: ENOENT: No such file or directory";
+    let why =
+        "cannot start '/nowhere/program': it cannot be executed: ENOENT: No such file or directory";
     assert_eq!(missing.to_string(), why);
     let directory = Spawn::new("/etc").start(soon()).unwrap_err();
     assert_eq!(directory.errno(), Some(Errno::EACCES));
@@ -91,13 +92,19 @@ fn the_identity_is_dropped_and_proved() {
     let line = "id -u; id -g; id -G; grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status";
     let (text, _) = shell(line, |s| s.identity = stranger(&[54_323, 54_322, 54_323]));
     let zero = "0000000000000000";
-    let capabilities = format!("CapInh:\t{zero}\nCapPrm:\t{zero}\nCapEff:\t{zero}\nCapAmb:\t{zero}\n");
-    assert_eq!(text, format!("54321\n54321\n54321 54322 54323\n{capabilities}"));
+    let capabilities =
+        format!("CapInh:\t{zero}\nCapPrm:\t{zero}\nCapEff:\t{zero}\nCapAmb:\t{zero}\n");
+    assert_eq!(
+        text,
+        format!("54321\n54321\n54321 54322 54323\n{capabilities}")
+    );
     let many: Vec<u32> = (60_000..60_200).collect();
     let (text, _) = shell("id -G", |s| s.identity = stranger(&many));
     assert_eq!(text.split_whitespace().count(), 201);
     // None: the caller's groups are gone too.
-    let (text, _) = shell("grep Groups: /proc/self/status", |s| s.identity = stranger(&[]));
+    let (text, _) = shell("grep Groups: /proc/self/status", |s| {
+        s.identity = stranger(&[])
+    });
     assert_eq!(text.trim(), "Groups:");
 }
 
@@ -116,14 +123,20 @@ fn no_descriptor_leaks_and_the_named_ones_arrive_where_they_should() {
     // Crossed on purpose: each gets the number that the other has here.
     let (first, second) = (file("first"), file("second"));
     let (one, two) = (first.as_raw_fd(), second.as_raw_fd());
-    let line = format!("ls /proc/self/fd; head -c9 /proc/self/fd/{one}; echo; head -c9 /proc/self/fd/{two}");
+    let line = format!(
+        "ls /proc/self/fd; head -c9 /proc/self/fd/{one}; echo; head -c9 /proc/self/fd/{two}"
+    );
     let (text, _) = shell(&line, |s| s.inherit = vec![(first, two), (second, one)]);
     let mut lines: Vec<_> = text.lines().collect();
     let words = lines.split_off(lines.len() - 2);
     assert_eq!(words, ["second", "first"]);
     let mut numbers: Vec<i32> = lines.iter().map(|l| l.parse().unwrap()).collect();
     numbers.retain(|n| ![0, 1, 2, one, two].contains(n));
-    assert_eq!(numbers.len(), 1, "ls's own descriptor of the directory: {text}");
+    assert_eq!(
+        numbers.len(),
+        1,
+        "ls's own descriptor of the directory: {text}"
+    );
 }
 
 #[test]
@@ -173,7 +186,10 @@ fn a_user_with_too_many_processes_is_named_as_the_cause() {
         sleeper.unwrap().kill(soon());
     }
     assert_eq!(error.errno(), Some(Errno::EAGAIN));
-    assert!(error.to_string().contains("it cannot be executed"), "{error}");
+    assert!(
+        error.to_string().contains("it cannot be executed"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -191,7 +207,11 @@ fn a_child_that_cannot_be_ready_in_time_is_given_up() {
     let outcome = follow(child, &mut report, Deadline::after_ms(50));
     assert!(began.elapsed() < Duration::from_secs(2));
     assert!(matches!(outcome, Err(StartFailure::Late)), "{outcome:?}");
-    assert_eq!(raw::reap(Some(pid)), Err(Errno::ECHILD), "killed and reaped");
+    assert_eq!(
+        raw::reap(Some(pid)),
+        Err(Errno::ECHILD),
+        "killed and reaped"
+    );
 }
 
 #[test]
@@ -237,14 +257,20 @@ fn what_a_program_has_started_ends_with_it() {
     let line = format!("sleep 600 & echo $! > '{}'; wait", place.path().display());
     let began = Instant::now();
     let error = run(&line, Deadline::after_ms(300)).unwrap_err();
-    let late = matches!(killed(&error), Some(KillReason::Late { survivor: None, .. }));
+    let late = matches!(
+        killed(&error),
+        Some(KillReason::Late { survivor: None, .. })
+    );
     assert!(late, "{error}");
     assert!((300..5000).contains(&began.elapsed().as_millis()));
     gone(&std::fs::read_to_string(place.path()).unwrap());
     // It keeps a copy of the pipe.
     let began = Instant::now();
     let ended = run("sleep 600 & echo $!", soon()).unwrap();
-    assert!(began.elapsed() < Duration::from_secs(5), "it waited for the pipe");
+    assert!(
+        began.elapsed() < Duration::from_secs(5),
+        "it waited for the pipe"
+    );
     assert_eq!(ended.exit, Exit::Code(0));
     gone(&ended.text());
 }
@@ -277,10 +303,14 @@ fn a_program_that_another_user_could_have_put_there_is_not_started() {
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("squeue");
     std::fs::write(&program, "#!/bin/sh\necho $0\n").unwrap();
-    let mode = |mode| std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
+    let mode =
+        |mode| std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
     mode(0o775);
     let error = Spawn::trusted(&program).unwrap_err().to_string();
-    assert!(error.contains("may be written by group or others"), "{error}");
+    assert!(
+        error.contains("may be written by group or others"),
+        "{error}"
+    );
     mode(0o755);
     let ended = Spawn::trusted(&program).unwrap().run(soon(), 4096).unwrap();
     let name = program.display().to_string();

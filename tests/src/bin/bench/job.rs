@@ -1,5 +1,5 @@
-//! What our own part of a job costs, against the floor. Another build (`--beside`) can take part. This build also takes
-//! part with everything that watches a job at work.
+//! What our own part of a job costs, against the floor. Another build (`--beside`) can take part.
+//! This build also takes part with everything that watches a job at work.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -37,9 +37,17 @@ pub fn run(rounds: usize, beside: Option<&Path>) -> Result<Value> {
         sharing: true,
         ..Side::of(place(None)?)
     };
-    sharing.place.configure(&format!("{KEPT}shared_gpus = true\n"));
-    let beside = beside.map(|dir| place(Some(dir))).transpose()?.map(Side::of);
-    let sides = [&ours, &watched, &sharing].into_iter().chain(&beside).map(Some);
+    sharing
+        .place
+        .configure(&format!("{KEPT}shared_gpus = true\n"));
+    let beside = beside
+        .map(|dir| place(Some(dir)))
+        .transpose()?
+        .map(Side::of);
+    let sides = [&ours, &watched, &sharing]
+        .into_iter()
+        .chain(&beside)
+        .map(Some);
     let cases: Vec<Option<&Side>> = [None].into_iter().chain(sides).collect();
     let results = in_turn(&cases, rounds, |case, _| match case {
         Some(side) => job(side),
@@ -92,7 +100,11 @@ impl Side {
     fn scrape(&self) -> Result<Option<Running>> {
         let page = || {
             let mut command = self.place.command("mpsctl");
-            command.arg("metrics").stdout(Stdio::null()).spawn().map(Running)
+            command
+                .arg("metrics")
+                .stdout(Stdio::null())
+                .spawn()
+                .map(Running)
         };
         Ok(self.watched.then(page).transpose()?)
     }
@@ -143,7 +155,9 @@ fn job(side: &Side) -> Result<Times> {
 fn by_hand(place: &Place) -> Result<Times> {
     let mut times = Times::new();
     let dir = tempfile::tempdir()?;
-    let user = nix::unistd::User::from_name(USER)?.context("no such user")?.uid;
+    let user = nix::unistd::User::from_name(USER)?
+        .context("no such user")?
+        .uid;
     nix::unistd::chown(dir.path(), Some(user), None)?;
     let control = || {
         let mut command = as_user(USER, place.node.control());
@@ -176,7 +190,11 @@ fn spreads(times: &Times) -> Value {
         let spread = json!({"median": at(0.5), "quartiles": [at(0.25), at(0.75)]});
         ((*name).to_owned(), spread)
     };
-    times.iter().map(one).collect::<serde_json::Map<_, _>>().into()
+    times
+        .iter()
+        .map(one)
+        .collect::<serde_json::Map<_, _>>()
+        .into()
 }
 
 fn against(times: &Times, floor: &Times) -> Value {
@@ -187,7 +205,8 @@ fn against(times: &Times, floor: &Times) -> Value {
     told
 }
 
-/// What each step costs more than without a watch: the median of the rounds' differences, and its part of the step.
+/// What each step costs more than without a watch: the median of the rounds' differences, and its
+/// part of the step.
 fn watched_against(times: &Times, plain: &Times, floor: &Times) -> Value {
     let mut told = against(times, floor);
     for step in plain.keys() {

@@ -1,4 +1,5 @@
-//! Benchmarks on simulated GPUs with recorded times; each result is JSON. `cargo xtask hardware` measures on a real GPU.
+//! Benchmarks on simulated GPUs with recorded times; each result is JSON. `cargo xtask hardware`
+//! measures on a real GPU.
 
 mod job;
 mod scale;
@@ -74,7 +75,11 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<()> {
     let (mut report, out): (Value, PathBuf) = match arguments {
-        Arguments::Job { rounds, beside, out } => (job::run(rounds, beside.as_deref())?, out),
+        Arguments::Job {
+            rounds,
+            beside,
+            out,
+        } => (job::run(rounds, beside.as_deref())?, out),
         Arguments::Scale { rounds, out } => (scale::run(rounds)?, out),
         Arguments::Srun { pairs, out } => (srun::run(pairs)?, out),
         Arguments::Unasked { rounds, out } => (unasked::run(rounds)?, out),

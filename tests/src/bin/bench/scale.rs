@@ -1,5 +1,5 @@
-//! What many jobs at once cost each other: jobs on a node of sixteen GPUs, directories of jobs that are gone, and a job
-//! on 1 to 32 nodes of a real Slurm.
+//! What many jobs at once cost each other: jobs on a node of sixteen GPUs, directories of jobs that
+//! are gone, and a job on 1 to 32 nodes of a real Slurm.
 
 use std::time::Instant;
 
@@ -52,8 +52,8 @@ fn jobs(rounds: usize) -> Result<Value> {
     Ok(JOBS.iter().enumerate().map(row).collect())
 }
 
-/// How long the commands that look at the node take, milliseconds. The directories belong to jobs whose prologue was
-/// killed at its start.
+/// How long the commands that look at the node take, milliseconds. The directories belong to jobs
+/// whose prologue was killed at its start.
 fn directories(rounds: usize) -> Result<Value> {
     let place = Place::new(NodeDouble::builder().gpus(1, GPU), "deadline_s = 60\n");
     ensure!(
@@ -89,7 +89,8 @@ fn directories(rounds: usize) -> Result<Value> {
     Ok(Value::Array(rows))
 }
 
-/// This many jobs with a GPU each begin at once, and end at once. Returns how long until the last has.
+/// This many jobs with a GPU each begin at once, and end at once. Returns how long until the last
+/// has.
 fn together(place: &Place, first: usize, count: usize) -> Result<[f64; 2]> {
     let id = |n: usize| (format!("{}.srv", 500 + n), ((first + n) % GPUS).to_string());
     let ids: Vec<(String, String)> = (0..count).map(id).collect();
@@ -110,7 +111,8 @@ fn together(place: &Place, first: usize, count: usize) -> Result<[f64; 2]> {
     Ok([began, ended])
 }
 
-/// A job on this many nodes: `srun true`, what `--mps` adds, and the part of that which is work of the one host.
+/// A job on this many nodes: `srun true`, what `--mps` adds, and the part of that which is work of
+/// the one host.
 fn nodes(rounds: usize) -> Result<Value> {
     let most = NODES[NODES.len() - 1];
     let mut bed = Bed::create(Options {
@@ -149,11 +151,16 @@ fn nodes(rounds: usize) -> Result<Value> {
     Ok(Value::Array(rows))
 }
 
-/// Milliseconds that the processors of the host have worked (proc(5), `/proc/stat`: hundredths of a second).
+/// Milliseconds that the processors of the host have worked (proc(5), `/proc/stat`: hundredths of a
+/// second).
 fn busy() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/stat")?;
     let line = text.lines().next().context("/proc/stat is empty")?;
-    let numbers: Vec<f64> = line.split_whitespace().skip(1).flat_map(str::parse).collect();
+    let numbers: Vec<f64> = line
+        .split_whitespace()
+        .skip(1)
+        .flat_map(str::parse)
+        .collect();
     // Without idle and waiting for disks.
     let work = [0, 1, 2, 5, 6, 7].iter().filter_map(|n| numbers.get(*n));
     Ok(work.sum::<f64>() * 10.0)

@@ -1,6 +1,7 @@
-//! What the plugin costs a job that did not ask: `srun true` with and without it, in turn, on the same Slurm. Half-way
-//! the two nodes change places. Without PrologFlags slurmd runs its own programs for any plugin's prolog, so the other
-//! side has a plugin that does nothing. Then `srun --mps true` with `slurm.wait` "task" against "prolog". Milliseconds.
+//! What the plugin costs a job that did not ask: `srun true` with and without it, in turn, on the
+//! same Slurm. Half-way the two nodes change places. Without PrologFlags slurmd runs its own
+//! programs for any plugin's prolog, so the other side has a plugin that does nothing. Then `srun
+//! --mps true` with `slurm.wait` "task" against "prolog". Milliseconds.
 
 use std::time::SystemTime;
 
@@ -22,7 +23,10 @@ pub fn run(pairs: usize) -> Result<Value> {
     let (mut settings, mut slurm) = (Vec::new(), String::new());
     for (flags, against) in [("Alloc,Contain", NOTHING), ("", NOTHING), ("", EMPTY)] {
         let [with, without] = measure(flags, against, pairs, &mut slurm)?;
-        let differences = with.iter().zip(&without).map(|(with, without)| with - without);
+        let differences = with
+            .iter()
+            .zip(&without)
+            .map(|(with, without)| with - without);
         let differences: Vec<f64> = differences.collect();
         let (difference, ratio) = (median(&differences), median(&with) / median(&without));
         let name = if flags.is_empty() { "none" } else { flags };
@@ -51,7 +55,8 @@ pub fn run(pairs: usize) -> Result<Value> {
     Ok(json!({
         "taken_at": SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs(),
         "slurm": slurm, "kernel": kernel.trim(), "plugin_bytes": plugin_bytes, "settings": settings,
-        // What a user waits for on simulated nodes. Their server is ready after 106 to 263 ms, as recorded.
+        // What a user waits for on simulated nodes. Their server is ready after 106 to 263 ms, as
+        // recorded.
         "mps": {"pairs": task.len(), "wait_task": figures(&task), "wait_prolog": figures(&prolog)},
     }))
 }
@@ -120,7 +125,12 @@ fn measure_waits(pairs: usize) -> Result<[Vec<f64>; 2]> {
             for node in ["node1", "node2"] {
                 let argv = ["srun", "--mps", "-w", node, "--gres=gpu:1", "true"];
                 let took = milliseconds(bed.time(&user, &argv, &[], LIMIT)?);
-                if node == waits { &mut prolog } else { &mut task }.push(took);
+                if node == waits {
+                    &mut prolog
+                } else {
+                    &mut task
+                }
+                .push(took);
                 bed.wait_idle(LIMIT)?;
             }
         }

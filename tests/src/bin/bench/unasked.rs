@@ -1,5 +1,5 @@
-//! What a job that did not ask pays under PBS, in processor time: Torque's scripts against one that does nothing, and
-//! OpenPBS's hook against one that does nothing, in turn.
+//! What a job that did not ask pays under PBS, in processor time: Torque's scripts against one that
+//! does nothing, and OpenPBS's hook against one that does nothing, in turn.
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +12,14 @@ use tests::samples::{in_turn, median, quantile, rounded};
 use tests::stage::{USER, as_user, chmod};
 
 const TORQUE: [(&str, &str); 3] = [
-    ("prologue", include_str!("../../../../etc/pbs/torque/prologue")),
-    ("epilogue", include_str!("../../../../etc/pbs/torque/epilogue")),
+    (
+        "prologue",
+        include_str!("../../../../etc/pbs/torque/prologue"),
+    ),
+    (
+        "epilogue",
+        include_str!("../../../../etc/pbs/torque/epilogue"),
+    ),
     (
         "job-starter",
         include_str!("../../../../etc/pbs/torque/job-starter"),
@@ -26,7 +32,8 @@ const PROGRAMS: [&str; 3] = [
 ];
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 const EMPTY_HOOK: &str = "import pbs\npbs.event().accept()\n";
-/// Module 'pbs' as the hook of a job that did not ask sees it, for one event. Every hook needs Python's start: not counted.
+/// Module 'pbs' as the hook of a job that did not ask sees it, for one event. Every hook needs
+/// Python's start: not counted.
 const PBS: &str = "
 import sys, time, types
 pbs = types.ModuleType('pbs')
@@ -69,7 +76,9 @@ pub fn run(rounds: usize) -> Result<Value> {
         let ours = file(name, &here(text))?;
         let words: &[&str] = match name {
             "job-starter" => &["/usr/bin/env", "true"],
-            _ => &["1.srv", "alice", "alice", "job1", "4242", "nodes=1", "physics"],
+            _ => &[
+                "1.srv", "alice", "alice", "job1", "4242", "nodes=1", "physics",
+            ],
         };
         let times = in_turn(&[empty, ours], rounds, |script, _| {
             let mut command = match name {

@@ -1,5 +1,5 @@
-//! README's first command: one MPS job on a throw-away Slurm, and what an onlooker saw of it. No figure comes from our
-//! own programs.
+//! README's first command: one MPS job on a throw-away Slurm, and what an onlooker saw of it. No
+//! figure comes from our own programs.
 
 mod onlooker;
 mod promises;
@@ -40,7 +40,8 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            // Ctrl-C removed the bed: the thread that cleans up prints the last line and ends the process.
+            // Ctrl-C removed the bed: the thread that cleans up prints the last line and ends the
+            // process.
             while INTERRUPTED.load(Ordering::Acquire) {
                 std::thread::park();
             }
@@ -73,9 +74,11 @@ fn run(signals: SigSet) -> Result<bool> {
     let shell = ["/bin/sh", "-c", command.as_str()];
     let done = bed.srun(&user, &[arguments.as_slice(), &shell].concat(), JOB)?;
     let mut promises = Promises::default();
-    promises.check(done.code == Some(0), "the job ends with exit code 0", || {
-        done.story()
-    });
+    promises.check(
+        done.code == Some(0),
+        "the job ends with exit code 0",
+        || done.story(),
+    );
     let quiet = bed.wait_idle(AFTER).and_then(|()| bed.wait_clean(AFTER));
     let seen = onlooker.end();
     site.judge(&mut promises, &seen, &Record::all(&done.stdout)?, &user);

@@ -1,4 +1,5 @@
-//! Watches the nodes while the job runs: processes by `/proc`, compute modes and contexts by the state of the GPUs.
+//! Watches the nodes while the job runs: processes by `/proc`, compute modes and contexts by the
+//! state of the GPUs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,7 +35,10 @@ impl Onlooker {
     pub fn start(bed: Arc<Bed>, doubles: Vec<PathBuf>) -> Onlooker {
         let over = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&over);
-        let nodes: Vec<Node> = doubles.iter().filter_map(|dir| Node::open(dir).ok()).collect();
+        let nodes: Vec<Node> = doubles
+            .iter()
+            .filter_map(|dir| Node::open(dir).ok())
+            .collect();
         let names = bed.nodes().into_iter();
         let mut seen: ByNode = names.map(|name| (name, Observations::default())).collect();
         let look_at_gpus = move |seen: &mut ByNode| {
@@ -70,7 +74,8 @@ fn look_at(process: Process, simulated: bool, seen: &mut ByNode) {
     let exe = process.exe.clone().unwrap_or_default();
     let name = exe.file_name().unwrap_or_default().to_string_lossy();
     // Without `-f` it is a command to the daemon, not the daemon.
-    let is_daemon = name == "nvidia-cuda-mps-control" && process.argv.iter().any(|word| word == "-f");
+    let is_daemon =
+        name == "nvidia-cuda-mps-control" && process.argv.iter().any(|word| word == "-f");
     if !is_daemon && name != "mps-prologue" && name != "nvidia-cuda-mps-server" {
         return;
     }
@@ -91,7 +96,8 @@ fn look_at(process: Process, simulated: bool, seen: &mut ByNode) {
     }
 }
 
-/// The node of a process: from a directory with its name, or from slurmd's variable in its environment.
+/// The node of a process: from a directory with its name, or from slurmd's variable in its
+/// environment.
 fn node_of<'a>(process: &Process, seen: &'a mut ByNode) -> Option<&'a mut Observations> {
     if seen.len() == 1 {
         return seen.values_mut().next();
@@ -100,7 +106,11 @@ fn node_of<'a>(process: &Process, seen: &'a mut ByNode) -> Option<&'a mut Observ
     let mut texts = vec![process.exe.as_ref()?.display().to_string()];
     texts.extend(environment.get("CUDA_MPS_PIPE_DIRECTORY").cloned());
     texts.extend(environment.get("SLURMD_NODENAME").cloned());
-    let names = |name: &String| texts.iter().any(|text| text.split('/').any(|part| part == name));
+    let names = |name: &String| {
+        texts
+            .iter()
+            .any(|text| text.split('/').any(|part| part == name))
+    };
     seen.iter_mut()
         .find(|(name, _)| names(name))
         .map(|(_, node)| node)

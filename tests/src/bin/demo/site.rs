@@ -1,4 +1,5 @@
-//! What this machine has, real GPUs or simulated nodes; and what was seen of the job there, against its request.
+//! What this machine has, real GPUs or simulated nodes; and what was seen of the job there, against
+//! its request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,8 +14,8 @@ use crate::promises::Promises;
 pub const THREADS: u64 = 50;
 pub const MEMORY: u64 = 4096;
 pub const CLIENTS: usize = 2;
-/// How much less than its limit a client may allocate, in MiB. Its context counts too (recorded on an H200: 145 MiB
-/// with 32 multiprocessors, 315 with 78), and it tries in steps of 64.
+/// How much less than its limit a client may allocate, in MiB. Its context counts too (recorded on
+/// an H200: 145 MiB with 32 multiprocessors, 315 with 78), and it tries in steps of 64.
 const MARGIN: u64 = 315 + 64;
 
 pub enum Site {
@@ -28,7 +29,8 @@ impl Site {
         if !Path::new("/dev/nvidia0").exists() {
             return Ok(Site::Simulated(None));
         }
-        let names = std::fs::read_dir("/dev")?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let names = std::fs::read_dir("/dev")?
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let numbers: BTreeSet<u32> = names
             .filter_map(|name| name.strip_prefix("nvidia")?.parse().ok())
             .collect();
@@ -50,7 +52,9 @@ impl Site {
             ),
             Site::Real(gpus, _) => {
                 let count = gpus.len();
-                format!("mpsd demo: one node with this machine's {count} GPU(s) and NVIDIA's own MPS")
+                format!(
+                    "mpsd demo: one node with this machine's {count} GPU(s) and NVIDIA's own MPS"
+                )
             }
         }
     }
@@ -69,13 +73,15 @@ impl Site {
 
     pub fn install(&mut self, bed: &mut Bed) -> Result<()> {
         match self {
-            Site::Simulated(simulated) => *simulated = Some(Simulated::install(bed, "", |node| node)?),
+            Site::Simulated(simulated) => {
+                *simulated = Some(Simulated::install(bed, "", |node| node)?)
+            }
             Site::Real(_, product) => {
                 let dirs = ["/usr/bin", "/usr/local/bin"].iter();
                 let mut files = dirs.map(|dir| Path::new(dir).join("nvidia-cuda-mps-control"));
                 let control = files.find(|path| path.exists());
-                let control =
-                    control.context("a GPU is here, but 'nvidia-cuda-mps-control' is not installed")?;
+                let control = control
+                    .context("a GPU is here, but 'nvidia-cuda-mps-control' is not installed")?;
                 let config = Product::settings(bed, &control, Path::new("libnvidia-ml.so.1"));
                 *product = Some(Product::install(bed, &config)?);
             }
@@ -85,9 +91,11 @@ impl Site {
 
     pub fn doubles(&self) -> Vec<PathBuf> {
         match self {
-            Site::Simulated(Some(simulated)) => {
-                simulated.nodes.iter().map(|node| node.dir().to_owned()).collect()
-            }
+            Site::Simulated(Some(simulated)) => simulated
+                .nodes
+                .iter()
+                .map(|node| node.dir().to_owned())
+                .collect(),
             _ => Vec::new(),
         }
     }
@@ -97,15 +105,20 @@ impl Site {
             Site::Simulated(_) => {
                 "--mps --mps-threads=50 --mps-mem=4G -N2 -n4 --ntasks-per-node=2 --gres=gpu:1"
             }
-            Site::Real(..) => "--mps --mps-threads=50 --mps-mem=4G -N1 -n2 --ntasks-per-node=2 --gres=gpu:1",
+            Site::Real(..) => {
+                "--mps --mps-threads=50 --mps-mem=4G -N1 -n2 --ntasks-per-node=2 --gres=gpu:1"
+            }
         };
         words.split(' ').collect()
     }
 
-    /// The client's name, and its shell line. It tries how much it can allocate, writes its record and holds its context.
+    /// The client's name, and its shell line. It tries how much it can allocate, writes its record
+    /// and holds its context.
     pub fn client(&self) -> (&'static str, String) {
         match self {
-            Site::Simulated(Some(simulated)) => ("a-cuda-program", simulated.client("--alloc=8192 --hold 1")),
+            Site::Simulated(Some(simulated)) => {
+                ("a-cuda-program", simulated.client("--alloc=8192 --hold 1"))
+            }
             Site::Real(_, Some(product)) => {
                 let dir = product.libexec.display();
                 (
@@ -176,7 +189,8 @@ fn daemon(promises: &mut Promises, seen: &Observations, user: &User) {
     });
     let all: Vec<&Process> = seen.daemons.values().chain(seen.servers.values()).collect();
     let own = seen.daemons.len() == 1 && all.iter().all(|process| process.uid == user.uid);
-    let pids = |of: &BTreeMap<i32, Process>| of.keys().map(i32::to_string).collect::<Vec<_>>().join(",");
+    let pids =
+        |of: &BTreeMap<i32, Process>| of.keys().map(i32::to_string).collect::<Vec<_>>().join(",");
     let (control, server) = (pids(&seen.daemons), pids(&seen.servers));
     let promise = format!(
         "control daemon {control} and server {server} run as '{}'",
@@ -192,7 +206,10 @@ fn clients(promises: &mut Promises, seen: &Observations, records: &[&Record], us
         record.under_mps && record.uid == Some(user.uid) && known
     };
     let attached = records.len() == CLIENTS && records.iter().all(is_attached);
-    let pids: Vec<String> = records.iter().map(|record| record.pid.to_string()).collect();
+    let pids: Vec<String> = records
+        .iter()
+        .map(|record| record.pid.to_string())
+        .collect();
     let promise = format!("clients {} attached to that server", pids.join(", "));
     promises.check(attached, &promise, || format!("{records:?}"));
 }
@@ -205,8 +222,7 @@ fn mode(promises: &mut Promises, seen: &Observations, records: &[&Record]) {
         false => modes == &turned[..1],
     };
     let right = !used.is_empty() && seen.modes.iter().all(is_right);
-    let promise =
-        "compute mode: default → exclusive_process → default on the job's GPU, untouched on the other";
+    let promise = "compute mode: default → exclusive_process → default on the job's GPU, untouched on the other";
     promises.check(right, promise, || format!("{:?}", seen.modes));
 }
 

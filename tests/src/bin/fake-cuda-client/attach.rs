@@ -32,7 +32,8 @@ pub fn variable(name: &str) -> Option<String> {
 
 /// Opens contexts: through MPS if a daemon listens in the pipe directory, else silently without it.
 pub fn attach(node: &Node, gpu: Option<usize>, paired: bool) -> Result<Running, CudaError> {
-    // Recorded: in a pid namespace with the outer /proc, CUDA fails with an error of the operating system.
+    // Recorded: in a pid namespace with the outer /proc, CUDA fails with an error of the operating
+    // system.
     let own = std::fs::read_link("/proc/self").unwrap_or_default();
     if own != Path::new(&std::process::id().to_string()) {
         return Err(CudaError::of(304));
@@ -81,12 +82,23 @@ pub fn attach(node: &Node, gpu: Option<usize>, paired: bool) -> Result<Running, 
 /// Whether this program can open the devices of all its GPUs: a client needs that, like its server.
 fn all_open(node: &Node, gpus: &[Granted]) -> bool {
     let got = |uuid: &str| gpus.iter().any(|granted| granted.uuid == uuid);
-    node.cuda().iter().filter(|gpu| got(&gpu.uuid)).all(may_open)
+    node.cuda()
+        .iter()
+        .filter(|gpu| got(&gpu.uuid))
+        .all(may_open)
 }
 
-fn ask(names: &[u8], connection: OwnedFd, gpu: Option<usize>, paired: bool) -> Result<Running, CudaError> {
+fn ask(
+    names: &[u8],
+    connection: OwnedFd,
+    gpu: Option<usize>,
+    paired: bool,
+) -> Result<Running, CudaError> {
     let names = String::from_utf8_lossy(names).into_owned();
-    let mut pids = names.split_whitespace().skip(1).map(|w| w.parse().unwrap_or(0));
+    let mut pids = names
+        .split_whitespace()
+        .skip(1)
+        .map(|w| w.parse().unwrap_or(0));
     let (server, daemon) = (pids.next().unwrap_or(0), pids.next().unwrap_or(0));
     let command = std::env::args().next().unwrap_or_default();
     let asked = Attach {

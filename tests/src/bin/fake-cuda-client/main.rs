@@ -1,4 +1,5 @@
-//! A double of a CUDA program: attaches as recorded to the MPS of its environment, or runs without, and writes a record.
+//! A double of a CUDA program: attaches as recorded to the MPS of its environment, or runs without,
+//! and writes a record.
 
 mod attach;
 mod bare;
@@ -76,7 +77,8 @@ fn main() -> ExitCode {
 
 fn run(node: &Node, options: &Options) -> ExitCode {
     let begin = Instant::now();
-    let failed = |error: &CudaError| record::failed(options.record.as_deref(), &node.is.name, error, 3);
+    let failed =
+        |error: &CudaError| record::failed(options.record.as_deref(), &node.is.name, error, 3);
     let mut running = match attach::attach(node, options.gpu, options.paired) {
         Ok(running) => running,
         Err(error) => return failed(&error),
@@ -84,7 +86,10 @@ fn run(node: &Node, options: &Options) -> ExitCode {
     std::thread::sleep(Duration::from_millis(node.is.times.client));
     // The probe's own spelling: '--alloc=CAP' is one word.
     let finds = std::env::args().any(|word| word.starts_with("--alloc="));
-    let allocatable = options.alloc.filter(|_| finds).map(|cap| find(&mut running, cap));
+    let allocatable = options
+        .alloc
+        .filter(|_| finds)
+        .map(|cap| find(&mut running, cap));
     if let Some(mib) = options.alloc.filter(|_| !finds)
         && let Err(error) = running.allocate(mib * MIB)
     {

@@ -1,4 +1,5 @@
-//! The record of a client: one line of JSON, with the names that `mps-probe --json` uses and some of its own.
+//! The record of a client: one line of JSON, with the names that `mps-probe --json` uses and some
+//! of its own.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -12,7 +13,13 @@ use tests::double::wire::CudaError;
 
 use crate::attach::{Running, variable};
 
-pub fn write(file: Option<&Path>, node: &Node, running: &Running, allocatable: Option<u64>, took: Duration) {
+pub fn write(
+    file: Option<&Path>,
+    node: &Node,
+    running: &Running,
+    allocatable: Option<u64>,
+    took: Duration,
+) {
     let mps = running.mps.as_ref();
     let gpus: Vec<Value> = running
         .gpus

@@ -22,8 +22,13 @@ impl Daemon {
             return;
         }
         let client = format!("NEW CLIENT {pid} from user {uid}");
-        if self.server.as_ref().is_some_and(|s| s.uid == uid && s.active) {
-            self.log.control(&format!("{client}: Server already exists"));
+        if self
+            .server
+            .as_ref()
+            .is_some_and(|s| s.uid == uid && s.active)
+        {
+            self.log
+                .control(&format!("{client}: Server already exists"));
             self.pass_on(&connection, pid);
             return;
         }
@@ -47,7 +52,8 @@ impl Daemon {
         let Some(server) = self.server.as_ref() else {
             return;
         };
-        let (Some(to_server), Ok((ours, theirs))) = (server.connection.as_ref(), wire::pair()) else {
+        let (Some(to_server), Ok((ours, theirs))) = (server.connection.as_ref(), wire::pair())
+        else {
             return;
         };
         if wire::send_fd(to_server, format!("NEW {pid}").as_bytes(), &ours).is_ok() {
@@ -63,8 +69,8 @@ impl Daemon {
         }
     }
 
-    /// There is no server: starts one for the client that has waited longest, and refuses clients whose tries have
-    /// failed (`failed`: the user whose server has just failed to start).
+    /// There is no server: starts one for the client that has waited longest, and refuses clients
+    /// whose tries have failed (`failed`: the user whose server has just failed to start).
     pub fn serve_pending(&mut self, failed: Option<u32>) {
         let in_vain = |c: &mut Pending| Some(c.uid) == failed && c.attempts >= ATTEMPTS;
         for client in self.pending.extract_if(.., in_vain) {

@@ -53,7 +53,8 @@ impl Daemon {
     }
 
     fn stranger(&self, uid: u32, name: &str) -> Option<String> {
-        let modifies = name.starts_with("set_") || name == "terminate_client" || name == "sm_partition";
+        let modifies =
+            name.starts_with("set_") || name == "terminate_client" || name == "sm_partition";
         (modifies && !Self::owner(uid)).then(|| insufficient(uid))
     }
 
@@ -63,7 +64,9 @@ impl Daemon {
             "quit" => "Not enough privilege to execute quit command\n".into(),
             "start_server" => self.start_command(uid, words),
             "get_server_list" => self.server.iter().map(|s| format!("{}\n", s.pid)).collect(),
-            "get_server_status" if word(0).parse::<u32>().is_err() => "A server PID is required\n".into(),
+            "get_server_status" if word(0).parse::<u32>().is_err() => {
+                "A server PID is required\n".into()
+            }
             "get_server_status" => self.of_server(word(0), "STATUS"),
             "get_client_list" => self.of_server(word(0), "CLIENTS"),
             "ps" => self.ps(words),
@@ -76,10 +79,13 @@ impl Daemon {
                 format!("{}\n", self.settings.threads_text())
             }
             "get_default_active_thread_percentage" => format!("{}\n", self.settings.threads_text()),
-            "set_active_thread_percentage" => self.of_server(word(0), &format!("THREADS {}", word(1))),
+            "set_active_thread_percentage" => {
+                self.of_server(word(0), &format!("THREADS {}", word(1)))
+            }
             "get_active_thread_percentage" => self.of_server(word(0), "THREADS"),
             "set_default_device_pinned_mem_limit" => {
-                self.log.control(&format!("{name} {} {}.", word(0), word(1)));
+                self.log
+                    .control(&format!("{name} {} {}.", word(0), word(1)));
                 if !word(1).is_empty() {
                     self.settings.set_memory(word(0), word(1));
                 }
@@ -96,7 +102,9 @@ impl Daemon {
             "set_device_pinned_mem_limit" => {
                 self.of_server(word(0), &format!("MEMORY {} {}", word(1), word(2)))
             }
-            "get_device_pinned_mem_limit" => self.of_server(word(0), &format!("MEMORY {}", word(1))),
+            "get_device_pinned_mem_limit" => {
+                self.of_server(word(0), &format!("MEMORY {}", word(1)))
+            }
             "set_default_client_priority" => self.set_priority(word(0)),
             "get_default_client_priority" => format!("{}\n", self.settings.priority),
             // Never tried without -S. A daemon without them says so.
@@ -119,7 +127,9 @@ impl Daemon {
 
     fn start_command(&mut self, uid: u32, words: &[&str]) -> String {
         match words {
-            [] | ["-uid"] | ["-uid", ..] if words.get(1).is_none_or(|of| of.parse::<u32>().is_err()) => {
+            [] | ["-uid"] | ["-uid", ..]
+                if words.get(1).is_none_or(|of| of.parse::<u32>().is_err()) =>
+            {
                 "A user id (UID) is required to start a new server\n".into()
             }
             // Recorded: a user may ask for their own server, even one that cannot start.

@@ -1,5 +1,5 @@
-//! The control daemon has one thread, so every exchange with a server or a newcomer blocks it (recorded: a stopped
-//! server, or a client that connects and says nothing, hangs every command).
+//! The control daemon has one thread, so every exchange with a server or a newcomer blocks it
+//! (recorded: a stopped server, or a client that connects and says nothing, hangs every command).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -156,12 +156,18 @@ impl Daemon {
                 self.log.control("NEW UI");
                 self.last_session += 1;
                 let id = self.last_session;
-                self.sessions.push(Session { connection, uid, id });
+                self.sessions.push(Session {
+                    connection,
+                    uid,
+                    id,
+                });
             }
             b"VERSION" => self.log.control("User did not send valid credentials"),
             b"CLIENT" => self.new_client(connection, pid, uid),
             b"SERVER" => self.server_connected(connection, pid),
-            _ => self.log.control("Unable to read new connection type information"),
+            _ => self
+                .log
+                .control("Unable to read new connection type information"),
         }
     }
 

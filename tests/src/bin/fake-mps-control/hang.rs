@@ -1,5 +1,5 @@
-//! What a user can turn the vendor's own file into, with a library loaded into it or under a debugger: a process whose
-//! memory map blocks every reader.
+//! What a user can turn the vendor's own file into, with a library loaded into it or under a
+//! debugger: a process whose memory map blocks every reader.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -8,12 +8,13 @@ use std::process::ExitCode;
 use nix::libc;
 
 const VARIABLE: &str = "FAKE_MPS_HANGS_IN";
-/// Names a directory to list into a mapping of that file. The kernel keeps the directory's lock while the file system
-/// withholds the memory.
+/// Names a directory to list into a mapping of that file. The kernel keeps the directory's lock
+/// while the file system withholds the memory.
 const LISTS: &str = "FAKE_MPS_LISTS";
 /// Names a file to read into such a mapping: some file systems keep its lock meanwhile.
 const READS: &str = "FAKE_MPS_READS";
-/// Names a file to write to from such a mapping. The kernel keeps its lock, and a second writer waits without regard to signals.
+/// Names a file to write to from such a mapping. The kernel keeps its lock, and a second writer
+/// waits without regard to signals.
 const WRITES: &str = "FAKE_MPS_WRITES";
 const LENGTH: usize = 4096;
 
@@ -27,7 +28,10 @@ pub fn as_told() -> Option<ExitCode> {
         None => in_mapping(File::options().read(true).write(true).open(place)),
         Some((name, goal)) => {
             let mut options = File::options();
-            let goal = options.read(name != WRITES).append(name == WRITES).open(goal);
+            let goal = options
+                .read(name != WRITES)
+                .append(name == WRITES)
+                .open(goal);
             through_mapping(name, goal, File::open(place))
         }
     };
@@ -40,7 +44,16 @@ pub fn as_told() -> Option<ExitCode> {
 
 fn mapped(file: &File, access: i32, flags: i32) -> std::io::Result<*mut libc::c_void> {
     // SAFETY: a new mapping, at a place of the kernel's choice.
-    let at = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, access, flags, file.as_raw_fd(), 0) };
+    let at = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            LENGTH,
+            access,
+            flags,
+            file.as_raw_fd(),
+            0,
+        )
+    };
     match at == libc::MAP_FAILED {
         true => Err(std::io::Error::last_os_error()),
         false => Ok(at),
@@ -66,8 +79,8 @@ fn through_mapping(
     Ok(())
 }
 
-/// Writes to a mapping of the file, replaces it by another mapping, and waits while the file system withholds the end
-/// of the write.
+/// Writes to a mapping of the file, replaces it by another mapping, and waits while the file system
+/// withholds the end of the write.
 fn in_mapping(file: std::io::Result<File>) -> std::io::Result<()> {
     let file = file?;
     let at = mapped(&file, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED)?;

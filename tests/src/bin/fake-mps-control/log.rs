@@ -28,7 +28,11 @@ impl Log {
     pub fn files(directory: &Path) -> Log {
         let open = |name: &str| {
             let mut options = OpenOptions::new();
-            options.append(true).create(true).open(directory.join(name)).ok()
+            options
+                .append(true)
+                .create(true)
+                .open(directory.join(name))
+                .ok()
         };
         Log {
             own: open("control.log"),
@@ -41,7 +45,9 @@ impl Log {
     }
 
     pub fn line(&self, who: &str, text: &str) {
-        let Some(mut file) = self.own.as_ref() else { return };
+        let Some(mut file) = self.own.as_ref() else {
+            return;
+        };
         let line = format!("[{} {who} {:>5}] {text}\n", now(), std::process::id());
         // One write, so that lines of several processes do not mix.
         let _ = file.write_all(line.as_bytes());
@@ -57,7 +63,9 @@ impl Log {
 }
 
 fn now() -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     let seconds = since.as_secs() as libc::time_t;
     // SAFETY: plain numbers, and zero is a valid value of each.
     let mut at: libc::tm = unsafe { std::mem::zeroed() };

@@ -1,5 +1,6 @@
-//! A double of `nvidia-cuda-mps-control` and, under that name, of `nvidia-cuda-mps-server`: as recorded of driver 580,
-//! with its texts, exit codes and times. A `node.toml` is in its directory, that of a simulated node.
+//! A double of `nvidia-cuda-mps-control` and, under that name, of `nvidia-cuda-mps-server`: as
+//! recorded of driver 580, with its texts, exit codes and times. A `node.toml` is in its directory,
+//! that of a simulated node.
 
 mod clients;
 mod commands;
@@ -40,8 +41,9 @@ fn main() -> ExitCode {
         match argument.as_str() {
             "-f" | "--forground" => foreground = true,
             "-d" | "--daemon" => background = true,
-            // Documented: "-S or --static-partitioning - Start daemon with static partitioning mode enabled" (MPS guide 615,
-            // Legacy MPS v2 Interface). Recorded on 580: an unknown option.
+            // Documented: "-S or --static-partitioning - Start daemon with static partitioning mode
+            // enabled" (MPS guide 615, Legacy MPS v2 Interface). Recorded on 580: an unknown
+            // option.
             "-S" | "--static-partitioning" if node.is.has_partitions() => partitioned = true,
             "-M" | "--multiuser-server" | "-q" | "--ready-devices" => {}
             "-h" | "--help" => {

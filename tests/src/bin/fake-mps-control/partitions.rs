@@ -1,4 +1,5 @@
-//! Static partitions as in NVIDIA's MPS guide of release 615, on the page in brackets. Not verified on any driver.
+//! Static partitions as in NVIDIA's MPS guide of release 615, on the page in brackets. Not verified
+//! on any driver.
 
 use serde::{Deserialize, Serialize};
 use tests::double::node::Gpu;
@@ -27,18 +28,24 @@ fn account(gpu: &Gpu, all: &[Partition]) -> [(u32, u32); 2] {
 }
 
 impl Daemon {
-    /// The only GPU with a UUID that begins with `part`: "This command accepts unique partial UUIDs of devices" [Legacy MPS v2
-    /// Interface].
+    /// The only GPU with a UUID that begins with `part`: "This command accepts unique partial UUIDs
+    /// of devices" [Legacy MPS v2 Interface].
     fn gpu_named(&self, part: &str) -> Option<Gpu> {
-        let mut named = self.node.is.gpu.iter().filter(|gpu| gpu.uuid.starts_with(part));
+        let mut named = self
+            .node
+            .is
+            .gpu
+            .iter()
+            .filter(|gpu| gpu.uuid.starts_with(part));
         match (named.next(), named.next()) {
             (Some(gpu), None) if part.starts_with("GPU-") => Some(gpu.clone()),
             _ => None,
         }
     }
 
-    /// `sm_partition add <device UUID> <number of chunks>`: "Upon successful creation, the full partition ID is displayed"; `sm_partition
-    /// rm <device UUID> <partition>` [Legacy MPS v2 Interface].
+    /// `sm_partition add <device UUID> <number of chunks>`: "Upon successful creation, the full
+    /// partition ID is displayed"; `sm_partition rm <device UUID> <partition>` [Legacy MPS v2
+    /// Interface].
     pub fn sm_partition(&mut self, words: &[&str]) -> String {
         let answer = match words {
             ["add", gpu, chunks] => self.add_partition(gpu, chunks),
@@ -60,13 +67,14 @@ impl Daemon {
         let all = self.settings.partitions.as_mut()?;
         let [(free, free_sms), _] = account(&gpu, all);
         if chunks > free {
-            // No oversubscription [CUDA programming guide 13.1, Green Contexts]; the words of sglang-omni's tests of
-            // its MPS control.
+            // No oversubscription [CUDA programming guide 13.1, Green Contexts]; the words of
+            // sglang-omni's tests of its MPS control.
             return Some(format!(
                 "Failed to fulfill the requested SM partition of {chunks} chunks, error CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION\n"
             ));
         }
-        // The guide's last partition of several also has the multiprocessors that make up no chunk [Common Tasks].
+        // The guide's last partition of several also has the multiprocessors that make up no chunk
+        // [Common Tasks].
         let sms = if chunks == free {
             free_sms
         } else {
@@ -89,9 +97,13 @@ impl Daemon {
         let gpu = self.gpu_named(gpu)?;
         let used = self.used();
         let all = self.settings.partitions.as_mut()?;
-        let at = all.iter().position(|one| one.uuid == gpu.uuid && one.id == id)?;
+        let at = all
+            .iter()
+            .position(|one| one.uuid == gpu.uuid && one.id == id)?;
         if used.iter().any(|other| other == id) {
-            return Some(format!("Failed to remove SM partition {id}: it has clients\n"));
+            return Some(format!(
+                "Failed to remove SM partition {id}: it has clients\n"
+            ));
         }
         all.remove(at);
         self.tell_server();
@@ -108,8 +120,9 @@ impl Daemon {
         ids.lines().map(str::to_owned).collect()
     }
 
-    /// "The output includes the device UUID, partition IDs, free and used chunks, free and used SMs, and whether the partition is in use. The
-    /// display uses unique partial UUIDs of devices" [Legacy MPS v2 Interface]; its form is that of the examples [Common Tasks].
+    /// "The output includes the device UUID, partition IDs, free and used chunks, free and used
+    /// SMs, and whether the partition is in use. The display uses unique partial UUIDs of devices"
+    /// [Legacy MPS v2 Interface]; its form is that of the examples [Common Tasks].
     pub fn lspart(&self) -> String {
         let used = self.used();
         let all = self.settings.partitions.as_deref().unwrap_or_default();
@@ -119,7 +132,15 @@ impl Daemon {
                 c[0], c[1], c[2], c[3], c[4], c[5], c[6]
             )
         };
-        let mut text = row(["GPU", "Partition", "free", "used", "free", "used", "clients"]);
+        let mut text = row([
+            "GPU",
+            "Partition",
+            "free",
+            "used",
+            "free",
+            "used",
+            "clients",
+        ]);
         text += &row(["", "", "chunk", "chunk", "SM", "SM", ""]);
         for gpu in &self.node.is.gpu {
             let part: String = gpu.uuid.chars().take(12).collect();
@@ -131,7 +152,15 @@ impl Daemon {
                 let sms = one.sms.saturating_sub(self.node.is.faults.lacking_sms);
                 let sms = sms.to_string();
                 let clients = if used.contains(&one.id) { "Yes" } else { "No" };
-                text += &row([&part, &one.id, "-", &one.chunks.to_string(), "-", &sms, clients]);
+                text += &row([
+                    &part,
+                    &one.id,
+                    "-",
+                    &one.chunks.to_string(),
+                    "-",
+                    &sms,
+                    clients,
+                ]);
             }
         }
         text

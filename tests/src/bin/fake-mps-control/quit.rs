@@ -44,15 +44,22 @@ impl Daemon {
         }
         let pid = server.pid;
         let pause = self.retry.take().map(|r| r.pause);
-        let backoff = if pause.is_some() { "enabled" } else { "disabled" };
-        self.log
-            .control(&format!("Try shutting down server {pid}, backoff is {backoff}"));
+        let backoff = if pause.is_some() {
+            "enabled"
+        } else {
+            "disabled"
+        };
+        self.log.control(&format!(
+            "Try shutting down server {pid}, backoff is {backoff}"
+        ));
         let Some(answer) = self.ask("SHUTDOWN") else {
             return;
         };
         if let Some(threads) = answer.strip_prefix("BUSY ") {
             let pause = pause.map_or(FIRST_PAUSE, |p| p * 2);
-            let text = format!("Server {pid} has {threads} active worker threads. Server will not shutdown.");
+            let text = format!(
+                "Server {pid} has {threads} active worker threads. Server will not shutdown."
+            );
             self.log.control(&text);
             self.log.control(&format!(
                 "Control will try shutting down server {pid} again in at most {}ms",
@@ -71,7 +78,9 @@ impl Daemon {
         if self.retry.as_ref().is_some_and(|r| r.at <= now) {
             self.try_shutdown_if_wanted();
         }
-        let Some(quit) = self.quit.as_mut() else { return };
+        let Some(quit) = self.quit.as_mut() else {
+            return;
+        };
         if quit.deadline.is_some_and(|d| d <= now) {
             quit.deadline = None;
             self.retry = None;
@@ -86,7 +95,8 @@ impl Daemon {
         let Some(pid) = self.server.as_ref().map(|s| s.pid) else {
             return;
         };
-        self.log.control(&format!("Force shutting down server {pid}"));
+        self.log
+            .control(&format!("Force shutting down server {pid}"));
         let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
     }
 

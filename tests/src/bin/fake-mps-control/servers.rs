@@ -64,7 +64,8 @@ impl Daemon {
             }
         }
         if !self.node.is.faults.server_survives_control {
-            // After setuid, which clears it. Recorded: the server dies with its control daemon, no matter how that dies.
+            // After setuid, which clears it. Recorded: the server dies with its control daemon, no
+            // matter how that dies.
             let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
         }
         let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
@@ -86,7 +87,8 @@ impl Daemon {
         }
     }
 
-    /// A server reports that it has started. The daemon waits until it is ready, and does nothing else meanwhile.
+    /// A server reports that it has started. The daemon waits until it is ready, and does nothing
+    /// else meanwhile.
     pub fn server_connected(&mut self, connection: OwnedFd, pid: u32) {
         if self.server.as_ref().is_none_or(|s| s.pid != pid) {
             return;
@@ -110,7 +112,8 @@ impl Daemon {
         }
     }
 
-    /// One question to the server. Blocks as long as the server does; `None` if there is no server or it is gone.
+    /// One question to the server. Blocks as long as the server does; `None` if there is no server
+    /// or it is gone.
     pub fn ask(&self, question: &str) -> Option<String> {
         let connection = self.server.as_ref()?.connection.as_ref()?;
         wire::send(connection, question.as_bytes()).ok()?;
@@ -131,7 +134,11 @@ impl Daemon {
         if self.quit.is_some() {
             self.finish_quit();
         } else {
-            self.serve_pending(if server.active { None } else { Some(server.uid) });
+            self.serve_pending(if server.active {
+                None
+            } else {
+                Some(server.uid)
+            });
         }
     }
 

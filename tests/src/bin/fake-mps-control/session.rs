@@ -1,4 +1,5 @@
-//! The command session: lines from standard input to the control daemon, its answers to standard output.
+//! The command session: lines from standard input to the control daemon, its answers to standard
+//! output.
 
 use std::io::{self, BufRead, Write};
 use std::os::fd::OwnedFd;

@@ -36,7 +36,8 @@ impl Settings {
         format!("{:.1}", self.threads)
     }
 
-    /// Sets a memory limit. A value that does not begin with a number removes the limit (recorded), without a message.
+    /// Sets a memory limit. A value that does not begin with a number removes the limit (recorded),
+    /// without a message.
     pub fn set_memory(&mut self, device: &str, value: &str) {
         let Some(value) = visible::canonical_memory(value) else {
             self.memory.retain(|(name, _)| name != device);
@@ -48,8 +49,8 @@ impl Settings {
         }
     }
 
-    /// The memory limits in the order in which a server applies and logs them (recorded). The limit named first is
-    /// last, so it overrides another name of the same GPU.
+    /// The memory limits in the order in which a server applies and logs them (recorded). The limit
+    /// named first is last, so it overrides another name of the same GPU.
     pub fn memory_in_order(&self) -> impl Iterator<Item = &MemoryLimit> {
         self.memory.iter().skip(1).chain(self.memory.first())
     }

@@ -61,9 +61,15 @@ pub fn background(node: Node, partitioned: bool) -> ExitCode {
         Ok(ForkResult::Child) => {
             drop(started);
             detach();
-            serve(node, partitioned, lock, Log::files(&log_directory()), move || {
-                let _ = std::io::Write::write_all(&mut &told, b"1");
-            })
+            serve(
+                node,
+                partitioned,
+                lock,
+                Log::files(&log_directory()),
+                move || {
+                    let _ = std::io::Write::write_all(&mut &told, b"1");
+                },
+            )
         }
         Err(_) => ExitCode::FAILURE,
     }
@@ -115,7 +121,12 @@ fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
         "slow" => sleep(Duration::from_millis(node.is.faults.slow_ms)),
         _ => {}
     }
-    let opened = node.is.gpu.iter().filter(|gpu| visible::may_open(gpu)).count();
+    let opened = node
+        .is
+        .gpu
+        .iter()
+        .filter(|gpu| visible::may_open(gpu))
+        .count();
     let each = node.is.times.each_gpu * u64::try_from(opened).unwrap_or(0);
     sleep(Duration::from_millis(node.is.times.start + each));
     Ok(lock)
@@ -134,7 +145,13 @@ fn lock(pipe: &Path) -> Option<Flock<File>> {
     Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
 }
 
-fn serve(node: Node, partitioned: bool, lock: Flock<File>, log: Log, listens: impl FnOnce()) -> ExitCode {
+fn serve(
+    node: Node,
+    partitioned: bool,
+    lock: Flock<File>,
+    log: Log,
+    listens: impl FnOnce(),
+) -> ExitCode {
     // SAFETY: no handler is installed, only a disposition.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
     if node.is.faults.ignore_sigterm {
@@ -164,7 +181,10 @@ fn serve(node: Node, partitioned: bool, lock: Flock<File>, log: Log, listens: im
     let files = match files(&pipe, lock) {
         Ok(files) => files,
         Err(why) => {
-            log.control(&format!("Failed to make the files of {}: {why}", pipe.display()));
+            log.control(&format!(
+                "Failed to make the files of {}: {why}",
+                pipe.display()
+            ));
             return ExitCode::FAILURE;
         }
     };
@@ -191,7 +211,10 @@ fn files(pipe: &Path, lock: Flock<File>) -> std::io::Result<Files> {
     let privileged = wire::listen(&pipe.join("control_privileged"))?;
     let control = wire::listen(&pipe.join("control"))?;
     fs::set_permissions(pipe.join("control"), Permissions::from_mode(0o666))?;
-    debug_assert!(control.as_raw_fd() > 2, "the three standard descriptors are open");
+    debug_assert!(
+        control.as_raw_fd() > 2,
+        "the three standard descriptors are open"
+    );
     Ok(Files {
         control,
         privileged,

@@ -57,9 +57,9 @@ fn obey(running: &mut Running, order: Order) -> Result<Answer, String> {
                 Err(Err(why)) => Err(why),
             }
         }
-        Order::Wait { pid, limit_ms } => {
-            Ok(Answer::Ended(running.wait(pid, Duration::from_millis(limit_ms))))
-        }
+        Order::Wait { pid, limit_ms } => Ok(Answer::Ended(
+            running.wait(pid, Duration::from_millis(limit_ms)),
+        )),
         Order::Signal { pid, signal } => {
             let signal = Signal::try_from(signal).map_err(|e| e.to_string())?;
             kill(Pid::from_raw(pid), signal).map_err(|e| format!("process {pid}: {e}"))?;
@@ -92,14 +92,16 @@ fn obey(running: &mut Running, order: Order) -> Result<Answer, String> {
     }
 }
 
-/// The mom's unit in systemd's cgroups: in the unified hierarchy if there is one, else in its named one.
+/// The mom's unit in systemd's cgroups: in the unified hierarchy if there is one, else in its named
+/// one.
 fn mom_cgroup(cgroups: &str) -> Option<String> {
     let top = cgroups.split(',').find(|top| !top.is_empty())?;
     let path = format!("{top}/pbs_mom.service");
     fs::create_dir(&path).ok().map(|()| path)
 }
 
-/// Sends SIGKILL to all of it until it is empty. Processes that end meanwhile are reaped as usual, so that no status is lost.
+/// Sends SIGKILL to all of it until it is empty. Processes that end meanwhile are reaped as usual,
+/// so that no status is lost.
 fn kill_cgroup(cgroup: &str, running: &mut Running) -> Result<(), String> {
     let end = Instant::now() + Duration::from_secs(5);
     while Instant::now() < end {
@@ -134,7 +136,9 @@ fn snapshot() -> Snapshot {
 }
 
 fn walk(dir: &Path, files: &mut Vec<String>) {
-    let Ok(entries) = fs::read_dir(dir) else { return };
+    let Ok(entries) = fs::read_dir(dir) else {
+        return;
+    };
     for entry in entries.flatten() {
         let (path, Ok(about)) = (entry.path(), entry.path().symlink_metadata()) else {
             continue;

@@ -1,4 +1,5 @@
-//! From an order to its program: descriptors, session, identity, then exec. There is no fork in between.
+//! From an order to its program: descriptors, session, identity, then exec. There is no fork in
+//! between.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -30,7 +31,8 @@ pub fn become_program(order: &str) -> Result<()> {
     let run = &launch.run;
     close_inherited()?;
     if let Some(cgroup) = &launch.cgroup {
-        std::fs::write(format!("{cgroup}/cgroup.procs"), "0").with_context(|| format!("'{cgroup}'"))?;
+        std::fs::write(format!("{cgroup}/cgroup.procs"), "0")
+            .with_context(|| format!("'{cgroup}'"))?;
     }
     if run.session {
         setsid().context("setsid")?;
@@ -58,10 +60,22 @@ fn execute(run: &Run) -> Result<()> {
         argv.splice(0..1, ignore);
         program = "/usr/bin/env".to_owned();
     }
-    let texts = |words: Vec<String>| words.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>();
-    let env = run.env.iter().map(|(name, value)| format!("{name}={value}"));
+    let texts = |words: Vec<String>| {
+        words
+            .into_iter()
+            .map(CString::new)
+            .collect::<Result<Vec<_>, _>>()
+    };
+    let env = run
+        .env
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"));
     let env = env.collect();
-    let never = execve(&CString::new(program.as_str())?, &texts(argv)?, &texts(env)?);
+    let never = execve(
+        &CString::new(program.as_str())?,
+        &texts(argv)?,
+        &texts(env)?,
+    );
     never
         .map(|never| match never {})
         .with_context(|| format!("'{program}'"))
@@ -130,8 +144,9 @@ fn opened(stream: &Stream, launch: &Launch, write: bool) -> Result<File> {
     how.open(path).with_context(|| format!("'{path}'"))
 }
 
-/// Both moms make and open a job's output as its user, also for root's prologue. They do not ask for creation if the file
-/// exists: with `fs.protected_regular` the kernel then refuses another user's file in the spool, which is open to all.
+/// Both moms make and open a job's output as its user, also for root's prologue. They do not ask
+/// for creation if the file exists: with `fs.protected_regular` the kernel then refuses another
+/// user's file in the spool, which is open to all.
 fn job_output(path: &str) -> std::io::Result<File> {
     match OpenOptions::new().append(true).open(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => OpenOptions::new()

@@ -1,9 +1,9 @@
-//! One simulated node of a PBS cluster: its own files, host name and process numbers, and an agent inside that starts
-//! programs exactly as a mom does.
+//! One simulated node of a PBS cluster: its own files, host name and process numbers, and an agent
+//! inside that starts programs exactly as a mom does.
 //!
-//! `mom-node node DIR NAME` makes the namespaces, `mom-node init DIR NAME` is process 1 in them, and `mom-node exec`
-//! turns itself into an order's program. The node ends with its standard input, and everything in it too. So a test
-//! that dies leaves nothing.
+//! `mom-node node DIR NAME` makes the namespaces, `mom-node init DIR NAME` is process 1 in them,
+//! and `mom-node exec` turns itself into an order's program. The node ends with its standard input,
+//! and everything in it too. So a test that dies leaves nothing.
 
 mod agent;
 mod launch;
@@ -20,7 +20,9 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words.get(1..).unwrap_or_default() {
         ["node", dir, name] => node(dir, name),
-        ["init", dir, name, cgroups] => root::build(dir, name, cgroups).and_then(|()| agent::serve(cgroups)),
+        ["init", dir, name, cgroups] => {
+            root::build(dir, name, cgroups).and_then(|()| agent::serve(cgroups))
+        }
         ["exec", order] => launch::become_program(order),
         _ => Err(anyhow!("mom-node node DIR NAME")),
     };

@@ -1,4 +1,5 @@
-//! The node's files: this machine's, under a layer that takes every write and is removed with the node. And its cgroups.
+//! The node's files: this machine's, under a layer that takes every write and is removed with the
+//! node. And its cgroups.
 
 use anyhow::{Context as _, Result};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -30,7 +31,13 @@ const TOPS: [&str; 3] = [
 
 const NONE: Option<&str> = None;
 
-fn mounted(from: &str, to: &Path, kind: Option<&str>, flags: MsFlags, options: Option<&str>) -> Result<()> {
+fn mounted(
+    from: &str,
+    to: &Path,
+    kind: Option<&str>,
+    flags: MsFlags,
+    options: Option<&str>,
+) -> Result<()> {
     mount(Some(from), to, kind, flags, options).with_context(|| format!("'{}'", to.display()))
 }
 
@@ -82,7 +89,10 @@ pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<()> {
         fs::create_dir_all(inside(place)).with_context(|| format!("'{place}'"))?;
     }
     let exe = fs::read_link("/proc/self/exe")?;
-    let (layer, server) = (top.join("layer"), top.parent().unwrap_or(top).join("server"));
+    let (layer, server) = (
+        top.join("layer"),
+        top.parent().unwrap_or(top).join("server"),
+    );
     let mut binds = vec![
         (&*layer, LAYER),
         (exe.parent().unwrap_or(Path::new("/")), "/srv/build"),
@@ -104,8 +114,8 @@ pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<()> {
     chdir("/").context("root")
 }
 
-/// A hierarchy of cgroups. The node's root is a directory of this machine's, which is removed with the node. Otherwise
-/// two nodes with the same job id would meet there.
+/// A hierarchy of cgroups. The node's root is a directory of this machine's, which is removed with
+/// the node. Otherwise two nodes with the same job id would meet there.
 #[derive(Debug)]
 pub struct Hierarchy {
     pub top: &'static str,

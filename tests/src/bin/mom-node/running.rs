@@ -1,4 +1,5 @@
-//! Processes of the node, killed as a mom kills them. The agent is process 1 and reaps orphans: a zombie would look alive.
+//! Processes of the node, killed as a mom kills them. The agent is process 1 and reaps orphans: a
+//! zombie would look alive.
 
 use crate::launch::Launch;
 use nix::errno::Errno;
@@ -88,8 +89,8 @@ impl Running {
         Ok(pid)
     }
 
-    /// Waits for a process until its own time limit, or for `limit`. A tick counts by its nominal length, so that a
-    /// process does not seem to hang if the machine itself stood still.
+    /// Waits for a process until its own time limit, or for `limit`. A tick counts by its nominal
+    /// length, so that a process does not seem to hang if the machine itself stood still.
     pub fn wait(&mut self, pid: i32, limit: Duration) -> Ended {
         let mut waited = Duration::ZERO;
         loop {
@@ -123,7 +124,9 @@ impl Running {
             Victims::Session => session(pid).into_iter().for_each(sigkill),
         }
         // Reaps all its killed processes; the first is the process itself.
-        while let Err(Errno::EINTR) | Ok(WaitStatus::StillAlive) = waitpid(Pid::from_raw(pid), None) {}
+        while let Err(Errno::EINTR) | Ok(WaitStatus::StillAlive) = waitpid(Pid::from_raw(pid), None)
+        {
+        }
         self.ended.insert(pid, Ended::Limit);
         true
     }
@@ -132,7 +135,9 @@ impl Running {
         loop {
             let (pid, ended) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
                 Ok(WaitStatus::Exited(pid, code)) => (pid.as_raw(), Ended::Code(code)),
-                Ok(WaitStatus::Signaled(pid, signal, _)) => (pid.as_raw(), Ended::Signal(signal as i32)),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => {
+                    (pid.as_raw(), Ended::Signal(signal as i32))
+                }
                 Err(Errno::EINTR) => continue,
                 _ => return,
             };
@@ -203,7 +208,11 @@ fn session(pid: i32) -> Vec<i32> {
     let of = |number: &i32| {
         let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
         let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-        fields.split(' ').nth(3).and_then(|sid| sid.parse::<i32>().ok()) == Some(pid)
+        fields
+            .split(' ')
+            .nth(3)
+            .and_then(|sid| sid.parse::<i32>().ok())
+            == Some(pid)
     };
     processes().into_iter().filter(of).collect()
 }

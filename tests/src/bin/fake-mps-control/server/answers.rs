@@ -40,7 +40,10 @@ impl Server {
                 String::new()
             }
             (["USED"], _) => {
-                let used = self.clients.iter().filter_map(|client| client.partition.as_ref());
+                let used = self
+                    .clients
+                    .iter()
+                    .filter_map(|client| client.partition.as_ref());
                 used.map(|id| format!("{id}\n")).collect()
             }
             _ => String::new(),

@@ -35,11 +35,15 @@ impl Client {
     }
 
     pub fn device(&self) -> &str {
-        self.granted.iter().find(|g| g.taken > 0).map_or("", |g| &g.uuid)
+        self.granted
+            .iter()
+            .find(|g| g.taken > 0)
+            .map_or("", |g| &g.uuid)
     }
 }
 
-/// CUDA takes 1 to 32, and 2 if the variable is not set or no number (documented: MPS guide, "Environment Variables").
+/// CUDA takes 1 to 32, and 2 if the variable is not set or no number (documented: MPS guide,
+/// "Environment Variables").
 fn connections(attach: &Attach) -> u32 {
     let asked = attach
         .connections
@@ -88,8 +92,9 @@ impl Server {
         let (pid, left) = (client.pid, self.attached().count());
         let lost = |context: u32| {
             let words = "Server failed to recevie command with status 806, assuming client";
-            self.log
-                .server(&format!("{words} {{PID: {pid}, Context ID: {context}}} exit"));
+            self.log.server(&format!(
+                "{words} {{PID: {pid}, Context ID: {context}}} exit"
+            ));
         };
         if !client.granted.is_empty() {
             lost(1);
@@ -98,14 +103,19 @@ impl Server {
             ));
         }
         lost(0);
-        self.log.server(&format!("Client process {pid} disconnected"));
+        self.log
+            .server(&format!("Client process {pid} disconnected"));
     }
 
     fn attach(&mut self, at: usize, attach: &Attach) -> Reply {
         if let Some(refused) = self.refuse_in_fault(self.clients[at].pid) {
             return refused;
         }
-        let attached = self.clients.iter().filter(|c| !c.granted.is_empty()).count();
+        let attached = self
+            .clients
+            .iter()
+            .filter(|c| !c.granted.is_empty())
+            .count();
         if attached >= self.most_clients() {
             return Reply::Failed(CudaError::of(808));
         }
@@ -146,8 +156,8 @@ impl Server {
         Reply::Granted(granted)
     }
 
-    /// The description's number; on a MIG device the part of its compute instance (NVIDIA's MIG guide, "Application
-    /// Considerations": "lowered proportionally to the Compute Instance size").
+    /// The description's number; on a MIG device the part of its compute instance (NVIDIA's MIG
+    /// guide, "Application Considerations": "lowered proportionally to the Compute Instance size").
     fn most_clients(&self) -> usize {
         let most = self.node.is.max_clients;
         let slices = self.gpus.iter().find_map(|gpu| gpu.slices);
@@ -157,7 +167,10 @@ impl Server {
     /// Recorded: of clients for which a GPU has no connections left, some get 809 and some 2.
     fn refuse_connections(&self, granted: &[Granted], wanted: u32) -> Option<CudaError> {
         let held = |uuid: &str| -> u32 {
-            let there = self.clients.iter().filter(|client| client.has_context_on(uuid));
+            let there = self
+                .clients
+                .iter()
+                .filter(|client| client.has_context_on(uuid));
             there.map(|client| client.connections).sum()
         };
         let mut used = granted.iter().filter(|gpu| gpu.taken > 0);
@@ -180,25 +193,37 @@ impl Server {
         self.log.server(&format!("Client {context} connected"));
         self.log
             .server(&format!("Creating worker thread for client {context}"));
-        for gpu in self.gpus.iter().filter(|gpu| client.has_context_on(&gpu.uuid)) {
-            self.log
-                .server(&format!("Device {} (uuid {}) is associated", gpu.name, gpu.uuid));
+        for gpu in self
+            .gpus
+            .iter()
+            .filter(|gpu| client.has_context_on(&gpu.uuid))
+        {
+            self.log.server(&format!(
+                "Device {} (uuid {}) is associated",
+                gpu.name, gpu.uuid
+            ));
         }
-        self.log.server(&format!("Status of client {context} is ACTIVE"));
+        self.log
+            .server(&format!("Status of client {context} is ACTIVE"));
     }
 
-    /// The partition that a client names. "When static partitioning mode is enabled, all MPS clients must set the
-    /// CUDA_MPS_SM_PARTITION environment variable before creating a CUDA context. Failure to do so will result in
-    /// context creation failing with CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION" [When to Use MPS]. A part of the UUID
-    /// is enough [Common Tasks, Multiple Partitions Example].
+    /// The partition that a client names. "When static partitioning mode is enabled, all MPS
+    /// clients must set the CUDA_MPS_SM_PARTITION environment variable before creating a CUDA
+    /// context. Failure to do so will result in context creation failing with
+    /// CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION" [When to Use MPS]. A part of the UUID is enough
+    /// [Common Tasks, Multiple Partitions Example].
     fn partition_of(&self, seen: &[&Gpu], attach: &Attach) -> Result<Option<Partition>, CudaError> {
         let Some(all) = &self.settings.partitions else {
             return Ok(None);
         };
-        let name = attach.partition.as_deref().and_then(|name| name.split_once('/'));
+        let name = attach
+            .partition
+            .as_deref()
+            .and_then(|name| name.split_once('/'));
         let name = name.filter(|(uuid, _)| uuid.starts_with("GPU-"));
-        let named =
-            |one: &&Partition| name.is_some_and(|(uuid, id)| one.uuid.starts_with(uuid) && one.id == id);
+        let named = |one: &&Partition| {
+            name.is_some_and(|(uuid, id)| one.uuid.starts_with(uuid) && one.id == id)
+        };
         let own = all.iter().find(named);
         let usable = |one: &&Partition| {
             let at = seen.iter().position(|gpu| gpu.uuid == one.uuid);
@@ -211,10 +236,14 @@ impl Server {
     fn grant(&self, seen: &[&Gpu], attach: &Attach, partition: Option<&Partition>) -> Vec<Granted> {
         let asked = attach.threads.as_deref().and_then(visible::percentage);
         let percent = asked.map_or(self.settings.threads, |p| p.min(self.settings.threads));
-        let own = attach.memory.as_deref().map(|m| visible::client_limits(m, seen));
+        let own = attach
+            .memory
+            .as_deref()
+            .map(|m| visible::client_limits(m, seen));
         let mut granted = Vec::new();
         for (position, gpu) in seen.iter().enumerate() {
-            // Percentages are ignored with static partitions [When to Use MPS, Static SM Partitioning].
+            // Percentages are ignored with static partitions [When to Use MPS, Static SM
+            // Partitioning].
             let sms = match partition {
                 Some(own) => own.sms,
                 None => visible::multiprocessors(gpu.sms, percent),
@@ -249,7 +278,8 @@ impl Server {
         visible::daemon_limit(self.settings.memory_in_order(), index, &gpu.uuid)
     }
 
-    /// `ALLOC bytes` or `FREE bytes` on the first GPU that the client uses, `FAULT`, `END`; anything else is a launch.
+    /// `ALLOC bytes` or `FREE bytes` on the first GPU that the client uses, `FAULT`, `END`;
+    /// anything else is a launch.
     fn allocate(&mut self, at: usize, packet: &[u8]) -> Reply {
         if self.fatal == Fatal::Handling {
             return Reply::Failed(CudaError::of(700));

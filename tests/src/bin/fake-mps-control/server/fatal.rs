@@ -1,5 +1,6 @@
-//! A fatal GPU error as in NVIDIA's manual (docs/facts/mps-control.md#error-containment): every client gets it, the status
-//! is FAULT, and new clients are refused until all have ended. Never recorded: the log's words are the double's own.
+//! A fatal GPU error as in NVIDIA's manual (docs/facts/mps-control.md#error-containment): every
+//! client gets it, the status is FAULT, and new clients are refused until all have ended. Never
+//! recorded: the log's words are the double's own.
 
 use tests::double::wire::{CudaError, Reply};
 
@@ -20,12 +21,14 @@ impl Server {
     pub(super) fn fault(&mut self, at: usize) -> Reply {
         self.fatal = Fatal::Handling;
         let culprit = self.clients[at].pid;
-        self.log
-            .server(&format!("Client {culprit} caused a fatal error on its device"));
+        self.log.server(&format!(
+            "Client {culprit} caused a fatal error on its device"
+        ));
         Reply::Failed(CudaError::of(700))
     }
 
-    /// Before a client attaches: refuses it while the error is handled; afterwards makes a new context.
+    /// Before a client attaches: refuses it while the error is handled; afterwards makes a new
+    /// context.
     pub(super) fn refuse_in_fault(&mut self, pid: u32) -> Option<Reply> {
         match self.fatal {
             Fatal::None => None,
@@ -45,8 +48,8 @@ impl Server {
         }
     }
 
-    /// Recorded of two ranks of NCCL that were killed 3 s apart: the server's next client fails in its first context, once,
-    /// and the log names it, which did nothing.
+    /// Recorded of two ranks of NCCL that were killed 3 s apart: the server's next client fails in
+    /// its first context, once, and the log names it, which did nothing.
     pub(super) fn poison(&mut self, pid: u32) -> Option<Reply> {
         if !std::mem::take(&mut self.poisoned) {
             return None;

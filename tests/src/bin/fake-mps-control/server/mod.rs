@@ -1,4 +1,5 @@
-//! `nvidia-cuda-mps-server`: a context on every GPU that it can see, and the clients that the control daemon passes to it.
+//! `nvidia-cuda-mps-server`: a context on every GPU that it can see, and the clients that the
+//! control daemon passes to it.
 
 mod answers;
 mod client;
@@ -40,7 +41,10 @@ pub fn run(node: Node) -> ExitCode {
     log.line("Other", "Startup");
     let faults = node.is.faults.clone();
     let socket = wire::pipe_directory().join("control");
-    let connecting = format!("Connecting to control daemon on socket: {}", socket.display());
+    let connecting = format!(
+        "Connecting to control daemon on socket: {}",
+        socket.display()
+    );
     log.line("Other", &connecting);
     if faults.server == "exits" {
         return ExitCode::FAILURE;
@@ -126,7 +130,11 @@ impl Server {
             "Creating server context on device {index} ({})",
             gpu.name
         ));
-        let foreign = self.node.contexts(&gpu.uuid).into_iter().any(|c| c.kind != "mps");
+        let foreign = self
+            .node
+            .contexts(&gpu.uuid)
+            .into_iter()
+            .any(|c| c.kind != "mps");
         let mode = self.node.mode(&gpu.uuid);
         if mode == "prohibited" || (mode.starts_with("exclusive") && foreign) {
             return Err(format!(
@@ -145,8 +153,10 @@ impl Server {
         for (device, value) in self.settings.memory_in_order() {
             self.log_memory(device, value);
         }
-        self.log
-            .server(&format!("Server Priority set to {}", self.settings.priority));
+        self.log.server(&format!(
+            "Server Priority set to {}",
+            self.settings.priority
+        ));
     }
 
     fn log_threads(&self) {
@@ -157,7 +167,8 @@ impl Server {
 
     fn log_memory(&self, device: &str, value: &str) {
         if let Some(bytes) = visible::memory(value) {
-            let text = format!("Device pinned memory limit for device {device} set to {bytes:#x} bytes");
+            let text =
+                format!("Device pinned memory limit for device {device} set to {bytes:#x} bytes");
             self.log.server(&text);
         }
     }
