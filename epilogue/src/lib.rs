@@ -13,9 +13,9 @@ use mpsd::node::real::RealNode;
 use mpsd::scheduler::{
     self, Budget, CallOptions, Input, Program, Scheduler, Site, Submission, ThisHost,
 };
-use mpsd::sys::deadline::Deadline;
-use mpsd::sys::guard;
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::guard;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -19,12 +19,12 @@ use mpsd::scheduler::{
     self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached,
     UserRef,
 };
-use mpsd::sys::deadline::Deadline;
-use mpsd::sys::guard;
 use mpsd_core::Failure;
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::Fault;
 use mpsd_core::request::Mode;
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::guard;
 use std::cell::OnceCell;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};

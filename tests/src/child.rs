@@ -138,7 +138,7 @@ impl Running {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        mpsd::sys::signals::start_fresh(command);
+        mpsd_sys::signals::start_fresh(command);
         let begin = Instant::now();
         let mut child = command
             .spawn()

@@ -44,7 +44,7 @@ impl<'a> Daemon<'a> {
             .stdin(Stdio::null())
             .stdout(writer.try_clone()?)
             .stderr(writer);
-        mpsd::sys::signals::start_fresh(&mut command);
+        mpsd_sys::signals::start_fresh(&mut command);
         let begin = Instant::now();
         let child = command
             .spawn()

@@ -10,17 +10,18 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Item, UseTree};
 use toml::Table;
 
-const LAYERS: [&str; 7] = ["sys", "scheduler", "plan", "job", "node", "daemon", "cli"];
+const LAYERS: [&str; 6] = ["scheduler", "plan", "job", "node", "daemon", "cli"];
 /// The only places of `unsafe`: the interfaces to the kernel and to Slurm, and to CUDA in the
 /// probe.
 const UNSAFE: [&str; 3] = [
-    "mpsd/src/sys/",
+    "mpsd/sys/src/",
     "spank/src/sys/",
     "mpsd/src/bin/mps-probe/cuda.rs",
 ];
 const SCHEDULERS: [&str; 3] = ["Slurm", "Torque", "OpenPbs"];
-const ROOTS: [&str; 13] = [
+const ROOTS: [&str; 14] = [
     "mpsd/core/src/lib.rs",
+    "mpsd/sys/src/lib.rs",
     "mpsd/src/lib.rs",
     "mpsd/src/main.rs",
     "mpsd/src/bin/mpsctl.rs",
@@ -36,22 +37,26 @@ const ROOTS: [&str; 13] = [
 ];
 /// What each shipped crate may depend on. The plugin runs inside Slurm's daemons, so its list is
 /// short on purpose.
-const DEPENDENCIES: [(&str, &str); 6] = [
+const DEPENDENCIES: [(&str, &str); 7] = [
     (
         "mpsd/core",
         "derive_more nix serde serde_json strsim thiserror toml",
     ),
+    (
+        "mpsd/sys",
+        "derive_more landlock mpsd-core nix rustix serde serde_json thiserror",
+    ),
     ("spank", "mpsd-core nix"),
-    ("prologue", "clap mpsd mpsd-core"),
-    ("epilogue", "clap mpsd mpsd-core"),
+    ("prologue", "clap mpsd mpsd-core mpsd-sys"),
+    ("epilogue", "clap mpsd mpsd-core mpsd-sys"),
     (
         "mpsd",
-        "anstream anstyle clap cudarc derive_more landlock mpsd-core nix nvml-wrapper object rustix serde serde_json tar \
+        "anstream anstyle clap cudarc derive_more mpsd-core mpsd-sys nix nvml-wrapper object rustix serde serde_json tar \
          thiserror toml",
     ),
     (
         "mpsd/runner",
-        "clap indicatif mpsd mpsd-core nix regex-lite serde serde_json",
+        "clap indicatif mpsd mpsd-core mpsd-sys nix regex-lite serde serde_json",
     ),
 ];
 
@@ -391,7 +396,7 @@ fn each_crate_depends_on_what_its_place_allows() {
         let used = manifest["dependencies"].as_table().expect("dependencies");
         let used: BTreeSet<&str> = used.keys().map(String::as_str).collect();
         assert_eq!(used, allowed.split(' ').collect(), "{name}");
-        for other in ["build-dependencies", "target", "features"] {
+        for other in ["build-dependencies", "target"] {
             assert!(manifest.get(other).is_none(), "{name} has [{other}]");
         }
     }

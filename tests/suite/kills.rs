@@ -40,7 +40,7 @@ fn worker(parent: u32) -> Option<u32> {
 /// looks.
 fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> Option<u32> {
     // Root's programs have priority on a CPU, and so must the process that steps them.
-    mpsd::sys::priority::raise();
+    mpsd_sys::priority::raise();
     let parent = program.pid();
     let end = Instant::now() + Duration::from_secs(20);
     let mut found = None;

@@ -1,10 +1,10 @@
 //! Runs one command, with a keeper: a process that ends everything the command has started, also if
 //! we are killed.
 
-use mpsd::sys::Exit;
-use mpsd::sys::family::{self, Family};
-use mpsd::sys::signals::{Signals, start_fresh};
 use mpsd_core::environment::Change;
+use mpsd_sys::Exit;
+use mpsd_sys::family::{self, Family};
+use mpsd_sys::signals::{Signals, start_fresh};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;

@@ -1,10 +1,10 @@
 //! This process: the signals that end it, its neighbors, and how its failures are told.
 
 use mpsd::scheduler::setup::VerbError;
-use mpsd::sys::Exit;
-use mpsd::sys::family;
-use mpsd::sys::signals::Signals;
 use mpsd_core::failure::EXIT_NODE;
+use mpsd_sys::Exit;
+use mpsd_sys::family;
+use mpsd_sys::signals::Signals;
 use nix::sys::signal::Signal;
 use std::path::PathBuf;
 

@@ -2,9 +2,9 @@
 
 use crate::node::site_directory;
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
-use crate::sys::cgroup::Cgroup;
 use mpsd_core::Paths;
 use mpsd_core::config::{Cgroup as Rule, Settings};
+use mpsd_sys::cgroup::Cgroup;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -7,13 +7,13 @@ use crate::job::report::{self, JobReport};
 use crate::node::reports::{self, StoredReports};
 use crate::scheduler::setup::VerbError;
 use crate::scheduler::{self, Site};
-use crate::sys::files::FileError;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::killed;
 use mpsd_core::record::{self, RecordGpu, RecordRead, RecordState, memory_limit};
 use mpsd_core::usage::GpuUsage;
 use mpsd_core::{Failure, JobId, Refusal};
+use mpsd_sys::files::FileError;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const NOT_TOLD_APART: &str = "neither the use of its GPUs nor advice: the driver does not tell the jobs of a shared MPS apart";

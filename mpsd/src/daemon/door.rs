@@ -4,9 +4,9 @@
 
 use super::session;
 use crate::job::spec::Unready;
-use crate::sys::deadline::Deadline;
-use crate::sys::descriptors::read_line;
 use mpsd_core::record::{ClientLimits, Daemon};
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::descriptors::read_line;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::geteuid;
 use std::io::{self, Write as _};

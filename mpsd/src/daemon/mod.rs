@@ -22,7 +22,7 @@ mod usage;
 mod watch;
 
 use crate::job::spec::{REPORT_FD, SPEC_FD, Spec, StartReport};
-use crate::sys::{confine, descriptors};
+use mpsd_sys::{confine, descriptors};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;

@@ -6,9 +6,9 @@ use super::start::Running;
 use crate::job::spec::Spec;
 use crate::node::nvml::Nvml;
 use crate::node::tasks::cgroup_name;
-use crate::sys::process::Process;
 use mpsd_core::observations::keep;
 use mpsd_core::{GpuUuid, JobId, Paths, record};
+use mpsd_sys::process::Process;
 use std::time::{Duration, Instant};
 
 /// Time to the first look, which then doubles. A job whose programs reach its MPS is not looked at.

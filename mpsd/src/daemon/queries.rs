@@ -3,11 +3,11 @@
 
 use super::dialogue::{self, InForce};
 use super::{door, session};
-use crate::sys::deadline::Deadline;
-use crate::sys::process::{Entry, ProcessTable};
 use mpsd_core::GpuUuid;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::process::{Entry, ProcessTable};
 use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 use std::fs::File;

@@ -1,11 +1,11 @@
 //! One session with a control daemon: the vendor's own program, with commands on its standard input
 //! and a deadline.
 
-use crate::sys::Exit;
-use crate::sys::deadline::Deadline;
-use crate::sys::spawn::{KillReason, RunError, Spawn};
 use mpsd_core::environment::{LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::record::Daemon;
+use mpsd_sys::Exit;
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::spawn::{KillReason, RunError, Spawn};
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;

@@ -6,10 +6,10 @@ use super::dialogue::{self, LimitScope};
 use super::session;
 use super::start::Running;
 use crate::job::spec::{Spec, Unready};
-use crate::sys::deadline::Deadline;
 use mpsd_core::GpuUuid;
 use mpsd_core::observations::LimitSet;
 use mpsd_core::record::{ClientLimits, Daemon};
+use mpsd_sys::deadline::Deadline;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Longest time to set limits, half of [`super::door::TIME`]: `mpsd` watches nothing else

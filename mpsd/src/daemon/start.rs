@@ -6,11 +6,11 @@ use super::logs::Tail;
 use super::observer::ClientWatch;
 use super::{partitions, session};
 use crate::job::spec::{ReadyDaemon, Spec, Unready};
-use crate::sys::deadline::Deadline;
-use crate::sys::spawn::Child;
 use mpsd_core::gpu::DRIVER_OF_13_1;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::spawn::Child;
 use nix::sys::signal::Signal;
 use std::time::Duration;
 

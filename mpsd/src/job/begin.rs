@@ -19,13 +19,13 @@ use super::store::Store as _;
 use super::undo;
 use crate::plan::auto::{self, Finding};
 use crate::plan::effects::{Effect, Plan};
-use crate::sys::deadline::Deadline;
-use crate::sys::now;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
 use mpsd_core::unasked::{self, Unasked};
 use mpsd_core::{Failure, JobId};
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::now;
 use std::time::Instant;
 
 /// When the prologue returns: a value of its `--wait`.

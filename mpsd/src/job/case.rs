@@ -3,10 +3,10 @@
 use crate::plan::Case;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{Devices, Site, Submission, Unattached};
-use crate::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::request::Syntax;
 use mpsd_core::{Failure, Inventory, JobId, Request, Scheduler};
+use mpsd_sys::deadline::Deadline;
 use std::collections::BTreeSet;
 
 /// Most jobs that a drain's reason names. Slurm shows 400 characters of it.

@@ -4,9 +4,9 @@
 use super::account::Account;
 use super::node::{Node, Severity};
 use super::store::Store as _;
-use crate::sys::deadline::Deadline;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::{ComputeMode, Failure, GpuUuid, JobId};
+use mpsd_sys::deadline::Deadline;
 use std::time::Duration;
 
 /// How often, and after which time, a GPU that others hold is looked at again.

@@ -12,11 +12,11 @@ use super::store::Store as _;
 use super::undo;
 use crate::plan::effects::Effect;
 use crate::scheduler::{self, Scheduler, Site, Submission};
-use crate::sys::now;
 use mpsd_core::config::Settings;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
 use mpsd_core::{Failure, JobId};
+use mpsd_sys::now;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 

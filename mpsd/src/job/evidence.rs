@@ -13,10 +13,10 @@ use super::node::{Member, Node, Role, Severity, Thread, Waiting};
 use super::report::JobOutcome;
 use crate::scheduler::Site;
 use crate::scheduler::drain::Place;
-use crate::sys::deadline::Deadline;
 use mpsd_core::Failure;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_sys::deadline::Deadline;
 use std::collections::BTreeSet;
 use std::time::Duration;
 

@@ -2,10 +2,10 @@
 
 use super::case::{DrainTarget, Job};
 use crate::plan::effects::{Effect, Plan};
-use crate::sys::now;
 use mpsd_core::config::{LeftoverClients, Settings};
 use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::{GpuUuid, JobId, Scheduler};
+use mpsd_sys::now;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use std::time::Duration;
 pub(crate) const VERSION: u32 = 1;
 
 /// A process by pid and start time; a file by device and inode.
-pub use crate::sys::process::{FileRef, ProcessId as ProcessRef};
+pub use mpsd_sys::process::{FileRef, ProcessId as ProcessRef};
 
 /// How this node is drained, as configured when the job began: the epilogue may run with the
 /// configuration gone.

@@ -6,10 +6,10 @@
 use super::case::DrainTarget;
 use super::journal::ProcessRef;
 use super::node::{Files, Members};
-use crate::sys::deadline::Deadline;
-use crate::sys::now;
 use mpsd_core::file::Durability;
 use mpsd_core::{ComputeMode, Inventory, JobId};
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::now;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;

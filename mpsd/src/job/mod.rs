@@ -32,9 +32,9 @@ pub use findings::{FailedStart, Findings};
 pub use journal::Journal;
 pub use undo::end_unshared;
 
-use crate::sys::is_scarcity;
 use mpsd_core::Failure;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_sys::is_scarcity;
 use nix::errno::Errno;
 
 pub(crate) fn failure(

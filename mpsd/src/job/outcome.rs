@@ -9,13 +9,13 @@ use super::report::{JobOutcome, JobReport};
 use super::store::Store as _;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{self, ExitPolicy, Requeued, Site, Submission, ThisHost};
-use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
 use mpsd_core::unasked::Unasked;
 use mpsd_core::{Failure, JobId};
+use mpsd_sys::deadline::Deadline;
 use std::time::Duration;
 
 /// What a held prologue keeps of its time, to end by itself.

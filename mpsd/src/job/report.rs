@@ -2,7 +2,6 @@
 //! own `mpsd`.
 
 use super::case::User;
-use crate::sys::now;
 use mpsd_core::advice::{self, Advice, Facts};
 use mpsd_core::failure::FailureKind;
 use mpsd_core::killed::KilledTask;
@@ -10,6 +9,7 @@ use mpsd_core::observations::Observations;
 use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::text::one_line;
 use mpsd_core::{Failure, JobId, Scheduler};
+use mpsd_sys::now;
 use serde::{Deserialize, Serialize};
 
 pub(crate) const VERSION: u32 = 1;

@@ -1,9 +1,9 @@
 //! What root tells the job's `mpsd`, and what it reports.
 
 use crate::plan::effects::Plan;
-use crate::sys::deadline::Deadline;
 use mpsd_core::config::{MemoryOverLimit, Settings};
 use mpsd_core::record::{ClientLimits, Daemon};
+use mpsd_sys::deadline::Deadline;
 use std::path::PathBuf;
 use std::time::Duration;
 

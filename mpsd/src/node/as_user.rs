@@ -7,13 +7,6 @@ use crate::job::journal::ProcessRef;
 use crate::job::spec::{REPORT_FD, SPEC_FD, Spec};
 use crate::job::store::Store as _;
 use crate::job::{Journal, User};
-use crate::sys::Exit;
-use crate::sys::cgroup::Cgroup;
-use crate::sys::confine::Confinement;
-use crate::sys::deadline::Deadline;
-use crate::sys::descriptors::{holding, read_line};
-use crate::sys::files::{Dir, FileError};
-use crate::sys::spawn::{Hidden, Identity, Spawn};
 use mpsd_core::Failure;
 use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::environment::PIPE_DIRECTORY;
@@ -21,6 +14,13 @@ use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::paths::CLOSED;
 use mpsd_core::record::ClientLimits;
 use mpsd_core::text::one_line;
+use mpsd_sys::Exit;
+use mpsd_sys::cgroup::Cgroup;
+use mpsd_sys::confine::Confinement;
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::descriptors::{holding, read_line};
+use mpsd_sys::files::{Dir, FileError};
+use mpsd_sys::spawn::{Hidden, Identity, Spawn};
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 use std::os::fd::{AsFd, OwnedFd};
@@ -250,9 +250,9 @@ impl RealNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::testing::alone;
     use mpsd_core::Paths;
     use mpsd_core::config::Settings;
+    use mpsd_sys::testing::alone;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt as _;
 

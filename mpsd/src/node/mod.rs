@@ -14,9 +14,9 @@ pub(crate) mod tasks;
 pub mod worker;
 
 use crate::job::{failure, unless_scarce};
-use crate::sys::Exit;
-use crate::sys::deadline::Deadline;
-use crate::sys::guard::{AskError, ask};
+use mpsd_sys::Exit;
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::guard::{AskError, ask};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

@@ -6,12 +6,12 @@
 //! that only root may list.
 
 use super::by_child;
-use crate::sys::cgroup::Cgroup;
-use crate::sys::deadline::Deadline;
-use crate::sys::files::{Dir, FileError};
-use crate::sys::guard::AskError;
 use mpsd_core::Paths;
 use mpsd_core::config::Cgroup as Rule;
+use mpsd_sys::cgroup::Cgroup;
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::files::{Dir, FileError};
+use mpsd_sys::guard::AskError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};

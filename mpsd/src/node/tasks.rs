@@ -1,11 +1,11 @@
 //! The processes of users: the job of each, and what `mpsctl status` shows of it.
 
 use super::by_child;
-use crate::sys::deadline::Deadline;
-use crate::sys::process::Process;
 use mpsd_core::JobId;
 use mpsd_core::environment::JOB;
 use mpsd_core::text::{is_digits, is_word, one_line};
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::process::Process;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::path::Path;

@@ -5,14 +5,14 @@
 
 use super::nvml::{Nvml, NvmlError};
 use super::{failure, unless_scarce};
-use crate::sys::Exit;
-use crate::sys::confine;
-use crate::sys::deadline::Deadline;
-use crate::sys::descriptors::read_line;
-use crate::sys::process::ProcessId;
-use crate::sys::spawn::{Child, Spawn};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory};
+use mpsd_sys::Exit;
+use mpsd_sys::confine;
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::descriptors::read_line;
+use mpsd_sys::process::ProcessId;
+use mpsd_sys::spawn::{Child, Spawn};
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
@@ -60,7 +60,7 @@ pub enum Question {
 
 /// The worker's side: answers until its descriptor closes.
 pub fn serve(library: &str) -> Result<(), String> {
-    let fd = crate::sys::descriptors::take(WORKER_FD)
+    let fd = mpsd_sys::descriptors::take(WORKER_FD)
         .map_err(|e| format!("descriptor {WORKER_FD}: {e}"))?;
     let mut stream = UnixStream::from(fd);
     tie_to_asker(&stream)?;

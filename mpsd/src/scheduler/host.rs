@@ -1,11 +1,11 @@
 //! How the schedulers' folders reach the machine: files of root, and a scheduler's own commands.
 
-use crate::sys::Exit;
-use crate::sys::deadline::Deadline;
-use crate::sys::spawn::Spawn;
 use mpsd_core::file::{FileError, read_regular};
 use mpsd_core::text::one_line;
 use mpsd_core::trusted::open_trusted;
+use mpsd_sys::Exit;
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::spawn::Spawn;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, fstat};
 use nix::time::{ClockId, clock_gettime};

@@ -2,8 +2,8 @@
 //! and entries in the mount table.
 
 use super::setup::CheckLine::{self, Fail, Pass, Warn};
-use crate::sys::files::lacking;
 use mpsd_core::Paths;
+use mpsd_sys::files::lacking;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access, geteuid};
 use std::fs;

@@ -1,11 +1,11 @@
 //! What `mpsctl` does for an administrator in a scheduler's configuration.
 
 use super::host::Host;
-use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED};
 use mpsd_core::file::{Durability, replace};
 use mpsd_core::{Failure, Inventory, Paths, Refusal};
+use mpsd_sys::deadline::Deadline;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};

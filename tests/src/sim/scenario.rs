@@ -8,13 +8,13 @@ use mpsd::plan::effects::Plan;
 use mpsd::scheduler::{
     Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef,
 };
-use mpsd::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::gpu::Mig;
 use mpsd_core::request::Syntax;
 use mpsd_core::{
     ComputeMode, Failure, Gpu, GpuUuid, Inventory, JobId, Refusal, Request, Scheduler,
 };
+use mpsd_sys::deadline::Deadline;
 use std::time::Duration;
 
 const NODE: &str = "gpu001";

@@ -11,7 +11,7 @@ use crate::bench::{Bench, Daemon, GpuFact, not_verified, nvidia};
 use crate::client::{Client, drop_to_user, of_first_gpu, under_mps};
 
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
-/// Mounts the file with mode 0000 over the others, as `mpsd/src/sys/spawn/exec.rs` does.
+/// Mounts the file with mode 0000 over the others, as `mpsd/sys/src/spawn/exec.rs` does.
 const HIDES: &str =
     "mount --make-rslave /; for file in $HIDDEN; do mount --bind $CLOSED $file; done; exec \"$@\"";
 

@@ -1,8 +1,8 @@
 //! Markers of our own drains, and the spool of those that were not delivered, in
 //! `/var/lib/mpsd/drains`.
 
-use crate::sys::files::{Dir, FileError};
 use mpsd_core::{Paths, Scheduler};
+use mpsd_sys::files::{Dir, FileError};
 use std::ffi::OsStr;
 
 /// Version of the format.

@@ -7,10 +7,10 @@ use crate::scheduler::pbs::scripts::{
 use crate::scheduler::pbs::{InstallOptions, Installation, MOST_CONF, Product, Script, attribute};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::{SetupContext, VerbReport, make_directory};
-use crate::sys::deadline::Deadline;
 use mpsd_core::config::{GpusUnknown, Settings, WarnOrRefuse};
 use mpsd_core::job::Scheduler;
 use mpsd_core::text::one_line;
+use mpsd_sys::deadline::Deadline;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -8,9 +8,9 @@
 use super::installation::Installation;
 use super::slurmd;
 use crate::scheduler::control::{JobState, KnownJobs};
-use crate::sys::process::{Process, ProcessTable};
 use mpsd_core::JobId;
 use mpsd_core::text::one_line;
+use mpsd_sys::process::{Process, ProcessTable};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;

@@ -3,8 +3,8 @@
 
 use super::conf::FETCHED;
 use crate::scheduler::host::{self, Host, ThisHost};
-use crate::sys::process::{Executable, Process, ProcessId, ProcessTable, Stat, State};
 use mpsd_core::trusted::{TrustedFile, open_trusted};
+use mpsd_sys::process::{Executable, Process, ProcessId, ProcessTable, Stat, State};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;

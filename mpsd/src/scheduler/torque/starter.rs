@@ -5,7 +5,7 @@
 use crate::scheduler::batch_system::Unattached;
 use crate::scheduler::host::{Host, began};
 use crate::scheduler::pbs::{Installation, MOST_CONF};
-use crate::sys::process::Process;
+use mpsd_sys::process::Process;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;

@@ -1,9 +1,9 @@
 //! Children: every wait has a deadline, every output a bound, and every child is reaped.
 
-use crate::sys::deadline::{Deadline, Output, readable};
-use crate::sys::priority;
-use crate::sys::process::{Process, ProcessId, State};
-use crate::sys::raw::{self, Exit};
+use crate::deadline::{Deadline, Output, readable};
+use crate::priority;
+use crate::process::{Process, ProcessId, State};
+use crate::raw::{self, Exit};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill, killpg};
@@ -23,13 +23,13 @@ pub struct Child {
     pid: i32,
     id: Option<ProcessId>,
     /// `None` before Linux 5.3.
-    pub(in crate::sys) pidfd: Option<OwnedFd>,
+    pub(crate) pidfd: Option<OwnedFd>,
     end: Option<Exit>,
     pub(super) unhidden: Option<Errno>,
 }
 
 impl Child {
-    pub(in crate::sys) fn adopt(pid: i32) -> Self {
+    pub(crate) fn adopt(pid: i32) -> Self {
         let mut child = Self {
             pid,
             id: None,
@@ -42,7 +42,7 @@ impl Child {
     }
 
     /// [`Child::adopt`] for a child that does root's work: as urgent as its parent.
-    pub(in crate::sys) fn adopt_as_ours(pid: i32) -> Self {
+    pub(crate) fn adopt_as_ours(pid: i32) -> Self {
         priority::hand_down(pid);
         Self::adopt(pid)
     }
@@ -96,7 +96,7 @@ impl Child {
 
     /// Waits until it has ended, one of `others` is readable, or the deadline; the caller finds out
     /// which.
-    pub(in crate::sys) fn wait_with<'a>(
+    pub(crate) fn wait_with<'a>(
         &'a self,
         others: impl IntoIterator<Item = BorrowedFd<'a>>,
         deadline: Deadline,
@@ -139,7 +139,7 @@ impl Child {
 
     /// Reads the outputs of this child, which leads a session, until it ends. Then ends the rest of
     /// the session, and reaps.
-    pub(in crate::sys) fn listen(
+    pub(crate) fn listen(
         &mut self,
         outputs: &mut [&mut Output],
         stop: Option<BorrowedFd<'_>>,

@@ -1,4 +1,5 @@
-//! What the tests of this layer share.
+//! What the tests of this crate and of those above it share.
+#![allow(clippy::unwrap_used)]
 
 use super::deadline::Deadline;
 use super::process::{Process, State};
@@ -14,7 +15,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Holds back other tests that fork, because their children would keep copies of this test's
 /// descriptors. It also holds back the printing of results: a child made meanwhile would wait for
 /// ever for its copy of that lock.
-pub(crate) fn alone() -> (StdoutLock<'static>, MutexGuard<'static, ()>) {
+pub fn alone() -> (StdoutLock<'static>, MutexGuard<'static, ()>) {
     let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut printing = std::io::stdout().lock();
     // A child would write what stands in the buffer as well.
@@ -23,10 +24,10 @@ pub(crate) fn alone() -> (StdoutLock<'static>, MutexGuard<'static, ()>) {
 }
 
 /// A user that owns nothing on any system.
-pub(super) const STRANGER: u32 = 54_321;
+pub const STRANGER: u32 = 54_321;
 
 /// A program of that user's.
-pub(super) fn as_stranger(program: &str, words: &[&str]) -> Spawn {
+pub fn as_stranger(program: &str, words: &[&str]) -> Spawn {
     let mut spawn = Spawn::new(program);
     spawn.args = words.iter().map(Into::into).collect();
     spawn.env = vec![("PATH".into(), "/usr/bin:/bin".into())];
@@ -39,7 +40,7 @@ pub(super) fn as_stranger(program: &str, words: &[&str]) -> Spawn {
 }
 
 /// A child that does `work`, and exits with its code.
-pub(super) fn forked(work: impl FnOnce() -> u8) -> Child {
+pub fn forked(work: impl FnOnce() -> u8) -> Child {
     match raw::fork().unwrap() {
         None => raw::exit_now(work()),
         Some(pid) => Child::adopt(pid),
@@ -48,7 +49,7 @@ pub(super) fn forked(work: impl FnOnce() -> u8) -> Child {
 
 /// A process of the user `uid`. Its first thread has ended and another sleeps, so `ps` shows it as
 /// defunct.
-pub(crate) fn outlived_by_a_thread(uid: u32) -> Child {
+pub fn outlived_by_a_thread(uid: u32) -> Child {
     let own = nix::unistd::getpid();
     let child = forked(|| {
         become_user(uid);
@@ -57,7 +58,7 @@ pub(crate) fn outlived_by_a_thread(uid: u32) -> Child {
             return 1;
         }
         std::thread::spawn(|| std::thread::sleep(Duration::from_secs(60)));
-        raw::tests::end_this_thread()
+        raw::end_this_thread()
     });
     let process = Process::find(child.pid()).unwrap();
     let deadline = soon();
@@ -68,12 +69,12 @@ pub(crate) fn outlived_by_a_thread(uid: u32) -> Child {
 }
 
 /// Enough time for a busy machine.
-pub(super) fn soon() -> Deadline {
+pub fn soon() -> Deadline {
     Deadline::after_ms(10_000)
 }
 
 /// Makes the calling thread a process of this user's.
-pub(super) fn become_user(uid: u32) {
+pub fn become_user(uid: u32) {
     let uid = rustix::process::Uid::from_raw(uid);
     rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
 }

@@ -316,7 +316,7 @@ impl AsFd for Dir {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::testing::STRANGER;
+    use crate::testing::STRANGER;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     fn place() -> (tempfile::TempDir, Dir) {

@@ -2,8 +2,8 @@
 //! any way.
 
 use super::{Dir, FileError};
-use crate::sys::deadline::Deadline;
-use crate::sys::raw::of_rustix;
+use crate::deadline::Deadline;
+use crate::raw::of_rustix;
 use mpsd_core::file::file_type;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
@@ -89,10 +89,10 @@ fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLock, F
 
 #[cfg(test)]
 mod tests {
-    use crate::sys::deadline::Deadline;
-    use crate::sys::files::{Dir, FileError};
-    use crate::sys::spawn::Child;
-    use crate::sys::testing::alone;
+    use crate::deadline::Deadline;
+    use crate::files::{Dir, FileError};
+    use crate::spawn::Child;
+    use crate::testing::alone;
     use std::time::Duration;
 
     #[test]
@@ -100,14 +100,14 @@ mod tests {
         let _alone = alone();
         let place = tempfile::tempdir().unwrap();
         let dir = Dir::open(place.path()).unwrap();
-        let pid = match crate::sys::raw::fork().unwrap() {
+        let pid = match crate::raw::fork().unwrap() {
             None => {
                 let held = dir.lock("gpu", Deadline::after_ms(1000));
                 let _ = dir.write_atomic("held", b"", 0o600);
                 while held.is_ok() {
                     nix::unistd::pause();
                 }
-                crate::sys::raw::exit_now(1)
+                crate::raw::exit_now(1)
             }
             Some(pid) => pid,
         };

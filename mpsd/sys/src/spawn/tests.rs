@@ -1,6 +1,6 @@
 use super::*;
-use crate::sys::process::Process;
-use crate::sys::testing::{STRANGER, alone, as_stranger, forked, soon};
+use crate::process::Process;
+use crate::testing::{STRANGER, alone, as_stranger, forked, soon};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};

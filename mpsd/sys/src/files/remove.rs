@@ -6,7 +6,7 @@
 
 use super::mounts::{mount_of, name_of};
 use super::{Dir, FileError, HOLD};
-use crate::sys::deadline::Deadline;
+use crate::deadline::Deadline;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat, renameat};
 use nix::mount::{MntFlags, umount2};
@@ -233,7 +233,7 @@ fn still_there(entered: Result<Dir, FileError>) -> Result<Option<Dir>, FileError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::testing::{STRANGER, alone, as_stranger, soon};
+    use crate::testing::{STRANGER, alone, as_stranger, soon};
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
     use std::path::Path;
 

@@ -1,8 +1,8 @@
 use super::*;
-use crate::sys::deadline::Deadline;
-use crate::sys::guard::ask;
-use crate::sys::spawn::Spawn;
-use crate::sys::testing::{STRANGER, alone, as_stranger, become_user, soon};
+use crate::deadline::Deadline;
+use crate::guard::ask;
+use crate::spawn::Spawn;
+use crate::testing::{STRANGER, alone, as_stranger, become_user, soon};
 use nix::sched::sched_getaffinity;
 use std::process::Command;
 

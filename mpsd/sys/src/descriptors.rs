@@ -118,8 +118,8 @@ pub fn read_line(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::raw::Exit;
-    use crate::sys::testing::{alone, forked, soon};
+    use crate::raw::Exit;
+    use crate::testing::{alone, forked, soon};
 
     /// In a child, because these are the test program's own descriptors.
     fn in_child(work: impl FnOnce() -> bool) {

@@ -71,9 +71,9 @@ impl Drop for Signals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::deadline::Deadline;
-    use crate::sys::descriptors::readable;
-    use crate::sys::testing::alone;
+    use crate::deadline::Deadline;
+    use crate::descriptors::readable;
+    use crate::testing::alone;
 
     #[test]
     fn a_blocked_signal_is_read_and_the_mask_comes_back() {

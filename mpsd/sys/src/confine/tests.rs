@@ -1,6 +1,6 @@
 use super::*;
-use crate::sys::guard::ask;
-use crate::sys::testing::{STRANGER, alone, as_stranger, become_user, soon};
+use crate::guard::ask;
+use crate::testing::{STRANGER, alone, as_stranger, become_user, soon};
 use nix::libc;
 
 /// What a shell line of the job's user prints, confined.

@@ -41,7 +41,7 @@ const PIECE: usize = 4096;
 const FILE_TIME: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum GuardError {
+pub enum GuardError {
     #[error("it was ended by signal {0}")]
     Died(i32),
     #[error("it was not done at its deadline, and was ended")]
@@ -55,7 +55,7 @@ pub(crate) enum GuardError {
 /// Runs `worker` in a child and returns its code; a panic counts as code 2. Passes on to it
 /// SIGTERM, SIGINT and SIGHUP (unless ignored), and passes on what it writes. If this process is
 /// killed, so is the worker. Call it before anything else is set up.
-pub(crate) fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, GuardError> {
+pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, GuardError> {
     let (out, their_out) = Relay::to(1).map_err(GuardError::NotStarted)?;
     let (err, their_err) = Relay::to(2).map_err(GuardError::NotStarted)?;
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];

@@ -345,8 +345,8 @@ pub fn leave(pid: i32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::spawn::Child;
-    use crate::sys::testing::{alone, as_stranger, soon};
+    use crate::spawn::Child;
+    use crate::testing::{alone, as_stranger, soon};
 
     /// The directory of this run of the tests alone.
     fn base() -> String {
@@ -451,7 +451,7 @@ mod tests {
                 count_reaches(cgroup, count);
                 kill(cgroup).unwrap();
                 assert!(empties(cgroup, soon()), "{:?}", cgroup.path());
-                assert_eq!(child.wait(soon()), Some(crate::sys::Exit::Signal(9)));
+                assert_eq!(child.wait(soon()), Some(crate::Exit::Signal(9)));
             }
             assert!(cgroup.remove().unwrap());
         }
@@ -570,7 +570,7 @@ mod tests {
     #[test]
     fn a_process_leaves_the_cgroups_it_was_started_in() {
         let _alone = alone();
-        let answer = crate::sys::guard::ask(soon(), || {
+        let answer = crate::guard::ask(soon(), || {
             let here = everywhere("left");
             for cgroup in &here {
                 write_at(&cgroup.0.dir, "cgroup.procs", "0").unwrap();

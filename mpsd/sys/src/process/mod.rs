@@ -264,9 +264,9 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::testing::{STRANGER, alone, as_stranger, outlived_by_a_thread, soon};
+    use crate::testing::{STRANGER, alone, as_stranger, outlived_by_a_thread, soon};
 
-    fn sleeper() -> crate::sys::spawn::Child {
+    fn sleeper() -> crate::spawn::Child {
         let mut spawn = as_stranger("/bin/sleep", &["60"]);
         spawn.env = vec![("MARK".into(), "a b".into()), ("OTHER".into(), "x".into())];
         spawn.start(soon()).unwrap()

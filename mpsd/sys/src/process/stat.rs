@@ -1,7 +1,7 @@
 //! What `/proc` shows of a process, and of all processes at once (proc_pid_stat(5),
 //! proc_pid_status(5)).
 
-use crate::sys::descriptors::read_at;
+use crate::descriptors::read_at;
 use mpsd_core::text::is_digits;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -80,7 +80,7 @@ pub struct Stat {
 impl Stat {
     /// Parses the file. The name stands in parentheses, and may hold parentheses, blanks and
     /// newlines.
-    pub(in crate::sys) fn parse(text: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let open = text.iter().position(|b| *b == b'(')?;
         let close = text.iter().rposition(|b| *b == b')')?;
         let pid = std::str::from_utf8(text.get(..open)?)

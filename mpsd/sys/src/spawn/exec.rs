@@ -1,7 +1,7 @@
 //! The child's half of a start, between fork and exec: nothing here allocates or takes a lock.
 
-use crate::sys::confine::Confinement;
-use crate::sys::raw::{self, Pointers, of_rustix};
+use crate::confine::Confinement;
+use crate::raw::{self, Pointers, of_rustix};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount};

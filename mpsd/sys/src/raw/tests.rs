@@ -1,9 +1,9 @@
 use super::*;
-use crate::sys::testing::{alone, forked, soon};
+use crate::testing::{alone, forked, soon};
 
 /// Waits for a vforked child that has stopped itself; on older kernels only the child's end ends
 /// that wait.
-pub(in crate::sys) fn wait_in_vfork() {
+pub(crate) fn wait_in_vfork() {
     let mut status = 0;
     // SAFETY: CLONE_VFORK without CLONE_VM: the child has memory of its own.
     let pid = unsafe {
@@ -27,19 +27,11 @@ pub(in crate::sys) fn wait_in_vfork() {
 }
 
 /// Ignores signals, as a caller may have done.
-pub(in crate::sys) fn ignore(signals: &[nix::sys::signal::Signal]) {
+pub(crate) fn ignore(signals: &[nix::sys::signal::Signal]) {
     for signal in signals {
         // SAFETY: the action runs no code of ours.
         unsafe { libc::signal(*signal as i32, libc::SIG_IGN) };
     }
-}
-
-/// Ends the calling thread alone, though it is the first of its process.
-pub(in crate::sys) fn end_this_thread() -> ! {
-    // SAFETY: takes no pointer; what the thread owns is the forked child's copy, which is never
-    // used again.
-    unsafe { libc::syscall(libc::SYS_exit, 0) };
-    exit_now(1)
 }
 
 #[test]
@@ -60,7 +52,7 @@ fn both_ways_of_closing_keep_only_what_is_named() {
 }
 
 /// Makes system calls with one argument, the others 0: 0, or the number of the error.
-pub(in crate::sys) fn calls(wanted: &[(i64, i64)]) -> Vec<i32> {
+pub(crate) fn calls(wanted: &[(i64, i64)]) -> Vec<i32> {
     let call = |(number, argument): &(i64, i64)| {
         // SAFETY: for calls that a filter denies; with null pointers and no lengths the kernel
         // would refuse each by itself.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::sys::process::{Process, ProcessTable};
-use crate::sys::spawn::KillReason;
-use crate::sys::testing::{alone, forked, soon};
+use crate::process::{Process, ProcessTable};
+use crate::spawn::KillReason;
+use crate::testing::{alone, forked, soon};
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use std::fs::File;
@@ -390,7 +390,7 @@ fn a_question_in_state_d_is_given_up_in_bounded_time() {
 fn what_a_question_has_started_ends_with_it() {
     let _alone = alone();
     let answer = ask(soon(), || {
-        let mut sleeper = crate::sys::spawn::Spawn::new("/bin/sleep");
+        let mut sleeper = crate::spawn::Spawn::new("/bin/sleep");
         sleeper.args = vec!["600".into()];
         let child = sleeper.start(soon());
         child.map_or(Vec::new(), |child| child.pid().to_ne_bytes().to_vec())

@@ -2,8 +2,8 @@
 //! removal does not free the space of a file that a user keeps open.
 
 use super::{Dir, FileError};
-use crate::sys::deadline::Deadline;
-use crate::sys::descriptors::read_at;
+use crate::deadline::Deadline;
+use crate::descriptors::read_at;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -162,7 +162,7 @@ pub(super) fn mount_of(fd: &impl AsFd) -> Result<u64, FileError> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::sys) struct Mount {
+pub(crate) struct Mount {
     /// Its number in this namespace; a later mount may get it again.
     pub id: u64,
     /// The part of its file system that it shows.
@@ -180,13 +180,13 @@ impl Mount {
 
 /// All of them, in the kernel's order: a mount stands after the mount below which it lies. ENOENT:
 /// there is no `/proc`.
-pub(in crate::sys) fn all() -> Result<Vec<Mount>, Errno> {
+pub(crate) fn all() -> Result<Vec<Mount>, Errno> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let own = open("/proc/self", flags, Mode::empty())?;
     Ok(parse(&read_at(own, "mountinfo", MOST_OF_LIST)?))
 }
 
-pub(in crate::sys) fn parse(text: &[u8]) -> Vec<Mount> {
+pub(crate) fn parse(text: &[u8]) -> Vec<Mount> {
     text.split(|b| *b == b'\n').filter_map(line).collect()
 }
 

@@ -3,24 +3,25 @@
 //! `unsafe` stands only in `raw` and [`descriptors`]. The programs have one thread, which makes
 //! forking safe. Every wait has a [`deadline::Deadline`]. What a user can change is reached by
 //! descriptor, never twice by name.
+#![allow(missing_docs)]
 
-pub(crate) mod cgroup;
-pub(crate) mod confine;
+pub mod cgroup;
+pub mod confine;
 pub mod descriptors;
 pub mod family;
-pub(crate) mod files;
+pub mod files;
 pub mod guard;
 pub mod priority;
-pub(crate) mod process;
+pub mod process;
 mod raw;
 pub mod signals;
-pub(crate) mod spawn;
+pub mod spawn;
 
 pub use mpsd_core::deadline;
 pub use raw::Exit;
 
-#[cfg(test)]
-pub(crate) mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 use nix::errno::Errno;
 use std::time::{SystemTime, UNIX_EPOCH};
