@@ -40,9 +40,9 @@ pub struct Job<'a> {
 
 impl<'a> Job<'a> {
     pub fn named(place: &'a Place, gpu: &Gpu, id: &str) -> Result<Self> {
-        let group = nix::unistd::Group::from_gid(place.user.gid)?
-            .context("the user's group has no name")?
-            .name;
+        let group = users::get_group_by_gid(place.user.gid.as_raw())
+            .context("the user's group has no name")?;
+        let group = group.name().to_string_lossy().into_owned();
         let config = config(place)?;
         Ok(Self {
             place,

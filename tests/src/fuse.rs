@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::unistd::User;
 pub const FILE: &str = "file";
 /// Opcodes (linux/fuse.h).
 const LOOKUP: u32 = 1;
@@ -129,8 +128,7 @@ impl Drop for Hung {
 /// The group of this account: only its processes have access. Without an account, the group with
 /// the same number.
 fn group_of(uid: u32) -> u32 {
-    let account = User::from_uid(uid.into()).ok().flatten();
-    account.map_or(uid, |account| account.gid.as_raw())
+    users::get_user_by_uid(uid).map_or(uid, |account| account.primary_group_id())
 }
 
 fn serve(mut device: File, uid: u32, (withheld, leaves): (u32, bool), asked: &AtomicBool) {

@@ -152,8 +152,7 @@ pub fn script(path: &Path, body: &str) {
     chmod(path, 0o755);
 }
 pub fn uid_of(user: &str) -> u32 {
-    let found = nix::unistd::User::from_name(user).expect("users");
-    found.expect(user).uid.as_raw()
+    users::get_user_by_name(user).expect(user).uid()
 }
 
 pub fn prologue_args<'a>(job: &'a str, account: &'a str) -> Vec<&'a str> {

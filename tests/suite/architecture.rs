@@ -52,7 +52,7 @@ const DEPENDENCIES: [(&str, &str); 7] = [
     (
         "mpsd",
         "anstream anstyle clap cudarc derive_more mpsd-core mpsd-sys nix nvml-wrapper object rustix serde serde_json tar \
-         thiserror toml",
+         thiserror toml users",
     ),
     (
         "mpsd/runner",

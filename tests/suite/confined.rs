@@ -42,8 +42,7 @@ fn the_jobs_daemons_have_no_way_to_more_privilege_and_are_nobodys_to_debug() {
 #[test]
 fn a_user_in_the_daemons_own_group_is_told_to_the_administrator() {
     alone(|| {
-        let group = nix::unistd::Group::from_name("nogroup");
-        let group = group.expect("groups").expect("group").gid.as_raw();
+        let group = users::get_group_by_name("nogroup").expect("group").gid();
         let place = Place::new(fast(1), CONFIG);
         let log = Syslog::hear(&place.directory("room"));
         for (daemon_group, told) in [(65_530, 0), (group, 1), (0, 0)] {

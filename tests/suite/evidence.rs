@@ -5,7 +5,6 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::Stdio;
 
-use nix::unistd::{Uid, User};
 use tests::double::look;
 use tests::figures;
 use tests::place::{Place, Running, eventually, fast};
@@ -19,16 +18,15 @@ const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 /// users have some. The names keep them from other runs of this test on this machine.
 fn quiet_users() -> ([String; 2], [UnixListener; 2]) {
     let mut quiet = (1..1000)
-        .filter_map(|uid| User::from_uid(Uid::from_raw(uid)).ok().flatten())
-        .filter(|user| user.name != USER && user.name != OTHER_USER)
-        .filter_map(|user| {
-            let name = format!("mpsd-test-user-{}", user.name);
+        .filter_map(users::get_user_by_uid)
+        .map(|user| (user.uid(), user.name().to_string_lossy().into_owned()))
+        .filter(|(_, user)| user != USER && user != OTHER_USER)
+        .filter_map(|(uid, user)| {
+            let name = format!("mpsd-test-user-{user}");
             let name = SocketAddr::from_abstract_name(name).ok()?;
             let lock = UnixListener::bind_addr(&name).ok()?;
-            let busy = look::processes()
-                .iter()
-                .any(|process| process.uid == user.uid.as_raw());
-            (!busy).then_some((user.name, lock))
+            let busy = look::processes().iter().any(|process| process.uid == uid);
+            (!busy).then_some((user, lock))
         });
     let mut next = || quiet.next().expect("a user without processes");
     let [(one, first), (other, second)] = [next(), next()];

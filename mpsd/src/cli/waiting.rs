@@ -8,8 +8,8 @@ use crate::scheduler::setup::running_jobs;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::EXIT_REFUSED;
 use mpsd_core::{Failure, Refusal, Undetermined, text};
-use nix::unistd::Group;
 use std::time::Duration;
+use users::os::unix::GroupExt as _;
 
 /// Seconds by which the timer, the end of a job or a prologue should have taken the second look.
 const OVERDUE_S: u64 = 5 * PAUSE_S;
@@ -80,8 +80,11 @@ fn failed(SeveralFailed { users, job, age }: SeveralFailed) -> CheckLine {
 
 /// Users in the daemons' group can debug the daemons.
 fn group(id: u32) -> Option<CheckLine> {
-    let Group { name, mem, .. } = Group::from_gid(id.into()).ok()?.filter(|_| id != 0)?;
-    let members: Vec<_> = mem.iter().map(text::user).collect();
+    let group = users::get_group_by_gid(id).filter(|_| id != 0)?;
+    let (name, members) = (group.name().display(), group.members().iter());
+    let members: Vec<_> = members
+        .map(|name| text::user(name.to_string_lossy()))
+        .collect();
     let members = match members.is_empty() {
         true => String::new(),
         false => format!(" ({})", members.join(", ")),
@@ -143,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_daemon_group_that_is_a_group_of_the_node_is_told() {
-        let nogroup = Group::from_name("nogroup").unwrap().unwrap().gid.as_raw();
+        let nogroup = users::get_group_by_name("nogroup").unwrap().gid();
         let line = group(nogroup).unwrap();
         assert!(
             line.text().contains("this node's group 'nogroup'"),

@@ -70,8 +70,8 @@ fn torque() -> bool {
 
 /// Whether this is root on the server's host, or a listed operator or manager.
 fn is_operator() -> bool {
-    let who = nix::unistd::User::from_uid(nix::unistd::getuid()).ok();
-    let who = who.flatten().map_or_else(String::new, |user| user.name);
+    let who = users::get_current_username().unwrap_or_default();
+    let who = who.to_string_lossy();
     if who == "root" && text("server") == Some(host()) {
         return true;
     }

@@ -24,15 +24,15 @@ pub struct User {
 
 impl User {
     pub fn named(name: &str) -> Result<User> {
-        let user = nix::unistd::User::from_name(name)?
+        let user = users::get_user_by_name(name)
             .with_context(|| format!("there is no account '{name}'"))?;
-        if user.uid.is_root() {
+        if user.uid() == 0 {
             bail!("'{name}' is root, and jobs of the bed are an ordinary user's");
         }
         Ok(User {
             name: name.to_owned(),
-            uid: user.uid.as_raw(),
-            gid: user.gid.as_raw(),
+            uid: user.uid(),
+            gid: user.primary_group_id(),
         })
     }
 

@@ -10,7 +10,6 @@ use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::text::one_line;
 use mpsd_core::{GpuUuid, JobId, Percent};
-use nix::unistd::User;
 use serde::{Serialize, Serializer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -168,8 +167,8 @@ impl JobStatus {
 
     pub fn of_record(record: &Record) -> Self {
         let mut status = Self::new(&record.job, record.uid, &record.gpus, &record.daemons);
-        let user = User::from_uid(record.uid.into()).ok().flatten();
-        status.user = user.map(|user| user.name);
+        let user = users::get_user_by_uid(record.uid);
+        status.user = user.map(|user| user.name().to_string_lossy().into_owned());
         status.shared = record.shared;
         status.phase = record.state.into();
         status.reason = reason_of(record);

@@ -155,10 +155,8 @@ fn job(side: &Side) -> Result<Times> {
 fn by_hand(place: &Place) -> Result<Times> {
     let mut times = Times::new();
     let dir = tempfile::tempdir()?;
-    let user = nix::unistd::User::from_name(USER)?
-        .context("no such user")?
-        .uid;
-    nix::unistd::chown(dir.path(), Some(user), None)?;
+    let user = users::get_user_by_name(USER).context("no such user")?.uid();
+    std::os::unix::fs::chown(dir.path(), Some(user), None)?;
     let control = || {
         let mut command = as_user(USER, place.node.control());
         command.env_clear();
