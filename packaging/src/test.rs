@@ -15,6 +15,10 @@ use crate::{cargo, command, runs, site};
 /// Longest time for one stage. All of them must fit into thirty minutes on two cores.
 const LONGEST: Duration = Duration::from_secs(1500);
 
+/// On a loaded machine a bound on time can fall. So a few tests that failed run once more, alone,
+/// and the last lines name those that pass then. More failures than these are no accident.
+const MOST_AGAIN: usize = 4;
+
 /// The unit tests that an emulator can run. The others ask the kernel, which stays this machine's.
 const EMULATED: &str = "--lib -p mpsd-core -- environment:: gpu:: job:: limits:: step::";
 
@@ -180,25 +184,17 @@ impl Report {
     }
 
     fn command(&mut self, name: &'static str, mut command: Command) {
-        let words: Vec<_> = command
-            .get_args()
-            .map(|word| word.to_string_lossy())
-            .collect();
-        let words = words.join(" ");
-        println!(
-            "\n=== {name}: cargo {}",
-            words.rsplit(" cargo ").next().unwrap_or_default()
-        );
         let started = Instant::now();
-        let mut tally = Tally::default();
-        let outcome = command::lines(&mut command, LONGEST, |line| {
-            println!("{line}");
-            tally.line(line);
-        });
-        let verdict = outcome.and_then(|status| match status.success() {
-            true => Ok(()),
-            false => bail!("{name} failed ({status})"),
-        });
+        let (mut tally, mut verdict) = tallied(name, &mut command);
+        if verdict.is_err() && tally.may_try_again() {
+            if !command.get_args().any(|word| word == "--") {
+                command.arg("--");
+            }
+            command.args(&tally.failures).args(exactly(name));
+            let (second, again) = tallied(name, &mut command);
+            verdict = again;
+            tally.after(name, second);
+        }
         self.verdict(name, started, tally, verdict);
     }
 
@@ -217,6 +213,7 @@ impl Report {
         self.tally.passed += tally.passed;
         self.tally.failed += tally.failed;
         self.tally.skipped.extend(tally.skipped);
+        self.tally.again.extend(tally.again);
         self.stages.push(Outcome {
             name,
             took: started.elapsed(),
@@ -244,12 +241,43 @@ impl Report {
         for skipped in &self.tally.skipped {
             println!("skipped: {skipped}");
         }
+        for again in &self.tally.again {
+            println!("passed at the second try, alone: {again}");
+        }
         println!("{}", self.tally.summary());
         match self.tally.failed {
             0 => ExitCode::SUCCESS,
             _ => ExitCode::FAILURE,
         }
     }
+}
+
+/// Runs a stage's command, shows what it prints, and counts its tests.
+fn tallied(name: &str, command: &mut Command) -> (Tally, Result<()>) {
+    let words: Vec<_> = command
+        .get_args()
+        .map(|word| word.to_string_lossy())
+        .collect();
+    let words = words.join(" ");
+    println!(
+        "\n=== {name}: cargo {}",
+        words.rsplit(" cargo ").next().unwrap_or_default()
+    );
+    let mut tally = Tally::default();
+    let outcome = command::lines(command, LONGEST, |line| {
+        println!("{line}");
+        tally.line(line);
+    });
+    let verdict = outcome.and_then(|status| match status.success() {
+        true => Ok(()),
+        false => bail!("{name} failed ({status})"),
+    });
+    (tally, verdict)
+}
+
+/// How libtest takes whole names; the cells on a real Slurm have a runner of their own.
+fn exactly(stage: &str) -> Option<&'static str> {
+    (!stage.starts_with("slurm")).then_some("--exact")
 }
 
 /// Some stages need more than cargo, which not every machine has; CI has it. The inner error says
@@ -322,16 +350,24 @@ struct Tally {
     passed: u64,
     /// Tests that failed, and stages that failed without running a test.
     failed: u64,
+    /// Their names.
+    failures: Vec<String>,
     /// What could not run on this machine, each with its reason.
     skipped: Vec<String>,
+    /// Tests that failed beside the others and passed alone, each with its stage.
+    again: Vec<String>,
 }
 
 impl Tally {
     /// Takes one line of a test program's output: libtest's summary, `test NAME ... ignored,
     /// REASON`, or `skipped: NAME: REASON`. Anything else counts nothing.
     fn line(&mut self, line: &str) {
-        let ignored = line.strip_prefix("test ");
-        let ignored = ignored.and_then(|rest| rest.split_once(" ... ignored"));
+        let test = line.strip_prefix("test ");
+        let ignored = test.and_then(|rest| rest.split_once(" ... ignored"));
+        let failed = test.and_then(|rest| rest.split_once(" ... FAILED"));
+        if let Some((name, _)) = failed {
+            self.failures.push(name.to_owned());
+        }
         if let Some(rest) = line.strip_prefix("test result: ") {
             self.passed += number_before(rest, " passed;");
             self.failed += number_before(rest, " failed;");
@@ -344,12 +380,33 @@ impl Tally {
         }
     }
 
+    /// A run that was cut has no summary, or another count than names.
+    fn may_try_again(&self) -> bool {
+        let names = self.failures.len();
+        (1..=MOST_AGAIN).contains(&names) && self.failed == names as u64
+    }
+
+    /// Adds the second try of the tests that failed: those that passed now are named.
+    fn after(&mut self, stage: &str, second: Tally) {
+        let passed = |name: &&String| !second.failures.contains(name);
+        let again = self.failures.iter().filter(passed);
+        self.again = again.map(|name| format!("{stage}: {name}")).collect();
+        self.passed += self.again.len() as u64;
+        self.failed = second.failed;
+        self.failures = second.failures;
+    }
+
     fn summary(&self) -> String {
-        let text = format!("{} passed, {} failed", self.passed, self.failed);
-        match self.skipped.len() {
-            0 => text,
-            skipped => format!("{text}, {skipped} skipped"),
+        let mut text = format!("{} passed, {} failed", self.passed, self.failed);
+        for (count, what) in [
+            (self.skipped.len(), "skipped"),
+            (self.again.len(), "at the second try"),
+        ] {
+            if count > 0 {
+                text += &format!(", {count} {what}");
+            }
         }
+        text
     }
 }
 
@@ -401,6 +458,27 @@ mod tests {
             ["b::c: needs a GPU", "hardware: no /dev/nvidia0"]
         );
         assert_eq!(tally.summary(), "41 passed, 1 failed, 2 skipped");
+        assert_eq!(tally.failures, ["d"]);
+        assert!(tally.may_try_again());
+        tally.failures.push("e".to_owned());
+        assert!(!tally.may_try_again(), "a run that was cut");
+        tally.failures.pop();
+        tally.after("suite", Tally::default());
+        assert_eq!(tally.again, ["suite: d"]);
+        let summary = "42 passed, 0 failed, 2 skipped, 1 at the second try";
+        assert_eq!(tally.summary(), summary);
+        let mut twice = Tally {
+            failed: 1,
+            failures: vec!["d".to_owned()],
+            ..Tally::default()
+        };
+        let second = Tally {
+            failed: 1,
+            failures: vec!["d".to_owned()],
+            ..Tally::default()
+        };
+        twice.after("suite", second);
+        assert_eq!(twice.summary(), "0 passed, 1 failed");
         assert_eq!(Tally::default().summary(), "0 passed, 0 failed");
     }
 }
