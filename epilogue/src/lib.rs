@@ -6,7 +6,8 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser;
-use mpsd::cli::{self, report};
+use mpsd::cli;
+use mpsd::job::report_text;
 use mpsd::job::{self, Ending, evidence};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
@@ -126,7 +127,7 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
                 for words in &ended.last_words {
                     complain(NAME, &format!("job {id}: its mpsd says: {words}"));
                 }
-                let report = ended.report.as_ref().map(report::paragraph);
+                let report = ended.report.as_ref().map(report_text::paragraph);
                 let told = report.or_else(|| ended.summary.clone());
                 told.iter().for_each(|text| complain(NAME, text));
             }

@@ -9,11 +9,12 @@
 //!    the node.
 //! 4. [`node`]: this node, as root changes it: NVML, directories, processes, cgroups.
 //! 5. [`daemon`]: the daemon `mpsd`, run as the job's user.
-//! 6. [`cli`]: `mpsctl` and what the programs share.
+//! 6. [`cli`]: what the programs share: command lines, and what they tell.
 //!
 //! Below them are two crates: [`mpsd_sys`], the kernel, and [`mpsd_core`], the words that all of
 //! them share, and the plugin with them.
 #![deny(unsafe_code)]
+#![allow(missing_docs, missing_debug_implementations)]
 
 pub mod cli;
 pub mod daemon;

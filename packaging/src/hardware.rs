@@ -21,7 +21,7 @@ const SLURM: &str = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 const PROGRAMS: &str = "hardware slurm-warden cuda-load mpsd mpsctl mps-runner mps-probe mps-prologue mps-epilogue spank_mps.so";
 const CONTRACT: &str = "contract";
 const BUILD: &str =
-    "build --lib --bins -p mpsd -p runner -p prologue -p epilogue -p spank -p tests";
+    "build --lib --bins -p mpsd -p mpsd-ctl -p runner -p prologue -p epilogue -p spank -p tests";
 
 /// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the
 /// Python packages.

@@ -19,12 +19,13 @@ const UNSAFE: [&str; 3] = [
     "mpsd/src/bin/mps-probe/cuda.rs",
 ];
 const SCHEDULERS: [&str; 3] = ["Slurm", "Torque", "OpenPbs"];
-const ROOTS: [&str; 14] = [
+const ROOTS: [&str; 15] = [
     "mpsd/core/src/lib.rs",
     "mpsd/sys/src/lib.rs",
     "mpsd/src/lib.rs",
     "mpsd/src/main.rs",
-    "mpsd/src/bin/mpsctl.rs",
+    "mpsd/ctl/src/lib.rs",
+    "mpsd/ctl/src/main.rs",
     "mpsd/src/bin/mps-probe/main.rs",
     "mpsd/runner/src/lib.rs",
     "mpsd/runner/src/main.rs",
@@ -37,7 +38,7 @@ const ROOTS: [&str; 14] = [
 ];
 /// What each shipped crate may depend on. The plugin runs inside Slurm's daemons, so its list is
 /// short on purpose.
-const DEPENDENCIES: [(&str, &str); 7] = [
+const DEPENDENCIES: [(&str, &str); 8] = [
     (
         "mpsd/core",
         "derive_more nix serde serde_json strsim thiserror toml",
@@ -51,12 +52,15 @@ const DEPENDENCIES: [(&str, &str); 7] = [
     ("epilogue", "clap mpsd mpsd-core mpsd-sys"),
     (
         "mpsd",
-        "anstream anstyle clap cudarc derive_more mpsd-core mpsd-sys nix nvml-wrapper object rustix serde serde_json tar \
-         thiserror toml users",
+        "clap cudarc derive_more mpsd-core mpsd-sys nix nvml-wrapper object serde serde_json thiserror toml",
+    ),
+    (
+        "mpsd/ctl",
+        "anstream anstyle clap derive_more mpsd mpsd-core mpsd-sys nix rustix serde serde_json tar toml users",
     ),
     (
         "mpsd/runner",
-        "clap indicatif mpsd mpsd-core mpsd-sys nix regex-lite serde serde_json",
+        "clap indicatif mpsd mpsd-core mpsd-ctl mpsd-sys nix regex-lite serde serde_json",
     ),
 ];
 

@@ -16,7 +16,7 @@ mod share;
 pub mod sweep;
 
 use clap::{FromArgMatches as _, Subcommand};
-use mpsd::cli::{Caller, mpsctl};
+use ctl::{Caller, mpsctl};
 use mpsd::scheduler::setup::VerbError;
 use mpsd_core::failure::EXIT_NODE;
 use setting::Setting;
@@ -48,7 +48,7 @@ pub fn command() -> clap::Command {
     let mpsctl = mpsctl::command().bin_name("mpsctl");
     own.get_subcommands().fold(mpsctl, |command, verb| {
         let name = verb.get_name();
-        let examples = mpsd::cli::examples::of(&format!("mpsctl {name}"));
+        let examples = ctl::examples::of(&format!("mpsctl {name}"));
         let verb = verb.clone().after_help(examples);
         command.mut_subcommand(name, |_| verb)
     })

@@ -1,6 +1,6 @@
 //! Where a command runs: its GPU, under the job's MPS or without it.
 
-use mpsd::cli::{Caller, NO_JOB};
+use ctl::{Caller, NO_JOB};
 use mpsd_core::bind::{Bind, BindMode, DeviceNames};
 use mpsd_core::environment::{
     Change, JOB, LOG_DIRECTORY, MEMORY, PIPE_DIRECTORY, THREADS, Task, VISIBLE_DEVICES,

@@ -1,7 +1,7 @@
 //! What is shown while commands run: a bar on a terminal, elsewhere lines for the job's log.
 
+use ctl::{NAME, complain};
 use indicatif::{ProgressBar, ProgressStyle};
-use mpsd::cli::{NAME, complain};
 use std::time::{Duration, Instant};
 
 const PERIOD: Duration = Duration::from_secs(60);

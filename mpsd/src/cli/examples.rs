@@ -19,7 +19,7 @@ pub fn of(command: &str) -> String {
 
 /// `command` and every verb below it, each with its examples. `above` has the words before its
 /// name.
-pub(super) fn added(command: clap::Command, above: &str) -> clap::Command {
+pub fn added(command: clap::Command, above: &str) -> clap::Command {
     let name = format!("{above}{}", command.get_name());
     let verbs = command
         .get_subcommands()

@@ -1,35 +1,17 @@
-//! `mpsctl`, and what the programs share.
+//! What the programs share: their command lines and what they tell.
 
-mod attach;
-mod chart;
-mod container_options;
-mod doctor;
-mod env;
 pub mod examples;
-mod exec;
-pub mod explain;
 pub mod job_arguments;
-mod metrics;
-pub mod mpsctl;
-mod node_places;
-mod plan;
 pub mod programs;
 pub mod reconcile;
-pub mod report;
-mod selftest;
-mod set;
-mod site;
-mod status;
-mod support;
-mod terminal;
-mod waiting;
+pub mod troubles;
 pub mod words;
 
 pub use crate::node::log::complain;
 use crate::node::real::RealNode;
-pub use attach::{Caller, NO_JOB};
 use mpsd_core::config::Settings;
-pub use terminal::{say, say_json};
+use serde::Serialize;
+use std::io::{Write as _, stdout};
 
 /// Name of `mpsctl` in messages.
 pub const NAME: &str = "mpsctl";
@@ -46,4 +28,14 @@ pub fn version() -> String {
 
 fn this_node(settings: &Settings) -> RealNode {
     RealNode::new(NAME, settings, settings.deadline, settings.deadline / 2)
+}
+
+/// Prints `text` on standard output; a closed one loses it.
+pub fn say(text: &str) {
+    let _ = stdout().write_all(text.as_bytes());
+}
+
+/// Prints `value` as JSON in one line: scripts read an object a line.
+pub fn say_json(value: &impl Serialize) {
+    say(&(serde_json::to_string(value).unwrap_or_default() + "\n"));
 }

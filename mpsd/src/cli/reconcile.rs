@@ -2,8 +2,7 @@
 //! longer has, and delivers or lifts our own drains. The timer and the boot run it. It leaves alone
 //! what it cannot decide.
 
-use super::terminal::{say, say_json};
-use super::{NAME, this_node};
+use super::{NAME, say, say_json, this_node};
 use crate::job::ledger::{self, Ledger, SeveralFailed};
 use crate::job::node::{Member, Members, Severity};
 use crate::job::store::Store as _;
@@ -45,14 +44,14 @@ const LOOK_SELDOM: Duration = Duration::from_secs(30);
 pub struct Reconcile {
     /// Print what would be done, and do nothing
     #[arg(long)]
-    pub(super) dry_run: bool,
+    pub dry_run: bool,
     /// At boot: a job that began before the boot and has no process left is gone, even if its
     /// scheduler has it
     #[arg(long)]
-    pub(super) boot: bool,
+    pub boot: bool,
     /// The node's name in the scheduler; this host's if not given
     #[arg(long, value_name = "NAME")]
-    pub(super) node: Option<String>,
+    pub node: Option<String>,
 }
 
 /// `mpsctl undrain`.
@@ -60,7 +59,7 @@ pub struct Reconcile {
 pub struct Undrain {
     /// The node's name in the scheduler; this host's if not given
     #[arg(long, value_name = "NAME")]
-    pub(super) node: Option<String>,
+    pub node: Option<String>,
 }
 
 /// The result of a run, and the object of `--json`.
@@ -91,7 +90,7 @@ pub enum ReportLine {
 }
 
 impl ReconcileReport {
-    pub(super) fn print(&self, json: bool) {
+    pub fn print(&self, json: bool) {
         match json {
             true => say_json(self),
             false => self.told.iter().for_each(|told| say(&format!("{told}\n"))),
@@ -117,7 +116,7 @@ struct Run<'a> {
 
 impl Reconcile {
     /// Runs on the node `name` under `settings`; `usable`: they are from a usable configuration.
-    pub(super) fn run(
+    pub fn run(
         &self,
         settings: &Settings,
         name: &str,
@@ -143,7 +142,7 @@ impl Reconcile {
 }
 
 impl Undrain {
-    pub(super) fn run(&self, settings: &Settings, name: &str) -> Result<ReconcileReport, Failure> {
+    pub fn run(&self, settings: &Settings, name: &str) -> Result<ReconcileReport, Failure> {
         let mut run = Run::new(settings, name);
         run.undrain = true;
         run.jobs(None)?;

@@ -9,7 +9,7 @@ use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 
 /// The command that always answers, with one number. It brackets commands that may not answer.
-pub(crate) const BRACKET: &str = "get_default_active_thread_percentage";
+pub const BRACKET: &str = "get_default_active_thread_percentage";
 const THREADS: &str = "active_thread_percentage";
 const PRECISION: f64 = 0.05;
 
@@ -52,11 +52,11 @@ fn limits(scope: LimitScope, daemon: &Daemon) -> Vec<[String; 3]> {
     memory.chain(priority).collect()
 }
 
-pub(crate) fn configure(daemon: &Daemon, uid: u32) -> String {
+pub fn configure(daemon: &Daemon, uid: u32) -> String {
     set(LimitScope::NextServers, daemon) + &format!("start_server -uid {uid}\n")
 }
 
-pub(crate) fn set(scope: LimitScope, daemon: &Daemon) -> String {
+pub fn set(scope: LimitScope, daemon: &Daemon) -> String {
     let limits = limits(scope, daemon);
     let line = |name: &str, value: &str| format!("{} {value}\n", scope.command("set", name));
     let threads = daemon
@@ -74,7 +74,7 @@ fn reading(scope: LimitScope, limits: &[[String; 3]]) -> String {
     format!("{bracket}\n{others}")
 }
 
-pub(crate) fn read(daemon: &Daemon) -> String {
+pub fn read(daemon: &Daemon) -> String {
     reading(
         LimitScope::NextServers,
         &limits(LimitScope::NextServers, daemon),
@@ -82,7 +82,7 @@ pub(crate) fn read(daemon: &Daemon) -> String {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct InForce {
+pub struct InForce {
     pub limit: String,
     pub asked: Option<String>,
     /// The value that `mpsctl set` gave it later.
@@ -94,7 +94,7 @@ pub(crate) struct InForce {
 
 /// The limits by the answers to [`read`], for a job that began with those of `begun`. A size may
 /// have no answer.
-pub(crate) fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> {
+pub fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> {
     let answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
     let mut answers = answers.peekable();
     let bracket = answers.next();

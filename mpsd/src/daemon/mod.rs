@@ -6,14 +6,14 @@
 
 mod comeback;
 pub mod dialogue;
-pub(crate) mod door;
+pub mod door;
 mod events;
-pub(crate) mod logs;
+pub mod logs;
 mod memory;
 mod observer;
 mod outside;
 mod partitions;
-pub(crate) mod queries;
+pub mod queries;
 mod session;
 mod set;
 mod start;

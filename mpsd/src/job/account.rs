@@ -8,12 +8,12 @@ const VERSION: u32 = 1;
 /// `/run/mpsd/gpus/<uuid>`, root 0600, changed under its lock only.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Account {
-    pub(crate) version: u32,
-    pub(crate) users: BTreeSet<JobId>,
-    pub(crate) found: ComputeMode,
+    pub version: u32,
+    pub users: BTreeSet<JobId>,
+    pub found: ComputeMode,
     /// The mode that we set, or were about to set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) set: Option<ComputeMode>,
+    pub set: Option<ComputeMode>,
 }
 
 impl Account {
@@ -31,7 +31,7 @@ impl Account {
 
     /// Whether `job` may set a mode: it is alone on the GPU, the mode found was DEFAULT, and the
     /// mode `now` is that or ours.
-    pub(crate) fn may_set(&self, job: &JobId, now: ComputeMode) -> Result<(), String> {
+    pub fn may_set(&self, job: &JobId, now: ComputeMode) -> Result<(), String> {
         if self.users.iter().any(|user| user != job) {
             return Err("another job uses the GPU".into());
         }
@@ -47,11 +47,7 @@ impl Account {
     /// `job` leaves; `now` is the mode that the GPU has. Returns the mode to restore, if this was
     /// the last user. An error is a line for the log: the mode stays, since someone else changed it
     /// meanwhile.
-    pub(crate) fn leave(
-        &mut self,
-        job: &JobId,
-        now: ComputeMode,
-    ) -> Result<Option<ComputeMode>, String> {
+    pub fn leave(&mut self, job: &JobId, now: ComputeMode) -> Result<Option<ComputeMode>, String> {
         self.users.remove(job);
         match self.set {
             Some(set) if self.users.is_empty() && now != self.found => match set == now {

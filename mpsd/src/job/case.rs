@@ -30,16 +30,16 @@ pub struct DrainTarget {
     pub job: JobId,
     /// The jobs that shared that MPS. A drain names them.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub(crate) sharers: BTreeSet<JobId>,
-    pub(crate) scheduler: Scheduler,
-    pub(crate) node: String,
-    pub(crate) uid: u32,
+    pub sharers: BTreeSet<JobId>,
+    pub scheduler: Scheduler,
+    pub node: String,
+    pub uid: u32,
     /// What a drain's reason begins with; `None` if the site drains nothing.
     pub prefix: Option<String>,
     /// `SLURM_CONF`, if the job's environment named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) slurm_conf: Option<String>,
-    pub(crate) gpus: Vec<String>,
+    pub slurm_conf: Option<String>,
+    pub gpus: Vec<String>,
 }
 
 impl DrainTarget {
@@ -87,7 +87,7 @@ pub struct Job {
 }
 
 impl Job {
-    pub(crate) fn place(&self) -> Place<'_> {
+    pub fn place(&self) -> Place<'_> {
         Place {
             scheduler: self.submission.scheduler,
             site: self.site.clone(),
@@ -110,7 +110,7 @@ impl Job {
         }
     }
 
-    pub(crate) fn drain_target(&self, gpus: Vec<String>) -> DrainTarget {
+    pub fn drain_target(&self, gpus: Vec<String>) -> DrainTarget {
         let drain = &self.settings.drain;
         DrainTarget {
             job: self.submission.job.clone(),

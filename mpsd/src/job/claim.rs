@@ -116,11 +116,11 @@ pub(super) fn leave(
 /// A GPU's account or lock that jobs without a directory have left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaleClaims {
-    pub(crate) gpu: GpuUuid,
+    pub gpu: GpuUuid,
     /// The jobs that its account names and that have no directory.
-    pub(crate) users: Vec<JobId>,
+    pub users: Vec<JobId>,
     /// There is a lock and no account.
-    pub(crate) lock_alone: bool,
+    pub lock_alone: bool,
 }
 
 /// GPUs with stale claims. It is a fault if one of our directories cannot be read.

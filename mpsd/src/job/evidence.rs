@@ -105,7 +105,7 @@ fn withholds(threads: &[Thread]) -> bool {
 }
 
 /// A frame of one of NVIDIA's modules ends in `[nvidia]`, `[nvidia_uvm]` and the like.
-pub(crate) const DRIVER: &str = "[nvidia";
+pub const DRIVER: &str = "[nvidia";
 
 /// The frames of a wait: only these stand between a frame of the driver's and the scheduler. The
 /// kernel leaves most of them out of a stack (Linux, `kernel/stacktrace.c`,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Version of the format. A newer program reads every older version; an older one leaves a newer
 /// journal alone.
-pub(crate) const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;
 
 /// A process by pid and start time; a file by device and inode.
 pub use mpsd_sys::process::{FileRef, ProcessId as ProcessRef};
@@ -21,50 +21,50 @@ pub use mpsd_sys::process::{FileRef, ProcessId as ProcessRef};
 /// configuration gone.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DrainPolicy {
-    pub(crate) enabled: bool,
-    pub(crate) prefix: String,
+    pub enabled: bool,
+    pub prefix: String,
     /// `SLURM_CONF`, if the prolog's environment named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) slurm_conf: Option<String>,
+    pub slurm_conf: Option<String>,
 }
 
 /// The files that our own three run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Programs {
-    pub(crate) mpsd: Option<FileRef>,
-    pub(crate) control: Option<FileRef>,
-    pub(crate) server: Option<FileRef>,
+    pub mpsd: Option<FileRef>,
+    pub control: Option<FileRef>,
+    pub server: Option<FileRef>,
 }
 
 /// `/run/mpsd/jobs/<job>/journal`, root 0600: enough to undo everything without configuration,
 /// request or scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Journal {
-    pub(crate) version: u32,
+    pub version: u32,
     /// The job.
     pub job: JobId,
-    pub(crate) scheduler: Scheduler,
-    pub(crate) node: String,
-    pub(crate) user: String,
+    pub scheduler: Scheduler,
+    pub node: String,
+    pub user: String,
     /// User id.
     pub uid: u32,
-    pub(crate) gid: u32,
+    pub gid: u32,
     /// The name of the job's cgroup, as in its record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) sluid: Option<String>,
+    pub sluid: Option<String>,
     /// The effects, in order.
     pub plan: Vec<Effect>,
     /// How many of them were begun; the last of these may have happened in part or not at all.
-    pub(crate) begun: usize,
+    pub begun: usize,
     /// The job's GPUs.
     pub gpus: Vec<RecordGpu>,
     /// The minor numbers of their device files; empty: not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) minors: Vec<u32>,
+    pub minors: Vec<u32>,
     /// The control daemons.
     pub daemons: Vec<Daemon>,
-    pub(crate) control: PathBuf,
-    pub(crate) nvml: String,
+    pub control: PathBuf,
+    pub nvml: String,
     /// The job's cgroup, once made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
@@ -77,52 +77,52 @@ pub struct Journal {
     pub proved: Vec<ProcessRef>,
     /// The process that starts the job's MPS, if its caller may not wait for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) starter: Option<ProcessRef>,
+    pub starter: Option<ProcessRef>,
     /// The files that the three run, as they were when the job began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) programs: Option<Programs>,
-    pub(crate) drain: DrainPolicy,
+    pub programs: Option<Programs>,
+    pub drain: DrainPolicy,
     /// SIGKILL a client of the job that stays on its GPU, if root proves that it is the job's.
     #[serde(default)]
-    pub(crate) kill_clients: bool,
+    pub kill_clients: bool,
     /// Its user reads at the end what it was used for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) report: bool,
+    pub report: bool,
     /// Its user reads one line of that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) summary: bool,
+    pub summary: bool,
     /// Its site brought it in: its user reads nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) by_site: bool,
+    pub by_site: bool,
     /// Why `MPS=auto` gives it MPS, for reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) auto: Option<String>,
+    pub auto: Option<String>,
     /// The scheduler may give its GPUs to other jobs, and its MPS is its own: for reports.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) takes_turns: bool,
+    pub takes_turns: bool,
     /// Seconds since 1970 at which the job began, likewise.
-    pub(crate) began: u64,
+    pub began: u64,
     /// From then until its MPS was proved ready, likewise. Milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) ready_ms: Option<u64>,
+    pub ready_ms: Option<u64>,
     /// The jobs that shared an MPS when it was seen to hang or was taken down: the administrator
     /// reads them.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub(crate) sharers: BTreeSet<JobId>,
+    pub sharers: BTreeSet<JobId>,
     /// The time for the ladder of a shared MPS that is being taken down.
     #[serde(skip)]
-    pub(crate) ladder: Option<Duration>,
+    pub ladder: Option<Duration>,
     /// It was taken down, and something of it is still here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) left: bool,
+    pub left: bool,
 }
 
 impl Journal {
-    pub(crate) fn servers(&self) -> impl Iterator<Item = &ProcessRef> {
+    pub fn servers(&self) -> impl Iterator<Item = &ProcessRef> {
         self.proved.iter().skip(1).step_by(2)
     }
 
-    pub(crate) fn new(job: &Job, settings: &Settings, plan: &Plan) -> Self {
+    pub fn new(job: &Job, settings: &Settings, plan: &Plan) -> Self {
         Self {
             version: VERSION,
             job: plan.record.job.clone(),
@@ -191,22 +191,22 @@ impl Journal {
     }
 
     /// The GPUs on which it joined the MPS of its user's jobs, or was about to.
-    pub(crate) fn shared(&self) -> impl Iterator<Item = &GpuUuid> {
+    pub fn shared(&self) -> impl Iterator<Item = &GpuUuid> {
         self.to_undo().filter_map(|effect| match effect {
             Effect::JoinShared { gpu } => Some(gpu),
             _ => None,
         })
     }
 
-    pub(crate) fn gpu_uuids(&self) -> Vec<GpuUuid> {
+    pub fn gpu_uuids(&self) -> Vec<GpuUuid> {
         self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
     }
 
-    pub(crate) fn gpu_names(&self) -> Vec<String> {
+    pub fn gpu_names(&self) -> Vec<String> {
         self.gpu_uuids().into_iter().map(Into::into).collect()
     }
 
-    pub(crate) fn drain_target(&self) -> DrainTarget {
+    pub fn drain_target(&self) -> DrainTarget {
         DrainTarget {
             job: self.job.clone(),
             sharers: self.sharers.clone(),
@@ -219,7 +219,7 @@ impl Journal {
         }
     }
 
-    pub(crate) fn has_begun(&self, effect: &Effect) -> bool {
+    pub fn has_begun(&self, effect: &Effect) -> bool {
         self.to_undo().any(|begun| begun == effect)
     }
 }

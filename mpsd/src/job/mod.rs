@@ -3,7 +3,7 @@
 //! tests on a node in memory.
 
 mod account;
-pub(crate) mod audit;
+pub mod audit;
 mod begin;
 mod bounds;
 mod case;
@@ -13,15 +13,16 @@ pub mod evidence;
 mod exporters;
 mod findings;
 pub mod journal;
-pub(crate) mod ledger;
+pub mod ledger;
 pub mod node;
 pub mod outcome;
 mod planned;
 pub mod report;
+pub mod report_text;
 mod shared;
 pub mod spec;
-pub(crate) mod store;
-pub(crate) mod tally;
+pub mod store;
+pub mod tally;
 mod undo;
 
 pub use account::Account;
@@ -37,7 +38,7 @@ use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_sys::is_scarcity;
 use nix::errno::Errno;
 
-pub(crate) fn failure(
+pub fn failure(
     evidence: Option<Evidence>,
     what: impl Into<String>,
     why: impl Into<String>,
@@ -48,6 +49,6 @@ pub(crate) fn failure(
     }
 }
 
-pub(crate) fn unless_scarce(evidence: Evidence, errno: Option<Errno>) -> Option<Evidence> {
+pub fn unless_scarce(evidence: Evidence, errno: Option<Errno>) -> Option<Evidence> {
     (!errno.is_some_and(is_scarcity)).then_some(evidence)
 }

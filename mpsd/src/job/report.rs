@@ -12,7 +12,7 @@ use mpsd_core::{Failure, JobId, Scheduler};
 use mpsd_sys::now;
 use serde::{Deserialize, Serialize};
 
-pub(crate) const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;
 /// Most lines of a kind, and the longest line, characters.
 const MOST_LINES: usize = 32;
 const LONGEST_LINE: usize = 500;
@@ -37,60 +37,60 @@ pub enum JobOutcome<'a> {
 /// `/var/lib/mpsd/reports/<job>.<began>.json`, root 0600.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobReport {
-    pub(crate) version: u32,
-    pub(crate) job: JobId,
-    pub(crate) scheduler: Scheduler,
-    pub(crate) node: String,
-    pub(crate) user: String,
-    pub(crate) uid: u32,
-    pub(crate) gpus: Vec<RecordGpu>,
-    pub(crate) daemons: Vec<Daemon>,
+    pub version: u32,
+    pub job: JobId,
+    pub scheduler: Scheduler,
+    pub node: String,
+    pub user: String,
+    pub uid: u32,
+    pub gpus: Vec<RecordGpu>,
+    pub daemons: Vec<Daemon>,
     /// Why `MPS=auto` gave it MPS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) auto: Option<String>,
+    pub auto: Option<String>,
     /// Its GPUs were to be EXCLUSIVE_PROCESS.
-    pub(crate) exclusive: bool,
+    pub exclusive: bool,
     /// Its MPS served other jobs of the user as well.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) shared: bool,
+    pub shared: bool,
     /// Seconds since 1970 at which it began.
-    pub(crate) began: u64,
+    pub began: u64,
     /// Milliseconds from then until its MPS was proved ready; `None`: it never was.
     pub ready_ms: Option<u64>,
     /// Seconds since 1970 at which its end was reached.
-    pub(crate) ended: u64,
+    pub ended: u64,
     /// How long its end took, milliseconds.
-    pub(crate) teardown_ms: u64,
+    pub teardown_ms: u64,
     /// The node is as it was before the job, compute modes too.
     pub as_before: bool,
     /// Findings of the end that prove nothing.
-    pub(crate) undetermined: Vec<String>,
-    pub(crate) faults: Vec<String>,
+    pub undetermined: Vec<String>,
+    pub faults: Vec<String>,
     /// Unusual steps of the end: processes that had to be ended, contexts that stayed, a mode left
     /// alone.
-    pub(crate) notes: Vec<String>,
+    pub notes: Vec<String>,
     /// Tasks that a signal ended. Only Slurm's plugin can tell.
     #[serde(default)]
-    pub(crate) killed: Vec<KilledTask>,
-    pub(crate) drain: Option<String>,
+    pub killed: Vec<KilledTask>,
+    pub drain: Option<String>,
     #[serde(default)]
-    pub(crate) drained: bool,
+    pub drained: bool,
     /// Why its start failed; such a report has little else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) not_started: Option<String>,
+    pub not_started: Option<String>,
     /// The scheduler may give its GPUs to other jobs, and its MPS is its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) takes_turns: bool,
+    pub takes_turns: bool,
     /// The word of a process of the job's user: root has proved none of it.
-    pub(crate) said_by_user: Option<Observations>,
+    pub said_by_user: Option<Observations>,
     /// What its user may try, by that word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) advice: Option<Advice>,
+    pub advice: Option<Advice>,
 }
 
 impl JobReport {
     /// None for a shared MPS, which counts the clients of all its jobs together.
-    pub(crate) fn advise(&self) -> Option<Advice> {
+    pub fn advise(&self) -> Option<Advice> {
         let seen = self.said_by_user.as_ref().filter(|_| !self.shared)?;
         advice::of(&Facts {
             gpus: &self.gpus,
@@ -101,7 +101,7 @@ impl JobReport {
     }
 
     /// One line for the job's own output.
-    pub(crate) fn summary(&self) -> Option<String> {
+    pub fn summary(&self) -> Option<String> {
         let text = self.said_by_user.as_ref()?.summary(&self.gpus, self.shared);
         Some(format!(
             "job {}: {text}; mpsctl report {}",
@@ -111,7 +111,7 @@ impl JobReport {
     }
 
     /// A job that is started again under its id has a new name.
-    pub(crate) fn file_name(&self) -> String {
+    pub fn file_name(&self) -> String {
         file_name(&self.job, self.began)
     }
 
@@ -155,7 +155,7 @@ impl JobReport {
     }
 
     /// NVML was asked, and never listed a client on one of its GPUs.
-    pub(crate) fn had_idle_gpu(&self) -> bool {
+    pub fn had_idle_gpu(&self) -> bool {
         let observed = self.said_by_user.as_ref();
         observed.is_some_and(|said| !said.gpus.is_empty() && said.gpus.len() < self.gpus.len())
     }
@@ -163,7 +163,7 @@ impl JobReport {
     /// Joins this report of a later end with the `earlier` one of the same job. The first end's
     /// findings stay, and the later report says how the node is now. An end that left the node as
     /// before is a job's last: this report is another job's then.
-    pub(crate) fn after(self, earlier: Self) -> Self {
+    pub fn after(self, earlier: Self) -> Self {
         if earlier.as_before
             || (earlier.version, &earlier.job, earlier.uid) != (self.version, &self.job, self.uid)
         {
@@ -210,7 +210,7 @@ fn joined(mut first: Vec<String>, second: Vec<String>) -> Vec<String> {
 }
 
 /// The start of the job by its report's file name, seconds since 1970; `None`: it is no report.
-pub(crate) fn began(file_name: &str) -> Option<u64> {
+pub fn began(file_name: &str) -> Option<u64> {
     file_name
         .strip_suffix(".json")?
         .rsplit_once('.')?
@@ -219,11 +219,11 @@ pub(crate) fn began(file_name: &str) -> Option<u64> {
         .ok()
 }
 
-pub(crate) fn file_name(job: &JobId, began: u64) -> String {
+pub fn file_name(job: &JobId, began: u64) -> String {
     format!("{}.{began}.json", job.directory_name())
 }
 
-pub(crate) fn limits(daemon: &Daemon) -> Option<String> {
+pub fn limits(daemon: &Daemon) -> Option<String> {
     let threads = daemon.threads.map(|threads| format!("threads {threads} %"));
     let mut all: Vec<String> = threads.into_iter().collect();
     let memory = daemon.memory.iter();
@@ -240,18 +240,18 @@ pub(crate) fn limits(daemon: &Daemon) -> Option<String> {
     (!all.is_empty()).then(|| all.join(", "))
 }
 
-pub(crate) fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String> {
+pub fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String> {
     let line = |line: T| one_line(&line.to_string(), LONGEST_LINE);
     of.into_iter().take(MOST_LINES).map(line).collect()
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+pub mod tests {
     use super::*;
     use mpsd_core::{GpuUuid, Refusal};
 
     /// The report of a job with one GPU that began at 1000 and had limits of threads and memory.
-    pub(crate) fn report() -> JobReport {
+    pub fn report() -> JobReport {
         let uuid = GpuUuid::parse("GPU-00000000").unwrap();
         let user = User {
             name: "alice".to_owned(),

@@ -225,12 +225,7 @@ impl RealNode {
 
     /// What `mpsd` with `args`, run as the job's user, answers in one line: the user could forge
     /// it.
-    pub(crate) fn ask_mpsd(
-        &self,
-        journal: &Journal,
-        args: &[&str],
-        limit: Duration,
-    ) -> Option<Vec<u8>> {
+    pub fn ask_mpsd(&self, journal: &Journal, args: &[&str], limit: Duration) -> Option<Vec<u8>> {
         let deadline = Deadline::after(limit);
         let daemons = u32::try_from(journal.daemons.len().max(1)).unwrap_or(u32::MAX);
         let each = (limit * 3 / 4 / daemons).as_millis();

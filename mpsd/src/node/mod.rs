@@ -5,12 +5,12 @@ mod devices;
 mod files;
 mod launch;
 pub mod log;
-pub(crate) mod members;
-pub(crate) mod nvml;
+pub mod members;
+pub mod nvml;
 pub mod real;
-pub(crate) mod reports;
-pub(crate) mod site_directory;
-pub(crate) mod tasks;
+pub mod reports;
+pub mod site_directory;
+pub mod tasks;
 pub mod worker;
 
 use crate::job::{failure, unless_scarce};
@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The answer to `question`. A child asks it, because it may hang.
-pub(crate) fn by_child<T: Serialize + DeserializeOwned>(
+pub fn by_child<T: Serialize + DeserializeOwned>(
     deadline: Deadline,
     question: impl FnOnce() -> T,
 ) -> Result<T, AskError> {

@@ -339,7 +339,7 @@ impl Console for RealNode {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LiftCheck<'a> {
+pub struct LiftCheck<'a> {
     pub paths: &'a Paths,
     pub control: &'a Path,
     /// Directories of jobs that their scheduler has let go, and that could not be taken down.
@@ -348,7 +348,7 @@ pub(crate) struct LiftCheck<'a> {
 
 /// Whether our drain may be lifted: NVML answers for the marker's GPUs, the vendor's program is
 /// trusted, and nothing of a job that is gone is left.
-pub(crate) fn check_before_lift(
+pub fn check_before_lift(
     node: &mut impl Gpus,
     marker: &Marker,
     check: &LiftCheck<'_>,

@@ -160,7 +160,7 @@ impl NvmlWorker {
 
     /// Has NVML look at `gpus` before anything is asked about them. The first question reports a
     /// failure.
-    pub(crate) fn attach(&mut self, gpus: &[GpuUuid]) {
+    pub fn attach(&mut self, gpus: &[GpuUuid]) {
         for gpu in gpus {
             let question = serde_json::to_string(&Question::Attach(gpu.clone()));
             let _ = writeln!(self.stream, "{}", question.unwrap_or_default());
@@ -168,13 +168,13 @@ impl NvmlWorker {
     }
 
     /// The process, if it gave no answer in its time.
-    pub(crate) fn silent(&self) -> Option<ProcessId> {
+    pub fn silent(&self) -> Option<ProcessId> {
         self.child.id().filter(|_| self.silent)
     }
 
     /// Kills it without a wait for its end, because the driver takes some milliseconds to release
     /// it. Dropping it waits.
-    pub(crate) fn dismiss(&mut self) {
+    pub fn dismiss(&mut self) {
         self.child.signal(Signal::SIGKILL);
     }
 

@@ -1,12 +1,12 @@
 //! Request + settings + inventory → plan, or the reason why not. Pure: no I/O, no clock.
 
-pub(crate) mod auto;
+pub mod auto;
 mod draft;
 pub mod effects;
 mod gpus;
 mod partitions;
 mod share;
-pub(crate) mod tasks;
+pub mod tasks;
 
 use crate::plan::draft::Draft;
 use crate::plan::effects::{Effect, Exporter, Plan};

@@ -40,7 +40,7 @@ pub struct SystemFacts {
 
 impl SystemFacts {
     /// The failure of a call that this batch system never makes.
-    pub(crate) fn wrong_vector(&self, input: &Input<'_>) -> Failure {
+    pub fn wrong_vector(&self, input: &Input<'_>) -> Failure {
         let what = format!(
             "{} arguments from {}",
             input.arguments.len(),
@@ -174,7 +174,7 @@ pub struct Offer<'a> {
 impl Offer<'_> {
     /// The shares that it is offered as; 0 in MIG mode: its MIG devices are the scheduler's, and
     /// their shares have no name.
-    pub(crate) fn shares(&self) -> u32 {
+    pub fn shares(&self) -> u32 {
         match self.replicas {
             Some(replicas) if self.gpu.mig == Mig::Off => replicas.min(self.clients),
             _ => 0,

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Reserved below the scheduler's limit: for what ran before our program, our guard, and the
 /// guard's kill.
-pub(crate) const MARGIN: Duration = Duration::from_secs(6);
+pub const MARGIN: Duration = Duration::from_secs(6);
 /// How long a guard waits beyond the work's own end.
 const GRACE: Duration = Duration::from_secs(3);
 
@@ -180,11 +180,11 @@ pub struct Input<'a> {
 }
 
 impl Input<'_> {
-    pub(crate) fn argument(&self, number: usize) -> Option<&OsString> {
+    pub fn argument(&self, number: usize) -> Option<&OsString> {
         number.checked_sub(1).and_then(|at| self.arguments.get(at))
     }
 
-    pub(crate) fn text(&self, number: usize, name: &str) -> Result<String, Failure> {
+    pub fn text(&self, number: usize, name: &str) -> Result<String, Failure> {
         let raw = self
             .argument(number)
             .map(|a| a.as_bytes())
@@ -204,17 +204,17 @@ impl Input<'_> {
     }
 
     /// The account: the option's, else argument `number`; empty is none.
-    pub(crate) fn account(&self, number: Option<usize>) -> Option<Vec<u8>> {
+    pub fn account(&self, number: Option<usize>) -> Option<Vec<u8>> {
         let argument = || number.and_then(|number| self.argument(number));
         let raw = self.given.account.as_ref().or_else(argument)?;
         (!raw.is_empty()).then(|| raw.as_bytes().to_vec())
     }
 
-    pub(crate) fn number(&self, name: &str) -> Option<u32> {
+    pub fn number(&self, name: &str) -> Option<u32> {
         (self.env)(name).and_then(|text| text.trim().parse().ok())
     }
 
-    pub(crate) fn given_gpus(&self) -> Result<Option<GpuSource>, Failure> {
+    pub fn given_gpus(&self) -> Result<Option<GpuSource>, Failure> {
         let Some(text) = &self.given.gpus else {
             return Ok(None);
         };
@@ -250,7 +250,7 @@ impl Budget {
 }
 
 /// The time for our work below a scheduler's `limit`. A small limit is halved.
-pub(crate) fn within(limit: Duration) -> Duration {
+pub fn within(limit: Duration) -> Duration {
     limit - MARGIN.min(limit / 2)
 }
 

@@ -73,7 +73,7 @@ impl GpuSource {
     }
 
     /// The same, with another reason why the scheduler names none.
-    pub(crate) fn because(self, why: String) -> Self {
+    pub fn because(self, why: String) -> Self {
         match self {
             Self::Counted { count, .. } => Self::Counted { count, why },
             Self::Unknown(_) => Self::Unknown(why),

@@ -149,7 +149,7 @@ impl Host for ThisHost {
     }
 }
 
-pub(crate) fn boot_time() -> Option<u64> {
+pub fn boot_time() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/stat").ok()?;
     let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
     seconds.trim().parse().ok()
@@ -157,7 +157,7 @@ pub(crate) fn boot_time() -> Option<u64> {
 
 /// When a process began: `ticks` of 10 ms after the boot (field 22 of `/proc/PID/stat`). By the
 /// present clock, as file times are; `btime` has whole seconds only.
-pub(crate) fn started(ticks: u64) -> Option<SystemTime> {
+pub fn started(ticks: u64) -> Option<SystemTime> {
     let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten()?;
     let up = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
     let milliseconds = ticks
@@ -168,7 +168,7 @@ pub(crate) fn started(ticks: u64) -> Option<SystemTime> {
 
 /// The same in seconds since 1970, rounded up, for a comparison with the whole seconds of a file's
 /// time.
-pub(crate) fn began(ticks: u64) -> Option<i64> {
+pub fn began(ticks: u64) -> Option<i64> {
     let since_1970 = started(ticks)?.duration_since(UNIX_EPOCH).ok()?;
     i64::try_from(since_1970.as_secs()).ok()?.checked_add(1)
 }

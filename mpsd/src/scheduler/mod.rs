@@ -13,11 +13,11 @@ pub mod control;
 pub mod devices;
 pub mod drain;
 pub mod host;
-pub(crate) mod node_check;
+pub mod node_check;
 mod numbers;
 mod openpbs;
 mod pbs;
-pub(crate) mod room;
+pub mod room;
 pub mod setup;
 mod slurm;
 mod torque;
@@ -44,7 +44,7 @@ pub use torque::may_run_as_root;
 pub static ALL: [&dyn BatchSystem; 3] = [&slurm::Slurm, &torque::Torque, &openpbs::OpenPbs];
 
 /// The verbs of `mpsctl` that set up a scheduler. Both PBS share theirs.
-pub(crate) static ADMIN_VERBS: [AdminVerbs; 2] = [slurm::setup::VERBS, pbs::setup::VERBS];
+pub static ADMIN_VERBS: [AdminVerbs; 2] = [slurm::setup::VERBS, pbs::setup::VERBS];
 
 /// The batch system of that name.
 pub fn of(scheduler: Scheduler) -> &'static dyn BatchSystem {

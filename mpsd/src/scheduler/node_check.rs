@@ -18,7 +18,7 @@ const SERVER: &str = "nvidia-cuda-mps-server";
 const DRIVER: &str = "/proc/driver/nvidia/version";
 const MOST_OF_DRIVER: usize = 4096;
 const DRAINS: &str = "the first job that asks for MPS takes the node out of service";
-pub(crate) const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
+pub const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
 const NO_GPU_HOST: &str = "it has no NVIDIA GPU and no driver, but its scheduler offers GPUs here: take them out of its configuration";
 /// sd_booted(3).
 const BOOTED: &str = "/run/systemd/system";
@@ -45,7 +45,7 @@ const RUNS: [(&str, &str); 2] = [
     ("mpsd-metrics.service", "the numbers for Prometheus are old"),
 ];
 
-pub(crate) fn node_check(node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+pub fn node_check(node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     if !has_gpu(ctx) {
         return vec![without_gpu(ctx.host)];
     }
@@ -60,7 +60,7 @@ pub(crate) fn node_check(node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
 }
 
 /// A host without a GPU: a login host, or a node that lost its only GPU and still has the driver.
-pub(crate) fn without_gpu(host: &dyn Host) -> CheckLine {
+pub fn without_gpu(host: &dyn Host) -> CheckLine {
     match host.configuration(Path::new(DRIVER), MOST_OF_DRIVER) {
         Ok(None) => Pass("no NVIDIA GPU here: no job gets MPS on this host".to_owned()),
         Ok(Some(_)) | Err(_) => Warn(format!(
@@ -71,7 +71,7 @@ pub(crate) fn without_gpu(host: &dyn Host) -> CheckLine {
 }
 
 /// The same host, to which a scheduler sends jobs with GPUs.
-pub(crate) fn offered_without_gpu() -> CheckLine {
+pub fn offered_without_gpu() -> CheckLine {
     Fail(format!(
         "this node: {NO_GPU_HOST}; jobs with MPS are not started here"
     ))
@@ -79,7 +79,7 @@ pub(crate) fn offered_without_gpu() -> CheckLine {
 
 /// FAIL for a proved fault only. Users' processes can cause the other failures, and must not drain
 /// the node.
-pub(crate) fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> CheckLine {
+pub fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> CheckLine {
     match failure {
         Failure::Fault(_) => Fail(wrong()),
         Failure::Refusal(_) | Failure::Undetermined(_) => {
@@ -89,13 +89,13 @@ pub(crate) fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -
 }
 
 /// Whether this is a host for jobs with GPUs.
-pub(crate) fn has_gpu(ctx: &SetupContext<'_>) -> bool {
+pub fn has_gpu(ctx: &SetupContext<'_>) -> bool {
     is_gpu_host(&ctx.settings.nvml)
 }
 
 /// A host that never was one for jobs with GPUs is misconfigured, not broken: draining it would
 /// help nobody.
-pub(crate) fn unless_no_gpu_host(failure: Failure, nvml: &str) -> Failure {
+pub fn unless_no_gpu_host(failure: Failure, nvml: &str) -> Failure {
     let is_one = || is_gpu_host(nvml) || Path::new(DRIVER).exists();
     match failure {
         Failure::Fault(_) if !is_one() => {
@@ -117,7 +117,7 @@ fn is_gpu_host(nvml: &str) -> bool {
     Path::new(nvml).is_absolute() || bus.any(|device| is_gpu(&device.path()))
 }
 
-pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
+pub fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
     let server = control.with_file_name(SERVER);
     let one = |program: &Path, means: &str, remedy: &str| match open_trusted(program) {
         Ok(_) if host.executable(program) => {
@@ -146,7 +146,7 @@ pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
     ]
 }
 
-pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
+pub fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
     if !booted {
         return vec![Warn(
             "systemd does not run here: nothing calls 'mpsctl reconcile' by itself; let cron do that every ten minutes".to_owned(),
@@ -187,7 +187,7 @@ fn systemctl(host: &dyn Host, arguments: &[&str]) -> Result<String, String> {
 
 /// Where an active metrics timer writes:
 /// `ExecStart={ path=/usr/bin/mpsctl ; argv[]=/usr/bin/mpsctl metrics --textfile DIR ; ... }`.
-pub(crate) fn textfile(host: &dyn Host) -> Option<PathBuf> {
+pub fn textfile(host: &dyn Host) -> Option<PathBuf> {
     let active = systemctl(host, &["is-active", "mpsd-metrics.timer"]).ok()?;
     let shown = systemctl(
         host,

@@ -19,7 +19,7 @@ const MOUNTS: &str = "/proc/self/mountinfo";
 const FREE_MOUNTS: usize = 256;
 
 /// The lines of both directories and of the mount table.
-pub(crate) fn room(paths: &Paths) -> Vec<CheckLine> {
+pub fn room(paths: &Paths) -> Vec<CheckLine> {
     let both = [
         ("run_dir", paths.run(), RUN_THEN),
         ("state_dir", paths.state(), STATE_THEN),

@@ -16,14 +16,14 @@ use std::time::Duration;
 const FAIL: &str = "FAIL";
 const POLL: Duration = Duration::from_millis(500);
 
-pub(crate) struct AdminVerbs {
+pub struct AdminVerbs {
     pub command: fn() -> clap::Command,
     pub run: fn(&clap::ArgMatches, &SetupContext<'_>) -> Result<VerbReport, VerbError>,
     /// Checks the scheduler's node of this name; `None`: the scheduler is not on this host.
     pub check: fn(&str, &SetupContext<'_>) -> Option<Vec<CheckLine>>,
 }
 
-pub(crate) struct SetupContext<'a> {
+pub struct SetupContext<'a> {
     /// Our configuration, if it is not the usual file.
     pub config: Option<&'a Path>,
     /// If the configuration is broken, the defaults in the directories that it still names.
@@ -38,20 +38,20 @@ pub(crate) struct SetupContext<'a> {
 }
 
 /// Refuses `verb` to an ordinary user.
-pub(crate) fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
+pub fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
     match nix::unistd::geteuid().is_root() {
         true => Ok(()),
         false => Err(Refusal::new(verb, why, "root").into()),
     }
 }
 
-pub(crate) fn is_so(path: &Path, text: &[u8], mode: u32) -> bool {
+pub fn is_so(path: &Path, text: &[u8], mode: u32) -> bool {
     let is_roots =
         |about: fs::Metadata| about.is_file() && about.uid() == 0 && about.mode() & 0o7777 == mode;
     fs::read(path).is_ok_and(|old| old == text) && fs::symlink_metadata(path).is_ok_and(is_roots)
 }
 
-pub(crate) fn make_directory(directory: &Path, mode: u32) -> Result<(), String> {
+pub fn make_directory(directory: &Path, mode: u32) -> Result<(), String> {
     if directory.is_dir() {
         return Ok(());
     }
@@ -72,17 +72,17 @@ pub struct VerbReport {
 }
 
 impl VerbReport {
-    pub(crate) fn did(&mut self, text: impl AsRef<str>) {
+    pub fn did(&mut self, text: impl AsRef<str>) {
         self.lines.extend(text.as_ref().lines().map(str::to_owned));
     }
 
-    pub(crate) fn left(&mut self, text: impl AsRef<str>) {
+    pub fn left(&mut self, text: impl AsRef<str>) {
         self.did(text);
         self.incomplete = true;
     }
 
     /// Writes root's file with this text and mode, unless it is so already. Its directory is made.
-    pub(crate) fn write(
+    pub fn write(
         &mut self,
         path: &Path,
         text: &[u8],
@@ -99,7 +99,7 @@ impl VerbReport {
         Ok(())
     }
 
-    pub(crate) fn remove(&mut self, path: &Path) -> Result<(), String> {
+    pub fn remove(&mut self, path: &Path) -> Result<(), String> {
         let shown = path.display();
         fs::remove_file(path).map_err(|e| format!("cannot remove '{shown}': {e}"))?;
         self.did(format!("removed '{shown}'"));
@@ -109,7 +109,7 @@ impl VerbReport {
 
     /// One object in the form of 'mpsctl doctor --json'; a line that is no line of a check has no
     /// status.
-    pub(crate) fn json(&self) -> serde_json::Value {
+    pub fn json(&self) -> serde_json::Value {
         let finding = |line: &String| {
             let split = line.split_once(' ');
             let (status, text) = match split.filter(|(word, _)| ["OK", "WARN", FAIL].contains(word))
@@ -201,13 +201,13 @@ impl CheckLine {
         matches!(self, Self::Fail(_))
     }
 
-    pub(crate) fn unusable_config(why: &Failure) -> Self {
+    pub fn unusable_config(why: &Failure) -> Self {
         Self::Fail(format!(
             "{why}: every job that asks for MPS is stopped; 'mpsctl config check' tells when it is good"
         ))
     }
 
-    pub(crate) fn program(path: &Path, host: &dyn Host) -> Self {
+    pub fn program(path: &Path, host: &dyn Host) -> Self {
         let shown = path.display();
         let wrong = "is not there, not executable, or others than root may put it there";
         match host.executable(path) {
@@ -219,7 +219,7 @@ impl CheckLine {
 
 /// What a verb does about running jobs with MPS before it removes the files that their end needs.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct RunningJobs {
+pub struct RunningJobs {
     /// Wait so long for the jobs with MPS that run on this node
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     wait: u64,
@@ -247,7 +247,7 @@ impl RunningJobs {
 }
 
 /// Waits up to `wait_s` seconds until no job with MPS is left on this node. Returns those that are.
-pub(crate) fn running_jobs(paths: &Paths, wait_s: u64) -> Result<Vec<String>, String> {
+pub fn running_jobs(paths: &Paths, wait_s: u64) -> Result<Vec<String>, String> {
     let (directory, end) = (paths.jobs(), Deadline::after(Duration::from_secs(wait_s)));
     loop {
         let entries = match fs::read_dir(&directory) {

@@ -22,7 +22,7 @@ pub struct TrialJob<'a> {
 }
 
 impl TrialJob<'_> {
-    pub(crate) fn probe(&self) -> Vec<String> {
+    pub fn probe(&self) -> Vec<String> {
         let program = self.programs.join("mps-probe").display().to_string();
         [&[program], &PROBE.map(str::to_owned)[..]].concat()
     }
@@ -40,7 +40,7 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    pub(crate) fn new(program: &'static str, arguments: &[&str]) -> Self {
+    pub fn new(program: &'static str, arguments: &[&str]) -> Self {
         Self {
             program,
             arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
@@ -188,7 +188,7 @@ fn account(own: &[String]) -> (Option<String>, Vec<&String>) {
     (account, left)
 }
 
-pub(crate) fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 

@@ -153,7 +153,7 @@ mod tests {
                 "mpsctl(1) has no {token}"
             );
         }
-        for row in mpsd::cli::explain::TROUBLES.iter() {
+        for row in mpsd::cli::troubles::TROUBLES.iter() {
             let heading = format!(".B {}\nCause: ", settings::escape(&tables::title(row)));
             assert!(pages["mpsctl.1"].contains(&heading), "{}", row.name);
         }

@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 
 use anyhow::{Context as _, Result};
-use mpsd::cli::explain::{TROUBLES, Trouble};
+use mpsd::cli::troubles::{TROUBLES, Trouble};
 use mpsd_core::advice::RULES;
 use mpsd_core::programs::{KnownProgram, PROGRAMS};
 use mpsd_core::request::{Key, Row};
@@ -15,7 +15,7 @@ use crate::settings::escape;
 /// The lines before and after each table of the guide.
 const OPTIONS: &str = "<!-- What may be asked for: written by `cargo xtask texts` from mpsd/core/src/request/options.rs -->\n";
 const ERRORS: &str =
-    "<!-- Errors: written by `cargo xtask texts` from mpsd/src/cli/explain.toml -->\n";
+    "<!-- Errors: written by `cargo xtask texts` from mpsd/src/cli/troubles.toml -->\n";
 const ADVICE: &str =
     "<!-- Advice: written by `cargo xtask texts` from mpsd/core/src/advice.rs -->\n";
 const ALL_PROGRAMS: &str =

@@ -18,7 +18,7 @@ pub const PROGRAMS: [&str; 5] = [
     "mps-prologue",
     "mps-epilogue",
 ];
-const SHIPPED: &str = "-p mpsd -p runner -p prologue -p epilogue -p spank";
+const SHIPPED: &str = "-p mpsd -p mpsd-ctl -p runner -p prologue -p epilogue -p spank";
 
 /// Newest version of the C library that a program may need: RHEL 8's, older than Debian 11's and
 /// Ubuntu 20.04's.

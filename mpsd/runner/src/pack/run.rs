@@ -12,7 +12,7 @@ use crate::progress::Progress;
 use crate::regular::regular;
 use crate::setting::{Setting, lost, of_node};
 use crate::share::Share;
-use mpsd::cli::{Caller, NAME, complain};
+use ctl::{Caller, NAME, complain};
 use mpsd::scheduler::setup::VerbError;
 use mpsd::scheduler::{Host as _, ThisHost};
 use mpsd_core::environment::Change;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 use cudarc::driver::{CudaContext, safe};
-use mpsd::cli::explain::TROUBLES;
 use mpsd::cli::programs::STEP_MIB;
+use mpsd::cli::troubles::TROUBLES;
 use serde::Serialize;
 
 use crate::report::Facts;

@@ -5,7 +5,7 @@
 //! server, tells it the account and the resource `mps`. The classic epilogue has 10, with the
 //! account as the ninth, "null" if there is none.
 
-pub(crate) mod setup;
+pub mod setup;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts, Unattached};
 use super::call::{Input, Lookup, Program, Site, Submission, UserRef};

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub(crate) static SCRIPTS: [Script; 2] = [
+pub static SCRIPTS: [Script; 2] = [
     Script {
         names: &["prologue"],
         text: include_str!("../../../../etc/pbs/openpbs/prologue"),
@@ -37,7 +37,7 @@ pub(crate) static SCRIPTS: [Script; 2] = [
     },
 ];
 
-pub(crate) static PRODUCT: Product = Product {
+pub static PRODUCT: Product = Product {
     scheduler: Scheduler::OpenPbs,
     title: "OpenPBS or PBS Professional",
     homes: ["/var/spool/pbs", "/var/spool/PBS"],

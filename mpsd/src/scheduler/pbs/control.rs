@@ -12,7 +12,7 @@ use mpsd_core::text::one_line;
 use std::time::Duration;
 
 /// What PBS keeps of a reason; OpenPBS cuts there (source: pbsnodes.c). Bytes.
-pub(crate) const LONGEST_REASON: usize = 79;
+pub const LONGEST_REASON: usize = 79;
 /// A call took 5 to 11 ms; a busy server gets this.
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
 /// The same for a question of 'mpsctl reconcile', which has more time.
@@ -25,7 +25,7 @@ const UNKNOWN_JOB: i32 = 153;
 /// States of a job that is on no node; `B` is that of an array itself, not of one of its jobs.
 const ON_NO_NODE: [&str; 8] = ["C", "F", "Q", "H", "W", "M", "X", "B"];
 
-pub(crate) struct PbsNode<'h> {
+pub struct PbsNode<'h> {
     host: &'h dyn Host,
     pbs: Installation,
     names: Vec<String>,
@@ -225,7 +225,7 @@ fn job_state(node: &str, code: Option<i32>, text: &str) -> JobState {
 
 /// The first of `names` that is out of service for a reason that holds `why`; `None` too if the
 /// server does not answer.
-pub(crate) fn offline_for(
+pub fn offline_for(
     pbs: &Installation,
     names: &[&str],
     why: &str,

@@ -2,9 +2,9 @@
 //! verbs of `mpsctl pbs`.
 
 mod check;
-pub(crate) mod control;
-pub(crate) mod scripts;
-pub(crate) mod setup;
+pub mod control;
+pub mod scripts;
+pub mod setup;
 
 use crate::scheduler::call::{Site, Submission};
 use crate::scheduler::host::{Answer, Host};
@@ -14,14 +14,14 @@ use mpsd_core::unasked;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub(crate) const MOST_CONF: usize = 256 << 10;
-pub(crate) const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
+pub const MOST_CONF: usize = 256 << 10;
+pub const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
 /// The first substate of a job whose processes have ended (source of both: job.h,
 /// `JOB_SUBSTATE_EXITING`).
 const EXITING: u32 = 50;
 const QMGR_DEADLINE: Duration = Duration::from_secs(10);
 
-pub(crate) struct Product {
+pub struct Product {
     pub scheduler: Scheduler,
     pub title: &'static str,
     /// Where its packages and builds keep the mom's files, most usual first.
@@ -55,7 +55,7 @@ pub(crate) struct Product {
     pub absent_script: fn(&str) -> CheckLine,
 }
 
-pub(crate) struct Script {
+pub struct Script {
     pub names: &'static [&'static str],
     pub text: &'static str,
     pub program: &'static str,
@@ -65,14 +65,14 @@ pub(crate) struct Script {
 }
 
 #[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct ProductOption {
+pub struct ProductOption {
     /// The product; found by itself where only one is installed
     #[arg(long, value_name = "torque|openpbs", value_parser = ["torque", "openpbs"], hide_possible_values = true)]
     pub scheduler: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct InstallOptions {
+pub struct InstallOptions {
     #[command(flatten)]
     pub product: ProductOption,
     /// Torque: leave $job_starter as it is; tasks that TM starts then need 'mpsctl exec -- COMMAND'
@@ -87,7 +87,7 @@ pub(crate) struct InstallOptions {
 }
 
 #[derive(Clone)]
-pub(crate) struct Installation {
+pub struct Installation {
     pub product: &'static Product,
     /// The directory with `mom_priv` and `aux`.
     pub home: PathBuf,
@@ -275,7 +275,7 @@ fn conf_path(text: &str, key: &str) -> Option<PathBuf> {
 }
 
 /// Whether two names mean the same node: equal, or equal up to the first dot if one has no domain.
-pub(crate) fn same_node(a: &str, b: &str) -> bool {
+pub fn same_node(a: &str, b: &str) -> bool {
     let short = |name: &str| {
         name.split('.')
             .next()
@@ -289,7 +289,7 @@ pub(crate) fn same_node(a: &str, b: &str) -> bool {
 /// The value of `NAME = VALUE` in what `qstat -f` and `printjob` print. Torque's qstat folds after
 /// 80 columns: such a line begins with a tab and holds no name. A name that stands there twice is
 /// no answer: a user can write a newline and a false line into the job's variables.
-pub(crate) fn attribute(text: &str, name: &str) -> Option<String> {
+pub fn attribute(text: &str, name: &str) -> Option<String> {
     let named = |line: &str| {
         let (key, value) = line.split_once('=')?;
         (key.trim() == name).then(|| value.trim().to_owned())

@@ -32,13 +32,13 @@ fn judged(pbs: &Installation) -> Vec<(&Script, PathBuf, Author)> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Author {
+pub enum Author {
     Absent,
     Ours,
     Site,
 }
 
-pub(crate) fn author(path: &Path) -> Author {
+pub fn author(path: &Path) -> Author {
     let is_absent =
         |error: &Error| error.kind() == ErrorKind::NotFound && path.symlink_metadata().is_err();
     let is_tagged = |text: &str| text.lines().take(3).any(|line| line.starts_with(TAG));
@@ -49,7 +49,7 @@ pub(crate) fn author(path: &Path) -> Author {
     }
 }
 
-pub(crate) fn place_scripts(
+pub fn place_scripts(
     pbs: &Installation,
     ctx: &SetupContext<'_>,
     report: &mut VerbReport,
@@ -91,19 +91,19 @@ pub(super) fn remove_scripts(pbs: &Installation, report: &mut VerbReport) -> Res
     Ok(())
 }
 
-pub(crate) fn calls_us(path: &Path) -> bool {
+pub fn calls_us(path: &Path) -> bool {
     let text = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     text.contains("mps-prologue") || text.contains("mps-epilogue")
 }
 
-pub(crate) fn command_line(program: &Path, ctx: &SetupContext<'_>) -> String {
+pub fn command_line(program: &Path, ctx: &SetupContext<'_>) -> String {
     let words = [vec![program.display().to_string()], config_option(ctx)].concat();
     let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
     words.join(" ")
 }
 
-pub(crate) fn render(shipped: &str, ctx: &SetupContext<'_>) -> String {
+pub fn render(shipped: &str, ctx: &SetupContext<'_>) -> String {
     let programs = ctx.programs.display().to_string();
     let options = config_option(ctx).into_iter();
     let option: String = options.map(|word| format!(" {}", quoted(&word))).collect();
@@ -143,12 +143,12 @@ fn quoted(word: &str) -> String {
     }
 }
 
-pub(crate) fn config_option(ctx: &SetupContext<'_>) -> Vec<String> {
+pub fn config_option(ctx: &SetupContext<'_>) -> Vec<String> {
     let option = |path: &Path| vec!["--config".to_owned(), path.display().to_string()];
     ctx.config.map(option).unwrap_or_default()
 }
 
-pub(crate) fn unattached(missing: &str, remedy: &str, ctx: &SetupContext<'_>) -> CheckLine {
+pub fn unattached(missing: &str, remedy: &str, ctx: &SetupContext<'_>) -> CheckLine {
     let text = format!("{missing} ({remedy}): {}", consequence(ctx));
     match ctx.settings.pbs.unattached_tasks {
         WarnOrRefuse::Refuse => CheckLine::Fail(text),
@@ -156,7 +156,7 @@ pub(crate) fn unattached(missing: &str, remedy: &str, ctx: &SetupContext<'_>) ->
     }
 }
 
-pub(crate) fn consequence(ctx: &SetupContext<'_>) -> &'static str {
+pub fn consequence(ctx: &SetupContext<'_>) -> &'static str {
     match ctx.settings.pbs.unattached_tasks {
         WarnOrRefuse::Refuse => {
             "every job that asks for MPS is refused, as unattached_tasks under [pbs] of mpsd.toml wants"

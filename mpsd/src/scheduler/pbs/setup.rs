@@ -44,7 +44,7 @@ enum PbsVerb {
     },
 }
 
-pub(crate) const VERBS: AdminVerbs = AdminVerbs {
+pub const VERBS: AdminVerbs = AdminVerbs {
     command: || {
         PbsVerb::augment_subcommands(clap::Command::new("pbs").about("Torque and OpenPBS"))
             .subcommand_required(true)

@@ -12,7 +12,7 @@ mod control;
 mod gres;
 mod installation;
 mod jobs;
-pub(crate) mod setup;
+pub mod setup;
 mod slurmd;
 mod stack;
 

@@ -77,7 +77,7 @@ struct EnableOptions {
     refresh: bool,
 }
 
-pub(crate) const VERBS: AdminVerbs = AdminVerbs {
+pub const VERBS: AdminVerbs = AdminVerbs {
     command: || {
         SlurmVerb::augment_subcommands(clap::Command::new("slurm").about("Our plugin in a Slurm"))
             .subcommand_required(true)

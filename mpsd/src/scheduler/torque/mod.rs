@@ -5,7 +5,7 @@
 //! epilogue (10 before 5.x). The account is argument 7 of a prologue and 9 of an epilogue, ""
 //! without `-A`, verbatim otherwise.
 
-pub(crate) mod setup;
+pub mod setup;
 mod starter;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts, Unattached};

@@ -25,7 +25,7 @@ const REREAD: &str = "the mom reads it at its next start, or by SIGHUP";
 const JOB_STARTER: &str = include_str!("../../../../etc/pbs/torque/job-starter");
 
 /// Our scripts: the mother superior runs the first of each kind, the sisters the second.
-pub(crate) static SCRIPTS: [Script; 2] = [
+pub static SCRIPTS: [Script; 2] = [
     Script {
         names: &["prologue", "prologue.parallel"],
         text: include_str!("../../../../etc/pbs/torque/prologue"),
@@ -50,7 +50,7 @@ pub(crate) static SCRIPTS: [Script; 2] = [
 /// Torque. Its mom kills 10 s before a `$prologalarm` above 10 (recorded: 15 kills at 5 s, the
 /// default of 300 at 290). `-r` would show a node down until the mom's next status; `-c` does not
 /// (recorded).
-pub(crate) static PRODUCT: Product = Product {
+pub static PRODUCT: Product = Product {
     scheduler: Scheduler::Torque,
     title: "Torque",
     homes: ["/var/spool/torque", "/var/lib/torque"],

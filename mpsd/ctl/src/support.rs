@@ -3,7 +3,7 @@
 //! `user 'NAME'`.
 
 use super::NAME;
-use crate::scheduler::Host;
+use mpsd::scheduler::Host;
 use mpsd_core::config::Settings;
 use mpsd_core::{Failure, Undetermined};
 use serde_json::json;
@@ -202,7 +202,7 @@ fn pack(file: File, pieces: &[(&str, Vec<u8>)], seconds: u64) -> io::Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::host::Answer;
+    use mpsd::scheduler::host::Answer;
 
     /// A machine with a log that is too long for 2000 lines. Its other answers are long and end
     /// with users' names. Its mpsd.toml is not root's.

@@ -1,7 +1,7 @@
 //! A job's status in lines, none longer than the terminal.
 
 use super::model::{ClientStatus, DaemonStatus, GpuStatus, JobStatus};
-use crate::cli::terminal::cut;
+use crate::terminal::cut;
 use mpsd_core::GpuUuid;
 
 const UNKNOWN: &str = "-";
@@ -161,8 +161,8 @@ mod tests {
     use super::super::model::NvmlLists;
     use super::super::model::tests::{gpu, status};
     use super::*;
-    use crate::daemon::dialogue::InForce;
-    use crate::daemon::queries::{AnswerError, Server};
+    use mpsd::daemon::dialogue::InForce;
+    use mpsd::daemon::queries::{AnswerError, Server};
     use mpsd_core::JobId;
 
     fn example() -> JobStatus {

@@ -4,21 +4,22 @@ use super::attach::Caller;
 use super::report;
 use super::terminal::{width, wrap};
 use super::{NAME, complain};
-use crate::node::by_child;
-use crate::scheduler::{self, Site};
+use mpsd::cli::troubles::{TROUBLES, Trouble};
+use mpsd::job::report_text;
+use mpsd::node::by_child;
+use mpsd::scheduler::{self, Site};
 use mpsd_core::config::Settings;
 use mpsd_core::programs::{KnownProgram, PROGRAMS};
 use mpsd_core::text::{nearest, one_line, or_meant};
 use mpsd_core::{Failure, Refusal, Undetermined};
 use mpsd_sys::deadline::Deadline;
 use nix::fcntl::OFlag;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::json;
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
 use std::time::Duration;
 
 /// Longest part of a log that is read, bytes.
@@ -39,35 +40,6 @@ const BEFORE_CODE: [&str; 5] = [
     "cuda runtime error",
     "which got error",
 ];
-
-/// One thing that goes wrong under MPS.
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Trouble {
-    /// A short name, as a heading.
-    pub name: String,
-    /// Numbers of CUDA errors that mean it.
-    #[serde(default)]
-    pub codes: Vec<u32>,
-    #[serde(skip_serializing)]
-    words: Vec<String>,
-    /// Why it happens.
-    pub cause: String,
-    /// What to do.
-    pub remedy: String,
-    /// The section of `docs/facts` that has it.
-    pub source: String,
-}
-
-/// The table of `explain.toml`.
-pub static TROUBLES: LazyLock<Vec<Trouble>> = LazyLock::new(|| {
-    #[derive(Default, Deserialize)]
-    struct Table {
-        trouble: Vec<Trouble>,
-    }
-    let table: Table = toml::from_str(include_str!("explain.toml")).unwrap_or_default();
-    table.trouble
-});
 
 /// A trouble, and where a log has it.
 #[derive(Debug, Serialize)]
@@ -179,7 +151,7 @@ fn of_job(settings: &Settings, job: &str) -> Result<Option<Vec<String>>, Failure
         return Ok(None);
     };
     let reports = report::of_job(settings, job, 0)?;
-    let mut lines: Vec<String> = reports.iter().flat_map(report::lines).collect();
+    let mut lines: Vec<String> = reports.iter().flat_map(report_text::lines).collect();
     let mut directories = ids
         .iter()
         .map(|id| settings.paths.job(id).directory().to_owned());
@@ -483,7 +455,7 @@ mod tests {
         let of_job = |settings| of_job(settings, job.as_str());
         // A child of a process with threads must not wait for a table that another thread was
         // reading.
-        LazyLock::force(&TROUBLES);
+        std::sync::LazyLock::force(&TROUBLES);
         assert!(of_job(&settings).unwrap().is_none());
         let log = settings.paths.job(&job).directory().join("log");
         std::fs::create_dir_all(&log).unwrap();
@@ -510,7 +482,7 @@ mod tests {
     fn every_source_is_a_section_of_the_facts() {
         for row in TROUBLES.iter() {
             let (file, section) = row.source.split_once('#').unwrap();
-            let path = format!("{}/../docs/facts/{file}", env!("CARGO_MANIFEST_DIR"));
+            let path = format!("{}/../../docs/facts/{file}", env!("CARGO_MANIFEST_DIR"));
             let text = std::fs::read_to_string(path).unwrap();
             let anchor = |title: &str| title.to_lowercase().replace([',', '\'', '.'], "");
             let mut titles = text.lines().filter_map(|line| line.strip_prefix("## "));

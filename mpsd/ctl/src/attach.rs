@@ -1,9 +1,9 @@
 //! Attaches a process to its job's MPS, by the scheduler's variables and root's record.
 
 use super::this_node;
-use crate::job::journal::ProcessRef;
-use crate::job::store::Store as _;
-use crate::scheduler::{self, Host, Lookup, Site, ThisHost};
+use mpsd::job::journal::ProcessRef;
+use mpsd::job::store::Store as _;
+use mpsd::scheduler::{self, Host, Lookup, Site, ThisHost};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Config, Settings, directories_alone};
 use mpsd_core::environment::{

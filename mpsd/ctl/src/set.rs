@@ -3,12 +3,12 @@
 
 use super::attach::Caller;
 use super::this_node;
-use crate::daemon::door::{self, Answer};
-use crate::job::audit;
-use crate::job::node::Console as _;
-use crate::job::report;
-use crate::job::spec::Unready;
-use crate::job::store::Store as _;
+use mpsd::daemon::door::{self, Answer};
+use mpsd::job::audit;
+use mpsd::job::node::Console as _;
+use mpsd::job::report;
+use mpsd::job::spec::Unready;
+use mpsd::job::store::Store as _;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::limits::Amount;
 use mpsd_core::record::{ClientLimits, Daemon, Record};

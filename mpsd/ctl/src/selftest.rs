@@ -3,12 +3,12 @@
 //! selftest.
 
 use super::attach::Caller;
-use super::programs::least_mib;
 use super::terminal::{checks_json, say_checks, say_json, worst};
 use super::{NAME, complain};
-use crate::scheduler::setup::CheckLine::{self, Fail, Pass};
-use crate::scheduler::trial::{CommandLine, MEMORY_MIB, Trial, TrialJob};
-use crate::scheduler::{ALL, BatchSystem, Scheduler, by_name};
+use mpsd::cli::programs::least_mib;
+use mpsd::scheduler::setup::CheckLine::{self, Fail, Pass};
+use mpsd::scheduler::trial::{CommandLine, MEMORY_MIB, Trial, TrialJob};
+use mpsd::scheduler::{ALL, BatchSystem, Scheduler, by_name};
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
 use mpsd_core::text::one_line;
 use mpsd_core::{Failure, Refusal};

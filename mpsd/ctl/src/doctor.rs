@@ -2,18 +2,18 @@
 //! root it makes a cgroup like a job's and removes it. It changes nothing else.
 
 use super::node_places;
-use super::reconcile::{Reconcile, ReportLine};
 use super::site::NVML_DEADLINE;
 use super::terminal::{checks_json, say_checks, say_json, worst};
-use crate::node::nvml::Driver;
-use crate::node::worker::{NvmlWorker, Question};
-use crate::scheduler::ADMIN_VERBS;
-use crate::scheduler::node_check::{
+use mpsd::cli::reconcile::{Reconcile, ReportLine};
+use mpsd::node::nvml::Driver;
+use mpsd::node::worker::{NvmlWorker, Question};
+use mpsd::scheduler::ADMIN_VERBS;
+use mpsd::scheduler::node_check::{
     NO_NVML, control, has_gpu, textfile, units, unless_proved, without_gpu,
 };
-use crate::scheduler::room::room;
-use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
-use crate::scheduler::setup::SetupContext;
+use mpsd::scheduler::room::room;
+use mpsd::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
+use mpsd::scheduler::setup::SetupContext;
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS, Mig};
 use mpsd_core::{Failure, Inventory};

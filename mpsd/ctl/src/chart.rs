@@ -1,5 +1,6 @@
 //! A job's clients and GPUs over its time, a character a bucket.
 
+use mpsd::job::report_text::time;
 use mpsd_core::record::RecordGpu;
 use mpsd_core::usage::{BUCKETS, GpuUsage, Usage};
 
@@ -53,15 +54,6 @@ pub fn lines(usage: &Usage, gpus: &[RecordGpu]) -> Vec<String> {
 
 fn busy(gpu: &GpuUsage) -> Option<(&[Option<u8>], u8)> {
     Some((&gpu.busy, gpu.busy_percent?))
-}
-
-/// `45 s`, `12 min`, `3.5 h`.
-pub fn time(ms: u64) -> String {
-    match ms / 1000 {
-        seconds @ 0..120 => format!("{seconds} s"),
-        seconds @ 120..7200 => format!("{} min", seconds / 60),
-        seconds => format!("{}.{} h", seconds / 3600, seconds % 3600 / 360),
-    }
 }
 
 #[cfg(test)]
@@ -118,9 +110,20 @@ mod tests {
         assert!(lines(&Usage::default(), &gpus).is_empty());
     }
 
+    /// A user's word, as large as it can be.
     #[test]
-    fn times_are_short() {
-        let told = [0, 15_999, 119_000, 125_000, 12_600_000].map(time);
-        assert_eq!(told, ["0 s", "15 s", "119 s", "2 min", "3.5 h"]);
+    fn the_largest_numbers_make_a_chart() {
+        let text = format!(
+            r#"{{"step_ms":{0},"clients":[{0},1],"gpus":[{{"uuid":"GPU-01","busy":[255,null],
+            "busy_percent":255,"samples":1,"sm_percent":255,"energy_mj":{0},"energy_ms":1,
+            "memory_mib":1}}]}}"#,
+            u64::MAX
+        );
+        let chart = lines(&serde_json::from_str(&text).unwrap(), &usage().1);
+        assert!(chart.len() > 1, "{chart:?}");
+        for line in chart {
+            let is_short = line.chars().count() < 2000;
+            assert!(is_short && !line.contains(char::is_control), "{line:?}");
+        }
     }
 }

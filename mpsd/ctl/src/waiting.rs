@@ -1,10 +1,10 @@
 //! What waits for the administrator on this node, under any scheduler; and `mpsctl idle`.
 
 use super::terminal::say_json;
-use crate::job::ledger::{self, Ledger, PAUSE_S, SeveralFailed, Suspicion};
-use crate::job::node::Console as _;
-use crate::scheduler::setup::CheckLine::{self, Fail, Warn};
-use crate::scheduler::setup::running_jobs;
+use mpsd::job::ledger::{self, Ledger, PAUSE_S, SeveralFailed, Suspicion};
+use mpsd::job::node::Console as _;
+use mpsd::scheduler::setup::CheckLine::{self, Fail, Warn};
+use mpsd::scheduler::setup::running_jobs;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::EXIT_REFUSED;
 use mpsd_core::{Failure, Refusal, Undetermined, text};
@@ -107,8 +107,8 @@ fn ago(age: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::DrainTarget;
-    use crate::job::ledger::Suspect;
+    use mpsd::job::DrainTarget;
+    use mpsd::job::ledger::Suspect;
     use mpsd_core::{JobId, Scheduler};
     use std::collections::BTreeSet;
 

@@ -3,8 +3,8 @@
 
 use super::attach::{Attachment, Caller, NO_JOB};
 use super::{NAME, complain};
-use crate::scheduler::setup::VerbError;
-use crate::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
+use mpsd::scheduler::setup::VerbError;
+use mpsd::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::{Change, is_in_step};
 use mpsd_core::partitions::{Holder, VARIABLE, take};

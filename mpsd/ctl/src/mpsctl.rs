@@ -8,7 +8,6 @@ use super::exec::Exec;
 use super::explain::Explain;
 use super::metrics::Metrics;
 use super::plan::PlanVerb;
-use super::reconcile::{Reconcile, ReconcileReport, Undrain};
 use super::report::ReportVerb;
 use super::selftest::Selftest;
 use super::set::Set;
@@ -17,13 +16,14 @@ use super::status::Status;
 use super::support::{SupportBundle, SupportContext};
 use super::terminal::{say, say_checks, say_json};
 use super::waiting::{Idle, waiting};
-use super::words::words;
 use super::{NAME, complain};
-use crate::job::outcome::UNCOUNTED;
-use crate::scheduler::setup::{SetupContext, VerbError, VerbReport, must_be_root};
-use crate::scheduler::{ADMIN_VERBS, Host, ThisHost};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use mpsd::cli::reconcile::{Reconcile, ReconcileReport, Undrain};
+use mpsd::cli::words::words;
+use mpsd::job::outcome::UNCOUNTED;
+use mpsd::scheduler::setup::{SetupContext, VerbError, VerbReport, must_be_root};
+use mpsd::scheduler::{ADMIN_VERBS, Host, ThisHost};
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::{Failure, Undetermined};
@@ -39,7 +39,7 @@ use std::process::Command;
 /// --json a failure is an object too, with the keys error and exit_status, beside the line on
 /// standard error.
 #[derive(Debug, Parser)]
-#[command(name = "mpsctl", version = super::version())]
+#[command(name = "mpsctl", version = mpsd::cli::version())]
 struct Arguments {
     /// The configuration
     #[arg(long, global = true, value_name = "FILE", default_value = DEFAULT_PATH)]

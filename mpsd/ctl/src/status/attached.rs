@@ -108,7 +108,7 @@ mod tests {
     use super::super::model::NvmlLists;
     use super::super::model::tests::status;
     use super::*;
-    use crate::daemon::queries::{AnswerError, DaemonAnswer};
+    use mpsd::daemon::queries::{AnswerError, DaemonAnswer};
     use mpsd_core::record::RecordState;
 
     #[test]

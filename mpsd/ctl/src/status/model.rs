@@ -2,10 +2,10 @@
 //! the kernel. `mpsctl status` and `mpsctl metrics` both show this value. Its fields are those of
 //! `status --json`.
 
-use crate::daemon::dialogue::InForce;
-use crate::daemon::queries::{AnswerError, Client, DaemonAnswer, Server};
-use crate::job::Journal;
-use crate::node::tasks::Task;
+use mpsd::daemon::dialogue::InForce;
+use mpsd::daemon::queries::{AnswerError, Client, DaemonAnswer, Server};
+use mpsd::job::Journal;
+use mpsd::node::tasks::Task;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::text::one_line;

@@ -1,9 +1,9 @@
 //! What `mpsctl` prints: lines that fit the terminal, and the lines of a check with a colored mark.
 
-use crate::scheduler::setup::CheckLine;
 use anstyle::AnsiColor;
+pub use mpsd::cli::{say, say_json};
+use mpsd::scheduler::setup::CheckLine;
 use rustix::termios::{isatty, tcgetwinsize};
-use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::{Write as _, stdout};
 
@@ -17,16 +17,6 @@ const MARKS: [(&str, AnsiColor); 3] = [
 ];
 /// The text of a check's line begins here, and so do its further lines.
 const MARK_WIDTH: usize = 6;
-
-/// Prints `text` on standard output; a closed one loses it.
-pub fn say(text: &str) {
-    let _ = stdout().write_all(text.as_bytes());
-}
-
-/// Prints `value` as JSON in one line: scripts read an object a line.
-pub fn say_json(value: &impl Serialize) {
-    say(&(serde_json::to_string(value).unwrap_or_default() + "\n"));
-}
 
 /// Columns of standard output; `None`: it is no terminal, and lines are as long as they are.
 pub fn width() -> Option<usize> {

@@ -1,7 +1,7 @@
 //! Checks the places of jobs' daemons: directories, cgroups, security modules.
 
-use crate::node::site_directory;
-use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
+use mpsd::node::site_directory;
+use mpsd::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use mpsd_core::Paths;
 use mpsd_core::config::{Cgroup as Rule, Settings};
 use mpsd_sys::cgroup::Cgroup;

@@ -7,15 +7,15 @@
 use super::status::model::{ClientStatus, JobStatus, NvmlLists, Phase};
 use super::terminal::say;
 use super::{NAME, complain};
-use crate::job::Journal;
-use crate::job::ledger::{self, Ledger};
-use crate::job::node::{Gpus as _, Members as _, Role};
-use crate::job::store::Store as _;
-use crate::job::tally::{CLASSES, Tally, Times};
-use crate::node::real::RealNode;
-use crate::node::reports::{self, Counted};
-use crate::node::site_directory;
-use crate::node::tasks::{Task, tasks};
+use mpsd::job::Journal;
+use mpsd::job::ledger::{self, Ledger};
+use mpsd::job::node::{Gpus as _, Members as _, Role};
+use mpsd::job::store::Store as _;
+use mpsd::job::tally::{CLASSES, Tally, Times};
+use mpsd::node::real::RealNode;
+use mpsd::node::reports::{self, Counted};
+use mpsd::node::site_directory;
+use mpsd::node::tasks::{Task, tasks};
 use mpsd_core::advice::RULES;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
@@ -565,7 +565,7 @@ mod tests {
 
     #[test]
     fn the_tasks_of_a_users_jobs_on_a_gpu_are_looked_at_once_for_all() {
-        let recorded = include_str!("../job/recorded/journal-1.json");
+        let recorded = include_str!("../../src/job/recorded/journal-1.json");
         let recorded: Journal = serde_json::from_str(recorded).unwrap();
         let of = |uid| Journal {
             uid,

@@ -1,11 +1,11 @@
 //! `mpsctl plan`: what root would do here for a job, printed and not done.
 
-use super::job_arguments::{Asked, JobArguments};
 use super::site::inventory;
-use crate::node::real::find_user;
-use crate::plan::auto::{self, Finding};
-use crate::plan::{Case, decide, tasks};
-use crate::scheduler::{
+use mpsd::cli::job_arguments::{Asked, JobArguments};
+use mpsd::node::real::find_user;
+use mpsd::plan::auto::{self, Finding};
+use mpsd::plan::{Case, decide, tasks};
+use mpsd::scheduler::{
     self, Devices, Exclusive, GpuName, GpuSource, Host, Site, Submission, ThisHost, UserRef,
 };
 use mpsd_core::config::Config;

@@ -1,10 +1,10 @@
 //! `mpsctl config` and `mpsctl advertise`: the site's settings, and the lines that tell a scheduler
 //! of them.
 
-use crate::node::worker::{NvmlWorker, Question};
-use crate::scheduler::batch_system::{Offer, advertise};
-use crate::scheduler::setup::{CheckLine, VerbReport};
-use crate::scheduler::{self, Scheduler};
+use mpsd::node::worker::{NvmlWorker, Question};
+use mpsd::scheduler::batch_system::{Offer, advertise};
+use mpsd::scheduler::setup::{CheckLine, VerbReport};
+use mpsd::scheduler::{self, Scheduler};
 use mpsd_core::config::{Config, Origin};
 use mpsd_core::{Failure, Gpu, Inventory};
 use serde_json::json;

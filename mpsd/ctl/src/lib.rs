@@ -1,0 +1,32 @@
+//! `mpsctl`: what users and administrators ask of a node and of its jobs.
+#![allow(missing_docs)]
+
+mod attach;
+mod chart;
+mod container_options;
+mod doctor;
+mod env;
+mod exec;
+pub mod explain;
+mod metrics;
+pub mod mpsctl;
+mod node_places;
+mod plan;
+pub mod report;
+mod selftest;
+mod set;
+mod site;
+mod status;
+mod support;
+mod terminal;
+mod waiting;
+
+pub use attach::{Caller, NO_JOB};
+pub use mpsd::cli::{NAME, complain, examples};
+use mpsd::node::real::RealNode;
+use mpsd_core::config::Settings;
+pub use terminal::{say, say_json};
+
+fn this_node(settings: &Settings) -> RealNode {
+    RealNode::new(NAME, settings, settings.deadline, settings.deadline / 2)
+}

@@ -1,0 +1,34 @@
+//! What goes wrong under MPS: why, and what to do.
+
+use serde::{Deserialize, Serialize};
+use std::sync::LazyLock;
+
+/// One thing that goes wrong under MPS.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Trouble {
+    /// A short name, as a heading.
+    pub name: String,
+    /// Numbers of CUDA errors that mean it.
+    #[serde(default)]
+    pub codes: Vec<u32>,
+    #[serde(skip_serializing)]
+    /// What programs and logs write of it.
+    pub words: Vec<String>,
+    /// Why it happens.
+    pub cause: String,
+    /// What to do.
+    pub remedy: String,
+    /// The section of `docs/facts` that has it.
+    pub source: String,
+}
+
+/// The table of `troubles.toml`.
+pub static TROUBLES: LazyLock<Vec<Trouble>> = LazyLock::new(|| {
+    #[derive(Default, Deserialize)]
+    struct Table {
+        trouble: Vec<Trouble>,
+    }
+    let table: Table = toml::from_str(include_str!("troubles.toml")).unwrap_or_default();
+    table.trouble
+});
