@@ -17,9 +17,6 @@ fn main() -> ExitCode {
             ..
         } => worker::serve(library),
         Daemon {
-            set: Some(limits), ..
-        } => daemon::set(limits),
-        Daemon {
             terminate: Some(clients),
             ..
         } => daemon::terminate(clients),

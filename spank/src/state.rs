@@ -2,7 +2,6 @@
 
 use mpsd_core::Request;
 use mpsd_core::config::Settings;
-use mpsd_core::observations::LimitSet;
 use mpsd_core::plugin_line::Arguments;
 use mpsd_core::request::Flags;
 use std::fs::File;
@@ -40,8 +39,6 @@ pub struct StepState {
     pub gpus: Option<u32>,
     /// The lock of the job's static partitions, or why it does not open; `None`: the job has none.
     pub partitions_lock: Option<Result<File, String>>,
-    /// The limits that `mpsctl set` gave the job's clients before the step began.
-    pub limits_set: Vec<LimitSet>,
     /// On this node.
     pub ended_tasks: u32,
     /// Its user has read why its MPS failed.

@@ -88,9 +88,6 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
                         .as_ref()
                         .and_then(|request| request.sms.as_ref());
                     state.step.partitions_lock = sms.map(|_| node.partitions_lock(&paths));
-                    let seen = settings.paths.seen(&job, record.uid, []);
-                    let observed = seen.iter().find_map(|seen| node.observations(seen));
-                    state.step.limits_set = observed.unwrap_or_default().limits_set;
                 }
                 Ok(record) if !is_component(slurm) => {
                     match own_daemon(slurm, state, arguments, settings, number, record.as_ref()) {

@@ -18,7 +18,7 @@ use mpsd_core::ranks::Rank;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
 use mpsd_core::script;
-use mpsd_core::step::{of_step_after, of_tasks};
+use mpsd_core::step::{of_step, of_tasks};
 use mpsd_core::unasked;
 use mpsd_core::{JobId, Refusal, Request};
 use std::path::Path;
@@ -454,8 +454,7 @@ impl NewTask<'_> {
                     unasked: None,
                     ..record.clone()
                 };
-                of_step_after(&asked, &self.state.step.limits_set, &request)
-                    .map_err(TaskRefusal::of_step)?
+                of_step(&asked, &request).map_err(TaskRefusal::of_step)?
             }
             // Only what root recorded counts, so a forged flag changes nothing.
             None => record.clone(),

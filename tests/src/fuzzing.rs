@@ -1,7 +1,7 @@
 //! The fuzz targets, run by `fuzz/` (cargo-fuzz) and by the suite: every parser of foreign text
 //! must accept any bytes.
 
-use mpsd::daemon::dialogue::{Event, LimitScope, Proof, check};
+use mpsd::daemon::dialogue::{Event, Proof, check};
 use mpsd::job::Journal;
 use mpsd::scheduler::host::{Answer, Host};
 use mpsd::scheduler::{self, CallOptions, GpuName, Input, Program, Site};
@@ -94,7 +94,7 @@ fn daemon() -> Daemon {
 /// The control daemon's answers: only the right ones pass, whatever text is around them.
 pub fn daemon_answers(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    match check(LimitScope::NextServers, &daemon(), &text) {
+    match check(&daemon(), &text) {
         Err(why) => harmless(&why),
         Ok(()) => {
             let said: Vec<&str> = text

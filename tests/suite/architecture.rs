@@ -52,11 +52,11 @@ const DEPENDENCIES: [(&str, &str); 8] = [
     ("epilogue", "clap mpsd mpsd-core mpsd-sys"),
     (
         "mpsd",
-        "clap cudarc derive_more mpsd-core mpsd-sys nix nvml-wrapper object serde serde_json thiserror toml",
+        "clap cudarc derive_more mpsd-core mpsd-sys nix nvml-wrapper object rustix serde serde_json thiserror toml",
     ),
     (
         "mpsd/ctl",
-        "anstream anstyle clap derive_more mpsd mpsd-core mpsd-sys nix rustix serde serde_json tar toml users",
+        "anstream anstyle clap derive_more mpsd mpsd-core mpsd-sys nix rustix serde serde_json toml users",
     ),
     (
         "mpsd/runner",

@@ -101,7 +101,6 @@ fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
         over_limit: MemoryOverLimit::Ignore,
         usage: false,
         outside: false,
-        most: mpsd_core::record::ClientLimits::default(),
     };
     let (request, answer) = (place.path("spec"), place.path("said"));
     fs::write(&request, serde_json::to_string(&spec).expect("JSON")).expect("write");

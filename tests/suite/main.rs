@@ -35,7 +35,6 @@ mod remembered;
 mod report;
 mod scarce;
 mod second_look;
-mod set;
 mod shared;
 mod slurm_stack;
 mod soak;

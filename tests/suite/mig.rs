@@ -126,24 +126,6 @@ fn a_mig_device_has_a_daemon_of_its_own_and_its_neighbours_are_left_alone() {
     place.assert_as_before("two jobs on one GPU's MIG devices");
 }
 
-/// `mpsctl set` names a MIG device as its daemon does, by its only number.
-#[test]
-fn other_limits_go_to_the_mig_device_that_they_are_for() {
-    let place = place();
-    let given = [name(0, 2), name(1, 2)];
-    let names = given.join(",");
-    prolog(&place, JOB, USER, "MPS=true,MPS_MEM=4G", &names).ok();
-    let args = ["set", JOB, "--threads", "50", "--mem", "1=2G"];
-    place.mpsctl_as(USER, &args, &[]).ok();
-    for (rank, limit) in [(0, 4096), (1, 2048)] {
-        let ran = task(&place, &names, rank);
-        // 4 of 7 slices of 132, and half of these.
-        assert_eq!(had(ran, &given[rank as usize], limit), 36);
-    }
-    epilog(&place, JOB, USER);
-    place.assert_as_before("other limits on MIG devices");
-}
-
 #[test]
 fn several_mig_devices_have_a_daemon_each_and_each_rank_sees_one() {
     let place = place();

@@ -2,8 +2,7 @@
 //! `plan`, `config`, `explain` and the bundle.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt as _, chown, symlink};
-use std::path::Path;
+use std::os::unix::fs::chown;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -284,58 +283,6 @@ fn a_lone_mps_in_an_account_is_refused_unless_it_is_a_project() {
     assert_eq!(request.json()["account"], "proj1,mps");
 }
 
-/// A support bundle has what root's programs and files say, in root's file, and nothing of the
-/// user's.
-#[test]
-fn a_support_bundle_has_what_the_node_says_and_nothing_of_the_users() {
-    let place = with_job(1, "40.srv", "MPS=true", "0");
-    let secret = "the-users-own-words";
-    fs::write(place.job("40.srv").join("log/note"), secret).expect("note");
-    let bundle =
-        |out: &Path| place.mpsctl(&["support-bundle", "--out", &out.display().to_string()]);
-    let out = place.path("bundle.tar");
-    bundle(&out).ok();
-    let about = fs::metadata(&out).expect("bundle");
-    assert_eq!(about.mode() & 0o7777, 0o600);
-    assert!(about.len() < 5 << 20, "{}", about.len());
-    let bytes = fs::read(&out).expect("bundle");
-    let text = String::from_utf8_lossy(&bytes);
-    for piece in [
-        "version",
-        "mpsd.toml",
-        "config-show",
-        "doctor",
-        "slurm-check",
-        "pbs-check",
-        "reconcile-dry-run",
-        "units",
-        "log",
-    ] {
-        assert!(
-            text.contains(&format!("mpsd-support/{piece}\0")),
-            "no {piece}"
-        );
-    }
-    let version = format!("mpsd {}\n", env!("CARGO_PKG_VERSION"));
-    for word in [version.as_str(), "deadline_s", "40.srv"] {
-        assert!(text.contains(word), "no '{word}'");
-    }
-    assert!(!text.contains(secret) && !text.contains(&format!("'{USER}'")));
-    let mut tar = std::process::Command::new("tar");
-    let listed = finish(tar.args(["--list", "--file"]).arg(&out)).ok();
-    assert!(listed.out.lines().count() >= 10, "{listed:?}");
-
-    // An existing file stays, and so does a link's target.
-    bundle(&out).exits(2).complains(out.display().to_string());
-    let (link, target) = (place.path("link.tar"), place.path("target"));
-    symlink(&target, &link).expect("link");
-    bundle(&link).exits(2);
-    assert!(!target.exists());
-    let ran = mpsctl(&place, &["support-bundle"], &[]).exits(1);
-    ran.complains("root");
-    place.end("40.srv");
-}
-
 /// Podman and Docker pass no variable on. Otherwise the container would see all GPUs of its job, in
 /// another order.
 #[test]
@@ -479,14 +426,11 @@ fn what_a_script_reads_is_one_object() {
     assert_eq!(object(&["idle"], 0), json!({"jobs": []}));
     let trouble = &object(&["explain", "806"], 0)["troubles"][0];
     assert_eq!(trouble["codes"], json!([806]), "{trouble}");
-    let out = place.path("bundle.tar").display().to_string();
-    assert_eq!(object(&["support-bundle", "--out", &out], 0)["file"], out);
     // Also for a failure and an unreadable command line, beside the line on standard error.
     for (args, code, why) in [
         (&["explain", "999"][..], 1, "'999': no known error"),
         (&["undrain"], 2, "mpsd remembers no drain"),
         (&["report", "9.srv"], 1, "job 9.srv: no report on this node"),
-        (&["support-bundle", "--out", &out], 2, "cannot be written"),
         (
             &["doctor", "--nonsense"],
             2,

@@ -203,7 +203,7 @@ fn one_client(facts: &Facts<'_>) -> Option<String> {
 fn threads(facts: &Facts<'_>) -> Option<String> {
     let mut limits = facts.daemons.iter().map(|daemon| daemon.threads);
     let each = limits.next()??;
-    if limits.any(|other| other != Some(each)) || !facts.seen.limits_set.is_empty() {
+    if limits.any(|other| other != Some(each)) {
         return None;
     }
     facts.gpus().find_map(|of| {
@@ -253,7 +253,7 @@ fn room(facts: &Facts<'_>) -> Option<String> {
 mod tests {
     use super::*;
     use crate::GpuUuid;
-    use crate::observations::{DaemonLost, LimitSet, Refused};
+    use crate::observations::{DaemonLost, Refused};
     use crate::usage::Usage;
 
     struct Job {
@@ -330,12 +330,6 @@ mod tests {
                         ..Daemon::default()
                     });
                 }
-                "set-to" => seen.set(LimitSet {
-                    limit: "active thread percentage".into(),
-                    from: None,
-                    to: value.into(),
-                    at: 1,
-                }),
                 "turns" => job.takes_turns = true,
                 "gpu" => gpu.memory_mib = number,
                 "busy" => gpu.busy_percent = percent,
@@ -414,8 +408,7 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
             "limit=1112",
             "held=71999",
             "threads=19",
-            // Limits that changed while it ran, and those that differ between daemons.
-            "threads=10 set-to=50",
+            // Limits that differ between daemons.
             "threads=10 other-threads=-",
             // A client that got no context is no sign of a job without CUDA.
             "clients=0 at-once=0 refused=1",

@@ -4,7 +4,7 @@
 
 use super::gpu::GpuUuid;
 use super::killed::SignalName;
-use super::record::{ClientLimits, RecordGpu};
+use super::record::RecordGpu;
 use super::text::{count, one_line};
 use super::usage::{self, Usage};
 use derive_more::Display;
@@ -49,8 +49,6 @@ pub struct Observations {
     pub over_memory: Vec<OverMemory>,
     /// Limits that the control daemon's owner changed in it after the start.
     pub limits_changed: Vec<LimitChanged>,
-    /// Limits that its owner set by `mpsctl set`, the youngest.
-    pub limits_set: Vec<LimitSet>,
     /// Processes that used the job's GPUs outside its MPS.
     pub outside: Vec<i32>,
     /// The sentences of the job's log that its user should read at the end.
@@ -143,38 +141,6 @@ pub struct LimitChanged {
     pub said: Option<String>,
 }
 
-/// A limit that was set while the job ran, within the site's ceilings.
-#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
-#[display("{limit}: from {} to {to}", from.as_deref().unwrap_or("none"))]
-pub struct LimitSet {
-    /// The limit: `active thread percentage`, `memory limit of GPU-…`.
-    pub limit: String,
-    /// The old value; `None`: none.
-    pub from: Option<String>,
-    /// The new value.
-    pub to: String,
-    /// The time, seconds since 1970.
-    pub at: u64,
-}
-
-impl LimitSet {
-    /// The name of the thread percentage.
-    pub const THREADS: &str = "active thread percentage";
-    /// The name of a GPU's memory limit, before the UUID.
-    pub const MEMORY: &str = "memory limit of ";
-
-    /// The limit that was set. A limit that this release does not know is left out.
-    pub fn limits(&self) -> ClientLimits {
-        let memory = || {
-            let gpu = GpuUuid::parse(self.limit.strip_prefix(Self::MEMORY)?).ok()?;
-            Some((gpu, self.to.strip_suffix('M')?.parse().ok()?))
-        };
-        let threads = self.to.parse().ok().filter(|_| self.limit == Self::THREADS);
-        let memory = memory().into_iter().collect();
-        ClientLimits { threads, memory }
-    }
-}
-
 fn bound(name: &str, value: &mut Value) {
     let (characters, entries) = match name {
         "last_words" => (500, MOST),
@@ -209,11 +175,6 @@ pub fn keep<T>(list: &mut Vec<T>, entry: T) {
     if list.len() < MOST {
         list.push(entry);
     }
-}
-
-fn keep_youngest<T>(list: &mut Vec<T>, most: usize, entry: T) {
-    list.drain(..(list.len() + 1).saturating_sub(most));
-    list.push(entry);
 }
 
 impl Observations {
@@ -254,7 +215,6 @@ impl Observations {
         let fatal = |pid: &i32| format!("client {pid} caused a fatal GPU error");
         let outside = |pid: &i32| format!("process {pid} computed outside the job's MPS");
         let changed = |change| format!("the user had the control daemon change a limit: {change}");
-        let set = |set| format!("set while the job ran (mpsctl set): {set}");
         let mut lines = vec![match self.had_none() {
             true => NONE.to_owned(),
             false => format!(
@@ -273,11 +233,7 @@ impl Observations {
                 .chain(self.outside.iter().map(outside)),
         );
         lines.extend(each(&self.limits_changed).map(changed));
-        lines.extend(
-            each(&self.limits_set)
-                .map(set)
-                .chain(each(&self.over_memory)),
-        );
+        lines.extend(each(&self.over_memory));
         lines
     }
 
@@ -356,17 +312,14 @@ impl Observations {
     pub fn enter(&mut self, pid: i32, now: u64) {
         self.clients += 1;
         self.most_clients = self.most_clients.max(now);
-        keep_youngest(&mut self.pids, MOST_PIDS, pid);
+        self.pids
+            .drain(..(self.pids.len() + 1).saturating_sub(MOST_PIDS));
+        self.pids.push(pid);
     }
 
     /// Whether this was the pid of a client.
     pub fn is_client(&self, pid: i32) -> bool {
         self.pids.contains(&pid) || self.killed.iter().any(|killed| killed.pid == pid)
-    }
-
-    /// Adds a limit that was set, and drops the oldest of too many.
-    pub fn set(&mut self, set: LimitSet) {
-        keep_youngest(&mut self.limits_set, MOST, set);
     }
 
     /// Adds a check of one GPU to the highest numbers so far: the memory that each of its clients

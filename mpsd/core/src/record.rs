@@ -90,46 +90,6 @@ pub struct Daemon {
     pub partitions: Vec<Partition>,
 }
 
-/// Limits of each client: the most that a job may have, those that its owner sets while it runs, or
-/// those in force.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(default)]
-pub struct ClientLimits {
-    /// Active thread percentage.
-    pub threads: Option<Percent>,
-    /// Pinned device memory, MiB by GPU.
-    pub memory: Vec<(GpuUuid, u64)>,
-}
-
-impl ClientLimits {
-    /// The memory limit on `gpu`, MiB.
-    pub fn memory_of(&self, gpu: &GpuUuid) -> Option<u64> {
-        let mut limits = self.memory.iter();
-        limits.find(|(uuid, _)| uuid == gpu).map(|(_, mib)| *mib)
-    }
-}
-
-impl Daemon {
-    /// The limits that it gives to each client.
-    pub fn limits(&self) -> ClientLimits {
-        let (threads, memory) = (self.threads, self.memory.clone());
-        ClientLimits { threads, memory }
-    }
-
-    /// This daemon with the new `limits` of its GPUs.
-    pub fn with(&self, limits: &ClientLimits) -> Self {
-        let mut own = self.clone();
-        own.threads = limits.threads.or(self.threads);
-        for gpu in &self.gpus {
-            if let Some(mib) = limits.memory_of(gpu) {
-                own.memory.retain(|(uuid, _)| uuid != gpu);
-                own.memory.push((gpu.clone(), mib));
-            }
-        }
-        own
-    }
-}
-
 /// The number of tasks by which `auto` divided each GPU. A step with fewer GPUs must lower its
 /// share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -255,7 +215,9 @@ pub struct Record {
 pub fn memory_limit(daemons: &[Daemon], gpu: &GpuUuid) -> Option<u64> {
     daemons
         .iter()
-        .find_map(|daemon| daemon.limits().memory_of(gpu))
+        .flat_map(|daemon| &daemon.memory)
+        .find(|(uuid, _)| uuid == gpu)
+        .map(|(_, mib)| *mib)
 }
 
 impl Record {

@@ -5,7 +5,6 @@ use super::bind::Bind;
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
 use super::limits::{Amount, Percent};
-use super::observations::LimitSet;
 use super::record::Record;
 use super::request::{Key, MemoryLimit, Mode, Request, Syntax, Threads};
 use super::text::one_line;
@@ -59,20 +58,6 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     }
     own.bind = step.bind.or(own.bind);
     own.names = step.visible.or(own.names);
-    Ok(own)
-}
-
-/// [`of_step`] within the limits that `mpsctl set` gave. The user may forge them, but NVIDIA's
-/// daemon enforces the real ones.
-pub fn of_step_after(record: &Record, set: &[LimitSet], step: &Request) -> Result<Record, Refusal> {
-    let mut now = record.clone();
-    for limits in set.iter().map(LimitSet::limits) {
-        for daemon in &mut now.daemons {
-            *daemon = daemon.with(&limits);
-        }
-    }
-    let mut own = of_step(&now, step)?;
-    own.daemons.clone_from(&record.daemons);
     Ok(own)
 }
 
@@ -336,39 +321,6 @@ mod tests {
             let is_refused = expected.contains("--mps");
             assert!(told.starts_with(expected.trim()), "{row}: {told}");
             assert_eq!(told.contains("; allowed: "), is_refused, "{told}");
-        }
-    }
-
-    #[test]
-    fn a_step_is_held_to_the_limits_that_were_set_since() {
-        let set = |limit: &str, to: &str| LimitSet {
-            limit: limit.to_owned(),
-            from: None,
-            to: to.to_owned(),
-            at: 1,
-        };
-        let memory = format!("{}{}", LimitSet::MEMORY, uuid(1));
-        let raised = [
-            set(LimitSet::THREADS, "60"),
-            set(LimitSet::THREADS, "75"),
-            set(&memory, "6144M"),
-            set("nonsense", "1"),
-        ];
-        let lowered = [set(LimitSet::THREADS, "10")];
-        let step =
-            |set, words| of_step_after(&record(JOB), set, &request(&format!("MPS=on,{words}")));
-        let own = step(&raised, "MPS_THREADS=70,MPS_MEM=5G").unwrap();
-        assert_eq!(own.rank_threads, ["70".parse().unwrap()]);
-        assert_eq!(own.daemons, record(JOB).daemons);
-        for (set, words, most) in [
-            (&raised[..], "MPS_THREADS=80", "75"),
-            (&raised, "MPS_MEM=8G", "6144M"),
-            (&lowered, "MPS_THREADS=20", "10"),
-            (&[], "MPS_THREADS=70", "50"),
-        ] {
-            let refused = step(set, words).unwrap_err().to_string();
-            let why = format!("the job's MPS gives {most}");
-            assert!(refused.contains(&why), "{words}: {refused}");
         }
     }
 }

@@ -68,7 +68,7 @@ fn is_format(c: char) -> bool {
         | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// How each line names a user. `mpsctl support-bundle` finds names by this form, and removes them.
+/// How each line names a user.
 pub fn user(name: impl std::fmt::Display) -> String {
     format!("user '{name}'")
 }

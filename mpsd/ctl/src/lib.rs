@@ -14,10 +14,8 @@ mod node_places;
 mod plan;
 pub mod report;
 mod selftest;
-mod set;
 mod site;
 mod status;
-mod support;
 mod terminal;
 mod waiting;
 

@@ -10,10 +10,8 @@ use super::metrics::Metrics;
 use super::plan::PlanVerb;
 use super::report::ReportVerb;
 use super::selftest::Selftest;
-use super::set::Set;
 use super::site::{Advertise, ConfigVerb, inventory};
 use super::status::Status;
-use super::support::{SupportBundle, SupportContext};
 use super::terminal::{say, say_checks, say_json};
 use super::waiting::{Idle, waiting};
 use super::{NAME, complain};
@@ -67,12 +65,6 @@ enum Verb {
     /// the node. Exit status: 0 under MPS, or up; 1 not; 2 unknown. It does not show how busy a GPU
     /// is: NVML counts all clients together.
     Status(Status),
-    /// Give the clients of a running job other limits, within the site's ceilings
-    ///
-    /// For the job's owner and root. It changes the limits of clients that connect later. Running
-    /// clients keep theirs. NVIDIA's daemon has no limits for a single client. A rank can only
-    /// lower its own limits. The job's log, its report and 'mpsctl status' show the change.
-    Set(Set),
     /// Run 1, 2, 4, 8 copies of a program with the job's MPS and without, and say what does best
     Sweep(ForRunner),
     /// Run the commands of a file on the job's GPUs under its MPS, as many at once as do best
@@ -135,12 +127,6 @@ enum Verb {
     Explain(Explain),
     /// Print the lines that make this node offer shares of its GPUs
     Advertise(Advertise),
-    /// Pack what a report of a problem needs to say of this node into one file for root (root)
-    ///
-    /// Versions, the configuration, the checks, and the last lines of our programs in the journal:
-    /// at most 4 MiB. It has no job's files. User names are removed from our lines. Job ids remain,
-    /// and so does the text of refused requests. A command that takes longer than 20 s is left out.
-    SupportBundle(SupportBundle),
 }
 
 /// The words of a verb that `mps-runner` reads: the program that root calls needs neither plots nor
@@ -267,7 +253,6 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             match verb.run(&caller)? {}
         }
         Verb::Status(verb) => Ok(verb.run(&Caller::this(config, verb.job.as_deref()), &daemon()?)?),
-        Verb::Set(verb) => print(&verb.run(&Caller::this(config, verb.job.as_deref()))?),
         Verb::Sweep(_) | Verb::Pack(_) => Err(become_runner()?),
         Verb::Report(verb) => verb.run(&settings(config, &host_or(verb.node.as_ref()))?),
         Verb::Selftest(verb) => Ok(verb.run(&Caller::this(config, None), &programs()?)?),
@@ -300,21 +285,6 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
                 "it reads the jobs' directories",
             )?;
             Ok(verb.run(&settings, json)?)
-        }
-        Verb::SupportBundle(verb) => {
-            let settings = settings_for_root(
-                config,
-                &host_or(None),
-                "support-bundle",
-                "it reads root's log",
-            )?;
-            let context = SupportContext {
-                host: &ThisHost,
-                config,
-                settings: &settings,
-                mpsctl: &programs()?.join(NAME),
-            };
-            print(&verb.run(&context, json)?)
         }
         Verb::Config(ConfigVerb::Check(verb)) => Ok(print_report(&verb.run(config), json)),
         Verb::Config(ConfigVerb::Show(verb)) => print(&verb.run(config, &ThisHost.name(), json)?),

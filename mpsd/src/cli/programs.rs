@@ -17,20 +17,16 @@ pub struct Daemon {
     /// (used by 'mpsctl status').
     #[arg(long, conflicts_with_all = ["nvml", "stop"])]
     pub look: bool,
-    /// Ask the job's mpsd to set these limits, and report its answer on descriptor 4 (used by
-    /// 'mpsctl set').
-    #[arg(long, value_name = "LIMITS", conflicts_with_all = ["nvml", "stop", "look"])]
-    pub set: Option<String>,
     /// End these clients of the control daemons, pids with commas, and report it on descriptor 4
     /// (used by mps-epilogue).
-    #[arg(long, value_name = "PIDS", conflicts_with_all = ["nvml", "stop", "look", "set"])]
+    #[arg(long, value_name = "PIDS", conflicts_with_all = ["nvml", "stop", "look"])]
     pub terminate: Option<String>,
     /// Answer questions about the node's GPUs through this NVML library, on descriptor 3 (used by
     /// root's programs).
     #[arg(long, value_name = "LIBRARY")]
     pub nvml: Option<String>,
     /// Append the line on standard input to this file, as the job's user (used by mps-prologue).
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["nvml", "stop", "look", "set"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nvml", "stop", "look"])]
     pub note: Option<std::path::PathBuf>,
     /// The group of that file if '--note' makes it: the user's own, in place of the daemons'.
     #[arg(long, value_name = "GID", requires = "note")]

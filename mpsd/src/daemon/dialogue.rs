@@ -13,35 +13,14 @@ pub const BRACKET: &str = "get_default_active_thread_percentage";
 const THREADS: &str = "active_thread_percentage";
 const PRECISION: f64 = 0.05;
 
-/// The servers that a command is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LimitScope {
-    /// The servers that the daemon starts later.
-    NextServers,
-    /// A running one, by its pid: its later clients.
-    Server(i32),
-}
-
-impl LimitScope {
-    fn command(self, verb: &str, name: &str) -> String {
-        match (self, name.split_once(' ')) {
-            (Self::NextServers, _) => format!("{verb}_default_{name}"),
-            (Self::Server(pid), None) => format!("{verb}_{name} {pid}"),
-            (Self::Server(pid), Some((name, device))) => format!("{verb}_{name} {pid} {device}"),
-        }
-    }
-}
-
-/// The limits of `daemon` besides its threads: name, value, and words. The priority of a running
-/// server cannot be set.
-fn limits(scope: LimitScope, daemon: &Daemon) -> Vec<[String; 3]> {
+/// The limits of `daemon` besides its threads: name, value, and words.
+fn limits(daemon: &Daemon) -> Vec<[String; 3]> {
     let memory = daemon.memory.iter().map(|(gpu, mib)| {
         let words = format!("memory limit {mib}M of {gpu}");
         let name = format!("device_pinned_mem_limit {}", gpu.in_limits());
         [name, format!("{mib}M"), words]
     });
-    let priority = daemon.priority.filter(|_| scope == LimitScope::NextServers);
-    let priority = priority.map(|priority| {
+    let priority = daemon.priority.map(|priority| {
         let words = format!("client priority {priority}");
         [
             "client_priority".to_owned(),
@@ -53,87 +32,67 @@ fn limits(scope: LimitScope, daemon: &Daemon) -> Vec<[String; 3]> {
 }
 
 pub fn configure(daemon: &Daemon, uid: u32) -> String {
-    set(LimitScope::NextServers, daemon) + &format!("start_server -uid {uid}\n")
-}
-
-pub fn set(scope: LimitScope, daemon: &Daemon) -> String {
-    let limits = limits(scope, daemon);
-    let line = |name: &str, value: &str| format!("{} {value}\n", scope.command("set", name));
+    let limits = limits(daemon);
+    let line = |name: &str, value: &str| format!("set_default_{name} {value}\n");
     let threads = daemon
         .threads
         .map(|threads| line(THREADS, &threads.to_string()));
     let others = limits.iter().map(|[name, value, _]| line(name, value));
     let set: String = threads.into_iter().chain(others).collect();
-    set + &reading(scope, &limits)
+    format!("{set}{}start_server -uid {uid}\n", reading(&limits))
 }
 
-fn reading(scope: LimitScope, limits: &[[String; 3]]) -> String {
-    let bracket = scope.command("get", THREADS);
-    let read = |[name, ..]: &[String; 3]| format!("{}\n{bracket}\n", scope.command("get", name));
+fn reading(limits: &[[String; 3]]) -> String {
+    let read = |[name, ..]: &[String; 3]| format!("get_default_{name}\n{BRACKET}\n");
     let others: String = limits.iter().map(read).collect();
-    format!("{bracket}\n{others}")
+    format!("{BRACKET}\n{others}")
 }
 
 pub fn read(daemon: &Daemon) -> String {
-    reading(
-        LimitScope::NextServers,
-        &limits(LimitScope::NextServers, daemon),
-    )
+    reading(&limits(daemon))
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct InForce {
     pub limit: String,
     pub asked: Option<String>,
-    /// The value that `mpsctl set` gave it later.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub set: Option<String>,
     pub said: Option<String>,
     pub holds: bool,
 }
 
-/// The limits by the answers to [`read`], for a job that began with those of `begun`. A size may
-/// have no answer.
-pub fn in_force(begun: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> {
+/// The limits by the answers to [`read`]. A size may have no answer.
+pub fn in_force(daemon: &Daemon, answers: &str) -> Vec<InForce> {
     let answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
     let mut answers = answers.peekable();
     let bracket = answers.next();
-    let wanted = percent(daemon);
-    let of_threads = |daemon: &Daemon| daemon.threads.map(|percent| percent.to_string());
     let mut all = vec![InForce {
         limit: "active thread percentage".to_owned(),
-        asked: of_threads(begun),
-        set: of_threads(daemon).filter(|_| daemon.threads != begun.threads),
+        asked: daemon.threads.map(|percent| percent.to_string()),
         said: bracket.map(|said| one_line(said, 80)),
-        holds: expect_percent(bracket, wanted).is_ok(),
+        holds: expect_percent(bracket, percent(daemon)).is_ok(),
     }];
-    let begun = limits(LimitScope::NextServers, begun);
-    for [name, value, words] in limits(LimitScope::NextServers, daemon) {
+    for [_, value, limit] in limits(daemon) {
         let said = answers.next_if(|said| Some(*said) != bracket);
         answers.next_if(|said| Some(*said) == bracket);
-        let before = begun.iter().find(|[before, ..]| *before == name);
         all.push(InForce {
-            limit: before.map_or(&words, |[.., words]| words).clone(),
-            asked: before.map(|[_, value, _]| value.clone()),
-            set: Some(value.clone())
-                .filter(|_| before.is_none_or(|[_, before, _]| *before != value)),
+            limit,
             said: said.map(|said| one_line(said, 80)),
             holds: said.is_some_and(|said| is_same(said, &value)),
+            asked: Some(value),
         });
     }
     all
 }
 
-/// Checks the answers to [`configure`] or [`set`]. The error names the first limit that is not in
-/// force.
-pub fn check(scope: LimitScope, daemon: &Daemon, answers: &str) -> Result<(), String> {
+/// Checks the answers to [`configure`]. The error names the first limit that is not in force.
+pub fn check(daemon: &Daemon, answers: &str) -> Result<(), String> {
     let mut answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
     let wanted = percent(daemon);
     if daemon.threads.is_some() {
         expect_percent(answers.next(), wanted)?;
     }
     expect_percent(answers.next(), wanted)?;
-    for [_, value, words] in limits(scope, daemon) {
+    for [_, value, words] in limits(daemon) {
         let said = answers.next();
         if !said.is_some_and(|said| is_same(said, &value)) {
             let said = quoted(said);
@@ -379,7 +338,7 @@ mod tests {
 
     #[test]
     fn answers_of_the_recorded_daemon_pass_and_a_dropped_limit_is_found() {
-        let passes = |daemon: &Daemon, answers| check(LimitScope::NextServers, daemon, answers);
+        let passes = check;
         let wanted = daemon(Some("25"), Some(4096));
         assert_eq!(passes(&wanted, "25.0\n25.0\n4096M\n25.0\n"), Ok(()));
         assert_eq!(passes(&wanted, "25.0\n25.0\n4G\n25.0\n"), Ok(()));

@@ -1,7 +1,5 @@
-//! What the daemon waits for: signals, ended children and clients, files that change, and the job's
-//! owner.
+//! What the daemon waits for: signals, ended children and clients, and files that change.
 
-use super::door::Door;
 use super::logs::CONTROL_LOG;
 use super::observer::ClientWatch;
 use crate::job::spec::GO;
@@ -29,7 +27,6 @@ pub struct Watches {
 pub struct Events {
     signals: Signals,
     inotify: Inotify,
-    pub door: Option<Door>,
     /// Root says by it when the servers may start; `None` after that.
     pub gate: Option<File>,
 }
@@ -49,7 +46,6 @@ impl Events {
         Ok(Self {
             signals,
             inotify,
-            door: None,
             gate: None,
         })
     }
@@ -94,11 +90,7 @@ impl Events {
             PollTimeout::try_from(d + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
         });
         let own = [self.signals.as_fd(), self.inotify.as_fd()];
-        let others = [
-            self.door.as_ref().map(AsFd::as_fd),
-            self.gate.as_ref().map(AsFd::as_fd),
-        ];
-        let all = own.into_iter().chain(others.into_iter().flatten());
+        let all = own.into_iter().chain(self.gate.as_ref().map(AsFd::as_fd));
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let clients = clients.descriptors();
         fds.extend(clients.map(|fd| PollFd::new(fd, PollFlags::empty())));

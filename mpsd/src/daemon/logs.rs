@@ -5,6 +5,8 @@ use crate::job::spec::Spec;
 use mpsd_core::text::one_line;
 use nix::fcntl::OFlag;
 use nix::unistd::{Gid, fchown, getegid};
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::process::{FlockType, fcntl_getlk};
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write as _};
@@ -95,7 +97,12 @@ impl UserLog {
     pub fn open(spec: &Spec) -> Self {
         let first = spec.daemons.first();
         let flags = NO_WAIT | OFlag::O_NOFOLLOW;
-        Self(first.and_then(|daemon| open_to_append(&daemon.log.join(USER_LOG), flags).ok()))
+        let log = first.and_then(|daemon| open_to_append(&daemon.log.join(USER_LOG), flags).ok());
+        // Tells [`owner`] our pid, and ends with us.
+        let _ = log
+            .as_ref()
+            .map(|log| fcntl_lock(log, FlockOperation::NonBlockingLockExclusive));
+        Self(log)
     }
 
     pub fn line(&mut self, text: &str) {
@@ -108,6 +115,18 @@ impl UserLog {
             let _ = file.write_all(line.as_bytes());
         }
     }
+}
+
+/// The pid of the `mpsd` that writes the log in `directory`, by the user's word.
+pub fn owner(directory: &Path) -> Option<i32> {
+    let flags = NO_WAIT | OFlag::O_NOFOLLOW;
+    let log = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(directory.join(USER_LOG))
+        .ok()?;
+    let lock = fcntl_getlk(log, &FlockType::WriteLock.into()).ok()??;
+    Some(lock.pid?.as_raw_pid())
 }
 
 /// Appends root's line to the user's output file. This process has the daemons' group, and so has a

@@ -74,8 +74,6 @@ type ClientMemory = (i32, GpuUuid, u64);
 pub struct MemoryWatch {
     policy: MemoryOverLimit,
     limits: Vec<(GpuUuid, u64)>,
-    /// The limits that begin when no client is left from before they were set.
-    next_limits: Option<Vec<(GpuUuid, u64)>>,
     gpus: Vec<GpuUuid>,
     told: BTreeSet<(i32, GpuUuid)>,
     told_silence: bool,
@@ -89,7 +87,6 @@ impl MemoryWatch {
         Self {
             policy: spec.over_limit,
             limits: daemons().flat_map(|daemon| daemon.memory.clone()).collect(),
-            next_limits: None,
             gpus: daemons().flat_map(|daemon| daemon.gpus.clone()).collect(),
             told: BTreeSet::new(),
             told_silence: false,
@@ -109,24 +106,6 @@ impl MemoryWatch {
             };
             self.active = true;
         }
-    }
-
-    /// Takes the new limits of clients that connect later. While an earlier client is left, the
-    /// higher limit holds for all.
-    pub fn set(&mut self, running: &[Running]) {
-        let all = running
-            .iter()
-            .flat_map(|daemon| daemon.daemon.memory.clone());
-        let now: Vec<(GpuUuid, u64)> = all.collect();
-        if !self.active {
-            self.limits = now;
-            return;
-        }
-        for (gpu, limit) in &mut self.limits {
-            let new = now.iter().find(|(uuid, _)| uuid == gpu);
-            *limit = new.map_or(*limit, |(_, new)| *new.max(limit));
-        }
-        self.next_limits = Some(now);
     }
 
     pub fn period(&self) -> Option<Duration> {
@@ -167,11 +146,6 @@ impl MemoryWatch {
             }
         }
         self.active = !clients.is_empty() || is_silent && observer.clients() > 0;
-        if !self.active
-            && let Some(next) = self.next_limits.take()
-        {
-            self.limits = next;
-        }
         observer.take_memory(&clients);
         let limit = |pid, gpu: &GpuUuid| jobs.of(observer.job(pid), gpu);
         for (pid, gpu, held_mib, limit_mib) in self.over(&clients, limit) {

@@ -6,7 +6,6 @@
 
 mod comeback;
 pub mod dialogue;
-pub mod door;
 mod events;
 pub mod logs;
 mod memory;
@@ -15,7 +14,6 @@ mod outside;
 mod partitions;
 pub mod queries;
 mod session;
-mod set;
 mod start;
 mod stop;
 mod usage;
@@ -50,13 +48,6 @@ pub fn run() -> Result<(), String> {
     observer.log.line(&line);
     report_start(&Ok(running.iter().map(start::Running::ready).collect()));
     drop(report);
-    let first = spec.daemons.first();
-    let door = first.map(|first| door::Door::open(&first.log)).transpose();
-    events.door = door.unwrap_or_else(|why| {
-        let line = format!("'mpsctl set' cannot reach this mpsd: {why}");
-        observer.log.line(&line);
-        None
-    });
     watch::until_the_end(&spec, running, &mut events, &mut observer);
     Ok(())
 }
@@ -85,14 +76,6 @@ pub fn look() -> Result<(), String> {
     let mut report = inherited(REPORT_FD, "report")?;
     let answers = queries::ask_all(&spec.control, &spec.daemons, spec.command_time());
     send(&mut report, &answers)
-}
-
-/// `mpsd --set`: asks the job's `mpsd` to set these limits, a line of JSON, and reports its answer.
-pub fn set(limits: &str) -> Result<(), String> {
-    let spec = own_spec()?;
-    let mut report = inherited(REPORT_FD, "report")?;
-    let limits = serde_json::from_str(limits).map_err(|e| format!("unreadable limits: {e}"))?;
-    send(&mut report, &door::ask(&spec.daemons, &limits, door::TIME))
 }
 
 fn send(report: &mut File, what: &impl serde::Serialize) -> Result<(), String> {

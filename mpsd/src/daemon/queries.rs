@@ -2,7 +2,7 @@
 //! the user's word.
 
 use super::dialogue::{self, InForce};
-use super::{door, session};
+use super::{logs, session};
 use mpsd_core::GpuUuid;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
@@ -67,15 +67,13 @@ pub struct Client {
 
 type Answer = Result<DaemonAnswer, AnswerError>;
 
-/// Asks each control daemon of a job through the vendor's program `control`. `mpsd` tells which
-/// limits should hold now.
+/// Asks each control daemon of a job through the vendor's program `control`.
 pub fn ask_all(control: &Path, daemons: &[Daemon], limit: Duration) -> Vec<Answer> {
-    let (owner, now) = (door::owner(daemons), door::now(daemons));
-    let both = daemons.iter().zip(&now);
-    let ask = |(begun, now): (&Daemon, &Daemon)| {
-        out_of_reach(&begun.pipe, owner).map_or_else(|| ask(control, begun, now, limit), Err)
+    let owner = daemons.first().and_then(|first| logs::owner(&first.log));
+    let ask = |daemon: &Daemon| {
+        out_of_reach(&daemon.pipe, owner).map_or_else(|| ask(control, daemon, limit), Err)
     };
-    both.map(ask).collect()
+    daemons.iter().map(ask).collect()
 }
 
 /// Whether the job's control daemon, a child of the `mpsd` with the pid `owner`, does not serve
@@ -111,7 +109,7 @@ fn pid_in(path: &Path) -> Option<i32> {
     text.trim().parse().ok()
 }
 
-fn ask(control: &Path, begun: &Daemon, daemon: &Daemon, limit: Duration) -> Answer {
+fn ask(control: &Path, daemon: &Daemon, limit: Duration) -> Answer {
     let end = Deadline::after(limit);
     let say = |commands: &str| match session::say(control, daemon, commands, end.remaining()) {
         Ok(answer) if answer.nobody_listens() => Err(AnswerError::Ended),
@@ -125,7 +123,7 @@ fn ask(control: &Path, begun: &Daemon, daemon: &Daemon, limit: Duration) -> Answ
         return Err(AnswerError::Failed(why.to_owned()));
     }
     let mut all = DaemonAnswer {
-        limits: dialogue::in_force(begun, daemon, &limits),
+        limits: dialogue::in_force(daemon, &limits),
         ..DaemonAnswer::default()
     };
     for pid in say("get_server_list\n")?

@@ -6,8 +6,6 @@ use mpsd_core::record::Daemon;
 use mpsd_sys::Exit;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::spawn::{KillReason, RunError, Spawn};
-use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
-use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -29,14 +27,6 @@ impl Answer {
         let says = |text: &str| text.contains("Cannot find MPS control daemon");
         self.exit == Exit::Code(1) && (says(&self.text) || says(&self.trouble))
     }
-}
-
-/// Connects to the socket at `path` without waiting; EAGAIN: its backlog is full.
-pub fn connect(path: &Path) -> nix::Result<OwnedFd> {
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    socket::connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
-    Ok(socket)
 }
 
 pub fn numbers(text: &str) -> Vec<i32> {

@@ -1,6 +1,6 @@
 //! Starts the control daemons of a job and proves them ready.
 
-use super::dialogue::{self, LimitScope, Proof};
+use super::dialogue::{self, Proof};
 use super::events::{Events, Watches};
 use super::logs::Tail;
 use super::observer::ClientWatch;
@@ -247,7 +247,7 @@ fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unread
     if answer.nobody_listens() {
         return Ok(true);
     }
-    dialogue::check(LimitScope::NextServers, &running.daemon, &answer.text)?;
+    dialogue::check(&running.daemon, &answer.text)?;
     running.configured = true;
     Ok(true)
 }

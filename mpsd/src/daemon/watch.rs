@@ -7,13 +7,12 @@ use super::events::Events;
 use super::memory::MemoryWatch;
 use super::observer::{ClientWatch, Observer};
 use super::outside::OutsideWatch;
+use super::session;
 use super::start::{self, Running};
 use super::usage::UsageWatch;
-use super::{door, session, set};
 use crate::job::spec::Spec;
 use crate::node::nvml::Nvml;
 use mpsd_core::observations::{DaemonLost, LimitChanged, keep};
-use mpsd_core::record::ClientLimits;
 use mpsd_sys::Exit;
 use mpsd_sys::process::ProcessTable;
 use nix::sys::signal::Signal;
@@ -93,7 +92,6 @@ pub fn until_the_end(
             observer.all.usage = Some(usage);
         }
         if !terminate {
-            serve(spec, &mut running, events, &mut memory, observer);
             limits.check(spec, &running, observer);
         }
         observer.write();
@@ -106,35 +104,6 @@ pub fn until_the_end(
             return;
         }
     }
-}
-
-fn serve(
-    spec: &Spec,
-    running: &mut [Running],
-    events: &Events,
-    memory: &mut MemoryWatch,
-    observer: &mut Observer,
-) {
-    let Some((stream, request)) = events.door.as_ref().and_then(door::Door::take) else {
-        return;
-    };
-    let mut answer = Ok(());
-    if request != ClientLimits::default() {
-        answer = set::set(spec, running, &request).map(|changes| {
-            memory.set(running);
-            for change in changes {
-                let line = format!("set while the job runs (mpsctl set): {change}");
-                observer.log.line(&line);
-                observer.all.set(change);
-            }
-        });
-        if let Err(why) = &answer {
-            observer.log.line(&format!("not set: {why}"));
-        }
-    }
-    // Written before the answer. If the owner has gone meanwhile, the log tells.
-    observer.write();
-    let _ = door::send(&stream, &answer.map(|()| set::limits(spec, running)));
 }
 
 /// Ends the server of `daemon` if its next client could get the error of one that a signal ended
@@ -259,7 +228,7 @@ impl LimitState {
                 return observer.say(&format!("control daemon {pid} {what}: {why}"));
             }
         };
-        let mut changed = dialogue::in_force(daemon, daemon, &text);
+        let mut changed = dialogue::in_force(daemon, &text);
         changed.retain(|limit| !limit.holds);
         for new in changed.iter().filter(|limit| !self.changed.contains(limit)) {
             let InForce {

@@ -4,7 +4,6 @@
 use super::case::Job;
 use super::journal::Journal;
 use super::report;
-use mpsd_core::observations::Observations;
 use mpsd_core::text;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,26 +41,9 @@ pub fn unneeded(job: &Job, why: &str) -> Entry {
     }
 }
 
-/// Root had these limits set, by the word of the job's `mpsd`.
-pub fn set(journal: &Journal, limits: &str) -> Entry {
-    let line = format!("root set limits of {}: {limits}", text::user(&journal.user));
-    let more = vec![("MPSD_LIMITS_SET", limits.to_owned())];
-    entry(journal, "set", &line, more)
-}
-
-/// The job's MPS is gone at `now`, seconds since 1970; `None`: it never was ready. Limits that the
-/// job's `mpsd` says were set while it ran are the user's word, so they have a field of their own.
-pub fn ended(
-    journal: &Journal,
-    observed: Option<&Observations>,
-    now: u64,
-    as_before: bool,
-) -> Option<Entry> {
+/// The job's MPS is gone at `now`, seconds since 1970; `None`: it never was ready.
+pub fn ended(journal: &Journal, now: u64, as_before: bool) -> Option<Entry> {
     journal.ready_ms?;
-    let set = observed
-        .into_iter()
-        .flat_map(|observed| &observed.limits_set);
-    let set = set.map(|set| ("MPSD_SAID_BY_USER_SET", set.to_string()));
     let (is, answer) = match as_before {
         true => ("is", "yes"),
         false => ("is not", "no"),
@@ -72,7 +54,7 @@ pub fn ended(
     ];
     let (user, took) = (text::user(&journal.user), now.saturating_sub(journal.began));
     let line = format!("MPS ended for {user} after {took} s, the node {is} as it was");
-    Some(entry(journal, "end", &line, set.chain(end).collect()))
+    Some(entry(journal, "end", &line, end.into()))
 }
 
 fn entry(journal: &Journal, event: &str, line: &str, more: Vec<(&'static str, String)>) -> Entry {

@@ -315,7 +315,6 @@ fn begin_shared(
             daemons,
             // Its GPU may have other jobs of the user.
             outside: false,
-            most: plan.most.clone(),
             ..member.spec.clone()
         },
         record: plan.record.clone(),

@@ -98,7 +98,7 @@ pub fn end_if(
         let target = journal.drain_target();
         evidence::of_silent_nvml(node, DrainTarget { sharers, ..target });
     }
-    let mut lines = say(node, job, (journal.as_ref(), observed.as_ref()), &findings);
+    let mut lines = say(node, job, journal.as_ref(), &findings);
     let drained = drain(node, job, ending, journal.as_ref(), &findings);
     // Last: no caller waits for it.
     let mut end = JobEnd {
@@ -233,7 +233,7 @@ fn take_down(
 fn say(
     node: &mut impl Node,
     job: &JobId,
-    (journal, observed): (Option<&Journal>, Option<&Observations>),
+    journal: Option<&Journal>,
     findings: &Findings,
 ) -> Vec<String> {
     for note in &findings.notes {
@@ -249,7 +249,7 @@ fn say(
         node.log(severity, &format!("{kind}: {line}"));
         lines.push(line);
     }
-    match journal.and_then(|journal| audit::ended(journal, observed, now(), findings.is_clean())) {
+    match journal.and_then(|journal| audit::ended(journal, now(), findings.is_clean())) {
         Some(entry) => node.audit(&entry),
         None if !findings.is_clean() => {}
         None => {

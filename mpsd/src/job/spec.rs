@@ -2,7 +2,7 @@
 
 use crate::plan::effects::Plan;
 use mpsd_core::config::{MemoryOverLimit, Settings};
-use mpsd_core::record::{ClientLimits, Daemon};
+use mpsd_core::record::Daemon;
 use mpsd_sys::deadline::Deadline;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -52,9 +52,6 @@ pub struct Spec {
     /// none.
     #[serde(default)]
     pub outside: bool,
-    /// The most that the job's owner may set while it runs.
-    #[serde(default)]
-    pub most: ClientLimits,
 }
 
 impl Spec {
@@ -82,7 +79,6 @@ impl Spec {
             // The driver does not tell the jobs of a shared MPS apart.
             usage: settings.reports.keep > 0 && !plan.record.job.is_shared(),
             outside: false,
-            most: plan.most.clone(),
         }
     }
 }

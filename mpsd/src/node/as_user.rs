@@ -12,7 +12,6 @@ use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::paths::CLOSED;
-use mpsd_core::record::ClientLimits;
 use mpsd_core::text::one_line;
 use mpsd_sys::Exit;
 use mpsd_sys::cgroup::Cgroup;
@@ -87,7 +86,6 @@ pub(super) fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
         over_limit: MemoryOverLimit::Ignore,
         usage: false,
         outside: false,
-        most: ClientLimits::default(),
     }
 }
 

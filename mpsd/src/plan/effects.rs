@@ -2,7 +2,7 @@
 //! is a snapshot.
 
 use mpsd_core::gpu::{ComputeMode, GpuUuid};
-use mpsd_core::record::{ClientLimits, Record};
+use mpsd_core::record::Record;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -105,8 +105,6 @@ pub struct Plan {
     pub shared: Vec<Plan>,
     /// The minor numbers of its GPUs, each once; empty: the driver does not tell them all.
     pub minors: Vec<u32>,
-    /// The most that `mpsctl set` may give to each client while the job runs.
-    pub most: ClientLimits,
     /// What the log should say of decisions taken, one line each (a mode that stays, for example).
     pub notes: Vec<String>,
     /// Run `mps-probe` through the new daemon before the job starts.
@@ -123,7 +121,7 @@ impl Plan {
         let record = &self.record;
         serde_json::json!({
             "job": record.job, "uid": record.uid, "gpus": record.gpus, "daemons": record.daemons,
-            "rank_threads": record.rank_threads, "rank_memory": record.rank_memory, "most": self.most, "effects": effects,
+            "rank_threads": record.rank_threads, "rank_memory": record.rank_memory, "effects": effects,
             "report": record.report, "then": self.then, "warnings": record.warnings, "notes": self.notes,
         })
     }

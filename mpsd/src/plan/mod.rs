@@ -15,7 +15,7 @@ use crate::scheduler::{self, Devices, Exclusive, GpuSource, Part, Submission};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, WarnOrRefuse};
 use mpsd_core::paths::JobPaths;
-use mpsd_core::record::{AutoDivisors, ClientLimits, Daemon, Record, RecordGpu, RecordState};
+use mpsd_core::record::{AutoDivisors, Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
 use mpsd_core::unasked::Unasked;
 use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, JobId, Refusal};
@@ -179,7 +179,6 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         effects,
         shared: begin_shared,
         minors: minors(draft.gpus.iter().copied()),
-        most: draft.most(),
         notes,
         verify: request.verify == Some(true),
         then: request.plan_lines().collect(),
@@ -234,7 +233,6 @@ impl Draft<'_> {
             effects,
             shared: Vec::new(),
             minors,
-            most: ClientLimits::default(),
             notes: Vec::new(),
             verify: false,
             then: Vec::new(),

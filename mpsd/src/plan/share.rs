@@ -4,7 +4,7 @@
 use super::draft::{Draft, NO_PART, NO_TASKS};
 use crate::scheduler::Part;
 use mpsd_core::limits::{Amount, Percent, Priority};
-use mpsd_core::record::{ClientLimits, Daemon};
+use mpsd_core::record::Daemon;
 use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Syntax, Threads};
 use mpsd_core::{Gpu, GpuUuid, Refusal};
 use std::path::PathBuf;
@@ -107,20 +107,6 @@ impl Draft<'_> {
             (false, _) => Ok((1, tasks)),
             (true, Some(Part { own, all })) => Ok((own.into(), u64::from(all) * tasks)),
             (true, None) => Err(self.refuse(key, NO_PART, "a fixed value")),
-        }
-    }
-
-    /// The most that the site, and each GPU, let a client have.
-    pub fn most(&self) -> ClientLimits {
-        let of_gpu = |gpu: &&Gpu| {
-            let ceiling = self.settings.ceilings.memory;
-            let ceiling = ceiling.map(|most| most.mebibytes_of(gpu.memory_mib).unwrap_or(0));
-            let most = ceiling.into_iter().chain(gpu.memory_mib).min();
-            (gpu.uuid.clone(), most.unwrap_or(u64::MAX))
-        };
-        ClientLimits {
-            threads: Some(self.settings.ceilings.threads.unwrap_or(Percent::WHOLE)),
-            memory: self.gpus.iter().map(of_gpu).collect(),
         }
     }
 

@@ -4,7 +4,6 @@ use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, record};
 use crate::handle::{Item, Level, Verdict};
 use crate::plugin::Callback;
 use mpsd_core::GpuUuid;
-use mpsd_core::observations::{LimitSet, Observations};
 use mpsd_core::partitions::Partition;
 use mpsd_core::record::{RecordDevice, RecordState};
 
@@ -412,31 +411,6 @@ fn a_task_without_mps_is_marked_only_if_the_task_prolog_runs_before_it() {
             is_marked,
             "{step} {flags} {prolog}"
         );
-    }
-}
-
-#[test]
-fn a_step_is_held_to_what_mpsctl_set_gave_since() {
-    let set = LimitSet {
-        limit: LimitSet::THREADS.to_owned(),
-        from: None,
-        to: "75".to_owned(),
-        at: 1,
-    };
-    for (limits_set, expected) in [(vec![], Verdict::Leave), (vec![set], Verdict::Continue)] {
-        let mut before = record("4711", RecordState::Ready);
-        before.request = "MPS=on,MPS_THREADS=25".parse().ok();
-        before.daemons[0].threads = "25".parse().ok();
-        let mut node = FakeNode::new().with_record(before);
-        node.observations = Some(Observations {
-            limits_set,
-            ..Observations::default()
-        });
-        let (verdict, slurm) = task(rank_of_step(0, 0, 2), &node, "", "mps mps-threads=50");
-        assert_eq!(verdict, expected, "{:?}", slurm.errors());
-        let told = slurm.errors().concat();
-        let as_step = told.starts_with("step 4711.0: not started on n1: ");
-        assert_eq!(as_step, verdict == Verdict::Leave, "{told}");
     }
 }
 

@@ -138,60 +138,6 @@ fn a_running_server_can_be_given_other_limits() {
     assert_eq!(of_first_gpu(outcome.record(), "sms"), u64::from(expected));
 }
 
-/// `mpsctl set` relies on this: a server's own limits may be above the defaults, also by UUID, and
-/// end with the server.
-#[test]
-fn a_running_servers_limits_are_its_own_and_the_defaults_are_the_next_ones() {
-    let bench = Bench::new();
-    let uuid = &bench.gpus[0].uuid;
-    let daemon = bench.daemon();
-    daemon.say("set_default_active_thread_percentage 25");
-    daemon.say(&format!("set_default_device_pinned_mem_limit {uuid} 1G"));
-    let server = daemon.start_server();
-    for (command, answer) in [
-        (
-            format!("set_active_thread_percentage {server} 60"),
-            "60.0\n",
-        ),
-        (
-            format!("set_device_pinned_mem_limit {server} {uuid} 2G"),
-            "",
-        ),
-        (
-            format!("get_device_pinned_mem_limit {server} {uuid}"),
-            "2G\n",
-        ),
-        ("get_default_active_thread_percentage".to_owned(), "25.0\n"),
-        (
-            format!("get_default_device_pinned_mem_limit {uuid}"),
-            "1G\n",
-        ),
-        (
-            "set_default_active_thread_percentage 12.5".to_owned(),
-            "12.5\n",
-        ),
-        (format!("get_active_thread_percentage {server}"), "60.0\n"),
-    ] {
-        daemon.say(&command).answers(answer);
-    }
-    let has = |percent: f64, mib: u64| {
-        let record = daemon.client().allocating().run();
-        let of = |name| of_first_gpu(record.record(), name);
-        let sms = multiprocessors(bench.gpus[0].sms, percent);
-        assert_eq!(of("sms"), u64::from(sms));
-        let allocatable = of("allocatable_mib");
-        assert!(
-            (mib - 512..=mib).contains(&allocatable),
-            "{allocatable} of {mib}"
-        );
-    };
-    has(60.0, 2048);
-    kill(server, Signal::SIGTERM);
-    // Until the daemon has seen the end, it refuses clients with 805 (seen once on driver 580).
-    daemon.logs(&format!("Server {server} exited with status 0"));
-    has(12.5, 1024);
-}
-
 #[test]
 fn sigterm_ends_an_idle_server_with_0_and_the_daemon_stays() {
     let bench = Bench::new();

@@ -298,7 +298,6 @@ impl DaemonStatus {
         let limit = |limit: &InForce| InForce {
             limit: text(&limit.limit),
             asked: limit.asked.as_deref().map(text),
-            set: limit.set.as_deref().map(text),
             said: limit.said.as_deref().map(text),
             holds: limit.holds,
         };
@@ -458,7 +457,6 @@ pub(super) mod tests {
         hostile.limits.push(InForce {
             limit: "threads\r".to_owned(),
             asked: Some("\u{7}".to_owned()),
-            set: None,
             said: Some("\u{202e}25".to_owned()),
             holds: true,
         });

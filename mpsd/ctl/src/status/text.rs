@@ -99,15 +99,8 @@ fn daemon_lines(daemon: &DaemonStatus, several: bool, shared: bool) -> Vec<Strin
             .asked
             .as_ref()
             .map_or(unasked.to_owned(), |asked| format!("asked {asked}"));
-        let set = limit
-            .set
-            .as_ref()
-            .map_or(String::new(), |set| format!(", set to {set} since"));
         let holds = if limit.holds { "" } else { ": NOT in force" };
-        format!(
-            "  {}: {asked}{set}, the daemon says {said}{holds}",
-            limit.limit
-        )
+        format!("  {}: {asked}, the daemon says {said}{holds}", limit.limit)
     }));
     lines
 }
@@ -175,7 +168,6 @@ mod tests {
         status.daemons[0].limits = vec![InForce {
             limit: "active thread percentage".to_owned(),
             asked: Some("25".to_owned()),
-            set: None,
             said: Some("100.0".to_owned()),
             holds: false,
         }];
