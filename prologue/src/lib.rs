@@ -39,7 +39,7 @@ const RECORD_LIMIT: Duration = Duration::from_secs(5);
 
 /// Starts a job's own NVIDIA MPS before the job runs.
 ///
-/// Run as root by Slurm's plugin, by a Torque or OpenPBS prologue, or by the OpenPBS hook. A job
+/// Run as root by Slurm's plugin, by a Torque prologue, or by the OpenPBS hook. A job
 /// that did not ask for MPS is left alone: exit 0, nothing touched.
 ///
 /// Exit status: 0 the server is proved ready, or MPS was not asked for; 1 the request was refused;
@@ -83,7 +83,7 @@ pub fn main() -> u8 {
     let prologue = Prologue { arguments, config };
     let env = |name: &str| std::env::var(name).ok();
     let job = &prologue.arguments.job;
-    let input = job.input(&env, prologue.site(), std::io::stdout().is_terminal());
+    let input = job.input(&env, Site::default(), std::io::stdout().is_terminal());
     let submission = job.submission(&input, &ThisHost);
     let asked = submission.and_then(|submission| {
         let settings = || prologue.settings(&submission.node_name(&ThisHost));
@@ -123,17 +123,6 @@ impl Prologue {
 
     fn settings(&self, node: &str) -> Option<Settings> {
         self.load(node).ok().map(|(_, settings)| settings)
-    }
-
-    /// Where PBS lives. Only the classic prologue of OpenPBS runs a command of PBS before it knows
-    /// whether the job asked; no other job pays for reading the configuration.
-    fn site(&self) -> Site {
-        let job = &self.arguments.job;
-        let classic = job.positional.len() == 3
-            && job.given.account.is_none()
-            && job.given.resource.is_none();
-        let settings = classic.then(|| self.settings(&ThisHost.name())).flatten();
-        settings.as_ref().map(Site::of).unwrap_or_default()
     }
 
     /// A child does all further work, so that its crash becomes an exit code.

@@ -86,7 +86,7 @@ fn the_number_of_a_job_is_enough() {
     });
 }
 
-/// The job's shell sees both GPUs, and each rank sees its own GPU first.
+/// The job's shell sees both GPUs, and each rank its own.
 #[test]
 fn ranks_are_bound() {
     on_both(&["nodea"], |c| {
@@ -94,7 +94,7 @@ fn ranks_are_bound() {
             Product::Torque => ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
             Product::OpenPbs => ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
         };
-        let job = c.job("MPS=true,MPS_BIND=block+peers").on(&[&[0, 1]]);
+        let job = c.job("MPS=true,MPS_BIND=block").on(&[&[0, 1]]);
         begins(c, &job);
         let client = Cluster::client("");
         let ranks =
@@ -103,17 +103,18 @@ fn ranks_are_bound() {
         shell(c, &job, &format!("{client}; {ranks}; {twice}"), 0);
         let records = c.records(0);
         let uuids = c.gpus[0].uuids();
-        let order = |first: usize| serde_json::json!([uuids[first], uuids[1 - first]]);
         let found: Vec<_> = records
             .iter()
             .map(|record| record["uuids"].clone())
             .collect();
-        assert_eq!(
-            found,
-            [0, 0, 0, 0, 1, 1, 1].map(order),
-            "{:?}",
-            c.output(&job, 0)
-        );
+        let [first, second] = [&uuids[..1], &uuids[1..]];
+        let ranks = [first, first, first, second, second, second];
+        let expected: Vec<_> = [&[&uuids[..]], &ranks[..]].concat();
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|seen| serde_json::json!(seen))
+            .collect();
+        assert_eq!(found, expected, "{:?}", c.output(&job, 0));
         records
             .iter()
             .for_each(|record| attached_without_limits(record, &job));
@@ -210,38 +211,23 @@ fn each_node_of_a_job_serves_its_own_gpu() {
 /// `qsub -I` would hang if a daemon kept the terminal, or a descriptor of the prologue's, open.
 #[test]
 fn an_interactive_job_ends_with_its_user() {
-    for (product, classic) in [
-        (Product::Torque, false),
-        (Product::OpenPbs, false),
-        (Product::OpenPbs, true),
-    ] {
-        println!("under {}, classic: {classic}", product.name());
+    for product in Product::ALL {
+        println!("under {}", product.name());
         let c = &mut Cluster::new(product, &["nodea"]);
-        if classic {
-            c.nodes[0].sh("mpsctl pbs uninstall");
-            c.nodes[0].try_sh("mpsctl pbs install --classic");
-            c.mark();
-        }
         let job = c.job("MPS=true").interactive();
-        let prologue = match (product, classic) {
-            (Product::Torque, _) => {
+        let prologue = match product {
+            Product::Torque => {
                 c.torque_files(&job);
-                Some(c.torque_run(&job, 0, "prologue", None))
+                let run = c.torque_run(&job, 0, "prologue", None);
+                let pid = c.nodes[0].start(run).unwrap();
+                assert_eq!(c.nodes[0].wait(pid, 20_000), Ended::Code(0));
+                Some(pid)
             }
-            (_, true) => {
-                c.openpbs_files(&job);
-                Some(c.openpbs_run(&job, "prologue", None))
+            Product::OpenPbs => {
+                begins(c, &job);
+                None
             }
-            _ => None,
         };
-        let prologue = prologue.map(|run| {
-            let pid = c.nodes[0].start(run).unwrap();
-            assert_eq!(c.nodes[0].wait(pid, 20_000), Ended::Code(0));
-            pid
-        });
-        if prologue.is_none() {
-            begins(c, &job);
-        }
         let run = Run {
             stdout: Stream::Terminal,
             stderr: Stream::Terminal,

@@ -95,8 +95,6 @@ fn the_hook_needs_a_manager_and_is_read_back() {
         2,
         &["FAIL  this mom has no hook 'mpsd': jobs run without MPS"],
     );
-    // The classic scripts need no hook.
-    c.nodes[0].sh("mpsctl pbs install --classic; mpsctl pbs check; mpsctl pbs uninstall");
     c.serve("operators", "root@elsewhere\n");
     let words = [
         "qmgr -c 'import hook mpsd application/x-python default /var/lib/mpsd/mpsd.py'",
@@ -283,14 +281,6 @@ fn check_warns_unless_something_names_the_gpus() {
         let text = checks(&mut c, 0, &[line]);
         assert_eq!(text.contains(advice), line != names, "{text}");
     }
-    // PBS runs no classic epilogue if a hook has the events of pbs_cgroups.
-    c.nodes[0].sh("mpsctl pbs uninstall; mpsctl pbs install --classic");
-    checks(
-        &mut c,
-        2,
-        &["FAIL  pbs_cgroups is enabled, and PBS then runs no classic epilogue"],
-    );
-    c.nodes[0].sh("mpsctl pbs uninstall; mpsctl pbs install");
     c.nodes[0].write(&format!("{copies}.HK"), off, 0o600);
     c.nodes[0].sh("echo 'gpus_unknown = \"whole-node-if-exclusive\"' >>/etc/mpsd/mpsd.toml");
     let words = [

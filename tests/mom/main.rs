@@ -5,7 +5,6 @@ mod agent;
 mod alone;
 mod auto;
 mod both;
-mod classic;
 mod install;
 mod jobs;
 mod openpbs;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tests::place::{Place, fast};
-use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, finish, uid_of};
+use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, finish, prologue_args, uid_of};
 
 const PATH: (&str, &str) = ("PATH", "/usr/bin:/bin");
 
@@ -93,6 +93,7 @@ fn a_starting_job_is_waited_for_within_its_deadline() {
     let record = |state: &str| {
         let text = json!({
             "version": 1, "job": "5.srv", "uid": 65534, "state": state, "deadline_s": 1,
+            "exclusive": false, "per_gpu": false, "named": false, "rank_threads": [], "rank_memory": [],
             "gpus": [], "daemons": [{"gpus": [], "pipe": dir.join("pipe"), "log": dir.join("log")}],
         });
         fs::write(dir.join("record.new"), text.to_string()).expect("record");
@@ -287,8 +288,17 @@ fn a_lone_mps_in_an_account_is_refused_unless_it_is_a_project() {
 /// another order.
 #[test]
 fn a_container_has_the_devices_that_the_scheduler_named_if_they_stay() {
-    let place = Place::without_cgroup(fast(2), "deadline_s = 6\n");
-    place.begin("7.srv", "MPS=true,MPS_VISIBLE=keep", "0,1");
+    let place = Place::without_cgroup(fast(2), "");
+    let jobs = place.directory("pbs/mom_priv/jobs");
+    fs::write(jobs.join("7.srv.SC"), "mpirun -n 4 ./solver\n").expect("a script");
+    let home = place.path("pbs");
+    place.configure(&format!(
+        "deadline_s = 6\n[pbs]\nhome = \"{}\"\n",
+        home.display()
+    ));
+    let by_site = ["--by-site", "--request", "MPS=on", "--gpus", "0,1"];
+    let args = [&by_site[..], &prologue_args("7.srv", "")[..]].concat();
+    place.prologue(&args, &[]).ok();
     let env = [("PBS_JOBID", "7.srv"), ("CUDA_VISIBLE_DEVICES", "1")];
     let ran = mpsctl(&place, &["env", "--container", "podman"], &env).ok();
     ran.prints(" --env CUDA_VISIBLE_DEVICES=1");

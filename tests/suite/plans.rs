@@ -88,11 +88,7 @@ fn scenarios() -> Vec<Scenario> {
             .devices(|d| d.tasks_on_node = Some(49)),
         Scenario::new("replicas", "MPS=true,MPS_REPLICAS=3", 1),
         Scenario::new("more_replicas_than_clients", "MPS=true,MPS_REPLICAS=60", 1),
-        Scenario::new(
-            "bound",
-            "MPS=true,MPS_BIND=closest+peers,MPS_VISIBLE=ordinal",
-            2,
-        ),
+        Scenario::new("bound", "MPS=true,MPS_BIND=closest,MPS_VISIBLE=ordinal", 2),
         Scenario::new("bound_by_the_site", "MPS=true", 2).config("[defaults]\nbind = \"block\""),
         Scenario::new("verify", "MPS=true,MPS_VERIFY=true", 1),
         Scenario::new("some_of_eight", "MPS=true", 8)
@@ -112,7 +108,6 @@ fn scenarios() -> Vec<Scenario> {
             .devices(|d| d.tasks_on_node = Some(16)),
         Scenario::new("mig_too_many_tasks", "MPS=true", 1)
             .divided(1, &[(0, 0)])
-            .config("too_many_tasks = \"refuse\"")
             .devices(|d| d.tasks_on_node = Some(7)),
         Scenario::new("mig_beside_a_gpu", "MPS=true", 2)
             .divided(1, &[(0, 1)])
@@ -135,7 +130,6 @@ fn scenarios() -> Vec<Scenario> {
                 d.gpus = GpuSource::Listed(vec![GpuName::Uuid(name.to_owned())]);
             }),
         Scenario::new("mig_not_bound", "MPS=true,MPS_BIND=none", 1).divided(1, &[(0, 0), (0, 1)]),
-        Scenario::new("mig_kept", "MPS=true,MPS_VISIBLE=keep", 1).divided(1, &[(0, 0), (0, 1)]),
         Scenario::new("mig_by_number", "MPS=true,MPS_VISIBLE=ordinal", 1).divided(1, &[(0, 0)]),
         Scenario::new("mig_openpbs", "MPS=true,MPS_MEM=4G", 1)
             .of(Scheduler::OpenPbs, false)
@@ -223,12 +217,8 @@ fn scenarios() -> Vec<Scenario> {
         )
         .driver("590.44.01"),
         Scenario::new("too_many_tasks", "MPS=true", 1).devices(|d| d.tasks_on_node = Some(49)),
-        Scenario::new("too_many_tasks_refused", "MPS=true", 1)
-            .config("too_many_tasks = \"refuse\"")
-            .devices(|d| d.tasks_on_node = Some(49)),
         Scenario::new("many_tasks_on_driver_590", "MPS=true", 1)
             .driver("590.44.01")
-            .config("too_many_tasks = \"refuse\"")
             .devices(|d| d.tasks_on_node = Some(60)),
         Scenario::new("too_many_tasks_for_driver_590", "MPS=true", 1)
             .driver("590.44.01")

@@ -195,15 +195,14 @@ fn a_job_that_joins_one_mps_of_two_plans_the_other_by_what_nvml_says() {
 #[test]
 fn what_nvml_refuses_later_is_refused_or_left_out_as_if_it_had_been_asked_first() {
     for (account, state) in [
-        ("MPS=true", RecordState::Refused),
+        ("MPS=true,MPS_MEM=20G", RecordState::Refused),
         ("MPS=auto", RecordState::Unneeded),
     ] {
         let scenario = Scenario::new("second", account, 1)
-            .config("too_many_tasks = \"refuse\"")
             .devices(|devices| devices.tasks_on_node = Some(20))
-            .gpus(|gpus| gpus[0].capability = (6, 1))
+            .gpus(|gpus| (gpus[0].capability, gpus[0].memory_mib) = ((6, 1), Some(16_000)))
             .recorded()
-            .remembered(|gpu| gpu.capability = (9, 0));
+            .remembered(|gpu| (gpu.capability, gpu.memory_mib) = ((9, 0), Some(80_000)));
         let world = world(&scenario);
         let job = scenario.job().expect("a job");
         let code = mpsd::job::begin(&mut Sim::well(&world), &job, &scenario, scenario.when).code;

@@ -1,6 +1,6 @@
 //! The environment of the job's tasks, from the record. One place for every scheduler.
 
-use super::bind::{Bind, BindMode, DeviceNames};
+use super::bind::{Bind, DeviceNames};
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
 use super::job::JobId;
@@ -250,20 +250,23 @@ impl Change {
 pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     if record.unasked.is_some() {
         let kept = Record {
-            names: Some(DeviceNames::Keep),
             bind: None,
             unasked: None,
             ..record.clone()
         };
         let mut changes = task_environment(&kept, task)?;
-        // A program would see that it is set.
-        changes.retain(|change| change.name != JAX_DEVICES || change.value.is_none());
+        changes.retain(|change| match change.name {
+            VISIBLE_DEVICES => false,
+            // A program would see that it is set.
+            JAX_DEVICES => change.value.is_none(),
+            _ => true,
+        });
         return Ok(changes);
     }
     let visible = visible_gpus(record, task)?;
     let partition = own_partition(record, task)?;
     let gpus = match partition {
-        Some(partition) => vec![gpu_of_partition(record, partition, &visible)?],
+        Some(partition) => vec![gpu_of_partition(partition, &visible)?],
         None => bound_gpus(record, task, visible)?,
     };
     let daemon = daemon_of(record, &gpus)?;
@@ -271,9 +274,8 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
         Change::set(PIPE_DIRECTORY, daemon.pipe.to_string_lossy()),
         Change::set(LOG_DIRECTORY, daemon.log.to_string_lossy()),
         Change::set(JOB, record.job.as_str()),
+        Change::set(VISIBLE_DEVICES, names(record, task, daemon, &gpus)),
     ];
-    changes
-        .extend(names(record, task, daemon, &gpus).map(|list| Change::set(VISIBLE_DEVICES, list)));
     let job = task.inherited_job.as_deref();
     let is_foreign = job.is_some_and(|job| job != record.job.as_str());
     changes.extend(of_jax(task, &gpus, is_foreign).filter(|_| PROGRAMS.sets(JAX_DEVICES)));
@@ -417,18 +419,18 @@ fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refus
 }
 
 fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<GpuUuid>, Refusal> {
-    let requested = record.bind.unwrap_or(Bind::NONE);
+    let requested = record.bind.unwrap_or(Bind::None);
     let tasks = task.rank.and_then(|rank| rank.of);
     let may_use_several = tasks.is_none_or(|tasks| (tasks as usize) < gpus.len());
-    let bind = match requested.how {
+    let bind = match requested {
         // One process reaches one daemon only.
-        _ if record.per_gpu && !requested.is_for_all() => Bind::of(BindMode::Cyclic),
-        BindMode::None => return Ok(gpus),
+        _ if record.per_gpu && !requested.is_for_all() => Bind::Cyclic,
+        Bind::None => return Ok(gpus),
         // The only process on the node: a program with several GPUs, or a launcher's daemon that
         // starts the ranks later.
         _ if !record.per_gpu && tasks == Some(1) => return Ok(gpus),
-        BindMode::Auto if task.rank.is_none() || task.bound || may_use_several => return Ok(gpus),
-        BindMode::Auto if !requested.gives_orders(record.names(), record.per_gpu) => {
+        Bind::Auto if task.rank.is_none() || task.bound || may_use_several => return Ok(gpus),
+        Bind::Auto if !requested.gives_orders(record.per_gpu) => {
             return Ok(gpus);
         }
         _ if task.bound && !record.per_gpu => return Ok(gpus),
@@ -437,23 +439,16 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
     if gpus.len() < 2 {
         return Ok(gpus);
     }
-    if !record.per_gpu && record.names() == DeviceNames::Keep {
-        let why = "CUDA_VISIBLE_DEVICES stays as the scheduler set it";
-        let what = format!("MPS_BIND={requested}");
-        return Err(Refusal::new(what, why, "MPS_VISIBLE=auto, uuid or ordinal"));
-    }
     // In the record's order, so that a process that is already bound keeps its order.
     let all = record.gpus.iter().filter(|gpu| gpus.contains(&gpu.uuid));
     let all: Vec<&RecordGpu> = all.collect();
     let rank = task.rank.ok_or_else(|| no_rank("a GPU"))?;
-    let cpus = match (&task.cpus, bind.how) {
+    let cpus = match (&task.cpus, bind) {
         (Some(cpus), _) => cpus.clone(),
-        (None, BindMode::Closest) => Cpus::of_this_process(),
+        (None, Bind::Closest) => Cpus::of_this_process(),
         (None, _) => Cpus::default(),
     };
-    let order = order_of(bind, rank, &cpus, &all)?;
-    let seen = if record.per_gpu { 1 } else { order.len() };
-    let places = order.into_iter().take(seen);
+    let places = order_of(bind, rank, &cpus, &all)?.into_iter();
     Ok(places.map(|place| all[place].uuid.clone()).collect())
 }
 
@@ -486,11 +481,7 @@ fn own_partition<'a>(record: &'a Record, task: &Task) -> Result<Option<&'a Parti
     ))
 }
 
-fn gpu_of_partition(
-    record: &Record,
-    own: &Partition,
-    visible: &[GpuUuid],
-) -> Result<GpuUuid, Refusal> {
+fn gpu_of_partition(own: &Partition, visible: &[GpuUuid]) -> Result<GpuUuid, Refusal> {
     let what = format!("the static partition of rank {}", own.rank);
     if !visible.contains(&own.gpu) {
         let has: Vec<&str> = visible.iter().map(GpuUuid::as_str).collect();
@@ -501,10 +492,6 @@ fn gpu_of_partition(
         );
         let allowed = "tasks that the scheduler binds to no GPU of their own";
         return Err(Refusal::new(what, why, allowed));
-    }
-    if visible.len() > 1 && record.names() == DeviceNames::Keep {
-        let why = "CUDA_VISIBLE_DEVICES stays as the scheduler set it, with more GPUs than one";
-        return Err(Refusal::new(what, why, "MPS_VISIBLE=auto, uuid or ordinal"));
     }
     Ok(own.gpu.clone())
 }
@@ -520,10 +507,9 @@ fn daemon_of<'a>(record: &'a Record, gpus: &[GpuUuid]) -> Result<&'a Daemon, Ref
 }
 
 /// `CUDA_VISIBLE_DEVICES` for these GPUs behind their daemon, which shows its GPUs in the order of
-/// the bus (docs/facts/mps-control.md#which-gpus-a-client-sees); `None`: as the scheduler set it.
-fn names(record: &Record, task: &Task, daemon: &Daemon, gpus: &[GpuUuid]) -> Option<String> {
+/// the bus (docs/facts/mps-control.md#which-gpus-a-client-sees).
+fn names(record: &Record, task: &Task, daemon: &Daemon, gpus: &[GpuUuid]) -> String {
     let by_number = match record.names() {
-        DeviceNames::Keep => return None,
         DeviceNames::Uuid => false,
         DeviceNames::Ordinal => true,
         DeviceNames::Auto => are_numbers_safe(record, task, daemon),
@@ -535,12 +521,10 @@ fn names(record: &Record, task: &Task, daemon: &Daemon, gpus: &[GpuUuid]) -> Opt
     };
     let numbers = gpus.iter().map(number).collect::<Option<Vec<_>>>();
     let uuids = || gpus.iter().map(ToString::to_string).collect();
-    Some(
-        numbers
-            .filter(|_| by_number)
-            .unwrap_or_else(uuids)
-            .join(","),
-    )
+    numbers
+        .filter(|_| by_number)
+        .unwrap_or_else(uuids)
+        .join(",")
 }
 
 /// Whether the daemon's numbers name the same GPUs to a program that misses the daemon. A compute

@@ -40,11 +40,6 @@ fn bound(bind: &str) -> Record {
     }
 }
 
-fn kept(record: Record) -> Record {
-    let names = Some(DeviceNames::Keep);
-    Record { names, ..record }
-}
-
 fn task(local: u32, of: impl Into<Option<u32>>) -> Task {
     let rank = Some(Rank {
         local,
@@ -257,25 +252,14 @@ fn what_cannot_be_carried_out_is_refused() {
         ),
         (&bound("block"), task(1, None), "cyclic"),
         (&bound("closest"), task(1, None), "NVML does not tell"),
-        (&kept(bound("cyclic")), task(1, None), "MPS_VISIBLE"),
         (&parted, task(3, 4), "rank 3 of this node has none"),
         (&parted, plain, "no local rank"),
         (&parted, elsewhere, "it lies on GPU-00000002"),
         (&unmade, task(1, 3), "never made"),
-        (
-            &kept(parted.clone()),
-            task(1, 3),
-            "stays as the scheduler set it",
-        ),
     ] {
         let refusal = task_environment(record, &task).unwrap_err().to_string();
         assert!(refusal.contains(why), "{refusal}");
     }
-    let by_slurm = Task {
-        bound: true,
-        ..task(1, None)
-    };
-    assert!(task_environment(&kept(bound("cyclic")), &by_slurm).is_ok());
 }
 
 #[test]
@@ -350,12 +334,12 @@ fn seen(record: &Record, tasks: u32, change: impl Fn(Task) -> Task) -> String {
 }
 
 #[test]
-fn a_bound_rank_sees_its_own_gpu_alone_or_first() {
+fn a_bound_rank_sees_its_own_gpu_alone() {
     let plain = |task| task;
     for (bind, tasks, expected) in [
         ("block", 4, "1 1 2 2"),
         ("cyclic", 4, "1 2 1 2"),
-        ("block+peers", 3, "1,2 1,2 2,1"),
+        ("block", 3, "1 1 2"),
         ("none", 4, "1,2 1,2 1,2 1,2"),
         // Each task can have a GPU: no task is bound without a request.
         ("auto", 2, "1,2 1,2"),
@@ -370,16 +354,10 @@ fn a_bound_rank_sees_its_own_gpu_alone_or_first() {
     }
     // A rank that is attached a second time keeps what it has.
     let again = |task| sees("GPU-00000002,GPU-00000001", task);
-    assert_eq!(seen(&bound("block+peers"), 3, again), "1,2 1,2 2,1");
+    assert_eq!(seen(&bound("block"), 3, again), "1 1 2");
     assert_eq!(seen(&record(false), 4, plain), "1,2 1,2 1,2 1,2");
     let of_unknown = |known: Task| task(known.rank.unwrap().local, None);
     assert_eq!(seen(&bound("auto"), 4, of_unknown), "1,2 1,2 1,2 1,2");
-    let kept = kept(bound("auto"));
-    assert_eq!(
-        value(&kept, &task(2, 4), VISIBLE_DEVICES),
-        None,
-        "as it was set"
-    );
 }
 
 #[test]
@@ -388,7 +366,7 @@ fn a_task_that_slurm_has_bound_keeps_its_gpus() {
         bound: true,
         ..task
     };
-    for bind in ["auto", "block", "closest+peers"] {
+    for bind in ["auto", "block", "closest"] {
         assert_eq!(seen(&bound(bind), 4, by_slurm), "1,2 1,2 1,2 1,2", "{bind}");
     }
     for (bind, word, is_bound) in [
@@ -429,7 +407,7 @@ fn numbers_are_the_daemons_and_only_where_they_mean_the_same_without_it() {
     let case = |names, per_gpu, same_numbers, open: &[u32]| {
         let record = Record {
             names: Some(names),
-            bind: "cyclic+peers".parse().ok(),
+            bind: "cyclic".parse().ok(),
             same_numbers,
             ..record(per_gpu)
         };
@@ -438,13 +416,13 @@ fn numbers_are_the_daemons_and_only_where_they_mean_the_same_without_it() {
             false => seen(&record, 2, |task| may_open(open, task)),
         }
     };
-    assert_eq!(case(Ordinal, false, false, &[]), "0,1 1,0");
-    assert_eq!(case(Uuid, false, false, &[]), "1,2 2,1");
+    assert_eq!(case(Ordinal, false, false, &[]), "0 1");
+    assert_eq!(case(Uuid, false, false, &[]), "1 2");
     // Number 0 of the node is not the job's.
-    assert_eq!(case(Auto, false, false, &[]), "1,2 2,1");
-    assert_eq!(case(Auto, false, true, &[]), "0,1 1,0");
-    assert_eq!(case(Auto, false, false, &[1, 2]), "0,1 1,0");
-    assert_eq!(case(Auto, false, false, &[0, 1, 2]), "1,2 2,1");
+    assert_eq!(case(Auto, false, false, &[]), "1 2");
+    assert_eq!(case(Auto, false, true, &[]), "0 1");
+    assert_eq!(case(Auto, false, false, &[1, 2]), "0 1");
+    assert_eq!(case(Auto, false, false, &[0, 1, 2]), "1 2");
     // It may open only one of the job's GPUs: how CUDA then counts behind the daemon is not known.
     assert_eq!(case(Auto, false, true, &[2]), "2 2");
     // With a daemon for each GPU, a program that misses its daemon finds another GPU of the job as

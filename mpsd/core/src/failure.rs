@@ -45,8 +45,6 @@ pub enum Evidence {
     GpuLost,
     /// A process of ours survives SIGKILL.
     Survivor,
-    /// Starts fail for two or more users within the window.
-    RepeatedStarts,
     /// Root cannot make one of our files in a place that only root can write.
     Storage,
     /// Our own configuration is unusable.

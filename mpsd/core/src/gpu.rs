@@ -129,7 +129,6 @@ pub struct Gpu {
     /// Minor number of `/dev/nvidiaN`, if the driver tells it.
     pub minor: Option<u32>,
     /// The CPUs near it, as the kernel lists them (`0-31`), if the driver tells them.
-    #[serde(default)]
     pub cpus: Option<String>,
 }
 
@@ -176,10 +175,8 @@ pub struct Inventory {
     /// All GPUs, in NVML's order.
     pub gpus: Vec<Gpu>,
     /// The driver's version (`580.159.04`); empty: not known.
-    #[serde(default)]
     pub driver: String,
     /// The MIG devices, in the order of their GPUs and of their numbers there.
-    #[serde(default)]
     pub migs: Vec<Gpu>,
 }
 

@@ -24,7 +24,7 @@ pub enum Scheduler {
     Slurm,
     /// Torque: prologue, epilogue and their `.parallel` forms.
     Torque,
-    /// OpenPBS and PBS Professional: hooks, or the classic scripts.
+    /// OpenPBS and PBS Professional, through our hook.
     OpenPbs,
 }
 

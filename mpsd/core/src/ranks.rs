@@ -1,11 +1,10 @@
 //! The GPUs that a rank sees, and which of them is its own, by its number or by its cores.
 
-use super::bind::{Bind, BindMode};
+use super::bind::Bind;
 use super::failure::Refusal;
 use super::orders::order;
 use super::record::RecordGpu;
 use std::collections::BTreeSet;
-use std::iter::once;
 
 /// Most CPUs of a Linux kernel (`CONFIG_NR_CPUS`).
 const MOST_CPUS: u32 = 8192;
@@ -78,17 +77,17 @@ pub fn order_of(
     cpus: &Cpus,
     gpus: &[&RecordGpu],
 ) -> Result<Vec<usize>, Refusal> {
-    let (how, local, count) = (bind.how, rank.local as usize, gpus.len());
-    let nearest = match how {
-        BindMode::Closest => closest(local, cpus, gpus)?,
+    let (local, count) = (rank.local as usize, gpus.len());
+    let nearest = match bind {
+        Bind::Closest => closest(local, cpus, gpus)?,
         _ => None,
     };
-    let own = match (how, nearest) {
-        (BindMode::None, _) => return Ok((0..count).collect()),
-        (BindMode::Auto, _) => return Ok(order(local, tasks(how, rank)?, count)),
+    let own = match (bind, nearest) {
+        (Bind::None, _) => return Ok((0..count).collect()),
+        (Bind::Auto, _) => return Ok(order(local, tasks(bind, rank)?, count)),
         (_, Some(place)) => place,
-        (BindMode::Closest | BindMode::Block, None) => local * count / tasks(how, rank)?,
-        (BindMode::Cyclic, None) => local % count.max(1),
+        (Bind::Closest | Bind::Block, None) => local * count / tasks(bind, rank)?,
+        (Bind::Cyclic, None) => local % count.max(1),
     };
     if own >= count {
         return Err(Refusal::new(
@@ -97,12 +96,11 @@ pub fn order_of(
             "a task with GPUs",
         ));
     }
-    let peers = (0..count).filter(|place| bind.peers && *place != own);
-    Ok(once(own).chain(peers).collect())
+    Ok(vec![own])
 }
 
-fn tasks(how: BindMode, rank: Rank) -> Result<usize, Refusal> {
-    let what = || format!("MPS_BIND={}", Bind::of(how));
+fn tasks(bind: Bind, rank: Rank) -> Result<usize, Refusal> {
+    let what = || format!("MPS_BIND={bind}");
     let why = "how many ranks this node has is not known";
     let tasks = rank.of.filter(|tasks| *tasks > rank.local);
     let tasks =
@@ -181,7 +179,7 @@ mod tests {
                 own: (*own).to_owned(),
                 of_launcher: launcher.to_owned(),
             };
-            let order = order_of(Bind::of(BindMode::Closest), Rank { local, of }, &cpus, &all);
+            let order = order_of(Bind::Closest, Rank { local, of }, &cpus, &all);
             order.unwrap()[0].to_string()
         };
         (0..).zip(tasks).map(place).collect()

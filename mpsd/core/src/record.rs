@@ -144,13 +144,10 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub of_node: bool,
     /// The job made its GPUs EXCLUSIVE_PROCESS: a process outside its MPS cannot use them.
-    #[serde(default)]
     pub exclusive: bool,
     /// Seconds for which a task waits while `starting`; 0: the reader's own limit.
-    #[serde(default)]
     pub deadline_s: u32,
     /// There is a daemon for each GPU.
-    #[serde(default)]
     pub per_gpu: bool,
     /// Its daemons serve the user's other jobs on the GPU as well, so its limits are in its tasks'
     /// environment alone.
@@ -160,23 +157,18 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<Request>,
     /// The scheduler named the job's GPUs. If it names none for a step, the step has none.
-    #[serde(default)]
     pub named: bool,
     /// The job's GPUs on this node.
-    #[serde(default)]
     pub gpus: Vec<RecordGpu>,
     /// All GPUs of the node in the order of the bus, if a task must count as CUDA does: only the
     /// GPUs that it may open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<RecordDevice>,
     /// The daemons.
-    #[serde(default)]
     pub daemons: Vec<Daemon>,
     /// Thread percentage by local rank, repeated when there are more ranks; empty: the daemon's.
-    #[serde(default)]
     pub rank_threads: Vec<Percent>,
     /// Memory limits by local rank, MiB by GPU; empty: the daemon's.
-    #[serde(default)]
     pub rank_memory: Vec<Vec<(GpuUuid, u64)>>,
     /// What `auto` assumed.
     #[serde(default, skip_serializing_if = "AutoDivisors::is_none")]

@@ -1,7 +1,7 @@
 //! What a batch script does that does not go with its job's MPS, by the words in it: lines for the
 //! job's output. It decides nothing.
 
-use super::bind::BindMode;
+use super::bind::Bind;
 use super::environment::{PIPE_DIRECTORY, VISIBLE_DEVICES};
 use super::record::Record;
 
@@ -67,7 +67,7 @@ fn daemon(lines: &[&str], record: &Record) -> Option<String> {
 fn launcher(lines: &[&str], record: &Record) -> Option<String> {
     let is_bound = record
         .bind
-        .is_some_and(|bind| !matches!(bind.how, BindMode::None | BindMode::Auto));
+        .is_some_and(|bind| !matches!(bind, Bind::None | Bind::Auto));
     let several = record.gpus.len() > 1;
     let what = match () {
         () if record.rank_threads.len() > 1 || record.rank_memory.len() > 1 => {

@@ -65,8 +65,8 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
 /// `auto` is divided again.
 pub fn of_tasks(record: &Record, tasks: u32, gpus: u32) -> Record {
     let mut own = record.clone();
-    let bind = record.bind.unwrap_or(Bind::NONE);
-    let each = bind.most_on_a_gpu(record.names(), record.per_gpu, tasks, gpus);
+    let bind = record.bind.unwrap_or(Bind::None);
+    let each = bind.most_on_a_gpu(record.per_gpu, tasks, gpus);
     if record.divided.threads.is_some_and(|by| by < each) && own.rank_threads.is_empty() {
         own.rank_threads = vec![Percent::auto(1, each.into())];
     }

@@ -27,31 +27,25 @@ pub struct GpuUsage {
     /// Its UUID.
     pub uuid: GpuUuid,
     /// Its memory, MiB.
-    #[serde(default)]
     pub memory_mib: Option<u64>,
     /// Percent of the time in which a kernel ran, by bucket (`NVML_GPU_UTILIZATION_SAMPLES`);
     /// `None`: no sample.
     #[serde(default)]
     pub busy: Vec<Option<u8>>,
     /// The mean of all these samples.
-    #[serde(default)]
     pub busy_percent: Option<u8>,
     /// Their number.
     #[serde(default)]
     pub samples: u64,
     /// Percent of the time in which its memory was read or written
     /// (`NVML_MEMORY_UTILIZATION_SAMPLES`), mean.
-    #[serde(default)]
     pub memory_busy_percent: Option<u8>,
     /// Mean percent of the multiprocessors that had work (`NVML_GPM_METRIC_SM_UTIL`; from Hopper
     /// on).
-    #[serde(default)]
     pub sm_percent: Option<u8>,
     /// Mean percent of the memory's bandwidth (`NVML_GPM_METRIC_DRAM_BW_UTIL`; from Hopper on).
-    #[serde(default)]
     pub bandwidth_percent: Option<u8>,
     /// Energy, millijoules (`nvmlDeviceGetTotalEnergyConsumption`).
-    #[serde(default)]
     pub energy_mj: Option<u64>,
     /// The time in which it used that energy, milliseconds.
     #[serde(default)]

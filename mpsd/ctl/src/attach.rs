@@ -400,7 +400,7 @@ impl Caller<'_> {
     /// numbers, as in a task that Torque's mom starts, include one that the daemon does not have.
     fn by_daemons_numbers(&self, record: &Record) -> Option<String> {
         let attached = self.var(JOB).is_some_and(|job| job == record.job.as_str());
-        if !attached || !matches!(record.names(), DeviceNames::Auto | DeviceNames::Ordinal) {
+        if !attached || record.names() == DeviceNames::Uuid {
             return None;
         }
         let pipe = self.var(PIPE_DIRECTORY)?;
@@ -436,8 +436,7 @@ impl Caller<'_> {
 
 /// The changes for a shell before its ranks are known. It gets the lowest limits of a list by rank.
 /// In per-gpu mode with several GPUs the rank decides the daemon. A program without a rank would
-/// silently run outside MPS, so it sees no GPU. With MPS_VISIBLE=keep the scheduler's list must
-/// stay for the ranks.
+/// silently run outside MPS, so it sees no GPU.
 fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     let shared = Record {
         rank_threads: record
@@ -471,10 +470,10 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
         name,
         value: value.map(str::to_owned),
     };
-    let mut changes = vec![change(JOB, Some(record.job.as_str()))];
-    if record.names() != DeviceNames::Keep {
-        changes.push(change(VISIBLE_DEVICES, Some("")));
-    }
+    let mut changes = vec![
+        change(JOB, Some(record.job.as_str())),
+        change(VISIBLE_DEVICES, Some("")),
+    ];
     // Its ranks cannot tell later that these are another job's.
     let inherited = task.inherited_job.as_deref();
     if inherited.is_some_and(|job| job != record.job.as_str()) {

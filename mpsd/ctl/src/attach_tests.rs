@@ -89,7 +89,7 @@ fn two_gpus() -> Record {
         pipe: "/p".into(),
         ..Daemon::default()
     }];
-    record.bind = "cyclic+peers".parse().ok();
+    record.bind = "cyclic".parse().ok();
     record.names = Some(DeviceNames::Ordinal);
     record
 }

@@ -53,8 +53,8 @@ impl Env {
         let mut changes = found.changes();
         Ok(match self.container {
             Some(container) => {
-                // With MPS_VISIBLE=keep the scheduler's list counts, and most runtimes pass no
-                // variable on.
+                // In a job that its site brought in the scheduler's list counts, and most runtimes
+                // pass no variable on.
                 if changes.iter().all(|change| change.name != VISIBLE_DEVICES) {
                     let (name, value) = (VISIBLE_DEVICES, (caller.env)(VISIBLE_DEVICES));
                     changes.push(Change { name, value });

@@ -1,7 +1,7 @@
 //! Where a command runs: its GPU, under the job's MPS or without it.
 
 use ctl::{Caller, NO_JOB};
-use mpsd_core::bind::{Bind, BindMode, DeviceNames};
+use mpsd_core::bind::{Bind, DeviceNames};
 use mpsd_core::environment::{
     Change, JOB, LOG_DIRECTORY, MEMORY, PIPE_DIRECTORY, THREADS, Task, VISIBLE_DEVICES,
     strip_inherited, task_environment,
@@ -122,7 +122,7 @@ impl Places {
         let no_mps = || Refusal::new("job", "it has no MPS", "");
         let (record, task) = self.with_mps.as_ref().ok_or_else(no_mps)?;
         let record = Record {
-            bind: Some(Bind::of(BindMode::Cyclic)),
+            bind: Some(Bind::Cyclic),
             names: names.or(record.names),
             ..record.clone()
         };
@@ -163,7 +163,6 @@ impl Places {
             return Ok(gpu.cloned());
         };
         Ok(match record.names() {
-            DeviceNames::Keep => None,
             // Numbers only if they name the same GPU without the daemon.
             DeviceNames::Auto => value(&self.bound(copy, None)?, VISIBLE_DEVICES),
             DeviceNames::Uuid => gpu.cloned(),

@@ -426,14 +426,13 @@ impl<'a> Run<'a> {
         owners.next().unwrap_or(scheduler::ALL[0]).scheduler()
     }
 
-    /// Starts that failed for several users. They drain nothing, unless the site wants that.
+    /// Starts that failed for several users. They drain nothing.
     fn failed_starts(&mut self) {
-        let window = self.settings.drain.failed_starts_window;
         let several = ledger::several_failed(&mut self.node);
         if let Some(SeveralFailed { users, job, .. }) =
-            several.filter(|several| several.age < window)
+            several.filter(|several| several.age < ledger::WINDOW)
         {
-            let within = window.as_secs();
+            let within = ledger::WINDOW.as_secs();
             self.tell(Problem(format!(
                 "starts of {users} users failed on this node within {within} s, the last one of job {job}: see its log"
             )));

@@ -119,7 +119,6 @@ fn start<N: Node>(
         shared: plan.shared,
         supposed,
         verify: plan.verify.then_some(job.deadline),
-        failed_starts_drain: settings.drain.on_failed_starts,
         user_was_here: false,
         began,
         _held: held,
@@ -321,7 +320,6 @@ fn begin_shared(
         shared: Vec::new(),
         supposed: None,
         verify: None,
-        failed_starts_drain: member.failed_starts_drain,
         user_was_here: false,
         began: Instant::now(),
         _held: held,
@@ -346,7 +344,6 @@ struct Start<'a> {
     supposed: Option<Supposed<'a>>,
     /// Run `mps-probe` until then.
     verify: Option<Deadline>,
-    failed_starts_drain: bool,
     /// Its user had another process on the node when `mpsd` started.
     user_was_here: bool,
     began: Instant,
@@ -503,7 +500,6 @@ impl Start<'_> {
             // The time kept for a rollback may be used up, and this start may need one, too.
             deadline = deadline.less(node.settings().teardown);
         }
-        self.failed_starts_drain = settings.drain.on_failed_starts;
         // The time that NVML took is not to count as the server's.
         self.spec = Spec::new(&settings, &plan, deadline);
         self.journal = journal;
@@ -565,8 +561,7 @@ impl Start<'_> {
         let proved = node
             .await_ready(&self.journal, &self.spec)
             .map_err(|failure| {
-                let (journal, drains) = (&self.journal, self.failed_starts_drain);
-                evidence::of_failed_start(node, journal, self.user_was_here, drains, failure)
+                evidence::of_failed_start(node, &self.journal, self.user_was_here, failure)
             })?;
         ledger::forget_failed_starts(node);
         // A process that the driver holds at the job's end counts against the node only if it is

@@ -25,9 +25,8 @@ const SAMPLES: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(200);
 const ROOT: u32 = 0;
 
-/// A start that failed. If starts of two users fail within the window, the administrator is told.
-/// It is evidence only if the site says so (`drain.on_failed_starts`), because two users who work
-/// together can cause it.
+/// A start that failed. If starts of two users fail within [`ledger::WINDOW`], the administrator is
+/// told. It is no evidence, because two users who work together can cause it.
 ///
 /// A start does not count if one user can have made it fail: with another process of the job's
 /// user, by holding the GPU, or by filling the file system of the pipes.
@@ -35,7 +34,6 @@ pub(super) fn of_failed_start(
     node: &mut impl Node,
     journal: &Journal,
     user_was_here: bool,
-    drains: bool,
     failure: Failure,
 ) -> Failure {
     let Failure::Undetermined(mut unknown) = failure else {
@@ -58,16 +56,12 @@ pub(super) fn of_failed_start(
     if has_partitions || a_users || !ledger::note_failed_start(node, journal.uid, &journal.job) {
         return unknown.into();
     }
-    // Stands first, because schedulers cut the reason of a drain.
-    let what = "starts of several users failed";
-    if !drains {
-        let job = &journal.job;
-        let line = format!("{what} on this node, the last one of job {job}: {unknown}");
-        node.log(Severity::Warning, &line);
-        return unknown.into();
-    }
-    let why = format!("{}: {}", unknown.what, unknown.why);
-    Fault::new(Evidence::RepeatedStarts, what, why).into()
+    let job = &journal.job;
+    let line = format!(
+        "starts of several users failed on this node, the last one of job {job}: {unknown}"
+    );
+    node.log(Severity::Warning, &line);
+    unknown.into()
 }
 
 fn gpu_is_held(node: &mut impl Node, journal: &Journal) -> bool {

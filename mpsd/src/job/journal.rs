@@ -83,7 +83,6 @@ pub struct Journal {
     pub programs: Option<Programs>,
     pub drain: DrainPolicy,
     /// SIGKILL a client of the job that stays on its GPU, if root proves that it is the job's.
-    #[serde(default)]
     pub kill_clients: bool,
     /// Its user reads at the end what it was used for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

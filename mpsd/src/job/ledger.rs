@@ -21,6 +21,8 @@ const LOCK_TIME: Duration = Duration::from_millis(500);
 const LONGEST: usize = 1 << 20;
 const MOST: usize = 256;
 const USERS: usize = 2;
+/// Within which failed starts count together.
+pub const WINDOW: Duration = Duration::from_secs(600);
 const SECRET: u32 = 0o600;
 
 /// `/run/mpsd/ledger`, root 0600, changed under its lock only. The file is absent while the ledger
@@ -97,11 +99,11 @@ impl Ledger {
         Some(ledger)
     }
 
-    fn keep_within(&mut self, when: u64, window: Duration) {
+    fn keep_within(&mut self, when: u64) {
         // One from the future was entered before the clock was set back. It would never grow old.
         let is_within = |one: &LastFailure| {
             when.checked_sub(one.when)
-                .is_some_and(|age| age < window.as_secs())
+                .is_some_and(|age| age < WINDOW.as_secs())
         };
         self.failed_starts.retain(|_, one| is_within(one));
     }
@@ -124,10 +126,9 @@ pub struct SeveralFailed {
 
 /// Enters a failed start. True if the starts of two users or more failed within the window.
 pub(super) fn note_failed_start(files: &mut impl Files, uid: u32, job: &JobId) -> bool {
-    let window = files.settings().failed_starts_window;
     let noted = Ledger::change(files, |ledger, _| {
         let when = now();
-        ledger.keep_within(when, window);
+        ledger.keep_within(when);
         if ledger.failed_starts.len() < MOST || ledger.failed_starts.contains_key(&uid) {
             let job = job.clone();
             ledger.failed_starts.insert(uid, LastFailure { when, job });
@@ -151,7 +152,7 @@ pub fn several_failed(files: &mut impl Files) -> Option<SeveralFailed> {
         .values()
         .max_by_key(|one| one.when)?
         .clone();
-    ledger.keep_within(last.when, files.settings().failed_starts_window);
+    ledger.keep_within(last.when);
     let users = ledger.failed_starts.len();
     (users >= USERS).then(|| SeveralFailed {
         users,
@@ -256,9 +257,9 @@ mod tests {
     #[test]
     fn a_start_that_failed_in_the_future_is_not_within_the_window() {
         let text = r#"{"version":1,"failed_starts":{"5":{"when":1000,"job":"6"},"6":{"when":990,"job":"7"},
-            "7":{"when":1001,"job":"8"},"8":{"when":940,"job":"9"}}}"#;
+            "7":{"when":1001,"job":"8"},"8":{"when":400,"job":"9"}}}"#;
         let mut ledger: Ledger = serde_json::from_str(text).unwrap();
-        ledger.keep_within(1000, Duration::from_secs(60));
+        ledger.keep_within(1000);
         assert_eq!(ledger.failed_starts.into_keys().collect::<Vec<_>>(), [5, 6]);
     }
 

@@ -157,8 +157,6 @@ pub struct NodeSettings {
     pub teardown: Duration,
     /// When the removal of users' files stops. The next end or `mpsctl reconcile` goes on.
     pub ends: Deadline,
-    /// How long a failed start counts.
-    pub failed_starts_window: Duration,
 }
 
 impl NodeSettings {
@@ -169,7 +167,6 @@ impl NodeSettings {
             lock_time: LOCK_TIME.min(limit / 4),
             teardown,
             ends: Deadline::after(limit),
-            failed_starts_window: settings.drain.failed_starts_window,
         }
     }
 }

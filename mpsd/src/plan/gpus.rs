@@ -163,7 +163,7 @@ pub fn binding(draft: &Draft<'_>) -> Result<(Bind, DeviceNames), Refusal> {
         ))
     };
     match (draft.written.bind, draft.written.visible) {
-        (Some(bind), _) if several && (bind.peers || bind == Bind::NONE) => {
+        (Some(bind), _) if several && bind == Bind::None => {
             let why = "a process sees one MIG device, and the job has several";
             refused(Key::Bind, bind.to_string(), why, "block, cyclic, closest")
         }
@@ -171,17 +171,6 @@ pub fn binding(draft: &Draft<'_>) -> Result<(Bind, DeviceNames), Refusal> {
             let why = "a MIG device is named by its UUID";
             refused(Key::Visible, "ordinal".to_owned(), why, "auto, uuid")
         }
-        (_, Some(DeviceNames::Keep)) if several => {
-            let why = "a process sees the first of several MIG devices that the scheduler names";
-            refused(Key::Visible, "keep".to_owned(), why, "auto, uuid")
-        }
-        _ if names == DeviceNames::Keep && !several => Ok((bind, names)),
-        _ => Ok((
-            Bind {
-                peers: false,
-                ..bind
-            },
-            DeviceNames::Uuid,
-        )),
+        _ => Ok((bind, DeviceNames::Uuid)),
     }
 }

@@ -12,8 +12,7 @@ use crate::plan::draft::Draft;
 use crate::plan::effects::{Effect, Exporter, Plan};
 use crate::plan::share::Share;
 use crate::scheduler::{self, Devices, Exclusive, GpuSource, Part, Submission};
-use mpsd_core::bind::DeviceNames;
-use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, WarnOrRefuse};
+use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings};
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{AutoDivisors, Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
@@ -84,8 +83,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         draft.request.mode = Mode::PerGpu;
     }
     let per_gpu = draft.request.mode == Mode::PerGpu;
-    draft.meeting =
-        draft.tasks_that_meet(|tasks, gpus| bind.most_on_a_gpu(names, per_gpu, tasks, gpus));
+    draft.meeting = draft.tasks_that_meet(|tasks, gpus| bind.most_on_a_gpu(per_gpu, tasks, gpus));
     draft.check_generations()?;
     let clients = |gpu: &&Gpu| case.inventory.clients(gpu, settings.max_clients);
     let clients = draft.gpus.iter().map(clients).min();
@@ -116,7 +114,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let warnings = [
         too_many_tasks,
         too_many_replicas,
-        without_rank(case, &draft, names),
+        without_rank(case, &draft),
     ];
     let effects = effects(case, &draft, daemons.len(), &mut notes);
     let auto = auto::found(case.request, case.devices, &settings);
@@ -239,7 +237,7 @@ impl Draft<'_> {
         }
     }
 
-    /// More tasks than a GPU takes clients: a refusal, or a warning if the site only warns.
+    /// More tasks than a GPU takes clients: a warning, because not every task is a client.
     fn check_tasks(&self, clients: Option<u32>) -> Result<Option<String>, Refusal> {
         let tasks = self.tasks_that_meet(u32::div_ceil).zip(clients);
         let Some((tasks, most)) = tasks.filter(|(tasks, most)| tasks > most) else {
@@ -249,7 +247,7 @@ impl Draft<'_> {
         let why =
             format!("a {kind} takes {most} MPS clients, and this job has {tasks} tasks on each");
         // Without MPS all tasks would run, so `auto` gives none.
-        if self.settings.too_many_tasks == WarnOrRefuse::Refuse || self.written.mode == Mode::Auto {
+        if self.written.mode == Mode::Auto {
             let what = format!(
                 "{} tasks on {} {kind}s",
                 self.tasks.unwrap_or(0),
@@ -375,11 +373,10 @@ fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'s
 
 /// What happens to a program that the job's script starts without a rank. Slurm gives a script a
 /// rank.
-fn without_rank(case: &Case<'_>, draft: &Draft<'_>, names: DeviceNames) -> Option<String> {
+fn without_rank(case: &Case<'_>, draft: &Draft<'_>) -> Option<String> {
     let per_gpu = draft.request.mode == Mode::PerGpu && draft.gpus.len() > 1;
-    let ranks_alone = per_gpu && names != DeviceNames::Keep;
     let system = scheduler::of(case.submission.scheduler);
     let warning = "with a daemon for each GPU a program without a rank sees no GPU: start each rank with \
                    'mpsctl exec -- COMMAND'";
-    (ranks_alone && !system.facts().has_steps).then(|| warning.to_owned())
+    (per_gpu && !system.facts().has_steps).then(|| warning.to_owned())
 }

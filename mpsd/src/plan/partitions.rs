@@ -2,7 +2,7 @@
 //! NVIDIA's daemon knows how many a GPU has in all, and it refuses what does not fit.
 
 use super::draft::Draft;
-use mpsd_core::bind::BindMode;
+use mpsd_core::bind::Bind;
 use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS};
 use mpsd_core::partitions::{LEAST_CAPABILITY, Partition, chunk};
 use mpsd_core::request::{Key, Sms, Syntax};
@@ -112,11 +112,11 @@ impl Draft<'_> {
     /// GPU.
     fn gpu_of(&self, rank: usize, count: usize) -> Result<&Gpu, Refusal> {
         let gpus = self.gpus.len();
-        let place = match self.request.bind.map(|bind| bind.how) {
+        let place = match self.request.bind {
             _ if gpus < 2 => 0,
-            None | Some(BindMode::Cyclic | BindMode::None) => rank % gpus,
-            Some(BindMode::Block | BindMode::Auto) => rank * gpus / count,
-            Some(BindMode::Closest) => {
+            None | Some(Bind::Cyclic | Bind::None) => rank % gpus,
+            Some(Bind::Block | Bind::Auto) => rank * gpus / count,
+            Some(Bind::Closest) => {
                 let why = "which GPU is closest to a rank is known when it runs, and its partition is made before";
                 return Err(self.refused(why, "MPS_BIND=block or cyclic"));
             }

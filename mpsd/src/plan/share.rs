@@ -90,7 +90,7 @@ impl Draft<'_> {
         Ok(Share {
             threads: self.settings.ceilings.threads,
             memory,
-            priority: self.settings.defaults.priority,
+            priority: None,
             rank_threads: Vec::new(),
             rank_memory: Vec::new(),
         })

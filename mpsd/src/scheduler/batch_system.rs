@@ -97,7 +97,7 @@ pub trait BatchSystem: Sync {
         false
     }
     /// Whether the epilogue's standard error goes into the job's own error file.
-    fn shows_end(&self, _: &Input<'_>) -> bool {
+    fn shows_end(&self) -> bool {
         false
     }
     /// Whether the job was put back into its queue before, and its user was told why in a place

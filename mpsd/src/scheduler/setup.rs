@@ -37,6 +37,14 @@ pub struct SetupContext<'a> {
     pub standing: &'a dyn Fn(&Settings) -> Vec<CheckLine>,
 }
 
+impl SetupContext<'_> {
+    /// The option by which our programs find the configuration.
+    pub(crate) fn config_option(&self) -> Vec<String> {
+        let option = |path: &Path| vec!["--config".to_owned(), path.display().to_string()];
+        self.config.map(option).unwrap_or_default()
+    }
+}
+
 /// Refuses `verb` to an ordinary user.
 pub fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
     match nix::unistd::geteuid().is_root() {

@@ -53,10 +53,7 @@ pub const FACTORS: &[Factor] = &[
     ),
     factor("nodes", &["n1", "n2"]),
     // --mps-bind and --mps-visible.
-    factor(
-        "ranks",
-        &["as-the-site", "cyclic", "block+peers", "closest"],
-    ),
+    factor("ranks", &["as-the-site", "cyclic", "block", "closest"]),
     factor("names", &["by-itself", "ordinal", "uuid"]),
     // Tasks on a node: one for each GPU of a job with several, or more.
     factor("tasks", &["two-tasks", "four-tasks", "six-tasks"]),
@@ -156,8 +153,6 @@ pub fn possible(choice: &Choice) -> bool {
         // Slurm 22.05 itself: a step on two nodes finds "Insufficient GRES available in
         // allocation".
         is("gpus", "tasks-per-gpu") && is("nodes", "n2") && is_not("launch", "het"),
-        // A task that reaches one daemon has one GPU.
-        is("ask", "per-gpu") && is("ranks", "block+peers"),
         // One srun is the job and its only step.
         is("launch", "srun") && is_not("step", "same"),
         // Its two components have one node each.

@@ -285,8 +285,7 @@ fn attached(
         said.push(format!("its daemon is user {:?}'s", task.daemon_uid));
     }
     // A batch script is no rank.
-    let alone =
-        is_bound_by_us(request) && !is(request, "ranks", "block+peers") && step.label != "batch";
+    let alone = is_bound_by_us(request) && step.label != "batch";
     let one = is(request, "ask", "per-gpu");
     let right = match one || alone {
         // It sees whatever is there. Under MPS that is what Slurm gave its job, and with

@@ -131,7 +131,7 @@ fn own_flags(request: &Choice) -> String {
     ];
     let ranks = [
         ("ranks", "cyclic", "--mps-bind=cyclic"),
-        ("ranks", "block+peers", "--mps-bind=block+peers"),
+        ("ranks", "block", "--mps-bind=block"),
         ("ranks", "closest", "--mps-bind=closest"),
     ];
     let names = [

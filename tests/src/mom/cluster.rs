@@ -290,7 +290,7 @@ impl Cluster {
     pub fn end(&mut self, job: &Job, code: i32) {
         match self.product {
             Product::Torque => self.torque_end(job, code),
-            Product::OpenPbs => self.openpbs_end(job, code),
+            Product::OpenPbs => self.openpbs_end(job),
         }
     }
 
@@ -448,11 +448,10 @@ pub enum Verdict {
 
 impl Verdict {
     /// As recorded. Every failure aborts an interactive job.
-    pub fn of(product: Product, ended: Ended, interactive: bool) -> Self {
+    pub fn of(ended: Ended, interactive: bool) -> Self {
         match ended {
-            Ended::Code(0) | Ended::NoScript => Self::Runs,
             // Torque ignores WIFSIGNALED.
-            Ended::Signal(_) if product == Product::Torque => Self::Runs,
+            Ended::Code(0) | Ended::NoScript | Ended::Signal(_) => Self::Runs,
             Ended::Code(1) => Self::Aborted,
             _ if interactive => Self::Aborted,
             _ => Self::Requeued,

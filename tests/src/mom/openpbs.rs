@@ -1,5 +1,4 @@
-//! What OpenPBS 23's moms do with a job, in their order: hooks on every node, classic scripts on
-//! the first.
+//! What OpenPBS 23's moms do with a job, in their order: hooks on every node.
 
 use super::cluster::{Cluster, Job, Product, Verdict};
 use super::node::MomNode;
@@ -36,8 +35,7 @@ impl Hooked {
 }
 
 impl Cluster {
-    /// Until the first process of the job: begin on every node, then the classic prologue of the
-    /// first.
+    /// Until the first process of the job: begin on every node.
     pub fn openpbs_begin(&mut self, job: &Job) -> Verdict {
         assert_eq!(self.product, Product::OpenPbs);
         self.openpbs_files(job);
@@ -59,13 +57,7 @@ impl Cluster {
                 };
             }
         }
-        let ended = self.openpbs_script(job, "prologue", None);
-        let verdict = Verdict::of(self.product, ended, job.interactive);
-        if verdict != Verdict::Runs {
-            let code = if verdict == Verdict::Aborted { -2 } else { -3 };
-            self.openpbs_script(job, "epilogue", Some(code));
-        }
-        verdict
+        Verdict::Runs
     }
 
     /// How often the server has run the job without success. After 20 it holds the job
@@ -93,10 +85,9 @@ impl Cluster {
         hooked
     }
 
-    /// After the last process: the classic epilogue of the first node, then end on every node.
-    /// pbs_cgroups has a lower order and has deleted its file by then.
-    pub fn openpbs_end(&mut self, job: &Job, code: i32) {
-        self.openpbs_script(job, "epilogue", Some(code));
+    /// After the last process: end on every node. pbs_cgroups has a lower order and has deleted its
+    /// file by then.
+    pub fn openpbs_end(&mut self, job: &Job) {
         for at in 0..job.gpus.len() {
             self.nodes[at].sh(&format!("rm -f {HOME}/aux/{}.env", job.id));
             self.hook(job, at, "execjob_end");
@@ -308,79 +299,5 @@ impl Cluster {
         let file = self.nodes[0].read(&path).expect("a job's file");
         let line = format!("substate:\t0x{substate:x} ({substate})");
         self.nodes[0].write(&path, &file.replace("substate:\t0x2a (42)", &line), 0o600);
-    }
-
-    pub fn openpbs_script(&mut self, job: &Job, name: &str, code: Option<i32>) -> Ended {
-        let run = self.openpbs_run(job, name, code);
-        self.nodes[0].run(run)
-    }
-
-    pub fn openpbs_run(&mut self, job: &Job, name: &str, code: Option<i32>) -> Run {
-        let (user, uid) = job.user;
-        let home = format!("/home/{user}");
-        let mut argv = vec![
-            format!("{HOME}/mom_priv/{name}"),
-            job.id.clone(),
-            user.into(),
-            user.into(),
-        ];
-        if let Some(code) = code {
-            let session = if code < 0 { "0" } else { "4242" };
-            let account = if job.account.is_empty() {
-                "null"
-            } else {
-                &job.account
-            };
-            let used = "cpupercent=0,cput=00:00:00,mem=0kb,ncpus=1,vmem=0kb,walltime=00:00:01";
-            let code = code.to_string();
-            let after = [
-                "job1",
-                session,
-                "ncpus=1,place=pack",
-                used,
-                job.queue,
-                account,
-                &code,
-            ];
-            argv.extend(after.map(str::to_owned));
-        }
-        let terminal = job.interactive && code.is_none();
-        let [stdout, stderr] = ["OU", "ER"].map(|kind| match (terminal, job.interactive) {
-            (true, _) => Stream::Terminal,
-            (_, true) => Stream::Null,
-            _ => self.spool(job, kind),
-        });
-        let (cwd, umask) = match code {
-            Some(_) => (home.clone(), 0o022),
-            None => (format!("{HOME}/mom_priv"), 0o077),
-        };
-        Run {
-            argv,
-            env: variables(&[("PATH", "/bin:/usr/bin"), ("PBS_JOBDIR", &home)]),
-            cwd,
-            umask,
-            user: Some((0, vec![0])),
-            stdin: if terminal {
-                Stream::Terminal
-            } else {
-                Stream::Null
-            },
-            stdout,
-            stderr,
-            output_of: Some(uid),
-            leaked: if job.interactive {
-                vec![3, 4, 15, 16, 19]
-            } else {
-                vec![3, 17, 20]
-            },
-            session: true,
-            ignore_hangup: true,
-            in_mom: true,
-            checked: true,
-            limit_ms: 1000 * self.prolog_alarm(0).unwrap_or(30),
-            at_limit: Victims::Group,
-            kill_group_after: true,
-            ..Run::default()
-        }
     }
 }

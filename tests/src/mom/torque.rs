@@ -32,7 +32,7 @@ impl Cluster {
         self.mom_has(job, 0, true);
         for sister in 1..job.gpus.len() {
             let ended = self.torque_script(job, sister, "prologue.parallel", None);
-            if Verdict::of(self.product, ended, false) != Verdict::Runs {
+            if Verdict::of(ended, false) != Verdict::Runs {
                 self.take_down(sister);
                 return self.torque_bail(job, Verdict::Requeued, -3);
             }
@@ -43,7 +43,7 @@ impl Cluster {
 
     pub fn torque_start(&mut self, job: &Job) -> Verdict {
         let ended = self.torque_script(job, 0, "prologue", None);
-        match Verdict::of(self.product, ended, job.interactive) {
+        match Verdict::of(ended, job.interactive) {
             Verdict::Runs => Verdict::Runs,
             Verdict::Aborted => self.torque_bail(job, Verdict::Aborted, -2),
             Verdict::Requeued => self.torque_bail(job, Verdict::Requeued, -14),

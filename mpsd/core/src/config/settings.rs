@@ -7,7 +7,7 @@ use super::values::{
 };
 use crate::bind::{Bind, DeviceNames};
 use crate::gpu::MOST_CLIENTS;
-use crate::limits::{Amount, Percent, Priority};
+use crate::limits::{Amount, Percent};
 use crate::paths::Paths;
 use crate::request::{MemoryLimit, Mode, Request, Threads};
 use std::collections::BTreeMap;
@@ -165,10 +165,6 @@ settings! {
         /// a GPU then share one MPS.
         [early] shared_gpus: bool = false;
 
-        /// A job with more tasks on a GPU than the GPU takes MPS clients: "warn" (not every task is
-        /// a client), or "refuse".
-        too_many_tasks: WarnOrRefuse = WarnOrRefuse::Warn;
-
         /// Clients that one GPU takes. Not set: NVIDIA's number for the driver, 48 up to 580 and 60
         /// from 590 on (CUDA 13.1). GPUs before Volta always take 16.
         max_clients: Option<u32> = None => 48, Entry::whole::<1, 1024, _>;
@@ -183,7 +179,7 @@ settings! {
         /// numbers (vLLM, DeepSpeed's launcher, Ray before 2.10). A program that misses the daemon
         /// may then find another job's GPU. "auto": numbers if that cannot happen, because the
         /// device cgroup holds only the job's GPUs or because they are the first of the node; else
-        /// UUIDs. "keep": as the scheduler set the variable.
+        /// UUIDs.
         cuda_visible_devices: DeviceNames = DeviceNames::Auto;
 
         /// The cgroup of the daemons, which lets running jobs stay attached when the scheduler's
@@ -216,9 +212,8 @@ settings! {
     }
 
     /// Defaults of a job with MPS, in the words of a request: threads 25, 12.5, "auto", "30:70";
-    /// mem "4G", "25%", "auto"; priority "normal", "below-normal"; bind "auto", "none", "block",
-    /// "cyclic", "closest", the last three also with "+peers". Not set: no limit, normal priority,
-    /// no probe, bind "auto". report says what a job's output tells at its end: true: a paragraph;
+    /// mem "4G", "25%", "auto"; bind "auto", "none", "block", "cyclic", "closest". Not set: no
+    /// limit, bind "auto". report says what a job's output tells at its end: true: a paragraph;
     /// false: nothing; not set: one line (clients at once, use of the GPUs, 'mpsctl report JOB').
     Defaults [defaults] {
         /// The mode of a job that gets MPS without a request ([slurm] auto_..., [pbs] auto_queues).
@@ -228,8 +223,6 @@ settings! {
 
         threads: Option<Threads> = None => "auto";
         memory as "mem": Option<MemoryLimit> = None => "auto";
-        priority: Option<Priority> = None => "normal";
-        verify: Option<bool> = None => false;
         report: Option<bool> = None => false;
         bind: Option<Bind> = None => "block";
     }
@@ -285,10 +278,9 @@ settings! {
         [early] projects: Vec<String> = Vec::new();
 
         /// A job with tasks that could run outside its MPS without a message, because TM starts
-        /// them (pbsdsh, mpirun on several nodes): on Torque without our $job_starter, on OpenPBS
-        /// with the classic scripts. 'mpsctl pbs check' names these nodes. "warn": a line in the
-        /// job's error file says that such tasks need 'mpsctl exec -- COMMAND'. "refuse": the job
-        /// gets no MPS, and is told so.
+        /// them (pbsdsh, mpirun on several nodes): on Torque without our $job_starter. 'mpsctl pbs
+        /// check' names these nodes. "warn": a line in the job's error file says that such tasks
+        /// need 'mpsctl exec -- COMMAND'. "refuse": the job gets no MPS, and is told so.
         [early] unattached_tasks: WarnOrRefuse = WarnOrRefuse::Warn;
     }
 
@@ -301,16 +293,6 @@ settings! {
 
         /// Let the timer lift our own drains after a clean check; else only 'mpsctl undrain' does.
         auto_undrain: bool = false;
-
-        /// Drain the node after failed starts of two or more users. Two users who work together can
-        /// cause that on every node of their jobs. So by default the node's log and 'mpsctl
-        /// reconcile' only tell the administrator.
-        on_failed_starts: bool = false;
-
-        /// The time in seconds within which failed starts count together. A start does not count if
-        /// its user had another process on the node, another user held its GPU, or run_dir was
-        /// full.
-        failed_starts_window as "failed_starts_window_s": Duration = Duration::from_secs(600), Entry::seconds::<86_400>;
     }
 
     /// Root's report of each job with MPS, for 'mpsctl report': a file in reports below state_dir,
@@ -362,9 +344,7 @@ impl Settings {
         if !request.is_on() {
             return whole;
         }
-        // Static partitions ignore a percentage. A default binding fails tasks that keep the
-        // scheduler's CUDA_VISIBLE_DEVICES.
-        let keeps = request.visible.unwrap_or(self.cuda_visible_devices) == DeviceNames::Keep;
+        // Static partitions ignore a percentage.
         let is_shared = request.replicas.is_some();
         let defaults = self.defaults.clone();
         whole.fill(&Request {
@@ -372,10 +352,8 @@ impl Settings {
                 .threads
                 .filter(|_| !is_shared && request.sms.is_none()),
             memory: defaults.memory.filter(|_| !is_shared),
-            priority: defaults.priority,
-            verify: defaults.verify,
             report: defaults.report,
-            bind: defaults.bind.filter(|_| !keeps),
+            bind: defaults.bind,
             ..Request::default()
         });
         whole

@@ -242,35 +242,25 @@ fn only_roots_file_is_obeyed() {
 
 #[test]
 fn the_job_comes_before_the_defaults() {
-    const ALL: &str =
-        "defaults = {threads = 25, mem = \"4G\", priority = \"below-normal\", verify = true}";
+    const ALL: &str = "defaults = {threads = 25, mem = \"4G\", report = true}";
     const BIND: &str = "defaults.bind = \"block\"";
-    let keep = format!("cuda_visible_devices = \"keep\"\n{BIND}");
     for (config, account, whole) in [
         (
             ALL,
             "MPS=on",
-            "MPS=per-node,MPS_THREADS=25,MPS_MEM=4G,MPS_PRIORITY=below-normal,MPS_VERIFY=on",
+            "MPS=per-node,MPS_THREADS=25,MPS_MEM=4G,MPS_REPORT=on",
         ),
         (
             ALL,
-            "MPS=on,MPS_MEM=8G,MPS_VERIFY=no,MPS_PRIORITY=normal",
-            "MPS=per-node,MPS_THREADS=25,MPS_MEM=8G,MPS_PRIORITY=normal,MPS_VERIFY=off",
+            "MPS=on,MPS_MEM=8G,MPS_REPORT=no",
+            "MPS=per-node,MPS_THREADS=25,MPS_MEM=8G,MPS_REPORT=off",
         ),
         (
             ALL,
             "MPS=on,MPS_REPLICAS=2",
-            "MPS=per-node,MPS_REPLICAS=2,MPS_PRIORITY=below-normal,MPS_VERIFY=on",
+            "MPS=per-node,MPS_REPLICAS=2,MPS_REPORT=on",
         ),
-        // The site's binding does not apply to a job that keeps the scheduler's
-        // CUDA_VISIBLE_DEVICES.
         (BIND, "MPS=on", "MPS=per-node,MPS_BIND=block"),
-        (
-            BIND,
-            "MPS=on,MPS_VISIBLE=keep",
-            "MPS=per-node,MPS_VISIBLE=keep",
-        ),
-        (&keep, "MPS=on", "MPS=per-node"),
     ] {
         let request: crate::Request = account.parse().unwrap();
         assert_eq!(settings(config).with_defaults(&request).to_string(), whole);

@@ -3,7 +3,7 @@
 
 use crate::bind::{Bind, DeviceNames};
 use crate::failure::{Evidence, Fault};
-use crate::limits::{Amount, Invalid, Percent, Priority};
+use crate::limits::{Amount, Invalid, Percent};
 use crate::request::{MemoryLimit, Mode, Threads};
 use crate::text::{is_word, nearest, one_line, or_meant};
 use serde::de::{DeserializeOwned, IntoDeserializer as _};
@@ -229,7 +229,6 @@ values! {
     Cgroup: Cgroup::read;
     Percent: Entry::worded, |percent| Some(percent.to_string());
     Amount: Entry::worded;
-    Priority: Entry::worded;
     Mode: Entry::worded;
     Bind: Entry::worded;
     DeviceNames: Entry::worded;
@@ -277,7 +276,7 @@ pub enum GpusUnknown {
     WholeNodeIfExclusive,
 }
 
-/// `too_many_tasks`, and `pbs.unattached_tasks`: tasks that TM starts and that miss the job's MPS.
+/// `pbs.unattached_tasks`: tasks that TM starts and that miss the job's MPS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WarnOrRefuse {

@@ -204,8 +204,8 @@ options! {
         value: "B",
         allowed: Bind::ALLOWED,
         words: &["auto", "block", "cyclic", "closest", "none"],
-        help: "which of the job's GPUs each rank sees: `auto`, `block`, `cyclic`, `closest`, `none`; `block+peers`: first",
-        more: "A bound task sees its own GPU alone, with `+peers` the others behind it. `block` gives neighboring ranks one \
+        help: "which of the job's GPUs each rank sees: `auto`, `block`, `cyclic`, `closest`, `none`",
+        more: "A bound task sees its own GPU alone. `block` gives neighboring ranks one \
                GPU, `cyclic` deals the ranks out in turn, `closest` goes by the task's cores. `auto`, the default, \
                shows every task all GPUs. If a node has at least one task for each GPU, each task sees them in its own order. \
                So tasks that always use the first GPU spread out, and tasks that choose by rank spread as evenly as without MPS. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
@@ -218,10 +218,10 @@ options! {
         name: "visible",
         value: "V",
         allowed: DeviceNames::ALLOWED,
-        words: &["auto", "uuid", "ordinal", "keep"],
-        help: "names in CUDA_VISIBLE_DEVICES: `auto`, `uuid`, `ordinal` (for programs that read numbers), `keep`",
+        words: &["auto", "uuid", "ordinal"],
+        help: "names in CUDA_VISIBLE_DEVICES: `auto`, `uuid`, `ordinal` (for programs that read numbers)",
         more: "`ordinal` are the numbers by which the job's MPS counts its GPUs, from 0. `auto` gives them if they name the same GPUs \
-               to a program that misses its MPS, else UUIDs. `keep` leaves the scheduler's own.",
+               to a program that misses its MPS, else UUIDs.",
         of_tasks: true,
         plan: |request| Some(format!("GPUs named in CUDA_VISIBLE_DEVICES: {}", request.visible?)),
     }, str::parse, ToString::to_string;

@@ -293,11 +293,9 @@ impl Request {
     pub fn from_resource(resource: &str) -> Result<Self, Refusal> {
         refuse_if_long("the mps resource", resource.len())?;
         let mut parser = Parser::new(Syntax::Resource);
-        // `+` separates the words, and also stands within a value of MPS_BIND.
-        let resource = resource.replace("+peers", "\0peers");
-        for word in resource.split('+').map(|word| word.replace('\0', "+")) {
+        for word in resource.split('+') {
             let Some((name, value)) = word.split_once('=') else {
-                parser.take(Key::Mode, "mps", Some(&word))?;
+                parser.take(Key::Mode, "mps", Some(word))?;
                 continue;
             };
             let shown = format!("mps={name}");
@@ -352,7 +350,7 @@ impl Request {
                 return Err(refuse(&word, &one_line(&why, SHOWN + 10), allowed));
             }
         }
-        let shows_several = self.bind.filter(|bind| bind.peers || *bind == Bind::NONE);
+        let shows_several = self.bind.filter(|bind| *bind == Bind::None);
         if let (Mode::PerGpu, Some(bind)) = (self.mode, shows_several) {
             let what = syntax.token(Key::Bind, Some(&bind.to_string()));
             let why = "with a daemon for each GPU a task sees one";

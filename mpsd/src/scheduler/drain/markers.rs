@@ -26,7 +26,6 @@ pub struct Marker {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// The GPUs to look at again before the drain is lifted.
-    #[serde(default)]
     pub gpus: Vec<String>,
     /// The scheduler has it; else it waits for the timer, and the node takes no MPS job until then.
     pub delivered: bool,

@@ -317,7 +317,7 @@ mod tests {
     use super::*;
     use mpsd_core::failure::Evidence;
     use std::cell::RefCell;
-    use std::fs::{Permissions, create_dir, metadata, set_permissions};
+    use std::fs::metadata;
     use std::os::unix::fs::PermissionsExt;
 
     const OURS: &str = "mpsd: job 1: x";
@@ -423,9 +423,6 @@ mod tests {
     fn a_drain_shows_our_reason_and_brings_an_administrators_note_back() {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths::new(dir.path().join("run"), dir.path());
-        // An earlier release let all users list it.
-        create_dir(paths.drains()).unwrap();
-        set_permissions(paths.drains(), Permissions::from_mode(0o755)).unwrap();
         let memo = "new fans on Monday";
         let node = Fake::new(false, Some(memo), true);
         // Twice: the second fault of a node finds the drain of the first.

@@ -1,30 +1,22 @@
-//! OpenPBS and PBS Professional: our hook, or the classic scripts (recorded on 23.06.06).
-//!
-//! Our hook gives everything by options, on every node. The classic scripts run on the job's first
-//! node. The classic prologue has 3 arguments: `printjob` on the mom's own job file, which needs no
-//! server, tells it the account and the resource `mps`. The classic epilogue has 10, with the
-//! account as the ninth, "null" if there is none.
+//! OpenPBS and PBS Professional: our hook gives everything by options, on every node (recorded on
+//! 23.06.06).
 
 pub mod setup;
 
-use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts, Unattached};
-use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
+use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts};
+use super::call::{Input, Lookup, Site, Submission, UserRef};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
 use super::pbs::control::{LONGEST_REASON, PbsNode};
-use super::pbs::{Installation, PRINTJOB_DEADLINE, attribute, same_node};
+use super::pbs::{Installation, same_node};
 use super::trial::QSUB_OF_OPENPBS;
-use mpsd_core::failure::{Failure, Undetermined};
+use mpsd_core::failure::Failure;
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
 use setup::PRODUCT;
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 const MOST_ENV_FILE: usize = 64 << 10;
-const MOST_JOB_FILE: usize = 4 << 20;
-
-const CLASSIC_EPILOGUE: usize = 10;
 
 /// The batch system OpenPBS, also PBS Professional.
 #[derive(Debug, Clone, Copy)]
@@ -33,10 +25,7 @@ pub struct OpenPbs;
 static FACTS: SystemFacts = SystemFacts {
     scheduler: Scheduler::OpenPbs,
     title: PRODUCT.title,
-    vectors: [
-        "JOB USER GROUP",
-        "JOB USER GROUP [NAME SESSION RESOURCES USED QUEUE ACCOUNT CODE]",
-    ],
+    vectors: ["JOB USER GROUP"; 2],
     syntax: Syntax::Account,
     trial: &QSUB_OF_OPENPBS,
     longest_reason: LONGEST_REASON,
@@ -52,43 +41,23 @@ impl BatchSystem for OpenPbs {
         &FACTS
     }
 
-    /// 3 arguments are the classic prologue. 10 are the epilogue, or that of a Torque before 5: the
-    /// environment tells.
-    fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool {
-        let of_torque = || env("PBS_NODENUM").is_some() || env("PBS_RESOURCE_NODES").is_some();
-        arguments == 3 || (arguments == 10 && !of_torque())
+    /// 3 arguments are our hook's.
+    fn calls(&self, arguments: usize, _: Lookup<'_>) -> bool {
+        arguments == 3
     }
 
-    fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
-        let classic = match input.program {
-            Program::Prologue => input.arguments.len() == 3,
-            Program::Epilogue => matches!(input.arguments.len(), 3 | CLASSIC_EPILOGUE),
-        };
-        if !classic {
+    fn read(&self, input: &Input<'_>, _: &dyn Host) -> Result<Submission, Failure> {
+        if input.arguments.len() != 3 {
             return Err(FACTS.wrong_vector(input));
         }
-        let job = JobId::parse(&input.text(1, "job id")?)?;
-        let file = match input.program {
-            Program::Prologue if !is_hooked(input) => printjob(&job, input, host)?,
-            _ => String::new(),
-        };
-        let null = |account: &Vec<u8>| input.given.account.is_none() && account == b"null";
-        let account = input.account((input.arguments.len() == CLASSIC_EPILOGUE).then_some(9));
-        let of_file = || attribute(&file, "Account_Name").map(String::into_bytes);
-        let resource = input.given.resource.clone();
-        let resource = resource.or_else(|| attribute(&file, "Resource_List.mps"));
         Ok(Submission {
             scheduler: self.scheduler(),
             sister: input.given.sister,
-            job,
+            job: JobId::parse(&input.text(1, "job id")?)?,
             user: UserRef::Name(input.text(2, "user")?),
-            account: account.filter(|account| !null(account)).or_else(of_file),
-            resource: resource.filter(|text| !text.is_empty()),
-            queue: input
-                .given
-                .queue
-                .clone()
-                .or_else(|| attribute(&file, "queue")),
+            account: input.account(None),
+            resource: input.given.resource.clone().filter(|text| !text.is_empty()),
+            queue: input.given.queue.clone(),
             node: input.site.node.clone(),
             interactive: input.terminal,
             step: false,
@@ -100,7 +69,7 @@ impl BatchSystem for OpenPbs {
     /// proved to be the job's alone: `qrun -H` brings another job to any node, at any time.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
         let here = submission.node.clone().unwrap_or_else(|| host.name());
-        let described = Described::of(submission, &here, input, host);
+        let described = Described::of(input, &here);
         let listed = from_cgroups(submission, input, host);
         let whole_node = listed
             .is_none()
@@ -125,16 +94,6 @@ impl BatchSystem for OpenPbs {
         Installation::find(&PRODUCT, &input.site, &ThisHost).script(submission)
     }
 
-    fn unattached(
-        &self,
-        submission: &Submission,
-        input: &Input<'_>,
-        host: &dyn Host,
-    ) -> Option<Unattached> {
-        let classic = !is_hooked(input);
-        classic.then(|| under_classic_scripts(nodes(&submission.job, input, host)))
-    }
-
     /// OpenPBS holds the job after 21 tries; a hook on execjob_begin may set the count
     /// (docs/facts/pbs.md#tries-of-a-job). A failed start that the user may have caused counts.
     fn exit_policy(&self, _: &Submission) -> ExitPolicy {
@@ -144,19 +103,9 @@ impl BatchSystem for OpenPbs {
         }
     }
 
-    /// The classic epilogue writes there (docs/facts/pbs.md#environment-identity-and-descriptors).
-    /// Our hook logs one line.
-    fn shows_end(&self, input: &Input<'_>) -> bool {
-        input.arguments.len() == CLASSIC_EPILOGUE
-    }
-
-    /// For the classic scripts. 'mpsctl pbs install' sets the limit of our hook above our deadline.
-    fn time_limit(&self, input: &Input<'_>, _: bool, site: &Site) -> Option<Duration> {
-        let classic = match input.program {
-            Program::Prologue => !is_hooked(input),
-            Program::Epilogue => self.shows_end(input),
-        };
-        classic.then(|| Installation::find(&PRODUCT, site, &ThisHost).time_limit(&ThisHost))
+    /// 'mpsctl pbs install' sets the limit of our hook above our deadline.
+    fn time_limit(&self, _: &Input<'_>, _: bool, _: &Site) -> Option<Duration> {
+        None
     }
 
     fn at(&self, site: &Site) -> Box<dyn Located> {
@@ -175,66 +124,6 @@ impl BatchSystem for OpenPbs {
              # OpenPBS counts these shares and does not say on which GPU one lies: see gpus_unknown in mpsd.toml\n"
         )
     }
-}
-
-/// The classic scripts reach no task that TM starts, and run on the job's first node only.
-fn under_classic_scripts(nodes: usize) -> Unattached {
-    let why = match nodes {
-        0 | 1 => "OpenPBS's classic scripts do not attach tasks started by TM".to_owned(),
-        _ => {
-            format!("it has {nodes} nodes, and OpenPBS runs its classic prologue on the first only")
-        }
-    };
-    Unattached {
-        why,
-        remedy: "the hook ('mpsctl pbs install')".to_owned(),
-        no_way_round: nodes > 1,
-    }
-}
-
-fn is_hooked(input: &Input<'_>) -> bool {
-    input.given.account.is_some() || input.given.resource.is_some()
-}
-
-/// The number of hosts in the mom's job file: `exec_host = nodea/0*8+nodeb/0`, else by the vnodes.
-fn nodes(job: &JobId, input: &Input<'_>, host: &dyn Host) -> usize {
-    let file = job_file(job, input, host).unwrap_or_default();
-    let list = attribute(&file, "exec_host").or_else(|| attribute(&file, "exec_vnode"));
-    let list = list.unwrap_or_default();
-    let hosts: BTreeSet<String> = members(&list).map(str::to_ascii_lowercase).collect();
-    hosts.len()
-}
-
-fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, Failure> {
-    job_file(job, input, host).or_else(|why| {
-        // If printjob fails, a job that cannot have asked still starts.
-        let innocent = cannot_have_asked(job, input, host);
-        let undetermined = || Undetermined::new(format!("account of job '{job}'"), why);
-        innocent
-            .then(String::new)
-            .ok_or_else(|| undetermined().into())
-    })
-}
-
-/// Whether the job file does not hold the letters "mps" at all. Its attributes are plain text
-/// between binary fields.
-fn cannot_have_asked(job: &JobId, input: &Input<'_>, host: &dyn Host) -> bool {
-    let file = Installation::find(&PRODUCT, &input.site, host).job_file(job);
-    let whole = |bytes: &Vec<u8>| !bytes.is_empty() && bytes.len() < MOST_JOB_FILE;
-    let Some(bytes) = host.read(&file, MOST_JOB_FILE).ok().flatten().filter(whole) else {
-        return false;
-    };
-    !bytes
-        .windows(3)
-        .any(|window| window.eq_ignore_ascii_case(b"mps"))
-}
-
-fn job_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, String> {
-    let pbs = Installation::find(&PRODUCT, &input.site, host);
-    let file = pbs.job_file(job);
-    let shown = file.to_string_lossy();
-    let answer = pbs.run("printjob", &[&shown], PRINTJOB_DEADLINE, host)?;
-    answer.accepted(&format!("'printjob {shown}'"))
 }
 
 /// `CUDA_VISIBLE_DEVICES=<UUID,…>` of the file that the hook pbs_cgroups writes in execjob_begin
@@ -272,21 +161,9 @@ struct Described {
 }
 
 impl Described {
-    fn of(submission: &Submission, here: &str, input: &Input<'_>, host: &dyn Host) -> Self {
+    fn of(input: &Input<'_>, here: &str) -> Self {
         let given = input.given.clone();
-        let mut own = [given.select, given.place, given.vnodes, given.hosts];
-        if own.iter().all(Option::is_none) {
-            // Without it the tasks stay unknown, which is a refusal of `auto` only.
-            let file = job_file(&submission.job, input, host).unwrap_or_default();
-            let value = |name: &str| attribute(&file, name);
-            let select = value("schedselect").or_else(|| value("Resource_List.select"));
-            own = [
-                select,
-                value("Resource_List.place"),
-                value("exec_vnode"),
-                value("exec_host2"),
-            ];
-        }
+        let own = [given.select, given.place, given.vnodes, given.hosts];
         let [select, place, vnodes, hosts] = own.map(Option::unwrap_or_default);
         let is_named = members(&vnodes).any(|name| same_node(name, here));
         Self {

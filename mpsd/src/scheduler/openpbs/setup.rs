@@ -1,13 +1,10 @@
-//! `mpsctl pbs` in an OpenPBS: our hook, or the classic scripts. The hook is a file under
-//! `state_dir` that is imported through qmgr and read back.
+//! `mpsctl pbs` in an OpenPBS: our hook, a file under `state_dir` that is imported through qmgr and
+//! read back.
 
-use crate::scheduler::pbs::scripts::{
-    calls_us, config_option, consequence, place_scripts, unattached,
-};
-use crate::scheduler::pbs::{InstallOptions, Installation, MOST_CONF, Product, Script, attribute};
+use crate::scheduler::pbs::{InstallOptions, Installation, MOST_CONF, Product, attribute};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::{SetupContext, VerbReport, make_directory};
-use mpsd_core::config::{GpusUnknown, Settings, WarnOrRefuse};
+use mpsd_core::config::{GpusUnknown, Settings};
 use mpsd_core::job::Scheduler;
 use mpsd_core::text::one_line;
 use mpsd_sys::deadline::Deadline;
@@ -16,56 +13,19 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub static SCRIPTS: [Script; 2] = [
-    Script {
-        names: &["prologue"],
-        text: include_str!("../../../../etc/pbs/openpbs/prologue"),
-        program: "mps-prologue",
-        lines: &[
-            "PROGRAM --scheduler openpbs \"$@\" </dev/null || exit $?",
-            "# (near its end, after everything that can fail)",
-        ],
-    },
-    Script {
-        names: &["epilogue"],
-        text: include_str!("../../../../etc/pbs/openpbs/epilogue"),
-        program: "mps-epilogue",
-        lines: &[
-            "PROGRAM --scheduler openpbs \"$@\" </dev/null",
-            "# (near its beginning)",
-        ],
-    },
-];
-
 pub static PRODUCT: Product = Product {
     scheduler: Scheduler::OpenPbs,
     title: "OpenPBS or PBS Professional",
     homes: ["/var/spool/pbs", "/var/spool/PBS"],
     commands: &["/opt/pbs/bin", "/usr/bin", "/opt/pbs/sbin"],
     conf: Some("/etc/pbs.conf"),
-    alarm_s: 30,
-    early_s: 0,
     note_option: "-C",
     no_note: "",
     online_option: "-r",
     comments: false,
-    scripts: &SCRIPTS,
-    install: |pbs, options, ctx, report| match options.classic {
-        true => place_classic(pbs, ctx, report),
-        false => place_hook(pbs, options, ctx, report),
-    },
+    install: place_hook,
     uninstall,
-    check_hook,
-    check_tasks: |pbs, hooked, ctx| {
-        let missing = "the classic scripts do not attach tasks that TM starts";
-        let remedy = "'mpsctl pbs install' puts our hook there";
-        (!hooked && has_classic(pbs)).then(|| unattached(missing, remedy, ctx))
-    },
-    absent_script: |path| {
-        Warn(format!(
-            "no '{path}': neither hook nor script; run 'mpsctl pbs install'"
-        ))
-    },
+    check: check_hook,
 };
 
 const NAME: &str = "mpsd";
@@ -97,20 +57,6 @@ const NAME_GPUS: &str = "qmgr -c 'export hook pbs_cgroups application/x-config d
      (in cgroups.json: \"devices\": { \"enabled\": true, and \"nvidia-smi\": its path where that is not /usr/bin/nvidia-smi); \
      qmgr -c 'import hook pbs_cgroups application/x-config default cgroups.json'; \
      qmgr -c 'set hook pbs_cgroups enabled = True'";
-
-fn place_classic(
-    pbs: &Installation,
-    ctx: &SetupContext<'_>,
-    report: &mut VerbReport,
-) -> Result<(), String> {
-    place_scripts(pbs, ctx, report)?;
-    let left = consequence(ctx);
-    report.did(format!(
-        "tasks that TM starts are not attached by the classic scripts: {left}"
-    ));
-    report.incomplete |= ctx.settings.pbs.unattached_tasks == WarnOrRefuse::Refuse;
-    Ok(())
-}
 
 fn place_hook(
     pbs: &Installation,
@@ -260,7 +206,7 @@ fn render(ctx: &SetupContext<'_>) -> String {
     let look_again = ctx.settings.paths.look_again();
     let values = [
         ("PROGRAMS", json!(ctx.programs.display().to_string())),
-        ("OPTIONS", json!(config_option(ctx))),
+        ("OPTIONS", json!(ctx.config_option())),
         ("LIMIT_S", json!(limit_s(ctx))),
         ("AUTO_QUEUES", json!(ctx.settings.pbs.auto_queues)),
         (
@@ -304,10 +250,6 @@ fn carry_out(
     }
 }
 
-fn has_classic(pbs: &Installation) -> bool {
-    calls_us(&pbs.mom_priv().join("prologue"))
-}
-
 fn moms_copy(pbs: &Installation, name: &str, kind: &str) -> PathBuf {
     pbs.mom_priv().join("hooks").join(format!("{name}.{kind}"))
 }
@@ -345,12 +287,12 @@ impl MomsHook {
     }
 }
 
-fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLine>) -> bool {
-    let (ours, classic) = (MomsHook::read(pbs, NAME, ctx), has_classic(pbs));
-    let hooked = matches!(ours, Ok(Some(_)));
-    match ours {
-        Ok(Some(hook)) => all.extend(check_ours(&hook, pbs, ctx)),
-        Ok(None) if classic => {}
+fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLine>) {
+    match MomsHook::read(pbs, NAME, ctx) {
+        Ok(Some(hook)) => {
+            all.extend(check_ours(&hook, pbs, ctx));
+            all.push(check_gpus(pbs, ctx));
+        }
         Ok(None) if !has_mom(pbs) => all.push(Warn(format!(
             "no mom runs here, and it has no hook '{NAME}' yet"
         ))),
@@ -360,21 +302,6 @@ fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
         ))),
         Err(why) => all.push(Warn(format!("hook '{NAME}' not seen ({why})"))),
     }
-    if hooked || classic {
-        all.push(check_gpus(pbs, ctx));
-    }
-    // docs/facts/pbs.md#hooks-of-openpbs
-    if !hooked
-        && classic
-        && matches!(MomsHook::read(pbs, CGROUPS, ctx), Ok(Some(hook)) if hook.enabled)
-    {
-        all.push(Fail(
-            "pbs_cgroups is enabled, and PBS then runs no classic epilogue: a job's MPS stays until mpsd-reconcile.timer; use \
-             our hook: 'mpsctl pbs uninstall', then 'mpsctl pbs install'"
-                .to_owned(),
-        ));
-    }
-    hooked
 }
 
 fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine> {

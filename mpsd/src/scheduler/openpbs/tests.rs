@@ -1,4 +1,4 @@
-//! OpenPBS's recorded argument vectors and environments, and what we read from them.
+//! What our hook says of a job under OpenPBS, and what we read from it.
 
 use crate::scheduler::call::{CallOptions, Program};
 use crate::scheduler::devices::{Exclusive, GpuName, GpuSource};
@@ -6,20 +6,6 @@ use crate::scheduler::testing::{Call, TextHost};
 use mpsd_core::job::Scheduler;
 
 const ENV: [(&str, &str); 2] = [("PATH", "/bin:/usr/bin"), ("PBS_JOBDIR", "/home/alice")];
-const EPILOGUE: [&str; 10] = [
-    "0.localhost",
-    "alice",
-    "users",
-    "job1",
-    "77",
-    "ncpus=1,place=pack",
-    "cpupercent=0,cput=00:00:00,mem=0kb,ncpus=1,vmem=0kb,walltime=00:00:01",
-    "workq",
-    "null",
-    "0",
-];
-const JOB_FILE: &str = "/var/spool/x/mom_priv/jobs/0.localhost.JB";
-const PRINTJOB: &str = "/opt/x/bin/printjob /var/spool/x/mom_priv/jobs/0.localhost.JB";
 const CGROUPS: &str = "/var/spool/x/aux/0.localhost.env";
 
 fn prologue(given: CallOptions) -> Call<'static> {
@@ -39,33 +25,34 @@ fn hooked(vnodes: &str, place: &str, select: &str) -> Call<'static> {
 }
 
 #[test]
-fn openpbs_classic_prologue_reads_the_moms_job_file() {
-    let mut call = prologue(CallOptions::default());
-    let file = "---------\njobid:\t0.localhost\n    Account_Name = proj1,MPS=true,MPS_MEM=2G\n    Resource_List.mps = on+threads=25\n    \
-                Resource_List.place = excl\n    exec_vnode = (nodeb:ncpus=8:ngpus=2)\n    schedselect = 1:ncpus=8:mpiprocs=4:ngpus=2\n";
-    call.host = TextHost::default().command(PRINTJOB, 0, file);
+fn the_hook_says_it_all_and_what_is_empty_was_not_asked() {
+    let mut call = prologue(CallOptions {
+        account: Some("".into()),
+        resource: Some("on+threads=25".into()),
+        queue: Some("workq".into()),
+        sister: true,
+        ..CallOptions::default()
+    });
     let s = call.read().unwrap();
-    assert_eq!((s.scheduler, s.sister), (Scheduler::OpenPbs, false));
+    assert_eq!((s.scheduler, s.sister), (Scheduler::OpenPbs, true));
     assert_eq!(
-        s.account.as_deref(),
-        Some(&b"proj1,MPS=true,MPS_MEM=2G"[..])
+        (s.account, s.resource.as_deref()),
+        (None, Some("on+threads=25"))
     );
-    assert_eq!(s.resource.as_deref(), Some("on+threads=25"));
-    let d = call.devices();
-    let is_counted = matches!(d.gpus, GpuSource::Counted { count: 2, .. });
-    assert!(is_counted, "a count names none");
-    assert_eq!((d.whole_node, d.tasks_on_node), (true, Some(4)));
-    call.host = TextHost::default().command(PRINTJOB, 1, "printjob: cannot open\n");
-    assert_eq!(call.read().unwrap_err().exit_code(), 2);
-    // Without printjob only a job that may have asked waits.
-    for (file, asked) in [
-        ("\0\u{1}Account_Name\0proj1\0", false),
-        ("\0Account_Name\0proj1,Mps=true\0", true),
-        ("", true),
-    ] {
-        call.host = TextHost::default().file(JOB_FILE, file);
-        assert_eq!(call.read().is_err(), asked, "{file:?}");
-    }
+    assert_eq!(s.queue.as_deref(), Some("workq"));
+    call.given = CallOptions {
+        account: Some("proj1,MPS=true".into()),
+        resource: Some(String::new()),
+        ..CallOptions::default()
+    };
+    let s = call.read().unwrap();
+    assert_eq!(
+        (s.account.as_deref(), s.resource),
+        (Some(&b"proj1,MPS=true"[..]), None)
+    );
+    let end = Call::new(Program::Epilogue, &["0.localhost", "alice", "users"], &ENV);
+    assert_eq!(end.read().unwrap().account, None);
+    assert!(call.host.ran.borrow().is_empty());
 }
 
 #[test]
@@ -134,18 +121,6 @@ fn without_pbs_cgroups_a_vnode_has_a_count_of_gpus() {
 }
 
 #[test]
-fn openpbs_epilogue_and_its_null_account() {
-    let mut arguments = EPILOGUE;
-    for (account, expected) in [("null", None), ("MPS=true", Some(b"MPS=true".to_vec()))] {
-        arguments[8] = account;
-        let s = Call::new(Program::Epilogue, &arguments, &ENV)
-            .read()
-            .unwrap();
-        assert!(s.scheduler == Scheduler::OpenPbs && !s.sister && s.account == expected);
-    }
-}
-
-#[test]
 fn chunks_on_this_node_times_their_ranks() {
     let two = "(nodea:ncpus=4:ngpus=1)+(nodeb[0]:ncpus=2:ngpus=1+nodeb[1]:ncpus=2)+(nodeb[1]:ncpus=4:ngpus=1)";
     for (select, tasks) in [
@@ -162,13 +137,6 @@ fn chunks_on_this_node_times_their_ranks() {
             "{select}"
         );
     }
-}
-
-#[test]
-fn several_nodes_under_the_classic_scripts_have_no_daemon() {
-    let [one, two] = [1, 2].map(super::under_classic_scripts);
-    assert!(two.no_way_round && !one.no_way_round);
-    assert!(two.why.contains("it has 2 nodes"));
 }
 
 /// A vnode may have another name than its host: `create node gpubox Mom=nodeb`.

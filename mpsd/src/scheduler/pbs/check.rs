@@ -1,17 +1,12 @@
-//! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, and the time that
-//! the mom leaves us.
+//! `mpsctl pbs check`: our programs and what `install` wrote, what draining needs, and what an
+//! administrator is told of `auto_queues`.
 
 use super::control::PbsNode;
-use super::scripts::{Author, author, calls_us, lacks_queues, scripts};
 use super::{Installation, attribute, same_node};
-use crate::scheduler::call::MARGIN;
 use crate::scheduler::control::Controller;
 use crate::scheduler::node_check::node_check;
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::SetupContext;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
 pub(super) fn check(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let (scheduler, mom) = (pbs.product.scheduler, pbs.mom_priv());
@@ -28,28 +23,10 @@ pub(super) fn check(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine
     let programs = ["mps-prologue", "mps-epilogue", "mpsctl"];
     all.extend(programs.map(|name| CheckLine::program(&ctx.programs.join(name), ctx.host)));
     all.extend(node_check(&node, ctx));
-    let hooked = (pbs.product.check_hook)(pbs, ctx, &mut all);
-    for (script, name) in scripts(pbs.product) {
-        let path = mom.join(name);
-        all.extend(lacks_queues(script, &path, ctx).then(|| {
-            let shown = path.display();
-            Warn(format!(
-                "'{shown}' asks for the jobs of other queues than auto_queues of mpsd.toml: 'mpsctl pbs install' again"
-            ))
-        }));
-        all.push(match fs::metadata(&path) {
-            Ok(about) => check_script(&path, &about, hooked),
-            Err(_) if hooked => Pass(format!("no '{}': the hook does it", path.display())),
-            Err(_) => (pbs.product.absent_script)(&path.display().to_string()),
-        });
-    }
-    if !hooked {
-        all.push(time_limit(pbs, ctx));
-    }
+    (pbs.product.check)(pbs, ctx, &mut all);
     all.push(operators(pbs, &node, ctx));
     all.extend(old_note(pbs, &node, ctx));
     all.extend((!ctx.settings.pbs.auto_queues.is_empty()).then(left_out));
-    all.extend((pbs.product.check_tasks)(pbs, hooked, ctx));
     all.extend((ctx.standing)(&ctx.settings));
     all
 }
@@ -60,49 +37,6 @@ fn left_out() -> CheckLine {
         "a job of auto_queues has MPS only if its script names an MPI launcher, and it has all GPUs of the node or pbs_cgroups confines it to its own"
             .to_owned(),
     )
-}
-
-/// The mom demands: owner root, a regular file (a link to one is fine), u+rx, not writable by group
-/// and others. A missing file counts as success for the mom (recorded), so nothing else would tell.
-fn check_script(path: &Path, about: &fs::Metadata, hooked: bool) -> CheckLine {
-    let (shown, mode) = (path.display(), about.mode());
-    if !about.is_file() || about.uid() != 0 || mode & 0o022 != 0 || mode & 0o500 != 0o500 {
-        let (owner, mode) = (about.uid(), mode & 0o7777);
-        return Fail(format!(
-            "'{shown}' has owner {owner} and mode {mode:04o}: the mom refuses it and requeues every job; chown root and chmod 0500"
-        ));
-    }
-    match (author(path) == Author::Ours, calls_us(path), hooked) {
-        (true, _, true) => Warn(format!(
-            "'{shown}' is ours and the hook does the same; 'mpsctl pbs uninstall' and install again"
-        )),
-        (true, _, false) => Pass(format!("'{shown}' is ours")),
-        (false, true, _) => Pass(format!("'{shown}' is the site's own and calls us")),
-        (false, false, true) => Pass(format!("'{shown}' is the site's own")),
-        (false, false, false) => Fail(format!(
-            "'{shown}' is the site's own and does not call us; see 'mpsctl pbs install'"
-        )),
-    }
-}
-
-fn time_limit(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
-    let (limit, ours) = (pbs.time_limit(ctx.host), ctx.settings.deadline);
-    let early = match pbs.product.early_s {
-        0 => String::new(),
-        s => format!(" ({} fires {s} s before $prologalarm)", pbs.product.title),
-    };
-    let (limit_s, ours_s) = (limit.as_secs(), ours.as_secs());
-    let text =
-        format!("the mom kills a prologue after {limit_s} s{early}, our deadline is {ours_s} s");
-    if limit >= ours + MARGIN {
-        return Pass(text);
-    }
-    let (needed, config) = (
-        pbs.product.early_s + (ours + MARGIN).as_secs(),
-        pbs.mom_config(),
-    );
-    let config = config.display();
-    Fail(format!("{text}: set '$prologalarm {needed}' in '{config}'"))
 }
 
 /// Draining needs root of this node among the server's operators or managers. Torque's pbsnodes is

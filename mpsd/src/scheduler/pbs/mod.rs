@@ -3,7 +3,6 @@
 
 mod check;
 pub mod control;
-pub mod scripts;
 pub mod setup;
 
 use crate::scheduler::call::{Site, Submission};
@@ -15,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub const MOST_CONF: usize = 256 << 10;
-pub const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
+const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
 /// The first substate of a job whose processes have ended (source of both: job.h,
 /// `JOB_SUBSTATE_EXITING`).
 const EXITING: u32 = 50;
@@ -28,10 +27,6 @@ pub struct Product {
     pub homes: [&'static str; 2],
     pub commands: &'static [&'static str],
     pub conf: Option<&'static str>,
-    /// `$prologalarm` if the mom's configuration does not set it. Seconds.
-    pub alarm_s: u64,
-    /// How much earlier the mom kills if the alarm is longer than this. Seconds.
-    pub early_s: u64,
     /// pbsnodes: the option before a note, the note that removes one, and the option for "back into
     /// service".
     pub note_option: &'static str,
@@ -39,29 +34,16 @@ pub struct Product {
     pub online_option: &'static str,
     /// Whether a refused job's comment tells its user, because nothing else does.
     pub comments: bool,
-    pub scripts: &'static [Script],
     pub install: fn(
         &Installation,
         &InstallOptions,
         &SetupContext<'_>,
         &mut VerbReport,
     ) -> Result<(), String>,
-    /// Removes what `install` wrote, except the scripts.
+    /// Removes what `install` wrote.
     pub uninstall: fn(&Installation, &SetupContext<'_>, &mut VerbReport) -> Result<(), String>,
-    /// Checks the hook that makes the scripts needless. Returns whether it is there.
-    pub check_hook: fn(&Installation, &SetupContext<'_>, &mut Vec<CheckLine>) -> bool,
-    /// Checks whether tasks that TM starts are attached; `None`: the hook does that.
-    pub check_tasks: fn(&Installation, bool, &SetupContext<'_>) -> Option<CheckLine>,
-    pub absent_script: fn(&str) -> CheckLine,
-}
-
-pub struct Script {
-    pub names: &'static [&'static str],
-    pub text: &'static str,
-    pub program: &'static str,
-    /// What a site with its own script must add: the line, with `PROGRAM` and `QUEUES` to be filled
-    /// in, and its place.
-    pub lines: &'static [&'static str],
+    /// Checks what `install` wrote.
+    pub check: fn(&Installation, &SetupContext<'_>, &mut Vec<CheckLine>),
 }
 
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -78,9 +60,6 @@ pub struct InstallOptions {
     /// Torque: leave $job_starter as it is; tasks that TM starts then need 'mpsctl exec -- COMMAND'
     #[arg(long)]
     pub no_job_starter: bool,
-    /// OpenPBS: the classic prologue and epilogue instead of the hook (first node of a job only)
-    #[arg(long)]
-    pub classic: bool,
     /// OpenPBS: the hook also refuses at qsub and moves our words out of the account
     #[arg(long)]
     pub queuejob: bool,
@@ -237,13 +216,6 @@ impl Installation {
             |number| number >= EXITING,
         )
     }
-
-    pub fn time_limit(&self, host: &dyn Host) -> Duration {
-        let config = host.text(&self.mom_config(), MOST_CONF).ok().flatten();
-        let set = config.and_then(|config| prolog_alarm(&config));
-        let (alarm, early) = (set.unwrap_or(self.product.alarm_s), self.product.early_s);
-        Duration::from_secs(if alarm > early { alarm - early } else { alarm })
-    }
 }
 
 /// From the line `substate: 0x2a (42)`, which printjob prints before anything that a user wrote.
@@ -252,15 +224,6 @@ fn substate(printed: &str) -> Option<u32> {
         .lines()
         .find_map(|line| line.strip_prefix("substate:"))?;
     line.split_once('(')?.1.split_once(')')?.0.parse().ok()
-}
-
-fn prolog_alarm(config: &str) -> Option<u64> {
-    let mut values = config.lines().filter_map(|line| {
-        let mut words = line.split_whitespace();
-        words.next().filter(|word| *word == "$prologalarm")?;
-        words.next()?.parse().ok()
-    });
-    values.rfind(|seconds| *seconds > 0)
 }
 
 fn conf_value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
@@ -310,10 +273,7 @@ mod tests {
     use crate::scheduler::testing::TextHost;
 
     #[test]
-    fn the_last_alarm_counts_and_the_moms_own_home_goes_first() {
-        let config = "$logevent 255\n$prologalarm 15\n# $prologalarm 3\n$prologalarm 60\n";
-        assert_eq!(prolog_alarm(config), Some(60));
-        assert_eq!(prolog_alarm("$prologalarm x\n"), None);
+    fn the_moms_own_home_goes_first() {
         let conf = "PBS_HOME=/var/spool/pbs\nPBS_MOM_HOME=\"/local/pbs\"\nPBS_EXEC=opt/pbs\n";
         assert_eq!(conf_path(conf, "PBS_MOM_HOME"), Some("/local/pbs".into()));
         assert_eq!(conf_path(conf, "PBS_EXEC"), None);

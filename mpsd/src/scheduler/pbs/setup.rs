@@ -2,7 +2,6 @@
 //! stay as they are.
 
 use super::check::check;
-use super::scripts::remove_scripts;
 use super::{InstallOptions, Installation, Product, ProductOption};
 use crate::scheduler::call::Site;
 use crate::scheduler::setup::{
@@ -81,7 +80,6 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
             broken?;
             let pbs = find(product, ctx)?;
             let still = running.allow(&ctx.settings.paths)?;
-            remove_scripts(&pbs, &mut report)?;
             (pbs.product.uninstall)(&pbs, ctx, &mut report)?;
             report.lines.extend(still);
         }

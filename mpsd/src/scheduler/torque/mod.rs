@@ -5,6 +5,7 @@
 //! epilogue (10 before 5.x). The account is argument 7 of a prologue and 9 of an epilogue, ""
 //! without `-A`, verbatim otherwise.
 
+mod scripts;
 pub mod setup;
 mod starter;
 
@@ -19,6 +20,7 @@ use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
 use mpsd_core::text::one_line;
+use scripts::time_limit;
 use setup::{PRODUCT, installation};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -61,11 +63,9 @@ impl BatchSystem for Torque {
         &FACTS
     }
 
-    /// 7 to 9 arguments are a prologue, and 11 an epilogue. 10 are an epilogue before Torque 5, or
-    /// OpenPBS's: the environment tells.
-    fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool {
-        let of_torque = || env("PBS_NODENUM").is_some() || env("PBS_RESOURCE_NODES").is_some();
-        matches!(arguments, 7..=9 | 11) || (arguments == 10 && of_torque())
+    /// 7 to 9 arguments are a prologue, 11 an epilogue, and 10 an epilogue before Torque 5.
+    fn calls(&self, arguments: usize, _: Lookup<'_>) -> bool {
+        matches!(arguments, 7..=11)
     }
 
     fn read(&self, input: &Input<'_>, _: &dyn Host) -> Result<Submission, Failure> {
@@ -175,12 +175,12 @@ impl BatchSystem for Torque {
     }
 
     /// docs/facts/pbs.md#environment-identity-and-descriptors.
-    fn shows_end(&self, _: &Input<'_>) -> bool {
+    fn shows_end(&self) -> bool {
         true
     }
 
     fn time_limit(&self, _: &Input<'_>, _: bool, site: &Site) -> Option<Duration> {
-        Some(installation(site, &ThisHost).time_limit(&ThisHost))
+        Some(time_limit(&installation(site, &ThisHost), &ThisHost))
     }
 
     fn at(&self, site: &Site) -> Box<dyn Located> {

@@ -2,14 +2,15 @@
 //! scripts in `mom_priv`, so that it outlives our package: a mom without its starter can start no
 //! job at all.
 
+use super::scripts::{
+    Author, author, check_scripts, command_line, consequence, place_scripts, remove_scripts,
+    render, unattached,
+};
 use super::starter::{self, Starter, names, own_way_with_shells};
 use crate::scheduler::batch_system::Unattached;
 use crate::scheduler::call::Site;
 use crate::scheduler::host::Host;
-use crate::scheduler::pbs::scripts::{
-    Author, author, command_line, consequence, place_scripts, render, unattached,
-};
-use crate::scheduler::pbs::{InstallOptions, Installation, Product, Script, attribute};
+use crate::scheduler::pbs::{InstallOptions, Installation, Product, attribute};
 use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport};
 use mpsd_core::job::Scheduler;
 use std::fs;
@@ -24,32 +25,7 @@ const CONFIG_MODE: u32 = 0o644;
 const REREAD: &str = "the mom reads it at its next start, or by SIGHUP";
 const JOB_STARTER: &str = include_str!("../../../../etc/pbs/torque/job-starter");
 
-/// Our scripts: the mother superior runs the first of each kind, the sisters the second.
-pub static SCRIPTS: [Script; 2] = [
-    Script {
-        names: &["prologue", "prologue.parallel"],
-        text: include_str!("../../../../etc/pbs/torque/prologue"),
-        program: "mps-prologue",
-        lines: &[
-            "case QUEUES in *\",$6,\"*) asked=mps ;; *) asked= ;; esac",
-            "case $asked$7 in *[Mm][Pp][Ss]*) PROGRAM --scheduler torque \"$@\" </dev/null || exit $? ;; esac",
-            "# (near its end, after everything that can fail)",
-        ],
-    },
-    Script {
-        names: &["epilogue", "epilogue.parallel"],
-        text: include_str!("../../../../etc/pbs/torque/epilogue"),
-        program: "mps-epilogue",
-        lines: &[
-            "PROGRAM --scheduler torque \"$@\" </dev/null",
-            "# (near its beginning)",
-        ],
-    },
-];
-
-/// Torque. Its mom kills 10 s before a `$prologalarm` above 10 (recorded: 15 kills at 5 s, the
-/// default of 300 at 290). `-r` would show a node down until the mom's next status; `-c` does not
-/// (recorded).
+/// `-r` would show a node down until the mom's next status; `-c` does not (recorded).
 pub static PRODUCT: Product = Product {
     scheduler: Scheduler::Torque,
     title: "Torque",
@@ -62,24 +38,16 @@ pub static PRODUCT: Product = Product {
         "/usr/sbin",
     ],
     conf: None,
-    alarm_s: 300,
-    early_s: 10,
     note_option: "-N",
     no_note: "n",
     online_option: "-c",
     comments: true,
-    scripts: &SCRIPTS,
     install,
     uninstall,
-    check_hook: |pbs, ctx, all| {
+    check: |pbs, ctx, all| {
         all.extend(nodect(pbs, ctx.host).map(CheckLine::Warn));
-        false
-    },
-    check_tasks: |pbs, _, ctx| Some(check_tasks(pbs, ctx)),
-    absent_script: |path| {
-        CheckLine::Fail(format!(
-            "no '{path}': jobs run without MPS; run 'mpsctl pbs install'"
-        ))
+        all.extend(check_scripts(pbs, ctx));
+        all.push(check_tasks(pbs, ctx));
     },
 };
 
@@ -171,6 +139,7 @@ fn uninstall(
     _: &SetupContext<'_>,
     report: &mut VerbReport,
 ) -> Result<(), String> {
+    remove_scripts(pbs, report)?;
     let (config, starter) = (pbs.mom_config(), starter_file(pbs));
     let (shown, ours) = (config.display(), starter.display());
     let text =
