@@ -15,7 +15,7 @@ use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
 use mpsd_core::paths::SeenPaths;
 use mpsd_core::record::{Record, RecordState};
-use mpsd_core::{JobId, JobPaths, partitions};
+use mpsd_core::{JobId, JobPaths};
 use std::time::Duration;
 
 /// How long the last task waits: a client may end before `mpsd` has read why in the log of NVIDIA's
@@ -31,9 +31,6 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     state.step.ended_tasks += 1;
     let tasks = slurm.item(Item::LocalTasks);
     let is_last = tasks.is_none_or(|all| state.step.ended_tasks >= all);
-    if let (true, Some(Ok(lock))) = (is_last, &state.step.partitions_lock) {
-        partitions::give_back(lock);
-    }
     let status = slurm
         .item(Item::TaskExitStatus)
         .filter(|status| *status != 0);

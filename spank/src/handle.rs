@@ -10,7 +10,6 @@ use mpsd_core::record::Record;
 use mpsd_core::request::Key;
 use mpsd_core::{JobId, JobPaths};
 use std::ffi::CStr;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -164,8 +163,6 @@ pub trait Node {
     /// The name of the job's cgroup, by that of slurmstepd. A user may have set `SLURM_JOB_SLUID`
     /// in the step's environment.
     fn sluid(&self) -> Option<String>;
-    /// Opens the lock of the job's static partitions; root only, for tasks that inherit it.
-    fn partitions_lock(&self, job: &JobPaths) -> Result<File, String>;
 }
 
 /// What a callback asks of Slurm.

@@ -4,7 +4,6 @@ use mpsd_core::Request;
 use mpsd_core::config::Settings;
 use mpsd_core::plugin_line::Arguments;
 use mpsd_core::request::Flags;
-use std::fs::File;
 
 /// Made by `slurm_spank_init`; a task's forked child inherits slurmstepd's.
 #[derive(Debug)]
@@ -37,8 +36,6 @@ pub struct StepState {
     pub left_out: Option<String>,
     /// How many GPUs it has, if Slurm names them. A task may have fewer.
     pub gpus: Option<u32>,
-    /// The lock of the job's static partitions, or why it does not open; `None`: the job has none.
-    pub partitions_lock: Option<Result<File, String>>,
     /// On this node.
     pub ended_tasks: u32,
     /// Its user has read why its MPS failed.

@@ -83,11 +83,6 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
                 // A job's record holds for its steps, even a refusal.
                 Ok(Some(record)) if !unneeded => {
                     state.flags.imply_mode();
-                    let sms = record
-                        .request
-                        .as_ref()
-                        .and_then(|request| request.sms.as_ref());
-                    state.step.partitions_lock = sms.map(|_| node.partitions_lock(&paths));
                 }
                 Ok(record) if !is_component(slurm) => {
                     match own_daemon(slurm, state, arguments, settings, number, record.as_ref()) {

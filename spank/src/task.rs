@@ -12,7 +12,6 @@ use crate::stepd::{self, StepKind};
 use crate::unplugged;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{self, Change, Task};
-use mpsd_core::partitions::{self, Holder, VARIABLE};
 use mpsd_core::plugin_line::Scope;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{Record, RecordState};
@@ -20,7 +19,7 @@ use mpsd_core::request::Mode;
 use mpsd_core::script;
 use mpsd_core::step::{of_step, of_tasks};
 use mpsd_core::unasked;
-use mpsd_core::{JobId, Refusal, Request};
+use mpsd_core::{JobId, Request};
 use std::path::Path;
 
 /// How many words of a step's command are looked at.
@@ -461,7 +460,7 @@ impl NewTask<'_> {
         };
         let (tasks, rank) = (slurm.item(Item::LocalTasks), slurm.item(Item::TaskId));
         if own.unasked.is_some() {
-            return self.with_partitions(own);
+            return self.attached(&own);
         }
         if self.state.asks() {
             let room = environment::expect_connections(&own, tasks, &|name| self.lookup(name));
@@ -478,62 +477,13 @@ impl NewTask<'_> {
             slurm.log(Level::Notice, &format!("job {job}: {repeats}"));
         }
         match (slurm.item(Item::LocalTasks), self.state.step.gpus) {
-            (Some(tasks), Some(gpus)) => self.with_partitions(of_tasks(&own, tasks, gpus)),
-            _ => self.with_partitions(own),
+            (Some(tasks), Some(gpus)) => self.attached(&of_tasks(&own, tasks, gpus)),
+            _ => self.attached(&own),
         }
     }
 
-    /// The environment of a task, once its step has the job's static partitions.
-    ///
-    /// One step has them at a time: it locks a file in the job's directory. A rank of `mpsctl exec`
-    /// locks its own byte of it. slurmstepd opens the file and its tasks inherit and lock it, so
-    /// the lock ends with the step however it ends. The last task's end releases it, because srun
-    /// returns before slurmstepd has ended.
-    fn with_partitions(&self, mut record: Record) -> Result<Vec<Change>, TaskRefusal> {
-        let changes = |record: &Record| {
-            environment::task_environment(record, &self.task(record)).map_err(TaskRefusal::of_task)
-        };
-        let tasks = self.slurm.item(Item::LocalTasks);
-        let partitions = record.daemons.iter().flat_map(|daemon| &daemon.partitions);
-        // A single task that starts MPI's ranks has no partition of its own.
-        let starts_ranks = tasks == Some(1) && partitions.count() > 1;
-        let has_them = match self
-            .state
-            .step
-            .partitions_lock
-            .as_ref()
-            .filter(|_| !starts_ranks)
-        {
-            None => true,
-            Some(Err(why)) => return Err(TaskRefusal::of_task(why)),
-            Some(Ok(lock)) => partitions::take(lock, Holder::All).map_err(|e| {
-                TaskRefusal::of_task(format!("the lock of the ranks' static partitions: {e}"))
-            })?,
-        };
-        if has_them {
-            return changes(&record);
-        }
-        if tasks != Some(1) {
-            let why = "another step of the job has them on this node";
-            let allowed = "one step at a time, or a job for each";
-            let refusal = Refusal::new("static partitions by local rank", why, allowed);
-            return Err(TaskRefusal {
-                of_task: true,
-                ..TaskRefusal::of_step(refusal)
-            });
-        }
-        // The user may only want to look at what the other step does.
-        let (job, node) = (&record.job, self.slurm.node_name());
-        let line = format!(
-            "job {job}: another step has the static partition of its rank on {node}: CUDA gives this task no context (915)"
-        );
-        self.slurm.log(Level::Notice, &line);
-        let daemons = record.daemons.iter_mut();
-        daemons.for_each(|daemon| daemon.partitions.clear());
-        let mut changes = changes(&record)?;
-        let name = VARIABLE;
-        changes.push(Change { name, value: None });
-        Ok(changes)
+    fn attached(&self, record: &Record) -> Result<Vec<Change>, TaskRefusal> {
+        environment::task_environment(record, &self.task(record)).map_err(TaskRefusal::of_task)
     }
 
     /// What Slurm says of this task. Its GPUs are those that `CUDA_VISIBLE_DEVICES` names among

@@ -123,12 +123,6 @@ impl Node for ThisNode {
         let name = Path::new(job_cgroup(&own)?).file_name()?.to_str()?;
         Some(name.to_owned())
     }
-
-    fn partitions_lock(&self, job: &JobPaths) -> Result<File, String> {
-        let path = job.partitions_lock();
-        open_existing(&path, OFlag::O_RDWR)
-            .map_err(|e| format!("cannot open '{}': {e}", path.display()))
-    }
 }
 
 /// Opens one of root's files in root's directory of the job. It was made with the job. Made here,

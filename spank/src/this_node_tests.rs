@@ -173,18 +173,3 @@ fn the_out_of_memory_killer_is_asked_in_the_jobs_cgroup_of_version_2_alone() {
         assert_eq!(oom_kills(other, place.path()), None, "{other}");
     }
 }
-
-#[test]
-fn the_ranks_lock_is_the_one_that_root_made() {
-    let (_place, job) = place();
-    let directory = job.partitions_lock().parent().map(Path::to_owned).unwrap();
-    std::fs::create_dir_all(&directory).unwrap();
-    std::fs::write(job.partitions_lock(), "this").unwrap();
-    let opened = std::io::read_to_string(ThisNode.partitions_lock(&job).unwrap()).unwrap();
-    assert_eq!(opened, "this");
-    std::fs::remove_dir_all(&directory).unwrap();
-    assert!(
-        ThisNode.partitions_lock(&job).is_err() && !directory.exists(),
-        "nothing is made"
-    );
-}

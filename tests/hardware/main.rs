@@ -13,7 +13,6 @@ mod look;
 mod many;
 mod mig;
 mod pack;
-mod partitions;
 mod programs;
 mod recipes;
 mod report;
@@ -79,8 +78,6 @@ enum Part {
     Contract,
     /// One whole job: prologue, eight clients, epilogue
     Job,
-    /// A job with static partitions, or its refusal where the driver has none
-    Partitions,
     /// Times of pairs: NVIDIA's programs by the shortest means, alone and beside NVML, a job, and
     /// an earlier build's if packed (1 minute)
     Pairs,
@@ -158,9 +155,8 @@ const fn step(part: Part, name: &'static str, gpus: usize, act: Act) -> Step {
 }
 
 /// The first [`WHOLE`] are a whole run.
-const STEPS: [Step; 22] = [
+const STEPS: [Step; 21] = [
     step(Part::Job, "job", 1, job::run),
-    step(Part::Partitions, "partitions", 1, partitions::run),
     step(Part::Pairs, "times", 0, bench::pairs),
     step(Part::Slurm, "slurm", 1, slurm::run),
     step(Part::Waits, "waits", 0, bench::waits),

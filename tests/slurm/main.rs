@@ -16,7 +16,6 @@ mod leftovers;
 mod mig;
 mod no_room;
 mod operations;
-mod partitions;
 mod runner;
 mod scripts;
 mod seen;
@@ -69,7 +68,6 @@ const GROUPS: &[runner::Group] = &[
     mig::CONFINED,
     mig::FREE,
     operations::GROUP,
-    partitions::GROUP,
     seen::GROUP,
     containers::GROUP,
     unplugged::OPTIONAL,

@@ -87,7 +87,6 @@ fn daemon() -> Daemon {
         threads: Some("25".parse().expect("percent")),
         memory: vec![(gpu, 4096)],
         priority: None,
-        partitions: Vec::new(),
     }
 }
 

@@ -65,23 +65,6 @@ fn what_a_user_keeps_open_keeps_no_room_from_the_next_job() {
     });
 }
 
-#[test]
-fn the_file_of_the_ranks_locks_keeps_no_room_either() {
-    alone(|| {
-        let node = fast(1).describe(|node| node.driver_version = "590.44.01".to_owned());
-        let place = Place::new(node, CONFIG);
-        let _run = Small::over(&place.path("run"), 256, 0o755);
-        place.begin("62.srv", "MPS=true,MPS_SMS=16:32", "0");
-        let lock = place.job("62.srv").join("partitions/lock");
-        let kept = keeper("exec 3>$0; head -c 2M /dev/zero >&3", &lock);
-        assert!(lock.metadata().expect("the lock").len() < 1 << 20);
-        place.end("62.srv");
-        assert_another_is_served(&place, "63.srv");
-        place.assert_as_before("a lock that its user has filled");
-        drop(kept);
-    });
-}
-
 /// A mount below a shared one is also made in every namespace that copied it, an ordinary user's
 /// too.
 #[test]

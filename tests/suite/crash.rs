@@ -15,8 +15,6 @@ use tests::figures;
 use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Living, Sim, Trouble, World, Worlds, living, paths, silence_kills};
 
-const TOLD: &str = "[metrics]\ndcgm_job_map = \"/run/map\"\ngpustat = \"/run/gpustat\"";
-
 /// The scenarios in which every crash point is tried. More GPUs or daemons would add points, not
 /// kinds of them.
 fn scenarios() -> Vec<Scenario> {
@@ -30,10 +28,6 @@ fn scenarios() -> Vec<Scenario> {
             .devices(|d| d.exclusive = Exclusive::Shared(None)),
         Scenario::new("shared on two GPUs", "MPS=true", 2)
             .devices(|d| d.exclusive = Exclusive::Shared(None)),
-        Scenario::new("shared and told", "MPS=true", 1)
-            .config(TOLD)
-            .devices(|d| d.exclusive = Exclusive::Shared(None)),
-        Scenario::new("told", "MPS=true", 2).config("[metrics]\ngpustat = \"/run/gpustat\""),
         Scenario::new("second job", "MPS=true,MPS_MEM=25%", 1).remembered(|_| {}),
         Scenario::new("other GPUs than before", "MPS=true,MPS_MEM=25%", 1)
             .announced()
@@ -62,13 +56,6 @@ pub(crate) fn before(scenario: &Scenario) -> World {
     if matches!(scenario.devices.exclusive, Exclusive::Shared(_)) {
         let gpu = scenario.inventory.gpus[0].uuid.clone();
         let other = JobId::parse("1234").expect("job id");
-        if scenario.config == TOLD {
-            world.put(PathBuf::from("/run/map/0"), "1234\n");
-            world.put(
-                PathBuf::from(format!("/run/gpustat/{gpu}")),
-                format!("1234 {}\n", UID + 1),
-            );
-        }
         world.enter(&gpu, &Account::join(None, &other, ComputeMode::Default));
         world.spawn(Living {
             role: Role::Server,
@@ -383,8 +370,7 @@ fn a_prologue_whose_call_fails_undoes_itself_whole() {
     figures::tell("failed_calls", tried);
 }
 
-/// Whether a file for an exporter, or for the user of a shared MPS, could not be written. No job
-/// fails for that.
+/// Whether a file for the user of a shared MPS could not be written. No job fails for that.
 fn told_nothing(world: &World) -> bool {
     world
         .log

@@ -286,7 +286,7 @@ fn what_a_newer_driver_is_only_documented_for_is_told() {
     for (driver, told) in [("580.159.04", false), ("590.44.01", true)] {
         let node = fast(1).describe(|node| node.driver_version = driver.to_owned());
         let ran = doctor(&Place::new(node, ""), &[]);
-        let line = "OK    60 clients a GPU and static partitions (MPS_SMS): as NVIDIA documents them, not verified";
+        let line = "OK    60 clients a GPU: as NVIDIA documents it, not verified";
         assert_eq!(ran.out.contains(line), told, "{}", ran.out);
     }
 }

@@ -29,13 +29,11 @@ fn fail_earlier(world: &Rc<RefCell<World>>) {
 #[test]
 fn starts_that_fail_for_two_users_are_told_only_if_neither_could_be_the_cause() {
     let plain = Scenario::new("told", "MPS=true", 1);
-    // Only the documentation knows this daemon.
-    let parted = Scenario::new("parted", "MPS=true,MPS_SMS=16:16", 1).driver("590.44.01");
     let is_told = |world: &Rc<RefCell<World>>| {
         let warning = "starts of several users failed on this node";
         world.borrow().log.iter().any(|line| line.contains(warning))
     };
-    for (scenario, is_seen, told) in [(&plain, 0, true), (&plain, 1, false), (&parted, 0, false)] {
+    for (scenario, is_seen, told) in [(&plain, 0, true), (&plain, 1, false)] {
         let world = shared(&before(scenario));
         world.borrow_mut().stillborn = true;
         // A process that was there when the start began may have brought it down, even if it has

@@ -49,11 +49,6 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("shared_priority", "MPS=true,MPS_PRIORITY=below-normal", 1)
             .devices(|d| d.exclusive = Exclusive::Shared(None)),
         Scenario::new("step", "MPS=true", 1).step(),
-        Scenario::new("told", "MPS=true", 1)
-            .config("[metrics]\ndcgm_job_map = \"/run/dcgm-job-map\"\ngpustat = \"/run/gpustat\""),
-        Scenario::new("step_untold", "MPS=true", 1)
-            .config("[metrics]\ngpustat = \"/run/gpustat\"")
-            .step(),
         Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
         Scenario::new("no_cgroup", "MPS=true", 1).config("cgroup = \"none\""),
         Scenario::new(
@@ -163,59 +158,6 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("defaults_of_the_site", "MPS=true", 1)
             .config("[defaults]\nthreads = 50\nmem = \"8G\""),
         Scenario::new("more_memory_than_there_is", "MPS=true,MPS_MEM=200G", 1),
-        Scenario::new("partitions", "MPS=true,MPS_SMS=16:32:8", 2).driver("590.44.01"),
-        Scenario::new(
-            "partitions_of_each_task",
-            "MPS=per-gpu,MPS_SMS=16,MPS_BIND=block",
-            2,
-        )
-        .driver("615.12")
-        .devices(|d| d.tasks_on_node = Some(4)),
-        Scenario::new("partitions_of_ampere", "MPS=true,MPS_SMS=12:4", 1)
-            .driver("590.44.01")
-            .gpus(|gpus| gpus[0].capability = (8, 0)),
-        Scenario::new(
-            "partitions_and_the_sites_threads",
-            "MPS=true,MPS_SMS=16:16",
-            1,
-        )
-        .driver("590.44.01")
-        .config("[defaults]\nthreads = 50"),
-        Scenario::new("partitions_and_a_ceiling", "MPS=true,MPS_SMS=16:16", 1)
-            .driver("590.44.01")
-            .config("[ceilings]\nthreads = 50"),
-        Scenario::new("partitions_on_driver_580", "MPS=true,MPS_SMS=16:16", 1),
-        Scenario::new(
-            "partitions_on_an_unknown_driver",
-            "MPS=true,MPS_SMS=16:16",
-            1,
-        )
-        .driver(""),
-        Scenario::new("partitions_before_ampere", "MPS=true,MPS_SMS=16:16", 1)
-            .driver("590.44.01")
-            .gpus(|gpus| gpus[0].capability = (7, 0)),
-        Scenario::new("partitions_of_no_whole_chunks", "MPS=true,MPS_SMS=16:20", 1)
-            .driver("590.44.01"),
-        Scenario::new("partitions_tasks_unknown", "MPS=true,MPS_SMS=16", 1).driver("590.44.01"),
-        Scenario::new("partitions_for_fewer_tasks", "MPS=true,MPS_SMS=16:16", 1)
-            .driver("590.44.01")
-            .devices(|d| d.tasks_on_node = Some(3)),
-        Scenario::new(
-            "partitions_for_more_tasks_than_clients",
-            "MPS=true,MPS_SMS=8",
-            1,
-        )
-        .driver("590.44.01")
-        .devices(|d| d.tasks_on_node = Some(61)),
-        Scenario::new("partitions_of_a_mig_device", "MPS=true,MPS_SMS=16:16", 2)
-            .divided(1, &[(0, 1)])
-            .driver("590.44.01"),
-        Scenario::new(
-            "partitions_closest",
-            "MPS=true,MPS_SMS=16:16,MPS_BIND=closest",
-            2,
-        )
-        .driver("590.44.01"),
         Scenario::new("too_many_tasks", "MPS=true", 1).devices(|d| d.tasks_on_node = Some(49)),
         Scenario::new("many_tasks_on_driver_590", "MPS=true", 1)
             .driver("590.44.01")

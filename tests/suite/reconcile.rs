@@ -235,21 +235,6 @@ fn more_directories_and_locks_than_a_node_ever_has_jobs_are_all_seen_and_removed
     site.assert_clean();
 }
 
-/// After an epilogue that was killed or never ran.
-#[test]
-fn what_other_exporters_were_told_of_a_job_is_removed_with_it() {
-    let site = Site::new("");
-    let stat = site.place.directory("gpustat");
-    let told = || fs::read_dir(&stat).expect("listed").count();
-    site.configure(&format!("[metrics]\ngpustat = \"{}\"\n", stat.display()));
-    site.start("5.srv");
-    assert_eq!(told(), 1);
-    site.job("5.srv", "C", NODE);
-    site.reconciles("taken down");
-    assert_eq!(told(), 0);
-    site.assert_clean();
-}
-
 #[test]
 fn a_refusals_record_is_removed_with_its_job() {
     let site = Site::new("");

@@ -45,8 +45,7 @@ case ${ENROOT_ROOTFS##*/} in pyxis_*) exit 0 ;; esac
 # 'mpsctl env --container enroot' has set them for this process; those of its shell are less exact.
 ! grep -q '^MPSD_JOB=' "$ENROOT_ENVIRON" || exit 0
 for name in MPSD_JOB CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY CUDA_VISIBLE_DEVICES \
-    CUDA_MPS_ACTIVE_THREAD_PERCENTAGE CUDA_MPS_PINNED_DEVICE_MEM_LIMIT CUDA_MPS_SM_PARTITION \
-    JAX_LOCAL_DEVICE_IDS; do
+    CUDA_MPS_ACTIVE_THREAD_PERCENTAGE CUDA_MPS_PINNED_DEVICE_MEM_LIMIT JAX_LOCAL_DEVICE_IDS; do
     eval "value=\${$name-}"
     [ -z "$value" ] || printf '%s=%s\n' "$name" "$value" >>"$ENROOT_ENVIRON" || exit 1
 done

@@ -5,7 +5,6 @@ use super::failure::Refusal;
 use super::gpu::GpuUuid;
 use super::job::JobId;
 use super::limits::Percent;
-use super::partitions::{Partition, VARIABLE as PARTITION};
 use super::paths::{JOBS, SHARED};
 use super::programs::PROGRAMS;
 use super::ranks::{Cpus, Rank, order_of};
@@ -85,7 +84,7 @@ pub fn rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(Rank, &'static s
 
 /// Whether this process is in a step of srun's. On 26.05 a batch script and an interactive shell
 /// have a negative number (docs/facts/slurm.md#environment-of-a-task).
-pub fn is_in_step(lookup: &dyn Fn(&str) -> Option<String>) -> bool {
+fn is_in_step(lookup: &dyn Fn(&str) -> Option<String>) -> bool {
     let id = lookup("SLURM_STEP_ID").and_then(|id| id.trim().parse::<u32>().ok());
     id.is_some_and(|id| id < FIRST_SPECIAL_STEP)
 }
@@ -264,11 +263,7 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
         return Ok(changes);
     }
     let visible = visible_gpus(record, task)?;
-    let partition = own_partition(record, task)?;
-    let gpus = match partition {
-        Some(partition) => vec![gpu_of_partition(partition, &visible)?],
-        None => bound_gpus(record, task, visible)?,
-    };
+    let gpus = bound_gpus(record, task, visible)?;
     let daemon = daemon_of(record, &gpus)?;
     let mut changes = vec![
         Change::set(PIPE_DIRECTORY, daemon.pipe.to_string_lossy()),
@@ -287,16 +282,8 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
         let own = own.map(|(gpu, mib)| format!("{}={mib}M", gpu.in_limits()));
         own.collect::<Vec<_>>().join(",")
     });
-    // In a job with partitions a rank without one must not inherit its launcher's: it gets no
-    // context then.
-    let is_divided = all_partitions(record).next().is_some();
-    let partition = partition.and_then(Partition::name);
-    for (name, value, is_removed) in [
-        (THREADS, threads, is_foreign),
-        (MEMORY, memory, is_foreign),
-        (PARTITION, partition, is_foreign || is_divided),
-    ] {
-        if value.is_some() || is_removed {
+    for (name, value) in [(THREADS, threads), (MEMORY, memory)] {
+        if value.is_some() || is_foreign {
             changes.push(Change { name, value });
         }
     }
@@ -335,7 +322,6 @@ pub fn strip_inherited(
         LOG_DIRECTORY,
         THREADS,
         MEMORY,
-        PARTITION,
         JAX_DEVICES,
     ];
     all.into_iter().filter(is_left).map(Change::unset).collect()
@@ -450,50 +436,6 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
     };
     let places = order_of(bind, rank, &cpus, &all)?.into_iter();
     Ok(places.map(|place| all[place].uuid.clone()).collect())
-}
-
-fn all_partitions(record: &Record) -> impl Iterator<Item = &Partition> {
-    record.daemons.iter().flat_map(|daemon| &daemon.partitions)
-}
-
-/// The partition of this task. If the job has several, a node's only process gets none: it only
-/// starts ranks.
-fn own_partition<'a>(record: &'a Record, task: &Task) -> Result<Option<&'a Partition>, Refusal> {
-    let local = match (all_partitions(record).count(), task.rank) {
-        (0, _) => return Ok(None),
-        (1, None) => 0,
-        (2.., Some(Rank { of: Some(1), .. })) => return Ok(None),
-        (_, None) => return Err(no_rank("static partitions")),
-        (_, Some(rank)) => rank.local,
-    };
-    let (why, allowed) = match all_partitions(record).find(|partition| partition.rank == local) {
-        Some(own) if own.name().is_some() => return Ok(Some(own)),
-        Some(_) => (format!("that of rank {local} was never made"), ""),
-        None => (
-            format!("rank {local} of this node has none"),
-            "MPS_SMS with a number for each rank",
-        ),
-    };
-    Err(Refusal::new(
-        "static partitions by local rank",
-        why,
-        allowed,
-    ))
-}
-
-fn gpu_of_partition(own: &Partition, visible: &[GpuUuid]) -> Result<GpuUuid, Refusal> {
-    let what = format!("the static partition of rank {}", own.rank);
-    if !visible.contains(&own.gpu) {
-        let has: Vec<&str> = visible.iter().map(GpuUuid::as_str).collect();
-        let why = format!(
-            "it lies on {}, and this task has {}",
-            own.gpu,
-            has.join(", ")
-        );
-        let allowed = "tasks that the scheduler binds to no GPU of their own";
-        return Err(Refusal::new(what, why, allowed));
-    }
-    Ok(own.gpu.clone())
 }
 
 fn daemon_of<'a>(record: &'a Record, gpus: &[GpuUuid]) -> Result<&'a Daemon, Refusal> {

@@ -1,8 +1,6 @@
 use super::*;
 use crate::record::RecordState;
 
-const PARTITION: &str = "CUDA_MPS_SM_PARTITION";
-
 fn uuid(n: u32) -> GpuUuid {
     GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap()
 }
@@ -222,7 +220,7 @@ fn devices_become_uuids_under_either_numbering_and_choose_the_daemon() {
 
 #[test]
 fn another_jobs_variables_are_removed_and_the_users_own_stay() {
-    for name in [THREADS, MEMORY, PARTITION] {
+    for name in [THREADS, MEMORY] {
         for (job, change) in [("6", Some(Change::unset(name))), ("7", None), ("", None)] {
             let inherited_job = Some(job.to_owned()).filter(|job| !job.is_empty());
             let task = Task {
@@ -235,27 +233,16 @@ fn another_jobs_variables_are_removed_and_the_users_own_stay() {
     }
 }
 
-/// A task without its GPU or partition does not run.
+/// A task without its GPU does not run.
 #[test]
 fn what_cannot_be_carried_out_is_refused() {
-    let (plain, parted) = (Task::default(), partitioned(false));
-    let mut unmade = parted.clone();
-    unmade.daemons[0].partitions[1].id = String::new();
-    let elsewhere = sees(uuid(1).as_str(), task(1, 3));
+    let plain = Task::default();
     for (record, task, why) in [
         (&record(false), sees("3", plain.clone()), "'3'"),
         (&record(true), plain.clone(), "OMPI_COMM_WORLD_LOCAL_RANK"),
-        (
-            &bound("cyclic"),
-            plain.clone(),
-            "OMPI_COMM_WORLD_LOCAL_RANK",
-        ),
+        (&bound("cyclic"), plain, "OMPI_COMM_WORLD_LOCAL_RANK"),
         (&bound("block"), task(1, None), "cyclic"),
         (&bound("closest"), task(1, None), "NVML does not tell"),
-        (&parted, task(3, 4), "rank 3 of this node has none"),
-        (&parted, plain, "no local rank"),
-        (&parted, elsewhere, "it lies on GPU-00000002"),
-        (&unmade, task(1, 3), "never made"),
     ] {
         let refusal = task_environment(record, &task).unwrap_err().to_string();
         assert!(refusal.contains(why), "{refusal}");
@@ -429,44 +416,4 @@ fn numbers_are_the_daemons_and_only_where_they_mean_the_same_without_it() {
     // number 0.
     assert_eq!(case(Auto, true, false, &[1, 2]), "1 2");
     assert_eq!(case(Ordinal, true, false, &[1, 2]), "0 0");
-}
-
-/// Three ranks on two GPUs: 0 and 2 on the first, 1 on the second.
-fn partitioned(per_gpu: bool) -> Record {
-    let mut record = record(per_gpu);
-    for (rank, gpu) in [(0, 1), (1, 2), (2, 1)] {
-        let mut daemons = record.daemons.iter_mut();
-        let of_gpu = daemons.find(|daemon| daemon.gpus.contains(&uuid(gpu)));
-        of_gpu.unwrap().partitions.push(Partition {
-            rank,
-            gpu: uuid(gpu),
-            sms: 16,
-            chunks: 2,
-            id: format!("D/{rank}=="),
-        });
-    }
-    record
-}
-
-#[test]
-fn a_rank_gets_its_own_partition_and_sees_that_gpu_alone() {
-    for (rank, gpu, pipe) in [(0, 1, "pipe-0"), (1, 2, "pipe-1"), (2, 1, "pipe-0")] {
-        for (per_gpu, pipe) in [(false, "pipe"), (true, pipe)] {
-            let of = |name| value(&partitioned(per_gpu), &task(rank, 3), name);
-            assert_eq!(of(PARTITION), Some(format!("{}/D/{rank}==", uuid(gpu))));
-            assert_eq!(of(VISIBLE_DEVICES), Some(uuid(gpu).to_string()));
-            assert!(of(PIPE_DIRECTORY).unwrap().ends_with(pipe));
-        }
-    }
-}
-
-#[test]
-fn what_starts_the_ranks_has_no_partition_to_hand_on() {
-    let changes = changes(&partitioned(false), &task(0, 1));
-    assert!(changes.contains(&Change::unset(PARTITION)), "{changes:?}");
-    let mut one = partitioned(false);
-    one.daemons[0].partitions.truncate(1);
-    for task in [task(0, 1), Task::default()] {
-        assert!(value(&one, &task, PARTITION).is_some());
-    }
 }

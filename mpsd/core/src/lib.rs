@@ -19,7 +19,6 @@ pub mod limits;
 pub mod listener;
 pub mod observations;
 pub mod orders;
-pub mod partitions;
 pub mod paths;
 pub mod plugin_line;
 pub mod programs;

@@ -126,11 +126,6 @@ pub const TOLD: &str = "told";
 const BEFORE: &str = "before-";
 /// Name of the file with the tasks that a signal ended, root 0600 ([`crate::killed`]).
 pub const KILLED: &str = "killed";
-/// Root's directory (0711) with the lock of the static partitions: users can keep that lock, but
-/// not the job's directory's.
-pub const PARTITIONS: &str = "partitions";
-/// Name of the lock in [`PARTITIONS`].
-pub const PARTITIONS_LOCK: &str = "lock";
 
 /// The files that tell a job's user what happened to its MPS on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -168,11 +163,6 @@ impl JobPaths {
     /// The file `name` of the job: [`JOURNAL`], [`OBSERVATIONS`] …
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
-    }
-
-    /// The lock of the job's static partitions, its user's, 0600.
-    pub fn partitions_lock(&self) -> PathBuf {
-        self.directory.join(PARTITIONS).join(PARTITIONS_LOCK)
     }
 
     /// The record for the job's tasks, root 0644.

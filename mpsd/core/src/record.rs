@@ -7,7 +7,6 @@ use super::failure::FailureKind;
 use super::gpu::GpuUuid;
 use super::job::JobId;
 use super::limits::{Percent, Priority};
-use super::partitions::Partition;
 use super::request::Request;
 use super::trusted::open_trusted;
 use nix::errno::Errno;
@@ -85,9 +84,6 @@ pub struct Daemon {
     /// Default client priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
-    /// Its static partitions, by rank; empty: clients share the multiprocessors.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub partitions: Vec<Partition>,
 }
 
 /// The number of tasks by which `auto` divided each GPU. A step with fewer GPUs must lower its

@@ -40,16 +40,6 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
         let allowed = format!("{}, lower than the job's", lower.join(" and "));
         return Err(refused(key, step, "the job's MPS runs already", &allowed));
     }
-    // NVIDIA's daemon ignores percentages beside static partitions, and each partition lies on its
-    // GPU from the job's begin.
-    let has_partitions = record
-        .daemons
-        .iter()
-        .any(|daemon| !daemon.partitions.is_empty());
-    if has_partitions && let Some(key) = [Key::Threads, Key::Bind].into_iter().find(differs) {
-        let why = "the job's MPS gives each rank multiprocessors of its own, of one GPU";
-        return Err(refused(key, step, why, "a step without it"));
-    }
     if let Some(threads) = step.threads.as_ref().filter(|_| differs(&Key::Threads)) {
         own.rank_threads = lower_threads(record, step, threads)?;
     }
@@ -266,20 +256,10 @@ mod tests {
         let mut ranked = record("MPS=on,MPS_THREADS=30:70");
         ranked.daemons[0].threads = None;
         ranked.rank_threads = vec!["30".parse().unwrap(), "70".parse().unwrap()];
-        let mut parted = record("MPS=on,MPS_SMS=16:32,MPS_BIND=block");
-        parted.daemons[0].threads = None;
-        parted.daemons[0].partitions = vec![crate::partitions::Partition {
-            rank: 0,
-            gpu: uuid(1),
-            sms: 16,
-            chunks: 2,
-            id: "A".to_owned(),
-        }];
         let jobs = [
             ("plain", plain),
             ("free", free),
             ("ranked", ranked),
-            ("parted", parted),
             (
                 "shared",
                 Record {
@@ -296,7 +276,6 @@ mod tests {
             plain  MPS_THREADS=25,MPS_MEM=1G:2G -> 25 1024M 2048M
             free   MPS_THREADS=90,MPS_MEM=70G   -> 90 71680M
             ranked MPS_THREADS=20:60         -> 20 60
-            parted MPS_SMS=16:32,MPS_BIND=block -> block uuid
             plain  MPS_THREADS=80            -> --mps-threads=80: the job's MPS gives 50
             plain  MPS_MEM=5G                -> --mps-mem=5G: the job's MPS gives 4096M of GPU 1
             plain  MPS_THREADS=auto          -> --mps-threads=auto: a step of a job with MPS takes a number

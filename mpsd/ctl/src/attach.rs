@@ -13,12 +13,11 @@ use mpsd_core::environment::{
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::gpu::MIG;
 use mpsd_core::listener;
-use mpsd_core::partitions::{self, Partition};
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{self, Daemon, Record, RecordRead, RecordState};
 use mpsd_core::unasked;
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A process, and the job that it asks about.
 #[derive(Clone, Copy, derive_more::Debug)]
@@ -155,20 +154,6 @@ impl Caller<'_> {
             }
         }
         Ok(None)
-    }
-
-    /// The partition of that name of the caller's job, and its lock file.
-    pub(crate) fn partition(&self, name: &str) -> Result<Option<(Partition, PathBuf)>, Failure> {
-        let (settings, _) = self.settings();
-        let Some((id, record)) = self.record(&settings)? else {
-            return Ok(None);
-        };
-        let mut all = record
-            .daemons
-            .into_iter()
-            .flat_map(|daemon| daemon.partitions);
-        let own = all.find(|one| one.name().as_deref() == Some(name));
-        Ok(own.map(|own| (own, settings.paths.job(&id).partitions_lock())))
     }
 
     /// What its user should know although the job runs.
@@ -451,15 +436,8 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
         ..record.clone()
     };
     let several = record.per_gpu && record.gpus.len() > 1;
-    let partitions: usize = record
-        .daemons
-        .iter()
-        .map(|daemon| daemon.partitions.len())
-        .sum();
-    // With several partitions the shell has none, and gets no context; its ranks do.
-    let of = (partitions > 1).then_some(1);
     let any = Task {
-        rank: (!several).then_some(Rank { local: 0, of }),
+        rank: (!several).then_some(Rank { local: 0, of: None }),
         ..task.clone()
     };
     let changes = task_environment(&shared, &any);
@@ -477,13 +455,7 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     // Its ranks cannot tell later that these are another job's.
     let inherited = task.inherited_job.as_deref();
     if inherited.is_some_and(|job| job != record.job.as_str()) {
-        let foreign = [
-            PIPE_DIRECTORY,
-            LOG_DIRECTORY,
-            THREADS,
-            MEMORY,
-            partitions::VARIABLE,
-        ];
+        let foreign = [PIPE_DIRECTORY, LOG_DIRECTORY, THREADS, MEMORY];
         changes.extend(foreign.map(|name| change(name, None)));
     }
     Ok(changes)

@@ -198,13 +198,7 @@ fn a_shell_before_its_ranks_keeps_nothing_of_another_jobs_mps() {
         let removed = changes.iter().filter(|change| change.value.is_none());
         removed.map(|change| change.name).collect()
     };
-    let all = [
-        PIPE_DIRECTORY,
-        LOG_DIRECTORY,
-        THREADS,
-        MEMORY,
-        partitions::VARIABLE,
-    ];
+    let all = [PIPE_DIRECTORY, LOG_DIRECTORY, THREADS, MEMORY];
     assert_eq!(removed("6"), all);
     assert_eq!(removed("7"), [""; 0]);
 }

@@ -132,8 +132,7 @@ fn nvml(worker: &Path, library: &str) -> Vec<CheckLine> {
     all.push(Pass(format!("driver {}, {products}", driver.version)));
     if inventory.has_driver(DRIVER_OF_13_1) {
         all.push(Pass(format!(
-            "{MOST_CLIENTS} clients a GPU and static partitions (MPS_SMS): as NVIDIA documents them, not verified; 'cargo xtask \
-             hardware' verifies them here"
+            "{MOST_CLIENTS} clients a GPU: as NVIDIA documents it, not verified; 'cargo xtask hardware' verifies it here"
         )));
     }
     let divided = inventory.gpus.iter().filter(|gpu| gpu.mig == Mig::On);

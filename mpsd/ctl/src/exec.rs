@@ -6,14 +6,8 @@ use super::{NAME, complain};
 use mpsd::scheduler::setup::VerbError;
 use mpsd::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
 use mpsd_core::config::{Config, Settings};
-use mpsd_core::environment::{Change, is_in_step};
-use mpsd_core::partitions::{Holder, VARIABLE, take};
 use mpsd_core::{Failure, Refusal};
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
-use nix::sys::stat::{FileStat, Mode, fstat, stat};
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -33,10 +27,6 @@ const LAUNCHERS: [&str; 5] = [
 /// cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
-
-/// The lowest number for the partition's descriptor in the command: above those that shell scripts
-/// use.
-const LOWEST: i32 = 10;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Exec {
@@ -82,9 +72,7 @@ impl Exec {
         ) {
             command.arg0(format!("-{name}"));
         }
-        let changes = found.changes();
-        hold_partition(caller, &changes)?;
-        for change in changes {
+        for change in found.changes() {
             match change.value {
                 Some(value) => command.env(change.name, value),
                 None => command.env_remove(change.name),
@@ -163,53 +151,6 @@ fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
         return refused(why, "no $job_starter_run_privileged");
     }
     Ok(())
-}
-
-/// Takes the static partition of `changes` for this process and its command, because a second
-/// launcher would share it. The file is the job's user's, in root's directory; the lock is on the
-/// rank's byte. A Slurm step locks all bytes. The command and its children inherit the descriptor,
-/// so the lock ends with them.
-fn hold_partition(caller: &Caller<'_>, changes: &[Change]) -> Result<(), Failure> {
-    let own = changes.iter().find(|change| change.name == VARIABLE);
-    let Some(name) = own.and_then(|change| change.value.as_deref()) else {
-        return Ok(());
-    };
-    // The step holds the lock already: the plugin set the variable with it.
-    let of_step = is_in_step(caller.env) && (caller.env)(VARIABLE).as_deref() == Some(name);
-    let Some((partition, path)) = caller.partition(name)?.filter(|_| !of_step) else {
-        return Ok(());
-    };
-    let refused =
-        |why: &str, allowed| Refusal::new("static partitions by local rank", why, allowed);
-    let cannot = |e: Errno| refused(&format!("cannot lock '{}': {e}", path.display()), "");
-    let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let file = File::from(open(&path, flags, Mode::empty()).map_err(cannot)?);
-    let taken = take(&file, Holder::Rank(partition.rank)).map_err(cannot)?;
-    if !taken && !is_inherited(&file) {
-        let rank = partition.rank;
-        let why = format!("another process of the job has that of rank {rank} on this node");
-        return Err(refused(&why, "one launcher at a time, or a job for each").into());
-    }
-    // The lock belongs to the open file, which stays open under this number.
-    fcntl(&file, FcntlArg::F_DUPFD(LOWEST))
-        .map(drop)
-        .map_err(|e| cannot(e).into())
-}
-
-/// Whether this process inherited the lock, for example from a job starter.
-fn is_inherited(own: &File) -> bool {
-    let Ok(wanted) = fstat(own).map(|found| (found.st_dev, found.st_ino)) else {
-        return false;
-    };
-    let numbers = std::fs::read_dir("/proc/self/fd")
-        .into_iter()
-        .flatten()
-        .flatten();
-    let is_it =
-        |path| stat(&path).is_ok_and(|found: FileStat| (found.st_dev, found.st_ino) == wanted);
-    let same = numbers.filter(|entry| is_it(entry.path()));
-    // One of them is `own`.
-    same.count() > 1
 }
 
 pub(super) fn no_mps(caller: &Caller<'_>) -> Refusal {

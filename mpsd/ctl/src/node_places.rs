@@ -79,8 +79,6 @@ pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> V
         Rule::Below(base) => Some(base.clone()),
         Rule::None | Rule::Auto => None,
     };
-    let metrics = &settings.metrics;
-    let exporter = "chmod 0750 and the exporter's group";
     let all = [
         (
             below,
@@ -89,22 +87,10 @@ pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> V
             "chmod 0711",
         ),
         (
-            metrics.dcgm_job_map.clone(),
-            "dcgm_job_map",
-            "dcgm-exporter is then told nothing",
-            exporter,
-        ),
-        (
-            metrics.gpustat.clone(),
-            "gpustat",
-            "its exporter is then told nothing",
-            exporter,
-        ),
-        (
             textfile,
             "mpsctl metrics --textfile",
             "the numbers then stay old",
-            exporter,
+            "chmod 0750 and the exporter's group",
         ),
     ];
     let line = |(path, what, then, remedy): (Option<PathBuf>, &str, &str, &str)| {

@@ -40,10 +40,7 @@ impl Places {
             inherited: strip_inherited(Some(job.as_str()), caller.env),
         };
         places.gpus = match &places.with_mps {
-            Some((record, _)) => {
-                undivided(record)?;
-                places.visible_gpus(record.gpus.len())?
-            }
+            Some((record, _)) => places.visible_gpus(record.gpus.len())?,
             None => {
                 let list = (caller.env)(VISIBLE_DEVICES).unwrap_or_default();
                 let names = list
@@ -206,21 +203,6 @@ fn unlimited(record: &Record) -> Result<(), Refusal> {
         "its MPS gives each client {percent} % of the threads, and a client can only lower that"
     );
     refused(record, why)
-}
-
-/// Only a rank has a partition, and a command is none.
-fn undivided(record: &Record) -> Result<(), Refusal> {
-    match record
-        .daemons
-        .iter()
-        .any(|daemon| !daemon.partitions.is_empty())
-    {
-        true => refused(
-            record,
-            "its MPS gives each rank multiprocessors of its own".to_owned(),
-        ),
-        false => Ok(()),
-    }
 }
 
 fn refused(record: &Record, why: String) -> Result<(), Refusal> {

@@ -8,10 +8,10 @@ use mpsd_core::limits::Percent;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 
-/// The command that always answers, with one number. It brackets commands that may not answer.
-pub const BRACKET: &str = "get_default_active_thread_percentage";
 const THREADS: &str = "active_thread_percentage";
 const PRECISION: f64 = 0.05;
+/// The command that always answers, with one number. It brackets commands that may not answer.
+const BRACKET: &str = "get_default_active_thread_percentage";
 
 /// The limits of `daemon` besides its threads: name, value, and words.
 fn limits(daemon: &Daemon) -> Vec<[String; 3]> {
@@ -180,11 +180,7 @@ impl Proof {
     /// Whether the server confirms every limit of `daemon`.
     pub fn confirms(&self, daemon: &Daemon) -> Result<(), String> {
         let wanted = percent(daemon);
-        // With static partitions percentages are ignored, and it is not documented whether the log
-        // has one.
-        if daemon.partitions.is_empty()
-            && self.threads.is_none_or(|t| (t - wanted).abs() > PRECISION)
-        {
+        if self.threads.is_none_or(|t| (t - wanted).abs() > PRECISION) {
             let said = self
                 .threads
                 .map_or("nothing".to_owned(), |t| format!("{t:.1}"));

@@ -11,7 +11,6 @@ pub mod logs;
 mod memory;
 mod observer;
 mod outside;
-mod partitions;
 pub mod queries;
 mod session;
 mod start;

@@ -4,9 +4,8 @@ use super::dialogue::{self, Proof};
 use super::events::{Events, Watches};
 use super::logs::Tail;
 use super::observer::ClientWatch;
-use super::{partitions, session};
+use super::session;
 use crate::job::spec::{ReadyDaemon, Spec, Unready};
-use mpsd_core::gpu::DRIVER_OF_13_1;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 use mpsd_sys::deadline::Deadline;
@@ -18,8 +17,6 @@ use std::time::Duration;
 pub const RETRY: Duration = Duration::from_millis(1);
 const GRACE: Duration = Duration::from_millis(500);
 
-const STATIC: &str = "-S";
-
 #[derive(Debug)]
 pub struct Running {
     /// Its plan, with the limits that it has now.
@@ -27,8 +24,6 @@ pub struct Running {
     pub child: Child,
     pub tail: Tail,
     pub watches: Watches,
-    /// It rejects an option that it was started with.
-    refuses_option: bool,
     /// Its limits are set and read back, and it was told to start its server.
     configured: bool,
     server: Option<i32>,
@@ -40,7 +35,6 @@ impl Running {
     pub fn lines(&mut self) -> Vec<String> {
         let lines = self.tail.lines();
         for line in lines.iter().filter(|_| self.server.is_none()) {
-            self.refuses_option |= line.starts_with("Unrecognized option");
             self.proof.take(line);
         }
         lines
@@ -60,12 +54,6 @@ impl Running {
         ReadyDaemon {
             control: self.child.pid(),
             server: self.server.unwrap_or(0),
-            partitions: self
-                .daemon
-                .partitions
-                .iter()
-                .map(|one| one.id.clone())
-                .collect(),
         }
     }
 }
@@ -162,12 +150,7 @@ pub fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Runnin
     let watches = events.watch_start(&daemon.pipe, &daemon.log)?;
     let fail = |why: String| format!("the control daemon does not start: {why}");
     let mut program = session::program(&spec.control, daemon);
-    let partitions = (!daemon.partitions.is_empty()).then_some(STATIC);
-    program.args = ["-f"]
-        .into_iter()
-        .chain(partitions)
-        .map(Into::into)
-        .collect();
+    program.args = vec!["-f".into()];
     program.stderr = Some(log.try_clone().map_err(|e| fail(e.to_string()))?.into());
     program.stdout = Some(log.into());
     let child = program.start(Deadline::after_ms(spec.start_ms));
@@ -176,7 +159,6 @@ pub fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Runnin
         child: child.map_err(|e| fail(e.to_string()))?,
         tail,
         watches,
-        refuses_option: false,
         configured: false,
         server: None,
         proof: Proof::default(),
@@ -193,10 +175,7 @@ pub fn advance(
     running.lines();
     if let Some(end) = running.child.try_wait() {
         running.lines();
-        return Err(match running.refuses_option {
-            true => without_partitions(),
-            false => format!("the control daemon ended ({end}) before it was ready").into(),
-        });
+        return Err(format!("the control daemon ended ({end}) before it was ready").into());
     }
     if !running.configured {
         return if may_start {
@@ -215,35 +194,13 @@ pub fn advance(
     Ok(false)
 }
 
-/// A driver before static partitions rejects `-S` (recorded on 580,
-/// docs/facts/mps-control.md#starting).
-fn without_partitions() -> Unready {
-    Unready::Refused {
-        what: "MPS_SMS".to_owned(),
-        why: format!("NVIDIA's control daemon on this node knows no option {STATIC}"),
-        allowed: format!("a node with driver {DRIVER_OF_13_1} or a later one"),
-    }
-}
-
 fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unready> {
     if std::fs::symlink_metadata(running.daemon.pipe.join("control")).is_err() {
         return Ok(false);
     }
-    let limit = || spec.command_time().min(end.remaining());
-    let say =
-        |daemon: &Daemon, commands: &str| session::say(&spec.control, daemon, commands, limit());
-    let wanted = &running.daemon.partitions;
-    if wanted.iter().any(|one| one.name().is_none()) {
-        let answer = say(&running.daemon, &partitions::commands(wanted))?;
-        if answer.nobody_listens() {
-            return Ok(true);
-        }
-        let made = partitions::made(wanted, &answer.text)?;
-        partitions::check(&made, &say(&running.daemon, partitions::LIST)?.text)?;
-        running.daemon.partitions = made;
-    }
+    let limit = spec.command_time().min(end.remaining());
     let commands = dialogue::configure(&running.daemon, spec.uid);
-    let answer = say(&running.daemon, &commands)?;
+    let answer = session::say(&spec.control, &running.daemon, &commands, limit)?;
     if answer.nobody_listens() {
         return Ok(true);
     }

@@ -107,11 +107,10 @@ pub fn until_the_end(
 }
 
 /// Ends the server of `daemon` if its next client could get the error of one that a signal ended
-/// (719). The daemon starts a new server for that client, with the same limits. Static partitions
-/// may belong to a server, so it stays.
+/// (719). The daemon starts a new server for that client, with the same limits.
 fn replace_server(daemon: &Running, observer: &mut Observer) {
     let control = daemon.child.pid();
-    if !observer.needs_new_server(control) || !daemon.daemon.partitions.is_empty() {
+    if !observer.needs_new_server(control) {
         return;
     }
     let server = observer.server(control).or(daemon.server());

@@ -6,7 +6,6 @@ use super::bounds;
 use super::case::{Job, Scheduled};
 use super::claim;
 use super::evidence;
-use super::exporters::{self, Direction};
 use super::findings::FailedStart;
 use super::journal::Journal;
 use super::ledger;
@@ -436,19 +435,6 @@ impl Start<'_> {
                 self.user_was_here = node.user_is_here(journal);
                 self.confirm(node)?;
             }
-            Effect::TellExporter {
-                exporter,
-                directory,
-            } => {
-                // The modes are set, and an exporter must not delay a server.
-                node.let_servers_start(journal);
-                // No job fails because an exporter is not told.
-                let told = exporters::tell(node, journal, exporter, &directory, Direction::Enter);
-                if let Ok(Some(why)) | Err(why) = told {
-                    let line = format!("job {}: {exporter} is not told of it: {why}", journal.job);
-                    node.log(Severity::Warning, &line);
-                }
-            }
         }
         Ok(())
     }
@@ -566,13 +552,7 @@ impl Start<'_> {
         ledger::forget_failed_starts(node);
         // A process that the driver holds at the job's end counts against the node only if it is
         // one of these.
-        self.journal.proved = proved.processes;
-        for (daemon, ids) in self.journal.daemons.iter_mut().zip(proved.partitions) {
-            for (partition, id) in daemon.partitions.iter_mut().zip(ids) {
-                partition.id = id;
-            }
-        }
-        self.record.daemons.clone_from(&self.journal.daemons);
+        self.journal.proved = proved;
         self.note_ready(node)
     }
 

@@ -46,14 +46,8 @@ pub(super) fn of_failed_start(
     // The process that stopped it may have ended.
     let is_stopped = node.own(journal).iter().any(|member| member.state == 'T');
     unknown.by_user = user_was_here || is_stopped || node.user_is_here(journal);
-    // Partitions are known only from NVIDIA's documentation, and the daemon here may differ. No
-    // other job suffers.
-    let has_partitions = journal
-        .daemons
-        .iter()
-        .any(|daemon| !daemon.partitions.is_empty());
     let a_users = unknown.by_user || lacking.is_some() || gpu_is_held(node, journal);
-    if has_partitions || a_users || !ledger::note_failed_start(node, journal.uid, &journal.job) {
+    if a_users || !ledger::note_failed_start(node, journal.uid, &journal.job) {
         return unknown.into();
     }
     let job = &journal.job;

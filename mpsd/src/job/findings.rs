@@ -11,9 +11,6 @@ pub struct Findings {
     pub faults: Vec<Fault>,
     /// What did not work and proves nothing.
     pub undetermined: Vec<Undetermined>,
-    /// How many of `undetermined` are about files of exporters (dcgm-exporter, jobstats). No start
-    /// waits for those.
-    pub untold: usize,
     /// Lines for the report.
     pub notes: Vec<String>,
     /// The jobs that shared an MPS that was taken down. A drain names them.
@@ -26,10 +23,9 @@ impl Findings {
         self.faults.is_empty() && self.undetermined.is_empty()
     }
 
-    /// For what had to be taken down before `what` begins. Any finding fails the start, except that
-    /// an exporter is not told.
+    /// For what had to be taken down before `what` begins. Any finding fails the start.
     pub(super) fn allow_start(self, what: String, why: &str) -> Result<Self, FailedStart> {
-        if self.faults.is_empty() && self.undetermined.len() == self.untold {
+        if self.is_clean() {
             return Ok(self);
         }
         Err(FailedStart {
@@ -52,7 +48,6 @@ impl Findings {
     pub fn merge(&mut self, other: Self) {
         self.faults.extend(other.faults);
         self.undetermined.extend(other.undetermined);
-        self.untold += other.untold;
         self.notes.extend(other.notes);
         self.sharers.extend(other.sharers);
     }

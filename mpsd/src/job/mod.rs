@@ -10,7 +10,6 @@ mod case;
 pub mod claim;
 mod end;
 pub mod evidence;
-mod exporters;
 mod findings;
 pub mod journal;
 pub mod ledger;

@@ -18,9 +18,6 @@ use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Paths};
 use mpsd_sys::deadline::Deadline;
 pub use mpsd_sys::files::{Bounds, FileError, TmpfsSize};
 pub use mpsd_sys::process::Thread;
-use nix::sys::stat::FileStat;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,16 +28,6 @@ const LOCK_TIME: Duration = Duration::from_secs(5);
 
 /// A lock that is held until it is dropped.
 pub type LockGuard = Box<dyn Any>;
-
-/// A start that root has proved.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Proved {
-    /// The control daemons and servers, as root saw them.
-    pub processes: Vec<ProcessRef>,
-    /// The ids of each daemon's static partitions. A user who forges them only fails that user's
-    /// own tasks.
-    pub partitions: Vec<Vec<String>>,
-}
 
 /// What a process of a job's MPS is.
 #[derive(
@@ -221,18 +208,6 @@ pub trait Files {
     /// Keeps the job's report, or counts its failed start, if that can be done at once. A failure
     /// is only logged.
     fn keep(&mut self, outcome: JobOutcome<'_>);
-    /// The status of a directory, if it is there.
-    fn directory_status(&self, path: &Path) -> Result<Option<FileStat>, FileError>;
-    /// Does `work`, in a child with a deadline and one at a time, on a directory whose lock a user
-    /// can keep.
-    fn change_listed<T: Serialize + DeserializeOwned>(
-        &mut self,
-        directory: &Path,
-        limit: Duration,
-        work: impl FnOnce(&mut Self) -> Result<T, String>,
-    ) -> Result<T, String>
-    where
-        Self: Sized;
 }
 
 /// The job's `mpsd`, its cgroup, and NVIDIA's programs. An error is a fault only if no user can be
@@ -251,8 +226,9 @@ pub trait Daemons {
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
     /// Lets it start the servers.
     fn let_servers_start(&mut self, journal: &Journal);
-    /// Waits for its report and proves what root can prove of it.
-    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Proved, Failure>;
+    /// Waits for its report and proves what root can prove of it. Returns the control daemons and
+    /// servers, as root saw them.
+    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure>;
     /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
     fn probe(
         &mut self,

@@ -233,10 +233,6 @@ pub fn limits(daemon: &Daemon) -> Option<String> {
             .priority
             .map(|priority| format!("priority {priority}")),
     );
-    let partitions = daemon.partitions.iter();
-    all.extend(
-        partitions.map(|one| format!("rank {}: {} SMs of {} alone", one.rank, one.sms, one.gpu)),
-    );
     (!all.is_empty()).then(|| all.join(", "))
 }
 

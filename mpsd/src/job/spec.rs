@@ -90,9 +90,6 @@ pub struct ReadyDaemon {
     pub control: i32,
     /// Pid of the server.
     pub server: i32,
-    /// What it calls its static partitions, in the order of the specification.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub partitions: Vec<String>,
 }
 
 /// Why the job has no MPS, by its own `mpsd`. Untrusted: a forged reason can only refuse the

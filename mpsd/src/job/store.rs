@@ -9,7 +9,7 @@ use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::file::Durability;
 use mpsd_core::killed::{self, KilledTask};
 use mpsd_core::observations::{self, Observations};
-use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, OBSERVATIONS, PARTITIONS, TOLD};
+use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, OBSERVATIONS, TOLD};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, GpuUuid, JobId};
 use mpsd_sys::deadline::Deadline;
@@ -391,9 +391,7 @@ pub trait Store: Files {
 
     /// Removes the directories of daemon `n` with all that the user put there.
     fn remove_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
-        let mut paths = self.users_directories(journal, n).to_vec();
-        let partitions = self.job_files(&journal.job).directory().join(PARTITIONS);
-        paths.extend((n == 0).then_some(partitions));
+        let paths = self.users_directories(journal, n);
         let removed = self.remove_users_directories(&paths, self.bounds());
         removed.map_err(|why| Undetermined::new("cannot clean the user's directory", why).into())
     }

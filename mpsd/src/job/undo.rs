@@ -3,14 +3,12 @@
 
 use super::claim;
 use super::evidence;
-use super::exporters::{self, Direction};
 use super::findings::Findings;
 use super::journal::Journal;
 use super::node::{Member, Node, Role, Rung};
 use super::shared;
 use super::store::Store as _;
 use crate::plan::effects::Effect;
-use mpsd_core::failure::Undetermined;
 use mpsd_core::text;
 use mpsd_core::{GpuUuid, JobId};
 use std::time::{Duration, Instant};
@@ -77,26 +75,6 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     for effect in journal.to_undo() {
         if let Effect::MakeDirectories { daemon } = effect {
             findings.take(node.remove_directories(journal, *daemon));
-        }
-    }
-    // Late, because this rewrites files with other jobs' lines, and users may have filled the disk.
-    for effect in journal.to_undo() {
-        if let Effect::TellExporter {
-            exporter,
-            directory,
-        } = effect
-        {
-            match exporters::tell(node, journal, *exporter, directory, Direction::Leave) {
-                Ok(None) => {}
-                Ok(Some(why)) => findings
-                    .notes
-                    .push(format!("{exporter} is told nothing: {why}")),
-                Err(why) => {
-                    let what = format!("the job's lines for {exporter}");
-                    findings.untold += 1;
-                    findings.undetermined.push(Undetermined::new(what, why));
-                }
-            }
         }
     }
     findings

@@ -1,7 +1,7 @@
 //! Files of this node, by descriptors. What users own is touched by a child with a deadline.
 
 use super::real::RealNode;
-use super::{by_child, log, reports, site_directory};
+use super::{by_child, log, reports};
 use crate::job::Journal;
 use crate::job::node::{Files, LockGuard, NodeSettings, Severity};
 use crate::job::report::JobOutcome;
@@ -13,10 +13,7 @@ use mpsd_sys::guard::AskError;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sched::{CloneFlags, setns};
-use nix::sys::stat::FileStat;
 use nix::unistd::{chroot, fchdir};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -169,20 +166,6 @@ impl Files for RealNode {
             log::line(self.program, Severity::Info, &line);
         }
     }
-
-    fn directory_status(&self, path: &Path) -> Result<Option<FileStat>, FileError> {
-        Dir::find(path)?.map(|dir| dir.status()).transpose()
-    }
-
-    fn change_listed<T: Serialize + DeserializeOwned>(
-        &mut self,
-        directory: &Path,
-        limit: Duration,
-        work: impl FnOnce(&mut Self) -> Result<T, String>,
-    ) -> Result<T, String> {
-        let paths = self.settings.paths.clone();
-        site_directory::change(&paths, directory, limit, || work(self))
-    }
 }
 
 /// Makes the directory `path`, in which a user of `job` has files, with so much room, and this mode
@@ -190,7 +173,7 @@ impl Files for RealNode {
 ///
 /// A file that a user keeps open outlives its removal. So the directory is a file system of its
 /// own, which ends with it.
-pub fn bounded(
+fn bounded(
     node: &RealNode,
     job: &JobId,
     path: &Path,

@@ -5,17 +5,16 @@ use super::as_user::with_spec;
 use super::members as processes;
 use super::real::{RealNode, Started, groups_of};
 use super::worker::make_device;
-use super::{failure, files, site_directory, unless_scarce};
+use super::{failure, site_directory, unless_scarce};
 use crate::job::Journal;
 use crate::job::journal::{ProcessRef, Programs};
-use crate::job::node::{Console, Daemons, Gpus, Proved, Role, Severity};
+use crate::job::node::{Console, Daemons, Gpus, Role, Severity};
 use crate::job::spec::{GO, OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
 use crate::job::store::Store as _;
 use crate::scheduler::node_check::unless_no_gpu_host;
 use mpsd_core::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::failure::{Evidence, Undetermined};
-use mpsd_core::partitions::{Partition, VARIABLE, is_id};
-use mpsd_core::paths::{KILLED, OBSERVATIONS, PARTITIONS, PARTITIONS_LOCK, TOLD};
+use mpsd_core::paths::{KILLED, OBSERVATIONS, TOLD};
 use mpsd_core::record::Daemon;
 use mpsd_core::text::{self, one_line};
 use mpsd_core::trusted::open_trusted;
@@ -24,11 +23,10 @@ use mpsd_sys::Exit;
 use mpsd_sys::confine;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::descriptors::read_line;
-use mpsd_sys::files::{Dir, FileError, TmpfsSize};
+use mpsd_sys::files::Dir;
 use mpsd_sys::guard::detach;
 use mpsd_sys::process::Process;
 use mpsd_sys::spawn::Identity;
-use nix::unistd::{Gid, Uid, fchown};
 use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -40,11 +38,6 @@ const KILL_MS: u64 = 2_000;
 const REPORT_TIME: Duration = Duration::from_millis(500);
 const LONGEST_REPORT: usize = 64 * 1024;
 const LONGEST_OUTPUT: usize = 16 * 1024;
-/// The user owns the file by which ranks take their partitions, and it is empty.
-const PARTITIONS_ROOM: TmpfsSize = TmpfsSize {
-    bytes: 64 << 10,
-    files: 8,
-};
 
 impl Daemons for RealNode {
     fn check_control(&mut self, control: &Path) -> Result<(), Failure> {
@@ -121,15 +114,6 @@ impl Daemons for RealNode {
         }
         spawn.inherit.push((theirs.into(), REPORT_FD));
         let directory = Dir::open(self.job_files(job).directory());
-        if journal
-            .daemons
-            .iter()
-            .any(|daemon| !daemon.partitions.is_empty())
-        {
-            let made = directory.as_ref().map_err(ToString::to_string);
-            made.and_then(|directory| make_partitions_lock(self, directory, journal))
-                .map_err(|e| Undetermined::new("the lock of the ranks' static partitions", e))?;
-        }
         // Without this file only the job's report lacks what its `mpsd` saw.
         let observations = directory.and_then(|dir| {
             dir.create_file(KILLED, 0o600)?;
@@ -165,7 +149,7 @@ impl Daemons for RealNode {
         }
     }
 
-    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Proved, Failure> {
+    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure> {
         let Some(mut started) = self.started.take() else {
             return Err(Undetermined::new("mpsd", "it was not started by this program").into());
         };
@@ -215,21 +199,13 @@ impl Daemons for RealNode {
             "--deadline-s".into(),
             seconds.into(),
         ];
-        // In a daemon with partitions a client without one gets no context. A client with one
-        // reaches that GPU alone.
-        let partition = daemon.partitions.first();
-        let all = || daemon.gpus.iter().map(GpuUuid::as_str).collect();
-        let gpus: Vec<&str> = partition.map_or_else(all, |one| vec![one.gpu.as_str()]);
+        let gpus: Vec<&str> = daemon.gpus.iter().map(GpuUuid::as_str).collect();
         spawn.env = vec![
             (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()),
             (LOG_DIRECTORY.into(), daemon.log.clone().into()),
             (VISIBLE_DEVICES.into(), gpus.join(",").into()),
             (JOB.into(), journal.job.as_str().into()),
         ];
-        let name = partition.and_then(Partition::name);
-        spawn
-            .env
-            .extend(name.map(|name| (VARIABLE.into(), name.into())));
         let ended = spawn
             .run(deadline, LONGEST_OUTPUT)
             .map_err(|e| failed(e.to_string()))?;
@@ -277,7 +253,7 @@ fn check(
     journal: &Journal,
     spec: &Spec,
     daemons: Vec<ReadyDaemon>,
-) -> Result<Proved, String> {
+) -> Result<Vec<ProcessRef>, String> {
     let (reported, planned) = (daemons.len(), spec.daemons.len());
     if reported != planned {
         return Err(format!("{reported} daemons reported, {planned} asked for"));
@@ -286,8 +262,8 @@ fn check(
         .iter()
         .flat_map(|daemon| [daemon.control, daemon.server]);
     let by_file = processes::by_file(node, journal, &pids.collect::<Vec<_>>());
-    let mut proved = Proved::default();
-    for (daemon, planned) in daemons.into_iter().zip(&spec.daemons) {
+    let mut proved = Vec::new();
+    for daemon in daemons {
         for (pid, role) in [
             (daemon.control, Role::Control),
             (daemon.server, Role::Server),
@@ -295,29 +271,10 @@ fn check(
             let process = processes::prove(node, journal, pid, role, &by_file);
             let process =
                 process.ok_or_else(|| format!("process {pid} is not this job's {role}"))?;
-            proved.processes.push(process);
+            proved.push(process);
         }
-        let ids = &daemon.partitions;
-        if ids.len() != planned.partitions.len() || !ids.iter().all(|id| is_id(id)) {
-            return Err("its partitions are not those asked for".to_owned());
-        }
-        proved.partitions.push(daemon.partitions);
     }
     Ok(proved)
-}
-
-/// Makes the file that the job's ranks lock for their partitions. It is removed with the user's
-/// directories.
-fn make_partitions_lock(node: &RealNode, directory: &Dir, journal: &Journal) -> Result<(), String> {
-    let shown = |e: FileError| e.to_string();
-    let path = directory.path().join(PARTITIONS);
-    files::bounded(node, &journal.job, &path, PARTITIONS_ROOM, (0o711, (0, 0))).map_err(shown)?;
-    let directory = directory.open_dir(PARTITIONS).map_err(shown)?;
-    let file = directory
-        .create_file(PARTITIONS_LOCK, 0o600)
-        .map_err(shown)?;
-    let (uid, gid) = (Uid::from_raw(journal.uid), Gid::from_raw(journal.gid));
-    fchown(&file, Some(uid), Some(gid)).map_err(|e| format!("cannot give '{PARTITIONS}' away: {e}"))
 }
 
 #[cfg(test)]

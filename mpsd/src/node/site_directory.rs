@@ -78,7 +78,7 @@ fn own_directory(paths: &Paths) -> Option<Dir> {
     Dir::open(run).ok().or_else(made)
 }
 
-/// `.-run-gpustat.lock`.
+/// `.-sys-fs-cgroup.lock`.
 pub(super) fn lock_of(directory: &Path) -> String {
     let name = directory.to_string_lossy().replace('/', "-");
     let cut = name.len().saturating_sub(LONGEST);

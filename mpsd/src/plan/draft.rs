@@ -49,7 +49,6 @@ impl Draft<'_> {
             Request {
                 mode: Mode::PerGpu, ..
             } => Key::Mode,
-            Request { sms: Some(_), .. } => Key::Sms,
             Request {
                 priority: Some(_), ..
             } => Key::Priority,

@@ -4,7 +4,6 @@
 use mpsd_core::gpu::{ComputeMode, GpuUuid};
 use mpsd_core::record::Record;
 use std::fmt;
-use std::path::PathBuf;
 
 /// One thing that root does to the node for the job. `job/undo.rs` has the inverses and their
 /// order. Each inverse copes with an effect that was begun and not finished, or never begun.
@@ -49,29 +48,6 @@ pub enum Effect {
     /// Inverse: the teardown ladder.
     #[display("start mpsd as the job's user")]
     StartDaemon,
-    /// Enter the job for each of its GPUs into the files that another exporter reads. Inverse: take
-    /// its lines out.
-    #[display("tell {exporter} in '{}'", directory.display())]
-    TellExporter {
-        /// Which.
-        exporter: Exporter,
-        /// Where its files are.
-        directory: PathBuf,
-    },
-}
-
-/// Another exporter that can be told which jobs use a GPU.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum Exporter {
-    /// NVIDIA's, with `--hpc-job-mapping-dir`.
-    #[display("dcgm-exporter")]
-    Dcgm,
-    /// The one of jobstats.
-    #[display("jobstats")]
-    Jobstats,
 }
 
 impl Effect {
@@ -85,9 +61,6 @@ impl Effect {
             }
             Self::MakeCgroup => "prove it empty, remove it",
             Self::MakeDirectories { .. } => "remove both",
-            Self::TellExporter { .. } => {
-                "take the job's lines out, and remove a file that has no other"
-            }
             Self::StartDaemon => "terminate_client, quit, quit -t, SIGTERM, SIGKILL, proof",
         }
     }
@@ -144,10 +117,6 @@ impl fmt::Display for Plan {
             let limits = [threads, Some(memory(&daemon.memory, " memory ")), priority];
             let limits: String = limits.into_iter().flatten().collect();
             writeln!(f, "daemon {n}:{gpus}{limits}")?;
-        }
-        for one in record.daemons.iter().flat_map(|daemon| &daemon.partitions) {
-            let (rank, sms, chunks, gpu) = (one.rank, one.sms, one.chunks, &one.gpu);
-            writeln!(f, "rank {rank}: {sms} SMs ({chunks} chunks) of {gpu} alone")?;
         }
         let of = |rank: usize, list: usize| match list {
             1 => "each task".to_owned(),

@@ -4,12 +4,11 @@ pub mod auto;
 mod draft;
 pub mod effects;
 mod gpus;
-mod partitions;
 mod share;
 pub mod tasks;
 
 use crate::plan::draft::Draft;
-use crate::plan::effects::{Effect, Exporter, Plan};
+use crate::plan::effects::{Effect, Plan};
 use crate::plan::share::Share;
 use crate::scheduler::{self, Devices, Exclusive, GpuSource, Part, Submission};
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings};
@@ -100,16 +99,10 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let share = draft.share()?;
     let memory_parts = share.divides_memory_by(&draft.gpus);
     let job = &case.submission.job;
-    let mut daemons = match shared {
+    let daemons = match shared {
         true => draft.shared_daemons(case.uid)?,
         false => draft.daemons(&share, &settings.paths.job(job)),
     };
-    for partition in draft.partitions()? {
-        let mut daemons = daemons.iter_mut();
-        if let Some(daemon) = daemons.find(|daemon| daemon.gpus.contains(&partition.gpu)) {
-            daemon.partitions.push(partition);
-        }
-    }
     let request = &draft.request;
     let warnings = [
         too_many_tasks,
@@ -321,11 +314,6 @@ fn effects(
             )),
         }
     }
-    // Last, while the server comes up. Exporters' files have one line for each job and GPU, so a
-    // step with its own daemon has none.
-    if !case.submission.step {
-        effects.extend(exporters(draft.settings));
-    }
     effects
 }
 
@@ -334,18 +322,6 @@ fn begin_daemons(settings: &Settings, count: usize) -> Vec<Effect> {
     let directories = (0..count).map(|daemon| Effect::MakeDirectories { daemon });
     let effects = cgroup.into_iter().chain(directories);
     effects.chain([Effect::StartDaemon]).collect()
-}
-
-fn exporters(settings: &Settings) -> impl Iterator<Item = Effect> {
-    let (dcgm, jobstats) = (&settings.metrics.dcgm_job_map, &settings.metrics.gpustat);
-    let all = [(Exporter::Dcgm, dcgm), (Exporter::Jobstats, jobstats)].into_iter();
-    all.filter_map(|(exporter, directory)| {
-        let directory = directory.clone()?;
-        Some(Effect::TellExporter {
-            exporter,
-            directory,
-        })
-    })
 }
 
 fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'static str> {

@@ -60,7 +60,6 @@ impl Share {
             threads: self.threads,
             memory: self.memory.iter().filter(is_here).cloned().collect(),
             priority: self.priority,
-            partitions: Vec::new(),
         }
     }
 }

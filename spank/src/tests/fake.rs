@@ -16,7 +16,6 @@ use mpsd_core::{GpuUuid, JobId, JobPaths, Paths};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::CStr;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -268,7 +267,6 @@ pub struct FakeNode {
     pub oom_kills: u64,
     /// Of records.
     pub reads: Cell<u32>,
-    pub partitions_lock: PathBuf,
     /// The task's container hides the job's directory.
     pub hides: bool,
     /// Scripts by their paths.
@@ -359,7 +357,6 @@ pub fn record(job: &str, state: RecordState) -> Record {
         threads: "50".parse().ok(),
         memory: Vec::new(),
         priority: None,
-        partitions: Vec::new(),
     }];
     record
 }
@@ -435,12 +432,5 @@ impl Node for FakeNode {
             .borrow_mut()
             .insert(path.to_owned(), record.clone());
         Ok(())
-    }
-    fn partitions_lock(&self, _: &JobPaths) -> Result<File, String> {
-        let opened = File::options()
-            .read(true)
-            .write(true)
-            .open(&self.partitions_lock);
-        opened.map_err(|e| e.to_string())
     }
 }

@@ -4,12 +4,10 @@ use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, record};
 use crate::handle::{Item, Level, Verdict};
 use crate::plugin::Callback;
 use mpsd_core::GpuUuid;
-use mpsd_core::partitions::Partition;
 use mpsd_core::record::{RecordDevice, RecordState};
 
 const GPUS: &str = "CUDA_VISIBLE_DEVICES";
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
-const PARTITION: &str = "CUDA_MPS_SM_PARTITION";
 const BOTH: &str = "GPU-00000002,GPU-00000003";
 
 /// init_post_opt as slurmstepd, then task_init as its child.
@@ -265,93 +263,6 @@ fn a_list_that_repeats_is_told_by_the_first_task_of_a_step() {
     }
 }
 
-/// A job whose ranks have these partitions, and the file that its steps lock.
-fn partitioned(ids: &[&str]) -> (FakeNode, tempfile::NamedTempFile) {
-    let mut partitioned = record("4711", RecordState::Ready);
-    partitioned.request = "MPS=on,MPS_SMS=16:32".parse().ok();
-    partitioned.daemons[0].threads = None;
-    let partition = |(rank, id): (u32, &&str)| Partition {
-        rank,
-        gpu: GpuUuid::parse("GPU-00000002").unwrap(),
-        sms: 16,
-        chunks: 2,
-        id: (*id).to_owned(),
-    };
-    partitioned.daemons[0].partitions = (0..).zip(ids).map(partition).collect();
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let mut node = FakeNode::new().with_record(partitioned);
-    node.partitions_lock = file.path().to_owned();
-    (node, file)
-}
-
-fn rank_of_step(step: u32, rank: u32, tasks: u32) -> FakeSlurm {
-    let slurm = FakeSlurm::step(step)
-        .job(GPUS, "2,3")
-        .job("SLURM_STEP_GPUS", "2,3");
-    slurm.with(Item::TaskId, rank).with(Item::LocalTasks, tasks)
-}
-
-/// A step's slurmstepd; a rank of it begins by [`rank`].
-fn slurmstepd(node: &FakeNode, step: u32, tasks: u32) -> Process<'_> {
-    Process::begin(rank_of_step(step, 0, tasks), node, "", "").0
-}
-
-/// Rank `rank` of the step begins.
-fn rank(slurmstepd: &mut Process, rank: u32) -> Verdict {
-    let (step, tasks) = (
-        slurmstepd.slurm.items[&Item::StepId],
-        slurmstepd.slurm.items[&Item::LocalTasks],
-    );
-    slurmstepd.slurm = rank_of_step(step, rank, tasks);
-    slurmstepd.call(Callback::TaskInit)
-}
-
-/// A partition is promised to one rank alone: of two steps at once the later one does not run.
-#[test]
-fn one_step_at_a_time_has_the_partitions() {
-    let (node, _file) = partitioned(&["A", "B"]);
-    let mut first = slurmstepd(&node, 0, 2);
-    let mut second = slurmstepd(&node, 1, 2);
-    for number in 0..2 {
-        assert_eq!(rank(&mut first, number), Verdict::Continue);
-    }
-    // Each rank of the second step reports it: the partitions may become free between them.
-    for number in 0..2 {
-        assert_eq!(rank(&mut second, number), Verdict::Leave);
-        let errors = second.slurm.errors();
-        let why = "another step of the job has them on this node; allowed: one step";
-        assert!(errors[0].contains(why), "{errors:?}");
-        second.call(Callback::TaskExit);
-    }
-    // A single task that starts MPI's ranks has no partition, and takes none from others.
-    let mut starter = slurmstepd(&node, 2, 1);
-    assert_eq!(rank(&mut starter, 0), Verdict::Continue);
-    assert!(starter.slurm.is_silent() && value(&starter.slurm, PARTITION).is_none());
-    // The end of the first of two ranks releases nothing; that of the last releases all, while
-    // slurmstepd still runs.
-    let mut third = slurmstepd(&node, 3, 2);
-    for verdict in [Verdict::Leave, Verdict::Continue] {
-        first.call(Callback::TaskExit);
-        assert_eq!(rank(&mut third, 0), verdict);
-    }
-    // So does the end of slurmstepd, however it ended.
-    drop(third);
-    assert_eq!(rank(&mut slurmstepd(&node, 4, 2), 0), Verdict::Continue);
-}
-
-#[test]
-fn without_the_lock_of_the_partitions_no_rank_runs() {
-    let (mut node, _file) = partitioned(&["A", "B"]);
-    node.partitions_lock = "/nonexistent/lock".into();
-    let mut step = slurmstepd(&node, 0, 2);
-    assert_eq!(rank(&mut step, 0), Verdict::Leave);
-    assert!(
-        step.slurm.errors()[0].contains("No such file"),
-        "{:?}",
-        step.slurm.errors()
-    );
-}
-
 /// A number is a place among what the task may open, which the task itself finds out.
 #[test]
 fn a_number_is_a_place_among_what_the_task_may_open() {
@@ -503,26 +414,6 @@ fn a_warning_is_read_once_a_node() {
             "{job} {step} {rank}"
         );
         assert_eq!(slurm.lines.borrow().len(), times);
-    }
-}
-
-#[test]
-fn a_script_hands_no_partition_on_and_a_rank_has_its_own() {
-    let (node, _file) = partitioned(&["A", "B"]);
-    for (step, rank, own) in [
-        (BATCH, 0, None),
-        (INTERACTIVE, 0, None),
-        (0, 0, Some("GPU-00000002/A")),
-        (0, 1, Some("GPU-00000002/B")),
-    ] {
-        let slurm = FakeSlurm::step(step).with(Item::TaskId, rank);
-        let slurm = runs(
-            slurm
-                .job("SLURM_JOB_GPUS", "2,3")
-                .job(PARTITION, "inherited"),
-            &node,
-        );
-        assert_eq!(value(&slurm, PARTITION), own, "{step:x} {rank}");
     }
 }
 

@@ -203,10 +203,6 @@ pub struct Faults {
     pub server_survives_control: bool,
     /// Limits are accepted and read back, and never applied.
     pub drop_limits: bool,
-    /// The control daemon knows no `-S` under any driver version.
-    pub no_static: bool,
-    /// The listing of partitions gives each this many multiprocessors too few.
-    pub lacking_sms: u32,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -285,15 +281,6 @@ impl Default for Gpu {
 pub struct Node {
     pub dir: PathBuf,
     pub is: Description,
-}
-
-impl Description {
-    /// Whether the control daemon knows static partitions: from CUDA 13.1 on (MPS guide 615, "Using
-    /// Static SM Partitioning"; release notes of CUDA 13.1: driver 590).
-    pub fn has_partitions(&self) -> bool {
-        let branch = self.driver_version.split('.').next().unwrap_or_default();
-        branch.parse::<u32>().is_ok_and(|branch| branch >= 590) && !self.faults.no_static
-    }
 }
 
 impl Node {

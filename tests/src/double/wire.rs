@@ -19,8 +19,6 @@ pub struct Attach {
     pub visible: Option<String>,
     pub threads: Option<String>,
     pub memory: Option<String>,
-    #[serde(default)]
-    pub partition: Option<String>,
     /// `CUDA_DEVICE_MAX_CONNECTIONS`.
     #[serde(default)]
     pub connections: Option<String>,

@@ -4,8 +4,7 @@ use super::{Living, Sim, World, reference};
 use mpsd::job::DrainTarget;
 use mpsd::job::journal::{Journal, ProcessRef, Programs};
 use mpsd::job::node::{
-    Console, Daemons, Gpus, Member, Members, Proved, Role, Rung, Scheduling, Severity, Thread,
-    Waiting,
+    Console, Daemons, Gpus, Member, Members, Role, Rung, Scheduling, Severity, Thread, Waiting,
 };
 use mpsd::job::spec::Spec;
 use mpsd::scheduler::control::{Controller, NodeStatus};
@@ -160,7 +159,7 @@ impl Daemons for Sim {
         self.step(|world| world.let_start.insert(journal.job.clone()));
     }
 
-    fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<Proved, Failure> {
+    fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<Vec<ProcessRef>, Failure> {
         self.call("await_ready")?;
         self.step(World::settle);
         let mut world = self.world.borrow_mut();
@@ -171,17 +170,7 @@ impl Daemons for Sim {
         world.proved.insert(journal.job.clone());
         let vendors = |p: &Living| p.job == journal.job && p.role != Role::Supervisor;
         let all = world.processes.iter().filter(|(_, p)| vendors(p));
-        let ids = |daemon: &Daemon| {
-            let ids = daemon
-                .partitions
-                .iter()
-                .map(|one| format!("P/{}", one.rank));
-            ids.collect()
-        };
-        Ok(Proved {
-            processes: all.map(|(pid, _)| reference(*pid)).collect(),
-            partitions: journal.daemons.iter().map(ids).collect(),
-        })
+        Ok(all.map(|(pid, _)| reference(*pid)).collect())
     }
 
     fn probe(&mut self, journal: &Journal, _: &Daemon, _: Deadline) -> Result<(), Failure> {

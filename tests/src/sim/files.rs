@@ -11,7 +11,6 @@ use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{JobId, Paths};
 use mpsd_sys::deadline::Deadline;
 use nix::errno::Errno;
-use nix::sys::stat::{FileStat, stat};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -277,21 +276,5 @@ impl Files for Sim {
             JobOutcome::Failed(kind) => self.world.borrow_mut().failed.push(kind),
             JobOutcome::Drained => self.world.borrow_mut().drained += 1,
         }
-    }
-
-    fn directory_status(&self, path: &Path) -> Result<Option<FileStat>, FileError> {
-        let mut status = stat("/").expect("a directory");
-        (status.st_uid, status.st_mode) = (0, 0o755);
-        Ok(self.world.borrow().files.get(path).map(|_| status))
-    }
-
-    fn change_listed<T>(
-        &mut self,
-        _: &Path,
-        _: Duration,
-        work: impl FnOnce(&mut Self) -> Result<T, String>,
-    ) -> Result<T, String> {
-        self.point();
-        work(self)
     }
 }

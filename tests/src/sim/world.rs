@@ -27,8 +27,7 @@ pub struct Living {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct World {
     pub inventory: Inventory,
-    /// The files: everything that root keeps, and other exporters' files in `/run/map` and
-    /// `/run/gpustat`.
+    /// The files: everything that root keeps.
     pub files: Tree,
     pub starter: Option<i32>,
     pub starter_ended: bool,
@@ -77,17 +76,16 @@ pub struct World {
 
 impl World {
     pub fn new(inventory: Inventory) -> Self {
-        let (paths, exporters) = (paths(), ["/run/map", "/run/gpustat"].map(PathBuf::from));
+        let paths = paths();
         let directories = [
             paths.run().to_owned(),
             paths.jobs(),
             paths.gpus(),
             paths.shared(),
         ];
-        let all = directories.into_iter().chain(exporters);
         Self {
             inventory,
-            files: all.map(|path| (path, None)).collect(),
+            files: directories.map(|path| (path, None)).into(),
             has_cgroups: true,
             waiting: Some(Vec::new()),
             spawned: 1000,

@@ -13,7 +13,6 @@ mod gpus;
 mod hidden;
 mod limits;
 mod namespaces;
-mod partitions;
 mod processes;
 mod quit;
 mod servers;

@@ -43,28 +43,14 @@ fn keep(place: &Place, how: &str, what: &Path) -> Option<(Hung, Running)> {
 /// job's directories have their own file systems, root removes them without that lock.
 #[test]
 fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
-    assert_holds_nobody(ACCOUNT, "FAKE_MPS_LISTS", "pipe");
-}
-
-#[test]
-fn a_lock_file_of_ranks_that_its_user_keeps_holds_nobody() {
-    assert_holds_nobody(
-        "MPS=true,MPS_SMS=16:32",
-        "FAKE_MPS_WRITES",
-        "partitions/lock",
-    );
-}
-
-#[track_caller]
-fn assert_holds_nobody(account: &str, how: &str, what: &str) {
     for bounded in [true, false] {
         alone(|| {
-            let node = fast(2).describe(|node| node.driver_version = "590.44.01".to_owned());
-            let place = Place::new(node, CONFIG);
+            let place = Place::new(fast(2), CONFIG);
             let _hidden = Small::over(&place.path("run"), 256, 0o755);
             let _older = (!bounded).then(|| unbounded(&place, "96.srv"));
-            place.begin("96.srv", account, "0");
-            let Some(kept) = keep(&place, how, &place.job("96.srv").join(what)) else {
+            place.begin("96.srv", ACCOUNT, "0");
+            let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &place.job("96.srv").join("pipe"))
+            else {
                 return;
             };
             // Reads its output to the end, as a scheduler does.
@@ -224,35 +210,6 @@ fn assert_doctor_names(place: &Place, dirs: &[&Path]) {
     for dir in dirs {
         ran.prints(format!("WARN  '{}'", dir.display()));
     }
-}
-
-/// Other exporters read these directories as their own users, so listing them may be allowed.
-#[test]
-fn a_strangers_lock_on_an_exporters_directory_holds_no_job() {
-    alone(|| {
-        let place = Place::new(fast(1), CONFIG);
-        let [map, stat] = ["map", "gpustat"].map(|name| place.directory(name));
-        let (shown_map, shown_stat) = (map.display(), stat.display());
-        place.configure(&format!(
-            "{CONFIG}[metrics]\ndcgm_job_map = \"{shown_map}\"\ngpustat = \"{shown_stat}\"\n"
-        ));
-        let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &stat) else {
-            return;
-        };
-        for _ in 0..3 {
-            place.begin("62.srv", ACCOUNT, "0").within(UNHINDERED);
-            assert_eq!(fs::read_to_string(map.join("0")).expect("told"), "62.srv\n");
-            place.strict_end("62.srv").within(UNHINDERED);
-            let listed = fs::read_dir(&map).expect("listed").count();
-            assert_eq!(listed, 0, "the other exporter's directory");
-            assert_eq!(place.node.modes(), ["default"]);
-            assert!(stuck(&place) <= 1, "{}", stuck(&place));
-        }
-        assert_doctor_names(&place, &[&map, &stat]);
-        drop(kept);
-        eventually("no program waits", || stuck(&place) == 0);
-        place.assert_ends_clean("62.srv", "an exporter's directory that a stranger let go");
-    });
 }
 
 /// A timer runs it each minute.

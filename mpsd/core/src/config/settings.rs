@@ -123,8 +123,6 @@ settings! {
         drain: Drain,
         /// `[reports]`
         reports: Reports,
-        /// `[metrics]`
-        metrics: Metrics,
         /// `run_dir` and `state_dir`.
         paths: Paths,
         /// Every key with its value in force and its line, in the order of the file's
@@ -304,21 +302,6 @@ settings! {
         /// A report stays at most so many days.
         days: u32 = 30, Entry::whole::<1, 3650, _>;
     }
-
-    /// Files for other exporters: one for each GPU of a job with MPS, with a line from the job's
-    /// begin to its end. Do not set a key if a prolog of your own writes such files for all jobs.
-    /// The directory must exist, belong to root, and be writable by root alone. Its path must have
-    /// no link, and it must lie on the file system of run_dir. Jobs that share a GPU have a line
-    /// each. Steps with a daemon of their own have no line. If a file cannot be written, the node's
-    /// log says so.
-    Metrics [metrics] {
-        /// The directory of dcgm-exporter's --hpc-job-mapping-dir. NVML's index names a file; a
-        /// line has a job id.
-        dcgm_job_map: Option<PathBuf> = None => "/run/dcgm-job-map";
-
-        /// The directory of jobstats' exporter. The GPU's UUID names a file; a line has JOBID UID.
-        gpustat: Option<PathBuf> = None => "/run/gpustat";
-    }
 }
 
 /// The origin of a value in force.
@@ -344,13 +327,10 @@ impl Settings {
         if !request.is_on() {
             return whole;
         }
-        // Static partitions ignore a percentage.
         let is_shared = request.replicas.is_some();
         let defaults = self.defaults.clone();
         whole.fill(&Request {
-            threads: defaults
-                .threads
-                .filter(|_| !is_shared && request.sms.is_none()),
+            threads: defaults.threads.filter(|_| !is_shared),
             memory: defaults.memory.filter(|_| !is_shared),
             report: defaults.report,
             bind: defaults.bind,

@@ -7,7 +7,7 @@ mod values;
 
 pub use options::{Key, Request, Row};
 pub use syntax::{Flags, Syntax};
-pub use values::{GpuSelector, MemoryLimit, Mode, Sms, Threads};
+pub use values::{GpuSelector, MemoryLimit, Mode, Threads};
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! The options of a request, a row each, from which the parser, flags, help, refusals, manual pages
 //! and completions come.
 
-use super::values::{self, MemoryLimit, Mode, Sms, Threads};
+use super::values::{self, MemoryLimit, Mode, Threads};
 use crate::bind::{Bind, DeviceNames};
 use crate::limits::{Invalid, Priority};
 use std::fmt;
@@ -224,17 +224,6 @@ options! {
                to a program that misses its MPS, else UUIDs.",
         of_tasks: true,
         plan: |request| Some(format!("GPUs named in CUDA_VISIBLE_DEVICES: {}", request.visible?)),
-    }, str::parse, ToString::to_string;
-
-    /// Static partitions: multiprocessors of each rank's own.
-    Sms sms: Sms, {
-        name: "sms",
-        value: "N",
-        list: true,
-        allowed: Sms::ALLOWED,
-        help: "multiprocessors (SMs) of each rank's own: `16`, or a list by local rank (`16:32`); from driver 590 on",
-        more: "Static partitions: no other rank uses them, and a rank uses no others. The number is a multiple of 8 from Hopper on, of 4 \
-               on Ampere and Ada. Each rank sees one GPU. Excludes threads and replicas. By NVIDIA's documentation, and not verified.",
     }, str::parse, ToString::to_string;
 
     /// Prove the daemon with `mps-probe` before the job starts.

@@ -331,17 +331,13 @@ impl Request {
         Ok(merged)
     }
 
-    /// The rules for several options together. With static partitions NVIDIA's daemon ignores
-    /// percentages.
+    /// The rules for several options together.
     fn check(&self, syntax: Syntax) -> Result<(), Refusal> {
         const REPLICAS: &str =
             "replicas alone (threads = 100/N, memory = total/N), or threads and memory";
-        const SMS: &str = "multiprocessors of each rank's own, or shares";
         let exclusions = [
             (Key::Replicas, Key::Threads, REPLICAS),
             (Key::Replicas, Key::Mem, REPLICAS),
-            (Key::Sms, Key::Threads, SMS),
-            (Key::Sms, Key::Replicas, SMS),
         ];
         for (key, excluded, allowed) in exclusions {
             if let (Some(value), Some(other)) = (self.value(key), self.value(excluded)) {

@@ -25,7 +25,6 @@ fn filled(message: &str, syntax: Syntax) -> String {
         ("{mode}", Mode::ALLOWED),
         ("{threads}", Threads::ALLOWED),
         ("{memory}", MemoryLimit::ALLOWED),
-        ("{sms}", Sms::ALLOWED),
         ("{bool}", Key::Verify.row().allowed),
         ("{replicas}", Key::Replicas.row().allowed),
         ("{all}", &all),
@@ -121,13 +120,9 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         MPS=on,MPS_REPLICAS=0       -> MPS_REPLICAS=0: below 1; allowed: {replicas}
         MPS=on,MPS_REPLICAS=61      -> MPS_REPLICAS=61: above 60; allowed: {replicas}
         MPS=on,MPS_REPLICAS=2.5     -> MPS_REPLICAS=2.5: not a whole number; allowed: {replicas}
-        MPS=on,MPS_SMS=16.5         -> MPS_SMS=16.5: not a whole number; allowed: {sms}
-        MPS=on,MPS_SMS=16:0         -> MPS_SMS=16:0: below 1; allowed: {sms}
         MPS=on,MPS_PRIORITY=high    -> MPS_PRIORITY=high: unknown word; allowed: normal, below-normal
         MPS=on,MPS_PRIORITY=bellow-normal -> MPS_PRIORITY=bellow-normal: unknown word (did you mean MPS_PRIORITY=below-normal?); allowed: normal, below-normal
         MPS=on,MPS_VERIFY=2         -> MPS_VERIFY=2: unknown word; allowed: {bool}
-        MPS=on,MPS_SMS=16,MPS_THREADS=25  -> MPS_SMS=16: excludes MPS_THREADS=25; allowed: multiprocessors of each rank's own, or shares
-        MPS=on,MPS_SMS=16,MPS_REPLICAS=4  -> MPS_SMS=16: excludes MPS_REPLICAS=4; allowed: multiprocessors of each rank's own, or shares
         MPS=on,MPS_REPLICAS=4,MPS_THREADS=25  -> MPS_REPLICAS=4: excludes MPS_THREADS=25; allowed: replicas alone (threads = 100/N, memory = total/N), or threads and memory
         MPS=off,MPS_MEM=4G,MPS_REPLICAS=4     -> MPS_REPLICAS=4: excludes MPS_MEM=4G; allowed: replicas alone (threads = 100/N, memory = total/N), or threads and memory
         MPS=per-gpu,MPS_BIND=none             -> MPS_BIND=none: with a daemon for each GPU a task sees one; allowed: block, cyclic, closest
@@ -402,7 +397,7 @@ fn every_request_survives_its_own_text() {
         "MPS=off|MPS=per-node|MPS=per-gpu|MPS=auto",
         "|MPS_THREADS=auto|MPS_THREADS=30:70.5:1|MPS_THREADS=1|MPS_THREADS=12.5|MPS_THREADS=100",
         "|MPS_MEM=auto|MPS_MEM=1M:4G:33.3%|MPS_MEM=1024T|MPS_MEM=33.3%|MPS_MEM=0=1M:4294967295=4G:GPU-200b4359-5562=9%",
-        "|MPS_REPLICAS=1|MPS_REPLICAS=60|MPS_SMS=16|MPS_SMS=8:16:32",
+        "|MPS_REPLICAS=1|MPS_REPLICAS=60",
         "|MPS_PRIORITY=normal|MPS_PRIORITY=below-normal",
         "|MPS_VERIFY=on|MPS_VERIFY=off|MPS_REPORT=on",
         "|MPS_BIND=auto,MPS_VISIBLE=ordinal|MPS_BIND=closest",

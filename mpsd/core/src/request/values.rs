@@ -172,33 +172,6 @@ impl FromStr for MemoryLimit {
     }
 }
 
-/// The multiprocessors that each rank has alone.
-#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum Sms {
-    /// So many for each of the job's tasks on a node.
-    Uniform(u32),
-    /// A number for each local rank, in order; at least two.
-    #[display("{}", joined(_0))]
-    PerRank(Vec<u32>),
-}
-
-impl Sms {
-    /// What [`Sms::from_str`] accepts.
-    pub const ALLOWED: &'static str =
-        "a whole number of multiprocessors such as 16, or one for each local rank such as 16:32";
-    const MOST: u32 = 1024;
-}
-
-impl FromStr for Sms {
-    type Err = Invalid;
-
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        let read = |text: &str| whole(text, Self::MOST, Self::ALLOWED);
-        by_rank(text, read, Self::ALLOWED, Self::Uniform, Self::PerRank)
-    }
-}
-
 /// How a request names a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Display, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -230,7 +203,7 @@ impl FromStr for GpuSelector {
     }
 }
 
-carried_as_text!(Mode, Threads, MemoryLimit, Sms, GpuSelector);
+carried_as_text!(Mode, Threads, MemoryLimit, GpuSelector);
 
 /// What [`boolean`] accepts.
 pub(super) const BOOLEAN: &str = "true, yes, on, 1; false, no, off, 0";

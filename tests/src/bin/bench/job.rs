@@ -32,7 +32,9 @@ pub fn run(rounds: usize, beside: Option<&Path>) -> Result<Value> {
         watched: true,
         ..Side::of(place(None)?)
     };
-    watched.tell_exporters()?;
+    watched
+        .place
+        .configure(&format!("{KEPT}[defaults]\nreport = true\n"));
     let sharing = Side {
         sharing: true,
         ..Side::of(place(None)?)
@@ -83,18 +85,6 @@ impl Side {
             watched: false,
             sharing: false,
         }
-    }
-
-    fn tell_exporters(&self) -> Result<()> {
-        let path = |name: &str| self.place.path(name);
-        for name in ["dcgm", "gpustat"] {
-            std::fs::create_dir_all(path(name))?;
-        }
-        let (dcgm, gpustat) = (path("dcgm"), path("gpustat"));
-        let metrics = format!("[metrics]\ndcgm_job_map = {dcgm:?}\ngpustat = {gpustat:?}\n");
-        self.place
-            .configure(&format!("{KEPT}[defaults]\nreport = true\n{metrics}"));
-        Ok(())
     }
 
     fn scrape(&self) -> Result<Option<Running>> {

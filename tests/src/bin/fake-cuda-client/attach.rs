@@ -105,7 +105,6 @@ fn ask(
         visible: variable("CUDA_VISIBLE_DEVICES"),
         threads: variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
         memory: variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
-        partition: variable("CUDA_MPS_SM_PARTITION"),
         connections: variable("CUDA_DEVICE_MAX_CONNECTIONS"),
         paired,
         gpu,

@@ -53,8 +53,7 @@ impl Daemon {
     }
 
     fn stranger(&self, uid: u32, name: &str) -> Option<String> {
-        let modifies =
-            name.starts_with("set_") || name == "terminate_client" || name == "sm_partition";
+        let modifies = name.starts_with("set_") || name == "terminate_client";
         (modifies && !Self::owner(uid)).then(|| insufficient(uid))
     }
 
@@ -107,9 +106,6 @@ impl Daemon {
             }
             "set_default_client_priority" => self.set_priority(word(0)),
             "get_default_client_priority" => format!("{}\n", self.settings.priority),
-            // Never tried without -S. A daemon without them says so.
-            "sm_partition" if self.settings.partitions.is_some() => self.sm_partition(words),
-            "lspart" if self.settings.partitions.is_some() => self.lspart(),
             _ => format!("Unknown command \"{name}\"\n"),
         }
     }

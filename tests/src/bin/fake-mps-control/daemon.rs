@@ -40,19 +40,15 @@ pub struct Daemon {
     pub ended: Option<u8>,
     pub server_failed: bool,
     last_session: u64,
-    pub last_partition: u32,
 }
 
 impl Daemon {
-    pub fn new(node: Node, partitioned: bool, files: Files, log: Log) -> Daemon {
+    pub fn new(node: Node, files: Files, log: Log) -> Daemon {
         Daemon {
             node,
             files,
             log,
-            settings: Settings {
-                partitions: partitioned.then(Vec::new),
-                ..Settings::default()
-            },
+            settings: Settings::default(),
             server: None,
             pending: Vec::new(),
             sessions: Vec::new(),
@@ -61,7 +57,6 @@ impl Daemon {
             ended: None,
             server_failed: false,
             last_session: 0,
-            last_partition: 0,
         }
     }
 

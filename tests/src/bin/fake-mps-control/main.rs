@@ -7,7 +7,6 @@ mod commands;
 mod daemon;
 mod hang;
 mod log;
-mod partitions;
 mod quit;
 mod server;
 mod servers;
@@ -36,15 +35,11 @@ fn main() -> ExitCode {
     if exe.ends_with("nvidia-cuda-mps-server") {
         return server::run(node);
     }
-    let (mut foreground, mut background, mut partitioned) = (false, false, false);
+    let (mut foreground, mut background) = (false, false);
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "-f" | "--forground" => foreground = true,
             "-d" | "--daemon" => background = true,
-            // Documented: "-S or --static-partitioning - Start daemon with static partitioning mode
-            // enabled" (MPS guide 615, Legacy MPS v2 Interface). Recorded on 580: an unknown
-            // option.
-            "-S" | "--static-partitioning" if node.is.has_partitions() => partitioned = true,
             "-M" | "--multiuser-server" | "-q" | "--ready-devices" => {}
             "-h" | "--help" => {
                 print!("{}", USAGE);
@@ -58,8 +53,8 @@ fn main() -> ExitCode {
         }
     }
     match (foreground, background) {
-        (true, _) => start::foreground(node, partitioned),
-        (false, true) => start::background(node, partitioned),
+        (true, _) => start::foreground(node),
+        (false, true) => start::background(node),
         (false, false) => session::run(),
     }
 }

@@ -3,15 +3,11 @@
 use serde::{Deserialize, Serialize};
 use tests::double::visible::{self, MemoryLimit};
 
-use crate::partitions::Partition;
-
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
     pub threads: f64,
     pub memory: Vec<MemoryLimit>,
     pub priority: u32,
-    /// Static partitions; `None`: the daemon was started without `-S`.
-    pub partitions: Option<Vec<Partition>>,
 }
 
 impl Default for Settings {
@@ -20,7 +16,6 @@ impl Default for Settings {
             threads: 100.0,
             memory: Vec::new(),
             priority: 0,
-            partitions: None,
         }
     }
 }

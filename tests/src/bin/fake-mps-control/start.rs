@@ -31,15 +31,15 @@ pub struct Files {
 }
 
 /// `-f`: stays, and logs to standard output.
-pub fn foreground(node: Node, partitioned: bool) -> ExitCode {
+pub fn foreground(node: Node) -> ExitCode {
     match prepare(&node) {
-        Ok(lock) => serve(node, partitioned, lock, Log::stdout(), || ()),
+        Ok(lock) => serve(node, lock, Log::stdout(), || ()),
         Err(code) => code,
     }
 }
 
 /// `-d`: returns when a daemon in a session of its own listens.
-pub fn background(node: Node, partitioned: bool) -> ExitCode {
+pub fn background(node: Node) -> ExitCode {
     let lock = match prepare(&node) {
         Ok(lock) => lock,
         Err(code) => return code,
@@ -61,15 +61,9 @@ pub fn background(node: Node, partitioned: bool) -> ExitCode {
         Ok(ForkResult::Child) => {
             drop(started);
             detach();
-            serve(
-                node,
-                partitioned,
-                lock,
-                Log::files(&log_directory()),
-                move || {
-                    let _ = std::io::Write::write_all(&mut &told, b"1");
-                },
-            )
+            serve(node, lock, Log::files(&log_directory()), move || {
+                let _ = std::io::Write::write_all(&mut &told, b"1");
+            })
         }
         Err(_) => ExitCode::FAILURE,
     }
@@ -145,13 +139,7 @@ fn lock(pipe: &Path) -> Option<Flock<File>> {
     Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
 }
 
-fn serve(
-    node: Node,
-    partitioned: bool,
-    lock: Flock<File>,
-    log: Log,
-    listens: impl FnOnce(),
-) -> ExitCode {
+fn serve(node: Node, lock: Flock<File>, log: Log, listens: impl FnOnce()) -> ExitCode {
     // SAFETY: no handler is installed, only a disposition.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
     if node.is.faults.ignore_sigterm {
@@ -192,7 +180,7 @@ fn serve(
     if node.is.faults.start == "hangs" {
         hang();
     }
-    let status = Daemon::new(node, partitioned, files, log).run();
+    let status = Daemon::new(node, files, log).run();
     let _ = fs::remove_file(pipe.join("log"));
     let _ = fs::remove_file(pipe.join("nvidia-cuda-mps-control.pid"));
     ExitCode::from(status)

@@ -35,17 +35,6 @@ impl Server {
             (["PS"], _) => self.ps(),
             (["THREADS", rest @ ..], _) => self.threads(rest),
             (["MEMORY", rest @ ..], _) => self.memory(rest),
-            (["PARTITIONS", all], _) => {
-                self.settings.partitions = serde_json::from_str(all).unwrap_or_default();
-                String::new()
-            }
-            (["USED"], _) => {
-                let used = self
-                    .clients
-                    .iter()
-                    .filter_map(|client| client.partition.as_ref());
-                used.map(|id| format!("{id}\n")).collect()
-            }
             _ => String::new(),
         };
         let _ = wire::send(&self.control, format!("={answer}").as_bytes());

@@ -8,7 +8,6 @@ use tests::double::{visible, wire};
 
 use super::Server;
 use super::fatal::Fatal;
-use crate::partitions::Partition;
 
 #[derive(Debug)]
 pub struct Client {
@@ -18,7 +17,6 @@ pub struct Client {
     pub id: u32,
     pub command: String,
     pub granted: Vec<Granted>,
-    pub partition: Option<String>,
     /// How many of its GPU's connections it holds.
     connections: u32,
     /// It computes with others on several GPUs, and has not ended its contexts itself.
@@ -61,7 +59,6 @@ impl Server {
             id: self.last_client,
             command: String::new(),
             granted: Vec::new(),
-            partition: None,
             connections: 1,
             paired: false,
         });
@@ -127,11 +124,7 @@ impl Server {
         if seen.is_empty() {
             return Reply::Failed(CudaError::of(100));
         }
-        let partition = match self.partition_of(&seen, attach) {
-            Ok(partition) => partition,
-            Err(error) => return Reply::Failed(error),
-        };
-        let granted = self.grant(&seen, attach, partition.as_ref());
+        let granted = self.grant(&seen, attach);
         let connections = connections(attach);
         if let Some(error) = self.refuse_connections(&granted, connections) {
             return Reply::Failed(error);
@@ -150,7 +143,6 @@ impl Server {
         }
         client.command.clone_from(&attach.command);
         client.granted.clone_from(&granted);
-        client.partition = partition.map(|partition| partition.id);
         (client.connections, client.paired) = (connections, attach.paired);
         self.log_attached(&self.clients[at]);
         Reply::Granted(granted)
@@ -207,33 +199,7 @@ impl Server {
             .server(&format!("Status of client {context} is ACTIVE"));
     }
 
-    /// The partition that a client names. "When static partitioning mode is enabled, all MPS
-    /// clients must set the CUDA_MPS_SM_PARTITION environment variable before creating a CUDA
-    /// context. Failure to do so will result in context creation failing with
-    /// CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION" [When to Use MPS]. A part of the UUID is enough
-    /// [Common Tasks, Multiple Partitions Example].
-    fn partition_of(&self, seen: &[&Gpu], attach: &Attach) -> Result<Option<Partition>, CudaError> {
-        let Some(all) = &self.settings.partitions else {
-            return Ok(None);
-        };
-        let name = attach
-            .partition
-            .as_deref()
-            .and_then(|name| name.split_once('/'));
-        let name = name.filter(|(uuid, _)| uuid.starts_with("GPU-"));
-        let named = |one: &&Partition| {
-            name.is_some_and(|(uuid, id)| one.uuid.starts_with(uuid) && one.id == id)
-        };
-        let own = all.iter().find(named);
-        let usable = |one: &&Partition| {
-            let at = seen.iter().position(|gpu| gpu.uuid == one.uuid);
-            at.is_some() && attach.gpu.is_none_or(|used| at == Some(used))
-        };
-        let own = own.filter(usable).ok_or(CudaError::of(915))?;
-        Ok(Some(own.clone()))
-    }
-
-    fn grant(&self, seen: &[&Gpu], attach: &Attach, partition: Option<&Partition>) -> Vec<Granted> {
+    fn grant(&self, seen: &[&Gpu], attach: &Attach) -> Vec<Granted> {
         let asked = attach.threads.as_deref().and_then(visible::percentage);
         let percent = asked.map_or(self.settings.threads, |p| p.min(self.settings.threads));
         let own = attach
@@ -242,13 +208,7 @@ impl Server {
             .map(|m| visible::client_limits(m, seen));
         let mut granted = Vec::new();
         for (position, gpu) in seen.iter().enumerate() {
-            // Percentages are ignored with static partitions [When to Use MPS, Static SM
-            // Partitioning].
-            let sms = match partition {
-                Some(own) => own.sms,
-                None => visible::multiprocessors(gpu.sms, percent),
-            };
-            let elsewhere = partition.is_some_and(|own| own.uuid != gpu.uuid);
+            let sms = visible::multiprocessors(gpu.sms, percent);
             let limit = match &own {
                 Some(None) => None,
                 None => self.default_limit(gpu),
@@ -261,7 +221,7 @@ impl Server {
             let taken: u64 = self.node.contexts(&gpu.uuid).iter().map(|c| c.bytes).sum();
             let room = limit.unwrap_or(u64::MAX).min(all.saturating_sub(taken));
             let context = visible::context_bytes(sms);
-            let is_used = !elsewhere && attach.gpu.is_none_or(|used| used == position);
+            let is_used = attach.gpu.is_none_or(|used| used == position);
             granted.push(Granted {
                 uuid: gpu.uuid.clone(),
                 sms,
