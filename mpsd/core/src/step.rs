@@ -288,9 +288,7 @@ mod tests {
             shared MPS=own                   -> --mps=own: the job shares its MPS
             shared MPS=on                    -> as its job
             ranked MPS_THREADS=50            -> --mps-threads=50: the job's MPS gives 30
-            ranked MPS_THREADS=20:60:40      -> --mps-threads=20:60:40: the job's MPS gives 30
-            parted MPS_THREADS=25            -> --mps-threads=25: the job's MPS gives each rank multiprocessors of its own
-            parted MPS_BIND=cyclic           -> --mps-bind=cyclic: the job's MPS gives each rank multiprocessors of its own";
+            ranked MPS_THREADS=20:60:40      -> --mps-threads=20:60:40: the job's MPS gives 30";
         for row in table.trim().lines() {
             let (step, expected) = row.split_once("->").unwrap();
             let (job, step) = step.trim().split_once(' ').unwrap();

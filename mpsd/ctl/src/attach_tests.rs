@@ -215,8 +215,8 @@ fn visible(record: &Record, main: bool, env: Env<'_>) -> String {
 fn ranks_of_a_launcher_are_bound_and_the_shell_before_them_sees_all() {
     let (record, job) = (two_gpus(), ("PBS_JOBID", "7"));
     let rank = |rank| ("OMPI_COMM_WORLD_LOCAL_RANK", rank);
-    assert_eq!(visible(&record, false, &[job, rank("0")]), "0,1");
-    assert_eq!(visible(&record, false, &[job, rank("1")]), "1,0");
+    assert_eq!(visible(&record, false, &[job, rank("0")]), "0");
+    assert_eq!(visible(&record, false, &[job, rank("1")]), "1");
     assert_eq!(visible(&record, true, &[job]), "0,1");
     assert_eq!(visible(&per_gpu(), true, &[job]), "", "outside MPS");
     // Its daemon's only GPU.
@@ -243,7 +243,7 @@ fn numbers_are_the_daemons_once_a_process_is_attached() {
     assert_eq!(attached(&record, "1"), "1");
     assert_eq!(attached(&record, "0"), "0");
     // The scheduler's own list, written again by a mom: the daemon has no number 2.
-    assert_eq!(attached(&record, "1,2"), "0,1");
+    assert_eq!(attached(&record, "1,2"), "0");
     record.names = Some(DeviceNames::Uuid);
     assert_eq!(attached(&record, "1"), "GPU-00000001");
 }

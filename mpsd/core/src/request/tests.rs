@@ -127,7 +127,7 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         MPS=off,MPS_MEM=4G,MPS_REPLICAS=4     -> MPS_REPLICAS=4: excludes MPS_MEM=4G; allowed: replicas alone (threads = 100/N, memory = total/N), or threads and memory
         MPS=per-gpu,MPS_BIND=none             -> MPS_BIND=none: with a daemon for each GPU a task sees one; allowed: block, cyclic, closest
         MPS=auto,MPS_BIND=block               -> MPS_BIND=block: auto may give the job no MPS, and then nothing binds its tasks; allowed: MPS=on
-        MPS=on,MPS_BIND=block+peers           -> MPS_BIND=block+peers: unknown word (did you mean MPS_BIND=block?); allowed: auto, block, cyclic, closest, none
+        MPS=on,MPS_BIND=block+peers           -> MPS_BIND=block+peers: unknown word; allowed: auto, block, cyclic, closest, none
         MPS=on,MPS_VISIBLE=keep               -> MPS_VISIBLE=keep: unknown word; allowed: auto, uuid, ordinal";
     assert_read(Syntax::Account, |text| Request::from_account(text), table);
 }
