@@ -222,6 +222,22 @@ fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
     cluster.check().ok();
 }
 
+/// Slurm's own lines name some programs that doctor has named.
+#[test]
+fn doctor_says_each_line_of_a_node_under_slurm_once() {
+    let cluster = Cluster::enabled();
+    let conf = cluster.path("etc/slurm.conf");
+    let setting = format!("[slurm]\nconf = \"{}\"", conf.display());
+    cluster.place.configure(&setting);
+    let ran = cluster.place.mpsctl(&["doctor", "--node", "n1"]);
+    ran.prints("has our line, 'optional'\n");
+    let mut lines: Vec<&str> = ran.out.lines().collect();
+    let said = lines.len();
+    lines.sort_unstable();
+    lines.dedup();
+    assert_eq!(lines.len(), said, "{ran:?}");
+}
+
 /// A test machine of a site whose slurm.conf is everywhere the same. This machine must have no GPU
 /// and no driver.
 #[test]

@@ -8,17 +8,14 @@ use mpsd::cli::reconcile::{Reconcile, ReportLine};
 use mpsd::node::nvml::Driver;
 use mpsd::node::worker::{NvmlWorker, Question};
 use mpsd::scheduler::ADMIN_VERBS;
-use mpsd::scheduler::node_check::{
-    NO_NVML, control, has_gpu, textfile, units, unless_proved, without_gpu,
-};
-use mpsd::scheduler::room::room;
+use mpsd::scheduler::node_check::{has_gpu, is_booted, node_check, textfile, unless_proved};
 use mpsd::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use mpsd::scheduler::setup::SetupContext;
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS, Mig};
 use mpsd_core::{Failure, Inventory};
 use nix::unistd::geteuid;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 const PROGRAMS: [&str; 4] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl"];
@@ -59,9 +56,11 @@ pub(super) fn check(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
         Some(broken) => CheckLine::unusable_config(broken),
     }];
     all.extend(PROGRAMS.map(|name| CheckLine::program(&context.programs.join(name), context.host)));
-    match has_gpu(context) {
-        true => all.extend(of_gpus(context)),
-        false => all.push(without_gpu(context.host)),
+    all.extend(node_check(context, || {
+        nvml(&context.programs.join("mpsd"), &context.settings.nvml)
+    }));
+    if has_gpu(context) {
+        all.extend(places(context));
     }
     // Also without a GPU: the node may have lost its only one, and be drained for that.
     match geteuid().is_root() {
@@ -72,28 +71,21 @@ pub(super) fn check(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
         false => {}
     }
     all.extend(schedulers(node, context));
-    // The schedulers' checks repeat some lines.
-    let mut told: Vec<CheckLine> = Vec::new();
-    for line in all {
-        if !told.contains(&line) && line.text() != NO_NVML {
-            told.push(line);
-        }
-    }
-    told
+    all.extend((context.standing)(&context.settings));
+    // Slurm's line and PBS name some of our programs again.
+    let mut told = HashSet::new();
+    all.retain(|line| told.insert(line.to_string()));
+    all
 }
 
-fn of_gpus(context: &SetupContext<'_>) -> Vec<CheckLine> {
+fn places(context: &SetupContext<'_>) -> Vec<CheckLine> {
     let settings = &context.settings;
-    let mut all = control(&settings.control, context.host);
-    all.extend(nvml(&context.programs.join("mpsd"), &settings.nvml));
-    all.extend(node_places::directories(&settings.paths));
-    all.extend(room(&settings.paths));
+    let mut all = node_places::directories(&settings.paths);
     all.extend(node_places::security());
-    all.extend(units(context.host, node_places::is_booted()));
     if geteuid().is_root() {
         all.push(node_places::cgroup(&settings.paths, &settings.cgroup));
     }
-    let textfile = node_places::is_booted().then(|| textfile(context.host));
+    let textfile = is_booted().then(|| textfile(context.host));
     all.extend(node_places::listed_by_all(settings, textfile.flatten()));
     all
 }
@@ -188,15 +180,13 @@ fn leftovers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
 
 fn schedulers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
     let checks = ADMIN_VERBS.iter();
-    let mut found = checks
+    let found: Vec<_> = checks
         .filter_map(|verbs| (verbs.check)(node, context))
-        .peekable();
-    if found.peek().is_some() {
-        return found.flatten().collect();
-    }
+        .collect();
     let none =
         "no Slurm, Torque or OpenPBS is found here: name it under [slurm] or [pbs] of mpsd.toml";
-    let mut all = (context.standing)(&context.settings);
-    all.push(Warn(none.to_owned()));
-    all
+    match found.is_empty() {
+        true => vec![Warn(none.to_owned())],
+        false => found.concat(),
+    }
 }

@@ -17,10 +17,6 @@ const LONGEST_NAMES: usize = "/".len() + 40 + "/pipe-15".len();
 const SELINUX: &str = "/sys/fs/selinux/enforce";
 const APPARMOR: &str = "/sys/kernel/security/apparmor/profiles";
 
-pub(super) fn is_booted() -> bool {
-    Path::new("/run/systemd/system").is_dir()
-}
-
 /// Checks the length of a pipe directory's path, and that every user can pass the directories above
 /// it.
 pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {

@@ -1,5 +1,6 @@
-//! The first lines of every scheduler's check: the node's programs, its NVML and our units. Without
-//! them every other line can pass and the first job that asks for MPS still drains the node.
+//! What `mpsctl doctor` and every scheduler's check say of the node: its programs, its NVML, its
+//! directories and our units. Without them every other line can pass, and the first job that asks
+//! for MPS still drains the node.
 
 use super::host::Host;
 use super::room::room;
@@ -18,7 +19,7 @@ const SERVER: &str = "nvidia-cuda-mps-server";
 const DRIVER: &str = "/proc/driver/nvidia/version";
 const MOST_OF_DRIVER: usize = 4096;
 const DRAINS: &str = "the first job that asks for MPS takes the node out of service";
-pub const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
+const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
 const NO_GPU_HOST: &str = "it has no NVIDIA GPU and no driver, but its scheduler offers GPUs here: take them out of its configuration";
 /// sd_booted(3).
 const BOOTED: &str = "/run/systemd/system";
@@ -45,22 +46,34 @@ const RUNS: [(&str, &str); 2] = [
     ("mpsd-metrics.service", "the numbers for Prometheus are old"),
 ];
 
-pub fn node_check(node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+/// What `mpsctl slurm check` and `mpsctl pbs check` say of `node` after the scheduler's `own` lines.
+pub fn with_node(own: Vec<CheckLine>, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+    let nvml = || match (ctx.inventory)(node) {
+        Ok(_) => vec![Pass("NVML answers".to_owned())],
+        Err(failure) => vec![unless_proved(&failure, || NO_NVML.to_owned())],
+    };
+    [own, node_check(ctx, nvml), (ctx.standing)(&ctx.settings)].concat()
+}
+
+/// `nvml`: the lines about NVML, on a host with a GPU.
+pub fn node_check(ctx: &SetupContext<'_>, nvml: impl FnOnce() -> Vec<CheckLine>) -> Vec<CheckLine> {
     if !has_gpu(ctx) {
         return vec![without_gpu(ctx.host)];
     }
     let mut all = control(&ctx.settings.control, ctx.host);
-    all.push(match (ctx.inventory)(node) {
-        Ok(_) => Pass("NVML answers".to_owned()),
-        Err(failure) => unless_proved(&failure, || NO_NVML.to_owned()),
-    });
+    all.extend(nvml());
     all.extend(room(&ctx.settings.paths));
-    all.extend(units(ctx.host, Path::new(BOOTED).is_dir()));
+    all.extend(units(ctx.host, is_booted()));
     all
 }
 
+/// Whether systemd runs here.
+pub fn is_booted() -> bool {
+    Path::new(BOOTED).is_dir()
+}
+
 /// A host without a GPU: a login host, or a node that lost its only GPU and still has the driver.
-pub fn without_gpu(host: &dyn Host) -> CheckLine {
+fn without_gpu(host: &dyn Host) -> CheckLine {
     match host.configuration(Path::new(DRIVER), MOST_OF_DRIVER) {
         Ok(None) => Pass("no NVIDIA GPU here: no job gets MPS on this host".to_owned()),
         Ok(Some(_)) | Err(_) => Warn(format!(
@@ -117,7 +130,7 @@ fn is_gpu_host(nvml: &str) -> bool {
     Path::new(nvml).is_absolute() || bus.any(|device| is_gpu(&device.path()))
 }
 
-pub fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
+fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
     let server = control.with_file_name(SERVER);
     let one = |program: &Path, means: &str, remedy: &str| match open_trusted(program) {
         Ok(_) if host.executable(program) => {
@@ -146,7 +159,7 @@ pub fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
     ]
 }
 
-pub fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
+fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
     if !booted {
         return vec![Warn(
             "systemd does not run here: nothing calls 'mpsctl reconcile' by itself; let cron do that every ten minutes".to_owned(),

@@ -19,7 +19,8 @@ const POLL: Duration = Duration::from_millis(500);
 pub struct AdminVerbs {
     pub command: fn() -> clap::Command,
     pub run: fn(&clap::ArgMatches, &SetupContext<'_>) -> Result<VerbReport, VerbError>,
-    /// Checks the scheduler's node of this name; `None`: the scheduler is not on this host.
+    /// The scheduler's own lines of the check of its node of this name; `None`: the scheduler is not
+    /// on this host.
     pub check: fn(&str, &SetupContext<'_>) -> Option<Vec<CheckLine>>,
 }
 
@@ -39,7 +40,7 @@ pub struct SetupContext<'a> {
 
 impl SetupContext<'_> {
     /// The option by which our programs find the configuration.
-    pub(crate) fn config_option(&self) -> Vec<String> {
+    pub fn config_option(&self) -> Vec<String> {
         let option = |path: &Path| vec!["--config".to_owned(), path.display().to_string()];
         self.config.map(option).unwrap_or_default()
     }

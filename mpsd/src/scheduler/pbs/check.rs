@@ -4,30 +4,21 @@
 use super::control::PbsNode;
 use super::{Installation, attribute, same_node};
 use crate::scheduler::control::Controller;
-use crate::scheduler::node_check::node_check;
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::SetupContext;
 
-pub(super) fn check(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+pub(super) fn check(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let (scheduler, mom) = (pbs.product.scheduler, pbs.mom_priv());
-    let node = ctx
-        .settings
-        .pbs
-        .node
-        .clone()
-        .unwrap_or_else(|| ctx.host.name());
     let mut all = vec![Pass(format!(
         "{scheduler} with its mom in '{}'",
         mom.display()
     ))];
     let programs = ["mps-prologue", "mps-epilogue", "mpsctl"];
     all.extend(programs.map(|name| CheckLine::program(&ctx.programs.join(name), ctx.host)));
-    all.extend(node_check(&node, ctx));
     (pbs.product.check)(pbs, ctx, &mut all);
-    all.push(operators(pbs, &node, ctx));
-    all.extend(old_note(pbs, &node, ctx));
+    all.push(operators(pbs, node, ctx));
+    all.extend(old_note(pbs, node, ctx));
     all.extend((!ctx.settings.pbs.auto_queues.is_empty()).then(left_out));
-    all.extend((ctx.standing)(&ctx.settings));
     all
 }
 

@@ -4,6 +4,7 @@
 use super::check::check;
 use super::{InstallOptions, Installation, Product, ProductOption};
 use crate::scheduler::call::Site;
+use crate::scheduler::node_check::with_node;
 use crate::scheduler::setup::{
     AdminVerbs, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root,
 };
@@ -30,7 +31,7 @@ enum PbsVerb {
     },
     /// Say what works, what could be better, and what is wrong, one line each
     ///
-    /// Exit status: 0 no FAIL; 1 a FAIL. As in doctor, a WARN works and could be better.
+    /// Exit status: 0 no FAIL; 2 a FAIL. As in doctor, a WARN works and could be better.
     Check(ProductOption),
     /// Read a request as the queuejob hook does: print it and the account without it, as JSON
     Request {
@@ -52,7 +53,7 @@ pub const VERBS: AdminVerbs = AdminVerbs {
     run,
     check: |_, ctx| {
         let here = installations(ctx).filter(Installation::is_here);
-        let checks: Vec<_> = here.map(|pbs| check(&pbs, ctx)).collect();
+        let checks: Vec<_> = here.map(|pbs| check(&pbs, &node(ctx), ctx)).collect();
         (!checks.is_empty()).then(|| checks.concat())
     },
 };
@@ -85,10 +86,17 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
         }
         PbsVerb::Check(product) => {
             broken?;
-            report = check(&find(product, ctx)?, ctx).into();
+            let (pbs, node) = (find(product, ctx)?, node(ctx));
+            report = with_node(check(&pbs, &node, ctx), &node, ctx).into();
         }
     }
     Ok(report)
+}
+
+/// This node's name in PBS.
+fn node(ctx: &SetupContext<'_>) -> String {
+    let named = ctx.settings.pbs.node.clone();
+    named.unwrap_or_else(|| ctx.host.name())
 }
 
 fn installations(ctx: &SetupContext<'_>) -> impl Iterator<Item = Installation> {

@@ -6,7 +6,7 @@ use super::gres::Gres;
 use super::installation::{Installation, Release, stamp_of};
 use super::stack::{Delivery, PLUGIN, Stack, WORDS, our_line};
 use crate::scheduler::call::{MARGIN, Program, within};
-use crate::scheduler::node_check::{has_gpu, node_check, offered_without_gpu};
+use crate::scheduler::node_check::{has_gpu, offered_without_gpu};
 use crate::scheduler::numbers::{List, Number, Numbers};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::SetupContext;
@@ -60,9 +60,7 @@ pub(super) fn check(
     all.push(check_prolog(conf, release));
     all.extend(check_settings(conf, ctx));
     all.extend(check_sluids(conf, release, ctx));
-    all.extend(node_check(node, ctx));
     all.extend(check_gpus(conf, node, ctx));
-    all.extend((ctx.standing)(&ctx.settings));
     if !plugins.is_dir() {
         let none = format!(
             "no '{}': install the package with the plugins",

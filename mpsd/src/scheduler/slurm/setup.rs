@@ -6,6 +6,7 @@ use super::conf::Conf;
 use super::installation::{Installation, Release, directories, stamp_of};
 use super::stack::{Delivery, PLUGIN, Stack, TAG, is_foreign, is_ours, our_line, second_line};
 use crate::scheduler::call::Site;
+use crate::scheduler::node_check::with_node;
 use crate::scheduler::setup::{
     AdminVerbs, CheckLine, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root,
 };
@@ -36,7 +37,7 @@ enum SlurmVerb {
     },
     /// Say what works, what could be better, and what is wrong, one line each
     ///
-    /// Exit status: 0 no FAIL; 1 a FAIL. As in doctor, a WARN works and could be better.
+    /// Exit status: 0 no FAIL; 2 a FAIL. As in doctor, a WARN works and could be better.
     Check(SlurmOptions),
 }
 
@@ -104,7 +105,9 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
         }
         SlurmVerb::Check(options) => {
             let (slurm, conf) = options.find(ctx)?;
-            check(&options.plugins, &slurm, &conf, &options.node(ctx), ctx).into()
+            let node = options.node(ctx);
+            let own = check(&options.plugins, &slurm, &conf, &node, ctx);
+            with_node(own, &node, ctx).into()
         }
     })
 }
