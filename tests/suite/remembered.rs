@@ -1,21 +1,17 @@
-//! A start uses what an earlier one knew of the GPUs. NVML is asked while the control daemon
-//! starts, and its answer decides.
+//! A start asks NVML, whatever an earlier one knew of the GPUs: only of those that the job does not
+//! get is that believed. A job that joins an MPS asks nothing.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
 use std::rc::Rc;
-use std::time::Duration;
 
-use mpsd::job::node::{Files as _, Role};
+use mpsd::job::node::Role;
 use mpsd::scheduler::{Exclusive, GpuName, GpuSource};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{ComputeMode, Gpu};
-use nix::sys::signal::Signal;
-use tests::double::look::wait_until;
-use tests::place::{Place, eventually, fast, kill};
+use tests::place::{Place, fast};
 use tests::sim::scenario::Scenario;
-use tests::sim::{Sim, Trouble, World, paths};
-use tests::stage::{USER, uid_of};
+use tests::sim::{Living, Sim, Trouble, World, paths};
 
 fn world(scenario: &Scenario) -> Rc<RefCell<World>> {
     Rc::new(RefCell::new(scenario.world()))
@@ -32,36 +28,19 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
     let exclusive: Otherwise = |gpu| gpu.mode = ComputeMode::ExclusiveProcess;
     let other: Otherwise = |gpu| gpu.memory_mib = Some(80_000);
     let cases = [
-        ("as before", (|_| {}) as Otherwise, false),
-        ("other GPUs", other, true),
-        ("another mode, which other jobs set", exclusive, false),
+        ("as before", (|_| {}) as Otherwise),
+        ("other GPUs", other),
+        ("another mode, which other jobs set", exclusive),
     ];
-    for (name, otherwise, again) in cases {
+    for (name, otherwise) in cases {
         let scenario = Scenario::new("second", "MPS=true,MPS_MEM=25%", 1).remembered(otherwise);
         let world = world(&scenario);
-        let mut node = Sim::well(&world);
-        node.begin(&scenario).expect(name);
-        // Each start leaves time for its rollback.
-        let kept = node.settings().teardown.as_millis() * 3 / 5;
-        if let [first, second] = node.start_ms[..] {
-            assert!(u128::from(second) + kept <= first.into(), "{name}");
-        }
-        assert_eq!(node.start_ms.len(), if again { 2 } else { 1 }, "{name}");
-        drop(node);
-        let daemons = record(&world, &scenario).daemons;
-        assert_eq!(daemons[0].memory[0].1, 143_771 / 4, "{name}");
-        assert_eq!(
-            world.borrow().inventory.gpus[0].mode,
-            ComputeMode::ExclusiveProcess,
-            "{name}"
-        );
-        let log = world.borrow().log.concat();
-        assert_eq!(
-            log.contains("its MPS is begun again"),
-            again,
-            "{name}: {log}"
-        );
-        let own = |p: &&tests::sim::Living| p.role == Role::Supervisor;
+        Sim::well(&world).begin(&scenario).expect(name);
+        let limits = record(&world, &scenario).daemons[0].memory.clone();
+        assert_eq!(limits[0].1, 143_771 / 4, "{name}");
+        let ledger = world.borrow().text(&paths().run().join("ledger"));
+        assert!(!ledger.expect("a ledger").contains("80000"), "{name}");
+        let own = |p: &&Living| p.role == Role::Supervisor;
         assert_eq!(
             world.borrow().processes.values().filter(own).count(),
             1,
@@ -73,36 +52,21 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
             scenario.world().picture(),
             "{name}"
         );
-        // The next start knows them.
-        Sim::well(&world).begin(&scenario).expect(name);
-        let log = world.borrow().log.concat();
-        assert_eq!(
-            log.matches("its MPS is begun again").count(),
-            usize::from(again),
-            "{name}: {log}"
-        );
     }
 }
 
 /// The journal names the process, from the announcement on: nothing else can end a start that its
 /// user has stopped.
 #[test]
-fn a_start_that_goes_on_after_nvml_has_answered_is_ended_by_its_jobs_end() {
+fn an_announced_start_that_goes_on_is_ended_by_its_jobs_end() {
     const STARTER: i32 = 7;
-    for otherwise in [
-        |_: &mut Gpu| {},
-        |gpu: &mut Gpu| gpu.memory_mib = Some(80_000),
-    ] {
-        let scenario = Scenario::new("announced", "MPS=true", 1)
-            .remembered(otherwise)
-            .announced();
-        let world = world(&scenario);
-        world.borrow_mut().starter = Some(STARTER);
-        Sim::well(&world).begin(&scenario).expect("it begins");
-        assert_eq!(world.borrow().starter, Some(STARTER));
-        assert!(Sim::well(&world).end(&scenario).is_clean());
-        assert_eq!(world.borrow().starter, None, "it goes on");
-    }
+    let scenario = Scenario::new("announced", "MPS=true", 1).announced();
+    let world = world(&scenario);
+    world.borrow_mut().starter = Some(STARTER);
+    Sim::well(&world).begin(&scenario).expect("it begins");
+    assert_eq!(world.borrow().starter, Some(STARTER));
+    assert!(Sim::well(&world).end(&scenario).is_clean());
+    assert_eq!(world.borrow().starter, None, "it goes on");
 }
 
 /// NVML takes its time for the first look at each GPU of a node.
@@ -192,7 +156,7 @@ fn a_job_that_joins_one_mps_of_two_plans_the_other_by_what_nvml_says() {
 }
 
 #[test]
-fn what_nvml_refuses_later_is_refused_or_left_out_as_if_it_had_been_asked_first() {
+fn what_nvml_refuses_is_refused_or_left_out_whatever_an_earlier_start_knew() {
     for (account, state) in [
         ("MPS=true,MPS_MEM=20G", RecordState::Refused),
         ("MPS=auto", RecordState::Unneeded),
@@ -217,82 +181,18 @@ fn what_nvml_refuses_later_is_refused_or_left_out_as_if_it_had_been_asked_first(
     }
 }
 
-/// On the double: the control daemon starts beside NVML, and no server starts before root has
-/// checked the GPUs.
+/// A job is to join its user's MPS. Meanwhile the other job has ended, so it must begin the MPS.
 #[test]
-fn no_server_starts_without_root() {
-    const SLOW_MS: u64 = 2_000;
-    /// Several times what a server takes to appear.
-    const A_SERVERS: Duration = Duration::from_millis(600);
-    let place = Place::new(fast(1).times(|times| times.nvml = SLOW_MS), "");
-    let mut prologue = place.start_torque("2.srv", "MPS=true", "0");
-    let socket = place.job("2.srv").join("pipe/control");
-    eventually("the control daemon is up before NVML is", || {
-        socket.exists()
-    });
-    let server = || !place.pids("nvidia-cuda-mps-server").is_empty();
-    assert!(
-        !wait_until(A_SERVERS, server),
-        "a server before its mode is set"
-    );
-    assert_eq!(place.node.modes(), ["default"], "NVML has not answered");
-    kill(prologue.pid(), Signal::SIGKILL);
-    prologue.wait();
-    let gone = || {
-        ["mpsd", "nvidia-cuda-mps-control"]
-            .iter()
-            .all(|name| place.pids(name).is_empty())
-    };
-    eventually("mpsd ends with the prologue, and its control daemon", gone);
-    place.torque_end("2.srv").ok();
-    place.assert_as_before("a prologue killed before the server may start");
-}
-
-/// On the double: the GPU's memory has changed since the last job.
-#[test]
-fn what_is_begun_again_is_whole() {
-    let place = Place::new(fast(1), "");
-    let ledger = place.path("run/ledger");
-    let mut told: serde_json::Value =
-        serde_json::from_slice(&fs::read(&ledger).expect("a ledger")).expect("JSON");
-    told["gpus"]["gpus"][0]["memory_mib"] = 80_000.into();
-    fs::write(&ledger, told.to_string()).expect("write");
-    place.begin("2.srv", "MPS=true,MPS_MEM=25%", "0");
-    for file in ["observations", "killed", "told"] {
-        assert!(place.job("2.srv").join(file).exists(), "{file}");
-    }
-    let named = |name| place.pids(name).len();
-    assert_eq!(
-        ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"].map(named),
-        [1, 1, 1]
-    );
-    let again = fs::read(&ledger).expect("a ledger");
-    assert!(
-        !String::from_utf8_lossy(&again).contains("80000"),
-        "NVML's answer is kept"
-    );
-    place.torque_end("2.srv").ok();
-    place.assert_as_before("a start that began again");
-}
-
-/// A job plans to join its user's MPS by the ledger. Meanwhile the other job has ended, so it must
-/// begin the MPS.
-#[test]
-fn a_shared_mps_is_begun_by_what_nvml_says() {
+fn a_job_that_was_to_join_an_mps_begins_it_if_that_has_ended() {
     let job = |number| {
         let all = Scenario::new("shared", "MPS=true", 1).config("[ceilings]\nmem = \"25%\"");
         let shared = all.devices(|devices| devices.exclusive = Exclusive::Shared(None));
         Scenario { number, ..shared }
     };
     let (first, second) = (job(1), job(2));
-    let other = job(2)
-        .remembered(|gpu| gpu.memory_mib = Some(80_000))
-        .ledger();
     let up = world(&first);
     Sim::well(&up).begin(&first).expect("the first");
-    up.borrow_mut()
-        .put(paths().run().join("ledger"), other.expect("a ledger"));
-    let mut refused = 0;
+    let mut began = 0;
     for at in 0.. {
         let world = Rc::new(RefCell::new(up.borrow().clone()));
         let ends = first.clone();
@@ -300,48 +200,19 @@ fn a_shared_mps_is_begun_by_what_nvml_says() {
             // It may meet the other's lock.
             Sim::well(world).end(&ends);
         });
-        let begun = node.begin(&second);
+        node.begin(&second)
+            .unwrap_or_else(|why| panic!("{at}: {why:?}"));
         let points = node.points();
         drop(node);
-        let journal = world.borrow().journal(&second.mps_id());
-        match begun {
-            Ok(()) => {
-                let limits = journal.expect("an MPS").daemons[0].memory.clone();
-                assert_eq!(limits[0].1, 143_771 / 4, "{at}");
-            }
-            Err(failed) => {
-                assert!(
-                    failed.failure.to_string().contains("have changed"),
-                    "{at}: {failed:?}"
-                );
-                assert!(failed.findings.is_clean(), "{at}: {failed:?}");
-                refused += 1;
-            }
-        }
+        let journal = world.borrow().journal(&second.mps_id()).expect("an MPS");
+        assert_eq!(journal.daemons[0].memory[0].1, 143_771 / 4, "{at}");
+        let log = world.borrow().log.concat();
+        began += usize::from(log.contains("begun for job 2"));
         if at >= points {
             break;
         }
     }
-    assert!(refused > 0, "it never met the end of the other job");
-}
-
-/// A process of the same user starts the server while root waits for NVML.
-#[test]
-fn a_server_that_its_user_starts_too_early_harms_that_job_alone() {
-    for (number, account, code) in [(2, "MPS=true", 0), (3, "MPS=true,MPS_THREADS=25", 2)] {
-        let job = format!("{number}.srv");
-        // A failed prologue of Torque uses its whole time.
-        let place = Place::new(fast(1).times(|times| times.nvml = 1_500), "deadline_s = 8");
-        let mut prologue = place.start_torque(&job, account, "0");
-        let socket = place.job(&job).join("pipe/control");
-        eventually("the control daemon", || socket.exists());
-        place.say(&job, &format!("start_server -uid {}", uid_of(USER)));
-        assert_eq!(prologue.wait(), Some(code), "{account}");
-        assert_eq!(place.node.modes(), ["default"], "{account}");
-        place.torque_end(&job).ok();
-        place.assert_not_drained(account);
-        place.assert_as_before(account);
-    }
+    assert!(began > 0, "it never met the end of the other job");
 }
 
 /// As NVML tells a step that has the second of two GPUs.
@@ -403,7 +274,7 @@ fn what_nvml_tells_a_step_is_kept_for_no_other_start() {
 
 /// The same step with a daemon of its own.
 #[test]
-fn a_step_is_begun_once_by_what_its_node_is_known_to_have() {
+fn a_step_counts_its_gpus_as_nvml_tells_them_to_it() {
     let step = Scenario::new("step", "MPS=true,MPS_MEM=25%", 2)
         .step()
         .remembered(|_| {});
@@ -413,32 +284,32 @@ fn a_step_is_begun_once_by_what_its_node_is_known_to_have() {
     let world = world(&step);
     own_gpu_alone(&world);
     Sim::well(&world).begin(&step).expect("the step");
-    let log = world.borrow().log.concat();
-    assert!(!log.contains("begun again"), "{log}");
     assert_eq!(record(&world, &step).gpus[0].index, 0, "its tasks count so");
 }
 
 #[test]
-fn no_server_starts_for_a_job_that_ends_while_nvml_is_asked() {
-    let scenario = Scenario::new("second", "MPS=true", 1).remembered(|_| {});
-    let id = scenario.id();
-    for at in 0.. {
+fn no_daemon_starts_for_a_job_that_ends_while_its_gpus_are_claimed() {
+    let scenario = Scenario::new("first", "MPS=true", 1);
+    let (mut at, mut claimed) = (0, 0);
+    loop {
         let world = world(&scenario);
-        let (ends, job) = (scenario.clone(), id.clone());
-        let asked = Rc::new(Cell::new(false));
-        let is_asked = Rc::clone(&asked);
+        let ends = scenario.clone();
+        let (is_claimed, is_up) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+        let seen = (Rc::clone(&is_claimed), Rc::clone(&is_up));
         let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
-            is_asked.set(
-                world
-                    .borrow()
-                    .has_process(&job, |p| p.role == Role::Supervisor),
-            );
+            seen.0
+                .set(world.borrow().accounts().values().any(Option::is_some));
+            seen.1.set(!world.borrow().processes.is_empty());
             Sim::well(world).end(&ends);
         });
         node.begin(&scenario).ok();
-        if asked.get() {
-            assert!(!world.borrow().let_start.contains(&id), "point {at}");
+        if is_up.get() {
             break;
         }
+        // At the last of these points the start has looked already.
+        let none = world.borrow().spawned == scenario.world().spawned;
+        claimed += usize::from(is_claimed.get() && none);
+        at += 1;
     }
+    assert!(claimed > 1, "{claimed}");
 }

@@ -34,8 +34,6 @@ pub fn run() -> Result<(), String> {
     let mut report = inherited(REPORT_FD, "report")?;
     let mut observer = observer::Observer::open(&spec);
     let mut events = events::Events::new()?;
-    let gate = report.try_clone();
-    events.gate = Some(gate.map_err(|e| format!("descriptor {REPORT_FD}: {e}"))?);
     observer.log = logs::UserLog::open(&spec);
     // If the prologue has gone, the job's MPS continues until the epilogue.
     let mut report_start = |what: &StartReport| drop(send(&mut report, what));

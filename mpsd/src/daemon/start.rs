@@ -99,20 +99,14 @@ fn with_cause(reason: Unready, running: &mut [Running]) -> Unready {
 }
 
 fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Result<(), Unready> {
-    let mut end = Deadline::after_ms(spec.start_ms);
+    let end = Deadline::after_ms(spec.start_ms);
     for daemon in &spec.daemons {
         running.push(spawn(spec, daemon, events)?);
     }
     loop {
         let mut again = false;
-        let was_closed = events.gate.is_some();
-        let may_start = events.is_gate_open()?;
-        if was_closed && may_start {
-            // The time that root took is not to count as the server's.
-            end = Deadline::after_ms(spec.start_ms);
-        }
         for daemon in running.iter_mut() {
-            again |= advance(spec, daemon, may_start, end)?;
+            again |= advance(spec, daemon, true, end)?;
         }
         if running.iter().all(|r| r.server.is_some()) {
             let sockets = running.iter_mut().map(|daemon| &mut daemon.watches.socket);
@@ -121,11 +115,7 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
         }
         let left = end.remaining();
         if left.is_zero() {
-            let stuck = match may_start {
-                true => stuck(running),
-                false => "mps-prologue has not let the servers start",
-            };
-            let why = format!("not ready after {} ms: {stuck}", spec.start_ms);
+            let why = format!("not ready after {} ms: {}", spec.start_ms, stuck(running));
             return Err(why.into());
         }
         if events.wait(
@@ -165,11 +155,12 @@ pub fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Runnin
     })
 }
 
-/// True: try again after [`RETRY`], without an event.
+/// True: try again after [`RETRY`], without an event. `listens`: a socket in its pipe directory is
+/// its own.
 pub fn advance(
     spec: &Spec,
     running: &mut Running,
-    may_start: bool,
+    listens: bool,
     end: Deadline,
 ) -> Result<bool, Unready> {
     running.lines();
@@ -178,7 +169,7 @@ pub fn advance(
         return Err(format!("the control daemon ended ({end}) before it was ready").into());
     }
     if !running.configured {
-        return if may_start {
+        return if listens {
             ask(spec, running, end)
         } else {
             Ok(false)

@@ -11,7 +11,7 @@ use super::journal::Journal;
 use super::ledger;
 use super::node::{LockGuard, Node, Role, Severity};
 use super::outcome;
-use super::planned::{Supposed, make_plan};
+use super::planned::make_plan;
 use super::shared;
 use super::spec::Spec;
 use super::store::Store as _;
@@ -90,7 +90,7 @@ fn start<N: Node>(
         true => take_over(node, job, when)?,
         false => None,
     };
-    let (settings, plan, supposed) = match make_plan(node, job, scheduled) {
+    let (settings, plan) = match make_plan(node, job, scheduled) {
         Err(Failure::Refusal(refusal)) if auto::may_do_without(&job.request) => {
             return leave_out(node, job, when, early, &refusal.to_string());
         }
@@ -116,18 +116,15 @@ fn start<N: Node>(
         },
         record: plan.record,
         shared: plan.shared,
-        supposed,
         verify: plan.verify.then_some(job.deadline),
         user_was_here: false,
         began,
         _held: held,
     };
-    if start.supposed.is_none() || !start.shared.is_empty() {
-        start.say_notes(node, &plan.notes);
-    }
+    start.say_notes(node, &plan.notes);
     // A begin of a shared MPS includes its proof, which takes longer than the caller may wait.
     let goes_on = when == ReturnWhen::Started && !start.shared.is_empty();
-    let carried_out = start.or_undo(node, |start, node| {
+    start.or_undo(node, |start, node| {
         start.tell_tasks(node, RecordState::Starting)?;
         bounds::expect_few_steps(node, job)?;
         if goes_on {
@@ -135,24 +132,7 @@ fn start<N: Node>(
         } else {
             start.carry_out(node)
         }
-    });
-    match carried_out {
-        Ok(()) => {}
-        // NVML's answer led to the refusal, and nothing is left of what was begun.
-        Err(FailedStart {
-            failure: Failure::Refusal(refusal),
-            findings,
-            job_ended: false,
-            ..
-        }) if start.supposed.is_some()
-            && findings.is_clean()
-            && auto::may_do_without(&job.request) =>
-        {
-            drop(start);
-            return leave_out(node, job, when, None, &refusal.to_string());
-        }
-        Err(failed) => return Err(failed),
-    }
+    })?;
     match when {
         ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, false),
         ReturnWhen::Started => start.finish_alone(node, job),
@@ -277,19 +257,10 @@ fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
 /// The caller has made its directory, and `held` is its lock.
 fn begin_shared(
     node: &mut impl Node,
-    member: &Start<'_>,
+    member: &Start,
     plan: &Plan,
     held: LockGuard,
 ) -> Result<Journal, FailedStart> {
-    if let Some(supposed) = &member.supposed {
-        let (_, now) = supposed.plan_again(node, &plan.record)?;
-        let is_its =
-            |now: &Plan| now.effects == plan.effects && now.record.daemons == plan.record.daemons;
-        if !now.shared.iter().any(is_its) {
-            let why = "this node's GPUs have changed since an earlier job";
-            return Err(Undetermined::new(format!("shared MPS {}", plan.record.job), why).into());
-        }
-    }
     let Record {
         job, gpus, daemons, ..
     } = plan.record.clone();
@@ -317,7 +288,6 @@ fn begin_shared(
         },
         record: plan.record.clone(),
         shared: Vec::new(),
-        supposed: None,
         verify: None,
         user_was_here: false,
         began: Instant::now(),
@@ -333,14 +303,12 @@ fn begin_shared(
     Ok(start.journal)
 }
 
-struct Start<'a> {
+struct Start {
     journal: Journal,
     spec: Spec,
     record: Record,
     /// The plans of the shared MPS that it joins.
     shared: Vec<Plan>,
-    /// Until NVML has been asked.
-    supposed: Option<Supposed<'a>>,
     /// Run `mps-probe` until then.
     verify: Option<Deadline>,
     /// Its user had another process on the node when `mpsd` started.
@@ -349,7 +317,7 @@ struct Start<'a> {
     _held: LockGuard,
 }
 
-impl Start<'_> {
+impl Start {
     fn say_notes(&self, node: &mut impl Node, notes: &[String]) {
         let job = &self.journal.job;
         for warning in &self.record.warnings {
@@ -431,69 +399,11 @@ impl Start<'_> {
                 expect_its_job(node, &journal.job)?;
                 journal.supervisor = Some(node.start_daemon(journal, &self.spec)?);
                 node.write_journal(journal)?;
-                // Costs nothing: NVIDIA's program and NVML take longer to start.
+                // Costs nothing: NVIDIA's program takes longer to start.
                 self.user_was_here = node.user_is_here(journal);
-                self.confirm(node)?;
             }
         }
         Ok(())
-    }
-
-    /// Makes the plan again, with NVML's GPUs. Another plan means that the GPUs have changed since
-    /// an earlier start. Then this undoes what was begun, and the start begins again.
-    fn confirm(&mut self, node: &mut impl Node) -> Result<(), FailedStart> {
-        let Some(supposed) = &self.supposed else {
-            return Ok(());
-        };
-        let (settings, plan) = supposed.plan_again(node, &self.record)?;
-        expect_its_job(node, &self.journal.job)?;
-        let spec = Spec {
-            start_ms: self.spec.start_ms,
-            command_ms: self.spec.command_ms,
-            outside: self.spec.outside,
-            ..Spec::new(&settings, &plan, supposed.job.deadline)
-        };
-        let begun = self.journal.begun;
-        // By their UUIDs, which the specification has: a step's GPUs have other numbers.
-        let is_its = spec == self.spec
-            && plan.minors == self.journal.minors
-            && plan.effects.get(..begun) == self.journal.plan.get(..begun);
-        let mut journal = Journal {
-            programs: self.journal.programs.clone(),
-            starter: self.journal.starter,
-            began: self.journal.began,
-            ..Journal::new(supposed.job, &settings, &plan)
-        };
-        let mut deadline = supposed.job.deadline;
-        if is_its {
-            journal.begun = begun;
-            journal.cgroup.clone_from(&self.journal.cgroup);
-            journal.supervisor = self.journal.supervisor;
-        } else {
-            let job = &self.journal.job;
-            let line = format!(
-                "job {job}: this node's GPUs have changed since an earlier job: its MPS is begun again"
-            );
-            node.log(Severity::Info, &line);
-            let why = "what was begun for the GPUs of an earlier job cannot be taken down";
-            let findings = undo::undo_effects(node, &self.journal);
-            for note in findings.allow_start(format!("job {job}"), why)?.notes {
-                node.log(Severity::Info, &format!("job {job}: {note}"));
-            }
-            node.forget_told(job)?;
-            node.check_control(&settings.control)?;
-            journal.programs = Some(node.programs(&settings.control));
-            // The time kept for a rollback may be used up, and this start may need one, too.
-            deadline = deadline.less(node.settings().teardown);
-        }
-        // The time that NVML took is not to count as the server's.
-        self.spec = Spec::new(&settings, &plan, deadline);
-        self.journal = journal;
-        self.verify = plan.verify.then_some(supposed.job.deadline);
-        (self.record, self.shared) = (plan.record, plan.shared);
-        self.supposed = None;
-        self.say_notes(node, &plan.notes);
-        Ok(self.tell_tasks(node, RecordState::Starting)?)
     }
 
     /// Proves what was started and tells the job's tasks; `alone`: no caller waits for this
@@ -543,7 +453,6 @@ impl Start<'_> {
     }
 
     fn prove(&mut self, node: &mut impl Node) -> Result<(), Failure> {
-        node.let_servers_start(&self.journal);
         let proved = node
             .await_ready(&self.journal, &self.spec)
             .map_err(|failure| {

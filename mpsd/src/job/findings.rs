@@ -24,9 +24,9 @@ impl Findings {
     }
 
     /// For what had to be taken down before `what` begins. Any finding fails the start.
-    pub(super) fn allow_start(self, what: String, why: &str) -> Result<Self, FailedStart> {
+    pub(super) fn allow_start(self, what: String, why: &str) -> Result<(), FailedStart> {
         if self.is_clean() {
-            return Ok(self);
+            return Ok(());
         }
         Err(FailedStart {
             findings: self,

@@ -221,11 +221,8 @@ pub trait Daemons {
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure>;
     /// Removes the job's cgroup, and ours above it if that is empty then.
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure>;
-    /// Starts `mpsd` as the job's user. It starts the control daemons, and waits with their
-    /// servers.
+    /// Starts `mpsd` as the job's user, which starts the control daemons and their servers.
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
-    /// Lets it start the servers.
-    fn let_servers_start(&mut self, journal: &Journal);
     /// Waits for its report and proves what root can prove of it. Returns the control daemons and
     /// servers, as root saw them.
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure>;

@@ -11,94 +11,48 @@ use crate::plan::effects::Plan;
 use crate::plan::{decide, tasks};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
-use mpsd_core::record::Record;
 use mpsd_core::script;
-use mpsd_core::{Failure, GpuUuid, Inventory};
+use mpsd_core::{Failure, Inventory};
 
-/// Makes the plan for these GPUs.
-pub(super) type Decide<'a> = Box<dyn Fn(&Inventory) -> Result<(Settings, Plan), Failure> + 'a>;
-
-/// A start planned with the GPUs in the ledger. NVML confirms them while the control daemon comes
-/// up, or before a shared MPS is begun.
-pub(super) struct Supposed<'a> {
-    pub job: &'a Job,
-    pub known: Inventory,
-    pub again: Decide<'a>,
-}
-
-impl Supposed<'_> {
-    /// The plan that NVML's answer leads to. It is asked for the GPUs of this plan alone, unless
-    /// they have changed.
-    pub fn plan_again(
-        &self,
-        node: &mut impl Node,
-        plan: &Record,
-    ) -> Result<(Settings, Plan), Failure> {
-        let now = node.inventory_again(&self.known, &uuids(plan))?;
-        remember(node, self.job, &now);
-        (self.again)(&now)
-    }
-}
-
-/// The settings and the plan. If NVML has not been asked yet, also how to make the plan again.
-pub(super) fn make_plan<'a>(
+/// The settings and the plan, by what NVML says of the job's GPUs.
+pub(super) fn make_plan(
     node: &mut impl Node,
-    job: &'a Job,
+    job: &Job,
     scheduled: &impl Scheduled,
-) -> Result<(Settings, Plan, Option<Supposed<'a>>), Failure> {
+) -> Result<(Settings, Plan), Failure> {
     expect_healthy_node(node, job)?;
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
-    let script = (!job.by_site).then(|| scheduled.script()).flatten();
-    let decide: Decide<'a> = Box::new(move |inventory: &Inventory| {
-        let (settings, mut plan) = decide(&job.case(&devices, inventory))?;
-        let advice = script
-            .as_ref()
-            .map(|script| script::advice(script, &plan.record));
-        let advice = advice
-            .into_iter()
-            .flatten()
-            .map(|line| format!("warning: {line}"));
-        plan.record.warnings.extend(advice);
-        Ok((settings, plan))
-    });
+    let plan_for = |inventory: &Inventory| decide(&job.case(&devices, inventory));
     let known = Ledger::read(node).gpus;
-    let known = known.and_then(|known| Some((decide(&known).ok()?, known)));
-    // A job that only joins needs no NVML, which takes longer to load than all the rest.
-    let joins = known
-        .as_ref()
-        .is_some_and(|((_, plan), _)| shared::are_up(node, plan));
-    if !joins {
-        let gpus = known.as_ref().map(|((_, plan), _)| uuids(&plan.record));
-        node.prepare_nvml(&gpus.unwrap_or_default());
-    }
-    let (settings, plan, supposed) = match known {
-        Some(((settings, plan), known)) if joins || plan.shared.is_empty() => {
-            let again = decide;
-            (settings, plan, Some(Supposed { job, known, again }))
+    let known = known.and_then(|known| Some((plan_for(&known).ok()?, known)));
+    let (settings, mut plan) = match known {
+        // NVML takes longer to load than all the rest of a join.
+        Some((made, _)) if shared::are_up(node, &made.1) => made,
+        Some(((_, plan), known)) => {
+            let gpus = plan.record.gpus.iter().map(|gpu| gpu.uuid.clone());
+            let now = node.inventory_again(&known, &gpus.collect::<Vec<_>>())?;
+            remember(node, job, &now);
+            plan_for(&now)?
         }
-        _ => {
-            let (settings, plan) = decide(&look_at_gpus(node, job)?)?;
-            (settings, plan, None)
+        None => {
+            let now = node.inventory()?;
+            remember(node, job, &now);
+            plan_for(&now)?
         }
     };
+    if let Some(script) = (!job.by_site).then(|| scheduled.script()).flatten() {
+        let advice = script::advice(&script, &plan.record).into_iter();
+        let advice = advice.map(|line| format!("warning: {line}"));
+        plan.record.warnings.extend(advice);
+    }
     node.check_control(&settings.control)?;
-    Ok((settings, plan, supposed))
+    Ok((settings, plan))
 }
 
-fn uuids(plan: &Record) -> Vec<GpuUuid> {
-    plan.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
-}
-
-/// Asks NVML, and keeps the answer for later starts unless this is a step's. slurmstepd is inside
-/// the device limits of its job (docs/facts/slurm.md#callbacks-of-a-plugin), where NVML may list
-/// that job's GPUs alone, counted from 0.
-fn look_at_gpus(node: &mut impl Node, job: &Job) -> Result<Inventory, Failure> {
-    let inventory = node.inventory()?;
-    remember(node, job, &inventory);
-    Ok(inventory)
-}
-
+/// Keeps NVML's answer for later starts unless this is a step's. slurmstepd is inside the device
+/// limits of its job (docs/facts/slurm.md#callbacks-of-a-plugin), where NVML may list that job's
+/// GPUs alone, counted from 0.
 fn remember(node: &mut impl Node, job: &Job, inventory: &Inventory) {
     if !job.submission.step {
         ledger::remember_gpus(node, inventory);

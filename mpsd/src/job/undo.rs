@@ -35,8 +35,7 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     findings
 }
 
-/// As [`undo`], but the job's directory stays, with its lock.
-pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings {
+fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = Findings::default();
     let started = journal.has_begun(&Effect::StartDaemon);
     if started {
@@ -59,11 +58,6 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     }
     if started {
         stop_strangers(node, journal, &mut findings);
-    }
-    // We start no server before its GPU is claimed, so that a start that fails without NVML leaves
-    // nothing.
-    let claims = |effect: &Effect| matches!(effect, Effect::ClaimGpu { .. });
-    if started && journal.to_undo().any(claims) {
         for gpu in &journal.gpus {
             look_for_contexts(node, journal, &gpu.uuid, &mut findings);
         }

@@ -9,7 +9,7 @@ use super::{failure, site_directory, unless_scarce};
 use crate::job::Journal;
 use crate::job::journal::{ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Role, Severity};
-use crate::job::spec::{GO, OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
+use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
 use crate::job::store::Store as _;
 use crate::scheduler::node_check::unless_no_gpu_host;
 use mpsd_core::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
@@ -27,7 +27,6 @@ use mpsd_sys::files::Dir;
 use mpsd_sys::guard::detach;
 use mpsd_sys::process::Process;
 use mpsd_sys::spawn::Identity;
-use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -140,13 +139,6 @@ impl Daemons for RealNode {
         };
         self.started = Some(Started { child, report });
         Ok(process)
-    }
-
-    fn let_servers_start(&mut self, _: &Journal) {
-        // If this does not arrive, `mpsd` waits out its time and reports that.
-        if let Some(mut started) = self.started.as_ref().map(|started| &started.report) {
-            let _ = started.write_all(GO);
-        }
     }
 
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure> {

@@ -43,9 +43,8 @@ pub enum Effect {
         /// Number of the daemon, from 0.
         daemon: usize,
     },
-    /// Start `mpsd` as the job's user, which starts the control daemons. It starts their servers
-    /// when root has looked at the GPUs and set their modes, and then proves every daemon ready.
-    /// Inverse: the teardown ladder.
+    /// Start `mpsd` as the job's user, which starts the control daemons and their servers, and
+    /// proves every daemon ready. Inverse: the teardown ladder.
     #[display("start mpsd as the job's user")]
     StartDaemon,
 }

@@ -217,8 +217,7 @@ impl Draft<'_> {
             daemons: vec![daemon.clone()],
             ..Record::closed(id, uid, RecordState::Starting, String::new())
         };
-        let mut effects = begin_daemons(self.settings, 1);
-        effects.push(Effect::ClaimGpu { gpu });
+        let effects = begin_daemons(self.settings, 1, vec![Effect::ClaimGpu { gpu }]);
         Plan {
             record,
             effects,
@@ -291,20 +290,16 @@ fn effects(
     daemons: usize,
     notes: &mut Vec<String>,
 ) -> Vec<Effect> {
-    let mut effects = match draft.shared {
-        true => Vec::new(),
-        false => begin_daemons(draft.settings, daemons),
-    };
-    // These run while the control daemon comes up.
+    if draft.shared {
+        let uuids = draft.gpus.iter().map(|gpu| gpu.uuid.clone());
+        return uuids.map(|gpu| Effect::JoinShared { gpu }).collect();
+    }
+    let mut claims = Vec::new();
     for gpu in &draft.gpus {
         let uuid = gpu.uuid.clone();
-        if draft.shared {
-            effects.push(Effect::JoinShared { gpu: uuid });
-            continue;
-        }
-        effects.push(Effect::ClaimGpu { gpu: uuid });
+        claims.push(Effect::ClaimGpu { gpu: uuid });
         match why_mode_stays(case, draft.settings, gpu) {
-            None => effects.push(Effect::SetComputeMode {
+            None => claims.push(Effect::SetComputeMode {
                 gpu: gpu.uuid.clone(),
                 mode: ComputeMode::ExclusiveProcess,
             }),
@@ -314,14 +309,15 @@ fn effects(
             )),
         }
     }
-    effects
+    begin_daemons(draft.settings, daemons, claims)
 }
 
-fn begin_daemons(settings: &Settings, count: usize) -> Vec<Effect> {
+/// No daemon starts before its GPUs are claimed, and their modes set.
+fn begin_daemons(settings: &Settings, count: usize, claims: Vec<Effect>) -> Vec<Effect> {
     let cgroup = (settings.cgroup != Cgroup::None).then_some(Effect::MakeCgroup);
     let directories = (0..count).map(|daemon| Effect::MakeDirectories { daemon });
     let effects = cgroup.into_iter().chain(directories);
-    effects.chain([Effect::StartDaemon]).collect()
+    effects.chain(claims).chain([Effect::StartDaemon]).collect()
 }
 
 fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'static str> {

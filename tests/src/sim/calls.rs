@@ -155,10 +155,6 @@ impl Daemons for Sim {
         Ok(reference(pid))
     }
 
-    fn let_servers_start(&mut self, journal: &Journal) {
-        self.step(|world| world.let_start.insert(journal.job.clone()));
-    }
-
     fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<Vec<ProcessRef>, Failure> {
         self.call("await_ready")?;
         self.step(World::settle);

@@ -56,8 +56,6 @@ pub struct World {
     pub remarks: Vec<String>,
     pub requeued: Vec<JobId>,
     pub no_room: bool,
-    /// Root has allowed the servers of these jobs to start (`let_servers_start`).
-    pub let_start: BTreeSet<JobId>,
     pub proved: BTreeSet<JobId>,
     /// The jobs through whose daemons `mps-probe` ran.
     pub probed: BTreeSet<JobId>,
@@ -164,9 +162,8 @@ impl World {
                 self.processes.remove(&pid);
                 continue;
             }
-            let may = |role| role == Role::Control || self.let_start.contains(&mpsd.job);
             let lacks = |role| !self.has_process(&mpsd.job, |p| p.role == role);
-            let starts = |role: &Role| !self.stillborn && may(*role) && lacks(*role);
+            let starts = |role: &Role| !self.stillborn && lacks(*role);
             let starting: Vec<Role> = [Role::Control, Role::Server]
                 .into_iter()
                 .filter(starts)
@@ -186,7 +183,6 @@ impl World {
     /// A start of `job` begins or has failed, so what was proved of an earlier one no longer
     /// counts.
     pub fn forget_proof(&mut self, job: &JobId) {
-        self.let_start.remove(job);
         self.proved.remove(job);
         self.probed.remove(job);
     }
