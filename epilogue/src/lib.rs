@@ -5,15 +5,13 @@
 //! and in which order.
 #![forbid(unsafe_code)]
 
+use batch::{self, Budget, CallOptions, Input, Program, Scheduler, Site, Submission, ThisHost};
 use clap::Parser;
 use mpsd::cli;
 use mpsd::job::report_text;
 use mpsd::job::{self, Ending, evidence};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
-use mpsd::scheduler::{
-    self, Budget, CallOptions, Input, Program, Scheduler, Site, Submission, ThisHost,
-};
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::guard;
@@ -36,7 +34,7 @@ const BROKEN: u8 = guard::FAULT;
 #[command(name = "mps-epilogue", version = cli::version(), after_help = cli::examples::of("mps-epilogue"))]
 pub struct Arguments {
     /// The batch system; without it, found from the number of arguments and the environment.
-    #[arg(long, value_parser = scheduler::by_name())]
+    #[arg(long, value_parser = batch::by_name())]
     pub scheduler: Option<Scheduler>,
     /// Configuration; a file of root's. Only its directories are needed: the job's journal has the
     /// rest.
@@ -74,7 +72,7 @@ pub fn main() -> u8 {
         terminal: false,
     };
     let step = arguments.step.as_deref();
-    let submission = scheduler::read(&input, &ThisHost).and_then(|job| Ok(job.of_step(step)?));
+    let submission = batch::read(&input, &ThisHost).and_then(|job| Ok(job.of_step(step)?));
     let code = match submission {
         Ok(submission) => clean(&arguments, &submission, &input),
         Err(failure) => {
@@ -105,7 +103,7 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
     if jobs.is_empty() {
         return 0;
     }
-    let system = scheduler::of(submission.scheduler);
+    let system = batch::of(submission.scheduler);
     let shown = system.shows_end();
     let limit = system.time_limit(input, submission.step, &Site::of(&settings));
     let budget = Budget::new(settings.deadline, limit);

@@ -3,16 +3,15 @@
 //!
 //! The modules, in layer order; each imports only from those above it (a test holds this):
 //!
-//! 1. [`scheduler`]: what Slurm, Torque and OpenPBS say of a job, a folder each.
-//! 2. [`plan`]: request + settings + inventory → plan or refusal. Pure.
-//! 3. [`job`]: the life of a job: how it begins and ends, what is remembered of it. Generic over
+//! 1. [`plan`]: request + settings + inventory → plan or refusal. Pure.
+//! 2. [`job`]: the life of a job: how it begins and ends, what is remembered of it. Generic over
 //!    the node.
-//! 4. [`node`]: this node, as root changes it: NVML, directories, processes, cgroups.
-//! 5. [`daemon`]: the daemon `mpsd`, run as the job's user.
-//! 6. [`cli`]: what the programs share: command lines, and what they tell.
+//! 3. [`node`]: this node, as root changes it: NVML, directories, processes, cgroups.
+//! 4. [`daemon`]: the daemon `mpsd`, run as the job's user.
+//! 5. [`cli`]: what the programs share: command lines, and what they tell.
 //!
-//! Below them are two crates: [`mpsd_sys`], the kernel, and [`mpsd_core`], the words that all of
-//! them share, and the plugin with them.
+//! Below them are three crates: [`batch`], what Slurm, Torque and OpenPBS say of a job, [`mpsd_sys`],
+//! the kernel, and [`mpsd_core`], the words that all of them share, and the plugin with them.
 #![deny(unsafe_code)]
 #![allow(missing_docs, missing_debug_implementations)]
 
@@ -21,4 +20,3 @@ pub mod daemon;
 pub mod job;
 pub mod node;
 pub mod plan;
-pub mod scheduler;

@@ -4,6 +4,11 @@
 //! [`mpsd::job::begin`] has what it does to the node, and in which order.
 #![forbid(unsafe_code)]
 
+use batch::drain::{self, Place};
+use batch::{
+    self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached,
+    UserRef,
+};
 use clap::Parser;
 use mpsd::cli;
 use mpsd::cli::job_arguments::{Asked, JobArguments};
@@ -14,11 +19,6 @@ use mpsd::job::report::JobOutcome;
 use mpsd::job::{self, Ending, Job, ReturnWhen, Scheduled, outcome};
 use mpsd::node::log::complain;
 use mpsd::node::real::{RealNode, find_user};
-use mpsd::scheduler::drain::{self, Place};
-use mpsd::scheduler::{
-    self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached,
-    UserRef,
-};
 use mpsd_core::Failure;
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::Fault;
@@ -127,7 +127,7 @@ impl Prologue {
 
     /// A child does all further work, so that its crash becomes an exit code.
     fn guarded(&self, input: Input<'_>, submission: &Submission, asked: Asked) -> u8 {
-        let system = scheduler::of(submission.scheduler);
+        let system = batch::of(submission.scheduler);
         let node = submission.node_name(&ThisHost);
         let budget = self.budget(&input, system, &node, submission.step);
         guard::run_guarded(NAME, Deadline::after(budget.whole), || {
@@ -168,7 +168,7 @@ impl Prologue {
 
     fn start(&self, input: Input<'_>, job: &Job) -> u8 {
         let (submission, wait) = (&job.submission, self.arguments.wait);
-        let system = scheduler::of(submission.scheduler);
+        let system = batch::of(submission.scheduler);
         if system.facts().may_skip_epilogue {
             let limit = job.deadline.remaining() / 2;
             reconcile::take_down_gone(&job.settings, &job.node, &submission.job, limit);
@@ -206,8 +206,8 @@ impl Prologue {
     /// Before a job that did not ask: takes down what an earlier job may have left, as our script
     /// saw.
     fn clear_before(&self, input: &Input<'_>) {
-        let caller = scheduler::caller(input).filter(|system| system.facts().may_skip_epilogue);
-        let (Some(system), Ok(submission)) = (caller, scheduler::read(input, &ThisHost)) else {
+        let caller = batch::caller(input).filter(|system| system.facts().may_skip_epilogue);
+        let (Some(system), Ok(submission)) = (caller, batch::read(input, &ThisHost)) else {
             return;
         };
         let name = submission.node_name(&ThisHost);
@@ -303,7 +303,7 @@ impl Prologue {
     /// Reports a failure before the node's name is known. It is never drained; a refusal is
     /// recorded.
     fn fail_early(&self, input: &Input<'_>, failure: &Failure) -> u8 {
-        let submission = scheduler::read(input, &ThisHost);
+        let submission = batch::read(input, &ThisHost);
         if let Ok(submission) = &submission
             && self.is_left_to_shell(submission, failure)
         {
@@ -316,8 +316,8 @@ impl Prologue {
             Ok(_) => {}
             Err(_) => {
                 let is_held = self.arguments.wait != ReturnWhen::Announced;
-                let system = scheduler::caller(input)
-                    .filter(|system| is_held && system.facts().retries_at_once);
+                let system =
+                    batch::caller(input).filter(|system| is_held && system.facts().retries_at_once);
                 if let (Some(system), false, BROKEN) = (system, input.terminal, failure.exit_code())
                 {
                     let budget = self.budget(input, system, &ThisHost.name(), false);
@@ -376,17 +376,17 @@ impl Scheduled for JobInput<'_> {
     fn script(&self) -> Option<String> {
         let mut input = self.input.clone();
         input.site.home = input.site.home.or_else(home_of_caller);
-        scheduler::of(self.submission.scheduler).script(self.submission, &input)
+        batch::of(self.submission.scheduler).script(self.submission, &input)
     }
 
     fn unattached(&self) -> Option<Unattached> {
         let mut input = self.input.clone();
         input.site.home = input.site.home.or_else(home_of_caller);
-        scheduler::of(self.submission.scheduler).unattached(self.submission, &input, &ThisHost)
+        batch::of(self.submission.scheduler).unattached(self.submission, &input, &ThisHost)
     }
 
     fn devices(&self) -> Result<Devices, Failure> {
-        let ask = || scheduler::devices(self.submission, &self.input, &ThisHost);
+        let ask = || batch::devices(self.submission, &self.input, &ThisHost);
         self.devices.get_or_init(ask).clone()
     }
 }

@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use batch::host::Answer;
+use batch::{GpuSource, Host, Site, ThisHost};
 use mpsd::cli::job_arguments::JobArguments;
-use mpsd::scheduler::host::Answer;
-use mpsd::scheduler::{self, GpuSource, Host, Site, ThisHost};
 use mpsd_core::{ComputeMode, Gpu, GpuUuid, Inventory};
 use tests::slurm::{Gpus, Options};
 
@@ -379,9 +379,8 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
         driver: String::new(),
         migs: Vec::new(),
     };
-    let submission = scheduler::read(&input, &ByName)?;
-    let GpuSource::Numbered(numbers) = scheduler::devices(&submission, &input, &ByName)?.gpus
-    else {
+    let submission = batch::read(&input, &ByName)?;
+    let GpuSource::Numbered(numbers) = batch::devices(&submission, &input, &ByName)?.gpus else {
         anyhow::bail!("Slurm gives numbers");
     };
     let gpus = numbers.gpus(&inventory)?;

@@ -1,10 +1,10 @@
 //! The fuzz targets, run by `fuzz/` (cargo-fuzz) and by the suite: every parser of foreign text
 //! must accept any bytes.
 
+use batch::host::{Answer, Host};
+use batch::{CallOptions, GpuName, Input, Program, Site};
 use mpsd::daemon::dialogue::{Event, Proof, check};
 use mpsd::job::Journal;
-use mpsd::scheduler::host::{Answer, Host};
-use mpsd::scheduler::{self, CallOptions, GpuName, Input, Program, Site};
 use mpsd_core::config::Config;
 use mpsd_core::record::Daemon;
 use mpsd_core::record::Record;
@@ -155,7 +155,7 @@ pub fn scheduler_input(bytes: &[u8]) {
         value.to_str().map(str::to_owned)
     };
     for program in [Program::Prologue, Program::Epilogue] {
-        let named = scheduler::ALL.map(|system| Some(system.scheduler()));
+        let named = batch::ALL.map(|system| Some(system.scheduler()));
         for scheduler in named.into_iter().chain([None]) {
             let input = Input {
                 program,
@@ -166,11 +166,11 @@ pub fn scheduler_input(bytes: &[u8]) {
                 site: Site::default(),
                 terminal: false,
             };
-            match scheduler::read(&input, &Nothing) {
+            match batch::read(&input, &Nothing) {
                 Err(failure) => harmless(&failure.to_string()),
                 Ok(submission) => {
                     job_id(submission.job.as_str().as_bytes());
-                    if let Err(failure) = scheduler::devices(&submission, &input, &Nothing) {
+                    if let Err(failure) = batch::devices(&submission, &input, &Nothing) {
                         harmless(&failure.to_string());
                     }
                 }

@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use batch::{Exclusive, GpuSource, Scheduler};
 use mpsd::job;
-use mpsd::scheduler::{Exclusive, GpuSource, Scheduler};
 use mpsd_core::failure::Evidence;
 use mpsd_core::record::Record;
 use mpsd_core::record::RecordState::{self, Ready, Refused, Unneeded};

@@ -5,9 +5,9 @@ use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use batch::Exclusive;
 use mpsd::job::node::{Role, Rung};
 use mpsd::job::{self, Account, ReturnWhen, claim};
-use mpsd::scheduler::Exclusive;
 use mpsd_core::paths::{JOURNAL, JobPaths};
 use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Failure, Gpu, JobId};

@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use batch::Scheduler;
 use mpsd::job::outcome::{UNCOUNTED, exit_code, leave_record};
 use mpsd::job::{self, ReturnWhen};
-use mpsd::scheduler::Scheduler;
 use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, JobId};

@@ -1,7 +1,7 @@
 //! The plan of each scenario as text. A change in what root does on a node changes a snapshot in
 //! the same commit.
 
-use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Part, Scheduler};
+use batch::{Devices, Exclusive, GpuName, GpuSource, Part, Scheduler};
 use mpsd_core::ComputeMode;
 use tests::sim::scenario::Scenario;
 

@@ -5,8 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::fs;
 use std::rc::Rc;
 
+use batch::{Exclusive, GpuName, GpuSource};
 use mpsd::job::node::Role;
-use mpsd::scheduler::{Exclusive, GpuName, GpuSource};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{ComputeMode, Gpu};
 use tests::place::{Place, fast};

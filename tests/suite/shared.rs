@@ -5,9 +5,9 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use batch::{Devices, Exclusive, GpuName, GpuSource};
 use mpsd::job;
 use mpsd::job::node::Role;
-use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource};
 use mpsd_core::paths::JOURNAL;
 use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Gpu, JobId};

@@ -4,9 +4,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use batch::Exclusive;
 use mpsd::job::node::{Rung, Thread, Waiting};
 use mpsd::job::{FailedStart, Findings, evidence};
-use mpsd::scheduler::Exclusive;
 use mpsd_core::failure::FailureKind;
 use mpsd_core::paths::JOURNAL;
 use tests::sim::scenario::{Scenario, UID};

@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use batch::{Exclusive, GpuName, GpuSource, Scheduler};
 use mpsd::job;
-use mpsd::scheduler::{Exclusive, GpuName, GpuSource, Scheduler};
 use mpsd_core::ComputeMode;
 use mpsd_core::record::{Record, RecordState};
 use tests::sim::scenario::{Scenario, h200};

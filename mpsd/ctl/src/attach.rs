@@ -1,9 +1,9 @@
 //! Attaches a process to its job's MPS, by the scheduler's variables and root's record.
 
 use super::this_node;
+use batch::{Host, Lookup, Site, ThisHost};
 use mpsd::job::journal::ProcessRef;
 use mpsd::job::store::Store as _;
-use mpsd::scheduler::{self, Host, Lookup, Site, ThisHost};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Config, Settings, directories_alone};
 use mpsd_core::environment::{
@@ -201,7 +201,7 @@ impl Caller<'_> {
     /// daemon of its own.
     pub(super) fn ids(&self) -> Result<Vec<JobId>, Refusal> {
         if let Some(named) = self.job {
-            return scheduler::meant(named, &Site::of(&self.settings().0));
+            return batch::meant(named, &Site::of(&self.settings().0));
         }
         if let Some(id) = self.var("PBS_JOBID") {
             return Ok(vec![JobId::parse(&id)?]);

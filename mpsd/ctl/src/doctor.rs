@@ -7,14 +7,14 @@ use super::terminal::{checks_json, say_checks, say_json, worst};
 use mpsd::cli::reconcile::{Reconcile, ReportLine};
 use mpsd::node::nvml::Driver;
 use mpsd::node::worker::{NvmlWorker, Question};
-use mpsd::scheduler::ADMIN_VERBS;
-use mpsd::scheduler::node_check::{has_gpu, is_booted, node_check, textfile, unless_proved};
-use mpsd::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
-use mpsd::scheduler::setup::SetupContext;
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS, Mig};
 use mpsd_core::{Failure, Inventory};
 use nix::unistd::geteuid;
+use setup::ADMIN_VERBS;
+use setup::CheckLine::{self, Fail, Pass, Warn};
+use setup::SetupContext;
+use setup::node_check::{has_gpu, is_booted, node_check, textfile, unless_proved};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 

@@ -3,10 +3,10 @@
 
 use super::attach::{Attachment, Caller, NO_JOB};
 use super::{NAME, complain};
-use mpsd::scheduler::setup::VerbError;
-use mpsd::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
+use batch::{Host, Lookup, Site, ThisHost, may_run_as_root};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::{Failure, Refusal};
+use setup::VerbError;
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;

@@ -1,10 +1,10 @@
 //! Checks the places of jobs' daemons: directories, cgroups, security modules.
 
 use mpsd::node::site_directory;
-use mpsd::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use mpsd_core::Paths;
 use mpsd_core::config::{Cgroup as Rule, Settings};
 use mpsd_sys::cgroup::Cgroup;
+use setup::CheckLine::{self, Fail, Pass, Warn};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -1,13 +1,13 @@
 //! `mpsctl plan`: what root would do here for a job, printed and not done.
 
 use super::site::inventory;
+use batch::{
+    self, Devices, Exclusive, GpuName, GpuSource, Host, Site, Submission, ThisHost, UserRef,
+};
 use mpsd::cli::job_arguments::{Asked, JobArguments};
 use mpsd::node::real::find_user;
 use mpsd::plan::auto::{self, Finding};
 use mpsd::plan::{Case, decide, tasks};
-use mpsd::scheduler::{
-    self, Devices, Exclusive, GpuName, GpuSource, Host, Site, Submission, ThisHost, UserRef,
-};
 use mpsd_core::config::Config;
 use mpsd_core::request::Mode;
 use mpsd_core::{Failure, JobId, Refusal, Request};
@@ -43,7 +43,7 @@ impl PlanVerb {
         &self,
         config: &Path,
         worker: &Path,
-        env: scheduler::Lookup<'_>,
+        env: batch::Lookup<'_>,
         json: bool,
     ) -> Result<String, Failure> {
         let file = Config::load(config)?;
@@ -85,7 +85,7 @@ impl PlanVerb {
         let may_do_without = auto::may_do_without(&request);
         let devices = match &self.user {
             Some(_) => self.devices()?,
-            None => scheduler::devices(&submission, &input, &ThisHost)?,
+            None => batch::devices(&submission, &input, &ThisHost)?,
         };
         if request.mode == Mode::Auto
             && let Finding::Unneeded(why) = auto::find(&devices, &settings)
@@ -93,7 +93,7 @@ impl PlanVerb {
             return Ok(without(&why));
         }
         let missing = self.user.is_none().then(|| {
-            let system = scheduler::of(submission.scheduler);
+            let system = batch::of(submission.scheduler);
             system.unattached(&submission, &input, &ThisHost)
         });
         let sister = submission.sister && !may_do_without;
@@ -153,7 +153,7 @@ impl PlanVerb {
             scheduler: self
                 .arguments
                 .scheduler
-                .unwrap_or(scheduler::ALL[0].scheduler()),
+                .unwrap_or(batch::ALL[0].scheduler()),
             sister: false,
             job,
             user: named,

@@ -3,16 +3,16 @@
 use super::chart;
 use super::terminal::{cut, say, say_json, width, wrap};
 use super::{NAME, complain};
+use batch::Site;
 use mpsd::job::report::JobReport;
 use mpsd::job::report_text::{advice, lines};
 use mpsd::node::reports::{self, StoredReports};
-use mpsd::scheduler::setup::VerbError;
-use mpsd::scheduler::{self, Site};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{self, RecordRead, RecordState};
 use mpsd_core::{Failure, JobId, Refusal};
 use mpsd_sys::files::FileError;
+use setup::VerbError;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// `mpsctl report`.
@@ -123,7 +123,7 @@ pub(super) fn of_job(
     job: &str,
     since: u64,
 ) -> Result<Vec<JobReport>, Failure> {
-    for job in scheduler::meant(job, &Site::of(settings))? {
+    for job in batch::meant(job, &Site::of(settings))? {
         let mut found = stored(settings, Some(&job), since)?;
         found.retain(|report| report.job.belongs_to(&job));
         if !found.is_empty() {
@@ -136,7 +136,7 @@ pub(super) fn of_job(
 /// What the record of a job of the caller's says, if the job is still here.
 fn not_ended(settings: &Settings, job: &str) -> Option<String> {
     let uid = nix::unistd::geteuid();
-    let meant = scheduler::meant(job, &Site::of(settings)).ok()?;
+    let meant = batch::meant(job, &Site::of(settings)).ok()?;
     let record =
         meant.iter().find_map(
             |job| match record::look(&settings.paths.job(job).record()) {

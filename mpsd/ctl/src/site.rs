@@ -1,13 +1,13 @@
 //! `mpsctl config` and `mpsctl advertise`: the site's settings, and the lines that tell a scheduler
 //! of them.
 
+use batch::Scheduler;
+use batch::batch_system::{Offer, advertise};
 use mpsd::node::worker::{NvmlWorker, Question};
-use mpsd::scheduler::batch_system::{Offer, advertise};
-use mpsd::scheduler::setup::{CheckLine, VerbReport};
-use mpsd::scheduler::{self, Scheduler};
 use mpsd_core::config::{Config, Origin};
 use mpsd_core::{Failure, Gpu, Inventory};
 use serde_json::json;
+use setup::{CheckLine, VerbReport};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ impl Show {
 #[derive(Debug, Clone, clap::Args)]
 pub struct Advertise {
     /// The scheduler to print lines for
-    #[arg(value_parser = scheduler::by_name())]
+    #[arg(value_parser = batch::by_name())]
     pub scheduler: Scheduler,
     /// This node's name in the scheduler; the host's if not given
     #[arg(long, value_name = "NAME")]
@@ -107,7 +107,7 @@ impl Advertise {
         let settings = config.for_node(node, &[])?;
         let inventory = inventory(worker, &settings.nvml)?;
         let offers = offers(&config, node, &inventory, self.memory)?;
-        let text = advertise(scheduler::of(self.scheduler), node, &offers)?;
+        let text = advertise(batch::of(self.scheduler), node, &offers)?;
         if !json {
             return Ok(text);
         }

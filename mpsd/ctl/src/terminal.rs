@@ -2,9 +2,9 @@
 
 use anstyle::AnsiColor;
 pub use mpsd::cli::{say, say_json};
-use mpsd::scheduler::setup::CheckLine;
 use rustix::termios::{isatty, tcgetwinsize};
 use serde_json::{Value, json};
+use setup::CheckLine;
 use std::io::{Write as _, stdout};
 
 /// Columns of a terminal with an unknown size.

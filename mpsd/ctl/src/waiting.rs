@@ -3,11 +3,11 @@
 use super::terminal::say_json;
 use mpsd::job::ledger::{self, Ledger, PAUSE_S, SeveralFailed, Suspicion};
 use mpsd::job::node::Console as _;
-use mpsd::scheduler::setup::CheckLine::{self, Fail, Warn};
-use mpsd::scheduler::setup::running_jobs;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::EXIT_REFUSED;
 use mpsd_core::{Failure, Refusal, Undetermined, text};
+use setup::CheckLine::{self, Fail, Warn};
+use setup::running_jobs;
 use std::time::Duration;
 use users::os::unix::GroupExt as _;
 

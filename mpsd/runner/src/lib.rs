@@ -17,9 +17,9 @@ pub mod sweep;
 
 use clap::{FromArgMatches as _, Subcommand};
 use ctl::{Caller, mpsctl};
-use mpsd::scheduler::setup::VerbError;
 use mpsd_core::failure::EXIT_NODE;
 use setting::Setting;
+use setup::VerbError;
 use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]

@@ -1,11 +1,11 @@
 //! This process: the signals that end it, its neighbors, and how its failures are told.
 
-use mpsd::scheduler::setup::VerbError;
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_sys::Exit;
 use mpsd_sys::family;
 use mpsd_sys::signals::Signals;
 use nix::sys::signal::Signal;
+use setup::VerbError;
 use std::path::PathBuf;
 
 /// A shell's exit code for a command that a signal ended, less the signal's number.

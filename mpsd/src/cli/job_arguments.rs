@@ -1,6 +1,6 @@
 //! The job and its request on the command lines of `mps-prologue` and `mpsctl plan`.
 
-use crate::scheduler::{self, CallOptions, Host, Input, Program, Scheduler, Site, Submission};
+use batch::{CallOptions, Host, Input, Program, Scheduler, Site, Submission};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
 use mpsd_core::config::Settings;
@@ -12,7 +12,7 @@ use std::ffi::{OsStr, OsString};
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct JobArguments {
     /// The batch system; without it, found from the number of arguments and the environment.
-    #[arg(long, value_parser = scheduler::by_name())]
+    #[arg(long, value_parser = batch::by_name())]
     pub scheduler: Option<Scheduler>,
     /// The request, in the words of the account tokens (Slurm's plugin).
     #[arg(long, value_name = "TEXT", value_parser = Tokens, hide_possible_values = true, allow_hyphen_values = true)]
@@ -71,12 +71,7 @@ impl TypedValueParser for Tokens {
 
 impl JobArguments {
     /// What a scheduler's folder reads.
-    pub fn input<'a>(
-        &'a self,
-        env: scheduler::Lookup<'a>,
-        site: Site,
-        terminal: bool,
-    ) -> Input<'a> {
+    pub fn input<'a>(&'a self, env: batch::Lookup<'a>, site: Site, terminal: bool) -> Input<'a> {
         Input {
             program: Program::Prologue,
             scheduler: self.scheduler,
@@ -93,7 +88,7 @@ impl JobArguments {
     /// # Errors
     /// Undetermined: the scheduler never calls us with these arguments.
     pub fn submission(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
-        let submission = scheduler::read(input, host)?;
+        let submission = batch::read(input, host)?;
         Ok(submission.of_step(self.step.as_deref())?)
     }
 
@@ -107,7 +102,7 @@ impl JobArguments {
         submission: &Submission,
         settings: &dyn Fn() -> Option<Settings>,
     ) -> Result<Option<Asked>, Failure> {
-        let usual = scheduler::of(submission.scheduler).facts().syntax;
+        let usual = batch::of(submission.scheduler).facts().syntax;
         let given = self.request.as_deref().map(Request::from_account);
         let account = submission
             .account

@@ -11,10 +11,10 @@ use crate::node::log::line;
 use crate::node::real::RealNode;
 use crate::node::real::{LiftCheck, check_before_lift};
 use crate::node::site_directory;
-use crate::scheduler::control::{Controller, JobState, KnownJobs};
-use crate::scheduler::drain::{self, DrainState, Marker, Outcome, Place, markers};
-use crate::scheduler::host::boot_time;
-use crate::scheduler::{self, Scheduler, Site};
+use batch::control::{Controller, JobState, KnownJobs};
+use batch::drain::{self, DrainState, Marker, Outcome, Place, markers};
+use batch::host::boot_time;
+use batch::{Scheduler, Site};
 use mpsd_core::config::Settings;
 use mpsd_core::record::{self, RecordRead};
 use mpsd_core::{Failure, JobId, Undetermined};
@@ -184,7 +184,7 @@ pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, 
         return;
     };
     let directory = settings.paths.job(job);
-    let scheduler = scheduler::of(ending.scheduler).at(&Site::of(ending.settings));
+    let scheduler = batch::of(ending.scheduler).at(&Site::of(ending.settings));
     let known = scheduler.known_jobs(ending.node);
     let mut node = RealNode::new(NAME, settings, limit, settings.deadline);
     let mut pause = LOOK_EVERY;
@@ -333,7 +333,7 @@ impl<'a> Run<'a> {
         let (site, name) = (self.site.clone(), self.name);
         let mut gone =
             JobState::Undecided("no scheduler that writes such ids is installed here".to_owned());
-        for system in scheduler::owners(job, &site) {
+        for system in batch::owners(job, &site) {
             match self.ask(system.scheduler(), &site, name, job) {
                 JobState::Gone(why) => gone = JobState::Gone(why),
                 other => return other,
@@ -346,7 +346,7 @@ impl<'a> Run<'a> {
         let known = self
             .known
             .entry((scheduler, node.to_owned(), site.slurm_conf.clone()));
-        let known = known.or_insert_with(|| scheduler::of(scheduler).at(site).known_jobs(node));
+        let known = known.or_insert_with(|| batch::of(scheduler).at(site).known_jobs(node));
         known(job)
     }
 
@@ -422,8 +422,8 @@ impl<'a> Run<'a> {
     /// The scheduler of a job that is known only by its id. If none may own it, it is never gone,
     /// and so not taken down.
     fn owner(&self, job: &JobId) -> Scheduler {
-        let mut owners = scheduler::owners(job, &self.site);
-        owners.next().unwrap_or(scheduler::ALL[0]).scheduler()
+        let mut owners = batch::owners(job, &self.site);
+        owners.next().unwrap_or(batch::ALL[0]).scheduler()
     }
 
     /// Starts that failed for several users. They drain nothing.

@@ -1,8 +1,8 @@
 //! A job before its start: all that is known of it then.
 
 use crate::plan::Case;
-use crate::scheduler::drain::Place;
-use crate::scheduler::{Devices, Site, Submission, Unattached};
+use batch::drain::Place;
+use batch::{Devices, Site, Submission, Unattached};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::request::Syntax;
 use mpsd_core::{Failure, Inventory, JobId, Request, Scheduler};
@@ -133,7 +133,7 @@ pub trait Scheduled {
     }
     /// Why tasks of the job could run outside its MPS, if they could.
     fn unattached(&self) -> Option<Unattached>;
-    /// Its GPUs and tasks on this node ([`crate::scheduler::devices()`]).
+    /// Its GPUs and tasks on this node ([`batch::devices()`]).
     fn devices(&self) -> Result<Devices, Failure>;
 }
 

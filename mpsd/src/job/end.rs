@@ -11,7 +11,7 @@ use super::report::{self, JobOutcome, JobReport};
 use super::store::Store as _;
 use super::undo;
 use crate::plan::effects::Effect;
-use crate::scheduler::{self, Scheduler, Site, Submission};
+use batch::{Scheduler, Site, Submission};
 use mpsd_core::config::Settings;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
@@ -55,7 +55,7 @@ pub fn jobs_of(node: &impl Node, submission: &Submission) -> Vec<JobId> {
     if node.has_directory(own) || node.has_lock(own) {
         jobs.push(own.clone());
     }
-    if scheduler::of(submission.scheduler).facts().has_steps && !submission.step {
+    if batch::of(submission.scheduler).facts().has_steps && !submission.step {
         let names = node.job_directories().unwrap_or_default();
         let ids = names.iter().filter_map(|name| JobId::parse(name).ok());
         jobs.extend(ids.filter(|id| id != own && id.belongs_to(own)));

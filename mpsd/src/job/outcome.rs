@@ -7,8 +7,8 @@ use super::findings::FailedStart;
 use super::node::{Node, Severity};
 use super::report::{JobOutcome, JobReport};
 use super::store::Store as _;
-use crate::scheduler::drain::Place;
-use crate::scheduler::{self, ExitPolicy, Requeued, Site, Submission, ThisHost};
+use batch::drain::Place;
+use batch::{ExitPolicy, Requeued, Site, Submission, ThisHost};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::record::{Record, RecordState};
@@ -175,14 +175,14 @@ pub fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
 /// Whether the job's own shell tells a refusal, once it is recorded (see
 /// [`BatchSystem::tells_refusals`]).
 ///
-/// [`BatchSystem::tells_refusals`]: crate::scheduler::BatchSystem::tells_refusals
+/// [`BatchSystem::tells_refusals`]: batch::BatchSystem::tells_refusals
 pub fn is_told_by_shell(submission: &Submission, failure: &Failure, site: &Site) -> bool {
-    let system = scheduler::of(submission.scheduler);
+    let system = batch::of(submission.scheduler);
     failure.kind() == FailureKind::Refusal && system.tells_refusals(submission, site, &ThisHost)
 }
 
 fn policy(submission: &Submission) -> ExitPolicy {
-    scheduler::of(submission.scheduler).exit_policy(submission)
+    batch::of(submission.scheduler).exit_policy(submission)
 }
 
 /// Says why `job` has no MPS, to the caller and in the node's log.
@@ -306,9 +306,9 @@ fn end_script(node: &mut impl Node, job: &Job) {
 /// Ends late if nothing else keeps the scheduler from trying again at once (see
 /// [`retries_at_once`]). An interactive job is aborted instead.
 ///
-/// [`retries_at_once`]: crate::scheduler::SystemFacts::retries_at_once
+/// [`retries_at_once`]: batch::SystemFacts::retries_at_once
 pub fn hold(node: &mut impl Node, submission: &Submission, deadline: Deadline) {
-    if submission.interactive || !scheduler::of(submission.scheduler).facts().retries_at_once {
+    if submission.interactive || !batch::of(submission.scheduler).facts().retries_at_once {
         return;
     }
     let line = "the exit is held back until the deadline, or the scheduler would try again at once";

@@ -11,7 +11,7 @@ use crate::job::journal::{ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Role, Severity};
 use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
 use crate::job::store::Store as _;
-use crate::scheduler::node_check::unless_no_gpu_host;
+use batch::host::unless_no_gpu_host;
 use mpsd_core::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::failure::{Evidence, Undetermined};
 use mpsd_core::paths::{KILLED, OBSERVATIONS, TOLD};

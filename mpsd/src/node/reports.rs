@@ -11,7 +11,7 @@
 use super::by_child;
 use crate::job::report::{JobOutcome, JobReport, VERSION, began};
 use crate::job::tally::Tally;
-use crate::scheduler::drain::{Marker, markers};
+use batch::drain::{Marker, markers};
 use mpsd_core::config::Reports;
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{JobId, Paths};

@@ -3,7 +3,7 @@
 
 use super::draft::Draft;
 use super::gpus;
-use crate::scheduler::{Devices, Exclusive, GpuSource};
+use batch::{Devices, Exclusive, GpuSource};
 use mpsd_core::config::Settings;
 use mpsd_core::request::Mode;
 use mpsd_core::{Refusal, Request};
@@ -96,7 +96,7 @@ pub(super) fn found(request: &Request, devices: &Devices, settings: &Settings) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::{GpuName, Part};
+    use batch::{GpuName, Part};
     use mpsd_core::config::Config;
 
     /// `MPS: why` or `no MPS: why` for a job with so many tasks on these GPUs.

@@ -1,6 +1,6 @@
 //! A request on its way to a plan.
 
-use crate::scheduler::Part;
+use batch::Part;
 use mpsd_core::config::Settings;
 use mpsd_core::request::{Key, MemoryLimit, Mode, Request, Syntax, Threads};
 use mpsd_core::text::one_line;

@@ -3,7 +3,7 @@
 //! compute mode stays, and no whole GPU is visible beside it.
 
 use super::draft::Draft;
-use crate::scheduler::{Devices, GpuName, GpuSource};
+use batch::{Devices, GpuName, GpuSource};
 use mpsd_core::bind::{Bind, DeviceNames};
 use mpsd_core::config::GpusUnknown;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};

@@ -10,7 +10,7 @@ pub mod tasks;
 use crate::plan::draft::Draft;
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::share::Share;
-use crate::scheduler::{self, Devices, Exclusive, GpuSource, Part, Submission};
+use batch::{Devices, Exclusive, GpuSource, Part, Submission};
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings};
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{AutoDivisors, Daemon, Record, RecordGpu, RecordState};
@@ -347,7 +347,7 @@ fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'s
 /// rank.
 fn without_rank(case: &Case<'_>, draft: &Draft<'_>) -> Option<String> {
     let per_gpu = draft.request.mode == Mode::PerGpu && draft.gpus.len() > 1;
-    let system = scheduler::of(case.submission.scheduler);
+    let system = batch::of(case.submission.scheduler);
     let warning = "with a daemon for each GPU a program without a rank sees no GPU: start each rank with \
                    'mpsctl exec -- COMMAND'";
     (per_gpu && !system.facts().has_steps).then(|| warning.to_owned())

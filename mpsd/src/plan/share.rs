@@ -2,7 +2,7 @@
 //! GPUs, under the site's ceilings.
 
 use super::draft::{Draft, NO_PART, NO_TASKS};
-use crate::scheduler::Part;
+use batch::Part;
 use mpsd_core::limits::{Amount, Percent, Priority};
 use mpsd_core::record::Daemon;
 use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Syntax, Threads};

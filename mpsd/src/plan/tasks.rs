@@ -1,6 +1,6 @@
 //! A job with tasks that could silently run outside its MPS.
 
-use crate::scheduler::Unattached;
+use batch::Unattached;
 use mpsd_core::Failure;
 use mpsd_core::config::WarnOrRefuse;
 use mpsd_core::failure::{Evidence, Fault, Refusal};

@@ -1,15 +1,15 @@
 //! The calls of [`mpsd::job::node`], each in its smallest steps.
 
 use super::{Living, Sim, World, reference};
+use batch::control::{Controller, NodeStatus};
+use batch::drain::Place;
+use batch::{Requeued, Scheduler, Site, UserRef};
 use mpsd::job::DrainTarget;
 use mpsd::job::journal::{Journal, ProcessRef, Programs};
 use mpsd::job::node::{
     Console, Daemons, Gpus, Member, Members, Role, Rung, Scheduling, Severity, Thread, Waiting,
 };
 use mpsd::job::spec::Spec;
-use mpsd::scheduler::control::{Controller, NodeStatus};
-use mpsd::scheduler::drain::Place;
-use mpsd::scheduler::{Requeued, Scheduler, Site, UserRef};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::Daemon;

@@ -2,12 +2,10 @@
 //! everything else.
 
 use super::{World, paths};
+use batch::{Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef};
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::decide;
 use mpsd::plan::effects::Plan;
-use mpsd::scheduler::{
-    Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef,
-};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::gpu::Mig;
 use mpsd_core::request::Syntax;

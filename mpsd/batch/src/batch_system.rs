@@ -1,0 +1,280 @@
+//! What the suite asks of a batch system. A folder implements it; `scheduler::ALL` registers it.
+
+use super::call::{Input, Lookup, Site, Submission};
+use super::control::{Controller, KnownJobs};
+use super::devices::Devices;
+use super::host::Host;
+use super::trial::Trial;
+use mpsd_core::failure::Failure;
+use mpsd_core::gpu::Mig;
+use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::request::Syntax;
+use mpsd_core::{Gpu, Refusal, Undetermined};
+use std::time::Duration;
+
+/// What holds for all jobs of a batch system.
+#[derive(Debug)]
+pub struct SystemFacts {
+    /// Its name, as it stands in journals, markers and `--scheduler`.
+    pub scheduler: Scheduler,
+    /// What `--help` says beside the name.
+    pub title: &'static str,
+    /// The argument vectors that it gives the prologue and the epilogue, for a message.
+    pub vectors: [&'static str; 2],
+    /// How its users write a request, for messages.
+    pub syntax: Syntax,
+    /// How its users run a small job, for `mpsctl selftest`.
+    pub trial: &'static Trial,
+    /// Longest reason of a drain that it keeps whole. Bytes.
+    pub longest_reason: usize,
+    /// Whether a step of a job can have a daemon of its own, under the job's id and the step's.
+    pub has_steps: bool,
+    /// Whether it starts a batch job again at once after a failed prologue. If the node could not
+    /// be drained either, the prologue then waits until its deadline before it exits: no other
+    /// brake is left.
+    pub retries_at_once: bool,
+    /// May call no epilogue on a node of a job that never began. Our watching process then cleans
+    /// up, or the next prologue.
+    pub may_skip_epilogue: bool,
+}
+
+impl SystemFacts {
+    /// The failure of a call that this batch system never makes.
+    pub fn wrong_vector(&self, input: &Input<'_>) -> Failure {
+        let what = format!(
+            "{} arguments from {}",
+            input.arguments.len(),
+            self.scheduler
+        );
+        let expected = format!("expected: {}", self.vectors[input.program as usize]);
+        Undetermined::new(what, expected).into()
+    }
+}
+
+/// A batch system: its calls, its jobs, its nodes.
+pub trait BatchSystem: Sync {
+    /// What holds for all its jobs.
+    fn facts(&self) -> &'static SystemFacts;
+    /// Its name.
+    fn scheduler(&self) -> Scheduler {
+        self.facts().scheduler
+    }
+
+    // How it calls us.
+
+    /// Whether it makes a call with this many positional arguments and this environment, but
+    /// without `--scheduler`.
+    fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool;
+    /// Identifies the job and its request. Reads nothing that would cost time for a job without
+    /// MPS. Undetermined: a vector that it never writes, so we are wired up wrongly. Refusal: an id
+    /// or a name that it never writes.
+    fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure>;
+    /// The job's GPUs and tasks on this node. It may ask the scheduler, so it is for jobs that
+    /// asked for MPS.
+    fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices;
+    /// Checks that the job has not failed on another of its nodes. Undetermined: put the job back.
+    fn elsewhere(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Result<(), Failure> {
+        Ok(())
+    }
+    /// The job's batch script, if this node has it before the job begins. Interactive jobs have an
+    /// empty one.
+    fn script(&self, _: &Submission, _: &Input<'_>) -> Option<String> {
+        None
+    }
+    /// Why tasks of this job, which asked for MPS, cannot be attached to it; `None`: they are.
+    fn unattached(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Option<Unattached> {
+        None
+    }
+
+    // What it makes of a failure.
+
+    /// What the prologue does with a failure, so that this scheduler harms neither the node nor the
+    /// job.
+    fn exit_policy(&self, submission: &Submission) -> ExitPolicy;
+    /// Whether the program that starts this job's shell shows the user the record's refusal and
+    /// starts nothing.
+    fn tells_refusals(&self, _: &Submission, _: &Site, _: &dyn Host) -> bool {
+        false
+    }
+    /// Whether the epilogue's standard error goes into the job's own error file.
+    fn shows_end(&self) -> bool {
+        false
+    }
+    /// Whether the job was put back into its queue before, and its user was told why in a place
+    /// that stays.
+    fn was_put_back(&self, _input: &Input<'_>) -> bool {
+        false
+    }
+
+    /// How long the called program may run before the scheduler kills it or drains the node;
+    /// `None`: no limit. `step`: the program is for a step's own daemon. Asks no controller.
+    fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration>;
+
+    /// Its jobs and its nodes.
+    fn at(&self, site: &Site) -> Box<dyn Located>;
+
+    /// The lines of configuration that make it offer `total` shares of the GPUs of `node`.
+    fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String;
+}
+
+/// A batch system on this node.
+pub trait Located {
+    /// Whether a job may be one of its jobs on this node, by the id alone.
+    fn may_own(&self, job: &JobId) -> bool;
+    /// The ids that its commands may mean by this number, which is not all of an id.
+    fn whole_ids(&self, _number: &str) -> Vec<String> {
+        Vec::new()
+    }
+    /// Whether its node's own file of the job is here.
+    fn has_file_of(&self, _: &JobId) -> bool {
+        false
+    }
+    /// What it knows of the jobs on `node`. It may be asked at once.
+    fn known_jobs(&self, node: &str) -> KnownJobs;
+    /// The way to take `node` out of service and back.
+    fn controller(&self, node: &str) -> Box<dyn Controller>;
+}
+
+/// What the prologue does with a failure beyond its exit code.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExitPolicy {
+    /// The prologue exits 0, and the job's tasks read the failure in the record. For a fault only
+    /// if it drained the node.
+    pub left_to_tasks: bool,
+    /// We put a job with an undetermined failure back into the queue, if the site allows it.
+    pub requeue: bool,
+    /// The scheduler counts a job's failed tries. Our caller resets the count after a failure of
+    /// the node, which has an exit code of its own.
+    pub tells_tries: bool,
+}
+
+/// Why a task of a job could run outside its MPS without a word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unattached {
+    /// What is missing.
+    pub why: String,
+    /// What an administrator does about it.
+    pub remedy: String,
+    /// The user cannot attach them either: their nodes have no daemon, or the starter lets no task
+    /// run.
+    pub no_way_round: bool,
+}
+
+/// A GPU and the shares that it is offered as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offer<'a> {
+    /// The GPU.
+    pub gpu: &'a Gpu,
+    /// `replicas` for its product on its node; `None`: it is not offered in shares.
+    pub replicas: Option<u32>,
+    /// The MPS clients that it takes.
+    pub clients: u32,
+}
+
+impl Offer<'_> {
+    /// The shares that it is offered as; 0 in MIG mode: its MIG devices are the scheduler's, and
+    /// their shares have no name.
+    pub fn shares(&self) -> u32 {
+        match self.replicas {
+            Some(replicas) if self.gpu.mig == Mig::Off => replicas.min(self.clients),
+            _ => 0,
+        }
+    }
+
+    /// A comment about what is not offered.
+    fn left_out(&self) -> Option<String> {
+        let why = match self.replicas {
+            Some(_) if self.gpu.mig != Mig::Off => "is in MIG mode".to_owned(),
+            Some(wanted) if self.shares() < wanted => {
+                format!("takes {} clients, not {wanted}", self.clients)
+            }
+            Some(_) => return None,
+            None => "has no replicas in mpsd.toml".to_owned(),
+        };
+        Some(format!(
+            "# GPU {} '{}' {why}\n",
+            self.gpu.index, self.gpu.name
+        ))
+    }
+}
+
+/// What the administrator adds to the configuration of `system` so that `node` offers its shares:
+/// `mpsctl advertise`. Refused when nothing is to be offered.
+pub fn advertise(
+    system: &dyn BatchSystem,
+    node: &str,
+    offers: &[Offer<'_>],
+) -> Result<String, Refusal> {
+    let total: u32 = offers.iter().map(Offer::shares).sum();
+    if total == 0 {
+        let why = match offers.iter().any(|offer| offer.replicas.is_some()) {
+            _ if offers.is_empty() => "it has no GPU",
+            false => "replicas is not set for it in mpsd.toml",
+            true => "its GPUs with replicas are in MIG mode, and shares are of whole GPUs",
+        };
+        let allowed =
+            "replicas = N, for the site, in a [[node]] section with hosts, or in one with product";
+        return Err(Refusal::new(
+            format!("shares of node '{node}'"),
+            why,
+            allowed,
+        ));
+    }
+    let left_out: String = offers.iter().filter_map(Offer::left_out).collect();
+    Ok(left_out + &system.shares(node, offers, total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::gpu;
+    use crate::{openpbs::OpenPbs, slurm::Slurm, torque::Torque};
+
+    fn offer(gpu: &Gpu, replicas: Option<u32>) -> Offer<'_> {
+        let clients = if gpu.is_volta_or_later() { 48 } else { 16 };
+        Offer {
+            gpu,
+            replicas,
+            clients,
+        }
+    }
+
+    #[test]
+    fn slurm_gets_shards_of_each_gpu_and_both_pbs_a_consumable_resource() {
+        let mut all = [0, 1, 2].map(|index| gpu(index, index + 4));
+        all[1].mig = Mig::On;
+        all[2].capability = (6, 1);
+        let offers: Vec<Offer<'_>> = all.iter().map(|gpu| offer(gpu, Some(20))).collect();
+        let text = advertise(&Slurm, "gpu1", &offers).unwrap();
+        let expected = "\
+# GPU 1 'NVIDIA H200' is in MIG mode
+# GPU 2 'NVIDIA H200' takes 16 clients, not 20
+# slurm.conf: these words in the lines that are there
+GresTypes=gpu,shard
+NodeName=gpu1 Gres=gpu:3,shard:36
+# gres.conf: leave the gpu lines out where AutoDetect or other lines describe the GPUs
+NodeName=gpu1 Name=gpu File=/dev/nvidia4
+NodeName=gpu1 Name=gpu File=/dev/nvidia5
+NodeName=gpu1 Name=gpu File=/dev/nvidia6
+NodeName=gpu1 Name=shard Count=20 File=/dev/nvidia4
+NodeName=gpu1 Name=shard Count=16 File=/dev/nvidia6
+# then restart slurmctld, and slurmd on the nodes
+# a job asks: --gres=shard:N --mps, and with --mps-mem=auto gets N shards of the memory;
+# for every job: mem = \"auto\" below [defaults] in mpsd.toml
+";
+        assert_eq!(text, expected);
+        let openpbs = advertise(&OpenPbs, "n1", &offers).unwrap();
+        let line = "'set node n1 resources_available.mps_shares = 36'";
+        assert!(openpbs.contains(line), "{openpbs}");
+        let torque = advertise(&Torque, "n1", &offers).unwrap();
+        assert!(
+            torque.contains("\nNODECFG[n1] GRES=mps_shares:36\n"),
+            "{torque}"
+        );
+        let refused = |offers: &[Offer<'_>]| advertise(&Slurm, "n1", offers).unwrap_err().why;
+        assert_eq!(refused(&[]), "it has no GPU");
+        let why = "replicas is not set for it in mpsd.toml";
+        assert_eq!(refused(&[offer(&all[0], None)]), why);
+        assert!(refused(&[offer(&all[1], Some(4))]).contains("MIG"));
+    }
+}

@@ -1,0 +1,214 @@
+//! How the schedulers' folders reach the machine: files of root, and a scheduler's own commands.
+
+use mpsd_core::Failure;
+use mpsd_core::failure::{Evidence, Fault};
+use mpsd_core::file::{FileError, read_regular};
+use mpsd_core::text::one_line;
+use mpsd_core::trusted::open_trusted;
+use mpsd_sys::Exit;
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::spawn::Spawn;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::{Mode, fstat};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{SysconfVar, sysconf};
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Bytes; a job's full status has some thousand.
+const MOST_ANSWER: usize = 1 << 20;
+/// Longest answer that an error repeats. Characters.
+const SHOWN: usize = 160;
+
+/// What a command of the scheduler answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Its exit code; none when a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output, then standard error.
+    pub text: String,
+}
+
+impl Answer {
+    /// The text of a command that ended with 0; else what `name` said, on one line.
+    pub fn accepted(self, name: &str) -> Result<String, String> {
+        match self.code {
+            Some(0) => Ok(self.text),
+            _ => Err(format!(
+                "{name} said: {}",
+                one_line(self.text.trim(), SHOWN)
+            )),
+        }
+    }
+}
+
+/// What a scheduler's folder may ask of the machine.
+pub trait Host {
+    /// A file that only root can have put there, if it has at most `most` bytes; `None` when there
+    /// is none.
+    fn read(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>>;
+
+    /// The text of such a file. An error is one line.
+    fn text(&self, path: &Path, most: usize) -> Result<Option<String>, String> {
+        let read = self.read(path, most);
+        let read = read.map_err(|e| format!("cannot read '{}': {e}", path.display()))?;
+        Ok(read.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// The same for the scheduler's own configuration. It may be a link and have any owner: the
+    /// scheduler's daemon, which is root, obeys the same file.
+    fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
+        self.read(path, most)
+    }
+
+    /// The minor number of a character device file.
+    fn minor(&self, path: &Path) -> io::Result<u32> {
+        let about = std::fs::metadata(path)?;
+        if !about.file_type().is_char_device() {
+            return Err(io::Error::other("not a character device"));
+        }
+        let minor = nix::sys::stat::minor(about.rdev());
+        u32::try_from(minor).map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+
+    /// The names in a directory of root's.
+    fn names(&self, dir: &Path) -> io::Result<Vec<OsString>> {
+        std::fs::read_dir(dir)?
+            .map(|entry| Ok(entry?.file_name()))
+            .collect()
+    }
+
+    /// Whether `path` is a program that only root can have put there, and that root may execute.
+    fn executable(&self, path: &Path) -> bool;
+
+    /// Runs `program` (absolute, root's) without a shell, with `environment` and our own `PATH` and
+    /// locale. Kills it at the deadline. Fails if it did not run or end, or if its answer is too
+    /// long.
+    fn run(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+        deadline: Duration,
+    ) -> Result<Answer, String>;
+
+    /// The node's own name.
+    fn name(&self) -> String;
+}
+
+/// The machine we run on.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ThisHost;
+
+impl Host for ThisHost {
+    fn read(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
+        answer(open_trusted(path).and_then(|file| file.read(most)))
+    }
+
+    fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let file = open(path, flags, Mode::empty()).map_err(FileError::io("open", path));
+        answer(file.and_then(|file| read_regular(&file, path, most)))
+    }
+
+    fn executable(&self, path: &Path) -> bool {
+        let mode = open_trusted(path)
+            .ok()
+            .and_then(|found| fstat(&found.file).ok());
+        mode.is_some_and(|status| Mode::from_bits_truncate(status.st_mode).contains(Mode::S_IXUSR))
+    }
+
+    fn run(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+        deadline: Duration,
+    ) -> Result<Answer, String> {
+        let mut spawn = Spawn::trusted(program).map_err(|error| error.to_string())?;
+        spawn.args = arguments.iter().map(OsString::from).collect();
+        let own = [("PATH", "/usr/bin:/bin"), ("LC_ALL", "C")];
+        let all = own.iter().chain(environment);
+        spawn.env = all
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect();
+        let ended = spawn.run(Deadline::after(deadline), MOST_ANSWER);
+        let ended = ended.map_err(|error| error.to_string())?;
+        let text = ended.text();
+        let code = match ended.exit {
+            Exit::Code(code) => Some(code.into()),
+            Exit::Signal(_) => None,
+        };
+        Ok(Answer { code, text })
+    }
+
+    fn name(&self) -> String {
+        let name = nix::unistd::gethostname().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+}
+
+pub fn boot_time() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
+    seconds.trim().parse().ok()
+}
+
+/// When a process began: `ticks` of 10 ms after the boot (field 22 of `/proc/PID/stat`). By the
+/// present clock, as file times are; `btime` has whole seconds only.
+pub fn started(ticks: u64) -> Option<SystemTime> {
+    let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten()?;
+    let up = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
+    let milliseconds = ticks
+        .checked_mul(1000)?
+        .checked_div(per_second.try_into().ok()?)?;
+    SystemTime::now().checked_sub(up.checked_sub(Duration::from_millis(milliseconds))?)
+}
+
+/// The same in seconds since 1970, rounded up, for a comparison with the whole seconds of a file's
+/// time.
+pub fn began(ticks: u64) -> Option<i64> {
+    let since_1970 = started(ticks)?.duration_since(UNIX_EPOCH).ok()?;
+    i64::try_from(since_1970.as_secs()).ok()?.checked_add(1)
+}
+
+fn answer(read: Result<Vec<u8>, FileError>) -> io::Result<Option<Vec<u8>>> {
+    match read {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(gone) if gone.is_absent() => Ok(None),
+        Err(FileError::Io { errno, .. }) => Err(errno.into()),
+        Err(other) => Err(io::Error::other(other.to_string())),
+    }
+}
+
+pub const NVIDIA: &str = "0x10de";
+pub const DRIVER: &str = "/proc/driver/nvidia/version";
+pub const NO_GPU_HOST: &str = "it has no NVIDIA GPU and no driver, but its scheduler offers GPUs here: take them out of its configuration";
+
+/// A host that never was one for jobs with GPUs is misconfigured, not broken: draining it would
+/// help nobody.
+pub fn unless_no_gpu_host(failure: Failure, nvml: &str) -> Failure {
+    let is_one = || is_gpu_host(nvml) || Path::new(DRIVER).exists();
+    match failure {
+        Failure::Fault(_) if !is_one() => {
+            Fault::new(Evidence::Configuration, "this node", NO_GPU_HOST).into()
+        }
+        other => other,
+    }
+}
+
+/// One of NVIDIA's GPUs is on the bus, or the site named an unusual NVML.
+pub fn is_gpu_host(nvml: &str) -> bool {
+    let says =
+        |device: &Path, file: &str| fs::read_to_string(device.join(file)).unwrap_or_default();
+    // PCI class 0x03 is a display or compute device; bridges and network cards have others.
+    let is_gpu =
+        |at: &Path| says(at, "vendor").trim() == NVIDIA && says(at, "class").starts_with("0x03");
+    let bus = fs::read_dir("/sys/bus/pci/devices").into_iter();
+    let mut bus = bus.flatten().flatten();
+    Path::new(nvml).is_absolute() || bus.any(|device| is_gpu(&device.path()))
+}

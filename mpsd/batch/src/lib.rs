@@ -1,0 +1,165 @@
+//! The batch systems: what each says of a job, and what is said to it.
+//!
+//! Each has a folder that implements [`BatchSystem`] and is registered in [`ALL`]; no other code
+//! tells them apart. `pbs` has what Torque and OpenPBS share. A call is an [`Input`]; [`Host`]
+//! reaches files and commands.
+//!
+//! Argument vectors, environments and files: recorded on OpenPBS 23.06.06, Torque 6.1.3 and Slurm
+//! 22.05.8.
+#![allow(missing_docs, missing_debug_implementations)]
+
+pub mod batch_system;
+pub mod call;
+pub mod control;
+pub mod devices;
+pub mod drain;
+pub mod host;
+pub mod numbers;
+pub mod openpbs;
+pub mod pbs;
+pub mod slurm;
+pub mod torque;
+pub mod trial;
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+pub use batch_system::{BatchSystem, ExitPolicy, SystemFacts, Unattached};
+pub use call::{Budget, CallOptions, Input, Lookup, Program, Site, Submission, UserRef};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+pub use control::Requeued;
+pub use devices::{Devices, Exclusive, GpuName, GpuSource, Part};
+pub use host::{Host, ThisHost};
+use mpsd_core::Refusal;
+use mpsd_core::failure::{Failure, Undetermined};
+use mpsd_core::job::JobId;
+pub use mpsd_core::job::Scheduler;
+pub use numbers::Numbers;
+pub use torque::may_run_as_root;
+
+/// Every batch system that the suite knows. A new one is a folder and its line here.
+pub static ALL: [&dyn BatchSystem; 3] = [&slurm::Slurm, &torque::Torque, &openpbs::OpenPbs];
+
+/// The batch system of that name.
+pub fn of(scheduler: Scheduler) -> &'static dyn BatchSystem {
+    let named = ALL
+        .into_iter()
+        .find(|system| system.scheduler() == scheduler);
+    named.unwrap_or(ALL[0])
+}
+
+/// The values of `--scheduler`.
+pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
+    let values =
+        ALL.map(|system| PossibleValue::new(system.scheduler().name()).help(system.facts().title));
+    let find = |name: String| {
+        ALL.into_iter()
+            .find(|system| system.scheduler().name() == name)
+    };
+    let scheduler = move |name| {
+        let found = find(name).map(BatchSystem::scheduler);
+        found.ok_or("no batch system that mpsd knows")
+    };
+    PossibleValuesParser::new(values).try_map(scheduler)
+}
+
+/// The systems that may have this job here, by its id alone.
+pub fn owners(job: &JobId, site: &Site) -> impl Iterator<Item = &'static dyn BatchSystem> {
+    ALL.into_iter()
+        .filter(|system| system.at(site).may_own(job))
+}
+
+/// The ids that a user may mean who gives the number of a job alone, as to qstat: those of each
+/// system here, then the number.
+pub fn meant(job: &str, site: &Site) -> Result<Vec<JobId>, Refusal> {
+    let is_number =
+        |text: &str| text.starts_with(|c: char| c.is_ascii_digit()) && !text.contains(['.', '_']);
+    let systems = ALL.into_iter().filter(|_| is_number(job));
+    let whole = systems.flat_map(|system| system.at(site).whole_ids(job));
+    whole
+        .chain([job.to_owned()])
+        .map(|id| JobId::parse(&id))
+        .collect()
+}
+
+/// The system that calls us: as `--scheduler` says, else by the arguments and the environment.
+pub fn caller(input: &Input<'_>) -> Option<&'static dyn BatchSystem> {
+    let calls = |system: &&dyn BatchSystem| system.calls(input.arguments.len(), input.env);
+    input
+        .scheduler
+        .map(of)
+        .or_else(|| ALL.into_iter().find(calls))
+}
+
+/// The job and its request. It fails for a call that no scheduler makes; else as
+/// [`BatchSystem::read`].
+pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
+    match caller(input) {
+        Some(system) => system.read(input, host),
+        None => {
+            let vector = |facts: &SystemFacts| facts.vectors[input.program as usize];
+            let known = ALL.map(|one| format!("{} ({})", vector(one.facts()), one.scheduler()));
+            let what = format!("{} arguments", input.arguments.len());
+            let why = format!("no scheduler calls so; expected: {}", known.join(", "));
+            Err(Undetermined::new(what, why).into())
+        }
+    }
+}
+
+/// The job's GPUs and tasks on this node; `--gpus` overrides the scheduler. It fails for an
+/// unreadable `--gpus`, or as [`BatchSystem::elsewhere`]. GPUs that cannot be found are
+/// [`GpuSource::Unknown`].
+pub fn devices(
+    submission: &Submission,
+    input: &Input<'_>,
+    host: &dyn Host,
+) -> Result<Devices, Failure> {
+    let given = input.given_gpus()?;
+    let system = of(submission.scheduler);
+    system.elsewhere(submission, input, host)?;
+    let mut found = system.devices(submission, input, host);
+    if let Some(gpus) = given {
+        found.gpus = gpus;
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    //! What holds for every batch system that is registered.
+
+    use super::*;
+
+    #[test]
+    fn every_name_is_registered_once_and_found_by_it() {
+        for system in ALL {
+            let name = system.scheduler();
+            assert!(
+                std::ptr::addr_eq(of(name), system),
+                "{name} is registered twice"
+            );
+            let read: Scheduler = serde_json::from_str(&format!("\"{name}\"")).unwrap();
+            assert_eq!(read, name, "the name in journals is the one in --scheduler");
+        }
+        // serde lists the enum's names in its error about an unknown one.
+        let error = serde_json::from_str::<Scheduler>("\"nobody\"")
+            .unwrap_err()
+            .to_string();
+        assert_eq!(error.matches('`').count(), 2 * (ALL.len() + 1), "{error}");
+    }
+
+    #[test]
+    fn no_call_is_taken_for_that_of_two() {
+        let torque: Lookup<'_> = &|name| (name == "PBS_NODENUM").then(|| "0".to_owned());
+        let slurm: Lookup<'_> = &|name| (name == "SLURM_JOB_ID").then(|| "4711".to_owned());
+        for env in [torque, slurm, &|_| None] {
+            for arguments in 0..14 {
+                let calls = ALL
+                    .iter()
+                    .filter(|system| system.calls(arguments, env))
+                    .count();
+                assert!(calls <= 1, "{arguments} arguments are called by {calls}");
+            }
+        }
+    }
+}

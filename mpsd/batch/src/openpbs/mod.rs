@@ -1,0 +1,354 @@
+//! OpenPBS and PBS Professional: our hook gives everything by options, on every node (recorded on
+//! 23.06.06).
+
+use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts};
+use super::call::{Input, Lookup, Site, Submission, UserRef};
+use super::devices::{Devices, Exclusive, GpuName, GpuSource};
+use super::host::{Host, ThisHost};
+use super::pbs::control::{LONGEST_REASON, PbsNode};
+use super::pbs::{Installation, Product, same_node};
+use super::trial::QSUB_OF_OPENPBS;
+use mpsd_core::failure::Failure;
+use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::request::Syntax;
+use std::time::Duration;
+
+const MOST_ENV_FILE: usize = 64 << 10;
+
+/// The batch system OpenPBS, also PBS Professional.
+#[derive(Debug, Clone, Copy)]
+pub struct OpenPbs;
+
+static FACTS: SystemFacts = SystemFacts {
+    scheduler: Scheduler::OpenPbs,
+    title: PRODUCT.title,
+    vectors: ["JOB USER GROUP"; 2],
+    syntax: Syntax::Account,
+    trial: &QSUB_OF_OPENPBS,
+    longest_reason: LONGEST_REASON,
+    has_steps: false,
+    // Once a second; after 21 tries it holds the job until an operator releases it
+    // (docs/facts/pbs.md#results-of-a-prologue).
+    retries_at_once: true,
+    may_skip_epilogue: false,
+};
+
+impl BatchSystem for OpenPbs {
+    fn facts(&self) -> &'static SystemFacts {
+        &FACTS
+    }
+
+    /// 3 arguments are our hook's.
+    fn calls(&self, arguments: usize, _: Lookup<'_>) -> bool {
+        arguments == 3
+    }
+
+    fn read(&self, input: &Input<'_>, _: &dyn Host) -> Result<Submission, Failure> {
+        if input.arguments.len() != 3 {
+            return Err(FACTS.wrong_vector(input));
+        }
+        Ok(Submission {
+            scheduler: self.scheduler(),
+            sister: input.given.sister,
+            job: JobId::parse(&input.text(1, "job id")?)?,
+            user: UserRef::Name(input.text(2, "user")?),
+            account: input.account(None),
+            resource: input.given.resource.clone().filter(|text| !text.is_empty()),
+            queue: input.given.queue.clone(),
+            node: input.site.node.clone(),
+            interactive: input.terminal,
+            step: false,
+            sluid: None,
+        })
+    }
+
+    /// From the `aux/JOB.env` of pbs_cgroups, else a bare count. GPUs without names are never
+    /// proved to be the job's alone: `qrun -H` brings another job to any node, at any time.
+    fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
+        let here = submission.node.clone().unwrap_or_else(|| host.name());
+        let described = Described::of(input, &here);
+        let listed = from_cgroups(submission, input, host);
+        let whole_node = listed
+            .is_none()
+            .then(|| described.whole_node(&here, submission, input, host));
+        let gpus = listed.unwrap_or_else(|| described.without_cgroups(&here));
+        Devices {
+            exclusive: match &gpus {
+                GpuSource::Listed(_) => Exclusive::GpusAlone,
+                _ => Exclusive::Unknown,
+            },
+            whole_node: whole_node == Some(Ok(true)),
+            gpus: match whole_node {
+                Some(Err(why)) => gpus.because(why),
+                _ => gpus,
+            },
+            tasks_on_node: tasks(&described.select, &described.vnodes, &here),
+            uneven: false,
+        }
+    }
+
+    fn script(&self, submission: &Submission, input: &Input<'_>) -> Option<String> {
+        Installation::find(&PRODUCT, &input.site, &ThisHost).script(submission)
+    }
+
+    /// OpenPBS holds the job after 21 tries; a hook on execjob_begin may set the count
+    /// (docs/facts/pbs.md#tries-of-a-job). A failed start that the user may have caused counts.
+    fn exit_policy(&self, _: &Submission) -> ExitPolicy {
+        ExitPolicy {
+            tells_tries: true,
+            ..ExitPolicy::default()
+        }
+    }
+
+    /// 'mpsctl pbs install' sets the limit of our hook above our deadline.
+    fn time_limit(&self, _: &Input<'_>, _: bool, _: &Site) -> Option<Duration> {
+        None
+    }
+
+    fn at(&self, site: &Site) -> Box<dyn Located> {
+        Box::new(Installation::find(&PRODUCT, site, &ThisHost))
+    }
+
+    fn shares(&self, node: &str, _: &[Offer<'_>], total: u32) -> String {
+        format!(
+            "# once a cluster\n\
+             qmgr -c 'create resource mps_shares type=long,flag=nh'\n\
+             # once a cluster: add mps_shares to the line 'resources:' of PBS_HOME/sched_priv/sched_config, then\n\
+             # send the scheduler a SIGHUP\n\
+             # this node\n\
+             qmgr -c 'set node {node} resources_available.mps_shares = {total}'\n\
+             # a job asks: -l select=1:mps_shares=1 -A MPS=on,MPS_REPLICAS=N\n\
+             # OpenPBS counts these shares and does not say on which GPU one lies: see gpus_unknown in mpsd.toml\n"
+        )
+    }
+}
+
+/// `CUDA_VISIBLE_DEVICES=<UUID,…>` of the file that the hook pbs_cgroups writes in execjob_begin
+/// and deletes in execjob_end (source: pbs_cgroups.PY).
+fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<GpuSource> {
+    let pbs = Installation::find(&PRODUCT, &input.site, host);
+    let path = pbs.home.join("aux").join(format!("{}.env", submission.job));
+    let shown = path.display();
+    let text = match host.text(&path, MOST_ENV_FILE) {
+        Ok(text) => text?,
+        Err(why) => return Some(GpuSource::Unknown(why)),
+    };
+    let mut lines = text.lines().map(str::trim);
+    let line = lines.find_map(|line| line.strip_prefix("CUDA_VISIBLE_DEVICES="))?;
+    // The hook escapes commas for the mom's variable list.
+    let value = line.trim_matches(['"', '\'']).replace("\\,", ",");
+    Some(match GpuName::parse_list(&value) {
+        Ok(names) if names.is_empty() => GpuSource::None,
+        // The hook confines tasks to their GPUs: a number may count the node's GPUs or the job's.
+        Ok(names) if names.iter().any(|name| matches!(name, GpuName::Index(_))) => {
+            GpuSource::Unknown(format!(
+                "'{shown}' names GPUs by number, and UUIDs alone are certain"
+            ))
+        }
+        Ok(names) => GpuSource::Listed(names),
+        Err(why) => GpuSource::Unknown(format!("'{shown}': {why}")),
+    })
+}
+
+#[derive(Debug, Default)]
+struct Described {
+    select: String,
+    place: String,
+    vnodes: String,
+}
+
+impl Described {
+    fn of(input: &Input<'_>, here: &str) -> Self {
+        let given = input.given.clone();
+        let own = [given.select, given.place, given.vnodes, given.hosts];
+        let [select, place, vnodes, hosts] = own.map(Option::unwrap_or_default);
+        let is_named = members(&vnodes).any(|name| same_node(name, here));
+        Self {
+            select,
+            place,
+            vnodes: match by_hosts(&vnodes, &hosts).filter(|_| !is_named) {
+                Some(renamed) => renamed,
+                None => vnodes,
+            },
+        }
+    }
+
+    fn without_cgroups(&self, here: &str) -> GpuSource {
+        let elsewhere = ngpus(parts(&self.vnodes).filter(|(host, _)| !same_node(host, here)));
+        let is_of_it = members(&self.vnodes).any(|name| same_node(name, here));
+        let unnamed = "PBS gives a number of GPUs and pbs_cgroups is not there to name them";
+        let selected = || ngpus([("", self.select.as_str())].into_iter());
+        let count = ngpus(parts(&self.vnodes).filter(|(host, _)| same_node(host, here)));
+        let why = match (count, self.vnodes.as_str(), self.select.as_str()) {
+            (0, "", "") => "no file of pbs_cgroups, and nothing says what the job asked for",
+            (0, "", _) if selected() > 0 => unnamed,
+            (0, ..) => "the job did not ask PBS for GPUs here (-l select=1:ngpus=1)",
+            _ => unnamed,
+        };
+        let why = why.to_owned();
+        match count {
+            0 if is_of_it && elsewhere > 0 => GpuSource::None,
+            0 if elsewhere > 0 => GpuSource::Unknown(format!(
+                "PBS gave the job GPUs on other nodes than '{here}'; if a vnode of this host has another name, set node under [pbs]"
+            )),
+            0 => GpuSource::Unknown(why),
+            _ => GpuSource::Counted { count, why },
+        }
+    }
+
+    /// Whether the job has this whole host alone: its request or the server says so, and the mom
+    /// has no other job. `Err`: the mom has one, or cannot tell. `qrun -H` disregards the request,
+    /// and so does a vnode with `sharing=ignore_excl`.
+    fn whole_node(
+        &self,
+        here: &str,
+        submission: &Submission,
+        input: &Input<'_>,
+        host: &dyn Host,
+    ) -> Result<bool, String> {
+        let pbs = Installation::find(&PRODUCT, &input.site, host);
+        let is_meant =
+            self.asks_alone(here) || PbsNode::new(pbs.clone(), here, host).is_exclusive();
+        match is_meant
+            .then(|| pbs.other_job(&submission.job, host))
+            .transpose()?
+        {
+            Some(Some(other)) => Err(format!(
+                "'place' asks for the node alone, and its mom has job {other} too"
+            )),
+            alone => Ok(alone.is_some()),
+        }
+    }
+
+    /// Whether the request asks for the whole host. `excl` covers vnodes only, and a host may have
+    /// several.
+    fn asks_alone(&self, here: &str) -> bool {
+        let place = self.place.to_ascii_lowercase();
+        let is_vnode_here = |(host, part): (&str, &str)| {
+            same_node(host, here) && part[host.len()..].starts_with('[')
+        };
+        let several = || parts(&self.vnodes).any(is_vnode_here);
+        place.split(':').any(|word| match word {
+            "exclhost" => true,
+            "excl" => !several(),
+            _ => false,
+        })
+    }
+}
+
+fn ngpus<'t>(parts: impl Iterator<Item = (&'t str, &'t str)>) -> u32 {
+    let words = parts.flat_map(|(_, part)| part.split([':', '+']));
+    let counts = words.filter_map(|word| word.strip_prefix("ngpus=")?.parse::<u32>().ok());
+    counts.fold(0, u32::saturating_add)
+}
+
+/// The sum of `mpiprocs` of the chunks on this node. `None`: a chunk has none, or PBS placed other
+/// chunks than those asked for.
+fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
+    let mut asked = Vec::new();
+    for chunk in select.split('+').filter(|chunk| !chunk.is_empty()) {
+        let number = chunk.split(':').next().and_then(|word| word.parse().ok());
+        let count = chunk
+            .split(':')
+            .find_map(|word| word.strip_prefix("mpiprocs="))?;
+        let count = count.parse().ok().filter(|count: &u32| *count > 0)?;
+        asked.push((number.unwrap_or(1_usize), count));
+    }
+    let placed = chunks(vnodes);
+    let is_here = |chunk: &str| members(chunk).any(|name| same_node(name, here));
+    let is_alike = asked.windows(2).all(|pair| pair[0].1 == pair[1].1);
+    let first = asked.first()?.1;
+    let counts = asked
+        .iter()
+        .flat_map(|(number, count)| std::iter::repeat_n(*count, (*number).min(placed.len() + 1)));
+    let counts: Vec<u32> = match is_alike {
+        true => vec![first; placed.len()],
+        false => counts.collect(),
+    };
+    if counts.len() != placed.len() {
+        return None;
+    }
+    let here = placed
+        .iter()
+        .zip(counts)
+        .filter(|(chunk, _)| is_here(chunk));
+    let sum = here.fold(0, |sum: u32, (_, count)| sum.saturating_add(count));
+    Some(sum).filter(|sum| *sum > 0)
+}
+
+/// The chunks of `(nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2)`, or of `nodea:ncpus=1`, which
+/// `qrun -H` places. A chunk may span vnodes; those of one host are `host[0]`, `host[1]`.
+fn chunks(vnodes: &str) -> Vec<&str> {
+    let mut depth = 0_u32;
+    let is_between = |c: char| {
+        depth = match c {
+            '(' => depth + 1,
+            ')' => depth.saturating_sub(1),
+            _ => depth,
+        };
+        c == '+' && depth == 0
+    };
+    vnodes
+        .split(is_between)
+        .filter(|chunk| !chunk.is_empty())
+        .collect()
+}
+
+/// `vnodes` with the host before each name that is not the host's own: `gpubox` of
+/// `nodeb:15002/0*8` becomes `nodeb[gpubox]`. `hosts` has one for each chunk (attribute
+/// `exec_host2`). `None`: it has not.
+fn by_hosts(vnodes: &str, hosts: &str) -> Option<String> {
+    if hosts.is_empty() {
+        return None;
+    }
+    let (chunks, hosts): (_, Vec<&str>) = (chunks(vnodes), hosts.split('+').collect());
+    let renamed = |(chunk, host): (&&str, &&str)| {
+        let host = host.split([':', '/']).next().unwrap_or_default();
+        let part = |(name, part): (&str, &str)| match same_node(name, host) {
+            true => part.to_owned(),
+            false => {
+                let (vnode, resources) = part.split_once(':').unwrap_or((part, ""));
+                format!("{host}[{vnode}]:{resources}")
+            }
+        };
+        format!("({})", parts(chunk).map(part).collect::<Vec<_>>().join("+"))
+    };
+    let is_paired = chunks.len() == hosts.len();
+    is_paired.then(|| {
+        chunks
+            .iter()
+            .zip(&hosts)
+            .map(renamed)
+            .collect::<Vec<_>>()
+            .join("+")
+    })
+}
+
+/// The hosts that a list of vnodes or of hosts names, one for each of its parts; vnodes of one host
+/// are `host[0]`, `host[1]`.
+fn members(vnodes: &str) -> impl Iterator<Item = &str> {
+    parts(vnodes).map(|(host, _)| host)
+}
+
+fn parts(vnodes: &str) -> impl Iterator<Item = (&str, &str)> {
+    let host = |part: &'_ str| part.find([':', '[', '/']).unwrap_or(part.len());
+    let parts = vnodes
+        .split(['+', '(', ')'])
+        .map(move |part| (&part[..host(part)], part));
+    parts.filter(|(name, _)| !name.is_empty())
+}
+
+pub static PRODUCT: Product = Product {
+    scheduler: Scheduler::OpenPbs,
+    title: "OpenPBS or PBS Professional",
+    homes: ["/var/spool/pbs", "/var/spool/PBS"],
+    commands: &["/opt/pbs/bin", "/usr/bin", "/opt/pbs/sbin"],
+    conf: Some("/etc/pbs.conf"),
+    note_option: "-C",
+    no_note: "",
+    online_option: "-r",
+    comments: false,
+};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+//! What our hook says of a job under OpenPBS, and what we read from it.
+
+use crate::call::{CallOptions, Program};
+use crate::devices::{Exclusive, GpuName, GpuSource};
+use crate::testing::{Call, TextHost};
+use mpsd_core::job::Scheduler;
+
+const ENV: [(&str, &str); 2] = [("PATH", "/bin:/usr/bin"), ("PBS_JOBDIR", "/home/alice")];
+const CGROUPS: &str = "/var/spool/x/aux/0.localhost.env";
+
+fn prologue(given: CallOptions) -> Call<'static> {
+    let mut call = Call::new(Program::Prologue, &["0.localhost", "alice", "users"], &ENV);
+    call.given = given;
+    call
+}
+
+fn hooked(vnodes: &str, place: &str, select: &str) -> Call<'static> {
+    prologue(CallOptions {
+        account: Some("MPS=per-gpu".into()),
+        vnodes: Some(vnodes.into()),
+        place: Some(place.into()),
+        select: Some(select.into()),
+        ..CallOptions::default()
+    })
+}
+
+#[test]
+fn the_hook_says_it_all_and_what_is_empty_was_not_asked() {
+    let mut call = prologue(CallOptions {
+        account: Some("".into()),
+        resource: Some("on+threads=25".into()),
+        queue: Some("workq".into()),
+        sister: true,
+        ..CallOptions::default()
+    });
+    let s = call.read().unwrap();
+    assert_eq!((s.scheduler, s.sister), (Scheduler::OpenPbs, true));
+    assert_eq!(
+        (s.account, s.resource.as_deref()),
+        (None, Some("on+threads=25"))
+    );
+    assert_eq!(s.queue.as_deref(), Some("workq"));
+    call.given = CallOptions {
+        account: Some("proj1,MPS=true".into()),
+        resource: Some(String::new()),
+        ..CallOptions::default()
+    };
+    let s = call.read().unwrap();
+    assert_eq!(
+        (s.account.as_deref(), s.resource),
+        (Some(&b"proj1,MPS=true"[..]), None)
+    );
+    let end = Call::new(Program::Epilogue, &["0.localhost", "alice", "users"], &ENV);
+    assert_eq!(end.read().unwrap().account, None);
+    assert!(call.host.ran.borrow().is_empty());
+}
+
+#[test]
+fn openpbs_gpus_come_from_pbs_cgroups() {
+    let mut call = hooked("(nodeb:ngpus=2)", "", "");
+    let uuids = [
+        "GPU-11111111-2222-3333-4444-555555555555",
+        "GPU-21111111-2222-3333-4444-555555555555",
+    ];
+    // As `_discover_migs` of the hook finds them (docs/facts/pbs.md#gpus-of-a-job).
+    let migs = [
+        "MIG-405bbda1-6b05-535f-9702-f95e8cd170ce",
+        "MIG-b0a55a70-b1b0-529f-af26-79ccdc267be0",
+    ];
+    for names in [uuids, migs] {
+        let list = names.join("\\,");
+        let text = format!("CUDA_DEVICE_ORDER=PCI_BUS_ID\nCUDA_VISIBLE_DEVICES={list}\n");
+        call.host = TextHost::default().file(CGROUPS, &text);
+        let d = call.devices();
+        let names = names.map(|name| GpuName::Uuid(name.to_owned()));
+        assert_eq!(d.gpus, GpuSource::Listed(names.to_vec()));
+        assert_eq!(d.exclusive, Exclusive::GpusAlone);
+        assert!(call.host.ran.borrow().is_empty(), "the options say it all");
+    }
+    call.host = TextHost::default().file(CGROUPS, "CUDA_VISIBLE_DEVICES=0\\,1\n");
+    let GpuSource::Unknown(why) = call.devices().gpus else {
+        panic!("numbers are not certain");
+    };
+    assert!(
+        why.contains("aux/0.localhost.env' names GPUs by number"),
+        "{why}"
+    );
+    call.given.gpus = Some("GPU-31111111-2222-3333-4444-555555555555".into());
+    let is_named = matches!(call.devices().gpus, GpuSource::Listed(names) if names.len() == 1);
+    assert!(is_named, "--gpus overrides");
+}
+
+#[test]
+fn without_pbs_cgroups_a_vnode_has_a_count_of_gpus() {
+    for (vnodes, place, expected) in [
+        ("(nodeb:ngpus=2)", "pack", (2, false)),
+        (
+            "(nodea:ngpus=4)+(nodeb:ncpus=1:ngpus=1)+(nodeb:ngpus=1)",
+            "",
+            (2, false),
+        ),
+        (
+            "(nodeb[0]:ngpus=1+nodeb[1]:ngpus=1)",
+            "free:excl",
+            (2, false),
+        ),
+        ("(nodeb[0]:ngpus=1)", "free:exclhost", (1, true)),
+        ("(nodeb:ngpus=1)", "free:excl:group=host", (1, true)),
+        ("(nodea:ngpus=4)+(nodeb:ncpus=1)", "exclhost", (0, true)),
+        ("(nodeb:ngpus=0)", "exclhost", (0, true)),
+    ] {
+        let devices = hooked(vnodes, place, "").devices();
+        let count = match devices.gpus {
+            GpuSource::Counted { count, .. } => count,
+            GpuSource::Unknown(_) | GpuSource::None => 0,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(devices.exclusive, Exclusive::Unknown, "PBS names none");
+        assert_eq!((count, devices.whole_node), expected, "{vnodes} {place}");
+    }
+}
+
+#[test]
+fn chunks_on_this_node_times_their_ranks() {
+    let two = "(nodea:ncpus=4:ngpus=1)+(nodeb[0]:ncpus=2:ngpus=1+nodeb[1]:ncpus=2)+(nodeb[1]:ncpus=4:ngpus=1)";
+    for (select, tasks) in [
+        ("3:ncpus=4:mpiprocs=4:ngpus=1", Some(8)),
+        ("3:ncpus=4:ngpus=1", None),
+        ("1:ncpus=4:mpiprocs=2+2:mpiprocs=4", Some(8)),
+        ("2:ncpus=4:mpiprocs=2+1:mpiprocs=4", Some(6)),
+        ("1:ncpus=4:mpiprocs=2+1:mpiprocs=4", None),
+        ("1:ncpus=4+2:mpiprocs=4", None),
+    ] {
+        assert_eq!(
+            hooked(two, "", select).devices().tasks_on_node,
+            tasks,
+            "{select}"
+        );
+    }
+}
+
+/// A vnode may have another name than its host: `create node gpubox Mom=nodeb`.
+#[test]
+fn a_chunk_is_where_its_host_is() {
+    for (vnodes, hosts, expected) in [
+        ("(gpubox:ncpus=1:ngpus=2)", "nodeb:15002/0*4", (2, Some(4))),
+        ("gpubox:ncpus=1:ngpus=2", "nodeb:15002/0", (2, Some(4))),
+        (
+            "(nodea:ngpus=4)+(gpubox:ngpus=1)",
+            "nodea:15002/0+nodeb:15002/0",
+            (1, Some(4)),
+        ),
+        ("(gpubox:ngpus=2)", "nodea:15002/0", (0, None)),
+        ("(gpubox:ngpus=2)", "", (0, None)),
+    ] {
+        let mut call = hooked(vnodes, "excl", "2:mpiprocs=4");
+        call.given.hosts = Some(hosts.into());
+        let devices = call.devices();
+        let count = match devices.gpus {
+            GpuSource::Counted { count, .. } => count,
+            GpuSource::Unknown(why) => {
+                assert!(why.contains("set node under [pbs]"), "{why}");
+                0
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((count, devices.tasks_on_node), expected, "{vnodes} {hosts}");
+        assert!(
+            count == 0 || !devices.whole_node,
+            "the host may have other vnodes"
+        );
+    }
+    let devices = hooked("(nodea:ngpus=2)+(nodeb:ncpus=8)", "", "").devices();
+    assert_eq!(
+        devices.gpus,
+        GpuSource::None,
+        "a node without GPUs of a job with GPUs"
+    );
+}

@@ -1,0 +1,280 @@
+//! What Torque and OpenPBS share: where a PBS lives, its mom's files, `pbsnodes`, `qstat`, and the
+//! verbs of `mpsctl pbs`.
+
+pub mod control;
+
+use crate::call::{Site, Submission};
+use crate::host::{Answer, Host};
+use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::unasked;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub const MOST_CONF: usize = 256 << 10;
+const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
+/// The first substate of a job whose processes have ended (source of both: job.h,
+/// `JOB_SUBSTATE_EXITING`).
+const EXITING: u32 = 50;
+const QMGR_DEADLINE: Duration = Duration::from_secs(10);
+
+pub struct Product {
+    pub scheduler: Scheduler,
+    pub title: &'static str,
+    /// Where its packages and builds keep the mom's files, most usual first.
+    pub homes: [&'static str; 2],
+    pub commands: &'static [&'static str],
+    pub conf: Option<&'static str>,
+    /// pbsnodes: the option before a note, the note that removes one, and the option for "back into
+    /// service".
+    pub note_option: &'static str,
+    pub no_note: &'static str,
+    pub online_option: &'static str,
+    /// Whether a refused job's comment tells its user, because nothing else does.
+    pub comments: bool,
+}
+
+#[derive(Clone)]
+pub struct Installation {
+    pub product: &'static Product,
+    /// The directory with `mom_priv` and `aux`.
+    pub home: PathBuf,
+    pub commands: Vec<PathBuf>,
+}
+
+impl Installation {
+    /// The installation of `product`: from `site`, else its configuration, else the usual places.
+    pub fn find(product: &'static Product, site: &Site, host: &dyn Host) -> Self {
+        let read = |file| host.text(Path::new(file), MOST_CONF).ok()?;
+        let conf = product.conf.and_then(read).unwrap_or_default();
+        let conf_path = |key| conf_path(&conf, key);
+        let has_mom = |home: &&str| Path::new(home).join("mom_priv").is_dir();
+        let [first, _] = product.homes;
+        let usual = || {
+            product
+                .homes
+                .into_iter()
+                .find(has_mom)
+                .unwrap_or(first)
+                .into()
+        };
+        let home = site.home.clone().or_else(|| conf_path("PBS_MOM_HOME"));
+        let exec = site.exec.clone().or_else(|| conf_path("PBS_EXEC"));
+        let mut commands = exec.map_or(Vec::new(), |exec| {
+            vec![exec.join("bin"), exec.join("sbin"), exec]
+        });
+        if site.exec.is_none() {
+            commands.extend(product.commands.iter().map(PathBuf::from));
+        }
+        Self {
+            product,
+            home: home.or_else(|| conf_path("PBS_HOME")).unwrap_or_else(usual),
+            commands,
+        }
+    }
+
+    /// Runs a command of the PBS, from the first of its directories that has it.
+    pub fn run(
+        &self,
+        name: &str,
+        arguments: &[&str],
+        deadline: Duration,
+        host: &dyn Host,
+    ) -> Result<Answer, String> {
+        let mut candidates = self.commands.iter().map(|dir| dir.join(name));
+        let Some(program) = candidates.find(|path| host.executable(path)) else {
+            let places: Vec<_> = self
+                .commands
+                .iter()
+                .map(|dir| dir.to_string_lossy())
+                .collect();
+            let places = places.join(", ");
+            return Err(format!(
+                "no '{name}' in {places} that is root's; set exec under [pbs]"
+            ));
+        };
+        host.run(&program, arguments, &[], deadline)
+    }
+
+    /// Gives qmgr one command: of several `-c` only the last counts (recorded).
+    pub fn qmgr(&self, command: &str, host: &dyn Host) -> Result<String, String> {
+        let answer = self.run("qmgr", &["-c", command], QMGR_DEADLINE, host)?;
+        answer.accepted("qmgr")
+    }
+
+    /// The names of its server that ids of jobs may end with: with its domain, and without.
+    pub fn servers(&self, host: &dyn Host) -> Vec<String> {
+        let read = |file: &Path| host.text(file, MOST_CONF).ok()?;
+        let conf = self.product.conf.and_then(|file| read(Path::new(file)));
+        let name = conf.and_then(|conf| conf_value(&conf, "PBS_SERVER").map(str::to_owned));
+        let Some(name) = name.or_else(|| read(&self.home.join("server_name"))) else {
+            return Vec::new();
+        };
+        // A port, or a second server, may follow.
+        let whole = name.trim().split([':', ',']).next().unwrap_or_default();
+        let short = whole.split('.').next().unwrap_or_default();
+        let mut names = vec![whole.to_owned(), short.to_owned()];
+        names.dedup();
+        names.retain(|name| !name.is_empty());
+        names
+    }
+
+    pub fn mom_priv(&self) -> PathBuf {
+        self.home.join("mom_priv")
+    }
+
+    /// The batch script of a job that begins on this node, empty for an interactive one; `None`:
+    /// another node has it.
+    pub fn script(&self, submission: &Submission) -> Option<String> {
+        let file = self
+            .mom_priv()
+            .join("jobs")
+            .join(format!("{}.SC", submission.job));
+        (!submission.sister).then(|| unasked::text_of(&file).unwrap_or_default())
+    }
+
+    pub fn is_here(&self) -> bool {
+        self.mom_priv().is_dir()
+    }
+
+    pub fn mom_config(&self) -> PathBuf {
+        self.mom_priv().join("config")
+    }
+
+    pub fn job_file(&self, job: &JobId) -> PathBuf {
+        self.mom_priv().join("jobs").join(format!("{job}.JB"))
+    }
+
+    /// The mom's file of a job; Torque's of the subjob `57[1].srv` is `57-1.srv.JB`.
+    fn job_files(&self, job: &JobId) -> [PathBuf; 2] {
+        let torques = job.as_str().replace('[', "-").replace(']', "");
+        let file = self.job_file(job);
+        [file.with_file_name(format!("{torques}.JB")), file]
+    }
+
+    /// A job that this mom runs beside `job`, by its own files.
+    pub fn other_job(&self, job: &JobId, host: &dyn Host) -> Result<Option<String>, String> {
+        let (own, dir) = (self.job_files(job), self.mom_priv().join("jobs"));
+        let names = host
+            .names(&dir)
+            .map_err(|why| format!("cannot read '{}': {why}", dir.display()))?;
+        let files = names.iter().map(|name| dir.join(name));
+        let mut others =
+            files.filter(|file| file.extension() == Some("JB".as_ref()) && !own.contains(file));
+        let other = others.find(|file| !self.has_ended(file, host));
+        Ok(other.map(|file| {
+            file.file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned()
+        }))
+    }
+
+    /// Whether the processes of the job with this file have ended. Its file stays until the server
+    /// has let it go.
+    fn has_ended(&self, file: &Path, host: &dyn Host) -> bool {
+        let printed = self.run(
+            "printjob",
+            &[&file.to_string_lossy()],
+            PRINTJOB_DEADLINE,
+            host,
+        );
+        let substate = printed.ok().and_then(|answer| substate(&answer.text));
+        substate.map_or_else(
+            || file.symlink_metadata().is_err(),
+            |number| number >= EXITING,
+        )
+    }
+}
+
+/// From the line `substate: 0x2a (42)`, which printjob prints before anything that a user wrote.
+fn substate(printed: &str) -> Option<u32> {
+    let line = printed
+        .lines()
+        .find_map(|line| line.strip_prefix("substate:"))?;
+    line.split_once('(')?.1.split_once(')')?.0.parse().ok()
+}
+
+fn conf_value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let mut lines = text.lines().map(str::trim);
+    let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
+    Some(value.trim().trim_matches('"'))
+}
+
+fn conf_path(text: &str, key: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(conf_value(text, key)?);
+    path.is_absolute().then_some(path)
+}
+
+/// Whether two names mean the same node: equal, or equal up to the first dot if one has no domain.
+pub fn same_node(a: &str, b: &str) -> bool {
+    let short = |name: &str| {
+        name.split('.')
+            .next()
+            .unwrap_or_default()
+            .to_ascii_lowercase()
+    };
+    let one_bare = !a.contains('.') || !b.contains('.');
+    !short(a).is_empty() && short(a) == short(b) && (one_bare || a.eq_ignore_ascii_case(b))
+}
+
+/// The value of `NAME = VALUE` in what `qstat -f` and `printjob` print. Torque's qstat folds after
+/// 80 columns: such a line begins with a tab and holds no name. A name that stands there twice is
+/// no answer: a user can write a newline and a false line into the job's variables.
+pub fn attribute(text: &str, name: &str) -> Option<String> {
+    let named = |line: &str| {
+        let (key, value) = line.split_once('=')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    };
+    if text.lines().filter_map(named).count() != 1 {
+        return None;
+    }
+    let mut lines = text.lines();
+    let mut value = lines.by_ref().find_map(named)?;
+    let is_folded = |line: &&str| line.starts_with('\t') && !line.contains(" = ");
+    value.extend(lines.take_while(is_folded).map(str::trim));
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TextHost;
+
+    #[test]
+    fn the_moms_own_home_goes_first() {
+        let conf = "PBS_HOME=/var/spool/pbs\nPBS_MOM_HOME=\"/local/pbs\"\nPBS_EXEC=opt/pbs\n";
+        assert_eq!(conf_path(conf, "PBS_MOM_HOME"), Some("/local/pbs".into()));
+        assert_eq!(conf_path(conf, "PBS_EXEC"), None);
+    }
+
+    #[test]
+    fn ids_end_with_the_servers_name_with_its_domain_or_without() {
+        let named = |product, file, text| {
+            let host = TextHost::default().file(file, text);
+            let site = Site {
+                home: Some("/home".into()),
+                ..Site::default()
+            };
+            Installation::find(product, &site, &host).servers(&host)
+        };
+        let of_conf = |text| named(&crate::openpbs::PRODUCT, "/etc/pbs.conf", text);
+        assert_eq!(
+            of_conf("PBS_SERVER=pbs.example.org:15001\n"),
+            ["pbs.example.org", "pbs"]
+        );
+        assert_eq!(of_conf("PBS_SERVER=one,two\n"), ["one"]);
+        assert_eq!(of_conf("PBS_SERVER=\n"), [""; 0]);
+        let torque = &crate::torque::PRODUCT;
+        assert_eq!(
+            named(torque, "/home/server_name", "vm.a.org\n"),
+            ["vm.a.org", "vm"]
+        );
+        assert_eq!(named(torque, "/home/other", ""), [""; 0]);
+    }
+
+    #[test]
+    fn names_of_a_node_with_and_without_domain() {
+        assert!(same_node("vm", "vm.example.org") && same_node("VM", "vm"));
+        assert!(!same_node("vm.a", "vm.b") && !same_node("vm1", "vm") && !same_node("", ""));
+    }
+}

@@ -1,0 +1,336 @@
+//! The node's GPUs as Slurm lists them: gres.conf within what slurm.conf grants, and whether tasks
+//! are confined to theirs.
+//!
+//! Read in Slurm's sources (22.05.8 to 26.05.3: `gres_node_config_load`, `_merge_gres2`,
+//! `_merge_system_gres_conf`, `gres_use_local_device_index`) and compared with `slurmd -G` by the
+//! cells `slurm::devices_list`.
+
+use super::conf::{self, Line, is_fetched, last};
+use super::slurmd::Slurmd;
+use crate::host::Host;
+use crate::numbers::{DeviceFile, List, Order};
+use mpsd_core::config::HostList;
+use std::path::{Path, PathBuf};
+
+const MOST_FILES: usize = 1024;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gres {
+    pub list: List,
+    /// Whether a task can open only its own GPUs; `None`: not known.
+    pub confined: Option<bool>,
+    /// Tasks get UUIDs in `CUDA_VISIBLE_DEVICES`.
+    pub by_uuid: bool,
+    /// Slurm leaves `CUDA_VISIBLE_DEVICES` as the user wrote it (`Flags=no_gpu_env`, or only flags
+    /// of other vendors).
+    pub unnamed: bool,
+    /// The node has GPUs of several types; a prolog is told one only
+    /// (docs/facts/slurm.md#gpus-of-a-job).
+    pub several_types: bool,
+    /// slurm.conf has a line for this node, with GPUs.
+    pub grants: bool,
+    /// gres.conf was changed after slurmd began, which may know another list.
+    pub outdated: Option<String>,
+    /// A GPU belongs to one job: no gres/shard or gres/mps lets several share it.
+    pub unshared: bool,
+    /// The cluster has gres/mps, and gres/shard. Without one, its variable in a step is the user's
+    /// own.
+    pub has_mps: bool,
+    pub has_shards: bool,
+    /// The shards of the node's GPUs together.
+    pub shards: u32,
+    /// The shards of each GPU; `None`: none, or not the same number.
+    pub shards_of_each: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Granted {
+    kind: Option<String>,
+    count: usize,
+}
+
+impl Gres {
+    /// Reads the files beside `conf`, the slurm.conf, for the node that it calls `node`.
+    pub fn read(conf: &Path, node: &str, host: &dyn Host) -> Result<Self, String> {
+        let slurmd = Slurmd::find(node, Some(conf)).filter(Slurmd::is_of_node);
+        let dynamic = slurmd.as_ref().and_then(|slurmd| slurmd.dynamic.as_deref());
+        let mut gres = Self::of(conf, node, dynamic, host)?;
+        gres.outdated = slurmd.and_then(|slurmd| outdated(conf, &slurmd));
+        gres.unshared &= gres.outdated.is_none();
+        Ok(gres)
+    }
+
+    /// The same for a slurmd that began afterwards, with the words of a dynamic node's line.
+    pub fn of(
+        conf: &Path,
+        node: &str,
+        dynamic: Option<&str>,
+        host: &dyn Host,
+    ) -> Result<Self, String> {
+        let beside = |name: &str| {
+            conf::read(&conf.with_file_name(name), host).map(Option::unwrap_or_default)
+        };
+        let mut slurm =
+            conf::read(conf, host)?.ok_or_else(|| format!("no '{}'", conf.display()))?;
+        slurm.extend(dynamic.map(|words| Line::of_node(conf, node, words)));
+        let (gres, cgroup) = (beside("gres.conf")?, beside("cgroup.conf").ok());
+        let any = |lines: &[Line], key: &str, fits: fn(&str) -> bool| {
+            lines.iter().filter_map(|line| line.value(key)).any(fits)
+        };
+        let here = |line: &&Line| {
+            line.value("NodeName")
+                .is_none_or(|list| contains(list, node))
+        };
+        let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
+        let mut flags = gres
+            .iter()
+            .filter(here)
+            .filter_map(|line| line.value("Flags"));
+        let has = |name: &str| last(&slurm, "GresTypes").is_some_and(|types| names(types, &[name]));
+        let count = |name| {
+            granted(&slurm, node, name).map_or(0, |all| all.iter().map(|one| one.count).sum())
+        };
+        let shards = count("shard");
+        let shards_of_each = shards_of_each(&gres, node, shards, count("gpu"));
+        let granted = granted(&slurm, node, "gpu").unwrap_or_default();
+        let mut types = gres.iter().filter_map(|line| line.value("Type"));
+        let first = types.next();
+        Ok(Self {
+            confined: confined(&slurm, cgroup.as_deref()),
+            unnamed: flags.any(leaves),
+            by_uuid: any(&gres, "Flags", |flags| flags.contains("env_uuid")),
+            several_types: granted.len() > 1 || types.any(|other| Some(other) != first),
+            grants: !granted.is_empty(),
+            unshared: !any(&slurm, "GresTypes", names_a_share)
+                && !any(&gres, "Name", names_a_share),
+            has_mps: has("mps"),
+            has_shards: has("shard"),
+            shards: u32::try_from(shards).unwrap_or(u32::MAX),
+            shards_of_each,
+            list: list(&slurm, &gres, node, host).unwrap_or_else(List::Unknown),
+            outdated: None,
+        })
+    }
+}
+
+/// Why slurmd may know another gres.conf. It knows the copy that it fetched itself.
+fn outdated(conf: &Path, slurmd: &Slurmd) -> Option<String> {
+    let file = conf.with_file_name("gres.conf");
+    let changed = std::fs::metadata(&file).ok()?.modified().ok()?;
+    if is_fetched(conf) {
+        return None;
+    }
+    let (pid, shown) = (slurmd.pid(), file.display());
+    (changed > slurmd.began()?)
+        .then(|| format!("'{shown}' was changed after slurmd (pid {pid}) began"))
+}
+
+fn names_a_share(value: &str) -> bool {
+    names(value, &["shard", "mps"])
+}
+
+fn names(list: &str, words: &[&str]) -> bool {
+    list.split(',').any(|name| is_one_of(name.trim(), words))
+}
+
+fn confined(slurm: &[Line], cgroup: Option<&[Line]>) -> Option<bool> {
+    let plugin = last(slurm, "TaskPlugin").unwrap_or_default();
+    if !plugin.contains("cgroup") {
+        return Some(false);
+    }
+    let constrain = last(cgroup?, "ConstrainDevices").unwrap_or("no");
+    Some(conf::is_on(constrain))
+}
+
+fn is_one_of(text: &str, words: &[&str]) -> bool {
+    words.iter().any(|word| text.eq_ignore_ascii_case(word))
+}
+
+fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<List, String> {
+    let mut granted = granted(slurm, node, "gpu")?;
+    // Lines that begin with Name come before those that begin with NodeName, in any order in the
+    // file.
+    let named = gres.iter().filter(|line| line.is_about("Name"));
+    let has_us = |line: &&Line| {
+        line.value("NodeName")
+            .is_some_and(|list| contains(list, node))
+    };
+    let is_ours = |line: &&Line| line.is_about("NodeName") && has_us(line);
+    let ours = gres.iter().filter(is_ours);
+    let with_detection = |line| Some((line, Line::value(line, "AutoDetect")?));
+    let global = || gres.iter().rfind(|line| line.is_about("AutoDetect"));
+    let detection = ours.clone().find_map(with_detection);
+    let detection = detection.or_else(|| global().and_then(with_detection));
+    let lines: Vec<&Line> = named
+        .chain(ours)
+        .filter(|line| line.is("Name", "gpu"))
+        .collect();
+    if let Some(line) = lines
+        .iter()
+        .find(|line| line.value("MultipleFiles").is_some())
+    {
+        return Err(format!("{} has MultipleFiles", line.place()));
+    }
+    let how = detection.map(|(line, how)| (line.place(), how.to_ascii_lowercase()));
+    let others = ["rsmi", "oneapi", "nrt"];
+    let order = match how.as_ref().map(|(place, how)| (place, how.as_str())) {
+        None | Some((_, "off")) => return Ok(List::Files(merged(&mut granted, &lines, host)?)),
+        // The first of these words that it contains (26.05: `_handle_autodetect_flags`).
+        Some((_, how)) if how.contains("full") => Order::Either,
+        Some((_, how)) if how.contains("nvml") => Order::Bus,
+        Some((_, how))
+            if how.contains("nvidia") && !others.iter().any(|other| how.contains(other)) =>
+        {
+            Order::Minor
+        }
+        Some((place, how)) => return Err(format!("{place} has AutoDetect={how}")),
+    };
+    // Slurm finds the GPUs by itself. Lines with files name some of them, other lines only types.
+    let mut only = Vec::new();
+    for line in lines.iter().filter(|line| line.value("File").is_some()) {
+        only.extend(files(line, host)?);
+    }
+    let count = granted.iter().map(|granted| granted.count).sum();
+    let partly = !only.is_empty() && only.len() == count;
+    Ok(List::Found {
+        count,
+        order,
+        only: partly.then_some(only),
+        entry: how.map(|(place, _)| place).unwrap_or_default(),
+    })
+}
+
+/// For each kind that slurm.conf grants, the files of the lines of that kind, in their order, up to
+/// its count. Any line fits a kind without a type.
+fn merged(
+    granted: &mut [Granted],
+    lines: &[&Line],
+    host: &dyn Host,
+) -> Result<Vec<DeviceFile>, String> {
+    let mut left: Vec<(&Line, Vec<DeviceFile>)> = Vec::new();
+    for line in lines {
+        left.push((line, files(line, host)?));
+    }
+    let mut all = Vec::new();
+    for kind in granted {
+        let named = kind.kind.as_deref();
+        let fits = |line: &Line| named.is_none_or(|named| line.is("Type", named));
+        while kind.count > 0 {
+            let at = left.iter().position(|(line, _)| fits(line));
+            let Some((_, mut files)) = at.map(|at| left.remove(at)) else {
+                break;
+            };
+            files.truncate(kind.count);
+            kind.count -= files.len();
+            all.extend(files);
+        }
+    }
+    if all.is_empty() {
+        return Err("gres.conf lists no device file of a GPU of this node".to_owned());
+    }
+    Ok(all)
+}
+
+/// `Gres=gpu:a100:4(S:0),gpu:2` of the node's line in slurm.conf.
+fn granted(slurm: &[Line], node: &str, name: &str) -> Result<Vec<Granted>, String> {
+    let (mut default, mut found) = (None, None);
+    for line in slurm.iter().filter(|line| line.is_about("NodeName")) {
+        let names = line.value("NodeName").unwrap_or_default();
+        let gres = line.value("Gres");
+        if names.eq_ignore_ascii_case("DEFAULT") {
+            default = gres.or(default);
+        } else if contains(names, node) {
+            found = Some(gres.or(default));
+        }
+    }
+    let gres = found.ok_or_else(|| format!("slurm.conf has no line for node '{node}'"))?;
+    let gres = gres.ok_or_else(|| format!("slurm.conf grants node '{node}' no Gres"))?;
+    let mut all: Vec<Granted> = Vec::new();
+    for entry in split_outside(gres, '(', ')') {
+        let parts = entry.split('(').next().unwrap_or_default().split(':');
+        let parts: Vec<&str> = parts
+            .filter(|part| !is_one_of(part, &["no_consume"]))
+            .collect();
+        let wrong = || format!("Gres={gres} of node '{node}'");
+        let (kind, count) = match parts[..] {
+            [other, ..] if !is_one_of(other.trim(), &[name]) => continue,
+            [] => continue,
+            [_] => (None, 1),
+            [_, one] => one.parse().map_or((Some(one), 1), |count| (None, count)),
+            [_, kind, count] => (Some(kind), count.parse().map_err(|_| wrong())?),
+            _ => return Err(wrong()),
+        };
+        let kind = kind.map(str::to_owned);
+        match all.iter_mut().find(|other| other.kind == kind) {
+            Some(same) => same.count += count,
+            None => all.push(Granted { kind, count }),
+        }
+    }
+    Ok(all)
+}
+
+/// Slurm deals the shards of a line without `File` out evenly.
+fn shards_of_each(gres: &[Line], node: &str, shards: usize, gpus: usize) -> Option<u32> {
+    let here = |line: &&Line| {
+        line.value("NodeName")
+            .is_none_or(|list| contains(list, node))
+    };
+    let mut lines = gres
+        .iter()
+        .filter(here)
+        .filter(|line| line.is("Name", "shard"));
+    let each = shards.checked_div(gpus).filter(|each| *each > 0)?;
+    let even = |line: &Line| line.value("File").is_none() || line.is("Count", &each.to_string());
+    lines.all(even).then(|| u32::try_from(each).ok())?
+}
+
+fn contains(list: &str, node: &str) -> bool {
+    HostList::try_from(list.to_owned()).is_ok_and(|list| list.contains(node))
+}
+
+fn files(line: &Line, host: &dyn Host) -> Result<Vec<DeviceFile>, String> {
+    let list = line.value("File").or_else(|| line.value("Files"));
+    let list = list.ok_or_else(|| format!("{} has no File", line.place()))?;
+    let paths = expanded(list).ok_or_else(|| format!("{}: File={list}", line.place()))?;
+    let device_file = |path: PathBuf| {
+        let (minor, entry) = (host.minor(&path), line.place());
+        let minor = minor.map_err(|e| format!("{entry}: '{}': {e}", path.display()))?;
+        Ok(DeviceFile { path, minor, entry })
+    };
+    paths.into_iter().map(device_file).collect()
+}
+
+/// `/dev/nvidia[0-3,5],/dev/nvidia7`.
+fn expanded(list: &str) -> Option<Vec<PathBuf>> {
+    let mut all = Vec::new();
+    for part in split_outside(list, '[', ']') {
+        let Some((head, tail)) = part.split_once('[') else {
+            all.push(part.into());
+            continue;
+        };
+        let (numbers, tail) = tail.split_once(']')?;
+        for range in numbers.split(',') {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let width = first.len();
+            let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+            if last < first || last - first + all.len() > MOST_FILES || tail.contains('[') {
+                return None;
+            }
+            all.extend((first..=last).map(|n| PathBuf::from(format!("{head}{n:0width$}{tail}"))));
+        }
+    }
+    Some(all)
+}
+
+/// The parts between commas that stand in no brackets.
+fn split_outside(text: &str, open: char, close: char) -> Vec<&str> {
+    let mut inside = false;
+    let parts = text.split(|c| {
+        inside = (inside || c == open) && c != close;
+        c == ',' && !inside
+    });
+    parts
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+        .collect()
+}

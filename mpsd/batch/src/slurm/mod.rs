@@ -1,0 +1,442 @@
+//! Slurm: the plugin's job_prolog and job_epilog, `squeue`, `sinfo` and `scontrol`, and the verbs
+//! of `mpsctl slurm`.
+//!
+//! A job stands in the environment of `slurmstepd spank prolog|epilog`, or of the step's task.
+//! Recorded on 22.05.8: `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES` are node-wide numbers under any
+//! PrologFlags, and both absent if the job has no GPU. A step has `SLURM_STEP_GPUS`; its
+//! `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices and is never used here.
+
+pub mod conf;
+pub mod control;
+pub mod gres;
+pub mod installation;
+pub mod jobs;
+pub mod slurmd;
+
+use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts};
+use super::call::{Input, Lookup, Site, Submission, UserRef};
+use super::control::{Controller, KnownJobs};
+use super::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
+use super::host::{Host, ThisHost};
+use super::numbers::{List, Number, Numbers};
+use super::trial::SRUN;
+use conf::Conf;
+use gres::Gres;
+use installation::Installation;
+use mpsd_core::Gpu;
+use mpsd_core::config::HostList;
+use mpsd_core::environment::THREADS;
+use mpsd_core::failure::{Failure, Undetermined};
+use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::request::Syntax;
+use mpsd_core::text::{is_word, one_line};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const OF_JOB: &str = "SLURM_JOB_GPUS";
+/// From 25.11 on; the plugin sets it for a step.
+const SLUID: &str = "SLURM_JOB_SLUID";
+const DEADLINE: Duration = Duration::from_secs(3);
+const MOST: u32 = 1024;
+
+/// The batch system Slurm.
+#[derive(Debug, Clone, Copy)]
+pub struct Slurm;
+
+static FACTS: SystemFacts = SystemFacts {
+    scheduler: Scheduler::Slurm,
+    title: "Slurm, through the plugin",
+    vectors: ["none and Slurm's environment"; 2],
+    syntax: Syntax::Flags,
+    trial: &SRUN,
+    // Slurm keeps reasons whole; this is enough for two paths and an error.
+    longest_reason: 400,
+    has_steps: true,
+    retries_at_once: false,
+    may_skip_epilogue: false,
+};
+
+impl BatchSystem for Slurm {
+    fn facts(&self) -> &'static SystemFacts {
+        &FACTS
+    }
+
+    fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool {
+        arguments == 0 && env("SLURM_JOB_ID").is_some()
+    }
+
+    fn read(&self, input: &Input<'_>, _: &dyn Host) -> Result<Submission, Failure> {
+        if !input.arguments.is_empty() {
+            return Err(FACTS.wrong_vector(input));
+        }
+        let var = |name: &str| (input.env)(name).filter(|v| !v.is_empty());
+        let id = var("SLURM_JOB_ID").ok_or_else(|| missing("SLURM_JOB_ID"))?;
+        let uid = var("SLURM_JOB_UID").ok_or_else(|| missing("SLURM_JOB_UID"))?;
+        let no_number = |_| Undetermined::new("SLURM_JOB_UID", "it is no user id");
+        let uid: u32 = uid.parse().map_err(no_number)?;
+        let account = input.given.account.as_ref();
+        let submission = Submission {
+            scheduler: self.scheduler(),
+            sister: false,
+            job: JobId::parse(&id)?,
+            user: UserRef::Uid(uid),
+            account: account.map(|account| account.as_encoded_bytes().to_vec()),
+            resource: None,
+            queue: None,
+            node: var("SLURMD_NODENAME"),
+            interactive: var("SPANK_MPS_SUBMIT").is_some_and(|by| by == "allocator"),
+            step: false,
+            sluid: var(SLUID).filter(|sluid| is_word(sluid, b"_")),
+        };
+        Ok(submission.of_step(step(input).as_deref())?)
+    }
+
+    fn devices(&self, _: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
+        let is_step = step(input).is_some();
+        let scope = if is_step { "SLURM_STEP_GPUS" } else { OF_JOB };
+        let conf = (input.env)("SLURM_CONF").map(PathBuf::from);
+        let node = (input.env)("SLURMD_NODENAME").unwrap_or_else(|| host.name());
+        let conf =
+            conf.ok_or("Slurm did not say where its configuration is (SLURM_CONF)".to_owned());
+        let gres = conf.and_then(|conf| Gres::read(&conf, &node, host));
+        let exclusive = exclusive(input, gres.as_ref().ok(), &node);
+        let gpus = gpus(input, scope, gres, &node);
+        let tasks = tasks(input);
+        Devices {
+            exclusive: match gpus {
+                GpuSource::None => Exclusive::Unknown,
+                _ => exclusive,
+            },
+            gpus,
+            whole_node: false,
+            tasks_on_node: tasks.map(|(total, nodes)| total.div_ceil(nodes)),
+            uneven: tasks.is_some_and(|(total, nodes)| total % nodes != 0),
+        }
+    }
+
+    /// Slurm drains a node with a failed prolog, and an undetermined failure proves nothing about
+    /// the node. So the prolog succeeds, and we put the batch job back into the queue. A job of
+    /// srun or salloc cannot go back: its tasks read the refusal in the record.
+    fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
+        ExitPolicy {
+            requeue: !submission.step,
+            ..ExitPolicy::default()
+        }
+    }
+
+    /// By the slurm.conf that slurmd names to a prolog. slurmstepd starts and ends a step's own
+    /// daemon, and Slurm waits for the end of slurmstepd.
+    fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration> {
+        let named = site.slurm_conf.as_deref().map(Path::new);
+        let conf = Conf::find(named, &ThisHost);
+        match step {
+            true => Some(conf.map_or(conf::UNKILLABLE, |conf| conf.unkillable_step_timeout())),
+            false => conf
+                .ok()?
+                .timeout(input.program)
+                .map(|(_, timeout)| timeout),
+        }
+    }
+
+    fn was_put_back(&self, input: &Input<'_>) -> bool {
+        let restarts = (input.env)("SLURM_JOB_RESTART_COUNT");
+        restarts.is_some_and(|count| count.trim().parse::<u32>().is_ok_and(|count| count > 0))
+    }
+
+    fn at(&self, site: &Site) -> Box<dyn Located> {
+        Box::new(Here(site.clone()))
+    }
+
+    /// `gres/shard` counts and does not limit; the limits are ours. The device file in a line says
+    /// which GPU's shares they are.
+    fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String {
+        let file = |gpu: &Gpu| format!("/dev/nvidia{}", gpu.minor.unwrap_or(gpu.index));
+        let mut lines = String::new();
+        for offer in offers {
+            lines += &format!("NodeName={node} Name=gpu File={}\n", file(offer.gpu));
+        }
+        for offer in offers.iter().filter(|offer| offer.shares() > 0) {
+            let (count, file) = (offer.shares(), file(offer.gpu));
+            lines += &format!("NodeName={node} Name=shard Count={count} File={file}\n");
+        }
+        let count = offers.len();
+        format!(
+            "# slurm.conf: these words in the lines that are there\n\
+             GresTypes=gpu,shard\n\
+             NodeName={node} Gres=gpu:{count},shard:{total}\n\
+             # gres.conf: leave the gpu lines out where AutoDetect or other lines describe the GPUs\n\
+             {lines}\
+             # then restart slurmctld, and slurmd on the nodes\n\
+             # a job asks: --gres=shard:N --mps, and with --mps-mem=auto gets N shards of the memory;\n\
+             # for every job: mem = \"auto\" below [defaults] in mpsd.toml\n"
+        )
+    }
+}
+
+struct Here(Site);
+
+impl Located for Here {
+    /// Slurm's ids are numbers; an id of a PBS has a server's name in it.
+    fn may_own(&self, job: &JobId) -> bool {
+        job.as_str()
+            .bytes()
+            .all(|b| b.is_ascii_digit() || b == b'.')
+    }
+
+    fn known_jobs(&self, node: &str) -> KnownJobs {
+        jobs::known_jobs(Installation::find(&self.0, node), node)
+    }
+
+    fn controller(&self, node: &str) -> Box<dyn Controller> {
+        Box::new(control::SlurmNode {
+            slurm: Installation::find(&self.0, node),
+            name: node.to_owned(),
+        })
+    }
+}
+
+/// `None`: this is the job's own prolog or epilog.
+fn step(input: &Input<'_>) -> Option<String> {
+    let context = (input.env)("SLURM_SCRIPT_CONTEXT").unwrap_or_default();
+    if context.starts_with("prolog") || context.starts_with("epilog") {
+        return None;
+    }
+    let id = (input.env)("SLURM_STEP_ID").or_else(|| (input.env)("SLURM_STEPID"))?;
+    (!id.is_empty() && id.bytes().all(|b| b.is_ascii_digit())).then_some(id)
+}
+
+fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) -> GpuSource {
+    let visible = (input.env)("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    // A MIG device has no number of its own in SLURM_JOB_GPUS; only here does Slurm give its name.
+    let mig = visible.contains("MIG-");
+    let listed = || (input.env)(scope).unwrap_or_default();
+    let text = if mig { visible.clone() } else { listed() };
+    let names = match GpuName::parse_list(&text) {
+        Ok(names) if names.is_empty() => return GpuSource::None,
+        Ok(names) => names,
+        Err(why) => return GpuSource::Unknown(format!("{scope}={}: {why}", one_line(&text, 80))),
+    };
+    let several = scope == OF_JOB && gres.as_ref().is_ok_and(|gres| gres.several_types);
+    match (mig, several) {
+        // Untrusted: in a step the variable is then the user's own, and could name another job's
+        // device.
+        (true, _) if scope != OF_JOB && gres.as_ref().is_ok_and(|gres| gres.unnamed) => {
+            let why = "gres.conf has Flags by which Slurm leaves CUDA_VISIBLE_DEVICES to the step's user, and nothing else names a MIG device";
+            GpuSource::Unknown(why.to_owned())
+        }
+        (true, false) => GpuSource::Listed(names),
+        (false, false) => GpuSource::Numbered(numbers(&names, &visible, gres)),
+        // A prolog is told devices of one type only; whole GPUs and MIG devices are two types.
+        (_, true) => match all_places(input, node) {
+            Ok(all) if !mig => GpuSource::Numbered(numbers(&all, "", gres)),
+            Ok(all) if all.len() == names.len() => GpuSource::Listed(names),
+            Ok(all) => GpuSource::Unknown(format!(
+                "Slurm gives it {} devices of several types, and names {} of one type to the prolog",
+                all.len(),
+                names.len()
+            )),
+            Err(why) => GpuSource::Unknown(format!(
+                "{OF_JOB} names devices of one type only, and the node has several: {why}"
+            )),
+        },
+    }
+}
+
+/// The numbers with the UUIDs that the prolog of Slurm 25.11 and later has beside them under
+/// AutoDetect=nvml.
+fn numbers(names: &[GpuName], visible: &str, gres: Result<Gres, String>) -> Numbers {
+    let uuid = |entry: &str| entry.starts_with("GPU-").then(|| entry.to_owned());
+    let mut uuids: Vec<Option<String>> = visible.split(',').map(uuid).collect();
+    uuids.resize(names.len(), None);
+    let number = |(name, uuid): (&GpuName, Option<String>)| match name {
+        GpuName::Index(place) => Some(Number {
+            place: *place,
+            uuid,
+        }),
+        GpuName::Uuid(_) => None,
+    };
+    Numbers {
+        numbers: names.iter().zip(uuids).filter_map(number).collect(),
+        confined: gres.as_ref().ok().and_then(|gres| gres.confined),
+        by_uuid: gres.as_ref().is_ok_and(|gres| gres.by_uuid),
+        list: gres.map_or_else(List::Unknown, |gres| gres.list),
+    }
+}
+
+/// gres/gpu gives a GPU to one job; gres/shard and gres/mps let jobs share it. Slurm says the part
+/// of a job with gres/mps in its prolog, and the shards of a step. A prolog is told no shards
+/// (read: `gres_p_prep_set_env`, 22.05 to 26.05), so on a node that has some the controller is
+/// asked. Untrusted: its answer has text of the user, who gains nothing by a GPU that is shared.
+fn exclusive(input: &Input<'_>, gres: Option<&Gres>, node: &str) -> Exclusive {
+    if gres.is_some_and(|gres| gres.unshared) {
+        return Exclusive::GpusAlone;
+    }
+    // Untrusted: in a step each is the user's own word if the cluster does not have its gres.
+    let of_slurm =
+        |name, is_set: fn(&Gres) -> bool| input.number(name).filter(|_| gres.is_none_or(is_set));
+    if let Some(own) = of_slurm(THREADS, |gres| gres.has_mps) {
+        return Exclusive::Shared(Some(Part { own, all: 100 }));
+    }
+    let part = |(own, all): (u32, Option<u32>)| {
+        let all = all.or(gres?.shards_of_each)?;
+        let own = own.min(all);
+        Some(Part { own, all })
+    };
+    if let Some(shards) = of_slurm("SLURM_SHARDS_ON_NODE", |gres| gres.has_shards) {
+        let gpus = (input.env)("SLURM_STEP_GPUS").and_then(|list| places(&list));
+        let is_on_one = gpus.is_none_or(|gpus| gpus.len() <= 1);
+        return Exclusive::Shared(part((shards, None)).filter(|_| is_on_one));
+    }
+    match gres {
+        Some(gres) if gres.shards > 0 && step(input).is_none() => {
+            let shards = allocation(input, node).ok().as_deref().and_then(shards_of);
+            shards.map_or(Exclusive::Unknown, |shards| {
+                let parts: Option<Vec<Part>> = shards.into_iter().map(part).collect();
+                Exclusive::Shared(parts.and_then(smallest))
+            })
+        }
+        _ => Exclusive::Unknown,
+    }
+}
+
+/// A job with shards on several GPUs (MULTIPLE_SHARING_GRES_PJ) may have a different part of each.
+/// The smallest exceeds none.
+fn smallest(parts: Vec<Part>) -> Option<Part> {
+    let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
+    let by_size = |a: &Part, b: &Part| product(a.own, b.all).cmp(&product(b.own, a.all));
+    parts.into_iter().min_by(by_size)
+}
+
+/// The tasks of the job or step, and its nodes, which have an even share each.
+fn tasks(input: &Input<'_>) -> Option<(u32, u32)> {
+    let (total, nodes) = match step(input).is_some() {
+        true => ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"),
+        false => ("SLURM_JOB_NTASKS", "SLURM_JOB_NUM_NODES"),
+    };
+    let number = |name: &str, other: &str| {
+        let found = input.number(name).or_else(|| input.number(other));
+        found.filter(|number| *number > 0)
+    };
+    Some((
+        number(total, "SLURM_NTASKS")?,
+        number(nodes, "SLURM_NNODES")?,
+    ))
+}
+
+fn missing(name: &str) -> Undetermined {
+    let why = "Slurm did not set it; run through the plugin's job_prolog and job_epilog";
+    Undetermined::new(name, why)
+}
+
+/// What slurmctld says the job has on `node`: `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`, by `scontrol
+/// --details show job`. Untrusted: the answer holds text of the user, the job's name among it,
+/// which could forge such a list. So the whole answer may name the node once.
+fn allocation(input: &Input<'_>, node: &str) -> Result<String, String> {
+    let var = |name: &str| (input.env)(name).filter(|value| !value.is_empty());
+    let id = var("SLURM_JOB_ID").ok_or("Slurm did not set SLURM_JOB_ID")?;
+    let slurm = Installation::find(&input.site, node);
+    let ask = |program: &str, words: &[&str]| slurm.ask(program, words, DEADLINE);
+    let show = |id: &str| ask("scontrol", &["--details", "--oneliner", "show", "job", id]);
+    // The id of an array, or of a het job, is that of all its parts. squeue names each part,
+    // without text of the user.
+    of_node(&show(&id)?, node).or_else(|why| {
+        let names = ask(
+            "squeue",
+            &["--noheader", "--jobs", &id, "--format", "%A %i"],
+        )?;
+        let mut lines = names.lines();
+        let own = lines.find_map(|line| line.strip_prefix(&id)?.strip_prefix(' '));
+        let own = own.map(str::trim).filter(|own| *own != id).ok_or(why)?;
+        of_node(&show(own)?, node)
+    })
+}
+
+/// `Nodes=n[1-2] CPU_IDs=0-1 Mem=0 GRES=gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`.
+fn of_node(text: &str, node: &str) -> Result<String, String> {
+    let here =
+        |list: &str| HostList::try_from(list.to_owned()).is_ok_and(|list| list.contains(node));
+    let mut found = Vec::new();
+    let mut is_here = false;
+    for word in text.split_whitespace() {
+        if let Some(list) = word.strip_prefix("Nodes=") {
+            is_here = here(list);
+        } else if let (true, Some(gres)) = (is_here, word.strip_prefix("GRES=")) {
+            found.push(gres);
+        }
+    }
+    match found[..] {
+        [gres] => Ok(gres.to_owned()),
+        _ => Err(format!(
+            "scontrol shows {} lists of them for this job",
+            found.len()
+        )),
+    }
+}
+
+/// The parts with the gres `name` of `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`: the text before the
+/// brackets, and the places in them.
+fn parts_of<'a>(gres: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let parts = gres.split(')').map(|part| part.trim_start_matches(','));
+    let parts = parts.filter_map(|part| part.split_once('(').or(Some((part, ""))));
+    parts.filter(move |(part, _)| part.split(':').next() == Some(name))
+}
+
+/// The job's shards of each GPU that it shares: `shard:2(IDX:0)`, from 23.11 with all shards of
+/// each of the node's GPUs, as in `shard:6(4/4,2/4)` (docs/facts/slurm.md#gpus-of-a-job).
+fn shards_of(gres: &str) -> Option<Vec<(u32, Option<u32>)>> {
+    let mut shards = Vec::new();
+    for (part, list) in parts_of(gres, "shard") {
+        if let Some(list) = list.strip_prefix("IDX:") {
+            let count = part.rsplit(':').next()?.parse().ok()?;
+            shards.extend((places(list)?.len() == 1).then_some((count, None)));
+            continue;
+        }
+        for gpu in list.split(',') {
+            let (own, all) = gpu.split_once('/')?;
+            shards.push((own.parse().ok()?, Some(all.parse().ok()?)));
+        }
+    }
+    shards.retain(|(own, all)| *own > 0 && *all != Some(0));
+    (!shards.is_empty()).then_some(shards)
+}
+
+/// `0,2-3`.
+fn places(list: &str) -> Option<Vec<u32>> {
+    let mut places = Vec::new();
+    for range in list.split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u32, u32) = first.parse().ok().zip(last.parse().ok())?;
+        places.extend(first..=last.min(first.saturating_add(MOST)));
+    }
+    Some(places)
+}
+
+/// The job's places in the list of the GPUs of `node`, as slurmctld says. They must include those
+/// that the prolog was told.
+fn all_places(input: &Input<'_>, node: &str) -> Result<Vec<GpuName>, String> {
+    let told = GpuName::parse_list(&(input.env)(OF_JOB).unwrap_or_default())?;
+    all_of(&allocation(input, node)?, &told)
+}
+
+fn all_of(gres: &str, told: &[GpuName]) -> Result<Vec<GpuName>, String> {
+    let unclear = || format!("scontrol shows GRES={gres}");
+    // A share of a GPU is of one type.
+    if !gres.contains("gpu:") {
+        return Ok(told.to_vec());
+    }
+    let mut all = Vec::new();
+    for (_, list) in parts_of(gres, "gpu") {
+        let list = list
+            .strip_prefix("IDX:")
+            .and_then(places)
+            .ok_or_else(unclear)?;
+        all.extend(list.into_iter().map(GpuName::Index));
+    }
+    match told.iter().all(|one| all.contains(one)) {
+        true => Ok(all),
+        false => Err(unclear()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,38 @@
+//! What `mpsctl pbs` does in Torque or OpenPBS.
+
+use crate::verbs::{CheckLine, SetupContext, VerbReport};
+use batch::pbs::{Installation, Product};
+
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ProductOption {
+    /// The product; found by itself where only one is installed
+    #[arg(long, value_name = "torque|openpbs", value_parser = ["torque", "openpbs"], hide_possible_values = true)]
+    pub scheduler: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct InstallOptions {
+    #[command(flatten)]
+    pub product: ProductOption,
+    /// Torque: leave $job_starter as it is; tasks that TM starts then need 'mpsctl exec -- COMMAND'
+    #[arg(long)]
+    pub no_job_starter: bool,
+    /// OpenPBS: the hook also refuses at qsub and moves our words out of the account
+    #[arg(long)]
+    pub queuejob: bool,
+}
+
+/// What `mpsctl pbs` does in one of the two.
+pub struct ProductVerbs {
+    pub product: &'static Product,
+    pub install: fn(
+        &Installation,
+        &InstallOptions,
+        &SetupContext<'_>,
+        &mut VerbReport,
+    ) -> Result<(), String>,
+    /// Removes what `install` wrote.
+    pub uninstall: fn(&Installation, &SetupContext<'_>, &mut VerbReport) -> Result<(), String>,
+    /// Checks what `install` wrote.
+    pub check: fn(&Installation, &SetupContext<'_>, &mut Vec<CheckLine>),
+}

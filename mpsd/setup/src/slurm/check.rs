@@ -1,0 +1,474 @@
+//! `mpsctl slurm check`: what Slurm demands of our line and our plugin, and what MPS needs of
+//! Slurm's configuration.
+
+use super::stack::{Delivery, PLUGIN, Stack, WORDS, our_line};
+use crate::node_check::{has_gpu, offered_without_gpu};
+use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
+use crate::verbs::SetupContext;
+use batch::call::{MARGIN, Program, within};
+use batch::numbers::{List, Number, Numbers};
+use batch::slurm::conf::{self, Conf};
+use batch::slurm::gres::Gres;
+use batch::slurm::installation::{Installation, Release, stamp_of};
+use mpsd_core::config::{Config, Settings};
+use mpsd_core::plugin_line::Arguments;
+use mpsd_core::trusted::open_trusted;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Less is too little for the start of a control daemon and its servers on a node with many GPUs.
+const LEAST: Duration = Duration::from_secs(5);
+
+pub fn check(
+    plugins: &Path,
+    slurm: &Installation,
+    conf: &Conf,
+    node: &str,
+    ctx: &SetupContext<'_>,
+) -> Vec<CheckLine> {
+    let (releases, stack) = (slurm.releases(ctx.host), Stack::of(conf));
+    let found = stack.found();
+    let mut all = vec![
+        Pass(format!(
+            "Slurm's configuration is '{}'",
+            conf.file.display()
+        )),
+        one_release(slurm, &releases),
+        check_stack(&stack, found.as_deref()),
+    ];
+    let home = found.unwrap_or_else(|| stack.home());
+    let mut plugin = None;
+    match line(&home) {
+        Ok(line) => {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let file = plugin.insert(PathBuf::from(words[1]));
+            all.push(Pass(format!(
+                "'{}' has our line, '{}'",
+                home.display(),
+                words[0]
+            )));
+            all.push(check_plugin(file, releases.first().copied()));
+            all.extend(check_words(&words[2..], ctx));
+            all.extend(stack.check_repeats());
+            all.extend(stack.check_containers(file));
+        }
+        Err(why) => all.push(Fail(format!("'{}': {why}", home.display()))),
+    }
+    all.extend(check_slurmd(slurm, &stack, &home, plugin.as_deref()));
+    let release = releases.first().copied();
+    all.push(check_prolog(conf, release));
+    all.extend(check_settings(conf, ctx));
+    all.extend(check_sluids(conf, release, ctx));
+    all.extend(check_gpus(conf, node, ctx));
+    if !plugins.is_dir() {
+        let none = format!(
+            "no '{}': install the package with the plugins",
+            plugins.display()
+        );
+        all.push(Fail(none));
+    }
+    all
+}
+
+/// Programs of different releases are two installations.
+fn one_release(slurm: &Installation, releases: &[Release]) -> CheckLine {
+    let dir = slurm.commands.display();
+    let shown: Vec<String> = releases.iter().map(ToString::to_string).collect();
+    match &shown[..] {
+        [] => Warn("no slurmd, sinfo or srun here says its version".to_owned()),
+        [one] => Pass(format!("Slurm {one} is installed, its commands in '{dir}'")),
+        several => Fail(format!(
+            "slurmd and the commands in '{dir}' are of different releases: {}",
+            several.join(", ")
+        )),
+    }
+}
+
+fn check_stack(stack: &Stack, found: Option<&Path>) -> CheckLine {
+    let (shown, include) = (stack.file.display(), stack.include());
+    let command = match stack.delivery {
+        Delivery::Fetched => "'mpsctl slurm enable' on the controller's host",
+        Delivery::Local | Delivery::Sent => "'mpsctl slurm enable'",
+    };
+    if !stack.file.exists() {
+        return Fail(format!("no '{shown}': run {command}"));
+    }
+    if let Err(error) = open_trusted(&stack.file) {
+        return Warn(format!(
+            "{error}: its owner and writers decide what slurmd loads as root"
+        ));
+    }
+    match found {
+        Some(file) if file == stack.file => Pass(format!("'{shown}' has our line")),
+        Some(_) => Pass(format!("'{shown}' includes our line")),
+        None if stack.delivery != Delivery::Local => Fail(format!(
+            "'{shown}' does not have our line, and the controller sends nothing that it includes: run {command}"
+        )),
+        None if stack.includes_snippet() => {
+            Pass(format!("'{shown}' includes the file of our line"))
+        }
+        None => Fail(format!(
+            "'{shown}' does not include our line; add: {include}"
+        )),
+    }
+}
+
+fn line(home: &Path) -> Result<String, String> {
+    if !home.exists() {
+        return Err("not there; run 'mpsctl slurm enable'".to_owned());
+    }
+    open_trusted(home).map_err(|e| format!("{e}; allowed: root's, not writable by others"))?;
+    let words = WORDS.join(" or ");
+    let none = || {
+        format!("no line that begins with {words} and names {PLUGIN}; run 'mpsctl slurm enable'")
+    };
+    our_line(home).ok_or_else(none)
+}
+
+fn check_plugin(file: &Path, installed: Option<Release>) -> CheckLine {
+    let shown = file.display();
+    match (stamp_of(file), installed) {
+        (Err(why), _) => Fail(format!("{why}; run 'mpsctl slurm enable'")),
+        (Ok(stamp), Some(release)) if stamp != release => Fail(format!(
+            "'{shown}' is for Slurm {stamp}, and {release} is installed: run 'mpsctl slurm enable' again"
+        )),
+        (Ok(stamp), _) => Pass(format!("'{shown}' is root's and for Slurm {stamp}")),
+    }
+}
+
+/// The words behind the plugin's path, and the files that they name.
+fn check_words(words: &[&str], ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+    let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+    let arguments = match Arguments::parse(&words) {
+        Ok(arguments) => arguments,
+        Err(why) => {
+            return vec![Fail(format!(
+                "{why}; until then every request for MPS is refused"
+            ))];
+        }
+    };
+    let config = match Config::load(&arguments.config) {
+        Ok(_) => Pass(format!("'{}' can be used", arguments.config.display())),
+        Err(error) => CheckLine::unusable_config(&error.into()),
+    };
+    let programs = [arguments.prologue, arguments.epilogue];
+    let programs = programs.map(|program| CheckLine::program(&program, ctx.host));
+    programs.into_iter().chain([config]).collect()
+}
+
+/// Whether slurmd has our plugin. Only root can see what it has loaded; otherwise slurmd must have
+/// begun after our line was written. A copy that slurmd fetched is younger than slurmd and tells
+/// nothing. `None`: no line names a plugin.
+fn check_slurmd(
+    slurm: &Installation,
+    stack: &Stack,
+    home: &Path,
+    plugin: Option<&Path>,
+) -> Option<CheckLine> {
+    let Some(slurmd) = slurm.daemon.as_ref().filter(|daemon| daemon.is_of_node()) else {
+        return Some(Pass("no slurmd runs here: nothing to restart".to_owned()));
+    };
+    let of = format!("slurmd (pid {})", slurmd.pid());
+    let restart = |why: &str| Some(Fail(format!("{of} {why}: restart slurmd")));
+    if slurmd.replaced {
+        return restart("runs a program that was replaced since");
+    }
+    let (loaded, fetched) = (
+        slurmd.has_loaded(plugin?),
+        stack.delivery == Delivery::Fetched,
+    );
+    let written = fs::metadata(home).and_then(|about| about.modified()).ok();
+    let is_older = || Some(slurmd.began()? < written?);
+    match loaded {
+        Some(true) => Some(Pass("slurmd has loaded our plugin".to_owned())),
+        Some(false) if fetched => restart("has not loaded our plugin"),
+        _ if !fetched && is_older() == Some(true) => {
+            restart("runs since before our line was written and does not know it")
+        }
+        Some(false) => Some(Warn(format!(
+            "{of} began after our line was written, and has not loaded our plugin: its log says why"
+        ))),
+        None => Some(Pass("slurmd began after our line was written".to_owned())),
+    }
+}
+
+/// When the prolog of plugins runs (docs/facts/slurm.md#prologflags).
+fn check_prolog(conf: &Conf, release: Option<Release>) -> CheckLine {
+    let set = conf.value("PrologFlags").unwrap_or("not set");
+    let has_flag = |flag: &str| conf.lists("PrologFlags", flag);
+    let is_new = release.is_some_and(|release| release >= Release::SLUIDS);
+    let defers = is_new && has_flag("DeferBatch");
+    let allocates = ["Alloc", "Contain", "X11", "ForceRequeueOnFail"]
+        .into_iter()
+        .any(has_flag);
+    if has_flag("RunInJob") {
+        return Fail(
+            "PrologFlags has RunInJob: Slurm then runs no plugin's prolog, so a job's --mps is refused, and no partition's auto \
+             gives MPS; allowed: PrologFlags=Alloc or Contain"
+                .to_owned(),
+        );
+    }
+    match allocates || defers {
+        true => Pass(format!(
+            "PrologFlags is {set}: the prolog runs on each node at the allocation"
+        )),
+        false => Warn(format!(
+            "PrologFlags is {set}: the prolog runs at a node's first step only; PrologFlags=Alloc (or Contain) runs it on each \
+             node at the allocation"
+        )),
+    }
+}
+
+/// Where cgroups have SLUIDs for names, what our knowledge of a process' job rests on.
+fn check_sluids(
+    conf: &Conf,
+    release: Option<Release>,
+    ctx: &SetupContext<'_>,
+) -> Option<CheckLine> {
+    let release = release.filter(|release| *release >= Release::SLUIDS)?;
+    let has_cgroups = conf.value("ProctrackType")?.ends_with("cgroup");
+    let own = conf::read(&conf.file.with_file_name("cgroup.conf"), ctx.host);
+    let own = own.ok().flatten().unwrap_or_default();
+    let by_id = conf::last(&own, "CgroupJobIdPaths").is_some_and(conf::is_on);
+    (has_cgroups && !by_id).then(|| {
+        Pass(format!(
+            "Slurm {release} names the cgroup of a job by its SLUID: mpsd knows a process' job by the SLUID that slurmd tells the \
+             prolog (SLURM_JOB_SLUID)"
+        ))
+    })
+}
+
+fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+    let lists = |gres: &&str| conf.lists("GresTypes", gres);
+    let mut all = timeouts(conf, ctx.settings.deadline);
+    let no_gpu =
+        "GresTypes has no gpu: Slurm tells no job's GPUs, and every request for MPS is refused";
+    all.push(match lists(&"gpu") {
+        true => Pass("GresTypes has gpu: Slurm tells a job's GPUs".to_owned()),
+        false => Fail(no_gpu.to_owned()),
+    });
+    let shared = "jobs may share a GPU, so its compute mode stays as it is";
+    let shares = ["mps", "shard"].into_iter().filter(lists);
+    all.extend(shares.map(|share| Pass(format!("GresTypes has {share}: {shared}"))));
+    // The second key is of 25.11.
+    let kinds = ["JobContainerType", "NamespaceType"].map(|key| conf.value(key));
+    let hide = |kind: &&str| kind.ends_with("/tmpfs") || kind.ends_with("/linux");
+    let kinds = kinds.into_iter().flatten().filter(hide);
+    all.extend(kinds.map(|kind| container(kind, ctx.settings.paths.run())));
+    all
+}
+
+/// slurmd kills a prolog and an epilog after a time, and drains the node then
+/// (docs/facts/slurm.md#failures). slurmstepd ends a step's own daemon in its last callback, and
+/// drains the node at its timeout (docs/facts/slurm.md#the-end-of-a-step).
+fn timeouts(conf: &Conf, ours: Duration) -> Vec<CheckLine> {
+    let [start, end] = [Program::Prologue, Program::Epilogue].map(|program| conf.timeout(program));
+    let step = Some(("UnkillableStepTimeout", conf.unkillable_step_timeout()));
+    let limits = [
+        (start, "the start of a job's MPS", "Prolog error", LEAST),
+        (end, "the end of a job's MPS", "Epilog error", LEAST),
+        (
+            step,
+            "a step's own daemon",
+            "Kill task failed",
+            Duration::ZERO,
+        ),
+    ];
+    let line = |(limit, what, reason, least): (Option<(&str, Duration)>, _, _, _)| {
+        let (key, limit) = limit?;
+        let (left, needed) = (within(limit), (ours + MARGIN).as_secs());
+        let text = format!("{key} is {} s", limit.as_secs());
+        if left >= ours {
+            return Some(Pass(format!("{text}: more than {what} takes")));
+        }
+        let (gets, ours) = (left.as_secs_f64(), ours.as_secs());
+        let text = format!(
+            "{text}: {what} gets {gets} s of our {ours} (deadline_s), or Slurm would drain the node (\"{reason}\"); {needed} s \
+             leave it all"
+        );
+        Some(if left < least { Fail(text) } else { Warn(text) })
+    };
+    limits.into_iter().filter_map(line).collect()
+}
+
+/// Under these plugins the tasks have their own /tmp, and their own /dev/shm unless their
+/// configuration says another list. Client and server share nothing there (driver 580; the contract
+/// suite's `namespaces`), but tasks must see the job's pipe.
+fn container(kind: &str, run: &Path) -> CheckLine {
+    let shown = run.display();
+    let hidden = ["/tmp", "/dev/shm", "/var/tmp"];
+    match hidden.iter().any(|hidden| run.starts_with(hidden)) {
+        true => Fail(format!(
+            "run_dir '{shown}' is hidden from tasks by {kind}; allowed: /run/mpsd"
+        )),
+        false => Pass(format!(
+            "{kind}: MPS needs no shared /tmp or /dev/shm (driver 580)"
+        )),
+    }
+}
+
+/// What jobs that share a GPU get.
+fn check_shards(gres: &Gres) -> Option<CheckLine> {
+    match gres.shards_of_each {
+        Some(each) => Some(Pass(format!(
+            "each GPU has {each} shards: a user's jobs with --gres=shard:N --mps share one MPS on it"
+        ))),
+        None if gres.shards > 0 => Some(Warn(format!(
+            "the {} shards of this node are not the same number on each GPU, so which part of a GPU a job has is not known: \
+             --mps-mem=auto and --mps-threads=auto are refused to jobs with shards",
+            gres.shards
+        ))),
+        None if gres.unshared => None,
+        None => {
+            let text = "this cluster has gres/shard or gres/mps, and this node has no shards: no compute mode is changed here";
+            Some(Pass(text.to_owned()))
+        }
+    }
+}
+
+/// The jobs of `auto_...` that the site gives no MPS, because their programs could notice it.
+fn left_out(confined: Option<bool>, gpus: usize, settings: &Settings) -> Option<CheckLine> {
+    let slurm = &settings.slurm;
+    let is_on =
+        slurm.auto_gres || slurm.auto_constraint.is_some() || !slurm.auto_partitions.is_empty();
+    (is_on && gpus > 1 && confined != Some(true)).then(|| {
+        Warn(format!(
+            "without ConstrainDevices=yes the jobs of auto_partitions, auto_constraint and auto_gres have MPS only with all {gpus} GPUs \
+             of this node: the numbers of fewer would change"
+        ))
+    })
+}
+
+/// Whether Slurm's number of each GPU leads a job to that GPU; else the lines of gres.conf. Another
+/// line covers NVML.
+fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+    let gres = Gres::read(&conf.file, node, ctx.host).ok();
+    let Some(gres) = gres.filter(|gres| gres.grants) else {
+        return Vec::new();
+    };
+    if !has_gpu(ctx) {
+        return vec![offered_without_gpu()];
+    }
+    let Ok(inventory) = (ctx.inventory)(node) else {
+        return Vec::new();
+    };
+    let shards = check_shards(&gres);
+    let left_out = left_out(gres.confined, inventory.gpus.len(), &ctx.settings);
+    let outdated = |why| {
+        Warn(format!(
+            "{why}; until it is restarted no compute mode is changed"
+        ))
+    };
+    let mut all: Vec<CheckLine> = gres
+        .outdated
+        .iter()
+        .map(outdated)
+        .chain(shards)
+        .chain(left_out)
+        .collect();
+    let listed = match gres.list.resolve(&inventory) {
+        Ok(listed) => listed,
+        Err(why) => {
+            let why = format!("which GPU each number of Slurm means is not known: {why}");
+            all.push(match gres.confined {
+                Some(false) => Warn(why),
+                _ => Fail(format!("{why}; jobs are refused MPS")),
+            });
+            return all;
+        }
+    };
+    let files: Vec<_> = listed.iter().map(|(file, _)| file.clone()).collect();
+    let wrong = (0..).zip(&listed).filter_map(|(place, (file, gpu))| {
+        let numbers = Numbers {
+            numbers: vec![Number { place, uuid: None }],
+            list: List::Files(files.clone()),
+            confined: gres.confined,
+            by_uuid: gres.by_uuid,
+        };
+        let (path, entry) = (file.path.display(), &file.entry);
+        match numbers.gpus(&inventory) {
+            Err(why) => Some(Fail(format!("a job with '{path}' is refused MPS: {why}"))),
+            Ok(found) if found.first().copied() != *gpu => Some(Warn(format!(
+                "{entry}: '{path}' is number {place} of Slurm, and a job with it computes on another GPU; with \
+                 ConstrainDevices=yes, or files in the order of the bus, it is the same one"
+            ))),
+            Ok(_) => None,
+        }
+    });
+    let wrong: Vec<CheckLine> = wrong.collect();
+    if wrong.is_empty() {
+        let count = listed.len();
+        all.push(Pass(format!(
+            "each of the {count} GPUs of gres.conf is the one that a job with it computes on"
+        )));
+    }
+    all.extend(wrong);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use batch::testing::TextHost;
+
+    #[test]
+    fn a_site_whose_auto_would_change_the_numbers_of_gpus_is_told() {
+        let auto = "auto_partitions = [\"gpu\"]";
+        for (lines, confined, gpus, told) in [
+            (auto, Some(false), 4, true),
+            (auto, None, 4, true),
+            ("auto_gres = true", Some(false), 2, true),
+            ("auto_constraint = \"mps\"", Some(false), 2, true),
+            (auto, Some(true), 4, false),
+            (auto, Some(false), 1, false),
+            ("", Some(false), 4, false),
+        ] {
+            let config = Config::parse(&format!("[slurm]\n{lines}\n")).unwrap();
+            let line = left_out(confined, gpus, &config.for_node("n1", &[]).unwrap());
+            let text = line.map(|line| line.to_string());
+            let words = format!("only with all {gpus} GPUs of this node");
+            assert_eq!(
+                text.is_some_and(|text| text.contains(&words)),
+                told,
+                "{lines} {confined:?} {gpus}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_timeout_of_slurm_that_shortens_our_own_is_told() {
+        for (lines, expected) in [
+            ("", &[][..]),
+            ("PrologEpilogTimeout=0\n", &[]),
+            ("PrologTimeout=65534\n", &[]),
+            // A key for one of both comes first.
+            (
+                "PrologTimeout=26\nPrologEpilogTimeout=9\n",
+                &[
+                    "OK    PrologTimeout is 26",
+                    "FAIL  PrologEpilogTimeout is 9",
+                ],
+            ),
+            (
+                "prologepilogtimeout=300\nEpilogTimeout=25\n",
+                &[
+                    "OK    PrologEpilogTimeout is 300",
+                    "WARN  EpilogTimeout is 25",
+                ],
+            ),
+            ("EpilogTimeout=25\n", &["WARN  EpilogTimeout is 25"]),
+        ] {
+            let host = TextHost::default().file("/x/slurm.conf", lines);
+            let conf = Conf::find(Some(Path::new("/x/slurm.conf")), &host).unwrap();
+            let found = timeouts(&conf, Duration::from_secs(20))
+                .into_iter()
+                .map(|line| line.to_string());
+            let found: Vec<String> = found.collect();
+            let expected = [expected, &["OK    UnkillableStepTimeout is 60"]].concat();
+            assert_eq!(found.len(), expected.len(), "{found:?}");
+            let alike = |(line, begin): (&String, &&str)| line.starts_with(*begin);
+            assert!(found.iter().zip(&expected).all(alike), "{found:?}");
+        }
+    }
+}

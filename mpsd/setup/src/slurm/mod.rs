@@ -1,0 +1,390 @@
+//! `mpsctl slurm enable | disable | check`: our line in a Slurm's plugin stack. The site's own
+//! files stay as they are.
+
+mod check;
+mod stack;
+
+use crate::node_check::with_node;
+use crate::verbs::{
+    AdminVerbs, CheckLine, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root,
+};
+use batch::call::Site;
+use batch::slurm::conf::Conf;
+use batch::slurm::installation::{Installation, Release, directories, stamp_of};
+use check::check;
+use clap::{FromArgMatches, Subcommand};
+use mpsd_core::plugin_line::PROGRAMS;
+use stack::{Delivery, PLUGIN, Stack, TAG, is_foreign, is_ours, our_line, second_line};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where the package puts the plugin for each release.
+const PLUGINS: &str = "/usr/lib/mpsd/spank";
+const RESTART: &str = "restart slurmd on the nodes: it reads the plugin stack when it starts";
+
+#[derive(Debug, Clone, Subcommand)]
+enum SlurmVerb {
+    /// Write our line for the plugin that fits the installed Slurm (root)
+    ///
+    /// Run it on every host where users submit or jobs run; on a configless cluster only on the
+    /// controller's host. It writes plugstack.conf.d/mpsd.conf beside slurm.conf. It writes
+    /// plugstack.conf itself only if that is missing or the controller sends it. Restart slurmd
+    /// afterwards: it reads the stack when it starts.
+    Enable(EnableOptions),
+    /// Remove what enable wrote, once no job with MPS runs on this node (root)
+    Disable {
+        #[command(flatten)]
+        slurm: SlurmOptions,
+        #[command(flatten)]
+        running: RunningJobs,
+    },
+    /// Say what works, what could be better, and what is wrong, one line each
+    ///
+    /// Exit status: 0 no FAIL; 2 a FAIL. As in doctor, a WARN works and could be better.
+    Check(SlurmOptions),
+}
+
+#[derive(Debug, Clone, Default, clap::Args)]
+struct SlurmOptions {
+    /// slurm.conf; if not given, from mpsd.toml, from SLURM_CONF, or that of the Slurm that runs
+    /// here
+    #[arg(long, value_name = "FILE")]
+    slurm_conf: Option<PathBuf>,
+    /// Slurm's directory with bin and sbin; from mpsd.toml, or that of the Slurm that runs here if
+    /// not given
+    #[arg(long, value_name = "DIR")]
+    exec: Option<PathBuf>,
+    /// This node's name in Slurm; the host's if not given
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+    /// The directory with a plugin for each release
+    #[arg(long, value_name = "DIR", default_value = PLUGINS)]
+    plugins: PathBuf,
+}
+
+#[derive(Debug, Clone, Default, clap::Args)]
+struct EnableOptions {
+    #[command(flatten)]
+    slurm: SlurmOptions,
+    /// The release, as in 23.11; what the installed Slurm says if not given
+    #[arg(long, value_name = "YY.MM", value_parser = Release::parse)]
+    release: Option<Release>,
+    /// Write 'required' instead of 'optional': where the plugin cannot be loaded, every srun fails
+    #[arg(long)]
+    required: bool,
+    /// What the plugin does: job (jobs only), step (steps only), both
+    #[arg(long, value_name = "SCOPE", value_parser = ["both", "job", "step"])]
+    scope: Option<String>,
+    /// Only where enable wrote a line before: name the plugin for the Slurm that is here now (run
+    /// by the packages)
+    #[arg(long, conflicts_with_all = ["required", "scope"])]
+    refresh: bool,
+}
+
+pub const VERBS: AdminVerbs = AdminVerbs {
+    command: || {
+        SlurmVerb::augment_subcommands(clap::Command::new("slurm").about("Our plugin in a Slurm"))
+            .subcommand_required(true)
+            .arg_required_else_help(true)
+    },
+    run,
+    check: check_here,
+};
+
+fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport, VerbError> {
+    let verb = SlurmVerb::from_arg_matches(matches).map_err(|error| error.to_string())?;
+    if !matches!(verb, SlurmVerb::Check(_)) {
+        must_be_root("mpsctl slurm", "only root may change Slurm's configuration")?;
+    }
+    Ok(match &verb {
+        SlurmVerb::Enable(options) if options.refresh => refresh(options, ctx)?,
+        SlurmVerb::Enable(options) => enable(options, ctx)?,
+        SlurmVerb::Disable { slurm, running } => {
+            let (_, conf) = slurm.find(ctx)?;
+            let still = running.allow(&ctx.settings.paths)?;
+            let mut report = disable(&Stack::of(&conf))?;
+            report.lines.extend(still);
+            report
+        }
+        SlurmVerb::Check(options) => {
+            let (slurm, conf) = options.find(ctx)?;
+            let node = options.node(ctx);
+            let own = check(&options.plugins, &slurm, &conf, &node, ctx);
+            with_node(own, &node, ctx).into()
+        }
+    })
+}
+
+fn check_here(node: &str, ctx: &SetupContext<'_>) -> Option<Vec<CheckLine>> {
+    let options = SlurmOptions {
+        node: Some(node.to_owned()),
+        plugins: PLUGINS.into(),
+        ..SlurmOptions::default()
+    };
+    let named = ctx.settings.slurm.conf.is_some() || ctx.settings.slurm.exec.is_some();
+    match options.find(ctx) {
+        Ok((slurm, conf)) => Some(check(&options.plugins, &slurm, &conf, node, ctx)),
+        Err(why) => named.then(|| vec![CheckLine::Fail(why)]),
+    }
+}
+
+impl SlurmOptions {
+    fn node(&self, ctx: &SetupContext<'_>) -> String {
+        self.node.clone().unwrap_or_else(|| ctx.host.name())
+    }
+
+    fn find(&self, ctx: &SetupContext<'_>) -> Result<(Installation, Conf), String> {
+        let mut site = Site::of(&ctx.settings);
+        let named = self
+            .slurm_conf
+            .as_ref()
+            .map(|path| path.display().to_string());
+        site.slurm_conf = named.or(site.slurm_conf);
+        site.slurm_exec = self.exec.clone().or(site.slurm_exec);
+        let slurm = Installation::find(&site, &self.node(ctx));
+        slurm.untrusted().map_or(Ok(()), Err)?;
+        let conf = Conf::find(slurm.conf(ctx.host).as_deref(), ctx.host)?;
+        Ok((slurm, conf))
+    }
+}
+
+fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport, String> {
+    let (slurm, conf) = options.slurm.find(ctx)?;
+    let stack = Stack::of(&conf);
+    if stack.delivery == Delivery::Fetched {
+        return Err(format!(
+            "'{}': it was fetched from the controller and will be again; do this on the controller's host, in the \
+             directory of its slurm.conf",
+            conf.file.display()
+        ));
+    }
+    if options.release.is_none() && slurm.is_a_guess() {
+        let found = directories()
+            .into_iter()
+            .map(|dir| dir.display().to_string());
+        let found = found.collect::<Vec<_>>().join(", ");
+        return Err(format!(
+            "several Slurms are here ({found}) and none runs: name one with --exec"
+        ));
+    }
+    let (release, plugin) = plugin(options, &slurm, ctx)?;
+    let (line, mut report) = (line(options, &plugin, ctx), VerbReport::default());
+    add_line(&mut report, &stack, &line, release, &plugin)?;
+    if report.changed {
+        report.did(RESTART);
+    } else if !report.incomplete {
+        let home = stack.home();
+        report.did(format!(
+            "'{}' has our line for Slurm {release}",
+            home.display()
+        ));
+    }
+    Ok(report)
+}
+
+fn add_line(
+    report: &mut VerbReport,
+    stack: &Stack,
+    line: &str,
+    release: Release,
+    plugin: &Path,
+) -> Result<(), String> {
+    let (snippet, second, shown) = (
+        stack.snippet(),
+        stack.second_snippet(),
+        stack.file.display(),
+    );
+    let for_release = format!(" for Slurm {release}");
+    if stack.delivery == Delivery::Sent {
+        let about = format!("{for_release}; the controller sends it to the nodes");
+        if !is_foreign(&stack.file) {
+            write(report, &stack.file, &tagged(line), &about)?;
+        } else if our_line(&stack.file).as_deref() != Some(line) {
+            report.left(format!(
+                "the controller sends '{shown}' to the nodes, and nothing that it includes: let this be its line for \
+                 {PLUGIN}: {line}"
+            ));
+        }
+        return Ok(());
+    }
+    if is_foreign(&snippet) {
+        let shown = snippet.display();
+        return Err(format!(
+            "'{shown}': there is one that we did not write; remove it first"
+        ));
+    }
+    write(report, &snippet, &tagged(line), &for_release)?;
+    if !is_foreign(&stack.file) {
+        write(
+            report,
+            &stack.file,
+            &tagged(&stack.include()),
+            " to include it",
+        )?;
+    } else if our_line(&stack.file).is_none() && !stack.includes_snippet() {
+        report.left(format!("add this line to '{shown}': {}", stack.include()));
+    }
+    if stack.has_containers() && !is_foreign(&second) {
+        let line = tagged(&second_line(plugin));
+        write(
+            report,
+            &second,
+            &line,
+            " to look behind the containers' plugin",
+        )?;
+    }
+    Ok(())
+}
+
+fn tagged(line: &str) -> String {
+    format!("{TAG}\n{line}\n")
+}
+
+/// Writes a file unless its text is the same: its time tells when slurmd must have begun.
+fn write(report: &mut VerbReport, file: &Path, text: &str, about: &str) -> Result<(), String> {
+    match fs::read_to_string(file).is_ok_and(|old| old == text) {
+        true => Ok(()),
+        false => report.write(file, text.as_bytes(), 0o644, about),
+    }
+}
+
+fn plugin(
+    options: &EnableOptions,
+    slurm: &Installation,
+    ctx: &SetupContext<'_>,
+) -> Result<(Release, PathBuf), String> {
+    let plugins = &options.slurm.plugins;
+    let installed = || slurm.releases(ctx.host).first().copied();
+    let release = options.release.or_else(installed);
+    let release =
+        release.ok_or("no slurmd, sinfo or srun here says its version; name it with --release")?;
+    let file = plugins.join(release.to_string()).join(PLUGIN);
+    let shown = file.display();
+    if !file.exists() {
+        let entries = fs::read_dir(plugins).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut have: Vec<_> = names.collect();
+        have.sort();
+        let have = Some(have.join(", ")).filter(|have| !have.is_empty());
+        let have = have.as_deref().unwrap_or("none");
+        return Err(format!(
+            "no '{shown}': no plugin for Slurm {release}; there are: {have}"
+        ));
+    }
+    match stamp_of(&file)? {
+        stamp if stamp == release => Ok((release, file)),
+        other => Err(format!(
+            "'{shown}' is stamped for Slurm {other}, not {release}"
+        )),
+    }
+}
+
+fn line(options: &EnableOptions, plugin: &Path, ctx: &SetupContext<'_>) -> String {
+    let word = if options.required {
+        "required"
+    } else {
+        "optional"
+    };
+    let mut line = format!("{word} {}", plugin.display());
+    if let Some(config) = ctx.config {
+        line += &format!(" config={}", config.display());
+    }
+    if ctx.programs != Path::new(PROGRAMS) {
+        let programs = ctx.programs.display();
+        line += &format!(" prologue={programs}/mps-prologue epilogue={programs}/mps-epilogue");
+    }
+    if let Some(scope) = &options.scope {
+        line += &format!(" scope={scope}");
+    }
+    line
+}
+
+/// The packages run it after an upgrade of Slurm, so a host without our line is left as it is,
+/// without a word.
+fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport, String> {
+    let mut report = VerbReport::default();
+    let Ok((slurm, conf)) = options.slurm.find(ctx) else {
+        return Ok(report);
+    };
+    let stack = Stack::of(&conf);
+    let (home, second) = (stack.home(), stack.second_snippet());
+    if stack.delivery == Delivery::Fetched || our_line(&home).is_none() {
+        return Ok(report);
+    }
+    let (release, plugin) = plugin(options, &slurm, ctx)?;
+    let about = format!(" to name the plugin for Slurm {release}");
+    let old =
+        fs::read_to_string(&home).map_err(|e| format!("cannot read '{}': {e}", home.display()))?;
+    let new = renamed(&old, &plugin);
+    if second.exists() && !is_foreign(&second) {
+        write(&mut report, &second, &tagged(&second_line(&plugin)), &about)?;
+    }
+    if !is_foreign(&home) {
+        write(&mut report, &home, &new, &about)?;
+    } else if new != old {
+        let (home, plugin) = (home.display(), plugin.display());
+        report.left(format!(
+            "let the line for {PLUGIN} in '{home}' name '{plugin}'"
+        ));
+    }
+    if report.changed {
+        report.did(RESTART);
+    }
+    Ok(report)
+}
+
+/// The text with `plugin` in place of our old plugin. The words around it are the administrator's
+/// choice.
+fn renamed(text: &str, plugin: &Path) -> String {
+    let line = |line: &str| {
+        let old = line.split_whitespace().nth(1).filter(|_| is_ours(line));
+        let new = old.map(|old| line.replacen(old, &plugin.display().to_string(), 1));
+        new.unwrap_or_else(|| line.to_owned()) + "\n"
+    };
+    text.lines().map(line).collect()
+}
+
+fn disable(stack: &Stack) -> Result<VerbReport, String> {
+    let (snippet, file) = (stack.snippet(), &stack.file);
+    let mut report = VerbReport::default();
+    for path in [&snippet, &stack.second_snippet(), file] {
+        if path.exists() && !is_foreign(path) {
+            report.remove(path)?;
+        }
+    }
+    if snippet.exists() {
+        report.left(format!(
+            "'{}' is not ours: left as it is",
+            snippet.display()
+        ));
+    } else if our_line(file).is_some() {
+        report.left(format!(
+            "remove the line for {PLUGIN} from '{}'",
+            file.display()
+        ));
+    } else if report.changed {
+        report.did("restart slurmd on the nodes: it keeps the plugin until then");
+    } else {
+        report.did("nothing of mpsd is there");
+    }
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refresh_changes_the_plugins_place_alone() {
+        let new = Path::new("/usr/lib/mpsd/spank/23.11/spank_mps.so");
+        for old in [
+            "# ours\nrequired /usr/lib/mpsd/spank/22.05/spank_mps.so config=/x scope=job\n",
+            "optional\t/usr/lib/mpsd/spank/22.05/spank_mps.so\n",
+            "required  /usr/lib/mpsd/spank/22.05/spank_mps.so  config=/x \n",
+            " \toptional /usr/lib/mpsd/spank/22.05/spank_mps.so\tscope=job\n",
+            "optional /usr/lib/slurm/22/spank_pyxis.so\n",
+        ] {
+            assert_eq!(renamed(old, new), old.replace("22.05", "23.11"));
+        }
+    }
+}
