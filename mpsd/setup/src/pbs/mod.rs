@@ -5,9 +5,7 @@ mod check;
 pub mod product;
 
 use crate::node_check::with_node;
-use crate::verbs::{
-    AdminVerbs, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root,
-};
+use crate::verbs::{AdminVerbs, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root};
 use crate::{openpbs, torque};
 use batch::call::Site;
 use batch::pbs::Installation;
