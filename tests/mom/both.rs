@@ -59,11 +59,6 @@ fn the_number_of_a_job_is_enough() {
         let id = c.job("").id.replace("1.", &format!("{number}."));
         let job = Job::new(&id, "MPS=true,MPS_THREADS=25");
         begins(c, &job);
-        let sets = if c.product == Product::Torque {
-            "20"
-        } else {
-            "30"
-        };
         let by_user = format!("setpriv --reuid {} --regid {0} --clear-groups", job.user.1);
         for who in [by_user.as_str(), ""] {
             let mpsctl = |words: &str| format!("{who} mpsctl {words} 2>&1");
@@ -71,8 +66,6 @@ fn the_number_of_a_job_is_enough() {
             says(&env, &[&format!("MPSD_JOB='{}'", job.id)]);
             let exec = c.nodes[0].sh(&mpsctl(&format!("exec --job {number} -- /usr/bin/env")));
             says(&exec, &[&format!("MPSD_JOB={}", job.id)]);
-            let set = c.nodes[0].sh(&mpsctl(&format!("set {number} --threads {sets}")));
-            says(&set, &[&format!("job {}: clients", job.id)]);
             let explain = c.nodes[0].sh(&mpsctl(&format!("explain {number}")));
             says(&explain, &["explain knows nothing in it"]);
         }
