@@ -135,7 +135,7 @@ fn our_own_drain_is_lifted_and_no_other(cell: &Context) -> Result<()> {
     fs::create_dir_all(&drains)?;
     let marker = drains.join("slurm-node2");
     let text = serde_json::json!({
-        "version": 1, "scheduler": "slurm", "node": "node2", "reason": reason, "job": "1", "delivered": true,
+        "version": 1, "scheduler": "slurm", "node": "node2", "reason": reason, "job": "1", "gpus": [], "delivered": true,
         "slurm_conf": cell.bed.environment(&cell.user).get("SLURM_CONF"), "when": 1,
     });
     for (shown, lifted) in [(reason, true), ("bad disk", false)] {
