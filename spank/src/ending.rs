@@ -31,9 +31,8 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     state.step.ended_tasks += 1;
     let tasks = slurm.item(Item::LocalTasks);
     let is_last = tasks.is_none_or(|all| state.step.ended_tasks >= all);
-    let status = slurm
-        .item(Item::TaskExitStatus)
-        .filter(|status| *status != 0);
+    let status = slurm.item(Item::TaskExitStatus);
+    let status = status.filter(|status| *status != 0);
     let ends_job = is_last && (ends_job(slurm) || state.step.own_daemon);
     state.step.has_rank_0 |= slurm.item(Item::TaskGlobalId).is_none_or(|rank| rank == 0);
     // A step that opted out did not fail by that MPS, and must not take the words that other tasks
@@ -99,11 +98,8 @@ fn tell_use(slurm: &dyn Slurm, record: &Record, observed: &Observations) {
     };
     let advice = advice::of(&facts).filter(|_| !record.shared);
     let advice = advice.map(|advice| format!("advice: {}", advice.text));
-    let text: Vec<String> = observed
-        .lines(&record.gpus)
-        .into_iter()
-        .chain(advice)
-        .collect();
+    let text = observed.lines(&record.gpus).into_iter().chain(advice);
+    let text: Vec<String> = text.collect();
     let by = match record.shared {
         true => "the mpsd of all jobs that share it,",
         false => "its own mpsd",
@@ -112,10 +108,8 @@ fn tell_use(slurm: &dyn Slurm, record: &Record, observed: &Observations) {
 }
 
 fn notice(slurm: &dyn Slurm, text: &str) {
-    let (job, name) = (
-        slurm.item(Item::JobId).unwrap_or_default(),
-        slurm.node_name(),
-    );
+    let job = slurm.item(Item::JobId).unwrap_or_default();
+    let name = slurm.node_name();
     slurm.log(Level::Notice, &format!("job {job}: on {name}{text}"));
 }
 
@@ -132,12 +126,11 @@ fn note_killed(slurm: &dyn Slurm, node: &dyn Node, status: u32, mps: &StepMps) {
         return;
     };
     let rank = slurm.item(Item::TaskGlobalId);
+    let rank = rank.or_else(|| slurm.item(Item::TaskId));
     let oom_kills = (signal == SIGKILL).then(|| node.oom_kills()).flatten();
     let task = KilledTask {
         step,
-        rank: rank
-            .or_else(|| slurm.item(Item::TaskId))
-            .unwrap_or_default(),
+        rank: rank.unwrap_or_default(),
         pid: pid.cast_signed(),
         signal,
         oom_kills: oom_kills.unwrap_or_default(),
@@ -155,10 +148,8 @@ fn last_words(
 ) {
     let deadline = Deadline::after(patience);
     while !state.step.has_told {
-        let words = mps
-            .seen
-            .iter()
-            .filter_map(|seen| node.take_last_words(seen));
+        let seen = mps.seen.iter();
+        let words = seen.filter_map(|seen| node.take_last_words(seen));
         let words: Vec<String> = words.flatten().collect();
         if words.is_empty() && !deadline.sleep(PAUSE) {
             return;
@@ -192,9 +183,8 @@ fn mps_of_step(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) -> Optio
         // What another user's job with this id left may still be here.
         let is_own = slurm.item(Item::JobUid).is_none_or(|uid| uid == record.uid);
         let gpus = record.gpus.iter().filter(|_| record.shared);
-        let seen = settings
-            .paths
-            .seen(job, record.uid, gpus.map(|gpu| &gpu.uuid));
+        let gpus = gpus.map(|gpu| &gpu.uuid);
+        let seen = settings.paths.seen(job, record.uid, gpus);
         let mps = StepMps {
             record,
             paths,

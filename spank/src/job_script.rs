@@ -20,12 +20,12 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// `job_prolog`. Slurm drains the node when it fails, so neither a refusal nor anything that the
 /// user's processes could have caused fails it. Both are recorded, and `task_init` tells the user.
-pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verdict {
+pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Verdict {
     let request = request(slurm);
     if request == submission::OFF {
         return Verdict::Continue;
     }
-    let settings = settings(slurm, node, arguments);
+    let settings = settings(slurm, node, line);
     let by_site = request.is_empty();
     let request = match &settings {
         _ if !by_site => request,
@@ -45,13 +45,8 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verd
     words.extend(by_site.then_some("--by-site"));
     let usual = Settings::usual();
     let limits = settings.as_ref().unwrap_or(&usual);
-    let program = program(
-        &arguments.prologue,
-        arguments,
-        limits,
-        &words,
-        environment(slurm),
-    );
+    let environment = environment(slurm);
+    let program = program(&line.prologue, line, limits, &words, environment);
     let result = run(slurm, node, &format!("job {job}"), &program);
     // A job that did not ask runs in any case.
     let (Ok(settings), false) = (settings, by_site) else {
@@ -94,20 +89,15 @@ fn leave_failure(
 /// `job_epilog`: cleans every directory of the job, even if the job did not ask. A job without a
 /// directory costs two lookups. After any job `mps-epilogue` takes its second look at what hung in
 /// the driver, if anything waits for that. It drains the node itself, with its own reason.
-pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) {
+pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) {
     let Some(job) = slurm.job() else { return };
-    let settings = settings(slurm, node, arguments).unwrap_or_else(|_| Settings::usual());
+    let settings = settings(slurm, node, line).unwrap_or_else(|_| Settings::usual());
     let paths = &settings.paths;
     if node.has_directories(&paths.jobs(), &job) || node.exists(&paths.look_again()) {
         // mps-epilogue logs what it cannot undo. Slurm sees none of its exit codes.
         let words = ["--strict"];
-        let program = program(
-            &arguments.epilogue,
-            arguments,
-            &settings,
-            &words,
-            environment(slurm),
-        );
+        let environment = environment(slurm);
+        let program = program(&line.epilogue, line, &settings, &words, environment);
         run(slurm, node, &format!("job {job}"), &program);
     }
 }
@@ -117,22 +107,20 @@ pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, arguments: &Arguments) {
 /// srun says what the job asked for.
 fn request(slurm: &dyn Slurm) -> String {
     if slurm.process_env(submission::SUBMITTED).as_deref() == Some(submission::STEP) {
-        return slurm
-            .process_env(submission::JOBS_REQUEST)
-            .unwrap_or_default();
+        let of_job = slurm.process_env(submission::JOBS_REQUEST);
+        return of_job.unwrap_or_default();
     }
     let flags = Flags::from_fn(|key| slurm.option(key));
-    flags.request().map_or_else(
-        |_| flags.raw(),
-        |request| submission::request_text(request.as_ref()),
-    )
+    match flags.request() {
+        Ok(request) => submission::request_text(request.as_ref()),
+        Err(_) => flags.raw(),
+    }
 }
 
 /// Slurm names to a prolog the job's GPUs, and also a GPU that it shares.
 fn has_gpus(slurm: &dyn Slurm) -> bool {
-    slurm
-        .process_env("SLURM_JOB_GPUS")
-        .is_some_and(|gpus| !gpus.is_empty())
+    let gpus = slurm.process_env("SLURM_JOB_GPUS");
+    gpus.is_some_and(|gpus| !gpus.is_empty())
 }
 
 fn is_automatic(slurm: &dyn Slurm, settings: &Settings) -> bool {
@@ -151,15 +139,9 @@ fn is_automatic(slurm: &dyn Slurm, settings: &Settings) -> bool {
 }
 
 /// The configuration of this node.
-pub fn settings(
-    slurm: &dyn Slurm,
-    node: &dyn Node,
-    arguments: &Arguments,
-) -> Result<Settings, String> {
-    node.settings(
-        &arguments.config,
-        slurm.process_env("SLURMD_NODENAME").as_deref(),
-    )
+pub fn settings(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Result<Settings, String> {
+    let name = slurm.process_env("SLURMD_NODENAME");
+    node.settings(&line.config, name.as_deref())
 }
 
 /// What slurmd says of the job. The programs get nothing else of this process's environment.
@@ -173,12 +155,12 @@ fn environment(slurm: &dyn Slurm) -> Vec<(String, String)> {
 /// `mps-prologue` or `mps-epilogue` for a job or step.
 pub fn program(
     path: &Path,
-    arguments: &Arguments,
+    line: &Arguments,
     settings: &Settings,
     words: &[&str],
     environment: Vec<(String, String)>,
 ) -> Program {
-    let config = arguments.config.to_string_lossy();
+    let config = line.config.to_string_lossy();
     let common = ["--scheduler", "slurm", "--config", &config];
     let words = common.iter().chain(words);
     Program {
@@ -224,14 +206,9 @@ pub fn failure(result: &ProgramResult) -> Option<String> {
 /// already.
 fn unprefixed(line: &str) -> String {
     let mut names = ["mps-prologue: ", "mps-epilogue: "].iter();
-    let named = names
-        .find_map(|name| line.strip_prefix(name))
-        .unwrap_or(line);
-    let of_job = named
-        .strip_prefix("job ")
-        .and_then(|rest| rest.split_once(": "));
+    let named = names.find_map(|name| line.strip_prefix(name));
+    let of_job = named.and_then(|named| named.strip_prefix("job ")?.split_once(": "));
     of_job
-        .filter(|_| named != line)
-        .map_or(named, |(_, rest)| rest)
+        .map_or(named.unwrap_or(line), |(_, rest)| rest)
         .to_owned()
 }

@@ -21,7 +21,6 @@ pub fn is_submitted(slurm: &dyn Slurm) -> bool {
 
 /// Whether this task will be run in a container.
 pub fn is_of_task(slurm: &dyn Slurm) -> bool {
-    slurm
-        .job_env(VARIABLE)
-        .is_some_and(|bundle| !bundle.is_empty())
+    let bundle = slurm.job_env(VARIABLE);
+    bundle.is_some_and(|bundle| !bundle.is_empty())
 }

@@ -81,6 +81,6 @@ pub fn option(
     argument: Option<&str>,
     remote: bool,
 ) -> Option<String> {
-    let refusal = state.flags.take(key, argument).err()?;
+    let refusal = state.take(key, argument).err()?;
     (!remote).then(|| refusal.to_string())
 }

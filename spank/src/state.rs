@@ -1,9 +1,9 @@
 //! What the callbacks of one process share.
 
-use mpsd_core::Request;
 use mpsd_core::config::Settings;
 use mpsd_core::plugin_line::Arguments;
-use mpsd_core::request::Flags;
+use mpsd_core::request::{Flags, Key};
+use mpsd_core::{Refusal, Request};
 
 /// Made by `slurm_spank_init`; a task's forked child inherits slurmstepd's.
 #[derive(Debug)]
@@ -11,7 +11,9 @@ pub struct PluginState {
     /// The line in plugstack.conf, or why it is unusable: then nothing is done, and a user who asks
     /// for MPS is told.
     pub line: Result<Arguments, String>,
-    pub flags: Flags,
+    flags: Flags,
+    /// What the flags ask for together; `None`: there is no flag.
+    pub request: Result<Option<Request>, Refusal>,
     /// srun, sbatch and salloc: the first component of a het job, or the only one, has been looked
     /// at.
     pub submitted: bool,
@@ -48,24 +50,37 @@ impl PluginState {
         Self {
             line: Arguments::parse(words),
             flags: Flags::default(),
+            request: Ok(None),
             submitted: false,
             step: StepState::default(),
         }
     }
 
+    /// Takes one flag, as [`Flags::take`].
+    pub fn take(&mut self, key: Key, argument: Option<&str>) -> Result<(), Refusal> {
+        let taken = self.flags.take(key, argument);
+        self.request = self.flags.request();
+        taken
+    }
+
+    /// As [`Flags::imply_mode`].
+    pub fn imply_mode(&mut self) {
+        self.flags.imply_mode();
+        self.request = self.flags.request();
+    }
+
     /// The request of flags that ask for MPS.
-    pub fn request_on(&self) -> Option<Request> {
-        self.flags.request().ok().flatten().filter(Request::is_on)
+    pub fn request_on(&self) -> Option<&Request> {
+        let request = self.request.as_ref().ok()?.as_ref();
+        request.filter(|request| request.is_on())
     }
 
     /// Whether the flags, right or wrong, ask for MPS.
     pub fn asks(&self) -> bool {
-        self.flags.request().map_or(true, |request| {
-            request.is_some_and(|request| request.is_on())
-        })
+        self.request.is_err() || self.request_on().is_some()
     }
 
     pub fn opts_out(&self) -> bool {
-        matches!(self.flags.request(), Ok(Some(request)) if !request.is_on())
+        matches!(&self.request, Ok(Some(request)) if !request.is_on())
     }
 }

@@ -43,6 +43,12 @@ pub fn is_script(slurm: &dyn Slurm) -> bool {
     slurm.item(Item::StepId) == Some(BATCH)
 }
 
+/// The text of the job's script.
+pub fn script(slurm: &dyn Slurm, node: &dyn Node) -> Option<String> {
+    let path = slurm.step_command().into_iter().next()?;
+    node.text_of(Path::new(&path))
+}
+
 /// Whether a batch script began this step. slurmd says so in the script's environment, which its
 /// steps inherit.
 pub fn is_of_script(slurm: &dyn Slurm) -> bool {
@@ -57,10 +63,10 @@ pub fn is_component(slurm: &dyn Slurm) -> bool {
 /// `init_post_opt` in slurmstepd. While still root, reads the configuration and what tasks cannot
 /// open themselves. Starts the step's daemon if the step asked for one and its job has none.
 pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
-    let (Some(kind), Ok(arguments)) = (kind(slurm), &state.line) else {
+    let (Some(kind), Ok(line)) = (kind(slurm), &state.line) else {
         return;
     };
-    let settings = job_script::settings(slurm, node, arguments);
+    let settings = job_script::settings(slurm, node, line);
     if let (Some(job), Ok(settings)) = (slurm.job(), &settings) {
         let paths = settings.paths.job(&job);
         let of_job = node.record(&paths.record());
@@ -75,17 +81,14 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
         let of_job = node.record(&paths.record());
         let unneeded = matches!(&of_job, Ok(Some(record)) if record.state == RecordState::Unneeded);
         if let StepKind::Step(number) = kind {
-            let gpus = slurm
-                .job_env("SLURM_STEP_GPUS")
-                .filter(|list| !list.is_empty());
-            state.step.gpus = gpus.and_then(|list| list.split(',').count().try_into().ok());
+            state.step.gpus = gpus_of_step(slurm);
             match &of_job {
                 // A job's record holds for its steps, even a refusal.
                 Ok(Some(record)) if !unneeded => {
-                    state.flags.imply_mode();
+                    state.imply_mode();
                 }
                 Ok(record) if !is_component(slurm) => {
-                    match own_daemon(slurm, state, arguments, settings, number, record.as_ref()) {
+                    match own_daemon(slurm, state, line, settings, number, record.as_ref()) {
                         Ok(OwnDaemon::None) => {}
                         Ok(OwnDaemon::Unneeded(why)) => state.step.unneeded = Some(why),
                         Ok(OwnDaemon::Start(mut program)) => {
@@ -129,17 +132,13 @@ fn leave_out(
     let tasks = slurm.item(Item::LocalTasks);
     let (id, why) = match kind {
         StepKind::Job => {
-            let script = slurm.step_command().into_iter().next();
-            let text = script.and_then(|path| node.text_of(Path::new(&path)));
-            let text = text.unwrap_or_default();
+            let text = script(slurm, node).unwrap_or_default();
             match unasked::own_mps(&text) {
                 Some(why) => (Ok(record.job.clone()), Some(why)),
                 None => {
-                    let why = unasked::without_ranks(&text);
-                    (
-                        Err(()),
-                        why.or_else(|| unasked::by_environment(record, None, &lookup)),
-                    )
+                    let of_environment = || unasked::by_environment(record, None, &lookup);
+                    let why = unasked::without_ranks(&text).or_else(of_environment);
+                    (Err(()), why)
                 }
             }
         }
@@ -166,14 +165,17 @@ fn leave_out(
     step.left_out = Some(why);
 }
 
+/// How many GPUs the step has, if Slurm names them.
+fn gpus_of_step(slurm: &dyn Slurm) -> Option<u32> {
+    let list = slurm.job_env("SLURM_STEP_GPUS")?;
+    (!list.is_empty()).then(|| list.split(',').count().try_into().ok())?
+}
+
 /// Why tasks of a step do not need the MPS of a job that `auto` gave it.
 fn do_not_meet(slurm: &dyn Slurm, record: &Record, tasks: Option<u32>) -> Option<String> {
     record.unasked.filter(|unasked| unasked.if_tasks_meet)?;
-    let gpus = slurm
-        .job_env("SLURM_STEP_GPUS")
-        .filter(|list| !list.is_empty());
-    let gpus = gpus.map_or(record.gpus.len(), |list| list.split(',').count());
-    let (tasks, gpus) = (tasks.unwrap_or(0), u32::try_from(gpus).unwrap_or(u32::MAX));
+    let gpus = gpus_of_step(slurm).or_else(|| record.gpus.len().try_into().ok());
+    let (tasks, gpus) = (tasks.unwrap_or(0), gpus.unwrap_or(u32::MAX));
     (!Mode::auto_helps(tasks, gpus)).then(|| Mode::counted(tasks, gpus))
 }
 
@@ -182,15 +184,12 @@ fn do_not_meet(slurm: &dyn Slurm, record: &Record, tasks: Option<u32>) -> Option
 fn own_daemon(
     slurm: &dyn Slurm,
     state: &PluginState,
-    arguments: &Arguments,
+    line: &Arguments,
     settings: &Settings,
     number: u32,
     of_job: Option<&Record>,
 ) -> Result<OwnDaemon, String> {
-    let request = state
-        .flags
-        .request()
-        .map_err(|refusal| refusal.to_string())?;
+    let request = state.request.clone().map_err(|e| e.to_string())?;
     let by_site = request.is_none() && of_job.is_some_and(|record| record.unasked.is_some());
     if by_site && state.step.left_out.is_some() {
         return Ok(OwnDaemon::None);
@@ -203,20 +202,20 @@ fn own_daemon(
     if request.mode == Mode::Auto {
         let tasks = slurm.item(Item::LocalTasks).unwrap_or_default();
         let gpus = state.step.gpus.unwrap_or_default();
-        match (Mode::auto_helps(tasks, gpus), arguments.scope) {
+        match (Mode::auto_helps(tasks, gpus), line.scope) {
             (false, _) => return Ok(OwnDaemon::Unneeded(Mode::counted(tasks, gpus))),
             (true, Scope::Job) => return Ok(OwnDaemon::Unneeded(whole_jobs.into())),
             (true, _) => {}
         }
     }
-    if arguments.scope == Scope::Job {
+    if line.scope == Scope::Job {
         return Err(format!("{whole_jobs}: give --mps to sbatch or salloc"));
     }
     let request = request.to_string();
     let mut words = vec!["--request", &request, "--record", "--wait", "started"];
     words.extend(by_site.then_some("--by-site"));
-    let (path, environment) = (&arguments.prologue, environment(slurm, number));
-    let program = program(path, arguments, settings, &words, environment);
+    let environment = environment(slurm, number);
+    let program = program(&line.prologue, line, settings, &words, environment);
     Ok(OwnDaemon::Start(program))
 }
 
@@ -228,17 +227,11 @@ fn run(slurm: &dyn Slurm, node: &dyn Node, number: u32, program: &Program) -> Pr
 /// `exit` in slurmstepd: ends the step's own daemon.
 pub fn end(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) {
     let step = (kind(slurm), &state.line, &state.step.settings);
-    if let (Some(StepKind::Step(number)), Ok(arguments), Some(Ok(settings))) = step
+    if let (Some(StepKind::Step(number)), Ok(line), Some(Ok(settings))) = step
         && state.step.own_daemon
     {
         let (words, environment) = (["--strict"], environment(slurm, number));
-        let mut program = program(
-            &arguments.epilogue,
-            arguments,
-            settings,
-            &words,
-            environment,
-        );
+        let mut program = program(&line.epilogue, line, settings, &words, environment);
         program.detached = true;
         run(slurm, node, number, &program);
     }

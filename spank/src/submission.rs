@@ -83,9 +83,8 @@ pub fn request_text(request: Option<&Request>) -> String {
 /// environment; srun has already copied it for the prolog. salloc's shell has each option with and
 /// without the prefix, and slurmstepd takes that without (docs/facts/slurm.md#options).
 pub fn forget_inherited(slurm: &mut dyn Slurm) {
-    let in_a_job = OF_A_JOB
-        .iter()
-        .any(|name| slurm.process_env(name).is_some());
+    let is_set = |name: &&str| slurm.process_env(name).is_some();
+    let in_a_job = OF_A_JOB.iter().any(is_set);
     if !in_a_job || is_step_of_its_job(slurm) {
         return;
     }
@@ -109,14 +108,9 @@ fn is_step_of_its_job(slurm: &dyn Slurm) -> bool {
         Some(job) => Some(job.to_owned()),
         None => words.next(),
     });
-    let of_array = |name| slurm.process_env(name).unwrap_or_default();
-    let element = || {
-        [
-            of_array("SLURM_ARRAY_JOB_ID"),
-            of_array("SLURM_ARRAY_TASK_ID"),
-        ]
-        .join("_")
-    };
+    let variable = |name| slurm.process_env(name).unwrap_or_default();
+    let array = ["SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"];
+    let element = || array.map(variable).join("_");
     // `12+1` is a component of het job 12.
     let is_own = |given: String| given.split('+').next() == Some(&own) || given == element();
     slurm.context() == Context::Local && given.is_none_or(is_own)
@@ -142,10 +136,10 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
     if slurm.process_env("SLURM_JOB_ID").is_none()
         && matches!(slurm.submitted(c"jobid"), Some(Some(_)))
     {
-        state.flags.imply_mode();
+        state.imply_mode();
     }
-    let request = state.flags.request();
-    if request == Ok(None) {
+    let request = &state.request;
+    if *request == Ok(None) {
         unplugged::release(slurm);
         return Verdict::Continue;
     }
@@ -158,8 +152,8 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
     // and so do we. On a node a step's flags look the same as another component's.
     let is_component = slurm.process_env("SLURM_HET_SIZE").is_some() && state.asks();
     let has_mps = |job: &Option<Request>| job.as_ref().is_some_and(Request::is_on);
-    let is_needed = matches!(&request, Ok(Some(request)) if is_for_sure(request));
-    let refusal = match (&request, &state.line) {
+    let is_needed = matches!(request, Ok(Some(request)) if is_for_sure(request));
+    let refusal = match (request, &state.line) {
         (Err(refusal), _) => refusal.to_string(),
         (_, Err(why)) => format!("--mps cannot be given here: {why}"),
         _ if is_component && !of_job.as_ref().is_none_or(has_mps) => {

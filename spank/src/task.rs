@@ -45,12 +45,11 @@ pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Ver
         Ok(changes) => apply(slurm, &job, &changes),
         Err(why) => {
             if why.of_task || slurm.is_first_task() {
-                match (why.of_step, kind) {
-                    (true, StepKind::Step(number)) => {
-                        refuse(slurm, &format!("step {job}.{number}"), &why.text)
-                    }
-                    _ => refuse(slurm, &format!("job {job}"), &why.text),
-                }
+                let what = match (why.of_step, kind) {
+                    (true, StepKind::Step(number)) => format!("step {job}.{number}"),
+                    _ => format!("job {job}"),
+                };
+                refuse(slurm, &what, &why.text);
             }
             Verdict::Leave
         }
@@ -67,18 +66,19 @@ struct TaskRefusal {
 
 impl TaskRefusal {
     fn new(text: impl ToString, of_task: bool) -> Self {
-        let text = text.to_string();
+        let (text, of_step) = (text.to_string(), false);
         Self {
             text,
             of_task,
-            of_step: false,
+            of_step,
         }
     }
 
     fn of_step(text: impl ToString) -> Self {
+        let of_node = Self::of_node(text);
         Self {
             of_step: true,
-            ..Self::of_node(text)
+            ..of_node
         }
     }
 
@@ -95,10 +95,8 @@ impl TaskRefusal {
 /// before our line.
 fn refuse(slurm: &dyn Slurm, what: &str, why: &str) {
     let node = slurm.node_name();
-    slurm.log(
-        Level::Error,
-        &format!("{what}: not started on {node}: {why}"),
-    );
+    let line = format!("{what}: not started on {node}: {why}");
+    slurm.log(Level::Error, &line);
 }
 
 /// Whether these are the words of a second line in plugstack.conf, behind pyxis' line. pyxis enters
@@ -185,10 +183,8 @@ impl NewTask<'_> {
                 // Warnings mean that the job asked. Then it has our task prolog, and a component
                 // with other flags may run it.
                 let mut changes = self.without_mps(has_flags);
-                changes.extend(unplugged::handed_back(
-                    self.slurm,
-                    stepd::is_script(self.slurm),
-                ));
+                let is_script = stepd::is_script(self.slurm);
+                changes.extend(unplugged::handed_back(self.slurm, is_script));
                 match record.warnings.is_empty() || changes.iter().any(unplugged::is_mark) {
                     true => Ok(changes),
                     false => Ok(self.marked(changes)),
@@ -319,15 +315,12 @@ impl NewTask<'_> {
             self.node.settled_record(&path, settings.deadline)
         };
         let of_job = of(self.job)?;
-        let needed = of_job
-            .as_ref()
-            .is_some_and(|record| record.state != RecordState::Unneeded);
+        let state = of_job.as_ref().map(|record| record.state);
+        let needed = state.is_some_and(|state| state != RecordState::Unneeded);
         match self.kind {
             StepKind::Step(number) if !needed => {
-                let step = self
-                    .job
-                    .step(&number.to_string())
-                    .map_err(|e| e.to_string())?;
+                let step = self.job.step(&number.to_string());
+                let step = step.map_err(|refusal| refusal.to_string())?;
                 Ok(of(&step)?.or(of_job))
             }
             _ => Ok(of_job),
@@ -402,8 +395,7 @@ impl NewTask<'_> {
     /// Shows the record's warnings once a node, and what its user's script should not do.
     fn warn(&self, record: &Record) {
         if self.kind == StepKind::Job && stepd::is_script(self.slurm) && self.state.asks() {
-            let path = self.slurm.step_command().into_iter().next();
-            let script = path.and_then(|path| self.node.text_of(Path::new(&path)));
+            let script = stepd::script(self.slurm, self.node);
             for line in script::advice(&script.unwrap_or_default(), record) {
                 let line = format!("job {}: warning: {line}", record.job);
                 self.slurm.log(Level::Notice, &line);
@@ -420,16 +412,15 @@ impl NewTask<'_> {
     fn attach(
         &self,
         record: &Record,
-        request: Option<Request>,
+        request: Option<&Request>,
     ) -> Result<Vec<Change>, TaskRefusal> {
         let (slurm, job) = (self.slurm, &record.job);
         match record.state {
             RecordState::Ready | RecordState::Unneeded => {}
             RecordState::Refused | RecordState::Failed => {
                 let reason = record.reason.as_deref();
-                return Err(TaskRefusal::of_node(
-                    reason.unwrap_or("no reason is recorded"),
-                ));
+                let reason = reason.unwrap_or("no reason is recorded");
+                return Err(TaskRefusal::of_node(reason));
             }
             RecordState::Starting => {
                 return Err(TaskRefusal::of_task(format!(
@@ -437,10 +428,8 @@ impl NewTask<'_> {
                 )));
             }
         }
-        if slurm
-            .item(Item::JobUid)
-            .is_some_and(|uid| uid != record.uid)
-        {
+        let uid = slurm.item(Item::JobUid);
+        if uid.is_some_and(|uid| uid != record.uid) {
             let why = format!(
                 "what is left of another user's job {job} stands in its place on this node"
             );
@@ -449,11 +438,9 @@ impl NewTask<'_> {
         let own = match request {
             Some(request) => {
                 // The step's user asks, maybe in a job that its site brought in.
-                let asked = Record {
-                    unasked: None,
-                    ..record.clone()
-                };
-                of_step(&asked, &request).map_err(TaskRefusal::of_step)?
+                let mut asked = record.clone();
+                asked.unasked = None;
+                of_step(&asked, request).map_err(TaskRefusal::of_step)?
             }
             // Only what root recorded counts, so a forged flag changes nothing.
             None => record.clone(),
@@ -471,12 +458,12 @@ impl NewTask<'_> {
             slurm.log(Level::Error, &warning);
         }
         let is_first = slurm.item(Item::TaskGlobalId) == Some(0);
-        if let Some(tasks) = slurm.item(Item::LocalTasks).filter(|_| is_first)
+        if let Some(tasks) = tasks.filter(|_| is_first)
             && let Some(repeats) = environment::repeats(&own, tasks)
         {
             slurm.log(Level::Notice, &format!("job {job}: {repeats}"));
         }
-        match (slurm.item(Item::LocalTasks), self.state.step.gpus) {
+        match (tasks, self.state.step.gpus) {
             (Some(tasks), Some(gpus)) => self.attached(&of_tasks(&own, tasks, gpus)),
             _ => self.attached(&own),
         }
@@ -502,15 +489,12 @@ impl NewTask<'_> {
             false => "SLURM_STEP_GPUS",
         };
         // A script is the only task of its step; the job's ranks come later.
-        let of = if is_script {
-            Some(1)
-        } else {
-            self.slurm.item(Item::LocalTasks)
+        let of = match is_script {
+            true => Some(1),
+            false => self.slurm.item(Item::LocalTasks),
         };
-        let rank = self
-            .slurm
-            .item(Item::TaskId)
-            .map(|local| Rank { local, of });
+        let rank = self.slurm.item(Item::TaskId);
+        let rank = rank.map(|local| Rank { local, of });
         Task {
             rank: rank.or_else(|| Some(environment::rank(&lookup)?.0)),
             // A script and a shell see all GPUs.

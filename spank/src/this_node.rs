@@ -76,10 +76,8 @@ impl Node for ThisNode {
         if let Some(directory) = path.parent() {
             // Every directory on the way is root's, or mps-prologue and the tasks would not trust
             // it either.
-            let made = DirBuilder::new()
-                .recursive(true)
-                .mode(0o711)
-                .create(directory);
+            let mut builder = DirBuilder::new();
+            let made = builder.recursive(true).mode(0o711).create(directory);
             made.map_err(|e| format!("cannot make '{}': {e}", directory.display()))?;
         }
         replace(path, text.as_bytes(), 0o644, Durability::Placed).map_err(|e| e.to_string())
@@ -96,10 +94,8 @@ impl Node for ThisNode {
         let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()?;
         let mut number = [0; 8];
         let length = file.read_at(&mut number, 0).ok()?;
-        let told = std::str::from_utf8(&number[..length])
-            .ok()?
-            .parse()
-            .unwrap_or(0);
+        let told = std::str::from_utf8(&number[..length]).ok()?;
+        let told = told.parse().unwrap_or(0);
         let untold = words.get(told..).filter(|untold| !untold.is_empty())?;
         file.write_all_at(words.len().to_string().as_bytes(), 0)
             .ok()?;
@@ -145,9 +141,8 @@ fn job_cgroup(own: &str) -> Option<&str> {
 fn oom_kills(own: &str, mounted: &Path) -> Option<u64> {
     let of_job = job_cgroup(own)?;
     let events = std::fs::read_to_string(mounted.join(of_job).join("memory.events")).ok()?;
-    let count = events
-        .lines()
-        .find_map(|line| line.strip_prefix("oom_kill "))?;
+    let mut lines = events.lines();
+    let count = lines.find_map(|line| line.strip_prefix("oom_kill "))?;
     count.parse().ok()
 }
 

@@ -60,10 +60,8 @@ pub fn release(slurm: &mut dyn Slurm) {
     if slurm.context() == Context::Local && slurm.task_prolog().is_some_and(|path| is_ours(&path)) {
         slurm.set_task_prolog(users.as_deref().unwrap_or_default());
     }
-    if slurm
-        .process_env(VARIABLE)
-        .is_some_and(|path| is_ours(&path))
-    {
+    let path = slurm.process_env(VARIABLE);
+    if path.is_some_and(|path| is_ours(&path)) {
         slurm.set_process_env(VARIABLE, users.as_deref());
         slurm.set_process_env(USERS, None);
     }
@@ -78,10 +76,7 @@ pub fn handed_back(slurm: &dyn Slurm, is_script: bool) -> Vec<Change> {
     }
     let users = slurm.job_env(USERS);
     let forgets = is_script && users.is_some();
-    let forgotten = forgets.then_some(Change {
-        name: USERS,
-        value: None,
-    });
+    let forgotten = forgets.then(|| Change::unset(USERS));
     let name = VARIABLE;
     let restored = Change { name, value: users };
     forgotten.into_iter().chain([restored]).collect()
@@ -98,22 +93,14 @@ pub fn is_handed_on(slurm: &dyn Slurm) -> bool {
 }
 
 fn is_ours(path: &str) -> bool {
-    Path::new(path)
-        .file_name()
-        .is_some_and(|name| name == PROGRAM)
+    Path::new(path).file_name() == Some(PROGRAM.as_ref())
 }
 
 /// Tells `mps-task-prolog` that the plugin has seen this task. No other task has the same mark.
 pub fn mark(slurm: &dyn Slurm) -> Change {
     let of = |name| slurm.job_env(name).unwrap_or_default();
-    Change {
-        name: MARK,
-        value: Some(format!(
-            "{}:{}",
-            of("SLURMD_NODENAME"),
-            of("SLURM_TASK_PID")
-        )),
-    }
+    let (node, pid) = (of("SLURMD_NODENAME"), of("SLURM_TASK_PID"));
+    Change::set(MARK, format!("{node}:{pid}"))
 }
 
 /// Gives the task its own `BASH_ENV` back.

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use batch::Exclusive;
 use mpsd::job::node::{Role, Rung};
 use mpsd::job::{self, Account, ReturnWhen, claim};
-use mpsd_core::paths::{JOURNAL, JobPaths};
+use mpsd_core::paths::JOURNAL;
 use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Failure, Gpu, JobId};
 use tests::figures;
@@ -240,7 +240,7 @@ fn met(scenario: &Scenario, world: &World, at: usize) -> Meeting {
     let first = world.borrow().spawned;
     let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
         let id = ending.id();
-        let lock = paths().jobs().join(JobPaths::lock_name(&id));
+        let lock = paths().job(&id).lock();
         let there = world.borrow().has_job(&id) || world.borrow().files.contains_key(&lock);
         let begun = world.borrow().spawned > first;
         let found = Sim::well(world).end(&ending);
@@ -426,8 +426,7 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
     // The unreadable journal may be an earlier prologue's, so its directory stays.
     if is_bare(&left, &id) {
         left.files.remove(paths().job(&id).directory());
-        left.files
-            .remove(&paths().jobs().join(JobPaths::lock_name(&id)));
+        left.files.remove(&paths().job(&id).lock());
     }
     assert_eq!(
         left,

@@ -24,32 +24,24 @@ const THREADS_LEFT: u64 = 75;
 const BANDWIDTH_BOUND: u8 = 70;
 const LONGEST: usize = 200;
 
-/// What its user may try.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Advice {
-    /// The name of the rule.
     pub rule: String,
-    /// One line.
     pub text: String,
 }
 
 /// What the rules read of a job with an MPS of its own.
 #[derive(Debug)]
 pub struct Facts<'a> {
-    /// Its GPUs.
     pub gpus: &'a [RecordGpu],
-    /// Its daemons, with their limits.
     pub daemons: &'a [Daemon],
     /// Other jobs may use its GPUs.
     pub takes_turns: bool,
-    /// What its `mpsd` saw.
     pub seen: &'a Observations,
 }
 
-/// One rule.
 #[derive(Debug)]
 pub struct Rule {
-    /// Its name, also in metrics.
     pub name: &'static str,
     /// When it applies, for the guide.
     pub when: &'static str,
@@ -105,18 +97,14 @@ pub const RULES: [Rule; 7] = [
     },
 ];
 
-/// The first rule that applies.
 pub fn of(facts: &Facts<'_>) -> Option<Advice> {
     RULES.iter().find_map(|rule| {
         let text = (rule.advise)(facts)?;
-        Some(Advice {
-            rule: rule.name.to_owned(),
-            text: one_line(&text, LONGEST),
-        })
+        let (rule, text) = (rule.name.to_owned(), one_line(&text, LONGEST));
+        Some(Advice { rule, text })
     })
 }
 
-/// A GPU of the job, and what is known of it.
 struct OfGpu<'a> {
     gpu: &'a RecordGpu,
     clients: Option<&'a GpuObservations>,
@@ -179,18 +167,15 @@ fn takes_turns(facts: &Facts<'_>) -> Option<String> {
 }
 
 fn one_client(facts: &Facts<'_>) -> Option<String> {
-    let most = facts
-        .gpus()
-        .map(|of| facts.at_once(&of).unwrap_or(0))
-        .max()?;
+    let at_once = facts.gpus().map(|of| facts.at_once(&of).unwrap_or(0));
+    let most = at_once.max()?;
     if most != 1 {
         return None;
     }
     let all = count(facts.seen.clients, "client");
     let used = facts.gpus().find_map(|of| of.usage?.used_percent());
-    let used = used
-        .map(|percent| format!(", and used {percent} % of it"))
-        .unwrap_or_default();
+    let used = used.map(|percent| format!(", and used {percent} % of it"));
+    let used = used.unwrap_or_default();
     let who = match facts.seen.clients {
         1 => "one client on a GPU".to_owned(),
         _ => format!("{all}, one at a time on a GPU"),
@@ -239,10 +224,8 @@ fn room(facts: &Facts<'_>) -> Option<String> {
             let each = seen.most_client_mib.max(1);
             whole.saturating_mul(NEARLY_FULL) / 100 / each
         });
-        let aim = clients
-            .saturating_mul(MOST_TIMES)
-            .min(by_use)
-            .min(by_memory?);
+        let most = clients.saturating_mul(MOST_TIMES);
+        let aim = most.min(by_use).min(by_memory?);
         let (now, place) = (count(clients, "client"), &of.place);
         (aim > clients)
             .then(|| format!("{used} % busy with {now}{place}: try {aim}, or mpsctl sweep"))

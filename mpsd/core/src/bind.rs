@@ -1,11 +1,9 @@
 //! The GPUs of its job that a task sees, and their names (`MPS_BIND`, `MPS_VISIBLE`).
 
-use super::limits::{Invalid, carried_as_text, one_of};
+use super::limits::{carried_as_text, words};
 use super::orders;
 use serde::{Deserialize, Serialize};
-use std::str::FromStr;
 
-/// How a rank gets its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
 #[display(rename_all = "kebab-case")]
 #[serde(try_from = "String", into = "String")]
@@ -13,24 +11,19 @@ pub enum Bind {
     /// Every task sees all. If a node has at least one task for each GPU, each task sees them in
     /// its own order.
     Auto,
-    /// Neighboring ranks share a GPU.
     Block,
-    /// The ranks take turns.
     Cyclic,
     /// The GPU nearest to the task's cores.
     Closest,
-    /// Every task sees all.
     None,
 }
 
 impl Bind {
-    /// What [`Bind::from_str`] accepts, in any case.
     pub const ALLOWED: &'static str = "auto, block, cyclic, closest, none";
     /// The binding if neither job nor site names one. With `none`, the first GPU would get most
     /// tasks (docs/measured.md).
     pub const DEFAULT: Self = Self::Auto;
 
-    /// Whether it binds every task, for any number of tasks.
     pub fn is_for_all(self) -> bool {
         !matches!(self, Self::Auto | Self::None)
     }
@@ -53,22 +46,6 @@ impl Bind {
     }
 }
 
-impl FromStr for Bind {
-    type Err = Invalid;
-
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        let all = [
-            Self::Auto,
-            Self::Block,
-            Self::Cyclic,
-            Self::Closest,
-            Self::None,
-        ];
-        one_of(all, text, Self::ALLOWED)
-    }
-}
-
-/// How `CUDA_VISIBLE_DEVICES` names a task's GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
 #[display(rename_all = "kebab-case")]
 #[serde(try_from = "String", into = "String")]
@@ -83,17 +60,9 @@ pub enum DeviceNames {
 }
 
 impl DeviceNames {
-    /// What [`DeviceNames::from_str`] accepts, in any case.
     pub const ALLOWED: &'static str = "auto, uuid, ordinal";
 }
 
-impl FromStr for DeviceNames {
-    type Err = Invalid;
-
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        let all = [Self::Auto, Self::Uuid, Self::Ordinal];
-        one_of(all, text, Self::ALLOWED)
-    }
-}
-
+words!(Bind: Auto Block Cyclic Closest None);
+words!(DeviceNames: Auto Uuid Ordinal);
 carried_as_text!(Bind, DeviceNames);

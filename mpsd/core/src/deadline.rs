@@ -7,7 +7,6 @@ use nix::sys::stat::Mode;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// A point on the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline(Instant);
 
@@ -19,7 +18,6 @@ impl Deadline {
         Self(now.checked_add(span).unwrap_or(now + year))
     }
 
-    /// The deadline that lies `milliseconds` from now.
     pub fn after_ms(milliseconds: u64) -> Self {
         Self::after(Duration::from_millis(milliseconds))
     }
@@ -36,12 +34,10 @@ impl Deadline {
         Self(self.0.checked_sub(span).unwrap_or(self.0))
     }
 
-    /// Time left; zero when it has passed.
     pub fn remaining(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
 
-    /// Whether it has passed.
     pub fn expired(self) -> bool {
         self.remaining().is_zero()
     }
@@ -65,10 +61,8 @@ impl Deadline {
 /// Waits until `fd` is readable or at its end; false at the deadline.
 pub fn readable(fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool, Errno> {
     loop {
-        match poll(
-            &mut [PollFd::new(fd, PollFlags::POLLIN)],
-            deadline.poll_timeout(),
-        ) {
+        let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+        match poll(&mut fds, deadline.poll_timeout()) {
             Ok(0) if deadline.expired() => return Ok(false),
             Ok(0) | Err(Errno::EINTR) => {}
             Ok(_) => return Ok(true),
@@ -82,12 +76,10 @@ pub fn readable(fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool, Errno> {
 pub struct Output {
     /// `None` after its end.
     pipe: Option<OwnedFd>,
-    /// Everything read so far.
     pub bytes: Vec<u8>,
 }
 
 impl Output {
-    /// An output, and the end of its pipe to write to.
     pub fn pipe() -> Result<(Self, OwnedFd), Errno> {
         let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;

@@ -16,9 +16,7 @@ use std::path::Path;
 
 /// The directory in which a client looks for its control daemon.
 pub const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// The directory in which NVIDIA's programs log.
 pub const LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
-/// Devices that a CUDA program sees.
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// A client's own thread percentage; it can only lower the daemon's
 /// (docs/facts/mps-control.md#clients).
@@ -31,7 +29,7 @@ pub const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// A client's connections without the variable, and those of a GPU for all its clients
 /// (docs/facts/mps-control.md#clients).
 pub const USUAL_CONNECTIONS: u32 = 2;
-const ALL_CONNECTIONS: u32 = 120;
+pub(crate) const ALL_CONNECTIONS: u32 = 120;
 /// The most that CUDA takes from the variable.
 const MOST_CONNECTIONS: u32 = 32;
 /// Which visible devices JAX takes. Without it a rank takes the device of its own number
@@ -186,7 +184,6 @@ pub fn repeats(record: &Record, tasks: u32) -> Option<String> {
     ))
 }
 
-/// The state of one task before it is attached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Task {
     /// Its rank on this node, from the scheduler or the launcher.
@@ -200,7 +197,6 @@ pub struct Task {
     /// The GPUs that it may open, in CUDA's order, by which `visible` counts; `None`: `visible` has
     /// the node's own indexes.
     pub counted: Option<Vec<GpuUuid>>,
-    /// `MPSD_JOB` as inherited.
     pub inherited_job: Option<String>,
     /// Its `JAX_LOCAL_DEVICE_IDS`: its user's choice, or what another job's MPS left.
     pub jax_devices: Option<String>,
@@ -227,19 +223,18 @@ pub fn is_bound_by_slurm(record: &Record, lookup: &dyn Fn(&str) -> Option<String
 /// One variable to set, or to remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Name of the variable.
     pub name: &'static str,
     /// Its value; `None` removes it.
     pub value: Option<String>,
 }
 
 impl Change {
-    fn set(name: &'static str, value: impl Into<String>) -> Self {
+    pub fn set(name: &'static str, value: impl Into<String>) -> Self {
         let value = Some(value.into());
         Self { name, value }
     }
 
-    fn unset(name: &'static str) -> Self {
+    pub fn unset(name: &'static str) -> Self {
         Self { name, value: None }
     }
 }
@@ -248,11 +243,8 @@ impl Change {
 /// or share cannot be told.
 pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     if record.unasked.is_some() {
-        let kept = Record {
-            bind: None,
-            unasked: None,
-            ..record.clone()
-        };
+        let mut kept = record.clone();
+        (kept.bind, kept.unasked) = (None, None);
         let mut changes = task_environment(&kept, task)?;
         changes.retain(|change| match change.name {
             VISIBLE_DEVICES => false,
@@ -316,15 +308,9 @@ pub fn strip_inherited(
         JAX_DEVICES => lookup(name).is_some_and(|value| value == JAX_FIRST),
         _ => lookup(name).is_some(),
     };
-    let all = [
-        JOB,
-        PIPE_DIRECTORY,
-        LOG_DIRECTORY,
-        THREADS,
-        MEMORY,
-        JAX_DEVICES,
-    ];
-    all.into_iter().filter(is_left).map(Change::unset).collect()
+    let ours = [PIPE_DIRECTORY, LOG_DIRECTORY, THREADS, MEMORY, JAX_DEVICES];
+    let all = [JOB].into_iter().chain(ours);
+    all.filter(is_left).map(Change::unset).collect()
 }
 
 /// Whether a directory of NVIDIA's programs is that of this job, or of an MPS that it may share.
@@ -357,26 +343,17 @@ fn no_rank(what: &str) -> Refusal {
 }
 
 fn visible_gpus(record: &Record, task: &Task) -> Result<Vec<GpuUuid>, Refusal> {
-    let Some(list) = task
-        .visible
-        .as_deref()
-        .filter(|list| !list.trim().is_empty())
-    else {
-        let open = |gpu: &GpuUuid| {
-            task.counted
-                .as_ref()
-                .is_none_or(|counted| counted.contains(gpu))
-        };
+    let list = task.visible.as_deref();
+    let Some(list) = list.filter(|list| !list.trim().is_empty()) else {
+        let counted = task.counted.as_ref();
+        let open = |gpu: &GpuUuid| counted.is_none_or(|counted| counted.contains(gpu));
         let uuids = record.gpus.iter().map(|gpu| gpu.uuid.clone());
         return Ok(uuids.filter(open).collect());
     };
-    let entries = list
-        .split(',')
-        .map(str::trim)
-        .filter(|entry| !entry.is_empty());
-    entries
-        .map(|entry| named_gpu(record, task, entry))
-        .collect()
+    let entries = list.split(',').map(str::trim);
+    let entries = entries.filter(|entry| !entry.is_empty());
+    let named = entries.map(|entry| named_gpu(record, task, entry));
+    named.collect()
 }
 
 fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refusal> {
@@ -387,21 +364,15 @@ fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refus
         Some(number) if task.counted.is_none() => gpu.index == number,
         Some(_) => Some(&gpu.uuid) == counted,
     };
-    record
-        .gpus
-        .iter()
-        .find(is_named)
-        .map(|gpu| gpu.uuid.clone())
-        .ok_or_else(|| {
-            let gpus = record.gpus.iter();
-            let gpus = gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid));
-            let meant = counted.map_or_else(String::new, |uuid| format!(", which is {uuid} here"));
-            Refusal::new(
-                format!("{VISIBLE_DEVICES} names '{}'{meant}", one_line(entry, 60)),
-                "the job's MPS daemon does not serve that GPU",
-                gpus.collect::<Vec<_>>().join(", "),
-            )
-        })
+    if let Some(gpu) = record.gpus.iter().find(is_named) {
+        return Ok(gpu.uuid.clone());
+    }
+    let gpus = record.gpus.iter();
+    let gpus = gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid));
+    let meant = counted.map_or_else(String::new, |uuid| format!(", which is {uuid} here"));
+    let what = format!("{VISIBLE_DEVICES} names '{}'{meant}", one_line(entry, 60));
+    let why = "the job's MPS daemon does not serve that GPU";
+    Err(Refusal::new(what, why, gpus.collect::<Vec<_>>().join(", ")))
 }
 
 fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<GpuUuid>, Refusal> {
@@ -416,9 +387,7 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
         // starts the ranks later.
         _ if !record.per_gpu && tasks == Some(1) => return Ok(gpus),
         Bind::Auto if task.rank.is_none() || task.bound || may_use_several => return Ok(gpus),
-        Bind::Auto if !requested.gives_orders(record.per_gpu) => {
-            return Ok(gpus);
-        }
+        Bind::Auto if !requested.gives_orders(record.per_gpu) => return Ok(gpus),
         _ if task.bound && !record.per_gpu => return Ok(gpus),
         _ => requested,
     };
@@ -463,10 +432,8 @@ fn names(record: &Record, task: &Task, daemon: &Daemon, gpus: &[GpuUuid]) -> Str
     };
     let numbers = gpus.iter().map(number).collect::<Option<Vec<_>>>();
     let uuids = || gpus.iter().map(ToString::to_string).collect();
-    numbers
-        .filter(|_| by_number)
-        .unwrap_or_else(uuids)
-        .join(",")
+    let numbers = numbers.filter(|_| by_number);
+    numbers.unwrap_or_else(uuids).join(",")
 }
 
 /// Whether the daemon's numbers name the same GPUs to a program that misses the daemon. A compute

@@ -15,14 +15,12 @@ pub const EXIT_NODE: u8 = 2;
 pub struct Refusal {
     /// The token, flag or object that was refused, as the user wrote it (made printable).
     pub what: String,
-    /// Why it was refused.
     pub why: String,
     /// What is allowed instead, or what to do; may be empty.
     pub allowed: String,
 }
 
 impl Refusal {
-    /// A refusal of `what`, because of `why`; `allowed` tells the way out.
     pub fn new(
         what: impl Into<String>,
         why: impl Into<String>,
@@ -41,13 +39,10 @@ pub enum Evidence {
     VendorProgram,
     /// NVML cannot be loaded, does not answer in time, or reports a dead driver.
     Nvml,
-    /// A GPU of the job is gone or lost.
     GpuLost,
-    /// A process of ours survives SIGKILL.
     Survivor,
     /// Root cannot make one of our files in a place that only root can write.
     Storage,
-    /// Our own configuration is unusable.
     Configuration,
 }
 
@@ -55,16 +50,12 @@ pub enum Evidence {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct Fault {
-    /// The object that is broken.
     pub what: String,
-    /// What was seen.
     pub why: String,
-    /// The kind of evidence.
     pub evidence: Evidence,
 }
 
 impl Fault {
-    /// A fault of `what`, on `evidence`, seen as `why`.
     pub fn new(evidence: Evidence, what: impl Into<String>, why: impl Into<String>) -> Self {
         let (what, why) = (what.into(), why.into());
         Self {
@@ -98,38 +89,30 @@ impl Fault {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct Undetermined {
-    /// The step that did not work.
     pub what: String,
-    /// What is known of the cause.
     pub why: String,
     /// A process of the job's own user can have caused it.
     pub by_user: bool,
 }
 
 impl Undetermined {
-    /// `what` did not work; `why` is what is known.
     pub fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         let (what, why, by_user) = (what.into(), why.into(), false);
         Self { what, why, by_user }
     }
 }
 
-/// Any of the three failures.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The user's mistake.
     #[error(transparent)]
     Refusal(#[from] Refusal),
-    /// The node's.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// The cause is not known.
     #[error(transparent)]
     Undetermined(#[from] Undetermined),
 }
 
 impl Failure {
-    /// Whether the job's own user can have caused it.
     pub fn may_be_users(&self) -> bool {
         match self {
             Self::Refusal(_) => true,
@@ -138,7 +121,6 @@ impl Failure {
         }
     }
 
-    /// The prologue's exit code for this failure.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Refusal(_) => EXIT_REFUSED,
@@ -146,7 +128,6 @@ impl Failure {
         }
     }
 
-    /// The word that logs and records use.
     pub fn kind(&self) -> FailureKind {
         match self {
             Self::Refusal(_) => FailureKind::Refusal,
@@ -156,18 +137,14 @@ impl Failure {
     }
 }
 
-/// The kind of a failure, for records and logs.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
 )]
 #[display(rename_all = "lowercase")]
 #[serde(rename_all = "lowercase")]
 pub enum FailureKind {
-    /// See [`Refusal`].
     Refusal,
-    /// See [`Fault`].
     Fault,
-    /// See [`Undetermined`].
     Undetermined,
 }
 

@@ -10,35 +10,24 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// Why a file or directory could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The kernel said no.
     #[error("cannot {act} '{path}': {errno}")]
     Io {
         /// "open", "create" …
         act: &'static str,
-        /// The object.
         path: PathBuf,
-        /// Why.
         errno: Errno,
     },
-    /// It has the wrong kind or the wrong owner.
     #[error("'{path}' {what}")]
     Unfit {
-        /// The object.
         path: PathBuf,
         /// "is not a regular file", "belongs to user 1001, not to 0" …
         what: String,
     },
     /// A bound was reached: size, entries, time.
     #[error("'{path}' {what}")]
-    Bound {
-        /// The object.
-        path: PathBuf,
-        /// Which bound.
-        what: String,
-    },
+    Bound { path: PathBuf, what: String },
 }
 
 impl FileError {
@@ -48,13 +37,11 @@ impl FileError {
         move |errno| Self::Io { act, path, errno }
     }
 
-    /// `path` has the wrong kind or owner, as `what` says.
     pub fn unfit(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
         let (path, what) = (path.into(), what.into());
         Self::Unfit { path, what }
     }
 
-    /// The kernel's error, if there is one.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Io { errno, .. } => Some(*errno),
@@ -62,7 +49,6 @@ impl FileError {
         }
     }
 
-    /// Whether the object does not exist.
     pub fn is_absent(&self) -> bool {
         self.errno() == Some(Errno::ENOENT)
     }
@@ -105,10 +91,8 @@ pub fn read_regular(file: &OwnedFd, path: &Path, max: usize) -> Result<Vec<u8>, 
             Err(errno) => return Err(FileError::io("read", path)(errno)),
         }
         if bytes.len() > max {
-            return Err(FileError::Bound {
-                path: path.into(),
-                what: format!("has more than {max} bytes"),
-            });
+            let (path, what) = (path.into(), format!("has more than {max} bytes"));
+            return Err(FileError::Bound { path, what });
         }
     }
 }
@@ -118,7 +102,6 @@ pub fn read_regular(file: &OwnedFd, path: &Path, max: usize) -> Result<Vec<u8>, 
 pub enum Durability {
     /// The process: the file has its name, and a crash of the node may lose it.
     Placed,
-    /// The node: the file and its name are on disk.
     OnDisk,
 }
 

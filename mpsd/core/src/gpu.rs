@@ -39,19 +39,14 @@ impl GpuUuid {
                 "GPU- or MIG-, then hexadecimal digits and '-'",
             ),
         };
-        Err(Refusal::new(
-            format!("GPU '{}'", one_line(raw, 64)),
-            why,
-            allowed,
-        ))
+        let what = format!("GPU '{}'", one_line(raw, 64));
+        Err(Refusal::new(what, why, allowed))
     }
 
-    /// The UUID's text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether it is a MIG device's.
     pub fn is_mig(&self) -> bool {
         self.0.starts_with(MIG)
     }
@@ -70,10 +65,8 @@ impl TryFrom<String> for GpuUuid {
     }
 }
 
-/// The beginning of a MIG device's name.
 pub const MIG: &str = "MIG-";
 
-/// A GPU's MIG mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mig {
@@ -82,12 +75,7 @@ pub enum Mig {
     /// It is on: jobs have the GPU's MIG devices, and not the GPU itself.
     On,
     /// This is a MIG device with a part of the compute slices of its GPU.
-    Device {
-        /// Its own.
-        slices: u32,
-        /// All.
-        of: u32,
-    },
+    Device { slices: u32, of: u32 },
 }
 
 /// A GPU's compute mode (`nvidia-smi -c`; `nvmlComputeMode_t`).
@@ -97,11 +85,9 @@ pub enum Mig {
 #[display(rename_all = "SCREAMING_SNAKE_CASE")]
 #[serde(rename_all = "snake_case")]
 pub enum ComputeMode {
-    /// Any number of contexts.
     Default,
     /// One thread (deprecated by the vendor, still a value).
     ExclusiveThread,
-    /// No contexts.
     Prohibited,
     /// One process: with MPS, the server; a client that misses the daemon then fails instead of
     /// running outside.
@@ -114,15 +100,12 @@ pub enum ComputeMode {
 pub struct Gpu {
     /// NVML's index: PCI order.
     pub index: u32,
-    /// Its UUID.
     pub uuid: GpuUuid,
     /// Product name (`NVIDIA H200`).
     pub name: String,
     /// Total memory, MiB; `None`: NVML does not tell, for example if it is the machine's memory.
     pub memory_mib: Option<u64>,
-    /// Compute mode found.
     pub mode: ComputeMode,
-    /// What MIG makes of it.
     pub mig: Mig,
     /// CUDA compute capability, major and minor.
     pub capability: (u32, u32),
@@ -132,7 +115,6 @@ pub struct Gpu {
     pub cpus: Option<String>,
 }
 
-/// Clients of a GPU before Volta.
 const CLIENTS_BEFORE_VOLTA: u32 = 16;
 /// Clients of a GPU from Volta on, up to CUDA 13.0: seen on driver 580.
 const CLIENTS_UP_TO_13_0: u32 = 48;
@@ -169,10 +151,8 @@ pub struct GpuProcess {
     pub mps_client: bool,
 }
 
-/// What the node has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Inventory {
-    /// All GPUs, in NVML's order.
     pub gpus: Vec<Gpu>,
     /// The driver's version (`580.159.04`); empty: not known.
     pub driver: String,
@@ -202,17 +182,14 @@ impl Inventory {
         }
     }
 
-    /// The GPU with NVML's index `index`.
     pub fn by_index(&self, index: u32) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.index == index)
     }
 
-    /// The GPU, or the MIG device, with that UUID.
     pub fn by_uuid(&self, uuid: &GpuUuid) -> Option<&Gpu> {
         self.all().find(|gpu| gpu.uuid == *uuid)
     }
 
-    /// GPUs and MIG devices.
     pub fn all(&self) -> impl Iterator<Item = &Gpu> {
         self.gpus.iter().chain(&self.migs)
     }

@@ -13,7 +13,6 @@ const LONGEST_NAME: usize = 40;
 const LONGEST_SHARED: usize = 52;
 const READABLE_PART: usize = 24;
 
-/// The batch system that runs the job.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, Display, serde::Serialize, serde::Deserialize,
 )]
@@ -66,7 +65,7 @@ impl JobId {
             (raw.contains('/'), "it holds '/'"),
             (raw.contains(".."), "it holds '..'"),
             (
-                raw.chars().any(char::is_control),
+                raw.contains(char::is_control),
                 "it holds a control character",
             ),
         ];
@@ -94,7 +93,6 @@ impl JobId {
         Self(format!("{uid}-{gpu}"))
     }
 
-    /// Whether it names a shared MPS, and no job.
     pub fn is_shared(&self) -> bool {
         let is_gpu = |name: &str| name.starts_with("GPU-") || name.starts_with(MIG);
         self.0
@@ -102,7 +100,6 @@ impl JobId {
             .is_some_and(|(uid, gpu)| is_digits(uid) && is_gpu(gpu))
     }
 
-    /// The id as the scheduler wrote it.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -110,20 +107,17 @@ impl JobId {
     /// The job's directory under `jobs/`: the id if it is short and plain, else its first 24 safe
     /// bytes and a hash.
     pub fn directory_name(&self) -> String {
-        let longest = if self.is_shared() {
-            LONGEST_SHARED
-        } else {
-            LONGEST_NAME
+        let longest = match self.is_shared() {
+            true => LONGEST_SHARED,
+            false => LONGEST_NAME,
         };
         if self.0.len() <= longest && is_word(&self.0, b"._-[]") && !self.0.starts_with('.') {
             return self.0.clone();
         }
         let is_safe = |c: &char| c.is_ascii_alphanumeric() || "_-[]".contains(*c);
         let head: String = self.0.chars().filter(is_safe).take(READABLE_PART).collect();
-        format!(
-            "{head}-{:012x}",
-            fnv1a(self.0.as_bytes()) & 0xffff_ffff_ffff
-        )
+        let hash = fnv1a(self.0.as_bytes()) & 0xffff_ffff_ffff;
+        format!("{head}-{hash:012x}")
     }
 
     /// The id of a step of this job, as a job of its own (`4711.3`).
@@ -138,7 +132,6 @@ impl JobId {
         whole.unwrap_or_else(|| self.clone())
     }
 
-    /// Whether this is `job` or one of its steps.
     pub fn belongs_to(&self, job: &Self) -> bool {
         let rest = self.0.strip_prefix(job.as_str());
         let step = rest.and_then(|rest| rest.strip_prefix('.'));

@@ -11,16 +11,12 @@ pub const LONGEST: usize = 4096;
 const LINE: usize = 80;
 const MOST_TOLD: usize = 8;
 
-/// A task that a signal ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KilledTask {
     /// Its step; `None`: it is the job's own script or shell.
     pub step: Option<u32>,
-    /// Its rank in the step.
     pub rank: u32,
-    /// Its pid.
     pub pid: i32,
-    /// The signal.
     pub signal: i32,
     /// Processes of the job that the kernel's out-of-memory killer had ended by then; 0 also if
     /// that cannot be seen.

@@ -4,6 +4,8 @@
 //! So nothing in here starts a process or talks to a GPU, and every wait has a [`deadline`]. It
 //! opens only the configuration, the record, this process's status and `/dev/null`.
 #![forbid(unsafe_code)]
+// A name that says all needs no sentence.
+#![allow(missing_docs)]
 
 pub mod advice;
 pub mod bind;

@@ -14,12 +14,10 @@ use std::str::FromStr;
 pub struct Invalid {
     /// The reason in a few words, without raw text of the value.
     pub why: String,
-    /// What would have been accepted.
     pub allowed: &'static str,
 }
 
 impl Invalid {
-    /// A reason, and what is allowed instead.
     pub fn new(why: impl Into<String>, allowed: &'static str) -> Self {
         let why = why.into();
         Self { why, allowed }
@@ -38,9 +36,7 @@ impl Invalid {
 pub struct Percent(u16);
 
 impl Percent {
-    /// What [`Percent::from_str`] accepts.
     pub const ALLOWED: &'static str = "a number from 1 to 100 such as 25, 12.5 or 25%";
-    /// The whole GPU.
     pub const WHOLE: Percent = Percent(1000);
     const LEAST: u16 = 10;
 
@@ -103,12 +99,10 @@ impl fmt::Display for Percent {
 pub enum Amount {
     /// Whole MiB, at least 1: the unit in which limits are sent to the control daemon.
     Mebibytes(u64),
-    /// A share of the GPU's total memory.
     Percent(Percent),
 }
 
 impl Amount {
-    /// What [`Amount::from_str`] accepts.
     pub const ALLOWED: &'static str =
         "a number with unit M, G or T (binary, also MiB, GiB, TiB) or a share such as 25%";
     const MOST_MEBIBYTES: u64 = 1 << 30;
@@ -180,7 +174,6 @@ impl fmt::Display for Amount {
     }
 }
 
-/// The client priority hint of `set_default_client_priority`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, derive_more::Display, Serialize, Deserialize)]
 #[display(rename_all = "kebab-case")]
 #[serde(try_from = "String", into = "String")]
@@ -192,7 +185,6 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// What [`Priority::from_str`] accepts, in any case, `_` for `-`.
     pub const ALLOWED: &'static str = "normal, below-normal";
 
     /// The number that the control daemon takes (docs/facts/mps-control.md#the-command-session).
@@ -204,24 +196,21 @@ impl Priority {
     }
 }
 
-impl FromStr for Priority {
-    type Err = Invalid;
-
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        one_of([Self::Normal, Self::BelowNormal], text, Self::ALLOWED)
-    }
+/// Reads a type with these variants by the words that they print as, in any case, `_` for `-`.
+macro_rules! words {
+    ($type:ident: $($variant:ident)+) => {
+        impl ::std::str::FromStr for $type {
+            type Err = $crate::limits::Invalid;
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                let text = $crate::limits::word(text);
+                let found = [$(Self::$variant),+].into_iter().find(|word| word.to_string() == text);
+                found.ok_or_else(|| Self::Err::new("unknown word", Self::ALLOWED))
+            }
+        }
+    };
 }
-
-/// The value that prints as `text`, in any case, `_` for `-`.
-pub(crate) fn one_of<T: ToString, const N: usize>(
-    values: [T; N],
-    text: &str,
-    allowed: &'static str,
-) -> Result<T, Invalid> {
-    let text = word(text);
-    let found = values.into_iter().find(|value| value.to_string() == text);
-    found.ok_or_else(|| Invalid::new("unknown word", allowed))
-}
+pub(crate) use words;
+words!(Priority: Normal BelowNormal);
 
 /// A word of the grammar in the form in which words are compared: lower case, `-` for `_`.
 pub(crate) fn word(text: &str) -> String {

@@ -18,14 +18,15 @@ pub fn expect(changes: &[Change]) -> Result<(), Undetermined> {
     let Some(pipe) = pipe.and_then(|change| change.value.as_deref()) else {
         return Ok(());
     };
+    let of_root = || {
+        Path::new(pipe)
+            .symlink_metadata()
+            .is_ok_and(|about| about.uid() == 0)
+    };
     match missing(Path::new(pipe)) {
         None => Ok(()),
         // Root's own directory, which the user's mount should cover.
-        Some(Errno::EACCES)
-            if Path::new(pipe)
-                .symlink_metadata()
-                .is_ok_and(|about| about.uid() == 0) =>
-        {
+        Some(Errno::EACCES) if of_root() => {
             let what = format!("this process does not see '{pipe}'");
             let why = "its mounts are older than the job's MPS, and it would run outside MPS; use a container that begins later";
             Err(Undetermined::new(what, why))
@@ -44,14 +45,9 @@ pub fn ended(seen: &str) -> Undetermined {
 /// Why a CUDA program would find no control daemon in `pipe`; `None`: a daemon listens, or the
 /// answer is not known.
 pub fn missing(pipe: &Path) -> Option<Errno> {
-    let gone = [
-        Errno::ECONNREFUSED,
-        Errno::ENOENT,
-        Errno::ENOTDIR,
-        Errno::EACCES,
-    ];
+    use Errno::{EACCES, ECONNREFUSED, ENOENT, ENOTDIR};
     let errno = probe(&pipe.join(SOCKET)).err();
-    errno.filter(|errno| gone.contains(errno))
+    errno.filter(|errno| matches!(errno, ECONNREFUSED | ENOENT | ENOTDIR | EACCES))
 }
 
 /// The kernel answers EPROTOTYPE only while a process holds the stream socket open (Linux:

@@ -20,7 +20,6 @@ const MOST_GPUS: usize = 64;
 /// Nothing that the job ran came to its MPS.
 const NONE: &str = "0 clients: no CUDA program used its MPS";
 
-/// What a job's `mpsd` saw.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Observations {
@@ -28,7 +27,6 @@ pub struct Observations {
     pub mpsd: u32,
     /// Clients that had a context, each counted once.
     pub clients: u64,
-    /// The most clients at once.
     pub most_clients: u64,
     /// Their pids, the youngest last.
     pub pids: Vec<i32>,
@@ -41,15 +39,12 @@ pub struct Observations {
     pub killed: Vec<Killed>,
     /// Servers that ended without a command.
     pub servers_lost: Vec<ServerLost>,
-    /// Control daemons that ended.
     pub daemons_lost: Vec<DaemonLost>,
     /// Clients that the vendor's log names for a fatal GPU error.
     pub fatal: Vec<i32>,
-    /// Clients that held more memory than their limit.
     pub over_memory: Vec<OverMemory>,
     /// Limits that the control daemon's owner changed in it after the start.
     pub limits_changed: Vec<LimitChanged>,
-    /// Processes that used the job's GPUs outside its MPS.
     pub outside: Vec<i32>,
     /// The sentences of the job's log that its user should read at the end.
     pub last_words: Vec<String>,
@@ -58,12 +53,9 @@ pub struct Observations {
     pub usage: Option<Usage>,
 }
 
-/// What the checks of a GPU showed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuObservations {
-    /// Its UUID.
     pub uuid: GpuUuid,
-    /// The most clients that held memory on it.
     pub most_clients: u64,
     /// The most memory that they held together, MiB, as NVML counts.
     pub most_memory_mib: u64,
@@ -77,27 +69,21 @@ pub struct GpuObservations {
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[display("client {pid} got no context; {} had one", count(*beside, "other"))]
 pub struct Refused {
-    /// Its pid.
     pub pid: i32,
     /// The number of other clients with a context when it ended.
     pub beside: u64,
 }
 
-/// A client that a signal ended.
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[display("client {pid} was ended by {}", SignalName(*signal))]
 pub struct Killed {
-    /// Its pid.
     pub pid: i32,
-    /// The signal.
     pub signal: i32,
 }
 
-/// A server that ended without a command.
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[display("server {pid} was lost ({}) with {}, which got error 806", how_ended(*status), count(*clients, "client"))]
 pub struct ServerLost {
-    /// Its pid.
     pub pid: i32,
     /// The status in the control daemon's log; 0 also for a killed server.
     pub status: i32,
@@ -105,31 +91,23 @@ pub struct ServerLost {
     pub clients: u64,
 }
 
-/// A control daemon that ended.
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[display("control daemon {pid} was lost ({how})")]
 pub struct DaemonLost {
-    /// Its pid.
     pub pid: i32,
     /// How: `exit code 0`, `signal 9`.
     pub how: String,
 }
 
-/// A client over its memory limit.
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[display("client {pid} held {held_mib} MiB over a limit of {limit_mib} MiB{}", if *terminated { ", and was ended" } else { "" })]
 pub struct OverMemory {
-    /// Its pid.
     pub pid: i32,
-    /// Its memory, MiB.
     pub held_mib: u64,
-    /// Its limit, MiB.
     pub limit_mib: u64,
-    /// It was ended for that.
     pub terminated: bool,
 }
 
-/// A limit that no longer held when it was read back.
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[display("{limit}: {} was asked for, and it says {}", asked.as_deref().unwrap_or("nothing"), said.as_deref().unwrap_or("nothing"))]
 pub struct LimitChanged {
@@ -189,7 +167,6 @@ impl Observations {
         Some(all)
     }
 
-    /// Its line.
     pub fn line(&self) -> String {
         serde_json::to_string(self).map_or_else(|_| String::new(), |text| text + "\n")
     }
@@ -217,21 +194,16 @@ impl Observations {
         let changed = |change| format!("the user had the control daemon change a limit: {change}");
         let mut lines = vec![match self.had_none() {
             true => NONE.to_owned(),
-            false => format!(
-                "{}, {} at once",
-                count(self.clients, "client"),
-                self.most_clients
-            ),
+            false => {
+                let all = count(self.clients, "client");
+                format!("{all}, {} at once", self.most_clients)
+            }
         }];
         lines.extend(looked_at.map(checked));
         lines.extend(each(&self.refused).chain(each(&self.killed)));
         lines.extend(each(&self.servers_lost).chain(each(&self.daemons_lost)));
-        lines.extend(
-            self.fatal
-                .iter()
-                .map(fatal)
-                .chain(self.outside.iter().map(outside)),
-        );
+        lines.extend(self.fatal.iter().map(fatal));
+        lines.extend(self.outside.iter().map(outside));
         lines.extend(each(&self.limits_changed).map(changed));
         lines.extend(each(&self.over_memory));
         lines
@@ -256,10 +228,8 @@ impl Observations {
         let busy = |gpu: &RecordGpu| {
             let percent = self.usage.as_ref()?.of(&gpu.uuid)?.used_percent()?;
             let number = (gpus.len() > 1).then(|| format!(" {}", gpu.index));
-            Some(format!(
-                "GPU{} {percent} % busy",
-                number.unwrap_or_default()
-            ))
+            let number = number.unwrap_or_default();
+            Some(format!("GPU{number} {percent} % busy"))
         };
         let busy = gpus.iter().filter(|_| !shared).filter_map(busy);
         let all: Vec<String> = [clients].into_iter().chain(of_all).chain(busy).collect();
@@ -317,7 +287,6 @@ impl Observations {
         self.pids.push(pid);
     }
 
-    /// Whether this was the pid of a client.
     pub fn is_client(&self, pid: i32) -> bool {
         self.pids.contains(&pid) || self.killed.iter().any(|killed| killed.pid == pid)
     }

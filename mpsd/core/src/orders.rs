@@ -41,10 +41,8 @@ pub fn order(task: usize, tasks: usize, gpus: usize) -> Vec<usize> {
     if tasks > MOST_TASKS {
         return of_bus();
     }
-    orders(tasks, gpus)
-        .into_iter()
-        .nth(task)
-        .unwrap_or_else(of_bus)
+    let mut orders = orders(tasks, gpus).into_iter();
+    orders.nth(task).unwrap_or_else(of_bus)
 }
 
 fn orders(tasks: usize, gpus: usize) -> Vec<Vec<usize>> {
@@ -128,11 +126,8 @@ fn choose(places: &ByHabit, taken: &[ByHabit], round: usize) -> ByHabit {
     let mut distinct = places.to_vec();
     distinct.sort_unstable();
     distinct.dedup();
-    let weight = |place: usize| {
-        habits_at(places, place)
-            .map(|habit| WEIGHTS[habit])
-            .sum::<usize>()
-    };
+    let weights = |place| habits_at(places, place).map(|habit| WEIGHTS[habit]);
+    let weight = |place| weights(place).sum::<usize>();
     distinct.sort_by_key(|place| Reverse(weight(*place)));
     let mut own = [usize::MAX; HABITS];
     for place in distinct {

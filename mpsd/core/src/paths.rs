@@ -13,18 +13,15 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Paths under `run` (`/run/mpsd`) and `state` (`/var/lib/mpsd`).
     pub fn new(run: impl Into<PathBuf>, state: impl Into<PathBuf>) -> Self {
         let (run, state) = (run.into(), state.into());
         Self { run, state }
     }
 
-    /// The volatile directory.
     pub fn run(&self) -> &Path {
         &self.run
     }
 
-    /// The lasting directory.
     pub fn state(&self) -> &Path {
         &self.state
     }
@@ -86,30 +83,20 @@ impl Paths {
         };
         let mut all: Vec<SeenPaths> = shared.into_iter().map(of).collect();
         if all.is_empty() {
-            all.push(SeenPaths {
-                now: own.file(OBSERVATIONS),
-                before: None,
-                told: own.file(TOLD),
-            });
+            let (now, before, told) = (own.file(OBSERVATIONS), None, own.file(TOLD));
+            all.push(SeenPaths { now, before, told });
         }
         all
     }
 
-    /// Everything of one job, or of one shared MPS.
     pub fn job(&self, job: &JobId) -> JobPaths {
-        let above = match job.is_shared() {
-            true => self.shared(),
-            false => self.jobs(),
-        };
-        JobPaths {
-            directory: above.join(job.directory_name()),
-        }
+        let above = if job.is_shared() { SHARED } else { JOBS };
+        let directory = self.run.join(above).join(job.directory_name());
+        JobPaths { directory }
     }
 }
 
-/// Name of the directory of all jobs.
 pub const JOBS: &str = "jobs";
-/// Name of the directory of all shared MPS.
 pub const SHARED: &str = "shared";
 /// Name of the journal, root 0600.
 pub const JOURNAL: &str = "journal";
@@ -130,7 +117,6 @@ pub const KILLED: &str = "killed";
 /// The files that tell a job's user what happened to its MPS on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenPaths {
-    /// What the `mpsd` has seen.
     pub now: PathBuf,
     /// The same from before the job began to share it.
     pub before: Option<PathBuf>,
@@ -148,7 +134,6 @@ impl SeenPaths {
     }
 }
 
-/// The files of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobPaths {
     directory: PathBuf,
@@ -160,7 +145,6 @@ impl JobPaths {
         &self.directory
     }
 
-    /// The file `name` of the job: [`JOURNAL`], [`OBSERVATIONS`] …
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -168,11 +152,6 @@ impl JobPaths {
     /// The record for the job's tasks, root 0644.
     pub fn record(&self) -> PathBuf {
         self.file("record")
-    }
-
-    /// Name of the job's lock, beside its directory.
-    pub fn lock_name(job: &JobId) -> String {
-        format!(".{}.lock", job.directory_name())
     }
 
     /// The lock of the job, or of the shared MPS. It must outlive the directory, so it lies beside
@@ -187,11 +166,8 @@ impl JobPaths {
     }
 
     fn beside(&self, what: &str) -> PathBuf {
-        let name = self
-            .directory
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy();
+        let name = self.directory.file_name().unwrap_or_default();
+        let name = name.to_string_lossy();
         self.directory.with_file_name(format!(".{name}.{what}"))
     }
 

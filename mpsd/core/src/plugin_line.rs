@@ -4,30 +4,24 @@ use crate::config::DEFAULT_PATH;
 use crate::text::one_line;
 use std::path::{Path, PathBuf};
 
-/// The programs of the packages.
 pub const PROGRAMS: &str = "/usr/libexec/mpsd";
+
+const ALLOWED: &str = "config=FILE prologue=FILE epilogue=FILE scope=both|job|step";
 
 /// What may have a daemon of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// Jobs that ask when they are submitted, and steps that ask in a job that did not.
     Both,
-    /// Jobs only.
     Job,
-    /// Steps only.
     Step,
 }
 
-/// What the line in plugstack.conf says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arguments {
-    /// mpsd.toml.
     pub config: PathBuf,
-    /// Starts a job's MPS.
     pub prologue: PathBuf,
-    /// Ends it.
     pub epilogue: PathBuf,
-    /// Who may ask.
     pub scope: Scope,
 }
 
@@ -43,10 +37,7 @@ impl Default for Arguments {
 }
 
 impl Arguments {
-    /// Reads the words.
-    ///
-    /// # Errors
-    /// It names the word, the reason and what is allowed.
+    /// Reads the words. The error names the word, the reason and what is allowed.
     pub fn parse(words: &[String]) -> Result<Self, String> {
         let mut arguments = Self::default();
         let mut keys: Vec<&str> = Vec::new();
@@ -58,9 +49,7 @@ impl Arguments {
             };
             taken.map_err(|why| {
                 let word = one_line(word, 80);
-                format!(
-                    "plugstack.conf: '{word}': {why}; allowed: config=FILE prologue=FILE epilogue=FILE scope=both|job|step"
-                )
+                format!("plugstack.conf: '{word}': {why}; allowed: {ALLOWED}")
             })?;
             keys.push(key);
         }

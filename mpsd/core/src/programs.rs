@@ -7,20 +7,13 @@ use std::sync::LazyLock;
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct KnownProgram {
-    /// Its name.
     pub name: String,
-    /// Other words for it, in lower case.
     #[serde(skip_serializing)]
     pub words: Vec<String>,
-    /// The version that was run or read.
     pub version: String,
-    /// How it fares under MPS.
     pub under: Verdict,
-    /// What it does there.
     pub seen: String,
-    /// What a user does.
     pub needs: String,
-    /// What we do.
     pub ours: String,
     /// The variable that a task's launcher sets.
     pub variable: Option<String>,
@@ -45,23 +38,19 @@ pub enum Verdict {
     Loses,
     /// CUDA or the program itself refuses.
     Refused,
-    /// A part of it works.
     Limited,
     /// Only read of.
     Untried,
 }
 
-/// The table of `programs.toml`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Programs {
     /// The runs with the figures of `docs/programs.md`, files of `tests/hardware/results`.
     pub results: Vec<String>,
-    /// The programs.
     pub program: Vec<KnownProgram>,
 }
 
-/// What is known.
 pub static PROGRAMS: LazyLock<Programs> =
     LazyLock::new(|| toml::from_str(include_str!("programs.toml")).unwrap_or_default());
 

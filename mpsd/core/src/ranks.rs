@@ -12,14 +12,12 @@ const MOST_CPUS: u32 = 8192;
 /// The CPUs of a task, as the kernel lists them (`0-3,8`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cpus {
-    /// The CPUs that it may use.
     pub own: String,
     /// The CPUs that its launcher may use: those of all its job's tasks on this node.
     pub of_launcher: String,
 }
 
 impl Cpus {
-    /// The CPUs of this process.
     pub fn of_this_process() -> Self {
         let list = |process: &str| {
             let status =
@@ -28,10 +26,9 @@ impl Cpus {
             let list = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
             list.unwrap_or_default().trim().to_owned()
         };
-        Self {
-            own: list("self"),
-            of_launcher: list(&std::os::unix::process::parent_id().to_string()),
-        }
+        let launcher = std::os::unix::process::parent_id().to_string();
+        let (own, of_launcher) = (list("self"), list(&launcher));
+        Self { own, of_launcher }
     }
 }
 
@@ -60,12 +57,9 @@ pub fn list(words: &[u64]) -> String {
     starts.map(range).collect::<Vec<_>>().join(",")
 }
 
-/// A rank among those of its job on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rank {
-    /// From 0.
     pub local: u32,
-    /// The number of ranks, if the launcher tells it.
     pub of: Option<u32>,
 }
 
@@ -90,11 +84,8 @@ pub fn order_of(
         (Bind::Cyclic, None) => local % count.max(1),
     };
     if own >= count {
-        return Err(Refusal::new(
-            "MPS",
-            "this task has no GPU",
-            "a task with GPUs",
-        ));
+        let why = "this task has no GPU";
+        return Err(Refusal::new("MPS", why, "a task with GPUs"));
     }
     Ok(vec![own])
 }
@@ -122,10 +113,8 @@ fn closest(rank: usize, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Option<usize
         })?));
     }
     let own = parse(&cpus.own);
-    let shares: Vec<usize> = local
-        .iter()
-        .map(|cpus| cpus.intersection(&own).count())
-        .collect();
+    let share = |cpus: &BTreeSet<u32>| cpus.intersection(&own).count();
+    let shares: Vec<usize> = local.iter().map(share).collect();
     let most = shares.iter().max();
     let near: Vec<usize> = (0..gpus.len())
         .filter(|place| shares.get(*place) == most)
@@ -148,12 +137,9 @@ fn slot(own: &BTreeSet<u32>, all: &BTreeSet<u32>) -> Option<usize> {
     if own.len() >= all.len() {
         return None;
     }
-    let mut from_first = all.iter().skip_while(|cpu| !own.contains(cpu));
+    let from_first = all.iter().skip_while(|cpu| !own.contains(cpu));
     let before = all.len() - from_first.clone().count();
-    let run = from_first
-        .by_ref()
-        .take_while(|cpu| own.contains(cpu))
-        .count();
+    let run = from_first.take_while(|cpu| own.contains(cpu)).count();
     (run > 0).then(|| before / run)
 }
 

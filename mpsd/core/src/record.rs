@@ -19,7 +19,6 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Version of the format; a reader refuses any other.
 pub const VERSION: u32 = 1;
 const LONGEST: usize = 1 << 20;
 /// How long a record may be absent while its job starts: a failed start removes the directory, then
@@ -28,13 +27,11 @@ const AWAY: Duration = Duration::from_secs(3);
 
 const UNSEEN: Duration = Duration::from_millis(250);
 
-/// The state of the job's MPS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecordState {
     /// It is being started; a task waits.
     Starting,
-    /// It is proved ready.
     Ready,
     /// The request was refused; a task says why and does not run.
     Refused,
@@ -44,22 +41,16 @@ pub enum RecordState {
     Unneeded,
 }
 
-/// A GPU of the job.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RecordGpu {
-    /// NVML's index on this node.
     pub index: u32,
-    /// Its UUID.
     pub uuid: GpuUuid,
-    /// The CPUs near it, as the kernel lists them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<String>,
 }
 
-/// A GPU of the node and its device file.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RecordDevice {
-    /// Its UUID.
     pub uuid: GpuUuid,
     /// `/dev/nvidiaN`.
     pub file: PathBuf,
@@ -71,9 +62,7 @@ pub struct RecordDevice {
 pub struct Daemon {
     /// The GPUs it is confined to, in NVML's order.
     pub gpus: Vec<GpuUuid>,
-    /// Its pipe directory.
     pub pipe: PathBuf,
-    /// Its log directory.
     pub log: PathBuf,
     /// Default active thread percentage; `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -81,7 +70,6 @@ pub struct Daemon {
     /// Default pinned device memory limit, MiB by GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<(GpuUuid, u64)>,
-    /// Default client priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
 }
@@ -90,10 +78,8 @@ pub struct Daemon {
 /// share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AutoDivisors {
-    /// For the thread percentage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
-    /// For the memory limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<u32>,
 }
@@ -113,21 +99,17 @@ pub struct Unasked {
     pub if_tasks_meet: bool,
 }
 
-/// What the job's tasks need to know.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// [`VERSION`].
     pub version: u32,
     /// The job, or the step with a daemon of its own.
     pub job: JobId,
-    /// The job's user.
     pub uid: u32,
     /// Slurm's second name for the job, which its cgroup has from 26.05 on
     /// (docs/facts/slurm.md#cgroups-of-a-job).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sluid: Option<String>,
-    /// The state of its MPS.
     pub state: RecordState,
     /// One line for the user: why it was refused, failed or is not needed, or why `MPS=auto` gives
     /// it.
@@ -143,7 +125,6 @@ pub struct Record {
     pub exclusive: bool,
     /// Seconds for which a task waits while `starting`; 0: the reader's own limit.
     pub deadline_s: u32,
-    /// There is a daemon for each GPU.
     pub per_gpu: bool,
     /// Its daemons serve the user's other jobs on the GPU as well, so its limits are in its tasks'
     /// environment alone.
@@ -154,19 +135,16 @@ pub struct Record {
     pub request: Option<Request>,
     /// The scheduler named the job's GPUs. If it names none for a step, the step has none.
     pub named: bool,
-    /// The job's GPUs on this node.
     pub gpus: Vec<RecordGpu>,
     /// All GPUs of the node in the order of the bus, if a task must count as CUDA does: only the
     /// GPUs that it may open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<RecordDevice>,
-    /// The daemons.
     pub daemons: Vec<Daemon>,
     /// Thread percentage by local rank, repeated when there are more ranks; empty: the daemon's.
     pub rank_threads: Vec<Percent>,
     /// Memory limits by local rank, MiB by GPU; empty: the daemon's.
     pub rank_memory: Vec<Vec<(GpuUuid, u64)>>,
-    /// What `auto` assumed.
     #[serde(default, skip_serializing_if = "AutoDivisors::is_none")]
     pub divided: AutoDivisors,
     /// How `CUDA_VISIBLE_DEVICES` names the GPUs; `None`: by UUID.
@@ -176,7 +154,6 @@ pub struct Record {
     /// i-th GPU as number i.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub same_numbers: bool,
-    /// Which GPU a rank sees; `None`: all of the job's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<Bind>,
     /// MPS clients that each of the GPUs takes, if known.
@@ -191,21 +168,16 @@ pub struct Record {
     /// The scheduler may give its GPUs to other jobs, and its MPS is its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub takes_turns: bool,
-    /// Its user reads a report at the end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub report: bool,
-    /// Its user reads one line at the end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub summary: bool,
 }
 
 /// What each client of `daemons` may hold of `gpu`, MiB.
 pub fn memory_limit(daemons: &[Daemon], gpu: &GpuUuid) -> Option<u64> {
-    daemons
-        .iter()
-        .flat_map(|daemon| &daemon.memory)
-        .find(|(uuid, _)| uuid == gpu)
-        .map(|(_, mib)| *mib)
+    let mut limits = daemons.iter().flat_map(|daemon| &daemon.memory);
+    limits.find(|(uuid, _)| uuid == gpu).map(|(_, mib)| *mib)
 }
 
 impl Record {
@@ -250,12 +222,10 @@ impl Record {
         self.gpus.iter().any(|gpu| gpu.uuid.is_mig())
     }
 
-    /// How `CUDA_VISIBLE_DEVICES` names the GPUs.
     pub fn names(&self) -> DeviceNames {
         self.names.unwrap_or(DeviceNames::Uuid)
     }
 
-    /// Reads a record's text.
     pub fn parse(text: &str) -> Result<Self, String> {
         #[derive(serde::Deserialize)]
         struct Head {
@@ -281,14 +251,11 @@ impl Record {
     }
 }
 
-/// The outcome of one read of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordRead {
-    /// No record.
     Absent,
     /// This user may not pass the directory at the moment, and why.
     Denied(String),
-    /// A record that only root can have written.
     Found(Box<Record>),
 }
 

@@ -25,11 +25,8 @@ const NUMBERS: [&str; 4] = [
 
 /// What the user of this script should know. The record is of the node where it runs.
 pub fn advice(script: &str, record: &Record) -> Vec<String> {
-    let lines: Vec<&str> = script
-        .lines()
-        .map(str::trim_start)
-        .filter(|line| !line.starts_with('#'))
-        .collect();
+    let lines = script.lines().map(str::trim_start);
+    let lines: Vec<&str> = lines.filter(|line| !line.starts_with('#')).collect();
     let all = [
         daemon(&lines, record),
         launcher(&lines, record),
@@ -39,14 +36,10 @@ pub fn advice(script: &str, record: &Record) -> Vec<String> {
 }
 
 fn daemon(lines: &[&str], record: &Record) -> Option<String> {
-    let starts = lines
-        .iter()
-        .any(|line| words(line).any(|word| word.ends_with(CONTROL)));
-    let sets = || {
-        lines
-            .iter()
-            .any(|line| line.contains(&format!("{PIPE_DIRECTORY}=")))
-    };
+    let mut words = lines.iter().flat_map(|line| words(line));
+    let starts = words.any(|word| word.ends_with(CONTROL));
+    let set = format!("{PIPE_DIRECTORY}=");
+    let sets = || lines.iter().any(|line| line.contains(&set));
     let what = match starts {
         true => CONTROL,
         false if sets() => PIPE_DIRECTORY,
@@ -65,9 +58,7 @@ fn daemon(lines: &[&str], record: &Record) -> Option<String> {
 }
 
 fn launcher(lines: &[&str], record: &Record) -> Option<String> {
-    let is_bound = record
-        .bind
-        .is_some_and(|bind| !matches!(bind, Bind::None | Bind::Auto));
+    let is_bound = record.bind.is_some_and(Bind::is_for_all);
     let several = record.gpus.len() > 1;
     let what = match () {
         () if record.rank_threads.len() > 1 || record.rank_memory.len() > 1 => {
@@ -77,10 +68,8 @@ fn launcher(lines: &[&str], record: &Record) -> Option<String> {
         () if is_bound && several => "MPS_BIND",
         () => return None,
     };
-    let launcher = lines
-        .iter()
-        .filter(|line| !line.contains("mpsctl exec"))
-        .find_map(|line| launched_by(line))?;
+    let mut lines = lines.iter().filter(|line| !line.contains("mpsctl exec"));
+    let launcher = lines.find_map(|line| launched_by(line))?;
     Some(format!(
         "its script names {launcher}: {what} would be that of the first rank for all of its ranks; allowed: \
          '{launcher} -n N mpsctl exec -- PROGRAM', or Slurm's srun"
@@ -92,18 +81,15 @@ fn launched_by(line: &str) -> Option<&str> {
 }
 
 fn numbers(lines: &[&str], record: &Record) -> Option<String> {
-    let is_same = || {
-        (0..)
-            .zip(&record.gpus)
-            .all(|(number, gpu)| gpu.index == number)
-    };
+    let mut numbered = (0..).zip(&record.gpus);
+    let is_same = numbered.all(|(number, gpu)| gpu.index == number);
     let written = |line: &&str| {
         let (_, value) = line.split_once(&format!("{VISIBLE_DEVICES}="))?;
         let value = value.trim_start_matches(['"', '\'']);
         let by_number = value.starts_with(|c: char| c.is_ascii_digit() && c != '0');
         (by_number || NUMBERS.iter().any(|name| value.contains(name))).then_some(())
     };
-    lines.iter().find_map(written).filter(|()| !is_same())?;
+    lines.iter().find_map(written).filter(|()| !is_same)?;
     let last = record.gpus.len().saturating_sub(1);
     Some(format!(
         "its script writes numbers into {VISIBLE_DEVICES}: under the job's MPS its GPUs are 0 to {last}, and CUDA drops a list from the \

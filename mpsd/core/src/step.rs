@@ -5,7 +5,7 @@ use super::bind::Bind;
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
 use super::limits::{Amount, Percent};
-use super::record::Record;
+use super::record::{Record, memory_limit};
 use super::request::{Key, MemoryLimit, Mode, Request, Syntax, Threads};
 use super::text::one_line;
 
@@ -64,11 +64,8 @@ pub fn of_tasks(record: &Record, tasks: u32, gpus: u32) -> Record {
     if let (Some(by), true) = (divided, own.rank_memory.is_empty()) {
         let daemons = record.daemons.iter().flat_map(|daemon| &daemon.memory);
         let lower = |mib: u64| (mib * u64::from(by) / u64::from(each)).max(1);
-        own.rank_memory = vec![
-            daemons
-                .map(|(gpu, mib)| (gpu.clone(), lower(*mib)))
-                .collect(),
-        ];
+        let lowered = daemons.map(|(gpu, mib)| (gpu.clone(), lower(*mib)));
+        own.rank_memory = vec![lowered.collect()];
     }
     own
 }
@@ -92,11 +89,8 @@ fn lower_threads(
             return Err(refused(Key::Threads, step, why, allowed));
         }
     };
-    let of_daemon = record
-        .daemons
-        .iter()
-        .filter_map(|daemon| daemon.threads)
-        .max();
+    let daemons = record.daemons.iter();
+    let of_daemon = daemons.filter_map(|daemon| daemon.threads).max();
     let of_ranks: Vec<_> = record.rank_threads.iter().copied().map(Some).collect();
     let refuse = |most| {
         let why = format!("the job's MPS gives {most}, and a step can only lower it");
@@ -121,37 +115,25 @@ fn lower_memory(
     };
     let sizes = sizes.ok_or_else(|| {
         let why = "a step of a job with MPS takes a size";
-        refused(
-            Key::Mem,
-            step,
-            why,
-            "4G, 900M, or a list of sizes by local rank",
-        )
+        let allowed = "4G, 900M, or a list of sizes by local rank";
+        refused(Key::Mem, step, why, allowed)
     })?;
     let on = |limits: &[(GpuUuid, u64)], gpu: &GpuUuid| {
         let found = limits.iter().find(|(uuid, _)| uuid == gpu);
         found.map(|(_, mib)| *mib)
     };
     for gpu in &record.gpus {
-        let mut daemons = record.daemons.iter();
-        let of_daemon = daemons.find_map(|daemon| on(&daemon.memory, &gpu.uuid));
-        let of_ranks = record
-            .rank_memory
-            .iter()
-            .map(|limits| on(limits, &gpu.uuid));
+        let of_daemon = memory_limit(&record.daemons, &gpu.uuid);
+        let of_ranks = record.rank_memory.iter();
+        let of_ranks = of_ranks.map(|limits| on(limits, &gpu.uuid));
         if let Some(most) = exceeded(&sizes, &of_ranks.collect::<Vec<_>>(), of_daemon) {
             let has = format!("the job's MPS gives {most}M of GPU {}", gpu.index);
             let why = format!("{has}, and a step can only lower it");
             return Err(refused(Key::Mem, step, &why, &format!("at most {most}M")));
         }
     }
-    let on_all = |size: &u64| {
-        record
-            .gpus
-            .iter()
-            .map(|gpu| (gpu.uuid.clone(), *size))
-            .collect()
-    };
+    let gpus = record.gpus.iter();
+    let on_all = |size: &u64| gpus.clone().map(|gpu| (gpu.uuid.clone(), *size)).collect();
     Ok(sizes.iter().map(on_all).collect())
 }
 

@@ -9,11 +9,8 @@ pub fn one_line(text: &str, max: usize) -> String {
             out.push_str("...");
             break;
         }
-        out.push(if c.is_control() || is_format(c) {
-            '?'
-        } else {
-            c
-        });
+        let is_hidden = c.is_control() || is_format(c);
+        out.push(if is_hidden { '?' } else { c });
     }
     out
 }
@@ -46,7 +43,6 @@ pub fn or_meant(why: &str, meant: Option<impl std::fmt::Display>) -> String {
     }
 }
 
-/// Whether `text` is one or more ASCII digits.
 pub fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }

@@ -12,13 +12,11 @@ use std::path::{Component, Path, PathBuf};
 /// A regular file, open for reading, that only root can have put in its place.
 #[derive(Debug)]
 pub struct TrustedFile {
-    /// The open file.
     pub file: OwnedFd,
     /// Its path without symbolic links.
     pub path: PathBuf,
     /// Device: with the inode, what `/proc/PID/exe` of a process that runs it shows.
     pub device: u64,
-    /// Inode.
     pub inode: u64,
 }
 
@@ -65,10 +63,8 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
             SFlag::S_IFLNK => {
                 links += 1;
                 if links > MAX_LINKS {
-                    return Err(FileError::unfit(
-                        path,
-                        "leads through too many symbolic links",
-                    ));
+                    let what = "leads through too many symbolic links";
+                    return Err(FileError::unfit(path, what));
                 }
                 if status.st_uid != 0 {
                     return Err(not_roots(&name, &status));
@@ -98,10 +94,8 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
             }
         }
     }
-    Err(FileError::unfit(
-        &here,
-        "is a directory, not a regular file",
-    ))
+    let what = "is a directory, not a regular file";
+    Err(FileError::unfit(&here, what))
 }
 
 fn pending(path: &Path) -> Vec<OsString> {
@@ -154,10 +148,8 @@ fn check(fd: &OwnedFd, path: &Path) -> Result<FileStat, FileError> {
 }
 
 fn not_roots(path: &Path, status: &FileStat) -> FileError {
-    FileError::unfit(
-        path,
-        format!("belongs to user {}, not to root", status.st_uid),
-    )
+    let what = format!("belongs to user {}, not to root", status.st_uid);
+    FileError::unfit(path, what)
 }
 
 #[cfg(test)]

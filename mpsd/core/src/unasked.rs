@@ -2,7 +2,9 @@
 //! it may meet MPS in its own way, it is left out. Nothing here is a refusal: the reason goes to
 //! the node's log and to `mpsctl status`.
 
-use super::environment::{CONNECTIONS, JOB, PIPE_DIRECTORY, USUAL_CONNECTIONS, is_of_job};
+use super::environment::{
+    ALL_CONNECTIONS, CONNECTIONS, JOB, PIPE_DIRECTORY, USUAL_CONNECTIONS, is_of_job,
+};
 use super::gpu::GpuUuid;
 use super::record::Record;
 pub use super::record::Unasked;
@@ -20,8 +22,6 @@ const OWN: [&str; 3] = ["nvidia-cuda-mps", "CUDA_MPS_", CONNECTIONS];
 /// The launchers that start ranks inside a script. Any other script may start programs without a
 /// number.
 const LAUNCHERS: [&str; 3] = ["mpirun", "mpiexec", "orterun"];
-/// A GPU's connections for all its clients (docs/facts/mps-control.md#clients).
-const OF_GPU: u32 = 120;
 
 /// The text of a script or program; `None`: it cannot be read, or is no text. Its writer may be the
 /// job's user, so a link is not followed, and nothing is waited for.
@@ -50,12 +50,9 @@ pub fn own_mps(text: &str) -> Option<String> {
 /// starts them.
 pub fn without_ranks(text: &str) -> Option<String> {
     let is_launched = LAUNCHERS.iter().any(|name| text.contains(name));
-    (!is_launched).then(|| {
-        format!(
-            "its script names no {}, so it may start more programs than a server takes",
-            LAUNCHERS.join(", ")
-        )
-    })
+    let names = LAUNCHERS.join(", ");
+    let why = "so it may start more programs than a server takes";
+    (!is_launched).then(|| format!("its script names no {names}, {why}"))
 }
 
 /// Why a step or script with this environment is left out, before its GPUs are looked at.
@@ -65,13 +62,8 @@ pub fn by_environment(
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Option<String> {
     let unasked = record.unasked?;
-    own_directory(lookup).or_else(|| {
-        too_many(
-            tasks.unwrap_or(0).max(unasked.tasks),
-            record.clients?,
-            lookup,
-        )
-    })
+    let tasks = tasks.unwrap_or(0).max(unasked.tasks);
+    own_directory(lookup).or_else(|| too_many(tasks, record.clients?, lookup))
 }
 
 fn own_directory(lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
@@ -84,7 +76,7 @@ fn own_directory(lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
 fn too_many(tasks: u32, clients: u32, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     let set = lookup(CONNECTIONS).and_then(|text| text.trim().parse::<u32>().ok());
     let each = set.unwrap_or(USUAL_CONNECTIONS).max(1);
-    let most = clients.min(OF_GPU / each);
+    let most = clients.min(ALL_CONNECTIONS / each);
     (tasks > most).then(|| match set {
         Some(set) => format!("with {CONNECTIONS}={set} a GPU takes {most} of its {tasks} tasks"),
         None => format!("a GPU takes {most} of its {tasks} tasks"),
@@ -95,18 +87,12 @@ fn too_many(tasks: u32, clients: u32, lookup: &dyn Fn(&str) -> Option<String>) -
 /// the order of the bus: the daemon its own GPUs, a program without MPS those that it may open.
 pub fn by_numbers(record: &Record, counted: Option<&[GpuUuid]>) -> Option<String> {
     let counted = counted?;
-    let served: Vec<&GpuUuid> = record
-        .daemons
-        .iter()
-        .flat_map(|daemon| &daemon.gpus)
-        .collect();
-    (!counted.iter().eq(served)).then(|| {
-        format!(
-            "it may open {} GPUs, and its job has {}: their numbers would change",
-            counted.len(),
-            record.gpus.len()
-        )
-    })
+    let daemons = record.daemons.iter();
+    let served: Vec<&GpuUuid> = daemons.flat_map(|daemon| &daemon.gpus).collect();
+    let (open, gpus) = (counted.len(), record.gpus.len());
+    let why =
+        || format!("it may open {open} GPUs, and its job has {gpus}: their numbers would change");
+    (!counted.iter().eq(served)).then(why)
 }
 
 #[cfg(test)]

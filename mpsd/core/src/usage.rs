@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 /// Most buckets of a list. A longer job has longer buckets.
 pub const BUCKETS: usize = 60;
 
-/// A job's clients and GPUs over time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Usage {
@@ -24,17 +23,13 @@ pub struct Usage {
 /// A GPU while the job had clients. The counters are of the whole GPU, with all jobs that used it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuUsage {
-    /// Its UUID.
     pub uuid: GpuUuid,
-    /// Its memory, MiB.
     pub memory_mib: Option<u64>,
     /// Percent of the time in which a kernel ran, by bucket (`NVML_GPU_UTILIZATION_SAMPLES`);
     /// `None`: no sample.
     #[serde(default)]
     pub busy: Vec<Option<u8>>,
-    /// The mean of all these samples.
     pub busy_percent: Option<u8>,
-    /// Their number.
     #[serde(default)]
     pub samples: u64,
     /// Percent of the time in which its memory was read or written
@@ -53,7 +48,6 @@ pub struct GpuUsage {
 }
 
 impl GpuUsage {
-    /// Nothing is counted yet.
     pub fn new(uuid: GpuUuid) -> Self {
         Self {
             uuid,
@@ -75,14 +69,12 @@ impl GpuUsage {
         self.sm_percent.or(self.busy_percent)
     }
 
-    /// Its mean power, watts.
     pub fn watts(&self) -> Option<u64> {
         self.energy_mj?.checked_div(self.energy_ms)
     }
 }
 
 impl Usage {
-    /// What is known of `gpu`.
     pub fn of(&self, gpu: &GpuUuid) -> Option<&GpuUsage> {
         self.gpus.iter().find(|known| known.uuid == *gpu)
     }

@@ -110,11 +110,8 @@ pub unsafe fn text(text: *const c_char) -> Option<String> {
         return None;
     }
     // SAFETY: not NULL, and a C string by the caller's promise.
-    Some(
-        unsafe { CStr::from_ptr(text) }
-            .to_string_lossy()
-            .into_owned(),
-    )
+    let text = unsafe { CStr::from_ptr(text) };
+    Some(text.to_string_lossy().into_owned())
 }
 
 /// Longest value of a variable that is read. Bytes.
@@ -245,12 +242,8 @@ impl Slurm for Handle {
     fn set_script_env(&mut self, name: &str, value: Option<&str>) {
         // These functions crash Slurm elsewhere.
         if matches!(context(), Context::Local | Context::Allocator) {
-            self.set(
-                name,
-                value,
-                spank_job_control_setenv,
-                spank_job_control_unsetenv,
-            );
+            let (set, remove) = (spank_job_control_setenv, spank_job_control_unsetenv);
+            self.set(name, value, set, remove);
         }
     }
 
@@ -279,10 +272,8 @@ impl Slurm for Handle {
         // SAFETY: Slurm's own array of so many pointers, which lives as long as the step.
         let words = unsafe { std::slice::from_raw_parts(words, count) };
         // SAFETY: each is NULL or a C string of that array.
-        words
-            .iter()
-            .map_while(|word| unsafe { text(*word) })
-            .collect()
+        let texts = words.iter().map_while(|word| unsafe { text(*word) });
+        texts.collect()
     }
 
     fn command_line(&self) -> Vec<String> {
@@ -307,11 +298,8 @@ impl Slurm for Handle {
 
     fn set_task_prolog(&mut self, path: &str) {
         type Set = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, bool) -> c_int;
-        let symbols = (
-            srun_options(),
-            symbol(c"slurm_option_set"),
-            CString::new(path),
-        );
+        let set = symbol(c"slurm_option_set");
+        let symbols = (srun_options(), set, CString::new(path));
         let (Some(options), Some(set), Ok(path)) = symbols else {
             return;
         };

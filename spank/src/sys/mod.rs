@@ -52,14 +52,10 @@ fn quiet_panics() {
         return;
     }
     std::panic::set_hook(Box::new(|info| {
-        let place = info
-            .location()
-            .map(|at| format!(" at {at}"))
-            .unwrap_or_default();
-        host::log(
-            Level::Error,
-            &format!("internal error{place}; please report it"),
-        );
+        let place = info.location().map(|at| format!(" at {at}"));
+        let place = place.unwrap_or_default();
+        let line = format!("internal error{place}; please report it");
+        host::log(Level::Error, &line);
     }));
 }
 
@@ -95,9 +91,8 @@ pub extern "C" fn option_callback(number: c_int, argument: *const c_char, remote
     // SAFETY: Slurm passes NULL or the option's argument, alive during the callback.
     let argument = unsafe { host::text(argument) };
     guard(|state| {
-        let key = usize::try_from(number)
-            .ok()
-            .and_then(|number| Key::ALL.get(number));
+        let number = usize::try_from(number).ok();
+        let key = number.and_then(|number| Key::ALL.get(number));
         let refused =
             key.and_then(|key| plugin::option(state, *key, argument.as_deref(), remote != 0));
         let Some(line) = refused else {

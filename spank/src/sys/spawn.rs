@@ -34,10 +34,8 @@ pub fn run(program: &Program) -> ProgramResult {
     };
     let text = String::from_utf8_lossy(&output);
     let lines = text.lines().filter(|line| !line.trim().is_empty());
-    ProgramResult {
-        code,
-        lines: lines.map(|line| one_line(line, LONGEST_LINE)).collect(),
-    }
+    let lines = lines.map(|line| one_line(line, LONGEST_LINE)).collect();
+    ProgramResult { code, lines }
 }
 
 fn start(program: &Program) -> std::io::Result<(Child, Output)> {
@@ -123,9 +121,8 @@ fn watch(mut child: Child, output: &mut Output, program: &Program) -> Result<i32
         if deadline.expired() {
             kill(&mut child);
             let limit = program.limit.as_secs();
-            return Err(format!(
-                "'{path}' did not end within {limit} s and was killed"
-            ));
+            let why = format!("'{path}' did not end within {limit} s and was killed");
+            return Err(why);
         }
         match output.source() {
             Some(pipe) => drop(readable(pipe, deadline.within(PAUSE))),

@@ -6,7 +6,7 @@ use crate::plugin::{self, Callback};
 use crate::state::PluginState;
 use crate::submission::MAY_GIVE_GPUS;
 use crate::unplugged;
-use mpsd_core::request::{Flags, Key};
+use mpsd_core::request::Key;
 
 const SUBMITTERS: [(Context, &str); 2] =
     [(Context::Local, "srun"), (Context::Allocator, "allocator")];
@@ -143,9 +143,9 @@ fn a_job_that_asks_for_no_gpu_is_told_at_submission_and_one_that_may_have_one_is
 fn a_second_load_starts_without_flags() {
     let node = FakeNode::new();
     let (mut process, _) = Process::begin(FakeSlurm::new(Context::Local), &node, "", "mps");
-    assert_ne!(process.state.flags, Flags::default());
+    assert_ne!(process.state.request, Ok(None));
     process.call(Callback::Init);
-    assert_eq!(process.state.flags, Flags::default());
+    assert_eq!(process.state.request, Ok(None));
 }
 
 /// srun in an allocation that gave these options.

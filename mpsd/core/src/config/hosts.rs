@@ -3,7 +3,6 @@
 
 use crate::text::{is_digits, is_word};
 
-/// Names of nodes.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Deserialize)]
 #[display("{text}")]
 #[serde(try_from = "String")]
@@ -78,11 +77,9 @@ impl TryFrom<String> for HostList {
     fn try_from(text: String) -> Result<Self, String> {
         let mut patterns = Vec::new();
         for part in split_outside_brackets(&text) {
-            let pattern = pattern(part.trim());
             let allowed = "names and ranges such as gpu[001-100,105],x1";
-            patterns.push(
-                pattern.ok_or_else(|| format!("'{part}' is no host list; allowed: {allowed}"))?,
-            );
+            let bad = || format!("'{part}' is no host list; allowed: {allowed}");
+            patterns.push(pattern(part.trim()).ok_or_else(bad)?);
         }
         Ok(Self { text, patterns })
     }
@@ -104,12 +101,8 @@ fn pattern(text: &str) -> Option<Vec<Piece>> {
     while let Some((literal, tail)) = rest.split_once('[') {
         let (numbers, tail) = tail.split_once(']')?;
         pieces.push(Piece::Literal(name_part(literal)?));
-        pieces.push(Piece::Numbers(
-            numbers
-                .split(',')
-                .map(Range::parse)
-                .collect::<Option<_>>()?,
-        ));
+        let ranges: Option<_> = numbers.split(',').map(Range::parse).collect();
+        pieces.push(Piece::Numbers(ranges?));
         rest = tail;
     }
     pieces.push(Piece::Literal(name_part(rest)?));

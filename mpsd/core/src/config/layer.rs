@@ -113,10 +113,10 @@ impl Reader {
                 }
                 "node" => match value.into_inner() {
                     DeValue::Array(sections) => nodes.extend(sections),
-                    _ => self.say(
-                        key.span(),
-                        "node is written as [[node]], once for each section",
-                    ),
+                    _ => {
+                        let why = "node is written as [[node]], once for each section";
+                        self.say(key.span(), why);
+                    }
                 },
                 name => match SECTIONS[1..].iter().find(|section| section.name == name) {
                     Some(section) => {

@@ -25,11 +25,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use values::{ConfigError, Entry, position};
 
-/// The path of the file without `--config`.
 pub const DEFAULT_PATH: &str = "/etc/mpsd/mpsd.toml";
 const LONGEST: usize = 1 << 20;
 
-/// The file, read and checked.
 #[derive(Debug, Clone)]
 pub struct Config {
     file: PathBuf,
@@ -47,24 +45,18 @@ impl Config {
     pub fn draft(path: &Path) -> Result<Self, Fault> {
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let file = open(path, flags, Mode::empty()).map_err(FileError::io("open", path));
-        Self::of_bytes(
-            path,
-            file.and_then(|file| read_regular(&file, path, LONGEST)),
-        )
+        let bytes = file.and_then(|file| read_regular(&file, path, LONGEST));
+        Self::of_bytes(path, bytes)
     }
 
     fn of_bytes(path: &Path, bytes: Result<Vec<u8>, FileError>) -> Result<Self, Fault> {
         let bytes = bytes.map_err(|error| {
-            let remedy = if error.is_absent() {
-                "; an empty file has the defaults"
-            } else {
-                ""
+            let remedy = match error.is_absent() {
+                true => "; an empty file has the defaults",
+                false => "",
             };
-            Fault::new(
-                Evidence::Configuration,
-                "configuration",
-                format!("{error}{remedy}"),
-            )
+            let why = format!("{error}{remedy}");
+            Fault::new(Evidence::Configuration, "configuration", why)
         })?;
         let text = String::from_utf8(bytes).map_err(|_| whole(path, "is not UTF-8 text"))?;
         Self::parse_as(path, text)
@@ -82,7 +74,6 @@ impl Config {
         Ok(Self { file, text })
     }
 
-    /// The file's path.
     pub fn file(&self) -> &Path {
         &self.file
     }
@@ -93,10 +84,8 @@ impl Config {
     pub fn for_node(&self, node: &str, products: &[&str]) -> Result<Settings, Fault> {
         if !is_node_name(node) {
             let why = "not a name; allowed: letters, digits, '.', '_' and '-'";
-            return Err(whole(
-                &self.file,
-                format!("node '{}': {why}", one_line(node, 64)),
-            ));
+            let name = one_line(node, 64);
+            return Err(whole(&self.file, format!("node '{name}': {why}")));
         }
         let in_file = |error: ConfigError| error.in_file(&self.file, &self.text);
         let mut settings = Settings::default();
@@ -118,16 +107,10 @@ pub fn directories_alone(path: &Path, node: &str) -> Settings {
     let bytes = open_trusted(path).and_then(|file| file.read(LONGEST));
     let text = blanked(&String::from_utf8_lossy(&bytes.unwrap_or_default()));
     let mut settings = Settings::default();
-    for layer in layers_despite_errors(&text)
-        .iter()
-        .filter(|layer| layer.fits(node, &[]))
-    {
-        let directories = ["run_dir", "state_dir"];
-        for (row, value) in layer
-            .values
-            .iter()
-            .filter(|(row, _)| directories.contains(&row.name))
-        {
+    let mut layers = layers_despite_errors(&text);
+    layers.retain(|layer| layer.fits(node, &[]));
+    for (row, value) in layers.iter().flat_map(|layer| &layer.values) {
+        if ["run_dir", "state_dir"].contains(&row.name) {
             // A wrong value is one of the file's errors.
             let _ = (row.read)(&mut settings, &Entry::new(value, node));
         }

@@ -65,8 +65,8 @@ fn in_words(message: &str) -> String {
     let Some((before, (word, expected))) = unknown else {
         return why;
     };
-    let meant =
-        nearest(word, expected.split('\'').skip(1).step_by(2)).map(|meant| format!("'{meant}'"));
+    let known = expected.split('\'').skip(1).step_by(2);
+    let meant = nearest(word, known).map(|meant| format!("'{meant}'"));
     let unknown = or_meant(&format!("unknown word '{word}'"), meant);
     format!("{before}{unknown}{expected}")
 }
@@ -75,10 +75,8 @@ fn in_words(message: &str) -> String {
 pub(super) fn position(text: &str, offset: usize) -> (usize, usize) {
     let before = text.get(..offset).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-    (
-        before.matches('\n').count() + 1,
-        before[line_start..].chars().count() + 1,
-    )
+    let line = before.matches('\n').count() + 1;
+    (line, before[line_start..].chars().count() + 1)
 }
 
 #[derive(Debug)]
@@ -136,9 +134,8 @@ impl<'a> Entry<'a> {
         &self,
     ) -> Result<T, ConfigError> {
         let number: i64 = self.get()?;
-        let fits = u32::try_from(number)
-            .ok()
-            .filter(|number| (LEAST..=MOST).contains(number));
+        let fits = u32::try_from(number).ok();
+        let fits = fits.filter(|number| (LEAST..=MOST).contains(number));
         let why = || format!("{number} is out of range; allowed: {LEAST} to {MOST}");
         fits.map(T::from)
             .ok_or_else(|| ConfigError::at(self.value.span(), why()))
@@ -173,12 +170,9 @@ impl<'a> Entry<'a> {
     }
 
     fn text(&self, is_good: impl Fn(&str) -> bool, why: &str) -> Result<String, ConfigError> {
-        self.checked(|text| {
-            if is_good(&text) {
-                Ok(text)
-            } else {
-                Err(why.to_owned())
-            }
+        self.checked(|text| match is_good(&text) {
+            true => Ok(text),
+            false => Err(why.to_owned()),
         })
     }
 
@@ -261,7 +255,6 @@ impl<T: Value> Value for Option<T> {
 pub enum ComputeModeRule {
     /// Set EXCLUSIVE_PROCESS on a GPU that the job is proved to hold alone.
     Exclusive,
-    /// Leave every compute mode as it is.
     Keep,
 }
 
@@ -269,7 +262,6 @@ pub enum ComputeModeRule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GpusUnknown {
-    /// A refusal.
     Refuse,
     /// All GPUs of the node, if the scheduler proves that the node is the job's alone; else a
     /// refusal.
@@ -282,7 +274,6 @@ pub enum GpusUnknown {
 pub enum WarnOrRefuse {
     /// A line in the job's own error file, and the job runs.
     Warn,
-    /// A refusal.
     Refuse,
 }
 
@@ -290,7 +281,6 @@ pub enum WarnOrRefuse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LeftoverClients {
-    /// Log it.
     Report,
     /// Log it, and SIGKILL it if root proves that it belongs to the job.
     Kill,
@@ -301,11 +291,8 @@ pub enum LeftoverClients {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryOverLimit {
-    /// Do not look.
     Ignore,
-    /// A line in the job's log.
     Log,
-    /// A line in the job's log, and `terminate_client`.
     Terminate,
 }
 
@@ -315,7 +302,6 @@ pub enum MemoryOverLimit {
 pub enum Wait {
     /// The task, before it starts, so that srun waits only briefly for its prolog.
     Task,
-    /// The prolog.
     Prolog,
 }
 
@@ -325,7 +311,6 @@ pub enum Wait {
 pub enum Cgroup {
     /// A place that mpsd finds on the node.
     Auto,
-    /// No cgroup of our own.
     None,
     /// Below this directory of the cgroup file system.
     #[serde(untagged)]

@@ -19,11 +19,8 @@ pub struct Row {
     pub bare: Option<&'static str>,
     /// Whether the value is a list: Slurm's flags take `,` in it as well as `:`.
     pub list: bool,
-    /// What a refusal says is allowed.
     pub allowed: &'static str,
-    /// Values that a shell can complete.
     pub words: &'static [&'static str],
-    /// The line of `--help`.
     pub help: &'static str,
     /// The manual's addition; may be empty.
     pub more: &'static str,
@@ -82,16 +79,13 @@ macro_rules! options {
         /// The options, in the order in which they are listed and printed.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Key {
-            /// MPS itself.
             Mode,
             $($(#[$doc])* $key,)+
         }
 
         impl Key {
-            /// All of them.
             pub const ALL: [Self; ROWS.len()] = [Self::Mode, $(Self::$key),+];
 
-            /// Its row.
             pub fn row(self) -> &'static Row {
                 &ROWS[self as usize]
             }
@@ -104,13 +98,11 @@ macro_rules! options {
         #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         #[serde(try_from = "String", into = "String")]
         pub struct Request {
-            /// Off, or how the GPUs are given to daemons.
             pub mode: Mode,
             $($(#[$doc])* pub $field: Option<$type>,)+
         }
 
         impl Request {
-            /// The canonical text of an option's value, if it is given.
             pub fn value(&self, key: Key) -> Option<String> {
                 match key {
                     Key::Mode => Some(self.mode.to_string()),
@@ -153,7 +145,6 @@ const MODE: Row = Row {
 };
 
 options! {
-    /// Active thread percentage.
     Threads threads: Threads, {
         name: "threads",
         value: "P",
@@ -189,7 +180,6 @@ options! {
         more: "Excludes threads and memory.",
     }, values::replicas, ToString::to_string;
 
-    /// Client priority hint.
     Priority priority: Priority, {
         name: "priority",
         value: "L",
@@ -198,7 +188,6 @@ options! {
         help: "priority hint of the clients: `normal`, `below-normal`",
     }, str::parse, ToString::to_string;
 
-    /// Which GPU a rank sees.
     Bind bind: Bind, {
         name: "bind",
         value: "B",
@@ -213,7 +202,6 @@ options! {
         plan: |request| Some(format!("tasks bound to GPUs: {}", request.bind?)),
     }, str::parse, ToString::to_string;
 
-    /// How `CUDA_VISIBLE_DEVICES` names a task's GPUs.
     Visible visible: DeviceNames, {
         name: "visible",
         value: "V",
@@ -259,13 +247,11 @@ fn on_or_off(value: &bool) -> String {
 }
 
 impl Request {
-    /// A request for `mode` and no limits.
     pub fn new(mode: Mode) -> Self {
         let none = Self::default();
         Self { mode, ..none }
     }
 
-    /// Whether it asks for MPS.
     pub fn is_on(&self) -> bool {
         self.mode != Mode::Off
     }

@@ -128,18 +128,14 @@ impl Parser {
         let text = value.or(row.bare).ok_or_else(needed)?;
         match self.request.put(key, text) {
             Ok(is_same) if is_same || is_first_mode => Ok(()),
-            Ok(_) => Err(refuse(
-                &word,
-                "given twice with different values",
-                "one value",
-            )),
+            Ok(_) => {
+                let why = "given twice with different values";
+                Err(refuse(&word, why, "one value"))
+            }
             Err(invalid) => {
                 let meant = value.and_then(|value| self.syntax.meant(key, value));
-                Err(refuse(
-                    &word,
-                    &or_meant(&invalid.why, meant),
-                    invalid.allowed,
-                ))
+                let why = or_meant(&invalid.why, meant);
+                Err(refuse(&word, &why, invalid.allowed))
             }
         }
     }
@@ -318,11 +314,8 @@ impl Request {
                 let word = if row.name.is_empty() { "mps" } else { row.name };
                 let what = format!("{}={one} in the account", row.token());
                 let why = format!("contradicts {word}={other} in the mps resource");
-                return Err(Refusal::new(
-                    what,
-                    why,
-                    "the same in both, or only one of them",
-                ));
+                let allowed = "the same in both, or only one of them";
+                return Err(Refusal::new(what, why, allowed));
             }
         }
         let mut merged = account;
@@ -357,10 +350,8 @@ impl Request {
             let why = "auto may give the job no MPS, and then nothing binds its tasks";
             return Err(Refusal::new(what, why, syntax.token(Key::Mode, Some("on"))));
         }
-        refuse_if_long(
-            "the words for MPS in their plain form",
-            self.to_string().len(),
-        )
+        let what = "the words for MPS in their plain form";
+        refuse_if_long(what, self.to_string().len())
     }
 }
 
@@ -386,11 +377,8 @@ fn key_of_flag(name: &str) -> Result<Key, Refusal> {
         true => ("unknown flag", near()),
         false => ("not a flag", Syntax::Flags.meant(Key::Mode, name)),
     };
-    Err(refuse(
-        name,
-        &or_meant(why, meant),
-        Syntax::Flags.all_tokens(),
-    ))
+    let why = or_meant(why, meant);
+    Err(refuse(name, &why, Syntax::Flags.all_tokens()))
 }
 
 fn is_between(c: char) -> bool {
@@ -424,14 +412,11 @@ fn near_miss(token: &str) -> Option<Refusal> {
     }
     let meant = Syntax::Account.token(key, Some(value.or(row.bare).unwrap_or(row.value)));
     let why = or_meant("not written as a request", Some(one_line(&meant, SHOWN)));
-    Some(refuse(
-        token,
-        &why,
-        format!(
-            "{}; a project of that name: projects in mpsd.toml",
-            row.allowed
-        ),
-    ))
+    let allowed = format!(
+        "{}; a project of that name: projects in mpsd.toml",
+        row.allowed
+    );
+    Some(refuse(token, &why, allowed))
 }
 
 /// Refuses `THREADS=25`: beside MPS=true it can only mean MPS_THREADS.
@@ -439,9 +424,6 @@ fn without_prefix(name: &str, value: &str) -> Option<Refusal> {
     let key = Key::named(&format!("mps_{name}"))?;
     let meant = one_line(&Syntax::Account.token(key, Some(value)), SHOWN);
     let why = or_meant("unknown key beside MPS", Some(meant));
-    Some(refuse(
-        &format!("{name}={value}"),
-        &why,
-        Syntax::Account.all_tokens(),
-    ))
+    let word = format!("{name}={value}");
+    Some(refuse(&word, &why, Syntax::Account.all_tokens()))
 }

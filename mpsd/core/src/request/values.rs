@@ -2,17 +2,15 @@
 
 use crate::gpu::{GpuUuid, MOST_CLIENTS};
 use crate::limits::{Amount, Invalid, Percent, carried_as_text, word};
-use crate::text::is_digits;
+use crate::text::{count, is_digits};
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// How a job's GPUs are given to control daemons.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Display, Serialize, Deserialize)]
 #[display(rename_all = "kebab-case")]
 #[serde(try_from = "String", into = "String")]
 pub enum Mode {
-    /// No MPS.
     #[default]
     Off,
     /// One daemon for all GPUs of the job on the node.
@@ -20,7 +18,6 @@ pub enum Mode {
     /// As per node if that helps: more than one task on a GPU, or a GPU that jobs share. Else the
     /// job is as if it had not asked.
     Auto,
-    /// One daemon for each GPU.
     PerGpu,
     /// As per node, and not shared with the user's other jobs on the GPU.
     Own,
@@ -30,9 +27,7 @@ impl Mode {
     /// What [`Mode::from_str`] accepts, in any case, `_` for `-`. It also takes a boolean's other
     /// words.
     pub const ALLOWED: &'static str = "on (or per-node), auto, per-gpu, own, off";
-}
 
-impl Mode {
     /// Whether [`Mode::Auto`] gives MPS: with more `tasks` than `gpus`, two tasks must meet on a
     /// GPU.
     pub fn auto_helps(tasks: u32, gpus: u32) -> bool {
@@ -41,11 +36,8 @@ impl Mode {
 
     /// The numbers that [`Mode::auto_helps`] compared, in words.
     pub fn counted(tasks: u32, gpus: u32) -> String {
-        let number = |count: u32, of: &str| match count {
-            1 => format!("1 {of}"),
-            _ => format!("{count} {of}s"),
-        };
-        format!("{} on {}", number(tasks, "task"), number(gpus, "GPU"))
+        let (tasks, gpus) = (count(tasks.into(), "task"), count(gpus.into(), "GPU"));
+        format!("{tasks} on {gpus}")
     }
 
     /// That `auto` gives no MPS, in one line.
@@ -71,14 +63,12 @@ impl FromStr for Mode {
     }
 }
 
-/// The active thread percentage.
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Threads {
     /// Twice the even share of the job's tasks on a GPU ([`Percent::auto`]).
     #[display("auto")]
     Auto,
-    /// The same for every client.
     Uniform(Percent),
     /// A value for each local rank, in order; at least two.
     #[display("{}", joined(_0))]
@@ -86,7 +76,6 @@ pub enum Threads {
 }
 
 impl Threads {
-    /// What [`Threads::from_str`] accepts.
     pub const ALLOWED: &'static str =
         "a number from 1 to 100 such as 25, 12.5 or 25%; auto; a list by local rank such as 30:70";
 }
@@ -98,17 +87,10 @@ impl FromStr for Threads {
         if word(text) == "auto" {
             return Ok(Threads::Auto);
         }
-        by_rank(
-            text,
-            str::parse,
-            Self::ALLOWED,
-            Self::Uniform,
-            Self::PerRank,
-        )
+        by_rank(text, Self::ALLOWED, Self::Uniform, Self::PerRank)
     }
 }
 
-/// The pinned device memory limit of each client.
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum MemoryLimit {
@@ -120,13 +102,11 @@ pub enum MemoryLimit {
     /// A value for each local rank, in order; at least two.
     #[display("{}", joined(_0))]
     PerRank(Vec<Amount>),
-    /// A value for each GPU that is named.
     #[display("{}", joined(_0.iter().map(|(gpu, amount)| format!("{gpu}={amount}"))))]
     PerGpu(Vec<(GpuSelector, Amount)>),
 }
 
 impl MemoryLimit {
-    /// What [`MemoryLimit::from_str`] accepts.
     pub const ALLOWED: &'static str =
         "4G, 900M, 4GiB, 25%; auto; a list by local rank such as 2G:4G; by GPU such as 0=4G:1=2G";
 
@@ -137,16 +117,12 @@ impl MemoryLimit {
             let (gpu, amount) = element.split_once('=').ok_or_else(some)?;
             let gpu: GpuSelector = gpu.parse()?;
             if limits.iter().any(|(named, _)| *named == gpu) {
-                return Err(Invalid::new(
-                    format!("names GPU {gpu} twice"),
-                    Self::ALLOWED,
-                ));
+                let why = format!("names GPU {gpu} twice");
+                return Err(Invalid::new(why, Self::ALLOWED));
             }
-            let amount: Result<_, Invalid> = amount.parse();
-            limits.push((
-                gpu,
-                amount.map_err(|invalid| invalid.within(Self::ALLOWED))?,
-            ));
+            let amount: Result<Amount, Invalid> = amount.parse();
+            let amount = amount.map_err(|invalid| invalid.within(Self::ALLOWED))?;
+            limits.push((gpu, amount));
         }
         Ok(MemoryLimit::PerGpu(limits))
     }
@@ -162,23 +138,15 @@ impl FromStr for MemoryLimit {
         if text.contains('=') {
             return Self::per_gpu(text);
         }
-        by_rank(
-            text,
-            str::parse,
-            Self::ALLOWED,
-            Self::Uniform,
-            Self::PerRank,
-        )
+        by_rank(text, Self::ALLOWED, Self::Uniform, Self::PerRank)
     }
 }
 
-/// How a request names a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Display, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum GpuSelector {
     /// Its place among the job's GPUs on the node, from 0.
     Index(u32),
-    /// Its UUID.
     Uuid(GpuUuid),
 }
 
@@ -193,11 +161,8 @@ impl FromStr for GpuSelector {
             return text.parse().map(GpuSelector::Index).map_err(too_large);
         }
         // NVML prints the digits in lower case. The user may write them in any case.
-        let prefix = text.get(..4).unwrap_or("").to_ascii_uppercase();
-        let uuid = format!(
-            "{prefix}{}",
-            text.get(4..).unwrap_or("").to_ascii_lowercase()
-        );
+        let (prefix, digits) = text.split_at_checked(4).unwrap_or((text, ""));
+        let uuid = prefix.to_ascii_uppercase() + &digits.to_ascii_lowercase();
         let uuid = GpuUuid::parse(&uuid).map_err(|_| Invalid::new("names no GPU", ALLOWED))?;
         Ok(GpuSelector::Uuid(uuid))
     }
@@ -205,7 +170,6 @@ impl FromStr for GpuSelector {
 
 carried_as_text!(Mode, Threads, MemoryLimit, GpuSelector);
 
-/// What [`boolean`] accepts.
 pub(super) const BOOLEAN: &str = "true, yes, on, 1; false, no, off, 0";
 
 pub(super) fn boolean(text: &str) -> Result<bool, Invalid> {
@@ -216,40 +180,34 @@ pub(super) fn boolean(text: &str) -> Result<bool, Invalid> {
     }
 }
 
-/// What [`replicas`] accepts.
 pub(super) const REPLICAS: &str = "a whole number from 1 to 60";
 
 pub(super) fn replicas(text: &str) -> Result<u32, Invalid> {
-    whole(text, MOST_CLIENTS, REPLICAS)
-}
-
-fn whole(text: &str, most: u32, allowed: &'static str) -> Result<u32, Invalid> {
     if !is_digits(text) {
-        return Err(Invalid::new("not a whole number", allowed));
+        return Err(Invalid::new("not a whole number", REPLICAS));
     }
     match text.parse() {
-        Ok(0) => Err(Invalid::new("below 1", allowed)),
-        Ok(number) if number <= most => Ok(number),
-        _ => Err(Invalid::new(format!("above {most}"), allowed)),
+        Ok(0) => Err(Invalid::new("below 1", REPLICAS)),
+        Ok(number) if number <= MOST_CLIENTS => Ok(number),
+        _ => Err(Invalid::new(format!("above {MOST_CLIENTS}"), REPLICAS)),
     }
 }
 
-fn by_rank<T, V>(
+fn by_rank<T: FromStr<Err = Invalid>, V>(
     text: &str,
-    read: impl Fn(&str) -> Result<T, Invalid>,
     allowed: &'static str,
     uniform: fn(T) -> V,
     per_rank: fn(Vec<T>) -> V,
 ) -> Result<V, Invalid> {
-    let read = |text| read(text).map_err(|invalid| invalid.within(allowed));
-    match text.contains(':') {
-        false => read(text).map(uniform),
-        true => text
-            .split(':')
-            .map(read)
-            .collect::<Result<_, _>>()
-            .map(per_rank),
+    let read = |text: &str| {
+        text.parse()
+            .map_err(|invalid: Invalid| invalid.within(allowed))
+    };
+    if !text.contains(':') {
+        return read(text).map(uniform);
     }
+    let all: Result<_, _> = text.split(':').map(read).collect();
+    all.map(per_rank)
 }
 
 fn joined(values: impl IntoIterator<Item: ToString>) -> String {
