@@ -19,6 +19,7 @@ use mpsd::job::report::JobOutcome;
 use mpsd::job::{self, Ending, Job, ReturnWhen, Scheduled, outcome};
 use mpsd::node::log::complain;
 use mpsd::node::real::{RealNode, find_user};
+use mpsd::node::unbegun;
 use mpsd_core::Failure;
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::Fault;
@@ -194,11 +195,8 @@ impl Prologue {
         }
         drop(node);
         if begun.code == 0 && is_watched {
-            watch_start(
-                system,
-                job,
-                schedulers_limit.unwrap_or(job.settings.deadline),
-            );
+            let limit = schedulers_limit.unwrap_or(job.settings.deadline);
+            watch_start(system, job, limit);
         }
         begun.code
     }
@@ -234,22 +232,13 @@ impl Prologue {
     /// does not know.
     fn leave_out(&self, submission: &Submission, failure: &Failure) -> u8 {
         let settings = self.settings(&submission.node_name(&ThisHost));
-        let mut node = RealNode::new(
-            NAME,
-            settings.as_ref().unwrap_or(&Settings::usual()),
-            RECORD_LIMIT,
-            RECORD_LIMIT / 3,
-        );
+        let mut node = to_record(settings.as_ref().unwrap_or(&Settings::usual()));
         let uid = match submission.user {
             UserRef::Uid(uid) => uid,
             UserRef::Name(_) => 0,
         };
-        let line = format!(
-            "job {}: {}",
-            submission.job,
-            Mode::auto_without(&failure.to_string())
-        );
-        node.log(Severity::Info, &line);
+        let why = Mode::auto_without(&failure.to_string());
+        node.log(Severity::Info, &format!("job {}: {why}", submission.job));
         if settings.is_some() {
             outcome::leave_out(&mut node, &submission.job, uid, failure);
         }
@@ -276,7 +265,7 @@ impl Prologue {
             settings.reports.keep = 0;
         }
         let place = place(submission, &settings, &name);
-        let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
+        let mut node = to_record(&settings);
         let told = match failure.clone() {
             Failure::Fault(fault) => fault.to_user(&name).into(),
             other => other,
@@ -339,7 +328,7 @@ impl Prologue {
         let place = place(submission, &settings, &name);
         let to_shell = outcome::is_told_by_shell(submission, failure, &place.site);
         let uid = find_user(&submission.user).map_or(0, |user| user.uid);
-        let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
+        let mut node = to_record(&settings);
         node.keep(JobOutcome::Failed(failure.kind()));
         let recorded = (self.arguments.record || to_shell)
             && outcome::leave_record(&mut node, &submission.job, uid, failure);
@@ -361,7 +350,7 @@ fn watch_start(system: &dyn BatchSystem, job: &Job, limit: Duration) {
     };
     let id = &job.submission.job;
     // If no process can be made, the next prologue here does it.
-    let _ = guard::detach(|| reconcile::take_down_unbegun(&job.settings, &ending, id, 2 * limit));
+    let _ = guard::detach(|| unbegun::take_down(cli::NAME, id, &ending, 2 * limit));
 }
 
 /// Answers further questions from the scheduler's arguments.
@@ -396,6 +385,10 @@ impl Scheduled for JobInput<'_> {
 fn home_of_caller() -> Option<PathBuf> {
     let here = std::env::current_dir().ok()?;
     (here.file_name()? == "mom_priv").then(|| here.parent().map(PathBuf::from))?
+}
+
+fn to_record(settings: &Settings) -> RealNode {
+    RealNode::new(NAME, settings, RECORD_LIMIT, RECORD_LIMIT / 3)
 }
 
 fn place<'a>(submission: &Submission, settings: &Settings, node: &'a str) -> Place<'a> {

@@ -18,6 +18,7 @@ use super::{NAME, complain};
 use batch::{Host, ThisHost};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use mpsd::cli::or_directories;
 use mpsd::cli::reconcile::{Reconcile, ReconcileReport, Undrain};
 use mpsd::cli::words::words;
 use mpsd::job::outcome::UNCOUNTED;
@@ -348,8 +349,7 @@ fn host_or(node: Option<&String>) -> String {
     node.cloned().unwrap_or_else(|| ThisHost.name())
 }
 
-/// The node's settings for a verb of root. An unusable configuration must not keep what is left of
-/// a job. Then the directories that it still names are used, and the journals have the rest.
+/// The node's settings for a verb of root.
 fn settings_for_root(
     config: &Path,
     node: &str,
@@ -358,15 +358,8 @@ fn settings_for_root(
 ) -> Result<Settings, Failure> {
     must_be_root(verb, why)?;
     priority::raise();
-    Ok(settings(config, node).unwrap_or_else(|failure| {
-        complain(
-            NAME,
-            &format!(
-                "{failure}; going on with the directories that it names, else the usual directories"
-            ),
-        );
-        directories_alone(config, node)
-    }))
+    let read = settings(config, node);
+    Ok(or_directories(NAME, read, config, node))
 }
 
 fn env(config: &Path, verb: &Env) -> u8 {

@@ -38,7 +38,6 @@ pub struct JobArguments {
 /// What a job asks for.
 #[derive(Debug, Clone)]
 pub struct Asked {
-    /// The request.
     pub request: Request,
     /// How its user wrote it, for messages.
     pub syntax: Syntax,

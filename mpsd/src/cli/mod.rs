@@ -9,9 +9,11 @@ pub mod words;
 
 pub use crate::node::log::complain;
 use crate::node::real::RealNode;
-use mpsd_core::config::Settings;
+use mpsd_core::config::{Settings, directories_alone};
 use serde::Serialize;
+use std::fmt::Display;
 use std::io::{Write as _, stdout};
+use std::path::Path;
 
 /// Name of `mpsctl` in messages.
 pub const NAME: &str = "mpsctl";
@@ -24,6 +26,21 @@ pub fn version() -> String {
         Some(commit) => format!("{release} ({commit})"),
         None => release.to_owned(),
     }
+}
+
+/// The settings as `read`, or else the directories that `file` still names: an unusable
+/// configuration must not keep what is left of a job, and the journals have the rest.
+pub fn or_directories(
+    program: &str,
+    read: Result<Settings, impl Display>,
+    file: &Path,
+    node: &str,
+) -> Settings {
+    read.unwrap_or_else(|error| {
+        let how = "going on with the directories that it names, else the usual directories";
+        complain(program, &format!("{error}; {how}"));
+        directories_alone(file, node)
+    })
 }
 
 fn this_node(settings: &Settings) -> RealNode {

@@ -8,9 +8,8 @@ use crate::job::node::{Member, Members, Severity};
 use crate::job::store::Store as _;
 use crate::job::{self, Ending, Journal, claim, evidence};
 use crate::node::log::line;
-use crate::node::real::RealNode;
-use crate::node::real::{LiftCheck, check_before_lift};
-use crate::node::site_directory;
+use crate::node::real::{LiftCheck, RealNode, check_before_lift};
+use crate::node::{by_child, site_directory};
 use batch::control::{Controller, JobState, KnownJobs};
 use batch::drain::{self, DrainState, Marker, Outcome, Place, markers};
 use batch::host::boot_time;
@@ -20,24 +19,14 @@ use mpsd_core::record::{self, RecordRead};
 use mpsd_core::{Failure, JobId, Undetermined};
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::guard::ask;
-use mpsd_sys::process::Process;
-use nix::poll::{PollFd, PollFlags, poll};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
-use std::os::fd::AsFd;
-use std::path::Path;
 use std::time::Duration;
 
 use ReportLine::{Change, Drain, Note, Problem};
 
 /// It waits this much longer for a job's end than that may take.
 const GRACE: Duration = Duration::from_secs(3);
-
-/// Time between two checks of a job that may not begin; it grows while the scheduler has to be
-/// asked.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-const LOOK_SELDOM: Duration = Duration::from_secs(30);
 
 /// `mpsctl reconcile`.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -67,7 +56,6 @@ pub struct Undrain {
 pub struct ReconcileReport {
     /// Something is not as it should be.
     pub incomplete: bool,
-    /// Its lines.
     pub told: Vec<ReportLine>,
 }
 
@@ -176,61 +164,9 @@ pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Durat
     }
 }
 
-/// Takes `job` down as soon as the scheduler no longer has it, for a node that may get no epilogue.
-/// Returns when the job has ended otherwise, or after `limit`.
-pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, limit: Duration) {
-    let end = Deadline::after(limit);
-    let Some(journal) = enter_as_starter(settings, job) else {
-        return;
-    };
-    let directory = settings.paths.job(job);
-    let scheduler = batch::of(ending.scheduler).at(&Site::of(ending.settings));
-    let known = scheduler.known_jobs(ending.node);
-    let mut node = RealNode::new(NAME, settings, limit, settings.deadline);
-    let mut pause = LOOK_EVERY;
-    while stays(directory.directory(), end.within(pause)) && !end.expired() {
-        if node.read_journal(job).ok().flatten().as_ref() != Some(&journal) {
-            return;
-        }
-        if scheduler.has_file_of(job) {
-            pause = LOOK_EVERY;
-        } else if let JobState::Gone(why) = known(job) {
-            let text = format!("job {job}: did not begin here ({why}): taken down");
-            line(NAME, Severity::Info, &text);
-            job::end_if(&mut this_node(settings), job, ending, |found| {
-                found == Some(&journal)
-            });
-            return;
-        } else {
-            pause = (2 * pause).min(LOOK_SELDOM);
-        }
-    }
-}
-
-/// Enters this process into the journal, so that the job's end ends it. Returns the journal.
-fn enter_as_starter(settings: &Settings, job: &JobId) -> Option<Journal> {
-    let mut node = RealNode::new(NAME, settings, settings.deadline, settings.deadline);
-    let _held = node.find_job(job).ok()??;
-    let mut journal = node.read_journal(job).ok()??;
-    journal.starter = Process::find(nix::unistd::getpid().as_raw()).map(|own| own.id());
-    node.write_journal(&journal).ok()?;
-    Some(journal)
-}
-
-fn stays(directory: &Path, deadline: Deadline) -> bool {
-    let watch = || -> nix::Result<Inotify> {
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        inotify.add_watch(directory, AddWatchFlags::IN_DELETE_SELF)?;
-        Ok(inotify)
-    };
-    match watch() {
-        Ok(inotify) => {
-            let mut fds = [PollFd::new(inotify.as_fd(), PollFlags::POLLIN)];
-            let _ = poll(&mut fds, deadline.poll_timeout());
-        }
-        Err(_) => drop(deadline.sleep(LOOK_EVERY)),
-    }
-    directory.symlink_metadata().is_ok()
+fn list<T: ToString>(all: &[T]) -> String {
+    let all: Vec<String> = all.iter().map(T::to_string).collect();
+    all.join(", ")
 }
 
 impl<'a> Run<'a> {
@@ -375,11 +311,10 @@ impl<'a> Run<'a> {
                 let living = journal
                     .map(|journal| self.living(journal))
                     .unwrap_or_default();
-                let list: Vec<String> = living.iter().map(ToString::to_string).collect();
-                let list = match list.is_empty() {
-                    true => "no process".to_owned(),
-                    false => list.join(", "),
-                };
+                let mut list = list(&living);
+                if list.is_empty() {
+                    list.push_str("no process");
+                }
                 Problem(format!(
                     "job {job}: gone ({why}): would be taken down ({list})"
                 ))
@@ -399,16 +334,14 @@ impl<'a> Run<'a> {
         let work = || {
             let mut node = this_node(self.settings);
             let ended = job::end_if(&mut node, job, &ending, |found| found == journal);
-            serde_json::to_vec(&(ended.findings.is_clean(), ended.lines)).unwrap_or_default()
+            (ended.findings.is_clean(), ended.lines)
         };
-        let (clean, lines): (bool, Vec<String>) =
-            match ask(Deadline::after(self.settings.deadline + GRACE), work) {
-                Ok(answer) => serde_json::from_slice(&answer).unwrap_or_default(),
-                Err(none) => (
-                    false,
-                    vec![format!("job {job}: its end was given up: {none}")],
-                ),
-            };
+        let given_up = |none| {
+            let line = format!("job {job}: its end was given up: {none}");
+            (false, vec![line])
+        };
+        let end = Deadline::after(self.settings.deadline + GRACE);
+        let (clean, lines) = by_child(end, work).unwrap_or_else(given_up);
         if clean {
             self.unfinished.remove(job.as_str());
         }
@@ -485,19 +418,15 @@ impl<'a> Run<'a> {
             let work = || {
                 let found = job::end_unshared(&mut this_node(self.settings), &id);
                 let left = found.undetermined.iter().map(ToString::to_string);
-                let left = left
-                    .chain(found.faults.iter().map(ToString::to_string))
-                    .collect::<Vec<_>>();
-                serde_json::to_vec(&(found.notes, left)).unwrap_or_default()
+                let faults = found.faults.iter().map(ToString::to_string);
+                (found.notes, left.chain(faults).collect())
             };
+            let end = Deadline::after(self.settings.deadline + GRACE);
             let (notes, left): (Vec<String>, Vec<String>) =
-                match ask(Deadline::after(self.settings.deadline + GRACE), work) {
-                    Ok(answer) => serde_json::from_slice(&answer).unwrap_or_default(),
-                    Err(none) => (Vec::new(), vec![none.to_string()]),
-                };
-            notes
-                .into_iter()
-                .for_each(|note| self.tell(Change(format!("shared MPS {id}: {note}"))));
+                by_child(end, work).unwrap_or_else(|none| (Vec::new(), vec![none.to_string()]));
+            for note in notes {
+                self.tell(Change(format!("shared MPS {id}: {note}")));
+            }
             for why in left {
                 self.unfinished.insert(id.to_string());
                 self.tell(Problem(format!("shared MPS {id}: {why}")));
@@ -511,14 +440,10 @@ impl<'a> Run<'a> {
             Err(failure) => return self.tell(Problem(format!("accounts of the GPUs: {failure}"))),
         };
         for stale in all {
-            let users: Vec<String> = stale.users.iter().map(ToString::to_string).collect();
+            let (gpu, users) = (&stale.gpu, list(&stale.users));
             let what = match stale.lock_alone {
-                true => format!("{}: a lock and no account", stale.gpu),
-                false => format!(
-                    "{}: users without a directory: {}",
-                    stale.gpu,
-                    users.join(", ")
-                ),
+                true => format!("{gpu}: a lock and no account"),
+                false => format!("{gpu}: users without a directory: {users}"),
             };
             if self.dry {
                 let text = format!("{what}: would be removed, and the compute mode found restored");

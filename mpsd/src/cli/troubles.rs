@@ -15,9 +15,7 @@ pub struct Trouble {
     #[serde(skip_serializing)]
     /// What programs and logs write of it.
     pub words: Vec<String>,
-    /// Why it happens.
     pub cause: String,
-    /// What to do.
     pub remedy: String,
     /// The section of `docs/facts` that has it.
     pub source: String,

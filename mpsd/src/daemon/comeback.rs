@@ -12,8 +12,8 @@ use super::start::{self, Running};
 use crate::job::spec::Spec;
 use crate::node::tasks::cgroup_name;
 use mpsd_core::observations::{DaemonLost, keep};
-use mpsd_core::record::{self, Daemon, sharers};
-use mpsd_core::{JobId, Paths, text};
+use mpsd_core::record::{self, Daemon};
+use mpsd_core::{JobId, text};
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::process::ProcessTable;
 use std::collections::BTreeSet;
@@ -74,7 +74,7 @@ impl Comeback {
         events: &mut Events,
         observer: &mut Observer,
     ) {
-        let members = members(spec);
+        let members = spec.sharers();
         let Some(at) = running.iter().position(|daemon| daemon.child.pid() == told) else {
             return;
         };
@@ -145,15 +145,9 @@ impl Comeback {
                 }
             }
         }
-        let (leaving, gone): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaving)
-            .into_iter()
-            .map(|mut daemon| {
-                let is_gone = daemon.child.try_wait().is_some();
-                (daemon, is_gone)
-            })
-            .partition(|(_, is_gone)| !is_gone);
-        self.leaving = leaving.into_iter().map(|(daemon, _)| daemon).collect();
-        for (daemon, _) in gone {
+        let is_gone = |daemon: &mut Running| daemon.child.try_wait().is_some();
+        let gone: Vec<_> = self.leaving.extract_if(.., is_gone).collect();
+        for daemon in gone {
             observer.forget(daemon.child.pid());
             restore_names(&daemon.daemon.pipe);
             for (daemon, before, by) in std::mem::take(&mut self.waiting) {
@@ -175,7 +169,6 @@ impl Comeback {
         }
     }
 
-    /// Ends all of them.
     pub fn end(&mut self) {
         let coming = self.coming.iter_mut().map(|next| &mut next.daemon);
         self.leaving.iter_mut().chain(coming).for_each(start::end);
@@ -210,7 +203,7 @@ fn back(spec: &Spec, next: &Successor, observer: &mut Observer) {
     observer.say(&format!(
         "{by} told control daemon {before} to quit, which jobs {} share: control daemon {pid} has taken its place, with the \
          same limits. Programs that started meanwhile may have got error 805. Remove 'quit' from the script: mpsd ends the MPS",
-        list(&members(spec))
+        list(&spec.sharers())
     ));
 }
 
@@ -224,12 +217,6 @@ fn lost(before: i32, by: &str, why: &str, observer: &mut Observer) {
         "{by} told control daemon {before} to quit, and no other one could take its place: {why}; from now on new steps and \
          'mpsctl exec' are refused, and other programs run without MPS"
     ));
-}
-
-fn members(spec: &Spec) -> BTreeSet<JobId> {
-    let shared = JobId::parse(&spec.job).ok().filter(JobId::is_shared);
-    let paths = Paths::new(&spec.run, "");
-    shared.map_or_else(BTreeSet::new, |id| sharers(&paths.job(&id).members()))
 }
 
 fn list(jobs: &BTreeSet<JobId>) -> String {
@@ -247,9 +234,9 @@ fn quitter(spec: &Spec) -> Option<JobId> {
     let is_own = |pid: i32| own.iter().any(|entry| entry.stat.id.pid == pid);
     let others = table.of_user(spec.uid).map(|entry| &entry.stat);
     let others = others.filter(|stat| stat.name == name && !is_own(stat.id.pid));
-    let paths = Paths::new(&spec.run, "");
+    let paths = spec.paths();
     let record = |job: &JobId| paths.job(job).record();
-    let by_sluid = |sluid: &str| record::by_sluid(record, members(spec), sluid);
+    let by_sluid = |sluid: &str| record::by_sluid(record, spec.sharers(), sluid);
     let jobs = others.filter_map(|stat| cgroup_name(&stat.id.open()?)?.job(&by_sluid));
     let jobs: BTreeSet<JobId> = jobs.collect();
     jobs.first().filter(|_| jobs.len() == 1).cloned()

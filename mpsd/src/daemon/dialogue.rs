@@ -158,7 +158,6 @@ pub struct Proof {
 }
 
 impl Proof {
-    /// Takes in one line of the log.
     pub fn take(&mut self, line: &str) {
         match Event::parse(line) {
             Some(Event::Threads(percent)) => self.threads = Some(percent),
@@ -177,7 +176,6 @@ impl Proof {
         self.ready.filter(|_| self.started)
     }
 
-    /// Whether the server confirms every limit of `daemon`.
     pub fn confirms(&self, daemon: &Daemon) -> Result<(), String> {
         let wanted = percent(daemon);
         if self.threads.is_none_or(|t| (t - wanted).abs() > PRECISION) {

@@ -8,11 +8,11 @@ use super::session;
 use super::start::Running;
 use crate::job::spec::Spec;
 use crate::node::nvml::Nvml;
+use crate::node::tasks::is_of;
 use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::observations::{OverMemory, keep};
 use mpsd_core::record::{self, RecordRead};
-use mpsd_core::{GpuUuid, JobId, Paths};
-use mpsd_sys::process::Process;
+use mpsd_core::{GpuUuid, JobId};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -35,18 +35,14 @@ impl JobLimits {
     /// record that we cannot read, that job has no limit here: another job's limit must not end its
     /// clients.
     fn read(spec: &Spec) -> Self {
-        let shared = JobId::parse(&spec.job).ok().filter(JobId::is_shared);
-        let paths = Paths::new(&spec.run, "");
-        let jobs = shared
-            .map(|id| record::sharers(&paths.job(&id).members()))
-            .unwrap_or_default();
+        let paths = spec.paths();
         let limits = |job: JobId| match record::look(&paths.job(&job).record()) {
             Ok(RecordRead::Found(record)) => Some((job, highest(&record.rank_memory))),
             // The job has left, and there was no room to write the list.
             Ok(RecordRead::Absent) => None,
             _ => Some((job, Vec::new())),
         };
-        Self(jobs.into_iter().filter_map(limits).collect())
+        Self(spec.sharers().into_iter().filter_map(limits).collect())
     }
 
     /// The limit of a client of `job`. A client that hides its job has the highest limit of all
@@ -129,11 +125,8 @@ impl MemoryWatch {
             !self.limits.is_empty() || jobs.0.iter().any(|(_, limits)| !limits.is_empty());
         self.next = Instant::now() + if limited { PERIOD } else { REPORT_PERIOD };
         let nvml = nvml();
-        let answers = self
-            .gpus
-            .iter()
-            .map(|gpu| self.clients(gpu, spec.uid, nvml?, observer));
-        let answers: Vec<Option<Vec<_>>> = answers.collect();
+        let ask = |gpu: &GpuUuid| self.clients(gpu, spec.uid, nvml?, observer);
+        let answers: Vec<Option<Vec<_>>> = self.gpus.iter().map(ask).collect();
         let is_silent = answers.contains(&None);
         let clients: Vec<_> = answers.into_iter().flatten().flatten().collect();
         if is_silent {
@@ -204,11 +197,6 @@ impl MemoryWatch {
     }
 }
 
-fn is_of(uid: u32, pid: i32) -> bool {
-    let uids = Process::find(pid).and_then(|process| process.uids());
-    uids.is_some_and(|uids| uids.effective == uid)
-}
-
 fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
     for daemon in running {
         let say = |commands: &str| {
@@ -232,6 +220,7 @@ fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
 mod tests {
     use super::*;
     use crate::daemon::dialogue::Event;
+    use mpsd_core::Paths;
     use mpsd_core::record::{Record, RecordState};
     use std::path::Path;
 

@@ -82,14 +82,10 @@ struct JobsOfClients {
 impl JobsOfClients {
     /// `None`: the daemons of one job.
     fn of(spec: &Spec) -> Option<Self> {
-        let shared = JobId::parse(&spec.job).ok().filter(JobId::is_shared)?;
-        let paths = Paths::new(&spec.run, "");
-        let members = paths.job(&shared).members();
-        let known = BTreeMap::new();
         Some(Self {
-            known,
-            paths,
-            members,
+            known: BTreeMap::new(),
+            paths: spec.paths(),
+            members: spec.members()?,
         })
     }
 
@@ -227,11 +223,8 @@ impl Observer {
 
     /// The clients that have a context now.
     pub fn clients(&self) -> u64 {
-        let clients = self
-            .daemons
-            .values()
-            .map(|state| state.clients.len() as u64);
-        clients.sum()
+        let states = self.daemons.values();
+        states.map(|state| state.clients.len() as u64).sum()
     }
 
     /// The client that caused a fatal error, by the vendor's words, if its job is known.

@@ -7,7 +7,7 @@ use crate::job::spec::Spec;
 use crate::node::nvml::Nvml;
 use crate::node::tasks::cgroup_name;
 use mpsd_core::observations::keep;
-use mpsd_core::{GpuUuid, JobId, Paths, record};
+use mpsd_core::{GpuUuid, JobId, record};
 use mpsd_sys::process::Process;
 use std::time::{Duration, Instant};
 
@@ -72,7 +72,7 @@ impl OutsideWatch {
 /// `ours`. Without a cgroup that names its job, its user decides.
 fn one(spec: &Spec, nvml: Nvml, gpu: &GpuUuid, ours: &[i32]) -> Option<(i32, GpuUuid)> {
     let job = JobId::parse(&spec.job).ok()?;
-    let paths = Paths::new(&spec.run, "");
+    let paths = spec.paths();
     let record = |job: &JobId| paths.job(job).record();
     let by_sluid = |sluid: &str| record::by_sluid(record, [job.clone(), job.whole()], sluid);
     let is_foreign = |process: &Process| {

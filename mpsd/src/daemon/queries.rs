@@ -126,11 +126,8 @@ fn ask(control: &Path, daemon: &Daemon, limit: Duration) -> Answer {
         limits: dialogue::in_force(daemon, &limits),
         ..DaemonAnswer::default()
     };
-    for pid in say("get_server_list\n")?
-        .numbers()
-        .into_iter()
-        .take(MOST_SERVERS)
-    {
+    let servers = say("get_server_list\n")?.numbers();
+    for pid in servers.into_iter().take(MOST_SERVERS) {
         let answer = say(&format!("get_server_status {pid}\nget_client_list {pid}\n"))?;
         let (state, clients) = answer.text.split_once('\n').unwrap_or((&answer.text, ""));
         let state = one_line(state.trim(), 40);

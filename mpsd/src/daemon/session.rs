@@ -70,20 +70,16 @@ pub fn say(
     let ended = program.run(Deadline::after(limit), LONGEST_ANSWER);
     let ended = ended.map_err(|error| match error {
         RunError::Start(error) => error.to_string(),
-        RunError::Killed {
-            why: KillReason::TooMuch(most),
-            ..
-        } => format!("no end of the answer to '{first}': more than {most} bytes"),
-        RunError::Killed {
-            why: KillReason::Late { waited, .. },
-            ..
-        } => {
-            let ms = waited.as_millis();
-            format!("no answer to '{first}' within {ms} ms: the control daemon or its server hangs")
-        }
-        RunError::Killed { why, .. } => {
-            format!("no answer to '{first}': the vendor's program {why}")
-        }
+        RunError::Killed { why, .. } => match why {
+            KillReason::TooMuch(most) => {
+                format!("no end of the answer to '{first}': more than {most} bytes")
+            }
+            KillReason::Late { waited, .. } => format!(
+                "no answer to '{first}' within {} ms: the control daemon or its server hangs",
+                waited.as_millis()
+            ),
+            _ => format!("no answer to '{first}': the vendor's program {why}"),
+        },
     })?;
     Ok(Answer {
         exit: ended.exit,

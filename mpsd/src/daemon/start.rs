@@ -79,18 +79,13 @@ fn with_cause(reason: Unready, running: &mut [Running]) -> Unready {
     let Unready::Failed(mut why) = reason else {
         return reason;
     };
-    let is_cause = |line: &&String| {
-        ["Failed", "rror", "fatal"]
-            .iter()
-            .any(|word| line.contains(word))
+    let words = ["Failed", "rror", "fatal"];
+    let is_cause = |line: &&String| words.iter().any(|word| line.contains(word));
+    let last = |daemon: &mut Running| {
+        daemon.tail.lines();
+        daemon.tail.last()
     };
-    running
-        .iter_mut()
-        .for_each(|daemon| drop(daemon.tail.lines()));
-    let lines: Vec<String> = running
-        .iter()
-        .flat_map(|daemon| daemon.tail.last())
-        .collect();
+    let lines: Vec<String> = running.iter_mut().flat_map(last).collect();
     let cause = lines.iter().rev().find(is_cause);
     if let Some((_, message)) = cause.and_then(|line| line.split_once("] ")) {
         why += &format!(" (its log: {})", one_line(message, 120));
@@ -118,10 +113,8 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
             let why = format!("not ready after {} ms: {}", spec.start_ms, stuck(running));
             return Err(why.into());
         }
-        if events.wait(
-            Some(if again { RETRY } else { left }),
-            &ClientWatch::default(),
-        )? {
+        let limit = if again { RETRY } else { left };
+        if events.wait(Some(limit), &ClientWatch::default())? {
             return Err("ended by a signal while starting".to_owned().into());
         }
     }
@@ -169,11 +162,7 @@ pub fn advance(
         return Err(format!("the control daemon ended ({end}) before it was ready").into());
     }
     if !running.configured {
-        return if listens {
-            ask(spec, running, end)
-        } else {
-            Ok(false)
-        };
+        return Ok(listens && ask(spec, running, end)?);
     }
     // `NEW SERVER n: Ready` means ACTIVE, and costs no session
     // (docs/facts/mps-control.md#when-a-server-is-ready).

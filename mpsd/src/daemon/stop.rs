@@ -35,10 +35,13 @@ fn one(spec: &Spec, daemon: &Daemon, known: Option<i32>) -> Result<(), String> {
     if answer.nobody_listens() {
         return Ok(());
     }
-    match known {
-        Some(server) if answer.text.trim() == server.to_string() => {}
-        Some(_) => end_clients(&say(servers, limit)?, |commands| say(commands, limit))?,
-        None => end_clients(&answer, |commands| say(commands, limit))?,
+    if known.is_none_or(|server| answer.text.trim() != server.to_string()) {
+        let servers = if known.is_some() {
+            say(servers, limit)?
+        } else {
+            answer
+        };
+        end_those(&servers, |_| true, |commands| say(commands, limit))?;
     }
     if say("quit\n", limit).is_ok() && listener::missing(&daemon.pipe).is_some() {
         return Ok(());
@@ -60,13 +63,6 @@ pub fn clients(spec: &Spec, meant: &[i32]) -> Result<usize, String> {
         )?;
     }
     Ok(ended)
-}
-
-fn end_clients(
-    servers: &Answer,
-    say: impl Fn(&str) -> Result<Answer, String>,
-) -> Result<(), String> {
-    end_those(servers, |_| true, say).map(drop)
 }
 
 fn end_those(

@@ -73,10 +73,9 @@ pub fn until_the_end(
                 events.forget(&mut daemon.watches.log);
             }
         }
-        clients
-            .killed()
-            .into_iter()
-            .for_each(|killed| observer.take_killed(killed));
+        for killed in clients.killed() {
+            observer.take_killed(killed);
+        }
         for daemon in running.iter().filter(|_| !terminate) {
             replace_server(daemon, observer);
         }
@@ -96,9 +95,8 @@ pub fn until_the_end(
         }
         observer.write();
         if terminate {
-            observer
-                .log
-                .line(&format!("job {}: ending MPS on a signal", spec.job));
+            let line = format!("job {}: ending MPS on a signal", spec.job);
+            observer.log.line(&line);
             running.iter_mut().for_each(start::end);
             comeback.end();
             return;
@@ -115,15 +113,10 @@ fn replace_server(daemon: &Running, observer: &mut Observer) {
     }
     let server = observer.server(control).or(daemon.server());
     let table = ProcessTable::scan().unwrap_or_default();
-    let of_daemon = table
-        .descendants(control)
-        .into_iter()
-        .map(|entry| entry.stat.id);
-    for server in of_daemon.filter(|id| Some(id.pid) == server) {
-        if server
-            .open()
-            .is_some_and(|process| process.signal(Signal::SIGKILL))
-        {
+    let own = table.descendants(control).into_iter();
+    let own = own.map(|entry| entry.stat.id);
+    for server in own.filter(|id| Some(id.pid) == server) {
+        if server.open().is_some_and(|one| one.signal(Signal::SIGKILL)) {
             let why = "a signal has ended one of its clients, whose error the next client could get (719)";
             observer.log.line(&format!(
                 "server {} ended by mpsd: {why}; the next client starts a new one",

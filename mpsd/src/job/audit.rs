@@ -68,11 +68,8 @@ fn entry(journal: &Journal, event: &str, line: &str, more: Vec<(&'static str, St
         ("MPSD_BEGAN", journal.began.to_string()),
     ];
     fields.extend(journal.gpu_names().into_iter().map(|gpu| ("MPSD_GPU", gpu)));
-    fields.extend(
-        limits(journal)
-            .into_iter()
-            .map(|limits| ("MPSD_LIMITS", limits)),
-    );
+    let limits = limits(journal).into_iter();
+    fields.extend(limits.map(|limits| ("MPSD_LIMITS", limits)));
     fields.extend(more);
     let line = format!("job {}: {line}", journal.job);
     Entry { line, fields }

@@ -39,12 +39,9 @@ pub enum ReturnWhen {
     Announced,
 }
 
-/// The outcome of a begin.
 #[derive(Debug)]
 pub struct Begun {
-    /// The prologue's exit code.
     pub code: u8,
-    /// The failure that it stands for.
     pub failed: Option<FailedStart>,
 }
 
@@ -163,12 +160,8 @@ fn leave_out<N: Node>(
     let line = Mode::auto_without(why);
     let left = match held {
         Ok(Some(_held)) => {
-            let mut record = Record::closed(
-                id.clone(),
-                job.user.uid,
-                RecordState::Unneeded,
-                line.clone(),
-            );
+            let (uid, state) = (job.user.uid, RecordState::Unneeded);
+            let mut record = Record::closed(id.clone(), uid, state, line.clone());
             record.request = Some(job.request.clone());
             record.unasked = job.by_site.then(Unasked::default);
             record.warnings.extend((!job.by_site).then(|| line.clone()));
@@ -369,10 +362,8 @@ impl Start {
             }
             Effect::JoinShared { gpu } => {
                 expect_its_job(node, &journal.job)?;
-                let plan = self
-                    .shared
-                    .iter()
-                    .find(|plan| plan.record.gpus[0].uuid == gpu);
+                let mut plans = self.shared.iter();
+                let plan = plans.find(|plan| plan.record.gpus[0].uuid == gpu);
                 let plan =
                     plan.ok_or_else(|| Undetermined::new(gpu.to_string(), "it is not shared"))?;
                 let begin = |node: &mut N, held| begin_shared(node, self, plan, held);

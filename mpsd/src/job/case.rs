@@ -12,14 +12,10 @@ use std::collections::BTreeSet;
 /// Most jobs that a drain's reason names. Slurm shows 400 characters of it.
 const MOST_NAMED: usize = 8;
 
-/// A user of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    /// Login name.
     pub name: String,
-    /// User id.
     pub uid: u32,
-    /// Primary group.
     pub gid: u32,
 }
 
@@ -62,7 +58,6 @@ impl DrainTarget {
 /// A job that asked, with all that is known before its GPUs are looked at.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// What the scheduler says of it.
     pub submission: Submission,
     /// What its user asked for, as written.
     pub request: Request,
@@ -70,15 +65,11 @@ pub struct Job {
     pub syntax: Syntax,
     /// The site gives it MPS, and its user did not ask.
     pub by_site: bool,
-    /// The file with the settings.
     pub config: Config,
     /// What is in force on this node, before its GPUs are known.
     pub settings: Settings,
-    /// Its user.
     pub user: User,
-    /// The node's name in the scheduler.
     pub node: String,
-    /// Where its scheduler lives.
     pub site: Site,
     /// A refusal or a failure is left on the node for the job's tasks to read.
     pub record: bool,

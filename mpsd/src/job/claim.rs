@@ -106,10 +106,8 @@ pub(super) fn leave(
         }
         _ => {}
     }
-    node.write_account(
-        gpu,
-        Some(&account).filter(|account| !account.users.is_empty()),
-    )?;
+    let left = Some(&account).filter(|account| !account.users.is_empty());
+    node.write_account(gpu, left)?;
     Ok(restore.err().map(|note| format!("{gpu}: {note}")))
 }
 

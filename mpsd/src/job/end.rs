@@ -17,7 +17,6 @@ use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
 use mpsd_core::{Failure, JobId};
 use mpsd_sys::now;
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Where a job ends, and what is in force.
@@ -25,13 +24,10 @@ use std::time::{Duration, Instant};
 pub struct Ending<'a> {
     /// What is in force on the node. If the job's journal differs, the journal wins.
     pub settings: &'a Settings,
-    /// Who scheduled the job.
     pub scheduler: Scheduler,
-    /// The node's name in the scheduler.
     pub node: &'a str,
 }
 
-/// The outcome of an end.
 #[derive(Debug, Default)]
 pub struct JobEnd {
     /// What the teardown found; clean: the node is as it was before the job.
@@ -107,13 +103,8 @@ pub fn end_if(
         ..JobEnd::default()
     };
     if let Some(journal) = journal {
-        let report = written(
-            &journal,
-            (observed, killed),
-            &findings,
-            drained.as_ref(),
-            took,
-        );
+        let (seen, drain) = ((observed, killed), drained.as_ref());
+        let report = written(&journal, seen, &findings, drain, took);
         node.keep(JobOutcome::Ended(&report));
         end.by_site = journal.by_site;
         end.summary = report.summary().filter(|_| journal.summary);
@@ -270,24 +261,21 @@ fn drain(
     findings: &Findings,
 ) -> Option<(String, bool)> {
     let drain = &ending.settings.drain;
-    let unread = || DrainTarget {
-        job: job.clone(),
-        sharers: BTreeSet::new(),
-        scheduler: ending.scheduler,
-        node: ending.node.to_owned(),
-        uid: 0,
-        prefix: drain.enabled.then(|| drain.prefix.clone()),
-        slurm_conf: None,
-        gpus: Vec::new(),
-    };
+    let known = journal.map(Journal::drain_target);
     let site = Site::of(ending.settings);
-    let target = journal.map_or_else(unread, Journal::drain_target);
+    let by_journal = known.as_ref().and_then(|known| known.slurm_conf.clone());
     let target = DrainTarget {
+        job: known.as_ref().map_or(job, |known| &known.job).clone(),
         sharers: findings.sharers.clone(),
         scheduler: ending.scheduler,
         node: ending.node.to_owned(),
-        slurm_conf: site.slurm_conf.clone().or(target.slurm_conf),
-        ..target
+        uid: journal.map_or(0, |journal| journal.uid),
+        slurm_conf: site.slurm_conf.clone().or(by_journal),
+        prefix: match &known {
+            Some(known) => known.prefix.clone(),
+            None => drain.enabled.then(|| drain.prefix.clone()),
+        },
+        gpus: known.map(|known| known.gpus).unwrap_or_default(),
     };
     evidence::drain(node, &target, site, &findings.faults)
 }

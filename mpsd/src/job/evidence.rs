@@ -75,10 +75,8 @@ fn gpu_is_held(node: &mut impl Node, journal: &Journal) -> bool {
 /// Whether only the driver keeps the process of these threads from ending: one waits
 /// uninterruptibly in the driver, and none waits uninterruptibly for anything else.
 fn is_in_driver(threads: &[Thread]) -> bool {
-    let mut waiting = threads
-        .iter()
-        .filter(|thread| thread.state == 'D')
-        .peekable();
+    let waiting = threads.iter().filter(|thread| thread.state == 'D');
+    let mut waiting = waiting.peekable();
     waiting.peek().is_some() && waiting.all(|thread| waits_in_driver(&thread.stack))
 }
 
@@ -87,9 +85,8 @@ fn is_in_driver(threads: &[Thread]) -> bool {
 /// arrives such a wait is in state S.
 fn withholds(threads: &[Thread]) -> bool {
     let below = |thread: &Thread| thread.stack.contains(DRIVER) && !waits_in_driver(&thread.stack);
-    threads
-        .iter()
-        .any(|thread| thread.state != 'R' && below(thread))
+    let mut threads = threads.iter();
+    threads.any(|thread| thread.state != 'R' && below(thread))
 }
 
 /// A frame of one of NVIDIA's modules ends in `[nvidia]`, `[nvidia_uvm]` and the like.

@@ -4,10 +4,8 @@ use mpsd_core::failure::{Fault, Undetermined};
 use mpsd_core::{Failure, JobId};
 use std::collections::BTreeSet;
 
-/// What a teardown found.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// Evidence against the node.
     pub faults: Vec<Fault>,
     /// What did not work and proves nothing.
     pub undetermined: Vec<Undetermined>,
@@ -44,7 +42,6 @@ impl Findings {
         }
     }
 
-    /// Adds what another teardown found.
     pub fn merge(&mut self, other: Self) {
         self.faults.extend(other.faults);
         self.undetermined.extend(other.undetermined);
@@ -69,11 +66,9 @@ fn push_new<T: PartialEq>(list: &mut Vec<T>, entry: T) {
 /// A start that failed, with what its rollback found.
 #[derive(Debug)]
 pub struct FailedStart {
-    /// Why.
     pub failure: Failure,
     /// What the rollback found. Its faults drain as well.
     pub findings: Findings,
-    /// The job's GPUs, if they were known.
     pub gpus: Vec<String>,
     /// Its job has ended meanwhile: do not tell its user, and do not put it back into a queue.
     pub job_ended: bool,

@@ -41,34 +41,27 @@ pub struct Programs {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Journal {
     pub version: u32,
-    /// The job.
     pub job: JobId,
     pub scheduler: Scheduler,
     pub node: String,
     pub user: String,
-    /// User id.
     pub uid: u32,
     pub gid: u32,
     /// The name of the job's cgroup, as in its record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sluid: Option<String>,
-    /// The effects, in order.
     pub plan: Vec<Effect>,
     /// How many of them were begun; the last of these may have happened in part or not at all.
     pub begun: usize,
-    /// The job's GPUs.
     pub gpus: Vec<RecordGpu>,
     /// The minor numbers of their device files; empty: not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub minors: Vec<u32>,
-    /// The control daemons.
     pub daemons: Vec<Daemon>,
     pub control: PathBuf,
     pub nvml: String,
-    /// The job's cgroup, once made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
-    /// The job's `mpsd`, once started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supervisor: Option<ProcessRef>,
     /// The control daemons and servers, once root has proved them: each daemon, and behind it its

@@ -38,10 +38,8 @@ pub enum Role {
     /// `mpsd`, the supervisor.
     #[display("mpsd")]
     Supervisor,
-    /// NVIDIA's control daemon.
     #[display("mps-control")]
     Control,
-    /// NVIDIA's server.
     #[display("mps-server")]
     Server,
     /// A process in the job's own cgroup that is none of the three. The user put it there.
@@ -55,7 +53,6 @@ pub enum Rung {
     /// `terminate_client` for each client, `quit`, `quit -t`, by NVIDIA's program, as the job's
     /// user.
     Polite,
-    /// SIGTERM.
     Terminate,
     /// SIGKILL. It leaves zombies, and what hangs in the kernel.
     Kill,
@@ -74,13 +71,10 @@ impl Rung {
     }
 }
 
-/// A process of a job's MPS.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
 #[display("{role} {process} state {state}")]
 pub struct Member {
-    /// Its identity.
     pub process: ProcessRef,
-    /// What it is.
     pub role: Role,
     /// Its state letter (`/proc/PID/stat`): R, S, D, Z, T.
     pub state: char,
@@ -123,7 +117,6 @@ pub trait Gpus {
     ) -> Result<Inventory, Failure> {
         self.inventory()
     }
-    /// The compute mode of `gpu`.
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure>;
     /// Sets the compute mode and reads it back.
     fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure>;
@@ -136,11 +129,9 @@ pub trait Gpus {
 /// Where root keeps its files on a node, and how long it may take.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
-    /// The directories.
     pub paths: Paths,
     /// Time for the lock of a GPU or a job.
     pub lock_time: Duration,
-    /// Time for the whole ladder.
     pub teardown: Duration,
     /// When the removal of users' files stops. The next end or `mpsctl reconcile` goes on.
     pub ends: Deadline,
@@ -166,9 +157,7 @@ pub trait Files {
     /// Takes the exclusive lock of the file at `path`, which it makes. A bound is the error if
     /// `deadline` passes.
     fn lock(&mut self, path: &Path, deadline: Deadline) -> Result<LockGuard, FileError>;
-    /// Whether another process holds that lock.
     fn is_locked(&self, path: &Path) -> bool;
-    /// Whether there is something at `path`.
     fn is_there(&self, path: &Path) -> bool;
     /// The file at `path`, if it is there; at most `max` bytes.
     fn read(&mut self, path: &Path, max: usize) -> Result<Option<Vec<u8>>, FileError>;
@@ -238,7 +227,6 @@ pub trait Daemons {
     fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool
     where
         Self: Sized;
-    /// This process.
     fn own_process(&self) -> Option<ProcessRef>;
     /// Ends root's process that starts the MPS of a job or watches its start, unless it is this
     /// one.
@@ -255,6 +243,14 @@ pub trait Members {
     /// Those of `processes` that run the files of the job's MPS, with their roles; root's probe has
     /// none. One unreadable process does not stop the look at the others.
     fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)>;
+    /// [`Members::process`], with this role.
+    fn member(&mut self, pid: i32, role: Role) -> Option<Member> {
+        self.process(pid).map(|(process, state)| Member {
+            process,
+            role,
+            state,
+        })
+    }
     /// The processes that root knows: those of the journal, and all in the job's own cgroup.
     fn own(&mut self, journal: &Journal) -> Vec<Member> {
         let supervisor = journal.supervisor.iter().map(|id| (*id, Role::Supervisor));
@@ -262,24 +258,14 @@ pub trait Members {
         let named = supervisor.chain(journal.proved.iter().copied().zip(roles));
         let mut found = BTreeMap::new();
         for (id, role) in named.collect::<Vec<_>>() {
-            if let Some((process, state)) =
-                self.process(id.pid).filter(|(process, _)| *process == id)
-            {
-                found.entry(id.pid).or_insert(Member {
-                    process,
-                    role,
-                    state,
-                });
+            let member = self.member(id.pid, role);
+            if let Some(member) = member.filter(|member| member.process == id) {
+                found.entry(id.pid).or_insert(member);
             }
         }
         for pid in self.grouped(journal) {
-            if let Some((process, state)) = self.process(pid) {
-                let role = Role::Other;
-                found.entry(pid).or_insert(Member {
-                    process,
-                    role,
-                    state,
-                });
+            if let Some(member) = self.member(pid, Role::Other) {
+                found.entry(pid).or_insert(member);
             }
         }
         found.into_values().collect()
@@ -321,7 +307,6 @@ pub trait Members {
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool>;
 }
 
-/// The node's scheduler.
 pub trait Scheduling {
     /// The scheduler's orders for the node of `place`.
     fn controller(&mut self, place: &Place<'_>) -> Box<dyn Controller>;
@@ -354,17 +339,13 @@ pub trait Scheduling {
 /// How grave a line is; the numbers are syslog's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
-    /// The node is broken.
     Error = 3,
     /// Something did not work, and nothing is proved.
     Warning = 4,
-    /// What was done.
     Info = 6,
 }
 
-/// The log, and the clock.
 pub trait Console {
-    /// Writes a line to the node's log.
     fn log(&mut self, severity: Severity, line: &str);
     /// Writes an entry of the audit trail to the node's log.
     fn audit(&mut self, entry: &Entry) {
@@ -372,13 +353,11 @@ pub trait Console {
     }
     /// Writes a line for the program's caller.
     fn complain(&mut self, line: &str);
-    /// Seconds since the boot.
     fn since_boot(&self) -> u64;
     /// Does nothing until `end`.
     fn wait_until(&mut self, end: Deadline);
 }
 
-/// All of it.
 pub trait Node: Gpus + Files + Daemons + Members + Scheduling + Console {}
 
 impl<N: Gpus + Files + Daemons + Members + Scheduling + Console> Node for N {}

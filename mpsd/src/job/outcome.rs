@@ -130,9 +130,7 @@ pub fn tell(
     let ends = matches!(failure, Failure::Fault(fault) if fault.drains());
     let aloud = ends || submission.interactive;
     let number = requeued.and_then(|requeued| requeued.number.as_ref());
-    let number = number
-        .map(|number| format!("{number}: "))
-        .unwrap_or_default();
+    let number = number.map_or_else(String::new, |number| format!("{number}: "));
     let line = format!("{number}{line}");
     let told = node
         .controller(place)
@@ -221,12 +219,8 @@ fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
         Failure::Refusal(_) | Failure::Undetermined(_) => None,
     };
     let faults = own.into_iter().chain(&failed.findings.faults);
-    let drained = evidence::drain(
-        node,
-        &job.drain_target(failed.gpus.clone()),
-        job.site.clone(),
-        faults,
-    );
+    let target = job.drain_target(failed.gpus.clone());
+    let drained = evidence::drain(node, &target, job.site.clone(), faults);
     drained.is_some_and(|(line, delivered)| {
         say_of_node(node, job, &line);
         if delivered {

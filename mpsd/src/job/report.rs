@@ -22,7 +22,6 @@ const AGAIN: &str = "looked at again ";
 /// What root keeps of a job.
 #[derive(Debug, Clone, Copy)]
 pub enum JobOutcome<'a> {
-    /// It has ended.
     Ended(&'a JobReport),
     /// Its start failed: counted only.
     Failed(FailureKind),
@@ -115,7 +114,6 @@ impl JobReport {
         file_name(&self.job, self.began)
     }
 
-    /// The report of a job that did not start.
     pub fn not_started(
         job: &JobId,
         scheduler: Scheduler,
@@ -211,12 +209,8 @@ fn joined(mut first: Vec<String>, second: Vec<String>) -> Vec<String> {
 
 /// The start of the job by its report's file name, seconds since 1970; `None`: it is no report.
 pub fn began(file_name: &str) -> Option<u64> {
-    file_name
-        .strip_suffix(".json")?
-        .rsplit_once('.')?
-        .1
-        .parse()
-        .ok()
+    let (_, began) = file_name.strip_suffix(".json")?.rsplit_once('.')?;
+    began.parse().ok()
 }
 
 pub fn file_name(job: &JobId, began: u64) -> String {
@@ -228,11 +222,8 @@ pub fn limits(daemon: &Daemon) -> Option<String> {
     let mut all: Vec<String> = threads.into_iter().collect();
     let memory = daemon.memory.iter();
     all.extend(memory.map(|(gpu, mib)| format!("memory {mib}M of {gpu}")));
-    all.extend(
-        daemon
-            .priority
-            .map(|priority| format!("priority {priority}")),
-    );
+    let priority = daemon.priority;
+    all.extend(priority.map(|priority| format!("priority {priority}")));
     (!all.is_empty()).then(|| all.join(", "))
 }
 

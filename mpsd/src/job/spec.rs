@@ -2,8 +2,10 @@
 
 use crate::plan::effects::Plan;
 use mpsd_core::config::{MemoryOverLimit, Settings};
-use mpsd_core::record::Daemon;
+use mpsd_core::record::{self, Daemon};
+use mpsd_core::{JobId, Paths};
 use mpsd_sys::deadline::Deadline;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,16 +22,13 @@ pub const OBSERVATIONS_FD: i32 = 5;
 pub struct Spec {
     /// The job, for messages.
     pub job: String,
-    /// The job's user.
     pub uid: u32,
-    /// The vendor's control program.
     pub control: PathBuf,
     /// The NVML library, for the watches of the clients' memory and of the GPUs.
     pub nvml: String,
     /// Root's directory of this boot, with the records of the jobs that share the daemons.
     #[serde(default)]
     pub run: PathBuf,
-    /// The daemons.
     pub daemons: Vec<Daemon>,
     /// The proved server of each daemon, in their order; empty before the proof.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -50,7 +49,21 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Time for one control command.
+    pub fn paths(&self) -> Paths {
+        Paths::new(&self.run, "")
+    }
+
+    /// Root's list of the jobs that share the daemons; `None`: they are one job's.
+    pub fn members(&self) -> Option<PathBuf> {
+        let shared = JobId::parse(&self.job).ok().filter(JobId::is_shared)?;
+        Some(self.paths().job(&shared).members())
+    }
+
+    pub fn sharers(&self) -> BTreeSet<JobId> {
+        let list = self.members();
+        list.map_or_else(BTreeSet::new, |list| record::sharers(&list))
+    }
+
     pub fn command_time(&self) -> Duration {
         Duration::from_millis(self.command_ms)
     }
@@ -81,9 +94,7 @@ impl Spec {
 /// One daemon as `mpsd` saw it become ready. Root checks the pids itself.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ReadyDaemon {
-    /// Pid of the control daemon.
     pub control: i32,
-    /// Pid of the server.
     pub server: i32,
 }
 
@@ -96,14 +107,10 @@ pub enum Unready {
     /// This node cannot give what the job asks for.
     #[display("{what}: {why}; allowed: {allowed}")]
     Refused {
-        /// The user's word.
         what: String,
-        /// Why not.
         why: String,
-        /// What the node can give.
         allowed: String,
     },
-    /// It did not work.
     Failed(String),
 }
 

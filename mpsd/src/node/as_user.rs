@@ -173,11 +173,8 @@ impl RealNode {
         file: &Path,
         line: &str,
     ) -> Result<(), String> {
-        let made = site_directory::make_cgroup(
-            &self.settings.paths,
-            &self.site.cgroup,
-            &Cgroup::passing(),
-        )?;
+        let paths = &self.settings.paths;
+        let made = site_directory::make_cgroup(paths, &self.site.cgroup, &Cgroup::passing())?;
         let cgroup = made.map(|path| Cgroup::open(&path)).transpose();
         let cgroup = cgroup.map_err(|error| error.to_string())?.flatten();
         let written = self.run_note(user, file, line, cgroup.as_ref());

@@ -20,17 +20,13 @@ pub(super) fn of_others(minors: &[u32]) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(DEV).into_iter().flatten().flatten();
     let devices = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_char_device()));
     let known = devices.filter_map(|entry| {
-        Some((
-            entry.file_name().into_string().ok()?,
-            entry.metadata().ok()?.rdev(),
-        ))
+        let name = entry.file_name().into_string().ok()?;
+        Some((name, entry.metadata().ok()?.rdev()))
     });
     let known: Vec<(String, u64)> = known.collect();
     let names = others(&known, minors);
-    names
-        .into_iter()
-        .map(|name| PathBuf::from(DEV).join(name))
-        .collect()
+    let path = |name| PathBuf::from(DEV).join(name);
+    names.into_iter().map(path).collect()
 }
 
 fn others<'a>(known: &'a [(String, u64)], minors: &[u32]) -> Vec<&'a str> {

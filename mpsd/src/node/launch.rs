@@ -180,11 +180,8 @@ impl Daemons for RealNode {
     ) -> Result<(), Failure> {
         let failed =
             |why: String| Failure::from(Undetermined::new("verification by mps-probe", why));
-        let mut spawn = self.as_user(
-            journal,
-            processes::PROBE,
-            groups_of(&journal.user, journal.gid),
-        )?;
+        let groups = groups_of(&journal.user, journal.gid);
+        let mut spawn = self.as_user(journal, processes::PROBE, groups)?;
         let seconds = deadline.remaining().as_secs().max(1).to_string();
         spawn.args = vec![
             "--require-mps".into(),

@@ -71,12 +71,8 @@ impl Members for RealNode {
         for (id, role) in roles(self, journal, &others) {
             match talks_here(journal, id, end) {
                 Some(true) => {
-                    let now = self.process(id.pid).filter(|(process, _)| *process == id);
-                    found.extend(now.map(|(process, state)| Member {
-                        process,
-                        role,
-                        state,
-                    }));
+                    let member = self.member(id.pid, role);
+                    found.extend(member.filter(|member| member.process == id));
                 }
                 Some(false) => {}
                 None => hidden.push(id.to_string()),
@@ -133,11 +129,8 @@ impl Members for RealNode {
         if clients.is_empty() {
             return;
         }
-        let list = clients
-            .iter()
-            .map(i32::to_string)
-            .collect::<Vec<_>>()
-            .join(",");
+        let list: Vec<String> = clients.iter().map(i32::to_string).collect();
+        let list = list.join(",");
         // A job may share several MPS, and each may be stopped.
         let time = TERMINATE_TIME.min(self.settings.ends.remaining() / 6);
         let left = self.ask_mpsd(shared, &["--terminate", &list], time);

@@ -11,6 +11,7 @@ pub mod real;
 pub mod reports;
 pub mod site_directory;
 pub mod tasks;
+pub mod unbegun;
 pub mod worker;
 
 use crate::job::{failure, unless_scarce};

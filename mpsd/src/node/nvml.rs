@@ -204,10 +204,8 @@ impl Nvml {
 
     /// All GPUs that answer. A lost one is left out: a job that needs it finds it missing.
     pub fn inventory(&self) -> Result<Inventory, NvmlError> {
-        let count = self
-            .library
-            .device_count()
-            .of("nvmlDeviceGetCount_v2", NVML)?;
+        let count = self.library.device_count();
+        let count = count.of("nvmlDeviceGetCount_v2", NVML)?;
         let mut all = Inventory::default();
         for index in 0..count {
             let device = self.library.device_by_index(index);
@@ -234,21 +232,14 @@ impl Nvml {
         known: Inventory,
         gpus: &[GpuUuid],
     ) -> Result<Inventory, NvmlError> {
-        let count = self
-            .library
-            .device_count()
-            .of("nvmlDeviceGetCount_v2", NVML)?;
+        let count = self.library.device_count();
+        let count = count.of("nvmlDeviceGetCount_v2", NVML)?;
         let now = |gpu: &Gpu| {
             let device = self.device(&gpu.uuid).ok()?;
             let (now, migs) = gpu_of(&device, device.index().ok()?).ok()?;
-            let mode = now.mode;
-            let is_same = migs.is_empty()
-                && now
-                    == Gpu {
-                        mode,
-                        ..gpu.clone()
-                    };
-            is_same.then_some(now)
+            let mut known = gpu.clone();
+            known.mode = now.mode;
+            (migs.is_empty() && now == known).then_some(now)
         };
         let mut again = known;
         let is_whole = |gpu: &GpuUuid| again.gpus.iter().any(|one| one.uuid == *gpu);
@@ -274,10 +265,8 @@ impl Nvml {
         let mut forgotten = Vec::new();
         for gpu in self.inventory()?.gpus {
             // A device that does not know the mode, such as a vGPU, forgets nothing.
-            let kept = self
-                .device(&gpu.uuid)?
-                .is_in_persistent_mode()
-                .or_unknown(true);
+            let device = self.device(&gpu.uuid)?;
+            let kept = device.is_in_persistent_mode().or_unknown(true);
             if !kept.of("nvmlDeviceGetPersistenceMode", &gpu.uuid)? {
                 forgotten.push(gpu.index);
             }
@@ -362,7 +351,6 @@ impl Nvml {
         Some((percent(0)?, percent(1)?))
     }
 
-    /// Its memory, if NVML tells it.
     pub fn memory_mib(&self, gpu: &GpuUuid) -> Option<u64> {
         memory_mib(&self.device(gpu).ok()?).ok().flatten()
     }
@@ -507,10 +495,8 @@ fn cpus_of(bus_id: &str) -> Option<String> {
 /// needs one finds it missing.
 fn mig_devices(device: &Device<'_>, parent: &Gpu) -> Result<Vec<Gpu>, NvmlError> {
     let most = device.mig_device_count();
-    let most = most.of(
-        "nvmlDeviceGetMaxMigDeviceCount",
-        format!("GPU {}", parent.index),
-    )?;
+    let what = format!("GPU {}", parent.index);
+    let most = most.of("nvmlDeviceGetMaxMigDeviceCount", what)?;
     let mut all = Vec::new();
     for number in 0..most {
         match mig_device(device, number, most, parent) {
@@ -556,10 +542,8 @@ fn memory_mib(device: &Device<'_>) -> Result<Option<u64>, Cause> {
 
 /// GPUs before Ampere, and drivers before MIG, have no such mode.
 fn is_mig(device: &Device<'_>) -> Result<bool, Cause> {
-    device
-        .mig_mode()
-        .map(|mode| mode.current != 0)
-        .or_unknown(false)
+    let mode = device.mig_mode().map(|mode| mode.current != 0);
+    mode.or_unknown(false)
 }
 
 fn ours(mode: WrappedMode) -> ComputeMode {

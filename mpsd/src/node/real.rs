@@ -46,7 +46,6 @@ pub(super) struct Started {
     pub(super) report: UnixStream,
 }
 
-/// This node.
 #[derive(Debug)]
 pub struct RealNode {
     pub(super) program: &'static str,
@@ -121,10 +120,8 @@ impl RealNode {
     }
 
     pub(super) fn in_cgroup(&self, journal: &Journal) -> Vec<i32> {
-        let cgroup = self.cgroup_of(journal);
-        cgroup
-            .and_then(|cgroup| cgroup.procs().ok())
-            .unwrap_or_default()
+        let procs = |cgroup: Cgroup| cgroup.procs().ok();
+        self.cgroup_of(journal).and_then(procs).unwrap_or_default()
     }
 
     pub(super) fn is_contained(&self, journal: &Journal) -> bool {
@@ -142,7 +139,6 @@ pub fn beside(name: &str) -> Result<PathBuf, Failure> {
     Ok(own.with_file_name(name))
 }
 
-/// Looks `user` up in the directory service.
 pub fn find_user(user: &UserRef) -> Result<User, Failure> {
     let found = match user {
         UserRef::Name(name) => unistd::User::from_name(name),

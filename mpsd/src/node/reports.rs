@@ -166,12 +166,8 @@ fn write(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), Report
     let others = all
         .into_iter()
         .filter(|other| *other != name && began(other).is_some());
-    gone.extend(too_many(
-        dated(others, |name| written(&reports, name)),
-        keep,
-        rule.days,
-        now(),
-    ));
+    let others = dated(others, |name| written(&reports, name));
+    gone.extend(too_many(others, keep, rule.days, now()));
     for name in gone {
         reports.remove_file(&name)?;
     }

@@ -8,10 +8,8 @@ use mpsd_core::config::Settings;
 use mpsd_core::request::Mode;
 use mpsd_core::{Refusal, Request};
 
-/// What `auto` found, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// MPS helps.
     Helps(String),
     /// The job runs as if it had not asked.
     Unneeded(String),
@@ -57,17 +55,12 @@ pub(super) fn expect_unnoticed(
 ) -> Result<(), Refusal> {
     let gpus = &draft.gpus;
     let refuse = |why: String| {
-        Err(Refusal::new(
-            "a job that did not ask",
-            why,
-            "a request of its user's",
-        ))
+        let what = "a job that did not ask";
+        Err(Refusal::new(what, why, "a request of its user's"))
     };
     let alike = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
-    let tasks = draft
-        .tasks
-        .zip(clients)
-        .filter(|(tasks, most)| tasks > most);
+    let tasks = draft.tasks.zip(clients);
+    let tasks = tasks.filter(|(tasks, most)| tasks > most);
     let has_all = gpus.len() == draft.inventory.gpus.len() || gpus::has_devices(gpus);
     if let Some((tasks, most)) = tasks {
         refuse(format!("a GPU takes {most} of its {tasks} tasks"))

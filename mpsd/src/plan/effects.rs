@@ -14,35 +14,21 @@ use std::fmt;
 pub enum Effect {
     /// Enter the job into the GPU's account, with the compute mode found. Inverse: leave it.
     #[display("claim {gpu}")]
-    ClaimGpu {
-        /// Which GPU.
-        gpu: GpuUuid,
-    },
+    ClaimGpu { gpu: GpuUuid },
     /// Set the compute mode. Inverse: what the account says was found, when the last user leaves.
     #[display("set compute mode of {gpu} to {mode}")]
-    SetComputeMode {
-        /// Which GPU.
-        gpu: GpuUuid,
-        /// The mode to set.
-        mode: ComputeMode,
-    },
+    SetComputeMode { gpu: GpuUuid, mode: ComputeMode },
     /// Enter the job among those that share its user's MPS on a GPU; the first job begins the MPS
     /// ([`Plan::shared`]). Inverse: end the job's clients and leave; the last job ends the MPS.
     #[display("share the user's MPS on {gpu}")]
-    JoinShared {
-        /// Which GPU.
-        gpu: GpuUuid,
-    },
+    JoinShared { gpu: GpuUuid },
     /// Make the job's cgroup. Inverse: prove it empty, remove it.
     #[display("make the job's cgroup")]
     MakeCgroup,
     /// Make pipe and log directory of daemon `n`, the user's, 0700, each with a bound of room.
     /// Inverse: remove both.
     #[display("make pipe and log directory of daemon {daemon}")]
-    MakeDirectories {
-        /// Number of the daemon, from 0.
-        daemon: usize,
-    },
+    MakeDirectories { daemon: usize },
     /// Start `mpsd` as the job's user, which starts the control daemons and their servers, and
     /// proves every daemon ready. Inverse: the teardown ladder.
     #[display("start mpsd as the job's user")]
@@ -50,7 +36,6 @@ pub enum Effect {
 }
 
 impl Effect {
-    /// What undoes it, in words, for the printed plan.
     pub fn inverse(&self) -> &'static str {
         match self {
             Self::ClaimGpu { .. } => "leave the account, remove it after the last user",
@@ -70,7 +55,6 @@ impl Effect {
 pub struct Plan {
     /// What the job's tasks are told while it starts.
     pub record: Record,
-    /// The effects, in order.
     pub effects: Vec<Effect>,
     /// For each GPU whose MPS the job shares, the plan of that MPS, which the first job carries
     /// out.
@@ -122,19 +106,12 @@ impl fmt::Display for Plan {
             _ => format!("rank {rank}"),
         };
         for (rank, threads) in record.rank_threads.iter().enumerate() {
-            writeln!(
-                f,
-                "{}: threads {threads}",
-                of(rank, record.rank_threads.len())
-            )?;
+            let of = of(rank, record.rank_threads.len());
+            writeln!(f, "{of}: threads {threads}")?;
         }
         for (rank, all) in record.rank_memory.iter().enumerate() {
-            writeln!(
-                f,
-                "{}: memory{}",
-                of(rank, record.rank_memory.len()),
-                memory(all, " ")
-            )?;
+            let (of, memory) = (of(rank, record.rank_memory.len()), memory(all, " "));
+            writeln!(f, "{of}: memory{memory}")?;
         }
         for (n, effect) in self.effects.iter().enumerate() {
             writeln!(f, "{:2}. {effect}  [undo: {}]", n + 1, effect.inverse())?;

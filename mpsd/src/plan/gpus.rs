@@ -36,10 +36,8 @@ pub fn of_job<'a>(
         GpuSource::Counted { why, .. } => {
             let all = inventory.gpus.len();
             let node = "or the node alone (-l place=exclhost), or GPUs that the scheduler names";
-            return Err(unknown_gpus(
-                why,
-                &format!("all {all} GPUs of the node, {node}"),
-            ));
+            let allowed = format!("all {all} GPUs of the node, {node}");
+            return Err(unknown_gpus(why, &allowed));
         }
         GpuSource::Unknown(why) => whole_node(why, devices, inventory, unknown)?,
     };
@@ -156,11 +154,8 @@ pub fn binding(draft: &Draft<'_>) -> Result<(Bind, DeviceNames), Refusal> {
     }
     let several = draft.gpus.len() > 1;
     let refused = |key, value: String, why: &str, allowed: &str| {
-        Err(Refusal::new(
-            draft.syntax.token(key, Some(&value)),
-            why,
-            allowed,
-        ))
+        let word = draft.syntax.token(key, Some(&value));
+        Err(Refusal::new(word, why, allowed))
     };
     match (draft.written.bind, draft.written.visible) {
         (Some(bind), _) if several && bind == Bind::None => {

@@ -22,11 +22,8 @@ use std::collections::BTreeSet;
 /// All that a plan is made from.
 #[derive(Debug, Clone, Copy)]
 pub struct Case<'a> {
-    /// The site's file.
     pub config: &'a Config,
-    /// The node's name in the scheduler.
     pub node: &'a str,
-    /// What the scheduler says of the job.
     pub submission: &'a Submission,
     /// What its user asked for, as written.
     pub request: &'a Request,
@@ -34,11 +31,8 @@ pub struct Case<'a> {
     pub syntax: Syntax,
     /// The site asks, and the user did not.
     pub by_site: bool,
-    /// Its user.
     pub uid: u32,
-    /// What the scheduler gave.
     pub devices: &'a Devices,
-    /// What the node has.
     pub inventory: &'a Inventory,
 }
 
@@ -48,12 +42,8 @@ pub struct Case<'a> {
 /// A refusal; a fault for an unusable configuration, or if a GPU that the scheduler gave is not
 /// there.
 pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
-    let products: Vec<&str> = case
-        .inventory
-        .gpus
-        .iter()
-        .map(|gpu| gpu.name.as_str())
-        .collect();
+    let gpus = case.inventory.gpus.iter();
+    let products: Vec<&str> = gpus.map(|gpu| gpu.name.as_str()).collect();
     let settings = case.config.for_node(case.node, &products)?;
     let (shared, part) = sharing(case, &settings);
     let mut draft = Draft {
@@ -104,20 +94,16 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         false => draft.daemons(&share, &settings.paths.job(job)),
     };
     let request = &draft.request;
-    let warnings = [
-        too_many_tasks,
-        too_many_replicas,
-        without_rank(case, &draft),
-    ];
+    let unranked = without_rank(case, &draft);
+    let warnings = [too_many_tasks, too_many_replicas, unranked];
     let effects = effects(case, &draft, daemons.len(), &mut notes);
     let auto = auto::found(case.request, case.devices, &settings);
     notes.extend(auto.clone());
-    let begin_shared = daemons.iter().filter(|_| shared);
-    let begin_shared = begin_shared
-        .map(|daemon| draft.shared_plan(case.uid, daemon))
-        .collect();
+    let begin = |daemon: &Daemon| draft.shared_plan(case.uid, daemon);
+    let begin_shared = daemons.iter().filter(|_| shared).map(begin).collect();
     // Without CUDA_DEVICE_ORDER, CUDA counts the fastest GPU first.
     let alike = products.windows(2).all(|pair| pair[0] == pair[1]);
+    let mut places = draft.gpus.iter().zip(0..);
     let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
     let record = Record {
         sluid: case.submission.sluid.clone(),
@@ -143,12 +129,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
             memory: memory_parts.filter(|_| request.memory == Some(MemoryLimit::Auto) && !shared),
         },
         names: Some(names),
-        same_numbers: draft
-            .gpus
-            .iter()
-            .zip(0..)
-            .all(|(gpu, place)| gpu.index == place)
-            && alike,
+        same_numbers: alike && places.all(|(gpu, place)| gpu.index == place),
         bind: Some(bind),
         clients,
         unasked: case.by_site.then(|| Unasked {

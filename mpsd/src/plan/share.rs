@@ -134,13 +134,10 @@ impl Draft<'_> {
         let (most, ranks) = match (&self.request.threads, self.request.replicas) {
             (_, Some(replicas)) => (Some(Percent::part_of(replicas)), Vec::new()),
             (None, None) => (None, Vec::new()),
-            (Some(Threads::Auto), _) => (
-                {
-                    let (own, all) = self.auto_parts(Key::Threads)?;
-                    Some(Percent::auto(own, all))
-                },
-                Vec::new(),
-            ),
+            (Some(Threads::Auto), _) => {
+                let (own, all) = self.auto_parts(Key::Threads)?;
+                (Some(Percent::auto(own, all)), Vec::new())
+            }
             (Some(Threads::Uniform(percent)), _) => (Some(*percent), Vec::new()),
             (Some(Threads::PerRank(list)), _) => (list.iter().max().copied(), list.clone()),
         };
@@ -161,11 +158,9 @@ impl Draft<'_> {
         if let Some((key, allowed)) = refused {
             return Err(self.above(key, "thread percentage", ceiling, allowed));
         }
-        let ranks = ranks
-            .into_iter()
-            .map(|percent| percent.min(ceiling))
-            .collect();
-        Ok((Some(most.map_or(ceiling, |most| most.min(ceiling))), ranks))
+        let ranks = ranks.into_iter().map(|percent| percent.min(ceiling));
+        let most = most.map_or(ceiling, |most| most.min(ceiling));
+        Ok((Some(most), ranks.collect()))
     }
 
     fn memory(&self) -> Result<(Memory, Vec<Memory>), Refusal> {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::node::unbegun;
 use mpsd_core::Paths;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -106,12 +107,7 @@ fn a_watching_process_takes_down_no_later_run_of_its_job() {
             scheduler: Scheduler::Torque,
             node: "n1",
         };
-        take_down_unbegun(
-            &place.settings,
-            &ending,
-            &first.job,
-            Duration::from_secs(20),
-        );
+        unbegun::take_down(NAME, &first.job, &ending, Duration::from_secs(20));
         assert_eq!(place.job().exists(), is_again);
     }
 }
