@@ -105,10 +105,8 @@ fn code_of(name: &str) -> Option<&'static [&'static str]> {
                 .strip_suffix(end)
                 .is_some_and(|rest| rest.ends_with('-'))
     };
-    let longest = MEASURED
-        .iter()
-        .filter(|(end, _)| ends(end))
-        .max_by_key(|(end, _)| end.len());
+    let longest = MEASURED.iter().filter(|(end, _)| ends(end));
+    let longest = longest.max_by_key(|(end, _)| end.len());
     longest.map(|(_, code)| *code)
 }
 

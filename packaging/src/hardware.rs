@@ -90,11 +90,8 @@ pub fn run(options: &Options) -> Result<()> {
     pack(&package, options, false)?;
     let out = package.join("out");
     let mut command = Command::new(package.join("hardware"));
-    let status = command
-        .args(&options.arguments)
-        .arg("--out")
-        .arg(&out)
-        .status();
+    let status = command.args(&options.arguments).arg("--out").arg(&out);
+    let status = status.status();
     let status = status.context("cannot start 'hardware'")?;
     println!("result: {}", keep(&out)?.display());
     match status.success() {

@@ -168,10 +168,8 @@ fn reproducible() -> Result<()> {
     quietly_within(dist.env("CARGO_TARGET_DIR", &target), BUILD)?;
     let sums = |dir: &Path| read_text(dir.join("SHA256SUMS"));
     let (first, second) = (sums(Path::new(PACKAGES))?, sums(&out)?);
-    let differing: Vec<&str> = first
-        .lines()
-        .filter(|line| !second.contains(line))
-        .collect();
+    let differing = first.lines().filter(|line| !second.contains(line));
+    let differing: Vec<&str> = differing.collect();
     if differing.is_empty() && !first.is_empty() {
         return Ok(fs::remove_dir_all(target)?);
     }

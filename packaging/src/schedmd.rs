@@ -103,10 +103,8 @@ fn parse(text: &str) -> Run {
 
 /// `Running test 1.119 1 min 3.05 sec FAILED!`; a test that passed has no last word.
 fn expect(line: &str) -> Option<(String, Round)> {
-    let words: Vec<&str> = line
-        .strip_prefix("Running test ")?
-        .split_whitespace()
-        .collect();
+    let words = line.strip_prefix("Running test ")?.split_whitespace();
+    let words: Vec<&str> = words.collect();
     let (name, rest) = words.split_first()?;
     let before = |unit: &str| {
         let at = rest.iter().position(|word| *word == unit)?;
@@ -158,14 +156,10 @@ fn differences(without: &Run, other: &Run) -> Vec<String> {
             let [one, two] = [one, two].map(statuses);
             return Some(format!("{name}: {one} without us, here {two}"));
         }
-        let slowest = one
-            .iter()
-            .filter_map(|round| round.seconds)
-            .reduce(f64::max)?;
-        let fastest = two
-            .iter()
-            .filter_map(|round| round.seconds)
-            .reduce(f64::min)?;
+        let slowest = one.iter().filter_map(|round| round.seconds);
+        let slowest = slowest.reduce(f64::max)?;
+        let fastest = two.iter().filter_map(|round| round.seconds);
+        let fastest = fastest.reduce(f64::min)?;
         let slower = fastest - slowest > LONGER_S.max(slowest * LONGER_PART);
         slower.then(|| format!("{name}: {slowest:.1} s without us, here {fastest:.1} s"))
     };

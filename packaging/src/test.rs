@@ -254,10 +254,8 @@ impl Report {
 
 /// Runs a stage's command, shows what it prints, and counts its tests.
 fn tallied(name: &str, command: &mut Command) -> (Tally, Result<()>) {
-    let words: Vec<_> = command
-        .get_args()
-        .map(|word| word.to_string_lossy())
-        .collect();
+    let words = command.get_args().map(|word| word.to_string_lossy());
+    let words: Vec<_> = words.collect();
     let words = words.join(" ");
     println!(
         "\n=== {name}: cargo {}",

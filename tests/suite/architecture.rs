@@ -70,7 +70,7 @@ const DEPENDENCIES: [(&str, &str); 10] = [
     ),
     (
         "mpsd/runner",
-        "clap indicatif mpsd mpsd-batch mpsd-core mpsd-ctl mpsd-setup mpsd-sys nix regex-lite serde serde_json",
+        "anyhow clap indicatif mpsd mpsd-batch mpsd-core mpsd-ctl mpsd-setup mpsd-sys nix regex-lite serde serde_json",
     ),
 ];
 

@@ -12,11 +12,9 @@ use mpsd_core::environment::{
 };
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::gpu::MIG;
-use mpsd_core::listener;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{self, Daemon, Record, RecordRead, RecordState};
-use mpsd_core::unasked;
-use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
+use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal, listener, unasked};
 use std::path::Path;
 
 /// A process, and the job that it asks about.
@@ -73,10 +71,8 @@ impl Attachment {
 
     pub fn changes(self) -> Vec<Change> {
         match self {
-            Self::Attached(changes) | Self::WithoutMps(changes) | Self::Unneeded(changes) => {
-                changes
-            }
             Self::Unread(_) => Vec::new(),
+            Self::Attached(all) | Self::WithoutMps(all) | Self::Unneeded(all) => all,
         }
     }
 }
@@ -210,9 +206,8 @@ impl Caller<'_> {
             return Ok(Vec::new());
         };
         let job = JobId::parse(&self.component().unwrap_or(job))?;
-        let step = self
-            .var("SLURM_STEP_ID")
-            .and_then(|step| job.step(&step).ok());
+        let step = self.var("SLURM_STEP_ID");
+        let step = step.and_then(|step| job.step(&step).ok());
         Ok(step.into_iter().chain([job]).collect())
     }
 
@@ -220,11 +215,8 @@ impl Caller<'_> {
     /// others' numbers follow it.
     fn component(&self) -> Option<String> {
         let number = |name| self.var(name)?.parse::<u32>().ok();
-        let (first, size, own) = (
-            number("SLURM_JOB_ID")?,
-            number("SLURM_HET_SIZE")?,
-            number(JOB)?,
-        );
+        let (first, size) = (number("SLURM_JOB_ID")?, number("SLURM_HET_SIZE")?);
+        let own = number(JOB)?;
         let is_of_it = own.checked_sub(first).is_some_and(|place| place < size);
         is_of_it.then(|| own.to_string())
     }
@@ -236,9 +228,8 @@ impl Caller<'_> {
     /// The settings. If the configuration is unusable, the defaults and why. A missing file is no
     /// error.
     pub fn settings(&self) -> (Settings, Option<Fault>) {
-        let node = self
-            .var("SLURMD_NODENAME")
-            .unwrap_or_else(|| ThisHost.name());
+        let node = self.var("SLURMD_NODENAME");
+        let node = node.unwrap_or_else(|| ThisHost.name());
         match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {
             Ok(settings) => (settings, None),
             Err(error) => {
@@ -253,12 +244,8 @@ impl Caller<'_> {
     fn attached(&self, record: &Record) -> Result<Vec<Change>, Failure> {
         let ranks = environment::rank(self.env).and_then(|(rank, _)| rank.of);
         let by_environment = unasked::by_environment(record, ranks, self.env);
-        let by_numbers = || {
-            record
-                .unasked
-                .and_then(|_| unasked::by_numbers(record, counted(record).as_deref()))
-        };
-        if let Some(why) = by_environment.or_else(by_numbers) {
+        let by_numbers = |_| unasked::by_numbers(record, counted(record).as_deref());
+        if let Some(why) = by_environment.or_else(|| record.unasked.and_then(by_numbers)) {
             return Err(Refusal::new(format!("job {}", record.job), why, "").into());
         }
         let changes = self.attach(record)?;
@@ -270,10 +257,9 @@ impl Caller<'_> {
         self.must_be_ready(record)?;
         let task = self.task(record);
         environment::expect_connections(record, task.rank.and_then(|rank| rank.of), self.env)?;
-        Ok(if self.main && task.rank.is_none() {
-            main_shell(record, &task)?
-        } else {
-            task_environment(record, &task)?
+        Ok(match self.main && task.rank.is_none() {
+            true => main_shell(record, &task)?,
+            false => task_environment(record, &task)?,
         })
     }
 
@@ -288,18 +274,13 @@ impl Caller<'_> {
         let Ok(Some(journal)) = this_node(&settings).read_journal(&record.job) else {
             return Ok(());
         };
-        let pipes = changes
-            .iter()
-            .filter(|change| change.name == PIPE_DIRECTORY);
-        let pipes: Vec<_> = pipes.filter_map(|change| change.value.as_deref()).collect();
+        let pipes = changes.iter().filter(|c| c.name == PIPE_DIRECTORY);
+        let pipes: Vec<_> = pipes.filter_map(|c| c.value.as_deref()).collect();
         // Each daemon's server follows it.
         let mut both = journal.daemons.iter().zip(journal.proved.iter().step_by(2));
         let is_gone = |(daemon, process): &(&Daemon, &ProcessRef)| {
-            daemon
-                .pipe
-                .to_str()
-                .is_some_and(|pipe| pipes.contains(&pipe))
-                && process.open().is_none()
+            let pipe = daemon.pipe.to_str();
+            pipe.is_some_and(|pipe| pipes.contains(&pipe)) && process.open().is_none()
         };
         match both.find(is_gone) {
             None => Ok(()),
@@ -315,10 +296,8 @@ impl Caller<'_> {
         if self.uid == 0 && record.uid != 0 && self.job.is_none() {
             // Variables that sudo or su has kept are no wish of root's to open what the job's user
             // owns.
-            let why = format!(
-                "its MPS is that of user {}, and root's environment only inherits the job",
-                record.uid
-            );
+            let user = format!("its MPS is that of user {}", record.uid);
+            let why = format!("{user}, and root's environment only inherits the job");
             return Err(Refusal::new(job, why, "--job ID, or the job's user").into());
         }
         let reason = record.reason.as_deref().unwrap_or("no reason is recorded");
@@ -368,17 +347,16 @@ impl Caller<'_> {
     /// Whether these are the devices that we gave the script, or the task, in which an MPI launcher
     /// runs: with a daemon for each GPU it reaches one, and its ranks spread over all.
     fn is_of_script(&self, visible: &str, record: &Record) -> bool {
-        let pipe = self.var(PIPE_DIRECTORY);
-        let mut daemons = record.daemons.iter().filter(|_| record.per_gpu);
-        let own = daemons.find(|daemon| {
-            pipe.as_deref()
-                .is_some_and(|pipe| daemon.pipe == Path::new(pipe))
-        });
-        own.is_some_and(|daemon| {
-            visible
-                .split(',')
-                .eq(daemon.gpus.iter().map(GpuUuid::as_str))
-        })
+        let own = self.daemon(record).filter(|_| record.per_gpu);
+        let gpus = own.map(|daemon| daemon.gpus.iter().map(GpuUuid::as_str));
+        gpus.is_some_and(|gpus| visible.split(',').eq(gpus))
+    }
+
+    /// The daemon that its environment names.
+    fn daemon<'r>(&self, record: &'r Record) -> Option<&'r Daemon> {
+        let pipe = self.var(PIPE_DIRECTORY)?;
+        let mut daemons = record.daemons.iter();
+        daemons.find(|daemon| daemon.pipe == Path::new(&pipe))
     }
 
     /// The UUIDs of an attached process's devices, if it names them by its daemon's numbers. Other
@@ -388,13 +366,9 @@ impl Caller<'_> {
         if !attached || record.names() == DeviceNames::Uuid {
             return None;
         }
-        let pipe = self.var(PIPE_DIRECTORY)?;
-        let mut daemons = record.daemons.iter();
-        let daemon = daemons.find(|daemon| daemon.pipe == Path::new(&pipe))?;
-        let gpus = record
-            .gpus
-            .iter()
-            .filter(|gpu| daemon.gpus.contains(&gpu.uuid));
+        let daemon = self.daemon(record)?;
+        let gpus = record.gpus.iter();
+        let gpus = gpus.filter(|gpu| daemon.gpus.contains(&gpu.uuid));
         let gpus: Vec<_> = gpus.collect();
         let uuid = |entry: &str| Some(gpus.get(entry.trim().parse::<usize>().ok()?)?.uuid.as_str());
         let own = self.var(VISIBLE_DEVICES)?;
@@ -406,11 +380,8 @@ impl Caller<'_> {
     /// Under Slurm's ConstrainDevices only `SLURM_STEP_GPUS` has the node's.
     fn visible(&self, counted: bool) -> Option<String> {
         let own = self.var(VISIBLE_DEVICES)?;
-        if counted
-            || own.contains("GPU-")
-            || own.contains(MIG)
-            || self.var("SLURM_JOB_ID").is_none()
-        {
+        let is_name = own.contains("GPU-") || own.contains(MIG);
+        if counted || is_name || self.var("SLURM_JOB_ID").is_none() {
             return Some(own);
         }
         self.var("SLURM_STEP_GPUS")
@@ -424,13 +395,7 @@ impl Caller<'_> {
 /// silently run outside MPS, so it sees no GPU.
 fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     let shared = Record {
-        rank_threads: record
-            .rank_threads
-            .iter()
-            .min()
-            .copied()
-            .into_iter()
-            .collect(),
+        rank_threads: Vec::from_iter(record.rank_threads.iter().min().copied()),
         rank_memory: lowest(&record.rank_memory).into_iter().collect(),
         bind: None,
         ..record.clone()
@@ -448,10 +413,8 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
         name,
         value: value.map(str::to_owned),
     };
-    let mut changes = vec![
-        change(JOB, Some(record.job.as_str())),
-        change(VISIBLE_DEVICES, Some("")),
-    ];
+    let job = change(JOB, Some(record.job.as_str()));
+    let mut changes = vec![job, change(VISIBLE_DEVICES, Some(""))];
     // Its ranks cannot tell later that these are another job's.
     let inherited = task.inherited_job.as_deref();
     if inherited.is_some_and(|job| job != record.job.as_str()) {
@@ -467,11 +430,8 @@ fn lowest(ranks: &[Vec<(GpuUuid, u64)>]) -> Option<Vec<(GpuUuid, u64)>> {
         of_gpu.map(|(_, mib)| *mib).min()
     };
     let first = ranks.first()?.iter();
-    Some(
-        first
-            .filter_map(|(gpu, _)| Some((gpu.clone(), least(gpu)?)))
-            .collect(),
-    )
+    let all = first.filter_map(|(gpu, _)| Some((gpu.clone(), least(gpu)?)));
+    Some(all.collect())
 }
 
 #[cfg(test)]

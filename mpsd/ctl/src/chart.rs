@@ -40,11 +40,8 @@ pub fn lines(usage: &Usage, gpus: &[RecordGpu]) -> Vec<String> {
             continue;
         };
         let busy = bar(busy.iter().map(|percent| percent.map(u64::from)), 100);
-        lines.push(line(
-            &format!("GPU {}", gpu.index),
-            &format!("{mean} %"),
-            &busy,
-        ));
+        let (name, mean) = (format!("GPU {}", gpu.index), format!("{mean} %"));
+        lines.push(line(&name, &mean, &busy));
     }
     let (width, end) = (usage.clients.len().min(BUCKETS), time(usage.length_ms()));
     let axis = format!("0{end:>0$}", width.saturating_sub(1).max(end.len() + 1));

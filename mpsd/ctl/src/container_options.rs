@@ -5,6 +5,9 @@ use mpsd_core::Refusal;
 use mpsd_core::environment::{Change, PIPE_DIRECTORY};
 use std::path::Path;
 
+/// How enroot mounts the job's directory.
+const MOUNT: &str = "none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Container {
     /// apptainer exec, singularity exec
@@ -42,20 +45,12 @@ impl Container {
             ));
         }
         let directory = directory.display();
+        let (same, options) = (format!("{directory}:{directory}"), MOUNT);
         let mut words: Vec<String> = match self {
             Self::Apptainer => vec!["--bind".into(), format!("{directory}")],
-            Self::Enroot => vec![
-                "--mount".into(),
-                format!(
-                    "{directory}:{directory}:none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate"
-                ),
-            ],
-            Self::Podman => vec!["--volume".into(), format!("{directory}:{directory}")],
-            Self::Docker => vec![
-                format!("--user={uid}:{gid}"),
-                "--volume".into(),
-                format!("{directory}:{directory}"),
-            ],
+            Self::Enroot => vec!["--mount".into(), format!("{same}:{options}")],
+            Self::Podman => vec!["--volume".into(), same],
+            Self::Docker => vec![format!("--user={uid}:{gid}"), "--volume".into(), same],
         };
         for (name, value) in &set {
             let quote = if self.splits(value) { "\"" } else { "" };

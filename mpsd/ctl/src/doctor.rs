@@ -42,11 +42,8 @@ impl Doctor {
             true => say_json(&checks_json(shown, worst(lines))),
             false => say_checks(&shown.map(|line| format!("{line}\n")).collect::<String>()),
         }
-        if lines.iter().any(CheckLine::is_wrong) {
-            EXIT_NODE
-        } else {
-            0
-        }
+        let is_wrong = lines.iter().any(CheckLine::is_wrong);
+        if is_wrong { EXIT_NODE } else { 0 }
     }
 }
 
@@ -93,10 +90,8 @@ fn places(context: &SetupContext<'_>) -> Vec<CheckLine> {
 fn nvml(worker: &Path, library: &str) -> Vec<CheckLine> {
     let ask = || -> Result<(Inventory, Driver), Failure> {
         let mut nvml = NvmlWorker::start(worker, library, NVML_DEADLINE)?;
-        Ok((
-            nvml.ask(&Question::Inventory)?,
-            nvml.ask(&Question::Driver)?,
-        ))
+        let inventory = nvml.ask(&Question::Inventory)?;
+        Ok((inventory, nvml.ask(&Question::Driver)?))
     };
     let (inventory, driver) = match ask() {
         Ok(answers) => answers,
@@ -116,11 +111,8 @@ fn nvml(worker: &Path, library: &str) -> Vec<CheckLine> {
     for gpu in &inventory.gpus {
         *counts.entry(&gpu.name).or_default() += 1;
     }
-    let products = list(
-        counts
-            .iter()
-            .map(|(name, count)| format!("{count} x {name}")),
-    );
+    let products = counts.iter();
+    let products = list(products.map(|(name, count)| format!("{count} x {name}")));
     all.push(Pass(format!("driver {}, {products}", driver.version)));
     if inventory.has_driver(DRIVER_OF_13_1) {
         all.push(Pass(format!(
@@ -179,10 +171,9 @@ fn leftovers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
 }
 
 fn schedulers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
-    let checks = ADMIN_VERBS.iter();
-    let found: Vec<_> = checks
-        .filter_map(|verbs| (verbs.check)(node, context))
-        .collect();
+    let found = ADMIN_VERBS.iter();
+    let found = found.filter_map(|verbs| (verbs.check)(node, context));
+    let found: Vec<_> = found.collect();
     let none =
         "no Slurm, Torque or OpenPBS is found here: name it under [slurm] or [pbs] of mpsd.toml";
     match found.is_empty() {

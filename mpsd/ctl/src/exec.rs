@@ -45,10 +45,8 @@ impl Exec {
     /// Whether the command is the job's main shell or an MPI launcher's daemon: its ranks start
     /// later.
     pub fn is_main(&self, env: Lookup<'_>) -> bool {
-        let name = self
-            .command
-            .first()
-            .and_then(|program| Path::new(program).file_name());
+        let name = self.command.first();
+        let name = name.and_then(|program| Path::new(program).file_name());
         let name = name.and_then(|name| name.to_str());
         let launcher = name.is_some_and(|name| LAUNCHERS.contains(&name));
         self.starter && (launcher || self.lone_shell(env).is_some())
@@ -66,10 +64,10 @@ impl Exec {
         };
         let mut command = Command::new(program);
         command.args(arguments);
-        if let (true, Some(name)) = (
-            self.starter && !is_of_tm(caller.env),
-            self.lone_shell(caller.env),
-        ) {
+        if self.starter
+            && !is_of_tm(caller.env)
+            && let Some(name) = self.lone_shell(caller.env)
+        {
             command.arg0(format!("-{name}"));
         }
         for change in found.changes() {
@@ -80,10 +78,9 @@ impl Exec {
         }
         let error = command.exec();
         let line = format!("cannot run '{}': {error}", program.to_string_lossy());
-        let code = if error.kind() == ErrorKind::NotFound {
-            NOT_FOUND
-        } else {
-            NOT_RUN
+        let code = match error.kind() {
+            ErrorKind::NotFound => NOT_FOUND,
+            _ => NOT_RUN,
         };
         Err(VerbError { line, code })
     }
@@ -126,8 +123,8 @@ impl Exec {
 
 /// Whether TM started this task: Torque gives number 1 to the job's own shell.
 fn is_of_tm(env: Lookup<'_>) -> bool {
-    env("PBS_TASKNUM")
-        .is_some_and(|number| number.trim().parse::<u32>().is_ok_and(|number| number > 1))
+    let number = env("PBS_TASKNUM").and_then(|number| number.trim().parse::<u32>().ok());
+    number > Some(1)
 }
 
 /// Refuses a user's job. A mom that may run its starter as root would run every user's task as

@@ -55,10 +55,11 @@ struct Explained {
 
 impl Explained {
     fn of(trouble: &'static Trouble) -> Self {
+        let (line, more_lines) = (None, 0);
         Self {
             trouble,
-            line: None,
-            more_lines: 0,
+            line,
+            more_lines,
         }
     }
 }
@@ -119,11 +120,8 @@ impl Explain {
             return Ok(vec![Explained::of(trouble)].into());
         }
         if let Some(program) = PROGRAMS.named(&word) {
-            let programs = vec![program];
-            return Ok(Found {
-                programs,
-                ..Found::default()
-            });
+            let (programs, troubles) = (vec![program], Vec::new());
+            return Ok(Found { troubles, programs });
         }
         let read = match word.as_ref() {
             "-" => read(io::stdin()),
@@ -137,9 +135,8 @@ impl Explain {
                 return Ok(of_log(&lines).into());
             }
         };
-        let log = read.map_err(|e| {
-            Undetermined::new(format!("'{}'", one_line(&word, SHOWN)), e.to_string())
-        })?;
+        let what = || format!("'{}'", one_line(&word, SHOWN));
+        let log = read.map_err(|why| Undetermined::new(what(), why.to_string()))?;
         Ok(of_log(&log).into())
     }
 }
@@ -152,9 +149,8 @@ fn of_job(settings: &Settings, job: &str) -> Result<Option<Vec<String>>, Failure
     };
     let reports = report::of_job(settings, job, 0)?;
     let mut lines: Vec<String> = reports.iter().flat_map(report_text::lines).collect();
-    let mut directories = ids
-        .iter()
-        .map(|id| settings.paths.job(id).directory().to_owned());
+    let directory = |id| settings.paths.job(id).directory().to_owned();
+    let mut directories = ids.iter().map(directory);
     let found = directories.find(|directory| directory.is_dir());
     let is_there = found.is_some();
     if let Some(directory) = found {
@@ -169,14 +165,13 @@ fn of_job(settings: &Settings, job: &str) -> Result<Option<Vec<String>>, Failure
 
 fn of_logs(directory: &Path) -> Vec<String> {
     let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
-    let logs =
-        entries(directory).filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
+    let logs = entries(directory);
+    let logs = logs.filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
     // The user's directory: root follows no link out of it.
     let files = logs.flat_map(|log| entries(&log.path()));
     let lines = files.flat_map(|file| {
-        open(&file.path(), OFlag::O_NOFOLLOW)
-            .and_then(read)
-            .unwrap_or_default()
+        let file = open(&file.path(), OFlag::O_NOFOLLOW);
+        file.and_then(read).unwrap_or_default()
     });
     let mut room = ANSWER_BYTES;
     let fits = |line: &String| {
@@ -191,9 +186,8 @@ fn named(word: &str) -> Option<&'static Trouble> {
     let word = word.to_ascii_lowercase();
     let number = word.strip_prefix("error ").unwrap_or(&word);
     if let Ok(code) = number.trim().parse::<u32>() {
-        return TROUBLES
-            .iter()
-            .find(|trouble| trouble.codes.contains(&code));
+        let mut all = TROUBLES.iter();
+        return all.find(|trouble| trouble.codes.contains(&code));
     }
     let is_named = |trouble: &&Trouble| {
         trouble.words.contains(&word) || trouble.name.eq_ignore_ascii_case(&word)
@@ -202,15 +196,12 @@ fn named(word: &str) -> Option<&'static Trouble> {
 }
 
 fn unknown(word: &str) -> Refusal {
-    let words = PROGRAMS.program.iter().flat_map(|program| &program.words);
-    let why =
+    const WHY: &str =
         "no known error or program, no file, and no job with a log or report for you on this node";
-    let why = or_meant(why, nearest(word, words.map(String::as_str)));
-    Refusal::new(
-        format!("'{}'", one_line(word, SHOWN)),
-        why,
-        "one of those that 'mpsctl explain' lists, a file, or a job of yours; 'mpsctl sweep' measures any program",
-    )
+    const ALLOWED: &str = "one of those that 'mpsctl explain' lists, a file, or a job of yours; 'mpsctl sweep' measures any program";
+    let words = PROGRAMS.program.iter().flat_map(|program| &program.words);
+    let why = or_meant(WHY, nearest(word, words.map(String::as_str)));
+    Refusal::new(format!("'{}'", one_line(word, SHOWN)), why, ALLOWED)
 }
 
 /// Opens a regular file: a FIFO or a terminal might never end.
@@ -246,9 +237,8 @@ fn read(from: impl Read) -> io::Result<Vec<String>> {
 fn of_line(line: &str) -> Option<&'static Trouble> {
     let lower = line.to_ascii_lowercase();
     let numbered = |code: &u32| {
-        BEFORE_CODE
-            .iter()
-            .any(|before| has_word(&lower, &format!("{before} {code}")))
+        let mut before = BEFORE_CODE.iter();
+        before.any(|before| has_word(&lower, &format!("{before} {code}")))
     };
     let says = |trouble: &&Trouble| {
         trouble.words.iter().any(|word| has_word(&lower, word))
@@ -281,10 +271,8 @@ fn of_log(lines: &[String]) -> Vec<Explained> {
 
 fn paragraph(found: &Explained) -> String {
     let trouble = found.trouble;
-    let codes = trouble
-        .codes
-        .iter()
-        .map(|code| format!("CUDA error {code}"));
+    let codes = trouble.codes.iter();
+    let codes = codes.map(|code| format!("CUDA error {code}"));
     let codes = match codes.collect::<Vec<_>>().join(", ") {
         none if none.is_empty() => none,
         codes => format!(" ({codes})"),

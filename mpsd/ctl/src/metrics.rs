@@ -62,24 +62,20 @@ impl Metrics {
             Some(directory) => write(&settings.paths, directory, &page)?,
         }
         status.problems.iter().for_each(|line| complain(NAME, line));
-        Ok(if status.problems.is_empty() {
-            0
-        } else {
-            EXIT_NODE
-        })
+        let is_good = status.problems.is_empty();
+        Ok(if is_good { 0 } else { EXIT_NODE })
     }
 }
 
 fn write(paths: &Paths, directory: &Path, page: &str) -> Result<(), Failure> {
     let written = site_directory::change(paths, directory, WRITE_TIME, || {
-        let written =
-            Dir::open(directory).and_then(|dir| dir.write_whole(FILE, page.as_bytes(), MODE));
+        let written = Dir::open(directory);
+        let written = written.and_then(|dir| dir.write_whole(FILE, page.as_bytes(), MODE));
         written.map_err(|error| error.to_string())
     });
     let what = format!("'{}'", directory.join(FILE).display());
-    written
-        .map(drop)
-        .map_err(|why| Undetermined::new(what, why).into())
+    written.map_err(|why| Undetermined::new(what, why))?;
+    Ok(())
 }
 
 #[derive(Debug, Default)]
@@ -129,14 +125,11 @@ impl NodeStatus {
         };
         let look = |uid, pids: &[i32]| tasks(uid, pids, &by_sluid);
         let tasks = tasks_of_several_jobs(&journals, &lists, look);
-        let jobs = journals
-            .iter()
-            .map(|journal| job(&mut node, journal, &tasks, &lists));
-        status.jobs = jobs.collect();
-        status.figures = journals
-            .iter()
-            .flat_map(|journal| figures(&mut node, journal))
-            .collect();
+        for journal in &journals {
+            let job = job(&mut node, journal, &tasks, &lists);
+            status.jobs.push(job);
+            status.figures.extend(figures(&mut node, journal));
+        }
         Ok(status)
     }
 
@@ -208,17 +201,12 @@ fn job(
     let shared: Vec<JobId> = shared.collect();
     let mut own = node.own(journal);
     for id in &shared {
-        let journal = node.read_journal(id).ok().flatten();
-        own.extend(
-            journal
-                .map(|journal| node.own(&journal))
-                .unwrap_or_default(),
-        );
+        if let Ok(Some(journal)) = node.read_journal(id) {
+            own.extend(node.own(&journal));
+        }
     }
-    let living = own
-        .iter()
-        .filter(|m| m.role == Role::Control && !m.is_defunct())
-        .count();
+    own.retain(|member| member.role == Role::Control && !member.is_defunct());
+    let living = own.len();
     let ended = job.daemons.iter_mut().skip(living);
     ended.for_each(|daemon| daemon.ended = true);
     for gpu in &mut job.gpus {
@@ -251,35 +239,21 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
         let part = |percent: fn(&GpuUsage) -> Option<u8>| {
             Some((f64::from(percent(usage?)?) / 100.0).to_string())
         };
-        add(
-            UTILIZATION,
-            &[("of", "time")],
-            part(|usage| usage.busy_percent),
-        );
-        add(
-            UTILIZATION,
-            &[("of", "multiprocessors")],
-            part(|usage| usage.sm_percent),
-        );
-        add(
-            UTILIZATION,
-            &[("of", "bandwidth")],
-            part(|usage| usage.bandwidth_percent),
-        );
-        add(
-            ENERGY,
-            &[],
-            usage.and_then(|usage| usage.energy_mj).map(thousandths),
-        );
+        let parts: [(&str, fn(&GpuUsage) -> Option<u8>); 3] = [
+            ("time", |usage| usage.busy_percent),
+            ("multiprocessors", |usage| usage.sm_percent),
+            ("bandwidth", |usage| usage.bandwidth_percent),
+        ];
+        for (what, percent) in parts {
+            add(UTILIZATION, &[("of", what)], part(percent));
+        }
+        let energy = usage.and_then(|usage| usage.energy_mj);
+        add(ENERGY, &[], energy.map(thousandths));
         let held = seen.gpus.iter().find(|known| known.uuid == *uuid);
-        let bytes = |mib: u64| u128::from(mib) << 20;
-        add(
-            HELD,
-            &[],
-            held.map(|held| bytes(held.most_client_mib).to_string()),
-        );
+        let bytes = |mib: u64| (u128::from(mib) << 20).to_string();
+        add(HELD, &[], held.map(|held| bytes(held.most_client_mib)));
         let limit = memory_limit(&journal.daemons, uuid);
-        add(LIMIT, &[], limit.map(|limit| bytes(limit).to_string()));
+        add(LIMIT, &[], limit.map(bytes));
     }
     all
 }
@@ -353,10 +327,8 @@ impl Page {
         help: &str,
         samples: impl IntoIterator<Item = Sample>,
     ) {
-        let _ = writeln!(
-            self.0,
-            "# HELP mpsd_{name} {help}\n# TYPE mpsd_{name} {kind}"
-        );
+        let comments = format!("# HELP mpsd_{name} {help}\n# TYPE mpsd_{name} {kind}\n");
+        self.0.push_str(&comments);
         for (labels, value) in samples {
             let _ = writeln!(self.0, "mpsd_{name}{labels} {value}");
         }
@@ -398,11 +370,8 @@ impl Page {
         let id = |job: &JobStatus| labels(&[("jobid", job.job.as_str())]);
         let began = |job: &JobStatus| Some((id(job), job.began?.to_string()));
         let help = "When the job began on this node, in seconds since 1970.";
-        self.gauge(
-            "job_began_timestamp_seconds",
-            help,
-            jobs.iter().filter_map(began),
-        );
+        let began = jobs.iter().filter_map(began);
+        self.gauge("job_began_timestamp_seconds", help, began);
         let lost = |job: &JobStatus| {
             let lost = job.daemons.iter().filter(|daemon| daemon.ended);
             (id(job), lost.count().to_string())
@@ -484,19 +453,11 @@ impl Page {
         let help = "Jobs that have ended, by the rule of the advice in their report.";
         self.counter("jobs_advised_total", help, advised);
         let help = "Time to ready of jobs that have ended.";
-        self.family(
-            "histogram",
-            "job_ready_seconds",
-            help,
-            histogram(&tally.ready),
-        );
+        let ready = histogram(&tally.ready);
+        self.family("histogram", "job_ready_seconds", help, ready);
         let help = "Time that the ends of jobs took.";
-        self.family(
-            "histogram",
-            "job_teardown_seconds",
-            help,
-            histogram(&tally.teardown),
-        );
+        let teardown = histogram(&tally.teardown);
+        self.family("histogram", "job_teardown_seconds", help, teardown);
     }
 }
 
@@ -532,10 +493,8 @@ fn by_gpu(jobs: &[JobStatus], value: fn(&[ClientStatus]) -> u64) -> Vec<Sample> 
 
 fn histogram(times: &Times) -> Vec<Sample> {
     let bucket = |le: &str, count: u64| {
-        (
-            format!("_bucket{}", labels(&[("le", le)])),
-            count.to_string(),
-        )
+        let labels = labels(&[("le", le)]);
+        (format!("_bucket{labels}"), count.to_string())
     };
     let mut below = 0;
     let classes = CLASSES.iter().zip(times.within).map(|(end, within)| {
@@ -552,9 +511,10 @@ fn histogram(times: &Times) -> Vec<Sample> {
 fn thousandths(number: u64) -> String {
     match number % 1000 {
         0 => (number / 1000).to_string(),
-        rest => format!("{}.{rest:03}", number / 1000)
-            .trim_end_matches('0')
-            .to_owned(),
+        rest => {
+            let all = format!("{}.{rest:03}", number / 1000);
+            all.trim_end_matches('0').to_owned()
+        }
     }
 }
 

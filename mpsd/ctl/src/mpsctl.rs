@@ -197,16 +197,12 @@ fn error_json(line: &str, code: i32) -> serde_json::Value {
 /// read. `code` is the exit code.
 pub fn say_usage_error(error: &clap::Error, code: i32) {
     say(Env::of_unread(std::env::args_os()));
-    if std::env::args_os()
-        .take_while(|word| word != "--")
-        .any(|word| word == JSON)
-    {
+    let mut own = std::env::args_os().take_while(|word| word != "--");
+    if own.any(|word| word == JSON) {
         let text = error.render().to_string();
         let first = text.split("\n\n").next().unwrap_or_default();
-        let words: Vec<&str> = first
-            .split_whitespace()
-            .skip_while(|word| *word == "error:")
-            .collect();
+        let words = first.split_whitespace();
+        let words: Vec<&str> = words.skip_while(|word| *word == "error:").collect();
         say_json(&error_json(&words.join(" "), code));
     }
 }
@@ -236,9 +232,8 @@ fn parse_and_run(json: &mut bool) -> Result<u8, VerbError> {
     {
         let node = below.subcommand().map(|(_, verb)| verb);
         let node = node.and_then(|verb| verb.try_get_one::<String>("node").ok()?);
-        let report = with_context(config, &host_or(node), |context| {
-            (verbs.run)(below, context)
-        })?;
+        let run = |context: &SetupContext<'_>| (verbs.run)(below, context);
+        let report = with_context(config, &host_or(node), run)?;
         return Ok(print_report(&report, json));
     }
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
@@ -280,12 +275,8 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             print_remains(&verb.run(&settings, &node)?, json)
         }
         Verb::Idle(verb) => {
-            let settings = settings_for_root(
-                config,
-                &host_or(None),
-                "idle",
-                "it reads the jobs' directories",
-            )?;
+            let why = "it reads the jobs' directories";
+            let settings = settings_for_root(config, &host_or(None), "idle", why)?;
             Ok(verb.run(&settings, json)?)
         }
         Verb::Config(ConfigVerb::Check(verb)) => Ok(print_report(&verb.run(config), json)),
@@ -306,9 +297,8 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
 
 /// `help sweep`, which clap answers by itself.
 fn is_help_of_runner(words: &[OsString]) -> bool {
-    words
-        .windows(2)
-        .any(|pair| pair[0] == "help" && (pair[1] == "sweep" || pair[1] == "pack"))
+    let mut pairs = words.windows(2);
+    pairs.any(|pair| pair[0] == "help" && (pair[1] == "sweep" || pair[1] == "pack"))
 }
 
 /// Turns this process into `mps-runner` with the same words; returns only on failure.
@@ -317,14 +307,9 @@ fn become_runner() -> Result<VerbError, Failure> {
     let error = Command::new(&program)
         .args(std::env::args_os().skip(1))
         .exec();
-    let line = format!(
-        "cannot run '{}': {error}; install the package mpsd again",
-        program.display()
-    );
-    Ok(VerbError {
-        line,
-        code: EXIT_NODE,
-    })
+    let (program, code) = (program.display(), EXIT_NODE);
+    let line = format!("cannot run '{program}': {error}; install the package mpsd again");
+    Ok(VerbError { line, code })
 }
 
 fn print(text: &str) -> Result<u8, VerbError> {
@@ -393,10 +378,8 @@ fn env(config: &Path, verb: &Env) -> u8 {
 fn programs() -> Result<PathBuf, Failure> {
     let unknown = |why: String| Undetermined::new("the directory of this program", why);
     let exe = std::env::current_exe().map_err(|e| unknown(e.to_string()))?;
-    let directory = exe
-        .parent()
-        .ok_or_else(|| unknown("it has none".to_owned()))?;
-    Ok(directory.to_path_buf())
+    let directory = exe.parent().map(Path::to_path_buf);
+    Ok(directory.ok_or_else(|| unknown("it has none".to_owned()))?)
 }
 
 /// The program `mpsd`.

@@ -79,21 +79,19 @@ pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> V
         (
             below,
             "cgroup",
-            "jobs then have no cgroup of their own",
-            "chmod 0711",
+            "jobs then have no cgroup of their own; chmod 0711",
         ),
         (
             textfile,
             "mpsctl metrics --textfile",
-            "the numbers then stay old",
-            "chmod 0750 and the exporter's group",
+            "the numbers then stay old; chmod 0750 and the exporter's group",
         ),
     ];
-    let line = |(path, what, then, remedy): (Option<PathBuf>, &str, &str, &str)| {
+    let line = |(path, what, then): (Option<PathBuf>, &str, &str)| {
         let path = path.filter(|path| other_users_may(path, 0o004) == Some(true))?;
         let path = path.display();
         Some(Warn(format!(
-            "'{path}' ({what}): every user may list it, and who lists it can keep its lock: {then}; {remedy}"
+            "'{path}' ({what}): every user may list it, and who lists it can keep its lock: {then}"
         )))
     };
     all.into_iter().filter_map(line).collect()

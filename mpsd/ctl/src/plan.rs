@@ -11,6 +11,7 @@ use mpsd::plan::{Case, decide, tasks};
 use mpsd_core::config::Config;
 use mpsd_core::request::Mode;
 use mpsd_core::{Failure, JobId, Refusal, Request};
+use std::ffi::OsString;
 use std::path::Path;
 
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -56,19 +57,18 @@ impl PlanVerb {
         };
         // Here the request may also be written in Slurm's flags, as on a command line.
         let mut arguments = self.arguments.clone();
-        let flags = arguments
-            .request
-            .as_ref()
-            .filter(|text| text.trim_start().starts_with("--"));
+        let flags = arguments.request.as_ref();
+        let flags = flags.filter(|text| text.trim_start().starts_with("--"));
         if let Some(flags) = flags {
             arguments.request = Some(Request::from_flags(flags)?.to_string());
         }
         let of_node = || Some(settings.clone());
+        let asked = arguments.request_of(&submission, &of_node)?;
         let Some(Asked {
             request,
             syntax,
             by_site,
-        }) = arguments.request_of(&submission, &of_node)?
+        }) = asked
         else {
             return Ok(match json {
                 true => format!("{}\n", serde_json::json!({"asked": false})),
@@ -103,11 +103,8 @@ impl PlanVerb {
             }
             told => told?,
         };
-        let node = self
-            .node
-            .clone()
-            .or_else(|| submission.node.clone())
-            .unwrap_or(host);
+        let node = self.node.clone().or_else(|| submission.node.clone());
+        let node = node.unwrap_or(host);
         let inventory = inventory(worker, &settings.nvml)?;
         let user = find_user(&submission.user)?;
         let decided = decide(&Case {
@@ -145,22 +142,17 @@ impl PlanVerb {
 
     fn submission(&self, user: &str) -> Result<Submission, Failure> {
         let job = JobId::parse(self.job.as_deref().unwrap_or("0"))?;
-        let named = user
-            .parse()
-            .map_or_else(|_| UserRef::Name(user.to_owned()), UserRef::Uid);
+        let by_name = |_| UserRef::Name(user.to_owned());
+        let named = user.parse().map_or_else(by_name, UserRef::Uid);
+        let account = |account: &OsString| account.as_encoded_bytes().to_vec();
+        let scheduler = self.arguments.scheduler;
         let given = &self.arguments.given;
         let submission = Submission {
-            scheduler: self
-                .arguments
-                .scheduler
-                .unwrap_or(batch::ALL[0].scheduler()),
+            scheduler: scheduler.unwrap_or(batch::ALL[0].scheduler()),
             sister: false,
             job,
             user: named,
-            account: given
-                .account
-                .as_ref()
-                .map(|account| account.as_encoded_bytes().to_vec()),
+            account: given.account.as_ref().map(account),
             resource: given.resource.clone(),
             queue: given.queue.clone(),
             node: None,
@@ -172,15 +164,11 @@ impl PlanVerb {
     }
 
     fn devices(&self) -> Result<Devices, Failure> {
-        let names = self
-            .arguments
-            .given
-            .gpus
-            .as_deref()
-            .map(GpuName::parse_list);
+        let names = self.arguments.given.gpus.as_deref();
+        let names = names.map(GpuName::parse_list);
+        let allowed = "indexes or UUIDs with commas";
         let names = names.transpose();
-        let names =
-            names.map_err(|why| Refusal::new("--gpus", why, "indexes or UUIDs with commas"))?;
+        let names = names.map_err(|why| Refusal::new("--gpus", why, allowed))?;
         Ok(Devices {
             gpus: match names.filter(|names| !names.is_empty()) {
                 Some(names) => GpuSource::Listed(names),

@@ -35,11 +35,8 @@ pub struct ReportVerb {
 impl ReportVerb {
     /// Prints it; returns the exit code. It is an error if the job has no report.
     pub(super) fn run(&self, settings: &Settings) -> Result<u8, VerbError> {
-        let since = self
-            .since
-            .as_deref()
-            .map_or(Ok(0), since)
-            .map_err(Failure::from)?;
+        let since = self.since.as_deref().map_or(Ok(0), since);
+        let since = since.map_err(Failure::from)?;
         let mut found = match &self.job {
             None => stored(settings, None, since)?,
             Some(job) => of_job(settings, job, since)?,
@@ -69,10 +66,8 @@ fn on_terminal(report: &JobReport) -> Vec<String> {
         wrap(&line, indent + 2, width)
     };
     let mut all: Vec<String> = lines(report).into_iter().map(text).collect();
-    let usage = report
-        .said_by_user
-        .as_ref()
-        .and_then(|seen| seen.usage.as_ref());
+    let usage = report.said_by_user.as_ref();
+    let usage = usage.and_then(|seen| seen.usage.as_ref());
     let chart = usage.map(|usage| chart::lines(usage, &report.gpus));
     let chart = chart.unwrap_or_default().into_iter();
     all.extend(chart.map(|line| cut(line, width)));
@@ -83,22 +78,16 @@ fn on_terminal(report: &JobReport) -> Vec<String> {
 /// The reports that the caller may read: root all, a user those of one job.
 fn stored(settings: &Settings, job: Option<&JobId>, since: u64) -> Result<Vec<JobReport>, Failure> {
     let uid = nix::unistd::geteuid();
-    let unreadable = |why: FileError| {
-        Failure::from(Undetermined::new(
-            "the job reports of this node",
-            why.to_string(),
-        ))
-    };
+    let what = "the job reports of this node";
+    let unreadable = |why: FileError| Undetermined::new(what, why.to_string());
     match (uid.is_root(), job) {
         (true, _) => {
             let StoredReports { reports, unread } =
                 reports::read(&settings.paths, since).map_err(unreadable)?;
             if unread > 0 {
                 let why = "unreadable, or of another version of mpsd";
-                complain(
-                    NAME,
-                    &format!("{unread} reports of this node are left out: {why}"),
-                );
+                let line = format!("{unread} reports of this node are left out: {why}");
+                complain(NAME, &line);
             }
             Ok(reports)
         }
@@ -137,13 +126,11 @@ pub(super) fn of_job(
 fn not_ended(settings: &Settings, job: &str) -> Option<String> {
     let uid = nix::unistd::geteuid();
     let meant = batch::meant(job, &Site::of(settings)).ok()?;
-    let record =
-        meant.iter().find_map(
-            |job| match record::look(&settings.paths.job(job).record()) {
-                Ok(RecordRead::Found(record)) => Some(record),
-                _ => None,
-            },
-        )?;
+    let record = |job| match record::look(&settings.paths.job(job).record()) {
+        Ok(RecordRead::Found(record)) => Some(record),
+        _ => None,
+    };
+    let record = meant.iter().find_map(record)?;
     if !uid.is_root() && record.uid != uid.as_raw() {
         return None;
     }

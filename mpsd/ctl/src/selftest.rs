@@ -61,9 +61,8 @@ impl Selftest {
     pub fn run(&self, caller: &Caller<'_>, programs: &Path) -> Result<u8, Failure> {
         if caller.uid == 0 {
             let allowed = "an ordinary user, as by 'runuser -u NAME -- mpsctl selftest'";
-            return Err(
-                Refusal::new("selftest", "it tries what a user's job gets", allowed).into(),
-            );
+            let why = "it tries what a user's job gets";
+            return Err(Refusal::new("selftest", why, allowed).into());
         }
         if let Some(job) = caller.job() {
             let why = format!("this is job {job}, whose commands and variables are its own");
@@ -82,10 +81,8 @@ impl Selftest {
             Ok(()) => {}
             Err(TrialError::Failed(why)) => add(Fail(why)),
             Err(TrialError::Interrupted(signal)) => {
-                complain(
-                    NAME,
-                    &format!("selftest: ended by {signal}, and its job was canceled"),
-                );
+                let line = format!("selftest: ended by {signal}, and its job was canceled");
+                complain(NAME, &line);
                 return Ok(EXIT_NODE);
             }
         }
@@ -107,20 +104,14 @@ impl Selftest {
         let system = self.system()?;
         let (scheduler, trial) = (system.scheduler(), system.facts().trial);
         let file = find(trial.submits).unwrap_or_default();
-        add(Pass(format!(
-            "scheduler: {scheduler}, by '{}'",
-            file.display()
-        )));
+        let file = file.display();
+        add(Pass(format!("scheduler: {scheduler}, by '{file}'")));
         let name = job_name();
         let output = match output((caller.env)("HOME"), &name) {
             Ok(file) => file.display().to_string(),
             // srun passes the output on, and needs no file.
             Err(_) if trial.ask.is_none() => String::new(),
-            Err(why) => {
-                return Err(TrialError::Failed(format!(
-                    "job: none was submitted: {why}"
-                )));
-            }
+            Err(why) => return Err(failed(format!("job: none was submitted: {why}"))),
         };
         let runner = Runner {
             trial,
@@ -137,15 +128,14 @@ impl Selftest {
         let probe = runner.run().map_err(|error| match error {
             TrialError::Failed(why) => {
                 let remedy = (trial.remedy)(&why);
-                TrialError::Failed(format!(
+                failed(format!(
                     "job: the one that asked with '{request}': {why}: {remedy}"
                 ))
             }
             interrupted => interrupted,
         })?;
-        proved(&probe, request, (trial.remedy)(""))
-            .into_iter()
-            .for_each(add);
+        let lines = proved(&probe, request, (trial.remedy)(""));
+        lines.into_iter().for_each(add);
         Ok(())
     }
 
@@ -159,15 +149,18 @@ impl Selftest {
                 && (self.scheduler.is_some() || (trial.is_its)(&version(submits)))
         };
         named.clone().find(is_here).ok_or_else(|| {
-            let mut commands: Vec<&str> =
-                named.map(|system| system.facts().trial.submits).collect();
+            let commands = named.map(|system| system.facts().trial.submits);
+            let mut commands: Vec<&str> = commands.collect();
             commands.dedup();
-            TrialError::Failed(format!(
-                "no scheduler: {} is not in PATH, or is another's: run it where jobs are submitted",
-                commands.join(" or ")
-            ))
+            let commands = commands.join(" or ");
+            let why = "is not in PATH, or is another's: run it where jobs are submitted";
+            failed(format!("no scheduler: {commands} {why}"))
         })
     }
+}
+
+fn failed(why: String) -> TrialError {
+    TrialError::Failed(why)
 }
 
 /// A name that no other job has, on any host or in any container: some jobs can only be ended by
@@ -194,9 +187,8 @@ fn output(home: Option<String>, job: &str) -> Result<PathBuf, String> {
 
 fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<CheckLine> {
     let host = probe["host"].as_str().unwrap_or("a node without a name");
-    let mut lines = vec![Pass(format!(
-        "job: it ran on {host}, asked with '{request}'"
-    ))];
+    let ran = format!("job: it ran on {host}, asked with '{request}'");
+    let mut lines = vec![Pass(ran)];
     if probe["libcuda"] == false {
         let error = probe["error"].as_str().unwrap_or_default();
         lines.push(Fail(format!("libcuda: {error}: {LIBCUDA}")));
@@ -204,23 +196,18 @@ fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<CheckLine> {
     }
     let gpus: Vec<&Value> = probe["gpus"].as_array().into_iter().flatten().collect();
     if probe["under_mps"] != true || gpus.is_empty() {
-        let why = probe["error"]
-            .as_str()
-            .unwrap_or("its context does not go through MPS");
+        let why = probe["error"].as_str();
+        let why = why.unwrap_or("its context does not go through MPS");
         lines.push(Fail(format!("attached: no: mps-probe: {why}: {remedy}")));
         return lines;
     }
     let uuids: Vec<&str> = gpus.iter().filter_map(|gpu| gpu["uuid"].as_str()).collect();
-    let sms = gpus[0]["sms"]
-        .as_u64()
-        .and_then(|count| u32::try_from(count).ok());
-    let share = sms.map_or_else(String::new, |count| {
-        format!(", with {count} multiprocessors")
-    });
-    lines.push(Pass(format!(
-        "attached: under MPS on {}{share}",
-        uuids.join(" ")
-    )));
+    let uuids = uuids.join(" ");
+    let sms = gpus[0]["sms"].as_u64();
+    let sms = sms.and_then(|count| u32::try_from(count).ok());
+    let share = sms.map(|count| format!(", with {count} multiprocessors"));
+    let share = share.unwrap_or_default();
+    lines.push(Pass(format!("attached: under MPS on {uuids}{share}")));
     lines.push(match gpus[0]["allocatable_mib"].as_u64() {
         Some(got) if (least_mib(MEMORY_MIB, sms.unwrap_or(0))..=MEMORY_MIB).contains(&got) => Pass(format!(
             "limits: of the {MEMORY_MIB} MiB asked for, the job could allocate {got}; its context takes the rest"
@@ -253,44 +240,31 @@ impl Runner<'_> {
             // The file is ours; it may not exist.
             let _ = std::fs::remove_file(file);
             ended?;
-            out = output.map_err(|error| {
-                TrialError::Failed(format!(
-                    "job {id} has ended, and its output did not come to '{file}': {error}"
-                ))
-            })?;
+            let what = || format!("job {id} has ended, and its output did not come to '{file}'");
+            out = output.map_err(|error| failed(format!("{}: {error}", what())))?;
         }
-        let failed = || {
-            TrialError::Failed(format!(
-                "mps-probe did not run: {}",
-                one_line(out.trim(), SHOWN)
-            ))
-        };
-        probe_output(&out).ok_or_else(failed)
+        let said = || one_line(out.trim(), SHOWN);
+        probe_output(&out).ok_or_else(|| failed(format!("mps-probe did not run: {}", said())))
     }
 
     /// Submits. The command ends with the job, or prints its id. If it is killed, only the job's
     /// name is known.
     fn submit(&self) -> Result<String, TrialError> {
-        match run(
-            &(self.trial.submit)(&self.order),
-            Some(self.signals),
-            self.limit,
-        ) {
+        let command = (self.trial.submit)(&self.order);
+        match run(&command, Some(self.signals), self.limit) {
             Ok(answer) if answer.success => Ok(answer.out),
             // A probe that failed says why in its output.
             Ok(answer) if probe_output(&answer.out).is_some() => Ok(answer.out + &answer.err),
-            Ok(answer) => Err(TrialError::Failed(answer.line())),
-            Err(RunError::Killed {
-                why: KillReason::Late { .. },
-                ..
-            }) => Err(self.late(None)),
-            Err(RunError::Killed {
-                why: KillReason::Interrupted,
-                ..
-            }) => Err(self.interrupted(None)),
+            Ok(answer) => Err(failed(answer.line())),
+            Err(RunError::Killed { why, .. }) if matches!(why, KillReason::Late { .. }) => {
+                Err(self.late(None))
+            }
+            Err(RunError::Killed { why, .. }) if matches!(why, KillReason::Interrupted) => {
+                Err(self.interrupted(None))
+            }
             Err(error) => {
                 self.cancel(None);
-                Err(TrialError::Failed(error.to_string()))
+                Err(failed(error.to_string()))
             }
         }
     }
@@ -322,7 +296,7 @@ impl Runner<'_> {
         };
         self.cancel(id);
         let limit = self.limit.as_secs();
-        TrialError::Failed(format!(
+        failed(format!(
             "it had not ended after {limit} s, and was canceled: {why}"
         ))
     }
@@ -340,8 +314,8 @@ impl Runner<'_> {
         match self.trial.named.filter(|_| id.is_none()) {
             None => cancel(id),
             Some(list) => {
-                let ids =
-                    run(&list(name), None, COMMAND_TIME).map_or(String::new(), |answer| answer.out);
+                let ids = run(&list(name), None, COMMAND_TIME).map(|answer| answer.out);
+                let ids = ids.unwrap_or_default();
                 ids.lines().for_each(|id| cancel(Some(id)));
             }
         }
@@ -358,10 +332,8 @@ impl Answer {
     /// On one line, fit for a terminal.
     fn line(&self) -> String {
         let both = self.err.lines().chain(self.out.lines());
-        let all: Vec<&str> = both
-            .map(str::trim)
-            .filter(|line| !line.is_empty())
-            .collect();
+        let all = both.map(str::trim).filter(|line| !line.is_empty());
+        let all: Vec<&str> = all.collect();
         match all.is_empty() {
             true => "the scheduler's command said nothing".to_owned(),
             false => one_line(&all.join("; "), SHOWN),
@@ -381,11 +353,8 @@ fn run(typed: &CommandLine, stop: Option<&Signals>, limit: Duration) -> Result<A
     spawn.args = typed.arguments.iter().map(Into::into).collect();
     spawn.env = std::env::vars_os().collect();
     spawn.input(typed.input.as_bytes())?;
-    let ended = spawn.run_unless(
-        stop.map(Signals::as_fd),
-        Deadline::after(limit),
-        ANSWER_BYTES,
-    )?;
+    let (stop, deadline) = (stop.map(Signals::as_fd), Deadline::after(limit));
+    let ended = spawn.run_unless(stop, deadline, ANSWER_BYTES)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ok(Answer {
         success: ended.exit == Exit::Code(0),
@@ -395,18 +364,14 @@ fn run(typed: &CommandLine, stop: Option<&Signals>, limit: Duration) -> Result<A
 }
 
 fn version(program: &'static str) -> String {
-    let answer = run(
-        &CommandLine::new(program, &["--version"]),
-        None,
-        COMMAND_TIME,
-    );
+    let command = CommandLine::new(program, &["--version"]);
+    let answer = run(&command, None, COMMAND_TIME);
     answer.map_or_else(|_| String::new(), |answer| answer.out + &answer.err)
 }
 
 fn probe_output(out: &str) -> Option<Value> {
-    let mut all = out
-        .lines()
-        .filter_map(|line| serde_json::from_str(line).ok());
+    let all = out.lines();
+    let mut all = all.filter_map(|line| serde_json::from_str(line).ok());
     all.find(|value: &Value| value.get("under_mps").is_some() || value.get("error").is_some())
 }
 

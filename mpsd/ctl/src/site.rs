@@ -72,10 +72,8 @@ impl Show {
         }
         let origin = |one: &Origin| json!({"key": one.key, "value": &one.value, "line": one.line});
         let settings: Vec<_> = settings.origins.iter().map(origin).collect();
-        Ok(format!(
-            "{}\n",
-            json!({"node": node, "file": file, "settings": settings})
-        ))
+        let all = json!({"node": node, "file": file, "settings": settings});
+        Ok(format!("{all}\n"))
     }
 }
 
@@ -125,20 +123,18 @@ fn offers<'a>(
 ) -> Result<Vec<Offer<'a>>, Failure> {
     let of = |gpu: &'a Gpu| {
         let settings = config.for_node(node, &[&gpu.name])?;
-        if memory {
-            let gib = gpu
-                .memory_mib
-                .and_then(|mib| u32::try_from(mib / 1024).ok());
-            return Ok(Offer {
-                gpu,
-                replicas: gib,
-                clients: u32::MAX,
-            });
-        }
+        let gib = |mib: u64| u32::try_from(mib / 1024).ok();
+        let (replicas, clients) = match memory {
+            true => (gpu.memory_mib.and_then(gib), u32::MAX),
+            false => (
+                settings.replicas,
+                inventory.clients(gpu, settings.max_clients),
+            ),
+        };
         Ok(Offer {
             gpu,
-            replicas: settings.replicas,
-            clients: inventory.clients(gpu, settings.max_clients),
+            replicas,
+            clients,
         })
     };
     inventory.gpus.iter().map(of).collect()

@@ -52,17 +52,11 @@ impl End {
 
     /// `exit code 3`
     pub fn text(&self) -> String {
-        match (self, &self.not_started) {
-            (_, Some(why)) => why.clone(),
-            (Self { late: true, .. }, _) => format!("its time limit, after {:.1} s", self.seconds),
-            (
-                Self {
-                    signal: Some(signal),
-                    ..
-                },
-                _,
-            ) => format!("signal {signal}"),
-            _ => format!("exit code {}", self.code.unwrap_or_default()),
+        match (&self.not_started, self.signal) {
+            (Some(why), _) => why.clone(),
+            _ if self.late => format!("its time limit, after {:.1} s", self.seconds),
+            (None, Some(signal)) => format!("signal {signal}"),
+            (None, None) => format!("exit code {}", self.code.unwrap_or_default()),
         }
     }
 }
@@ -112,12 +106,10 @@ pub fn members<'a>(commands: impl IntoIterator<Item = &'a Running>) -> Vec<Vec<i
 
 /// The keeper's part: runs `task` until it has ended, its time is up, or `end` can be read.
 fn keep(task: &Task, end: BorrowedFd<'_>) -> End {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let begin = Instant::now();
     let mut ended = End {
-        began: since.as_secs_f64(),
+        began: since.unwrap_or_default().as_secs_f64(),
         ..End::default()
     };
     let started = Signals::block(&[Signal::SIGCHLD]).map_err(std::io::Error::from);
@@ -126,10 +118,8 @@ fn keep(task: &Task, end: BorrowedFd<'_>) -> End {
         Ok(started) => started,
         Err(error) => {
             let program = task.words.first().map(|word| word.to_string_lossy());
-            ended.not_started = Some(format!(
-                "cannot run '{}': {error}",
-                program.unwrap_or_default()
-            ));
+            let program = program.unwrap_or_default();
+            ended.not_started = Some(format!("cannot run '{program}': {error}"));
             return ended;
         }
     };
@@ -140,11 +130,10 @@ fn keep(task: &Task, end: BorrowedFd<'_>) -> End {
             ended.seconds = begin.elapsed().as_secs_f64();
             break Some(exit);
         }
-        let left = task
-            .limit
-            .map(|limit| limit.saturating_sub(begin.elapsed()));
-        ended.late = left.is_some_and(|left| left.is_zero());
-        if ended.late || can_be_read(end, &signals, left) {
+        let left = task.limit.unwrap_or(Duration::MAX);
+        let left = left.saturating_sub(begin.elapsed());
+        ended.late = left.is_zero();
+        if ended.late || wait([end, signals.as_fd()], left) {
             break None;
         }
     };
@@ -161,23 +150,13 @@ fn keep(task: &Task, end: BorrowedFd<'_>) -> End {
     ended
 }
 
-/// Waits until a child has ended, `end` can be read, or `left` has passed; whether `end` can be
-/// read.
-fn can_be_read(end: BorrowedFd<'_>, signals: &Signals, left: Option<Duration>) -> bool {
-    wait([end, signals.as_fd()], left.unwrap_or(LONGEST_TURN))
-}
-
 /// Waits until one of `all` can be read, or `turn` has passed; whether the first can be read.
 pub fn wait<'a>(all: impl IntoIterator<Item = BorrowedFd<'a>>, turn: Duration) -> bool {
-    let mut all: Vec<_> = all
-        .into_iter()
-        .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
-        .collect();
+    let all = all.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    let mut all: Vec<_> = all.collect();
     let turn = turn.min(LONGEST_TURN) + Duration::from_millis(1);
-    let _ = poll(
-        &mut all,
-        PollTimeout::try_from(turn).unwrap_or(PollTimeout::MAX),
-    );
+    let timeout = PollTimeout::try_from(turn).unwrap_or(PollTimeout::MAX);
+    let _ = poll(&mut all, timeout);
     all.first().and_then(PollFd::any) == Some(true)
 }
 

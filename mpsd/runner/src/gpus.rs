@@ -25,9 +25,8 @@ impl Gpus {
         let gpus = gpus.iter().map(|gpu| GpuUuid::parse(gpu).ok());
         let gpus: Vec<GpuUuid> = gpus.collect::<Option<_>>()?;
         let inventory: Inventory = worker.ask(&Question::Inventory).ok()?;
-        let totals = gpus
-            .iter()
-            .map(|gpu| Some(inventory.by_uuid(gpu)?.memory_mib));
+        let total = |gpu: &GpuUuid| Some(inventory.by_uuid(gpu)?.memory_mib);
+        let totals = gpus.iter().map(total);
         // `None` is less than any number.
         let total_mib = totals.collect::<Option<Vec<_>>>()?.into_iter().min()?;
         Some(Self {
@@ -59,10 +58,8 @@ impl Gpus {
         question: fn(GpuUuid) -> Question,
     ) -> Option<Vec<T>> {
         let worker = self.worker.as_mut()?;
-        let answers = self
-            .gpus
-            .iter()
-            .map(|gpu| worker.ask(&question(gpu.clone())).ok());
+        let answers = self.gpus.iter();
+        let answers = answers.map(|gpu| worker.ask(&question(gpu.clone())).ok());
         let answers: Option<Vec<T>> = answers.collect();
         if answers.is_none() {
             self.worker = None;
@@ -73,9 +70,7 @@ impl Gpus {
 
 /// The memory of `pids` in NVML's list, MiB; `None`: it lists none of them, or not their memory.
 pub fn memory_mib<'a>(list: impl IntoIterator<Item = &'a GpuProcess>, pids: &[i32]) -> Option<u64> {
-    let own = list
-        .into_iter()
-        .filter(|process| pids.contains(&process.pid));
+    let own = list.into_iter().filter(|p| pids.contains(&p.pid));
     let bytes: Vec<u64> = own.map(|process| process.memory).collect::<Option<_>>()?;
     (!bytes.is_empty()).then(|| bytes.iter().sum::<u64>() >> 20)
 }

@@ -18,8 +18,7 @@ pub mod sweep;
 use clap::{FromArgMatches as _, Subcommand};
 use ctl::{Caller, mpsctl};
 use mpsd_core::failure::EXIT_NODE;
-use setting::Setting;
-use setup::VerbError;
+use setting::{Setting, told};
 use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
@@ -64,26 +63,21 @@ pub fn main() -> u8 {
         Ok((config, verb)) => (config, verb),
         Err(error) => return usage(error),
     };
-    let (done, json) = match verb {
-        Verb::Sweep(verb) => {
-            let caller = Caller::this(config, verb.job.as_deref());
-            (
-                Setting::new().and_then(|setting| verb.run(&caller, &setting)),
-                verb.json,
-            )
-        }
-        Verb::Pack(verb) => {
-            let caller = Caller::this(config, verb.job.as_deref());
-            let done = Setting::new().and_then(|setting| verb.run(&caller, &setting));
-            // As GNU parallel's: the other codes are numbers of failed commands.
-            let code = pack::EXIT_NOTHING_RUN;
-            (
-                done.map_err(|failure| VerbError { code, ..failure }),
-                verb.json,
-            )
-        }
+    let (job, json) = match verb {
+        Verb::Sweep(verb) => (&verb.job, verb.json),
+        Verb::Pack(verb) => (&verb.job, verb.json),
     };
-    done.unwrap_or_else(|failure| {
+    let caller = Caller::this(config, job.as_deref());
+    let done = Setting::new().and_then(|setting| match verb {
+        Verb::Sweep(verb) => verb.run(&caller, &setting),
+        Verb::Pack(verb) => verb.run(&caller, &setting),
+    });
+    done.unwrap_or_else(|error| {
+        let mut failure = told(&error);
+        if let Verb::Pack(_) = verb {
+            // As GNU parallel's: the other codes are numbers of failed commands.
+            failure.code = pack::EXIT_NOTHING_RUN;
+        }
         mpsctl::tell(&failure, json);
         failure.code
     })
@@ -96,9 +90,9 @@ fn usage(error: &clap::Error) -> u8 {
         return 0;
     }
     let verb = std::env::args_os().find(|word| word == "sweep" || word == "pack");
-    let code = match verb.is_some_and(|verb| verb == "pack") {
-        true => pack::EXIT_NOTHING_RUN,
-        false => EXIT_NODE,
+    let code = match verb {
+        Some(verb) if verb == "pack" => pack::EXIT_NOTHING_RUN,
+        _ => EXIT_NODE,
     };
     mpsctl::say_usage_error(error, i32::from(code));
     code

@@ -43,10 +43,8 @@ impl Places {
             Some((record, _)) => places.visible_gpus(record.gpus.len())?,
             None => {
                 let list = (caller.env)(VISIBLE_DEVICES).unwrap_or_default();
-                let names = list
-                    .split(',')
-                    .map(str::trim)
-                    .filter(|name| !name.is_empty());
+                let names = list.split(',').map(str::trim);
+                let names = names.filter(|name| !name.is_empty());
                 names.map(str::to_owned).collect()
             }
         };
@@ -64,9 +62,8 @@ impl Places {
 
     /// Whether the job made its GPUs exclusive: then nothing runs on them without its MPS.
     pub fn is_exclusive(&self) -> bool {
-        self.with_mps
-            .as_ref()
-            .is_some_and(|(record, _)| record.exclusive)
+        let with_mps = self.with_mps.as_ref();
+        with_mps.is_some_and(|(record, _)| record.exclusive)
     }
 
     /// The number of the job's GPUs that this process sees.
@@ -82,9 +79,8 @@ impl Places {
     /// Fails if the job's MPS limits its clients' share: a client can only lower that, and all
     /// figures would be wrong.
     pub fn must_be_unlimited(&self) -> Result<(), Refusal> {
-        self.with_mps
-            .as_ref()
-            .map_or(Ok(()), |(record, _)| unlimited(record))
+        let record = self.with_mps.as_ref().map(|(record, _)| record);
+        record.map_or(Ok(()), unlimited)
     }
 
     /// What attaches a command on the GPU of this number to the job's MPS, with these limits. In a
@@ -101,9 +97,8 @@ impl Places {
         let mut changes = self.bound(gpu, None)?;
         let uuid = self.gpus.get(gpu as usize % self.gpus.len().max(1));
         let uuid = uuid.and_then(|uuid| GpuUuid::parse(uuid).ok());
-        let memory = uuid
-            .zip(memory_mib)
-            .map(|(uuid, mib)| format!("{}={mib}M", uuid.in_limits()));
+        let memory = |(uuid, mib): (GpuUuid, u64)| format!("{}={mib}M", uuid.in_limits());
+        let memory = uuid.zip(memory_mib).map(memory);
         let threads = threads.map(|percent| percent.to_string());
         for (name, value) in [(THREADS, threads), (MEMORY, memory)] {
             if value.is_some() {
@@ -123,12 +118,9 @@ impl Places {
             names: names.or(record.names),
             ..record.clone()
         };
-        let rank = Some(Rank {
-            local: copy,
-            of: None,
-        });
+        let (local, of) = (copy, None);
         let task = Task {
-            rank,
+            rank: Some(Rank { local, of }),
             bound: false,
             ..task.clone()
         };
@@ -138,18 +130,12 @@ impl Places {
     /// What a command outside the job's MPS needs, on the GPU of this number.
     pub fn without(&self, copy: u32) -> Result<Vec<Change>, Refusal> {
         let mut changes = self.inherited.clone();
-        changes
-            .extend([THREADS, MEMORY, LOG_DIRECTORY, JOB].map(|name| Change { name, value: None }));
-        let nowhere = Some(self.nowhere.display().to_string());
-        changes.push(Change {
-            name: PIPE_DIRECTORY,
-            value: nowhere,
-        });
-        let value = self.name_without(copy)?;
-        changes.extend(value.map(|name| Change {
-            name: VISIBLE_DEVICES,
-            value: Some(name),
-        }));
+        let unset = [THREADS, MEMORY, LOG_DIRECTORY, JOB].map(|name| (name, None));
+        let nowhere = (PIPE_DIRECTORY, Some(self.nowhere.display().to_string()));
+        let visible = self.name_without(copy)?;
+        let visible = visible.map(|gpu| (VISIBLE_DEVICES, Some(gpu)));
+        let all = unset.into_iter().chain([nowhere]).chain(visible);
+        changes.extend(all.map(|(name, value)| Change { name, value }));
         Ok(changes)
     }
 
@@ -165,10 +151,8 @@ impl Places {
             DeviceNames::Uuid => gpu.cloned(),
             DeviceNames::Ordinal => {
                 let is_it = |one: &GpuUuid| gpu.is_some_and(|gpu| gpu == one.as_str());
-                let place = task
-                    .counted
-                    .as_ref()
-                    .and_then(|counted| counted.iter().position(is_it));
+                let place = task.counted.as_ref();
+                let place = place.and_then(|counted| counted.iter().position(is_it));
                 place.map(|place| place.to_string()).or(gpu.cloned())
             }
         })
@@ -177,8 +161,8 @@ impl Places {
     fn visible_gpus(&self, most: usize) -> Result<Vec<String>, Refusal> {
         let mut gpus: Vec<String> = Vec::new();
         for copy in 0..u32::try_from(most).unwrap_or(1).max(1) {
-            let gpu = value(&self.bound(copy, Some(DeviceNames::Uuid))?, VISIBLE_DEVICES)
-                .unwrap_or_default();
+            let bound = self.bound(copy, Some(DeviceNames::Uuid))?;
+            let gpu = value(&bound, VISIBLE_DEVICES).unwrap_or_default();
             if !gpus.contains(&gpu) {
                 gpus.push(gpu);
             }
@@ -188,24 +172,16 @@ impl Places {
 }
 
 fn value(changes: &[Change], name: &str) -> Option<String> {
-    changes
-        .iter()
-        .find(|change| change.name == name)?
-        .value
-        .clone()
+    let mut changes = changes.iter();
+    changes.find(|change| change.name == name)?.value.clone()
 }
 
 fn unlimited(record: &Record) -> Result<(), Refusal> {
     let of_daemon = record.daemons.iter().filter_map(|daemon| daemon.threads);
     let lowest = of_daemon.chain(record.rank_threads.iter().copied()).min();
     let Some(percent) = lowest else { return Ok(()) };
-    let why = format!(
-        "its MPS gives each client {percent} % of the threads, and a client can only lower that"
-    );
-    refused(record, why)
-}
-
-fn refused(record: &Record, why: String) -> Result<(), Refusal> {
+    let gives = format!("its MPS gives each client {percent} % of the threads");
+    let why = format!("{gives}, and a client can only lower that");
     let allowed = "a job with --mps (MPS=true) and no share of its own";
     Err(Refusal::new(format!("job {}", record.job), why, allowed))
 }

@@ -22,11 +22,12 @@ impl Progress {
             Err(_) => bar,
         };
         let begin = Instant::now();
+        let told = begin;
         Self {
             bar,
             all,
             begin,
-            told: begin,
+            told,
         }
     }
 
@@ -54,13 +55,9 @@ impl Progress {
             self.bar.set_message(message);
         } else if self.told.elapsed() >= PERIOD {
             self.told = Instant::now();
-            complain(
-                NAME,
-                &format!(
-                    "pack: {ended} of {} commands have ended, {message}",
-                    self.all
-                ),
-            );
+            let all = self.all;
+            let line = format!("pack: {ended} of {all} commands have ended, {message}");
+            complain(NAME, &line);
         }
     }
 

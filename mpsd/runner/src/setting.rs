@@ -1,6 +1,8 @@
 //! This process: the signals that end it, its neighbors, and how its failures are told.
 
-use mpsd_core::failure::EXIT_NODE;
+use anyhow::{Context as _, Result};
+use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED};
+use mpsd_core::{Failure, Refusal};
 use mpsd_sys::Exit;
 use mpsd_sys::family;
 use mpsd_sys::signals::Signals;
@@ -21,21 +23,13 @@ pub struct Setting {
 }
 
 impl Setting {
-    pub fn new() -> Result<Self, VerbError> {
-        let signals = [
-            Signal::SIGINT,
-            Signal::SIGTERM,
-            Signal::SIGHUP,
-            Signal::SIGQUIT,
-        ];
-        let signals =
-            Signals::block(&signals).map_err(|errno| of_node(format!("signals: {errno}")))?;
-        family::adopt_orphans().map_err(|errno| of_node(format!("orphans: {errno}")))?;
-        let own = std::env::current_exe().map_err(|error| of_node(format!("own path: {error}")))?;
-        Ok(Self {
-            signals,
-            daemon: own.with_file_name("mpsd"),
-        })
+    pub fn new() -> Result<Self> {
+        use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+        let signals = Signals::block(&[SIGINT, SIGTERM, SIGHUP, SIGQUIT]).context("signals")?;
+        family::adopt_orphans().context("orphans")?;
+        let own = std::env::current_exe().context("own path")?;
+        let daemon = own.with_file_name("mpsd");
+        Ok(Self { signals, daemon })
     }
 
     pub fn signal(&self) -> Option<Signal> {
@@ -43,8 +37,12 @@ impl Setting {
     }
 }
 
-pub fn of_node(line: String) -> VerbError {
-    let code = EXIT_NODE;
+/// What is no refusal is this node's.
+pub fn told(error: &anyhow::Error) -> VerbError {
+    let failure = error.downcast_ref();
+    let is_refused = error.is::<Refusal>() || matches!(failure, Some(Failure::Refusal(_)));
+    let code = if is_refused { EXIT_REFUSED } else { EXIT_NODE };
+    let line = format!("{error:#}");
     VerbError { line, code }
 }
 

@@ -101,10 +101,8 @@ fn verb(name: &str, command: &Command, text: &mut Vec<u8>) -> Result<()> {
     let usage = usage
         .lines()
         .map(|line| line.trim_start_matches("Usage:").trim());
-    let usage = usage
-        .collect::<Vec<_>>()
-        .join("\n.br\n")
-        .replace('-', "\\-");
+    let usage = usage.collect::<Vec<_>>().join("\n.br\n");
+    let usage = usage.replace('-', "\\-");
     text.extend(format!("{usage}\n").bytes());
     for common in ["config", "help"] {
         if named.get_arguments().any(|arg| arg.get_id() == common) {

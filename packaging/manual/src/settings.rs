@@ -113,10 +113,8 @@ fn paragraph(lines: &[&str]) -> String {
     if lines.is_empty() {
         return String::new();
     }
-    let lines: Vec<String> = lines
-        .iter()
-        .map(|line| format!("{}\n", guarded(line)))
-        .collect();
+    let lines = lines.iter().map(|line| format!("{}\n", guarded(line)));
+    let lines: Vec<String> = lines.collect();
     format!(".PP\n{}", lines.concat())
 }
 

@@ -183,14 +183,10 @@ fn figures(runs: &[(&String, String)]) -> Result<String> {
     let mut rows: Vec<Value> = Vec::new();
     for (name, run) in runs {
         let mut run: Value = serde_json::from_str(run).with_context(|| format!("'{name}'"))?;
-        let own = run["programs"]
-            .as_array_mut()
-            .map(std::mem::take)
-            .unwrap_or_default();
-        let rounds = own
-            .iter()
-            .map(|row| windows(row, "four", "without").len())
-            .max();
+        let own = run["programs"].as_array_mut().map(std::mem::take);
+        let own = own.unwrap_or_default();
+        let rounds = own.iter().map(|row| windows(row, "four", "without").len());
+        let rounds = rounds.max();
         text += &format!(
             "- {}, driver {}: {} windows of {} s a figure, in turn (`{RESULTS}/{name}`)\n",
             run["gpu"].as_str().unwrap_or_default(),

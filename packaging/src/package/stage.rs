@@ -37,10 +37,8 @@ pub fn stage(dir: &Path, built: &Built) -> Result<Vec<Staged>> {
         }
         let listed = list(&cargo::root()?.join(&entry.from))?.into_iter();
         for file in listed.filter(|path| path.is_file()) {
-            let name = file
-                .file_name()
-                .and_then(|name| name.to_str())
-                .context("a name that is not text")?;
+            let name = file.file_name().and_then(|name| name.to_str());
+            let name = name.context("a name that is not text")?;
             let one = Entry {
                 to: format!("{}/{name}", entry.to),
                 kind: "repository",

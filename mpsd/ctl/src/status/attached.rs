@@ -48,11 +48,8 @@ impl Verdict {
         let Some(pipe) = pipe else {
             return Self::no(format!("{PIPE_DIRECTORY} is not set here: {how}"));
         };
-        let own: Vec<&Path> = status
-            .daemons
-            .iter()
-            .map(|daemon| daemon.pipe.as_path())
-            .collect();
+        let own = status.daemons.iter().map(|daemon| daemon.pipe.as_path());
+        let own: Vec<&Path> = own.collect();
         let daemon = match position(&own, Path::new(pipe)) {
             Ok(Some(place)) => &status.daemons[place],
             Ok(None) => {
@@ -74,8 +71,8 @@ impl Verdict {
             Some(_) if daemon.ended => Self::no(format!(
                 "the control daemon of job {job} has ended: a client that starts now runs outside MPS, or not at all"
             )),
-            Some(because) if daemon.out_of_reach => Self::no(format!(
-                "the control daemon of job {job} is out of reach: {because}"
+            Some(why) if daemon.out_of_reach => Self::no(format!(
+                "the control daemon of job {job} is out of reach: {why}"
             )),
             Some(because) => Self::new(Attached::Unknown, because),
         }

@@ -108,20 +108,15 @@ impl StatusReport {
         let mut status = JobStatus::of_record(&record);
         status.shared_with = shared_with(&settings, &status);
         let answers = queries::ask_all(&settings.control, &record.daemons, PATIENCE);
-        add(
-            &mut status,
-            answers,
-            &settings.paths,
-            &settings.nvml,
-            worker,
-        );
+        let (paths, nvml) = (&settings.paths, &settings.nvml);
+        add(&mut status, answers, paths, nvml, worker);
         let pipe = (caller.env)(PIPE_DIRECTORY).filter(|pipe| !pipe.is_empty());
         // The verdict is for a task of this job only.
         let own = Caller {
             job: None,
             ..*caller
-        }
-        .ids();
+        };
+        let own = own.ids();
         let is_own = caller.job.is_none() || own.is_ok_and(|own| own.ends_with(&ids));
         Ok(Self {
             verdict: is_own.then(|| Verdict::of(&status, pipe.as_deref())),
@@ -141,19 +136,17 @@ impl StatusReport {
         let names = match caller.job {
             Some(job) => vec![JobId::parse(job)?.directory_name()],
             None => {
-                report.drains = markers::all(&settings.paths)
-                    .iter()
-                    .map(drain_line)
-                    .collect();
+                let drains = markers::all(&settings.paths);
+                report.drains = drains.iter().map(drain_line).collect();
                 node.job_directories()?
             }
         };
         for name in names {
             match status_of(&mut node, &settings, &name, worker) {
                 Ok(status) => {
-                    let is_shown =
-                        |status: &JobStatus| report.named || status.phase != Phase::Unneeded;
-                    report.jobs.extend(status.filter(is_shown));
+                    let is_named = report.named;
+                    let status = status.filter(|job| is_named || job.phase != Phase::Unneeded);
+                    report.jobs.extend(status);
                 }
                 // An unreadable job does not hide the others.
                 Err(why) => {
@@ -171,18 +164,12 @@ impl StatusReport {
     }
 
     fn lines(&self, width: Option<usize>) -> Vec<String> {
-        let verdict = self
-            .verdict
-            .iter()
-            .map(|verdict| cut(verdict.to_string(), width));
-        let jobs = self
-            .jobs
-            .iter()
-            .flat_map(|status| text::lines(status, width));
-        let mut lines: Vec<String> = verdict
-            .chain(jobs)
-            .chain(self.unread.iter().cloned())
-            .collect();
+        let verdict = self.verdict.iter();
+        let verdict = verdict.map(|verdict| cut(verdict.to_string(), width));
+        let jobs = self.jobs.iter();
+        let jobs = jobs.flat_map(|status| text::lines(status, width));
+        let lines = verdict.chain(jobs).chain(self.unread.iter().cloned());
+        let mut lines: Vec<String> = lines.collect();
         if lines.is_empty() {
             lines.push("no job has MPS on this node".to_owned());
         }
@@ -294,13 +281,12 @@ fn ask_as_user(node: &RealNode, journal: &Journal) -> Answers {
 
 /// Adds the answers to `status`. A daemon may name any pid: those of other users are left out.
 fn add(status: &mut JobStatus, mut answers: Answers, paths: &Paths, nvml: &str, worker: &Path) {
-    for answer in answers.iter_mut().flatten() {
-        answer
-            .servers
-            .retain(|server| is_of(status.uid, server.pid));
-        answer
-            .clients
-            .retain(|client| is_of(status.uid, client.pid));
+    for DaemonAnswer {
+        servers, clients, ..
+    } in answers.iter_mut().flatten()
+    {
+        servers.retain(|server| is_of(status.uid, server.pid));
+        clients.retain(|client| is_of(status.uid, client.pid));
     }
     let clients = answers.iter().flatten().flat_map(|answer| &answer.clients);
     let pids: Vec<i32> = clients.map(|client| client.pid).collect();
@@ -308,12 +294,8 @@ fn add(status: &mut JobStatus, mut answers: Answers, paths: &Paths, nvml: &str, 
         true => NvmlLists::new(),
         false => processes(status, nvml, worker),
     };
-    let here: Vec<JobId> = status
-        .shared_with
-        .iter()
-        .chain([&status.job])
-        .cloned()
-        .collect();
+    let here = status.shared_with.iter().chain([&status.job]).cloned();
+    let here: Vec<JobId> = here.collect();
     let by_sluid =
         |sluid: &str| record::by_sluid(|job| paths.job(job).record(), here.clone(), sluid);
     let tasks = tasks(status.uid, &pids, &by_sluid);

@@ -241,10 +241,8 @@ impl JobStatus {
             self.phase = if all { Phase::Ended } else { Phase::Degraded };
         }
         let memory = |pid: i32, gpu: &GpuUuid| {
-            let process = nvml
-                .get(gpu)?
-                .iter()
-                .find(|p| p.pid == pid && p.mps_client)?;
+            let mut process = nvml.get(gpu)?.iter();
+            let process = process.find(|p| p.pid == pid && p.mps_client)?;
             process.memory.filter(|bytes| *bytes > 0)
         };
         let uuids: Vec<GpuUuid> = self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
@@ -278,10 +276,8 @@ impl JobStatus {
             gpu.clients = Some(clients);
         }
         let is_known = self.gpus.iter().all(|gpu| gpu.clients.is_some());
-        let idle = self
-            .gpus
-            .iter()
-            .filter(|gpu| gpu.clients.as_ref().is_some_and(Vec::is_empty));
+        let idle = self.gpus.iter();
+        let idle = idle.filter(|gpu| gpu.clients.as_ref().is_some_and(Vec::is_empty));
         let idle = idle.map(|gpu| gpu.uuid.clone()).collect();
         self.without_client = is_known.then_some(idle);
     }

@@ -2,6 +2,7 @@
 
 use super::model::{ClientStatus, DaemonStatus, GpuStatus, JobStatus};
 use crate::terminal::cut;
+use mpsd::daemon::queries::Server;
 use mpsd_core::GpuUuid;
 
 const UNKNOWN: &str = "-";
@@ -10,20 +11,13 @@ const UNKNOWN: &str = "-";
 pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
     let user = status.user.clone();
     let user = user.unwrap_or_else(|| format!("user {}", status.uid));
-    let mut lines = vec![format!(
-        "job {} of {user}: {}",
-        status.job,
-        status.phase_line()
-    )];
+    let (job, phase) = (&status.job, status.phase_line());
+    let mut lines = vec![format!("job {job} of {user}: {phase}")];
     let others = status.shared_with.iter().map(|job| job.as_str());
     let others: Vec<&str> = others.collect();
     if !others.is_empty() {
         // Only root's journal says when it began.
-        let owner = if status.began.is_some() {
-            "the user's"
-        } else {
-            "your"
-        };
+        let owner = status.began.map_or("your", |_| "the user's");
         let jobs = others.join(", ");
         let s = if others.len() == 1 { "" } else { "s" };
         lines.push(format!("  shared with {owner} job{s} {jobs}"));
@@ -35,12 +29,8 @@ pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
     if status.phase.began() {
         let job = if status.shared { "  JOB     " } else { "" };
         lines.push(format!("  GPU     PID  RANK  MEMORY{job}  COMMAND"));
-        lines.extend(
-            status
-                .gpus
-                .iter()
-                .flat_map(|gpu| gpu_lines(gpu, status.shared)),
-        );
+        let of_gpu = |gpu| gpu_lines(gpu, status.shared);
+        lines.extend(status.gpus.iter().flat_map(of_gpu));
         lines.extend(idle(status));
     }
     lines.into_iter().map(|line| cut(line, width)).collect()
@@ -59,16 +49,13 @@ fn task_lines(status: &JobStatus) -> impl Iterator<Item = String> {
     let line = |values: Vec<String>, unit: &str| match &values[..] {
         [] => None,
         [one] => Some(format!("  each of this job's tasks: {one}{unit}")),
-        all => Some(format!(
-            "  this job's tasks by local rank: {}{unit}",
-            all.join(", ")
-        )),
+        all => {
+            let all = all.join(", ");
+            Some(format!("  this job's tasks by local rank: {all}{unit}"))
+        }
     };
-    let lines = [
-        line(threads.collect(), " % of the threads"),
-        line(memory.collect(), ""),
-    ];
-    lines.into_iter().flatten()
+    let threads = line(threads.collect(), " % of the threads");
+    threads.into_iter().chain(line(memory.collect(), ""))
 }
 
 fn daemon_lines(daemon: &DaemonStatus, several: bool, shared: bool) -> Vec<String> {
@@ -79,26 +66,21 @@ fn daemon_lines(daemon: &DaemonStatus, several: bool, shared: bool) -> Vec<Strin
     if let Some(why) = &daemon.silent {
         return vec![format!("  {name}: {why}")];
     }
-    let servers = daemon.servers.iter();
-    let servers: Vec<String> = servers
-        .map(|server| format!("server {} {}", server.pid, server.state))
-        .collect();
+    let server = |server: &Server| format!("server {} {}", server.pid, server.state);
+    let servers: Vec<String> = daemon.servers.iter().map(server).collect();
     let servers = match servers.is_empty() {
         true => "no server: the next client starts one".to_owned(),
         false => servers.join(", "),
     };
     let mut lines = vec![format!("  {name}: answers; {servers}")];
-    let unasked = if shared {
-        "for all its jobs"
-    } else {
-        "not asked for"
+    let unasked = match shared {
+        true => "for all its jobs",
+        false => "not asked for",
     };
     lines.extend(daemon.limits.iter().map(|limit| {
         let said = limit.said.as_deref().unwrap_or("nothing");
-        let asked = limit
-            .asked
-            .as_ref()
-            .map_or(unasked.to_owned(), |asked| format!("asked {asked}"));
+        let asked = limit.asked.as_ref();
+        let asked = asked.map_or(unasked.to_owned(), |asked| format!("asked {asked}"));
         let holds = if limit.holds { "" } else { ": NOT in force" };
         format!("  {}: {asked}, the daemon says {said}{holds}", limit.limit)
     }));
@@ -120,32 +102,24 @@ fn gpu_lines(gpu: &GpuStatus, shared: bool) -> Vec<String> {
 }
 
 fn client_line(index: u32, client: &ClientStatus, shared: bool) -> String {
-    let rank = client
-        .rank
-        .map_or(UNKNOWN.to_owned(), |rank| rank.to_string());
-    let memory = client
-        .memory
-        .map_or(UNKNOWN.to_owned(), |bytes| format!("{}M", bytes >> 20));
+    let or_unknown = |text: Option<String>| text.unwrap_or_else(|| UNKNOWN.to_owned());
+    let rank = or_unknown(client.rank.map(|rank| rank.to_string()));
+    let memory = or_unknown(client.memory.map(|bytes| format!("{}M", bytes >> 20)));
     let command = client.command.as_deref().unwrap_or(UNKNOWN);
     let job = match shared {
         true => format!("  {:<8}", client.job.as_deref().unwrap_or(UNKNOWN)),
         false => String::new(),
     };
-    format!(
-        "{index:>5} {:>7} {rank:>5} {memory:>7}{job}  {command}",
-        client.pid
-    )
+    let pid = client.pid;
+    format!("{index:>5} {pid:>7} {rank:>5} {memory:>7}{job}  {command}")
 }
 
 fn idle(status: &JobStatus) -> Option<String> {
-    let idle = status
-        .without_client
-        .as_ref()
-        .filter(|gpus| !gpus.is_empty())?;
+    let idle = status.without_client.as_ref();
+    let idle = idle.filter(|gpus| !gpus.is_empty())?;
     let gpus = status.gpus.iter().filter(|gpu| idle.contains(&gpu.uuid));
-    let list: Vec<String> = gpus
-        .map(|gpu| format!("{} ({})", gpu.index, gpu.uuid))
-        .collect();
+    let list = gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid));
+    let list: Vec<String> = list.collect();
     Some(format!("  no client uses GPU {}", list.join(", ")))
 }
 

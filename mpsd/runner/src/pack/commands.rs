@@ -21,31 +21,23 @@ pub struct Line {
 pub fn read(file: &Path) -> Result<Vec<Line>, Refusal> {
     let name = one_line(&file.display().to_string(), 200);
     let refused = |why: String| {
-        Refusal::new(
-            format!("file '{name}'"),
-            why,
-            "a file with a command on each line, or -",
-        )
+        let allowed = "a file with a command on each line, or -";
+        Refusal::new(format!("file '{name}'"), why, allowed)
     };
     let mut bytes = Vec::new();
     let read = match file == Path::new("-") {
-        true => std::io::stdin()
-            .lock()
-            .take(MOST + 1)
-            .read_to_end(&mut bytes),
+        true => std::io::stdin().take(MOST + 1).read_to_end(&mut bytes),
         false => std::fs::File::open(file)
             .and_then(|opened| opened.take(MOST + 1).read_to_end(&mut bytes)),
     };
-    match read {
-        Err(error) => Err(refused(format!("cannot be read: {error}"))),
-        Ok(_) if bytes.len() as u64 > MOST => {
-            Err(refused(format!("it is larger than {} MiB", MOST >> 20)))
-        }
-        Ok(_) => match commands(&bytes) {
-            Ok(all) if all.is_empty() => Err(refused("it has no command".to_owned())),
-            Ok(all) => Ok(all),
-            Err(number) => Err(refused(format!("line {number} has a NUL byte"))),
-        },
+    read.map_err(|error| refused(format!("cannot be read: {error}")))?;
+    if bytes.len() as u64 > MOST {
+        return Err(refused(format!("it is larger than {} MiB", MOST >> 20)));
+    }
+    match commands(&bytes) {
+        Ok(all) if all.is_empty() => Err(refused("it has no command".to_owned())),
+        Ok(all) => Ok(all),
+        Err(number) => Err(refused(format!("line {number} has a NUL byte"))),
     }
 }
 
@@ -84,30 +76,24 @@ impl Part {
     /// batch script the job's variables name several nodes too, but this is the only pack.
     pub fn of(env: &dyn Fn(&str) -> Option<String>) -> Result<Self, Refusal> {
         let number = |name: &str| env(name)?.trim().parse::<u64>().ok();
-        let (Some(of), Some(tasks)) = (
-            number("SLURM_STEP_NUM_NODES"),
-            number("SLURM_STEP_NUM_TASKS"),
-        ) else {
+        let nodes = number("SLURM_STEP_NUM_NODES");
+        let Some((of, tasks)) = nodes.zip(number("SLURM_STEP_NUM_TASKS")) else {
             return Ok(Self::WHOLE);
         };
         if tasks > of {
             let why = format!(
                 "this step has {tasks} tasks on {of} nodes, and each would run the commands of its node"
             );
-            return Err(Refusal::new(
-                "pack",
-                why,
-                "one task on each node: srun --ntasks-per-node=1",
-            ));
+            let allowed = "one task on each node: srun --ntasks-per-node=1";
+            return Err(Refusal::new("pack", why, allowed));
         }
         match number("SLURM_NODEID") {
             _ if of < 2 => Ok(Self::WHOLE),
             Some(node) if node < of => Ok(Self { node, of }),
-            _ => Err(Refusal::new(
-                "pack",
-                "SLURM_NODEID does not say which node of the step this is",
-                "srun",
-            )),
+            _ => {
+                let why = "SLURM_NODEID does not say which node of the step this is";
+                Err(Refusal::new("pack", why, "srun"))
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! How many cores the commands keep busy.
 
+use nix::unistd::{SysconfVar, sysconf};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -14,19 +15,14 @@ impl BusyCores {
     /// first.
     pub fn now(&mut self, pids: &[i32]) -> Option<f64> {
         let ticks = |pid: &i32| {
-            Some((
-                *pid,
-                ticks(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?,
-            ))
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            Some((*pid, ticks(&stat)?))
         };
         let now: BTreeMap<i32, u64> = pids.iter().filter_map(ticks).collect();
         let (at, before) = self.before.replace((Instant::now(), now.clone()))?;
-        let grown = now
-            .iter()
-            .filter_map(|(pid, ticks)| Some(ticks.saturating_sub(*before.get(pid)?)));
-        let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
-            .ok()
-            .flatten()?;
+        let grown = |(pid, ticks): (&i32, &u64)| Some(ticks.saturating_sub(*before.get(pid)?));
+        let grown = now.iter().filter_map(grown);
+        let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten()?;
         Some(grown.sum::<u64>() as f64 / per_second as f64 / at.elapsed().as_secs_f64().max(0.001))
     }
 }

@@ -42,27 +42,21 @@ impl JobLog {
             let name = one_line(&path.display().to_string(), 200);
             Err(Refusal::new(format!("job log '{name}'"), why, allowed))
         };
-        let opened = regular(
-            OpenOptions::new().create(true).append(true).read(true),
-            path,
-        );
+        let mut options = OpenOptions::new();
+        let opened = regular(options.create(true).append(true).read(true), path);
         let opened = opened.and_then(|file| Ok((file.try_clone()?, file)));
         let (file, held) = match opened {
             Ok(both) => both,
             Err(error) => {
-                return refused(
-                    format!("cannot be written: {error}"),
-                    "--results or --joblog with a place of yours",
-                );
+                let allowed = "--results or --joblog with a place of yours";
+                return refused(format!("cannot be written: {error}"), allowed);
             }
         };
         let lock = match lock(held, patience) {
             Ok(lock) => Some(lock),
             Err(Errno::EWOULDBLOCK) => {
-                return refused(
-                    "another pack writes it".to_owned(),
-                    "--results with another directory",
-                );
+                let why = "another pack writes it".to_owned();
+                return refused(why, "--results with another directory");
             }
             // A file system without locks.
             Err(_) => None,
@@ -70,10 +64,10 @@ impl JobLog {
         let log = Self { file, _lock: lock };
         match log.begin(go_on) {
             Ok(true) => Ok(log),
-            Ok(false) => refused(
-                "it is no job log, and would be overwritten".to_owned(),
-                "--joblog with a new file or a log of pack's",
-            ),
+            Ok(false) => {
+                let why = "it is no job log, and would be overwritten".to_owned();
+                refused(why, "--joblog with a new file or a log of pack's")
+            }
             Err(error) => refused(format!("cannot be written: {error}"), ""),
         }
     }
@@ -86,12 +80,8 @@ impl JobLog {
         if !bytes.is_empty() && !bytes.starts_with(HEADER.as_bytes()) {
             return Ok(false);
         }
-        let whole = || bytes.iter().rposition(|byte| *byte == b'\n');
-        let kept = if go_on {
-            whole().map_or(0, |at| at + 1)
-        } else {
-            0
-        };
+        let end = bytes.iter().rposition(|byte| *byte == b'\n');
+        let kept = end.filter(|_| go_on).map_or(0, |at| at + 1);
         self.file.set_len(kept as u64)?;
         if kept == 0 {
             self.write(HEADER.as_bytes())?;
@@ -124,22 +114,15 @@ fn lock(mut file: File, patience: Duration) -> Result<Flock<File>, Errno> {
 
 /// The line of a command that has ended; `bytes`: what it wrote.
 pub fn line(seq: u64, host: &str, end: &End, bytes: u64, command: &OsStr) -> Vec<u8> {
-    let code = match end {
-        End { late: true, .. } => LATE,
-        End {
-            not_started: Some(_),
-            ..
-        } => NOT_STARTED,
-        _ => end.code.map_or(0, i32::from),
+    let code = match &end.not_started {
+        _ if end.late => LATE,
+        Some(_) => NOT_STARTED,
+        None => end.code.map_or(0, i32::from),
     };
     let signal = end.signal.unwrap_or(0);
     let (began, seconds) = (end.began, end.seconds);
-    let mut line =
-        format!("{seq}\t{host}\t{began:.3}\t{seconds:10.3}\t0\t{bytes}\t{code}\t{signal}\t")
-            .into_bytes();
-    line.extend(command.as_bytes());
-    line.push(b'\n');
-    line
+    let line = format!("{seq}\t{host}\t{began:.3}\t{seconds:10.3}\t0\t{bytes}\t{code}\t{signal}\t");
+    [line.as_bytes(), command.as_bytes(), b"\n"].concat()
 }
 
 /// What a log says of a command: whether its last run succeeded.
@@ -155,10 +138,9 @@ pub fn logs_of(path: &Path) -> Vec<(Option<u64>, PathBuf)> {
     let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
         return Vec::new();
     };
-    let directory = if directory == Path::new("") {
-        Path::new(".")
-    } else {
-        directory
+    let directory = match directory == Path::new("") {
+        true => Path::new("."),
+        false => directory,
     };
     let part = |file: OsString| {
         let rest = file.as_bytes().strip_prefix(name.as_bytes())?;
@@ -191,22 +173,18 @@ pub fn read_all(path: &Path) -> Result<BTreeMap<u64, Past>, Refusal> {
 
 fn unread(path: &Path, why: String) -> Refusal {
     let name = one_line(&path.display().to_string(), 200);
-    Refusal::new(
-        format!("job log '{name}'"),
-        why,
-        "a log of this pack, or no --resume",
-    )
+    let allowed = "a log of this pack, or no --resume";
+    Refusal::new(format!("job log '{name}'"), why, allowed)
 }
 
 /// What these logs say. A line that a killed writer has left unfinished is none.
 fn read(paths: impl IntoIterator<Item = PathBuf>) -> Result<BTreeMap<u64, Past>, Refusal> {
     let mut all: BTreeMap<u64, Past> = BTreeMap::new();
     for path in paths {
-        let bytes = std::fs::read(&path)
-            .map_err(|error| unread(&path, format!("cannot be read: {error}")))?;
-        let whole = bytes
-            .split_inclusive(|byte| *byte == b'\n')
-            .filter_map(|line| line.strip_suffix(b"\n"));
+        let failed = |error| unread(&path, format!("cannot be read: {error}"));
+        let bytes = std::fs::read(&path).map_err(failed)?;
+        let whole = bytes.split_inclusive(|byte| *byte == b'\n');
+        let whole = whole.filter_map(|line| line.strip_suffix(b"\n"));
         for (number, line) in whole.enumerate().skip(1) {
             let Some((seq, past)) = past(line) else {
                 let why = format!("line {} is none of GNU parallel's format", number + 1);
@@ -224,11 +202,8 @@ fn read(paths: impl IntoIterator<Item = PathBuf>) -> Result<BTreeMap<u64, Past>,
 fn past(line: &[u8]) -> Option<(u64, Past)> {
     let fields: Vec<&[u8]> = line.splitn(9, |byte| *byte == b'\t').collect();
     let number = |at: usize| {
-        std::str::from_utf8(fields.get(at)?)
-            .ok()?
-            .trim()
-            .parse::<i64>()
-            .ok()
+        let digits = std::str::from_utf8(fields.get(at)?).ok()?;
+        digits.trim().parse::<i64>().ok()
     };
     let command = OsString::from_vec(fields.get(8)?.to_vec());
     let good = number(6)? == 0 && number(7)? == 0;

@@ -9,14 +9,14 @@ mod run;
 use crate::places::Places;
 use crate::setting::{Setting, code_of};
 use crate::share::Share;
+use anyhow::Result;
 use commands::{Line, Part};
 use ctl::{Caller, NAME, complain, say, say_json};
 use joblog::JobLog;
+use mpsd_core::Refusal;
 use mpsd_core::limits::Invalid;
 use mpsd_core::text::one_line;
-use mpsd_core::{Failure, Refusal};
 use run::{Limits, Memory, Runner};
-use setup::VerbError;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -28,23 +28,20 @@ const EXIT_MORE_FAILED: u8 = 101;
 const SHOWN: usize = 60;
 
 /// A number, or what finds it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AtOnce {
-    Auto,
-    Number(u32),
-}
+#[derive(Debug, Clone, Copy)]
+struct AtOnce(Option<u32>);
 
 impl FromStr for AtOnce {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
         match text.parse() {
-            Ok(number @ 1..=4096) => Ok(Self::Number(number)),
-            _ if text == "auto" => Ok(Self::Auto),
-            _ => Err(Invalid::new(
-                "no such number of commands",
-                "auto, or a number from 1 to 4096",
-            )),
+            Ok(number @ 1..=4096) => Ok(Self(Some(number))),
+            _ if text == "auto" => Ok(Self(None)),
+            _ => {
+                let allowed = "auto, or a number from 1 to 4096";
+                Err(Invalid::new("no such number of commands", allowed))
+            }
         }
     }
 }
@@ -99,19 +96,17 @@ pub struct Pack {
 }
 
 fn seconds(text: &str) -> Result<Duration, Invalid> {
-    let span = text
-        .parse()
-        .ok()
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let span = text.parse().ok();
+    let span = span.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let span = span.filter(|span| !span.is_zero() && *span < Duration::from_secs(1 << 31));
     span.ok_or_else(|| Invalid::new("not a number of seconds", "a number above 0"))
 }
 
 impl Pack {
     /// Runs it, prints the summary, and returns the exit code.
-    pub(super) fn run(&self, caller: &Caller<'_>, setting: &Setting) -> Result<u8, VerbError> {
-        let part = Part::of(caller.env).map_err(Failure::from)?;
-        let all = commands::read(&self.file).map_err(Failure::from)?;
+    pub(super) fn run(&self, caller: &Caller<'_>, setting: &Setting) -> Result<u8> {
+        let part = Part::of(caller.env)?;
+        let all = commands::read(&self.file)?;
         let own: VecDeque<Line> = all.into_iter().filter(|line| part.has(line)).collect();
         let log = self.log();
         let goes_on = self.resume || self.resume_failed;
@@ -124,40 +119,26 @@ impl Pack {
         let places = Places::of(caller, "pack")?;
         let in_step = (caller.env)("SLURM_STEP_NUM_NODES").is_some();
         if !in_step && (caller.env)("SLURM_NNODES").is_some_and(|nodes| nodes.trim() != "1") {
-            complain(
-                NAME,
-                "pack: the job has other nodes too: 'srun --ntasks-per-node=1 mpsctl pack FILE' uses all",
-            );
+            let all = "'srun --ntasks-per-node=1 mpsctl pack FILE' uses all";
+            complain(NAME, &format!("pack: the job has other nodes too: {all}"));
         }
         let directory = self.directory();
         let unmade = |error| {
-            Refusal::new(
-                format!("directory '{}'", directory.display()),
-                format!("cannot be made: {error}"),
-                "--results DIR",
-            )
+            let what = format!("directory '{}'", directory.display());
+            Refusal::new(what, format!("cannot be made: {error}"), "--results DIR")
         };
-        std::fs::create_dir_all(&directory)
-            .map_err(unmade)
-            .map_err(Failure::from)?;
+        std::fs::create_dir_all(&directory).map_err(unmade)?;
         let own_log = match part.of {
             1 => log.clone(),
-            _ => numbered(&log, part.node),
+            _ => extended(&log, &format!(".{}", part.node)),
         };
-        let open = JobLog::open(&own_log, goes_on).map_err(Failure::from)?;
+        let open = JobLog::open(&own_log, goes_on)?;
         if !goes_on {
             forget(&log, part);
         }
         let left = self.left(&own, &log)?;
-        let mut runner = Runner::new(
-            self.limits(),
-            places,
-            setting,
-            caller,
-            left,
-            &directory,
-            open,
-        )?;
+        let limits = self.limits();
+        let mut runner = Runner::new(limits, places, setting, caller, left, &directory, open)?;
         let ended = runner.run()?;
         runner.finish();
         let already = own.len() as u64 - runner.asked();
@@ -166,24 +147,17 @@ impl Pack {
             false => say(&runner.text(already, &own_log)),
         }
         if let Some(signal) = ended {
-            complain(
-                NAME,
-                &format!("pack: ended by {signal}, and so is every command; --resume goes on"),
-            );
+            let then = "and so is every command; --resume goes on";
+            complain(NAME, &format!("pack: ended by {signal}, {then}"));
             return Ok(code_of(signal));
         }
-        let failed = runner.failed().len();
-        Ok(u8::try_from(failed)
-            .unwrap_or(u8::MAX)
-            .min(EXIT_MORE_FAILED))
+        let failed = u8::try_from(runner.failed().len());
+        Ok(failed.map_or(EXIT_MORE_FAILED, |failed| failed.min(EXIT_MORE_FAILED)))
     }
 
     fn limits(&self) -> Limits {
         Limits {
-            at_once: match self.at_once {
-                AtOnce::Auto => None,
-                AtOnce::Number(number) => Some(number),
-            },
+            at_once: self.at_once.0,
             threads: self.threads,
             memory: self.mem,
             retries: self.retries,
@@ -194,23 +168,18 @@ impl Pack {
     fn directory(&self) -> PathBuf {
         let of_file = || match self.file == Path::new("-") {
             true => PathBuf::from("pack.results"),
-            false => {
-                let mut name = self.file.clone().into_os_string();
-                name.push(".results");
-                name.into()
-            }
+            false => extended(&self.file, ".results"),
         };
         self.results.clone().unwrap_or_else(of_file)
     }
 
     fn log(&self) -> PathBuf {
-        self.joblog
-            .clone()
-            .unwrap_or_else(|| self.directory().join("joblog"))
+        let joblog = self.joblog.clone();
+        joblog.unwrap_or_else(|| self.directory().join("joblog"))
     }
 
     /// The commands that are left to run.
-    fn left(&self, own: &VecDeque<Line>, log: &Path) -> Result<VecDeque<Line>, Failure> {
+    fn left(&self, own: &VecDeque<Line>, log: &Path) -> Result<VecDeque<Line>, Refusal> {
         if !self.resume && !self.resume_failed {
             return Ok(own.clone());
         }
@@ -223,12 +192,8 @@ impl Pack {
                         .map(|text| one_line(&text.to_string_lossy(), SHOWN));
                     let why = format!("command {} was '{was}', and is '{is}' now", line.seq);
                     let what = format!("job log '{}'", log.display());
-                    return Err(Refusal::new(
-                        what,
-                        why,
-                        "the same file, with more commands at its end at most",
-                    )
-                    .into());
+                    let allowed = "the same file, with more commands at its end at most";
+                    return Err(Refusal::new(what, why, allowed));
                 }
                 Some(past) if past.good || !self.resume_failed => {}
                 _ => left.push_back(line.clone()),
@@ -238,9 +203,9 @@ impl Pack {
     }
 }
 
-fn numbered(log: &Path, node: u64) -> PathBuf {
-    let mut name = log.as_os_str().to_owned();
-    name.push(format!(".{node}"));
+fn extended(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
     name.into()
 }
 

@@ -10,18 +10,18 @@ use crate::gpus::{self, Gpus};
 use crate::places::Places;
 use crate::progress::Progress;
 use crate::regular::regular;
-use crate::setting::{Setting, lost, of_node};
+use crate::setting::{Setting, lost};
 use crate::share::Share;
+use anyhow::{Context as _, Result, anyhow};
 use batch::{Host as _, ThisHost};
 use ctl::{Caller, NAME, complain};
 use mpsd_core::environment::Change;
 use mpsd_core::gpu::MOST_CLIENTS;
 use mpsd_core::limits::{Amount, Invalid};
+use mpsd_core::listener;
 use mpsd_core::text::{count, one_line};
-use mpsd_core::{Failure, listener};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use setup::VerbError;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -141,7 +141,7 @@ impl<'a> Runner<'a> {
         lines: VecDeque<Line>,
         directory: &'a Path,
         log: JobLog,
-    ) -> Result<Self, VerbError> {
+    ) -> Result<Self> {
         let gpus = Gpus::of(&places.gpus, &setting.daemon, &caller.settings().0.nvml);
         let shell = (caller.env)("SHELL").filter(|shell| Path::new(shell).is_absolute());
         let asked = lines.len() as u64;
@@ -174,36 +174,32 @@ impl<'a> Runner<'a> {
             places,
         };
         if limits.at_once.is_none() && runner.places.has_mps() {
-            runner.growth = Some(runner.growth()?);
+            runner.growth = Some(runner.growth());
         }
         Ok(runner)
     }
 
-    fn growth(&mut self) -> Result<Growth, VerbError> {
+    fn growth(&mut self) -> Growth {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let memory_mib = self.gpu_memory_mib();
         let fits = match self.limits.memory {
-            Memory::Of(amount) => self
-                .gpu_memory_mib()
-                .zip(amount.mebibytes_of(self.gpu_memory_mib())),
+            Memory::Of(amount) => memory_mib.zip(amount.mebibytes_of(memory_mib)),
             Memory::None | Memory::Auto => None,
         };
-        let fits =
-            fits.map(|(all, one)| u32::try_from(all / one.max(1)).unwrap_or(u32::MAX).max(1));
+        let fits = fits.map(|(all, one)| u32::try_from(all / one.max(1)).unwrap_or(u32::MAX));
         let clients = self.places.most_clients().unwrap_or(MOST_CLIENTS);
         let bounds = Bounds {
             gpus: self.places.count(),
-            memory_mib: self.gpu_memory_mib(),
-            most: clients.min(fits.unwrap_or(u32::MAX)),
+            memory_mib,
+            most: clients.min(fits.unwrap_or(u32::MAX).max(1)),
             cores: u32::try_from(cores).unwrap_or(u32::MAX),
         };
         let idle = self.gpus.as_mut().and_then(Gpus::watts);
         if idle.is_none() {
-            complain(
-                NAME,
-                "pack: NVML does not tell what the GPUs draw: -n auto stays as it begins",
-            );
+            let why = "NVML does not tell what the GPUs draw";
+            complain(NAME, &format!("pack: {why}: -n auto stays as it begins"));
         }
-        Ok(Growth::new(bounds, idle.unwrap_or(0.0)))
+        Growth::new(bounds, idle.unwrap_or(0.0))
     }
 
     fn gpu_memory_mib(&self) -> Option<u64> {
@@ -222,7 +218,7 @@ impl<'a> Runner<'a> {
     }
 
     /// Runs all; the signal that ended it early.
-    pub fn run(&mut self) -> Result<Option<Signal>, VerbError> {
+    pub fn run(&mut self) -> Result<Option<Signal>> {
         if self.limits.at_once.is_none() && !self.places.has_mps() {
             let line = "pack: this job has no MPS, and commands on a GPU would take turns: one at a time on each (submit it with --mps)";
             self.progress.tell(line);
@@ -244,9 +240,9 @@ impl<'a> Runner<'a> {
             let ends = self.running.iter().filter_map(|run| run.running.source());
             engine::wait([self.setting.signals.as_fd()].into_iter().chain(ends), TURN);
             self.take_ended()?;
-            let ended = self.good + self.failed.len() as u64;
-            self.progress
-                .show(ended, self.failed.len() as u64, self.running.len());
+            let failed = self.failed.len() as u64;
+            let (ended, running) = (self.good + failed, self.running.len());
+            self.progress.show(ended, failed, running);
         }
     }
 
@@ -256,10 +252,8 @@ impl<'a> Runner<'a> {
         let mut all = std::mem::take(&mut self.running);
         let deadline = Instant::now() + Duration::from_secs(8);
         while !all.is_empty() && Instant::now() < deadline {
-            engine::wait(
-                all.iter().filter_map(|run| run.running.source()).take(1),
-                TURN,
-            );
+            let first = all.iter().find_map(|run| run.running.source());
+            engine::wait(first, TURN);
             all.retain_mut(|run| match run.running.try_end() {
                 None => true,
                 Some(ended) => {
@@ -270,22 +264,18 @@ impl<'a> Runner<'a> {
         }
     }
 
-    fn start_more(&mut self) -> Result<(), VerbError> {
-        while self.running.len() < self.at_once() && !self.waiting.is_empty() {
-            let Some(gpu) = self.freest(|of_gpu| of_gpu.iter().all(|run| !run.of.alone)) else {
-                break;
-            };
-            if let Some(next) = self.waiting.pop_front() {
-                self.start(next, gpu)?;
-            }
+    fn start_more(&mut self) -> Result<()> {
+        while self.running.len() < self.at_once()
+            && let Some(gpu) = self.freest(|of_gpu| of_gpu.iter().all(|run| !run.of.alone))
+            && let Some(next) = self.waiting.pop_front()
+        {
+            self.start(next, gpu)?;
         }
-        while !self.alone.is_empty() {
-            let Some(gpu) = self.freest(|of_gpu| of_gpu.is_empty()) else {
-                break;
-            };
-            if let Some(next) = self.alone.pop_front() {
-                self.start(next, gpu)?;
-            }
+        while !self.alone.is_empty()
+            && let Some(gpu) = self.freest(|of_gpu| of_gpu.is_empty())
+            && let Some(next) = self.alone.pop_front()
+        {
+            self.start(next, gpu)?;
         }
         self.most = self.most.max(self.running.len());
         Ok(())
@@ -293,27 +283,19 @@ impl<'a> Runner<'a> {
 
     /// The GPU with the fewest commands of those that `may`.
     fn freest(&self, may: impl Fn(&[&Run]) -> bool) -> Option<u32> {
-        let of = |gpu: u32| {
-            self.running
-                .iter()
-                .filter(|run| run.gpu == gpu)
-                .collect::<Vec<_>>()
-        };
-        let all = (0..self.places.count()).map(|gpu| (gpu, of(gpu)));
+        let all = (0..self.places.count()).map(|gpu| {
+            let runs = self.running.iter().filter(|run| run.gpu == gpu);
+            (gpu, runs.collect::<Vec<_>>())
+        });
         let may = all.filter(|(_, runs)| may(runs));
         may.min_by_key(|(_, runs)| runs.len()).map(|(gpu, _)| gpu)
     }
 
-    fn start(&mut self, next: Try, gpu: u32) -> Result<(), VerbError> {
+    fn start(&mut self, next: Try, gpu: u32) -> Result<()> {
         let output = self.directory.join(format!("{}.out", next.line.seq));
-        let cannot = |error| {
-            of_node(format!(
-                "pack: cannot write '{}': {error}",
-                output.display()
-            ))
-        };
-        let file = open(&output, next.failed).map_err(cannot)?;
-        let from = file.metadata().map_err(cannot)?.len();
+        let cannot = || format!("pack: cannot write '{}'", output.display());
+        let file = open(&output, next.failed).with_context(cannot)?;
+        let from = file.metadata().with_context(cannot)?.len();
         let task = Task {
             words: vec![self.shell.clone(), "-c".into(), next.line.text.clone()],
             changes: self.environment(&next, gpu)?,
@@ -323,14 +305,12 @@ impl<'a> Runner<'a> {
         let (log, host, line) = (&self.log, &self.host, &next.line);
         let done = |end: &End| {
             if end.is_good() {
-                let bytes =
-                    std::fs::metadata(&output).map_or(0, |about| about.len().saturating_sub(from));
+                let bytes = length(&output, from);
                 let _ = log.write(&joblog::line(line.seq, host, end, bytes, &line.text));
             }
         };
         let running = Running::start(&task, &[self.log.as_fd()], done);
-        let running =
-            running.map_err(|errno| of_node(format!("pack: no process to be had: {errno}")))?;
+        let running = running.context("pack: no process to be had")?;
         let mut shared = false;
         for other in self.running.iter_mut().filter(|run| run.gpu == gpu) {
             (shared, other.shared) = (true, true);
@@ -347,38 +327,28 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    fn environment(&self, next: &Try, gpu: u32) -> Result<Vec<Change>, VerbError> {
+    fn environment(&self, next: &Try, gpu: u32) -> Result<Vec<Change>> {
         let left = self.running.len() + self.waiting.len() + 1;
-        let at_once = if next.alone {
-            1
-        } else {
-            left.min(self.at_once())
-        };
-        let beside = self
-            .places
-            .on_a_gpu(u32::try_from(at_once).unwrap_or(u32::MAX))
-            .max(1);
+        let at_once = left.min(if next.alone { 1 } else { self.at_once() });
+        let at_once = u32::try_from(at_once).unwrap_or(u32::MAX);
+        let beside = self.places.on_a_gpu(at_once).max(1);
         let memory_mib = match self.limits.memory {
             Memory::None => None,
             Memory::Auto => self.gpu_memory_mib().map(|all| all / u64::from(beside)),
             Memory::Of(amount) => amount.mebibytes_of(self.gpu_memory_mib()),
         };
-        let changes = self
-            .places
-            .under(gpu, self.limits.threads.of(beside), memory_mib);
-        let mut changes = changes.map_err(Failure::from)?;
+        let threads = self.limits.threads.of(beside);
+        let mut changes = self.places.under(gpu, threads, memory_mib)?;
         if self.places.has_mps() {
             // Without a daemon it would run outside MPS.
-            listener::expect(&changes).map_err(Failure::from)?;
+            listener::expect(&changes)?;
         }
-        changes.push(Change {
-            name: SEQ,
-            value: Some(next.line.seq.to_string()),
-        });
+        let (name, value) = (SEQ, Some(next.line.seq.to_string()));
+        changes.push(Change { name, value });
         Ok(changes)
     }
 
-    fn take_ended(&mut self) -> Result<(), VerbError> {
+    fn take_ended(&mut self) -> Result<()> {
         let mut at = 0;
         while at < self.running.len() {
             match self.running[at].running.try_end() {
@@ -387,11 +357,8 @@ impl<'a> Runner<'a> {
                     let run = self.running.swap_remove(at);
                     let end = ended.map_err(|exit| {
                         self.running.iter_mut().for_each(|run| run.running.let_go());
-                        of_node(format!(
-                            "pack: command {}: {}; --resume goes on",
-                            run.of.line.seq,
-                            lost(exit)
-                        ))
+                        let (seq, why) = (run.of.line.seq, lost(exit));
+                        anyhow!("pack: command {seq}: {why}; --resume goes on")
                     })?;
                     self.judge(run, &end)?;
                 }
@@ -400,7 +367,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    fn judge(&mut self, run: Run, end: &End) -> Result<(), VerbError> {
+    fn judge(&mut self, run: Run, end: &End) -> Result<()> {
         let Run {
             mut of,
             shared,
@@ -427,24 +394,21 @@ impl<'a> Runner<'a> {
             return Ok(());
         }
         if of.failed < self.limits.retries {
-            let queue = if of.alone {
-                &mut self.alone
-            } else {
-                &mut self.waiting
-            };
-            queue.push_back(of);
+            match of.alone {
+                true => self.alone.push_back(of),
+                false => self.waiting.push_back(of),
+            }
             return Ok(());
         }
         let shown = one_line(&of.line.text.to_string_lossy(), 60);
-        self.progress.tell(&format!(
-            "pack: command {seq} failed: {}: {shown}",
-            end.text()
-        ));
+        let why = end.text();
+        let line = format!("pack: command {seq} failed: {why}: {shown}");
+        self.progress.tell(&line);
         self.failed.push(seq);
-        let bytes = std::fs::metadata(&output).map_or(0, |about| about.len().saturating_sub(from));
+        let bytes = length(&output, from);
         let line = joblog::line(seq, &self.host, end, bytes, &of.line.text);
-        let unwritten = |error| of_node(format!("pack: the job log cannot be written: {error}"));
-        self.log.write(&line).map_err(unwritten)
+        let written = self.log.write(&line);
+        written.context("pack: the job log cannot be written")
     }
 
     /// Looks at memory, cores and power.
@@ -497,10 +461,8 @@ impl<'a> Runner<'a> {
     /// Why not more ran at once; `None`: there were no more, the user said so, or the rule chose
     /// it.
     fn bound(&self) -> Option<&'static str> {
-        let growth = self
-            .growth
-            .as_ref()
-            .filter(|_| self.limits.at_once.is_none());
+        let growth = self.growth.as_ref();
+        let growth = growth.filter(|_| self.limits.at_once.is_none());
         growth?.bound().filter(|_| (self.most as u64) < self.asked)
     }
 
@@ -531,17 +493,9 @@ impl<'a> Runner<'a> {
         let mut out = format!("{}: {} succeeded", count(self.asked, "command"), self.good);
         if !self.failed.is_empty() {
             let named: Vec<String> = self.failed.iter().take(NAMED).map(u64::to_string).collect();
-            let more = if self.failed.len() > NAMED {
-                ", ..."
-            } else {
-                ""
-            };
-            let _ = write!(
-                out,
-                ", {} failed ({}{more})",
-                self.failed.len(),
-                named.join(", ")
-            );
+            let (all, named) = (self.failed.len(), named.join(", "));
+            let more = if all > NAMED { ", ..." } else { "" };
+            let _ = write!(out, ", {all} failed ({named}{more})");
         }
         if self.not_run() > 0 {
             let _ = write!(out, ", {} did not come to an end", self.not_run());
@@ -549,24 +503,17 @@ impl<'a> Runner<'a> {
         if already > 0 {
             let _ = write!(out, "; {already} left out by the job log");
         }
-        let _ = writeln!(
-            out,
-            "\n{:.1} s, up to {} at once on {}{}{}",
-            self.begin.elapsed().as_secs_f64(),
-            self.most,
-            count(self.places.count().into(), "GPU"),
-            self.bound()
-                .map_or_else(String::new, |why| format!(" ({why})")),
-            self.memory_mib
-                .map_or_else(String::new, |mib| format!(", up to {mib} MiB each"))
-        );
-        let _ = writeln!(
-            out,
-            "output: {}/SEQ.out; job log: {}",
-            self.directory.display(),
-            log.display()
-        );
-        out
+        let (seconds, most) = (self.begin.elapsed().as_secs_f64(), self.most);
+        let gpus = count(self.places.count().into(), "GPU");
+        let _ = write!(out, "\n{seconds:.1} s, up to {most} at once on {gpus}");
+        if let Some(why) = self.bound() {
+            let _ = write!(out, " ({why})");
+        }
+        if let Some(mib) = self.memory_mib {
+            let _ = write!(out, ", up to {mib} MiB each");
+        }
+        let (directory, log) = (self.directory.display(), log.display());
+        out + &format!("\noutput: {directory}/SEQ.out; job log: {log}\n")
     }
 }
 
@@ -578,6 +525,11 @@ fn open(path: &Path, failed: u32) -> std::io::Result<File> {
         _ => writeln!(file, "mpsctl: pack: it failed, and runs again")?,
     }
     Ok(file)
+}
+
+/// What a command has written into `output` since `from`, bytes.
+fn length(output: &Path, from: u64) -> u64 {
+    std::fs::metadata(output).map_or(0, |about| about.len().saturating_sub(from))
 }
 
 fn has_no_memory(output: &Path, from: u64) -> bool {

@@ -81,13 +81,11 @@ pub fn measure(
     let environments = environments.collect::<Result<Vec<_>, _>>()?;
     if what.share.is_some() {
         // Without a daemon the copies would run outside MPS, and the figures would be wrong.
-        environments
-            .iter()
-            .try_for_each(|changes| listener::expect(changes))?;
+        let mut all = environments.iter();
+        all.try_for_each(|changes| listener::expect(changes))?;
     }
-    let copies = environments
-        .into_iter()
-        .map(|changes| Copy::new(bench, changes));
+    let copies = environments.into_iter();
+    let copies = copies.map(|changes| Copy::new(bench, changes));
     let mut copies = copies.collect::<std::io::Result<Vec<_>>>()?;
     let begin = Instant::now();
     copies.iter_mut().try_for_each(Copy::start)?;
@@ -101,19 +99,14 @@ pub fn measure(
         if read_at.elapsed() >= MEMORY_PERIOD {
             read_at = Instant::now();
             let members = engine::members(copies.iter().filter_map(|copy| copy.running.as_ref()));
-            let now = gpus
-                .as_mut()
-                .and_then(|gpus| gpus.memory_mib(&members.concat()));
+            let gpus = gpus.as_mut();
+            let now = gpus.and_then(|gpus| gpus.memory_mib(&members.concat()));
             highest = highest.max(now);
         }
-        let left = bench
-            .limit
-            .map(|limit| limit.saturating_sub(begin.elapsed()));
+        let left = bench.limit.unwrap_or(Duration::MAX);
+        let turn = left.saturating_sub(begin.elapsed()).min(TURN);
         let sources = copies.iter().flat_map(Copy::sources);
-        engine::wait(
-            [setting.signals.as_fd()].into_iter().chain(sources),
-            left.map_or(TURN, |left| left.min(TURN)),
-        );
+        engine::wait([setting.signals.as_fd()].into_iter().chain(sources), turn);
         for copy in &mut copies {
             copy.read(bench.metric);
             copy.look(bench, begin)?;
@@ -126,15 +119,11 @@ pub fn measure(
         while copy.read(bench.metric) {}
         copy.scan.end_line(bench.metric);
     }
-    let memory_mib = highest.map(|all: u64| all / u64::from(what.clients.max(1)));
+    let times = copies.iter().flat_map(|copy| &copy.scan.times);
     Ok(Measured {
         throughput: throughput(bench, &copies)?,
-        memory_mib,
-        percentiles: percentiles(
-            copies
-                .iter()
-                .flat_map(|copy| copy.scan.times.iter().copied()),
-        ),
+        memory_mib: highest.map(|all: u64| all / u64::from(what.clients.max(1))),
+        percentiles: percentiles(times.copied()),
     })
 }
 
@@ -144,12 +133,8 @@ fn environment(places: &Places, what: Configuration, copy: u32) -> Result<Vec<Ch
     };
     let percent = share.of(places.on_a_gpu(what.clients));
     let mut changes = places.under(copy, percent, None)?;
-    if percent.is_none() {
-        changes.push(Change {
-            name: THREADS,
-            value: None,
-        });
-    }
+    let (name, value) = (THREADS, None);
+    changes.extend(percent.is_none().then_some(Change { name, value }));
     Ok(changes)
 }
 
@@ -198,12 +183,8 @@ impl Copy {
         self.running = None;
         let end = ended.map_err(lost)?;
         if !end.is_good() {
-            let why = end.text();
-            self.failed = Some(if end.not_started.is_some() {
-                why
-            } else {
-                format!("it ended by {why}")
-            });
+            let why = || format!("it ended by {}", end.text());
+            self.failed = Some(end.not_started.clone().unwrap_or_else(why));
             return Ok(());
         }
         self.completions += 1;
@@ -235,11 +216,9 @@ impl Copy {
 }
 
 fn throughput(bench: &Bench<'_>, copies: &[Copy]) -> Result<f64, String> {
-    let mut failed = copies
-        .iter()
-        .filter_map(|copy| Some((copy, copy.failed.as_ref()?)));
-    if let Some((copy, why)) = failed.next() {
-        return Err(format!("{why}; {}", copy.last_line()));
+    let fails = |copy: &Copy| Some(format!("{}; {}", copy.failed.as_ref()?, copy.last_line()));
+    if let Some(why) = copies.iter().find_map(fails) {
+        return Err(why);
     }
     if let Some(metric) = bench.metric {
         let figures = copies.iter().map(|copy| {
@@ -274,9 +253,8 @@ fn percentiles(times: impl Iterator<Item = f64>) -> Option<[f64; 2]> {
     let mut times: Vec<f64> = times.collect();
     times.sort_by(f64::total_cmp);
     let of = |percent: usize| {
-        times
-            .get((times.len() * percent).div_ceil(100).checked_sub(1)?)
-            .copied()
+        let place = (times.len() * percent).div_ceil(100).checked_sub(1)?;
+        times.get(place).copied()
     };
     Some([of(50)?, of(99)?])
 }

@@ -10,8 +10,9 @@ pub mod plot;
 use crate::gpus::Gpus;
 use crate::places::Places;
 use crate::progress::Progress;
-use crate::setting::{Setting, code_of, of_node};
+use crate::setting::{Setting, code_of};
 use crate::share::Share;
+use anyhow::{Context as _, Result};
 use configuration::Configuration;
 use ctl::{Caller, NAME, complain, say, say_json};
 use measure::{Bench, MeasureError};
@@ -19,7 +20,6 @@ use metric::Metric;
 use mpsd_core::failure::EXIT_REFUSED;
 use nix::sys::signal::Signal;
 use outcome::{Outcome, Row};
-use setup::VerbError;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -72,26 +72,21 @@ pub struct Sweep {
 
 impl Sweep {
     /// Runs it, prints the result, and returns the exit code.
-    pub(super) fn run(&self, caller: &Caller<'_>, setting: &Setting) -> Result<u8, VerbError> {
+    pub(super) fn run(&self, caller: &Caller<'_>, setting: &Setting) -> Result<u8> {
         let places = Places::of(caller, "sweep")?;
-        places
-            .must_be_unlimited()
-            .map_err(mpsd_core::Failure::from)?;
+        places.must_be_unlimited()?;
         let bench = Bench {
             command: &self.command,
             metric: self.metric.as_ref(),
-            limit: self
-                .seconds
-                .map(|seconds| Duration::from_secs(seconds.into())),
+            limit: self.seconds.map(u64::from).map(Duration::from_secs),
         };
         let mut gpus = Gpus::of(&places.gpus, &setting.daemon, &caller.settings().0.nvml);
         let mut outcome = self.outcome(&places, gpus.as_ref(), (caller.env)("PBS_JOBID").is_some());
         let interrupted = self.measure_all(&bench, &places, setting, &mut gpus, &mut outcome);
         self.print(&outcome)?;
         if let Err(signal) = interrupted {
-            let line =
-                format!("sweep: ended by {signal}; every copy of the command has been ended");
-            complain(NAME, &line);
+            let then = "every copy of the command has been ended";
+            complain(NAME, &format!("sweep: ended by {signal}; {then}"));
             return Ok(code_of(signal));
         }
         let any = outcome.rows.iter().any(|row| row.throughput.is_some());
@@ -157,18 +152,14 @@ impl Sweep {
             shares.extend(self.threads.iter().copied().map(Some));
         }
         let of = |clients| {
-            shares.iter().map(move |share| Configuration {
-                clients,
-                share: *share,
-            })
+            let all = shares.iter().copied();
+            all.map(move |share| Configuration { clients, share })
         };
         let all: Vec<Configuration> = self.counts(places).into_iter().flat_map(of).collect();
         let row = |what: &Configuration| Row::of(*what, places.on_a_gpu(what.clients));
         outcome.rows = all.iter().map(row).collect();
-        let same: Vec<Configuration> = all
-            .iter()
-            .map(|what| what.measured_as(&shares, outcome.gpus))
-            .collect();
+        let same = |what: &Configuration| what.measured_as(&shares, outcome.gpus);
+        let same: Vec<Configuration> = all.iter().map(same).collect();
         let mut broken: Vec<Configuration> = Vec::new();
         let progress = Progress::new(all.len() as u64 * u64::from(self.repeat));
         let mut rounds = (0..self.repeat).flat_map(|_| 0..all.len());
@@ -181,10 +172,8 @@ impl Sweep {
             if same[at] == what && !broken.iter().any(fails) {
                 match measure::measure(bench, places, what, setting, gpus, &progress) {
                     Ok(measured) => {
-                        progress.tell(&format!(
-                            "{what}: {:.2} {}",
-                            measured.throughput, outcome.unit
-                        ));
+                        let (rate, unit) = (measured.throughput, &outcome.unit);
+                        progress.tell(&format!("{what}: {rate:.2} {unit}"));
                         outcome.rows[at].add(&measured);
                     }
                     Err(MeasureError::Interrupted(signal)) => return Err(signal),
@@ -199,11 +188,8 @@ impl Sweep {
             Ok(())
         });
         progress.finish();
-        for (at, same) in same
-            .iter()
-            .enumerate()
-            .filter(|(at, same)| **same != all[*at])
-        {
+        let others = same.iter().enumerate();
+        for (at, same) in others.filter(|(at, same)| **same != all[*at]) {
             if let Some(source) = all.iter().position(|what| what == same) {
                 let (source, row) = (outcome.rows[source].clone(), &mut outcome.rows[at]);
                 *row = Row {
@@ -216,24 +202,20 @@ impl Sweep {
         ended
     }
 
-    fn print(&self, outcome: &Outcome) -> Result<(), VerbError> {
+    fn print(&self, outcome: &Outcome) -> Result<()> {
         if let Some(file) = &self.svg {
-            let command: Vec<_> = self
-                .command
-                .iter()
-                .map(|word| word.to_string_lossy())
-                .collect();
+            let command = self.command.iter().map(|word| word.to_string_lossy());
+            let command: Vec<_> = command.collect();
             let title = mpsd_core::text::one_line(&command.join(" "), 60);
             let text = plot::svg(outcome, &title);
-            let unwritable = |error| of_node(format!("cannot write '{}': {error}", file.display()));
-            std::fs::write(file, text).map_err(unwritable)?;
+            let what = || format!("cannot write '{}'", file.display());
+            std::fs::write(file, text).with_context(what)?;
         }
         if !self.json {
             say(&outcome.text());
             return Ok(());
         }
-        let mut value =
-            serde_json::to_value(outcome).map_err(|error| of_node(error.to_string()))?;
+        let mut value = serde_json::to_value(outcome)?;
         value["advice"] = outcome.advice().into();
         say_json(&value);
         Ok(())

@@ -159,11 +159,8 @@ impl Outcome {
             Some(_) => format!("requests {}", self.unit),
             None => self.unit.clone(),
         };
-        let mut out = self.table(
-            &format!("{unit}, all clients together"),
-            with_memory,
-            |row| row.throughput,
-        );
+        let title = format!("{unit}, all clients together");
+        let mut out = self.table(&title, with_memory, |row| row.throughput);
         if let Some(unit) = &self.time_unit {
             out += &self.table(&format!("99th percentile, {unit}"), false, Row::p99);
         }
@@ -179,11 +176,7 @@ impl Outcome {
         for label in &labels {
             let _ = write!(out, "  {label:>11}");
         }
-        out.push_str(if with_memory {
-            "  memory of each\n"
-        } else {
-            "\n"
-        });
+        out.push_str(["\n", "  memory of each\n"][usize::from(with_memory)]);
         let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
         for clients in self.counts() {
             let _ = write!(out, "{clients:>7}");
@@ -195,11 +188,8 @@ impl Outcome {
             if with_memory {
                 let rows = self.rows.iter().filter(|row| row.clients == clients);
                 let memory = rows.filter_map(|row| row.memory_mib).max();
-                let _ = write!(
-                    out,
-                    "  {:>14}",
-                    or_dash(memory.map(|mib| format!("{mib} MiB")))
-                );
+                let memory = or_dash(memory.map(|mib| format!("{mib} MiB")));
+                let _ = write!(out, "  {memory:>14}");
             }
             out.push('\n');
         }
@@ -210,10 +200,8 @@ impl Outcome {
     /// if it is as good.
     fn best(&self) -> Option<&Row> {
         let least = self.highest(|row| row.mps) * AS_GOOD;
-        let good = self
-            .rows
-            .iter()
-            .filter(|row| row.mps && row.throughput >= Some(least));
+        let good = self.rows.iter();
+        let good = good.filter(|row| row.mps && row.throughput >= Some(least));
         good.min_by_key(|row| (row.clients, row.threads.as_deref() != Some("none")))
     }
 
@@ -231,45 +219,26 @@ impl Outcome {
             return "one client alone: --clients 1,2,4,8 shows what MPS brings".to_owned();
         }
         let rate_of = |clients, mps| {
-            let mut rows = self
-                .rows
-                .iter()
-                .filter(|row| row.clients == clients && row.mps == mps);
+            let rows = self.rows.iter();
+            let mut rows = rows.filter(|row| row.clients == clients && row.mps == mps);
             rows.find_map(|row| row.throughput)
         };
         // One on each GPU, if that was measured.
-        let one = self
-            .counts()
-            .into_iter()
-            .find(|clients| *clients == self.gpus)
-            .unwrap_or(1);
-        let (bare, single) = (
-            rate_of(one, false),
-            rate_of(one, false).or(rate_of(one, true)),
-        );
+        let mut one = self.counts().into_iter();
+        let one = one.find(|clients| *clients == self.gpus).unwrap_or(1);
+        let bare = rate_of(one, false);
+        let single = bare.or(rate_of(one, true));
         if best.clients <= one || single.is_some_and(|single| rate < single * NO_GAIN) {
             return "MPS brings this program nothing here: run one client at a time, or fewer on each GPU"
                 .to_owned();
         }
-        let mut line = format!(
-            "{}, {}",
-            count(best.clients.into(), "client"),
-            self.request(best)
-        );
+        let clients = count(best.clients.into(), "client");
+        let mut line = format!("{clients}, {}", self.request(best));
+        let under = bare.map_or(" under MPS", |_| "");
+        let same = format!("the same {} without MPS", best.clients);
         let gains = [
-            (
-                single,
-                if bare.is_some() {
-                    "one after another"
-                } else {
-                    "one after another under MPS"
-                }
-                .to_owned(),
-            ),
-            (
-                rate_of(best.clients, false),
-                format!("the same {} without MPS", best.clients),
-            ),
+            (single, format!("one after another{under}")),
+            (rate_of(best.clients, false), same),
         ];
         let mut separator = ": ";
         for (other, what) in gains {
@@ -280,10 +249,8 @@ impl Outcome {
         }
         let gpus = u64::from(self.gpus.max(1));
         let memory = best.memory_mib.filter(|mib| *mib > 0);
-        let allows = self
-            .gpu_memory_mib
-            .zip(memory)
-            .map(|(all, each)| all / each * gpus);
+        let allows = self.gpu_memory_mib.zip(memory);
+        let allows = allows.map(|(all, each)| all / each * gpus);
         if let Some(allows) = allows {
             let _ = write!(line, "; memory allows {allows}");
             let most = self.most_clients.map(|most| u64::from(most) * gpus);
@@ -294,12 +261,8 @@ impl Outcome {
         let mut alone = self.rows.iter().filter(|row| row.clients == one);
         let waits = alone.find_map(Row::p99).zip(best.p99());
         if let (Some((alone, p99)), Some(unit)) = (waits, &self.time_unit) {
-            let _ = write!(
-                line,
-                "; 99th percentile {} {unit}, {} with {one}",
-                figure(p99),
-                figure(alone)
-            );
+            let [all, few] = [p99, alone].map(figure);
+            let _ = write!(line, "; 99th percentile {all} {unit}, {few} with {one}");
             if p99 > alone * NO_GAIN {
                 line.push_str(": if latency matters, fewer clients or a share");
             }
@@ -313,10 +276,8 @@ impl Outcome {
     }
 
     fn request(&self, row: &Row) -> String {
-        let share: Option<Share> = row
-            .threads
-            .as_deref()
-            .and_then(|threads| threads.parse().ok());
+        let share = row.threads.as_deref();
+        let share: Option<Share> = share.and_then(|threads| threads.parse().ok());
         let (ask, threads) = match self.pbs {
             true => ("MPS=true", ",MPS_THREADS="),
             false => ("--mps", " --mps-threads="),

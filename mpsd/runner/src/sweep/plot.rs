@@ -49,20 +49,16 @@ pub fn svg(outcome: &Outcome, title: &str) -> String {
     for count in outcome.counts() {
         let mut begins = true;
         for label in outcome.labels() {
-            let Some(row) = outcome.row(count, &label) else {
-                continue;
-            };
-            let Some(throughput) = row.throughput else {
-                continue;
-            };
-            all.push(Bar {
+            let row = outcome.row(count, &label);
+            let bar = row.and_then(|row| Some((row, row.throughput?)));
+            all.extend(bar.map(|(row, throughput)| Bar {
                 name: format!("{count}: {label}"),
                 from: 0.0,
                 to: throughput,
                 said: figure(throughput),
                 kind: if row.mps { WITH } else { WITHOUT },
                 begins: std::mem::take(&mut begins),
-            });
+            }));
         }
     }
     let about = format!("clients at once, and {} of all together", outcome.unit);
@@ -71,10 +67,8 @@ pub fn svg(outcome: &Outcome, title: &str) -> String {
 
 /// Draws them below these lines, with letters of this size.
 pub fn bars(titles: &[&str], bars: &[Bar], letters: f64) -> String {
-    let most = bars
-        .iter()
-        .map(|bar| bar.to)
-        .fold(f64::MIN_POSITIVE, f64::max);
+    let most = bars.iter().map(|bar| bar.to);
+    let most = most.fold(f64::MIN_POSITIVE, f64::max);
     let longest = bars.iter().map(|bar| bar.name.chars().count()).max();
     let names = longest.unwrap_or(0) as f64 * letters * LETTER + 2.0 * GAP;
     let room = WIDTH - names - WORDS * letters * LETTER - GAP;
