@@ -34,12 +34,8 @@ type Files = Vec<(PathBuf, Vec<u8>)>;
 
 /// The generated parts of the repository's texts.
 fn texts(repository: &Path) -> Result<Files> {
-    let (start, troubles, programs) = (
-        "docs/quick-start.md",
-        "docs/troubleshooting.md",
-        "docs/programs.md",
-    );
-    let report = "docs/report.md";
+    let (start, troubles) = ("docs/quick-start.md", "docs/troubleshooting.md");
+    let (programs, report) = ("docs/programs.md", "docs/report.md");
     let read = |name: &str| {
         fs::read_to_string(repository.join(name)).with_context(|| format!("cannot read '{name}'"))
     };
@@ -53,9 +49,8 @@ fn texts(repository: &Path) -> Result<Files> {
         (report, tables::in_report(&read(report)?)?),
         ("etc/mpsd/mpsd.toml", settings::to_toml()),
     ];
-    Ok(files
-        .map(|(name, text)| (repository.join(name), text.into_bytes()))
-        .into())
+    let file = |(name, text): (&str, String)| (repository.join(name), text.into_bytes());
+    Ok(files.map(file).into())
 }
 
 /// The man pages and the completions.

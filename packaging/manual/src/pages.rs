@@ -45,10 +45,8 @@ pub fn all() -> Result<BTreeMap<String, String>> {
     let spank = filled(SPANK, FLAGS, &tables::flags())?;
     pages.insert("spank_mps.8".to_owned(), title("spank_mps", "8") + &spank);
     let settings = filled(SETTINGS, KEYS, &settings::to_roff(SHIPPED)?)?;
-    pages.insert(
-        "mpsd.toml.5".to_owned(),
-        title("mpsd.toml", "5") + &settings,
-    );
+    let settings = title("mpsd.toml", "5") + &settings;
+    pages.insert("mpsd.toml.5".to_owned(), settings);
     Ok(pages)
 }
 
@@ -119,14 +117,8 @@ fn verb(name: &str, command: &Command, text: &mut Vec<u8>) -> Result<()> {
     let body = String::from_utf8(body).context("clap_mangen wrote no text")?;
     // The verb's sections become paragraphs.
     for line in body.lines() {
-        text.extend(
-            if line.starts_with(".SH ") {
-                ".PP"
-            } else {
-                line
-            }
-            .bytes(),
-        );
+        let is_title = line.starts_with(".SH ");
+        text.extend(if is_title { ".PP" } else { line }.bytes());
         text.push(b'\n');
     }
     Ok(())

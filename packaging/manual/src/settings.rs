@@ -39,12 +39,8 @@ const TAIL: &str = "\
 pub fn to_toml() -> String {
     let usual = Settings::usual();
     let default = |row: &Row| {
-        usual
-            .origins
-            .iter()
-            .find(|origin| origin.key == row.name)?
-            .value
-            .clone()
+        let mut origins = usual.origins.iter();
+        origins.find(|origin| origin.key == row.name)?.value.clone()
     };
     let comment =
         |text: &[&str]| -> String { text.iter().map(|line| format!("#{line}\n")).collect() };
@@ -120,10 +116,9 @@ fn paragraph(lines: &[&str]) -> String {
 
 /// A text line that roff does not take for a request.
 fn guarded(line: &str) -> String {
-    let mark = if line.starts_with(['.', '\'']) {
-        "\\&"
-    } else {
-        ""
+    let mark = match line.starts_with(['.', '\'']) {
+        true => "\\&",
+        false => "",
     };
     format!("{mark}{}", escape(line))
 }

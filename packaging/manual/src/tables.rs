@@ -40,19 +40,17 @@ fn options() -> impl Iterator<Item = &'static Row> {
     Key::ALL.into_iter().map(Key::row)
 }
 
+/// Around a value that may be left out.
+fn brackets(row: &Row) -> (&'static str, &'static str) {
+    row.bare.map_or(("", ""), |_| ("[", "]"))
+}
+
 /// Slurm's flags.
 pub fn flags() -> String {
     let flag = |row: &Row| {
-        let (open, close) = if row.bare.is_some() {
-            ("[", "]")
-        } else {
-            ("", "")
-        };
-        let (name, value) = (escape(&row.flag()), row.value);
-        format!(
-            ".TP\n.B \\-\\-{name}\\fR{open}=\\fI{value}\\fR{close}\n{}",
-            meaning(row)
-        )
+        let (open, close) = brackets(row);
+        let (name, value, meaning) = (escape(&row.flag()), row.value, meaning(row));
+        format!(".TP\n.B \\-\\-{name}\\fR{open}=\\fI{value}\\fR{close}\n{meaning}")
     };
     options().map(flag).collect()
 }
@@ -64,11 +62,8 @@ pub fn tokens() -> String {
             "" => "mps=".to_owned(),
             name => format!("mps=...+{name}="),
         };
-        let (token, value) = (row.token(), row.value);
-        format!(
-            ".TP\n.B {token}\\fR=\\fI{value}\\fR, \\fB{word}\\fI{value}\n{}",
-            meaning(row)
-        )
+        let (token, value, meaning) = (row.token(), row.value, meaning(row));
+        format!(".TP\n.B {token}\\fR=\\fI{value}\\fR, \\fB{word}\\fI{value}\n{meaning}")
     };
     options().map(token).collect()
 }
@@ -82,12 +77,9 @@ fn meaning(row: &Row) -> String {
     }
     let text = escape(&text);
     let parts = text.split('`').enumerate();
-    let bold = |(n, part)| {
-        if n % 2 == 1 {
-            format!("\\fB{part}\\fR")
-        } else {
-            String::from(part)
-        }
+    let bold = |(n, part)| match n % 2 {
+        1 => format!("\\fB{part}\\fR"),
+        _ => String::from(part),
     };
     parts.map(bold).collect()
 }
@@ -96,16 +88,9 @@ fn meaning(row: &Row) -> String {
 pub fn in_quick_start(page: &str) -> Result<String> {
     let mut table = "| Slurm | PBS, in the account string | value |\n|---|---|---|\n".to_owned();
     for row in options() {
-        let (flag, token, value) = (row.flag(), row.token(), row.value);
-        let (open, close) = if row.bare.is_some() {
-            ("[", "]")
-        } else {
-            ("", "")
-        };
-        table += &format!(
-            "| `--{flag}{open}={value}{close}` | `{token}={value}` | {} |\n",
-            row.help
-        );
+        let (flag, token, value, help) = (row.flag(), row.token(), row.value, row.help);
+        let (open, close) = brackets(row);
+        table += &format!("| `--{flag}{open}={value}{close}` | `{token}={value}` | {help} |\n");
     }
     filled(page, OPTIONS, &table)
 }
@@ -127,24 +112,19 @@ pub fn in_troubleshooting(page: &str) -> Result<String> {
         format!("| [{title}](facts/{}) | {cause} | {remedy} |\n", row.source)
     };
     let lines: String = TROUBLES.iter().map(line).collect();
-    filled(
-        page,
-        ERRORS,
-        &format!("| what | cause | remedy |\n|---|---|---|\n{lines}"),
-    )
+    let table = format!("| what | cause | remedy |\n|---|---|---|\n{lines}");
+    filled(page, ERRORS, &table)
 }
 
 /// The guide's page of reports with the rules of advice in it.
 pub fn in_report(page: &str) -> Result<String> {
     let rules = RULES.iter();
-    let lines: String = rules
-        .map(|rule| format!("| `{}` | {} | {} |\n", rule.name, rule.when, rule.why))
-        .collect();
-    filled(
-        page,
-        ADVICE,
-        &format!("| rule | when | why |\n|---|---|---|\n{lines}"),
-    )
+    let lines = rules.map(|rule| format!("| `{}` | {} | {} |\n", rule.name, rule.when, rule.why));
+    let table = format!(
+        "| rule | when | why |\n|---|---|---|\n{}",
+        String::from_iter(lines)
+    );
+    filled(page, ADVICE, &table)
 }
 
 /// The page of programs with what is known of each, and the figures of the runs: name and text of
